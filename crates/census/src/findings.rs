@@ -1,0 +1,288 @@
+//! What a census found, in the shape that `pagefold census --json` prints. Counts are of base pages
+//! (4 KiB) and of page frames, each frame once, unless the name says otherwise.
+
+use page::Region;
+use serde::Serialize;
+
+/// Everything one census found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Findings {
+    /// How the census went.
+    pub host: HostFindings,
+    /// One entry a guest, in the order in which they were selected.
+    pub guests: Vec<GuestFindings>,
+    /// Superfluous frames by place and kind; each is counted once, so the cells add up.
+    pub opportunity: Opportunity,
+    /// What each group could save on its own.
+    pub groups: Vec<GroupFindings>,
+    /// Superfluous among frames that members of several groups map already (shared files): saving
+    /// them needs no group to trust another.
+    pub across_groups_saved_pages: u64,
+    /// What merging all guests with each other would save.
+    pub all_saved_pages: u64,
+    /// What of it only merging across groups would save: `all_saved_pages` less the groups' own and
+    /// `across_groups_saved_pages`.
+    pub isolation_price_pages: u64,
+    /// Merged already.
+    pub already_shared: AlreadyShared,
+    /// How matches between guests are strung together.
+    pub runs: RunLengths,
+    /// Change since the previous round (`--watch`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub change: Option<Change>,
+    /// What could not be read; empty when the census is complete.
+    pub partial: Vec<Partial>,
+}
+
+/// How the census went.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct HostFindings {
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// Page-table entries followed; a frame mapped twice counts twice.
+    pub pages_scanned: u64,
+    /// Pages whose bytes were read and fingerprinted.
+    pub pages_hashed: u64,
+    /// Wall time of the census.
+    pub seconds: f64,
+    /// Bytes fingerprinted a second and thread while scanning: reading, hashing, indexing.
+    pub hash_gib_per_s: f64,
+    /// Scanning threads.
+    pub threads: usize,
+    /// Most memory the index ever held.
+    pub index_bytes: u64,
+    /// Passes over the hash space; 1 when the index fitted.
+    pub passes: u32,
+    /// `exact` when page frames were visible, `inferred` when frames had to be told apart by file and
+    /// address (no root).
+    pub frames: FrameIdentity,
+    /// Resident pages of the host side (`--include-host`).
+    pub host_resident_pages: u64,
+    /// Pages that changed, came or went between two passes, so that a pass missed them or saw them twice.
+    pub drifted_pages: u64,
+}
+
+/// How frames were told apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FrameIdentity {
+    /// By page frame number.
+    #[default]
+    Exact,
+    /// By file and offset, or process and address: the kernel hid the frame numbers.
+    Inferred,
+}
+
+/// What was found about one guest.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct GuestFindings {
+    /// The guest, as `pagefold guests` names it.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// Its group.
+    pub group: String,
+    /// `qemu`, `lxc`, `process`, ...
+    pub kind: String,
+    /// Page-table entries that map memory; its resident set without the kernel's zero page.
+    pub mapped_pages: u64,
+    /// Distinct page frames it maps.
+    pub resident_pages: u64,
+    /// Frames of it that hold nothing but zeros (the kernel's shared zero page is not one).
+    pub zero_pages: u64,
+    /// Distinct contents.
+    pub distinct_pages: u64,
+    /// Pages in swap; their content is not read.
+    pub swapped_pages: u64,
+    /// Present pages whose content could not be read.
+    pub unreadable_pages: u64,
+    /// Frames held by the kernel's own merger.
+    pub ksm_pages: u64,
+    /// Copies beyond the first within it, and where its remaining contents have a twin.
+    pub duplicates: Duplicates,
+    /// Frames that somebody else maps too.
+    pub already_shared_pages: u64,
+    /// Frames that only it maps: would be free if it went.
+    pub incremental_pages: u64,
+    /// Contents that only it holds: what it would cost if everything were merged.
+    pub incremental_folded_pages: u64,
+    /// The same by region; regions without pages are left out.
+    pub regions: Vec<RegionFindings>,
+    /// Its pages in address order, each cell some neighbouring pages; for pictures.
+    #[serde(skip)]
+    pub page_map: Vec<MapCell>,
+}
+
+/// Where the contents of a guest are held once more. The four are disjoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Duplicates {
+    /// Frames beyond the first with the same content in the same guest.
+    pub within: u64,
+    /// Contents that another guest of its group holds in a frame of its own.
+    pub group: u64,
+    /// Contents that only a guest of another group holds in a frame of its own.
+    pub other_groups: u64,
+    /// Contents that of all others only the host holds.
+    pub host: u64,
+}
+
+/// One region of a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct RegionFindings {
+    /// Which.
+    pub region: Region,
+    /// Frames.
+    pub resident_pages: u64,
+    /// Frames of zeros.
+    pub zero_pages: u64,
+    /// Frames whose content some other frame of this guest, another guest or the host holds too.
+    pub duplicate_pages: u64,
+    /// Frames that only this guest maps.
+    pub incremental_pages: u64,
+    /// Frames whose content only this guest holds, each content once.
+    pub incremental_folded_pages: u64,
+}
+
+/// What a page is, for pictures. The first that applies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(u8)]
+pub enum Share {
+    /// Nothing but zeros.
+    Zero = 0,
+    /// The same frame is mapped by somebody else already.
+    AlreadyShared = 1,
+    /// Another guest of the group holds the same content.
+    Group = 2,
+    /// A guest of another group holds the same content.
+    OtherGroups = 3,
+    /// The same content is held twice within the guest.
+    Within = 4,
+    /// The host holds the same content.
+    Host = 5,
+    /// Nobody else holds this content.
+    Unique = 6,
+}
+
+impl Share {
+    /// Every value, in the order of its number.
+    pub const ALL: [Self; 7] =
+        [Self::Zero, Self::AlreadyShared, Self::Group, Self::OtherGroups, Self::Within, Self::Host, Self::Unique];
+}
+
+/// Some neighbouring pages of a guest: how many there are of each [`Share`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MapCell {
+    /// Pages by [`Share`].
+    pub pages: [u32; Share::ALL.len()],
+    /// Region of the cell's first page.
+    pub region: Option<Region>,
+}
+
+/// Superfluous frames by pair of kinds. Shared memory counts as file: it is page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ByKinds {
+    /// Both anonymous: what merging can reach.
+    pub anon_anon: u64,
+    /// Both page cache.
+    pub file_file: u64,
+    /// One of each.
+    pub anon_file: u64,
+    /// The three together.
+    pub total: u64,
+}
+
+/// The opportunity table: table 6.4 of Agarwal, "A Study of Virtualization Overheads" (2015).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Opportunity {
+    /// Copies beyond the first within each guest.
+    pub within: ByKinds,
+    /// Contents left that the host holds too.
+    pub host: ByKinds,
+    /// Contents left that several guests hold: all but one of them.
+    pub between: ByKinds,
+    /// The three together.
+    pub total: ByKinds,
+}
+
+/// One group of guests.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct GroupFindings {
+    /// Its name.
+    pub name: String,
+    /// Ids of its guests.
+    pub guests: Vec<String>,
+    /// Frames that only guests of this group map.
+    pub resident_pages: u64,
+    /// How many of them merging within the group would free.
+    pub saved_pages: u64,
+    /// The same in bytes.
+    pub saved_bytes: u64,
+}
+
+/// What is one frame already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct AlreadyShared {
+    /// Frames that several of the guests map.
+    pub frames: u64,
+    /// Frames that would be needed in addition if they did not.
+    pub saved_pages: u64,
+    /// Frames that the kernel's own merger holds.
+    pub ksm_frames: u64,
+    /// Frames that would be needed in addition if it had not merged them.
+    pub ksm_saved_pages: u64,
+}
+
+/// Lengths of runs: neighbouring pages of one guest that match neighbouring pages of another.
+/// Zero pages are left out.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct RunLengths {
+    /// Pages looked at: all, or evenly spaced stretches of a large census.
+    pub pages_looked_at: u64,
+    /// Pages that match a page of another guest.
+    pub matched_pages: u64,
+    /// Runs they form.
+    pub runs: u64,
+    /// Pages a run, on average.
+    pub mean: f64,
+    /// Pages of the middle run.
+    pub median: u64,
+    /// Share of the matched pages that lie in runs of eight or more.
+    pub share_in_runs_of_8: f64,
+    /// Runs of 1, 2-3, 4-7, 8-15, ... pages.
+    pub runs_by_log2_length: Vec<u64>,
+}
+
+/// Change since the previous round of `--watch`, by page of the address space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Change {
+    /// Which round this is, from 1.
+    pub round: u32,
+    /// Time since the previous round.
+    pub seconds: f64,
+    /// Same page, same content.
+    pub unchanged_pages: u64,
+    /// Same page, other content.
+    pub changed_pages: u64,
+    /// Resident then, not now.
+    pub gone_pages: u64,
+    /// Resident now, not then.
+    pub new_pages: u64,
+    /// Pages whose content is held elsewhere too, now.
+    pub duplicate_pages: u64,
+    /// Of those that were duplicates in the previous round: how many have the same content and still are.
+    pub still_duplicate_pages: u64,
+    /// For how many seconds, on average, the present duplicates have been that with the same content.
+    pub mean_duplicate_seconds: f64,
+}
+
+/// Something that could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Partial {
+    /// The guest concerned.
+    pub guest: String,
+    /// The process concerned.
+    pub pid: u32,
+    /// What is missing and why.
+    pub reason: String,
+}

@@ -1,0 +1,6 @@
+//! Finding guests, what their processes map, which group they belong to, and reading their pages.
+#![forbid(unsafe_code)]
+
+mod model;
+
+pub use model::{Footprint, Guest, GuestKind, RegionFootprint};

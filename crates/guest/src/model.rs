@@ -1,0 +1,111 @@
+//! What a guest is and what it holds by the kernel's own accounting, in the shape that
+//! `pagefold guests --json` prints.
+
+use page::Region;
+use serde::Serialize;
+
+/// What runs a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GuestKind {
+    /// A VM run by QEMU.
+    Qemu,
+    /// A VM run by Firecracker.
+    Firecracker,
+    /// A VM run by Cloud Hypervisor.
+    CloudHypervisor,
+    /// An LXC container.
+    Lxc,
+    /// A Docker container.
+    Docker,
+    /// A Podman container.
+    Podman,
+    /// A container run by containerd, with or without Kubernetes.
+    Containerd,
+    /// A container run by CRI-O.
+    Crio,
+    /// A systemd-nspawn container.
+    Nspawn,
+    /// Processes that were named.
+    Process,
+}
+
+impl GuestKind {
+    /// The name used in JSON and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Qemu => "qemu",
+            Self::Firecracker => "firecracker",
+            Self::CloudHypervisor => "cloud_hypervisor",
+            Self::Lxc => "lxc",
+            Self::Docker => "docker",
+            Self::Podman => "podman",
+            Self::Containerd => "containerd",
+            Self::Crio => "crio",
+            Self::Nspawn => "nspawn",
+            Self::Process => "process",
+        }
+    }
+
+    /// Whether it is a virtual machine.
+    pub const fn is_vm(self) -> bool {
+        matches!(self, Self::Qemu | Self::Firecracker | Self::CloudHypervisor)
+    }
+}
+
+/// A VM, a container or a process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Guest {
+    /// Unique on this host: kind and name, or kind and pid where two bear the same name.
+    pub id: String,
+    /// What its runtime calls it.
+    pub name: String,
+    /// What runs it.
+    pub kind: GuestKind,
+    /// Its processes, in ascending order.
+    pub pids: Vec<u32>,
+    /// Its trust domain; a guest that no rule puts elsewhere is a group of one.
+    pub group: String,
+    /// RAM the guest was given, where it is a VM and tells.
+    pub ram_bytes: Option<u64>,
+}
+
+/// What one guest holds by `smaps_rollup` and `smaps`, summed over its processes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Footprint {
+    /// Which guest.
+    #[serde(flatten)]
+    pub guest: Guest,
+    /// Resident set: every mapped page, shared or not.
+    pub rss_bytes: u64,
+    /// Proportional set: a page shared by n processes counts 1/n.
+    pub pss_bytes: u64,
+    /// Unique set: pages no other process maps.
+    pub uss_bytes: u64,
+    /// In swap.
+    pub swap_bytes: u64,
+    /// Merged by the kernel's merger; `None` where the kernel does not tell.
+    pub ksm_bytes: Option<u64>,
+    /// In transparent huge pages.
+    pub thp_bytes: u64,
+    /// In hugetlbfs pages, which the resident set leaves out.
+    pub hugetlb_bytes: u64,
+    /// Where it lies; regions without resident or swapped memory are left out. The kernel rounds each
+    /// mapping's proportional set down to 1 KiB, so these may add up to a little less than the total.
+    pub regions: Vec<RegionFootprint>,
+}
+
+/// One region of a guest's footprint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct RegionFootprint {
+    /// Which.
+    pub region: Region,
+    /// Resident set.
+    pub rss_bytes: u64,
+    /// Proportional set.
+    pub pss_bytes: u64,
+    /// Unique set.
+    pub uss_bytes: u64,
+    /// In swap.
+    pub swap_bytes: u64,
+}

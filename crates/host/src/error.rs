@@ -1,0 +1,51 @@
+//! What went wrong, on what.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Result of reading the host.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A failure to read the host, with the object it failed on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file or directory could not be opened, read or written.
+    #[error("cannot {attempted} {}: {source}", path.display())]
+    File {
+        /// What was attempted: `open`, `read`, ...
+        attempted: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A file's content is not what the kernel documents.
+    #[error("{} line {line}: {problem}", path.display())]
+    Malformed {
+        /// Which file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+impl Error {
+    /// A failed attempt on a file.
+    pub fn file(attempted: &'static str, path: impl Into<PathBuf>, source: impl Into<io::Error>) -> Self {
+        Self::File { attempted, path: path.into(), source: source.into() }
+    }
+
+    /// Whether the process or file concerned has gone (ended, unmapped).
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Self::File { source, .. }
+            if matches!(source.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)))
+    }
+
+    /// Whether rights are missing.
+    pub fn is_denied(&self) -> bool {
+        matches!(self, Self::File { source, .. }
+            if matches!(source.raw_os_error(), Some(libc::EACCES | libc::EPERM)))
+    }
+}

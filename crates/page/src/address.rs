@@ -1,0 +1,40 @@
+//! One newtype per kind of address, so that a frame number is never taken for an address.
+
+use serde::Serialize;
+use std::fmt;
+
+/// log2 of [`PAGE_BYTES`].
+pub const PAGE_SHIFT: u32 = 12;
+/// Bytes of a base page on x86-64, the only page size Pagefold supports. `doctor` checks the host's.
+pub const PAGE_BYTES: usize = 1 << PAGE_SHIFT;
+
+/// Bytes that `pages` base pages hold.
+pub const fn pages_to_bytes(pages: u64) -> u64 {
+    pages << PAGE_SHIFT
+}
+
+/// Page frame number: the index of a physical page of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct Pfn(pub u64);
+
+/// Virtual address in some process of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct HostVirt(pub u64);
+
+impl HostVirt {
+    /// The number of the page that holds this address.
+    pub const fn page(self) -> u64 {
+        self.0 >> PAGE_SHIFT
+    }
+
+    /// The address `pages` base pages further on.
+    pub const fn add_pages(self, pages: u64) -> Self {
+        Self(self.0 + (pages << PAGE_SHIFT))
+    }
+}
+
+impl fmt::Display for HostVirt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}

@@ -1,0 +1,98 @@
+//! What a page is to the kernel, and what its mapping is to the guest.
+
+use serde::Serialize;
+
+/// What backs a page, as the kernel sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(u8)]
+pub enum PageKind {
+    /// Private memory with no file behind it, a copy-on-write copy of a file's page included.
+    Anon = 0,
+    /// Page cache of a file.
+    File = 1,
+    /// Page cache of memory that only looks like a file: memfd, tmpfs, System V, shared anonymous.
+    Shmem = 2,
+}
+
+impl PageKind {
+    /// Every kind, in the order of its number.
+    pub const ALL: [Self; 3] = [Self::Anon, Self::File, Self::Shmem];
+
+    /// The name used in JSON and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Anon => "anon",
+            Self::File => "file",
+            Self::Shmem => "shmem",
+        }
+    }
+}
+
+/// Which part of a guest's footprint a mapping belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(u8)]
+pub enum Region {
+    /// The memory a VM sees as its RAM.
+    GuestRam = 0,
+    /// Heap and other private anonymous memory: of a VMM, its devices' and its own.
+    Heap = 1,
+    /// The main thread's stack.
+    Stack = 2,
+    /// Translated code of an emulator without KVM (QEMU's TCG).
+    TranslationCache = 3,
+    /// Mapped files: programs, libraries, data, with the pages of them that were written.
+    Files = 4,
+    /// Shared memory that is not guest RAM.
+    Shared = 5,
+    /// Everything else: vDSO, devices.
+    Other = 6,
+    /// Page cache that no process maps (host side only).
+    PageCache = 7,
+}
+
+impl Region {
+    /// Every region, in the order of its number.
+    pub const ALL: [Self; 8] = [
+        Self::GuestRam,
+        Self::Heap,
+        Self::Stack,
+        Self::TranslationCache,
+        Self::Files,
+        Self::Shared,
+        Self::Other,
+        Self::PageCache,
+    ];
+
+    /// The name used in JSON and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::GuestRam => "guest_ram",
+            Self::Heap => "heap",
+            Self::Stack => "stack",
+            Self::TranslationCache => "translation_cache",
+            Self::Files => "files",
+            Self::Shared => "shared",
+            Self::Other => "other",
+            Self::PageCache => "page_cache",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_json_names_agree_with_the_tables() {
+        for (n, r) in Region::ALL.iter().enumerate() {
+            assert_eq!(*r as usize, n);
+            assert_eq!(serde_json::to_string(r).unwrap(), format!("\"{}\"", r.name()));
+        }
+        for (n, k) in PageKind::ALL.iter().enumerate() {
+            assert_eq!(*k as usize, n);
+            assert_eq!(serde_json::to_string(k).unwrap(), format!("\"{}\"", k.name()));
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! The vocabulary every other room shares: addresses, page frames, what kind of memory a page is,
+//! and the fingerprint of its content. No input or output, no unsafe code.
+#![forbid(unsafe_code)]
+
+mod address;
+mod fingerprint;
+mod kind;
+mod sample;
+
+pub use address::{HostVirt, PAGE_BYTES, PAGE_SHIFT, Pfn, pages_to_bytes};
+pub use fingerprint::Fingerprint;
+pub use kind::{PageKind, Region};
+pub use sample::{FrameId, GuestIndex, PageSample};

@@ -1,0 +1,12 @@
+//! `pagefold guests`
+
+use crate::exit::Outcome;
+
+/// Arguments of `pagefold guests`.
+#[derive(clap::Args)]
+pub struct Args {}
+
+/// Runs it.
+pub fn run(_args: Args) -> anyhow::Result<Outcome> {
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,49 @@
+//! Exit codes: what they mean, and how a command's outcome becomes one.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+
+/// For the end of `--help`.
+pub const CODES: &str = "\
+Exit codes: 0 done; 1 done in part or not at all, stderr says what is missing; 2 usage;
+3 this host lacks something, stderr says what and how to get it; 4 a bug in pagefold";
+
+/// How a command that ran to its end went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Everything that was asked.
+    Done,
+    /// Not everything; the command has said what is missing on stderr.
+    Partial,
+}
+
+/// An error that is not the plain "could not be done".
+#[derive(Debug, thiserror::Error)]
+pub enum Stop {
+    /// The call cannot mean anything.
+    #[error("{0}")]
+    Usage(String),
+    /// The host lacks a feature, a right or a program.
+    #[error("{0}")]
+    HostLacks(String),
+}
+
+/// Runs a command and says how it went.
+pub fn code_of(command: impl FnOnce() -> anyhow::Result<Outcome>) -> ExitCode {
+    // A panic prints its message and place through the default hook before it arrives here.
+    let Ok(result) = catch_unwind(AssertUnwindSafe(command)) else {
+        eprintln!("pagefold: this is a bug in pagefold; please report the message above");
+        return ExitCode::from(4);
+    };
+    let error = match result {
+        Ok(Outcome::Done) => return ExitCode::SUCCESS,
+        Ok(Outcome::Partial) => return ExitCode::from(1),
+        Err(error) => error,
+    };
+    eprintln!("pagefold: {error:#}");
+    ExitCode::from(match error.downcast_ref::<Stop>() {
+        Some(Stop::Usage(_)) => 2,
+        Some(Stop::HostLacks(_)) => 3,
+        None => 1,
+    })
+}

@@ -1,0 +1,41 @@
+//! `pagefold`: what every page of every guest is, who else holds the same bytes, what it costs.
+#![forbid(unsafe_code)]
+
+mod cmd;
+mod exit;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Measure what VMs, containers and processes hold in memory, page by page, and what of it is held more than once.
+#[derive(Parser)]
+#[command(version, after_help = exit::CODES, max_term_width = 110, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// What this host and each guest allow, and why nothing merges
+    Doctor(cmd::doctor::Args),
+    /// Footprints of VMs, containers and processes, by the kernel's own accounting
+    Guests(cmd::guests::Args),
+    /// Count every page by owner, kind and content, and what of it is held more than once
+    Census(cmd::census::Args),
+    /// Real guests to try Pagefold on
+    Lab(cmd::lab::Args),
+    /// Measure Pagefold itself
+    Bench(cmd::bench::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    exit::code_of(|| match cli.command {
+        Command::Doctor(args) => cmd::doctor::run(args),
+        Command::Guests(args) => cmd::guests::run(args),
+        Command::Census(args) => cmd::census::run(args),
+        Command::Lab(args) => cmd::lab::run(args),
+        Command::Bench(args) => cmd::bench::run(args),
+    })
+}
