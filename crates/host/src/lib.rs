@@ -1,7 +1,13 @@
 //! The only home of system calls, ioctls and the parsing of `/proc` and `/sys`.
 
 mod error;
+mod kpage;
+mod pagemap;
 mod smaps;
+mod vm_read;
 
 pub use error::{Error, Result};
+pub use kpage::{FrameTable, kpf};
+pub use pagemap::{PageRange, Pagemap, PagemapEntry};
 pub use smaps::{Mapping, Usage};
+pub use vm_read::ProcessMemory;

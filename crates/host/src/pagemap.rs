@@ -1,0 +1,263 @@
+//! `/proc/PID/pagemap`: for each page of an address space whether it is present, what backs it and,
+//! for root, in which page frame it lies.
+//!
+//! An open pagemap stays with the address space it was opened on: when the process ends or executes
+//! another program, reads return nothing, which is how a scan notices.
+//!
+//! See `Documentation/admin-guide/mm/pagemap.rst` in the Linux source.
+
+use crate::{Error, Result};
+use linux_raw_sys::general::{page_region, pm_scan_arg};
+use page::{HostVirt, PAGE_SHIFT, Pfn};
+use rustix::fd::AsRawFd;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+/// `_IOWR('f', 16, struct pm_scan_arg)`
+const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610;
+const _: () = assert!(size_of::<pm_scan_arg>() == 96 && size_of::<page_region>() == 24);
+
+/// Categories of `PAGEMAP_SCAN`.
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_PFNZERO: u64 = 1 << 5;
+
+/// Regions fetched by one call.
+const REGIONS_A_CALL: usize = 512;
+
+/// What the kernel says of one page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PagemapEntry(u64);
+
+impl PagemapEntry {
+    /// Decodes the kernel's 64 bits.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// Mapped to a page frame.
+    pub const fn present(self) -> bool {
+        self.0 >> 63 & 1 == 1
+    }
+
+    /// Page cache or shared anonymous memory, as opposed to private anonymous.
+    pub const fn file_or_shared(self) -> bool {
+        self.0 >> 61 & 1 == 1
+    }
+
+    /// Mapped here and nowhere else.
+    pub const fn exclusive(self) -> bool {
+        self.0 >> 56 & 1 == 1
+    }
+
+    /// The frame; `None` where the page is not present or the kernel hides frames (no `CAP_SYS_ADMIN`).
+    pub const fn pfn(self) -> Option<Pfn> {
+        let pfn = self.0 & ((1 << 55) - 1);
+        if self.present() && pfn != 0 { Some(Pfn(pfn)) } else { None }
+    }
+}
+
+/// Consecutive pages of an address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageRange {
+    /// The first page's address.
+    pub start: HostVirt,
+    /// How many.
+    pub pages: u64,
+}
+
+impl PageRange {
+    /// The first address behind it.
+    pub const fn end(self) -> HostVirt {
+        self.start.add_pages(self.pages)
+    }
+}
+
+/// An open pagemap.
+#[derive(Debug)]
+pub struct Pagemap {
+    file: File,
+    path: PathBuf,
+}
+
+impl Pagemap {
+    /// Opens the pagemap of a process.
+    ///
+    /// # Errors
+    /// The process is gone, or belongs to somebody else.
+    pub fn open(pid: u32) -> Result<Self> {
+        let path = PathBuf::from(format!("/proc/{pid}/pagemap"));
+        let file = File::open(&path).map_err(|e| Error::file("open", &path, e))?;
+        Ok(Self { file, path })
+    }
+
+    /// Reads the entries of the pages from `start` on into `entries`, replacing what was there; fewer than
+    /// `pages` when the address space has gone or `start + pages` lies beyond its end.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn read(&self, start: HostVirt, pages: u64, entries: &mut Vec<PagemapEntry>) -> Result<()> {
+        const WORD: usize = size_of::<u64>();
+        entries.clear();
+        let mut buffer = [0; 512 * WORD];
+        let mut left = usize::try_from(pages).unwrap_or(usize::MAX);
+        let mut at = start.page() * WORD as u64;
+        while left > 0 {
+            let want = left.min(buffer.len() / WORD) * WORD;
+            let got = self.file.read_at(&mut buffer[..want], at).map_err(|e| Error::file("read", &self.path, e))?;
+            entries.extend(buffer[..got].as_chunks::<WORD>().0.iter().map(|w| PagemapEntry(u64::from_ne_bytes(*w))));
+            if got < want {
+                break;
+            }
+            left -= got / WORD;
+            at += got as u64;
+        }
+        Ok(())
+    }
+
+    /// Whether the address space this was opened on still exists.
+    pub fn is_alive(&self) -> bool {
+        // An address space that nobody uses reads as empty; a live one yields at least the entry of page 1.
+        let mut word = [0; 8];
+        matches!(self.file.read_at(&mut word, 8), Ok(8))
+    }
+
+    /// The present pages between two addresses, without those that map the kernel's zero page;
+    /// `None` where the kernel has no `PAGEMAP_SCAN` (before Linux 6.7).
+    ///
+    /// # Errors
+    /// The kernel refused for another reason.
+    pub fn present_ranges(&self, start: HostVirt, end: HostVirt) -> Result<Option<Vec<PageRange>>> {
+        let mut found = Vec::new();
+        let mut regions = [page_region { start: 0, end: 0, categories: 0 }; REGIONS_A_CALL];
+        let mut from = start.0;
+        while from < end.0 {
+            let mut arg = pm_scan_arg {
+                size: size_of::<pm_scan_arg>() as u64,
+                flags: 0,
+                start: from,
+                end: end.0,
+                walk_end: 0,
+                vec: regions.as_mut_ptr() as u64,
+                vec_len: regions.len() as u64,
+                max_pages: 0,
+                category_inverted: PAGE_IS_PFNZERO,
+                category_mask: PAGE_IS_PRESENT | PAGE_IS_PFNZERO,
+                category_anyof_mask: 0,
+                return_mask: PAGE_IS_PRESENT,
+            };
+            // SAFETY: `arg` has the size it states (asserted above), and its vector is `regions`, which is
+            // exclusively borrowed, has `vec_len` elements of the kernel's layout and outlives the call.
+            let n = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) };
+            let Ok(n) = usize::try_from(n) else {
+                let e = std::io::Error::last_os_error();
+                return match e.raw_os_error() {
+                    Some(libc::ENOTTY) => Ok(None),
+                    _ => Err(Error::file("scan", &self.path, e)),
+                };
+            };
+            found.extend(
+                regions[..n]
+                    .iter()
+                    .map(|r| PageRange { start: HostVirt(r.start), pages: (r.end - r.start) >> PAGE_SHIFT }),
+            );
+            if arg.walk_end <= from {
+                break;
+            }
+            from = arg.walk_end;
+        }
+        Ok(Some(found))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use page::PAGE_BYTES;
+
+    /// Four fresh pages of which the second and third were written and the fourth only read.
+    fn own_pages() -> (fresh::Map, HostVirt) {
+        let map = fresh::Map::new(4 * PAGE_BYTES);
+        map.write(PAGE_BYTES);
+        map.write(2 * PAGE_BYTES);
+        map.read(3 * PAGE_BYTES);
+        let at = HostVirt(map.address());
+        (map, at)
+    }
+
+    /// Anonymous memory for these tests.
+    mod fresh {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+        pub struct Map(*mut u8, usize);
+
+        impl Map {
+            pub fn new(len: usize) -> Self {
+                // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+                let p = unsafe {
+                    mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+                }
+                .unwrap();
+                // SAFETY: the range is the mapping just made; the advice changes no content.
+                unsafe { madvise(p, len, Advice::LinuxNoHugepage) }.unwrap();
+                Self(p.cast(), len)
+            }
+
+            pub fn address(&self) -> u64 {
+                self.0 as u64
+            }
+
+            pub fn write(&self, at: usize) {
+                assert!(at < self.1);
+                // SAFETY: within the mapping, which lives as long as `self` and is not aliased.
+                unsafe { self.0.wrapping_add(at).write_volatile(7) }
+            }
+
+            pub fn read(&self, at: usize) -> u8 {
+                assert!(at < self.1);
+                // SAFETY: as for `write`.
+                unsafe { self.0.wrapping_add(at).read_volatile() }
+            }
+        }
+
+        impl Drop for Map {
+            fn drop(&mut self) {
+                // SAFETY: the mapping is ours and nothing refers to it any more.
+                unsafe { munmap(self.0.cast(), self.1) }.unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn untouched_and_zero_pages_are_not_in_the_ranges() {
+        let (_map, at) = own_pages();
+        let pagemap = Pagemap::open(std::process::id()).unwrap();
+        let Some(ranges) = pagemap.present_ranges(at, at.add_pages(4)).unwrap() else {
+            eprintln!("skipped: this kernel has no PAGEMAP_SCAN");
+            return;
+        };
+        assert_eq!(ranges, [PageRange { start: at.add_pages(1), pages: 2 }]);
+    }
+
+    #[test]
+    fn entries_tell_present_from_absent() {
+        let (_map, at) = own_pages();
+        let pagemap = Pagemap::open(std::process::id()).unwrap();
+        let mut entries = Vec::new();
+        pagemap.read(at, 4, &mut entries).unwrap();
+        let present: Vec<_> = entries.iter().map(|e| e.present()).collect();
+        assert_eq!(present, [false, true, true, true]);
+        assert!(entries[1].exclusive() && !entries[1].file_or_shared());
+        assert!(pagemap.is_alive());
+    }
+
+    #[test]
+    fn an_address_space_that_ended_reads_as_empty() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pagemap = Pagemap::open(child.id()).unwrap();
+        assert!(pagemap.is_alive());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!pagemap.is_alive());
+    }
+}
