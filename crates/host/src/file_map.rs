@@ -1,0 +1,80 @@
+//! A file mapped to be resident, not to be read: for guests that must hold pages of the page cache.
+
+use crate::error::{Error, Result};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::ffi::c_void;
+use std::fs::File;
+use std::path::Path;
+use std::ptr::{NonNull, null_mut};
+
+/// A whole file, mapped readable and shared, its pages brought in. Its bytes cannot be reached through this type, so
+/// that whatever happens to the file meanwhile (written, truncated) cannot hurt the process that maps it.
+#[derive(Debug)]
+pub struct FileMap {
+    address: NonNull<c_void>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and nothing is ever read or written through it.
+unsafe impl Send for FileMap {}
+
+impl FileMap {
+    /// Maps a file and has the kernel bring its pages in.
+    ///
+    /// # Errors
+    /// The file cannot be opened or mapped; an empty file cannot be mapped.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = File::open(path).map_err(|e| Error::file("open", path, e))?;
+        let len = file.metadata().map_err(|e| Error::file("stat", path, e))?.len();
+        let len = usize::try_from(len).map_err(|_| Error::file("map", path, rustix::io::Errno::FBIG))?;
+        // SAFETY: the kernel chooses an address where nothing is mapped, so no memory of ours is replaced.
+        let mapped = unsafe { mmap(null_mut(), len, ProtFlags::READ, MapFlags::SHARED | MapFlags::POPULATE, &file, 0) };
+        let address = mapped.map_err(|e| Error::file("map", path, e))?;
+        let address = NonNull::new(address).ok_or_else(|| Error::file("map", path, rustix::io::Errno::NOMEM))?;
+        Ok(Self { address, len })
+    }
+
+    /// The file's length when it was mapped.
+    pub const fn len_bytes(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for FileMap {
+    fn drop(&mut self) {
+        // SAFETY: exactly the range that mmap returned, which nobody else knows the address of.
+        let unmapped = unsafe { munmap(self.address.as_ptr(), self.len) };
+        debug_assert!(unmapped.is_ok(), "unmapping a mapping of our own: {unmapped:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mappings_of(path: &Path) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("read our own maps");
+        maps.lines().filter(|line| line.ends_with(path.to_str().expect("a plain path"))).count()
+    }
+
+    #[test]
+    fn a_file_is_mapped_until_dropped_and_may_shrink_meanwhile() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("data");
+        std::fs::write(&path, vec![7_u8; 3 * 4096 + 1]).expect("write the file");
+        let map = FileMap::open(&path).expect("map the file");
+        assert_eq!((map.len_bytes(), mappings_of(&path)), (3 * 4096 + 1, 1));
+        std::fs::write(&path, b"short").expect("truncate the file");
+        drop(map);
+        assert_eq!(mappings_of(&path), 0);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_mapped_is_named() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("empty");
+        std::fs::write(&path, b"").expect("write the file");
+        let error = FileMap::open(&path).expect_err("an empty file has no pages");
+        assert!(error.to_string().starts_with("cannot map ") && error.to_string().contains("empty"), "{error}");
+    }
+}
