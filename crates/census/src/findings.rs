@@ -192,6 +192,15 @@ pub struct ByKinds {
     pub total: u64,
 }
 
+impl std::ops::AddAssign for ByKinds {
+    fn add_assign(&mut self, other: Self) {
+        self.anon_anon += other.anon_anon;
+        self.file_file += other.file_file;
+        self.anon_file += other.anon_file;
+        self.total += other.total;
+    }
+}
+
 /// The opportunity table: table 6.4 of Agarwal, "A Study of Virtualization Overheads" (2015).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Opportunity {

@@ -1,9 +1,23 @@
 //! Samples in, findings out. Pure: no file, no process and no clock is touched here.
 #![forbid(unsafe_code)]
 
+mod census;
+mod class;
+mod entry;
 mod findings;
+mod history;
+mod index;
+mod layout;
+mod runs;
+mod tally;
+mod zeros;
 
+pub use census::{Census, Collected, Collector};
+pub use entry::Entry;
 pub use findings::{
     AlreadyShared, ByKinds, Change, Duplicates, Findings, FrameIdentity, GroupFindings, GuestFindings, HostFindings,
     MapCell, Opportunity, Partial, RegionFindings, RunLengths, Share,
 };
+pub use history::{Round, Stretch};
+pub use index::Interval;
+pub use layout::Layout;

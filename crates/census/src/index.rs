@@ -1,0 +1,164 @@
+//! The content index: which pages hold the same bytes.
+//!
+//! Scanning threads push entries into a shard each; at the end of a pass every shard is sorted by
+//! fingerprint and the shards are merged, so that all entries of one content - a *class* - come by side
+//! by side. Sorting beats a hash table here: 20 bytes a page and nothing besides, sequential memory
+//! access, and the same order whatever the threads did.
+//!
+//! **Bounded memory** (after Kloster et al., 2006): when the index may not grow further, a pass covers an
+//! interval of the hash space only, and further passes scan again for the rest. How long the interval is
+//! need not be known beforehand:
+//!
+//! ```text
+//!   pass covers [first ........................ last]      last = end of the hash space at first
+//!                     a shard is full:
+//!               [first ......... last]                     last = median of that shard; what lies behind
+//!                                                          is dropped here, and by the others when they fill
+//!   next pass:                   [last + 1 ........]       until last is the end of the hash space
+//! ```
+//!
+//! A single content with more entries than a shard may hold cannot be divided; the shard then grows past
+//! its bound, and the figure reported says so. Zero pages, the usual case, have no entries (see
+//! [`crate::Census`]).
+
+use crate::Entry;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Entries by which a shard without bound grows, so that little stands empty.
+const GROWTH_ENTRIES: usize = 64 * 1024;
+/// The least a bounded shard may hold, so that passes stay few.
+const LEAST_SHARD_ENTRIES: usize = 1024;
+
+/// The part of the hash space that one pass covers; shared by its shards.
+#[derive(Debug)]
+pub struct Interval {
+    first: u64,
+    last: AtomicU64,
+}
+
+impl Interval {
+    /// From `first` to the end of the hash space.
+    pub const fn from(first: u64) -> Self {
+        Self { first, last: AtomicU64::new(u64::MAX) }
+    }
+
+    /// Whether this pass covers a fingerprint.
+    pub fn covers(&self, fingerprint: u64) -> bool {
+        // Relaxed: a stale, larger `last` lets an entry in that is dropped before the pass is read.
+        self.first <= fingerprint && fingerprint <= self.last.load(Ordering::Relaxed)
+    }
+
+    /// Where the next pass begins; `None` when this one reached the end.
+    pub fn next(&self) -> Option<u64> {
+        self.last.load(Ordering::Relaxed).checked_add(1)
+    }
+}
+
+/// What one scanning thread found in one pass.
+#[derive(Debug)]
+pub struct Shard<'a> {
+    interval: &'a Interval,
+    most_entries: Option<usize>,
+    entries: Vec<Entry>,
+    peak_bytes: usize,
+}
+
+impl<'a> Shard<'a> {
+    /// A shard of at most `most_bytes`.
+    pub fn new(interval: &'a Interval, most_bytes: Option<usize>) -> Self {
+        let most_entries = most_bytes.map(|b| (b / size_of::<Entry>()).max(LEAST_SHARD_ENTRIES));
+        Self { interval, most_entries, entries: Vec::new(), peak_bytes: 0 }
+    }
+
+    /// Takes an entry if its fingerprint lies in the pass.
+    pub fn push(&mut self, entry: Entry) {
+        if !self.interval.covers(entry.fingerprint().0) {
+            return;
+        }
+        if self.entries.len() == self.entries.capacity() {
+            self.make_room();
+        }
+        self.entries.push(entry);
+    }
+
+    fn make_room(&mut self) {
+        let left = self.most_entries.map_or(GROWTH_ENTRIES, |most| most.saturating_sub(self.entries.len()));
+        if left == 0 && self.drop_upper_half() {
+            return;
+        }
+        // With nothing left and nothing to drop, one content alone fills the shard.
+        let growth = if left == 0 { GROWTH_ENTRIES } else { left.min(GROWTH_ENTRIES) };
+        self.entries.reserve_exact(growth);
+        self.peak_bytes = self.peak_bytes.max(self.entries.capacity() * size_of::<Entry>());
+    }
+
+    /// Shortens the interval so that at least one entry goes; false when all have the same fingerprint.
+    fn drop_upper_half(&mut self) -> bool {
+        let middle = self.entries.len() / 2;
+        let (below, median, _) = self.entries.select_nth_unstable_by_key(middle, |e| e.fingerprint().0);
+        let median = median.fingerprint().0;
+        // The last fingerprint to keep: the largest below the median's, or the median's own if it is the smallest.
+        let last = below.iter().map(|e| e.fingerprint().0).filter(|&f| f < median).max().unwrap_or(median);
+        self.interval.last.fetch_min(last, Ordering::Relaxed);
+        let before = self.entries.len();
+        self.trim();
+        self.entries.len() < before
+    }
+
+    fn trim(&mut self) {
+        let interval = self.interval;
+        self.entries.retain(|e| interval.covers(e.fingerprint().0));
+    }
+
+    /// Ends the pass for this shard: sorts it. To be called when all shards have stopped taking entries.
+    pub fn finish(mut self) -> SortedShard {
+        self.trim();
+        self.entries.sort_unstable_by_key(|e| e.key());
+        SortedShard { entries: self.entries, peak_bytes: self.peak_bytes }
+    }
+}
+
+/// A shard whose pass has ended.
+#[derive(Debug)]
+pub struct SortedShard {
+    entries: Vec<Entry>,
+    peak_bytes: usize,
+}
+
+impl SortedShard {
+    /// Most memory it ever held.
+    pub const fn peak_bytes(&self) -> usize {
+        self.peak_bytes
+    }
+}
+
+/// Calls `each` with every class of entries that hold the same content, in order of fingerprints; within
+/// a class in order of frames, then owners.
+pub fn for_each_class(shards: &[SortedShard], mut each: impl FnMut(&[Entry])) {
+    let mut rests: Vec<&[Entry]> = shards.iter().map(|s| s.entries.as_slice()).collect();
+    let mut joined = Vec::new();
+    loop {
+        rests.retain(|r| !r.is_empty());
+        let Some(smallest) = rests.iter().map(|r| r[0].fingerprint()).min() else { return };
+        let mut parts = 0;
+        for rest in &mut rests {
+            let length = class_length(rest, smallest);
+            if length == 0 {
+                continue;
+            }
+            let (class, behind) = rest.split_at(length);
+            *rest = behind;
+            joined.extend_from_slice(class);
+            parts += 1;
+        }
+        if parts > 1 {
+            joined.sort_unstable_by_key(|e: &Entry| e.key());
+        }
+        each(&joined);
+        joined.clear();
+    }
+}
+
+fn class_length(sorted: &[Entry], fingerprint: page::Fingerprint) -> usize {
+    sorted.iter().take_while(|e| e.fingerprint() == fingerprint).count()
+}

@@ -1,0 +1,135 @@
+//! Runs: stretches of neighbouring pages of one guest that match neighbouring pages of another.
+//!
+//! Each page that another guest holds too is given a partner: the first such page in the order of the
+//! scan. Where neighbours have neighbouring partners, they form a run. A merger cares, for a run can be
+//! mapped as a whole.
+//!
+//! Memory is fixed: of a census of more than [`MOST_POSITIONS`] positions, evenly spaced stretches are
+//! looked at, the same ones whatever the bound of the index. A run is cut where a stretch ends.
+
+use crate::{Entry, RunLengths};
+use page::GuestIndex;
+
+/// Positions with room for a partner.
+const MOST_POSITIONS: u32 = 1 << 20;
+/// Neighbouring positions that are looked at or left out together.
+const STRETCH_POSITIONS: u32 = 1 << 12;
+/// Nothing was found at this position.
+const NO_PAGE: u32 = u32::MAX;
+/// The page there matches none of another guest.
+const NO_PARTNER: u32 = u32::MAX - 1;
+
+/// The partner of every position looked at.
+#[derive(Debug)]
+pub struct Partners {
+    every_nth_stretch: u32,
+    partner: Vec<u32>,
+}
+
+impl Partners {
+    /// For a scan of so many positions.
+    pub fn new(positions: u32) -> Self {
+        let every_nth_stretch = positions.div_ceil(MOST_POSITIONS).max(1);
+        let stretches = positions.div_ceil(STRETCH_POSITIONS).div_ceil(every_nth_stretch);
+        Self { every_nth_stretch, partner: vec![NO_PAGE; (stretches * STRETCH_POSITIONS) as usize] }
+    }
+
+    fn slot(&self, position: u32) -> Option<usize> {
+        let (stretch, offset) = (position / STRETCH_POSITIONS, position % STRETCH_POSITIONS);
+        let looked_at = stretch.is_multiple_of(self.every_nth_stretch);
+        looked_at.then(|| (stretch / self.every_nth_stretch * STRETCH_POSITIONS + offset) as usize)
+    }
+
+    /// Pairs the pages of one content. Frames that are shared already need no partner.
+    pub fn class(&mut self, class: &[Entry]) {
+        let candidates = || class.iter().filter(|e| e.owner() != GuestIndex::HOST && !e.mapped_elsewhere());
+        let Some(first) = candidates().min_by_key(|e| e.position()) else { return };
+        let others = candidates().filter(|e| e.owner() != first.owner());
+        let second = others.map(|e| e.position()).min().unwrap_or(NO_PARTNER);
+        for entry in candidates() {
+            let partner = if entry.owner() == first.owner() { second } else { first.position() };
+            if let Some(slot) = self.slot(entry.position()) {
+                self.partner[slot] = partner;
+            }
+        }
+    }
+
+    /// Strings the pairs together.
+    pub fn finish(&self) -> RunLengths {
+        let mut runs: Vec<u64> = Vec::new();
+        for stretch in self.partner.chunks(STRETCH_POSITIONS as usize) {
+            let matched = |p: u32| p < NO_PARTNER;
+            let continues = |a: &u32, b: &u32| matched(*a) && matched(*b) && *b == *a + 1;
+            runs.extend(stretch.chunk_by(continues).filter(|run| matched(run[0])).map(|run| run.len() as u64));
+        }
+        runs.sort_unstable();
+        let matched_pages: u64 = runs.iter().sum();
+        let long: u64 = runs.iter().filter(|&&n| n >= 8).sum();
+        let mut runs_by_log2_length = vec![0; runs.last().map_or(0, |n| n.ilog2() as usize + 1)];
+        for length in &runs {
+            runs_by_log2_length[length.ilog2() as usize] += 1;
+        }
+        let share = |part: u64, of: u64| if of == 0 { 0.0 } else { part as f64 / of as f64 };
+        RunLengths {
+            pages_looked_at: self.partner.iter().filter(|&&p| p != NO_PAGE).count() as u64,
+            matched_pages,
+            runs: runs.len() as u64,
+            mean: share(matched_pages, runs.len() as u64),
+            median: runs.get(runs.len() / 2).copied().unwrap_or(0),
+            share_in_runs_of_8: share(long, matched_pages),
+            runs_by_log2_length,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use page::{Fingerprint, FrameId, HostVirt, PageKind, PageSample, Region};
+
+    fn entry(owner: u16, position: u32, content: u64) -> Entry {
+        Entry::from(&PageSample {
+            owner: GuestIndex(owner),
+            position,
+            pid: 1,
+            address: HostVirt(0),
+            frame: FrameId(u64::from(position)),
+            kind: PageKind::Anon,
+            region: Region::GuestRam,
+            mapped_elsewhere: false,
+            ksm: false,
+            kpageflags: None,
+            fingerprint: Fingerprint(content),
+        })
+    }
+
+    #[test]
+    fn a_run_goes_on_while_neighbours_match_neighbours() {
+        // Guest 0 holds contents 1..=10 at 0..10; guest 1 holds 3,4,5 at 100.., then 9 at 103, then 50.
+        let mut partners = Partners::new(200);
+        for content in 1..=10 {
+            let mut class = vec![entry(0, content - 1, u64::from(content))];
+            match content {
+                3..=5 => class.push(entry(1, 97 + content, u64::from(content))),
+                9 => class.push(entry(1, 103, 9)),
+                _ => {}
+            }
+            partners.class(&class);
+        }
+        partners.class(&[entry(1, 104, 50), entry(1, 105, 50)]);
+        let found = partners.finish();
+        assert_eq!((found.pages_looked_at, found.matched_pages), (16, 8));
+        assert_eq!((found.runs, found.median, found.mean), (4, 3, 2.0));
+        assert_eq!(found.runs_by_log2_length, [2, 2]);
+    }
+
+    #[test]
+    fn a_large_census_is_sampled_in_fixed_memory() {
+        let partners = Partners::new(u32::MAX);
+        assert!(partners.partner.len() <= (MOST_POSITIONS + STRETCH_POSITIONS) as usize);
+        assert_eq!(partners.slot(0), Some(0));
+        assert_eq!(partners.slot(STRETCH_POSITIONS), None);
+        let last = (u32::MAX / STRETCH_POSITIONS / partners.every_nth_stretch) * partners.every_nth_stretch;
+        assert!(partners.slot(last * STRETCH_POSITIONS).unwrap() < partners.partner.len());
+    }
+}

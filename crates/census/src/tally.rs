@@ -1,0 +1,253 @@
+//! From classes to findings: what every class adds to every guest, group and cell of the tables.
+
+use crate::class::{ClassCounts, Groups};
+use crate::zeros::{ZeroCount, Zeros};
+use crate::{
+    AlreadyShared, Duplicates, Entry, Findings, GroupFindings, GuestFindings, Layout, MapCell, Opportunity,
+    RegionFindings, Share,
+};
+use page::{Fingerprint, GuestIndex, Region, pages_to_bytes};
+
+/// Counts of one guest as they grow.
+#[derive(Clone, Debug)]
+struct GuestTally {
+    findings: GuestFindings,
+    regions: [RegionFindings; Region::ALL.len()],
+}
+
+/// Everything counted so far.
+#[derive(Debug)]
+pub struct Tally {
+    groups: Groups,
+    group_names: Vec<String>,
+    guests: Vec<GuestTally>,
+    /// Resident and superfluous frames by bucket.
+    buckets: Vec<(u64, u64)>,
+    opportunity: Opportunity,
+    already_shared: AlreadyShared,
+    host_resident_pages: u64,
+    counts: ClassCounts,
+}
+
+impl Tally {
+    /// Starts counting for `guests`, of which id, name, group and kind are filled in.
+    pub fn new(guests: Vec<GuestFindings>, layout: &Layout) -> Self {
+        let mut group_names: Vec<String> = Vec::new();
+        let of_guest = guests.iter().map(|g| {
+            group_names.iter().position(|n| *n == g.group).unwrap_or_else(|| {
+                group_names.push(g.group.clone());
+                group_names.len() - 1
+            }) as u16
+        });
+        let groups = Groups { of_guest: of_guest.collect(), count: group_names.len() as u16 };
+        let tally_of = |(n, mut findings): (usize, GuestFindings)| {
+            let cells = layout.cells_of(GuestIndex(n as u16));
+            findings.page_map = vec![MapCell::default(); cells as usize];
+            GuestTally { findings, regions: Region::ALL.map(RegionFindings::empty) }
+        };
+        Self {
+            counts: ClassCounts::new(&groups),
+            buckets: vec![(0, 0); group_names.len() + 1],
+            guests: guests.into_iter().enumerate().map(tally_of).collect(),
+            groups,
+            group_names,
+            opportunity: Opportunity::default(),
+            already_shared: AlreadyShared::default(),
+            host_resident_pages: 0,
+        }
+    }
+
+    /// Adds all frames of one content. Returns whether the content is held more than once.
+    pub fn class(&mut self, layout: &Layout, class: &[Entry], zeros: Option<&Zeros>) -> bool {
+        let zero_counts = || zeros.into_iter().flat_map(Zeros::iter);
+        self.counts.count(&self.groups, class, zero_counts());
+        self.add_totals();
+        let is_zero = zeros.is_some() || class.first().is_some_and(|e| e.fingerprint() == Fingerprint::ZERO_PAGE);
+        for owner in self.counts.guests.clone() {
+            self.add_guest(owner);
+        }
+        self.add_regions_of_single_holder(class, zero_counts());
+        for mappings in class.chunk_by(|a, b| a.frame() == b.frame()) {
+            let shared = mappings.len() > 1;
+            for &mapping in mappings {
+                self.add_mapping(layout, mapping, shared, is_zero);
+            }
+        }
+        for zero in zero_counts() {
+            self.add_zeros(zero);
+        }
+        self.counts.guest_frames + u64::from(self.counts.twin_in_host()) > 1
+    }
+
+    fn add_totals(&mut self) {
+        let counts = &self.counts;
+        let (within, between, host) = counts.opportunity();
+        let table = &mut self.opportunity;
+        table.within += within;
+        table.between += between;
+        table.host += host;
+        for part in [within, between, host] {
+            table.total += part;
+        }
+        for &bucket in &counts.buckets {
+            let frames = counts.bucket_frames(bucket);
+            let (resident, superfluous) = &mut self.buckets[usize::from(bucket)];
+            *resident += frames;
+            *superfluous += frames - 1;
+        }
+        self.already_shared.frames += counts.shared_frames;
+        self.already_shared.saved_pages += counts.shared_mappings;
+        self.already_shared.ksm_frames += counts.ksm_frames;
+    }
+
+    fn add_guest(&mut self, owner: GuestIndex) {
+        let (counts, groups) = (&self.counts, &self.groups);
+        let frames = counts.frames_of(owner);
+        let findings = &mut self.guests[usize::from(owner.0)].findings;
+        findings.resident_pages += frames;
+        findings.distinct_pages += 1;
+        let Duplicates { within, group, other_groups, host } = &mut findings.duplicates;
+        *within += frames - 1;
+        if counts.twin_in_group(groups, owner) {
+            *group += 1;
+        } else if counts.twin_in_other_groups(groups, owner) {
+            *other_groups += 1;
+        } else if counts.twin_in_host() {
+            *host += 1;
+        }
+    }
+
+    /// A content that one guest alone holds is what it would cost if everything were merged.
+    fn add_regions_of_single_holder(&mut self, class: &[Entry], mut zeros: impl Iterator<Item = ZeroCount>) {
+        let counts = &self.counts;
+        let &[owner] = counts.guests.as_slice() else { return };
+        if counts.mapped_elsewhere || counts.twin_in_host() {
+            return;
+        }
+        let Some(region) = class.first().map(|e| e.region()).or_else(|| zeros.next().map(|z| z.region)) else { return };
+        let guest = &mut self.guests[usize::from(owner.0)];
+        guest.findings.incremental_folded_pages += 1;
+        guest.regions[region as usize].incremental_folded_pages += 1;
+    }
+
+    fn add_mapping(&mut self, layout: &Layout, mapping: Entry, shared_here: bool, is_zero: bool) {
+        let owner = mapping.owner();
+        if owner == GuestIndex::HOST {
+            self.host_resident_pages += 1;
+            return;
+        }
+        let shared = shared_here || mapping.mapped_elsewhere();
+        let share = if is_zero { Share::Zero } else { self.share_of(owner, shared) };
+        let duplicate = self.is_duplicate(owner);
+        let guest = &mut self.guests[usize::from(owner.0)];
+        let region = &mut guest.regions[mapping.region() as usize];
+        region.resident_pages += 1;
+        region.zero_pages += u64::from(is_zero);
+        region.duplicate_pages += u64::from(duplicate);
+        region.incremental_pages += u64::from(!shared);
+        guest.findings.zero_pages += u64::from(is_zero);
+        guest.findings.incremental_pages += u64::from(!shared);
+        guest.findings.already_shared_pages += u64::from(shared);
+        guest.findings.ksm_pages += u64::from(mapping.ksm());
+        if let Some(cell) = layout.cell(owner, mapping.position()) {
+            let cell = &mut guest.findings.page_map[cell as usize];
+            cell.pages[share as usize] += 1;
+            cell.region.get_or_insert(mapping.region());
+        }
+    }
+
+    fn add_zeros(&mut self, zero: ZeroCount) {
+        if zero.owner == GuestIndex::HOST {
+            self.host_resident_pages += zero.pages;
+            return;
+        }
+        let duplicate = self.is_duplicate(zero.owner);
+        let guest = &mut self.guests[usize::from(zero.owner.0)];
+        let region = &mut guest.regions[zero.region as usize];
+        region.resident_pages += zero.pages;
+        region.zero_pages += zero.pages;
+        region.duplicate_pages += if duplicate { zero.pages } else { 0 };
+        region.incremental_pages += zero.pages;
+        guest.findings.zero_pages += zero.pages;
+        guest.findings.incremental_pages += zero.pages;
+        if let Some(cell) = zero.cell {
+            let cell = &mut guest.findings.page_map[cell as usize];
+            cell.pages[Share::Zero as usize] += zero.pages as u32;
+            cell.region.get_or_insert(zero.region);
+        }
+    }
+
+    fn is_duplicate(&self, owner: GuestIndex) -> bool {
+        let (counts, groups) = (&self.counts, &self.groups);
+        counts.frames_of(owner) > 1
+            || counts.twin_in_group(groups, owner)
+            || counts.twin_in_other_groups(groups, owner)
+            || counts.twin_in_host()
+    }
+
+    fn share_of(&self, owner: GuestIndex, shared: bool) -> Share {
+        let (counts, groups) = (&self.counts, &self.groups);
+        match () {
+            () if shared => Share::AlreadyShared,
+            () if counts.twin_in_group(groups, owner) => Share::Group,
+            () if counts.twin_in_other_groups(groups, owner) => Share::OtherGroups,
+            () if counts.frames_of(owner) > 1 => Share::Within,
+            () if counts.twin_in_host() => Share::Host,
+            () => Share::Unique,
+        }
+    }
+
+    /// The findings, without what only the scan knows.
+    pub fn finish(self) -> Findings {
+        let Self { groups, group_names, guests, buckets, opportunity, already_shared, .. } = self;
+        let guests: Vec<_> = guests.into_iter().map(GuestTally::finish).collect();
+        let group_of = |(n, name): (usize, String)| GroupFindings {
+            name,
+            guests: guests
+                .iter()
+                .zip(&groups.of_guest)
+                .filter(|p| usize::from(*p.1) == n)
+                .map(|p| p.0.id.clone())
+                .collect(),
+            resident_pages: buckets[n].0,
+            saved_pages: buckets[n].1,
+            saved_bytes: pages_to_bytes(buckets[n].1),
+        };
+        let across_groups_saved_pages = buckets[usize::from(groups.common())].1;
+        let groups: Vec<_> = group_names.into_iter().enumerate().map(group_of).collect();
+        let all_saved_pages = opportunity.within.total + opportunity.between.total;
+        let isolated: u64 = groups.iter().map(|g| g.saved_pages).sum();
+        let mut findings = Findings {
+            guests,
+            groups,
+            opportunity,
+            already_shared,
+            across_groups_saved_pages,
+            all_saved_pages,
+            isolation_price_pages: all_saved_pages - isolated - across_groups_saved_pages,
+            ..Findings::default()
+        };
+        findings.host.host_resident_pages = self.host_resident_pages;
+        findings
+    }
+}
+
+impl GuestTally {
+    fn finish(self) -> GuestFindings {
+        let regions = self.regions.into_iter().filter(|r| r.resident_pages > 0).collect();
+        GuestFindings { regions, ..self.findings }
+    }
+}
+
+impl RegionFindings {
+    fn empty(region: Region) -> Self {
+        Self {
+            region,
+            resident_pages: 0,
+            zero_pages: 0,
+            duplicate_pages: 0,
+            incremental_pages: 0,
+            incremental_folded_pages: 0,
+        }
+    }
+}
