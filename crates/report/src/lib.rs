@@ -2,8 +2,12 @@
 //! or computed here beyond what a picture needs.
 #![forbid(unsafe_code)]
 
+pub mod census_table;
+pub mod html;
+pub mod json;
 mod size;
 mod table;
+mod words;
 
 pub use size::{bytes, count, mib, percent};
-pub use table::{Align, Table, printable, shorten};
+pub use table::{Align, Table, printable, shorten, wrap};

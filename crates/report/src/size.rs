@@ -18,14 +18,14 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
-/// A size in MiB without the unit, for columns that name it: `0`, `<0.1`, `3.4`, `345`, `12,345`.
+/// A size in MiB without the unit, for columns that name it: `0`, `<0.1`, `3.4`, `345.6`, `12,346`.
 pub fn mib(n: u64) -> String {
     let n = n as f64 / MIB;
     if n == 0.0 {
         "0".into()
     } else if n < 0.05 {
         "<0.1".into()
-    } else if n < 99.95 {
+    } else if n < 999.95 {
         format!("{n:.1}")
     } else {
         count(n.round() as u64)
@@ -90,7 +90,8 @@ mod tests {
 
     #[test]
     fn mebibytes_never_show_something_as_nothing() {
-        let cases = [(0, "0"), (4096, "<0.1"), (1 << 20, "1.0"), (104_857_599, "100"), (1_234_567 << 20, "1,234,567")];
+        let cases =
+            [(0, "0"), (4096, "<0.1"), (1 << 20, "1.0"), (104_857_599, "100.0"), (1_234_567 << 20, "1,234,567")];
         for (n, text) in cases {
             assert_eq!(mib(n), text);
         }

@@ -78,6 +78,27 @@ pub fn shorten(name: &str, max: usize) -> String {
     chars[..head].iter().chain(&['…']).chain(&chars[chars.len() - tail..]).collect()
 }
 
+/// `text` broken at blanks into lines of at most `columns` characters, each ended by a line feed; a word that is
+/// longer gets a line of its own.
+pub fn wrap(text: &str, columns: usize) -> String {
+    let mut lines = String::with_capacity(text.len() + 1);
+    let mut used = 0;
+    for word in text.split_whitespace() {
+        let chars = word.chars().count();
+        if used > 0 && used + 1 + chars > columns {
+            lines.push('\n');
+            used = 0;
+        } else if used > 0 {
+            lines.push(' ');
+            used += 1;
+        }
+        lines.push_str(word);
+        used += chars;
+    }
+    lines.push('\n');
+    lines
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,5 +138,12 @@ mod tests {
         assert_eq!(shorten("äöüß", 3), "ä…ß");
         assert_eq!(shorten("abc", 1), "…");
         assert_eq!(shorten("abc", 0), "…");
+    }
+
+    #[test]
+    fn wrapped_lines_keep_within_their_columns() {
+        assert_eq!(wrap("one two three", 7), "one two\nthree\n");
+        assert_eq!(wrap("unbreakable a", 4), "unbreakable\na\n");
+        assert_eq!(wrap("", 4), "\n");
     }
 }

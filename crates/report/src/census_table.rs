@@ -1,0 +1,172 @@
+//! What `pagefold census` prints: who holds what, what of it is held more than once, what each group
+//! could save on its own, and what keeping groups apart costs. In MiB, within 100 columns.
+
+use crate::size::{bytes, count, mib, percent};
+use crate::table::{Align, Table, printable, shorten, wrap};
+use crate::words::{self, plural};
+use census::{ByKinds, Findings, FrameIdentity, GuestFindings};
+use page::pages_to_bytes;
+use std::io::{self, Write};
+
+/// Longest line.
+const COLUMNS: usize = 100;
+/// Longest name of a guest, and of a group, beside figures.
+const NAME_CHARS: [usize; 2] = [18, 12];
+
+/// Writes the tables for `findings` to `out`.
+pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
+    header(out, findings)?;
+    guests(out, &findings.guests)?;
+    duplicates(out, &findings.guests)?;
+    opportunity(out, findings)?;
+    groups(out, findings)?;
+    writeln!(out)?;
+    let sentences = [
+        Some(words::price_of_isolation(findings)),
+        Some(words::already_shared(findings)),
+        words::run_lengths(findings),
+        findings.change.as_ref().map(words::change),
+    ];
+    for sentence in sentences.into_iter().flatten() {
+        write!(out, "{}", wrap(&sentence, COLUMNS))?;
+    }
+    partial(out, findings)
+}
+
+/// How the census went, and what to know before reading on.
+fn header(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
+    let host = &findings.host;
+    writeln!(
+        out,
+        "{}, {} in {:.2} s: {:.2} GiB/s a thread, {}",
+        plural(findings.guests.len() as u64, "guest"),
+        plural(host.pages_scanned, "page"),
+        host.seconds,
+        host.hash_gib_per_s,
+        plural(host.threads as u64, "thread"),
+    )?;
+    if host.frames == FrameIdentity::Inferred {
+        write!(out, "{}", wrap(words::FRAMES_INFERRED, COLUMNS))?;
+    }
+    if host.passes > 1 {
+        writeln!(
+            out,
+            "{} over the hash space, index {}; {} changed between passes.",
+            plural(u64::from(host.passes), "pass"),
+            bytes(host.index_bytes),
+            plural(host.drifted_pages, "page"),
+        )?;
+    }
+    Ok(())
+}
+
+fn guests(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
+    let mut table = Table::new(&[
+        ("guest", Align::Left),
+        ("group", Align::Left),
+        ("resident", Align::Right),
+        ("zero", Align::Right),
+        ("distinct", Align::Right),
+        ("shared", Align::Right),
+        ("incremental", Align::Right),
+        ("if folded", Align::Right),
+    ]);
+    for g in guests {
+        let figures = [
+            g.resident_pages,
+            g.zero_pages,
+            g.distinct_pages,
+            g.already_shared_pages,
+            g.incremental_pages,
+            g.incremental_folded_pages,
+        ];
+        table.row(names(g).into_iter().chain(figures.map(pages_mib)));
+    }
+    section(out, "What each guest holds, in MiB", &table)
+}
+
+fn duplicates(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
+    let mut table = Table::new(&[
+        ("guest", Align::Left),
+        ("group", Align::Left),
+        ("within itself", Align::Right),
+        ("in its group", Align::Right),
+        ("in other groups", Align::Right),
+        ("on the host", Align::Right),
+    ]);
+    for g in guests {
+        let d = g.duplicates;
+        table.row(names(g).into_iter().chain([d.within, d.group, d.other_groups, d.host].map(pages_mib)));
+    }
+    section(out, "What of it is held once more, and where, in MiB", &table)
+}
+
+fn opportunity(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
+    let mut table = Table::new(&[
+        ("", Align::Left),
+        ("anon-anon", Align::Right),
+        ("file-file", Align::Right),
+        ("anon-file", Align::Right),
+        ("total", Align::Right),
+    ]);
+    let o = &findings.opportunity;
+    let rows: [(&str, ByKinds); 4] =
+        [("within a guest", o.within), ("guest and host", o.host), ("between guests", o.between), ("total", o.total)];
+    for (place, k) in rows {
+        let figures = [k.anon_anon, k.file_file, k.anon_file, k.total].map(pages_mib);
+        table.row([place.to_owned()].into_iter().chain(figures));
+    }
+    section(out, "Opportunity: superfluous copies by place and kind, in MiB", &table)
+}
+
+fn groups(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
+    let mut table = Table::new(&[
+        ("group", Align::Left),
+        ("guests", Align::Right),
+        ("resident", Align::Right),
+        ("can save", Align::Right),
+        ("share", Align::Right),
+    ]);
+    for g in &findings.groups {
+        table.row([
+            shorten(&g.name, COLUMNS / 2),
+            count(g.guests.len() as u64),
+            pages_mib(g.resident_pages),
+            pages_mib(g.saved_pages),
+            percent(g.saved_pages, g.resident_pages),
+        ]);
+    }
+    let mut whole = |name: &str, pages| {
+        table.row([name.to_owned(), String::new(), String::new(), pages_mib(pages)]);
+    };
+    whole("in files groups share", findings.across_groups_saved_pages);
+    whole("only across groups", findings.isolation_price_pages);
+    whole("all guests together", findings.all_saved_pages);
+    section(out, "What merging could save, in MiB", &table)
+}
+
+fn partial(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
+    if findings.partial.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\nThis census is partial; what could not be read:")?;
+    for p in &findings.partial {
+        writeln!(out, "  {} (pid {}): {}", printable(&p.guest), p.pid, printable(&p.reason))?;
+    }
+    Ok(())
+}
+
+fn section(out: &mut dyn Write, title: &str, table: &Table) -> io::Result<()> {
+    if table.is_empty() {
+        return Ok(());
+    }
+    write!(out, "\n{title}\n{table}")
+}
+
+fn names(guest: &GuestFindings) -> [String; 2] {
+    [shorten(&guest.name, NAME_CHARS[0]), shorten(&guest.group, NAME_CHARS[1])]
+}
+
+fn pages_mib(pages: u64) -> String {
+    mib(pages_to_bytes(pages))
+}

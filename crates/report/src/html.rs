@@ -1,0 +1,71 @@
+//! The report: one HTML file that needs nothing else, neither network nor server, and that is read from
+//! top to bottom: what the guests hold, what of it is held more than once, what could be saved inside
+//! groups, what isolation costs; then the pictures behind these figures, then the tables, then how it
+//! was measured and what the words mean.
+//!
+//! Pictures are inline SVG whose colours come from the style sheet, so that light, dark and print share
+//! them; every picture has its figures in text beside it. Scripts only add hints under the pointer.
+//! Names of guests, groups and files are chosen by strangers: all text goes through [`text::Text`].
+//! The file is well-formed XML too, which is what its tests check.
+
+mod bars;
+mod footprint;
+mod guests;
+mod headline;
+mod heat;
+mod isolation;
+mod measured;
+mod page_map;
+mod text;
+
+use census::Findings;
+use guest::Footprint;
+use std::io::{self, Write};
+use text::Text;
+
+/// What a report is made of.
+#[derive(Clone, Copy)]
+pub struct Report<'a> {
+    /// What the census found.
+    pub findings: &'a Findings,
+    /// Footprints of the guests; empty where they were not taken.
+    pub footprints: &'a [Footprint],
+    /// Heading of the page.
+    pub title: &'a str,
+    /// When and where it was measured, for people.
+    pub made_at: &'a str,
+}
+
+const STYLE: &str = include_str!("../assets/report.css");
+const SCRIPT: &str = include_str!("../assets/report.js");
+
+/// Pattern for what is not to be had, by hatching as well as by colour.
+const HATCH: &str = r#"<svg class="defs" width="0" height="0" aria-hidden="true"><defs>
+<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
+<rect class="hatch-ground" width="6" height="6"/><rect class="hatch-line" width="2.2" height="6"/></pattern>
+<pattern id="grid" width="1" height="1" patternUnits="userSpaceOnUse">
+<path class="grid-line" d="M0 0H1M0 0V1"/></pattern></defs></svg>"#;
+
+/// Writes the report to `out`.
+pub fn write(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
+    let title = Text(report.title);
+    writeln!(
+        out,
+        r#"<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"/>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"/>
+<meta name="viewport" content="width=device-width, initial-scale=1"/><meta name="color-scheme" content="light dark"/>
+<title>{title}</title><style>{STYLE}</style></head><body>{HATCH}<main>
+<header><h1>{title}</h1><p class="quiet">{}</p></header>"#,
+        Text(report.made_at)
+    )?;
+    headline::write(out, report.findings)?;
+    footprint::write(out, report.footprints)?;
+    heat::write(out, report.findings)?;
+    page_map::write(out, &report.findings.guests)?;
+    isolation::write(out, report.findings)?;
+    guests::write(out, &report.findings.guests)?;
+    measured::write(out, report.findings)?;
+    writeln!(out, "</main><div id=\"hint\" role=\"status\" hidden=\"\"></div>")?;
+    writeln!(out, "<script>/*<![CDATA[*/\n{SCRIPT}/*]]>*/</script></body></html>")
+}

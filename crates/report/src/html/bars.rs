@@ -1,0 +1,82 @@
+//! Horizontal stacked bars: a name, the bar, a figure. The bar alone is SVG and stretches with the page;
+//! names and figures are text beside it.
+
+use super::text::Text;
+use std::io::{self, Write};
+
+/// Units a bar is wide.
+const WIDTH: f64 = 1000.0;
+/// Units a bar is high.
+const HEIGHT: f64 = 20.0;
+
+/// One part of a bar.
+pub struct Part {
+    /// Class of its colour.
+    pub class: &'static str,
+    /// How much it is, in the unit of the bar's scale.
+    pub amount: u64,
+    /// What it is, with its figure, for the pointer.
+    pub title: String,
+}
+
+/// One bar.
+pub struct Bar {
+    /// What it is about.
+    pub name: String,
+    /// A word more about it; may be empty.
+    pub note: String,
+    /// What it is made of, from the left; parts of nothing are not drawn.
+    pub parts: Vec<Part>,
+    /// A mark on the same scale, with its meaning.
+    pub mark: Option<(u64, String)>,
+    /// The figure beside it.
+    pub figure: String,
+}
+
+/// Writes `bars`, all on the scale on which `full` fills the width.
+pub fn write(out: &mut dyn Write, full: u64, bars: impl IntoIterator<Item = Bar>) -> io::Result<()> {
+    writeln!(out, "<div class=\"bars\">")?;
+    for bar in bars {
+        write!(out, "<div class=\"bar\"><span class=\"name\">{}", Text(&bar.name))?;
+        if !bar.note.is_empty() {
+            write!(out, " <span class=\"quiet\">{}</span>", Text(&bar.note))?;
+        }
+        write!(out, "</span>")?;
+        picture(out, full, &bar)?;
+        writeln!(out, "<span class=\"figure\">{}</span></div>", Text(&bar.figure))?;
+    }
+    writeln!(out, "</div>")
+}
+
+fn picture(out: &mut dyn Write, full: u64, bar: &Bar) -> io::Result<()> {
+    let told: Vec<_> = bar.parts.iter().filter(|part| part.amount > 0).map(|part| part.title.as_str()).collect();
+    write!(
+        out,
+        "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{}: {}\">",
+        Text(&bar.name),
+        Text(&told.join("; "))
+    )?;
+    let units = |amount: u64| (amount as f64 / full.max(1) as f64 * WIDTH).min(WIDTH);
+    let mut left = 0;
+    for part in bar.parts.iter().filter(|part| part.amount > 0) {
+        let (x, end) = (units(left), units(left + part.amount));
+        write!(
+            out,
+            "<rect class=\"{}\" x=\"{x:.1}\" width=\"{:.1}\" height=\"{HEIGHT}\"><title>{}</title></rect>",
+            part.class,
+            end - x,
+            Text(&part.title)
+        )?;
+        left += part.amount;
+    }
+    if let Some((at, meaning)) = &bar.mark {
+        let (from, to) = (units(left), units(*at));
+        write!(
+            out,
+            "<path class=\"reach\" d=\"M{from:.1} {y}H{to:.1}\"/><path class=\"mark\" d=\"M{to:.1} 1V19\"><title>{}</title></path>",
+            Text(meaning),
+            y = HEIGHT / 2.0,
+        )?;
+    }
+    write!(out, "</svg>")
+}

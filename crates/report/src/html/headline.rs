@@ -1,0 +1,52 @@
+//! The four figures to take away.
+
+use super::text::Text;
+use crate::size::{bytes, percent};
+use crate::words::{self, plural};
+use census::{Findings, FrameIdentity};
+use page::pages_to_bytes;
+use std::io::{self, Write};
+
+/// Writes the figures, and what must be known before reading any of them.
+pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
+    let mapped: u64 = findings.guests.iter().map(|guest| guest.resident_pages).sum();
+    let held = mapped.saturating_sub(findings.already_shared.saved_pages);
+    let copies = findings.opportunity.total.total;
+    let with_host = findings.opportunity.host.total;
+    let apart = findings.all_saved_pages.saturating_sub(findings.isolation_price_pages);
+    let size = |pages| bytes(pages_to_bytes(pages));
+    writeln!(out, "<section aria-label=\"In short\"><dl class=\"tiles\">")?;
+    let guests = plural(findings.guests.len() as u64, "guest");
+    let shared = size(findings.already_shared.saved_pages);
+    tile(out, "", "held", &size(held), &format!("by {guests} in page frames; sharing saves {shared} of it already"))?;
+    let host_part = if with_host > 0 { format!(", {} with the host", size(with_host)) } else { String::new() };
+    let more = format!("superfluous copies: {} of what is held{host_part}", percent(copies, held));
+    tile(out, "", "held more than once", &size(copies), &more)?;
+    let groups = plural(findings.groups.len() as u64, "group");
+    let inside = format!("by merging guests only with guests that trust them, in {groups}");
+    tile(out, "good", "could be saved inside groups", &size(apart), &inside)?;
+    let price = "what only merging across groups would save in addition";
+    tile(out, "price", "is the price of isolation", &size(findings.isolation_price_pages), price)?;
+    writeln!(out, "</dl>")?;
+    if findings.host.frames == FrameIdentity::Inferred {
+        writeln!(out, "<p class=\"note\">{}</p>", Text(words::FRAMES_INFERRED))?;
+    }
+    if !findings.partial.is_empty() {
+        let missing = plural(findings.partial.len() as u64, "thing");
+        writeln!(
+            out,
+            "<p class=\"note\">This census is partial: {missing} could not be read; <a href=\"#partial\">see what</a>.</p>"
+        )?;
+    }
+    writeln!(out, "</section>")
+}
+
+fn tile(out: &mut dyn Write, class: &str, what: &str, figure: &str, more: &str) -> io::Result<()> {
+    writeln!(
+        out,
+        "<div class=\"tile {class}\"><dt>{}</dt><dd class=\"big\">{}</dd><dd>{}</dd></div>",
+        Text(what),
+        Text(figure),
+        Text(more)
+    )
+}

@@ -1,0 +1,62 @@
+//! The opportunity table as a heat map: the more superfluous copies, the darker the cell.
+
+use super::text::Text;
+use crate::size::mib;
+use census::{ByKinds, Findings};
+use page::pages_to_bytes;
+use std::io::{self, Write};
+
+/// Shades from nothing to the largest cell; the style sheet has one class for each.
+const SHADES: u64 = 6;
+
+/// Writes places by kinds, with their totals.
+pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
+    let o = &findings.opportunity;
+    writeln!(
+        out,
+        "<section><h2>Opportunity</h2><p>Copies that are superfluous, by where the same bytes are held and by what \
+         kind of memory holds them. Each copy counts once. Merging as the kernel does it reaches only \
+         <b>anonymous and anonymous</b>.</p><figure><div class=\"wide\" role=\"region\" tabindex=\"0\" \
+         aria-label=\"Opportunity\"><table class=\"heat\"><caption>Superfluous copies in MiB</caption><thead><tr>\
+         <td></td><th scope=\"col\">anonymous and anonymous</th><th scope=\"col\">file and file</th>\
+         <th scope=\"col\">anonymous and file</th><th scope=\"col\">total</th></tr></thead><tbody>"
+    )?;
+    let places = [("within a guest", o.within), ("guest and host", o.host), ("between guests", o.between)];
+    let most = places.iter().flat_map(|(_, k)| kinds(k)).max().unwrap_or(0);
+    for (place, pages) in places {
+        write!(out, "<tr><th scope=\"row\">{place}</th>")?;
+        for n in kinds(&pages) {
+            write!(out, "<td class=\"h{}\">{}</td>", shade(n, most), size(n))?;
+        }
+        writeln!(out, "<td class=\"sum\">{}</td></tr>", size(pages.total))?;
+    }
+    write!(out, "<tr class=\"sum\"><th scope=\"row\">total</th>")?;
+    for n in kinds(&o.total) {
+        write!(out, "<td class=\"sum\">{}</td>", size(n))?;
+    }
+    writeln!(out, "<td class=\"sum\">{}</td></tr></tbody></table></div></figure></section>", size(o.total.total))
+}
+
+fn kinds(pages: &ByKinds) -> [u64; 3] {
+    [pages.anon_anon, pages.file_file, pages.anon_file]
+}
+
+/// From 0 for nothing to [`SHADES`] for the most; something is never shown as nothing.
+fn shade(pages: u64, most: u64) -> u64 {
+    if pages == 0 || most == 0 { 0 } else { (pages as f64 / most as f64 * SHADES as f64).ceil() as u64 }
+}
+
+fn size(pages: u64) -> String {
+    Text(&mib(pages_to_bytes(pages))).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shades_run_from_nothing_to_the_most() {
+        assert_eq!([0, 1, 50, 51, 100].map(|n| shade(n, 100)), [0, 1, 3, 4, SHADES]);
+        assert_eq!(shade(0, 0), 0);
+    }
+}

@@ -1,0 +1,58 @@
+//! The price of isolation: everything that merging could save, split into what each group saves on its
+//! own, what is shared by groups anyway, and what only merging across groups would save.
+
+use super::bars::{self, Bar, Part};
+use super::text::{Text, legend, table};
+use crate::size::{bytes, mib, percent};
+use crate::words::{self, plural};
+use census::Findings;
+use page::pages_to_bytes;
+use std::io::{self, Write};
+
+/// Groups that are told apart in the bar; of more, only the sum is drawn.
+const GROUPS_APART: usize = 8;
+
+/// Writes the bar and the groups' figures.
+pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
+    writeln!(out, "<section><h2>The price of isolation</h2><p>{}</p>", Text(&words::price_of_isolation(findings)))?;
+    if findings.all_saved_pages > 0 {
+        write!(out, "<figure>")?;
+        let shared = findings.across_groups_saved_pages > 0;
+        let keys = [("s-group", "saved inside each group"), ("s-shared", "saved in files that groups share already")];
+        legend(out, keys.into_iter().take(1 + usize::from(shared)).chain([("hatched", "only across groups")]))?;
+        let size = bytes(pages_to_bytes(findings.all_saved_pages));
+        let bar =
+            Bar { name: "all guests".into(), note: String::new(), parts: parts(findings), mark: None, figure: size };
+        bars::write(out, findings.all_saved_pages, [bar])?;
+        write!(out, "</figure>")?;
+    }
+    let row = |g: &census::GroupFindings| {
+        vec![
+            g.name.clone(),
+            g.guests.len().to_string(),
+            mib(pages_to_bytes(g.resident_pages)),
+            mib(pages_to_bytes(g.saved_pages)),
+            percent(g.saved_pages, g.resident_pages),
+        ]
+    };
+    let headings = ["group", "guests", "resident, MiB", "can save, MiB", "share"];
+    table(out, "What each group can save", &headings, findings.groups.iter().map(row))?;
+    writeln!(out, "</section>")
+}
+
+fn parts(findings: &Findings) -> Vec<Part> {
+    let part = |class, what: &str, pages: u64| Part {
+        class,
+        amount: pages,
+        title: format!("{what} {}", bytes(pages_to_bytes(pages))),
+    };
+    let mut parts: Vec<_> = if findings.groups.len() <= GROUPS_APART {
+        findings.groups.iter().map(|g| part("s-group apart", &format!("inside {}", g.name), g.saved_pages)).collect()
+    } else {
+        let saved = findings.groups.iter().map(|g| g.saved_pages).sum();
+        vec![part("s-group", &format!("inside {}", plural(findings.groups.len() as u64, "group")), saved)]
+    };
+    parts.push(part("s-shared", "in files that groups share already", findings.across_groups_saved_pages));
+    parts.push(part("hatched", "only across groups", findings.isolation_price_pages));
+    parts
+}

@@ -1,0 +1,247 @@
+//! The page map: every guest as rows of small squares in address order, each some neighbouring pages,
+//! coloured by what most of them are. One scale for all guests, coarse enough that the file stays small.
+
+use super::text::{Text, legend};
+use crate::size::{bytes, percent};
+use crate::words;
+use census::{GuestFindings, MapCell, Share};
+use page::{Region, pages_to_bytes};
+use std::fmt::Write as _;
+use std::io::{self, Write};
+
+/// Squares in a row.
+const COLUMNS: usize = 128;
+/// Most squares of one guest, and of all: bounds the size of the file.
+const GUEST_CELLS: usize = 4096;
+const ALL_CELLS: usize = 24_576;
+
+/// Squares of one region of one guest: pages by [`Share`].
+type Cells = Vec<[u32; Share::ALL.len()]>;
+
+/// Writes one map a guest, under the key that they have in common.
+pub fn write(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
+    let guests: Vec<_> = guests.iter().filter(|guest| !guest.page_map.is_empty()).collect();
+    if guests.is_empty() {
+        return Ok(());
+    }
+    let scale = scale(&guests);
+    writeln!(
+        out,
+        "<section><h2>Page maps</h2><p>Each guest\u{2019}s memory, part by part in the order of its addresses. A square is \
+         {} ({scale} pages), coloured by what most of its pages are; point at one, or walk them with the arrow \
+         keys, for its figures.</p><figure>",
+        bytes(pages_to_bytes(scale)),
+    )?;
+    legend(out, Share::ALL.map(|share| (class(share), meaning(share))))?;
+    for guest in guests {
+        map(out, guest, scale)?;
+    }
+    writeln!(out, "</figure></section>")
+}
+
+/// One guest: its totals in words, and a block of squares for each region.
+fn map(out: &mut dyn Write, guest: &GuestFindings, scale: u64) -> io::Result<()> {
+    writeln!(
+        out,
+        "<div class=\"map\"><h3>{} <span class=\"quiet\">{}</span></h3><p class=\"quiet\">{}</p>",
+        Text(&guest.name),
+        Text(&guest.group),
+        Text(&totals(&guest.page_map))
+    )?;
+    for region in Region::ALL {
+        let cells = merge(guest.page_map.iter().filter(|cell| cell.region.unwrap_or(Region::Other) == region), scale);
+        if !cells.is_empty() {
+            block(out, &guest.name, region, &cells)?;
+        }
+    }
+    writeln!(out, "</div>")
+}
+
+/// The squares of one region. `data-cells` carries their figures for the hints.
+fn block(out: &mut dyn Write, guest: &str, region: Region, cells: &Cells) -> io::Result<()> {
+    let pages: u64 = cells.iter().flatten().copied().map(u64::from).sum();
+    let size = bytes(pages_to_bytes(pages));
+    let name = words::region(region);
+    let rows = cells.len().div_ceil(COLUMNS);
+    write!(
+        out,
+        "<div class=\"block\"><span>{name}<br/><span class=\"quiet\">{size}</span></span><svg class=\"cells\" \
+         viewBox=\"0 0 {COLUMNS} {rows}\" tabindex=\"0\" role=\"img\" aria-label=\"{}: {name}, {size}\" \
+         data-cells=\"{}\">",
+        Text(guest),
+        encode(cells)
+    )?;
+    for share in Share::ALL {
+        let path = path(cells, share);
+        if !path.is_empty() {
+            write!(out, "<path class=\"{}\" d=\"{path}\"/>", class(share))?;
+        }
+    }
+    writeln!(out, "<rect class=\"grid\" width=\"{COLUMNS}\" height=\"{rows}\"/></svg></div>")
+}
+
+/// Pages a square, the same for all guests: the smallest power of two that keeps within the bounds.
+fn scale(guests: &[&GuestFindings]) -> u64 {
+    let sum = |cell: &MapCell| cell.pages.iter().copied().map(u64::from).sum();
+    let largest: u64 = guests.iter().flat_map(|g| &g.page_map).map(sum).max().unwrap_or(1);
+    let whole: u64 = guests.iter().map(|g| g.page_map.iter().map(sum).sum::<u64>()).max().unwrap_or(1);
+    let mut scale = largest.max(1).next_power_of_two();
+    while scale < whole {
+        let cells: Vec<_> = guests.iter().map(|guest| cells_at(guest, scale)).collect();
+        if cells.iter().all(|n| *n <= GUEST_CELLS) && cells.iter().sum::<usize>() <= ALL_CELLS {
+            break;
+        }
+        scale *= 2;
+    }
+    scale
+}
+
+/// How many squares a guest takes at `scale`.
+fn cells_at(guest: &GuestFindings, scale: u64) -> usize {
+    let of = |region| guest.page_map.iter().filter(move |cell| cell.region.unwrap_or(Region::Other) == region);
+    Region::ALL.into_iter().map(|region| merge(of(region), scale).len()).sum()
+}
+
+/// Joins neighbouring cells until they make squares of `scale` pages.
+fn merge<'a>(cells: impl Iterator<Item = &'a MapCell>, scale: u64) -> Cells {
+    let mut merged = Cells::new();
+    let mut open = 0;
+    for cell in cells {
+        let pages: u64 = cell.pages.iter().copied().map(u64::from).sum();
+        match merged.last_mut() {
+            Some(last) if open + pages <= scale => {
+                last.iter_mut().zip(cell.pages).for_each(|(sum, n)| *sum = sum.saturating_add(n));
+                open += pages;
+            }
+            _ => {
+                merged.push(cell.pages);
+                open = pages;
+            }
+        }
+    }
+    merged
+}
+
+/// What most pages of a square are; of equals, the first.
+fn dominating(cell: &[u32; Share::ALL.len()]) -> Share {
+    let most = cell.iter().max().copied().unwrap_or(0);
+    Share::ALL.into_iter().find(|share| cell[*share as usize] == most).unwrap_or(Share::Unique)
+}
+
+/// SVG path of the squares that are mostly `share`: a line as wide as a square for each run in a row.
+fn path(cells: &Cells, share: Share) -> String {
+    let mut path = String::new();
+    for (y, row) in cells.chunks(COLUMNS).enumerate() {
+        let mut x = 0;
+        for run in row.chunk_by(|a, b| dominating(a) == dominating(b)) {
+            if dominating(&run[0]) == share {
+                // Writing to a string cannot fail.
+                let _ = write!(path, "M{x} {y}.5h{}", run.len());
+            }
+            x += run.len();
+        }
+    }
+    path
+}
+
+/// Squares for the script: `a12g20` is 12 pages of the first share and 20 of the seventh; squares are
+/// separated by blanks, and one that is like the one before it is left empty.
+fn encode(cells: &Cells) -> String {
+    let mut code = String::new();
+    let mut before = None;
+    for cell in cells {
+        if before.is_some() {
+            code.push(' ');
+        }
+        if before != Some(cell) {
+            for (letter, n) in ('a'..).zip(cell).filter(|(_, n)| **n > 0) {
+                let _ = write!(code, "{letter}{n}");
+            }
+        }
+        before = Some(cell);
+    }
+    code
+}
+
+/// A guest's pages by share, in words.
+fn totals(cells: &[MapCell]) -> String {
+    let sum = |share: Share| -> u64 { cells.iter().map(|cell| u64::from(cell.pages[share as usize])).sum() };
+    let whole: u64 = Share::ALL.map(sum).iter().sum();
+    let mut by_share: Vec<_> = Share::ALL.into_iter().map(|share| (sum(share), meaning(share))).collect();
+    by_share.retain(|(pages, _)| *pages > 0);
+    by_share.sort_by_key(|(pages, _)| std::cmp::Reverse(*pages));
+    let told: Vec<_> = by_share.iter().map(|(pages, what)| format!("{} {what}", percent(*pages, whole))).collect();
+    format!("{}: {}", bytes(pages_to_bytes(whole)), told.join(", "))
+}
+
+/// What the key says. The script has the same list.
+const fn meaning(share: Share) -> &'static str {
+    match share {
+        Share::Zero => "zeros",
+        Share::AlreadyShared => "shared already",
+        Share::Group => "also in the group",
+        Share::OtherGroups => "only in other groups",
+        Share::Within => "twice in the guest",
+        Share::Host => "also on the host",
+        Share::Unique => "nowhere else",
+    }
+}
+
+/// Colour of a share.
+const fn class(share: Share) -> &'static str {
+    match share {
+        Share::Zero => "s-zero",
+        Share::AlreadyShared => "s-shared",
+        Share::Group => "s-group",
+        Share::OtherGroups => "s-others",
+        Share::Within => "s-within",
+        Share::Host => "s-host",
+        Share::Unique => "s-unique",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cell(pages: [u32; 7]) -> MapCell {
+        MapCell { pages, region: Some(Region::Heap) }
+    }
+
+    #[test]
+    fn neighbours_join_until_a_square_is_full() {
+        let cells = [cell([1, 0, 0, 0, 0, 0, 1]), cell([0, 0, 2, 0, 0, 0, 0]), cell([0, 0, 0, 0, 0, 0, 1])];
+        assert_eq!(merge(cells.iter(), 4), [[1, 0, 2, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0, 1]]);
+        assert_eq!(merge(cells.iter(), 2).len(), 3);
+        assert!(merge([].iter(), 2).is_empty());
+    }
+
+    #[test]
+    fn a_path_covers_each_square_of_its_share_once() {
+        let cells: Cells = (0..COLUMNS + 3)
+            .map(|n| if n % 2 == 0 || n == COLUMNS + 1 { [0, 0, 5, 0, 0, 0, 2] } else { [3, 0, 0, 0, 0, 0, 0] })
+            .collect();
+        let covered = |share| -> usize {
+            path(&cells, share).split('h').skip(1).map(|s| s.split('M').next().unwrap().parse::<usize>().unwrap()).sum()
+        };
+        assert_eq!(covered(Share::Group) + covered(Share::Zero), cells.len());
+        assert!(path(&cells, Share::Group).ends_with("M0 1.5h3"));
+        assert_eq!(path(&cells, Share::Host), "");
+    }
+
+    #[test]
+    fn the_code_names_what_is_there_and_leaves_repetitions_empty() {
+        let a = [12, 0, 0, 0, 0, 0, 20];
+        assert_eq!(encode(&vec![a, a, [0, 0, 32, 0, 0, 0, 0]]), "a12g20  c32");
+    }
+
+    #[test]
+    fn one_scale_keeps_every_guest_within_bounds() {
+        let guest = |cells| GuestFindings { page_map: vec![cell([0, 0, 0, 0, 0, 0, 16]); cells], ..Default::default() };
+        let (small, large) = (guest(10), guest(20_000));
+        assert_eq!(scale(&[&small]), 16);
+        assert_eq!(scale(&[&small, &large]), 128);
+        let many: Vec<_> = std::iter::repeat_n(&small, 10_000).collect();
+        assert_eq!(scale(&many), 16 << 4, "ten cells cannot be fewer than one");
+    }
+}

@@ -1,0 +1,100 @@
+//! Findings in sentences, for every format that people read.
+
+use crate::size::{bytes, count, percent};
+use census::{Change, Findings};
+use page::{Region, pages_to_bytes};
+
+/// What it means that a census could not see page frames.
+pub const FRAMES_INFERRED: &str = "The kernel hid the frame numbers, so frames are told apart by file and address: \
+    frames shared by fork or merged by KSM count apart. Root sees exact figures.";
+
+/// What isolation costs, in words.
+pub fn price_of_isolation(findings: &Findings) -> String {
+    let all = findings.all_saved_pages;
+    let price = findings.isolation_price_pages;
+    if all == 0 {
+        return "No guest holds anything that it or another guest holds too: there is nothing to merge.".into();
+    }
+    let kept = bytes(pages_to_bytes(all.saturating_sub(price)));
+    let all_bytes = bytes(pages_to_bytes(all));
+    if price == 0 {
+        return format!(
+            "Keeping the groups apart costs nothing: all of the {all_bytes} can be saved without crossing groups."
+        );
+    }
+    format!(
+        "The price of isolation is {}: merging everybody with everybody would save {all_bytes}, keeping the \
+         groups apart still saves {kept} ({}).",
+        bytes(pages_to_bytes(price)),
+        percent(all.saturating_sub(price), all),
+    )
+}
+
+/// What is one frame already.
+pub fn already_shared(findings: &Findings) -> String {
+    let a = &findings.already_shared;
+    let saved = bytes(pages_to_bytes(a.saved_pages));
+    let mut text = format!("Shared already: {} that several guests map save {saved}", plural(a.frames, "frame"));
+    if a.ksm_frames > 0 {
+        let saved = bytes(pages_to_bytes(a.ksm_saved_pages));
+        text += &format!("; {} merged by KSM save {saved}", plural(a.ksm_frames, "frame"));
+    }
+    text + "."
+}
+
+/// How matches are strung together, where there are any.
+pub fn run_lengths(findings: &Findings) -> Option<String> {
+    let r = &findings.runs;
+    (r.runs > 0).then(|| {
+        format!(
+            "Matches between guests: {} in {}, mean {:.1}, median {}; {:.0} % of them in runs of 8 or more.",
+            plural(r.matched_pages, "page"),
+            plural(r.runs, "run"),
+            r.mean,
+            r.median,
+            r.share_in_runs_of_8 * 100.0,
+        )
+    })
+}
+
+/// What changed since the previous round.
+pub fn change(c: &Change) -> String {
+    let before = c.unchanged_pages + c.changed_pages + c.gone_pages;
+    format!(
+        "Round {}, {:.1} s after the last: {} of the pages unchanged, {} changed, {} gone; {} new. {} of {} \
+         duplicates were that in the last round too; they have been for {:.1} s on average.",
+        c.round,
+        c.seconds,
+        percent(c.unchanged_pages, before),
+        percent(c.changed_pages, before),
+        percent(c.gone_pages, before),
+        count(c.new_pages),
+        count(c.still_duplicate_pages),
+        count(c.duplicate_pages),
+        c.mean_duplicate_seconds,
+    )
+}
+
+/// A region's name as people say it.
+pub const fn region(region: Region) -> &'static str {
+    match region {
+        Region::GuestRam => "guest RAM",
+        Region::Heap => "heap",
+        Region::Stack => "stack",
+        Region::TranslationCache => "translation cache",
+        Region::Files => "files",
+        Region::Shared => "shared memory",
+        Region::Other => "other",
+        Region::PageCache => "page cache",
+    }
+}
+
+/// `1 guest`, `2 guests`, `1,234 passes`.
+pub fn plural(n: u64, what: &str) -> String {
+    let ending = match n {
+        1 => "",
+        _ if what.ends_with('s') => "es",
+        _ => "s",
+    };
+    format!("{} {what}{ending}", count(n))
+}
