@@ -1,7 +1,7 @@
 //! Prints the tables of a made-up census, and writes its report to look at:
 //! `cargo run -p report --example sample [FILE]`.
 
-#[path = "../tests/sample/mod.rs"]
+#[path = "../tests/report/sample.rs"]
 mod sample;
 
 use report::html::{self, Report};

@@ -38,7 +38,7 @@ fn header(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     let host = &findings.host;
     writeln!(
         out,
-        "{}, {} in {:.2} s: {:.2} GiB/s a thread, {}",
+        "{}, {} in {:.2} s: {:.2} GiB/s on {}",
         plural(findings.guests.len() as u64, "guest"),
         plural(host.pages_scanned, "page"),
         host.seconds,

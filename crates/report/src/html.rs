@@ -46,6 +46,10 @@ const HATCH: &str = r#"<svg class="defs" width="0" height="0" aria-hidden="true"
 <pattern id="grid" width="1" height="1" patternUnits="userSpaceOnUse">
 <path class="grid-line" d="M0 0H1M0 0V1"/></pattern></defs></svg>"#;
 
+/// Places in the report that are always there.
+const NAVIGATION: &str = r##"<nav aria-label="In this report"><a href="#opportunity">opportunity</a>
+<a href="#isolation">price of isolation</a> <a href="#measured">how it was measured</a> <a href="#words">words</a></nav>"##;
+
 /// Writes the report to `out`.
 pub fn write(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
     let title = Text(report.title);
@@ -56,7 +60,7 @@ pub fn write(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"/>
 <meta name="viewport" content="width=device-width, initial-scale=1"/><meta name="color-scheme" content="light dark"/>
 <title>{title}</title><style>{STYLE}</style></head><body>{HATCH}<main>
-<header><h1>{title}</h1><p class="quiet">{}</p></header>"#,
+<header><h1>{title}</h1><p class="quiet">{}</p></header>{NAVIGATION}"#,
         Text(report.made_at)
     )?;
     headline::write(out, report.findings)?;

@@ -9,6 +9,12 @@ pub fn write(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
     writeln!(out)
 }
 
+/// Writes `value` to `out` in one line, for streams of objects.
+pub fn write_line(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, value)?;
+    writeln!(out)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

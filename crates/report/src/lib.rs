@@ -5,6 +5,8 @@
 pub mod census_table;
 pub mod html;
 pub mod json;
+#[cfg(feature = "parquet")]
+pub mod parquet;
 mod size;
 mod table;
 mod words;

@@ -45,16 +45,16 @@ pub fn count(n: u64) -> String {
     out
 }
 
-/// `part` of `whole` in percent: `0 %`, `<1 %`, `37 %`, `>99 %`; of nothing, `0 %`.
+/// `part` of `whole` in percent: `0%`, `<1%`, `37%`, `>99%`; of nothing, `0%`.
 pub fn percent(part: u64, whole: u64) -> String {
     if part == 0 || whole == 0 {
-        return "0 %".into();
+        return "0%".into();
     }
     let share = part as f64 / whole as f64 * 100.0;
     match share {
-        s if s < 1.0 => "<1 %".into(),
-        s if s > 99.0 && part < whole => ">99 %".into(),
-        s => format!("{s:.0} %"),
+        s if s < 1.0 => "<1%".into(),
+        s if s > 99.0 && part < whole => ">99%".into(),
+        s => format!("{s:.0}%"),
     }
 }
 
@@ -99,10 +99,10 @@ mod tests {
 
     #[test]
     fn shares_never_show_something_as_nothing_or_a_part_as_all() {
-        let cases = [(0, 10, "0 %"), (1, 1000, "<1 %"), (1, 2, "50 %"), (999, 1000, ">99 %"), (5, 5, "100 %")];
+        let cases = [(0, 10, "0%"), (1, 1000, "<1%"), (1, 2, "50%"), (999, 1000, ">99%"), (5, 5, "100%")];
         for (part, whole, text) in cases {
             assert_eq!(percent(part, whole), text);
         }
-        assert_eq!(percent(3, 0), "0 %");
+        assert_eq!(percent(3, 0), "0%");
     }
 }

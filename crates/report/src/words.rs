@@ -34,10 +34,11 @@ pub fn price_of_isolation(findings: &Findings) -> String {
 pub fn already_shared(findings: &Findings) -> String {
     let a = &findings.already_shared;
     let saved = bytes(pages_to_bytes(a.saved_pages));
-    let mut text = format!("Shared already: {} that several guests map save {saved}", plural(a.frames, "frame"));
+    let mut text =
+        format!("Shared already: {} mapped by several guests, which saves {saved}", plural(a.frames, "frame"));
     if a.ksm_frames > 0 {
         let saved = bytes(pages_to_bytes(a.ksm_saved_pages));
-        text += &format!("; {} merged by KSM save {saved}", plural(a.ksm_frames, "frame"));
+        text += &format!("; {} merged by KSM, which saves {saved}", plural(a.ksm_frames, "frame"));
     }
     text + "."
 }
@@ -47,7 +48,7 @@ pub fn run_lengths(findings: &Findings) -> Option<String> {
     let r = &findings.runs;
     (r.runs > 0).then(|| {
         format!(
-            "Matches between guests: {} in {}, mean {:.1}, median {}; {:.0} % of them in runs of 8 or more.",
+            "Matches between guests: {} in {}, mean {:.1}, median {}; {:.0}% of them in runs of 8 or more.",
             plural(r.matched_pages, "page"),
             plural(r.runs, "run"),
             r.mean,
@@ -81,7 +82,7 @@ pub const fn region(region: Region) -> &'static str {
         Region::GuestRam => "guest RAM",
         Region::Heap => "heap",
         Region::Stack => "stack",
-        Region::TranslationCache => "translation cache",
+        Region::TranslationCache => "translated code",
         Region::Files => "files",
         Region::Shared => "shared memory",
         Region::Other => "other",

@@ -6,6 +6,8 @@ use std::io::{self, Write};
 
 /// Units a bar is wide.
 const WIDTH: f64 = 1000.0;
+/// Units that the smallest part is wide, so that something never looks like nothing.
+const LEAST: f64 = 1.5;
 /// Units a bar is high.
 const HEIGHT: f64 = 20.0;
 
@@ -37,7 +39,7 @@ pub struct Bar {
 pub fn write(out: &mut dyn Write, full: u64, bars: impl IntoIterator<Item = Bar>) -> io::Result<()> {
     writeln!(out, "<div class=\"bars\">")?;
     for bar in bars {
-        write!(out, "<div class=\"bar\"><span class=\"name\">{}", Text(&bar.name))?;
+        write!(out, "<div class=\"bar\"><span class=\"name\" title=\"{0}\">{0}", Text(&bar.name))?;
         if !bar.note.is_empty() {
             write!(out, " <span class=\"quiet\">{}</span>", Text(&bar.note))?;
         }
@@ -59,15 +61,15 @@ fn picture(out: &mut dyn Write, full: u64, bar: &Bar) -> io::Result<()> {
     let units = |amount: u64| (amount as f64 / full.max(1) as f64 * WIDTH).min(WIDTH);
     let mut left = 0;
     for part in bar.parts.iter().filter(|part| part.amount > 0) {
-        let (x, end) = (units(left), units(left + part.amount));
+        let (x, end) = (units(left), units(left.saturating_add(part.amount)));
         write!(
             out,
             "<rect class=\"{}\" x=\"{x:.1}\" width=\"{:.1}\" height=\"{HEIGHT}\"><title>{}</title></rect>",
             part.class,
-            end - x,
+            (end - x).max(LEAST),
             Text(&part.title)
         )?;
-        left += part.amount;
+        left = left.saturating_add(part.amount);
     }
     if let Some((at, meaning)) = &bar.mark {
         let (from, to) = (units(left), units(*at));

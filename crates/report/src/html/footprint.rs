@@ -1,8 +1,9 @@
 //! Footprint bars: the proportional set of each guest, split by region, with its resident set marked.
 
 use super::bars::{self, Bar, Part};
-use super::text::{Text, legend, table};
+use super::text::{Text, folding, legend, table};
 use crate::size::{bytes, mib};
+use crate::table::Align;
 use crate::words;
 use guest::Footprint;
 use page::Region;
@@ -17,7 +18,7 @@ pub fn write(out: &mut dyn Write, footprints: &[Footprint]) -> io::Result<()> {
     let rss: u64 = footprints.iter().map(|f| f.rss_bytes).sum();
     writeln!(
         out,
-        "<section><h2>Footprints</h2><p>By the kernel\u{2019}s own accounting the guests together hold {}. Each bar is a \
+        "<section id=\"footprints\"><h2>Footprints</h2><p>By the kernel\u{2019}s own accounting the guests together hold {}. Each bar is a \
          guest\u{2019}s <b>proportional set</b>: what it holds alone, and its share of what it holds with others. \
          The mark shows its <b>resident set</b>, which counts what is shared in full ({} together).</p><figure>",
         bytes(pss),
@@ -26,16 +27,17 @@ pub fn write(out: &mut dyn Write, footprints: &[Footprint]) -> io::Result<()> {
     let present: Vec<_> = Region::ALL.into_iter().filter(|r| footprints.iter().any(|f| pss_of(f, *r) > 0)).collect();
     legend(out, present.iter().map(|r| (class(*r), words::region(*r))))?;
     let full = footprints.iter().map(|f| f.rss_bytes.max(f.pss_bytes)).max().unwrap_or(0);
-    bars::write(out, full, footprints.iter().map(bar))?;
+    folding(out, footprints, "further guests", |out, some| bars::write(out, full, some.iter().map(bar)))?;
     writeln!(out, "</figure><details><summary>The same as a table, in MiB</summary>")?;
-    let mut headings = vec!["guest", "resident", "proportional", "unique", "swap"];
-    headings.extend(present.iter().map(|r| words::region(*r)));
+    let mut columns = vec![("guest", Align::Left)];
+    columns.extend(["resident", "proportional", "unique", "swap"].map(|name| (name, Align::Right)));
+    columns.extend(present.iter().map(|r| (words::region(*r), Align::Right)));
     let row = |f: &Footprint| {
         let whole = [f.rss_bytes, f.pss_bytes, f.uss_bytes, f.swap_bytes];
         let regions = present.iter().map(|r| pss_of(f, *r));
         [f.guest.name.clone()].into_iter().chain(whole.into_iter().chain(regions).map(mib)).collect()
     };
-    table(out, "Footprints in MiB", &headings, footprints.iter().map(row))?;
+    table(out, "Footprints in MiB", &columns, footprints.iter().map(row))?;
     writeln!(out, "<p class=\"quiet\">{}</p></details></section>", Text("Regions are proportional sets."))
 }
 

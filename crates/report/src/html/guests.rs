@@ -2,10 +2,30 @@
 
 use super::text::table;
 use crate::size::mib;
+use crate::table::Align;
 use crate::words;
 use census::GuestFindings;
 use page::{Region, pages_to_bytes};
 use std::io::{self, Write};
+
+/// A column of figures: heading, pages of a guest, and whether it is shown when it is nothing but zeros.
+type Column = (&'static str, fn(&GuestFindings) -> u64, bool);
+
+const COLUMNS: [Column; 13] = [
+    ("resident", |g| g.resident_pages, true),
+    ("zero", |g| g.zero_pages, true),
+    ("distinct", |g| g.distinct_pages, true),
+    ("twice in itself", |g| g.duplicates.within, true),
+    ("in its group", |g| g.duplicates.group, true),
+    ("in other groups", |g| g.duplicates.other_groups, true),
+    ("on the host", |g| g.duplicates.host, true),
+    ("shared already", |g| g.already_shared_pages, true),
+    ("incre\u{ad}mental", |g| g.incremental_pages, true),
+    ("if folded", |g| g.incremental_folded_pages, true),
+    ("held by KSM", |g| g.ksm_pages, false),
+    ("in swap", |g| g.swapped_pages, false),
+    ("not readable", |g| g.unreadable_pages, false),
+];
 
 /// Writes the table of guests, and what would go with each of them, by region.
 pub fn write(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
@@ -14,60 +34,34 @@ pub fn write(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
     }
     writeln!(
         out,
-        "<section><h2>Every guest</h2><p>In MiB. <b>Incremental</b> is what would be free if the guest went; \
-         <b>if folded</b>, what would be if everything that can be merged were.</p>"
+        "<section id=\"guests\"><h2>Every guest</h2><p>In MiB. <b>Incremental</b> is what would be free if the guest \
+         went; <b>if folded</b>, what would be if everything that can be merged were.</p>"
     )?;
-    let headings = [
-        "guest",
-        "group",
-        "kind",
-        "resident",
-        "zero",
-        "distinct",
-        "twice within itself",
-        "in its group",
-        "in other groups",
-        "on the host",
-        "shared already",
-        "by KSM",
-        "incremental",
-        "if folded",
-        "in swap",
-        "unreadable",
-    ];
-    table(out, "Guests", &headings, guests.iter().map(row))?;
+    let shown: Vec<_> = COLUMNS.iter().filter(|(_, of, always)| *always || guests.iter().any(|g| of(g) > 0)).collect();
+    let mut columns = vec![("guest", Align::Left), ("group", Align::Left), ("kind", Align::Left)];
+    columns.extend(shown.iter().map(|(name, ..)| (*name, Align::Right)));
+    let row = |g: &GuestFindings| {
+        let names = [g.name.clone(), g.group.clone(), g.kind.clone()];
+        names.into_iter().chain(shown.iter().map(|(_, of, _)| size(of(g)))).collect()
+    };
+    table(out, "Guests", &columns, guests.iter().map(row))?;
+    by_region(out, guests)?;
+    writeln!(out, "</section>")
+}
+
+fn by_region(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
     let present: Vec<_> =
         Region::ALL.into_iter().filter(|r| guests.iter().any(|g| g.regions.iter().any(|x| x.region == *r))).collect();
-    let mut headings = vec!["guest", "incremental"];
-    headings.extend(present.iter().map(|r| words::region(*r)));
-    let by_region = |g: &GuestFindings| {
+    let mut columns = vec![("guest", Align::Left), ("together", Align::Right)];
+    columns.extend(present.iter().map(|r| (words::region(*r), Align::Right)));
+    let row = |g: &GuestFindings| {
         let of = |r: &Region| g.regions.iter().filter(|x| x.region == *r).map(|x| x.incremental_pages).sum();
         let pages = [g.incremental_pages].into_iter().chain(present.iter().map(of));
         [g.name.clone()].into_iter().chain(pages.map(size)).collect()
     };
     writeln!(out, "<details><summary>Incremental memory by region, in MiB</summary>")?;
-    table(out, "Incremental memory by region in MiB", &headings, guests.iter().map(by_region))?;
-    writeln!(out, "</details></section>")
-}
-
-fn row(g: &GuestFindings) -> Vec<String> {
-    let d = &g.duplicates;
-    let pages = [
-        g.resident_pages,
-        g.zero_pages,
-        g.distinct_pages,
-        d.within,
-        d.group,
-        d.other_groups,
-        d.host,
-        g.already_shared_pages,
-        g.ksm_pages,
-        g.incremental_pages,
-        g.incremental_folded_pages,
-        g.swapped_pages,
-        g.unreadable_pages,
-    ];
-    [g.name.clone(), g.group.clone(), g.kind.clone()].into_iter().chain(pages.map(size)).collect()
+    table(out, "Incremental memory by region in MiB", &columns, guests.iter().map(row))?;
+    writeln!(out, "</details>")
 }
 
 fn size(pages: u64) -> String {

@@ -18,14 +18,17 @@ pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     writeln!(out, "<section aria-label=\"In short\"><dl class=\"tiles\">")?;
     let guests = plural(findings.guests.len() as u64, "guest");
     let shared = size(findings.already_shared.saved_pages);
-    tile(out, "", "held", &size(held), &format!("by {guests} in page frames; sharing saves {shared} of it already"))?;
-    let host_part = if with_host > 0 { format!(", {} with the host", size(with_host)) } else { String::new() };
-    let more = format!("superfluous copies: {} of what is held{host_part}", percent(copies, held));
+    let sharing = format!("in page frames; sharing saves {shared} already");
+    tile(out, "", &format!("held by {guests}"), &size(held), &sharing)?;
+    let mut more = format!("superfluous copies, {} of what is held", percent(copies, held));
+    if with_host > 0 {
+        more += &format!("; {} of them the host holds too", size(with_host));
+    }
     tile(out, "", "held more than once", &size(copies), &more)?;
     let groups = plural(findings.groups.len() as u64, "group");
-    let inside = format!("by merging guests only with guests that trust them, in {groups}");
-    tile(out, "good", "could be saved inside groups", &size(apart), &inside)?;
-    let price = "what only merging across groups would save in addition";
+    let inside = format!("merging guests only with guests of their own group ({groups})");
+    tile(out, "good", "can be saved inside groups", &size(apart), &inside)?;
+    let price = "only merging across groups would save this";
     tile(out, "price", "is the price of isolation", &size(findings.isolation_price_pages), price)?;
     writeln!(out, "</dl>")?;
     if findings.host.frames == FrameIdentity::Inferred {

@@ -2,6 +2,7 @@
 
 use super::text::Text;
 use crate::size::mib;
+use crate::words;
 use census::{ByKinds, Findings};
 use page::pages_to_bytes;
 use std::io::{self, Write};
@@ -14,12 +15,12 @@ pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     let o = &findings.opportunity;
     writeln!(
         out,
-        "<section><h2>Opportunity</h2><p>Copies that are superfluous, by where the same bytes are held and by what \
+        "<section id=\"opportunity\"><h2>Opportunity</h2><p>Copies that are superfluous, by where the same bytes are held and by what \
          kind of memory holds them. Each copy counts once. Merging as the kernel does it reaches only \
-         <b>anonymous and anonymous</b>.</p><figure><div class=\"wide\" role=\"region\" tabindex=\"0\" \
+         what is <b>anonymous on both sides</b>.</p><figure><div class=\"wide\" role=\"region\" tabindex=\"0\" \
          aria-label=\"Opportunity\"><table class=\"heat\"><caption>Superfluous copies in MiB</caption><thead><tr>\
-         <td></td><th scope=\"col\">anonymous and anonymous</th><th scope=\"col\">file and file</th>\
-         <th scope=\"col\">anonymous and file</th><th scope=\"col\">total</th></tr></thead><tbody>"
+         <td></td><th scope=\"col\">both anonymous</th><th scope=\"col\">both file</th>\
+         <th scope=\"col\">one of each</th><th scope=\"col\">total</th></tr></thead><tbody>"
     )?;
     let places = [("within a guest", o.within), ("guest and host", o.host), ("between guests", o.between)];
     let most = places.iter().flat_map(|(_, k)| kinds(k)).max().unwrap_or(0);
@@ -34,7 +35,8 @@ pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     for n in kinds(&o.total) {
         write!(out, "<td class=\"sum\">{}</td>", size(n))?;
     }
-    writeln!(out, "<td class=\"sum\">{}</td></tr></tbody></table></div></figure></section>", size(o.total.total))
+    writeln!(out, "<td class=\"sum\">{}</td></tr></tbody></table></div></figure>", size(o.total.total))?;
+    writeln!(out, "<p>{} The table leaves it out.</p></section>", Text(&words::already_shared(findings)))
 }
 
 fn kinds(pages: &ByKinds) -> [u64; 3] {

@@ -4,6 +4,7 @@
 use super::bars::{self, Bar, Part};
 use super::text::{Text, legend, table};
 use crate::size::{bytes, mib, percent};
+use crate::table::Align;
 use crate::words::{self, plural};
 use census::Findings;
 use page::pages_to_bytes;
@@ -14,7 +15,11 @@ const GROUPS_APART: usize = 8;
 
 /// Writes the bar and the groups' figures.
 pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
-    writeln!(out, "<section><h2>The price of isolation</h2><p>{}</p>", Text(&words::price_of_isolation(findings)))?;
+    writeln!(
+        out,
+        "<section id=\"isolation\"><h2>The price of isolation</h2><p>{}</p>",
+        Text(&words::price_of_isolation(findings))
+    )?;
     if findings.all_saved_pages > 0 {
         write!(out, "<figure>")?;
         let shared = findings.across_groups_saved_pages > 0;
@@ -35,8 +40,9 @@ pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
             percent(g.saved_pages, g.resident_pages),
         ]
     };
-    let headings = ["group", "guests", "resident, MiB", "can save, MiB", "share"];
-    table(out, "What each group can save", &headings, findings.groups.iter().map(row))?;
+    let figures = ["guests", "resident, MiB", "can save, MiB", "share"].map(|name| (name, Align::Right));
+    let columns: Vec<_> = [("group", Align::Left)].into_iter().chain(figures).collect();
+    table(out, "What each group can save", &columns, findings.groups.iter().map(row))?;
     writeln!(out, "</section>")
 }
 

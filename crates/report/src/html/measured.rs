@@ -4,6 +4,7 @@
 use super::bars::{self, Bar, Part};
 use super::text::{Text, table};
 use crate::size::{bytes, count};
+use crate::table::Align;
 use crate::words::{self, plural};
 use census::{Findings, FrameIdentity, HostFindings, Partial};
 use page::pages_to_bytes;
@@ -15,7 +16,7 @@ pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     if let Some(change) = &findings.change {
         writeln!(out, "<section><h2>Change</h2><p>{}</p></section>", Text(&words::change(change)))?;
     }
-    how(out, &findings.host, &words::already_shared(findings))?;
+    how(out, &findings.host)?;
     partial(out, findings)?;
     glossary(out)
 }
@@ -24,7 +25,7 @@ fn run_lengths(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     let Some(sentence) = words::run_lengths(findings) else { return Ok(()) };
     writeln!(
         out,
-        "<section><h2>Runs</h2><p>{} Long runs are cheap to merge: each is one mapping. The bars count runs by \
+        "<section id=\"runs\"><h2>Runs</h2><p>{} Long runs are cheap to merge: each is one mapping. The bars count runs by \
          their length in pages.</p><figure>",
         Text(&sentence)
     )?;
@@ -49,7 +50,7 @@ fn lengths(log2: usize) -> String {
     }
 }
 
-fn how(out: &mut dyn Write, host: &HostFindings, shared: &str) -> io::Result<()> {
+fn how(out: &mut dyn Write, host: &HostFindings) -> io::Result<()> {
     let frames = match host.frames {
         FrameIdentity::Exact => "exact, by page frame number",
         FrameIdentity::Inferred => "inferred from file and address",
@@ -58,7 +59,7 @@ fn how(out: &mut dyn Write, host: &HostFindings, shared: &str) -> io::Result<()>
         ("pages scanned", count(host.pages_scanned)),
         ("pages read and fingerprinted", count(host.pages_hashed)),
         ("time", format!("{:.2} s", host.seconds)),
-        ("speed of a thread", format!("{:.2} GiB/s", host.hash_gib_per_s)),
+        ("speed", format!("{:.2} GiB/s", host.hash_gib_per_s)),
         ("threads", count(host.threads as u64)),
         ("page frames", frames.into()),
         ("largest index", bytes(host.index_bytes)),
@@ -66,7 +67,7 @@ fn how(out: &mut dyn Write, host: &HostFindings, shared: &str) -> io::Result<()>
         ("changed between passes", plural(host.drifted_pages, "page")),
         ("host\u{2019}s own memory", bytes(pages_to_bytes(host.host_resident_pages))),
     ];
-    writeln!(out, "<section><h2>How it was measured</h2><p>{}</p><dl class=\"facts\">", Text(shared))?;
+    writeln!(out, "<section id=\"measured\"><h2>How it was measured</h2><dl class=\"facts\">")?;
     for (what, figure) in facts {
         writeln!(out, "<div><dt>{what}</dt><dd>{figure}</dd></div>")?;
     }
@@ -79,8 +80,8 @@ fn partial(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     }
     writeln!(out, "<section id=\"partial\"><h2>What could not be read</h2>")?;
     let row = |p: &Partial| vec![p.guest.clone(), p.pid.to_string(), p.reason.clone()];
-    let headings = ["guest", "process", "what is missing and why"];
-    table(out, "What could not be read", &headings, findings.partial.iter().map(row))?;
+    let columns = [("guest", Align::Left), ("process", Align::Right), ("what is missing and why", Align::Left)];
+    table(out, "What could not be read", &columns, findings.partial.iter().map(row))?;
     writeln!(out, "</section>")
 }
 
@@ -102,7 +103,7 @@ const WORDS: [(&str, &str); 10] = [
 ];
 
 fn glossary(out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "<section><h2>Words</h2><dl class=\"words\">")?;
+    writeln!(out, "<section id=\"words\"><h2>Words</h2><dl class=\"words\">")?;
     for (word, meaning) in WORDS {
         writeln!(out, "<div><dt>{word}</dt><dd>{meaning}</dd></div>")?;
     }

@@ -1,7 +1,7 @@
 //! The page map: every guest as rows of small squares in address order, each some neighbouring pages,
 //! coloured by what most of them are. One scale for all guests, coarse enough that the file stays small.
 
-use super::text::{Text, legend};
+use super::text::{Text, folding, legend};
 use crate::size::{bytes, percent};
 use crate::words;
 use census::{GuestFindings, MapCell, Share};
@@ -27,15 +27,13 @@ pub fn write(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
     let scale = scale(&guests);
     writeln!(
         out,
-        "<section><h2>Page maps</h2><p>Each guest\u{2019}s memory, part by part in the order of its addresses. A square is \
-         {} ({scale} pages), coloured by what most of its pages are; point at one, or walk them with the arrow \
+        "<section id=\"maps\"><h2>Page maps</h2><p>Each guest\u{2019}s memory, part by part in the order of its addresses. A square is \
+         up to {} ({scale} pages), coloured by what most of its pages are; point at one, or walk them with the arrow \
          keys, for its figures.</p><figure>",
         bytes(pages_to_bytes(scale)),
     )?;
     legend(out, Share::ALL.map(|share| (class(share), meaning(share))))?;
-    for guest in guests {
-        map(out, guest, scale)?;
-    }
+    folding(out, &guests, "further guests", |out, some| some.iter().try_for_each(|guest| map(out, guest, scale)))?;
     writeln!(out, "</figure></section>")
 }
 
@@ -43,32 +41,33 @@ pub fn write(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
 fn map(out: &mut dyn Write, guest: &GuestFindings, scale: u64) -> io::Result<()> {
     writeln!(
         out,
-        "<div class=\"map\"><h3>{} <span class=\"quiet\">{}</span></h3><p class=\"quiet\">{}</p>",
+        "<div class=\"map\"><h3>{} <span class=\"quiet\">{} \u{b7} {}</span></h3><p class=\"quiet\">{}</p>",
         Text(&guest.name),
         Text(&guest.group),
-        Text(&totals(&guest.page_map))
+        bytes(pages_to_bytes(pages_of(&guest.page_map))),
+        Text(&by_share(&guest.page_map))
     )?;
     for region in Region::ALL {
-        let cells = merge(guest.page_map.iter().filter(|cell| cell.region.unwrap_or(Region::Other) == region), scale);
+        let cells = merge(cells_of(guest, region), scale);
         if !cells.is_empty() {
-            block(out, &guest.name, region, &cells)?;
+            block(out, guest, region, &cells)?;
         }
     }
     writeln!(out, "</div>")
 }
 
 /// The squares of one region. `data-cells` carries their figures for the hints.
-fn block(out: &mut dyn Write, guest: &str, region: Region, cells: &Cells) -> io::Result<()> {
-    let pages: u64 = cells.iter().flatten().copied().map(u64::from).sum();
+fn block(out: &mut dyn Write, guest: &GuestFindings, region: Region, cells: &Cells) -> io::Result<()> {
+    let pages = guest.regions.iter().filter(|r| r.region == region).map(|r| r.resident_pages).sum();
     let size = bytes(pages_to_bytes(pages));
     let name = words::region(region);
     let rows = cells.len().div_ceil(COLUMNS);
     write!(
         out,
-        "<div class=\"block\"><span>{name}<br/><span class=\"quiet\">{size}</span></span><svg class=\"cells\" \
+        "<div class=\"block\"><span>{name}</span><span class=\"quiet\">{size}</span><svg class=\"cells\" \
          viewBox=\"0 0 {COLUMNS} {rows}\" tabindex=\"0\" role=\"img\" aria-label=\"{}: {name}, {size}\" \
          data-cells=\"{}\">",
-        Text(guest),
+        Text(&guest.name),
         encode(cells)
     )?;
     for share in Share::ALL {
@@ -80,12 +79,12 @@ fn block(out: &mut dyn Write, guest: &str, region: Region, cells: &Cells) -> io:
     writeln!(out, "<rect class=\"grid\" width=\"{COLUMNS}\" height=\"{rows}\"/></svg></div>")
 }
 
-/// Pages a square, the same for all guests: the smallest power of two that keeps within the bounds.
+/// Pages of a full square, the same for all guests: those of the fullest cell, doubled until all keep within
+/// the bounds.
 fn scale(guests: &[&GuestFindings]) -> u64 {
-    let sum = |cell: &MapCell| cell.pages.iter().copied().map(u64::from).sum();
-    let largest: u64 = guests.iter().flat_map(|g| &g.page_map).map(sum).max().unwrap_or(1);
-    let whole: u64 = guests.iter().map(|g| g.page_map.iter().map(sum).sum::<u64>()).max().unwrap_or(1);
-    let mut scale = largest.max(1).next_power_of_two();
+    let largest = guests.iter().flat_map(|g| &g.page_map).map(|cell| pages_of([cell])).max().unwrap_or(1);
+    let whole = guests.iter().map(|g| pages_of(&g.page_map)).max().unwrap_or(1);
+    let mut scale = largest.max(1);
     while scale < whole {
         let cells: Vec<_> = guests.iter().map(|guest| cells_at(guest, scale)).collect();
         if cells.iter().all(|n| *n <= GUEST_CELLS) && cells.iter().sum::<usize>() <= ALL_CELLS {
@@ -98,8 +97,12 @@ fn scale(guests: &[&GuestFindings]) -> u64 {
 
 /// How many squares a guest takes at `scale`.
 fn cells_at(guest: &GuestFindings, scale: u64) -> usize {
-    let of = |region| guest.page_map.iter().filter(move |cell| cell.region.unwrap_or(Region::Other) == region);
-    Region::ALL.into_iter().map(|region| merge(of(region), scale).len()).sum()
+    Region::ALL.into_iter().map(|region| merge(cells_of(guest, region), scale).len()).sum()
+}
+
+/// The cells of one region that hold anything, in address order.
+fn cells_of(guest: &GuestFindings, region: Region) -> impl Iterator<Item = &MapCell> {
+    guest.page_map.iter().filter(move |cell| cell.region == Some(region))
 }
 
 /// Joins neighbouring cells until they make squares of `scale` pages.
@@ -107,7 +110,7 @@ fn merge<'a>(cells: impl Iterator<Item = &'a MapCell>, scale: u64) -> Cells {
     let mut merged = Cells::new();
     let mut open = 0;
     for cell in cells {
-        let pages: u64 = cell.pages.iter().copied().map(u64::from).sum();
+        let pages = pages_of([cell]);
         match merged.last_mut() {
             Some(last) if open + pages <= scale => {
                 last.iter_mut().zip(cell.pages).for_each(|(sum, n)| *sum = sum.saturating_add(n));
@@ -163,15 +166,19 @@ fn encode(cells: &Cells) -> String {
     code
 }
 
+fn pages_of<'a>(cells: impl IntoIterator<Item = &'a MapCell>) -> u64 {
+    cells.into_iter().flat_map(|cell| cell.pages).map(u64::from).sum()
+}
+
 /// A guest's pages by share, in words.
-fn totals(cells: &[MapCell]) -> String {
+fn by_share(cells: &[MapCell]) -> String {
     let sum = |share: Share| -> u64 { cells.iter().map(|cell| u64::from(cell.pages[share as usize])).sum() };
-    let whole: u64 = Share::ALL.map(sum).iter().sum();
+    let whole = pages_of(cells);
     let mut by_share: Vec<_> = Share::ALL.into_iter().map(|share| (sum(share), meaning(share))).collect();
     by_share.retain(|(pages, _)| *pages > 0);
     by_share.sort_by_key(|(pages, _)| std::cmp::Reverse(*pages));
     let told: Vec<_> = by_share.iter().map(|(pages, what)| format!("{} {what}", percent(*pages, whole))).collect();
-    format!("{}: {}", bytes(pages_to_bytes(whole)), told.join(", "))
+    told.join(", ")
 }
 
 /// What the key says. The script has the same list.
@@ -241,7 +248,9 @@ mod tests {
         let (small, large) = (guest(10), guest(20_000));
         assert_eq!(scale(&[&small]), 16);
         assert_eq!(scale(&[&small, &large]), 128);
-        let many: Vec<_> = std::iter::repeat_n(&small, 10_000).collect();
-        assert_eq!(scale(&many), 16 << 4, "ten cells cannot be fewer than one");
+        assert_eq!(scale(&vec![&small; 10_000]), 128, "two squares each");
+        assert_eq!(scale(&vec![&small; 30_000]), 256, "more guests than squares: one each");
+        let uneven = GuestFindings { page_map: vec![cell([9, 0, 0, 0, 0, 0, 8]); 3], ..Default::default() };
+        assert_eq!(scale(&[&small, &uneven]), 17, "cells of 16 and of 17 pages are squares alike");
     }
 }

@@ -1,6 +1,7 @@
 //! Text for HTML, and the small pieces that every section uses.
 
-use crate::table::printable;
+use crate::size::count;
+use crate::table::{Align, printable};
 use std::fmt::{self, Write as _};
 use std::io::{self, Write};
 
@@ -26,6 +27,27 @@ impl fmt::Display for Text<'_> {
     }
 }
 
+/// Pictures of guests that are shown at once; those of further guests are folded away.
+const SHOWN: usize = 24;
+
+/// Writes the first of `items` with `write`, and the others with it too, folded away under a line that says how
+/// many `what` they are.
+pub fn folding<T>(
+    out: &mut dyn Write,
+    items: &[T],
+    what: &str,
+    mut write: impl FnMut(&mut dyn Write, &[T]) -> io::Result<()>,
+) -> io::Result<()> {
+    let (shown, folded) = items.split_at(items.len().min(SHOWN));
+    write(out, shown)?;
+    if !folded.is_empty() {
+        writeln!(out, "<details><summary>{} {}</summary>", count(folded.len() as u64), Text(what))?;
+        write(out, folded)?;
+        writeln!(out, "</details>")?;
+    }
+    Ok(())
+}
+
 /// Writes the key of a picture: colour class and meaning.
 pub fn legend<'a>(out: &mut dyn Write, keys: impl IntoIterator<Item = (&'a str, &'a str)>) -> io::Result<()> {
     write!(out, "<ul class=\"legend\">")?;
@@ -40,12 +62,12 @@ pub fn legend<'a>(out: &mut dyn Write, keys: impl IntoIterator<Item = (&'a str, 
     writeln!(out, "</ul>")
 }
 
-/// Writes a table: headings, and rows of one name and figures. It scrolls by itself where it is too wide,
-/// with the keyboard too; `label` names it.
+/// Writes a table: columns by heading and alignment, and rows that begin with a name. It scrolls by itself
+/// where it is too wide, with the keyboard too; `label` names it.
 pub fn table(
     out: &mut dyn Write,
     label: &str,
-    headings: &[&str],
+    columns: &[(&str, Align)],
     rows: impl IntoIterator<Item = Vec<String>>,
 ) -> io::Result<()> {
     let label = Text(label);
@@ -54,21 +76,26 @@ pub fn table(
         "<div class=\"wide\" role=\"region\" tabindex=\"0\" aria-label=\"{label}\"><table><caption \
          class=\"unseen\">{label}</caption><thead><tr>"
     )?;
-    for heading in headings {
-        write!(out, "<th scope=\"col\">{}</th>", Text(heading))?;
+    for (heading, align) in columns {
+        write!(out, "<th scope=\"col\"{}>{}</th>", class_of(*align), Text(heading))?;
     }
     writeln!(out, "</tr></thead><tbody>")?;
     for row in rows {
-        let mut cells = row.iter();
-        if let Some(name) = cells.next() {
-            write!(out, "<tr><th scope=\"row\">{}</th>", Text(name))?;
-        }
-        for cell in cells {
-            write!(out, "<td>{}</td>", Text(cell))?;
+        write!(out, "<tr>")?;
+        for (n, (cell, (_, align))) in row.iter().zip(columns).enumerate() {
+            let (open, close) = if n == 0 { ("th scope=\"row\"", "th") } else { ("td", "td") };
+            write!(out, "<{open}{}>{}</{close}>", class_of(*align), Text(cell))?;
         }
         writeln!(out, "</tr>")?;
     }
     writeln!(out, "</tbody></table></div>")
+}
+
+const fn class_of(align: Align) -> &'static str {
+    match align {
+        Align::Left => " class=\"text\"",
+        Align::Right => "",
+    }
 }
 
 #[cfg(test)]
