@@ -1,7 +1,18 @@
 //! `/proc/PID/smaps` and `smaps_rollup`: what a process maps and how much memory each mapping holds.
 //! Kernel names, in bytes.
+//!
+//! Totals of a process come from one read of `smaps_rollup`, because the kernel then walks all page
+//! tables in one go and rounds the proportional set once. Mappings come from `smaps`. A process that ends
+//! or execs while its `smaps` is read leaves a list that simply stops; that is found out and is an error.
 
+use crate::mounts;
+use crate::{Error, Result};
 use page::HostVirt;
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 /// The counters of one mapping, or of a whole process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,7 +29,7 @@ pub struct Usage {
     pub thp_bytes: u64,
     /// `Private_Hugetlb` + `Shared_Hugetlb`
     pub hugetlb_bytes: u64,
-    /// `KSM`, since Linux 6.5
+    /// `KSM`, since Linux 6.6
     pub ksm_bytes: Option<u64>,
     /// `Locked`
     pub locked_bytes: u64,
@@ -45,11 +56,202 @@ pub struct Mapping {
     pub device: u64,
     /// Inode of the file; 0 for none.
     pub inode: u64,
-    /// File, or the kernel's name in brackets; empty for plain anonymous memory.
+    /// File, or the kernel's name in brackets; empty for plain anonymous memory. As the kernel prints it:
+    /// a newline is `\012`, and a file without a name left ends in ` (deleted)`.
     pub name: String,
+    /// The file behind it is memory that only looks like a file: memfd, tmpfs, System V, shared anonymous.
+    /// hugetlbfs files too.
+    pub shmem: bool,
     /// What it holds.
     pub usage: Usage,
     /// Two-letter `VmFlags`, in the kernel's order (`mg` mergeable, `ht` hugetlb, `io` device, `pf` PFN map,
     /// `lo` locked, `nh`, `hg` huge page advice, `um` `uw` userfaultfd).
     pub vm_flags: Vec<[u8; 2]>,
 }
+
+impl Usage {
+    /// The totals of process `pid`, from one read of `smaps_rollup`, or summed over `smaps` on kernels
+    /// without it (before 4.14).
+    ///
+    /// # Errors
+    /// [`Error::is_gone`] when the process has ended or never had memory (a kernel thread),
+    /// [`Error::is_denied`] when the caller may not look.
+    pub fn of(pid: u32) -> Result<Self> {
+        let path = PathBuf::from(format!("/proc/{pid}/smaps_rollup"));
+        match File::open(&path) {
+            Ok(file) => {
+                let mut entries = parse(BufReader::new(file), &path)?;
+                entries.pop().map(|m| m.usage).ok_or_else(|| gone(&path))
+            }
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {
+                Ok(Mapping::read_all(pid)?.iter().fold(Self::default(), |sum, m| sum.plus(&m.usage)))
+            }
+            Err(e) => Err(Error::file("open", path, e)),
+        }
+    }
+
+    /// The two together. KSM is known if either knows it.
+    pub fn plus(&self, other: &Self) -> Self {
+        Self {
+            rss_bytes: self.rss_bytes + other.rss_bytes,
+            pss_bytes: self.pss_bytes + other.pss_bytes,
+            uss_bytes: self.uss_bytes + other.uss_bytes,
+            swap_bytes: self.swap_bytes + other.swap_bytes,
+            thp_bytes: self.thp_bytes + other.thp_bytes,
+            hugetlb_bytes: self.hugetlb_bytes + other.hugetlb_bytes,
+            ksm_bytes: match (self.ksm_bytes, other.ksm_bytes) {
+                (None, None) => None,
+                (a, b) => Some(a.unwrap_or(0) + b.unwrap_or(0)),
+            },
+            locked_bytes: self.locked_bytes + other.locked_bytes,
+        }
+    }
+
+    /// Adds one `Key: N kB` line; keys that we do not count are passed over.
+    fn add(&mut self, key: &[u8], bytes: u64) {
+        match key {
+            b"Rss" => self.rss_bytes += bytes,
+            b"Pss" => self.pss_bytes += bytes,
+            b"Private_Clean" | b"Private_Dirty" => self.uss_bytes += bytes,
+            b"Swap" => self.swap_bytes += bytes,
+            b"AnonHugePages" | b"ShmemPmdMapped" | b"FilePmdMapped" => self.thp_bytes += bytes,
+            b"Private_Hugetlb" | b"Shared_Hugetlb" => self.hugetlb_bytes += bytes,
+            b"KSM" => *self.ksm_bytes.get_or_insert(0) += bytes,
+            b"Locked" => self.locked_bytes += bytes,
+            _ => {}
+        }
+    }
+}
+
+impl Mapping {
+    /// Everything that process `pid` maps, in address order.
+    ///
+    /// # Errors
+    /// [`Error::is_gone`] when the process has ended, execs meanwhile, or never had memory (a kernel
+    /// thread); [`Error::is_denied`] when the caller may not look.
+    pub fn read_all(pid: u32) -> Result<Vec<Self>> {
+        let path = PathBuf::from(format!("/proc/{pid}/smaps"));
+        let file = File::open(&path).map_err(|e| Error::file("open", &path, e))?;
+        let mut mappings = read_whole(BufReader::with_capacity(1 << 16, file), &path)?;
+        mark_shmem(&mut mappings, &mounts::tmpfs_devices(pid));
+        Ok(mappings)
+    }
+
+    /// Bytes of address space.
+    pub fn bytes(&self) -> u64 {
+        self.end.0 - self.start.0
+    }
+
+    /// Whether the two-letter VM flag is set.
+    pub fn has_flag(&self, flag: &[u8; 2]) -> bool {
+        self.vm_flags.contains(flag)
+    }
+
+    /// Whether a file is behind it, be it one that is only memory.
+    pub fn has_file(&self) -> bool {
+        self.inode != 0 || self.name.starts_with('/')
+    }
+}
+
+fn gone(path: &Path) -> Error {
+    Error::file("read", path, std::io::Error::from_raw_os_error(libc::ESRCH))
+}
+
+/// Parses an open `smaps` and makes sure that nothing is missing: when the address space goes away while
+/// it is read, the kernel says end of file where it has got to. The open file stays bound to the address
+/// space that it was opened for, so if that is gone, nothing can be read from the start either.
+fn read_whole(mut reader: BufReader<File>, path: &Path) -> Result<Vec<Mapping>> {
+    let mappings = parse(&mut reader, path)?;
+    let again = reader.get_ref().read_at(&mut [0], 0).map_err(|e| Error::file("read", path, e))?;
+    if again == 0 { Err(gone(path)) } else { Ok(mappings) }
+}
+
+/// Parses `smaps` or `smaps_rollup`. `path` is for messages.
+fn parse(mut reader: impl BufRead, path: &Path) -> Result<Vec<Mapping>> {
+    let mut mappings: Vec<Mapping> = Vec::new();
+    let mut line = Vec::with_capacity(256);
+    for number in 1.. {
+        line.clear();
+        if reader.read_until(b'\n', &mut line).map_err(|e| Error::file("read", path, e))? == 0 {
+            break;
+        }
+        let text = line.strip_suffix(b"\n").unwrap_or(&line);
+        let understood = if text.first().is_some_and(u8::is_ascii_uppercase) {
+            mappings.last_mut().and_then(|m| field(m, text))
+        } else {
+            header(text).map(|m| mappings.push(m))
+        };
+        if understood.is_none() {
+            let problem = format!("cannot make sense of {:?}", String::from_utf8_lossy(text));
+            return Err(Error::Malformed { path: path.into(), line: number, problem });
+        }
+    }
+    Ok(mappings)
+}
+
+/// `55be3f066000-55be3f069000 r--p 00000000 fe:00 247741       /usr/bin/sed`
+fn header(line: &[u8]) -> Option<Mapping> {
+    let (range, rest) = split(line, b' ')?;
+    let (start, end) = split(range, b'-')?;
+    let (rights, rest) = split(rest, b' ')?;
+    let (offset, rest) = split(rest, b' ')?;
+    let (device, rest) = split(rest, b' ')?;
+    let (major, minor) = split(device, b':')?;
+    // The kernel pads the inode with blanks up to the name, and ends the line with one if there is none.
+    let (inode, name) = split(rest, b' ').unwrap_or((rest, b""));
+    let &[read, write, execute, shared] = rights else { return None };
+    let (start, end) = (HostVirt(hex(start)?), HostVirt(hex(end)?));
+    let name = String::from_utf8_lossy(name.trim_ascii_start()).into_owned();
+    Some(Mapping {
+        start,
+        end: (end >= start).then_some(end)?,
+        read: read == b'r',
+        write: write == b'w',
+        execute: execute == b'x',
+        shared: shared == b's',
+        offset: hex(offset)?,
+        device: rustix::fs::makedev(hex(major)?.try_into().ok()?, hex(minor)?.try_into().ok()?),
+        inode: std::str::from_utf8(inode).ok()?.parse().ok()?,
+        name,
+        shmem: false,
+        usage: Usage::default(),
+        vm_flags: Vec::new(),
+    })
+}
+
+/// `Rss:     12 kB`, `VmFlags: rd mr mw me `, `THPeligible:    0`
+fn field(mapping: &mut Mapping, line: &[u8]) -> Option<()> {
+    let (key, value) = split(line, b':')?;
+    let value = value.trim_ascii();
+    if key == b"VmFlags" {
+        mapping.vm_flags.extend(value.split(|&b| b == b' ').filter_map(|f| <[u8; 2]>::try_from(f).ok()));
+    } else if let Some(kib) = value.strip_suffix(b" kB") {
+        let kib: u64 = std::str::from_utf8(kib).ok()?.parse().ok()?;
+        mapping.usage.add(key, kib.checked_mul(1024)?);
+    }
+    Some(())
+}
+
+fn split(bytes: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
+    let i = bytes.iter().position(|&b| b == at)?;
+    Some((&bytes[..i], &bytes[i + 1..]))
+}
+
+fn hex(digits: &[u8]) -> Option<u64> {
+    u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+}
+
+/// Files that are only memory go by the names the kernel gives them, or lie on a tmpfs.
+fn mark_shmem(mappings: &mut [Mapping], tmpfs: &HashSet<u64>) {
+    const NAMES: [&str; 5] = ["/memfd:", "/dev/shm/", "/SYSV", "/dev/zero (deleted)", "/anon_hugepage"];
+    for m in mappings.iter_mut().filter(|m| m.has_file() || m.name.starts_with("[anon_shmem:")) {
+        m.shmem = m.name.starts_with("[anon_shmem:")
+            || NAMES.iter().any(|n| m.name.starts_with(n))
+            || m.has_flag(b"ht")
+            || (m.device != 0 && tmpfs.contains(&m.device));
+    }
+}
+
+#[cfg(test)]
+#[path = "smaps_tests.rs"]
+mod tests;

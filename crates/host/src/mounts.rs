@@ -1,0 +1,64 @@
+//! `/proc/PID/mountinfo`: which file systems are only memory, and whether `/proc` hides processes.
+
+use std::collections::HashSet;
+use std::fs;
+
+/// Device numbers, as `st_dev` encodes them, of the tmpfs mounts that process `pid` sees. Empty when they
+/// cannot be read: the process may be gone.
+pub(crate) fn tmpfs_devices(pid: u32) -> HashSet<u64> {
+    let text = fs::read(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+    parse_tmpfs_devices(&String::from_utf8_lossy(&text))
+}
+
+fn parse_tmpfs_devices(mountinfo: &str) -> HashSet<u64> {
+    let device_of = |line: &str| {
+        let (mount, filesystem) = line.split_once(" - ")?;
+        let kind = filesystem.split(' ').next()?;
+        let (major, minor) = mount.split(' ').nth(2)?.split_once(':')?;
+        matches!(kind, "tmpfs" | "devtmpfs" | "hugetlbfs")
+            .then_some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+    };
+    mountinfo.lines().filter_map(device_of).collect()
+}
+
+/// Whether `/proc` is mounted so that processes of other users cannot be seen at all
+/// (`hidepid=invisible`, `hidepid=ptraceable`).
+pub fn proc_hides_processes() -> bool {
+    fs::read("/proc/self/mountinfo").is_ok_and(|text| parse_hides_processes(&String::from_utf8_lossy(&text)))
+}
+
+fn parse_hides_processes(mountinfo: &str) -> bool {
+    let hides = |options: &str| {
+        options.split(',').any(|o| matches!(o, "hidepid=2" | "hidepid=4" | "hidepid=invisible" | "hidepid=ptraceable"))
+    };
+    // A later mount on the same directory covers an earlier one.
+    let proc = mountinfo.lines().rfind(|l| l.split(' ').nth(4) == Some("/proc"));
+    proc.and_then(|l| l.split_once(" - ")).and_then(|(_, fs)| fs.split(' ').nth(2)).is_some_and(hides)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+22 28 0:20 / /proc rw,nosuid,nodev,noexec,relatime shared:12 - proc proc rw,hidepid=invisible
+23 28 0:5 / /dev rw,nosuid shared:2 - devtmpfs udev rw,size=12334492k,mode=755
+24 23 0:22 / /dev/shm rw,nosuid,nodev shared:4 - tmpfs tmpfs rw
+28 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
+31 23 0:33 / /dev/hugepages rw,relatime shared:15 - hugetlbfs hugetlbfs rw,pagesize=2M
+";
+
+    #[test]
+    fn memory_file_systems_are_told_by_type() {
+        let devices = parse_tmpfs_devices(MOUNTS);
+        assert_eq!(devices, [5, 22, 33].map(|minor| rustix::fs::makedev(0, minor)).into());
+    }
+
+    #[test]
+    fn the_mount_of_proc_that_counts_is_the_last() {
+        assert!(parse_hides_processes(MOUNTS));
+        let covered = format!("{MOUNTS}99 28 0:77 / /proc rw - proc proc rw\n");
+        assert!(!parse_hides_processes(&covered));
+        assert!(!parse_hides_processes(""));
+    }
+}

@@ -1,0 +1,170 @@
+//! One process and no other: a pid is used again once its process has gone, so a process is named by its
+//! pid together with its start time, and signals go through a pidfd after both were compared.
+
+use crate::{Error, Result};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
+use serde::{Deserialize, Serialize};
+use std::fs;
+
+/// `PF_KTHREAD` of the kernel's `task_struct::flags`.
+const PF_KTHREAD: u64 = 0x0020_0000;
+
+/// What `/proc/PID/stat` says, as far as it is used here. Times are in clock ticks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessStat {
+    /// One letter: `R` running, `S` sleeping, `Z` ended and not yet collected by its parent, ...
+    pub state: u8,
+    /// The parent's pid; 0 for none.
+    pub parent: u32,
+    /// A thread of the kernel: it has no memory of its own.
+    pub kernel_thread: bool,
+    /// CPU time used, in user and in kernel mode, by all its threads.
+    pub cpu_ticks: u64,
+    /// When it started, after boot.
+    pub start_ticks: u64,
+}
+
+/// One process, now and for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ProcessId {
+    /// Its pid, as long as it lives.
+    pub pid: u32,
+    /// When it started, in clock ticks after boot.
+    pub start_ticks: u64,
+}
+
+impl ProcessStat {
+    /// Reads the line of `/proc/PID/stat`; `None` if it is not one.
+    pub fn parse(line: &str) -> Option<Self> {
+        // The name, in parentheses, may hold blanks and parentheses itself.
+        let (_, rest) = line.rsplit_once(')')?;
+        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+        // Numbered as in proc_pid_stat(5), where the state is field 3.
+        let number = |n: usize| fields.get(n - 3)?.parse::<u64>().ok();
+        Some(Self {
+            state: *fields.first()?.as_bytes().first()?,
+            parent: number(4)?.try_into().ok()?,
+            kernel_thread: number(9)? & PF_KTHREAD != 0,
+            cpu_ticks: number(14)?.saturating_add(number(15)?),
+            start_ticks: number(22)?,
+        })
+    }
+
+    /// Reads it of a process that lives or was not collected yet.
+    ///
+    /// # Errors
+    /// [`Error::is_gone`] if there is no such process.
+    pub fn read(pid: u32) -> Result<Self> {
+        let path = format!("/proc/{pid}/stat");
+        let bytes = fs::read(&path).map_err(|e| Error::file("read", &path, e))?;
+        Self::parse(&String::from_utf8_lossy(&bytes)).ok_or_else(|| Error::Malformed {
+            path: path.into(),
+            line: 1,
+            problem: "not the fields that the kernel documents".into(),
+        })
+    }
+
+    /// Whether it has ended and only waits for its parent to collect it.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.state, b'Z' | b'X')
+    }
+}
+
+impl ProcessId {
+    /// The process that has this pid now.
+    ///
+    /// # Errors
+    /// [`Error::is_gone`] if there is none.
+    pub fn of(pid: u32) -> Result<Self> {
+        Ok(Self { pid, start_ticks: ProcessStat::read(pid)?.start_ticks })
+    }
+
+    /// What the kernel says about it; `None` once it has ended, even if its parent did not collect it.
+    pub fn stat(&self) -> Option<ProcessStat> {
+        ProcessStat::read(self.pid).ok().filter(|s| s.start_ticks == self.start_ticks && !s.has_ended())
+    }
+
+    /// Whether it runs.
+    pub fn is_alive(&self) -> bool {
+        self.stat().is_some()
+    }
+
+    /// Asks it to end (`SIGTERM`). True if the signal was sent; false if it has ended or is not ours to end.
+    pub fn terminate(&self) -> bool {
+        self.signal(Signal::TERM)
+    }
+
+    /// Ends it (`SIGKILL`). True if the signal was sent; false if it has ended or is not ours to end.
+    pub fn kill(&self) -> bool {
+        self.signal(Signal::KILL)
+    }
+
+    /// Collects it if it has ended and is a child of this process; otherwise does nothing.
+    pub fn collect(&self) {
+        if let Some(pid) = self.raw() {
+            // The error is "not a child of ours", or it was collected already: nothing to do.
+            let _ = waitpid(Some(pid), WaitOptions::NOHANG);
+        }
+    }
+
+    /// The pidfd keeps to the process that it was opened on, so the comparison after opening holds for it.
+    fn signal(&self, signal: Signal) -> bool {
+        let Some(pidfd) = self.raw().and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
+            return false;
+        };
+        self.is_alive() && pidfd_send_signal(&pidfd, signal).is_ok()
+    }
+
+    fn raw(&self) -> Option<Pid> {
+        Pid::from_raw(self.pid.try_into().ok()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn a_name_with_parentheses_and_blanks() {
+        let line = "4711 (a) S (b) c) T 12 1 1 0 -1 4194304 104 0 0 0 30 4 0 0 20 0 1 0 987654 1 1 0\n";
+        let stat = ProcessStat::parse(line).unwrap();
+        let expected =
+            ProcessStat { state: b'T', parent: 12, kernel_thread: false, cpu_ticks: 34, start_ticks: 987_654 };
+        assert_eq!(stat, expected);
+        assert_eq!(ProcessStat::parse("4711 (short) S 1"), None);
+        assert_eq!(ProcessStat::parse(""), None);
+    }
+
+    #[test]
+    fn threads_of_the_kernel_are_told_by_their_flag() {
+        let line = "2 (kthreadd) S 0 0 0 0 -1 2129984 0 0 0 0 0 0 0 0 20 0 1 0 4 0 0 0\n";
+        assert!(ProcessStat::parse(line).unwrap().kernel_thread);
+    }
+
+    #[test]
+    fn a_process_lives_until_it_was_ended() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let id = ProcessId::of(child.id()).unwrap();
+        assert!(id.is_alive());
+        assert!(id.kill());
+        while id.is_alive() {}
+        assert!(!id.terminate(), "a signal went to a process that has ended");
+        assert!(ProcessStat::read(id.pid).unwrap().has_ended());
+        id.collect();
+        assert!(ProcessId::of(id.pid).unwrap_err().is_gone());
+        assert!(child.wait().is_err(), "it was collected already");
+    }
+
+    #[test]
+    fn another_process_with_the_same_pid_is_left_alone() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let id = ProcessId::of(child.id()).unwrap();
+        let earlier = ProcessId { start_ticks: id.start_ticks - 1, ..id };
+        assert!(!earlier.is_alive());
+        assert!(!earlier.kill());
+        assert!(id.is_alive());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,180 @@
+use super::*;
+use std::process::{Child, Command, Stdio};
+
+/// From a real process, shortened; the last name holds blanks, an escaped newline and a deletion.
+const SMAPS: &str = "\
+55be3f066000-55be3f069000 r--p 00001000 fe:00 247741                     /usr/bin/sed
+Size:                 12 kB
+KernelPageSize:        4 kB
+Rss:                  12 kB
+Pss:                   7 kB
+Shared_Clean:          4 kB
+Private_Clean:         8 kB
+Private_Dirty:         0 kB
+KSM:                   0 kB
+AnonHugePages:         0 kB
+Swap:                  0 kB
+SwapPss:               0 kB
+Locked:                0 kB
+THPeligible:           0
+ProtectionKey:         0
+VmFlags: rd mr mw me 
+7fd893e00000-7fd89be00000 rw-p 00000000 00:00 0 
+Size:             131072 kB
+Rss:                4096 kB
+Pss:                4096 kB
+Pss_Dirty:          4096 kB
+Private_Clean:         0 kB
+Private_Dirty:      4096 kB
+KSM:                   8 kB
+AnonHugePages:      2048 kB
+ShmemPmdMapped:        0 kB
+FilePmdMapped:         0 kB
+Shared_Hugetlb:        0 kB
+Private_Hugetlb:    2048 kB
+Swap:                 16 kB
+Locked:                4 kB
+VmFlags: rd wr mr mw me dc ac hg mg um 
+7fd89be00000-7fd89be02000 rw-s 00000000 00:01 1031                       /memfd:my ram\\012x (deleted)
+Rss:                   8 kB
+";
+
+fn parse_text(text: &str) -> Result<Vec<Mapping>> {
+    parse(text.as_bytes(), Path::new("/proc/1/smaps"))
+}
+
+#[test]
+fn mappings_of_a_current_kernel() {
+    let maps = parse_text(SMAPS).unwrap();
+    assert_eq!(maps.len(), 3);
+    let sed = &maps[0];
+    assert_eq!((sed.start.0, sed.bytes(), sed.offset), (0x55be_3f06_6000, 0x3000, 0x1000));
+    assert_eq!((sed.read, sed.write, sed.execute, sed.shared), (true, false, false, false));
+    assert_eq!((sed.device, sed.inode, sed.name.as_str()), (rustix::fs::makedev(0xfe, 0), 247_741, "/usr/bin/sed"));
+    assert_eq!((sed.usage.pss_bytes, sed.usage.uss_bytes, sed.usage.ksm_bytes), (7 << 10, 8 << 10, Some(0)));
+    let ram = &maps[1];
+    assert_eq!(ram.name, "");
+    let expected = Usage {
+        rss_bytes: 4096 << 10,
+        pss_bytes: 4096 << 10,
+        uss_bytes: 4096 << 10,
+        swap_bytes: 16 << 10,
+        thp_bytes: 2048 << 10,
+        hugetlb_bytes: 2048 << 10,
+        ksm_bytes: Some(8 << 10),
+        locked_bytes: 4 << 10,
+    };
+    assert_eq!(ram.usage, expected);
+    assert!(ram.has_flag(b"mg") && ram.has_flag(b"um") && !ram.has_flag(b"lo"));
+    assert!(!ram.has_file() && sed.has_file());
+}
+
+#[test]
+fn what_old_kernels_lack_is_none() {
+    let memfd = &parse_text(SMAPS).unwrap()[2];
+    assert_eq!(memfd.name, "/memfd:my ram\\012x (deleted)");
+    assert!(memfd.shared && memfd.write);
+    assert_eq!((memfd.usage.ksm_bytes, memfd.vm_flags.len()), (None, 0));
+}
+
+#[test]
+fn nonsense_is_an_error_with_its_line() {
+    for bad in ["Rss: 1 kB\n", "nonsense\n", "2000-1000 rw-p 0 0:0 0 \n", "1000-2000 rw-p 0 0:0 0 \nRss: many kB\n"] {
+        assert!(matches!(parse_text(bad), Err(Error::Malformed { .. })), "{bad:?}");
+    }
+    let text = format!("{SMAPS}Rss: 99999999999999999999 kB\n");
+    assert!(matches!(parse_text(&text), Err(Error::Malformed { line: 35, .. })));
+    assert_eq!(parse_text("").unwrap(), []);
+}
+
+#[test]
+fn memory_that_looks_like_a_file_is_told_from_files() {
+    let line = |rights: &str, device: &str, inode: u32, name: &str| {
+        parse_text(&format!("1000-2000 {rights} 00000000 {device} {inode}  {name}\n")).unwrap().remove(0)
+    };
+    let mut maps = vec![
+        line("rw-s", "00:01", 5, "/memfd:pc.ram (deleted)"),
+        line("rw-s", "00:16", 6, "/dev/shm/x"),
+        line("rw-s", "00:01", 7, "/SYSV00000000 (deleted)"),
+        line("rw-s", "00:01", 8, "/dev/zero (deleted)"),
+        line("rw-s", "00:21", 9, "/run/on-a-tmpfs"),
+        line("rw-s", "00:00", 0, "[anon_shmem:ram]"),
+        line("rw-s", "fe:00", 9, "/home/on-a-disk"),
+        line("r--p", "fe:00", 10, "/usr/lib/libc.so.6"),
+        line("rw-p", "00:00", 0, "[heap]"),
+        line("rw-p", "00:00", 0, ""),
+    ];
+    mark_shmem(&mut maps, &[rustix::fs::makedev(0, 0x21)].into());
+    let shmem: Vec<bool> = maps.iter().map(|m| m.shmem).collect();
+    assert_eq!(shmem, [true, true, true, true, true, true, false, false, false, false]);
+}
+
+/// A child that has stopped itself: its accounts do not move while we look.
+fn stopped(script: &str) -> Child {
+    let child = Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).spawn().unwrap();
+    while crate::ProcessStat::read(child.id()).unwrap().state != b'T' {
+        std::thread::yield_now();
+    }
+    child
+}
+
+fn end(mut child: Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn totals_are_those_of_smaps_rollup_and_mappings_add_up_to_them() {
+    // The shell in parentheses is a fork that shares the string's pages until our end of its input closes.
+    let child = stopped("x=$(head -c 3000000 /dev/zero | tr '\\0' x); (kill -STOP $$; read end); :");
+    let rollup = || std::fs::read_to_string(format!("/proc/{}/smaps_rollup", child.id())).unwrap();
+    // The fork may still touch a page or two, which moves the stopped one's shares.
+    let (usage, rollup) = loop {
+        let (before, usage, after) = (rollup(), Usage::of(child.id()).unwrap(), rollup());
+        if before == after {
+            break (usage, after);
+        }
+    };
+    let kib = |key: &str| -> u64 {
+        let line = rollup.lines().find(|l| l.split(':').next() == Some(key)).unwrap();
+        line.split_ascii_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+    };
+    assert_eq!(usage.rss_bytes, kib("Rss"));
+    assert_eq!(usage.pss_bytes, kib("Pss"));
+    assert_eq!(usage.uss_bytes, kib("Private_Clean") + kib("Private_Dirty"));
+    assert_eq!(usage.swap_bytes, kib("Swap"));
+    assert_eq!(usage.ksm_bytes, Some(kib("KSM")));
+    assert!(usage.rss_bytes > 3_000_000 && usage.uss_bytes < usage.pss_bytes);
+    let maps = Mapping::read_all(child.id()).unwrap();
+    let sum = maps.iter().fold(Usage::default(), |sum, m| sum.plus(&m.usage));
+    assert_eq!((sum.rss_bytes, sum.uss_bytes, sum.swap_bytes), (usage.rss_bytes, usage.uss_bytes, usage.swap_bytes));
+    // Each mapping's share is rounded down to a KiB, the total only once.
+    assert!(sum.pss_bytes <= usage.pss_bytes && usage.pss_bytes - sum.pss_bytes <= (maps.len() as u64) << 10);
+    end(child);
+}
+
+#[test]
+fn a_list_cut_short_by_the_end_of_its_process_is_an_error() {
+    let child = stopped("kill -STOP $$");
+    let path = PathBuf::from(format!("/proc/{}/smaps", child.id()));
+    let mut reader = BufReader::with_capacity(4096, File::open(&path).unwrap());
+    // The first part is read while it lives, so what follows parses well and just ends early.
+    assert!(!reader.fill_buf().unwrap().is_empty());
+    end(child);
+    assert!(read_whole(reader, &path).unwrap_err().is_gone());
+}
+
+#[test]
+fn processes_without_memory_are_gone_not_empty() {
+    let mut zombie = Command::new("true").spawn().unwrap();
+    while !crate::ProcessStat::read(zombie.id()).unwrap().has_ended() {
+        std::thread::yield_now();
+    }
+    assert!(Usage::of(zombie.id()).unwrap_err().is_gone());
+    assert!(Mapping::read_all(zombie.id()).unwrap_err().is_gone());
+    zombie.wait().unwrap();
+    let kthreadd = crate::Process::read(2).unwrap();
+    if kthreadd.stat.kernel_thread {
+        assert!(Mapping::read_all(2).unwrap_err().is_gone());
+    }
+}
