@@ -44,23 +44,30 @@ pub fn write(out: &mut dyn Write, full: u64, bars: impl IntoIterator<Item = Bar>
             write!(out, " <span class=\"quiet\">{}</span>", Text(&bar.note))?;
         }
         write!(out, "</span>")?;
-        picture(out, full, &bar)?;
+        picture(out, full, &bar.name, &bar.parts, bar.mark.as_ref())?;
         writeln!(out, "<span class=\"figure\">{}</span></div>", Text(&bar.figure))?;
     }
     writeln!(out, "</div>")
 }
 
-fn picture(out: &mut dyn Write, full: u64, bar: &Bar) -> io::Result<()> {
-    let told: Vec<_> = bar.parts.iter().filter(|part| part.amount > 0).map(|part| part.title.as_str()).collect();
+/// Writes only the bar: `parts` on the scale on which `full` fills the width.
+pub fn picture(
+    out: &mut dyn Write,
+    full: u64,
+    name: &str,
+    parts: &[Part],
+    mark: Option<&(u64, String)>,
+) -> io::Result<()> {
+    let told: Vec<_> = parts.iter().filter(|part| part.amount > 0).map(|part| part.title.as_str()).collect();
     write!(
         out,
         "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{}: {}\">",
-        Text(&bar.name),
+        Text(name),
         Text(&told.join("; "))
     )?;
     let units = |amount: u64| (amount as f64 / full.max(1) as f64 * WIDTH).min(WIDTH);
     let mut left = 0;
-    for part in bar.parts.iter().filter(|part| part.amount > 0) {
+    for part in parts.iter().filter(|part| part.amount > 0) {
         let (x, end) = (units(left), units(left.saturating_add(part.amount)));
         write!(
             out,
@@ -71,7 +78,7 @@ fn picture(out: &mut dyn Write, full: u64, bar: &Bar) -> io::Result<()> {
         )?;
         left = left.saturating_add(part.amount);
     }
-    if let Some((at, meaning)) = &bar.mark {
+    if let Some((at, meaning)) = mark {
         let (from, to) = (units(left), units(*at));
         write!(
             out,

@@ -1,9 +1,9 @@
 //! Footprint bars: the proportional set of each guest, split by region, with its resident set marked.
 
 use super::bars::{self, Bar, Part};
-use super::text::{Text, folding, legend, table};
+use super::text::{NAME_CHARS, Text, folding, legend, table};
 use crate::size::{bytes, mib};
-use crate::table::Align;
+use crate::table::{Align, shorten};
 use crate::words;
 use guest::Footprint;
 use page::Region;
@@ -35,7 +35,7 @@ pub fn write(out: &mut dyn Write, footprints: &[Footprint]) -> io::Result<()> {
     let row = |f: &Footprint| {
         let whole = [f.rss_bytes, f.pss_bytes, f.uss_bytes, f.swap_bytes];
         let regions = present.iter().map(|r| pss_of(f, *r));
-        [f.guest.name.clone()].into_iter().chain(whole.into_iter().chain(regions).map(mib)).collect()
+        [shorten(&f.guest.name, NAME_CHARS)].into_iter().chain(whole.into_iter().chain(regions).map(mib)).collect()
     };
     table(out, "Footprints in MiB", &columns, footprints.iter().map(row))?;
     writeln!(out, "<p class=\"quiet\">{}</p></details></section>", Text("Regions are proportional sets."))

@@ -1,8 +1,8 @@
 //! Every guest's figures.
 
-use super::text::table;
+use super::text::{NAME_CHARS, table};
 use crate::size::mib;
-use crate::table::Align;
+use crate::table::{Align, shorten};
 use crate::words;
 use census::GuestFindings;
 use page::{Region, pages_to_bytes};
@@ -41,7 +41,7 @@ pub fn write(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
     let mut columns = vec![("guest", Align::Left), ("group", Align::Left), ("kind", Align::Left)];
     columns.extend(shown.iter().map(|(name, ..)| (*name, Align::Right)));
     let row = |g: &GuestFindings| {
-        let names = [g.name.clone(), g.group.clone(), g.kind.clone()];
+        let names = [shorten(&g.name, NAME_CHARS), shorten(&g.group, NAME_CHARS), g.kind.clone()];
         names.into_iter().chain(shown.iter().map(|(_, of, _)| size(of(g)))).collect()
     };
     table(out, "Guests", &columns, guests.iter().map(row))?;
@@ -57,7 +57,7 @@ fn by_region(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
     let row = |g: &GuestFindings| {
         let of = |r: &Region| g.regions.iter().filter(|x| x.region == *r).map(|x| x.incremental_pages).sum();
         let pages = [g.incremental_pages].into_iter().chain(present.iter().map(of));
-        [g.name.clone()].into_iter().chain(pages.map(size)).collect()
+        [shorten(&g.name, NAME_CHARS)].into_iter().chain(pages.map(size)).collect()
     };
     writeln!(out, "<details><summary>Incremental memory by region, in MiB</summary>")?;
     table(out, "Incremental memory by region in MiB", &columns, guests.iter().map(row))?;

@@ -2,9 +2,9 @@
 //! own, what is shared by groups anyway, and what only merging across groups would save.
 
 use super::bars::{self, Bar, Part};
-use super::text::{Text, legend, table};
+use super::text::{NAME_CHARS, Text, folding, legend, table};
 use crate::size::{bytes, mib, percent};
-use crate::table::Align;
+use crate::table::{Align, shorten};
 use crate::words::{self, plural};
 use census::Findings;
 use page::pages_to_bytes;
@@ -33,7 +33,7 @@ pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     }
     let row = |g: &census::GroupFindings| {
         vec![
-            g.name.clone(),
+            shorten(&g.name, NAME_CHARS),
             g.guests.len().to_string(),
             mib(pages_to_bytes(g.resident_pages)),
             mib(pages_to_bytes(g.saved_pages)),
@@ -42,7 +42,9 @@ pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     };
     let figures = ["guests", "resident, MiB", "can save, MiB", "share"].map(|name| (name, Align::Right));
     let columns: Vec<_> = [("group", Align::Left)].into_iter().chain(figures).collect();
-    table(out, "What each group can save", &columns, findings.groups.iter().map(row))?;
+    folding(out, &findings.groups, "further groups", |out, some| {
+        table(out, "What each group can save", &columns, some.iter().map(row))
+    })?;
     writeln!(out, "</section>")
 }
 

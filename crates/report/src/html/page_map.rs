@@ -1,8 +1,9 @@
 //! The page map: every guest as rows of small squares in address order, each some neighbouring pages,
 //! coloured by what most of them are. One scale for all guests, coarse enough that the file stays small.
 
+use super::bars::{self, Part};
 use super::text::{Text, folding, legend};
-use crate::size::{bytes, percent};
+use crate::size::{bytes, count, percent};
 use crate::words;
 use census::{GuestFindings, MapCell, Share};
 use page::{Region, pages_to_bytes};
@@ -13,7 +14,7 @@ use std::io::{self, Write};
 const COLUMNS: usize = 128;
 /// Most squares of one guest, and of all: bounds the size of the file.
 const GUEST_CELLS: usize = 4096;
-const ALL_CELLS: usize = 24_576;
+const ALL_CELLS: usize = 65_536;
 
 /// Squares of one region of one guest: pages by [`Share`].
 type Cells = Vec<[u32; Share::ALL.len()]>;
@@ -27,10 +28,12 @@ pub fn write(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
     let scale = scale(&guests);
     writeln!(
         out,
-        "<section id=\"maps\"><h2>Page maps</h2><p>Each guest\u{2019}s memory, part by part in the order of its addresses. A square is \
-         up to {} ({scale} pages), coloured by what most of its pages are; point at one, or walk them with the arrow \
-         keys, for its figures.</p><figure>",
+        "<section id=\"maps\"><h2>Page maps</h2><p>What each guest\u{2019}s pages are and who else holds the same. The bar \
+         counts them all. Below it lies the memory, part by part in the order of its addresses: a square is up to {} \
+         ({} pages), coloured by what most of its pages are. Point at one, or walk with the arrow keys, for its \
+         figures.</p><figure>",
         bytes(pages_to_bytes(scale)),
+        count(scale),
     )?;
     legend(out, Share::ALL.map(|share| (class(share), meaning(share))))?;
     folding(out, &guests, "further guests", |out, some| some.iter().try_for_each(|guest| map(out, guest, scale)))?;
@@ -41,12 +44,11 @@ pub fn write(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
 fn map(out: &mut dyn Write, guest: &GuestFindings, scale: u64) -> io::Result<()> {
     writeln!(
         out,
-        "<div class=\"map\"><h3>{} <span class=\"quiet\">{} \u{b7} {}</span></h3><p class=\"quiet\">{}</p>",
+        "<div class=\"map\"><h3>{} <span class=\"quiet\">{}</span></h3>",
         Text(&guest.name),
         Text(&guest.group),
-        bytes(pages_to_bytes(pages_of(&guest.page_map))),
-        Text(&by_share(&guest.page_map))
     )?;
+    shares(out, &guest.page_map)?;
     for region in Region::ALL {
         let cells = merge(cells_of(guest, region), scale);
         if !cells.is_empty() {
@@ -170,15 +172,25 @@ fn pages_of<'a>(cells: impl IntoIterator<Item = &'a MapCell>) -> u64 {
     cells.into_iter().flat_map(|cell| cell.pages).map(u64::from).sum()
 }
 
-/// A guest's pages by share, in words.
-fn by_share(cells: &[MapCell]) -> String {
+/// A guest's pages by share: exact, where the squares only show what prevails.
+fn shares(out: &mut dyn Write, cells: &[MapCell]) -> io::Result<()> {
     let sum = |share: Share| -> u64 { cells.iter().map(|cell| u64::from(cell.pages[share as usize])).sum() };
     let whole = pages_of(cells);
-    let mut by_share: Vec<_> = Share::ALL.into_iter().map(|share| (sum(share), meaning(share))).collect();
-    by_share.retain(|(pages, _)| *pages > 0);
-    by_share.sort_by_key(|(pages, _)| std::cmp::Reverse(*pages));
-    let told: Vec<_> = by_share.iter().map(|(pages, what)| format!("{} {what}", percent(*pages, whole))).collect();
-    told.join(", ")
+    let part = |share| {
+        let title = format!("{} {}", percent(sum(share), whole), meaning(share));
+        Part { class: class(share), amount: sum(share), title }
+    };
+    let mut parts: Vec<_> = Share::ALL.map(part).into();
+    parts.retain(|part| part.amount > 0);
+    let told: Vec<_> = parts.iter().map(|part| part.title.as_str()).collect();
+    let size = bytes(pages_to_bytes(whole));
+    writeln!(
+        out,
+        "<p class=\"quiet\">{}</p><div class=\"block\"><span>altogether</span><span class=\"quiet\">{size}</span>",
+        told.join(", ")
+    )?;
+    bars::picture(out, whole, "altogether", &parts, None)?;
+    writeln!(out, "</div>")
 }
 
 /// What the key says. The script has the same list.
@@ -248,8 +260,8 @@ mod tests {
         let (small, large) = (guest(10), guest(20_000));
         assert_eq!(scale(&[&small]), 16);
         assert_eq!(scale(&[&small, &large]), 128);
-        assert_eq!(scale(&vec![&small; 10_000]), 128, "two squares each");
-        assert_eq!(scale(&vec![&small; 30_000]), 256, "more guests than squares: one each");
+        assert_eq!(scale(&vec![&small; 10_000]), 32, "five squares each");
+        assert_eq!(scale(&vec![&small; 70_000]), 256, "more guests than squares: one each");
         let uneven = GuestFindings { page_map: vec![cell([9, 0, 0, 0, 0, 0, 8]); 3], ..Default::default() };
         assert_eq!(scale(&[&small, &uneven]), 17, "cells of 16 and of 17 pages are squares alike");
     }

@@ -27,7 +27,9 @@ impl fmt::Display for Text<'_> {
     }
 }
 
-/// Pictures of guests that are shown at once; those of further guests are folded away.
+/// Longest name in a table; page maps show names in full.
+pub const NAME_CHARS: usize = 28;
+/// Guests or groups that are shown at once where each takes room; further ones are folded away.
 const SHOWN: usize = 24;
 
 /// Writes the first of `items` with `write`, and the others with it too, folded away under a line that says how
