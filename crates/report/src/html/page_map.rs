@@ -187,7 +187,7 @@ fn shares(out: &mut dyn Write, cells: &[MapCell]) -> io::Result<()> {
     writeln!(
         out,
         "<p class=\"quiet\">{}</p><div class=\"block\"><span>altogether</span><span class=\"quiet\">{size}</span>",
-        told.join(", ")
+        Text(&told.join(", "))
     )?;
     bars::picture(out, whole, "altogether", &parts, None)?;
     writeln!(out, "</div>")
