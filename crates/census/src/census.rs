@@ -31,7 +31,6 @@ pub struct Census {
 pub struct Collector<'a> {
     shard: Shard<'a>,
     layout: &'a Layout,
-    interval: &'a Interval,
     zeros: Zeros,
     /// Keep an entry for every zero page too: a watch wants to know each page.
     every_page: bool,
@@ -45,11 +44,6 @@ pub struct Collected {
 }
 
 impl Collector<'_> {
-    /// Whether this pass covers a fingerprint.
-    pub fn wants(&self, fingerprint: Fingerprint) -> bool {
-        self.interval.covers(fingerprint.0)
-    }
-
     /// Takes a sample if this pass covers its fingerprint.
     pub fn push(&mut self, sample: &PageSample) {
         let counted = sample.fingerprint == Fingerprint::ZERO_PAGE && !sample.mapped_elsewhere && !sample.ksm;
@@ -85,7 +79,6 @@ impl Census {
         Collector {
             shard: Shard::new(interval, most_bytes),
             layout: &self.layout,
-            interval,
             zeros: Zeros::default(),
             every_page: self.round.is_some(),
         }
@@ -117,6 +110,11 @@ impl Census {
         if let Some(zeros) = zeros {
             tally.class(layout, &[], Some(&zeros));
         }
+    }
+
+    /// Passes counted so far.
+    pub const fn passes(&self) -> u32 {
+        self.passes
     }
 
     /// The findings, without what only the scan knows, and this round for comparing the next one with it.

@@ -45,12 +45,14 @@ pub struct HostFindings {
     pub pages_hashed: u64,
     /// Wall time of the census.
     pub seconds: f64,
-    /// Bytes fingerprinted a second and thread while scanning: reading, hashing, indexing.
+    /// Bytes fingerprinted a second of that wall time: looking up, reading, hashing, indexing.
     pub hash_gib_per_s: f64,
     /// Scanning threads.
     pub threads: usize,
     /// Most memory the index ever held.
     pub index_bytes: u64,
+    /// Most memory this process has had resident.
+    pub peak_rss_bytes: Option<u64>,
     /// Passes over the hash space; 1 when the index fitted.
     pub passes: u32,
     /// `exact` when page frames were visible, `inferred` when frames had to be told apart by file and

@@ -24,8 +24,10 @@
 use crate::Entry;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Entries by which a shard without bound grows, so that little stands empty.
-const GROWTH_ENTRIES: usize = 64 * 1024;
+/// A shard grows by this part of what it holds, so that little stands empty, and by this much at least.
+const GROWTH_PART: usize = 16;
+/// See [`GROWTH_PART`].
+const LEAST_GROWTH_ENTRIES: usize = 1024;
 /// The least a bounded shard may hold, so that passes stay few.
 const LEAST_SHARD_ENTRIES: usize = 1024;
 
@@ -82,12 +84,18 @@ impl<'a> Shard<'a> {
     }
 
     fn make_room(&mut self) {
-        let left = self.most_entries.map_or(GROWTH_ENTRIES, |most| most.saturating_sub(self.entries.len()));
-        if left == 0 && self.drop_upper_half() {
-            return;
-        }
-        // With nothing left and nothing to drop, one content alone fills the shard.
-        let growth = if left == 0 { GROWTH_ENTRIES } else { left.min(GROWTH_ENTRIES) };
+        let wanted = (self.entries.len() / GROWTH_PART).max(LEAST_GROWTH_ENTRIES);
+        let growth = match self.most_entries.map(|most| most.saturating_sub(self.entries.len())) {
+            None => wanted,
+            Some(0) => {
+                if self.drop_upper_half() {
+                    return;
+                }
+                // One content alone fills the shard.
+                wanted
+            }
+            Some(left) => wanted.min(left),
+        };
         self.entries.reserve_exact(growth);
         self.peak_bytes = self.peak_bytes.max(self.entries.capacity() * size_of::<Entry>());
     }

@@ -43,6 +43,12 @@ impl Error {
             if matches!(source.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)))
     }
 
+    /// Whether the address is not, or no longer, one of the process.
+    pub fn is_bad_address(&self) -> bool {
+        matches!(self, Self::File { source, .. }
+            if matches!(source.raw_os_error(), Some(libc::EFAULT | libc::EIO)))
+    }
+
     /// Whether rights are missing.
     pub fn is_denied(&self) -> bool {
         matches!(self, Self::File { source, .. }

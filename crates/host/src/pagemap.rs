@@ -57,6 +57,15 @@ impl PagemapEntry {
     }
 }
 
+/// Whether the kernel shows this process in which frames pages lie (`CAP_SYS_ADMIN`).
+pub fn frames_visible() -> bool {
+    let something = 0_u8;
+    let mut entries = Vec::new();
+    let here = HostVirt(&raw const something as u64);
+    Pagemap::open(std::process::id()).and_then(|p| p.read(here, 1, &mut entries)).is_ok()
+        && entries.first().is_some_and(|e| e.pfn().is_some())
+}
+
 /// Consecutive pages of an address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRange {
