@@ -2,5 +2,6 @@
 #![forbid(unsafe_code)]
 
 mod model;
+pub mod qmp;
 
 pub use model::{Footprint, Guest, GuestKind, RegionFootprint};

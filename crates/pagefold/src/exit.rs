@@ -15,6 +15,8 @@ pub enum Outcome {
     Done,
     /// Not everything; the command has said what is missing on stderr.
     Partial,
+    /// A command that was run for the user ended with this status, which becomes ours.
+    Status(u8),
 }
 
 /// An error that is not the plain "could not be done".
@@ -38,6 +40,7 @@ pub fn code_of(command: impl FnOnce() -> anyhow::Result<Outcome>) -> ExitCode {
     let error = match result {
         Ok(Outcome::Done) => return ExitCode::SUCCESS,
         Ok(Outcome::Partial) => return ExitCode::from(1),
+        Ok(Outcome::Status(status)) => return ExitCode::from(status),
         Err(error) => error,
     };
     eprintln!("pagefold: {error:#}");

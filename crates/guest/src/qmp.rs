@@ -1,0 +1,175 @@
+//! QEMU's machine protocol, as far as a client needs it that asks and waits: one JSON object a line over a unix
+//! socket; see `docs/interop/qmp-spec.rst` of QEMU. Events that arrive in between are dropped.
+
+use serde_json::{Value, json};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Longest answer that is read; the longest known, `query-qmp-schema`, has a fifth of a megabyte.
+const LINE_MAX: u64 = 4 << 20;
+
+/// Why QEMU could not be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum QmpError {
+    /// The socket, or what came out of it.
+    #[error("cannot talk QMP over {}: {source}", path.display())]
+    Socket {
+        /// Which socket.
+        path: PathBuf,
+        /// What went wrong with it.
+        source: io::Error,
+    },
+    /// QEMU refused a command.
+    #[error("QEMU refuses {command}: {reason}")]
+    Refused {
+        /// Which command.
+        command: String,
+        /// What QEMU says.
+        reason: String,
+    },
+}
+
+/// A conversation with one QEMU.
+#[derive(Debug)]
+pub struct Qmp {
+    path: PathBuf,
+    reader: BufReader<UnixStream>,
+    timeout: Duration,
+}
+
+impl Qmp {
+    /// Connects, reads the greeting and leaves negotiation mode. Each later command gets `timeout`, too.
+    ///
+    /// # Errors
+    /// Nobody listens, somebody else is being served for longer than `timeout`, or it is not QEMU.
+    pub fn connect(path: &Path, timeout: Duration) -> Result<Self, QmpError> {
+        let stream = UnixStream::connect(path).map_err(|source| QmpError::Socket { path: path.into(), source })?;
+        let mut qmp = Self { path: path.into(), reader: BufReader::new(stream), timeout };
+        let greeting = qmp.message(Instant::now() + timeout).map_err(|e| qmp.broken(e))?;
+        if greeting.get("QMP").is_none() {
+            return Err(qmp.broken(invalid("no QMP greeting")));
+        }
+        qmp.execute("qmp_capabilities", json!({}))?;
+        Ok(qmp)
+    }
+
+    /// Runs one command and returns what it returns; `arguments` is an object.
+    ///
+    /// # Errors
+    /// QEMU refuses it, is gone, or does not answer in time. After anything but a refusal the conversation is over.
+    pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
+        let deadline = Instant::now() + self.timeout;
+        let request = json!({"execute": command, "arguments": arguments});
+        self.send(&request).map_err(|e| self.broken(e))?;
+        loop {
+            let mut answer = self.message(deadline).map_err(|e| self.broken(e))?;
+            if let Some(result) = answer.get_mut("return") {
+                return Ok(result.take());
+            }
+            if let Some(error) = answer.get("error") {
+                let reason = error.get("desc").and_then(Value::as_str).unwrap_or("no reason given").to_owned();
+                return Err(QmpError::Refused { command: command.into(), reason });
+            }
+        }
+    }
+
+    fn send(&mut self, request: &Value) -> io::Result<()> {
+        let mut stream = self.reader.get_ref();
+        stream.set_write_timeout(Some(self.timeout))?;
+        stream.write_all(format!("{request}\n").as_bytes())
+    }
+
+    /// The next message, which must be a JSON object on a line of its own.
+    fn message(&mut self, deadline: Instant) -> io::Result<Value> {
+        let mut line = Vec::new();
+        while line.last() != Some(&b'\n') {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::Error::new(ErrorKind::TimedOut, "no answer in time"));
+            }
+            self.reader.get_ref().set_read_timeout(Some(left))?;
+            let room = LINE_MAX.saturating_sub(line.len() as u64);
+            match (&mut self.reader).take(room).read_until(b'\n', &mut line) {
+                Ok(0) if room == 0 => return Err(invalid("a line without end")),
+                Ok(0) => return Err(io::Error::new(ErrorKind::UnexpectedEof, "QEMU hung up")),
+                Ok(_) => {}
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        serde_json::from_slice(&line).map_err(|e| invalid(&e.to_string()))
+    }
+
+    fn broken(&self, source: io::Error) -> QmpError {
+        QmpError::Socket { path: self.path.clone(), source }
+    }
+}
+
+fn invalid(problem: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    const SOON: Duration = Duration::from_millis(300);
+    const GREETING: &str = "{\"QMP\": {\"version\": {}, \"capabilities\": []}}\n";
+
+    /// What a client gets that asks `stop` of a peer that says these lines, one before it hears anything and the
+    /// others after each line that it hears; a peer that has nothing left to say stays silent.
+    fn asked(lines: &'static [&'static str]) -> Result<Value, QmpError> {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("qmp");
+        let listener = UnixListener::bind(&path).expect("listen");
+        let peer = thread::spawn(move || {
+            let (stream, _) = listener.accept().expect("a client");
+            let mut heard = BufReader::new(stream.try_clone().expect("duplicate")).lines();
+            let mut stream = stream;
+            for line in lines {
+                // The client may have had enough.
+                let _ = stream.write_all(line.as_bytes());
+                if !matches!(heard.next(), Some(Ok(_))) {
+                    return;
+                }
+            }
+            heard.for_each(drop);
+        });
+        let answer = Qmp::connect(&path, SOON).and_then(|mut qmp| qmp.execute("stop", json!({})));
+        peer.join().expect("no panic");
+        answer
+    }
+
+    #[test]
+    fn events_are_skipped_and_refusals_told() {
+        let answer = asked(&[GREETING, "{\"return\": {}}\n", "{\"event\": \"STOP\"}\n{\"return\": {\"a\": 1}}\n"]);
+        assert_eq!(answer.expect("an answer"), json!({"a": 1}));
+        let refused = asked(&[GREETING, "{\"return\": {}}\n", "{\"error\": {\"class\": \"x\", \"desc\": \"no\"}}\n"]);
+        assert_eq!(refused.expect_err("a refusal").to_string(), "QEMU refuses stop: no");
+    }
+
+    #[test]
+    fn silence_garbage_and_strangers_are_errors() {
+        for lines in [&[GREETING] as &[&str], &[""], &["{}\n"], &["SSH-2.0\n"], &[GREETING, "{\"return\": \n"]] {
+            assert!(matches!(asked(lines), Err(QmpError::Socket { .. })), "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn a_line_without_end_is_cut_off() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("qmp");
+        let listener = UnixListener::bind(&path).expect("listen");
+        let peer = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a client");
+            while stream.write_all(&[b' '; 1 << 16]).is_ok() {}
+        });
+        let error = Qmp::connect(&path, Duration::from_secs(20)).expect_err("no greeting").to_string();
+        assert!(error.contains("a line without end"), "{error}");
+        peer.join().expect("no panic");
+    }
+}

@@ -1,0 +1,29 @@
+#!/bin/sh
+# The first program of a lab guest: loads the virtio drivers, then either goes on with the root on a disk
+# (pagefold.root=DEVICE on the kernel's command line) or stays here with busybox's init.
+export PATH=/bin
+mount -t devtmpfs dev /dev
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+for module in /modules/*; do
+    insmod "$module" 2>/dev/null
+done
+
+root='' name=guest
+for word in $(cat /proc/cmdline); do
+    case $word in
+    pagefold.root=*) root=${word#*=} ;;
+    pagefold.name=*) name=${word#*=} ;;
+    esac
+done
+if [ -n "$root" ]; then
+    mount -t ext4 "$root" /root || exit 1
+    umount /sys /proc
+    mount -o move /dev /root/dev
+    exec switch_root /root /sbin/init
+fi
+
+hostname "$name"
+mount -t tmpfs run /run
+mount -t tmpfs tmp /tmp
+exec init

@@ -1,0 +1,87 @@
+//! KVM where it runs Linux, emulation elsewhere. That `/dev/kvm` can be opened says little: in nested virtual machines
+//! it may run tiny payloads and no kernel. So a kernel is booted under it once, and the answer kept until the host is
+//! booted again.
+
+use crate::agent;
+use crate::cache::{Cache, remove_dir};
+use crate::error::{Error, Result};
+use crate::image::Boot;
+use crate::life::Mark;
+use crate::place;
+use crate::qemu::{Machine, Sockets, command};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+/// How long a boot under KVM may take; it takes about a second where it works.
+const PATIENCE: Duration = Duration::from_secs(6);
+
+/// What executes a guest's code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Accelerator {
+    /// The processor, by the kernel's virtual machine monitor.
+    Kvm,
+    /// QEMU, by translation.
+    Tcg,
+}
+
+impl Accelerator {
+    /// QEMU's arguments for it.
+    pub(crate) const fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::Kvm => &["-accel", "kvm", "-cpu", "host"],
+            // The translation cache would otherwise grow to half a gigabyte a guest.
+            Self::Tcg => &["-accel", "tcg,tb-size=32"],
+        }
+    }
+
+    /// The better one of those that work here. Should it have to be tried out, that happens in `dir`, under `mark`.
+    pub(crate) fn choose(cache: &Cache, boot: &Boot, dir: &Path, mark: &Mark) -> Result<Self> {
+        if File::options().read(true).write(true).open("/dev/kvm").is_err() {
+            return Ok(Self::Tcg);
+        }
+        let _lock = cache.lock("kvm")?;
+        let answer = answer_file(cache)?;
+        if let Ok(text) = fs::read_to_string(&answer) {
+            return Ok(if text == "yes" { Self::Kvm } else { Self::Tcg });
+        }
+        let works = boots_under_kvm(&Boot { disk: None, ..boot.clone() }, &dir.join(".kvm"), mark)?;
+        fs::write(&answer, if works { "yes" } else { "no" }).map_err(|e| Error::file("write", &answer, e))?;
+        Ok(if works { Self::Kvm } else { Self::Tcg })
+    }
+}
+
+fn answer_file(cache: &Cache) -> Result<PathBuf> {
+    let path = Path::new("/proc/sys/kernel/random/boot_id");
+    let boot_id = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+    Ok(cache.dir().join(format!("kvm-{}", boot_id.trim())))
+}
+
+fn boots_under_kvm(boot: &Boot, dir: &Path, mark: &Mark) -> Result<bool> {
+    remove_dir(dir)?;
+    place::private_dir(dir)?;
+    let machine = Machine {
+        name: "kvm-probe",
+        dir,
+        boot,
+        accelerator: Accelerator::Kvm,
+        memory_bytes: 128 << 20,
+        append: "",
+        qemu_args: &[],
+    };
+    let mut qemu = command(&machine)?;
+    mark.put_on(&mut qemu);
+    let mut child =
+        qemu.stdout(Stdio::null()).stderr(Stdio::null()).spawn().map_err(|e| Error::file("run", "qemu", e))?;
+    let id = host::ProcessId::of(child.id());
+    let alive = || id.as_ref().is_ok_and(host::ProcessId::is_alive);
+    let ready = agent::wait_ready(&Sockets::in_dir(dir).agent, Instant::now() + PATIENCE, alive);
+    // Both fail only if it has ended by itself.
+    let _ = child.kill();
+    let _ = child.wait();
+    remove_dir(dir)?;
+    Ok(ready.is_ok())
+}

@@ -1,0 +1,148 @@
+//! What guests are made of. `tiny` is a kernel with an initramfs of busybox and the virtio drivers; `debian` is the
+//! same with a disk that holds Debian, systemd, MariaDB and Apache; `root` is the directory tree of LXC containers.
+
+use crate::cache::{Cache, Key, remove_dir};
+use crate::cpio::Archive;
+use crate::error::{Error, Result};
+use crate::kernel::Kernel;
+use crate::program;
+use std::fs::{self, File};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+const INIT: &str = include_str!("../recipes/init.sh");
+const INITTAB: &str = include_str!("../recipes/inittab");
+const AGENT: &str = include_str!("../recipes/agent.sh");
+const AGENT_UNIT: &str = include_str!("../recipes/pagefold-agent.service");
+const CONTAINER_INIT: &str = include_str!("../recipes/container-init.sh");
+const CONTAINER_NGINX: &str = include_str!("../recipes/container-nginx.conf");
+
+/// Drivers for the disk, and for the devices that a guest may be given with further QEMU arguments.
+const MODULES: &[&str] =
+    &["virtio_pci", "virtio_blk", "virtio_balloon", "virtio_console", "virtio_mem", "virtio_net", "virtio-rng"];
+const SUITE: &str = "bookworm";
+const DEBIAN_PACKAGES: &str = "systemd-sysv,udev,mariadb-server,apache2";
+const CONTAINER_PACKAGES: &str = "cron,nginx-light";
+/// Size of the `debian` disk; the file is sparse.
+const DISK_BYTES: u64 = 4 << 30;
+
+/// The files that a VM boots from.
+#[derive(Clone, Debug)]
+pub(crate) struct Boot {
+    pub(crate) kernel: PathBuf,
+    pub(crate) initramfs: PathBuf,
+    pub(crate) disk: Option<PathBuf>,
+}
+
+/// A kernel and its initramfs, which either is the whole guest or leads to a disk.
+pub(crate) fn tiny(cache: &Cache, kernel: Option<&Path>) -> Result<Boot> {
+    let kernel = Kernel::find(kernel)?;
+    let busybox_path = program::find("busybox")?;
+    let busybox = fs::read(&busybox_path).map_err(|e| Error::file("read", &busybox_path, e))?;
+    if busybox.windows(9).any(|window| window == b"/ld-linux") {
+        return Err(Error::HostLacks(format!(
+            "{} is not static: apt-get install --no-install-recommends busybox-static",
+            busybox_path.display()
+        )));
+    }
+    let recipe = [INIT, INITTAB, AGENT, &kernel.release, &MODULES.join(" ")];
+    let key = recipe.iter().fold(Key::default(), |key, part| key.with(part.as_bytes()));
+    let key = key.with(&busybox).with(&kernel.image);
+    let dir = cache.image("tiny", &key, |dir| {
+        let archive = initramfs(&kernel, &busybox)?;
+        write(&dir.join("initramfs"), &archive)?;
+        write(&dir.join("vmlinuz"), &kernel.image)
+    })?;
+    Ok(Boot { kernel: dir.join("vmlinuz"), initramfs: dir.join("initramfs"), disk: None })
+}
+
+fn initramfs(kernel: &Kernel, busybox: &[u8]) -> Result<Vec<u8>> {
+    let mut archive = Archive::default();
+    for dir in ["bin", "dev", "etc", "modules", "proc", "root", "run", "sys", "tmp"] {
+        archive.dir(dir);
+    }
+    // The kernel opens this for the first program before that can mount anything.
+    archive.device("dev/console", (5, 1));
+    archive.file("init", 0o755, INIT.as_bytes());
+    archive.file("etc/inittab", 0o644, INITTAB.as_bytes());
+    archive.file("bin/pagefold-agent", 0o755, AGENT.as_bytes());
+    archive.file("bin/busybox", 0o755, busybox);
+    let applets = program::output(program::command("busybox")?.arg("--list"))?;
+    for applet in String::from_utf8_lossy(&applets).lines().filter(|applet| *applet != "busybox") {
+        archive.link(&format!("bin/{applet}"), "busybox");
+    }
+    for (number, (name, content)) in kernel.modules(MODULES)?.into_iter().enumerate() {
+        archive.file(&format!("modules/{number:02}-{name}.ko"), 0o644, &content);
+    }
+    Ok(archive.finish())
+}
+
+/// The tiny image with a disk of Debian, which needs root and about a minute the first time.
+pub(crate) fn debian(cache: &Cache, kernel: Option<&Path>) -> Result<Boot> {
+    let recipe = [SUITE, DEBIAN_PACKAGES, AGENT, AGENT_UNIT];
+    let key = recipe.iter().fold(Key::default(), |key, part| key.with(part.as_bytes()));
+    let key = key.with(&DISK_BYTES.to_le_bytes());
+    let dir = cache.image("debian", &key, |dir| {
+        program::need_root("building the image debian")?;
+        let root = dir.join("root");
+        bootstrap(DEBIAN_PACKAGES, &root)?;
+        add_agent(&root)?;
+        make_disk(&root, &dir.join("disk"))?;
+        remove_dir(&root)
+    })?;
+    Ok(Boot { disk: Some(dir.join("disk")), ..tiny(cache, kernel)? })
+}
+
+fn add_agent(root: &Path) -> Result<()> {
+    let units = root.join("etc/systemd/system");
+    write_executable(&root.join("usr/local/sbin/pagefold-agent"), AGENT)?;
+    write(&units.join("pagefold-agent.service"), AGENT_UNIT.as_bytes())?;
+    let wants = units.join("multi-user.target.wants");
+    fs::create_dir_all(&wants).map_err(|e| Error::file("make", &wants, e))?;
+    link("../pagefold-agent.service", &wants.join("pagefold-agent.service"))
+}
+
+fn make_disk(root: &Path, disk: &Path) -> Result<()> {
+    let file = File::create(disk).map_err(|e| Error::file("create", disk, e))?;
+    file.set_len(DISK_BYTES).map_err(|e| Error::file("extend", disk, e))?;
+    let mut mke2fs = program::command("mke2fs")?;
+    program::output(mke2fs.args(["-q", "-t", "ext4", "-J", "size=16", "-d"]).arg(root).arg(disk)).map(drop)
+}
+
+/// The tree that containers run on, which needs root and a few seconds the first time.
+pub(crate) fn root(cache: &Cache) -> Result<PathBuf> {
+    let recipe = [SUITE, CONTAINER_PACKAGES, CONTAINER_INIT, CONTAINER_NGINX];
+    let key = recipe.iter().fold(Key::default(), |key, part| key.with(part.as_bytes()));
+    let dir = cache.image("root", &key, |dir| {
+        program::need_root("building the image of the containers")?;
+        let root = dir.join("root");
+        bootstrap(CONTAINER_PACKAGES, &root)?;
+        write_executable(&root.join("usr/local/sbin/pagefold-init"), CONTAINER_INIT)?;
+        write(&root.join("etc/nginx/pagefold.conf"), CONTAINER_NGINX.as_bytes())
+    })?;
+    Ok(dir.join("root"))
+}
+
+/// Debian's essential packages and these, unpacked and configured into a directory.
+fn bootstrap(packages: &str, root: &Path) -> Result<()> {
+    let mut mmdebstrap = program::command("mmdebstrap")?;
+    mmdebstrap.args(["--mode=root", "--variant=minbase", "--format=directory"]);
+    // Documentation and translations are never read in a guest; without them the disk is a third smaller.
+    mmdebstrap.args(["--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/man/*"]);
+    mmdebstrap.args(["--dpkgopt=path-exclude=/usr/share/locale/*", "--aptopt=APT::Install-Recommends \"false\""]);
+    mmdebstrap.arg(format!("--include={packages}")).arg(SUITE).arg(root);
+    program::run(&mut mmdebstrap, &root.with_extension("log"))
+}
+
+fn write(path: &Path, content: &[u8]) -> Result<()> {
+    fs::write(path, content).map_err(|e| Error::file("write", path, e))
+}
+
+fn write_executable(path: &Path, content: &str) -> Result<()> {
+    write(path, content.as_bytes())?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(|e| Error::file("make executable", path, e))
+}
+
+fn link(target: &str, path: &Path) -> Result<()> {
+    symlink(target, path).map_err(|e| Error::file("link", path, e))
+}

@@ -1,0 +1,157 @@
+//! The kernel that guests boot: which one, what version it is, and which modules it needs in which order.
+
+use crate::error::{Error, Result};
+use crate::program;
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Where Debian puts kernels.
+const BOOT: &str = "/boot";
+
+/// A bootable kernel.
+#[derive(Clone, Debug)]
+pub(crate) struct Kernel {
+    /// As `uname -r` prints it.
+    pub(crate) release: String,
+    pub(crate) image: Vec<u8>,
+}
+
+impl Kernel {
+    /// Reads the kernel that was named, or the newest cloud kernel installed here.
+    pub(crate) fn find(named: Option<&Path>) -> Result<Self> {
+        let path = named.map_or_else(newest_installed, |path| Ok(path.to_owned()))?;
+        let image = fs::read(&path).map_err(|e| Error::file("read", &path, e))?;
+        let release = release_of(&image).ok_or_else(|| {
+            Error::Usage(format!("{} is not a Linux kernel for x86 (bzImage, usually called vmlinuz)", path.display()))
+        })?;
+        Ok(Self { release, image })
+    }
+
+    /// The content of the modules of these names and of all that they depend on, in the order in which they can be
+    /// loaded, each with its name. What this kernel has built in, or does not have, is left out.
+    pub(crate) fn modules(&self, wanted: &[&str]) -> Result<Vec<(String, Vec<u8>)>> {
+        let dir = Path::new("/lib/modules").join(&self.release);
+        let list = dir.join("modules.dep");
+        let text = match fs::read_to_string(&list) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            text => text.map_err(|e| Error::file("read", &list, e))?,
+        };
+        let load = |path: &str| Ok((module_name(path).to_owned(), unpacked(&dir.join(path))?));
+        load_order(&text, wanted).into_iter().map(load).collect()
+    }
+}
+
+fn newest_installed() -> Result<PathBuf> {
+    let names = fs::read_dir(BOOT).map_err(|e| Error::file("list", BOOT, e))?;
+    let names = names.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let cloud = names.filter(|name| name.starts_with("vmlinuz-") && name.contains("-cloud-"));
+    let newest = cloud.max_by_key(|name| numbers_in(name)).ok_or_else(|| {
+        Error::HostLacks(
+            "no cloud kernel in /boot for guests to boot: apt-get install linux-image-cloud-amd64, \
+             or name one with --kernel"
+                .into(),
+        )
+    })?;
+    Ok(Path::new(BOOT).join(newest))
+}
+
+/// `vmlinuz-6.1.0-9-cloud-amd64` -> 6, 1, 0, 9, 64: compares as versions do.
+fn numbers_in(name: &str) -> Vec<u64> {
+    name.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
+}
+
+/// The release in a bzImage's header: see the kernel's `Documentation/arch/x86/boot.rst`, `kernel_version`.
+fn release_of(image: &[u8]) -> Option<String> {
+    if image.get(0x202..0x206)? != b"HdrS" {
+        return None;
+    }
+    let offset = usize::from(u16::from_le_bytes(image.get(0x20e..0x210)?.try_into().ok()?)) + 0x200;
+    let text = image.get(offset..)?.split(|byte| *byte == 0 || *byte == b' ').next()?;
+    let release = std::str::from_utf8(text).ok()?;
+    let harmless = |c: char| c.is_ascii_alphanumeric() || "+-._~".contains(c);
+    (!release.is_empty() && release.len() < 65 && release.chars().all(harmless)).then(|| release.to_owned())
+}
+
+/// `kernel/drivers/virtio/virtio_pci.ko.xz` -> `virtio_pci`
+fn module_name(path: &str) -> &str {
+    let file = path.rsplit('/').next().unwrap_or(path);
+    file.split('.').next().unwrap_or(file)
+}
+
+/// Paths of the wanted modules and their dependencies out of `modules.dep`, in loading order. A line of it names a
+/// module, then everything it depends on, what must be loaded first last.
+fn load_order<'a>(modules_dep: &'a str, wanted: &[&str]) -> Vec<&'a str> {
+    let lines = modules_dep.lines().filter_map(|line| line.split_once(':'));
+    let by_name: HashMap<&str, (&str, &str)> = lines.map(|line| (module_name(line.0), line)).collect();
+    let mut order: Vec<&str> = Vec::new();
+    for (path, needed) in wanted.iter().filter_map(|name| by_name.get(name)) {
+        for module in needed.split_whitespace().rev().chain([*path]) {
+            if !order.contains(&module) {
+                order.push(module);
+            }
+        }
+    }
+    order
+}
+
+/// A module's content; some distributions compress them.
+fn unpacked(path: &Path) -> Result<Vec<u8>> {
+    let unpacker = match path.extension().and_then(|extension| extension.to_str()) {
+        Some("xz") => "xz",
+        Some("zst") => "zstd",
+        Some("gz") => "gzip",
+        _ => return fs::read(path).map_err(|e| Error::file("read", path, e)),
+    };
+    program::output(program::command(unpacker)?.arg("-dc").arg(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEP: &str = "\
+kernel/drivers/virtio/virtio.ko: kernel/drivers/virtio/virtio_ring.ko
+kernel/drivers/virtio/virtio_ring.ko:
+kernel/drivers/virtio/virtio_pci_modern_dev.ko:
+kernel/drivers/virtio/virtio_pci.ko.xz: kernel/drivers/virtio/virtio_pci_modern_dev.ko \
+kernel/drivers/virtio/virtio.ko kernel/drivers/virtio/virtio_ring.ko
+kernel/drivers/block/virtio_blk.ko: kernel/drivers/virtio/virtio.ko kernel/drivers/virtio/virtio_ring.ko
+";
+
+    #[test]
+    fn modules_load_after_what_they_need_and_only_once() {
+        let order = load_order(DEP, &["virtio_pci", "no_such_module", "virtio_blk"]);
+        let names: Vec<&str> = order.into_iter().map(module_name).collect();
+        assert_eq!(names, ["virtio_ring", "virtio", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk"]);
+    }
+
+    #[test]
+    fn versions_compare_as_numbers() {
+        assert!(numbers_in("vmlinuz-6.1.0-10-cloud-amd64") > numbers_in("vmlinuz-6.1.0-9-cloud-amd64"));
+        assert!(numbers_in("vmlinuz-6.12.0-1-cloud-amd64") > numbers_in("vmlinuz-6.1.0-56-cloud-amd64"));
+    }
+
+    #[test]
+    fn the_release_is_read_from_the_header() {
+        let mut image = vec![0_u8; 0x400];
+        assert_eq!(release_of(&image), None);
+        image[0x202..0x206].copy_from_slice(b"HdrS");
+        image[0x20e..0x210].copy_from_slice(&0x100_u16.to_le_bytes());
+        image[0x300..0x30d].copy_from_slice(b"6.1.0-56 (deb");
+        assert_eq!(release_of(&image).as_deref(), Some("6.1.0-56"));
+        image[0x300..0x306].copy_from_slice(b"../../");
+        assert_eq!(release_of(&image), None);
+        image.truncate(0x210);
+        assert_eq!(release_of(&image), None);
+    }
+
+    #[test]
+    fn the_installed_kernel_is_found_with_its_modules() {
+        let kernel = Kernel::find(None).expect("a cloud kernel is installed");
+        assert!(newest_installed().expect("its file").ends_with(format!("vmlinuz-{}", kernel.release)));
+        let modules = kernel.modules(&["virtio_pci"]).expect("its modules");
+        assert!(modules.iter().all(|(_, content)| content.starts_with(b"\x7fELF")));
+        assert_eq!(modules.last().map(|(name, _)| name.as_str()), Some("virtio_pci"));
+    }
+}

@@ -1,0 +1,318 @@
+//! A lab: brings guests up, keeps track of them, and ends them.
+
+use crate::cache::{Cache, remove_dir};
+use crate::error::{Error, Result};
+use crate::guest::Guest;
+use crate::life::{self, Mark, Patience};
+use crate::lxc::Container;
+use crate::settle::{self, Idle, Settled};
+use crate::start::{self, Source, Started};
+use crate::state::{Entry, Image, Locked, Store};
+use crate::{name, place, program};
+use host::ProcessId;
+use serde_json::json;
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+/// Between the request to end that a guest's VMM or monitor understands and the first signal.
+const PATIENCE: Patience = Patience { before_asking: Duration::from_secs(3), before_forcing: Duration::from_secs(3) };
+
+/// What guests to bring up.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// What they are made of.
+    pub image: Image,
+    /// How many.
+    pub guests: usize,
+    /// The groups that they are dealt out to.
+    pub groups: Vec<String>,
+    /// RAM of a VM (default 256 MiB, `debian` 512 MiB), data of a process (default 64 MiB).
+    pub memory_bytes: Option<u64>,
+    /// Another kernel than the newest cloud kernel installed, for VMs.
+    pub kernel: Option<PathBuf>,
+    /// Added to the kernel's command line, for VMs.
+    pub append: String,
+    /// Added to QEMU's command line: devices, for example.
+    pub qemu_args: Vec<String>,
+    /// Program and first arguments of process guests, which must call [`crate::live`] with what follows:
+    /// `--name NAME --group GROUP --memory-bytes N`.
+    pub process_program: Vec<OsString>,
+    /// How long a guest may take until it is ready.
+    pub patience: Duration,
+}
+
+impl Spec {
+    /// One guest of this kind, with everything else as usual.
+    pub fn new(image: Image) -> Self {
+        let program = env::current_exe().unwrap_or_else(|_| PathBuf::from("pagefold"));
+        Self {
+            image,
+            guests: 1,
+            groups: vec!["lab".into()],
+            memory_bytes: None,
+            kernel: None,
+            append: String::new(),
+            qemu_args: Vec::new(),
+            process_program: vec![program.into(), "lab".into(), "hold".into()],
+            patience: Duration::from_secs(180),
+        }
+    }
+
+    /// The memory that a guest gets; without meaning for containers.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.memory_bytes.unwrap_or(match self.image {
+            Image::Debian => 512 << 20,
+            Image::Process => 64 << 20,
+            _ => 256 << 20,
+        })
+    }
+
+    fn check(&self) -> Result<()> {
+        name::check_groups(&self.groups)?;
+        let for_vms = self.kernel.is_some() || !self.append.is_empty() || !self.qemu_args.is_empty();
+        if for_vms && !self.image.is_vm() {
+            return Err(Error::Usage("a kernel, its command line and QEMU's arguments are for VMs only".into()));
+        }
+        if self.memory_bytes.is_some() && self.image.is_container() {
+            return Err(Error::Usage("a container takes the memory that it needs: no size can be given".into()));
+        }
+        if self.guests == 0 {
+            return Err(Error::Usage("no guest is wanted".into()));
+        }
+        Ok(())
+    }
+}
+
+/// What happens on the way, for whoever waits.
+#[derive(Clone, Debug)]
+pub enum Progress<'a> {
+    /// The image is looked for, and built if it is not there.
+    Preparing(Image),
+    /// So many guests were started.
+    Started(usize),
+    /// A guest is ready, so long after its start.
+    Ready(&'a str, Duration),
+    /// The busiest guest uses this share of a CPU.
+    Busiest(f64),
+}
+
+/// A directory of guests.
+#[derive(Clone, Debug)]
+pub struct Lab {
+    store: Store,
+}
+
+impl Lab {
+    /// The lab in this directory, which need not be there before the first [`Lab::up`].
+    ///
+    /// # Errors
+    /// The path is relative and the working directory is gone.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let dir = std::path::absolute(dir).map_err(|e| Error::file("find", dir, e))?;
+        Ok(Self { store: Store::new(dir) })
+    }
+
+    /// Its directory.
+    pub fn dir(&self) -> &Path {
+        self.store.dir()
+    }
+
+    /// The file that maps groups to guests, for `pagefold census --groups`.
+    pub fn groups_file(&self) -> PathBuf {
+        self.store.groups_file()
+    }
+
+    /// Its guests, in the order in which they were started.
+    ///
+    /// # Errors
+    /// The state file cannot be read.
+    pub fn guests(&self) -> Result<Vec<Guest>> {
+        Ok(self.store.guests()?.into_iter().map(|entry| Guest::new(entry, self.dir())).collect())
+    }
+
+    /// The guest of this name.
+    ///
+    /// # Errors
+    /// There is none, or the state file cannot be read.
+    pub fn guest(&self, name: &str) -> Result<Guest> {
+        let found = self.guests()?.into_iter().find(|guest| guest.name == name);
+        found.ok_or_else(|| {
+            Error::Usage(format!(
+                "no guest {name} in {}: pagefold lab list shows those there are",
+                self.dir().display()
+            ))
+        })
+    }
+
+    /// Brings guests up, all at once, and waits until each says that it is ready. Should one fail, those that this
+    /// call started are ended.
+    ///
+    /// # Errors
+    /// What was asked for makes no sense, the host lacks something, or a guest does not come up.
+    pub fn up(&self, spec: &Spec, cache: &Cache, progress: &(dyn Fn(Progress) + Sync)) -> Result<Vec<Guest>> {
+        spec.check()?;
+        let token = self.store.lock_or_make()?.state.token.clone();
+        progress(Progress::Preparing(spec.image));
+        let source = Source::prepare(spec, cache, self.dir(), &Mark::of_guest(&token, ".kvm"))?;
+        let names = self.enter(spec, &source, cache)?;
+        let ready = self.start_all(spec, &source, &names).and_then(|started| {
+            progress(Progress::Started(started.len()));
+            self.wait_all(spec, started, progress)
+        });
+        if let Err(error) = ready {
+            self.end_guests(&names)?;
+            return Err(error);
+        }
+        Ok(self.guests()?.into_iter().filter(|guest| names.contains(&guest.name)).collect())
+    }
+
+    /// Chooses names and writes the guests down, before anything is started.
+    fn enter(&self, spec: &Spec, source: &Source, cache: &Cache) -> Result<Vec<String>> {
+        let mut locked = self.store.lock_or_make()?;
+        let taken = locked.state.guests.iter().map(|guest| guest.name.clone()).collect();
+        let dealt = name::deal(&spec.groups, spec.guests, &taken);
+        let names = dealt.iter().map(|(_, name)| name.clone()).collect();
+        for (group, name) in dealt {
+            // A copy of a root directory is too big for a directory that is usually in memory.
+            let copies = cache.dir().join("copies");
+            let copied = spec.image == Image::LxcCopied;
+            locked.state.guests.push(Entry {
+                copied_root: copied.then(|| copies.join(format!("{}-{name}", locked.state.token))),
+                name,
+                group,
+                image: spec.image,
+                memory_bytes: (!spec.image.is_container()).then(|| spec.memory_bytes()),
+                accelerator: source.accelerator(),
+                process: None,
+                ready_ms: None,
+            });
+        }
+        locked.save()?;
+        Ok(names)
+    }
+
+    /// Starts the guests of these names, under the lock.
+    fn start_all(&self, spec: &Spec, source: &Source, names: &[String]) -> Result<Vec<Started>> {
+        let mut locked = self.store.lock_or_make()?;
+        let mut all = Vec::with_capacity(names.len());
+        for name in names {
+            let ended = || Error::guest(name, "was ended by somebody else before it was started");
+            let entry = locked.guest_mut(name).ok_or_else(ended)?.clone();
+            let dir = self.dir().join(name);
+            place::private_dir(&dir)?;
+            if let (Some(copy), Source::Container { root }) = (&entry.copied_root, source) {
+                copy_tree(root, copy)?;
+            }
+            let mark = Mark::of_guest(&locked.state.token, name);
+            let started = start::start(spec, source, &entry, &dir, &mark)?;
+            locked.guest_mut(name).ok_or_else(ended)?.process = Some(started.process);
+            locked.save()?;
+            all.push(started);
+        }
+        Ok(all)
+    }
+
+    /// Waits for all at once; each is written down as ready when it is.
+    fn wait_all(&self, spec: &Spec, started: Vec<Started>, progress: &(dyn Fn(Progress) + Sync)) -> Result<()> {
+        let wait = |mut guest: Started| -> Result<()> {
+            let time = guest.wait_ready(spec.patience)?;
+            if let Some(mut locked) = self.store.lock()? {
+                if let Some(entry) = locked.guest_mut(&guest.name) {
+                    entry.ready_ms = u64::try_from(time.as_millis()).ok();
+                }
+                locked.save()?;
+            }
+            progress(Progress::Ready(&guest.name, time));
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let wait = &wait;
+            let waiting: Vec<_> = started.into_iter().map(|guest| scope.spawn(move || wait(guest))).collect();
+            let bug = |_| Err(Error::Usage("a thread that waited for a guest panicked".into()));
+            waiting.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(bug))
+        })
+    }
+
+    /// Waits until all guests are idle at once, or `patience` is over.
+    ///
+    /// # Errors
+    /// The state file cannot be read.
+    pub fn settle(&self, idle: Idle, patience: Duration, progress: &dyn Fn(Progress)) -> Result<Settled> {
+        let processes: Vec<ProcessId> = self.guests()?.iter().filter_map(Guest::process).collect();
+        Ok(settle::settle(&processes, idle, patience, &|share| progress(Progress::Busiest(share))))
+    }
+
+    /// Ends all guests and removes everything of the lab's but the images. Returns the names of the guests that were
+    /// there. Works on what an interrupted [`Lab::up`] or [`Lab::down`] left, too.
+    ///
+    /// # Errors
+    /// A process would not end, or something cannot be removed; then the lab is still there to try again.
+    pub fn down(&self) -> Result<Vec<String>> {
+        let Some(mut locked) = self.store.lock()? else { return Ok(Vec::new()) };
+        let names: Vec<String> = locked.state.guests.iter().map(|guest| guest.name.clone()).collect();
+        let mark = Mark::of_lab(&locked.state.token);
+        self.end_under_lock(&mut locked, &names, &mark)?;
+        remove_dir(self.dir())?;
+        Ok(names)
+    }
+
+    /// Ends some guests and forgets them.
+    fn end_guests(&self, names: &[String]) -> Result<()> {
+        let Some(mut locked) = self.store.lock()? else { return Ok(()) };
+        for name in names {
+            let mark = Mark::of_guest(&locked.state.token, name);
+            self.end_under_lock(&mut locked, std::slice::from_ref(name), &mark)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the guests of these names and every process that bears `mark`.
+    fn end_under_lock(&self, locked: &mut Locked, names: &[String], mark: &Mark) -> Result<()> {
+        let (ending, staying): (Vec<Entry>, Vec<Entry>) =
+            locked.state.guests.iter().cloned().partition(|guest| names.contains(&guest.name));
+        thread::scope(|scope| {
+            for entry in &ending {
+                scope.spawn(|| self.ask_to_end(entry));
+            }
+        });
+        let mut processes: Vec<ProcessId> = ending.iter().filter_map(|entry| entry.process).collect();
+        processes.extend(mark.bearers());
+        if let Some(left) = life::end(&processes, PATIENCE).first() {
+            return Err(Error::guest(&names.join(", "), format!("process {} does not end; try again", left.pid)));
+        }
+        for entry in &ending {
+            if entry.image.is_container() {
+                self.container(entry).remove_control_groups();
+            }
+            entry.copied_root.as_deref().map_or(Ok(()), remove_dir)?;
+            remove_dir(&self.dir().join(&entry.name))?;
+        }
+        locked.state.guests = staying;
+        locked.save()
+    }
+
+    /// In the way that its VMM or its monitor understands. Whether it heard is seen from its process.
+    fn ask_to_end(&self, entry: &Entry) {
+        if entry.image.is_container() {
+            self.container(entry).stop();
+        } else if entry.image.is_vm() {
+            let qmp = Guest::new(entry.clone(), self.dir()).qmp(Duration::from_secs(1));
+            let _ = qmp.map(|mut qmp| qmp.execute("quit", json!({})));
+        } else if let Some(process) = entry.process {
+            process.terminate();
+        }
+    }
+
+    fn container<'a>(&self, entry: &'a Entry) -> Container<'a> {
+        Container { name: &entry.name, dir: self.dir().join(&entry.name) }
+    }
+}
+
+fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+    let parent = to.parent().unwrap_or(to);
+    std::fs::create_dir_all(parent).map_err(|e| Error::file("make", parent, e))?;
+    program::output(program::command("cp")?.arg("-a").arg(from).arg(to)).map(drop)
+}

@@ -1,0 +1,173 @@
+//! The end of processes, for certain. Every process that a lab starts bears a mark in its environment, which the
+//! kernel shows in `/proc/PID/environ`: the lab's random number and the guest's name. So a process is found even if
+//! whoever started it was killed before it could write down the pid, and no other process is ever taken for it.
+
+use host::ProcessId;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const VARIABLE: &str = "PAGEFOLD_LAB";
+/// Part of an environment that is searched; the kernel lets arguments and environment have 2 MiB by default.
+const ENVIRONMENT_MAX: usize = 2 << 20;
+/// Between two looks at processes that should end.
+const STEP: Duration = Duration::from_millis(10);
+
+/// What tells a lab's processes, or one guest's, from all others.
+#[derive(Clone, Debug)]
+pub(crate) struct Mark(String);
+
+impl Mark {
+    pub(crate) fn of_guest(token: &str, guest: &str) -> Self {
+        Self(format!("{token}/{guest}/"))
+    }
+
+    pub(crate) fn of_lab(token: &str) -> Self {
+        Self(format!("{token}/"))
+    }
+
+    /// Marks the process that this command will start, and puts it into a process group of its own, so that a Ctrl-C
+    /// meant for `lab up` does not reach guests that are up.
+    pub(crate) fn put_on(&self, command: &mut Command) {
+        use std::os::unix::process::CommandExt;
+        command.env(VARIABLE, &self.0).process_group(0);
+    }
+
+    /// All living processes that bear it.
+    pub(crate) fn bearers(&self) -> Vec<ProcessId> {
+        const LOOKS: usize = 5;
+        let pids = fs::read_dir("/proc").into_iter().flatten().filter_map(|entry| {
+            let name = entry.ok()?.file_name();
+            name.to_str()?.parse().ok()
+        });
+        // The identity is taken before the look: should the pid change hands in between, it means nobody any more.
+        let mut unclear: Vec<ProcessId> = pids.filter_map(|pid| ProcessId::of(pid).ok()).collect();
+        let mut found = Vec::new();
+        for _ in 0..LOOKS {
+            unclear.retain(|id| {
+                let borne = self.is_borne_by(id);
+                found.extend((borne == Some(true)).then_some(*id));
+                borne.is_none()
+            });
+            if unclear.is_empty() {
+                break;
+            }
+            thread::sleep(STEP);
+        }
+        found
+    }
+
+    /// Whether a process bears it; `None` if it has no environment, as while the kernel is loading its program.
+    fn is_borne_by(&self, id: &ProcessId) -> Option<bool> {
+        let Ok(environment) = environment(id.pid) else { return Some(false) };
+        if environment.is_empty() && id.stat().is_some_and(|stat| !stat.kernel_thread) {
+            return None;
+        }
+        let wanted = format!("{VARIABLE}={}", self.0);
+        Some(environment.split(|byte| *byte == 0).any(|variable| variable.starts_with(wanted.as_bytes())))
+    }
+}
+
+/// Reads it in one piece: between two reads, the process could have exchanged it for another one.
+fn environment(pid: u32) -> io::Result<Vec<u8>> {
+    let mut buffer = vec![0; ENVIRONMENT_MAX];
+    let count = File::open(format!("/proc/{pid}/environ"))?.read(&mut buffer)?;
+    buffer.truncate(count);
+    Ok(buffer)
+}
+
+/// How patient [`end`] is before it asks (`SIGTERM`), and then before it forces (`SIGKILL`).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    pub(crate) before_asking: Duration,
+    pub(crate) before_forcing: Duration,
+}
+
+/// Ends processes that may already be about to end. Returns those that still live a while after a `SIGKILL`.
+pub(crate) fn end(processes: &[ProcessId], patience: Patience) -> Vec<ProcessId> {
+    const AFTER_FORCING: Duration = Duration::from_secs(10);
+    let mut left = still_alive(processes.to_vec(), patience.before_asking);
+    for id in &left {
+        id.terminate();
+    }
+    left = still_alive(left, patience.before_forcing);
+    for id in &left {
+        id.kill();
+    }
+    left = still_alive(left, AFTER_FORCING);
+    for id in processes {
+        id.collect();
+    }
+    left
+}
+
+/// Waits for processes to end; returns those that did not.
+fn still_alive(mut processes: Vec<ProcessId>, time: Duration) -> Vec<ProcessId> {
+    let deadline = Instant::now() + time;
+    loop {
+        processes.retain(ProcessId::is_alive);
+        if processes.is_empty() || Instant::now() >= deadline {
+            return processes;
+        }
+        thread::sleep(STEP);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Stdio};
+
+    const BRIEF: Patience = Patience { before_asking: Duration::ZERO, before_forcing: Duration::from_millis(100) };
+
+    /// A marked shell, when it has said that it is running.
+    fn start(mark: &Mark, script: &str) -> Child {
+        let mut command = Command::new("sh");
+        mark.put_on(command.args(["-c", &format!("{script}; echo; exec sleep 60")]).stdout(Stdio::piped()));
+        let mut child = command.spawn().expect("start a shell");
+        child.stdout.as_mut().expect("a pipe").read_exact(&mut [0]).expect("its line");
+        child
+    }
+
+    #[test]
+    fn a_mark_finds_its_bearers_and_no_others() {
+        let token = format!("life-test-{}", std::process::id());
+        let mut one = start(&Mark::of_guest(&token, "acme-1"), ":");
+        let mut ten = start(&Mark::of_guest(&token, "acme-10"), ":");
+        let pids = |mark: Mark| mark.bearers().iter().map(|id| id.pid).collect::<Vec<_>>();
+        assert_eq!(pids(Mark::of_guest(&token, "acme-1")), [one.id()]);
+        let mut both = vec![one.id(), ten.id()];
+        both.sort_unstable();
+        let mut found = pids(Mark::of_lab(&token));
+        found.sort_unstable();
+        assert_eq!(found, both);
+        assert!(end(&Mark::of_lab(&token).bearers(), BRIEF).is_empty());
+        assert!(pids(Mark::of_lab(&token)).is_empty());
+        assert!(one.wait().is_err() && ten.wait().is_err(), "collected already");
+    }
+
+    #[test]
+    fn who_is_changing_programs_is_found() {
+        let mark = Mark::of_guest(&format!("life-exec-{}", std::process::id()), "changing");
+        let script = "exec sh -c \"$0\" \"$0\"";
+        let mut command = Command::new("sh");
+        mark.put_on(command.args(["-c", script, script]));
+        let mut changing = command.spawn().expect("start a shell");
+        let missed = (0..300).filter(|_| mark.bearers().is_empty()).count();
+        assert!(end(&mark.bearers(), BRIEF).is_empty());
+        assert!(changing.wait().is_err(), "collected already");
+        assert_eq!(missed, 0);
+    }
+
+    #[test]
+    fn who_does_not_listen_is_forced() {
+        let mark = Mark::of_guest(&format!("life-deaf-{}", std::process::id()), "deaf");
+        let mut deaf = start(&mark, "trap '' TERM");
+        let before = Instant::now();
+        assert!(end(&mark.bearers(), BRIEF).is_empty());
+        assert!(before.elapsed() >= BRIEF.before_forcing);
+        assert!(deaf.wait().is_err(), "collected already");
+    }
+}

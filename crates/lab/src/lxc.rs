@@ -1,0 +1,116 @@
+//! A guest in LXC: a few processes on a directory tree, with no network. `lxc-start` stays in the foreground as the
+//! container's monitor, so that it is a child like any other guest's process; when it ends, the kernel ends the
+//! container's first process, and with that the container.
+
+use crate::agent::Output;
+use crate::error::{Error, Result};
+use crate::program;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// A container: its name, and its private directory on the host.
+#[derive(Clone, Debug)]
+pub(crate) struct Container<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) dir: PathBuf,
+}
+
+impl Container<'_> {
+    /// The command that runs it; `read_only` where other containers are on the same root.
+    pub(crate) fn start(&self, root: &Path, read_only: bool) -> Result<Command> {
+        let inside = self.inside();
+        fs::create_dir_all(&inside).map_err(|e| Error::file("make", &inside, e))?;
+        let config = self.dir.join("config");
+        let text = configuration(self.name, root, &inside, read_only);
+        fs::write(&config, text).map_err(|e| Error::file("write", &config, e))?;
+        let mut command = self.command("lxc-start")?;
+        command.arg("-F").arg("-f").arg(config);
+        command.arg("-o").arg(self.dir.join("lxc.log")).args(["-l", "WARN"]);
+        Ok(command)
+    }
+
+    /// Waits until the first program in it has said that the others run.
+    pub(crate) fn wait_ready(&self, deadline: Instant, alive: impl Fn() -> bool) -> std::result::Result<(), String> {
+        let said_so = || fs::read(self.inside().join("ready")).is_ok_and(|text| text.ends_with(b"\n"));
+        while !said_so() {
+            if !alive() {
+                return Err("it ended".into());
+            }
+            if Instant::now() > deadline {
+                return Err("no sign of being ready in time".into());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Ends everything in it at once. Says nothing: whether it worked is seen from the processes.
+    pub(crate) fn stop(&self) {
+        if let Ok(mut command) = self.command("lxc-stop") {
+            let _ = program::output(command.arg("--kill"));
+        }
+    }
+
+    /// Runs a command in it.
+    pub(crate) fn exec(&self, argv: &[&str], timeout: Duration) -> Result<Output> {
+        let mut command = self.command("lxc-attach")?;
+        command.args(["--clear-env", "--set-var", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "--"]).args(argv);
+        program::bounded_output(&mut command, timeout)
+    }
+
+    /// Removes the control groups that LXC made for it, and the one that it parks monitors in, if they are empty and
+    /// nobody else did.
+    pub(crate) fn remove_control_groups(&self) {
+        let name = self.name;
+        for parent in controllers() {
+            for group in [format!("lxc.payload.{name}"), format!("lxc.monitor.{name}"), "lxc.pivot".into()] {
+                // Not there, or not empty: either way there is nothing to be done here.
+                let _ = fs::remove_dir(parent.join(group));
+            }
+        }
+    }
+
+    fn inside(&self) -> PathBuf {
+        self.dir.join("inside")
+    }
+
+    fn command(&self, program: &str) -> Result<Command> {
+        let mut command = program::command(program)?;
+        command.args([OsStr::new("-n"), self.name.as_ref(), "-P".as_ref(), self.dir.as_os_str()]);
+        Ok(command)
+    }
+}
+
+/// The control group directories under which LXC may have made some: the v2 root, and the root of each v1 controller.
+fn controllers() -> Vec<PathBuf> {
+    let root = PathBuf::from("/sys/fs/cgroup");
+    let each = fs::read_dir(&root).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let mut all: Vec<PathBuf> = each.filter(|path| path.is_dir()).collect();
+    all.push(root);
+    all
+}
+
+fn configuration(name: &str, root: &Path, inside: &Path, read_only: bool) -> String {
+    let root = root.display();
+    let inside = inside.display();
+    let mut text = format!(
+        "\
+lxc.uts.name = {name}
+lxc.rootfs.path = dir:{root}
+lxc.net.0.type = empty
+lxc.autodev = 1
+lxc.mount.auto = proc:mixed sys:ro
+lxc.mount.entry = tmpfs run tmpfs nosuid,nodev,mode=0755 0 0
+lxc.mount.entry = tmpfs tmp tmpfs nosuid,nodev 0 0
+lxc.mount.entry = {inside} run/pagefold none bind,create=dir 0 0
+lxc.init.cmd = /usr/local/sbin/pagefold-init
+"
+    );
+    if read_only {
+        text.push_str("lxc.rootfs.options = ro\n");
+    }
+    text
+}

@@ -1,0 +1,98 @@
+//! Where a lab keeps its sockets and state, and where images are kept from one lab to the next.
+
+use crate::error::{Error, Result};
+use rustix::process::geteuid;
+use std::env;
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Room for the path of a unix socket, without the final zero byte.
+const SOCKET_PATH_MAX: usize = 107;
+
+/// The lab directory, unless one is named: `PAGEFOLD_LAB_DIR`, else `pagefold-lab` under `XDG_RUNTIME_DIR`, else under
+/// `/run` for root, else `/tmp/pagefold-lab-UID`.
+pub fn default_lab_dir() -> PathBuf {
+    if let Some(dir) = variable("PAGEFOLD_LAB_DIR") {
+        return dir;
+    }
+    match (variable("XDG_RUNTIME_DIR"), geteuid()) {
+        (Some(runtime), _) => runtime.join("pagefold-lab"),
+        (None, user) if user.is_root() => PathBuf::from("/run/pagefold-lab"),
+        (None, user) => PathBuf::from(format!("/tmp/pagefold-lab-{}", user.as_raw())),
+    }
+}
+
+/// The cache directory: `PAGEFOLD_CACHE`, else `pagefold` under `XDG_CACHE_HOME` or `~/.cache`.
+///
+/// # Errors
+/// [`Error::Usage`] if none of these variables nor `HOME` is set.
+pub fn cache_dir() -> Result<PathBuf> {
+    variable("PAGEFOLD_CACHE")
+        .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("pagefold")))
+        .or_else(|| Some(variable("HOME")?.join(".cache/pagefold")))
+        .ok_or_else(|| Error::Usage("no place for images: set PAGEFOLD_CACHE to a directory".into()))
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// Makes a directory that only its owner can enter, or checks that an existing one is of that kind.
+///
+/// # Errors
+/// It cannot be made, or it is somebody else's, a link, or open to others.
+pub fn private_dir(path: &Path) -> Result<()> {
+    match DirBuilder::new().recursive(true).mode(0o700).create(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(Error::file("make", path, e)),
+        _ => {}
+    }
+    let meta = fs::symlink_metadata(path).map_err(|e| Error::file("stat", path, e))?;
+    if meta.is_dir() && meta.uid() == geteuid().as_raw() && meta.mode() & 0o077 == 0 {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "{} must be a directory of yours that nobody else can enter (mode 0700): name another with --dir",
+        path.display()
+    )))
+}
+
+/// Checks that a socket can have this path.
+///
+/// # Errors
+/// [`Error::Usage`] that asks for a shorter directory.
+pub fn check_socket_path(path: &Path) -> Result<()> {
+    let len = path.as_os_str().len();
+    if len <= SOCKET_PATH_MAX {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "{} is {len} bytes long and a socket's path has room for {SOCKET_PATH_MAX}: name a shorter directory with --dir",
+        path.display()
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn a_private_directory_is_made_and_an_open_one_refused() {
+        let base = tempfile::tempdir().expect("a temporary directory");
+        let path = base.path().join("a/b");
+        private_dir(&path).expect("make it");
+        private_dir(&path).expect("it may be there already");
+        assert_eq!(fs::metadata(&path).expect("stat it").mode() & 0o777, 0o700);
+        symlink(&path, base.path().join("link")).expect("make a link");
+        assert!(private_dir(&base.path().join("link")).is_err());
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("open it");
+        assert!(private_dir(&path).is_err());
+    }
+
+    #[test]
+    fn socket_paths_are_bounded() {
+        assert!(check_socket_path(Path::new(&"x".repeat(107))).is_ok());
+        assert!(check_socket_path(Path::new(&"x".repeat(108))).is_err());
+    }
+}

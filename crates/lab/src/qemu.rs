@@ -1,0 +1,139 @@
+//! A guest in QEMU: its command line, and the sockets through which it is reached.
+
+use crate::accel::Accelerator;
+use crate::error::Result;
+use crate::image::Boot;
+use crate::{place, program};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Sockets of one guest, in its private directory.
+#[derive(Clone, Debug)]
+pub(crate) struct Sockets {
+    /// QEMU's machine protocol.
+    pub(crate) qmp: PathBuf,
+    /// The kernel's console and a shell.
+    pub(crate) console: PathBuf,
+    /// The agent that runs commands.
+    pub(crate) agent: PathBuf,
+}
+
+impl Sockets {
+    pub(crate) fn in_dir(dir: &Path) -> Self {
+        Self { qmp: dir.join("qmp"), console: dir.join("console"), agent: dir.join("agent") }
+    }
+}
+
+/// What a guest is booted from and with.
+#[derive(Clone, Debug)]
+pub(crate) struct Machine<'a> {
+    pub(crate) name: &'a str,
+    /// Private to this guest.
+    pub(crate) dir: &'a Path,
+    pub(crate) boot: &'a Boot,
+    pub(crate) accelerator: Accelerator,
+    pub(crate) memory_bytes: u64,
+    /// Added to the kernel's command line.
+    pub(crate) append: &'a str,
+    /// Added to QEMU's.
+    pub(crate) qemu_args: &'a [String],
+}
+
+/// Where what the kernel prints is kept.
+pub(crate) fn console_log(dir: &Path) -> PathBuf {
+    dir.join("console.log")
+}
+
+/// The command that runs a machine.
+pub(crate) fn command(machine: &Machine) -> Result<Command> {
+    let sockets = Sockets::in_dir(machine.dir);
+    place::check_socket_path(&sockets.console)?;
+    let mut qemu = program::command("qemu-system-x86_64")?;
+    qemu.args(["-name", &format!("guest={}", machine.name)]);
+    qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "pc", "-smp", "1"]);
+    qemu.args(machine.accelerator.arguments());
+    // "B" keeps QEMU from taking a bare number for MiB.
+    qemu.args(["-m", &format!("{}B", machine.memory_bytes)]);
+    qemu.arg("-kernel").arg(&machine.boot.kernel).arg("-initrd").arg(&machine.boot.initramfs);
+    qemu.args(["-append", &kernel_line(machine)]);
+    let log = console_log(machine.dir);
+    qemu.args(["-chardev", &format!("{},logfile={}", socket("console", &sockets.console), escaped(&log))]);
+    qemu.args(["-serial", "chardev:console", "-chardev", &socket("agent", &sockets.agent), "-serial", "chardev:agent"]);
+    qemu.args(["-chardev", &socket("qmp", &sockets.qmp), "-mon", "chardev=qmp,mode=control"]);
+    if let Some(disk) = &machine.boot.disk {
+        // All guests read one file; what one of them writes goes into an unnamed file of its own.
+        qemu.args(["-drive", &format!("if=none,id=root,format=raw,snapshot=on,file={}", escaped(disk))]);
+        qemu.args(["-device", "virtio-blk-pci,drive=root"]);
+    }
+    qemu.args(machine.qemu_args);
+    Ok(qemu)
+}
+
+fn kernel_line(machine: &Machine) -> String {
+    let name = machine.name;
+    let mut line = format!("console=ttyS0 quiet panic=-1 pagefold.name={name} systemd.hostname={name}");
+    if machine.boot.disk.is_some() {
+        line.push_str(" pagefold.root=/dev/vda");
+    }
+    if !machine.append.is_empty() {
+        line.push(' ');
+        line.push_str(machine.append);
+    }
+    line
+}
+
+fn socket(id: &str, path: &Path) -> String {
+    format!("socket,id={id},server=on,wait=off,path={}", escaped(path))
+}
+
+/// QEMU separates options by commas; a doubled one stands for itself.
+fn escaped(path: &Path) -> String {
+    path.to_string_lossy().replace(',', ",,")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(dir: &str, disk: Option<&str>) -> Result<Vec<String>> {
+        let boot = Boot { kernel: "k".into(), initramfs: "i".into(), disk: disk.map(PathBuf::from) };
+        let machine = Machine {
+            name: "acme-1",
+            dir: Path::new(dir),
+            boot: &boot,
+            accelerator: Accelerator::Tcg,
+            memory_bytes: 128 << 20,
+            append: "mitigations=off",
+            qemu_args: &["-device".into(), "virtio-rng-pci".into()],
+        };
+        let command = command(&machine)?;
+        Ok(command.get_args().map(|argument| argument.to_string_lossy().into_owned()).collect())
+    }
+
+    #[test]
+    fn what_was_asked_for_is_in_the_command() {
+        let line = arguments("/run/lab/acme-1", Some("/a,b/disk")).expect("a command").join(" ");
+        for part in [
+            "-name guest=acme-1",
+            "-m 134217728B",
+            "-accel tcg,tb-size=32",
+            " pagefold.root=/dev/vda mitigations=off ",
+            "path=/run/lab/acme-1/qmp ",
+            "snapshot=on,file=/a,,b/disk",
+        ] {
+            assert!(line.contains(part), "{part} in {line}");
+        }
+        assert!(line.ends_with("-device virtio-rng-pci"));
+    }
+
+    #[test]
+    fn without_a_disk_there_is_none() {
+        let line = arguments("/run/lab/acme-1", None).expect("a command").join(" ");
+        assert!(!line.contains("-drive") && !line.contains("pagefold.root"));
+    }
+
+    #[test]
+    fn a_directory_too_long_for_sockets_is_refused() {
+        assert!(arguments(&format!("/run/{}", "x".repeat(100)), None).is_err());
+    }
+}

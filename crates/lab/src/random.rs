@@ -1,0 +1,10 @@
+//! Numbers that nobody else will have chosen.
+
+use std::fs::File;
+use std::io::{self, Read};
+
+pub(crate) fn number() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes))
+}

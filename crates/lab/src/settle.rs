@@ -1,0 +1,118 @@
+//! Waiting until guests are idle, by what they use: the CPU time of their processes, looked at again and again.
+
+use host::{ProcessId, ProcessStat};
+use std::collections::HashMap;
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What counts as idle.
+#[derive(Clone, Copy, Debug)]
+pub struct Idle {
+    /// Time over which CPU use is measured.
+    pub interval: Duration,
+    /// Share of one CPU that a guest may use at most.
+    pub share: f64,
+    /// Intervals in a row in which no guest used more.
+    pub intervals: u32,
+}
+
+impl Default for Idle {
+    fn default() -> Self {
+        // An idle guest under emulation uses 1 to 3 %: its kernel's timer. Starting services uses whole CPUs.
+        Self { interval: Duration::from_millis(500), share: 0.08, intervals: 3 }
+    }
+}
+
+/// How the waiting ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Settled {
+    /// Whether the guests were idle in the end.
+    pub idle: bool,
+    /// How long it took.
+    pub waited: Duration,
+    /// Share of one CPU that the busiest guest used in the last interval.
+    pub busiest: f64,
+}
+
+/// Waits until all guests, each given by its first process, are idle at once, or until `patience` is over.
+/// `progress` hears the busiest guest's share after each interval.
+pub(crate) fn settle(guests: &[ProcessId], idle: Idle, patience: Duration, progress: &dyn Fn(f64)) -> Settled {
+    let begin = Instant::now();
+    let mut quiet = 0;
+    let mut before = (Instant::now(), cpu_ticks(guests));
+    let mut busiest = 0.0;
+    while quiet < idle.intervals && begin.elapsed() < patience {
+        thread::sleep(idle.interval);
+        let now = (Instant::now(), cpu_ticks(guests));
+        let seconds = (now.0 - before.0).as_secs_f64();
+        let used = now.1.iter().zip(&before.1).map(|(now, before)| now.saturating_sub(*before)).max().unwrap_or(0);
+        busiest = used as f64 / ticks_per_second() / seconds;
+        progress(busiest);
+        quiet = if busiest <= idle.share { quiet + 1 } else { 0 };
+        before = now;
+    }
+    Settled { idle: quiet >= idle.intervals, waited: begin.elapsed(), busiest }
+}
+
+fn ticks_per_second() -> f64 {
+    rustix::param::clock_ticks_per_second() as f64
+}
+
+/// CPU time of each guest, all its processes together. What ended in between is missing from the later sum.
+fn cpu_ticks(guests: &[ProcessId]) -> Vec<u64> {
+    let all = all_processes();
+    let of_guest = |guest: &ProcessId| tree_in(&all, guest.pid).iter().map(|pid| all[pid].cpu_ticks).sum();
+    guests.iter().map(|guest| if guest.is_alive() { of_guest(guest) } else { 0 }).collect()
+}
+
+fn all_processes() -> HashMap<u32, ProcessStat> {
+    let entries = fs::read_dir("/proc").into_iter().flatten();
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    pids.filter_map(|pid| Some((pid, ProcessStat::read(pid).ok()?))).collect()
+}
+
+/// This process and all below it, in ascending order; none if it is not there.
+pub(crate) fn tree(root: u32) -> Vec<u32> {
+    tree_in(&all_processes(), root)
+}
+
+fn tree_in(all: &HashMap<u32, ProcessStat>, root: u32) -> Vec<u32> {
+    let mut pids = if all.contains_key(&root) { vec![root] } else { Vec::new() };
+    let mut next = 0;
+    while let Some(parent) = pids.get(next).copied() {
+        pids.extend(all.iter().filter(|(_, stat)| stat.parent == parent).map(|(pid, _)| *pid));
+        next += 1;
+    }
+    pids.sort_unstable();
+    pids
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    const QUICK: Idle = Idle { interval: Duration::from_millis(100), share: 0.3, intervals: 2 };
+
+    #[test]
+    fn a_sleeper_is_idle_and_a_busy_grandchild_is_not() {
+        let mut sleeper = Command::new("sleep").arg("60").spawn().expect("start sleep");
+        let quiet = [ProcessId::of(sleeper.id()).expect("alive")];
+        let settled = settle(&quiet, QUICK, Duration::from_secs(10), &|_| {});
+        assert!(settled.idle && settled.busiest == 0.0, "{settled:?}");
+
+        let script = "sh -c 'while :; do :; done' & wait";
+        let mut busy = Command::new("sh").args(["-c", script]).spawn().expect("start a shell");
+        let both = [quiet[0], ProcessId::of(busy.id()).expect("alive")];
+        let settled = settle(&both, QUICK, Duration::from_millis(700), &|_| {});
+        let family = tree(busy.id());
+        for pid in &family {
+            assert!(ProcessId::of(*pid).expect("alive").kill());
+        }
+        busy.wait().expect("collect");
+        assert!(sleeper.kill().and_then(|()| sleeper.wait()).is_ok());
+        assert!(!settled.idle && settled.busiest > 0.3, "{settled:?}");
+        assert_eq!(family.len(), 2);
+    }
+}

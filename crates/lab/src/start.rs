@@ -1,0 +1,158 @@
+//! Starting one guest of each kind, and waiting for its word that it is ready.
+
+use crate::accel::Accelerator;
+use crate::cache::Cache;
+use crate::error::{Error, Result, tail_of};
+use crate::image::{self, Boot};
+use crate::lab::Spec;
+use crate::life::Mark;
+use crate::lxc::Container;
+use crate::qemu::{self, Machine, Sockets};
+use crate::state::{Entry, Image};
+use crate::{agent, program};
+use host::ProcessId;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// What guests of one kind are started from.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    Vm { boot: Boot, accelerator: Accelerator },
+    Container { root: PathBuf },
+    Process,
+}
+
+impl Source {
+    /// Builds the image if need be, and looks how VMs can be run here, in `dir`.
+    pub(crate) fn prepare(spec: &Spec, cache: &Cache, dir: &Path, mark: &Mark) -> Result<Self> {
+        let kernel = spec.kernel.as_deref();
+        if spec.image.is_container() {
+            program::need_root("an LXC container")?;
+            program::find("lxc-start")?;
+            return Ok(Self::Container { root: image::root(cache)? });
+        }
+        if spec.image == Image::Process {
+            return Ok(Self::Process);
+        }
+        program::find("qemu-system-x86_64")?;
+        let boot = if spec.image == Image::Debian { image::debian(cache, kernel) } else { image::tiny(cache, kernel) }?;
+        let accelerator = Accelerator::choose(cache, &boot, dir, mark)?;
+        Ok(Self::Vm { boot, accelerator })
+    }
+
+    pub(crate) fn accelerator(&self) -> Option<Accelerator> {
+        if let Self::Vm { accelerator, .. } = self { Some(*accelerator) } else { None }
+    }
+}
+
+/// A guest whose process was started.
+#[derive(Debug)]
+pub(crate) struct Started {
+    pub(crate) name: String,
+    pub(crate) process: ProcessId,
+    pub(crate) at: Instant,
+    image: Image,
+    dir: PathBuf,
+    /// What a process guest says.
+    says: Option<ChildStdout>,
+}
+
+/// Starts the process of a guest, in its directory.
+pub(crate) fn start(spec: &Spec, source: &Source, entry: &Entry, dir: &Path, mark: &Mark) -> Result<Started> {
+    let mut command = match source {
+        Source::Vm { boot, accelerator } => qemu::command(&Machine {
+            name: &entry.name,
+            dir,
+            boot,
+            accelerator: *accelerator,
+            memory_bytes: spec.memory_bytes(),
+            append: &spec.append,
+            qemu_args: &spec.qemu_args,
+        })?,
+        Source::Container { root } => {
+            let root = entry.copied_root.as_ref().unwrap_or(root);
+            Container { name: &entry.name, dir: dir.to_owned() }.start(root, entry.image == Image::LxcShared)?
+        }
+        Source::Process => {
+            let mut command = Command::new(&spec.process_program[0]);
+            command.args(&spec.process_program[1..]).arg0(&entry.name);
+            command.args(["--name", &entry.name, "--group", &entry.group]);
+            command.args(["--memory-bytes", &spec.memory_bytes().to_string()]);
+            command
+        }
+    };
+    let log = log_of(dir);
+    let file = File::create(&log).map_err(|e| Error::file("create", &log, e))?;
+    let both = file.try_clone().map_err(|e| Error::file("duplicate", &log, e))?;
+    command.stdin(Stdio::null()).stdout(both).stderr(file);
+    if entry.image == Image::Process {
+        command.stdout(Stdio::piped());
+    }
+    mark.put_on(&mut command);
+    let at = Instant::now();
+    let mut child = command.spawn().map_err(|e| Error::file("run", command.get_program(), e))?;
+    let says = child.stdout.take();
+    let process = ProcessId::of(child.id())?;
+    Ok(Started { name: entry.name.clone(), process, at, image: entry.image, dir: dir.to_owned(), says })
+}
+
+impl Started {
+    /// Waits until it says from inside that it is ready.
+    pub(crate) fn wait_ready(&mut self, patience: Duration) -> Result<Duration> {
+        let deadline = self.at + patience;
+        let process = self.process;
+        let alive = || process.is_alive();
+        let said = if self.image.is_vm() {
+            agent::wait_ready(&Sockets::in_dir(&self.dir).agent, deadline, alive).map_err(|e| e.to_string())
+        } else if self.image.is_container() {
+            Container { name: &self.name, dir: self.dir.clone() }.wait_ready(deadline, alive)
+        } else {
+            self.says.take().map_or(Err("nobody listened".into()), |pipe| line_from(pipe, deadline))
+        };
+        said.map(|()| self.at.elapsed()).map_err(|problem| Error::guest(&self.name, self.explained(&problem)))
+    }
+
+    /// The problem with what the guest and its VMM or monitor printed last.
+    fn explained(&self, problem: &str) -> String {
+        let mut text = format!("not ready: {problem}");
+        for log in [log_of(&self.dir), qemu::console_log(&self.dir), self.dir.join("lxc.log")] {
+            let tail = tail_of(&log);
+            if !tail.is_empty() {
+                text.push_str(&format!("\n  {}:\n  {tail}", log.display()));
+            }
+        }
+        text
+    }
+}
+
+/// Where QEMU, LXC or a process guest write what goes wrong.
+fn log_of(dir: &Path) -> PathBuf {
+    dir.join("log")
+}
+
+/// Waits for a first line; what comes behind it is not read.
+fn line_from(mut pipe: ChildStdout, deadline: Instant) -> std::result::Result<(), String> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let time = Timespec::try_from(left).map_err(|e| e.to_string())?;
+        let mut wanted = [PollFd::new(&pipe, PollFlags::IN)];
+        match poll(&mut wanted, Some(&time)) {
+            Ok(0) => return Err("no sign of being ready in time".into()),
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(e) => return Err(e.to_string()),
+            Ok(_) => {}
+        }
+        let mut chunk = [0; 64];
+        match pipe.read(&mut chunk) {
+            Ok(0) => return Err("it ended".into()),
+            Ok(count) if chunk[..count].contains(&b'\n') => return Ok(()),
+            Ok(_) => {}
+            Err(e) => return Err(e.to_string()),
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! What a lab knows about itself, in a file: so that `lab list`, `lab exec` and `lab down` work from another process
+//! than the one that started the guests, and after that one was killed at any moment.
+//!
+//! The file is changed only under a lock and replaced as a whole. A guest is in it before its process is started, and
+//! the lock is held until the start is done: since a child inherits the lock's descriptor until it runs its own
+//! program, whoever gets the lock next finds every process that was started under it with its mark in place.
+
+use crate::accel::Accelerator;
+use crate::error::{Error, Result};
+use crate::{name, place, random};
+use host::ProcessId;
+use rustix::fs::{FlockOperation, flock, fstat};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// What a guest is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Image {
+    /// A VM with a kernel and busybox.
+    Tiny,
+    /// A VM with Debian, systemd, MariaDB and Apache.
+    Debian,
+    /// A container on a root directory that all of this kind share.
+    LxcShared,
+    /// A container on a copy of that directory.
+    LxcCopied,
+    /// A plain process that holds files and data.
+    Process,
+}
+
+impl Image {
+    /// Whether it is a virtual machine.
+    pub const fn is_vm(self) -> bool {
+        matches!(self, Self::Tiny | Self::Debian)
+    }
+
+    /// Whether it is a container.
+    pub const fn is_container(self) -> bool {
+        matches!(self, Self::LxcShared | Self::LxcCopied)
+    }
+}
+
+/// What the state file holds of a guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    pub(crate) group: String,
+    pub(crate) image: Image,
+    /// RAM of a VM, data of a process.
+    pub(crate) memory_bytes: Option<u64>,
+    pub(crate) accelerator: Option<Accelerator>,
+    /// A copied root directory outside the lab's own.
+    pub(crate) copied_root: Option<PathBuf>,
+    /// Absent from before the start until just after it.
+    pub(crate) process: Option<ProcessId>,
+    /// From its start until it said that it was ready; absent before.
+    pub(crate) ready_ms: Option<u64>,
+}
+
+/// The state file's content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct State {
+    /// The lab's random number, in the mark of its processes.
+    pub(crate) token: String,
+    pub(crate) guests: Vec<Entry>,
+}
+
+/// The lab's directory with its lock and its state file.
+#[derive(Clone, Debug)]
+pub(crate) struct Store {
+    dir: PathBuf,
+}
+
+/// Holds the lock of a lab until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Locked {
+    dir: PathBuf,
+    _lock: File,
+    pub(crate) state: State,
+}
+
+impl Store {
+    pub(crate) fn new(dir: PathBuf) -> Self {
+        Self { dir }
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Where the groups of the guests are written for other commands to read.
+    pub(crate) fn groups_file(&self) -> PathBuf {
+        self.dir.join("groups.toml")
+    }
+
+    /// The guests now; none if there is no lab.
+    pub(crate) fn guests(&self) -> Result<Vec<Entry>> {
+        Ok(read_state(&self.dir)?.map_or_else(Vec::new, |state| state.guests))
+    }
+
+    /// Takes the lock of a lab that is there.
+    pub(crate) fn lock(&self) -> Result<Option<Locked>> {
+        if self.dir.exists() { self.lock_or_make().map(Some) } else { Ok(None) }
+    }
+
+    /// Takes the lock, and makes the lab if there is none.
+    pub(crate) fn lock_or_make(&self) -> Result<Locked> {
+        let path = self.dir.join("lock");
+        let lock = loop {
+            place::private_dir(&self.dir)?;
+            let file = match File::options().create(true).append(true).open(&path) {
+                // `lab down` removed the directory in between.
+                Err(e) if e.kind() == ErrorKind::NotFound => continue,
+                file => file.map_err(|e| Error::file("open", &path, e))?,
+            };
+            flock(&file, FlockOperation::LockExclusive).map_err(|e| Error::file("lock", &path, e))?;
+            // The same, while this one waited for the lock.
+            if fstat(&file).map_err(|e| Error::file("stat", &path, e))?.st_nlink > 0 {
+                break file;
+            }
+        };
+        let state = match read_state(&self.dir)? {
+            Some(state) => state,
+            None => {
+                let number = random::number().map_err(|e| Error::file("read", "/dev/urandom", e))?;
+                State { token: format!("{number:016x}"), guests: Vec::new() }
+            }
+        };
+        let locked = Locked { dir: self.dir.clone(), _lock: lock, state };
+        locked.save()?;
+        Ok(locked)
+    }
+}
+
+impl Locked {
+    /// Writes the state down, and the mapping file of the groups.
+    pub(crate) fn save(&self) -> Result<()> {
+        let text = serde_json::to_vec_pretty(&self.state).expect("the state holds text and numbers only");
+        replace(&self.dir.join("state.json"), &text)?;
+        let groups = self.state.guests.iter().map(|guest| (guest.group.as_str(), guest.name.as_str()));
+        replace(&self.dir.join("groups.toml"), name::groups_toml(groups).as_bytes())
+    }
+
+    /// The guest of this name, unless somebody ended it meanwhile.
+    pub(crate) fn guest_mut(&mut self, name: &str) -> Option<&mut Entry> {
+        self.state.guests.iter_mut().find(|guest| guest.name == name)
+    }
+}
+
+fn replace(path: &Path, content: &[u8]) -> Result<()> {
+    let new = path.with_extension("new");
+    fs::write(&new, content).map_err(|e| Error::file("write", &new, e))?;
+    fs::rename(&new, path).map_err(|e| Error::file("rename", &new, e))
+}
+
+fn read_state(dir: &Path) -> Result<Option<State>> {
+    let path = dir.join("state.json");
+    let text = match fs::read_to_string(&path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        text => text.map_err(|e| Error::file("read", &path, e))?,
+    };
+    let state = serde_json::from_str(&text).map_err(|e| host::Error::Malformed {
+        path,
+        line: e.line(),
+        problem: e.to_string(),
+    })?;
+    Ok(Some(state))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(name: &str) -> Entry {
+        Entry {
+            name: name.into(),
+            group: "acme".into(),
+            image: Image::LxcShared,
+            memory_bytes: Some(1 << 20),
+            accelerator: Some(Accelerator::Tcg),
+            copied_root: Some("/somewhere".into()),
+            process: Some(ProcessId { pid: 17, start_ticks: 4 }),
+            ready_ms: None,
+        }
+    }
+
+    fn store() -> (tempfile::TempDir, Store) {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let store = Store::new(dir.path().join("lab"));
+        (dir, store)
+    }
+
+    #[test]
+    fn what_was_saved_is_there_for_the_next() {
+        let (_dir, store) = store();
+        assert!(store.lock().expect("no lab").is_none());
+        assert_eq!(store.guests().expect("no lab"), []);
+        let mut locked = store.lock_or_make().expect("make a lab");
+        let token = locked.state.token.clone();
+        locked.state.guests.push(entry("acme-1"));
+        locked.save().expect("save");
+        drop(locked);
+        let again = store.lock().expect("the lab").expect("it is there");
+        assert_eq!(again.state, State { token, guests: vec![entry("acme-1")] });
+        assert!(fs::read_to_string(store.groups_file()).expect("the mapping").contains("acme = [\"acme-1\"]"));
+    }
+
+    #[test]
+    fn who_waited_while_the_lab_was_removed_makes_a_new_one() {
+        let (_dir, store) = store();
+        let first = store.lock_or_make().expect("make a lab");
+        let waiting = std::thread::spawn({
+            let store = store.clone();
+            move || store.lock_or_make().expect("make a lab").state.token
+        });
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        fs::remove_dir_all(store.dir()).expect("as lab down does");
+        let old = first.state.token.clone();
+        drop(first);
+        assert_ne!(waiting.join().expect("no panic"), old);
+        assert!(store.dir().join("state.json").exists());
+    }
+
+    #[test]
+    fn a_damaged_file_is_named() {
+        let (_dir, store) = store();
+        drop(store.lock_or_make().expect("make a lab"));
+        fs::write(store.dir().join("state.json"), "{\n\"token\": 1}").expect("damage it");
+        let error = store.guests().expect_err("damaged").to_string();
+        assert!(error.contains("state.json line 2"), "{error}");
+    }
+}

@@ -1,0 +1,53 @@
+//! `pagefold lab list`
+
+use crate::exit::Outcome;
+use lab::{Guest, Image, Lab};
+use report::{Align, Table};
+use serde_json::{Value, json};
+
+/// Runs it.
+pub fn run(lab: &Lab, as_json: bool) -> anyhow::Result<Outcome> {
+    print(lab, &lab.guests()?, as_json)
+}
+
+/// Prints some guests of a lab.
+pub fn print(lab: &Lab, guests: &[Guest], as_json: bool) -> anyhow::Result<Outcome> {
+    if as_json {
+        let listed: Vec<Value> = guests.iter().map(in_json).collect::<serde_json::Result<_>>()?;
+        let whole = json!({"dir": lab.dir(), "groups_file": lab.groups_file(), "guests": listed});
+        println!("{}", serde_json::to_string_pretty(&whole)?);
+        return Ok(Outcome::Done);
+    }
+    if guests.is_empty() {
+        println!("no guests in {}", lab.dir().display());
+        return Ok(Outcome::Done);
+    }
+    let (left, right) = (Align::Left, Align::Right);
+    let columns = [("GUEST", left), ("GROUP", left), ("IMAGE", left), ("PID", right), ("READY", right), ("RAM", right)];
+    let mut table = Table::new(&columns);
+    for guest in guests {
+        let pid = guest.pid.map_or_else(|| "-".into(), |pid| pid.to_string());
+        let ready = match guest.ready_seconds {
+            _ if !guest.running => "ended".into(),
+            Some(seconds) => format!("{seconds:.1} s"),
+            None => "not yet".into(),
+        };
+        let memory = guest.memory_bytes.map_or_else(|| "-".into(), report::bytes);
+        table.row([guest.name.clone(), guest.group.clone(), image_name(guest.image), pid, ready, memory]);
+    }
+    print!("{table}");
+    Ok(Outcome::Done)
+}
+
+/// A guest as JSON, with all its processes.
+fn in_json(guest: &Guest) -> serde_json::Result<Value> {
+    let mut value = serde_json::to_value(guest)?;
+    value["pids"] = json!(guest.pids());
+    Ok(value)
+}
+
+/// An image's name as `--image` takes it.
+pub fn image_name(image: Image) -> String {
+    let value = serde_json::to_value(image).expect("a plain name");
+    value.as_str().expect("a plain name").to_owned()
+}

@@ -1,0 +1,143 @@
+//! `pagefold lab up`, and the process that is a guest where nothing else can be.
+
+use super::list;
+use crate::exit::Outcome;
+use crate::size::parse_bytes;
+use clap::ValueEnum;
+use indicatif::{ProgressBar, ProgressStyle};
+use lab::{Cache, Image, Lab, Progress, Spec};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Arguments of `pagefold lab up`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// What the guests are made of
+    #[arg(long, value_enum)]
+    image: ImageName,
+    /// How many guests
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    guests: usize,
+    /// Groups to deal them out to
+    #[arg(long, value_delimiter = ',', default_value = "lab", value_name = "NAME,...")]
+    groups: Vec<String>,
+    /// RAM of a VM [default: 256M, debian 512M], data of a process [default: 64M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    memory: Option<u64>,
+    /// Kernel of a VM [default: the newest cloud kernel in /boot]
+    #[arg(long, value_name = "FILE")]
+    kernel: Option<PathBuf>,
+    /// Add to a VM's kernel command line
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true, allow_hyphen_values = true)]
+    append: String,
+    /// Add an argument to QEMU's command line; give one for each word
+    #[arg(long = "qemu-arg", value_name = "WORD", allow_hyphen_values = true)]
+    qemu_args: Vec<String>,
+    /// Longest time that a guest may take to be ready
+    #[arg(long, value_name = "SECONDS", default_value_t = 180)]
+    timeout: u64,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum ImageName {
+    /// A VM with a kernel and busybox; up in seconds
+    Tiny,
+    /// A VM with Debian, systemd, MariaDB and Apache; takes a minute to build, once
+    Debian,
+    /// A container on a root directory that all of this kind share
+    LxcShared,
+    /// A container on a copy of that directory
+    LxcCopied,
+    /// A plain process that holds files and data; needs no rights and no packages
+    Process,
+}
+
+impl From<ImageName> for Image {
+    fn from(name: ImageName) -> Self {
+        match name {
+            ImageName::Tiny => Self::Tiny,
+            ImageName::Debian => Self::Debian,
+            ImageName::LxcShared => Self::LxcShared,
+            ImageName::LxcCopied => Self::LxcCopied,
+            ImageName::Process => Self::Process,
+        }
+    }
+}
+
+/// Runs it.
+pub fn run(lab: &Lab, args: Args, as_json: bool) -> anyhow::Result<Outcome> {
+    let spec = Spec {
+        guests: args.guests,
+        groups: args.groups,
+        memory_bytes: args.memory,
+        kernel: args.kernel,
+        append: args.append,
+        qemu_args: args.qemu_args,
+        patience: Duration::from_secs(args.timeout),
+        ..Spec::new(args.image.into())
+    };
+    let cache = Cache::open(&lab::cache_dir()?)?;
+    let show = Show::new();
+    let guests = lab.up(&spec, &cache, &|event: Progress| show.event(&event))?;
+    show.finish();
+    list::print(lab, &guests, as_json)
+}
+
+/// Arguments of a process guest; see [`Spec::process_program`].
+#[derive(clap::Args)]
+pub struct HoldArgs {
+    #[arg(long)]
+    name: String,
+    #[arg(long)]
+    group: String,
+    #[arg(long)]
+    memory_bytes: u64,
+}
+
+/// Is a process guest until it is ended.
+pub fn hold(args: &HoldArgs) -> anyhow::Result<Outcome> {
+    match lab::live(&args.name, &args.group, args.memory_bytes)? {}
+}
+
+/// What happens, on stderr: in one moving line on a terminal, else a line for each thing done.
+pub struct Show(ProgressBar);
+
+impl Show {
+    /// Shows nothing yet.
+    pub fn new() -> Self {
+        let bar = ProgressBar::new_spinner();
+        bar.set_style(ProgressStyle::with_template("{spinner} {msg} ({elapsed})").expect("a valid template"));
+        if !bar.is_hidden() {
+            bar.enable_steady_tick(Duration::from_millis(100));
+        }
+        Self(bar)
+    }
+
+    /// Shows what just happened.
+    pub fn event(&self, event: &Progress) {
+        match event {
+            Progress::Preparing(image) => self.now(format!("preparing image {}", list::image_name(*image))),
+            Progress::Started(count) => self.now(format!("waiting for {count} guests to be ready")),
+            Progress::Ready(name, time) => self.done(format!("{name} ready after {:.1} s", time.as_secs_f64())),
+            Progress::Busiest(share) => self.now(format!("busiest guest: {:.0}% of a CPU", share * 100.0)),
+        }
+    }
+
+    /// Leaves the terminal clean.
+    pub fn finish(&self) {
+        self.0.finish_and_clear();
+    }
+
+    /// Something that goes on: of interest only to somebody who looks.
+    fn now(&self, text: String) {
+        self.0.set_message(text);
+    }
+
+    fn done(&self, text: String) {
+        if self.0.is_hidden() {
+            eprintln!("{text}");
+        } else {
+            self.0.println(text);
+        }
+    }
+}
