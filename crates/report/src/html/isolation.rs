@@ -6,7 +6,7 @@ use super::text::{NAME_CHARS, Text, folding, legend, table};
 use crate::size::{bytes, mib, percent};
 use crate::table::{Align, shorten};
 use crate::words::{self, plural};
-use census::Findings;
+use census::{Findings, GroupFindings};
 use page::pages_to_bytes;
 use std::io::{self, Write};
 
@@ -31,7 +31,14 @@ pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
         bars::write(out, findings.all_saved_pages, [bar])?;
         write!(out, "</figure>")?;
     }
-    let row = |g: &census::GroupFindings| {
+    if !findings.groups.is_empty() {
+        groups(out, &findings.groups)?;
+    }
+    writeln!(out, "</section>")
+}
+
+fn groups(out: &mut dyn Write, groups: &[GroupFindings]) -> io::Result<()> {
+    let row = |g: &GroupFindings| {
         vec![
             shorten(&g.name, NAME_CHARS),
             g.guests.len().to_string(),
@@ -42,10 +49,9 @@ pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     };
     let figures = ["guests", "resident, MiB", "can save, MiB", "share"].map(|name| (name, Align::Right));
     let columns: Vec<_> = [("group", Align::Left)].into_iter().chain(figures).collect();
-    folding(out, &findings.groups, "further groups", |out, some| {
+    folding(out, groups, "further groups", |out, some| {
         table(out, "What each group can save", &columns, some.iter().map(row))
-    })?;
-    writeln!(out, "</section>")
+    })
 }
 
 fn parts(findings: &Findings) -> Vec<Part> {

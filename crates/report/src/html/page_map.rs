@@ -21,7 +21,7 @@ type Cells = Vec<[u32; Share::ALL.len()]>;
 
 /// Writes one map a guest, under the key that they have in common.
 pub fn write(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
-    let guests: Vec<_> = guests.iter().filter(|guest| !guest.page_map.is_empty()).collect();
+    let guests: Vec<_> = guests.iter().filter(|guest| pages_of(&guest.page_map) > 0).collect();
     if guests.is_empty() {
         return Ok(());
     }

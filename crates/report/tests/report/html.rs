@@ -172,6 +172,17 @@ fn nothing_found_is_a_report_too() {
     let body = text_of(elements(&document, "main").next().unwrap());
     assert!(body.contains("held by 0 guests") && body.contains("nothing to merge"), "{body}");
     assert!(!body.contains("NaN") && !body.contains("inf"), "{body}");
+    assert_eq!(elements(&document, "table").count(), 1, "no table without rows but the opportunity");
+}
+
+/// A guest whose pages could not be read has a map of empty cells.
+#[test]
+fn a_guest_without_pages_has_no_map() {
+    let mut findings = sample::findings(2);
+    findings.guests[0].page_map.fill(MapCell::default());
+    let html = render(&findings, &[]);
+    let document = parse(&html);
+    assert_eq!(elements(&document, "h3").count(), findings.guests.len() - 1);
 }
 
 /// The worst that a map can be: no square like its neighbour.
