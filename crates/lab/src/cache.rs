@@ -35,14 +35,12 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// The cache in this directory, which is made if need be.
+    /// The cache in this directory, which is made when something is put into it.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The path is relative and the working directory is gone.
     pub fn open(dir: &Path) -> Result<Self> {
-        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|e| Error::file("make", dir, e))?;
-        let dir = dir.canonicalize().map_err(|e| Error::file("find", dir, e))?;
-        Ok(Self { dir })
+        Ok(Self { dir: std::path::absolute(dir).map_err(|e| Error::file("find", dir, e))? })
     }
 
     pub(crate) fn dir(&self) -> &Path {
@@ -73,7 +71,9 @@ impl Cache {
 
     /// Waits for the lock of this name; dropping the file gives it back.
     pub(crate) fn lock(&self, name: &str) -> Result<File> {
-        let path = self.dir.join(format!("{name}.lock"));
+        let dir = &self.dir;
+        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|e| Error::file("make", dir, e))?;
+        let path = dir.join(format!("{name}.lock"));
         let file = File::options().create(true).append(true).open(&path).map_err(|e| Error::file("open", &path, e))?;
         flock(&file, FlockOperation::LockExclusive).map_err(|e| Error::file("lock", &path, e))?;
         Ok(file)

@@ -5,6 +5,7 @@ use crate::cache::{Cache, Key, remove_dir};
 use crate::cpio::Archive;
 use crate::error::{Error, Result};
 use crate::kernel::Kernel;
+use crate::life::Mark;
 use crate::program;
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -22,6 +23,8 @@ const MODULES: &[&str] =
     &["virtio_pci", "virtio_blk", "virtio_balloon", "virtio_console", "virtio_mem", "virtio_net", "virtio-rng"];
 const SUITE: &str = "bookworm";
 const DEBIAN_PACKAGES: &str = "systemd-sysv,udev,mariadb-server,apache2";
+/// Looks for LVM volumes to check, for many seconds, at every boot.
+const DEBIAN_MASKED: &str = "e2scrub_reap.service";
 const CONTAINER_PACKAGES: &str = "cron,nginx-light";
 /// Size of the `debian` disk; the file is sparse.
 const DISK_BYTES: u64 = 4 << 30;
@@ -78,27 +81,29 @@ fn initramfs(kernel: &Kernel, busybox: &[u8]) -> Result<Vec<u8>> {
 }
 
 /// The tiny image with a disk of Debian, which needs root and about a minute the first time.
-pub(crate) fn debian(cache: &Cache, kernel: Option<&Path>) -> Result<Boot> {
-    let recipe = [SUITE, DEBIAN_PACKAGES, AGENT, AGENT_UNIT];
+pub(crate) fn debian(cache: &Cache, kernel: Option<&Path>, mark: &Mark) -> Result<Boot> {
+    let recipe = [SUITE, DEBIAN_PACKAGES, DEBIAN_MASKED, AGENT, AGENT_UNIT];
     let key = recipe.iter().fold(Key::default(), |key, part| key.with(part.as_bytes()));
     let key = key.with(&DISK_BYTES.to_le_bytes());
     let dir = cache.image("debian", &key, |dir| {
         program::need_root("building the image debian")?;
         let root = dir.join("root");
-        bootstrap(DEBIAN_PACKAGES, &root)?;
-        add_agent(&root)?;
+        bootstrap(DEBIAN_PACKAGES, &root, mark)?;
+        configure(&root)?;
         make_disk(&root, &dir.join("disk"))?;
         remove_dir(&root)
     })?;
     Ok(Boot { disk: Some(dir.join("disk")), ..tiny(cache, kernel)? })
 }
 
-fn add_agent(root: &Path) -> Result<()> {
+/// Adds the agent, and switches off what would only delay the boot.
+fn configure(root: &Path) -> Result<()> {
     let units = root.join("etc/systemd/system");
     write_executable(&root.join("usr/local/sbin/pagefold-agent"), AGENT)?;
     write(&units.join("pagefold-agent.service"), AGENT_UNIT.as_bytes())?;
     let wants = units.join("multi-user.target.wants");
     fs::create_dir_all(&wants).map_err(|e| Error::file("make", &wants, e))?;
+    link("/dev/null", &units.join(DEBIAN_MASKED))?;
     link("../pagefold-agent.service", &wants.join("pagefold-agent.service"))
 }
 
@@ -110,13 +115,13 @@ fn make_disk(root: &Path, disk: &Path) -> Result<()> {
 }
 
 /// The tree that containers run on, which needs root and a few seconds the first time.
-pub(crate) fn root(cache: &Cache) -> Result<PathBuf> {
+pub(crate) fn root(cache: &Cache, mark: &Mark) -> Result<PathBuf> {
     let recipe = [SUITE, CONTAINER_PACKAGES, CONTAINER_INIT, CONTAINER_NGINX];
     let key = recipe.iter().fold(Key::default(), |key, part| key.with(part.as_bytes()));
     let dir = cache.image("root", &key, |dir| {
         program::need_root("building the image of the containers")?;
         let root = dir.join("root");
-        bootstrap(CONTAINER_PACKAGES, &root)?;
+        bootstrap(CONTAINER_PACKAGES, &root, mark)?;
         write_executable(&root.join("usr/local/sbin/pagefold-init"), CONTAINER_INIT)?;
         write(&root.join("etc/nginx/pagefold.conf"), CONTAINER_NGINX.as_bytes())
     })?;
@@ -124,13 +129,14 @@ pub(crate) fn root(cache: &Cache) -> Result<PathBuf> {
 }
 
 /// Debian's essential packages and these, unpacked and configured into a directory.
-fn bootstrap(packages: &str, root: &Path) -> Result<()> {
+fn bootstrap(packages: &str, root: &Path, mark: &Mark) -> Result<()> {
     let mut mmdebstrap = program::command("mmdebstrap")?;
     mmdebstrap.args(["--mode=root", "--variant=minbase", "--format=directory"]);
     // Documentation and translations are never read in a guest; without them the disk is a third smaller.
     mmdebstrap.args(["--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/man/*"]);
     mmdebstrap.args(["--dpkgopt=path-exclude=/usr/share/locale/*", "--aptopt=APT::Install-Recommends \"false\""]);
     mmdebstrap.arg(format!("--include={packages}")).arg(SUITE).arg(root);
+    mark.put_on(&mut mmdebstrap);
     program::run(&mut mmdebstrap, &root.with_extension("log"))
 }
 

@@ -156,7 +156,7 @@ impl Lab {
         spec.check()?;
         let token = self.store.lock_or_make()?.state.token.clone();
         progress(Progress::Preparing(spec.image));
-        let source = Source::prepare(spec, cache, self.dir(), &Mark::of_guest(&token, ".kvm"))?;
+        let source = Source::prepare(spec, cache, self.dir(), &Mark::of_guest(&token, ".prepare"))?;
         let names = self.enter(spec, &source, cache)?;
         let ready = self.start_all(spec, &source, &names).and_then(|started| {
             progress(Progress::Started(started.len()));

@@ -28,11 +28,9 @@ impl Mark {
         Self(format!("{token}/"))
     }
 
-    /// Marks the process that this command will start, and puts it into a process group of its own, so that a Ctrl-C
-    /// meant for `lab up` does not reach guests that are up.
-    pub(crate) fn put_on(&self, command: &mut Command) {
-        use std::os::unix::process::CommandExt;
-        command.env(VARIABLE, &self.0).process_group(0);
+    /// Marks the process that this command will start, and what that starts in turn.
+    pub(crate) fn put_on<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.env(VARIABLE, &self.0)
     }
 
     /// All living processes that bear it.

@@ -28,19 +28,20 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// Builds the image if need be, and looks how VMs can be run here, in `dir`.
+    /// Builds the image if need be, and looks how VMs can be run here, in `dir`. What it starts bears `mark`.
     pub(crate) fn prepare(spec: &Spec, cache: &Cache, dir: &Path, mark: &Mark) -> Result<Self> {
         let kernel = spec.kernel.as_deref();
         if spec.image.is_container() {
             program::need_root("an LXC container")?;
             program::find("lxc-start")?;
-            return Ok(Self::Container { root: image::root(cache)? });
+            return Ok(Self::Container { root: image::root(cache, mark)? });
         }
         if spec.image == Image::Process {
             return Ok(Self::Process);
         }
         program::find("qemu-system-x86_64")?;
-        let boot = if spec.image == Image::Debian { image::debian(cache, kernel) } else { image::tiny(cache, kernel) }?;
+        let debian = spec.image == Image::Debian;
+        let boot = if debian { image::debian(cache, kernel, mark) } else { image::tiny(cache, kernel) }?;
         let accelerator = Accelerator::choose(cache, &boot, dir, mark)?;
         Ok(Self::Vm { boot, accelerator })
     }
@@ -93,7 +94,8 @@ pub(crate) fn start(spec: &Spec, source: &Source, entry: &Entry, dir: &Path, mar
     if entry.image == Image::Process {
         command.stdout(Stdio::piped());
     }
-    mark.put_on(&mut command);
+    // A Ctrl-C meant for `lab up` must not reach it once it is up.
+    mark.put_on(&mut command).process_group(0);
     let at = Instant::now();
     let mut child = command.spawn().map_err(|e| Error::file("run", command.get_program(), e))?;
     let says = child.stdout.take();
