@@ -52,7 +52,7 @@ impl Error {
 
 /// The last lines of a log, to put behind an error; empty if there is none.
 pub(crate) fn tail_of(log: &Path) -> String {
-    const LINES: usize = 6;
+    const LINES: usize = 20;
     let text = std::fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
     lines[lines.len().saturating_sub(LINES)..].join("\n  ")

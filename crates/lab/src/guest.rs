@@ -3,9 +3,9 @@
 use crate::accel::Accelerator;
 use crate::agent::{self, Output};
 use crate::error::{Error, Result};
+use crate::family::Family;
 use crate::lxc::Container;
 use crate::qemu::Sockets;
-use crate::settle;
 use crate::state::{Entry, Image};
 use guest::qmp::Qmp;
 use host::ProcessId;
@@ -68,7 +68,7 @@ impl Guest {
 
     /// Its processes on the host, in ascending order: QEMU's, or LXC's monitor and what runs in the container.
     pub fn pids(&self) -> Vec<u32> {
-        self.process.filter(ProcessId::is_alive).map_or_else(Vec::new, |process| settle::tree(process.pid))
+        self.process.filter(ProcessId::is_alive).map_or_else(Vec::new, |process| Family::now().tree(process.pid))
     }
 
     /// Runs a command inside, exactly these words, and returns what it printed (1 MiB at most) and its status.

@@ -17,6 +17,7 @@ mod agent;
 mod cache;
 mod cpio;
 mod error;
+mod family;
 mod guest;
 mod image;
 mod kernel;

@@ -2,6 +2,8 @@
 
 use crate::agent::Output;
 use crate::error::{Error, Result, tail_of};
+use crate::family::Family;
+use host::ProcessId;
 use rustix::process::geteuid;
 use std::env;
 use std::fs::File;
@@ -62,7 +64,7 @@ pub(crate) fn run(command: &mut Command, log: &Path) -> Result<()> {
     if status.success() { Ok(()) } else { Err(failed(command, &status.to_string(), tail_of(log))) }
 }
 
-/// Runs a command to its end, or kills it when time is over. Keeps the first MiB that it prints; when it prints
+/// Runs a command to its end, or kills it and all below it when time is over. Keeps the first MiB that it prints; when it prints
 /// more, its writes fail.
 pub(crate) fn bounded_output(command: &mut Command, timeout: Duration) -> Result<Output> {
     let failed = |e: io::Error| Error::file("run", "a command", e);
@@ -81,7 +83,10 @@ pub(crate) fn bounded_output(command: &mut Command, timeout: Duration) -> Result
             break status;
         }
         if Instant::now() > deadline {
-            let _ = child.kill();
+            let tree = Family::now().tree(child.id());
+            for process in tree.into_iter().filter_map(|pid| ProcessId::of(pid).ok()) {
+                process.kill();
+            }
             child.wait().map_err(failed)?;
             let text = format!("the command took more than {} s", timeout.as_secs());
             return Err(failed(io::Error::new(ErrorKind::TimedOut, text)));
@@ -162,8 +167,9 @@ mod tests {
     fn a_command_may_leave_others_behind_but_not_take_for_ever() {
         let begin = Instant::now();
         assert_eq!(shell("sleep 5 & echo started", 10).expect("it ends").stdout, b"started\n");
-        assert!(shell("exec sleep 60", 1).is_err());
+        assert!(shell("sleep 64321 & sleep 64321", 1).is_err());
         assert!(begin.elapsed() < Duration::from_secs(4));
+        assert_eq!(shell("pgrep -f 'sleep 6432[1]' || echo none", 10).expect("it ends").stdout, b"none\n");
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! Waiting until guests are idle, by what they use: the CPU time of their processes, looked at again and again.
 
-use host::{ProcessId, ProcessStat};
-use std::collections::HashMap;
-use std::fs;
+use crate::family::Family;
+use host::ProcessId;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -61,31 +60,12 @@ fn ticks_per_second() -> f64 {
 
 /// CPU time of each guest, all its processes together. What ended in between is missing from the later sum.
 fn cpu_ticks(guests: &[ProcessId]) -> Vec<u64> {
-    let all = all_processes();
-    let of_guest = |guest: &ProcessId| tree_in(&all, guest.pid).iter().map(|pid| all[pid].cpu_ticks).sum();
-    guests.iter().map(|guest| if guest.is_alive() { of_guest(guest) } else { 0 }).collect()
-}
-
-fn all_processes() -> HashMap<u32, ProcessStat> {
-    let entries = fs::read_dir("/proc").into_iter().flatten();
-    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    pids.filter_map(|pid| Some((pid, ProcessStat::read(pid).ok()?))).collect()
-}
-
-/// This process and all below it, in ascending order; none if it is not there.
-pub(crate) fn tree(root: u32) -> Vec<u32> {
-    tree_in(&all_processes(), root)
-}
-
-fn tree_in(all: &HashMap<u32, ProcessStat>, root: u32) -> Vec<u32> {
-    let mut pids = if all.contains_key(&root) { vec![root] } else { Vec::new() };
-    let mut next = 0;
-    while let Some(parent) = pids.get(next).copied() {
-        pids.extend(all.iter().filter(|(_, stat)| stat.parent == parent).map(|(pid, _)| *pid));
-        next += 1;
-    }
-    pids.sort_unstable();
-    pids
+    let now = Family::now();
+    let alive = |guest: &&ProcessId| guest.is_alive();
+    let of_tree = |guest: &ProcessId| {
+        now.tree(guest.pid).iter().filter_map(|pid| now.stat(*pid)).map(|stat| stat.cpu_ticks).sum()
+    };
+    guests.iter().map(|guest| Some(guest).filter(alive).map_or(0, of_tree)).collect()
 }
 
 #[cfg(test)]
@@ -93,7 +73,7 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    const QUICK: Idle = Idle { interval: Duration::from_millis(100), share: 0.3, intervals: 2 };
+    const QUICK: Idle = Idle { interval: Duration::from_millis(100), share: 0.05, intervals: 3 };
 
     #[test]
     fn a_sleeper_is_idle_and_a_busy_grandchild_is_not() {
@@ -105,14 +85,14 @@ mod tests {
         let script = "sh -c 'while :; do :; done' & wait";
         let mut busy = Command::new("sh").args(["-c", script]).spawn().expect("start a shell");
         let both = [quiet[0], ProcessId::of(busy.id()).expect("alive")];
-        let settled = settle(&both, QUICK, Duration::from_millis(700), &|_| {});
-        let family = tree(busy.id());
+        let settled = settle(&both, QUICK, Duration::from_millis(1500), &|_| {});
+        let family = Family::now().tree(busy.id());
         for pid in &family {
             assert!(ProcessId::of(*pid).expect("alive").kill());
         }
         busy.wait().expect("collect");
         assert!(sleeper.kill().and_then(|()| sleeper.wait()).is_ok());
-        assert!(!settled.idle && settled.busiest > 0.3, "{settled:?}");
+        assert!(!settled.idle && settled.busiest > 0.05, "{settled:?}");
         assert_eq!(family.len(), 2);
     }
 }

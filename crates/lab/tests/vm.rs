@@ -1,0 +1,137 @@
+//! Real VMs: booted, used, ended.
+
+mod common;
+
+use common::{SOON, TestLab, group, processes_with, sh, skipped, text};
+use lab::Image;
+use serde_json::json;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
+
+const PROGRAMS: [&str; 2] = ["qemu-system-x86_64", "busybox"];
+
+#[test]
+fn two_boot_at_once_are_used_and_end_without_trace() {
+    if let Some(why) = skipped(&PROGRAMS) {
+        return eprintln!("{why}");
+    }
+    let test = TestLab::new();
+    let guests = test.up(Image::Tiny, 2, |spec| spec.memory_bytes = Some(160 << 20)).expect("two guests");
+    assert!(guests.iter().all(|guest| guest.running && guest.ready_seconds.is_some()));
+    for (guest, number) in guests.iter().zip(1..) {
+        assert_eq!(guest.name, format!("{}-{number}", group()));
+        assert_eq!(text(guest, "hostname"), guest.name);
+        let kib: u64 = text(guest, "awk '/MemTotal/ {print $2}' /proc/meminfo").parse().expect("a number");
+        assert!((100 << 10..160 << 10).contains(&kib), "{kib} KiB of 160 MiB");
+        let mut qmp = guest.qmp(SOON).expect("QMP");
+        assert_eq!(qmp.execute("query-name", json!({})).expect("a name")["name"], guest.name.as_str());
+        assert!(qmp.execute("no-such-command", json!({})).is_err());
+    }
+    let mode = fs::metadata(test.lab.dir().join(&guests[0].name)).expect("its directory").permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+    let groups = fs::read_to_string(test.lab.groups_file()).expect("the mapping file");
+    assert!(groups.contains(&format!("\"{}\", \"{}\"", guests[0].name, guests[1].name)), "{groups}");
+
+    // One more, with a device and a word for its kernel.
+    let device = |spec: &mut lab::Spec| {
+        spec.qemu_args = vec!["-device".into(), "virtio-balloon-pci".into()];
+        spec.append = "pagefold.test=yes".into();
+    };
+    let third = test.up(Image::Tiny, 1, device).expect("a third guest");
+    assert_eq!(third[0].name, format!("{}-3", group()));
+    assert!(text(&third[0], "cat /proc/cmdline").contains("pagefold.test=yes"));
+    assert_eq!(text(&third[0], "ls /sys/bus/virtio/drivers/virtio_balloon | grep -c ^virtio"), "1");
+    assert_eq!(test.lab.guests().expect("the list").len(), 3);
+
+    let dir = test.lab.dir().to_str().expect("a plain path").to_owned();
+    assert_eq!(processes_with(&dir).len(), 3);
+    assert_eq!(test.lab.down().expect("down").len(), 3);
+    assert_eq!(processes_with(&dir), [0; 0]);
+    assert!(!test.lab.dir().exists());
+    assert!(test.lab.down().expect("down again").is_empty());
+}
+
+#[test]
+fn commands_run_inside_exactly_as_given() {
+    if let Some(why) = skipped(&PROGRAMS) {
+        return eprintln!("{why}");
+    }
+    let test = TestLab::new();
+    let guest = &test.up(Image::Tiny, 1, |spec| spec.memory_bytes = Some(96 << 20)).expect("a guest")[0];
+
+    let words = ["printf", "<%s>", "a b", "", "it's", "$HOME `id` \\n", "gr\u{fc}n\n"];
+    let said = guest.exec(&words, SOON).expect("it runs");
+    assert_eq!(String::from_utf8(said.stdout).expect("text"), "<a b><><it's><$HOME `id` \\n><gr\u{fc}n\n>");
+
+    let every_byte = sh(guest, r#"i=0; while [ $i -lt 256 ]; do printf "\\$(printf %03o $i)"; i=$((i+1)); done"#);
+    assert_eq!(every_byte.stdout, (0..=255).collect::<Vec<u8>>());
+
+    let failed = sh(guest, "echo out; echo err >&2; exit 7");
+    assert_eq!((failed.status, &failed.stdout[..], &failed.stderr[..]), (7, &b"out\n"[..], &b"err\n"[..]));
+
+    // What takes too long is killed with all that it started, and the next command runs.
+    let late = guest.exec(&["sh", "-c", "sleep 4321 & sleep 4321"], Duration::from_secs(1));
+    assert!(late.expect_err("too long").to_string().contains("more than 1 s"));
+    assert_eq!(text(guest, "ps | grep -c 'sleep 432[1]' || true"), "0");
+
+    // What is left in the background on purpose holds nobody up, even if it keeps the output open.
+    let begin = Instant::now();
+    assert_eq!(text(guest, "sleep 77 & echo started"), "started");
+    assert!(begin.elapsed() < Duration::from_secs(20));
+    assert_eq!(text(guest, "ps | grep -c 'sleep 7[7]' || true"), "1");
+
+    // More output than there is room for is cut off, and the next command has the room again.
+    let room = sh(guest, "yes | head -c 3000000").stdout.len();
+    assert!((1_000_000..=1 << 20).contains(&room), "{room}");
+    assert_eq!(text(guest, "echo fine"), "fine");
+}
+
+#[test]
+fn a_guest_that_does_not_come_up_is_explained_and_ended() {
+    if let Some(why) = skipped(&PROGRAMS) {
+        return eprintln!("{why}");
+    }
+    let test = TestLab::new();
+    let before = Instant::now();
+    let panics = test.up(Image::Tiny, 1, |spec| spec.append = "rdinit=/none init=/none root=/none".into());
+    let text = panics.expect_err("no first program").to_string();
+    assert!(text.contains("it ended") && text.contains("Kernel panic"), "{text}");
+    assert!(before.elapsed() < Duration::from_secs(60));
+
+    let wrong = test.up(Image::Tiny, 1, |spec| spec.qemu_args = vec!["-no-such-option".into()]);
+    let text = wrong.expect_err("no such option").to_string();
+    assert!(text.contains("no-such-option"), "{text}");
+
+    let silent = |spec: &mut lab::Spec| {
+        spec.qemu_args = vec!["-S".into()];
+        spec.patience = Duration::from_secs(1);
+    };
+    let text = test.up(Image::Tiny, 1, silent).expect_err("it never runs").to_string();
+    assert!(text.contains("in time"), "{text}");
+
+    assert!(test.lab.guests().expect("the list").is_empty());
+    assert!(processes_with(test.lab.dir().to_str().expect("a plain path")).is_empty());
+}
+
+#[test]
+fn debian_runs_its_services() {
+    if let Some(why) = skipped(&["qemu-system-x86_64", "busybox", "mmdebstrap", "mke2fs"]) {
+        return eprintln!("{why}");
+    }
+    let test = TestLab::new();
+    let guests = test.up(Image::Debian, 1, |_| {}).expect("a guest");
+    assert_eq!(text(&guests[0], "systemctl is-active mariadb apache2"), "active\nactive");
+    assert_eq!(text(&guests[0], "mariadb -NBe 'SELECT 6 * 7'"), "42");
+    // Writes are the guest's own: the image stays as it is.
+    let image = fs::read_dir(lab::cache_dir().expect("a cache")).expect("list it").filter_map(|entry| {
+        let path = entry.ok()?.path().join("disk");
+        path.exists().then(|| fs::metadata(path).expect("stat").modified().expect("a time"))
+    });
+    let before: Vec<_> = image.collect();
+    text(&guests[0], "echo written >/root/file && sync && cat /root/file");
+    let disks = fs::read_dir(lab::cache_dir().expect("a cache")).expect("list it");
+    let after: Vec<_> =
+        disks.filter_map(|entry| fs::metadata(entry.ok()?.path().join("disk")).ok()?.modified().ok()).collect();
+    assert_eq!(before, after);
+}
