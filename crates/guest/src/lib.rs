@@ -1,7 +1,21 @@
 //! Finding guests, what their processes map, which group they belong to, and reading their pages.
 #![forbid(unsafe_code)]
 
+mod cloud_hypervisor;
+mod container;
+mod find;
+mod firecracker;
+mod footprint;
+mod glob;
+mod group;
 mod model;
+mod options;
+mod qemu;
 pub mod qmp;
+mod region;
 
-pub use model::{Footprint, Guest, GuestKind, RegionFootprint};
+pub use find::Survey;
+pub use glob::Glob;
+pub use group::{GroupError, GroupFile, GroupRule, assign_groups};
+pub use model::{Facts, Footprint, Guest, GuestKind, Partial, RegionFootprint};
+pub use region::RegionMap;

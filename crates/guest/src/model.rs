@@ -68,6 +68,31 @@ pub struct Guest {
     pub group: String,
     /// RAM the guest was given, where it is a VM and tells.
     pub ram_bytes: Option<u64>,
+    /// What else is known of it from the outside.
+    #[serde(skip)]
+    pub facts: Facts,
+}
+
+/// What finding a guest brought up besides, for grouping it and for telling its mappings apart.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Effective user of its first process.
+    pub uid: u32,
+    /// Control group of its first process; `/` for none in particular.
+    pub cgroup: String,
+    /// Blocks of memory that the RAM of a VM consists of; empty where that is not known.
+    pub ram_blocks_bytes: Vec<u64>,
+}
+
+/// Something of a guest that could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Partial {
+    /// The guest's id.
+    pub guest: String,
+    /// The process concerned.
+    pub pid: u32,
+    /// What is missing and why.
+    pub reason: String,
 }
 
 /// What one guest holds by `smaps_rollup` and `smaps`, summed over its processes.

@@ -1,14 +1,25 @@
 //! `/proc/PID/mountinfo`: which file systems are only memory, and whether `/proc` hides processes.
 
+use rustix::fs::{MemfdFlags, fstat, memfd_create};
 use std::collections::HashSet;
 use std::fs;
+use std::sync::LazyLock;
 
-/// Device numbers, as `st_dev` encodes them, of the tmpfs mounts that process `pid` sees. Empty when they
-/// cannot be read: the process may be gone.
-pub(crate) fn tmpfs_devices(pid: u32) -> HashSet<u64> {
+/// Device numbers, as `st_dev` encodes them, of files that are only memory: the kernel's internal mount for
+/// memfd, System V and shared anonymous memory, and the tmpfs mounts that process `pid` sees. The latter are
+/// missing when they cannot be read: the process may be gone.
+pub(crate) fn shmem_devices(pid: u32) -> HashSet<u64> {
     let text = fs::read(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
-    parse_tmpfs_devices(&String::from_utf8_lossy(&text))
+    let mut devices = parse_tmpfs_devices(&String::from_utf8_lossy(&text));
+    devices.extend(*INTERNAL_MOUNT);
+    devices
 }
+
+/// A file of our own tells the internal mount's number.
+static INTERNAL_MOUNT: LazyLock<Option<u64>> = LazyLock::new(|| {
+    let file = memfd_create("pagefold-probe", MemfdFlags::CLOEXEC).ok()?;
+    fstat(&file).ok().map(|stat| stat.st_dev)
+});
 
 fn parse_tmpfs_devices(mountinfo: &str) -> HashSet<u64> {
     let device_of = |line: &str| {

@@ -133,7 +133,18 @@ impl Mapping {
         let path = PathBuf::from(format!("/proc/{pid}/smaps"));
         let file = File::open(&path).map_err(|e| Error::file("open", &path, e))?;
         let mut mappings = read_whole(BufReader::with_capacity(1 << 16, file), &path)?;
-        mark_shmem(&mut mappings, &mounts::tmpfs_devices(pid));
+        mark_shmem(&mut mappings, &mounts::shmem_devices(pid));
+        Ok(mappings)
+    }
+
+    /// Parses the text of a `smaps` that was kept. Whether a file is only memory is then told by its name
+    /// alone.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`]
+    pub fn parse_all(smaps: &str) -> Result<Vec<Self>> {
+        let mut mappings = parse(smaps.as_bytes(), Path::new("smaps"))?;
+        mark_shmem(&mut mappings, &HashSet::new());
         Ok(mappings)
     }
 

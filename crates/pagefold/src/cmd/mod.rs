@@ -5,3 +5,4 @@ pub mod census;
 pub mod doctor;
 pub mod guests;
 pub mod lab;
+pub mod select;

@@ -1,0 +1,233 @@
+//! Finding guests among the processes of the host, from `/proc` alone.
+//!
+//! A process that runs a VM is a guest, wherever it stands. Of the others, those in the same container
+//! are one guest. A process that was named and is in neither is a guest by itself.
+
+use crate::container::{Container, container_of};
+use crate::{Facts, Guest, GuestKind, cloud_hypervisor, firecracker, qemu, region};
+use host::{Cgroups, Mapping, Process};
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+
+/// The processes of the host, looked at once.
+#[derive(Clone, Debug, Default)]
+pub struct Survey {
+    /// Those that have memory, in ascending order of pid.
+    pub processes: Vec<Process>,
+    /// Pids of those whose memory accounts the caller may not read.
+    pub unreadable: Vec<u32>,
+    /// Where the caller stands.
+    pub own_cgroups: Cgroups,
+}
+
+impl Survey {
+    /// Looks at all processes. Those that end meanwhile are left out.
+    ///
+    /// # Errors
+    /// `/proc` cannot be listed.
+    pub fn take() -> host::Result<Self> {
+        let mut survey = Self::default();
+        for pid in host::pids()? {
+            survey.add(pid);
+        }
+        let own = Process::read(std::process::id());
+        survey.own_cgroups = own.map(|p| p.cgroups).unwrap_or_default();
+        Ok(survey)
+    }
+
+    fn add(&mut self, pid: u32) {
+        match Process::read(pid) {
+            Ok(process) if process.stat.kernel_thread || process.stat.has_ended() => {}
+            Ok(process) => {
+                if host::check_readable(pid).is_err_and(|e| e.is_denied()) {
+                    self.unreadable.push(pid);
+                }
+                self.processes.push(process);
+            }
+            Err(e) if e.is_denied() => self.unreadable.push(pid),
+            Err(_) => {}
+        }
+    }
+
+    /// All VMs and containers, and those of the processes in `named` that belong to neither. Every guest
+    /// is a group of one; see [`crate::assign_groups`].
+    pub fn guests(&self, named: &[u32]) -> Vec<Guest> {
+        let mut guests = find(&self.processes, &self.own_cgroups, named);
+        for guest in guests.iter_mut().filter(|g| g.kind.is_vm() && g.ram_bytes.is_none()) {
+            complete(guest, &self.processes);
+        }
+        guests
+    }
+}
+
+/// Finds the guests; see [`Survey::guests`]. RAM that only files and mappings tell is left open.
+fn find(processes: &[Process], own: &Cgroups, named: &[u32]) -> Vec<Guest> {
+    let mut guests = Vec::new();
+    let mut containers: BTreeMap<Container, Vec<&Process>> = BTreeMap::new();
+    for process in processes {
+        if let Some(guest) = vm(process) {
+            guests.push(guest);
+        } else if let Some(container) = container_of(&process.cgroups, own) {
+            containers.entry(container).or_default().push(process);
+        } else if named.contains(&process.pid) {
+            guests.push(guest(GuestKind::Process, Some(process.comm.clone()), &[process]));
+        }
+    }
+    guests.extend(containers.into_iter().map(|(c, members)| guest(c.kind, Some(c.name), &members)));
+    guests.sort_by(|a, b| (a.kind, &a.name, &a.pids).cmp(&(b.kind, &b.name, &b.pids)));
+    make_ids_unique(&mut guests);
+    guests
+}
+
+fn vm(process: &Process) -> Option<Guest> {
+    let args = &process.cmdline;
+    let (kind, name, blocks) = if qemu::is_qemu(process) {
+        let config = qemu::Config::parse(args);
+        (GuestKind::Qemu, config.name, config.blocks_bytes)
+    } else if firecracker::is_firecracker(process) {
+        (GuestKind::Firecracker, firecracker::name(args), vec![])
+    } else if cloud_hypervisor::is_cloud_hypervisor(process) {
+        (GuestKind::CloudHypervisor, cloud_hypervisor::name(args), cloud_hypervisor::blocks_bytes(args))
+    } else {
+        return None;
+    };
+    let mut guest = guest(kind, name, &[process]);
+    set_ram(&mut guest, blocks);
+    Some(guest)
+}
+
+fn set_ram(guest: &mut Guest, blocks_bytes: Vec<u64>) {
+    guest.ram_bytes = blocks_bytes.iter().try_fold(0_u64, |sum, b| sum.checked_add(*b)).filter(|sum| *sum > 0);
+    guest.facts.ram_blocks_bytes = blocks_bytes;
+}
+
+/// A guest made of these processes, at least one. Without a name it goes by its pid.
+fn guest(kind: GuestKind, name: Option<String>, processes: &[&Process]) -> Guest {
+    let first = processes[0];
+    let id_name = match (&name, kind) {
+        (Some(name), kind) if kind != GuestKind::Process => name.clone(),
+        _ => first.pid.to_string(),
+    };
+    let id = format!("{}:{id_name}", kind.name());
+    Guest {
+        group: id.clone(),
+        id,
+        name: name.unwrap_or(id_name),
+        kind,
+        pids: processes.iter().map(|p| p.pid).collect(),
+        ram_bytes: None,
+        facts: Facts { uid: first.uid, cgroup: first.cgroups.main_path().to_owned(), ram_blocks_bytes: vec![] },
+    }
+}
+
+/// Guests of the same kind and name are told apart by their first pid.
+fn make_ids_unique(guests: &mut [Guest]) {
+    let mut bearers: HashMap<String, u32> = HashMap::new();
+    for guest in guests.iter() {
+        *bearers.entry(guest.id.clone()).or_default() += 1;
+    }
+    for guest in guests.iter_mut().filter(|g| bearers[&g.id] > 1) {
+        guest.id = format!("{}@{}", guest.id, guest.pids[0]);
+        guest.group.clone_from(&guest.id);
+    }
+}
+
+/// Looks up the RAM of a VM whose command line does not tell: in its configuration file, or else by what
+/// it maps. What cannot be read stays open.
+fn complete(guest: &mut Guest, processes: &[Process]) {
+    let pid = guest.pids[0];
+    let process = processes.iter().find(|p| p.pid == pid);
+    let config = process
+        .filter(|_| guest.kind == GuestKind::Firecracker)
+        .and_then(|p| firecracker::config_file(pid, &p.cmdline))
+        .and_then(|path| fs::read_to_string(path).ok())
+        .and_then(|text| firecracker::ram_bytes_of_config(&text));
+    let ram_bytes = config.or_else(|| region::ram_by_mappings(guest.kind, &Mapping::read_all(pid).ok()?));
+    set_ram(guest, ram_bytes.into_iter().collect());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "4c01db0b339c4c01db0b339c4c01db0b339c4c01db0b339c4c01db0b339c4c01";
+
+    fn process(pid: u32, cmdline: &str, cgroup: &str) -> Process {
+        let cmdline: Vec<String> = cmdline.split(' ').map(str::to_owned).collect();
+        let comm = cmdline[0].rsplit('/').next().unwrap().to_owned();
+        let cgroups = Cgroups::parse(&cgroup.replace("ID", ID));
+        Process { pid, comm, cmdline, cgroups, uid: 1000 + pid, ..Process::default() }
+    }
+
+    fn host() -> Vec<Process> {
+        vec![
+            process(1, "/sbin/init", "0::/init.scope"),
+            process(20, "/usr/bin/qemu-system-x86_64 -name guest=acme-1 -m 1G", "0::/machine.slice/x.scope"),
+            process(21, "/usr/bin/qemu-system-x86_64 -m 256", "0::/"),
+            process(30, "/firecracker --id fc1", "0::/firecracker/fc1"),
+            process(40, "/usr/bin/cloud-hypervisor --memory size=512M", "0::/"),
+            process(50, "lxc-start -n web", "0::/lxc.monitor.web"),
+            process(51, "/sbin/init", "0::/lxc.payload.web/init.scope"),
+            process(52, "nginx: master", "0::/lxc.payload.web/system.slice/nginx.service"),
+            process(60, "/usr/bin/qemu-kvm -name kubevirt", "0::/kubepods.slice/cri-containerd-ID.scope"),
+            process(61, "virt-launcher", "0::/kubepods.slice/cri-containerd-ID.scope"),
+            process(70, "sleep 9", "0::/user.slice"),
+        ]
+    }
+
+    fn ids(guests: &[Guest]) -> Vec<&str> {
+        guests.iter().map(|g| g.id.as_str()).collect()
+    }
+
+    #[test]
+    fn every_kind_among_the_processes_of_a_host() {
+        let guests = find(&host(), &Cgroups::default(), &[]);
+        assert_eq!(
+            ids(&guests),
+            [
+                "qemu:21",
+                "qemu:acme-1",
+                "qemu:kubevirt",
+                "firecracker:fc1",
+                "cloud_hypervisor:40",
+                "lxc:web",
+                "containerd:4c01db0b339c"
+            ]
+        );
+        let by_id = |id: &str| guests.iter().find(|g| g.id == id).unwrap();
+        let acme = by_id("qemu:acme-1");
+        assert_eq!((acme.ram_bytes, acme.pids.as_slice(), acme.name.as_str()), (Some(1 << 30), &[20][..], "acme-1"));
+        assert_eq!((acme.group.as_str(), acme.facts.uid), ("qemu:acme-1", 1020));
+        assert_eq!(acme.facts.cgroup, "/machine.slice/x.scope");
+        assert_eq!(by_id("lxc:web").pids, [51, 52]);
+        assert_eq!(by_id("firecracker:fc1").ram_bytes, None);
+        assert_eq!(by_id("cloud_hypervisor:40").ram_bytes, Some(512 << 20));
+        // The VM in the pod is a guest of its own, and not a part of the container around it.
+        assert_eq!(by_id("containerd:4c01db0b339c").pids, [61]);
+    }
+
+    #[test]
+    fn a_named_process_is_a_guest_unless_it_is_part_of_one() {
+        let guests = find(&host(), &Cgroups::default(), &[70, 20, 52]);
+        assert_eq!(guests.iter().filter(|g| g.kind == GuestKind::Process).count(), 1);
+        let sleep = guests.last().unwrap();
+        assert_eq!((sleep.id.as_str(), sleep.name.as_str(), sleep.pids.as_slice()), ("process:70", "sleep", &[70][..]));
+    }
+
+    #[test]
+    fn two_of_the_same_name_are_told_apart() {
+        let twin = |pid| process(pid, "/usr/bin/qemu-kvm -name db", "0::/");
+        let guests = find(&[twin(7), twin(9)], &Cgroups::default(), &[]);
+        assert_eq!(ids(&guests), ["qemu:db@7", "qemu:db@9"]);
+        assert_eq!(guests[0].group, "qemu:db@7");
+    }
+
+    #[test]
+    fn a_survey_of_this_host_sees_this_process() {
+        let survey = Survey::take().unwrap();
+        let me = std::process::id();
+        assert!(survey.processes.iter().any(|p| p.pid == me));
+        let guests = survey.guests(&[me]);
+        assert!(guests.iter().any(|g| g.id == format!("process:{me}") && g.pids == [me]));
+    }
+}

@@ -1,0 +1,259 @@
+//! Which guests trust each other: a rule for all, and a file for those that it does not fit.
+
+use crate::{Glob, Guest};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// Longest name of a group in a file, in bytes.
+const MAX_NAME_BYTES: usize = 64;
+
+/// How guests that no file mentions are put into groups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GroupRule {
+    /// Every guest alone.
+    #[default]
+    Each,
+    /// All together.
+    All,
+    /// By the user whose rights the guest's first process has.
+    User,
+    /// By the guest's name up to its last `-`.
+    Name,
+    /// By this component, from 1, of the path of the control group of the guest's first process.
+    Cgroup(usize),
+}
+
+/// Why guests could not be put into groups.
+#[derive(Debug, thiserror::Error)]
+pub enum GroupError {
+    /// The file cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    File {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file cannot mean anything.
+    #[error("{}: {problem}", path.display())]
+    Content {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A guest cannot be in two groups.
+    #[error("guest {guest} is in two groups: \"{first}\" by {first_glob} and \"{second}\" by {second_glob}")]
+    Ambiguous {
+        /// Which guest.
+        guest: String,
+        /// One group.
+        first: String,
+        /// Its pattern.
+        first_glob: String,
+        /// The other group.
+        second: String,
+        /// Its pattern.
+        second_glob: String,
+    },
+}
+
+/// Groups by name, each with patterns for the names or ids of its guests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GroupFile(BTreeMap<String, Vec<Glob>>);
+
+/// The file as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    groups: BTreeMap<String, Vec<String>>,
+}
+
+impl FromStr for GroupRule {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "each" => Ok(Self::Each),
+            "all" => Ok(Self::All),
+            "user" => Ok(Self::User),
+            "name" => Ok(Self::Name),
+            "cgroup" => Ok(Self::Cgroup(1)),
+            _ => match text.strip_prefix("cgroup:").map(str::parse) {
+                Some(Ok(n)) if n > 0 => Ok(Self::Cgroup(n)),
+                Some(_) => Err("cgroup:N counts the components of the path from 1".into()),
+                None => Err("use each, all, user, name, cgroup or cgroup:N".into()),
+            },
+        }
+    }
+}
+
+impl GroupRule {
+    /// The guest's group; itself alone where the rule has nothing to go by.
+    fn group_of(self, guest: &Guest) -> String {
+        let by_rule = match self {
+            Self::Each => None,
+            Self::All => Some("all".to_owned()),
+            Self::User => Some(format!("uid-{}", guest.facts.uid)),
+            Self::Name => match guest.name.rsplit_once('-') {
+                Some((front, _)) if !front.is_empty() => Some(front.to_owned()),
+                _ => Some(guest.name.clone()),
+            },
+            Self::Cgroup(n) => guest.facts.cgroup.split('/').filter(|p| !p.is_empty()).nth(n - 1).map(str::to_owned),
+        };
+        by_rule.unwrap_or_else(|| guest.id.clone())
+    }
+}
+
+impl GroupFile {
+    /// Reads a file such as
+    ///
+    /// ```toml
+    /// [groups]
+    /// acme = ["acme-*", "lxc:shop"]
+    /// beta = ["beta-?"]
+    /// ```
+    ///
+    /// # Errors
+    /// [`GroupError::File`] and [`GroupError::Content`].
+    pub fn read(path: &Path) -> Result<Self, GroupError> {
+        let text = std::fs::read_to_string(path).map_err(|source| GroupError::File { path: path.into(), source })?;
+        Self::parse(&text).map_err(|problem| GroupError::Content { path: path.into(), problem })
+    }
+
+    /// Parses the text of such a file.
+    fn parse(text: &str) -> Result<Self, String> {
+        let written: Written = toml::from_str(text).map_err(|e| e.to_string().trim_end().to_owned())?;
+        let mut groups = BTreeMap::new();
+        for (name, patterns) in written.groups {
+            check_name(&name)?;
+            let glob = |p: &String| p.parse::<Glob>().map_err(|e| format!("group \"{name}\": {e}"));
+            let globs = patterns.iter().map(glob).collect::<Result<_, _>>()?;
+            groups.insert(name, globs);
+        }
+        Ok(Self(groups))
+    }
+
+    fn group_of(&self, guest: &Guest) -> Result<Option<&str>, GroupError> {
+        let hit = |glob: &&Glob| glob.matches(&guest.name) || glob.matches(&guest.id);
+        let mut hits = self.0.iter().filter_map(|(name, globs)| Some((name, globs.iter().find(hit)?)));
+        let first = hits.next();
+        match (first, hits.next()) {
+            (Some((first, first_glob)), Some((second, second_glob))) => Err(GroupError::Ambiguous {
+                guest: guest.id.clone(),
+                first: first.clone(),
+                first_glob: first_glob.as_str().to_owned(),
+                second: second.clone(),
+                second_glob: second_glob.as_str().to_owned(),
+            }),
+            (first, _) => Ok(first.map(|(name, _)| name.as_str())),
+        }
+    }
+}
+
+/// Letters, digits, `-`, `_` and `.`: so that no group is mistaken for a guest that stands alone, whose
+/// group is called by its id, with a colon.
+fn check_name(name: &str) -> Result<(), String> {
+    let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.chars().all(fine) {
+        return Err(format!("group name {name:?}: use 1 to {MAX_NAME_BYTES} of letters, digits, - _ and ."));
+    }
+    Ok(())
+}
+
+/// Puts every guest into a group: the file's, or else the rule's.
+///
+/// # Errors
+/// [`GroupError::Ambiguous`] when the file puts a guest into two.
+pub fn assign_groups(guests: &mut [Guest], rule: GroupRule, file: &GroupFile) -> Result<(), GroupError> {
+    for guest in guests {
+        guest.group = match file.group_of(guest)? {
+            Some(name) => name.to_owned(),
+            None => rule.group_of(guest),
+        };
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Facts, GuestKind};
+
+    fn guest(name: &str, uid: u32, cgroup: &str) -> Guest {
+        Guest {
+            id: format!("qemu:{name}"),
+            name: name.into(),
+            kind: GuestKind::Qemu,
+            pids: vec![1],
+            group: String::new(),
+            ram_bytes: None,
+            facts: Facts { uid, cgroup: cgroup.into(), ..Facts::default() },
+        }
+    }
+
+    fn groups(rule: &str, file: &str) -> Result<Vec<String>, String> {
+        let mut guests = [
+            guest("acme-1", 0, "/machine.slice/a.scope"),
+            guest("acme-eu-2", 7, "/machine.slice/b.scope/emulator"),
+            guest("solo", 7, "/"),
+            guest("-odd", 7, "/x"),
+        ];
+        let file = GroupFile::parse(file)?;
+        assign_groups(&mut guests, rule.parse()?, &file).map_err(|e| e.to_string())?;
+        Ok(guests.map(|g| g.group).into())
+    }
+
+    const NONE: &str = "[groups]";
+
+    #[test]
+    fn rules() {
+        for (rule, expected) in [
+            ("each", ["qemu:acme-1", "qemu:acme-eu-2", "qemu:solo", "qemu:-odd"]),
+            ("all", ["all", "all", "all", "all"]),
+            ("user", ["uid-0", "uid-7", "uid-7", "uid-7"]),
+            ("name", ["acme", "acme-eu", "solo", "-odd"]),
+            ("cgroup", ["machine.slice", "machine.slice", "qemu:solo", "x"]),
+            ("cgroup:2", ["a.scope", "b.scope", "qemu:solo", "qemu:-odd"]),
+        ] {
+            assert_eq!(groups(rule, NONE).unwrap(), expected, "{rule}");
+        }
+        for rule in ["", "Each", "cgroup:0", "cgroup:", "cgroup:x", "cgroup:-1"] {
+            assert!(rule.parse::<GroupRule>().is_err(), "{rule}");
+        }
+    }
+
+    #[test]
+    fn a_file_goes_before_the_rule() {
+        let file = "[groups]\nacme = ['acme-*']\nbeta = ['qemu:solo', 'nobody']\n";
+        assert_eq!(groups("all", file).unwrap(), ["acme", "acme", "beta", "all"]);
+    }
+
+    #[test]
+    fn a_guest_in_two_groups_is_an_error_that_names_both() {
+        let error = groups("all", "[groups]\nx = ['acme-1']\ny = ['*-1']\n").unwrap_err();
+        assert_eq!(error, "guest qemu:acme-1 is in two groups: \"x\" by acme-1 and \"y\" by *-1");
+    }
+
+    #[test]
+    fn what_a_file_may_not_say() {
+        for (file, word) in [
+            ("", "groups"),
+            ("[groups]\n[other]", "other"),
+            ("[groups]\nacme = 'acme-*'", "sequence"),
+            ("[groups]\nacme = ['']", "empty"),
+            ("[groups]\n'qemu:x' = ['x']", "qemu:x"),
+            ("[groups]\n'' = ['x']", "group name"),
+            ("groups", "expected"),
+        ] {
+            let error = GroupFile::parse(file).unwrap_err();
+            assert!(error.contains(word), "{file:?}: {error}");
+        }
+        let long = format!("[groups]\n{} = ['x']", "n".repeat(65));
+        assert!(GroupFile::parse(&long).unwrap_err().contains("64"));
+        let missing = GroupFile::read(Path::new("/nonexistent/groups.toml")).unwrap_err();
+        assert!(missing.to_string().starts_with("cannot read /nonexistent/groups.toml: "));
+    }
+}

@@ -1,0 +1,182 @@
+//! What QEMU's command line says about a guest: its name, its RAM, and the blocks of memory that RAM is
+//! made of. Both spellings are read: by hand (`-m 1G`) and libvirt's (`-object {"qom-type":...}`).
+
+use crate::options::{Settings, options, parse_size};
+use host::Process;
+
+/// RAM that QEMU gives a guest if nothing is said.
+const DEFAULT_RAM_BYTES: u64 = 128 << 20;
+
+/// One QEMU guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Config {
+    /// `-name`
+    pub name: Option<String>,
+    /// All RAM that it has from the start.
+    pub ram_bytes: u64,
+    /// Blocks that the RAM consists of; each is one mapping when QEMU starts.
+    pub blocks_bytes: Vec<u64>,
+}
+
+/// Whether a process is a QEMU that runs a whole machine.
+pub(crate) fn is_qemu(process: &Process) -> bool {
+    // Some distributions wrap it: `.qemu-system-x86_64-wrapped`.
+    let program = process.program().trim_start_matches('.');
+    program.starts_with("qemu-system-") || matches!(program, "qemu-kvm" | "kvm")
+}
+
+/// What one memory backend (`-object memory-backend-...`) provides.
+struct Backend {
+    id: String,
+    bytes: u64,
+}
+
+impl Config {
+    /// Reads a command line, the program's name first.
+    pub fn parse(args: &[String]) -> Self {
+        let mut config = Self::default();
+        let mut asked_bytes = None;
+        let mut backends: Vec<Backend> = Vec::new();
+        // Ids of backends that the machine's own RAM lies in, and that are plugged in beside it.
+        let (mut main, mut plugged) = (Vec::new(), Vec::new());
+        for (option, value) in options(args) {
+            match option {
+                "name" => config.name = Settings::parse(value, "guest").get("guest").map(str::to_owned),
+                "m" => {
+                    let size = Settings::parse(value, "size").get("size").and_then(|s| parse_size(s, 1 << 20));
+                    asked_bytes = size.or(asked_bytes);
+                }
+                "object" => backends.extend(Backend::parse(&Settings::parse(value, "qom-type"))),
+                "machine" | "M" => main.extend(Settings::parse(value, "type").get("memory-backend").map(str::to_owned)),
+                "numa" => main.extend(Settings::parse(value, "type").get("memdev").map(str::to_owned)),
+                "device" => {
+                    let device = Settings::parse(value, "driver");
+                    let is_ram = device.get("driver").is_some_and(|d| d == "pc-dimm" || d.starts_with("virtio-mem"));
+                    plugged.extend(device.get("memdev").filter(|_| is_ram).map(str::to_owned));
+                }
+                _ => {}
+            }
+        }
+        let sizes_of = |ids: &[String]| -> Vec<u64> {
+            ids.iter().filter_map(|id| backends.iter().find(|b| b.id == *id)).map(|b| b.bytes).collect()
+        };
+        config.blocks_bytes = sizes_of(&main);
+        if config.blocks_bytes.is_empty() {
+            config.blocks_bytes.push(asked_bytes.filter(|b| *b > 0).unwrap_or(DEFAULT_RAM_BYTES));
+        }
+        config.blocks_bytes.extend(sizes_of(&plugged));
+        config.ram_bytes = config.blocks_bytes.iter().fold(0, |sum: u64, b| sum.saturating_add(*b));
+        config
+    }
+}
+
+impl Backend {
+    fn parse(object: &Settings) -> Option<Self> {
+        object.get("qom-type").filter(|kind| kind.starts_with("memory-backend-"))?;
+        Some(Self { id: object.get("id")?.to_owned(), bytes: parse_size(object.get("size")?, 1)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Config {
+        Config::parse(&line.split(' ').map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    const M: u64 = 1 << 20;
+
+    #[test]
+    fn every_way_to_give_ram() {
+        for (line, bytes) in [
+            ("qemu-system-x86_64 -nodefaults", 128 * M),
+            ("qemu-system-x86_64 -m 512", 512 * M),
+            ("qemu-system-x86_64 -m 1G -S", 1024 * M),
+            ("qemu-system-x86_64 --m 1.5G", 1536 * M),
+            ("qemu-system-x86_64 -m size=512M,slots=4,maxmem=8G", 512 * M),
+            ("qemu-system-x86_64 -m size=1048576k", 1024 * M),
+            ("qemu-system-x86_64 -m slots=4,maxmem=8G", 128 * M),
+            ("qemu-system-x86_64 -m 256 -m maxmem=1G,slots=2", 256 * M),
+            ("qemu-system-x86_64 -m nonsense", 128 * M),
+        ] {
+            let config = parse(line);
+            assert_eq!((config.ram_bytes, config.blocks_bytes), (bytes, vec![bytes]), "{line}");
+        }
+    }
+
+    #[test]
+    fn names() {
+        for (line, name) in [
+            ("kvm -name acme-1", Some("acme-1")),
+            ("kvm -name guest=acme-1,debug-threads=on", Some("acme-1")),
+            ("kvm -name acme-1,process=qemu", Some("acme-1")),
+            ("kvm -name debug-threads=on", None),
+            ("kvm", None),
+        ] {
+            assert_eq!(parse(line).name.as_deref(), name, "{line}");
+        }
+    }
+
+    #[test]
+    fn ram_in_one_named_backend() {
+        let config = parse(
+            "qemu-system-x86_64 -m 256 -object memory-backend-memfd,id=mem,size=256M,share=on -machine q35,memory-backend=mem",
+        );
+        assert_eq!((config.ram_bytes, config.blocks_bytes), (256 * M, vec![256 * M]));
+    }
+
+    #[test]
+    fn libvirt_writes_json_and_one_backend_a_numa_node() {
+        let args = [
+            "/usr/bin/qemu-system-x86_64",
+            "-name",
+            "guest=db,debug-threads=on",
+            "-m",
+            "size=4194304k,slots=16,maxmem=8388608k",
+            "-object",
+            r#"{"qom-type":"memory-backend-ram","id":"ram-node0","size":1073741824}"#,
+            "-numa",
+            "node,nodeid=0,cpus=0-1,memdev=ram-node0",
+            "-object",
+            r#"{"qom-type":"memory-backend-ram","id":"ram-node1","size":3221225472}"#,
+            "-numa",
+            "node,nodeid=1,cpus=2-3,memdev=ram-node1",
+            "-object",
+            r#"{"qom-type":"memory-backend-ram","id":"memdimm0","size":536870912}"#,
+            "-device",
+            r#"{"driver":"pc-dimm","node":0,"memdev":"memdimm0","id":"dimm0"}"#,
+        ];
+        let config = Config::parse(&args.map(str::to_owned));
+        assert_eq!(config.name.as_deref(), Some("db"));
+        assert_eq!(config.blocks_bytes, [1024 * M, 3072 * M, 512 * M]);
+        assert_eq!(config.ram_bytes, 4608 * M);
+    }
+
+    #[test]
+    fn a_backend_of_a_shared_memory_device_is_not_ram() {
+        let config = parse(
+            "kvm -m 128 -object memory-backend-file,id=shm,size=4M,mem-path=/dev/shm/x,share=on -device ivshmem-plain,memdev=shm",
+        );
+        assert_eq!(config.blocks_bytes, [128 * M]);
+    }
+
+    #[test]
+    fn programs_that_run_machines() {
+        let program = |name: &str| {
+            is_qemu(&Process { exe: Some(name.into()), cmdline: vec!["/bin/x".into()], ..Process::default() })
+        };
+        for yes in [
+            "/usr/bin/qemu-system-x86_64",
+            "/usr/libexec/qemu-kvm",
+            "/usr/bin/kvm",
+            "/x/qemu-system-arm (deleted)",
+            "/nix/.qemu-system-x86_64-wrapped",
+        ] {
+            assert!(program(yes), "{yes}");
+        }
+        for no in ["/usr/bin/qemu-img", "/usr/bin/qemu-x86_64", "/usr/sbin/kvm-ok", "/usr/bin/vim"] {
+            assert!(!program(no), "{no}");
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Which part of a guest's footprint each mapping is.
+//!
+//! Most mappings tell by themselves: the kernel names heap and stack, files have names. The RAM of a VM
+//! is anonymous or shared memory like any other; it is told by its size, which the command line gives.
+//! One block of RAM is one mapping when the VMM starts, but the kernel splits it when advice or protection
+//! changes on a part of it, so what is looked for is a row of neighbouring mappings that add up.
+
+use crate::{Guest, GuestKind, cloud_hypervisor, firecracker};
+use host::Mapping;
+use page::Region;
+use std::ops::Range;
+
+/// Huge page sizes that RAM is rounded up to when it lies on hugetlbfs.
+const HUGETLB_BYTES: [u64; 2] = [2 << 20, 1 << 30];
+/// Base page.
+const PAGE: u64 = page::PAGE_BYTES as u64;
+
+/// The regions of the mappings of one process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionMap(Vec<Region>);
+
+impl RegionMap {
+    /// Classifies all mappings of one process, which is one of `guest`'s or nobody's.
+    pub fn new(guest: Option<&Guest>, mappings: &[Mapping]) -> Self {
+        let kind = guest.map(|g| g.kind);
+        let mut regions: Vec<Region> = mappings.iter().map(|m| region_by_itself(m, kind)).collect();
+        if let Some(guest) = guest.filter(|g| g.kind.is_vm()) {
+            for range in guest_ram(guest, mappings) {
+                regions[range].fill(Region::GuestRam);
+            }
+        }
+        Self(regions)
+    }
+
+    /// The region of the mapping with this index in the list that the map was made of.
+    pub fn region_of(&self, index: usize) -> Region {
+        self.0[index]
+    }
+}
+
+/// What a mapping is when nothing but itself is looked at.
+fn region_by_itself(m: &Mapping, kind: Option<GuestKind>) -> Region {
+    let emulator = kind == Some(GuestKind::Qemu);
+    let anonymous = m.name.is_empty() || m.name.starts_with("[anon:") || m.name == "/dev/zero";
+    match m.name.as_str() {
+        _ if m.has_flag(b"io") || m.has_flag(b"pf") => Region::Other,
+        // With split-wx the cache is a memfd that is mapped twice, once writable and once executable.
+        name if emulator && (anonymous && m.execute || name.starts_with("/memfd:tcg-jit")) => Region::TranslationCache,
+        "[heap]" => Region::Heap,
+        name if name == "[stack]" || name.starts_with("[stack:") => Region::Stack,
+        _ if m.shmem => Region::Shared,
+        _ if anonymous => Region::Heap,
+        name if name.starts_with("/dev/") || name.starts_with("/[") || !name.starts_with('/') => Region::Other,
+        _ => Region::Files,
+    }
+}
+
+/// Where the RAM of a VM lies: the first way of laying it out for which every block is found. If none
+/// fits (the VM was resized, or the size is not known), the largest row of mappings that looks like RAM.
+fn guest_ram(guest: &Guest, mappings: &[Mapping]) -> Vec<Range<usize>> {
+    let rows = rows(mappings, could_be_ram);
+    let found = layouts(guest).into_iter().find_map(|blocks| place(&blocks, &rows, mappings));
+    found.unwrap_or_else(|| {
+        let likely = self::rows(mappings, |m| could_be_ram(m) && looks_like_ram(m));
+        let candidates = if likely.is_empty() { rows } else { likely };
+        candidates.into_iter().max_by_key(|r| bytes(mappings, r)).into_iter().collect()
+    })
+}
+
+/// Ways in which a VMM may have cut the RAM into blocks.
+fn layouts(guest: &Guest) -> Vec<Vec<u64>> {
+    let told = guest.facts.ram_blocks_bytes.clone();
+    let hole = match guest.kind {
+        GuestKind::Firecracker => firecracker::RAM_BELOW_HOLE_BYTES,
+        GuestKind::CloudHypervisor => cloud_hypervisor::RAM_BELOW_HOLE_BYTES,
+        _ => return if told.is_empty() { vec![] } else { vec![told] },
+    };
+    match guest.ram_bytes {
+        None => vec![],
+        Some(ram) if ram > hole => vec![vec![hole, ram - hole], told],
+        Some(_) => vec![told],
+    }
+}
+
+/// Finds a place for every block, the largest first, so that they do not take each other's.
+fn place(blocks: &[u64], rows: &[Range<usize>], mappings: &[Mapping]) -> Option<Vec<Range<usize>>> {
+    let mut blocks = blocks.to_vec();
+    blocks.sort_unstable_by(|a, b| b.cmp(a));
+    let mut taken: Vec<Range<usize>> = Vec::new();
+    for block in blocks {
+        let free = |r: &Range<usize>| taken.iter().all(|t| t.end <= r.start || r.end <= t.start);
+        let candidates = rows.iter().flat_map(|row| parts_of(row, block, mappings)).filter(free);
+        let best = candidates.max_by_key(|r| (looks_like_ram(&mappings[r.start]), rss(mappings, r)))?;
+        taken.push(best);
+    }
+    (!taken.is_empty()).then_some(taken)
+}
+
+/// The parts of a row of mappings that are as large as a block of RAM.
+fn parts_of(row: &Range<usize>, block: u64, mappings: &[Mapping]) -> Vec<Range<usize>> {
+    let huge = if mappings[row.start].has_flag(b"ht") { &HUGETLB_BYTES[..] } else { &[] };
+    let mut parts = Vec::new();
+    for unit in [PAGE].iter().chain(huge) {
+        let Some(wanted) = block.checked_next_multiple_of(*unit).filter(|b| *b > 0) else { continue };
+        let mut first = row.start;
+        for last in row.clone() {
+            while mappings[last].end.0 - mappings[first].start.0 > wanted {
+                first += 1;
+                if first > last {
+                    break;
+                }
+            }
+            if first <= last && mappings[last].end.0 - mappings[first].start.0 == wanted {
+                parts.push(first..last + 1);
+            }
+        }
+    }
+    parts
+}
+
+/// Rows of neighbouring mappings of which each is `wanted`.
+fn rows(mappings: &[Mapping], wanted: impl Fn(&Mapping) -> bool) -> Vec<Range<usize>> {
+    let mut rows: Vec<Range<usize>> = Vec::new();
+    for (n, m) in mappings.iter().enumerate().filter(|(_, m)| wanted(m)) {
+        match rows.last_mut() {
+            Some(row) if row.end == n && mappings[n - 1].end == m.start => row.end += 1,
+            _ => rows.push(n..n + 1),
+        }
+    }
+    rows
+}
+
+/// Readable, writable, not executable, and not the VMM's own heap or stack.
+fn could_be_ram(m: &Mapping) -> bool {
+    let special = m.name.starts_with('[') && !m.name.starts_with("[anon");
+    m.read && m.write && !m.execute && !special && !m.has_flag(b"io") && !m.has_flag(b"pf")
+}
+
+/// RAM is what VMMs advise as mergeable, share, or take huge pages for; their own heaps are not. Writable data
+/// of programs has a file too, but is small.
+fn looks_like_ram(m: &Mapping) -> bool {
+    m.has_flag(b"mg") || m.has_flag(b"ht") || m.has_file()
+}
+
+fn bytes(mappings: &[Mapping], range: &Range<usize>) -> u64 {
+    mappings[range.end - 1].end.0 - mappings[range.start].start.0
+}
+
+fn rss(mappings: &[Mapping], range: &Range<usize>) -> u64 {
+    mappings[range.clone()].iter().map(|m| m.usage.rss_bytes + m.usage.hugetlb_bytes).sum()
+}
+
+/// The RAM of a VM that says nothing about it in `/proc`: its largest row of mappings, and the one beside
+/// it if the VM has so much that it reaches beyond the hole for devices.
+pub(crate) fn ram_by_mappings(kind: GuestKind, mappings: &[Mapping]) -> Option<u64> {
+    let hole = match kind {
+        GuestKind::Firecracker => firecracker::RAM_BELOW_HOLE_BYTES,
+        _ => cloud_hypervisor::RAM_BELOW_HOLE_BYTES,
+    };
+    let mut sizes: Vec<u64> = rows(mappings, could_be_ram).iter().map(|row| bytes(mappings, row)).collect();
+    sizes.sort_unstable_by(|a, b| b.cmp(a));
+    match sizes[..] {
+        [] => None,
+        [largest, ..] if largest > hole => Some(largest + hole * u64::from(sizes.contains(&hole))),
+        [largest, next, ..] if largest == hole => Some(largest + next),
+        [largest, ..] => Some(largest),
+    }
+}
+
+#[cfg(test)]
+#[path = "region_tests.rs"]
+mod tests;

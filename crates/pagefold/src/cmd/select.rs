@@ -1,0 +1,108 @@
+//! Which guests a command is about, and in which groups: the arguments that several commands share.
+
+use anyhow::{Context, bail};
+use clap::value_parser;
+use guest::{Glob, GroupFile, GroupRule, Guest, Survey};
+use std::path::PathBuf;
+use std::sync::Once;
+
+/// Guests and their groups. Without `--pid` and `--guest`: every VM and container the caller may read.
+#[derive(clap::Args, Debug, Default)]
+pub struct Selection {
+    /// This process, or the guest that it is part of (repeatable)
+    #[arg(long = "pid", value_name = "PID", value_parser = value_parser!(u32).range(1..))]
+    pids: Vec<u32>,
+    /// Guests whose id or name matches; * is any text, ? any one character (repeatable)
+    #[arg(long = "guest", value_name = "GLOB")]
+    globs: Vec<Glob>,
+    /// Which guests trust each other: each, all, user, name (up to the last -), cgroup or cgroup:N
+    #[arg(long, value_name = "RULE", default_value = "each")]
+    group_by: GroupRule,
+    /// TOML file that puts guests into groups: [groups] with lines such as acme = ["acme-*"]
+    #[arg(long, value_name = "FILE")]
+    groups: Option<PathBuf>,
+}
+
+impl Selection {
+    /// Looks the guests up. Says on stderr, once, what the caller's rights hide, and when there is nothing.
+    ///
+    /// # Errors
+    /// A process or pattern names nothing that is there, the groups' file is wrong, `/proc` cannot be read.
+    pub fn resolve(&self) -> anyhow::Result<Vec<Guest>> {
+        let file = self.groups.as_deref().map(GroupFile::read).transpose()?.unwrap_or_default();
+        let survey = Survey::take().context("cannot look for guests")?;
+        for &pid in &self.pids {
+            check_process(pid, &survey)?;
+        }
+        let all = survey.guests(&self.pids);
+        self.check_globs(&all)?;
+        let selects_all = self.pids.is_empty() && self.globs.is_empty();
+        let may_read = |g: &Guest| g.pids.iter().any(|pid| survey.unreadable.binary_search(pid).is_err());
+        let (mut guests, others): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|g| if selects_all { may_read(g) } else { self.selects(g) });
+        guest::assign_groups(&mut guests, self.group_by, &file)?;
+        static SAID: Once = Once::new();
+        SAID.call_once(|| {
+            if selects_all {
+                say_hidden(others.len(), survey.unreadable.len());
+            }
+            if guests.is_empty() {
+                eprintln!(
+                    "pagefold: no guest found. Name a process with --pid PID, or start guests to try: pagefold lab up"
+                );
+            }
+        });
+        Ok(guests)
+    }
+
+    fn selects(&self, guest: &Guest) -> bool {
+        guest.pids.iter().any(|pid| self.pids.contains(pid)) || self.globs.iter().any(|glob| hits(glob, guest))
+    }
+
+    /// A pattern without a guest is more likely a slip than meant.
+    fn check_globs(&self, guests: &[Guest]) -> anyhow::Result<()> {
+        let Some(glob) = self.globs.iter().find(|glob| !guests.iter().any(|g| hits(glob, g))) else { return Ok(()) };
+        let glob = report::printable(glob.as_str());
+        if guests.is_empty() {
+            bail!("no guest matches {glob}: there is no VM and no container on this host");
+        }
+        let ids: Vec<String> = guests.iter().map(|g| report::printable(&g.id)).collect();
+        bail!("no guest matches {glob}; there are {}", ids.join(", "))
+    }
+}
+
+fn hits(glob: &Glob, guest: &Guest) -> bool {
+    glob.matches(&guest.id) || glob.matches(&guest.name)
+}
+
+/// A process that was named must be there and have memory.
+fn check_process(pid: u32, survey: &Survey) -> anyhow::Result<()> {
+    if survey.processes.iter().any(|p| p.pid == pid) {
+        return Ok(());
+    }
+    match host::Process::read(pid) {
+        Ok(p) if p.stat.kernel_thread => bail!("process {pid} is a thread of the kernel and has no memory of its own"),
+        Ok(p) if p.stat.has_ended() => bail!("process {pid} has ended; only its parent has not noticed yet"),
+        Err(e) if e.is_denied() => bail!("process {pid} belongs to somebody else: run as root to read it"),
+        Err(_) if host::proc_hides_processes() => {
+            bail!("there is no process {pid}, or /proc hides it (hidepid): run as root to see all")
+        }
+        // It started a moment ago, or has ended since.
+        _ => bail!("there is no process {pid}"),
+    }
+}
+
+/// Says what belongs to others and was left out.
+fn say_hidden(guests: usize, processes: usize) {
+    let count = |n: usize, one: &str, many: &str| format!("{n} {}", if n == 1 { one } else { many });
+    let processes_text = count(processes, "process", "processes");
+    let what = match (guests, processes) {
+        (0, 0) if host::proc_hides_processes() && host::check_readable(1).is_err() => {
+            "processes of other users (/proc is mounted with hidepid)".to_owned()
+        }
+        (0, 0) => return,
+        (0, _) => format!("{processes_text} of other users"),
+        _ => format!("{} and in all {processes_text} of other users", count(guests, "guest", "guests")),
+    };
+    eprintln!("pagefold: hidden: {what}; run as root to see them");
+}
