@@ -192,7 +192,7 @@ mod tests {
     use super::*;
     use ::parquet::file::reader::{FileReader, SerializedFileReader};
     use ::parquet::record::{Field, Row};
-    use guest::GuestKind;
+    use guest::{Facts, GuestKind};
     use page::{Fingerprint, FrameId, HostVirt};
 
     fn guests() -> Vec<Guest> {
@@ -203,6 +203,8 @@ mod tests {
             pids: vec![7],
             group: "acme".into(),
             ram_bytes: None,
+            facts: Facts::default(),
+            facts: guest::Facts::default(),
         };
         vec![guest("a"), guest("b<\u{e9}>")]
     }

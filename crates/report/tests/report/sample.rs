@@ -2,10 +2,10 @@
 //! containers of which two share a root. The figures agree with each other as a real census's do.
 
 use census::{
-    AlreadyShared, ByKinds, Change, Duplicates, Findings, FrameIdentity, GroupFindings, GuestFindings, HostFindings,
-    MapCell, Opportunity, Partial, RegionFindings, RunLengths, Share,
+    AlreadyShared, ByKinds, Change, Duplicates, Findings, GroupFindings, GuestFindings, HostFindings, MapCell,
+    Opportunity, Partial, RegionFindings, RunLengths, Share,
 };
-use guest::{Footprint, Guest, GuestKind, RegionFootprint};
+use guest::{Facts, Footprint, Guest, GuestKind, RegionFootprint};
 use page::{Region, pages_to_bytes};
 
 /// Pages of a map's cell.
@@ -155,9 +155,9 @@ pub fn findings(groups: usize) -> Findings {
             threads: 2,
             index_bytes: pages * 20,
             passes: 1,
-            frames: FrameIdentity::Exact,
             host_resident_pages: 91_234,
             drifted_pages: 12,
+            ..HostFindings::default()
         },
         opportunity,
         across_groups_saved_pages: 900,
@@ -251,6 +251,8 @@ fn footprint(found: &GuestFindings, n: u32) -> Footprint {
             pids: if vm { vec![4000 + n] } else { vec![4000 + n, 5000 + n, 6000 + n] },
             group: found.group.clone(),
             ram_bytes: vm.then_some(256 << 20),
+            facts: Facts::default(),
+            facts: guest::Facts::default(),
         },
         rss_bytes: sum(|r| r.rss_bytes),
         pss_bytes: sum(|r| r.pss_bytes),
