@@ -204,7 +204,6 @@ mod tests {
             group: "acme".into(),
             ram_bytes: None,
             facts: Facts::default(),
-            facts: guest::Facts::default(),
         };
         vec![guest("a"), guest("b<\u{e9}>")]
     }

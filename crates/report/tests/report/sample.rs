@@ -252,7 +252,6 @@ fn footprint(found: &GuestFindings, n: u32) -> Footprint {
             group: found.group.clone(),
             ram_bytes: vm.then_some(256 << 20),
             facts: Facts::default(),
-            facts: guest::Facts::default(),
         },
         rss_bytes: sum(|r| r.rss_bytes),
         pss_bytes: sum(|r| r.pss_bytes),
