@@ -1,0 +1,143 @@
+//! Settings of the host that decide how well things go.
+
+use crate::ksm::chosen;
+use crate::{Check, Ksm};
+use std::fs;
+
+/// Mappings a process may have, for a guest whose memory is folded in short runs.
+const GOOD_MAP_COUNT: u64 = 262_144;
+/// `CAP_SYS_PTRACE`
+const CAP_SYS_PTRACE: u32 = 19;
+
+pub(super) fn ksm() -> Check {
+    ksm_by(Ksm::read().as_ref())
+}
+
+fn ksm_by(ksm: Option<&Ksm>) -> Check {
+    let check = |found: String| Check::ok("memory:ksm", found, "the kernel's own merging, as a yardstick");
+    let Some(ksm) = ksm else { return check("the kernel has no KSM".into()).warn("use a kernel with CONFIG_KSM=y") };
+    let option = |name: &str, value: Option<String>| value.map(|v| format!(", {name}={v}")).unwrap_or_default();
+    let details = format!(
+        "run={}{}{}{}",
+        ksm.run,
+        option("advisor", ksm.advisor_mode.clone()),
+        option("smart_scan", ksm.smart_scan.map(|n| n.to_string())),
+        option("pages_to_scan", ksm.pages_to_scan.map(|n| n.to_string())),
+    );
+    if ksm.run == 1 {
+        let counts = format!("{} frames serve {} pages", ksm.pages_shared, ksm.pages_shared + ksm.pages_sharing);
+        return check(format!("on ({details}): {counts}, across all owners"));
+    }
+    check(format!("off ({details}): the kernel merges nothing"))
+        .warn("echo 1 > /sys/kernel/mm/ksm/run, if guests of different owners may be merged with each other")
+}
+
+pub(super) fn max_map_count() -> Check {
+    let count = number("/proc/sys/vm/max_map_count");
+    let found = count.map_or("unknown".into(), |n| n.to_string());
+    let check = Check::ok("memory:max_map_count", found, "folding: each run of folded pages is a mapping");
+    match count {
+        Some(n) if n >= GOOD_MAP_COUNT => check,
+        _ => check.warn(format!("sysctl -w vm.max_map_count={GOOD_MAP_COUNT}")),
+    }
+}
+
+pub(super) fn huge_pages() -> Check {
+    let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    let needed_for = "knowing what merging costs: a huge page has to be split for it";
+    match chosen(&text) {
+        None => Check::ok("memory:huge_pages", "the kernel has no transparent huge pages", needed_for),
+        Some("always") => Check::ok("memory:huge_pages", "always", needed_for)
+            .warn("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, where memory is dearer than speed"),
+        Some(mode) => Check::ok("memory:huge_pages", mode, needed_for),
+    }
+}
+
+pub(super) fn swap() -> Check {
+    swap_by(&fs::read_to_string("/proc/meminfo").unwrap_or_default())
+}
+
+fn swap_by(meminfo: &str) -> Check {
+    let mib = |key: &str| -> Option<u64> {
+        let line = meminfo.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(':'))?;
+        Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? >> 10)
+    };
+    let needed_for = "overcommit: guests may write to all their merged pages at once";
+    match (mib("SwapTotal"), mib("SwapFree")) {
+        (Some(total), Some(free)) if total > 0 => {
+            Check::ok("memory:swap", format!("{total} MiB, {} used", total.saturating_sub(free)), needed_for)
+        }
+        _ => Check::ok("memory:swap", "none", needed_for)
+            .warn("add swap before promising guests more memory than there is"),
+    }
+}
+
+pub(super) fn ptrace() -> Check {
+    let scope = number("/proc/sys/kernel/yama/ptrace_scope");
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    ptrace_by(scope, has_capability(&status, CAP_SYS_PTRACE))
+}
+
+/// Reading the memory of a process counts as attaching to it.
+fn ptrace_by(scope: Option<u64>, capable: bool) -> Check {
+    let found = match scope {
+        None | Some(0) => "not restricted by Yama".into(),
+        Some(n) => format!("kernel.yama.ptrace_scope={n}"),
+    };
+    let check = Check::ok("rights:ptrace", found, "reading the pages of processes for the census");
+    match scope {
+        None | Some(0) => check,
+        Some(1 | 2) if capable => check,
+        Some(1 | 2) => check.warn("run as root; until then only processes that you started from here can be read"),
+        Some(_) => check.fail("boot with another value: until then nobody may read another process's memory"),
+    }
+}
+
+fn has_capability(status: &str, capability: u32) -> bool {
+    let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).is_some_and(|set| set >> capability & 1 == 1)
+}
+
+fn number(path: &str) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Status;
+
+    #[test]
+    fn ksm_on_off_and_missing() {
+        let on = Ksm { run: 1, pages_shared: 554, pages_sharing: 22_731, smart_scan: Some(1), ..Ksm::default() };
+        let check = ksm_by(Some(&on));
+        assert_eq!(
+            (check.status, check.found.as_str()),
+            (Status::Ok, "on (run=1, smart_scan=1): 554 frames serve 23285 pages, across all owners")
+        );
+        assert_eq!(ksm_by(Some(&Ksm { run: 2, ..on })).status, Status::Warn);
+        assert_eq!(ksm_by(None).found, "the kernel has no KSM");
+    }
+
+    #[test]
+    fn swap_there_and_not() {
+        assert_eq!(swap_by("SwapTotal:       2097152 kB\nSwapFree:  1048576 kB\n").found, "2048 MiB, 1024 used");
+        assert_eq!(swap_by("SwapTotal:  0 kB\nSwapFree:  0 kB\n").status, Status::Warn);
+        assert_eq!(swap_by("").found, "none");
+    }
+
+    #[test]
+    fn yama_stops_those_without_the_capability() {
+        for (scope, capable, status) in [
+            (None, false, Status::Ok),
+            (Some(0), false, Status::Ok),
+            (Some(1), true, Status::Ok),
+            (Some(1), false, Status::Warn),
+            (Some(3), true, Status::Fail),
+        ] {
+            assert_eq!(ptrace_by(scope, capable).status, status, "{scope:?}");
+        }
+        assert!(has_capability("CapPrm:\t0\nCapEff:\t000001ffffffffff\n", CAP_SYS_PTRACE));
+        assert!(!has_capability("CapEff:\t0000000000000000\n", CAP_SYS_PTRACE));
+    }
+}

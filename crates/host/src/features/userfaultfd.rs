@@ -1,0 +1,135 @@
+//! userfaultfd: which of its features the kernel has, and who may use it.
+
+use crate::Check;
+use linux_raw_sys::general::{UFFD_API, UFFD_FEATURE_MOVE, UFFD_FEATURE_WP_ASYNC, uffdio_api};
+use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+
+/// `_IOWR(0xAA, 0x3F, struct uffdio_api)`
+const UFFDIO_API: libc::Ioctl = 0xc018_aa3f;
+/// `_IO(0xAA, 0x00)`, on `/dev/userfaultfd`
+const USERFAULTFD_IOC_NEW: libc::Ioctl = 0xaa00;
+const _: () = assert!(UFFDIO_API as usize == 3 << 30 | size_of::<uffdio_api>() << 16 | 0xaa << 8 | 0x3f);
+
+/// The two features that folding stands on.
+pub(super) fn checks() -> [Check; 2] {
+    let features = open().and_then(|fd| features(&fd));
+    [
+        feature(&features, "kernel:uffdio_move", UFFD_FEATURE_MOVE, "6.8", "folding: takes a page out of a live guest"),
+        feature(
+            &features,
+            "kernel:wp_async",
+            UFFD_FEATURE_WP_ASYNC,
+            "6.7",
+            "folding: finds the pages that were written",
+        ),
+    ]
+}
+
+fn feature(features: &io::Result<u64>, id: &str, bit: u32, since: &str, needed_for: &str) -> Check {
+    match features {
+        Ok(bits) if bits & u64::from(bit) != 0 => Check::ok(id, "works", needed_for),
+        Ok(bits) => Check::ok(id, format!("missing from features {bits:#x}"), needed_for)
+            .fail(format!("use Linux {since} or newer")),
+        Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => {
+            Check::ok(id, "the kernel has no userfaultfd", needed_for).fail("use a kernel with CONFIG_USERFAULTFD=y")
+        }
+        Err(e) => Check::ok(id, format!("unknown: cannot open a userfaultfd: {e}"), needed_for)
+            .warn("run as root, or see rights:userfaultfd"),
+    }
+}
+
+/// Whether guests that do not run as root may use it.
+pub(super) fn permission() -> Check {
+    let sysctl = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").ok();
+    let device = fs::metadata("/dev/userfaultfd").ok().map(|m| (m.mode() & 0o7777, m.uid(), m.gid()));
+    permission_by(sysctl.as_deref().map(str::trim), device)
+}
+
+fn permission_by(sysctl: Option<&str>, device: Option<(u32, u32, u32)>) -> Check {
+    let for_all = sysctl == Some("1");
+    let for_some = device.is_some_and(|(mode, _, _)| mode & 0o006 == 0o006 || mode & 0o060 == 0o060);
+    let device = match device {
+        Some((mode, uid, gid)) => format!("/dev/userfaultfd has mode {mode:04o}, owner {uid}:{gid}"),
+        None => "no /dev/userfaultfd".into(),
+    };
+    let found = format!("vm.unprivileged_userfaultfd={}; {device}", sysctl.unwrap_or("missing"));
+    let check = Check::ok("rights:userfaultfd", found, "folding guests whose VMM does not run as root");
+    if for_all || for_some {
+        return check;
+    }
+    check.warn("give the VMM's group access: chgrp kvm /dev/userfaultfd && chmod 0660 /dev/userfaultfd")
+}
+
+/// A userfaultfd that also sees faults of the kernel (KVM), by the system call or else by the device.
+fn open() -> io::Result<OwnedFd> {
+    // SAFETY: the system call takes flags only and gives back a new descriptor or an error.
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+    let by_call = owned(fd);
+    match by_call {
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) => open_by_device().map_err(|_| e),
+        other => other,
+    }
+}
+
+fn open_by_device() -> io::Result<OwnedFd> {
+    let device = OpenOptions::new().read(true).write(true).open("/dev/userfaultfd")?;
+    // SAFETY: this ioctl takes flags as its argument, no pointer, and gives back a new descriptor or an error.
+    let fd = unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+    owned(fd.into())
+}
+
+fn owned(fd: libc::c_long) -> io::Result<OwnedFd> {
+    match i32::try_from(fd) {
+        // SAFETY: the kernel has just given us this descriptor, and nobody else knows of it.
+        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Asked for no feature in particular, the kernel answers with all that it has.
+fn features(fd: &OwnedFd) -> io::Result<u64> {
+    let mut api = uffdio_api { api: UFFD_API.into(), features: 0, ioctls: 0 };
+    // SAFETY: `api` is the struct that this ioctl reads and writes (its size is part of the number, asserted
+    // above), exclusively borrowed for the call.
+    let answer = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut api) };
+    if answer == 0 { Ok(api.features) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Status;
+
+    #[test]
+    fn who_may_use_it() {
+        let status = |sysctl, device| permission_by(sysctl, device).status;
+        assert_eq!(status(Some("1"), None), Status::Ok);
+        assert_eq!(status(Some("0"), Some((0o660, 0, 106))), Status::Ok);
+        assert_eq!(status(Some("0"), Some((0o666, 0, 0))), Status::Ok);
+        assert_eq!(status(Some("0"), Some((0o600, 0, 0))), Status::Warn);
+        assert_eq!(status(Some("0"), None), Status::Warn);
+        let found = permission_by(Some("0"), Some((0o600, 0, 0))).found;
+        assert_eq!(found, "vm.unprivileged_userfaultfd=0; /dev/userfaultfd has mode 0600, owner 0:0");
+    }
+
+    #[test]
+    fn a_kernel_without_the_feature_is_told_from_missing_rights() {
+        let check = |features| feature(&features, "kernel:x", UFFD_FEATURE_MOVE, "6.8", "x");
+        assert_eq!(check(Ok(1 << 16)).status, Status::Ok);
+        let old = check(Ok(0xfff));
+        assert_eq!((old.status, old.fix.as_deref()), (Status::Fail, Some("use Linux 6.8 or newer")));
+        assert_eq!(check(Err(io::Error::from_raw_os_error(libc::ENOSYS))).status, Status::Fail);
+        assert_eq!(check(Err(io::Error::from_raw_os_error(libc::EPERM))).status, Status::Warn);
+    }
+
+    #[test]
+    fn root_can_ask_this_kernel() {
+        match open().and_then(|fd| features(&fd)) {
+            Ok(features) => assert_ne!(features, 0),
+            Err(e) => eprintln!("skipped: cannot open a userfaultfd: {e}"),
+        }
+    }
+}

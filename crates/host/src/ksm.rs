@@ -1,0 +1,146 @@
+//! The kernel's own merger: what `/sys/kernel/mm/ksm` says of the host, and `/proc/PID/ksm_stat` of a
+//! process. Kernel names; what a kernel does not have is `None`.
+
+use crate::{Error, Result};
+use std::fs;
+use std::path::Path;
+
+/// State of ksmd.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ksm {
+    /// `run`: 0 off, 1 merging, 2 off and everything unmerged.
+    pub run: u64,
+    /// `pages_shared`: frames in use.
+    pub pages_shared: u64,
+    /// `pages_sharing`: further mappings of them, which is how many pages are saved.
+    pub pages_sharing: u64,
+    /// `pages_to_scan` before each sleep.
+    pub pages_to_scan: Option<u64>,
+    /// `sleep_millisecs`
+    pub sleep_millisecs: Option<u64>,
+    /// `smart_scan`, since Linux 6.7: pages that did not merge are passed over for a while.
+    pub smart_scan: Option<u64>,
+    /// `advisor_mode`, since Linux 6.8: who sets `pages_to_scan`.
+    pub advisor_mode: Option<String>,
+    /// `use_zero_pages`: zeros become the kernel's zero page.
+    pub use_zero_pages: Option<u64>,
+    /// `general_profit` in bytes, since Linux 6.4; negative when bookkeeping costs more than is saved.
+    pub general_profit: Option<i64>,
+}
+
+/// What ksmd does with one process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KsmStat {
+    /// `ksm_rmap_items`: pages looked at.
+    pub ksm_rmap_items: Option<u64>,
+    /// `ksm_merging_pages`
+    pub ksm_merging_pages: Option<u64>,
+    /// `ksm_zero_pages`: merged with the kernel's zero page.
+    pub ksm_zero_pages: Option<u64>,
+    /// `ksm_merge_any`, since Linux 6.16: the process asked for all its memory to be merged (`prctl`).
+    pub ksm_merge_any: Option<bool>,
+    /// `ksm_mergeable`, since Linux 6.16: some of its memory may be merged.
+    pub ksm_mergeable: Option<bool>,
+}
+
+impl Ksm {
+    /// Reads it; `None` on a kernel without KSM.
+    pub fn read() -> Option<Self> {
+        Self::read_from(Path::new("/sys/kernel/mm/ksm"))
+    }
+
+    fn read_from(directory: &Path) -> Option<Self> {
+        let text = |name: &str| fs::read_to_string(directory.join(name)).ok();
+        let number = |name: &str| text(name)?.trim().parse().ok();
+        Some(Self {
+            run: number("run")?,
+            pages_shared: number("pages_shared")?,
+            pages_sharing: number("pages_sharing")?,
+            pages_to_scan: number("pages_to_scan"),
+            sleep_millisecs: number("sleep_millisecs"),
+            smart_scan: number("smart_scan"),
+            advisor_mode: text("advisor_mode").as_deref().and_then(chosen).map(str::to_owned),
+            use_zero_pages: number("use_zero_pages"),
+            general_profit: text("general_profit").and_then(|t| t.trim().parse().ok()),
+        })
+    }
+}
+
+impl KsmStat {
+    /// Reads it; all `None` on kernels without it (before 6.1).
+    ///
+    /// # Errors
+    /// [`Error::is_gone`] and [`Error::is_denied`].
+    pub fn of(pid: u32) -> Result<Self> {
+        let path = format!("/proc/{pid}/ksm_stat");
+        match fs::read_to_string(&path) {
+            Ok(text) => Ok(Self::parse(&text)),
+            Err(_) if !Path::new("/proc/self/ksm_stat").exists() => Ok(Self::default()),
+            Err(e) => Err(Error::file("read", path, e)),
+        }
+    }
+
+    /// Parses lines `name value`, with or without a colon; unknown ones are passed over.
+    fn parse(text: &str) -> Self {
+        let value = |name: &str| {
+            let line = text.lines().find(|l| l.split([' ', ':']).next() == Some(name))?;
+            line.split_ascii_whitespace().last()
+        };
+        let number = |name: &str| value(name)?.parse().ok();
+        let yes = |name: &str| value(name).map(|v| v == "yes");
+        Self {
+            ksm_rmap_items: number("ksm_rmap_items"),
+            ksm_merging_pages: number("ksm_merging_pages"),
+            ksm_zero_pages: number("ksm_zero_pages"),
+            ksm_merge_any: yes("ksm_merge_any"),
+            ksm_mergeable: yes("ksm_mergeable"),
+        }
+    }
+}
+
+/// The choice in brackets of `none [scan-time]`.
+pub(crate) fn chosen(choices: &str) -> Option<&str> {
+    Some(choices.split_once('[')?.1.split_once(']')?.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_without_the_newer_fields() {
+        let directory = tempfile::tempdir().unwrap();
+        let put = |name: &str, value: &str| fs::write(directory.path().join(name), value).unwrap();
+        assert_eq!(Ksm::read_from(directory.path()), None);
+        for (name, value) in [("run", "1\n"), ("pages_shared", "554\n"), ("pages_sharing", "22731\n")] {
+            put(name, value);
+        }
+        let old = Ksm { run: 1, pages_shared: 554, pages_sharing: 22_731, ..Ksm::default() };
+        assert_eq!(Ksm::read_from(directory.path()), Some(old));
+        put("advisor_mode", "none [scan-time]\n");
+        put("general_profit", "-4096\n");
+        let new = Ksm::read_from(directory.path()).unwrap();
+        assert_eq!((new.advisor_mode.as_deref(), new.general_profit), (Some("scan-time"), Some(-4096)));
+    }
+
+    #[test]
+    fn the_process_tells_whether_it_opted_in() {
+        let stat = KsmStat::parse(
+            "ksm_rmap_items 12\nksm_zero_pages 0\nksm_merging_pages 7\nksm_process_profit -768\nksm_merge_any: yes\nksm_mergeable: no\n",
+        );
+        assert_eq!((stat.ksm_rmap_items, stat.ksm_merging_pages), (Some(12), Some(7)));
+        assert_eq!((stat.ksm_merge_any, stat.ksm_mergeable), (Some(true), Some(false)));
+        let old = KsmStat::parse("ksm_rmap_items 0\nksm_merging_pages 0\n");
+        assert_eq!((old.ksm_merge_any, old.ksm_zero_pages), (None, None));
+    }
+
+    #[test]
+    fn this_kernel_tells() {
+        if !Path::new("/sys/kernel/mm/ksm").exists() {
+            eprintln!("skipped: this kernel has no KSM");
+            return;
+        }
+        assert!(Ksm::read().is_some_and(|ksm| ksm.run <= 2 && ksm.pages_to_scan.is_some()));
+        assert!(KsmStat::of(std::process::id()).unwrap().ksm_rmap_items.is_some());
+    }
+}
