@@ -262,6 +262,8 @@ pub struct RunLengths {
     pub share_in_runs_of_8: f64,
     /// Runs of 1, 2-3, 4-7, 8-15, ... pages.
     pub runs_by_log2_length: Vec<u64>,
+    /// Pages in runs of those lengths.
+    pub pages_by_log2_length: Vec<u64>,
 }
 
 /// Change since the previous round of `--watch`, by page of the address space.

@@ -66,8 +66,10 @@ impl Partners {
         let matched_pages: u64 = runs.iter().sum();
         let long: u64 = runs.iter().filter(|&&n| n >= 8).sum();
         let mut runs_by_log2_length = vec![0; runs.last().map_or(0, |n| n.ilog2() as usize + 1)];
+        let mut pages_by_log2_length = runs_by_log2_length.clone();
         for length in &runs {
             runs_by_log2_length[length.ilog2() as usize] += 1;
+            pages_by_log2_length[length.ilog2() as usize] += length;
         }
         let share = |part: u64, of: u64| if of == 0 { 0.0 } else { part as f64 / of as f64 };
         RunLengths {
@@ -78,6 +80,7 @@ impl Partners {
             median: runs.get(runs.len() / 2).copied().unwrap_or(0),
             share_in_runs_of_8: share(long, matched_pages),
             runs_by_log2_length,
+            pages_by_log2_length,
         }
     }
 }
@@ -121,6 +124,7 @@ mod tests {
         assert_eq!((found.pages_looked_at, found.matched_pages), (16, 8));
         assert_eq!((found.runs, found.median, found.mean), (4, 3, 2.0));
         assert_eq!(found.runs_by_log2_length, [2, 2]);
+        assert_eq!(found.pages_by_log2_length, [2, 6]);
     }
 
     #[test]

@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 
 pub mod census_table;
+pub mod doctor_table;
+pub mod guests_table;
 pub mod html;
 pub mod json;
 #[cfg(feature = "parquet")]

@@ -25,19 +25,19 @@ fn run_lengths(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     let Some(sentence) = words::run_lengths(findings) else { return Ok(()) };
     writeln!(
         out,
-        "<section id=\"runs\"><h2>Runs</h2><p>{} Long runs are cheap to merge: each is one mapping. The bars count runs by \
-         their length in pages.</p><figure>",
+        "<section id=\"runs\"><h2>Runs</h2><p>{} Long runs are cheap to merge: each is one mapping. The bars count pages \
+         by the length of the run that they are part of.</p><figure>",
         Text(&sentence)
     )?;
-    let runs = &findings.runs.runs_by_log2_length;
-    let bar = |(log2, &n): (usize, &u64)| Bar {
+    let (runs, pages) = (&findings.runs.runs_by_log2_length, &findings.runs.pages_by_log2_length);
+    let bar = |(log2, (&runs, &pages)): (usize, (&u64, &u64))| Bar {
         name: lengths(log2),
-        note: String::new(),
-        parts: vec![Part { class: "s-group", amount: n, title: plural(n, "run") }],
+        note: plural(runs, "run"),
+        parts: vec![Part { class: "s-group", amount: pages, title: plural(pages, "page") }],
         mark: None,
-        figure: count(n),
+        figure: plural(pages, "page"),
     };
-    bars::write(out, runs.iter().copied().max().unwrap_or(0), runs.iter().enumerate().map(bar))?;
+    bars::write(out, pages.iter().copied().max().unwrap_or(0), runs.iter().zip(pages).enumerate().map(bar))?;
     writeln!(out, "</figure></section>")
 }
 
@@ -63,6 +63,7 @@ fn how(out: &mut dyn Write, host: &HostFindings) -> io::Result<()> {
         ("threads", count(host.threads as u64)),
         ("page frames", frames.into()),
         ("largest index", bytes(host.index_bytes)),
+        ("most memory of the census itself", host.peak_rss_bytes.map_or("not told".into(), bytes)),
         ("passes over the hash space", count(u64::from(host.passes))),
         ("changed between passes", plural(host.drifted_pages, "page")),
         ("host\u{2019}s own memory", bytes(pages_to_bytes(host.host_resident_pages))),

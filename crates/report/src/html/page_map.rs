@@ -30,8 +30,8 @@ pub fn write(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
         out,
         "<section id=\"maps\"><h2>Page maps</h2><p>What each guest\u{2019}s pages are and who else holds the same. The bar \
          counts them all. Below it lies the memory, part by part in the order of its addresses: a square is up to {} \
-         ({} pages), coloured by what most of its pages are. Point at one, or walk with the arrow keys, for its \
-         figures.</p><figure>",
+         ({} pages), coloured by what most of its pages are. Of what applies to a page, the first in the key \
+         counts. Point at a square, or walk with the arrow keys, for its figures.</p><figure>",
         bytes(pages_to_bytes(scale)),
         count(scale),
     )?;

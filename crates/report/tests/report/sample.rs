@@ -176,6 +176,7 @@ pub fn findings(groups: usize) -> Findings {
             median: 1,
             share_in_runs_of_8: 0.63,
             runs_by_log2_length: vec![21_020, 4_630, 2_410, 1_505, 880, 301, 84, 30, 9, 1],
+            pages_by_log2_length: vec![21_020, 10_905, 12_150, 15_320, 17_410, 11_740, 4_390, 1_660, 890, 615],
         },
         change: None,
         partial: Vec::new(),

@@ -1,0 +1,107 @@
+//! What `pagefold doctor` prints: each check with a mark, what was found, what it is needed for, and how
+//! to mend it.
+
+use crate::table::{printable, wrap};
+use host::{Check, Status};
+use std::io::{self, Write};
+
+/// Longest line.
+const COLUMNS: usize = 100;
+/// Columns of the mark and the blanks around it.
+const MARK_COLUMNS: usize = 8;
+/// What the topics of ids are called, in this order.
+const TOPICS: [(&str, &str); 5] = [
+    ("kernel", "What the kernel can do"),
+    ("rights", "What it lets you do"),
+    ("memory", "How memory is set up"),
+    ("host", "What else is there"),
+    ("guest", "Whether guests could be merged"),
+];
+
+/// Writes `checks` to `out`.
+pub fn write(out: &mut dyn Write, checks: &[Check]) -> io::Result<()> {
+    for (topic, title) in TOPICS {
+        let of_topic: Vec<&Check> = checks.iter().filter(|c| split_id(c).0 == topic).collect();
+        let Some(name_columns) = of_topic.iter().map(|c| split_id(c).1.chars().count()).max() else { continue };
+        writeln!(out, "{title}")?;
+        for check in of_topic {
+            item(out, check, name_columns.min(30))?;
+        }
+        writeln!(out)?;
+    }
+    let count = |status| checks.iter().filter(|c| c.status == status).count();
+    let [ok, warn, fail] = [Status::Ok, Status::Warn, Status::Fail].map(count);
+    writeln!(out, "{ok} ok, {warn} could be better, {fail} missing")
+}
+
+fn item(out: &mut dyn Write, check: &Check, name_columns: usize) -> io::Result<()> {
+    let mark = match check.status {
+        Status::Ok => "ok",
+        Status::Warn => "warn",
+        Status::Fail => "FAIL",
+    };
+    let indent = MARK_COLUMNS + name_columns + 2;
+    let mut text = wrap(&printable(&check.found), COLUMNS - indent);
+    text += &wrap(&format!("for {}", printable(&check.needed_for)), COLUMNS - indent);
+    if let Some(fix) = &check.fix {
+        text += &wrap(&format!("-> {}", printable(fix)), COLUMNS - indent);
+    }
+    let name = printable(split_id(check).1);
+    for (n, line) in text.lines().enumerate() {
+        match n {
+            0 => writeln!(out, "  {mark:<5} {name:<name_columns$}  {line}")?,
+            _ => writeln!(out, "{:indent$}{line}", "")?,
+        }
+    }
+    Ok(())
+}
+
+/// Topic and name of a check. All checks of guests are about merging, so that is left out.
+fn split_id(check: &Check) -> (&str, &str) {
+    let (topic, name) = check.id.split_once(':').unwrap_or(("host", &check.id));
+    (topic, name.strip_suffix(":mergeable").unwrap_or(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn topics_marks_and_fixes() {
+        let checks = [
+            Check::ok("guest:qemu:a\u{1b}1:mergeable", "no: its RAM is shared memory", "merging its memory")
+                .warn("start it with share=off"),
+            Check::ok("kernel:uffdio_move", "missing", "folding").fail("use Linux 6.8"),
+            Check::ok("kernel:wp_async", "works", "folding"),
+        ];
+        let mut out = Vec::new();
+        write(&mut out, &checks).unwrap();
+        assert_eq!(
+            String::from_utf8(out).unwrap(),
+            "\
+What the kernel can do
+  FAIL  uffdio_move  missing
+                     for folding
+                     -> use Linux 6.8
+  ok    wp_async     works
+                     for folding
+
+Whether guests could be merged
+  warn  qemu:a?1  no: its RAM is shared memory
+                  for merging its memory
+                  -> start it with share=off
+
+1 ok, 1 could be better, 1 missing
+"
+        );
+    }
+
+    #[test]
+    fn lines_keep_within_their_columns_whatever_the_name() {
+        let check = Check::ok(format!("guest:qemu:{}:mergeable", "x".repeat(80)), "y ".repeat(200), "z").warn("w");
+        let mut out = Vec::new();
+        write(&mut out, &[check]).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.lines().skip(2).all(|l| l.chars().count() <= COLUMNS), "{text}");
+    }
+}

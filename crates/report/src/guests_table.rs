@@ -1,0 +1,187 @@
+//! What `pagefold guests` prints: what each guest holds by the kernel's own accounting, and in which part
+//! of it. In MiB.
+
+use crate::size::mib;
+use crate::table::{Align, Table, printable, shorten};
+use crate::words;
+use guest::{Footprint, Partial};
+use page::Region;
+use std::io::{self, Write};
+
+/// Longest id, and longest name of a group.
+const NAME_CHARS: [usize; 2] = [26, 14];
+/// Characters of the bar that shows how a footprint is split.
+const BAR_CHARS: u64 = 24;
+
+/// Writes the tables for `footprints`, and what is missing of them, to `out`.
+pub fn write(out: &mut dyn Write, footprints: &[Footprint], partial: &[Partial]) -> io::Result<()> {
+    if !footprints.is_empty() {
+        write!(out, "What each guest holds, in MiB\n{}", totals(footprints))?;
+        write!(out, "\nWhere its proportional set (PSS) lies, in MiB\n{}", regions(footprints))?;
+    }
+    if !partial.is_empty() {
+        writeln!(out, "\nThis is partial; what could not be read:")?;
+    }
+    for p in partial {
+        writeln!(out, "  {} (pid {}): {}", printable(&p.guest), p.pid, printable(&p.reason))?;
+    }
+    Ok(())
+}
+
+/// One row a guest. Columns that would be empty throughout are left out.
+fn totals(footprints: &[Footprint]) -> Table {
+    type Figure = fn(&Footprint) -> Option<u64>;
+    let figures: [(&str, Figure); 8] = [
+        ("RAM", |f| f.guest.ram_bytes),
+        ("RSS", |f| Some(f.rss_bytes)),
+        ("PSS", |f| Some(f.pss_bytes)),
+        ("USS", |f| Some(f.uss_bytes)),
+        ("swap", |f| Some(f.swap_bytes).filter(|b| *b > 0)),
+        ("KSM", |f| f.ksm_bytes.filter(|b| *b > 0)),
+        ("THP", |f| Some(f.thp_bytes).filter(|b| *b > 0)),
+        ("hugetlb", |f| Some(f.hugetlb_bytes).filter(|b| *b > 0)),
+    ];
+    let figures: Vec<_> =
+        figures.into_iter().filter(|(_, figure)| footprints.iter().any(|f| figure(f).is_some())).collect();
+    let mut columns = vec![("guest", Align::Left), ("group", Align::Left), ("processes", Align::Right)];
+    columns.extend(figures.iter().map(|(name, _)| (*name, Align::Right)));
+    let mut table = Table::new(&columns);
+    for f in footprints {
+        let names = [shorten(&f.guest.id, NAME_CHARS[0]), shorten(&f.guest.group, NAME_CHARS[1])];
+        let cells = names.into_iter().chain([f.guest.pids.len().to_string()]);
+        table.row(cells.chain(figures.iter().map(|(_, figure)| figure(f).map_or("-".into(), mib))));
+    }
+    table
+}
+
+/// One row a guest and one column a region that somebody has, with a bar of the row.
+fn regions(footprints: &[Footprint]) -> Table {
+    let pss = |f: &Footprint, region: Region| f.regions.iter().find(|r| r.region == region).map_or(0, |r| r.pss_bytes);
+    let present: Vec<Region> = Region::ALL
+        .into_iter()
+        .filter(|r| footprints.iter().any(|f| f.regions.iter().any(|x| x.region == *r)))
+        .collect();
+    let mut columns = vec![("guest", Align::Left)];
+    columns.extend(present.iter().map(|r| (words::region(*r), Align::Right)));
+    let legend = format!("split ({})", present.iter().map(|r| letter(*r).to_string()).collect::<Vec<_>>().join(" "));
+    columns.push((&legend, Align::Left));
+    let mut table = Table::new(&columns);
+    for f in footprints {
+        let parts: Vec<(char, u64)> = present.iter().map(|r| (letter(*r), pss(f, *r))).collect();
+        let cells = [shorten(&f.guest.id, NAME_CHARS[0])].into_iter().chain(parts.iter().map(|(_, b)| mib(*b)));
+        table.row(cells.chain([bar(&parts)]));
+    }
+    table
+}
+
+/// The letter of a region in the bar, in the order of the columns.
+const fn letter(region: Region) -> char {
+    match region {
+        Region::GuestRam => 'R',
+        Region::Heap => 'h',
+        Region::Stack => 's',
+        Region::TranslationCache => 't',
+        Region::Files => 'f',
+        Region::Shared => 'm',
+        Region::Other => 'o',
+        Region::PageCache => 'c',
+    }
+}
+
+/// Parts of a whole as that many letters of each; the boundaries are rounded, so the length is always the same.
+fn bar(parts: &[(char, u64)]) -> String {
+    let whole: u64 = parts.iter().map(|(_, b)| b).sum();
+    let mut bar = String::new();
+    let (mut sum, mut drawn) = (0, 0);
+    for (letter, bytes) in parts {
+        sum += bytes;
+        let until = (u128::from(sum) * u128::from(BAR_CHARS)).checked_div(u128::from(whole)).unwrap_or(0) as usize;
+        bar.extend(std::iter::repeat_n(*letter, until - drawn));
+        drawn = until;
+    }
+    bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use guest::{Facts, Guest, GuestKind, RegionFootprint};
+
+    const M: u64 = 1 << 20;
+
+    fn footprint(kind: GuestKind, name: &str, ram_bytes: Option<u64>, split: &[(Region, u64)]) -> Footprint {
+        let id = format!("{}:{name}", kind.name());
+        let region = |(region, bytes): &(Region, u64)| RegionFootprint {
+            region: *region,
+            rss_bytes: bytes * 2,
+            pss_bytes: *bytes,
+            uss_bytes: bytes / 2,
+            swap_bytes: 0,
+        };
+        let pss_bytes = split.iter().map(|(_, b)| b).sum::<u64>();
+        Footprint {
+            guest: Guest {
+                group: id.clone(),
+                id,
+                name: name.into(),
+                kind,
+                pids: vec![1, 2],
+                ram_bytes,
+                facts: Facts::default(),
+            },
+            rss_bytes: pss_bytes * 2,
+            pss_bytes,
+            uss_bytes: pss_bytes / 2,
+            swap_bytes: 0,
+            ksm_bytes: Some(0),
+            thp_bytes: 4 * M,
+            hugetlb_bytes: 0,
+            regions: split.iter().map(region).collect(),
+        }
+    }
+
+    fn text(footprints: &[Footprint], partial: &[Partial]) -> String {
+        let mut out = Vec::new();
+        write(&mut out, footprints, partial).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_vm_and_a_container() {
+        let guests = [
+            footprint(GuestKind::Qemu, "acme-1", Some(256 * M), &[(Region::GuestRam, 90 * M), (Region::Heap, 30 * M)]),
+            footprint(GuestKind::Lxc, "web\u{1b}[2J", None, &[(Region::Heap, 3 * M), (Region::Files, M)]),
+        ];
+        let partial = [Partial { guest: "lxc:x".into(), pid: 7, reason: "the process has ended".into() }];
+        assert_eq!(
+            text(&guests, &partial),
+            "\
+What each guest holds, in MiB
+guest         group         processes    RAM    RSS    PSS   USS  THP
+qemu:acme-1   qemu:acme-1           2  256.0  240.0  120.0  60.0  4.0
+lxc:web?[2J   lxc:web?[2J           2      -    8.0    4.0   2.0  4.0
+
+Where its proportional set (PSS) lies, in MiB
+guest        guest RAM  heap  files  split (R h f)
+qemu:acme-1       90.0  30.0      0  RRRRRRRRRRRRRRRRRRhhhhhh
+lxc:web?[2J          0   3.0    1.0  hhhhhhhhhhhhhhhhhhffffff
+
+This is partial; what could not be read:
+  lxc:x (pid 7): the process has ended
+"
+        );
+    }
+
+    #[test]
+    fn without_guests_there_is_no_table() {
+        assert_eq!(text(&[], &[]), "");
+    }
+
+    #[test]
+    fn bars_are_equally_long_whatever_is_rounded() {
+        assert_eq!(bar(&[('a', 1), ('b', 1), ('c', 1)]), "aaaaaaaabbbbbbbbcccccccc");
+        assert_eq!(bar(&[('a', u64::MAX / 2), ('b', 1), ('c', u64::MAX / 2 - 1)]).len(), BAR_CHARS as usize);
+        assert_eq!(bar(&[('a', 0)]), "");
+        assert_eq!(bar(&[]), "");
+    }
+}
