@@ -8,14 +8,18 @@ mod firecracker;
 mod footprint;
 mod glob;
 mod group;
+mod mergeable;
 mod model;
 mod options;
 mod qemu;
 pub mod qmp;
 mod region;
+mod scan;
 
 pub use find::Survey;
 pub use glob::Glob;
 pub use group::{GroupError, GroupFile, GroupRule, assign_groups};
+pub use mergeable::check_mergeable;
 pub use model::{Facts, Footprint, Guest, GuestKind, Partial, RegionFootprint};
 pub use region::RegionMap;
+pub use scan::{HostSide, Missed, Plan, ScanTotals};

@@ -29,5 +29,5 @@ pub use pagemap::{PageRange, Pagemap, PagemapEntry, frames_visible};
 pub use process::{Process, check_readable, open_files, pids};
 pub use process_id::{ProcessId, ProcessStat};
 pub use smaps::{Mapping, Usage};
-pub use system::{Kernel, own_peak_rss_bytes};
+pub use system::{Kernel, own_peak_rss_bytes, swapped_bytes};
 pub use vm_read::ProcessMemory;

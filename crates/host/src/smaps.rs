@@ -130,11 +130,7 @@ impl Mapping {
     /// [`Error::is_gone`] when the process has ended, execs meanwhile, or never had memory (a kernel
     /// thread); [`Error::is_denied`] when the caller may not look.
     pub fn read_all(pid: u32) -> Result<Vec<Self>> {
-        let path = PathBuf::from(format!("/proc/{pid}/smaps"));
-        let file = File::open(&path).map_err(|e| Error::file("open", &path, e))?;
-        let mut mappings = read_whole(BufReader::with_capacity(1 << 16, file), &path)?;
-        mark_shmem(&mut mappings, &mounts::shmem_devices(pid));
-        Ok(mappings)
+        Self::read(pid, "smaps")
     }
 
     /// Parses the text of a `smaps` that was kept. Whether a file is only memory is then told by its name
@@ -146,6 +142,31 @@ impl Mapping {
         let mut mappings = parse(smaps.as_bytes(), Path::new("smaps"))?;
         mark_shmem(&mut mappings, &HashSet::new());
         Ok(mappings)
+    }
+
+    /// The same without what the mappings hold and without `VmFlags`, from `/proc/PID/maps`: the kernel need not
+    /// walk the page tables for it.
+    ///
+    /// # Errors
+    /// As for [`Mapping::read_all`].
+    pub fn list(pid: u32) -> Result<Vec<Self>> {
+        Self::read(pid, "maps")
+    }
+
+    fn read(pid: u32, name: &str) -> Result<Vec<Self>> {
+        let path = PathBuf::from(format!("/proc/{pid}/{name}"));
+        let file = File::open(&path).map_err(|e| Error::file("open", &path, e))?;
+        let mut mappings = read_whole(BufReader::with_capacity(1 << 16, file), &path)?;
+        mark_shmem(&mut mappings, &mounts::shmem_devices(pid));
+        Ok(mappings)
+    }
+
+    /// Whether it maps a device or the kernel's own data rather than memory, as far as the name tells.
+    pub fn is_device(&self) -> bool {
+        const MEMORY: [&str; 3] = ["/dev/zero", "/dev/shm/", "/dev/hugepages/"];
+        let device = self.name.starts_with("/dev/") && !MEMORY.iter().any(|m| self.name.starts_with(m));
+        let kernel = ["[vvar", "[vsyscall", "anon_inode:"].iter().any(|k| self.name.starts_with(k));
+        device || kernel
     }
 
     /// Bytes of address space.

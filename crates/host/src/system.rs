@@ -1,5 +1,6 @@
 //! This machine and this process.
 
+use crate::{Error, Result};
 use std::fs;
 
 /// Which kernel runs, and on which machine.
@@ -22,9 +23,22 @@ impl Kernel {
 
 /// The most memory that this process has had resident (`VmHWM`).
 pub fn own_peak_rss_bytes() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+    status_bytes("/proc/self/status", "VmHWM:").ok().flatten()
+}
+
+/// What of a process's private memory is in swap (`VmSwap`).
+///
+/// # Errors
+/// The process is gone, or may not be looked at.
+pub fn swapped_bytes(pid: u32) -> Result<u64> {
+    status_bytes(&format!("/proc/{pid}/status"), "VmSwap:").map(Option::unwrap_or_default)
+}
+
+/// A size from a `status` file.
+fn status_bytes(path: &str, key: &str) -> Result<Option<u64>> {
+    let status = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+    let kib = status.lines().find_map(|l| l.strip_prefix(key)?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    Ok(kib.map(|kib| kib * 1024))
 }
 
 #[cfg(test)]

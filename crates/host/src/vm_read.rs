@@ -1,5 +1,11 @@
-//! Reading the memory of another process: `process_vm_readv`, and `/proc/PID/mem` for mappings that the
-//! process itself may not read.
+//! Reading the memory of another process, without changing it.
+//!
+//! There are two ways, and the fast one has a trap. `process_vm_readv` *pins* the pages that it copies,
+//! and to pin a private page that several processes share (after `fork`, or through KSM) the kernel first
+//! gives the process a copy of its own (`FAULT_FLAG_UNSHARE`, since Linux 5.19): reading would undo the
+//! sharing that it wants to see, and cost the host memory. `/proc/PID/mem` only takes a reference, so it
+//! is what shared private pages are read with, at about half the speed. It also reads what the process
+//! itself may not (`PROT_NONE`).
 
 use crate::{Error, PageRange, Result};
 use page::PAGE_BYTES;
@@ -12,24 +18,29 @@ use std::path::PathBuf;
 #[derive(Debug)]
 pub struct ProcessMemory {
     pid: libc::pid_t,
-    /// Open only where it was asked for; see [`ProcessMemory::read_forced`].
+    file: File,
     path: PathBuf,
 }
 
 impl ProcessMemory {
-    /// The memory of process `pid`. Rights are checked when it is read.
-    pub fn new(pid: u32) -> Self {
+    /// The memory of process `pid`.
+    ///
+    /// # Errors
+    /// The process is gone, or belongs to somebody else.
+    pub fn open(pid: u32) -> Result<Self> {
         let path = PathBuf::from(format!("/proc/{pid}/mem"));
-        Self { pid: libc::pid_t::try_from(pid).unwrap_or(libc::pid_t::MAX), path }
+        let file = File::open(&path).map_err(|e| Error::file("open", &path, e))?;
+        Ok(Self { pid: libc::pid_t::try_from(pid).unwrap_or(libc::pid_t::MAX), file, path })
     }
 
     /// Copies `ranges`, one behind the other, to the beginning of `out` and returns how many whole pages
     /// arrived: fewer than asked when a page could not be read, and then the first one missing is it.
+    /// Not for private pages that anybody else maps: they would stop being shared.
     ///
     /// # Errors
-    /// Nothing could be read at all: the first page is not there (`EFAULT`), the process is gone, or rights
-    /// are missing.
-    pub fn read(&self, ranges: &[PageRange], out: &mut [u8]) -> Result<usize> {
+    /// Nothing could be read at all: the first page is not there ([`Error::is_bad_address`]), the process
+    /// is gone, or rights are missing.
+    pub fn read_unshared(&self, ranges: &[PageRange], out: &mut [u8]) -> Result<usize> {
         let wanted: usize = ranges.iter().map(|r| r.pages as usize * PAGE_BYTES).sum();
         assert!(wanted <= out.len(), "buffer of {} bytes for {wanted}", out.len());
         let remote: Vec<_> = ranges
@@ -48,15 +59,26 @@ impl ProcessMemory {
         }
     }
 
-    /// Copies one range although the process itself may not read it (`PROT_NONE`); slower than
-    /// [`ProcessMemory::read`].
+    /// The same for pages of any sort.
     ///
     /// # Errors
-    /// As for [`ProcessMemory::read`].
-    pub fn read_forced(&self, range: PageRange, out: &mut [u8]) -> Result<usize> {
-        let out = &mut out[..range.pages as usize * PAGE_BYTES];
-        let read = File::open(&self.path).and_then(|file| file.read_at(out, range.start.0));
-        read.map(|bytes| bytes / PAGE_BYTES).map_err(|e| Error::file("read", &self.path, e))
+    /// As for [`ProcessMemory::read_unshared`].
+    pub fn read(&self, ranges: &[PageRange], out: &mut [u8]) -> Result<usize> {
+        let mut pages = 0;
+        for range in ranges {
+            let bytes = range.pages as usize * PAGE_BYTES;
+            let into = &mut out[pages * PAGE_BYTES..][..bytes];
+            let got = match self.file.read_at(into, range.start.0) {
+                Ok(got) => got,
+                Err(_) if pages > 0 => 0,
+                Err(e) => return Err(Error::file("read", &self.path, e)),
+            };
+            pages += got / PAGE_BYTES;
+            if got < bytes {
+                break;
+            }
+        }
+        Ok(pages)
     }
 }
 
@@ -65,28 +87,41 @@ mod tests {
     use super::*;
     use page::HostVirt;
 
+    /// Eight pages of a test's own, each full of its number.
+    fn numbered_pages() -> (Vec<u8>, impl Fn(u64) -> PageRange) {
+        let mut data = vec![0; 9 * PAGE_BYTES];
+        let first = (data.as_ptr() as usize).next_multiple_of(PAGE_BYTES);
+        let offset = first - data.as_ptr() as usize;
+        for (n, page) in data[offset..][..8 * PAGE_BYTES].chunks_exact_mut(PAGE_BYTES).enumerate() {
+            page.fill(n as u8);
+        }
+        (data, move |n| PageRange { start: HostVirt(first as u64).add_pages(n), pages: 1 })
+    }
+
     #[test]
     fn scattered_ranges_arrive_in_order_and_a_hole_ends_them() {
-        let data: Vec<u8> = (0..8 * PAGE_BYTES).map(|i| (i / PAGE_BYTES) as u8).collect();
-        let first_page = (data.as_ptr() as u64).next_multiple_of(PAGE_BYTES as u64);
-        let at = |n: u64| PageRange { start: HostVirt(first_page).add_pages(n), pages: 1 };
-        let memory = ProcessMemory::new(std::process::id());
-        let mut out = vec![0; 4 * PAGE_BYTES];
-        assert_eq!(memory.read(&[at(5), at(2)], &mut out).unwrap(), 2);
-        let offset = (first_page - data.as_ptr() as u64) as usize;
-        assert_eq!(out[..PAGE_BYTES], data[offset + 5 * PAGE_BYTES..][..PAGE_BYTES]);
-        assert_eq!(out[PAGE_BYTES..2 * PAGE_BYTES], data[offset + 2 * PAGE_BYTES..][..PAGE_BYTES]);
+        let (_data, at) = numbered_pages();
+        let memory = ProcessMemory::open(std::process::id()).unwrap();
         let hole = PageRange { start: HostVirt(PAGE_BYTES as u64), pages: 1 };
-        assert_eq!(memory.read(&[at(1), hole, at(2)], &mut out).unwrap(), 1);
-        assert!(memory.read(&[hole], &mut out).is_err());
+        for read in [ProcessMemory::read, ProcessMemory::read_unshared] {
+            let mut out = vec![0xff; 4 * PAGE_BYTES];
+            assert_eq!(read(&memory, &[at(5), at(2)], &mut out).unwrap(), 2);
+            assert!(out[..PAGE_BYTES].iter().all(|&b| b == 5));
+            assert!(out[PAGE_BYTES..2 * PAGE_BYTES].iter().all(|&b| b == 2));
+            assert_eq!(read(&memory, &[at(1), hole, at(2)], &mut out).unwrap(), 1);
+            assert!(read(&memory, &[hole], &mut out).unwrap_err().is_bad_address());
+        }
     }
 
     #[test]
     fn a_process_that_is_gone_is_told_from_one_that_is_denied() {
-        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let memory = ProcessMemory::open(child.id()).unwrap();
+        child.kill().unwrap();
         child.wait().unwrap();
         let range = PageRange { start: HostVirt(0x1000), pages: 1 };
-        let error = ProcessMemory::new(child.id()).read(&[range], &mut [0; PAGE_BYTES]).unwrap_err();
+        let error = memory.read_unshared(&[range], &mut [0; PAGE_BYTES]).unwrap_err();
         assert!(error.is_gone() && !error.is_denied(), "{error}");
+        assert!(ProcessMemory::open(child.id()).unwrap_err().is_gone());
     }
 }

@@ -3,6 +3,9 @@
 
 mod cmd;
 mod exit;
+mod progress;
+mod size;
+mod take;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -27,6 +30,9 @@ enum Command {
     Lab(cmd::lab::Args),
     /// Measure Pagefold itself
     Bench(cmd::bench::Args),
+    /// A guest of a bench: holds pages until its input closes
+    #[command(hide = true)]
+    BenchGuest(cmd::bench::GuestArgs),
 }
 
 fn main() -> ExitCode {
@@ -37,5 +43,6 @@ fn main() -> ExitCode {
         Command::Census(args) => cmd::census::run(args),
         Command::Lab(args) => cmd::lab::run(args),
         Command::Bench(args) => cmd::bench::run(args),
+        Command::BenchGuest(args) => cmd::bench::run_guest(&args),
     })
 }

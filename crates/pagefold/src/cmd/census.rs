@@ -1,12 +1,235 @@
-//! `pagefold census`
+//! `pagefold census`: count every page of the selected guests, once or again and again.
 
+use super::select::Selection;
 use crate::exit::Outcome;
+use crate::size::parse_bytes;
+use crate::take::{Request, WatchRound, take};
+use anyhow::Context;
+use census::{Findings, Round};
+use guest::{Footprint, Guest, HostSide};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Cells of each guest's page map in a report.
+const MAP_CELLS: u32 = 2048;
+/// Most scanning threads that can be asked for.
+const MOST_THREADS: i64 = 1024;
 
 /// Arguments of `pagefold census`.
 #[derive(clap::Args)]
-pub struct Args {}
+#[command(after_help = "\
+Examples:
+  pagefold census                                all VMs and containers, each trusting nobody
+  pagefold census --group-by name --html r.html  web-1 and web-2 trust each other; write a report with pictures
+  pagefold census --pid 4711 --pid 4712 --json   two processes, for a program
+  pagefold census --watch 30                     again every 30 seconds: what changed, what stays duplicate")]
+pub struct Args {
+    #[command(flatten)]
+    selection: Selection,
+    /// Count the host's other processes too, as one owner beside the guests
+    #[arg(long)]
+    include_host: bool,
+    /// Count this file's page cache as the host's, mapped or not: a disk image, say (repeatable)
+    #[arg(long, value_name = "FILE")]
+    host_file: Vec<PathBuf>,
+    /// Scanning threads
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=MOST_THREADS))]
+    threads: u16,
+    /// Bound the index (64M, 1G, ...) and scan in several passes when it is reached
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    index_memory: Option<u64>,
+    /// Repeat every so many seconds and report what changed
+    #[arg(long, value_name = "SECONDS", conflicts_with = "index_memory", value_parser = clap::value_parser!(u32).range(1..))]
+    watch: Option<u32>,
+    /// Stop a watch after so many rounds
+    #[arg(long, value_name = "N", requires = "watch", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
+    /// Print JSON; with --watch, one object a line and round
+    #[arg(long)]
+    json: bool,
+    /// Write a self-contained report with pictures
+    #[arg(long, value_name = "FILE", conflicts_with = "watch")]
+    html: Option<PathBuf>,
+    /// Write every sample as Parquet
+    #[arg(long, value_name = "FILE", conflicts_with = "watch")]
+    parquet: Option<PathBuf>,
+}
 
 /// Runs it.
-pub fn run(_args: Args) -> anyhow::Result<Outcome> {
-    Ok(Outcome::Done)
+pub fn run(args: Args) -> anyhow::Result<Outcome> {
+    match args.watch {
+        Some(seconds) => watch(&args, Duration::from_secs(seconds.into())),
+        None => once(&args),
+    }
+}
+
+fn once(args: &Args) -> anyhow::Result<Outcome> {
+    let guests = args.selection.resolve()?;
+    let export = args.parquet.as_deref().map(|path| samples::Export::create(path, &guests)).transpose()?;
+    let request = request(args, &guests);
+    let (findings, _) = match &export {
+        Some(export) => take(&Request { samples: Some(&|sample| export.push(sample)), ..request }),
+        None => take(&request),
+    };
+    if let Some(export) = export {
+        export.close()?;
+    }
+    if let Some(path) = &args.html {
+        write_html(path, &findings, &guests)?;
+    }
+    print(args, &findings)?;
+    Ok(outcome(&findings))
+}
+
+fn watch(args: &Args, pause: Duration) -> anyhow::Result<Outcome> {
+    let begin = Instant::now();
+    let mut before: Option<Round> = None;
+    let mut last = Outcome::Done;
+    for number in 1..=args.rounds.unwrap_or(u32::MAX) {
+        // Guests come and go between rounds.
+        let guests = args.selection.resolve()?;
+        let round = WatchRound { number, since_start: begin.elapsed(), before: before.as_ref() };
+        let (findings, this) = take(&Request { round: Some(round), ..request(args, &guests) });
+        before = this;
+        print(args, &findings)?;
+        last = outcome(&findings);
+        let next = pause * number;
+        if args.rounds != Some(number) {
+            std::thread::sleep(next.saturating_sub(begin.elapsed()));
+        }
+    }
+    Ok(last)
+}
+
+fn request<'a>(args: &Args, guests: &'a [Guest]) -> Request<'a> {
+    let pids = if args.include_host { other_processes(guests) } else { Vec::new() };
+    Request {
+        guests,
+        host_side: HostSide { pids, files: args.host_file.clone() },
+        threads: args.threads.into(),
+        index_bytes: args.index_memory.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
+        map_cells: if args.html.is_some() { MAP_CELLS } else { 0 },
+        samples: None,
+        round: None,
+    }
+}
+
+/// Every process that belongs to no selected guest, this one excepted.
+fn other_processes(guests: &[Guest]) -> Vec<u32> {
+    let of_guests: std::collections::HashSet<u32> = guests.iter().flat_map(|g| &g.pids).copied().collect();
+    let mut pids = host::pids().unwrap_or_default();
+    pids.retain(|pid| !of_guests.contains(pid) && *pid != std::process::id());
+    pids
+}
+
+fn print(args: &Args, findings: &Findings) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    let written = match (args.json, args.watch) {
+        (true, Some(_)) => report::json::write_line(&mut out, findings),
+        (true, None) => report::json::write(&mut out, findings),
+        (false, _) => report::census_table::write(&mut out, findings),
+    };
+    written.and_then(|()| out.flush()).context("cannot write to stdout")
+}
+
+fn outcome(findings: &Findings) -> Outcome {
+    for missing in &findings.partial {
+        eprintln!("pagefold: {}, process {}: {}", missing.guest, missing.pid, missing.reason);
+    }
+    if findings.partial.is_empty() { Outcome::Done } else { Outcome::Partial }
+}
+
+fn write_html(path: &Path, findings: &Findings, guests: &[Guest]) -> anyhow::Result<()> {
+    // A guest that cannot be measured any more is in the census's own list of what is missing.
+    let footprints: Vec<_> = guests.iter().map(|guest| Footprint::measure(guest).0).collect();
+    let made_at = made_at();
+    let report =
+        report::html::Report { findings, footprints: &footprints, title: "Pagefold census", made_at: &made_at };
+    let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+    let mut out = BufWriter::new(file);
+    report::html::write(&mut out, &report)
+        .and_then(|()| out.flush())
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    eprintln!("pagefold: wrote {}", path.display());
+    Ok(())
+}
+
+/// When and where: `2026-11-20 14:30 UTC on host, Linux 6.18.1`.
+fn made_at() -> String {
+    let time = humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string();
+    let (day, clock) = time.split_once('T').unwrap_or((&time, ""));
+    let kernel = host::Kernel::this();
+    format!("{day} {} UTC on {}, Linux {}", &clock[..clock.len().min(5)], kernel.host_name, kernel.release)
+}
+
+/// Export of samples, in builds that have it.
+#[cfg(feature = "parquet")]
+mod samples {
+    use anyhow::Context;
+    use guest::Guest;
+    use page::PageSample;
+    use report::parquet::SampleWriter;
+    use std::path::{Path, PathBuf};
+    use std::sync::{Mutex, PoisonError};
+
+    /// A file under way; the first error is kept until the end.
+    pub struct Export {
+        path: PathBuf,
+        writer: Mutex<(SampleWriter, anyhow::Result<()>)>,
+    }
+
+    impl Export {
+        pub fn create(path: &Path, guests: &[Guest]) -> anyhow::Result<Self> {
+            let writer =
+                SampleWriter::create(path, guests).with_context(|| format!("cannot create {}", path.display()))?;
+            Ok(Self { path: path.into(), writer: Mutex::new((writer, Ok(()))) })
+        }
+
+        pub fn push(&self, sample: &PageSample) {
+            let mut guard = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+            let (writer, so_far) = &mut *guard;
+            if so_far.is_ok() {
+                *so_far = writer.write(std::slice::from_ref(sample)).map_err(anyhow::Error::from);
+            }
+        }
+
+        pub fn close(self) -> anyhow::Result<()> {
+            let (writer, so_far) = self.writer.into_inner().unwrap_or_else(PoisonError::into_inner);
+            so_far
+                .and_then(|()| writer.close().map_err(anyhow::Error::from))
+                .with_context(|| format!("cannot write {}", self.path.display()))?;
+            eprintln!("pagefold: wrote {}", self.path.display());
+            Ok(())
+        }
+    }
+}
+
+/// A build without it says so.
+#[cfg(not(feature = "parquet"))]
+mod samples {
+    use crate::exit::Stop;
+    use guest::Guest;
+    use page::PageSample;
+    use std::convert::Infallible;
+    use std::path::Path;
+
+    /// Never made.
+    pub struct Export(Infallible);
+
+    impl Export {
+        pub fn create(_: &Path, _: &[Guest]) -> anyhow::Result<Self> {
+            let why = "this pagefold was built without Parquet: build it with --features parquet";
+            Err(Stop::HostLacks(why.to_owned()).into())
+        }
+
+        pub fn push(&self, _: &PageSample) {
+            match self.0 {}
+        }
+
+        pub fn close(self) -> anyhow::Result<()> {
+            match self.0 {}
+        }
+    }
 }

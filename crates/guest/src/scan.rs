@@ -1,0 +1,33 @@
+//! Reading the pages of guests: which there are, which frame each is, and what it holds.
+//!
+//! A scan has two steps. The *plan* walks the page tables once and lists what is resident, cut into
+//! units of a few megabytes, each with its place in the order of the scan. Then threads take units,
+//! and for each:
+//!
+//! ```text
+//!   pagemap ---> mapped nowhere else? --yes--> read, fingerprint --> sample
+//!                      |
+//!                      no: page of a library, of a parent, of KSM, the kernel's huge zero page
+//!                      v
+//!                frames of this guest that somebody may share: one read each, mappings counted
+//!                      |  (when the guest's last unit is done)
+//!                      v
+//!                kpagecount: more mappings than this guest's own? kpageflags: KSM? zero page? --> sample
+//! ```
+//!
+//! Only pages that the page tables show as present are read, so that reading makes nothing resident; the
+//! kernel's zero page is never counted. A page that goes away between the two looks is counted as
+//! vanished and makes the result partial. Page tables stay bound to the address space they were opened
+//! on, which is how the end of a process, or its `exec`, is noticed.
+//!
+//! **Without root** the kernel hides frame numbers. Frames are then told apart by what is visible: pages
+//! of files by file and offset; private pages by process and address; private pages that are mapped
+//! elsewhere too (after a fork) by address and content. Between Linux 6.7 and 6.16 such a caller cannot
+//! tell the kernel's huge zero page from memory, and counts it.
+
+mod frames;
+mod plan;
+mod read;
+
+pub use plan::{HostSide, Missed, Plan};
+pub use read::ScanTotals;

@@ -1,0 +1,104 @@
+//! Frames of one guest that it maps more than once, or that somebody else maps too.
+
+use super::read::Found;
+use host::{FrameTable, kpf};
+use page::{FrameId, GuestIndex, PageSample, Pfn};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+/// What was found of one frame.
+#[derive(Debug)]
+struct Frame {
+    /// Its first mapping in the order of the scan.
+    first: Found,
+    mappings: u32,
+}
+
+/// The frames, by number.
+#[derive(Debug, Default)]
+pub(super) struct SharedFrames {
+    frames: HashMap<FrameId, Frame>,
+}
+
+impl SharedFrames {
+    /// Counts a mapping of a frame that was seen before; false if it was not, and must be read.
+    pub fn count(&mut self, found: &Found) -> bool {
+        let Some(frame) = self.frames.get_mut(&found.frame) else { return false };
+        frame.count(found);
+        true
+    }
+
+    /// Adds frames with their content.
+    pub fn add_all(&mut self, found: impl Iterator<Item = Found>) {
+        for found in found {
+            match self.frames.entry(found.frame) {
+                // Another mapping in the same unit, or another thread was faster.
+                Entry::Occupied(mut seen) => seen.get_mut().count(&found),
+                Entry::Vacant(place) => {
+                    place.insert(Frame { first: found, mappings: 1 });
+                }
+            }
+        }
+    }
+
+    /// All frames as samples, in order of frames. The kernel's huge zero page is left out.
+    pub fn resolve(self, owner: GuestIndex, tables: Option<&FrameTables>) -> host::Result<Resolved> {
+        let mut numbers: Vec<_> = self.frames.keys().map(|f| Pfn(f.0)).collect();
+        numbers.sort_unstable();
+        let (mut counts, mut flags) = (Vec::new(), Vec::new());
+        if let Some(tables) = tables {
+            tables.counts.read(&numbers, |_, n| counts.push(n))?;
+            tables.flags.read(&numbers, |_, word| flags.push(word))?;
+        }
+        let mut resolved = Resolved::default();
+        for (n, pfn) in numbers.iter().enumerate() {
+            let Frame { first, mappings } = &self.frames[&FrameId(pfn.0)];
+            let (count, word) = (counts.get(n), flags.get(n).copied());
+            if word.is_some_and(|w| w & kpf::ZERO_PAGE != 0) {
+                continue;
+            }
+            let ksm = word.is_some_and(|w| w & kpf::KSM != 0);
+            resolved.mappings += u64::from(*mappings);
+            resolved.ksm_mappings += if ksm { u64::from(*mappings) } else { 0 };
+            // Where the kernel's count is hidden: mapped by several, and once by this guest, means somebody else.
+            let mapped_elsewhere = count.map_or(*mappings == 1, |&count| count > u64::from(*mappings));
+            resolved.samples.push(PageSample { mapped_elsewhere, ksm, kpageflags: word, ..first.sample(owner) });
+        }
+        Ok(resolved)
+    }
+}
+
+/// What [`SharedFrames`] come to.
+#[derive(Debug, Default)]
+pub(super) struct Resolved {
+    pub samples: Vec<PageSample>,
+    /// Page-table entries that map the frames.
+    pub mappings: u64,
+    /// Those of them that map a frame of KSM.
+    pub ksm_mappings: u64,
+}
+
+impl Frame {
+    fn count(&mut self, found: &Found) {
+        self.mappings += 1;
+        if found.position < self.first.position {
+            let fingerprint = self.first.fingerprint;
+            self.first = *found;
+            self.first.fingerprint = fingerprint;
+        }
+    }
+}
+
+/// What only root may read of frames.
+#[derive(Debug)]
+pub(super) struct FrameTables {
+    pub counts: FrameTable,
+    pub flags: FrameTable,
+}
+
+impl FrameTables {
+    /// Opens them, if the caller may.
+    pub fn open() -> Option<Self> {
+        Some(Self { counts: FrameTable::counts().ok()?, flags: FrameTable::flags().ok()? })
+    }
+}

@@ -1,0 +1,283 @@
+//! What a scan will look at, decided beforehand: every pass over it, and every thread, sees the same list.
+
+use crate::Guest;
+use crate::region::RegionMap;
+use host::{CachedFile, Mapping, PageRange, Pagemap, ProcessMemory};
+use page::{GuestIndex, PAGE_SHIFT, PageKind, Region};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Most pages of a unit: 16 MiB.
+const UNIT_PAGES: u64 = 4096;
+/// Ranges nearer than this are read from the pagemap in one go.
+const NEAR_PAGES: u64 = 32;
+/// Positions that can be told apart; the index gives them 32 bits and keeps two values for itself.
+const MOST_POSITIONS: u64 = u32::MAX as u64 - 2;
+
+/// What of the host itself is looked at besides the guests.
+#[derive(Clone, Debug, Default)]
+pub struct HostSide {
+    /// Processes that belong to no guest.
+    pub pids: Vec<u32>,
+    /// Files whose page cache counts, mapped or not: disk images, say.
+    pub files: Vec<PathBuf>,
+}
+
+/// Something that a scan could not or not wholly look at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missed {
+    /// Whose.
+    pub owner: GuestIndex,
+    /// Which process.
+    pub pid: u32,
+    /// Why.
+    pub reason: String,
+}
+
+/// Where a unit's pages are.
+#[derive(Debug)]
+pub(super) enum Source {
+    /// In the address space of a process.
+    Process(Arc<AddressSpace>, Arc<MappingFacts>),
+    /// In the page cache of a file; addresses are offsets.
+    File(Arc<CachedFile>),
+}
+
+/// One process that is scanned.
+#[derive(Debug)]
+pub(super) struct AddressSpace {
+    pub pid: u32,
+    pub pagemap: Pagemap,
+    pub memory: ProcessMemory,
+}
+
+/// What the scan must know of a mapping.
+#[derive(Debug)]
+pub(super) struct MappingFacts {
+    pub region: Region,
+    /// What its pages are that the kernel does not call anonymous.
+    pub file_kind: PageKind,
+    /// The process itself may not read it.
+    pub protected: bool,
+    /// The plan's ranges were all present, not merely mapped.
+    pub ranges_are_present: bool,
+    pub mapping: Mapping,
+}
+
+/// A piece of work: neighbouring resident pages of one mapping or file.
+#[derive(Debug)]
+pub(super) struct Unit {
+    pub owner: GuestIndex,
+    pub source: Source,
+    pub ranges: Vec<PageRange>,
+    /// Position of the first page; each page of the range and each gap between ranges takes one.
+    pub position: u32,
+}
+
+/// Everything that a scan will look at.
+#[derive(Debug)]
+pub struct Plan {
+    pub(super) units: Vec<Unit>,
+    /// Units of each guest, in order of guests, the host's last.
+    pub(super) units_of: Vec<Range<usize>>,
+    /// Positions of each guest.
+    positions_of: Vec<Range<u32>>,
+    /// Pages in swap by guest.
+    swapped_pages: Vec<u64>,
+    pages: u64,
+    missed: Vec<Missed>,
+}
+
+impl Plan {
+    /// Looks up what `guests`, and the host as far as asked, have in memory. What cannot be looked at is
+    /// listed in [`Plan::missed`].
+    pub fn new(guests: &[Guest], host_side: &HostSide) -> Self {
+        let mut plan = Planner::default();
+        for (n, guest) in guests.iter().enumerate() {
+            plan.begin(GuestIndex(n as u16));
+            for &pid in &guest.pids {
+                plan.add_process(pid, Some(guest));
+            }
+            plan.end();
+        }
+        plan.begin(GuestIndex::HOST);
+        for &pid in &host_side.pids {
+            plan.add_process(pid, None);
+        }
+        for path in &host_side.files {
+            plan.add_file(path);
+        }
+        plan.end();
+        plan.finish()
+    }
+
+    /// Page-table entries that will be looked at.
+    pub const fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Positions of each guest in the order of the scan.
+    pub fn positions(&self) -> &[Range<u32>] {
+        &self.positions_of[..self.positions_of.len() - 1]
+    }
+
+    /// Pages of each guest that are in swap.
+    pub fn swapped_pages(&self) -> &[u64] {
+        &self.swapped_pages
+    }
+
+    /// What could not be looked at.
+    pub fn missed(&self) -> &[Missed] {
+        &self.missed
+    }
+
+    /// Process, first page, pages and first position of every stretch of neighbouring pages of guests.
+    pub fn stretches(&self) -> impl Iterator<Item = (u32, u64, u32, u32)> {
+        self.units
+            .iter()
+            .filter_map(|u| match &u.source {
+                Source::Process(space, _) if u.owner != GuestIndex::HOST => Some((space.pid, u)),
+                _ => None,
+            })
+            .flat_map(|(pid, unit)| {
+                unit.placed_ranges()
+                    .map(move |(range, position)| (pid, range.start.page(), range.pages as u32, position))
+            })
+    }
+}
+
+impl Unit {
+    /// The ranges with the position of the first page of each.
+    pub fn placed_ranges(&self) -> impl Iterator<Item = (PageRange, u32)> {
+        self.ranges.iter().scan(self.position, |position, range| {
+            let here = *position;
+            *position += range.pages as u32 + 1;
+            Some((*range, here))
+        })
+    }
+}
+
+/// A plan under way.
+#[derive(Default)]
+struct Planner {
+    owner: Option<GuestIndex>,
+    units: Vec<Unit>,
+    units_of: Vec<Range<usize>>,
+    positions_of: Vec<Range<u32>>,
+    swapped_pages: Vec<u64>,
+    missed: Vec<Missed>,
+    first_unit: usize,
+    first_position: u64,
+    position: u64,
+    pages: u64,
+    full: bool,
+}
+
+impl Planner {
+    fn begin(&mut self, owner: GuestIndex) {
+        self.owner = Some(owner);
+        self.first_unit = self.units.len();
+        self.first_position = self.position;
+        self.swapped_pages.push(0);
+    }
+
+    fn end(&mut self) {
+        self.units_of.push(self.first_unit..self.units.len());
+        self.positions_of.push(self.first_position as u32..self.position as u32);
+    }
+
+    fn owner(&self) -> GuestIndex {
+        self.owner.unwrap_or(GuestIndex::HOST)
+    }
+
+    fn miss(&mut self, pid: u32, reason: String) {
+        let owner = self.owner();
+        self.missed.push(Missed { owner, pid, reason });
+    }
+
+    fn add_process(&mut self, pid: u32, guest: Option<&Guest>) {
+        if let Err(error) = self.try_process(pid, guest) {
+            // Other processes of the host come and go, and guests' processes are what was asked for.
+            if guest.is_some() || !error.is_gone() {
+                self.miss(pid, error.to_string());
+            }
+        }
+    }
+
+    fn try_process(&mut self, pid: u32, guest: Option<&Guest>) -> host::Result<()> {
+        // The page table first: if the process executes another program now, it is the one that tells.
+        let pagemap = Pagemap::open(pid)?;
+        let mappings = Mapping::list(pid)?;
+        let regions = RegionMap::new(guest, &mappings);
+        let space = Arc::new(AddressSpace { pid, pagemap, memory: ProcessMemory::open(pid)? });
+        *self.swapped_pages.last_mut().expect("begin pushed one") += host::swapped_bytes(pid)? >> PAGE_SHIFT;
+        for (n, mapping) in mappings.into_iter().enumerate().filter(|(_, m)| !m.is_device()) {
+            let present = space.pagemap.present_ranges(mapping.start, mapping.end)?;
+            let ranges_are_present = present.is_some();
+            let whole = || vec![PageRange { start: mapping.start, pages: mapping.bytes() >> PAGE_SHIFT }];
+            let ranges = present.unwrap_or_else(whole);
+            let facts = Arc::new(MappingFacts {
+                region: regions.region_of(n),
+                file_kind: if mapping.shmem { PageKind::Shmem } else { PageKind::File },
+                protected: !mapping.read,
+                ranges_are_present,
+                mapping,
+            });
+            self.add_ranges(&ranges, || Source::Process(space.clone(), facts.clone()));
+        }
+        Ok(())
+    }
+
+    fn add_file(&mut self, path: &std::path::Path) {
+        let ranges = CachedFile::open(path).and_then(|file| Ok((file.cached_ranges()?, Arc::new(file))));
+        match ranges {
+            Ok((ranges, file)) => self.add_ranges(&ranges, || Source::File(file.clone())),
+            Err(error) => self.miss(0, error.to_string()),
+        }
+    }
+
+    /// Cuts ranges into units.
+    fn add_ranges(&mut self, ranges: &[PageRange], source: impl Fn() -> Source) {
+        let mut unit: Vec<PageRange> = Vec::new();
+        let mut unit_pages = 0;
+        for range in ranges {
+            let mut rest = *range;
+            while rest.pages > 0 {
+                let far = unit.last().is_some_and(|l| rest.start.page() - l.end().page() > NEAR_PAGES);
+                if unit_pages >= UNIT_PAGES || far && unit_pages > UNIT_PAGES / 2 {
+                    let goes_on = unit.last().is_some_and(|l| l.end() == rest.start);
+                    self.add_unit(std::mem::take(&mut unit), goes_on, source());
+                    unit_pages = 0;
+                }
+                let taken = rest.pages.min(UNIT_PAGES - unit_pages);
+                unit.push(PageRange { start: rest.start, pages: taken });
+                rest = PageRange { start: rest.start.add_pages(taken), pages: rest.pages - taken };
+                unit_pages += taken;
+            }
+        }
+        if !unit.is_empty() {
+            self.add_unit(unit, false, source());
+        }
+    }
+
+    /// `goes_on`: the next unit's first page is the neighbour of this one's last.
+    fn add_unit(&mut self, ranges: Vec<PageRange>, goes_on: bool, source: Source) {
+        let pages: u64 = ranges.iter().map(|r| r.pages).sum();
+        let positions = pages + ranges.len() as u64 - u64::from(goes_on);
+        if self.position + positions > MOST_POSITIONS {
+            if !std::mem::replace(&mut self.full, true) {
+                self.miss(0, format!("more than {MOST_POSITIONS} pages: select fewer guests"));
+            }
+            return;
+        }
+        self.units.push(Unit { owner: self.owner(), source, ranges, position: self.position as u32 });
+        self.position += positions;
+        self.pages += pages;
+    }
+
+    fn finish(self) -> Plan {
+        let Self { units, units_of, positions_of, swapped_pages, missed, pages, .. } = self;
+        Plan { units, units_of, positions_of, swapped_pages, pages, missed }
+    }
+}

@@ -1,0 +1,275 @@
+//! `pagefold bench census`: how near the census comes to plain hashing of the same bytes.
+//!
+//! Every round measures each thing once, one after the other, so that what disturbs the machine disturbs
+//! all alike; the figures are medians over the rounds.
+
+use super::synthetic::{AlignedPage, Guests, contents};
+use crate::exit::Outcome;
+use crate::size::parse_bytes;
+use crate::take::{Request, take};
+use anyhow::{Context, bail};
+use guest::{Guest, HostSide};
+use page::{Fingerprint, PAGE_BYTES};
+use report::{Align, Table};
+use serde::Serialize;
+use std::hint::black_box;
+use std::io::Write;
+use std::process::Command;
+use std::time::Instant;
+
+/// Arguments of `pagefold bench census`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Guests
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=64))]
+    guests: u64,
+    /// Memory of all guests together
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_bytes)]
+    memory: u64,
+    /// Times that everything is measured
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was measured. Bandwidths are GiB of guest memory a second.
+#[derive(Debug, Serialize)]
+struct Figures {
+    guests: u64,
+    pages: u64,
+    rounds: u32,
+    memcpy_gib_per_s: f64,
+    plain_xxh3_gib_per_s: f64,
+    census: Vec<CensusFigures>,
+    /// The same census over a part of the guests.
+    by_size: Vec<SizeFigures>,
+    ratio: Ratios,
+    /// Most memory that a census of all guests in a process of its own had.
+    peak_rss_bytes: u64,
+    index_bytes_per_page: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct CensusFigures {
+    threads: usize,
+    index_bound_bytes: Option<usize>,
+    passes: u32,
+    index_bytes: u64,
+    seconds: f64,
+    gib_per_s: f64,
+    duplicate_pages: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct SizeFigures {
+    guests: usize,
+    pages: u64,
+    us_per_page: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Ratios {
+    /// Bandwidth of the census with one thread over that of plain XXH3.
+    census_to_xxh3: f64,
+    census_to_memcpy: f64,
+    /// Time with one thread over time with two.
+    two_threads_speedup: f64,
+    /// Time with a quarter of the index over time with all of it.
+    bounded_to_unbounded: f64,
+    /// Time a page with all guests over time a page with a quarter of them.
+    us_per_page_growth: f64,
+}
+
+/// One way of taking the census, timed again and again.
+struct Contestant {
+    guests: Vec<Guest>,
+    threads: usize,
+    index_bytes: Option<usize>,
+    seconds: Vec<f64>,
+    last: census::Findings,
+}
+
+impl Contestant {
+    fn new(guests: Vec<Guest>, threads: usize, index_bytes: Option<usize>) -> Self {
+        Self { guests, threads, index_bytes, seconds: Vec::new(), last: census::Findings::default() }
+    }
+
+    fn run(&mut self) {
+        let begin = Instant::now();
+        let request = Request {
+            guests: &self.guests,
+            host_side: HostSide::default(),
+            threads: self.threads,
+            index_bytes: self.index_bytes,
+            map_cells: 0,
+            samples: None,
+            round: None,
+        };
+        self.last = take(&request).0;
+        self.seconds.push(begin.elapsed().as_secs_f64());
+    }
+
+    fn figures(&self) -> CensusFigures {
+        let (host, seconds) = (&self.last.host, median(&self.seconds));
+        CensusFigures {
+            threads: self.threads,
+            index_bound_bytes: self.index_bytes,
+            passes: host.passes,
+            index_bytes: host.index_bytes,
+            seconds,
+            gib_per_s: gib(host.pages_scanned) / seconds,
+            duplicate_pages: self.last.all_saved_pages,
+        }
+    }
+
+    fn us_per_page(&self) -> f64 {
+        median(&self.seconds) * 1e6 / self.last.host.pages_scanned as f64
+    }
+}
+
+/// Runs it.
+pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let pages = usize::try_from(args.memory).context("more memory than this machine can address")? / PAGE_BYTES;
+    let pages_a_guest = pages / args.guests as usize;
+    if pages_a_guest < 1024 {
+        bail!(crate::exit::Stop::Usage("--memory gives a guest less than 4M: nothing to measure".to_owned()));
+    }
+    eprintln!("pagefold: filling {} guests of {} MiB", args.guests, pages_a_guest >> 8);
+    let running = Guests::start(args.guests, pages_a_guest)?;
+    let figures = measure(args, &running, pages_a_guest)?;
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        report::json::write(&mut out, &figures)?;
+    } else {
+        print(&mut out, &figures)?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn measure(args: &Args, running: &Guests, pages_a_guest: usize) -> anyhow::Result<Figures> {
+    let all = args.guests as usize;
+    let copies: Vec<_> = (0..args.guests).map(|n| contents(n, pages_a_guest)).collect();
+    let mut target = contents(0, pages_a_guest);
+    let quarter_of_index = pages_a_guest * all * 20 / 4;
+    let ways = [
+        (all, 1, None),
+        (all, 2, None),
+        (all, 1, Some(quarter_of_index)),
+        (all.div_ceil(4), 1, None),
+        (all.div_ceil(2), 1, None),
+    ];
+    let mut ways = ways.map(|(guests, threads, bound)| Contestant::new(running.first(guests), threads, bound));
+    let (mut xxh3, mut memcpy) = (Vec::new(), Vec::new());
+    for round in 1..=args.rounds {
+        eprintln!("pagefold: round {round} of {}", args.rounds);
+        xxh3.push(time(|| hash_all(&copies)));
+        memcpy.push(time(|| copy_all(&copies, &mut target)));
+        ways.iter_mut().for_each(Contestant::run);
+    }
+    let [one, two, bounded, quarter, half] = &ways;
+    let bytes = gib((pages_a_guest * all) as u64);
+    let pids = |guests: &[Guest]| guests.iter().flat_map(|g| g.pids.clone()).collect::<Vec<_>>();
+    Ok(Figures {
+        guests: args.guests,
+        pages: one.last.host.pages_scanned,
+        rounds: args.rounds,
+        memcpy_gib_per_s: bytes / median(&memcpy),
+        plain_xxh3_gib_per_s: bytes / median(&xxh3),
+        census: [one, two, bounded].map(Contestant::figures).into(),
+        by_size: [quarter, half, one]
+            .map(|c| SizeFigures {
+                guests: c.guests.len(),
+                pages: c.last.host.pages_scanned,
+                us_per_page: c.us_per_page(),
+            })
+            .into(),
+        ratio: Ratios {
+            census_to_xxh3: one.figures().gib_per_s * median(&xxh3) / bytes,
+            census_to_memcpy: one.figures().gib_per_s * median(&memcpy) / bytes,
+            two_threads_speedup: median(&one.seconds) / median(&two.seconds),
+            bounded_to_unbounded: median(&bounded.seconds) / median(&one.seconds),
+            us_per_page_growth: one.us_per_page() / quarter.us_per_page(),
+        },
+        peak_rss_bytes: peak_of_census(&pids(&one.guests))?,
+        index_bytes_per_page: one.last.host.index_bytes as f64 / one.last.host.pages_scanned as f64,
+    })
+}
+
+fn print(out: &mut dyn Write, f: &Figures) -> std::io::Result<()> {
+    use Align::{Left, Right};
+    let mut table =
+        Table::new(&[("", Left), ("GiB/s", Right), ("of xxh3", Right), ("index", Right), ("passes", Right)]);
+    let row = |table: &mut Table, what: &str, gib_per_s: f64, index: String, passes: String| {
+        let ratio = format!("{:.2}", gib_per_s / f.plain_xxh3_gib_per_s);
+        table.row([what.to_owned(), format!("{gib_per_s:.1}"), ratio, index, passes]);
+    };
+    row(&mut table, "memcpy", f.memcpy_gib_per_s, String::new(), String::new());
+    row(&mut table, "plain xxh3", f.plain_xxh3_gib_per_s, String::new(), String::new());
+    for c in &f.census {
+        let bound = if c.index_bound_bytes.is_some() { ", bounded index" } else { "" };
+        let plural = if c.threads == 1 { "" } else { "s" };
+        let what = format!("census, {} thread{plural}{bound}", c.threads);
+        row(&mut table, &what, c.gib_per_s, report::bytes(c.index_bytes), c.passes.to_string());
+    }
+    writeln!(
+        out,
+        "{} of {} guests, median of {} rounds\n",
+        report::bytes(page::pages_to_bytes(f.pages)),
+        f.guests,
+        f.rounds
+    )?;
+    write!(out, "{table}")?;
+    writeln!(
+        out,
+        "\nindex {:.1} bytes a page, peak resident set {}; {:.3} us a page with all guests, {:.2} times that of a quarter",
+        f.index_bytes_per_page,
+        report::bytes(f.peak_rss_bytes),
+        f.by_size.last().map_or(0.0, |s| s.us_per_page),
+        f.ratio.us_per_page_growth,
+    )
+}
+
+fn hash_all(copies: &[Vec<AlignedPage>]) {
+    for page in copies.iter().flatten() {
+        black_box(Fingerprint::of(&page.0));
+    }
+}
+
+fn copy_all(copies: &[Vec<AlignedPage>], to: &mut [AlignedPage]) {
+    for copy in copies {
+        for (to, from) in to.iter_mut().zip(copy) {
+            to.0.copy_from_slice(&from.0);
+        }
+        black_box(&mut *to);
+    }
+}
+
+fn time(work: impl FnOnce()) -> f64 {
+    let begin = Instant::now();
+    work();
+    begin.elapsed().as_secs_f64()
+}
+
+/// Peak resident set of a census in a process of its own.
+fn peak_of_census(pids: &[u32]) -> anyhow::Result<u64> {
+    let mut command = Command::new(std::env::current_exe().context("cannot find this program to start it again")?);
+    command.args(["census", "--json"]);
+    for pid in pids {
+        command.arg("--pid").arg(pid.to_string());
+    }
+    let output = command.output().context("cannot run a census in a process of its own")?;
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).context("its output is not JSON")?;
+    found["host"]["peak_rss_bytes"].as_u64().context("its output lacks host.peak_rss_bytes")
+}
+
+fn gib(pages: u64) -> f64 {
+    (pages * PAGE_BYTES as u64) as f64 / f64::from(1 << 30)
+}
+
+fn median(seconds: &[f64]) -> f64 {
+    let mut sorted = seconds.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
+}

@@ -1,0 +1,118 @@
+//! Guests of a bench: processes that hold made-up pages, of which everybody knows what they are.
+
+use crate::exit::Outcome;
+use anyhow::{Context, bail};
+use guest::{Guest, GuestKind};
+use page::PAGE_BYTES;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, Stdio};
+
+/// Arguments of the hidden command that a bench starts its guests with.
+#[derive(clap::Args)]
+pub struct GuestArgs {
+    /// Which guest of the bench
+    #[arg(long)]
+    number: u64,
+    /// Pages to hold
+    #[arg(long)]
+    pages: usize,
+}
+
+/// What a synthetic guest writes when its pages are there.
+const READY: &str = "ready\n";
+
+/// A page's bytes at a page's boundary, so that what is made here is what the kernel sees.
+#[derive(Clone)]
+#[repr(C, align(4096))]
+pub struct AlignedPage(pub [u8; PAGE_BYTES]);
+
+/// The pages of a guest: of every eight, four that nobody else has, two that every guest has, one that
+/// the guest has many times, one of zeros.
+pub fn contents(number: u64, pages: usize) -> Vec<AlignedPage> {
+    let page = |n: u64| match n % 8 {
+        0..4 => filled((number + 1) << 40 | n),
+        4 | 5 => filled(n),
+        6 => filled((number + 1) << 40 | n % 1024),
+        // Written, so that it is resident: zeros of the guest's own.
+        _ => AlignedPage([0; PAGE_BYTES]),
+    };
+    (0..pages as u64).map(page).collect()
+}
+
+/// Xorshift from a seed: no two pages alike, none that compresses.
+fn filled(seed: u64) -> AlignedPage {
+    let mut page = AlignedPage([0; PAGE_BYTES]);
+    let mut x = (seed << 1 | 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    for word in page.0.as_chunks_mut::<8>().0 {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        *word = x.to_ne_bytes();
+    }
+    page
+}
+
+/// Holds the pages until standard input closes, which it does when the bench ends, however it ends.
+pub fn hold(args: &GuestArgs) -> anyhow::Result<Outcome> {
+    let bytes = contents(args.number, args.pages);
+    let mut out = std::io::stdout();
+    out.write_all(READY.as_bytes()).and_then(|()| out.flush()).context("cannot say that the pages are there")?;
+    std::io::stdin().read_to_end(&mut Vec::new()).context("cannot wait for the bench to end")?;
+    drop(std::hint::black_box(bytes));
+    Ok(Outcome::Done)
+}
+
+/// Running synthetic guests; dropping them ends them.
+pub struct Guests {
+    children: Vec<Child>,
+}
+
+impl Guests {
+    /// Starts so many guests of so many pages and waits until they hold them.
+    pub fn start(guests: u64, pages: usize) -> anyhow::Result<Self> {
+        let program = std::env::current_exe().context("cannot find this program to start it again")?;
+        let mut running = Self { children: Vec::new() };
+        for number in 0..guests {
+            let child = Command::new(&program)
+                .args(["bench-guest", "--number", &number.to_string(), "--pages", &pages.to_string()])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .with_context(|| format!("cannot start {}", program.display()))?;
+            running.children.push(child);
+        }
+        for child in &mut running.children {
+            let mut line = String::new();
+            let out = child.stdout.take().context("a guest without output")?;
+            BufReader::new(out).read_line(&mut line).context("cannot hear from a guest")?;
+            if line != READY {
+                bail!("a guest of the bench ended before its pages were there");
+            }
+        }
+        Ok(running)
+    }
+
+    /// The first `count` of them, as the census takes them.
+    pub fn first(&self, count: usize) -> Vec<Guest> {
+        let guest = |(n, child): (usize, &Child)| Guest {
+            id: format!("process:{}", child.id()),
+            name: format!("bench-{n}"),
+            kind: GuestKind::Process,
+            pids: vec![child.id()],
+            group: format!("bench-{}", n % 2),
+            ram_bytes: None,
+            facts: guest::Facts::default(),
+        };
+        self.children.iter().enumerate().take(count).map(guest).collect()
+    }
+}
+
+impl Drop for Guests {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            // Fails only if it has ended already; waiting then reaps it all the same.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Taking a census: plan, scan in as many passes as the index needs, count.
+
+use crate::progress::Progress;
+use census::{Census, Collected, Findings, FrameIdentity, GuestFindings, Interval, Layout, Partial, Round, Stretch};
+use guest::{Guest, HostSide, Missed, Plan, ScanTotals};
+use page::{GuestIndex, PAGE_BYTES, PageSample};
+use std::time::{Duration, Instant};
+
+/// What to take a census of, and how.
+pub struct Request<'a> {
+    /// Of these guests.
+    pub guests: &'a [Guest],
+    /// And of this of the host.
+    pub host_side: HostSide,
+    /// Scanning threads.
+    pub threads: usize,
+    /// Bound of the index, all threads together.
+    pub index_bytes: Option<usize>,
+    /// Cells of each guest's page map.
+    pub map_cells: u32,
+    /// Gets every sample, from any thread.
+    pub samples: Option<&'a (dyn Fn(&PageSample) + Sync)>,
+    /// This is one round of a watch.
+    pub round: Option<WatchRound<'a>>,
+}
+
+/// A round of a watch.
+pub struct WatchRound<'a> {
+    /// From 1.
+    pub number: u32,
+    /// Since the watch began.
+    pub since_start: Duration,
+    /// The round before.
+    pub before: Option<&'a Round>,
+}
+
+/// Takes a census, and keeps the round for the next one to be compared with.
+pub fn take(request: &Request<'_>) -> (Findings, Option<Round>) {
+    let begin = Instant::now();
+    let plan = Plan::new(request.guests, &request.host_side);
+    let layout = Layout { guests: plan.positions().to_vec(), map_cells: request.map_cells };
+    let mut census = Census::new(request.guests.iter().map(label).collect(), layout);
+    if let Some(round) = &request.round {
+        census.watch(round.number, round.since_start.as_secs() as u32, stretches(&plan));
+    }
+    let progress = Progress::start("pages", plan.pages());
+    let mut totals: Option<ScanTotals> = None;
+    let (mut hashed_pages, mut seen_in_first_pass) = (0, 0);
+    let mut from = Some(0);
+    while let Some(first) = from {
+        let interval = Interval::from(first);
+        let (scanned, seen, collected) = pass(request, &plan, &census, &interval, &progress, totals.is_none());
+        hashed_pages += scanned.hashed_pages;
+        if totals.is_none() {
+            seen_in_first_pass = seen;
+        }
+        totals.get_or_insert(scanned);
+        census.pass(&interval, collected);
+        from = interval.next();
+        if let Some(next) = from {
+            // The share of the hash space dealt with so far tells how many scans are to come.
+            let share_done = next as f64 / u64::MAX as f64;
+            let scans = (f64::from(census.passes()) / share_done).ceil();
+            progress.set_total((plan.pages() as f64 * scans) as u64);
+        }
+    }
+    drop(progress);
+    let totals = totals.unwrap_or_default();
+    let (mut findings, round) = census.finish(request.round.as_ref().and_then(|r| r.before));
+    fill_in(&mut findings, request, &plan, totals);
+    let host = &mut findings.host;
+    host.pages_hashed = hashed_pages;
+    host.peak_rss_bytes = host::own_peak_rss_bytes();
+    host.seconds = begin.elapsed().as_secs_f64();
+    host.hash_gib_per_s = (hashed_pages * PAGE_BYTES as u64) as f64 / f64::from(1 << 30) / host.seconds;
+    let resident: u64 = findings.guests.iter().map(|g| g.resident_pages).sum();
+    host.drifted_pages = seen_in_first_pass.abs_diff(resident + host.host_resident_pages);
+    (findings, round)
+}
+
+/// What one scanning thread fills.
+struct Sink<'a> {
+    collector: census::Collector<'a>,
+    seen: u64,
+}
+
+/// One pass: what the scan counted, how many samples it gave, and what the index took of them.
+fn pass(
+    request: &Request<'_>,
+    plan: &Plan,
+    census: &Census,
+    interval: &Interval,
+    progress: &Progress,
+    first: bool,
+) -> (ScanTotals, u64, Vec<Collected>) {
+    let share = request.index_bytes.map(|bytes| bytes / request.threads);
+    let samples = request.samples.filter(|_| first);
+    let sink = || Sink { collector: census.collector(interval, share), seen: 0 };
+    let mut sinks: Vec<_> = (0..request.threads).map(|_| sink()).collect();
+    let push = |sink: &mut Sink<'_>, sample: &PageSample| {
+        sink.seen += 1;
+        sink.collector.push(sample);
+        if let Some(samples) = samples {
+            samples(sample);
+        }
+    };
+    let totals = plan.scan(&mut sinks, push, samples.is_some(), progress.done());
+    let seen = sinks.iter().map(|s| s.seen).sum();
+    // Sorting is the larger part of indexing, so threads share it too.
+    let collected = std::thread::scope(|threads| {
+        let finishing: Vec<_> = sinks.into_iter().map(|s| threads.spawn(|| s.collector.finish())).collect();
+        finishing.into_iter().map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    });
+    (totals, seen, collected)
+}
+
+fn label(guest: &Guest) -> GuestFindings {
+    GuestFindings {
+        id: guest.id.clone(),
+        name: guest.name.clone(),
+        group: guest.group.clone(),
+        kind: guest.kind.name().to_owned(),
+        ..GuestFindings::default()
+    }
+}
+
+fn stretches(plan: &Plan) -> Vec<Stretch> {
+    plan.stretches().map(|(pid, page, pages, position)| Stretch { pid, page, pages, position }).collect()
+}
+
+/// Adds what only the scan knows.
+fn fill_in(findings: &mut Findings, request: &Request<'_>, plan: &Plan, totals: ScanTotals) {
+    let host = &mut findings.host;
+    host.page_bytes = PAGE_BYTES as u64;
+    host.pages_scanned = plan.pages();
+    host.threads = request.threads;
+    host.frames = if totals.exact { FrameIdentity::Exact } else { FrameIdentity::Inferred };
+    for (n, guest) in findings.guests.iter_mut().enumerate() {
+        guest.mapped_pages = totals.mapped_pages.get(n).copied().unwrap_or(0);
+        guest.unreadable_pages = totals.unreadable_pages.get(n).copied().unwrap_or(0);
+        guest.swapped_pages = plan.swapped_pages()[n];
+    }
+    findings.already_shared.ksm_saved_pages = totals.ksm_mappings.saturating_sub(findings.already_shared.ksm_frames);
+    let missed = plan.missed().iter().chain(&totals.missed);
+    findings.partial = missed.map(|m| partial(m, request.guests)).collect();
+    findings.partial.sort();
+    findings.partial.dedup();
+}
+
+fn partial(missed: &Missed, guests: &[Guest]) -> Partial {
+    let guest = if missed.owner == GuestIndex::HOST { "host" } else { &guests[usize::from(missed.owner.0)].id };
+    Partial { guest: guest.to_owned(), pid: missed.pid, reason: missed.reason.clone() }
+}

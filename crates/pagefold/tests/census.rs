@@ -1,0 +1,244 @@
+//! `pagefold census` on programs whose pages are known, against counting them page by page and byte by byte.
+
+mod common;
+
+use common::brute_force::Frames;
+use common::{Known, Stage, census, census_unprivileged, guest, json_of, number};
+use serde_json::{Value, json};
+
+/// Two programs with every kind of page that small programs have, some of it in both.
+fn pair(stage: &Stage) -> (Known, Known) {
+    let file = format!("file f {}", stage.path("data"));
+    let common = [
+        "alloc a 4000",
+        "fill a 0 1000 1",
+        "same a 1000 200 7000000",
+        "zero a 1200 300",
+        "read a 1500 100",
+        "shared s 64",
+        "fill s 0 64 5000",
+        &file,
+        "read f 0 100",
+        "same f 20 10 7000000",
+    ];
+    let (mut one, mut two) = (stage.start(&common), stage.start(&common));
+    one.tell("fill a 2000 500 1000000");
+    two.tell("fill a 2000 400 2000000");
+    two.tell("fill s 0 10 900000");
+    (one, two)
+}
+
+/// Every figure that can be counted by hand.
+fn compare(found: &Value, pids: &[u32]) {
+    let frames = Frames::of(pids);
+    for &pid in pids {
+        let guest = guest(found, pid);
+        assert_eq!(number(&guest["mapped_pages"]), frames.mapped(pid), "mapped");
+        assert_eq!(number(&guest["resident_pages"]), frames.resident(pid), "resident");
+        assert_eq!(number(&guest["zero_pages"]), frames.zero(pid), "zero");
+        assert_eq!(number(&guest["distinct_pages"]), frames.distinct(pid), "distinct");
+        assert_eq!(number(&guest["duplicates"]["within"]), frames.resident(pid) - frames.distinct(pid), "within");
+        assert_eq!(number(&guest["incremental_pages"]), frames.alone(pid), "alone: {pid} of {pids:?}");
+        assert_eq!(number(&guest["already_shared_pages"]), frames.resident(pid) - frames.alone(pid), "shared");
+        assert_eq!(guest["unreadable_pages"], 0);
+    }
+    assert_eq!(number(&found["all_saved_pages"]), frames.superfluous());
+    assert_eq!(number(&found["isolation_price_pages"]), frames.superfluous() - frames.superfluous_isolated());
+    let table = &found["opportunity"];
+    let anonymous = number(&table["within"]["anon_anon"]) + number(&table["between"]["anon_anon"]);
+    assert!(anonymous <= frames.superfluous_anonymous(), "{anonymous}");
+    let (shared, saved) = frames.shared();
+    assert_eq!(
+        (number(&found["already_shared"]["frames"]), number(&found["already_shared"]["saved_pages"])),
+        (shared, saved)
+    );
+    assert_eq!(found["host"]["frames"], "exact");
+    assert_eq!(found["host"]["drifted_pages"], 0);
+    assert_eq!(found["partial"], json!([]));
+}
+
+#[test]
+fn two_programs_are_counted_as_by_hand() {
+    let stage = Stage::new();
+    let (one, two) = pair(&stage);
+    let pids = [one.pid(), two.pid()];
+    let found = census(&pids, &[]);
+    compare(&found, &pids);
+    // And as made: 1000 of the first fill, the one page that fills 200, and zeros are in both.
+    assert!(number(&guest(&found, pids[0])["duplicates"]["other_groups"]) >= 1000 + 1 + 54);
+    assert!(number(&found["runs"]["matched_pages"]) >= 2000);
+    assert!(number(&found["runs"]["median"]) >= 1);
+}
+
+#[test]
+fn threads_and_passes_find_the_same() {
+    let stage = Stage::new();
+    let (one, two) = pair(&stage);
+    let pids = [one.pid(), two.pid()];
+    let plain = census(&pids, &[]);
+    for more in [&["--threads", "2"][..], &["--index-memory", "16K"], &["--index-memory", "40K", "--threads", "2"]] {
+        let mut other = census(&pids, more);
+        let passes = number(&other["host"]["passes"]);
+        assert_eq!(passes > 1, more.contains(&"--index-memory"), "{passes} passes with {more:?}");
+        compare(&other, &pids);
+        other["host"] = plain["host"].clone();
+        assert_eq!(other, plain, "{more:?}");
+    }
+}
+
+#[test]
+fn forked_pages_are_one_frame_and_a_break_is_two() {
+    let mut known = Stage::new().start(&["alloc a 1000", "fill a 0 1000 1"]);
+    let child: u32 = known.tell("fork").parse().unwrap();
+    let pids = [known.pid(), child];
+    let before = census(&pids, &[]);
+    compare(&before, &pids);
+    assert!(number(&before["already_shared"]["saved_pages"]) >= 1000);
+    // The same bytes again, written by the parent: now there are two frames of each.
+    known.tell("fill a 0 600 1");
+    let after = census(&pids, &[]);
+    compare(&after, &pids);
+    // And the program's own stack and heap, which move a little when it is told what to do.
+    let more = number(&after["all_saved_pages"]) - number(&before["all_saved_pages"]);
+    assert!((590..610).contains(&more), "{more}");
+}
+
+#[test]
+fn nothing_becomes_resident_by_looking_and_the_zero_page_is_not_memory() {
+    let known = Stage::new().start(&["alloc a 50000", "read a 0 20000", "huge h 1024", "read h 0 1024"]);
+    let rss = || {
+        let statm = std::fs::read_to_string(format!("/proc/{}/statm", known.pid())).unwrap();
+        statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap()
+    };
+    let before = rss();
+    let found = census(&[known.pid()], &[]);
+    assert_eq!(rss(), before);
+    compare(&found, &[known.pid()]);
+    assert!(number(&guest(&found, known.pid())["resident_pages"]) < 5000);
+}
+
+#[test]
+fn huge_pages_and_forbidden_pages_are_counted_page_by_page() {
+    let known = Stage::new().start(&["huge h 1024", "same h 0 1024 3", "alloc p 500", "fill p 0 500 9000", "none p"]);
+    let found = census(&[known.pid()], &[]);
+    compare(&found, &[known.pid()]);
+    assert!(number(&guest(&found, known.pid())["duplicates"]["within"]) >= 1023);
+}
+
+#[test]
+fn the_host_side_counts_as_one_more_owner() {
+    // Not in /tmp, which may be a tmpfs, whose pages are no page cache of a file.
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let image = dir.path().join("disk.img");
+    let mut known = Stage::new().start(&["alloc a 600", "fill a 0 600 1"]);
+    let contents: Vec<u8> = Frames::of(&[known.pid()]).content.into_values().flatten().collect();
+    std::fs::write(&image, contents).unwrap();
+    let with_image = |known: &Known| census(&[known.pid()], &["--host-file", image.to_str().unwrap()]);
+    let pid = known.pid();
+    let host = |found: &Value| number(&guest(found, pid)["duplicates"]["host"]);
+    let alone = census(&[known.pid()], &[]);
+    assert_eq!(host(&alone), 0);
+    let before = with_image(&known);
+    assert!(host(&before) > 600);
+    assert_eq!(number(&before["opportunity"]["host"]["total"]), host(&before));
+    assert!(number(&before["opportunity"]["host"]["anon_file"]) >= 600);
+    assert_eq!(number(&before["host"]["host_resident_pages"]) * 4096, image.metadata().unwrap().len());
+    assert_eq!(alone["all_saved_pages"], before["all_saved_pages"], "the host's own copies are not the guests'");
+    known.tell("fill a 300 300 40000");
+    // The program's own stack and heap move a little when it is told what to do.
+    assert!((300..310).contains(&(host(&before) - host(&with_image(&known)))));
+}
+
+#[test]
+fn other_processes_of_the_host_are_one_owner_too() {
+    let stage = Stage::new();
+    let (one, two) = pair(&stage);
+    let args = common::census_args(&[one.pid()], &["--include-host"]);
+    let output = common::pagefold(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    // Some process of the host may be closed even to root; that is said, and nothing else is wrong.
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let partial = found["partial"].as_array().unwrap();
+    assert_eq!(output.status.code(), Some(i32::from(!partial.is_empty())));
+    assert!(partial.iter().all(|p| p["guest"] == "host"), "{partial:?}");
+    // What `two` holds is the host's now.
+    assert!(number(&guest(&found, one.pid())["duplicates"]["host"]) >= 1000);
+    assert!(number(&found["host"]["host_resident_pages"]) > 2000);
+    drop(two);
+}
+
+#[test]
+fn a_watch_tells_what_changed() {
+    let mut known = Stage::new().start(&["alloc a 2000", "fill a 0 1000 1", "fill a 1000 500 1"]);
+    let args = common::census_args(&[known.pid()], &["--watch", "2", "--rounds", "2"]);
+    let child = std::process::Command::new(env!("CARGO_BIN_EXE_pagefold"))
+        .args(&args)
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = std::io::BufReader::new(child.stdout.unwrap());
+    let mut round = || -> Value {
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut output, &mut line).unwrap();
+        serde_json::from_str(&line).unwrap()
+    };
+    assert_eq!(round().get("change"), None);
+    // 100 pages rewritten, 50 discarded, 30 new.
+    known.tell("fill a 0 100 800000");
+    known.tell("drop a 100 50");
+    known.tell("fill a 1500 30 850000");
+    let change = round()["change"].clone();
+    assert_eq!(change["round"], 2);
+    assert_eq!(number(&change["gone_pages"]), 50);
+    let near = |what: &str, want: u64| {
+        // The program's own stack and heap move a little when it is told what to do.
+        assert!((want..want + 20).contains(&number(&change[what])), "{what}: {}", change[what]);
+    };
+    near("changed_pages", 100);
+    near("new_pages", 30);
+    // Of 500 pairs, 150 lost their first page.
+    near("duplicate_pages", 700);
+    near("still_duplicate_pages", 700);
+    assert!(change["mean_duplicate_seconds"].as_f64().unwrap() >= 1.0);
+}
+
+#[test]
+fn without_root_the_same_is_counted_on_ones_own_processes() {
+    let stage = Stage::new();
+    let file = format!("file f {}", stage.path("data"));
+    let mut known = stage.start_unprivileged(&[
+        "alloc a 4000",
+        "fill a 0 1000 1",
+        "same a 1000 200 7000000",
+        "zero a 1200 300",
+        "read a 1500 100",
+        "huge h 512",
+        "read h 0 512",
+        &file,
+        "read f 0 100",
+    ]);
+    let child: u32 = known.tell("fork").parse().unwrap();
+    let pids = [known.pid(), child];
+    let found = json_of(&census_unprivileged(&stage, &pids));
+    let frames = Frames::of(&pids);
+    for pid in pids {
+        let guest = guest(&found, pid);
+        assert_eq!(number(&guest["mapped_pages"]), frames.mapped(pid));
+        assert_eq!(number(&guest["distinct_pages"]), frames.distinct(pid));
+        assert_eq!(number(&guest["zero_pages"]), frames.zero(pid));
+    }
+    assert_eq!(number(&found["all_saved_pages"]), frames.superfluous());
+    assert_eq!(found["host"]["frames"], "inferred");
+}
+
+#[test]
+fn without_rights_a_process_is_reported_and_the_rest_is_complete() {
+    let stage = Stage::new();
+    let known = stage.start_unprivileged(&["alloc a 100", "fill a 0 100 1"]);
+    let own = std::process::id();
+    let output = census_unprivileged(&stage, &[own, known.pid()]);
+    assert_eq!(output.status.code(), Some(1));
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(found["partial"][0]["pid"], own);
+    assert!(found["partial"][0]["reason"].as_str().unwrap().contains("ermission denied"), "{}", found["partial"]);
+    assert!(number(&guest(&found, known.pid())["resident_pages"]) > 100);
+}

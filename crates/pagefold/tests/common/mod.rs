@@ -1,0 +1,165 @@
+//! Programs with known pages, and running `pagefold` on them.
+
+#![allow(dead_code, reason = "each test binary uses its part of this")]
+
+pub mod brute_force;
+
+use serde_json::Value;
+use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use tempfile::TempDir;
+
+/// A directory with private copies of the program and of what it is linked with: nobody else on the host
+/// maps these pages, so that what the host does meanwhile changes no count.
+pub struct Stage {
+    dir: TempDir,
+}
+
+impl Stage {
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("open the directory");
+        let stage = Self { dir };
+        let linked = Command::new("ldd").arg(program()).output().expect("run ldd");
+        let linked = String::from_utf8(linked.stdout).expect("paths");
+        for library in linked.split_whitespace().filter(|word| word.starts_with('/')) {
+            stage.copy(library.as_ref(), Path::new(library).file_name().expect("a name").as_ref());
+        }
+        stage.copy(&program(), "known_pages".as_ref());
+        stage.copy(env!("CARGO_BIN_EXE_pagefold").as_ref(), "pagefold".as_ref());
+        stage.copy("/bin/bash".as_ref(), "data".as_ref());
+        stage
+    }
+
+    fn copy(&self, from: &Path, name: &Path) {
+        fs::copy(from, self.dir.path().join(name)).expect("copy a file");
+    }
+
+    /// Where a file lies: `data` is some file to map, `pagefold` the program under test.
+    pub fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).to_str().expect("a plain path").to_owned()
+    }
+
+    fn program(&self, mut command: Command) -> Command {
+        command.args(["--library-path", &self.path(""), &self.path("known_pages")]);
+        command
+    }
+
+    /// Starts the program and has it do these things.
+    pub fn start(&self, commands: &[&str]) -> Known {
+        Known::start(self.program(Command::new(self.path("ld-linux-x86-64.so.2"))), commands)
+    }
+
+    /// The same as a user without any rights.
+    pub fn start_unprivileged(&self, commands: &[&str]) -> Known {
+        Known::start(self.program(unprivileged(&self.path("ld-linux-x86-64.so.2"))), commands)
+    }
+}
+
+/// A running `examples/known_pages.rs`. Dropping it ends it.
+pub struct Known {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Known {
+    fn start(mut command: Command, commands: &[&str]) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start known_pages");
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut known = Self { child, input, output };
+        commands.iter().for_each(|c| _ = known.tell(c));
+        known
+    }
+
+    /// Has it do something and waits until it has.
+    pub fn tell(&mut self, command: &str) -> String {
+        self.send(command);
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("hear from known_pages");
+        assert!(!line.is_empty(), "known_pages ended at: {command}");
+        line.trim().to_owned()
+    }
+
+    /// Has it do something without waiting.
+    pub fn send(&mut self, command: &str) {
+        writeln!(self.input.as_mut().expect("a pipe"), "{command}").expect("tell known_pages");
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().expect("kill our own child");
+    }
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The program with known pages. Cargo builds examples along with tests, beside them.
+fn program() -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("examples").join("known_pages");
+    assert!(path.exists(), "{} is not there: cargo build -p pagefold --examples", path.display());
+    path
+}
+
+/// A program run as a user without any rights.
+fn unprivileged(program: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--", program]);
+    command
+}
+
+/// Runs `pagefold`.
+pub fn pagefold(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_pagefold")).args(args).output().expect("run pagefold")
+}
+
+/// Takes a census of processes as a user without any rights.
+pub fn census_unprivileged(stage: &Stage, pids: &[u32]) -> Output {
+    unprivileged(&stage.path("pagefold")).args(census_args(pids, &[])).output().expect("run pagefold")
+}
+
+/// What it printed, and nothing wrong with it.
+pub fn json_of(output: &Output) -> Value {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "exit {:?}: {errors}", output.status.code());
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {errors}"))
+}
+
+/// Takes a census of processes.
+pub fn census(pids: &[u32], more: &[&str]) -> Value {
+    json_of(&pagefold(&census_args(pids, more).iter().map(String::as_str).collect::<Vec<_>>()))
+}
+
+/// The arguments for it.
+pub fn census_args(pids: &[u32], more: &[&str]) -> Vec<String> {
+    let mut args = vec!["census".to_owned(), "--json".to_owned()];
+    for pid in pids {
+        args.extend(["--pid".to_owned(), pid.to_string()]);
+    }
+    args.extend(more.iter().map(|&a| a.to_owned()));
+    args
+}
+
+/// The one guest with this process.
+pub fn guest(found: &Value, pid: u32) -> &Value {
+    let id = format!("process:{pid}");
+    let guests = found["guests"].as_array().expect("a list of guests");
+    guests.iter().find(|g| g["id"] == *id).unwrap_or_else(|| panic!("no {id} in {guests:?}"))
+}
+
+/// A count.
+pub fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("not a count: {value}"))
+}
