@@ -20,6 +20,9 @@ use std::time::Duration;
 /// Between the request to end that a guest's VMM or monitor understands and the first signal.
 const PATIENCE: Patience = Patience { before_asking: Duration::from_secs(3), before_forcing: Duration::from_secs(3) };
 
+/// What the kernel keeps of a process's name, by which other commands know a process guest.
+const PROCESS_NAME_MAX: usize = 15;
+
 /// What guests to bring up.
 #[derive(Clone, Debug)]
 pub struct Spec {
@@ -174,7 +177,11 @@ impl Lab {
         let mut locked = self.store.lock_or_make()?;
         let taken = locked.state.guests.iter().map(|guest| guest.name.clone()).collect();
         let dealt = name::deal(&spec.groups, spec.guests, &taken);
-        let names = dealt.iter().map(|(_, name)| name.clone()).collect();
+        let names: Vec<String> = dealt.iter().map(|(_, name)| name.clone()).collect();
+        if let Some(name) = names.iter().find(|name| spec.image == Image::Process && name.len() > PROCESS_NAME_MAX) {
+            let text = format!("a process is called {PROCESS_NAME_MAX} bytes at most, and {name} is longer");
+            return Err(Error::Usage(format!("{text}: take shorter names of groups")));
+        }
         for (group, name) in dealt {
             // A copy of a root directory is too big for a directory that is usually in memory.
             let copies = cache.dir().join("copies");

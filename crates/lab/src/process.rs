@@ -140,7 +140,7 @@ pub fn live(name: &str, group: &str, memory_bytes: u64) -> Result<std::convert::
     }
 }
 
-/// What `/proc/PID/comm` shows; the kernel keeps 15 bytes of it.
+/// What `/proc/PID/comm` shows.
 fn set_own_name(name: &str) -> Result<()> {
     let path = "/proc/self/comm";
     fs::write(path, name).map_err(|e| Error::file("write", path, e))

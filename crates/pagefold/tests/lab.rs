@@ -179,6 +179,7 @@ fn wrong_calls_are_told_from_others() {
     for words in [
         &["up", "--image", "process", "--groups", "a/b"] as &[&str],
         &["up", "--image", "process", "--groups", "a,a"],
+        &["up", "--image", "process", "--groups", "fourteen-bytes"],
         &["up", "--image", "process", "--guests", "0"],
         &["up", "--image", "process", "--append", "quiet"],
         &["up", "--image", "process", "--dir", "/tmp"],
