@@ -1,7 +1,7 @@
 //! Threads that take units of a plan and turn them into samples.
 
 use super::frames::{FrameTables, SharedFrames};
-use super::plan::{AddressSpace, MappingFacts, Missed, Plan, Source, Unit};
+use super::plan::{AddressSpace, Missed, Plan, Source, Unit};
 use host::{CachedFile, PageRange, PagemapEntry, kpf};
 use page::{Fingerprint, FrameId, GuestIndex, HostVirt, PAGE_BYTES, PageKind, PageSample, Pfn, Region};
 use std::collections::BTreeMap;
@@ -112,8 +112,7 @@ impl Plan {
             next_unit: AtomicUsize::new(0),
             hashed_pages: AtomicU64::new(0),
             tables: if host::frames_visible() { FrameTables::open() } else { None },
-            // Where it cannot be known, it may.
-            ksm: std::fs::read_to_string("/sys/kernel/mm/ksm/pages_shared").map_or(true, |n| n.trim() != "0"),
+            ksm: host::Ksm::read().is_some_and(|ksm| ksm.pages_shared > 0),
             all_flags,
         };
         std::thread::scope(|threads| {
