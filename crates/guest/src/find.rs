@@ -14,24 +14,23 @@ use std::fs;
 pub struct Survey {
     /// Those that have memory, in ascending order of pid.
     pub processes: Vec<Process>,
-    /// Pids of those whose memory accounts the caller may not read.
+    /// Pids of those whose memory accounts the caller may not read, in ascending order.
     pub unreadable: Vec<u32>,
-    /// Where the caller stands.
-    pub own_cgroups: Cgroups,
+    /// The caller.
+    pub own: Process,
 }
 
 impl Survey {
     /// Looks at all processes. Those that end meanwhile are left out.
     ///
     /// # Errors
-    /// `/proc` cannot be listed.
+    /// `/proc` cannot be read.
     pub fn take() -> host::Result<Self> {
         let mut survey = Self::default();
         for pid in host::pids()? {
             survey.add(pid);
         }
-        let own = Process::read(std::process::id());
-        survey.own_cgroups = own.map(|p| p.cgroups).unwrap_or_default();
+        survey.own = Process::read(std::process::id())?;
         Ok(survey)
     }
 
@@ -49,10 +48,15 @@ impl Survey {
         }
     }
 
+    /// Whether a guest is the caller's to look at: its first process is what made the rest.
+    pub fn may_read(&self, guest: &Guest) -> bool {
+        guest.pids.first().is_some_and(|pid| self.unreadable.binary_search(pid).is_err())
+    }
+
     /// All VMs and containers, and those of the processes in `named` that belong to neither. Every guest
     /// is a group of one; see [`crate::assign_groups`].
     pub fn guests(&self, named: &[u32]) -> Vec<Guest> {
-        let mut guests = find(&self.processes, &self.own_cgroups, named);
+        let mut guests = find(&self.processes, &self.own.cgroups, named);
         for guest in guests.iter_mut().filter(|g| g.kind.is_vm() && g.ram_bytes.is_none()) {
             complete(guest, &self.processes);
         }

@@ -63,7 +63,7 @@ fn reason(error: &host::Error) -> String {
     if error.is_gone() {
         "the process has ended".into()
     } else if error.is_denied() {
-        "the process belongs to somebody else: run as root to read it".into()
+        "no right to read it: run as root (with CAP_SYS_PTRACE)".into()
     } else {
         error.to_string()
     }

@@ -42,7 +42,10 @@ fn item(out: &mut dyn Write, check: &Check, name_columns: usize) -> io::Result<(
     };
     let indent = MARK_COLUMNS + name_columns + 2;
     let mut text = wrap(&printable(&check.found), COLUMNS - indent);
-    text += &wrap(&format!("for {}", printable(&check.needed_for)), COLUMNS - indent);
+    // The heading of the guests says it for all of them.
+    if split_id(check).0 != "guest" {
+        text += &wrap(&format!("for {}", printable(&check.needed_for)), COLUMNS - indent);
+    }
     if let Some(fix) = &check.fix {
         text += &wrap(&format!("-> {}", printable(fix)), COLUMNS - indent);
     }
@@ -88,7 +91,6 @@ What the kernel can do
 
 Whether guests could be merged
   warn  qemu:a?1  no: its RAM is shared memory
-                  for merging its memory
                   -> start it with share=off
 
 1 ok, 1 could be better, 1 missing

@@ -2,9 +2,9 @@
 //! of it. In MiB.
 
 use crate::size::mib;
-use crate::table::{Align, Table, printable, shorten};
+use crate::table::{Align, Table, shorten};
 use crate::words;
-use guest::{Footprint, Partial};
+use guest::Footprint;
 use page::Region;
 use std::io::{self, Write};
 
@@ -13,17 +13,11 @@ const NAME_CHARS: [usize; 2] = [26, 14];
 /// Characters of the bar that shows how a footprint is split.
 const BAR_CHARS: u64 = 24;
 
-/// Writes the tables for `footprints`, and what is missing of them, to `out`.
-pub fn write(out: &mut dyn Write, footprints: &[Footprint], partial: &[Partial]) -> io::Result<()> {
+/// Writes the tables for `footprints` to `out`.
+pub fn write(out: &mut dyn Write, footprints: &[Footprint]) -> io::Result<()> {
     if !footprints.is_empty() {
         write!(out, "What each guest holds, in MiB\n{}", totals(footprints))?;
         write!(out, "\nWhere its proportional set (PSS) lies, in MiB\n{}", regions(footprints))?;
-    }
-    if !partial.is_empty() {
-        writeln!(out, "\nThis is partial; what could not be read:")?;
-    }
-    for p in partial {
-        writeln!(out, "  {} (pid {}): {}", printable(&p.guest), p.pid, printable(&p.reason))?;
     }
     Ok(())
 }
@@ -140,9 +134,9 @@ mod tests {
         }
     }
 
-    fn text(footprints: &[Footprint], partial: &[Partial]) -> String {
+    fn text(footprints: &[Footprint]) -> String {
         let mut out = Vec::new();
-        write(&mut out, footprints, partial).unwrap();
+        write(&mut out, footprints).unwrap();
         String::from_utf8(out).unwrap()
     }
 
@@ -152,29 +146,25 @@ mod tests {
             footprint(GuestKind::Qemu, "acme-1", Some(256 * M), &[(Region::GuestRam, 90 * M), (Region::Heap, 30 * M)]),
             footprint(GuestKind::Lxc, "web\u{1b}[2J", None, &[(Region::Heap, 3 * M), (Region::Files, M)]),
         ];
-        let partial = [Partial { guest: "lxc:x".into(), pid: 7, reason: "the process has ended".into() }];
         assert_eq!(
-            text(&guests, &partial),
+            text(&guests),
             "\
 What each guest holds, in MiB
-guest         group         processes    RAM    RSS    PSS   USS  THP
-qemu:acme-1   qemu:acme-1           2  256.0  240.0  120.0  60.0  4.0
-lxc:web?[2J   lxc:web?[2J           2      -    8.0    4.0   2.0  4.0
+guest        group        processes    RAM    RSS    PSS   USS  THP
+qemu:acme-1  qemu:acme-1          2  256.0  240.0  120.0  60.0  4.0
+lxc:web?[2J  lxc:web?[2J          2      -    8.0    4.0   2.0  4.0
 
 Where its proportional set (PSS) lies, in MiB
 guest        guest RAM  heap  files  split (R h f)
 qemu:acme-1       90.0  30.0      0  RRRRRRRRRRRRRRRRRRhhhhhh
 lxc:web?[2J          0   3.0    1.0  hhhhhhhhhhhhhhhhhhffffff
-
-This is partial; what could not be read:
-  lxc:x (pid 7): the process has ended
 "
         );
     }
 
     #[test]
     fn without_guests_there_is_no_table() {
-        assert_eq!(text(&[], &[]), "");
+        assert_eq!(text(&[]), "");
     }
 
     #[test]

@@ -1,12 +1,52 @@
-//! `pagefold doctor`
+//! `pagefold doctor`: what this host and each guest allow, and why nothing merges.
 
-use crate::exit::Outcome;
+use super::select::Selection;
+use crate::exit::{Outcome, Stop};
+use anyhow::Context;
+use host::{Check, Ksm, Status};
+use std::io::Write;
 
 /// Arguments of `pagefold doctor`.
 #[derive(clap::Args)]
-pub struct Args {}
+pub struct Args {
+    #[command(flatten)]
+    selection: Selection,
+    /// Print JSON: a list of {id, status, found, needed_for, fix}
+    #[arg(long)]
+    json: bool,
+}
 
 /// Runs it.
-pub fn run(_args: Args) -> anyhow::Result<Outcome> {
-    Ok(Outcome::Done)
+pub fn run(args: Args) -> anyhow::Result<Outcome> {
+    let guests = args.selection.resolve()?;
+    let has_ksm = Ksm::read().is_some();
+    let mut checks = host::probe_host();
+    checks.extend(guests.iter().map(|guest| guest::check_mergeable(guest, has_ksm)));
+    let mut out = std::io::stdout().lock();
+    let written =
+        if args.json { report::json::write(&mut out, &checks) } else { report::doctor_table::write(&mut out, &checks) };
+    written.and_then(|()| out.flush()).context("cannot write to stdout")?;
+    missing(&checks)
+}
+
+/// Ends in an error that names what cannot work here.
+fn missing(checks: &[Check]) -> anyhow::Result<Outcome> {
+    let failed: Vec<&str> = checks.iter().filter(|c| c.status == Status::Fail).map(|c| c.id.as_str()).collect();
+    if failed.is_empty() {
+        return Ok(Outcome::Done);
+    }
+    Err(Stop::HostLacks(format!("this host lacks {}; see the fix of each", failed.join(", "))).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_fails_is_an_error() {
+        let fine = Check::ok("a:b", "x", "y");
+        assert!(matches!(missing(&[fine.clone(), fine.clone().warn("z")]), Ok(Outcome::Done)));
+        let error = missing(&[fine.clone(), fine.fail("z")]).unwrap_err();
+        assert!(matches!(error.downcast_ref(), Some(Stop::HostLacks(why)) if why.contains("a:b")));
+    }
 }

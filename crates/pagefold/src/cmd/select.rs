@@ -37,14 +37,13 @@ impl Selection {
         let all = survey.guests(&self.pids);
         self.check_globs(&all)?;
         let selects_all = self.pids.is_empty() && self.globs.is_empty();
-        let may_read = |g: &Guest| g.pids.iter().any(|pid| survey.unreadable.binary_search(pid).is_err());
         let (mut guests, others): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|g| if selects_all { may_read(g) } else { self.selects(g) });
+            all.into_iter().partition(|g| if selects_all { survey.may_read(g) } else { self.selects(g) });
         guest::assign_groups(&mut guests, self.group_by, &file)?;
         static SAID: Once = Once::new();
         SAID.call_once(|| {
             if selects_all {
-                say_hidden(others.len(), survey.unreadable.len());
+                say_hidden(&survey, others.len());
             }
             if guests.is_empty() {
                 eprintln!(
@@ -83,7 +82,7 @@ fn check_process(pid: u32, survey: &Survey) -> anyhow::Result<()> {
     match host::Process::read(pid) {
         Ok(p) if p.stat.kernel_thread => bail!("process {pid} is a thread of the kernel and has no memory of its own"),
         Ok(p) if p.stat.has_ended() => bail!("process {pid} has ended; only its parent has not noticed yet"),
-        Err(e) if e.is_denied() => bail!("process {pid} belongs to somebody else: run as root to read it"),
+        Err(e) if e.is_denied() => bail!("process {pid} belongs to somebody else: run as root to look at it"),
         Err(_) if host::proc_hides_processes() => {
             bail!("there is no process {pid}, or /proc hides it (hidepid): run as root to see all")
         }
@@ -92,17 +91,18 @@ fn check_process(pid: u32, survey: &Survey) -> anyhow::Result<()> {
     }
 }
 
-/// Says what belongs to others and was left out.
-fn say_hidden(guests: usize, processes: usize) {
+/// Says what was left out because the caller may not look at it. Root without all capabilities misses a
+/// process here and there, which is worth a word only if it is a guest's.
+fn say_hidden(survey: &Survey, guests: usize) {
     let count = |n: usize, one: &str, many: &str| format!("{n} {}", if n == 1 { one } else { many });
-    let processes_text = count(processes, "process", "processes");
-    let what = match (guests, processes) {
-        (0, 0) if host::proc_hides_processes() && host::check_readable(1).is_err() => {
-            "processes of other users (/proc is mounted with hidepid)".to_owned()
-        }
-        (0, 0) => return,
-        (0, _) => format!("{processes_text} of other users"),
-        _ => format!("{} and in all {processes_text} of other users", count(guests, "guest", "guests")),
+    let is_root = survey.own.uid == 0;
+    let processes = count(survey.unreadable.len(), "process", "processes");
+    let what = match (guests, survey.unreadable.len()) {
+        (0, 0) if host::proc_hides_processes() && !is_root => "processes (/proc is mounted with hidepid)".to_owned(),
+        (0, n) if n == 0 || is_root => return,
+        (0, _) => processes,
+        _ => format!("{}, and {processes} in all", count(guests, "guest", "guests")),
     };
-    eprintln!("pagefold: hidden: {what}; run as root to see them");
+    let advice = if is_root { "root needs CAP_SYS_PTRACE and all other capabilities" } else { "run as root" };
+    eprintln!("pagefold: hidden, because they belong to others: {what}; {advice} to see them");
 }
