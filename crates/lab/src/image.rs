@@ -29,6 +29,24 @@ const CONTAINER_PACKAGES: &str = "cron,nginx-light";
 /// Size of the `debian` disk; the file is sparse.
 const DISK_BYTES: u64 = 4 << 30;
 
+/// What images are made with.
+pub(crate) struct Workshop<'a> {
+    pub(crate) cache: &'a Cache,
+    /// Borne by the programs that build an image.
+    pub(crate) mark: &'a Mark,
+    /// Hears when an image is not there and must be built.
+    pub(crate) building: &'a dyn Fn(),
+}
+
+impl Workshop<'_> {
+    fn image(&self, name: &str, key: &Key, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+        self.cache.image(name, key, |dir| {
+            (self.building)();
+            build(dir)
+        })
+    }
+}
+
 /// The files that a VM boots from.
 #[derive(Clone, Debug)]
 pub(crate) struct Boot {
@@ -38,7 +56,7 @@ pub(crate) struct Boot {
 }
 
 /// A kernel and its initramfs, which either is the whole guest or leads to a disk.
-pub(crate) fn tiny(cache: &Cache, kernel: Option<&Path>) -> Result<Boot> {
+pub(crate) fn tiny(workshop: &Workshop, kernel: Option<&Path>) -> Result<Boot> {
     let kernel = Kernel::find(kernel)?;
     let busybox_path = program::find("busybox")?;
     let busybox = fs::read(&busybox_path).map_err(|e| Error::file("read", &busybox_path, e))?;
@@ -51,7 +69,7 @@ pub(crate) fn tiny(cache: &Cache, kernel: Option<&Path>) -> Result<Boot> {
     let recipe = [INIT, INITTAB, AGENT, &kernel.release, &MODULES.join(" ")];
     let key = recipe.iter().fold(Key::default(), |key, part| key.with(part.as_bytes()));
     let key = key.with(&busybox).with(&kernel.image);
-    let dir = cache.image("tiny", &key, |dir| {
+    let dir = workshop.image("tiny", &key, |dir| {
         let archive = initramfs(&kernel, &busybox)?;
         write(&dir.join("initramfs"), &archive)?;
         write(&dir.join("vmlinuz"), &kernel.image)
@@ -81,19 +99,19 @@ fn initramfs(kernel: &Kernel, busybox: &[u8]) -> Result<Vec<u8>> {
 }
 
 /// The tiny image with a disk of Debian, which needs root and about a minute the first time.
-pub(crate) fn debian(cache: &Cache, kernel: Option<&Path>, mark: &Mark) -> Result<Boot> {
+pub(crate) fn debian(workshop: &Workshop, kernel: Option<&Path>) -> Result<Boot> {
     let recipe = [SUITE, DEBIAN_PACKAGES, DEBIAN_MASKED, AGENT, AGENT_UNIT];
     let key = recipe.iter().fold(Key::default(), |key, part| key.with(part.as_bytes()));
     let key = key.with(&DISK_BYTES.to_le_bytes());
-    let dir = cache.image("debian", &key, |dir| {
+    let dir = workshop.image("debian", &key, |dir| {
         program::need_root("building the image debian")?;
         let root = dir.join("root");
-        bootstrap(DEBIAN_PACKAGES, &root, mark)?;
+        bootstrap(DEBIAN_PACKAGES, &root, workshop.mark)?;
         configure(&root)?;
         make_disk(&root, &dir.join("disk"))?;
         remove_dir(&root)
     })?;
-    Ok(Boot { disk: Some(dir.join("disk")), ..tiny(cache, kernel)? })
+    Ok(Boot { disk: Some(dir.join("disk")), ..tiny(workshop, kernel)? })
 }
 
 /// Adds the agent, and switches off what would only delay the boot.
@@ -115,13 +133,13 @@ fn make_disk(root: &Path, disk: &Path) -> Result<()> {
 }
 
 /// The tree that containers run on, which needs root and a few seconds the first time.
-pub(crate) fn root(cache: &Cache, mark: &Mark) -> Result<PathBuf> {
+pub(crate) fn root(workshop: &Workshop) -> Result<PathBuf> {
     let recipe = [SUITE, CONTAINER_PACKAGES, CONTAINER_INIT, CONTAINER_NGINX];
     let key = recipe.iter().fold(Key::default(), |key, part| key.with(part.as_bytes()));
-    let dir = cache.image("root", &key, |dir| {
+    let dir = workshop.image("root", &key, |dir| {
         program::need_root("building the image of the containers")?;
         let root = dir.join("root");
-        bootstrap(CONTAINER_PACKAGES, &root, mark)?;
+        bootstrap(CONTAINER_PACKAGES, &root, workshop.mark)?;
         write_executable(&root.join("usr/local/sbin/pagefold-init"), CONTAINER_INIT)?;
         write(&root.join("etc/nginx/pagefold.conf"), CONTAINER_NGINX.as_bytes())
     })?;

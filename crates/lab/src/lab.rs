@@ -3,6 +3,7 @@
 use crate::cache::{Cache, remove_dir};
 use crate::error::{Error, Result};
 use crate::guest::Guest;
+use crate::image::Workshop;
 use crate::life::{self, Mark, Patience};
 use crate::lxc::Container;
 use crate::settle::{self, Idle, Settled};
@@ -92,8 +93,8 @@ impl Spec {
 /// What happens on the way, for whoever waits.
 #[derive(Clone, Debug)]
 pub enum Progress<'a> {
-    /// The image is looked for, and built if it is not there.
-    Preparing(Image),
+    /// The image of these guests, or a part of it, is not there yet and is being built.
+    Building(Image),
     /// So many guests were started.
     Started(usize),
     /// A guest is ready, so long after its start.
@@ -158,8 +159,9 @@ impl Lab {
     pub fn up(&self, spec: &Spec, cache: &Cache, progress: &(dyn Fn(Progress) + Sync)) -> Result<Vec<Guest>> {
         spec.check()?;
         let token = self.store.lock_or_make()?.state.token.clone();
-        progress(Progress::Preparing(spec.image));
-        let source = Source::prepare(spec, cache, self.dir(), &Mark::of_guest(&token, ".prepare"))?;
+        let building = || progress(Progress::Building(spec.image));
+        let workshop = Workshop { cache, mark: &Mark::of_guest(&token, ".prepare"), building: &building };
+        let source = Source::prepare(spec, &workshop, self.dir())?;
         let names = self.enter(spec, &source, cache)?;
         let ready = self.start_all(spec, &source, &names).and_then(|started| {
             progress(Progress::Started(started.len()));

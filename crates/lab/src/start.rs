@@ -1,9 +1,8 @@
 //! Starting one guest of each kind, and waiting for its word that it is ready.
 
 use crate::accel::Accelerator;
-use crate::cache::Cache;
 use crate::error::{Error, Result, tail_of};
-use crate::image::{self, Boot};
+use crate::image::{self, Boot, Workshop};
 use crate::lab::Spec;
 use crate::life::Mark;
 use crate::lxc::Container;
@@ -28,21 +27,21 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// Builds the image if need be, and looks how VMs can be run here, in `dir`. What it starts bears `mark`.
-    pub(crate) fn prepare(spec: &Spec, cache: &Cache, dir: &Path, mark: &Mark) -> Result<Self> {
+    /// Builds the image if need be, and looks how VMs can be run here, in `dir`.
+    pub(crate) fn prepare(spec: &Spec, workshop: &Workshop, dir: &Path) -> Result<Self> {
         let kernel = spec.kernel.as_deref();
         if spec.image.is_container() {
             program::need_root("an LXC container")?;
             program::find("lxc-start")?;
-            return Ok(Self::Container { root: image::root(cache, mark)? });
+            return Ok(Self::Container { root: image::root(workshop)? });
         }
         if spec.image == Image::Process {
             return Ok(Self::Process);
         }
         program::find("qemu-system-x86_64")?;
         let debian = spec.image == Image::Debian;
-        let boot = if debian { image::debian(cache, kernel, mark) } else { image::tiny(cache, kernel) }?;
-        let accelerator = Accelerator::choose(cache, &boot, dir, mark)?;
+        let boot = if debian { image::debian(workshop, kernel) } else { image::tiny(workshop, kernel) }?;
+        let accelerator = Accelerator::choose(workshop.cache, &boot, dir, workshop.mark)?;
         Ok(Self::Vm { boot, accelerator })
     }
 

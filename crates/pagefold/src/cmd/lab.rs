@@ -75,7 +75,7 @@ fn run_settle(lab: &Lab, args: &SettleArgs, as_json: bool) -> anyhow::Result<Out
     let show = up::Show::new();
     let progress = |event: Progress| show.event(&event);
     let settled = lab.settle(Idle::default(), Duration::from_secs(args.timeout), &progress)?;
-    show.finish();
+    drop(show);
     let seconds = settled.waited.as_secs_f64();
     if as_json {
         println!("{}", json!({"idle": settled.idle, "seconds": seconds, "busiest_share": settled.busiest}));

@@ -79,7 +79,7 @@ pub fn run(lab: &Lab, args: Args, as_json: bool) -> anyhow::Result<Outcome> {
     let cache = Cache::open(&lab::cache_dir()?)?;
     let show = Show::new();
     let guests = lab.up(&spec, &cache, &|event: Progress| show.event(&event))?;
-    show.finish();
+    drop(show);
     list::print(lab, &guests, as_json)
 }
 
@@ -116,16 +116,14 @@ impl Show {
     /// Shows what just happened.
     pub fn event(&self, event: &Progress) {
         match event {
-            Progress::Preparing(image) => self.now(format!("preparing image {}", list::image_name(*image))),
+            Progress::Building(image) => {
+                self.done(format!("building the image for {}, once", list::image_name(*image)));
+                self.now("building".into());
+            }
             Progress::Started(count) => self.now(format!("waiting for {count} guests to be ready")),
             Progress::Ready(name, time) => self.done(format!("{name} ready after {:.1} s", time.as_secs_f64())),
             Progress::Busiest(share) => self.now(format!("busiest guest: {:.0}% of a CPU", share * 100.0)),
         }
-    }
-
-    /// Leaves the terminal clean.
-    pub fn finish(&self) {
-        self.0.finish_and_clear();
     }
 
     /// Something that goes on: of interest only to somebody who looks.
@@ -139,5 +137,12 @@ impl Show {
         } else {
             self.0.println(text);
         }
+    }
+}
+
+impl Drop for Show {
+    fn drop(&mut self) {
+        // Whatever is printed next starts on a clean line.
+        self.0.finish_and_clear();
     }
 }
