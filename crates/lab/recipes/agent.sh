@@ -28,6 +28,6 @@ while read -r id seconds command; do
     kill -KILL $watch
     wait $watch
     [ -e $dir/late ] && status=late
-    printf '\n@%s %s %s %s\n' "$id" "$status" $(wc -c <$dir/out) $(wc -c <$dir/err)
+    printf '\n@%s %s %s %s\n' "$id" "$status" "$(wc -c <$dir/out)" "$(wc -c <$dir/err)"
     cat $dir/out $dir/err
 done

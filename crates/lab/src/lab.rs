@@ -14,6 +14,7 @@ use host::ProcessId;
 use serde_json::json;
 use std::env;
 use std::ffi::OsString;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -240,8 +241,7 @@ impl Lab {
         thread::scope(|scope| {
             let wait = &wait;
             let waiting: Vec<_> = started.into_iter().map(|guest| scope.spawn(move || wait(guest))).collect();
-            let bug = |_| Err(Error::Usage("a thread that waited for a guest panicked".into()));
-            waiting.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(bug))
+            waiting.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
         })
     }
 

@@ -94,7 +94,7 @@ impl Tree {
 fn can_do_all() -> bool {
     let root = fs::metadata("/proc/self").is_ok_and(|meta| meta.uid() == 0);
     let have = |program: &&str| Path::new("/usr/bin").join(program).exists();
-    root && ["qemu-system-x86_64", "lxc-start", "mmdebstrap", "busybox"].iter().all(|program| have(&program))
+    root && ["qemu-system-x86_64", "lxc-start", "mmdebstrap", "busybox"].iter().all(have)
 }
 
 #[test]

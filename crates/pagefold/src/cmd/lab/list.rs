@@ -29,7 +29,7 @@ pub fn print(lab: &Lab, guests: &[Guest], as_json: bool) -> anyhow::Result<Outco
         let pid = guest.pid.map_or_else(|| "-".into(), |pid| pid.to_string());
         let ready = match guest.ready_seconds {
             _ if !guest.running => "ended".into(),
-            Some(seconds) => format!("{seconds:.1} s"),
+            Some(seconds) => time(seconds),
             None => "not yet".into(),
         };
         let memory = guest.memory_bytes.map_or_else(|| "-".into(), report::bytes);
@@ -37,6 +37,11 @@ pub fn print(lab: &Lab, guests: &[Guest], as_json: bool) -> anyhow::Result<Outco
     }
     print!("{table}");
     Ok(Outcome::Done)
+}
+
+/// A time as people read it.
+pub fn time(seconds: f64) -> String {
+    if seconds < 1.0 { format!("{:.0} ms", seconds * 1000.0) } else { format!("{seconds:.1} s") }
 }
 
 /// A guest as JSON, with all its processes.

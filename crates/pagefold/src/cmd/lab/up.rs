@@ -121,7 +121,7 @@ impl Show {
                 self.now("building".into());
             }
             Progress::Started(count) => self.now(format!("waiting for {count} guests to be ready")),
-            Progress::Ready(name, time) => self.done(format!("{name} ready after {:.1} s", time.as_secs_f64())),
+            Progress::Ready(name, time) => self.done(format!("{name} ready after {}", list::time(time.as_secs_f64()))),
             Progress::Busiest(share) => self.now(format!("busiest guest: {:.0}% of a CPU", share * 100.0)),
         }
     }
