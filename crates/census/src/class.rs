@@ -23,7 +23,8 @@ pub struct Groups {
 }
 
 impl Groups {
-    fn of(&self, owner: GuestIndex) -> u16 {
+    /// The group of a guest.
+    pub fn of(&self, owner: GuestIndex) -> u16 {
         self.of_guest[usize::from(owner.0)]
     }
 

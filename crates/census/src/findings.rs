@@ -58,6 +58,8 @@ pub struct HostFindings {
     /// `exact` when page frames were visible, `inferred` when frames had to be told apart by file and
     /// address (no root).
     pub frames: FrameIdentity,
+    /// What the bytes were read from.
+    pub read: ReadThrough,
     /// Resident pages of the host side (`--include-host`).
     pub host_resident_pages: u64,
     /// Pages that changed, came or went between two passes, so that a pass missed them or saw them twice.
@@ -73,6 +75,17 @@ pub enum FrameIdentity {
     Exact,
     /// By file and offset, or process and address: the kernel hid the frame numbers.
     Inferred,
+}
+
+/// What bytes are read from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReadThrough {
+    /// Page frames themselves: leaves no trace.
+    Frames,
+    /// The memory of processes: pages look recently used afterwards.
+    #[default]
+    Processes,
 }
 
 /// What was found about one guest.

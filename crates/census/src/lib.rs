@@ -16,7 +16,7 @@ pub use census::{Census, Collected, Collector};
 pub use entry::Entry;
 pub use findings::{
     AlreadyShared, ByKinds, Change, Duplicates, Findings, FrameIdentity, GroupFindings, GuestFindings, HostFindings,
-    MapCell, Opportunity, Partial, RegionFindings, RunLengths, Share,
+    MapCell, Opportunity, Partial, ReadThrough, RegionFindings, RunLengths, Share,
 };
 pub use history::{Round, Stretch};
 pub use index::Interval;

@@ -59,6 +59,12 @@ impl Tally {
 
     /// Adds all frames of one content. Returns whether the content is held more than once.
     pub fn class(&mut self, layout: &Layout, class: &[Entry], zeros: Option<&Zeros>) -> bool {
+        if let (&[only], None) = (class, zeros)
+            && only.fingerprint() != Fingerprint::ZERO_PAGE
+        {
+            self.add_single(layout, only);
+            return false;
+        }
         let zero_counts = || zeros.into_iter().flat_map(Zeros::iter);
         self.counts.count(&self.groups, class, zero_counts());
         self.add_totals();
@@ -77,6 +83,24 @@ impl Tally {
             self.add_zeros(zero);
         }
         self.counts.guest_frames + u64::from(self.counts.twin_in_host()) > 1
+    }
+
+    /// A content that is held once, as most are: what [`Tally::class`] would come to, without the detour.
+    fn add_single(&mut self, layout: &Layout, only: Entry) {
+        let owner = only.owner();
+        if owner == GuestIndex::HOST {
+            self.host_resident_pages += 1;
+            return;
+        }
+        let shared = only.mapped_elsewhere();
+        self.buckets[usize::from(self.groups.of(owner))].0 += 1;
+        self.already_shared.ksm_frames += u64::from(only.ksm());
+        let guest = &mut self.guests[usize::from(owner.0)];
+        guest.findings.resident_pages += 1;
+        guest.findings.distinct_pages += 1;
+        guest.findings.incremental_folded_pages += u64::from(!shared);
+        guest.regions[only.region() as usize].incremental_folded_pages += u64::from(!shared);
+        guest.add_frame(layout, only, if shared { Share::AlreadyShared } else { Share::Unique }, shared, false);
     }
 
     fn add_totals(&mut self) {
@@ -139,21 +163,7 @@ impl Tally {
         let shared = shared_here || mapping.mapped_elsewhere();
         let share = if is_zero { Share::Zero } else { self.share_of(owner, shared) };
         let duplicate = self.is_duplicate(owner);
-        let guest = &mut self.guests[usize::from(owner.0)];
-        let region = &mut guest.regions[mapping.region() as usize];
-        region.resident_pages += 1;
-        region.zero_pages += u64::from(is_zero);
-        region.duplicate_pages += u64::from(duplicate);
-        region.incremental_pages += u64::from(!shared);
-        guest.findings.zero_pages += u64::from(is_zero);
-        guest.findings.incremental_pages += u64::from(!shared);
-        guest.findings.already_shared_pages += u64::from(shared);
-        guest.findings.ksm_pages += u64::from(mapping.ksm());
-        if let Some(cell) = layout.cell(owner, mapping.position()) {
-            let cell = &mut guest.findings.page_map[cell as usize];
-            cell.pages[share as usize] += 1;
-            cell.region.get_or_insert(mapping.region());
-        }
+        self.guests[usize::from(owner.0)].add_frame(layout, mapping, share, shared, duplicate);
     }
 
     fn add_zeros(&mut self, zero: ZeroCount) {
@@ -233,6 +243,26 @@ impl Tally {
 }
 
 impl GuestTally {
+    /// Counts one frame of this guest by itself: region, sharing, place on the map.
+    fn add_frame(&mut self, layout: &Layout, mapping: Entry, share: Share, shared: bool, duplicate: bool) {
+        let is_zero = share == Share::Zero;
+        let region = &mut self.regions[mapping.region() as usize];
+        region.resident_pages += 1;
+        region.zero_pages += u64::from(is_zero);
+        region.duplicate_pages += u64::from(duplicate);
+        region.incremental_pages += u64::from(!shared);
+        let findings = &mut self.findings;
+        findings.zero_pages += u64::from(is_zero);
+        findings.incremental_pages += u64::from(!shared);
+        findings.already_shared_pages += u64::from(shared);
+        findings.ksm_pages += u64::from(mapping.ksm());
+        if let Some(cell) = layout.cell(mapping.owner(), mapping.position()) {
+            let cell = &mut findings.page_map[cell as usize];
+            cell.pages[share as usize] += 1;
+            cell.region.get_or_insert(mapping.region());
+        }
+    }
+
     fn finish(self) -> GuestFindings {
         let regions = self.regions.into_iter().filter(|r| r.resident_pages > 0).collect();
         GuestFindings { regions, ..self.findings }

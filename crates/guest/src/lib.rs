@@ -22,4 +22,4 @@ pub use group::{GroupError, GroupFile, GroupRule, assign_groups};
 pub use mergeable::check_mergeable;
 pub use model::{Facts, Footprint, Guest, GuestKind, Partial, RegionFootprint};
 pub use region::RegionMap;
-pub use scan::{HostSide, Missed, Plan, ScanTotals};
+pub use scan::{HostSide, Missed, Plan, ScanOptions, ScanTotals};

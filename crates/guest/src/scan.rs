@@ -15,6 +15,10 @@
 //!                kpagecount: more mappings than this guest's own? kpageflags: KSM? zero page? --> sample
 //! ```
 //!
+//! Bytes are read from the page frames themselves where that is possible ([`host::FrameReader`]), which
+//! leaves no trace; else through the memory of the process ([`host::ProcessMemory`]), with care not to end
+//! any sharing.
+//!
 //! Only pages that the page tables show as present are read, so that reading makes nothing resident; the
 //! kernel's zero page is never counted. A page that goes away between the two looks is counted as
 //! vanished and makes the result partial. Page tables stay bound to the address space they were opened
@@ -30,4 +34,4 @@ mod plan;
 mod read;
 
 pub use plan::{HostSide, Missed, Plan};
-pub use read::ScanTotals;
+pub use read::{ScanOptions, ScanTotals};

@@ -1,10 +1,12 @@
 //! The only home of system calls, ioctls and the parsing of `/proc` and `/sys`.
 
+mod bpf;
 mod cgroup;
 mod check;
 mod error;
 mod features;
 mod file_map;
+mod frame_read;
 mod kpage;
 mod ksm;
 mod mounts;
@@ -21,6 +23,7 @@ pub use check::{Check, Status};
 pub use error::{Error, Result};
 pub use features::probe_host;
 pub use file_map::FileMap;
+pub use frame_read::FrameReader;
 pub use kpage::{FrameTable, kpf};
 pub use ksm::{Ksm, KsmStat};
 pub use mounts::proc_hides_processes;

@@ -1,8 +1,8 @@
 //! Taking a census: plan, scan in as many passes as the index needs, count.
 
 use crate::progress::Progress;
-use census::{Census, Collected, Findings, FrameIdentity, GuestFindings, Interval, Layout, Partial, Round, Stretch};
-use guest::{Guest, HostSide, Missed, Plan, ScanTotals};
+use census::{Census, Collected, Findings, FrameIdentity, GuestFindings, Interval, Layout, Partial, ReadThrough, Round, Stretch};
+use guest::{Guest, HostSide, Missed, Plan, ScanOptions, ScanTotals};
 use page::{GuestIndex, PAGE_BYTES, PageSample};
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,8 @@ pub struct Request<'a> {
     pub threads: usize,
     /// Bound of the index, all threads together.
     pub index_bytes: Option<usize>,
+    /// Read through the memory of processes even if page frames could be read themselves.
+    pub through_processes: bool,
     /// Cells of each guest's page map.
     pub map_cells: u32,
     /// Gets every sample, from any thread.
@@ -104,7 +106,8 @@ fn pass(
             samples(sample);
         }
     };
-    let totals = plan.scan(&mut sinks, push, samples.is_some(), progress.done());
+    let options = ScanOptions { all_flags: samples.is_some(), through_processes: request.through_processes };
+    let totals = plan.scan(&mut sinks, push, options, progress.done());
     let seen = sinks.iter().map(|s| s.seen).sum();
     // Sorting is the larger part of indexing, so threads share it too.
     let collected = std::thread::scope(|threads| {
@@ -135,6 +138,7 @@ fn fill_in(findings: &mut Findings, request: &Request<'_>, plan: &Plan, totals: 
     host.pages_scanned = plan.pages();
     host.threads = request.threads;
     host.frames = if totals.exact { FrameIdentity::Exact } else { FrameIdentity::Inferred };
+    host.read = if totals.read_frames { ReadThrough::Frames } else { ReadThrough::Processes };
     for (n, guest) in findings.guests.iter_mut().enumerate() {
         guest.mapped_pages = totals.mapped_pages.get(n).copied().unwrap_or(0);
         guest.unreadable_pages = totals.unreadable_pages.get(n).copied().unwrap_or(0);

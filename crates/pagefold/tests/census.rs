@@ -71,13 +71,22 @@ fn two_programs_are_counted_as_by_hand() {
 }
 
 #[test]
-fn threads_and_passes_find_the_same() {
+fn threads_passes_and_ways_of_reading_find_the_same() {
     let stage = Stage::new();
     let (one, two) = pair(&stage);
     let pids = [one.pid(), two.pid()];
     let plain = census(&pids, &[]);
-    for more in [&["--threads", "2"][..], &["--index-memory", "16K"], &["--index-memory", "40K", "--threads", "2"]] {
+    assert_eq!(plain["host"]["read"], "frames");
+    let ways = [
+        &["--threads", "2"][..],
+        &["--index-memory", "16K"],
+        &["--index-memory", "40K", "--threads", "2"],
+        &["--no-bpf"],
+        &["--no-bpf", "--threads", "2"],
+    ];
+    for more in ways {
         let mut other = census(&pids, more);
+        assert_eq!(other["host"]["read"], if more.contains(&"--no-bpf") { "processes" } else { "frames" });
         let passes = number(&other["host"]["passes"]);
         assert_eq!(passes > 1, more.contains(&"--index-memory"), "{passes} passes with {more:?}");
         compare(&other, &pids);
@@ -86,14 +95,18 @@ fn threads_and_passes_find_the_same() {
     }
 }
 
+/// `process_vm_readv` would give every process a copy of its own.
 #[test]
-fn forked_pages_are_one_frame_and_a_break_is_two() {
+fn forked_pages_are_one_frame_and_stay_it() {
     let mut known = Stage::new().start(&["alloc a 1000", "fill a 0 1000 1"]);
     let child: u32 = known.tell("fork").parse().unwrap();
     let pids = [known.pid(), child];
+    for how in [&[][..], &["--no-bpf"], &["--no-bpf", "--threads", "2"]] {
+        let before = census(&pids, how);
+        compare(&before, &pids);
+        assert!(number(&before["already_shared"]["saved_pages"]) >= 1000, "{how:?}");
+    }
     let before = census(&pids, &[]);
-    compare(&before, &pids);
-    assert!(number(&before["already_shared"]["saved_pages"]) >= 1000);
     // The same bytes again, written by the parent: now there are two frames of each.
     known.tell("fill a 0 600 1");
     let after = census(&pids, &[]);
@@ -112,17 +125,21 @@ fn nothing_becomes_resident_by_looking_and_the_zero_page_is_not_memory() {
     };
     let before = rss();
     let found = census(&[known.pid()], &[]);
+    let again = census(&[known.pid()], &["--no-bpf"]);
     assert_eq!(rss(), before);
     compare(&found, &[known.pid()]);
+    compare(&again, &[known.pid()]);
     assert!(number(&guest(&found, known.pid())["resident_pages"]) < 5000);
 }
 
 #[test]
 fn huge_pages_and_forbidden_pages_are_counted_page_by_page() {
     let known = Stage::new().start(&["huge h 1024", "same h 0 1024 3", "alloc p 500", "fill p 0 500 9000", "none p"]);
-    let found = census(&[known.pid()], &[]);
-    compare(&found, &[known.pid()]);
-    assert!(number(&guest(&found, known.pid())["duplicates"]["within"]) >= 1023);
+    for how in [&[][..], &["--no-bpf"]] {
+        let found = census(&[known.pid()], how);
+        compare(&found, &[known.pid()]);
+        assert!(number(&guest(&found, known.pid())["duplicates"]["within"]) >= 1023);
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ const PAGES: u32 = 65536;
 
 /// Takes a census of a large guest and a small one, does something to the large one in the middle of it, and
 /// goes on with other delays until that was in the middle: the process was there at first and not any more then.
-fn in_the_middle(disturb: impl Fn(&mut Known), reason: &str) {
+fn in_the_middle(how: &[&str], disturb: impl Fn(&mut Known), reason: &str) {
     let stage = Stage::new();
     let calm = stage.start(&["alloc a 2000", "fill a 0 2000 1"]);
     let expected = Frames::of(&[calm.pid()]).resident(calm.pid());
@@ -23,7 +23,7 @@ fn in_the_middle(disturb: impl Fn(&mut Known), reason: &str) {
         let mut large = stage.start(&[&format!("alloc a {PAGES}"), &format!("fill a 0 {PAGES} 100000")]);
         let pid = large.pid();
         let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
-        command.args(census_args(&[pid, calm.pid()], &[])).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args(census_args(&[pid, calm.pid()], how)).stdout(Stdio::piped()).stderr(Stdio::piped());
         let begin = Instant::now();
         let running = command.spawn().unwrap();
         std::thread::sleep(delay);
@@ -53,17 +53,25 @@ fn in_the_middle(disturb: impl Fn(&mut Known), reason: &str) {
     panic!("never hit the middle of a census");
 }
 
+const WAYS: [&[&str]; 2] = [&[], &["--no-bpf"]];
+
 #[test]
 fn a_guest_that_dies_is_partial() {
-    in_the_middle(Known::kill, "ended, or executed another program");
+    for how in WAYS {
+        in_the_middle(how, Known::kill, "ended, or executed another program");
+    }
 }
 
 #[test]
 fn a_guest_that_executes_another_program_is_partial() {
-    in_the_middle(|known| known.send("exec"), "ended, or executed another program");
+    for how in WAYS {
+        in_the_middle(how, |known| known.send("exec"), "ended, or executed another program");
+    }
 }
 
 #[test]
 fn a_guest_that_gives_memory_back_is_partial() {
-    in_the_middle(|known| known.send(&format!("drop a 0 {PAGES}")), "unmapped or discarded");
+    for how in WAYS {
+        in_the_middle(how, |known| known.send(&format!("drop a 0 {PAGES}")), "unmapped or discarded");
+    }
 }

@@ -2,14 +2,23 @@
 
 use super::frames::{FrameTables, SharedFrames};
 use super::plan::{AddressSpace, Missed, Plan, Source, Unit};
-use host::{CachedFile, PageRange, PagemapEntry, kpf};
+use host::{CachedFile, FrameReader, PageRange, PagemapEntry, kpf};
 use page::{Fingerprint, FrameId, GuestIndex, HostVirt, PAGE_BYTES, PageKind, PageSample, Pfn, Region};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Pages copied at a time: they and what they are hashed with stay in a core's second-level cache.
-const BATCH_PAGES: usize = 64;
+const BATCH_PAGES: usize = FrameReader::BATCH;
+
+/// How a scan reads.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ScanOptions {
+    /// Read `/proc/kpageflags` for every sample, not only where they can say something.
+    pub all_flags: bool,
+    /// Read through the memory of processes even if page frames could be read themselves.
+    pub through_processes: bool,
+}
 
 /// What a scan counted besides its samples.
 #[derive(Clone, Debug, Default)]
@@ -24,6 +33,8 @@ pub struct ScanTotals {
     pub hashed_pages: u64,
     /// Frames were told apart by frame number.
     pub exact: bool,
+    /// Page frames themselves were read, not the memory of processes.
+    pub read_frames: bool,
     /// What went away meanwhile or could not be read.
     pub missed: Vec<Missed>,
 }
@@ -87,8 +98,7 @@ struct Scan<'a> {
     tables: Option<FrameTables>,
     /// KSM holds pages of this host.
     ksm: bool,
-    /// Read the flags of every frame, also where KSM holds none.
-    all_flags: bool,
+    options: ScanOptions,
 }
 
 /// A lock whose holder panicked is taken all the same: the panic ends the scan anyway.
@@ -98,12 +108,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Plan {
     /// Scans, with one thread for each of `sinks`, and gives every sample to the sink of its thread. `done`
-    /// counts the pages that have been dealt with. `all_flags` has `/proc/kpageflags` read for every sample.
+    /// counts the pages that have been dealt with.
     pub fn scan<S: Send>(
         &self,
         sinks: &mut [S],
         push: impl Fn(&mut S, &PageSample) + Sync,
-        all_flags: bool,
+        options: ScanOptions,
         done: &AtomicU64,
     ) -> ScanTotals {
         let scan = Scan {
@@ -113,14 +123,16 @@ impl Plan {
             hashed_pages: AtomicU64::new(0),
             tables: if host::frames_visible() { FrameTables::open() } else { None },
             ksm: host::Ksm::read().is_some_and(|ksm| ksm.pages_shared > 0),
-            all_flags,
+            options,
         };
+        let workers: Vec<_> = sinks.iter().map(|_| Worker::new(&scan)).collect();
+        let read_frames = workers.iter().all(|w| w.frames.is_some());
         std::thread::scope(|threads| {
-            for sink in sinks {
-                threads.spawn(|| Worker::new(&scan).run(&mut |sample| push(sink, sample), done));
+            for (worker, sink) in workers.into_iter().zip(sinks) {
+                threads.spawn(|| worker.run(&mut |sample| push(sink, sample), done));
             }
         });
-        scan.totals()
+        ScanTotals { read_frames, ..scan.totals() }
     }
 }
 
@@ -166,6 +178,8 @@ impl Scan<'_> {
 /// One thread's tools.
 struct Worker<'a> {
     scan: &'a Scan<'a>,
+    /// Present when page frames themselves can be read.
+    frames: Option<FrameReader>,
     bytes: Vec<u8>,
     entries: Vec<PagemapEntry>,
     alone: Vec<Found>,
@@ -174,8 +188,10 @@ struct Worker<'a> {
 
 impl<'a> Worker<'a> {
     fn new(scan: &'a Scan<'a>) -> Self {
+        let by_frame = scan.tables.is_some() && !scan.options.through_processes;
+        let frames = by_frame.then(FrameReader::open).and_then(Result::ok);
         let bytes = vec![0; BATCH_PAGES * PAGE_BYTES];
-        Self { scan, bytes, entries: Vec::new(), alone: Vec::new(), shared: Vec::new() }
+        Self { scan, frames, bytes, entries: Vec::new(), alone: Vec::new(), shared: Vec::new() }
     }
 
     fn run(mut self, push: &mut dyn FnMut(&PageSample), done: &AtomicU64) {
@@ -233,8 +249,12 @@ impl<'a> Worker<'a> {
 
     /// Reads and fingerprints pages; those that cannot be read are taken out and counted.
     fn read(&mut self, unit: &Unit, pages: &mut Vec<Found>) {
-        match &unit.source {
-            Source::Process(space, facts) => {
+        match (&unit.source, self.frames.take()) {
+            (_, Some(mut frames)) => {
+                pages.chunks_mut(BATCH_PAGES).for_each(|batch| self.read_frames(unit, &mut frames, batch));
+                self.frames = Some(frames);
+            }
+            (Source::Process(space, facts), None) => {
                 let careful = |found: &Found| facts.protected || self.scan.may_be_shared(found);
                 for alike in pages.chunk_by_mut(|a, b| careful(a) == careful(b)) {
                     let careful = careful(&alike[0]);
@@ -243,13 +263,23 @@ impl<'a> Worker<'a> {
                     }
                 }
             }
-            Source::File(file) => self.read_cached(file, pages),
+            (Source::File(file), None) => self.read_cached(file, pages),
         }
-        let wanted = pages.len();
+        for failed in pages.iter().filter(|f| f.fingerprint.is_none()) {
+            self.lose(unit, failed.address);
+        }
         pages.retain(|f| f.fingerprint.is_some());
         self.scan.hashed_pages.fetch_add(pages.len() as u64, Ordering::Relaxed);
-        if let (Source::File(_), true) = (&unit.source, pages.len() < wanted) {
-            lock(&self.scan.progress(unit.owner).lost).entry(0).or_default().0 += (wanted - pages.len()) as u64;
+    }
+
+    fn read_frames(&mut self, unit: &Unit, frames: &mut FrameReader, batch: &mut [Found]) {
+        let mut numbers = [Pfn(0); BATCH_PAGES];
+        for (number, found) in numbers.iter_mut().zip(batch.iter()) {
+            *number = Pfn(found.frame.0);
+        }
+        let read = frames.read(&numbers[..batch.len()], |n, page| batch[n].fingerprint = Some(Fingerprint::of(page)));
+        if let Err(error) = read {
+            self.miss(unit, error.to_string());
         }
     }
 
@@ -272,9 +302,7 @@ impl<'a> Worker<'a> {
             for (found, page) in rest.iter_mut().zip(self.bytes.chunks_exact(PAGE_BYTES)).take(got) {
                 found.fingerprint = Some(Fingerprint::of(page));
             }
-            if let Some(failed) = rest.get(got) {
-                self.lose(unit, space, failed.address);
-            }
+            // The page behind those that arrived is the one that could not be read.
             rest = rest.get_mut(got + 1..).unwrap_or_default();
         }
     }
@@ -288,12 +316,17 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Counts a page that the kernel did not let us read.
-    fn lose(&mut self, unit: &Unit, space: &AddressSpace, at: HostVirt) {
-        let still_there =
-            space.pagemap.read(at, 1, &mut self.entries).is_ok() && self.entries.first().is_some_and(|e| e.present());
+    /// Counts a page that could not be read.
+    fn lose(&mut self, unit: &Unit, at: HostVirt) {
+        let still_there = match &unit.source {
+            Source::Process(space, _) => {
+                space.pagemap.read(at, 1, &mut self.entries).is_ok()
+                    && self.entries.first().is_some_and(|e| e.present())
+            }
+            Source::File(_) => false,
+        };
         let mut lost = lock(&self.scan.progress(unit.owner).lost);
-        let (vanished, unreadable) = lost.entry(space.pid).or_default();
+        let (vanished, unreadable) = lost.entry(unit.pid()).or_default();
         *(if still_there { unreadable } else { vanished }) += 1;
     }
 
@@ -372,7 +405,7 @@ impl Scan<'_> {
 
     /// Reads the flags of frames, where they can say something or are asked for.
     fn read_flags(&self, pages: &mut [Found]) {
-        let Some(tables) = self.tables.as_ref().filter(|_| self.ksm || self.all_flags) else { return };
+        let Some(tables) = self.tables.as_ref().filter(|_| self.ksm || self.options.all_flags) else { return };
         pages.sort_unstable_by_key(|f| f.frame);
         let numbers: Vec<_> = pages.iter().map(|f| Pfn(f.frame.0)).collect();
         let mut page = pages.iter_mut();

@@ -40,6 +40,9 @@ pub struct Args {
     /// Bound the index (64M, 1G, ...) and scan in several passes when it is reached
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     index_memory: Option<u64>,
+    /// Read through the memory of processes instead of page frames: no BPF, slower, pages look used afterwards
+    #[arg(long)]
+    no_bpf: bool,
     /// Repeat every so many seconds and report what changed
     #[arg(long, value_name = "SECONDS", conflicts_with = "index_memory", value_parser = clap::value_parser!(u32).range(1..))]
     watch: Option<u32>,
@@ -110,6 +113,7 @@ fn request<'a>(args: &Args, guests: &'a [Guest]) -> Request<'a> {
         host_side: HostSide { pids, files: args.host_file.clone() },
         threads: args.threads.into(),
         index_bytes: args.index_memory.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
+        through_processes: args.no_bpf,
         map_cells: if args.html.is_some() { MAP_CELLS } else { 0 },
         samples: None,
         round: None,

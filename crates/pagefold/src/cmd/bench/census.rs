@@ -54,6 +54,7 @@ struct Figures {
 #[derive(Debug, Serialize)]
 struct CensusFigures {
     threads: usize,
+    read: census::ReadThrough,
     index_bound_bytes: Option<usize>,
     passes: u32,
     index_bytes: u64,
@@ -78,6 +79,8 @@ struct Ratios {
     two_threads_speedup: f64,
     /// Time with a quarter of the index over time with all of it.
     bounded_to_unbounded: f64,
+    /// Time with reading page frames over time with reading through processes.
+    frames_to_processes: f64,
     /// Time a page with all guests over time a page with a quarter of them.
     us_per_page_growth: f64,
 }
@@ -87,13 +90,21 @@ struct Contestant {
     guests: Vec<Guest>,
     threads: usize,
     index_bytes: Option<usize>,
+    through_processes: bool,
     seconds: Vec<f64>,
     last: census::Findings,
 }
 
 impl Contestant {
     fn new(guests: Vec<Guest>, threads: usize, index_bytes: Option<usize>) -> Self {
-        Self { guests, threads, index_bytes, seconds: Vec::new(), last: census::Findings::default() }
+        Self {
+            guests,
+            threads,
+            index_bytes,
+            through_processes: false,
+            seconds: Vec::new(),
+            last: census::Findings::default(),
+        }
     }
 
     fn run(&mut self) {
@@ -103,6 +114,7 @@ impl Contestant {
             host_side: HostSide::default(),
             threads: self.threads,
             index_bytes: self.index_bytes,
+            through_processes: self.through_processes,
             map_cells: 0,
             samples: None,
             round: None,
@@ -115,6 +127,7 @@ impl Contestant {
         let (host, seconds) = (&self.last.host, median(&self.seconds));
         CensusFigures {
             threads: self.threads,
+            read: host.read,
             index_bound_bytes: self.index_bytes,
             passes: host.passes,
             index_bytes: host.index_bytes,
@@ -153,14 +166,15 @@ fn measure(args: &Args, running: &Guests, pages_a_guest: usize) -> anyhow::Resul
     let copies: Vec<_> = (0..args.guests).map(|n| contents(n, pages_a_guest)).collect();
     let mut target = contents(0, pages_a_guest);
     let quarter_of_index = pages_a_guest * all * 20 / 4;
-    let ways = [
-        (all, 1, None),
-        (all, 2, None),
-        (all, 1, Some(quarter_of_index)),
-        (all.div_ceil(4), 1, None),
-        (all.div_ceil(2), 1, None),
+    let way = |guests, threads, bound| Contestant::new(running.first(guests), threads, bound);
+    let mut ways = [
+        way(all, 1, None),
+        way(all, 2, None),
+        way(all, 1, Some(quarter_of_index)),
+        Contestant { through_processes: true, ..way(all, 1, None) },
+        way(all.div_ceil(4), 1, None),
+        way(all.div_ceil(2), 1, None),
     ];
-    let mut ways = ways.map(|(guests, threads, bound)| Contestant::new(running.first(guests), threads, bound));
     let (mut xxh3, mut memcpy) = (Vec::new(), Vec::new());
     for round in 1..=args.rounds {
         eprintln!("pagefold: round {round} of {}", args.rounds);
@@ -168,7 +182,7 @@ fn measure(args: &Args, running: &Guests, pages_a_guest: usize) -> anyhow::Resul
         memcpy.push(time(|| copy_all(&copies, &mut target)));
         ways.iter_mut().for_each(Contestant::run);
     }
-    let [one, two, bounded, quarter, half] = &ways;
+    let [one, two, bounded, processes, quarter, half] = &ways;
     let bytes = gib((pages_a_guest * all) as u64);
     let pids = |guests: &[Guest]| guests.iter().flat_map(|g| g.pids.clone()).collect::<Vec<_>>();
     Ok(Figures {
@@ -177,7 +191,7 @@ fn measure(args: &Args, running: &Guests, pages_a_guest: usize) -> anyhow::Resul
         rounds: args.rounds,
         memcpy_gib_per_s: bytes / median(&memcpy),
         plain_xxh3_gib_per_s: bytes / median(&xxh3),
-        census: [one, two, bounded].map(Contestant::figures).into(),
+        census: [one, two, bounded, processes].map(Contestant::figures).into(),
         by_size: [quarter, half, one]
             .map(|c| SizeFigures {
                 guests: c.guests.len(),
@@ -190,6 +204,7 @@ fn measure(args: &Args, running: &Guests, pages_a_guest: usize) -> anyhow::Resul
             census_to_memcpy: one.figures().gib_per_s * median(&memcpy) / bytes,
             two_threads_speedup: median(&one.seconds) / median(&two.seconds),
             bounded_to_unbounded: median(&bounded.seconds) / median(&one.seconds),
+            frames_to_processes: median(&one.seconds) / median(&processes.seconds),
             us_per_page_growth: one.us_per_page() / quarter.us_per_page(),
         },
         peak_rss_bytes: peak_of_census(&pids(&one.guests))?,
@@ -210,7 +225,11 @@ fn print(out: &mut dyn Write, f: &Figures) -> std::io::Result<()> {
     for c in &f.census {
         let bound = if c.index_bound_bytes.is_some() { ", bounded index" } else { "" };
         let plural = if c.threads == 1 { "" } else { "s" };
-        let what = format!("census, {} thread{plural}{bound}", c.threads);
+        let through = match c.read {
+            census::ReadThrough::Frames => "",
+            census::ReadThrough::Processes => ", through processes",
+        };
+        let what = format!("census, {} thread{plural}{bound}{through}", c.threads);
         row(&mut table, &what, c.gib_per_s, report::bytes(c.index_bytes), c.passes.to_string());
     }
     writeln!(

@@ -1,0 +1,77 @@
+//! The census beside the kernel's own merger: it sees what is merged, and leaves it merged.
+
+mod common;
+
+use common::brute_force::Frames;
+use common::{Stage, census, guest, number};
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const KSM: &str = "/sys/kernel/mm/ksm";
+
+/// KSM at full speed until dropped. The knobs go back to where they were even if this process is killed: a
+/// shell waits for the end of our pipe and does it.
+struct Merging(Child);
+
+impl Merging {
+    fn start() -> Self {
+        let restore = ["run", "pages_to_scan", "sleep_millisecs", "smart_scan"].map(|knob| {
+            let value = fs::read_to_string(format!("{KSM}/{knob}")).expect("a kernel with KSM");
+            format!("echo {} > {KSM}/{knob}", value.trim())
+        });
+        let script = format!("cat > /dev/null; echo 2 > {KSM}/run; {}", restore.join("; "));
+        let guard = Command::new("setsid").args(["sh", "-c", &script]).stdin(Stdio::piped()).spawn().expect("a shell");
+        for (knob, value) in [("pages_to_scan", "20000"), ("sleep_millisecs", "1"), ("smart_scan", "0"), ("run", "1")] {
+            fs::write(format!("{KSM}/{knob}"), value).expect("root");
+        }
+        Self(guard)
+    }
+}
+
+impl Drop for Merging {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+fn merged(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/ksm_stat")).expect("a kernel that tells");
+    let line = stat.lines().find_map(|l| l.strip_prefix("ksm_merging_pages ")).expect("the count");
+    line.trim().parse().expect("a number")
+}
+
+#[test]
+fn merged_pages_are_seen_and_stay_merged() {
+    let stage = Stage::new();
+    let both = ["alloc a 1000", "fill a 0 400 1", "same a 400 100 9999999", "mergeable a"];
+    let (one, two) = (stage.start(&both), stage.start(&both));
+    let pids = [one.pid(), two.pid()];
+    let plain = census(&pids, &[]);
+    let merging = Merging::start();
+    let begin = Instant::now();
+    while pids.iter().any(|&pid| merged(pid) < 500) {
+        assert!(begin.elapsed() < Duration::from_secs(60), "ksmd does not merge: {:?}", pids.map(merged));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // Stop ksmd, keep what it merged.
+    fs::write(format!("{KSM}/run"), "0").unwrap();
+    let expected = Frames::of(&pids);
+    for how in [&[][..], &["--no-bpf"]] {
+        let found = census(&pids, how);
+        for pid in pids {
+            let guest = guest(&found, pid);
+            assert_eq!(number(&guest["resident_pages"]), expected.resident(pid), "{how:?}");
+            assert_eq!(number(&guest["mapped_pages"]), expected.mapped(pid), "{how:?}");
+            assert_eq!(guest["ksm_pages"], 401, "{how:?}");
+            assert_eq!(merged(pid), 500, "looking {how:?} ended the merging");
+        }
+        let shared = &found["already_shared"];
+        assert_eq!((number(&shared["ksm_frames"]), number(&shared["ksm_saved_pages"])), (401, 2 * 500 - 401));
+        // Of the 400 + 100 copies that there were to save, none is left.
+        let saved = |found: &serde_json::Value| number(&found["opportunity"]["total"]["anon_anon"]);
+        assert_eq!(saved(&plain) - saved(&found), 599, "{how:?}");
+    }
+    drop(merging);
+}
