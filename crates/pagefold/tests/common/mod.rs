@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses its part of this")]
 
 pub mod brute_force;
+pub mod qemu;
 
 use serde_json::Value;
 use std::fs::{self, Permissions};
@@ -114,7 +115,7 @@ fn program() -> PathBuf {
 }
 
 /// A program run as a user without any rights.
-fn unprivileged(program: &str) -> Command {
+pub fn unprivileged(program: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--", program]);
     command

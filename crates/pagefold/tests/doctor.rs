@@ -1,0 +1,106 @@
+//! `pagefold doctor` on this host, and on real QEMUs that can and cannot be merged.
+
+mod common;
+
+use common::qemu::Qemu;
+use common::{Stage, json_of, pagefold, unprivileged};
+use serde_json::Value;
+
+fn check<'a>(checks: &'a Value, id: &str) -> &'a Value {
+    let checks = checks.as_array().expect("a list");
+    checks.iter().find(|c| c["id"] == id).unwrap_or_else(|| panic!("no {id} in {checks:?}"))
+}
+
+/// A host may lack something and still answer.
+fn doctor(args: &[&str]) -> Value {
+    let output = pagefold(&[&["doctor", "--json"], args].concat());
+    assert!(matches!(output.status.code(), Some(0 | 3)), "{output:?}");
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+#[test]
+fn every_check_has_the_documented_fields() {
+    let own = std::process::id().to_string();
+    let checks = doctor(&["--pid", &own]);
+    for check in checks.as_array().unwrap() {
+        let keys: Vec<&String> = check.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["fix", "found", "id", "needed_for", "status"]);
+        assert!(matches!(check["status"].as_str(), Some("ok" | "warn" | "fail")), "{check}");
+        assert_eq!(check["fix"].is_null(), check["status"] == "ok", "{check}");
+    }
+    for id in [
+        "kernel:uffdio_move",
+        "kernel:wp_async",
+        "kernel:pagemap_scan",
+        "kernel:memfd_seals",
+        "rights:userfaultfd",
+        "rights:page_frames",
+        "rights:kpageflags",
+        "rights:kpagecount",
+        "memory:ksm",
+        "memory:max_map_count",
+        "memory:huge_pages",
+        "memory:swap",
+        "memory:page_size",
+        "host:kvm",
+        "host:cgroup",
+        "host:bpf",
+        &format!("guest:process:{own}:mergeable"),
+    ] {
+        check(&checks, id);
+    }
+    let count = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+    assert_eq!(check(&checks, "memory:max_map_count")["found"], count.trim());
+}
+
+#[test]
+fn root_sees_frames_and_others_do_not() {
+    let as_root = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").unwrap()) == 0;
+    if !as_root {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    assert_eq!(check(&doctor(&[]), "rights:page_frames")["status"], "ok");
+    let stage = Stage::new();
+    let output = unprivileged(&stage.path("pagefold")).args(["doctor", "--json"]).output().unwrap();
+    let checks = json_of(&output);
+    for id in ["rights:page_frames", "rights:kpageflags", "rights:kpagecount"] {
+        assert_eq!(check(&checks, id)["status"], "warn", "{id}");
+    }
+    assert_eq!(check(&checks, "kernel:memfd_seals")["status"], "ok");
+}
+
+#[test]
+fn vms_that_cannot_be_merged_are_told_why() {
+    let memfd = "memory-backend-memfd,id=m,size=128M";
+    let shared = format!("{memfd},share=on");
+    let private = format!("{memfd},share=off");
+    for (name, more, status, words) in [
+        ("plain", &[][..], "ok", "advised as mergeable"),
+        (
+            "shared",
+            &["-object", &shared, "-machine", "pc,memory-backend=m"],
+            "warn",
+            "shared memory (/memfd:memory-backend-memfd)",
+        ),
+        ("private", &["-object", &private, "-machine", "pc,memory-backend=m"], "warn", "private mapping of a file"),
+        ("unmerged", &["-machine", "pc,mem-merge=off"], "warn", "mem-merge=off"),
+        ("locked", &["-overcommit", "mem-lock=on"], "warn", "locked"),
+    ] {
+        let Some(qemu) = Qemu::start(&format!("doctor-{name}"), more) else { return };
+        let checks = doctor(&["--guest", &qemu.name]);
+        let check = check(&checks, &format!("guest:{}:mergeable", qemu.id()));
+        assert_eq!(check["status"], status, "{check}");
+        assert!(check["found"].as_str().unwrap().contains(words), "{check}");
+    }
+}
+
+#[test]
+fn people_get_marks_and_what_to_do() {
+    let output = pagefold(&["doctor", "--pid", &std::process::id().to_string()]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    for words in ["What the kernel can do", "  ok ", "Whether guests could be merged", "-> ", " missing\n"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    assert!(text.lines().all(|l| l.chars().count() <= 100), "{text}");
+}
