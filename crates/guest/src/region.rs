@@ -20,7 +20,8 @@ const PAGE: u64 = page::PAGE_BYTES as u64;
 pub struct RegionMap(Vec<Region>);
 
 impl RegionMap {
-    /// Classifies all mappings of one process, which is one of `guest`'s or nobody's.
+    /// Classifies all mappings of one process, which is one of `guest`'s or nobody's. Mappings without
+    /// `VmFlags` ([`Mapping::list`]) do as well, unless the VM has two candidates of equal size for its RAM.
     pub fn new(guest: Option<&Guest>, mappings: &[Mapping]) -> Self {
         let kind = guest.map(|g| g.kind);
         let mut regions: Vec<Region> = mappings.iter().map(|m| region_by_itself(m, kind)).collect();
@@ -56,13 +57,14 @@ fn region_by_itself(m: &Mapping, kind: Option<GuestKind>) -> Region {
 }
 
 /// Where the RAM of a VM lies: the first way of laying it out for which every block is found. If none
-/// fits (the VM was resized, or the size is not known), the largest row of mappings that looks like RAM.
+/// fits (the VM was resized, or the size is not known), the largest row of mappings, of those that are
+/// advised as RAM is if there are any.
 fn guest_ram(guest: &Guest, mappings: &[Mapping]) -> Vec<Range<usize>> {
     let rows = rows(mappings, could_be_ram);
     let found = layouts(guest).into_iter().find_map(|blocks| place(&blocks, &rows, mappings));
     found.unwrap_or_else(|| {
-        let likely = self::rows(mappings, |m| could_be_ram(m) && looks_like_ram(m));
-        let candidates = if likely.is_empty() { rows } else { likely };
+        let advised = self::rows(mappings, |m| could_be_ram(m) && is_advised(m));
+        let candidates = if advised.is_empty() { rows } else { advised };
         candidates.into_iter().max_by_key(|r| bytes(mappings, r)).into_iter().collect()
     })
 }
@@ -98,7 +100,8 @@ fn place(blocks: &[u64], rows: &[Range<usize>], mappings: &[Mapping]) -> Option<
 
 /// The parts of a row of mappings that are as large as a block of RAM.
 fn parts_of(row: &Range<usize>, block: u64, mappings: &[Mapping]) -> Vec<Range<usize>> {
-    let huge = if mappings[row.start].has_flag(b"ht") { &HUGETLB_BYTES[..] } else { &[] };
+    // A list without flags leaves open which files are on hugetlbfs.
+    let huge = if mappings[row.start].has_file() { &HUGETLB_BYTES[..] } else { &[] };
     let mut parts = Vec::new();
     for unit in [PAGE].iter().chain(huge) {
         let Some(wanted) = block.checked_next_multiple_of(*unit).filter(|b| *b > 0) else { continue };
@@ -136,10 +139,14 @@ fn could_be_ram(m: &Mapping) -> bool {
     m.read && m.write && !m.execute && !special && !m.has_flag(b"io") && !m.has_flag(b"pf")
 }
 
-/// RAM is what VMMs advise as mergeable, share, or take huge pages for; their own heaps are not. Writable data
-/// of programs has a file too, but is small.
+/// VMMs advise RAM as mergeable, share it, or take huge pages for it; their own heaps they do not.
 fn looks_like_ram(m: &Mapping) -> bool {
-    m.has_flag(b"mg") || m.has_flag(b"ht") || m.has_file()
+    is_advised(m) || m.has_file()
+}
+
+/// Known only where `VmFlags` were read.
+fn is_advised(m: &Mapping) -> bool {
+    m.has_flag(b"mg") || m.has_flag(b"ht")
 }
 
 fn bytes(mappings: &[Mapping], range: &Range<usize>) -> u64 {

@@ -76,6 +76,15 @@ fn a_vm_whose_size_is_not_what_the_command_line_said() {
 }
 
 #[test]
+fn a_list_without_flags_does_as_well() {
+    let list: String = TCG.lines().filter(|l| !l.starts_with("VmFlags")).map(|l| format!("{l}\n")).collect();
+    let vm = |ram| vm(GuestKind::Qemu, &[ram]);
+    assert_eq!(regions(&vm(128 * M), &list), regions(&vm(128 * M), TCG));
+    // Without a size it cannot be told from the stack right before it.
+    assert_eq!(regions(&vm(100 * M), &list)[6..9], [GuestRam, GuestRam, Heap]);
+}
+
+#[test]
 fn code_in_anonymous_memory_is_a_translation_cache_in_an_emulator_only() {
     let maps = mappings(TCG);
     let map = RegionMap::new(None, &maps);

@@ -1,0 +1,231 @@
+//! Whether the memory of a guest could be merged, by the kernel's merger or by Pagefold, and why not.
+//!
+//! Only private anonymous memory can: of a shared or file-backed mapping, writing to one page would have
+//! to be seen by others. What a device may write to without the CPU noticing (vfio), and what is locked
+//! or in huge pages of hugetlbfs, stays where it is.
+
+use crate::{Guest, RegionMap};
+use host::{Check, KsmStat, Mapping};
+use page::Region;
+use std::path::Path;
+
+/// What is known of a guest that bears on merging, over all its processes.
+#[derive(Clone, Debug, Default)]
+struct Evidence {
+    /// Mappings that would be merged: the RAM of a VM, otherwise all private anonymous memory.
+    mappings: Vec<Mapping>,
+    /// Open files by which devices are passed through.
+    passthrough: Vec<String>,
+    /// A process asked for all its memory to be merged.
+    merge_any: bool,
+    /// The kernel has KSM; without it no mapping can be advised.
+    has_ksm: bool,
+}
+
+/// The check `guest:ID:mergeable` of `guest`.
+pub fn check_mergeable(guest: &Guest, has_ksm: bool) -> Check {
+    let check = |found: String| Check::ok(format!("guest:{}:mergeable", guest.id), found, "merging its memory");
+    match gather(guest, has_ksm) {
+        Ok(evidence) => judge(guest, &evidence, check),
+        Err(e) if e.is_gone() => check("it has ended".into()).warn("look again"),
+        Err(e) if e.is_denied() => check("no right to read it".into()).warn("run as root (with CAP_SYS_PTRACE)"),
+        Err(e) => check(e.to_string()).warn("look again as root"),
+    }
+}
+
+fn gather(guest: &Guest, has_ksm: bool) -> host::Result<Evidence> {
+    let mut evidence = Evidence { has_ksm, ..Evidence::default() };
+    let (mut seen, mut gone) = (false, None);
+    for &pid in &guest.pids {
+        match gather_process(guest, pid, &mut evidence) {
+            Ok(()) => seen = true,
+            // Processes of a container come and go; only when all have gone there is nothing to judge.
+            Err(e) if e.is_gone() => gone = Some(e),
+            Err(e) => return Err(e),
+        }
+    }
+    match gone {
+        Some(e) if !seen => Err(e),
+        _ => Ok(evidence),
+    }
+}
+
+fn gather_process(guest: &Guest, pid: u32, evidence: &mut Evidence) -> host::Result<()> {
+    let mappings = Mapping::read_all(pid)?;
+    let regions = RegionMap::new(Some(guest), &mappings);
+    let wanted = |n: usize| match regions.region_of(n) {
+        Region::GuestRam => true,
+        Region::Heap => !guest.kind.is_vm(),
+        _ => false,
+    };
+    evidence.mappings.extend(mappings.into_iter().enumerate().filter(|(n, _)| wanted(*n)).map(|(_, m)| m));
+    let files = host::open_files(pid)?;
+    evidence.passthrough.extend(files.iter().filter(|f| passes_device(f)).map(|f| f.display().to_string()));
+    evidence.merge_any |= KsmStat::of(pid)?.ksm_merge_any == Some(true);
+    Ok(())
+}
+
+/// Drivers that let a device write to the memory of a process.
+fn passes_device(file: &Path) -> bool {
+    let name = file.to_string_lossy();
+    name.starts_with("/dev/vfio/") || name == "/dev/iommu" || name.starts_with("/dev/vhost-vdpa")
+}
+
+/// The first obstacle that there is, in the order of how hard it is to remove.
+fn judge(guest: &Guest, evidence: &Evidence, check: impl Fn(String) -> Check) -> Check {
+    let mappings = &evidence.mappings;
+    // RAM is stuck if a block of it is; a container has many mappings, and is if they all are.
+    let stuck = |is: &dyn Fn(&Mapping) -> bool| match guest.kind.is_vm() {
+        true => mappings.iter().any(is),
+        false => mappings.iter().all(is),
+    };
+    let what = if guest.kind.is_vm() { "its RAM" } else { "its memory" };
+    if mappings.is_empty() {
+        return check("no private anonymous memory was found".into())
+            .warn("nothing need be done: there is nothing to merge");
+    }
+    if !evidence.passthrough.is_empty() {
+        let files = evidence.passthrough.join(", ");
+        return check(format!("no: a device may write to {what} at any time ({files})"))
+            .warn("take the device out of the guest (vfio, vhost-vdpa), or leave this guest as it is");
+    }
+    if stuck(&|m| m.has_flag(b"ht")) {
+        return check(format!("no: {what} is in hugetlbfs pages"))
+            .warn("start it with memory-backend-ram, without -mem-path on hugetlbfs");
+    }
+    if guest.kind.is_vm() && stuck(&|m| m.shared) {
+        return check(format!("no: {what} is shared memory{}", backing(mappings)))
+            .warn("start it with share=off (virtiofs and vhost-user need share=on: then leave it as it is)");
+    }
+    if guest.kind.is_vm() && stuck(&Mapping::has_file) {
+        return check(format!("no: {what} is a private mapping of a file{}", backing(mappings)))
+            .warn("start it with memory-backend-ram in place of memory-backend-file or -memfd");
+    }
+    if stuck(&|m| m.has_flag(b"lo")) {
+        return check(format!("no: {what} is locked"))
+            .warn("start it without locking (QEMU: -overcommit mem-lock=off)");
+    }
+    if stuck(&|m| m.has_flag(b"um") || m.has_flag(b"uw") || m.has_flag(b"ui")) {
+        return check(format!("not now: somebody handles the faults of {what} with a userfaultfd"))
+            .warn("wait for its migration, snapshot or restore to end");
+    }
+    judge_advice(guest, evidence, what, check)
+}
+
+/// Nothing stands in the way; has anybody asked the kernel to merge?
+fn judge_advice(guest: &Guest, evidence: &Evidence, what: &str, check: impl Fn(String) -> Check) -> Check {
+    let advised = evidence.mappings.iter().filter(|m| m.has_flag(b"mg")).count();
+    if evidence.merge_any {
+        return check("yes: it asked the kernel to merge all its memory (prctl)".into());
+    }
+    if advised > 0 {
+        return check(format!("yes: {what} is private, and advised as mergeable"));
+    }
+    if !evidence.has_ksm {
+        return check(format!("yes: {what} is private; this kernel has no KSM that it could be advised to"));
+    }
+    if guest.kind == crate::GuestKind::Qemu {
+        return check(format!("not by the kernel: {what} is private, but not advised as mergeable (mem-merge=off)"))
+            .warn("start it with -machine mem-merge=on, and without merge=off at its memory backend");
+    }
+    check(format!("not by the kernel: {what} is private, but nothing advises it as mergeable"))
+        .warn("let it call prctl(PR_SET_MEMORY_MERGE), or madvise(MADV_MERGEABLE) on its memory")
+}
+
+fn backing(mappings: &[Mapping]) -> String {
+    let file = mappings.iter().find(|m| m.has_file() && !m.name.is_empty());
+    file.map(|m| format!(" ({})", m.name.strip_suffix(" (deleted)").unwrap_or(&m.name))).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Facts, GuestKind};
+    use host::Status;
+
+    fn guest(kind: GuestKind) -> Guest {
+        Guest {
+            id: "x:y".into(),
+            name: "y".into(),
+            kind,
+            pids: vec![1],
+            group: "g".into(),
+            ram_bytes: None,
+            facts: Facts::default(),
+        }
+    }
+
+    /// One mapping with these rights, name and flags.
+    fn evidence(rights: &str, name: &str, flags: &str) -> Evidence {
+        let inode = if name.is_empty() { 0 } else { 9 };
+        let smaps =
+            format!("7f0000000000-7f0004000000 {rights} 00000000 00:01 {inode} {name}\nVmFlags: rd wr {flags}\n");
+        Evidence { mappings: Mapping::parse_all(&smaps).unwrap(), has_ksm: true, ..Evidence::default() }
+    }
+
+    fn found(kind: GuestKind, evidence: &Evidence) -> (Status, String) {
+        let check = judge(&guest(kind), evidence, |found| Check::ok("guest:x:y:mergeable", found, "merging"));
+        (check.status, check.found)
+    }
+
+    fn assert_says(kind: GuestKind, evidence: &Evidence, status: Status, words: &str) {
+        let (is, text) = found(kind, evidence);
+        assert!(is == status && text.contains(words), "{is:?} {text}");
+    }
+
+    #[test]
+    fn every_obstacle_of_a_vm_has_its_name() {
+        use GuestKind::Qemu;
+        use Status::{Ok, Warn};
+        let memfd = "/memfd:memory-backend-memfd (deleted)";
+        assert_says(Qemu, &evidence("rw-p", "", "dc mg"), Ok, "yes");
+        assert_says(Qemu, &evidence("rw-p", "", "dc"), Warn, "mem-merge=off");
+        assert_says(Qemu, &evidence("rw-s", memfd, "dc"), Warn, "shared memory (/memfd:memory-backend-memfd)");
+        assert_says(Qemu, &evidence("rw-p", memfd, "dc mg"), Warn, "private mapping of a file");
+        assert_says(Qemu, &evidence("rw-s", "/dev/hugepages/x", "ht"), Warn, "hugetlbfs");
+        assert_says(Qemu, &evidence("rw-p", "", "lo mg"), Warn, "locked");
+        assert_says(Qemu, &evidence("rw-p", "", "mg um"), Warn, "userfaultfd");
+        let vfio = Evidence { passthrough: vec!["/dev/vfio/12".into()], ..evidence("rw-p", "", "mg lo") };
+        assert_says(Qemu, &vfio, Warn, "/dev/vfio/12");
+        let no_ksm = Evidence { has_ksm: false, ..evidence("rw-p", "", "dc") };
+        assert_says(Qemu, &no_ksm, Ok, "no KSM");
+        assert_says(Qemu, &Evidence::default(), Warn, "no private anonymous");
+    }
+
+    #[test]
+    fn other_guests_have_to_ask() {
+        let plain = evidence("rw-p", "", "");
+        assert_says(GuestKind::Lxc, &plain, Status::Warn, "nothing advises it");
+        assert_says(GuestKind::Firecracker, &plain, Status::Warn, "nothing advises it");
+        let asked = Evidence { merge_any: true, ..plain };
+        assert_says(GuestKind::Process, &asked, Status::Ok, "prctl");
+        assert_says(GuestKind::Process, &evidence("rw-p", "", "mg"), Status::Ok, "advised");
+        let mut partly_locked = evidence("rw-p", "", "mg lo");
+        assert_says(GuestKind::Process, &partly_locked, Status::Warn, "locked");
+        partly_locked.mappings.extend(evidence("rw-p", "", "mg").mappings);
+        assert_says(GuestKind::Process, &partly_locked, Status::Ok, "advised");
+        assert_says(GuestKind::Qemu, &partly_locked, Status::Warn, "locked");
+    }
+
+    #[test]
+    fn files_by_which_devices_are_passed_through() {
+        for yes in ["/dev/vfio/12", "/dev/vfio/vfio", "/dev/vfio/devices/vfio0", "/dev/iommu", "/dev/vhost-vdpa-0"] {
+            assert!(passes_device(Path::new(yes)), "{yes}");
+        }
+        for no in ["/dev/kvm", "/dev/vhost-net", "/home/dev/vfio/x", "anon_inode:kvm-vm"] {
+            assert!(!passes_device(Path::new(no)), "{no}");
+        }
+    }
+
+    #[test]
+    fn a_real_process_is_looked_at() {
+        let survey = crate::Survey::take().unwrap();
+        let me = std::process::id();
+        let guest = survey.guests(&[me]).into_iter().find(|g| g.pids == [me]).unwrap();
+        let check = check_mergeable(&guest, true);
+        assert_eq!(check.id, format!("guest:process:{me}:mergeable"));
+        assert!(check.found.contains("nothing advises it"), "{check:?}");
+        let gone = Guest { pids: vec![u32::MAX >> 2], ..guest };
+        assert_eq!(check_mergeable(&gone, true).found, "it has ended");
+    }
+}
