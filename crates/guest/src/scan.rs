@@ -15,9 +15,8 @@
 //!                kpagecount: more mappings than this guest's own? kpageflags: KSM? zero page? --> sample
 //! ```
 //!
-//! Bytes are read from the page frames themselves where that is possible ([`host::FrameReader`]), which
-//! leaves no trace; else through the memory of the process ([`host::ProcessMemory`]), with care not to end
-//! any sharing.
+//! Bytes are read through the memory of the process ([`host::ProcessMemory`]), with care not to end any
+//! sharing; or, on demand, from the page frames themselves ([`host::FrameReader`]), which leaves no trace.
 //!
 //! Only pages that the page tables show as present are read, so that reading makes nothing resident; the
 //! kernel's zero page is never counted. A page that goes away between the two looks is counted as

@@ -1,5 +1,6 @@
 //! The only home of system calls, ioctls and the parsing of `/proc` and `/sys`.
 
+mod advice;
 mod bpf;
 mod cgroup;
 mod check;
@@ -18,6 +19,7 @@ mod smaps;
 mod system;
 mod vm_read;
 
+pub use advice::prefer_huge_pages;
 pub use cgroup::{CgroupLayout, Cgroups};
 pub use check::{Check, Status};
 pub use error::{Error, Result};

@@ -1,7 +1,10 @@
 //! Taking a census: plan, scan in as many passes as the index needs, count.
 
+use crate::exit::Stop;
 use crate::progress::Progress;
-use census::{Census, Collected, Findings, FrameIdentity, GuestFindings, Interval, Layout, Partial, ReadThrough, Round, Stretch};
+use census::{
+    Census, Collected, Findings, FrameIdentity, GuestFindings, Interval, Layout, Partial, ReadThrough, Round, Stretch,
+};
 use guest::{Guest, HostSide, Missed, Plan, ScanOptions, ScanTotals};
 use page::{GuestIndex, PAGE_BYTES, PageSample};
 use std::time::{Duration, Instant};
@@ -16,8 +19,8 @@ pub struct Request<'a> {
     pub threads: usize,
     /// Bound of the index, all threads together.
     pub index_bytes: Option<usize>,
-    /// Read through the memory of processes even if page frames could be read themselves.
-    pub through_processes: bool,
+    /// Read page frames themselves, not the memory of processes.
+    pub no_trace: bool,
     /// Cells of each guest's page map.
     pub map_cells: u32,
     /// Gets every sample, from any thread.
@@ -37,7 +40,10 @@ pub struct WatchRound<'a> {
 }
 
 /// Takes a census, and keeps the round for the next one to be compared with.
-pub fn take(request: &Request<'_>) -> (Findings, Option<Round>) {
+///
+/// # Errors
+/// Page frames were to be read, and this host does not let us.
+pub fn take(request: &Request<'_>) -> anyhow::Result<(Findings, Option<Round>)> {
     let begin = Instant::now();
     let plan = Plan::new(request.guests, &request.host_side);
     let layout = Layout { guests: plan.positions().to_vec(), map_cells: request.map_cells };
@@ -51,7 +57,7 @@ pub fn take(request: &Request<'_>) -> (Findings, Option<Round>) {
     let mut from = Some(0);
     while let Some(first) = from {
         let interval = Interval::from(first);
-        let (scanned, seen, collected) = pass(request, &plan, &census, &interval, &progress, totals.is_none());
+        let (scanned, seen, collected) = pass(request, &plan, &census, &interval, &progress, totals.is_none())?;
         hashed_pages += scanned.hashed_pages;
         if totals.is_none() {
             seen_in_first_pass = seen;
@@ -77,7 +83,7 @@ pub fn take(request: &Request<'_>) -> (Findings, Option<Round>) {
     host.hash_gib_per_s = (hashed_pages * PAGE_BYTES as u64) as f64 / f64::from(1 << 30) / host.seconds;
     let resident: u64 = findings.guests.iter().map(|g| g.resident_pages).sum();
     host.drifted_pages = seen_in_first_pass.abs_diff(resident + host.host_resident_pages);
-    (findings, round)
+    Ok((findings, round))
 }
 
 /// What one scanning thread fills.
@@ -94,7 +100,7 @@ fn pass(
     interval: &Interval,
     progress: &Progress,
     first: bool,
-) -> (ScanTotals, u64, Vec<Collected>) {
+) -> anyhow::Result<(ScanTotals, u64, Vec<Collected>)> {
     let share = request.index_bytes.map(|bytes| bytes / request.threads);
     let samples = request.samples.filter(|_| first);
     let sink = || Sink { collector: census.collector(interval, share), seen: 0 };
@@ -106,15 +112,16 @@ fn pass(
             samples(sample);
         }
     };
-    let options = ScanOptions { all_flags: samples.is_some(), through_processes: request.through_processes };
-    let totals = plan.scan(&mut sinks, push, options, progress.done());
+    let options = ScanOptions { all_flags: samples.is_some(), no_trace: request.no_trace };
+    let scanned = plan.scan(&mut sinks, push, options, progress.done());
+    let totals = scanned.map_err(|e| Stop::HostLacks(format!("{e}: --no-trace needs root, BPF and no lockdown")))?;
     let seen = sinks.iter().map(|s| s.seen).sum();
     // Sorting is the larger part of indexing, so threads share it too.
     let collected = std::thread::scope(|threads| {
         let finishing: Vec<_> = sinks.into_iter().map(|s| threads.spawn(|| s.collector.finish())).collect();
         finishing.into_iter().map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     });
-    (totals, seen, collected)
+    Ok((totals, seen, collected))
 }
 
 fn label(guest: &Guest) -> GuestFindings {
@@ -138,7 +145,7 @@ fn fill_in(findings: &mut Findings, request: &Request<'_>, plan: &Plan, totals: 
     host.pages_scanned = plan.pages();
     host.threads = request.threads;
     host.frames = if totals.exact { FrameIdentity::Exact } else { FrameIdentity::Inferred };
-    host.read = if totals.read_frames { ReadThrough::Frames } else { ReadThrough::Processes };
+    host.read = if request.no_trace { ReadThrough::Frames } else { ReadThrough::Processes };
     for (n, guest) in findings.guests.iter_mut().enumerate() {
         guest.mapped_pages = totals.mapped_pages.get(n).copied().unwrap_or(0);
         guest.unreadable_pages = totals.unreadable_pages.get(n).copied().unwrap_or(0);

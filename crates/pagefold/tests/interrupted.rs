@@ -53,7 +53,7 @@ fn in_the_middle(how: &[&str], disturb: impl Fn(&mut Known), reason: &str) {
     panic!("never hit the middle of a census");
 }
 
-const WAYS: [&[&str]; 2] = [&[], &["--no-bpf"]];
+const WAYS: [&[&str]; 2] = [&[], &["--no-trace"]];
 
 #[test]
 fn a_guest_that_dies_is_partial() {

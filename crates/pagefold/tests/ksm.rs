@@ -58,7 +58,7 @@ fn merged_pages_are_seen_and_stay_merged() {
     // Stop ksmd, keep what it merged.
     fs::write(format!("{KSM}/run"), "0").unwrap();
     let expected = Frames::of(&pids);
-    for how in [&[][..], &["--no-bpf"]] {
+    for how in [&[][..], &["--no-trace"]] {
         let found = census(&pids, how);
         for pid in pids {
             let guest = guest(&found, pid);

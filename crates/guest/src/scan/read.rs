@@ -16,8 +16,8 @@ const BATCH_PAGES: usize = FrameReader::BATCH;
 pub struct ScanOptions {
     /// Read `/proc/kpageflags` for every sample, not only where they can say something.
     pub all_flags: bool,
-    /// Read through the memory of processes even if page frames could be read themselves.
-    pub through_processes: bool,
+    /// Read page frames themselves, which leaves no trace, not the memory of processes. Takes root and BPF.
+    pub no_trace: bool,
 }
 
 /// What a scan counted besides its samples.
@@ -33,8 +33,6 @@ pub struct ScanTotals {
     pub hashed_pages: u64,
     /// Frames were told apart by frame number.
     pub exact: bool,
-    /// Page frames themselves were read, not the memory of processes.
-    pub read_frames: bool,
     /// What went away meanwhile or could not be read.
     pub missed: Vec<Missed>,
 }
@@ -109,13 +107,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Plan {
     /// Scans, with one thread for each of `sinks`, and gives every sample to the sink of its thread. `done`
     /// counts the pages that have been dealt with.
+    ///
+    /// # Errors
+    /// Page frames were to be read, and cannot be.
     pub fn scan<S: Send>(
         &self,
         sinks: &mut [S],
         push: impl Fn(&mut S, &PageSample) + Sync,
         options: ScanOptions,
         done: &AtomicU64,
-    ) -> ScanTotals {
+    ) -> host::Result<ScanTotals> {
         let scan = Scan {
             plan: self,
             guests: self.units_of.iter().map(|_| Progress::default()).collect(),
@@ -125,14 +126,13 @@ impl Plan {
             ksm: host::Ksm::read().is_some_and(|ksm| ksm.pages_shared > 0),
             options,
         };
-        let workers: Vec<_> = sinks.iter().map(|_| Worker::new(&scan)).collect();
-        let read_frames = workers.iter().all(|w| w.frames.is_some());
+        let workers = sinks.iter().map(|_| Worker::new(&scan)).collect::<host::Result<Vec<_>>>()?;
         std::thread::scope(|threads| {
             for (worker, sink) in workers.into_iter().zip(sinks) {
                 threads.spawn(|| worker.run(&mut |sample| push(sink, sample), done));
             }
         });
-        ScanTotals { read_frames, ..scan.totals() }
+        Ok(scan.totals())
     }
 }
 
@@ -178,7 +178,7 @@ impl Scan<'_> {
 /// One thread's tools.
 struct Worker<'a> {
     scan: &'a Scan<'a>,
-    /// Present when page frames themselves can be read.
+    /// Present when page frames themselves are to be read.
     frames: Option<FrameReader>,
     bytes: Vec<u8>,
     entries: Vec<PagemapEntry>,
@@ -187,11 +187,10 @@ struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    fn new(scan: &'a Scan<'a>) -> Self {
-        let by_frame = scan.tables.is_some() && !scan.options.through_processes;
-        let frames = by_frame.then(FrameReader::open).and_then(Result::ok);
+    fn new(scan: &'a Scan<'a>) -> host::Result<Self> {
+        let frames = scan.options.no_trace.then(FrameReader::open).transpose()?;
         let bytes = vec![0; BATCH_PAGES * PAGE_BYTES];
-        Self { scan, frames, bytes, entries: Vec::new(), alone: Vec::new(), shared: Vec::new() }
+        Ok(Self { scan, frames, bytes, entries: Vec::new(), alone: Vec::new(), shared: Vec::new() })
     }
 
     fn run(mut self, push: &mut dyn FnMut(&PageSample), done: &AtomicU64) {

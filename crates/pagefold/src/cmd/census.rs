@@ -40,9 +40,9 @@ pub struct Args {
     /// Bound the index (64M, 1G, ...) and scan in several passes when it is reached
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     index_memory: Option<u64>,
-    /// Read through the memory of processes instead of page frames: no BPF, slower, pages look used afterwards
+    /// Read page frames through BPF, so that pages do not look recently used afterwards; slower for huge pages
     #[arg(long)]
-    no_bpf: bool,
+    no_trace: bool,
     /// Repeat every so many seconds and report what changed
     #[arg(long, value_name = "SECONDS", conflicts_with = "index_memory", value_parser = clap::value_parser!(u32).range(1..))]
     watch: Option<u32>,
@@ -73,8 +73,8 @@ fn once(args: &Args) -> anyhow::Result<Outcome> {
     let export = args.parquet.as_deref().map(|path| samples::Export::create(path, &guests)).transpose()?;
     let request = request(args, &guests);
     let (findings, _) = match &export {
-        Some(export) => take(&Request { samples: Some(&|sample| export.push(sample)), ..request }),
-        None => take(&request),
+        Some(export) => take(&Request { samples: Some(&|sample| export.push(sample)), ..request })?,
+        None => take(&request)?,
     };
     if let Some(export) = export {
         export.close()?;
@@ -94,7 +94,7 @@ fn watch(args: &Args, pause: Duration) -> anyhow::Result<Outcome> {
         // Guests come and go between rounds.
         let guests = args.selection.resolve()?;
         let round = WatchRound { number, since_start: begin.elapsed(), before: before.as_ref() };
-        let (findings, this) = take(&Request { round: Some(round), ..request(args, &guests) });
+        let (findings, this) = take(&Request { round: Some(round), ..request(args, &guests) })?;
         before = this;
         print(args, &findings)?;
         last = outcome(&findings);
@@ -113,7 +113,7 @@ fn request<'a>(args: &Args, guests: &'a [Guest]) -> Request<'a> {
         host_side: HostSide { pids, files: args.host_file.clone() },
         threads: args.threads.into(),
         index_bytes: args.index_memory.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
-        through_processes: args.no_bpf,
+        no_trace: args.no_trace,
         map_cells: if args.html.is_some() { MAP_CELLS } else { 0 },
         samples: None,
         round: None,

@@ -6,6 +6,8 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
 const ZERO_PAGE: u64 = 1 << 24;
+const REFERENCED: u64 = 1 << 2;
+const ACTIVE: u64 = 1 << 6;
 
 /// The frames of some processes.
 #[derive(Default)]
@@ -29,13 +31,26 @@ fn word(file: &File, n: u64) -> u64 {
 impl Frames {
     pub fn of(pids: &[u32]) -> Self {
         let mut frames = Self::default();
-        pids.iter().for_each(|&pid| frames.add(pid));
+        for &pid in pids {
+            let memory = File::open(format!("/proc/{pid}/mem")).expect("mem");
+            frames.add(pid, |page| {
+                let mut bytes = vec![0; 4096];
+                memory.read_exact_at(&mut bytes, page * 4096).expect("a present page");
+                bytes
+            });
+        }
         frames
     }
 
-    fn add(&mut self, pid: u32) {
-        let open = |name: &str| File::open(format!("/proc/{pid}/{name}")).expect(name);
-        let (pagemap, memory) = (open("pagemap"), open("mem"));
+    /// The frames alone, without reading what they hold.
+    pub fn without_content(pid: u32) -> Self {
+        let mut frames = Self::default();
+        frames.add(pid, |_| Vec::new());
+        frames
+    }
+
+    fn add(&mut self, pid: u32, read: impl Fn(u64) -> Vec<u8>) {
+        let pagemap = File::open(format!("/proc/{pid}/pagemap")).expect("pagemap");
         let flags = File::open("/proc/kpageflags").expect("root");
         let mine = self.mappings.entry(pid).or_default();
         for line in fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps").lines() {
@@ -51,9 +66,7 @@ impl Frames {
                 if entry >> 63 == 0 || word(&flags, pfn) & ZERO_PAGE != 0 {
                     continue;
                 }
-                let mut bytes = vec![0; 4096];
-                memory.read_exact_at(&mut bytes, page * 4096).expect("a present page");
-                self.content.insert(pfn, bytes);
+                self.content.insert(pfn, read(page));
                 self.anonymous.insert(pfn, entry >> 61 & 1 == 0);
                 *mine.entry(pfn).or_default() += 1;
             }
@@ -80,6 +93,12 @@ impl Frames {
     pub fn alone(&self, pid: u32) -> u64 {
         let counts = File::open("/proc/kpagecount").expect("root");
         self.mappings[&pid].iter().filter(|&(&frame, &n)| word(&counts, frame) == n).count() as u64
+    }
+
+    /// Frames that the kernel takes for recently used.
+    pub fn used(&self) -> usize {
+        let flags = File::open("/proc/kpageflags").expect("root");
+        self.content.keys().filter(|&&frame| word(&flags, frame) & (REFERENCED | ACTIVE) != 0).count()
     }
 
     /// Frames beyond the first of each content, over all processes.

@@ -34,12 +34,21 @@ pub struct Args {
     json: bool,
 }
 
-/// What was measured. Bandwidths are GiB of guest memory a second.
+/// What was measured.
+#[derive(Debug, Serialize)]
+struct Bench {
+    guests: u64,
+    rounds: u32,
+    /// Guests' memory in transparent huge pages, as VMMs hold guest RAM.
+    huge_pages: Figures,
+    /// Guests' memory in small pages, as containers and VMs on a fragmented host hold theirs.
+    small_pages: Figures,
+}
+
+/// What was measured with one backing. Bandwidths are GiB of guest memory a second.
 #[derive(Debug, Serialize)]
 struct Figures {
-    guests: u64,
     pages: u64,
-    rounds: u32,
     memcpy_gib_per_s: f64,
     plain_xxh3_gib_per_s: f64,
     census: Vec<CensusFigures>,
@@ -79,8 +88,8 @@ struct Ratios {
     two_threads_speedup: f64,
     /// Time with a quarter of the index over time with all of it.
     bounded_to_unbounded: f64,
-    /// Time with reading page frames over time with reading through processes.
-    frames_to_processes: f64,
+    /// Time with `--no-trace` over time without.
+    no_trace_to_plain: f64,
     /// Time a page with all guests over time a page with a quarter of them.
     us_per_page_growth: f64,
 }
@@ -90,7 +99,7 @@ struct Contestant {
     guests: Vec<Guest>,
     threads: usize,
     index_bytes: Option<usize>,
-    through_processes: bool,
+    no_trace: bool,
     seconds: Vec<f64>,
     last: census::Findings,
 }
@@ -101,26 +110,27 @@ impl Contestant {
             guests,
             threads,
             index_bytes,
-            through_processes: false,
+            no_trace: false,
             seconds: Vec::new(),
             last: census::Findings::default(),
         }
     }
 
-    fn run(&mut self) {
+    fn run(&mut self) -> anyhow::Result<()> {
         let begin = Instant::now();
         let request = Request {
             guests: &self.guests,
             host_side: HostSide::default(),
             threads: self.threads,
             index_bytes: self.index_bytes,
-            through_processes: self.through_processes,
+            no_trace: self.no_trace,
             map_cells: 0,
             samples: None,
             round: None,
         };
-        self.last = take(&request).0;
+        self.last = take(&request)?.0;
         self.seconds.push(begin.elapsed().as_secs_f64());
+        Ok(())
     }
 
     fn figures(&self) -> CensusFigures {
@@ -149,29 +159,37 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     if pages_a_guest < 1024 {
         bail!(crate::exit::Stop::Usage("--memory gives a guest less than 4M: nothing to measure".to_owned()));
     }
-    eprintln!("pagefold: filling {} guests of {} MiB", args.guests, pages_a_guest >> 8);
-    let running = Guests::start(args.guests, pages_a_guest)?;
-    let figures = measure(args, &running, pages_a_guest)?;
+    let bench = Bench {
+        guests: args.guests,
+        rounds: args.rounds,
+        huge_pages: measure(args, pages_a_guest, true)?,
+        small_pages: measure(args, pages_a_guest, false)?,
+    };
     let mut out = std::io::stdout().lock();
     if args.json {
-        report::json::write(&mut out, &figures)?;
+        report::json::write(&mut out, &bench)?;
     } else {
-        print(&mut out, &figures)?;
+        for (what, figures) in [("huge", &bench.huge_pages), ("small", &bench.small_pages)] {
+            print(&mut out, args, what, figures)?;
+        }
     }
     Ok(Outcome::Done)
 }
 
-fn measure(args: &Args, running: &Guests, pages_a_guest: usize) -> anyhow::Result<Figures> {
+fn measure(args: &Args, pages_a_guest: usize, huge: bool) -> anyhow::Result<Figures> {
+    let backing = if huge { "huge" } else { "small" };
+    eprintln!("pagefold: filling {} guests of {} MiB in {backing} pages", args.guests, pages_a_guest >> 8);
+    let running = Guests::start(args.guests, pages_a_guest, huge)?;
     let all = args.guests as usize;
-    let copies: Vec<_> = (0..args.guests).map(|n| contents(n, pages_a_guest)).collect();
-    let mut target = contents(0, pages_a_guest);
+    let copies = (0..args.guests).map(|n| contents(n, pages_a_guest, huge)).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut target = contents(0, pages_a_guest, huge)?;
     let quarter_of_index = pages_a_guest * all * 20 / 4;
     let way = |guests, threads, bound| Contestant::new(running.first(guests), threads, bound);
     let mut ways = [
         way(all, 1, None),
         way(all, 2, None),
         way(all, 1, Some(quarter_of_index)),
-        Contestant { through_processes: true, ..way(all, 1, None) },
+        Contestant { no_trace: true, ..way(all, 1, None) },
         way(all.div_ceil(4), 1, None),
         way(all.div_ceil(2), 1, None),
     ];
@@ -180,18 +198,16 @@ fn measure(args: &Args, running: &Guests, pages_a_guest: usize) -> anyhow::Resul
         eprintln!("pagefold: round {round} of {}", args.rounds);
         xxh3.push(time(|| hash_all(&copies)));
         memcpy.push(time(|| copy_all(&copies, &mut target)));
-        ways.iter_mut().for_each(Contestant::run);
+        ways.iter_mut().try_for_each(Contestant::run)?;
     }
-    let [one, two, bounded, processes, quarter, half] = &ways;
+    let [one, two, bounded, no_trace, quarter, half] = &ways;
     let bytes = gib((pages_a_guest * all) as u64);
     let pids = |guests: &[Guest]| guests.iter().flat_map(|g| g.pids.clone()).collect::<Vec<_>>();
     Ok(Figures {
-        guests: args.guests,
         pages: one.last.host.pages_scanned,
-        rounds: args.rounds,
         memcpy_gib_per_s: bytes / median(&memcpy),
         plain_xxh3_gib_per_s: bytes / median(&xxh3),
-        census: [one, two, bounded, processes].map(Contestant::figures).into(),
+        census: [one, two, bounded, no_trace].map(Contestant::figures).into(),
         by_size: [quarter, half, one]
             .map(|c| SizeFigures {
                 guests: c.guests.len(),
@@ -204,7 +220,7 @@ fn measure(args: &Args, running: &Guests, pages_a_guest: usize) -> anyhow::Resul
             census_to_memcpy: one.figures().gib_per_s * median(&memcpy) / bytes,
             two_threads_speedup: median(&one.seconds) / median(&two.seconds),
             bounded_to_unbounded: median(&bounded.seconds) / median(&one.seconds),
-            frames_to_processes: median(&one.seconds) / median(&processes.seconds),
+            no_trace_to_plain: median(&no_trace.seconds) / median(&one.seconds),
             us_per_page_growth: one.us_per_page() / quarter.us_per_page(),
         },
         peak_rss_bytes: peak_of_census(&pids(&one.guests))?,
@@ -212,7 +228,7 @@ fn measure(args: &Args, running: &Guests, pages_a_guest: usize) -> anyhow::Resul
     })
 }
 
-fn print(out: &mut dyn Write, f: &Figures) -> std::io::Result<()> {
+fn print(out: &mut dyn Write, args: &Args, backing: &str, f: &Figures) -> std::io::Result<()> {
     use Align::{Left, Right};
     let mut table =
         Table::new(&[("", Left), ("GiB/s", Right), ("of xxh3", Right), ("index", Right), ("passes", Right)]);
@@ -226,23 +242,23 @@ fn print(out: &mut dyn Write, f: &Figures) -> std::io::Result<()> {
         let bound = if c.index_bound_bytes.is_some() { ", bounded index" } else { "" };
         let plural = if c.threads == 1 { "" } else { "s" };
         let through = match c.read {
-            census::ReadThrough::Frames => "",
-            census::ReadThrough::Processes => ", through processes",
+            census::ReadThrough::Frames => ", no trace",
+            census::ReadThrough::Processes => "",
         };
         let what = format!("census, {} thread{plural}{bound}{through}", c.threads);
         row(&mut table, &what, c.gib_per_s, report::bytes(c.index_bytes), c.passes.to_string());
     }
     writeln!(
         out,
-        "{} of {} guests, median of {} rounds\n",
+        "{} of {} guests in {backing} pages, median of {} rounds\n",
         report::bytes(page::pages_to_bytes(f.pages)),
-        f.guests,
-        f.rounds
+        args.guests,
+        args.rounds
     )?;
     write!(out, "{table}")?;
     writeln!(
         out,
-        "\nindex {:.1} bytes a page, peak resident set {}; {:.3} us a page with all guests, {:.2} times that of a quarter",
+        "\nindex {:.1} bytes a page, peak resident set {}; {:.3} us a page with all guests, {:.2} times that of a quarter\n",
         f.index_bytes_per_page,
         report::bytes(f.peak_rss_bytes),
         f.by_size.last().map_or(0.0, |s| s.us_per_page),

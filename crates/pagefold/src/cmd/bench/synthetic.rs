@@ -16,6 +16,9 @@ pub struct GuestArgs {
     /// Pages to hold
     #[arg(long)]
     pages: usize,
+    /// Hold them in transparent huge pages, as VMMs hold guest RAM
+    #[arg(long)]
+    huge: bool,
 }
 
 /// What a synthetic guest writes when its pages are there.
@@ -28,7 +31,11 @@ pub struct AlignedPage(pub [u8; PAGE_BYTES]);
 
 /// The pages of a guest: of every eight, four that nobody else has, two that every guest has, one that
 /// the guest has many times, one of zeros.
-pub fn contents(number: u64, pages: usize) -> Vec<AlignedPage> {
+pub fn contents(number: u64, pages: usize, huge: bool) -> anyhow::Result<Vec<AlignedPage>> {
+    let mut all = Vec::with_capacity(pages);
+    if huge {
+        host::prefer_huge_pages(all.spare_capacity_mut())?;
+    }
     let page = |n: u64| match n % 8 {
         0..4 => filled((number + 1) << 40 | n),
         4 | 5 => filled(n),
@@ -36,7 +43,8 @@ pub fn contents(number: u64, pages: usize) -> Vec<AlignedPage> {
         // Written, so that it is resident: zeros of the guest's own.
         _ => AlignedPage([0; PAGE_BYTES]),
     };
-    (0..pages as u64).map(page).collect()
+    all.extend((0..pages as u64).map(page));
+    Ok(all)
 }
 
 /// Xorshift from a seed: no two pages alike, none that compresses.
@@ -54,7 +62,7 @@ fn filled(seed: u64) -> AlignedPage {
 
 /// Holds the pages until standard input closes, which it does when the bench ends, however it ends.
 pub fn hold(args: &GuestArgs) -> anyhow::Result<Outcome> {
-    let bytes = contents(args.number, args.pages);
+    let bytes = contents(args.number, args.pages, args.huge)?;
     let mut out = std::io::stdout();
     out.write_all(READY.as_bytes()).and_then(|()| out.flush()).context("cannot say that the pages are there")?;
     std::io::stdin().read_to_end(&mut Vec::new()).context("cannot wait for the bench to end")?;
@@ -69,12 +77,13 @@ pub struct Guests {
 
 impl Guests {
     /// Starts so many guests of so many pages and waits until they hold them.
-    pub fn start(guests: u64, pages: usize) -> anyhow::Result<Self> {
+    pub fn start(guests: u64, pages: usize, huge: bool) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("cannot find this program to start it again")?;
         let mut running = Self { children: Vec::new() };
         for number in 0..guests {
             let child = Command::new(&program)
                 .args(["bench-guest", "--number", &number.to_string(), "--pages", &pages.to_string()])
+                .args(huge.then_some("--huge"))
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()

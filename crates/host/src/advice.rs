@@ -1,0 +1,47 @@
+//! Advice to the kernel about memory of our own.
+
+use crate::{Error, Result};
+use rustix::mm::Advice;
+use std::mem::MaybeUninit;
+
+/// Asks for transparent huge pages where `memory` lies, as VMMs do for guest RAM; small pages, or huge ones if the
+/// host's policy is `always`, are what memory has without.
+///
+/// # Errors
+/// The kernel has no transparent huge pages.
+pub fn prefer_huge_pages<T>(memory: &mut [MaybeUninit<T>]) -> Result<()> {
+    let (start, end) = whole_pages(memory);
+    // SAFETY: the advice changes how the range is backed, not what it holds; the range is rounded inwards to whole
+    // pages, all of which `memory` owns.
+    let advised = unsafe { rustix::mm::madvise(start as *mut _, end.saturating_sub(start), Advice::LinuxHugepage) };
+    advised.map_err(|e| Error::file("prefer huge pages in", "own memory", e))
+}
+
+/// First and last page boundary within a slice.
+fn whole_pages<T>(memory: &[MaybeUninit<T>]) -> (usize, usize) {
+    let start = (memory.as_ptr() as usize).next_multiple_of(page::PAGE_BYTES);
+    let end = (memory.as_ptr() as usize + size_of_val(memory)) / page::PAGE_BYTES * page::PAGE_BYTES;
+    (start, end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Usage;
+
+    #[test]
+    fn memory_that_is_written_afterwards_is_in_huge_pages() {
+        let mode = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+        if !mode.contains("[madvise]") && !mode.contains("[always]") {
+            eprintln!("skipped: transparent huge pages are off");
+            return;
+        }
+        let before = Usage::of(std::process::id()).unwrap().thp_bytes;
+        let mut memory: Vec<u8> = Vec::with_capacity(64 << 20);
+        prefer_huge_pages(memory.spare_capacity_mut()).unwrap();
+        memory.resize(64 << 20, 1);
+        let after = Usage::of(std::process::id()).unwrap().thp_bytes;
+        assert!(after - before >= 32 << 20, "{before} {after}");
+        prefer_huge_pages::<u8>(&mut []).unwrap();
+    }
+}
