@@ -81,6 +81,26 @@ impl Entry {
 }
 
 #[cfg(test)]
+impl Entry {
+    /// A page of guest RAM in a frame of its own, for tests.
+    pub(crate) fn sample(owner: u16, position: u32, content: u64) -> Self {
+        Self::from(&PageSample {
+            owner: GuestIndex(owner),
+            position,
+            pid: 1,
+            address: page::HostVirt(0),
+            frame: FrameId(u64::from(position)),
+            kind: PageKind::Anon,
+            region: Region::GuestRam,
+            mapped_elsewhere: false,
+            ksm: false,
+            kpageflags: None,
+            fingerprint: Fingerprint(content),
+        })
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use page::HostVirt;

@@ -113,23 +113,6 @@ fn overlaps<'a>(now: &'a [Stretch], then: &'a [Stretch]) -> impl Iterator<Item =
 #[cfg(test)]
 mod tests {
     use super::*;
-    use page::{Fingerprint, FrameId, HostVirt, PageKind, PageSample, Region};
-
-    fn entry(position: u32, content: u64) -> Entry {
-        Entry::from(&PageSample {
-            owner: GuestIndex(0),
-            position,
-            pid: 1,
-            address: HostVirt(0),
-            frame: FrameId(u64::from(position)),
-            kind: PageKind::Anon,
-            region: Region::GuestRam,
-            mapped_elsewhere: false,
-            ksm: false,
-            kpageflags: None,
-            fingerprint: Fingerprint(content),
-        })
-    }
 
     fn stretch(pid: u32, page: u64, pages: u32, position: u32) -> Stretch {
         Stretch { pid, page, pages, position }
@@ -139,15 +122,15 @@ mod tests {
     fn each_page_is_unchanged_changed_gone_or_new() {
         // Pages 10..16 of process 1, then a hole opens at 12 and 16..18 appear; 13 is rewritten.
         let mut before = Round::begin(1, 0, vec![stretch(1, 10, 6, 0)], 6);
-        before.class(&[entry(0, 7), entry(1, 7)], true);
+        before.class(&[Entry::sample(0, 0, 7), Entry::sample(0, 1, 7)], true);
         for p in 2..6 {
-            before.class(&[entry(p, 100 + u64::from(p))], false);
+            before.class(&[Entry::sample(0, p, 100 + u64::from(p))], false);
         }
         let mut now = Round::begin(2, 30, vec![stretch(1, 10, 2, 0), stretch(1, 13, 5, 3)], 8);
-        now.class(&[entry(0, 7), entry(1, 7), entry(7, 7)], true);
-        now.class(&[entry(3, 999)], false);
-        now.class(&[entry(4, 104)], false);
-        now.class(&[entry(5, 105)], false);
+        now.class(&[Entry::sample(0, 0, 7), Entry::sample(0, 1, 7), Entry::sample(0, 7, 7)], true);
+        now.class(&[Entry::sample(0, 3, 999)], false);
+        now.class(&[Entry::sample(0, 4, 104)], false);
+        now.class(&[Entry::sample(0, 5, 105)], false);
         let change = now.compare(&before);
         assert_eq!((change.unchanged_pages, change.changed_pages), (4, 1));
         assert_eq!((change.gone_pages, change.new_pages), (1, 1));

@@ -88,38 +88,21 @@ impl Partners {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use page::{Fingerprint, FrameId, HostVirt, PageKind, PageSample, Region};
-
-    fn entry(owner: u16, position: u32, content: u64) -> Entry {
-        Entry::from(&PageSample {
-            owner: GuestIndex(owner),
-            position,
-            pid: 1,
-            address: HostVirt(0),
-            frame: FrameId(u64::from(position)),
-            kind: PageKind::Anon,
-            region: Region::GuestRam,
-            mapped_elsewhere: false,
-            ksm: false,
-            kpageflags: None,
-            fingerprint: Fingerprint(content),
-        })
-    }
 
     #[test]
     fn a_run_goes_on_while_neighbours_match_neighbours() {
         // Guest 0 holds contents 1..=10 at 0..10; guest 1 holds 3,4,5 at 100.., then 9 at 103, then 50.
         let mut partners = Partners::new(200);
         for content in 1..=10 {
-            let mut class = vec![entry(0, content - 1, u64::from(content))];
+            let mut class = vec![Entry::sample(0, content - 1, u64::from(content))];
             match content {
-                3..=5 => class.push(entry(1, 97 + content, u64::from(content))),
-                9 => class.push(entry(1, 103, 9)),
+                3..=5 => class.push(Entry::sample(1, 97 + content, u64::from(content))),
+                9 => class.push(Entry::sample(1, 103, 9)),
                 _ => {}
             }
             partners.class(&class);
         }
-        partners.class(&[entry(1, 104, 50), entry(1, 105, 50)]);
+        partners.class(&[Entry::sample(1, 104, 50), Entry::sample(1, 105, 50)]);
         let found = partners.finish();
         assert_eq!((found.pages_looked_at, found.matched_pages), (16, 8));
         assert_eq!((found.runs, found.median, found.mean), (4, 3, 2.0));

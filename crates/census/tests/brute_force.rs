@@ -157,7 +157,8 @@ fn check(world: &World, found: &Findings) {
             let alone = class.iter().all(|f| f.owners.len() == 1 && f.owners.contains(&g) && !f.mapped_elsewhere);
             folded += u64::from(alone);
         }
-        let shared = world.frames.iter().filter(|f| f.owners.contains(&g) && (f.mapped_elsewhere || f.owners.len() > 1));
+        let shared =
+            world.frames.iter().filter(|f| f.owners.contains(&g) && (f.mapped_elsewhere || f.owners.len() > 1));
         let d = guest.duplicates;
         assert_eq!((guest.resident_pages, guest.zero_pages, guest.distinct_pages), (resident, zero, distinct));
         assert_eq!((d.within, d.group, d.other_groups, d.host), (within, group, other, host), "guest {g}");
@@ -172,9 +173,9 @@ fn check(world: &World, found: &Findings) {
     // The table: rows and columns add up; the host row is one more for each content it holds besides.
     let table = found.opportunity;
     assert_eq!(table.within.total + table.between.total, all);
-    let with_host = contents.values().filter(|c| {
-        c.iter().any(|f| is_guests(&f)) && c.iter().any(|f| f.owners.iter().all(|&o| o == HOST))
-    });
+    let with_host = contents
+        .values()
+        .filter(|c| c.iter().any(|f| is_guests(&f)) && c.iter().any(|f| f.owners.iter().all(|&o| o == HOST)));
     assert_eq!(table.host.total, with_host.count() as u64);
     let kinds = |r: census::ByKinds| r.anon_anon + r.file_file + r.anon_file;
     assert_eq!(kinds(table.within) + kinds(table.between) + kinds(table.host), table.total.total);
@@ -264,12 +265,8 @@ fn a_content_larger_than_the_bound_is_counted_whole() {
 /// A booted guest is mostly zeros; they cost the index nothing.
 #[test]
 fn zero_pages_need_no_index() {
-    let frame = |n: u16| Frame {
-        content: 0,
-        owners: BTreeSet::from([n % 2]),
-        kind: PageKind::Anon,
-        mapped_elsewhere: false,
-    };
+    let frame =
+        |n: u16| Frame { content: 0, owners: BTreeSet::from([n % 2]), kind: PageKind::Anon, mapped_elsewhere: false };
     let world = World { groups: vec![0, 1], frames: (0..4000).map(frame).collect() };
     let found = world.take(1, None);
     check(&world, &found);

@@ -28,6 +28,7 @@
 //! elsewhere too (after a fork) by address and content. Between Linux 6.7 and 6.16 such a caller cannot
 //! tell the kernel's huge zero page from memory, and counts it.
 
+mod found;
 mod frames;
 mod plan;
 mod read;

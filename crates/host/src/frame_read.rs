@@ -69,28 +69,28 @@ fn program(map: i32) -> [Instruction; 22] {
     const LOOP: i16 = 5;
     const EXIT: i16 = 20;
     [
-        op(0x18, 7, 2, 0, map),                    //  0: r7 = the map's value (two slots)
-        op(0x00, 0, 0, 0, 0),                      //  1:
-        op(0x85, 0, 0, 0, 35),                     //  2: r0 = bpf_get_current_task()
-        op(0x7b, 7, 0, TASK, 0),                   //  3: shared.task = r0
-        op(0xb7, 9, 0, 0, 0),                      //  4: r9 = 0
-        op(0xbf, 8, 9, 0, 0),                      //  5: r8 = r9            <- loop
-        op(0x67, 8, 0, 0, 3),                      //  6: r8 <<= 3
-        op(0x0f, 8, 7, 0, 0),                      //  7: r8 += r7
-        op(0x79, 3, 8, 0, 0),                      //  8: r3 = shared.slots[r9]
-        op(0x15, 3, 0, EXIT - 10, 0),              //  9: if r3 == 0 goto exit
-        op(0xbf, 1, 9, 0, 0),                      // 10: r1 = r9
-        op(0x67, 1, 0, 0, PAGE_SHIFT as i32),      // 11: r1 <<= 12
-        op(0x0f, 1, 7, 0, 0),                      // 12: r1 += r7
-        op(0x07, 1, 0, 0, PAGE),                   // 13: r1 += 4096: shared.pages[r9]
-        op(0xb7, 2, 0, 0, PAGE),                   // 14: r2 = 4096
-        op(0x85, 0, 0, 0, 113),                    // 15: r0 = bpf_probe_read_kernel(r1, r2, r3)
-        op(0x7b, 8, 0, 0, 0),                      // 16: shared.slots[r9] = r0
-        op(0x07, 9, 0, 0, 1),                      // 17: r9 += 1
+        op(0x18, 7, 2, 0, map),                         //  0: r7 = the map's value (two slots)
+        op(0x00, 0, 0, 0, 0),                           //  1:
+        op(0x85, 0, 0, 0, 35),                          //  2: r0 = bpf_get_current_task()
+        op(0x7b, 7, 0, TASK, 0),                        //  3: shared.task = r0
+        op(0xb7, 9, 0, 0, 0),                           //  4: r9 = 0
+        op(0xbf, 8, 9, 0, 0),                           //  5: r8 = r9            <- loop
+        op(0x67, 8, 0, 0, 3),                           //  6: r8 <<= 3
+        op(0x0f, 8, 7, 0, 0),                           //  7: r8 += r7
+        op(0x79, 3, 8, 0, 0),                           //  8: r3 = shared.slots[r9]
+        op(0x15, 3, 0, EXIT - 10, 0),                   //  9: if r3 == 0 goto exit
+        op(0xbf, 1, 9, 0, 0),                           // 10: r1 = r9
+        op(0x67, 1, 0, 0, PAGE_SHIFT as i32),           // 11: r1 <<= 12
+        op(0x0f, 1, 7, 0, 0),                           // 12: r1 += r7
+        op(0x07, 1, 0, 0, PAGE),                        // 13: r1 += 4096: shared.pages[r9]
+        op(0xb7, 2, 0, 0, PAGE),                        // 14: r2 = 4096
+        op(0x85, 0, 0, 0, 113),                         // 15: r0 = bpf_probe_read_kernel(r1, r2, r3)
+        op(0x7b, 8, 0, 0, 0),                           // 16: shared.slots[r9] = r0
+        op(0x07, 9, 0, 0, 1),                           // 17: r9 += 1
         op(0xa5, 9, 0, LOOP - 19, BATCH_FRAMES as i32), // 18: if r9 < 64 goto loop
-        op(0x05, 0, 0, 0, 0),                      // 19: goto exit
-        op(0xb7, 0, 0, 0, 0),                      // 20: r0 = 0             <- exit
-        op(0x95, 0, 0, 0, 0),                      // 21: return
+        op(0x05, 0, 0, 0, 0),                           // 19: goto exit
+        op(0xb7, 0, 0, 0, 0),                           // 20: r0 = 0             <- exit
+        op(0x95, 0, 0, 0, 0),                           // 21: return
     ]
 }
 

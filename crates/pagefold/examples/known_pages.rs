@@ -40,9 +40,9 @@ impl Area {
         Self { start: start.cast(), pages }
     }
 
-    fn page(&self, n: usize) -> &mut [u8; PAGE] {
+    fn page(&mut self, n: usize) -> &mut [u8; PAGE] {
         assert!(n < self.pages);
-        // SAFETY: within a mapping that is never unmapped; one reference at a time, as each is used up at once.
+        // SAFETY: within a mapping that is never unmapped, to which only this area refers, and it is borrowed.
         unsafe { &mut *self.start.wrapping_add(n * PAGE).cast() }
     }
 
@@ -92,20 +92,23 @@ fn create(kind: &str, argument: &str) -> Area {
 }
 
 fn fork() -> String {
-    // SAFETY: this program has one thread; the child only waits for the end of input, or of its parent.
+    let parent = std::process::id();
+    // SAFETY: this program has one thread, so the child is as whole as its parent.
     match unsafe { libc::fork() } {
-        0 => {
-            // SAFETY: plain calls on this process; the parent's end is noticed even before prctl ran, because
-            // then getppid no longer names it.
-            unsafe {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                loop {
-                    libc::pause();
-                }
-            }
-        }
+        0 => wait_for_the_end_of(parent),
         child => child.to_string(),
     }
+}
+
+fn wait_for_the_end_of(parent: u32) -> ! {
+    // SAFETY: sets an attribute of this process and touches no memory.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    // The parent may have ended before that.
+    while std::os::unix::process::parent_id() == parent {
+        // SAFETY: waits for a signal and touches no memory.
+        unsafe { libc::pause() };
+    }
+    std::process::exit(0)
 }
 
 fn obey(areas: &mut HashMap<String, Area>, words: &[&str]) -> String {
@@ -117,7 +120,7 @@ fn obey(areas: &mut HashMap<String, Area>, words: &[&str]) -> String {
         ["fork"] => return fork(),
         ["exec"] => panic!("exec: {}", std::process::Command::new("cat").exec()),
         [verb, name, ..] => {
-            let area = &areas[*name];
+            let area = areas.get_mut(*name).expect("an area of that name");
             let range = || number(2)..number(2) + number(3);
             match *verb {
                 "fill" => range().for_each(|n| fill(area.page(n), (number(4) + n - number(2)) as u64)),

@@ -30,7 +30,8 @@ mod tests {
 
     #[test]
     fn sizes_as_people_type_them() {
-        let good = [("4096", 4096), ("1k", 1024), ("256M", 256 << 20), ("1.5G", 3 << 29), ("2GiB", 2 << 30), ("1T", 1 << 40)];
+        let good =
+            [("4096", 4096), ("1k", 1024), ("256M", 256 << 20), ("1.5G", 3 << 29), ("2GiB", 2 << 30), ("1T", 1 << 40)];
         for (text, bytes) in good {
             assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
         }

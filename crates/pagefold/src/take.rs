@@ -9,6 +9,9 @@ use guest::{Guest, HostSide, Missed, Plan, ScanOptions, ScanTotals};
 use page::{GuestIndex, PAGE_BYTES, PageSample};
 use std::time::{Duration, Instant};
 
+/// What the host's own side is called where guests go by their ids, which have a colon.
+pub const HOST: &str = "host";
+
 /// What to take a census of, and how.
 pub struct Request<'a> {
     /// Of these guests.
@@ -159,6 +162,6 @@ fn fill_in(findings: &mut Findings, request: &Request<'_>, plan: &Plan, totals: 
 }
 
 fn partial(missed: &Missed, guests: &[Guest]) -> Partial {
-    let guest = if missed.owner == GuestIndex::HOST { "host" } else { &guests[usize::from(missed.owner.0)].id };
+    let guest = if missed.owner == GuestIndex::HOST { HOST } else { &guests[usize::from(missed.owner.0)].id };
     Partial { guest: guest.to_owned(), pid: missed.pid, reason: missed.reason.clone() }
 }

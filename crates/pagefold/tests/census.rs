@@ -188,10 +188,9 @@ fn other_processes_of_the_host_are_one_owner_too() {
     let (one, two) = pair(&stage);
     let args = common::census_args(&[one.pid()], &["--include-host"]);
     let output = common::pagefold(&args.iter().map(String::as_str).collect::<Vec<_>>());
-    // Some process of the host may be closed even to root; that is said, and nothing else is wrong.
-    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    // Some process of the host may be closed even to root; that is said, and is no failure.
+    let found = json_of(&output);
     let partial = found["partial"].as_array().unwrap();
-    assert_eq!(output.status.code(), Some(i32::from(!partial.is_empty())));
     assert!(partial.iter().all(|p| p["guest"] == "host"), "{partial:?}");
     // What `two` holds is the host's now.
     assert!(number(&guest(&found, one.pid())["duplicates"]["host"]) >= 1000);
@@ -203,12 +202,12 @@ fn other_processes_of_the_host_are_one_owner_too() {
 fn a_watch_tells_what_changed() {
     let mut known = Stage::new().start(&["alloc a 2000", "fill a 0 1000 1", "fill a 1000 500 1"]);
     let args = common::census_args(&[known.pid()], &["--watch", "2", "--rounds", "2"]);
-    let child = std::process::Command::new(env!("CARGO_BIN_EXE_pagefold"))
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_pagefold"))
         .args(&args)
         .stdout(std::process::Stdio::piped())
         .spawn()
         .unwrap();
-    let mut output = std::io::BufReader::new(child.stdout.unwrap());
+    let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
     let mut round = || -> Value {
         let mut line = String::new();
         std::io::BufRead::read_line(&mut output, &mut line).unwrap();
@@ -232,6 +231,7 @@ fn a_watch_tells_what_changed() {
     near("duplicate_pages", 700);
     near("still_duplicate_pages", 700);
     assert!(change["mean_duplicate_seconds"].as_f64().unwrap() >= 1.0);
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]

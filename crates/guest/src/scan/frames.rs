@@ -1,6 +1,6 @@
 //! Frames of one guest that it maps more than once, or that somebody else maps too.
 
-use super::read::Found;
+use super::found::Found;
 use host::{FrameTable, kpf};
 use page::{FrameId, GuestIndex, PageSample, Pfn};
 use std::collections::HashMap;

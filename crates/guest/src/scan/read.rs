@@ -1,8 +1,9 @@
 //! Threads that take units of a plan and turn them into samples.
 
+use super::found::{Found, join, mix};
 use super::frames::{FrameTables, SharedFrames};
 use super::plan::{AddressSpace, Missed, Plan, Source, Unit};
-use host::{CachedFile, FrameReader, PageRange, PagemapEntry, kpf};
+use host::{CachedFile, FrameReader, PagemapEntry};
 use page::{Fingerprint, FrameId, GuestIndex, HostVirt, PAGE_BYTES, PageKind, PageSample, Pfn, Region};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -35,43 +36,6 @@ pub struct ScanTotals {
     pub exact: bool,
     /// What went away meanwhile or could not be read.
     pub missed: Vec<Missed>,
-}
-
-/// A resident page on its way to becoming a sample.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Found {
-    pub position: u32,
-    pub frame: FrameId,
-    pub fingerprint: Option<Fingerprint>,
-    pid: u32,
-    address: HostVirt,
-    kind: PageKind,
-    region: Region,
-    /// Mapped elsewhere too, here or in another process.
-    shared: bool,
-    kpageflags: Option<u64>,
-}
-
-impl Found {
-    fn in_ksm(&self) -> bool {
-        self.kpageflags.is_some_and(|word| word & kpf::KSM != 0)
-    }
-
-    pub fn sample(&self, owner: GuestIndex) -> PageSample {
-        PageSample {
-            owner,
-            position: self.position,
-            pid: self.pid,
-            address: self.address,
-            frame: self.frame,
-            kind: self.kind,
-            region: self.region,
-            mapped_elsewhere: false,
-            ksm: self.in_ksm(),
-            kpageflags: self.kpageflags,
-            fingerprint: self.fingerprint.expect("only pages that were read become samples"),
-        }
-    }
 }
 
 /// How far a guest has got.
@@ -437,18 +401,4 @@ impl Unit {
             Source::File(file) => mix(&[file.device, file.inode, address.0]),
         }
     }
-}
-
-/// A frame number made of what identifies a page. Two pages that get the same one by chance are taken for
-/// one frame only if they also hold the same bytes.
-fn mix(parts: &[u64]) -> FrameId {
-    let bytes: Vec<u8> = parts.iter().flat_map(|p| p.to_ne_bytes()).collect();
-    FrameId(Fingerprint::of(&bytes).0 & FrameId::MAX)
-}
-
-/// Ranges of neighbouring pages.
-fn join(pages: &[Found]) -> Vec<PageRange> {
-    let neighbours = |a: &Found, b: &Found| a.address.add_pages(1) == b.address;
-    let runs = pages.chunk_by(neighbours);
-    runs.map(|run| PageRange { start: run[0].address, pages: run.len() as u64 }).collect()
 }

@@ -3,7 +3,7 @@
 use super::select::Selection;
 use crate::exit::Outcome;
 use crate::size::parse_bytes;
-use crate::take::{Request, WatchRound, take};
+use crate::take::{HOST, Request, WatchRound, take};
 use anyhow::Context;
 use census::{Findings, Round};
 use guest::{Footprint, Guest, HostSide};
@@ -138,11 +138,17 @@ fn print(args: &Args, findings: &Findings) -> anyhow::Result<()> {
     written.and_then(|()| out.flush()).context("cannot write to stdout")
 }
 
+/// Says what is missing. A process of the host's that nobody named does not make the census partial.
 fn outcome(findings: &Findings) -> Outcome {
+    let mut outcome = Outcome::Done;
     for missing in &findings.partial {
-        eprintln!("pagefold: {}, process {}: {}", missing.guest, missing.pid, missing.reason);
+        let of_whom = if missing.pid == 0 { String::new() } else { format!(", process {}", missing.pid) };
+        eprintln!("pagefold: {}{of_whom}: {}", report::printable(&missing.guest), report::printable(&missing.reason));
+        if missing.guest != HOST || missing.pid == 0 {
+            outcome = Outcome::Partial;
+        }
     }
-    if findings.partial.is_empty() { Outcome::Done } else { Outcome::Partial }
+    outcome
 }
 
 fn write_html(path: &Path, findings: &Findings, guests: &[Guest]) -> anyhow::Result<()> {

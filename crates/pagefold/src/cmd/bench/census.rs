@@ -106,14 +106,7 @@ struct Contestant {
 
 impl Contestant {
     fn new(guests: Vec<Guest>, threads: usize, index_bytes: Option<usize>) -> Self {
-        Self {
-            guests,
-            threads,
-            index_bytes,
-            no_trace: false,
-            seconds: Vec::new(),
-            last: census::Findings::default(),
-        }
+        Self { guests, threads, index_bytes, no_trace: false, seconds: Vec::new(), last: census::Findings::default() }
     }
 
     fn run(&mut self) -> anyhow::Result<()> {

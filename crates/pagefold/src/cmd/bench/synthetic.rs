@@ -39,7 +39,7 @@ pub fn contents(number: u64, pages: usize, huge: bool) -> anyhow::Result<Vec<Ali
     let page = |n: u64| match n % 8 {
         0..4 => filled((number + 1) << 40 | n),
         4 | 5 => filled(n),
-        6 => filled((number + 1) << 40 | n % 1024),
+        6 => filled((number + 1) << 40 | (n % 1024)),
         // Written, so that it is resident: zeros of the guest's own.
         _ => AlignedPage([0; PAGE_BYTES]),
     };
