@@ -43,10 +43,19 @@ pub fn code_of(command: impl FnOnce() -> anyhow::Result<Outcome>) -> ExitCode {
         Ok(Outcome::Status(status)) => return ExitCode::from(status),
         Err(error) => error,
     };
+    if is_closed_pipe(&error) {
+        return ExitCode::SUCCESS;
+    }
     eprintln!("pagefold: {error:#}");
     ExitCode::from(match error.downcast_ref::<Stop>() {
         Some(Stop::Usage(_)) => 2,
         Some(Stop::HostLacks(_)) => 3,
         None => 1,
     })
+}
+
+/// Whoever reads our output has seen enough, as `head` does.
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let mut kinds = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
+    kinds.any(|cause| cause.kind() == std::io::ErrorKind::BrokenPipe)
 }

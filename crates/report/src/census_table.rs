@@ -2,7 +2,7 @@
 //! could save on its own, and what keeping groups apart costs. In MiB, within 100 columns.
 
 use crate::size::{bytes, count, mib, percent};
-use crate::table::{Align, Table, printable, shorten, wrap};
+use crate::table::{Align, Table, shorten, wrap};
 use crate::words::{self, plural};
 use census::{ByKinds, Findings, FrameIdentity, GuestFindings};
 use page::pages_to_bytes;
@@ -30,7 +30,7 @@ pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     for sentence in sentences.into_iter().flatten() {
         write!(out, "{}", wrap(&sentence, COLUMNS))?;
     }
-    partial(out, findings)
+    Ok(())
 }
 
 /// How the census went, and what to know before reading on.
@@ -143,17 +143,6 @@ fn groups(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     whole("only across groups", findings.isolation_price_pages);
     whole("all guests together", findings.all_saved_pages);
     section(out, "What merging could save, in MiB", &table)
-}
-
-fn partial(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
-    if findings.partial.is_empty() {
-        return Ok(());
-    }
-    writeln!(out, "\nThis census is partial; what could not be read:")?;
-    for p in &findings.partial {
-        writeln!(out, "  {} (pid {}): {}", printable(&p.guest), p.pid, printable(&p.reason))?;
-    }
-    Ok(())
 }
 
 fn section(out: &mut dyn Write, title: &str, table: &Table) -> io::Result<()> {

@@ -1,8 +1,8 @@
 //! Frames of one guest that it maps more than once, or that somebody else maps too.
 
 use super::found::Found;
-use host::{FrameTable, kpf};
-use page::{FrameId, GuestIndex, PageSample, Pfn};
+use host::{FrameTable, Mapping, Pagemap, kpf};
+use page::{FrameId, GuestIndex, PAGE_SHIFT, PageSample, Pfn};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
@@ -47,7 +47,10 @@ impl SharedFrames {
         numbers.sort_unstable();
         let (mut counts, mut flags) = (Vec::new(), Vec::new());
         if let Some(tables) = tables {
-            tables.counts.read(&numbers, |_, n| counts.push(n))?;
+            let own = own_mappings()?;
+            tables
+                .counts
+                .read(&numbers, |pfn, n| counts.push(n.saturating_sub(own.get(&pfn).copied().unwrap_or(0))))?;
             tables.flags.read(&numbers, |_, word| flags.push(word))?;
         }
         let mut resolved = Resolved::default();
@@ -87,6 +90,19 @@ impl Frame {
             self.first.fingerprint = fingerprint;
         }
     }
+}
+
+/// How often this process maps each frame of a file: the census itself does not count as somebody else.
+fn own_mappings() -> host::Result<HashMap<Pfn, u64>> {
+    let pagemap = Pagemap::open(std::process::id())?;
+    let (mut own, mut entries) = (HashMap::new(), Vec::new());
+    for mapping in Mapping::list(std::process::id())?.iter().filter(|m| m.has_file() && !m.is_device()) {
+        pagemap.read(mapping.start, mapping.bytes() >> PAGE_SHIFT, &mut entries)?;
+        for pfn in entries.iter().filter_map(|e| e.pfn()) {
+            *own.entry(pfn).or_default() += 1;
+        }
+    }
+    Ok(own)
 }
 
 /// What only root may read of frames.

@@ -24,9 +24,9 @@ impl Stage {
         let dir = tempfile::tempdir().expect("a temporary directory");
         fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("open the directory");
         let stage = Self { dir };
-        let linked = Command::new("ldd").arg(program()).output().expect("run ldd");
+        let linked = Command::new("ldd").arg(program()).arg(env!("CARGO_BIN_EXE_pagefold")).output().expect("run ldd");
         let linked = String::from_utf8(linked.stdout).expect("paths");
-        for library in linked.split_whitespace().filter(|word| word.starts_with('/')) {
+        for library in linked.split_whitespace().filter(|word| word.starts_with('/') && !word.ends_with(':')) {
             stage.copy(library.as_ref(), Path::new(library).file_name().expect("a name").as_ref());
         }
         stage.copy(&program(), "known_pages".as_ref());
@@ -36,7 +36,7 @@ impl Stage {
     }
 
     fn copy(&self, from: &Path, name: &Path) {
-        fs::copy(from, self.dir.path().join(name)).expect("copy a file");
+        fs::copy(from, self.dir.path().join(name)).unwrap_or_else(|e| panic!("copy {}: {e}", from.display()));
     }
 
     /// Where a file lies: `data` is some file to map, `pagefold` the program under test.

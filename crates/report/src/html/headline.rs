@@ -36,10 +36,7 @@ pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     }
     if !findings.partial.is_empty() {
         let missing = plural(findings.partial.len() as u64, "thing");
-        writeln!(
-            out,
-            "<p class=\"note\">This census is partial: {missing} could not be read; <a href=\"#partial\">see what</a>.</p>"
-        )?;
+        writeln!(out, "<p class=\"note\">{missing} could not be read; <a href=\"#partial\">see what</a>.</p>")?;
     }
     writeln!(out, "</section>")
 }

@@ -1,0 +1,153 @@
+//! The census of real VMs: against counting by hand, and inside the oldest kernel that we say it works on.
+
+mod common;
+
+use common::brute_force::Frames;
+use common::{Stage, json_of, number};
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// One test at a time: VMs share the pages of QEMU and its libraries, and who does so is counted.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// A lab of this test's own. Dropping it ends its guests.
+struct Lab {
+    dir: tempfile::TempDir,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let dir = tempfile::Builder::new().prefix("real").tempdir_in("/tmp").expect("a temporary directory");
+        Self { dir, _alone: alone }
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
+        command.arg("lab").args(words).env("PAGEFOLD_LAB_DIR", self.dir.path().join("lab"));
+        command.output().expect("run pagefold lab")
+    }
+
+    /// Brings guests up; `None` where that cannot be, which has been said.
+    fn up(&self, words: &[&str]) -> Option<Vec<u32>> {
+        let output = self.run(&[&["up", "--json"], words].concat());
+        if output.status.code() == Some(3) {
+            eprintln!("skipped: {}", String::from_utf8_lossy(&output.stderr));
+            return None;
+        }
+        let guests = json_of(&output);
+        let list = guests["guests"].as_array().or(guests.as_array()).expect("a list of guests");
+        Some(list.iter().map(|g| number(&g["pid"]) as u32).collect())
+    }
+
+    fn groups(&self) -> String {
+        self.dir.path().join("lab/groups.toml").to_str().expect("a plain path").to_owned()
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.run(&["down"]);
+    }
+}
+
+fn signal(pids: &[u32], signal: &str) {
+    for pid in pids {
+        assert!(Command::new("kill").args([signal, &pid.to_string()]).status().expect("run kill").success());
+    }
+}
+
+fn census(pids: &[u32], more: &[&str]) -> Value {
+    common::census(pids, more)
+}
+
+#[test]
+fn real_vms_are_counted_as_by_hand() {
+    let lab = Lab::new();
+    let Some(pids) = lab.up(&["--image", "tiny", "--guests", "3", "--groups", "acme,beta", "--memory", "128M"]) else {
+        return;
+    };
+    // Stopped, they hold still while they are counted twice.
+    signal(&pids, "-STOP");
+    let groups = lab.groups();
+    let found = census(&pids, &["--groups", &groups]);
+    let by_hand = Frames::of(&pids);
+    for (guest, &pid) in found["guests"].as_array().unwrap().iter().zip(&pids) {
+        assert_eq!(guest["kind"], "qemu");
+        assert_eq!(number(&guest["mapped_pages"]), by_hand.mapped(pid));
+        assert_eq!(number(&guest["resident_pages"]), by_hand.resident(pid));
+        assert_eq!(number(&guest["zero_pages"]), by_hand.zero(pid));
+        assert_eq!(number(&guest["distinct_pages"]), by_hand.distinct(pid));
+        let regions = guest["regions"].as_array().unwrap();
+        let ram = regions.iter().find(|r| r["region"] == "guest_ram").expect("guest RAM");
+        assert!((4 << 10..128 << 8).contains(&number(&ram["resident_pages"])), "{ram}");
+        assert!(number(&guest["duplicates"]["other_groups"]) + number(&guest["duplicates"]["group"]) > 1000);
+    }
+    assert_eq!(number(&found["all_saved_pages"]), by_hand.superfluous());
+    let (shared, saved) = by_hand.shared();
+    let already = &found["already_shared"];
+    assert_eq!((number(&already["frames"]), number(&already["saved_pages"])), (shared, saved));
+    // Guests of one group match in long runs: the same kernel, loaded the same way.
+    assert!(found["runs"]["share_in_runs_of_8"].as_f64().unwrap() > 0.3, "{}", found["runs"]);
+
+    // Other threads, another bound, another way of reading: nothing else comes out.
+    for more in [&["--threads", "2"][..], &["--index-memory", "128K"], &["--no-trace"]] {
+        let mut other = census(&pids, &[&["--groups", &groups], more].concat());
+        assert_eq!(number(&other["host"]["passes"]) > 1, more.contains(&"--index-memory"));
+        other["host"] = found["host"].clone();
+        assert!(other == found, "{more:?} finds something else");
+    }
+
+    // Without groups nobody trusts anybody: what could be saved falls to what each has within itself.
+    let alone = census(&pids, &[]);
+    assert_eq!(alone["all_saved_pages"], found["all_saved_pages"]);
+    assert_eq!(
+        number(&alone["isolation_price_pages"]),
+        by_hand.superfluous() - by_hand.superfluous_isolated(),
+        "the price of isolation"
+    );
+    assert!(number(&alone["isolation_price_pages"]) > number(&found["isolation_price_pages"]));
+    signal(&pids, "-CONT");
+}
+
+/// Debian 12's own kernel (6.1) has no `PAGEMAP_SCAN`: page tables are read whole, and zero pages told by
+/// their frames. It runs in the VM; so does the census, from a disk with the program and its libraries.
+#[test]
+fn kernels_without_pagemap_scan_are_counted_too() {
+    let (lab, stage) = (Lab::new(), Stage::new());
+    let disk: PathBuf = lab.dir.path().join("tools.img");
+    let made = Command::new("mke2fs").args(["-q", "-t", "ext2", "-d", &stage.path("")]).arg(&disk).arg("256M").output();
+    assert!(made.expect("run mke2fs").status.success());
+    let drive = format!("--qemu-arg=file={},format=raw,if=virtio,readonly=on", disk.display());
+    let up = lab.up(&["--image", "tiny", "--guests", "1", "--memory", "512M", "--qemu-arg=-drive", &drive]);
+    if up.is_none() {
+        return;
+    }
+    let script = r#"
+        set -e
+        mkdir -p /tools /tmp
+        mount -t ext2 -o ro /dev/vda /tools
+        run="/tools/ld-linux-x86-64.so.2 --library-path /tools"
+        mkfifo /tmp/in
+        $run /tools/known_pages < /tmp/in > /tmp/out & pid=$!
+        exec 9> /tmp/in
+        printf '%s\n' "alloc a 6000" "fill a 0 1000 1" "fill a 1000 500 1" "zero a 1500 300" "read a 2000 3000" >&9
+        printf '%s\n' "huge h 1024" "read h 0 1024" >&9
+        while [ "$(grep -c ok /tmp/out)" -lt 7 ]; do sleep 0.1; done
+        grep VmRSS /proc/$pid/status
+        $run /tools/pagefold census --pid $pid --json"#;
+    let output = lab.run(&["exec", "--guest", "lab-1", "--", "sh", "-c", script]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let (rss, json) = text.split_once('\n').expect("a line and JSON");
+    let rss_kib: u64 = rss.split_ascii_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a size");
+    let found: Value = serde_json::from_str(json).expect("JSON");
+    let guest = &found["guests"][0];
+    assert_eq!(number(&guest["mapped_pages"]) * 4, rss_kib);
+    assert_eq!(number(&guest["zero_pages"]), 300);
+    // 500 copies, and all zeros but one; besides, what the C library holds twice.
+    assert!((799..810).contains(&number(&guest["duplicates"]["within"])), "{guest}");
+}
