@@ -275,3 +275,25 @@ fn without_rights_a_process_is_reported_and_the_rest_is_complete() {
     assert!(found["partial"][0]["reason"].as_str().unwrap().contains("ermission denied"), "{}", found["partial"]);
     assert!(number(&guest(&found, known.pid())["resident_pages"]) > 100);
 }
+
+#[test]
+fn samples_and_report_are_written() {
+    let stage = Stage::new();
+    let (one, two) = pair(&stage);
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (samples, report) = (path("samples.parquet"), path("report.html"));
+    let found = census(&[one.pid(), two.pid()], &["--threads", "2", "--parquet", &samples, "--html", &report]);
+    let file = std::fs::File::open(samples).unwrap();
+    let reader = parquet::file::serialized_reader::SerializedFileReader::new(file).unwrap();
+    let rows = parquet::file::reader::FileReader::metadata(&reader).file_metadata().num_rows();
+    let resident: u64 = found["guests"].as_array().unwrap().iter().map(|g| number(&g["resident_pages"])).sum();
+    assert_eq!(rows as u64, resident);
+    let html = std::fs::read_to_string(report).unwrap();
+    assert!(html.contains("<svg") && html.contains(&format!("process:{}", one.pid())) && html.ends_with("</html>\n"));
+
+    let nowhere = common::census_args(&[one.pid()], &["--html", "/nowhere/report.html"]);
+    let refused = common::pagefold(&nowhere.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!((refused.status.code(), refused.stdout.is_empty()), (Some(1), true));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("cannot create /nowhere/report.html: No such file"));
+}

@@ -3,37 +3,23 @@
 mod common;
 
 use common::brute_force::Frames;
-use common::{Stage, census, guest, number};
+use common::{Afterwards, Stage, census, guest, number};
 use std::fs;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const KSM: &str = "/sys/kernel/mm/ksm";
 
-/// KSM at full speed until dropped. The knobs go back to where they were even if this process is killed: a
-/// shell waits for the end of our pipe and does it.
-struct Merging(Child);
-
-impl Merging {
-    fn start() -> Self {
-        let restore = ["run", "pages_to_scan", "sleep_millisecs", "smart_scan"].map(|knob| {
-            let value = fs::read_to_string(format!("{KSM}/{knob}")).expect("a kernel with KSM");
-            format!("echo {} > {KSM}/{knob}", value.trim())
-        });
-        let script = format!("cat > /dev/null; echo 2 > {KSM}/run; {}", restore.join("; "));
-        let guard = Command::new("setsid").args(["sh", "-c", &script]).stdin(Stdio::piped()).spawn().expect("a shell");
-        for (knob, value) in [("pages_to_scan", "20000"), ("sleep_millisecs", "1"), ("smart_scan", "0"), ("run", "1")] {
-            fs::write(format!("{KSM}/{knob}"), value).expect("root");
-        }
-        Self(guard)
+/// KSM at full speed; the knobs go back to where they were when this is dropped.
+fn start_merging() -> Afterwards {
+    let restore = ["run", "pages_to_scan", "sleep_millisecs", "smart_scan"].map(|knob| {
+        let value = fs::read_to_string(format!("{KSM}/{knob}")).expect("a kernel with KSM");
+        format!("echo {} > {KSM}/{knob}", value.trim())
+    });
+    let afterwards = Afterwards::run(&format!("echo 2 > {KSM}/run; {}", restore.join("; ")));
+    for (knob, value) in [("pages_to_scan", "20000"), ("sleep_millisecs", "1"), ("smart_scan", "0"), ("run", "1")] {
+        fs::write(format!("{KSM}/{knob}"), value).expect("root");
     }
-}
-
-impl Drop for Merging {
-    fn drop(&mut self) {
-        drop(self.0.stdin.take());
-        let _ = self.0.wait();
-    }
+    afterwards
 }
 
 fn merged(pid: u32) -> u64 {
@@ -49,7 +35,7 @@ fn merged_pages_are_seen_and_stay_merged() {
     let (one, two) = (stage.start(&both), stage.start(&both));
     let pids = [one.pid(), two.pid()];
     let plain = census(&pids, &[]);
-    let merging = Merging::start();
+    let merging = start_merging();
     let begin = Instant::now();
     while pids.iter().any(|&pid| merged(pid) < 500) {
         assert!(begin.elapsed() < Duration::from_secs(60), "ksmd does not merge: {:?}", pids.map(merged));

@@ -70,6 +70,8 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
 
 fn once(args: &Args) -> anyhow::Result<Outcome> {
     let guests = args.selection.resolve()?;
+    // Files first: nobody likes to wait for a census and then hear that it cannot be written.
+    let html = args.html.as_deref().map(Html::create).transpose()?;
     let export = args.parquet.as_deref().map(|path| samples::Export::create(path, &guests)).transpose()?;
     let request = request(args, &guests);
     let (findings, _) = match &export {
@@ -79,8 +81,8 @@ fn once(args: &Args) -> anyhow::Result<Outcome> {
     if let Some(export) = export {
         export.close()?;
     }
-    if let Some(path) = &args.html {
-        write_html(path, &findings, &guests)?;
+    if let Some(html) = html {
+        html.write(&findings, &guests)?;
     }
     print(args, &findings)?;
     Ok(outcome(&findings))
@@ -151,19 +153,31 @@ fn outcome(findings: &Findings) -> Outcome {
     outcome
 }
 
-fn write_html(path: &Path, findings: &Findings, guests: &[Guest]) -> anyhow::Result<()> {
-    // A guest that cannot be measured any more is in the census's own list of what is missing.
-    let footprints: Vec<_> = guests.iter().map(|guest| Footprint::measure(guest).0).collect();
-    let made_at = made_at();
-    let report =
-        report::html::Report { findings, footprints: &footprints, title: "Pagefold census", made_at: &made_at };
-    let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
-    let mut out = BufWriter::new(file);
-    report::html::write(&mut out, &report)
-        .and_then(|()| out.flush())
-        .with_context(|| format!("cannot write {}", path.display()))?;
-    eprintln!("pagefold: wrote {}", path.display());
-    Ok(())
+/// A report that is to be written.
+struct Html<'a> {
+    path: &'a Path,
+    file: File,
+}
+
+impl<'a> Html<'a> {
+    fn create(path: &'a Path) -> anyhow::Result<Self> {
+        let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+        Ok(Self { path, file })
+    }
+
+    fn write(self, findings: &Findings, guests: &[Guest]) -> anyhow::Result<()> {
+        // A guest that cannot be measured any more is in the census's own list of what is missing.
+        let footprints: Vec<_> = guests.iter().map(|guest| Footprint::measure(guest).0).collect();
+        let made_at = made_at();
+        let (title, footprints) = ("Pagefold census", &footprints);
+        let report = report::html::Report { findings, footprints, title, made_at: &made_at };
+        let mut out = BufWriter::new(self.file);
+        report::html::write(&mut out, &report)
+            .and_then(|()| out.flush())
+            .with_context(|| format!("cannot write {}", self.path.display()))?;
+        eprintln!("pagefold: wrote {}", self.path.display());
+        Ok(())
+    }
 }
 
 /// When and where: `2026-11-20 14:30 UTC on host, Linux 6.18.1`.

@@ -114,6 +114,25 @@ fn program() -> PathBuf {
     path
 }
 
+/// Runs a shell script when dropped, and also if this process is killed before that: a shell of its own
+/// session waits for the end of our pipe. For putting back what a test changes on the host.
+pub struct Afterwards(Child);
+
+impl Afterwards {
+    pub fn run(script: &str) -> Self {
+        let script = format!("cat > /dev/null; {script}");
+        let shell = Command::new("setsid").args(["sh", "-c", &script]).stdin(Stdio::piped()).spawn();
+        Self(shell.expect("start a shell"))
+    }
+}
+
+impl Drop for Afterwards {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
 /// A program run as a user without any rights.
 pub fn unprivileged(program: &str) -> Command {
     let mut command = Command::new("setpriv");
