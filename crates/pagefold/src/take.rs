@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 /// What the host's own side is called where guests go by their ids, which have a colon.
 pub const HOST: &str = "host";
 
+/// Guests that the index can tell apart, the host being one more.
+const MOST_GUESTS: usize = u16::MAX as usize - 1;
+
 /// What to take a census of, and how.
 pub struct Request<'a> {
     /// Of these guests.
@@ -45,9 +48,13 @@ pub struct WatchRound<'a> {
 /// Takes a census, and keeps the round for the next one to be compared with.
 ///
 /// # Errors
-/// Page frames were to be read, and this host does not let us.
+/// There are too many guests; or page frames were to be read, and this host does not let us.
 pub fn take(request: &Request<'_>) -> anyhow::Result<(Findings, Option<Round>)> {
     let begin = Instant::now();
+    if request.guests.len() > MOST_GUESTS {
+        let too_many = format!("{} guests are too many for one census: select {MOST_GUESTS}", request.guests.len());
+        return Err(Stop::Usage(too_many).into());
+    }
     let plan = Plan::new(request.guests, &request.host_side);
     let layout = Layout { guests: plan.positions().to_vec(), map_cells: request.map_cells };
     let mut census = Census::new(request.guests.iter().map(label).collect(), layout);

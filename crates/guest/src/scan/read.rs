@@ -101,9 +101,13 @@ impl Plan {
 }
 
 impl Scan<'_> {
+    /// Place of an owner in the lists of owners: the host comes last.
+    fn place(&self, owner: GuestIndex) -> usize {
+        if owner == GuestIndex::HOST { self.guests.len() - 1 } else { usize::from(owner.0) }
+    }
+
     fn progress(&self, owner: GuestIndex) -> &Progress {
-        let n = if owner == GuestIndex::HOST { self.guests.len() - 1 } else { usize::from(owner.0) };
-        &self.guests[n]
+        &self.guests[self.place(owner)]
     }
 
     fn totals(self) -> ScanTotals {
@@ -304,8 +308,7 @@ impl<'a> Worker<'a> {
     /// After a guest's last unit: samples of the frames it shares, and a look whether its processes live.
     fn finish_unit(&self, unit: &Unit, push: &mut dyn FnMut(&PageSample)) {
         let progress = self.scan.progress(unit.owner);
-        let n = if unit.owner == GuestIndex::HOST { self.scan.guests.len() - 1 } else { usize::from(unit.owner.0) };
-        let units = &self.scan.plan.units[self.scan.plan.units_of[n].clone()];
+        let units = &self.scan.plan.units[self.scan.plan.units_of[self.scan.place(unit.owner)].clone()];
         // AcqRel: what other threads found of this guest happens before the last one reads it.
         if progress.units_done.fetch_add(1, Ordering::AcqRel) + 1 < units.len() {
             return;

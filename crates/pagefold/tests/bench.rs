@@ -1,0 +1,31 @@
+//! `pagefold bench census` measures what it says it does. How fast things are is not a matter for a test.
+
+mod common;
+
+use common::{json_of, number, pagefold};
+
+#[test]
+fn every_way_of_taking_the_census_is_measured_and_finds_the_same() {
+    let found = json_of(&pagefold(&["bench", "census", "--memory", "64M", "--guests", "4", "--rounds", "1", "--json"]));
+    for backing in ["huge_pages", "small_pages"] {
+        let figures = &found[backing];
+        let ways = figures["census"].as_array().unwrap();
+        let ways_of = |what: &str| ways.iter().map(|w| w[what].to_string()).collect::<Vec<_>>();
+        assert_eq!(ways_of("threads"), ["1", "2", "1", "1"]);
+        assert_eq!(ways_of("read"), ["\"processes\"", "\"processes\"", "\"processes\"", "\"frames\""]);
+        assert!(ways.iter().all(|w| number(&w["duplicate_pages"]).abs_diff(number(&ways[0]["duplicate_pages"])) < 50));
+        // Of every eight of the 4 x 4096 pages two are in all guests, one is one of 128 of that guest, one is zeros;
+        // besides, a few pages of the program's own.
+        let made = 3 * 1024 + 4 * (512 - 128) + (4 * 512 - 1);
+        let superfluous = number(&ways[0]["duplicate_pages"]);
+        assert!((made..made + 100).contains(&superfluous), "{superfluous}, made {made}");
+        assert!(number(&ways[2]["passes"]) > 1 && number(&ways[0]["passes"]) == 1);
+        assert!(number(&ways[2]["index_bytes"]) <= number(&ways[2]["index_bound_bytes"]));
+        assert!(figures["index_bytes_per_page"].as_f64().unwrap() <= 24.0);
+        assert!(number(&figures["peak_rss_bytes"]) > 1 << 20);
+        let ratios = figures["ratio"].as_object().unwrap();
+        assert!(ratios.values().all(|r| r.as_f64().unwrap() > 0.0), "{ratios:?}");
+        let sizes = figures["by_size"].as_array().unwrap();
+        assert!(sizes.windows(2).all(|w| number(&w[0]["pages"]) < number(&w[1]["pages"])));
+    }
+}
