@@ -261,7 +261,9 @@ pub struct AlreadyShared {
 /// Zero pages are left out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct RunLengths {
-    /// Pages looked at: all, or evenly spaced stretches of a large census.
+    /// One stretch of pages in so many was looked at: 1, but for a large census.
+    pub one_stretch_in: u32,
+    /// Pages looked at, without zero pages and pages that are shared already.
     pub pages_looked_at: u64,
     /// Pages that match a page of another guest.
     pub matched_pages: u64,

@@ -73,6 +73,7 @@ impl Partners {
         }
         let share = |part: u64, of: u64| if of == 0 { 0.0 } else { part as f64 / of as f64 };
         RunLengths {
+            one_stretch_in: self.every_nth_stretch,
             pages_looked_at: self.partner.iter().filter(|&&p| p != NO_PAGE).count() as u64,
             matched_pages,
             runs: runs.len() as u64,
@@ -114,6 +115,8 @@ mod tests {
     fn a_large_census_is_sampled_in_fixed_memory() {
         let partners = Partners::new(u32::MAX);
         assert!(partners.partner.len() <= (MOST_POSITIONS + STRETCH_POSITIONS) as usize);
+        assert_eq!(partners.finish().one_stretch_in, partners.every_nth_stretch);
+        assert!(partners.every_nth_stretch > 4000);
         assert_eq!(partners.slot(0), Some(0));
         assert_eq!(partners.slot(STRETCH_POSITIONS), None);
         let last = (u32::MAX / STRETCH_POSITIONS / partners.every_nth_stretch) * partners.every_nth_stretch;

@@ -59,6 +59,9 @@ fn compare(found: &Value, pids: &[u32]) {
 
 #[test]
 fn two_programs_are_counted_as_by_hand() {
+    if common::not_root() {
+        return;
+    }
     let stage = Stage::new();
     let (one, two) = pair(&stage);
     let pids = [one.pid(), two.pid()];
@@ -72,6 +75,9 @@ fn two_programs_are_counted_as_by_hand() {
 
 #[test]
 fn threads_passes_and_ways_of_reading_find_the_same() {
+    if common::not_root() {
+        return;
+    }
     let stage = Stage::new();
     let (one, two) = pair(&stage);
     let pids = [one.pid(), two.pid()];
@@ -97,6 +103,9 @@ fn threads_passes_and_ways_of_reading_find_the_same() {
 /// `process_vm_readv` would give every process a copy of its own.
 #[test]
 fn forked_pages_are_one_frame_and_stay_it() {
+    if common::not_root() {
+        return;
+    }
     let mut known = Stage::new().start(&["alloc a 1000", "fill a 0 1000 1"]);
     let child: u32 = known.tell("fork").parse().unwrap();
     let pids = [known.pid(), child];
@@ -117,6 +126,9 @@ fn forked_pages_are_one_frame_and_stay_it() {
 
 #[test]
 fn nothing_becomes_resident_by_looking_and_the_zero_page_is_not_memory() {
+    if common::not_root() {
+        return;
+    }
     let known = Stage::new().start(&["alloc a 50000", "read a 0 20000", "huge h 1024", "read h 0 1024"]);
     let rss = || {
         let statm = std::fs::read_to_string(format!("/proc/{}/statm", known.pid())).unwrap();
@@ -134,6 +146,9 @@ fn nothing_becomes_resident_by_looking_and_the_zero_page_is_not_memory() {
 /// Counting by hand reads through the process too, so that comes last here.
 #[test]
 fn no_trace_means_that_pages_do_not_look_used_afterwards() {
+    if common::not_root() {
+        return;
+    }
     let stage = Stage::new();
     let watched = stage.start(&["alloc a 3000", "fill a 0 3000 1"]);
     let pid = watched.pid();
@@ -150,6 +165,9 @@ fn no_trace_means_that_pages_do_not_look_used_afterwards() {
 
 #[test]
 fn huge_pages_and_forbidden_pages_are_counted_page_by_page() {
+    if common::not_root() {
+        return;
+    }
     let known = Stage::new().start(&["huge h 1024", "same h 0 1024 3", "alloc p 500", "fill p 0 500 9000", "none p"]);
     for how in [&[][..], &["--no-trace"]] {
         let found = census(&[known.pid()], how);
@@ -160,6 +178,9 @@ fn huge_pages_and_forbidden_pages_are_counted_page_by_page() {
 
 #[test]
 fn the_host_side_counts_as_one_more_owner() {
+    if common::not_root() {
+        return;
+    }
     // Not in /tmp, which may be a tmpfs, whose pages are no page cache of a file.
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let image = dir.path().join("disk.img");
@@ -184,6 +205,9 @@ fn the_host_side_counts_as_one_more_owner() {
 
 #[test]
 fn other_processes_of_the_host_are_one_owner_too() {
+    if common::not_root() {
+        return;
+    }
     let stage = Stage::new();
     let (one, two) = pair(&stage);
     let args = common::census_args(&[one.pid()], &["--include-host"]);
@@ -200,6 +224,9 @@ fn other_processes_of_the_host_are_one_owner_too() {
 
 #[test]
 fn a_watch_tells_what_changed() {
+    if common::not_root() {
+        return;
+    }
     let mut known = Stage::new().start(&["alloc a 2000", "fill a 0 1000 1", "fill a 1000 500 1"]);
     let args = common::census_args(&[known.pid()], &["--watch", "2", "--rounds", "2"]);
     let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_pagefold"))
@@ -236,6 +263,9 @@ fn a_watch_tells_what_changed() {
 
 #[test]
 fn without_root_the_same_is_counted_on_ones_own_processes() {
+    if common::not_root() {
+        return;
+    }
     let stage = Stage::new();
     let file = format!("file f {}", stage.path("data"));
     let mut known = stage.start_unprivileged(&[
@@ -265,6 +295,9 @@ fn without_root_the_same_is_counted_on_ones_own_processes() {
 
 #[test]
 fn without_rights_a_process_is_reported_and_the_rest_is_complete() {
+    if common::not_root() {
+        return;
+    }
     let stage = Stage::new();
     let known = stage.start_unprivileged(&["alloc a 100", "fill a 0 100 1"]);
     let own = std::process::id();
@@ -278,6 +311,9 @@ fn without_rights_a_process_is_reported_and_the_rest_is_complete() {
 
 #[test]
 fn samples_and_report_are_written() {
+    if common::not_root() {
+        return;
+    }
     let stage = Stage::new();
     let (one, two) = pair(&stage);
     let dir = tempfile::tempdir().unwrap();

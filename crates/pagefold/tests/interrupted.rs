@@ -57,6 +57,9 @@ const WAYS: [&[&str]; 2] = [&[], &["--no-trace"]];
 
 #[test]
 fn a_guest_that_dies_is_partial() {
+    if common::not_root() {
+        return;
+    }
     for how in WAYS {
         in_the_middle(how, Known::kill, "ended, or executed another program");
     }
@@ -64,6 +67,9 @@ fn a_guest_that_dies_is_partial() {
 
 #[test]
 fn a_guest_that_executes_another_program_is_partial() {
+    if common::not_root() {
+        return;
+    }
     for how in WAYS {
         in_the_middle(how, |known| known.send("exec"), "ended, or executed another program");
     }
@@ -71,6 +77,9 @@ fn a_guest_that_executes_another_program_is_partial() {
 
 #[test]
 fn a_guest_that_gives_memory_back_is_partial() {
+    if common::not_root() {
+        return;
+    }
     for how in WAYS {
         in_the_middle(how, |known| known.send(&format!("drop a 0 {PAGES}")), "unmapped or discarded");
     }

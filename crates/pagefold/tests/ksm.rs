@@ -30,6 +30,9 @@ fn merged(pid: u32) -> u64 {
 
 #[test]
 fn merged_pages_are_seen_and_stay_merged() {
+    if common::not_root() {
+        return;
+    }
     let stage = Stage::new();
     let both = ["alloc a 1000", "fill a 0 400 1", "same a 400 100 9999999", "mergeable a"];
     let (one, two) = (stage.start(&both), stage.start(&both));

@@ -66,6 +66,9 @@ fn census(pids: &[u32], more: &[&str]) -> Value {
 
 #[test]
 fn real_vms_are_counted_as_by_hand() {
+    if common::not_root() {
+        return;
+    }
     let lab = Lab::new();
     let Some(pids) = lab.up(&["--image", "tiny", "--guests", "3", "--groups", "acme,beta", "--memory", "128M"]) else {
         return;
@@ -117,6 +120,9 @@ fn real_vms_are_counted_as_by_hand() {
 /// their frames. It runs in the VM; so does the census, from a disk with the program and its libraries.
 #[test]
 fn kernels_without_pagemap_scan_are_counted_too() {
+    if common::not_root() {
+        return;
+    }
     let (lab, stage) = (Lab::new(), Stage::new());
     let disk: PathBuf = lab.dir.path().join("tools.img");
     let made = Command::new("mke2fs").args(["-q", "-t", "ext2", "-d", &stage.path("")]).arg(&disk).arg("256M").output();

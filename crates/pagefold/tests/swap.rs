@@ -15,6 +15,9 @@ fn swapped_pages(pid: u32) -> u64 {
 
 #[test]
 fn swapped_pages_are_counted_and_stay_in_swap() {
+    if common::not_root() {
+        return;
+    }
     // Not in /tmp: the kernel does not swap to a tmpfs.
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let file = dir.path().join("swap").to_str().unwrap().to_owned();

@@ -46,9 +46,11 @@ pub fn already_shared(findings: &Findings) -> String {
 /// How matches are strung together, where there are any.
 pub fn run_lengths(findings: &Findings) -> Option<String> {
     let r = &findings.runs;
+    let sampled =
+        if r.one_stretch_in > 1 { format!(" (in one of {} stretches)", r.one_stretch_in) } else { String::new() };
     (r.runs > 0).then(|| {
         format!(
-            "Matches between guests: {} in {}, mean {:.1}, median {}; {:.0}% of them in runs of 8 or more.",
+            "Matches between guests{sampled}: {} in {}, mean {:.1}, median {}; {:.0}% of them in runs of 8 or more.",
             plural(r.matched_pages, "page"),
             plural(r.runs, "run"),
             r.mean,

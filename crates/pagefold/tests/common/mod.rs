@@ -8,10 +8,19 @@ pub mod qemu;
 use serde_json::Value;
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use tempfile::TempDir;
+
+/// Whether this test cannot run for want of root, which it then has said.
+pub fn not_root() -> bool {
+    let root = fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
+    if !root {
+        eprintln!("skipped: page frames are shown to root only");
+    }
+    !root
+}
 
 /// A directory with private copies of the program and of what it is linked with: nobody else on the host
 /// maps these pages, so that what the host does meanwhile changes no count.

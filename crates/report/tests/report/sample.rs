@@ -169,6 +169,7 @@ pub fn findings(groups: usize) -> Findings {
             ..AlreadyShared::default()
         },
         runs: RunLengths {
+            one_stretch_in: 1,
             pages_looked_at: pages,
             matched_pages: 96_100,
             runs: 30_870,
