@@ -1,29 +1,36 @@
 //! The page cache of a file: which of its pages are in memory, in which frames, and what they hold -
 //! without bringing in any that are not.
+//!
+//! The kernel reads ahead: whoever touches a page that it has marked, or misses one, makes it read more of the
+//! file. `preadv2(RWF_NOWAIT)` does so too, although it does not wait for it. So the file is mapped, the mapping
+//! advised as accessed at random, which ends reading ahead, and pages are only ever copied out of the mapping.
 
-use crate::{Error, PageRange, Pagemap, PagemapEntry, Result};
+use crate::{Error, PageRange, Pagemap, PagemapEntry, ProcessMemory, Result};
 use page::{HostVirt, PAGE_BYTES};
-use rustix::io::ReadWriteFlags;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::fs::{Access, AtFlags, CWD, accessat};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::process::geteuid;
 use std::ffi::c_void;
 use std::fs::File;
-use std::io::IoSliceMut;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// A file whose page cache is looked at. Addresses of its pages are offsets in the file.
 #[derive(Debug)]
 pub struct CachedFile {
-    file: File,
     path: PathBuf,
     /// Device, as `st_dev` encodes it.
     pub device: u64,
     /// Inode.
     pub inode: u64,
+    /// The file's user.
+    owner: u32,
     /// The whole file, mapped; touched only where its pages are resident.
     map: *mut c_void,
     bytes: usize,
     pagemap: Pagemap,
+    memory: ProcessMemory,
 }
 
 // SAFETY: the mapping is only handed to the kernel as a range of addresses; no byte of it is read or written here.
@@ -41,24 +48,30 @@ impl CachedFile {
         let file = File::open(path).map_err(failed("open"))?;
         let metadata = file.metadata().map_err(failed("stat"))?;
         let bytes = usize::try_from(metadata.len()).map_err(|e| failed("map")(std::io::Error::other(e)))?;
+        let own = std::process::id();
+        let (pagemap, memory) = (Pagemap::open(own)?, ProcessMemory::open(own)?);
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let map = unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, &file, 0) };
         let map = map.map_err(|e| failed("map")(e.into()))?;
-        let pagemap = Pagemap::open(std::process::id())?;
-        Ok(Self { file, path: path.into(), device: metadata.dev(), inode: metadata.ino(), map, bytes, pagemap })
+        let (device, inode, owner) = (metadata.dev(), metadata.ino(), metadata.uid());
+        let cached = Self { path: path.into(), device, inode, owner, map, bytes, pagemap, memory };
+        // SAFETY: the range is the mapping just made; the advice changes no content.
+        let advised = unsafe { madvise(cached.map, bytes, Advice::Random) };
+        advised.map_err(|e| failed("map")(e.into()))?;
+        Ok(cached)
     }
 
     /// The pages that are in memory.
     ///
     /// # Errors
-    /// The kernel refused. It tells everything to root and to a file's owner, to others that all of it is.
+    /// The kernel refused, or the file is somebody else's and the caller may not write to it: then the kernel says of
+    /// every page that it is in memory ([`Error::is_denied`]).
     pub fn cached_ranges(&self) -> Result<Vec<PageRange>> {
-        let mut resident = vec![0_u8; self.bytes.div_ceil(PAGE_BYTES)];
-        // SAFETY: the range is the mapping made in `open`, the vector has a byte for each of its pages.
-        let answer = unsafe { libc::mincore(self.map, self.bytes, resident.as_mut_ptr()) };
-        if answer != 0 {
-            return Err(Error::file("look up the page cache of", &self.path, std::io::Error::last_os_error()));
+        if !self.is_told() {
+            return Err(self.failed(Errno::ACCESS));
         }
+        let mut resident = vec![0_u8; self.bytes.div_ceil(PAGE_BYTES)];
+        self.look_up(HostVirt(0), &mut resident)?;
         let mut ranges = Vec::new();
         let mut page = 0;
         for run in resident.chunk_by(|a, b| a & 1 == b & 1) {
@@ -86,24 +99,43 @@ impl CachedFile {
         self.pagemap.read(HostVirt(start as u64), range.pages, entries)
     }
 
-    /// Copies one page, if it is still in memory; its last bytes are zeros where the file ends in it.
+    /// Copies one page, if it is still in memory. What lies behind the file's end in its last page comes along: zeros,
+    /// unless somebody wrote there through a mapping.
     ///
     /// # Errors
-    /// The file cannot be read, or the page is no longer cached.
+    /// The page is no longer cached, or no longer one of the file's.
     pub fn read(&self, at: HostVirt, out: &mut [u8]) -> Result<()> {
-        let failed = |e: rustix::io::Errno| Error::file("read the page cache of", &self.path, e);
-        let mut got = 0;
-        while got < out.len() {
-            let mut rest = [IoSliceMut::new(&mut out[got..])];
-            match rustix::io::preadv2(&self.file, &mut rest, at.0 + got as u64, ReadWriteFlags::NOWAIT) {
-                Ok(0) => break,
-                Ok(n) => got += n,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(e) => return Err(failed(e)),
-            }
+        let mut resident = [0];
+        self.look_up(at, &mut resident)?;
+        if resident[0] & 1 == 0 {
+            return Err(self.failed(Errno::AGAIN));
         }
-        out[got..].fill(0);
-        Ok(())
+        let start = HostVirt(self.map.wrapping_byte_add(at.0 as usize) as u64);
+        match self.memory.read_unshared(&[PageRange { start, pages: 1 }], out)? {
+            0 => Err(self.failed(Errno::FAULT)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sets the lowest bit of each byte to whether its page, from `at` on, is in memory.
+    fn look_up(&self, at: HostVirt, resident: &mut [u8]) -> Result<()> {
+        let start = self.map.wrapping_byte_add(at.0 as usize);
+        // SAFETY: the kernel writes a byte for each page of the range to `resident`, which has as many and is
+        // exclusively borrowed. It looks at the range without touching it, and refuses one that is not mapped.
+        let answer = unsafe { libc::mincore(start, resident.len() * PAGE_BYTES, resident.as_mut_ptr()) };
+        if answer == 0 { Ok(()) } else { Err(self.failed(std::io::Error::last_os_error())) }
+    }
+
+    /// Whether `mincore` tells the caller the truth: it does root, a file's owner, and who may write to it.
+    fn is_told(&self) -> bool {
+        let user = geteuid();
+        user.is_root()
+            || user.as_raw() == self.owner
+            || accessat(CWD, &self.path, Access::WRITE_OK, AtFlags::EACCESS).is_ok()
+    }
+
+    fn failed(&self, e: impl Into<std::io::Error>) -> Error {
+        Error::file("look up the page cache of", &self.path, e)
     }
 }
 
@@ -118,22 +150,27 @@ impl Drop for CachedFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsRawFd;
+    use rustix::fs::{Advice as FileAdvice, fadvise};
+    use std::io::Read;
 
-    #[test]
-    fn only_what_is_cached_is_listed_and_it_stays_that_way() {
-        // Not in /tmp, which may be a tmpfs: those pages cannot be dropped.
+    /// A file of which nothing is cached. Not in /tmp, which may be a tmpfs: those pages cannot be dropped.
+    fn uncached(bytes: usize) -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let path = dir.path().join("image");
-        let data: Vec<u8> = (0..64 * PAGE_BYTES + 100).map(|i| (i / PAGE_BYTES) as u8).collect();
+        let data: Vec<u8> = (0..bytes).map(|i| (i / PAGE_BYTES) as u8).collect();
         std::fs::write(&path, &data).unwrap();
         let file = File::open(&path).unwrap();
         file.sync_all().unwrap();
-        // SAFETY: plain advice on an open descriptor; RANDOM switches read-ahead off.
-        assert_eq!(unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) }, 0);
+        fadvise(&file, 0, None, FileAdvice::DontNeed).unwrap();
+        (dir, path)
+    }
+
+    #[test]
+    fn only_what_is_cached_is_listed_and_it_stays_that_way() {
+        let (_dir, path) = uncached(64 * PAGE_BYTES + 100);
         let cached = CachedFile::open(&path).unwrap();
         assert_eq!(cached.cached_ranges().unwrap(), []);
-        let mut page = vec![1; PAGE_BYTES];
+        let mut page = [1; PAGE_BYTES];
         assert!(cached.read(HostVirt(0), &mut page).is_err());
         assert_eq!(cached.cached_ranges().unwrap(), [], "looking brought pages in");
 
@@ -147,5 +184,62 @@ mod tests {
         assert_eq!(page, [3; PAGE_BYTES]);
         cached.read(HostVirt(64 * PAGE_BYTES as u64), &mut page).unwrap();
         assert!(page[..100].iter().all(|&b| b == 64) && page[100..].iter().all(|&b| b == 0));
+    }
+
+    /// The kernel marks a page of what it has read ahead: who touches it makes it read on.
+    #[test]
+    fn looking_at_a_file_that_is_being_read_does_not_read_ahead() {
+        let (_dir, path) = uncached(16 << 20);
+        let mut file = File::open(&path).unwrap();
+        for _ in 0..8 {
+            file.read_exact(&mut [0; 16 << 10]).unwrap();
+        }
+        // Reading ahead goes on behind our back for a moment.
+        let settled = || std::thread::sleep(std::time::Duration::from_millis(200));
+        settled();
+        let cached = CachedFile::open(&path).unwrap();
+        let before = cached.cached_ranges().unwrap();
+        let pages: u64 = before.iter().map(|r| r.pages).sum();
+        assert!(pages >= 32 && pages < (16 << 20) / PAGE_BYTES as u64, "{before:?}");
+        let (mut entries, mut page) = (Vec::new(), [0; PAGE_BYTES]);
+        for range in &before {
+            cached.entries(*range, &mut entries).unwrap();
+            for n in 0..range.pages {
+                cached.read(range.start.add_pages(n), &mut page).unwrap();
+            }
+        }
+        settled();
+        assert_eq!(cached.cached_ranges().unwrap(), before);
+    }
+
+    #[test]
+    fn whom_the_kernel_does_not_tell_gets_an_error_not_the_whole_file() {
+        if !geteuid().is_root() {
+            eprintln!("skipped: only root can become somebody else");
+            return;
+        }
+        let (_dir, path) = uncached(PAGE_BYTES);
+        let cached = CachedFile::open(&path).unwrap();
+        assert_eq!(cached.cached_ranges().unwrap(), []);
+        std::thread::scope(|threads| {
+            let as_nobody = threads.spawn(|| {
+                let nobody = rustix::process::Uid::from_raw(65534);
+                // Of this thread alone, which ends with this test.
+                rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+                cached.cached_ranges()
+            });
+            assert!(as_nobody.join().unwrap().unwrap_err().is_denied());
+        });
+    }
+
+    #[test]
+    fn a_file_that_shrinks_meanwhile_is_an_error() {
+        let (_dir, path) = uncached(4 * PAGE_BYTES);
+        let cached = CachedFile::open(&path).unwrap();
+        std::fs::write(&path, b"short").unwrap();
+        let mut page = [1; PAGE_BYTES];
+        cached.read(HostVirt(0), &mut page).unwrap();
+        assert!(page.starts_with(b"short\0"));
+        assert!(cached.read(HostVirt(2 * PAGE_BYTES as u64), &mut page).is_err());
     }
 }
