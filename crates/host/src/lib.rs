@@ -17,6 +17,7 @@ mod process;
 mod process_id;
 mod smaps;
 mod system;
+mod text;
 mod vm_read;
 
 pub use advice::prefer_huge_pages;

@@ -1,16 +1,16 @@
 //! `/proc/PID/mountinfo`: which file systems are only memory, and whether `/proc` hides processes.
 
+use crate::text;
 use rustix::fs::{MemfdFlags, fstat, memfd_create};
 use std::collections::HashSet;
-use std::fs;
 use std::sync::LazyLock;
 
 /// Device numbers, as `st_dev` encodes them, of files that are only memory: the kernel's internal mount for
 /// memfd, System V and shared anonymous memory, and the tmpfs mounts that process `pid` sees. The latter are
 /// missing when they cannot be read: the process may be gone.
 pub(crate) fn shmem_devices(pid: u32) -> HashSet<u64> {
-    let text = fs::read(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
-    let mut devices = parse_tmpfs_devices(&String::from_utf8_lossy(&text));
+    let mountinfo = text::read(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+    let mut devices = parse_tmpfs_devices(&mountinfo);
     devices.extend(*INTERNAL_MOUNT);
     devices
 }
@@ -35,7 +35,7 @@ fn parse_tmpfs_devices(mountinfo: &str) -> HashSet<u64> {
 /// Whether `/proc` is mounted so that processes of other users cannot be seen at all
 /// (`hidepid=invisible`, `hidepid=ptraceable`).
 pub fn proc_hides_processes() -> bool {
-    fs::read("/proc/self/mountinfo").is_ok_and(|text| parse_hides_processes(&String::from_utf8_lossy(&text)))
+    text::read("/proc/self/mountinfo").is_ok_and(|mountinfo| parse_hides_processes(&mountinfo))
 }
 
 fn parse_hides_processes(mountinfo: &str) -> bool {

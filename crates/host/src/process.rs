@@ -5,9 +5,12 @@
 //! so that callers can pass over the first and count the second.
 
 use crate::cgroup::Cgroups;
-use crate::{Error, ProcessStat, Result};
+use crate::{Error, ProcessStat, Result, text};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+
+/// Most that is read of a command line: a process can make its own as long as its address space (`PR_SET_MM`).
+const MOST_CMDLINE_BYTES: u64 = 1 << 20;
 
 /// What a process is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,7 +21,7 @@ pub struct Process {
     pub comm: String,
     /// Its state, parent and start time.
     pub stat: ProcessStat,
-    /// Arguments, the program's name first; bytes that are not UTF-8 are replaced.
+    /// Arguments, the program's name first, the first MiB of them; bytes that are not UTF-8 are replaced.
     pub cmdline: Vec<String>,
     /// Its program; `None` where the caller may not know.
     pub exe: Option<PathBuf>,
@@ -49,12 +52,12 @@ impl Process {
     pub fn read(pid: u32) -> Result<Self> {
         let file = |name: &str| PathBuf::from(format!("/proc/{pid}/{name}"));
         let stat = ProcessStat::read(pid)?;
-        let comm = read_text(&file("comm"))?.trim_end_matches('\n').to_owned();
-        let uid = parse_uid(&read_text(&file("status"))?).unwrap_or(u32::MAX);
-        let cmdline = parse_cmdline(&read_text(&file("cmdline"))?);
+        let comm = text::read(file("comm"))?.trim_end_matches('\n').to_owned();
+        let uid = parse_uid(&text::read(file("status"))?).unwrap_or(u32::MAX);
+        let cmdline = parse_cmdline(&text::read_start(file("cmdline"), MOST_CMDLINE_BYTES)?);
         // Whose program may not be known is still a process.
         let exe = fs::read_link(file("exe")).ok();
-        let cgroups = match read_text(&file("cgroup")) {
+        let cgroups = match text::read(file("cgroup")) {
             Ok(text) => Cgroups::parse(&text),
             Err(e) if e.is_gone() && Path::new("/proc/self/cgroup").exists() => return Err(e),
             Err(_) => Cgroups::default(),
@@ -87,12 +90,6 @@ pub fn open_files(pid: u32) -> Result<Vec<PathBuf>> {
     let path = PathBuf::from(format!("/proc/{pid}/fd"));
     let listing = fs::read_dir(&path).map_err(|e| Error::file("list", &path, e))?;
     Ok(listing.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).collect())
-}
-
-/// A small file of `/proc`, with bytes that are not UTF-8 replaced.
-fn read_text(path: &Path) -> Result<String> {
-    let bytes = fs::read(path).map_err(|e| Error::file("read", path, e))?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// The effective one of `Uid: real effective saved filesystem`.

@@ -1,8 +1,7 @@
 //! Settings of the host that decide how well things go.
 
 use crate::ksm::chosen;
-use crate::{Check, Ksm};
-use std::fs;
+use crate::{Check, Ksm, text};
 
 /// Mappings a process may have, for a guest whose memory is folded in short runs.
 const GOOD_MAP_COUNT: u64 = 262_144;
@@ -43,9 +42,9 @@ pub(super) fn max_map_count() -> Check {
 }
 
 pub(super) fn huge_pages() -> Check {
-    let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    let choices = text::read("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
     let needed_for = "knowing what merging costs: a huge page has to be split for it";
-    match chosen(&text) {
+    match chosen(&choices) {
         None => Check::ok("memory:huge_pages", "the kernel has no transparent huge pages", needed_for),
         Some("always") => Check::ok("memory:huge_pages", "always", needed_for)
             .warn("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, where memory is dearer than speed"),
@@ -54,7 +53,7 @@ pub(super) fn huge_pages() -> Check {
 }
 
 pub(super) fn swap() -> Check {
-    swap_by(&fs::read_to_string("/proc/meminfo").unwrap_or_default())
+    swap_by(&text::read("/proc/meminfo").unwrap_or_default())
 }
 
 fn swap_by(meminfo: &str) -> Check {
@@ -74,7 +73,7 @@ fn swap_by(meminfo: &str) -> Check {
 
 pub(super) fn ptrace() -> Check {
     let scope = number("/proc/sys/kernel/yama/ptrace_scope");
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = text::read("/proc/self/status").unwrap_or_default();
     ptrace_by(scope, has_capability(&status, CAP_SYS_PTRACE))
 }
 
@@ -99,7 +98,7 @@ fn has_capability(status: &str, capability: u32) -> bool {
 }
 
 fn number(path: &str) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
+    text::read(path).ok()?.trim().parse().ok()
 }
 
 #[cfg(test)]
