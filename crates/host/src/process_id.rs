@@ -1,10 +1,9 @@
 //! One process and no other: a pid is used again once its process has gone, so a process is named by its
 //! pid together with its start time, and signals go through a pidfd after both were compared.
 
-use crate::{Error, Result};
+use crate::{Error, Result, text};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
 use serde::{Deserialize, Serialize};
-use std::fs;
 
 /// `PF_KTHREAD` of the kernel's `task_struct::flags`.
 const PF_KTHREAD: u64 = 0x0020_0000;
@@ -12,7 +11,8 @@ const PF_KTHREAD: u64 = 0x0020_0000;
 /// What `/proc/PID/stat` says, as far as it is used here. Times are in clock ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessStat {
-    /// One letter: `R` running, `S` sleeping, `Z` ended and not yet collected by its parent, ...
+    /// One letter: `R` running, `S` sleeping, `Z` ended and not yet collected by its parent, ... It is the first
+    /// thread's: a process whose first thread has ended before the others counts as ended here.
     pub state: u8,
     /// The parent's pid; 0 for none.
     pub parent: u32,
@@ -56,8 +56,7 @@ impl ProcessStat {
     /// [`Error::is_gone`] if there is no such process.
     pub fn read(pid: u32) -> Result<Self> {
         let path = format!("/proc/{pid}/stat");
-        let bytes = fs::read(&path).map_err(|e| Error::file("read", &path, e))?;
-        Self::parse(&String::from_utf8_lossy(&bytes)).ok_or_else(|| Error::Malformed {
+        Self::parse(&text::read(&path)?).ok_or_else(|| Error::Malformed {
             path: path.into(),
             line: 1,
             problem: "not the fields that the kernel documents".into(),
@@ -101,7 +100,9 @@ impl ProcessId {
 
     /// Collects it if it has ended and is a child of this process; otherwise does nothing.
     pub fn collect(&self) {
-        if let Some(pid) = self.raw() {
+        // Once it has ended, its pid stays its own until it is collected.
+        let waits = ProcessStat::read(self.pid).is_ok_and(|s| s.start_ticks == self.start_ticks && s.has_ended());
+        if let Some(pid) = self.raw().filter(|_| waits) {
             // The error is "not a child of ours", or it was collected already: nothing to do.
             let _ = waitpid(Some(pid), WaitOptions::NOHANG);
         }
@@ -165,6 +166,8 @@ mod tests {
         assert!(!earlier.kill());
         assert!(id.is_alive());
         child.kill().unwrap();
-        child.wait().unwrap();
+        while id.is_alive() {}
+        earlier.collect();
+        child.wait().expect("it was left for us to collect");
     }
 }

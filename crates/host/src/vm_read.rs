@@ -15,7 +15,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-/// The memory of one process.
+/// The memory of one process. [`ProcessMemory::read`] keeps to the address space that was there when it was opened;
+/// [`ProcessMemory::read_unshared`] goes by the process's number, and whoever must know that the process did not end
+/// or execute another program meanwhile asks [`crate::Pagemap::is_alive`] afterwards.
 #[derive(Debug)]
 pub struct ProcessMemory {
     pid: libc::pid_t,
@@ -36,7 +38,8 @@ impl ProcessMemory {
 
     /// Copies `ranges`, one behind the other, to the beginning of `out` and returns how many whole pages
     /// arrived: fewer than asked when a page could not be read, and then the first one missing is it.
-    /// Not for private pages that anybody else maps: they would stop being shared.
+    /// Not for private pages that anybody else maps: they would stop being shared. The kernel takes at most 1024
+    /// ranges.
     ///
     /// # Errors
     /// Nothing could be read at all: the first page is not there ([`Error::is_bad_address`]), the process
@@ -70,6 +73,10 @@ impl ProcessMemory {
             let bytes = range.pages as usize * PAGE_BYTES;
             let into = &mut out[pages * PAGE_BYTES..][..bytes];
             let got = match self.file.read_at(into, range.start.0) {
+                // The file stays with the address space that it was opened for: that has gone.
+                Ok(0) if pages == 0 && bytes > 0 => {
+                    return Err(Error::file("read", &self.path, io::Error::from_raw_os_error(libc::ESRCH)));
+                }
                 Ok(got) => got,
                 Err(_) if pages > 0 => 0,
                 Err(e) => return Err(Error::file("read", &self.path, e)),
@@ -121,8 +128,10 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         let range = PageRange { start: HostVirt(0x1000), pages: 1 };
-        let error = memory.read_unshared(&[range], &mut [0; PAGE_BYTES]).unwrap_err();
-        assert!(error.is_gone() && !error.is_denied(), "{error}");
+        for read in [ProcessMemory::read, ProcessMemory::read_unshared] {
+            let error = read(&memory, &[range], &mut [0; PAGE_BYTES]).unwrap_err();
+            assert!(error.is_gone() && !error.is_denied(), "{error}");
+        }
         assert!(ProcessMemory::open(child.id()).unwrap_err().is_gone());
     }
 }
