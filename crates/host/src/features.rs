@@ -58,7 +58,8 @@ fn sealed_memfd_refuses_writers() -> io::Result<bool> {
     // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
     let attempt = unsafe { mmap(std::ptr::null_mut(), page::PAGE_BYTES, rights, MapFlags::SHARED, &file, 0) };
     match attempt {
-        Err(_) => Ok(true),
+        Err(rustix::io::Errno::PERM) => Ok(true),
+        Err(e) => Err(e.into()),
         Ok(address) => {
             // SAFETY: the mapping was made above, is of this length, and nothing refers to it.
             unsafe { munmap(address, page::PAGE_BYTES) }?;

@@ -33,11 +33,6 @@ impl FileMap {
         let address = NonNull::new(address).ok_or_else(|| Error::file("map", path, rustix::io::Errno::NOMEM))?;
         Ok(Self { address, len })
     }
-
-    /// The file's length when it was mapped.
-    pub const fn len_bytes(&self) -> usize {
-        self.len
-    }
 }
 
 impl Drop for FileMap {
@@ -63,7 +58,7 @@ mod tests {
         let path = dir.path().join("data");
         std::fs::write(&path, vec![7_u8; 3 * 4096 + 1]).expect("write the file");
         let map = FileMap::open(&path).expect("map the file");
-        assert_eq!((map.len_bytes(), mappings_of(&path)), (3 * 4096 + 1, 1));
+        assert_eq!((map.len, mappings_of(&path)), (3 * 4096 + 1, 1));
         std::fs::write(&path, b"short").expect("truncate the file");
         drop(map);
         assert_eq!(mappings_of(&path), 0);

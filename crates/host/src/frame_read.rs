@@ -142,7 +142,7 @@ impl FrameReader {
     pub fn read(&mut self, frames: &[Pfn], mut each: impl FnMut(usize, &[u8; PAGE_BYTES])) -> Result<()> {
         assert!(frames.len() <= BATCH_FRAMES, "{} frames at a time", frames.len());
         let base = self.direct_map;
-        self.copy(frames.iter().map(|pfn| base + (pfn.0 << PAGE_SHIFT)))
+        self.copy(frames.iter().map(|pfn| base.wrapping_add(pfn.0 << PAGE_SHIFT)))
             .map_err(|e| Error::file("read page frames through", "bpf(2)", e))?;
         let shared = self.shared();
         for n in (0..frames.len()).filter(|&n| shared.slots[n].get() == 0) {

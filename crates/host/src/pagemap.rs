@@ -16,6 +16,7 @@ use std::path::PathBuf;
 
 /// `_IOWR('f', 16, struct pm_scan_arg)`
 const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610;
+const _: () = assert!(PAGEMAP_SCAN as usize == 3 << 30 | size_of::<pm_scan_arg>() << 16 | (b'f' as usize) << 8 | 16);
 const _: () = assert!(size_of::<pm_scan_arg>() == 96 && size_of::<page_region>() == 24);
 
 /// Categories of `PAGEMAP_SCAN`.
@@ -30,11 +31,6 @@ const REGIONS_A_CALL: usize = 512;
 pub struct PagemapEntry(u64);
 
 impl PagemapEntry {
-    /// Decodes the kernel's 64 bits.
-    pub const fn from_bits(bits: u64) -> Self {
-        Self(bits)
-    }
-
     /// Mapped to a page frame.
     pub const fn present(self) -> bool {
         self.0 >> 63 & 1 == 1

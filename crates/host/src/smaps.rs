@@ -93,33 +93,34 @@ impl Usage {
     /// The two together. KSM is known if either knows it.
     pub fn plus(&self, other: &Self) -> Self {
         Self {
-            rss_bytes: self.rss_bytes + other.rss_bytes,
-            pss_bytes: self.pss_bytes + other.pss_bytes,
-            uss_bytes: self.uss_bytes + other.uss_bytes,
-            swap_bytes: self.swap_bytes + other.swap_bytes,
-            thp_bytes: self.thp_bytes + other.thp_bytes,
-            hugetlb_bytes: self.hugetlb_bytes + other.hugetlb_bytes,
+            rss_bytes: self.rss_bytes.saturating_add(other.rss_bytes),
+            pss_bytes: self.pss_bytes.saturating_add(other.pss_bytes),
+            uss_bytes: self.uss_bytes.saturating_add(other.uss_bytes),
+            swap_bytes: self.swap_bytes.saturating_add(other.swap_bytes),
+            thp_bytes: self.thp_bytes.saturating_add(other.thp_bytes),
+            hugetlb_bytes: self.hugetlb_bytes.saturating_add(other.hugetlb_bytes),
             ksm_bytes: match (self.ksm_bytes, other.ksm_bytes) {
                 (None, None) => None,
-                (a, b) => Some(a.unwrap_or(0) + b.unwrap_or(0)),
+                (a, b) => Some(a.unwrap_or(0).saturating_add(b.unwrap_or(0))),
             },
-            locked_bytes: self.locked_bytes + other.locked_bytes,
+            locked_bytes: self.locked_bytes.saturating_add(other.locked_bytes),
         }
     }
 
     /// Adds one `Key: N kB` line; keys that we do not count are passed over.
     fn add(&mut self, key: &[u8], bytes: u64) {
-        match key {
-            b"Rss" => self.rss_bytes += bytes,
-            b"Pss" => self.pss_bytes += bytes,
-            b"Private_Clean" | b"Private_Dirty" => self.uss_bytes += bytes,
-            b"Swap" => self.swap_bytes += bytes,
-            b"AnonHugePages" | b"ShmemPmdMapped" | b"FilePmdMapped" => self.thp_bytes += bytes,
-            b"Private_Hugetlb" | b"Shared_Hugetlb" => self.hugetlb_bytes += bytes,
-            b"KSM" => *self.ksm_bytes.get_or_insert(0) += bytes,
-            b"Locked" => self.locked_bytes += bytes,
-            _ => {}
-        }
+        let sum = match key {
+            b"Rss" => &mut self.rss_bytes,
+            b"Pss" => &mut self.pss_bytes,
+            b"Private_Clean" | b"Private_Dirty" => &mut self.uss_bytes,
+            b"Swap" => &mut self.swap_bytes,
+            b"AnonHugePages" | b"ShmemPmdMapped" | b"FilePmdMapped" => &mut self.thp_bytes,
+            b"Private_Hugetlb" | b"Shared_Hugetlb" => &mut self.hugetlb_bytes,
+            b"KSM" => self.ksm_bytes.get_or_insert(0),
+            b"Locked" => &mut self.locked_bytes,
+            _ => return,
+        };
+        *sum = sum.saturating_add(bytes);
     }
 }
 
