@@ -7,7 +7,6 @@ use crate::container::{Container, container_of};
 use crate::{Facts, Guest, GuestKind, cloud_hypervisor, firecracker, qemu, region};
 use host::{Cgroups, Mapping, Process};
 use std::collections::{BTreeMap, HashMap};
-use std::fs;
 
 /// The processes of the host, looked at once.
 #[derive(Clone, Debug, Default)]
@@ -124,13 +123,14 @@ fn guest(kind: GuestKind, name: Option<String>, processes: &[&Process]) -> Guest
     }
 }
 
-/// Guests of the same kind and name are told apart by their first pid.
+/// Guests of the same kind and name are told apart by their first pid. So is one whose name looks like that already: it
+/// may have chosen it to be taken for another.
 fn make_ids_unique(guests: &mut [Guest]) {
     let mut bearers: HashMap<String, u32> = HashMap::new();
     for guest in guests.iter() {
         *bearers.entry(guest.id.clone()).or_default() += 1;
     }
-    for guest in guests.iter_mut().filter(|g| bearers[&g.id] > 1) {
+    for guest in guests.iter_mut().filter(|g| bearers[&g.id] > 1 || g.id.contains('@')) {
         guest.id = format!("{}@{}", guest.id, guest.pids[0]);
         guest.group.clone_from(&guest.id);
     }
@@ -144,8 +144,8 @@ fn complete(guest: &mut Guest, processes: &[Process]) {
     let config = process
         .filter(|_| guest.kind == GuestKind::Firecracker)
         .and_then(|p| firecracker::config_file(pid, &p.cmdline))
-        .and_then(|path| fs::read_to_string(path).ok())
-        .and_then(|text| firecracker::ram_bytes_of_config(&text));
+        .and_then(|path| host::read_plain_file(&path, firecracker::MAX_CONFIG_BYTES).ok())
+        .and_then(|config| firecracker::ram_bytes_of_config(&config));
     let ram_bytes = config.or_else(|| region::ram_by_mappings(guest.kind, &Mapping::read_all(pid).ok()?));
     set_ram(guest, ram_bytes.into_iter().collect());
 }
@@ -224,6 +224,14 @@ mod tests {
         let guests = find(&[twin(7), twin(9)], &Cgroups::default(), &[]);
         assert_eq!(ids(&guests), ["qemu:db@7", "qemu:db@9"]);
         assert_eq!(guests[0].group, "qemu:db@7");
+    }
+
+    #[test]
+    fn nobody_gets_the_id_of_another_by_a_clever_name() {
+        let named = |pid, name: &str| process(pid, &format!("/usr/bin/qemu-kvm -name {name}"), "0::/");
+        let guests = find(&[named(7, "db"), named(8, "db@7"), named(9, "db")], &Cgroups::default(), &[]);
+        assert_eq!(ids(&guests), ["qemu:db@7", "qemu:db@9", "qemu:db@7@8"]);
+        assert_eq!(guests[2].group, "qemu:db@7@8");
     }
 
     #[test]

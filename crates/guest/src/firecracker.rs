@@ -9,6 +9,9 @@ use std::path::{Path, PathBuf};
 /// Guest RAM below the hole that x86-64 leaves for devices under 4 GiB.
 pub(crate) const RAM_BELOW_HOLE_BYTES: u64 = 3328 << 20;
 
+/// Longest configuration file that is read: it is the guest's, who may want to do harm with it.
+pub(crate) const MAX_CONFIG_BYTES: u64 = 1 << 20;
+
 /// Whether a process is Firecracker, inside a jail or not. Releases are named `firecracker-v1.7.0-x86_64`.
 pub(crate) fn is_firecracker(process: &Process) -> bool {
     let program = process.program();
@@ -30,9 +33,9 @@ pub(crate) fn config_file(pid: u32, args: &[String]) -> Option<PathBuf> {
     })
 }
 
-/// RAM by a configuration file's text.
-pub(crate) fn ram_bytes_of_config(text: &str) -> Option<u64> {
-    let config: Value = serde_json::from_str(text).ok()?;
+/// RAM by a configuration file's content.
+pub(crate) fn ram_bytes_of_config(content: &[u8]) -> Option<u64> {
+    let config: Value = serde_json::from_slice(content).ok()?;
     config.get("machine-config")?.get("mem_size_mib")?.as_u64()?.checked_mul(1 << 20)
 }
 
@@ -68,14 +71,14 @@ mod tests {
     #[test]
     fn ram_of_a_configuration() {
         let text = r#"{"boot-source":{}, "machine-config": {"vcpu_count": 2, "mem_size_mib": 1024, "smt": false}}"#;
-        assert_eq!(ram_bytes_of_config(text), Some(1 << 30));
+        assert_eq!(ram_bytes_of_config(text.as_bytes()), Some(1 << 30));
         for bad in [
             "",
             "{}",
             r#"{"machine-config": {"mem_size_mib": "1"}}"#,
             r#"{"machine-config": {"mem_size_mib": 18446744073709551615}}"#,
         ] {
-            assert_eq!(ram_bytes_of_config(bad), None, "{bad}");
+            assert_eq!(ram_bytes_of_config(bad.as_bytes()), None, "{bad}");
         }
     }
 }

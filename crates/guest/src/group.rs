@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+/// Longest file: room for some ten thousand guests.
+const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Longest name of a group in a file, in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
@@ -29,13 +31,8 @@ pub enum GroupRule {
 #[derive(Debug, thiserror::Error)]
 pub enum GroupError {
     /// The file cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
-    File {
-        /// Which file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] host::Error),
     /// The file cannot mean anything.
     #[error("{}: {problem}", path.display())]
     Content {
@@ -119,13 +116,18 @@ impl GroupFile {
     /// # Errors
     /// [`GroupError::File`] and [`GroupError::Content`].
     pub fn read(path: &Path) -> Result<Self, GroupError> {
-        let text = std::fs::read_to_string(path).map_err(|source| GroupError::File { path: path.into(), source })?;
-        Self::parse(&text).map_err(|problem| GroupError::Content { path: path.into(), problem })
+        let content = |problem| GroupError::Content { path: path.into(), problem };
+        let bytes = host::read_plain_file(path, MAX_FILE_BYTES)?;
+        let text = String::from_utf8(bytes).map_err(|e| content(format!("not text: {}", e.utf8_error())))?;
+        Self::parse(&text).map_err(content)
     }
 
     /// Parses the text of such a file.
     fn parse(text: &str) -> Result<Self, String> {
-        let written: Written = toml::from_str(text).map_err(|e| e.to_string().trim_end().to_owned())?;
+        let written: Written = toml::from_str(text).map_err(|e| {
+            let line = e.span().map_or(1, |span| 1 + text.get(..span.start).unwrap_or(text).matches('\n').count());
+            format!("line {line}: {}", e.message().replace('\n', ", "))
+        })?;
         let mut groups = BTreeMap::new();
         for (name, patterns) in written.groups {
             check_name(&name)?;
@@ -247,6 +249,7 @@ mod tests {
             ("[groups]\n'qemu:x' = ['x']", "qemu:x"),
             ("[groups]\n'' = ['x']", "group name"),
             ("groups", "expected"),
+            ("[groups]\na = ['x']\na = ['y']", "line 3: duplicate key"),
         ] {
             let error = GroupFile::parse(file).unwrap_err();
             assert!(error.contains(word), "{file:?}: {error}");
@@ -254,6 +257,6 @@ mod tests {
         let long = format!("[groups]\n{} = ['x']", "n".repeat(65));
         assert!(GroupFile::parse(&long).unwrap_err().contains("64"));
         let missing = GroupFile::read(Path::new("/nonexistent/groups.toml")).unwrap_err();
-        assert!(missing.to_string().starts_with("cannot read /nonexistent/groups.toml: "));
+        assert!(missing.to_string().starts_with("cannot open /nonexistent/groups.toml: "));
     }
 }

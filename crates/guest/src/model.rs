@@ -56,7 +56,7 @@ impl GuestKind {
 /// A VM, a container or a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Guest {
-    /// Unique on this host: kind and name, or kind and pid where two bear the same name.
+    /// Unique on this host: kind and name; the pid, too, where two bear the same name or a name has an `@`.
     pub id: String,
     /// What its runtime calls it.
     pub name: String,

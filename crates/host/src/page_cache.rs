@@ -5,16 +5,18 @@
 //! file. `preadv2(RWF_NOWAIT)` does so too, although it does not wait for it. So the file is mapped, the mapping
 //! advised as accessed at random, which ends reading ahead, and pages are only ever copied out of the mapping.
 
-use crate::{Error, PageRange, Pagemap, PagemapEntry, ProcessMemory, Result};
+use crate::{Error, PageRange, Pagemap, PagemapEntry, ProcessMemory, Result, open_plain_file};
 use page::{HostVirt, PAGE_BYTES};
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use rustix::process::geteuid;
 use std::ffi::c_void;
-use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+/// Pages looked up at a time, at one byte each: disk images may be terabytes large and hardly cached.
+const PIECE_PAGES: usize = 1 << 18;
 
 /// A file whose page cache is looked at. Addresses of its pages are offsets in the file.
 #[derive(Debug)]
@@ -39,14 +41,13 @@ unsafe impl Send for CachedFile {}
 unsafe impl Sync for CachedFile {}
 
 impl CachedFile {
-    /// Opens a file of at least one byte.
+    /// Opens a plain file of at least one byte.
     ///
     /// # Errors
-    /// It cannot be opened or mapped.
+    /// It cannot be opened or mapped, or is no plain file.
     pub fn open(path: &Path) -> Result<Self> {
         let failed = |attempted| move |e: std::io::Error| Error::file(attempted, path, e);
-        let file = File::open(path).map_err(failed("open"))?;
-        let metadata = file.metadata().map_err(failed("stat"))?;
+        let (file, metadata) = open_plain_file(path)?;
         let bytes = usize::try_from(metadata.len()).map_err(|e| failed("map")(std::io::Error::other(e)))?;
         let own = std::process::id();
         let (pagemap, memory) = (Pagemap::open(own)?, ProcessMemory::open(own)?);
@@ -70,15 +71,26 @@ impl CachedFile {
         if !self.is_told() {
             return Err(self.failed(Errno::ACCESS));
         }
-        let mut resident = vec![0_u8; self.bytes.div_ceil(PAGE_BYTES)];
-        self.look_up(HostVirt(0), &mut resident)?;
-        let mut ranges = Vec::new();
-        let mut page = 0;
-        for run in resident.chunk_by(|a, b| a & 1 == b & 1) {
-            if run[0] & 1 == 1 {
-                ranges.push(PageRange { start: HostVirt(page * PAGE_BYTES as u64), pages: run.len() as u64 });
+        self.cached_ranges_by(PIECE_PAGES)
+    }
+
+    fn cached_ranges_by(&self, piece_pages: usize) -> Result<Vec<PageRange>> {
+        let pages = self.bytes.div_ceil(PAGE_BYTES);
+        let mut resident = vec![0_u8; pages.min(piece_pages)];
+        let mut ranges: Vec<PageRange> = Vec::new();
+        for first in (0..pages).step_by(piece_pages) {
+            let piece = &mut resident[..(pages - first).min(piece_pages)];
+            let mut at = HostVirt((first * PAGE_BYTES) as u64);
+            self.look_up(at, piece)?;
+            for run in piece.chunk_by(|a, b| a & 1 == b & 1) {
+                let run_pages = run.len() as u64;
+                match ranges.last_mut() {
+                    _ if run[0] & 1 == 0 => {}
+                    Some(last) if last.end() == at => last.pages += run_pages,
+                    _ => ranges.push(PageRange { start: at, pages: run_pages }),
+                }
+                at = at.add_pages(run_pages);
             }
-            page += run.len() as u64;
         }
         Ok(ranges)
     }
@@ -151,6 +163,7 @@ impl Drop for CachedFile {
 mod tests {
     use super::*;
     use rustix::fs::{Advice as FileAdvice, fadvise};
+    use std::fs::File;
     use std::io::Read;
 
     /// A file of which nothing is cached. Not in /tmp, which may be a tmpfs: those pages cannot be dropped.
@@ -177,6 +190,7 @@ mod tests {
         let _all = std::fs::read(&path).unwrap();
         let ranges = cached.cached_ranges().unwrap();
         assert_eq!(ranges, [PageRange { start: HostVirt(0), pages: 65 }]);
+        assert_eq!(cached.cached_ranges_by(7).unwrap(), ranges, "looked up in pieces");
         let mut entries = Vec::new();
         cached.entries(ranges[0], &mut entries).unwrap();
         assert!(entries.len() == 65 && entries.iter().all(|e| e.present() && e.file_or_shared()));

@@ -1,7 +1,6 @@
 //! This machine and this process.
 
-use crate::{Error, Result};
-use std::fs;
+use crate::{Result, text};
 
 /// Which kernel runs, and on which machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +35,7 @@ pub fn swapped_bytes(pid: u32) -> Result<u64> {
 
 /// A size from a `status` file.
 fn status_bytes(path: &str, key: &str) -> Result<Option<u64>> {
-    let status = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+    let status = text::read(path)?;
     let kib = status.lines().find_map(|l| l.strip_prefix(key)?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
     Ok(kib.map(|kib| kib * 1024))
 }
@@ -44,11 +43,22 @@ fn status_bytes(path: &str, key: &str) -> Result<Option<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn this_machine_and_process_tell() {
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
         assert_eq!(Kernel::this().release, release.trim());
         assert!(own_peak_rss_bytes().unwrap() > 100 << 10);
+    }
+
+    #[test]
+    fn a_process_cannot_hide_behind_a_name_that_is_not_text() {
+        let named = std::thread::spawn(|| {
+            fs::write("/proc/thread-self/comm", b"\xff\xfe").unwrap();
+            let thread = fs::read_link("/proc/thread-self").unwrap();
+            status_bytes(&format!("/proc/{}/status", thread.display()), "VmSwap:")
+        });
+        assert!(named.join().unwrap().unwrap().is_some());
     }
 }

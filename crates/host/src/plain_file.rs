@@ -1,0 +1,72 @@
+//! Files that somebody named: reading one must neither wait for ever, nor fill the memory, nor start a device.
+
+use crate::{Error, Result};
+use rustix::fs::OFlags;
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Opens a file for reading if it is a plain one: no pipe, which may have nobody at its other end, and no device.
+///
+/// # Errors
+/// It cannot be opened, or is something else.
+pub fn open_plain_file(path: &Path) -> Result<(File, Metadata)> {
+    open(path).map_err(|e| Error::file("open", path, e))
+}
+
+fn open(path: &Path) -> io::Result<(File, Metadata)> {
+    // Once before it is opened, since opening alone may wait or set off a device; and then what was opened.
+    check(&fs::metadata(path)?)?;
+    let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
+    let metadata = file.metadata()?;
+    check(&metadata)?;
+    Ok((file, metadata))
+}
+
+fn check(metadata: &Metadata) -> io::Result<()> {
+    if metadata.is_file() { Ok(()) } else { Err(io::Error::other("not a plain file")) }
+}
+
+/// All of a plain file, which may have `most` bytes.
+///
+/// # Errors
+/// It cannot be read, is something else than a plain file, or is longer.
+pub fn read_plain_file(path: &Path, most: u64) -> Result<Vec<u8>> {
+    let (file, _) = open_plain_file(path)?;
+    let mut bytes = Vec::new();
+    let read = file.take(most.saturating_add(1)).read_to_end(&mut bytes);
+    read.map_err(|e| Error::file("read", path, e))?;
+    if bytes.len() as u64 > most {
+        return Err(Error::file("read", path, io::Error::other(format!("more than {most} bytes"))));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    #[test]
+    fn plain_files_are_read_up_to_a_bound() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, "12345").unwrap();
+        assert_eq!(read_plain_file(&path, 5).unwrap(), b"12345");
+        let error = read_plain_file(&path, 4).unwrap_err().to_string();
+        assert!(error.ends_with("file: more than 4 bytes"), "{error}");
+        assert!(read_plain_file(&dir.path().join("none"), 4).unwrap_err().is_gone());
+    }
+
+    #[test]
+    fn nothing_else_is_even_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        for path in [&pipe, Path::new("/dev/zero"), dir.path()] {
+            let error = read_plain_file(path, 4).unwrap_err().to_string();
+            assert!(error.ends_with("not a plain file"), "{error}");
+        }
+    }
+}
