@@ -11,6 +11,7 @@ use crate::{name, place, random};
 use host::ProcessId;
 use rustix::fs::{FlockOperation, flock, fstat};
 use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -106,11 +107,12 @@ impl Store {
         if self.dir.exists() { self.lock_or_make().map(Some) } else { Ok(None) }
     }
 
-    /// Takes the lock, and makes the lab if there is none.
+    /// Takes the lock, and makes the lab if there is none. A directory that holds anything else is refused.
     pub(crate) fn lock_or_make(&self) -> Result<Locked> {
         let path = self.dir.join("lock");
-        let lock = loop {
+        let (lock, is_new) = loop {
             place::private_dir(&self.dir)?;
+            let is_new = !path.exists();
             let file = match File::options().create(true).append(true).open(&path) {
                 // `lab down` removed the directory in between.
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
@@ -119,12 +121,17 @@ impl Store {
             flock(&file, FlockOperation::LockExclusive).map_err(|e| Error::file("lock", &path, e))?;
             // The same, while this one waited for the lock.
             if fstat(&file).map_err(|e| Error::file("stat", &path, e))?.st_nlink > 0 {
-                break file;
+                break (file, is_new);
             }
         };
         let state = match read_state(&self.dir)? {
             Some(state) => state,
             None => {
+                if let Err(error) = check_is_new(&self.dir) {
+                    // Nothing of ours stays there.
+                    let _ = if is_new { fs::remove_file(&path) } else { Ok(()) };
+                    return Err(error);
+                }
                 let number = random::number().map_err(|e| Error::file("read", "/dev/urandom", e))?;
                 State { token: format!("{number:016x}"), guests: Vec::new() }
             }
@@ -148,6 +155,20 @@ impl Locked {
     pub(crate) fn guest_mut(&mut self, name: &str) -> Option<&mut Entry> {
         self.state.guests.iter_mut().find(|guest| guest.name == name)
     }
+}
+
+/// Refuses a directory that holds somebody's files: `lab down` would remove them.
+fn check_is_new(dir: &Path) -> Result<()> {
+    // What a start or an end that was cut off may leave.
+    let ours = ["lock", "state.new", "groups.toml", "groups.new", ".kvm"].map(OsStr::new);
+    for entry in fs::read_dir(dir).map_err(|e| Error::file("list", dir, e))? {
+        let name = entry.map_err(|e| Error::file("list", dir, e))?.file_name();
+        if !ours.contains(&name.as_os_str()) {
+            let text = format!("{} is not a lab: it holds {}", dir.display(), name.display());
+            return Err(Error::Usage(format!("{text}; name a directory that is empty, or not there yet, with --dir")));
+        }
+    }
+    Ok(())
 }
 
 fn replace(path: &Path, content: &[u8]) -> Result<()> {
@@ -222,6 +243,22 @@ mod tests {
         drop(first);
         assert_ne!(waiting.join().expect("no panic"), old);
         assert!(store.dir().join("state.json").exists());
+    }
+
+    #[test]
+    fn a_directory_of_other_things_is_refused_and_left_alone() {
+        let base = tempfile::tempdir().expect("a temporary directory");
+        let dir = base.path().join("home");
+        place::private_dir(&dir).expect("make it");
+        fs::write(dir.join("letter"), "dear").expect("write a file");
+        let lab = crate::Lab::open(&dir).expect("a path");
+        let error = lab.down().expect_err("not a lab").to_string();
+        assert!(error.contains("is not a lab: it holds letter"), "{error}");
+        assert!(Store::new(dir.clone()).lock_or_make().is_err());
+        let names = fs::read_dir(&dir).expect("list it").map(|entry| entry.expect("an entry").file_name());
+        assert_eq!(names.collect::<Vec<_>>(), ["letter"]);
+        fs::remove_file(dir.join("letter")).expect("remove it");
+        assert_eq!(lab.down().expect("an empty directory does"), [""; 0]);
     }
 
     #[test]
