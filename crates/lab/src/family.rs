@@ -1,8 +1,7 @@
 //! Which process started which: a guest's processes are the first one and all below it.
 
-use host::ProcessStat;
+use host::{ProcessId, ProcessStat};
 use std::collections::HashMap;
-use std::fs;
 
 /// All processes, as they were at one moment or near it.
 #[derive(Debug)]
@@ -11,25 +10,48 @@ pub(crate) struct Family(HashMap<u32, ProcessStat>);
 impl Family {
     /// Looks at all processes.
     pub(crate) fn now() -> Self {
-        let entries = fs::read_dir("/proc").into_iter().flatten();
-        let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        let pids = host::pids().unwrap_or_default().into_iter();
         Self(pids.filter_map(|pid| Some((pid, ProcessStat::read(pid).ok()?))).collect())
     }
 
-    /// What was seen of a process.
-    pub(crate) fn stat(&self, pid: u32) -> Option<&ProcessStat> {
-        self.0.get(&pid)
+    /// CPU time of this process and all below it, in clock ticks; 0 if it was not there.
+    pub(crate) fn cpu_ticks(&self, root: &ProcessId) -> u64 {
+        self.tree(root).iter().filter_map(|id| self.0.get(&id.pid)).map(|stat| stat.cpu_ticks).sum()
     }
 
-    /// This process and all below it, in ascending order; none if it was not there.
-    pub(crate) fn tree(&self, root: u32) -> Vec<u32> {
-        let mut pids: Vec<u32> = self.0.get_key_value(&root).map(|(pid, _)| *pid).into_iter().collect();
+    /// This process and all below it, in ascending order of pid; none if it was not there.
+    pub(crate) fn tree(&self, root: &ProcessId) -> Vec<ProcessId> {
+        let id = |(pid, stat): (&u32, &ProcessStat)| ProcessId { pid: *pid, start_ticks: stat.start_ticks };
+        let mut ids: Vec<ProcessId> =
+            self.0.get_key_value(&root.pid).map(id).filter(|id| id == root).into_iter().collect();
         let mut next = 0;
-        while let Some(parent) = pids.get(next).copied() {
-            pids.extend(self.0.iter().filter(|(_, stat)| stat.parent == parent).map(|(pid, _)| *pid));
+        while let Some(parent) = ids.get(next).copied() {
+            // Nobody is older than its parent: one that seems so was another's child, who had this pid before.
+            let is_below = |stat: &ProcessStat| stat.parent == parent.pid && stat.start_ticks >= parent.start_ticks;
+            ids.extend(self.0.iter().filter(|(_, stat)| is_below(stat)).map(id));
             next += 1;
         }
-        pids.sort_unstable();
-        pids
+        ids.sort_unstable_by_key(|id| id.pid);
+        ids
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_holds_those_below_and_no_strangers_with_a_pid_that_was_used_before() {
+        let process = |pid, parent, start_ticks| (pid, ProcessStat { parent, start_ticks, ..ProcessStat::default() });
+        let family = Family(
+            [process(1, 0, 1), process(10, 1, 50), process(12, 10, 50), process(11, 12, 70), process(13, 12, 20)]
+                .into(),
+        );
+        let ids =
+            |pairs: &[(u32, u64)]| pairs.iter().map(|&(pid, start_ticks)| ProcessId { pid, start_ticks }).collect();
+        let expected: Vec<ProcessId> = ids(&[(10, 50), (11, 70), (12, 50)]);
+        assert_eq!(family.tree(&ProcessId { pid: 10, start_ticks: 50 }), expected);
+        assert_eq!(family.tree(&ProcessId { pid: 10, start_ticks: 49 }), []);
+        assert_eq!(family.tree(&ProcessId { pid: 99, start_ticks: 1 }), []);
     }
 }

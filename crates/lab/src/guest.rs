@@ -68,7 +68,8 @@ impl Guest {
 
     /// Its processes on the host, in ascending order: QEMU's, or LXC's monitor and what runs in the container.
     pub fn pids(&self) -> Vec<u32> {
-        self.process.filter(ProcessId::is_alive).map_or_else(Vec::new, |process| Family::now().tree(process.pid))
+        let tree = self.process.filter(ProcessId::is_alive).map(|process| Family::now().tree(&process));
+        tree.unwrap_or_default().iter().map(|id| id.pid).collect()
     }
 
     /// Runs a command inside, exactly these words, and returns what it printed (1 MiB at most) and its status.

@@ -169,8 +169,10 @@ impl Lab {
             self.wait_all(spec, started, progress)
         });
         if let Err(error) = ready {
-            self.end_guests(&names)?;
-            return Err(error);
+            return Err(match self.end_guests(&names) {
+                Ok(()) => error,
+                Err(left) => Error::guest(&names.join(", "), format!("{error}; and cannot be ended: {left}")),
+            });
         }
         Ok(self.guests()?.into_iter().filter(|guest| names.contains(&guest.name)).collect())
     }

@@ -41,6 +41,6 @@ pub use error::{Error, Result};
 pub use guest::Guest;
 pub use lab::{Lab, Progress, Spec};
 pub use place::{cache_dir, default_lab_dir};
-pub use process::{Holding, live};
+pub use process::live;
 pub use settle::{Idle, Settled};
 pub use state::Image;

@@ -3,7 +3,7 @@
 //! whoever started it was killed before it could write down the pid, and no other process is ever taken for it.
 
 use host::ProcessId;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read};
 use std::process::Command;
 use std::thread;
@@ -36,10 +36,7 @@ impl Mark {
     /// All living processes that bear it.
     pub(crate) fn bearers(&self) -> Vec<ProcessId> {
         const LOOKS: usize = 5;
-        let pids = fs::read_dir("/proc").into_iter().flatten().filter_map(|entry| {
-            let name = entry.ok()?.file_name();
-            name.to_str()?.parse().ok()
-        });
+        let pids = host::pids().unwrap_or_default().into_iter();
         // The identity is taken before the look: should the pid change hands in between, it means nobody any more.
         let mut unclear: Vec<ProcessId> = pids.filter_map(|pid| ProcessId::of(pid).ok()).collect();
         let mut found = Vec::new();

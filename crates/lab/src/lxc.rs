@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+/// How long LXC may take to end a container, before its processes are ended one by one.
+const STOP_PATIENCE: Duration = Duration::from_secs(10);
+
 /// A container: its name, and its private directory on the host.
 #[derive(Clone, Debug)]
 pub(crate) struct Container<'a> {
@@ -50,7 +53,7 @@ impl Container<'_> {
     /// Ends everything in it at once. Says nothing: whether it worked is seen from the processes.
     pub(crate) fn stop(&self) {
         if let Ok(mut command) = self.command("lxc-stop") {
-            let _ = program::output(command.arg("--kill"));
+            let _ = program::bounded_output(command.arg("--kill"), STOP_PATIENCE);
         }
     }
 

@@ -6,6 +6,7 @@
 
 use crate::error::{Error, Result};
 use host::FileMap;
+use page::PAGE_BYTES;
 use std::fs::{self, File};
 use std::hash::Hasher;
 use std::hint::black_box;
@@ -13,15 +14,14 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use twox_hash::XxHash3_64;
 
-const PAGE: usize = 4096;
 /// Smallest amount that a guest can hold.
-pub const MIN_BYTES: u64 = 1 << 20;
+const MIN_BYTES: u64 = 1 << 20;
 /// Directories of files that every host has; enough of them for any sensible amount.
 const FILES_FROM: [&str; 3] = ["/usr/bin", "/usr/lib/x86_64-linux-gnu", "/usr/lib"];
 
 /// Everything a process guest keeps; to be kept until it is ended.
 #[derive(Debug)]
-pub struct Holding {
+struct Holding {
     _files: Vec<FileMap>,
     _data: Vec<Pages>,
 }
@@ -36,8 +36,8 @@ struct Pages {
 
 impl Pages {
     fn new(len: usize) -> Self {
-        let room = vec![0; len + PAGE];
-        let start = room.as_ptr().align_offset(PAGE);
+        let room = vec![0; len + PAGE_BYTES];
+        let start = room.as_ptr().align_offset(PAGE_BYTES);
         Self { room, start, len }
     }
 
@@ -51,11 +51,11 @@ impl Holding {
     ///
     /// # Errors
     /// The amount is below [`MIN_BYTES`], or a file that was there a moment ago cannot be mapped.
-    pub fn take(name: &str, group: &str, memory_bytes: u64) -> Result<Self> {
+    fn take(name: &str, group: &str, memory_bytes: u64) -> Result<Self> {
         let Some(eighth) = usize::try_from(memory_bytes / 8).ok().filter(|_| memory_bytes >= MIN_BYTES) else {
             return Err(Error::Usage(format!("a process guest holds at least {MIN_BYTES} bytes")));
         };
-        let eighth = eighth / PAGE * PAGE;
+        let eighth = eighth / PAGE_BYTES * PAGE_BYTES;
         let paths = files(2 * eighth);
         let mut data = vec![contents(&paths, 2 * eighth), noise(group, eighth), noise(name, 2 * eighth)];
         let mut zeros = Pages::new(eighth);
@@ -80,7 +80,7 @@ fn files(bytes: usize) -> Vec<PathBuf> {
         for path in paths {
             let len = fs::symlink_metadata(&path).ok().filter(fs::Metadata::is_file).map_or(0, |meta| meta.len());
             let len = usize::try_from(len).unwrap_or(usize::MAX);
-            if (PAGE..=left).contains(&len) && File::open(&path).is_ok() {
+            if (PAGE_BYTES..=left).contains(&len) && File::open(&path).is_ok() {
                 left -= len;
                 chosen.push(path);
             }
@@ -95,7 +95,7 @@ fn contents(paths: &[PathBuf], bytes: usize) -> Pages {
     let mut at = 0;
     for path in paths {
         let rest = &mut pages.bytes()[at.min(bytes)..];
-        at += read_into(path, rest).next_multiple_of(PAGE);
+        at += read_into(path, rest).next_multiple_of(PAGE_BYTES);
     }
     pages
 }
@@ -128,7 +128,7 @@ fn noise(seed: &str, bytes: usize) -> Pages {
 /// The life of a process guest: takes hold, says so on standard output, and stays until it is ended.
 ///
 /// # Errors
-/// As [`Holding::take`], or nobody listens.
+/// The amount is below 1 MiB, a file that was there a moment ago cannot be mapped, or nobody listens.
 pub fn live(name: &str, group: &str, memory_bytes: u64) -> Result<std::convert::Infallible> {
     set_own_name(name)?;
     let holding = Holding::take(name, group, memory_bytes)?;
@@ -154,14 +154,14 @@ mod tests {
     const BYTES: usize = 2 << 20;
 
     fn set(pages: &mut Pages) -> HashSet<Vec<u8>> {
-        pages.bytes().chunks(PAGE).map(<[u8]>::to_vec).collect()
+        pages.bytes().chunks(PAGE_BYTES).map(<[u8]>::to_vec).collect()
     }
 
     #[test]
     fn groups_share_noise_and_strangers_nothing() {
         let acme = set(&mut noise("acme", BYTES));
         assert_eq!(acme, set(&mut noise("acme", BYTES)));
-        assert_eq!(acme.len(), BYTES / PAGE);
+        assert_eq!(acme.len(), BYTES / PAGE_BYTES);
         assert!(acme.is_disjoint(&set(&mut noise("acme-1", BYTES))));
     }
 
@@ -171,9 +171,9 @@ mod tests {
         let total: u64 = paths.iter().map(|path| fs::metadata(path).expect("stat").len()).sum();
         assert!(total <= BYTES as u64 && total > BYTES as u64 / 2, "{total} of {BYTES} bytes in {paths:?}");
         let mut copy = contents(&paths, BYTES);
-        assert_eq!(copy.bytes().as_ptr().align_offset(PAGE), 0);
+        assert_eq!(copy.bytes().as_ptr().align_offset(PAGE_BYTES), 0);
         let first = fs::read(&paths[0]).expect("read");
-        assert!(set(&mut copy).contains(&first[..PAGE]));
+        assert!(set(&mut copy).contains(&first[..PAGE_BYTES]));
     }
 
     #[test]

@@ -64,8 +64,8 @@ pub(crate) fn run(command: &mut Command, log: &Path) -> Result<()> {
     if status.success() { Ok(()) } else { Err(failed(command, &status.to_string(), tail_of(log))) }
 }
 
-/// Runs a command to its end, or kills it and all below it when time is over. Keeps the first MiB that it prints; when it prints
-/// more, its writes fail.
+/// Runs a command to its end, or kills it and all below it when time is over. Keeps the first MiB that it prints; when
+/// it prints more, its writes fail.
 pub(crate) fn bounded_output(command: &mut Command, timeout: Duration) -> Result<Output> {
     let failed = |e: io::Error| Error::file("run", "a command", e);
     let deadline = Instant::now() + timeout;
@@ -83,8 +83,7 @@ pub(crate) fn bounded_output(command: &mut Command, timeout: Duration) -> Result
             break status;
         }
         if Instant::now() > deadline {
-            let tree = Family::now().tree(child.id());
-            for process in tree.into_iter().filter_map(|pid| ProcessId::of(pid).ok()) {
+            for process in ProcessId::of(child.id()).map_or_else(|_| Vec::new(), |id| Family::now().tree(&id)) {
                 process.kill();
             }
             child.wait().map_err(failed)?;

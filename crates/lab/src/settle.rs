@@ -61,11 +61,7 @@ fn ticks_per_second() -> f64 {
 /// CPU time of each guest, all its processes together. What ended in between is missing from the later sum.
 fn cpu_ticks(guests: &[ProcessId]) -> Vec<u64> {
     let now = Family::now();
-    let alive = |guest: &&ProcessId| guest.is_alive();
-    let of_tree = |guest: &ProcessId| {
-        now.tree(guest.pid).iter().filter_map(|pid| now.stat(*pid)).map(|stat| stat.cpu_ticks).sum()
-    };
-    guests.iter().map(|guest| Some(guest).filter(alive).map_or(0, of_tree)).collect()
+    guests.iter().map(|guest| now.cpu_ticks(guest)).collect()
 }
 
 #[cfg(test)]
@@ -86,9 +82,9 @@ mod tests {
         let mut busy = Command::new("sh").args(["-c", script]).spawn().expect("start a shell");
         let both = [quiet[0], ProcessId::of(busy.id()).expect("alive")];
         let settled = settle(&both, QUICK, Duration::from_millis(1500), &|_| {});
-        let family = Family::now().tree(busy.id());
-        for pid in &family {
-            assert!(ProcessId::of(*pid).expect("alive").kill());
+        let family = Family::now().tree(&both[1]);
+        for id in &family {
+            assert!(id.kill());
         }
         busy.wait().expect("collect");
         assert!(sleeper.kill().and_then(|()| sleeper.wait()).is_ok());
