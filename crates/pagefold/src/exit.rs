@@ -1,5 +1,6 @@
 //! Exit codes: what they mean, and how a command's outcome becomes one.
 
+use crate::output::say;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
@@ -34,7 +35,7 @@ pub enum Stop {
 pub fn code_of(command: impl FnOnce() -> anyhow::Result<Outcome>) -> ExitCode {
     // A panic prints its message and place through the default hook before it arrives here.
     let Ok(result) = catch_unwind(AssertUnwindSafe(command)) else {
-        eprintln!("pagefold: this is a bug in pagefold; please report the message above");
+        say!("pagefold: this is a bug in pagefold; please report the message above");
         return ExitCode::from(4);
     };
     let error = match result {
@@ -46,7 +47,7 @@ pub fn code_of(command: impl FnOnce() -> anyhow::Result<Outcome>) -> ExitCode {
     if is_closed_pipe(&error) {
         return ExitCode::SUCCESS;
     }
-    eprintln!("pagefold: {error:#}");
+    say!("pagefold: {}", in_words(&error));
     ExitCode::from(match error.downcast_ref::<Stop>() {
         Some(Stop::Usage(_)) => 2,
         Some(Stop::HostLacks(_)) => 3,
@@ -54,8 +55,40 @@ pub fn code_of(command: impl FnOnce() -> anyhow::Result<Outcome>) -> ExitCode {
     })
 }
 
+/// An error and its causes, each said once: many name their cause themselves.
+fn in_words(error: &anyhow::Error) -> String {
+    let mut words = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if cause.starts_with(&words) {
+            words = cause;
+        } else if !words.ends_with(&cause) {
+            words = format!("{words}: {cause}");
+        }
+    }
+    words
+}
+
 /// Whoever reads our output has seen enough, as `head` does.
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let mut kinds = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
     kinds.any(|cause| cause.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::anyhow;
+
+    #[test]
+    fn causes_are_said_once() {
+        let full = || anyhow!("disk full");
+        for (error, words) in [
+            (full(), "disk full"),
+            (full().context("cannot write x"), "cannot write x: disk full"),
+            (full().context("cannot write x: disk full"), "cannot write x: disk full"),
+            (full().context("cannot write x: disk full").context("cannot write x"), "cannot write x: disk full"),
+        ] {
+            assert_eq!(in_words(&error), words);
+        }
+    }
 }

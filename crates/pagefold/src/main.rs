@@ -3,6 +3,7 @@
 
 mod cmd;
 mod exit;
+mod output;
 mod progress;
 mod size;
 mod take;

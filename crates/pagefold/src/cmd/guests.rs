@@ -2,6 +2,7 @@
 
 use super::select::Selection;
 use crate::exit::Outcome;
+use crate::output::say;
 use anyhow::Context;
 use guest::{Footprint, Partial};
 use serde::Serialize;
@@ -41,7 +42,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         measured.partial.extend(partial);
     }
     for p in &measured.partial {
-        eprintln!("pagefold: {}, process {}: {}", report::printable(&p.guest), p.pid, report::printable(&p.reason));
+        say!("pagefold: {}, process {}: {}", report::printable(&p.guest), p.pid, report::printable(&p.reason));
     }
     let mut out = std::io::stdout().lock();
     let written = if args.json {

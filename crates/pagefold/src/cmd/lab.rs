@@ -5,6 +5,7 @@ mod list;
 mod up;
 
 use crate::exit::{Outcome, Stop};
+use crate::output::{self, say};
 use clap::Subcommand;
 use lab::{Idle, Lab, Progress};
 use serde_json::json;
@@ -44,8 +45,13 @@ enum Action {
 #[derive(clap::Args)]
 struct SettleArgs {
     /// Longest time to wait
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = seconds())]
     timeout: u64,
+}
+
+/// Times to wait: up to a day.
+fn seconds() -> clap::builder::RangedU64ValueParser {
+    clap::value_parser!(u64).range(1..=86_400)
 }
 
 /// Runs it.
@@ -78,26 +84,26 @@ fn run_settle(lab: &Lab, args: &SettleArgs, as_json: bool) -> anyhow::Result<Out
     drop(show);
     let seconds = settled.waited.as_secs_f64();
     if as_json {
-        println!("{}", json!({"idle": settled.idle, "seconds": seconds, "busiest_share": settled.busiest}));
+        output::line(json!({"idle": settled.idle, "seconds": seconds, "busiest_share": settled.busiest}))?;
     } else if settled.idle {
-        println!("idle after {seconds:.1} s");
+        output::line(format_args!("idle after {seconds:.1} s"))?;
     }
     if settled.idle {
         return Ok(Outcome::Done);
     }
     let percent = settled.busiest * 100.0;
-    eprintln!("pagefold: not idle after {seconds:.0} s: the busiest guest uses {percent:.0}% of a CPU");
+    say!("pagefold: not idle after {seconds:.0} s: the busiest guest uses {percent:.0}% of a CPU");
     Ok(Outcome::Partial)
 }
 
 fn run_down(lab: &Lab, as_json: bool) -> anyhow::Result<Outcome> {
     let ended = lab.down()?;
     if as_json {
-        println!("{}", json!({"ended": ended}));
+        output::line(json!({"ended": ended}))?;
     } else if ended.is_empty() {
-        println!("no guests in {}", lab.dir().display());
+        output::line(format_args!("no guests in {}", lab.dir().display()))?;
     } else {
-        println!("ended {}", ended.join(", "));
+        output::line(format_args!("ended {}", ended.join(", ")))?;
     }
     Ok(Outcome::Done)
 }

@@ -1,5 +1,6 @@
 //! Which guests a command is about, and in which groups: the arguments that several commands share.
 
+use crate::output::say;
 use anyhow::{Context, bail};
 use clap::value_parser;
 use guest::{Glob, GroupFile, GroupRule, Guest, Survey};
@@ -46,7 +47,7 @@ impl Selection {
                 say_hidden(&survey, others.len());
             }
             if guests.is_empty() {
-                eprintln!(
+                say!(
                     "pagefold: no guest found. Name a process with --pid PID, or start guests to try: pagefold lab up"
                 );
             }
@@ -104,5 +105,5 @@ fn say_hidden(survey: &Survey, guests: usize) {
         _ => format!("{}, and {processes} in all", count(guests, "guest", "guests")),
     };
     let advice = if is_root { "root needs CAP_SYS_PTRACE and all other capabilities" } else { "run as root" };
-    eprintln!("pagefold: hidden, because they belong to others: {what}; {advice} to see them");
+    say!("pagefold: hidden, because they belong to others: {what}; {advice} to see them");
 }

@@ -1,6 +1,8 @@
 //! `pagefold lab exec`
 
+use super::seconds;
 use crate::exit::{Outcome, Stop};
+use crate::output::{self, say};
 use lab::{Guest, Lab, Output};
 use serde_json::{Value, json};
 use std::io::{self, Write};
@@ -14,9 +16,9 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     guest: Option<String>,
     /// Longest time that the command may take
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = seconds())]
     timeout: u64,
-    /// The command, exactly these words; take `sh -c '...'` for a shell's
+    /// The command, exactly these words; take `sh -c '...'` for a shell's. It may print 1 MiB; further writes fail
     #[arg(last = true, required = true, value_name = "CMD")]
     command: Vec<String>,
 }
@@ -28,10 +30,9 @@ pub fn run(lab: &Lab, args: Args, as_json: bool) -> anyhow::Result<Outcome> {
     if let Some(name) = &args.guest {
         let output = lab.guest(name)?.exec(&words, timeout)?;
         if as_json {
-            println!("{}", in_json(name, &Ok(output.clone())));
+            output::line(in_json(name, &Ok(output.clone())))?;
         } else {
-            io::stdout().write_all(&output.stdout)?;
-            io::stderr().write_all(&output.stderr)?;
+            show(&output)?;
         }
         return Ok(Outcome::Status(output.status));
     }
@@ -42,7 +43,7 @@ pub fn run(lab: &Lab, args: Args, as_json: bool) -> anyhow::Result<Outcome> {
     let results = in_all(&guests, &words, timeout);
     if as_json {
         let list: Vec<Value> = results.iter().map(|(name, result)| in_json(name, result)).collect();
-        println!("{}", Value::from(list));
+        output::line(Value::from(list))?;
     } else {
         results.iter().try_for_each(|(name, result)| print(name, result))?;
     }
@@ -72,20 +73,21 @@ fn in_json(guest: &str, result: &lab::Result<Output>) -> Value {
     }
 }
 
-fn print(guest: &str, result: &lab::Result<Output>) -> io::Result<()> {
-    let mut out = io::stdout();
+fn print(guest: &str, result: &lab::Result<Output>) -> anyhow::Result<()> {
+    let status = result.as_ref().map_or(0, |output| output.status);
+    let status = if status == 0 { String::new() } else { format!(": exit status {status}") };
+    output::line(format_args!("== {guest}{status}"))?;
     match result {
-        Ok(output) => {
-            let status = output.status;
-            writeln!(out, "== {guest}{}", if status == 0 { String::new() } else { format!(": exit status {status}") })?;
-            out.write_all(&output.stdout)?;
-            out.flush()?;
-            io::stderr().write_all(&output.stderr)
-        }
-        Err(error) => {
-            writeln!(out, "== {guest}")?;
-            out.flush()?;
-            writeln!(io::stderr(), "pagefold: {error}")
-        }
+        Ok(output) => show(output)?,
+        Err(error) => say!("pagefold: {error}"),
     }
+    Ok(())
+}
+
+/// What the command printed, as it printed it.
+fn show(output: &Output) -> anyhow::Result<()> {
+    output::bytes(&output.stdout)?;
+    // As with everything on stderr: whether anybody listens does not matter.
+    let _ = io::stderr().write_all(&output.stderr);
+    Ok(())
 }

@@ -1,6 +1,7 @@
 //! `pagefold lab list`
 
 use crate::exit::Outcome;
+use crate::output;
 use lab::{Guest, Image, Lab};
 use report::{Align, Table};
 use serde_json::{Value, json};
@@ -15,11 +16,11 @@ pub fn print(lab: &Lab, guests: &[Guest], as_json: bool) -> anyhow::Result<Outco
     if as_json {
         let listed: Vec<Value> = guests.iter().map(in_json).collect::<serde_json::Result<_>>()?;
         let whole = json!({"dir": lab.dir(), "groups_file": lab.groups_file(), "guests": listed});
-        println!("{}", serde_json::to_string_pretty(&whole)?);
+        output::line(serde_json::to_string_pretty(&whole)?)?;
         return Ok(Outcome::Done);
     }
     if guests.is_empty() {
-        println!("no guests in {}", lab.dir().display());
+        output::line(format_args!("no guests in {}", lab.dir().display()))?;
         return Ok(Outcome::Done);
     }
     let (left, right) = (Align::Left, Align::Right);
@@ -35,7 +36,7 @@ pub fn print(lab: &Lab, guests: &[Guest], as_json: bool) -> anyhow::Result<Outco
         let memory = guest.memory_bytes.map_or_else(|| "-".into(), report::bytes);
         table.row([guest.name.clone(), guest.group.clone(), image_name(guest.image), pid, ready, memory]);
     }
-    print!("{table}");
+    output::bytes(table.to_string().as_bytes())?;
     Ok(Outcome::Done)
 }
 

@@ -1,7 +1,8 @@
 //! `pagefold lab up`, and the process that is a guest where nothing else can be.
 
-use super::list;
+use super::{list, seconds};
 use crate::exit::Outcome;
+use crate::output::say;
 use crate::size::parse_bytes;
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -34,7 +35,7 @@ pub struct Args {
     #[arg(long = "qemu-arg", value_name = "WORD", allow_hyphen_values = true)]
     qemu_args: Vec<String>,
     /// Longest time that a guest may take to be ready
-    #[arg(long, value_name = "SECONDS", default_value_t = 180)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 180, value_parser = seconds())]
     timeout: u64,
 }
 
@@ -133,7 +134,7 @@ impl Show {
 
     fn done(&self, text: String) {
         if self.0.is_hidden() {
-            eprintln!("{text}");
+            say!("{text}");
         } else {
             self.0.println(text);
         }
