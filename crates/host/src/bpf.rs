@@ -63,11 +63,13 @@ const BPF_F_MMAPABLE: u32 = 1 << 10;
 const BPF_PROG_TYPE_SYSCALL: u32 = 31;
 const BPF_F_SLEEPABLE: u32 = 1 << 4;
 
-/// Issues one command. `attributes` is the part of `union bpf_attr` that the command reads; the kernel takes
+/// Issues one command. `attributes` is the part of `union bpf_attr` that the command knows; the kernel takes
 /// what lies behind it for zeros.
 fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<libc::c_long> {
-    // SAFETY: the kernel reads `size_of::<T>()` bytes of the structure, which is exclusively borrowed. The pointers
-    // in it are checked by the kernel like any user pointer; those who fill them in keep what they point to alive.
+    // SAFETY: the kernel reads `size_of::<T>()` bytes of the structure, and writes answers into its own fields of it
+    // (`TestRun` has them all). It is exclusively borrowed and made of integers, which may hold anything. The pointers
+    // in it are only read through by the kernel, which checks them like any user pointer; those who fill them in keep
+    // what they point to alive.
     let answer = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attributes), size_of::<T>()) };
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
 }
@@ -88,6 +90,7 @@ pub(crate) fn create_shared_value(bytes: usize) -> io::Result<OwnedFd> {
 
 /// Has the kernel verify and load a program of the kind that only user space runs.
 pub(crate) fn load_syscall_program(instructions: &[Instruction]) -> io::Result<OwnedFd> {
+    // The kernel keeps `bpf_probe_read_kernel` for programs under the GPL.
     let license = c"Dual MIT/GPL";
     let mut attributes = ProgLoad {
         prog_type: BPF_PROG_TYPE_SYSCALL,

@@ -1,37 +1,58 @@
-//! BPF with type information: reads a frame's reference count, which proves that no device writes to it.
+//! BPF: reads page frames without touching them, and with type information a frame's reference count, which proves
+//! that no device writes to it.
 
 use crate::Check;
+use crate::bpf::{load_syscall_program, op};
 use std::io;
 use std::path::Path;
 
-/// `enum bpf_cmd` of `include/uapi/linux/bpf.h`. Asks for the first loaded program after number 0.
-const BPF_PROG_GET_NEXT_ID: libc::c_int = 11;
-/// Size of `union bpf_attr` as far as this command goes: `start_id`, `next_id`, `open_flags`.
-const ATTR_BYTES: u32 = 12;
-
 pub(super) fn check() -> Check {
-    let needed_for = "folding pages again that were written after a fold, with proof that no device still writes them";
     let has_types = Path::new("/sys/kernel/btf/vmlinux").exists();
+    check_by(has_types, usable())
+}
+
+fn check_by(has_types: bool, usable: io::Result<()>) -> Check {
+    let needed_for = "a census that leaves no trace; folding pages again that were written after a fold, with proof \
+        that no device still writes them";
     let check = |found: &str| Check::ok("host:bpf", found, needed_for);
-    match (has_types, usable()) {
+    match (has_types, usable) {
         (true, Ok(())) => check("BPF and BTF are there"),
-        (false, _) => check("no BTF").warn("use a kernel with CONFIG_DEBUG_INFO_BTF=y"),
-        (true, Err(e)) if e.raw_os_error() == Some(libc::EPERM) => {
-            check("BTF is there; BPF is not permitted").warn("run as root (CAP_BPF and CAP_PERFMON)")
+        (false, Ok(())) => check("BPF is there, no BTF").warn("use a kernel with CONFIG_DEBUG_INFO_BTF=y"),
+        (_, Err(e)) if e.raw_os_error() == Some(libc::EPERM) => {
+            check("BPF is not permitted").warn("run as root (CAP_BPF and CAP_PERFMON), without kernel lockdown")
         }
-        (true, Err(e)) => check(&format!("BTF is there; BPF: {e}")).warn("use a kernel with CONFIG_BPF_SYSCALL=y"),
+        (_, Err(e)) => check(&format!("BPF: {e}")).warn("use Linux 5.14 or newer with CONFIG_BPF_SYSCALL=y"),
     }
 }
 
-/// Whether the caller may use BPF: asks for a program, there need not be one.
+/// Whether the caller may load a program of the kind that is needed: one that does nothing.
 fn usable() -> io::Result<()> {
-    let mut attr = [0_u32; ATTR_BYTES as usize / 4];
-    // SAFETY: `attr` has the length that is passed and is exclusively borrowed; the command reads and writes
-    // numbers in it and creates nothing.
-    let answer = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_GET_NEXT_ID, attr.as_mut_ptr(), ATTR_BYTES) };
-    match io::Error::last_os_error() {
-        _ if answer == 0 => Ok(()),
-        e if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-        e => Err(e),
+    let [zero, exit] = [op(0xb7, 0, 0, 0, 0), op(0x95, 0, 0, 0, 0)];
+    load_syscall_program(&[zero, exit]).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FrameReader, Status};
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let error = |number| Err(io::Error::from_raw_os_error(number));
+        for (has_types, usable, status, fix) in [
+            (true, Ok(()), Status::Ok, ""),
+            (false, Ok(()), Status::Warn, "CONFIG_DEBUG_INFO_BTF"),
+            (true, error(libc::EPERM), Status::Warn, "CAP_BPF"),
+            (true, error(libc::EINVAL), Status::Warn, "5.14"),
+            (false, error(libc::ENOSYS), Status::Warn, "CONFIG_BPF_SYSCALL"),
+        ] {
+            let check = check_by(has_types, usable);
+            assert!(check.status == status && check.fix.unwrap_or_default().contains(fix), "{}", check.found);
+        }
+    }
+
+    #[test]
+    fn who_may_read_frames_is_told_so() {
+        assert!(usable().is_ok() || FrameReader::open().is_err());
     }
 }
