@@ -2,8 +2,9 @@
 
 use crate::{Error, Result};
 use rustix::fs::OFlags;
-use std::fs::{self, File, Metadata};
+use std::fs::{File, Metadata};
 use std::io::{self, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -16,16 +17,16 @@ pub fn open_plain_file(path: &Path) -> Result<(File, Metadata)> {
 }
 
 fn open(path: &Path) -> io::Result<(File, Metadata)> {
-    // Once before it is opened, since opening alone may wait or set off a device; and then what was opened.
-    check(&fs::metadata(path)?)?;
-    let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
+    // Opening alone may wait or set off a device. O_PATH only finds the file, and what was found is opened after the
+    // look, whatever the path leads to by then.
+    let found = File::options().read(true).custom_flags(OFlags::PATH.bits() as i32).open(path)?;
+    if !found.metadata()?.is_file() {
+        return Err(io::Error::other("not a plain file"));
+    }
+    let again = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(again)?;
     let metadata = file.metadata()?;
-    check(&metadata)?;
     Ok((file, metadata))
-}
-
-fn check(metadata: &Metadata) -> io::Result<()> {
-    if metadata.is_file() { Ok(()) } else { Err(io::Error::other("not a plain file")) }
 }
 
 /// All of a plain file, which may have `most` bytes.
@@ -47,6 +48,7 @@ pub fn read_plain_file(path: &Path, most: u64) -> Result<Vec<u8>> {
 mod tests {
     use super::*;
     use rustix::fs::{CWD, FileType, Mode, mknodat};
+    use std::fs;
 
     #[test]
     fn plain_files_are_read_up_to_a_bound() {
