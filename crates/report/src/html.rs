@@ -5,7 +5,7 @@
 //!
 //! Pictures are inline SVG whose colours come from the style sheet, so that light, dark and print share
 //! them; every picture has its figures in text beside it. Scripts only add hints under the pointer.
-//! Names of guests, groups and files are chosen by strangers: all text goes through [`text::Text`].
+//! Names of guests, groups and files are chosen by strangers: all text goes through `text::Text`.
 //! The file is well-formed XML too, which is what its tests check.
 
 mod bars;

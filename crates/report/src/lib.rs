@@ -13,5 +13,5 @@ mod size;
 mod table;
 mod words;
 
-pub use size::{bytes, count, mib, percent};
-pub use table::{Align, Table, printable, shorten, wrap};
+pub use size::bytes;
+pub use table::{Align, Table, printable};

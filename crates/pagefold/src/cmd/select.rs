@@ -7,6 +7,9 @@ use guest::{Glob, GroupFile, GroupRule, Guest, Survey};
 use std::path::PathBuf;
 use std::sync::Once;
 
+/// Not a doc comment, which would take the brackets for links.
+const HELP_OF_GROUPS: &str = "TOML file that puts guests into groups: [groups] with lines such as acme = [\"acme-*\"]";
+
 /// Guests and their groups. Without `--pid` and `--guest`: every VM and container the caller may read.
 #[derive(clap::Args, Debug, Default)]
 pub struct Selection {
@@ -19,8 +22,8 @@ pub struct Selection {
     /// Which guests trust each other: each, all, user, name (up to the last -), cgroup or cgroup:N
     #[arg(long, value_name = "RULE", default_value = "each")]
     group_by: GroupRule,
-    /// TOML file that puts guests into groups: [groups] with lines such as acme = ["acme-*"]
-    #[arg(long, value_name = "FILE")]
+    /// TOML file that puts guests into groups, with a table of patterns by group
+    #[arg(long, value_name = "FILE", help = HELP_OF_GROUPS)]
     groups: Option<PathBuf>,
 }
 
