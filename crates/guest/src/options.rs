@@ -62,8 +62,9 @@ impl Settings {
 /// hexadecimal bytes. Without a unit it counts in `default_unit` bytes. `None` if it is not one, or 2^63
 /// or more.
 pub(crate) fn parse_size(text: &str, default_unit: u64) -> Option<u64> {
+    let fits = |bytes: &u64| *bytes < 1 << 63;
     if let Some(digits) = text.strip_prefix("0x") {
-        return u64::from_str_radix(digits, 16).ok();
+        return u64::from_str_radix(digits, 16).ok().filter(fits);
     }
     let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len()));
     let unit = match unit.chars().next().map(|c| c.to_ascii_uppercase()) {
@@ -76,7 +77,7 @@ pub(crate) fn parse_size(text: &str, default_unit: u64) -> Option<u64> {
     if !fraction.is_empty() {
         bytes = bytes.checked_add((format!("0.{fraction}").parse::<f64>().ok()? * unit as f64) as u64)?;
     }
-    (bytes < 1 << 63).then_some(bytes)
+    Some(bytes).filter(fits)
 }
 
 #[cfg(test)]
@@ -98,7 +99,7 @@ mod tests {
         ] {
             assert_eq!(parse_size(text, M), Some(bytes), "{text}");
         }
-        for text in ["", "G", "-1", "1X", "99999999999G", "16E", "1.2.3", "0xg"] {
+        for text in ["", "G", "-1", "1X", "99999999999G", "16E", "1.2.3", "0xg", "0x8000000000000000"] {
             assert_eq!(parse_size(text, M), None, "{text}");
         }
     }
