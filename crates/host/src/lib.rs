@@ -37,5 +37,5 @@ pub use plain_file::{open_plain_file, read_plain_file};
 pub use process::{Process, check_readable, open_files, pids};
 pub use process_id::{ProcessId, ProcessStat};
 pub use smaps::{Mapping, Usage};
-pub use system::{Kernel, own_peak_rss_bytes, swapped_bytes};
+pub use system::{Kernel, own_peak_rss_bytes, ram_bytes, swapped_bytes};
 pub use vm_read::ProcessMemory;

@@ -25,6 +25,12 @@ pub fn own_peak_rss_bytes() -> Option<u64> {
     status_bytes("/proc/self/status", "VmHWM:").ok().flatten()
 }
 
+/// RAM of this machine.
+pub fn ram_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram.saturating_mul(info.mem_unit.into())
+}
+
 /// What of a process's private memory is in swap (`VmSwap`).
 ///
 /// # Errors
@@ -50,6 +56,9 @@ mod tests {
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
         assert_eq!(Kernel::this().release, release.trim());
         assert!(own_peak_rss_bytes().unwrap() > 100 << 10);
+        let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
+        let total = meminfo.lines().next().unwrap().split_ascii_whitespace().nth(1).unwrap();
+        assert_eq!(ram_bytes(), total.parse::<u64>().unwrap() * 1024);
     }
 
     #[test]

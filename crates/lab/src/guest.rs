@@ -79,6 +79,9 @@ impl Guest {
     /// The guest does not answer, or the command takes longer than `timeout` and was killed.
     /// [`Error::Usage`] for a process, which has no inside.
     pub fn exec(&self, argv: &[&str], timeout: Duration) -> Result<Output> {
+        if !self.process.is_some_and(|process| process.is_alive()) {
+            return Err(Error::guest(&self.name, "it has ended, or was never started"));
+        }
         if self.image.is_vm() {
             let socket = Sockets::in_dir(&self.dir).agent;
             return agent::exec(&socket, argv, timeout).map_err(|e| Error::guest(&self.name, e.to_string()));

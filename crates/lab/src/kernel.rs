@@ -17,11 +17,14 @@ pub(crate) struct Kernel {
     pub(crate) image: Vec<u8>,
 }
 
+/// Longest kernel that is read, which is some ten times what distributions have.
+const MOST_BYTES: u64 = 128 << 20;
+
 impl Kernel {
     /// Reads the kernel that was named, or the newest cloud kernel installed here.
     pub(crate) fn find(named: Option<&Path>) -> Result<Self> {
         let path = named.map_or_else(newest_installed, |path| Ok(path.to_owned()))?;
-        let image = fs::read(&path).map_err(|e| Error::file("read", &path, e))?;
+        let image = host::read_plain_file(&path, MOST_BYTES)?;
         let release = release_of(&image).ok_or_else(|| {
             Error::Usage(format!("{} is not a Linux kernel for x86 (bzImage, usually called vmlinuz)", path.display()))
         })?;

@@ -8,7 +8,7 @@ use crate::life::{self, Mark, Patience};
 use crate::lxc::Container;
 use crate::settle::{self, Idle, Settled};
 use crate::start::{self, Source, Started};
-use crate::state::{Entry, Image, Locked, Store};
+use crate::state::{Entry, Image, Store};
 use crate::{name, place, program};
 use host::ProcessId;
 use serde_json::json;
@@ -21,6 +21,9 @@ use std::time::Duration;
 
 /// Between the request to end that a guest's VMM or monitor understands and the first signal.
 const PATIENCE: Patience = Patience { before_asking: Duration::from_secs(3), before_forcing: Duration::from_secs(3) };
+
+/// Guests that are started at a time, each waited for by a thread.
+const MOST_GUESTS: usize = 1000;
 
 /// What the kernel keeps of a process's name, by which other commands know a process guest.
 const PROCESS_NAME_MAX: usize = 15;
@@ -86,6 +89,14 @@ impl Spec {
         }
         if self.guests == 0 {
             return Err(Error::Usage("no guest is wanted".into()));
+        }
+        if self.guests > MOST_GUESTS {
+            return Err(Error::Usage(format!("{} guests are too many at a time: {MOST_GUESTS} at most", self.guests)));
+        }
+        let host_bytes = host::ram_bytes();
+        if self.memory_bytes() > host_bytes {
+            let text = format!("a guest of {} bytes does not fit: this host has {host_bytes}", self.memory_bytes());
+            return Err(Error::HostLacks(text));
         }
         Ok(())
     }
@@ -262,12 +273,11 @@ impl Lab {
     /// # Errors
     /// A process would not end, or something cannot be removed; then the lab is still there to try again.
     pub fn down(&self) -> Result<Vec<String>> {
-        let Some(mut locked) = self.store.lock()? else { return Ok(Vec::new()) };
-        let names: Vec<String> = locked.state.guests.iter().map(|guest| guest.name.clone()).collect();
-        let mark = Mark::of_lab(&locked.state.token);
-        self.end_under_lock(&mut locked, &names, &mark)?;
+        let Some(locked) = self.store.lock()? else { return Ok(Vec::new()) };
+        let guests = &locked.state.guests;
+        self.end_under_lock(guests, &Mark::of_lab(&locked.state.token))?;
         remove_dir(self.dir())?;
-        Ok(names)
+        Ok(guests.iter().map(|guest| guest.name.clone()).collect())
     }
 
     /// Ends some guests and forgets them.
@@ -275,34 +285,37 @@ impl Lab {
         let Some(mut locked) = self.store.lock()? else { return Ok(()) };
         for name in names {
             let mark = Mark::of_guest(&locked.state.token, name);
-            self.end_under_lock(&mut locked, std::slice::from_ref(name), &mark)?;
+            let (ending, staying): (Vec<Entry>, Vec<Entry>) =
+                locked.state.guests.iter().cloned().partition(|guest| guest.name == *name);
+            self.end_under_lock(&ending, &mark)?;
+            locked.state.guests = staying;
+            locked.save()?;
         }
         Ok(())
     }
 
-    /// Ends the guests of these names and every process that bears `mark`.
-    fn end_under_lock(&self, locked: &mut Locked, names: &[String], mark: &Mark) -> Result<()> {
-        let (ending, staying): (Vec<Entry>, Vec<Entry>) =
-            locked.state.guests.iter().cloned().partition(|guest| names.contains(&guest.name));
+    /// Ends these guests and every process that bears `mark`, and removes what the guests had. Writes nothing: it may be
+    /// the guests that have filled the disk.
+    fn end_under_lock(&self, ending: &[Entry], mark: &Mark) -> Result<()> {
         thread::scope(|scope| {
-            for entry in &ending {
+            for entry in ending {
                 scope.spawn(|| self.ask_to_end(entry));
             }
         });
         let mut processes: Vec<ProcessId> = ending.iter().filter_map(|entry| entry.process).collect();
         processes.extend(mark.bearers());
         if let Some(left) = life::end(&processes, PATIENCE).first() {
+            let names: Vec<&str> = ending.iter().map(|entry| entry.name.as_str()).collect();
             return Err(Error::guest(&names.join(", "), format!("process {} does not end; try again", left.pid)));
         }
-        for entry in &ending {
+        for entry in ending {
             if entry.image.is_container() {
                 self.container(entry).remove_control_groups();
             }
             entry.copied_root.as_deref().map_or(Ok(()), remove_dir)?;
             remove_dir(&self.dir().join(&entry.name))?;
         }
-        locked.state.guests = staying;
-        locked.save()
+        Ok(())
     }
 
     /// In the way that its VMM or its monitor understands. Whether it heard is seen from its process.

@@ -124,8 +124,9 @@ impl Store {
                 break (file, is_new);
             }
         };
-        let state = match read_state(&self.dir)? {
-            Some(state) => state,
+        let locked = |state| Locked { dir: self.dir.clone(), _lock: lock, state };
+        match read_state(&self.dir)? {
+            Some(state) => Ok(locked(state)),
             None => {
                 if let Err(error) = check_is_new(&self.dir) {
                     // Nothing of ours stays there.
@@ -133,12 +134,11 @@ impl Store {
                     return Err(error);
                 }
                 let number = random::number().map_err(|e| Error::file("read", "/dev/urandom", e))?;
-                State { token: format!("{number:016x}"), guests: Vec::new() }
+                let locked = locked(State { token: format!("{number:016x}"), guests: Vec::new() });
+                locked.save()?;
+                Ok(locked)
             }
-        };
-        let locked = Locked { dir: self.dir.clone(), _lock: lock, state };
-        locked.save()?;
-        Ok(locked)
+        }
     }
 }
 

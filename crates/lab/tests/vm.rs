@@ -3,6 +3,7 @@
 mod common;
 
 use common::{SOON, TestLab, group, processes_with, sh, skipped, text};
+use host::ProcessId;
 use lab::Image;
 use serde_json::json;
 use std::fs;
@@ -85,6 +86,13 @@ fn commands_run_inside_exactly_as_given() {
     let room = sh(guest, "yes | head -c 3000000").stdout.len();
     assert!((1_000_000..=1 << 20).contains(&room), "{room}");
     assert_eq!(text(guest, "echo fine"), "fine");
+
+    // Its end in the middle of a command, and before the next.
+    assert!(guest.exec(&["poweroff", "-f"], SOON).expect_err("an end").to_string().ends_with("it ended"));
+    let process = ProcessId::of(guest.pid.expect("a process"));
+    while process.as_ref().is_ok_and(ProcessId::is_alive) {}
+    let after = guest.exec(&["true"], SOON).expect_err("nobody there").to_string();
+    assert!(after.contains("it has ended"), "{after}");
 }
 
 #[test]

@@ -181,6 +181,8 @@ fn wrong_calls_are_told_from_others() {
         &["up", "--image", "process", "--groups", "a,a"],
         &["up", "--image", "process", "--groups", "fourteen-bytes"],
         &["up", "--image", "process", "--guests", "0"],
+        &["up", "--image", "process", "--guests", "1001"],
+        &["up", "--image", "process", "--guests", "18446744073709551615"],
         &["up", "--image", "process", "--append", "quiet"],
         &["up", "--image", "process", "--dir", "/tmp"],
         &["up", "--image", "lxc-shared", "--memory", "64M"],
@@ -196,4 +198,53 @@ fn wrong_calls_are_told_from_others() {
     }
     assert!(place.run(&["list"]).status.success());
     assert!(place.run(&["down"]).status.success());
+}
+
+#[test]
+fn more_than_the_host_has_is_refused_before_anything_is_started() {
+    let place = Place::new();
+    for image in ["process", "tiny"] {
+        let refused = place.run(&["up", "--image", image, "--memory", "1000T"]);
+        assert_eq!(refused.status.code(), Some(3), "{}", stderr(&refused));
+        assert!(stderr(&refused).contains("does not fit"), "{}", stderr(&refused));
+    }
+    let refused = place.run(&["up", "--image", "tiny", "--kernel", "/dev/zero"]);
+    assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("/dev/zero: not a plain file"), "{}", stderr(&refused));
+}
+
+/// A small tmpfs, which is unmounted whatever happens.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(at: PathBuf) -> Self {
+        fs::create_dir(&at).expect("make a directory");
+        let status = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "none"]).arg(&at).status();
+        assert!(status.expect("run mount").success());
+        Self(at)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn down_works_on_a_full_disk() {
+    if !is_root() {
+        return eprintln!("skipped: only root can mount a small disk");
+    }
+    let place = Place::new();
+    let disk = SmallDisk::mount(place.dir.path().join("disk"));
+    let dir = disk.0.join("lab").to_str().expect("a plain path").to_owned();
+    let up = place.run(&["up", "--image", "process", "--memory", "2M", "--dir", &dir]);
+    let filled = fs::write(disk.0.join("fill"), vec![1; 1 << 20]);
+    let down = place.run(&["down", "--dir", &dir]);
+    fs::remove_file(disk.0.join("fill")).expect("make room");
+    let again = place.run(&["down", "--dir", &dir]);
+    assert!(up.status.success() && filled.is_err(), "{}", stderr(&up));
+    assert!(down.status.success(), "{}", stderr(&down));
+    assert!(String::from_utf8_lossy(&again.stdout).contains("no guests"), "nothing was left to be done");
 }
