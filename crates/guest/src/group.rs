@@ -257,6 +257,6 @@ mod tests {
         let long = format!("[groups]\n{} = ['x']", "n".repeat(65));
         assert!(GroupFile::parse(&long).unwrap_err().contains("64"));
         let missing = GroupFile::read(Path::new("/nonexistent/groups.toml")).unwrap_err();
-        assert!(missing.to_string().starts_with("cannot open /nonexistent/groups.toml: "));
+        assert!(missing.to_string().starts_with("cannot read /nonexistent/groups.toml: "));
     }
 }

@@ -34,12 +34,15 @@ fn open(path: &Path) -> io::Result<(File, Metadata)> {
 /// # Errors
 /// It cannot be read, is something else than a plain file, or is longer.
 pub fn read_plain_file(path: &Path, most: u64) -> Result<Vec<u8>> {
-    let (file, _) = open_plain_file(path)?;
+    read(path, most).map_err(|e| Error::file("read", path, e))
+}
+
+fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let (file, _) = open(path)?;
     let mut bytes = Vec::new();
-    let read = file.take(most.saturating_add(1)).read_to_end(&mut bytes);
-    read.map_err(|e| Error::file("read", path, e))?;
+    file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {
-        return Err(Error::file("read", path, io::Error::other(format!("more than {most} bytes"))));
+        return Err(io::Error::other(format!("more than {most} bytes")));
     }
     Ok(bytes)
 }
