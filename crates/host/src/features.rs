@@ -8,8 +8,7 @@ mod kvm;
 mod userfaultfd;
 
 use crate::cgroup::CgroupLayout;
-use crate::{Check, Pagemap, Process, frames_visible};
-use page::HostVirt;
+use crate::{Check, Process, frames_visible, has_pagemap_scan};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::fs::File;
@@ -26,17 +25,15 @@ pub fn probe_host() -> Vec<Check> {
 }
 
 fn pagemap_scan() -> Check {
-    let here = HostVirt((&raw const PAGEMAP_SCAN_FIX as u64) & !(page::PAGE_BYTES as u64 - 1));
-    let answer = Pagemap::open(std::process::id()).and_then(|p| p.present_ranges(here, here.add_pages(1)));
     let check = |found: String| Check::ok("kernel:pagemap_scan", found, "finding resident and written pages quickly");
-    match answer {
-        Ok(Some(_)) => check("works".into()),
-        Ok(None) => check("missing".into()).warn(PAGEMAP_SCAN_FIX),
+    match has_pagemap_scan() {
+        Ok(true) => check("works".into()),
+        Ok(false) => {
+            check("missing".into()).warn("use Linux 6.7 or newer; the census reads page tables the slow way until then")
+        }
         Err(e) => check(e.to_string()).warn("use a kernel with CONFIG_PROC_PAGE_MONITOR=y"),
     }
 }
-
-static PAGEMAP_SCAN_FIX: &str = "use Linux 6.7 or newer; the census reads page tables the slow way until then";
 
 fn memfd_seals() -> Check {
     let needed_for = "folding: members of a group read its pool and cannot write it";

@@ -32,7 +32,7 @@ pub use kpage::{FrameTable, kpf};
 pub use ksm::{Ksm, KsmStat};
 pub use mounts::proc_hides_processes;
 pub use page_cache::CachedFile;
-pub use pagemap::{PageRange, Pagemap, PagemapEntry, frames_visible};
+pub use pagemap::{PageRange, Pagemap, PagemapEntry, frames_visible, has_pagemap_scan};
 pub use plain_file::{open_plain_file, read_plain_file};
 pub use process::{Process, check_readable, open_files, pids};
 pub use process_id::{ProcessId, ProcessStat};

@@ -8,7 +8,7 @@
 
 use crate::{Error, Result};
 use linux_raw_sys::general::{page_region, pm_scan_arg};
-use page::{HostVirt, PAGE_SHIFT, Pfn};
+use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, Pfn};
 use rustix::fd::AsRawFd;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -23,6 +23,8 @@ const _: () = assert!(size_of::<pm_scan_arg>() == 96 && size_of::<page_region>()
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
 
+/// Entries that are looked through at once where all are read.
+const READ_AT_ONCE_PAGES: u64 = 1 << 16;
 /// Regions fetched by one call.
 const REGIONS_A_CALL: usize = 512;
 
@@ -51,6 +53,15 @@ impl PagemapEntry {
         let pfn = self.0 & ((1 << 55) - 1);
         if self.present() && pfn != 0 { Some(Pfn(pfn)) } else { None }
     }
+}
+
+/// Whether the kernel has `PAGEMAP_SCAN`.
+///
+/// # Errors
+/// Our own page table cannot be read.
+pub fn has_pagemap_scan() -> Result<bool> {
+    let here = HostVirt(PAGE_BYTES as u64);
+    Ok(Pagemap::open(std::process::id())?.scan_ranges(here, here.add_pages(1))?.is_some())
 }
 
 /// Whether the kernel shows this process in which frames pages lie (`CAP_SYS_ADMIN`).
@@ -127,12 +138,43 @@ impl Pagemap {
         matches!(self.file.read_at(&mut word, 8), Ok(8))
     }
 
-    /// The present pages between two addresses, without those that map the kernel's zero page;
-    /// `None` where the kernel has no `PAGEMAP_SCAN` (before Linux 6.7).
+    /// The present pages between two addresses. Where the kernel has `PAGEMAP_SCAN` (Linux 6.7), that takes no
+    /// longer than there are pages, and pages that map the kernel's zero page are left out; on older kernels
+    /// every entry is read.
     ///
     /// # Errors
-    /// The kernel refused for another reason.
-    pub fn present_ranges(&self, start: HostVirt, end: HostVirt) -> Result<Option<Vec<PageRange>>> {
+    /// The kernel refused.
+    pub fn present_ranges(&self, start: HostVirt, end: HostVirt) -> Result<Vec<PageRange>> {
+        match self.scan_ranges(start, end)? {
+            Some(ranges) => Ok(ranges),
+            None => self.read_ranges(start, end),
+        }
+    }
+
+    /// The same by reading every entry.
+    fn read_ranges(&self, start: HostVirt, end: HostVirt) -> Result<Vec<PageRange>> {
+        let (mut found, mut entries): (Vec<PageRange>, _) = (Vec::new(), Vec::new());
+        let mut from = start;
+        while from < end {
+            let pages = (end.page() - from.page()).min(READ_AT_ONCE_PAGES);
+            self.read(from, pages, &mut entries)?;
+            for n in (0..entries.len()).filter(|&n| entries[n].present()) {
+                let page = from.add_pages(n as u64);
+                match found.last_mut() {
+                    Some(last) if last.end() == page => last.pages += 1,
+                    _ => found.push(PageRange { start: page, pages: 1 }),
+                }
+            }
+            if (entries.len() as u64) < pages {
+                break;
+            }
+            from = from.add_pages(pages);
+        }
+        Ok(found)
+    }
+
+    /// The same by `PAGEMAP_SCAN`; `None` where the kernel has none.
+    fn scan_ranges(&self, start: HostVirt, end: HostVirt) -> Result<Option<Vec<PageRange>>> {
         let mut found = Vec::new();
         let mut regions = [page_region { start: 0, end: 0, categories: 0 }; REGIONS_A_CALL];
         let mut from = start.0;
@@ -178,7 +220,6 @@ impl Pagemap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use page::PAGE_BYTES;
 
     /// Four fresh pages of which the second and third were written and the fourth only read.
     fn own_pages() -> (fresh::Map, HostVirt) {
@@ -237,7 +278,9 @@ mod tests {
     fn untouched_and_zero_pages_are_not_in_the_ranges() {
         let (_map, at) = own_pages();
         let pagemap = Pagemap::open(std::process::id()).unwrap();
-        let Some(ranges) = pagemap.present_ranges(at, at.add_pages(4)).unwrap() else {
+        let by_reading = pagemap.read_ranges(at, at.add_pages(4)).unwrap();
+        assert_eq!(by_reading, [PageRange { start: at.add_pages(1), pages: 3 }], "entries do not tell the zero page");
+        let Some(ranges) = pagemap.scan_ranges(at, at.add_pages(4)).unwrap() else {
             eprintln!("skipped: this kernel has no PAGEMAP_SCAN");
             return;
         };

@@ -141,8 +141,8 @@ fn kernels_without_pagemap_scan_are_counted_too() {
         $run /tools/known_pages < /tmp/in > /tmp/out & pid=$!
         exec 9> /tmp/in
         printf '%s\n' "alloc a 6000" "fill a 0 1000 1" "fill a 1000 500 1" "zero a 1500 300" "read a 2000 3000" >&9
-        printf '%s\n' "huge h 1024" "read h 0 1024" >&9
-        while [ "$(grep -c ok /tmp/out)" -lt 7 ]; do sleep 0.1; done
+        printf '%s\n' "huge h 1024" "read h 0 1024" "alloc terabyte 268435456" >&9
+        while [ "$(grep -c ok /tmp/out)" -lt 8 ]; do sleep 0.1; done
         grep VmRSS /proc/$pid/status
         $run /tools/pagefold census --pid $pid --json"#;
     let output = lab.run(&["exec", "--guest", "lab-1", "--", "sh", "-c", script]);
@@ -153,6 +153,7 @@ fn kernels_without_pagemap_scan_are_counted_too() {
     let found: Value = serde_json::from_str(json).expect("JSON");
     let guest = &found["guests"][0];
     assert_eq!(number(&guest["mapped_pages"]) * 4, rss_kib);
+    assert!(number(&found["host"]["pages_scanned"]) < 20_000, "what is only reserved is not looked at");
     assert_eq!(number(&guest["zero_pages"]), 300);
     // 500 copies, and all zeros but one; besides, what the C library holds twice.
     assert!((799..810).contains(&number(&guest["duplicates"]["within"])), "{guest}");

@@ -60,8 +60,6 @@ pub(super) struct MappingFacts {
     pub file_kind: PageKind,
     /// The process itself may not read it.
     pub protected: bool,
-    /// The plan's ranges were all present, not merely mapped.
-    pub ranges_are_present: bool,
     pub mapping: Mapping,
 }
 
@@ -93,7 +91,9 @@ impl Plan {
     /// Looks up what `guests`, and the host as far as asked, have in memory. What cannot be looked at is
     /// listed in [`Plan::missed`].
     pub fn new(guests: &[Guest], host_side: &HostSide) -> Self {
-        let mut plan = Planner::default();
+        // Without our own page table, those of others will say what is wrong.
+        let has_pagemap_scan = host::has_pagemap_scan().unwrap_or(true);
+        let mut plan = Planner { has_pagemap_scan, ..Planner::default() };
         for (n, guest) in guests.iter().enumerate() {
             plan.begin(GuestIndex(n as u16));
             for &pid in &guest.pids {
@@ -161,6 +161,7 @@ impl Unit {
 /// A plan under way.
 #[derive(Default)]
 struct Planner {
+    has_pagemap_scan: bool,
     owner: Option<GuestIndex>,
     units: Vec<Unit>,
     units_of: Vec<Range<usize>>,
@@ -208,20 +209,21 @@ impl Planner {
     fn try_process(&mut self, pid: u32, guest: Option<&Guest>) -> host::Result<()> {
         // The page table first: if the process executes another program now, it is the one that tells.
         let pagemap = Pagemap::open(pid)?;
-        let mappings = Mapping::list(pid)?;
+        let mappings = if self.has_pagemap_scan { Mapping::list(pid)? } else { Mapping::read_all(pid)? };
         let regions = RegionMap::new(guest, &mappings);
         let space = Arc::new(AddressSpace { pid, pagemap, memory: ProcessMemory::open(pid)? });
         *self.swapped_pages.last_mut().expect("begin pushed one") += host::swapped_bytes(pid)? >> PAGE_SHIFT;
-        for (n, mapping) in mappings.into_iter().enumerate().filter(|(_, m)| !m.is_device()) {
-            let present = space.pagemap.present_ranges(mapping.start, mapping.end)?;
-            let ranges_are_present = present.is_some();
-            let whole = || vec![PageRange { start: mapping.start, pages: mapping.bytes() >> PAGE_SHIFT }];
-            let ranges = present.unwrap_or_else(whole);
+        for (n, mapping) in mappings.into_iter().enumerate() {
+            // Where entries have to be read one by one, terabytes that are only reserved are better left out.
+            let empty = !self.has_pagemap_scan && mapping.usage.rss_bytes + mapping.usage.hugetlb_bytes == 0;
+            if empty || mapping.is_device() {
+                continue;
+            }
+            let ranges = space.pagemap.present_ranges(mapping.start, mapping.end)?;
             let facts = Arc::new(MappingFacts {
                 region: regions.region_of(n),
                 file_kind: if mapping.shmem { PageKind::Shmem } else { PageKind::File },
                 protected: !mapping.read,
-                ranges_are_present,
                 mapping,
             });
             self.add_ranges(&ranges, || Source::Process(space.clone(), facts.clone()));

@@ -209,7 +209,7 @@ impl<'a> Worker<'a> {
                 if found.shared { &mut self.shared } else { &mut self.alone }.push(found);
             }
         }
-        if matches!(&unit.source, Source::Process(_, facts) if facts.ranges_are_present) {
+        if vanished > 0 {
             lock(&self.scan.progress(unit.owner).lost).entry(unit.pid()).or_default().0 += vanished;
         }
     }
