@@ -34,7 +34,7 @@ pub use mounts::proc_hides_processes;
 pub use page_cache::CachedFile;
 pub use pagemap::{PageRange, Pagemap, PagemapEntry, frames_visible, has_pagemap_scan};
 pub use plain_file::{open_plain_file, read_plain_file};
-pub use process::{Process, check_readable, open_files, pids};
+pub use process::{Process, check_readable, is_userfaultfd_open, open_files, pids};
 pub use process_id::{ProcessId, ProcessStat};
 pub use smaps::{Mapping, Usage};
 pub use system::{Kernel, own_peak_rss_bytes, ram_bytes, swapped_bytes};

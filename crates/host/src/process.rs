@@ -103,6 +103,13 @@ fn parse_cmdline(text: &str) -> Vec<String> {
     if text.is_empty() { Vec::new() } else { text.split('\0').map(str::to_owned).collect() }
 }
 
+/// Whether any process of this host has a userfaultfd open, as far as the caller may see. Who serves faults need
+/// not be the process that has them.
+pub fn is_userfaultfd_open() -> Result<bool> {
+    let opens_one = |pid| open_files(pid).is_ok_and(|files| files.iter().any(|f| f == "anon_inode:[userfaultfd]"));
+    Ok(pids()?.into_iter().any(opens_one))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,9 @@
 //! gives the process a copy of its own (`FAULT_FLAG_UNSHARE`, since Linux 5.19): reading would undo the
 //! sharing that it wants to see, and cost the host memory. `/proc/PID/mem` only takes a reference, so it
 //! is what shared private pages are read with, at about half the speed. It also reads what the process
-//! itself may not (`PROT_NONE`). Pages that were shared once and are no longer are not copied but marked as
+//! itself may not (`PROT_NONE`). And it does not wait for user space: a page that goes away just before it is
+//! read, where faults are served through a userfaultfd, is an error to it, while `process_vm_readv` waits for
+//! an answer that may never come. Pages that were shared once and are no longer are not copied but marked as
 //! the process's own again, which spares it the fault at its next write.
 
 use crate::{Error, PageRange, Result};

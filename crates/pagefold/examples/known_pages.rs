@@ -14,6 +14,8 @@
 //! drop NAME FROM PAGES       discards pages
 //! mergeable NAME             advises KSM to merge
 //! pageout NAME               asks the kernel to swap pages out
+//! uffd NAME                  faults are served by a thread that fills and discards pages all the time, and
+//!                            answers nobody who waits
 //! fork                       a child with the same pages, which lives as long; answers with its pid
 //! exec                       executes another program, which lives as long
 //! ```
@@ -91,6 +93,55 @@ fn create(kind: &str, argument: &str) -> Area {
     }
 }
 
+/// `_IOWR(0xAA, 0x3F, struct uffdio_api)`, `_IOWR(0xAA, 0x00, struct uffdio_register)`, `_IOWR(0xAA, 0x03, struct uffdio_copy)`
+const UFFDIO_API: libc::Ioctl = 0xc018_aa3f;
+const UFFDIO_REGISTER: libc::Ioctl = 0xc020_aa00;
+const UFFDIO_COPY: libc::Ioctl = 0xc028_aa03;
+
+/// Calls `ioctl` with a structure of 64-bit words.
+fn uffd_ioctl<const N: usize>(fd: libc::c_int, request: libc::Ioctl, mut words: [u64; N]) -> libc::c_int {
+    // SAFETY: each request is made with as many words as its structure has; the kernel checks the addresses in it.
+    unsafe { libc::ioctl(fd, request, words.as_mut_ptr()) }
+}
+
+/// Two threads that go on until the program ends: one copies pages in without waking anybody who waits for them,
+/// one discards them again.
+fn serve_faults_badly(area: &Area) {
+    const DONTWAKE: u64 = 1;
+    const MISSING: u64 = 1;
+    // SAFETY: takes flags and returns a descriptor.
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) } as libc::c_int;
+    let (start, bytes) = (area.start as u64, (area.pages * PAGE) as u64);
+    assert_eq!(uffd_ioctl(fd, UFFDIO_API, [0xaa, 0, 0]), 0, "userfaultfd: {}", std::io::Error::last_os_error());
+    assert_eq!(uffd_ioctl(fd, UFFDIO_REGISTER, [start, bytes, MISSING, 0]), 0);
+    let pages = area.pages;
+    std::thread::spawn(move || {
+        let content = Box::new([7_u64; PAGE / 8 * 2]);
+        let from = (content.as_ptr() as u64).next_multiple_of(PAGE as u64);
+        for n in (0..pages as u64).cycle() {
+            // A page that is there already stays.
+            let _ = uffd_ioctl(fd, UFFDIO_COPY, [start + n * PAGE as u64, from, PAGE as u64, DONTWAKE, 0]);
+        }
+    });
+    let area = Area { start: area.start, pages };
+    let discard = Discard(area);
+    std::thread::spawn(move || discard.forever());
+}
+
+/// An area whose pages another thread may discard.
+struct Discard(Area);
+
+// SAFETY: only its address is used, and only for advice.
+unsafe impl Send for Discard {}
+
+impl Discard {
+    fn forever(self) {
+        for n in (0..self.0.pages / 64).cycle() {
+            self.0.advise(n * 64, 64, libc::MADV_DONTNEED);
+        }
+    }
+}
+
 fn fork() -> String {
     let parent = std::process::id();
     // SAFETY: this program has one thread, so the child is as whole as its parent.
@@ -131,6 +182,7 @@ fn obey(areas: &mut HashMap<String, Area>, words: &[&str]) -> String {
                 }),
                 "read" => range().for_each(|n| _ = std::hint::black_box(area.page(n)[0])),
                 "drop" => area.advise(number(2), number(3), libc::MADV_DONTNEED),
+                "uffd" => serve_faults_badly(area),
                 "mergeable" => area.advise(0, area.pages, libc::MADV_MERGEABLE),
                 "pageout" => area.advise(0, area.pages, libc::MADV_PAGEOUT),
                 "none" => {

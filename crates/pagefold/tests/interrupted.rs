@@ -84,3 +84,20 @@ fn a_guest_that_gives_memory_back_is_partial() {
         in_the_middle(how, |known| known.send(&format!("drop a 0 {PAGES}")), "unmapped or discarded");
     }
 }
+
+/// Who registers memory with a userfaultfd and discards it may keep whoever faults on it waiting for ever. Read like
+/// other memory, it kept the third census of this test.
+#[test]
+fn nobody_can_keep_the_census_waiting() {
+    if common::not_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let known = stage.start(&["alloc a 8192", "uffd a"]);
+    for round in 0..25 {
+        let mut command = Command::new("timeout");
+        command.args(["-s", "KILL", "20", env!("CARGO_BIN_EXE_pagefold")]).args(census_args(&[known.pid()], &[]));
+        let output = command.stderr(Stdio::null()).output().unwrap();
+        assert!(matches!(output.status.code(), Some(0 | 1)), "round {round}: {:?}", output.status);
+    }
+}

@@ -12,6 +12,9 @@ pub const FRAMES_INFERRED: &str = "The kernel hid the frame numbers, so frames a
 pub fn price_of_isolation(findings: &Findings) -> String {
     let all = findings.all_saved_pages;
     let price = findings.isolation_price_pages;
+    if !findings.partial.is_empty() && findings.guests.iter().all(|g| g.resident_pages == 0) {
+        return "Nothing could be read of these guests, so nothing can be said about them.".into();
+    }
     if all == 0 {
         return "No guest holds anything that it or another guest holds too: there is nothing to merge.".into();
     }

@@ -15,6 +15,9 @@ const NEAR_PAGES: u64 = 32;
 /// Positions that can be told apart; the index gives them 32 bits and keeps two values for itself.
 const MOST_POSITIONS: u64 = u32::MAX as u64 - 2;
 
+/// Why a process could not be looked at.
+const NO_RIGHT: &str = "no right to read it: run as root (with CAP_SYS_PTRACE)";
+
 /// What of the host itself is looked at besides the guests.
 #[derive(Clone, Debug, Default)]
 pub struct HostSide {
@@ -58,8 +61,9 @@ pub(super) struct MappingFacts {
     pub region: Region,
     /// What its pages are that the kernel does not call anonymous.
     pub file_kind: PageKind,
-    /// The process itself may not read it.
-    pub protected: bool,
+    /// To be read in the way that asks nobody: the process itself may not read it, or a fault in it is served by
+    /// user space (userfaultfd), which may never answer.
+    pub careful: bool,
     pub mapping: Mapping,
 }
 
@@ -93,7 +97,10 @@ impl Plan {
     pub fn new(guests: &[Guest], host_side: &HostSide) -> Self {
         // Without our own page table, those of others will say what is wrong.
         let has_pagemap_scan = host::has_pagemap_scan().unwrap_or(true);
-        let mut plan = Planner { has_pagemap_scan, ..Planner::default() };
+        // Only root sees every process that may serve the faults of another.
+        let faults_are_the_kernels = host::frames_visible() && host::is_userfaultfd_open().is_ok_and(|open| !open);
+        let list_is_enough = has_pagemap_scan && faults_are_the_kernels;
+        let mut plan = Planner { has_pagemap_scan, list_is_enough, ..Planner::default() };
         for (n, guest) in guests.iter().enumerate() {
             plan.begin(GuestIndex(n as u16));
             for &pid in &guest.pids {
@@ -109,6 +116,7 @@ impl Plan {
             plan.add_file(path);
         }
         plan.end();
+        plan.sum_up_denied();
         plan.finish()
     }
 
@@ -162,12 +170,16 @@ impl Unit {
 #[derive(Default)]
 struct Planner {
     has_pagemap_scan: bool,
+    /// What mappings hold, and their flags, need not be known; finding that out takes a walk over their page tables.
+    list_is_enough: bool,
     owner: Option<GuestIndex>,
     units: Vec<Unit>,
     units_of: Vec<Range<usize>>,
     positions_of: Vec<Range<u32>>,
     swapped_pages: Vec<u64>,
     missed: Vec<Missed>,
+    /// Processes of the host that may not be looked at.
+    denied: Vec<u32>,
     first_unit: usize,
     first_position: u64,
     position: u64,
@@ -200,8 +212,11 @@ impl Planner {
     fn add_process(&mut self, pid: u32, guest: Option<&Guest>) {
         if let Err(error) = self.try_process(pid, guest) {
             // Other processes of the host come and go, and guests' processes are what was asked for.
-            if guest.is_some() || !error.is_gone() {
-                self.miss(pid, error.to_string());
+            match guest {
+                None if error.is_gone() => {}
+                None if error.is_denied() => self.denied.push(pid),
+                _ if error.is_denied() => self.miss(pid, NO_RIGHT.to_owned()),
+                _ => self.miss(pid, error.to_string()),
             }
         }
     }
@@ -209,7 +224,7 @@ impl Planner {
     fn try_process(&mut self, pid: u32, guest: Option<&Guest>) -> host::Result<()> {
         // The page table first: if the process executes another program now, it is the one that tells.
         let pagemap = Pagemap::open(pid)?;
-        let mappings = if self.has_pagemap_scan { Mapping::list(pid)? } else { Mapping::read_all(pid)? };
+        let mappings = if self.list_is_enough { Mapping::list(pid)? } else { Mapping::read_all(pid)? };
         let regions = RegionMap::new(guest, &mappings);
         let space = Arc::new(AddressSpace { pid, pagemap, memory: ProcessMemory::open(pid)? });
         *self.swapped_pages.last_mut().expect("begin pushed one") += host::swapped_bytes(pid)? >> PAGE_SHIFT;
@@ -223,7 +238,7 @@ impl Planner {
             let facts = Arc::new(MappingFacts {
                 region: regions.region_of(n),
                 file_kind: if mapping.shmem { PageKind::Shmem } else { PageKind::File },
-                protected: !mapping.read,
+                careful: !mapping.read || mapping.has_flag(b"um") || mapping.has_flag(b"ui"),
                 mapping,
             });
             self.add_ranges(&ranges, || Source::Process(space.clone(), facts.clone()));
@@ -276,6 +291,14 @@ impl Planner {
         self.units.push(Unit { owner: self.owner(), source, ranges, position: self.position as u32 });
         self.position += positions;
         self.pages += pages;
+    }
+
+    fn sum_up_denied(&mut self) {
+        match *self.denied.as_slice() {
+            [] => {}
+            [pid] => self.miss(pid, NO_RIGHT.to_owned()),
+            [pid, ref others @ ..] => self.miss(pid, format!("{NO_RIGHT}; so with {} others", others.len())),
+        }
     }
 
     fn finish(self) -> Plan {

@@ -222,7 +222,7 @@ impl<'a> Worker<'a> {
                 self.frames = Some(frames);
             }
             (Source::Process(space, facts), None) => {
-                let careful = |found: &Found| facts.protected || self.scan.may_be_shared(found);
+                let careful = |found: &Found| facts.careful || self.scan.may_be_shared(found);
                 for alike in pages.chunk_by_mut(|a, b| careful(a) == careful(b)) {
                     let careful = careful(&alike[0]);
                     for batch in alike.chunks_mut(BATCH_PAGES) {

@@ -1,7 +1,8 @@
 //! `pagefold census`: count every page of the selected guests, once or again and again.
 
 use super::select::Selection;
-use crate::exit::Outcome;
+use crate::exit::{Outcome, Stop};
+use crate::output::say;
 use crate::size::parse_bytes;
 use crate::take::{HOST, Request, WatchRound, take};
 use anyhow::Context;
@@ -69,6 +70,10 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
 }
 
 fn once(args: &Args) -> anyhow::Result<Outcome> {
+    if args.html.is_some() && args.html == args.parquet {
+        let twice = "--html and --parquet name the same file: they would overwrite each other";
+        return Err(Stop::Usage(twice.to_owned()).into());
+    }
     let guests = args.selection.resolve()?;
     // Files first: nobody likes to wait for a census and then hear that it cannot be written.
     let html = args.html.as_deref().map(Html::create).transpose()?;
@@ -91,7 +96,7 @@ fn once(args: &Args) -> anyhow::Result<Outcome> {
 fn watch(args: &Args, pause: Duration) -> anyhow::Result<Outcome> {
     let begin = Instant::now();
     let mut before: Option<Round> = None;
-    let mut last = Outcome::Done;
+    let mut all = Outcome::Done;
     for number in 1..=args.rounds.unwrap_or(u32::MAX) {
         // Guests come and go between rounds.
         let guests = args.selection.resolve()?;
@@ -99,13 +104,15 @@ fn watch(args: &Args, pause: Duration) -> anyhow::Result<Outcome> {
         let (findings, this) = take(&Request { round: Some(round), ..request(args, &guests) })?;
         before = this;
         print(args, &findings)?;
-        last = outcome(&findings);
+        if outcome(&findings) == Outcome::Partial {
+            all = Outcome::Partial;
+        }
         let next = pause * number;
         if args.rounds != Some(number) {
             std::thread::sleep(next.saturating_sub(begin.elapsed()));
         }
     }
-    Ok(last)
+    Ok(all)
 }
 
 fn request<'a>(args: &Args, guests: &'a [Guest]) -> Request<'a> {
@@ -122,11 +129,12 @@ fn request<'a>(args: &Args, guests: &'a [Guest]) -> Request<'a> {
     }
 }
 
-/// Every process that belongs to no selected guest, this one excepted.
+/// Every process that belongs to no selected guest, this one and threads of the kernel excepted.
 fn other_processes(guests: &[Guest]) -> Vec<u32> {
     let of_guests: std::collections::HashSet<u32> = guests.iter().flat_map(|g| &g.pids).copied().collect();
     let mut pids = host::pids().unwrap_or_default();
-    pids.retain(|pid| !of_guests.contains(pid) && *pid != std::process::id());
+    let has_memory = |pid: u32| host::Process::read(pid).is_ok_and(|process| !process.stat.kernel_thread);
+    pids.retain(|&pid| !of_guests.contains(&pid) && pid != std::process::id() && has_memory(pid));
     pids
 }
 
@@ -145,7 +153,7 @@ fn outcome(findings: &Findings) -> Outcome {
     let mut outcome = Outcome::Done;
     for missing in &findings.partial {
         let of_whom = if missing.pid == 0 { String::new() } else { format!(", process {}", missing.pid) };
-        eprintln!("pagefold: {}{of_whom}: {}", report::printable(&missing.guest), report::printable(&missing.reason));
+        say!("pagefold: {}{of_whom}: {}", report::printable(&missing.guest), report::printable(&missing.reason));
         if missing.guest != HOST || missing.pid == 0 {
             outcome = Outcome::Partial;
         }
@@ -175,7 +183,7 @@ impl<'a> Html<'a> {
         report::html::write(&mut out, &report)
             .and_then(|()| out.flush())
             .with_context(|| format!("cannot write {}", self.path.display()))?;
-        eprintln!("pagefold: wrote {}", self.path.display());
+        say!("pagefold: wrote {}", self.path.display());
         Ok(())
     }
 }
@@ -191,6 +199,7 @@ fn made_at() -> String {
 /// Export of samples, in builds that have it.
 #[cfg(feature = "parquet")]
 mod samples {
+    use crate::output::say;
     use anyhow::Context;
     use guest::Guest;
     use page::PageSample;
@@ -224,7 +233,7 @@ mod samples {
             so_far
                 .and_then(|()| writer.close().map_err(anyhow::Error::from))
                 .with_context(|| format!("cannot write {}", self.path.display()))?;
-            eprintln!("pagefold: wrote {}", self.path.display());
+            say!("pagefold: wrote {}", self.path.display());
             Ok(())
         }
     }

@@ -5,6 +5,7 @@
 
 use super::synthetic::{AlignedPage, Guests, contents};
 use crate::exit::Outcome;
+use crate::output::say;
 use crate::size::parse_bytes;
 use crate::take::{Request, take};
 use anyhow::{Context, bail};
@@ -171,7 +172,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
 
 fn measure(args: &Args, pages_a_guest: usize, huge: bool) -> anyhow::Result<Figures> {
     let backing = if huge { "huge" } else { "small" };
-    eprintln!("pagefold: filling {} guests of {} MiB in {backing} pages", args.guests, pages_a_guest >> 8);
+    say!("pagefold: filling {} guests of {} MiB in {backing} pages", args.guests, pages_a_guest >> 8);
     let running = Guests::start(args.guests, pages_a_guest, huge)?;
     let all = args.guests as usize;
     let copies = (0..args.guests).map(|n| contents(n, pages_a_guest, huge)).collect::<anyhow::Result<Vec<_>>>()?;
@@ -188,7 +189,7 @@ fn measure(args: &Args, pages_a_guest: usize, huge: bool) -> anyhow::Result<Figu
     ];
     let (mut xxh3, mut memcpy) = (Vec::new(), Vec::new());
     for round in 1..=args.rounds {
-        eprintln!("pagefold: round {round} of {}", args.rounds);
+        say!("pagefold: round {round} of {}", args.rounds);
         xxh3.push(time(|| hash_all(&copies)));
         memcpy.push(time(|| copy_all(&copies, &mut target)));
         ways.iter_mut().try_for_each(Contestant::run)?;
