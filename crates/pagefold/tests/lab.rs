@@ -1,5 +1,7 @@
 //! `pagefold lab` as users run it: as anybody, interrupted at any moment, called wrongly.
 
+mod common;
+
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -19,7 +21,7 @@ impl Place {
         let dir = tempfile::Builder::new().prefix("lab").tempdir_in("/tmp").expect("a temporary directory");
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o1777)).expect("open it");
         let program = dir.path().join("pagefold");
-        fs::copy(env!("CARGO_BIN_EXE_pagefold"), &program).expect("copy the program");
+        common::copy_program(env!("CARGO_BIN_EXE_pagefold").as_ref(), &program);
         Self { dir, program }
     }
 

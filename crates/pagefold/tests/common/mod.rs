@@ -22,6 +22,13 @@ pub fn not_root() -> bool {
     !root
 }
 
+/// Copies a file that will be executed. By a process of its own: another thread of ours may start a child just
+/// while the copy is open for writing here, and as long as that child has it, it cannot be executed.
+pub fn copy_program(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg(from).arg(to).status().expect("run cp");
+    assert!(copied.success(), "copy {}", from.display());
+}
+
 /// A directory with private copies of the program and of what it is linked with: nobody else on the host
 /// maps these pages, so that what the host does meanwhile changes no count.
 pub struct Stage {
@@ -45,7 +52,7 @@ impl Stage {
     }
 
     fn copy(&self, from: &Path, name: &Path) {
-        fs::copy(from, self.dir.path().join(name)).unwrap_or_else(|e| panic!("copy {}: {e}", from.display()));
+        copy_program(from, &self.dir.path().join(name));
     }
 
     /// Where a file lies: `data` is some file to map, `pagefold` the program under test.
