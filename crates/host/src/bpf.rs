@@ -66,11 +66,10 @@ const BPF_F_SLEEPABLE: u32 = 1 << 4;
 /// Issues one command. `attributes` is the part of `union bpf_attr` that the command knows; the kernel takes
 /// what lies behind it for zeros.
 fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<libc::c_long> {
-    // SAFETY: the kernel reads `size_of::<T>()` bytes of the structure, and writes answers into its own fields of it
-    // (`TestRun` has them all). It is exclusively borrowed and made of integers, which may hold anything. The pointers
-    // in it are only read through by the kernel, which checks them like any user pointer; those who fill them in keep
-    // what they point to alive.
-    let answer = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attributes), size_of::<T>()) };
+    let size = size_of::<T>();
+    // SAFETY: the kernel reads and writes within `size` bytes of the structure, which is exclusively borrowed and made of
+    // integers; it checks the pointers in it like any user pointer, and who fills them in keeps alive what they point to.
+    let answer = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attributes), size) };
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
 }
 

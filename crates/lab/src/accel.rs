@@ -8,8 +8,7 @@ use crate::error::{Error, Result};
 use crate::image::Boot;
 use crate::life::Mark;
 use crate::place;
-use crate::qemu::{Machine, Sockets, command};
-use serde::{Deserialize, Serialize};
+use crate::qemu::{Accelerator, Machine, Sockets, command};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -18,26 +17,7 @@ use std::time::{Duration, Instant};
 /// How long a boot under KVM may take; it takes about a second where it works.
 const PATIENCE: Duration = Duration::from_secs(6);
 
-/// What executes a guest's code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Accelerator {
-    /// The processor, by the kernel's virtual machine monitor.
-    Kvm,
-    /// QEMU, by translation.
-    Tcg,
-}
-
 impl Accelerator {
-    /// QEMU's arguments for it.
-    pub(crate) const fn arguments(self) -> &'static [&'static str] {
-        match self {
-            Self::Kvm => &["-accel", "kvm", "-cpu", "host"],
-            // The translation cache would otherwise grow to half a gigabyte a guest.
-            Self::Tcg => &["-accel", "tcg,tb-size=32"],
-        }
-    }
-
     /// The better one of those that work here. Should it have to be tried out, that happens in `dir`, under `mark`.
     pub(crate) fn choose(cache: &Cache, boot: &Boot, dir: &Path, mark: &Mark) -> Result<Self> {
         if File::options().read(true).write(true).open("/dev/kvm").is_err() {

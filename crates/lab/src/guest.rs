@@ -1,10 +1,10 @@
 //! One guest of a lab, as others see and use it.
 
-use crate::accel::Accelerator;
 use crate::agent::{self, Output};
 use crate::error::{Error, Result};
 use crate::family::Family;
 use crate::lxc::Container;
+use crate::qemu::Accelerator;
 use crate::qemu::Sockets;
 use crate::state::{Entry, Image};
 use guest::qmp::Qmp;

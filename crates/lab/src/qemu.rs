@@ -1,11 +1,32 @@
 //! A guest in QEMU: its command line, and the sockets through which it is reached.
 
-use crate::accel::Accelerator;
 use crate::error::Result;
 use crate::image::Boot;
 use crate::{place, program};
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+/// What executes a guest's code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Accelerator {
+    /// The processor, by the kernel's virtual machine monitor.
+    Kvm,
+    /// QEMU, by translation.
+    Tcg,
+}
+
+impl Accelerator {
+    /// QEMU's arguments for it.
+    pub(crate) const fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::Kvm => &["-accel", "kvm", "-cpu", "host"],
+            // The translation cache would otherwise grow to half a gigabyte a guest.
+            Self::Tcg => &["-accel", "tcg,tb-size=32"],
+        }
+    }
+}
 
 /// Sockets of one guest, in its private directory.
 #[derive(Clone, Debug)]

@@ -1,12 +1,12 @@
 //! Starting one guest of each kind, and waiting for its word that it is ready.
 
-use crate::accel::Accelerator;
 use crate::error::{Error, Result, tail_of};
 use crate::image::{self, Boot, Workshop};
-use crate::lab::Spec;
 use crate::life::Mark;
 use crate::lxc::Container;
+use crate::qemu::Accelerator;
 use crate::qemu::{self, Machine, Sockets};
+use crate::spec::Spec;
 use crate::state::{Entry, Image};
 use crate::{agent, program};
 use host::ProcessId;

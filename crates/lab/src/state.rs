@@ -5,8 +5,8 @@
 //! the lock is held until the start is done: since a child inherits the lock's descriptor until it runs its own
 //! program, whoever gets the lock next finds every process that was started under it with its mark in place.
 
-use crate::accel::Accelerator;
 use crate::error::{Error, Result};
+use crate::qemu::Accelerator;
 use crate::{name, place, random};
 use host::ProcessId;
 use rustix::fs::{FlockOperation, flock, fstat};
