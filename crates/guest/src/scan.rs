@@ -25,8 +25,8 @@
 //!
 //! **Without root** the kernel hides frame numbers. Frames are then told apart by what is visible: pages
 //! of files by file and offset; private pages by process and address; private pages that are mapped
-//! elsewhere too (after a fork) by address and content. Between Linux 6.7 and 6.16 such a caller cannot
-//! tell the kernel's huge zero page from memory, and counts it.
+//! elsewhere too (after a fork) by address and content. Where `PAGEMAP_SCAN` is missing, or does not know the
+//! kernel's zero page in its huge form, such a caller cannot tell it from memory, and counts it.
 
 mod found;
 mod frames;

@@ -3,8 +3,9 @@
 //! Whatever reads through a process leaves traces: it takes the process's memory lock, marks pages as
 //! recently used, may fault a page in that has just gone, or end its being shared (see
 //! [`crate::ProcessMemory`]). The kernel has all memory mapped a second time, in its *direct map*, and a BPF
-//! program may copy from there. It only loads; nothing of the page, the process or the guest changes.
-//! It is also faster: the kernel neither looks up nor pins each page.
+//! program may copy from there. It only loads; nothing of the page, the process or the guest changes. It
+//! neither looks up nor pins each page, but copies eight bytes at a time: about as fast for small pages, and
+//! slower for huge ones.
 //!
 //! ```text
 //!   user space                                kernel
@@ -14,8 +15,7 @@
 //!
 //! A load that faults (a frame that the kernel keeps out of the direct map, such as `memfd_secret`) is an
 //! error for that page. The frame may have been given to somebody else since its number was looked up; what
-//! is read is then what it holds now. Root only, not under kernel lockdown; callers fall back on
-//! [`crate::ProcessMemory`].
+//! is read is then what it holds now. Root only, and not under kernel lockdown.
 //!
 //! Where the direct map begins is randomised, a multiple of 1 GiB. It is found by trying: the address of the
 //! current task lies in it, so only as many beginnings are possible as the machine has gigabytes, and the

@@ -13,8 +13,6 @@ use std::path::PathBuf;
 pub mod kpf {
     /// A page of the kernel's own merger.
     pub const KSM: u64 = 1 << 21;
-    /// Part of a transparent huge page.
-    pub const THP: u64 = 1 << 22;
     /// The kernel's zero page, small or huge.
     pub const ZERO_PAGE: u64 = 1 << 24;
 }
@@ -98,6 +96,9 @@ fn run_length(sorted: &[Pfn]) -> usize {
 mod tests {
     use super::*;
 
+    /// Part of a transparent huge page.
+    const THP: u64 = 1 << 22;
+
     #[test]
     fn near_frames_are_read_together_and_far_ones_apart() {
         let pfns = |v: &[u64]| v.iter().map(|&n| Pfn(n)).collect::<Vec<_>>();
@@ -115,10 +116,10 @@ mod tests {
         };
         let wanted: Vec<_> = [0, 1, 3, 900, 901, 70_000].map(Pfn).to_vec();
         let mut together = Vec::new();
-        table.read(&wanted, |pfn, word| together.push((pfn, word & kpf::THP))).unwrap();
+        table.read(&wanted, |pfn, word| together.push((pfn, word & THP))).unwrap();
         assert_eq!(together.iter().map(|p| p.0).collect::<Vec<_>>(), wanted);
         for (pfn, word) in together {
-            table.read(&[pfn], |_, alone| assert_eq!(alone & kpf::THP, word)).unwrap();
+            table.read(&[pfn], |_, alone| assert_eq!(alone & THP, word)).unwrap();
         }
     }
 }

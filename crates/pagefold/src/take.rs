@@ -69,10 +69,14 @@ pub fn take(request: &Request<'_>) -> anyhow::Result<(Findings, Option<Round>)> 
         let interval = Interval::from(first);
         let (scanned, seen, collected) = pass(request, &plan, &census, &interval, &progress, totals.is_none())?;
         hashed_pages += scanned.hashed_pages;
-        if totals.is_none() {
-            seen_in_first_pass = seen;
+        match &mut totals {
+            // What was counted counts once; what got lost counts whenever it did.
+            Some(totals) => totals.missed.extend(scanned.missed),
+            None => {
+                seen_in_first_pass = seen;
+                totals = Some(scanned);
+            }
         }
-        totals.get_or_insert(scanned);
         census.pass(&interval, collected);
         from = interval.next();
         if let Some(next) = from {
@@ -171,4 +175,56 @@ fn fill_in(findings: &mut Findings, request: &Request<'_>, plan: &Plan, totals: 
 fn partial(missed: &Missed, guests: &[Guest]) -> Partial {
     let guest = if missed.owner == GuestIndex::HOST { HOST } else { &guests[usize::from(missed.owner.0)].id };
     Partial { guest: guest.to_owned(), pid: missed.pid, reason: missed.reason.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use guest::{Facts, GuestKind};
+    use std::process::{Child, Command};
+    use std::sync::Mutex;
+
+    fn guest(child: &Child) -> Guest {
+        Guest {
+            id: format!("process:{}", child.id()),
+            name: "sleep".to_owned(),
+            kind: GuestKind::Process,
+            pids: vec![child.id()],
+            group: "test".to_owned(),
+            ram_bytes: None,
+            facts: Facts::default(),
+        }
+    }
+
+    #[test]
+    fn a_guest_that_dies_after_the_first_pass_is_partial() {
+        let start = || Command::new("sleep").arg("60").spawn().expect("start sleep");
+        let mut calm: Vec<_> = (0..6).map(|_| start()).collect();
+        let doomed = Mutex::new(start());
+        let guests: Vec<_> = [guest(&doomed.lock().unwrap())].into_iter().chain(calm.iter().map(guest)).collect();
+        // With one thread, the first sample of the second guest comes when the first one's pass is over.
+        let kill_the_first = |sample: &PageSample| {
+            if sample.owner == GuestIndex(1) {
+                let mut doomed = doomed.lock().unwrap();
+                doomed.kill().and_then(|()| doomed.wait()).expect("end our own child");
+            }
+        };
+        let request = Request {
+            guests: &guests,
+            host_side: HostSide::default(),
+            threads: 1,
+            index_bytes: Some(1),
+            no_trace: false,
+            map_cells: 0,
+            samples: Some(&kill_the_first),
+            round: None,
+        };
+        let findings = take(&request).expect("a census").0;
+        for child in &mut calm {
+            child.kill().and_then(|()| child.wait()).expect("end our own child");
+        }
+        assert!(findings.host.passes > 1, "{:?}", findings.host);
+        assert!(findings.partial.iter().any(|p| p.reason.contains("ended")), "{:?}", findings.partial);
+        assert!(findings.partial.iter().all(|p| p.guest == guests[0].id), "{:?}", findings.partial);
+    }
 }
