@@ -8,7 +8,7 @@
 
 use crate::{Error, Result};
 use linux_raw_sys::general::{page_region, pm_scan_arg};
-use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, Pfn};
+use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange, Pfn};
 use rustix::fd::AsRawFd;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -71,22 +71,6 @@ pub fn frames_visible() -> bool {
     let here = HostVirt(&raw const something as u64);
     Pagemap::open(std::process::id()).and_then(|p| p.read(here, 1, &mut entries)).is_ok()
         && entries.first().is_some_and(|e| e.pfn().is_some())
-}
-
-/// Consecutive pages of an address space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PageRange {
-    /// The first page's address.
-    pub start: HostVirt,
-    /// How many.
-    pub pages: u64,
-}
-
-impl PageRange {
-    /// The first address behind it.
-    pub const fn end(self) -> HostVirt {
-        self.start.add_pages(self.pages)
-    }
 }
 
 /// An open pagemap.

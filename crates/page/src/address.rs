@@ -38,3 +38,19 @@ impl fmt::Display for HostVirt {
         write!(f, "{:#x}", self.0)
     }
 }
+
+/// Consecutive pages of an address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageRange {
+    /// The first page's address.
+    pub start: HostVirt,
+    /// How many.
+    pub pages: u64,
+}
+
+impl PageRange {
+    /// The first address behind it.
+    pub const fn end(self) -> HostVirt {
+        self.start.add_pages(self.pages)
+    }
+}

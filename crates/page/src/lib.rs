@@ -6,8 +6,10 @@ mod address;
 mod fingerprint;
 mod kind;
 mod sample;
+mod slot;
 
-pub use address::{HostVirt, PAGE_BYTES, PAGE_SHIFT, Pfn, pages_to_bytes};
+pub use address::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange, Pfn, pages_to_bytes};
 pub use fingerprint::Fingerprint;
 pub use kind::{PageKind, Region};
 pub use sample::{FrameId, GuestIndex, PageSample};
+pub use slot::PoolSlot;

@@ -1,0 +1,1 @@
+//! `libpagefold.so`: folds the pages of the process it is loaded into.

@@ -1,0 +1,2 @@
+//! The group worker: pool, content index, planning, pacing.
+#![forbid(unsafe_code)]

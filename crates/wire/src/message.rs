@@ -1,0 +1,486 @@
+//! The messages, their bounds and their encoding.
+
+use crate::codec::{Malformed, Reader, Result, Writer};
+use crate::stats::MemberStats;
+use page::{Fingerprint, HostVirt, PAGE_BYTES, PageRange, PoolSlot};
+
+/// Version of the protocol. Both sides say theirs first; they part where the two differ.
+pub const VERSION: u16 = 1;
+/// No frame is longer.
+pub const FRAME_BYTES: usize = 64 << 10;
+/// Pages whose fingerprints one frame may carry.
+pub const RESTED_PAGES: usize = 4096;
+/// Pages that one frame may ask to fold.
+pub const FOLD_PAGES: usize = 1024;
+/// Pages that fit into a donation window.
+pub const DONATION_PAGES: usize = 256;
+
+/// Runs that one frame may carry: no more than pages.
+const RUNS: usize = 2048;
+/// Addresses of user space end below this on every architecture we know.
+const ADDRESS_END: u64 = 1 << 57;
+
+/// The first thing an agent says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// [`VERSION`] of the agent.
+    pub version: u16,
+    /// Whether all private anonymous memory is enrolled, and not only what was advised to be mergeable.
+    pub all_anonymous: bool,
+}
+
+/// Consecutive pages that have rested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RestedRun {
+    /// The first page.
+    pub start: HostVirt,
+    /// How many.
+    pub pages: u16,
+    /// Whether they are one transparent huge page, of which all 512 pages are listed.
+    pub huge: bool,
+}
+
+/// Consecutive pages that map consecutive slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotRun {
+    /// The first page.
+    pub start: HostVirt,
+    /// The slot behind the first page.
+    pub slot: PoolSlot,
+    /// How many.
+    pub pages: u16,
+}
+
+/// What pages are to be replaced by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Nothing: they hold zeros, and the kernel gives zeros to who reads them next.
+    Zero,
+    /// Consecutive slots from this one on.
+    Slot(PoolSlot),
+}
+
+/// Consecutive pages to fold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FoldRun {
+    /// The first page.
+    pub start: HostVirt,
+    /// How many.
+    pub pages: u16,
+    /// What to replace them by.
+    pub target: Target,
+}
+
+/// What became of a page that was to be folded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Outcome {
+    /// It maps the slot, or nothing where it was to be zero.
+    Folded = 0,
+    /// Its bytes were not the slot's; it was put back.
+    Changed = 1,
+    /// The kernel would not move it: it is pinned for DMA, shared after a fork, or locked for the moment.
+    Busy = 2,
+    /// It is not, or no longer, private anonymous memory that may be folded.
+    Gone = 3,
+    /// The member has as many mappings as it may spend on folding.
+    NoVma = 4,
+    /// Something may write the member's memory that does not pin what it writes.
+    Unpinned = 5,
+    /// Host memory was short.
+    NoMemory = 6,
+    /// The member folds nothing for the moment: it was told so, or gave its place to a migration or a snapshot.
+    Off = 7,
+}
+
+impl Outcome {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 8] =
+        [Self::Folded, Self::Changed, Self::Busy, Self::Gone, Self::NoVma, Self::Unpinned, Self::NoMemory, Self::Off];
+
+    /// As it is called in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Folded => "folded",
+            Self::Changed => "changed",
+            Self::Busy => "busy",
+            Self::Gone => "gone",
+            Self::NoVma => "no_vma",
+            Self::Unpinned => "unpinned",
+            Self::NoMemory => "no_memory",
+            Self::Off => "off",
+        }
+    }
+}
+
+/// Whether a group folds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum FoldMode {
+    /// Fold.
+    #[default]
+    On = 0,
+    /// Leave what is folded, fold nothing more.
+    Off = 1,
+    /// Make private again what is folded, fold nothing more.
+    Unfold = 2,
+}
+
+/// What to do with pages of zeros.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ZeroPages {
+    /// Fold them like any other.
+    #[default]
+    Share = 0,
+    /// Leave them: they are there to be written soon.
+    Ignore = 1,
+    /// Fold them while the member does next to nothing.
+    WhenIdle = 2,
+}
+
+/// Whether huge pages may be split to fold parts of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HugePages {
+    /// Never.
+    Keep,
+    /// Where at least this many percent of its pages would fold (1 to 100).
+    SplitAt(u8),
+}
+
+/// How a member is to go about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// Pages a second that may be fingerprinted; `None`: as many as rest, at an interval that keeps the cost of
+    /// watching for writes near one percent of a core.
+    pub pages_per_s: Option<u32>,
+    /// Whether to fold.
+    pub fold: FoldMode,
+    /// What to do with pages of zeros.
+    pub zero_pages: ZeroPages,
+    /// Whether to report huge pages at all.
+    pub huge_pages: HugePages,
+    /// Only fingerprints from this one on are wanted (passes over the hash space, when the worker's index is full).
+    pub first: Fingerprint,
+    /// And only up to this one.
+    pub last: Fingerprint,
+}
+
+/// From an agent to its worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ToWorker {
+    /// The first frame of a connection.
+    Hello(Hello),
+    /// What the member maps of the pool since an earlier connection.
+    Held(Vec<SlotRun>),
+    /// Pages that nobody wrote for an interval, and their fingerprints, run after run.
+    Rested(Vec<RestedRun>, Vec<Fingerprint>),
+    /// Which of the pages of [`ToAgent::Donate`] now lie in the donation window, each at its place in the order asked.
+    Donated(u32, Vec<bool>),
+    /// What became of the pages of [`ToAgent::Fold`], in its order.
+    Folded(u32, Vec<Outcome>),
+    /// These places map their slots no longer: they were written, discarded or unmapped.
+    Released(Vec<SlotRun>),
+    /// The lease of this era is mapped, and no older one.
+    LeaseTaken(u32),
+    /// Counters and state, about once a second.
+    Stats(Box<MemberStats>),
+}
+
+/// From a worker to an agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ToAgent {
+    /// The worker's [`VERSION`]; with it, the donation window: a file of [`DONATION_PAGES`] pages that both sides write.
+    Welcome(u16),
+    /// A segment of the pool, its number and how many slots it has; with it, a file that can only be read.
+    Segment(u8, u32),
+    /// The lease of a new era; with it, a file to map, shared, in place of the last era's.
+    Lease(u32),
+    /// How to go about it from now on.
+    Pace(Pace),
+    /// Copy these pages into the donation window.
+    Donate(u32, Vec<PageRange>),
+    /// Replace these pages.
+    Fold(u32, Vec<FoldRun>),
+    /// Report every page again: the index was emptied.
+    Again,
+}
+
+macro_rules! numbered {
+    ($type:ty, $name:literal, $($variant:path),+) => {
+        impl $type {
+            fn decode(r: &mut Reader<'_>) -> Result<Self> {
+                let number = r.u8()?;
+                [$($variant),+].into_iter().find(|v| *v as u8 == number).ok_or(Malformed::OutOfRange($name))
+            }
+        }
+    };
+}
+numbered!(FoldMode, "fold mode", Self::On, Self::Off, Self::Unfold);
+numbered!(ZeroPages, "zero page policy", Self::Share, Self::Ignore, Self::WhenIdle);
+
+fn page_start(r: &mut Reader<'_>) -> Result<HostVirt> {
+    let address = r.u64()?;
+    let aligned = address % PAGE_BYTES as u64 == 0;
+    if aligned && address < ADDRESS_END { Ok(HostVirt(address)) } else { Err(Malformed::OutOfRange("address")) }
+}
+
+/// A number of pages: at least one.
+fn pages(r: &mut Reader<'_>) -> Result<u16> {
+    match r.u16()? {
+        0 => Err(Malformed::OutOfRange("pages")),
+        n => Ok(n),
+    }
+}
+
+/// The slot that `pages` slots begin at, all within its segment.
+fn slot(r: &mut Reader<'_>, pages: u16) -> Result<PoolSlot> {
+    let slot = PoolSlot::from_bits(r.u32()?);
+    slot.add(u32::from(pages) - 1).map(|_| slot).ok_or(Malformed::OutOfRange("slot"))
+}
+
+fn bounded<T>(runs: Vec<T>, most: usize, pages: impl Fn(&T) -> u64) -> Result<Vec<T>> {
+    let total: u64 = runs.iter().map(pages).sum();
+    if total <= most as u64 { Ok(runs) } else { Err(Malformed::OutOfRange("pages")) }
+}
+
+impl SlotRun {
+    fn decode(r: &mut Reader<'_>) -> Result<Self> {
+        let (start, pages) = (page_start(r)?, pages(r)?);
+        Ok(Self { start, pages, slot: slot(r, pages)? })
+    }
+
+    fn encode(&self, w: &mut Writer<'_>) {
+        w.u64(self.start.0);
+        w.u16(self.pages);
+        w.u32(self.slot.bits());
+    }
+}
+
+impl RestedRun {
+    fn decode(r: &mut Reader<'_>) -> Result<Self> {
+        let run = Self { start: page_start(r)?, pages: pages(r)?, huge: r.flag("huge")? };
+        if run.huge && run.pages != 512 { Err(Malformed::OutOfRange("huge")) } else { Ok(run) }
+    }
+
+    fn encode(&self, w: &mut Writer<'_>) {
+        w.u64(self.start.0);
+        w.u16(self.pages);
+        w.u8(u8::from(self.huge));
+    }
+}
+
+impl FoldRun {
+    fn decode(r: &mut Reader<'_>) -> Result<Self> {
+        let (start, pages) = (page_start(r)?, pages(r)?);
+        let target = if r.flag("target")? { Target::Slot(slot(r, pages)?) } else { Target::Zero };
+        Ok(Self { start, pages, target })
+    }
+
+    fn encode(&self, w: &mut Writer<'_>) {
+        w.u64(self.start.0);
+        w.u16(self.pages);
+        match self.target {
+            Target::Zero => w.u8(0),
+            Target::Slot(slot) => {
+                w.u8(1);
+                w.u32(slot.bits());
+            }
+        }
+    }
+}
+
+fn decode_range(r: &mut Reader<'_>) -> Result<PageRange> {
+    Ok(PageRange { start: page_start(r)?, pages: u64::from(pages(r)?) })
+}
+
+impl HugePages {
+    fn decode(r: &mut Reader<'_>) -> Result<Self> {
+        match r.u8()? {
+            0 => Ok(Self::Keep),
+            percent @ 1..=100 => Ok(Self::SplitAt(percent)),
+            _ => Err(Malformed::OutOfRange("huge page policy")),
+        }
+    }
+
+    const fn number(self) -> u8 {
+        match self {
+            Self::Keep => 0,
+            Self::SplitAt(percent) => percent,
+        }
+    }
+}
+
+impl Pace {
+    fn decode(r: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self {
+            pages_per_s: Some(r.u32()?).filter(|rate| *rate != u32::MAX),
+            fold: FoldMode::decode(r)?,
+            zero_pages: ZeroPages::decode(r)?,
+            huge_pages: HugePages::decode(r)?,
+            first: Fingerprint(r.u64()?),
+            last: Fingerprint(r.u64()?),
+        })
+    }
+
+    fn encode(&self, w: &mut Writer<'_>) {
+        w.u32(self.pages_per_s.unwrap_or(u32::MAX));
+        w.u8(self.fold as u8);
+        w.u8(self.zero_pages as u8);
+        w.u8(self.huge_pages.number());
+        w.u64(self.first.0);
+        w.u64(self.last.0);
+    }
+}
+
+impl ToWorker {
+    /// Reads a frame.
+    ///
+    /// # Errors
+    /// No honest agent sends it.
+    pub fn decode(frame: &[u8]) -> std::result::Result<Self, Malformed> {
+        let r = &mut Reader::new(frame);
+        let message = match r.u16()? {
+            1 => Self::Hello(Hello { version: r.u16()?, all_anonymous: r.flag("all_anonymous")? }),
+            2 => Self::Held(r.list("runs", RUNS, SlotRun::decode)?),
+            3 => {
+                let runs = bounded(r.list("runs", RUNS, RestedRun::decode)?, RESTED_PAGES, |run| u64::from(run.pages))?;
+                let fingerprints = r.list("fingerprints", RESTED_PAGES, |r| r.u64().map(Fingerprint))?;
+                if runs.iter().map(|run| usize::from(run.pages)).sum::<usize>() != fingerprints.len() {
+                    return Err(Malformed::OutOfRange("fingerprints"));
+                }
+                Self::Rested(runs, fingerprints)
+            }
+            4 => Self::Donated(r.u32()?, r.list("pages", DONATION_PAGES, |r| r.flag("given"))?),
+            5 => Self::Folded(
+                r.u32()?,
+                r.list("outcomes", FOLD_PAGES, |r| {
+                    Outcome::ALL.get(usize::from(r.u8()?)).copied().ok_or(Malformed::OutOfRange("outcome"))
+                })?,
+            ),
+            6 => Self::Released(r.list("runs", RUNS, SlotRun::decode)?),
+            7 => Self::LeaseTaken(r.u32()?),
+            8 => Self::Stats(Box::new(MemberStats::decode(r)?)),
+            kind => return Err(Malformed::UnknownKind(kind)),
+        };
+        r.end()?;
+        Ok(message)
+    }
+
+    /// Replaces `frame` by this message. The message must keep to the bounds of this module, or nobody will read it.
+    pub fn encode(&self, frame: &mut Vec<u8>) {
+        frame.clear();
+        let w = &mut Writer(frame);
+        match self {
+            Self::Hello(hello) => {
+                w.u16(1);
+                w.u16(hello.version);
+                w.u8(u8::from(hello.all_anonymous));
+            }
+            Self::Held(runs) => {
+                w.u16(2);
+                w.list(runs, |w, run| run.encode(w));
+            }
+            Self::Rested(runs, fingerprints) => {
+                w.u16(3);
+                w.list(runs, |w, run| run.encode(w));
+                w.list(fingerprints, |w, f| w.u64(f.0));
+            }
+            Self::Donated(id, given) => {
+                w.u16(4);
+                w.u32(*id);
+                w.list(given, |w, given| w.u8(u8::from(*given)));
+            }
+            Self::Folded(id, outcomes) => {
+                w.u16(5);
+                w.u32(*id);
+                w.list(outcomes, |w, outcome| w.u8(*outcome as u8));
+            }
+            Self::Released(runs) => {
+                w.u16(6);
+                w.list(runs, |w, run| run.encode(w));
+            }
+            Self::LeaseTaken(era) => {
+                w.u16(7);
+                w.u32(*era);
+            }
+            Self::Stats(stats) => {
+                w.u16(8);
+                stats.encode(w);
+            }
+        }
+    }
+}
+
+impl ToAgent {
+    /// Reads a frame.
+    ///
+    /// # Errors
+    /// No honest worker sends it.
+    pub fn decode(frame: &[u8]) -> std::result::Result<Self, Malformed> {
+        let r = &mut Reader::new(frame);
+        let message = match r.u16()? {
+            1 => Self::Welcome(r.u16()?),
+            2 => {
+                let (segment, slots) = (r.u8()?, r.u32()?);
+                if slots > PoolSlot::PER_SEGMENT {
+                    return Err(Malformed::OutOfRange("slots"));
+                }
+                Self::Segment(segment, slots)
+            }
+            3 => Self::Lease(r.u32()?),
+            4 => Self::Pace(Pace::decode(r)?),
+            5 => {
+                let id = r.u32()?;
+                Self::Donate(id, bounded(r.list("runs", RUNS, decode_range)?, DONATION_PAGES, |run| run.pages)?)
+            }
+            6 => {
+                let id = r.u32()?;
+                Self::Fold(id, bounded(r.list("runs", RUNS, FoldRun::decode)?, FOLD_PAGES, |run| u64::from(run.pages))?)
+            }
+            7 => Self::Again,
+            kind => return Err(Malformed::UnknownKind(kind)),
+        };
+        r.end()?;
+        Ok(message)
+    }
+
+    /// Replaces `frame` by this message. The message must keep to the bounds of this module, or nobody will read it.
+    pub fn encode(&self, frame: &mut Vec<u8>) {
+        frame.clear();
+        let w = &mut Writer(frame);
+        match self {
+            Self::Welcome(version) => {
+                w.u16(1);
+                w.u16(*version);
+            }
+            Self::Segment(segment, slots) => {
+                w.u16(2);
+                w.u8(*segment);
+                w.u32(*slots);
+            }
+            Self::Lease(era) => {
+                w.u16(3);
+                w.u32(*era);
+            }
+            Self::Pace(pace) => {
+                w.u16(4);
+                pace.encode(w);
+            }
+            Self::Donate(id, runs) => {
+                w.u16(5);
+                w.u32(*id);
+                w.list(runs, |w, run| {
+                    w.u64(run.start.0);
+                    w.u16(u16::try_from(run.pages).unwrap_or(u16::MAX));
+                });
+            }
+            Self::Fold(id, runs) => {
+                w.u16(6);
+                w.u32(*id);
+                w.list(runs, |w, run| run.encode(w));
+            }
+            Self::Again => w.u16(7),
+        }
+    }
+}
