@@ -1,0 +1,253 @@
+//! Sockets that keep frames whole (`SOCK_SEQPACKET`) and carry file descriptors. None of them ever blocks.
+
+use crate::{Error, Result};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
+    recvmsg, sendmsg, socket_with, socketpair, sockopt,
+};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::path::{Path, PathBuf};
+
+/// No frame carries more file descriptors. (The kernel's own bound is 253.)
+pub const MOST_FDS: usize = 64;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Who is at the other end, by the kernel's account of the moment it connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its process.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+}
+
+/// What came of waiting for a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// A frame of so many bytes.
+    Frame(usize),
+    /// None for the moment.
+    Nothing,
+    /// There will be no more.
+    Closed,
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+pub struct Seqpacket(OwnedFd);
+
+impl Seqpacket {
+    /// Connects to who listens at `path`.
+    ///
+    /// # Errors
+    /// Nobody does, or we may not.
+    pub fn connect(path: &Path) -> Result<Self> {
+        let attempt = || {
+            let socket = new_socket()?;
+            connect(&socket, &SocketAddrUnix::new(path)?)?;
+            Ok(Self(socket))
+        };
+        attempt().map_err(|e: Errno| Error::file("connect to", path, e))
+    }
+
+    /// Two ends of a connection.
+    ///
+    /// # Errors
+    /// No file descriptors are left.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        Ok((Self(one), Self(other)))
+    }
+
+    /// Sends a frame and copies of `fds`, whole or not at all; `false` when the peer has too much to read already.
+    ///
+    /// # Errors
+    /// The peer has hung up.
+    pub fn send(&self, frame: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<bool> {
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many file descriptors for one frame"));
+        }
+        loop {
+            match sendmsg(&self.0, &[IoSlice::new(frame)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(_) => return Ok(true),
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS) => return Ok(false),
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// Takes the next frame into the front of `buffer`, and what file descriptors it carries into `fds`, in place of
+    /// what was there. A frame that is longer than the buffer, or carries more than [`MOST_FDS`], is an error.
+    ///
+    /// # Errors
+    /// The connection broke, or the frame is too long.
+    pub fn receive(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Received> {
+        fds.clear();
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let got = loop {
+            match recvmsg(&self.0, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
+                Ok(got) => break got,
+                Err(Errno::AGAIN) => return Ok(Received::Nothing),
+                Err(Errno::CONNRESET) => return Ok(Received::Closed),
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        };
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(sent) = message {
+                fds.extend(sent);
+            }
+        }
+        if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            fds.clear();
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a frame that is longer than any may be"));
+        }
+        // The end of the stream reads as a frame of no bytes. Nobody of ours sends one.
+        Ok(if got.bytes == 0 { Received::Closed } else { Received::Frame(got.bytes) })
+    }
+
+    /// Who connected (or, at the connecting side, who listened).
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn peer(&self) -> io::Result<Peer> {
+        let ucred = sockopt::socket_peercred(&self.0)?;
+        Ok(Peer { pid: ucred.pid.as_raw_nonzero().get().cast_unsigned(), uid: ucred.uid.as_raw() })
+    }
+}
+
+impl AsFd for Seqpacket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl From<Seqpacket> for OwnedFd {
+    fn from(socket: Seqpacket) -> Self {
+        socket.0
+    }
+}
+
+impl From<OwnedFd> for Seqpacket {
+    /// Takes over a socket that was made as one of these and handed on.
+    fn from(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+}
+
+/// A place where connections are accepted. Its name goes with it, unless it was handed on.
+#[derive(Debug)]
+pub struct SeqpacketListener {
+    socket: OwnedFd,
+    path: PathBuf,
+}
+
+impl SeqpacketListener {
+    /// Listens at `path`, in the place of whoever listened there before.
+    ///
+    /// # Errors
+    /// The directory is missing or not ours.
+    pub fn bind(path: &Path) -> Result<Self> {
+        let attempt = || {
+            let socket = new_socket()?;
+            match rustix::fs::unlink(path) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(e) => return Err(e),
+            }
+            bind(&socket, &SocketAddrUnix::new(path)?)?;
+            listen(&socket, BACKLOG)?;
+            Ok(Self { socket, path: path.to_owned() })
+        };
+        attempt().map_err(|e: Errno| Error::file("listen at", path, e))
+    }
+
+    /// The next connection, if one waits.
+    ///
+    /// # Errors
+    /// No file descriptors are left.
+    pub fn accept(&self) -> Result<Option<Seqpacket>> {
+        match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => Ok(Some(Seqpacket(socket))),
+            Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
+            Err(e) => Err(Error::file("accept a connection at", &self.path, e)),
+        }
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes over a listening socket that was handed on.
+    pub fn from_fd(socket: OwnedFd, path: PathBuf) -> Self {
+        Self { socket, path }
+    }
+}
+
+impl AsFd for SeqpacketListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn new_socket() -> rustix::io::Result<OwnedFd> {
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_stay_whole_and_carry_files() {
+        let (one, other) = Seqpacket::pair().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        assert!(one.send(b"first", &[file.as_fd(), file.as_fd()]).unwrap());
+        assert!(one.send(b"second", &[]).unwrap());
+        let (mut buffer, mut fds) = ([0; 8], Vec::new());
+        assert_eq!(other.receive(&mut buffer, &mut fds).unwrap(), Received::Frame(5));
+        assert_eq!((&buffer[..5], fds.len()), (&b"first"[..], 2));
+        assert_eq!(other.receive(&mut buffer, &mut fds).unwrap(), Received::Frame(6));
+        assert_eq!(fds.len(), 0);
+        assert_eq!(other.receive(&mut buffer, &mut fds).unwrap(), Received::Nothing);
+        one.send(b"longer than eight", &[]).unwrap();
+        assert_eq!(other.receive(&mut buffer, &mut fds).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        drop(one);
+        assert_eq!(other.receive(&mut buffer, &mut fds).unwrap(), Received::Closed);
+        assert!(other.send(b"x", &[]).is_err());
+    }
+
+    #[test]
+    fn a_peer_that_never_reads_blocks_nobody() {
+        let (one, _other) = Seqpacket::pair().unwrap();
+        let frame = [7; 60 << 10];
+        let sent = (0..1000).take_while(|_| one.send(&frame, &[]).unwrap()).count();
+        assert!((1..1000).contains(&sent), "{sent} frames were taken");
+    }
+
+    #[test]
+    fn the_kernel_says_who_connects() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = SeqpacketListener::bind(&path).unwrap();
+        assert!(listener.accept().unwrap().is_none());
+        let _ours = Seqpacket::connect(&path).unwrap();
+        let theirs = listener.accept().unwrap().unwrap();
+        assert_eq!(theirs.peer().unwrap().pid, std::process::id());
+        drop(listener);
+        let e = Seqpacket::connect(&path).unwrap_err();
+        assert!(e.to_string().contains("connect to"), "{e}");
+        SeqpacketListener::bind(&path).unwrap();
+    }
+}
