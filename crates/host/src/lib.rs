@@ -10,6 +10,7 @@ mod file_map;
 mod frame_read;
 mod kpage;
 mod ksm;
+mod member_memory;
 mod mounts;
 mod page_cache;
 mod pagemap;
@@ -20,6 +21,7 @@ mod seqpacket;
 mod smaps;
 mod system;
 mod text;
+mod userfault;
 mod vm_read;
 
 pub use advice::prefer_huge_pages;
@@ -31,6 +33,10 @@ pub use file_map::FileMap;
 pub use frame_read::FrameReader;
 pub use kpage::{FrameTable, kpf};
 pub use ksm::{Ksm, KsmStat};
+pub use member_memory::{
+    Inherit, MemberMemory, PoolView, copy_page, make_present, make_private, map_anonymous_over, move_mapping_over,
+    pages_equal,
+};
 pub use mounts::proc_hides_processes;
 pub use page::PageRange;
 pub use page_cache::CachedFile;
@@ -41,4 +47,5 @@ pub use process_id::{ProcessId, ProcessStat};
 pub use seqpacket::{MOST_FDS, Peer, Received, Seqpacket, SeqpacketListener};
 pub use smaps::{Mapping, Usage};
 pub use system::{Kernel, own_peak_rss_bytes, ram_bytes, swapped_bytes};
+pub use userfault::{Moved, Purpose, Userfault, Watch};
 pub use vm_read::ProcessMemory;

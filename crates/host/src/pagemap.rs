@@ -20,8 +20,23 @@ const _: () = assert!(PAGEMAP_SCAN as usize == 3 << 30 | size_of::<pm_scan_arg>(
 const _: () = assert!(size_of::<pm_scan_arg>() == 96 && size_of::<page_region>() == 24);
 
 /// Categories of `PAGEMAP_SCAN`.
+const PAGE_IS_WRITTEN: u64 = 1 << 1;
+const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
+const PAGE_IS_HUGE: u64 = 1 << 6;
+/// Protect what matches again, so that the next write to it is noted; leave out mappings that are not registered for it.
+const PM_SCAN_WP_MATCHING: u64 = 1 << 0;
+
+/// Which pages a scan is after: in all of `all`, in none of `none`, in some of `any` if that is not empty.
+#[derive(Clone, Copy, Default)]
+struct Query {
+    flags: u64,
+    all: u64,
+    none: u64,
+    any: u64,
+}
 
 /// Entries that are looked through at once where all are read.
 const READ_AT_ONCE_PAGES: u64 = 1 << 16;
@@ -46,6 +61,11 @@ impl PagemapEntry {
     /// Mapped here and nowhere else.
     pub const fn exclusive(self) -> bool {
         self.0 >> 56 & 1 == 1
+    }
+
+    /// In swap. (Also a page that is absent and whose next write is to be noted.)
+    pub const fn swapped(self) -> bool {
+        self.0 >> 62 & 1 == 1
     }
 
     /// The frame; `None` where the page is not present or the kernel hides frames (no `CAP_SYS_ADMIN`).
@@ -159,45 +179,86 @@ impl Pagemap {
 
     /// The same by `PAGEMAP_SCAN`; `None` where the kernel has none.
     fn scan_ranges(&self, start: HostVirt, end: HostVirt) -> Result<Option<Vec<PageRange>>> {
-        let mut found = Vec::new();
+        match self.scan(start, end, Query { all: PAGE_IS_PRESENT, none: PAGE_IS_PFNZERO, ..Query::default() }) {
+            Ok(ranges) => Ok(Some(ranges)),
+            Err(Error::File { source, .. }) if source.raw_os_error() == Some(libc::ENOTTY) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Small pages that are present and were written since the last call, in mappings where writes are noted
+    /// (`Purpose::MoveAndNote`, [`Watch::Writes`](crate::Watch)); from here on, writes to them are noted anew.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn take_written(&self, start: HostVirt, end: HostVirt) -> Result<Vec<PageRange>> {
+        let all = PAGE_IS_WRITTEN | PAGE_IS_PRESENT;
+        self.scan(start, end, Query { flags: PM_SCAN_WP_MATCHING, all, none: PAGE_IS_PFNZERO | PAGE_IS_HUGE, any: 0 })
+    }
+
+    /// Small pages that are present.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn small_ranges(&self, start: HostVirt, end: HostVirt) -> Result<Vec<PageRange>> {
+        self.scan(start, end, Query { all: PAGE_IS_PRESENT, none: PAGE_IS_PFNZERO | PAGE_IS_HUGE, ..Query::default() })
+    }
+
+    /// Pages that are mapped by transparent huge pages.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn huge_ranges(&self, start: HostVirt, end: HostVirt) -> Result<Vec<PageRange>> {
+        self.scan(start, end, Query { all: PAGE_IS_PRESENT | PAGE_IS_HUGE, none: PAGE_IS_PFNZERO, ..Query::default() })
+    }
+
+    /// Pages of one's own, in memory or in swap, as opposed to a file's.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn private_ranges(&self, start: HostVirt, end: HostVirt) -> Result<Vec<PageRange>> {
+        let (none, any) = (PAGE_IS_FILE | PAGE_IS_PFNZERO, PAGE_IS_PRESENT | PAGE_IS_SWAPPED);
+        self.scan(start, end, Query { flags: 0, all: 0, none, any })
+    }
+
+    fn scan(&self, start: HostVirt, end: HostVirt, query: Query) -> Result<Vec<PageRange>> {
+        let mut found: Vec<PageRange> = Vec::new();
         let mut regions = [page_region { start: 0, end: 0, categories: 0 }; REGIONS_A_CALL];
         let mut from = start.0;
         while from < end.0 {
             let mut arg = pm_scan_arg {
                 size: size_of::<pm_scan_arg>() as u64,
-                flags: 0,
+                flags: query.flags,
                 start: from,
                 end: end.0,
                 walk_end: 0,
                 vec: regions.as_mut_ptr() as u64,
                 vec_len: regions.len() as u64,
                 max_pages: 0,
-                category_inverted: PAGE_IS_PFNZERO,
-                category_mask: PAGE_IS_PRESENT | PAGE_IS_PFNZERO,
-                category_anyof_mask: 0,
-                return_mask: PAGE_IS_PRESENT,
+                category_inverted: query.none,
+                category_mask: query.all | query.none,
+                category_anyof_mask: query.any,
+                return_mask: query.all | query.any,
             };
             // SAFETY: `arg` has the size it states (asserted above), and its vector is `regions`, which is
             // exclusively borrowed, has `vec_len` elements of the kernel's layout and outlives the call.
             let n = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) };
             let Ok(n) = usize::try_from(n) else {
-                let e = std::io::Error::last_os_error();
-                return match e.raw_os_error() {
-                    Some(libc::ENOTTY) => Ok(None),
-                    _ => Err(Error::file("scan", &self.path, e)),
-                };
+                return Err(Error::file("scan", &self.path, std::io::Error::last_os_error()));
             };
-            found.extend(
-                regions[..n]
-                    .iter()
-                    .map(|r| PageRange { start: HostVirt(r.start), pages: (r.end - r.start) >> PAGE_SHIFT }),
-            );
+            for region in &regions[..n] {
+                let pages = (region.end - region.start) >> PAGE_SHIFT;
+                match found.last_mut() {
+                    Some(last) if last.end().0 == region.start => last.pages += pages,
+                    _ => found.push(PageRange { start: HostVirt(region.start), pages }),
+                }
+            }
             if arg.walk_end <= from {
                 break;
             }
             from = arg.walk_end;
         }
-        Ok(Some(found))
+        Ok(found)
     }
 }
 

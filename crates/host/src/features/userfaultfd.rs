@@ -1,21 +1,15 @@
 //! userfaultfd: which of its features the kernel has, and who may use it.
 
 use crate::Check;
-use linux_raw_sys::general::{UFFD_API, UFFD_FEATURE_MOVE, UFFD_FEATURE_WP_ASYNC, uffdio_api};
-use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::fs::{self, OpenOptions};
+use crate::userfault::kernel_features;
+use linux_raw_sys::general::{UFFD_FEATURE_MOVE, UFFD_FEATURE_WP_ASYNC};
+use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-/// `_IOWR(0xAA, 0x3F, struct uffdio_api)`
-const UFFDIO_API: libc::Ioctl = 0xc018_aa3f;
-/// `_IO(0xAA, 0x00)`, on `/dev/userfaultfd`
-const USERFAULTFD_IOC_NEW: libc::Ioctl = 0xaa00;
-const _: () = assert!(UFFDIO_API as usize == 3 << 30 | size_of::<uffdio_api>() << 16 | 0xaa << 8 | 0x3f);
-
 /// The two features that folding stands on.
 pub(super) fn checks() -> [Check; 2] {
-    let features = open().and_then(|fd| features(&fd));
+    let features = kernel_features();
     [
         feature(&features, "kernel:uffdio_move", UFFD_FEATURE_MOVE, "6.8", "folding: takes a page out of a live guest"),
         feature(
@@ -63,41 +57,6 @@ fn permission_by(sysctl: Option<&str>, device: Option<(u32, u32, u32)>) -> Check
     check.warn("give the VMM's group access: chgrp kvm /dev/userfaultfd && chmod 0660 /dev/userfaultfd")
 }
 
-/// A userfaultfd that also sees faults of the kernel (KVM), by the system call or else by the device.
-fn open() -> io::Result<OwnedFd> {
-    // SAFETY: the system call takes flags only and gives back a new descriptor or an error.
-    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
-    let by_call = owned(fd);
-    match by_call {
-        Err(e) if e.raw_os_error() == Some(libc::EPERM) => open_by_device().map_err(|_| e),
-        other => other,
-    }
-}
-
-fn open_by_device() -> io::Result<OwnedFd> {
-    let device = OpenOptions::new().read(true).write(true).open("/dev/userfaultfd")?;
-    // SAFETY: this ioctl takes flags as its argument, no pointer, and gives back a new descriptor or an error.
-    let fd = unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, libc::O_CLOEXEC | libc::O_NONBLOCK) };
-    owned(fd.into())
-}
-
-fn owned(fd: libc::c_long) -> io::Result<OwnedFd> {
-    match i32::try_from(fd) {
-        // SAFETY: the kernel has just given us this descriptor, and nobody else knows of it.
-        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Asked for no feature in particular, the kernel answers with all that it has.
-fn features(fd: &OwnedFd) -> io::Result<u64> {
-    let mut api = uffdio_api { api: UFFD_API.into(), features: 0, ioctls: 0 };
-    // SAFETY: `api` is the struct that this ioctl reads and writes (its size is part of the number, asserted
-    // above), exclusively borrowed for the call.
-    let answer = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut api) };
-    if answer == 0 { Ok(api.features) } else { Err(io::Error::last_os_error()) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,7 +86,7 @@ mod tests {
 
     #[test]
     fn root_can_ask_this_kernel() {
-        match open().and_then(|fd| features(&fd)) {
+        match kernel_features() {
             Ok(features) => assert_ne!(features, 0),
             Err(e) => eprintln!("skipped: cannot open a userfaultfd: {e}"),
         }

@@ -1,0 +1,249 @@
+//! The mappings that a folding process changes in its own address space.
+//!
+//! Everything here is about memory that the rest of the process uses at the same time, so nothing is a reference:
+//! addresses are numbers, contents are copied out or compared by the processor's string instructions and libc,
+//! and what the caller must see to is said in each `Safety` section. Errors are bare numbers, because most of these
+//! calls are made where nothing may be allocated.
+
+use page::{HostVirt, PAGE_BYTES, PageRange, PoolSlot, pages_to_bytes};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
+use std::ffi::c_void;
+
+/// What a mapping is to have that mappings have not by themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Inherit {
+    /// Not given to forked children (`MADV_DONTFORK`).
+    pub dont_fork: bool,
+    /// Not in core dumps (`MADV_DONTDUMP`).
+    pub dont_dump: bool,
+}
+
+/// Anonymous memory of our own, unmapped when dropped.
+#[derive(Debug)]
+pub struct MemberMemory(PageRange);
+
+impl MemberMemory {
+    /// Maps small pages that nobody has touched.
+    ///
+    /// # Errors
+    /// Memory or mappings are short.
+    pub fn new(pages: u64) -> Result<Self, Errno> {
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let at = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length(pages), protection, flags) }?;
+        let this = Self(PageRange { start: HostVirt(at as u64), pages });
+        // Whole huge pages could not be moved in and out of it page by page. Old kernels without huge pages refuse.
+        // SAFETY: the mapping is ours and new; the advice changes how it is backed.
+        let _ = unsafe { rustix::mm::madvise(at, length(pages), Advice::LinuxNoHugepage) };
+        // SAFETY: as above; the advice keeps it from children, who have no use for it.
+        let _ = unsafe { rustix::mm::madvise(at, length(pages), Advice::LinuxDontFork) };
+        Ok(this)
+    }
+
+    /// Where it lies.
+    pub const fn range(&self) -> PageRange {
+        self.0
+    }
+
+    /// Gives up its first pages' contents.
+    pub fn drop_pages(&self, pages: u64) {
+        let pages = pages.min(self.0.pages);
+        // SAFETY: the mapping is ours, and whoever holds one of these uses it for contents that are done with.
+        let dropped = unsafe { rustix::mm::madvise(pointer(self.0.start), length(pages), Advice::LinuxDontNeed) };
+        debug_assert!(dropped.is_ok());
+    }
+
+    /// Ends this being our memory: it was moved to another place.
+    pub const fn forget(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for MemberMemory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and nothing refers to it when its owner is dropped.
+        let unmapped = unsafe { rustix::mm::munmap(pointer(self.0.start), length(self.0.pages)) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// A segment of a pool: the file that is mapped in place of folded pages, and a view of it to compare with.
+#[derive(Debug)]
+pub struct PoolView {
+    file: OwnedFd,
+    view: PageRange,
+}
+
+impl PoolView {
+    /// Looks at a pool file of so many slots, which this process can only read.
+    ///
+    /// # Errors
+    /// The file is shorter than that, or address space is short.
+    pub fn new(file: OwnedFd, slots: u32) -> Result<Self, Errno> {
+        let bytes = pages_to_bytes(u64::from(slots));
+        // A view that reaches beyond the file's end would end the process when it is read there.
+        if rustix::fs::fstat(&file)?.st_size.cast_unsigned() < bytes {
+            return Err(Errno::INVAL);
+        }
+        let (protection, flags) = (ProtFlags::READ, MapFlags::SHARED | MapFlags::NORESERVE);
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length(slots.into()), protection, flags, &file, 0) }?;
+        // SAFETY: the mapping is ours and new; children have no use for it.
+        let _ = unsafe { rustix::mm::madvise(at, length(slots.into()), Advice::LinuxDontFork) };
+        Ok(Self { file, view: PageRange { start: HostVirt(at as u64), pages: slots.into() } })
+    }
+
+    /// Where a run of slots can be read; `None` where the segment is not so long.
+    pub fn slots(&self, first: PoolSlot, pages: u64) -> Option<PageRange> {
+        let end = u64::from(first.index()).checked_add(pages)?;
+        (end <= self.view.pages).then(|| PageRange { start: self.view.start.add_pages(first.index().into()), pages })
+    }
+
+    /// Maps a run of slots, private and writable, in place of whatever is mapped at `place`.
+    ///
+    /// # Safety
+    /// `place` must be memory that its owner would find unchanged: the slots hold what it held.
+    ///
+    /// # Errors
+    /// The process has as many mappings as it may, or memory is short; `place` is as it was, or (on old kernels, where
+    /// memory for the mapping itself is short) unmapped.
+    pub unsafe fn map_over(&self, place: PageRange, first: PoolSlot) -> Result<(), Errno> {
+        let (protection, flags) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE);
+        let offset = pages_to_bytes(first.index().into());
+        // SAFETY: that the range may be replaced is the caller's promise.
+        unsafe {
+            rustix::mm::mmap(pointer(place.start), length(place.pages), protection, flags, self.file.as_fd(), offset)
+        }
+        .map(drop)
+    }
+
+    /// Unmaps from this process what was read through the view; the next look brings it back.
+    pub fn rest(&self) {
+        // SAFETY: the view is a shared mapping that is only read: dropping its page table entries loses nothing.
+        let _ =
+            unsafe { rustix::mm::madvise(pointer(self.view.start), length(self.view.pages), Advice::LinuxDontNeed) };
+    }
+}
+
+impl Drop for PoolView {
+    fn drop(&mut self) {
+        // SAFETY: the view is ours, and nothing refers to it when its owner is dropped.
+        let _ = unsafe { rustix::mm::munmap(pointer(self.view.start), length(self.view.pages)) };
+    }
+}
+
+impl Inherit {
+    /// Gives a mapping what it is to have.
+    ///
+    /// # Errors
+    /// The range is not all mapped, or the process has as many mappings as it may.
+    pub fn apply(self, range: PageRange) -> Result<(), Errno> {
+        for (wanted, advice) in [(self.dont_fork, Advice::LinuxDontFork), (self.dont_dump, Advice::LinuxDontDump)] {
+            if wanted {
+                // SAFETY: neither advice changes what this process finds in the range.
+                unsafe { rustix::mm::madvise(pointer(range.start), length(range.pages), advice) }?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Maps fresh anonymous memory in place of whatever is mapped at `place`.
+///
+/// # Safety
+/// Nobody may miss what `place` held.
+///
+/// # Errors
+/// Memory or mappings are short.
+pub unsafe fn map_anonymous_over(place: PageRange) -> Result<(), Errno> {
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: that the range may be replaced is the caller's promise.
+    unsafe { rustix::mm::mmap_anonymous(pointer(place.start), length(place.pages), protection, flags) }.map(drop)
+}
+
+/// Moves a mapping of our own over `place`, atomically: others find either what was there or what is moved there.
+///
+/// # Safety
+/// Nobody may miss what `place` held: `from` holds the same.
+///
+/// # Errors
+/// Memory or mappings are short, or `from` is more than one mapping.
+pub unsafe fn move_mapping_over(from: PageRange, place: HostVirt) -> Result<(), Errno> {
+    let bytes = length(from.pages);
+    // SAFETY: that the destination may be replaced is the caller's promise, and that the source is its own.
+    unsafe { rustix::mm::mremap_fixed(pointer(from.start), bytes, bytes, MremapFlags::MAYMOVE, pointer(place)) }
+        .map(drop)
+}
+
+/// Makes every page of a range private and present, as if each had been written with what it holds.
+///
+/// # Errors
+/// Memory is short; some of the range may have been done.
+pub fn make_private(range: PageRange) -> Result<(), Errno> {
+    // SAFETY: the call changes no content; it takes the faults that writing would take.
+    unsafe { rustix::mm::madvise(pointer(range.start), length(range.pages), Advice::LinuxPopulateWrite) }
+}
+
+/// Makes every page of a range present, as if each had been read.
+///
+/// # Errors
+/// Memory is short; some of the range may have been done.
+pub fn make_present(range: PageRange) -> Result<(), Errno> {
+    // SAFETY: the call changes no content; it takes the faults that reading would take.
+    unsafe { rustix::mm::madvise(pointer(range.start), length(range.pages), Advice::LinuxPopulateRead) }
+}
+
+/// Copies a page that others may be writing. What is copied may be a mixture of before and after.
+///
+/// # Safety
+/// The page must be mapped readable for the length of the call.
+pub unsafe fn copy_page(from: HostVirt, to: &mut [u8; PAGE_BYTES]) {
+    // SAFETY: by the caller for the source; the destination is exclusively borrowed. See `copy_words`.
+    unsafe { copy_words(pointer(from).cast(), to.as_mut_ptr()) }
+}
+
+/// # Safety
+/// Both must be valid for a page.
+#[cfg(target_arch = "x86_64")]
+unsafe fn copy_words(from: *const u8, to: *mut u8) {
+    // Written in assembly because a plain copy of memory that others write meanwhile is undefined in Rust; for the
+    // processor it is only a copy.
+    // SAFETY: reads and writes a page, by the caller's promise; the direction flag is clear by the ABI.
+    unsafe {
+        std::arch::asm!("rep movsb", inout("rcx") PAGE_BYTES => _, inout("rsi") from => _, inout("rdi") to => _,
+            options(nostack, preserves_flags));
+    }
+}
+
+/// # Safety
+/// Both must be valid for a page.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn copy_words(from: *const u8, to: *mut u8) {
+    for offset in (0..PAGE_BYTES).step_by(size_of::<u64>()) {
+        // SAFETY: within the page, by the caller's promise, and aligned, since pages are.
+        let word = unsafe { from.add(offset).cast::<u64>().read_volatile() };
+        // SAFETY: within the page; nothing is assumed of its alignment.
+        unsafe { to.add(offset).cast::<u64>().write_unaligned(word) };
+    }
+}
+
+/// Whether two pages hold the same bytes.
+///
+/// # Safety
+/// Both must be mapped readable for the length of the call. If somebody writes one meanwhile, the answer is worthless.
+pub unsafe fn pages_equal(one: HostVirt, other: HostVirt) -> bool {
+    // SAFETY: by the caller. The comparison is libc's, so nothing is a Rust reference.
+    unsafe { libc::memcmp(pointer(one), pointer(other), PAGE_BYTES) == 0 }
+}
+
+const fn pointer(at: HostVirt) -> *mut c_void {
+    at.0 as usize as *mut c_void
+}
+
+const fn length(pages: u64) -> usize {
+    pages_to_bytes(pages) as usize
+}
