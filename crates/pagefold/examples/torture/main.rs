@@ -1,0 +1,2 @@
+//! Programs that verify themselves while they are folded.
+fn main() {}
