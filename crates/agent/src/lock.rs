@@ -1,0 +1,100 @@
+//! A lock for what the program's threads, its signal handlers and the agent's thread share.
+//!
+//! It is a word and `futex`, so that it allocates nothing, cannot be poisoned, and can be let go in a forked child by
+//! whoever took it before the fork. While it is held, all signals are blocked: a handler that unmaps memory would
+//! otherwise wait for the very thread it interrupted.
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+/// Held, and somebody sleeps.
+const AWAITED: u32 = 2;
+
+/// A value and who may use it.
+#[derive(Debug)]
+pub struct Lock<T> {
+    state: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is reached only through a `Guard`, of which there is one at a time; so sharing the lock between threads
+// is no more than sending the value from one to the next.
+unsafe impl<T: Send> Sync for Lock<T> {}
+
+impl<T> Lock<T> {
+    pub const fn new(value: T) -> Self {
+        Self { state: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
+    }
+
+    /// Waits for the value.
+    pub fn lock(&self) -> Guard<'_, T> {
+        let signals = block_signals();
+        self.acquire();
+        Guard { lock: self, signals }
+    }
+
+    fn acquire(&self) {
+        if self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            return;
+        }
+        for _ in 0..100 {
+            std::hint::spin_loop();
+            if self.state.load(Ordering::Relaxed) == FREE
+                && self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
+                return;
+            }
+        }
+        while self.state.swap(AWAITED, Ordering::Acquire) != FREE {
+            futex(&self.state, libc::FUTEX_WAIT, AWAITED);
+        }
+    }
+
+    fn release(&self) {
+        if self.state.swap(FREE, Ordering::Release) == AWAITED {
+            futex(&self.state, libc::FUTEX_WAKE, 1);
+        }
+    }
+}
+
+fn futex(word: &AtomicU32, operation: i32, value: u32) {
+    let operation = operation | libc::FUTEX_PRIVATE_FLAG;
+    crate::raw::futex(word, operation, value);
+}
+
+fn block_signals() -> u64 {
+    crate::raw::set_signal_mask(u64::MAX)
+}
+
+/// Holds the lock.
+#[derive(Debug)]
+pub struct Guard<'a, T> {
+    lock: &'a Lock<T>,
+    signals: u64,
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: this guard holds the lock, and nobody else makes a reference to the value without it.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above, and this guard is borrowed mutably as long as the reference lives.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for Guard<'_, T> {
+    fn drop(&mut self) {
+        self.lock.release();
+        crate::raw::set_signal_mask(self.signals);
+    }
+}

@@ -1,0 +1,54 @@
+//! System calls without the C library in between: they leave `errno` alone, cannot be interposed, and take no lock.
+
+use std::arch::asm;
+use std::sync::atomic::AtomicU32;
+
+/// What the kernel answered: a value, or a negative error number from -4095 on.
+pub type Answer = isize;
+
+/// Makes a system call.
+///
+/// # Safety
+/// As that system call: where it takes pointers or changes mappings, they must be the caller's to give.
+pub unsafe fn call(number: libc::c_long, a: [usize; 6]) -> Answer {
+    let answer: isize;
+    // SAFETY: this is the kernel's calling convention on x86-64: it keeps all registers but rax, rcx and r11, and uses no
+    // stack of ours. What the call itself may do is the caller's promise.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number as isize => answer,
+            in("rdi") a[0],
+            in("rsi") a[1],
+            in("rdx") a[2],
+            in("r10") a[3],
+            in("r8") a[4],
+            in("r9") a[5],
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack)
+        );
+    }
+    answer
+}
+
+/// The error number of an answer, if it is one.
+pub const fn error(answer: Answer) -> Option<i32> {
+    if answer < 0 && answer >= -4095 { Some(-(answer as i32)) } else { None }
+}
+
+/// `futex` on a word of ours, without time-out.
+pub fn futex(word: &AtomicU32, operation: i32, value: u32) -> Answer {
+    let arguments = [word.as_ptr() as usize, operation as usize, value as usize, 0, 0, 0];
+    // SAFETY: waiting and waking read no memory but the word, which is borrowed until the call returns.
+    unsafe { call(libc::SYS_futex, arguments) }
+}
+
+/// Sets the calling thread's signal mask and gives back the old one.
+pub fn set_signal_mask(mask: u64) -> u64 {
+    let mut old = 0_u64;
+    let arguments = [libc::SIG_SETMASK as usize, &raw const mask as usize, &raw mut old as usize, 8, 0, 0];
+    // SAFETY: both pointers are to eight bytes of this frame, which is what the kernel's signal set takes on x86-64.
+    unsafe { call(libc::SYS_rt_sigprocmask, arguments) };
+    old
+}

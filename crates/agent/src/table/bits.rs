@@ -1,0 +1,129 @@
+//! 512 bits, one for each page of a chunk, worked on by whole words.
+
+/// Pages of a chunk: as many as one page table, or one huge page, holds.
+pub const CHUNK_PAGES: u64 = 512;
+const WORDS: usize = 8;
+
+/// A bit for each page of a chunk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bits([u64; WORDS]);
+
+impl Bits {
+    /// The bits from `first` on, `count` of them; what lies beyond the chunk is left out.
+    pub fn span(first: u64, count: u64) -> Self {
+        let end = first.saturating_add(count).min(CHUNK_PAGES);
+        let mut bits = Self::default();
+        for (at, word) in bits.0.iter_mut().enumerate() {
+            let base = at as u64 * 64;
+            let from = first.clamp(base, base + 64) - base;
+            let to = end.clamp(base, base + 64) - base;
+            *word = low(to) & !low(from);
+        }
+        bits
+    }
+
+    fn zip(self, other: Self, f: impl Fn(u64, u64) -> u64) -> Self {
+        let mut result = self;
+        for (a, b) in result.0.iter_mut().zip(other.0) {
+            *a = f(*a, b);
+        }
+        result
+    }
+
+    /// Those in both.
+    pub fn and(self, other: Self) -> Self {
+        self.zip(other, |a, b| a & b)
+    }
+
+    /// Those in either.
+    pub fn or(self, other: Self) -> Self {
+        self.zip(other, |a, b| a | b)
+    }
+
+    /// Those that are not in `other`.
+    pub fn without(self, other: Self) -> Self {
+        self.zip(other, |a, b| a & !b)
+    }
+
+    /// Whether none is set.
+    pub fn is_empty(self) -> bool {
+        self.0 == [0; WORDS]
+    }
+
+    /// How many are set.
+    pub fn count(self) -> u64 {
+        self.0.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    /// Whether this one is set.
+    pub fn has(self, page: u64) -> bool {
+        let word = self.0.get((page / 64) as usize).copied().unwrap_or(0);
+        word >> (page % 64) & 1 == 1
+    }
+
+    /// The first set bit at or behind `from`.
+    fn next_set(self, from: u64) -> Option<u64> {
+        let mut at = from;
+        while at < CHUNK_PAGES {
+            let word = self.0.get((at / 64) as usize)? >> (at % 64);
+            if word != 0 {
+                return Some(at + u64::from(word.trailing_zeros()));
+            }
+            at = (at / 64 + 1) * 64;
+        }
+        None
+    }
+
+    /// Runs of set bits: first and count, in order.
+    pub fn runs(self) -> impl Iterator<Item = (u64, u64)> {
+        let clear = Self([u64::MAX; WORDS]).without(self);
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let first = self.next_set(at)?;
+            let end = clear.next_set(first).unwrap_or(CHUNK_PAGES);
+            at = end;
+            Some((first, end - first))
+        })
+    }
+}
+
+/// The lowest `n` bits of a word, all of them from 64 on.
+fn low(n: u64) -> u64 {
+    if n >= 64 { u64::MAX } else { (1 << n) - 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_span_is_its_pages(first in 0u64..600, count in 0u64..600) {
+            let span = Bits::span(first, count);
+            for page in 0..CHUNK_PAGES {
+                prop_assert_eq!(span.has(page), page >= first && page < first + count);
+            }
+            prop_assert_eq!(span.count(), (first + count).min(512).saturating_sub(first));
+        }
+
+        #[test]
+        fn runs_are_the_set_bits(words in proptest::array::uniform8(any::<u64>())) {
+            let bits = Bits(words);
+            let mut seen = Bits::default();
+            let mut end = 0;
+            for (first, count) in bits.runs() {
+                prop_assert!(count > 0 && (first > end || end == 0));
+                end = first + count;
+                seen = seen.or(Bits::span(first, count));
+            }
+            prop_assert_eq!(seen, bits);
+        }
+    }
+
+    #[test]
+    fn a_full_chunk_is_one_run() {
+        assert_eq!(Bits::span(0, 512).runs().collect::<Vec<_>>(), [(0, 512)]);
+        assert_eq!(Bits::default().runs().next(), None);
+    }
+}

@@ -1,0 +1,147 @@
+//! Which memory is known, and what was said about it: ranges of pages with their traits, as the kernel keeps
+//! mappings with their flags. Neighbours with equal traits are one.
+
+use page::{HostVirt, PAGE_SHIFT, PageRange};
+use std::collections::BTreeMap;
+
+/// Why pages are not to be folded for the moment. Each has to be taken back by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Shut {
+    /// Their protection is not to read and write.
+    Protected = 1,
+    /// They are locked into memory.
+    Locked = 2,
+    /// The program uses a userfaultfd of its own on them.
+    Yielded = 4,
+    /// They have a property that a mapping of the pool cannot have.
+    Special = 8,
+}
+
+/// What was advised about pages; a mapping that takes their place must be advised the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Advice {
+    /// `MADV_DONTFORK`
+    pub dont_fork: bool,
+    /// `MADV_DONTDUMP`
+    pub dont_dump: bool,
+    /// `MADV_HUGEPAGE` or `MADV_NOHUGEPAGE`
+    pub huge: Option<bool>,
+}
+
+/// What is known about a range.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traits {
+    /// It was asked in.
+    pub asked: bool,
+    /// Reasons ([`Shut`]) not to fold it now.
+    pub shut: u8,
+    /// What was advised.
+    pub advice: Advice,
+}
+
+impl Traits {
+    /// Whether its pages may be folded, as far as this goes.
+    pub const fn open(self) -> bool {
+        self.asked && self.shut == 0
+    }
+}
+
+/// The range from one page number to another.
+pub const fn pages(first: u64, end: u64) -> PageRange {
+    PageRange { start: HostVirt(first << PAGE_SHIFT), pages: end.saturating_sub(first) }
+}
+
+/// Ranges by their first page, none touching one of equal traits.
+#[derive(Clone, Debug, Default)]
+pub struct Extents(BTreeMap<u64, (u64, Traits)>);
+
+impl Extents {
+    pub const fn new() -> Self {
+        Self(BTreeMap::new())
+    }
+
+    /// Makes no range reach across `page`.
+    fn split(&mut self, page: u64) {
+        if let Some((_, extent)) = self.0.range_mut(..page).next_back()
+            && extent.0 > page
+        {
+            let tail = *extent;
+            extent.0 = page;
+            self.0.insert(page, tail);
+        }
+    }
+
+    /// Makes one of the ranges that meet at `page`, if they are alike.
+    fn join(&mut self, page: u64) {
+        let Some(&tail) = self.0.get(&page) else { return };
+        if let Some((_, extent)) = self.0.range_mut(..page).next_back()
+            && extent.0 == page
+            && extent.1 == tail.1
+        {
+            extent.0 = tail.0;
+            self.0.remove(&page);
+        }
+    }
+
+    /// Replaces what is known of `first..end`.
+    pub fn insert(&mut self, first: u64, end: u64, traits: Traits) {
+        self.remove(first, end);
+        if first < end {
+            self.0.insert(first, (end, traits));
+            self.join(first);
+            self.join(end);
+        }
+    }
+
+    /// Knows nothing of `first..end` any more. Says whether it did.
+    pub fn remove(&mut self, first: u64, end: u64) -> bool {
+        if !self.touches(first, end) {
+            return false;
+        }
+        self.split(first);
+        self.split(end);
+        while let Some((&start, _)) = self.0.range(first..end).next() {
+            self.0.remove(&start);
+        }
+        true
+    }
+
+    /// Changes what is known of `first..end`; ranges unknown stay so. Says whether anything was known.
+    pub fn change(&mut self, first: u64, end: u64, change: impl Fn(&mut Traits)) -> bool {
+        if !self.touches(first, end) {
+            return false;
+        }
+        self.split(first);
+        self.split(end);
+        let mut at = first;
+        while let Some((&start, extent)) = self.0.range_mut(at..end).next() {
+            change(&mut extent.1);
+            at = extent.0;
+            self.join(start);
+        }
+        self.join(end);
+        true
+    }
+
+    /// Whether anything in `first..end` is known.
+    pub fn touches(&self, first: u64, end: u64) -> bool {
+        self.within(first, end).next().is_some()
+    }
+
+    /// What is known within `first..end`: first page, end and traits, in order.
+    pub fn within(&self, first: u64, end: u64) -> impl Iterator<Item = (u64, u64, Traits)> {
+        let before = self.0.range(..first).next_back().filter(|(_, extent)| extent.0 > first);
+        let rest = self.0.range(first..end.max(first));
+        before
+            .into_iter()
+            .chain(rest)
+            .map(move |(&start, &(stop, traits))| (start.max(first), stop.min(end), traits))
+            .filter(|(a, b, _)| a < b)
+    }
+
+    /// All that is known.
+    pub fn all(&self) -> impl Iterator<Item = (u64, u64, Traits)> {
+        self.0.iter().map(|(&start, &(end, traits))| (start, end, traits))
+    }
+}

@@ -1,0 +1,145 @@
+//! What can be asked of the table.
+
+use super::{Advice, Counts, Table, Traits, bits::Bits, bits::CHUNK_PAGES, chunk::Chunk};
+use super::{keys, of_chunk, open_pages, push_range, push_run, span};
+use page::{HostVirt, PageRange, PoolSlot};
+use wire::SlotRun;
+
+impl Table {
+    /// How many pages are what.
+    pub fn counts(&self) -> Counts {
+        let asked = self.extents.all().filter(|(.., traits)| traits.asked);
+        let enrolled = asked.map(|(first, end, _)| end - first).sum();
+        Counts { enrolled, folded: self.folded, zeroed: self.zeroed, broken: self.broken }
+    }
+
+    /// Changes with everything the program does to known memory.
+    pub const fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Replaces `ranges` by all that may be folded now and is not, in order. Zeroed pages are among them.
+    pub fn foldable(&self, ranges: &mut Vec<PageRange>) {
+        ranges.clear();
+        for (first, end, _) in self.extents.all().filter(|(.., traits)| traits.open()) {
+            let mut at = first;
+            // Only chunks that hold something of the pool interrupt a range.
+            for (&key, chunk) in self.chunks.range(keys(first, end)) {
+                for (page, count) in chunk.pooled().and(of_chunk(key, first, end)).runs() {
+                    let page = key * CHUNK_PAGES + page;
+                    if page > at {
+                        push_range(ranges, at, page - at);
+                    }
+                    at = page + count;
+                }
+            }
+            if end > at {
+                push_range(ranges, at, end - at);
+            }
+        }
+    }
+
+    /// Whether every page of the range may be folded now and is not.
+    pub fn is_foldable(&self, range: PageRange) -> bool {
+        let (first, end) = span(range);
+        if first >= end {
+            return false;
+        }
+        let open: u64 = self.extents.within(first, end).filter(|(.., t)| t.open()).map(|(a, b, _)| b - a).sum();
+        let pooled = |(key, chunk): (&u64, &Box<Chunk>)| !chunk.pooled().and(of_chunk(*key, first, end)).is_empty();
+        open == range.pages && !self.chunks.range(keys(first, end)).any(pooled)
+    }
+
+    /// What was advised, if it was the same for all of the range.
+    pub fn advice(&self, range: PageRange) -> Option<Advice> {
+        let (first, end) = span(range);
+        let mut parts = self.extents.within(first, end).map(|(.., traits)| traits.advice);
+        let advice = parts.next()?;
+        parts.all(|other| other == advice).then_some(advice)
+    }
+
+    /// What is known within the range: ranges and their traits, in order.
+    pub fn known(&self, range: PageRange) -> Vec<(PageRange, Traits)> {
+        let (first, end) = span(range);
+        self.extents.within(first, end).map(|(a, b, traits)| (super::pages(a, b), traits)).collect()
+    }
+
+    /// Whether anything is known within the range.
+    pub fn touches(&self, range: PageRange) -> bool {
+        let (first, end) = span(range);
+        self.extents.touches(first, end)
+    }
+
+    /// The slot that a page maps.
+    pub fn slot(&self, page: HostVirt) -> Option<PoolSlot> {
+        self.chunks.get(&(page.page() / CHUNK_PAGES))?.slot(page.page() % CHUNK_PAGES)
+    }
+
+    /// Runs of pages of the range that map consecutive slots, in order.
+    pub fn slot_runs(&self, range: PageRange) -> Vec<SlotRun> {
+        let mut runs = Vec::new();
+        self.each(range, |key, chunk, pages| {
+            for (page, count, slot) in chunk.slot_runs(pages) {
+                push_run(&mut runs, key * CHUNK_PAGES + page, count, slot);
+            }
+        });
+        runs
+    }
+
+    /// All pages that map slots, in order.
+    pub fn all_slot_runs(&self) -> Vec<SlotRun> {
+        self.slot_runs(everything())
+    }
+
+    /// Pages of the range that lie in mappings of the pool, broken ones too.
+    pub fn pooled_pages(&self, range: PageRange) -> Vec<PageRange> {
+        self.select(range, Chunk::pooled)
+    }
+
+    /// Pages of the range that are private inside mappings of the pool.
+    pub fn broken_pages(&self, range: PageRange) -> Vec<PageRange> {
+        self.select(range, |chunk| chunk.broken)
+    }
+
+    /// Pages of the range that were folded as zeros.
+    pub fn zeroed_pages(&self, range: PageRange) -> Vec<PageRange> {
+        self.select(range, |chunk| chunk.zeroed)
+    }
+
+    /// Pages of the range that were written when they were last looked at.
+    pub fn pending_pages(&self, range: PageRange) -> Vec<PageRange> {
+        self.select(range, |chunk| chunk.pending)
+    }
+
+    /// Pages that are pending and could rest, in all.
+    pub fn backlog(&self) -> u64 {
+        let waiting = |(&key, chunk): (&u64, &Box<Chunk>)| {
+            chunk.pending.without(chunk.pooled()).and(open_pages(&self.extents, key)).count()
+        };
+        self.chunks.iter().map(waiting).sum()
+    }
+
+    fn select(&self, range: PageRange, pick: impl Fn(&Chunk) -> Bits) -> Vec<PageRange> {
+        let mut ranges = Vec::new();
+        self.each(range, |key, chunk, pages| {
+            for (page, count) in pick(chunk).and(pages).runs() {
+                push_range(&mut ranges, key * CHUNK_PAGES + page, count);
+            }
+        });
+        ranges
+    }
+
+    fn each(&self, range: PageRange, mut f: impl FnMut(u64, &Chunk, Bits)) {
+        let (first, end) = span(range);
+        if first < end {
+            for (&key, chunk) in self.chunks.range(keys(first, end)) {
+                f(key, chunk, of_chunk(key, first, end));
+            }
+        }
+    }
+}
+
+/// All addresses there are.
+pub const fn everything() -> PageRange {
+    super::pages(0, 1 << 45)
+}
