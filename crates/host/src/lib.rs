@@ -3,7 +3,9 @@
 mod advice;
 mod bpf;
 mod cgroup;
+mod cgroup_home;
 mod check;
+mod confine;
 mod error;
 mod features;
 mod file_map;
@@ -14,10 +16,12 @@ mod member_memory;
 mod mounts;
 mod page_cache;
 mod pagemap;
+mod peer_process;
 mod plain_file;
 mod process;
 mod process_id;
 mod seqpacket;
+mod signals;
 mod smaps;
 mod system;
 mod text;
@@ -26,7 +30,9 @@ mod vm_read;
 
 pub use advice::prefer_huge_pages;
 pub use cgroup::{CgroupLayout, Cgroups};
+pub use cgroup_home::CgroupHome;
 pub use check::{Check, Status};
+pub use confine::{give_up_rights, keep_files_from_children, raise_open_files_limit};
 pub use error::{Error, Result};
 pub use features::probe_host;
 pub use file_map::FileMap;
@@ -34,18 +40,20 @@ pub use frame_read::FrameReader;
 pub use kpage::{FrameTable, kpf};
 pub use ksm::{Ksm, KsmStat};
 pub use member_memory::{
-    Inherit, MemberMemory, PoolView, copy_page, make_present, make_private, map_anonymous_over, move_mapping_over,
-    pages_equal,
+    Inherit, MemberMemory, PoolView, SharedMark, copy_page, make_present, make_private, map_anonymous_over,
+    move_mapping_over, pages_equal, write_pages,
 };
 pub use mounts::proc_hides_processes;
 pub use page::PageRange;
 pub use page_cache::CachedFile;
 pub use pagemap::{Pagemap, PagemapEntry, frames_visible, has_pagemap_scan};
+pub use peer_process::PeerProcess;
 pub use plain_file::{open_plain_file, read_plain_file};
 pub use process::{Process, check_readable, is_userfaultfd_open, open_files, pids};
 pub use process_id::{ProcessId, ProcessStat};
 pub use seqpacket::{MOST_FDS, Peer, Received, Seqpacket, SeqpacketListener};
+pub use signals::{Caught, Signals, let_signals_through};
 pub use smaps::{Mapping, Usage};
-pub use system::{Kernel, own_peak_rss_bytes, ram_bytes, swapped_bytes};
+pub use system::{Kernel, available_bytes, own_peak_rss_bytes, ram_bytes, swapped_bytes};
 pub use userfault::{Moved, Purpose, Userfault, Watch};
 pub use vm_read::ProcessMemory;

@@ -6,7 +6,7 @@
 //! calls are made where nothing may be allocated.
 
 use page::{HostVirt, PAGE_BYTES, PageRange, PoolSlot, pages_to_bytes};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 use std::ffi::c_void;
@@ -25,7 +25,7 @@ pub struct Inherit {
 pub struct MemberMemory(PageRange);
 
 impl MemberMemory {
-    /// Maps small pages that nobody has touched.
+    /// Maps memory that nobody has touched.
     ///
     /// # Errors
     /// Memory or mappings are short.
@@ -33,12 +33,21 @@ impl MemberMemory {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let at = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length(pages), protection, flags) }?;
-        let this = Self(PageRange { start: HostVirt(at as u64), pages });
-        // Whole huge pages could not be moved in and out of it page by page. Old kernels without huge pages refuse.
-        // SAFETY: the mapping is ours and new; the advice changes how it is backed.
-        let _ = unsafe { rustix::mm::madvise(at, length(pages), Advice::LinuxNoHugepage) };
-        // SAFETY: as above; the advice keeps it from children, who have no use for it.
-        let _ = unsafe { rustix::mm::madvise(at, length(pages), Advice::LinuxDontFork) };
+        Ok(Self(PageRange { start: HostVirt(at as u64), pages }))
+    }
+
+    /// Maps memory that pages can be moved to one by one: never huge pages, and not given to children, who have no
+    /// use for it.
+    ///
+    /// # Errors
+    /// Memory or mappings are short.
+    pub fn stage(pages: u64) -> Result<Self, Errno> {
+        let this = Self::new(pages)?;
+        // A kernel without huge pages refuses the first, and needs it not.
+        for advice in [Advice::LinuxNoHugepage, Advice::LinuxDontFork] {
+            // SAFETY: the mapping is ours and new; neither advice changes what this process finds in it.
+            let _ = unsafe { rustix::mm::madvise(pointer(this.0.start), length(pages), advice) };
+        }
         Ok(this)
     }
 
@@ -149,6 +158,40 @@ impl Inherit {
         }
         Ok(())
     }
+}
+
+/// A page of a file, mapped shared and out of reach, so that the kernel knows how long this address space, and those
+/// forked from it, exist.
+#[derive(Debug)]
+pub struct SharedMark(HostVirt);
+
+impl SharedMark {
+    /// Maps the file's first page.
+    ///
+    /// # Errors
+    /// The file was not opened for writing too, or mappings are short.
+    pub fn new(file: impl AsFd) -> Result<Self, Errno> {
+        let (protection, flags) = (ProtFlags::empty(), MapFlags::SHARED);
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), PAGE_BYTES, protection, flags, file, 0) }?;
+        Ok(Self(HostVirt(at as u64)))
+    }
+}
+
+impl Drop for SharedMark {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and nobody can have touched what it holds.
+        let _ = unsafe { rustix::mm::munmap(pointer(self.0), PAGE_BYTES) };
+    }
+}
+
+/// Writes pages that others may be writing to a file, as `pwrite` does, and says how many were written whole; what is not
+/// mapped, or cannot be read, ends it without harm.
+pub fn write_pages(file: impl AsFd, at_page: u64, from: PageRange) -> u64 {
+    let offset = libc::off_t::try_from(pages_to_bytes(at_page)).unwrap_or(libc::off_t::MAX);
+    // SAFETY: the kernel only reads the range, and answers EFAULT where there is nothing to read.
+    let written = unsafe { libc::pwrite(file.as_fd().as_raw_fd(), pointer(from.start), length(from.pages), offset) };
+    u64::try_from(written).unwrap_or(0) / PAGE_BYTES as u64
 }
 
 /// Maps fresh anonymous memory in place of whatever is mapped at `place`.

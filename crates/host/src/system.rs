@@ -31,6 +31,14 @@ pub fn ram_bytes() -> u64 {
     info.totalram.saturating_mul(info.mem_unit.into())
 }
 
+/// What of this machine's RAM could be used without anybody swapping (`MemAvailable`).
+///
+/// # Errors
+/// `/proc` is not there.
+pub fn available_bytes() -> Result<u64> {
+    status_bytes("/proc/meminfo", "MemAvailable:").map(Option::unwrap_or_default)
+}
+
 /// What of a process's private memory is in swap (`VmSwap`).
 ///
 /// # Errors
@@ -59,6 +67,7 @@ mod tests {
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
         let total = meminfo.lines().next().unwrap().split_ascii_whitespace().nth(1).unwrap();
         assert_eq!(ram_bytes(), total.parse::<u64>().unwrap() * 1024);
+        assert!((1..ram_bytes()).contains(&available_bytes().unwrap()));
     }
 
     #[test]
