@@ -20,6 +20,7 @@ const _: () = assert!(PAGEMAP_SCAN as usize == 3 << 30 | size_of::<pm_scan_arg>(
 const _: () = assert!(size_of::<pm_scan_arg>() == 96 && size_of::<page_region>() == 24);
 
 /// Categories of `PAGEMAP_SCAN`.
+const PAGE_IS_WPALLOWED: u64 = 1 << 0;
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
@@ -194,6 +195,15 @@ impl Pagemap {
     pub fn take_written(&self, start: HostVirt, end: HostVirt) -> Result<Vec<PageRange>> {
         let all = PAGE_IS_WRITTEN | PAGE_IS_PRESENT;
         self.scan(start, end, Query { flags: PM_SCAN_WP_MATCHING, all, none: PAGE_IS_PFNZERO | PAGE_IS_HUGE, any: 0 })
+    }
+
+    /// Private pages that are present in mappings where writes are not noted.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn unwatched_ranges(&self, start: HostVirt, end: HostVirt) -> Result<Vec<PageRange>> {
+        let none = PAGE_IS_WPALLOWED | PAGE_IS_FILE | PAGE_IS_PFNZERO;
+        self.scan(start, end, Query { all: PAGE_IS_PRESENT, none, ..Query::default() })
     }
 
     /// Small pages that are present.
