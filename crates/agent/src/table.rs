@@ -382,3 +382,6 @@ fn open_pages(extents: &Extents, key: u64) -> Bits {
     let open = extents.within(first, end).filter(|(.., traits)| traits.open());
     open.fold(Bits::default(), |bits, (start, stop, _)| bits.or(Bits::span(start - first, stop - start)))
 }
+
+#[cfg(test)]
+mod tests;
