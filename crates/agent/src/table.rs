@@ -25,6 +25,7 @@ mod extents;
 mod lookup;
 
 pub use extents::{Advice, Shut, Traits};
+pub use lookup::everything;
 
 use crate::lock::{self, Lock};
 use bits::{Bits, CHUNK_PAGES};

@@ -1,0 +1,266 @@
+//! What a worker asks for: pages to be shown, pages to be folded, everything to be unfolded; and finding out which folded
+//! pages the member has written since.
+
+use crate::patience::Patience;
+use crate::pool::Pool;
+use crate::references;
+use crate::section::{Section, Source, pieces};
+use crate::table;
+use crate::unfold::Unfold;
+use host::{Inherit, Pagemap, make_private};
+use page::PageRange;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::time::{Duration, Instant};
+use wire::{FoldRun, MemberStats, Outcome, SlotRun, Target};
+
+/// Mappings are counted anew after so many runs were folded, or after so long.
+const COUNT_EVERY: (u64, Duration) = (2048, Duration::from_secs(10));
+/// Runs that one look at the list of folded pages unfolds before others get their turn.
+const UNFOLD_AT_ONCE: usize = 256;
+
+/// What folding and unfolding take, and how many mappings they may use.
+pub struct Folder {
+    section: Section,
+    unfold: Unfold,
+    patience: Patience,
+    surveyed: Result<u64, references::Reason>,
+    most_vmas: u64,
+    vmas: u64,
+    runs_since_count: u64,
+    counted: Instant,
+}
+
+impl Folder {
+    /// With at most so many mappings in the whole process.
+    pub fn new(section: Section, unfold: Unfold, most_vmas: u64) -> Self {
+        let (patience, surveyed) = (Patience::default(), Ok(0));
+        Self { section, unfold, patience, surveyed, most_vmas, vmas: count_vmas(), runs_since_count: 0, counted: Instant::now() }
+    }
+
+    /// The userfaultfd that pages are moved with.
+    pub const fn section(&self) -> &Section {
+        &self.section
+    }
+
+    /// Why nothing may be folded, if something may write this process's memory without pinning it.
+    pub fn unpinned(&self) -> Option<&references::Reason> {
+        self.surveyed.as_ref().err()
+    }
+
+    /// Mappings, as last counted.
+    pub const fn vmas(&self) -> u64 {
+        self.vmas
+    }
+
+    /// Whether no more mappings may be spent.
+    pub const fn is_out_of_vmas(&self) -> bool {
+        self.vmas + 2 * self.runs_since_count + 4 >= self.most_vmas
+    }
+
+    /// Pages of the range that were tried too short a time ago.
+    pub fn waiting(&self, range: PageRange) -> impl Iterator<Item = PageRange> {
+        self.patience.waiting(range, Instant::now())
+    }
+
+    /// Looks at what this process has open.
+    pub fn survey(&mut self) {
+        // Counted before: what is opened while we look is looked at next time.
+        let generation = references::generation();
+        self.surveyed = references::survey().map(|()| generation);
+    }
+
+    /// Counts mappings anew, and forgets pages that failed long ago.
+    pub fn tidy(&mut self) {
+        let now = Instant::now();
+        if self.runs_since_count > COUNT_EVERY.0 || now - self.counted > COUNT_EVERY.1 {
+            (self.vmas, self.counted, self.runs_since_count) = (count_vmas(), now, 0);
+            self.patience.forget_old(now);
+        }
+    }
+
+    /// Replaces pages, and says what became of each, in order.
+    pub fn fold(&mut self, runs: &[FoldRun], pool: &Pool, stats: &mut MemberStats) -> Vec<Outcome> {
+        self.survey();
+        let mut all = Vec::with_capacity(runs.iter().map(|run| usize::from(run.pages)).sum());
+        for run in runs {
+            let before = all.len();
+            for (piece, target) in pieces(run.start, run.pages.into(), run.target) {
+                self.fold_piece(piece, target, pool, stats, &mut all);
+            }
+            all.resize(before + usize::from(run.pages), Outcome::Gone);
+        }
+        let now = Instant::now();
+        let mut outcomes = all.iter();
+        for page in runs.iter().flat_map(|run| (0..u64::from(run.pages)).map(|n| run.start.add_pages(n))) {
+            match outcomes.next() {
+                None | Some(Outcome::Folded) => {}
+                Some(outcome) => {
+                    stats.failures.add(*outcome, 1);
+                    self.patience.failed(page, now);
+                }
+            }
+        }
+        all
+    }
+
+    fn fold_piece(&mut self, piece: PageRange, target: Target, pool: &Pool, stats: &mut MemberStats, all: &mut Vec<Outcome>) {
+        let mut outcomes = [Outcome::Gone; crate::section::RUN_PAGES as usize];
+        let outcomes = &mut outcomes[..piece.pages as usize];
+        let source = match target {
+            Target::Zero => Some(None),
+            Target::Slot(first) => pool.of(first).map(|pool| Some(Source { pool, first })),
+        };
+        match (source, &self.surveyed) {
+            (None, _) => {}
+            (_, Err(_)) => outcomes.fill(Outcome::Unpinned),
+            (Some(Some(_)), _) if self.is_out_of_vmas() => outcomes.fill(Outcome::NoVma),
+            (Some(source), &Ok(generation)) => {
+                let mut table = table::lock();
+                for (from, pages) in foldable_parts(&table, piece) {
+                    let part = PageRange { start: piece.start.add_pages(from), pages };
+                    let source = source.and_then(|s| s.first.add(from as u32).map(|first| Source { first, ..s }));
+                    let part_outcomes = &mut outcomes[from as usize..(from + pages) as usize];
+                    let took = self.section.fold(&mut table, part, source, generation, part_outcomes);
+                    stats.stalls.add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+                    self.runs_since_count += u64::from(source.is_some());
+                }
+                inherit(&table, piece, outcomes, source.is_some());
+            }
+        }
+        all.extend_from_slice(outcomes);
+        self.tidy();
+    }
+
+    /// Unfolds some of what is folded. Returns whether nothing is left.
+    ///
+    /// # Errors
+    /// Memory or mappings are short.
+    pub fn unfold(&mut self, pagemap: &Pagemap, pool: &Pool) -> Result<bool, Errno> {
+        let runs = table::lock().all_slot_runs();
+        for run in runs.iter().take(UNFOLD_AT_ONCE) {
+            for (piece, target) in pieces(run.start, run.pages.into(), Target::Slot(run.slot)) {
+                self.unfold_piece(pagemap, pool, piece, target)?;
+            }
+        }
+        if runs.len() > UNFOLD_AT_ONCE {
+            return Ok(false);
+        }
+        let (pooled, zeroed) = {
+            let table = table::lock();
+            (table.pooled_pages(table::everything()), table.zeroed_pages(table::everything()))
+        };
+        // Zeros that were given back, and pages of pools that nobody knows any more.
+        for range in pooled.into_iter().chain(zeroed) {
+            let mut table = table::lock();
+            if table.touches(range) {
+                make_private(range)?;
+                table.set_pending(range);
+            }
+        }
+        Ok(table::lock().counts().folded == 0)
+    }
+
+    fn unfold_piece(&mut self, pagemap: &Pagemap, pool: &Pool, piece: PageRange, target: Target) -> Result<(), Errno> {
+        let Target::Slot(slot) = target else { return Ok(()) };
+        let mut table = table::lock();
+        // Looked up without the lock: it may not be so any more.
+        let run = SlotRun { start: piece.start, slot, pages: piece.pages as u16 };
+        if table.slot_runs(piece) != [run] {
+            return Ok(());
+        }
+        let Some(view) = pool.of(slot) else {
+            make_private(piece)?;
+            table.set_broken(piece);
+            return Ok(());
+        };
+        let advice = inherited(&table, piece);
+        self.unfold.run(&mut table, pagemap, piece, (view, slot), advice)?;
+        self.section.watch_again(&foldable_within(&table, piece));
+        Ok(())
+    }
+}
+
+/// Parts of a piece that may be folded: offset and length.
+fn foldable_parts(table: &table::Table, piece: PageRange) -> Vec<(u64, u64)> {
+    if table.is_foldable(piece) {
+        return vec![(0, piece.pages)];
+    }
+    let parts = foldable_within(table, piece);
+    parts.iter().map(|part| (part.start.page() - piece.start.page(), part.pages)).collect()
+}
+
+/// Ranges of a piece that may be folded.
+fn foldable_within(table: &table::Table, piece: PageRange) -> Vec<PageRange> {
+    let mut found: Vec<PageRange> = Vec::new();
+    for page in (0..piece.pages).map(|n| PageRange { start: piece.start.add_pages(n), pages: 1 }) {
+        if !table.is_foldable(page) {
+            continue;
+        }
+        match found.last_mut() {
+            Some(last) if last.end() == page.start => last.pages += 1,
+            _ => found.push(page),
+        }
+    }
+    found
+}
+
+fn inherited(table: &table::Table, range: PageRange) -> Inherit {
+    let advice = table.advice(range).unwrap_or_default();
+    Inherit { dont_fork: advice.dont_fork, dont_dump: advice.dont_dump }
+}
+
+/// Gives the mappings that were made the advice that the program had given for what they replaced. What is refused is
+/// advice, not content.
+fn inherit(table: &table::Table, piece: PageRange, outcomes: &[Outcome], mapped: bool) {
+    let advice = inherited(table, piece);
+    if mapped && advice != Inherit::default() && outcomes.contains(&Outcome::Folded) {
+        let _ = advice.apply(piece);
+    }
+}
+
+/// Finds folded pages that the member has written since: they are its own now, and their slots are released. Also pages
+/// that were folded as zeros, where writes are not noted.
+///
+/// # Errors
+/// The kernel refused to look.
+pub fn find_broken(pagemap: &Pagemap) -> host::Result<()> {
+    for span in crate::round::spans() {
+        let private = pagemap.private_ranges(span.start, span.end())?;
+        let mut table = table::lock();
+        for range in private {
+            for run in table.slot_runs(range) {
+                table.set_broken(PageRange { start: run.start, pages: run.pages.into() });
+            }
+            for zeroed in table.zeroed_pages(range) {
+                table.set_pending(zeroed);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Copies pages into the donation window, each to the place it has in the order asked. Says which are there.
+pub fn donate(window: &OwnedFd, runs: &[PageRange]) -> Vec<bool> {
+    let mut given = Vec::new();
+    for run in runs {
+        let at = given.len() as u64;
+        let written = host::write_pages(window, at, *run);
+        given.extend((0..run.pages).map(|n| n < written));
+    }
+    given
+}
+
+/// Counts this process's mappings.
+fn count_vmas() -> u64 {
+    let lines = |file: std::fs::File| -> std::io::Result<u64> {
+        let (mut buffer, mut lines) = (vec![0; 64 << 10], 0);
+        loop {
+            match std::io::Read::read(&mut &file, &mut buffer)? {
+                0 => return Ok(lines),
+                n => lines += buffer[..n].iter().filter(|byte| **byte == b'\n').count() as u64,
+            }
+        }
+    };
+    std::fs::File::open("/proc/self/maps").and_then(lines).unwrap_or(0)
+}

@@ -1,0 +1,95 @@
+//! The connection to the worker.
+
+use host::{Received, Seqpacket};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, OwnedFd};
+use std::collections::VecDeque;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+use wire::{FRAME_BYTES, ToAgent, ToWorker};
+
+/// Frames that may wait until the worker has read others.
+const MOST_WAITING: usize = 256;
+
+/// One connection, until an error ends it.
+pub struct Link {
+    socket: Seqpacket,
+    buffer: Vec<u8>,
+    waiting: VecDeque<Vec<u8>>,
+}
+
+impl Link {
+    /// Connects to who decides the group, and hands us to its worker.
+    ///
+    /// # Errors
+    /// Nobody listens there.
+    pub fn connect(path: &Path) -> host::Result<Self> {
+        let socket = Seqpacket::connect(path)?;
+        Ok(Self { socket, buffer: vec![0; FRAME_BYTES], waiting: VecDeque::new() })
+    }
+
+    /// Sends a message, after those that wait.
+    ///
+    /// # Errors
+    /// The worker is gone, or has read nothing for too long.
+    pub fn send(&mut self, message: &ToWorker) -> io::Result<()> {
+        let mut frame = Vec::new();
+        message.encode(&mut frame);
+        self.waiting.push_back(frame);
+        self.flush()?;
+        if self.waiting.len() > MOST_WAITING {
+            return Err(io::Error::other("the worker reads nothing"));
+        }
+        Ok(())
+    }
+
+    /// Sends what waits, as far as the worker takes it.
+    ///
+    /// # Errors
+    /// The worker is gone.
+    pub fn flush(&mut self) -> io::Result<()> {
+        while let Some(frame) = self.waiting.front() {
+            if !self.socket.send(frame, &[])? {
+                break;
+            }
+            self.waiting.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Whether the worker has as much to read as it takes.
+    pub fn is_full(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// The next message and what came with it, if there is one.
+    ///
+    /// # Errors
+    /// The worker is gone, or sent what no worker sends.
+    pub fn receive(&mut self) -> io::Result<Option<(ToAgent, Vec<OwnedFd>)>> {
+        let mut files = Vec::new();
+        match self.socket.receive(&mut self.buffer, &mut files)? {
+            Received::Frame(bytes) => {
+                let message = ToAgent::decode(&self.buffer[..bytes]).map_err(io::Error::other)?;
+                Ok(Some((message, files)))
+            }
+            Received::Nothing => Ok(None),
+            Received::Closed => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    /// Waits until the worker says something, takes something if something waits, or the time is over.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn wait(&self, time: Duration) -> io::Result<()> {
+        let mut interest = PollFlags::IN;
+        interest.set(PollFlags::OUT, self.is_full());
+        let time = Timespec::try_from(time).ok();
+        match poll(&mut [PollFd::from_borrowed_fd(self.socket.as_fd(), interest)], time.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! A round: which pages were written since the last one, which of the others are to be fingerprinted, and when to look
+//! again.
+//!
+//! ```text
+//!            written                      not written in a whole round
+//!   page -------------> pending, watched ------------------------------> rested: fingerprinted, reported
+//!    ^                     |   ^                                             |
+//!    |                     `---' written again                               | written
+//!    `-----------------------------------------------------------------------'
+//! ```
+//!
+//! Where the kernel notes writes (`WP_ASYNC`), a round costs what was written, not what is there. A page that is noted
+//! costs its writer one fault, about as much as it costs us to look at it, so rounds come the further apart the more is
+//! written: together they may take a hundredth of a processor. Where the kernel cannot, all small pages are fingerprinted
+//! each round, and one that has the fingerprint of the last round has rested.
+//!
+//! Huge pages are not watched, because a watched huge page is split by the first write. They are fingerprinted whole, and
+//! again after a time that doubles while they stay as they are.
+
+use crate::table;
+use host::{Pagemap, Userfault, Watch};
+use page::{Fingerprint, HostVirt, PAGE_BYTES, PageRange};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+/// Rounds come no closer.
+const CLOSEST: Duration = Duration::from_millis(100);
+/// And no further apart.
+const FURTHEST: Duration = Duration::from_secs(10);
+/// What a round and the faults it causes may take of a processor.
+const SHARE: u32 = 100;
+/// What it costs to note a page again, and its writer to write it.
+const NOTE_COST: Duration = Duration::from_micros(1);
+/// Pages that one of the program's threads may have to wait for while they are read.
+const AT_ONCE_PAGES: u64 = 64;
+/// A huge page.
+pub const HUGE_PAGES: u64 = 512;
+/// When a huge page that did not change is looked at again, at first and at most.
+const HUGE_AGAIN: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(64));
+
+#[derive(Clone, Copy)]
+struct HugePage {
+    due: Instant,
+    wait: Duration,
+    fingerprint: u64,
+}
+
+/// Pages that have rested, one by one or as a huge page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rested {
+    /// Where.
+    pub range: PageRange,
+    /// Whether they are one huge page.
+    pub huge: bool,
+}
+
+/// See the module's story.
+pub struct Rounds {
+    notes_writes: bool,
+    next: Instant,
+    last: Instant,
+    huge: BTreeMap<u64, HugePage>,
+    /// Fingerprints of the last round, where writes are not noted.
+    seen: BTreeMap<u64, u64>,
+    rested: VecDeque<Rested>,
+    generation: u64,
+    armed: Instant,
+}
+
+impl Rounds {
+    /// Before the first round.
+    pub fn new(notes_writes: bool) -> Self {
+        let now = Instant::now();
+        let (huge, seen, rested) = (BTreeMap::new(), BTreeMap::new(), VecDeque::new());
+        Self { notes_writes, next: now, last: now, huge, seen, rested, generation: u64::MAX, armed: now }
+    }
+
+    /// How long until the next round.
+    pub fn due_in(&self, now: Instant) -> Duration {
+        if self.rested.is_empty() { self.next.saturating_duration_since(now) } else { Duration::ZERO }
+    }
+
+    /// Looks at all that was asked in. `rate` bounds what may rest; `huge` says whether huge pages are wanted. Returns how many
+    /// pages it looked at.
+    ///
+    /// # Errors
+    /// The kernel refused to look.
+    pub fn look(&mut self, pagemap: &Pagemap, guard: &Userfault, rate: Option<u32>, huge: bool) -> host::Result<u64> {
+        let now = Instant::now();
+        if !self.rested.is_empty() || now < self.next {
+            return Ok(0);
+        }
+        let elapsed = now - self.last;
+        let budget = rate.map_or(u64::MAX, |rate| (f64::from(rate) * elapsed.as_secs_f64()) as u64 + 1);
+        self.last = now;
+        let spans = spans();
+        self.arm(pagemap, guard, &spans, now)?;
+        let (mut written, mut pages) = (Vec::new(), 0);
+        for span in &spans {
+            pages += span.pages;
+            written.append(&mut if self.notes_writes {
+                pagemap.take_written(span.start, span.end())?
+            } else {
+                pagemap.small_ranges(span.start, span.end())?
+            });
+        }
+        let rested = if self.notes_writes { table::lock().rest(&written, budget) } else { foldable(&written) };
+        self.keep_present(pagemap, &rested)?;
+        if huge {
+            self.look_at_huge(pagemap, &spans, budget, now)?;
+        }
+        let noted: u64 = written.iter().map(|range| range.pages).sum();
+        let cost = now.elapsed() + NOTE_COST * u32::try_from(noted).unwrap_or(u32::MAX);
+        let share = if self.notes_writes { SHARE } else { 4 * SHARE };
+        self.next = now + (cost * share).clamp(CLOSEST, FURTHEST);
+        Ok(pages)
+    }
+
+    /// Begins to watch what is not watched yet: memory that was asked in, opened or made private since.
+    fn arm(&mut self, pagemap: &Pagemap, guard: &Userfault, spans: &[PageRange], now: Instant) -> host::Result<()> {
+        let generation = table::lock().generation();
+        if !self.notes_writes || (generation == self.generation && now < self.armed) {
+            return Ok(());
+        }
+        (self.generation, self.armed) = (generation, now + Duration::from_secs(5));
+        let mut unwatched = Vec::new();
+        for span in spans {
+            unwatched.append(&mut pagemap.unwatched_ranges(span.start, span.end())?);
+        }
+        if unwatched.is_empty() {
+            return Ok(());
+        }
+        let table = table::lock();
+        let mut open = Vec::new();
+        table.foldable(&mut open);
+        for range in overlapping(&open, &unwatched) {
+            // What cannot be registered is not ours to fold; the section finds that out by itself.
+            let _ = guard.register(range, Watch::Writes);
+        }
+        Ok(())
+    }
+
+    /// Keeps of what has rested what is there; to read the rest would bring it back from swap.
+    fn keep_present(&mut self, pagemap: &Pagemap, rested: &[PageRange]) -> host::Result<()> {
+        for range in rested {
+            let present = pagemap.small_ranges(range.start, range.end())?;
+            self.rested.extend(present.into_iter().map(|range| Rested { range, huge: false }));
+        }
+        Ok(())
+    }
+
+    fn look_at_huge(&mut self, pagemap: &Pagemap, spans: &[PageRange], budget: u64, now: Instant) -> host::Result<()> {
+        let mut left = budget / HUGE_PAGES + 1;
+        let mut there = Vec::new();
+        for span in spans {
+            for range in pagemap.huge_ranges(span.start, span.end())? {
+                let first = range.start.page().next_multiple_of(HUGE_PAGES);
+                there.extend((first..).step_by(HUGE_PAGES as usize).take_while(|p| p + HUGE_PAGES <= range.end().page()));
+            }
+        }
+        self.huge.retain(|page, _| there.binary_search(page).is_ok());
+        for page in there {
+            let entry = self.huge.entry(page).or_insert(HugePage { due: now, wait: HUGE_AGAIN.0, fingerprint: 0 });
+            if entry.due <= now && left > 0 {
+                left -= 1;
+                // Until it is fingerprinted, which sets it anew.
+                entry.due = now + HUGE_AGAIN.1;
+                let range = PageRange { start: HostVirt(page << page::PAGE_SHIFT), pages: HUGE_PAGES };
+                self.rested.push_back(Rested { range, huge: true });
+            }
+        }
+        Ok(())
+    }
+
+    /// Fingerprints the next of what has rested, at most about `most` pages; calls `each` with every piece of consecutive
+    /// pages and their fingerprints. Returns how many pages were read.
+    pub fn fingerprint(&mut self, most: u64, mut each: impl FnMut(Rested, &[Fingerprint])) -> u64 {
+        let (mut read, mut fingerprints) = (0, Vec::with_capacity(HUGE_PAGES as usize));
+        while read < most
+            && let Some(mut next) = self.rested.pop_front()
+        {
+            if !next.huge && next.range.pages > HUGE_PAGES {
+                let behind = PageRange { start: next.range.start.add_pages(HUGE_PAGES), pages: next.range.pages - HUGE_PAGES };
+                self.rested.push_front(Rested { range: behind, ..next });
+                next.range.pages = HUGE_PAGES;
+            }
+            fingerprints.clear();
+            read_pages(next.range, &mut fingerprints);
+            let done = fingerprints.len() as u64;
+            read += done.max(1);
+            if done < next.range.pages {
+                if next.huge {
+                    continue;
+                }
+                // The page behind may not be folded any more; those further on may.
+                let behind = PageRange { start: next.range.start.add_pages(done + 1), pages: next.range.pages - done - 1 };
+                if behind.pages > 0 {
+                    self.rested.push_front(Rested { range: behind, ..next });
+                }
+                next.range.pages = done;
+            }
+            if done > 0 {
+                self.sort_out(next, &fingerprints, &mut each);
+            }
+        }
+        read
+    }
+
+    fn sort_out(&mut self, rested: Rested, fingerprints: &[Fingerprint], each: &mut impl FnMut(Rested, &[Fingerprint])) {
+        if rested.huge {
+            self.seen_huge(rested.range.start, fingerprints);
+            each(rested, fingerprints);
+        } else if self.notes_writes {
+            each(rested, fingerprints);
+        } else {
+            for (n, fingerprint) in fingerprints.iter().enumerate() {
+                let start = rested.range.start.add_pages(n as u64);
+                // What was reported is remembered as such (its complement), and not reported again until it changes.
+                let known = self.seen.insert(start.page(), fingerprint.0);
+                if known == Some(fingerprint.0) {
+                    self.seen.insert(start.page(), !fingerprint.0);
+                    each(Rested { range: PageRange { start, pages: 1 }, huge: false }, &fingerprints[n..=n]);
+                } else if known == Some(!fingerprint.0) {
+                    self.seen.insert(start.page(), !fingerprint.0);
+                }
+            }
+        }
+    }
+
+    fn seen_huge(&mut self, start: HostVirt, fingerprints: &[Fingerprint]) {
+        let all = fingerprints.iter().fold(0, |all: u64, f| all.rotate_left(1) ^ f.0);
+        if let Some(entry) = self.huge.get_mut(&start.page()) {
+            entry.wait = if entry.fingerprint == all { (entry.wait * 2).min(HUGE_AGAIN.1) } else { HUGE_AGAIN.0 };
+            entry.due = Instant::now() + entry.wait;
+            entry.fingerprint = all;
+        }
+    }
+
+    /// Everything is to be reported again.
+    pub fn again(&mut self, pagemap: &Pagemap) -> host::Result<()> {
+        self.huge.clear();
+        self.seen.clear();
+        for span in spans() {
+            let present = pagemap.small_ranges(span.start, span.end())?;
+            let mut table = table::lock();
+            present.into_iter().for_each(|range| table.set_pending(range));
+        }
+        Ok(())
+    }
+
+    /// Memory that this takes, about.
+    pub fn bytes(&self) -> u64 {
+        (self.huge.len() * 48 + self.seen.len() * 24 + self.rested.len() * size_of::<Rested>()) as u64
+    }
+}
+
+/// What was asked in, in stretches.
+pub fn spans() -> Vec<PageRange> {
+    let known = table::lock().known(table::everything());
+    let mut spans: Vec<PageRange> = Vec::new();
+    for (range, _) in known.into_iter().filter(|(_, traits)| traits.asked) {
+        match spans.last_mut() {
+            Some(last) if last.end() == range.start => last.pages += range.pages,
+            _ => spans.push(range),
+        }
+    }
+    spans
+}
+
+/// Of these ranges, what may be folded.
+fn foldable(ranges: &[PageRange]) -> Vec<PageRange> {
+    let mut open = Vec::new();
+    table::lock().foldable(&mut open);
+    common(&open, ranges)
+}
+
+/// What two ordered lists of ranges have in common.
+fn common(one: &[PageRange], other: &[PageRange]) -> Vec<PageRange> {
+    let (mut found, mut a, mut b) = (Vec::new(), one.iter().peekable(), other.iter().peekable());
+    while let (Some(x), Some(y)) = (a.peek(), b.peek()) {
+        let (start, end) = (x.start.max(y.start), x.end().min(y.end()));
+        if start < end {
+            found.push(PageRange { start, pages: end.page() - start.page() });
+        }
+        if x.end() <= y.end() { a.next() } else { b.next() };
+    }
+    found
+}
+
+/// Those ranges of an ordered list that touch one of another.
+fn overlapping(ranges: &[PageRange], others: &[PageRange]) -> Vec<PageRange> {
+    let mut others = others.iter().peekable();
+    let mut found = Vec::new();
+    for range in ranges {
+        while others.next_if(|other| other.end() <= range.start).is_some() {}
+        if others.peek().is_some_and(|other| other.start < range.end()) {
+            found.push(*range);
+        }
+    }
+    found
+}
+
+/// Reads pages up to the first that may not be folded, and appends their fingerprints.
+fn read_pages(range: PageRange, fingerprints: &mut Vec<Fingerprint>) {
+    let mut copy = Copy([0; PAGE_BYTES]);
+    let mut done = 0;
+    while done < range.pages {
+        let piece = PageRange { start: range.start.add_pages(done), pages: (range.pages - done).min(AT_ONCE_PAGES) };
+        // Held, so that no thread of the program unmaps what is being read.
+        let table = table::lock();
+        let whole = table.is_foldable(piece);
+        for n in 0..piece.pages {
+            if !whole && !table.is_foldable(PageRange { start: piece.start.add_pages(n), pages: 1 }) {
+                return;
+            }
+            // SAFETY: the page is private anonymous memory, readable and writable, and stays so while the table is locked.
+            unsafe { host::copy_page(piece.start.add_pages(n), &mut copy.0) };
+            fingerprints.push(Fingerprint::of(&copy.0));
+        }
+        drop(table);
+        done += piece.pages;
+    }
+}
+
+#[repr(align(64))]
+struct Copy([u8; PAGE_BYTES]);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ranges(list: &[(u64, u64)]) -> Vec<PageRange> {
+        list.iter().map(|&(page, pages)| PageRange { start: HostVirt(page << 12), pages }).collect()
+    }
+
+    #[test]
+    fn ranges_are_cut_and_chosen() {
+        let open = ranges(&[(0, 10), (20, 5), (30, 1)]);
+        assert_eq!(common(&open, &ranges(&[(5, 10), (18, 4), (24, 10)])), ranges(&[(5, 5), (20, 2), (24, 1), (30, 1)]));
+        assert_eq!(overlapping(&open, &ranges(&[(9, 2), (29, 2)])), ranges(&[(0, 10), (30, 1)]));
+        assert_eq!(common(&open, &[]), []);
+    }
+}

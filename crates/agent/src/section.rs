@@ -1,0 +1,277 @@
+//! The fold critical section: replaces a run of a member's pages by slots of the pool, or by nothing where they hold
+//! zeros, while the member uses them.
+//!
+//! Nothing but bytes decides, and they are compared where nobody can write them:
+//!
+//! ```text
+//!             register: who touches an absent page of the run sleeps from now on
+//!   ON GUARD -----------------------------------------------------------------> refused: Gone
+//!      | move the pages out, into a stage of our own. The kernel refuses pages that are pinned for DMA or shared
+//!      v with a child; whoever touches a page that is out sleeps, be it a thread, KVM or a system call
+//!     OUT ----- a page was refused --> Busy; the pages before and behind it go on
+//!      | look again whether something was opened meanwhile that writes without pinning --> back, Unpinned
+//!      | compare each page with its slot
+//!      |                      \
+//!      v equal                 v different
+//!   map the slots over       move back --> Changed
+//!   the hole --> Folded
+//!      \ no mapping to be had: move back --> NoVma
+//!       `-> wake everybody; unregister, and note writes again where pages went back
+//! ```
+//!
+//! From OUT on, every path ends with each page mapped or moved back and everybody woken, and none of it needs the
+//! worker, an allocation, or a lock of the host program: the table's lock is held all the time, which keeps mappings
+//! from being changed under us, and a run has at most [`RUN_PAGES`] pages, which bounds it.
+//!
+//! From the moment the slots are mapped, the kernel breaks them by itself when the member writes, and nothing of ours
+//! is in the member's way. The page that was moved out is dropped: nobody can have a reference through which it would
+//! still be written, because the kernel moves only pages that nobody has pinned, and members that use anything which
+//! writes without pinning are not folded (`references`).
+
+use crate::references;
+use crate::table::Table;
+use host::{MemberMemory, PoolView, Userfault, Watch, map_anonymous_over, pages_equal};
+use page::{HostVirt, PAGE_BYTES, PageRange, PoolSlot};
+use rustix::io::Errno;
+use std::time::{Duration, Instant};
+use wire::{Outcome, SlotRun, Target};
+
+/// Pages that are out of reach at the same time.
+pub const RUN_PAGES: u64 = 64;
+/// A move that finds something locked for the moment is tried so often.
+const TRIES: u32 = 8;
+
+/// A page of zeros to compare with.
+static ZEROS: Zeros = Zeros([0; PAGE_BYTES]);
+
+#[repr(align(4096))]
+struct Zeros([u8; PAGE_BYTES]);
+
+/// What a section needs, made once.
+pub struct Section {
+    guard: Userfault,
+    notes_writes: bool,
+    stage: MemberMemory,
+}
+
+/// Where the contents of a run are to be found in the pool.
+#[derive(Clone, Copy)]
+pub struct Source<'a> {
+    /// The segment.
+    pub pool: &'a PoolView,
+    /// The slot for the first page.
+    pub first: PoolSlot,
+}
+
+impl Section {
+    /// Registers a stage with `guard`, which must have been opened to move pages.
+    ///
+    /// # Errors
+    /// Memory is short.
+    pub fn new(guard: Userfault, notes_writes: bool) -> Result<Self, Errno> {
+        let stage = MemberMemory::stage(RUN_PAGES)?;
+        guard.register(stage.range(), Watch::Missing)?;
+        Ok(Self { guard, notes_writes, stage })
+    }
+
+    /// The userfaultfd behind it.
+    pub const fn guard(&self) -> &Userfault {
+        &self.guard
+    }
+
+    /// Notes writes again in what has been made private.
+    pub fn watch_again(&self, ranges: &[PageRange]) {
+        for range in ranges.iter().filter(|_| self.notes_writes) {
+            // What cannot be watched is looked at again when the next round finds it unwatched.
+            let _ = self.guard.register(*range, Watch::Writes);
+        }
+    }
+
+    /// Folds a run of at most [`RUN_PAGES`] pages and says what became of each. `source` is `None` for zeros. Returns how
+    /// long pages were out of reach.
+    ///
+    /// `table` is the table's lock, held; the caller has seen in it that the whole run is private anonymous memory
+    /// that may be folded, and asked `references` at `generation` or later.
+    pub fn fold(
+        &mut self,
+        table: &mut Table,
+        run: PageRange,
+        source: Option<Source<'_>>,
+        generation: u64,
+        outcomes: &mut [Outcome],
+    ) -> Duration {
+        debug_assert!(run.pages <= RUN_PAGES && run.pages as usize == outcomes.len());
+        outcomes.fill(Outcome::Gone);
+        // Compared with bytes of the pool that this process has not looked at for a while: have them ready before
+        // anybody has to wait.
+        let slots = source.map(|s| s.pool.slots(s.first, run.pages));
+        let Some(slots) = slots.map_or(Some(None), |slots| slots.map(Some)) else { return Duration::ZERO };
+        if slots.is_some_and(|slots| host::make_present(slots).is_err()) {
+            outcomes.fill(Outcome::NoMemory);
+            return Duration::ZERO;
+        }
+        let began = Instant::now();
+        if let Err(e) = self.guard.register(run, self.watch()) {
+            outcomes.fill(if e == Errno::NOMEM { Outcome::NoVma } else { Outcome::Gone });
+            return Duration::ZERO;
+        }
+        self.move_out(run, outcomes);
+        self.judge(run, slots, generation, outcomes);
+        self.replace(table, run, source, outcomes);
+        self.end(run, source.is_none(), outcomes);
+        let out_of_reach = began.elapsed();
+        // All that is left on the stage is the content of folded pages.
+        self.stage.drop_pages(run.pages);
+        out_of_reach
+    }
+
+    const fn watch(&self) -> Watch {
+        if self.notes_writes { Watch::MissingAndWrites } else { Watch::Missing }
+    }
+
+    /// Moves out what can be moved: afterwards `Folded` stands for a page that is out, for now.
+    fn move_out(&self, run: PageRange, outcomes: &mut [Outcome]) {
+        let (mut at, mut tries) = (0, 0);
+        while at < run.pages {
+            let from = PageRange { start: run.start.add_pages(at), pages: run.pages - at };
+            // SAFETY: the run is registered, so who touches what is out sleeps until `end` wakes it, by when each page
+            // was mapped again or moved back. The stage is ours, and empty: it is dropped after each run.
+            let moved = unsafe { self.guard.move_pages(from, self.staged(at)) };
+            outcomes[at as usize..(at + moved.pages) as usize].fill(Outcome::Folded);
+            at += moved.pages;
+            match moved.stopped_by {
+                None => return,
+                // Something holds it for the moment: a lock, or a batch of the kernel's own.
+                Some(Errno::AGAIN) if tries < TRIES => tries += 1,
+                Some(e) => {
+                    outcomes[at as usize] = match e {
+                        Errno::BUSY | Errno::AGAIN => Outcome::Busy,
+                        Errno::NOMEM => Outcome::NoMemory,
+                        _ => Outcome::Gone,
+                    };
+                    (at, tries) = (at + 1, 0);
+                }
+            }
+        }
+    }
+
+    /// Compares each page that is out with what is to replace it: `Folded` stands for equality afterwards.
+    fn judge(&self, run: PageRange, slots: Option<PageRange>, generation: u64, outcomes: &mut [Outcome]) {
+        // Asked after the move: what was opened before it, and may have begun to write before it, is counted by now.
+        let unpinned = references::generation() != generation;
+        for (n, outcome) in outcomes.iter_mut().enumerate().filter(|(_, o)| **o == Outcome::Folded) {
+            let n = n as u64;
+            let wanted = slots.map_or(HostVirt(&raw const ZEROS.0 as u64), |slots| slots.start.add_pages(n));
+            // SAFETY: the staged page is present (it was just moved there) and ours; `wanted` is a page of the view,
+            // which reaches to the end of a file that cannot shrink, or a constant.
+            if unpinned {
+                *outcome = Outcome::Unpinned;
+            } else if !unsafe { pages_equal(self.staged(n), wanted) } {
+                *outcome = Outcome::Changed;
+            }
+        }
+        debug_assert!(run.pages as usize == outcomes.len());
+    }
+
+    /// Replaces what is equal and puts back what is not.
+    fn replace(&self, table: &mut Table, run: PageRange, source: Option<Source<'_>>, outcomes: &mut [Outcome]) {
+        let mut at = 0;
+        while at < outcomes.len() {
+            let verdict = outcomes[at];
+            let pages = outcomes[at..].iter().take_while(|o| **o == verdict).count();
+            let piece = PageRange { start: run.start.add_pages(at as u64), pages: pages as u64 };
+            let failed = match (verdict, source) {
+                (Outcome::Folded, None) => {
+                    table.set_zeroed(piece);
+                    None
+                }
+                (Outcome::Folded, Some(source)) => self.map(table, piece, source, at as u32).err(),
+                (Outcome::Changed | Outcome::Unpinned, _) => Some(verdict),
+                // Was never out.
+                _ => None,
+            };
+            if let Some(outcome) = failed {
+                self.put_back(piece, at as u64);
+                outcomes[at..at + pages].fill(outcome);
+            }
+            at += pages;
+        }
+    }
+
+    fn map(&self, table: &mut Table, piece: PageRange, source: Source<'_>, offset: u32) -> Result<(), Outcome> {
+        let slot = source.first.add(offset).ok_or(Outcome::Gone)?;
+        // SAFETY: every page of the piece is out of reach, and its content was found equal to these slots' since
+        // then. The table's lock keeps other threads from mapping anything else there.
+        unsafe { source.pool.map_over(piece, slot) }.map_err(|_| Outcome::NoVma)?;
+        table.set_folded(SlotRun { start: piece.start, slot, pages: piece.pages as u16 });
+        Ok(())
+    }
+
+    /// Puts pages back where they were. This cannot be given up: the member's data is on the stage.
+    fn put_back(&self, piece: PageRange, staged: u64) {
+        let mut done = 0;
+        while done < piece.pages {
+            let to = piece.start.add_pages(done);
+            let from = PageRange { start: self.staged(staged + done), pages: piece.pages - done };
+            // SAFETY: the stage is ours, and nobody else knows of it; the place is empty and out of reach.
+            let moved = unsafe { self.guard.move_pages(from, to) };
+            done += moved.pages;
+            match moved.stopped_by {
+                None => return,
+                // Replacing by slots failed half way, which old kernels do when memory is short: the mapping itself is
+                // gone. Nobody could use it since, because the table's lock keeps others from mapping there.
+                Some(Errno::NOENT | Errno::INVAL) => {
+                    let rest = PageRange { start: piece.start.add_pages(done), pages: piece.pages - done };
+                    self.map_again(rest);
+                }
+                // Memory for a page table is short, or something is locked for the moment.
+                Some(_) => std::thread::yield_now(),
+            }
+        }
+    }
+
+    /// Makes an unmapped range one that pages can be moved to.
+    fn map_again(&self, range: PageRange) {
+        // SAFETY: the range is unmapped, or mapped anonymous and empty: its content is on the stage.
+        if unsafe { map_anonymous_over(range) }.is_ok() {
+            let _ = self.guard.register(range, self.watch());
+        }
+        std::thread::yield_now();
+    }
+
+    /// Wakes everybody, and leaves the anonymous rest of the run as it was registered before.
+    fn end(&self, run: PageRange, zeros: bool, outcomes: &[Outcome]) {
+        let _ = self.guard.wake(run);
+        let mut at = 0;
+        while at < outcomes.len() {
+            let replaced = outcomes[at] == Outcome::Folded && !zeros;
+            let pages = outcomes[at..].iter().take_while(|o| (**o == Outcome::Folded && !zeros) == replaced).count();
+            let piece = PageRange { start: run.start.add_pages(at as u64), pages: pages as u64 };
+            if !replaced {
+                // Unregistering is the only way to lift one kind of watch, and wakes who fell asleep on zeros since.
+                // What was noted of writes is lost with it, so these pages count as written.
+                let _ = self.guard.unregister(piece);
+                if self.notes_writes {
+                    let _ = self.guard.register(piece, Watch::Writes);
+                }
+            }
+            at += pages;
+        }
+    }
+
+    fn staged(&self, n: u64) -> HostVirt {
+        self.stage.range().start.add_pages(n)
+    }
+}
+
+/// What is to be folded, cut into pieces that one section can do.
+pub fn pieces(start: HostVirt, pages: u64, target: Target) -> impl Iterator<Item = (PageRange, Target)> {
+    (0..pages.div_ceil(RUN_PAGES)).filter_map(move |n| {
+        let done = n * RUN_PAGES;
+        let range = PageRange { start: start.add_pages(done), pages: (pages - done).min(RUN_PAGES) };
+        match target {
+            Target::Zero => Some((range, target)),
+            Target::Slot(slot) => slot.add(done as u32).map(|slot| (range, Target::Slot(slot))),
+        }
+    })
+}

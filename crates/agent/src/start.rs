@@ -1,0 +1,168 @@
+//! How the agent comes to life: the loader calls [`constructor`] before the program's own code runs. A process that was
+//! not asked in stays as it would be without us; one that was gets a thread.
+//!
+//! The thread is made such that nothing of it lies where pages may be folded, and nothing of the program's reaches it:
+//! its stack is in our own arena, it takes no signals, and it has a table of file descriptors of its own, so that the
+//! program neither sees nor closes what we have open, and forked children do not inherit it.
+
+use crate::thread::{Asked, run};
+use crate::{arena, doors};
+use std::ffi::{CString, OsStr, OsString, c_int, c_void};
+use std::panic::catch_unwind;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+/// Where to connect. Set by `pagefold run`, like the others.
+const SOCKET: &str = "PAGEFOLD_SOCKET";
+/// The process that is asked in, and no other.
+const PROCESS: &str = "PAGEFOLD_PID";
+/// Set if all private anonymous memory is asked in.
+const ALL: &str = "PAGEFOLD_ALL";
+/// Mappings that the process may have before no more are spent on folding. Set by whoever wants another bound.
+const VMA_BUDGET: &str = "PAGEFOLD_VMA_BUDGET";
+/// Set to do without the kernel's noting of writes.
+const COMPARE: &str = "PAGEFOLD_COMPARE_FINGERPRINTS";
+/// What the loader is told by.
+const PRELOAD: &str = "LD_PRELOAD";
+/// Our name in it.
+const LIBRARY: &str = "libpagefold.so";
+
+/// The thread needs little; a message of 64 KiB is taken apart on the heap.
+const STACK_BYTES: usize = 512 << 10;
+
+static ASKED: OnceLock<Asked> = OnceLock::new();
+
+#[used]
+// SAFETY: a pointer to a function of the type that the loader calls for every entry of this section.
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = constructor;
+
+extern "C" fn constructor() {
+    // A panic must not leave this function. It would be a bug, and the program is better off without us then.
+    let _ = catch_unwind(|| {
+        let Some(asked) = asked() else { return };
+        doors::init(asked.all_anonymous);
+        if ASKED.set(asked).is_ok() {
+            start();
+        }
+    });
+}
+
+/// How this very process was asked in, if it was. Takes what asked it out of its environment, so that no child finds it.
+fn asked() -> Option<Asked> {
+    let socket = std::env::var_os(SOCKET)?;
+    let process = std::env::var(PROCESS).ok()?;
+    let all_anonymous = std::env::var_os(ALL).is_some();
+    let most_vmas = std::env::var(VMA_BUDGET).ok().and_then(|n| n.parse().ok()).unwrap_or_else(half_of_all_vmas);
+    let compare_fingerprints = std::env::var_os(COMPARE).is_some();
+    let preload = std::env::var_os(PRELOAD).unwrap_or_default();
+    let names: [&str; 5] = [SOCKET, PROCESS, ALL, VMA_BUDGET, COMPARE];
+    // SAFETY: constructors run before the program's own code, on the only thread there is.
+    names.into_iter().for_each(|name| unsafe { std::env::remove_var(name) });
+    match without_us(&preload) {
+        // SAFETY: as above.
+        Some(others) => unsafe { std::env::set_var(PRELOAD, others) },
+        // SAFETY: as above.
+        None => unsafe { std::env::remove_var(PRELOAD) },
+    }
+    (process == std::process::id().to_string()).then(|| Asked {
+        socket: PathBuf::from(socket),
+        all_anonymous,
+        most_vmas,
+        compare_fingerprints,
+    })
+}
+
+/// A list of libraries to preload without ours.
+fn without_us(preload: &OsStr) -> Option<OsString> {
+    let bytes = preload.as_encoded_bytes();
+    let others = bytes.split(|byte| matches!(byte, b':' | b' ')).filter(|name| !name.is_empty() && !name.ends_with(LIBRARY.as_bytes()));
+    let joined = others.collect::<Vec<_>>().join(&b':');
+    // SAFETY: cut from an `OsStr` at ASCII characters only.
+    (!joined.is_empty()).then(|| unsafe { OsString::from_encoded_bytes_unchecked(joined) })
+}
+
+/// Half of what the kernel allows: the other half stays the program's own.
+fn half_of_all_vmas() -> u64 {
+    let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+    limit.and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(65530) / 2
+}
+
+fn start() {
+    let Some(stack) = arena::map(STACK_BYTES) else { return };
+    let everything_blocked = Signals::block_all();
+    // SAFETY: an all-zero attribute object is storage for `pthread_attr_init`, which makes it one.
+    let mut attributes: libc::pthread_attr_t = unsafe { std::mem::zeroed() };
+    // SAFETY: points to storage for one, exclusively borrowed.
+    unsafe { libc::pthread_attr_init(&raw mut attributes) };
+    let bottom = stack.start.0 as usize as *mut c_void;
+    // SAFETY: the stack is mapped, of that size, and nobody else's; it is never unmapped.
+    unsafe { libc::pthread_attr_setstack(&raw mut attributes, bottom, STACK_BYTES) };
+    // SAFETY: the attributes are initialised; nobody joins the thread.
+    unsafe { libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED) };
+    let mut thread = 0;
+    // SAFETY: `main` is a function for a thread, and takes no argument.
+    let _: c_int = unsafe { libc::pthread_create(&raw mut thread, &raw const attributes, main, std::ptr::null_mut()) };
+    drop(everything_blocked);
+}
+
+extern "C" fn main(_: *mut c_void) -> *mut c_void {
+    // What is folded needs no thread. If this one ends by a bug, nothing more is folded, and the worker sees us go.
+    let _ = catch_unwind(|| {
+        own_files();
+        if let Ok(name) = CString::new("pagefold") {
+            // SAFETY: the name is a string of less than 16 bytes.
+            unsafe { libc::pthread_setname_np(libc::pthread_self(), name.as_ptr()) };
+        }
+        std::panic::set_hook(Box::new(|_| {}));
+        if let Some(asked) = ASKED.get() {
+            let _ = run(asked);
+        }
+    });
+    std::ptr::null_mut()
+}
+
+/// Gives this thread a table of file descriptors of its own, with nothing in it.
+fn own_files() {
+    const UNSHARE: libc::c_int = 1 << 1;
+    // SAFETY: this thread has no descriptor yet, and the table that is emptied is a copy that only it uses.
+    let own = unsafe { libc::syscall(libc::SYS_close_range, 0, u32::MAX, UNSHARE) };
+    debug_assert_eq!(own, 0);
+}
+
+/// Signals of the calling thread, blocked until dropped.
+struct Signals(libc::sigset_t);
+
+impl Signals {
+    fn block_all() -> Self {
+        // SAFETY: an all-zero set is storage for `sigfillset`, which fills it.
+        let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: points to a set, exclusively borrowed.
+        unsafe { libc::sigfillset(&raw mut all) };
+        let mut before = all;
+        // SAFETY: both point to sets that outlive the call.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
+        Self(before)
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        // SAFETY: points to the set that was in force before.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn we_take_only_ourselves_out_of_the_list() {
+        let left = |list: &str| without_us(OsStr::new(list)).map(|l| l.to_string_lossy().into_owned());
+        assert_eq!(left("/usr/lib/libpagefold.so"), None);
+        assert_eq!(left("/a/libpagefold.so:/b/libjemalloc.so.2"), Some("/b/libjemalloc.so.2".into()));
+        assert_eq!(left("/b/one.so /a/libpagefold.so /c/two.so"), Some("/b/one.so:/c/two.so".into()));
+        assert_eq!(left(""), None);
+    }
+}

@@ -1,0 +1,441 @@
+//! The agent's thread: connects, does what the worker asks, looks for pages that have rested, and says how it goes.
+//!
+//! ```text
+//!              connect                 Welcome, segments, lease                 Pace
+//!   APART ------------------> CONNECTED ------------------------> INTRODUCED --------> AT WORK: Held, then rounds
+//!     ^  (again and again)        |                                    |                   |
+//!     `---------------------------+------------------------------------+-------------------'
+//!              the worker hung up, said what no worker says, or reads nothing
+//! ```
+//!
+//! Apart from the worker, nothing is folded, and nothing that is folded needs anybody: the kernel serves the member.
+
+use crate::fold::{Folder, donate, find_broken};
+use crate::link::Link;
+use crate::pool::Pool;
+use crate::round::Rounds;
+use crate::section::Section;
+use crate::table;
+use crate::unfold::Unfold;
+use crate::{arena, doors};
+use host::{Pagemap, Purpose, SharedMark, Userfault};
+use page::{Fingerprint, PageRange};
+use rustix::fd::OwnedFd;
+use rustix::time::{ClockId, clock_gettime};
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use wire::{
+    FoldMode, Hello, HugePages, MemberState, MemberStats, Outcome, Pace, RESTED_PAGES, RestedRun, ToAgent, ToWorker, VERSION, ZeroPages,
+};
+
+/// Attempts to connect come no closer, and no further apart.
+const RECONNECT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// How often the worker is told how it goes.
+const STATS_EVERY: Duration = Duration::from_secs(1);
+/// How often written pages are looked for among the folded, at most; and what that may take of a processor.
+const BROKEN_EVERY: (Duration, u32) = (Duration::from_secs(1), 200);
+/// Pages that are fingerprinted between two looks at what the worker asks.
+const HASH_AT_ONCE: u64 = 2048;
+/// Runs in one message.
+const RUNS: usize = 2048;
+/// A member that uses less of a processor than one part in this many is idle.
+const IDLE_SHARE: u32 = 10;
+/// What was read of the pool for comparisons is given back after so long.
+const VIEW_RESTS: Duration = Duration::from_secs(2);
+
+/// How this member was asked in.
+#[derive(Debug)]
+pub struct Asked {
+    /// Where to connect.
+    pub socket: PathBuf,
+    /// Whether all private anonymous memory is asked in.
+    pub all_anonymous: bool,
+    /// The most mappings that the process may have before no more are spent on folding.
+    pub most_vmas: u64,
+    /// Do without the kernel's noting of writes (to try what kernels without it get).
+    pub compare_fingerprints: bool,
+}
+
+/// What lasts longer than a connection.
+struct Agent {
+    asked: &'static Asked,
+    folder: Result<Folder, String>,
+    pagemap: Pagemap,
+    pool: Pool,
+    rounds: Rounds,
+    stats: MemberStats,
+    broken_due: Instant,
+    viewed: Option<Instant>,
+    activity: Activity,
+}
+
+/// What lasts as long as a connection.
+struct Session {
+    link: Link,
+    window: Option<OwnedFd>,
+    lease: Option<SharedMark>,
+    pace: Option<Pace>,
+    unfolded: bool,
+    stats_due: Instant,
+}
+
+/// Serves this process until it ends.
+///
+/// # Errors
+/// This process cannot read its own page table.
+pub fn run(asked: &'static Asked) -> host::Result<std::convert::Infallible> {
+    let mut agent = Agent::new(asked)?;
+    let mut pause = RECONNECT.0;
+    loop {
+        if let Ok(link) = Link::connect(&agent.asked.socket) {
+            let began = Instant::now();
+            // Why it ended is of no consequence: nobody is left to be told.
+            let _ = agent.serve(link);
+            if began.elapsed() > RECONNECT.1 {
+                pause = RECONNECT.0;
+            }
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(RECONNECT.1);
+    }
+}
+
+fn open_folder(asked: &Asked) -> io::Result<(Folder, bool)> {
+    let noting = (!asked.compare_fingerprints).then(|| Userfault::open(Purpose::MoveAndNote));
+    let (guard, notes_writes) = match noting {
+        Some(Ok(guard)) => (guard, true),
+        // A kernel that cannot note writes, or was asked not to.
+        Some(Err(e)) if e.raw_os_error() != Some(libc::EINVAL) => return Err(e),
+        _ => (Userfault::open(Purpose::MoveOnly)?, false),
+    };
+    let section = Section::new(guard, notes_writes)?;
+    let unfold = Unfold::new(Userfault::open(Purpose::KeepOut)?);
+    Ok((Folder::new(section, unfold, asked.most_vmas), notes_writes))
+}
+
+impl Agent {
+    fn new(asked: &'static Asked) -> host::Result<Self> {
+        let pagemap = Pagemap::open(std::process::id())?;
+        let opened = open_folder(asked).map_err(|e| match e.raw_os_error() {
+            Some(libc::EINVAL) => "the kernel has no UFFDIO_MOVE: Linux 6.8 or newer is needed".to_owned(),
+            Some(libc::EPERM) => "this process may not use userfaultfd: see vm.unprivileged_userfaultfd and /dev/userfaultfd".to_owned(),
+            _ => format!("cannot open a userfaultfd: {e}"),
+        });
+        let notes_writes = opened.as_ref().is_ok_and(|(_, notes)| *notes);
+        let now = Instant::now();
+        Ok(Self {
+            asked,
+            folder: opened.map(|(folder, _)| folder),
+            pagemap,
+            pool: Pool::default(),
+            rounds: Rounds::new(notes_writes),
+            stats: MemberStats::default(),
+            broken_due: now,
+            viewed: None,
+            activity: Activity::new(now),
+        })
+    }
+
+    /// Works with one worker until that ends.
+    fn serve(&mut self, link: Link) -> io::Result<()> {
+        let (window, lease, pace) = (None, None, None);
+        let mut session = Session { link, window, lease, pace, unfolded: false, stats_due: Instant::now() };
+        self.pool.withdraw();
+        session.link.send(&ToWorker::Hello(Hello { version: VERSION, all_anonymous: self.asked.all_anonymous }))?;
+        loop {
+            session.link.flush()?;
+            while let Some((message, files)) = session.link.receive()? {
+                self.obey(&mut session, message, files)?;
+            }
+            if let Some(pace) = session.pace {
+                self.work(&mut session, pace)?;
+            }
+            session.link.wait(self.until_next(&session))?;
+        }
+    }
+
+    fn until_next(&self, session: &Session) -> Duration {
+        let now = Instant::now();
+        let Some(pace) = session.pace else { return STATS_EVERY };
+        let stats = session.stats_due.saturating_duration_since(now);
+        let work = match pace.fold {
+            FoldMode::On if self.folder.is_ok() && !session.link.is_full() => self.rounds.due_in(now),
+            FoldMode::Unfold if !session.unfolded => Duration::ZERO,
+            _ => STATS_EVERY,
+        };
+        stats.min(work)
+    }
+
+    fn obey(&mut self, session: &mut Session, message: ToAgent, mut files: Vec<OwnedFd>) -> io::Result<()> {
+        let file = files.pop();
+        match (message, file) {
+            (ToAgent::Welcome(VERSION), Some(window)) => session.window = Some(window),
+            (ToAgent::Segment(number, slots), Some(file)) => {
+                if self.pool.offer(number, slots, file)? {
+                    orphan(|slot_segment| slot_segment == number);
+                }
+            }
+            (ToAgent::Lease(era), Some(file)) => {
+                // The old one is let go only when the new one is there.
+                session.lease = Some(SharedMark::new(file)?);
+                session.link.send(&ToWorker::LeaseTaken(era))?;
+            }
+            (ToAgent::Pace(pace), _) => self.begin(session, pace)?,
+            (ToAgent::Donate(id, runs), _) => {
+                let window = session.window.as_ref().ok_or(io::ErrorKind::InvalidData)?;
+                session.link.send(&ToWorker::Donated(id, donate(window, &runs)))?;
+            }
+            (ToAgent::Fold(id, runs), _) => {
+                let outcomes = self.fold(session, &runs);
+                session.link.send(&ToWorker::Folded(id, outcomes))?;
+            }
+            (ToAgent::Again, _) => self.rounds.again(&self.pagemap).map_err(io::Error::other)?,
+            _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "a message that no worker sends")),
+        }
+        Ok(())
+    }
+
+    /// Takes a pace; the first one begins the work, with what this member holds already.
+    fn begin(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
+        let first = session.pace.replace(pace).is_none();
+        session.unfolded = false;
+        if first {
+            self.pool.forget_withdrawn();
+            orphan_unknown(&self.pool);
+            let (held, _) = {
+                let mut table = table::lock();
+                (table.all_slot_runs(), table.take_released(usize::MAX))
+            };
+            for runs in held.chunks(RUNS) {
+                session.link.send(&ToWorker::Held(runs.to_vec()))?;
+            }
+            self.rounds.again(&self.pagemap).map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
+    fn fold(&mut self, session: &Session, runs: &[wire::FoldRun]) -> Vec<Outcome> {
+        let on = session.pace.is_some_and(|pace| pace.fold == FoldMode::On);
+        match &mut self.folder {
+            Ok(folder) if on => {
+                self.viewed = Some(Instant::now());
+                folder.fold(runs, &self.pool, &mut self.stats)
+            }
+            _ => vec![Outcome::Off; runs.iter().map(|run| usize::from(run.pages)).sum()],
+        }
+    }
+
+    fn work(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
+        let now = Instant::now();
+        if now >= self.broken_due {
+            find_broken(&self.pagemap).map_err(io::Error::other)?;
+            let (pause, share) = BROKEN_EVERY;
+            self.broken_due = now + pause.max(now.elapsed() * share);
+        }
+        if let Ok(folder) = &mut self.folder {
+            match pace.fold {
+                FoldMode::On if !session.link.is_full() => {
+                    doors::ask_heap();
+                    let huge = pace.huge_pages != HugePages::Keep;
+                    let guard = folder.section().guard();
+                    let looked = self.rounds.look(&self.pagemap, guard, pace.pages_per_s, huge);
+                    self.stats.pages_scanned += looked.map_err(io::Error::other)?;
+                    let idle = self.activity.is_idle(now);
+                    self.stats.pages_hashed += report(&mut self.rounds, folder, &mut session.link, pace, idle)?;
+                }
+                FoldMode::Unfold if !session.unfolded => match folder.unfold(&self.pagemap, &self.pool) {
+                    Ok(done) => session.unfolded = done,
+                    Err(e) => {
+                        self.stats.detail = format!("cannot unfold: {e}; what is not unfolded stays folded");
+                        std::thread::sleep(RECONNECT.0);
+                    }
+                },
+                _ => {}
+            }
+        }
+        if self.viewed.is_some_and(|viewed| now - viewed > VIEW_RESTS) {
+            self.viewed = None;
+            self.pool.rest();
+        }
+        release(&mut session.link)?;
+        if now >= session.stats_due {
+            session.stats_due = now + STATS_EVERY;
+            self.say_how_it_goes(session, pace)?;
+        }
+        Ok(())
+    }
+
+    fn say_how_it_goes(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
+        let counts = table::lock().counts();
+        let stats = &mut self.stats;
+        stats.enrolled_pages = counts.enrolled;
+        stats.folded_pages = counts.folded;
+        stats.zero_pages = counts.zeroed;
+        stats.broken_pages = counts.broken;
+        stats.agent_cpu_us = cpu_time(ClockId::ThreadCPUTime).as_micros() as u64;
+        stats.agent_bytes = arena::used_bytes() + self.rounds.bytes();
+        let (state, detail) = match &mut self.folder {
+            Err(why) => (MemberState::NoMove, why.clone()),
+            Ok(folder) => {
+                if self.asked.all_anonymous || counts.enrolled > 0 {
+                    folder.survey();
+                }
+                folder.tidy();
+                stats.vmas = folder.vmas();
+                state_of(folder, pace, session.unfolded, counts.enrolled)
+            }
+        };
+        if state != MemberState::Off || pace.fold != FoldMode::Unfold {
+            stats.detail = detail;
+        }
+        stats.state = state;
+        session.link.send(&ToWorker::Stats(Box::new(stats.clone())))
+    }
+}
+
+fn state_of(folder: &Folder, pace: Pace, unfolded: bool, enrolled: u64) -> (MemberState, String) {
+    let plain = |state| (state, String::new());
+    if let Some(reason) = folder.unpinned() {
+        return (MemberState::Unpinned, reason.to_string());
+    }
+    match pace.fold {
+        FoldMode::Unfold if unfolded => plain(MemberState::Unfolded),
+        FoldMode::Unfold | FoldMode::Off => plain(MemberState::Off),
+        FoldMode::On if enrolled == 0 => (MemberState::NothingEnrolled, doors::why_nothing_is_enrolled()),
+        FoldMode::On if folder.is_out_of_vmas() => {
+            (MemberState::NoVma, format!("{} mappings, see vm.max_map_count", folder.vmas()))
+        }
+        FoldMode::On => plain(MemberState::Folding),
+    }
+}
+
+/// Fingerprints some of what has rested and tells the worker. Returns how many pages were read.
+fn report(rounds: &mut Rounds, folder: &Folder, link: &mut Link, pace: Pace, idle: bool) -> io::Result<u64> {
+    let zeros = match pace.zero_pages {
+        ZeroPages::Share => true,
+        ZeroPages::Ignore => false,
+        ZeroPages::WhenIdle => idle,
+    };
+    let mut report = Report { pace, zeros, runs: Vec::new(), fingerprints: Vec::new(), full: Vec::new() };
+    let read = rounds.fingerprint(HASH_AT_ONCE, |rested, fingerprints| {
+        let waiting: Vec<PageRange> = folder.waiting(rested.range).collect();
+        report.add(rested.range, rested.huge, fingerprints, &waiting);
+    });
+    report.close();
+    for (runs, fingerprints) in report.full {
+        link.send(&ToWorker::Rested(runs, fingerprints))?;
+    }
+    Ok(read)
+}
+
+/// Puts together messages of pages that have rested.
+struct Report {
+    pace: Pace,
+    zeros: bool,
+    runs: Vec<RestedRun>,
+    fingerprints: Vec<Fingerprint>,
+    full: Vec<(Vec<RestedRun>, Vec<Fingerprint>)>,
+}
+
+impl Report {
+    fn add(&mut self, range: PageRange, huge: bool, fingerprints: &[Fingerprint], waiting: &[PageRange]) {
+        if self.fingerprints.len() + fingerprints.len() > RESTED_PAGES || self.runs.len() + fingerprints.len() > RUNS {
+            self.close();
+        }
+        if huge {
+            self.runs.push(RestedRun { start: range.start, pages: range.pages as u16, huge });
+            self.fingerprints.extend_from_slice(fingerprints);
+            return;
+        }
+        let mut open = false;
+        for (n, fingerprint) in fingerprints.iter().enumerate() {
+            let start = range.start.add_pages(n as u64);
+            let later = waiting.iter().any(|range| range.start == start);
+            let zero = *fingerprint == Fingerprint::ZERO_PAGE;
+            if later || zero && !self.zeros {
+                // Looked at again in the next round but one, and so on.
+                if later || self.pace.zero_pages == ZeroPages::WhenIdle {
+                    table::lock().set_pending(PageRange { start, pages: 1 });
+                }
+                open = false;
+                continue;
+            }
+            if !zero && !(self.pace.first..=self.pace.last).contains(fingerprint) {
+                open = false;
+                continue;
+            }
+            match self.runs.last_mut().filter(|_| open) {
+                Some(run) => run.pages += 1,
+                None => self.runs.push(RestedRun { start, pages: 1, huge }),
+            }
+            self.fingerprints.push(*fingerprint);
+            open = true;
+        }
+    }
+
+    fn close(&mut self) {
+        if !self.runs.is_empty() {
+            self.full.push((std::mem::take(&mut self.runs), std::mem::take(&mut self.fingerprints)));
+        }
+    }
+}
+
+/// Tells the worker which slots are mapped no longer.
+fn release(link: &mut Link) -> io::Result<()> {
+    loop {
+        let released = table::lock().take_released(RUNS);
+        if released.is_empty() {
+            return Ok(());
+        }
+        link.send(&ToWorker::Released(released))?;
+    }
+}
+
+/// Pages that map a segment which is no longer the worker's: nobody has to be told when they are written, and they
+/// cannot be folded again.
+fn orphan(of_segment: impl Fn(u8) -> bool) {
+    let mut table = table::lock();
+    for run in table.all_slot_runs().into_iter().filter(|run| of_segment(run.slot.segment())) {
+        table.set_broken(PageRange { start: run.start, pages: run.pages.into() });
+    }
+    // These were just released to nobody.
+    table.take_released(usize::MAX);
+}
+
+fn orphan_unknown(pool: &Pool) {
+    orphan(|segment| page::PoolSlot::new(segment, 0).is_none_or(|slot| pool.of(slot).is_none()));
+}
+
+/// Processor time of this process but for this thread, over time.
+struct Activity {
+    at: Instant,
+    used: Duration,
+    idle: bool,
+}
+
+impl Activity {
+    fn new(now: Instant) -> Self {
+        Self { at: now, used: Self::used(), idle: false }
+    }
+
+    fn used() -> Duration {
+        cpu_time(ClockId::ProcessCPUTime).saturating_sub(cpu_time(ClockId::ThreadCPUTime))
+    }
+
+    /// Whether the member did next to nothing in the last second or so.
+    fn is_idle(&mut self, now: Instant) -> bool {
+        let time = now - self.at;
+        if time >= STATS_EVERY {
+            let used = Self::used();
+            self.idle = used.saturating_sub(self.used) * IDLE_SHARE < time;
+            (self.at, self.used) = (now, used);
+        }
+        self.idle
+    }
+}
+
+fn cpu_time(clock: ClockId) -> Duration {
+    let time = clock_gettime(clock);
+    Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
+}
