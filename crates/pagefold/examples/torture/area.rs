@@ -1,0 +1,265 @@
+//! Private anonymous memory, and everything that a program can have done to it.
+//!
+//! All bytes are reached through atomic words: several threads use neighbouring pages, and the kernel may replace
+//! a page at any time, so nothing here ever has a plain reference to them.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::ptr::null_mut;
+use std::sync::atomic::AtomicU64;
+
+pub const PAGE: usize = 4096;
+pub const WORDS: usize = PAGE / 8;
+
+const PRIVATE: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
+
+/// A mapping. Who calls what changes it knows that nobody else uses those pages meanwhile.
+#[derive(Debug)]
+pub struct Area {
+    start: usize,
+    pages: usize,
+}
+
+fn done(answer: libc::c_int) -> io::Result<()> {
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn map(at: usize, pages: usize, flags: libc::c_int) -> io::Result<usize> {
+    // SAFETY: either an address of the kernel's choice, or with MAP_FIXED a range within an area of the caller's.
+    let start = unsafe { libc::mmap(at as *mut _, pages * PAGE, READ_WRITE, PRIVATE | flags, -1, 0) };
+    if start == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(start as usize) }
+}
+
+impl Area {
+    /// Memory in small pages that asks to be merged.
+    pub fn mergeable(pages: usize) -> Self {
+        let area = Self::plain(pages);
+        area.advise(0, pages, libc::MADV_NOHUGEPAGE).expect("MADV_NOHUGEPAGE");
+        area.advise(0, pages, libc::MADV_MERGEABLE).expect("MADV_MERGEABLE");
+        area
+    }
+
+    /// Memory that asks for nothing.
+    pub fn plain(pages: usize) -> Self {
+        Self { start: map(0, pages, 0).expect("mmap"), pages }
+    }
+
+    pub const fn pages(&self) -> usize {
+        self.pages
+    }
+
+    pub const fn address(&self, page: usize) -> usize {
+        self.start + page * PAGE
+    }
+
+    pub fn word(&self, page: usize, n: usize) -> &AtomicU64 {
+        assert!(page < self.pages && n < WORDS, "page {page} word {n} of {} pages", self.pages);
+        let address = self.address(page) + n * 8;
+        // SAFETY: aligned, and within this mapping, which lives as long as the area; every bit pattern is a number,
+        // and whoever else looks there does so through atomics or is the kernel.
+        unsafe { &*(address as *const AtomicU64) }
+    }
+
+    fn range(&self, from: usize, pages: usize) -> (*mut libc::c_void, usize) {
+        assert!(from + pages <= self.pages, "{from} + {pages} of {} pages", self.pages);
+        (self.address(from) as *mut libc::c_void, pages * PAGE)
+    }
+
+    pub fn advise(&self, from: usize, pages: usize, advice: libc::c_int) -> io::Result<()> {
+        let (start, bytes) = self.range(from, pages);
+        // SAFETY: within this mapping; what becomes of its contents is the caller's business, and nobody has a plain
+        // reference to them.
+        done(unsafe { libc::madvise(start, bytes, advice) })
+    }
+
+    pub fn protect(&self, from: usize, pages: usize, protection: libc::c_int) -> io::Result<()> {
+        let (start, bytes) = self.range(from, pages);
+        // SAFETY: within this mapping; the caller does not use the pages before they may be used again.
+        done(unsafe { libc::mprotect(start, bytes, protection) })
+    }
+
+    pub fn unprotect(&self, from: usize, pages: usize) -> io::Result<()> {
+        self.protect(from, pages, READ_WRITE)
+    }
+
+    pub fn lock(&self, from: usize, pages: usize) -> io::Result<()> {
+        let (start, bytes) = self.range(from, pages);
+        // SAFETY: changes no contents.
+        done(unsafe { libc::mlock(start, bytes) })
+    }
+
+    pub fn unlock(&self, from: usize, pages: usize) -> io::Result<()> {
+        let (start, bytes) = self.range(from, pages);
+        // SAFETY: changes no contents.
+        done(unsafe { libc::munlock(start, bytes) })
+    }
+
+    /// Maps new memory over a part, which holds zeros then.
+    pub fn replace(&self, from: usize, pages: usize) -> io::Result<()> {
+        let (start, _) = self.range(from, pages);
+        map(start as usize, pages, libc::MAP_FIXED).map(|_| self.mergeable_again(from, pages))
+    }
+
+    /// The same in two steps, with a hole in between where nobody else may map anything meanwhile: this is for a
+    /// program of which nothing else is mapped without an address.
+    pub fn unmap_and_map(&self, from: usize, pages: usize) -> io::Result<bool> {
+        let (start, bytes) = self.range(from, pages);
+        // SAFETY: a part of this mapping, which nobody uses before there is memory again.
+        done(unsafe { libc::munmap(start, bytes) })?;
+        match map(start as usize, pages, libc::MAP_FIXED_NOREPLACE) {
+            Ok(_) => self.mergeable_again(from, pages),
+            // Another thread was given the place: for this area it is lost.
+            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => return Ok(false),
+            Err(e) => return Err(e),
+        }
+        Ok(true)
+    }
+
+    fn mergeable_again(&self, from: usize, pages: usize) {
+        self.advise(from, pages, libc::MADV_NOHUGEPAGE).expect("MADV_NOHUGEPAGE");
+        self.advise(from, pages, libc::MADV_MERGEABLE).expect("MADV_MERGEABLE");
+    }
+
+    /// Grows, shrinks or moves the whole; what is new holds zeros.
+    pub fn resize(&mut self, pages: usize) -> io::Result<()> {
+        self.remap(pages, libc::MREMAP_MAYMOVE, 0)
+    }
+
+    /// Moves the whole to another place.
+    pub fn relocate(&mut self) -> io::Result<()> {
+        let to = map(0, self.pages, 0)?;
+        self.remap(self.pages, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, to)
+    }
+
+    /// Moves the contents to another place and leaves the old one, which then holds zeros.
+    pub fn move_out(&mut self) -> io::Result<Self> {
+        let old = Self { start: self.start, pages: self.pages };
+        match self.remap(self.pages, libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP, 0) {
+            Ok(()) => Ok(old),
+            Err(e) => {
+                // The mapping is this area's still.
+                std::mem::forget(old);
+                Err(e)
+            }
+        }
+    }
+
+    fn remap(&mut self, pages: usize, flags: libc::c_int, to: usize) -> io::Result<()> {
+        let (start, bytes) = self.range(0, self.pages);
+        // SAFETY: the whole mapping, borrowed mutably, so that nobody has an address in it; with MREMAP_FIXED `to`
+        // is a mapping of the same size that was made for this.
+        let new = unsafe { libc::mremap(start, bytes, pages * PAGE, flags, to as *mut libc::c_void) };
+        if new == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        (self.start, self.pages) = (new as usize, pages);
+        Ok(())
+    }
+
+    /// Has the kernel write a part of a page.
+    pub fn read_from(&self, page: usize, bytes: usize, from: &impl AsRawFd) -> io::Result<usize> {
+        let (start, room) = self.range(page, 1);
+        // SAFETY: as many bytes as there are at most, within this mapping.
+        let count = unsafe { libc::read(from.as_raw_fd(), start, bytes.min(room)) };
+        usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Reads pages of a file into pages.
+    pub fn pread(&self, page: usize, pages: usize, from: &impl AsRawFd, file_page: usize) -> io::Result<usize> {
+        let (start, bytes) = self.range(page, pages);
+        // SAFETY: as many bytes as there are, within this mapping.
+        let count = unsafe { libc::pread(from.as_raw_fd(), start, bytes, (file_page * PAGE) as libc::off_t) };
+        usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// The same, into the first page and the others apart.
+    pub fn preadv(&self, page: usize, pages: usize, from: &impl AsRawFd, file_page: usize) -> io::Result<usize> {
+        let (start, bytes) = self.range(page, pages);
+        let second = self.address(page + 1) as *mut libc::c_void;
+        let parts = [
+            libc::iovec { iov_base: start, iov_len: PAGE },
+            libc::iovec { iov_base: second, iov_len: bytes - PAGE },
+        ];
+        let offset = (file_page * PAGE) as libc::off_t;
+        // SAFETY: as many bytes as there are, within this mapping.
+        let count = unsafe { libc::preadv(from.as_raw_fd(), parts.as_ptr(), 2, offset) };
+        usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Has the kernel read a part of a page.
+    pub fn write_to(&self, page: usize, bytes: usize, to: &impl AsRawFd) -> io::Result<usize> {
+        let (start, room) = self.range(page, 1);
+        // SAFETY: as many bytes as there are at most, within this mapping.
+        let count = unsafe { libc::write(to.as_raw_fd(), start, bytes.min(room)) };
+        usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    }
+}
+
+impl Drop for Area {
+    fn drop(&mut self) {
+        let (start, bytes) = self.range(0, self.pages);
+        // SAFETY: nobody refers to this area any more.
+        let _ = unsafe { libc::munmap(start, bytes) };
+    }
+}
+
+/// What the page tables of this process say.
+pub struct Pagemap {
+    file: File,
+    entries: Vec<u8>,
+}
+
+/// What a page is for the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// Not present: never touched, a page of zeros given back, or just being looked at.
+    Nothing,
+    /// Memory of its own.
+    Anonymous,
+    /// A page of a file: a slot of the pool.
+    File,
+}
+
+impl Pagemap {
+    pub fn open() -> Self {
+        Self { file: File::open("/proc/self/pagemap").expect("open the page map"), entries: Vec::new() }
+    }
+
+    /// What these pages are at about this moment.
+    pub fn look(&mut self, area: &Area, from: usize, pages: usize) -> impl Iterator<Item = Held> {
+        self.entries.resize(pages * 8, 0);
+        let at = (area.address(from) / PAGE * 8) as u64;
+        self.file.read_exact_at(&mut self.entries, at).expect("read the page map");
+        self.entries.as_chunks::<8>().0.iter().map(|entry| match u64::from_ne_bytes(*entry) {
+            entry if entry >> 63 == 0 => Held::Nothing,
+            entry if entry >> 61 & 1 == 1 => Held::File,
+            _ => Held::Anonymous,
+        })
+    }
+}
+
+/// A pipe: reading end, writing end.
+pub fn pipe() -> (File, File) {
+    let (from, to) = io::pipe().expect("a pipe");
+    (File::from(std::os::fd::OwnedFd::from(from)), File::from(std::os::fd::OwnedFd::from(to)))
+}
+
+/// Ends the whole process at once, with nothing of it run any more.
+pub fn exit_now(code: i32) -> ! {
+    // SAFETY: takes a number and does not return.
+    unsafe { libc::_exit(code) }
+}
+
+/// The allocator's and kernel's habit of giving memory back.
+pub fn trim_heap() {
+    // SAFETY: the allocator may be asked this at any time.
+    let _ = unsafe { libc::malloc_trim(0) };
+}
+
+/// No address.
+pub const fn nowhere() -> *mut libc::c_void {
+    null_mut()
+}

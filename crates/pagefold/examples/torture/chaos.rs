@@ -1,0 +1,176 @@
+//! Areas that come and go: each is filled with twins of other pages, rests for a while, and then has something done
+//! to it: grown, shrunk, moved, replaced in part, locked, advised, protected while it rests.
+
+use crate::children::Children;
+use crate::content::Random;
+use crate::owners::ok;
+use crate::plot::Plot;
+use crate::tally::{Mismatch, count, must, stopping};
+use std::time::{Duration, Instant};
+
+/// Areas that a thread has at a time.
+const AREAS: usize = 24;
+
+struct Field {
+    plot: Plot,
+    next: Instant,
+    /// Whether it can only be read now.
+    read_only: bool,
+    /// Whether a part of it was mapped anew: the kernel may keep that apart, and cannot move several mappings at once.
+    split: bool,
+}
+
+impl Field {
+    fn new(classes: usize, random: &mut Random) -> Self {
+        let mut plot = Plot::whole(16 + random.below(240), classes);
+        must("in a new area", plot.fill_all(random));
+        Self { plot, next: Instant::now() + rest(random), read_only: false, split: false }
+    }
+}
+
+fn rest(random: &mut Random) -> Duration {
+    Duration::from_micros(random.next() % 1_500_000)
+}
+
+/// Lives until it is told to stop.
+pub fn live(classes: usize) {
+    let mut random = Random::unforeseen();
+    let mut fields: Vec<Field> = (0..AREAS).map(|_| Field::new(classes, &mut random)).collect();
+    let mut children = Children::default();
+    while !stopping() {
+        std::thread::sleep(Duration::from_millis(3));
+        let Some(field) = fields.iter_mut().find(|field| field.next <= Instant::now()) else { continue };
+        field.next += rest(&mut random);
+        if random.one_in(40) {
+            // Dropped at any time, folded or not.
+            *field = Field::new(classes, &mut random);
+            count("areas");
+        } else if random.one_in(60) && !field.read_only {
+            children.born(&mut field.plot, &mut random);
+        } else {
+            must("in an area", act(field, &mut random));
+        }
+    }
+    for field in &fields {
+        must("in an area at the end", field.plot.check_all());
+    }
+    children.wait_for_all();
+}
+
+/// Checks it all and does something to it.
+fn act(field: &mut Field, random: &mut Random) -> Result<(), Mismatch> {
+    let Field { plot, read_only, split, .. } = field;
+    plot.check_all()?;
+    if std::mem::take(read_only) {
+        ok("mprotect", plot.area().unprotect(0, plot.len()));
+        return plot.fill_all(random);
+    }
+    let (from, pages) = part(plot, random);
+    match random.below(12) {
+        0 if !*split => resize(plot, random)?,
+        1 if !*split => relocate(plot, random)?,
+        2 => {
+            count("parts_replaced");
+            *split = true;
+            ok("mmap", plot.area().replace(from, pages));
+            plot.zeroed(from, pages)?;
+        }
+        3 => advise(plot, from, pages, random)?,
+        4 => {
+            count("left_read_only");
+            ok("mprotect", plot.area().protect(0, plot.len(), libc::PROT_READ));
+            *read_only = true;
+        }
+        5 => lock(plot, from, pages, random)?,
+        6 => {
+            count("discards");
+            ok("MADV_DONTNEED", plot.area().advise(from, pages, libc::MADV_DONTNEED));
+            plot.zeroed(from, pages)?;
+        }
+        7 => {
+            count("unmergeable");
+            ok("MADV_UNMERGEABLE", plot.area().advise(from, pages, libc::MADV_UNMERGEABLE));
+            (from..from + pages).try_for_each(|i| plot.check(i))?;
+            ok("MADV_MERGEABLE", plot.area().advise(from, pages, libc::MADV_MERGEABLE));
+        }
+        8 => {
+            count("parts_unmapped");
+            *split = true;
+            if ok("munmap, mmap", plot.area().unmap_and_map(from, pages)) {
+                plot.zeroed(from, pages)?;
+            } else {
+                // Another thread was given the place, and may keep it.
+                count("places_given_away");
+                std::mem::forget(std::mem::replace(plot, Plot::whole(pages, 2)));
+            }
+        }
+        _ => {
+            for i in from..from + pages {
+                plot.poke(i, random)?;
+            }
+        }
+    }
+    plot.check_all()
+}
+
+fn part(plot: &Plot, random: &mut Random) -> (usize, usize) {
+    let from = random.below(plot.len());
+    (from, 1 + random.below(plot.len() - from))
+}
+
+fn resize(plot: &mut Plot, random: &mut Random) -> Result<(), Mismatch> {
+    count("resized");
+    let pages = 16 + random.below(300);
+    ok("mremap", plot.area_mut().resize(pages));
+    plot.resized();
+    plot.check_all()?;
+    plot.fill_all(random)
+}
+
+fn relocate(plot: &mut Plot, random: &mut Random) -> Result<(), Mismatch> {
+    if random.one_in(2) {
+        count("moved");
+        ok("mremap to a place", plot.area_mut().relocate());
+        return plot.check_all();
+    }
+    count("moved_out");
+    let pages = plot.len();
+    let left = ok("MREMAP_DONTUNMAP", plot.area_mut().move_out());
+    let mut empty = Plot::new(std::sync::Arc::new(left), (0..pages).collect(), 2);
+    empty.zeroed(0, pages)?;
+    plot.check_all()
+}
+
+fn advise(plot: &mut Plot, from: usize, pages: usize, random: &mut Random) -> Result<(), Mismatch> {
+    // What lasts is undone, or the mapping stays split.
+    let all = [
+        ("MADV_COLD", libc::MADV_COLD, None),
+        ("MADV_PAGEOUT", libc::MADV_PAGEOUT, None),
+        ("MADV_POPULATE_READ", libc::MADV_POPULATE_READ, None),
+        ("MADV_POPULATE_WRITE", libc::MADV_POPULATE_WRITE, None),
+        ("MADV_DONTDUMP", libc::MADV_DONTDUMP, Some(libc::MADV_DODUMP)),
+        ("MADV_RANDOM", libc::MADV_RANDOM, Some(libc::MADV_NORMAL)),
+        ("MADV_DONTFORK", libc::MADV_DONTFORK, Some(libc::MADV_DOFORK)),
+    ];
+    let (name, advice, undo) = all[random.below(all.len())];
+    count("advised");
+    ok(name, plot.area().advise(from, pages, advice));
+    plot.check_all()?;
+    undo.map_or(Ok(()), |advice| {
+        ok(name, plot.area().advise(from, pages, advice));
+        plot.check_all()
+    })
+}
+
+fn lock(plot: &mut Plot, from: usize, pages: usize, random: &mut Random) -> Result<(), Mismatch> {
+    if let Err(e) = plot.area().lock(from, pages) {
+        assert!(matches!(e.raw_os_error(), Some(libc::ENOMEM | libc::EPERM)), "mlock: {e}");
+        return Ok(());
+    }
+    count("locked");
+    for i in from..from + pages {
+        plot.poke(i, random)?;
+    }
+    ok("munlock", plot.area().unlock(from, pages));
+    Ok(())
+}

@@ -1,0 +1,268 @@
+//! `memory`: threads that own stripes of one area, so that a run of pages that is folded at once has several owners,
+//! each of whom writes and checks its own all the time; beside them, areas that come and go (`chaos`) and children
+//! (`children`).
+//!
+//! Each page is visited about once a second: long enough to be folded in between, short enough that visits fall
+//! into folds. To meet them more often, an owner *hunts*: it looks in the page tables for pages that have just been
+//! folded, and writes those behind them, whose turn is next.
+
+use crate::area::{Area, Held, Pagemap, pipe};
+use crate::chaos;
+use crate::children::Children;
+use crate::content::Random;
+use crate::plot::Plot;
+use crate::tally::{FOLDS, Mismatch, Until, count, fail, must, report, stopping};
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+/// Pages side by side with one owner.
+const STRIPE: usize = 8;
+/// Pages that one hunt looks at.
+const HUNTED: usize = 256;
+/// Pages that are written between two looks at the clock.
+const BURST: usize = 2 * STRIPE;
+/// Parts of a plot, one of which is written all the time.
+const HOT: usize = 16;
+
+/// Have pages written and checked in every way that a program can
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    until: Until,
+    /// Pages of the area that stays
+    #[arg(long, default_value_t = 12288)]
+    pages: usize,
+    /// Threads that own it
+    #[arg(long, default_value_t = 3)]
+    threads: usize,
+    /// Threads with areas that come and go
+    #[arg(long, default_value_t = 1)]
+    chaos: usize,
+    /// Different contents
+    #[arg(long, default_value_t = 300)]
+    classes: usize,
+    /// Visits a second to each page
+    #[arg(long, default_value_t = 0.7)]
+    visits: f64,
+    /// Fork no children
+    #[arg(long)]
+    no_children: bool,
+}
+
+/// Runs it.
+pub fn run(args: &Args) {
+    let began = Instant::now();
+    let pages = args.pages.next_multiple_of(HUNTED);
+    let area = Arc::new(Area::mergeable(pages));
+    std::thread::scope(|scope| {
+        for thread in 0..args.threads {
+            let mine = (0..pages).filter(|page| page / STRIPE % args.threads == thread).collect();
+            let plot = Plot::new(Arc::clone(&area), mine, args.classes);
+            scope.spawn(move || Owner::new(plot, args).live());
+        }
+        for _ in 0..args.chaos {
+            scope.spawn(|| chaos::live(args.classes));
+        }
+        args.until.wait();
+    });
+    report("memory", began);
+}
+
+/// Something that is done so many times a second.
+struct Beat {
+    period: Duration,
+    next: Instant,
+}
+
+impl Beat {
+    fn new(a_second: f64) -> Self {
+        Self { period: Duration::from_secs_f64(1.0 / a_second), next: Instant::now() }
+    }
+
+    /// How often it is due. What could not be done in time is not made up for in full.
+    fn due(&mut self, now: Instant) -> u32 {
+        let mut due = 0;
+        while self.next <= now && due < 64 {
+            self.next += self.period;
+            due += 1;
+        }
+        self.next = self.next.max(now);
+        due
+    }
+}
+
+struct Owner {
+    plot: Plot,
+    random: Random,
+    children: Option<Children>,
+    pagemap: Pagemap,
+    folded: Vec<bool>,
+    pipe: (File, File),
+    visits: f64,
+    born: Instant,
+}
+
+impl Owner {
+    fn new(plot: Plot, args: &Args) -> Self {
+        Self {
+            folded: vec![false; plot.area().pages()],
+            plot,
+            random: Random::unforeseen(),
+            children: (!args.no_children).then(Children::default),
+            pagemap: Pagemap::open(),
+            pipe: pipe(),
+            visits: args.visits,
+            born: Instant::now(),
+        }
+    }
+
+    fn live(mut self) {
+        must("while it was filled", self.plot.fill_all(&mut self.random));
+        let mut visits = Beat::new(self.visits * self.plot.len() as f64);
+        let [mut hunts, mut seldom, mut births] = [Beat::new(150.0), Beat::new(60.0), Beat::new(0.4)];
+        while !stopping() {
+            let now = Instant::now();
+            for _ in 0..visits.due(now) {
+                let i = self.random.below(self.plot.len());
+                must("visited", self.plot.poke(i, &mut self.random));
+            }
+            for _ in 0..hunts.due(now) {
+                must("hunted", self.hunt());
+            }
+            for _ in 0..seldom.due(now) {
+                must("after something seldom", self.something_seldom());
+            }
+            if births.due(now) > 0
+                && let Some(children) = &mut self.children
+            {
+                children.born(&mut self.plot, &mut self.random);
+            }
+            must("in a burst", self.burst());
+            // There are others who want the processor, those who fold among them.
+            std::thread::sleep(Duration::from_micros(700));
+        }
+        must("at the end", self.plot.check_all());
+        if let Some(children) = &mut self.children {
+            children.wait_for_all();
+        }
+    }
+
+    /// Writes a few stripes many times over. For half a second they are from one part of the plot, which rests then.
+    fn burst(&mut self) -> Result<(), Mismatch> {
+        let bursts = self.plot.len() / BURST;
+        let hot = (self.born.elapsed().as_millis() / 500) as usize * 7 % HOT;
+        let start = (hot * bursts / HOT + self.random.below(bursts / HOT)) * BURST;
+        for _ in 0..32 {
+            (start..start + BURST).try_for_each(|i| self.plot.write(i))?;
+        }
+        (start..start + BURST).try_for_each(|i| self.plot.fill(i, &mut self.random))
+    }
+
+    /// Looks for pages that were folded since it last looked there, and writes its own that come next.
+    fn hunt(&mut self) -> Result<(), Mismatch> {
+        let from = self.random.below(self.plot.area().pages() / HUNTED) * HUNTED;
+        let mut last_new = None;
+        let looked: Vec<Held> = self.pagemap.look(self.plot.area(), from, HUNTED).collect();
+        for (n, held) in looked.iter().enumerate() {
+            let was = std::mem::replace(&mut self.folded[from + n], *held == Held::File);
+            if *held == Held::File && !was {
+                FOLDS.fetch_add(1, Relaxed);
+                last_new = Some(n);
+            }
+        }
+        let first = self.plot.position(from);
+        let chased = last_new.map_or(0..0, |n| n + 1..(n + 33).min(HUNTED));
+        for i in first..self.plot.len() {
+            let Some(n) = self.plot.page(i).checked_sub(from).filter(|n| *n < HUNTED) else { break };
+            // What is absent though it holds something is being folded at this moment.
+            let in_a_fold = looked[n] == Held::Nothing && self.plot.at_rest(i);
+            if in_a_fold || (chased.contains(&n) && looked[n] == Held::Anonymous && self.plot.at_rest(i)) {
+                count(if in_a_fold { "writes_into_folds" } else { "writes_ahead_of_folds" });
+                self.plot.write(i)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a program does with its memory besides writing it, to a part of one stripe.
+    fn something_seldom(&mut self) -> Result<(), Mismatch> {
+        let stripe = self.random.below(self.plot.len() / STRIPE) * STRIPE;
+        let (i, pages) = (stripe + self.random.below(4), 1 + self.random.below(4));
+        let page = self.plot.page(i);
+        match self.random.below(6) {
+            0 | 1 => self.discard(i, pages),
+            2 => self.let_go(i, pages),
+            3 => {
+                count("read_only");
+                ok("mprotect", self.plot.area().protect(page, pages, libc::PROT_READ));
+                let checked = (i..i + pages).try_for_each(|i| self.plot.check(i));
+                ok("mprotect", self.plot.area().unprotect(page, pages));
+                checked
+            }
+            4 => {
+                count("inaccessible");
+                ok("mprotect", self.plot.area().protect(page, pages, libc::PROT_NONE));
+                std::thread::sleep(Duration::from_micros(self.random.next() % 2000));
+                ok("mprotect", self.plot.area().unprotect(page, pages));
+                (i..i + pages).try_for_each(|i| self.plot.check(i))
+            }
+            _ => self.through_a_pipe(i),
+        }
+    }
+
+    fn discard(&mut self, i: usize, pages: usize) -> Result<(), Mismatch> {
+        count("discards");
+        ok("MADV_DONTNEED", self.plot.area().advise(self.plot.page(i), pages, libc::MADV_DONTNEED));
+        self.plot.zeroed(i, pages)?;
+        if self.random.one_in(2) {
+            (i..i + pages).try_for_each(|i| self.plot.fill(i, &mut self.random))?;
+        }
+        Ok(())
+    }
+
+    /// `MADV_FREE`: the kernel may or may not take them.
+    fn let_go(&mut self, i: usize, pages: usize) -> Result<(), Mismatch> {
+        count("frees");
+        ok("MADV_FREE", self.plot.area().advise(self.plot.page(i), pages, libc::MADV_FREE));
+        for i in i..i + pages {
+            self.plot.check_free(i)?;
+            let class = self.random.below(100) as u32;
+            self.plot.refill(i, class);
+            self.plot.check(i)?;
+        }
+        Ok(())
+    }
+
+    /// Has the kernel read a page, and write it.
+    fn through_a_pipe(&mut self, i: usize) -> Result<(), Mismatch> {
+        count("pipes");
+        let page = self.plot.page(i);
+        let bytes = self.plot.bytes(i);
+        let area = self.plot.area();
+        let written = area.write_to(page, bytes.len(), &self.pipe.1);
+        if written.as_ref().ok() != Some(&bytes.len()) {
+            fail(&format!("write(2) of a page: {written:?}"));
+        }
+        let mut got = vec![0; bytes.len()];
+        std::io::Read::read_exact(&mut &self.pipe.0, &mut got).expect("read a pipe");
+        if let Some(at) = (0..bytes.len()).find(|&at| bytes[at] != got[at]) {
+            let (expected, found) = (u64::from(bytes[at]), u64::from(got[at]));
+            return Err(Mismatch { address: area.address(page), page, offset: at, expected, found });
+        }
+        let class = self.random.below(100) as u32;
+        self.plot.adopt(i, class);
+        std::io::Write::write_all(&mut &self.pipe.1, &self.plot.bytes(i)).expect("write a pipe");
+        let read = self.plot.area().read_from(page, bytes.len(), &self.pipe.0);
+        if read.as_ref().ok() != Some(&bytes.len()) {
+            fail(&format!("read(2) into a page: {read:?}"));
+        }
+        self.plot.check(i)
+    }
+}
+
+/// What works without us must work with us.
+pub fn ok<T>(what: &str, result: std::io::Result<T>) -> T {
+    result.unwrap_or_else(|e| fail(&format!("{what}: {e}")))
+}

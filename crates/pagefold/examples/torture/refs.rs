@@ -1,0 +1,3 @@
+#[derive(clap::Args)]
+pub struct Args {}
+pub fn run(_: &Args) {}
