@@ -14,10 +14,12 @@ mod kpage;
 mod ksm;
 mod member_memory;
 mod mounts;
+mod own_cpu;
 mod page_cache;
 mod pagemap;
 mod peer_process;
 mod plain_file;
+mod pool_memory;
 mod process;
 mod process_id;
 mod seqpacket;
@@ -44,11 +46,13 @@ pub use member_memory::{
     move_mapping_over, pages_equal, write_pages,
 };
 pub use mounts::proc_hides_processes;
+pub use own_cpu::own_cpu_time;
 pub use page::PageRange;
 pub use page_cache::CachedFile;
 pub use pagemap::{Pagemap, PagemapEntry, frames_visible, has_pagemap_scan};
 pub use peer_process::PeerProcess;
 pub use plain_file::{open_plain_file, read_plain_file};
+pub use pool_memory::{DonationWindow, HeldLease, InheritedSegment, Lease, LeaseState, PoolSegment};
 pub use process::{Process, check_readable, is_userfaultfd_open, open_files, pids};
 pub use process_id::{ProcessId, ProcessStat};
 pub use seqpacket::{MOST_FDS, Peer, Received, Seqpacket, SeqpacketListener};
