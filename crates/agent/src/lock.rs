@@ -4,6 +4,7 @@
 //! whoever took it before the fork. While it is held, all signals are blocked: a handler that unmaps memory would
 //! otherwise wait for the very thread it interrupted.
 
+use crate::raw;
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -31,9 +32,20 @@ impl<T> Lock<T> {
 
     /// Waits for the value.
     pub fn lock(&self) -> Guard<'_, T> {
-        let signals = block_signals();
+        let signals = raw::set_signal_mask(u64::MAX);
         self.acquire();
-        Guard { lock: self, signals }
+        Guard { lock: self, signals: Some(signals) }
+    }
+
+    /// As [`Lock::lock`], for who has blocked all signals already.
+    pub fn lock_only(&self) -> Guard<'_, T> {
+        self.acquire();
+        Guard { lock: self, signals: None }
+    }
+
+    /// Lets go of a lock whose guard was forgotten, as is done around `fork`.
+    pub fn force_unlock(&self) {
+        self.release();
     }
 
     fn acquire(&self) {
@@ -62,18 +74,14 @@ impl<T> Lock<T> {
 
 fn futex(word: &AtomicU32, operation: i32, value: u32) {
     let operation = operation | libc::FUTEX_PRIVATE_FLAG;
-    crate::raw::futex(word, operation, value);
-}
-
-fn block_signals() -> u64 {
-    crate::raw::set_signal_mask(u64::MAX)
+    raw::futex(word, operation, value);
 }
 
 /// Holds the lock.
 #[derive(Debug)]
 pub struct Guard<'a, T> {
     lock: &'a Lock<T>,
-    signals: u64,
+    signals: Option<u64>,
 }
 
 impl<T> Deref for Guard<'_, T> {
@@ -95,6 +103,8 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
         self.lock.release();
-        crate::raw::set_signal_mask(self.signals);
+        if let Some(signals) = self.signals {
+            raw::set_signal_mask(signals);
+        }
     }
 }

@@ -24,7 +24,7 @@ mod chunk;
 mod extents;
 mod lookup;
 
-pub use extents::{Advice, Shut, Traits};
+pub use extents::{Advice, READ_WRITE, Shut, Traits};
 pub use lookup::everything;
 
 use crate::lock::{self, Lock};
@@ -191,6 +191,13 @@ impl Table {
         let (first, end) = span(range);
         self.generation += 1;
         self.extents.change(first, end, |known| known.shut &= !(why as u8));
+    }
+
+    /// This memory's protection was changed to these `PROT_` bits.
+    pub fn protect(&mut self, range: PageRange, access: u8) {
+        let (first, end) = span(range);
+        self.generation += 1;
+        self.extents.change(first, end, |known| known.access = access);
     }
 
     /// Changes what is remembered of the advice given for this memory.

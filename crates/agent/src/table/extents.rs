@@ -8,14 +8,12 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Shut {
-    /// Their protection is not to read and write.
-    Protected = 1,
     /// They are locked into memory.
-    Locked = 2,
+    Locked = 1,
     /// The program uses a userfaultfd of its own on them.
-    Yielded = 4,
+    Yielded = 2,
     /// They have a property that a mapping of the pool cannot have.
-    Special = 8,
+    Special = 4,
 }
 
 /// What was advised about pages; a mapping that takes their place must be advised the same.
@@ -30,20 +28,31 @@ pub struct Advice {
 }
 
 /// What is known about a range.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traits {
     /// It was asked in.
     pub asked: bool,
+    /// Its protection, as `PROT_` bits. Anything but to read and write is a reason not to fold.
+    pub access: u8,
     /// Reasons ([`Shut`]) not to fold it now.
     pub shut: u8,
     /// What was advised.
     pub advice: Advice,
 }
 
+/// To read and write.
+pub const READ_WRITE: u8 = (libc::PROT_READ | libc::PROT_WRITE) as u8;
+
+impl Default for Traits {
+    fn default() -> Self {
+        Self { asked: false, access: READ_WRITE, shut: 0, advice: Advice::default() }
+    }
+}
+
 impl Traits {
     /// Whether its pages may be folded, as far as this goes.
     pub const fn open(self) -> bool {
-        self.asked && self.shut == 0
+        self.asked && self.shut == 0 && self.access == READ_WRITE
     }
 }
 

@@ -41,6 +41,7 @@ enum Step {
     Shut(u64, u64, Shut),
     Open(u64, u64, Shut),
     DontFork(u64, u64, bool),
+    Protect(u64, u64, u8),
     Relocate(u64, u64, u64),
     Folded(u64, u64, u32),
     Zeroed(u64, u64),
@@ -55,7 +56,7 @@ fn range_strategy() -> impl Strategy<Value = (u64, u64)> {
 }
 
 fn shut_strategy() -> impl Strategy<Value = Shut> {
-    prop_oneof![Just(Shut::Protected), Just(Shut::Locked), Just(Shut::Yielded), Just(Shut::Special)]
+    prop_oneof![Just(Shut::Locked), Just(Shut::Yielded), Just(Shut::Special)]
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -68,6 +69,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (range(), shut_strategy()).prop_map(|((a, n), why)| Step::Shut(a, n, why)),
         1 => (range(), shut_strategy()).prop_map(|((a, n), why)| Step::Open(a, n, why)),
         1 => (range(), any::<bool>()).prop_map(|((a, n), on)| Step::DontFork(a, n, on)),
+        1 => (range(), prop_oneof![Just(0), Just(1), Just(READ_WRITE)]).prop_map(|((a, n), access)| Step::Protect(a, n, access)),
         1 => (0..PAGES / 2, 1..PAGES / 2, 0..PAGES / 2).prop_map(|(from, n, to)| {
             // A move never overlaps itself.
             let n = n.min(PAGES / 2 - from).min(PAGES / 2 - to);
@@ -125,6 +127,9 @@ impl Model {
             Step::DontFork(a, n, on) => self.each(a, n, |p| {
                 p.traits = p.traits.map(|t| Traits { advice: Advice { dont_fork: on, ..t.advice }, ..t });
             }),
+            Step::Protect(a, n, access) => {
+                self.each(a, n, |p| p.traits = p.traits.map(|t| Traits { access, ..t }));
+            }
             Step::Relocate(from, n, to) => {
                 let moved: Vec<Page> = self.pages[from as usize..(from + n) as usize].to_vec();
                 for (at, page) in moved.into_iter().enumerate() {
@@ -185,6 +190,7 @@ fn run_step(table: &mut Table, step: &Step) {
         Step::Shut(a, n, why) => table.shut(real(a, n), why),
         Step::Open(a, n, why) => table.open(real(a, n), why),
         Step::DontFork(a, n, on) => table.advise(real(a, n), |advice| advice.dont_fork = on),
+        Step::Protect(a, n, access) => table.protect(real(a, n), access),
         Step::Relocate(from, n, to) => table.relocate(real(from, n), real(to, 1).start),
         Step::Folded(a, n, slot) => {
             table.set_folded(SlotRun { start: real(a, n).start, slot: PoolSlot::from_bits(slot), pages: n as u16 })

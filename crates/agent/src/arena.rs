@@ -1,0 +1,255 @@
+//! The agent's own memory: one reserved range, from which everything comes that the agent allocates.
+//!
+//! The host program's heap is not used: its lock may be held by a thread that waits for us, and its pages may be
+//! enrolled, so that touching them in the fold critical section would wait for itself. The range is reserved without
+//! any right to it and opened bit by bit, so that a kernel that counts promises counts only what is used. It is never
+//! enrolled, because no door sees its birth, and it never shrinks.
+//!
+//! Memory is handed out by `dlmalloc` under a lock that does not block signals: whoever allocates has them blocked
+//! already, being the agent's thread or holding the table's lock. (While the library is loaded there is nobody to
+//! be interrupted by.)
+
+use crate::lock::Lock;
+use crate::raw;
+use dlmalloc::Dlmalloc;
+use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange};
+use std::alloc::{GlobalAlloc, Layout};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Sizes to try to reserve: 4 GiB hold the table of some 800 GiB of touched memory; where the program's address space is
+/// limited, less has to do.
+const SIZES: [usize; 4] = [4 << 30, 1 << 30, 128 << 20, 16 << 20];
+/// Opened at a time.
+const STEP_BYTES: usize = 1 << 20;
+/// Kept open in advance, so that what hooks note in passing never finds nothing.
+const HEADROOM_BYTES: usize = 1 << 20;
+
+static START: AtomicUsize = AtomicUsize::new(0);
+static END: AtomicUsize = AtomicUsize::new(0);
+/// Given to dlmalloc, or mapped, up to here.
+static USED: AtomicUsize = AtomicUsize::new(0);
+/// Readable and writable up to here.
+static OPENED: AtomicUsize = AtomicUsize::new(0);
+
+/// What dlmalloc takes its memory from. All of it is called under the lock of [`HEAP`].
+struct Reserved;
+
+static HEAP: Lock<Dlmalloc<Reserved>> = Lock::new(Dlmalloc::new_with_allocator(Reserved));
+
+/// Everything that Rust code of the library allocates.
+#[derive(Debug)]
+pub struct Arena;
+
+#[global_allocator]
+static ARENA: Arena = Arena;
+
+/// All memory that the agent's data lies or will lie in. Empty before the first allocation.
+pub fn range() -> PageRange {
+    let (start, end) = (START.load(Ordering::Acquire), END.load(Ordering::Acquire));
+    PageRange { start: HostVirt(start as u64), pages: (end.saturating_sub(start) >> PAGE_SHIFT) as u64 }
+}
+
+/// Bytes of it that are in use, or were.
+pub fn used_bytes() -> u64 {
+    (USED.load(Ordering::Acquire).saturating_sub(START.load(Ordering::Acquire))) as u64
+}
+
+/// Makes sure that this much can be allocated without asking the kernel; otherwise says that it cannot.
+pub fn ensure(bytes: usize) -> bool {
+    let _held = HEAP.lock_only();
+    reserve() && open_to(USED.load(Ordering::Relaxed).saturating_add(bytes).saturating_add(HEADROOM_BYTES))
+}
+
+/// Gives away zeroed memory for ever: a stack, a buffer. A page that nobody may touch lies below it.
+pub fn map(bytes: usize) -> Option<PageRange> {
+    let _held = HEAP.lock_only();
+    let bytes = bytes.checked_next_multiple_of(PAGE_BYTES)?;
+    let start = take(bytes.checked_add(PAGE_BYTES)?)?;
+    // SAFETY: the page was just taken from the arena's own range, and nobody else knows of it.
+    unsafe { raw::call(libc::SYS_mprotect, [start, PAGE_BYTES, libc::PROT_NONE as usize, 0, 0, 0]) };
+    Some(PageRange { start: HostVirt((start + PAGE_BYTES) as u64), pages: (bytes >> PAGE_SHIFT) as u64 })
+}
+
+/// For `fork`: nobody allocates between this and [`unlock_after_fork`].
+pub fn lock_for_fork() {
+    std::mem::forget(HEAP.lock_only());
+}
+
+/// In parent and child.
+pub fn unlock_after_fork() {
+    HEAP.force_unlock();
+}
+
+/// Reserves the range, once.
+fn reserve() -> bool {
+    if START.load(Ordering::Relaxed) != 0 {
+        return true;
+    }
+    for bytes in SIZES {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let arguments = [0, bytes, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0];
+        // SAFETY: a new mapping where the kernel chooses takes nobody's memory.
+        let start = unsafe { raw::call(libc::SYS_mmap, arguments) };
+        if raw::error(start).is_none() {
+            let start = start as usize;
+            // SAFETY: advice on the mapping just made. Small pages: the agent's data is sparse.
+            unsafe { raw::call(libc::SYS_madvise, [start, bytes, libc::MADV_NOHUGEPAGE as usize, 0, 0, 0]) };
+            USED.store(start, Ordering::Relaxed);
+            OPENED.store(start, Ordering::Relaxed);
+            END.store(start + bytes, Ordering::Release);
+            START.store(start, Ordering::Release);
+            return true;
+        }
+    }
+    false
+}
+
+/// Makes the range readable and writable up to `wanted`.
+fn open_to(wanted: usize) -> bool {
+    let opened = OPENED.load(Ordering::Relaxed);
+    if wanted <= opened {
+        return true;
+    }
+    let (start, end) = (START.load(Ordering::Relaxed), END.load(Ordering::Relaxed));
+    let next = start + (wanted - start).next_multiple_of(STEP_BYTES);
+    if next > end {
+        return false;
+    }
+    let access = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+    // SAFETY: the part of the arena's own range behind `opened`, where nothing lies yet.
+    let answer = unsafe { raw::call(libc::SYS_mprotect, [opened, next - opened, access, 0, 0, 0]) };
+    if raw::error(answer).is_none() {
+        OPENED.store(next, Ordering::Relaxed);
+    }
+    raw::error(answer).is_none()
+}
+
+/// Takes whole pages of zeros.
+fn take(bytes: usize) -> Option<usize> {
+    if !reserve() {
+        return None;
+    }
+    let start = USED.load(Ordering::Relaxed);
+    let end = start.checked_add(bytes)?;
+    // The headroom is for hooks only as long as the kernel gives more; without, use it up.
+    if end > END.load(Ordering::Relaxed) || !(open_to(end.saturating_add(HEADROOM_BYTES)) || open_to(end)) {
+        return None;
+    }
+    USED.store(end, Ordering::Release);
+    Some(start)
+}
+
+// SAFETY: `alloc` gives out disjoint, page-aligned, zeroed parts of a mapping that is never unmapped, and nothing that is
+// refused here (remapping, freeing) changes anything.
+unsafe impl dlmalloc::Allocator for Reserved {
+    fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
+        let Some(bytes) = size.checked_next_multiple_of(PAGE_BYTES) else { return (std::ptr::null_mut(), 0, 0) };
+        match take(bytes) {
+            Some(start) => (start as *mut u8, bytes, 0),
+            None => (std::ptr::null_mut(), 0, 0),
+        }
+    }
+
+    fn remap(&self, _: *mut u8, _: usize, _: usize, _: bool) -> *mut u8 {
+        std::ptr::null_mut()
+    }
+
+    fn free_part(&self, _: *mut u8, _: usize, _: usize) -> bool {
+        false
+    }
+
+    fn free(&self, _: *mut u8, _: usize) -> bool {
+        false
+    }
+
+    fn can_release_part(&self, _: u32) -> bool {
+        false
+    }
+
+    fn allocates_zeros(&self) -> bool {
+        true
+    }
+
+    fn page_size(&self) -> usize {
+        PAGE_BYTES
+    }
+}
+
+// SAFETY: dlmalloc keeps the contract of an allocator, given the layouts that our caller keeps it with; the lock keeps its
+// data to one thread at a time.
+unsafe impl GlobalAlloc for Arena {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: any size and any power of two as alignment will do.
+        unsafe { HEAP.lock_only().malloc(layout.size(), layout.align()) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as in `alloc`.
+        unsafe { HEAP.lock_only().calloc(layout.size(), layout.align()) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        // SAFETY: the caller gives back what `alloc` gave for this layout.
+        unsafe { HEAP.lock_only().free(place, layout.size(), layout.align()) }
+    }
+
+    unsafe fn realloc(&self, place: *mut u8, layout: Layout, new_bytes: usize) -> *mut u8 {
+        // SAFETY: the caller gives what `alloc` gave for this layout.
+        unsafe { HEAP.lock_only().realloc(place, layout.size(), layout.align(), new_bytes) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inside(place: *const u8) -> bool {
+        let range = range();
+        (range.start.0..range.end().0).contains(&(place as u64))
+    }
+
+    #[test]
+    fn everything_lies_in_the_range() {
+        let small = Box::new(1_u8);
+        let large = vec![7_u8; 3 << 20];
+        let text = format!("{small}{}", large.len());
+        assert!(inside(&raw const *small) && inside(large.as_ptr()) && inside(text.as_ptr()));
+        assert!(used_bytes() >= 3 << 20);
+    }
+
+    #[test]
+    fn threads_share_it() {
+        std::thread::scope(|scope| {
+            for seed in 0..4_usize {
+                scope.spawn(move || {
+                    let mut kept: Vec<Vec<usize>> = Vec::new();
+                    for turn in 0..5000 {
+                        kept.push(vec![turn ^ seed; 1 + (turn * 7 + seed) % 300]);
+                        if kept.len() > 50 {
+                            let old = kept.swap_remove(turn % 50);
+                            assert!(old.iter().all(|word| *word == old[0]));
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn mapped_memory_is_zeroed_and_guarded() {
+        let mapped = map(10_000).unwrap();
+        assert_eq!(mapped.pages, 3);
+        let smaps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let guard = format!("{:x}-{:x} ---p", mapped.start.0 - 4096, mapped.start.0);
+        assert!(smaps.contains(&guard), "no {guard} in\n{smaps}");
+        // SAFETY: three pages that are ours alone.
+        let bytes = unsafe { std::slice::from_raw_parts(mapped.start.0 as *const u8, 3 * PAGE_BYTES) };
+        assert!(bytes.iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn more_than_there_is_cannot_be_ensured() {
+        assert!(ensure(1 << 20));
+        assert!(!ensure(1 << 40));
+    }
+}
