@@ -179,10 +179,8 @@ impl Area {
     pub fn preadv(&self, page: usize, pages: usize, from: &impl AsRawFd, file_page: usize) -> io::Result<usize> {
         let (start, bytes) = self.range(page, pages);
         let second = self.address(page + 1) as *mut libc::c_void;
-        let parts = [
-            libc::iovec { iov_base: start, iov_len: PAGE },
-            libc::iovec { iov_base: second, iov_len: bytes - PAGE },
-        ];
+        let parts =
+            [libc::iovec { iov_base: start, iov_len: PAGE }, libc::iovec { iov_base: second, iov_len: bytes - PAGE }];
         let offset = (file_page * PAGE) as libc::off_t;
         // SAFETY: as many bytes as there are, within this mapping.
         let count = unsafe { libc::preadv(from.as_raw_fd(), parts.as_ptr(), 2, offset) };

@@ -52,9 +52,8 @@ const FIXED_PAGES: usize = 256;
 fn make_file(dir: &Path) -> (File, File) {
     let path = dir.join(format!("torture-{}.bin", std::process::id()));
     let mut file = ok("make the file", File::create(&path));
-    let bytes: Vec<u8> = (0..FILE_PAGES * WORDS)
-        .flat_map(|n| word(FILE_CLASS + (n / WORDS) as u32, n % WORDS).to_ne_bytes())
-        .collect();
+    let bytes: Vec<u8> =
+        (0..FILE_PAGES * WORDS).flat_map(|n| word(FILE_CLASS + (n / WORDS) as u32, n % WORDS).to_ne_bytes()).collect();
     ok("write the file", file.write_all(&bytes).and_then(|()| file.sync_all()));
     let direct = File::options().read(true).custom_flags(libc::O_DIRECT).open(&path);
     let cached = File::open(&path);

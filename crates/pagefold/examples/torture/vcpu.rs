@@ -110,7 +110,8 @@ impl Machine {
         while !stopping() {
             let sweeps = if self.random.one_in(3) { self.random.below(3000) } else { 1 };
             (0..sweeps).for_each(|_| self.sweep());
-            self.look(Duration::from_micros(self.random.next() % 900_000));
+            let pause = Duration::from_micros(self.random.next() % 900_000);
+            self.look(pause);
             self.verify();
         }
     }
