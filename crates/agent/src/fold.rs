@@ -14,8 +14,9 @@ use rustix::io::Errno;
 use std::time::{Duration, Instant};
 use wire::{FoldRun, MemberStats, Outcome, SlotRun, Target};
 
-/// Mappings are counted anew after so many runs were folded, or after so long.
-const COUNT_EVERY: (u64, Duration) = (2048, Duration::from_secs(10));
+/// Mappings are counted anew after so long, and for so small a part of a processor; or when by the most careful account there
+/// may be no more to spend.
+const COUNT_EVERY: (Duration, u32) = (Duration::from_secs(5), 200);
 /// Runs that one look at the list of folded pages unfolds before others get their turn.
 const UNFOLD_AT_ONCE: usize = 256;
 
@@ -28,14 +29,14 @@ pub struct Folder {
     most_vmas: u64,
     vmas: u64,
     runs_since_count: u64,
-    counted: Instant,
+    count_due: Instant,
 }
 
 impl Folder {
     /// With at most so many mappings in the whole process.
     pub fn new(section: Section, unfold: Unfold, most_vmas: u64) -> Self {
         let (patience, surveyed) = (Patience::default(), Ok(0));
-        Self { section, unfold, patience, surveyed, most_vmas, vmas: count_vmas(), runs_since_count: 0, counted: Instant::now() }
+        Self { section, unfold, patience, surveyed, most_vmas, vmas: count_vmas(), runs_since_count: 0, count_due: Instant::now() }
     }
 
     /// The userfaultfd that pages are moved with.
@@ -73,8 +74,10 @@ impl Folder {
     /// Counts mappings anew, and forgets pages that failed long ago.
     pub fn tidy(&mut self) {
         let now = Instant::now();
-        if self.runs_since_count > COUNT_EVERY.0 || now - self.counted > COUNT_EVERY.1 {
-            (self.vmas, self.counted, self.runs_since_count) = (count_vmas(), now, 0);
+        if now >= self.count_due {
+            (self.vmas, self.runs_since_count) = (count_vmas(), 0);
+            let (pause, share) = COUNT_EVERY;
+            self.count_due = now + pause.max(now.elapsed() * share);
             self.patience.forget_old(now);
         }
     }
@@ -90,6 +93,7 @@ impl Folder {
             }
             all.resize(before + usize::from(run.pages), Outcome::Gone);
         }
+        self.section.clear();
         let now = Instant::now();
         let mut outcomes = all.iter();
         for page in runs.iter().flat_map(|run| (0..u64::from(run.pages)).map(|n| run.start.add_pages(n))) {
@@ -129,7 +133,10 @@ impl Folder {
             }
         }
         all.extend_from_slice(outcomes);
-        self.tidy();
+        if source.is_some() && self.is_out_of_vmas() && self.runs_since_count > self.most_vmas / 16 {
+            self.count_due = Instant::now();
+            self.tidy();
+        }
     }
 
     /// Unfolds some of what is folded. Returns whether nothing is left.

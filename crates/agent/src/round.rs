@@ -94,7 +94,7 @@ impl Rounds {
         let budget = rate.map_or(u64::MAX, |rate| (f64::from(rate) * elapsed.as_secs_f64()) as u64 + 1);
         self.last = now;
         let spans = spans();
-        self.arm(pagemap, guard, &spans, now)?;
+        let armed = self.arm(pagemap, guard, &spans, now)?;
         let (mut written, mut pages) = (Vec::new(), 0);
         for span in &spans {
             pages += span.pages;
@@ -109,18 +109,20 @@ impl Rounds {
         if huge {
             self.look_at_huge(pagemap, &spans, budget, now)?;
         }
-        let noted: u64 = written.iter().map(|range| range.pages).sum();
+        // What has only begun to be watched was not written for that.
+        let noted = if armed { 0 } else { written.iter().map(|range| range.pages).sum() };
         let cost = now.elapsed() + NOTE_COST * u32::try_from(noted).unwrap_or(u32::MAX);
         let share = if self.notes_writes { SHARE } else { 4 * SHARE };
         self.next = now + (cost * share).clamp(CLOSEST, FURTHEST);
         Ok(pages)
     }
 
-    /// Begins to watch what is not watched yet: memory that was asked in, opened or made private since.
-    fn arm(&mut self, pagemap: &Pagemap, guard: &Userfault, spans: &[PageRange], now: Instant) -> host::Result<()> {
+    /// Begins to watch what is not watched yet: memory that was asked in, opened or made private since. Says whether there
+    /// was any.
+    fn arm(&mut self, pagemap: &Pagemap, guard: &Userfault, spans: &[PageRange], now: Instant) -> host::Result<bool> {
         let generation = table::lock().generation();
         if !self.notes_writes || (generation == self.generation && now < self.armed) {
-            return Ok(());
+            return Ok(false);
         }
         (self.generation, self.armed) = (generation, now + Duration::from_secs(5));
         let mut unwatched = Vec::new();
@@ -128,7 +130,7 @@ impl Rounds {
             unwatched.append(&mut pagemap.unwatched_ranges(span.start, span.end())?);
         }
         if unwatched.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         let table = table::lock();
         let mut open = Vec::new();
@@ -137,7 +139,7 @@ impl Rounds {
             // What cannot be registered is not ours to fold; the section finds that out by itself.
             let _ = guard.register(range, Watch::Writes);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Keeps of what has rested what is there; to read the rest would bring it back from swap.

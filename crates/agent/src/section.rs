@@ -38,6 +38,8 @@ use wire::{Outcome, SlotRun, Target};
 
 /// Pages that are out of reach at the same time.
 pub const RUN_PAGES: u64 = 64;
+/// Pages of the stage: what lies there is dropped when it is full, not after each run.
+const STAGE_PAGES: u64 = 8 * RUN_PAGES;
 /// A move that finds something locked for the moment is tried so often.
 const TRIES: u32 = 8;
 
@@ -52,6 +54,8 @@ pub struct Section {
     guard: Userfault,
     notes_writes: bool,
     stage: MemberMemory,
+    /// Pages of the stage that are in use; the run's begin behind them.
+    used: u64,
 }
 
 /// Where the contents of a run are to be found in the pool.
@@ -69,9 +73,9 @@ impl Section {
     /// # Errors
     /// Memory is short.
     pub fn new(guard: Userfault, notes_writes: bool) -> Result<Self, Errno> {
-        let stage = MemberMemory::stage(RUN_PAGES)?;
+        let stage = MemberMemory::stage(STAGE_PAGES)?;
         guard.register(stage.range(), Watch::Missing)?;
-        Ok(Self { guard, notes_writes, stage })
+        Ok(Self { guard, notes_writes, stage, used: 0 })
     }
 
     /// The userfaultfd behind it.
@@ -106,9 +110,9 @@ impl Section {
         // anybody has to wait.
         let slots = source.map(|s| s.pool.slots(s.first, run.pages));
         let Some(slots) = slots.map_or(Some(None), |slots| slots.map(Some)) else { return Duration::ZERO };
-        if slots.is_some_and(|slots| host::make_present(slots).is_err()) {
-            outcomes.fill(Outcome::NoMemory);
-            return Duration::ZERO;
+        slots.iter().for_each(|slots| touch(*slots));
+        if self.used + run.pages > STAGE_PAGES {
+            self.clear();
         }
         let began = Instant::now();
         if let Err(e) = self.guard.register(run, self.watch()) {
@@ -119,10 +123,15 @@ impl Section {
         self.judge(run, slots, generation, outcomes);
         self.replace(table, run, source, outcomes);
         self.end(run, source.is_none(), outcomes);
-        let out_of_reach = began.elapsed();
-        // All that is left on the stage is the content of folded pages.
-        self.stage.drop_pages(run.pages);
-        out_of_reach
+        // All that is left of it on the stage is the content of folded pages.
+        self.used += run.pages;
+        began.elapsed()
+    }
+
+    /// Drops what folded pages held.
+    pub fn clear(&mut self) {
+        self.stage.drop_pages(self.used);
+        self.used = 0;
     }
 
     const fn watch(&self) -> Watch {
@@ -135,7 +144,7 @@ impl Section {
         while at < run.pages {
             let from = PageRange { start: run.start.add_pages(at), pages: run.pages - at };
             // SAFETY: the run is registered, so who touches what is out sleeps until `end` wakes it, by when each page
-            // was mapped again or moved back. The stage is ours, and empty: it is dropped after each run.
+            // was mapped again or moved back. The stage is ours, and empty from `used` on.
             let moved = unsafe { self.guard.move_pages(from, self.staged(at)) };
             outcomes[at as usize..(at + moved.pages) as usize].fill(Outcome::Folded);
             at += moved.pages;
@@ -260,7 +269,16 @@ impl Section {
     }
 
     fn staged(&self, n: u64) -> HostVirt {
-        self.stage.range().start.add_pages(n)
+        self.stage.range().start.add_pages(self.used + n)
+    }
+}
+
+/// Looks at every page, so that it is there when it is compared.
+fn touch(slots: PageRange) {
+    for n in 0..slots.pages {
+        let at = slots.start.add_pages(n).0 as usize as *const u8;
+        // SAFETY: the slots lie in the view, which is readable. Nothing depends on what is read.
+        unsafe { at.read_volatile() };
     }
 }
 
