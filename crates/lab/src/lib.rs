@@ -44,5 +44,5 @@ pub use place::{cache_dir, default_lab_dir};
 pub use process::live;
 pub use qemu::Accelerator;
 pub use settle::{Idle, Settled};
-pub use spec::Spec;
+pub use spec::{Fold, Spec};
 pub use state::Image;

@@ -11,6 +11,15 @@ use std::time::Duration;
 /// Guests that are started at a time, each waited for by a thread.
 const MOST_GUESTS: usize = 1000;
 
+/// A service that folds the guests, each as a member of its group.
+#[derive(Clone, Debug)]
+pub struct Fold {
+    /// The program whose `run` makes a member of what it executes.
+    pub pagefold: PathBuf,
+    /// The service's directory; without, the one that `pagefold run` finds or starts.
+    pub service: Option<PathBuf>,
+}
+
 /// What guests to bring up.
 #[derive(Clone, Debug)]
 pub struct Spec {
@@ -31,6 +40,8 @@ pub struct Spec {
     /// Program and first arguments of process guests, which must call [`crate::live`] with what follows:
     /// `--name NAME --group GROUP --memory-bytes N`.
     pub process_program: Vec<OsString>,
+    /// Whose members they are to be; nobody's without.
+    pub fold: Option<Fold>,
     /// How long a guest may take until it is ready.
     pub patience: Duration,
 }
@@ -48,6 +59,7 @@ impl Spec {
             append: String::new(),
             qemu_args: Vec::new(),
             process_program: vec![program.into(), "lab".into(), "hold".into()],
+            fold: None,
             patience: Duration::from_secs(180),
         }
     }
@@ -70,6 +82,9 @@ impl Spec {
         }
         if self.memory_bytes.is_some() && self.image.is_container() {
             return Err(Error::Usage("a container takes the memory that it needs: no size can be given".into()));
+        }
+        if self.fold.is_some() && self.image.is_container() {
+            return Err(Error::Usage("a container has many programs, and none of them can be made a member alone".into()));
         }
         if self.guests == 0 {
             return Err(Error::Usage("no guest is wanted".into()));

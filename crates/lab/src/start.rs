@@ -6,7 +6,7 @@ use crate::life::Mark;
 use crate::lxc::Container;
 use crate::qemu::Accelerator;
 use crate::qemu::{self, Machine, Sockets};
-use crate::spec::Spec;
+use crate::spec::{Fold, Spec};
 use crate::state::{Entry, Image};
 use crate::{agent, program};
 use host::ProcessId;
@@ -86,6 +86,9 @@ pub(crate) fn start(spec: &Spec, source: &Source, entry: &Entry, dir: &Path, mar
             command
         }
     };
+    if let Some(fold) = &spec.fold {
+        command = as_member(fold, entry, &command);
+    }
     let log = log_of(dir);
     let file = File::create(&log).map_err(|e| Error::file("create", &log, e))?;
     let both = file.try_clone().map_err(|e| Error::file("duplicate", &log, e))?;
@@ -100,6 +103,21 @@ pub(crate) fn start(spec: &Spec, source: &Source, entry: &Entry, dir: &Path, mar
     let says = child.stdout.take();
     let process = ProcessId::of(child.id())?;
     Ok(Started { name: entry.name.clone(), process, at, image: entry.image, dir: dir.to_owned(), says })
+}
+
+/// The same command, executed by `pagefold run`: so the process that is started is the guest's, as without it.
+fn as_member(fold: &Fold, entry: &Entry, command: &Command) -> Command {
+    let mut run = Command::new(&fold.pagefold);
+    run.args(["run", "--group", &entry.group, "--name", &entry.name]);
+    if let Some(service) = &fold.service {
+        run.arg("--service").arg(service);
+    }
+    // QEMU asks for its RAM to be merged; other programs ask for nothing.
+    if !entry.image.is_vm() {
+        run.arg("--all-anonymous");
+    }
+    run.arg("--").arg(command.get_program()).args(command.get_args());
+    run
 }
 
 impl Started {
@@ -155,5 +173,38 @@ fn line_from(mut pipe: ChildStdout, deadline: Instant) -> std::result::Result<()
             Ok(_) => {}
             Err(e) => return Err(e.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_is_the_same_command_run_by_pagefold() {
+        let entry = Entry {
+            name: "acme-1".into(),
+            group: "acme".into(),
+            image: Image::Tiny,
+            memory_bytes: None,
+            accelerator: None,
+            copied_root: None,
+            process: None,
+            ready_ms: None,
+        };
+        let mut command = Command::new("/usr/bin/qemu");
+        command.args(["-m", "128"]);
+        let fold = Fold { pagefold: "/opt/pagefold".into(), service: Some("/run/x".into()) };
+        let words = |command: &Command| {
+            let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
+            words.join(" ")
+        };
+        let run = as_member(&fold, &entry, &command);
+        assert_eq!(run.get_program(), "/opt/pagefold");
+        assert_eq!(words(&run), "run --group acme --name acme-1 --service /run/x -- /usr/bin/qemu -m 128");
+        let entry = Entry { image: Image::Process, ..entry };
+        let fold = Fold { service: None, ..fold };
+        let run = words(&as_member(&fold, &entry, &command));
+        assert_eq!(run, "run --group acme --name acme-1 --all-anonymous -- /usr/bin/qemu -m 128");
     }
 }

@@ -6,7 +6,7 @@ use crate::output::say;
 use crate::size::parse_bytes;
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
-use lab::{Cache, Image, Lab, Progress, Spec};
+use lab::{Cache, Fold, Image, Lab, Progress, Spec};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -34,6 +34,12 @@ pub struct Args {
     /// Add an argument to QEMU's command line; give one for each word
     #[arg(long = "qemu-arg", value_name = "WORD", allow_hyphen_values = true)]
     qemu_args: Vec<String>,
+    /// Have them folded, each as a member of its group
+    #[arg(long)]
+    fold: bool,
+    /// Directory of the service that folds them [default: the host's service, or one of your own]
+    #[arg(long, value_name = "DIR", requires = "fold")]
+    service: Option<PathBuf>,
     /// Longest time that a guest may take to be ready
     #[arg(long, value_name = "SECONDS", default_value_t = 180, value_parser = seconds())]
     timeout: u64,
@@ -67,6 +73,8 @@ impl From<ImageName> for Image {
 
 /// Runs it.
 pub fn run(lab: &Lab, args: Args, as_json: bool) -> anyhow::Result<Outcome> {
+    let service = args.service.map(std::path::absolute).transpose()?;
+    let fold = if args.fold { Some(Fold { pagefold: std::env::current_exe()?, service }) } else { None };
     let spec = Spec {
         guests: args.guests,
         groups: args.groups,
@@ -74,6 +82,7 @@ pub fn run(lab: &Lab, args: Args, as_json: bool) -> anyhow::Result<Outcome> {
         kernel: args.kernel,
         append: args.append,
         qemu_args: args.qemu_args,
+        fold,
         patience: Duration::from_secs(args.timeout),
         ..Spec::new(args.image.into())
     };
