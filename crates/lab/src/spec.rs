@@ -84,7 +84,9 @@ impl Spec {
             return Err(Error::Usage("a container takes the memory that it needs: no size can be given".into()));
         }
         if self.fold.is_some() && self.image.is_container() {
-            return Err(Error::Usage("a container has many programs, and none of them can be made a member alone".into()));
+            return Err(Error::Usage(
+                "a container has many programs, and none of them can be made a member alone".into(),
+            ));
         }
         if self.guests == 0 {
             return Err(Error::Usage("no guest is wanted".into()));
