@@ -55,14 +55,15 @@ impl CgroupHome {
         Ok(())
     }
 
-    /// Removes it, if no process is left in it; and what it lies in, if that is empty then.
-    pub fn remove(&self) {
+    /// Removes it, if no process is left in it; and what it lies in, if that is empty then. Whether it is gone.
+    pub fn remove(&self) -> bool {
         for dir in &self.dirs {
             let _ = fs::remove_dir(dir);
             if let Some(parent) = dir.parent() {
                 let _ = fs::remove_dir(parent);
             }
         }
+        self.dirs.iter().all(|dir| !dir.exists())
     }
 }
 
@@ -157,14 +158,12 @@ mod tests {
         home.add(child.id()).unwrap();
         let stands = text::read(format!("/proc/{}/cgroup", child.id())).unwrap();
         assert!(stands.contains(&format!("/pagefold-test/{name}")), "{stands}");
-        home.remove();
-        assert!(home.dirs[0].exists(), "it was removed with a process in it");
+        assert!(!home.remove() && home.dirs[0].exists(), "it was removed with a process in it");
         child.kill().unwrap();
         child.wait().unwrap();
         // The kernel takes a moment to let go.
         for _ in 0..100 {
-            home.remove();
-            if home.dirs.iter().all(|dir| !dir.exists()) {
+            if home.remove() {
                 return;
             }
             std::thread::sleep(std::time::Duration::from_millis(10));

@@ -5,6 +5,7 @@ mod cmd;
 mod exit;
 mod output;
 mod progress;
+mod service;
 mod size;
 mod take;
 
@@ -27,6 +28,17 @@ enum Command {
     Guests(cmd::guests::Args),
     /// Count every page by owner, kind and content, and what of it is held more than once
     Census(cmd::census::Args),
+    /// Start a program as a member of a group, whose members share identical pages
+    Run(cmd::run::Args),
+    /// The service: decides who is a member, and folds
+    Serve(cmd::serve::Args),
+    /// Groups: which there are, how they do, how they are run
+    Group(cmd::group::Args),
+    /// Prove from page frames that groups share nothing with each other, and what is really saved
+    Audit(cmd::audit::Args),
+    /// Folds the pages of one group
+    #[command(hide = true)]
+    Worker(cmd::worker::Args),
     /// Real guests to try Pagefold on
     Lab(cmd::lab::Args),
     /// Measure Pagefold itself
@@ -42,6 +54,11 @@ fn main() -> ExitCode {
         Command::Doctor(args) => cmd::doctor::run(args),
         Command::Guests(args) => cmd::guests::run(args),
         Command::Census(args) => cmd::census::run(args),
+        Command::Run(args) => cmd::run::run(&args),
+        Command::Serve(args) => cmd::serve::run(args),
+        Command::Group(args) => cmd::group::run(&args),
+        Command::Audit(args) => cmd::audit::run(&args),
+        Command::Worker(args) => cmd::worker::run(&args),
         Command::Lab(args) => cmd::lab::run(args),
         Command::Bench(args) => cmd::bench::run(args),
         Command::BenchGuest(args) => cmd::bench::run_guest(&args),

@@ -4,6 +4,7 @@
 
 pub mod census_table;
 pub mod doctor_table;
+pub mod group_table;
 pub mod guests_table;
 pub mod html;
 pub mod json;

@@ -1,0 +1,37 @@
+//! Mappings of a group's pool: pages that a member has folded, and that are one frame for all of its group.
+
+use host::Mapping;
+
+/// The group whose pool a mapping maps, by the name that the kernel shows; names are not proof: anybody may call a file so.
+pub fn pool_group(mapping: &Mapping) -> Option<&str> {
+    let name = mapping.name.strip_prefix("/memfd:pagefold-")?;
+    let group = name.strip_suffix(" (deleted)").unwrap_or(name);
+    // What else workers and agents share, but never map privately.
+    let other = mapping.shared && matches!(group, "lease" | "donation");
+    (!group.is_empty() && !other).then_some(group)
+}
+
+/// Whether pages of a mapping that the kernel does not call anonymous are folded ones. A worker maps its own pool shared.
+pub fn holds_folded_pages(mapping: &Mapping) -> bool {
+    !mapping.shared && pool_group(mapping).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn private_mappings_of_a_pool_and_no_others() {
+        let group = |rights: &str, name: &str| {
+            let line = format!("7f0000000000-7f0000001000 {rights} 00000000 00:01 9 {name}\n");
+            let mapping = Mapping::parse_all(&line).unwrap().remove(0);
+            (pool_group(&mapping).map(str::to_owned), holds_folded_pages(&mapping))
+        };
+        assert_eq!(group("rw-p", "/memfd:pagefold-acme (deleted)"), (Some("acme".into()), true));
+        assert_eq!(group("rw-s", "/memfd:pagefold-acme (deleted)"), (Some("acme".into()), false));
+        assert_eq!(group("---s", "/memfd:pagefold-lease (deleted)"), (None, false));
+        for name in ["/memfd:pagefold- (deleted)", "/memfd:other (deleted)", "/tmp/memfd:pagefold-acme", ""] {
+            assert_eq!(group("rw-p", name), (None, false), "{name}");
+        }
+    }
+}

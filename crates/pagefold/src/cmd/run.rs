@@ -1,0 +1,139 @@
+//! `pagefold run`: start any program as a member of a group.
+
+mod preload;
+
+use crate::exit::{Outcome, Stop};
+use crate::output::say;
+use crate::service::client::{Meant, Service};
+use crate::service::name;
+use anyhow::Context;
+use host::{Check, Status};
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Arguments of `pagefold run`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+The program is not changed: a library is loaded into it (LD_PRELOAD), which sees the memory that the program itself
+advises to be merged with madvise(MADV_MERGEABLE), as QEMU does with the RAM of its guest. Where no service runs, a
+private one is started; it ends by itself when the last member has ended.
+
+Exit code: the program's own, once it runs; 126 if it cannot be executed, 127 if there is no such program; otherwise as
+for every command.
+
+Examples:
+  pagefold run --group acme --name web1 -- qemu-system-x86_64 -m 2G ...
+  pagefold run --group acme --all-anonymous -- python3 server.py")]
+pub struct Args {
+    /// The group: its members share pages with each other and with nobody else
+    #[arg(long, value_name = "GROUP", value_parser = name::parse_group)]
+    group: String,
+    /// What the member is called in the group [default: the program's name and pid]
+    #[arg(long, value_name = "NAME", value_parser = name::parse_member)]
+    name: Option<String>,
+    /// Fold all private anonymous memory (heap, arenas, large mappings), and not only what the program advises
+    #[arg(long)]
+    all_anonymous: bool,
+    /// The service's directory [default: PAGEFOLD_DIR, or /run/pagefold, or your own private service's]
+    #[arg(long, value_name = "DIR")]
+    service: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+/// Runs it: does not come back if all goes well.
+pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let program = match preload::find_program(&args.command[0]) {
+        Ok(program) => program,
+        Err(missing) => {
+            say!("pagefold: {missing}");
+            return Ok(Outcome::Status(missing.code()));
+        }
+    };
+    preload::check_program(&program)?;
+    let library = preload::library()?;
+    check_host(&host::probe_host())?;
+    let file_name = program.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let service = join(args, &file_name)?;
+    let socket = std::path::absolute(service.place.agent_socket()).context("the service's directory is not there")?;
+    // It must not stay open in the program.
+    drop(service);
+    let mut command = Command::new(&program);
+    command.arg0(&args.command[0]).args(&args.command[1..]);
+    command.env("LD_PRELOAD", preload::prepended(&library, std::env::var_os("LD_PRELOAD")));
+    command.env("PAGEFOLD_SOCKET", socket).env("PAGEFOLD_PID", std::process::id().to_string());
+    if args.all_anonymous {
+        command.env("PAGEFOLD_ALL", "1");
+    } else {
+        command.env_remove("PAGEFOLD_ALL");
+    }
+    let error = command.exec();
+    say!("pagefold: cannot execute {}: {error}", program.display());
+    Ok(Outcome::Status(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 }))
+}
+
+/// Makes this process a member at the service that is meant, or else at the caller's own.
+fn join(args: &Args, program: &str) -> anyhow::Result<Service> {
+    let attempt = |service: &Service| service.join(&args.group, args.name.as_deref(), program);
+    let named = matches!(Meant::of(args.service.as_deref()), Meant::Named(_));
+    let mut refused: Option<anyhow::Error> = None;
+    let mut own_runs = false;
+    for service in Service::find(args.service.as_deref())? {
+        own_runs |= service.place == crate::service::place::Place::own();
+        match attempt(&service) {
+            Ok(_) => {
+                if let Some(why) = refused {
+                    say!("pagefold: the host's service refuses ({why:#}); your own service is used");
+                }
+                return Ok(service);
+            }
+            Err(e) => refused = Some(e),
+        }
+    }
+    if let Some(why) = refused.take_if(|_| named || own_runs) {
+        return Err(why);
+    }
+    let service = Service::start_private()?;
+    if let Some(why) = refused {
+        say!("pagefold: the host's service refuses ({why:#}); a private one is used");
+    }
+    attempt(&service)?;
+    Ok(service)
+}
+
+/// Whether this process could fold at all.
+fn check_host(checks: &[Check]) -> anyhow::Result<()> {
+    for id in ["kernel:uffdio_move", "kernel:memfd_seals", "memory:page_size"] {
+        let Some(check) = checks.iter().find(|c| c.id == id && c.status != Status::Ok) else { continue };
+        let rights = check.status == Status::Warn;
+        let fix = if rights {
+            "run as root, or set vm.unprivileged_userfaultfd=1, or give this user access to /dev/userfaultfd"
+        } else {
+            check.fix.as_deref().unwrap_or("use Linux 6.8 or newer")
+        };
+        return Err(Stop::HostLacks(format!("no folding here: {id}: {}; {fix}", check.found)).into());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_lacks_something_is_told_what_and_how_to_get_it() {
+        let fine = |id: &str| Check::ok(id, "works", "folding");
+        assert!(check_host(&[fine("kernel:uffdio_move"), fine("host:kvm").warn("x")]).is_ok());
+        let says = |check: Check| match check_host(&[check]).unwrap_err().downcast_ref() {
+            Some(Stop::HostLacks(why)) => why.clone(),
+            _ => panic!("another error"),
+        };
+        let old = says(fine("kernel:uffdio_move").fail("use Linux 6.8 or newer"));
+        assert!(old.ends_with("use Linux 6.8 or newer"), "{old}");
+        let denied = says(fine("kernel:uffdio_move").warn("x"));
+        assert!(denied.contains("vm.unprivileged_userfaultfd=1"), "{denied}");
+    }
+}

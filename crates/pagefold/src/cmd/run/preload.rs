@@ -1,0 +1,204 @@
+//! Whether a library can be loaded into a program, and which one that is.
+
+use crate::exit::Stop;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// The library's name.
+const LIBRARY: &str = "libpagefold.so";
+/// Scripts whose interpreter is a script: as deep as the kernel follows.
+const MOST_INTERPRETERS: usize = 4;
+
+/// No program to execute.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Missing {
+    /// There is none.
+    #[error("there is no program {}", .0.display())]
+    NoSuch(PathBuf),
+    /// It is none.
+    #[error("{} cannot be executed: no right to, or not a program", .0.display())]
+    NoRight(PathBuf),
+}
+
+impl Missing {
+    /// As shells do.
+    pub const fn code(&self) -> u8 {
+        match self {
+            Self::NoSuch(_) => 127,
+            Self::NoRight(_) => 126,
+        }
+    }
+}
+
+/// Finds a program as `execvp` does.
+pub fn find_program(name: &OsStr) -> Result<PathBuf, Missing> {
+    let executable = |path: &Path| path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok();
+    let given = PathBuf::from(name);
+    let found: Vec<PathBuf> = if name.as_bytes().contains(&b'/') {
+        vec![given.clone()]
+    } else {
+        let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
+        std::env::split_paths(&path).map(|dir| dir.join(name)).collect()
+    };
+    match found.iter().find(|path| executable(path)) {
+        Some(path) => Ok(path.clone()),
+        None if found.iter().any(|path| path.exists()) => Err(Missing::NoRight(given)),
+        None => Err(Missing::NoSuch(given)),
+    }
+}
+
+/// Refuses programs into which nothing can be loaded.
+pub fn check_program(program: &Path) -> anyhow::Result<()> {
+    let no = |why: String| Err(Stop::Usage(format!("{} cannot be a member: {why}", program.display())).into());
+    let mut path = program.to_owned();
+    for _ in 0..MOST_INTERPRETERS {
+        // What cannot be read, but executed, is left to the loader.
+        let Ok(file) = File::open(&path) else { return Ok(()) };
+        if let Some(why) = gains_rights(&path) {
+            return no(why);
+        }
+        let mut start = Vec::new();
+        if (&file).take(4096).read_to_end(&mut start).is_err() {
+            return Ok(());
+        }
+        if let Some(line) = start.strip_prefix(b"#!") {
+            let line = line.split(|&b| b == b'\n').next().unwrap_or_default().trim_ascii();
+            let interpreter = line.split(|b| b.is_ascii_whitespace()).next().unwrap_or_default();
+            path = PathBuf::from(OsString::from_vec(interpreter.to_owned()));
+            continue;
+        }
+        return match linked(&file, &start) {
+            Linked::ByLoader => Ok(()),
+            Linked::Statically => no("it is linked statically, so no library can be loaded into it".into()),
+            Linked::ForMusl => no("it is linked with musl, and this libpagefold.so with glibc".into()),
+            Linked::Foreign => no("it is not a program for x86-64".into()),
+        };
+    }
+    Ok(())
+}
+
+/// The loader ignores `LD_PRELOAD` for a program that has more rights than who starts it.
+fn gains_rights(path: &Path) -> Option<String> {
+    let found = fs::metadata(path).ok()?;
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    if found.mode() & 0o4000 != 0 && found.uid() != uid {
+        return Some(format!("it is set-uid (user {}), and such programs load no libraries of others", found.uid()));
+    }
+    if found.mode() & 0o2000 != 0 && found.gid() != gid {
+        return Some(format!("it is set-gid (group {}), and such programs load no libraries of others", found.gid()));
+    }
+    let capabilities = rustix::fs::getxattr(path, "security.capability", &mut [0_u8; 64]).is_ok_and(|n| n > 0);
+    (capabilities && uid != 0)
+        .then(|| "it has file capabilities, and such programs load no libraries of others".to_owned())
+}
+
+/// How an ELF file is linked.
+#[derive(Debug, PartialEq, Eq)]
+enum Linked {
+    ByLoader,
+    Statically,
+    ForMusl,
+    Foreign,
+}
+
+fn linked(file: &File, start: &[u8]) -> Linked {
+    const PT_INTERP: u32 = 3;
+    const X86_64: u16 = 62;
+    let word = |bytes: &[u8], at: usize| bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
+    let short = |at: usize| start.get(at..at + 2).and_then(|b| b.try_into().ok()).map(u16::from_le_bytes);
+    let is_ours = start.starts_with(b"\x7fELF\x02") && short(18) == Some(X86_64);
+    let (true, Some(headers), Some(size), Some(count)) = (is_ours, word(start, 32), short(54), short(56)) else {
+        return Linked::Foreign;
+    };
+    let mut table = vec![0; usize::from(size) * usize::from(count)];
+    if size < 56 || file.read_exact_at(&mut table, headers).is_err() {
+        return Linked::Foreign;
+    }
+    let interpreter = table.chunks_exact(size.into()).find(|h| h[..4] == PT_INTERP.to_le_bytes());
+    let Some(header) = interpreter else { return Linked::Statically };
+    let mut name = vec![0; word(header, 32).unwrap_or(0).min(256) as usize];
+    let read = file.read_exact_at(&mut name, word(header, 8).unwrap_or(0));
+    let for_musl = read.is_ok() && name.windows(7).any(|part| part == b"ld-musl");
+    if for_musl { Linked::ForMusl } else { Linked::ByLoader }
+}
+
+/// The library, next to this program or where packages put it.
+pub fn library() -> anyhow::Result<PathBuf> {
+    let program = std::env::current_exe().unwrap_or_default();
+    let dir = program.parent().unwrap_or(Path::new("/"));
+    let places = [dir.join(LIBRARY), dir.join("../lib/pagefold").join(LIBRARY)];
+    let Some(found) = places.iter().find(|path| path.is_file()) else {
+        let places: Vec<_> = places.iter().map(|p| p.display().to_string()).collect();
+        let missing = format!("{LIBRARY} is missing: it should be {}; build it with cargo build", places.join(" or "));
+        return Err(Stop::HostLacks(missing).into());
+    };
+    let found = found.canonicalize()?;
+    // The loader takes both for the end of a name, and knows no way around it.
+    if found.as_os_str().as_bytes().iter().any(|b| matches!(b, b' ' | b':')) {
+        let why =
+            format!("{} cannot be preloaded: its path has a blank or a colon; install it elsewhere", found.display());
+        return Err(Stop::HostLacks(why).into());
+    }
+    Ok(found)
+}
+
+/// The library in front of what is to be preloaded already.
+pub fn prepended(library: &Path, before: Option<OsString>) -> OsString {
+    let mut all = library.as_os_str().to_owned();
+    if let Some(before) = before.filter(|list| !list.is_empty()) {
+        all.push(":");
+        all.push(before);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn programs_are_found_as_shells_do() {
+        assert!(find_program(OsStr::new("sh")).unwrap().ends_with("bin/sh"));
+        assert_eq!(find_program(OsStr::new("no-such-program")).unwrap_err().code(), 127);
+        assert_eq!(find_program(OsStr::new("/etc/passwd")).unwrap_err().code(), 126);
+        assert_eq!(find_program(OsStr::new("/etc")).unwrap_err().code(), 126);
+    }
+
+    #[test]
+    fn programs_into_which_nothing_can_be_loaded() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("program");
+        check_program(Path::new("/bin/sh")).unwrap();
+        let mut sh = fs::read("/bin/sh").unwrap();
+        fs::write(&path, format!("#!{} -e\n", "/bin/sh")).unwrap();
+        check_program(&path).unwrap();
+        // Without its loader it is a static program.
+        let headers = u64::from_le_bytes(sh[32..40].try_into().unwrap()) as usize;
+        let count = usize::from(u16::from_le_bytes(sh[56..58].try_into().unwrap()));
+        let interpreter = (0..count).map(|n| headers + n * 56).find(|&at| sh[at] == 3).unwrap();
+        sh[interpreter] = 4;
+        fs::write(&path, &sh).unwrap();
+        assert!(check_program(&path).unwrap_err().to_string().contains("linked statically"));
+        sh[4] = 1;
+        fs::write(&path, &sh).unwrap();
+        assert!(check_program(&path).unwrap_err().to_string().contains("not a program for x86-64"));
+        if rustix::process::getuid().is_root() {
+            std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
+            assert!(check_program(&path).unwrap_err().to_string().contains("set-uid (user 65534)"));
+        }
+    }
+
+    #[test]
+    fn what_is_preloaded_already_stays() {
+        let library = Path::new("/x/libpagefold.so");
+        assert_eq!(prepended(library, None), "/x/libpagefold.so");
+        assert_eq!(prepended(library, Some("".into())), "/x/libpagefold.so");
+        assert_eq!(prepended(library, Some("a.so b.so".into())), "/x/libpagefold.so:a.so b.so");
+    }
+}

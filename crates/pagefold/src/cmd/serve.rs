@@ -1,0 +1,140 @@
+//! `pagefold serve`: the service.
+
+use crate::exit::{Outcome, Stop};
+use crate::output::say;
+use crate::service::config::Config;
+use crate::service::place::{Lock, Place};
+use crate::service::{Options, Supervisor};
+use anyhow::{Context, bail};
+use host::ProcessId;
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Workers without a supervisor are ended after so long.
+const ORPHANED: Duration = Duration::from_secs(30);
+/// A log that has grown longer than this is begun anew.
+const MOST_LOG_BYTES: u64 = 1 << 20;
+
+/// Arguments of `pagefold serve`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Without a configuration, any group may be used by the user whose service it is, and by root. `pagefold run` starts such
+a service by itself where none runs.
+
+A configuration names the groups, who may start their members, and which processes belong to them otherwise:
+
+  [[group]]
+  name = \"acme\"
+  users = [\"alice\"]                # may start members, and change settings; root always may
+  scan-rate = \"auto\"               # or pages a second
+  zero-pages = \"share\"             # or ignore, when-idle
+  huge-pages = 50                  # split one when 50% of it would fold; or \"never\"
+  pool = \"16G\"
+  index-memory = \"1G\"
+
+  [[group.processes]]              # members that are not started by pagefold run: all that is named must fit
+  cgroup = \"/machine.slice/acme-*\"
+
+  [service]                        # optional
+  dir = \"/run/pagefold\"
+  worker-uid-base = 61184
+
+When it is told to end (SIGTERM, SIGINT), members run on, and workers go on for 30 s, so that a new service can take them
+over without any loss: stop and start it to upgrade. When it is killed, workers go on until a new one takes over.
+
+Examples:
+  pagefold serve --config /etc/pagefold.toml   the host's service, as root
+  pagefold serve                               your own service, for any group")]
+pub struct Args {
+    /// TOML file with the groups; see below
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Where its sockets are [default: the configuration's, or /run/pagefold for root, pagefold in XDG_RUNTIME_DIR or
+    /// /tmp/pagefold-UID for others]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// End the workers at once when it is told to end
+    #[arg(long)]
+    stop_workers: bool,
+    /// Started by `pagefold run`: end when no member has been left for a minute
+    #[arg(long, hide = true, conflicts_with = "config")]
+    private: bool,
+    /// Go on in the background
+    #[arg(long, hide = true, requires_all = ["private", "dir"])]
+    detach: bool,
+    /// End workers that no supervisor takes over
+    #[arg(long, hide = true, requires = "dir", conflicts_with = "private")]
+    end_orphans: bool,
+}
+
+/// Runs it.
+pub fn run(args: Args) -> anyhow::Result<Outcome> {
+    let config = match &args.config {
+        Some(path) => Config::read(path).map_err(|e| Stop::Usage(format!("{e:#}")))?,
+        None => Config::default(),
+    };
+    let place = args.dir.as_deref().or(config.dir.as_deref()).map_or_else(Place::own, Place::at);
+    if args.detach {
+        return detach(&place);
+    }
+    if args.end_orphans {
+        return end_orphans(&place);
+    }
+    place.make()?;
+    let Some(lock) = place.lock()? else {
+        if args.private {
+            return Ok(Outcome::Done);
+        }
+        bail!("another service runs in {}", place.dir().display());
+    };
+    if args.private {
+        // It fails where we lead a session already.
+        let _ = rustix::process::setsid();
+    }
+    serve(place, config, Options { private: args.private, stop_workers: args.stop_workers }, lock)
+}
+
+fn serve(place: Place, config: Config, options: Options, lock: Lock) -> anyhow::Result<Outcome> {
+    Supervisor::new(place, config, options, lock)?.run()?;
+    Ok(Outcome::Done)
+}
+
+/// Starts the service such that it has nothing to do with whoever started it.
+fn detach(place: &Place) -> anyhow::Result<Outcome> {
+    let path = place.log_file();
+    let too_long = path.metadata().is_ok_and(|log| log.len() > MOST_LOG_BYTES);
+    let mut open = File::options();
+    open.create(true).mode(0o600).write(true).truncate(too_long).append(!too_long);
+    let log = open.open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+    host::keep_files_from_children();
+    Command::new("/proc/self/exe")
+        .args(["serve", "--private", "--dir"])
+        .arg(place.dir())
+        .env_remove("LD_PRELOAD")
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .context("cannot start a service")?;
+    Ok(Outcome::Done)
+}
+
+fn end_orphans(place: &Place) -> anyhow::Result<Outcome> {
+    let _ = rustix::process::setsid();
+    std::thread::sleep(ORPHANED);
+    // Who can lock the place is alone there.
+    let Some(_lock) = place.lock()? else { return Ok(Outcome::Done) };
+    for group in place.workers()? {
+        let path = place.worker_socket(&group);
+        let worker = host::Seqpacket::connect(&path).ok().and_then(|s| ProcessId::of(s.peer().ok()?.pid).ok());
+        if worker.is_some_and(|worker| worker.terminate()) {
+            say!("pagefold: group {group}: no supervisor has followed; the worker is ended");
+        }
+        let _ = std::fs::remove_file(&path);
+    }
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,38 @@
+//! `pagefold worker`: one group's worker, started by the supervisor. Its listening socket is its standard input.
+
+use crate::exit::Outcome;
+use crate::service::name;
+use anyhow::Context;
+use host::SeqpacketListener;
+use rustix::fd::AsFd;
+use std::path::PathBuf;
+
+/// Arguments of `pagefold worker`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The group
+    #[arg(long, value_parser = name::parse_group)]
+    group: String,
+    /// The supervisor's user: nobody else's orders are taken
+    #[arg(long)]
+    supervisor_uid: u32,
+    /// Become this user
+    #[arg(long)]
+    uid: Option<u32>,
+}
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 16;
+
+/// Runs it.
+pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    host::let_signals_through().context("cannot let signals through")?;
+    host::raise_open_files_limit();
+    let socket = std::io::stdin().as_fd().try_clone_to_owned().context("standard input is not a socket")?;
+    // Listening once more makes us the one whom the kernel names to those who connect.
+    rustix::net::listen(&socket, BACKLOG).context("standard input is not a listening socket")?;
+    host::give_up_rights(args.uid).context("cannot give up rights")?;
+    let listener = SeqpacketListener::from_fd(socket, PathBuf::from(format!("{}.sock", args.group)));
+    super::worker_stub::run(listener, &args.group, args.supervisor_uid)?;
+    Ok(Outcome::Done)
+}

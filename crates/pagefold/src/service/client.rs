@@ -1,0 +1,234 @@
+//! The side of those who ask: finding a service, starting a private one, and asking.
+
+use super::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine};
+use super::place::{Place, own_uid};
+use crate::exit::Stop;
+use anyhow::{Context, bail};
+use host::Seqpacket;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A service has this long to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// A private service has this long to start.
+const START_PATIENCE: Duration = Duration::from_secs(10);
+/// The variable that names the service's directory.
+pub const DIR_VARIABLE: &str = "PAGEFOLD_DIR";
+
+/// A connection to a supervisor.
+pub struct Service {
+    /// Where it lives.
+    pub place: Place,
+    socket: Seqpacket,
+}
+
+/// Which service the caller means.
+pub enum Meant {
+    /// This one and no other.
+    Named(Place),
+    /// The host's, or else the caller's own.
+    Nearest,
+}
+
+impl Meant {
+    /// By the option, or else the variable.
+    pub fn of(option: Option<&Path>) -> Self {
+        let variable = std::env::var_os(DIR_VARIABLE).filter(|dir| !dir.is_empty());
+        match option.map(Path::to_owned).or(variable.map(Into::into)) {
+            Some(dir) => Self::Named(Place::at(&dir)),
+            None => Self::Nearest,
+        }
+    }
+}
+
+impl Service {
+    /// Connects to the service at `place`.
+    ///
+    /// # Errors
+    /// There is none, or it is not to be trusted.
+    pub fn connect(place: Place) -> anyhow::Result<Self> {
+        place.check()?;
+        let socket = Seqpacket::connect(&place.control_socket())?;
+        Ok(Self { place, socket })
+    }
+
+    /// The services that the caller may mean and that answer, the likeliest first.
+    ///
+    /// # Errors
+    /// One was named, and does not answer.
+    pub fn find(option: Option<&Path>) -> anyhow::Result<Vec<Self>> {
+        match Meant::of(option) {
+            Meant::Named(place) => {
+                let named = format!("no service answers in {}: start one with pagefold serve", place.dir().display());
+                Ok(vec![Self::connect(place).context(named)?])
+            }
+            Meant::Nearest => {
+                let mut places = vec![Place::hosts(), Place::own()];
+                places.dedup();
+                Ok(places.into_iter().filter_map(|place| Self::connect(place).ok()).collect())
+            }
+        }
+    }
+
+    /// The service that answers, where there must be one.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn find_one(option: Option<&Path>) -> anyhow::Result<Self> {
+        Self::find(option)?
+            .into_iter()
+            .next()
+            .context("no service runs here: start one with pagefold serve, or a member with pagefold run")
+    }
+
+    /// Starts a private service for the caller, or finds the one that somebody else starts just now.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start_private() -> anyhow::Result<Self> {
+        let place = Place::own();
+        place.make()?;
+        let dir = place.dir().to_str().context("the directory of the private service is not text")?.to_owned();
+        let started = Command::new("/proc/self/exe")
+            .args(["serve", "--private", "--detach", "--dir", &dir])
+            .stdin(Stdio::null())
+            .status()
+            .context("cannot start a private service")?;
+        let until = Instant::now() + START_PATIENCE;
+        loop {
+            match Self::connect(place.clone()) {
+                Ok(service) => return Ok(service),
+                Err(e) if Instant::now() > until || !started.success() => {
+                    let log = place.log_file();
+                    return Err(e.context(format!("the private service does not start; see {}", log.display())));
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+
+    fn send(&self, question: &Ask) -> anyhow::Result<()> {
+        if !self.socket.send(&ask::encode(question), &[]).context("the service has hung up")? {
+            bail!("the service is too busy");
+        }
+        Ok(())
+    }
+
+    fn answer(&self) -> anyhow::Result<Answer> {
+        let until = Instant::now() + PATIENCE;
+        let mut buffer = Vec::new();
+        loop {
+            if let Some(answer) = ask::receive(&self.socket, &mut buffer).context("the service has hung up")? {
+                return match answer {
+                    Answer::Refused(why) => Err(anyhow::Error::msg(report::printable(&why))),
+                    answer => Ok(answer),
+                };
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                bail!("the service in {} does not answer", self.place.dir().display());
+            }
+            let timeout = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+            // Interrupted or not, the socket is looked at again.
+            let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timeout));
+        }
+    }
+
+    /// Makes this process a member; its name comes back.
+    ///
+    /// # Errors
+    /// The service refuses.
+    pub fn join(&self, group: &str, name: Option<&str>, program: &str) -> anyhow::Result<String> {
+        let (group, name, program) = (group.to_owned(), name.map(str::to_owned), program.to_owned());
+        self.send(&Ask::Join { group, name, program })?;
+        match self.answer()? {
+            Answer::Joined(name) => Ok(name),
+            other => unexpected(&other),
+        }
+    }
+
+    /// All groups that the caller may see.
+    ///
+    /// # Errors
+    /// The service does not answer.
+    pub fn groups(&self) -> anyhow::Result<Vec<GroupLine>> {
+        self.send(&Ask::Groups)?;
+        let mut groups = Vec::new();
+        loop {
+            match self.answer()? {
+                Answer::Group(group) => groups.push(group),
+                Answer::Done => return Ok(groups),
+                other => return unexpected(&other),
+            }
+        }
+    }
+
+    /// All members that the caller may see.
+    ///
+    /// # Errors
+    /// The service does not answer.
+    pub fn members(&self) -> anyhow::Result<Vec<MemberLine>> {
+        self.send(&Ask::Members)?;
+        let mut members = Vec::new();
+        loop {
+            match self.answer()? {
+                Answer::Member(member) => members.push(member),
+                Answer::Done => return Ok(members),
+                other => return unexpected(&other),
+            }
+        }
+    }
+
+    /// How a group does.
+    ///
+    /// # Errors
+    /// The service refuses, or the worker does not answer.
+    pub fn show(&self, group: &str) -> anyhow::Result<GroupState> {
+        self.send(&Ask::Show { group: group.to_owned() })?;
+        match self.answer()? {
+            Answer::Report(state) => Ok(*state),
+            other => unexpected(&other),
+        }
+    }
+
+    /// Runs a group differently.
+    ///
+    /// # Errors
+    /// The service refuses.
+    pub fn set(&self, group: &str, change: super::change::Change) -> anyhow::Result<()> {
+        self.send(&Ask::Set { group: group.to_owned(), change })?;
+        match self.answer()? {
+            Answer::Done => Ok(()),
+            other => unexpected(&other),
+        }
+    }
+}
+
+fn unexpected<T>(answer: &Answer) -> anyhow::Result<T> {
+    bail!("the service answers something else than was asked: {answer:?}")
+}
+
+/// Has the workers at `place` ended in half a minute, unless a supervisor has taken over until then.
+pub fn end_orphans_later(place: &Place) {
+    host::keep_files_from_children();
+    let started = Command::new("/proc/self/exe")
+        .args(["serve", "--end-orphans", "--dir"])
+        .arg(place.dir())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn();
+    if let Err(e) = started {
+        super::log::line(&format!("nobody will end the workers if no supervisor follows: {e}"));
+    }
+}
+
+/// Root may do anything; others are told what would help.
+pub fn need_root(what: &str) -> anyhow::Result<()> {
+    if own_uid() == 0 {
+        return Ok(());
+    }
+    Err(Stop::HostLacks(format!("{what} takes root (CAP_SYS_ADMIN): the kernel shows page frames to nobody else"))
+        .into())
+}

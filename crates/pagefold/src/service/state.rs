@@ -1,0 +1,180 @@
+//! Who is a member, and what was set on the fly: kept in a file, so that the next supervisor knows it too.
+
+use super::ask::MemberLine;
+use super::change::Change;
+use super::name;
+use anyhow::Context;
+use host::ProcessId;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{self, File, Permissions};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// Longest file that is read: some ten thousands of members.
+const MOST_BYTES: u64 = 16 << 20;
+
+/// What outlives a supervisor.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct State {
+    /// Processes that are members as long as they live.
+    members: Vec<MemberLine>,
+    /// What was set on the fly, by group.
+    pub changes: BTreeMap<String, Change>,
+    /// Users of workers, by group: none is given to another group as long as the service's directory is there.
+    pub worker_uids: BTreeMap<String, u32>,
+    #[serde(skip)]
+    changed: bool,
+}
+
+fn process_of(member: &MemberLine) -> ProcessId {
+    ProcessId { pid: member.identity.pid, start_ticks: member.identity.started }
+}
+
+impl State {
+    /// Reads the file; without one, or with one that makes no sense, begins anew and says why.
+    pub fn read(path: &Path) -> (Self, Option<String>) {
+        if !path.exists() {
+            return (Self::default(), None);
+        }
+        let parsed = host::read_plain_file(path, MOST_BYTES)
+            .map_err(|e| e.to_string())
+            .and_then(|bytes| serde_json::from_slice::<Self>(&bytes).map_err(|e| e.to_string()));
+        match parsed {
+            Ok(mut state) => {
+                state.members.retain(|m| name::check("group", &m.group).is_ok());
+                state.forget_dead();
+                (state, None)
+            }
+            Err(why) => (Self::default(), Some(format!("{} is of no use: {why}", path.display()))),
+        }
+    }
+
+    /// Writes the file if something has changed, such that it is there whole or as it was.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write(&mut self, path: &Path) -> anyhow::Result<()> {
+        if !std::mem::take(&mut self.changed) {
+            return Ok(());
+        }
+        let next = PathBuf::from(format!("{}.next", path.display()));
+        let write = || {
+            let mut file = File::create(&next)?;
+            file.set_permissions(Permissions::from_mode(0o600))?;
+            file.write_all(&serde_json::to_vec_pretty(self)?)?;
+            fs::rename(&next, path)
+        };
+        write().with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// To be called after `changes` or `worker_uids` were changed.
+    pub fn touch(&mut self) {
+        self.changed = true;
+    }
+
+    /// The members; some may have ended a moment ago.
+    pub fn members(&self) -> &[MemberLine] {
+        &self.members
+    }
+
+    /// The living members of a group.
+    pub fn members_of(&self, group: &str) -> usize {
+        self.members.iter().filter(|m| m.group == group).count()
+    }
+
+    /// The member that is this process.
+    pub fn find(&self, process: ProcessId) -> Option<&MemberLine> {
+        self.members.iter().find(|m| process_of(m) == process)
+    }
+
+    /// Notes that a member's agent has connected.
+    pub fn set_connected(&mut self, process: ProcessId) {
+        if let Some(member) = self.members.iter_mut().find(|m| process_of(m) == process && !m.connected) {
+            member.connected = true;
+            self.changed = true;
+        }
+    }
+
+    /// Adds a member, or gives it another name.
+    ///
+    /// # Errors
+    /// Its name is taken, or it is in another group, which it can never leave: what it has folded there it still maps.
+    pub fn add(&mut self, member: MemberLine) -> Result<(), String> {
+        self.forget_dead();
+        let process = process_of(&member);
+        if let Some(found) = self.find(process).filter(|found| found.group != member.group) {
+            return Err(format!(
+                "process {} is a member of group {} already, and stays one until it ends",
+                process.pid, found.group
+            ));
+        }
+        let namesake = |m: &&MemberLine| m.group == member.group && m.identity.name == member.identity.name;
+        if let Some(other) = self.members.iter().filter(namesake).find(|m| process_of(m) != process) {
+            return Err(format!(
+                "group {} has a member {} already: process {}",
+                member.group, other.identity.name, other.identity.pid
+            ));
+        }
+        self.members.retain(|m| process_of(m) != process);
+        self.members.push(member);
+        self.changed = true;
+        Ok(())
+    }
+
+    /// Takes out whose process has ended.
+    pub fn forget_dead(&mut self) {
+        let before = self.members.len();
+        self.members.retain(|m| process_of(m).is_alive());
+        self.changed |= self.members.len() != before;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fold::control::Identity;
+    use std::process::Command;
+
+    fn member(group: &str, name: &str, process: ProcessId) -> MemberLine {
+        let identity = Identity { name: name.into(), pid: process.pid, started: process.start_ticks };
+        MemberLine { group: group.into(), identity, uid: 0, connected: false }
+    }
+
+    #[test]
+    fn a_member_is_one_as_long_as_it_lives() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.json");
+        let own = ProcessId::of(std::process::id()).unwrap();
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let other = ProcessId::of(child.id()).unwrap();
+        let mut state = State::default();
+        state.add(member("acme", "web", own)).unwrap();
+        assert!(state.add(member("acme", "web", other)).unwrap_err().contains("has a member web already"));
+        assert!(state.add(member("beta", "web", own)).unwrap_err().contains("member of group acme"));
+        state.add(member("beta", "web", other)).unwrap();
+        state.add(member("acme", "db", own)).unwrap();
+        state.changes.insert("acme".into(), Change { intra_member_only: Some(true), ..Change::default() });
+        state.write(&path).unwrap();
+        let (again, complaint) = State::read(&path);
+        assert_eq!((again.members(), &again.changes, complaint), (state.members(), &state.changes, None));
+        assert_eq!(again.find(own).unwrap().identity.name, "db");
+        let reused = ProcessId { start_ticks: own.start_ticks + 1, ..own };
+        assert_eq!(again.find(reused), None, "another process with the same pid");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let (again, _) = State::read(&path);
+        assert_eq!((again.members_of("acme"), again.members_of("beta")), (1, 0));
+    }
+
+    #[test]
+    fn a_file_that_makes_no_sense_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.json");
+        assert!(State::read(&path).1.is_none());
+        fs::write(&path, "{\"members\": [{\"group\": \"\\u001b\"").unwrap();
+        let (state, complaint) = State::read(&path);
+        assert!(state.members().is_empty() && complaint.unwrap().contains("state.json"));
+    }
+}
