@@ -87,12 +87,16 @@ fn mappings(pool: &str) -> Vec<Mapping> {
     of_the_pool.filter_map(mapping).take(40).collect()
 }
 
+/// Of all threads: one may have a table of descriptors of its own.
 fn descriptors(pool: &str) -> Vec<PathBuf> {
-    let all = fs::read_dir("/proc/self/fd").expect("list the descriptors").filter_map(|entry| Some(entry.ok()?.path()));
+    let threads =
+        fs::read_dir("/proc/self/task").expect("list the threads").filter_map(|entry| Some(entry.ok()?.path()));
+    let of =
+        |thread: PathBuf| fs::read_dir(thread.join("fd")).into_iter().flatten().filter_map(|e| Some(e.ok()?.path()));
     let is_pool = |path: &PathBuf| {
         fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with(&format!("/memfd:{pool}")))
     };
-    all.filter(is_pool).collect()
+    threads.flat_map(of).filter(is_pool).collect()
 }
 
 fn by_mapping(attempts: &mut Attempts, mapping: &Mapping) {

@@ -4,6 +4,8 @@
 
 pub mod brute_force;
 pub mod qemu;
+pub mod service;
+pub mod supervised;
 
 use serde_json::Value;
 use std::fs::{self, Permissions};

@@ -1,0 +1,231 @@
+//! A supervisor with workers, and members that only say what they are told to: what is tested is who is let in, and what
+//! outlives whom. In place of the agent stands a library that does nothing.
+
+use super::{Afterwards, copy_program, json_of, unprivileged};
+use serde_json::Value;
+use std::fs::{self, File, Permissions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Waits until something is so.
+pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + Duration::from_secs(15);
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < end, "not in 15 s: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Files of an installation with a library that does nothing, and the directory of a service.
+pub struct Installed {
+    pub dir: TempDir,
+    /// Ends whatever is left of the service, also if the test is killed.
+    _afterwards: Afterwards,
+}
+
+impl Installed {
+    pub fn new() -> Self {
+        let dir = tempfile::Builder::new().prefix("svc").tempdir_in("/tmp").expect("a temporary directory");
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("open the directory");
+        let pagefold = Path::new(env!("CARGO_BIN_EXE_pagefold"));
+        copy_program(pagefold, &dir.path().join("pagefold"));
+        copy_program(&pagefold.with_file_name("examples").join("fake_agent"), &dir.path().join("fake_agent"));
+        let library = dir.path().join("libpagefold.so");
+        let source = dir.path().join("nothing.c");
+        fs::write(&source, "").expect("write a program");
+        let made = Command::new("cc").args(["-shared", "-o"]).arg(&library).arg(&source).status().expect("run cc");
+        assert!(made.success(), "make a library that does nothing");
+        // All that was started from here: the programs lie in this directory and nowhere else.
+        let script = format!(
+            "for p in /proc/[0-9]*; do case $(readlink $p/exe) in {}/*) kill -9 ${{p#/proc/}};; esac; done 2>/dev/null",
+            dir.path().display()
+        );
+        Self { _afterwards: Afterwards::run(&script), dir }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn text(&self, name: &str) -> String {
+        self.path(name).to_str().expect("a plain path").to_owned()
+    }
+
+    /// The program under test, with a service's directory.
+    pub fn pagefold(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(self.path("pagefold"));
+        command.args(args).env("PAGEFOLD_DIR", self.path("s")).output().expect("run pagefold")
+    }
+
+    /// The same as a user without any rights.
+    pub fn pagefold_unprivileged(&self, args: &[&str]) -> Output {
+        let mut command = unprivileged(&self.text("pagefold"));
+        command.args(args).env("PAGEFOLD_DIR", self.path("s")).output().expect("run pagefold")
+    }
+
+    pub fn show(&self, group: &str) -> Value {
+        json_of(&self.pagefold(&["group", "show", group, "--json"]))
+    }
+
+    /// The line of a group in `group list`.
+    pub fn listed(&self, group: &str) -> Value {
+        let groups = json_of(&self.pagefold(&["group", "list", "--json"]));
+        let found = groups.as_array().expect("a list").iter().find(|g| g["name"] == group);
+        found.unwrap_or_else(|| panic!("no {group} in {groups}")).clone()
+    }
+
+    /// Names of members that the group's worker has.
+    pub fn members(&self, group: &str) -> Vec<String> {
+        let shown = self.show(group);
+        let name = |m: &Value| m["name"].as_str().expect("a name").to_owned();
+        let mut names: Vec<_> =
+            shown["members"].as_array().expect("a list").iter().filter(|m| m["connected"] == true).map(name).collect();
+        names.sort();
+        names
+    }
+
+    /// The process of a group's worker, once it runs.
+    pub fn worker(&self, group: &str) -> u32 {
+        wait_for("a worker runs", || {
+            let shown = self.show(group);
+            let pid = shown["worker_pid"].as_u64().filter(|_| shown["worker"] == "running")?;
+            u32::try_from(pid).ok()
+        })
+    }
+
+    pub fn serve(&self, config: &str, more: &[&str]) -> Supervisor {
+        fs::write(self.path("config.toml"), config).expect("write the configuration");
+        let log = File::options().append(true).create(true).open(self.path("log")).expect("open the log");
+        let mut command = Command::new(self.path("pagefold"));
+        command.arg("serve").arg("--dir").arg(self.path("s")).args(more).stderr(log);
+        if !config.is_empty() {
+            command.arg("--config").arg(self.path("config.toml"));
+        }
+        let mut child = command.spawn().expect("start pagefold serve");
+        wait_for("the service answers", || {
+            assert!(child.try_wait().expect("ask for its state").is_none(), "{}", self.log());
+            self.pagefold(&["group", "list"]).status.success().then_some(())
+        });
+        Supervisor(child)
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    /// A member that connects when it is told to.
+    pub fn member(&self, group: &str, name: &str) -> Fake {
+        let mut command = Command::new(self.path("pagefold"));
+        command.args(["run", "--group", group, "--name", name, "--"]).arg(self.path("fake_agent"));
+        Fake::start(command.env("PAGEFOLD_DIR", self.path("s")))
+    }
+
+    /// The same program, about which nobody has told the service.
+    pub fn stranger(&self) -> Fake {
+        Fake::start(&mut Command::new(self.path("fake_agent")))
+    }
+
+    /// The same as a user without any rights.
+    pub fn stranger_unprivileged(&self) -> Fake {
+        Fake::start(&mut unprivileged(&self.text("fake_agent")))
+    }
+}
+
+/// A running supervisor. Dropping it kills it alone.
+pub struct Supervisor(pub Child);
+
+impl Supervisor {
+    pub fn kill(&mut self) {
+        self.0.kill().expect("kill our own child");
+        self.0.wait().expect("wait for our own child");
+    }
+
+    /// `SIGTERM`, and waits until it has ended in an orderly way.
+    pub fn terminate(mut self) {
+        signal(self.0.id(), "TERM");
+        let status = wait_for("the supervisor ends", || self.0.try_wait().expect("ask for its state"));
+        assert!(status.success(), "{status}");
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Sends a signal to a process of ours.
+pub fn signal(pid: u32, name: &str) {
+    assert!(Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().expect("run kill").success());
+}
+
+/// Whether a process runs.
+pub fn is_alive(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+/// A running `examples/fake_agent.rs`. Dropping it ends it.
+pub struct Fake {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Fake {
+    fn start(command: &mut Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start a program");
+        let input = child.stdin.take().expect("a pipe");
+        let output = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut fake = Self { child, input, output };
+        // It answers, so it was executed, so it was registered.
+        fake.tell("state");
+        fake
+    }
+
+    pub fn tell(&mut self, line: &str) -> String {
+        writeln!(self.input, "{line}").expect("tell the program");
+        let mut answer = String::new();
+        self.output.read_line(&mut answer).expect("hear from the program");
+        assert!(!answer.is_empty(), "it ended at: {line}");
+        answer.trim().to_owned()
+    }
+
+    /// Connects to the service, and says whether it is still connected a while later.
+    pub fn connects(&mut self, installed: &Installed) -> bool {
+        let answer = self.tell(&format!("connect {}", installed.text("s/agent.sock")));
+        answer == "ok" && self.is_connected()
+    }
+
+    pub fn is_connected(&mut self) -> bool {
+        self.tell("state").starts_with("open")
+    }
+
+    pub fn ask(&mut self, installed: &Installed, question: &str) -> Value {
+        let answer = self.tell(&format!("ask {} {question}", installed.text("s/control.sock")));
+        serde_json::from_str(&answer).unwrap_or(Value::String(answer))
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().expect("kill our own child");
+        self.child.wait().expect("wait for our own child");
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,30 @@
+//! A vCPU writes memory, too: one that counts in pages of its guest, which are duplicates by turns.
+
+mod common;
+
+use common::number;
+use common::service::{Service, cannot_fold, seconds, until};
+
+#[test]
+fn what_a_vcpu_counts_is_not_lost() {
+    if cannot_fold() {
+        return;
+    }
+    if let Err(e) = std::fs::File::options().read(true).write(true).open("/dev/kvm") {
+        return eprintln!("skipped: cannot open /dev/kvm: {e}");
+    }
+    let service = Service::start();
+    let mut machine = service.torture("acme", "machine", &[], &["vcpu", "--seconds", &seconds(10).to_string()]);
+    service.show("acme");
+    service.set("acme", &["--scan-rate", "400000"]);
+    let mut most = 0;
+    until(60, "pages of a guest that are folded", || {
+        machine.assert_is_well();
+        most = most.max(number(&service.show("acme")["sharing_pages"]));
+        most > 150
+    });
+    let counted = machine.finish(seconds(10) + 60);
+    eprintln!("{most} {counted}");
+    assert!(number(&counted["checked_writes"]) > 100_000, "{counted}");
+    assert!(number(&counted["folds_seen"]) > 500, "{counted}");
+}

@@ -1,0 +1,89 @@
+//! No write is lost: programs that write and check all of their memory all the time, while it is folded.
+//!
+//! `PAGEFOLD_SOAK_SECONDS` has them run for longer: hours, if need be.
+
+mod common;
+
+use common::number;
+use common::service::{Service, cannot_fold, failures, member, seconds};
+use serde_json::Value;
+use std::time::{Duration, Instant};
+
+/// Checked writes of each test.
+const WRITES: &str = "10000000";
+
+/// What a group was seen to do while its members ran.
+#[derive(Debug, Default)]
+struct Seen {
+    most_sharing: u64,
+    most_slots: u64,
+    most_zero: u64,
+    last: Value,
+}
+
+impl Seen {
+    fn look(&mut self, service: &Service, group: &str) {
+        let shown = service.show(group);
+        self.most_sharing = self.most_sharing.max(number(&shown["sharing_pages"]));
+        self.most_slots = self.most_slots.max(number(&shown["slots"]));
+        self.most_zero = self.most_zero.max(number(&shown["zero_pages"]));
+        self.last = shown;
+    }
+}
+
+/// Runs two members of one group to their end, and says what was seen meanwhile and what they counted.
+fn two_members(run: &[&str], words: &[&str]) -> (Seen, [Value; 2]) {
+    let service = Service::start();
+    let mut members = ["one", "other"].map(|name| service.torture("acme", name, run, words));
+    service.show("acme");
+    service.set("acme", &["--scan-rate", "400000"]);
+    let mut seen = Seen::default();
+    let end = Instant::now() + Duration::from_secs(seconds(14));
+    while Instant::now() < end {
+        members.iter_mut().for_each(|m| m.assert_is_well());
+        seen.look(&service, "acme");
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    service.assert_audit_is_clean();
+    let counted = members.each_mut().map(|m| m.finish(seconds(14) + 120));
+    (seen, counted)
+}
+
+#[test]
+fn no_write_is_lost_in_memory_that_asks_to_be_merged() {
+    if cannot_fold() {
+        return;
+    }
+    let time = seconds(16).to_string();
+    let (seen, counted) = two_members(&[], &["memory", "--writes", WRITES, "--seconds", &time]);
+    eprintln!("{seen:?} {counted:?}");
+    for counted in &counted {
+        assert!(number(&counted["checked_writes"]) >= 10_000_000, "{counted}");
+        assert!(number(&counted["folds_seen"]) > 2000, "{counted}");
+        // What it is all about: writes at the very moment.
+        assert!(number(&counted["done"]["writes_ahead_of_folds"]) > 500, "{counted}");
+        for what in ["discards", "forks", "moved", "resized", "inaccessible", "frees", "pipes", "parts_unmapped"] {
+            assert!(number(&counted["done"][what]) > 0, "{what} in {counted}");
+        }
+    }
+    assert!(seen.most_sharing > 3000 && seen.most_slots > 100 && seen.most_zero > 0, "{seen:?}");
+    // Pages were written between their report and their fold: the comparison is what saved them.
+    assert!(number(&seen.last["fold_failures"]["changed"]) > 0, "{seen:?}");
+    assert!(failures(&seen.last) > 10, "{seen:?}");
+    assert_eq!(member(&seen.last, "one")["state"], "folding");
+}
+
+#[test]
+fn no_write_is_lost_on_the_heap() {
+    if cannot_fold() {
+        return;
+    }
+    let time = seconds(16).to_string();
+    let (seen, counted) = two_members(&["--all-anonymous"], &["heap", "--writes", WRITES, "--seconds", &time]);
+    eprintln!("{seen:?} {counted:?}");
+    for counted in &counted {
+        assert!(number(&counted["checked_writes"]) >= 10_000_000, "{counted}");
+        assert!(number(&counted["done"]["trims"]) > 0 && number(&counted["done"]["threads"]) > 3, "{counted}");
+    }
+    assert!(seen.most_sharing > 1000, "{seen:?}");
+}
