@@ -49,6 +49,11 @@ pub fn range() -> PageRange {
     PageRange { start: HostVirt(start as u64), pages: (end.saturating_sub(start) >> PAGE_SHIFT) as u64 }
 }
 
+/// Whether an address lies in it. The agent's thread is known by its stack.
+pub fn holds(address: usize) -> bool {
+    (START.load(Ordering::Acquire)..END.load(Ordering::Acquire)).contains(&address)
+}
+
 /// Bytes of it that are in use, or were.
 pub fn used_bytes() -> u64 {
     (USED.load(Ordering::Acquire).saturating_sub(START.load(Ordering::Acquire))) as u64
@@ -72,12 +77,12 @@ pub fn map(bytes: usize) -> Option<PageRange> {
 
 /// For `fork`: nobody allocates between this and [`unlock_after_fork`].
 pub fn lock_for_fork() {
-    std::mem::forget(HEAP.lock_only());
+    HEAP.lock_for_fork();
 }
 
 /// In parent and child.
 pub fn unlock_after_fork() {
-    HEAP.force_unlock();
+    HEAP.unlock_after_fork();
 }
 
 /// Reserves the range, once.

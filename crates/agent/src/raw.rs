@@ -52,3 +52,29 @@ pub fn set_signal_mask(mask: u64) -> u64 {
     unsafe { call(libc::SYS_rt_sigprocmask, arguments) };
     old
 }
+
+/// Tells the calling thread from all others of the process: its thread pointer.
+pub fn thread() -> usize {
+    let pointer: usize;
+    // SAFETY: on x86-64 the thread control block begins with its own address, from the thread's first instruction on.
+    unsafe { asm!("mov {}, fs:0", out(reg) pointer, options(nostack, readonly, preserves_flags)) };
+    pointer
+}
+
+/// The address of the calling thread's stack, about.
+pub fn stack() -> usize {
+    let pointer: usize;
+    // SAFETY: reads a register.
+    unsafe { asm!("mov {}, rsp", out(reg) pointer, options(nomem, nostack, preserves_flags)) };
+    pointer
+}
+
+/// What the C library's wrappers return: the value, or -1 and `errno`.
+pub fn c_answer(answer: Answer) -> Answer {
+    let Some(number) = error(answer) else { return answer };
+    // SAFETY: gives the calling thread's own `errno`, from its first instruction on.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above, and only this thread uses it.
+    unsafe { *errno = number };
+    -1
+}

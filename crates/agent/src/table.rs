@@ -45,6 +45,16 @@ pub fn lock() -> Guard {
     TABLE.lock()
 }
 
+/// For `fork`: nobody else changes the table between this and [`unlock_after_fork`].
+pub fn lock_for_fork() {
+    TABLE.lock_for_fork();
+}
+
+/// In parent and child.
+pub fn unlock_after_fork() {
+    TABLE.unlock_after_fork();
+}
+
 /// How many pages are what.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {

@@ -1,0 +1,160 @@
+//! The doors through which the program changes its memory: functions of the C library that this library puts itself in
+//! front of, so that the table follows the kernel's view, and contents stay right where pages map the pool.
+//!
+//! ```text
+//!   program's thread --> door --- inert, or the agent's own thread ---> system call, as it came
+//!                          |
+//!                          v  take the table's lock (no fold is under way then), signals blocked
+//!                        system call, or several in its place where pages map the pool
+//!                          |
+//!                          v  write down what the kernel did; let go
+//! ```
+//!
+//! A door makes its system call by itself, so that nothing of the C library's is needed, and answers what the kernel
+//! would have answered had nothing been folded. Nothing in a door panics, allocates from the program's heap, or waits
+//! for anything but the table.
+//!
+//! **State.** *Inert*: in a process that was not asked in, doors only pass on. *Member*. *Child*: forked from a member
+//! and in possession of mappings of the pool; it has no agent and enrols nothing, but its doors keep contents right. A
+//! `vfork` child and a thread made by `clone` share the member's memory, table and state, and the doors serve them alike:
+//! nothing here asks who or which process it is.
+//!
+//! **Only memory whose birth was seen is enrolled** when all anonymous memory is asked in: who makes memory behind the
+//! doors' back changes it behind their back. The C library itself calls its functions without going through anything that
+//! could be interposed; so their first instruction is replaced by a jump to ours ([`patch`]).
+
+mod advice;
+mod fork;
+mod heap;
+mod maps;
+mod memory;
+mod patch;
+mod remap;
+mod userfault;
+
+pub use heap::{ask_heap, heap_still_covers};
+pub use userfault::set_yield;
+
+use crate::raw::{self, Answer};
+use crate::table::{self, Guard, Shut, Table, Traits};
+use crate::arena;
+use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::OnceLock;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum State {
+    Inert = 0,
+    Member = 1,
+    Child = 2,
+}
+
+static STATE: AtomicU8 = AtomicU8::new(State::Inert as u8);
+/// Whether all private anonymous memory is asked in.
+static ALL: AtomicBool = AtomicBool::new(false);
+/// Whether memory is locked from its birth (`mlockall(MCL_FUTURE)`).
+static LOCK_FUTURE: AtomicBool = AtomicBool::new(false);
+/// Why not all anonymous memory could be asked in.
+static REFUSAL: OnceLock<patch::Refusal> = OnceLock::new();
+
+/// What adding an extent to the table may allocate.
+const EXTENT_BYTES: usize = 16 << 10;
+
+/// Makes this process a member. For the constructor: no other thread runs yet.
+pub fn init(all_anonymous: bool) {
+    fork::register();
+    if all_anonymous {
+        match patch::patch() {
+            Ok(()) => ALL.store(true, Ordering::Relaxed),
+            Err(refusal) => drop(REFUSAL.set(refusal)),
+        }
+    }
+    set_state(State::Member);
+}
+
+/// For people: why the table is empty, if it is.
+pub fn why_nothing_is_enrolled() -> String {
+    match REFUSAL.get() {
+        Some(refusal) => format!("not all anonymous memory can be asked in: {refusal}"),
+        None if ALL.load(Ordering::Relaxed) => "the program has no private anonymous memory yet".into(),
+        None => "the program has advised no memory to be mergeable (madvise MADV_MERGEABLE); see --all-anonymous".into(),
+    }
+}
+
+fn state() -> State {
+    match STATE.load(Ordering::Relaxed) {
+        1 => State::Member,
+        2 => State::Child,
+        _ => State::Inert,
+    }
+}
+
+fn set_state(state: State) {
+    STATE.store(state as u8, Ordering::SeqCst);
+}
+
+/// The table, for a door that has to look at it.
+fn enter() -> Option<Guard> {
+    // The agent's thread works with the lock held, and what it maps is nobody's business; it is known by its stack.
+    (state() != State::Inert && !arena::holds(raw::stack())).then(table::lock)
+}
+
+/// The pages of `bytes` bytes from `start` on, as the kernel counts them; `None` for what it will refuse.
+fn range(start: usize, bytes: usize) -> Option<PageRange> {
+    let end = start.checked_add(bytes)?.checked_add(PAGE_BYTES - 1)? >> PAGE_SHIFT;
+    let first = start >> PAGE_SHIFT;
+    let aligned = start % PAGE_BYTES == 0 && end > first;
+    aligned.then(|| PageRange { start: HostVirt(start as u64), pages: (end - first) as u64 })
+}
+
+/// Bytes of a range.
+fn bytes(range: PageRange) -> usize {
+    (range.pages << PAGE_SHIFT) as usize
+}
+
+/// The pages from one address to another, if any.
+const fn between(start: HostVirt, end: HostVirt) -> PageRange {
+    PageRange { start, pages: end.page().saturating_sub(start.page()) }
+}
+
+/// Asks memory in whose traits are known.
+fn ask(table: &mut Table, range: PageRange, traits: Traits) {
+    // Where the agent has no memory to note it, it is not asked in.
+    if arena::ensure(EXTENT_BYTES) {
+        let locked = if LOCK_FUTURE.load(Ordering::Relaxed) { Shut::Locked as u8 } else { 0 };
+        table.ask_as(range, Traits { shut: traits.shut | locked, ..traits });
+    }
+}
+
+/// Puts fresh anonymous memory in the place of a range, with the protection and the advice of what was there.
+fn map_fresh(range: PageRange, traits: Traits) -> Answer {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    let arguments = [range.start.0 as usize, bytes(range), usize::from(traits.access), flags as usize, usize::MAX, 0];
+    // SAFETY: callers replace memory whose contents the program has just given up, or that they have reserved.
+    let mapped = unsafe { raw::call(libc::SYS_mmap, arguments) };
+    if raw::error(mapped).is_none() {
+        give_advice(range, traits);
+    }
+    mapped
+}
+
+/// Advises for a mapping what was advised for what it replaces.
+fn give_advice(range: PageRange, traits: Traits) {
+    let advice = traits.advice;
+    let huge = advice.huge.map(|huge| if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE });
+    let fork = advice.dont_fork.then_some(libc::MADV_DONTFORK);
+    let dump = advice.dont_dump.then_some(libc::MADV_DONTDUMP);
+    for advice in [huge, fork, dump].into_iter().flatten() {
+        // SAFETY: none of these changes contents.
+        unsafe { raw::call(libc::SYS_madvise, [range.start.0 as usize, bytes(range), advice as usize, 0, 0, 0]) };
+    }
+}
+
+/// The answer that says this error.
+const fn refuse(error: i32) -> Answer {
+    -(error as Answer)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,53 @@
+//! The main heap, which grows and shrinks by `brk` and not through any door. Nobody else maps there, so it is enough
+//! to look at it once a round.
+
+use super::{ALL, State, ask, state};
+use crate::raw;
+use crate::table::{self, Table, Traits};
+use page::{HostVirt, PAGE_BYTES, PageRange};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Where the heap ended when it was last looked at.
+static KNOWN_END: AtomicU64 = AtomicU64::new(0);
+
+/// Brings the table up to date with the heap, where all anonymous memory is asked in.
+pub fn ask_heap() {
+    if ALL.load(Ordering::Relaxed) && state() == State::Member {
+        let start = heap_start();
+        let mut table = table::lock();
+        if let Some(start) = start {
+            follow(&mut table, start);
+        }
+    }
+}
+
+fn follow(table: &mut Table, start: u64) {
+    let end = heap_end();
+    let known = KNOWN_END.swap(end, Ordering::Relaxed);
+    let pages =
+        |from: u64, to: u64| PageRange { start: HostVirt(from), pages: to.saturating_sub(from) / PAGE_BYTES as u64 };
+    // What was given back; what has come again since is new.
+    table.forget(pages(end, known));
+    // The part that is known keeps what the program said of it.
+    ask(table, pages(start, end), Traits::default());
+}
+
+/// Whether the heap still holds all of a range of it. A heap that shrank while pages were out has been mapped over.
+pub fn heap_still_covers(range: PageRange) -> bool {
+    range.end().0 <= heap_end()
+}
+
+/// The end of the heap's last whole page.
+fn heap_end() -> u64 {
+    // SAFETY: an impossible end changes nothing, and the kernel says where the heap ends.
+    let end = unsafe { raw::call(libc::SYS_brk, [0; 6]) };
+    (end as u64).next_multiple_of(PAGE_BYTES as u64)
+}
+
+/// Where the heap begins: the 47th field of the process's `stat`.
+fn heap_start() -> Option<u64> {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").ok()?;
+    let fields = stat.rsplit_once(')')?.1;
+    let start: u64 = fields.split_ascii_whitespace().nth(44)?.parse().ok()?;
+    (start != 0).then(|| start.next_multiple_of(PAGE_BYTES as u64))
+}

@@ -1,0 +1,279 @@
+//! `mremap`, which the kernel refuses for more than one mapping when it grows or (before Linux 6.17) moves, while what the
+//! program sees as one mapping may be many since pages of it were folded. And a mapping of the pool must not grow, or more
+//! of the pool would come to light where the program expects zeros.
+//!
+//! ```text
+//!   shrinks in place, or nothing known of it ----------------------------> the kernel's own
+//!   grows, no page at its end maps the pool; moves -----> the kernel's own --- done --> table
+//!      |  pool at the end                                    | EFAULT, EINVAL
+//!      v                                                     v
+//!   is it one mapping to the program? -- no --> the kernel's answer
+//!      |
+//!      v grows, and there is room behind it: fresh memory there ------------------> table
+//!      | no room, and may move, or must
+//!      v
+//!   reserve the new place (what lay there is gone, as with the kernel)
+//!      | move mapping by mapping --- one fails: move back what was moved, ENOMEM
+//!      v
+//!   fresh memory behind it; fresh memory at the old place if that is to stay ------> table
+//! ```
+
+use super::{Answer, ask, between, bytes, enter, give_advice, map_fresh, maps, range, refuse};
+use crate::raw::{self, c_answer};
+use crate::table::{Shut, Table, Traits};
+use page::{HostVirt, PAGE_BYTES, PageRange};
+use std::ffi::{c_int, c_void};
+
+const MAYMOVE: usize = libc::MREMAP_MAYMOVE as usize;
+const FIXED: usize = libc::MREMAP_FIXED as usize;
+const DONTUNMAP: usize = libc::MREMAP_DONTUNMAP as usize;
+
+/// What was asked for.
+#[derive(Clone, Copy)]
+struct Request {
+    old: PageRange,
+    pages: u64,
+    flags: usize,
+    /// With [`FIXED`], where to.
+    to: usize,
+}
+
+impl Request {
+    fn shrinks(self) -> bool {
+        self.pages <= self.old.pages
+    }
+
+    /// Where the pages that are kept lie now.
+    fn kept(self) -> PageRange {
+        PageRange { pages: self.old.pages.min(self.pages), ..self.old }
+    }
+
+    /// What lies behind `pages` pages from `start` on up to the new size.
+    fn tail(self, start: HostVirt) -> PageRange {
+        PageRange { start: start.add_pages(self.old.pages), pages: self.pages.saturating_sub(self.old.pages) }
+    }
+}
+
+/// `mremap`
+///
+/// # Safety
+/// As the system call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    at: *mut c_void,
+    old_length: usize,
+    new_length: usize,
+    flags: c_int,
+    to: *mut c_void,
+) -> *mut c_void {
+    let arguments = [at as usize, old_length, new_length, flags as usize, to as usize, 0];
+    // SAFETY: passed on as it came.
+    let pass = || unsafe { raw::call(libc::SYS_mremap, arguments) };
+    let sizes = (range(at as usize, old_length), range(at as usize, new_length));
+    let answer = match (enter(), sizes) {
+        (Some(mut table), (Some(old), Some(new))) => {
+            let request = Request { old, pages: new.pages, flags: flags as usize, to: to as usize };
+            remap(&mut table, request, pass)
+        }
+        // What the kernel refuses, and the copy of a shared mapping, which takes a size of 0.
+        _ => pass(),
+    };
+    c_answer(answer) as *mut c_void
+}
+
+fn remap(table: &mut Table, request: Request, pass: impl Fn() -> Answer) -> Answer {
+    let Request { old, flags, .. } = request;
+    let pooled = table.pooled_pages(old);
+    let pool_at_end = pooled.last().is_some_and(|last| last.end() == old.end());
+    if !are_sensible(request) && !pooled.is_empty() {
+        return refuse(libc::EINVAL);
+    }
+    let grows_pool = !request.shrinks() && pool_at_end;
+    let leaves_pool = flags & DONTUNMAP != 0 && !pooled.is_empty();
+    let refused = if grows_pool || leaves_pool {
+        // Not to be tried: the kernel might do it.
+        refuse(libc::EFAULT)
+    } else {
+        let answer = pass();
+        if raw::error(answer).is_none() {
+            moved(table, request, HostVirt(answer as u64));
+            return answer;
+        }
+        answer
+    };
+    let split = matches!(raw::error(refused), Some(libc::EFAULT | libc::EINVAL));
+    match one_to_the_program(table, request.kept()) {
+        Some(traits) if split && !pooled.is_empty() => by_hand(table, request, traits),
+        _ => {
+            // The kernel makes room, and unmaps what is not kept, before it finds that it cannot move.
+            forget_unmapped(table, old);
+            if flags & FIXED != 0 {
+                forget_unmapped(table, PageRange { start: HostVirt(request.to as u64), pages: request.pages });
+            }
+            refused
+        }
+    }
+}
+
+/// Forgets what is not mapped any more of a range.
+fn forget_unmapped(table: &mut Table, range: PageRange) {
+    if !table.touches(range) {
+        return;
+    }
+    let Some(mappings) = maps::mappings(range, false) else { return };
+    let mut at = range.start;
+    for mapping in mappings {
+        table.forget(between(at, mapping.range.start));
+        at = mapping.range.end();
+    }
+    table.forget(between(at, range.end()));
+}
+
+/// Whether the kernel would take these flags and places, given one mapping.
+fn are_sensible(request: Request) -> bool {
+    let Request { old, pages, flags, to } = request;
+    let known = flags & !(MAYMOVE | FIXED | DONTUNMAP) == 0;
+    let may = flags & (FIXED | DONTUNMAP) == 0 || flags & MAYMOVE != 0;
+    let stays = flags & DONTUNMAP == 0 || pages == old.pages;
+    let fixed = flags & FIXED == 0 || {
+        let end = (to as u64).saturating_add(pages * PAGE_BYTES as u64);
+        to % PAGE_BYTES == 0 && end < 1 << 47 && (end <= old.start.0 || to as u64 >= old.end().0)
+    };
+    known && may && stays && fixed
+}
+
+/// The traits of a range that was one mapping before pages of it were folded.
+fn one_to_the_program(table: &Table, range: PageRange) -> Option<Traits> {
+    let known = table.known(range);
+    let whole: u64 = known.iter().map(|(part, _)| part.pages).sum();
+    let (_, traits) = *known.first()?;
+    // What was asked in may be a part of a mapping; all else tells mappings apart for the kernel too.
+    let alike = |other: &Traits| other.access == traits.access && other.advice == traits.advice;
+    (whole == range.pages && known.iter().all(|(_, other)| alike(other))).then_some(traits)
+}
+
+/// The kernel did it: notes it.
+fn moved(table: &mut Table, request: Request, to: HostVirt) {
+    let Request { old, pages, flags, .. } = request;
+    let last = table.known(old).last().filter(|(part, _)| part.end() == old.end()).map(|(_, traits)| *traits);
+    let stayed = if flags & DONTUNMAP != 0 { table.known(old) } else { Vec::new() };
+    if pages < old.pages {
+        table.forget(PageRange { start: old.start.add_pages(pages), pages: old.pages - pages });
+    }
+    if to != old.start {
+        table.forget(PageRange { start: to, pages });
+        table.relocate(request.kept(), to);
+    }
+    if !request.shrinks() {
+        table.forget(request.tail(to));
+        if let Some(traits) = last.filter(|traits| traits.asked) {
+            ask(table, request.tail(to), traits);
+        }
+    }
+    for (part, traits) in stayed.into_iter().filter(|(_, traits)| traits.asked) {
+        ask(table, part, traits);
+    }
+}
+
+/// Does it mapping by mapping.
+fn by_hand(table: &mut Table, request: Request, traits: Traits) -> Answer {
+    let Request { old, pages, flags, .. } = request;
+    if flags & (FIXED | DONTUNMAP) == 0 && !request.shrinks() {
+        if map_behind(request.tail(old.start), traits) {
+            moved(table, request, old.start);
+            return old.start.0 as Answer;
+        }
+        if flags & MAYMOVE == 0 {
+            return refuse(libc::ENOMEM);
+        }
+    }
+    let place = reserve(request);
+    if raw::error(place).is_some() {
+        return place;
+    }
+    let there = PageRange { start: HostVirt(place as u64), pages };
+    if flags & FIXED != 0 {
+        // What lay there is gone from here on, as with the kernel, also if the rest fails.
+        table.forget(there);
+    }
+    if !move_all(request.kept(), there.start) {
+        unmap(there);
+        return refuse(libc::ENOMEM);
+    }
+    let tail = request.tail(there.start);
+    if tail.pages > 0 && raw::error(map_fresh(tail, traits)).is_some() {
+        move_all(PageRange { pages: old.pages, ..there }, old.start);
+        unmap(there);
+        return refuse(libc::ENOMEM);
+    }
+    if pages < old.pages {
+        unmap(PageRange { start: old.start.add_pages(pages), pages: old.pages - pages });
+    }
+    if flags & DONTUNMAP != 0 {
+        map_fresh(old, traits);
+    }
+    if traits.shut & Shut::Locked as u8 != 0 {
+        // SAFETY: locking changes no contents.
+        unsafe { raw::call(libc::SYS_mlock2, [place as usize, bytes(there), 1, 0, 0, 0]) };
+    }
+    moved(table, request, there.start);
+    place
+}
+
+/// Fresh memory where nothing lies.
+fn map_behind(tail: PageRange, traits: Traits) -> bool {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    let start = tail.start.0 as usize;
+    // SAFETY: maps only where nothing is mapped.
+    let mapped = unsafe {
+        raw::call(libc::SYS_mmap, [start, bytes(tail), usize::from(traits.access), flags as usize, usize::MAX, 0])
+    };
+    if raw::error(mapped).is_some() {
+        return false;
+    }
+    if mapped as usize != start {
+        // A kernel that does not know the flag took the address for a hint.
+        unmap(PageRange { start: HostVirt(mapped as u64), ..tail });
+        return false;
+    }
+    give_advice(tail, traits);
+    true
+}
+
+/// Addresses for the moved pages, mapped such that nobody else is given them.
+fn reserve(request: Request) -> Answer {
+    let fixed = if request.flags & FIXED != 0 { libc::MAP_FIXED } else { 0 };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
+    let at = if fixed != 0 { request.to } else { 0 };
+    let length = (request.pages as usize).saturating_mul(PAGE_BYTES);
+    // SAFETY: replaces what lies there only where the program asked for that.
+    unsafe { raw::call(libc::SYS_mmap, [at, length, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0]) }
+}
+
+/// Moves the mappings of a range one by one. All or, as far as it lies with us, nothing.
+fn move_all(from: PageRange, to: HostVirt) -> bool {
+    let Some(mappings) = maps::mappings(from, false) else { return false };
+    let there = |at: HostVirt| HostVirt(to.0 + (at.0 - from.start.0));
+    for (done, mapping) in mappings.iter().enumerate() {
+        if !move_one(mapping.range, there(mapping.range.start)) {
+            for moved in mappings.iter().take(done) {
+                // The old place has been empty only since the program's call began, which has not returned.
+                move_one(PageRange { start: there(moved.range.start), ..moved.range }, moved.range.start);
+            }
+            return false;
+        }
+    }
+    true
+}
+
+fn move_one(from: PageRange, to: HostVirt) -> bool {
+    let arguments = [from.start.0 as usize, bytes(from), bytes(from), MAYMOVE | FIXED, to.0 as usize, 0];
+    // SAFETY: the program wants the pages moved, and the place is reserved for them or was theirs.
+    let answer = unsafe { raw::call(libc::SYS_mremap, arguments) };
+    raw::error(answer).is_none()
+}
+
+fn unmap(range: PageRange) {
+    // SAFETY: what the program wants unmapped, or a place that was reserved here.
+    unsafe { raw::call(libc::SYS_munmap, [range.start.0 as usize, bytes(range), 0, 0, 0, 0]) };
+}

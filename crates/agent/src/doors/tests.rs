@@ -1,0 +1,406 @@
+//! The doors on real memory, with mappings of a pool made as the agent makes them.
+
+mod twins;
+
+use super::*;
+use crate::table::READ_WRITE;
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process::Command;
+use std::sync::Once;
+use wire::SlotRun;
+
+/// Slot `n` of the test's pool is full of byte `n`.
+const SLOTS: usize = 200;
+
+fn member() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| init(false));
+}
+
+fn pool() -> OwnedFd {
+    // SAFETY: makes a file.
+    let file = unsafe { libc::memfd_create(c"pool".as_ptr(), libc::MFD_CLOEXEC) };
+    assert!(file >= 0);
+    // SAFETY: just made, and nobody else's.
+    let file = unsafe { OwnedFd::from_raw_fd(file) };
+    for slot in 0..SLOTS {
+        let page = [slot as u8; PAGE_BYTES];
+        // SAFETY: reads the page.
+        let n = unsafe { libc::pwrite(file.as_raw_fd(), page.as_ptr().cast(), PAGE_BYTES, (slot * PAGE_BYTES) as i64) };
+        assert_eq!(n, PAGE_BYTES as isize);
+    }
+    file
+}
+
+fn pages(start: usize, count: usize) -> PageRange {
+    PageRange { start: HostVirt(start as u64), pages: count as u64 }
+}
+
+/// Makes `count` pages map slots from `slot` on.
+fn fold(pool: &OwnedFd, at: usize, slot: usize, count: usize) {
+    let flags = (libc::MAP_PRIVATE | libc::MAP_FIXED) as usize;
+    let arguments = [at, count * PAGE_BYTES, READ_WRITE.into(), flags, pool.as_raw_fd() as usize, slot * PAGE_BYTES];
+    let mut table = table::lock();
+    let traits = table.known(pages(at, count)).first().map(|(_, traits)| *traits).unwrap_or_default();
+    // SAFETY: the test's own pages.
+    let mapped = unsafe { raw::call(libc::SYS_mmap, arguments) };
+    assert_eq!(mapped, at as isize);
+    give_advice(pages(at, count), traits);
+    let slot = page::PoolSlot::from_bits(slot as u32);
+    table.set_folded(SlotRun { start: HostVirt(at as u64), slot, pages: count as u16 });
+}
+
+/// New private memory through the door.
+fn fresh(count: usize) -> usize {
+    // SAFETY: a new mapping where the kernel chooses.
+    let at = unsafe {
+        memory::mmap(std::ptr::null_mut(), count * PAGE_BYTES, 3, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+    };
+    assert_ne!(at, libc::MAP_FAILED);
+    at as usize
+}
+
+fn advise(at: usize, count: usize, advice: i32) -> Result<(), i32> {
+    // SAFETY: the test's own pages.
+    answer(unsafe { super::advice::madvise(at as *mut c_void, count * PAGE_BYTES, advice) } as isize).map(drop)
+}
+
+fn answer(answer: isize) -> Result<usize, i32> {
+    if answer == -1 { Err(std::io::Error::last_os_error().raw_os_error().unwrap()) } else { Ok(answer as usize) }
+}
+
+/// New memory, enrolled by advice.
+fn enrolled(count: usize) -> usize {
+    member();
+    let at = fresh(count);
+    assert_eq!(advise(at, count, libc::MADV_MERGEABLE), Ok(()));
+    assert!(table::lock().is_foldable(pages(at, count)));
+    // Of whoever had these addresses before.
+    released(pages(at, count));
+    at
+}
+
+fn byte(at: usize, page: usize) -> u8 {
+    // SAFETY: the test's own pages, mapped and readable.
+    unsafe { std::ptr::read_volatile((at + page * PAGE_BYTES + 77) as *const u8) }
+}
+
+fn write(at: usize, page: usize, value: u8) {
+    // SAFETY: the test's own pages, mapped and writable.
+    unsafe { std::ptr::write_bytes((at + page * PAGE_BYTES) as *mut u8, value, PAGE_BYTES) };
+}
+
+fn unmap_all(at: usize, count: usize) {
+    // SAFETY: the test's own pages.
+    assert_eq!(unsafe { memory::munmap(at as *mut c_void, count * PAGE_BYTES) }, 0);
+    assert!(!table::lock().touches(pages(at, count)));
+}
+
+fn protect(at: usize, count: usize, access: i32) -> Result<(), i32> {
+    // SAFETY: the test's own pages.
+    answer(unsafe { memory::mprotect(at as *mut c_void, count * PAGE_BYTES, access) } as isize).map(drop)
+}
+
+/// Slots released of this range since it was last asked.
+fn released(range: PageRange) -> Vec<u32> {
+    let mut mine = Vec::new();
+    let mut others = OTHERS.lock().unwrap();
+    others.extend(table::lock().take_released(usize::MAX));
+    others.retain(|run| {
+        let is_mine = (range.start.0..range.end().0).contains(&run.start.0);
+        if is_mine {
+            mine.extend((0..u32::from(run.pages)).map(|page| run.slot.bits() + page));
+        }
+        !is_mine
+    });
+    mine.sort_unstable();
+    mine
+}
+
+/// What was released of other tests' memory.
+static OTHERS: std::sync::Mutex<Vec<SlotRun>> = std::sync::Mutex::new(Vec::new());
+
+#[test]
+fn what_is_discarded_is_zero() {
+    let pool = pool();
+    for discard in [libc::MADV_DONTNEED, libc::MADV_FREE] {
+        let at = enrolled(16);
+        advise(at, 16, libc::MADV_DONTFORK).unwrap();
+        advise(at, 16, libc::MADV_DONTDUMP).unwrap();
+        (0..16).for_each(|page| write(at, page, 0xAA));
+        fold(&pool, at + 2 * PAGE_BYTES, 20, 8);
+        assert_eq!(byte(at, 5), 23);
+        // One is broken and known to be, one is broken and not known to be.
+        write(at, 3, 0xBB);
+        write(at, 4, 0xCC);
+        table::lock().set_broken(pages(at + 3 * PAGE_BYTES, 1));
+        assert_eq!(advise(at, 14, discard), Ok(()));
+        (2..10).for_each(|page| assert_eq!(byte(at, page), 0, "page {page} after {discard}"));
+        assert_eq!(byte(at, 14), 0xAA);
+        let table = table::lock();
+        assert!(table.is_foldable(pages(at, 14)));
+        let mapped = maps::mappings(pages(at, 16), true).unwrap();
+        drop(table);
+        assert!(mapped.iter().all(|m| m.anonymous && m.advice.dont_fork && m.advice.dont_dump), "{mapped:?}");
+        assert_eq!(released(pages(at, 16)), (20..28).collect::<Vec<_>>());
+        unmap_all(at, 16);
+    }
+}
+
+#[test]
+fn where_no_mapping_can_be_had_pages_are_cleared() {
+    let pool = pool();
+    let at = enrolled(4);
+    fold(&pool, at, 50, 4);
+    let table = table::lock();
+    assert_eq!(super::advice::clear(pages(at, 4), Traits::default()), Ok(()));
+    drop(table);
+    (0..4).for_each(|page| assert_eq!(byte(at, page), 0));
+    unmap_all(at, 4);
+}
+
+#[test]
+fn what_is_left_by_the_merger_is_private() {
+    let pool = pool();
+    let at = enrolled(4);
+    fold(&pool, at, 30, 4);
+    assert_eq!(advise(at, 4, libc::MADV_UNMERGEABLE), Ok(()));
+    assert_eq!(released(pages(at, 4)), [30, 31, 32, 33]);
+    assert_eq!(byte(at, 3), 33);
+    assert!(!table::lock().is_foldable(pages(at, 1)));
+    // It is in the pool's mapping still, and must not show the pool's bytes when it is discarded.
+    assert_eq!(advise(at, 4, libc::MADV_DONTNEED), Ok(()));
+    assert_eq!(byte(at, 3), 0);
+    unmap_all(at, 4);
+}
+
+#[test]
+fn the_kernel_is_not_told_to_merge() {
+    let at = enrolled(4);
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mine = smaps.split_once(&format!("{at:x}-")).unwrap().1;
+    let flags = mine.lines().find(|line| line.starts_with("VmFlags")).unwrap();
+    assert!(!flags.contains(" mg"), "{flags}");
+    unmap_all(at, 4);
+}
+
+#[test]
+fn only_private_anonymous_memory_is_enrolled() {
+    member();
+    let pool = pool();
+    let at = fresh(6);
+    // SAFETY: within the test's own pages.
+    unsafe {
+        memory::mmap(
+            (at + PAGE_BYTES) as *mut c_void,
+            PAGE_BYTES,
+            3,
+            libc::MAP_FIXED | libc::MAP_PRIVATE,
+            pool.as_raw_fd(),
+            0,
+        )
+    };
+    let shared = libc::MAP_FIXED | libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    // SAFETY: as above.
+    unsafe { memory::mmap((at + 2 * PAGE_BYTES) as *mut c_void, PAGE_BYTES, 3, shared, -1, 0) };
+    protect(at + 3 * PAGE_BYTES, 1, libc::PROT_READ).unwrap();
+    // SAFETY: as above.
+    unsafe { memory::munmap((at + 5 * PAGE_BYTES) as *mut c_void, PAGE_BYTES) };
+    assert_eq!(advise(at, 6, libc::MADV_MERGEABLE), Err(libc::ENOMEM));
+    let table = table::lock();
+    let foldable: Vec<bool> = (0..6).map(|page| table.is_foldable(pages(at + page * PAGE_BYTES, 1))).collect();
+    assert_eq!(foldable, [true, false, false, false, true, false]);
+    assert!(table.touches(pages(at + 3 * PAGE_BYTES, 1)) && !table.touches(pages(at + PAGE_BYTES, 2)));
+    drop(table);
+    protect(at + 3 * PAGE_BYTES, 1, READ_WRITE.into()).unwrap();
+    assert!(table::lock().is_foldable(pages(at + 3 * PAGE_BYTES, 1)));
+    unmap_all(at, 5);
+}
+
+#[test]
+fn protection_shuts_and_opens() {
+    let at = enrolled(8);
+    protect(at + 2 * PAGE_BYTES, 2, libc::PROT_READ).unwrap();
+    assert!(!table::lock().is_foldable(pages(at, 3)));
+    assert!(table::lock().is_foldable(pages(at, 2)));
+    protect(at, 8, READ_WRITE.into()).unwrap();
+    assert!(table::lock().is_foldable(pages(at, 8)));
+    // A change that ends at a hole has been made before it.
+    // SAFETY: the test's own page.
+    unsafe { memory::munmap((at + 6 * PAGE_BYTES) as *mut c_void, PAGE_BYTES) };
+    assert_eq!(protect(at, 8, libc::PROT_READ), Err(libc::ENOMEM));
+    let known = table::lock().known(pages(at, 8));
+    assert_eq!(known.iter().map(|(part, traits)| (part.pages, traits.access)).collect::<Vec<_>>(), [(6, 1), (1, 3)]);
+    unmap_all(at, 8);
+}
+
+#[test]
+fn locked_memory_is_shut() {
+    let at = enrolled(4);
+    // SAFETY: locking changes no contents.
+    let locked = unsafe { memory::mlock((at + 100) as *const c_void, PAGE_BYTES) };
+    assert_eq!(locked, 0);
+    assert!(
+        !table::lock().is_foldable(pages(at + PAGE_BYTES, 1))
+            && table::lock().is_foldable(pages(at + 2 * PAGE_BYTES, 2))
+    );
+    // SAFETY: as above.
+    assert_eq!(unsafe { memory::munlock(at as *const c_void, 2 * PAGE_BYTES) }, 0);
+    assert!(table::lock().is_foldable(pages(at, 4)));
+    // SAFETY: as above.
+    unsafe { memory::mlock(at as *const c_void, PAGE_BYTES) };
+    protect(at, 1, libc::PROT_READ).unwrap();
+    protect(at, 1, READ_WRITE.into()).unwrap();
+    assert!(!table::lock().is_foldable(pages(at, 1)), "still locked");
+    unmap_all(at, 4);
+}
+
+#[test]
+fn memory_that_must_not_reach_children_as_it_is_stays_as_it_is() {
+    let at = enrolled(2);
+    advise(at, 2, libc::MADV_WIPEONFORK).unwrap();
+    assert!(!table::lock().is_foldable(pages(at, 1)));
+    advise(at, 2, libc::MADV_KEEPONFORK).unwrap();
+    assert!(table::lock().is_foldable(pages(at, 2)));
+    unmap_all(at, 2);
+}
+
+#[test]
+fn a_new_mapping_replaces_what_was_known() {
+    let pool = pool();
+    let at = enrolled(4);
+    fold(&pool, at, 60, 4);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    // SAFETY: the test's own pages.
+    unsafe { memory::mmap((at + PAGE_BYTES) as *mut c_void, 2 * PAGE_BYTES, 3, flags, -1, 0) };
+    assert_eq!(released(pages(at, 4)), [61, 62]);
+    assert!(!table::lock().touches(pages(at + PAGE_BYTES, 2)));
+    unmap_all(at, 4);
+}
+
+#[test]
+fn a_child_keeps_contents_right_and_enrols_nothing() {
+    let pool = pool();
+    let at = enrolled(8);
+    (0..8).for_each(|page| write(at, page, 0x55));
+    fold(&pool, at, 70, 8);
+    for fork in [libc::fork as unsafe extern "C" fn() -> i32, super::fork::_Fork] {
+        // SAFETY: the child calls nothing but doors and `_exit`.
+        let child = unsafe { fork() };
+        if child == 0 {
+            let read = (0..8).all(|page| byte(at, page) == 70 + page as u8);
+            let discarded = advise(at, 4, libc::MADV_DONTNEED) == Ok(()) && (0..4).all(|page| byte(at, page) == 0);
+            let kept = (4..8).all(|page| byte(at, page) == 70 + page as u8);
+            let quiet = table::lock().counts().enrolled == 0 && state() == State::Child;
+            let failed = [read, discarded, kept, quiet].iter().position(|good| !good);
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(failed.map_or(0, |at| at as i32 + 1)) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child just made.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child's check number {} failed", status >> 8);
+    }
+    // The parent is as it was.
+    assert_eq!(state(), State::Member);
+    assert!((0..8).all(|page| byte(at, page) == 70 + page as u8));
+    assert!(table::lock().slot(HostVirt(at as u64)).is_some());
+    unmap_all(at, 8);
+}
+
+/// Runs one test alone in a process of its own; says whether this is that process.
+fn alone(name: &str) -> bool {
+    if std::env::var_os("PAGEFOLD_TEST_ALONE").is_some() {
+        return true;
+    }
+    let exe = std::env::current_exe().unwrap();
+    let test = format!("doors::tests::{name}");
+    let mut command = Command::new(exe);
+    command.args(["--exact", &test, "--test-threads=1", "--nocapture"]).env("PAGEFOLD_TEST_ALONE", "1");
+    let output = command.output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && text.contains("1 passed"), "{}: {text}", output.status);
+    false
+}
+
+#[test]
+fn a_child_without_the_pool_is_left_alone() {
+    if !alone("a_child_without_the_pool_is_left_alone") {
+        return;
+    }
+    let at = enrolled(8);
+    // SAFETY: the child calls nothing but doors and `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let inert = state() == State::Inert && advise(at, 8, libc::MADV_DONTNEED) == Ok(());
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(!inert)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child just made.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0);
+}
+
+#[test]
+fn malloc_goes_through_the_doors() {
+    if !alone("malloc_goes_through_the_doors") {
+        return;
+    }
+    member();
+    // The test's harness has a thread of its own, which waits for this one.
+    patch::patch_all().unwrap();
+    ALL.store(true, Ordering::Relaxed);
+    let pool = pool();
+    const BYTES: usize = 8 << 20;
+    // SAFETY: memory of the C library's allocator.
+    let place = unsafe { libc::malloc(BYTES) } as usize;
+    let first = place.next_multiple_of(PAGE_BYTES);
+    assert!(table::lock().is_foldable(pages(first, 2000)), "malloc's own mmap was not seen");
+    (0..2000).for_each(|page| write(first, page, page as u8));
+    fold(&pool, first + 10 * PAGE_BYTES, 10, 100);
+    fold(&pool, first + 1900 * PAGE_BYTES, 1900 % 256, 50);
+    // SAFETY: as above. glibc grows it by `mremap`.
+    let grown = unsafe { libc::realloc(place as *mut c_void, 4 * BYTES) } as usize;
+    let first = first - place + grown;
+    assert!((0..2000).all(|page| byte(first, page) == page as u8), "contents have changed");
+    assert!(table::lock().is_foldable(pages(first + 3000 * PAGE_BYTES, 4000)), "malloc's own mremap was not seen");
+    assert_eq!(table::lock().slot_runs(pages(first, 2000)).len(), 2);
+    // SAFETY: as above.
+    unsafe { libc::free(grown as *mut c_void) };
+    assert!(!table::lock().touches(pages(first, 7000)), "malloc's own munmap was not seen");
+    threads_of_malloc();
+    the_heap_follows_brk();
+}
+
+/// A thread's arena is reserved without rights, and opened bit by bit.
+fn threads_of_malloc() {
+    std::thread::spawn(|| {
+        // SAFETY: memory of the C library's allocator.
+        let place = unsafe { libc::malloc(100_000) } as usize;
+        let range = pages(place.next_multiple_of(PAGE_BYTES), 20);
+        assert!(table::lock().is_foldable(range), "{:?}", table::lock().known(range));
+        // SAFETY: as above.
+        unsafe { libc::free(place as *mut c_void) };
+    })
+    .join()
+    .unwrap();
+}
+
+fn the_heap_follows_brk() {
+    ask_heap();
+    // SAFETY: asks where the heap ends.
+    let end = unsafe { libc::sbrk(0) } as usize;
+    let last = pages(end - PAGE_BYTES, 1);
+    assert!(table::lock().is_foldable(last) && heap_still_covers(last));
+    // SAFETY: grows the heap.
+    unsafe { libc::sbrk(1 << 20) };
+    ask_heap();
+    let grown = pages(end, 256);
+    assert!(table::lock().is_foldable(grown) && heap_still_covers(grown));
+    // SAFETY: shrinks it again, by what the allocator does not know of.
+    unsafe { libc::sbrk(-(1 << 20)) };
+    ask_heap();
+    assert!(!table::lock().touches(grown) && !heap_still_covers(grown));
+}

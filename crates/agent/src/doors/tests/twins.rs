@@ -1,0 +1,297 @@
+//! A folded range and its twin, which is not folded and not known, go through the same calls. Both must be answered the
+//! same, and hold the same bytes.
+
+use super::*;
+use proptest::prelude::*;
+
+const MOST: usize = 24;
+/// Room for each twin, so that it can grow where it is.
+const ROOM: usize = 64;
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Bytes value, value + 1, ... to pages.
+    Write(usize, usize, u8),
+    Fold(usize, usize),
+    FindBroken,
+    Advise(usize, usize, i32),
+    Protect(usize, usize, i32),
+    /// New size, and what kind of.
+    Remap(usize, Kind),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    InPlace,
+    InPlaceBlocked,
+    MayMove,
+    MayMoveBlocked,
+    Fixed,
+    FixedOverlap,
+    DontUnmap,
+    Unaligned,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let part = || (0..MOST, 1..MOST);
+    let kind = prop_oneof![
+        Just(Kind::InPlace),
+        Just(Kind::InPlaceBlocked),
+        Just(Kind::MayMove),
+        Just(Kind::MayMoveBlocked),
+        Just(Kind::Fixed),
+        Just(Kind::FixedOverlap),
+        Just(Kind::DontUnmap),
+        Just(Kind::Unaligned),
+    ];
+    let advice = prop_oneof![
+        6 => Just(libc::MADV_DONTNEED),
+        1 => Just(libc::MADV_REMOVE),
+        1 => Just(libc::MADV_DONTDUMP),
+        1 => Just(libc::MADV_DODUMP),
+        1 => Just(libc::MADV_NOHUGEPAGE),
+        1 => Just(libc::MADV_POPULATE_WRITE),
+        1 => Just(24),
+        1 => Just(12345),
+    ];
+    let access = prop_oneof![Just(1), Just(3), Just(3), Just(3), Just(0)];
+    prop_oneof![
+        4 => (part(), 0_u8..100).prop_map(|((a, n), value)| Step::Write(a, n, value)),
+        6 => part().prop_map(|(a, n)| Step::Fold(a, n)),
+        1 => Just(Step::FindBroken),
+        2 => (part(), advice).prop_map(|((a, n), advice)| Step::Advise(a, n, advice)),
+        1 => (part(), access).prop_map(|((a, n), access)| Step::Protect(a, n, access)),
+        3 => (1..MOST, kind).prop_map(|(size, kind)| Step::Remap(size, kind)),
+    ]
+}
+
+/// Maps a page without rights, if nothing is mapped there.
+fn block(at: usize) {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: maps only where nothing is mapped.
+    unsafe { libc::mmap(at as *mut c_void, PAGE_BYTES, 0, flags, -1, 0) };
+}
+
+struct Twin {
+    at: usize,
+    size: usize,
+    /// Where it has room.
+    home: usize,
+}
+
+impl Twin {
+    fn new(count: usize) -> Self {
+        let home = fresh(ROOM);
+        let twin = Self { at: home, size: count, home };
+        twin.clear_room();
+        twin.close_room();
+        twin
+    }
+
+    /// Unmaps what lies behind it in its room.
+    fn clear_room(&self) {
+        let used = if self.at == self.home { self.size } else { 0 };
+        unmap_all(self.home + used * PAGE_BYTES, ROOM - used);
+    }
+
+    /// Lets nothing come to lie in its room but itself.
+    fn close_room(&self) {
+        (0..ROOM).for_each(|page| block(self.home + page * PAGE_BYTES));
+    }
+
+    fn within(&self, first: usize, count: usize) -> (usize, usize) {
+        let first = first.min(self.size - 1);
+        (first, count.min(self.size - first))
+    }
+
+    fn page(&self, page: usize) -> usize {
+        self.at + page * PAGE_BYTES
+    }
+
+    /// The bytes of every page: of its first word, and whether the page is all the same.
+    fn bytes(&self) -> Vec<Result<u8, String>> {
+        (0..self.size)
+            .map(|page| {
+                let mut copy = [0_u8; PAGE_BYTES];
+                let from = libc::iovec { iov_base: self.page(page) as *mut c_void, iov_len: PAGE_BYTES };
+                let to = libc::iovec { iov_base: copy.as_mut_ptr().cast(), iov_len: PAGE_BYTES };
+                // SAFETY: reads pages that may not be readable into a buffer of the right size.
+                let n = unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) };
+                match n {
+                    4096 if copy.iter().all(|byte| *byte == copy[0]) => Ok(copy[0]),
+                    4096 => Err("mixed".into()),
+                    _ => Err("not readable".into()),
+                }
+            })
+            .collect()
+    }
+
+    /// Makes the call; what it answers, without where.
+    fn remap(&mut self, size: usize, kind: Kind) -> Result<&'static str, i32> {
+        let target = fresh(MOST);
+        if matches!(kind, Kind::InPlace | Kind::MayMove) {
+            self.clear_room();
+        }
+        let (mut new_size, mut flags, mut to) = (size, 0, 0);
+        match kind {
+            Kind::InPlace | Kind::InPlaceBlocked => {}
+            Kind::MayMove | Kind::MayMoveBlocked => flags = libc::MREMAP_MAYMOVE,
+            Kind::Fixed => (flags, to) = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, target),
+            Kind::FixedOverlap => (flags, to) = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, self.at),
+            Kind::DontUnmap => (flags, new_size) = (libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP, self.size),
+            Kind::Unaligned => (flags, to) = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, target + 5),
+        }
+        let (old, bytes) = (self.at as *mut c_void, self.size * PAGE_BYTES);
+        // SAFETY: the twin's own pages; the target is its own room.
+        let mapped = unsafe { remap::mremap(old, bytes, new_size * PAGE_BYTES, flags, to as *mut c_void) };
+        let mapped = answer(mapped as isize);
+        self.close_room();
+        if mapped != Ok(target) {
+            unmap_all(target, MOST);
+        } else {
+            unmap_all(target + new_size * PAGE_BYTES, MOST - new_size);
+        }
+        let mapped = mapped?;
+        let how = if mapped == self.at {
+            "stayed"
+        } else if mapped == target {
+            "went there"
+        } else {
+            "went"
+        };
+        if matches!(kind, Kind::DontUnmap) {
+            // Its room was closed around it.
+            let left = Self { at: self.at, size: self.size, home: self.home }.bytes();
+            let readable = left.iter().filter(|byte| byte.is_ok()).all(|byte| *byte == Ok(0));
+            assert!(readable, "what stays behind is not zero: {left:?}");
+        }
+        (self.at, self.size) = (mapped, new_size);
+        Ok(how)
+    }
+
+    /// Makes room behind it again, wherever it went. Says whether that could be done.
+    fn go_home(&mut self) -> bool {
+        if self.at == self.home {
+            return true;
+        }
+        let home = fresh(ROOM);
+        let (old, bytes) = (self.at as *mut c_void, self.size * PAGE_BYTES);
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: the twin's own pages; the target is its own room.
+        let mapped = unsafe { remap::mremap(old, bytes, bytes, flags, home as *mut c_void) };
+        if mapped as usize != home {
+            eprintln!(
+                "{:x}+{} did not go home {home:x} (was {:x}): {:?}",
+                self.at,
+                self.size,
+                self.home,
+                answer(mapped as isize)
+            );
+            unmap_all(home, ROOM);
+            return false;
+        }
+        unmap_all(self.home, ROOM);
+        (self.at, self.home) = (home, home);
+        true
+    }
+}
+
+fn fold_what_can_be(twin: &Twin, pool: &OwnedFd, first: usize, count: usize) {
+    let (first, count) = twin.within(first, count);
+    let bytes = twin.bytes();
+    let mut page = first;
+    while page < first + count {
+        let start = page;
+        let Ok(slot) = bytes[start] else {
+            page += 1;
+            continue;
+        };
+        let next = |page: usize| bytes[page] == Ok(slot.wrapping_add((page - start) as u8));
+        while page < first + count && next(page) && usize::from(slot) + page - start < SLOTS {
+            page += 1;
+        }
+        if page == start {
+            page += 1;
+            continue;
+        }
+        if table::lock().is_foldable(pages(twin.page(start), page - start)) {
+            fold(pool, twin.page(start), slot.into(), page - start);
+        }
+    }
+}
+
+/// As the agent's round does: what no longer holds the slot's frame is broken. Here, what was written has other bytes.
+fn find_broken(twin: &Twin) {
+    let bytes = twin.bytes();
+    let mut table = table::lock();
+    for page in 0..twin.size {
+        let range = pages(twin.page(page), 1);
+        if table.slot(range.start).is_some_and(|slot| bytes[page] != Ok(slot.bits() as u8)) {
+            table.set_broken(range);
+        }
+    }
+}
+
+fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
+    let pool = pool();
+    let mut plain = Twin::new(MOST);
+    let mut folded = Twin::new(MOST);
+    prop_assert_eq!(super::advise(folded.at, MOST, libc::MADV_MERGEABLE), Ok(()));
+    for step in steps {
+        match step.clone() {
+            Step::Write(first, count, value) => {
+                let (first, count) = plain.within(first, count);
+                let bytes = plain.bytes();
+                for page in first..first + count {
+                    let writable = |twin: &Twin| {
+                        let _table = table::lock();
+                        maps::mappings(pages(twin.page(page), 1), false)
+                            .is_some_and(|m| m.iter().any(|m| m.access == 3))
+                    };
+                    prop_assert_eq!(writable(&plain), writable(&folded), "page {} after {:?}", page, step);
+                    if bytes[page].is_ok() && writable(&plain) {
+                        [&plain, &folded].iter().for_each(|twin| write(twin.at, page, value + (page - first) as u8));
+                    }
+                }
+            }
+            Step::Fold(first, count) => fold_what_can_be(&folded, &pool, first, count),
+            Step::FindBroken => find_broken(&folded),
+            Step::Advise(first, count, advice) => {
+                let (first, count) = plain.within(first, count);
+                let results = [&plain, &folded].map(|twin| super::advise(twin.page(first), count, advice));
+                prop_assert_eq!(results[0], results[1], "{:?}", step);
+            }
+            Step::Protect(first, count, access) => {
+                let (first, count) = plain.within(first, count);
+                let results = [&plain, &folded].map(|twin| protect(twin.page(first), count, access));
+                prop_assert_eq!(results[0], results[1], "{:?}", step);
+            }
+            Step::Remap(size, kind) => {
+                let answers = (plain.remap(size, kind), folded.remap(size, kind));
+                prop_assert_eq!(answers.0, answers.1, "{:?}", step);
+                prop_assert_eq!(plain.bytes(), folded.bytes(), "after {:?}", step);
+                let home = (plain.go_home(), folded.go_home());
+                prop_assert_eq!(home.0, home.1, "after {:?}", step);
+                if !home.0 {
+                    break;
+                }
+            }
+        }
+        prop_assert_eq!(plain.bytes(), folded.bytes(), "after {:?}", step);
+    }
+    for twin in [&plain, &folded] {
+        unmap_all(twin.home, ROOM);
+        unmap_all(twin.at, twin.size);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_folded_range_behaves_as_one_that_is_not() {
+    if !alone("twins::a_folded_range_behaves_as_one_that_is_not") {
+        return;
+    }
+    member();
+    let config = ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() };
+    proptest!(config, |(steps in proptest::collection::vec(step(), 1..30))| run(steps)?);
+}

@@ -1,0 +1,132 @@
+//! `ioctl`, for the sake of the program's own userfaultfd (postcopy migration, snapshots): there is room for one on a
+//! mapping, and it is the program's.
+//!
+//! Whatever is not about a userfaultfd goes straight to the kernel: this is the way on which a virtual processor is run.
+
+use super::{State, enter, range, state};
+use crate::arena;
+use crate::raw::{self, Answer, c_answer};
+use crate::table::Shut;
+use page::PageRange;
+use std::ffi::{c_int, c_ulong};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const UFFDIO_TYPE: c_ulong = 0xAA;
+const UFFDIO_API: c_ulong = 0xC018_AA3F;
+const UFFDIO_REGISTER: c_ulong = 0xC020_AA00;
+const UFFDIO_UNREGISTER: c_ulong = 0x8010_AA01;
+const UFFD_FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
+const UFFD_FEATURE_WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
+
+/// `struct uffdio_api`
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Api {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+/// `struct uffdio_range`, with which `struct uffdio_register` begins too.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Range {
+    start: u64,
+    length: u64,
+}
+
+const _: () = assert!(size_of::<Api>() == (UFFDIO_API as usize >> 16 & 0x3fff));
+const _: () = assert!(size_of::<Range>() == (UFFDIO_UNREGISTER as usize >> 16 & 0x3fff));
+
+/// Called with a range on which the program is about to register a userfaultfd, the table's lock not held.
+static YIELD: AtomicUsize = AtomicUsize::new(0);
+
+/// Sets who takes the agent's own userfaultfd off a range that the program is about to register one on.
+pub fn set_yield(yield_range: fn(PageRange)) {
+    YIELD.store(yield_range as usize, Ordering::Release);
+}
+
+/// `ioctl`
+///
+/// # Safety
+/// As the system call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: usize) -> c_int {
+    // SAFETY: passed on as it came.
+    let pass = || unsafe { raw::call(libc::SYS_ioctl, [file as usize, request as usize, argument, 0, 0, 0]) };
+    let ours = request >> 8 & 0xFF == UFFDIO_TYPE && argument != 0 && state() == State::Member;
+    if !ours || arena::holds(raw::stack()) {
+        return c_answer(pass()) as c_int;
+    }
+    // The kernel takes the request for an `unsigned int`.
+    let answer = match request & 0xFFFF_FFFF {
+        UFFDIO_API => begin(argument, pass),
+        UFFDIO_REGISTER => register(argument, pass),
+        UFFDIO_UNREGISTER => unregister(argument, pass),
+        _ => pass(),
+    };
+    c_answer(answer) as c_int
+}
+
+/// A program that is to be told of writes must be told of those to pages in mappings of the pool too, which are no anonymous
+/// memory. What the kernel answers are the features that it has, whichever were asked for.
+fn begin(argument: usize, pass: impl Fn() -> Answer) -> Answer {
+    let place = argument as *mut Api;
+    // SAFETY: the program gives an `Api` with this request; where it lies, the kernel reads it in a moment.
+    let asked = unsafe { place.read_unaligned() };
+    let wanted = asked.features | UFFD_FEATURE_WP_HUGETLBFS_SHMEM;
+    if asked.features & UFFD_FEATURE_PAGEFAULT_FLAG_WP == 0 || wanted == asked.features {
+        return pass();
+    }
+    // SAFETY: the kernel writes its answer there.
+    unsafe { place.write_unaligned(Api { features: wanted, ..asked }) };
+    let answer = pass();
+    if answer != 0 {
+        // SAFETY: as above. The kernel has cleared it, and may be asked again.
+        unsafe { place.write_unaligned(asked) };
+        return pass();
+    }
+    answer
+}
+
+/// Ours goes first, for good or until the program unregisters its own.
+fn register(argument: usize, pass: impl Fn() -> Answer) -> Answer {
+    let Some(range) = range_at(argument) else { return pass() };
+    if !enter().is_some_and(|table| table.touches(range)) {
+        return pass();
+    }
+    let target = YIELD.load(Ordering::Acquire);
+    if target != 0 {
+        // SAFETY: only `set_yield` stores there, and only this type.
+        let yield_range = unsafe { std::mem::transmute::<usize, fn(PageRange)>(target) };
+        yield_range(range);
+    }
+    let answer = {
+        let mut table = enter();
+        if let Some(table) = &mut table {
+            table.shut(range, Shut::Yielded);
+        }
+        // With the lock held, no fold can put ours back in between.
+        pass()
+    };
+    if answer != 0 && raw::error(answer) != Some(libc::EBUSY) {
+        enter().into_iter().for_each(|mut table| table.open(range, Shut::Yielded));
+    }
+    answer
+}
+
+fn unregister(argument: usize, pass: impl Fn() -> Answer) -> Answer {
+    let range = range_at(argument);
+    let answer = pass();
+    if let Some(range) = range.filter(|_| answer == 0) {
+        enter().into_iter().for_each(|mut table| table.open(range, Shut::Yielded));
+    }
+    answer
+}
+
+fn range_at(argument: usize) -> Option<PageRange> {
+    // SAFETY: the program gives a structure that begins with a `Range` with this request; where it lies, the kernel reads
+    // it in a moment.
+    let asked = unsafe { (argument as *const Range).read_unaligned() };
+    range(usize::try_from(asked.start).ok()?, usize::try_from(asked.length).ok()?)
+}
