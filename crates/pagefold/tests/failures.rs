@@ -262,7 +262,8 @@ fn a_member_keeps_to_its_mappings() {
         return;
     }
     let service = Service::start();
-    let words = [&[&common::service::torture()[..]][..], &STABLE].concat();
+    let program = common::service::torture();
+    let words = [&[&program[..]][..], &STABLE].concat();
     let budget = [("PAGEFOLD_VMA_BUDGET", "300")];
     let mut frugal = service.run_with("acme", "frugal", &[], &words, &budget);
     let mut other = service.torture("acme", "other", &[], &STABLE);
