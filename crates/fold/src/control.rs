@@ -128,6 +128,7 @@ pub enum Order {
 #[serde(rename_all = "snake_case")]
 pub enum News {
     /// The first message on a connection: what there is; with it, a read-only file for each segment, in this order.
+    /// Where there are more than 64 members, more of these follow, with the next members and no segments.
     Adopted {
         /// Members that are connected.
         members: Vec<Identity>,
@@ -183,6 +184,9 @@ pub struct GroupReport {
     pub pass_permille: Option<u32>,
     /// Slots that are held only because some process that was a member, or its child, may still map them, now.
     pub limbo_slots: u64,
+    /// Members that are counted above and not listed, because the list would not fit into a message.
+    #[serde(default)]
+    pub members_left_out: u64,
 }
 
 /// How one member does.

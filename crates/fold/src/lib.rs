@@ -1,4 +1,32 @@
 //! The group worker: pool, content index, planning, pacing.
+//!
+//! ```text
+//!   worker     the loop: supervisor, members, clock
+//!   group      members and settings; conversation: what members say; tick: what time brings
+//!   member     a connection        lease   how long what it let go is kept
+//!   plan       what to do about pages that rest; dispatch: requests; settle: answers; huge; upkeep
+//!   table      pages               index   contents              pool, segment, extents   slots
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod control;
+mod conversation;
+mod dispatch;
+mod extents;
+mod group;
+mod huge;
+mod index;
+mod lease;
+mod member;
+mod pace;
+mod plan;
+mod pool;
+mod report;
+mod segment;
+mod settle;
+mod table;
+mod tick;
+mod upkeep;
+mod worker;
+
+pub use worker::{Error, Result, run};

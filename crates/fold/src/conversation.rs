@@ -1,0 +1,203 @@
+//! What members say, and what they are asked.
+
+use crate::control::{News, SegmentInfo};
+use crate::group::Group;
+use crate::lease::Ghost;
+use crate::member::{Asked, Cut, FOLDS_IN_FLIGHT, Member};
+use crate::table::MemberId;
+use rustix::fd::AsFd;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+use wire::{Hello, MemberState, MemberStats, Outcome, ToAgent, ToWorker, VERSION};
+
+/// Frames that are taken from a member before others have their turn.
+const FRAMES_A_TURN: usize = 8;
+/// A member that could not fold is left alone for so long.
+const REST: Duration = Duration::from_secs(1);
+/// A member whose let go slots take more than this part of the pool, because somebody holds its leases, gets no more.
+const LIMBO_PART: u64 = 8;
+
+impl Group {
+    /// Hears a member who has something to say, and cuts it off if it lies.
+    pub fn hear(&mut self, id: MemberId, buffer: &mut [u8], now: Instant) {
+        for _ in 0..FRAMES_A_TURN {
+            let Some(member) = self.members.get(&id) else { return };
+            let heard = member.hear(buffer).and_then(|message| match message {
+                Some(message) => self.act(id, message, now).map(|()| true),
+                None => Ok(false),
+            });
+            match heard {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(why) => return self.cut(id, &why),
+            }
+        }
+    }
+
+    fn act(&mut self, id: MemberId, message: ToWorker, now: Instant) -> Result<(), Cut> {
+        let Some(member) = self.members.get_mut(&id) else { return Ok(()) };
+        if matches!(message, ToWorker::Hello(_)) == member.is_serving {
+            return Err(Cut::Greeting);
+        }
+        match message {
+            ToWorker::Hello(hello) => self.greet(id, hello),
+            ToWorker::Rested(runs, fingerprints) => {
+                member.reported += fingerprints.len() as u64;
+                self.planner.rested(id, &runs, &fingerprints);
+                Ok(())
+            }
+            ToWorker::Donated(request, given) => self.donated(id, request, &given, now),
+            ToWorker::Folded(request, outcomes) => self.folded(id, request, &outcomes, now),
+            ToWorker::Released(runs) => {
+                let released = self.planner.released(id, &runs);
+                self.hand_over_limbo(id, now);
+                Ok(released?)
+            }
+            ToWorker::Held(runs) => self.held(id, &runs),
+            ToWorker::LeaseTaken(era) => Ok(member.leases.take(era)?),
+            ToWorker::Stats(stats) => {
+                self.heard_stats(id, *stats, now);
+                Ok(())
+            }
+        }
+    }
+
+    fn greet(&mut self, id: MemberId, hello: Hello) -> Result<(), Cut> {
+        let Some(member) = self.members.get_mut(&id) else { return Ok(()) };
+        let window = member.window.as_fd().try_clone_to_owned()?;
+        member.say(&ToAgent::Welcome(VERSION), Some(Rc::new(window)));
+        if hello.version != VERSION {
+            member.flush(Instant::now())?;
+            return Err(Cut::Version(hello.version));
+        }
+        member.is_serving = true;
+        for (number, segment) in self.planner.pool.segments() {
+            member.say(&ToAgent::Segment(number, segment.slots()), Some(Rc::clone(&segment.file)));
+        }
+        let offered = member.leases.offered().map(|(era, lease)| (era, lease.as_fd().try_clone_to_owned()));
+        if let Some((era, lease)) = offered {
+            member.say(&ToAgent::Lease(era), Some(Rc::new(lease?)));
+        }
+        self.tell_paces();
+        Ok(())
+    }
+
+    fn donated(&mut self, id: MemberId, request: u32, given: &[bool], now: Instant) -> Result<(), Cut> {
+        let Some(member) = self.members.get_mut(&id) else { return Ok(()) };
+        let asked = member.asked.take_if(|asked| asked.id == request && asked.donation.pages() == given.len());
+        let Asked { donation, .. } = asked.ok_or(Cut::NotAsked)?;
+        let place = self.planner.place(id);
+        place.may_donate = place.may_fold;
+        if let Err(e) = self.planner.donated(donation, given, &member.window) {
+            self.clock.out_of_memory(now);
+            self.event(format!("the pool cannot take more: {e}; nothing new is folded for a while"));
+        }
+        Ok(())
+    }
+
+    fn folded(&mut self, id: MemberId, request: u32, outcomes: &[Outcome], now: Instant) -> Result<(), Cut> {
+        let Some(member) = self.members.get_mut(&id) else { return Ok(()) };
+        let pages = |runs: &[wire::FoldRun]| runs.iter().map(|run| usize::from(run.pages)).sum::<usize>();
+        let (asked, runs) = member.folds.pop_front().ok_or(Cut::NotAsked)?;
+        let answers = asked == request && pages(&runs) == outcomes.len();
+        // What it did about the rest is not known. It may map them.
+        let done = if answers { outcomes } else { &[Outcome::Folded; wire::FOLD_PAGES][..pages(&runs)] };
+        let sum = self.planner.folded(id, &runs, done);
+        if sum.is_stuck {
+            member.rests_until = Some(now + REST);
+        }
+        self.hand_over_limbo(id, now);
+        if answers { Ok(()) } else { Err(Cut::NotAsked) }
+    }
+
+    fn held(&mut self, id: MemberId, runs: &[wire::SlotRun]) -> Result<(), Cut> {
+        let Some(member) = self.members.get(&id) else { return Ok(()) };
+        let process = (member.identity.pid, member.identity.started);
+        let same = |ghost: &&Ghost| (ghost.identity.pid, ghost.identity.started) == process;
+        let ghosts: Vec<&Ghost> = self.ghosts.iter().filter(same).collect();
+        let crosses = self.planner.held(id, runs, |slot| ghosts.iter().any(|ghost| ghost.holds(slot)))?;
+        if crosses {
+            self.clear(crate::group::Clearing::Separation);
+        }
+        Ok(())
+    }
+
+    /// Slots that a member let go are its leases' business now.
+    fn hand_over_limbo(&mut self, id: MemberId, now: Instant) {
+        let Some(member) = self.members.get_mut(&id) else { return };
+        for slot in std::mem::take(&mut self.planner.place(id).limbo) {
+            member.leases.released(slot, now);
+        }
+    }
+
+    fn heard_stats(&mut self, id: MemberId, stats: MemberStats, now: Instant) {
+        let Some(member) = self.members.get_mut(&id) else { return };
+        member.stats = stats;
+        let folds = matches!(member.stats.state, MemberState::Folding | MemberState::NothingEnrolled);
+        let place = self.planner.place(id);
+        if folds && !place.may_fold {
+            (place.may_fold, place.may_donate) = (true, true);
+            member.again.later(now);
+        } else if !folds && place.may_fold {
+            place.may_fold = false;
+            let none = crate::dispatch::Donation::default();
+            self.planner.gives_nothing(id, member.asked.as_ref().map_or(&none, |asked| &asked.donation));
+        }
+    }
+
+    /// Tells members of segments that are new, and asks them for what the plan wants.
+    pub fn speak(&mut self, now: Instant) {
+        for number in std::mem::take(&mut self.planner.pool.made) {
+            let Some((slots, file)) = self.planner.pool.handout(number) else { continue };
+            for member in self.members.values_mut().filter(|member| member.is_serving) {
+                member.say(&ToAgent::Segment(number, slots), Some(Rc::clone(&file)));
+            }
+            self.tell(News::Segment(SegmentInfo { number, slots }), vec![file]);
+        }
+        let most_limbo = usize::try_from(u64::from(self.settings.pool_slots) / LIMBO_PART).unwrap_or(usize::MAX).max(1);
+        for (id, member) in &mut self.members {
+            if !member.is_serving
+                || !self.planner.policy.folds
+                || !self.planner.place(*id).may_fold
+                || member.rests(now)
+            {
+                continue;
+            }
+            if member.leases.is_taken() && member.leases.limbo() <= most_limbo {
+                ask_to_fold(&mut self.planner, *id, member);
+            }
+            if member.asked.is_none() && !self.clock.is_out_of_memory(now) {
+                let donation = self.planner.next_donation(*id);
+                if donation.pages() > 0 {
+                    let request = member.request();
+                    member.say(&ToAgent::Donate(request, donation.ranges.clone()), None);
+                    member.asked = Some(Asked { id: request, donation, since: now });
+                }
+            }
+        }
+        self.flush(now);
+    }
+
+    fn flush(&mut self, now: Instant) {
+        let stuck = |(id, member): (&MemberId, &mut Member)| {
+            if !member.is_stuck() {
+                return None;
+            }
+            Some((*id, member.flush(now).err()?))
+        };
+        let gone: Vec<_> = self.members.iter_mut().filter_map(stuck).collect();
+        gone.into_iter().for_each(|(id, why)| self.cut(id, &why));
+    }
+}
+
+fn ask_to_fold(planner: &mut crate::plan::Planner, id: MemberId, member: &mut Member) {
+    while member.folds.len() < FOLDS_IN_FLIGHT {
+        let runs = planner.next_folds(id);
+        if runs.is_empty() {
+            return;
+        }
+        let request = member.request();
+        member.say(&ToAgent::Fold(request, runs.clone()), None);
+        member.folds.push_back((request, runs));
+    }
+}

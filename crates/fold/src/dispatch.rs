@@ -1,0 +1,121 @@
+//! Requests to a member, made from the marks of its pages in the order of addresses: pages side by side that map
+//! slots side by side are one run, and a run is one mapping.
+
+use crate::plan::Planner;
+use crate::segment::SlotState;
+use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef, places};
+use page::{HostVirt, PageRange, PoolSlot};
+use wire::{DONATION_PAGES, FOLD_PAGES, FoldRun, Target};
+
+/// Pages that a member was asked to show, and the slots their bytes are for; the slots are held meanwhile.
+#[derive(Debug, Default)]
+pub struct Donation {
+    pub(crate) slots: Vec<PoolSlot>,
+    /// The pages, in the same order.
+    pub ranges: Vec<PageRange>,
+}
+
+impl Donation {
+    /// How many pages.
+    pub const fn pages(&self) -> usize {
+        self.slots.len()
+    }
+
+    fn push(&mut self, address: HostVirt, slot: PoolSlot) {
+        self.slots.push(slot);
+        match self.ranges.last_mut() {
+            Some(last) if last.end() == address => last.pages += 1,
+            _ => self.ranges.push(PageRange { start: address, pages: 1 }),
+        }
+    }
+}
+
+/// Adds a page to runs of pages.
+fn push(runs: &mut Vec<FoldRun>, address: HostVirt, target: Target) {
+    if let Some(last) = runs.last_mut() {
+        let goes_on = last.start.add_pages(last.pages.into()) == address
+            && match (last.target, target) {
+                (Target::Zero, Target::Zero) => true,
+                (Target::Slot(first), Target::Slot(slot)) => first.add(last.pages.into()) == Some(slot),
+                _ => false,
+            };
+        if goes_on {
+            last.pages += 1;
+            return;
+        }
+    }
+    runs.push(FoldRun { start: address, pages: 1, target });
+}
+
+impl Planner {
+    /// What to ask a member to show next; nothing if there is nothing.
+    pub fn next_donation(&mut self, member: MemberId) -> Donation {
+        let mut donation = Donation::default();
+        while let Some(number) = self.place(member).donations.first().copied() {
+            let Some(chunk) = self.place(member).chunks.get(&number).copied() else {
+                self.place(member).donations.remove(&number);
+                continue;
+            };
+            for place in places(self.table.chunk(chunk).all(Mark::Donor)) {
+                if donation.pages() == DONATION_PAGES {
+                    return donation;
+                }
+                let page = PageRef::new(chunk, place);
+                let slot = PoolSlot::from_bits(self.table.slot(page));
+                self.table.clear(page, Mark::Donor);
+                self.pool.hold(slot);
+                donation.push(self.table.chunk(chunk).address(place), slot);
+            }
+            self.place(member).donations.remove(&number);
+        }
+        donation
+    }
+
+    /// What to ask a member to fold next; nothing if there is nothing.
+    pub fn next_folds(&mut self, member: MemberId) -> Vec<FoldRun> {
+        let (mut runs, mut room) = (Vec::new(), FOLD_PAGES);
+        while let Some(number) = self.place(member).folds.first().copied() {
+            if let Some(chunk) = self.place(member).chunks.get(&number).copied() {
+                let before = room;
+                let all = self.chunk_folds(chunk, &mut runs, &mut room);
+                self.place(member).sent += (before - room) as u64;
+                if !all {
+                    break;
+                }
+            }
+            self.place(member).folds.remove(&number);
+        }
+        runs
+    }
+
+    /// Asks for what is wanted in a chunk and can be had; `false` where there was no room for all of it.
+    fn chunk_folds(&mut self, chunk: u32, runs: &mut Vec<FoldRun>, room: &mut usize) -> bool {
+        for place in places(self.table.chunk(chunk).all(Mark::Wanted)) {
+            let page = PageRef::new(chunk, place);
+            let target = if self.table.is(page, Mark::Zero) {
+                Target::Zero
+            } else {
+                let slot = PoolSlot::from_bits(self.table.slot(page));
+                if self.pool.state(slot) != SlotState::Live {
+                    // It waits for the slot, and is asked for when that is filled.
+                    continue;
+                }
+                Target::Slot(slot)
+            };
+            if *room == 0 {
+                return false;
+            }
+            *room -= 1;
+            self.table.clear(page, Mark::Wanted);
+            self.table.mark(page, Mark::Sent);
+            push(runs, self.table.chunk(chunk).address(place), target);
+        }
+        true
+    }
+
+    /// The page at an address, if anything is known around it.
+    pub(crate) fn page_at(&mut self, member: MemberId, address: HostVirt) -> Option<PageRef> {
+        let chunk = *self.place(member).chunks.get(&(address.page() / CHUNK_PAGES))?;
+        Some(PageRef::new(chunk, (address.page() % CHUNK_PAGES) as usize))
+    }
+}

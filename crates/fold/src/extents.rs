@@ -1,0 +1,61 @@
+//! Free places of a segment, as extents: neighbours that come free join, and the longest goes first, so that what is
+//! taken one after the other lies side by side.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Extents {
+    by_start: BTreeMap<u32, u32>,
+    by_length: BTreeSet<(u32, u32)>,
+    free: u32,
+}
+
+impl Extents {
+    /// A place comes free.
+    pub fn insert(&mut self, place: u32) {
+        let (mut start, mut length) = (place, 1);
+        if let Some((&before, &n)) = self.by_start.range(..place).next_back() {
+            debug_assert!(before + n <= place, "{place} is free already");
+            if before + n == place {
+                self.forget(before, n);
+                (start, length) = (before, n + 1);
+            }
+        }
+        if let Some(&n) = self.by_start.get(&(place + 1)) {
+            self.forget(place + 1, n);
+            length += n;
+        }
+        self.by_start.insert(start, length);
+        self.by_length.insert((length, start));
+        self.free += 1;
+    }
+
+    fn forget(&mut self, start: u32, length: u32) {
+        self.by_start.remove(&start);
+        self.by_length.remove(&(length, start));
+    }
+
+    /// Takes the longest extent.
+    pub fn take(&mut self) -> Option<std::ops::Range<u32>> {
+        let (length, start) = *self.by_length.last()?;
+        self.forget(start, length);
+        self.free -= length;
+        Some(start..start + length)
+    }
+
+    /// How long the longest is.
+    pub fn longest(&self) -> u32 {
+        self.by_length.last().map_or(0, |(length, _)| *length)
+    }
+
+    /// Free places.
+    pub const fn free(&self) -> u32 {
+        self.free
+    }
+
+    /// Memory that it takes, about.
+    pub fn bytes(&self) -> u64 {
+        self.by_start.len() as u64 * 32
+    }
+}

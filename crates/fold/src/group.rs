@@ -1,0 +1,263 @@
+//! The group: its members, what is left of former ones, and how it is run.
+//!
+//! `control.rs` says what a supervisor may ask. Most settings take effect at once. Where members cease to share among
+//! each other, what they share is undone first:
+//!
+//! ```text
+//!   sharing --- intra-member-only set, or segments of too many earlier workers ---> clearing: everybody unfolds
+//!      ^                                                                               |
+//!      +------------- nobody maps a slot any more; everybody reports anew <------------+
+//! ```
+//!
+//! What members say is acted on in `conversation.rs`, time in `tick.rs`.
+
+use crate::control::{Fold, Identity, News, Order, SegmentInfo, Settings, ZeroPolicy};
+use crate::dispatch::Donation;
+use crate::lease::Ghost;
+use crate::member::{Cut, Member};
+use crate::pace;
+use crate::plan::{Planner, Policy};
+use crate::pool::Pool;
+use crate::report::Former;
+use crate::table::MemberId;
+use crate::upkeep::Inheritance;
+use host::Seqpacket;
+use rustix::fd::OwnedFd;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::time::Instant;
+use wire::ToAgent;
+
+/// Members that a group may have, so that a report fits into one message.
+pub const MOST_MEMBERS: usize = 1024;
+/// News that may wait for the supervisor; older events give way.
+const MOST_NEWS: usize = 4096;
+
+/// News, and files that go with it.
+pub type Message = (News, Vec<Rc<OwnedFd>>);
+
+/// Why everybody unfolds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clearing {
+    /// Members are to share nothing any more.
+    Separation,
+    /// The pool is spread over the segments of too many earlier workers.
+    Renewal,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Group {
+    /// What is known of pages, and what is to be done about them.
+    pub planner: Planner,
+    /// Members that are connected.
+    pub members: BTreeMap<MemberId, Member>,
+    /// Former members whose processes may still map slots; in the order in which they came to be.
+    pub ghosts: Vec<Ghost>,
+    pub(crate) former: Former,
+    pub(crate) settings: Settings,
+    /// Whether a supervisor has told us to begin.
+    pub begun: bool,
+    /// Slots of a predecessor that are still to be looked at. Members are not heard meanwhile.
+    pub inheritance: Inheritance,
+    pub(crate) clearing: Option<Clearing>,
+    pub(crate) clock: crate::tick::Clock,
+    news: VecDeque<Message>,
+}
+
+pub(crate) const fn policy(settings: &Settings, clearing: bool, intra_member_only: bool) -> Policy {
+    let split_huge_at = match settings.split_huge_at_percent {
+        Some(percent) => Some((512 * percent as u32).div_ceil(100)),
+        None => None,
+    };
+    Policy {
+        folds: matches!(settings.fold, Fold::On) && !clearing,
+        intra_member_only,
+        zeros: !matches!(settings.zero_pages, ZeroPolicy::Ignore),
+        split_huge_at,
+        index_pages: settings.index_pages,
+    }
+}
+
+impl Group {
+    /// A group that has not begun.
+    pub fn new(name: &str, now: Instant) -> Self {
+        let settings = Settings::default();
+        Self {
+            planner: Planner::new(Pool::new(name, settings.pool_slots), policy(&settings, false, false)),
+            members: BTreeMap::new(),
+            ghosts: Vec::new(),
+            former: Former::default(),
+            settings,
+            begun: false,
+            inheritance: Inheritance::default(),
+            clearing: None,
+            clock: crate::tick::Clock::new(now),
+            news: VecDeque::new(),
+        }
+    }
+
+    /// Tells the supervisor something, if there is one.
+    pub fn tell(&mut self, news: News, files: Vec<Rc<OwnedFd>>) {
+        if self.news.len() >= MOST_NEWS {
+            let event = self.news.iter().position(|(news, _)| matches!(news, News::Event(_)));
+            self.news.remove(event.unwrap_or(0));
+        }
+        self.news.push_back((news, files));
+    }
+
+    pub(crate) fn event(&mut self, text: impl Into<String>) {
+        self.tell(News::Event(text.into()), Vec::new());
+    }
+
+    /// What is to be told.
+    pub fn take_news(&mut self) -> VecDeque<Message> {
+        std::mem::take(&mut self.news)
+    }
+
+    /// What a new supervisor is told first: everything there is. What waited was for another.
+    pub fn adopted(&mut self) -> Vec<Message> {
+        self.news.clear();
+        let handouts: Vec<_> =
+            self.planner.pool.segments().map(|(number, s)| (number, s.slots(), Rc::clone(&s.file))).collect();
+        let segments =
+            handouts.iter().map(|(number, slots, _)| SegmentInfo { number: *number, slots: *slots }).collect();
+        let files = handouts.into_iter().map(|(.., file)| file).collect();
+        self.planner.pool.made.clear();
+        let identities: Vec<Identity> = self.members.values().map(|member| member.identity.clone()).collect();
+        let mut messages = vec![(News::Adopted { members: Vec::new(), segments, begun: self.begun }, files)];
+        // Names are as long as people make them: as many at a time as fit for certain.
+        for (n, members) in identities.chunks(64).enumerate() {
+            if n > 0 {
+                messages
+                    .push((News::Adopted { members: Vec::new(), segments: Vec::new(), begun: self.begun }, Vec::new()));
+            }
+            if let Some((News::Adopted { members: into, .. }, _)) = messages.last_mut() {
+                into.extend_from_slice(members);
+            }
+        }
+        messages
+    }
+
+    /// Does what the supervisor says.
+    pub fn obey(&mut self, order: Order, mut files: Vec<OwnedFd>, now: Instant) {
+        match order {
+            Order::Take { settings, .. } if self.begun => self.set(settings, now),
+            Order::Take { settings, segments } => {
+                self.set(settings, now);
+                self.begun = true;
+                for (info, file) in segments.into_iter().zip(files) {
+                    let taken = self.planner.pool.inherit(info.number, info.slots, file);
+                    if let Err(e) = taken.and_then(|()| self.inheritance.add(&mut self.planner, info.number)) {
+                        self.event(format!("cannot take over segment {} of the pool: {e}", info.number));
+                    }
+                }
+            }
+            Order::Admit(identity) => match files.pop() {
+                Some(socket) => self.admit(identity, socket.into(), now),
+                None => self.event(format!("member {} came without its socket", identity.name)),
+            },
+            Order::Set(settings) => self.set(settings, now),
+            Order::Report => {
+                let report = self.report();
+                self.tell(News::Report(Box::new(report)), Vec::new());
+            }
+        }
+    }
+
+    fn admit(&mut self, identity: Identity, socket: Seqpacket, now: Instant) {
+        if !self.begun || self.members.len() >= MOST_MEMBERS {
+            let why = if self.begun { "the group has as many as it may" } else { "the group has not begun" };
+            return self.event(format!("member {} is not admitted: {why}", identity.name));
+        }
+        let same = |m: &&Member| (m.identity.pid, m.identity.started) == (identity.pid, identity.started);
+        if let Some(before) = self.members.values().find(same).map(|member| member.id) {
+            self.cut(before, &Cut::Replaced);
+        }
+        let id = self.planner.join();
+        match Member::new(id, identity.clone(), socket, now) {
+            Ok(member) => {
+                self.members.insert(id, member);
+            }
+            Err(e) => {
+                self.planner.leave(id, Donation::default());
+                self.event(format!("cannot serve member {}: {e}", identity.name));
+            }
+        }
+    }
+
+    /// Ends a member's connection. What it held is held by its ghost.
+    pub fn cut(&mut self, id: MemberId, why: &Cut) {
+        let Some(mut member) = self.members.remove(&id) else { return };
+        let donation = member.asked.take().map(|asked| asked.donation).unwrap_or_default();
+        let left = self.planner.leave(id, donation);
+        self.former.add(&member.stats);
+        self.event(format!("member {} (pid {}) {why}", member.identity.name, member.identity.pid));
+        if !left.slots.is_empty() || member.leases.is_waiting() {
+            self.ghosts.push(Ghost::new(member.identity, member.leases, left.slots));
+        }
+    }
+
+    /// Runs the group by these settings from now on.
+    fn set(&mut self, settings: Settings, now: Instant) {
+        let before = std::mem::replace(&mut self.settings, settings);
+        self.planner.pool.set_most_slots(settings.pool_slots);
+        if settings.intra_member_only && !self.planner.policy.intra_member_only {
+            self.clear(Clearing::Separation);
+        } else if !settings.intra_member_only && self.clearing == Some(Clearing::Separation) {
+            self.clearing = None;
+        }
+        self.apply(now);
+        if settings.zero_pages != before.zero_pages || settings.split_huge_at_percent != before.split_huge_at_percent {
+            self.report_again(now);
+        }
+    }
+
+    /// Has everybody unfold, for a while.
+    pub(crate) fn clear(&mut self, why: Clearing) {
+        if self.clearing.is_none() {
+            self.event(match why {
+                Clearing::Separation => "members are to share nothing: everything is made private first",
+                Clearing::Renewal => "the pool is spread over too many earlier workers' segments: it is made anew",
+            });
+            self.clearing = Some(why);
+        }
+    }
+
+    /// Brings the plan in line with the settings, and tells members.
+    pub(crate) fn apply(&mut self, now: Instant) {
+        // Sharing ends when nobody shares any more, and begins at once.
+        let intra = self.settings.intra_member_only
+            && (self.planner.policy.intra_member_only || self.clearing != Some(Clearing::Separation));
+        if self.planner.set_policy(policy(&self.settings, self.clearing.is_some(), intra)) {
+            self.planner.start_over();
+            self.report_again(now);
+        }
+        self.tell_paces();
+    }
+
+    /// Has everybody report everything again.
+    pub(crate) fn report_again(&mut self, now: Instant) {
+        self.members.values_mut().for_each(|member| member.again.now(now));
+    }
+
+    /// Tells members how to go about it, where that has changed.
+    pub(crate) fn tell_paces(&mut self) {
+        let pages: Vec<u64> = self.members.values().map(|member| member.stats.enrolled_pages).collect();
+        let shares = pace::shares(self.settings.scan_rate, &pages);
+        for (member, share) in self.members.values_mut().zip(shares) {
+            let pace = pace::pace(&self.settings, self.clearing.is_some(), self.planner.interval(), share);
+            let is_told = member.told.as_ref().is_some_and(|told| pace::is_close(told, &pace));
+            // Who has not read the last frames is told when it has.
+            if member.is_serving && !is_told && (!member.is_stuck() || member.told.is_none()) {
+                member.say(&ToAgent::Pace(pace), None);
+                member.told = Some(pace);
+            }
+        }
+    }
+
+    /// Whether no supervisor, no member and no former member's process needs this worker.
+    pub fn is_idle(&self) -> bool {
+        self.members.is_empty() && self.ghosts.is_empty()
+    }
+}

@@ -1,0 +1,222 @@
+//! The content index: for each content, the slot that holds it or else one page that was seen with it.
+//!
+//! One page is enough: as soon as a second one is seen, both get a slot, and the slot takes the page's place here. So
+//! a hash table serves whose entries are numbers of pages and slots, 4 bytes each; what content they stand for lies
+//! in the table of pages and in the pool ([`Keys`]). A content's owner is part of its key where members share nothing.
+//!
+//! The table is kept in 256 shards by the fingerprint's leading bits. A shard that grows is small, so nobody waits for
+//! it; and where the index may not grow any further, the shards behind a boundary are emptied (*passes*):
+//!
+//! ```text
+//!   covers [first ................................ last]
+//!   full:  [first .............. last]                     the rest is dropped, and members told to keep it to themselves
+//!   nothing new for a while:      [first ........ last]    and so on, until the end; then from the beginning again
+//! ```
+//!
+//! Slots stay indexed whatever a pass covers. Fingerprints are chosen by members, who may lie: they are mixed with a
+//! secret before they choose a place, so that nobody can pile them up in one.
+
+use crate::table::PageRef;
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry as Place;
+use page::PoolSlot;
+use std::hash::{BuildHasher, RandomState};
+
+const SHARDS: usize = 256;
+const SHARD_SHIFT: u32 = 56;
+/// Set in the number of an entry that is a slot's.
+const SLOT: u32 = 1 << 31;
+/// A pass covers at least this part of the hash space: what honest members report fits then.
+const LEAST_INTERVAL: u64 = 1 << 48;
+
+/// What stands in the index for a content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// A page that was seen with it.
+    Page(PageRef),
+    /// The slot that holds it.
+    Slot(PoolSlot),
+}
+
+impl Entry {
+    const fn pack(self) -> u32 {
+        match self {
+            Self::Page(page) => page.bits(),
+            Self::Slot(slot) => slot.bits() | SLOT,
+        }
+    }
+
+    const fn unpack(bits: u32) -> Self {
+        if bits & SLOT == 0 {
+            Self::Page(PageRef::from_bits(bits))
+        } else {
+            Self::Slot(PoolSlot::from_bits(bits & !SLOT))
+        }
+    }
+}
+
+/// A content: its fingerprint, and whose it is where members share nothing (otherwise 0).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// Its fingerprint.
+    pub fingerprint: u64,
+    /// Whose.
+    pub owner: u32,
+}
+
+/// Knows which content an entry stands for.
+pub trait Keys {
+    /// The content of an entry that is in the index.
+    fn key(&self, entry: Entry) -> Key;
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Index {
+    shards: Vec<HashTable<u32>>,
+    pages: usize,
+    secret: [u64; 2],
+    first: u64,
+    last: u64,
+}
+
+impl Default for Index {
+    fn default() -> Self {
+        let random = RandomState::new();
+        let secret = [random.hash_one(0), random.hash_one(1) | 1];
+        Self { shards: vec![HashTable::new(); SHARDS], pages: 0, secret, first: 0, last: u64::MAX }
+    }
+}
+
+impl Index {
+    fn hash(secret: [u64; 2], key: Key) -> u64 {
+        let mixed = key.fingerprint ^ secret[0] ^ u64::from(key.owner).rotate_left(32);
+        let product = u128::from(mixed) * u128::from(secret[1]);
+        (product >> 64) as u64 ^ product as u64
+    }
+
+    const fn shard(key: Key) -> usize {
+        (key.fingerprint >> SHARD_SHIFT) as usize
+    }
+
+    /// What stands for that content.
+    pub fn find(&self, key: Key, keys: &impl Keys) -> Option<Entry> {
+        let hash = Self::hash(self.secret, key);
+        let found = self.shards[Self::shard(key)].find(hash, |bits| keys.key(Entry::unpack(*bits)) == key);
+        found.map(|bits| Entry::unpack(*bits))
+    }
+
+    /// Lets `entry` stand for its content unless something does already, which is returned.
+    pub fn insert(&mut self, key: Key, entry: Entry, keys: &impl Keys) -> Option<Entry> {
+        let (secret, hash) = (self.secret, Self::hash(self.secret, key));
+        let place = self.shards[Self::shard(key)].entry(
+            hash,
+            |bits| keys.key(Entry::unpack(*bits)) == key,
+            |bits| Self::hash(secret, keys.key(Entry::unpack(*bits))),
+        );
+        match place {
+            Place::Occupied(known) => Some(Entry::unpack(*known.get())),
+            Place::Vacant(place) => {
+                place.insert(entry.pack());
+                self.pages += usize::from(matches!(entry, Entry::Page(_)));
+                None
+            }
+        }
+    }
+
+    /// Lets `new` stand for the content that `old` stands for.
+    pub fn replace(&mut self, key: Key, old: Entry, new: Entry) {
+        let hash = Self::hash(self.secret, key);
+        let Some(place) = self.shards[Self::shard(key)].find_mut(hash, |bits| *bits == old.pack()) else {
+            debug_assert!(false, "{old:?} is not in the index");
+            return;
+        };
+        *place = new.pack();
+        self.pages -= usize::from(matches!(old, Entry::Page(_)));
+        self.pages += usize::from(matches!(new, Entry::Page(_)));
+    }
+
+    /// Forgets that `entry` stands for that content; returns whether it did.
+    pub fn remove(&mut self, key: Key, entry: Entry) -> bool {
+        let hash = Self::hash(self.secret, key);
+        let Ok(place) = self.shards[Self::shard(key)].find_entry(hash, |bits| *bits == entry.pack()) else {
+            return false;
+        };
+        place.remove();
+        self.pages -= usize::from(matches!(entry, Entry::Page(_)));
+        true
+    }
+
+    /// Forgets every page, and every slot too where nothing is to be kept; says which pages.
+    pub fn clear(&mut self, keep_slots: bool, mut forgotten: impl FnMut(PageRef)) {
+        for shard in &mut self.shards {
+            Self::drop_pages(shard, &mut forgotten, |_| true);
+            if !keep_slots {
+                *shard = HashTable::new();
+            }
+        }
+        self.pages = 0;
+    }
+
+    fn drop_pages(shard: &mut HashTable<u32>, forgotten: &mut impl FnMut(PageRef), goes: impl Fn(Entry) -> bool) {
+        shard.retain(|bits| match Entry::unpack(*bits) {
+            Entry::Page(page) if goes(Entry::Page(page)) => {
+                forgotten(page);
+                false
+            }
+            _ => true,
+        });
+    }
+
+    /// Whether a page with this fingerprint is to be remembered in this pass.
+    pub const fn covers(&self, fingerprint: u64) -> bool {
+        self.first <= fingerprint && fingerprint <= self.last
+    }
+
+    /// The part of the hash space that this pass covers.
+    pub const fn interval(&self) -> (u64, u64) {
+        (self.first, self.last)
+    }
+
+    /// Covers half of what it covered, and forgets the rest; returns whether it could.
+    pub fn narrow(&mut self, keys: &impl Keys, mut forgotten: impl FnMut(PageRef)) -> bool {
+        if self.last - self.first < LEAST_INTERVAL {
+            return false;
+        }
+        self.last = self.first + (self.last - self.first) / 2;
+        let (last, mut gone) = (self.last, 0);
+        for shard in &mut self.shards[(last >> SHARD_SHIFT) as usize..] {
+            let mut count = |page| {
+                gone += 1;
+                forgotten(page);
+            };
+            Self::drop_pages(shard, &mut count, |entry| keys.key(entry).fingerprint > last);
+            shard.shrink_to_fit(|bits| Self::hash(self.secret, keys.key(Entry::unpack(*bits))));
+        }
+        self.pages -= gone;
+        true
+    }
+
+    /// Goes on to the next part of the hash space, twice as wide where there is room for that; what was seen in this one
+    /// must have been cleared.
+    pub const fn advance(&mut self, wider: bool) {
+        let width = (self.last - self.first).saturating_mul(if wider { 2 } else { 1 });
+        self.first = self.last.wrapping_add(1);
+        self.last = self.first.saturating_add(width);
+    }
+
+    /// Covers everything again.
+    pub const fn widen(&mut self) {
+        (self.first, self.last) = (0, u64::MAX);
+    }
+
+    /// Pages remembered.
+    pub const fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// Memory that it takes.
+    pub fn bytes(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.allocation_size() as u64).sum()
+    }
+}

@@ -1,0 +1,441 @@
+//! What to do about pages that rest.
+//!
+//! ```text
+//!   a page is reported at rest, with its fingerprint
+//!     zeros                        -> fold it to nothing
+//!     a slot holds that content    -> fold it to the slot
+//!     a slot waits for it          -> fold it to the slot as soon as it is filled
+//!     another page was seen        -> take a slot; ask one of the two for its bytes (the donor); fold both
+//!     nobody was                   -> remember it in the index
+//! ```
+//!
+//! Nothing is queued but marks in the table of pages: what is to be done for a member is a set of chunks that have
+//! marked pages ([`Place`]). So however slowly a member does what it is asked, nothing grows, a page that changes
+//! meanwhile is simply unmarked, and requests are made from marks in the order of addresses, which makes the longest
+//! runs there are (`dispatch.rs`). What comes back is booked in `settle.rs`; huge pages are weighed in `huge.rs`.
+//!
+//! A page that cannot be folded for a reason that may pass is not remembered one by one: its member is asked to report
+//! everything again later ([`Place::missed`]).
+
+use crate::index::{Entry, Index, Key, Keys};
+use crate::pool::{Full, Pool};
+use crate::segment::SlotState;
+use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef, Table};
+use page::{Fingerprint, PoolSlot};
+use std::collections::{BTreeSet, HashMap};
+use wire::RestedRun;
+
+/// Chunks that one member may have: 256 GiB of pages.
+const CHUNKS_OF_A_MEMBER: usize = 1 << 22;
+/// Chunks that hold few pages each are no reason to have more than this many times those that full ones would take.
+const SPARSENESS: u64 = 4;
+/// Pages that may wait for slots to be filled, beyond the two that each was taken for.
+const MOST_WAITERS: usize = 4 << 20;
+/// Pages that the kernel would not move for the moment and are to be tried again, of one member.
+const MOST_RETRIES: usize = 1 << 16;
+
+/// How to plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Whether anything is to be folded.
+    pub folds: bool,
+    /// Whether members share nothing.
+    pub intra_member_only: bool,
+    /// Whether pages of zeros are to be folded.
+    pub zeros: bool,
+    /// Split a huge page when at least so many of its 512 pages would fold; `None`: never.
+    pub split_huge_at: Option<u32>,
+    /// The index may remember so many pages.
+    pub index_pages: u32,
+}
+
+/// What is to be done for a member, and what is known of it as a whole.
+#[derive(Debug, Default)]
+pub struct Place {
+    /// Its chunks by number.
+    pub chunks: HashMap<u64, u32>,
+    /// Chunks with wanted pages whose slots are filled.
+    pub folds: BTreeSet<u64>,
+    /// Chunks with donors.
+    pub donations: BTreeSet<u64>,
+    /// Whether it folds, as far as it says.
+    pub may_fold: bool,
+    /// Whether it answers when it is asked for bytes.
+    pub may_donate: bool,
+    /// Pages of it that map a slot.
+    pub mapped: u64,
+    /// Requests to fold that it has not answered, in pages.
+    pub sent: u64,
+    /// Slots that it let go; their holds are to be handed to its leases.
+    pub limbo: Vec<PoolSlot>,
+    /// Pages to try again.
+    pub retries: Vec<PageRef>,
+    /// Whether there is a page that can only be folded when it is reported again.
+    pub missed: bool,
+}
+
+/// Pages that wait for a slot to be filled: mostly two.
+#[derive(Debug)]
+pub(crate) struct Waiters {
+    pub(crate) first: [PageRef; 2],
+    pub(crate) more: Vec<PageRef>,
+}
+
+/// Says what the numbers in the index stand for.
+pub(crate) struct Contents<'a> {
+    pub(crate) table: &'a Table,
+    pub(crate) pool: &'a Pool,
+    pub(crate) intra: bool,
+}
+
+impl Keys for Contents<'_> {
+    fn key(&self, entry: Entry) -> Key {
+        match entry {
+            Entry::Page(page) => Key {
+                fingerprint: self.table.fingerprint(page),
+                owner: if self.intra { self.table.member(page).0 } else { 0 },
+            },
+            Entry::Slot(slot) => {
+                let (fingerprint, owner) = self.pool.content(slot);
+                Key { fingerprint, owner: if self.intra { owner } else { 0 } }
+            }
+        }
+    }
+}
+
+/// Everything that is known of a group's pages, and what is to be done about them.
+#[derive(Debug)]
+pub struct Planner {
+    pub(crate) table: Table,
+    pub(crate) index: Index,
+    /// The group's slots.
+    pub pool: Pool,
+    pub(crate) places: Vec<Option<Box<Place>>>,
+    pub(crate) waiters: HashMap<PoolSlot, Waiters>,
+    pub(crate) more_waiters: usize,
+    /// Pages whose plans came to nothing, to be looked at again before the current call ends.
+    pub(crate) again: Vec<PageRef>,
+    /// How to plan.
+    pub policy: Policy,
+    /// Why the last slot that was needed could not be had, until somebody takes notice.
+    pub full: Option<Full>,
+    /// Whether the part of the hash space that is covered has changed, until somebody takes notice.
+    pub narrowed: bool,
+}
+
+impl Planner {
+    /// Of a group without members.
+    pub fn new(pool: Pool, policy: Policy) -> Self {
+        Self {
+            table: Table::default(),
+            index: Index::default(),
+            pool,
+            places: Vec::new(),
+            waiters: HashMap::new(),
+            more_waiters: 0,
+            again: Vec::new(),
+            policy,
+            full: None,
+            narrowed: false,
+        }
+    }
+
+    /// A new member.
+    pub fn join(&mut self) -> MemberId {
+        self.places.push(Some(Box::new(Place { may_fold: true, may_donate: true, ..Place::default() })));
+        MemberId(u32::try_from(self.places.len() - 1).expect("fewer than 2^32 connections in the life of a worker"))
+    }
+
+    /// What is to be done for a member.
+    pub fn place(&mut self, member: MemberId) -> &mut Place {
+        self.places[member.0 as usize].as_mut().expect("a member that joined and has not left")
+    }
+
+    pub(crate) const fn keys(&self) -> Contents<'_> {
+        Contents { table: &self.table, pool: &self.pool, intra: self.policy.intra_member_only }
+    }
+
+    pub(crate) const fn key(&self, fingerprint: u64, member: MemberId) -> Key {
+        Key { fingerprint, owner: if self.policy.intra_member_only { member.0 } else { 0 } }
+    }
+
+    /// Chunks of 64 pages that all members together may have.
+    const fn most_chunks(&self) -> u64 {
+        self.policy.index_pages as u64 * SPARSENESS / CHUNK_PAGES + 1024
+    }
+
+    /// The member's chunk of that number; `None` if it has too many.
+    pub(crate) fn chunk(&mut self, member: MemberId, number: u64) -> Option<u32> {
+        if let Some(chunk) = self.place(member).chunks.get(&number) {
+            return Some(*chunk);
+        }
+        let few =
+            (self.table.len() as u64) < self.most_chunks() && self.place(member).chunks.len() < CHUNKS_OF_A_MEMBER;
+        let Some(chunk) = few.then(|| self.table.add(member, number)).flatten() else {
+            self.place(member).missed = true;
+            return None;
+        };
+        self.place(member).chunks.insert(number, chunk);
+        Some(chunk)
+    }
+
+    /// Pages of a member rest, and these are their fingerprints.
+    pub fn rested(&mut self, member: MemberId, runs: &[RestedRun], mut fingerprints: &[Fingerprint]) {
+        for run in runs {
+            let (of_run, rest) = fingerprints.split_at(usize::from(run.pages).min(fingerprints.len()));
+            fingerprints = rest;
+            let stays_huge = run.huge && !self.is_worth_splitting(member, run.start, of_run);
+            self.run_rested(member, run.start.page(), of_run, stays_huge);
+        }
+        self.look_again();
+    }
+
+    fn run_rested(&mut self, member: MemberId, first: u64, fingerprints: &[Fingerprint], huge: bool) {
+        let (mut page, end) = (first, first + fingerprints.len() as u64);
+        while page < end {
+            let number = page / CHUNK_PAGES;
+            let next = ((number + 1) * CHUNK_PAGES).min(end);
+            if let Some(chunk) = self.chunk(member, number) {
+                for at in page..next {
+                    let page = PageRef::new(chunk, (at % CHUNK_PAGES) as usize);
+                    self.page_rested(page, fingerprints[(at - first) as usize].0, huge);
+                }
+            }
+            page = next;
+        }
+    }
+
+    fn page_rested(&mut self, page: PageRef, fingerprint: u64, huge: bool) {
+        let known = self.table.fingerprint(page);
+        if known != 0 || self.table.is_any(page, &[Mark::Mapped, Mark::Sent, Mark::Wanted]) {
+            if self.table.is(page, Mark::Mapped) {
+                return;
+            }
+            let same = known == fingerprint && self.table.is(page, Mark::Huge) == huge;
+            if self.table.is(page, Mark::Sent) {
+                return self.table.set_fingerprint(page, fingerprint);
+            }
+            if same && self.table.is_any(page, &[Mark::Indexed, Mark::Wanted]) {
+                return;
+            }
+            self.forget(page);
+        }
+        self.table.set_fingerprint(page, fingerprint);
+        if huge {
+            self.table.mark(page, Mark::Huge);
+        } else {
+            self.table.clear(page, Mark::Huge);
+        }
+        self.consider(page);
+    }
+
+    /// Looks for what a page can be folded to. It is neither indexed, wanted, sent nor mapped.
+    pub(crate) fn consider(&mut self, page: PageRef) {
+        let fingerprint = self.table.fingerprint(page);
+        let huge = self.table.is(page, Mark::Huge);
+        if !self.policy.folds || fingerprint == 0 {
+            return;
+        }
+        if fingerprint == Fingerprint::ZERO_PAGE.0 {
+            if self.policy.zeros && !huge {
+                self.table.mark(page, Mark::Zero);
+                self.want_now(page);
+            }
+            return;
+        }
+        let key = self.key(fingerprint, self.table.member(page));
+        let found = if self.index.covers(fingerprint) {
+            let keys = Contents { table: &self.table, pool: &self.pool, intra: self.policy.intra_member_only };
+            self.index.insert(key, Entry::Page(page), &keys)
+        } else {
+            self.index.find(key, &self.keys()).or(Some(Entry::Page(page)))
+        };
+        match found {
+            None => {
+                self.table.mark(page, Mark::Indexed);
+                if self.index.pages() > self.policy.index_pages as usize {
+                    self.narrow();
+                }
+                // Who reports what no hash would give fills even the smallest part of the hash space.
+                if self.index.pages() > self.policy.index_pages as usize {
+                    self.forget(page);
+                }
+            }
+            Some(Entry::Page(other)) if other == page => {}
+            Some(_) if huge => {}
+            Some(Entry::Slot(slot)) => self.want(page, slot),
+            Some(Entry::Page(other)) => self.pair(page, other, key),
+        }
+    }
+
+    /// Two pages hold the same, and no slot does.
+    fn pair(&mut self, page: PageRef, other: PageRef, key: Key) {
+        if !self.is_shareable(page) {
+            return;
+        }
+        if !self.is_shareable(other) {
+            self.table.clear(other, Mark::Indexed);
+            self.table.mark(page, Mark::Indexed);
+            return self.index.replace(key, Entry::Page(other), Entry::Page(page));
+        }
+        let donates = |planner: &mut Self, page| {
+            let member = planner.table.member(page);
+            planner.place(member).may_donate
+        };
+        let (donor, other_page) = if donates(self, page) { (page, other) } else { (other, page) };
+        if !donates(self, donor) {
+            return;
+        }
+        let slot = match self.pool.take(key.fingerprint, self.table.member(page).0) {
+            Ok(slot) => slot,
+            Err(why) => {
+                let member = self.table.member(page);
+                self.place(member).missed = true;
+                self.full = Some(why);
+                return;
+            }
+        };
+        self.table.clear(other, Mark::Indexed);
+        self.index.replace(key, Entry::Page(other), Entry::Slot(slot));
+        for page in [donor, other_page] {
+            self.pool.hold(slot);
+            self.table.set_slot(page, slot.bits());
+            self.table.mark(page, Mark::Wanted);
+        }
+        self.waiters.insert(slot, Waiters { first: [donor, other_page], more: Vec::new() });
+        self.table.mark(donor, Mark::Donor);
+        let (member, number) = (self.table.member(donor), self.table.chunk_number(donor));
+        self.place(member).donations.insert(number);
+    }
+
+    /// Whether a page that stands in the index could be folded.
+    pub(crate) fn is_shareable(&self, page: PageRef) -> bool {
+        let member = self.table.member(page);
+        let folds = self.places.get(member.0 as usize).and_then(Option::as_ref).is_some_and(|place| place.may_fold);
+        folds && !self.table.is(page, Mark::Huge)
+    }
+
+    /// A page is to be folded to a slot that is live or pending.
+    fn want(&mut self, page: PageRef, slot: PoolSlot) {
+        if self.pool.state(slot) == SlotState::Pending {
+            let Some(waiters) = self.waiters.get_mut(&slot).filter(|_| self.more_waiters < MOST_WAITERS) else {
+                let member = self.table.member(page);
+                self.place(member).missed = true;
+                return;
+            };
+            waiters.more.push(page);
+            self.more_waiters += 1;
+            self.pool.hold(slot);
+            self.table.set_slot(page, slot.bits());
+            self.table.mark(page, Mark::Wanted);
+        } else {
+            self.pool.hold(slot);
+            self.table.set_slot(page, slot.bits());
+            self.want_now(page);
+        }
+    }
+
+    fn want_now(&mut self, page: PageRef) {
+        self.table.mark(page, Mark::Wanted);
+        let (member, number) = (self.table.member(page), self.table.chunk_number(page));
+        self.place(member).folds.insert(number);
+    }
+
+    /// A page is nothing that was known of it any more; it is neither sent nor mapped.
+    pub(crate) fn forget(&mut self, page: PageRef) {
+        let fingerprint = self.table.fingerprint(page);
+        if self.table.clear(page, Mark::Indexed) {
+            let key = self.key(fingerprint, self.table.member(page));
+            let was = self.index.remove(key, Entry::Page(page));
+            debug_assert!(was, "a page that is marked as indexed is in the index");
+        }
+        if self.table.clear(page, Mark::Wanted) && !self.table.clear(page, Mark::Zero) {
+            let slot = PoolSlot::from_bits(self.table.slot(page));
+            if self.table.clear(page, Mark::Donor) {
+                self.fail(slot);
+            }
+            self.unhold(slot);
+        }
+        self.table.set_fingerprint(page, 0);
+    }
+
+    /// The bytes that a slot was taken for will not come. Who waits for them is looked at again.
+    pub(crate) fn fail(&mut self, slot: PoolSlot) {
+        if self.pool.state(slot) != SlotState::Pending {
+            return;
+        }
+        self.pool.settle(slot, SlotState::Failed);
+        self.unindex(slot);
+        for page in self.take_waiters(slot) {
+            let waits = self.table.is(page, Mark::Wanted) && !self.table.is(page, Mark::Zero);
+            if waits && self.table.slot(page) == slot.bits() {
+                self.table.clear(page, Mark::Wanted);
+                self.table.clear(page, Mark::Donor);
+                self.unhold(slot);
+                self.again.push(page);
+            }
+        }
+    }
+
+    pub(crate) fn take_waiters(&mut self, slot: PoolSlot) -> impl Iterator<Item = PageRef> + use<> {
+        let waiters = self.waiters.remove(&slot);
+        self.more_waiters -= waiters.as_ref().map_or(0, |waiters| waiters.more.len());
+        waiters.into_iter().flat_map(|waiters| waiters.first.into_iter().chain(waiters.more))
+    }
+
+    pub(crate) fn unindex(&mut self, slot: PoolSlot) {
+        let key = self.keys().key(Entry::Slot(slot));
+        self.index.remove(key, Entry::Slot(slot));
+    }
+
+    /// A reason to keep a slot is gone.
+    pub fn unhold(&mut self, slot: PoolSlot) {
+        if self.pool.holds(slot) == 1 && !self.pool.is_inherited(slot) {
+            self.unindex(slot);
+            drop(self.take_waiters(slot));
+        }
+        self.pool.unhold(slot);
+    }
+
+    /// Looks again at pages whose plans came to nothing.
+    pub(crate) fn look_again(&mut self) {
+        while let Some(page) = self.again.pop() {
+            let busy = [Mark::Indexed, Mark::Wanted, Mark::Sent, Mark::Mapped];
+            if self.table.fingerprint(page) != 0 && !self.table.is_any(page, &busy) {
+                self.consider(page);
+            }
+        }
+    }
+
+    /// The index is full: it covers less of the hash space from now on.
+    fn narrow(&mut self) {
+        while self.index.pages() > self.policy.index_pages as usize {
+            let keys = Contents { table: &self.table, pool: &self.pool, intra: self.policy.intra_member_only };
+            let mut forgotten = Vec::new();
+            if !self.index.narrow(&keys, |page| forgotten.push(page)) {
+                break;
+            }
+            for page in forgotten {
+                self.table.clear(page, Mark::Indexed);
+            }
+            self.narrowed = true;
+        }
+    }
+
+    /// A page is to be tried again in a while.
+    pub(crate) fn retry(&mut self, page: PageRef) {
+        let member = self.table.member(page);
+        let place = self.place(member);
+        if place.retries.len() < MOST_RETRIES {
+            place.retries.push(page);
+        } else {
+            place.missed = true;
+        }
+    }
+
+    /// Tries pages of a member again that could not be folded for the moment.
+    pub fn retry_all(&mut self, member: MemberId) {
+        self.again = std::mem::take(&mut self.place(member).retries);
+        self.look_again();
+    }
+}

@@ -1,0 +1,324 @@
+//! The pool: the pages that a group shares.
+//!
+//! It is a list of *segments* (`segment.rs`), memory files that members map privately and can only read. Slots of one
+//! worker's segments are used again when nobody holds them any more. A segment as a whole goes when none of its slots
+//! was held for a while, and only then is its memory free: the kernel takes single pages back from a file that is
+//! sealed against writing as little as it lets anybody write it. So slots that were used before are taken before
+//! new ones, unless they lie so scattered that runs would be short while there are few of them; and segments start
+//! small and grow with the pool, so that what can be dropped is.
+//!
+//! Slots that are taken one after the other lie side by side: long runs are few mappings.
+
+use crate::segment::{Memory, Segment, SlotState};
+use host::{DonationWindow, InheritedSegment, PoolSegment};
+use page::{Fingerprint, PAGE_BYTES, PoolSlot};
+use rustix::fd::OwnedFd;
+use std::io;
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// No pool has more segments: their files fit into one frame.
+pub const MOST_SEGMENTS: usize = 60;
+/// Slots of the first segment: 64 MiB.
+const LEAST_SEGMENT_SLOTS: u32 = 1 << 14;
+/// A new segment has at least so many slots as this part of the pool.
+const GROWTH_PART: u64 = 4;
+/// Extents of used slots that are at least so long are as good as new.
+const LONG_ENOUGH: u32 = 16;
+/// At most this part of a pool may lie free and scattered before runs are made short for it.
+const SCATTERED_PART: u64 = 8;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Pool {
+    group: String,
+    segments: Vec<Option<Box<Segment>>>,
+    /// Numbers of the segments that there are.
+    numbers: Vec<u8>,
+    /// Segments that were made and that nobody has been told of yet.
+    pub made: Vec<u8>,
+    /// Where the next slots come from.
+    next: Option<(u8, Range<u32>)>,
+    most_slots: u32,
+    /// Slots in use: held, or inherited.
+    slots: u64,
+    last_number: u8,
+}
+
+/// Why no slot could be had.
+#[derive(Debug, thiserror::Error)]
+pub enum Full {
+    /// As many are in use as may be.
+    #[error("the pool has reached its {0} slots; raise pool-slots to fold more")]
+    Slots(u32),
+    /// As many segments as there may be.
+    #[error("the pool has {MOST_SEGMENTS} segments, most of them of earlier workers")]
+    Segments,
+    /// The kernel gave no memory.
+    #[error("cannot make the pool larger: {0}")]
+    Kernel(#[from] io::Error),
+}
+
+impl Pool {
+    /// An empty pool that may grow to so many slots.
+    pub fn new(group: &str, most_slots: u32) -> Self {
+        let segments = (0..255).map(|_| None).collect();
+        let (numbers, made) = (Vec::new(), Vec::new());
+        Self { group: group.to_owned(), segments, numbers, made, next: None, most_slots, slots: 0, last_number: 254 }
+    }
+
+    /// From now on it may hold so many slots.
+    pub const fn set_most_slots(&mut self, slots: u32) {
+        self.most_slots = slots;
+    }
+
+    /// Its segments by number.
+    pub fn segments(&self) -> impl Iterator<Item = (u8, &Segment)> {
+        self.numbers.iter().filter_map(|number| Some((*number, self.segments[usize::from(*number)].as_deref()?)))
+    }
+
+    fn segment(&self, slot: PoolSlot) -> Option<&Segment> {
+        self.segments.get(usize::from(slot.segment()))?.as_deref()
+    }
+
+    fn known(&mut self, slot: PoolSlot) -> &mut Segment {
+        self.segments[usize::from(slot.segment())].as_mut().expect("a slot that is held lies in a segment")
+    }
+
+    /// Takes a slot for a content. Nobody holds it yet.
+    ///
+    /// # Errors
+    /// There is none; the pool is as it was.
+    pub fn take(&mut self, fingerprint: u64, owner: u32) -> Result<PoolSlot, Full> {
+        if self.slots() >= u64::from(self.most_slots) {
+            return Err(Full::Slots(self.most_slots));
+        }
+        loop {
+            if let Some((number, range)) = &mut self.next
+                && let Some(index) = range.next()
+                && let Some(slot) = PoolSlot::new(*number, index)
+            {
+                self.known(slot).begin(index, fingerprint, owner);
+                return Ok(slot);
+            }
+            self.next = Some(self.next_extent()?);
+        }
+    }
+
+    fn next_extent(&mut self) -> Result<(u8, Range<u32>), Full> {
+        let longest = self.segments().map(|(n, s)| (s.longest_freed(), n)).max().unwrap_or((0, 0));
+        let freed: u64 = self.segments().map(|(_, s)| u64::from(s.free() - s.untouched())).sum();
+        let fresh = self.segments().find(|(_, s)| s.untouched() > 0).map(|(n, _)| n);
+        let reuse = longest.0 >= LONG_ENOUGH || freed * SCATTERED_PART > self.slots();
+        if longest.0 > 0 && (reuse || (fresh.is_none() && self.count() >= MOST_SEGMENTS)) {
+            let segment = self.segments[usize::from(longest.1)].as_mut();
+            return Ok((longest.1, segment.and_then(|segment| segment.take_freed()).unwrap_or_default()));
+        }
+        let number = match fresh {
+            Some(number) => number,
+            None => self.new_segment()?,
+        };
+        let segment = self.segments[usize::from(number)].as_mut();
+        Ok((number, segment.map(|segment| segment.take_untouched(wire::DONATION_PAGES as u32)).unwrap_or_default()))
+    }
+
+    fn new_segment(&mut self) -> Result<u8, Full> {
+        if self.count() >= MOST_SEGMENTS {
+            return Err(Full::Segments);
+        }
+        let wanted = u32::try_from(self.resident() / GROWTH_PART).unwrap_or(PoolSlot::PER_SEGMENT);
+        let slots = wanted.clamp(LEAST_SEGMENT_SLOTS, PoolSlot::PER_SEGMENT).next_power_of_two();
+        let own = PoolSegment::create(&self.group, slots)?;
+        let file = own.read_only()?;
+        let number = self.unused_number();
+        self.put(number, Segment::new(Memory::Own(own), file));
+        self.made.push(number);
+        Ok(number)
+    }
+
+    fn put(&mut self, number: u8, segment: Segment) {
+        self.segments[usize::from(number)] = Some(Box::new(segment));
+        self.numbers.push(number);
+    }
+
+    /// Not the number of a segment that went lately: who has not heard of that yet would take one for the other.
+    fn unused_number(&mut self) -> u8 {
+        loop {
+            self.last_number = (self.last_number + 1) % 255;
+            if self.segments[usize::from(self.last_number)].is_none() {
+                return self.last_number;
+            }
+        }
+    }
+
+    /// Takes over a segment of a predecessor. Nothing is known of its slots yet.
+    ///
+    /// # Errors
+    /// It is none, or its number is taken.
+    pub fn inherit(&mut self, number: u8, slots: u32, file: OwnedFd) -> io::Result<()> {
+        let free = self.segments.get(usize::from(number)).is_some_and(Option::is_none);
+        if !free || self.count() >= MOST_SEGMENTS || slots > PoolSlot::PER_SEGMENT {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a segment that cannot be"));
+        }
+        let inherited = InheritedSegment::take(file, slots)?;
+        let file = inherited.read_only()?;
+        self.put(number, Segment::new(Memory::Inherited(inherited), file));
+        self.last_number = number.max(if self.last_number == 254 { 0 } else { self.last_number });
+        Ok(())
+    }
+
+    /// The filled slots of an inherited segment from `from` on, which are live from now on.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn inherit_slots(&mut self, number: u8, from: u32) -> io::Result<Option<Range<u32>>> {
+        let Some(segment) = self.segments[usize::from(number)].as_mut() else { return Ok(None) };
+        let Memory::Inherited(inherited) = &segment.memory else { return Ok(None) };
+        let filled = inherited.filled(from)?;
+        if let Some(slots) = &filled {
+            segment.inherit(slots.clone());
+            self.slots += u64::from(slots.end - slots.start);
+        }
+        Ok(filled)
+    }
+
+    /// Fingerprints inherited slots, all of one segment, and remembers what they hold.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn fingerprint_inherited(&mut self, number: u8, slots: Range<u32>) -> io::Result<()> {
+        let Some(segment) = self.segments[usize::from(number)].as_mut() else { return Ok(()) };
+        let Memory::Inherited(inherited) = &segment.memory else { return Ok(()) };
+        let mut bytes = vec![0; (slots.end - slots.start) as usize * PAGE_BYTES];
+        inherited.read(slots.start, &mut bytes)?;
+        for (slot, page) in slots.zip(bytes.chunks_exact(PAGE_BYTES)) {
+            segment.set_content(slot, Fingerprint::of(page).0, 0);
+        }
+        Ok(())
+    }
+
+    /// Says whose an inherited slot is, where members share nothing.
+    pub fn set_owner(&mut self, slot: PoolSlot, owner: u32) {
+        let segment = self.known(slot);
+        let (fingerprint, _) = segment.content(slot.index());
+        segment.set_content(slot.index(), fingerprint, owner);
+    }
+
+    /// Fills slots, side by side, with pages of the window, side by side.
+    ///
+    /// # Errors
+    /// Memory is short.
+    pub fn fill(&mut self, first: PoolSlot, pages: u32, window: &DonationWindow, page: usize) -> io::Result<()> {
+        match &mut self.known(first).memory {
+            Memory::Own(own) => own.fill(first.index()..first.index() + pages, window, page),
+            Memory::Inherited(_) => Err(io::ErrorKind::PermissionDenied.into()),
+        }
+    }
+
+    /// Fingerprint of the bytes that lie in a slot of our own; `None` in an inherited one.
+    pub fn fingerprint(&self, slot: PoolSlot) -> Option<u64> {
+        match &self.segment(slot)?.memory {
+            Memory::Own(own) => Some(Fingerprint::of(own.slot(slot.index())).0),
+            Memory::Inherited(_) => None,
+        }
+    }
+
+    /// A pending slot has its bytes, or will never have them.
+    pub fn settle(&mut self, slot: PoolSlot, state: SlotState) {
+        self.known(slot).settle(slot.index(), state);
+    }
+
+    /// Where a slot is in its life; free, too, where there is no such slot.
+    pub fn state(&self, slot: PoolSlot) -> SlotState {
+        self.segment(slot).map(|segment| segment.state(slot.index())).unwrap_or_default()
+    }
+
+    /// Whether a slot lies in a segment that a predecessor made.
+    pub fn is_inherited(&self, slot: PoolSlot) -> bool {
+        self.segment(slot).is_some_and(Segment::is_inherited)
+    }
+
+    /// Fingerprint and owner of what a slot holds or is to hold.
+    pub fn content(&self, slot: PoolSlot) -> (u64, u32) {
+        self.segment(slot).map_or((0, 0), |segment| segment.content(slot.index()))
+    }
+
+    /// Another reason to keep a slot.
+    pub fn hold(&mut self, slot: PoolSlot) {
+        let segment = self.known(slot);
+        let new = segment.hold(slot.index()) && !segment.is_inherited();
+        self.slots += u64::from(new);
+    }
+
+    /// One reason less; returns whether that was the last and the slot is free now.
+    pub fn unhold(&mut self, slot: PoolSlot) -> bool {
+        let freed = self.known(slot).unhold(slot.index());
+        self.slots -= u64::from(freed);
+        freed
+    }
+
+    /// A page of a connected member maps a slot, for which it has a hold.
+    pub fn refer(&mut self, slot: PoolSlot) {
+        self.known(slot).refer(slot.index());
+    }
+
+    /// It does no longer.
+    pub fn unrefer(&mut self, slot: PoolSlot) {
+        self.known(slot).unrefer(slot.index());
+    }
+
+    /// Reasons to keep a slot.
+    pub fn holds(&self, slot: PoolSlot) -> u32 {
+        self.segment(slot).map_or(0, |segment| segment.holds(slot.index()))
+    }
+
+    /// A segment of which no slot was held for so long.
+    pub fn idle_segment(&self, now: Instant, time: Duration) -> Option<u8> {
+        let used = |s: &Segment| s.resident > 0 || s.is_inherited();
+        let idle = |s: &Segment| s.idle_since.is_some_and(|since| now.saturating_duration_since(since) >= time);
+        self.segments().find(|(_, segment)| used(segment) && idle(segment)).map(|(number, _)| number)
+    }
+
+    /// Ends a segment of which no slot is held. The index must know none of its slots.
+    pub fn drop_segment(&mut self, number: u8) {
+        let segment = self.segments[usize::from(number)].take();
+        self.numbers.retain(|n| *n != number);
+        debug_assert!(segment.as_ref().is_none_or(|segment| segment.held == 0));
+        self.slots -= segment.filter(|segment| segment.is_inherited()).map_or(0, |segment| u64::from(segment.resident));
+        if self.next.as_ref().is_some_and(|(next, _)| *next == number) {
+            self.next = None;
+        }
+    }
+
+    /// A segment's number, how many slots it has, and its read-only file.
+    pub fn handout(&self, number: u8) -> Option<(u32, Rc<OwnedFd>)> {
+        let segment = self.segments[usize::from(number)].as_ref()?;
+        Some((segment.slots(), Rc::clone(&segment.file)))
+    }
+
+    /// How many segments it has.
+    pub const fn count(&self) -> usize {
+        self.numbers.len()
+    }
+
+    /// Slots in use: held, or inherited.
+    pub const fn slots(&self) -> u64 {
+        self.slots
+    }
+
+    /// Slots that take memory.
+    pub fn resident(&self) -> u64 {
+        self.segments().map(|(_, s)| u64::from(s.resident)).sum()
+    }
+
+    /// Slots with bytes that are held although no page of a connected member maps them.
+    pub fn limbo(&self) -> u64 {
+        self.segments().map(|(_, s)| u64::from(s.held - s.referenced).saturating_sub(u64::from(s.unfilled))).sum()
+    }
+
+    /// Memory that its account takes.
+    pub fn bytes(&self) -> u64 {
+        self.segments().map(|(_, s)| s.bytes()).sum()
+    }
+}

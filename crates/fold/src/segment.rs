@@ -1,0 +1,247 @@
+//! A segment of the pool: its memory, and an account of its slots.
+//!
+//! ```text
+//!            taken for a content         its bytes are there
+//!   free ------------------------> pending ----------------> live
+//!    ^                               | its donor changed       |
+//!    |                               v                         |
+//!    |<------------ no hold -------- failed                    |
+//!    |<------------ no hold ------------------------------------+
+//! ```
+//!
+//! A *hold* is a reason not to put other bytes into a slot: a page that maps it or is to map it, a donation under way,
+//! or a process that may still map it without our seeing it. A *reference* is a page of a connected member that maps it.
+//! Slots of an inherited segment are live from the beginning and never free: we cannot write them.
+
+use crate::extents::Extents;
+use host::{InheritedSegment, PoolSegment};
+use rustix::fd::OwnedFd;
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Instant;
+
+/// Where a slot is in its life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum SlotState {
+    /// It holds nothing that anybody needs.
+    #[default]
+    Free,
+    /// It was taken for a content whose bytes were asked for.
+    Pending,
+    /// It holds its content.
+    Live,
+    /// The bytes it was taken for did not come; others still have to learn that.
+    Failed,
+}
+
+/// What backs a segment.
+#[derive(Debug)]
+pub enum Memory {
+    /// This process made it.
+    Own(PoolSegment),
+    /// A predecessor did.
+    Inherited(InheritedSegment),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Segment {
+    /// What backs it.
+    pub memory: Memory,
+    /// What is handed out of it: a file that can only be read.
+    pub file: Rc<OwnedFd>,
+    contents: Vec<u64>,
+    owners: Vec<u32>,
+    holds: Vec<u32>,
+    references: Vec<u32>,
+    states: Vec<SlotState>,
+    freed: Extents,
+    /// Slots that hold bytes, whether anybody needs them or not.
+    pub resident: u32,
+    /// Slots that are held.
+    pub held: u32,
+    /// Slots that are referred to.
+    pub referenced: u32,
+    /// Slots whose bytes were asked for, or did not come.
+    pub unfilled: u32,
+    /// Since when no slot was held.
+    pub idle_since: Option<Instant>,
+}
+
+impl Segment {
+    /// A segment of which no slot is used.
+    pub fn new(memory: Memory, file: OwnedFd) -> Self {
+        Self {
+            memory,
+            file: Rc::new(file),
+            contents: Vec::new(),
+            owners: Vec::new(),
+            holds: Vec::new(),
+            references: Vec::new(),
+            states: Vec::new(),
+            freed: Extents::default(),
+            resident: 0,
+            held: 0,
+            referenced: 0,
+            unfilled: 0,
+            idle_since: Some(Instant::now()),
+        }
+    }
+
+    /// How many slots it has.
+    pub const fn slots(&self) -> u32 {
+        match &self.memory {
+            Memory::Own(own) => own.slots(),
+            Memory::Inherited(inherited) => inherited.slots(),
+        }
+    }
+
+    /// Whether a predecessor made it.
+    pub const fn is_inherited(&self) -> bool {
+        matches!(self.memory, Memory::Inherited(_))
+    }
+
+    fn grow_to(&mut self, slots: u32) {
+        let slots = slots as usize;
+        if slots > self.states.len() {
+            self.contents.resize(slots, 0);
+            self.owners.resize(slots, 0);
+            self.holds.resize(slots, 0);
+            self.references.resize(slots, 0);
+            self.states.resize(slots, SlotState::Free);
+        }
+    }
+
+    /// Slots that can be taken.
+    pub const fn free(&self) -> u32 {
+        self.freed.free() + self.untouched()
+    }
+
+    /// Slots that were never used.
+    pub const fn untouched(&self) -> u32 {
+        match &self.memory {
+            Memory::Own(own) => own.slots() - self.resident,
+            Memory::Inherited(_) => 0,
+        }
+    }
+
+    /// The longest extent of slots that were used and are free.
+    pub fn longest_freed(&self) -> u32 {
+        self.freed.longest()
+    }
+
+    /// Takes the longest extent of slots that were used and are free.
+    pub fn take_freed(&mut self) -> Option<Range<u32>> {
+        self.freed.take()
+    }
+
+    /// Takes up to `most` slots that were never used.
+    pub fn take_untouched(&mut self, most: u32) -> Range<u32> {
+        let start = self.resident;
+        self.resident += most.min(self.untouched());
+        self.grow_to(self.resident);
+        start..self.resident
+    }
+
+    /// A slot that was taken is to hold that content.
+    pub fn begin(&mut self, slot: u32, fingerprint: u64, owner: u32) {
+        let at = slot as usize;
+        debug_assert!(self.states[at] == SlotState::Free && self.holds[at] == 0);
+        (self.states[at], self.contents[at], self.owners[at]) = (SlotState::Pending, fingerprint, owner);
+        self.unfilled += 1;
+    }
+
+    /// A slot that was pending has its bytes, or will never have them.
+    pub fn settle(&mut self, slot: u32, state: SlotState) {
+        let at = slot as usize;
+        debug_assert_eq!(self.states[at], SlotState::Pending);
+        self.states[at] = state;
+        self.unfilled -= u32::from(state == SlotState::Live);
+    }
+
+    /// Slots that a predecessor filled.
+    pub fn inherit(&mut self, slots: Range<u32>) {
+        self.grow_to(slots.end);
+        self.resident += slots.end - slots.start;
+        self.states[slots.start as usize..slots.end as usize].fill(SlotState::Live);
+    }
+
+    /// What an inherited slot holds, and whose it is where members share nothing.
+    pub fn set_content(&mut self, slot: u32, fingerprint: u64, owner: u32) {
+        (self.contents[slot as usize], self.owners[slot as usize]) = (fingerprint, owner);
+    }
+
+    /// Where a slot is in its life; free, too, where there is no such slot.
+    pub fn state(&self, slot: u32) -> SlotState {
+        self.states.get(slot as usize).copied().unwrap_or_default()
+    }
+
+    /// Fingerprint and owner of what a slot holds or is to hold.
+    pub fn content(&self, slot: u32) -> (u64, u32) {
+        (self.contents[slot as usize], self.owners[slot as usize])
+    }
+
+    /// Another reason to keep a slot; returns whether it is the first.
+    pub fn hold(&mut self, slot: u32) -> bool {
+        let holds = &mut self.holds[slot as usize];
+        *holds += 1;
+        if *holds > 1 {
+            return false;
+        }
+        self.held += 1;
+        self.idle_since = None;
+        true
+    }
+
+    /// One reason less; returns whether that was the last and the slot is free now.
+    pub fn unhold(&mut self, slot: u32) -> bool {
+        let at = slot as usize;
+        self.holds[at] -= 1;
+        if self.holds[at] > 0 {
+            return false;
+        }
+        self.held -= 1;
+        if self.held == 0 {
+            self.idle_since = Some(Instant::now());
+        }
+        if self.is_inherited() {
+            return false;
+        }
+        debug_assert_eq!(self.references[at], 0);
+        self.unfilled -= u32::from(self.states[at] != SlotState::Live);
+        self.states[at] = SlotState::Free;
+        self.freed.insert(slot);
+        true
+    }
+
+    /// A page of a connected member maps a slot, for which it has a hold.
+    pub fn refer(&mut self, slot: u32) {
+        let references = &mut self.references[slot as usize];
+        self.referenced += u32::from(*references == 0);
+        *references += 1;
+    }
+
+    /// It does no longer, or its member is not connected any more.
+    pub fn unrefer(&mut self, slot: u32) {
+        let references = &mut self.references[slot as usize];
+        *references -= 1;
+        self.referenced -= u32::from(*references == 0);
+    }
+
+    /// Slots that are live, with fingerprint and owner.
+    pub fn live(&self) -> impl Iterator<Item = (u32, u64, u32)> {
+        let live = self.states.iter().enumerate().filter(|(_, state)| **state == SlotState::Live);
+        live.map(|(at, _)| (at as u32, self.contents[at], self.owners[at]))
+    }
+
+    /// Holds of a slot, for tests and reports.
+    pub fn holds(&self, slot: u32) -> u32 {
+        self.holds.get(slot as usize).copied().unwrap_or(0)
+    }
+
+    /// Memory that the account takes.
+    pub fn bytes(&self) -> u64 {
+        self.states.capacity() as u64 * 21 + self.freed.bytes()
+    }
+}

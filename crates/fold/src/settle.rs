@@ -1,0 +1,289 @@
+//! What members answer, and say of themselves, is booked here. Nothing is booked that contradicts what is known of the
+//! member who says it; a contradiction is a [`Lie`].
+
+use crate::dispatch::Donation;
+use crate::index::{Entry, Keys};
+use crate::plan::{Contents, Planner};
+use crate::segment::SlotState;
+use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef, places};
+use host::DonationWindow;
+use page::{Fingerprint, HostVirt, PoolSlot};
+use wire::{FoldRun, Outcome, SlotRun, Target};
+
+/// What a member says that cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Lie {
+    /// Releases what it was never given.
+    #[error("it lets go slot {1} at {0}, which it never had there")]
+    Released(HostVirt, PoolSlot),
+    /// Claims what it cannot have.
+    #[error("it claims slot {1} at {0}, which it cannot have there")]
+    Held(HostVirt, PoolSlot),
+}
+
+/// What became of pages that were to be folded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcomes {
+    /// Pages that map their slots now, or nothing where they are zeros.
+    pub folded: u64,
+    /// Whether the member could not for a reason that holds for all of its pages.
+    pub is_stuck: bool,
+}
+
+/// What a member that left may still map.
+#[derive(Debug, Default)]
+pub struct Left {
+    /// Slots, a hold each.
+    pub slots: Vec<PoolSlot>,
+}
+
+impl Planner {
+    /// A member has put pages that it was asked for into its window, or not. Memory may be too short to take them.
+    ///
+    /// # Errors
+    /// It was; nothing of the donation is used.
+    pub fn donated(&mut self, donation: Donation, given: &[bool], window: &DonationWindow) -> std::io::Result<()> {
+        let mut filled = Ok(());
+        let is_given = |at: usize| given.get(at).copied().unwrap_or(false);
+        let mut at = 0;
+        while at < donation.slots.len() {
+            let first = donation.slots[at];
+            let goes_on = |n: &usize| is_given(at + n) && first.add(*n as u32) == donation.slots.get(at + n).copied();
+            let pages = (1..donation.slots.len() - at).take_while(goes_on).count() + 1;
+            if is_given(at) && filled.is_ok() {
+                filled = self.pool.fill(first, pages as u32, window, at);
+            }
+            let good = is_given(at) && filled.is_ok();
+            for slot in &donation.slots[at..at + pages] {
+                self.settle_slot(*slot, good);
+            }
+            at += pages;
+        }
+        self.look_again();
+        filled
+    }
+
+    /// A slot whose bytes were asked for has some, or has none. They are used only if they are what was asked for.
+    fn settle_slot(&mut self, slot: PoolSlot, filled: bool) {
+        if self.pool.state(slot) == SlotState::Pending {
+            if filled && self.pool.fingerprint(slot) == Some(self.pool.content(slot).0) {
+                self.pool.settle(slot, SlotState::Live);
+                for page in self.take_waiters(slot) {
+                    if self.table.is(page, Mark::Wanted) && self.table.slot(page) == slot.bits() {
+                        let (member, number) = (self.table.member(page), self.table.chunk_number(page));
+                        self.place(member).folds.insert(number);
+                    }
+                }
+            } else {
+                self.fail(slot);
+            }
+        }
+        self.unhold(slot);
+    }
+
+    /// A member does not show the pages that it was asked for, or is to be asked for: others are asked instead.
+    pub fn gives_nothing(&mut self, member: MemberId, donation: &Donation) {
+        self.place(member).may_donate = false;
+        for slot in &donation.slots {
+            self.fail(*slot);
+        }
+        for number in std::mem::take(&mut self.place(member).donations) {
+            let Some(chunk) = self.place(member).chunks.get(&number).copied() else { continue };
+            for place in places(self.table.chunk(chunk).all(Mark::Donor)) {
+                let page = PageRef::new(chunk, place);
+                self.fail(PoolSlot::from_bits(self.table.slot(page)));
+            }
+        }
+        self.look_again();
+    }
+
+    /// What became of pages that a member was asked to fold.
+    pub fn folded(&mut self, member: MemberId, runs: &[FoldRun], outcomes: &[Outcome]) -> Outcomes {
+        let mut outcomes = outcomes.iter();
+        let mut sum = Outcomes::default();
+        for run in runs {
+            for n in 0..run.pages {
+                let outcome = *outcomes.next().unwrap_or(&Outcome::Gone);
+                let Some(page) = self.page_at(member, run.start.add_pages(n.into())) else { continue };
+                sum.folded += u64::from(outcome == Outcome::Folded);
+                sum.is_stuck |=
+                    matches!(outcome, Outcome::NoVma | Outcome::Unpinned | Outcome::NoMemory | Outcome::Off);
+                self.page_folded(page, run.target, outcome);
+            }
+        }
+        self.look_again();
+        sum
+    }
+
+    fn page_folded(&mut self, page: PageRef, target: Target, outcome: Outcome) {
+        let was_sent = self.table.clear(page, Mark::Sent);
+        debug_assert!(was_sent, "a page is sent once, and answered once");
+        let member = self.table.member(page);
+        self.place(member).sent -= 1;
+        if target == Target::Zero {
+            self.table.clear(page, Mark::Zero);
+            if outcome == Outcome::Folded {
+                return self.table.set_fingerprint(page, 0);
+            }
+            let is_same = self.table.fingerprint(page) == Fingerprint::ZERO_PAGE.0;
+            return if is_same { self.not_folded(page, outcome) } else { self.again.push(page) };
+        }
+        let slot = PoolSlot::from_bits(self.table.slot(page));
+        let early = self.table.clear(page, Mark::Early);
+        if outcome != Outcome::Folded {
+            let is_same = self.table.fingerprint(page) == self.pool.content(slot).0;
+            self.unhold(slot);
+            // What was reported while the answer was on its way is looked at now.
+            return if is_same { self.not_folded(page, outcome) } else { self.again.push(page) };
+        }
+        self.table.set_fingerprint(page, 0);
+        if early {
+            self.place(member).limbo.push(slot);
+        } else {
+            self.map(page, slot);
+        }
+    }
+
+    fn map(&mut self, page: PageRef, slot: PoolSlot) {
+        let member = self.table.member(page);
+        self.table.mark(page, Mark::Mapped);
+        self.pool.refer(slot);
+        self.place(member).mapped += 1;
+    }
+
+    fn not_folded(&mut self, page: PageRef, outcome: Outcome) {
+        match outcome {
+            // It will be reported when it rests again; and a page that is not there any more is nothing to us.
+            Outcome::Folded | Outcome::Changed | Outcome::Gone => self.table.set_fingerprint(page, 0),
+            Outcome::Busy => self.retry(page),
+            Outcome::NoVma | Outcome::Unpinned | Outcome::NoMemory | Outcome::Off => {
+                let member = self.table.member(page);
+                self.place(member).missed = true;
+            }
+        }
+    }
+
+    /// Pages of a member map their slots no longer.
+    ///
+    /// # Errors
+    /// They never did. What stands before the lie is booked.
+    pub fn released(&mut self, member: MemberId, runs: &[SlotRun]) -> Result<(), Lie> {
+        for run in runs {
+            for n in 0..run.pages {
+                let address = run.start.add_pages(n.into());
+                let slot = run.slot.add(n.into()).ok_or(Lie::Released(address, run.slot))?;
+                let page = self.page_at(member, address).ok_or(Lie::Released(address, slot))?;
+                if self.table.slot(page) != slot.bits() {
+                    return Err(Lie::Released(address, slot));
+                }
+                if self.table.clear(page, Mark::Mapped) {
+                    self.pool.unrefer(slot);
+                    let place = self.place(member);
+                    place.mapped -= 1;
+                    place.limbo.push(slot);
+                } else if self.table.is(page, Mark::Sent) && !self.table.is_any(page, &[Mark::Early, Mark::Zero]) {
+                    self.table.mark(page, Mark::Early);
+                } else {
+                    return Err(Lie::Released(address, slot));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What a member says it maps since an earlier connection; `may_have` says whether it can have a slot of ours.
+    ///
+    /// # Errors
+    /// It cannot have it. What stands before the lie is booked.
+    pub fn held(
+        &mut self,
+        member: MemberId,
+        runs: &[SlotRun],
+        may_have: impl Fn(PoolSlot) -> bool,
+    ) -> Result<bool, Lie> {
+        let mut crosses = false;
+        for run in runs {
+            for n in 0..run.pages {
+                let address = run.start.add_pages(n.into());
+                let slot = run.slot.add(n.into()).ok_or(Lie::Held(address, run.slot))?;
+                let lie = Lie::Held(address, slot);
+                if self.pool.state(slot) != SlotState::Live || !(self.pool.is_inherited(slot) || may_have(slot)) {
+                    return Err(lie);
+                }
+                let chunk = self.chunk(member, address.page() / CHUNK_PAGES).ok_or(lie)?;
+                let page = PageRef::new(chunk, (address.page() % CHUNK_PAGES) as usize);
+                if self.table.is_any(page, &[Mark::Sent, Mark::Mapped]) {
+                    return Err(lie);
+                }
+                self.forget(page);
+                crosses |= self.claim(member, slot, may_have(slot));
+                self.pool.hold(slot);
+                self.table.set_slot(page, slot.bits());
+                self.map(page, slot);
+            }
+        }
+        self.look_again();
+        Ok(crosses)
+    }
+
+    /// Where members share nothing, a slot is whose who claims it first, or who has it since an earlier connection;
+    /// returns whether it is somebody else's.
+    fn claim(&mut self, member: MemberId, slot: PoolSlot, has_it: bool) -> bool {
+        let (fingerprint, owner) = self.pool.content(slot);
+        if !self.policy.intra_member_only || owner == member.0 {
+            return false;
+        }
+        if !has_it && self.pool.holds(slot) > 0 {
+            return true;
+        }
+        self.index.remove(self.key(fingerprint, MemberId(owner)), Entry::Slot(slot));
+        self.pool.set_owner(slot, member.0);
+        self.index_slot(slot);
+        false
+    }
+
+    /// Lets a live slot stand for its content, unless another one does.
+    pub(crate) fn index_slot(&mut self, slot: PoolSlot) {
+        let keys = Contents { table: &self.table, pool: &self.pool, intra: self.policy.intra_member_only };
+        let key = keys.key(Entry::Slot(slot));
+        if let Some(Entry::Page(page)) = self.index.insert(key, Entry::Slot(slot), &keys) {
+            // The page that stood for that content so far can be folded now.
+            self.index.replace(key, Entry::Page(page), Entry::Slot(slot));
+            self.table.clear(page, Mark::Indexed);
+            self.again.push(page);
+        }
+    }
+
+    /// A member's connection ended: nothing more is to be done for it. `donation` is what it was asked to show.
+    pub fn leave(&mut self, member: MemberId, donation: Donation) -> Left {
+        self.place(member).may_fold = false;
+        self.gives_nothing(member, &donation);
+        for slot in donation.slots {
+            self.unhold(slot);
+        }
+        let place = self.places[member.0 as usize].take().unwrap_or_default();
+        let mut left = Left { slots: place.limbo };
+        for chunk in place.chunks.into_values() {
+            for at in 0..CHUNK_PAGES as usize {
+                self.leave_page(PageRef::new(chunk, at), &mut left);
+            }
+            self.table.remove(chunk);
+        }
+        self.look_again();
+        left
+    }
+
+    fn leave_page(&mut self, page: PageRef, left: &mut Left) {
+        let slot = PoolSlot::from_bits(self.table.slot(page));
+        if self.table.clear(page, Mark::Mapped) {
+            self.pool.unrefer(slot);
+            left.slots.push(slot);
+        } else if self.table.clear(page, Mark::Sent) {
+            if !self.table.is(page, Mark::Zero) {
+                left.slots.push(slot);
+            }
+        } else {
+            self.forget(page);
+        }
+    }
+}

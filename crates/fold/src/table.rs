@@ -1,0 +1,240 @@
+//! What the worker knows of each page of each member.
+//!
+//! Pages are kept in chunks of 64 neighbours: a fingerprint and a slot each, and one bit for each thing that can be
+//! true of a page. A page has a number of 31 bits in the whole group ([`PageRef`]), by which the index names it. That
+//! makes 13 bytes a page, and the table is the only place that knows a page's fingerprint.
+//!
+//! ```text
+//!            reported                 a twin, or a slot            sent              Folded
+//!   unknown ----------> indexed -----------------------> wanted ---------> sent ---------------> mapped
+//!      ^                  | reported anew, left   |        |   ^             |                      |
+//!      |<-----------------+                       +--------+   | (donor: its |  Changed, Gone       | Released
+//!      |<------------------------------------------- dropped   |  bytes are  |                      |
+//!      |                                                       |  asked for) |                      |
+//!      |<------------------------------------------------------+-------------+----------------------+
+//! ```
+//!
+//! A page may be known without being indexed: another page stands in the index for its content and cannot be shared
+//! with for now. Wanted pages hold their slot, sent and mapped ones too.
+
+use page::HostVirt;
+
+/// log2 of [`CHUNK_PAGES`].
+const CHUNK_SHIFT: u32 = 6;
+/// Pages of a chunk.
+pub const CHUNK_PAGES: u64 = 1 << CHUNK_SHIFT;
+/// No more chunks than page numbers of 31 bits have room for.
+const MOST_CHUNKS: u32 = 1 << (31 - CHUNK_SHIFT);
+/// log2 of the chunks of a slab.
+const SLAB_SHIFT: u32 = 6;
+
+/// A member for as long as its connection lasts; never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemberId(pub u32);
+
+/// A page of some member: chunk and place in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PageRef(u32);
+
+impl PageRef {
+    /// The page at that place of that chunk.
+    pub const fn new(chunk: u32, place: usize) -> Self {
+        Self(chunk << CHUNK_SHIFT | place as u32)
+    }
+
+    /// Its number: less than 2^31.
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// The page with that number.
+    pub const fn from_bits(bits: u32) -> Self {
+        Self(bits)
+    }
+
+    const fn chunk(self) -> u32 {
+        self.0 >> CHUNK_SHIFT
+    }
+
+    /// Its place in its chunk.
+    pub const fn place(self) -> usize {
+        (self.0 & (CHUNK_PAGES as u32 - 1)) as usize
+    }
+
+    const fn bit(self) -> u64 {
+        1 << self.place()
+    }
+}
+
+/// Something that can be true of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Mark {
+    /// It stands in the index for its content.
+    Indexed,
+    /// It is part of a huge page that is to stay whole.
+    Huge,
+    /// It is to be folded, and the member does not know yet.
+    Wanted,
+    /// It is to be (wanted), or was to be (sent), replaced by nothing rather than by a slot.
+    Zero,
+    /// Its bytes are to be asked for, for the slot that it wants.
+    Donor,
+    /// The member was asked to fold it and has not answered yet.
+    Sent,
+    /// It was let go again before the member said that it was folded.
+    Early,
+    /// It maps its slot.
+    Mapped,
+}
+
+const MARKS: usize = Mark::Mapped as usize + 1;
+
+/// 64 neighbouring pages of a member.
+#[derive(Debug)]
+pub struct Chunk {
+    /// Whose.
+    pub member: MemberId,
+    /// Which 64 pages.
+    pub number: u64,
+    /// Fingerprints; 0: unknown.
+    pub fingerprints: [u64; CHUNK_PAGES as usize],
+    /// Slots, as numbers: of pages that are wanted, sent or mapped.
+    pub slots: [u32; CHUNK_PAGES as usize],
+    marks: [u64; MARKS],
+}
+
+impl Chunk {
+    const fn new(member: MemberId, number: u64) -> Self {
+        Self { member, number, fingerprints: [0; 64], slots: [0; 64], marks: [0; MARKS] }
+    }
+
+    /// All pages of which that is true, a bit each.
+    pub const fn all(&self, mark: Mark) -> u64 {
+        self.marks[mark as usize]
+    }
+
+    /// Address of a page of it.
+    pub const fn address(&self, place: usize) -> HostVirt {
+        HostVirt(((self.number << CHUNK_SHIFT) + place as u64) << page::PAGE_SHIFT)
+    }
+}
+
+/// All chunks of all members.
+#[derive(Debug, Default)]
+pub struct Table {
+    /// In slabs, so that nothing moves when it grows.
+    slabs: Vec<Vec<Chunk>>,
+    chunks: u32,
+    free: Vec<u32>,
+}
+
+impl Table {
+    /// A new chunk in which nothing is known; `None` when there are as many as there can be.
+    pub fn add(&mut self, member: MemberId, number: u64) -> Option<u32> {
+        let chunk = Chunk::new(member, number);
+        if let Some(free) = self.free.pop() {
+            *self.chunk_mut(free) = chunk;
+            return Some(free);
+        }
+        if self.chunks >= MOST_CHUNKS {
+            return None;
+        }
+        if self.chunks.is_multiple_of(1 << SLAB_SHIFT) {
+            self.slabs.push(Vec::with_capacity(1 << SLAB_SHIFT));
+        }
+        self.slabs.last_mut()?.push(chunk);
+        self.chunks += 1;
+        Some(self.chunks - 1)
+    }
+
+    /// Forgets a chunk, of which the index must know no page.
+    pub fn remove(&mut self, chunk: u32) {
+        debug_assert_eq!(self.chunk(chunk).all(Mark::Indexed), 0);
+        // Nothing of it is found by chance through a page number that somebody kept.
+        *self.chunk_mut(chunk) = Chunk::new(MemberId(u32::MAX), 0);
+        self.free.push(chunk);
+    }
+
+    /// A chunk.
+    pub fn chunk(&self, chunk: u32) -> &Chunk {
+        &self.slabs[(chunk >> SLAB_SHIFT) as usize][(chunk & ((1 << SLAB_SHIFT) - 1)) as usize]
+    }
+
+    fn chunk_mut(&mut self, chunk: u32) -> &mut Chunk {
+        &mut self.slabs[(chunk >> SLAB_SHIFT) as usize][(chunk & ((1 << SLAB_SHIFT) - 1)) as usize]
+    }
+
+    /// Whose page it is.
+    pub fn member(&self, page: PageRef) -> MemberId {
+        self.chunk(page.chunk()).member
+    }
+
+    /// The chunk that it is in, by number.
+    pub fn chunk_number(&self, page: PageRef) -> u64 {
+        self.chunk(page.chunk()).number
+    }
+
+    /// Its fingerprint; 0: unknown.
+    pub fn fingerprint(&self, page: PageRef) -> u64 {
+        self.chunk(page.chunk()).fingerprints[page.place()]
+    }
+
+    /// Remembers its fingerprint.
+    pub fn set_fingerprint(&mut self, page: PageRef, fingerprint: u64) {
+        self.chunk_mut(page.chunk()).fingerprints[page.place()] = fingerprint;
+    }
+
+    /// The slot that it wants, was asked to take, or maps.
+    pub fn slot(&self, page: PageRef) -> u32 {
+        self.chunk(page.chunk()).slots[page.place()]
+    }
+
+    /// Remembers its slot.
+    pub fn set_slot(&mut self, page: PageRef, slot: u32) {
+        self.chunk_mut(page.chunk()).slots[page.place()] = slot;
+    }
+
+    /// Whether that is true of it.
+    pub fn is(&self, page: PageRef, mark: Mark) -> bool {
+        self.chunk(page.chunk()).marks[mark as usize] & page.bit() != 0
+    }
+
+    /// Whether any of these is true of it.
+    pub fn is_any(&self, page: PageRef, marks: &[Mark]) -> bool {
+        let chunk = self.chunk(page.chunk());
+        marks.iter().any(|mark| chunk.marks[*mark as usize] & page.bit() != 0)
+    }
+
+    /// From now on that is true of it.
+    pub fn mark(&mut self, page: PageRef, mark: Mark) {
+        self.chunk_mut(page.chunk()).marks[mark as usize] |= page.bit();
+    }
+
+    /// From now on that is not true of it; returns whether it was.
+    pub fn clear(&mut self, page: PageRef, mark: Mark) -> bool {
+        let marks = &mut self.chunk_mut(page.chunk()).marks[mark as usize];
+        let was = *marks & page.bit() != 0;
+        *marks &= !page.bit();
+        was
+    }
+
+    /// Chunks in use.
+    pub const fn len(&self) -> usize {
+        self.chunks as usize - self.free.len()
+    }
+
+    /// Memory that it takes.
+    pub const fn bytes(&self) -> u64 {
+        ((self.slabs.len() * size_of::<Chunk>()) << SLAB_SHIFT) as u64 + self.free.capacity() as u64 * 4
+    }
+}
+
+/// The places of the bits that are set.
+pub fn places(mut bits: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let place = bits.trailing_zeros();
+        bits &= bits.wrapping_sub(1);
+        (place < u64::BITS).then_some(place as usize)
+    })
+}

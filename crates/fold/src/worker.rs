@@ -1,0 +1,195 @@
+//! The worker process: one loop that waits for its supervisor, its members and the clock.
+//!
+//! ```text
+//!   waiting ---- Take ----> serving ----------------------------------------> over
+//!      |                      |  ^                                             ^
+//!      | no supervisor        |  | a new supervisor connects                   | no supervisor, no member,
+//!      v for 10 s             v  | and is told what there is                   | no former member for 30 s
+//!     over                  without a supervisor ------------------------------+
+//! ```
+//!
+//! The supervisor's end changes nothing for members. Nobody is waited for: every socket is non-blocking, and each turn takes
+//! a few frames of each.
+
+use crate::control::{CONTROL_BYTES, News, Order};
+use crate::group::{Group, Message};
+use crate::table::MemberId;
+use crate::tick::TICK;
+use host::{Received, Seqpacket, SeqpacketListener};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::collections::VecDeque;
+use std::io;
+use std::time::{Duration, Instant};
+use wire::FRAME_BYTES;
+
+/// A worker that nobody tells to begin ends after so long without a supervisor.
+const UNBEGUN_TIME: Duration = Duration::from_secs(10);
+/// A worker that nobody needs ends after so long.
+const IDLE_TIME: Duration = Duration::from_secs(30);
+
+/// Why a worker cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The kernel does not let it wait.
+    #[error("cannot wait for the supervisor and members: {0}")]
+    Wait(#[source] io::Error),
+}
+
+/// Result of a worker's life.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// The connection to the supervisor.
+struct Supervisor {
+    socket: Seqpacket,
+    waiting: VecDeque<Message>,
+}
+
+struct Worker {
+    listener: SeqpacketListener,
+    supervisor_uid: u32,
+    supervisor: Option<Supervisor>,
+    group: Group,
+    /// Since when it is of no use to anybody.
+    unused_since: Instant,
+    buffer: Vec<u8>,
+}
+
+/// Runs a group's worker until nobody needs it. Supervisors, which may be root or have the uid `supervisor_uid`, connect
+/// to `listener`.
+///
+/// # Errors
+/// The kernel does not let it wait for anything.
+pub fn run(listener: SeqpacketListener, group: &str, supervisor_uid: u32) -> Result<()> {
+    raise_file_limit();
+    let now = Instant::now();
+    let mut worker = Worker {
+        listener,
+        supervisor_uid,
+        supervisor: None,
+        group: Group::new(group, now),
+        unused_since: now,
+        buffer: vec![0; CONTROL_BYTES],
+    };
+    while !worker.is_over(Instant::now()) {
+        worker.turn()?;
+    }
+    Ok(())
+}
+
+/// A member takes about four files: as many as we may have.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    // Without, fewer members are served, and those beyond are told why.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}
+
+/// How long a worker of no use stays.
+const fn patience(begun: bool) -> Duration {
+    if begun { IDLE_TIME } else { UNBEGUN_TIME }
+}
+
+impl Worker {
+    fn is_over(&mut self, now: Instant) -> bool {
+        if self.supervisor.is_some() || !self.group.is_idle() {
+            self.unused_since = now;
+        }
+        now.saturating_duration_since(self.unused_since) > patience(self.group.begun)
+    }
+
+    fn turn(&mut self) -> Result<()> {
+        let (listener, supervisor, members) = self.wait()?;
+        if supervisor {
+            self.hear_supervisor();
+        }
+        if listener {
+            self.accept();
+        }
+        if !self.group.inheritance.is_done() {
+            if let Err(e) = self.group.inheritance.go_on(&mut self.group.planner) {
+                self.group.tell(News::Event(format!("cannot read a slot of an earlier worker: {e}")), Vec::new());
+            }
+            let now = Instant::now();
+            self.group.members.values_mut().for_each(|member| member.wait_from(now));
+        }
+        for member in members {
+            self.group.hear(member, &mut self.buffer[..FRAME_BYTES], Instant::now());
+        }
+        let now = Instant::now();
+        self.group.tick(now);
+        self.group.speak(now);
+        self.tell_supervisor();
+        Ok(())
+    }
+
+    /// Waits until somebody has something to say, or to read, or time is up: whether that is who listens, the
+    /// supervisor, and which members.
+    fn wait(&self) -> Result<(bool, bool, Vec<MemberId>)> {
+        let inherits = !self.group.inheritance.is_done();
+        let mut fds = vec![PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN)];
+        let interest = |is_waiting| if is_waiting { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        if let Some(supervisor) = &self.supervisor {
+            fds.push(PollFd::from_borrowed_fd(supervisor.socket.as_fd(), interest(!supervisor.waiting.is_empty())));
+        }
+        let first = fds.len();
+        // While a predecessor's slots are looked at, what members hold of them cannot be checked.
+        let members = self.group.members.values().filter(|_| !inherits);
+        fds.extend(members.map(|member| PollFd::from_borrowed_fd(member.as_fd(), interest(member.is_stuck()))));
+        let time = Timespec::try_from(if inherits { Duration::ZERO } else { TICK }).unwrap_or_default();
+        match poll(&mut fds, Some(&time)) {
+            Ok(_) => {}
+            Err(Errno::INTR | Errno::AGAIN | Errno::NOMEM) => return Ok((false, false, Vec::new())),
+            Err(e) => return Err(Error::Wait(e.into())),
+        }
+        let speaks = |fd: &PollFd<'_>| fd.revents().intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR);
+        let supervisor = self.supervisor.is_some() && speaks(&fds[1]);
+        let members = self.group.members.keys().zip(&fds[first..]).filter(|(_, fd)| speaks(fd)).map(|(id, _)| *id);
+        Ok((speaks(&fds[0]), supervisor, members.collect()))
+    }
+
+    fn accept(&mut self) {
+        let socket = match self.listener.accept() {
+            Ok(Some(socket)) => socket,
+            Ok(None) => return,
+            Err(e) => return self.group.tell(News::Event(e.to_string()), Vec::new()),
+        };
+        let may = socket.peer().is_ok_and(|peer| peer.uid == 0 || peer.uid == self.supervisor_uid);
+        if may {
+            self.supervisor = Some(Supervisor { socket, waiting: self.group.adopted().into() });
+        }
+    }
+
+    fn hear_supervisor(&mut self) {
+        let mut files: Vec<OwnedFd> = Vec::new();
+        while let Some(supervisor) = &self.supervisor {
+            match supervisor.socket.receive(&mut self.buffer, &mut files) {
+                Ok(Received::Frame(bytes)) => match serde_json::from_slice::<Order>(&self.buffer[..bytes]) {
+                    Ok(order) => self.group.obey(order, std::mem::take(&mut files), Instant::now()),
+                    Err(e) => self.group.tell(News::Event(format!("an order that makes no sense: {e}")), Vec::new()),
+                },
+                Ok(Received::Nothing) => return,
+                Ok(Received::Closed) | Err(_) => self.supervisor = None,
+            }
+        }
+    }
+
+    fn tell_supervisor(&mut self) {
+        let Some(supervisor) = &mut self.supervisor else { return };
+        supervisor.waiting.append(&mut self.group.take_news());
+        while let Some((news, files)) = supervisor.waiting.front() {
+            let files: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
+            let sent =
+                serde_json::to_vec(news).map_err(io::Error::from).and_then(|f| supervisor.socket.send(&f, &files));
+            match sent {
+                Ok(true) => drop(supervisor.waiting.pop_front()),
+                Ok(false) => return,
+                Err(_) => {
+                    self.supervisor = None;
+                    return;
+                }
+            }
+        }
+    }
+}
