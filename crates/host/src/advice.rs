@@ -17,6 +17,19 @@ pub fn prefer_huge_pages<T>(memory: &mut [MaybeUninit<T>]) -> Result<()> {
     advised.map_err(|e| Error::file("prefer huge pages in", "own memory", e))
 }
 
+/// Asks for identical pages in `memory` to be merged (`MADV_MERGEABLE`), as VMMs do for guest RAM: by ksmd, or by whoever
+/// takes the place of `madvise` in this process.
+///
+/// # Errors
+/// The kernel has no KSM, and nobody takes its place.
+pub fn ask_to_merge<T>(memory: &mut [MaybeUninit<T>]) -> Result<()> {
+    let (start, end) = whole_pages(memory);
+    // SAFETY: the advice changes in which frames the range lies, not what it holds; the range is rounded inwards to
+    // whole pages, all of which `memory` owns. The C library's function, as that is the one that can be replaced.
+    let answer = unsafe { libc::madvise(start as *mut _, end.saturating_sub(start), libc::MADV_MERGEABLE) };
+    if answer == 0 { Ok(()) } else { Err(Error::file("merge pages of", "own memory", std::io::Error::last_os_error())) }
+}
+
 /// First and last page boundary within a slice.
 fn whole_pages<T>(memory: &[MaybeUninit<T>]) -> (usize, usize) {
     let start = (memory.as_ptr() as usize).next_multiple_of(page::PAGE_BYTES);
@@ -28,6 +41,21 @@ fn whole_pages<T>(memory: &[MaybeUninit<T>]) -> (usize, usize) {
 mod tests {
     use super::*;
     use crate::Usage;
+
+    #[test]
+    fn memory_may_be_merged_when_it_was_asked_for() {
+        if crate::Ksm::read().is_none() {
+            eprintln!("skipped: this kernel has no KSM");
+            return;
+        }
+        let mut memory: Vec<u8> = Vec::with_capacity(1 << 20);
+        ask_to_merge(memory.spare_capacity_mut()).unwrap();
+        memory.resize(1 << 20, 1);
+        let at = memory.as_ptr() as u64 + (1 << 19);
+        let mappings = crate::Mapping::read_all(std::process::id()).unwrap();
+        let here = mappings.iter().find(|m| m.start.0 <= at && at < m.end.0).unwrap();
+        assert!(here.has_flag(b"mg"), "{here:?}");
+    }
 
     #[test]
     fn memory_that_is_written_afterwards_is_in_huge_pages() {

@@ -12,6 +12,7 @@ mod file_map;
 mod frame_read;
 mod kpage;
 mod ksm;
+mod ksm_knobs;
 mod member_memory;
 mod mounts;
 mod own_cpu;
@@ -27,10 +28,11 @@ mod signals;
 mod smaps;
 mod system;
 mod text;
+mod thread_cpu;
 mod userfault;
 mod vm_read;
 
-pub use advice::prefer_huge_pages;
+pub use advice::{ask_to_merge, prefer_huge_pages};
 pub use cgroup::{CgroupLayout, Cgroups};
 pub use cgroup_home::CgroupHome;
 pub use check::{Check, Status};
@@ -41,6 +43,7 @@ pub use file_map::FileMap;
 pub use frame_read::FrameReader;
 pub use kpage::{FrameTable, kpf};
 pub use ksm::{Ksm, KsmStat};
+pub use ksm_knobs::{KsmKnobs, set_ksm};
 pub use member_memory::{
     Inherit, MemberMemory, PoolView, SharedMark, copy_page, make_present, make_private, map_anonymous_over,
     move_mapping_over, pages_equal, write_pages,
@@ -58,6 +61,7 @@ pub use process_id::{ProcessId, ProcessStat};
 pub use seqpacket::{MOST_FDS, Peer, Received, Seqpacket, SeqpacketListener};
 pub use signals::{Caught, Signals, let_signals_through};
 pub use smaps::{Mapping, Usage};
-pub use system::{Kernel, available_bytes, own_peak_rss_bytes, ram_bytes, swapped_bytes};
+pub use system::{Kernel, available_bytes, own_peak_rss_bytes, ram_bytes, slab_object_bytes, swapped_bytes};
+pub use thread_cpu::ThreadCpu;
 pub use userfault::{Moved, Purpose, Userfault, Watch};
 pub use vm_read::ProcessMemory;

@@ -54,6 +54,12 @@ fn status_bytes(path: &str, key: &str) -> Result<Option<u64>> {
     Ok(kib.map(|kib| kib * 1024))
 }
 
+/// What the kernel takes for one object of a cache of its own, such as `ksm_rmap_item`; `None` where it does not tell, or
+/// the cache is not there.
+pub fn slab_object_bytes(cache: &str) -> Option<u64> {
+    text::read(format!("/sys/kernel/slab/{cache}/slab_size")).ok()?.trim().parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

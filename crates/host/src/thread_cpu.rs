@@ -1,0 +1,71 @@
+//! Processor time of single threads, to the nanosecond: `/proc/PID/task/TID/schedstat`.
+
+use crate::{Error, Result, text};
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A thread, and what it has used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadCpu {
+    /// Its number; the first thread's is the process's.
+    pub tid: u32,
+    /// What it calls itself.
+    pub name: String,
+    /// Processor time so far, in user mode and in the kernel.
+    pub used: Duration,
+}
+
+impl ThreadCpu {
+    /// All threads of a process. What threads used that have ended is not in it.
+    ///
+    /// # Errors
+    /// [`Error::is_gone`] when the process has ended.
+    pub fn of_process(pid: u32) -> Result<Vec<Self>> {
+        let path = PathBuf::from(format!("/proc/{pid}/task"));
+        let listing = fs::read_dir(&path).map_err(|e| Error::file("list", &path, e))?;
+        let tids = listing.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        // One that ends just now is left out.
+        Ok(tids.filter_map(|tid| Self::read(pid, tid).ok()).collect())
+    }
+
+    fn read(pid: u32, tid: u32) -> Result<Self> {
+        let path = format!("/proc/{pid}/task/{tid}/schedstat");
+        let used = parse(&text::read(&path)?).ok_or_else(|| Error::Malformed {
+            path: path.into(),
+            line: 1,
+            problem: "not the three numbers that the kernel documents".into(),
+        })?;
+        let name = text::read(format!("/proc/{pid}/task/{tid}/comm"))?.trim_end_matches('\n').to_owned();
+        Ok(Self { tid, name, used })
+    }
+}
+
+/// `used waited slices`, times in nanoseconds.
+fn parse(schedstat: &str) -> Option<Duration> {
+    Some(Duration::from_nanos(schedstat.split_ascii_whitespace().next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_works_is_told_from_one_that_sleeps() {
+        assert_eq!(parse("394488344 203654297 843\n"), Some(Duration::from_nanos(394_488_344)));
+        let (send, receive) = std::sync::mpsc::channel::<()>();
+        let sleeper = std::thread::Builder::new().name("sleeper".into()).spawn(move || receive.recv());
+        let worker = std::thread::Builder::new().name("worker".into()).spawn(|| {
+            let begin = std::time::Instant::now();
+            while begin.elapsed() < Duration::from_millis(60) {}
+            ThreadCpu::of_process(std::process::id()).unwrap()
+        });
+        let threads = worker.unwrap().join().unwrap();
+        let used = |name: &str| threads.iter().find(|t| t.name == name).map(|t| t.used).unwrap();
+        assert!(used("worker") >= Duration::from_millis(20), "{threads:?}");
+        assert!(used("sleeper") < Duration::from_millis(10), "{threads:?}");
+        drop(send);
+        let _ = sleeper.unwrap().join();
+        assert!(ThreadCpu::of_process(0).unwrap_err().is_gone());
+    }
+}
