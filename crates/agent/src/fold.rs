@@ -83,7 +83,7 @@ impl Folder {
     }
 
     /// Replaces pages, and says what became of each, in order.
-    pub fn fold(&mut self, runs: &[FoldRun], pool: &Pool, stats: &mut MemberStats) -> Vec<Outcome> {
+    pub fn fold(&mut self, runs: &[FoldRun], pool: &Pool, pagemap: &Pagemap, stats: &mut MemberStats) -> Vec<Outcome> {
         self.survey();
         let mut all = Vec::with_capacity(runs.iter().map(|run| usize::from(run.pages)).sum());
         for run in runs {
@@ -102,6 +102,9 @@ impl Folder {
                 Some(outcome) => {
                     stats.failures.add(*outcome, 1);
                     self.patience.failed(page, now);
+                    if *outcome == Outcome::Busy {
+                        reclaim(pagemap, PageRange { start: page, pages: 1 });
+                    }
                 }
             }
         }
@@ -223,6 +226,20 @@ fn inherit(table: &table::Table, piece: PageRange, outcomes: &[Outcome], mapped:
     let advice = inherited(table, piece);
     if mapped && advice != Inherit::default() && outcomes.contains(&Outcome::Folded) {
         let _ = advice.apply(piece);
+    }
+}
+
+/// A page that was shared with a child which has gone looks shared to the kernel until it is written. Does what a write does,
+/// where nobody else maps the page: the kernel takes it as private then, without copying. It can be folded when it has rested
+/// again.
+pub fn reclaim(pagemap: &Pagemap, range: PageRange) {
+    let mut entries = Vec::new();
+    let _table = table::lock();
+    if pagemap.read(range.start, range.pages, &mut entries).is_ok()
+        && entries.iter().all(|e| e.present() && e.exclusive() && !e.file_or_shared())
+    {
+        // If not, it stays as it is.
+        let _ = make_private(range);
     }
 }
 

@@ -293,3 +293,7 @@ pub fn pieces(start: HostVirt, pages: u64, target: Target) -> impl Iterator<Item
         }
     })
 }
+
+#[cfg(test)]
+#[path = "section_tests.rs"]
+mod tests;

@@ -220,7 +220,7 @@ impl Agent {
         match &mut self.folder {
             Ok(folder) if on => {
                 self.viewed = Some(Instant::now());
-                folder.fold(runs, &self.pool, &mut self.stats)
+                folder.fold(runs, &self.pool, &self.pagemap, &mut self.stats)
             }
             _ => vec![Outcome::Off; runs.iter().map(|run| usize::from(run.pages)).sum()],
         }

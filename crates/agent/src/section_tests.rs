@@ -1,0 +1,277 @@
+//! The critical section on memory of this very process, with threads that use it meanwhile.
+
+use super::*;
+use crate::table;
+use crate::unfold::Unfold;
+use host::{Inherit, Pagemap, Purpose, map_anonymous_over};
+use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+const SLOTS: u32 = 1024;
+
+/// A pool whose slot `n` holds `content(n)`.
+fn pool() -> PoolView {
+    let file = memfd_create("pool", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, u64::from(SLOTS) * PAGE_BYTES as u64).unwrap();
+    for n in 0..u64::from(SLOTS) {
+        rustix::io::pwrite(&file, &content(n), n * PAGE_BYTES as u64).unwrap();
+    }
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+    PoolView::new(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap(), SLOTS).unwrap()
+}
+
+fn content(n: u64) -> [u8; PAGE_BYTES] {
+    let mut page = [0; PAGE_BYTES];
+    page[..8].copy_from_slice(&(n + 1).to_ne_bytes());
+    page[PAGE_BYTES - 8..].copy_from_slice(&(n * 7 + 1).to_ne_bytes());
+    page
+}
+
+/// Memory that may be folded, whose page `n` holds `content(n)`.
+struct Member(MemberMemory);
+
+impl Member {
+    fn new(pages: u64) -> Self {
+        let this = Self(MemberMemory::new(pages).unwrap());
+        for n in 0..pages {
+            content(n).chunks_exact(8).enumerate().for_each(|(i, word)| {
+                this.word(n, i).store(u64::from_ne_bytes(word.try_into().unwrap()), Ordering::Relaxed);
+            });
+        }
+        table::lock().ask(this.0.range());
+        this
+    }
+
+    fn word(&self, page: u64, word: usize) -> &AtomicU64 {
+        assert!(page < self.0.range().pages && word < PAGE_BYTES / 8);
+        let at = self.0.range().start.add_pages(page).0 as usize + word * 8;
+        // SAFETY: aligned and within the mapping, which lives as long as `self`; everything in it is accessed as atomics.
+        unsafe { AtomicU64::from_ptr(at as *mut u64) }
+    }
+
+    fn run(&self, first: u64, pages: u64) -> PageRange {
+        PageRange { start: self.0.range().start.add_pages(first), pages }
+    }
+
+    /// How many of the pages are a file's.
+    fn in_pool(&self) -> usize {
+        let range = self.0.range();
+        let (mut entries, pagemap) = (Vec::new(), Pagemap::open(std::process::id()).unwrap());
+        host::make_present(range).unwrap();
+        pagemap.read(range.start, range.pages, &mut entries).unwrap();
+        entries.iter().filter(|e| e.present() && e.file_or_shared()).count()
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        table::lock().forget(self.0.range());
+    }
+}
+
+fn section() -> Option<Section> {
+    match Userfault::open(Purpose::MoveAndNote) {
+        Ok(guard) => Some(Section::new(guard, true).unwrap()),
+        Err(e) => {
+            eprintln!("skipped: no userfaultfd that moves pages here: {e}");
+            None
+        }
+    }
+}
+
+fn fold(section: &mut Section, run: PageRange, source: Option<(&PoolView, u32)>) -> Vec<Outcome> {
+    let mut outcomes = vec![Outcome::Gone; run.pages as usize];
+    let source = source.map(|(pool, first)| Source { pool, first: PoolSlot::new(0, first).unwrap() });
+    section.fold(&mut table::lock(), run, source, references::generation(), &mut outcomes);
+    outcomes
+}
+
+#[test]
+fn equal_pages_are_folded_and_others_are_as_they_were() {
+    let Some(mut section) = section() else { return };
+    let (pool, member) = (pool(), Member::new(8));
+    member.word(3, 100).store(77, Ordering::Relaxed);
+    let outcomes = fold(&mut section, member.run(0, 8), Some((&pool, 0)));
+    let expected: Vec<_> = (0..8).map(|n| if n == 3 { Outcome::Changed } else { Outcome::Folded }).collect();
+    assert_eq!(outcomes, expected);
+    assert_eq!(member.in_pool(), 7);
+    assert_eq!(member.word(3, 100).load(Ordering::Relaxed), 77);
+    for n in 0..8 {
+        assert_eq!(member.word(n, 0).load(Ordering::Relaxed), n + 1);
+    }
+    // Written, it is the member's own again, and the slot is as it was.
+    member.word(5, 1).store(5, Ordering::Relaxed);
+    assert_eq!((member.in_pool(), member.word(5, 0).load(Ordering::Relaxed)), (6, 6));
+    let slot = pool.slots(PoolSlot::new(0, 5).unwrap(), 1).unwrap();
+    let mut copy = [1; PAGE_BYTES];
+    // SAFETY: the slot lies in the view.
+    unsafe { host::copy_page(slot.start, &mut copy) };
+    assert_eq!(copy, content(5));
+    // A page that is put back can be moved again.
+    member.word(3, 100).store(0, Ordering::Relaxed);
+    assert_eq!(fold(&mut section, member.run(3, 1), Some((&pool, 3))), [Outcome::Folded]);
+    // One that was broken in the pool's mapping cannot, and keeps what was written.
+    assert_eq!(fold(&mut section, member.run(5, 1), Some((&pool, 5))), [Outcome::Gone]);
+    assert_eq!(member.word(5, 1).load(Ordering::Relaxed), 5);
+}
+
+#[test]
+fn zeros_are_given_back_and_read_as_zeros() {
+    let Some(mut section) = section() else { return };
+    let member = Member::new(4);
+    for n in [0, 1, 3] {
+        (0..PAGE_BYTES / 8).for_each(|i| member.word(n, i).store(0, Ordering::Relaxed));
+    }
+    let outcomes = fold(&mut section, member.run(0, 4), None);
+    assert_eq!(outcomes, [Outcome::Folded, Outcome::Folded, Outcome::Changed, Outcome::Folded]);
+    let pagemap = Pagemap::open(std::process::id()).unwrap();
+    let mut entries = Vec::new();
+    pagemap.read(member.run(0, 4).start, 4, &mut entries).unwrap();
+    let present: Vec<_> = entries.iter().map(|e| e.present()).collect();
+    assert_eq!(present, [false, false, true, false]);
+    member.word(1, 9).store(9, Ordering::Relaxed);
+    assert_eq!([0, 1, 3].map(|n| member.word(n, 9).load(Ordering::Relaxed)), [0, 9, 0]);
+    assert_eq!(member.word(2, 0).load(Ordering::Relaxed), 3);
+}
+
+#[test]
+fn what_was_opened_meanwhile_undoes_it() {
+    let Some(mut section) = section() else { return };
+    let (pool, member) = (pool(), Member::new(4));
+    let mut outcomes = [Outcome::Gone; 4];
+    let source = Some(Source { pool: &pool, first: PoolSlot::new(0, 0).unwrap() });
+    let earlier = references::generation().wrapping_sub(1);
+    section.fold(&mut table::lock(), member.run(0, 4), source, earlier, &mut outcomes);
+    assert_eq!(outcomes, [Outcome::Unpinned; 4]);
+    assert_eq!(member.in_pool(), 0);
+    assert_eq!(member.word(2, 0).load(Ordering::Relaxed), 3);
+}
+
+#[test]
+fn pages_that_are_not_there_are_left_out() {
+    let Some(mut section) = section() else { return };
+    let (pool, member) = (pool(), Member::new(6));
+    for hole in [0, 3] {
+        // SAFETY: the page is this test's, which misses nothing of it.
+        unsafe { map_anonymous_over(member.run(hole, 1)) }.unwrap();
+    }
+    let outcomes = fold(&mut section, member.run(0, 6), Some((&pool, 0)));
+    assert_eq!(outcomes.iter().filter(|o| **o == Outcome::Folded).count(), 4, "{outcomes:?}");
+    assert_eq!((outcomes[0], outcomes[3]), (Outcome::Gone, Outcome::Gone));
+    assert_eq!(member.word(3, 0).load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_page_that_a_child_shares_is_refused() {
+    let Some(mut section) = section() else { return };
+    let (pool, member) = (pool(), Member::new(2));
+    // SAFETY: the child does nothing but wait for its end.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        loop {
+            // SAFETY: takes no argument.
+            unsafe { libc::pause() };
+        }
+    }
+    assert_eq!(fold(&mut section, member.run(0, 2), Some((&pool, 0))), [Outcome::Busy; 2]);
+    // SAFETY: the child is ours and not waited for yet.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    let mut status = 0;
+    // SAFETY: `status` is ours.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    // That nobody shares them any more, the kernel finds out when they are written next.
+    assert_eq!(fold(&mut section, member.run(0, 1), Some((&pool, 0))), [Outcome::Busy]);
+    crate::fold::reclaim(&Pagemap::open(std::process::id()).unwrap(), member.run(0, 2));
+    assert_eq!(fold(&mut section, member.run(0, 2), Some((&pool, 0))), [Outcome::Folded; 2]);
+}
+
+/// Threads write a counter into every page, and would see if one of their writes were lost, while pages are folded, broken,
+/// unfolded and folded again. With the comparison taken out of the section, or pages replaced without moving them out first,
+/// a write is lost within a second.
+#[test]
+fn no_write_is_lost_to_threads_that_never_stop() {
+    const PAGES: u64 = 256;
+    const WORD: usize = 64;
+    let Some(mut section) = section() else { return };
+    let keep_out = Userfault::open(Purpose::KeepOut).unwrap();
+    let (pool, member, stop) = (pool(), Member::new(PAGES), AtomicBool::new(false));
+    let (mut unfold, pagemap) = (Unfold::new(keep_out), Pagemap::open(std::process::id()).unwrap());
+    let (writes, mut folded, mut unfolded) = (AtomicU64::new(0), 0, 0);
+    std::thread::scope(|scope| {
+        for writer in 0..2 {
+            let (member, stop, writes) = (&member, &stop, &writes);
+            scope.spawn(move || write_for_ever(member, writer, stop, writes));
+        }
+        let _stop = Stop(&stop);
+        let end = Instant::now() + Duration::from_secs(2);
+        while Instant::now() < end {
+            for first in (0..PAGES).step_by(16) {
+                let outcomes = fold(&mut section, member.run(first, 16), Some((&pool, first as u32)));
+                folded += outcomes.iter().filter(|o| **o == Outcome::Folded).count();
+            }
+            let runs = table::lock().slot_runs(member.0.range());
+            for run in runs {
+                let range = PageRange { start: run.start, pages: run.pages.into() };
+                for (piece, target) in pieces(range.start, range.pages, Target::Slot(run.slot)) {
+                    let Target::Slot(slot) = target else { continue };
+                    let mut table = table::lock();
+                    unfold.run(&mut table, &pagemap, piece, (&pool, slot), Inherit::default()).unwrap();
+                    unfolded += 1;
+                }
+            }
+            // As if the program had discarded what was broken, with nobody looking: else it would soon all be broken.
+            stop_the_world(&member, &mut |page| {
+                // SAFETY: nobody uses the page: its writer waits.
+                unsafe { map_anonymous_over(member.run(page, 1)) }.unwrap();
+                table::lock().discard(member.run(page, 1));
+            });
+        }
+    });
+    assert!(folded > 1000 && unfolded > 100 && writes.load(Ordering::Relaxed) > 10_000, "{folded} {unfolded} {writes:?}");
+
+    /// Lets the writers end, also when a check failed.
+    struct Stop<'a>(&'a AtomicBool);
+
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Every page in turn: writes, looks whether the last write is still there, and puts the page's content back.
+    fn write_for_ever(member: &Member, writer: u64, stop: &AtomicBool, writes: &AtomicU64) {
+        let mut counts = vec![0_u64; PAGES as usize];
+        let mut random = writer + 1;
+        while !stop.load(Ordering::Relaxed) {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let page = (random >> 33) % (PAGES / 2) * 2 + writer;
+            let (lock, word) = (&LOCKS[page as usize], member.word(page, WORD));
+            let held = lock.lock().unwrap();
+            let count = &mut counts[page as usize];
+            let seen = word.load(Ordering::Relaxed);
+            assert_eq!(seen, *count, "a write to page {page} is lost");
+            // Mostly zero, which is what the slot has there, so that it can be folded.
+            *count = if random & 7 == 0 { *count + 1 } else { 0 };
+            word.store(*count, Ordering::Relaxed);
+            let intact = member.word(page, 0).load(Ordering::Relaxed);
+            assert_eq!(intact, page + 1, "page {page} is not what it was");
+            writes.fetch_add(1, Ordering::Relaxed);
+            drop(held);
+        }
+    }
+
+    static LOCKS: [std::sync::Mutex<()>; PAGES as usize] = [const { std::sync::Mutex::new(()) }; PAGES as usize];
+
+    /// Puts each page that is broken, and as it was made, where it can be moved again.
+    fn stop_the_world(member: &Member, discard: &mut impl FnMut(u64)) {
+        for page in 0..PAGES {
+            let broken = !table::lock().broken_pages(member.run(page, 1)).is_empty();
+            let _held = LOCKS[page as usize].lock().unwrap();
+            if broken {
+                let kept: Vec<u64> = (0..PAGE_BYTES / 8).map(|i| member.word(page, i).load(Ordering::Relaxed)).collect();
+                discard(page);
+                kept.iter().enumerate().for_each(|(i, word)| member.word(page, i).store(*word, Ordering::Relaxed));
+            }
+        }
+    }
+}
