@@ -11,4 +11,3 @@ pub mod run;
 pub mod select;
 pub mod serve;
 pub mod worker;
-pub mod worker_stub;

@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use host::ProcessId;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -62,6 +63,9 @@ pub struct Args {
     /// Started by `pagefold run`: end when no member has been left for a minute
     #[arg(long, hide = true, conflicts_with = "config")]
     private: bool,
+    /// End when no member has been left for so many seconds, in place of 60; workers of groups too
+    #[arg(long, hide = true, value_name = "SECONDS", default_value_t = 60)]
+    linger: u64,
     /// Go on in the background
     #[arg(long, hide = true, requires_all = ["private", "dir"])]
     detach: bool,
@@ -78,7 +82,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
     };
     let place = args.dir.as_deref().or(config.dir.as_deref()).map_or_else(Place::own, Place::at);
     if args.detach {
-        return detach(&place);
+        return detach(&place, args.linger);
     }
     if args.end_orphans {
         return end_orphans(&place);
@@ -94,7 +98,8 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         // It fails where we lead a session already.
         let _ = rustix::process::setsid();
     }
-    serve(place, config, Options { private: args.private, stop_workers: args.stop_workers }, lock)
+    let linger = Duration::from_secs(args.linger);
+    serve(place, config, Options { private: args.private, stop_workers: args.stop_workers, linger }, lock)
 }
 
 fn serve(place: Place, config: Config, options: Options, lock: Lock) -> anyhow::Result<Outcome> {
@@ -103,7 +108,7 @@ fn serve(place: Place, config: Config, options: Options, lock: Lock) -> anyhow::
 }
 
 /// Starts the service such that it has nothing to do with whoever started it.
-fn detach(place: &Place) -> anyhow::Result<Outcome> {
+fn detach(place: &Place, linger: u64) -> anyhow::Result<Outcome> {
     let path = place.log_file();
     let too_long = path.metadata().is_ok_and(|log| log.len() > MOST_LOG_BYTES);
     let mut open = File::options();
@@ -111,8 +116,9 @@ fn detach(place: &Place) -> anyhow::Result<Outcome> {
     let log = open.open(&path).with_context(|| format!("cannot open {}", path.display()))?;
     host::keep_files_from_children();
     Command::new("/proc/self/exe")
-        .args(["serve", "--private", "--dir"])
-        .arg(place.dir())
+        .arg0("pagefold")
+        .args(["serve", "--private", "--linger", &linger.to_string(), "--dir"])
+        .arg(std::path::absolute(place.dir())?)
         .env_remove("LD_PRELOAD")
         .current_dir("/")
         .stdin(Stdio::null())

@@ -33,6 +33,6 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     rustix::net::listen(&socket, BACKLOG).context("standard input is not a listening socket")?;
     host::give_up_rights(args.uid).context("cannot give up rights")?;
     let listener = SeqpacketListener::from_fd(socket, PathBuf::from(format!("{}.sock", args.group)));
-    super::worker_stub::run(listener, &args.group, args.supervisor_uid)?;
+    fold::run(listener, &args.group, args.supervisor_uid)?;
     Ok(Outcome::Done)
 }

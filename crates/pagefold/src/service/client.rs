@@ -6,6 +6,7 @@ use crate::exit::Stop;
 use anyhow::{Context, bail};
 use host::Seqpacket;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -214,6 +215,7 @@ fn unexpected<T>(answer: &Answer) -> anyhow::Result<T> {
 pub fn end_orphans_later(place: &Place) {
     host::keep_files_from_children();
     let started = Command::new("/proc/self/exe")
+        .arg0("pagefold")
         .args(["serve", "--end-orphans", "--dir"])
         .arg(place.dir())
         .stdin(Stdio::null())

@@ -313,7 +313,7 @@ mod tests {
             (group("[[group.processes]]\nprogram = '*'"), "line 3: a rule for processes must name"),
             (group("[[group.processes]]\nuid = 1\ncgroup = ''"), "a pattern must not be empty"),
             (group("[[group]]\nname = 'a'"), "line 4, name: there are two groups \"a\""),
-            ("[[group]]\nname = '../x'".to_owned(), "line 2, name: group name \"../x\""),
+            ("[[group]]\nname = '../x'".to_owned(), "line 2: group name \"../x\""),
             ("[[group]]\nfold = 'on'".to_owned(), "missing field `name`"),
             ("[service]\nworker-uid-base = 0".to_owned(), "line 2, worker-uid-base: 0 is no user"),
             ("[service".to_owned(), "line 1: "),

@@ -109,10 +109,10 @@ impl Group {
         }
     }
 
-    /// When the worker should be started; `None`: not at all.
-    pub fn start_at(&self, members: usize) -> Option<Instant> {
+    /// When the worker should be started, if not `now`; `None`: not at all.
+    pub fn start_at(&self, members: usize, now: Instant) -> Option<Instant> {
         let wanted = !self.waiting.is_empty() || (self.failures > 0 && members > 0);
-        (self.worker.is_none() && wanted).then(|| self.not_before.unwrap_or_else(Instant::now))
+        (self.worker.is_none() && wanted).then(|| self.not_before.unwrap_or(now))
     }
 
     /// Starts the worker.

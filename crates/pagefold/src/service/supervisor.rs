@@ -24,18 +24,18 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_secs(1);
 /// Connections that are dealt with before others get their turn.
 const TURN: usize = 64;
-/// A group without members keeps its worker so long, and a private service without members runs so long.
-const IDLE: Duration = Duration::from_secs(60);
 /// Where accepting fails, it is tried again after so long.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// How a service is run.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// It was started for a member, and ends by itself.
     pub private: bool,
     /// Its workers end with it.
     pub stop_workers: bool,
+    /// A group without members keeps its worker so long, and a private service without members runs so long.
+    pub linger: Duration,
 }
 
 /// A running service.
@@ -161,7 +161,7 @@ impl Supervisor {
 
     fn wait(&self, next_tick: Instant) -> anyhow::Result<()> {
         let now = Instant::now();
-        let starts = self.groups.values().filter_map(|g| g.start_at(self.state.members_of(&g.name)));
+        let starts = self.groups.values().filter_map(|g| g.start_at(self.state.members_of(&g.name), now));
         let until = starts.chain([next_tick]).chain(self.accept_after).min().unwrap_or(next_tick);
         let pause = until.saturating_duration_since(now);
         let timeout = Timespec { tv_sec: pause.as_secs().cast_signed(), tv_nsec: pause.subsec_nanos().into() };
@@ -294,7 +294,7 @@ impl Supervisor {
 
     fn start_workers(&mut self) {
         let now = Instant::now();
-        let due = |g: &Group, members| g.start_at(members).is_some_and(|at| at <= now);
+        let due = |g: &Group, members| g.start_at(members, now).is_some_and(|at| at <= now);
         let names: Vec<String> =
             self.groups.values().filter(|g| due(g, self.state.members_of(&g.name))).map(|g| g.name.clone()).collect();
         for name in names {
@@ -338,14 +338,16 @@ impl Supervisor {
             let members = self.state.members_of(&group.name);
             let idle = if members > 0 { None } else { Some(*group.idle_since.get_or_insert(now)) };
             group.idle_since = idle;
-            if idle.is_some_and(|since| now.duration_since(since) >= IDLE) {
+            if idle.is_some_and(|since| now.duration_since(since) >= self.options.linger) {
                 ended.extend(group.end());
             }
         }
         self.leftover.extend(ended);
-        let busy = !self.state.members().is_empty() || !self.clients.is_empty();
+        let busy = !self.state.members().is_empty();
         self.idle_since = if busy { None } else { Some(self.idle_since.unwrap_or(now)) };
-        self.options.private && self.idle_since.is_some_and(|since| now.duration_since(since) >= IDLE)
+        // Somebody who asks may be about to join.
+        let over = self.idle_since.is_some_and(|since| now.duration_since(since) >= self.options.linger);
+        self.options.private && over && self.clients.is_empty()
     }
 
     /// Members go on in any case. Workers go on for a successor, or end now.

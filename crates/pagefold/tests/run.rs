@@ -1,0 +1,148 @@
+//! `pagefold run`: what becomes of the program, and of calls that cannot be.
+
+mod common;
+
+use common::supervised::{Installed, is_alive, wait_for};
+use common::{not_root, unprivileged};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Output};
+
+fn words(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn the_program_is_what_it_would_be_otherwise() {
+    if not_root() {
+        return;
+    }
+    let installed = Installed::new();
+    let _supervisor = installed.serve("", &[]);
+    let script = "echo $0 $1 $$; echo $LD_PRELOAD; env | grep ^PAGEFOLD_ | sort; ls /proc/self/fd | wc -l; exit 7";
+    let run = |more: &[&str]| {
+        let mut args = vec!["run", "--group", "acme"];
+        args.extend(more);
+        args.extend(["--", "sh", "-c", script, "zero", "--flag"]);
+        installed.pagefold(&args)
+    };
+    let output = run(&[]);
+    assert_eq!(output.status.code(), Some(7), "{}", words(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let pid = lines[0].strip_prefix("zero --flag ").expect("its arguments");
+    assert_eq!(lines[1], installed.text("libpagefold.so"));
+    let expected = [
+        format!("PAGEFOLD_DIR={}", installed.text("s")),
+        format!("PAGEFOLD_PID={pid}"),
+        format!("PAGEFOLD_SOCKET={}", installed.text("s/agent.sock")),
+    ];
+    assert_eq!(lines[2..5], expected);
+    let otherwise = Command::new("sh").args(["-c", "ls /proc/self/fd | wc -l"]).output().unwrap();
+    assert_eq!(lines[5].as_bytes(), otherwise.stdout.trim_ascii(), "something of ours stays open in the program");
+    let all = String::from_utf8(run(&["--all-anonymous"]).stdout).unwrap();
+    assert!(all.contains("PAGEFOLD_ALL=1"), "{all}");
+}
+
+#[test]
+fn what_cannot_be_a_member_is_told_why() {
+    if not_root() {
+        return;
+    }
+    let installed = Installed::new();
+    let config = "[[group]]\nname = 'acme'\n";
+    let _supervisor = installed.serve(config, &[]);
+    let script = installed.text("program");
+    fs::write(&script, "#!/bin/sh\necho fine\n").unwrap();
+    let run = |args: &[&str]| {
+        let output = installed.pagefold(&[&["run", "--group"], args].concat());
+        (output.status.code(), words(&output))
+    };
+    let (code, error) = run(&["acme", "--", "no-such-program"]);
+    assert!(code == Some(127) && error.contains("there is no program no-such-program"), "{error}");
+    let (code, error) = run(&["acme", "--", &script]);
+    assert!(code == Some(126) && error.contains("cannot be executed"), "{error}");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(run(&["acme", "--", &script]).0, Some(0));
+    let (code, error) = run(&["beta", "--", "true"]);
+    assert!(code == Some(1) && error.contains("the configuration has no group beta; it has acme"), "{error}");
+    let (code, error) = run(&["../x", "--", "true"]);
+    assert!(code == Some(2) && error.contains("group name"), "{error}");
+    let (code, error) = run(&["acme", "--service", "/nonexistent", "--", "true"]);
+    assert!(code == Some(1) && error.contains("no service answers in /nonexistent"), "{error}");
+    // A program that gains rights loads no libraries of others.
+    let su = installed.text("su");
+    common::copy_program("/bin/true".as_ref(), su.as_ref());
+    fs::set_permissions(&su, fs::Permissions::from_mode(0o4755)).unwrap();
+    let output = installed.pagefold_unprivileged(&["run", "--group", "acme", "--", &su]);
+    assert!(output.status.code() == Some(2) && words(&output).contains("is set-uid (user 0)"), "{output:?}");
+    if let Ok(busybox) = which("busybox.static").or_else(|()| which("busybox")) {
+        let (code, error) = run(&["acme", "--", &busybox, "true"]);
+        assert!(code == Some(2) && error.contains("linked statically"), "{error}");
+    }
+    fs::remove_file(installed.path("libpagefold.so")).unwrap();
+    let (code, error) = run(&["acme", "--", "true"]);
+    assert!(code == Some(3) && error.contains("libpagefold.so is missing"), "{error}");
+}
+
+fn which(name: &str) -> Result<String, ()> {
+    let path = format!("/bin/{name}");
+    fs::exists(&path).is_ok_and(|there| there).then_some(path).ok_or(())
+}
+
+#[test]
+fn who_may_not_use_userfaultfd_is_told_what_to_do() {
+    if not_root() {
+        return;
+    }
+    let allowed = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").is_ok_and(|text| text.trim() == "1");
+    if allowed || fs::metadata("/dev/userfaultfd").is_ok_and(|m| m.permissions().mode() & 0o006 != 0) {
+        eprintln!("skipped: anybody may use userfaultfd here");
+        return;
+    }
+    let installed = Installed::new();
+    let output = installed.pagefold_unprivileged(&["run", "--group", "acme", "--", "true"]);
+    assert_eq!(output.status.code(), Some(3));
+    let error = words(&output);
+    for part in ["kernel:uffdio_move", "vm.unprivileged_userfaultfd=1", "/dev/userfaultfd", "run as root"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+}
+
+#[test]
+fn a_private_service_comes_and_goes_with_its_members() {
+    if not_root() {
+        return;
+    }
+    // As `pagefold run` starts it where none runs; it cannot itself here, for want of a right that root would give.
+    let installed = Installed::new();
+    let own = installed.path("own");
+    fs::create_dir(&own).unwrap();
+    std::os::unix::fs::chown(&own, Some(65534), Some(65534)).unwrap();
+    let dir = own.join("pagefold");
+    fs::create_dir(&dir).unwrap();
+    std::os::unix::fs::chown(&dir, Some(65534), Some(65534)).unwrap();
+    let dir = dir.to_str().unwrap();
+    let mut start = unprivileged(&installed.text("pagefold"));
+    let started = start.args(["serve", "--private", "--linger", "2", "--detach", "--dir", dir]).output().unwrap();
+    assert!(started.status.success(), "{started:?}");
+    let list = || {
+        let mut list = unprivileged(&installed.text("pagefold"));
+        list.args(["group", "list", "--json", "--service", dir]).output().unwrap().status.success()
+    };
+    wait_for("the private service answers", || list().then_some(()));
+    let mut member = installed.stranger_unprivileged();
+    let question = r#"{"join":{"group":"any","name":null,"program":"fake"}}"#;
+    let answer = member.tell(&format!("ask {dir}/control.sock {question}"));
+    assert!(answer.contains(&format!("fake-{}", member.pid())), "{answer}");
+    assert_eq!(member.tell(&format!("connect {dir}/agent.sock")), "ok");
+    assert!(member.is_connected());
+    let log = || fs::read_to_string(format!("{dir}/log")).unwrap();
+    let worker: u32 =
+        wait_for("a worker", || log().split("worker started: process ").nth(1)?.lines().next()?.parse().ok());
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert!(list() && is_alive(worker), "it ended with a member left: {}", log());
+    member.kill();
+    wait_for("the private service ends", || (!list() && !is_alive(worker)).then_some(()));
+    assert!(log().contains("no member is left: this service ends"), "{}", log());
+}

@@ -1,0 +1,266 @@
+//! `pagefold serve`: who is let in, and what outlives whom. With real supervisors and workers.
+
+mod common;
+
+use common::supervised::{Installed, is_alive, signal, wait_for};
+use common::{not_root, unprivileged};
+use std::fs;
+
+const TWO: &str = "\
+[[group]]
+name = 'acme'
+[[group]]
+name = 'beta'
+users = [65534]
+[[group.processes]]
+uid = 65534
+program = '/tmp/*/fake_agent'
+";
+
+fn status_of(pid: u32, key: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    status.lines().find_map(|l| l.strip_prefix(key)).expect("the kernel says").trim().to_owned()
+}
+
+#[test]
+fn who_was_registered_or_fits_a_rule_is_let_in_and_nobody_else() {
+    if not_root() {
+        return;
+    }
+    let installed = Installed::new();
+    let _supervisor = installed.serve(TWO, &[]);
+    let mut web = installed.member("acme", "web");
+    assert!(web.connects(&installed), "{}", installed.log());
+    assert_eq!(installed.members("acme"), ["web"]);
+    // A child of a member is not one: it was not asked.
+    let child = web.tell(&format!("child {}", installed.text("s/agent.sock")));
+    assert!(child.starts_with("closed"), "{child}");
+    assert!(!installed.stranger().connects(&installed));
+    assert!(installed.log().contains("was not started by `pagefold run`, and no rule fits it"), "{}", installed.log());
+    let mut by_rule = installed.stranger_unprivileged();
+    assert!(by_rule.connects(&installed), "{}", installed.log());
+    assert_eq!(installed.members("beta"), [format!("fake-agent-{}", by_rule.pid())]);
+    assert_eq!(installed.members("acme"), ["web"]);
+    // The end of a process is the end of its membership, and frees its name.
+    web.kill();
+    wait_for("web is forgotten", || (installed.listed("acme")["members"] == 0).then_some(()));
+    assert!(installed.member("acme", "web").connects(&installed));
+}
+
+#[test]
+fn nobody_is_registered_by_lies() {
+    if not_root() {
+        return;
+    }
+    let installed = Installed::new();
+    let _supervisor = installed.serve(TWO, &[]);
+    let mut web = installed.member("acme", "web");
+    assert!(web.connects(&installed));
+    // To another group, once it is in one.
+    let answer = web.ask(&installed, r#"{"join":{"group":"beta","name":"web","program":"x"}}"#);
+    assert!(answer["refused"].as_str().unwrap().contains("stays one until it ends"), "{answer}");
+    // By a user whom the group does not name, who also may not change it or look at it.
+    let mut other = installed.stranger_unprivileged();
+    for question in [
+        r#"{"join":{"group":"acme","name":"x","program":"x"}}"#,
+        r#"{"set":{"group":"acme","change":{"fold":"off"}}}"#,
+        r#"{"show":{"group":"acme"}}"#,
+    ] {
+        let answer = other.ask(&installed, question);
+        assert!(answer["refused"].as_str().unwrap().contains("user 65534 may not deal with group acme"), "{answer}");
+    }
+    assert_eq!(installed.listed("acme")["settings"]["fold"], "on");
+    let answer = other.ask(&installed, r#"{"join":{"group":"no-such","name":"x","program":"x"}}"#);
+    assert!(answer["refused"].is_string(), "{answer}");
+    assert!(other.ask(&installed, r#""members""#).to_string().contains("done"), "acme's members were shown");
+    // By a name that is another's, or none.
+    let mut root = installed.stranger();
+    for (name, words) in [
+        ("web", "has a member web already"),
+        ("../../x", "member name \\\"../../x\\\""),
+        ("\\u001b[2J", "member name"),
+        ("", "member name"),
+        (&"n".repeat(49), "member name"),
+    ] {
+        let question = format!(r#"{{"join":{{"group":"acme","name":"{name}","program":"x"}}}}"#);
+        let answer = root.ask(&installed, &question).to_string();
+        assert!(answer.contains("refused") && answer.contains(words), "{name}: {answer}");
+    }
+    // A pid in the question changes nothing: it is not asked for.
+    let spoof = format!(r#"{{"join":{{"group":"beta","name":"spoof","program":"x","pid":{}}}}}"#, web.pid());
+    assert!(other.ask(&installed, &spoof)["joined"] == "spoof");
+    let state = fs::read_to_string(installed.path("s/state.json")).unwrap();
+    let state: serde_json::Value = serde_json::from_str(&state).unwrap();
+    let spoof = state["members"].as_array().unwrap().iter().find(|m| m["name"] == "spoof").unwrap();
+    assert_eq!(spoof["pid"], other.pid());
+    // What is no question at all ends the connection, and the service answers others.
+    for nonsense in ["", "{}", "nonsense", r#"{"join":{}}"#, r#"{"show":{"group":"acme"}} {"#] {
+        assert_eq!(root.ask(&installed, nonsense), "closed", "{nonsense}");
+    }
+    assert!(web.is_connected());
+    assert_eq!(installed.members("acme"), ["web"]);
+}
+
+#[test]
+fn a_child_does_not_bring_along_what_its_parent_folded() {
+    if not_root() {
+        return;
+    }
+    let installed = Installed::new();
+    let _supervisor = installed.serve(TWO, &[]);
+    // Holds a private mapping of what looks like acme's pool, and connects for beta.
+    let script = format!(
+        "import mmap, os, socket, sys
+f = os.memfd_create('pagefold-acme'); os.ftruncate(f, 4096)
+m = mmap.mmap(f, 4096, mmap.MAP_PRIVATE)
+s = socket.socket(1, 5); s.connect('{}')
+s.settimeout(5)
+sys.exit(0 if s.recv(9) == b'' else 9)",
+        installed.text("s/agent.sock")
+    );
+    let run = installed.pagefold(&["run", "--group", "beta", "--", "python3", "-c", &script]);
+    assert!(run.status.success(), "{run:?}");
+    assert!(installed.log().contains("maps the pool of group acme, and cannot join beta"), "{}", installed.log());
+}
+
+#[test]
+fn workers_outlive_the_supervisor_and_the_next_one_finds_them() {
+    if not_root() {
+        return;
+    }
+    let installed = Installed::new();
+    let mut supervisor = installed.serve(TWO, &[]);
+    let (mut web, mut db) = (installed.member("acme", "web"), installed.member("acme", "db"));
+    assert!(web.connects(&installed) && db.connects(&installed));
+    let worker = installed.worker("acme");
+    assert!(installed.pagefold(&["group", "set", "acme", "--scan-rate", "1234"]).status.success());
+    supervisor.kill();
+    assert!(is_alive(worker) && web.is_connected());
+    let mut supervisor = installed.serve(TWO, &[]);
+    assert_eq!(installed.worker("acme"), worker, "{}", installed.log());
+    assert_eq!(installed.members("acme"), ["db", "web"]);
+    assert_eq!(installed.listed("acme")["settings"]["scan-rate"], 1234);
+    assert!(web.is_connected() && db.is_connected());
+    // Who was a member is one still, and nobody gets its name.
+    assert!(web.connects(&installed));
+    let taken = installed.pagefold(&["run", "--group", "acme", "--name", "db", "--", "true"]);
+    assert!(String::from_utf8_lossy(&taken.stderr).contains("has a member db already"), "{taken:?}");
+    // The worker, too, may die while nobody supervises.
+    supervisor.kill();
+    signal(worker, "KILL");
+    let supervisor = installed.serve(TWO, &[]);
+    assert!(web.connects(&installed), "{}", installed.log());
+    assert_ne!(installed.worker("acme"), worker);
+    // Told to end, a supervisor leaves workers to the next one as well.
+    let worker = installed.worker("acme");
+    supervisor.terminate();
+    assert!(is_alive(worker) && web.is_connected());
+    assert!(installed.log().contains("workers go on for 30 s"), "{}", installed.log());
+    let supervisor = installed.serve(TWO, &["--stop-workers"]);
+    assert_eq!(installed.worker("acme"), worker);
+    supervisor.terminate();
+    wait_for("the worker ends", || (!is_alive(worker)).then_some(()));
+    assert!(is_alive(web.pid()) && !web.is_connected());
+}
+
+#[test]
+fn a_dead_worker_is_replaced() {
+    if not_root() {
+        return;
+    }
+    let installed = Installed::new();
+    let _supervisor = installed.serve(TWO, &[]);
+    let mut web = installed.member("acme", "web");
+    assert!(web.connects(&installed));
+    let mut workers = vec![installed.worker("acme")];
+    for _ in 0..3 {
+        signal(*workers.last().unwrap(), "KILL");
+        wait_for("the connection ends", || (!web.is_connected()).then_some(()));
+        // As long as it has a member, a group has a worker, whether the member asks for it or not.
+        let next = wait_for("another worker", || Some(installed.worker("acme")).filter(|w| !workers.contains(w)));
+        workers.push(next);
+        assert!(web.connects(&installed));
+        assert_eq!(installed.members("acme"), ["web"]);
+    }
+    let log = installed.log();
+    assert_eq!(log.matches("worker started").count(), 4, "{log}");
+}
+
+#[test]
+fn a_worker_has_no_rights_and_a_place_of_its_own() {
+    if not_root() {
+        return;
+    }
+    let installed = Installed::new();
+    let supervisor = installed.serve(TWO, &["--stop-workers"]);
+    let (mut one, mut other) = (installed.member("acme", "a"), installed.member("beta", "b"));
+    assert!(one.connects(&installed) && other.connects(&installed));
+    let workers = [installed.worker("acme"), installed.worker("beta")];
+    let mut places = Vec::new();
+    for (pid, group) in workers.iter().zip(["acme", "beta"]) {
+        let uid: u32 = status_of(*pid, "Uid:").split('\t').next().unwrap().parse().unwrap();
+        assert!((61_184..65_520).contains(&uid));
+        for ids in ["Uid:", "Gid:"] {
+            assert_eq!(status_of(*pid, ids), vec![uid.to_string(); 4].join("\t"), "{ids}");
+        }
+        assert_eq!(status_of(*pid, "Groups:"), "");
+        assert_eq!(status_of(*pid, "NoNewPrivs:"), "1");
+        for set in ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"] {
+            assert_eq!(status_of(*pid, set), "0000000000000000", "{set}");
+        }
+        let fields = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let session: Vec<&str> = fields.rsplit_once(") ").unwrap().1.split(' ').collect();
+        assert_eq!(session[2], pid.to_string(), "it leads its process group");
+        assert!(fs::read(format!("/proc/{pid}/environ")).unwrap().is_empty());
+        let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+        if cgroup.contains(&format!("/pagefold/{group}")) {
+            places.extend(cgroup_dirs(group));
+        } else {
+            assert!(installed.log().contains("no control groups of their own"), "{}", installed.log());
+        }
+    }
+    assert_ne!(status_of(workers[0], "Uid:"), status_of(workers[1], "Uid:"));
+    // Nobody but a supervisor gets at a worker.
+    let socket = installed.text("s/workers/acme.sock");
+    let mut connect = unprivileged("python3");
+    connect.args(["-c", &format!("import socket; socket.socket(1, 5).connect('{socket}')")]);
+    assert!(!connect.output().expect("run python3").status.success());
+    supervisor.terminate();
+    assert!(!workers.into_iter().any(is_alive));
+    for place in places {
+        assert!(!place.exists(), "{}", place.display());
+    }
+}
+
+/// Directories of a worker's control group, below this test's own.
+fn cgroup_dirs(group: &str) -> Vec<std::path::PathBuf> {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap();
+    let paths = own.lines().filter_map(|l| l.rsplit(':').next());
+    let trees = fs::read_dir("/sys/fs/cgroup").unwrap().flatten().map(|e| e.path()).chain(["/sys/fs/cgroup".into()]);
+    let trees: Vec<_> = trees.collect();
+    paths
+        .flat_map(|p| trees.iter().map(move |t| t.join(p.trim_start_matches('/')).join("pagefold").join(group)))
+        .filter(|dir| dir.exists())
+        .collect()
+}
+
+#[test]
+fn a_second_service_in_the_same_place_is_refused() {
+    let installed = Installed::new();
+    let _supervisor = installed.serve("", &[]);
+    let second = installed.pagefold(&["serve", "--dir", &installed.text("s")]);
+    assert_eq!(second.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&second.stderr).contains("another service runs in"), "{second:?}");
+}
+
+#[test]
+fn a_wrong_configuration_is_named_by_file_line_and_key() {
+    let installed = Installed::new();
+    let path = installed.text("wrong.toml");
+    fs::write(&path, "[[group]]\nname = 'acme'\nscan-rat = 3\n").unwrap();
+    let output = installed.pagefold(&["serve", "--config", &path, "--dir", &installed.text("s")]);
+    assert_eq!(output.status.code(), Some(2));
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(error.contains(&format!("{path}: line 3: unknown field `scan-rat`")), "{error}");
+    assert!(!installed.path("s").exists(), "it left a directory behind");
+}
