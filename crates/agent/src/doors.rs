@@ -32,7 +32,7 @@ mod patch;
 mod remap;
 mod userfault;
 
-pub use heap::{ask_heap, heap_still_covers};
+pub use heap::{ask_heap, lost_heap};
 pub use userfault::set_yield;
 
 use crate::raw::{self, Answer};
@@ -92,6 +92,11 @@ fn state() -> State {
 
 fn set_state(state: State) {
     STATE.store(state as u8, Ordering::SeqCst);
+}
+
+/// Whether this process is folded.
+pub fn is_member() -> bool {
+    state() == State::Member && !arena::holds(raw::stack())
 }
 
 /// The table, for a door that has to look at it.

@@ -3,7 +3,7 @@
 
 use crate::patience::Patience;
 use crate::pool::Pool;
-use crate::references;
+use crate::{doors, references};
 use crate::section::{Section, Source, pieces};
 use crate::table;
 use crate::unfold::Unfold;
@@ -131,6 +131,12 @@ impl Folder {
                     let took = self.section.fold(&mut table, part, source, generation, part_outcomes);
                     stats.stalls.add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
                     self.runs_since_count += u64::from(source.is_some());
+                    if let Some(lost) = doors::lost_heap(part) {
+                        // The heap shrank while its last pages were out of it.
+                        // SAFETY: it is nobody's: the program gave it back, and what is mapped there is ours.
+                        let _ = unsafe { host::unmap(lost) };
+                        table.forget(lost);
+                    }
                 }
                 inherit(&table, piece, outcomes, source.is_some());
             }

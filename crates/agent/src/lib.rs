@@ -3,6 +3,7 @@
 mod arena;
 mod doors;
 mod fold;
+mod give_way;
 mod link;
 mod lock;
 mod patience;

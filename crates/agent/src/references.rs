@@ -1,10 +1,61 @@
 //! Whether everything that may write the member's memory behind the processor's back pins the pages it writes.
+//!
+//! A fold is safe because the kernel refuses to move a page that may be pinned for DMA. It does not see a plain reference
+//! (`get_user_pages`): a page that is the target of such a read in flight would be folded, and what the read brings would
+//! be lost. So a member is folded only while everything that it has open is known to pin or to copy ([`judge`]).
+//!
+//! ```text
+//!   the program opens something                       the agent, before each batch
+//!      | door: what it opened is judged before           |  survey: judges every open file, unless it
+//!      | the program learns its number                   |  did so at this generation
+//!      v                                                 v
+//!   known: nothing          not known:                 not known: Err(reason), nothing is folded
+//!                           generation + 1,               | known
+//!                           direct reads: for ever        v pages out -> generation looked at again -> fold
+//! ```
+//!
+//! *For ever*, because a read that was begun outlives the descriptor (asynchronous I/O, files registered with an
+//! `io_uring`). Reads that end with their system call are taken to be over some time after the file was seen last.
+//!
+//! What the doors do not see (system calls made without the C library) only the survey sees; so it must also be made now
+//! and then while the generation stays.
 
+mod files;
+mod hooks;
+mod judge;
+
+use crate::lock::Lock;
+use judge::{Distrusted, Facts, Verdict, filesystem_name};
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-/// Counts everything that may have opened a new way to write the member's memory.
+/// Names of filesystems, separated by commas, that are not trusted to pin.
+const NOT_PINNING: &str = "PAGEFOLD_NOT_PINNING";
+/// A system call that was under way when a file was closed is taken to have ended after this time.
+const LINGER: Duration = Duration::from_secs(60);
+
+/// Counts everything opened through which memory might be written without pinning.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
+static DISTRUSTED: AtomicU32 = AtomicU32::new(0);
+/// What a door saw, for ever: see [`Sticky`].
+static STICKY: AtomicU64 = AtomicU64::new(0);
+/// What surveys saw, and when it was seen last if it has not to stay for ever.
+static SEEN: Lock<Option<(Reason, Option<Instant>)>> = Lock::new(None);
+
+/// What a door can say without words: a kind in the upper half, a detail in the lower. 0 is nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Sticky {
+    /// Direct reads from this filesystem.
+    DirectReads = 1,
+    /// `vmsplice`.
+    Spliced = 2,
+    /// A socket of this family.
+    Socket = 3,
+    /// `setsockopt(TCP_ULP)`: the kernel decrypts into pages that it holds by plain references (`tls_setup_from_iter`).
+    Tls = 4,
+}
 
 /// Why the member must not be folded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,15 +67,78 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Changes before anything is opened that a survey would have to look at.
+/// Reads what operators and tests distrust, and takes it out of the environment. For the constructor.
+pub fn init() {
+    if let Ok(names) = std::env::var(NOT_PINNING) {
+        DISTRUSTED.store(Distrusted::parse(&names).0, Ordering::Relaxed);
+    }
+}
+
+/// Changes when anything is opened of which it is not known that what it writes is pinned or copied, before the program
+/// can use it.
 pub fn generation() -> u64 {
     GENERATION.load(Ordering::SeqCst)
 }
 
-/// Looks at every open file of the process.
+/// Looks at every open file of the process. For the agent's thread.
 ///
 /// # Errors
 /// One of them, or something the process did earlier, may write memory without pinning it.
 pub fn survey() -> Result<(), Reason> {
-    Ok(())
+    if let Some(reason) = said_by_a_door() {
+        return Err(reason);
+    }
+    let found = files::worst();
+    let mut seen = SEEN.lock();
+    if let Some((reason, for_ever)) = found {
+        *seen = Some((reason, (!for_ever).then(Instant::now)));
+    }
+    match &*seen {
+        Some((reason, None)) => Err(reason.clone()),
+        Some((reason, Some(when))) if when.elapsed() < LINGER => Err(reason.clone()),
+        _ => Ok(()),
+    }
+}
+
+fn distrusted() -> Distrusted {
+    Distrusted(DISTRUSTED.load(Ordering::Relaxed))
+}
+
+/// Something was opened that is not known, and what that is need not be remembered.
+fn stir() {
+    GENERATION.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Something was opened or done that can never be forgotten.
+fn stick(what: Sticky, detail: u32) {
+    let _ = STICKY.compare_exchange(0, (what as u64) << 32 | u64::from(detail), Ordering::SeqCst, Ordering::SeqCst);
+    stir();
+}
+
+/// In words, for people, what a door saw.
+fn said_by_a_door() -> Option<Reason> {
+    let sticky = STICKY.load(Ordering::SeqCst);
+    let detail = sticky as u32;
+    let text = match sticky >> 32 {
+        0 => return None,
+        1 => format!("the program has opened a file on {} for direct reads (O_DIRECT), {UNPINNED}", filesystem_name(detail)),
+        2 => format!("the program has used vmsplice, {UNPINNED}"),
+        3 => format!("the program has opened a socket of family {detail}, {UNPINNED}"),
+        _ => format!("the program has a socket that the kernel decrypts (TCP_ULP), {UNPINNED}"),
+    };
+    Some(Reason(text))
+}
+
+/// How all reasons end.
+const UNPINNED: &str = "which is not known to pin the memory that it reads or writes; nothing can be folded safely";
+
+/// What a door does about a file that the program is about to be given.
+fn at_the_door(file: Facts) {
+    match judge::judge(file, distrusted()) {
+        Verdict::Harmless => {}
+        Verdict::DirectReads => stick(Sticky::DirectReads, file.filesystem),
+        Verdict::ByDevice if judge::is_known_device(file.device, None) => {}
+        // The survey, which knows their names, says what they are.
+        Verdict::PlainReads | Verdict::ByName | Verdict::ByDevice | Verdict::BySocket => stir(),
+    }
 }

@@ -17,7 +17,7 @@ use crate::round::Rounds;
 use crate::section::Section;
 use crate::table;
 use crate::unfold::Unfold;
-use crate::{arena, doors};
+use crate::{arena, doors, give_way};
 use host::{Pagemap, Purpose, SharedMark, Userfault};
 use page::{Fingerprint, PageRange};
 use rustix::fd::OwnedFd;
@@ -110,6 +110,7 @@ fn open_folder(asked: &Asked) -> io::Result<(Folder, bool)> {
         _ => (Userfault::open(Purpose::MoveOnly)?, false),
     };
     let section = Section::new(guard, notes_writes)?;
+    give_way::publish(section.guard());
     let unfold = Unfold::new(Userfault::open(Purpose::KeepOut)?);
     Ok((Folder::new(section, unfold, asked.most_vmas), notes_writes))
 }
@@ -267,7 +268,11 @@ impl Agent {
     }
 
     fn say_how_it_goes(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
-        let counts = table::lock().counts();
+        let (counts, yielded) = {
+            let table = table::lock();
+            let yields = |(_, traits): &(_, table::Traits)| traits.shut & table::Shut::Yielded as u8 != 0;
+            (table.counts(), table.known(table::everything()).iter().any(yields))
+        };
         let stats = &mut self.stats;
         stats.enrolled_pages = counts.enrolled;
         stats.folded_pages = counts.folded;
@@ -283,7 +288,7 @@ impl Agent {
                 }
                 folder.tidy();
                 stats.vmas = folder.vmas();
-                state_of(folder, pace, session.unfolded, counts.enrolled)
+                state_of(folder, pace, (session.unfolded, yielded), counts.enrolled)
             }
         };
         if state != MemberState::Off || pace.fold != FoldMode::Unfold {
@@ -294,7 +299,7 @@ impl Agent {
     }
 }
 
-fn state_of(folder: &Folder, pace: Pace, unfolded: bool, enrolled: u64) -> (MemberState, String) {
+fn state_of(folder: &Folder, pace: Pace, (unfolded, yielded): (bool, bool), enrolled: u64) -> (MemberState, String) {
     let plain = |state| (state, String::new());
     if let Some(reason) = folder.unpinned() {
         return (MemberState::Unpinned, reason.to_string());
@@ -302,6 +307,9 @@ fn state_of(folder: &Folder, pace: Pace, unfolded: bool, enrolled: u64) -> (Memb
     match pace.fold {
         FoldMode::Unfold if unfolded => plain(MemberState::Unfolded),
         FoldMode::Unfold | FoldMode::Off => plain(MemberState::Off),
+        FoldMode::On if yielded => {
+            (MemberState::Yielded, "the program uses a userfaultfd of its own on its memory".to_owned())
+        }
         FoldMode::On if enrolled == 0 => (MemberState::NothingEnrolled, doors::why_nothing_is_enrolled()),
         FoldMode::On if folder.is_out_of_vmas() => {
             (MemberState::NoVma, format!("{} mappings, see vm.max_map_count", folder.vmas()))

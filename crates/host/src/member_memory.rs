@@ -208,6 +208,18 @@ pub unsafe fn map_anonymous_over(place: PageRange) -> Result<(), Errno> {
     unsafe { rustix::mm::mmap_anonymous(pointer(place.start), length(place.pages), protection, flags) }.map(drop)
 }
 
+/// Unmaps a range.
+///
+/// # Safety
+/// Nobody may use it any more.
+///
+/// # Errors
+/// The process has as many mappings as it may.
+pub unsafe fn unmap(range: PageRange) -> Result<(), Errno> {
+    // SAFETY: by the caller.
+    unsafe { rustix::mm::munmap(pointer(range.start), length(range.pages)) }
+}
+
 /// Moves a mapping of our own over `place`, atomically: others find either what was there or what is moved there.
 ///
 /// # Safety

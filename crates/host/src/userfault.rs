@@ -15,6 +15,7 @@ use linux_raw_sys::general::{
 use page::{HostVirt, PAGE_SHIFT, PageRange, pages_to_bytes};
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::fs::OpenOptions;
 use std::io;
 
@@ -94,6 +95,22 @@ impl Userfault {
         // SAFETY: `api` is the struct that this ioctl reads and writes, exclusively borrowed for the call.
         unsafe { this.ioctl(UFFDIO_API, &raw mut api) }?;
         Ok(this)
+    }
+
+    /// Another thread of this process has one open under that number, in a table of files of its own: the same one.
+    ///
+    /// # Errors
+    /// The thread or the file is gone, or the kernel is older than 6.9.
+    pub fn of_thread(thread: Pid, number: i32) -> io::Result<Self> {
+        // `PIDFD_THREAD`, which rustix has no name for.
+        let flags = PidfdFlags::from_bits_retain(libc::O_EXCL.cast_unsigned());
+        let thread = pidfd_open(thread, flags)?;
+        Ok(Self(pidfd_getfd(thread, number, PidfdGetfdFlags::empty())?))
+    }
+
+    /// The number under which the calling thread has it open.
+    pub fn number(&self) -> i32 {
+        self.0.as_raw_fd()
     }
 
     /// # Safety

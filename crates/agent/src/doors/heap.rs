@@ -7,7 +7,8 @@ use crate::table::{self, Table, Traits};
 use page::{HostVirt, PAGE_BYTES, PageRange};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Where the heap ended when it was last looked at.
+/// Where the heap began and ended when it was last looked at.
+static KNOWN_START: AtomicU64 = AtomicU64::new(u64::MAX);
 static KNOWN_END: AtomicU64 = AtomicU64::new(0);
 
 /// Brings the table up to date with the heap, where all anonymous memory is asked in.
@@ -24,6 +25,7 @@ pub fn ask_heap() {
 fn follow(table: &mut Table, start: u64) {
     let end = heap_end();
     let known = KNOWN_END.swap(end, Ordering::Relaxed);
+    KNOWN_START.store(start, Ordering::Relaxed);
     let pages =
         |from: u64, to: u64| PageRange { start: HostVirt(from), pages: to.saturating_sub(from) / PAGE_BYTES as u64 };
     // What was given back; what has come again since is new.
@@ -32,9 +34,15 @@ fn follow(table: &mut Table, start: u64) {
     ask(table, pages(start, end), Traits::default());
 }
 
-/// Whether the heap still holds all of a range of it. A heap that shrank while pages were out has been mapped over.
-pub fn heap_still_covers(range: PageRange) -> bool {
-    range.end().0 <= heap_end()
+/// The part of a range that was heap when it was last looked at and is not any more. If pages of it were out meanwhile,
+/// they have been mapped where nothing is to be.
+pub fn lost_heap(range: PageRange) -> Option<PageRange> {
+    let (start, end) = (KNOWN_START.load(Ordering::Relaxed), KNOWN_END.load(Ordering::Relaxed));
+    if range.start.0 < start || range.start.0 >= end {
+        return None;
+    }
+    let lost = HostVirt(heap_end().max(range.start.0));
+    (lost < range.end()).then(|| PageRange { start: lost, pages: range.end().page() - lost.page() })
 }
 
 /// The end of the heap's last whole page.

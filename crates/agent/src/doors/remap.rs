@@ -101,9 +101,11 @@ fn remap(table: &mut Table, request: Request, pass: impl Fn() -> Answer) -> Answ
         }
         answer
     };
+    // Memory that replaced what was folded does not join its neighbours again where these have been moved before, so that
+    // what nothing is folded of may be several mappings too.
     let split = matches!(raw::error(refused), Some(libc::EFAULT | libc::EINVAL));
     match one_to_the_program(table, request.kept()) {
-        Some(traits) if split && !pooled.is_empty() => by_hand(table, request, traits),
+        Some(traits) if split && are_sensible(request) => by_hand(table, request, traits),
         _ => {
             // The kernel makes room, and unmaps what is not kept, before it finds that it cannot move.
             forget_unmapped(table, old);

@@ -1,0 +1,149 @@
+//! All open files of the process, as its agent sees them, whose own table of descriptors is another.
+//!
+//! The names in `/proc/self/fd` are those of the process's first thread. Each file is borrowed for the moment
+//! (`pidfd_getfd`), so that it can be asked what it is.
+
+use super::judge::{Facts, Verdict, filesystem_name, is_known_device, is_known_family, is_known_inode, judge};
+use super::{Reason, UNPINNED, distrusted};
+use crate::raw;
+use std::fs;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+
+/// The file that is least to be trusted, if any is not, and whether that holds for ever.
+pub fn worst() -> Option<(Reason, bool)> {
+    let unseen = |what: &str| Some((Reason(format!("{what}: what the program has open cannot be known")), false));
+    // SAFETY: names this process.
+    let process = unsafe { raw::call(libc::SYS_pidfd_open, [std::process::id() as usize, 0, 0, 0, 0, 0]) };
+    let Some(process) = owned(process) else { return unseen("no pidfd can be had") };
+    let Ok(names) = fs::read_dir("/proc/self/fd") else { return unseen("/proc/self/fd cannot be read") };
+    let mut worst = None;
+    for name in names {
+        let Ok(name) = name else { return unseen("/proc/self/fd cannot be read") };
+        let Some(number) = name.file_name().to_str().and_then(|name| name.parse::<usize>().ok()) else { continue };
+        // SAFETY: asks for a copy of a descriptor.
+        let borrowed = unsafe { raw::call(libc::SYS_pidfd_getfd, [process.as_raw_fd() as usize, number, 0, 0, 0, 0]) };
+        if raw::error(borrowed) == Some(libc::EBADF) {
+            // Closed meanwhile.
+            continue;
+        }
+        let Some(file) = owned(borrowed) else { return unseen("a file cannot be borrowed (pidfd_getfd)") };
+        match look_at(&file, number) {
+            Some((reason, true)) => return Some((reason, true)),
+            Some(reason) => worst = Some(reason),
+            None => {}
+        }
+    }
+    worst
+}
+
+fn owned(answer: raw::Answer) -> Option<OwnedFd> {
+    // SAFETY: a descriptor that the kernel has just made for us.
+    raw::error(answer).is_none().then(|| unsafe { OwnedFd::from_raw_fd(answer as i32) })
+}
+
+/// What is to be said against a file, if anything.
+fn look_at(file: &OwnedFd, number: usize) -> Option<(Reason, bool)> {
+    let facts = facts(file.as_raw_fd());
+    let link = || fs::read_link(format!("/proc/thread-self/fd/{}", file.as_raw_fd())).unwrap_or_default();
+    let said = |what: String, for_ever| Some((Reason(format!("{what}, {UNPINNED}")), for_ever));
+    let Some(facts) = facts else {
+        return said(format!("descriptor {number} ({}) cannot be asked what it is", link().display()), false);
+    };
+    let name = filesystem_name(facts.filesystem);
+    match judge(facts, distrusted()) {
+        Verdict::Harmless => None,
+        Verdict::PlainReads => said(format!("{} on {name} is open", link().display()), false),
+        Verdict::DirectReads => said(format!("{} on {name} is open for direct reads (O_DIRECT)", link().display()), true),
+        Verdict::ByName => {
+            let link = link();
+            match link.to_str().is_some_and(is_known_inode) {
+                true if link.to_str() == Some("anon_inode:[io_uring]") => registered_files(number),
+                true => None,
+                false => said(format!("{} is open", link.display()), true),
+            }
+        }
+        Verdict::ByDevice => {
+            let (major, minor) = facts.device;
+            let device = fs::read_link(format!("/sys/dev/char/{major}:{minor}")).ok();
+            let known = is_known_device(facts.device, device.as_deref().and_then(Path::to_str));
+            (!known).then(|| said(format!("device {} ({major}:{minor}) is open", link().display()), true)).flatten()
+        }
+        Verdict::BySocket => judge_socket(file).and_then(|what| said(what, true)),
+    }
+}
+
+/// Files that are registered with an `io_uring` may be closed and still be read. Nothing says how they were opened; so they
+/// are taken to be open for direct reads.
+fn registered_files(number: usize) -> Option<(Reason, bool)> {
+    let text = fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
+    let listed = text.split_once("UserFiles:")?.1;
+    let names = listed.lines().skip(1).take_while(|line| line.starts_with(' ')).filter_map(|line| line.split_once(": "));
+    for (_, path) in names {
+        let unknown = match path_facts(Path::new(path)) {
+            Some(facts) => judge(Facts { flags: libc::O_DIRECT, ..facts }, distrusted()) != Verdict::Harmless,
+            // Sockets and the like, by names such as `socket:[1234]`; and files that have been deleted.
+            None => path.starts_with('/'),
+        };
+        if unknown {
+            return Some((Reason(format!("{path} is registered with an io_uring, {UNPINNED}")), true));
+        }
+    }
+    None
+}
+
+fn path_facts(path: &Path) -> Option<Facts> {
+    let file = rustix::fs::open(path, rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty()).ok()?;
+    facts(file.as_raw_fd())
+}
+
+/// Why a socket is not known, if it is not.
+fn judge_socket(file: &OwnedFd) -> Option<String> {
+    let family = option(file, libc::SOL_SOCKET, libc::SO_DOMAIN);
+    let family = i32::from_ne_bytes(family.get(..4).and_then(|bytes| bytes.try_into().ok()).unwrap_or_default());
+    if !is_known_family(family) {
+        return Some(format!("a socket of family {family} is open"));
+    }
+    let is_inet = family == libc::AF_INET || family == libc::AF_INET6;
+    let handler = if is_inet { option(file, libc::IPPROTO_TCP, libc::TCP_ULP) } else { [0; 16] };
+    let plain = handler.iter().all(|byte| *byte == 0) || handler.starts_with(b"mptcp");
+    (!plain).then(|| "a socket is open whose contents the kernel decrypts (TCP_ULP)".into())
+}
+
+/// The first bytes of a socket's option, zeros where it has none.
+fn option(file: &OwnedFd, level: i32, name: i32) -> [u8; 16] {
+    let mut value = [0_u8; 16];
+    let mut length = value.len() as libc::socklen_t;
+    let arguments = [
+        file.as_raw_fd() as usize,
+        level as usize,
+        name as usize,
+        value.as_mut_ptr() as usize,
+        &raw mut length as usize,
+        0,
+    ];
+    // SAFETY: the kernel writes at most `length` bytes to `value`.
+    let answer = unsafe { raw::call(libc::SYS_getsockopt, arguments) };
+    if answer == 0 { value } else { [0; 16] }
+}
+
+/// What the kernel says of an open file. Allocates nothing: doors ask too.
+pub fn facts(file: i32) -> Option<Facts> {
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: the kernel fills the structure, which is of its layout on x86-64.
+    let stated = unsafe { raw::call(libc::SYS_fstat, [file as usize, stat.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+    let mut system = std::mem::MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: as above.
+    let systemed = unsafe { raw::call(libc::SYS_fstatfs, [file as usize, system.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+    // SAFETY: reads the flags of a descriptor.
+    let flags = unsafe { raw::call(libc::SYS_fcntl, [file as usize, libc::F_GETFL as usize, 0, 0, 0, 0]) };
+    if stated != 0 || systemed != 0 || raw::error(flags).is_some() {
+        return None;
+    }
+    // SAFETY: filled, and all-zero before.
+    let stat = unsafe { stat.assume_init() };
+    // SAFETY: as above.
+    let system = unsafe { system.assume_init() };
+    let device = (libc::major(stat.st_rdev), libc::minor(stat.st_rdev));
+    Some(Facts { mode: stat.st_mode, device, filesystem: system.f_type as u32, flags: flags as i32 })
+}
