@@ -57,6 +57,8 @@ pub struct Segment {
     references: Vec<u32>,
     states: Vec<SlotState>,
     freed: Extents,
+    /// Slots from this one on were never taken.
+    untaken: u32,
     /// Slots that hold bytes, whether anybody needs them or not.
     pub resident: u32,
     /// Slots that are held.
@@ -81,6 +83,7 @@ impl Segment {
             references: Vec::new(),
             states: Vec::new(),
             freed: Extents::default(),
+            untaken: 0,
             resident: 0,
             held: 0,
             referenced: 0,
@@ -121,7 +124,7 @@ impl Segment {
     /// Slots that were never used.
     pub const fn untouched(&self) -> u32 {
         match &self.memory {
-            Memory::Own(own) => own.slots() - self.resident,
+            Memory::Own(own) => own.slots() - self.untaken,
             Memory::Inherited(_) => 0,
         }
     }
@@ -138,10 +141,10 @@ impl Segment {
 
     /// Takes up to `most` slots that were never used.
     pub fn take_untouched(&mut self, most: u32) -> Range<u32> {
-        let start = self.resident;
-        self.resident += most.min(self.untouched());
-        self.grow_to(self.resident);
-        start..self.resident
+        let start = self.untaken;
+        self.untaken += most.min(self.untouched());
+        self.grow_to(self.untaken);
+        start..self.untaken
     }
 
     /// A slot that was taken is to hold that content.
@@ -150,6 +153,8 @@ impl Segment {
         debug_assert!(self.states[at] == SlotState::Free && self.holds[at] == 0);
         (self.states[at], self.contents[at], self.owners[at]) = (SlotState::Pending, fingerprint, owner);
         self.unfilled += 1;
+        // New slots are used in their order.
+        self.resident = self.resident.max(slot + 1);
     }
 
     /// A slot that was pending has its bytes, or will never have them.

@@ -1,0 +1,241 @@
+//! A worker, honest agents, and what becomes of their pages.
+
+mod world;
+
+use fold::control::{Fold, Settings, ZeroPolicy};
+use page::PoolSlot;
+use rustix::fs::{OFlags, SealFlags, fcntl_get_seals, fcntl_getfl};
+use wire::{FoldMode, MemberState, Target};
+use world::{World, content, serve_until};
+
+#[test]
+fn equal_pages_of_two_members_share_slots_in_long_runs() {
+    let mut world = World::new(Settings::default());
+    let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
+    one.rest(1000, 1..=300);
+    other.rest(5000, 1..=300);
+    serve_until("folds", &mut [&mut one, &mut other], |a| a.iter().all(|agent| agent.mapped.len() == 300));
+    one.check();
+    other.check();
+    assert_eq!(
+        one.mapped.values().collect::<Vec<_>>(),
+        other.mapped.values().collect::<Vec<_>>(),
+        "equal pages map equal slots"
+    );
+    assert_eq!(one.donated + other.donated, 300, "every content is asked for once");
+    // 300 pages cross a chunk or a donation here and there; they are still few runs.
+    assert!(one.folds.len() <= 4 && other.folds.len() <= 4, "{:?} {:?}", one.folds, other.folds);
+    let report = world.report();
+    assert_eq!((report.slots, report.sharing_pages, report.limbo_slots), (300, 600, 0));
+    assert_eq!(report.saved_bytes, 300 << 12);
+    assert!(report.index_bytes > 0 && report.worker_cpu_s > 0.0);
+}
+
+#[test]
+fn a_third_member_and_equal_pages_of_one_member_use_the_slots_there_are() {
+    let mut world = World::new(Settings::default());
+    let mut one = world.member("one", 1);
+    one.rest(0x10, [7, 7, 8, 7]);
+    serve_until("a pair", &mut [&mut one], |a| a[0].mapped.len() == 3);
+    let mut other = world.member("other", 2);
+    other.rest(0x99, [7, 9]);
+    serve_until("a third", &mut [&mut one, &mut other], |a| a[1].mapped.len() == 1);
+    assert_eq!((one.donated, other.donated), (1, 0));
+    assert_eq!(one.mapped[&0x10], other.mapped[&0x99]);
+    other.check();
+}
+
+#[test]
+fn pages_of_zeros_take_no_slots_and_stay_where_they_are_to_be_ignored() {
+    let mut world = World::new(Settings::default());
+    let mut one = world.member("one", 1);
+    one.rest(0x100, [0; 100]);
+    serve_until("zeros", &mut [&mut one], |a| a[0].zeroed == 100);
+    assert_eq!(
+        one.folds.iter().map(|run| run.target).collect::<Vec<_>>(),
+        [Target::Zero, Target::Zero][..one.folds.len()]
+    );
+    world.set(Settings { zero_pages: ZeroPolicy::Ignore, ..Settings::default() });
+    one.wait_until("the word", |agent| agent.pace.unwrap().zero_pages == wire::ZeroPages::Ignore);
+    one.rest(0x200, [0, 5, 5]);
+    serve_until("a pair", &mut [&mut one], |a| a[0].mapped.len() == 2);
+    assert_eq!((one.zeroed, world.report().slots), (100, 1));
+}
+
+#[test]
+fn what_is_written_is_let_go_and_may_fold_again() {
+    let mut world = World::new(Settings::default());
+    let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
+    one.rest(1, [4, 5]);
+    other.rest(1, [4, 5]);
+    serve_until("folds", &mut [&mut one, &mut other], |a| a.iter().all(|agent| agent.mapped.len() == 2));
+    one.write(1, [6, 6]);
+    one.rest(1, [6, 6]);
+    serve_until("folds anew", &mut [&mut one, &mut other], |a| a[0].mapped.len() == 2);
+    one.check();
+    other.check();
+    assert_eq!(one.mapped[&1], one.mapped[&2]);
+    other.write(1, [1, 2]);
+    // Nobody maps the first two any more. They are free when an era has gone by.
+    world.wait_for_report("free slots", &mut [&mut one, &mut other], |report| report.slots == 1);
+    other.rest(1, [6, 6]);
+    serve_until("the slot that is there", &mut [&mut one, &mut other], |a| a[1].mapped.len() == 2);
+    other.check();
+}
+
+#[test]
+fn a_page_that_changed_before_it_was_shown_or_folded_is_left_alone() {
+    let mut world = World::new(Settings::default());
+    let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
+    one.rest(1, [4, 5, 6]);
+    one.pages.insert(2, 50);
+    other.rest(1, [4, 5, 6]);
+    other.pages.insert(3, 60);
+    serve_until("what stayed", &mut [&mut one, &mut other], |a| {
+        a[0].mapped.contains_key(&1) && a[1].mapped.contains_key(&1)
+    });
+    world.wait_for_report("the rest is settled", &mut [&mut one, &mut other], |report| report.limbo_slots == 0);
+    one.check();
+    other.check();
+    assert!(!one.mapped.contains_key(&2) && !other.mapped.contains_key(&3));
+}
+
+#[test]
+fn files_that_are_handed_out_cannot_be_written() {
+    let mut world = World::new(Settings::default());
+    let mut one = world.member("one", 1);
+    one.rest(1, [4, 4]);
+    serve_until("a pair", &mut [&mut one], |a| a[0].mapped.len() == 2);
+    world.listen();
+    for (_, file) in one.segments.values().chain(world.segments.values()) {
+        assert_eq!(fcntl_getfl(file).unwrap() & OFlags::RWMODE, OFlags::RDONLY);
+        let seals = fcntl_get_seals(file).unwrap();
+        assert!(seals.contains(SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL));
+    }
+}
+
+#[test]
+fn folding_is_switched_off_and_on_and_undone() {
+    let mut world = World::new(Settings::default());
+    let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
+    one.rest(1, 1..=10);
+    other.rest(1, 1..=10);
+    serve_until("folds", &mut [&mut one, &mut other], |a| a.iter().all(|agent| agent.mapped.len() == 10));
+    world.set(Settings { fold: Fold::Off, ..Settings::default() });
+    one.wait_until("off", |agent| agent.pace.unwrap().fold == FoldMode::Off);
+    one.rest(100, [1, 2, 3]);
+    world.report();
+    one.serve();
+    assert_eq!(one.mapped.len(), 10);
+    world.set(Settings { fold: Fold::Unfold, ..Settings::default() });
+    world.wait_for_report("nothing shared", &mut [&mut one, &mut other], |report| report.sharing_pages == 0);
+    assert!(one.mapped.is_empty());
+    world.wait_for_report("nothing kept", &mut [&mut one, &mut other], |report| report.slots == 0);
+    world.set(Settings::default());
+    serve_until("folds", &mut [&mut one, &mut other], |a| a[0].mapped.len() == 13 && a[1].mapped.len() == 10);
+    one.check();
+    other.check();
+}
+
+#[test]
+fn members_that_are_to_share_nothing_stop_sharing() {
+    let mut world = World::new(Settings::default());
+    let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
+    one.rest(1, [4, 5, 4]);
+    other.rest(1, [4, 5, 5]);
+    serve_until("folds", &mut [&mut one, &mut other], |a| a.iter().all(|agent| agent.mapped.len() == 3));
+    world.set(Settings { intra_member_only: true, ..Settings::default() });
+    world.wait_until("word of that", |w| w.events.iter().any(|event| event.contains("share nothing")));
+    serve_until("pairs of their own", &mut [&mut one, &mut other], |a| {
+        a.iter().all(|agent| agent.mapped.len() == 2 && agent.pace.unwrap().fold == FoldMode::On)
+    });
+    one.check();
+    other.check();
+    assert_eq!(one.mapped[&1], one.mapped[&3]);
+    assert_eq!(other.mapped[&2], other.mapped[&3]);
+    assert!(one.mapped.values().all(|slot| !other.mapped.values().any(|s| s == slot)));
+    // And not because each content happened to be in one of them only.
+    one.rest(50, [9, 9]);
+    other.rest(50, [9, 9]);
+    serve_until("pairs of their own", &mut [&mut one, &mut other], |a| a.iter().all(|agent| agent.mapped.len() == 4));
+    assert_ne!(one.mapped[&50], other.mapped[&50]);
+    world.set(Settings::default());
+    serve_until("all again", &mut [&mut one, &mut other], |a| a[0].mapped.len() == 5 && a[1].mapped.len() == 5);
+}
+
+#[test]
+fn a_full_pool_folds_nothing_new_and_says_so() {
+    let mut world = World::new(Settings { pool_slots: 5, ..Settings::default() });
+    let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
+    one.rest(1, 1..=10);
+    other.rest(1, 1..=10);
+    serve_until("folds", &mut [&mut one, &mut other], |a| a.iter().all(|agent| agent.mapped.len() == 5));
+    world.wait_until("word of that", |w| w.events.iter().any(|event| event.contains("reached its 5 slots")));
+    assert_eq!(world.report().slots, 5);
+    // What is there is still used, and with more room there is more.
+    one.rest(100, [other.pages[other.mapped.keys().next().unwrap()]]);
+    serve_until("a fold", &mut [&mut one, &mut other], |a| a[0].mapped.len() == 6);
+    world.set(Settings { pool_slots: 50, ..Settings::default() });
+    serve_until("the rest", &mut [&mut one, &mut other], |a| a[0].mapped.len() == 11 && a[1].mapped.len() == 10);
+    one.check();
+    other.check();
+}
+
+#[test]
+fn a_huge_page_is_split_only_where_enough_of_it_folds() {
+    let mut world = World::new(Settings { split_huge_at_percent: Some(50), ..Settings::default() });
+    let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
+    let contents: Vec<u64> = (1..=512).collect();
+    let huge = |agent: &mut world::Agent, first: u64, contents: &[u64]| {
+        agent.pages.extend((first..).zip(contents.iter().copied()));
+        agent.report(first, contents, true);
+    };
+    huge(&mut one, 512, &contents);
+    let mut half = contents.clone();
+    half[255..].iter_mut().for_each(|content| *content += 10_000);
+    huge(&mut other, 512, &half);
+    world.report();
+    one.serve();
+    other.serve();
+    assert_eq!((one.mapped.len(), other.mapped.len()), (0, 0), "255 of 512 are not enough");
+    half[255] = 256;
+    half[256..].iter_mut().for_each(|content| *content += 20_000);
+    huge(&mut other, 1024, &half);
+    serve_until("256 of both", &mut [&mut one, &mut other], |a| a.iter().all(|agent| agent.mapped.len() == 256));
+    one.check();
+    other.check();
+}
+
+#[test]
+fn a_member_that_cannot_fold_gives_nobody_a_twin() {
+    let mut world = World::new(Settings::default());
+    let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
+    one.rest(1, [1, 2, 3]);
+    one.stats(MemberState::Unpinned);
+    world.wait_for_report("word of that", &mut [&mut one], |report| report.members[0].state == "unpinned");
+    other.rest(1, [1, 2, 3]);
+    world.report();
+    other.serve();
+    assert!(other.mapped.is_empty() && world.report().slots == 0);
+    one.stats(MemberState::Folding);
+    serve_until("folds", &mut [&mut one, &mut other], |a| a.iter().all(|agent| agent.mapped.len() == 3));
+    assert_eq!(one.again, 1);
+}
+
+#[test]
+fn a_small_index_goes_over_the_hash_space_in_passes() {
+    let mut world = World::new(Settings { index_pages: 256, ..Settings::default() });
+    let mut one = world.member("one", 1);
+    one.rest(0, 1..=2000);
+    world.wait_until("word of that", |w| w.events.iter().any(|event| event.contains("passes")));
+    let report = world.report();
+    assert!(report.pass_permille.is_some());
+    one.wait_until("a part to report", |agent| agent.pace.unwrap().last.0 < u64::MAX / 4);
+    let last = one.pace.unwrap().last;
+    let covered = (1..=2000).filter(|n| page::Fingerprint::of(&content(*n)) <= last).count();
+    assert!((1..=256).contains(&covered), "{covered} of 2000 pages are covered");
+    one.rest(3000, 1..=2000);
+    one.wait_until("twins of what is covered", |agent| agent.mapped.len() == 2 * covered);
+    let _: Vec<PoolSlot> = one.mapped.values().copied().collect();
+    one.check();
+}

@@ -1,0 +1,161 @@
+//! Who outlives whom: members, their children, workers, supervisors.
+
+mod world;
+
+use fold::control::{Order, Settings};
+use std::time::Duration;
+use wire::ToWorker;
+use world::{Agent, World, serve_until};
+
+/// Two members that share the contents 1 to 4.
+fn sharing() -> (World, Agent, Agent) {
+    let mut world = World::new(Settings::default());
+    let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
+    one.rest(1, 1..=4);
+    other.rest(1, 1..=4);
+    serve_until("folds", &mut [&mut one, &mut other], |a| a.iter().all(|agent| agent.mapped.len() == 4));
+    (world, one, other)
+}
+
+#[test]
+fn what_a_member_maps_is_kept_until_its_process_is_gone() {
+    let (mut world, one, mut other) = sharing();
+    let Agent { socket, lease, .. } = one;
+    drop(socket);
+    world.wait_until("word of that", |w| w.events.iter().any(|event| event.contains("hung up")));
+    other.write(1, [11, 12, 13, 14]);
+    std::thread::sleep(Duration::from_secs(4));
+    other.serve();
+    let report = world.report();
+    assert_eq!((report.slots, report.sharing_pages, report.limbo_slots), (4, 0, 4), "the process may map them");
+    assert!(report.members.iter().any(|member| member.name == "one" && !member.connected));
+    drop(lease);
+    world.wait_for_report("free slots", &mut [&mut other], |report| report.slots == 0 && report.members.len() == 1);
+}
+
+#[test]
+fn what_a_forked_child_may_map_is_kept_until_it_is_gone() {
+    let (mut world, mut one, mut other) = sharing();
+    one.kept_leases = Some(Vec::new());
+    one.write(1, [11, 12, 13, 14]);
+    other.write(1, [11, 12, 13, 14]);
+    serve_until("a new era", &mut [&mut one, &mut other], |a| !a[0].kept_leases.as_ref().unwrap().is_empty());
+    std::thread::sleep(Duration::from_secs(1));
+    serve_until("its end", &mut [&mut one, &mut other], |_| true);
+    assert_eq!(world.report().limbo_slots, 4, "a child of the first era may map them");
+    // It goes on: other slots come and go meanwhile.
+    one.rest(10, [9, 9]);
+    serve_until("a pair", &mut [&mut one, &mut other], |a| a[0].mapped.len() == 2);
+    drop(one.kept_leases.take());
+    world.wait_for_report("free slots", &mut [&mut one, &mut other], |report| report.slots == 1);
+    one.check();
+}
+
+#[test]
+fn a_member_that_comes_back_claims_what_it_maps() {
+    let (mut world, one, mut other) = sharing();
+    let Agent { socket, lease, mapped, pages, .. } = one;
+    drop(socket);
+    let mut back = world.admit("one", 1);
+    back.pages = pages;
+    back.mapped = mapped;
+    back.hello();
+    let held = back.held();
+    // What it maps is said before the old lease is let go.
+    back.say(&ToWorker::Held(held));
+    back.wait_until("a lease", |agent| agent.lease.is_some());
+    drop(lease);
+    other.write(1, [11, 12, 13, 14]);
+    std::thread::sleep(Duration::from_secs(3));
+    other.serve();
+    let report = world.report();
+    assert_eq!((report.slots, report.sharing_pages, report.members.len()), (4, 4, 2), "{report:?}");
+    back.check();
+    back.write(1, [0; 4]);
+    world.wait_for_report("free slots", &mut [&mut back, &mut other], |report| report.slots == 0);
+}
+
+/// The old lease is gone before the worker has heard what is claimed: it must wait for that.
+#[test]
+fn a_claim_that_is_on_its_way_is_waited_for() {
+    let (mut world, one, mut other) = sharing();
+    let Agent { socket, lease, mapped, pages, .. } = one;
+    let mut back = world.admit("one", 1);
+    (back.pages, back.mapped) = (pages, mapped);
+    back.hello();
+    drop((socket, lease));
+    other.write(1, [11, 12, 13, 14]);
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(world.report().slots, 4, "it has not said yet that it took its new lease");
+    let held = back.held();
+    back.say(&ToWorker::Held(held));
+    back.wait_until("a lease", |agent| agent.lease.is_some());
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(world.report().sharing_pages, 4);
+    assert!(!back.closed);
+    back.check();
+}
+
+#[test]
+fn a_new_worker_takes_over_what_members_map() {
+    let (mut before, one, other) = sharing();
+    before.listen();
+    let mut world = World::successor(Settings::default(), &before.segments);
+    let mut back = Vec::new();
+    for (n, agent) in [one, other].into_iter().enumerate() {
+        let mut again = world.admit(["one", "other"][n], n as u32 + 1);
+        (again.pages, again.mapped) = (agent.pages, agent.mapped);
+        again.hello();
+        let held = again.held();
+        again.say(&ToWorker::Held(held));
+        back.push(again);
+    }
+    let mut third = world.member("third", 3);
+    third.rest(77, 1..=4);
+    let [one, other] = &mut back[..] else { unreachable!() };
+    serve_until("folds on old slots", &mut [one, other, &mut third], |a| a[2].mapped.len() == 4);
+    third.check();
+    assert_eq!(third.mapped.values().collect::<Vec<_>>(), back[0].mapped.values().collect::<Vec<_>>());
+    assert_eq!(third.donated, 0, "nothing is asked for that is there");
+    world.wait_for_report("all of it", &mut [&mut third], |report| (report.slots, report.sharing_pages) == (4, 12));
+    // New contents go to a segment of its own.
+    third.rest(100, [5, 5]);
+    serve_until("a pair", &mut [&mut third], |a| a[0].mapped.len() == 6);
+    third.check();
+    assert_ne!(third.mapped[&100].segment(), third.mapped[&77].segment());
+    // Nobody maps the old slots any more: the segment as a whole goes, after half a minute.
+    let mut back: Vec<_> = back.into_iter().collect();
+    back.iter_mut().for_each(|agent| agent.write(1, [0; 4]));
+    third.write(77, [0; 4]);
+    let start = std::time::Instant::now();
+    while world.dropped.is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(50));
+        back.iter_mut().for_each(Agent::serve);
+        third.serve();
+        world.listen();
+    }
+    assert_eq!(world.report().slots, 1);
+    world.wait_for_report("word of that", &mut [&mut third], |_| true);
+    let numbers: Vec<(u8, u32)> = third.segments.iter().map(|(number, (slots, _))| (*number, *slots)).collect();
+    assert!(numbers.contains(&(world.dropped[0], 1)), "members are given an empty file for it: {numbers:?}");
+}
+
+#[test]
+fn a_new_supervisor_is_told_what_there_is() {
+    let (mut world, mut one, mut other) = sharing();
+    world.reconnect();
+    let (members, segments, begun) = world.adopted.clone().unwrap();
+    assert_eq!(members.iter().map(|m| m.name.as_str()).collect::<Vec<_>>(), ["one", "other"]);
+    assert_eq!((segments.len(), world.segments.len(), begun), (1, 1, true));
+    // Members did not notice, and go on.
+    one.rest(10, [9, 9]);
+    serve_until("a pair", &mut [&mut one, &mut other], |a| a[0].mapped.len() == 6);
+    // An order to begin changes the settings of a worker that has begun, and nothing else.
+    world
+        .order(&Order::Take { settings: Settings { pool_slots: 1, ..Settings::default() }, segments: Vec::new() }, &[]);
+    world.report();
+    other.rest(20, [8, 8]);
+    world.wait_until("word of that", |w| w.events.iter().any(|event| event.contains("reached its 1 slots")));
+    one.check();
+}

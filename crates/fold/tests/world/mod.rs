@@ -1,0 +1,435 @@
+//! A worker in a thread, a supervisor, and agents whose members' pages are vectors of bytes.
+#![allow(dead_code, reason = "each test uses a part of this")]
+
+use fold::control::{GroupReport, Identity, News, Order, SegmentInfo, Settings};
+use host::{HeldLease, Received, Seqpacket, SeqpacketListener};
+use page::{Fingerprint, HostVirt, PAGE_BYTES, PoolSlot};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+use wire::{
+    DONATION_PAGES, FRAME_BYTES, FoldMode, FoldRun, Hello, MemberState, MemberStats, Outcome, Pace, RestedRun, SlotRun,
+    Target, ToAgent, ToWorker, VERSION,
+};
+
+/// Everything that is waited for comes within this, or the test fails.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A page's bytes, all different for different seeds; zeros for 0.
+pub fn content(seed: u64) -> Vec<u8> {
+    (0..PAGE_BYTES as u64 / 8)
+        .flat_map(|n| if seed == 0 { 0 } else { seed.wrapping_mul(n + 1) }.to_le_bytes())
+        .collect()
+}
+
+/// Waits until `done` says so.
+pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "waited in vain for: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A worker and its supervisor.
+pub struct World {
+    dir: tempfile::TempDir,
+    socket: Seqpacket,
+    pub segments: BTreeMap<u8, (u32, OwnedFd)>,
+    pub events: Vec<String>,
+    pub dropped: Vec<u8>,
+    pub adopted: Option<(Vec<Identity>, Vec<SegmentInfo>, bool)>,
+    report: Option<GroupReport>,
+}
+
+impl World {
+    /// A worker that has not been told to begin.
+    pub fn idle() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("worker");
+        let listener = SeqpacketListener::bind(&path).unwrap();
+        std::thread::spawn(move || fold::run(listener, "test", u32::MAX));
+        let socket = Seqpacket::connect(&path).unwrap();
+        let (events, dropped) = (Vec::new(), Vec::new());
+        let mut world = Self { dir, socket, segments: BTreeMap::new(), events, dropped, adopted: None, report: None };
+        world.wait_until("adoption", |world| world.adopted.is_some());
+        world
+    }
+
+    /// A worker that runs a group.
+    pub fn new(settings: Settings) -> Self {
+        let mut world = Self::idle();
+        world.order(&Order::Take { settings, segments: Vec::new() }, &[]);
+        world
+    }
+
+    /// A worker that takes over another's segments.
+    pub fn successor(settings: Settings, segments: &BTreeMap<u8, (u32, OwnedFd)>) -> Self {
+        let mut world = Self::idle();
+        let infos =
+            segments.iter().map(|(number, (slots, _))| SegmentInfo { number: *number, slots: *slots }).collect();
+        let files: Vec<BorrowedFd<'_>> = segments.values().map(|(_, file)| file.as_fd()).collect();
+        world.order(&Order::Take { settings, segments: infos }, &files);
+        world
+    }
+
+    /// Another supervisor connects.
+    pub fn reconnect(&mut self) {
+        self.socket = Seqpacket::connect(&self.dir.path().join("worker")).unwrap();
+        self.adopted = None;
+        self.segments.clear();
+        self.wait_until("adoption", |world| world.adopted.is_some());
+    }
+
+    pub fn order(&mut self, order: &Order, files: &[BorrowedFd<'_>]) {
+        assert!(self.socket.send(&serde_json::to_vec(order).unwrap(), files).unwrap());
+    }
+
+    pub fn set(&mut self, settings: Settings) {
+        self.order(&Order::Set(settings), &[]);
+    }
+
+    /// A member's connection, on which nothing has been said.
+    pub fn admit(&mut self, name: &str, pid: u32) -> Agent {
+        let (ours, theirs) = Seqpacket::pair().unwrap();
+        let identity = Identity { name: name.to_owned(), pid, started: 1 };
+        self.order(&Order::Admit(identity), &[theirs.as_fd()]);
+        Agent::new(ours)
+    }
+
+    /// A member that has a lease and knows how to go about it.
+    pub fn member(&mut self, name: &str, pid: u32) -> Agent {
+        let mut agent = self.admit(name, pid);
+        agent.hello();
+        agent.wait_until("a welcome", |agent| agent.lease.is_some() && agent.pace.is_some());
+        agent
+    }
+
+    pub fn listen(&mut self) {
+        let (mut buffer, mut files) = (vec![0; 128 << 10], Vec::new());
+        while let Ok(Received::Frame(bytes)) = self.socket.receive(&mut buffer, &mut files) {
+            match serde_json::from_slice(&buffer[..bytes]).unwrap() {
+                News::Adopted { members, segments, begun } => {
+                    for (info, file) in segments.iter().zip(files.drain(..)) {
+                        self.segments.insert(info.number, (info.slots, file));
+                    }
+                    match &mut self.adopted {
+                        Some((known, ..)) => known.extend(members),
+                        None => self.adopted = Some((members, segments, begun)),
+                    }
+                }
+                News::Segment(info) => {
+                    self.segments.insert(info.number, (info.slots, files.pop().unwrap()));
+                }
+                News::Dropped(number) => {
+                    self.dropped.push(number);
+                    self.segments.remove(&number);
+                }
+                News::Report(report) => self.report = Some(*report),
+                News::Event(event) => self.events.push(event),
+            }
+        }
+    }
+
+    pub fn wait_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
+        let start = Instant::now();
+        while !done(self) {
+            assert!(start.elapsed() < PATIENCE, "waited in vain for: {what}; events: {:#?}", self.events);
+            std::thread::sleep(Duration::from_millis(1));
+            self.listen();
+        }
+    }
+
+    pub fn report(&mut self) -> GroupReport {
+        self.report = None;
+        self.order(&Order::Report, &[]);
+        self.wait_until("a report", |world| world.report.is_some());
+        self.report.take().unwrap()
+    }
+
+    /// Waits until a report is as wanted, serving agents meanwhile.
+    pub fn wait_for_report(&mut self, what: &str, agents: &mut [&mut Agent], done: impl Fn(&GroupReport) -> bool) {
+        let start = Instant::now();
+        loop {
+            agents.iter_mut().for_each(|agent| agent.serve());
+            let report = self.report();
+            if done(&report) {
+                return;
+            }
+            assert!(start.elapsed() < PATIENCE, "waited in vain for: {what}; {report:#?}; {:#?}", self.events);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn has_event(&mut self, text: &str) -> bool {
+        self.listen();
+        self.events.iter().any(|event| event.contains(text))
+    }
+}
+
+/// An agent and its member's memory.
+pub struct Agent {
+    pub socket: Seqpacket,
+    /// Contents of pages by number.
+    pub pages: BTreeMap<u64, u64>,
+    pub mapped: BTreeMap<u64, PoolSlot>,
+    pub zeroed: u64,
+    pub segments: HashMap<u8, (u32, OwnedFd)>,
+    pub window: Option<OwnedFd>,
+    pub lease: Option<HeldLease>,
+    /// Leases that are kept although others were taken: as forked children would.
+    pub kept_leases: Option<Vec<HeldLease>>,
+    pub pace: Option<Pace>,
+    pub again: u32,
+    /// Requests that were answered, for a closer look.
+    pub folds: Vec<FoldRun>,
+    pub donated: u64,
+    pub closed: bool,
+    /// What it does when asked to show pages: what is in them, if not that.
+    pub shows: fn(u64) -> u64,
+    /// Whether it answers requests for pages.
+    pub answers: bool,
+    /// Fingerprints of contents, and their bytes, cost time.
+    bytes: HashMap<u64, (Fingerprint, Vec<u8>)>,
+}
+
+impl Agent {
+    pub fn new(socket: Seqpacket) -> Self {
+        Self {
+            socket,
+            pages: BTreeMap::new(),
+            mapped: BTreeMap::new(),
+            zeroed: 0,
+            segments: HashMap::new(),
+            window: None,
+            lease: None,
+            kept_leases: None,
+            pace: None,
+            again: 0,
+            folds: Vec::new(),
+            donated: 0,
+            closed: false,
+            shows: |content| content,
+            answers: true,
+            bytes: HashMap::new(),
+        }
+    }
+
+    pub fn hello(&mut self) {
+        self.say(&ToWorker::Hello(Hello { version: VERSION, all_anonymous: false }));
+    }
+
+    /// Says something; waits if the worker is busy.
+    pub fn say(&mut self, message: &ToWorker) {
+        let mut frame = Vec::new();
+        message.encode(&mut frame);
+        self.say_bytes(&frame);
+    }
+
+    pub fn say_bytes(&mut self, frame: &[u8]) {
+        let start = Instant::now();
+        loop {
+            match self.socket.send(frame, &[]) {
+                Ok(true) => return,
+                Ok(false) => assert!(start.elapsed() < PATIENCE, "the worker does not read"),
+                Err(_) => {
+                    self.closed = true;
+                    return;
+                }
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn known(&mut self, seed: u64) -> &(Fingerprint, Vec<u8>) {
+        self.bytes.entry(seed).or_insert_with(|| {
+            let bytes = content(seed);
+            (Fingerprint::of(&bytes), bytes)
+        })
+    }
+
+    /// Pages from `first` on get these contents, and rest.
+    pub fn rest(&mut self, first: u64, contents: impl IntoIterator<Item = u64>) {
+        let contents: Vec<u64> = contents.into_iter().collect();
+        for (n, content) in contents.iter().enumerate() {
+            self.pages.insert(first + n as u64, *content);
+        }
+        self.report(first, &contents, false);
+    }
+
+    /// Says that pages rest.
+    pub fn report(&mut self, first: u64, contents: &[u64], huge: bool) {
+        for (n, piece) in contents.chunks(512).enumerate() {
+            let fingerprints = piece.iter().map(|content| self.known(*content).0).collect();
+            let start = HostVirt((first + 512 * n as u64) << 12);
+            let run = RestedRun { start, pages: piece.len() as u16, huge };
+            self.say(&ToWorker::Rested(vec![run], fingerprints));
+        }
+    }
+
+    /// The member writes pages.
+    pub fn write(&mut self, first: u64, contents: impl IntoIterator<Item = u64>) {
+        let mut runs = Vec::new();
+        for (page, content) in (first..).zip(contents) {
+            self.pages.insert(page, content);
+            if let Some(slot) = self.mapped.remove(&page) {
+                runs.push(SlotRun { start: HostVirt(page << 12), slot, pages: 1 });
+            }
+        }
+        if !runs.is_empty() {
+            self.say(&ToWorker::Released(runs));
+        }
+    }
+
+    pub fn held(&self) -> Vec<SlotRun> {
+        self.mapped.iter().map(|(page, slot)| SlotRun { start: HostVirt(page << 12), slot: *slot, pages: 1 }).collect()
+    }
+
+    pub fn stats(&mut self, state: MemberState) {
+        let stats = MemberStats { state, enrolled_pages: self.pages.len() as u64, ..MemberStats::default() };
+        self.say(&ToWorker::Stats(Box::new(stats)));
+    }
+
+    /// The bytes of a slot, through the file that can only be read.
+    pub fn slot(&self, slot: PoolSlot) -> Vec<u8> {
+        let mut bytes = vec![0; PAGE_BYTES];
+        let (slots, file) = &self.segments[&slot.segment()];
+        assert!(slot.index() < *slots);
+        let read = rustix::io::pread(file, &mut bytes, u64::from(slot.index()) << 12).unwrap();
+        assert_eq!(read, PAGE_BYTES);
+        bytes
+    }
+
+    /// Whether every mapped page reads as what the member wrote there.
+    pub fn check(&self) {
+        for (page, slot) in &self.mapped {
+            assert_eq!(self.slot(*slot), content(self.pages[page]), "page {page} maps slot {slot}");
+        }
+    }
+
+    fn fold(&mut self, runs: &[FoldRun]) -> Vec<Outcome> {
+        let mut outcomes = Vec::new();
+        for run in runs {
+            for n in 0..run.pages {
+                let page = run.start.page() + u64::from(n);
+                let Some(seed) = self.pages.get(&page).copied() else {
+                    outcomes.push(Outcome::Gone);
+                    continue;
+                };
+                assert!(!self.mapped.contains_key(&page), "page {page} is folded already");
+                outcomes.push(match run.target {
+                    Target::Zero if seed == 0 => {
+                        self.zeroed += 1;
+                        self.pages.remove(&page);
+                        Outcome::Folded
+                    }
+                    Target::Slot(slot) if self.slot(slot.add(n.into()).unwrap()) == self.known(seed).1 => {
+                        self.mapped.insert(page, slot.add(n.into()).unwrap());
+                        Outcome::Folded
+                    }
+                    _ => Outcome::Changed,
+                });
+            }
+            self.folds.push(*run);
+        }
+        outcomes
+    }
+
+    fn donate(&mut self, pages: impl Iterator<Item = u64>) -> Vec<bool> {
+        let mut given = Vec::new();
+        for (at, page) in pages.enumerate() {
+            let seed = self.pages.get(&page).copied().map(self.shows);
+            if let Some(seed) = seed {
+                let bytes = self.known(seed).1.clone();
+                let window = self.window.as_ref().unwrap();
+                assert!(at < DONATION_PAGES);
+                assert_eq!(rustix::io::pwrite(window, &bytes, (at as u64) << 12), Ok(PAGE_BYTES));
+                self.donated += 1;
+            }
+            given.push(seed.is_some());
+        }
+        given
+    }
+
+    /// Does what the worker asks, once.
+    pub fn serve(&mut self) {
+        while let Some((message, files)) = self.hear() {
+            self.obey(message, files);
+        }
+    }
+
+    /// The next thing the worker says.
+    pub fn hear(&mut self) -> Option<(ToAgent, Vec<OwnedFd>)> {
+        let (mut buffer, mut files) = (vec![0; FRAME_BYTES], Vec::new());
+        match self.socket.receive(&mut buffer, &mut files) {
+            Ok(Received::Frame(bytes)) => Some((ToAgent::decode(&buffer[..bytes]).unwrap(), files)),
+            Ok(Received::Nothing) => None,
+            Ok(Received::Closed) | Err(_) => {
+                self.closed = true;
+                None
+            }
+        }
+    }
+
+    pub fn obey(&mut self, message: ToAgent, mut files: Vec<OwnedFd>) {
+        match message {
+            ToAgent::Welcome(_) => self.window = files.pop(),
+            ToAgent::Segment(number, slots) => {
+                self.segments.insert(number, (slots, files.pop().unwrap()));
+            }
+            ToAgent::Lease(era) => {
+                let before = self.lease.replace(HeldLease::hold(files.pop().unwrap()).unwrap());
+                if let Some(kept) = &mut self.kept_leases {
+                    kept.extend(before);
+                }
+                self.say(&ToWorker::LeaseTaken(era));
+            }
+            ToAgent::Pace(pace) => {
+                self.pace = Some(pace);
+                if pace.fold == FoldMode::Unfold {
+                    let all: Vec<(u64, u64)> = self.mapped.keys().map(|page| (*page, self.pages[page])).collect();
+                    all.into_iter().for_each(|(page, content)| self.write(page, [content]));
+                }
+            }
+            ToAgent::Donate(id, ranges) => {
+                if self.answers {
+                    let pages = ranges.iter().flat_map(|r| (0..r.pages).map(|n| r.start.page() + n));
+                    let given = self.donate(pages.collect::<Vec<_>>().into_iter());
+                    self.say(&ToWorker::Donated(id, given));
+                }
+            }
+            ToAgent::Fold(id, runs) => {
+                let outcomes = self.fold(&runs);
+                self.say(&ToWorker::Folded(id, outcomes));
+            }
+            ToAgent::Again => {
+                self.again += 1;
+                let pages: Vec<(u64, u64)> = self.pages.iter().map(|(page, content)| (*page, *content)).collect();
+                for (page, content) in pages {
+                    if !self.mapped.contains_key(&page) {
+                        self.report(page, &[content], false);
+                    }
+                }
+            }
+        }
+    }
+
+    pub fn wait_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
+        let start = Instant::now();
+        while !done(self) {
+            assert!(start.elapsed() < PATIENCE, "waited in vain for: {what}");
+            std::thread::sleep(Duration::from_millis(1));
+            self.serve();
+        }
+    }
+}
+
+/// Serves agents until it is as wanted.
+pub fn serve_until(what: &str, agents: &mut [&mut Agent], done: impl Fn(&[&mut Agent]) -> bool) {
+    let start = Instant::now();
+    while !done(agents) {
+        assert!(start.elapsed() < PATIENCE, "waited in vain for: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+        agents.iter_mut().for_each(|agent| agent.serve());
+    }
+}
