@@ -157,7 +157,7 @@ impl Owner {
         for _ in 0..32 {
             (start..start + BURST).try_for_each(|i| self.plot.write(i))?;
         }
-        (start..start + BURST).try_for_each(|i| self.plot.fill(i, &mut self.random))
+        (start..start + BURST).try_for_each(|i| self.plot.renew(i, &mut self.random))
     }
 
     /// Looks for pages that were folded since it last looked there, and writes its own that come next.

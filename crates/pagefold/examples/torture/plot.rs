@@ -12,9 +12,12 @@
 //!      v
 //!   at rest
 //! ```
+//! What is written after it was folded stays private until its memory is given back, so most pages are discarded before
+//! they are filled again.
 
 use crate::area::{Area, PAGE, WORDS};
 use crate::content::{Random, ZERO, mark, place, word};
+use crate::owners::ok;
 use crate::tally::{CHECKED, Mismatch};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -141,6 +144,20 @@ impl Plot {
         Ok(())
     }
 
+    /// The same with memory that is given back first, mostly.
+    pub fn renew(&mut self, i: usize, random: &mut Random) -> Result<(), Mismatch> {
+        if random.one_in(4) {
+            return self.fill(i, random);
+        }
+        self.check(i)?;
+        if self.states[i].sequence > 0 {
+            CHECKED.fetch_add(1, Relaxed);
+        }
+        ok("MADV_DONTNEED", self.area.advise(self.pages[i], 1, libc::MADV_DONTNEED));
+        self.zeroed(i, 1)?;
+        self.fill(i, random)
+    }
+
     pub fn fill_all(&mut self, random: &mut Random) -> Result<(), Mismatch> {
         (0..self.len()).try_for_each(|i| self.fill(i, random))
     }
@@ -148,7 +165,7 @@ impl Plot {
     /// One visit to a page that rests: written if it was not, else checked and put to rest.
     pub fn poke(&mut self, i: usize, random: &mut Random) -> Result<(), Mismatch> {
         if self.states[i].sequence > 0 {
-            return self.fill(i, random);
+            return self.renew(i, random);
         }
         self.sample(i, random)?;
         self.write(i)
