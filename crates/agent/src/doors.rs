@@ -37,10 +37,10 @@ pub use userfault::set_yield;
 
 use crate::raw::{self, Answer};
 use crate::table::{self, Guard, Shut, Table, Traits};
-use crate::arena;
+use crate::{arena, references};
 use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -63,6 +63,7 @@ const EXTENT_BYTES: usize = 16 << 10;
 
 /// Makes this process a member. For the constructor: no other thread runs yet.
 pub fn init(all_anonymous: bool) {
+    references::init();
     fork::register();
     if all_anonymous {
         match patch::patch() {
@@ -78,7 +79,9 @@ pub fn why_nothing_is_enrolled() -> String {
     match REFUSAL.get() {
         Some(refusal) => format!("not all anonymous memory can be asked in: {refusal}"),
         None if ALL.load(Ordering::Relaxed) => "the program has no private anonymous memory yet".into(),
-        None => "the program has advised no memory to be mergeable (madvise MADV_MERGEABLE); see --all-anonymous".into(),
+        None => {
+            "the program has advised no memory to be mergeable (madvise MADV_MERGEABLE); see --all-anonymous".into()
+        }
     }
 }
 
@@ -162,4 +165,4 @@ const fn refuse(error: i32) -> Answer {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

@@ -67,7 +67,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Reads what operators and tests distrust, and takes it out of the environment. For the constructor.
+/// Reads what operators and tests distrust. For the constructor.
 pub fn init() {
     if let Ok(names) = std::env::var(NOT_PINNING) {
         DISTRUSTED.store(Distrusted::parse(&names).0, Ordering::Relaxed);
@@ -121,7 +121,10 @@ fn said_by_a_door() -> Option<Reason> {
     let detail = sticky as u32;
     let text = match sticky >> 32 {
         0 => return None,
-        1 => format!("the program has opened a file on {} for direct reads (O_DIRECT), {UNPINNED}", filesystem_name(detail)),
+        1 => format!(
+            "the program has opened a file on {} for direct reads (O_DIRECT), {UNPINNED}",
+            filesystem_name(detail)
+        ),
         2 => format!("the program has used vmsplice, {UNPINNED}"),
         3 => format!("the program has opened a socket of family {detail}, {UNPINNED}"),
         _ => format!("the program has a socket that the kernel decrypts (TCP_ULP), {UNPINNED}"),
@@ -142,3 +145,6 @@ fn at_the_door(file: Facts) {
         Verdict::PlainReads | Verdict::ByName | Verdict::ByDevice | Verdict::BySocket => stir(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -54,11 +54,14 @@ fn look_at(file: &OwnedFd, number: usize) -> Option<(Reason, bool)> {
     match judge(facts, distrusted()) {
         Verdict::Harmless => None,
         Verdict::PlainReads => said(format!("{} on {name} is open", link().display()), false),
-        Verdict::DirectReads => said(format!("{} on {name} is open for direct reads (O_DIRECT)", link().display()), true),
+        Verdict::DirectReads => {
+            said(format!("{} on {name} is open for direct reads (O_DIRECT)", link().display()), true)
+        }
         Verdict::ByName => {
             let link = link();
             match link.to_str().is_some_and(is_known_inode) {
                 true if link.to_str() == Some("anon_inode:[io_uring]") => registered_files(number),
+                true if link.to_str() == Some("anon_inode:kvm-vm") => judge_kvm(),
                 true => None,
                 false => said(format!("{} is open", link.display()), true),
             }
@@ -78,7 +81,8 @@ fn look_at(file: &OwnedFd, number: usize) -> Option<(Reason, bool)> {
 fn registered_files(number: usize) -> Option<(Reason, bool)> {
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
     let listed = text.split_once("UserFiles:")?.1;
-    let names = listed.lines().skip(1).take_while(|line| line.starts_with(' ')).filter_map(|line| line.split_once(": "));
+    let names =
+        listed.lines().skip(1).take_while(|line| line.starts_with(' ')).filter_map(|line| line.split_once(": "));
     for (_, path) in names {
         let unknown = match path_facts(Path::new(path)) {
             Some(facts) => judge(Facts { flags: libc::O_DIRECT, ..facts }, distrusted()) != Verdict::Harmless,
@@ -92,8 +96,29 @@ fn registered_files(number: usize) -> Option<(Reason, bool)> {
     None
 }
 
+/// Before Linux 6.13 (2bcb52a3602b, "KVM: Pin (as in FOLL_PIN) pages during kvm_vcpu_map()"), what a nested hypervisor gives
+/// its processor to write (`nested_get_vmcs12_pages`) was held by plain references.
+fn judge_kvm() -> Option<(Reason, bool)> {
+    let nested = ["kvm_intel", "kvm_amd"].iter().any(|module| {
+        let value = fs::read_to_string(format!("/sys/module/{module}/parameters/nested")).unwrap_or_default();
+        matches!(value.trim(), "Y" | "1")
+    });
+    let text = "a virtual machine may run machines of its own (module parameter nested), whose pages KVM pins only from Linux \
+                6.13 on; nothing can be folded safely. Load kvm_intel or kvm_amd with nested=0, or run a newer kernel";
+    (nested && !is_at_least(&rustix::system::uname().release().to_string_lossy(), (6, 13)))
+        .then(|| (Reason(text.into()), false))
+}
+
+/// Whether a kernel's release is of this version or a later one.
+fn is_at_least(release: &str, version: (u32, u32)) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= version
+}
+
 fn path_facts(path: &Path) -> Option<Facts> {
-    let file = rustix::fs::open(path, rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty()).ok()?;
+    let file =
+        rustix::fs::open(path, rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())
+            .ok()?;
     facts(file.as_raw_fd())
 }
 
@@ -146,4 +171,19 @@ pub fn facts(file: i32) -> Option<Facts> {
     let system = unsafe { system.assume_init() };
     let device = (libc::major(stat.st_rdev), libc::minor(stat.st_rdev));
     Some(Facts { mode: stat.st_mode, device, filesystem: system.f_type as u32, flags: flags as i32 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        for newer in ["6.13.0", "6.13-rc1", "6.18.44-fc-v657", "7.0.0"] {
+            assert!(is_at_least(newer, (6, 13)), "{newer}");
+        }
+        for older in ["6.12.57+deb13-amd64", "6.8.0-31-generic", "5.20", ""] {
+            assert!(!is_at_least(older, (6, 13)), "{older}");
+        }
+    }
 }

@@ -201,7 +201,10 @@ pub fn is_known_device((major, minor): (u32, u32), name: Option<&str>) -> bool {
 
 /// Whether sockets of this family are known to copy what they receive.
 pub const fn is_known_family(family: i32) -> bool {
-    matches!(family, libc::AF_UNIX | libc::AF_INET | libc::AF_INET6 | libc::AF_NETLINK | libc::AF_PACKET | libc::AF_VSOCK)
+    matches!(
+        family,
+        libc::AF_UNIX | libc::AF_INET | libc::AF_INET6 | libc::AF_NETLINK | libc::AF_PACKET | libc::AF_VSOCK
+    )
 }
 
 #[cfg(test)]
@@ -263,7 +266,9 @@ mod tests {
         assert!(is_known_device((10, 232), Some("../../devices/virtual/misc/kvm")));
         assert!(is_known_device((1, 3), None) && is_known_device((136, 7), None) && is_known_device((5, 2), None));
         assert!(is_known_device((248, 0), Some("../../devices/pnp0/00:02/rtc/rtc0")));
-        for unknown in ["../../devices/virtual/misc/vfio", "../../devices/virtual/vfio/12", "misc/fuse", "misc/vhost-scsi"] {
+        for unknown in
+            ["../../devices/virtual/misc/vfio", "../../devices/virtual/vfio/12", "misc/fuse", "misc/vhost-scsi"]
+        {
             assert!(!is_known_device((10, 196), Some(unknown)), "{unknown}");
         }
         assert!(!is_known_device((10, 232), None));

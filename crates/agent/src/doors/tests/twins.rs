@@ -289,7 +289,7 @@ fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
 
 #[test]
 fn a_folded_range_behaves_as_one_that_is_not() {
-    if !alone("twins::a_folded_range_behaves_as_one_that_is_not") {
+    if !alone("doors::tests::twins::a_folded_range_behaves_as_one_that_is_not") {
         return;
     }
     member();

@@ -1,0 +1,238 @@
+//! What is opened for real is noticed. Each test has a process of its own, because what is noticed is never forgotten.
+
+use super::*;
+use crate::doors;
+use crate::doors::tests::alone;
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+/// A file on whatever the temporary directory lies on.
+fn file() -> PathBuf {
+    let path = std::env::temp_dir().join(format!("pagefold-references-{}", std::process::id()));
+    std::fs::write(&path, [1; 8192]).unwrap();
+    path
+}
+
+fn open(path: &std::path::Path, flags: i32) -> OwnedFd {
+    let name = CString::new(path.as_os_str().as_bytes()).unwrap();
+    // SAFETY: opens a file.
+    let file = unsafe { libc::open(name.as_ptr(), flags) };
+    assert!(file >= 0, "{} cannot be opened with {flags:#o}", path.display());
+    // SAFETY: just opened.
+    unsafe { OwnedFd::from_raw_fd(file) }
+}
+
+/// Opens a file, and lets its name go.
+fn open_file(flags: i32) -> OwnedFd {
+    let path = file();
+    let opened = open(&path, flags);
+    std::fs::remove_file(&path).unwrap();
+    opened
+}
+
+/// Distrusts the filesystem that temporary files lie on; `false`, with a reason, if that cannot be.
+fn distrust(name: &str) -> bool {
+    let path = file();
+    let facts = files::facts(open(&path, libc::O_RDONLY).as_raw_fd()).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    DISTRUSTED.store(Distrusted::parse(&filesystem_name(facts.filesystem)).0, Ordering::Relaxed);
+    let can = DISTRUSTED.load(Ordering::Relaxed) != 0;
+    if !can {
+        eprintln!("{name}: skipped: {} pins by nature", filesystem_name(facts.filesystem));
+    }
+    can
+}
+
+fn why() -> String {
+    survey().err().map(|reason| reason.to_string()).unwrap_or_default()
+}
+
+#[test]
+fn an_ordinary_program_is_known() {
+    if !alone("references::tests::an_ordinary_program_is_known") {
+        return;
+    }
+    doors::init(false);
+    let before = generation();
+    let _file = open_file(libc::O_RDWR);
+    let _null = open("/dev/null".as_ref(), libc::O_RDWR);
+    let _status = open("/proc/self/status".as_ref(), libc::O_RDONLY);
+    let _socket = std::os::unix::net::UnixStream::pair().unwrap();
+    let _listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    // SAFETY: makes a descriptor.
+    let _event = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, 0)) };
+    assert_eq!(why(), "");
+    assert_eq!(generation(), before, "what is known must not stop a fold");
+}
+
+#[test]
+fn direct_reads_that_do_not_pin_are_noticed() {
+    let name = "references::tests::direct_reads_that_do_not_pin_are_noticed";
+    if !alone(name) || !distrust(name) {
+        return;
+    }
+    doors::init(false);
+    let plain = open_file(libc::O_RDWR);
+    let before = generation();
+    assert_eq!(why(), "");
+    drop(open_file(libc::O_RDWR | libc::O_DIRECT));
+    assert!(generation() > before);
+    assert!(why().contains("O_DIRECT"), "not for ever: {}", why());
+    drop(plain);
+}
+
+#[test]
+fn a_flag_added_later_is_noticed() {
+    let name = "references::tests::a_flag_added_later_is_noticed";
+    if !alone(name) || !distrust(name) {
+        return;
+    }
+    doors::init(false);
+    let plain = open_file(libc::O_RDWR);
+    let before = generation();
+    // SAFETY: changes flags of a file.
+    assert_eq!(unsafe { libc::fcntl(plain.as_raw_fd(), libc::F_SETFL, libc::O_DIRECT) }, 0);
+    assert!(generation() > before && why().contains("O_DIRECT"));
+}
+
+#[test]
+fn a_survey_finds_what_no_door_saw() {
+    let name = "references::tests::a_survey_finds_what_no_door_saw";
+    if !alone(name) || !distrust(name) {
+        return;
+    }
+    let _early = open_file(libc::O_RDWR | libc::O_DIRECT);
+    doors::init(false);
+    assert_eq!(generation(), 0);
+    assert!(why().contains("O_DIRECT"), "{}", why());
+    drop(_early);
+    assert!(why().contains("O_DIRECT"), "not for ever");
+}
+
+#[test]
+fn a_file_that_is_received_is_noticed() {
+    let name = "references::tests::a_file_that_is_received_is_noticed";
+    if !alone(name) || !distrust(name) {
+        return;
+    }
+    let direct = open_file(libc::O_RDWR | libc::O_DIRECT);
+    doors::init(false);
+    let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
+    send(&one, &direct);
+    drop(direct);
+    let before = generation();
+    receive(&other);
+    assert!(generation() > before && why().contains("O_DIRECT"), "{}", why());
+}
+
+fn send(socket: &impl AsRawFd, file: &OwnedFd) {
+    let mut control = [0_u64; 8];
+    with_message(&mut control, |message| {
+        // SAFETY: there is room for one.
+        let header = unsafe { &mut *libc::CMSG_FIRSTHDR(message) };
+        (header.cmsg_level, header.cmsg_type) = (libc::SOL_SOCKET, libc::SCM_RIGHTS);
+        // SAFETY: computes a length.
+        header.cmsg_len = unsafe { libc::CMSG_LEN(4) } as usize;
+        // SAFETY: there is room for one descriptor.
+        unsafe { *libc::CMSG_DATA(header).cast::<i32>() = file.as_raw_fd() };
+        // SAFETY: computes a length.
+        message.msg_controllen = unsafe { libc::CMSG_SPACE(4) } as usize;
+        // SAFETY: sends what has just been put together.
+        assert_eq!(unsafe { libc::sendmsg(socket.as_raw_fd(), message, 0) }, 1);
+    });
+}
+
+fn receive(socket: &impl AsRawFd) {
+    let mut control = [0_u64; 8];
+    with_message(&mut control, |message| {
+        // SAFETY: receives into memory of that size.
+        assert_eq!(unsafe { libc::recvmsg(socket.as_raw_fd(), message, 0) }, 1);
+        assert!(message.msg_controllen > 0);
+    });
+}
+
+fn with_message(control: &mut [u64; 8], act: impl FnOnce(&mut libc::msghdr)) {
+    let mut byte = 7_u8;
+    let mut part = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    // SAFETY: all zeros is an empty message.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+    (message.msg_control, message.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(control));
+    act(&mut message);
+}
+
+#[test]
+fn vmsplice_is_noticed() {
+    if !alone("references::tests::vmsplice_is_noticed") {
+        return;
+    }
+    doors::init(false);
+    let mut ends = [0; 2];
+    // SAFETY: makes a pipe.
+    assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+    let text = b"text";
+    let part = libc::iovec { iov_base: text.as_ptr().cast_mut().cast(), iov_len: 4 };
+    // SAFETY: the pipe reads from memory that outlives it.
+    assert_eq!(unsafe { libc::vmsplice(ends[1], &raw const part, 1, 0) }, 4);
+    assert!(generation() > 0 && why().contains("vmsplice"));
+}
+
+#[test]
+fn sockets_that_are_not_known_are_noticed() {
+    let name = "references::tests::sockets_that_are_not_known_are_noticed";
+    if !alone(name) {
+        return;
+    }
+    doors::init(false);
+    // SAFETY: makes a socket.
+    let socket = unsafe { libc::socket(libc::AF_ALG, libc::SOCK_SEQPACKET, 0) };
+    if socket < 0 {
+        return eprintln!("{name}: skipped: this kernel has no AF_ALG");
+    }
+    assert!(generation() > 0 && why().contains("family 38"), "{}", why());
+}
+
+#[test]
+fn devices_that_are_not_known_are_noticed() {
+    let name = "references::tests::devices_that_are_not_known_are_noticed";
+    if !alone(name) {
+        return;
+    }
+    doors::init(false);
+    let Some(path) = ["/dev/fuse", "/dev/vfio/vfio", "/dev/loop-control"]
+        .iter()
+        .map(PathBuf::from)
+        .find(|path| std::fs::File::open(path).is_ok())
+    else {
+        return eprintln!("{name}: skipped: no device here that is not known");
+    };
+    let before = generation();
+    let _device = open(&path, libc::O_RDWR);
+    assert!(generation() > before && why().contains("device /dev/"), "{}", why());
+}
+
+#[test]
+fn an_io_uring_keeps_what_is_registered() {
+    let name = "references::tests::an_io_uring_keeps_what_is_registered";
+    if !alone(name) || !distrust(name) {
+        return;
+    }
+    doors::init(false);
+    let mut parameters = [0_u8; 120];
+    // SAFETY: 120 bytes are what the kernel takes and fills.
+    let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, parameters.as_mut_ptr()) };
+    if ring < 0 {
+        return eprintln!("{name}: skipped: no io_uring here");
+    }
+    let path = file();
+    let plain = open(&path, libc::O_RDWR);
+    let number = plain.as_raw_fd();
+    assert_eq!(why(), "");
+    // SAFETY: registers one descriptor (IORING_REGISTER_FILES).
+    assert_eq!(unsafe { libc::syscall(libc::SYS_io_uring_register, ring, 2, &raw const number, 1) }, 0);
+    drop(plain);
+    assert!(why().contains("io_uring"), "{:?}", std::fs::read_to_string(format!("/proc/self/fdinfo/{ring}")));
+    std::fs::remove_file(&path).unwrap();
+}
