@@ -16,7 +16,7 @@ use wire::{FoldRun, MemberStats, Outcome, SlotRun, Target};
 
 /// Mappings are counted anew after so long, and for so small a part of a processor; or when by the most careful account there
 /// may be no more to spend.
-const COUNT_EVERY: (Duration, u32) = (Duration::from_secs(5), 200);
+const COUNT_EVERY: (Duration, u32) = (Duration::from_secs(10), 2000);
 /// Runs that one look at the list of folded pages unfolds before others get their turn.
 const UNFOLD_AT_ONCE: usize = 256;
 

@@ -34,7 +34,7 @@ const RECONNECT: (Duration, Duration) = (Duration::from_millis(100), Duration::f
 /// How often the worker is told how it goes.
 const STATS_EVERY: Duration = Duration::from_secs(1);
 /// How often written pages are looked for among the folded, at most; and what that may take of a processor.
-const BROKEN_EVERY: (Duration, u32) = (Duration::from_secs(1), 200);
+const BROKEN_EVERY: (Duration, u32) = (Duration::from_secs(1), 1000);
 /// Pages that are fingerprinted between two looks at what the worker asks.
 const HASH_AT_ONCE: u64 = 2048;
 /// Runs in one message.
