@@ -63,6 +63,11 @@ impl Link {
         !self.waiting.is_empty()
     }
 
+    /// Whether the worker has read everything that was sent.
+    pub fn is_read(&self) -> bool {
+        self.waiting.is_empty() && self.socket.unread_bytes().is_ok_and(|bytes| bytes == 0)
+    }
+
     /// The next message and what came with it, if there is one.
     ///
     /// # Errors

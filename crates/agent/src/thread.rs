@@ -68,13 +68,19 @@ struct Agent {
     broken_due: Instant,
     viewed: Option<Instant>,
     activity: Activity,
+    /// Tells the worker that this process, or a child of it, may still map slots. Kept over the end of a connection: what it
+    /// stands for goes on.
+    lease: Option<SharedMark>,
+    /// Leases of earlier connections, until the worker of this one has read what this process maps.
+    former_leases: Vec<SharedMark>,
 }
 
 /// What lasts as long as a connection.
 struct Session {
     link: Link,
     window: Option<OwnedFd>,
-    lease: Option<SharedMark>,
+    /// A lease that is to take the place of the one before as soon as the worker has been told what this process maps.
+    offered: Option<(u32, SharedMark)>,
     pace: Option<Pace>,
     unfolded: bool,
     stats_due: Instant,
@@ -135,13 +141,15 @@ impl Agent {
             broken_due: now,
             viewed: None,
             activity: Activity::new(now),
+            lease: None,
+            former_leases: Vec::new(),
         })
     }
 
     /// Works with one worker until that ends.
     fn serve(&mut self, link: Link) -> io::Result<()> {
-        let (window, lease, pace) = (None, None, None);
-        let mut session = Session { link, window, lease, pace, unfolded: false, stats_due: Instant::now() };
+        let (window, offered, pace) = (None, None, None);
+        let mut session = Session { link, window, offered, pace, unfolded: false, stats_due: Instant::now() };
         self.pool.withdraw();
         session.link.send(&ToWorker::Hello(Hello { version: VERSION, all_anonymous: self.asked.all_anonymous }))?;
         loop {
@@ -178,9 +186,10 @@ impl Agent {
                 }
             }
             (ToAgent::Lease(era), Some(file)) => {
-                // The old one is let go only when the new one is there.
-                session.lease = Some(SharedMark::new(file)?);
-                session.link.send(&ToWorker::LeaseTaken(era))?;
+                session.offered = Some((era, SharedMark::new(file)?));
+                if session.pace.is_some() {
+                    self.take_lease(session)?;
+                }
             }
             (ToAgent::Pace(pace), _) => self.begin(session, pace)?,
             (ToAgent::Donate(id, runs), _) => {
@@ -211,9 +220,18 @@ impl Agent {
             for runs in held.chunks(RUNS) {
                 session.link.send(&ToWorker::Held(runs.to_vec()))?;
             }
+            self.former_leases.extend(self.lease.take());
+            self.take_lease(session)?;
             self.rounds.again(&self.pagemap).map_err(io::Error::other)?;
         }
         Ok(())
+    }
+
+    /// Takes a new lease in place of the one before, if that is of this connection.
+    fn take_lease(&mut self, session: &mut Session) -> io::Result<()> {
+        let Some((era, lease)) = session.offered.take() else { return Ok(()) };
+        self.lease = Some(lease);
+        session.link.send(&ToWorker::LeaseTaken(era))
     }
 
     fn fold(&mut self, session: &Session, runs: &[wire::FoldRun]) -> Vec<Outcome> {
@@ -260,6 +278,9 @@ impl Agent {
             self.pool.rest();
         }
         release(&mut session.link)?;
+        if !self.former_leases.is_empty() && session.link.is_read() {
+            self.former_leases.clear();
+        }
         if now >= session.stats_due {
             session.stats_due = now + STATS_EVERY;
             self.say_how_it_goes(session, pace)?;

@@ -1,7 +1,7 @@
 //! Sockets that keep frames whole (`SOCK_SEQPACKET`) and carry file descriptors. None of them ever blocks.
 
 use crate::{Error, Result};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -117,6 +117,19 @@ impl Seqpacket {
         Ok(if got.bytes == 0 { Received::Closed } else { Received::Frame(got.bytes) })
     }
 
+    /// What the peer has not read yet of what was sent, in bytes of the kernel's memory.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn unread_bytes(&self) -> io::Result<u32> {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: the kernel writes an int, which is exclusively borrowed for the call.
+        match unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } {
+            0 => Ok(bytes.cast_unsigned()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// Who connected (or, at the connecting side, who listened).
     ///
     /// # Errors
@@ -146,7 +159,7 @@ impl From<OwnedFd> for Seqpacket {
     }
 }
 
-/// A place where connections are accepted. Its name goes with it, unless it was handed on.
+/// A place where connections are accepted. Its name stays when it goes; the next one takes it over.
 #[derive(Debug)]
 pub struct SeqpacketListener {
     socket: OwnedFd,
@@ -215,11 +228,13 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         assert!(one.send(b"first", &[file.as_fd(), file.as_fd()]).unwrap());
         assert!(one.send(b"second", &[]).unwrap());
+        assert_ne!(one.unread_bytes().unwrap(), 0);
         let (mut buffer, mut fds) = ([0; 8], Vec::new());
         assert_eq!(other.receive(&mut buffer, &mut fds).unwrap(), Received::Frame(5));
         assert_eq!((&buffer[..5], fds.len()), (&b"first"[..], 2));
         assert_eq!(other.receive(&mut buffer, &mut fds).unwrap(), Received::Frame(6));
         assert_eq!(fds.len(), 0);
+        assert_eq!(one.unread_bytes().unwrap(), 0);
         assert_eq!(other.receive(&mut buffer, &mut fds).unwrap(), Received::Nothing);
         one.send(b"longer than eight", &[]).unwrap();
         assert_eq!(other.receive(&mut buffer, &mut fds).unwrap_err().kind(), io::ErrorKind::InvalidData);
