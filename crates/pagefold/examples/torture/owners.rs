@@ -121,7 +121,7 @@ impl Owner {
     fn live(mut self) {
         must("while it was filled", self.plot.fill_all(&mut self.random));
         let mut visits = Beat::new(self.visits * self.plot.len() as f64);
-        let [mut hunts, mut seldom, mut births] = [Beat::new(150.0), Beat::new(60.0), Beat::new(0.4)];
+        let [mut hunts, mut seldom, mut births] = [Beat::new(150.0), Beat::new(60.0), Beat::new(0.12)];
         while !stopping() {
             let now = Instant::now();
             for _ in 0..visits.due(now) {
