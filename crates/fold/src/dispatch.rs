@@ -3,7 +3,7 @@
 
 use crate::plan::Planner;
 use crate::segment::SlotState;
-use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef, places};
+use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef, Queue, places};
 use page::{HostVirt, PageRange, PoolSlot};
 use wire::{DONATION_PAGES, FOLD_PAGES, FoldRun, Target};
 
@@ -66,6 +66,7 @@ impl Planner {
                 self.pool.hold(slot);
                 donation.push(self.table.chunk(chunk).address(place), slot);
             }
+            self.table.unqueue(chunk, Queue::Donations);
             self.place(member).donations.remove(&number);
         }
         donation
@@ -82,6 +83,7 @@ impl Planner {
                 if !all {
                     break;
                 }
+                self.table.unqueue(chunk, Queue::Folds);
             }
             self.place(member).folds.remove(&number);
         }

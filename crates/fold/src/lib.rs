@@ -13,20 +13,29 @@ pub mod control;
 mod conversation;
 mod dispatch;
 mod extents;
+#[cfg(test)]
+mod extents_tests;
 mod group;
 mod huge;
 mod index;
+#[cfg(test)]
+mod index_tests;
 mod lease;
 mod member;
 mod pace;
 mod plan;
+#[cfg(test)]
+mod plan_tests;
 mod pool;
 mod report;
 mod segment;
 mod settle;
 mod table;
+#[cfg(test)]
+mod throughput_tests;
 mod tick;
 mod upkeep;
+mod waiters;
 mod worker;
 
 pub use worker::{Error, Result, run};

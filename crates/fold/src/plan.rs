@@ -20,7 +20,8 @@
 use crate::index::{Entry, Index, Key, Keys};
 use crate::pool::{Full, Pool};
 use crate::segment::SlotState;
-use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef, Table};
+use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef, Queue, Table};
+use crate::waiters::Waiters;
 use page::{Fingerprint, PoolSlot};
 use std::collections::{BTreeSet, HashMap};
 use wire::RestedRun;
@@ -29,8 +30,6 @@ use wire::RestedRun;
 const CHUNKS_OF_A_MEMBER: usize = 1 << 22;
 /// Chunks that hold few pages each are no reason to have more than this many times those that full ones would take.
 const SPARSENESS: u64 = 4;
-/// Pages that may wait for slots to be filled, beyond the two that each was taken for.
-const MOST_WAITERS: usize = 4 << 20;
 /// Pages that the kernel would not move for the moment and are to be tried again, of one member.
 const MOST_RETRIES: usize = 1 << 16;
 
@@ -74,11 +73,14 @@ pub struct Place {
     pub missed: bool,
 }
 
-/// Pages that wait for a slot to be filled: mostly two.
-#[derive(Debug)]
-pub(crate) struct Waiters {
-    pub(crate) first: [PageRef; 2],
-    pub(crate) more: Vec<PageRef>,
+impl Place {
+    /// Chunks with something to do of that kind.
+    pub const fn queue(&mut self, queue: Queue) -> &mut BTreeSet<u64> {
+        match queue {
+            Queue::Folds => &mut self.folds,
+            Queue::Donations => &mut self.donations,
+        }
+    }
 }
 
 /// Says what the numbers in the index stand for.
@@ -111,8 +113,7 @@ pub struct Planner {
     /// The group's slots.
     pub pool: Pool,
     pub(crate) places: Vec<Option<Box<Place>>>,
-    pub(crate) waiters: HashMap<PoolSlot, Waiters>,
-    pub(crate) more_waiters: usize,
+    pub(crate) waiters: Waiters,
     /// Pages whose plans came to nothing, to be looked at again before the current call ends.
     pub(crate) again: Vec<PageRef>,
     /// How to plan.
@@ -131,8 +132,7 @@ impl Planner {
             index: Index::default(),
             pool,
             places: Vec::new(),
-            waiters: HashMap::new(),
-            more_waiters: 0,
+            waiters: Waiters::default(),
             again: Vec::new(),
             policy,
             full: None,
@@ -302,10 +302,9 @@ impl Planner {
             self.table.set_slot(page, slot.bits());
             self.table.mark(page, Mark::Wanted);
         }
-        self.waiters.insert(slot, Waiters { first: [donor, other_page], more: Vec::new() });
+        self.pool.set_ticket(slot, self.waiters.insert([donor, other_page]));
         self.table.mark(donor, Mark::Donor);
-        let (member, number) = (self.table.member(donor), self.table.chunk_number(donor));
-        self.place(member).donations.insert(number);
+        self.queue(donor, Queue::Donations);
     }
 
     /// Whether a page that stands in the index could be folded.
@@ -318,13 +317,11 @@ impl Planner {
     /// A page is to be folded to a slot that is live or pending.
     fn want(&mut self, page: PageRef, slot: PoolSlot) {
         if self.pool.state(slot) == SlotState::Pending {
-            let Some(waiters) = self.waiters.get_mut(&slot).filter(|_| self.more_waiters < MOST_WAITERS) else {
+            if !self.waiters.add(self.pool.ticket(slot), page) {
                 let member = self.table.member(page);
                 self.place(member).missed = true;
                 return;
-            };
-            waiters.more.push(page);
-            self.more_waiters += 1;
+            }
             self.pool.hold(slot);
             self.table.set_slot(page, slot.bits());
             self.table.mark(page, Mark::Wanted);
@@ -337,8 +334,15 @@ impl Planner {
 
     fn want_now(&mut self, page: PageRef) {
         self.table.mark(page, Mark::Wanted);
-        let (member, number) = (self.table.member(page), self.table.chunk_number(page));
-        self.place(member).folds.insert(number);
+        self.queue(page, Queue::Folds);
+    }
+
+    /// There is something to do for a page.
+    pub(crate) fn queue(&mut self, page: PageRef, queue: Queue) {
+        if self.table.queue(page, queue) {
+            let (member, number) = (self.table.member(page), self.table.chunk_number(page));
+            self.place(member).queue(queue).insert(number);
+        }
     }
 
     /// A page is nothing that was known of it any more; it is neither sent nor mapped.
@@ -352,35 +356,40 @@ impl Planner {
         if self.table.clear(page, Mark::Wanted) && !self.table.clear(page, Mark::Zero) {
             let slot = PoolSlot::from_bits(self.table.slot(page));
             if self.table.clear(page, Mark::Donor) {
-                self.fail(slot);
+                self.fail(slot, false);
             }
             self.unhold(slot);
         }
         self.table.set_fingerprint(page, 0);
     }
 
-    /// The bytes that a slot was taken for will not come. Who waits for them is looked at again.
-    pub(crate) fn fail(&mut self, slot: PoolSlot) {
+    /// The bytes that a slot was taken for will not come. Who waits for them is looked at again; but where the donor has
+    /// other bytes by now, it is forgotten until it is reported again: it would be asked over and over.
+    pub(crate) fn fail(&mut self, slot: PoolSlot, donor_changed: bool) {
         if self.pool.state(slot) != SlotState::Pending {
             return;
         }
+        let waiters = self.take_waiters(slot);
         self.pool.settle(slot, SlotState::Failed);
         self.unindex(slot);
-        for page in self.take_waiters(slot) {
+        for (n, page) in waiters.enumerate() {
             let waits = self.table.is(page, Mark::Wanted) && !self.table.is(page, Mark::Zero);
             if waits && self.table.slot(page) == slot.bits() {
                 self.table.clear(page, Mark::Wanted);
                 self.table.clear(page, Mark::Donor);
                 self.unhold(slot);
-                self.again.push(page);
+                if n == 0 && donor_changed {
+                    self.table.set_fingerprint(page, 0);
+                } else {
+                    self.again.push(page);
+                }
             }
         }
     }
 
+    /// The pages that wait for a slot which is about to be pending no longer.
     pub(crate) fn take_waiters(&mut self, slot: PoolSlot) -> impl Iterator<Item = PageRef> + use<> {
-        let waiters = self.waiters.remove(&slot);
-        self.more_waiters -= waiters.as_ref().map_or(0, |waiters| waiters.more.len());
-        waiters.into_iter().flat_map(|waiters| waiters.first.into_iter().chain(waiters.more))
+        self.waiters.remove(self.pool.ticket(slot))
     }
 
     pub(crate) fn unindex(&mut self, slot: PoolSlot) {
@@ -392,7 +401,9 @@ impl Planner {
     pub fn unhold(&mut self, slot: PoolSlot) {
         if self.pool.holds(slot) == 1 && !self.pool.is_inherited(slot) {
             self.unindex(slot);
-            drop(self.take_waiters(slot));
+            if self.pool.state(slot) == SlotState::Pending {
+                drop(self.take_waiters(slot));
+            }
         }
         self.pool.unhold(slot);
     }

@@ -229,6 +229,16 @@ impl Pool {
         self.known(slot).settle(slot.index(), state);
     }
 
+    /// The ticket of those who wait for a pending slot.
+    pub fn ticket(&self, slot: PoolSlot) -> u32 {
+        self.segment(slot).map_or(0, |segment| segment.ticket(slot.index()))
+    }
+
+    /// Who waits for a pending slot has this ticket.
+    pub fn set_ticket(&mut self, slot: PoolSlot, ticket: u32) {
+        self.known(slot).set_ticket(slot.index(), ticket);
+    }
+
     /// Where a slot is in its life; free, too, where there is no such slot.
     pub fn state(&self, slot: PoolSlot) -> SlotState {
         self.segment(slot).map(|segment| segment.state(slot.index())).unwrap_or_default()

@@ -54,6 +54,7 @@ pub struct Segment {
     contents: Vec<u64>,
     owners: Vec<u32>,
     holds: Vec<u32>,
+    /// References; of a pending slot, which has none, the ticket of those who wait for it.
     references: Vec<u32>,
     states: Vec<SlotState>,
     freed: Extents,
@@ -161,8 +162,20 @@ impl Segment {
     pub fn settle(&mut self, slot: u32, state: SlotState) {
         let at = slot as usize;
         debug_assert_eq!(self.states[at], SlotState::Pending);
-        self.states[at] = state;
+        (self.states[at], self.references[at]) = (state, 0);
         self.unfilled -= u32::from(state == SlotState::Live);
+    }
+
+    /// The ticket of those who wait for a pending slot.
+    pub fn ticket(&self, slot: u32) -> u32 {
+        debug_assert_eq!(self.state(slot), SlotState::Pending);
+        self.references[slot as usize]
+    }
+
+    /// Who waits for a pending slot has this ticket.
+    pub fn set_ticket(&mut self, slot: u32, ticket: u32) {
+        debug_assert_eq!(self.state(slot), SlotState::Pending);
+        self.references[slot as usize] = ticket;
     }
 
     /// Slots that a predecessor filled.
@@ -213,7 +226,8 @@ impl Segment {
         if self.is_inherited() {
             return false;
         }
-        debug_assert_eq!(self.references[at], 0);
+        debug_assert!(self.references[at] == 0 || self.states[at] == SlotState::Pending);
+        self.references[at] = 0;
         self.unfilled -= u32::from(self.states[at] != SlotState::Live);
         self.states[at] = SlotState::Free;
         self.freed.insert(slot);

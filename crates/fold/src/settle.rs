@@ -5,7 +5,7 @@ use crate::dispatch::Donation;
 use crate::index::{Entry, Keys};
 use crate::plan::{Contents, Planner};
 use crate::segment::SlotState;
-use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef, places};
+use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef, Queue, places};
 use host::DonationWindow;
 use page::{Fingerprint, HostVirt, PoolSlot};
 use wire::{FoldRun, Outcome, SlotRun, Target};
@@ -53,9 +53,12 @@ impl Planner {
             if is_given(at) && filled.is_ok() {
                 filled = self.pool.fill(first, pages as u32, window, at);
             }
-            let good = is_given(at) && filled.is_ok();
             for slot in &donation.slots[at..at + pages] {
-                self.settle_slot(*slot, good);
+                match &filled {
+                    Ok(()) => self.settle_slot(*slot, is_given(at)),
+                    Err(_) => self.fail(*slot, false),
+                }
+                self.unhold(*slot);
             }
             at += pages;
         }
@@ -67,31 +70,36 @@ impl Planner {
     fn settle_slot(&mut self, slot: PoolSlot, filled: bool) {
         if self.pool.state(slot) == SlotState::Pending {
             if filled && self.pool.fingerprint(slot) == Some(self.pool.content(slot).0) {
-                self.pool.settle(slot, SlotState::Live);
-                for page in self.take_waiters(slot) {
-                    if self.table.is(page, Mark::Wanted) && self.table.slot(page) == slot.bits() {
-                        let (member, number) = (self.table.member(page), self.table.chunk_number(page));
-                        self.place(member).folds.insert(number);
-                    }
-                }
+                self.became_live(slot);
             } else {
-                self.fail(slot);
+                self.fail(slot, true);
             }
         }
-        self.unhold(slot);
+    }
+
+    /// A slot has its bytes: who waited for it can be folded.
+    pub(crate) fn became_live(&mut self, slot: PoolSlot) {
+        let waiters = self.take_waiters(slot);
+        self.pool.settle(slot, SlotState::Live);
+        for page in waiters {
+            if self.table.is(page, Mark::Wanted) && self.table.slot(page) == slot.bits() {
+                self.queue(page, Queue::Folds);
+            }
+        }
     }
 
     /// A member does not show the pages that it was asked for, or is to be asked for: others are asked instead.
     pub fn gives_nothing(&mut self, member: MemberId, donation: &Donation) {
         self.place(member).may_donate = false;
         for slot in &donation.slots {
-            self.fail(*slot);
+            self.fail(*slot, false);
         }
         for number in std::mem::take(&mut self.place(member).donations) {
             let Some(chunk) = self.place(member).chunks.get(&number).copied() else { continue };
+            self.table.unqueue(chunk, Queue::Donations);
             for place in places(self.table.chunk(chunk).all(Mark::Donor)) {
                 let page = PageRef::new(chunk, place);
-                self.fail(PoolSlot::from_bits(self.table.slot(page)));
+                self.fail(PoolSlot::from_bits(self.table.slot(page)), false);
             }
         }
         self.look_again();

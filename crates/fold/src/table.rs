@@ -88,6 +88,16 @@ pub enum Mark {
     Mapped,
 }
 
+/// A kind of thing that may be to do for a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Queue {
+    /// Pages to be folded.
+    Folds,
+    /// Pages whose bytes are to be asked for.
+    Donations,
+}
+
 const MARKS: usize = Mark::Mapped as usize + 1;
 
 /// 64 neighbouring pages of a member.
@@ -102,11 +112,12 @@ pub struct Chunk {
     /// Slots, as numbers: of pages that are wanted, sent or mapped.
     pub slots: [u32; CHUNK_PAGES as usize],
     marks: [u64; MARKS],
+    queued: [bool; 2],
 }
 
 impl Chunk {
     const fn new(member: MemberId, number: u64) -> Self {
-        Self { member, number, fingerprints: [0; 64], slots: [0; 64], marks: [0; MARKS] }
+        Self { member, number, fingerprints: [0; 64], slots: [0; 64], marks: [0; MARKS], queued: [false; 2] }
     }
 
     /// All pages of which that is true, a bit each.
@@ -217,6 +228,16 @@ impl Table {
         let was = *marks & page.bit() != 0;
         *marks &= !page.bit();
         was
+    }
+
+    /// There is something to do in a page's chunk; returns whether that is news.
+    pub fn queue(&mut self, page: PageRef, queue: Queue) -> bool {
+        !std::mem::replace(&mut self.chunk_mut(page.chunk()).queued[queue as usize], true)
+    }
+
+    /// There is nothing to do in a chunk.
+    pub fn unqueue(&mut self, chunk: u32, queue: Queue) {
+        self.chunk_mut(chunk).queued[queue as usize] = false;
     }
 
     /// Chunks in use.

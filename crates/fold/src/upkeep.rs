@@ -3,7 +3,7 @@
 
 use crate::plan::{Planner, Policy};
 use crate::segment::SlotState;
-use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef, places};
+use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef, Queue, places};
 use page::PoolSlot;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -98,6 +98,8 @@ impl Planner {
             place.folds.clear();
             place.donations.clear();
             for chunk in place.chunks.values().copied().collect::<Vec<_>>() {
+                self.table.unqueue(chunk, Queue::Folds);
+                self.table.unqueue(chunk, Queue::Donations);
                 for at in places(self.table.chunk(chunk).all(Mark::Wanted)) {
                     self.forget(PageRef::new(chunk, at));
                 }
@@ -165,7 +167,6 @@ impl Planner {
     /// Memory of everything that is known.
     pub fn bytes(&self) -> u64 {
         let places: usize = self.places.iter().flatten().map(|place| place.chunks.capacity() * 13).sum();
-        let waiters = self.waiters.capacity() * 49 + self.more_waiters * 4;
-        self.table.bytes() + self.index.bytes() + self.pool.bytes() + (places + waiters) as u64
+        self.table.bytes() + self.index.bytes() + self.pool.bytes() + self.waiters.bytes() + places as u64
     }
 }

@@ -83,8 +83,9 @@ proptest! {
     fn a_frame_that_was_cut_is_refused(frame in encoded(), at in any::<prop::sample::Index>()) {
         let cut = &frame[..at.index(frame.len())];
         decode(cut);
-        let both = (ToWorker::decode(&frame).is_ok(), ToAgent::decode(&frame).is_ok());
-        prop_assert!(!(both.0 && ToWorker::decode(cut).is_ok()) && !(both.1 && ToAgent::decode(cut).is_ok()));
+        let known = (ToWorker::decode(&frame).is_ok(), ToAgent::decode(&frame).is_ok());
+        prop_assert!(!known.0 || ToWorker::decode(cut).is_err());
+        prop_assert!(!known.1 || ToAgent::decode(cut).is_err());
     }
 
     #[test]

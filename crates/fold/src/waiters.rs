@@ -1,0 +1,62 @@
+//! Pages that wait for slots to be filled: mostly two for each, the donor and its twin. Each pending slot has a *ticket*, its
+//! place here.
+
+use crate::table::PageRef;
+
+/// Pages that may wait beyond the two for which each slot was taken.
+const MOST_MORE: usize = 4 << 20;
+
+#[derive(Debug)]
+struct Entry {
+    first: [PageRef; 2],
+    more: Vec<PageRef>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Waiters {
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+    more: usize,
+}
+
+impl Waiters {
+    /// These two wait; returns their ticket.
+    pub fn insert(&mut self, first: [PageRef; 2]) -> u32 {
+        let entry = Entry { first, more: Vec::new() };
+        if let Some(ticket) = self.free.pop() {
+            self.entries[ticket as usize] = entry;
+            return ticket;
+        }
+        self.entries.push(entry);
+        self.entries.len() as u32 - 1
+    }
+
+    /// Another one waits, unless too many do.
+    pub fn add(&mut self, ticket: u32, page: PageRef) -> bool {
+        let room = self.more < MOST_MORE;
+        if room {
+            self.entries[ticket as usize].more.push(page);
+            self.more += 1;
+        }
+        room
+    }
+
+    /// Nobody is to wait any longer; returns who did.
+    pub fn remove(&mut self, ticket: u32) -> impl Iterator<Item = PageRef> + use<> {
+        let Entry { first, more } = &mut self.entries[ticket as usize];
+        let (first, more) = (*first, std::mem::take(more));
+        self.more -= more.len();
+        self.free.push(ticket);
+        if self.free.len() == self.entries.len() {
+            // Nobody waits: the memory of the busiest time is not kept.
+            *self = Self::default();
+        }
+        first.into_iter().chain(more)
+    }
+
+    /// Memory that it takes.
+    pub const fn bytes(&self) -> u64 {
+        (self.entries.capacity() * size_of::<Entry>() + (self.free.capacity() + self.more) * 4) as u64
+    }
+}
