@@ -155,7 +155,7 @@ fn live(bytes: usize, life: Duration) {
             blocks.push(block);
         }
         let i = random.below(blocks.len());
-        match random.below(8) {
+        match random.below(64) {
             0 => {
                 let block = blocks.swap_remove(i);
                 words -= block.words;
@@ -169,14 +169,14 @@ fn live(bytes: usize, life: Duration) {
                 words += new;
                 count("reallocations");
             }
-            2 if random.one_in(200) => {
+            2 if random.one_in(30) => {
                 trim_heap();
                 count("trims");
             }
-            3 if random.one_in(4) => blocks[i].fill(random.below(60) as u32),
-            // Most blocks rest most of the time: work is done on the younger half.
+            3 => blocks[i].fill(random.below(60) as u32),
+            // Most blocks rest most of the time: work is done on the youngest.
             _ => {
-                let i = blocks.len() - 1 - random.below(blocks.len().div_ceil(2));
+                let i = blocks.len() - 1 - random.below(blocks.len().min(24));
                 blocks[i].check(blocks[i].words);
                 blocks[i].write();
             }

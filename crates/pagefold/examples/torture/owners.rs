@@ -44,7 +44,7 @@ pub struct Args {
     #[arg(long, default_value_t = 300)]
     classes: usize,
     /// Visits a second to each page
-    #[arg(long, default_value_t = 0.7)]
+    #[arg(long, default_value_t = 0.3)]
     visits: f64,
     /// Fork no children
     #[arg(long)]
