@@ -280,6 +280,55 @@ fn a_new_mapping_replaces_what_was_known() {
 }
 
 #[test]
+fn what_stays_behind_a_move_is_zero() {
+    let pool = pool();
+    let at = enrolled(4);
+    fold(&pool, at, 80, 4);
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
+    let bytes = 4 * PAGE_BYTES;
+    // SAFETY: the test's own pages.
+    let moved = unsafe { remap::mremap(at as *mut c_void, bytes, bytes, flags, std::ptr::null_mut()) } as usize;
+    assert!((0..4).all(|page| byte(moved, page) == 80 + page as u8));
+    assert!((0..4).all(|page| byte(at, page) == 0));
+    let table = table::lock();
+    assert!(table.is_foldable(pages(at, 4)) && table.slot(HostVirt(moved as u64)).is_some());
+    drop(table);
+    unmap_all(at, 4);
+    unmap_all(moved, 4);
+}
+
+#[test]
+fn the_programs_own_userfaultfd_goes_first() {
+    const WRITE_PROTECT: u64 = 2;
+    let pool = pool();
+    let at = enrolled(4);
+    fold(&pool, at, 90, 2);
+    // SAFETY: makes a descriptor.
+    let file = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK | 1) } as i32;
+    if file < 0 {
+        return eprintln!("the_programs_own_userfaultfd_goes_first: skipped: no userfaultfd here");
+    }
+    let mut api = [0xAA, 1, 0_u64];
+    // SAFETY: `struct uffdio_api`, with write-protection asked for.
+    assert_eq!(unsafe { libc::ioctl(file, 0xC018_AA3F, api.as_mut_ptr()) }, 0);
+    let mut register = [at as u64, 4 * PAGE_BYTES as u64, WRITE_PROTECT, 0];
+    // SAFETY: `struct uffdio_register`. Pages that map the pool would be refused without the feature that the door adds.
+    assert_eq!(unsafe { libc::ioctl(file, 0xC020_AA00, register.as_mut_ptr()) }, 0);
+    assert!(!table::lock().is_foldable(pages(at + 2 * PAGE_BYTES, 1)));
+    // SAFETY: `struct uffdio_range`.
+    assert_eq!(unsafe { libc::ioctl(file, 0x8010_AA01, register.as_mut_ptr()) }, 0);
+    assert!(table::lock().is_foldable(pages(at + 2 * PAGE_BYTES, 2)));
+    // A registration that the kernel refuses changes nothing.
+    register[2] = 1 << 40;
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::ioctl(file, 0xC020_AA00, register.as_mut_ptr()) }, -1);
+    assert!(table::lock().is_foldable(pages(at + 2 * PAGE_BYTES, 2)));
+    // SAFETY: opened here.
+    unsafe { libc::close(file) };
+    unmap_all(at, 4);
+}
+
+#[test]
 fn a_child_keeps_contents_right_and_enrols_nothing() {
     let pool = pool();
     let at = enrolled(8);
@@ -307,6 +356,49 @@ fn a_child_keeps_contents_right_and_enrols_nothing() {
     assert!((0..8).all(|page| byte(at, page) == 70 + page as u8));
     assert!(table::lock().slot(HostVirt(at as u64)).is_some());
     unmap_all(at, 8);
+}
+
+#[test]
+fn forks_and_doors_do_not_wait_for_each_other() {
+    if !alone("doors::tests::forks_and_doors_do_not_wait_for_each_other") {
+        return;
+    }
+    let pool = pool();
+    let kept = enrolled(8);
+    fold(&pool, kept, 100, 8);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let (pool, over) = (&pool, &over);
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    let at = enrolled(32);
+                    fold(pool, at + PAGE_BYTES, thread * 40, 30);
+                    assert_eq!(advise(at, 20, libc::MADV_DONTNEED), Ok(()));
+                    assert!(byte(at, 19) == 0 && usize::from(byte(at, 20)) == thread * 40 + 19);
+                    let _garbage = vec![thread; 1000];
+                    // SAFETY: the test's own pages. Another thread may be given the place at once.
+                    unsafe { memory::munmap(at as *mut c_void, 32 * PAGE_BYTES) };
+                }
+            });
+        }
+        for _ in 0..100 {
+            // SAFETY: the child calls nothing but doors and `_exit`.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let at = fresh(4);
+                let good = advise(kept, 1, libc::MADV_DONTNEED) == Ok(()) && byte(kept, 0) == 0 && byte(kept, 1) == 101;
+                let asked = advise(at, 4, libc::MADV_MERGEABLE) == Ok(()) && table::lock().touches(pages(at, 4));
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(i32::from(!good || asked)) };
+            }
+            let mut status = 0;
+            // SAFETY: waits for the child just made.
+            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            assert_eq!(status, 0);
+        }
+        over.store(true, Ordering::Relaxed);
+    });
 }
 
 /// Runs one test alone in a process of its own; says whether this is that process.

@@ -6,7 +6,7 @@
 use super::{State, enter, range, state};
 use crate::arena;
 use crate::raw::{self, Answer, c_answer};
-use crate::table::Shut;
+use crate::table::{Shut, Traits};
 use page::PageRange;
 use std::ffi::{c_int, c_ulong};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -101,16 +101,14 @@ fn register(argument: usize, pass: impl Fn() -> Answer) -> Answer {
         let yield_range = unsafe { std::mem::transmute::<usize, fn(PageRange)>(target) };
         yield_range(range);
     }
-    let answer = {
-        let mut table = enter();
-        if let Some(table) = &mut table {
-            table.shut(range, Shut::Yielded);
-        }
-        // With the lock held, no fold can put ours back in between.
-        pass()
-    };
-    if answer != 0 && raw::error(answer) != Some(libc::EBUSY) {
-        enter().into_iter().for_each(|mut table| table.open(range, Shut::Yielded));
+    // With the lock held, no fold can put ours back in between.
+    let Some(mut table) = enter() else { return pass() };
+    let yielded = |(_, traits): &(PageRange, Traits)| traits.shut & Shut::Yielded as u8 != 0;
+    let before = table.known(range).iter().any(yielded);
+    table.shut(range, Shut::Yielded);
+    let answer = pass();
+    if answer != 0 && !before {
+        table.open(range, Shut::Yielded);
     }
     answer
 }
