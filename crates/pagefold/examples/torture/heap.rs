@@ -124,7 +124,7 @@ pub fn run(args: &Args) {
             scope.spawn(|| {
                 // Each thread's life is short, and another one gets its stack and arena then.
                 while !stopping() {
-                    let life = Duration::from_millis(1500 + Random::unforeseen().next() % 3000);
+                    let life = Duration::from_millis(3000 + Random::unforeseen().next() % 9000);
                     std::thread::scope(|scope| _ = scope.spawn(|| live(args.bytes, life)));
                     count("threads");
                 }
