@@ -170,11 +170,21 @@ impl Reader {
 
     fn put_to_rest(&mut self, group: usize) {
         let class = self.class();
+        if !self.random.one_in(8) && !self.registered(group) {
+            // What was written in the pool's mapping is folded again once it has been given back.
+            let given_back = self.area.advise(group * READ_PAGES, READ_PAGES, libc::MADV_DONTNEED);
+            ok("MADV_DONTNEED", given_back);
+        }
         for page in group * READ_PAGES..(group + 1) * READ_PAGES {
             (0..WORDS).for_each(|n| self.area.word(page, n).store(word(class, n), Relaxed));
         }
         let rest = self.rest.mul_f64(self.random.below(1000) as f64 / 1000.0);
         self.resting.push(Reverse((Instant::now() + rest, group)));
+    }
+
+    /// Whether these pages may be registered with the ring: new ones in their place would not be.
+    fn registered(&self, group: usize) -> bool {
+        group * READ_PAGES >= self.area.pages() - FIXED_PAGES
     }
 
     /// Reads into pages whose rest is over.
@@ -183,7 +193,7 @@ impl Reader {
         while due.len() < DEPTH && self.resting.peek().is_some_and(|Reverse((until, _))| *until <= now) {
             let Some(Reverse((_, group))) = self.resting.pop() else { break };
             let to = group * READ_PAGES;
-            let is_fixed = to >= self.area.pages() - FIXED_PAGES;
+            let is_fixed = self.registered(group);
             let ways = [Way::Pread, Way::Preadv, Way::Ring, Way::Ring, Way::Ring, Way::RingCached];
             let way = if is_fixed && registered { Way::RingFixed } else { ways[self.random.below(ways.len())] };
             due.push(Read { way, to, from: self.random.below(FILE_PAGES - READ_PAGES) });

@@ -48,6 +48,7 @@ const CODE: [u8; 25] = [
 struct Machine {
     area: Area,
     vcpu: VcpuFd,
+    class: u32,
     sweeps: u64,
     random: Random,
     pagemap: Pagemap,
@@ -103,13 +104,24 @@ impl Machine {
         let mut registers = works("read its registers", vcpu.get_regs());
         (registers.rip, registers.rflags) = ((CODE_PAGE * PAGE) as u64, 2);
         works("set its registers", vcpu.set_regs(&registers));
-        Self { area, vcpu, sweeps: 0, random: Random::unforeseen(), pagemap: Pagemap::open(), _vm: vm }
+        Self {
+            area,
+            vcpu,
+            class: class + 1,
+            sweeps: 0,
+            random: Random::unforeseen(),
+            pagemap: Pagemap::open(),
+            _vm: vm,
+        }
     }
 
     fn live(&mut self) {
         while !stopping() {
             let sweeps = if self.random.one_in(3) { self.random.below(3000) } else { 1 };
             (0..sweeps).for_each(|_| self.sweep());
+            if !self.random.one_in(4) {
+                self.renew();
+            }
             let pause = Duration::from_micros(self.random.next() % 900_000);
             self.look(pause);
             self.verify();
@@ -117,12 +129,28 @@ impl Machine {
     }
 
     fn sweep(&mut self) {
-        match self.vcpu.run() {
-            Ok(VcpuExit::IoOut(0x10, _)) => self.sweeps += 1,
-            Ok(exit) => fail(&format!("the vCPU stopped: {exit:?}")),
-            Err(e) if e.errno() == libc::EINTR || e.errno() == libc::EAGAIN => {}
-            Err(e) => fail(&format!("KVM_RUN: {e}")),
+        loop {
+            match self.vcpu.run() {
+                Ok(VcpuExit::IoOut(0x10, _)) => break,
+                Ok(exit) => fail(&format!("the vCPU stopped: {exit:?}")),
+                // It goes on where it was.
+                Err(e) if e.errno() == libc::EINTR || e.errno() == libc::EAGAIN => {}
+                Err(e) => fail(&format!("KVM_RUN: {e}")),
+            }
         }
+        self.sweeps += 1;
+    }
+
+    /// Gives the swept pages back and fills them anew with what they held, as nobody writes them now: what was
+    /// written in the pool's mappings can be folded again then.
+    fn renew(&mut self) {
+        let given_back = self.area.advise(FIRST, SWEPT, libc::MADV_DONTNEED);
+        crate::owners::ok("MADV_DONTNEED", given_back);
+        for page in FIRST..FIRST + SWEPT {
+            self.area.word(page, 0).store(self.sweeps & u64::from(u32::MAX), Relaxed);
+            (1..WORDS).for_each(|n| self.area.word(page, n).store(word(self.class, n), Relaxed));
+        }
+        count("renewals");
     }
 
     /// A pause, and what has been folded in it.
