@@ -14,6 +14,8 @@ pub struct Ksm {
     pub pages_shared: u64,
     /// `pages_sharing`: further mappings of them, which is how many pages are saved.
     pub pages_sharing: u64,
+    /// `pages_scanned`, since Linux 6.6: looks at pages, again and again.
+    pub pages_scanned: Option<u64>,
     /// `pages_to_scan` before each sleep.
     pub pages_to_scan: Option<u64>,
     /// `sleep_millisecs`
@@ -56,6 +58,7 @@ impl Ksm {
             run: number("run")?,
             pages_shared: number("pages_shared")?,
             pages_sharing: number("pages_sharing")?,
+            pages_scanned: number("pages_scanned"),
             pages_to_scan: number("pages_to_scan"),
             sleep_millisecs: number("sleep_millisecs"),
             smart_scan: number("smart_scan"),

@@ -214,6 +214,14 @@ impl Pagemap {
         self.scan(start, end, Query { all: PAGE_IS_PRESENT, none: PAGE_IS_PFNZERO | PAGE_IS_HUGE, ..Query::default() })
     }
 
+    /// Pages that map the kernel's zero page.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn zero_ranges(&self, start: HostVirt, end: HostVirt) -> Result<Vec<PageRange>> {
+        self.scan(start, end, Query { all: PAGE_IS_PRESENT | PAGE_IS_PFNZERO, ..Query::default() })
+    }
+
     /// Pages that are mapped by transparent huge pages.
     ///
     /// # Errors
@@ -340,6 +348,8 @@ mod tests {
             return;
         };
         assert_eq!(ranges, [PageRange { start: at.add_pages(1), pages: 2 }]);
+        let zeros = pagemap.zero_ranges(at, at.add_pages(4)).unwrap();
+        assert_eq!(zeros, [PageRange { start: at.add_pages(3), pages: 1 }]);
     }
 
     #[test]

@@ -4,9 +4,8 @@ use crate::exit::Outcome;
 use clap::Subcommand;
 
 mod census;
+mod ksm;
 mod synthetic;
-
-pub use synthetic::GuestArgs;
 
 /// Arguments of `pagefold bench`.
 #[derive(clap::Args)]
@@ -19,16 +18,43 @@ pub struct Args {
 enum What {
     /// The census against plain hashing and copying of the same bytes
     Census(census::Args),
+    /// Folding against the kernel's own merger (ksmd), with the same guests
+    Ksm(ksm::Args),
+}
+
+/// Arguments of the hidden command that a bench starts its processes with.
+#[derive(clap::Args)]
+pub struct GuestArgs {
+    #[command(subcommand)]
+    what: GuestOf,
+}
+
+#[derive(Subcommand)]
+enum GuestOf {
+    /// Hold pages until input closes
+    Hold(synthetic::HoldArgs),
+    /// Hold pages that may be merged
+    Mergeable(ksm::MergeableArgs),
+    /// Measure from inside what merging does to a guest
+    Probe,
+    /// Put everything back when the bench has ended
+    Guard,
 }
 
 /// Runs it.
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
     match args.what {
         What::Census(args) => census::run(&args),
+        What::Ksm(args) => ksm::run(&args),
     }
 }
 
-/// Runs one synthetic guest of a bench.
+/// Runs one process of a bench.
 pub fn run_guest(args: &GuestArgs) -> anyhow::Result<Outcome> {
-    synthetic::hold(args)
+    match &args.what {
+        GuestOf::Hold(args) => synthetic::hold(args),
+        GuestOf::Mergeable(args) => ksm::hold(args),
+        GuestOf::Probe => ksm::probe(),
+        GuestOf::Guard => ksm::guard(),
+    }
 }

@@ -69,7 +69,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
 }
 
 /// What the lab finds wrong with the call or the host decides the exit code.
-fn with_exit_code(error: anyhow::Error) -> anyhow::Error {
+pub fn with_exit_code(error: anyhow::Error) -> anyhow::Error {
     match error.downcast_ref::<lab::Error>() {
         Some(lab::Error::Usage(text)) => Stop::Usage(text.clone()).into(),
         Some(lab::Error::HostLacks(text)) => Stop::HostLacks(text.clone()).into(),

@@ -7,9 +7,9 @@ use page::PAGE_BYTES;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
 
-/// Arguments of the hidden command that a bench starts its guests with.
+/// Arguments of a guest that holds pages until its input closes.
 #[derive(clap::Args)]
-pub struct GuestArgs {
+pub struct HoldArgs {
     /// Which guest of the bench
     #[arg(long)]
     number: u64,
@@ -48,7 +48,7 @@ pub fn contents(number: u64, pages: usize, huge: bool) -> anyhow::Result<Vec<Ali
 }
 
 /// Xorshift from a seed: no two pages alike, none that compresses.
-fn filled(seed: u64) -> AlignedPage {
+pub fn filled(seed: u64) -> AlignedPage {
     let mut page = AlignedPage([0; PAGE_BYTES]);
     let mut x = (seed << 1 | 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     for word in page.0.as_chunks_mut::<8>().0 {
@@ -61,7 +61,7 @@ fn filled(seed: u64) -> AlignedPage {
 }
 
 /// Holds the pages until standard input closes, which it does when the bench ends, however it ends.
-pub fn hold(args: &GuestArgs) -> anyhow::Result<Outcome> {
+pub fn hold(args: &HoldArgs) -> anyhow::Result<Outcome> {
     let bytes = contents(args.number, args.pages, args.huge)?;
     let mut out = std::io::stdout();
     out.write_all(READY.as_bytes()).and_then(|()| out.flush()).context("cannot say that the pages are there")?;
@@ -82,7 +82,7 @@ impl Guests {
         let mut running = Self { children: Vec::new() };
         for number in 0..guests {
             let child = Command::new(&program)
-                .args(["bench-guest", "--number", &number.to_string(), "--pages", &pages.to_string()])
+                .args(["bench-guest", "hold", "--number", &number.to_string(), "--pages", &pages.to_string()])
                 .args(huge.then_some("--huge"))
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())

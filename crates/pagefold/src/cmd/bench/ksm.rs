@@ -1,0 +1,98 @@
+//! `pagefold bench ksm`: Pagefold and the kernel's own merger with the same guests, in turns.
+//!
+//! ```text
+//!   ksmd:     guests start -> idle -> run=1 -------> stable -> idle for a while -> the prober's questions -> all end
+//!   pagefold: guests start -> idle -> fold=on -----> stable -> idle for a while -> the prober's questions -> all end
+//!                                     |<- sampled ->|          CPU per second      reaction, breaks, stalls
+//! ```
+//! Both sides are asked the same questions in the same way; what differs is in [`ksmd`] and [`folding`]. What either says of
+//! itself is checked against page tables ([`frames`]). [`guardian`] puts everything back.
+
+mod churn;
+mod curve;
+mod folding;
+mod frames;
+mod guardian;
+mod guests;
+mod ksmd;
+mod layout;
+mod measure;
+mod merger;
+mod options;
+mod probe;
+mod prober;
+mod result;
+mod svg;
+mod table;
+mod timings;
+
+pub use guardian::guard;
+pub use guests::{MergeableArgs, hold};
+pub use options::Options as Args;
+pub use probe::run as probe;
+
+use crate::exit::{Outcome, Stop};
+use crate::output::say;
+use anyhow::Context;
+use guardian::Guardian;
+use measure::Side;
+use options::Options;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+/// Runs it.
+pub fn run(o: &Options) -> anyhow::Result<Outcome> {
+    o.check()?;
+    let knobs = ksmd::may_use()?;
+    let mut guardian = Guardian::start()?;
+    let dir = make_dir(&mut guardian)?;
+    guardian.keep_ksm(&knobs)?;
+    let outcome = if o.churn { churn::run(o, &dir, &mut guardian) } else { compare(o, &dir, &mut guardian) };
+    let put_back = guardian.finish();
+    let outcome = outcome?;
+    put_back?;
+    Ok(outcome)
+}
+
+/// Short, as the names of sockets are.
+fn make_dir(guardian: &mut Guardian) -> anyhow::Result<PathBuf> {
+    let dir = std::env::temp_dir().join(format!("pagefold-bench-{}", std::process::id()));
+    DirBuilder::new().mode(0o700).create(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    guardian.keep_dir(&dir)?;
+    Ok(dir)
+}
+
+/// Both sides' turns, as often as was asked.
+fn turns<T>(o: &Options, mut turn: impl FnMut(Side) -> anyhow::Result<T>) -> anyhow::Result<Vec<(T, T)>> {
+    let mut rounds = Vec::new();
+    for round in 1..=o.rounds {
+        say!("pagefold: round {round} of {}: ksmd", o.rounds);
+        // Nobody merges while guests start.
+        host::set_ksm("run", "0")?;
+        let theirs = turn(Side::Ksmd).map_err(|e| failed("ksmd", e))?;
+        say!("pagefold: round {round} of {}: pagefold", o.rounds);
+        let ours = turn(Side::Pagefold).map_err(|e| failed("Pagefold", e))?;
+        rounds.push((theirs, ours));
+    }
+    Ok(rounds)
+}
+
+/// In words alone, unless the exit code says more: the pipe of a prober that died is not our output's, which may be closed.
+fn failed(who: &str, e: anyhow::Error) -> anyhow::Error {
+    let what = format!("{who} could not be measured");
+    if e.is::<Stop>() { e.context(what) } else { anyhow::anyhow!("{what}: {e:#}") }
+}
+
+fn compare(o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Outcome> {
+    let rounds = turns(o, |side| measure::turn(side, o, dir, guardian))?;
+    let rounds = rounds.into_iter().map(|(ksmd, pagefold)| result::Round::of(ksmd, pagefold)).collect();
+    let bench = result::Bench::of(o, rounds);
+    let mut out = std::io::stdout().lock();
+    if o.json {
+        report::json::write(&mut out, &bench)?;
+    } else {
+        table::print(&mut out, &bench)?;
+    }
+    Ok(Outcome::Done)
+}

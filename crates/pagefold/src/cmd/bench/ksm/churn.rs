@@ -1,0 +1,142 @@
+//! What stays merged while the guests work: pages over time, and of ours the ones that were broken.
+
+use super::curve::Curve;
+use super::guardian::Guardian;
+use super::measure::{Scene, Side};
+use super::options::Options;
+use super::{svg, turns};
+use crate::exit::Outcome;
+use crate::output::say;
+use anyhow::Context;
+use report::{Align, Table};
+use serde::Serialize;
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Between two looks.
+const EVERY: Duration = Duration::from_secs(1);
+/// Rows of the table.
+const ROWS: usize = 20;
+
+/// What happened in one side's turn.
+#[derive(Clone, Debug, Serialize)]
+pub struct Worked {
+    /// Private pages of the guests' processes before.
+    resident_pages: u64,
+    /// Pages merged when the work began.
+    begin_merged_pages: u64,
+    /// On the average of the second half of the time.
+    mean_merged_pages: f64,
+    /// In the end.
+    end_merged_pages: u64,
+    /// Frames that the guests take in the end.
+    end_frames: u64,
+    /// Of the pages that were merged, those that are broken in the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    end_broken_share: Option<f64>,
+    /// Processor time while the guests worked.
+    cpu_s: f64,
+    /// Times since the work began.
+    pub curve: Curve,
+}
+
+#[derive(Debug, Serialize)]
+struct Churn {
+    minutes: f64,
+    rounds: Vec<Round>,
+}
+
+/// A turn of each.
+#[derive(Debug, Serialize)]
+pub struct Round {
+    /// The kernel's.
+    pub ksmd: Worked,
+    /// Ours.
+    pub pagefold: Worked,
+}
+
+/// Runs it.
+pub fn run(o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Outcome> {
+    let rounds = turns(o, |side| work(side, o, dir, guardian))?;
+    let rounds: Vec<Round> = rounds.into_iter().map(|(ksmd, pagefold)| Round { ksmd, pagefold }).collect();
+    if let (Some(path), Some(first)) = (&o.svg, rounds.first()) {
+        let total = first.ksmd.resident_pages.max(first.pagefold.resident_pages);
+        std::fs::write(path, svg::draw(first, total)).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let churn = Churn { minutes: o.minutes, rounds };
+    let mut out = std::io::stdout().lock();
+    if o.json {
+        report::json::write(&mut out, &churn)?;
+    } else {
+        churn.rounds.iter().try_for_each(|round| print(&mut out, round))?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn work(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Worked> {
+    let mut scene = Scene::set(side, o, dir, guardian)?;
+    let resident_pages = scene.taken()?.frames;
+    let cpu_before = scene.merger.cpu_s()?;
+    scene.merger.on()?;
+    let first = Curve::until_stable(Instant::now(), cpu_before, || scene.merger.progress())?;
+    let (begin, cpu_before) = (Instant::now(), scene.merger.cpu_s()?);
+    scene.guests.work()?;
+    let mut curve = Curve::default();
+    while begin.elapsed().as_secs_f64() < o.minutes * 60.0 {
+        curve.add(begin, cpu_before, scene.merger.progress()?);
+        std::thread::sleep(EVERY);
+    }
+    curve.add(begin, cpu_before, scene.merger.progress()?);
+    let (end, end_frames) = (curve.end(), scene.taken()?.frames);
+    let name = scene.merger.name();
+    scene.end()?;
+    say!(
+        "pagefold: {name}: {} pages merged before, {} after {:.1} min of work",
+        first.end().merged_pages,
+        end.merged_pages,
+        o.minutes
+    );
+    let later: Vec<u64> = curve.0.iter().skip(curve.0.len() / 2).map(|p| p.merged_pages).collect();
+    Ok(Worked {
+        resident_pages,
+        begin_merged_pages: first.end().merged_pages,
+        mean_merged_pages: later.iter().sum::<u64>() as f64 / later.len().max(1) as f64,
+        end_merged_pages: end.merged_pages,
+        end_frames,
+        end_broken_share: end.broken_pages.map(|broken| share(broken, end.merged_pages)),
+        cpu_s: end.cpu_s,
+        curve,
+    })
+}
+
+/// Of pages that are or were merged, those that no longer are.
+fn share(broken: u64, merged: u64) -> f64 {
+    broken as f64 / (broken + merged).max(1) as f64
+}
+
+fn print(out: &mut dyn Write, round: &Round) -> std::io::Result<()> {
+    use Align::Right;
+    let columns = [("s", Right), ("ksmd", Right), ("pagefold", Right), ("broken", Right), ("% broken", Right)];
+    let mut table = Table::new(&columns);
+    for ours in &round.pagefold.curve.thinned(ROWS).0 {
+        let theirs = round.ksmd.curve.0.iter().rev().find(|p| p.seconds <= ours.seconds + 0.5);
+        let broken = ours.broken_pages.unwrap_or(0);
+        table.row([
+            format!("{:.0}", ours.seconds),
+            theirs.map_or_else(String::new, |p| p.merged_pages.to_string()),
+            ours.merged_pages.to_string(),
+            broken.to_string(),
+            format!("{:.1}", share(broken, ours.merged_pages) * 100.0),
+        ]);
+    }
+    writeln!(out, "{table}")?;
+    for (name, w) in [("ksmd", &round.ksmd), ("pagefold", &round.pagefold)] {
+        writeln!(
+            out,
+            "{name}: {} pages merged before the work, {:.0} on average of its second half; {:.1} s of CPU; {} frames taken in the end",
+            w.begin_merged_pages, w.mean_merged_pages, w.cpu_s, w.end_frames
+        )?;
+    }
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! What was merged when, and what it had cost until then.
+
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+/// Between two looks.
+const EVERY: Duration = Duration::from_millis(100);
+/// It is stable when it has not grown by more than this share for so long.
+const STABLE: (f64, Duration) = (0.002, Duration::from_secs(5));
+/// Until the first page is merged, at most.
+const FIRST: Duration = Duration::from_secs(20);
+/// And until it is stable.
+const LONGEST: Duration = Duration::from_secs(240);
+
+/// What a merger has done, and used, so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Progress {
+    /// Pages saved, by its own account.
+    pub merged_pages: u64,
+    /// Processor time since some time before.
+    pub cpu_s: f64,
+    /// Pages that were merged, were written, and cannot be merged again.
+    pub broken_pages: Option<u64>,
+}
+
+/// A point of a curve; times since the merger was switched on.
+#[derive(Clone, Copy, Debug, Serialize, PartialEq)]
+pub struct Point {
+    /// When.
+    pub seconds: f64,
+    /// Pages saved until then.
+    pub merged_pages: u64,
+    /// Processor time until then.
+    pub cpu_s: f64,
+    /// See [`Progress`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub broken_pages: Option<u64>,
+}
+
+/// Points in order of time.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(transparent)]
+pub struct Curve(pub Vec<Point>);
+
+impl Curve {
+    /// Adds what is now, `begin` being when the merger, which had used `cpu_s_before`, was switched on.
+    pub fn add(&mut self, begin: Instant, cpu_s_before: f64, now: Progress) {
+        self.0.push(Point {
+            seconds: begin.elapsed().as_secs_f64(),
+            merged_pages: now.merged_pages,
+            cpu_s: now.cpu_s - cpu_s_before,
+            broken_pages: now.broken_pages,
+        });
+    }
+
+    /// Follows a merger until it merges no more.
+    ///
+    /// # Errors
+    /// It cannot be looked at.
+    pub fn until_stable(
+        begin: Instant,
+        cpu_s_before: f64,
+        mut look: impl FnMut() -> anyhow::Result<Progress>,
+    ) -> anyhow::Result<Self> {
+        let mut curve = Self::default();
+        while !curve.is_stable() {
+            curve.add(begin, cpu_s_before, look()?);
+            std::thread::sleep(EVERY);
+        }
+        Ok(curve)
+    }
+
+    /// The last point.
+    pub fn end(&self) -> Point {
+        self.0.last().copied().unwrap_or(Point { seconds: 0.0, merged_pages: 0, cpu_s: 0.0, broken_pages: None })
+    }
+
+    fn is_stable(&self) -> bool {
+        let end = self.end();
+        if end.merged_pages == 0 || end.seconds < STABLE.1.as_secs_f64() {
+            return end.seconds > FIRST.as_secs_f64();
+        }
+        let earlier = self.0.iter().rev().find(|p| p.seconds <= end.seconds - STABLE.1.as_secs_f64());
+        let grown = earlier.is_some_and(|e| (end.merged_pages as f64) > e.merged_pages as f64 * (1.0 + STABLE.0));
+        !grown || end.seconds > LONGEST.as_secs_f64()
+    }
+
+    /// The first point with so many pages.
+    pub fn reached(&self, pages: u64) -> Option<Point> {
+        self.0.iter().find(|point| point.merged_pages >= pages).copied()
+    }
+
+    /// At most so many points of it, the last one among them.
+    pub fn thinned(&self, most: usize) -> Self {
+        let step = self.0.len().div_ceil(most.max(1)).max(1);
+        let mut kept: Vec<Point> = self.0.iter().rev().step_by(step).copied().collect();
+        kept.reverse();
+        Self(kept)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn curve(points: &[(f64, u64)]) -> Curve {
+        let point =
+            |&(seconds, merged_pages): &(f64, u64)| Point { seconds, merged_pages, cpu_s: seconds, broken_pages: None };
+        Curve(points.iter().map(point).collect())
+    }
+
+    #[test]
+    fn stable_is_no_growth_for_five_seconds() {
+        assert!(!curve(&[]).is_stable());
+        assert!(!curve(&[(0.0, 0), (10.0, 0)]).is_stable());
+        assert!(curve(&[(0.0, 0), (21.0, 0)]).is_stable());
+        assert!(!curve(&[(0.0, 0), (3.0, 1000), (4.0, 1000)]).is_stable());
+        assert!(!curve(&[(0.0, 0), (3.0, 990), (6.0, 1000)]).is_stable());
+        assert!(!curve(&[(0.0, 0), (3.0, 990), (5.0, 1000), (8.1, 1000)]).is_stable());
+        assert!(curve(&[(0.0, 0), (3.0, 999), (5.0, 1000), (8.1, 1000)]).is_stable());
+        assert_eq!(curve(&[(0.0, 0), (3.0, 999)]).reached(500).map(|p| p.seconds), Some(3.0));
+        let thin = curve(&(0..100).map(|n| (f64::from(n), 1)).collect::<Vec<_>>()).thinned(10);
+        assert_eq!((thin.0.len(), thin.end().seconds), (10, 99.0));
+    }
+}

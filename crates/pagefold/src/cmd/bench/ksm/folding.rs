@@ -1,0 +1,208 @@
+//! Pagefold itself: a service of the bench's own with one group, told to do as ksmd does.
+
+use super::curve::Progress;
+use super::guardian::Guardian;
+use super::merger::{Account, Merger};
+use crate::service::ask::GroupState;
+use crate::service::change::Change;
+use crate::service::client::Service;
+use crate::service::place::Place;
+use anyhow::{Context, bail};
+use fold::control::{Fold, GroupReport};
+use host::{ProcessId, ThreadCpu};
+use serde::Serialize;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The one group.
+pub const GROUP: &str = "bench";
+/// A thread that folds, in the process whose pages it folds, calls itself so.
+const AGENT: &str = "pagefold";
+/// Time for a service to start, and for members to connect.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Pages of zeros are folded, and a huge page is split as soon as a page or six of it can be folded, as ksmd does.
+const CONFIG: &str = "\
+[[group]]
+name = \"bench\"
+zero-pages = \"share\"
+huge-pages = 1
+fold = \"off\"
+";
+
+/// How long agents kept pages out of reach, by powers of two of a microsecond; the worst of all members.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct AgentStalls {
+    p50_us: u64,
+    p99_us: u64,
+    max_us: u64,
+}
+
+/// A service that runs.
+pub struct Folding {
+    server: Child,
+    service: RefCell<Service>,
+    guests: Vec<u32>,
+    dir: PathBuf,
+}
+
+impl Folding {
+    /// Starts it in a directory below `dir`.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start(dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Self> {
+        let (config, log) = (dir.join("service.toml"), dir.join("service.log"));
+        fs::write(&config, CONFIG).with_context(|| format!("cannot write {}", config.display()))?;
+        let log = fs::File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
+        let dir = dir.join("service");
+        let server = Command::new(program()?)
+            .args(["serve", "--stop-workers", "--config"])
+            .arg(&config)
+            .arg("--dir")
+            .arg(&dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .context("cannot start a service")?;
+        guardian.keep_process(ProcessId::of(server.id())?)?;
+        let service = wait_for(|| Service::connect(Place::at(&dir)), "the bench's service does not start")?;
+        let service = RefCell::new(service);
+        Ok(Self { server, service, guests: Vec::new(), dir })
+    }
+
+    /// Asks once more when the service has hung up, as it does on those who say nothing for a while.
+    fn state(&self) -> anyhow::Result<GroupState> {
+        let answer = self.service.borrow().show(GROUP);
+        answer.or_else(|_| {
+            *self.service.borrow_mut() = Service::connect(Place::at(&self.dir))?;
+            self.service.borrow().show(GROUP)
+        })
+    }
+
+    /// Processor time of the parts, of which agents are threads of the guests.
+    fn cpu_by_part(&self) -> anyhow::Result<BTreeMap<&'static str, f64>> {
+        let of_process = |pid: u32| -> anyhow::Result<f64> {
+            Ok(ThreadCpu::of_process(pid)?.iter().map(|t| t.used.as_secs_f64()).sum())
+        };
+        let agents = |pid: &u32| -> anyhow::Result<f64> {
+            let threads = ThreadCpu::of_process(*pid)?;
+            let agents = threads.iter().filter(|t| t.name == AGENT && t.tid != *pid);
+            Ok(agents.map(|t| t.used.as_secs_f64()).sum())
+        };
+        let worker = self.own_pids()?.first().map_or(Ok(0.0), |pid| of_process(*pid))?;
+        let agents = self.guests.iter().map(agents).sum::<anyhow::Result<f64>>()?;
+        Ok([("worker", worker), ("agents", agents), ("supervisor", of_process(self.server.id())?)].into())
+    }
+}
+
+fn program() -> anyhow::Result<PathBuf> {
+    std::env::current_exe().context("cannot find this program to start it again")
+}
+
+/// Tries until it goes well or patience is over.
+fn wait_for<T>(mut attempt: impl FnMut() -> anyhow::Result<T>, what: &str) -> anyhow::Result<T> {
+    let begin = Instant::now();
+    loop {
+        match attempt() {
+            Err(e) if begin.elapsed() > PATIENCE => return Err(e.context(what.to_owned())),
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            done => return done,
+        }
+    }
+}
+
+/// Pages that are saved: those that map a slot but for one a slot, and those of zeros, which need none.
+fn merged_pages(report: &GroupReport) -> u64 {
+    (report.sharing_pages + report.zero_pages).saturating_sub(report.slots)
+}
+
+impl Merger for Folding {
+    fn name(&self) -> &'static str {
+        "pagefold"
+    }
+
+    fn command(&self, name: &str) -> anyhow::Result<Command> {
+        let mut command = Command::new(program()?);
+        command.args(["run", "--group", GROUP, "--name", name, "--service"]).arg(&self.dir).arg("--").arg(program()?);
+        Ok(command)
+    }
+
+    fn fold(&self) -> anyhow::Result<Option<lab::Fold>> {
+        Ok(Some(lab::Fold { pagefold: program()?, service: Some(self.dir.clone()) }))
+    }
+
+    fn own_pids(&self) -> anyhow::Result<Vec<u32>> {
+        Ok(self.state()?.worker_pid.into_iter().collect())
+    }
+
+    /// All of them must have connected: what has not would be missing from the merged pages without anybody's notice.
+    fn meet(&mut self, pids: &[u32]) -> anyhow::Result<()> {
+        self.guests = pids.to_vec();
+        let connected = || {
+            let members = self.state()?.report.members;
+            for pid in pids {
+                let Some(member) = members.iter().find(|m| m.pid == *pid && m.connected) else {
+                    bail!("process {pid} is not a member");
+                };
+                if member.enrolled_pages == 0 {
+                    bail!(
+                        "member {} has nothing that could be folded: {} {}",
+                        member.name,
+                        member.state,
+                        member.detail
+                    );
+                }
+            }
+            Ok(())
+        };
+        wait_for(connected, "not every guest became a member")
+    }
+
+    fn on(&mut self) -> anyhow::Result<()> {
+        let service = Service::connect(Place::at(&self.dir))?;
+        service.set(GROUP, Change { fold: Some(Fold::On), ..Change::default() })
+    }
+
+    fn cpu_s(&self) -> anyhow::Result<f64> {
+        Ok(self.cpu_by_part()?.values().sum())
+    }
+
+    fn progress(&self) -> anyhow::Result<Progress> {
+        let report = self.state()?.report;
+        let merged_pages = merged_pages(&report);
+        Ok(Progress { merged_pages, cpu_s: self.cpu_s()?, broken_pages: Some(report.broken_pages) })
+    }
+
+    fn account(&self) -> anyhow::Result<Account> {
+        let report = self.state()?.report;
+        let worst = |of: fn(&fold::control::MemberReport) -> u64| report.members.iter().map(of).max().unwrap_or(0);
+        let agent_stalls = AgentStalls {
+            p50_us: worst(|m| m.stall_p50_us),
+            p99_us: worst(|m| m.stall_p99_us),
+            max_us: worst(|m| m.stall_max_us),
+        };
+        Ok(Account {
+            metadata_bytes: report.index_bytes + report.agent_bytes,
+            pages_scanned: Some(report.pages_scanned),
+            broken_pages: Some(report.broken_pages),
+            agent_stalls: Some(agent_stalls),
+            failures: Some(report.fold_failures),
+            cpu_by_part_s: Some(self.cpu_by_part()?),
+        })
+    }
+
+    fn off(&mut self) -> anyhow::Result<()> {
+        if let Ok(server) = ProcessId::of(self.server.id()) {
+            server.terminate();
+        }
+        self.server.wait().context("cannot wait for the service to end")?;
+        Ok(fs::remove_dir_all(&self.dir)
+            .or_else(|e| if e.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(e) })?)
+    }
+}

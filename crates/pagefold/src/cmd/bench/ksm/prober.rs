@@ -1,0 +1,87 @@
+//! The bench's side of the prober.
+
+use super::merger::Merger;
+use super::probe::{Answer, Stall};
+use super::timings::Spread;
+use anyhow::{Context, bail};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+
+/// A prober that runs; it ends when this is dropped.
+pub struct Prober {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Prober {
+    /// Starts one.
+    ///
+    /// # Errors
+    /// It does not come to life.
+    pub fn start(merger: &dyn Merger) -> anyhow::Result<Self> {
+        let mut command = merger.command("probe")?;
+        let mut child = command
+            .args(["bench-guest", "probe"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start the prober")?;
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().context("a prober without output")?);
+        let mut prober = Self { child, input, output };
+        match prober.hear()? {
+            Answer::Ready => Ok(prober),
+            other => bail!("the prober begins with {other:?}"),
+        }
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn ask(&mut self, what: &str) -> anyhow::Result<Answer> {
+        writeln!(self.input.as_mut().context("the prober was ended")?, "{what}").context("the prober has ended")?;
+        self.hear()
+    }
+
+    fn hear(&mut self) -> anyhow::Result<Answer> {
+        let mut line = String::new();
+        self.output.read_line(&mut line).context("cannot hear from the prober")?;
+        serde_json::from_str(&line).context("the prober has ended, or says nonsense")
+    }
+
+    /// How long new duplicates took to be merged, in seconds, and how many were not.
+    pub fn react(&mut self) -> anyhow::Result<(Vec<f64>, u64)> {
+        match self.ask("react")? {
+            Answer::Reaction { seconds, missed } => Ok((seconds, missed)),
+            other => bail!("the prober answers {other:?}"),
+        }
+    }
+
+    /// First writes to merged pages.
+    pub fn first_writes(&mut self) -> anyhow::Result<Spread> {
+        match self.ask("break")? {
+            Answer::Break(spread) => Ok(spread),
+            other => bail!("the prober answers {other:?}"),
+        }
+    }
+
+    /// Reads of pages that are being merged.
+    pub fn stalls(&mut self) -> anyhow::Result<Stall> {
+        match self.ask("stall")? {
+            Answer::Stall(stall) => Ok(stall),
+            other => bail!("the prober answers {other:?}"),
+        }
+    }
+}
+
+impl Drop for Prober {
+    fn drop(&mut self) {
+        drop(self.input.take());
+        // Fails only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
