@@ -168,9 +168,9 @@ fn lock(plot: &mut Plot, from: usize, pages: usize, random: &mut Random) -> Resu
         return Ok(());
     }
     count("locked");
-    for i in from..from + pages {
-        plot.poke(i, random)?;
-    }
+    // What is locked cannot be discarded, so it is only written.
+    (from..from + pages).try_for_each(|i| plot.write(i))?;
+    (from..from + pages).try_for_each(|i| plot.fill(i, random))?;
     ok("munlock", plot.area().unlock(from, pages));
     Ok(())
 }

@@ -30,10 +30,10 @@ pub struct Args {
     #[arg(long, default_value_t = 20_000)]
     reads: usize,
     /// Pages of memory
-    #[arg(long, default_value_t = 8192)]
+    #[arg(long, default_value_t = 16384)]
     pages: usize,
     /// How long a page rests before it is read into, at most, in milliseconds
-    #[arg(long, default_value_t = 1000)]
+    #[arg(long, default_value_t = 2500)]
     rest: u64,
 }
 

@@ -21,7 +21,7 @@ pub struct Args {
     #[command(flatten)]
     until: Until,
     /// Machines, each with a vCPU
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 6)]
     machines: u32,
 }
 
@@ -122,7 +122,7 @@ impl Machine {
             if !self.random.one_in(4) {
                 self.renew();
             }
-            let pause = Duration::from_micros(self.random.next() % 900_000);
+            let pause = Duration::from_micros(self.random.next() % 2_500_000);
             self.look(pause);
             self.verify();
         }
@@ -157,6 +157,7 @@ impl Machine {
     fn look(&mut self, pause: Duration) {
         std::thread::sleep(pause);
         let held = self.pagemap.look(&self.area, FIRST, SWEPT);
+        // What was written after it was folded is no file's any more.
         let folded = held.filter(|held| *held == Held::File).count();
         FOLDS.fetch_add(folded as u64, Relaxed);
         count("pauses");
