@@ -3,7 +3,7 @@
 use crate::control::{News, SegmentInfo};
 use crate::group::Group;
 use crate::lease::Ghost;
-use crate::member::{Asked, Cut, FOLDS_IN_FLIGHT, Member};
+use crate::member::{Asked, Booking, Cut, FOLDS_IN_FLIGHT, Member};
 use crate::table::MemberId;
 use rustix::fd::AsFd;
 use std::rc::Rc;
@@ -12,6 +12,8 @@ use wire::{Hello, MemberState, MemberStats, Outcome, ToAgent, ToWorker, VERSION}
 
 /// Frames that are taken from a member before others have their turn.
 const FRAMES_A_TURN: usize = 8;
+/// Pages that are booked for a member before others have their turn: a frame may speak of a hundred million.
+const BOOKINGS_A_TURN: u64 = 1 << 16;
 /// A member that could not fold is left alone for so long.
 const REST: Duration = Duration::from_secs(1);
 /// A member whose let go slots take more than this part of the pool, because somebody holds its leases, gets no more.
@@ -21,7 +23,14 @@ impl Group {
     /// Hears a member who has something to say, and cuts it off if it lies.
     pub fn hear(&mut self, id: MemberId, buffer: &mut [u8], now: Instant) {
         for _ in 0..FRAMES_A_TURN {
+            let booked = self.work_off(id, now);
             let Some(member) = self.members.get(&id) else { return };
+            if let Err(why) = booked {
+                return self.cut(id, &why);
+            }
+            if !member.backlog.is_empty() {
+                return;
+            }
             let heard = member.hear(buffer).and_then(|message| match message {
                 Some(message) => self.act(id, message, now).map(|()| true),
                 None => Ok(false),
@@ -49,11 +58,13 @@ impl Group {
             ToWorker::Donated(request, given) => self.donated(id, request, &given, now),
             ToWorker::Folded(request, outcomes) => self.folded(id, request, &outcomes, now),
             ToWorker::Released(runs) => {
-                let released = self.planner.released(id, &runs);
-                self.hand_over_limbo(id, now);
-                Ok(released?)
+                member.backlog.extend(runs.into_iter().map(Booking::Released));
+                Ok(())
             }
-            ToWorker::Held(runs) => self.held(id, &runs),
+            ToWorker::Held(runs) => {
+                member.backlog.extend(runs.into_iter().map(Booking::Held));
+                Ok(())
+            }
             ToWorker::LeaseTaken(era) => Ok(member.leases.take(era)?),
             ToWorker::Stats(stats) => {
                 self.heard_stats(id, *stats, now);
@@ -110,12 +121,31 @@ impl Group {
         if answers { Ok(()) } else { Err(Cut::NotAsked) }
     }
 
-    fn held(&mut self, id: MemberId, runs: &[wire::SlotRun]) -> Result<(), Cut> {
+    /// Books some of what a member said of slots.
+    fn work_off(&mut self, id: MemberId, now: Instant) -> Result<(), Cut> {
+        let mut pages = 0;
+        while pages < BOOKINGS_A_TURN {
+            let Some(booking) = self.members.get_mut(&id).and_then(|member| member.backlog.pop_front()) else { break };
+            match booking {
+                Booking::Held(run) => {
+                    self.held(id, run)?;
+                    pages += u64::from(run.pages);
+                }
+                Booking::Released(run) => {
+                    let released = self.planner.released(id, &[run]);
+                    self.hand_over_limbo(id, now);
+                    released?;
+                    pages += u64::from(run.pages);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn held(&mut self, id: MemberId, run: wire::SlotRun) -> Result<(), Cut> {
         let Some(member) = self.members.get(&id) else { return Ok(()) };
-        let process = (member.identity.pid, member.identity.started);
-        let same = |ghost: &&Ghost| (ghost.identity.pid, ghost.identity.started) == process;
-        let ghosts: Vec<&Ghost> = self.ghosts.iter().filter(same).collect();
-        let crosses = self.planner.held(id, runs, |slot| ghosts.iter().any(|ghost| ghost.holds(slot)))?;
+        let ghosts: Vec<&Ghost> = self.ghosts.iter().filter(|ghost| ghost.is_of(&member.identity)).collect();
+        let crosses = self.planner.held(id, &[run], |slot| ghosts.iter().any(|ghost| ghost.holds(slot)))?;
         if crosses {
             self.clear(crate::group::Clearing::Separation);
         }

@@ -193,7 +193,8 @@ impl Group {
         let left = self.planner.leave(id, donation);
         self.former.add(&member.stats);
         self.event(format!("member {} (pid {}) {why}", member.identity.name, member.identity.pid));
-        if !left.slots.is_empty() || member.leases.is_waiting() {
+        let has_ghosts = self.ghosts.iter().any(|ghost| ghost.is_of(&member.identity));
+        if has_ghosts || !left.slots.is_empty() || member.leases.is_waiting() {
             self.ghosts.push(Ghost::new(member.identity, member.leases, left.slots));
         }
     }

@@ -24,7 +24,8 @@
 //! claimed what it maps, and has taken a new lease in place of the old one. It says what it maps before it lets the
 //! old lease go, so once that is seen to be over, what it said is on its way: whoever has not yet said that it took
 //! its first lease is waited for. Ghosts of one process are asked in the order in which they came to be, for the same
-//! reason as leases are.
+//! reason as leases are; and they go together, because a connection may have ended before we heard all that was
+//! said on it, and then what the process maps is known from an earlier one only.
 
 use host::{Lease, LeaseState};
 use page::PoolSlot;
@@ -147,15 +148,6 @@ impl Leases {
         Ok(slots)
     }
 
-    /// Whether the process and its children may still map what the member held, now that it is not connected.
-    ///
-    /// # Errors
-    /// The kernel refused to say.
-    fn all_ended(&mut self, slots: &mut Vec<PoolSlot>) -> io::Result<bool> {
-        slots.append(&mut self.ended_before(u32::MAX)?);
-        Ok(self.eras.is_empty())
-    }
-
     /// Slots that were let go and are still held.
     pub fn limbo(&self) -> usize {
         self.eras.iter().map(|era| era.batch.len()).sum()
@@ -189,16 +181,24 @@ impl Ghost {
         self.slots.binary_search(&slot).is_ok()
     }
 
-    /// Looks whether it is over. Slots whose holds may be dropped are added to `slots`.
+    /// Looks whether it is over: nobody holds any of its leases. Adds slots to `slots` that it had let go and that nobody
+    /// maps any more.
     ///
     /// # Errors
     /// The kernel refused to say.
     pub fn is_over(&mut self, slots: &mut Vec<PoolSlot>) -> io::Result<bool> {
-        let over = self.leases.all_ended(slots)?;
-        if over {
-            slots.append(&mut self.slots);
-        }
-        Ok(over)
+        slots.append(&mut self.leases.ended_before(u32::MAX)?);
+        Ok(self.leases.eras.is_empty())
+    }
+
+    /// The slots that its process mapped, if nobody does any more.
+    pub fn into_slots(self) -> Vec<PoolSlot> {
+        self.slots
+    }
+
+    /// Whether both are of one process.
+    pub fn is_of(&self, identity: &crate::control::Identity) -> bool {
+        (self.identity.pid, self.identity.started) == (identity.pid, identity.started)
     }
 
     /// Slots that it keeps.

@@ -22,7 +22,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use wire::{DONATION_PAGES, FoldRun, Malformed, MemberStats, Pace, ToAgent, ToWorker};
+use wire::{DONATION_PAGES, FoldRun, Malformed, MemberStats, Pace, SlotRun, ToAgent, ToWorker};
 
 /// Requests to fold that a member has not answered.
 pub const FOLDS_IN_FLIGHT: usize = 4;
@@ -95,6 +95,15 @@ pub struct Asked {
     pub since: Instant,
 }
 
+/// Something that a member said of slots.
+#[derive(Clone, Copy, Debug)]
+pub enum Booking {
+    /// It maps them since an earlier connection.
+    Held(SlotRun),
+    /// It maps them no longer.
+    Released(SlotRun),
+}
+
 /// When a member is to report everything again.
 #[derive(Debug)]
 pub struct Again {
@@ -151,6 +160,8 @@ pub struct Member {
     pub rests_until: Option<Instant>,
     /// Pages that it reported since it connected.
     pub reported: u64,
+    /// What it said of slots that it has or let go and that is not booked yet. Nothing else is heard before.
+    pub backlog: VecDeque<Booking>,
 }
 
 impl Member {
@@ -177,6 +188,7 @@ impl Member {
             again: Again { due: None, wait: FIRST_AGAIN },
             rests_until: None,
             reported: 0,
+            backlog: VecDeque::new(),
         })
     }
 

@@ -27,9 +27,9 @@ use std::collections::{BTreeSet, HashMap};
 use wire::RestedRun;
 
 /// Chunks that one member may have: 256 GiB of pages.
-const CHUNKS_OF_A_MEMBER: usize = 1 << 22;
+const CHUNKS_OF_A_MEMBER: usize = 1 << 20;
 /// Chunks that hold few pages each are no reason to have more than this many times those that full ones would take.
-const SPARSENESS: u64 = 4;
+const SPARSENESS: u64 = 2;
 /// Pages that the kernel would not move for the moment and are to be tried again, of one member.
 const MOST_RETRIES: usize = 1 << 16;
 

@@ -1,7 +1,7 @@
 //! What time brings: leases that end, eras that begin, ghosts that are over, members that keep us waiting, passes that
 //! are done, segments that nobody needs.
 
-use crate::control::News;
+use crate::control::{Identity, News};
 use crate::group::{Clearing, Group};
 use crate::lease::Ghost;
 use crate::member::{Cut, DONATION_TIME, Member};
@@ -111,23 +111,18 @@ impl Group {
     }
 
     fn tick_ghosts(&mut self) {
-        let process = |ghost: &Ghost| (ghost.identity.pid, ghost.identity.started);
-        let speaks_soon = |of: (u32, u64)| {
-            let mut members = self.members.values();
-            members.any(|m| (m.identity.pid, m.identity.started) == of && !m.leases.is_taken())
-        };
-        let waiting: Vec<_> = self.ghosts.iter().map(|ghost| speaks_soon(process(ghost))).collect();
-        let (mut slots, mut asked, mut over) = (Vec::new(), Vec::new(), Vec::new());
-        for (ghost, waits) in self.ghosts.iter_mut().zip(waiting) {
-            let is_first = !asked.contains(&process(ghost));
-            let ended = is_first && !waits && ghost.is_over(&mut slots).unwrap_or(false);
-            if !ended {
-                asked.push(process(ghost));
+        let mut slots = Vec::new();
+        // Processes of which somebody may still map something.
+        let mut alive: Vec<Identity> = Vec::new();
+        for ghost in &mut self.ghosts {
+            let is_asked = alive.iter().any(|identity| ghost.is_of(identity));
+            let claims = self.members.values().any(|member| ghost.is_of(&member.identity) && !member.leases.is_taken());
+            if is_asked || claims || !ghost.is_over(&mut slots).unwrap_or(false) {
+                alive.push(ghost.identity.clone());
             }
-            over.push(ended);
         }
-        let mut over = over.into_iter();
-        self.ghosts.retain(|_| !over.next().unwrap_or(false));
+        let is_over = |ghost: &mut Ghost| !alive.iter().any(|identity| ghost.is_of(identity));
+        slots.extend(self.ghosts.extract_if(.., is_over).flat_map(Ghost::into_slots));
         slots.into_iter().for_each(|slot| self.planner.unhold(slot));
     }
 

@@ -137,7 +137,8 @@ impl Worker {
         // While a predecessor's slots are looked at, what members hold of them cannot be checked.
         let members = self.group.members.values().filter(|_| !inherits);
         fds.extend(members.map(|member| PollFd::from_borrowed_fd(member.as_fd(), interest(member.is_stuck()))));
-        let time = Timespec::try_from(if inherits { Duration::ZERO } else { TICK }).unwrap_or_default();
+        let is_busy = inherits || self.group.members.values().any(|member| !member.backlog.is_empty());
+        let time = Timespec::try_from(if is_busy { Duration::ZERO } else { TICK }).unwrap_or_default();
         match poll(&mut fds, Some(&time)) {
             Ok(_) => {}
             Err(Errno::INTR | Errno::AGAIN | Errno::NOMEM) => return Ok((false, false, Vec::new())),
@@ -145,8 +146,9 @@ impl Worker {
         }
         let speaks = |fd: &PollFd<'_>| fd.revents().intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR);
         let supervisor = self.supervisor.is_some() && speaks(&fds[1]);
-        let members = self.group.members.keys().zip(&fds[first..]).filter(|(_, fd)| speaks(fd)).map(|(id, _)| *id);
-        Ok((speaks(&fds[0]), supervisor, members.collect()))
+        let members = self.group.members.iter().zip(&fds[first..]);
+        let members = members.filter(|((_, member), fd)| speaks(fd) || !member.backlog.is_empty());
+        Ok((speaks(&fds[0]), supervisor, members.map(|((id, _), _)| *id).collect()))
     }
 
     fn accept(&mut self) {

@@ -96,6 +96,35 @@ fn a_claim_that_is_on_its_way_is_waited_for() {
     back.check();
 }
 
+/// A second connection ends before its claims are heard: what its process maps is known from the first one only.
+#[test]
+fn claims_that_were_never_heard_lose_nothing() {
+    let (mut world, one, mut other) = sharing();
+    let Agent { socket, lease, mapped, pages, .. } = one;
+    drop(socket);
+    let mut second = world.member("one", 1);
+    drop(lease);
+    second.say_bytes(b"a lie");
+    second.wait_until("the end", |agent| agent.closed);
+    other.write(1, [11, 12, 13, 14]);
+    std::thread::sleep(Duration::from_secs(4));
+    other.serve();
+    assert_eq!(world.report().slots, 4, "the process may map them: it holds the second lease");
+    let mut third = world.admit("one", 1);
+    (third.pages, third.mapped) = (pages, mapped);
+    third.hello();
+    let held = third.held();
+    third.say(&ToWorker::Held(held));
+    third.wait_until("a lease", |agent| agent.lease.is_some());
+    drop(second.lease.take());
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(world.report().sharing_pages, 4);
+    assert!(!third.closed);
+    third.check();
+    third.write(1, [0; 4]);
+    world.wait_for_report("free slots", &mut [&mut third, &mut other], |report| report.slots == 0);
+}
+
 #[test]
 fn a_new_worker_takes_over_what_members_map() {
     let (mut before, one, other) = sharing();
