@@ -1,5 +1,6 @@
 //! `ioctl`, for the sake of the program's own userfaultfd (postcopy migration, snapshots): there is room for one on a
-//! mapping, and it is the program's.
+//! mapping, and it is the program's. Write-protection works on mappings of the pool as it does on anonymous memory, whatever
+//! features the program asked for: the kernel looks at the mapping only (`vma_can_userfault`).
 //!
 //! Whatever is not about a userfaultfd goes straight to the kernel: this is the way on which a virtual processor is run.
 
@@ -12,20 +13,8 @@ use std::ffi::{c_int, c_ulong};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const UFFDIO_TYPE: c_ulong = 0xAA;
-const UFFDIO_API: c_ulong = 0xC018_AA3F;
 const UFFDIO_REGISTER: c_ulong = 0xC020_AA00;
 const UFFDIO_UNREGISTER: c_ulong = 0x8010_AA01;
-const UFFD_FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
-const UFFD_FEATURE_WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
-
-/// `struct uffdio_api`
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Api {
-    api: u64,
-    features: u64,
-    ioctls: u64,
-}
 
 /// `struct uffdio_range`, with which `struct uffdio_register` begins too.
 #[repr(C)]
@@ -35,7 +24,6 @@ struct Range {
     length: u64,
 }
 
-const _: () = assert!(size_of::<Api>() == (UFFDIO_API as usize >> 16 & 0x3fff));
 const _: () = assert!(size_of::<Range>() == (UFFDIO_UNREGISTER as usize >> 16 & 0x3fff));
 
 /// Called with a range on which the program is about to register a userfaultfd, the table's lock not held.
@@ -60,33 +48,11 @@ pub unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: usize) -
     }
     // The kernel takes the request for an `unsigned int`.
     let answer = match request & 0xFFFF_FFFF {
-        UFFDIO_API => begin(argument, pass),
         UFFDIO_REGISTER => register(argument, pass),
         UFFDIO_UNREGISTER => unregister(argument, pass),
         _ => pass(),
     };
     c_answer(answer) as c_int
-}
-
-/// A program that is to be told of writes must be told of those to pages in mappings of the pool too, which are no anonymous
-/// memory. What the kernel answers are the features that it has, whichever were asked for.
-fn begin(argument: usize, pass: impl Fn() -> Answer) -> Answer {
-    let place = argument as *mut Api;
-    // SAFETY: the program gives an `Api` with this request; where it lies, the kernel reads it in a moment.
-    let asked = unsafe { place.read_unaligned() };
-    let wanted = asked.features | UFFD_FEATURE_WP_HUGETLBFS_SHMEM;
-    if asked.features & UFFD_FEATURE_PAGEFAULT_FLAG_WP == 0 || wanted == asked.features {
-        return pass();
-    }
-    // SAFETY: the kernel writes its answer there.
-    unsafe { place.write_unaligned(Api { features: wanted, ..asked }) };
-    let answer = pass();
-    if answer != 0 {
-        // SAFETY: as above. The kernel has cleared it, and may be asked again.
-        unsafe { place.write_unaligned(asked) };
-        return pass();
-    }
-    answer
 }
 
 /// Ours goes first, for good or until the program unregisters its own.
