@@ -210,33 +210,30 @@ pub struct Pagemap {
     entries: Vec<u8>,
 }
 
-/// What a page is for the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Held {
-    /// Not present: never touched, a page of zeros given back, or just being looked at.
-    Nothing,
-    /// Memory of its own.
-    Anonymous,
-    /// A page of a file: a slot of the pool.
-    File,
-}
+/// Whether the page tables have memory of its own for a page. A page that holds something and has none is folded: it
+/// maps a slot of the pool, or will when it is touched next; or it is being folded at this very moment.
+pub type IsPrivate = bool;
 
 impl Pagemap {
     pub fn open() -> Self {
         Self { file: File::open("/proc/self/pagemap").expect("open the page map"), entries: Vec::new() }
     }
 
-    /// What these pages are at about this moment.
-    pub fn look(&mut self, area: &Area, from: usize, pages: usize) -> impl Iterator<Item = Held> {
+    /// What these pages have at about this moment.
+    pub fn look(&mut self, area: &Area, from: usize, pages: usize) -> impl Iterator<Item = IsPrivate> {
         self.entries.resize(pages * 8, 0);
         let at = (area.address(from) / PAGE * 8) as u64;
         self.file.read_exact_at(&mut self.entries, at).expect("read the page map");
-        self.entries.as_chunks::<8>().0.iter().map(|entry| match u64::from_ne_bytes(*entry) {
-            entry if entry >> 63 == 0 => Held::Nothing,
-            entry if entry >> 61 & 1 == 1 => Held::File,
-            _ => Held::Anonymous,
+        self.entries.as_chunks::<8>().0.iter().map(|entry| {
+            let entry = u64::from_ne_bytes(*entry);
+            entry >> 63 == 1 && entry >> 61 & 1 == 0
         })
     }
+}
+
+/// How many pages of an area, all of which hold something, are folded.
+pub fn folded(area: &Area, from: usize, pages: usize) -> usize {
+    Pagemap::open().look(area, from, pages).filter(|is_private| !is_private).count()
 }
 
 /// A pipe: reading end, writing end.

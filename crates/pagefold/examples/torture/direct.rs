@@ -5,7 +5,7 @@
 //! Every page is filled with zeros or with a content that many pages hold, rests until it is about to be folded, and
 //! then becomes the target of a read. If it is folded while the read is under way, what arrives is lost.
 
-use crate::area::{Area, PAGE, Pagemap, WORDS};
+use crate::area::{Area, PAGE, WORDS, folded};
 use crate::content::{Random, word};
 use crate::owners::ok;
 use crate::ring::Ring;
@@ -100,7 +100,6 @@ struct Reader {
     /// Groups of pages at rest, and until when; the earliest first.
     resting: BinaryHeap<Reverse<(Instant, usize)>>,
     rest: Duration,
-    pagemap: Pagemap,
 }
 
 /// Runs it.
@@ -117,7 +116,6 @@ pub fn run(args: &Args) {
         random: Random::unforeseen(),
         resting: BinaryHeap::new(),
         rest: Duration::from_millis(args.rest),
-        pagemap: Pagemap::open(),
     };
     (0..groups).for_each(|group| reader.put_to_rest(group));
     let mut reads = 0;
@@ -243,8 +241,7 @@ impl Reader {
         }
         // Now and then, to know that something folds at all.
         if self.random.one_in(64) {
-            let folded = self.pagemap.look(&self.area, 0, self.area.pages());
-            let folded = folded.filter(|held| *held == crate::area::Held::File).count();
+            let folded = folded(&self.area, 0, self.area.pages());
             FOLDS.fetch_max(folded as u64, Relaxed);
         }
     }

@@ -2,7 +2,7 @@
 //! tries every way to the pool that there is from within the process: its mappings, its descriptors, and the names
 //! that `/proc` has for both. Each attempt is a line; any that works is the end, with exit code 1.
 
-use crate::area::{Held, PAGE, Pagemap, nowhere};
+use crate::area::{PAGE, folded, nowhere};
 use crate::content::Random;
 use crate::plot::Plot;
 use crate::tally::{fail, must};
@@ -56,8 +56,7 @@ pub fn run(args: &Args) {
 
 fn wait_until_folded(plot: &Plot) {
     let end = Instant::now() + Duration::from_secs(60);
-    let mut pagemap = Pagemap::open();
-    while pagemap.look(plot.area(), 0, plot.len()).filter(|held| *held == Held::File).count() < plot.len() / 2 {
+    while folded(plot.area(), 0, plot.len()) < plot.len() / 2 {
         if Instant::now() > end {
             fail("it is not folded");
         }

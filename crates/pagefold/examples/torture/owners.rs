@@ -6,7 +6,7 @@
 //! into folds. To meet them more often, an owner *hunts*: it looks in the page tables for pages that have just been
 //! folded, and writes those behind them, whose turn is next.
 
-use crate::area::{Area, Held, Pagemap, pipe};
+use crate::area::{Area, Pagemap, pipe};
 use crate::chaos;
 use crate::children::Children;
 use crate::content::Random;
@@ -107,7 +107,7 @@ struct Owner {
 impl Owner {
     fn new(plot: Plot, args: &Args) -> Self {
         Self {
-            folded: vec![false; plot.area().pages()],
+            folded: vec![false; plot.len()],
             plot,
             random: Random::unforeseen(),
             children: (!args.no_children).then(Children::default),
@@ -160,26 +160,27 @@ impl Owner {
         (start..start + BURST).try_for_each(|i| self.plot.renew(i, &mut self.random))
     }
 
-    /// Looks for pages that were folded since it last looked there, and writes its own that come next.
+    /// Looks for pages of its own that were folded since it last looked there, and writes some of them, and those that
+    /// come next.
     fn hunt(&mut self) -> Result<(), Mismatch> {
         let from = self.random.below(self.plot.area().pages() / HUNTED) * HUNTED;
-        let mut last_new = None;
-        let looked: Vec<Held> = self.pagemap.look(self.plot.area(), from, HUNTED).collect();
-        for (n, held) in looked.iter().enumerate() {
-            let was = std::mem::replace(&mut self.folded[from + n], *held == Held::File);
-            if *held == Held::File && !was {
-                FOLDS.fetch_add(1, Relaxed);
-                last_new = Some(n);
-            }
-        }
-        let first = self.plot.position(from);
-        let chased = last_new.map_or(0..0, |n| n + 1..(n + 33).min(HUNTED));
-        for i in first..self.plot.len() {
+        let private: Vec<bool> = self.pagemap.look(self.plot.area(), from, HUNTED).collect();
+        let mut chased = 0..0;
+        for i in self.plot.position(from)..self.plot.len() {
             let Some(n) = self.plot.page(i).checked_sub(from).filter(|n| *n < HUNTED) else { break };
-            // What is absent though it holds something is being folded at this moment.
-            let in_a_fold = looked[n] == Held::Nothing && self.plot.at_rest(i);
-            if in_a_fold || (chased.contains(&n) && looked[n] == Held::Anonymous && self.plot.at_rest(i)) {
-                count(if in_a_fold { "writes_into_folds" } else { "writes_ahead_of_folds" });
+            let folded = !private[n] && self.plot.at_rest(i);
+            let was = std::mem::replace(&mut self.folded[i], folded);
+            if folded && !was {
+                FOLDS.fetch_add(1, Relaxed);
+                chased = n..n + 33;
+            } else if folded || !self.plot.at_rest(i) || !chased.contains(&n) {
+                continue;
+            }
+            if !folded {
+                count("writes_ahead_of_folds");
+                self.plot.write(i)?;
+            } else if self.random.one_in(8) {
+                count("writes_into_folds");
                 self.plot.write(i)?;
             }
         }

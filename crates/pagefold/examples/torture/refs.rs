@@ -8,11 +8,11 @@
 //! vmsplice            lends pages to a pipe that nobody reads
 //! direct PATH         opens a file with O_DIRECT
 //! close               closes what the two opened
-//! folded              answers with the number of pages that are a file's
+//! folded              answers with the number of pages that are folded
 //! exec                executes another program, which lives as long
 //! ```
 
-use crate::area::{Held, Pagemap, pipe};
+use crate::area::{folded, pipe};
 use crate::content::Random;
 use crate::plot::Plot;
 use crate::tally::must;
@@ -76,12 +76,7 @@ impl State {
     }
 
     fn folded(&self) -> usize {
-        let mut pagemap = Pagemap::open();
-        let mut folded = |plot: &Plot| {
-            let held = pagemap.look(plot.area(), 0, plot.area().pages());
-            held.filter(|held| *held == Held::File).count()
-        };
-        self.plots.iter().map(&mut folded).sum()
+        self.plots.iter().map(|plot| folded(plot.area(), 0, plot.area().pages())).sum()
     }
 }
 

@@ -7,7 +7,7 @@
 //! ```
 //! After each sweep the counts are looked at from outside.
 
-use crate::area::{Area, Held, PAGE, Pagemap, WORDS};
+use crate::area::{Area, PAGE, WORDS, folded};
 use crate::content::{Random, word};
 use crate::tally::{CHECKED, FOLDS, Mismatch, Until, count, fail, lost, report, stopping};
 use kvm_bindings::kvm_userspace_memory_region;
@@ -51,7 +51,6 @@ struct Machine {
     class: u32,
     sweeps: u64,
     random: Random,
-    pagemap: Pagemap,
     _vm: VmFd,
 }
 
@@ -104,15 +103,7 @@ impl Machine {
         let mut registers = works("read its registers", vcpu.get_regs());
         (registers.rip, registers.rflags) = ((CODE_PAGE * PAGE) as u64, 2);
         works("set its registers", vcpu.set_regs(&registers));
-        Self {
-            area,
-            vcpu,
-            class: class + 1,
-            sweeps: 0,
-            random: Random::unforeseen(),
-            pagemap: Pagemap::open(),
-            _vm: vm,
-        }
+        Self { area, vcpu, class: class + 1, sweeps: 0, random: Random::unforeseen(), _vm: vm }
     }
 
     fn live(&mut self) {
@@ -156,9 +147,7 @@ impl Machine {
     /// A pause, and what has been folded in it.
     fn look(&mut self, pause: Duration) {
         std::thread::sleep(pause);
-        let held = self.pagemap.look(&self.area, FIRST, SWEPT);
-        // What was written after it was folded is no file's any more.
-        let folded = held.filter(|held| *held == Held::File).count();
+        let folded = folded(&self.area, FIRST, SWEPT);
         FOLDS.fetch_add(folded as u64, Relaxed);
         count("pauses");
     }

@@ -1,7 +1,7 @@
 //! `yielding`: registers its own memory with a userfaultfd of its own while it is being folded, as QEMU does for
 //! a postcopy migration or a background snapshot, and serves the faults; then lets go, and folding may go on.
 
-use crate::area::{Area, Held, PAGE, Pagemap};
+use crate::area::{PAGE, folded};
 use crate::content::Random;
 use crate::plot::Plot;
 use crate::tally::{count, fail, must, report};
@@ -78,7 +78,7 @@ pub fn run(args: &Args) {
         // SAFETY: a descriptor of ours that nobody uses any more.
         unsafe { libc::close(fd) };
         work(&mut plot, &mut random, pause);
-        println!("{}", serde_json::json!({"folded": folded(plot.area())}));
+        println!("{}", serde_json::json!({"folded": folded(plot.area(), 0, args.pages)}));
     }
     report("yielding", began);
 }
@@ -90,10 +90,6 @@ fn work(plot: &mut Plot, random: &mut Random, time: Duration) {
         std::thread::sleep(Duration::from_micros(500));
     }
     must("after work", plot.check_all());
-}
-
-fn folded(area: &Area) -> usize {
-    Pagemap::open().look(area, 0, area.pages()).filter(|held| *held == Held::File).count()
 }
 
 /// Gives zeros to who waits for a page, until `what` is done.
