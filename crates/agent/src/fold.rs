@@ -3,10 +3,10 @@
 
 use crate::patience::Patience;
 use crate::pool::Pool;
-use crate::{doors, references};
 use crate::section::{Section, Source, pieces};
 use crate::table;
 use crate::unfold::Unfold;
+use crate::{doors, references};
 use host::{Inherit, Pagemap, make_private};
 use page::PageRange;
 use rustix::fd::OwnedFd;
@@ -36,7 +36,16 @@ impl Folder {
     /// With at most so many mappings in the whole process.
     pub fn new(section: Section, unfold: Unfold, most_vmas: u64) -> Self {
         let (patience, surveyed) = (Patience::default(), Ok(0));
-        Self { section, unfold, patience, surveyed, most_vmas, vmas: count_vmas(), runs_since_count: 0, count_due: Instant::now() }
+        Self {
+            section,
+            unfold,
+            patience,
+            surveyed,
+            most_vmas,
+            vmas: count_vmas(),
+            runs_since_count: 0,
+            count_due: Instant::now(),
+        }
     }
 
     /// The userfaultfd that pages are moved with.
@@ -111,7 +120,14 @@ impl Folder {
         all
     }
 
-    fn fold_piece(&mut self, piece: PageRange, target: Target, pool: &Pool, stats: &mut MemberStats, all: &mut Vec<Outcome>) {
+    fn fold_piece(
+        &mut self,
+        piece: PageRange,
+        target: Target,
+        pool: &Pool,
+        stats: &mut MemberStats,
+        all: &mut Vec<Outcome>,
+    ) {
         let mut outcomes = [Outcome::Gone; crate::section::RUN_PAGES as usize];
         let outcomes = &mut outcomes[..piece.pages as usize];
         let source = match target {

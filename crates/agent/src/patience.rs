@@ -37,10 +37,9 @@ impl Patience {
     /// Those of the range that are to be left alone.
     pub fn waiting(&self, range: PageRange, now: Instant) -> impl Iterator<Item = PageRange> {
         let pages = self.0.range(range.start.page()..range.end().page());
-        pages.filter(move |(_, wait)| wait.until > now).map(|(&page, _)| PageRange {
-            start: HostVirt(page << page::PAGE_SHIFT),
-            pages: 1,
-        })
+        pages
+            .filter(move |(_, wait)| wait.until > now)
+            .map(|(&page, _)| PageRange { start: HostVirt(page << page::PAGE_SHIFT), pages: 1 })
     }
 
     /// Forgets pages whose time was over long ago.

@@ -157,7 +157,9 @@ impl Rounds {
         for span in spans {
             for range in pagemap.huge_ranges(span.start, span.end())? {
                 let first = range.start.page().next_multiple_of(HUGE_PAGES);
-                there.extend((first..).step_by(HUGE_PAGES as usize).take_while(|p| p + HUGE_PAGES <= range.end().page()));
+                there.extend(
+                    (first..).step_by(HUGE_PAGES as usize).take_while(|p| p + HUGE_PAGES <= range.end().page()),
+                );
             }
         }
         self.huge.retain(|page, _| there.binary_search(page).is_ok());
@@ -182,7 +184,8 @@ impl Rounds {
             && let Some(mut next) = self.rested.pop_front()
         {
             if !next.huge && next.range.pages > HUGE_PAGES {
-                let behind = PageRange { start: next.range.start.add_pages(HUGE_PAGES), pages: next.range.pages - HUGE_PAGES };
+                let behind =
+                    PageRange { start: next.range.start.add_pages(HUGE_PAGES), pages: next.range.pages - HUGE_PAGES };
                 self.rested.push_front(Rested { range: behind, ..next });
                 next.range.pages = HUGE_PAGES;
             }
@@ -195,7 +198,8 @@ impl Rounds {
                     continue;
                 }
                 // The page behind may not be folded any more; those further on may.
-                let behind = PageRange { start: next.range.start.add_pages(done + 1), pages: next.range.pages - done - 1 };
+                let behind =
+                    PageRange { start: next.range.start.add_pages(done + 1), pages: next.range.pages - done - 1 };
                 if behind.pages > 0 {
                     self.rested.push_front(Rested { range: behind, ..next });
                 }
@@ -208,7 +212,12 @@ impl Rounds {
         read
     }
 
-    fn sort_out(&mut self, rested: Rested, fingerprints: &[Fingerprint], each: &mut impl FnMut(Rested, &[Fingerprint])) {
+    fn sort_out(
+        &mut self,
+        rested: Rested,
+        fingerprints: &[Fingerprint],
+        each: &mut impl FnMut(Rested, &[Fingerprint]),
+    ) {
         if rested.huge {
             self.seen_huge(rested.range.start, fingerprints);
             each(rested, fingerprints);
@@ -284,7 +293,11 @@ fn common(one: &[PageRange], other: &[PageRange]) -> Vec<PageRange> {
         if start < end {
             found.push(PageRange { start, pages: end.page() - start.page() });
         }
-        if x.end() <= y.end() { a.next() } else { b.next() };
+        if x.end() <= y.end() {
+            a.next()
+        } else {
+            b.next()
+        };
     }
     found
 }

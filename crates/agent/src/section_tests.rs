@@ -227,7 +227,10 @@ fn no_write_is_lost_to_threads_that_never_stop() {
             });
         }
     });
-    assert!(folded > 1000 && unfolded > 100 && writes.load(Ordering::Relaxed) > 10_000, "{folded} {unfolded} {writes:?}");
+    assert!(
+        folded > 1000 && unfolded > 100 && writes.load(Ordering::Relaxed) > 10_000,
+        "{folded} {unfolded} {writes:?}"
+    );
 
     /// Lets the writers end, also when a check failed.
     struct Stop<'a>(&'a AtomicBool);
@@ -268,7 +271,8 @@ fn no_write_is_lost_to_threads_that_never_stop() {
             let broken = !table::lock().broken_pages(member.run(page, 1)).is_empty();
             let _held = LOCKS[page as usize].lock().unwrap();
             if broken {
-                let kept: Vec<u64> = (0..PAGE_BYTES / 8).map(|i| member.word(page, i).load(Ordering::Relaxed)).collect();
+                let kept: Vec<u64> =
+                    (0..PAGE_BYTES / 8).map(|i| member.word(page, i).load(Ordering::Relaxed)).collect();
                 discard(page);
                 kept.iter().enumerate().for_each(|(i, word)| member.word(page, i).store(*word, Ordering::Relaxed));
             }

@@ -76,7 +76,9 @@ fn asked() -> Option<Asked> {
 /// A list of libraries to preload without ours.
 fn without_us(preload: &OsStr) -> Option<OsString> {
     let bytes = preload.as_encoded_bytes();
-    let others = bytes.split(|byte| matches!(byte, b':' | b' ')).filter(|name| !name.is_empty() && !name.ends_with(LIBRARY.as_bytes()));
+    let others = bytes
+        .split(|byte| matches!(byte, b':' | b' '))
+        .filter(|name| !name.is_empty() && !name.ends_with(LIBRARY.as_bytes()));
     let joined = others.collect::<Vec<_>>().join(&b':');
     // SAFETY: cut from an `OsStr` at ASCII characters only.
     (!joined.is_empty()).then(|| unsafe { OsString::from_encoded_bytes_unchecked(joined) })

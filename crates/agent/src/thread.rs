@@ -26,7 +26,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use wire::{
-    FoldMode, Hello, HugePages, MemberState, MemberStats, Outcome, Pace, RESTED_PAGES, RestedRun, ToAgent, ToWorker, VERSION, ZeroPages,
+    FoldMode, Hello, HugePages, MemberState, MemberStats, Outcome, Pace, RESTED_PAGES, RestedRun, ToAgent, ToWorker,
+    VERSION, ZeroPages,
 };
 
 /// Attempts to connect come no closer, and no further apart.
@@ -126,7 +127,9 @@ impl Agent {
         let pagemap = Pagemap::open(std::process::id())?;
         let opened = open_folder(asked).map_err(|e| match e.raw_os_error() {
             Some(libc::EINVAL) => "the kernel has no UFFDIO_MOVE: Linux 6.8 or newer is needed".to_owned(),
-            Some(libc::EPERM) => "this process may not use userfaultfd: see vm.unprivileged_userfaultfd and /dev/userfaultfd".to_owned(),
+            Some(libc::EPERM) => {
+                "this process may not use userfaultfd: see vm.unprivileged_userfaultfd and /dev/userfaultfd".to_owned()
+            }
             _ => format!("cannot open a userfaultfd: {e}"),
         });
         let notes_writes = opened.as_ref().is_ok_and(|(_, notes)| *notes);

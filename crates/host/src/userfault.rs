@@ -116,8 +116,9 @@ impl Userfault {
     /// # Safety
     /// `argument` must be what the ioctl takes, valid for reads and writes.
     unsafe fn ioctl<T>(&self, number: libc::Ioctl, argument: *mut T) -> Result<(), Errno> {
+        // Not by way of libc's function: who preloads us puts another one in front of it, which these calls are not for.
         // SAFETY: by the caller.
-        match unsafe { libc::ioctl(self.0.as_raw_fd(), number, argument) } {
+        match unsafe { libc::syscall(libc::SYS_ioctl, self.0.as_raw_fd(), number, argument) } {
             0 => Ok(()),
             _ => Err(last_errno()),
         }

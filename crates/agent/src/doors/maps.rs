@@ -21,6 +21,53 @@ pub struct Mapping {
     pub advice: Advice,
 }
 
+/// `struct procmap_query` of `linux/fs.h`, from Linux 6.11 on.
+#[repr(C)]
+#[derive(Default)]
+struct Query {
+    size: u64,
+    flags: u64,
+    address: u64,
+    start: u64,
+    end: u64,
+    vma_flags: u64,
+    page_size: u64,
+    offset: u64,
+    inode: u64,
+    device: [u32; 2],
+    name_size: u32,
+    build_id_size: u32,
+    name: u64,
+    build_id: u64,
+}
+
+/// `_IOWR('f', 17, struct procmap_query)`
+const PROCMAP_QUERY: usize = 0xc068_6611;
+const _: () = assert!(size_of::<Query>() == 104 && PROCMAP_QUERY >> 16 & 0x3fff == 104);
+
+/// Whether a range is one mapping, or a part of one.
+pub fn is_one(range: PageRange) -> bool {
+    let path = c"/proc/thread-self/maps";
+    let arguments = [path.as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize, 0, 0, 0, 0];
+    // SAFETY: the path is a string that lives as long as the call.
+    let file = unsafe { raw::call(libc::SYS_open, arguments) };
+    if raw::error(file).is_some() {
+        return false;
+    }
+    let mut query = Query { size: size_of::<Query>() as u64, address: range.start.0, ..Query::default() };
+    let arguments = [file as usize, PROCMAP_QUERY, &raw mut query as usize, 0, 0, 0];
+    // SAFETY: the kernel reads and writes a structure of the size that it states, which is borrowed for the call.
+    let answer = unsafe { raw::call(libc::SYS_ioctl, arguments) };
+    // SAFETY: the descriptor was opened here.
+    unsafe { raw::call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]) };
+    match raw::error(answer) {
+        None => query.start <= range.start.0 && range.end().0 <= query.end,
+        // An older kernel has to be asked for all of them.
+        Some(libc::ENOTTY) => mappings(range, false).is_some_and(|all| all.len() == 1 && all[0].range == range),
+        Some(_) => false,
+    }
+}
+
 /// The mappings within a range, in order. Flags and advice are read only on demand, because the kernel then counts pages.
 /// `None` where they cannot be read. For who holds the table's lock: it allocates.
 pub fn mappings(within: PageRange, flags: bool) -> Option<Vec<Mapping>> {

@@ -1,16 +1,19 @@
-//! `mremap`, which the kernel refuses for more than one mapping when it grows or (before Linux 6.17) moves, while what the
-//! program sees as one mapping may be many since pages of it were folded. And a mapping of the pool must not grow, or more
-//! of the pool would come to light where the program expects zeros.
+//! `mremap`, of what the program sees as one mapping while the kernel may see many, since pages of it were folded or are
+//! watched. The kernel refuses that when it grows, moves some of them and then refuses the rest (from Linux 6.17 on), or
+//! refuses all. And a mapping of the pool must not grow, or more of the pool would come to light where the program
+//! expects zeros.
 //!
 //! ```text
-//!   shrinks in place, or nothing known of it ----------------------------> the kernel's own
-//!   grows, no page at its end maps the pool; moves -----> the kernel's own --- done --> table
-//!      |  pool at the end                                    | EFAULT, EINVAL
-//!      v                                                     v
-//!   is it one mapping to the program? -- no --> the kernel's answer
+//!   nothing known of it, shrinks in place, or one mapping to the kernel too ---> the kernel's own, done or refused whole
+//!      |
+//!      v  several
+//!   is it one mapping to the program, or a plain move to a given place? -- no --> EFAULT
 //!      |
 //!      v grows, and there is room behind it: fresh memory there ------------------> table
 //!      | no room, and may move, or must
+//!      v
+//!   pages that map the pool become private: their slots are released where the worker knows them to be
+//!      |
 //!      v
 //!   reserve the new place (what lay there is gone, as with the kernel)
 //!      | move mapping by mapping --- one fails: move back what was moved, ENOMEM
@@ -83,38 +86,66 @@ pub unsafe extern "C" fn mremap(
 
 fn remap(table: &mut Table, request: Request, pass: impl Fn() -> Answer) -> Answer {
     let Request { old, flags, .. } = request;
-    let pooled = table.pooled_pages(old);
-    let pool_at_end = pooled.last().is_some_and(|last| last.end() == old.end());
-    if !are_sensible(request) && !pooled.is_empty() {
-        return refuse(libc::EINVAL);
-    }
-    let grows_pool = !request.shrinks() && pool_at_end;
-    let leaves_pool = flags & DONTUNMAP != 0 && !pooled.is_empty();
-    let refused = if grows_pool || leaves_pool {
-        // Not to be tried: the kernel might do it.
-        refuse(libc::EFAULT)
-    } else {
+    let stays = flags & (FIXED | DONTUNMAP) == 0;
+    let pooled = !table.pooled_pages(old).is_empty();
+    // What is kept does not move: the kernel only unmaps the rest.
+    let simple = !table.touches(old) || request.shrinks() && stays || !pooled && maps::is_one(old);
+    if simple || !are_sensible(request) {
         let answer = pass();
         if raw::error(answer).is_none() {
             moved(table, request, HostVirt(answer as u64));
-            return answer;
-        }
-        answer
-    };
-    // Memory that replaced what was folded does not join its neighbours again where these have been moved before, so that
-    // what nothing is folded of may be several mappings too.
-    let split = matches!(raw::error(refused), Some(libc::EFAULT | libc::EINVAL));
-    match one_to_the_program(table, request.kept()) {
-        Some(traits) if split && are_sensible(request) => by_hand(table, request, traits),
-        _ => {
-            // The kernel makes room, and unmaps what is not kept, before it finds that it cannot move.
+        } else {
+            // It makes room, and unmaps what is not kept, before it finds that it cannot move.
             forget_unmapped(table, old);
             if flags & FIXED != 0 {
                 forget_unmapped(table, PageRange { start: HostVirt(request.to as u64), pages: request.pages });
             }
-            refused
         }
+        return answer;
     }
+    let known = table.known(request.kept());
+    let is_whole = known.iter().map(|(part, _)| part.pages).sum::<u64>() == request.kept().pages;
+    // From Linux 6.17 on, several mappings may be moved at once, to a place that is given and as large.
+    let plain = flags & FIXED != 0 && request.pages == old.pages && is_whole;
+    match (one_to_the_program(table, request.kept()), known.first()) {
+        (Some(traits), _) => by_hand(table, request, traits),
+        (None, Some((_, traits))) if plain => by_hand(table, request, *traits),
+        _ => refuse(libc::EFAULT),
+    }
+}
+
+/// Makes private what maps the pool, before it is moved: the worker knows pages by where they are.
+fn leave_pool(table: &mut Table, range: PageRange) -> bool {
+    for run in table.slot_runs(range) {
+        let pages = PageRange { start: run.start, pages: run.pages.into() };
+        let access = table.known(pages).first().map_or(0, |(_, traits)| traits.access);
+        // Memory that may not be written is broken by the kernel only when it may.
+        let shut = libc::PROT_READ as u8 | libc::PROT_WRITE as u8 != access;
+        let done = (!shut || protect(pages, libc::PROT_READ as u8 | libc::PROT_WRITE as u8)) && break_pages(pages);
+        if shut {
+            protect(pages, access);
+        }
+        if !done {
+            return false;
+        }
+        table.set_broken(pages);
+    }
+    true
+}
+
+fn protect(range: PageRange, access: u8) -> bool {
+    let arguments = [range.start.0 as usize, bytes(range), usize::from(access), 0, 0, 0];
+    // SAFETY: the range is the program's memory that it is moving now, so that none of its threads uses it; what it had
+    // is put back.
+    let answer = unsafe { raw::call(libc::SYS_mprotect, arguments) };
+    raw::error(answer).is_none()
+}
+
+fn break_pages(range: PageRange) -> bool {
+    let arguments = [range.start.0 as usize, bytes(range), libc::MADV_POPULATE_WRITE as usize, 0, 0, 0];
+    // SAFETY: populating for writing changes no contents; it makes the kernel break the mapping of the pool.
+    let answer = unsafe { raw::call(libc::SYS_madvise, arguments) };
+    raw::error(answer).is_none()
 }
 
 /// Forgets what is not mapped any more of a range.
@@ -189,6 +220,9 @@ fn by_hand(table: &mut Table, request: Request, traits: Traits) -> Answer {
             return refuse(libc::ENOMEM);
         }
     }
+    if !leave_pool(table, request.kept()) {
+        return refuse(libc::ENOMEM);
+    }
     let place = reserve(request);
     if raw::error(place).is_some() {
         return place;
@@ -212,7 +246,7 @@ fn by_hand(table: &mut Table, request: Request, traits: Traits) -> Answer {
         unmap(PageRange { start: old.start.add_pages(pages), pages: old.pages - pages });
     }
     if flags & DONTUNMAP != 0 {
-        map_fresh(old, traits);
+        table.known(old).into_iter().for_each(|(part, traits)| drop(map_fresh(part, traits)));
     }
     if traits.shut & Shut::Locked as u8 != 0 {
         // SAFETY: locking changes no contents.
