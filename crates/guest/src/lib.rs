@@ -22,6 +22,6 @@ pub use glob::Glob;
 pub use group::{GroupError, GroupFile, GroupRule, assign_groups};
 pub use mergeable::check_mergeable;
 pub use model::{Facts, Footprint, Guest, GuestKind, Partial, RegionFootprint};
-pub use pool::{holds_folded_pages, pool_group};
+pub use pool::{NOT_GROUPS, holds_folded_pages, pool_group, pool_name};
 pub use region::RegionMap;
 pub use scan::{HostSide, Missed, Plan, ScanOptions, ScanTotals};

@@ -2,13 +2,19 @@
 
 use host::Mapping;
 
+/// Memory of Pagefold that is no pool is called so; no group is.
+pub const NOT_GROUPS: [&str; 3] = ["donation", "lease", "probe"];
+
 /// The group whose pool a mapping maps, by the name that the kernel shows; names are not proof: anybody may call a file so.
 pub fn pool_group(mapping: &Mapping) -> Option<&str> {
-    let name = mapping.name.strip_prefix("/memfd:pagefold-")?;
-    let group = name.strip_suffix(" (deleted)").unwrap_or(name);
-    // What else workers and agents share, but never map privately.
-    let other = mapping.shared && matches!(group, "lease" | "donation");
-    (!group.is_empty() && !other).then_some(group)
+    pool_name(&mapping.name)
+}
+
+/// The group by whose pool's name the kernel calls a file.
+pub fn pool_name(file: &str) -> Option<&str> {
+    let name = file.strip_prefix("/memfd:pagefold-")?;
+    let name = name.strip_suffix(" (deleted)").unwrap_or(name);
+    (!name.is_empty() && !NOT_GROUPS.contains(&name)).then_some(name)
 }
 
 /// Whether pages of a mapping that the kernel does not call anonymous are folded ones. A worker maps its own pool shared.

@@ -1,6 +1,7 @@
 //! `pagefold`: what every page of every guest is, who else holds the same bytes, what it costs.
 #![forbid(unsafe_code)]
 
+mod audit;
 mod cmd;
 mod exit;
 mod output;

@@ -2,6 +2,7 @@
 //! or computed here beyond what a picture needs.
 #![forbid(unsafe_code)]
 
+pub mod audit_table;
 pub mod census_table;
 pub mod doctor_table;
 pub mod group_table;

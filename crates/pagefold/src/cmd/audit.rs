@@ -1,12 +1,137 @@
-//! `pagefold audit`: the proof from page frames.
+//! `pagefold audit`: prove isolation and savings from page frames.
 
-use crate::exit::Outcome;
+use crate::audit::{Engine, Findings, Missed, take};
+use crate::exit::{Outcome, Stop};
+use crate::output::{self, say};
+use crate::service::client::Service;
+use crate::service::name;
+use report::audit_table;
+use std::path::PathBuf;
+
+/// The engine's account and the frames may differ by so much: it is a second or so behind.
+const ROUGHLY: (u64, u64) = (4 << 20, 20);
 
 /// Arguments of `pagefold audit`.
 #[derive(clap::Args)]
-pub struct Args {}
+#[command(after_help = "\
+Looks at the page tables of all members, and of every other process that maps a pool. Nothing of it comes from the
+engine's counters, with which it is compared. Exit code 1 if two groups have a frame in common, or if a member could not
+be looked at. Takes root.
+
+Examples:
+  pagefold audit                      all groups
+  pagefold audit --group acme --json  one of them, for a program")]
+pub struct Args {
+    /// Report of this group only; frames are compared with those of all others
+    #[arg(long, value_name = "GROUP", value_parser = name::parse_group)]
+    group: Option<String>,
+    /// The service's directory [default: PAGEFOLD_DIR, or /run/pagefold]
+    #[arg(long, value_name = "DIR")]
+    service: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
 
 /// Runs it.
-pub fn run(_: &Args) -> anyhow::Result<Outcome> {
-    Ok(Outcome::Done)
+pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let engine = ask(args)?;
+    let mut findings = take(&engine)?;
+    if let Some(group) = &args.group {
+        keep_only(&mut findings, group)?;
+    }
+    let complete = say_missed(&findings.partial);
+    for group in &findings.by_group {
+        let Some(engine) = group.engine_saved_bytes else { continue };
+        let frames = u64::try_from(group.saved_bytes).unwrap_or(0);
+        let apart = frames.abs_diff(engine);
+        if apart > ROUGHLY.0 && apart > frames.max(engine) / ROUGHLY.1 {
+            let [engine, frames] = [engine, frames].map(report::bytes);
+            say!("pagefold: group {}: the engine says that {engine} are saved, the frames say {frames}", group.name);
+        }
+    }
+    if args.json {
+        output::line(serde_json::to_string_pretty(&findings)?)?;
+    } else {
+        output::bytes(audit_table::text(&table(&findings)).as_bytes())?;
+    }
+    if findings.cross_group_frames > 0 {
+        say!("pagefold: groups are NOT isolated: {} frames are shared by two", findings.cross_group_frames);
+    }
+    Ok(if findings.cross_group_frames == 0 && complete { Outcome::Done } else { Outcome::Partial })
+}
+
+/// Says what was not looked at. Whether that was nothing of the groups', as far as anybody knows.
+fn say_missed(missed: &[Missed]) -> bool {
+    let (of_groups, others): (Vec<_>, Vec<_>) = missed.iter().partition(|m| m.group.is_some());
+    for m in &of_groups {
+        let group = m.group.as_deref().unwrap_or_default();
+        say!("pagefold: process {} of group {group} was not looked at: {}", m.pid, report::printable(&m.reason));
+    }
+    if let Some(first) = others.first() {
+        let reason = report::printable(&first.reason);
+        say!(
+            "pagefold: not looked at whether other processes map a pool: {} of them, the first: {reason}",
+            others.len()
+        );
+    }
+    of_groups.is_empty()
+}
+
+/// Who is a member, and what the engine believes.
+fn ask(args: &Args) -> anyhow::Result<Engine> {
+    let mut engine = Engine::default();
+    for service in Service::find(args.service.as_deref())? {
+        engine.members.extend(service.members()?);
+        engine.pids.push(service.pid()?);
+        for group in service.groups()? {
+            let state = service.show(&group.name)?;
+            engine.pids.extend(state.worker_pid);
+            if state.worker == crate::service::ask::WorkerState::Running {
+                // Pages of zeros that were given back are in no page table: nothing can be said of them here.
+                let zeros = page::pages_to_bytes(state.report.zero_pages);
+                engine.saved_bytes.insert(group.name, state.report.saved_bytes.saturating_sub(zeros));
+            }
+        }
+    }
+    if engine.pids.is_empty() {
+        say!("pagefold: no service answers: only processes that map a pool are looked at, none of them as a member");
+    }
+    Ok(engine)
+}
+
+fn keep_only(findings: &mut Findings, group: &str) -> anyhow::Result<()> {
+    findings.by_group.retain(|g| g.name == group);
+    let Some(found) = findings.by_group.first() else {
+        return Err(Stop::Usage(format!("no group {group} has a member or a pool")).into());
+    };
+    findings.saved_bytes = found.saved_bytes;
+    (findings.frames_checked, findings.shared_within_group) = (found.frames, found.shared_frames);
+    findings.cross_group.retain(|c| c.places.iter().any(|p| p.group == group || p.pool.as_deref() == Some(group)));
+    Ok(())
+}
+
+/// The findings as cells.
+fn table(findings: &Findings) -> audit_table::Audit {
+    let group = |g: &crate::audit::GroupFindings| audit_table::Group {
+        name: g.name.clone(),
+        members: g.members,
+        other_processes: g.other_processes,
+        figures: [g.frames, g.shared_frames, g.pool_mappings, g.pool_frames, g.broken_pages],
+        saved_bytes: g.saved_bytes,
+    };
+    let crossing = |c: &crate::audit::Crossing| {
+        let place = |p: &crate::audit::Place| {
+            let pool = p.pool.as_ref().map_or(String::new(), |pool| format!(" in the pool of {pool}"));
+            format!("process {} of {} at {:#x}{pool}", p.pid, p.group, p.address)
+        };
+        let ksm = if c.ksm { ", merged by the kernel (KSM)" } else { "" };
+        format!("frame {:#x}{ksm}: {} and {}", c.frame, place(&c.places[0]), place(&c.places[1]))
+    };
+    audit_table::Audit {
+        groups: findings.by_group.iter().map(group).collect(),
+        frames_checked: findings.frames_checked,
+        cross_group_frames: findings.cross_group_frames,
+        crossings: findings.cross_group.iter().map(crossing).collect(),
+    }
 }

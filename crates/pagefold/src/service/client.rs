@@ -1,8 +1,7 @@
 //! The side of those who ask: finding a service, starting a private one, and asking.
 
 use super::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine};
-use super::place::{Place, own_uid};
-use crate::exit::Stop;
+use super::place::Place;
 use anyhow::{Context, bail};
 use host::Seqpacket;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -73,17 +72,6 @@ impl Service {
         }
     }
 
-    /// The service that answers, where there must be one.
-    ///
-    /// # Errors
-    /// There is none.
-    pub fn find_one(option: Option<&Path>) -> anyhow::Result<Self> {
-        Self::find(option)?
-            .into_iter()
-            .next()
-            .context("no service runs here: start one with pagefold serve, or a member with pagefold run")
-    }
-
     /// Starts a private service for the caller, or finds the one that somebody else starts just now.
     ///
     /// # Errors
@@ -108,6 +96,14 @@ impl Service {
                 Err(_) => std::thread::sleep(Duration::from_millis(10)),
             }
         }
+    }
+
+    /// The supervisor's process.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn pid(&self) -> anyhow::Result<u32> {
+        Ok(self.socket.peer()?.pid)
     }
 
     fn send(&self, question: &Ask) -> anyhow::Result<()> {
@@ -224,13 +220,4 @@ pub fn end_orphans_later(place: &Place) {
     if let Err(e) = started {
         super::log::line(&format!("nobody will end the workers if no supervisor follows: {e}"));
     }
-}
-
-/// Root may do anything; others are told what would help.
-pub fn need_root(what: &str) -> anyhow::Result<()> {
-    if own_uid() == 0 {
-        return Ok(());
-    }
-    Err(Stop::HostLacks(format!("{what} takes root (CAP_SYS_ADMIN): the kernel shows page frames to nobody else"))
-        .into())
 }

@@ -15,6 +15,9 @@ pub fn check(what: &str, name: &str) -> Result<(), String> {
             "{what} name {shown:?}: use 1 to {MOST_BYTES} letters, digits, - _ and ., and begin with neither - nor ."
         ));
     }
+    if what == "group" && guest::NOT_GROUPS.contains(&name) {
+        return Err(format!("group name {name:?}: that is what other memory of Pagefold is called; use another"));
+    }
     Ok(())
 }
 
@@ -51,6 +54,7 @@ mod tests {
         for name in ["a", "acme", "web-1.example_2", "0", &"n".repeat(48)] {
             assert!(check("group", name).is_ok(), "{name}");
         }
+        assert!(check("group", "lease").is_err() && check("member", "lease").is_ok());
         let long = "n".repeat(49);
         for name in ["", ".", "..", ".hidden", "-rf", "a/b", "../x", "a b", "a\n", "\u{1b}[2J", "ä", "a\0", &long] {
             let error = check("group", name).unwrap_err();

@@ -1,0 +1,155 @@
+//! `pagefold audit` on members that really fold, and on frames that groups really have in common.
+
+mod common;
+
+use common::service::{Service, cannot_fold, member, until};
+use common::{not_root, number, unprivileged};
+use serde_json::Value;
+use std::fs;
+
+/// `examples/known_pages.rs`
+fn known_pages() -> String {
+    let path = std::path::PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("examples").join("known_pages");
+    path.to_str().expect("a plain path").to_owned()
+}
+
+fn group<'a>(audit: &'a Value, name: &str) -> &'a Value {
+    let groups = audit["by_group"].as_array().expect("a list");
+    groups.iter().find(|g| g["name"] == name).unwrap_or_else(|| panic!("no {name} in {audit}"))
+}
+
+/// Pages of private mappings of the pool, and those of them that are anonymous, counted in the plainest way.
+fn places(pid: u32) -> (u64, u64) {
+    let (mut places, mut anonymous, mut in_pool) = (0, 0, false);
+    for line in fs::read_to_string(format!("/proc/{pid}/smaps")).expect("it runs").lines() {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        if words[0].contains('-') && !words[0].ends_with(':') {
+            in_pool = words[1].ends_with('p') && line.contains("/memfd:pagefold-");
+            let (start, end) = words[0].split_once('-').expect("a range");
+            let address = |hex| u64::from_str_radix(hex, 16).expect("an address");
+            places += if in_pool { (address(end) - address(start)) >> 12 } else { 0 };
+        } else if in_pool && (words[0] == "Anonymous:" || words[0] == "Swap:") {
+            anonymous += words[1].parse::<u64>().expect("a size") >> 2;
+        }
+    }
+    (places, anonymous)
+}
+
+#[test]
+fn savings_are_what_the_page_tables_say() {
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start();
+    let program = known_pages();
+    let mut members: Vec<_> = [("acme", "a"), ("acme", "b"), ("beta", "c")]
+        .map(|(group, name)| service.run(group, name, &[], &[&program]))
+        .into_iter()
+        .collect();
+    for m in &mut members {
+        for line in ["alloc x 1500", "fill x 0 1000 1", "same x 1000 500 5000", "mergeable x"] {
+            m.tell(line);
+        }
+    }
+    let folded = |group: &str, name: &str| number(&member(&service.show(group), name)["folded_pages"]);
+    until(60, "all is folded", || {
+        [("acme", "a"), ("acme", "b"), ("beta", "c")].map(|m| folded(m.0, m.1)) == [1500, 1500, 500]
+    });
+    let (acme, beta) = (service.group("acme"), service.group("beta"));
+    let audit = service.assert_audit_is_clean();
+    let a = group(&audit, &acme);
+    let figures = ["members", "other_processes", "pool_mappings", "pool_frames", "broken_pages"].map(|f| number(&a[f]));
+    assert_eq!(figures, [2, 0, 3000, 1001, 0]);
+    assert_eq!(number(&a["saved_bytes"]), 1999 << 12);
+    assert_eq!(a["saved_bytes"], a["engine_saved_bytes"]);
+    assert!(number(&a["shared_frames"]) >= 1001, "{a}");
+    let b = group(&audit, &beta);
+    assert_eq!(["members", "pool_mappings", "pool_frames"].map(|f| number(&b[f])), [1, 500, 1]);
+    assert_eq!(number(&audit["saved_bytes"]), (1999 + 499) << 12);
+
+    // What is written is a frame of its own again, and what was only read is not.
+    members[0].tell("fill x 0 10 77777");
+    members[1].tell("read x 0 1500");
+    let audit = service.assert_audit_is_clean();
+    let a = group(&audit, &acme);
+    assert_eq!(["pool_mappings", "broken_pages"].map(|f| number(&a[f])), [2990, 10]);
+    let plainly = [&members[0], &members[1]].map(|m| places(m.pid()));
+    assert_eq!(number(&a["pool_mappings"]), plainly.iter().map(|(all, broken)| all - broken).sum::<u64>());
+    assert_eq!(number(&a["broken_pages"]), plainly.iter().map(|(_, broken)| broken).sum::<u64>());
+
+    // A child of a member is no member, but maps the pool.
+    members[1].tell("fork");
+    let audit = service.assert_audit_is_clean();
+    let a = group(&audit, &acme);
+    assert_eq!(["members", "other_processes", "pool_mappings"].map(|f| number(&a[f])), [2, 1, 2990]);
+    let text = service.pagefold(&["audit", "--group", &acme]);
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(text.contains("no two groups have any in common") && !text.contains(&beta), "{text}");
+}
+
+/// A member of one group whose child becomes a member of another, by a question of its own, with what both share.
+const CROSSING: &str = "
+import json, mmap, os, socket, sys
+control, group, pool = sys.argv[1:]
+private = mmap.mmap(-1, 64 * 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for n in range(64): private[n * 4096] = 7
+if pool:
+    f = os.memfd_create('pagefold-' + pool); os.ftruncate(f, 32 * 4096); os.write(f, b'x' * 32 * 4096)
+    mapped = mmap.mmap(f, 32 * 4096, mmap.MAP_PRIVATE)
+if os.fork() == 0:
+    s = socket.socket(1, 5); s.connect(control)
+    s.send(json.dumps({'join': {'group': group, 'name': 'child', 'program': 'x'}}).encode())
+    print(s.recv(1000).decode(), flush=True)
+sys.stdin.read()
+";
+
+#[test]
+fn frames_that_two_groups_have_in_common_are_found() {
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start();
+    // Groups that nothing is folded in, so that these frames are all that there is to find.
+    let (acme, beta) = (service.group("acme"), service.group("beta"));
+    let control = service.place().join("control.sock");
+    let control = control.to_str().expect("a plain path");
+    for (pool, least) in [(acme.as_str(), 96), ("", 64)] {
+        let parent = service.run("acme", "parent", &[], &["python3", "-c", CROSSING, control, &beta, pool]);
+        until(20, &format!("the child joins: {}", parent.errors()), || !parent.lines().is_empty());
+        assert!(parent.lines()[0].contains("joined"), "{:?}", parent.lines());
+        let output = service.pagefold(&["audit", "--json"]);
+        assert_eq!(output.status.code(), Some(1));
+        let audit: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let crossing = number(&audit["cross_group_frames"]);
+        assert!((least..3000).contains(&crossing), "{audit}");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(errors.contains("groups are NOT isolated"), "{errors}");
+        let first = &audit["cross_group"][0];
+        let groups = [0, 1].map(|n| first["places"][n]["group"].as_str().expect("a name").to_owned());
+        assert_eq!(groups, [acme.clone(), beta.clone()]);
+        let text = service.pagefold(&["audit"]);
+        let text = String::from_utf8_lossy(&text.stdout).into_owned();
+        assert!(text.contains("in COMMON") && text.contains(&format!("process {} of {acme}", parent.pid())), "{text}");
+        drop(parent);
+        // The child ends with its input.
+        until(20, "the child is gone", || {
+            let listed = service.pagefold(&["group", "list", "--json"]);
+            let listed: Value = serde_json::from_slice(&listed.stdout).expect("JSON");
+            listed.as_array().expect("a list").iter().all(|g| g["members"] == 0)
+        });
+    }
+}
+
+#[test]
+fn it_takes_root() {
+    if not_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let copy = dir.path().join("pagefold");
+    common::copy_program(env!("CARGO_BIN_EXE_pagefold").as_ref(), &copy);
+    let output = unprivileged(copy.to_str().unwrap()).args(["audit", "--json"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("takes root"), "{output:?}");
+}
