@@ -31,10 +31,12 @@ impl Seen {
     }
 }
 
-/// Runs two members of one group to their end, and says what was seen meanwhile and what they counted.
-fn two_members(run: &[&str], words: &[&str]) -> (Seen, [Value; 2]) {
+/// Runs two members of one group to their end, and says what was seen meanwhile and what they counted. The second gets
+/// some more words.
+fn two_members(run: &[&str], words: &[&str], more: &[&str]) -> (Seen, [Value; 2]) {
     let service = Service::start();
-    let mut members = ["one", "other"].map(|name| service.torture("acme", name, run, words));
+    let mut members = [("one", &[][..]), ("other", more)]
+        .map(|(name, more)| service.torture("acme", name, run, &[words, more].concat()));
     service.show("acme");
     service.set("acme", &["--scan-rate", "400000"]);
     let mut seen = Seen::default();
@@ -55,17 +57,20 @@ fn no_write_is_lost_in_memory_that_asks_to_be_merged() {
         return;
     }
     let time = seconds(16).to_string();
-    let (seen, counted) = two_members(&[], &["memory", "--writes", WRITES, "--seconds", &time]);
+    let (seen, counted) = two_members(&[], &["memory", "--writes", WRITES, "--seconds", &time], &["--no-children"]);
     eprintln!("{seen:?} {counted:?}");
     for counted in &counted {
         assert!(number(&counted["checked_writes"]) >= 10_000_000, "{counted}");
-        assert!(number(&counted["folds_seen"]) > 2000, "{counted}");
-        // What it is all about: writes at the very moment.
-        assert!(number(&counted["done"]["writes_ahead_of_folds"]) > 500, "{counted}");
-        for what in ["discards", "forks", "moved", "resized", "inaccessible", "frees", "pipes", "parts_unmapped"] {
+        for what in ["discards", "moved", "resized", "inaccessible", "frees", "pipes", "parts_unmapped"] {
             assert!(number(&counted["done"][what]) > 0, "{what} in {counted}");
         }
     }
+    // A page that a child has shared is not folded before it was written again, so the one with children folds less.
+    let [with_children, without] = &counted;
+    assert!(number(&with_children["done"]["forks"]) > 0, "{with_children}");
+    assert!(number(&without["folds_seen"]) > 3000, "{without}");
+    // What it is all about: writes at the very moment.
+    assert!(number(&without["done"]["writes_ahead_of_folds"]) > 500, "{without}");
     assert!(seen.most_sharing > 3000 && seen.most_slots > 100 && seen.most_zero > 0, "{seen:?}");
     // Pages were written between their report and their fold: the comparison is what saved them.
     assert!(number(&seen.last["fold_failures"]["changed"]) > 0, "{seen:?}");
@@ -79,7 +84,7 @@ fn no_write_is_lost_on_the_heap() {
         return;
     }
     let time = seconds(16).to_string();
-    let (seen, counted) = two_members(&["--all-anonymous"], &["heap", "--writes", WRITES, "--seconds", &time]);
+    let (seen, counted) = two_members(&["--all-anonymous"], &["heap", "--writes", WRITES, "--seconds", &time], &[]);
     eprintln!("{seen:?} {counted:?}");
     for counted in &counted {
         assert!(number(&counted["checked_writes"]) >= 10_000_000, "{counted}");

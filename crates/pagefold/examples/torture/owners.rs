@@ -78,7 +78,8 @@ struct Beat {
 
 impl Beat {
     fn new(a_second: f64) -> Self {
-        Self { period: Duration::from_secs_f64(1.0 / a_second), next: Instant::now() }
+        let period = Duration::from_secs_f64(1.0 / a_second);
+        Self { period, next: Instant::now() + period }
     }
 
     /// How often it is due. What could not be done in time is not made up for in full.
