@@ -44,6 +44,7 @@ pub struct Arena;
 static ARENA: Arena = Arena;
 
 /// All memory that the agent's data lies or will lie in. Empty before the first allocation.
+#[cfg(test)]
 pub fn range() -> PageRange {
     let (start, end) = (START.load(Ordering::Acquire), END.load(Ordering::Acquire));
     PageRange { start: HostVirt(start as u64), pages: (end.saturating_sub(start) >> PAGE_SHIFT) as u64 }

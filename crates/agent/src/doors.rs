@@ -112,7 +112,7 @@ fn enter() -> Option<Guard> {
 fn range(start: usize, bytes: usize) -> Option<PageRange> {
     let end = start.checked_add(bytes)?.checked_add(PAGE_BYTES - 1)? >> PAGE_SHIFT;
     let first = start >> PAGE_SHIFT;
-    let aligned = start % PAGE_BYTES == 0 && end > first;
+    let aligned = start.is_multiple_of(PAGE_BYTES) && end > first;
     aligned.then(|| PageRange { start: HostVirt(start as u64), pages: (end - first) as u64 })
 }
 

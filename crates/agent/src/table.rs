@@ -24,7 +24,9 @@ mod chunk;
 mod extents;
 mod lookup;
 
-pub use extents::{Advice, READ_WRITE, Shut, Traits};
+#[cfg(test)]
+pub use extents::READ_WRITE;
+pub use extents::{Advice, Shut, Traits};
 pub use lookup::everything;
 
 use crate::lock::{self, Lock};

@@ -246,7 +246,9 @@ fn by_hand(table: &mut Table, request: Request, traits: Traits) -> Answer {
         unmap(PageRange { start: old.start.add_pages(pages), pages: old.pages - pages });
     }
     if flags & DONTUNMAP != 0 {
-        table.known(old).into_iter().for_each(|(part, traits)| drop(map_fresh(part, traits)));
+        table.known(old).into_iter().for_each(|(part, traits)| {
+            map_fresh(part, traits);
+        });
     }
     if traits.shut & Shut::Locked as u8 != 0 {
         // SAFETY: locking changes no contents.

@@ -385,10 +385,17 @@ fn forks_and_doors_do_not_wait_for_each_other() {
                 }
             });
         }
+        // As the agent's thread does, which needs no table for it.
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                std::hint::black_box(vec![7_u8; 200]);
+            }
+        });
         for _ in 0..100 {
-            // SAFETY: the child calls nothing but doors and `_exit`.
+            // SAFETY: the child calls nothing but doors and `_exit`, and allocates as doors do.
             let child = unsafe { libc::fork() };
             if child == 0 {
+                std::hint::black_box(vec![7_u8; 300]);
                 let at = fresh(4);
                 let good = advise(kept, 1, libc::MADV_DONTNEED) == Ok(()) && byte(kept, 0) == 0 && byte(kept, 1) == 101;
                 let asked = advise(at, 4, libc::MADV_MERGEABLE) == Ok(()) && table::lock().touches(pages(at, 4));

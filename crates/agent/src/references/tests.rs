@@ -62,7 +62,9 @@ fn an_ordinary_program_is_known() {
     let _socket = std::os::unix::net::UnixStream::pair().unwrap();
     let _listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     // SAFETY: makes a descriptor.
-    let _event = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, 0)) };
+    let event = unsafe { libc::eventfd(0, 0) };
+    // SAFETY: just made.
+    let _event = unsafe { OwnedFd::from_raw_fd(event) };
     assert_eq!(why(), "");
     assert_eq!(generation(), before, "what is known must not stop a fold");
 }
@@ -130,13 +132,17 @@ fn a_file_that_is_received_is_noticed() {
 fn send(socket: &impl AsRawFd, file: &OwnedFd) {
     let mut control = [0_u64; 8];
     with_message(&mut control, |message| {
+        // SAFETY: gives the place of the first part.
+        let first = unsafe { libc::CMSG_FIRSTHDR(message) };
         // SAFETY: there is room for one.
-        let header = unsafe { &mut *libc::CMSG_FIRSTHDR(message) };
+        let header = unsafe { &mut *first };
         (header.cmsg_level, header.cmsg_type) = (libc::SOL_SOCKET, libc::SCM_RIGHTS);
         // SAFETY: computes a length.
         header.cmsg_len = unsafe { libc::CMSG_LEN(4) } as usize;
+        // SAFETY: gives the place behind the header.
+        let place = unsafe { libc::CMSG_DATA(header) }.cast::<i32>();
         // SAFETY: there is room for one descriptor.
-        unsafe { *libc::CMSG_DATA(header).cast::<i32>() = file.as_raw_fd() };
+        unsafe { *place = file.as_raw_fd() };
         // SAFETY: computes a length.
         message.msg_controllen = unsafe { libc::CMSG_SPACE(4) } as usize;
         // SAFETY: sends what has just been put together.

@@ -1,8 +1,8 @@
 //! What can be asked of the table.
 
 use super::{Advice, Counts, Table, Traits, bits::Bits, bits::CHUNK_PAGES, chunk::Chunk};
-use super::{keys, of_chunk, open_pages, push_range, push_run, span};
-use page::{HostVirt, PageRange, PoolSlot};
+use super::{keys, of_chunk, push_range, push_run, span};
+use page::PageRange;
 use wire::SlotRun;
 
 impl Table {
@@ -46,8 +46,8 @@ impl Table {
             return false;
         }
         let open: u64 = self.extents.within(first, end).filter(|(.., t)| t.open()).map(|(a, b, _)| b - a).sum();
-        let pooled = |(key, chunk): (&u64, &Box<Chunk>)| !chunk.pooled().and(of_chunk(*key, first, end)).is_empty();
-        open == range.pages && !self.chunks.range(keys(first, end)).any(pooled)
+        let pooled = |key: u64, chunk: &Chunk| !chunk.pooled().and(of_chunk(key, first, end)).is_empty();
+        open == range.pages && !self.chunks.range(keys(first, end)).any(|(key, chunk)| pooled(*key, chunk))
     }
 
     /// What was advised, if it was the same for all of the range.
@@ -68,11 +68,6 @@ impl Table {
     pub fn touches(&self, range: PageRange) -> bool {
         let (first, end) = span(range);
         self.extents.touches(first, end)
-    }
-
-    /// The slot that a page maps.
-    pub fn slot(&self, page: HostVirt) -> Option<PoolSlot> {
-        self.chunks.get(&(page.page() / CHUNK_PAGES))?.slot(page.page() % CHUNK_PAGES)
     }
 
     /// Runs of pages of the range that map consecutive slots, in order.
@@ -109,14 +104,6 @@ impl Table {
     /// Pages of the range that were written when they were last looked at.
     pub fn pending_pages(&self, range: PageRange) -> Vec<PageRange> {
         self.select(range, |chunk| chunk.pending)
-    }
-
-    /// Pages that are pending and could rest, in all.
-    pub fn backlog(&self) -> u64 {
-        let waiting = |(&key, chunk): (&u64, &Box<Chunk>)| {
-            chunk.pending.without(chunk.pooled()).and(open_pages(&self.extents, key)).count()
-        };
-        self.chunks.iter().map(waiting).sum()
     }
 
     fn select(&self, range: PageRange, pick: impl Fn(&Chunk) -> Bits) -> Vec<PageRange> {

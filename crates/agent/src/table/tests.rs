@@ -4,6 +4,21 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// What only tests ask.
+impl Table {
+    /// The slot that a page maps.
+    pub fn slot(&self, page: HostVirt) -> Option<PoolSlot> {
+        self.chunks.get(&(page.page() / CHUNK_PAGES))?.slot(page.page() % CHUNK_PAGES)
+    }
+
+    /// Pages that are pending and could rest, in all.
+    pub fn backlog(&self) -> u64 {
+        let waiting =
+            |key: u64, chunk: &Chunk| chunk.pending.without(chunk.pooled()).and(open_pages(&self.extents, key)).count();
+        self.chunks.iter().map(|(key, chunk)| waiting(*key, chunk)).sum()
+    }
+}
+
 const PAGES: u64 = 1600;
 /// Where the model's page 0 lies: such that it begins within a chunk.
 const BASE: u64 = 0x7f00_0000_0000 / 4096 + 300;

@@ -116,7 +116,9 @@ impl Twin {
                 let from = libc::iovec { iov_base: self.page(page) as *mut c_void, iov_len: PAGE_BYTES };
                 let to = libc::iovec { iov_base: copy.as_mut_ptr().cast(), iov_len: PAGE_BYTES };
                 // SAFETY: reads pages that may not be readable into a buffer of the right size.
-                let n = unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) };
+                let n = unsafe {
+                    libc::process_vm_readv(std::process::id() as i32, &raw const to, 1, &raw const from, 1, 0)
+                };
                 match n {
                     4096 if copy.iter().all(|byte| *byte == copy[0]) => Ok(copy[0]),
                     4096 => Err("mixed".into()),
@@ -221,6 +223,7 @@ fn fold_what_can_be(twin: &Twin, pool: &OwnedFd, first: usize, count: usize) {
 }
 
 /// As the agent's round does: what no longer holds the slot's frame is broken. Here, what was written has other bytes.
+#[allow(clippy::needless_range_loop, reason = "the number of the page is what counts")]
 fn find_broken(twin: &Twin) {
     let bytes = twin.bytes();
     let mut table = table::lock();
@@ -232,6 +235,7 @@ fn find_broken(twin: &Twin) {
     }
 }
 
+#[allow(clippy::needless_range_loop, reason = "the number of the page is what counts")]
 fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
     let pool = pool();
     let mut plain = Twin::new(MOST);
