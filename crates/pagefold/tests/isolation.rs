@@ -99,7 +99,8 @@ fn a_member_cannot_write_the_pool() {
     let mut witness = service.torture("acme", "witness", &[], &["stable", "--pages", "1000", "--classes", "16"]);
     service.show("acme");
     service.set("acme", &["--scan-rate", "200000"]);
-    let mut prisoner = service.torture("acme", "prisoner", &[], &["escape"]);
+    let mut prisoner =
+        service.torture("acme", "prisoner", &[], &["escape", "--pool", &format!("pagefold-{}", service.group("acme"))]);
     let said = prisoner.finish(90);
     let attempts = said["attempts"].as_array().expect("a list");
     assert!(number(&said["mappings"]) > 0 && attempts.len() > 20, "{said}");

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 /// Try to write the pool
 #[derive(clap::Args)]
 pub struct Args {
-    /// What the names of the pool's files begin with
-    #[arg(long, default_value = "pagefold-")]
+    /// What the pool's files are called
+    #[arg(long)]
     pool: String,
 }
 
@@ -74,7 +74,7 @@ struct Mapping {
 
 fn mappings(pool: &str) -> Vec<Mapping> {
     let maps = fs::read_to_string("/proc/self/maps").expect("read the mappings");
-    let of_the_pool = maps.lines().filter(|line| line.contains(&format!("/memfd:{pool}")));
+    let of_the_pool = maps.lines().filter(|line| line.contains(&format!("/memfd:{pool} ")));
     let mapping = |line: &str| {
         let mut words = line.split_ascii_whitespace();
         let name = words.next()?.to_owned();
@@ -93,7 +93,7 @@ fn descriptors(pool: &str) -> Vec<PathBuf> {
     let of =
         |thread: PathBuf| fs::read_dir(thread.join("fd")).into_iter().flatten().filter_map(|e| Some(e.ok()?.path()));
     let is_pool = |path: &PathBuf| {
-        fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with(&format!("/memfd:{pool}")))
+        fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with(&format!("/memfd:{pool} ")))
     };
     threads.flat_map(of).filter(is_pool).collect()
 }
