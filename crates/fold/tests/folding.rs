@@ -181,6 +181,16 @@ fn a_full_pool_folds_nothing_new_and_says_so() {
     other.check();
 }
 
+/// The worker has heard everything, and both have done what it asked.
+fn settle(world: &mut World, one: &mut world::Agent, other: &mut world::Agent) {
+    for _ in 0..3 {
+        // A report is answered before members are heard.
+        world.report();
+        one.serve();
+        other.serve();
+    }
+}
+
 #[test]
 fn a_huge_page_is_split_only_where_enough_of_it_folds() {
     let mut world = World::new(Settings { split_huge_at_percent: Some(50), ..Settings::default() });
@@ -194,10 +204,13 @@ fn a_huge_page_is_split_only_where_enough_of_it_folds() {
     let mut half = contents.clone();
     half[255..].iter_mut().for_each(|content| *content += 10_000);
     huge(&mut other, 512, &half);
-    world.report();
-    one.serve();
-    other.serve();
+    settle(&mut world, &mut one, &mut other);
     assert_eq!((one.mapped.len(), other.mapped.len()), (0, 0), "255 of 512 are not enough");
+    // 256 twins, but in two huge pages with 128 each: those would not be worth it, so this one is not either.
+    let scattered: Vec<u64> = (257..385).chain(10_300..10_428).chain(50_000..50_256).collect();
+    huge(&mut other, 2048, &scattered);
+    settle(&mut world, &mut one, &mut other);
+    assert_eq!((one.mapped.len(), other.mapped.len(), other.donated), (0, 0, 0));
     half[255] = 256;
     half[256..].iter_mut().for_each(|content| *content += 20_000);
     huge(&mut other, 1024, &half);
