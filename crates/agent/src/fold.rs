@@ -6,7 +6,7 @@ use crate::pool::Pool;
 use crate::section::{Section, Source, pieces};
 use crate::table;
 use crate::unfold::Unfold;
-use crate::{doors, references};
+use crate::{arena, doors, references};
 use host::{Inherit, Pagemap, make_private};
 use page::PageRange;
 use rustix::fd::OwnedFd;
@@ -17,6 +17,8 @@ use wire::{FoldRun, MemberStats, Outcome, SlotRun, Target};
 /// Mappings are counted anew after so long, and for so small a part of a processor; or when by the most careful account there
 /// may be no more to spend.
 const COUNT_EVERY: (Duration, u32) = (Duration::from_secs(10), 2000);
+/// More than what one message to fold makes the table grow by: a chunk for each of its pages.
+const NOTES_BYTES: usize = wire::FOLD_PAGES * (4 << 10);
 /// Runs that one look at the list of folded pages unfolds before others get their turn.
 const UNFOLD_AT_ONCE: usize = 256;
 
@@ -94,6 +96,11 @@ impl Folder {
     /// Replaces pages, and says what became of each, in order.
     pub fn fold(&mut self, runs: &[FoldRun], pool: &Pool, pagemap: &Pagemap, stats: &mut MemberStats) -> Vec<Outcome> {
         self.survey();
+        // What is noted of folded pages must find memory, because nothing can be done about it when pages are out.
+        if !arena::ensure(NOTES_BYTES) {
+            stats.failures.add(Outcome::NoMemory, runs.iter().map(|run| u64::from(run.pages)).sum());
+            return vec![Outcome::NoMemory; runs.iter().map(|run| usize::from(run.pages)).sum()];
+        }
         let mut all = Vec::with_capacity(runs.iter().map(|run| usize::from(run.pages)).sum());
         for run in runs {
             let before = all.len();

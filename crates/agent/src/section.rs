@@ -120,7 +120,7 @@ impl Section {
             return Duration::ZERO;
         }
         self.move_out(run, outcomes);
-        self.judge(run, slots, generation, outcomes);
+        self.judge(slots, generation, outcomes);
         self.replace(table, run, source, outcomes);
         self.end(run, source.is_none(), outcomes);
         // All that is left of it on the stage is the content of folded pages.
@@ -165,7 +165,7 @@ impl Section {
     }
 
     /// Compares each page that is out with what is to replace it: `Folded` stands for equality afterwards.
-    fn judge(&self, run: PageRange, slots: Option<PageRange>, generation: u64, outcomes: &mut [Outcome]) {
+    fn judge(&self, slots: Option<PageRange>, generation: u64, outcomes: &mut [Outcome]) {
         // Asked after the move: what was opened before it, and may have begun to write before it, is counted by now.
         let unpinned = references::generation() != generation;
         for (n, outcome) in outcomes.iter_mut().enumerate().filter(|(_, o)| **o == Outcome::Folded) {
@@ -173,13 +173,13 @@ impl Section {
             let wanted = slots.map_or(HostVirt(&raw const ZEROS.0 as u64), |slots| slots.start.add_pages(n));
             // SAFETY: the staged page is present (it was just moved there) and ours; `wanted` is a page of the view,
             // which reaches to the end of a file that cannot shrink, or a constant.
+            let equal = unsafe { pages_equal(self.staged(n), wanted) };
             if unpinned {
                 *outcome = Outcome::Unpinned;
-            } else if !unsafe { pages_equal(self.staged(n), wanted) } {
+            } else if !equal {
                 *outcome = Outcome::Changed;
             }
         }
-        debug_assert!(run.pages as usize == outcomes.len());
     }
 
     /// Replaces what is equal and puts back what is not.

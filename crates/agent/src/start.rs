@@ -7,7 +7,7 @@
 
 use crate::thread::{Asked, run};
 use crate::{arena, doors};
-use std::ffi::{CString, OsStr, OsString, c_int, c_void};
+use std::ffi::{OsStr, OsString, c_int, c_void};
 use std::panic::catch_unwind;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -112,10 +112,8 @@ extern "C" fn main(_: *mut c_void) -> *mut c_void {
     // What is folded needs no thread. If this one ends by a bug, nothing more is folded, and the worker sees us go.
     let _ = catch_unwind(|| {
         own_files();
-        if let Ok(name) = CString::new("pagefold") {
-            // SAFETY: the name is a string of less than 16 bytes.
-            unsafe { libc::pthread_setname_np(libc::pthread_self(), name.as_ptr()) };
-        }
+        // SAFETY: the name is a string of less than 16 bytes, and this system call names the calling thread.
+        unsafe { libc::prctl(libc::PR_SET_NAME, c"pagefold".as_ptr()) };
         std::panic::set_hook(Box::new(|_| {}));
         if let Some(asked) = ASKED.get() {
             let _ = run(asked);

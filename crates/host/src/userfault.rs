@@ -31,9 +31,9 @@ const UFFDIO_UNREGISTER: libc::Ioctl = ioctl_number(2, size_of::<uffdio_range>()
 const UFFDIO_WAKE: libc::Ioctl = ioctl_number(2, size_of::<uffdio_range>(), 0x02);
 const UFFDIO_MOVE: libc::Ioctl = ioctl_number(3, size_of::<uffdio_move>(), 0x05);
 const UFFDIO_WRITEPROTECT: libc::Ioctl = ioctl_number(3, size_of::<uffdio_writeprotect>(), 0x06);
-const _: () = assert!(UFFDIO_API as u64 == 0xc018_aa3f && UFFDIO_REGISTER as u64 == 0xc020_aa00);
-const _: () = assert!(UFFDIO_UNREGISTER as u64 == 0x8010_aa01 && UFFDIO_WAKE as u64 == 0x8010_aa02);
-const _: () = assert!(UFFDIO_MOVE as u64 == 0xc028_aa05 && UFFDIO_WRITEPROTECT as u64 == 0xc018_aa06);
+const _: () = assert!(UFFDIO_API == 0xc018_aa3f && UFFDIO_REGISTER == 0xc020_aa00);
+const _: () = assert!(UFFDIO_UNREGISTER == 0x8010_aa01 && UFFDIO_WAKE == 0x8010_aa02);
+const _: () = assert!(UFFDIO_MOVE == 0xc028_aa05 && UFFDIO_WRITEPROTECT == 0xc018_aa06);
 
 const MODE_MISSING: u64 = 1 << 0;
 const MODE_WP: u64 = 1 << 1;
