@@ -10,6 +10,7 @@
 
 mod churn;
 mod curve;
+mod equal;
 mod folding;
 mod frames;
 mod guardian;
@@ -44,8 +45,8 @@ use std::path::{Path, PathBuf};
 /// Runs it.
 pub fn run(o: &Options) -> anyhow::Result<Outcome> {
     o.check()?;
-    let knobs = ksmd::may_use()?;
     let mut guardian = Guardian::start()?;
+    let knobs = ksmd::may_use()?;
     let dir = make_dir(&mut guardian)?;
     guardian.keep_ksm(&knobs)?;
     let outcome = if o.churn { churn::run(o, &dir, &mut guardian) } else { compare(o, &dir, &mut guardian) };

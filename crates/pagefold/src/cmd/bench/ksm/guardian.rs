@@ -1,18 +1,23 @@
 //! Puts back what a bench changes on the host, and ends what it started, however it ends: a process of its own session
 //! that is told beforehand what there is to do, and does it when the bench's end of the pipe closes.
 //!
-//! The bench itself never cleans up in another way, so that what is done after `kill -9` is done every time.
+//! Until then it keeps the lock that allows one bench at a time: a second one would take this one's settings of KSM for the
+//! host's. The bench itself never cleans up in another way, so that what is done after `kill -9` is done every time.
 
 use crate::exit::Outcome;
 use crate::output::say;
 use anyhow::{Context, bail};
 use host::{KsmKnobs, ProcessId};
 use serde::{Deserialize, Serialize};
+use std::fs::File;
 use std::io::{BufRead, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// Who has locked it may set ksmd.
+const LOCK: &str = "/run/pagefold-bench-ksm.lock";
 /// A process that was asked to end has this long.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -39,12 +44,21 @@ pub struct Guardian {
 
 impl Guardian {
     /// Starts it.
+    ///
+    /// # Errors
+    /// Another bench has one.
     pub fn start() -> anyhow::Result<Self> {
+        let lock = File::options().create(true).truncate(false).write(true).mode(0o600).open(LOCK);
+        let lock = lock.with_context(|| format!("cannot create {LOCK}"))?;
+        if lock.try_lock().is_err() {
+            bail!("another bench sets ksmd just now, or puts it back: wait until it has ended");
+        }
         let program = std::env::current_exe().context("cannot find this program to start it again")?;
         let mut child = Command::new(program)
             .args(["bench-guest", "guard"])
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
+            // It has nothing to say there, but so it holds the lock as long as it lives.
+            .stdout(lock)
             .spawn()
             .context("cannot start the process that puts everything back")?;
         let pipe = child.stdin.take();
@@ -115,7 +129,7 @@ pub fn guard() -> anyhow::Result<Outcome> {
             outcome = Outcome::Partial;
         }
     }
-    if !quietly && outcome == Outcome::Done {
+    if !quietly && !duties.is_empty() && outcome == Outcome::Done {
         say!("pagefold: the bench was cut off; its guests are ended, and KSM is set as it was");
     }
     Ok(outcome)

@@ -1,6 +1,7 @@
 //! The kernel's own merger, at the highest rate it can be set to.
 
 use super::curve::Progress;
+use super::equal::memory_of;
 use super::merger::{Account, Merger};
 use crate::exit::Stop;
 use crate::output::say;
@@ -12,9 +13,6 @@ use std::process::Command;
 /// any other, which is its default.
 const FASTEST: [(&str, &str); 4] =
     [("pages_to_scan", "1000000"), ("sleep_millisecs", "0"), ("smart_scan", "0"), ("use_zero_pages", "0")];
-
-/// Mappings smaller than this are not a guest's memory.
-const LEAST_BYTES: u64 = 1 << 20;
 
 /// How many sharers a merged page may have (`max_page_sharing`) is left as it is.
 ///
@@ -35,9 +33,7 @@ struct Memory {
 
 impl Memory {
     fn of(pid: u32) -> anyhow::Result<Self> {
-        let mut mappings = Mapping::list(pid)?;
-        mappings.retain(|m| m.write && !m.shared && !m.has_file() && m.bytes() >= LEAST_BYTES);
-        Ok(Self { pagemap: Pagemap::open(pid)?, mappings })
+        Ok(Self { pagemap: Pagemap::open(pid)?, mappings: memory_of(pid)? })
     }
 
     fn zeros(&self) -> anyhow::Result<u64> {

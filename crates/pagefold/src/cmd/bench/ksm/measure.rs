@@ -1,6 +1,7 @@
 //! One side's turn: guests afresh, merging from nothing until it is stable, the steady state, and what the prober sees.
 
 use super::curve::Curve;
+use super::equal::equal_pages;
 use super::folding::Folding;
 use super::frames::Taken;
 use super::guardian::Guardian;
@@ -31,11 +32,13 @@ pub enum Side {
 pub struct Turn {
     /// Private pages of the guests' processes that were in memory before.
     pub resident_pages: u64,
+    /// Of these, pages that are equal to another one, all but one of each content: what there was to merge.
+    pub equal_pages: u64,
     /// Pages saved in the end, by the merger's own account.
     pub merged_pages: u64,
     /// The same by page frames: frames that the guests took before, less those they take now.
     pub frames_saved: i64,
-    /// Until 99% of what ksmd merged in the end of this round; absent if it was never reached.
+    /// Until 99% of the share that ksmd merged in the end of this round; absent if it was never reached.
     pub wall_s: Option<f64>,
     /// Processor time until then.
     pub cpu_s: Option<f64>,
@@ -127,6 +130,7 @@ impl Scene {
 /// It could not be measured.
 pub fn turn(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Turn> {
     let mut scene = Scene::set(side, o, dir, guardian)?;
+    let equal_pages = equal_pages(&scene.pids)?;
     let before = scene.taken()?;
     let cpu_before = scene.merger.cpu_s()?;
     let begin = Instant::now();
@@ -136,7 +140,7 @@ pub fn turn(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> any
     let account = scene.merger.account()?;
     let end = curve.end();
     say!(
-        "pagefold: {}: {} pages in {:.1} s, {:.2} s of CPU",
+        "pagefold: {}: {} of {equal_pages} equal pages merged in {:.1} s, {:.2} s of CPU",
         scene.merger.name(),
         end.merged_pages,
         end.seconds,
@@ -153,6 +157,7 @@ pub fn turn(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> any
     let metadata_bytes_per_page = account.metadata_bytes as f64 / before.frames.max(1) as f64;
     Ok(Turn {
         resident_pages: before.frames,
+        equal_pages,
         merged_pages: end.merged_pages,
         frames_saved: before.frames.cast_signed() - after.frames.cast_signed(),
         wall_s: None,

@@ -12,8 +12,8 @@ The same guests are started afresh for ksmd at its highest rate, then for Pagefo
 begin with nothing merged and nothing known. Processor time is that of ksmd, or of Pagefold's service, worker and agents,
 as the scheduler counts it. Ratios are ours over theirs, of the same round; medians over the rounds.
 
-  wall, cpu     until 99% of what ksmd has merged in the end
-  merged        pages saved in the end
+  merged        pages saved in the end, as a share of the pages that were equal to another one in that turn
+  wall, cpu     until 99% of the share that ksmd has merged in the end
   steady_cpu    of a second, guests idle; ksmd's is scaled down to what it would need if it took as long as Pagefold
                 until a new duplicate is merged
   break_p50     first write to a merged page

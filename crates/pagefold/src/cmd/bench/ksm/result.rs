@@ -7,17 +7,17 @@ use serde_json::{Map, Value};
 
 /// Points of a curve that are printed.
 const CURVE_POINTS: usize = 200;
-/// What counts as merged in full: of what ksmd merged in the end.
+/// What counts as merged in full: of the share that ksmd merged in the end.
 const IN_FULL: f64 = 0.99;
 
 /// Ours over theirs, absent where ours never got there.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Ratios {
-    /// Processor time to 99% of what ksmd merged.
+    /// Processor time to 99% of the share of equal pages that ksmd merged.
     pub cpu: Option<f64>,
     /// Time until then.
     pub wall: Option<f64>,
-    /// Pages merged in the end.
+    /// Pages merged in the end, each as a share of the pages that were equal in its turn.
     pub merged: Option<f64>,
     /// The same by page frames, with what Pagefold itself keeps in its members.
     pub frames_saved: Option<f64>,
@@ -57,22 +57,28 @@ pub struct Bench {
 impl Round {
     /// Compares two turns.
     pub fn of(mut ksmd: Turn, mut pagefold: Turn) -> Self {
-        let in_full = (ksmd.merged_pages as f64 * IN_FULL) as u64;
+        let in_full = share(&ksmd, ksmd.merged_pages as f64) * IN_FULL;
         for turn in [&mut ksmd, &mut pagefold] {
-            let reached = turn.curve.reached(in_full);
+            let reached = turn.curve.reached((turn.equal_pages as f64 * in_full) as u64);
             (turn.wall_s, turn.cpu_s) = (reached.map(|p| p.seconds), reached.map(|p| p.cpu_s));
             turn.curve = turn.curve.thinned(CURVE_POINTS);
         }
+        let shares = |of: fn(&Turn) -> f64| over(Some(share(&pagefold, of(&pagefold))), Some(share(&ksmd, of(&ksmd))));
         let ratio = Ratios {
             cpu: over(pagefold.cpu_s, ksmd.cpu_s),
             wall: over(pagefold.wall_s, ksmd.wall_s),
-            merged: over(Some(pagefold.merged_pages as f64), Some(ksmd.merged_pages as f64)),
-            frames_saved: over(Some(pagefold.frames_saved as f64), Some(ksmd.frames_saved as f64)),
+            merged: shares(|turn| turn.merged_pages as f64),
+            frames_saved: shares(|turn| turn.frames_saved as f64),
             steady_cpu: steady_ratio(&ksmd, &pagefold),
             break_p50: over(Some(pagefold.first_writes.p50_us), Some(ksmd.first_writes.p50_us)),
         };
         Self { ksmd, pagefold, ratio }
     }
+}
+
+/// Of what there was to merge.
+fn share(turn: &Turn, pages: f64) -> f64 {
+    pages / turn.equal_pages.max(1) as f64
 }
 
 fn over(ours: Option<f64>, theirs: Option<f64>) -> Option<f64> {

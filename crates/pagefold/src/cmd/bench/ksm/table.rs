@@ -19,8 +19,9 @@ const fn row(what: &'static str, pointer: &'static str, decimals: usize, scale: 
     Row { what, pointer, decimals, scale, aim }
 }
 
-const ROWS: [Row; 23] = [
+const ROWS: [Row; 24] = [
     row("pages resident before", "/resident_pages", 0, 1.0, ""),
+    row("  equal to another", "/equal_pages", 0, 1.0, ""),
     row("pages merged", "/merged_pages", 0, 1.0, ""),
     row("  by page frames", "/frames_saved", 0, 1.0, ""),
     row("to 99% of ksmd's: s", "/wall_s", 2, 1.0, ""),

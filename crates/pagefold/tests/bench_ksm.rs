@@ -1,0 +1,109 @@
+//! `pagefold bench ksm` measures both sides, on guests of which it is known what can be merged, and leaves KSM as it was.
+//! How fast things are is not a matter for a test.
+
+mod common;
+
+use common::{json_of, number, pagefold};
+use serde_json::Value;
+use std::fs;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+const KSM: &str = "/sys/kernel/mm/ksm";
+
+/// There is one ksmd, and one bench of it at a time.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Whether there is nobody to compare with, which is then said.
+fn no_ksm() -> bool {
+    let none = !fs::exists(KSM).unwrap_or(false);
+    if none {
+        eprintln!("skipped: this kernel has no KSM");
+    }
+    none
+}
+
+fn knobs() -> Vec<String> {
+    let knobs = ["run", "pages_to_scan", "sleep_millisecs", "smart_scan", "use_zero_pages", "advisor_mode"];
+    let read = |knob| fs::read_to_string(format!("{KSM}/{knob}")).unwrap_or_default();
+    knobs.iter().map(|knob| format!("{knob}: {}", read(knob).trim())).collect()
+}
+
+/// What a side says that it has merged, against what there was to merge: all copies of all contents but one.
+fn merges_what_there_is(side: &str, turn: &Value, superfluous: u64) {
+    let near = |what: &str, found: u64, percent: u64| {
+        let most_off = superfluous * percent / 100;
+        assert!(found.abs_diff(superfluous) <= most_off, "{side}: {what} {found}, made {superfluous}");
+    };
+    near("merged", number(&turn["merged_pages"]), 1);
+    // The agent's own memory is in its member.
+    near("frames saved", number(&turn["frames_saved"]), 4);
+}
+
+#[test]
+fn both_sides_merge_what_there_is_and_ksm_is_left_as_it_was() {
+    if common::not_root() || no_ksm() {
+        return;
+    }
+    let _alone = ONE_AT_A_TIME.lock();
+    let before = knobs();
+    let args =
+        ["bench", "ksm", "--image", "synthetic", "--guests", "2", "--memory", "64M", "--rounds", "1", "--steady", "1"];
+    let found = json_of(&pagefold(&[&args[..], &["--json"]].concat()));
+    assert_eq!(knobs(), before);
+    let round = &found["rounds"][0];
+    let superfluous = number(&found["superfluous_pages"]);
+    for side in ["ksmd", "pagefold"] {
+        let turn = &round[side];
+        merges_what_there_is(side, turn, superfluous);
+        assert!(turn["wall_s"].as_f64().unwrap() <= turn["total_wall_s"].as_f64().unwrap(), "{side}");
+        assert!(turn["cpu_s"].as_f64().unwrap() <= turn["total_cpu_s"].as_f64().unwrap(), "{side}");
+        for positive in
+            ["total_cpu_s", "cpu_us_per_merged_page", "steady_cpu_s_per_s", "reaction_s", "metadata_bytes_per_page"]
+        {
+            assert!(turn[positive].as_f64().unwrap() > 0.0, "{side}: {positive}");
+        }
+        assert_eq!(number(&turn["reactions_missed"]), 0, "{side}");
+        assert!(number(&turn["break"]["count"]) > 1900 && turn["break"]["p50_us"].as_f64().unwrap() > 0.0, "{side}");
+        assert!(turn["stall"]["merged_share"].as_f64().unwrap() >= 0.99, "{side}");
+        assert!(number(&turn["vmas_after"]) >= number(&turn["vmas_before"]), "{side}");
+        assert!(turn["curve"].as_array().unwrap().len() > 10, "{side}");
+        assert!(found[side]["merged_pages"].is_number() && found[side]["break"]["p99_us"].is_number(), "{side}");
+    }
+    // A mapping a run is what ours costs, and what ksmd's does not.
+    assert!(number(&round["pagefold"]["vmas_after"]) > number(&round["ksmd"]["vmas_after"]));
+    for ratio in ["cpu", "wall", "merged", "steady_cpu", "break_p50"] {
+        assert!(found["ratio"][ratio].as_f64().unwrap() > 0.0, "{ratio}: {}", found["ratio"]);
+    }
+}
+
+#[test]
+fn killed_in_the_middle_of_it_ksm_is_put_back_and_nothing_is_left() {
+    if common::not_root() || no_ksm() {
+        return;
+    }
+    let _alone = ONE_AT_A_TIME.lock();
+    let before = knobs();
+    let args = ["bench", "ksm", "--image", "synthetic", "--guests", "2", "--memory", "16M", "--rounds", "1"];
+    let mut bench = Command::new(env!("CARGO_BIN_EXE_pagefold"));
+    let mut bench = bench.args(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let dir = std::env::temp_dir().join(format!("pagefold-bench-{}", bench.id()));
+    let wait = |what: &str, done: &dyn Fn() -> bool| {
+        let begin = Instant::now();
+        while !done() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "{what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    wait("ksmd is not set to work", &|| fs::read_to_string(format!("{KSM}/run")).is_ok_and(|run| run.trim() == "1"));
+    assert!(dir.exists());
+    assert_ne!(knobs(), before);
+    let second = pagefold(&args);
+    let said = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(second.status.code() == Some(1) && said.contains("another bench"), "{said}");
+    bench.kill().unwrap();
+    bench.wait().unwrap();
+    wait("KSM is not put back", &|| knobs() == before);
+    wait("its directory is left", &|| !dir.exists());
+}
