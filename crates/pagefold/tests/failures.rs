@@ -47,19 +47,6 @@ fn has(shown: &Value, name: &str, what: &str) -> u64 {
     members.iter().find(|m| m["name"] == name).map_or(0, |m| number(&m[what]))
 }
 
-/// Kills at random instants, a few times a second, until there were so many; members must not notice.
-fn rounds(kills: u64, members: &mut [Member], mut kill_one: impl FnMut(&mut [Member]) -> bool) -> u64 {
-    let mut killed = 0;
-    let end = Instant::now() + Duration::from_secs(120);
-    while killed < kills {
-        assert!(Instant::now() < end, "{killed} kills in 120 s");
-        std::thread::sleep(Duration::from_micros(random(400_000)));
-        killed += u64::from(kill_one(members));
-        members.iter_mut().for_each(|m| m.assert_is_well());
-    }
-    killed
-}
-
 /// After all that: what is new folds, what was folded is right, and nobody has anything of another group's.
 fn assert_recovers(service: &Service, members: &mut [Member]) {
     let mut fresh = vec![service.torture("acme", "fresh", &[], &STABLE)];
@@ -71,20 +58,29 @@ fn assert_recovers(service: &Service, members: &mut [Member]) {
 }
 
 #[test]
-fn workers_are_killed_100_times() {
+fn workers_are_killed_60_times() {
     if cannot_fold() {
         return;
     }
-    let service = Service::start();
+    let mut service = Service::start();
     let mut members = folding(&service, &["one", "two", "three"], &["--children"]);
-    let kills = 100 * seconds(1);
-    let mut last = None;
-    let killed = rounds(kills, &mut members, |_| {
+    let (mut killed, mut last) = (0, None);
+    let end = Instant::now() + Duration::from_secs(120 * seconds(1));
+    while killed < 60 * seconds(1) {
+        assert!(Instant::now() < end, "{killed} kills in time");
+        std::thread::sleep(Duration::from_micros(random(500_000)));
         // Each worker is killed once, at some moment of its life.
-        let pid = service.worker_pid("acme").filter(|pid| last != Some(*pid));
-        last = pid.or(last);
-        pid.map(kill).is_some()
-    });
+        if let Some(pid) = service.worker_pid("acme").filter(|pid| last != Some(*pid)) {
+            last = Some(pid);
+            kill(pid);
+            killed += 1;
+            if killed % 3 == 0 {
+                // Workers that die one after the other are started ever later; a new supervisor begins anew.
+                service.kill_supervisor();
+            }
+        }
+        members.iter_mut().for_each(|m| m.assert_is_well());
+    }
     eprintln!("{killed} workers killed");
     assert_recovers(&service, &mut members);
     // What was folded under the workers that died is known to the one that lives.
@@ -113,9 +109,6 @@ fn supervisors_are_killed_50_times() {
         members.iter_mut().for_each(|m| m.assert_is_well());
     }
     assert_eq!(service.worker_pid("acme"), Some(worker), "the worker has run on");
-    joined.retain_mut(|m| {
-        m.lines().is_empty().then(|| std::thread::sleep(Duration::from_secs(1))).is_none() || !m.lines().is_empty()
-    });
     until_folding(&service, &mut joined, 1000);
     assert_recovers(&service, &mut members);
 }
@@ -127,18 +120,18 @@ fn members_are_killed_60_times() {
     }
     let service = Service::start();
     let mut members = folding(&service, &["one", "two"], &["--children"]);
-    let mut n = 0;
     let mut victims: Vec<Member> = Vec::new();
-    rounds(60 * seconds(1), &mut members, |_| {
-        n += 1;
-        while victims.len() < 3 {
+    for n in 0..60 * seconds(1) {
+        while victims.len() < 4 {
             victims.push(service.torture("acme", &format!("victim-{n}-{}", victims.len()), &[], &STABLE));
         }
+        // Some are killed before they fold, some while they do, some after.
+        std::thread::sleep(Duration::from_micros(random(700_000)));
         let mut victim = victims.remove(0);
         victim.assert_is_well();
         victim.kill();
-        true
-    });
+        members.iter_mut().for_each(|m| m.assert_is_well());
+    }
     victims.clear();
     assert_recovers(&service, &mut members);
     // What only the dead held is given back: their references go with their processes.
@@ -252,7 +245,7 @@ fn a_full_pool_is_said_and_harms_nobody() {
     let shown = service.show("acme");
     assert!(number(&shown["slots"]) <= 64, "{shown}");
     assert!(number(&shown["sharing_pages"]) > 100, "what is in the pool is shared: {shown}");
-    assert!(service.log().contains("full"), "it is said: {}", service.log());
+    assert!(service.log().contains("the pool has reached its 64 slots"), "it is said: {}", service.log());
     service.assert_audit_is_clean();
 }
 
@@ -320,7 +313,9 @@ fn a_worker_short_of_memory_harms_nobody() {
         large.assert_is_well();
     }
     let shown = service.show("acme");
-    eprintln!("slots {} failures {} log {}", shown["slots"], shown["fold_failures"], service.log());
+    eprintln!("slots {} failures {}", shown["slots"], shown["fold_failures"]);
+    assert!(number(&shown["slots"]) < 6144, "{shown}");
+    assert!(service.log().contains("memory"), "it is said: {}", service.log());
     drop(large);
     // The worker may have been killed for it; then another one has taken over.
     assert_recovers(&service, &mut members);
@@ -434,7 +429,4 @@ fn who_reads_directly_from_what_may_not_pin_is_not_folded() {
     assert!(!detail.is_empty(), "a reason");
     eprintln!("{detail}");
     assert_folds_nothing(&service, &mut distrusted);
-    // Once it is closed, it may be folded again.
-    assert_eq!(distrusted.tell("close"), "ok");
-    wait_for_state(&service, "distrusted", "folding");
 }
