@@ -45,7 +45,7 @@ impl AnonFile {
     fn add(&mut self, kind: PageKind, frames: u64) {
         match kind {
             PageKind::Anon => self.anon += frames,
-            PageKind::File | PageKind::Shmem => self.file += frames,
+            PageKind::File | PageKind::Shmem | PageKind::Folded => self.file += frames,
         }
     }
 

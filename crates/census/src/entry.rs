@@ -110,7 +110,7 @@ mod tests {
         #[test]
         fn what_goes_in_comes_out(
             fingerprint: u64, frame in 0..=FrameId::MAX, owner: u16, position: u32,
-            kind in 0..3usize, region in 0..8usize, mapped_elsewhere: bool, ksm: bool,
+            kind in 0..4usize, region in 0..8usize, mapped_elsewhere: bool, ksm: bool,
         ) {
             let s = PageSample {
                 owner: GuestIndex(owner), position, pid: 1, address: HostVirt(0), frame: FrameId(frame),

@@ -113,6 +113,8 @@ pub struct GuestFindings {
     pub unreadable_pages: u64,
     /// Frames held by the kernel's own merger.
     pub ksm_pages: u64,
+    /// Frames of its group's pool that it maps: pages of it that were folded and that it has touched since.
+    pub folded_pages: u64,
     /// Copies beyond the first within it, and where its remaining contents have a twin.
     pub duplicates: Duplicates,
     /// Frames that somebody else maps too.

@@ -6,7 +6,7 @@ use crate::{
     AlreadyShared, Duplicates, Entry, Findings, GroupFindings, GuestFindings, Layout, MapCell, Opportunity,
     RegionFindings, Share,
 };
-use page::{Fingerprint, GuestIndex, Region, pages_to_bytes};
+use page::{Fingerprint, GuestIndex, PageKind, Region, pages_to_bytes};
 
 /// Counts of one guest as they grow.
 #[derive(Clone, Debug)]
@@ -256,6 +256,7 @@ impl GuestTally {
         findings.incremental_pages += u64::from(!shared);
         findings.already_shared_pages += u64::from(shared);
         findings.ksm_pages += u64::from(mapping.ksm());
+        findings.folded_pages += u64::from(mapping.kind() == PageKind::Folded);
         if let Some(cell) = layout.cell(mapping.owner(), mapping.position()) {
             let cell = &mut findings.page_map[cell as usize];
             cell.pages[share as usize] += 1;

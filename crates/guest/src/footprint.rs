@@ -11,10 +11,13 @@ impl Footprint {
     pub fn measure(guest: &Guest) -> (Self, Vec<Partial>) {
         let mut total = Usage::default();
         let mut by_region = [Usage::default(); Region::ALL.len()];
-        let mut partial = Vec::new();
+        let (mut partial, mut folded_bytes) = (Vec::new(), 0);
         for &pid in &guest.pids {
             match measure_process(guest, pid, &mut by_region) {
-                Ok(usage) => total = total.plus(&usage),
+                Ok((usage, folded)) => {
+                    total = total.plus(&usage);
+                    folded_bytes += folded;
+                }
                 Err(error) => partial.push(Partial { guest: guest.id.clone(), pid, reason: reason(&error) }),
             }
         }
@@ -27,6 +30,7 @@ impl Footprint {
             uss_bytes: total.uss_bytes,
             swap_bytes: total.swap_bytes,
             ksm_bytes: total.ksm_bytes,
+            folded_bytes,
             thp_bytes: total.thp_bytes,
             hugetlb_bytes: total.hugetlb_bytes,
             regions: regions.map(|(region, u)| RegionFootprint::new(region, &u)).collect(),
@@ -47,8 +51,8 @@ impl RegionFootprint {
     }
 }
 
-/// Totals of one process; its mappings are added to `by_region`. Either both or nothing.
-fn measure_process(guest: &Guest, pid: u32, by_region: &mut [Usage]) -> host::Result<Usage> {
+/// Totals of one process, and what of it is folded; its mappings are added to `by_region`. Either all or nothing.
+fn measure_process(guest: &Guest, pid: u32, by_region: &mut [Usage]) -> host::Result<(Usage, u64)> {
     let total = Usage::of(pid)?;
     let mappings = Mapping::read_all(pid)?;
     let regions = RegionMap::new(Some(guest), &mappings);
@@ -56,7 +60,9 @@ fn measure_process(guest: &Guest, pid: u32, by_region: &mut [Usage]) -> host::Re
         let sum = &mut by_region[regions.region_of(n) as usize];
         *sum = sum.plus(&mapping.usage);
     }
-    Ok(total)
+    let folded = |m: &Mapping| m.bytes().saturating_sub(m.usage.anonymous_bytes + m.usage.swap_bytes);
+    let folded = mappings.iter().filter(|m| crate::holds_folded_pages(m)).map(folded).sum();
+    Ok((total, folded))
 }
 
 fn reason(error: &host::Error) -> String {

@@ -58,7 +58,9 @@ fn gather_process(guest: &Guest, pid: u32, evidence: &mut Evidence) -> host::Res
         Region::Heap => !guest.kind.is_vm(),
         _ => false,
     };
-    evidence.mappings.extend(mappings.into_iter().enumerate().filter(|(n, _)| wanted(*n)).map(|(_, m)| m));
+    // What is folded could be merged, and was.
+    let wanted = mappings.into_iter().enumerate().filter(|(n, m)| wanted(*n) && !crate::holds_folded_pages(m));
+    evidence.mappings.extend(wanted.map(|(_, m)| m));
     let files = host::open_files(pid)?;
     evidence.passthrough.extend(files.iter().filter(|f| passes_device(f)).map(|f| f.display().to_string()));
     evidence.merge_any |= KsmStat::of(pid)?.ksm_merge_any == Some(true);

@@ -111,6 +111,9 @@ pub struct Footprint {
     pub swap_bytes: u64,
     /// Merged by the kernel's merger; `None` where the kernel does not tell.
     pub ksm_bytes: Option<u64>,
+    /// Pages that were folded and not written since, touched or not: they lie in the group's pool. Of those, the resident
+    /// set has what was touched.
+    pub folded_bytes: u64,
     /// In transparent huge pages.
     pub thp_bytes: u64,
     /// In hugetlbfs pages, which the resident set leaves out.

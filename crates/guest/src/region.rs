@@ -49,6 +49,8 @@ fn region_by_itself(m: &Mapping, kind: Option<GuestKind>) -> Region {
         name if emulator && (anonymous && m.execute || name.starts_with("/memfd:tcg-jit")) => Region::TranslationCache,
         "[heap]" => Region::Heap,
         name if name == "[stack]" || name.starts_with("[stack:") => Region::Stack,
+        // What was folded is what it was before.
+        _ if crate::holds_folded_pages(m) => Region::Heap,
         _ if m.shmem => Region::Shared,
         _ if anonymous => Region::Heap,
         name if name.starts_with("/dev/") || name.starts_with("/[") || !name.starts_with('/') => Region::Other,

@@ -25,6 +25,8 @@ pub struct Usage {
     pub uss_bytes: u64,
     /// `Swap`
     pub swap_bytes: u64,
+    /// `Anonymous`
+    pub anonymous_bytes: u64,
     /// `AnonHugePages` + `ShmemPmdMapped` + `FilePmdMapped`
     pub thp_bytes: u64,
     /// `Private_Hugetlb` + `Shared_Hugetlb`
@@ -97,6 +99,7 @@ impl Usage {
             pss_bytes: self.pss_bytes.saturating_add(other.pss_bytes),
             uss_bytes: self.uss_bytes.saturating_add(other.uss_bytes),
             swap_bytes: self.swap_bytes.saturating_add(other.swap_bytes),
+            anonymous_bytes: self.anonymous_bytes.saturating_add(other.anonymous_bytes),
             thp_bytes: self.thp_bytes.saturating_add(other.thp_bytes),
             hugetlb_bytes: self.hugetlb_bytes.saturating_add(other.hugetlb_bytes),
             ksm_bytes: match (self.ksm_bytes, other.ksm_bytes) {
@@ -113,6 +116,7 @@ impl Usage {
             b"Rss" => &mut self.rss_bytes,
             b"Pss" => &mut self.pss_bytes,
             b"Private_Clean" | b"Private_Dirty" => &mut self.uss_bytes,
+            b"Anonymous" => &mut self.anonymous_bytes,
             b"Swap" => &mut self.swap_bytes,
             b"AnonHugePages" | b"ShmemPmdMapped" | b"FilePmdMapped" => &mut self.thp_bytes,
             b"Private_Hugetlb" | b"Shared_Hugetlb" => &mut self.hugetlb_bytes,

@@ -13,11 +13,13 @@ pub enum PageKind {
     File = 1,
     /// Page cache of memory that only looks like a file: memfd, tmpfs, System V, shared anonymous.
     Shmem = 2,
+    /// A page of a group's pool in a private mapping: a member's page that was folded.
+    Folded = 3,
 }
 
 impl PageKind {
     /// Every kind, in the order of its number.
-    pub const ALL: [Self; 3] = [Self::Anon, Self::File, Self::Shmem];
+    pub const ALL: [Self; 4] = [Self::Anon, Self::File, Self::Shmem, Self::Folded];
 
     /// The name used in JSON and tables.
     pub const fn name(self) -> &'static str {
@@ -25,6 +27,7 @@ impl PageKind {
             Self::Anon => "anon",
             Self::File => "file",
             Self::Shmem => "shmem",
+            Self::Folded => "folded",
         }
     }
 }

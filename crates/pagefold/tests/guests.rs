@@ -104,6 +104,7 @@ fn json_has_the_documented_fields_and_nothing_else() {
         "ksm_bytes",
         "thp_bytes",
         "hugetlb_bytes",
+        "folded_bytes",
         "regions",
     ];
     expected.sort_unstable();

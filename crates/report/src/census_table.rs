@@ -61,26 +61,23 @@ fn header(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
 }
 
 fn guests(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
-    let mut table = Table::new(&[
-        ("guest", Align::Left),
-        ("group", Align::Left),
-        ("resident", Align::Right),
-        ("zero", Align::Right),
-        ("distinct", Align::Right),
-        ("shared", Align::Right),
-        ("incremental", Align::Right),
-        ("if folded", Align::Right),
-    ]);
+    type Figure = fn(&GuestFindings) -> u64;
+    let mut figures: Vec<(&str, Figure)> = vec![
+        ("resident", |g| g.resident_pages),
+        ("zero", |g| g.zero_pages),
+        ("distinct", |g| g.distinct_pages),
+        ("shared", |g| g.already_shared_pages),
+        ("folded", |g| g.folded_pages),
+        ("incremental", |g| g.incremental_pages),
+        ("if folded", |g| g.incremental_folded_pages),
+    ];
+    // Where nobody folds there is nothing to say about it.
+    figures.retain(|(name, figure)| *name != "folded" || guests.iter().any(|g| figure(g) > 0));
+    let mut columns = vec![("guest", Align::Left), ("group", Align::Left)];
+    columns.extend(figures.iter().map(|(name, _)| (*name, Align::Right)));
+    let mut table = Table::new(&columns);
     for g in guests {
-        let figures = [
-            g.resident_pages,
-            g.zero_pages,
-            g.distinct_pages,
-            g.already_shared_pages,
-            g.incremental_pages,
-            g.incremental_folded_pages,
-        ];
-        table.row(names(g).into_iter().chain(figures.map(pages_mib)));
+        table.row(names(g).into_iter().chain(figures.iter().map(|(_, figure)| pages_mib(figure(g)))));
     }
     section(out, "What each guest holds, in MiB", &table)
 }

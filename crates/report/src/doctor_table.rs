@@ -10,12 +10,13 @@ const COLUMNS: usize = 100;
 /// Columns of the mark and the blanks around it.
 const MARK_COLUMNS: usize = 8;
 /// What the topics of ids are called, in this order.
-const TOPICS: [(&str, &str); 5] = [
+const TOPICS: [(&str, &str); 6] = [
     ("kernel", "What the kernel can do"),
     ("rights", "What it lets you do"),
     ("memory", "How memory is set up"),
     ("host", "What else is there"),
     ("guest", "Whether guests could be merged"),
+    ("member", "Whether Pagefold folds them"),
 ];
 
 /// Writes `checks` to `out`.
@@ -42,8 +43,8 @@ fn item(out: &mut dyn Write, check: &Check, name_columns: usize) -> io::Result<(
     };
     let indent = MARK_COLUMNS + name_columns + 2;
     let mut text = wrap(&printable(&check.found), COLUMNS - indent);
-    // The heading of the guests says it for all of them.
-    if split_id(check).0 != "guest" {
+    // The headings of the guests say it for all of them.
+    if !matches!(split_id(check).0, "guest" | "member") {
         text += &wrap(&format!("for {}", printable(&check.needed_for)), COLUMNS - indent);
     }
     if let Some(fix) = &check.fix {
@@ -59,9 +60,12 @@ fn item(out: &mut dyn Write, check: &Check, name_columns: usize) -> io::Result<(
     Ok(())
 }
 
-/// Topic and name of a check. All checks of guests are about merging, so that is left out.
+/// Topic and name of a check. Checks of guests are about merging or folding, of which each has a heading of its own.
 fn split_id(check: &Check) -> (&str, &str) {
     let (topic, name) = check.id.split_once(':').unwrap_or(("host", &check.id));
+    if let Some(name) = name.strip_suffix(":folding").filter(|_| topic == "guest") {
+        return ("member", name);
+    }
     (topic, name.strip_suffix(":mergeable").unwrap_or(name))
 }
 

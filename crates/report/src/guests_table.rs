@@ -25,13 +25,14 @@ pub fn write(out: &mut dyn Write, footprints: &[Footprint]) -> io::Result<()> {
 /// One row a guest. Columns that would be empty throughout are left out.
 fn totals(footprints: &[Footprint]) -> Table {
     type Figure = fn(&Footprint) -> Option<u64>;
-    let figures: [(&str, Figure); 8] = [
+    let figures: [(&str, Figure); 9] = [
         ("RAM", |f| f.guest.ram_bytes),
         ("RSS", |f| Some(f.rss_bytes)),
         ("PSS", |f| Some(f.pss_bytes)),
         ("USS", |f| Some(f.uss_bytes)),
         ("swap", |f| Some(f.swap_bytes).filter(|b| *b > 0)),
         ("KSM", |f| f.ksm_bytes.filter(|b| *b > 0)),
+        ("folded", |f| Some(f.folded_bytes).filter(|b| *b > 0)),
         ("THP", |f| Some(f.thp_bytes).filter(|b| *b > 0)),
         ("hugetlb", |f| Some(f.hugetlb_bytes).filter(|b| *b > 0)),
     ];
@@ -128,6 +129,7 @@ mod tests {
             uss_bytes: pss_bytes / 2,
             swap_bytes: 0,
             ksm_bytes: Some(0),
+            folded_bytes: 0,
             thp_bytes: 4 * M,
             hugetlb_bytes: 0,
             regions: split.iter().map(region).collect(),

@@ -12,7 +12,7 @@
 //! | `address` | u64 | virtual address in that process; for page cache the offset in the file |
 //! | `frame` | u64 | page frame number, or what stands for it where the kernel hid it |
 //! | `kpageflags` | u64, may be null | `/proc/kpageflags` of the frame, where it was read |
-//! | `kind` | string | `anon`, `file`, `shmem` |
+//! | `kind` | string | `anon`, `file`, `shmem`, `folded` (a page of a group's pool in a member) |
 //! | `region` | string | `guest_ram`, `heap`, ... |
 //! | `mapped_elsewhere` | bool | somebody other than the guest maps the frame too |
 //! | `ksm` | bool | the kernel's merger holds it |
@@ -215,7 +215,7 @@ mod tests {
             pid: n,
             address: HostVirt(u64::MAX - u64::from(n)),
             frame: FrameId(FrameId::MAX - u64::from(n)),
-            kind: PageKind::ALL[n as usize % 3],
+            kind: PageKind::ALL[n as usize % 4],
             region: Region::ALL[n as usize % 8],
             mapped_elsewhere: n.is_multiple_of(2),
             ksm: n.is_multiple_of(5),

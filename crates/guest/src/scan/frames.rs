@@ -2,7 +2,7 @@
 
 use super::found::Found;
 use host::{FrameTable, Mapping, Pagemap, kpf};
-use page::{FrameId, GuestIndex, PAGE_SHIFT, PageSample, Pfn};
+use page::{FrameId, GuestIndex, PAGE_SHIFT, PageKind, PageSample, Pfn};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
@@ -84,7 +84,10 @@ pub(super) struct Resolved {
 impl Frame {
     fn count(&mut self, found: &Found) {
         self.mappings += 1;
-        if found.position < self.first.position {
+        // A folded page may also be looked at through the agent's view of the pool, which is not what it is to the guest.
+        let folded = |found: &Found| found.kind == PageKind::Folded;
+        let rank = |found: &Found| (!folded(found), found.position);
+        if rank(found) < rank(&self.first) {
             let fingerprint = self.first.fingerprint;
             self.first = *found;
             self.first.fingerprint = fingerprint;

@@ -237,7 +237,11 @@ impl Planner {
             let ranges = space.pagemap.present_ranges(mapping.start, mapping.end)?;
             let facts = Arc::new(MappingFacts {
                 region: regions.region_of(n),
-                file_kind: if mapping.shmem { PageKind::Shmem } else { PageKind::File },
+                file_kind: match () {
+                    () if crate::holds_folded_pages(&mapping) => PageKind::Folded,
+                    () if mapping.shmem => PageKind::Shmem,
+                    () => PageKind::File,
+                },
                 careful: !mapping.read || mapping.has_flag(b"um") || mapping.has_flag(b"ui"),
                 mapping,
             });

@@ -1,5 +1,7 @@
 //! `pagefold doctor`: what this host and each guest allow, and why nothing merges.
 
+mod folding;
+
 use super::select::Selection;
 use crate::exit::{Outcome, Stop};
 use anyhow::Context;
@@ -21,7 +23,10 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
     let guests = args.selection.resolve()?;
     let has_ksm = Ksm::read().is_some();
     let mut checks = host::probe_host();
+    checks.push(folding::check_library());
     checks.extend(guests.iter().map(|guest| guest::check_mergeable(guest, has_ksm)));
+    let folding = folding::Folding::ask();
+    checks.extend(guests.iter().map(|guest| folding.check(guest)));
     let mut out = std::io::stdout().lock();
     let written =
         if args.json { report::json::write(&mut out, &checks) } else { report::doctor_table::write(&mut out, &checks) };

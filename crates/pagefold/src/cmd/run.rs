@@ -13,6 +13,8 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
+pub use preload::library;
+
 /// Arguments of `pagefold run`.
 #[derive(clap::Args)]
 #[command(after_help = "\

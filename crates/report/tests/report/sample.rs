@@ -262,6 +262,7 @@ fn footprint(found: &GuestFindings, n: u32) -> Footprint {
         ksm_bytes: Some(0),
         thp_bytes: 0,
         hugetlb_bytes: 0,
+        folded_bytes: 0,
         regions,
     }
 }

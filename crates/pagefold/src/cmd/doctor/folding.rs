@@ -1,0 +1,200 @@
+//! Whether Pagefold folds a guest, and if not, why not and what to do.
+
+use crate::service::ask::MemberLine;
+use crate::service::client::Service;
+use fold::control::{Fold, GroupReport, Settings};
+use guest::Guest;
+use host::{Check, Status};
+use page::pages_to_bytes;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// What the services say.
+#[derive(Default)]
+pub struct Folding {
+    members: Vec<MemberLine>,
+    groups: BTreeMap<String, (Settings, GroupReport)>,
+    /// Why a service, or a group's worker, does not answer.
+    silent: Vec<String>,
+}
+
+const NEEDED_FOR: &str = "folding its memory with that of its group";
+
+impl Folding {
+    /// Asks them, as far as the caller may.
+    pub fn ask() -> Self {
+        let mut all = Self::default();
+        match Service::find(None) {
+            Ok(services) => {
+                for service in services {
+                    if let Err(e) = all.add(&service) {
+                        all.silent.push(format!("{e:#}"));
+                    }
+                }
+            }
+            Err(e) => all.silent.push(format!("{e:#}")),
+        }
+        all
+    }
+
+    fn add(&mut self, service: &Service) -> anyhow::Result<()> {
+        self.members.extend(service.members()?);
+        for group in service.groups()?.into_iter().filter(|g| g.members > 0) {
+            match service.show(&group.name) {
+                Ok(state) => _ = self.groups.insert(group.name, (state.settings, state.report)),
+                Err(e) => self.silent.push(format!("group {}: {e:#}", group.name)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The check `guest:ID:folding` of a guest.
+    pub fn check(&self, guest: &Guest) -> Check {
+        let check = |found: String| Check::ok(format!("guest:{}:folding", guest.id), found, NEEDED_FOR);
+        let members: Vec<&MemberLine> = self.members.iter().filter(|m| guest.pids.contains(&m.identity.pid)).collect();
+        let mut judged: Vec<Check> = members.iter().map(|m| self.judge(m, check)).collect();
+        judged.sort_by_key(|c| std::cmp::Reverse(c.status));
+        let others = judged.len().saturating_sub(1);
+        match judged.into_iter().next() {
+            // The one that is worst off speaks for the guest.
+            Some(worst) if others > 0 => {
+                Check { found: format!("{}; and {others} more members", worst.found), ..worst }
+            }
+            Some(only) => only,
+            None => self.no_member(guest, check),
+        }
+    }
+
+    fn no_member(&self, guest: &Guest, check: impl Fn(String) -> Check) -> Check {
+        let group = if guest.group.contains(':') { "GROUP" } else { &guest.group };
+        if let Some(silent) = self.silent.first() {
+            return check(format!("unknown: {silent}")).warn("look at the log of pagefold serve");
+        }
+        let how = if guest.kind == guest::GuestKind::Qemu { " (libvirt: as its <emulator>, in a script)" } else { "" };
+        check("no: it is not a member of a group".into()).warn(format!(
+            "start it with pagefold run --group {group} -- ...{how}; a process that runs already cannot join"
+        ))
+    }
+
+    fn judge(&self, member: &MemberLine, check: impl Fn(String) -> Check) -> Check {
+        let (name, group) = (&member.identity.name, &member.group);
+        let who = format!("member {name} of group {group}");
+        if !member.connected {
+            return check(format!("no: {who}, but no agent has connected")).warn(
+                "see what it wrote on stderr: the library may be missing (libpagefold.so), or the program executed \
+                 another one without LD_PRELOAD",
+            );
+        }
+        let Some((settings, report)) = self.groups.get(group) else {
+            let why = self.silent.first().map_or("its group has no worker", String::as_str);
+            return check(format!("unknown: {who}: {why}")).warn("look at the log of pagefold serve");
+        };
+        let Some(found) = report.members.iter().find(|m| m.pid == member.identity.pid && m.connected) else {
+            return check(format!("not now: {who}, but its agent is not connected to the worker"))
+                .warn("wait for it to connect again; see the log of pagefold serve");
+        };
+        let detail = if found.detail.is_empty() { String::new() } else { format!(" ({})", found.detail) };
+        let state = found.state.as_str();
+        let folded = report::bytes(pages_to_bytes(found.folded_pages + found.zero_pages));
+        let enrolled = report::bytes(pages_to_bytes(found.enrolled_pages));
+        if state == "folding" {
+            return check(format!("yes: {who}; {folded} of {enrolled} are folded{detail}"));
+        }
+        let found = check(format!("no: {who}: {}{detail}", report::group_table::meaning(state)));
+        found.warn(fix(state, group, settings.fold))
+    }
+}
+
+/// What to do about a state.
+fn fix(state: &str, group: &str, fold: Fold) -> String {
+    match state {
+        "nothing_enrolled" => "let it call madvise(MADV_MERGEABLE) (QEMU: mem-merge=on), or start it with \
+                               pagefold run --all-anonymous"
+            .into(),
+        "off" | "unfolded" if fold != Fold::On => format!("pagefold group set {group} --fold on"),
+        "no_move" => "use Linux 6.8 or newer; without root set vm.unprivileged_userfaultfd=1 or give access to \
+                      /dev/userfaultfd"
+            .into(),
+        "unpinned" => {
+            "take away what is named, or leave this guest as it is: folding could lose what is written there".into()
+        }
+        "yielded" => "wait for its migration or snapshot to end".into(),
+        "no_vma" => "sysctl vm.max_map_count=1048576, and start it again".into(),
+        "broken" => "please report this, with the log of pagefold serve".into(),
+        _ => "look again in a moment".into(),
+    }
+}
+
+/// The check `host:library`.
+pub fn check_library() -> Check {
+    let check = |found: String| Check::ok("host:library", found, "pagefold run: loaded into members");
+    match crate::cmd::run::library() {
+        Ok(path) => check(show(&path)),
+        Err(e) => check(format!("{e:#}")).warn("put libpagefold.so next to pagefold, or into ../lib/pagefold"),
+    }
+}
+
+fn show(path: &Path) -> String {
+    path.display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fold::control::{Identity, MemberReport};
+    use guest::{Facts, GuestKind};
+
+    fn guest(pids: &[u32]) -> Guest {
+        Guest {
+            id: "qemu:x".into(),
+            name: "x".into(),
+            kind: GuestKind::Qemu,
+            pids: pids.into(),
+            group: "qemu:x".into(),
+            ram_bytes: None,
+            facts: Facts::default(),
+        }
+    }
+
+    fn folding(states: &[(&str, bool)], fold: Fold) -> Folding {
+        let mut all = Folding::default();
+        let mut report = GroupReport::default();
+        for (n, (state, connected)) in states.iter().enumerate() {
+            let identity = Identity { name: format!("m{n}"), pid: n as u32, started: 1 };
+            all.members.push(MemberLine { group: "acme".into(), identity, uid: 0, connected: *connected });
+            let (state, name) = ((*state).to_owned(), format!("m{n}"));
+            report.members.push(MemberReport { name, pid: n as u32, connected: true, state, ..Default::default() });
+        }
+        all.groups.insert("acme".into(), (Settings { fold, ..Settings::default() }, report));
+        all
+    }
+
+    #[test]
+    fn every_reason_has_something_to_do() {
+        for (state, connected, words, fix) in [
+            ("folding", true, "yes: member m0 of group acme", None),
+            ("folding", false, "no agent has connected", Some("LD_PRELOAD")),
+            ("nothing_enrolled", true, "no memory yet", Some("MADV_MERGEABLE")),
+            ("off", true, "told not to", Some("group set acme --fold on")),
+            ("unpinned", true, "does not pin", Some("take away")),
+            ("no_vma", true, "vm.max_map_count", Some("sysctl")),
+            ("no_move", true, "UFFDIO_MOVE", Some("6.8")),
+            ("yielded", true, "migration", Some("wait")),
+            ("what else", true, "does not know", Some("look again")),
+        ] {
+            let check = folding(&[(state, connected)], Fold::Off).check(&guest(&[0]));
+            assert_eq!(check.id, "guest:qemu:x:folding");
+            assert!(check.found.contains(words), "{state}: {check:?}");
+            assert_eq!(check.fix.is_some(), fix.is_some(), "{check:?}");
+            assert!(fix.is_none_or(|fix| check.fix.as_ref().unwrap().contains(fix)), "{check:?}");
+        }
+    }
+
+    #[test]
+    fn strangers_are_told_how_to_join_and_the_worst_member_speaks() {
+        let check = folding(&[("folding", true)], Fold::On).check(&guest(&[7]));
+        assert!(check.found.contains("not a member") && check.fix.unwrap().contains("pagefold run --group GROUP"));
+        let check = folding(&[("folding", true), ("unpinned", true)], Fold::On).check(&guest(&[0, 1]));
+        assert!(check.status == Status::Warn && check.found.contains("m1") && check.found.ends_with("1 more members"));
+    }
+}

@@ -1,0 +1,119 @@
+//! Folded pages as `guests`, `census` and `doctor` show them, with members that really fold.
+
+mod common;
+
+use common::service::{Service, cannot_fold, member, until};
+use common::{guest, json_of, number};
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::RowAccessor;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+fn known_pages() -> String {
+    let path = std::path::PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("examples").join("known_pages");
+    path.to_str().expect("a plain path").to_owned()
+}
+
+fn region(found: &Value, name: &str, field: &str) -> u64 {
+    let regions = found["regions"].as_array().expect("a list");
+    regions.iter().find(|r| r["region"] == name).map_or(0, |r| number(&r[field]))
+}
+
+/// Rows of a Parquet file of one process, by kind.
+fn rows_by_kind(path: &std::path::Path, pid: u32) -> BTreeMap<String, u64> {
+    let reader = SerializedFileReader::new(std::fs::File::open(path).expect("the file")).expect("Parquet");
+    let mut rows = BTreeMap::new();
+    for row in reader.get_row_iter(None).expect("rows") {
+        let row = row.expect("a row");
+        if row.get_uint(2).expect("a pid") == pid {
+            *rows.entry(row.get_string(6).expect("a kind").clone()).or_default() += 1;
+        }
+    }
+    rows
+}
+
+#[test]
+fn folded_pages_are_shown_as_such() {
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start();
+    let program = known_pages();
+    let mut members = ["a", "b"].map(|name| service.run("acme", name, &[], &[&program]));
+    for m in &mut members {
+        ["alloc x 1500", "fill x 0 1000 1", "same x 1000 500 5000", "mergeable x"]
+            .iter()
+            .for_each(|line| _ = m.tell(line));
+    }
+    let folded = |name: &str| number(&member(&service.show("acme"), name)["folded_pages"]);
+    until(60, "all is folded", || ["a", "b"].map(folded) == [1500, 1500]);
+    let pids = [members[0].pid(), members[1].pid()];
+    let words: Vec<String> = pids.iter().flat_map(|pid| ["--pid".to_owned(), pid.to_string()]).collect();
+    let run = |command: &str, more: &[&str]| {
+        let words: Vec<&str> =
+            [command].into_iter().chain(more.iter().copied()).chain(words.iter().map(|w| &w[..])).collect();
+        common::pagefold(&words)
+    };
+    // Whether they were touched or not, they take no memory of the member's own.
+    for m in &mut members {
+        m.tell("read x 0 700");
+    }
+    let guests = json_of(&run("guests", &["--json"]));
+    for pid in pids {
+        assert_eq!(number(&guest(&guests, pid)["folded_bytes"]), 1500 << 12);
+    }
+    members[0].tell("fill x 0 100 777777");
+    let guests = json_of(&run("guests", &["--json"]));
+    assert_eq!(pids.map(|pid| number(&guest(&guests, pid)["folded_bytes"])), [1400 << 12, 1500 << 12]);
+    let table = String::from_utf8(run("guests", &[]).stdout).unwrap();
+    assert!(table.lines().nth(1).unwrap().contains("  folded"), "{table}");
+
+    // The census sees what is in the page tables: 600 pages of the first member's, and 700 of the second's.
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("samples.parquet");
+    let census = json_of(&run("census", &["--json", "--parquet", file.to_str().unwrap()]));
+    let shown = pids.map(|pid| number(&guest(&census, pid)["folded_pages"]));
+    assert!(shown[0] >= 600 && shown[0] <= 1001 && shown[1] >= 700 && shown[1] <= 1001, "{shown:?}");
+    for (pid, shown) in pids.into_iter().zip(shown) {
+        assert_eq!(rows_by_kind(&file, pid)["folded"], shown);
+        let found = guest(&census, pid);
+        assert!(region(found, "heap", "resident_pages") >= shown, "{found}");
+    }
+    let table = String::from_utf8(run("census", &[]).stdout).unwrap();
+    assert!(table.contains("  folded  "), "{table}");
+    // A worker's own mapping of its pool makes no guest of it, and no folded pages.
+    let worker = service.worker_pid("acme").expect("a worker").to_string();
+    let found = json_of(&common::pagefold(&["guests", "--json", "--pid", &worker]));
+    assert_eq!(found["guests"][0]["folded_bytes"], 0);
+}
+
+#[test]
+fn doctor_says_who_folds_and_why_others_do_not() {
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start();
+    let program = known_pages();
+    let mut member_that_folds = service.run("acme", "folds", &[], &[&program]);
+    ["alloc x 100", "fill x 0 100 1", "mergeable x"].iter().for_each(|line| _ = member_that_folds.tell(line));
+    let mut idle = service.run("acme", "idle", &[], &[&program]);
+    idle.tell("alloc x 1");
+    let check = |pid: u32| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_pagefold"));
+        command.args(["doctor", "--json", "--pid", &pid.to_string()]).env("PAGEFOLD_DIR", service.place());
+        let checks: Value = serde_json::from_slice(&command.output().expect("run pagefold").stdout).expect("JSON");
+        let id = format!("guest:process:{pid}:folding");
+        let found = checks.as_array().expect("a list").iter().find(|c| c["id"] == id).cloned();
+        found.unwrap_or_else(|| panic!("no {id} in {checks}"))
+    };
+    let acme = service.group("acme");
+    until(30, "it folds", || check(member_that_folds.pid())["status"] == "ok");
+    let yes = check(member_that_folds.pid());
+    assert!(yes["found"].as_str().unwrap().contains(&format!("yes: member folds of group {acme}")), "{yes}");
+    until(30, "the other connects", || check(idle.pid())["found"].as_str().unwrap().contains("no memory yet"));
+    assert!(check(idle.pid())["fix"].as_str().unwrap().contains("--all-anonymous"));
+    service.set("acme", &["--fold", "off"]);
+    until(30, "it is off", || check(member_that_folds.pid())["found"].as_str().unwrap().contains("told not to fold"));
+    let stranger = check(std::process::id());
+    assert!(stranger["fix"].as_str().unwrap().contains("pagefold run --group"), "{stranger}");
+}

@@ -1,0 +1,84 @@
+//! `pagefold group`, on a service of which the members really fold.
+
+mod common;
+
+use common::service::{Service, cannot_fold, member, until};
+use common::{json_of, number};
+
+const PROGRAM: &str = "known_pages";
+
+#[test]
+fn a_group_is_shown_and_changed_while_it_folds() {
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start();
+    let program = std::path::PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("examples").join(PROGRAM);
+    let mut a = service.run("acme", "a", &[], &[program.to_str().expect("a plain path")]);
+    for line in ["alloc x 600", "same x 0 500 1", "zero x 500 100", "mergeable x"] {
+        a.tell(line);
+    }
+    let folded = || number(&member(&service.show("acme"), "a")["folded_pages"]);
+    until(60, "all is folded", || folded() == 500);
+    let shown = service.show("acme");
+    for key in [
+        "name",
+        "members",
+        "slots",
+        "sharing_pages",
+        "zero_pages",
+        "saved_bytes",
+        "broken_pages",
+        "pages_scanned",
+        "pages_hashed",
+        "fold_failures",
+        "scan_rate",
+        "worker_cpu_s",
+        "agent_cpu_s",
+        "vmas",
+        "index_bytes",
+    ] {
+        assert!(!shown[key].is_null(), "no {key} in {shown}");
+    }
+    assert_eq!(["slots", "sharing_pages", "zero_pages"].map(|key| number(&shown[key])), [1, 500, 100]);
+    let group = service.group("acme");
+    let text = service.pagefold(&["group", "show", &group]);
+    let text = String::from_utf8(text.stdout).unwrap();
+    for words in [&group[..], "saved", "Members", "folding: it folds."] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    service.set("acme", &["--fold", "unfold", "--scan-rate", "1000", "--huge-pages", "30%"]);
+    let settings = service.show("acme")["settings"].clone();
+    assert_eq!((&settings["fold"], &settings["scan-rate"]), (&"unfold".into(), &1000.into()));
+    assert_eq!(settings["split-huge-at-percent"], 30);
+    until(30, "all is private again", || folded() == 0);
+    until(30, "it says so", || member(&service.show("acme"), "a")["state"] == "unfolded");
+    service.set("acme", &["--fold", "on", "--scan-rate", "auto", "--huge-pages", "never"]);
+    until(60, "all is folded again", || folded() == 500);
+    let listed = json_of(&service.pagefold(&["group", "list", "--json"]));
+    let line = listed.as_array().unwrap().iter().find(|g| g["name"] == group[..]).unwrap().clone();
+    assert_eq!((&line["members"], &line["worker"]), (&1.into(), &"running".into()));
+    assert!(line["settings"]["split-huge-at-percent"].is_null() && line["settings"]["scan-rate"].is_null(), "{line}");
+}
+
+#[test]
+fn what_cannot_be_set_is_a_usage_error() {
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start();
+    for (words, code, error) in [
+        (&["set", "acme", "--fold", "maybe"][..], 2, "use on, off or unfold"),
+        (&["set", "acme", "--scan-rate", "0"], 2, "use auto, or pages a second"),
+        (&["set", "acme", "--huge-pages", "101%"], 2, "use never, or a percentage"),
+        (&["set", "acme", "--zero-pages", "drop"], 2, "use share, ignore or when-idle"),
+        (&["set", "acme"], 2, "nothing to set"),
+        (&["set", "../acme", "--fold", "on"], 2, "group name"),
+        (&["show", "no-such"], 1, "there is no group no-such"),
+        (&["set", "no-such", "--fold", "off"], 1, "there is no group no-such"),
+    ] {
+        let output = service.pagefold(&[&["group"], words].concat());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(code) && said.contains(error), "{words:?}: {:?} {said}", output.status);
+    }
+}
