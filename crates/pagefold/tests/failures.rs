@@ -17,6 +17,11 @@ fn kill(pid: u32) {
     let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
 }
 
+/// How often to go through it all: more often where tests are to go on for longer.
+fn times() -> u64 {
+    seconds(60).div_ceil(60)
+}
+
 /// Numbers that differ from run to run.
 fn random(below: u64) -> u64 {
     use std::hash::{BuildHasher, Hasher};
@@ -65,8 +70,8 @@ fn workers_are_killed_60_times() {
     let mut service = Service::start();
     let mut members = folding(&service, &["one", "two", "three"], &["--children"]);
     let (mut killed, mut last) = (0, None);
-    let end = Instant::now() + Duration::from_secs(120 * seconds(1));
-    while killed < 60 * seconds(1) {
+    let end = Instant::now() + Duration::from_secs(120 * times());
+    while killed < 60 * times() {
         assert!(Instant::now() < end, "{killed} kills in time");
         std::thread::sleep(Duration::from_micros(random(500_000)));
         // Each worker is killed once, at some moment of its life.
@@ -99,7 +104,7 @@ fn supervisors_are_killed_50_times() {
     let mut members = folding(&service, &["one", "two", "three"], &[]);
     let worker = service.worker_pid("acme").expect("a worker");
     let mut joined = Vec::new();
-    for n in 0..50 * seconds(1) {
+    for n in 0..50 * times() {
         std::thread::sleep(Duration::from_micros(random(300_000)));
         service.kill_supervisor();
         if n % 10 == 5 {
@@ -121,7 +126,7 @@ fn members_are_killed_60_times() {
     let service = Service::start();
     let mut members = folding(&service, &["one", "two"], &["--children"]);
     let mut victims: Vec<Member> = Vec::new();
-    for n in 0..60 * seconds(1) {
+    for n in 0..60 * times() {
         while victims.len() < 4 {
             victims.push(service.torture("acme", &format!("victim-{n}-{}", victims.len()), &[], &STABLE));
         }
@@ -149,7 +154,7 @@ fn everything_is_killed_at_once() {
     }
     let mut service = Service::start();
     let mut members = folding(&service, &["one", "two"], &["--children"]);
-    for _ in 0..10 * seconds(1) {
+    for _ in 0..10 * times() {
         std::thread::sleep(Duration::from_micros(random(1_000_000)));
         if let Some(worker) = service.worker_pid("acme") {
             kill(worker);

@@ -36,7 +36,8 @@ pub fn run(args: &Args) {
     let mut plot = Plot::whole(args.pages, args.classes);
     must("while it was filled", plot.fill_all(&mut random));
     let mut children = Children::default();
-    let (mut checked, mut line, mut birth) = (0_u64, Instant::now(), Instant::now());
+    // What a child shares is not folded, so there is time for that before.
+    let (mut checked, mut line, mut birth) = (0_u64, Instant::now(), Instant::now() + Duration::from_secs(4));
     let untouched = args.pages * args.untouched / 100;
     loop {
         for _ in 0..args.pages / 50 {
@@ -47,8 +48,8 @@ pub fn run(args: &Args) {
             let i = untouched + random.below(args.pages - untouched);
             must("visited", plot.poke(i, &mut random));
         }
-        if args.children && birth.elapsed() > Duration::from_millis(300) {
-            birth = Instant::now();
+        if args.children && Instant::now() > birth {
+            birth = Instant::now() + Duration::from_millis(1500);
             children.born(&mut plot, &mut random);
         }
         if line.elapsed() > Duration::from_secs(1) {
