@@ -29,14 +29,18 @@ const CLOSEST: Duration = Duration::from_millis(100);
 const FURTHEST: Duration = Duration::from_secs(10);
 /// What a round and the faults it causes may take of a processor.
 const SHARE: u32 = 100;
+/// The same while pages are being folded.
+const HURRIED_SHARE: u32 = 10;
 /// What it costs to note a page again, and its writer to write it.
 const NOTE_COST: Duration = Duration::from_micros(1);
 /// Pages that one of the program's threads may have to wait for while they are read.
 const AT_ONCE_PAGES: u64 = 64;
+/// Ranges that are looked up one by one.
+const FEW: usize = 32;
 /// A huge page.
 pub const HUGE_PAGES: u64 = 512;
 /// When a huge page that did not change is looked at again, at first and at most.
-const HUGE_AGAIN: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(64));
+const HUGE_AGAIN: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(64));
 
 #[derive(Clone, Copy)]
 struct HugePage {
@@ -59,6 +63,7 @@ pub struct Rounds {
     notes_writes: bool,
     next: Instant,
     last: Instant,
+    cost: Duration,
     huge: BTreeMap<u64, HugePage>,
     /// Fingerprints of the last round, where writes are not noted.
     seen: BTreeMap<u64, u64>,
@@ -72,7 +77,17 @@ impl Rounds {
     pub fn new(notes_writes: bool) -> Self {
         let now = Instant::now();
         let (huge, seen, rested) = (BTreeMap::new(), BTreeMap::new(), VecDeque::new());
-        Self { notes_writes, next: now, last: now, huge, seen, rested, generation: u64::MAX, armed: now }
+        Self {
+            notes_writes,
+            next: now,
+            last: now,
+            cost: Duration::ZERO,
+            huge,
+            seen,
+            rested,
+            generation: u64::MAX,
+            armed: now,
+        }
     }
 
     /// How long until the next round.
@@ -105,16 +120,20 @@ impl Rounds {
             });
         }
         let rested = if self.notes_writes { table::lock().rest(&written, budget) } else { foldable(&written) };
-        self.keep_present(pagemap, &rested)?;
-        if huge {
-            self.look_at_huge(pagemap, &spans, budget, now)?;
-        }
-        // What has only begun to be watched was not written for that.
-        let noted = if armed { 0 } else { written.iter().map(|range| range.pages).sum() };
+        self.keep_present(pagemap, &spans, &rested)?;
+        let split = if huge { self.look_at_huge(pagemap, &spans, budget, now)? } else { 0 };
+        // What has only begun to be watched, or was part of a huge page, was not written for that.
+        let noted: u64 = written.iter().map(|range| range.pages).sum();
+        let noted = if armed { 0 } else { noted.saturating_sub(split) };
         let cost = now.elapsed() + NOTE_COST * u32::try_from(noted).unwrap_or(u32::MAX);
-        let share = if self.notes_writes { SHARE } else { 4 * SHARE };
-        self.next = now + (cost * share).clamp(CLOSEST, FURTHEST);
+        self.cost = if self.notes_writes { cost } else { 4 * cost };
+        self.next = now + (self.cost * SHARE).clamp(CLOSEST, FURTHEST);
         Ok(pages)
+    }
+
+    /// Pages are being folded: what that leaves behind is looked at sooner, since looking is the lesser part of the work then.
+    pub fn hurry(&mut self) {
+        self.next = self.next.min(self.last + (self.cost * HURRIED_SHARE).max(CLOSEST));
     }
 
     /// Begins to watch what is not watched yet: memory that was asked in, opened or made private since. Says whether there
@@ -143,15 +162,22 @@ impl Rounds {
     }
 
     /// Keeps of what has rested what is there; to read the rest would bring it back from swap.
-    fn keep_present(&mut self, pagemap: &Pagemap, rested: &[PageRange]) -> host::Result<()> {
-        for range in rested {
-            let present = pagemap.small_ranges(range.start, range.end())?;
-            self.rested.extend(present.into_iter().map(|range| Rested { range, huge: false }));
+    fn keep_present(&mut self, pagemap: &Pagemap, spans: &[PageRange], rested: &[PageRange]) -> host::Result<()> {
+        // They come in the order of a search that begins anywhere.
+        let mut rested = rested.to_vec();
+        rested.sort_unstable_by_key(|range| range.start);
+        // Few are asked for one by one; of many, it is cheaper to look at all.
+        let mut present = Vec::new();
+        for range in if rested.len() > FEW { spans } else { &rested[..] } {
+            present.append(&mut pagemap.small_ranges(range.start, range.end())?);
         }
+        let there = common(&present, &rested);
+        self.rested.extend(there.into_iter().map(|range| Rested { range, huge: false }));
         Ok(())
     }
 
-    fn look_at_huge(&mut self, pagemap: &Pagemap, spans: &[PageRange], budget: u64, now: Instant) -> host::Result<()> {
+    /// Returns how many pages are no longer parts of huge pages.
+    fn look_at_huge(&mut self, pagemap: &Pagemap, spans: &[PageRange], budget: u64, now: Instant) -> host::Result<u64> {
         let mut left = budget / HUGE_PAGES + 1;
         let mut there = Vec::new();
         for span in spans {
@@ -162,7 +188,9 @@ impl Rounds {
                 );
             }
         }
+        let before = self.huge.len();
         self.huge.retain(|page, _| there.binary_search(page).is_ok());
+        let split = (before - self.huge.len()) as u64 * HUGE_PAGES;
         for page in there {
             let entry = self.huge.entry(page).or_insert(HugePage { due: now, wait: HUGE_AGAIN.0, fingerprint: 0 });
             if entry.due <= now && left > 0 {
@@ -173,7 +201,7 @@ impl Rounds {
                 self.rested.push_back(Rested { range, huge: true });
             }
         }
-        Ok(())
+        Ok(split)
     }
 
     /// Fingerprints the next of what has rested, at most about `most` pages; calls `each` with every piece of consecutive

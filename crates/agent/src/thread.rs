@@ -242,7 +242,11 @@ impl Agent {
         match &mut self.folder {
             Ok(folder) if on => {
                 self.viewed = Some(Instant::now());
-                folder.fold(runs, &self.pool, &self.pagemap, &mut self.stats)
+                let outcomes = folder.fold(runs, &self.pool, &self.pagemap, &mut self.stats);
+                if outcomes.contains(&Outcome::Folded) {
+                    self.rounds.hurry();
+                }
+                outcomes
             }
             _ => vec![Outcome::Off; runs.iter().map(|run| usize::from(run.pages)).sum()],
         }
