@@ -66,6 +66,7 @@ struct Agent {
     pool: Pool,
     rounds: Rounds,
     stats: MemberStats,
+    cpu_before: Duration,
     broken_due: Instant,
     viewed: Option<Instant>,
     activity: Activity,
@@ -141,6 +142,7 @@ impl Agent {
             pool: Pool::default(),
             rounds: Rounds::new(notes_writes),
             stats: MemberStats::default(),
+            cpu_before: Duration::ZERO,
             broken_due: now,
             viewed: None,
             activity: Activity::new(now),
@@ -154,6 +156,9 @@ impl Agent {
         let (window, offered, pace) = (None, None, None);
         let mut session = Session { link, window, offered, pace, unfolded: false, stats_due: Instant::now() };
         self.pool.withdraw();
+        // A worker is told what happened since it knows us; it remembers former connections by itself.
+        self.stats = MemberStats::default();
+        self.cpu_before = cpu_time(ClockId::ThreadCPUTime);
         session.link.send(&ToWorker::Hello(Hello { version: VERSION, all_anonymous: self.asked.all_anonymous }))?;
         loop {
             session.link.flush()?;
@@ -306,7 +311,7 @@ impl Agent {
         stats.folded_pages = counts.folded;
         stats.zero_pages = counts.zeroed;
         stats.broken_pages = counts.broken;
-        stats.agent_cpu_us = cpu_time(ClockId::ThreadCPUTime).as_micros() as u64;
+        stats.agent_cpu_us = (cpu_time(ClockId::ThreadCPUTime) - self.cpu_before).as_micros() as u64;
         stats.agent_bytes = arena::used_bytes() + self.rounds.bytes();
         let (state, detail) = match &mut self.folder {
             Err(why) => (MemberState::NoMove, why.clone()),

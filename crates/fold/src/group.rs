@@ -191,7 +191,7 @@ impl Group {
         let Some(mut member) = self.members.remove(&id) else { return };
         let donation = member.asked.take().map(|asked| asked.donation).unwrap_or_default();
         let left = self.planner.leave(id, donation);
-        self.former.add(&member.stats);
+        self.former.add(&member.stats, member.reported);
         self.event(format!("member {} (pid {}) {why}", member.identity.name, member.identity.pid));
         let has_ghosts = self.ghosts.iter().any(|ghost| ghost.is_of(&member.identity));
         if has_ghosts || !left.slots.is_empty() || member.leases.is_waiting() {

@@ -50,7 +50,7 @@ pub struct Pool {
 #[derive(Debug, thiserror::Error)]
 pub enum Full {
     /// As many are in use as may be.
-    #[error("the pool has reached its {0} slots; raise pool-slots to fold more")]
+    #[error("the pool has reached its {0} slots; raise the group's pool to fold more")]
     Slots(u32),
     /// As many segments as there may be.
     #[error("the pool has {MOST_SEGMENTS} segments, most of them of earlier workers")]

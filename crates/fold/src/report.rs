@@ -21,7 +21,8 @@ pub struct Former {
 
 impl Former {
     /// Adds what a member counted.
-    pub fn add(&mut self, stats: &MemberStats) {
+    pub fn add(&mut self, stats: &MemberStats, reported: u64) {
+        self.reported += reported;
         self.scanned = self.scanned.saturating_add(stats.pages_scanned);
         self.hashed = self.hashed.saturating_add(stats.pages_hashed);
         self.agent_cpu_us = self.agent_cpu_us.saturating_add(stats.agent_cpu_us);

@@ -179,14 +179,14 @@ impl Group {
     fn tick_passes(&mut self, now: Instant) {
         let reported = self.reported();
         if now.saturating_duration_since(self.clock.rate.0) >= QUIET_TIME {
-            self.clock.rate = (now, reported, (reported - self.clock.rate.1) / QUIET_TIME.as_secs());
+            self.clock.rate = (now, reported, reported.saturating_sub(self.clock.rate.1) / QUIET_TIME.as_secs());
         }
         if std::mem::take(&mut self.planner.narrowed) {
             self.event(
-                "the index is full: it goes over the hash space in passes; raise index-pages to find twins sooner",
+                "the index is full: it goes over the hash space in passes; raise index-memory to find twins sooner",
             );
         }
-        if reported - self.clock.quiet_reported > u64::from(self.settings.index_pages) / QUIET_PART {
+        if reported.saturating_sub(self.clock.quiet_reported) > u64::from(self.settings.index_pages) / QUIET_PART {
             (self.clock.quiet_since, self.clock.quiet_reported) = (now, reported);
         }
         let quiet = now.saturating_duration_since(self.clock.quiet_since) >= QUIET_TIME;
