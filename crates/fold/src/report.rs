@@ -56,7 +56,7 @@ impl Group {
     pub fn report(&mut self) -> GroupReport {
         let mut sum = self.former.clone();
         let stats: Vec<&MemberStats> = self.members.values().map(|member| &member.stats).collect();
-        stats.iter().for_each(|stats| sum.add(stats));
+        stats.iter().for_each(|stats| sum.add(stats, 0));
         // Members choose these numbers: no sum of them may overflow.
         let total = |of: fn(&MemberStats) -> u64| stats.iter().fold(0, |sum: u64, stats| sum.saturating_add(of(stats)));
         let (zero_pages, broken_pages) = (total(|s| s.zero_pages), total(|s| s.broken_pages));
