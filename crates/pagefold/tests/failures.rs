@@ -309,8 +309,8 @@ fn a_worker_short_of_memory_harms_nobody() {
     let Some((cgroup, _afterwards)) = small_memory(service.mark().1, 24 << 20) else { return };
     let worker = service.worker_pid("acme").expect("a worker");
     fs::write(format!("{cgroup}/cgroup.procs"), worker.to_string()).expect("move the worker");
-    // Ten thousand contents, each twice: 40 MiB of pool, and 24 are allowed.
-    let words = ["stable", "--pages", "20000", "--classes", "10000"];
+    // Some ten thousand contents that are there more than once: 40 MiB of pool, and 24 are allowed.
+    let words = ["stable", "--pages", "40000", "--classes", "12000"];
     let mut large = service.torture("acme", "large", &[], &words);
     for _ in 0..seconds(12) {
         std::thread::sleep(Duration::from_secs(1));
