@@ -289,7 +289,9 @@ fn small_memory(token: &str, bytes: u64) -> Option<(String, Afterwards)> {
         if fs::metadata(v1).is_ok() { (v1, "memory.limit_in_bytes") } else { ("/sys/fs/cgroup", "memory.max") };
     let dir = format!("{base}/pagefold-test-{token}");
     let made = fs::create_dir(&dir).and_then(|()| fs::write(format!("{dir}/{limit}"), bytes.to_string()));
-    let afterwards = Afterwards::run(&format!("sleep 0.2; rmdir {dir}"));
+    // It can go when the worker has gone, which is after this.
+    let patiently = format!("(for i in $(seq 300); do rmdir {dir} && break; sleep 0.1; done) > /dev/null 2>&1 &");
+    let afterwards = Afterwards::run(&patiently);
     match made {
         Ok(()) => Some((dir, afterwards)),
         Err(e) => {
@@ -317,12 +319,13 @@ fn a_worker_short_of_memory_harms_nobody() {
         members.iter_mut().for_each(|m| m.assert_is_well());
         large.assert_is_well();
     }
-    let shown = service.show("acme");
+    // Either the pool grew no further, which was said, or the kernel has killed the worker for it, and another one,
+    // which is not in that control group, has taken over.
+    let (shown, log) = (service.show("acme"), service.log());
     eprintln!("slots {} failures {}", shown["slots"], shown["fold_failures"]);
-    assert!(number(&shown["slots"]) < 6144, "{shown}");
-    assert!(service.log().contains("memory"), "it is said: {}", service.log());
+    let was_killed = log.contains(&format!("worker, process {worker}, has ended"));
+    assert!(was_killed || (log.contains("memory") && number(&shown["slots"]) < 6144), "{shown} {log}");
     drop(large);
-    // The worker may have been killed for it; then another one has taken over.
     assert_recovers(&service, &mut members);
     if let Some(worker) = service.worker_pid("acme") {
         // Out again, so that the control group can go.
