@@ -1,6 +1,7 @@
 //! What stays merged while the guests work: pages over time, and of ours the ones that were broken.
 
 use super::curve::Curve;
+use super::equal::equal_pages;
 use super::guardian::Guardian;
 use super::measure::{Scene, Side};
 use super::options::Options;
@@ -79,7 +80,7 @@ fn work(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow:
     let resident_pages = scene.taken()?.frames;
     let cpu_before = scene.merger.cpu_s()?;
     scene.merger.on()?;
-    let first = Curve::until_stable(Instant::now(), cpu_before, || scene.merger.progress())?;
+    let first = Curve::until_stable(Instant::now(), cpu_before, equal_pages(&scene.pids)?, || scene.merger.progress())?;
     let (begin, cpu_before) = (Instant::now(), scene.merger.cpu_s()?);
     scene.guests.work()?;
     let mut curve = Curve::default();

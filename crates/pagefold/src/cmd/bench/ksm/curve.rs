@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 
 /// Between two looks.
 const EVERY: Duration = Duration::from_millis(100);
-/// It is stable when it has not grown by more than this share for so long.
-const STABLE: (f64, Duration) = (0.002, Duration::from_secs(5));
-/// Until the first page is merged, at most.
-const FIRST: Duration = Duration::from_secs(20);
+/// It is stable when it has not grown by more than this share ...
+const STABLE: f64 = 0.002;
+/// ... for so long, if it has merged nearly all that there is, ...
+const STABLE_FULL: (f64, Duration) = (0.97, Duration::from_secs(5));
+/// ... and for so long if it has not: it may be waiting for something.
+const STABLE_PART: Duration = Duration::from_secs(20);
 /// And until it is stable.
 const LONGEST: Duration = Duration::from_secs(240);
 
@@ -53,17 +55,18 @@ impl Curve {
         });
     }
 
-    /// Follows a merger until it merges no more.
+    /// Follows a merger until it merges no more of the pages that are equal.
     ///
     /// # Errors
     /// It cannot be looked at.
     pub fn until_stable(
         begin: Instant,
         cpu_s_before: f64,
+        equal_pages: u64,
         mut look: impl FnMut() -> anyhow::Result<Progress>,
     ) -> anyhow::Result<Self> {
         let mut curve = Self::default();
-        while !curve.is_stable() {
+        while !curve.is_stable(equal_pages) {
             curve.add(begin, cpu_s_before, look()?);
             std::thread::sleep(EVERY);
         }
@@ -75,13 +78,12 @@ impl Curve {
         self.0.last().copied().unwrap_or(Point { seconds: 0.0, merged_pages: 0, cpu_s: 0.0, broken_pages: None })
     }
 
-    fn is_stable(&self) -> bool {
+    fn is_stable(&self, equal_pages: u64) -> bool {
         let end = self.end();
-        if end.merged_pages == 0 || end.seconds < STABLE.1.as_secs_f64() {
-            return end.seconds > FIRST.as_secs_f64();
-        }
-        let earlier = self.0.iter().rev().find(|p| p.seconds <= end.seconds - STABLE.1.as_secs_f64());
-        let grown = earlier.is_some_and(|e| (end.merged_pages as f64) > e.merged_pages as f64 * (1.0 + STABLE.0));
+        let full = end.merged_pages as f64 >= equal_pages as f64 * STABLE_FULL.0;
+        let patience = if full { STABLE_FULL.1 } else { STABLE_PART }.as_secs_f64();
+        let Some(earlier) = self.0.iter().rev().find(|p| p.seconds <= end.seconds - patience) else { return false };
+        let grown = end.merged_pages as f64 > earlier.merged_pages as f64 * (1.0 + STABLE);
         !grown || end.seconds > LONGEST.as_secs_f64()
     }
 
@@ -110,14 +112,17 @@ mod tests {
     }
 
     #[test]
-    fn stable_is_no_growth_for_five_seconds() {
-        assert!(!curve(&[]).is_stable());
-        assert!(!curve(&[(0.0, 0), (10.0, 0)]).is_stable());
-        assert!(curve(&[(0.0, 0), (21.0, 0)]).is_stable());
-        assert!(!curve(&[(0.0, 0), (3.0, 1000), (4.0, 1000)]).is_stable());
-        assert!(!curve(&[(0.0, 0), (3.0, 990), (6.0, 1000)]).is_stable());
-        assert!(!curve(&[(0.0, 0), (3.0, 990), (5.0, 1000), (8.1, 1000)]).is_stable());
-        assert!(curve(&[(0.0, 0), (3.0, 999), (5.0, 1000), (8.1, 1000)]).is_stable());
+    fn stable_is_no_growth_for_a_while() {
+        let stable = |points: &[(f64, u64)]| curve(points).is_stable(1010);
+        assert!(!stable(&[]));
+        assert!(!stable(&[(0.0, 0), (10.0, 0)]));
+        assert!(stable(&[(0.0, 0), (21.0, 0)]));
+        assert!(!stable(&[(0.0, 0), (3.0, 1000), (4.0, 1000)]));
+        assert!(!stable(&[(0.0, 0), (3.0, 990), (6.0, 1000)]));
+        assert!(!stable(&[(0.0, 0), (3.0, 990), (5.0, 1000), (8.1, 1000)]));
+        assert!(stable(&[(0.0, 0), (3.0, 999), (5.0, 1000), (8.1, 1000)]));
+        assert!(!stable(&[(0.0, 0), (3.0, 500), (5.0, 500), (22.0, 500)]));
+        assert!(stable(&[(0.0, 0), (3.0, 500), (5.0, 500), (23.1, 500)]));
         assert_eq!(curve(&[(0.0, 0), (3.0, 999)]).reached(500).map(|p| p.seconds), Some(3.0));
         let thin = curve(&(0..100).map(|n| (f64::from(n), 1)).collect::<Vec<_>>()).thinned(10);
         assert_eq!((thin.0.len(), thin.end().seconds), (10, 99.0));

@@ -132,20 +132,16 @@ pub fn turn(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> any
     let mut scene = Scene::set(side, o, dir, guardian)?;
     let equal_pages = equal_pages(&scene.pids)?;
     let before = scene.taken()?;
+    let name = scene.merger.name();
+    say!("pagefold: {name}: merging begins; {} pages in memory, {equal_pages} equal to another", before.frames);
     let cpu_before = scene.merger.cpu_s()?;
     let begin = Instant::now();
     scene.merger.on()?;
-    let curve = Curve::until_stable(begin, cpu_before, || scene.merger.progress())?;
+    let curve = Curve::until_stable(begin, cpu_before, equal_pages, || scene.merger.progress())?;
     let after = scene.taken()?;
     let account = scene.merger.account()?;
     let end = curve.end();
-    say!(
-        "pagefold: {}: {} of {equal_pages} equal pages merged in {:.1} s, {:.2} s of CPU",
-        scene.merger.name(),
-        end.merged_pages,
-        end.seconds,
-        end.cpu_s
-    );
+    say!("pagefold: {name}: {} pages merged in {:.1} s, {:.2} s of CPU", end.merged_pages, end.seconds, end.cpu_s);
     let steady_cpu_s_per_s = steady(scene.merger.as_ref(), Duration::from_secs(o.steady))?;
     let (mut reactions, reactions_missed) = scene.prober.react()?;
     let first_writes = scene.prober.first_writes()?;

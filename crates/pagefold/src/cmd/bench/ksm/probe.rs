@@ -29,6 +29,8 @@ pub const SUPERFLUOUS: u64 = (ORIGINALS * COPIES) as u64;
 const REACTIONS: usize = 25;
 /// How long for each.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// After so long, these are enough.
+const REACTIONS_FOR: (Duration, usize) = (Duration::from_secs(30), 5);
 /// Between two looks whether a page is merged.
 const LOOK_EVERY: Duration = Duration::from_micros(500);
 /// Pages that are read while they are merged; half are equal to the other half.
@@ -157,7 +159,11 @@ impl Prober {
 
     fn react(&mut self) -> anyhow::Result<Answer> {
         let (mut seconds, mut missed) = (Vec::new(), 0);
+        let first = Instant::now();
         for n in 0..REACTIONS {
+            if n >= REACTIONS_FOR.1 && first.elapsed() > REACTIONS_FOR.0 {
+                break;
+            }
             // Not in step with anybody's rounds.
             std::thread::sleep(Duration::from_millis(37 + 61 * (n as u64 % 7)));
             self.fresh.fill([seed(n)]);
@@ -166,16 +172,7 @@ impl Prober {
             while !self.is_merged(page, &self.originals.0[n])? && begin.elapsed() < PATIENCE {
                 std::thread::sleep(LOOK_EVERY);
             }
-            if begin.elapsed() < PATIENCE {
-                seconds.push(begin.elapsed().as_secs_f64())
-            } else {
-                missed += 1
-            }
-            if missed == 3 {
-                // Nobody is at it, it seems.
-                missed += (REACTIONS - n - 1) as u64;
-                break;
-            }
+            if begin.elapsed() < PATIENCE { seconds.push(begin.elapsed().as_secs_f64()) } else { missed += 1 }
         }
         Ok(Answer::Reaction { seconds, missed })
     }
