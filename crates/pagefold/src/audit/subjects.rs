@@ -6,7 +6,7 @@ use super::{GroupFindings, Missed, Place, saved_bytes};
 use crate::service::ask::MemberLine;
 use host::{Mapping, Pagemap, ProcessId};
 use page::{HostVirt, PAGE_SHIFT, Pfn};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -21,6 +21,8 @@ pub struct Engine {
     pub members: Vec<MemberLine>,
     /// What each group saves by its pool, by the engine's account.
     pub saved_bytes: BTreeMap<String, u64>,
+    /// The groups of which it names all members.
+    pub groups: BTreeSet<String>,
     /// Its own processes, which keep files of pools open that nobody maps.
     pub pids: Vec<u32>,
 }
@@ -199,6 +201,8 @@ impl Subjects {
                 |is_member| self.all.iter().filter(|s| usize::from(s.group) == n && s.is_member == is_member).count();
             let pool_frames = self.files.values().filter(|f| usize::from(f.group) == n).map(PoolFile::pages).sum();
             let in_pool = self.in_pool[n];
+            // Of a group of some other service nobody says who is a member: all who map its pool count then.
+            let others = if engine.groups.contains(name) { 0 } else { in_pool.other_mappings };
             GroupFindings {
                 name: name.clone(),
                 members: processes(true),
@@ -207,7 +211,7 @@ impl Subjects {
                 pool_mappings: in_pool.member_mappings,
                 other_pool_mappings: in_pool.other_mappings,
                 broken_pages: in_pool.broken,
-                saved_bytes: saved_bytes(in_pool.member_mappings, pool_frames),
+                saved_bytes: saved_bytes(in_pool.member_mappings + others, pool_frames),
                 engine_saved_bytes: engine.saved_bytes.get(name).copied(),
                 ..GroupFindings::default()
             }

@@ -14,9 +14,9 @@ const ROUGHLY: (u64, u64) = (4 << 20, 20);
 /// Arguments of `pagefold audit`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Looks at the page tables of all members, and of every other process that maps a pool. Nothing of it comes from the
-engine's counters, with which it is compared. Exit code 1 if two groups have a frame in common, or if a member could not
-be looked at. Takes root.
+Looks at the page tables of all members, and of every other process that maps a pool. Nothing of it
+comes from the engine's counters, with which it is compared. Exit code 1 if two groups have a frame
+in common, or if a member could not be looked at. Takes root.
 
 Examples:
   pagefold audit                      all groups
@@ -86,6 +86,7 @@ fn ask(args: &Args) -> anyhow::Result<Engine> {
         engine.pids.push(service.pid()?);
         for group in service.groups()? {
             let state = service.show(&group.name)?;
+            engine.groups.insert(group.name.clone());
             engine.pids.extend(state.worker_pid);
             if state.worker == crate::service::ask::WorkerState::Running {
                 // Pages of zeros that were given back are in no page table: nothing can be said of them here.

@@ -18,12 +18,13 @@ pub use preload::library;
 /// Arguments of `pagefold run`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-The program is not changed: a library is loaded into it (LD_PRELOAD), which sees the memory that the program itself
-advises to be merged with madvise(MADV_MERGEABLE), as QEMU does with the RAM of its guest. Where no service runs, a
-private one is started; it ends by itself when the last member has ended.
+The program is not changed: a library is loaded into it (LD_PRELOAD), which sees the memory that
+the program itself advises to be merged with madvise(MADV_MERGEABLE), as QEMU does with the RAM of
+its guest. Where no service runs, a private one is started; it ends by itself when the last member
+has ended.
 
-Exit code: the program's own, once it runs; 126 if it cannot be executed, 127 if there is no such program; otherwise as
-for every command.
+Exit code: the program's own, once it runs; 126 if it cannot be executed, 127 if there is no such
+program; otherwise as for every command.
 
 Examples:
   pagefold run --group acme --name web1 -- qemu-system-x86_64 -m 2G ...

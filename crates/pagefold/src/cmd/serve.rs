@@ -22,10 +22,11 @@ const MOST_LOG_BYTES: u64 = 1 << 20;
 /// Arguments of `pagefold serve`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Without a configuration, any group may be used by the user whose service it is, and by root. `pagefold run` starts such
-a service by itself where none runs.
+Without a configuration, any group may be used by the user whose service it is, and by root.
+`pagefold run` starts such a service by itself where none runs.
 
-A configuration names the groups, who may start their members, and which processes belong to them otherwise:
+A configuration names the groups, who may start their members, and which other processes belong
+to them:
 
   [[group]]
   name = \"acme\"
@@ -36,15 +37,17 @@ A configuration names the groups, who may start their members, and which process
   pool = \"16G\"
   index-memory = \"1G\"
 
-  [[group.processes]]              # members that are not started by pagefold run: all that is named must fit
+  [[group.processes]]              # members not started by pagefold run: all that is named must fit
   cgroup = \"/machine.slice/acme-*\"
 
   [service]                        # optional
   dir = \"/run/pagefold\"
   worker-uid-base = 61184
 
-When it is told to end (SIGTERM, SIGINT), members run on, and workers go on for 30 s, so that a new service can take them
-over without any loss: stop and start it to upgrade. When it is killed, workers go on until a new one takes over.
+When it is told to end (SIGTERM, SIGINT), members run on, and workers go on for 30 s, so that a
+new service can take them over without any loss: stop and start it to upgrade. When it is killed,
+workers go on until a new one takes over. What was changed by `pagefold group set` outlives a
+service, until the configuration of that group is changed.
 
 Examples:
   pagefold serve --config /etc/pagefold.toml   the host's service, as root

@@ -213,12 +213,13 @@ impl Group {
     }
 
     /// Ends the worker, and forgets what its successor would need.
-    pub fn end(&mut self) -> Option<CgroupHome> {
+    pub fn end(&mut self, place: &Place) -> Option<CgroupHome> {
         self.segments.clear();
         (self.failures, self.not_before) = (0, None);
         let worker = self.worker.take()?;
-        note!("group {}: no member is left; the worker, process {}, is ended", self.name, worker.process.pid);
+        note!("group {}: the worker, process {}, is ended", self.name, worker.process.pid);
         worker.end();
+        let _ = std::fs::remove_file(place.worker_socket(&self.name));
         worker.home
     }
 }

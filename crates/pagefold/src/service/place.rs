@@ -11,7 +11,7 @@
 
 use anyhow::{Context, bail};
 use std::fs::{self, DirBuilder, File, Permissions, TryLockError};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// The directory of the host's service.
@@ -121,7 +121,8 @@ impl Place {
     /// The file cannot be made.
     pub fn lock(&self) -> anyhow::Result<Option<Lock>> {
         let path = self.dir.join("lock");
-        let open = File::options().create(true).truncate(false).write(true).open(&path);
+        // Who can open it could hold the lock: nobody else may.
+        let open = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
         let file = open.with_context(|| format!("cannot create {}", path.display()))?;
         match file.try_lock() {
             Ok(()) => Ok(Some(Lock { _file: file })),

@@ -258,9 +258,8 @@ impl Supervisor {
     fn set(&mut self, client: &mut Client, group: &str, change: &Change) -> Result<(), String> {
         self.allow(client, group, false)?;
         self.group(group).set(change);
-        let all = self.group(group).change;
-        self.state.changes.insert(group.to_owned(), all);
-        self.state.touch();
+        let (all, from) = (self.group(group).change, self.group(group).config.settings);
+        self.state.set_change(group, all, from);
         self.state.write(&self.place.state_file()).map_err(|e| format!("{e:#}"))?;
         note!("group {group}: user {} has changed its settings", client.uid());
         client.answer(&Answer::Done);

@@ -4,6 +4,7 @@ use super::ask::MemberLine;
 use super::change::Change;
 use super::name;
 use anyhow::Context;
+use fold::control::Settings;
 use host::ProcessId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -21,11 +22,19 @@ pub struct State {
     /// Processes that are members as long as they live.
     members: Vec<MemberLine>,
     /// What was set on the fly, by group.
-    pub changes: BTreeMap<String, Change>,
+    changes: BTreeMap<String, OnTheFly>,
     /// Users of workers, by group: none is given to another group as long as the service's directory is there.
     pub worker_uids: BTreeMap<String, u32>,
     #[serde(skip)]
     changed: bool,
+}
+
+/// Settings that were changed on the fly.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+struct OnTheFly {
+    change: Change,
+    /// What they were changed from: as soon as the configuration says something else, that counts.
+    from: Settings,
 }
 
 fn process_of(member: &MemberLine) -> ProcessId {
@@ -69,7 +78,18 @@ impl State {
         write().with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// To be called after `changes` or `worker_uids` were changed.
+    /// What was changed on the fly of a group that the configuration wants to run like this.
+    pub fn change(&self, group: &str, configured: Settings) -> Option<Change> {
+        self.changes.get(group).filter(|kept| kept.from == configured).map(|kept| kept.change)
+    }
+
+    /// Keeps such a change.
+    pub fn set_change(&mut self, group: &str, change: Change, from: Settings) {
+        self.changes.insert(group.to_owned(), OnTheFly { change, from });
+        self.changed = true;
+    }
+
+    /// To be called after `worker_uids` was changed.
     pub fn touch(&mut self) {
         self.changed = true;
     }
@@ -155,10 +175,14 @@ mod tests {
         assert!(state.add(member("beta", "web", own)).unwrap_err().contains("member of group acme"));
         state.add(member("beta", "web", other)).unwrap();
         state.add(member("acme", "db", own)).unwrap();
-        state.changes.insert("acme".into(), Change { intra_member_only: Some(true), ..Change::default() });
+        let (change, usual) = (Change { intra_member_only: Some(true), ..Change::default() }, Settings::default());
+        state.set_change("acme", change, usual);
         state.write(&path).unwrap();
         let (again, complaint) = State::read(&path);
         assert_eq!((again.members(), &again.changes, complaint), (state.members(), &state.changes, None));
+        assert_eq!(again.change("acme", usual), Some(change));
+        let other = Settings { pool_slots: 7, ..usual };
+        assert_eq!(again.change("acme", other), None, "the configuration was changed since");
         assert_eq!(again.find(own).unwrap().identity.name, "db");
         let reused = ProcessId { start_ticks: own.start_ticks + 1, ..own };
         assert_eq!(again.find(reused), None, "another process with the same pid");

@@ -101,11 +101,10 @@ impl Supervisor {
     fn begin(&mut self) -> anyhow::Result<()> {
         let configured: Vec<String> = self.config.groups.iter().flatten().map(|(name, _)| name.clone()).collect();
         let left: BTreeSet<String> = self.state.members().iter().map(|m| m.group.clone()).collect();
-        let workers = self.place.workers()?;
-        for name in configured.iter().chain(&left).chain(&workers) {
+        for name in configured.iter().chain(&left) {
             self.group(name);
         }
-        for name in workers {
+        for name in self.place.workers()? {
             match Worker::adopt(&self.place, &name) {
                 Ok(Some(worker)) => self.group(&name).worker = Some(worker),
                 Ok(None) => {}
@@ -124,8 +123,14 @@ impl Supervisor {
     /// The group of that name, which is made if it is not there.
     pub(super) fn group(&mut self, name: &str) -> &mut Group {
         let config = self.config.groups.as_ref().and_then(|groups| groups.get(name)).cloned().unwrap_or_default();
-        let change = self.state.changes.get(name).copied().unwrap_or_default();
-        self.groups.entry(name.to_owned()).or_insert_with(|| Group::new(name, config, change))
+        let state = &self.state;
+        self.groups.entry(name.to_owned()).or_insert_with(|| {
+            let change = state.change(name, config.settings).unwrap_or_default();
+            if !change.is_empty() {
+                note!("group {name}: runs as it was set on the fly, and not as it is configured");
+            }
+            Group::new(name, config, change)
+        })
     }
 
     /// Serves until it is told to end.
@@ -149,7 +154,11 @@ impl Supervisor {
                 if self.tick() {
                     note!("no member is left: this service ends");
                     self.options.stop_workers = true;
-                    return self.end();
+                    // Whoever starts the next one begins anew.
+                    let state = self.place.state_file();
+                    let ended = self.end();
+                    let _ = fs::remove_file(state);
+                    return ended;
                 }
             }
             self.start_workers();
@@ -333,13 +342,13 @@ impl Supervisor {
         self.leftover.retain(|home| !home.remove());
         self.forget_silent_clients();
         let now = Instant::now();
-        let mut ended = Vec::new();
+        let (mut ended, place) = (Vec::new(), &self.place);
         for group in self.groups.values_mut() {
             let members = self.state.members_of(&group.name);
             let idle = if members > 0 { None } else { Some(*group.idle_since.get_or_insert(now)) };
             group.idle_since = idle;
             if idle.is_some_and(|since| now.duration_since(since) >= self.options.linger) {
-                ended.extend(group.end());
+                ended.extend(group.end(place));
             }
         }
         self.leftover.extend(ended);
@@ -355,7 +364,7 @@ impl Supervisor {
         self.state.write(&self.place.state_file())?;
         let workers = self.groups.values().filter(|g| g.worker.is_some()).count();
         if self.options.stop_workers {
-            let homes: Vec<_> = self.groups.values_mut().filter_map(Group::end).collect();
+            let homes: Vec<_> = self.groups.values_mut().filter_map(|group| group.end(&self.place)).collect();
             let until = Instant::now() + Duration::from_secs(2);
             let mut left = homes;
             while !left.is_empty() && Instant::now() < until {

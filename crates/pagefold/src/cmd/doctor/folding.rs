@@ -4,7 +4,7 @@ use crate::service::ask::MemberLine;
 use crate::service::client::Service;
 use fold::control::{Fold, GroupReport, Settings};
 use guest::Guest;
-use host::{Check, Status};
+use host::Check;
 use page::pages_to_bytes;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -143,6 +143,7 @@ mod tests {
     use super::*;
     use fold::control::{Identity, MemberReport};
     use guest::{Facts, GuestKind};
+    use host::Status;
 
     fn guest(pids: &[u32]) -> Guest {
         Guest {
