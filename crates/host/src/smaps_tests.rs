@@ -26,6 +26,7 @@ Pss:                4096 kB
 Pss_Dirty:          4096 kB
 Private_Clean:         0 kB
 Private_Dirty:      4096 kB
+Anonymous:          4092 kB
 KSM:                   8 kB
 AnonHugePages:      2048 kB
 ShmemPmdMapped:        0 kB
@@ -59,6 +60,7 @@ fn mappings_of_a_current_kernel() {
         pss_bytes: 4096 << 10,
         uss_bytes: 4096 << 10,
         swap_bytes: 16 << 10,
+        anonymous_bytes: 4092 << 10,
         thp_bytes: 2048 << 10,
         hugetlb_bytes: 2048 << 10,
         ksm_bytes: Some(8 << 10),
