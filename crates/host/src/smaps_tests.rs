@@ -85,7 +85,7 @@ fn nonsense_is_an_error_with_its_line() {
         assert!(matches!(parse_text(bad), Err(Error::Malformed { .. })), "{bad:?}");
     }
     let text = format!("{SMAPS}Rss: 99999999999999999999 kB\n");
-    assert!(matches!(parse_text(&text), Err(Error::Malformed { line: 35, .. })));
+    assert!(matches!(parse_text(&text), Err(Error::Malformed { line: 36, .. })));
     assert_eq!(parse_text("").unwrap(), []);
     // The most that can be written in KiB, twice over: no wrong number, no panic.
     let most = format!("1000-2000 rw-p 0 0:0 0 \n{}", "KSM: 18014398509481983 kB\n".repeat(2));
