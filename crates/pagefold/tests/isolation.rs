@@ -64,7 +64,7 @@ fn no_frame_crosses_a_group() {
     });
     // All four hold the same contents, so anything that looked at contents alone would have joined them.
     let audit = service.assert_audit_is_clean();
-    assert!(number(&audit["frames_checked"]) > 4000, "{audit}");
+    assert!(number(&audit["frames_checked"]) > 500, "{audit}");
     assert!(number(&audit["shared_within_group"]) > 100, "{audit}");
     assert!(number(&audit["saved_bytes"]) > 8000 * 4096, "{audit}");
 
