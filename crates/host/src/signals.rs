@@ -84,11 +84,13 @@ mod tests {
         let caught = std::thread::spawn(|| {
             let signals = Signals::catch().unwrap();
             assert_eq!(signals.next(), None);
+            // SAFETY: names the calling thread.
+            let here = unsafe { libc::pthread_self() };
             // SAFETY: sends a signal to this very thread, which holds it back.
-            unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGTERM) };
+            unsafe { libc::pthread_kill(here, libc::SIGTERM) };
             let first = signals.next();
             // SAFETY: as above.
-            unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGCHLD) };
+            unsafe { libc::pthread_kill(here, libc::SIGCHLD) };
             (first, signals.next(), signals.next())
         });
         assert_eq!(caught.join().unwrap(), (Some(Caught::End), Some(Caught::Child), None));

@@ -130,7 +130,7 @@ fn real_guests_stay_right_while_they_are_folded() {
     assert_eq!(while_folding, before);
     until(60, "guests are folded", || groups.iter().all(|group| folded(&service, group) > 10_000));
     let audit = service.assert_audit_is_clean();
-    assert!(number(&audit["saved_bytes"]) > 2 * 20 << 20, "{audit}");
+    assert!(number(&audit["saved_bytes"]) > (2 * 20) << 20, "{audit}");
     let after = lab.everywhere(&guests, CHECKS);
     assert_eq!(after, before);
 

@@ -41,8 +41,9 @@ impl Block {
     }
 
     fn new(words: usize, zeroed: bool) -> Self {
+        let allocate = if zeroed { alloc_zeroed } else { alloc };
         // SAFETY: the size is not zero.
-        let start = unsafe { if zeroed { alloc_zeroed(Self::layout(words)) } else { alloc(Self::layout(words)) } };
+        let start = unsafe { allocate(Self::layout(words)) };
         assert!(!start.is_null(), "no memory");
         let block = Self { start: start.cast(), words, class: 0, sequence: 0 };
         if zeroed && let Some(n) = (0..words).find(|n| block.get(*n) != 0) {

@@ -119,7 +119,8 @@ impl Liar {
                 Lie::Truncated => {
                     self.rested(64).encode(&mut self.frame);
                     let length = self.random.below(self.frame.len());
-                    self.send(&self.frame[..length].to_vec())?;
+                    let piece = self.frame[..length].to_vec();
+                    self.send(&piece)?;
                 }
                 Lie::Flood | Lie::Deaf | Lie::Fingerprints | Lie::Window => self.pretend(lie)?,
                 Lie::ForeignSlots => {

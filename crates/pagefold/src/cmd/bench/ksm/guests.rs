@@ -188,7 +188,7 @@ fn turn_over(memory: &mut [AlignedPage], contents: &[Content], number: u64) -> !
             n += 1;
             let to = n.wrapping_mul(7919) % memory.len();
             let own = Content::Filled((number + 1) << 40 | 1 << 37 | n as u64);
-            let content = if n % 2 == 0 { contents[n.wrapping_mul(104_729) % contents.len()] } else { own };
+            let content = if n.is_multiple_of(2) { contents[n.wrapping_mul(104_729) % contents.len()] } else { own };
             memory[to] = page_of(content);
         }
         std::thread::sleep(Duration::from_millis(100));

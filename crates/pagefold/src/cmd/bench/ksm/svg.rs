@@ -63,10 +63,10 @@ fn axes(svg: &mut String, scale: &Scale) {
         }
         let y = scale.y(value);
         // Writing to a string does not fail.
-        let _ = write!(
+        let _ = writeln!(
             svg,
             "<line x1=\"{left}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>\
-             <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\" fill=\"#444\">{value:.0}</text>\n",
+             <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\" fill=\"#444\">{value:.0}</text>",
             left - 8.0,
             y + 4.0
         );
@@ -78,13 +78,13 @@ fn axes(svg: &mut String, scale: &Scale) {
             break;
         }
         let x = scale.x(value);
-        let _ = write!(
+        let _ = writeln!(
             svg,
-            "<text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\" fill=\"#444\">{value:.0} s</text>\n",
+            "<text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\" fill=\"#444\">{value:.0} s</text>",
             bottom + 18.0
         );
     }
-    let _ = write!(svg, "<line x1=\"{left}\" x2=\"{right}\" y1=\"{bottom}\" y2=\"{bottom}\" stroke=\"#444\"/>\n");
+    let _ = writeln!(svg, "<line x1=\"{left}\" x2=\"{right}\" y1=\"{bottom}\" y2=\"{bottom}\" stroke=\"#444\"/>");
 }
 
 fn line(svg: &mut String, scale: &Scale, curve: &Curve, of: fn(&Point) -> u64, look: (&str, &str, &str)) {
@@ -92,10 +92,10 @@ fn line(svg: &mut String, scale: &Scale, curve: &Curve, of: fn(&Point) -> u64, l
     let at = |p: &Point| format!("{:.1},{:.1}", scale.x(p.seconds), scale.y(of(p) as f64));
     let points: Vec<String> = curve.0.iter().map(at).collect();
     let end = curve.end();
-    let _ = write!(
+    let _ = writeln!(
         svg,
         "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"{dashes} points=\"{}\"/>\
-         <text x=\"{:.1}\" y=\"{:.1}\" fill=\"{colour}\">{name}</text>\n",
+         <text x=\"{:.1}\" y=\"{:.1}\" fill=\"{colour}\">{name}</text>",
         points.join(" "),
         scale.x(end.seconds) + 8.0,
         scale.y(of(&end) as f64) + 4.0
