@@ -33,7 +33,7 @@ fn rest(random: &mut Random) -> Duration {
 }
 
 /// Lives until it is told to stop.
-pub fn live(classes: usize) {
+pub fn live(classes: usize, with_children: bool) {
     let mut random = Random::unforeseen();
     let mut fields: Vec<Field> = (0..AREAS).map(|_| Field::new(classes, &mut random)).collect();
     let mut children = Children::default();
@@ -45,7 +45,7 @@ pub fn live(classes: usize) {
             // Dropped at any time, folded or not.
             *field = Field::new(classes, &mut random);
             count("areas");
-        } else if random.one_in(60) && !field.read_only {
+        } else if with_children && random.one_in(60) && !field.read_only {
             children.born(&mut field.plot, &mut random);
         } else {
             must("in an area", act(field, &mut random));
@@ -106,7 +106,7 @@ fn act(field: &mut Field, random: &mut Random) -> Result<(), Mismatch> {
         }
         _ => {
             for i in from..from + pages {
-                plot.poke(i, random)?;
+                plot.poke(i, 1, random)?;
             }
         }
     }

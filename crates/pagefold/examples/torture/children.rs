@@ -44,7 +44,7 @@ impl Children {
                 self.pids.push(child);
                 // Where the child looks at once, its parent has changed things.
                 for _ in 0..plot.len() / 8 {
-                    must("beside a child", plot.poke(random.below(plot.len()), random));
+                    must("beside a child", plot.poke(random.below(plot.len()), 1, random));
                 }
             }
         }
@@ -78,7 +78,7 @@ fn grow_up(plot: &mut Plot, random: &mut Random, life: Duration) -> Result<(), M
     let end = Instant::now() + life;
     plot.check_all()?;
     for _ in 0..plot.len() / 16 {
-        plot.poke(random.below(plot.len()), random)?;
+        plot.poke(random.below(plot.len()), 1, random)?;
     }
     while Instant::now() < end {
         for _ in 0..64 {

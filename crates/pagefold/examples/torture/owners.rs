@@ -18,11 +18,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// Pages side by side with one owner.
-const STRIPE: usize = 8;
+const STRIPE: usize = 32;
 /// Pages that one hunt looks at.
 const HUNTED: usize = 256;
 /// Pages that are written between two looks at the clock.
-const BURST: usize = 2 * STRIPE;
+const BURST: usize = STRIPE;
 /// Parts of a plot, one of which is written all the time.
 const HOT: usize = 16;
 
@@ -63,7 +63,7 @@ pub fn run(args: &Args) {
             scope.spawn(move || Owner::new(plot, args).live());
         }
         for _ in 0..args.chaos {
-            scope.spawn(|| chaos::live(args.classes));
+            scope.spawn(|| chaos::live(args.classes, !args.no_children));
         }
         args.until.wait();
     });
@@ -121,13 +121,13 @@ impl Owner {
 
     fn live(mut self) {
         must("while it was filled", self.plot.fill_all(&mut self.random));
-        let mut visits = Beat::new(self.visits * self.plot.len() as f64);
+        let mut visits = Beat::new(self.visits * self.plot.len() as f64 / (STRIPE / 2) as f64);
         let [mut hunts, mut seldom, mut births] = [Beat::new(150.0), Beat::new(60.0), Beat::new(0.12)];
         while !stopping() {
             let now = Instant::now();
             for _ in 0..visits.due(now) {
-                let i = self.random.below(self.plot.len());
-                must("visited", self.plot.poke(i, &mut self.random));
+                let (i, pages) = self.part();
+                must("visited", self.plot.poke(i, pages, &mut self.random));
             }
             for _ in 0..hunts.due(now) {
                 must("hunted", self.hunt());
@@ -158,7 +158,14 @@ impl Owner {
         for _ in 0..32 {
             (start..start + BURST).try_for_each(|i| self.plot.write(i))?;
         }
-        (start..start + BURST).try_for_each(|i| self.plot.renew(i, &mut self.random))
+        self.plot.renew(start, BURST, &mut self.random)
+    }
+
+    /// Pages side by side, of one stripe.
+    fn part(&mut self) -> (usize, usize) {
+        let stripe = self.random.below(self.plot.len() / STRIPE) * STRIPE;
+        let from = self.random.below(STRIPE);
+        (stripe + from, 1 + self.random.below(STRIPE - from))
     }
 
     /// Looks for pages of its own that were folded since it last looked there, and writes some of them, and those that
@@ -190,8 +197,8 @@ impl Owner {
 
     /// What a program does with its memory besides writing it, to a part of one stripe.
     fn something_seldom(&mut self) -> Result<(), Mismatch> {
-        let stripe = self.random.below(self.plot.len() / STRIPE) * STRIPE;
-        let (i, pages) = (stripe + self.random.below(4), 1 + self.random.below(4));
+        let (i, pages) = self.part();
+        let pages = pages.min(8);
         let page = self.plot.page(i);
         match self.random.below(6) {
             0 | 1 => self.discard(i, pages),

@@ -140,35 +140,44 @@ impl Plot {
         if self.states[i].sequence > 0 {
             CHECKED.fetch_add(1, Relaxed);
         }
-        self.refill(i, random.below(self.classes) as u32);
+        self.refill(i, self.choose(i, random));
         Ok(())
     }
 
-    /// The same with memory that is given back first, mostly.
-    pub fn renew(&mut self, i: usize, random: &mut Random) -> Result<(), Mismatch> {
-        if random.one_in(4) {
-            return self.fill(i, random);
+    /// Most contents follow each other as they do elsewhere, so that pages side by side are folded at once.
+    fn choose(&self, i: usize, random: &mut Random) -> u32 {
+        let n = if random.one_in(16) { random.below(self.classes) } else { self.pages[i] % self.classes };
+        n as u32
+    }
+
+    /// The same for pages side by side, with memory that is given back first, mostly.
+    pub fn renew(&mut self, i: usize, pages: usize, random: &mut Random) -> Result<(), Mismatch> {
+        if !random.one_in(4) {
+            for i in i..i + pages {
+                self.check(i)?;
+                if self.states[i].sequence > 0 {
+                    CHECKED.fetch_add(1, Relaxed);
+                }
+            }
+            ok("MADV_DONTNEED", self.area.advise(self.pages[i], pages, libc::MADV_DONTNEED));
+            self.zeroed(i, pages)?;
         }
-        self.check(i)?;
-        if self.states[i].sequence > 0 {
-            CHECKED.fetch_add(1, Relaxed);
-        }
-        ok("MADV_DONTNEED", self.area.advise(self.pages[i], 1, libc::MADV_DONTNEED));
-        self.zeroed(i, 1)?;
-        self.fill(i, random)
+        (i..i + pages).try_for_each(|i| self.fill(i, random))
     }
 
     pub fn fill_all(&mut self, random: &mut Random) -> Result<(), Mismatch> {
         (0..self.len()).try_for_each(|i| self.fill(i, random))
     }
 
-    /// One visit to a page that rests: written if it was not, else checked and put to rest.
-    pub fn poke(&mut self, i: usize, random: &mut Random) -> Result<(), Mismatch> {
+    /// One visit to pages side by side: written if they were not, else checked and put to rest.
+    pub fn poke(&mut self, i: usize, pages: usize, random: &mut Random) -> Result<(), Mismatch> {
         if self.states[i].sequence > 0 {
-            return self.renew(i, random);
+            return self.renew(i, pages, random);
         }
-        self.sample(i, random)?;
-        self.write(i)
+        (i..i + pages).try_for_each(|i| {
+            self.sample(i, random)?;
+            self.write(i)
+        })
     }
 
     /// Whether a page is like its twins and not zero.

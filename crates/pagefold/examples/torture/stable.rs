@@ -46,7 +46,7 @@ pub fn run(args: &Args) {
         }
         for _ in 0..args.writes / 100 {
             let i = untouched + random.below(args.pages - untouched);
-            must("visited", plot.poke(i, &mut random));
+            must("visited", plot.poke(i, 1, &mut random));
         }
         if args.children && Instant::now() > birth {
             birth = Instant::now() + Duration::from_millis(1500);

@@ -86,7 +86,7 @@ pub fn run(args: &Args) {
 fn work(plot: &mut Plot, random: &mut Random, time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end {
-        must("while it worked", plot.poke(random.below(plot.len()), random));
+        must("while it worked", plot.poke(random.below(plot.len()), 1, random));
         std::thread::sleep(Duration::from_micros(500));
     }
     must("after work", plot.check_all());
