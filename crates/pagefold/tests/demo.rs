@@ -29,7 +29,11 @@ impl Tree {
         for file in ["x", "Cargo.toml"] {
             fs::copy(root.join(file), tree.path(file)).expect("copy from the tree");
         }
-        fs::copy(env!("CARGO_BIN_EXE_pagefold"), tree.path("target/release/pagefold")).expect("copy the program");
+        let program = Path::new(env!("CARGO_BIN_EXE_pagefold"));
+        for file in [program, &program.with_file_name("libpagefold.so")] {
+            let name = file.file_name().expect("a name");
+            fs::copy(file, tree.path("target/release").join(name)).expect("copy what was built");
+        }
         for (name, script) in [("cargo", "#!/bin/sh\n"), ("rustc", "#!/bin/sh\necho rustc 1.999.0\n")] {
             let path = tree.path("cargo/bin").join(name);
             fs::write(&path, script).expect("write a script");
@@ -105,6 +109,10 @@ fn root_sees_vms_and_containers() {
     let tree = Tree::new();
     let output = tree.demo(&[]).output().expect("run it");
     tree.assert_good(&output, &["acme-1", "acme-2", "beta-1", "beta-2", "acme-3", "acme-4", "beta-3"]);
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(out.contains("no two groups have any in common"), "{out}");
+    let folded = |line: &&str| line.starts_with("saved") && line.contains("MiB");
+    assert_eq!(out.lines().filter(folded).count(), 2, "both groups save something: {out}");
 }
 
 #[test]

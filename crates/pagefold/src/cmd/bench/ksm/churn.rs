@@ -80,7 +80,8 @@ fn work(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow:
     let resident_pages = scene.taken()?.frames;
     let cpu_before = scene.merger.cpu_s()?;
     scene.merger.on()?;
-    let first = Curve::until_stable(Instant::now(), cpu_before, equal_pages(&scene.pids)?, || scene.merger.progress())?;
+    let first =
+        Curve::until_stable(Instant::now(), cpu_before, equal_pages(&scene.processes)?, || scene.merger.progress())?;
     let (begin, cpu_before) = (Instant::now(), scene.merger.cpu_s()?);
     scene.guests.work()?;
     let mut curve = Curve::default();

@@ -5,32 +5,33 @@ use host::{Mapping, Pagemap, ProcessMemory};
 use page::{Fingerprint, HostVirt, PAGE_BYTES, PageRange};
 use std::collections::HashSet;
 
-/// Mappings smaller than this are not a guest's memory.
-const LEAST_BYTES: u64 = 1 << 20;
+/// A process, and how large a mapping must be to be memory that it asks to be merged, and not a VMM's own.
+pub type Guest = (u32, u64);
+
 /// Pages that are read at once.
 const AT_ONCE: u64 = 64;
 
-/// The mappings of a process that may be a guest's memory: private, writable, without a file.
+/// The mappings of a process that are a guest's memory: private, writable, without a file, large.
 ///
 /// # Errors
 /// The process has ended.
-pub fn memory_of(pid: u32) -> anyhow::Result<Vec<Mapping>> {
+pub fn memory_of((pid, least_bytes): Guest) -> anyhow::Result<Vec<Mapping>> {
     let mut mappings = Mapping::list(pid)?;
-    mappings.retain(|m| m.write && !m.execute && !m.shared && !m.has_file() && m.bytes() >= LEAST_BYTES);
+    mappings.retain(|m| m.write && !m.execute && !m.shared && !m.has_file() && m.bytes() >= least_bytes);
     Ok(mappings)
 }
 
-/// Pages in memory that are equal to another one, of all such pages of these processes: all copies but one of each content.
+/// Of all pages of these guests, those that are equal to another one: all copies but one of each content.
 ///
 /// # Errors
 /// A process has ended.
-pub fn equal_pages(pids: &[u32]) -> anyhow::Result<u64> {
+pub fn equal_pages(guests: &[Guest]) -> anyhow::Result<u64> {
     let mut contents: HashSet<Fingerprint> = HashSet::new();
     let mut pages = 0;
     let mut buffer = vec![0; AT_ONCE as usize * PAGE_BYTES];
-    for pid in pids {
-        let (pagemap, memory) = (Pagemap::open(*pid)?, ProcessMemory::open(*pid)?);
-        for mapping in memory_of(*pid)? {
+    for guest in guests {
+        let (pagemap, memory) = (Pagemap::open(guest.0)?, ProcessMemory::open(guest.0)?);
+        for mapping in memory_of(*guest)? {
             for range in pagemap.present_ranges(mapping.start, mapping.end)? {
                 let mut from: HostVirt = range.start;
                 while from < range.end() {

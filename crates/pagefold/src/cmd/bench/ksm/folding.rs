@@ -1,6 +1,7 @@
 //! Pagefold itself: a service of the bench's own with one group, told to do as ksmd does.
 
 use super::curve::Progress;
+use super::equal::Guest;
 use super::guardian::Guardian;
 use super::merger::{Account, Merger};
 use crate::service::ask::GroupState;
@@ -142,11 +143,11 @@ impl Merger for Folding {
     }
 
     /// All of them must have connected: what has not would be missing from the merged pages without anybody's notice.
-    fn meet(&mut self, pids: &[u32]) -> anyhow::Result<()> {
-        self.guests = pids.to_vec();
+    fn meet(&mut self, guests: &[Guest]) -> anyhow::Result<()> {
+        self.guests = guests.iter().map(|(pid, _)| *pid).collect();
         let connected = || {
             let members = self.state()?.report.members;
-            for pid in pids {
+            for pid in &self.guests {
                 let Some(member) = members.iter().find(|m| m.pid == *pid && m.connected) else {
                     bail!("process {pid} is not a member");
                 };

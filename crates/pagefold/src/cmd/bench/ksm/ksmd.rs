@@ -1,7 +1,7 @@
 //! The kernel's own merger, at the highest rate it can be set to.
 
 use super::curve::Progress;
-use super::equal::memory_of;
+use super::equal::{Guest, memory_of};
 use super::merger::{Account, Merger};
 use crate::exit::Stop;
 use crate::output::say;
@@ -32,8 +32,8 @@ struct Memory {
 }
 
 impl Memory {
-    fn of(pid: u32) -> anyhow::Result<Self> {
-        Ok(Self { pagemap: Pagemap::open(pid)?, mappings: memory_of(pid)? })
+    fn of(guest: Guest) -> anyhow::Result<Self> {
+        Ok(Self { pagemap: Pagemap::open(guest.0)?, mappings: memory_of(guest)? })
     }
 
     fn zeros(&self) -> anyhow::Result<u64> {
@@ -114,9 +114,9 @@ impl Merger for Ksmd {
         Ok(Vec::new())
     }
 
-    fn meet(&mut self, pids: &[u32]) -> anyhow::Result<()> {
-        self.guests = pids.to_vec();
-        self.memory = pids.iter().map(|pid| Memory::of(*pid)).collect::<anyhow::Result<_>>()?;
+    fn meet(&mut self, guests: &[Guest]) -> anyhow::Result<()> {
+        self.guests = guests.iter().map(|(pid, _)| *pid).collect();
+        self.memory = guests.iter().map(|guest| Memory::of(*guest)).collect::<anyhow::Result<_>>()?;
         self.zeros_before = self.zeros()?;
         self.look_for_others()
     }

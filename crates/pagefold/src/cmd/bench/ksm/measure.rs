@@ -1,7 +1,7 @@
 //! One side's turn: guests afresh, merging from nothing until it is stable, the steady state, and what the prober sees.
 
 use super::curve::Curve;
-use super::equal::equal_pages;
+use super::equal::{Guest, equal_pages};
 use super::folding::Folding;
 use super::frames::Taken;
 use super::guardian::Guardian;
@@ -17,6 +17,9 @@ use anyhow::Context;
 use serde::Serialize;
 use std::path::Path;
 use std::time::{Duration, Instant};
+
+/// The regions that the prober measures with are no smaller.
+const LEAST_OF_PROBER: u64 = 1 << 20;
 
 /// Whose turn it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +87,7 @@ pub struct Scene {
     /// One guest more, which measures.
     pub prober: Prober,
     /// Everybody's process.
-    pub pids: Vec<u32>,
+    pub processes: Vec<Guest>,
 }
 
 impl Scene {
@@ -99,10 +102,11 @@ impl Scene {
         };
         let guests = Guests::start(o, merger.as_ref(), dir, guardian).context("the guests do not come up")?;
         let prober = Prober::start(merger.as_ref())?;
-        let mut pids = guests.pids()?;
-        pids.push(prober.pid());
-        merger.meet(&pids)?;
-        Ok(Self { merger, guests, prober, pids })
+        // VMMs have more memory than their guests'.
+        let mut processes: Vec<Guest> = guests.pids()?.into_iter().map(|pid| (pid, o.memory / 2)).collect();
+        processes.push((prober.pid(), LEAST_OF_PROBER));
+        merger.meet(&processes)?;
+        Ok(Self { merger, guests, prober, processes })
     }
 
     /// What the guests take now.
@@ -110,7 +114,8 @@ impl Scene {
     /// # Errors
     /// One has ended.
     pub fn taken(&self) -> anyhow::Result<Taken> {
-        Taken::by(&self.pids, &self.merger.own_pids()?)
+        let pids: Vec<u32> = self.processes.iter().map(|(pid, _)| *pid).collect();
+        Taken::by(&pids, &self.merger.own_pids()?)
     }
 
     /// Ends everybody, the guests first.
@@ -130,7 +135,7 @@ impl Scene {
 /// It could not be measured.
 pub fn turn(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Turn> {
     let mut scene = Scene::set(side, o, dir, guardian)?;
-    let equal_pages = equal_pages(&scene.pids)?;
+    let equal_pages = equal_pages(&scene.processes)?;
     let before = scene.taken()?;
     let name = scene.merger.name();
     say!("pagefold: {name}: merging begins; {} pages in memory, {equal_pages} equal to another", before.frames);

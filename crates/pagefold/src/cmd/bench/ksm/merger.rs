@@ -1,6 +1,7 @@
 //! The two that are compared, as the bench sees them.
 
 use super::curve::Progress;
+use super::equal::Guest;
 use super::folding::AgentStalls;
 use serde::Serialize;
 use std::process::Command;
@@ -16,7 +17,7 @@ pub trait Merger {
     /// Processes other than the guests whose memory is part of the price.
     fn own_pids(&self) -> anyhow::Result<Vec<u32>>;
     /// The guests are there, their processes are these; nothing is merged yet.
-    fn meet(&mut self, pids: &[u32]) -> anyhow::Result<()>;
+    fn meet(&mut self, guests: &[Guest]) -> anyhow::Result<()>;
     /// Begins to merge, as fast as it can.
     fn on(&mut self) -> anyhow::Result<()>;
     /// Processor time it has used so far, all told.
