@@ -186,8 +186,7 @@ fn a_page_that_a_child_shares_is_refused() {
 }
 
 /// Threads write a counter into every page, and would see if one of their writes were lost, while pages are folded, broken,
-/// unfolded and folded again. With the comparison taken out of the section, or pages replaced without moving them out first,
-/// a write is lost within a second.
+/// unfolded and folded again. Seen with the comparison taken out of the section: both writers lost a write within two seconds.
 #[test]
 fn no_write_is_lost_to_threads_that_never_stop() {
     const PAGES: u64 = 256;
