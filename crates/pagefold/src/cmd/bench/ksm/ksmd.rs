@@ -9,10 +9,8 @@ use anyhow::{Context, bail};
 use host::{Ksm, KsmKnobs, KsmStat, Mapping, Pagemap, ThreadCpu, set_ksm};
 use std::process::Command;
 
-/// As fast as it can: it sleeps between batches for no time at all, and passes no page over. Pages of zeros are merged like
-/// any other, which is its default.
-const FASTEST: [(&str, &str); 4] =
-    [("pages_to_scan", "1000000"), ("sleep_millisecs", "0"), ("smart_scan", "0"), ("use_zero_pages", "0")];
+/// As fast as it can: it sleeps between batches for no time at all, and passes no page over.
+const FASTEST: [(&str, &str); 3] = [("pages_to_scan", "1000000"), ("sleep_millisecs", "0"), ("smart_scan", "0")];
 
 /// How many sharers a merged page may have (`max_page_sharing`) is left as it is.
 ///
@@ -23,6 +21,7 @@ pub struct Ksmd {
     guests: Vec<u32>,
     memory: Vec<Memory>,
     zeros_before: u64,
+    use_zero_pages: bool,
 }
 
 /// The mappings of a guest that may be its memory.
@@ -69,13 +68,13 @@ impl Ksmd {
     ///
     /// # Errors
     /// It has no thread.
-    pub fn new() -> anyhow::Result<Self> {
+    pub fn new(use_zero_pages: bool) -> anyhow::Result<Self> {
         let is_ksmd = |pid: &u32| {
             let process = host::Process::read(*pid);
             process.is_ok_and(|p| p.stat.kernel_thread && p.comm == "ksmd")
         };
         let pid = host::pids()?.into_iter().find(is_ksmd).context("there is no thread ksmd in this PID namespace")?;
-        Ok(Self { pid, guests: Vec::new(), memory: Vec::new(), zeros_before: 0 })
+        Ok(Self { pid, guests: Vec::new(), memory: Vec::new(), zeros_before: 0, use_zero_pages })
     }
 
     fn zeros(&self) -> anyhow::Result<u64> {
@@ -125,7 +124,8 @@ impl Merger for Ksmd {
         if KsmKnobs::read().is_some_and(|knobs| knobs.0.iter().any(|(name, _)| name == "advisor_mode")) {
             set_ksm("advisor_mode", "none")?;
         }
-        for (knob, value) in FASTEST {
+        let zeros = ("use_zero_pages", if self.use_zero_pages { "1" } else { "0" });
+        for (knob, value) in FASTEST.into_iter().chain([zeros]) {
             match set_ksm(knob, value) {
                 // A kernel that has no such knob does not do what it turns off.
                 Err(e) if e.is_gone() => {}

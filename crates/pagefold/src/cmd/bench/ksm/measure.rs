@@ -97,7 +97,7 @@ impl Scene {
     /// Something does not start.
     pub fn set(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let mut merger: Box<dyn Merger> = match side {
-            Side::Ksmd => Box::new(Ksmd::new()?),
+            Side::Ksmd => Box::new(Ksmd::new(o.use_zero_pages)?),
             Side::Pagefold => Box::new(Folding::start(dir, guardian)?),
         };
         let guests = Guests::start(o, merger.as_ref(), dir, guardian).context("the guests do not come up")?;

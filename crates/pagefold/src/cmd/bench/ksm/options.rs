@@ -50,6 +50,9 @@ pub struct Options {
     /// Draw the curves of the first round into a file
     #[arg(long, value_name = "FILE", requires = "churn")]
     pub svg: Option<PathBuf>,
+    /// Have ksmd map pages of zeros to the kernel's zero page, which it does not do by default: much faster where there are many
+    #[arg(long)]
+    pub use_zero_pages: bool,
     /// Hold synthetic guests' memory in small pages, and not in huge ones as VMMs do
     #[arg(long)]
     pub small_pages: bool,

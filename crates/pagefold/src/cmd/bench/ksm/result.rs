@@ -42,6 +42,8 @@ pub struct Bench {
     guests: u64,
     memory_bytes: u64,
     steady_s: u64,
+    /// Whether ksmd maps pages of zeros to the kernel's zero page.
+    use_zero_pages: bool,
     /// What can be merged at all, where that is known.
     superfluous_pages: Option<u64>,
     /// Medians.
@@ -111,6 +113,7 @@ impl Bench {
             guests: o.guests,
             memory_bytes: o.memory,
             steady_s: o.steady,
+            use_zero_pages: o.use_zero_pages,
             superfluous_pages: (o.image == Image::Synthetic).then_some(made + super::probe::SUPERFLUOUS),
             ksmd: turns(|r| &r.ksmd),
             pagefold: turns(|r| &r.pagefold),
