@@ -80,8 +80,12 @@ impl Service {
         let place = Place::own();
         place.make()?;
         let dir = place.dir().to_str().context("the directory of the private service is not text")?.to_owned();
+        // It outlives whoever needed it first, and has nothing of theirs: neither a directory that is to go nor the marks by
+        // which a lab finds its guests.
         let started = Command::new("/proc/self/exe")
             .args(["serve", "--private", "--detach", "--dir", &dir])
+            .env_clear()
+            .current_dir("/")
             .stdin(Stdio::null())
             .status()
             .context("cannot start a private service")?;
