@@ -174,17 +174,24 @@ impl Folder {
     /// Unfolds some of what is folded. Returns whether nothing is left.
     ///
     /// # Errors
-    /// Memory or mappings are short.
+    /// All was tried, and some could not be unfolded: memory or mappings are short, it is locked, or the program looks after its
+    /// faults by itself.
     pub fn unfold(&mut self, pagemap: &Pagemap, pool: &Pool) -> Result<bool, Errno> {
+        let (mut done, mut failed) = (0, Ok(()));
         let runs = table::lock().all_slot_runs();
-        for run in runs.iter().take(UNFOLD_AT_ONCE) {
+        for run in &runs {
             for (piece, target) in pieces(run.start, run.pages.into(), Target::Slot(run.slot)) {
-                self.unfold_piece(pagemap, pool, piece, target)?;
+                match self.unfold_piece(pagemap, pool, piece, target) {
+                    Ok(()) => done += 1,
+                    Err(Errno::NOMEM) => return Err(Errno::NOMEM),
+                    Err(e) => failed = Err(e),
+                }
+            }
+            if done >= UNFOLD_AT_ONCE {
+                return Ok(false);
             }
         }
-        if runs.len() > UNFOLD_AT_ONCE {
-            return Ok(false);
-        }
+        failed?;
         let (pooled, zeroed) = {
             let table = table::lock();
             (table.pooled_pages(table::everything()), table.zeroed_pages(table::everything()))
@@ -192,7 +199,8 @@ impl Folder {
         // Zeros that were given back, and pages of pools that nobody knows any more.
         for range in pooled.into_iter().chain(zeroed) {
             let mut table = table::lock();
-            if table.touches(range) {
+            let writable = table.known(range).into_iter().filter(|(_, traits)| traits.may_be_written());
+            for (range, _) in writable.collect::<Vec<_>>() {
                 make_private(range)?;
                 table.set_pending(range);
             }
@@ -208,14 +216,15 @@ impl Folder {
         if table.slot_runs(piece) != [run] {
             return Ok(());
         }
-        let Some(view) = pool.of(slot) else {
-            make_private(piece)?;
-            table.set_broken(piece);
-            return Ok(());
-        };
-        let advice = inherited(&table, piece);
-        self.unfold.run(&mut table, pagemap, piece, (view, slot), advice)?;
-        self.section.watch_again(&foldable_within(&table, piece));
+        for (part, traits) in table.known(piece) {
+            let Some(slot) = slot.add((part.start.page() - piece.start.page()) as u32) else { continue };
+            if traits.shut != 0 {
+                return Err(Errno::BUSY);
+            }
+            let view = pool.of(slot).ok_or(Errno::NODEV)?;
+            self.unfold.run(&mut table, pagemap, part, (view, slot), traits)?;
+            self.section.watch_again(&foldable_within(&table, part));
+        }
         Ok(())
     }
 }
@@ -244,15 +253,10 @@ fn foldable_within(table: &table::Table, piece: PageRange) -> Vec<PageRange> {
     found
 }
 
-fn inherited(table: &table::Table, range: PageRange) -> Inherit {
-    let advice = table.advice(range).unwrap_or_default();
-    Inherit { dont_fork: advice.dont_fork, dont_dump: advice.dont_dump }
-}
-
 /// Gives the mappings that were made the advice that the program had given for what they replaced. What is refused is
 /// advice, not content.
 fn inherit(table: &table::Table, piece: PageRange, outcomes: &[Outcome], mapped: bool) {
-    let advice = inherited(table, piece);
+    let advice = table.traits(piece).unwrap_or_default().inherited();
     if mapped && advice != Inherit::default() && outcomes.contains(&Outcome::Folded) {
         let _ = advice.apply(piece);
     }

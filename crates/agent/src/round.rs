@@ -68,6 +68,8 @@ pub struct Rounds {
     /// Fingerprints of the last round, where writes are not noted.
     seen: BTreeMap<u64, u64>,
     rested: VecDeque<Rested>,
+    /// Where the last search that came to the end of its budget ended, where writes are not noted.
+    from: HostVirt,
     generation: u64,
     armed: Instant,
 }
@@ -85,6 +87,7 @@ impl Rounds {
             huge,
             seen,
             rested,
+            from: HostVirt(0),
             generation: u64::MAX,
             armed: now,
         }
@@ -119,7 +122,11 @@ impl Rounds {
                 pagemap.small_ranges(span.start, span.end())?
             });
         }
-        let rested = if self.notes_writes { table::lock().rest(&written, budget) } else { foldable(&written) };
+        let rested = if self.notes_writes {
+            table::lock().rest(&written, budget)
+        } else {
+            self.within(&foldable(&written), budget)
+        };
         self.keep_present(pagemap, &spans, &rested)?;
         let split = if huge { self.look_at_huge(pagemap, &spans, budget, now)? } else { 0 };
         // What has only begun to be watched, or was part of a huge page, was not written for that.
@@ -159,6 +166,23 @@ impl Rounds {
             let _ = guard.register(range, Watch::Writes);
         }
         Ok(true)
+    }
+
+    /// At most so many of these pages, from where the last search ended.
+    fn within(&mut self, ranges: &[PageRange], mut budget: u64) -> Vec<PageRange> {
+        let behind = common(ranges, &[between(self.from, table::everything().end())]);
+        let before = common(ranges, &[between(HostVirt(0), self.from)]);
+        let mut found = Vec::new();
+        for range in behind.into_iter().chain(before) {
+            let pages = range.pages.min(budget);
+            if pages == 0 {
+                break;
+            }
+            budget -= pages;
+            self.from = range.start.add_pages(pages);
+            found.push(PageRange { pages, ..range });
+        }
+        found
     }
 
     /// Keeps of what has rested what is there; to read the rest would bring it back from swap.
@@ -313,13 +337,17 @@ fn foldable(ranges: &[PageRange]) -> Vec<PageRange> {
     common(&open, ranges)
 }
 
+fn between(start: HostVirt, end: HostVirt) -> PageRange {
+    PageRange { start, pages: end.page() - start.page() }
+}
+
 /// What two ordered lists of ranges have in common.
 fn common(one: &[PageRange], other: &[PageRange]) -> Vec<PageRange> {
     let (mut found, mut a, mut b) = (Vec::new(), one.iter().peekable(), other.iter().peekable());
     while let (Some(x), Some(y)) = (a.peek(), b.peek()) {
         let (start, end) = (x.start.max(y.start), x.end().min(y.end()));
         if start < end {
-            found.push(PageRange { start, pages: end.page() - start.page() });
+            found.push(between(start, end));
         }
         if x.end() <= y.end() {
             a.next()
@@ -371,6 +399,7 @@ struct Copy([u8; PAGE_BYTES]);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use host::{MemberMemory, Purpose};
 
     fn ranges(list: &[(u64, u64)]) -> Vec<PageRange> {
         list.iter().map(|&(page, pages)| PageRange { start: HostVirt(page << 12), pages }).collect()
@@ -382,5 +411,77 @@ mod tests {
         assert_eq!(common(&open, &ranges(&[(5, 10), (18, 4), (24, 10)])), ranges(&[(5, 5), (20, 2), (24, 1), (30, 1)]));
         assert_eq!(overlapping(&open, &ranges(&[(9, 2), (29, 2)])), ranges(&[(0, 10), (30, 1)]));
         assert_eq!(common(&open, &[]), []);
+    }
+
+    /// Fresh pages, each with its own content, asked in.
+    fn written(pages: u64) -> MemberMemory {
+        let memory = MemberMemory::new(pages).unwrap();
+        table::lock().ask(memory.range());
+        (0..pages).for_each(|n| write(&memory, n, n + 1));
+        memory
+    }
+
+    fn write(memory: &MemberMemory, page: u64, word: u64) {
+        let at = memory.range().start.add_pages(page).0 as usize as *mut u64;
+        // SAFETY: aligned and within the mapping, which lives as long as `memory`.
+        unsafe { at.write_volatile(word) };
+    }
+
+    /// The pages that one round reports, of this memory.
+    fn round(rounds: &mut Rounds, guard: &Userfault, memory: &MemberMemory, rate: Option<u32>) -> Vec<u64> {
+        let pagemap = Pagemap::open(std::process::id()).unwrap();
+        while !rounds.due_in(Instant::now()).is_zero() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        rounds.look(&pagemap, guard, rate, false).unwrap();
+        let (mut found, all) = (Vec::new(), memory.range());
+        while rounds.due_in(Instant::now()).is_zero() {
+            rounds.fingerprint(u64::MAX, |rested, fingerprints| {
+                assert_eq!(rested.range.pages, fingerprints.len() as u64);
+                let pages = (0..rested.range.pages).map(|n| rested.range.start.add_pages(n));
+                found.extend(
+                    pages.filter(|at| (all.start..all.end()).contains(at)).map(|at| at.page() - all.start.page()),
+                );
+            });
+            if rounds.rested.is_empty() {
+                break;
+            }
+        }
+        found.sort_unstable();
+        found
+    }
+
+    #[test]
+    fn pages_that_were_not_written_for_a_round_are_reported_once() {
+        let Ok(guard) = Userfault::open(Purpose::MoveAndNote) else { return eprintln!("skipped: no userfaultfd") };
+        for notes_writes in [true, false] {
+            let memory = written(8);
+            let mut rounds = Rounds::new(notes_writes);
+            assert_eq!(round(&mut rounds, &guard, &memory, None), []);
+            write(&memory, 5, 50);
+            assert_eq!(round(&mut rounds, &guard, &memory, None), [0, 1, 2, 3, 4, 6, 7]);
+            assert_eq!(round(&mut rounds, &guard, &memory, None), [5]);
+            assert_eq!(round(&mut rounds, &guard, &memory, None), []);
+            write(&memory, 0, 10);
+            assert_eq!(round(&mut rounds, &guard, &memory, None), []);
+            assert_eq!(round(&mut rounds, &guard, &memory, None), [0]);
+            table::lock().forget(memory.range());
+        }
+    }
+
+    #[test]
+    fn a_budget_goes_round() {
+        let mut rounds = Rounds::new(false);
+        let all = ranges(&[(0, 10), (20, 4)]);
+        let mut seen = BTreeMap::<u64, u32>::new();
+        for _ in 0..6 {
+            let part = rounds.within(&all, 7);
+            assert_eq!(part.iter().map(|range| range.pages).sum::<u64>(), 7);
+            part.iter()
+                .flat_map(|r| r.start.page()..r.end().page())
+                .for_each(|page| *seen.entry(page).or_default() += 1);
+        }
+        assert_eq!(seen.len(), 14);
+        assert!(seen.values().all(|times| *times == 3), "{seen:?}");
     }
 }

@@ -2,9 +2,12 @@
 
 use super::*;
 use crate::table;
+use crate::table::Traits;
 use crate::unfold::Unfold;
-use host::{Inherit, Pagemap, Purpose, map_anonymous_over};
+use host::{Pagemap, Purpose, map_anonymous_over};
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
+use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const SLOTS: u32 = 1024;
@@ -16,7 +19,7 @@ fn pool() -> PoolView {
     for n in 0..u64::from(SLOTS) {
         rustix::io::pwrite(&file, &content(n), n * PAGE_BYTES as u64).unwrap();
     }
-    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     PoolView::new(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap(), SLOTS).unwrap()
 }
 
@@ -67,6 +70,11 @@ impl Drop for Member {
     fn drop(&mut self) {
         table::lock().forget(self.0.range());
     }
+}
+
+/// Of memory that may be folded.
+fn traits() -> Traits {
+    Traits { asked: true, ..Traits::default() }
 }
 
 fn section() -> Option<Section> {
@@ -185,6 +193,74 @@ fn a_page_that_a_child_shares_is_refused() {
     assert_eq!(fold(&mut section, member.run(0, 2), Some((&pool, 0))), [Outcome::Folded; 2]);
 }
 
+/// Whether the kernel may write (or else read) a page for us.
+fn kernel_may(write: bool, page: PageRange) -> bool {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let at = page.start.0 as usize as *mut u8;
+    if write {
+        writer.write_all(b"x").unwrap();
+        // SAFETY: where the kernel may not write, it says so; where it may, the page is this test's.
+        1 == unsafe { libc::read(reader.as_raw_fd(), at.cast(), 1) }
+    } else {
+        // SAFETY: where the kernel may not read, it says so.
+        1 == unsafe { libc::write(writer.as_raw_fd(), at.cast(), 1) }
+    }
+}
+
+#[test]
+fn what_may_not_be_written_is_unfolded_as_it_is() {
+    let Some(mut section) = section() else { return };
+    let mut unfold = Unfold::new(Userfault::open(Purpose::KeepOut).unwrap());
+    let (pool, member) = (pool(), Member::new(6));
+    let pagemap = Pagemap::open(std::process::id()).unwrap();
+    assert_eq!(fold(&mut section, member.run(0, 6), Some((&pool, 0))), [Outcome::Folded; 6]);
+    for (first, access) in [(0, libc::PROT_READ), (3, libc::PROT_NONE)] {
+        let run = member.run(first, 3);
+        // One of them is the member's own before.
+        member.word(first + 1, 5).store(5, Ordering::Relaxed);
+        // SAFETY: the pages are this test's.
+        assert_eq!(unsafe { libc::mprotect(run.start.0 as usize as *mut _, 3 * PAGE_BYTES, access) }, 0);
+        let traits = Traits { access: access as u8, ..traits() };
+        unfold
+            .run(&mut table::lock(), &pagemap, run, (&pool, PoolSlot::new(0, first as u32).unwrap()), traits)
+            .unwrap();
+        for n in 0..3 {
+            let page = member.run(first + n, 1);
+            assert!(!kernel_may(true, page), "{access}: page {n} can be written");
+            assert_eq!(kernel_may(false, page), access == libc::PROT_READ, "{access}: page {n}");
+        }
+        // SAFETY: the pages are this test's.
+        unsafe { libc::mprotect(run.start.0 as usize as *mut _, 3 * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE) };
+    }
+    assert_eq!(member.in_pool(), 0);
+    for n in 0..6 {
+        assert_eq!(member.word(n, 0).load(Ordering::Relaxed), n + 1);
+        assert_eq!(member.word(n, 5).load(Ordering::Relaxed), if n % 3 == 1 { 5 } else { 0 });
+    }
+    let broken: u64 = table::lock().pooled_pages(member.0.range()).iter().map(|range| range.pages).sum();
+    assert_eq!((table::lock().slot_runs(member.0.range()), broken), (Vec::new(), 2));
+}
+
+/// Marks that the program itself leaves in place of absent pages once made slots be given back that were still mapped.
+#[test]
+fn an_absent_page_whose_write_is_awaited_is_not_a_broken_one() {
+    let Some(mut section) = section() else { return };
+    let (pool, member) = (pool(), Member::new(4));
+    assert_eq!(fold(&mut section, member.run(0, 4), Some((&pool, 0))), [Outcome::Folded; 4]);
+    let all = member.0.range();
+    // SAFETY: the pages are this test's, and the pool holds what they hold.
+    unsafe { libc::madvise(all.start.0 as usize as *mut _, 4 * PAGE_BYTES, libc::MADV_DONTNEED) };
+    section.guard().register(all, Watch::Writes).unwrap();
+    section.guard().protect(all, true).unwrap();
+    let pagemap = Pagemap::open(std::process::id()).unwrap();
+    let mut entries = Vec::new();
+    pagemap.read(all.start, 4, &mut entries).unwrap();
+    assert!(entries.iter().all(|e| !e.present() && e.swapped()), "{entries:?}");
+    assert_eq!(pagemap.private_ranges(all.start, all.end()).unwrap(), []);
+    member.word(2, 1).store(9, Ordering::Relaxed);
+    assert_eq!(pagemap.private_ranges(all.start, all.end()).unwrap(), [member.run(2, 1)]);
+}
+
 /// Threads write a counter into every page, and would see if one of their writes were lost, while pages are folded, broken,
 /// unfolded and folded again. Seen with the comparison taken out of the section: both writers lost a write within two seconds.
 #[test]
@@ -214,7 +290,7 @@ fn no_write_is_lost_to_threads_that_never_stop() {
                 for (piece, target) in pieces(range.start, range.pages, Target::Slot(run.slot)) {
                     let Target::Slot(slot) = target else { continue };
                     let mut table = table::lock();
-                    unfold.run(&mut table, &pagemap, piece, (&pool, slot), Inherit::default()).unwrap();
+                    unfold.run(&mut table, &pagemap, piece, (&pool, slot), traits()).unwrap();
                     unfolded += 1;
                 }
             }

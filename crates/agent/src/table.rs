@@ -343,6 +343,11 @@ impl Table {
         self.released.split_off(behind)
     }
 
+    /// Nobody is to be told of these slots any more.
+    pub fn drop_released(&mut self, of: impl Fn(PoolSlot) -> bool) {
+        self.released.retain(|run| !of(run.slot));
+    }
+
     // --- within --------------------------------------------------------------------------------------------------
 
     /// Ends what was known of the pages of `first..end`, whose slots are released. Whether they are pending stays

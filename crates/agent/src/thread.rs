@@ -386,7 +386,8 @@ impl Report {
         }
         if huge {
             self.runs.push(RestedRun { start: range.start, pages: range.pages as u16, huge });
-            self.fingerprints.extend_from_slice(fingerprints);
+            let hidden = |f: &Fingerprint| *f == Fingerprint::ZERO_PAGE && !self.zeros;
+            self.fingerprints.extend(fingerprints.iter().map(|f| if hidden(f) { Fingerprint(0) } else { *f }));
             return;
         }
         let mut open = false;
@@ -440,8 +441,7 @@ fn orphan(of_segment: impl Fn(u8) -> bool) {
     for run in table.all_slot_runs().into_iter().filter(|run| of_segment(run.slot.segment())) {
         table.set_broken(PageRange { start: run.start, pages: run.pages.into() });
     }
-    // These were just released to nobody.
-    table.take_released(usize::MAX);
+    table.drop_released(|slot| of_segment(slot.segment()));
 }
 
 fn orphan_unknown(pool: &Pool) {

@@ -14,10 +14,14 @@
 //!      |
 //!      v let writers in, wake them: they find the private page
 //! ```
+//!
+//! Where the page table says neither, because the kernel has just taken the page out of it, the page is left for the next time.
+//! Memory that may not be written needs nobody kept out: the table's lock keeps it from becoming writable. What takes its
+//! place gets the same protection.
 
 use crate::section::RUN_PAGES;
-use crate::table::Table;
-use host::{Inherit, MemberMemory, Pagemap, PagemapEntry, PoolView, Userfault, Watch, move_mapping_over, pages_equal};
+use crate::table::{Table, Traits};
+use host::{MemberMemory, Pagemap, PagemapEntry, PoolView, Userfault, Watch, move_mapping_over, pages_equal};
 use page::{HostVirt, PAGE_BYTES, PageRange, PoolSlot};
 use rustix::io::Errno;
 
@@ -33,24 +37,28 @@ impl Unfold {
         Self { keep_out, entries: Vec::with_capacity(RUN_PAGES as usize) }
     }
 
-    /// Unfolds a run of at most [`RUN_PAGES`] pages that map consecutive slots. `table` is the table's lock, held.
+    /// Unfolds a run of at most [`RUN_PAGES`] pages that map consecutive slots and have the same traits. `table` is the
+    /// table's lock, held.
     ///
     /// # Errors
-    /// Memory or mappings are short: what is not done is folded as before.
+    /// Memory or mappings are short, or the program looks after the run's faults by itself: what is not done is folded as before.
     pub fn run(
         &mut self,
         table: &mut Table,
         pagemap: &Pagemap,
         run: PageRange,
         (pool, slot): (&PoolView, PoolSlot),
-        advice: Inherit,
+        traits: Traits,
     ) -> Result<(), Errno> {
         let slots = pool.slots(slot, run.pages).ok_or(Errno::INVAL)?;
+        host::make_present(slots)?;
+        if !traits.may_be_written() {
+            return self.swap(table, pagemap, run, slots, traits);
+        }
         // Present pages are told from broken ones by the page table without doubt.
         host::make_present(run)?;
-        host::make_present(slots)?;
         self.keep_out.register(run, Watch::Writes)?;
-        let result = self.keep_out.protect(run, true).and_then(|()| self.swap(table, pagemap, run, slots, advice));
+        let result = self.keep_out.protect(run, true).and_then(|()| self.swap(table, pagemap, run, slots, traits));
         // Lifts the protection from what is still there, and wakes who slept on it ...
         let _ = self.keep_out.unregister(run);
         // ... and who slept on what has been replaced.
@@ -64,19 +72,22 @@ impl Unfold {
         pagemap: &Pagemap,
         run: PageRange,
         slots: PageRange,
-        advice: Inherit,
+        traits: Traits,
     ) -> Result<(), Errno> {
         pagemap.read(run.start, run.pages, &mut self.entries).map_err(|_| Errno::IO)?;
+        let kept_out = traits.may_be_written();
         let mut at = 0;
         while at < self.entries.len() {
-            let entry = self.entries[at];
-            let pages = self.entries[at..].iter().take_while(|e| shows_slot(**e) == shows_slot(entry)).count();
+            let shown = Shown::by(self.entries[at], kept_out);
+            let pages = self.entries[at..].iter().take_while(|e| Shown::by(**e, kept_out) == shown).count();
             let piece = PageRange { start: run.start.add_pages(at as u64), pages: pages as u64 };
-            if shows_slot(entry) {
-                replace(piece, slots.start.add_pages(at as u64), advice)?;
-                table.set_private(piece);
-            } else if entry.present() && !entry.file_or_shared() {
-                table.set_broken(piece);
+            match shown {
+                Shown::Slot => {
+                    replace(piece, slots.start.add_pages(at as u64), traits)?;
+                    table.set_private(piece);
+                }
+                Shown::Own => table.set_broken(piece),
+                Shown::Nothing => {}
             }
             at += pages;
         }
@@ -84,12 +95,31 @@ impl Unfold {
     }
 }
 
-/// Whether the page is still the slot's.
-fn shows_slot(entry: PagemapEntry) -> bool {
-    entry.present() && entry.file_or_shared()
+/// What a page table says of a page in a mapping of the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shown {
+    /// It is the slot's.
+    Slot,
+    /// It is the member's own.
+    Own,
+    /// It cannot be told.
+    Nothing,
 }
 
-fn replace(piece: PageRange, slots: HostVirt, advice: Inherit) -> Result<(), Errno> {
+impl Shown {
+    /// Keeping writers out leaves marks in place of pages that are absent, which look like pages in swap.
+    fn by(entry: PagemapEntry, kept_out: bool) -> Self {
+        match (entry.present(), entry.file_or_shared()) {
+            (true, true) => Self::Slot,
+            (true, false) => Self::Own,
+            // A page of one's own is present or in swap; what was never looked at, or was taken out, is the slot's.
+            (false, _) if !kept_out && !entry.swapped() => Self::Slot,
+            (false, _) => Self::Nothing,
+        }
+    }
+}
+
+fn replace(piece: PageRange, slots: HostVirt, traits: Traits) -> Result<(), Errno> {
     let copy = MemberMemory::new(piece.pages)?;
     for n in 0..piece.pages {
         let to = copy.range().start.add_pages(n).0 as usize as *mut [u8; PAGE_BYTES];
@@ -98,17 +128,40 @@ fn replace(piece: PageRange, slots: HostVirt, advice: Inherit) -> Result<(), Err
         // SAFETY: the slot lies in the view, which is readable as long as the pool is open.
         unsafe { host::copy_page(slots.add_pages(n), to) };
     }
-    for n in 0..piece.pages {
+    for n in (0..piece.pages).filter(|_| traits.may_be_read()) {
         // A worker that changes slots which are in use must not make it worse.
         // SAFETY: both pages are mapped readable: our copy, and the member's page, whose writers are kept out.
         if !unsafe { pages_equal(copy.range().start.add_pages(n), piece.start.add_pages(n)) } {
             return Err(Errno::IO);
         }
     }
-    advice.apply(copy.range())?;
+    traits.inherited().apply(copy.range())?;
+    copy.protect(traits.access)?;
     // SAFETY: writers are kept out of the piece, it still showed its slots when they already were, and our mapping
     // holds the same bytes.
     unsafe { move_mapping_over(copy.range(), piece.start) }?;
     copy.forget();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Shown;
+    use host::PagemapEntry;
+
+    /// A page that cannot be told was once released as if it had been broken, while it still mapped its slot.
+    #[test]
+    fn what_a_page_shows_is_only_said_when_it_is_certain() {
+        let (present, swapped, file) = (1 << 63, 1 << 62, 1 << 61);
+        for (bits, writable, read_only) in [
+            (present | file, Shown::Slot, Shown::Slot),
+            (present, Shown::Own, Shown::Own),
+            (0, Shown::Nothing, Shown::Slot),
+            (file, Shown::Nothing, Shown::Slot),
+            (swapped, Shown::Nothing, Shown::Nothing),
+        ] {
+            let entry = PagemapEntry::from_bits(bits);
+            assert_eq!((Shown::by(entry, true), Shown::by(entry, false)), (writable, read_only), "{bits:x}");
+        }
+    }
 }

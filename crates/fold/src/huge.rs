@@ -30,6 +30,10 @@ impl Planner {
         sorted.sort_unstable();
         for (at, fingerprint) in sorted.iter().enumerate() {
             let among_them = at > 0 && sorted[at - 1] == *fingerprint;
+            // What its agent keeps to itself.
+            if *fingerprint == 0 {
+                continue;
+            }
             match self.index.find(self.key(*fingerprint, member), &self.keys()) {
                 _ if *fingerprint == Fingerprint::ZERO_PAGE.0 => fold += u32::from(self.policy.zeros),
                 Some(Entry::Slot(_)) => fold += 1,

@@ -8,7 +8,7 @@
 use page::{HostVirt, PAGE_BYTES, PageRange, PoolSlot, pages_to_bytes};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 use std::ffi::c_void;
 
 /// What a mapping is to have that mappings have not by themselves.
@@ -54,6 +54,16 @@ impl MemberMemory {
     /// Where it lies.
     pub const fn range(&self) -> PageRange {
         self.0
+    }
+
+    /// Sets its protection: `PROT_` bits.
+    ///
+    /// # Errors
+    /// The process has as many mappings as it may.
+    pub fn protect(&self, access: u8) -> Result<(), Errno> {
+        let access = MprotectFlags::from_bits_retain(access.into());
+        // SAFETY: the mapping is ours, and whoever holds one of these makes no reference to it that would outlive the call.
+        unsafe { rustix::mm::mprotect(pointer(self.0.start), length(self.0.pages), access) }
     }
 
     /// Gives up its first pages' contents.

@@ -24,19 +24,17 @@ const PAGE_IS_WPALLOWED: u64 = 1 << 0;
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
-const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
 const PAGE_IS_HUGE: u64 = 1 << 6;
 /// Protect what matches again, so that the next write to it is noted; leave out mappings that are not registered for it.
 const PM_SCAN_WP_MATCHING: u64 = 1 << 0;
 
-/// Which pages a scan is after: in all of `all`, in none of `none`, in some of `any` if that is not empty.
+/// Which pages a scan is after: in all of `all`, in none of `none`.
 #[derive(Clone, Copy, Default)]
 struct Query {
     flags: u64,
     all: u64,
     none: u64,
-    any: u64,
 }
 
 /// Entries that are looked through at once where all are read.
@@ -49,6 +47,11 @@ const REGIONS_A_CALL: usize = 512;
 pub struct PagemapEntry(u64);
 
 impl PagemapEntry {
+    /// As the kernel writes them.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
     /// Mapped to a page frame.
     pub const fn present(self) -> bool {
         self.0 >> 63 & 1 == 1
@@ -194,7 +197,7 @@ impl Pagemap {
     /// The kernel refused.
     pub fn take_written(&self, start: HostVirt, end: HostVirt) -> Result<Vec<PageRange>> {
         let all = PAGE_IS_WRITTEN | PAGE_IS_PRESENT;
-        self.scan(start, end, Query { flags: PM_SCAN_WP_MATCHING, all, none: PAGE_IS_PFNZERO | PAGE_IS_HUGE, any: 0 })
+        self.scan(start, end, Query { flags: PM_SCAN_WP_MATCHING, all, none: PAGE_IS_PFNZERO | PAGE_IS_HUGE })
     }
 
     /// Private pages that are present in mappings where writes are not noted.
@@ -230,13 +233,13 @@ impl Pagemap {
         self.scan(start, end, Query { all: PAGE_IS_PRESENT | PAGE_IS_HUGE, none: PAGE_IS_PFNZERO, ..Query::default() })
     }
 
-    /// Pages of one's own, in memory or in swap, as opposed to a file's.
+    /// Pages of one's own that are present, as opposed to a file's. Those in swap are left out: in mappings of a file they cannot
+    /// be told from pages that are absent and whose next write is to be noted.
     ///
     /// # Errors
     /// The kernel refused.
     pub fn private_ranges(&self, start: HostVirt, end: HostVirt) -> Result<Vec<PageRange>> {
-        let (none, any) = (PAGE_IS_FILE | PAGE_IS_PFNZERO, PAGE_IS_PRESENT | PAGE_IS_SWAPPED);
-        self.scan(start, end, Query { flags: 0, all: 0, none, any })
+        self.scan(start, end, Query { all: PAGE_IS_PRESENT, none: PAGE_IS_FILE | PAGE_IS_PFNZERO, ..Query::default() })
     }
 
     fn scan(&self, start: HostVirt, end: HostVirt, query: Query) -> Result<Vec<PageRange>> {
@@ -255,8 +258,8 @@ impl Pagemap {
                 max_pages: 0,
                 category_inverted: query.none,
                 category_mask: query.all | query.none,
-                category_anyof_mask: query.any,
-                return_mask: query.all | query.any,
+                category_anyof_mask: 0,
+                return_mask: query.all,
             };
             // SAFETY: `arg` has the size it states (asserted above), and its vector is `regions`, which is
             // exclusively borrowed, has `vec_len` elements of the kernel's layout and outlives the call.

@@ -33,10 +33,10 @@ impl Seen {
 
 /// Runs two members of one group to their end, and says what was seen meanwhile and what they counted. The second gets
 /// some more words.
-fn two_members(run: &[&str], words: &[&str], more: &[&str]) -> (Seen, [Value; 2]) {
+fn two_members(run: &[&str], words: &[&str], more: &[&str], env: &[(&str, &str)]) -> (Seen, [Value; 2]) {
     let service = Service::start();
     let mut members = [("one", &[][..]), ("other", more)]
-        .map(|(name, more)| service.torture("acme", name, run, &[words, more].concat()));
+        .map(|(name, more)| service.torture_with("acme", name, run, &[words, more].concat(), env));
     service.show("acme");
     service.set("acme", &["--scan-rate", "400000"]);
     let mut seen = Seen::default();
@@ -57,7 +57,8 @@ fn no_write_is_lost_in_memory_that_asks_to_be_merged() {
         return;
     }
     let time = seconds(16).to_string();
-    let (seen, counted) = two_members(&[], &["memory", "--writes", WRITES, "--seconds", &time], &["--no-children"]);
+    let (seen, counted) =
+        two_members(&[], &["memory", "--writes", WRITES, "--seconds", &time], &["--no-children"], &[]);
     eprintln!("{seen:?} {counted:?}");
     for counted in &counted {
         assert!(number(&counted["checked_writes"]) >= 10_000_000, "{counted}");
@@ -84,11 +85,30 @@ fn no_write_is_lost_on_the_heap() {
         return;
     }
     let time = seconds(16).to_string();
-    let (seen, counted) = two_members(&["--all-anonymous"], &["heap", "--writes", WRITES, "--seconds", &time], &[]);
+    let (seen, counted) =
+        two_members(&["--all-anonymous"], &["heap", "--writes", WRITES, "--seconds", &time], &[], &[]);
     eprintln!("{seen:?} {counted:?}");
     for counted in &counted {
         assert!(number(&counted["checked_writes"]) >= 10_000_000, "{counted}");
         assert!(number(&counted["done"]["trims"]) > 0 && number(&counted["done"]["threads"]) > 3, "{counted}");
     }
     assert!(seen.most_sharing > 1000, "{seen:?}");
+}
+
+/// As on kernels that cannot note writes.
+#[test]
+fn no_write_is_lost_where_fingerprints_are_compared() {
+    if cannot_fold() {
+        return;
+    }
+    let time = seconds(16).to_string();
+    let words = ["memory", "--writes", "1000000", "--seconds", &time];
+    let (seen, counted) = two_members(&[], &words, &["--no-children"], &[("PAGEFOLD_COMPARE_FINGERPRINTS", "1")]);
+    eprintln!("{seen:?} {counted:?}");
+    for counted in &counted {
+        assert!(number(&counted["checked_writes"]) >= 1_000_000, "{counted}");
+    }
+    assert!(number(&counted[1]["folds_seen"]) > 1000, "{}", counted[1]);
+    assert!(seen.most_sharing > 1000 && seen.most_zero > 0, "{seen:?}");
+    assert_eq!(member(&seen.last, "one")["state"], "folding");
 }

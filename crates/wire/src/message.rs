@@ -173,7 +173,8 @@ pub enum ToWorker {
     Hello(Hello),
     /// What the member maps of the pool since an earlier connection.
     Held(Vec<SlotRun>),
-    /// Pages that nobody wrote for an interval, and their fingerprints, run after run.
+    /// Pages that nobody wrote for an interval, and their fingerprints, run after run. In a huge page, 0 stands for a page that is
+    /// not to be folded now.
     Rested(Vec<RestedRun>, Vec<Fingerprint>),
     /// Which of the pages of [`ToAgent::Donate`] now lie in the donation window, each at its place in the order asked.
     Donated(u32, Vec<bool>),

@@ -54,6 +54,21 @@ impl Traits {
     pub const fn open(self) -> bool {
         self.asked && self.shut == 0 && self.access == READ_WRITE
     }
+
+    /// Whether the program's threads may write it.
+    pub const fn may_be_written(self) -> bool {
+        self.access & libc::PROT_WRITE as u8 != 0
+    }
+
+    /// Whether it can be read.
+    pub const fn may_be_read(self) -> bool {
+        self.access & libc::PROT_READ as u8 != 0
+    }
+
+    /// What a mapping in its place must be advised.
+    pub const fn inherited(self) -> host::Inherit {
+        host::Inherit { dont_fork: self.advice.dont_fork, dont_dump: self.advice.dont_dump }
+    }
 }
 
 /// The range from one page number to another.

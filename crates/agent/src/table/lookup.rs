@@ -1,6 +1,6 @@
 //! What can be asked of the table.
 
-use super::{Advice, Counts, Table, Traits, bits::Bits, bits::CHUNK_PAGES, chunk::Chunk};
+use super::{Counts, Table, Traits, bits::Bits, bits::CHUNK_PAGES, chunk::Chunk};
 use super::{keys, of_chunk, push_range, push_run, span};
 use page::PageRange;
 use wire::SlotRun;
@@ -50,12 +50,13 @@ impl Table {
         open == range.pages && !self.chunks.range(keys(first, end)).any(|(key, chunk)| pooled(*key, chunk))
     }
 
-    /// What was advised, if it was the same for all of the range.
-    pub fn advice(&self, range: PageRange) -> Option<Advice> {
+    /// What is known of a range, if it is the same for all of it.
+    pub fn traits(&self, range: PageRange) -> Option<Traits> {
         let (first, end) = span(range);
-        let mut parts = self.extents.within(first, end).map(|(.., traits)| traits.advice);
-        let advice = parts.next()?;
-        parts.all(|other| other == advice).then_some(advice)
+        let mut parts = self.extents.within(first, end);
+        let (start, stop, traits) = parts.next()?;
+        // Neighbours with equal traits are one.
+        (start == first && stop == end).then_some(traits)
     }
 
     /// What is known within the range: ranges and their traits, in order.

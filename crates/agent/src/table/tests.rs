@@ -346,12 +346,29 @@ fn a_foldable_range_is_foldable_throughout() {
 }
 
 #[test]
+fn what_is_released_to_nobody_leaves_the_rest() {
+    let mut table = Table::new();
+    table.ask(real(0, 20));
+    for (page, segment) in [(0, 1), (10, 2)] {
+        table.set_folded(SlotRun { start: real(page, 5).start, slot: PoolSlot::new(segment, 7).unwrap(), pages: 5 });
+        table.set_broken(real(page, 5));
+    }
+    table.drop_released(|slot| slot.segment() == 1);
+    let left = table.take_released(usize::MAX);
+    assert_eq!(
+        left.iter().map(|run| (run.start, run.slot.segment(), run.pages)).collect::<Vec<_>>(),
+        [(real(10, 5).start, 2, 5)]
+    );
+}
+
+#[test]
 fn advice_is_one_only_where_it_is_the_same() {
     let mut table = Table::new();
     table.ask(real(0, 100));
     table.advise(real(50, 50), |advice| advice.dont_dump = true);
-    assert_eq!(table.advice(real(40, 20)), None);
-    assert_eq!(table.advice(real(50, 10)).map(|advice| advice.dont_dump), Some(true));
+    assert_eq!(table.traits(real(40, 20)), None);
+    assert_eq!(table.traits(real(50, 10)).map(|traits| traits.advice.dont_dump), Some(true));
+    assert_eq!(table.traits(real(90, 20)), None, "a part is unknown");
 }
 
 #[test]

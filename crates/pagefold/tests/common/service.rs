@@ -174,8 +174,13 @@ impl Service {
 
     /// Runs the torture program as a member.
     pub fn torture(&self, group: &str, name: &str, run: &[&str], words: &[&str]) -> Member {
+        self.torture_with(group, name, run, words, &[])
+    }
+
+    /// The same with something in its environment.
+    pub fn torture_with(&self, group: &str, name: &str, run: &[&str], words: &[&str], env: &[(&str, &str)]) -> Member {
         let program = torture();
-        self.run(group, name, run, &[&[&program[..]], words].concat())
+        self.run_with(group, name, run, &[&[&program[..]], words].concat(), env)
     }
 
     /// Runs a program as a member.
