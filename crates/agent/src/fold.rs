@@ -3,12 +3,13 @@
 
 use crate::patience::Patience;
 use crate::pool::Pool;
+use crate::round::Rounds;
 use crate::section::{Section, Source, pieces};
 use crate::table;
 use crate::unfold::Unfold;
 use crate::{arena, doors, references};
 use host::{Inherit, Pagemap, make_private};
-use page::PageRange;
+use page::{HostVirt, PageRange};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::time::{Duration, Instant};
@@ -94,7 +95,14 @@ impl Folder {
     }
 
     /// Replaces pages, and says what became of each, in order.
-    pub fn fold(&mut self, runs: &[FoldRun], pool: &Pool, pagemap: &Pagemap, stats: &mut MemberStats) -> Vec<Outcome> {
+    /// Huge pages that are known to `rounds` are split first.
+    pub fn fold(
+        &mut self,
+        runs: &[FoldRun],
+        pool: &Pool,
+        (pagemap, rounds): (&Pagemap, &mut Rounds),
+        stats: &mut MemberStats,
+    ) -> Vec<Outcome> {
         self.survey();
         // What is noted of folded pages must find memory, because nothing can be done about it when pages are out.
         if !arena::ensure(NOTES_BYTES) {
@@ -105,7 +113,7 @@ impl Folder {
         for run in runs {
             let before = all.len();
             for (piece, target) in pieces(run.start, run.pages.into(), run.target) {
-                self.fold_piece(piece, target, pool, stats, &mut all);
+                self.fold_piece(piece, target, (pool, rounds), stats, &mut all);
             }
             all.resize(before + usize::from(run.pages), Outcome::Gone);
         }
@@ -131,7 +139,7 @@ impl Folder {
         &mut self,
         piece: PageRange,
         target: Target,
-        pool: &Pool,
+        (pool, rounds): (&Pool, &mut Rounds),
         stats: &mut MemberStats,
         all: &mut Vec<Outcome>,
     ) {
@@ -149,10 +157,15 @@ impl Folder {
                 let mut table = table::lock();
                 for (from, pages) in foldable_parts(&table, piece) {
                     let part = PageRange { start: piece.start.add_pages(from), pages };
+                    for huge in
+                        [part.start, part.start.add_pages(part.pages - 1)].into_iter().filter_map(|at| rounds.split(at))
+                    {
+                        stats.stalls.add(micros(split(huge)));
+                    }
                     let source = source.and_then(|s| s.first.add(from as u32).map(|first| Source { first, ..s }));
                     let part_outcomes = &mut outcomes[from as usize..(from + pages) as usize];
                     let took = self.section.fold(&mut table, part, source, generation, part_outcomes);
-                    stats.stalls.add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+                    stats.stalls.add(micros(took));
                     self.runs_since_count += u64::from(source.is_some());
                     if let Some(lost) = doors::lost_heap(part) {
                         // The heap shrank while its last pages were out of it.
@@ -236,6 +249,17 @@ fn foldable_parts(table: &table::Table, piece: PageRange) -> Vec<(u64, u64)> {
     }
     let parts = foldable_within(table, piece);
     parts.iter().map(|part| (part.start.page() - piece.start.page(), part.pages)).collect()
+}
+
+/// Splits a huge page, and says how long that took.
+fn split(huge: HostVirt) -> Duration {
+    let began = Instant::now();
+    host::split_huge_page(huge);
+    began.elapsed()
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Ranges of a piece that may be folded.

@@ -11,7 +11,7 @@
 //!
 //! Where the kernel notes writes (`WP_ASYNC`), a round costs what was written, not what is there. A page that is noted
 //! costs its writer one fault, about as much as it costs us to look at it, so rounds come the further apart the more is
-//! written: together they may take a hundredth of a processor. Where the kernel cannot, all small pages are fingerprinted
+//! written: together they may take a two-hundredth of a processor. Where the kernel cannot, all small pages are fingerprinted
 //! each round, and one that has the fingerprint of the last round has rested.
 //!
 //! Huge pages are not watched, because a watched huge page is split by the first write. They are fingerprinted whole, and
@@ -28,7 +28,7 @@ const CLOSEST: Duration = Duration::from_millis(100);
 /// And no further apart.
 const FURTHEST: Duration = Duration::from_secs(10);
 /// What a round and the faults it causes may take of a processor.
-const SHARE: u32 = 100;
+const SHARE: u32 = 200;
 /// The same while pages are being folded.
 const HURRIED_SHARE: u32 = 10;
 /// What it costs to note a page again, and its writer to write it.
@@ -65,6 +65,8 @@ pub struct Rounds {
     last: Instant,
     cost: Duration,
     huge: BTreeMap<u64, HugePage>,
+    /// Pages of huge pages that were split since the last round, to fold some of them.
+    lately_split: u64,
     /// Fingerprints of the last round, where writes are not noted.
     seen: BTreeMap<u64, u64>,
     rested: VecDeque<Rested>,
@@ -85,6 +87,7 @@ impl Rounds {
             last: now,
             cost: Duration::ZERO,
             huge,
+            lately_split: 0,
             seen,
             rested,
             from: HostVirt(0),
@@ -214,7 +217,7 @@ impl Rounds {
         }
         let before = self.huge.len();
         self.huge.retain(|page, _| there.binary_search(page).is_ok());
-        let split = (before - self.huge.len()) as u64 * HUGE_PAGES;
+        let split = (before - self.huge.len()) as u64 * HUGE_PAGES + std::mem::take(&mut self.lately_split);
         for page in there {
             let entry = self.huge.entry(page).or_insert(HugePage { due: now, wait: HUGE_AGAIN.0, fingerprint: 0 });
             if entry.due <= now && left > 0 {
@@ -288,6 +291,14 @@ impl Rounds {
                 }
             }
         }
+    }
+
+    /// Where the huge page begins that a page is part of, as far as was seen; it is to be split now.
+    pub fn split(&mut self, page: HostVirt) -> Option<HostVirt> {
+        let first = page.page() / HUGE_PAGES * HUGE_PAGES;
+        self.huge.remove(&first)?;
+        self.lately_split += HUGE_PAGES;
+        Some(HostVirt(first << page::PAGE_SHIFT))
     }
 
     fn seen_huge(&mut self, start: HostVirt, fingerprints: &[Fingerprint]) {

@@ -247,7 +247,7 @@ impl Agent {
         match &mut self.folder {
             Ok(folder) if on => {
                 self.viewed = Some(Instant::now());
-                let outcomes = folder.fold(runs, &self.pool, &self.pagemap, &mut self.stats);
+                let outcomes = folder.fold(runs, &self.pool, (&self.pagemap, &mut self.rounds), &mut self.stats);
                 if outcomes.contains(&Outcome::Folded) {
                     self.rounds.hurry();
                 }

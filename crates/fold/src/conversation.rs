@@ -163,7 +163,7 @@ impl Group {
     fn heard_stats(&mut self, id: MemberId, stats: MemberStats, now: Instant) {
         let Some(member) = self.members.get_mut(&id) else { return };
         member.stats = stats;
-        let folds = matches!(member.stats.state, MemberState::Folding | MemberState::NothingEnrolled);
+        let folds = stats_say_it_folds(member.stats.state);
         let place = self.planner.place(id);
         if folds && !place.may_fold {
             (place.may_fold, place.may_donate) = (true, true);
@@ -217,6 +217,18 @@ impl Group {
         };
         let gone: Vec<_> = self.members.iter_mut().filter_map(stuck).collect();
         gone.into_iter().for_each(|(id, why)| self.cut(id, &why));
+    }
+}
+
+/// Whether a member that is in this state folds when it is told to.
+const fn stats_say_it_folds(state: MemberState) -> bool {
+    match state {
+        MemberState::NothingEnrolled | MemberState::Folding | MemberState::Off | MemberState::Unfolded => true,
+        MemberState::NoMove
+        | MemberState::Unpinned
+        | MemberState::Yielded
+        | MemberState::NoVma
+        | MemberState::Broken => false,
     }
 }
 

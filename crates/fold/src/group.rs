@@ -233,6 +233,8 @@ impl Group {
         if self.planner.set_policy(policy(&self.settings, self.clearing.is_some(), intra)) {
             self.planner.start_over();
             self.report_again(now);
+            // Before they are told to fold: else they would report twice.
+            self.ask_again(now);
         }
         self.tell_paces();
     }

@@ -139,9 +139,16 @@ impl Group {
             if let Some(asked) = member.asked.as_ref().filter(|_| place.may_donate && late(member)) {
                 self.planner.gives_nothing(member.id, &asked.donation);
             }
-            let place = self.planner.place(member.id);
+        }
+        self.ask_again(now);
+    }
+
+    /// Asks members that are to report everything again to do so.
+    pub(crate) fn ask_again(&mut self, now: Instant) {
+        for member in self.members.values_mut() {
             let due = member.again.due.is_some_and(|due| due <= now);
-            if due && place.may_fold && self.planner.policy.folds && member.is_serving && !member.is_stuck() {
+            let may_fold = self.planner.place(member.id).may_fold && self.planner.policy.folds;
+            if due && may_fold && member.is_serving && !member.is_stuck() {
                 member.again.due = None;
                 self.planner.forget_reports(member.id);
                 member.say(&ToAgent::Again, None);

@@ -46,7 +46,7 @@ pub use ksm::{Ksm, KsmStat};
 pub use ksm_knobs::{KsmKnobs, set_ksm};
 pub use member_memory::{
     Inherit, MemberMemory, PoolView, SharedMark, copy_page, make_present, make_private, map_anonymous_over,
-    move_mapping_over, pages_equal, unmap, write_pages,
+    move_mapping_over, pages_equal, split_huge_page, unmap, write_pages,
 };
 pub use mounts::proc_hides_processes;
 pub use own_cpu::own_cpu_time;

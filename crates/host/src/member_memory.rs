@@ -262,6 +262,17 @@ pub fn make_present(range: PageRange) -> Result<(), Errno> {
     unsafe { rustix::mm::madvise(pointer(range.start), length(range.pages), Advice::LinuxPopulateRead) }
 }
 
+/// Splits the huge page that this page is part of, if it is one and nobody has pinned it. Whoever touches one of its pages
+/// waits for that.
+///
+/// What this asks for is that the page be thought cold, which the kernel cannot think of a part of a huge page. It splits one
+/// then while it is still mapped as one; by the time the mapping is cut, as it is to be registered or replaced in part, that
+/// takes almost twice as long.
+pub fn split_huge_page(page: HostVirt) {
+    // SAFETY: the call changes no content. Where it does nothing, nothing is lost.
+    let _ = unsafe { rustix::mm::madvise(pointer(page), PAGE_BYTES, Advice::LinuxCold) };
+}
+
 /// Copies a page that others may be writing. What is copied may be a mixture of before and after.
 ///
 /// # Safety

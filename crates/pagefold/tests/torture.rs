@@ -1,6 +1,10 @@
 //! No write is lost: programs that write and check all of their memory all the time, while it is folded.
 //!
 //! `PAGEFOLD_SOAK_SECONDS` has them run for longer: hours, if need be.
+//!
+//! What it takes to see that something is lost, with two members for 12 s: pages replaced without being compared: both
+//! find it within a second. Pages compared where they are and mapped over without being moved out: both found it, or one
+//! hung at a discarded page, in 6 of 6 runs (2 of 4 without the chase of `examples/torture/owners.rs`).
 
 mod common;
 

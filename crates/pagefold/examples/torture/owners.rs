@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 /// Pages side by side with one owner.
 const STRIPE: usize = 32;
-/// Pages that one hunt looks at.
-const HUNTED: usize = 256;
+/// Pages ahead of a fold that are looked at.
+const CHASED: usize = 128;
 /// Pages that are written between two looks at the clock.
 const BURST: usize = STRIPE;
 /// Parts of a plot, one of which is written all the time.
@@ -54,7 +54,7 @@ pub struct Args {
 /// Runs it.
 pub fn run(args: &Args) {
     let began = Instant::now();
-    let pages = args.pages.next_multiple_of(HUNTED);
+    let pages = args.pages.next_multiple_of(STRIPE);
     let area = Arc::new(Area::mergeable(pages));
     std::thread::scope(|scope| {
         for thread in 0..args.threads {
@@ -122,7 +122,7 @@ impl Owner {
     fn live(mut self) {
         must("while it was filled", self.plot.fill_all(&mut self.random));
         let mut visits = Beat::new(self.visits * self.plot.len() as f64 / (STRIPE / 2) as f64);
-        let [mut hunts, mut seldom, mut births] = [Beat::new(150.0), Beat::new(60.0), Beat::new(0.12)];
+        let [mut hunts, mut seldom, mut births] = [Beat::new(400.0), Beat::new(60.0), Beat::new(0.12)];
         while !stopping() {
             let now = Instant::now();
             for _ in 0..visits.due(now) {
@@ -168,28 +168,40 @@ impl Owner {
         (stripe + from, 1 + self.random.below(STRIPE - from))
     }
 
-    /// Looks for pages of its own that were folded since it last looked there, and writes some of them, and those that
-    /// come next.
+    /// Looks for pages of its own that were folded since it last looked there, and writes some of them.
     fn hunt(&mut self) -> Result<(), Mismatch> {
-        let from = self.random.below(self.plot.area().pages() / HUNTED) * HUNTED;
-        let private: Vec<bool> = self.pagemap.look(self.plot.area(), from, HUNTED).collect();
-        let mut chased = 0..0;
-        for i in self.plot.position(from)..self.plot.len() {
-            let Some(n) = self.plot.page(i).checked_sub(from).filter(|n| *n < HUNTED) else { break };
-            let folded = !private[n] && self.plot.at_rest(i);
-            let was = std::mem::replace(&mut self.folded[i], folded);
-            if folded && !was {
-                FOLDS.fetch_add(1, Relaxed);
-                chased = n..n + 33;
-            } else if folded || !self.plot.at_rest(i) || !chased.contains(&n) {
+        let private: Vec<bool> = self.pagemap.look(self.plot.area(), 0, self.plot.area().pages()).collect();
+        let mut newest = None;
+        for i in 0..self.plot.len() {
+            let folded = !private[self.plot.page(i)] && self.plot.at_rest(i);
+            if std::mem::replace(&mut self.folded[i], folded) || !folded {
                 continue;
             }
-            if !folded {
-                count("writes_ahead_of_folds");
-                self.plot.write(i)?;
-            } else if self.random.one_in(8) {
+            FOLDS.fetch_add(1, Relaxed);
+            newest = Some(self.plot.page(i));
+            if self.random.one_in(8) {
                 count("writes_into_folds");
                 self.plot.write(i)?;
+            }
+        }
+        newest.map_or(Ok(()), |page| self.chase(page))
+    }
+
+    /// Pages are being folded here, one run after the other: writes pages of its own that come next, as long as it goes on.
+    fn chase(&mut self, mut last: usize) -> Result<(), Mismatch> {
+        let mut seen = Instant::now();
+        while seen.elapsed() < Duration::from_micros(500) {
+            let ahead = CHASED.min(self.plot.area().pages() - last);
+            let private: Vec<bool> = self.pagemap.look(self.plot.area(), last, ahead).collect();
+            let next = last + private.iter().rposition(|is_private| !is_private).unwrap_or(0);
+            if next != last {
+                (last, seen) = (next, Instant::now());
+            }
+            let (first, end) = (self.plot.position(last + 1), self.plot.position(last + CHASED / 2));
+            let own = first + self.random.below((end - first).max(1));
+            if own < end && self.plot.at_rest(own) {
+                count("writes_ahead_of_folds");
+                self.plot.write(own)?;
             }
         }
         Ok(())
