@@ -3,6 +3,7 @@
 
 use crate::patience::Patience;
 use crate::pool::Pool;
+use crate::refold::Refold;
 use crate::round::Rounds;
 use crate::section::{Section, Source, pieces};
 use crate::table;
@@ -20,6 +21,8 @@ use wire::{FoldRun, MemberStats, Outcome, SlotRun, Target};
 const COUNT_EVERY: (Duration, u32) = (Duration::from_secs(10), 2000);
 /// More than what one message to fold makes the table grow by: a chunk for each of its pages.
 const NOTES_BYTES: usize = wire::FOLD_PAGES * (4 << 10);
+/// Where no shadow can be cast, that is tried again after so long.
+const NO_SHADOW_TIME: Duration = Duration::from_secs(60);
 /// Runs that one look at the list of folded pages unfolds before others get their turn.
 const UNFOLD_AT_ONCE: usize = 256;
 
@@ -27,6 +30,8 @@ const UNFOLD_AT_ONCE: usize = 256;
 pub struct Folder {
     section: Section,
     unfold: Unfold,
+    refold: Refold,
+    no_refold_until: Option<Instant>,
     patience: Patience,
     surveyed: Result<u64, references::Reason>,
     most_vmas: u64,
@@ -42,6 +47,8 @@ impl Folder {
         Self {
             section,
             unfold,
+            refold: Refold::default(),
+            no_refold_until: None,
             patience,
             surveyed,
             most_vmas,
@@ -109,15 +116,17 @@ impl Folder {
             stats.failures.add(Outcome::NoMemory, runs.iter().map(|run| u64::from(run.pages)).sum());
             return vec![Outcome::NoMemory; runs.iter().map(|run| usize::from(run.pages)).sum()];
         }
+        self.begin_to_refold(runs);
         let mut all = Vec::with_capacity(runs.iter().map(|run| usize::from(run.pages)).sum());
         for run in runs {
             let before = all.len();
             for (piece, target) in pieces(run.start, run.pages.into(), run.target) {
-                self.fold_piece(piece, target, (pool, rounds), stats, &mut all);
+                self.fold_piece(piece, target, (pool, pagemap, rounds), stats, &mut all);
             }
             all.resize(before + usize::from(run.pages), Outcome::Gone);
         }
         self.section.clear();
+        self.refold.end();
         let now = Instant::now();
         let mut outcomes = all.iter();
         for page in runs.iter().flat_map(|run| (0..u64::from(run.pages)).map(|n| run.start.add_pages(n))) {
@@ -135,11 +144,26 @@ impl Folder {
         all
     }
 
+    /// Makes ready for those pages of the runs that are broken.
+    fn begin_to_refold(&mut self, runs: &[FoldRun]) {
+        let table = table::lock();
+        let ranges = runs.iter().map(|run| PageRange { start: run.start, pages: run.pages.into() });
+        let broken: Vec<PageRange> = ranges.flat_map(|range| table.broken_pages(range)).collect();
+        if !broken.is_empty() && self.surveyed.is_ok() {
+            self.no_refold_until = self.refold.begin(&table, &broken).err().map(|_| Instant::now() + NO_SHADOW_TIME);
+        }
+    }
+
+    /// Whether broken pages could be folded again when that was last tried.
+    pub fn may_refold(&self, now: Instant) -> bool {
+        self.no_refold_until.is_none_or(|until| until <= now)
+    }
+
     fn fold_piece(
         &mut self,
         piece: PageRange,
         target: Target,
-        (pool, rounds): (&Pool, &mut Rounds),
+        (pool, pagemap, rounds): (&Pool, &Pagemap, &mut Rounds),
         stats: &mut MemberStats,
         all: &mut Vec<Outcome>,
     ) {
@@ -155,7 +179,16 @@ impl Folder {
             (Some(Some(_)), _) if self.is_out_of_vmas() => outcomes.fill(Outcome::NoVma),
             (Some(source), &Ok(generation)) => {
                 let mut table = table::lock();
-                for (from, pages) in foldable_parts(&table, piece) {
+                for (from, pages) in parts(piece, |page| table.is_refoldable(page)) {
+                    let part = PageRange { start: piece.start.add_pages(from), pages };
+                    let source = source.and_then(|s| s.first.add(from as u32).map(|first| Source { first, ..s }));
+                    let part_outcomes = &mut outcomes[from as usize..(from + pages) as usize];
+                    let with = (pagemap, self.unfold.keep_out());
+                    let took = self.refold.run(&mut table, with, part, (source, generation), part_outcomes);
+                    stats.stalls.add(micros(took));
+                    self.runs_since_count += 1;
+                }
+                for (from, pages) in parts(piece, |page| table.is_foldable(page)) {
                     let part = PageRange { start: piece.start.add_pages(from), pages };
                     for huge in
                         [part.start, part.start.add_pages(part.pages - 1)].into_iter().filter_map(|at| rounds.split(at))
@@ -236,19 +269,27 @@ impl Folder {
             }
             let view = pool.of(slot).ok_or(Errno::NODEV)?;
             self.unfold.run(&mut table, pagemap, part, (view, slot), traits)?;
-            self.section.watch_again(&foldable_within(&table, part));
+            let private = parts(part, |page| table.is_foldable(page));
+            let range = |(from, pages)| PageRange { start: part.start.add_pages(from), pages };
+            self.section.watch_again(&private.into_iter().map(range).collect::<Vec<_>>());
         }
         Ok(())
     }
 }
 
-/// Parts of a piece that may be folded: offset and length.
-fn foldable_parts(table: &table::Table, piece: PageRange) -> Vec<(u64, u64)> {
-    if table.is_foldable(piece) {
+/// The parts of a piece that this is true of, as first page and pages.
+fn parts(piece: PageRange, is_so: impl Fn(PageRange) -> bool) -> Vec<(u64, u64)> {
+    if is_so(piece) {
         return vec![(0, piece.pages)];
     }
-    let parts = foldable_within(table, piece);
-    parts.iter().map(|part| (part.start.page() - piece.start.page(), part.pages)).collect()
+    let mut found: Vec<(u64, u64)> = Vec::new();
+    for at in (0..piece.pages).filter(|at| is_so(PageRange { start: piece.start.add_pages(*at), pages: 1 })) {
+        match found.last_mut() {
+            Some((from, pages)) if *from + *pages == at => *pages += 1,
+            _ => found.push((at, 1)),
+        }
+    }
+    found
 }
 
 /// Splits a huge page, and says how long that took.
@@ -260,21 +301,6 @@ fn split(huge: HostVirt) -> Duration {
 
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
-}
-
-/// Ranges of a piece that may be folded.
-fn foldable_within(table: &table::Table, piece: PageRange) -> Vec<PageRange> {
-    let mut found: Vec<PageRange> = Vec::new();
-    for page in (0..piece.pages).map(|n| PageRange { start: piece.start.add_pages(n), pages: 1 }) {
-        if !table.is_foldable(page) {
-            continue;
-        }
-        match found.last_mut() {
-            Some(last) if last.end() == page.start => last.pages += 1,
-            _ => found.push(page),
-        }
-    }
-    found
 }
 
 /// Gives the mappings that were made the advice that the program had given for what they replaced. What is refused is

@@ -10,6 +10,7 @@ mod patience;
 mod pool;
 mod raw;
 mod references;
+mod refold;
 mod round;
 mod section;
 mod start;

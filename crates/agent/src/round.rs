@@ -11,8 +11,11 @@
 //!
 //! Where the kernel notes writes (`WP_ASYNC`), a round costs what was written, not what is there. A page that is noted
 //! costs its writer one fault, about as much as it costs us to look at it, so rounds come the further apart the more is
-//! written: together they may take a two-hundredth of a processor. Where the kernel cannot, all small pages are fingerprinted
+//! written: together they may take a four-hundredth of a processor. Where the kernel cannot, all small pages are fingerprinted
 //! each round, and one that has the fingerprint of the last round has rested.
+//!
+//! Pages that were broken inside a mapping of the pool are not watched either: that would take another change of each mapping.
+//! They are fingerprinted now and then, have rested when that stays the same, and are looked at the more seldom the less they rest.
 //!
 //! Huge pages are not watched, because a watched huge page is split by the first write. They are fingerprinted whole, and
 //! again after a time that doubles while they stay as they are.
@@ -28,7 +31,7 @@ const CLOSEST: Duration = Duration::from_millis(100);
 /// And no further apart.
 const FURTHEST: Duration = Duration::from_secs(10);
 /// What a round and the faults it causes may take of a processor.
-const SHARE: u32 = 200;
+const SHARE: u32 = 400;
 /// The same while pages are being folded.
 const HURRIED_SHARE: u32 = 10;
 /// What it costs to note a page again, and its writer to write it.
@@ -49,13 +52,39 @@ struct HugePage {
     fingerprint: u64,
 }
 
-/// Pages that have rested, one by one or as a huge page.
+/// When a broken page is looked at again, in seconds: at first, and at most.
+const BROKEN_AGAIN: (u32, u32) = (2, 128);
+
+/// A broken page, as it was seen last.
+#[derive(Clone, Copy)]
+struct BrokenPage {
+    page: u64,
+    fingerprint: u64,
+    /// In seconds since the first round.
+    due: u32,
+    wait: u16,
+    /// Whether the worker was told.
+    told: bool,
+}
+
+/// What pages are that have rested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Small private pages.
+    Small,
+    /// One huge page.
+    Huge,
+    /// Private pages in a mapping of the pool.
+    Broken,
+}
+
+/// Pages that have rested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rested {
     /// Where.
     pub range: PageRange,
-    /// Whether they are one huge page.
-    pub huge: bool,
+    /// What they are.
+    pub kind: Kind,
 }
 
 /// See the module's story.
@@ -67,6 +96,9 @@ pub struct Rounds {
     huge: BTreeMap<u64, HugePage>,
     /// Pages of huge pages that were split since the last round, to fold some of them.
     lately_split: u64,
+    /// In order.
+    broken: Vec<BrokenPage>,
+    began: Instant,
     /// Fingerprints of the last round, where writes are not noted.
     seen: BTreeMap<u64, u64>,
     rested: VecDeque<Rested>,
@@ -88,6 +120,8 @@ impl Rounds {
             cost: Duration::ZERO,
             huge,
             lately_split: 0,
+            broken: Vec::new(),
+            began: now,
             seen,
             rested,
             from: HostVirt(0),
@@ -199,7 +233,7 @@ impl Rounds {
             present.append(&mut pagemap.small_ranges(range.start, range.end())?);
         }
         let there = common(&present, &rested);
-        self.rested.extend(there.into_iter().map(|range| Rested { range, huge: false }));
+        self.rested.extend(there.into_iter().map(|range| Rested { range, kind: Kind::Small }));
         Ok(())
     }
 
@@ -225,7 +259,7 @@ impl Rounds {
                 // Until it is fingerprinted, which sets it anew.
                 entry.due = now + HUGE_AGAIN.1;
                 let range = PageRange { start: HostVirt(page << page::PAGE_SHIFT), pages: HUGE_PAGES };
-                self.rested.push_back(Rested { range, huge: true });
+                self.rested.push_back(Rested { range, kind: Kind::Huge });
             }
         }
         Ok(split)
@@ -238,18 +272,18 @@ impl Rounds {
         while read < most
             && let Some(mut next) = self.rested.pop_front()
         {
-            if !next.huge && next.range.pages > HUGE_PAGES {
+            if next.kind != Kind::Huge && next.range.pages > HUGE_PAGES {
                 let behind =
                     PageRange { start: next.range.start.add_pages(HUGE_PAGES), pages: next.range.pages - HUGE_PAGES };
                 self.rested.push_front(Rested { range: behind, ..next });
                 next.range.pages = HUGE_PAGES;
             }
             fingerprints.clear();
-            read_pages(next.range, &mut fingerprints);
+            read_pages(next, &mut fingerprints);
             let done = fingerprints.len() as u64;
             read += done.max(1);
             if done < next.range.pages {
-                if next.huge {
+                if next.kind == Kind::Huge {
                     continue;
                 }
                 // The page behind may not be folded any more; those further on may.
@@ -273,7 +307,9 @@ impl Rounds {
         fingerprints: &[Fingerprint],
         each: &mut impl FnMut(Rested, &[Fingerprint]),
     ) {
-        if rested.huge {
+        if rested.kind == Kind::Broken {
+            self.seen_broken(rested, fingerprints, each);
+        } else if rested.kind == Kind::Huge {
             self.seen_huge(rested.range.start, fingerprints);
             each(rested, fingerprints);
         } else if self.notes_writes {
@@ -285,7 +321,7 @@ impl Rounds {
                 let known = self.seen.insert(start.page(), fingerprint.0);
                 if known == Some(fingerprint.0) {
                     self.seen.insert(start.page(), !fingerprint.0);
-                    each(Rested { range: PageRange { start, pages: 1 }, huge: false }, &fingerprints[n..=n]);
+                    each(Rested { range: PageRange { start, pages: 1 }, kind: Kind::Small }, &fingerprints[n..=n]);
                 } else if known == Some(!fingerprint.0) {
                     self.seen.insert(start.page(), !fingerprint.0);
                 }
@@ -301,6 +337,70 @@ impl Rounds {
         Some(HostVirt(first << page::PAGE_SHIFT))
     }
 
+    fn seconds(&self, now: Instant) -> u32 {
+        u32::try_from((now - self.began).as_secs()).unwrap_or(u32::MAX)
+    }
+
+    /// Looks which pages are broken, and has those fingerprinted whose time has come.
+    pub fn look_at_broken(&mut self, now: Instant) {
+        let now = self.seconds(now);
+        let ranges = table::lock().refoldable();
+        let mut known = std::mem::take(&mut self.broken).into_iter().peekable();
+        for page in ranges.iter().flat_map(|range| range.start.page()..range.end().page()) {
+            while known.next_if(|known| known.page < page).is_some() {}
+            let (wait, _) = BROKEN_AGAIN;
+            let new = BrokenPage { page, fingerprint: 0, due: now + wait, wait: wait as u16, told: false };
+            let mut entry = known.next_if(|known| known.page == page).unwrap_or(new);
+            if entry.due <= now {
+                // Until it is fingerprinted, which sets it anew.
+                entry.due = now + BROKEN_AGAIN.1;
+                let range = PageRange { start: HostVirt(page << page::PAGE_SHIFT), pages: 1 };
+                match self.rested.back_mut() {
+                    Some(last) if last.kind == Kind::Broken && last.range.end() == range.start => last.range.pages += 1,
+                    _ => self.rested.push_back(Rested { range, kind: Kind::Broken }),
+                }
+            }
+            self.broken.push(entry);
+        }
+    }
+
+    /// Has rested what was the same when it was seen before.
+    fn seen_broken(
+        &mut self,
+        rested: Rested,
+        fingerprints: &[Fingerprint],
+        each: &mut impl FnMut(Rested, &[Fingerprint]),
+    ) {
+        let (now, (first, most)) = (self.seconds(Instant::now()), BROKEN_AGAIN);
+        let mut tell = Vec::with_capacity(fingerprints.len());
+        for (page, fingerprint) in (rested.range.start.page()..).zip(fingerprints) {
+            let Ok(at) = self.broken.binary_search_by_key(&page, |known| known.page) else {
+                tell.push(false);
+                continue;
+            };
+            let entry = &mut self.broken[at];
+            let same = entry.fingerprint == fingerprint.0;
+            let seen_before = entry.fingerprint != 0;
+            tell.push(same && !entry.told);
+            entry.told = same;
+            entry.fingerprint = fingerprint.0;
+            if seen_before {
+                // What changes is likely to change again, and what does not is known.
+                entry.wait = (u32::from(entry.wait) * 2).clamp(first, most) as u16;
+            }
+            entry.due = now + u32::from(entry.wait);
+        }
+        let mut at = 0;
+        while at < tell.len() {
+            let pages = tell[at..].iter().take_while(|t| **t == tell[at]).count();
+            if tell[at] {
+                let range = PageRange { start: rested.range.start.add_pages(at as u64), pages: pages as u64 };
+                each(Rested { range, ..rested }, &fingerprints[at..at + pages]);
+            }
+            at += pages;
+        }
+    }
+
     fn seen_huge(&mut self, start: HostVirt, fingerprints: &[Fingerprint]) {
         let all = fingerprints.iter().fold(0, |all: u64, f| all.rotate_left(1) ^ f.0);
         if let Some(entry) = self.huge.get_mut(&start.page()) {
@@ -314,6 +414,7 @@ impl Rounds {
     pub fn again(&mut self, pagemap: &Pagemap) -> host::Result<()> {
         self.huge.clear();
         self.seen.clear();
+        self.broken.iter_mut().for_each(|page| page.told = false);
         for span in spans() {
             let present = pagemap.small_ranges(span.start, span.end())?;
             let mut table = table::lock();
@@ -324,7 +425,10 @@ impl Rounds {
 
     /// Memory that this takes, about.
     pub fn bytes(&self) -> u64 {
-        (self.huge.len() * 48 + self.seen.len() * 24 + self.rested.len() * size_of::<Rested>()) as u64
+        (self.huge.len() * 48
+            + self.seen.len() * 24
+            + self.broken.len() * size_of::<BrokenPage>()
+            + self.rested.len() * size_of::<Rested>()) as u64
     }
 }
 
@@ -383,19 +487,24 @@ fn overlapping(ranges: &[PageRange], others: &[PageRange]) -> Vec<PageRange> {
 }
 
 /// Reads pages up to the first that may not be folded, and appends their fingerprints.
-fn read_pages(range: PageRange, fingerprints: &mut Vec<Fingerprint>) {
+fn read_pages(rested: Rested, fingerprints: &mut Vec<Fingerprint>) {
+    let range = rested.range;
+    let may = |table: &table::Guard, range| match rested.kind {
+        Kind::Broken => table.is_refoldable(range),
+        Kind::Small | Kind::Huge => table.is_foldable(range),
+    };
     let mut copy = Copy([0; PAGE_BYTES]);
     let mut done = 0;
     while done < range.pages {
         let piece = PageRange { start: range.start.add_pages(done), pages: (range.pages - done).min(AT_ONCE_PAGES) };
         // Held, so that no thread of the program unmaps what is being read.
         let table = table::lock();
-        let whole = table.is_foldable(piece);
+        let whole = may(&table, piece);
         for n in 0..piece.pages {
-            if !whole && !table.is_foldable(PageRange { start: piece.start.add_pages(n), pages: 1 }) {
+            if !whole && !may(&table, PageRange { start: piece.start.add_pages(n), pages: 1 }) {
                 return;
             }
-            // SAFETY: the page is private anonymous memory, readable and writable, and stays so while the table is locked.
+            // SAFETY: the page is private memory, readable and writable, and stays so while the table is locked.
             unsafe { host::copy_page(piece.start.add_pages(n), &mut copy.0) };
             fingerprints.push(Fingerprint::of(&copy.0));
         }

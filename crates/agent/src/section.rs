@@ -49,6 +49,11 @@ static ZEROS: Zeros = Zeros([0; PAGE_BYTES]);
 #[repr(align(4096))]
 struct Zeros([u8; PAGE_BYTES]);
 
+/// Where a page of zeros lies.
+pub fn zeros() -> HostVirt {
+    HostVirt(&raw const ZEROS.0 as u64)
+}
+
 /// What a section needs, made once.
 pub struct Section {
     guard: Userfault,
@@ -170,7 +175,7 @@ impl Section {
         let unpinned = references::generation() != generation;
         for (n, outcome) in outcomes.iter_mut().enumerate().filter(|(_, o)| **o == Outcome::Folded) {
             let n = n as u64;
-            let wanted = slots.map_or(HostVirt(&raw const ZEROS.0 as u64), |slots| slots.start.add_pages(n));
+            let wanted = slots.map_or(zeros(), |slots| slots.start.add_pages(n));
             // SAFETY: the staged page is present (it was just moved there) and ours; `wanted` is a page of the view,
             // which reaches to the end of a file that cannot shrink, or a constant.
             let equal = unsafe { pages_equal(self.staged(n), wanted) };

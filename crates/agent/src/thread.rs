@@ -13,7 +13,7 @@
 use crate::fold::{Folder, donate, find_broken};
 use crate::link::Link;
 use crate::pool::Pool;
-use crate::round::Rounds;
+use crate::round::{Kind, Rounds};
 use crate::section::Section;
 use crate::table;
 use crate::unfold::Unfold;
@@ -261,6 +261,12 @@ impl Agent {
         let now = Instant::now();
         if now >= self.broken_due {
             find_broken(&self.pagemap).map_err(io::Error::other)?;
+            if let Ok(folder) = &self.folder
+                && pace.fold == FoldMode::On
+                && folder.may_refold(now)
+            {
+                self.rounds.look_at_broken(now);
+            }
             let (pause, share) = BROKEN_EVERY;
             self.broken_due = now + pause.max(now.elapsed() * share);
         }
@@ -361,7 +367,7 @@ fn report(rounds: &mut Rounds, folder: &Folder, link: &mut Link, pace: Pace, idl
     let mut report = Report { pace, zeros, runs: Vec::new(), fingerprints: Vec::new(), full: Vec::new() };
     let read = rounds.fingerprint(HASH_AT_ONCE, |rested, fingerprints| {
         let waiting: Vec<PageRange> = folder.waiting(rested.range).collect();
-        report.add(rested.range, rested.huge, fingerprints, &waiting);
+        report.add(rested.range, rested.kind == Kind::Huge, fingerprints, &waiting);
     });
     report.close();
     for (runs, fingerprints) in report.full {

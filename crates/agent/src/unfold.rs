@@ -37,6 +37,11 @@ impl Unfold {
         Self { keep_out, entries: Vec::with_capacity(RUN_PAGES as usize) }
     }
 
+    /// The userfaultfd that keeps writers out.
+    pub const fn keep_out(&self) -> &Userfault {
+        &self.keep_out
+    }
+
     /// Unfolds a run of at most [`RUN_PAGES`] pages that map consecutive slots and have the same traits. `table` is the
     /// table's lock, held.
     ///

@@ -24,6 +24,7 @@ mod pool_memory;
 mod process;
 mod process_id;
 mod seqpacket;
+mod shadow;
 mod signals;
 mod smaps;
 mod system;
@@ -45,8 +46,8 @@ pub use kpage::{FrameTable, kpf};
 pub use ksm::{Ksm, KsmStat};
 pub use ksm_knobs::{KsmKnobs, set_ksm};
 pub use member_memory::{
-    Inherit, MemberMemory, PoolView, SharedMark, copy_page, make_present, make_private, map_anonymous_over,
-    move_mapping_over, pages_equal, split_huge_page, unmap, write_pages,
+    Inherit, MemberMemory, PoolView, SharedMark, copy_page, give_to_children, make_present, make_private,
+    map_anonymous_over, move_mapping_over, pages_equal, split_huge_page, unmap, write_pages,
 };
 pub use mounts::proc_hides_processes;
 pub use own_cpu::own_cpu_time;
@@ -59,6 +60,7 @@ pub use pool_memory::{DonationWindow, HeldLease, InheritedSegment, Lease, LeaseS
 pub use process::{Process, check_readable, is_userfaultfd_open, open_files, pids};
 pub use process_id::{ProcessId, ProcessStat};
 pub use seqpacket::{MOST_FDS, Peer, Received, Seqpacket, SeqpacketListener};
+pub use shadow::Shadow;
 pub use signals::{Caught, Signals, let_signals_through};
 pub use smaps::{Mapping, Usage};
 pub use system::{Kernel, available_bytes, own_peak_rss_bytes, ram_bytes, slab_object_bytes, swapped_bytes};

@@ -170,6 +170,16 @@ impl Inherit {
     }
 }
 
+/// Says whether forked children are to get a range.
+///
+/// # Errors
+/// The range is not all mapped, or the process has as many mappings as it may.
+pub fn give_to_children(range: PageRange, give: bool) -> Result<(), Errno> {
+    let advice = if give { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
+    // SAFETY: the advice does not change what this process finds in the range.
+    unsafe { rustix::mm::madvise(pointer(range.start), length(range.pages), advice) }
+}
+
 /// A page of a file, mapped shared and out of reach, so that the kernel knows how long this address space, and those
 /// forked from it, exist.
 #[derive(Debug)]

@@ -50,6 +50,20 @@ impl Table {
         open == range.pages && !self.chunks.range(keys(first, end)).any(|(key, chunk)| pooled(*key, chunk))
     }
 
+    /// All pages that are broken and might be folded otherwise, in order.
+    pub fn refoldable(&self) -> Vec<PageRange> {
+        let open = self.extents.all().filter(|(.., traits)| traits.open());
+        open.flat_map(|(first, end, _)| self.broken_pages(super::pages(first, end))).collect()
+    }
+
+    /// Whether every page of the range is broken, and might be folded otherwise.
+    pub fn is_refoldable(&self, range: PageRange) -> bool {
+        let (first, end) = span(range);
+        let open: u64 = self.extents.within(first, end).filter(|(.., t)| t.open()).map(|(a, b, _)| b - a).sum();
+        let broken: u64 = self.broken_pages(range).iter().map(|range| range.pages).sum();
+        open == range.pages && broken == range.pages
+    }
+
     /// What is known of a range, if it is the same for all of it.
     pub fn traits(&self, range: PageRange) -> Option<Traits> {
         let (first, end) = span(range);
