@@ -186,6 +186,7 @@ impl Folder {
                     let with = (pagemap, self.unfold.keep_out());
                     let took = self.refold.run(&mut table, with, part, (source, generation), part_outcomes);
                     stats.stalls.add(micros(took));
+                    stats.refolds += part_outcomes.iter().filter(|o| **o == Outcome::Folded).count() as u64;
                     self.runs_since_count += 1;
                 }
                 for (from, pages) in parts(piece, |page| table.is_foldable(page)) {

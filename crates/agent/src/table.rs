@@ -80,6 +80,10 @@ pub struct Table {
     zeroed: u64,
     broken: u64,
     generation: u64,
+    /// In seconds, from any time on; 0 as long as nobody has said it, and nothing is folded for nothing then.
+    now: u32,
+    folds: u64,
+    short_folds: u64,
     /// The chunk at which the next search for rested pages begins.
     next: u64,
 }
@@ -141,6 +145,9 @@ impl Table {
             zeroed: 0,
             broken: 0,
             generation: 0,
+            now: 0,
+            folds: 0,
+            short_folds: 0,
             next: 0,
         }
     }
@@ -228,6 +235,7 @@ impl Table {
         let broken = self.broken_pages(from);
         let zeroed = self.zeroed_pages(from);
         let pending = self.pending_pages(from);
+        let folds = self.folds;
         self.forget(PageRange { start: to, pages: from.pages });
         // The slots go along: they are not released.
         self.drop_slots(first, end);
@@ -243,6 +251,8 @@ impl Table {
         broken.into_iter().for_each(|range| self.set_broken(at(range)));
         zeroed.into_iter().for_each(|range| self.set_zeroed(at(range)));
         pending.into_iter().for_each(|range| self.set_pending(at(range)));
+        // Only their places are new.
+        self.folds = folds;
     }
 
     /// Nothing is asked any more, as in a forked child, which has no agent; mappings of the pool stay known, because
@@ -254,12 +264,24 @@ impl Table {
 
     // --- what the agent's thread did -----------------------------------------------------------------------------
 
+    /// It is this second now, counted from any time on, beginning with 1.
+    pub const fn set_time(&mut self, now: u32) {
+        self.now = now;
+    }
+
+    /// Pages that were ever folded, and those of them that were written so soon that it was for nothing.
+    pub const fn folds(&self) -> (u64, u64) {
+        (self.folds, self.short_folds)
+    }
+
     /// These pages map these slots now.
     pub fn set_folded(&mut self, run: SlotRun) {
         let range = PageRange { start: run.start, pages: run.pages.into() };
         let (first, end) = span(range);
         self.leave_pool(first, end, true);
+        let now = self.now;
         self.each_known(first, end, |key, chunk| {
+            chunk.folded_at(of_chunk(key, first, end), now);
             let base = key * CHUNK_PAGES;
             for (page, count) in of_chunk(key, first, end).runs() {
                 let slot = run.slot.bits().wrapping_add((base + page - first) as u32);
@@ -267,19 +289,30 @@ impl Table {
             }
         });
         self.folded += range.pages;
+        self.folds += range.pages;
     }
 
     /// These pages were zeros, and are not there any more.
     pub fn set_zeroed(&mut self, range: PageRange) {
         let (first, end) = span(range);
         self.leave_pool(first, end, true);
-        self.each_known(first, end, |key, chunk| chunk.zeroed = chunk.zeroed.or(of_chunk(key, first, end)));
+        let now = self.now;
+        self.each_known(first, end, |key, chunk| {
+            chunk.folded_at(of_chunk(key, first, end), now);
+            chunk.zeroed = chunk.zeroed.or(of_chunk(key, first, end));
+        });
         self.zeroed += range.pages;
+        self.folds += range.pages;
     }
 
     /// Copy-on-write made these pages private; they stay in a mapping of the pool. Their slots are released.
     pub fn set_broken(&mut self, range: PageRange) {
         let (first, end) = span(range);
+        let (now, mut short) = (self.now, 0);
+        self.each_known(first, end, |key, chunk| {
+            short += chunk.ended(chunk.mapped.and(of_chunk(key, first, end)), now);
+        });
+        self.short_folds += short;
         self.leave_pool(first, end, true);
         self.each_known(first, end, |key, chunk| chunk.broken = chunk.broken.or(of_chunk(key, first, end)));
         self.broken += range.pages;
@@ -294,14 +327,19 @@ impl Table {
     /// These pages were written.
     pub fn set_pending(&mut self, range: PageRange) {
         let (first, end) = span(range);
-        let mut zeroed = 0;
+        let (now, mut zeroed, mut short) = (self.now, 0, 0);
         self.each_known(first, end, |key, chunk| {
             let pages = of_chunk(key, first, end);
             chunk.pending = chunk.pending.or(pages);
-            zeroed += chunk.zeroed.and(pages).count();
-            chunk.zeroed = chunk.zeroed.without(pages);
+            let ended = chunk.zeroed.and(pages);
+            if !ended.is_empty() {
+                zeroed += ended.count();
+                short += chunk.ended(ended, now);
+                chunk.zeroed = chunk.zeroed.without(pages);
+            }
         });
         self.zeroed -= zeroed;
+        self.short_folds += short;
     }
 
     /// Takes in a look at all enrolled memory, of which `written` was written since the last: what is written is pending
@@ -319,12 +357,12 @@ impl Table {
         let mut rested = Vec::new();
         let mut left = budget;
         let from = self.next;
-        let Self { extents, chunks, next, .. } = self;
+        let Self { extents, chunks, next, now, .. } = self;
         let (before, behind): (Vec<_>, Vec<_>) = chunks.iter_mut().partition(|(key, _)| **key < from);
         for (&key, chunk) in behind.into_iter().chain(before) {
             let old = chunk.pending.without(chunk.fresh);
             chunk.fresh = Bits::default();
-            if old.is_empty() || left == 0 {
+            if old.is_empty() || left == 0 || chunk.is_left_alone(*now) {
                 continue;
             }
             let take = old.and(open_pages(extents, key)).without(chunk.pooled());
@@ -333,7 +371,8 @@ impl Table {
             left = left.saturating_sub(take.count());
             *next = key + 1;
         }
-        self.chunks.retain(|_, chunk| !chunk.is_empty());
+        let now = self.now;
+        self.chunks.retain(|_, chunk| !chunk.is_empty(now));
         rested
     }
 

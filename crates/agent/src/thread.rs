@@ -67,6 +67,9 @@ struct Agent {
     rounds: Rounds,
     stats: MemberStats,
     cpu_before: Duration,
+    /// Pages folded before this connection.
+    folds_before: (u64, u64),
+    began: Instant,
     broken_due: Instant,
     viewed: Option<Instant>,
     activity: Activity,
@@ -143,6 +146,8 @@ impl Agent {
             rounds: Rounds::new(notes_writes),
             stats: MemberStats::default(),
             cpu_before: Duration::ZERO,
+            folds_before: (0, 0),
+            began: now,
             broken_due: now,
             viewed: None,
             activity: Activity::new(now),
@@ -159,6 +164,7 @@ impl Agent {
         // A worker is told what happened since it knows us; it remembers former connections by itself.
         self.stats = MemberStats::default();
         self.cpu_before = cpu_time(ClockId::ThreadCPUTime);
+        self.folds_before = table::lock().folds();
         session.link.send(&ToWorker::Hello(Hello { version: VERSION, all_anonymous: self.asked.all_anonymous }))?;
         loop {
             session.link.flush()?;
@@ -260,6 +266,7 @@ impl Agent {
     fn work(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
         let now = Instant::now();
         if now >= self.broken_due {
+            table::lock().set_time(u32::try_from((now - self.began).as_secs() + 1).unwrap_or(u32::MAX));
             find_broken(&self.pagemap).map_err(io::Error::other)?;
             if let Ok(folder) = &self.folder
                 && pace.fold == FoldMode::On
@@ -307,16 +314,17 @@ impl Agent {
     }
 
     fn say_how_it_goes(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
-        let (counts, yielded) = {
+        let (counts, folds, yielded) = {
             let table = table::lock();
             let yields = |(_, traits): &(_, table::Traits)| traits.shut & table::Shut::Yielded as u8 != 0;
-            (table.counts(), table.known(table::everything()).iter().any(yields))
+            (table.counts(), table.folds(), table.known(table::everything()).iter().any(yields))
         };
         let stats = &mut self.stats;
         stats.enrolled_pages = counts.enrolled;
         stats.folded_pages = counts.folded;
         stats.zero_pages = counts.zeroed;
         stats.broken_pages = counts.broken;
+        (stats.folds, stats.short_folds) = (folds.0 - self.folds_before.0, folds.1 - self.folds_before.1);
         stats.agent_cpu_us = (cpu_time(ClockId::ThreadCPUTime) - self.cpu_before).as_micros() as u64;
         stats.agent_bytes = arena::used_bytes() + self.rounds.bytes();
         let (state, detail) = match &mut self.folder {

@@ -162,6 +162,12 @@ pub struct GroupReport {
     pub saved_bytes: u64,
     /// Pages in mappings of the pool that were written since, now.
     pub broken_pages: u64,
+    /// Pages folded.
+    pub folds: u64,
+    /// Of those, pages that had been folded before and broken since.
+    pub refolds: u64,
+    /// Of those, pages that were written again within a minute or so: they need not have been folded.
+    pub short_folds: u64,
     /// Pages looked at for writes.
     pub pages_scanned: u64,
     /// Pages fingerprinted.

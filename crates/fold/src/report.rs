@@ -11,6 +11,9 @@ const MEMBERS_BYTES: usize = CONTROL_BYTES - (16 << 10);
 /// What members counted that are not connected any more.
 #[derive(Clone, Debug, Default)]
 pub struct Former {
+    folds: u64,
+    refolds: u64,
+    short_folds: u64,
     scanned: u64,
     hashed: u64,
     agent_cpu_us: u64,
@@ -23,6 +26,9 @@ impl Former {
     /// Adds what a member counted.
     pub fn add(&mut self, stats: &MemberStats, reported: u64) {
         self.reported += reported;
+        self.folds = self.folds.saturating_add(stats.folds);
+        self.refolds = self.refolds.saturating_add(stats.refolds);
+        self.short_folds = self.short_folds.saturating_add(stats.short_folds);
         self.scanned = self.scanned.saturating_add(stats.pages_scanned);
         self.hashed = self.hashed.saturating_add(stats.pages_hashed);
         self.agent_cpu_us = self.agent_cpu_us.saturating_add(stats.agent_cpu_us);
@@ -74,6 +80,9 @@ impl Group {
                 sharing_pages.saturating_add(zero_pages).saturating_sub(resident) & (u64::MAX >> 12),
             ),
             broken_pages,
+            folds: sum.folds,
+            refolds: sum.refolds,
+            short_folds: sum.short_folds,
             pages_scanned: sum.scanned,
             pages_hashed: sum.hashed,
             fold_failures: sum.failures.into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),

@@ -31,6 +31,15 @@ fn figures(r: &GroupReport) -> Table {
     row("folded", pages(r.sharing_pages), format!("onto {} of pool", pages(r.slots)));
     row("zero pages given back", pages(r.zero_pages), String::new());
     row("broken", pages(r.broken_pages), "written since, and private in place of folded".into());
+    row(
+        "folds",
+        count(r.folds),
+        format!(
+            "pages; {} of them broken before, {} written again within a minute or so",
+            count(r.refolds),
+            count(r.short_folds)
+        ),
+    );
     if r.limbo_slots > 0 {
         row("in limbo", pages(r.limbo_slots), "of pool: a process that was a member may still map it".into());
     }

@@ -110,8 +110,14 @@ pub struct MemberStats {
     pub folded_pages: u64,
     /// Pages of zeros given back and not written since, now.
     pub zero_pages: u64,
-    /// Pages in mappings of the pool that were written since and cannot be folded again, now.
+    /// Pages in mappings of the pool that were written since now.
     pub broken_pages: u64,
+    /// Pages folded.
+    pub folds: u64,
+    /// Of those, pages that had been broken in a mapping of the pool.
+    pub refolds: u64,
+    /// Of those, pages that were written again within a minute or so.
+    pub short_folds: u64,
     /// Pages looked at for writes.
     pub pages_scanned: u64,
     /// Pages fingerprinted.
@@ -129,12 +135,15 @@ pub struct MemberStats {
 }
 
 impl MemberStats {
-    fn counters(&mut self) -> [&mut u64; 9] {
+    fn counters(&mut self) -> [&mut u64; 12] {
         [
             &mut self.enrolled_pages,
             &mut self.folded_pages,
             &mut self.zero_pages,
             &mut self.broken_pages,
+            &mut self.folds,
+            &mut self.refolds,
+            &mut self.short_folds,
             &mut self.pages_scanned,
             &mut self.pages_hashed,
             &mut self.agent_cpu_us,

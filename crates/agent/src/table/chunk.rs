@@ -1,7 +1,29 @@
 //! What is known of the single pages of a chunk.
+//!
+//! A fold that is undone within a minute ([`WINDOW`], [`YOUNG`]) was for nothing. Where many pages of a chunk were folded for nothing, the chunk
+//! is left alone for a while, twice as long each time:
+//!
+//! ```text
+//!            many short lives                          as many again
+//!   folded -------------------> left alone, 4 s .. 128 s -----------> left alone for twice as long
+//!      ^                              |
+//!      `------------------------------'  the time is over; after LONG_PEACE it counts as never having been so
+//! ```
 
 use super::bits::{Bits, CHUNK_PAGES};
 use page::PoolSlot;
+
+/// When pages were folded is known by windows of so many seconds.
+const WINDOW: u32 = 30;
+/// A page that is written in the window in which it was folded, or one of the next two, need not have been folded: that is
+/// sooner than after 60 to 90 s.
+const YOUNG: usize = 3;
+/// So many pages of a chunk at a time are a sign that it is worked in.
+const MANY: u64 = 8;
+/// How long a chunk is left alone for the first time, in seconds, and how often that is doubled at most.
+const LEFT_ALONE: (u32, u32) = (4, 5);
+/// A chunk that gave no reason to be left alone for so many seconds begins anew.
+const LONG_PEACE: u32 = 300;
 
 /// The pages of a chunk. Bits of pages that were never asked in are never set.
 #[derive(Debug)]
@@ -17,6 +39,12 @@ pub struct Chunk {
     /// They map `slots`.
     pub mapped: Bits,
     slots: [u32; CHUNK_PAGES as usize],
+    /// Folded in this window, and in the ones before.
+    young: [Bits; YOUNG],
+    window: u32,
+    /// The chunk is left alone until then, in seconds.
+    alone_until: u32,
+    doubled: u32,
 }
 
 impl Chunk {
@@ -29,12 +57,59 @@ impl Chunk {
             broken: none,
             mapped: none,
             slots: [0; CHUNK_PAGES as usize],
+            young: [none; YOUNG],
+            window: 0,
+            alone_until: 0,
+            doubled: 0,
         })
     }
 
-    /// Whether nothing is known of any page.
-    pub fn is_empty(&self) -> bool {
+    /// Whether its pages are to be left as they are at this second.
+    pub const fn is_left_alone(&self, now: u32) -> bool {
+        now < self.alone_until
+    }
+
+    /// Forgets of which pages it is long ago that they were folded.
+    fn go_on(&mut self, now: u32) {
+        let window = now / WINDOW;
+        for _ in 0..window.saturating_sub(self.window).min(YOUNG as u32) {
+            self.young.rotate_right(1);
+            self.young[0] = Bits::default();
+        }
+        self.window = window;
+    }
+
+    /// Notes that these pages were folded at this second.
+    pub fn folded_at(&mut self, pages: Bits, now: u32) {
+        self.go_on(now);
+        self.young[0] = self.young[0].or(pages);
+    }
+
+    /// These pages are folded no longer, because they were written. Says how many of them were folded for nothing.
+    pub fn ended(&mut self, pages: Bits, now: u32) -> u64 {
+        self.go_on(now);
+        let mut short = Bits::default();
+        for young in &mut self.young {
+            short = short.or(young.and(pages));
+            *young = young.without(pages);
+        }
+        let short = short.count();
+        if now == 0 {
+            return 0;
+        }
+        if short >= MANY {
+            let (shortest, most) = LEFT_ALONE;
+            let again = self.alone_until > 0 && now < self.alone_until + LONG_PEACE;
+            self.doubled = if again { (self.doubled + 1).min(most) } else { 0 };
+            self.alone_until = now + (shortest << self.doubled);
+        }
+        short
+    }
+
+    /// Whether nothing is known of any page, nor of the chunk as a whole, at this second.
+    pub fn is_empty(&self, now: u32) -> bool {
         self.pending.or(self.fresh).or(self.zeroed).or(self.broken).or(self.mapped).is_empty()
+            && (self.alone_until == 0 || now >= self.alone_until + LONG_PEACE)
     }
 
     /// Pages that lie in mappings of the pool, private or not.

@@ -50,10 +50,11 @@ impl Table {
         open == range.pages && !self.chunks.range(keys(first, end)).any(|(key, chunk)| pooled(*key, chunk))
     }
 
-    /// All pages that are broken and might be folded otherwise, in order.
+    /// All pages that are broken and might be folded otherwise, in order, but for those that are to be left alone.
     pub fn refoldable(&self) -> Vec<PageRange> {
         let open = self.extents.all().filter(|(.., traits)| traits.open());
-        open.flat_map(|(first, end, _)| self.broken_pages(super::pages(first, end))).collect()
+        let pick = |chunk: &Chunk| if chunk.is_left_alone(self.now) { Bits::default() } else { chunk.broken };
+        open.flat_map(|(first, end, _)| self.select(super::pages(first, end), pick)).collect()
     }
 
     /// Whether every page of the range is broken, and might be folded otherwise.

@@ -277,10 +277,12 @@ proptest! {
         let mut model = Model { pages: vec![Page::default(); PAGES as usize], released: BTreeMap::new() };
         table.ask(real(100, 1300));
         model.apply(&Step::Ask(100, 1300));
-        for step in steps {
+        for (n, step) in steps.into_iter().enumerate() {
             if !may_apply(&model, &step) {
                 continue;
             }
+            // Nothing is folded for nothing.
+            table.set_time(1000 * (n as u32 + 1));
             if let Step::Rest(written) = &step {
                 let ranges: Vec<_> = written.iter().map(|(a, n)| real(*a, *n)).collect();
                 prop_assert_eq!(listed(&table.rest(&ranges, u64::MAX)), model.rest(written));
@@ -343,6 +345,44 @@ fn a_foldable_range_is_foldable_throughout() {
     table.shut(real(10, 1), Shut::Locked);
     assert!(!table.is_foldable(real(0, 550)));
     assert!(table.is_foldable(real(11, 539)));
+}
+
+#[test]
+fn where_folds_are_for_nothing_there_are_none_for_a_while() {
+    let mut table = Table::new();
+    table.set_time(1);
+    table.ask(real(0, 700));
+    let fold = |table: &mut Table| {
+        table.set_folded(SlotRun { start: real(0, 10).start, slot: PoolSlot::new(0, 7).unwrap(), pages: 10 });
+        table.set_zeroed(real(600, 8));
+    };
+    fold(&mut table);
+    table.set_time(200);
+    table.set_broken(real(0, 10));
+    table.set_pending(real(600, 8));
+    assert_eq!((table.folds(), table.refoldable()), ((18, 0), vec![real(0, 10)]), "they were of use");
+    table.set_private(real(0, 10));
+    for (round, now) in [(0, 200), (1, 210), (2, 230)] {
+        table.set_time(now);
+        fold(&mut table);
+        table.set_time(now + 1);
+        table.set_broken(real(0, 9));
+        table.set_pending(real(600, 8));
+        assert_eq!(table.folds().1, (round + 1) * 17);
+        // They wait for twice as long each time.
+        for (wait, waits) in [(0, true), ((4 << round) - 1, true), (4 << round, false)] {
+            table.set_time(now + 1 + wait);
+            assert_eq!(table.refoldable().is_empty(), waits, "{round} {wait}");
+            table.set_pending(real(600, 8));
+            assert_eq!(table.rest(&[], u64::MAX).is_empty(), waits, "{round} {wait}");
+        }
+        table.set_private(real(0, 10));
+    }
+    // A few are no reason.
+    table.set_time(1000);
+    fold(&mut table);
+    table.set_broken(real(0, 7));
+    assert_eq!((table.folds().1, table.refoldable()), (3 * 17 + 7, vec![real(0, 7)]));
 }
 
 #[test]
