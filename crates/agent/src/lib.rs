@@ -16,4 +16,5 @@ mod section;
 mod start;
 mod table;
 mod thread;
+mod turnover;
 mod unfold;

@@ -27,7 +27,7 @@
 
 use crate::references;
 use crate::section::{RUN_PAGES, Source};
-use crate::table::Table;
+use crate::table::{Table, Traits, everything};
 use host::{Pagemap, PagemapEntry, Shadow, Userfault, Watch, map_anonymous_over, pages_equal};
 use page::PageRange;
 use rustix::io::Errno;
@@ -50,19 +50,19 @@ impl Refold {
         if is_confined() {
             return Err(Errno::PERM);
         }
-        let kept: Vec<PageRange> = broken
-            .iter()
-            .flat_map(|range| table.known(*range))
-            .filter_map(|(range, traits)| traits.advice.dont_fork.then_some(range))
-            .collect();
-        let given = kept.iter().try_for_each(|range| host::give_to_children(*range, true));
-        let shadow = given.and_then(|()| Shadow::cast());
-        for range in &kept {
-            // Mappings can be joined again now, so this does not fail for want of them.
-            let _ = host::give_to_children(*range, false);
-        }
+        // Only the broken pages: a private page that is shared with a child cannot be moved until it is written again.
+        let asked: Vec<_> = table.known(everything()).into_iter().filter(|(_, traits)| traits.asked).collect();
+        let (kept, given): (Vec<_>, Vec<_>) = asked.into_iter().partition(|(_, traits)| traits.advice.dont_fork);
+        let give = |ranges: &[(PageRange, Traits)], give| {
+            ranges.iter().try_for_each(|(range, _)| host::give_to_children(*range, give))
+        };
+        let shadow = give(&given, false)
+            .and_then(|()| broken.iter().try_for_each(|range| host::give_to_children(*range, true)))
+            .and_then(|()| Shadow::cast());
+        // No mapping is cut by this that was not cut before, so it does not fail for want of them.
+        let restored = give(&kept, false).and_then(|()| give(&given, true));
         self.shadow = Some(shadow?);
-        Ok(())
+        restored
     }
 
     /// Ends the shadow.

@@ -21,6 +21,7 @@
 //! again after a time that doubles while they stay as they are.
 
 use crate::table;
+use crate::turnover::Turnover;
 use host::{Pagemap, Userfault, Watch};
 use page::{Fingerprint, HostVirt, PAGE_BYTES, PageRange};
 use std::collections::{BTreeMap, VecDeque};
@@ -36,12 +37,16 @@ const SHARE: u32 = 400;
 const HURRIED_SHARE: u32 = 10;
 /// What it costs to note a page again, and its writer to write it.
 const NOTE_COST: Duration = Duration::from_micros(1);
+/// What it costs to fold a page.
+const FOLD_COST: Duration = Duration::from_micros(4);
 /// Pages that one of the program's threads may have to wait for while they are read.
 const AT_ONCE_PAGES: u64 = 64;
 /// Ranges that are looked up one by one.
 const FEW: usize = 32;
 /// A huge page.
 pub const HUGE_PAGES: u64 = 512;
+/// How many pages of a huge page that has changed are thought to have: nobody counts them.
+const HUGE_CHANGE: u64 = 32;
 /// When a huge page that did not change is looked at again, at first and at most.
 const HUGE_AGAIN: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(64));
 
@@ -54,6 +59,8 @@ struct HugePage {
 
 /// When a broken page is looked at again, in seconds: at first, and at most.
 const BROKEN_AGAIN: (u32, u32) = (2, 128);
+/// How long pages have to stay as they are where much changes.
+const LONG: Duration = Duration::from_secs(60);
 
 /// A broken page, as it was seen last.
 #[derive(Clone, Copy)]
@@ -94,8 +101,13 @@ pub struct Rounds {
     last: Instant,
     cost: Duration,
     huge: BTreeMap<u64, HugePage>,
-    /// Pages of huge pages that were split since the last round, to fold some of them.
-    lately_split: u64,
+    /// Huge pages that were split since the last round, to fold some of their pages.
+    lately_split: Vec<u64>,
+    /// Pages of huge pages that changed since the last round, about.
+    huge_changed: u64,
+    turnover: Turnover,
+    /// Nobody asks whether it will last.
+    eager: bool,
     /// In order.
     broken: Vec<BrokenPage>,
     began: Instant,
@@ -110,7 +122,7 @@ pub struct Rounds {
 
 impl Rounds {
     /// Before the first round.
-    pub fn new(notes_writes: bool) -> Self {
+    pub fn new(notes_writes: bool, eager: bool) -> Self {
         let now = Instant::now();
         let (huge, seen, rested) = (BTreeMap::new(), BTreeMap::new(), VecDeque::new());
         Self {
@@ -119,7 +131,10 @@ impl Rounds {
             last: now,
             cost: Duration::ZERO,
             huge,
-            lately_split: 0,
+            lately_split: Vec::new(),
+            huge_changed: 0,
+            turnover: Turnover::new(now),
+            eager,
             broken: Vec::new(),
             began: now,
             seen,
@@ -159,24 +174,29 @@ impl Rounds {
                 pagemap.small_ranges(span.start, span.end())?
             });
         }
+        let (written, new) = self.tell_new(written, armed);
         let rested = if self.notes_writes {
-            table::lock().rest(&written, budget)
+            let mut table = table::lock();
+            self.turnover.add(table.take_changed(), pages, now);
+            table.rest((&written, &new), budget, self.is_busy())
         } else {
             self.within(&foldable(&written), budget)
         };
         self.keep_present(pagemap, &spans, &rested)?;
         let split = if huge { self.look_at_huge(pagemap, &spans, budget, now)? } else { 0 };
-        // What has only begun to be watched, or was part of a huge page, was not written for that.
         let noted: u64 = written.iter().map(|range| range.pages).sum();
-        let noted = if armed { 0 } else { noted.saturating_sub(split) };
+        let noted = noted.saturating_sub(split);
         let cost = now.elapsed() + NOTE_COST * u32::try_from(noted).unwrap_or(u32::MAX);
         self.cost = if self.notes_writes { cost } else { 4 * cost };
         self.next = now + (self.cost * SHARE).clamp(CLOSEST, FURTHEST);
         Ok(pages)
     }
 
-    /// Pages are being folded: what that leaves behind is looked at sooner, since looking is the lesser part of the work then.
-    pub fn hurry(&mut self) {
+    /// So many pages were folded: what that leaves behind is looked at sooner, if looking is the lesser part of the work.
+    pub fn hurry(&mut self, folded: usize) {
+        if FOLD_COST * u32::try_from(folded).unwrap_or(u32::MAX) < self.cost {
+            return;
+        }
         self.next = self.next.min(self.last + (self.cost * HURRIED_SHARE).max(CLOSEST));
     }
 
@@ -203,6 +223,29 @@ impl Rounds {
             let _ = guard.register(range, Watch::Writes);
         }
         Ok(true)
+    }
+
+    /// Whether so much changes that only what has stayed for long is worth being folded.
+    fn is_busy(&self) -> bool {
+        self.turnover.is_busy() && !self.eager
+    }
+
+    /// Tells what was written from what is only new to us: it has just begun to be watched, or was part of a huge page.
+    fn tell_new(&mut self, found: Vec<PageRange>, armed: bool) -> (Vec<PageRange>, Vec<PageRange>) {
+        let mut split = std::mem::take(&mut self.lately_split);
+        if armed || !self.notes_writes {
+            return if armed { (Vec::new(), found) } else { (found, Vec::new()) };
+        }
+        split.sort_unstable();
+        let (mut new, mut others, mut at) = (Vec::new(), Vec::new(), HostVirt(0));
+        for page in split {
+            let start = HostVirt(page << page::PAGE_SHIFT);
+            new.push(PageRange { start, pages: HUGE_PAGES });
+            others.push(between(at, start));
+            at = start.add_pages(HUGE_PAGES);
+        }
+        others.push(between(at, table::everything().end()));
+        (common(&found, &others), common(&found, &new))
     }
 
     /// At most so many of these pages, from where the last search ended.
@@ -251,7 +294,11 @@ impl Rounds {
         }
         let before = self.huge.len();
         self.huge.retain(|page, _| there.binary_search(page).is_ok());
-        let split = (before - self.huge.len()) as u64 * HUGE_PAGES + std::mem::take(&mut self.lately_split);
+        let split = (before - self.huge.len()) as u64 * HUGE_PAGES;
+        // Memory that came to be since the last look has changed; at the first look, nothing is known of what changes.
+        let new = if self.huge.is_empty() { 0 } else { (there.len() - self.huge.len()) as u64 * HUGE_PAGES };
+        let pages = spans.iter().map(|span| span.pages).sum();
+        self.turnover.add(new + std::mem::take(&mut self.huge_changed), pages, now);
         for page in there {
             let entry = self.huge.entry(page).or_insert(HugePage { due: now, wait: HUGE_AGAIN.0, fingerprint: 0 });
             if entry.due <= now && left > 0 {
@@ -310,8 +357,9 @@ impl Rounds {
         if rested.kind == Kind::Broken {
             self.seen_broken(rested, fingerprints, each);
         } else if rested.kind == Kind::Huge {
-            self.seen_huge(rested.range.start, fingerprints);
-            each(rested, fingerprints);
+            if self.seen_huge(rested.range.start, fingerprints) {
+                each(rested, fingerprints);
+            }
         } else if self.notes_writes {
             each(rested, fingerprints);
         } else {
@@ -333,7 +381,7 @@ impl Rounds {
     pub fn split(&mut self, page: HostVirt) -> Option<HostVirt> {
         let first = page.page() / HUGE_PAGES * HUGE_PAGES;
         self.huge.remove(&first)?;
-        self.lately_split += HUGE_PAGES;
+        self.lately_split.push(first);
         Some(HostVirt(first << page::PAGE_SHIFT))
     }
 
@@ -372,6 +420,7 @@ impl Rounds {
         each: &mut impl FnMut(Rested, &[Fingerprint]),
     ) {
         let (now, (first, most)) = (self.seconds(Instant::now()), BROKEN_AGAIN);
+        let first = if self.is_busy() { first.max(LONG.as_secs() as u32) } else { first };
         let mut tell = Vec::with_capacity(fingerprints.len());
         for (page, fingerprint) in (rested.range.start.page()..).zip(fingerprints) {
             let Ok(at) = self.broken.binary_search_by_key(&page, |known| known.page) else {
@@ -381,13 +430,15 @@ impl Rounds {
             let entry = &mut self.broken[at];
             let same = entry.fingerprint == fingerprint.0;
             let seen_before = entry.fingerprint != 0;
-            tell.push(same && !entry.told);
-            entry.told = same;
+            let rested = same && u32::from(entry.wait) >= first;
+            tell.push(rested && !entry.told);
+            entry.told = rested;
             entry.fingerprint = fingerprint.0;
             if seen_before {
                 // What changes is likely to change again, and what does not is known.
-                entry.wait = (u32::from(entry.wait) * 2).clamp(first, most) as u16;
+                entry.wait = (u32::from(entry.wait) * 2).min(most) as u16;
             }
+            entry.wait = entry.wait.max(first as u16);
             entry.due = now + u32::from(entry.wait);
         }
         let mut at = 0;
@@ -401,13 +452,24 @@ impl Rounds {
         }
     }
 
-    fn seen_huge(&mut self, start: HostVirt, fingerprints: &[Fingerprint]) {
+    /// Says whether it has rested: at once, or where much changes for long.
+    fn seen_huge(&mut self, start: HostVirt, fingerprints: &[Fingerprint]) -> bool {
         let all = fingerprints.iter().fold(0, |all: u64, f| all.rotate_left(1) ^ f.0);
+        let is_busy = self.is_busy();
         if let Some(entry) = self.huge.get_mut(&start.page()) {
             entry.wait = if entry.fingerprint == all { (entry.wait * 2).min(HUGE_AGAIN.1) } else { HUGE_AGAIN.0 };
+            let stayed = entry.fingerprint == all && entry.wait >= LONG;
+            if entry.fingerprint != 0 && entry.fingerprint != all {
+                self.huge_changed += HUGE_CHANGE;
+            }
+            if is_busy {
+                entry.wait = entry.wait.max(LONG);
+            }
             entry.due = Instant::now() + entry.wait;
             entry.fingerprint = all;
+            return stayed || !is_busy;
         }
+        !is_busy
     }
 
     /// Everything is to be reported again.
@@ -576,7 +638,8 @@ mod tests {
         let Ok(guard) = Userfault::open(Purpose::MoveAndNote) else { return eprintln!("skipped: no userfaultfd") };
         for notes_writes in [true, false] {
             let memory = written(8);
-            let mut rounds = Rounds::new(notes_writes);
+            // What other tests of this process write makes it busy.
+            let mut rounds = Rounds::new(notes_writes, true);
             assert_eq!(round(&mut rounds, &guard, &memory, None), []);
             write(&memory, 5, 50);
             assert_eq!(round(&mut rounds, &guard, &memory, None), [0, 1, 2, 3, 4, 6, 7]);
@@ -591,7 +654,7 @@ mod tests {
 
     #[test]
     fn a_budget_goes_round() {
-        let mut rounds = Rounds::new(false);
+        let mut rounds = Rounds::new(false, false);
         let all = ranges(&[(0, 10), (20, 4)]);
         let mut seen = BTreeMap::<u64, u32>::new();
         for _ in 0..6 {

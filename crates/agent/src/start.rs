@@ -22,6 +22,8 @@ const ALL: &str = "PAGEFOLD_ALL";
 const VMA_BUDGET: &str = "PAGEFOLD_VMA_BUDGET";
 /// Set to do without the kernel's noting of writes.
 const COMPARE: &str = "PAGEFOLD_COMPARE_FINGERPRINTS";
+/// Set to fold what rests although it may not rest for long, as tests do.
+const EAGER: &str = "PAGEFOLD_EAGER";
 /// What the loader is told by.
 const PRELOAD: &str = "LD_PRELOAD";
 /// Our name in it.
@@ -55,8 +57,9 @@ fn asked() -> Option<Asked> {
     let all_anonymous = std::env::var_os(ALL).is_some();
     let most_vmas = std::env::var(VMA_BUDGET).ok().and_then(|n| n.parse().ok()).unwrap_or_else(half_of_all_vmas);
     let compare_fingerprints = std::env::var_os(COMPARE).is_some();
+    let eager = std::env::var_os(EAGER).is_some();
     let preload = std::env::var_os(PRELOAD).unwrap_or_default();
-    let names: [&str; 5] = [SOCKET, PROCESS, ALL, VMA_BUDGET, COMPARE];
+    let names: [&str; 6] = [SOCKET, PROCESS, ALL, VMA_BUDGET, COMPARE, EAGER];
     // SAFETY: constructors run before the program's own code, on the only thread there is.
     names.into_iter().for_each(|name| unsafe { std::env::remove_var(name) });
     match without_us(&preload) {
@@ -70,6 +73,7 @@ fn asked() -> Option<Asked> {
         all_anonymous,
         most_vmas,
         compare_fingerprints,
+        eager,
     })
 }
 

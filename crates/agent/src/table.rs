@@ -9,7 +9,7 @@
 //!      |                  mapped: a slot of the pool
 //!      |                    |    |
 //!      |        set_broken  v    | discard, set_private
-//!      +--------------- broken: private, but inside a mapping of the pool; not foldable
+//!      +--------------- broken: private, but inside a mapping of the pool; set_folded, set_zeroed by another way (refold)
 //! ```
 //!
 //! Memory is known by ranges ([`extents`]), as the kernel knows mappings; pages are known one by one only where
@@ -84,6 +84,8 @@ pub struct Table {
     now: u32,
     folds: u64,
     short_folds: u64,
+    /// Pages whose contents have changed, until somebody asks.
+    changed: u64,
     /// The chunk at which the next search for rested pages begins.
     next: u64,
 }
@@ -148,6 +150,7 @@ impl Table {
             now: 0,
             folds: 0,
             short_folds: 0,
+            changed: 0,
             next: 0,
         }
     }
@@ -269,6 +272,12 @@ impl Table {
         self.now = now;
     }
 
+    /// Pages whose contents have changed since this was asked last, as far as that was seen: in the looks that were taken in, of pages
+    /// that had stayed as they were for a minute or so, and broken pages.
+    pub const fn take_changed(&mut self) -> u64 {
+        std::mem::replace(&mut self.changed, 0)
+    }
+
     /// Pages that were ever folded, and those of them that were written so soon that it was for nothing.
     pub const fn folds(&self) -> (u64, u64) {
         (self.folds, self.short_folds)
@@ -313,6 +322,7 @@ impl Table {
             short += chunk.ended(chunk.mapped.and(of_chunk(key, first, end)), now);
         });
         self.short_folds += short;
+        self.changed += range.pages;
         self.leave_pool(first, end, true);
         self.each_known(first, end, |key, chunk| chunk.broken = chunk.broken.or(of_chunk(key, first, end)));
         self.broken += range.pages;
@@ -344,14 +354,31 @@ impl Table {
 
     /// Takes in a look at all enrolled memory, of which `written` was written since the last: what is written is pending
     /// from now on, and what was pending but is not written has rested and is given back, in order of address from where
-    /// the last search ended. At most `budget` pages, rounded up to whole chunks; more stays pending.
-    pub fn rest(&mut self, written: &[PageRange], budget: u64) -> Vec<PageRange> {
-        for range in written {
+    /// the last search ended. At most `budget` pages, rounded up to whole chunks; more stays pending. Where it has to be
+    /// `for_long`, what was written in the last minute or so stays pending too.
+    /// What is only `new` to the looks, and not known to have been written, is pending too and does not count as changed.
+    pub fn rest(
+        &mut self,
+        (written, new): (&[PageRange], &[PageRange]),
+        budget: u64,
+        for_long: bool,
+    ) -> Vec<PageRange> {
+        for (range, is_new) in written.iter().map(|range| (range, false)).chain(new.iter().map(|range| (range, true))) {
             let (first, end) = span(*range);
             let known: Vec<_> = self.extents.within(first, end).filter(|(.., traits)| traits.asked).collect();
             for (start, stop, _) in known {
                 self.set_pending(pages(start, stop));
-                self.each_known(start, stop, |key, chunk| chunk.fresh = chunk.fresh.or(of_chunk(key, start, stop)));
+                let (now, mut changed) = (self.now, 0);
+                self.each_known(start, stop, |key, chunk| {
+                    let pages = of_chunk(key, start, stop);
+                    chunk.fresh = chunk.fresh.or(pages);
+                    if is_new {
+                        return;
+                    }
+                    changed += pages.without(chunk.lately_written(now)).count();
+                    chunk.written_at(pages, now);
+                });
+                self.changed += changed;
             }
         }
         let mut rested = Vec::new();
@@ -360,8 +387,11 @@ impl Table {
         let Self { extents, chunks, next, now, .. } = self;
         let (before, behind): (Vec<_>, Vec<_>) = chunks.iter_mut().partition(|(key, _)| **key < from);
         for (&key, chunk) in behind.into_iter().chain(before) {
-            let old = chunk.pending.without(chunk.fresh);
+            let mut old = chunk.pending.without(chunk.fresh);
             chunk.fresh = Bits::default();
+            if for_long && !old.is_empty() {
+                old = old.without(chunk.lately_written(*now));
+            }
             if old.is_empty() || left == 0 || chunk.is_left_alone(*now) {
                 continue;
             }

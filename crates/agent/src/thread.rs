@@ -56,6 +56,8 @@ pub struct Asked {
     pub most_vmas: u64,
     /// Do without the kernel's noting of writes (to try what kernels without it get).
     pub compare_fingerprints: bool,
+    /// Whether to fold what rests although it may not rest for long.
+    pub eager: bool,
 }
 
 /// What lasts longer than a connection.
@@ -143,7 +145,7 @@ impl Agent {
             folder: opened.map(|(folder, _)| folder),
             pagemap,
             pool: Pool::default(),
-            rounds: Rounds::new(notes_writes),
+            rounds: Rounds::new(notes_writes, asked.eager),
             stats: MemberStats::default(),
             cpu_before: Duration::ZERO,
             folds_before: (0, 0),
@@ -254,9 +256,7 @@ impl Agent {
             Ok(folder) if on => {
                 self.viewed = Some(Instant::now());
                 let outcomes = folder.fold(runs, &self.pool, (&self.pagemap, &mut self.rounds), &mut self.stats);
-                if outcomes.contains(&Outcome::Folded) {
-                    self.rounds.hurry();
-                }
+                self.rounds.hurry(outcomes.iter().filter(|outcome| **outcome == Outcome::Folded).count());
                 outcomes
             }
             _ => vec![Outcome::Off; runs.iter().map(|run| usize::from(run.pages)).sum()],

@@ -41,6 +41,8 @@ pub struct Chunk {
     slots: [u32; CHUNK_PAGES as usize],
     /// Folded in this window, and in the ones before.
     young: [Bits; YOUNG],
+    /// Written in this window, and in the ones before.
+    written: [Bits; YOUNG],
     window: u32,
     /// The chunk is left alone until then, in seconds.
     alone_until: u32,
@@ -58,6 +60,7 @@ impl Chunk {
             mapped: none,
             slots: [0; CHUNK_PAGES as usize],
             young: [none; YOUNG],
+            written: [none; YOUNG],
             window: 0,
             alone_until: 0,
             doubled: 0,
@@ -73,10 +76,24 @@ impl Chunk {
     fn go_on(&mut self, now: u32) {
         let window = now / WINDOW;
         for _ in 0..window.saturating_sub(self.window).min(YOUNG as u32) {
-            self.young.rotate_right(1);
-            self.young[0] = Bits::default();
+            for bits in [&mut self.young, &mut self.written] {
+                bits.rotate_right(1);
+                bits[0] = Bits::default();
+            }
         }
         self.window = window;
+    }
+
+    /// Notes that these pages are written at this second.
+    pub fn written_at(&mut self, pages: Bits, now: u32) {
+        self.go_on(now);
+        self.written[0] = self.written[0].or(pages);
+    }
+
+    /// Pages that were written within a minute or so.
+    pub fn lately_written(&mut self, now: u32) -> Bits {
+        self.go_on(now);
+        self.written.iter().fold(Bits::default(), |all, bits| all.or(*bits))
     }
 
     /// Notes that these pages were folded at this second.

@@ -285,7 +285,7 @@ proptest! {
             table.set_time(1000 * (n as u32 + 1));
             if let Step::Rest(written) = &step {
                 let ranges: Vec<_> = written.iter().map(|(a, n)| real(*a, *n)).collect();
-                prop_assert_eq!(listed(&table.rest(&ranges, u64::MAX)), model.rest(written));
+                prop_assert_eq!(listed(&table.rest((&ranges, &[]), u64::MAX, false)), model.rest(written));
             } else {
                 model.apply(&step);
                 run_step(&mut table, &step);
@@ -317,7 +317,7 @@ proptest! {
         let expected: BTreeSet<u64> = pending.iter().flat_map(|(a, n)| *a..a + n).collect();
         let mut seen = BTreeSet::new();
         for _ in 0..PAGES {
-            let rested = table.rest(&[], budget);
+            let rested = table.rest((&[], &[]), budget, false);
             let number: u64 = rested.iter().map(|range| range.pages).sum();
             prop_assert!(number < budget + CHUNK_PAGES);
             for page in listed(&rested) {
@@ -374,7 +374,7 @@ fn where_folds_are_for_nothing_there_are_none_for_a_while() {
             table.set_time(now + 1 + wait);
             assert_eq!(table.refoldable().is_empty(), waits, "{round} {wait}");
             table.set_pending(real(600, 8));
-            assert_eq!(table.rest(&[], u64::MAX).is_empty(), waits, "{round} {wait}");
+            assert_eq!(table.rest((&[], &[]), u64::MAX, false).is_empty(), waits, "{round} {wait}");
         }
         table.set_private(real(0, 10));
     }
@@ -383,6 +383,28 @@ fn where_folds_are_for_nothing_there_are_none_for_a_while() {
     fold(&mut table);
     table.set_broken(real(0, 7));
     assert_eq!((table.folds().1, table.refoldable()), (3 * 17 + 7, vec![real(0, 7)]));
+}
+
+#[test]
+fn what_was_written_within_a_minute_has_not_rested_for_long() {
+    let mut table = Table::new();
+    table.ask(real(0, 20));
+    table.set_time(100);
+    let look = |table: &mut Table, written: &[PageRange], new: &[PageRange], for_long| {
+        listed(&table.rest((written, new), u64::MAX, for_long)).len()
+    };
+    look(&mut table, &[real(0, 10)], &[real(10, 10)], true);
+    assert_eq!(table.take_changed(), 10);
+    assert_eq!(look(&mut table, &[], &[], true), 10, "what is new only was not written");
+    // Written over and over, a page has changed once.
+    look(&mut table, &[real(0, 10)], &[], true);
+    assert_eq!(table.take_changed(), 0);
+    table.set_time(150);
+    assert_eq!(look(&mut table, &[], &[], true), 0);
+    table.set_time(200);
+    assert_eq!(look(&mut table, &[], &[], true), 10);
+    look(&mut table, &[real(0, 1)], &[], true);
+    assert_eq!((table.take_changed(), look(&mut table, &[], &[], true), look(&mut table, &[], &[], false)), (1, 0, 1));
 }
 
 #[test]
@@ -420,7 +442,7 @@ fn a_reservation_costs_nothing_until_it_is_written() {
     assert_eq!(table.counts().enrolled, 1 << 32);
     table.set_pending(real(5 << 30, 1));
     table.set_pending(real(1 << 30, 1));
-    assert_eq!(table.rest(&[], u64::MAX), [real(1 << 30, 1)]);
+    assert_eq!(table.rest((&[], &[]), u64::MAX, false), [real(1 << 30, 1)]);
 }
 
 #[test]
@@ -438,7 +460,7 @@ fn a_quiet_look_at_512_mib_is_quick() {
     let mut foldable = Vec::new();
     let quickest = (0..20).map(|_| {
         let start = std::time::Instant::now();
-        assert!(table.rest(&[], u64::MAX).is_empty());
+        assert!(table.rest((&[], &[]), u64::MAX, false).is_empty());
         let rest = start.elapsed();
         table.foldable(&mut foldable);
         (start.elapsed(), rest)

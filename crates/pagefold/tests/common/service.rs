@@ -195,7 +195,8 @@ impl Service {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
         command.args(["run", "--group", &self.group(group), "--name", name]);
         command.arg("--service").arg(&place).args(run).arg("--").args(words);
-        command.env(variable, token).envs(env.iter().copied());
+        // Programs that do nothing but write would not be folded for a minute.
+        command.env(variable, token).env("PAGEFOLD_EAGER", "1").envs(env.iter().copied());
         Member::spawn(command, name, &self.dir)
     }
 }
