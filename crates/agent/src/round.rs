@@ -103,6 +103,8 @@ pub struct Rounds {
     huge: BTreeMap<u64, HugePage>,
     /// Huge pages that were split since the last round, to fold some of their pages.
     lately_split: Vec<u64>,
+    /// Whether it is known which huge pages there were.
+    looked: bool,
     /// Pages of huge pages that changed since the last round, about.
     huge_changed: u64,
     turnover: Turnover,
@@ -132,6 +134,7 @@ impl Rounds {
             cost: Duration::ZERO,
             huge,
             lately_split: Vec::new(),
+            looked: false,
             huge_changed: 0,
             turnover: Turnover::new(now),
             eager,
@@ -187,7 +190,7 @@ impl Rounds {
         let noted: u64 = written.iter().map(|range| range.pages).sum();
         let noted = noted.saturating_sub(split);
         let cost = now.elapsed() + NOTE_COST * u32::try_from(noted).unwrap_or(u32::MAX);
-        self.cost = if self.notes_writes { cost } else { 4 * cost };
+        self.cost = cost;
         self.next = now + (self.cost * SHARE).clamp(CLOSEST, FURTHEST);
         Ok(pages)
     }
@@ -296,7 +299,8 @@ impl Rounds {
         self.huge.retain(|page, _| there.binary_search(page).is_ok());
         let split = (before - self.huge.len()) as u64 * HUGE_PAGES;
         // Memory that came to be since the last look has changed; at the first look, nothing is known of what changes.
-        let new = if self.huge.is_empty() { 0 } else { (there.len() - self.huge.len()) as u64 * HUGE_PAGES };
+        let looked = std::mem::replace(&mut self.looked, true);
+        let new = if looked { (there.len() - self.huge.len()) as u64 * HUGE_PAGES } else { 0 };
         let pages = spans.iter().map(|span| span.pages).sum();
         self.turnover.add(new + std::mem::take(&mut self.huge_changed), pages, now);
         for page in there {
@@ -475,6 +479,7 @@ impl Rounds {
     /// Everything is to be reported again.
     pub fn again(&mut self, pagemap: &Pagemap) -> host::Result<()> {
         self.huge.clear();
+        self.looked = false;
         self.seen.clear();
         self.broken.iter_mut().for_each(|page| page.told = false);
         for span in spans() {

@@ -10,7 +10,7 @@
 //!   in a whole round                     likely to stay for another
 //!      ^                                                          |
 //!      `----------------------------------------------------------'
-//!            not so any more; what was measured is forgotten by half every 20 s
+//!            not so any more; what was measured is forgotten by half every minute
 //! ```
 
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ const LIFE: Duration = Duration::from_secs(60);
 /// One page of so many may be.
 const ONE_IN: f64 = 20.0;
 /// What was measured counts half after this time.
-const HALF_LIFE: Duration = Duration::from_secs(20);
+const HALF_LIFE: Duration = Duration::from_secs(60);
 /// Less time than this says nothing yet.
 const LEAST: Duration = Duration::from_secs(1);
 
@@ -73,9 +73,9 @@ mod tests {
         turnover.add(2000, 100_000, at(20));
         turnover.add(2000, 100_000, at(21));
         assert!(turnover.is_busy());
-        (22..80).for_each(|second| turnover.add(0, 100_000, at(second)));
+        (22..200).for_each(|second| turnover.add(0, 100_000, at(second)));
         assert!(turnover.is_busy());
-        (80..140).for_each(|second| turnover.add(0, 100_000, at(second)));
+        (200..400).for_each(|second| turnover.add(0, 100_000, at(second)));
         assert!(!turnover.is_busy());
     }
 }

@@ -24,6 +24,8 @@ impl<'a> Lab<'a> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
         let (variable, token) = self.service.mark();
         command.arg("lab").args(words).env("PAGEFOLD_LAB_DIR", self.dir.path().join("lab")).env(variable, token);
+        // Also what will not last.
+        command.env("PAGEFOLD_EAGER", "1");
         command
     }
 

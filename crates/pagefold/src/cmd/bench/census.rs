@@ -297,7 +297,7 @@ fn gib(pages: u64) -> f64 {
     (pages * PAGE_BYTES as u64) as f64 / f64::from(1 << 30)
 }
 
-fn median(seconds: &[f64]) -> f64 {
+pub fn median(seconds: &[f64]) -> f64 {
     let mut sorted = seconds.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted[sorted.len() / 2]

@@ -4,8 +4,10 @@ use super::curve::Curve;
 use super::equal::equal_pages;
 use super::guardian::Guardian;
 use super::measure::{Scene, Side};
+use super::merger::Folds;
 use super::options::Options;
 use super::{svg, turns};
+use crate::cmd::bench::census::median;
 use crate::exit::Outcome;
 use crate::output::say;
 use anyhow::Context;
@@ -17,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// Between two looks.
 const EVERY: Duration = Duration::from_secs(1);
+/// Between the first merging and the work: what was merged at first has been so for longer than a short life then.
+const REST: Duration = Duration::from_secs(90);
 /// Rows of the table.
 const ROWS: usize = 20;
 
@@ -36,6 +40,14 @@ pub struct Worked {
     /// Of the pages that were merged, those that are broken in the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     end_broken_share: Option<f64>,
+    /// Pages merged while they worked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    folds: Option<Folds>,
+    /// Part of them that was written again within a minute or so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    short_folds_share: Option<f64>,
+    /// Mappings of the guests' processes when the work began, and in the end.
+    vmas: (u64, u64),
     /// Processor time while the guests worked.
     cpu_s: f64,
     /// Times since the work began.
@@ -45,7 +57,26 @@ pub struct Worked {
 #[derive(Debug, Serialize)]
 struct Churn {
     minutes: f64,
+    ratio: Ratio,
     rounds: Vec<Round>,
+}
+
+/// Ours over theirs; medians over the rounds.
+#[derive(Debug, Serialize)]
+struct Ratio {
+    merged: f64,
+    cpu: f64,
+}
+
+impl Ratio {
+    fn of(rounds: &[Round]) -> Self {
+        let median = |of: fn(&Worked) -> f64| {
+            let ratios: Vec<f64> =
+                rounds.iter().map(|r| of(&r.pagefold) / of(&r.ksmd).max(f64::MIN_POSITIVE)).collect();
+            median(&ratios)
+        };
+        Self { merged: median(|w| w.mean_merged_pages), cpu: median(|w| w.cpu_s) }
+    }
 }
 
 /// A turn of each.
@@ -65,7 +96,7 @@ pub fn run(o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<O
         let total = first.ksmd.resident_pages.max(first.pagefold.resident_pages);
         std::fs::write(path, svg::draw(first, total)).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    let churn = Churn { minutes: o.minutes, rounds };
+    let churn = Churn { minutes: o.minutes, ratio: Ratio::of(&rounds), rounds };
     let mut out = std::io::stdout().lock();
     if o.json {
         report::json::write(&mut out, &churn)?;
@@ -82,6 +113,8 @@ fn work(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow:
     scene.merger.on()?;
     let first =
         Curve::until_stable(Instant::now(), cpu_before, equal_pages(&scene.processes)?, || scene.merger.progress())?;
+    std::thread::sleep(REST);
+    let (folds_before, vmas_before) = (scene.merger.account()?.folds, scene.taken()?.vmas);
     let (begin, cpu_before) = (Instant::now(), scene.merger.cpu_s()?);
     scene.guests.work()?;
     let mut curve = Curve::default();
@@ -90,7 +123,12 @@ fn work(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow:
         std::thread::sleep(EVERY);
     }
     curve.add(begin, cpu_before, scene.merger.progress()?);
-    let (end, end_frames) = (curve.end(), scene.taken()?.frames);
+    let (end, taken) = (curve.end(), scene.taken()?);
+    let folds = scene.merger.account()?.folds.zip(folds_before).map(|(after, before)| Folds {
+        all: after.all - before.all,
+        again: after.again - before.again,
+        short: after.short - before.short,
+    });
     let name = scene.merger.name();
     scene.end()?;
     say!(
@@ -105,8 +143,11 @@ fn work(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow:
         begin_merged_pages: first.end().merged_pages,
         mean_merged_pages: later.iter().sum::<u64>() as f64 / later.len().max(1) as f64,
         end_merged_pages: end.merged_pages,
-        end_frames,
+        end_frames: taken.frames,
         end_broken_share: end.broken_pages.map(|broken| share(broken, end.merged_pages)),
+        folds,
+        short_folds_share: folds.map(|folds| folds.short as f64 / folds.all.max(1) as f64),
+        vmas: (vmas_before, taken.vmas),
         cpu_s: end.cpu_s,
         curve,
     })
@@ -133,6 +174,20 @@ fn print(out: &mut dyn Write, round: &Round) -> std::io::Result<()> {
         ]);
     }
     writeln!(out, "{table}")?;
+    if let Some(folds) = round.pagefold.folds {
+        let share = round.pagefold.short_folds_share.unwrap_or(0.0) * 100.0;
+        writeln!(
+            out,
+            "pagefold: {} pages folded meanwhile, {} of them again, {share:.1}% for less than a minute or so; {} mappings before, {} in the end",
+            folds.all, folds.again, round.pagefold.vmas.0, round.pagefold.vmas.1
+        )?;
+    }
+    writeln!(
+        out,
+        "ratio: {:.3} of what ksmd has merged, for {:.3} of its processor time",
+        round.pagefold.mean_merged_pages / round.ksmd.mean_merged_pages.max(1.0),
+        round.pagefold.cpu_s / round.ksmd.cpu_s.max(0.001)
+    )?;
     for (name, w) in [("ksmd", &round.ksmd), ("pagefold", &round.pagefold)] {
         writeln!(
             out,

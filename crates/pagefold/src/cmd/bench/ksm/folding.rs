@@ -3,7 +3,7 @@
 use super::curve::Progress;
 use super::equal::Guest;
 use super::guardian::Guardian;
-use super::merger::{Account, Merger};
+use super::merger::{Account, Folds, Merger};
 use crate::service::ask::GroupState;
 use crate::service::change::Change;
 use crate::service::client::Service;
@@ -192,6 +192,7 @@ impl Merger for Folding {
             metadata_bytes: report.index_bytes + report.agent_bytes,
             pages_scanned: Some(report.pages_scanned),
             broken_pages: Some(report.broken_pages),
+            folds: Some(Folds { all: report.folds, again: report.refolds, short: report.short_folds }),
             agent_stalls: Some(agent_stalls),
             failures: Some(report.fold_failures),
             cpu_by_part_s: Some(self.cpu_by_part()?),

@@ -30,6 +30,17 @@ pub trait Merger {
     fn off(&mut self) -> anyhow::Result<()>;
 }
 
+/// How often pages were merged.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Folds {
+    /// Pages.
+    pub all: u64,
+    /// That had been merged before.
+    pub again: u64,
+    /// That did not stay so for a minute or so.
+    pub short: u64,
+}
+
 /// What a merger keeps, and says of itself.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Account {
@@ -40,6 +51,10 @@ pub struct Account {
     /// Pages broken in mappings of the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub broken_pages: Option<u64>,
+    /// Pages merged, again and again, of those the ones that had been merged before and were written, and those that were written
+    /// within a minute or so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub folds: Option<Folds>,
     /// How long agents kept pages out of reach, by their own account.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent_stalls: Option<AgentStalls>,
