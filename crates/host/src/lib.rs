@@ -2,6 +2,7 @@
 
 mod advice;
 mod bpf;
+mod btf;
 mod cgroup;
 mod cgroup_home;
 mod check;
@@ -23,6 +24,7 @@ mod plain_file;
 mod pool_memory;
 mod process;
 mod process_id;
+mod reference_counts;
 mod seqpacket;
 mod signals;
 mod smaps;
@@ -58,6 +60,7 @@ pub use plain_file::{open_plain_file, read_plain_file};
 pub use pool_memory::{DonationWindow, HeldLease, InheritedSegment, Lease, LeaseState, PoolSegment};
 pub use process::{Process, check_readable, is_userfaultfd_open, open_files, pids};
 pub use process_id::{ProcessId, ProcessStat};
+pub use reference_counts::{Held, ReferenceCounts};
 pub use seqpacket::{MOST_FDS, Peer, Received, Seqpacket, SeqpacketListener};
 pub use signals::{Caught, Signals, let_signals_through};
 pub use smaps::{Mapping, Usage};
