@@ -99,7 +99,7 @@ fn questions_are_bounded() {
     assert!(is_taken(&[range(0, 512)]) && is_taken(&[range(4096, 8); 64]));
     assert!(!is_taken(&[]) && !is_taken(&[range(0, 0)]) && !is_taken(&[range(0, 513)]));
     assert!(!is_taken(&[range(0, 1); 65]) && !is_taken(&[range(0, 256), range(0, 257)]));
-    assert!(!is_taken(&[range(1, 1)]) && !is_taken(&[range(u64::MAX & !4095, 1)]) && !is_taken(&[range(1 << 57, 1)]));
+    assert!(!is_taken(&[range(1, 1)]) && !is_taken(&[range((1 << 57) | 4096, 1)]) && !is_taken(&[range(1 << 57, 1)]));
     assert!(!is_taken(&[range(0, (1 << 32) + 1)]) && !is_taken(&[range(0, u64::MAX)]));
     assert!(is_taken(&[range((1 << 57) - 4096, 1)]));
     // The longest answer, and bytes that are none.
