@@ -10,7 +10,7 @@ use fuse::SlowFile;
 use host::{Prover, Purpose, Seqpacket, Userfault, Watch};
 use io_uring::IoUring;
 use page::{HostVirt, PAGE_BYTES, PageRange};
-use pages::{Child, Lent, Pages, executes_as};
+use pages::{Child, Lent, Pages, asks_as};
 use std::error::Error;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -91,7 +91,7 @@ impl Program {
             "rubbish" => return self.rubbish(),
             "flood" => return self.flood(number(1)?),
             "many" => return self.many(number(1)?),
-            "execute-as" => return executes_as(&self.socket, number(1)?).map(|answer| answer.to_owned()),
+            "ask-as" => return asks_as(&self.socket, number(1)?).map(|answer| answer.to_owned()),
             other => return Err(format!("no command {other:?}").into()),
         }
         Ok("ok".into())
@@ -261,7 +261,15 @@ impl Program {
 
     /// Opens so many connections and keeps them; how many are open then.
     fn many(&mut self, count: usize) -> Answer {
-        self.others = (0..count).filter_map(|_| Seqpacket::connect(&self.socket).ok()).collect();
+        host::raise_open_files_limit();
+        let began = Instant::now();
+        while self.others.len() < count && began.elapsed() < TIMEOUT {
+            match Seqpacket::connect(&self.socket) {
+                Ok(socket) => self.others.push(socket),
+                // So many wait to be accepted.
+                Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
         std::thread::sleep(Duration::from_millis(300));
         let open = self.others.iter().filter(|s| !is_closed(s)).count();
         self.others.clear();

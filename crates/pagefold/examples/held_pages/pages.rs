@@ -145,12 +145,12 @@ impl Drop for Child {
     }
 }
 
-/// A child connects, becomes a user with other rights, and its parent, which holds the connection too, asks about it.
-pub fn executes_as(socket: &Path, uid: usize) -> Result<&'static str, Box<dyn Error>> {
+/// Changes what this process may, so that the kernel keeps others from looking at it, and then connects and asks.
+pub fn asks_as(socket: &Path, uid: usize) -> Result<&'static str, Box<dyn Error>> {
     let uid = libc::uid_t::try_from(uid)?;
-    let mut prover = Prover::connect(socket)?;
     // SAFETY: gives up rights of the whole process.
     check(unsafe { libc::setuid(uid) })?;
+    let mut prover = Prover::connect(socket)?;
     let range = PageRange { start: HostVirt(1 << 20), pages: 1 };
     match prover.ask(&[range], &mut [Proof::Unknown], Duration::from_secs(2)) {
         Ok(()) => Ok("answered"),

@@ -101,6 +101,8 @@ impl Asker {
             proofs[n] = match held[n] {
                 Held::Free if same => Proof::Free,
                 Held::Referenced(_) if same => Proof::Referenced,
+                // A page that others map, too, is held by them.
+                _ if self.before[n] == self.after[n] && is_shared(self.after[n]) => Proof::Referenced,
                 _ => Proof::Unknown,
             };
         }
@@ -112,6 +114,11 @@ impl Asker {
 fn may_be_free(entry: PagemapEntry) -> Option<Pfn> {
     let candidate = entry.exclusive() && !entry.file_or_shared() && entry.write_protected();
     entry.pfn().filter(|_| candidate)
+}
+
+/// Whether a page is private by its mapping, and yet mapped elsewhere: as after a fork.
+fn is_shared(entry: PagemapEntry) -> bool {
+    entry.write_protected() && !entry.file_or_shared() && !entry.exclusive()
 }
 
 fn read(
