@@ -1,9 +1,11 @@
 //! Giving up rights for good, at the start of a process that needs none.
 
-use rustix::process::{Gid, Resource, Rlimit, Uid, getrlimit, setrlimit};
+use rustix::process::{
+    Gid, Resource, Rlimit, Signal, Uid, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
+};
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set, set_capabilities, set_no_new_privs,
-    set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set, set_capabilities, set_keep_capabilities,
+    set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
 use std::io;
 
@@ -17,18 +19,56 @@ pub fn give_up_rights(uid: Option<u32>) -> io::Result<()> {
     set_no_new_privs(true)?;
     clear_ambient_capability_set()?;
     if let Some(uid) = uid {
-        let (user, group) = (Uid::from_raw(uid), Gid::from_raw(uid));
-        set_thread_groups(&[])?;
-        set_thread_res_gid(group, group, group)?;
-        set_thread_res_uid(user, user, user)?;
+        become_user(uid)?;
     }
+    keep(CapabilitySet::empty())
+}
+
+/// The same, but for the right to look up in which frames the pages of any process lie: to open any file under `/proc`
+/// (`CAP_DAC_READ_SEARCH`), of any process (`CAP_SYS_PTRACE`), and to be shown frames in it (`CAP_SYS_ADMIN`).
+///
+/// # Errors
+/// The kernel refused; the process must not go on then.
+pub fn give_up_rights_but_looking(uid: Option<u32>) -> io::Result<()> {
+    set_no_new_privs(true)?;
+    clear_ambient_capability_set()?;
+    if let Some(uid) = uid {
+        set_keep_capabilities(true)?;
+        become_user(uid)?;
+        set_keep_capabilities(false)?;
+    }
+    keep(CapabilitySet::DAC_READ_SEARCH | CapabilitySet::SYS_PTRACE | CapabilitySet::SYS_ADMIN)
+}
+
+fn become_user(uid: u32) -> io::Result<()> {
+    let (user, group) = (Uid::from_raw(uid), Gid::from_raw(uid));
+    set_thread_groups(&[])?;
+    set_thread_res_gid(group, group, group)?;
+    set_thread_res_uid(user, user, user)?;
+    Ok(())
+}
+
+fn keep(kept: CapabilitySet) -> io::Result<()> {
     let none = CapabilitySet::empty();
-    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
+    set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable: none })?;
     let left = capabilities(None)?;
-    if left.permitted.is_empty() && left.effective.is_empty() {
+    if left.permitted == kept && left.effective == kept && left.inheritable.is_empty() {
         return Ok(());
     }
-    Err(io::Error::other("the kernel left us capabilities"))
+    Err(io::Error::other("the kernel left us other capabilities"))
+}
+
+/// Has the kernel kill this process when the thread that started it ends. To be called after rights were given up, which
+/// undoes it.
+///
+/// # Errors
+/// The parent is no longer process `parent`, or the kernel refused; the process must not go on then.
+pub fn end_with_parent(parent: u32) -> io::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    match getppid() {
+        Some(now) if now.as_raw_nonzero().get().cast_unsigned() == parent => Ok(()),
+        _ => Err(io::Error::other("the process that started this one has ended")),
+    }
 }
 
 /// Lets this process open as many files as it may.
@@ -71,5 +111,38 @@ mod tests {
             }
         });
         answer.join().unwrap();
+    }
+
+    #[test]
+    fn who_only_looks_sees_frames_of_any_process_and_changes_nothing() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root has rights to give up");
+            return;
+        }
+        let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = other.id();
+        let counts = crate::ReferenceCounts::open();
+        let answer = std::thread::spawn(move || {
+            give_up_rights_but_looking(Some(61_998)).unwrap();
+            let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+            let field = |key: &str| status.lines().find_map(|l| l.strip_prefix(key)).unwrap().trim().to_owned();
+            assert_eq!((field("CapEff:"), field("CapPrm:")), ("0000000000280004".into(), "0000000000280004".into()));
+            assert_eq!((field("CapInh:"), field("CapAmb:")), ("0000000000000000".into(), "0000000000000000".into()));
+            assert_eq!(field("NoNewPrivs:"), "1");
+            let pagemap = crate::Pagemap::open(pid).unwrap();
+            let range = pagemap.present_ranges(page::HostVirt(0), page::HostVirt((1 << 47) - 4096)).unwrap()[0];
+            let mut entries = Vec::new();
+            pagemap.read(range.start, 1, &mut entries).unwrap();
+            assert!(entries[0].pfn().is_some(), "frames are hidden");
+            // CAP_SYS_ADMIN stands in for CAP_BPF and CAP_PERFMON; what matters is that what is loaded goes on.
+            if let Ok(mut counts) = counts {
+                counts.check(&[entries[0].pfn().unwrap()], &mut [crate::Held::Unknown]).unwrap();
+            }
+            assert!(std::fs::File::options().write(true).open("/proc/sys/vm/swappiness").is_err());
+        });
+        let answer = answer.join();
+        other.kill().unwrap();
+        other.wait().unwrap();
+        answer.unwrap();
     }
 }

@@ -2,6 +2,7 @@
 
 mod advice;
 mod bpf;
+mod btf;
 mod cgroup;
 mod cgroup_home;
 mod check;
@@ -23,6 +24,8 @@ mod plain_file;
 mod pool_memory;
 mod process;
 mod process_id;
+mod prover;
+mod reference_counts;
 mod seqpacket;
 mod shadow;
 mod signals;
@@ -37,7 +40,9 @@ pub use advice::{ask_to_merge, prefer_huge_pages};
 pub use cgroup::{CgroupLayout, Cgroups};
 pub use cgroup_home::CgroupHome;
 pub use check::{Check, Status};
-pub use confine::{give_up_rights, keep_files_from_children, raise_open_files_limit};
+pub use confine::{
+    end_with_parent, give_up_rights, give_up_rights_but_looking, keep_files_from_children, raise_open_files_limit,
+};
 pub use error::{Error, Result};
 pub use features::probe_host;
 pub use file_map::FileMap;
@@ -54,11 +59,13 @@ pub use own_cpu::own_cpu_time;
 pub use page::PageRange;
 pub use page_cache::CachedFile;
 pub use pagemap::{Pagemap, PagemapEntry, frames_visible, has_pagemap_scan};
-pub use peer_process::PeerProcess;
+pub use peer_process::{PeerPages, PeerProcess};
 pub use plain_file::{open_plain_file, read_plain_file};
 pub use pool_memory::{DonationWindow, HeldLease, InheritedSegment, Lease, LeaseState, PoolSegment};
 pub use process::{Process, check_readable, is_userfaultfd_open, open_files, pids};
 pub use process_id::{ProcessId, ProcessStat};
+pub use prover::Prover;
+pub use reference_counts::{Held, ReferenceCounts};
 pub use seqpacket::{MOST_FDS, Peer, Received, Seqpacket, SeqpacketListener};
 pub use shadow::Shadow;
 pub use signals::{Caught, Signals, let_signals_through};

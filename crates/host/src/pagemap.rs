@@ -67,6 +67,11 @@ impl PagemapEntry {
         self.0 >> 56 & 1 == 1
     }
 
+    /// Present, and a userfaultfd is told of the next write to it, or notes it.
+    pub const fn write_protected(self) -> bool {
+        self.present() && self.0 >> 57 & 1 == 1
+    }
+
     /// In swap. (Also a page that is absent and whose next write is to be noted.)
     pub const fn swapped(self) -> bool {
         self.0 >> 62 & 1 == 1

@@ -4,10 +4,12 @@
 //! may find another process, which had no part in it. The kernel also keeps a pidfd of who connected (`SO_PEERPIDFD`, since
 //! Linux 6.5). As long as that process was not collected its pid is its own, so what `/proc` says in between holds for it.
 
-use crate::{ProcessId, ProcessStat, Seqpacket};
+use crate::{Error, Pagemap, PagemapEntry, ProcessId, ProcessStat, Result, Seqpacket};
+use page::PageRange;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 
 /// Not in every libc's headers.
 const SO_PEERPIDFD: libc::c_int = 77;
@@ -30,13 +32,82 @@ impl PeerProcess {
         let peer = socket.peer()?;
         let pidfd = peer_pidfd(socket)?;
         let stat = ProcessStat::read(peer.pid).map_err(|e| io::Error::other(e.to_string()))?;
-        // Its pidfd is readable from its end on. Before that nobody else can have had its pid, so the line was about it.
-        let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
-        if poll(&mut ended, Some(&Timespec::default()))? > 0 {
+        // Before its end nobody else can have had its pid, so the line was about it.
+        if has_ended(&pidfd)? {
             return Err(io::Error::other(format!("process {} has ended", peer.pid)));
         }
         Ok(Self { id: ProcessId { pid: peer.pid, start_ticks: stat.start_ticks }, uid: peer.uid })
     }
+}
+
+/// Where the pages of the process that connected lie.
+///
+/// It is opened once. From then on it is of that address space, and reads as empty when that has gone.
+#[derive(Debug)]
+pub struct PeerPages {
+    pagemap: Pagemap,
+    pidfd: OwnedFd,
+}
+
+impl PeerPages {
+    /// Of who connected to `socket`.
+    ///
+    /// # Errors
+    /// It has ended meanwhile, this kernel cannot tell for certain who it is, or it executes by now what has other rights
+    /// than it had when it connected: somebody else may hold its end of the socket, whom that program's memory is none
+    /// of the business of.
+    pub fn of(socket: &Seqpacket) -> io::Result<Self> {
+        let peer = socket.peer()?;
+        let pidfd = peer_pidfd(socket)?;
+        let other = |e: Error| io::Error::other(e.to_string());
+        let pagemap = Pagemap::open(peer.pid).map_err(other)?;
+        // Looked up again now that it is open: the file belongs to the user whose rights the process has, or to root where
+        // the kernel keeps others from looking at it, as it does after a program was executed that has more rights.
+        let owner = std::fs::symlink_metadata(format!("/proc/{}/pagemap", peer.pid))?.uid();
+        if has_ended(&pidfd)? {
+            return Err(io::Error::other(format!("process {} has ended", peer.pid)));
+        }
+        if owner != peer.uid {
+            let why = format!("process {} may be looked at by user {owner}, and connected as {}", peer.pid, peer.uid);
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+        Ok(Self { pagemap, pidfd })
+    }
+
+    /// Appends the entries of some pages; of those beyond the end of the address space, entries of absent pages.
+    /// `buffer` is used on the way.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn append(
+        &self,
+        range: PageRange,
+        entries: &mut Vec<PagemapEntry>,
+        buffer: &mut Vec<PagemapEntry>,
+    ) -> Result<()> {
+        self.pagemap.read(range.start, range.pages, buffer)?;
+        let absent = usize::try_from(range.pages).unwrap_or(usize::MAX) - buffer.len();
+        entries.append(buffer);
+        entries.extend(std::iter::repeat_n(PagemapEntry::from_bits(0), absent));
+        Ok(())
+    }
+
+    /// Waits until `socket` has something to read, or is closed; false if the process has ended.
+    ///
+    /// # Errors
+    /// The kernel refuses to wait.
+    pub fn wait_for(&self, socket: &Seqpacket) -> io::Result<bool> {
+        let mut fds = [PollFd::new(socket, PollFlags::IN), PollFd::new(&self.pidfd, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(fds[1].revents().is_empty()),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+/// A pidfd is readable from the end of its process on.
+fn has_ended(pidfd: &OwnedFd) -> io::Result<bool> {
+    Ok(poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&Timespec::default()))? > 0)
 }
 
 fn peer_pidfd(socket: &Seqpacket) -> io::Result<OwnedFd> {

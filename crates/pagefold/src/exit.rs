@@ -9,6 +9,9 @@ pub const CODES: &str = "\
 Exit codes: 0 done; 1 done in part or not at all, stderr says what is missing; 2 usage;
 3 this host lacks something, stderr says what and how to get it; 4 a bug in pagefold";
 
+/// The code for a host that lacks something.
+pub const HOST_LACKS: u8 = 3;
+
 /// How a command that ran to its end went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -50,7 +53,7 @@ pub fn code_of(command: impl FnOnce() -> anyhow::Result<Outcome>) -> ExitCode {
     say!("pagefold: {}", in_words(&error));
     ExitCode::from(match error.downcast_ref::<Stop>() {
         Some(Stop::Usage(_)) => 2,
-        Some(Stop::HostLacks(_)) => 3,
+        Some(Stop::HostLacks(_)) => HOST_LACKS,
         None => 1,
     })
 }

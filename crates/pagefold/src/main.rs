@@ -6,6 +6,7 @@ mod cmd;
 mod exit;
 mod output;
 mod progress;
+mod prove;
 mod service;
 mod size;
 mod take;
@@ -40,6 +41,9 @@ enum Command {
     /// Folds the pages of one group
     #[command(hide = true)]
     Worker(cmd::worker::Args),
+    /// Tells members whether anybody else holds their pages
+    #[command(hide = true)]
+    Prove(cmd::prove::Args),
     /// Real guests to try Pagefold on
     Lab(cmd::lab::Args),
     /// Measure Pagefold itself
@@ -60,6 +64,7 @@ fn main() -> ExitCode {
         Command::Group(args) => cmd::group::run(&args),
         Command::Audit(args) => cmd::audit::run(&args),
         Command::Worker(args) => cmd::worker::run(&args),
+        Command::Prove(args) => cmd::prove::run(&args),
         Command::Lab(args) => cmd::lab::run(args),
         Command::Bench(args) => cmd::bench::run(args),
         Command::BenchGuest(args) => cmd::bench::run_guest(&args),

@@ -31,6 +31,7 @@
 
 mod codec;
 mod message;
+pub mod prove;
 mod stats;
 
 pub use codec::Malformed;

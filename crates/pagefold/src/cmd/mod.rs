@@ -7,6 +7,7 @@ pub mod doctor;
 pub mod group;
 pub mod guests;
 pub mod lab;
+pub mod prove;
 pub mod run;
 pub mod select;
 pub mod serve;

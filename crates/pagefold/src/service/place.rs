@@ -3,6 +3,7 @@
 //! ```text
 //!   DIR/lock               held by the supervisor that runs
 //!   DIR/agent.sock         members
+//!   DIR/prove.sock         members that ask whether anybody else holds their pages; root's service only
 //!   DIR/control.sock       the command line
 //!   DIR/workers/GROUP.sock a group's worker, for supervisors only
 //!   DIR/state.json         who is a member, and what was set on the fly, for the next supervisor
@@ -64,6 +65,11 @@ impl Place {
     /// Where members connect.
     pub fn agent_socket(&self) -> PathBuf {
         self.dir.join("agent.sock")
+    }
+
+    /// Where members ask the prover.
+    pub fn prove_socket(&self) -> PathBuf {
+        self.dir.join("prove.sock")
     }
 
     /// Where the command line connects.

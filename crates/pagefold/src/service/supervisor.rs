@@ -6,6 +6,7 @@ use super::decide;
 use super::group::{Group, Heard};
 use super::log::note;
 use super::place::{Lock, Place, own_uid};
+use super::prover::Prover;
 use super::requests::Client;
 use super::state::State;
 use super::worker::Worker;
@@ -26,6 +27,8 @@ const TICK: Duration = Duration::from_secs(1);
 const TURN: usize = 64;
 /// Where accepting fails, it is tried again after so long.
 const PAUSE: Duration = Duration::from_millis(200);
+/// The prover's, among the users of workers: no group can be called that.
+const PROVER: &str = ":prover";
 
 /// How a service is run.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +51,7 @@ pub struct Supervisor {
     options: Options,
     agents: SeqpacketListener,
     control: SeqpacketListener,
+    prover: Prover,
     signals: Signals,
     /// Control groups of workers that have ended.
     leftover: Vec<CgroupHome>,
@@ -77,6 +81,7 @@ impl Supervisor {
             fs::set_permissions(path, Permissions::from_mode(mode))
                 .with_context(|| format!("cannot set the rights of {}", path.display()))?;
         }
+        let prover = Prover::new(&place)?;
         let mut supervisor = Self {
             place,
             config,
@@ -86,6 +91,7 @@ impl Supervisor {
             options,
             agents,
             control,
+            prover,
             signals,
             leftover: Vec::new(),
             idle_since: None,
@@ -171,7 +177,12 @@ impl Supervisor {
     fn wait(&self, next_tick: Instant) -> anyhow::Result<()> {
         let now = Instant::now();
         let starts = self.groups.values().filter_map(|g| g.start_at(self.state.members_of(&g.name), now));
-        let until = starts.chain([next_tick]).chain(self.accept_after).min().unwrap_or(next_tick);
+        let until = starts
+            .chain(self.prover.start_at(now))
+            .chain([next_tick])
+            .chain(self.accept_after)
+            .min()
+            .unwrap_or(next_tick);
         let pause = until.saturating_duration_since(now);
         let timeout = Timespec { tv_sec: pause.as_secs().cast_signed(), tv_nsec: pause.subsec_nanos().into() };
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
@@ -191,12 +202,16 @@ impl Supervisor {
         }
     }
 
-    fn caught_end(&self) -> bool {
+    fn caught_end(&mut self) -> bool {
         while let Some(caught) = self.signals.next() {
             match caught {
                 Caught::End => return true,
-                // A worker; that it has ended is known from its socket.
-                Caught::Child => while matches!(wait(WaitOptions::NOHANG), Ok(Some(_))) {},
+                // That a worker has ended is known from its socket.
+                Caught::Child => {
+                    while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+                        self.prover.child_ended(pid, status);
+                    }
+                }
             }
         }
         false
@@ -303,6 +318,10 @@ impl Supervisor {
 
     fn start_workers(&mut self) {
         let now = Instant::now();
+        if self.prover.start_at(now).is_some_and(|at| at <= now) {
+            let uid = self.worker_uid(PROVER);
+            self.prover.start(uid);
+        }
         let due = |g: &Group, members| g.start_at(members, now).is_some_and(|at| at <= now);
         let names: Vec<String> =
             self.groups.values().filter(|g| due(g, self.state.members_of(&g.name))).map(|g| g.name.clone()).collect();
@@ -361,6 +380,7 @@ impl Supervisor {
 
     /// Members go on in any case. Workers go on for a successor, or end now.
     fn end(mut self) -> anyhow::Result<()> {
+        self.prover.end();
         self.state.write(&self.place.state_file())?;
         let workers = self.groups.values().filter(|g| g.worker.is_some()).count();
         if self.options.stop_workers {

@@ -1,0 +1,187 @@
+//! One connection: questions in, answers out, about the pages of the one process that connected.
+
+use super::drain::Drain;
+use host::{Held, PagemapEntry, PeerPages, Received, ReferenceCounts, Seqpacket};
+use page::Pfn;
+use rustix::time::{ClockId, clock_gettime};
+use std::io;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use wire::prove::{ANSWER_BYTES, PROVE_PAGES, Proof, QUESTION_BYTES, Question, encode_answer};
+
+/// An asker may have us use so much of a processor: one part in so many,
+const SHARE: u32 = 2;
+/// and so much at once.
+const BURST: Duration = Duration::from_millis(50);
+/// No frame has this number: what it is asked for is unknown.
+const NO_FRAME: Pfn = Pfn(u64::MAX);
+
+/// What all connections use.
+pub struct Shared {
+    counts: Mutex<ReferenceCounts>,
+    drain: Drain,
+}
+
+impl Shared {
+    pub fn new(counts: ReferenceCounts) -> Self {
+        Self { counts: Mutex::new(counts), drain: Drain::new() }
+    }
+
+    fn check(&self, frames: &[Pfn], held: &mut [Held]) -> io::Result<()> {
+        // A thread that panicked while it held the lock has at worst left frames that are asked for anew here.
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.check(frames, held).map_err(io::Error::other)
+    }
+}
+
+/// Serves until the asker hangs up or ends.
+///
+/// # Errors
+/// It is hung up on: it sent what is no question, does not read, or may not ask.
+pub fn serve(socket: &Seqpacket, shared: &Shared) -> io::Result<()> {
+    let mut asker = Asker { pages: PeerPages::of(socket)?, before: Vec::new(), after: Vec::new(), buffer: Vec::new() };
+    let mut pace = Pace::new(Instant::now());
+    // One byte more than any question has, so that a longer one is told from it.
+    let (mut question, mut answer, mut files) = ([0; QUESTION_BYTES + 1], [0; ANSWER_BYTES], Vec::new());
+    while asker.pages.wait_for(socket)? {
+        let bytes = match socket.receive(&mut question, &mut files)? {
+            Received::Nothing => continue,
+            Received::Closed => return Ok(()),
+            Received::Frame(bytes) => bytes,
+        };
+        if !files.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it sent files"));
+        }
+        let asked = Question::decode(&question[..bytes]).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+        let began = cpu_time();
+        let proofs = asker.prove(&asked, shared)?;
+        let bytes = encode_answer(asked.id, proofs[..asked.pages].iter().copied(), &mut answer);
+        if !socket.send(&answer[..bytes], &[])? {
+            return Err(io::Error::other("it does not read what it asked for"));
+        }
+        let spent = cpu_time().saturating_sub(began);
+        std::thread::sleep(pace.rest_after(spent, Instant::now()));
+    }
+    Ok(())
+}
+
+/// Who asks, and its page table before and after frames were looked at.
+struct Asker {
+    pages: PeerPages,
+    before: Vec<PagemapEntry>,
+    after: Vec<PagemapEntry>,
+    buffer: Vec<PagemapEntry>,
+}
+
+impl Asker {
+    fn prove(&mut self, asked: &Question<'_>, shared: &Shared) -> io::Result<[Proof; PROVE_PAGES]> {
+        let (mut proofs, mut again) = ([Proof::Unknown; PROVE_PAGES], false);
+        again |= self.look(asked, shared, &mut proofs)?;
+        // What is told of the second look is what counts, for all pages.
+        if again && shared.drain.empty_lists() {
+            self.look(asked, shared, &mut proofs)?;
+        }
+        Ok(proofs)
+    }
+
+    /// Whether there are pages that are held by nothing else than, perhaps, a processor's list of fresh pages.
+    fn look(&mut self, asked: &Question<'_>, shared: &Shared, proofs: &mut [Proof; PROVE_PAGES]) -> io::Result<bool> {
+        let (mut frames, mut held) = ([NO_FRAME; PROVE_PAGES], [Held::Unknown; PROVE_PAGES]);
+        let pages = asked.pages;
+        read(&self.pages, asked, &mut self.before, &mut self.buffer)?;
+        for (frame, entry) in frames.iter_mut().zip(&self.before) {
+            *frame = may_be_free(*entry).unwrap_or(NO_FRAME);
+        }
+        shared.check(&frames[..pages], &mut held[..pages])?;
+        read(&self.pages, asked, &mut self.after, &mut self.buffer)?;
+        let mut listed = false;
+        for n in 0..pages {
+            let same = self.before[n] == self.after[n] && frames[n] != NO_FRAME;
+            listed |= same && held[n] == Held::Referenced(1);
+            proofs[n] = match held[n] {
+                Held::Free if same => Proof::Free,
+                Held::Referenced(_) if same => Proof::Referenced,
+                // A page that others map, too, is held by them.
+                _ if self.before[n] == self.after[n] && is_shared(self.after[n]) => Proof::Referenced,
+                _ => Proof::Unknown,
+            };
+        }
+        Ok(listed)
+    }
+}
+
+/// The frame of a page that is private, mapped once, and protected by a userfaultfd.
+fn may_be_free(entry: PagemapEntry) -> Option<Pfn> {
+    let candidate = entry.exclusive() && !entry.file_or_shared() && entry.write_protected();
+    entry.pfn().filter(|_| candidate)
+}
+
+/// Whether a page is private by its mapping, and yet mapped elsewhere: as after a fork.
+fn is_shared(entry: PagemapEntry) -> bool {
+    entry.write_protected() && !entry.file_or_shared() && !entry.exclusive()
+}
+
+fn read(
+    pages: &PeerPages,
+    asked: &Question<'_>,
+    entries: &mut Vec<PagemapEntry>,
+    buffer: &mut Vec<PagemapEntry>,
+) -> io::Result<()> {
+    entries.clear();
+    asked.ranges().try_for_each(|range| pages.append(range, entries, buffer)).map_err(io::Error::other)
+}
+
+/// Keeps an asker from using more of a processor than it may.
+struct Pace {
+    used: Duration,
+    at: Instant,
+}
+
+impl Pace {
+    const fn new(now: Instant) -> Self {
+        Self { used: Duration::ZERO, at: now }
+    }
+
+    /// How long to rest after so much was used.
+    fn rest_after(&mut self, spent: Duration, now: Instant) -> Duration {
+        let earned = now.duration_since(self.at) / SHARE;
+        self.at = now;
+        self.used = self.used.saturating_sub(earned) + spent;
+        self.used.saturating_sub(BURST) * SHARE
+    }
+}
+
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.cast_unsigned(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_asks_much_rests_and_who_asks_little_does_not() {
+        let ms = Duration::from_millis;
+        let begin = Instant::now();
+        let mut pace = Pace::new(begin);
+        assert_eq!(pace.rest_after(ms(50), begin), ms(0));
+        assert_eq!(pace.rest_after(ms(10), begin), ms(20));
+        assert_eq!(pace.rest_after(ms(0), begin + ms(20)), ms(0));
+        assert_eq!(pace.rest_after(ms(10), begin + ms(2000)), ms(0));
+    }
+
+    #[test]
+    fn only_protected_pages_of_the_askers_own_may_be_free() {
+        const PRESENT: u64 = 1 << 63;
+        const SHARED: u64 = 1 << 61;
+        const PROTECTED: u64 = 1 << 57;
+        const EXCLUSIVE: u64 = 1 << 56;
+        let frame = |bits: u64| may_be_free(PagemapEntry::from_bits(bits | 77));
+        assert_eq!(frame(PRESENT | PROTECTED | EXCLUSIVE), Some(Pfn(77)));
+        for bits in [PROTECTED | EXCLUSIVE, PRESENT | EXCLUSIVE, PRESENT | PROTECTED] {
+            assert_eq!(frame(bits), None, "{bits:x}");
+        }
+        assert_eq!(frame(PRESENT | PROTECTED | EXCLUSIVE | SHARED), None);
+    }
+}

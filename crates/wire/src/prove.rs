@@ -1,0 +1,142 @@
+//! What a member's agent and the prover say to each other: *does anybody but me hold these pages?*
+//!
+//! ```text
+//!   agent                                                                  prover
+//!     | id u32, then up to 64 ranges {start u64, pages u32}, 512 pages in all |
+//!     | --------------------------------------------------------------------> |
+//!     |                       the same id, one byte a page in that order      |
+//!     | <-------------------------------------------------------------------- |
+//! ```
+//!
+//! One datagram each (`SOCK_SEQPACKET`), little-endian, and nothing else: a peer that sends anything else is hung up on.
+//! Neither side allocates: a question is written into and an answer read from a buffer of the caller's.
+
+use crate::codec::Malformed;
+use page::{HostVirt, PAGE_BYTES, PageRange};
+
+/// Ranges that one question may carry.
+pub const PROVE_RANGES: usize = 64;
+/// Pages that one question may ask about, in all its ranges.
+pub const PROVE_PAGES: usize = 512;
+/// No question is longer.
+pub const QUESTION_BYTES: usize = ID_BYTES + PROVE_RANGES * RANGE_BYTES;
+/// No answer is longer.
+pub const ANSWER_BYTES: usize = ID_BYTES + PROVE_PAGES;
+
+const ID_BYTES: usize = size_of::<u32>();
+const RANGE_BYTES: usize = size_of::<u64>() + size_of::<u32>();
+/// Addresses of user space end below this on every architecture we know.
+const ADDRESS_END: u64 = 1 << 57;
+
+/// What is known of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Proof {
+    /// Nobody but the asker's one mapping holds it, and that mapping keeps writers out.
+    Free = 0,
+    /// Somebody else holds it, and may write it.
+    Referenced = 1,
+    /// It cannot be told; to be treated like one that is held.
+    Unknown = 2,
+}
+
+impl Proof {
+    fn of(byte: u8) -> Result<Self, Malformed> {
+        match byte {
+            0 => Ok(Self::Free),
+            1 => Ok(Self::Referenced),
+            2 => Ok(Self::Unknown),
+            _ => Err(Malformed::OutOfRange("proof")),
+        }
+    }
+}
+
+/// A question, as it was understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Question<'a> {
+    /// Which one it is.
+    pub id: u32,
+    /// How many pages it is about: at least one.
+    pub pages: usize,
+    ranges: &'a [[u8; RANGE_BYTES]],
+}
+
+impl<'a> Question<'a> {
+    /// Writes a question into `frame`; gives back how long it is. `None` if it asks for nothing, or for more than one
+    /// question may.
+    pub fn encode(id: u32, ranges: &[PageRange], frame: &mut [u8; QUESTION_BYTES]) -> Option<usize> {
+        if ranges.len() > PROVE_RANGES {
+            return None;
+        }
+        let (head, rest) = frame.split_first_chunk_mut::<ID_BYTES>()?;
+        *head = id.to_le_bytes();
+        for (bytes, range) in rest.as_chunks_mut::<RANGE_BYTES>().0.iter_mut().zip(ranges) {
+            let (start, pages) = bytes.split_at_mut(size_of::<u64>());
+            start.copy_from_slice(&range.start.0.to_le_bytes());
+            pages.copy_from_slice(&u32::try_from(range.pages).ok()?.to_le_bytes());
+        }
+        let bytes = ID_BYTES + ranges.len() * RANGE_BYTES;
+        Question::decode(&frame[..bytes]).is_ok().then_some(bytes)
+    }
+
+    /// Reads a question.
+    ///
+    /// # Errors
+    /// No honest agent sends it.
+    pub fn decode(frame: &'a [u8]) -> Result<Self, Malformed> {
+        let (id, rest) = frame.split_first_chunk().ok_or(Malformed::Truncated)?;
+        let (ranges, left) = rest.as_chunks();
+        if !left.is_empty() || ranges.is_empty() {
+            return Err(Malformed::Truncated);
+        }
+        if ranges.len() > PROVE_RANGES {
+            return Err(Malformed::TooLong);
+        }
+        let question = Self { id: u32::from_le_bytes(*id), pages: 0, ranges };
+        let pages = question.ranges().try_fold(0, |sum: usize, range| {
+            let (start, pages) = (range.start.0, usize::try_from(range.pages).unwrap_or(usize::MAX));
+            let end = start.checked_add(range.pages * PAGE_BYTES as u64).filter(|end| *end <= ADDRESS_END);
+            if pages == 0 || !start.is_multiple_of(PAGE_BYTES as u64) || end.is_none() {
+                return Err(Malformed::OutOfRange("range"));
+            }
+            Some(sum + pages).filter(|sum| *sum <= PROVE_PAGES).ok_or(Malformed::OutOfRange("pages"))
+        })?;
+        Ok(Self { pages, ..question })
+    }
+
+    /// What it asks about.
+    pub fn ranges(&self) -> impl Iterator<Item = PageRange> + 'a {
+        self.ranges.iter().map(|bytes| {
+            let [a, b, c, d, e, f, g, h, i, j, k, l] = *bytes;
+            let start = HostVirt(u64::from_le_bytes([a, b, c, d, e, f, g, h]));
+            PageRange { start, pages: u32::from_le_bytes([i, j, k, l]).into() }
+        })
+    }
+}
+
+/// Writes an answer into `frame`; gives back how long it is. Answers are for at most [`PROVE_PAGES`] pages.
+pub fn encode_answer(id: u32, proofs: impl Iterator<Item = Proof>, frame: &mut [u8; ANSWER_BYTES]) -> usize {
+    frame[..ID_BYTES].copy_from_slice(&id.to_le_bytes());
+    let places = frame[ID_BYTES..].iter_mut().zip(proofs);
+    ID_BYTES + places.map(|(place, proof)| *place = proof as u8).count()
+}
+
+/// Reads the answer to a question: `Ok(false)` if it is the answer to another one.
+///
+/// # Errors
+/// No honest prover sends it. `proofs` then holds nothing that counts.
+pub fn decode_answer(frame: &[u8], id: u32, proofs: &mut [Proof]) -> Result<bool, Malformed> {
+    let (answered, rest) = frame.split_first_chunk().ok_or(Malformed::Truncated)?;
+    if u32::from_le_bytes(*answered) != id {
+        return Ok(false);
+    }
+    match rest.len().cmp(&proofs.len()) {
+        std::cmp::Ordering::Less => return Err(Malformed::Truncated),
+        std::cmp::Ordering::Greater => return Err(Malformed::TooLong),
+        std::cmp::Ordering::Equal => {}
+    }
+    for (proof, byte) in proofs.iter_mut().zip(rest) {
+        *proof = Proof::of(*byte)?;
+    }
+    Ok(true)
+}

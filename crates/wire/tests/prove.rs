@@ -1,0 +1,111 @@
+//! Questions and answers of the prover arrive as they were sent; of whatever else arrives, nothing comes but a refusal.
+
+use page::{HostVirt, PAGE_BYTES, PageRange};
+use proptest::prelude::*;
+use wire::Malformed;
+use wire::prove::{
+    ANSWER_BYTES, PROVE_PAGES, PROVE_RANGES, Proof, QUESTION_BYTES, Question, decode_answer, encode_answer,
+};
+
+fn ranges() -> impl Strategy<Value = Vec<PageRange>> {
+    let range = (0_u64..1 << 40, 1_u64..=8)
+        .prop_map(|(page, pages)| PageRange { start: HostVirt(page * PAGE_BYTES as u64), pages });
+    prop::collection::vec(range, 1..=PROVE_RANGES)
+}
+
+fn proofs() -> impl Strategy<Value = Vec<Proof>> {
+    let proof = prop_oneof![Just(Proof::Free), Just(Proof::Referenced), Just(Proof::Unknown)];
+    prop::collection::vec(proof, 1..=PROVE_PAGES)
+}
+
+fn encoded(id: u32, ranges: &[PageRange]) -> Vec<u8> {
+    let mut frame = [0xaa; QUESTION_BYTES];
+    let bytes = Question::encode(id, ranges, &mut frame).expect("a question");
+    frame[..bytes].to_vec()
+}
+
+/// Decodes a frame; whatever is understood is within its bounds, and is written again as it came.
+fn decode(frame: &[u8]) -> bool {
+    let Ok(question) = Question::decode(frame) else { return false };
+    let ranges: Vec<PageRange> = question.ranges().collect();
+    assert!((1..=PROVE_RANGES).contains(&ranges.len()));
+    assert_eq!(ranges.iter().map(|r| r.pages).sum::<u64>(), question.pages as u64);
+    assert!((1..=PROVE_PAGES).contains(&question.pages));
+    assert!(ranges.iter().all(|r| r.end().0 <= 1 << 57 && r.pages > 0 && r.start.0.is_multiple_of(PAGE_BYTES as u64)));
+    assert_eq!(encoded(question.id, &ranges), frame);
+    true
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn a_question_arrives(id in any::<u32>(), ranges in ranges()) {
+        let frame = encoded(id, &ranges);
+        let question = Question::decode(&frame).unwrap();
+        prop_assert_eq!(question.id, id);
+        prop_assert_eq!(question.ranges().collect::<Vec<_>>(), ranges);
+    }
+
+    #[test]
+    fn an_answer_arrives(id in any::<u32>(), proofs in proofs()) {
+        let mut frame = [0xaa; ANSWER_BYTES];
+        let bytes = encode_answer(id, proofs.iter().copied(), &mut frame);
+        let mut found = vec![Proof::Unknown; proofs.len()];
+        prop_assert_eq!(decode_answer(&frame[..bytes], id, &mut found), Ok(true));
+        prop_assert_eq!(&found, &proofs);
+        prop_assert_eq!(decode_answer(&frame[..bytes], id.wrapping_add(1), &mut found), Ok(false));
+        let mut one_less = vec![Proof::Unknown; proofs.len() - 1];
+        prop_assert_eq!(decode_answer(&frame[..bytes], id, &mut one_less), Err(Malformed::TooLong));
+        prop_assert!(decode_answer(&frame[..bytes - 1], id, &mut found).is_err());
+    }
+
+    #[test]
+    fn questions_that_are_cut_within_a_range_or_go_on_are_refused(
+        ranges in ranges(),
+        at in any::<prop::sample::Index>(),
+        more in prop::collection::vec(any::<u8>(), 1..12),
+    ) {
+        let frame = encoded(1, &ranges);
+        let cut = at.index(frame.len());
+        prop_assert_eq!(decode(&frame[..cut]), cut > 4 && (cut - 4) % 12 == 0);
+        prop_assert!(!decode(&[&frame[..], &more].concat()));
+    }
+
+    #[test]
+    fn bits_that_flip_do_no_harm(ranges in ranges(), flips in prop::collection::vec(any::<(prop::sample::Index, u8)>(), 1..8)) {
+        let mut frame = encoded(7, &ranges);
+        for (at, bit) in flips {
+            let at = at.index(frame.len());
+            frame[at] ^= 1 << (bit % 8);
+        }
+        decode(&frame);
+    }
+
+    #[test]
+    fn any_bytes_do_no_harm(frame in prop::collection::vec(any::<u8>(), 0..1000), answers in 0_usize..600) {
+        decode(&frame);
+        let mut proofs = vec![Proof::Unknown; answers];
+        let id = frame.first_chunk().map_or(0, |id| u32::from_le_bytes(*id));
+        let _ = decode_answer(&frame, id, &mut proofs);
+    }
+}
+
+#[test]
+fn questions_are_bounded() {
+    let range = |start: u64, pages: u64| PageRange { start: HostVirt(start), pages };
+    let mut frame = [0; QUESTION_BYTES];
+    let mut is_taken = |ranges: &[PageRange]| Question::encode(1, ranges, &mut frame).is_some();
+    assert!(is_taken(&[range(0, 512)]) && is_taken(&[range(4096, 8); 64]));
+    assert!(!is_taken(&[]) && !is_taken(&[range(0, 0)]) && !is_taken(&[range(0, 513)]));
+    assert!(!is_taken(&[range(0, 1); 65]) && !is_taken(&[range(0, 256), range(0, 257)]));
+    assert!(!is_taken(&[range(1, 1)]) && !is_taken(&[range((1 << 57) | 4096, 1)]) && !is_taken(&[range(1 << 57, 1)]));
+    assert!(!is_taken(&[range(0, (1 << 32) + 1)]) && !is_taken(&[range(0, u64::MAX)]));
+    assert!(is_taken(&[range((1 << 57) - 4096, 1)]));
+    // The longest answer, and bytes that are none.
+    let mut answer = [0; ANSWER_BYTES];
+    let bytes = encode_answer(9, [Proof::Referenced; PROVE_PAGES + 5].into_iter(), &mut answer);
+    assert_eq!(bytes, ANSWER_BYTES);
+    answer[100] = 3;
+    assert!(decode_answer(&answer, 9, &mut [Proof::Free; PROVE_PAGES]).is_err());
+}
