@@ -3,7 +3,7 @@
 
 use crate::patience::Patience;
 use crate::pool::Pool;
-use crate::refold::Refold;
+use crate::refold::{Part, Refold};
 use crate::round::Rounds;
 use crate::section::{Section, Source, pieces};
 use crate::table;
@@ -13,6 +13,7 @@ use host::{Inherit, Pagemap, make_private};
 use page::{HostVirt, PageRange};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use wire::{FoldRun, MemberStats, Outcome, SlotRun, Target};
 
@@ -42,12 +43,12 @@ pub struct Folder {
 
 impl Folder {
     /// With at most so many mappings in the whole process.
-    pub fn new(section: Section, unfold: Unfold, most_vmas: u64) -> Self {
+    pub fn new(section: Section, unfold: Unfold, most_vmas: u64, prover: PathBuf) -> Self {
         let (patience, surveyed) = (Patience::default(), Ok(0));
         Self {
             section,
             unfold,
-            refold: Refold::default(),
+            refold: Refold::new(prover),
             no_refold_until: None,
             patience,
             surveyed,
@@ -118,13 +119,15 @@ impl Folder {
         }
         self.begin_to_refold(runs);
         let mut all = Vec::with_capacity(runs.iter().map(|run| usize::from(run.pages)).sum());
+        let mut again = Vec::new();
         for run in runs {
             let before = all.len();
             for (piece, target) in pieces(run.start, run.pages.into(), run.target) {
-                self.fold_piece(piece, target, (pool, pagemap, rounds), stats, &mut all);
+                self.fold_piece(piece, target, (pool, rounds), stats, (&mut all, &mut again));
             }
             all.resize(before + usize::from(run.pages), Outcome::Gone);
         }
+        self.fold_again(&again, pagemap, stats, &mut all);
         self.section.clear();
         self.refold.end();
         let now = Instant::now();
@@ -154,18 +157,45 @@ impl Folder {
         }
     }
 
+    /// Folds parts that were seen to be broken.
+    fn fold_again(&mut self, parts: &[Part<'_>], pagemap: &Pagemap, stats: &mut MemberStats, all: &mut [Outcome]) {
+        let Ok(generation) = self.surveyed else { return };
+        let mut at = 0;
+        while at < parts.len() {
+            let mut table = table::lock();
+            // The program may have done something to it since it was looked at.
+            let still = |part: &Part<'_>| table.is_refoldable(part.range);
+            let sound = parts[at..].iter().take_while(|part| still(part)).count();
+            if sound == 0 {
+                at += 1;
+                continue;
+            }
+            let group = &parts[at..at + sound];
+            let with = (pagemap, self.unfold.keep_out());
+            let (done, took) = self.refold.some(&mut table, with, group, generation, all);
+            stats.stalls.add(micros(took));
+            for part in &group[..done] {
+                let outcomes = &all[part.at..part.at + part.range.pages as usize];
+                inherit(&table, part.range, outcomes, part.source.is_some());
+                stats.refolds += outcomes.iter().filter(|o| **o == Outcome::Folded).count() as u64;
+                self.runs_since_count += 1;
+            }
+            at += done;
+        }
+    }
+
     /// Whether broken pages could be folded again when that was last tried.
     pub fn may_refold(&self, now: Instant) -> bool {
         self.no_refold_until.is_none_or(|until| until <= now)
     }
 
-    fn fold_piece(
+    fn fold_piece<'a>(
         &mut self,
         piece: PageRange,
         target: Target,
-        (pool, pagemap, rounds): (&Pool, &Pagemap, &mut Rounds),
+        (pool, rounds): (&'a Pool, &mut Rounds),
         stats: &mut MemberStats,
-        all: &mut Vec<Outcome>,
+        (all, again): (&mut Vec<Outcome>, &mut Vec<Part<'a>>),
     ) {
         let mut outcomes = [Outcome::Gone; crate::section::RUN_PAGES as usize];
         let outcomes = &mut outcomes[..piece.pages as usize];
@@ -182,12 +212,7 @@ impl Folder {
                 for (from, pages) in parts(piece, |page| table.is_refoldable(page)) {
                     let part = PageRange { start: piece.start.add_pages(from), pages };
                     let source = source.and_then(|s| s.first.add(from as u32).map(|first| Source { first, ..s }));
-                    let part_outcomes = &mut outcomes[from as usize..(from + pages) as usize];
-                    let with = (pagemap, self.unfold.keep_out());
-                    let took = self.refold.run(&mut table, with, part, (source, generation), part_outcomes);
-                    stats.stalls.add(micros(took));
-                    stats.refolds += part_outcomes.iter().filter(|o| **o == Outcome::Folded).count() as u64;
-                    self.runs_since_count += 1;
+                    again.push(Part { range: part, source, at: all.len() + from as usize });
                 }
                 for (from, pages) in parts(piece, |page| table.is_foldable(page)) {
                     let part = PageRange { start: piece.start.add_pages(from), pages };

@@ -6,124 +6,217 @@
 //!
 //! ```text
 //!   BROKEN, and at rest
-//!      | a shadow is cast (host::Shadow): pages that are pinned are not shared with it
+//!      | writers are kept out: their fault sleeps (synchronous userfaultfd write-protect)
 //!      v
-//!   writers are kept out: their fault sleeps (synchronous userfaultfd write-protect)
-//!      | shared with the shadow still? Then nobody has pinned it for writing when the shadow was cast, nobody wrote it
-//!      | since, and nobody can begin to: to pin it for writing takes the same fault as to write it
-//!      v
+//!   a witness is asked: does anybody else hold the page, who might write it without a fault?
+//!      |                                            \
+//!      v nobody                                      v somebody, or nobody knows: let writers in --> Busy
 //!   compared with the slot, in place
 //!      |                     \
-//!      v equal                 v different, or not shared
-//!   map the slots over it     let writers in --> Changed, Busy
+//!      v equal                 v different: let writers in --> Changed
+//!   map the slots over it
 //!      \--> Folded. Wake who slept: they find the slot, and break it
 //! ```
 //!
-//! Who only reads the page meanwhile reads the same bytes before and after. What holds a page without pinning it is nobody's
-//! that is known (`references`); a member that has such things open is not folded, nor refolded.
+//! There are two witnesses.
 //!
-//! The table's lock is held while writers are kept out, a run has at most `RUN_PAGES` pages, and nothing is asked of
-//! anybody, so it ends by itself.
+//! - The service's *prover*, where there is one: it reads the page's reference count, as the kernel's own merger does. Nobody can
+//!   take a reference for writing since writers are kept out, because that takes the same fault as to write.
+//! - Else a *shadow* ([`host::Shadow`]), cast before writers are kept out. A page that is still shared with it was not pinned when
+//!   it was cast, and was neither written nor pinned for writing since. What holds a page without pinning it is not seen by this,
+//!   and is nobody's that is known (`references`).
+//!
+//! Who only reads the page meanwhile reads the same bytes before and after.
+//!
+//! The table's lock is held while writers are kept out, from at most [`GROUP_PAGES`] pages in [`GROUP_PARTS`] parts at a
+//! time, and the prover has [`ANSWER_TIME`] to answer, so it ends by itself.
 
 use crate::references;
 use crate::section::{RUN_PAGES, Source};
-use crate::table::{Table, Traits, everything};
-use host::{Pagemap, PagemapEntry, Shadow, Userfault, Watch, map_anonymous_over, pages_equal};
+use crate::table::{Guard, Table, Traits, everything};
+use host::{Pagemap, PagemapEntry, Prover, Shadow, Userfault, Watch, map_anonymous_over, pages_equal};
 use page::PageRange;
 use rustix::io::Errno;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use wire::prove::Proof;
 use wire::{Outcome, SlotRun};
 
+/// Pages that writers are kept out of at a time.
+pub const GROUP_PAGES: u64 = RUN_PAGES;
+/// And parts of memory that these pages may lie in.
+const GROUP_PARTS: usize = 12;
+/// The prover has so long to answer.
+const ANSWER_TIME: Duration = Duration::from_millis(2);
+
+/// Broken pages side by side that are to be folded to slots side by side.
+#[derive(Clone, Copy)]
+pub struct Part<'a> {
+    /// The pages: at most [`GROUP_PAGES`].
+    pub range: PageRange,
+    /// Where their contents are in the pool; `None` for zeros.
+    pub source: Option<Source<'a>>,
+    /// Where the outcome for the first of them belongs.
+    pub at: usize,
+}
+
+/// Who is asked whether anybody else may write a page.
+enum Witness {
+    Prover(Box<Prover>),
+    /// As long as it is there, it can be told what is shared with it.
+    Shadow {
+        _cast: Shadow,
+    },
+}
+
 /// What it takes.
-#[derive(Default)]
 pub struct Refold {
-    shadow: Option<Shadow>,
+    /// Where the prover listens, if there is one.
+    prover: PathBuf,
+    witness: Option<Witness>,
     entries: Vec<PagemapEntry>,
+    proofs: Vec<Proof>,
 }
 
 impl Refold {
-    /// Casts a shadow to see by which of these pages are pinned. `table` is the table's lock, held.
+    /// With a prover that is to be found there, or none.
+    pub const fn new(prover: PathBuf) -> Self {
+        Self { prover, witness: None, entries: Vec::new(), proofs: Vec::new() }
+    }
+
+    /// Finds a witness for these pages. `table` is the table's lock, held.
     ///
     /// # Errors
-    /// The process may not fork, or memory or processes are short.
+    /// There is no prover, and the process may not fork, or memory or processes are short.
     pub fn begin(&mut self, table: &Table, broken: &[PageRange]) -> Result<(), Errno> {
-        if is_confined() {
-            return Err(Errno::PERM);
+        if matches!(self.witness, Some(Witness::Prover(_))) {
+            return Ok(());
         }
-        // Only the broken pages: a private page that is shared with a child cannot be moved until it is written again.
-        let asked: Vec<_> = table.known(everything()).into_iter().filter(|(_, traits)| traits.asked).collect();
-        let (kept, given): (Vec<_>, Vec<_>) = asked.into_iter().partition(|(_, traits)| traits.advice.dont_fork);
-        let give = |ranges: &[(PageRange, Traits)], give| {
-            ranges.iter().try_for_each(|(range, _)| host::give_to_children(*range, give))
-        };
-        let shadow = give(&given, false)
-            .and_then(|()| broken.iter().try_for_each(|range| host::give_to_children(*range, true)))
-            .and_then(|()| Shadow::cast());
-        // No mapping is cut by this that was not cut before, so it does not fail for want of them.
-        let restored = give(&kept, false).and_then(|()| give(&given, true));
-        self.shadow = Some(shadow?);
-        restored
+        self.witness = Some(match Prover::connect(&self.prover) {
+            Ok(prover) => Witness::Prover(Box::new(prover)),
+            Err(_) => Witness::Shadow { _cast: cast_shadow(table, broken)? },
+        });
+        Ok(())
     }
 
-    /// Ends the shadow.
+    /// Ends what was begun. The prover is kept for the next time.
     pub fn end(&mut self) {
-        self.shadow = None;
+        self.witness.take_if(|witness| matches!(witness, Witness::Shadow { .. }));
     }
 
-    /// Folds a run of at most [`RUN_PAGES`] broken pages with the same traits, and says what became of each. `source` is
-    /// `None` for zeros. Returns how long writers were kept out.
-    pub fn run(
+    /// Folds some of these parts, the first ones, and says what became of each page; gives back how many parts they were and
+    /// how long writers were kept out.
+    ///
+    /// `table` is the table's lock, held; the caller has seen in it that all of the pages are broken ones that may be folded, and asked
+    /// `references` at `generation` or later.
+    pub fn some(
         &mut self,
-        table: &mut Table,
+        table: &mut Guard,
         (pagemap, keep_out): (&Pagemap, &Userfault),
-        run: PageRange,
-        (source, generation): (Option<Source<'_>>, u64),
+        parts: &[Part<'_>],
+        generation: u64,
         outcomes: &mut [Outcome],
-    ) -> Duration {
-        debug_assert!(run.pages <= RUN_PAGES && run.pages as usize == outcomes.len());
-        outcomes.fill(Outcome::Busy);
-        let slots = source.map(|s| s.pool.slots(s.first, run.pages));
-        let Some(slots) = slots.map_or(Some(None), |slots| slots.map(Some)) else { return Duration::ZERO };
-        if slots.is_some_and(|slots| host::make_present(slots).is_err()) || self.shadow.is_none() {
-            return Duration::ZERO;
+    ) -> (usize, Duration) {
+        let mut pages = 0;
+        let fits = |part: &&Part<'_>| {
+            pages += part.range.pages;
+            pages <= GROUP_PAGES
+        };
+        let group = &parts[..parts.iter().take(GROUP_PARTS).take_while(fits).count().clamp(1, parts.len())];
+        for part in group {
+            outcomes[part.at..part.at + part.range.pages as usize].fill(Outcome::Busy);
+            // Compared with bytes that this process has not looked at for a while: have them ready.
+            let slots = part.source.and_then(|s| s.pool.slots(s.first, part.range.pages));
+            let _ = slots.map(host::make_present);
         }
         let began = Instant::now();
-        if keep_out.register(run, Watch::Writes).is_err() {
-            return Duration::ZERO;
-        }
-        if keep_out.protect(run, true).is_ok() && self.judge(pagemap, run, slots, outcomes).is_ok() {
-            if references::generation() != generation {
-                outcomes.fill(Outcome::Unpinned);
+        // Where the program looks after its faults by itself, this fails, and nothing is touched.
+        let registered: Vec<&Part<'_>> =
+            group.iter().filter(|part| keep_out.register(part.range, Watch::Writes).is_ok()).collect();
+        let kept_out: Vec<&Part<'_>> =
+            registered.iter().copied().filter(|part| keep_out.protect(part.range, true).is_ok()).collect();
+        self.ask(pagemap, &kept_out);
+        let pinned = references::generation() != generation;
+        let mut proofs = self.proofs.iter();
+        for part in &kept_out {
+            let of_part = &mut outcomes[part.at..part.at + part.range.pages as usize];
+            judge(part, proofs.by_ref().copied(), of_part);
+            if pinned {
+                of_part.fill(Outcome::Unpinned);
             }
-            replace(table, run, source, outcomes);
+            replace(table, part.range, part.source, of_part);
         }
-        // Lifts the protection from what is still there, and wakes who slept on it ...
-        let _ = keep_out.unregister(run);
-        // ... and who slept on what has been replaced.
-        let _ = keep_out.wake(run);
-        began.elapsed()
+        for part in registered {
+            // Lifts the protection from what is still there, and wakes who slept on it ...
+            let _ = keep_out.unregister(part.range);
+            // ... and who slept on what has been replaced.
+            let _ = keep_out.wake(part.range);
+        }
+        (group.len(), began.elapsed())
     }
 
-    /// `Folded` stands for a page that can be replaced, for now.
-    fn judge(
-        &mut self,
-        pagemap: &Pagemap,
-        run: PageRange,
-        slots: Option<PageRange>,
-        outcomes: &mut [Outcome],
-    ) -> host::Result<()> {
-        pagemap.read(run.start, run.pages, &mut self.entries)?;
-        for (n, (entry, outcome)) in self.entries.iter().zip(outcomes).enumerate() {
-            if !entry.present() || entry.file_or_shared() || entry.exclusive() {
-                continue;
+    /// Fills the proofs, one for each page of these parts.
+    fn ask(&mut self, pagemap: &Pagemap, parts: &[&Part<'_>]) {
+        let pages: u64 = parts.iter().map(|part| part.range.pages).sum();
+        self.proofs.clear();
+        self.proofs.resize(pages as usize, Proof::Unknown);
+        match &mut self.witness {
+            Some(Witness::Prover(prover)) if pages > 0 => {
+                let ranges: Vec<PageRange> = parts.iter().map(|part| part.range).collect();
+                if prover.ask(&ranges, &mut self.proofs, ANSWER_TIME).is_err() {
+                    self.proofs.fill(Proof::Unknown);
+                    // Another one, next time.
+                    self.witness = None;
+                }
             }
-            let wanted = slots.map_or(crate::section::zeros(), |slots| slots.start.add_pages(n as u64));
-            // SAFETY: the page is present, and readable as its traits say; `wanted` is a page of the view, which reaches to the
-            // end of a file that cannot shrink, or a constant. Nobody can write either.
-            let equal = unsafe { pages_equal(run.start.add_pages(n as u64), wanted) };
-            *outcome = if equal { Outcome::Folded } else { Outcome::Changed };
+            Some(Witness::Shadow { .. }) => {
+                let mut proofs = self.proofs.iter_mut();
+                for part in parts {
+                    let looked = pagemap.read(part.range.start, part.range.pages, &mut self.entries);
+                    let of_part = proofs.by_ref().take(part.range.pages as usize);
+                    for (proof, entry) in of_part.zip(&self.entries).filter(|_| looked.is_ok()) {
+                        let shared = entry.present() && !entry.file_or_shared() && !entry.exclusive();
+                        *proof = if shared { Proof::Free } else { Proof::Referenced };
+                    }
+                }
+            }
+            _ => {}
         }
-        Ok(())
+    }
+}
+
+/// Forks such that the shadow gets these pages, and nothing else that was asked in: a private page that is shared with a child
+/// cannot be moved until it is written again.
+fn cast_shadow(table: &Table, broken: &[PageRange]) -> Result<Shadow, Errno> {
+    if is_confined() {
+        return Err(Errno::PERM);
+    }
+    let asked: Vec<_> = table.known(everything()).into_iter().filter(|(_, traits)| traits.asked).collect();
+    let (kept, given): (Vec<_>, Vec<_>) = asked.into_iter().partition(|(_, traits)| traits.advice.dont_fork);
+    let give = |ranges: &[(PageRange, Traits)], give| {
+        ranges.iter().try_for_each(|(range, _)| host::give_to_children(*range, give))
+    };
+    let shadow = give(&given, false)
+        .and_then(|()| broken.iter().try_for_each(|range| host::give_to_children(*range, true)))
+        .and_then(|()| Shadow::cast());
+    // No mapping is cut by this that was not cut before, so it does not fail for want of them.
+    give(&kept, false).and_then(|()| give(&given, true))?;
+    shadow
+}
+
+/// `Folded` stands for a page that can be replaced, for now.
+fn judge(part: &Part<'_>, proofs: impl Iterator<Item = Proof>, outcomes: &mut [Outcome]) {
+    let slots = part.source.map(|s| s.pool.slots(s.first, part.range.pages));
+    let Some(slots) = slots.map_or(Some(None), |slots| slots.map(Some)) else { return };
+    for ((n, outcome), proof) in outcomes.iter_mut().enumerate().zip(proofs) {
+        if proof != Proof::Free {
+            continue;
+        }
+        let wanted = slots.map_or(crate::section::zeros(), |slots| slots.start.add_pages(n as u64));
+        // SAFETY: the page is readable, as its traits say; `wanted` is a page of the view, which reaches to the end of a file
+        // that cannot shrink, or a constant. Nobody can write either.
+        let equal = unsafe { pages_equal(part.range.start.add_pages(n as u64), wanted) };
+        *outcome = if equal { Outcome::Folded } else { Outcome::Changed };
     }
 }
 

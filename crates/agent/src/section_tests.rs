@@ -1,7 +1,7 @@
 //! The critical section on memory of this very process, with threads that use it meanwhile.
 
 use super::*;
-use crate::refold::Refold;
+use crate::refold::{Part, Refold};
 use crate::table;
 use crate::table::Traits;
 use crate::unfold::Unfold;
@@ -9,6 +9,7 @@ use host::{Pagemap, Purpose, map_anonymous_over};
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
 use std::io::Write;
 use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const SLOTS: u32 = 1024;
@@ -37,12 +38,13 @@ struct Member(MemberMemory);
 impl Member {
     fn new(pages: u64) -> Self {
         let this = Self(MemberMemory::new(pages).unwrap());
+        // First of all: what is asked in is not shared with the shadows that other tests cast.
+        table::lock().ask(this.0.range());
         for n in 0..pages {
             content(n).chunks_exact(8).enumerate().for_each(|(i, word)| {
                 this.word(n, i).store(u64::from_ne_bytes(word.try_into().unwrap()), Ordering::Relaxed);
             });
         }
-        table::lock().ask(this.0.range());
         this
     }
 
@@ -262,13 +264,20 @@ fn an_absent_page_whose_write_is_awaited_is_not_a_broken_one() {
     assert_eq!(pagemap.private_ranges(all.start, all.end()).unwrap(), [member.run(2, 1)]);
 }
 
+/// Without a prover.
+fn refold() -> Refold {
+    Refold::new(PathBuf::from("/nonexistent"))
+}
+
 /// Refolds a run, and says what became of each page.
 fn fold_again(refold: &mut Refold, unfold: &Unfold, run: PageRange, source: Option<(&PoolView, u32)>) -> Vec<Outcome> {
     let mut outcomes = vec![Outcome::Gone; run.pages as usize];
     let source = source.map(|(pool, first)| Source { pool, first: PoolSlot::new(0, first).unwrap() });
     let (mut table, pagemap) = (table::lock(), Pagemap::open(std::process::id()).unwrap());
     refold.begin(&table, &[run]).unwrap();
-    refold.run(&mut table, (&pagemap, unfold.keep_out()), run, (source, references::generation()), &mut outcomes);
+    let with = (&pagemap, unfold.keep_out());
+    let parts = [Part { range: run, source, at: 0 }];
+    assert_eq!(refold.some(&mut table, with, &parts, references::generation(), &mut outcomes).0, 1);
     refold.end();
     outcomes
 }
@@ -282,7 +291,7 @@ fn break_all(member: &Member, pages: u64) {
 #[test]
 fn broken_pages_are_folded_again() {
     let Some(mut section) = section() else { return };
-    let (mut refold, unfold) = (Refold::default(), Unfold::new(Userfault::open(Purpose::KeepOut).unwrap()));
+    let (mut refold, unfold) = (refold(), Unfold::new(Userfault::open(Purpose::KeepOut).unwrap()));
     let (pool, member) = (pool(), Member::new(8));
     assert_eq!(fold(&mut section, member.run(0, 8), Some((&pool, 0))), [Outcome::Folded; 8]);
     break_all(&member, 8);
@@ -355,7 +364,7 @@ fn what_a_device_has_yet_to_write_is_not_folded_again() {
     const PAGES: u64 = 64;
     const TRIES: u64 = 100_000;
     let (Some(mut section), Some(mut device)) = (section(), LateDevice::new()) else { return };
-    let (mut refold, unfold) = (Refold::default(), Unfold::new(Userfault::open(Purpose::KeepOut).unwrap()));
+    let (mut refold, unfold) = (refold(), Unfold::new(Userfault::open(Purpose::KeepOut).unwrap()));
     let (pool, member) = (pool(), Member::new(PAGES));
     assert_eq!(fold(&mut section, member.run(0, PAGES), Some((&pool, 0))), [Outcome::Folded; PAGES as usize]);
     let mut random = 1_u64;
@@ -390,7 +399,7 @@ fn no_write_is_lost_to_threads_that_never_stop() {
     let (pool, member, stop) = (pool(), Member::new(PAGES), AtomicBool::new(false));
     let (mut unfold, pagemap) = (Unfold::new(keep_out), Pagemap::open(std::process::id()).unwrap());
     let (writes, mut folded, mut unfolded, mut refolded) = (AtomicU64::new(0), 0, 0, 0);
-    let mut refold = Refold::default();
+    let mut refold = refold();
     std::thread::scope(|scope| {
         for writer in 0..2 {
             let (member, stop, writes) = (&member, &stop, &writes);
@@ -431,17 +440,22 @@ fn no_write_is_lost_to_threads_that_never_stop() {
             }
             let broken = table::lock().broken_pages(range);
             refold.begin(&table::lock(), &broken).unwrap();
+            let (mut parts, mut outcomes) = (Vec::new(), Vec::new());
             for run in broken {
                 for (piece, _) in pieces(run.start, run.pages, Target::Zero) {
                     let first = (piece.start.page() - range.start.page()) as u32;
                     let source = Some(Source { pool: &pool, first: PoolSlot::new(0, first).unwrap() });
-                    let (mut outcomes, mut table) = ([Outcome::Gone; RUN_PAGES as usize], table::lock());
-                    let outcomes = &mut outcomes[..piece.pages as usize];
-                    let with = (&pagemap, unfold.keep_out());
-                    refold.run(&mut table, with, piece, (source, references::generation()), outcomes);
-                    refolded += outcomes.iter().filter(|o| **o == Outcome::Folded).count();
+                    parts.push(Part { range: piece, source, at: outcomes.len() });
+                    outcomes.resize(outcomes.len() + piece.pages as usize, Outcome::Gone);
                 }
             }
+            let (mut left, with) = (&parts[..], (&pagemap, unfold.keep_out()));
+            while !left.is_empty() {
+                let generation = references::generation();
+                let (done, _) = refold.some(&mut table::lock(), with, left, generation, &mut outcomes);
+                left = &left[done..];
+            }
+            refolded += outcomes.iter().filter(|o| **o == Outcome::Folded).count();
             refold.end();
             // As if the program had discarded what was broken, with nobody looking: else it would soon all be broken.
             stop_the_world(&member, &mut |page| {

@@ -30,6 +30,8 @@ use wire::{
     VERSION, ZeroPages,
 };
 
+/// Where the prover is to be found, beside the socket that agents connect to.
+const PROVER: &str = "prove.sock";
 /// Attempts to connect come no closer, and no further apart.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// How often the worker is told how it goes.
@@ -125,7 +127,7 @@ fn open_folder(asked: &Asked) -> io::Result<(Folder, bool)> {
     let section = Section::new(guard, notes_writes)?;
     give_way::publish(section.guard());
     let unfold = Unfold::new(Userfault::open(Purpose::KeepOut)?);
-    Ok((Folder::new(section, unfold, asked.most_vmas), notes_writes))
+    Ok((Folder::new(section, unfold, asked.most_vmas, asked.socket.with_file_name(PROVER)), notes_writes))
 }
 
 impl Agent {
