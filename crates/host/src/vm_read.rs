@@ -11,7 +11,7 @@
 //! the process's own again, which spares it the fault at its next write.
 
 use crate::{Error, PageRange, Result};
-use page::PAGE_BYTES;
+use page::{HostVirt, PAGE_BYTES};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -65,7 +65,16 @@ impl ProcessMemory {
         }
     }
 
-    /// The same for pages of any sort.
+    /// Copies bytes of pages of any sort, from anywhere in a page. A page that is not there is an error, or is made to be
+    /// there, as for any reader: ask the page table first.
+    ///
+    /// # Errors
+    /// They could not all be read.
+    pub fn read_bytes(&self, at: HostVirt, out: &mut [u8]) -> Result<()> {
+        self.file.read_exact_at(out, at.0).map_err(|e| Error::file("read", &self.path, e))
+    }
+
+    /// Copies pages as [`ProcessMemory::read_unshared`] does, of any sort.
     ///
     /// # Errors
     /// As for [`ProcessMemory::read_unshared`].
@@ -95,7 +104,6 @@ impl ProcessMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use page::HostVirt;
 
     /// Eight pages of a test's own, each full of its number.
     fn numbered_pages() -> (Vec<u8>, impl Fn(u64) -> PageRange) {
