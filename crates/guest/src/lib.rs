@@ -28,4 +28,4 @@ pub use pool::{NOT_GROUPS, holds_folded_pages, pool_group, pool_name};
 pub use ram::{GuestRam, open_ram};
 pub use ram_map::{RamBlock, RamMap};
 pub use region::RegionMap;
-pub use scan::{HostSide, Missed, Plan, ScanOptions, ScanTotals};
+pub use scan::{HostSide, Missed, Place, Plan, ScanOptions, ScanTotals};

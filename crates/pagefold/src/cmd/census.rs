@@ -125,12 +125,14 @@ fn request<'a>(args: &Args, guests: &'a [Guest]) -> Request<'a> {
         no_trace: args.no_trace,
         map_cells: if args.html.is_some() { MAP_CELLS } else { 0 },
         samples: None,
+        inside: &[],
+        see: None,
         round: None,
     }
 }
 
 /// Every process that belongs to no selected guest, this one and threads of the kernel excepted.
-fn other_processes(guests: &[Guest]) -> Vec<u32> {
+pub fn other_processes(guests: &[Guest]) -> Vec<u32> {
     let of_guests: std::collections::HashSet<u32> = guests.iter().flat_map(|g| &g.pids).copied().collect();
     let mut pids = host::pids().unwrap_or_default();
     let has_memory = |pid: u32| host::Process::read(pid).is_ok_and(|process| !process.stat.kernel_thread);
