@@ -273,10 +273,14 @@ impl GuestFindings {
 /// How many frames and contents are common to how many guests: what the curve of the average footprint is made of.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Commonness {
-    /// Frames that exactly 1, 2, 3, ... of the guests map.
+    /// Frames that exactly 1, 2, 3, ... of the guests map; of the first, those that nobody else maps either.
     pub frames_mapped_by: Vec<u64>,
-    /// Contents, zeros aside, that exactly 1, 2, 3, ... of the guests hold.
+    /// The same of frames that folding leaves alone: all but guest RAM, and anonymous memory of containers and processes.
+    pub other_frames_mapped_by: Vec<u64>,
+    /// Contents, zeros aside, that exactly 1, 2, 3, ... of the guests hold in frames that can be folded.
     pub contents_held_by: Vec<u64>,
+    /// By guest: contents that only it holds in frames that can be folded, and frames beside them that only it maps.
+    pub alone_if_folded: Vec<u64>,
 }
 
 /// Where the contents of a guest are held once more. The four are disjoint.

@@ -27,6 +27,9 @@ enum Twin {
     None,
 }
 
+/// Kinds of guests whose RAM is what is folded.
+const VMS: [&str; 3] = ["qemu", "firecracker", "cloud_hypervisor"];
+
 /// Everything counted so far.
 #[derive(Debug)]
 pub struct Tally {
@@ -40,6 +43,10 @@ pub struct Tally {
     host_resident_pages: u64,
     counts: ClassCounts,
     commonness: Commonness,
+    /// Which guests are virtual machines.
+    vms: Vec<bool>,
+    /// Who holds a content in frames that can be folded.
+    holders: Vec<GuestIndex>,
     /// Classes counted so far.
     classes: u64,
 }
@@ -66,7 +73,14 @@ impl Tally {
             }
         };
         Self {
-            commonness: Commonness { frames_mapped_by: vec![0; guests.len()], contents_held_by: vec![0; guests.len()] },
+            commonness: Commonness {
+                frames_mapped_by: vec![0; guests.len()],
+                other_frames_mapped_by: vec![0; guests.len()],
+                contents_held_by: vec![0; guests.len()],
+                alone_if_folded: vec![0; guests.len()],
+            },
+            vms: guests.iter().map(|g| VMS.contains(&g.kind.as_str())).collect(),
+            holders: Vec::new(),
             classes: 0,
             counts: ClassCounts::new(&groups),
             buckets: vec![(0, 0); group_names.len() + 1],
@@ -118,8 +132,7 @@ impl Tally {
         }
         let shared = only.mapped_elsewhere();
         self.classes += 1;
-        self.commonness.frames_mapped_by[0] += 1;
-        self.commonness.contents_held_by[0] += 1;
+        self.add_single_commonness(only);
         self.buckets[usize::from(self.groups.of(owner))].0 += 1;
         self.already_shared.ksm_frames += u64::from(only.ksm());
         let guest = &mut self.guests[usize::from(owner.0)];
@@ -140,21 +153,58 @@ impl Tally {
         }
     }
 
+    fn can_fold(&self, owner: GuestIndex, region: Region, kind: PageKind) -> bool {
+        region == Region::GuestRam || kind == PageKind::Anon && !self.vms[usize::from(owner.0)]
+    }
+
+    fn add_single_commonness(&mut self, only: Entry) {
+        let foldable = self.can_fold(only.owner(), only.region(), only.kind());
+        let frame = u64::from(!only.mapped_elsewhere());
+        let common = &mut self.commonness;
+        common.frames_mapped_by[0] += frame;
+        common.other_frames_mapped_by[0] += if foldable { 0 } else { frame };
+        common.contents_held_by[0] += u64::from(foldable);
+        common.alone_if_folded[usize::from(only.owner().0)] += if foldable { 1 } else { frame };
+    }
+
     /// By how many guests each frame is mapped, and the content held.
     fn add_commonness(&mut self, class: &[Entry], zeros: impl Iterator<Item = ZeroCount>, is_zero: bool) {
+        self.holders.clear();
         for mappings in class.chunk_by(|a, b| a.frame() == b.frame()) {
-            let guests = mappings.iter().filter(|m| m.owner() != GuestIndex::HOST);
-            if let Some(count) = guests.count().checked_sub(1).and_then(|n| self.commonness.frames_mapped_by.get_mut(n))
-            {
-                *count += 1;
+            let guests = || mappings.iter().filter(|m| m.owner() != GuestIndex::HOST);
+            let Some(first) = guests().next() else { continue };
+            let mut foldable = true;
+            for mapping in guests() {
+                foldable &= self.can_fold(mapping.owner(), mapping.region(), mapping.kind());
+            }
+            if foldable && !is_zero {
+                self.holders.extend(guests().map(|m| m.owner()));
+            }
+            let owners = guests().count();
+            if owners == 1 && mappings.iter().any(|m| m.mapped_elsewhere()) {
+                continue;
+            }
+            let common = &mut self.commonness;
+            common.frames_mapped_by[owners - 1] += 1;
+            if !foldable {
+                common.other_frames_mapped_by[owners - 1] += 1;
+                common.alone_if_folded[usize::from(first.owner().0)] += u64::from(owners == 1);
             }
         }
-        if let Some(count) = self.commonness.frames_mapped_by.first_mut() {
-            *count += zeros.filter(|z| z.owner != GuestIndex::HOST).map(|z| z.pages).sum::<u64>();
+        for zero in zeros.filter(|z| z.owner != GuestIndex::HOST) {
+            let foldable = self.can_fold(zero.owner, zero.region, zero.kind);
+            let others = if foldable { 0 } else { zero.pages };
+            self.commonness.frames_mapped_by[0] += zero.pages;
+            self.commonness.other_frames_mapped_by[0] += others;
+            self.commonness.alone_if_folded[usize::from(zero.owner.0)] += others;
         }
-        let holders = self.counts.guests.len().checked_sub(1).filter(|_| !is_zero);
-        if let Some(count) = holders.and_then(|n| self.commonness.contents_held_by.get_mut(n)) {
-            *count += 1;
+        self.holders.sort_unstable();
+        self.holders.dedup();
+        if let Some(n) = self.holders.len().checked_sub(1) {
+            self.commonness.contents_held_by[n] += 1;
+            if n == 0 {
+                self.commonness.alone_if_folded[usize::from(self.holders[0].0)] += 1;
+            }
         }
     }
 

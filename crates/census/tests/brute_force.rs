@@ -242,11 +242,16 @@ fn check_kinds(world: &World, found: &Findings) {
 fn check_commonness(world: &World, found: &Findings) {
     let guests = |f: &Frame| f.owners.iter().filter(|&&o| o != HOST).copied().collect::<BTreeSet<_>>();
     for (n, count) in found.commonness.frames_mapped_by.iter().enumerate() {
-        assert_eq!(*count, world.frames.iter().filter(|f| guests(f).len() == n + 1).count() as u64);
+        let counts = |f: &&Frame| guests(f).len() == n + 1 && (n > 0 || f.owners.len() == 1 && !f.mapped_elsewhere);
+        assert_eq!(*count, world.frames.iter().filter(counts).count() as u64);
     }
     let mut holders: BTreeMap<u64, BTreeSet<u16>> = BTreeMap::new();
     for frame in world.frames.iter().filter(|f| f.content != 0) {
         holders.entry(frame.content).or_default().extend(guests(frame));
+    }
+    for (g, count) in found.commonness.alone_if_folded.iter().enumerate() {
+        let only = BTreeSet::from([g as u16]);
+        assert_eq!(*count, holders.values().filter(|h| **h == only).count() as u64);
     }
     for (n, count) in found.commonness.contents_held_by.iter().enumerate() {
         assert_eq!(*count, holders.values().filter(|h| h.len() == n + 1).count() as u64);

@@ -159,6 +159,7 @@ pub fn findings(groups: usize) -> Findings {
             drifted_pages: 12,
             ..HostFindings::default()
         },
+        commonness: census::Commonness::default(),
         opportunity,
         across_groups_saved_pages: 900,
         all_saved_pages: all_saved,
