@@ -283,6 +283,35 @@ pub struct Commonness {
     pub alone_if_folded: Vec<u64>,
 }
 
+impl Commonness {
+    /// Guests that were counted.
+    pub fn guests(&self) -> usize {
+        self.frames_mapped_by.len()
+    }
+
+    /// Pages that `guests` of the guests take together, on average over all choices of them; at most
+    /// [`Commonness::guests`].
+    pub fn together(&self, guests: usize, folded: bool) -> f64 {
+        if folded {
+            wanted_by(&self.contents_held_by, guests) + wanted_by(&self.other_frames_mapped_by, guests)
+        } else {
+            wanted_by(&self.frames_mapped_by, guests)
+        }
+    }
+}
+
+/// Of things that exactly 1, 2, 3, ... of some guests have: how many at least one of `n` has, on average over all choices.
+/// What k of N have is wanted by none of n with probability C(N-k, n) / C(N, n).
+fn wanted_by(held_by: &[u64], n: usize) -> f64 {
+    let guests = held_by.len();
+    let wanted = |(k, count): (usize, &u64)| {
+        let none: f64 =
+            if n + k > guests { 0.0 } else { (0..k).map(|i| (guests - n - i) as f64 / (guests - i) as f64).product() };
+        *count as f64 * (1.0 - none)
+    };
+    held_by.iter().enumerate().map(|(k, count)| wanted((k + 1, count))).sum()
+}
+
 /// Where the contents of a guest are held once more. The four are disjoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Duplicates {

@@ -129,25 +129,10 @@ fn like(guests: Vec<Guest>, name: Option<&Glob>) -> anyhow::Result<Vec<Guest>> {
     Ok(guests.into_iter().filter(|g| g.kind == model.kind && g.ram_bytes == model.ram_bytes).collect())
 }
 
-/// Pages that n guests take together, on average over all choices of n.
-fn together(held_by: &[u64], n: usize) -> f64 {
-    let guests = held_by.len();
-    let mut sum = 0.0;
-    for (k, count) in held_by.iter().enumerate().map(|(k, count)| (k + 1, *count as f64)) {
-        // C(N-k, n) / C(N, n): that none of n guests is among the k.
-        let none: f64 =
-            if n + k > guests { 0.0 } else { (0..k).map(|i| (guests - n - i) as f64 / (guests - i) as f64).product() };
-        sum += count * (1.0 - none);
-    }
-    sum
-}
-
 /// `alone`: pages that each guest has for itself alone.
 fn forecast(common: &Commonness, alone: &[u64], folded: bool, available: u64, reserve: u64) -> Forecast {
-    let guests = common.frames_mapped_by.len();
-    let unfolded = |n: usize| together(&common.frames_mapped_by, n);
-    let if_folded = |n: usize| together(&common.contents_held_by, n) + together(&common.other_frames_mapped_by, n);
-    let taken = |n: usize| if folded { if_folded(n) } else { unfolded(n) };
+    let guests = common.guests();
+    let taken = |n: usize| common.together(n, folded);
     let bytes = |pages: f64| pages_to_bytes(1) as f64 * pages;
     // The mean of `alone`; by whatever way it is reached, with one guest there is nothing shared.
     let next = if guests > 1 { taken(guests) - taken(guests - 1) } else { taken(1) };
@@ -160,7 +145,7 @@ fn forecast(common: &Commonness, alone: &[u64], folded: bool, available: u64, re
             0.0
         },
     );
-    let gained = if folded { bytes((unfolded(guests) - if_folded(guests)).max(0.0)) as u64 } else { 0 };
+    let gained = if folded { bytes((common.together(guests, false) - taken(guests)).max(0.0)) as u64 } else { 0 };
     let free_bytes = (available + gained).saturating_sub(reserve);
     let fits = |pages: f64| if pages >= 1.0 { (free_bytes as f64 / bytes(pages)) as u64 } else { u64::MAX };
     let average = |n: u64, pages: f64| Point { guests: n, average_bytes: (bytes(pages) / n as f64) as u64 };
@@ -234,7 +219,7 @@ mod tests {
     #[test]
     fn the_curve_is_the_mean_over_all_choices() {
         let common = three();
-        let taken = |n| together(&common.frames_mapped_by, n);
+        let taken = |n| common.together(n, false);
         assert_eq!([taken(1), taken(2), taken(3)].map(f64::round), [180.0, 290.0, 390.0]);
     }
 
