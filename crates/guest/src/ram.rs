@@ -1,12 +1,14 @@
 //! A VM's memory, read while it runs: what `insight` sees of it.
 //!
-//! Only pages that the page table shows as present are ever touched: reading another would make it resident. Everything goes
-//! through `/proc/PID/mem`, which neither ends the sharing of a page nor waits for anybody; see `crates/host/src/vm_read.rs`.
+//! Only pages that the page table shows as present are ever touched: reading another would make it resident. What is followed is
+//! read through `/proc/PID/mem`, which neither ends the sharing of a page nor waits for anybody. The beginnings of all frames,
+//! among which the kernel's note is looked for, are read many at a time where that is safe; `crates/host/src/vm_read.rs` has both
+//! ways, and why one is not safe for pages that are shared or served by user space.
 
 use crate::qmp::Qmp;
 use crate::ram_map::RamMap;
 use crate::{Guest, GuestKind};
-use host::{Mapping, Pagemap, ProcessMemory};
+use host::{Mapping, Pagemap, PagemapEntry, ProcessMemory};
 use insight::{FrameIndex, GuestMemory, HEAD_BYTES, PhysRange};
 use page::{GuestPhys, HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange};
 use std::path::PathBuf;
@@ -28,6 +30,44 @@ pub struct GuestRam {
     backed: Vec<u64>,
     swapped: Vec<u64>,
     memory: ProcessMemory,
+    pagemap: Pagemap,
+    /// Which pages may not be read many at a time.
+    careful: Careful,
+}
+
+/// Pages that are only to be read one by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Careful {
+    /// All: somebody serves faults in this memory, or may.
+    All,
+    /// Private ones: the kernel's merger may hold them.
+    Private,
+    /// Private ones that are mapped elsewhere too.
+    PrivateShared,
+}
+
+impl Careful {
+    fn of(pid: u32, map: &RamMap) -> Self {
+        if !host::is_userfaultfd_open().is_ok_and(|open| !open) {
+            let served = |m: &Mapping| !m.read || m.has_flag(b"um") || m.has_flag(b"ui") || m.vm_flags.is_empty();
+            let inside =
+                |m: &Mapping| map.blocks().iter().any(|b| b.host.0 < m.end.0 && m.start.0 < b.host.0 + b.bytes);
+            match Mapping::read_all(pid) {
+                Ok(mappings) if !mappings.iter().any(|m| inside(m) && served(m)) => {}
+                _ => return Self::All,
+            }
+        }
+        let ksm = host::Ksm::read().is_some_and(|ksm| ksm.pages_shared > 0);
+        if ksm { Self::Private } else { Self::PrivateShared }
+    }
+
+    const fn allows(self, entry: PagemapEntry) -> bool {
+        match self {
+            Self::All => false,
+            Self::Private => entry.file_or_shared(),
+            Self::PrivateShared => entry.file_or_shared() || entry.exclusive(),
+        }
+    }
 }
 
 /// Opens the memory of a VM, in each layout that it may have, the likeliest first: the one that QEMU tells, if it can be asked
@@ -68,12 +108,14 @@ impl GuestRam {
         let index = FrameIndex::new(&ranges);
         let (pagemap, memory) = (Pagemap::open(pid)?, ProcessMemory::open(pid)?);
         let words = index.count().div_ceil(64);
-        let mut ram = Self { pid, ranges, index, backed: vec![0; words], swapped: vec![0; words], memory, map };
+        let careful = Careful::of(pid, &map);
+        let (backed, swapped) = (vec![0; words], vec![0; words]);
+        let mut ram = Self { pid, ranges, index, backed, swapped, memory, pagemap, careful, map };
         for block in ram.map.0.clone() {
             let end = HostVirt(block.host.0 + block.bytes);
-            let backed = pagemap.present_ranges(block.host, end)?;
+            let backed = ram.pagemap.present_ranges(block.host, end)?;
             // Kernels without the scan do not tell in one go; then what is in swap reads as zeros.
-            let swapped = pagemap.swapped_ranges(block.host, end).unwrap_or_default();
+            let swapped = ram.pagemap.swapped_ranges(block.host, end).unwrap_or_default();
             mark(&mut ram.backed, &ram.index, &ram.map, &backed);
             mark(&mut ram.swapped, &ram.index, &ram.map, &swapped);
         }
@@ -145,19 +187,72 @@ impl GuestMemory for GuestRam {
     }
 
     fn heads(&self, each: &mut dyn FnMut(GuestPhys, &[u8]) -> bool) {
-        let mut head = [0; HEAD_BYTES];
+        let mut heads = Heads { bytes: vec![0; HEADS_AT_ONCE * HEAD_BYTES], at: Vec::new(), entries: Vec::new() };
         for block in self.map.blocks() {
-            let first = block.guest.frame();
-            for frame in first..first + (block.bytes >> PAGE_SHIFT) {
-                if !self.index.of(frame).is_some_and(|place| self.is_backed(place)) {
-                    continue;
-                }
-                let at = GuestPhys(frame << PAGE_SHIFT);
-                let host = HostVirt(block.host.0 + (at.0 - block.guest.0));
-                if self.memory.read_bytes(host, &mut head).is_ok() && !each(at, &head) {
+            let mut first = 0;
+            while first < block.bytes >> PAGE_SHIFT {
+                let pages = ((block.bytes >> PAGE_SHIFT) - first).min(HEADS_AT_ONCE as u64);
+                let offset = first << PAGE_SHIFT;
+                let (guest, host) = (GuestPhys(block.guest.0 + offset), HostVirt(block.host.0 + offset));
+                if !self.some_heads(guest, host, pages, &mut heads, each) {
                     return;
                 }
+                first += pages;
             }
         }
+    }
+}
+
+/// Frames whose beginnings are read at a time: as many as the kernel takes.
+const HEADS_AT_ONCE: usize = 1024;
+
+/// Room for reading beginnings.
+struct Heads {
+    bytes: Vec<u8>,
+    at: Vec<HostVirt>,
+    entries: Vec<PagemapEntry>,
+}
+
+impl GuestRam {
+    fn some_heads(
+        &self,
+        guest: GuestPhys,
+        host: HostVirt,
+        pages: u64,
+        heads: &mut Heads,
+        each: &mut dyn FnMut(GuestPhys, &[u8]) -> bool,
+    ) -> bool {
+        let Heads { bytes, at, entries } = heads;
+        let Some(place) = self.index.of(guest.frame()) else { return true };
+        // Nothing is looked up of pages that were not there.
+        if !(place..place + pages as usize).any(|place| self.is_backed(place))
+            || self.pagemap.read(host, pages, entries).is_err()
+        {
+            return true;
+        }
+        at.clear();
+        let present = entries.iter().enumerate().filter(|(n, entry)| entry.present() && self.is_backed(place + n));
+        let (fast, slow): (Vec<_>, Vec<_>) = present.partition(|(_, entry)| self.careful.allows(**entry));
+        at.extend(fast.iter().map(|(n, _)| host.add_pages(*n as u64)));
+        let guest_of = |at: HostVirt| GuestPhys(guest.0 + (at.0 - host.0));
+        let mut done = 0;
+        while done < at.len() {
+            let got = self.memory.read_pieces_unshared(&at[done..], HEAD_BYTES, bytes).unwrap_or(0);
+            for (at, head) in at[done..done + got].iter().zip(bytes.chunks_exact(HEAD_BYTES)) {
+                if !each(guest_of(*at), head) {
+                    return false;
+                }
+            }
+            // The one behind those that arrived has gone.
+            done += got + 1;
+        }
+        for (n, _) in slow {
+            let at = host.add_pages(n as u64);
+            let head = &mut bytes[..HEAD_BYTES];
+            if self.memory.read_bytes(at, head).is_ok() && !each(guest_of(at), head) {
+                return false;
+            }
+        }
+        true
     }
 }
