@@ -149,21 +149,23 @@ pub struct Generations {
 
 impl Generations {
     const BITS: u32 = 3;
+    /// Bits of a thread's number that are kept with the last CPU.
+    const THREAD_BITS: u32 = 8;
     /// Kernels have four.
     pub const COUNT: u64 = 4;
 
-    /// From the top, `flags` has the node, the zone and then the generation; see `include/linux/page-flags-layout.h`. Sections
-    /// are not there where the frames' descriptions are virtually contiguous, nor is the last CPU if `struct page` has it.
+    /// From the top, `flags` has the node, the zone, who used the frame last, and then the generation; see
+    /// `include/linux/page-flags-layout.h`. Sections are not there where the frames' descriptions are virtually contiguous, nor
+    /// is the last user if `struct page` has a place of its own for it.
     fn new(note: &Note, btf: &Btf) -> Option<Self> {
         btf.offset("lruvec.lrugen")?;
-        // How many bits the last CPU would take cannot be told.
-        if btf.offset("task_struct.numa_faults").is_some() && btf.offset("page._last_cpupid").is_none() {
-            return None;
-        }
         let bits = |n: u64| n.next_power_of_two().trailing_zeros();
         let node_bits = bits(note.length("node_data")?);
         let zone_bits = bits(btf.value("zone_type", "__MAX_NR_ZONES")?);
-        Some(Self { shift: 64_u32.checked_sub(node_bits + zone_bits + Self::BITS)? })
+        // Where nodes are balanced, the CPU and the low bits of the thread that used a frame last.
+        let balanced = btf.offset("task_struct.numa_faults").is_some() && btf.offset("page._last_cpupid").is_none();
+        let last_bits = if balanced { Self::THREAD_BITS + bits(btf.size("cpumask")?.checked_mul(8)?) } else { 0 };
+        Some(Self { shift: 64_u32.checked_sub(node_bits + zone_bits + last_bits + Self::BITS)? })
     }
 
     /// The generation that a frame belongs to, by its place among the four; `None` if it is in none.

@@ -5,7 +5,7 @@ mod common;
 use guest::{GuestRam, Survey};
 use insight::{Frames, GuestMemory, Kernel, Saved};
 use lab::{Cache, Image, Lab, Spec};
-use page::{GuestPageKind as Kind, GuestPhys};
+use page::{GuestPageKind as Kind, GuestPhys, Lru};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -227,6 +227,16 @@ impl Truth {
             assert!(same * 100 >= of_range().count() * 98, "{when}: {kind:?} {same} of {range:?}");
         }
         assert!(of(Kind::Unknown) < 256, "{when}: {} unknown", of(Kind::Unknown));
+        // Where frames stand in the guest's order of reclaim; it counts those of the multi-generational LRU the same way.
+        let on = |lists: &[Lru]| frames.uses.iter().filter(|u| lists.contains(&u.lru())).count() as u64;
+        let inactive = on(&[Lru::Inactive, Lru::InactiveReferenced]);
+        for (name, found) in
+            [("Active", on(&[Lru::Active])), ("Inactive", inactive), ("Unevictable", on(&[Lru::Unevictable]))]
+        {
+            let want = self.meminfo[name];
+            eprintln!("{when}: {name} {want} {found}");
+            assert!(found.abs_diff(want) <= (want / 50).max(256), "{when}: {name} {found} against {want}");
+        }
     }
 }
 
@@ -332,14 +342,41 @@ fn without_randomisation_and_on_other_machines() {
     }
 }
 
+/// Memory that was plugged in as devices, below it and above it; only QEMU knows where.
+#[test]
+fn plugged_memory_is_found_where_qemu_says() {
+    let dimm = ["-object", "memory-backend-ram,id=d0,size=128M", "-device", "pc-dimm,memdev=d0"];
+    let qemu_args = [&["-m", "256M,slots=2,maxmem=1G"][..], &dimm].concat();
+    let recipe = Recipe { suite: None, memory_mib: 256, disk: false, append: "", qemu_args: &qemu_args };
+    let Some(world) = World::boot(&recipe) else { return };
+    world.shell("for m in /sys/devices/system/memory/memory*; do echo online >$m/state; done 2>/dev/null; true");
+    let (ram, frames) = compare(&world, "a DIMM");
+    assert_eq!(ram.index().count(), 384 << 8, "{:?}", ram.map.blocks());
+    let far = ram.map.blocks().iter().filter(|b| b.guest.0 >= 4 << 30).map(|b| b.bytes).sum::<u64>();
+    assert_eq!(far, 128 << 20);
+    let above = frames.index.of((4 << 30) >> 12).expect("memory above 4 GiB");
+    let known = frames.uses[above..].iter().filter(|u| u.kind() != Kind::Unknown).count();
+    assert!(known > 100 << 8, "{known}");
+    // One more while it runs.
+    world.qmp("object-add", serde_json::json!({"qom-type": "memory-backend-ram", "id": "d1", "size": 128 << 20}));
+    world.qmp("device_add", serde_json::json!({"driver": "pc-dimm", "memdev": "d1", "id": "dimm1"}));
+    let deadline = Instant::now() + SOON;
+    while world.shell("ls -d /sys/devices/system/memory/memory* | wc -l").trim() != "4" && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    world.shell("for m in /sys/devices/system/memory/memory*; do echo online >$m/state; done 2>/dev/null; true");
+    let (ram, _) = compare(&world, "one more DIMM");
+    assert_eq!(ram.index().count(), 512 << 8, "{:?}", ram.map.blocks());
+}
+
 /// What the balloon takes out of a guest is what was called free and backed.
 #[test]
 fn free_pages_that_are_backed_come_back_through_the_balloon() {
     let recipe =
         Recipe { suite: None, memory_mib: 256, disk: false, append: "", qemu_args: &["-device", "virtio-balloon-pci"] };
     let Some(world) = World::boot(&recipe) else { return };
-    // Memory that was used once.
-    world.shell("dd if=/dev/zero of=/tmp/x bs=1M count=120 2>/dev/null; rm /tmp/x; sleep 1");
+    // Memory that was used once. Not zeros, which the host's merger may take away meanwhile.
+    world.shell("tr '\\0' x </dev/zero | dd of=/tmp/x bs=1M count=120 iflag=fullblock 2>/dev/null; rm /tmp/x; sleep 1");
     let look = || {
         let ram = world.ram();
         let frames = Kernel::find(&ram).expect("a kernel").classify();
