@@ -86,6 +86,11 @@ impl Census {
 
     /// Counts what the threads of one pass collected.
     pub fn pass(&mut self, interval: &Interval, collected: Vec<Collected>) {
+        self.pass_seen(interval, collected, &mut |_| {});
+    }
+
+    /// The same; `see` is shown every class, that is all entries of one content, frame by frame.
+    pub fn pass_seen(&mut self, interval: &Interval, collected: Vec<Collected>, see: &mut dyn FnMut(&[Entry])) {
         let mut zeros = Zeros::default();
         let mut shards = Vec::with_capacity(collected.len());
         for part in collected {
@@ -97,6 +102,7 @@ impl Census {
         let Self { layout, tally, partners, round, .. } = self;
         let mut zeros = Some(zeros).filter(|z| interval.covers(Fingerprint::ZERO_PAGE.0) && z.iter().next().is_some());
         for_each_class(&shards, |class| {
+            see(class);
             let is_zero = class[0].fingerprint() == Fingerprint::ZERO_PAGE;
             let zeros = if is_zero { zeros.take() } else { None };
             let duplicate = tally.class(layout, class, zeros.as_ref());

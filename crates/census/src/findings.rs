@@ -1,7 +1,7 @@
 //! What a census found, in the shape that `pagefold census --json` prints. Counts are of base pages
 //! (4 KiB) and of page frames, each frame once, unless the name says otherwise.
 
-use page::Region;
+use page::{GuestPageKind, Region};
 use serde::Serialize;
 
 /// Everything one census found.
@@ -27,6 +27,8 @@ pub struct Findings {
     pub already_shared: AlreadyShared,
     /// How matches between guests are strung together.
     pub runs: RunLengths,
+    /// What is common to how many guests.
+    pub commonness: Commonness,
     /// Change since the previous round (`--watch`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub change: Option<Change>,
@@ -125,9 +127,189 @@ pub struct GuestFindings {
     pub incremental_folded_pages: u64,
     /// The same by region; regions without pages are left out.
     pub regions: Vec<RegionFindings>,
+    /// Its memory by what it is inside the guest; empty where nothing is known of that.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub kinds: Vec<KindFindings>,
+    /// Backed pages that the guest would reclaim first: on an inactive list, not referenced, and held by nobody else.
+    #[serde(skip)]
+    pub idle_pages: IdlePages,
     /// Its pages in address order, each cell some neighbouring pages; for pictures.
     #[serde(skip)]
     pub page_map: Vec<MapCell>,
+}
+
+/// Memory of a guest of one kind, as the guest itself sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct KindFindings {
+    /// Which.
+    pub kind: GuestPageKind,
+    /// Frames of the guest's memory, backed by the host or not.
+    pub pages: u64,
+    /// Frames that the host backs.
+    pub backed_pages: u64,
+    /// Frames of zeros among them.
+    pub zero_pages: u64,
+    /// Copies beyond the first within the guest, and where the remaining contents have a twin. A content that is held in
+    /// several kinds counts where its first page lies.
+    pub duplicates: Duplicates,
+    /// Frames of the group's pool.
+    pub folded_pages: u64,
+    /// Frames held by the kernel's own merger.
+    pub ksm_pages: u64,
+    /// Frames that only this guest maps.
+    pub incremental_pages: u64,
+    /// Contents that only this guest holds.
+    pub incremental_folded_pages: u64,
+}
+
+impl KindFindings {
+    /// Nothing of a kind.
+    pub fn empty(kind: GuestPageKind) -> Self {
+        Self {
+            kind,
+            pages: 0,
+            backed_pages: 0,
+            zero_pages: 0,
+            duplicates: Duplicates::default(),
+            folded_pages: 0,
+            ksm_pages: 0,
+            incremental_pages: 0,
+            incremental_folded_pages: 0,
+        }
+    }
+}
+
+/// Pages that a guest does without for the moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct IdlePages {
+    /// On an inactive list, not referenced, and of a content that nobody else holds.
+    pub inactive_unique: u64,
+    /// Those of them that only this guest maps: would be free if it gave them back.
+    pub incremental: u64,
+}
+
+/// Whose share of a guest's cost it is: section 3 of Agarwal, "A Study of Virtualization Overheads" (2015).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CostPart {
+    /// Heap, stack, devices and code of the VMM.
+    Vmm,
+    /// The guest's kernel: text, data, page tables, slab, stacks, what it reserved.
+    GuestKernel,
+    /// The guest's page cache, with tmpfs.
+    GuestPageCache,
+    /// Memory of the guest's processes.
+    GuestAnonymous,
+    /// Backed by the host, and not used by the guest: free, or in its balloon.
+    GuestUnused,
+    /// Guest memory of which nothing is known.
+    GuestUnknown,
+}
+
+impl CostPart {
+    /// Every part.
+    pub const ALL: [Self; 6] = [
+        Self::Vmm,
+        Self::GuestKernel,
+        Self::GuestPageCache,
+        Self::GuestAnonymous,
+        Self::GuestUnused,
+        Self::GuestUnknown,
+    ];
+
+    /// Where a kind belongs.
+    pub const fn of(kind: GuestPageKind) -> Self {
+        match kind {
+            GuestPageKind::PageCache | GuestPageKind::Shmem => Self::GuestPageCache,
+            GuestPageKind::Anonymous => Self::GuestAnonymous,
+            GuestPageKind::Free | GuestPageKind::Balloon => Self::GuestUnused,
+            GuestPageKind::Unknown => Self::GuestUnknown,
+            _ => Self::GuestKernel,
+        }
+    }
+}
+
+/// What one part of a VM costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Cost {
+    /// Which.
+    pub part: CostPart,
+    /// Frames.
+    pub resident_pages: u64,
+    /// Frames that would be free if the guest went.
+    pub incremental_pages: u64,
+    /// Contents that only this guest holds: its cost if everything were merged.
+    pub incremental_folded_pages: u64,
+}
+
+impl GuestFindings {
+    /// What the guest costs, by part; empty where its kinds are not known.
+    pub fn cost(&self) -> Vec<Cost> {
+        if self.kinds.is_empty() {
+            return Vec::new();
+        }
+        let mut costs = CostPart::ALL.map(|part| Cost {
+            part,
+            resident_pages: 0,
+            incremental_pages: 0,
+            incremental_folded_pages: 0,
+        });
+        let mut add = |part: CostPart, pages: [u64; 3]| {
+            let cost = &mut costs[part as usize];
+            cost.resident_pages += pages[0];
+            cost.incremental_pages += pages[1];
+            cost.incremental_folded_pages += pages[2];
+        };
+        for region in self.regions.iter().filter(|r| r.region != Region::GuestRam) {
+            add(CostPart::Vmm, [region.resident_pages, region.incremental_pages, region.incremental_folded_pages]);
+        }
+        for kind in &self.kinds {
+            add(CostPart::of(kind.kind), [kind.backed_pages, kind.incremental_pages, kind.incremental_folded_pages]);
+        }
+        costs.into()
+    }
+}
+
+/// How many frames and contents are common to how many guests: what the curve of the average footprint is made of.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Commonness {
+    /// Frames that exactly 1, 2, 3, ... of the guests map; of the first, those that nobody else maps either.
+    pub frames_mapped_by: Vec<u64>,
+    /// The same of frames that folding leaves alone: all but guest RAM, and anonymous memory of containers and processes.
+    pub other_frames_mapped_by: Vec<u64>,
+    /// Contents, zeros aside, that exactly 1, 2, 3, ... of the guests hold in frames that can be folded.
+    pub contents_held_by: Vec<u64>,
+    /// By guest: contents that only it holds in frames that can be folded, and frames beside them that only it maps.
+    pub alone_if_folded: Vec<u64>,
+}
+
+impl Commonness {
+    /// Guests that were counted.
+    pub fn guests(&self) -> usize {
+        self.frames_mapped_by.len()
+    }
+
+    /// Pages that `guests` of the guests take together, on average over all choices of them; at most
+    /// [`Commonness::guests`].
+    pub fn together(&self, guests: usize, folded: bool) -> f64 {
+        if folded {
+            wanted_by(&self.contents_held_by, guests) + wanted_by(&self.other_frames_mapped_by, guests)
+        } else {
+            wanted_by(&self.frames_mapped_by, guests)
+        }
+    }
+}
+
+/// Of things that exactly 1, 2, 3, ... of some guests have: how many at least one of `n` has, on average over all choices.
+/// What k of N have is wanted by none of n with probability C(N-k, n) / C(N, n).
+fn wanted_by(held_by: &[u64], n: usize) -> f64 {
+    let guests = held_by.len();
+    let wanted = |(k, count): (usize, &u64)| {
+        let none: f64 =
+            if n + k > guests { 0.0 } else { (0..k).map(|i| (guests - n - i) as f64 / (guests - i) as f64).product() };
+        *count as f64 * (1.0 - none)
+    };
+    held_by.iter().enumerate().map(|(k, count)| wanted((k + 1, count))).sum()
 }
 
 /// Where the contents of a guest are held once more. The four are disjoint.

@@ -1,6 +1,6 @@
 //! Where each guest's pages lie in the order of the scan.
 
-use page::GuestIndex;
+use page::{FrameUse, GuestIndex};
 use std::ops::Range;
 
 /// The positions ([`page::PageSample::position`]) of every guest, and how finely its picture divides them.
@@ -10,12 +10,22 @@ pub struct Layout {
     pub guests: Vec<Range<u32>>,
     /// Cells of each guest's page map; 0 for no map.
     pub map_cells: u32,
+    /// By guest, and by position within its range: what the page is inside the guest, where that is known. Empty for a guest
+    /// of which it is not.
+    pub uses: Vec<Vec<Option<FrameUse>>>,
 }
 
 impl Layout {
     /// One past the last position of any guest.
     pub fn end(&self) -> u32 {
         self.guests.iter().map(|r| r.end).max().unwrap_or(0)
+    }
+
+    /// What a page is inside its guest, where that is known.
+    pub fn use_of(&self, owner: GuestIndex, position: u32) -> Option<FrameUse> {
+        let uses = self.uses.get(usize::from(owner.0))?;
+        let first = self.guests.get(usize::from(owner.0))?.start;
+        *uses.get(position.checked_sub(first)? as usize)?
     }
 
     /// Cells that the map of a guest really has: no more than it has pages.
@@ -41,7 +51,7 @@ mod tests {
 
     #[test]
     fn cells_divide_a_guest_evenly_and_nothing_else() {
-        let layout = Layout { guests: vec![0..10, 10..10, 20..120], map_cells: 20 };
+        let layout = Layout { guests: vec![0..10, 10..10, 20..120], map_cells: 20, uses: Vec::new() };
         assert_eq!(layout.cells_of(GuestIndex(0)), 10);
         assert_eq!(layout.cell(GuestIndex(0), 9), Some(9));
         assert_eq!(layout.cell(GuestIndex(0), 10), None);

@@ -15,8 +15,9 @@ mod zeros;
 pub use census::{Census, Collected, Collector};
 pub use entry::Entry;
 pub use findings::{
-    AlreadyShared, ByKinds, Change, Duplicates, Findings, FrameIdentity, GroupFindings, GuestFindings, HostFindings,
-    MapCell, Opportunity, Partial, ReadThrough, RegionFindings, RunLengths, Share,
+    AlreadyShared, ByKinds, Change, Commonness, Cost, CostPart, Duplicates, Findings, FrameIdentity, GroupFindings,
+    GuestFindings, HostFindings, IdlePages, KindFindings, MapCell, Opportunity, Partial, ReadThrough, RegionFindings,
+    RunLengths, Share,
 };
 pub use history::{Round, Stretch};
 pub use index::Interval;

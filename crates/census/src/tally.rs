@@ -3,17 +3,32 @@
 use crate::class::{ClassCounts, Groups};
 use crate::zeros::{ZeroCount, Zeros};
 use crate::{
-    AlreadyShared, Duplicates, Entry, Findings, GroupFindings, GuestFindings, Layout, MapCell, Opportunity,
-    RegionFindings, Share,
+    AlreadyShared, Commonness, Duplicates, Entry, Findings, GroupFindings, GuestFindings, KindFindings, Layout,
+    MapCell, Opportunity, RegionFindings, Share,
 };
-use page::{Fingerprint, GuestIndex, PageKind, Region, pages_to_bytes};
+use page::{Fingerprint, FrameUse, GuestIndex, GuestPageKind, Lru, PageKind, Region, pages_to_bytes};
 
 /// Counts of one guest as they grow.
 #[derive(Clone, Debug)]
 struct GuestTally {
     findings: GuestFindings,
     regions: [RegionFindings; Region::ALL.len()],
+    kinds: [KindFindings; GuestPageKind::ALL.len()],
+    /// The last class of which a page was counted by kind.
+    last_class: u64,
 }
+
+/// Who holds a content besides a guest: the first that applies.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Twin {
+    Group,
+    OtherGroups,
+    Host,
+    None,
+}
+
+/// Kinds of guests whose RAM is what is folded.
+const VMS: [&str; 3] = ["qemu", "firecracker", "cloud_hypervisor"];
 
 /// Everything counted so far.
 #[derive(Debug)]
@@ -27,6 +42,13 @@ pub struct Tally {
     already_shared: AlreadyShared,
     host_resident_pages: u64,
     counts: ClassCounts,
+    commonness: Commonness,
+    /// Which guests are virtual machines.
+    vms: Vec<bool>,
+    /// Who holds a content in frames that can be folded.
+    holders: Vec<GuestIndex>,
+    /// Classes counted so far.
+    classes: u64,
 }
 
 impl Tally {
@@ -43,9 +65,23 @@ impl Tally {
         let tally_of = |(n, mut findings): (usize, GuestFindings)| {
             let cells = layout.cells_of(GuestIndex(n as u16));
             findings.page_map = vec![MapCell::default(); cells as usize];
-            GuestTally { findings, regions: Region::ALL.map(RegionFindings::empty) }
+            GuestTally {
+                findings,
+                regions: Region::ALL.map(RegionFindings::empty),
+                kinds: GuestPageKind::ALL.map(KindFindings::empty),
+                last_class: 0,
+            }
         };
         Self {
+            commonness: Commonness {
+                frames_mapped_by: vec![0; guests.len()],
+                other_frames_mapped_by: vec![0; guests.len()],
+                contents_held_by: vec![0; guests.len()],
+                alone_if_folded: vec![0; guests.len()],
+            },
+            vms: guests.iter().map(|g| VMS.contains(&g.kind.as_str())).collect(),
+            holders: Vec::new(),
+            classes: 0,
             counts: ClassCounts::new(&groups),
             buckets: vec![(0, 0); group_names.len() + 1],
             guests: guests.into_iter().enumerate().map(tally_of).collect(),
@@ -65,6 +101,7 @@ impl Tally {
             self.add_single(layout, only);
             return false;
         }
+        self.classes += 1;
         let zero_counts = || zeros.into_iter().flat_map(Zeros::iter);
         self.counts.count(&self.groups, class, zero_counts());
         self.add_totals();
@@ -72,7 +109,8 @@ impl Tally {
         for owner in self.counts.guests.clone() {
             self.add_guest(owner);
         }
-        self.add_regions_of_single_holder(class, zero_counts());
+        self.add_regions_of_single_holder(layout, class, zero_counts());
+        self.add_commonness(class, zero_counts(), is_zero);
         for mappings in class.chunk_by(|a, b| a.frame() == b.frame()) {
             let shared = mappings.len() > 1;
             for &mapping in mappings {
@@ -93,6 +131,8 @@ impl Tally {
             return;
         }
         let shared = only.mapped_elsewhere();
+        self.classes += 1;
+        self.add_single_commonness(only);
         self.buckets[usize::from(self.groups.of(owner))].0 += 1;
         self.already_shared.ksm_frames += u64::from(only.ksm());
         let guest = &mut self.guests[usize::from(owner.0)];
@@ -101,6 +141,81 @@ impl Tally {
         guest.findings.incremental_folded_pages += u64::from(!shared);
         guest.regions[only.region() as usize].incremental_folded_pages += u64::from(!shared);
         guest.add_frame(layout, only, if shared { Share::AlreadyShared } else { Share::Unique }, shared, false);
+        if let Some(inside) = layout.use_of(owner, only.position()) {
+            guest.kinds[inside.kind() as usize].incremental_folded_pages += u64::from(!shared);
+            guest.add_kind(
+                inside,
+                self.classes,
+                Some(only),
+                Counted { pages: 1, zero: false, shared, twin: Twin::None },
+            );
+            guest.add_idle(inside, shared);
+        }
+    }
+
+    fn can_fold(&self, owner: GuestIndex, region: Region, kind: PageKind) -> bool {
+        region == Region::GuestRam || kind == PageKind::Anon && !self.vms[usize::from(owner.0)]
+    }
+
+    fn add_single_commonness(&mut self, only: Entry) {
+        let foldable = self.can_fold(only.owner(), only.region(), only.kind());
+        let frame = u64::from(!only.mapped_elsewhere());
+        let common = &mut self.commonness;
+        common.frames_mapped_by[0] += frame;
+        common.other_frames_mapped_by[0] += if foldable { 0 } else { frame };
+        common.contents_held_by[0] += u64::from(foldable);
+        common.alone_if_folded[usize::from(only.owner().0)] += if foldable { 1 } else { frame };
+    }
+
+    /// By how many guests each frame is mapped, and the content held.
+    fn add_commonness(&mut self, class: &[Entry], zeros: impl Iterator<Item = ZeroCount>, is_zero: bool) {
+        self.holders.clear();
+        for mappings in class.chunk_by(|a, b| a.frame() == b.frame()) {
+            let guests = || mappings.iter().filter(|m| m.owner() != GuestIndex::HOST);
+            let Some(first) = guests().next() else { continue };
+            let mut foldable = true;
+            for mapping in guests() {
+                foldable &= self.can_fold(mapping.owner(), mapping.region(), mapping.kind());
+            }
+            if foldable && !is_zero {
+                self.holders.extend(guests().map(|m| m.owner()));
+            }
+            let owners = guests().count();
+            if owners == 1 && mappings.iter().any(|m| m.mapped_elsewhere()) {
+                continue;
+            }
+            let common = &mut self.commonness;
+            common.frames_mapped_by[owners - 1] += 1;
+            if !foldable {
+                common.other_frames_mapped_by[owners - 1] += 1;
+                common.alone_if_folded[usize::from(first.owner().0)] += u64::from(owners == 1);
+            }
+        }
+        for zero in zeros.filter(|z| z.owner != GuestIndex::HOST) {
+            let foldable = self.can_fold(zero.owner, zero.region, zero.kind);
+            let others = if foldable { 0 } else { zero.pages };
+            self.commonness.frames_mapped_by[0] += zero.pages;
+            self.commonness.other_frames_mapped_by[0] += others;
+            self.commonness.alone_if_folded[usize::from(zero.owner.0)] += others;
+        }
+        self.holders.sort_unstable();
+        self.holders.dedup();
+        if let Some(n) = self.holders.len().checked_sub(1) {
+            self.commonness.contents_held_by[n] += 1;
+            if n == 0 {
+                self.commonness.alone_if_folded[usize::from(self.holders[0].0)] += 1;
+            }
+        }
+    }
+
+    fn twin_of(&self, owner: GuestIndex) -> Twin {
+        let (counts, groups) = (&self.counts, &self.groups);
+        match () {
+            () if counts.twin_in_group(groups, owner) => Twin::Group,
+            () if counts.twin_in_other_groups(groups, owner) => Twin::OtherGroups,
+            () if counts.twin_in_host() => Twin::Host,
+            () => Twin::None,
+        }
     }
 
     fn add_totals(&mut self) {
@@ -142,16 +257,26 @@ impl Tally {
     }
 
     /// A content that one guest alone holds is what it would cost if everything were merged.
-    fn add_regions_of_single_holder(&mut self, class: &[Entry], mut zeros: impl Iterator<Item = ZeroCount>) {
+    fn add_regions_of_single_holder(
+        &mut self,
+        layout: &Layout,
+        class: &[Entry],
+        mut zeros: impl Iterator<Item = ZeroCount>,
+    ) {
         let counts = &self.counts;
         let &[owner] = counts.guests.as_slice() else { return };
         if counts.mapped_elsewhere || counts.twin_in_host() {
             return;
         }
-        let Some(region) = class.first().map(|e| e.region()).or_else(|| zeros.next().map(|z| z.region)) else { return };
+        let inside = |e: &Entry| layout.use_of(owner, e.position()).map(|u| u.kind());
+        let first = class.first().map(|e| (e.region(), inside(e)));
+        let Some((region, kind)) = first.or_else(|| zeros.next().map(|z| (z.region, z.guest_kind))) else { return };
         let guest = &mut self.guests[usize::from(owner.0)];
         guest.findings.incremental_folded_pages += 1;
         guest.regions[region as usize].incremental_folded_pages += 1;
+        if let Some(kind) = kind {
+            guest.kinds[kind as usize].incremental_folded_pages += 1;
+        }
     }
 
     fn add_mapping(&mut self, layout: &Layout, mapping: Entry, shared_here: bool, is_zero: bool) {
@@ -163,7 +288,15 @@ impl Tally {
         let shared = shared_here || mapping.mapped_elsewhere();
         let share = if is_zero { Share::Zero } else { self.share_of(owner, shared) };
         let duplicate = self.is_duplicate(owner);
-        self.guests[usize::from(owner.0)].add_frame(layout, mapping, share, shared, duplicate);
+        let (twin, class) = (self.twin_of(owner), self.classes);
+        let guest = &mut self.guests[usize::from(owner.0)];
+        guest.add_frame(layout, mapping, share, shared, duplicate);
+        if let Some(inside) = layout.use_of(owner, mapping.position()) {
+            guest.add_kind(inside, class, Some(mapping), Counted { pages: 1, zero: is_zero, shared, twin });
+            if !duplicate && !is_zero {
+                guest.add_idle(inside, shared);
+            }
+        }
     }
 
     fn add_zeros(&mut self, zero: ZeroCount) {
@@ -172,7 +305,12 @@ impl Tally {
             return;
         }
         let duplicate = self.is_duplicate(zero.owner);
+        let (twin, class) = (self.twin_of(zero.owner), self.classes);
         let guest = &mut self.guests[usize::from(zero.owner.0)];
+        if let Some(kind) = zero.guest_kind {
+            let counted = Counted { pages: zero.pages, zero: true, shared: false, twin };
+            guest.add_kind(FrameUse::new(kind, Lru::None), class, None, counted);
+        }
         let region = &mut guest.regions[zero.region as usize];
         region.resident_pages += zero.pages;
         region.zero_pages += zero.pages;
@@ -238,6 +376,7 @@ impl Tally {
             ..Findings::default()
         };
         findings.host.host_resident_pages = self.host_resident_pages;
+        findings.commonness = self.commonness;
         findings
     }
 }
@@ -264,10 +403,50 @@ impl GuestTally {
         }
     }
 
-    fn finish(self) -> GuestFindings {
-        let regions = self.regions.into_iter().filter(|r| r.resident_pages > 0).collect();
-        GuestFindings { regions, ..self.findings }
+    /// Counts frames of one content by what they are inside the guest. The first of a class is the one that is kept, and
+    /// whose twins count; the others are superfluous within the guest.
+    fn add_kind(&mut self, inside: FrameUse, class: u64, mapping: Option<Entry>, counted: Counted) {
+        let Counted { pages, zero, shared, twin } = counted;
+        let is_first = self.last_class != class;
+        self.last_class = class;
+        let kind = &mut self.kinds[inside.kind() as usize];
+        kind.backed_pages += pages;
+        kind.zero_pages += if zero { pages } else { 0 };
+        kind.incremental_pages += if shared { 0 } else { pages };
+        kind.ksm_pages += u64::from(mapping.is_some_and(|m| m.ksm()));
+        kind.folded_pages += u64::from(mapping.is_some_and(|m| m.kind() == PageKind::Folded));
+        kind.duplicates.within += pages - u64::from(is_first);
+        let Duplicates { group, other_groups, host, .. } = &mut kind.duplicates;
+        match twin {
+            Twin::Group => *group += u64::from(is_first),
+            Twin::OtherGroups => *other_groups += u64::from(is_first),
+            Twin::Host => *host += u64::from(is_first),
+            Twin::None => {}
+        }
     }
+
+    /// Counts a frame of which nobody holds a copy.
+    fn add_idle(&mut self, inside: FrameUse, shared: bool) {
+        if inside.lru() == Lru::Inactive {
+            self.findings.idle_pages.inactive_unique += 1;
+            self.findings.idle_pages.incremental += u64::from(!shared);
+        }
+    }
+
+    fn finish(self) -> GuestFindings {
+        let kinds = if self.last_class > 0 { self.kinds.into() } else { Vec::new() };
+        let regions = self.regions.into_iter().filter(|r| r.resident_pages > 0).collect();
+        GuestFindings { regions, kinds, ..self.findings }
+    }
+}
+
+/// Frames of one content that are counted together.
+#[derive(Clone, Copy)]
+struct Counted {
+    pages: u64,
+    zero: bool,
+    shared: bool,
+    twin: Twin,
 }
 
 impl RegionFindings {

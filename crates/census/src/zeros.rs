@@ -3,13 +3,13 @@
 //! that nobody else maps. So such pages have no entry.
 
 use crate::Layout;
-use page::{GuestIndex, PageKind, PageSample, Region};
+use page::{GuestIndex, GuestPageKind, PageKind, PageSample, Region};
 use std::collections::BTreeMap;
 
-/// What is told apart: owner, region, kind, and cell of the page map.
-type Key = (GuestIndex, Region, PageKind, Option<u32>);
+/// What is told apart: owner, region, kind, cell of the page map, and kind inside the guest.
+type Key = (GuestIndex, Region, PageKind, Option<u32>, Option<GuestPageKind>);
 
-/// Zero pages by owner, region, kind and cell of the page map.
+/// Zero pages by owner, region, kind, cell of the page map, and kind inside the guest.
 #[derive(Clone, Debug, Default)]
 pub struct Zeros {
     counts: BTreeMap<Key, u64>,
@@ -20,7 +20,8 @@ pub struct Zeros {
 impl Zeros {
     /// Counts one page.
     pub fn push(&mut self, sample: &PageSample, layout: &Layout) {
-        let key = (sample.owner, sample.region, sample.kind, layout.cell(sample.owner, sample.position));
+        let inside = layout.use_of(sample.owner, sample.position).map(|u| u.kind());
+        let key = (sample.owner, sample.region, sample.kind, layout.cell(sample.owner, sample.position), inside);
         match &mut self.stretch {
             Some((last, pages)) if *last == key => *pages += 1,
             _ => {
@@ -48,7 +49,15 @@ impl Zeros {
     /// The counts; call [`Zeros::add`] before, which completes them.
     pub fn iter(&self) -> impl Iterator<Item = ZeroCount> {
         debug_assert!(self.stretch.is_none());
-        self.counts.iter().map(|(&(owner, region, kind, cell), &pages)| ZeroCount { owner, region, kind, cell, pages })
+        let count = |(&(owner, region, kind, cell, guest_kind), &pages): (&Key, &u64)| ZeroCount {
+            owner,
+            region,
+            kind,
+            cell,
+            guest_kind,
+            pages,
+        };
+        self.counts.iter().map(count)
     }
 }
 
@@ -63,6 +72,8 @@ pub struct ZeroCount {
     pub kind: PageKind,
     /// Cell of the guest's page map.
     pub cell: Option<u32>,
+    /// What they are inside the guest.
+    pub guest_kind: Option<GuestPageKind>,
     /// How many.
     pub pages: u64,
 }

@@ -2,7 +2,7 @@
 //! principles, and the same findings whatever the number of threads and the bound of the index.
 
 use census::{Census, Findings, GuestFindings, Interval, Layout};
-use page::{Fingerprint, FrameId, GuestIndex, HostVirt, PageKind, PageSample, Region};
+use page::{Fingerprint, FrameId, FrameUse, GuestIndex, GuestPageKind, HostVirt, Lru, PageKind, PageSample, Region};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,10 +33,12 @@ impl World {
 
     /// One sample a frame and owner, by owner; positions follow.
     fn samples(&self) -> (Vec<PageSample>, Layout) {
-        let (mut samples, mut ranges) = (Vec::new(), Vec::new());
+        let (mut samples, mut ranges, mut uses) = (Vec::new(), Vec::new(), Vec::new());
         for owner in (0..self.guests()).chain([HOST]) {
             let start = samples.len() as u32;
+            let mut inside = Vec::new();
             for (n, frame) in self.frames.iter().enumerate().filter(|(_, f)| f.owners.contains(&owner)) {
+                inside.push(use_of(n));
                 samples.push(PageSample {
                     owner: GuestIndex(owner),
                     position: samples.len() as u32,
@@ -53,9 +55,10 @@ impl World {
             }
             if owner != HOST {
                 ranges.push(start..samples.len() as u32);
+                uses.push(inside);
             }
         }
-        (samples, Layout { guests: ranges, map_cells: 16 })
+        (samples, Layout { guests: ranges, map_cells: 16, uses })
     }
 
     fn take(&self, threads: usize, most_bytes: Option<usize>) -> Findings {
@@ -79,6 +82,12 @@ impl World {
         }
         census.finish(None).0
     }
+}
+
+/// What frame `n` is inside its guests: of most, something, and of some nothing is known.
+fn use_of(n: usize) -> Option<FrameUse> {
+    let lru = if n.is_multiple_of(3) { Lru::Inactive } else { Lru::Active };
+    (n % 29 != 28).then(|| FrameUse::new(GuestPageKind::ALL[n % 5], lru))
 }
 
 /// Content 0 is zeros; the others are spread over the hash space.
@@ -170,6 +179,9 @@ fn check(world: &World, found: &Findings) {
         assert_eq!((by_region, u64::from(on_map)), (resident, resident));
     }
 
+    check_kinds(world, found);
+    check_commonness(world, found);
+
     // The table: rows and columns add up; the host row is one more for each content it holds besides.
     let table = found.opportunity;
     assert_eq!(table.within.total + table.between.total, all);
@@ -193,6 +205,57 @@ fn check(world: &World, found: &Findings) {
         if guests > 1 { (n + 1, x + guests - 1) } else { (n, x) }
     });
     assert_eq!((found.already_shared.frames, found.already_shared.saved_pages), (shared, extra));
+}
+
+/// Kinds by hand: what is counted by frame, kind by kind; what is counted by content, in sum, where all kinds are known.
+fn check_kinds(world: &World, found: &Findings) {
+    for (g, guest) in found.guests.iter().enumerate() {
+        let g = g as u16;
+        let mine: Vec<(usize, &Frame)> =
+            world.frames.iter().enumerate().filter(|(_, f)| f.owners.contains(&g)).collect();
+        let alone = |f: &Frame| f.owners.len() == 1 && !f.mapped_elsewhere;
+        for kind in &guest.kinds {
+            let of_kind = || mine.iter().filter(|(n, _)| use_of(*n).map(|u| u.kind()) == Some(kind.kind));
+            assert_eq!(kind.backed_pages, of_kind().count() as u64);
+            assert_eq!(kind.zero_pages, of_kind().filter(|(_, f)| f.content == 0).count() as u64);
+            assert_eq!(kind.incremental_pages, of_kind().filter(|(_, f)| alone(f)).count() as u64);
+        }
+        if mine.iter().all(|(n, _)| use_of(*n).is_some()) && !mine.is_empty() {
+            let sum = |figure: fn(&census::KindFindings) -> u64| guest.kinds.iter().map(figure).sum::<u64>();
+            let d = guest.duplicates;
+            assert_eq!(sum(|k| k.duplicates.within), d.within);
+            assert_eq!(sum(|k| k.duplicates.group), d.group);
+            assert_eq!(sum(|k| k.duplicates.other_groups), d.other_groups);
+            assert_eq!(sum(|k| k.duplicates.host), d.host);
+            assert_eq!(sum(|k| k.incremental_folded_pages), guest.incremental_folded_pages);
+        }
+        let idle = mine.iter().filter(|(n, f)| {
+            let only = world.frames.iter().filter(|other| other.content == f.content).count() == 1;
+            use_of(*n).is_some_and(|u| u.lru() == Lru::Inactive) && only && f.content != 0
+        });
+        let idle: Vec<_> = idle.collect();
+        assert_eq!(guest.idle_pages.inactive_unique, idle.len() as u64);
+        assert_eq!(guest.idle_pages.incremental, idle.iter().filter(|(_, f)| alone(f)).count() as u64);
+    }
+}
+
+fn check_commonness(world: &World, found: &Findings) {
+    let guests = |f: &Frame| f.owners.iter().filter(|&&o| o != HOST).copied().collect::<BTreeSet<_>>();
+    for (n, count) in found.commonness.frames_mapped_by.iter().enumerate() {
+        let counts = |f: &&Frame| guests(f).len() == n + 1 && (n > 0 || f.owners.len() == 1 && !f.mapped_elsewhere);
+        assert_eq!(*count, world.frames.iter().filter(counts).count() as u64);
+    }
+    let mut holders: BTreeMap<u64, BTreeSet<u16>> = BTreeMap::new();
+    for frame in world.frames.iter().filter(|f| f.content != 0) {
+        holders.entry(frame.content).or_default().extend(guests(frame));
+    }
+    for (g, count) in found.commonness.alone_if_folded.iter().enumerate() {
+        let only = BTreeSet::from([g as u16]);
+        assert_eq!(*count, holders.values().filter(|h| **h == only).count() as u64);
+    }
+    for (n, count) in found.commonness.contents_held_by.iter().enumerate() {
+        assert_eq!(*count, holders.values().filter(|h| h.len() == n + 1).count() as u64);
+    }
 }
 
 fn frame(guests: u16, contents: u64) -> impl Strategy<Value = Frame> {

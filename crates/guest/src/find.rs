@@ -84,17 +84,18 @@ fn find(processes: &[Process], own: &Cgroups, named: &[u32]) -> Vec<Guest> {
 
 fn vm(process: &Process) -> Option<Guest> {
     let args = &process.cmdline;
-    let (kind, name, blocks) = if qemu::is_qemu(process) {
+    let (kind, name, blocks, facts) = if qemu::is_qemu(process) {
         let config = qemu::Config::parse(args);
-        (GuestKind::Qemu, config.name, config.blocks_bytes)
+        (GuestKind::Qemu, config.name, config.blocks_bytes, Some(config.facts))
     } else if firecracker::is_firecracker(process) {
-        (GuestKind::Firecracker, firecracker::name(args), vec![])
+        (GuestKind::Firecracker, firecracker::name(args), vec![], None)
     } else if cloud_hypervisor::is_cloud_hypervisor(process) {
-        (GuestKind::CloudHypervisor, cloud_hypervisor::name(args), cloud_hypervisor::blocks_bytes(args))
+        (GuestKind::CloudHypervisor, cloud_hypervisor::name(args), cloud_hypervisor::blocks_bytes(args), None)
     } else {
         return None;
     };
     let mut guest = guest(kind, name, &[process]);
+    guest.facts.qemu = facts;
     set_ram(&mut guest, blocks);
     Some(guest)
 }
@@ -119,7 +120,7 @@ fn guest(kind: GuestKind, name: Option<String>, processes: &[&Process]) -> Guest
         kind,
         pids: processes.iter().map(|p| p.pid).collect(),
         ram_bytes: None,
-        facts: Facts { uid: first.uid, cgroup: first.cgroups.main_path().to_owned(), ram_blocks_bytes: vec![] },
+        facts: Facts { uid: first.uid, cgroup: first.cgroups.main_path().to_owned(), ..Facts::default() },
     }
 }
 

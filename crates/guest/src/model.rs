@@ -82,6 +82,27 @@ pub struct Facts {
     pub cgroup: String,
     /// Blocks of memory that the RAM of a VM consists of; empty where that is not known.
     pub ram_blocks_bytes: Vec<u64>,
+    /// What QEMU's command line says besides.
+    pub qemu: Option<QemuFacts>,
+}
+
+/// What QEMU's command line says of the machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QemuFacts {
+    /// `-machine`, without its settings.
+    pub machine: Option<String>,
+    /// Blocks of memory at the end of the list that are plugged in as devices (DIMMs, virtio-mem).
+    pub plugged_blocks: usize,
+    /// Where it listens for its machine protocol, as it names the socket.
+    pub qmp_socket: Option<String>,
+    /// Drivers of its devices.
+    pub devices: Vec<String>,
+    /// It has a balloon.
+    pub balloon: bool,
+    /// The balloon reports free pages.
+    pub free_page_reporting: bool,
+    /// Memory that may lie below 4 GiB, where that was said.
+    pub max_below_4g_bytes: Option<u64>,
 }
 
 /// Something of a guest that could not be read.

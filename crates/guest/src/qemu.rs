@@ -1,6 +1,7 @@
 //! What QEMU's command line says about a guest: its name, its RAM, and the blocks of memory that RAM is
 //! made of. Both spellings are read: by hand (`-m 1G`) and libvirt's (`-object {"qom-type":...}`).
 
+use crate::QemuFacts;
 use crate::options::{Settings, options, parse_size};
 use host::Process;
 
@@ -16,6 +17,8 @@ pub(crate) struct Config {
     pub ram_bytes: u64,
     /// Blocks that the RAM consists of; each is one mapping when QEMU starts.
     pub blocks_bytes: Vec<u64>,
+    /// What else is of interest.
+    pub facts: QemuFacts,
 }
 
 /// Whether a process is a QEMU that runs a whole machine.
@@ -39,6 +42,8 @@ impl Config {
         let mut backends: Vec<Backend> = Vec::new();
         // Ids of backends that the machine's own RAM lies in, and that are plugged in beside it.
         let (mut main, mut plugged) = (Vec::new(), Vec::new());
+        // Monitors that speak QMP, and sockets by name.
+        let (mut monitors, mut sockets) = (Vec::new(), Vec::new());
         for (option, value) in options(args) {
             match option {
                 "name" => config.name = Settings::parse(value, "guest").get("guest").map(str::to_owned),
@@ -47,12 +52,37 @@ impl Config {
                     asked_bytes = size.or(asked_bytes);
                 }
                 "object" => backends.extend(Backend::parse(&Settings::parse(value, "qom-type"))),
-                "machine" | "M" => main.extend(Settings::parse(value, "type").get("memory-backend").map(str::to_owned)),
+                "machine" | "M" => {
+                    let machine = Settings::parse(value, "type");
+                    main.extend(machine.get("memory-backend").map(str::to_owned));
+                    config.facts.machine = machine.get("type").map(str::to_owned).or(config.facts.machine);
+                    let below = machine.get("max-ram-below-4g").and_then(|size| parse_size(size, 1));
+                    config.facts.max_below_4g_bytes = below.or(config.facts.max_below_4g_bytes);
+                }
+                "qmp" | "qmp-pretty" => {
+                    let path = value.strip_prefix("unix:").and_then(|rest| rest.split(',').next());
+                    config.facts.qmp_socket = path.map(str::to_owned).or(config.facts.qmp_socket);
+                }
+                "mon" => {
+                    let monitor = Settings::parse(value, "chardev");
+                    monitors.extend(
+                        monitor.get("chardev").filter(|_| monitor.get("mode") == Some("control")).map(str::to_owned),
+                    );
+                }
+                "chardev" => {
+                    let socket = Settings::parse(value, "backend");
+                    sockets.extend(
+                        socket.get("id").zip(socket.get("path")).map(|(id, path)| (id.to_owned(), path.to_owned())),
+                    );
+                }
                 "numa" => main.extend(Settings::parse(value, "type").get("memdev").map(str::to_owned)),
                 "device" => {
                     let device = Settings::parse(value, "driver");
                     let is_ram = device.get("driver").is_some_and(|d| d == "pc-dimm" || d.starts_with("virtio-mem"));
                     plugged.extend(device.get("memdev").filter(|_| is_ram).map(str::to_owned));
+                    if let Some(driver) = device.get("driver") {
+                        config.facts.add_device(driver, device.get("free-page-reporting"));
+                    }
                 }
                 _ => {}
             }
@@ -64,9 +94,25 @@ impl Config {
         if config.blocks_bytes.is_empty() {
             config.blocks_bytes.push(asked_bytes.filter(|b| *b > 0).unwrap_or(DEFAULT_RAM_BYTES));
         }
-        config.blocks_bytes.extend(sizes_of(&plugged));
+        let plugged = sizes_of(&plugged);
+        config.facts.plugged_blocks = plugged.len();
+        config.blocks_bytes.extend(plugged);
+        if config.facts.qmp_socket.is_none() {
+            let of_monitor = |(id, _): &&(String, String)| monitors.contains(id);
+            config.facts.qmp_socket = sockets.iter().find(of_monitor).map(|(_, path)| path.clone());
+        }
         config.ram_bytes = config.blocks_bytes.iter().fold(0, |sum: u64, b| sum.saturating_add(*b));
         config
+    }
+}
+
+impl QemuFacts {
+    fn add_device(&mut self, driver: &str, free_page_reporting: Option<&str>) {
+        self.devices.push(driver.to_owned());
+        if driver.starts_with("virtio-balloon") {
+            self.balloon = true;
+            self.free_page_reporting |= free_page_reporting.is_some_and(|on| matches!(on, "on" | "true" | "yes"));
+        }
     }
 }
 
@@ -159,6 +205,27 @@ mod tests {
             "kvm -m 128 -object memory-backend-file,id=shm,size=4M,mem-path=/dev/shm/x,share=on -device ivshmem-plain,memdev=shm",
         );
         assert_eq!(config.blocks_bytes, [128 * M]);
+    }
+
+    #[test]
+    fn machine_monitor_and_devices() {
+        let facts = parse(
+            "kvm -machine pc-q35-7.2,max-ram-below-4g=1G,accel=kvm -chardev socket,id=con,path=/run/c -chardev \
+             socket,id=mon0,path=/run/a,,b/qmp,server=on -mon chardev=con -mon chardev=mon0,mode=control -device \
+             virtio-balloon-pci,free-page-reporting=on -device qemu-xhci -m 64 -object \
+             memory-backend-ram,id=d,size=1G -device pc-dimm,memdev=d",
+        )
+        .facts;
+        assert_eq!(facts.machine.as_deref(), Some("pc-q35-7.2"));
+        assert_eq!(facts.qmp_socket.as_deref(), Some("/run/a,b/qmp"));
+        assert_eq!((facts.max_below_4g_bytes, facts.plugged_blocks), (Some(1 << 30), 1));
+        assert!(facts.balloon && facts.free_page_reporting);
+        assert_eq!(facts.devices, ["virtio-balloon-pci", "qemu-xhci", "pc-dimm"]);
+        let other = parse("kvm -qmp unix:/run/q,server,nowait -device virtio-balloon-pci").facts;
+        assert_eq!(
+            (other.qmp_socket.as_deref(), other.balloon, other.free_page_reporting),
+            (Some("/run/q"), true, false)
+        );
     }
 
     #[test]

@@ -61,7 +61,7 @@ fn region_by_itself(m: &Mapping, kind: Option<GuestKind>) -> Region {
 /// Where the RAM of a VM lies: the first way of laying it out for which every block is found. If none
 /// fits (the VM was resized, or the size is not known), the largest row of mappings, of those that are
 /// advised as RAM is if there are any.
-fn guest_ram(guest: &Guest, mappings: &[Mapping]) -> Vec<Range<usize>> {
+pub(crate) fn guest_ram(guest: &Guest, mappings: &[Mapping]) -> Vec<Range<usize>> {
     let rows = rows(mappings, could_be_ram);
     let found = layouts(guest).into_iter().find_map(|blocks| place(&blocks, &rows, mappings));
     found.unwrap_or_else(|| {
@@ -86,18 +86,19 @@ fn layouts(guest: &Guest) -> Vec<Vec<u64>> {
     }
 }
 
-/// Finds a place for every block, the largest first, so that they do not take each other's.
+/// Finds a place for every block, the largest first, so that they do not take each other's. In the order of the blocks.
 fn place(blocks: &[u64], rows: &[Range<usize>], mappings: &[Mapping]) -> Option<Vec<Range<usize>>> {
-    let mut blocks = blocks.to_vec();
-    blocks.sort_unstable_by(|a, b| b.cmp(a));
-    let mut taken: Vec<Range<usize>> = Vec::new();
-    for block in blocks {
-        let free = |r: &Range<usize>| taken.iter().all(|t| t.end <= r.start || r.end <= t.start);
-        let candidates = rows.iter().flat_map(|row| parts_of(row, block, mappings)).filter(free);
+    let mut order: Vec<usize> = (0..blocks.len()).collect();
+    order.sort_by_key(|n| std::cmp::Reverse(blocks[*n]));
+    let mut taken: Vec<(usize, Range<usize>)> = Vec::new();
+    for n in order {
+        let free = |r: &Range<usize>| taken.iter().all(|(_, t)| t.end <= r.start || r.end <= t.start);
+        let candidates = rows.iter().flat_map(|row| parts_of(row, blocks[n], mappings)).filter(free);
         let best = candidates.max_by_key(|r| (looks_like_ram(&mappings[r.start]), rss(mappings, r)))?;
-        taken.push(best);
+        taken.push((n, best));
     }
-    (!taken.is_empty()).then_some(taken)
+    taken.sort_by_key(|(n, _)| *n);
+    (!taken.is_empty()).then_some(taken.into_iter().map(|(_, range)| range).collect())
 }
 
 /// The parts of a row of mappings that are as large as a block of RAM.

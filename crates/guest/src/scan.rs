@@ -33,5 +33,5 @@ mod frames;
 mod plan;
 mod read;
 
-pub use plan::{HostSide, Missed, Plan};
+pub use plan::{HostSide, Missed, Place, Plan};
 pub use read::{ScanOptions, ScanTotals};

@@ -62,6 +62,11 @@ impl CachedFile {
         Ok(cached)
     }
 
+    /// Its name, as it was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The pages that are in memory.
     ///
     /// # Errors

@@ -24,6 +24,7 @@ const PAGE_IS_WPALLOWED: u64 = 1 << 0;
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
 const PAGE_IS_HUGE: u64 = 1 << 6;
 /// Protect what matches again, so that the next write to it is noted; leave out mappings that are not registered for it.
@@ -203,6 +204,14 @@ impl Pagemap {
     pub fn take_written(&self, start: HostVirt, end: HostVirt) -> Result<Vec<PageRange>> {
         let all = PAGE_IS_WRITTEN | PAGE_IS_PRESENT;
         self.scan(start, end, Query { flags: PM_SCAN_WP_MATCHING, all, none: PAGE_IS_PFNZERO | PAGE_IS_HUGE })
+    }
+
+    /// Pages in swap. Needs `PAGEMAP_SCAN`.
+    ///
+    /// # Errors
+    /// The kernel refused, or has no `PAGEMAP_SCAN`.
+    pub fn swapped_ranges(&self, start: HostVirt, end: HostVirt) -> Result<Vec<PageRange>> {
+        self.scan(start, end, Query { all: PAGE_IS_SWAPPED, ..Query::default() })
     }
 
     /// Private pages that are present in mappings where writes are not noted.

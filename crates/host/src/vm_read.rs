@@ -11,7 +11,7 @@
 //! the process's own again, which spares it the fault at its next write.
 
 use crate::{Error, PageRange, Result};
-use page::PAGE_BYTES;
+use page::{HostVirt, PAGE_BYTES};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -65,7 +65,37 @@ impl ProcessMemory {
         }
     }
 
-    /// The same for pages of any sort.
+    /// Copies `bytes_each` bytes from each of these addresses, one behind the other, and returns how many arrived whole
+    /// before the first that did not. For such pages as [`ProcessMemory::read_unshared`] is for; at most 1024 at a time.
+    ///
+    /// # Errors
+    /// Nothing could be read at all.
+    pub fn read_pieces_unshared(&self, at: &[HostVirt], bytes_each: usize, out: &mut [u8]) -> Result<usize> {
+        let wanted = at.len() * bytes_each;
+        assert!(wanted <= out.len() && bytes_each > 0, "buffer of {} bytes for {wanted}", out.len());
+        let remote: Vec<_> = at.iter().map(|a| libc::iovec { iov_base: a.0 as *mut _, iov_len: bytes_each }).collect();
+        let local = libc::iovec { iov_base: out.as_mut_ptr().cast(), iov_len: wanted };
+        // SAFETY: the local side is `out`, exclusively borrowed and at least `wanted` bytes long (asserted); any
+        // byte is a valid u8. The remote side is checked by the kernel, which returns EFAULT for bad addresses.
+        let n = unsafe {
+            libc::process_vm_readv(self.pid, &raw const local, 1, remote.as_ptr(), remote.len() as libc::c_ulong, 0)
+        };
+        match usize::try_from(n) {
+            Ok(bytes) => Ok(bytes / bytes_each),
+            Err(_) => Err(Error::file("read", &self.path, io::Error::last_os_error())),
+        }
+    }
+
+    /// Copies bytes of pages of any sort, from anywhere in a page. A page that is not there is an error, or is made to be
+    /// there, as for any reader: ask the page table first.
+    ///
+    /// # Errors
+    /// They could not all be read.
+    pub fn read_bytes(&self, at: HostVirt, out: &mut [u8]) -> Result<()> {
+        self.file.read_exact_at(out, at.0).map_err(|e| Error::file("read", &self.path, e))
+    }
+
+    /// Copies pages as [`ProcessMemory::read_unshared`] does, of any sort.
     ///
     /// # Errors
     /// As for [`ProcessMemory::read_unshared`].
@@ -95,7 +125,6 @@ impl ProcessMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use page::HostVirt;
 
     /// Eight pages of a test's own, each full of its number.
     fn numbered_pages() -> (Vec<u8>, impl Fn(u64) -> PageRange) {
@@ -121,6 +150,20 @@ mod tests {
             assert_eq!(read(&memory, &[at(1), hole, at(2)], &mut out).unwrap(), 1);
             assert!(read(&memory, &[hole], &mut out).unwrap_err().is_bad_address());
         }
+    }
+
+    #[test]
+    fn pieces_arrive_from_wherever_they_are() {
+        let (_data, at) = numbered_pages();
+        let memory = ProcessMemory::open(std::process::id()).unwrap();
+        let places = [HostVirt(at(3).start.0 + 100), at(1).start, HostVirt(PAGE_BYTES as u64), at(2).start];
+        let mut out = [0xff; 4 * 8];
+        assert_eq!(memory.read_pieces_unshared(&places, 8, &mut out).unwrap(), 2);
+        assert!(out[..8] == [3; 8] && out[8..16] == [1; 8]);
+        assert!(memory.read_pieces_unshared(&places[2..], 8, &mut out).is_err());
+        let mut bytes = [0; 5];
+        memory.read_bytes(HostVirt(at(7).start.0 - 2), &mut bytes).unwrap();
+        assert_eq!(bytes, [6, 6, 7, 7, 7]);
     }
 
     #[test]

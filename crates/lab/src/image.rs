@@ -68,7 +68,7 @@ pub(crate) fn tiny(workshop: &Workshop, kernel: Option<&Path>) -> Result<Boot> {
     }
     let recipe = [INIT, INITTAB, AGENT, &kernel.release, &MODULES.join(" ")];
     let key = recipe.iter().fold(Key::default(), |key, part| key.with(part.as_bytes()));
-    let key = key.with(&busybox).with(&kernel.image);
+    let key = key.with(&busybox).with(&kernel.image).with(kernel.modules_dep()?.as_bytes());
     let dir = workshop.image("tiny", &key, |dir| {
         let archive = initramfs(&kernel, &busybox)?;
         write(&dir.join("initramfs"), &archive)?;

@@ -15,6 +15,8 @@ pub(crate) struct Kernel {
     /// As `uname -r` prints it.
     pub(crate) release: String,
     pub(crate) image: Vec<u8>,
+    /// Where its modules are.
+    modules: PathBuf,
 }
 
 /// Longest kernel that is read, which is some ten times what distributions have.
@@ -28,21 +30,36 @@ impl Kernel {
         let release = release_of(&image).ok_or_else(|| {
             Error::Usage(format!("{} is not a Linux kernel for x86 (bzImage, usually called vmlinuz)", path.display()))
         })?;
-        Ok(Self { release, image })
+        let modules = modules_beside(&path, &release);
+        Ok(Self { release, image, modules })
     }
 
     /// The content of the modules of these names and of all that they depend on, in the order in which they can be
     /// loaded, each with its name. What this kernel has built in, or does not have, is left out.
     pub(crate) fn modules(&self, wanted: &[&str]) -> Result<Vec<(String, Vec<u8>)>> {
-        let dir = Path::new("/lib/modules").join(&self.release);
-        let list = dir.join("modules.dep");
-        let text = match fs::read_to_string(&list) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            text => text.map_err(|e| Error::file("read", &list, e))?,
-        };
-        let load = |path: &str| Ok((module_name(path).to_owned(), unpacked(&dir.join(path))?));
-        load_order(&text, wanted).into_iter().map(load).collect()
+        let load = |path: &str| Ok((module_name(path).to_owned(), unpacked(&self.modules.join(path))?));
+        load_order(&self.modules_dep()?, wanted).into_iter().map(load).collect()
     }
+
+    /// The list of its modules; empty if there are none.
+    pub(crate) fn modules_dep(&self) -> Result<String> {
+        let list = self.modules.join("modules.dep");
+        match fs::read_to_string(&list) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+            text => text.map_err(|e| Error::file("read", &list, e)),
+        }
+    }
+}
+
+/// Modules of a kernel that lies in a tree of its own, as a package unpacks to; else the installed ones.
+fn modules_beside(kernel: &Path, release: &str) -> PathBuf {
+    let places = kernel
+        .ancestors()
+        .skip(1)
+        .take(6)
+        .flat_map(|above| ["lib/modules", "usr/lib/modules"].map(|modules| above.join(modules).join(release)));
+    let mut with_list = places.filter(|dir| dir.join("modules.dep").is_file());
+    with_list.next().unwrap_or_else(|| Path::new("/lib/modules").join(release))
 }
 
 fn newest_installed() -> Result<PathBuf> {
@@ -147,6 +164,18 @@ kernel/drivers/block/virtio_blk.ko: kernel/drivers/virtio/virtio.ko kernel/drive
         assert_eq!(release_of(&image), None);
         image.truncate(0x210);
         assert_eq!(release_of(&image), None);
+    }
+
+    #[test]
+    fn modules_are_those_that_came_with_the_kernel() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let kernel = root.path().join("boot/vmlinuz-6.0-x");
+        assert_eq!(modules_beside(&kernel, "6.0-x"), Path::new("/lib/modules/6.0-x"));
+        let modules = root.path().join("usr/lib/modules/6.0-x");
+        fs::create_dir_all(&modules).expect("make it");
+        fs::write(modules.join("modules.dep"), "").expect("write it");
+        assert_eq!(modules_beside(&kernel, "6.0-x"), modules);
+        assert_eq!(modules_beside(&modules.join("vmlinuz"), "6.0-x"), modules);
     }
 
     #[test]

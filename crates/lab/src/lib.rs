@@ -34,6 +34,7 @@ mod settle;
 mod spec;
 mod start;
 mod state;
+mod suite;
 
 pub use agent::Output;
 pub use cache::Cache;
@@ -46,3 +47,4 @@ pub use qemu::Accelerator;
 pub use settle::{Idle, Settled};
 pub use spec::{Fold, Spec};
 pub use state::Image;
+pub use suite::kernel_of_suite;

@@ -16,7 +16,11 @@ use std::time::{Duration, Instant};
 
 /// Programs and the Debian packages that have them.
 const PACKAGES: &[(&str, &str)] = &[
+    ("apt-cache", "apt"),
+    ("apt-get", "apt"),
     ("busybox", "busybox-static"),
+    ("depmod", "kmod"),
+    ("dpkg-deb", "dpkg"),
     ("gzip", "gzip"),
     ("lxc-attach", "lxc"),
     ("lxc-start", "lxc"),

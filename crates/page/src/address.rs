@@ -33,6 +33,23 @@ impl HostVirt {
     }
 }
 
+/// Address in a VM's own physical memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct GuestPhys(pub u64);
+
+impl GuestPhys {
+    /// The number of the guest's page frame that holds this address.
+    pub const fn frame(self) -> u64 {
+        self.0 >> PAGE_SHIFT
+    }
+}
+
+impl fmt::Display for GuestPhys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
 impl fmt::Display for HostVirt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#x}", self.0)

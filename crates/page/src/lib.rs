@@ -4,12 +4,14 @@
 
 mod address;
 mod fingerprint;
+mod guest_kind;
 mod kind;
 mod sample;
 mod slot;
 
-pub use address::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange, Pfn, pages_to_bytes};
+pub use address::{GuestPhys, HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange, Pfn, pages_to_bytes};
 pub use fingerprint::Fingerprint;
+pub use guest_kind::{FrameUse, GuestPageKind, Lru};
 pub use kind::{PageKind, Region};
 pub use sample::{FrameId, GuestIndex, PageSample};
 pub use slot::PoolSlot;

@@ -4,6 +4,7 @@
 mod audit;
 mod cmd;
 mod exit;
+mod inside;
 mod output;
 mod progress;
 mod prove;
@@ -30,6 +31,10 @@ enum Command {
     Guests(cmd::guests::Args),
     /// Count every page by owner, kind and content, and what of it is held more than once
     Census(cmd::census::Args),
+    /// What every page of a VM is to the guest itself, who else has it, and what to do about it
+    Explain(cmd::explain::Args),
+    /// How many more guests like these fit
+    Forecast(cmd::forecast::Args),
     /// Start a program as a member of a group, whose members share identical pages
     Run(cmd::run::Args),
     /// The service: decides who is a member, and folds
@@ -59,6 +64,8 @@ fn main() -> ExitCode {
         Command::Doctor(args) => cmd::doctor::run(args),
         Command::Guests(args) => cmd::guests::run(args),
         Command::Census(args) => cmd::census::run(args),
+        Command::Explain(args) => cmd::explain::run(&args),
+        Command::Forecast(args) => cmd::forecast::run(&args),
         Command::Run(args) => cmd::run::run(&args),
         Command::Serve(args) => cmd::serve::run(args),
         Command::Group(args) => cmd::group::run(&args),

@@ -1,9 +1,11 @@
 //! Taking a census: plan, scan in as many passes as the index needs, count.
 
 use crate::exit::Stop;
+use crate::inside::Inside;
 use crate::progress::Progress;
 use census::{
-    Census, Collected, Findings, FrameIdentity, GuestFindings, Interval, Layout, Partial, ReadThrough, Round, Stretch,
+    Census, Collected, Entry, Findings, FrameIdentity, GuestFindings, Interval, Layout, Partial, ReadThrough, Round,
+    Stretch,
 };
 use guest::{Guest, HostSide, Missed, Plan, ScanOptions, ScanTotals};
 use page::{GuestIndex, PAGE_BYTES, PageSample};
@@ -31,8 +33,20 @@ pub struct Request<'a> {
     pub map_cells: u32,
     /// Gets every sample, from any thread.
     pub samples: Option<&'a (dyn Fn(&PageSample) + Sync)>,
+    /// What is known of the guests' memory from inside, by guest; may be shorter than the list of guests.
+    pub inside: &'a [Option<Inside>],
+    /// Is shown the plan, and then every class.
+    pub see: Option<&'a dyn See>,
     /// This is one round of a watch.
     pub round: Option<WatchRound<'a>>,
+}
+
+/// Somebody who wants to know of every content who holds it.
+pub trait See {
+    /// Where everything lies.
+    fn plan(&self, plan: &Plan);
+    /// All entries of one content, frame by frame. Zero pages that nobody shares have none.
+    fn class(&self, class: &[Entry]);
 }
 
 /// A round of a watch.
@@ -56,7 +70,11 @@ pub fn take(request: &Request<'_>) -> anyhow::Result<(Findings, Option<Round>)> 
         return Err(Stop::Usage(too_many).into());
     }
     let plan = Plan::new(request.guests, &request.host_side);
-    let layout = Layout { guests: plan.positions().to_vec(), map_cells: request.map_cells };
+    let uses = crate::inside::uses(&plan, request.inside);
+    let layout = Layout { guests: plan.positions().to_vec(), map_cells: request.map_cells, uses };
+    if let Some(see) = request.see {
+        see.plan(&plan);
+    }
     let mut census = Census::new(request.guests.iter().map(label).collect(), layout);
     if let Some(round) = &request.round {
         census.watch(round.number, round.since_start.as_secs() as u32, stretches(&plan));
@@ -77,7 +95,11 @@ pub fn take(request: &Request<'_>) -> anyhow::Result<(Findings, Option<Round>)> 
                 totals = Some(scanned);
             }
         }
-        census.pass(&interval, collected);
+        census.pass_seen(&interval, collected, &mut |class| {
+            if let Some(see) = request.see {
+                see.class(class);
+            }
+        });
         from = interval.next();
         if let Some(next) = from {
             // The share of the hash space dealt with so far tells how many scans are to come.
@@ -164,6 +186,10 @@ fn fill_in(findings: &mut Findings, request: &Request<'_>, plan: &Plan, totals: 
         guest.mapped_pages = totals.mapped_pages.get(n).copied().unwrap_or(0);
         guest.unreadable_pages = totals.unreadable_pages.get(n).copied().unwrap_or(0);
         guest.swapped_pages = plan.swapped_pages()[n];
+        match request.inside.get(n).and_then(Option::as_ref) {
+            Some(inside) => inside.complete(&mut guest.kinds),
+            None => guest.kinds.clear(),
+        }
     }
     findings.already_shared.ksm_saved_pages = totals.ksm_mappings.saturating_sub(findings.already_shared.ksm_frames);
     let missed = plan.missed().iter().chain(&totals.missed);
@@ -217,6 +243,8 @@ mod tests {
             no_trace: false,
             map_cells: 0,
             samples: Some(&kill_the_first),
+            inside: &[],
+            see: None,
             round: None,
         };
         let findings = take(&request).expect("a census").0;

@@ -4,8 +4,8 @@
 use crate::size::{bytes, count, mib, percent};
 use crate::table::{Align, Table, shorten, wrap};
 use crate::words::{self, plural};
-use census::{ByKinds, Findings, FrameIdentity, GuestFindings};
-use page::pages_to_bytes;
+use census::{ByKinds, CostPart, Findings, FrameIdentity, GuestFindings};
+use page::{GuestPageKind, pages_to_bytes};
 use std::io::{self, Write};
 
 /// Longest line.
@@ -18,6 +18,7 @@ pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     header(out, findings)?;
     guests(out, &findings.guests)?;
     duplicates(out, &findings.guests)?;
+    kinds(out, &findings.guests)?;
     opportunity(out, findings)?;
     groups(out, findings)?;
     writeln!(out)?;
@@ -96,6 +97,29 @@ fn duplicates(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
         table.row(names(g).into_iter().chain([d.within, d.group, d.other_groups, d.host].map(pages_mib)));
     }
     section(out, "What of it is held once more, and where, in MiB", &table)
+}
+
+/// VMs from inside: what their memory is to themselves, and what each part costs.
+fn kinds(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
+    let known = || guests.iter().filter(|g| !g.kinds.is_empty());
+    let present = |kind: GuestPageKind| known().any(|g| g.kinds.iter().any(|k| k.kind == kind && k.backed_pages > 0));
+    let columns: Vec<GuestPageKind> = GuestPageKind::ALL.into_iter().filter(|kind| present(*kind)).collect();
+    let mut kinds = Table::new(&[("kind", Align::Left), ("all VMs", Align::Right), ("incremental", Align::Right)]);
+    for kind in columns {
+        let of_kind = || known().flat_map(|g| &g.kinds).filter(|k| k.kind == kind);
+        let backed = of_kind().map(|k| k.backed_pages).sum();
+        let incremental = of_kind().map(|k| k.incremental_pages).sum();
+        kinds.row([words::guest_kind(kind).to_owned(), pages_mib(backed), pages_mib(incremental)]);
+    }
+    section(out, "What the VMs' memory is inside, in MiB", &kinds)?;
+    let mut heads = vec![("guest", Align::Left)];
+    heads.extend(CostPart::ALL.map(|part| (words::cost_part(part), Align::Right)));
+    let mut costs = Table::new(&heads);
+    for g in known() {
+        let figures = g.cost().into_iter().map(|cost| pages_mib(cost.incremental_pages));
+        costs.row([shorten(&g.name, NAME_CHARS[0])].into_iter().chain(figures));
+    }
+    section(out, "What each VM costs, by whose memory it is (incremental), in MiB", &costs)
 }
 
 fn opportunity(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {

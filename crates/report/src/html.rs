@@ -9,11 +9,13 @@
 //! The file is well-formed XML too, which is what its tests check.
 
 mod bars;
+mod curve;
 mod footprint;
 mod guests;
 mod headline;
 mod heat;
 mod isolation;
+mod kinds;
 mod measured;
 mod page_map;
 mod text;
@@ -67,7 +69,9 @@ pub fn write(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
     footprint::write(out, report.footprints)?;
     heat::write(out, report.findings)?;
     page_map::write(out, &report.findings.guests)?;
+    kinds::write(out, &report.findings.guests)?;
     isolation::write(out, report.findings)?;
+    curve::write(out, &report.findings.commonness)?;
     guests::write(out, &report.findings.guests)?;
     measured::write(out, report.findings)?;
     writeln!(out, "</main><div id=\"hint\" role=\"status\" hidden=\"\"></div>")?;

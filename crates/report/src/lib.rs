@@ -5,6 +5,7 @@
 pub mod audit_table;
 pub mod census_table;
 pub mod doctor_table;
+pub mod explain_table;
 pub mod group_table;
 pub mod guests_table;
 pub mod html;

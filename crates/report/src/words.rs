@@ -1,8 +1,8 @@
 //! Findings in sentences, for every format that people read.
 
 use crate::size::{bytes, count, percent};
-use census::{Change, Findings};
-use page::{Region, pages_to_bytes};
+use census::{Change, CostPart, Findings};
+use page::{GuestPageKind, Region, pages_to_bytes};
 
 /// What it means that a census could not see page frames.
 pub const FRAMES_INFERRED: &str = "The kernel hid the frame numbers, so frames are told apart by file and address: \
@@ -103,4 +103,35 @@ pub fn plural(n: u64, what: &str) -> String {
         _ => "s",
     };
     format!("{} {what}{ending}", count(n))
+}
+
+/// What a kind of guest memory is called.
+pub const fn guest_kind(kind: GuestPageKind) -> &'static str {
+    match kind {
+        GuestPageKind::KernelText => "kernel text",
+        GuestPageKind::KernelRodata => "kernel, read-only data",
+        GuestPageKind::KernelData => "kernel, data",
+        GuestPageKind::PageTables => "page tables",
+        GuestPageKind::Slab => "slab",
+        GuestPageKind::KernelStack => "kernel stacks",
+        GuestPageKind::PageCache => "page cache",
+        GuestPageKind::Shmem => "tmpfs and shared memory",
+        GuestPageKind::Anonymous => "processes, anonymous",
+        GuestPageKind::Free => "free inside",
+        GuestPageKind::Balloon => "in the balloon",
+        GuestPageKind::Reserved => "reserved",
+        GuestPageKind::Unknown => "unknown",
+    }
+}
+
+/// A part of a VM's cost, in a column's heading.
+pub const fn cost_part(part: CostPart) -> &'static str {
+    match part {
+        CostPart::Vmm => "VMM",
+        CostPart::GuestKernel => "kernel",
+        CostPart::GuestPageCache => "page cache",
+        CostPart::GuestAnonymous => "processes",
+        CostPart::GuestUnused => "unused",
+        CostPart::GuestUnknown => "unknown",
+    }
 }

@@ -3,7 +3,7 @@
 use crate::Guest;
 use crate::region::RegionMap;
 use host::{CachedFile, Mapping, PageRange, Pagemap, ProcessMemory};
-use page::{GuestIndex, PAGE_SHIFT, PageKind, Region};
+use page::{GuestIndex, HostVirt, PAGE_SHIFT, PageKind, Region};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -152,6 +152,42 @@ impl Plan {
                 unit.placed_ranges()
                     .map(move |(range, position)| (pid, range.start.page(), range.pages as u32, position))
             })
+    }
+}
+
+/// Neighbouring pages in the order of the scan, and what they are a part of.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// Position of the first page.
+    pub position: u32,
+    /// How many follow each other.
+    pub pages: u32,
+    /// The process; 0 for the page cache of a file.
+    pub pid: u32,
+    /// Where the first page lies in the process, or in the file.
+    pub first: HostVirt,
+    /// The file that is mapped there, if it is one.
+    pub file: Option<&'a str>,
+}
+
+impl Plan {
+    /// Where everything lies that will be looked at, the host's as well, by ascending position.
+    pub fn places(&self) -> impl Iterator<Item = Place<'_>> {
+        self.units.iter().flat_map(|unit| {
+            let (pid, file) = match &unit.source {
+                Source::Process(space, facts) => {
+                    (space.pid, Some(facts.mapping.name.as_str()).filter(|_| facts.mapping.has_file()))
+                }
+                Source::File(file) => (0, file.path().to_str()),
+            };
+            unit.placed_ranges().map(move |(range, position)| Place {
+                position,
+                pages: range.pages as u32,
+                pid,
+                first: range.start,
+                file,
+            })
+        })
     }
 }
 

@@ -4,6 +4,7 @@ use crate::exit::Outcome;
 use clap::Subcommand;
 
 mod census;
+mod insight;
 mod ksm;
 mod synthetic;
 
@@ -18,6 +19,8 @@ pub struct Args {
 enum What {
     /// The census against plain hashing and copying of the same bytes
     Census(census::Args),
+    /// Looking into running VMs, against a plain read of what describes their frames
+    Insight(insight::Args),
     /// Folding against the kernel's own merger (ksmd), with the same guests
     Ksm(ksm::Args),
 }
@@ -45,6 +48,7 @@ enum GuestOf {
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
     match args.what {
         What::Census(args) => census::run(&args),
+        What::Insight(args) => insight::run(&args),
         What::Ksm(args) => ksm::run(&args),
     }
 }

@@ -2,6 +2,7 @@
 
 use super::select::Selection;
 use crate::exit::{Outcome, Stop};
+use crate::inside::Inside;
 use crate::output::say;
 use crate::size::parse_bytes;
 use crate::take::{HOST, Request, WatchRound, take};
@@ -44,6 +45,9 @@ pub struct Args {
     /// Read page frames through BPF, so that pages do not look recently used afterwards; slower for huge pages
     #[arg(long)]
     no_trace: bool,
+    /// Do not look into VMs for what each page is to the guest itself (with --no-trace nobody looks)
+    #[arg(long)]
+    no_kinds: bool,
     /// Repeat every so many seconds and report what changed
     #[arg(long, value_name = "SECONDS", conflicts_with = "index_memory", value_parser = clap::value_parser!(u32).range(1..))]
     watch: Option<u32>,
@@ -78,7 +82,8 @@ fn once(args: &Args) -> anyhow::Result<Outcome> {
     // Files first: nobody likes to wait for a census and then hear that it cannot be written.
     let html = args.html.as_deref().map(Html::create).transpose()?;
     let export = args.parquet.as_deref().map(|path| samples::Export::create(path, &guests)).transpose()?;
-    let request = request(args, &guests);
+    let inside = inside(args, &guests);
+    let request = request(args, &guests, &inside);
     let (findings, _) = match &export {
         Some(export) => take(&Request { samples: Some(&|sample| export.push(sample)), ..request })?,
         None => take(&request)?,
@@ -101,7 +106,8 @@ fn watch(args: &Args, pause: Duration) -> anyhow::Result<Outcome> {
         // Guests come and go between rounds.
         let guests = args.selection.resolve()?;
         let round = WatchRound { number, since_start: begin.elapsed(), before: before.as_ref() };
-        let (findings, this) = take(&Request { round: Some(round), ..request(args, &guests) })?;
+        let inside = inside(args, &guests);
+        let (findings, this) = take(&Request { round: Some(round), ..request(args, &guests, &inside) })?;
         before = this;
         print(args, &findings)?;
         if outcome(&findings) == Outcome::Partial {
@@ -115,7 +121,15 @@ fn watch(args: &Args, pause: Duration) -> anyhow::Result<Outcome> {
     Ok(all)
 }
 
-fn request<'a>(args: &Args, guests: &'a [Guest]) -> Request<'a> {
+/// What the VMs' memory is from inside. One that does not tell is counted all the same.
+fn inside(args: &Args, guests: &[Guest]) -> Vec<Option<Inside>> {
+    if args.no_kinds || args.no_trace {
+        return Vec::new();
+    }
+    guests.iter().map(|guest| Inside::of(guest, None, false).unwrap_or_default()).collect()
+}
+
+fn request<'a>(args: &Args, guests: &'a [Guest], inside: &'a [Option<Inside>]) -> Request<'a> {
     let pids = if args.include_host { other_processes(guests) } else { Vec::new() };
     Request {
         guests,
@@ -125,12 +139,14 @@ fn request<'a>(args: &Args, guests: &'a [Guest]) -> Request<'a> {
         no_trace: args.no_trace,
         map_cells: if args.html.is_some() { MAP_CELLS } else { 0 },
         samples: None,
+        inside,
+        see: None,
         round: None,
     }
 }
 
 /// Every process that belongs to no selected guest, this one and threads of the kernel excepted.
-fn other_processes(guests: &[Guest]) -> Vec<u32> {
+pub fn other_processes(guests: &[Guest]) -> Vec<u32> {
     let of_guests: std::collections::HashSet<u32> = guests.iter().flat_map(|g| &g.pids).copied().collect();
     let mut pids = host::pids().unwrap_or_default();
     let has_memory = |pid: u32| host::Process::read(pid).is_ok_and(|process| !process.stat.kernel_thread);

@@ -4,6 +4,8 @@ pub mod audit;
 pub mod bench;
 pub mod census;
 pub mod doctor;
+pub mod explain;
+pub mod forecast;
 pub mod group;
 pub mod guests;
 pub mod lab;

@@ -107,9 +107,22 @@ fn guest_findings(name: &str, group: &str, kind: GuestKind, dice: &mut Dice) -> 
         incremental_pages: resident - all(Share::AlreadyShared),
         incremental_folded_pages: all(Share::Unique),
         regions: regions.collect(),
+        kinds: if kind.is_vm() { kinds(resident) } else { Vec::new() },
         page_map,
         ..GuestFindings::default()
     }
+}
+
+/// A VM's memory by kind: a tenth of it each, and as much again that the host does not back.
+fn kinds(resident: u64) -> Vec<census::KindFindings> {
+    let some = |kind| census::KindFindings {
+        pages: resident / 5,
+        backed_pages: resident / 10,
+        zero_pages: resident / 100,
+        incremental_pages: resident / 20,
+        ..census::KindFindings::empty(kind)
+    };
+    page::GuestPageKind::ALL.map(some).into()
 }
 
 /// Splits what is superfluous as the study that the table comes from found it.
@@ -158,6 +171,12 @@ pub fn findings(groups: usize) -> Findings {
             host_resident_pages: 91_234,
             drifted_pages: 12,
             ..HostFindings::default()
+        },
+        commonness: census::Commonness {
+            frames_mapped_by: (0..guests.len() as u64).map(|n| 40_000 >> n.min(60)).collect(),
+            other_frames_mapped_by: (0..guests.len() as u64).map(|n| 4_000 >> n.min(60)).collect(),
+            contents_held_by: (0..guests.len() as u64).map(|n| 20_000 >> n.min(60)).collect(),
+            alone_if_folded: vec![5_000; guests.len()],
         },
         opportunity,
         across_groups_saved_pages: 900,

@@ -120,6 +120,8 @@ impl Contestant {
             no_trace: self.no_trace,
             map_cells: 0,
             samples: None,
+            inside: &[],
+            see: None,
             round: None,
         };
         self.last = take(&request)?.0;

@@ -28,6 +28,9 @@ pub struct Args {
     /// Kernel of a VM [default: the newest cloud kernel in /boot]
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
+    /// Kernel of a VM: the cloud kernel of this Debian suite, fetched from apt's mirror once
+    #[arg(long, value_name = "SUITE", conflicts_with = "kernel")]
+    suite: Option<String>,
     /// Add to a VM's kernel command line
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true, allow_hyphen_values = true)]
     append: String,
@@ -75,18 +78,19 @@ impl From<ImageName> for Image {
 pub fn run(lab: &Lab, args: Args, as_json: bool) -> anyhow::Result<Outcome> {
     let service = args.service.map(std::path::absolute).transpose()?;
     let fold = if args.fold { Some(Fold { pagefold: std::env::current_exe()?, service }) } else { None };
+    let cache = Cache::open(&lab::cache_dir()?)?;
+    let of_suite = args.suite.map(|suite| lab::kernel_of_suite(&cache, &suite)).transpose()?;
     let spec = Spec {
         guests: args.guests,
         groups: args.groups,
         memory_bytes: args.memory,
-        kernel: args.kernel,
+        kernel: args.kernel.or(of_suite),
         append: args.append,
         qemu_args: args.qemu_args,
         fold,
         patience: Duration::from_secs(args.timeout),
         ..Spec::new(args.image.into())
     };
-    let cache = Cache::open(&lab::cache_dir()?)?;
     let show = Show::new();
     let guests = lab.up(&spec, &cache, &|event: Progress| show.event(&event))?;
     drop(show);

@@ -1,0 +1,258 @@
+//! A VM's memory, read while it runs: what `insight` sees of it.
+//!
+//! Only pages that the page table shows as present are ever touched: reading another would make it resident. What is followed is
+//! read through `/proc/PID/mem`, which neither ends the sharing of a page nor waits for anybody. The beginnings of all frames,
+//! among which the kernel's note is looked for, are read many at a time where that is safe; `crates/host/src/vm_read.rs` has both
+//! ways, and why one is not safe for pages that are shared or served by user space.
+
+use crate::qmp::Qmp;
+use crate::ram_map::RamMap;
+use crate::{Guest, GuestKind};
+use host::{Mapping, Pagemap, PagemapEntry, ProcessMemory};
+use insight::{FrameIndex, GuestMemory, HEAD_BYTES, PhysRange};
+use page::{GuestPhys, HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How long QEMU may take for an answer: somebody else may be talking to it.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// The memory of a running guest.
+#[derive(Debug)]
+pub struct GuestRam {
+    /// The VMM's process.
+    pub pid: u32,
+    /// Where the memory lies.
+    pub map: RamMap,
+    ranges: Vec<PhysRange>,
+    index: FrameIndex,
+    /// What the host backs, a bit a frame, and what it has in swap.
+    backed: Vec<u64>,
+    swapped: Vec<u64>,
+    memory: ProcessMemory,
+    pagemap: Pagemap,
+    /// Which pages may not be read many at a time.
+    careful: Careful,
+}
+
+/// Pages that are only to be read one by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Careful {
+    /// All: somebody serves faults in this memory, or may.
+    All,
+    /// Private ones: the kernel's merger may hold them.
+    Private,
+    /// Private ones that are mapped elsewhere too.
+    PrivateShared,
+}
+
+impl Careful {
+    fn of(pid: u32, map: &RamMap) -> Self {
+        if !host::is_userfaultfd_open().is_ok_and(|open| !open) {
+            let served = |m: &Mapping| !m.read || m.has_flag(b"um") || m.has_flag(b"ui") || m.vm_flags.is_empty();
+            let inside =
+                |m: &Mapping| map.blocks().iter().any(|b| b.host.0 < m.end.0 && m.start.0 < b.host.0 + b.bytes);
+            match Mapping::read_all(pid) {
+                Ok(mappings) if !mappings.iter().any(|m| inside(m) && served(m)) => {}
+                _ => return Self::All,
+            }
+        }
+        let ksm = host::Ksm::read().is_some_and(|ksm| ksm.pages_shared > 0);
+        if ksm { Self::Private } else { Self::PrivateShared }
+    }
+
+    const fn allows(self, entry: PagemapEntry) -> bool {
+        match self {
+            Self::All => false,
+            Self::Private => entry.file_or_shared(),
+            Self::PrivateShared => entry.file_or_shared() || entry.exclusive(),
+        }
+    }
+}
+
+/// Opens the memory of a VM, in each layout that it may have, the likeliest first: the one that QEMU tells, if it can be asked
+/// (through `qmp`, or where its command line says that it listens), otherwise those that its mappings leave.
+///
+/// # Errors
+/// Its process has gone, or belongs to somebody else.
+pub fn open_ram(guest: &Guest, qmp: Option<PathBuf>) -> host::Result<Vec<GuestRam>> {
+    let pid = guest.pids.first().copied().unwrap_or(0);
+    let named = guest.facts.qemu.as_ref().and_then(|facts| facts.qmp_socket.as_ref());
+    let socket = qmp.or_else(|| Some(seen_by(pid, named?)));
+    let told = socket.filter(|_| guest.kind == GuestKind::Qemu).and_then(|socket| {
+        let mut qmp = Qmp::connect(&socket, PATIENCE).ok()?;
+        RamMap::by_qmp(&mut qmp).ok().filter(|map| !map.blocks().is_empty())
+    });
+    let mut maps = Vec::from_iter(told);
+    maps.extend(RamMap::by_mappings(guest, &Mapping::read_all(pid)?));
+    maps.dedup();
+    maps.into_iter().map(|map| GuestRam::open(pid, map)).collect()
+}
+
+/// A path of a process, as we reach it.
+fn seen_by(pid: u32, path: &str) -> PathBuf {
+    match path.strip_prefix('/') {
+        Some(below_root) => PathBuf::from(format!("/proc/{pid}/root")).join(below_root),
+        None => PathBuf::from(format!("/proc/{pid}/cwd")).join(path),
+    }
+}
+
+impl GuestRam {
+    /// Opens the memory that lies so in a process.
+    ///
+    /// # Errors
+    /// The process has gone, or belongs to somebody else.
+    pub fn open(pid: u32, map: RamMap) -> host::Result<Self> {
+        let ranges: Vec<_> =
+            map.blocks().iter().map(|b| PhysRange { start: b.guest, frames: b.bytes >> PAGE_SHIFT }).collect();
+        let index = FrameIndex::new(&ranges);
+        let (pagemap, memory) = (Pagemap::open(pid)?, ProcessMemory::open(pid)?);
+        let words = index.count().div_ceil(64);
+        let careful = Careful::of(pid, &map);
+        let (backed, swapped) = (vec![0; words], vec![0; words]);
+        let mut ram = Self { pid, ranges, index, backed, swapped, memory, pagemap, careful, map };
+        for block in ram.map.0.clone() {
+            let end = HostVirt(block.host.0 + block.bytes);
+            let backed = ram.pagemap.present_ranges(block.host, end)?;
+            // Kernels without the scan do not tell in one go; then what is in swap reads as zeros.
+            let swapped = ram.pagemap.swapped_ranges(block.host, end).unwrap_or_default();
+            mark(&mut ram.backed, &ram.index, &ram.map, &backed);
+            mark(&mut ram.swapped, &ram.index, &ram.map, &swapped);
+        }
+        Ok(ram)
+    }
+
+    /// The frames in order.
+    pub const fn index(&self) -> &FrameIndex {
+        &self.index
+    }
+
+    /// Whether the host backed a frame when this was opened, by its place in [`GuestRam::index`].
+    pub fn is_backed(&self, place: usize) -> bool {
+        self.backed.get(place / 64).is_some_and(|word| word >> (place % 64) & 1 == 1)
+    }
+
+    /// Frames that the host backs.
+    pub fn backed_frames(&self) -> u64 {
+        self.backed.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    fn is_swapped(&self, place: usize) -> bool {
+        self.swapped.get(place / 64).is_some_and(|word| word >> (place % 64) & 1 == 1)
+    }
+}
+
+fn mark(bits: &mut [u64], index: &FrameIndex, map: &RamMap, ranges: &[PageRange]) {
+    for range in ranges {
+        let Some(first) = map.guest_of(range.start).and_then(|at| index.of(at.frame())) else { continue };
+        for place in first..first + range.pages as usize {
+            if let Some(word) = bits.get_mut(place / 64) {
+                *word |= 1 << (place % 64);
+            }
+        }
+    }
+}
+
+impl GuestMemory for GuestRam {
+    fn ranges(&self) -> &[PhysRange] {
+        &self.ranges
+    }
+
+    fn read(&self, at: GuestPhys, into: &mut [u8]) -> bool {
+        let (mut at, mut rest) = (at, into);
+        while !rest.is_empty() {
+            let Some((host, behind)) = self.map.host_of(at) else { return false };
+            let Some(place) = self.index.of(at.frame()) else { return false };
+            // As far as all is backed, or nothing is.
+            let backed = self.is_backed(place);
+            let most = rest.len().min(usize::try_from(behind).unwrap_or(usize::MAX));
+            let mut bytes = PAGE_BYTES - at.0 as usize % PAGE_BYTES;
+            let mut next = place + 1;
+            while bytes < most && self.is_backed(next) == backed && !self.is_swapped(next) {
+                bytes += PAGE_BYTES;
+                next += 1;
+            }
+            let bytes = bytes.min(most);
+            let (piece, behind) = rest.split_at_mut(bytes);
+            match backed {
+                _ if self.is_swapped(place) => return false,
+                true if self.memory.read_bytes(host, piece).is_err() => return false,
+                true => {}
+                false => piece.fill(0),
+            }
+            at = GuestPhys(at.0 + bytes as u64);
+            rest = behind;
+        }
+        true
+    }
+
+    fn heads(&self, each: &mut dyn FnMut(GuestPhys, &[u8]) -> bool) {
+        let mut heads = Heads { bytes: vec![0; HEADS_AT_ONCE * HEAD_BYTES], at: Vec::new(), entries: Vec::new() };
+        for block in self.map.blocks() {
+            let mut first = 0;
+            while first < block.bytes >> PAGE_SHIFT {
+                let pages = ((block.bytes >> PAGE_SHIFT) - first).min(HEADS_AT_ONCE as u64);
+                let offset = first << PAGE_SHIFT;
+                let (guest, host) = (GuestPhys(block.guest.0 + offset), HostVirt(block.host.0 + offset));
+                if !self.some_heads(guest, host, pages, &mut heads, each) {
+                    return;
+                }
+                first += pages;
+            }
+        }
+    }
+}
+
+/// Frames whose beginnings are read at a time: as many as the kernel takes.
+const HEADS_AT_ONCE: usize = 1024;
+
+/// Room for reading beginnings.
+struct Heads {
+    bytes: Vec<u8>,
+    at: Vec<HostVirt>,
+    entries: Vec<PagemapEntry>,
+}
+
+impl GuestRam {
+    fn some_heads(
+        &self,
+        guest: GuestPhys,
+        host: HostVirt,
+        pages: u64,
+        heads: &mut Heads,
+        each: &mut dyn FnMut(GuestPhys, &[u8]) -> bool,
+    ) -> bool {
+        let Heads { bytes, at, entries } = heads;
+        let Some(place) = self.index.of(guest.frame()) else { return true };
+        // Nothing is looked up of pages that were not there.
+        if !(place..place + pages as usize).any(|place| self.is_backed(place))
+            || self.pagemap.read(host, pages, entries).is_err()
+        {
+            return true;
+        }
+        at.clear();
+        let present = entries.iter().enumerate().filter(|(n, entry)| entry.present() && self.is_backed(place + n));
+        let (fast, slow): (Vec<_>, Vec<_>) = present.partition(|(_, entry)| self.careful.allows(**entry));
+        at.extend(fast.iter().map(|(n, _)| host.add_pages(*n as u64)));
+        let guest_of = |at: HostVirt| GuestPhys(guest.0 + (at.0 - host.0));
+        let mut done = 0;
+        while done < at.len() {
+            let got = self.memory.read_pieces_unshared(&at[done..], HEAD_BYTES, bytes).unwrap_or(0);
+            for (at, head) in at[done..done + got].iter().zip(bytes.chunks_exact(HEAD_BYTES)) {
+                if !each(guest_of(*at), head) {
+                    return false;
+                }
+            }
+            // The one behind those that arrived has gone.
+            done += got + 1;
+        }
+        for (n, _) in slow {
+            let at = host.add_pages(n as u64);
+            let head = &mut bytes[..HEAD_BYTES];
+            if self.memory.read_bytes(at, head).is_ok() && !each(guest_of(at), head) {
+                return false;
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,264 @@
+//! What the frames of a guest are described by: where `struct page` of its kernel has its members, and what their bits mean.
+//!
+//! Two sources, see `docs/insight.md`: the note, and BTF for what the note lacks. Kernels differ in the bits of `flags`, in
+//! where the slab allocator and others mark their frames (a bit of `flags`, or the *type* that shares its place with the map
+//! count of frames that are mapped nowhere), and in how a tail of a compound page finds its head.
+
+use crate::btf::Btf;
+use crate::note::Note;
+
+/// How a kernel notes the type of a frame that no process maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TypeCode {
+    /// Until Linux 6.11: all bits of the base set, that of the type cleared.
+    ClearedBit { base: u32, bit: u32 },
+    /// Since: the type is the highest byte.
+    Byte(u8),
+}
+
+impl TypeCode {
+    /// The code whose value, for a frame with nothing else in it, the note tells.
+    fn of_value(value: i64) -> Self {
+        let value = value as u32;
+        if value & 0x00ff_ffff == 0 {
+            return Self::Byte((value >> 24) as u8);
+        }
+        Self::of_bit(!value)
+    }
+
+    const fn of_bit(bit: u32) -> Self {
+        // Linux 6.11 had its types at the top.
+        let base = if bit < 1 << 24 { 0xf000_0000 } else { 0x8000_0000 };
+        Self::ClearedBit { base, bit }
+    }
+
+    const fn is(self, mapcount: u32) -> bool {
+        match self {
+            Self::ClearedBit { base, bit } => mapcount & (base | bit) == base,
+            Self::Byte(byte) => mapcount >> 24 == byte as u32,
+        }
+    }
+}
+
+/// Frames that are marked by type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Types {
+    buddy: TypeCode,
+    offline: Option<TypeCode>,
+    table: TypeCode,
+    slab: Option<TypeCode>,
+    hugetlb: Option<TypeCode>,
+}
+
+/// What the type of a frame says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameType {
+    /// First frame of a free block.
+    Buddy,
+    /// Taken away from the guest.
+    Offline,
+    /// A page table.
+    Table,
+    /// Slab.
+    Slab,
+    /// A huge page of hugetlbfs.
+    Hugetlb,
+    /// None of these.
+    None,
+}
+
+impl Types {
+    fn new(note: &Note, btf: Option<&Btf>) -> Option<Self> {
+        let code = |name: &str| note.number(name).map(TypeCode::of_value);
+        let buddy = code("PAGE_BUDDY_MAPCOUNT_VALUE")?;
+        let table = match buddy {
+            TypeCode::Byte(_) => {
+                TypeCode::Byte(btf.and_then(|btf| btf.value("pagetype", "PGTY_table")).unwrap_or(0xf2) as u8)
+            }
+            TypeCode::ClearedBit { base: 0x8000_0000, .. } => TypeCode::of_bit(0x1000_0000),
+            // Frames billed to a control group had a type of their own before Linux 5.11.
+            TypeCode::ClearedBit { .. } => TypeCode::of_bit(if note.version() < (5, 11) { 0x400 } else { 0x200 }),
+        };
+        Some(Self {
+            buddy,
+            table,
+            offline: code("PAGE_OFFLINE_MAPCOUNT_VALUE"),
+            slab: code("PAGE_SLAB_MAPCOUNT_VALUE"),
+            hugetlb: code("PAGE_HUGETLB_MAPCOUNT_VALUE"),
+        })
+    }
+
+    /// Reads the word that is map count or type.
+    pub fn of(&self, mapcount: u32) -> FrameType {
+        // A map count of nothing is -1; types lie below.
+        if mapcount < 0x8000_0000 || mapcount == u32::MAX {
+            return FrameType::None;
+        }
+        let is = |code: Option<TypeCode>| code.is_some_and(|code| code.is(mapcount));
+        match () {
+            () if self.buddy.is(mapcount) => FrameType::Buddy,
+            () if is(self.slab) => FrameType::Slab,
+            () if self.table.is(mapcount) => FrameType::Table,
+            () if is(self.offline) => FrameType::Offline,
+            () if is(self.hugetlb) => FrameType::Hugetlb,
+            () => FrameType::None,
+        }
+    }
+}
+
+/// Bits of `flags`, each as a mask; 0 for what a kernel has not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flags {
+    pub lru: u64,
+    pub active: u64,
+    pub referenced: u64,
+    pub unevictable: u64,
+    pub swapbacked: u64,
+    pub reserved: u64,
+    pub slab: u64,
+    pub head: u64,
+}
+
+impl Flags {
+    fn new(note: &Note, btf: Option<&Btf>) -> Option<Self> {
+        let bit = |n: i64| u32::try_from(n).ok().and_then(|n| 1_u64.checked_shl(n));
+        let noted = |name: &str| note.number(name).and_then(bit);
+        let typed = |name: &str| btf.and_then(|btf| btf.value("pageflags", name)).and_then(|n| bit(n as i64));
+        let lru = noted("PG_lru")?;
+        let swapbacked = noted("PG_swapbacked")?;
+        // Without BTF: what has always stood beside them, in the two orders that kernels since 5.10 had.
+        let (active, referenced) = if lru == 1 << 4 { (1 << 5, 1 << 1) } else { (1 << 8, 1 << 2) };
+        Some(Self {
+            lru,
+            swapbacked,
+            active: typed("PG_active").unwrap_or(active),
+            referenced: typed("PG_referenced").unwrap_or(referenced),
+            unevictable: typed("PG_unevictable").unwrap_or(swapbacked << 1),
+            reserved: typed("PG_reserved").or_else(|| Some(noted("PG_private")? >> 1))?,
+            slab: noted("PG_slab").unwrap_or(0),
+            head: note.number("PG_head_mask")? as u64,
+        })
+    }
+}
+
+/// Generations of the multi-generational LRU: where in `flags` the number of a frame's generation lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Generations {
+    shift: u32,
+}
+
+impl Generations {
+    const BITS: u32 = 3;
+    /// Bits of a thread's number that are kept with the last CPU.
+    const THREAD_BITS: u32 = 8;
+    /// Kernels have four.
+    pub const COUNT: u64 = 4;
+
+    /// From the top, `flags` has the node, the zone, who used the frame last, and then the generation; see
+    /// `include/linux/page-flags-layout.h`. Sections are not there where the frames' descriptions are virtually contiguous, nor
+    /// is the last user if `struct page` has a place of its own for it.
+    fn new(note: &Note, btf: &Btf) -> Option<Self> {
+        btf.offset("lruvec.lrugen")?;
+        let bits = |n: u64| n.next_power_of_two().trailing_zeros();
+        let node_bits = bits(note.length("node_data")?);
+        let zone_bits = bits(btf.value("zone_type", "__MAX_NR_ZONES")?);
+        // Where nodes are balanced, the CPU and the low bits of the thread that used a frame last.
+        let balanced = btf.offset("task_struct.numa_faults").is_some() && btf.offset("page._last_cpupid").is_none();
+        let last_bits = if balanced { Self::THREAD_BITS + bits(btf.size("cpumask")?.checked_mul(8)?) } else { 0 };
+        Some(Self { shift: 64_u32.checked_sub(node_bits + zone_bits + last_bits + Self::BITS)? })
+    }
+
+    /// The generation that a frame belongs to, by its place among the four; `None` if it is in none.
+    pub const fn of(self, flags: u64) -> Option<u64> {
+        (flags >> self.shift & ((1 << Self::BITS) - 1)).checked_sub(1)
+    }
+}
+
+/// Where `struct page` has its members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PageLayout {
+    pub bytes: usize,
+    pub flags_at: usize,
+    pub mapcount_at: usize,
+    pub refcount_at: usize,
+    pub mapping_at: usize,
+    pub lru_at: usize,
+    pub private_at: usize,
+    pub head_at: usize,
+    /// Whose control group it is billed to, where that can be told.
+    pub memcg_at: Option<usize>,
+    pub flags: Flags,
+    pub types: Types,
+    pub generations: Option<Generations>,
+    /// Free blocks have less than 2 to this frames.
+    pub orders: u64,
+}
+
+impl PageLayout {
+    /// Sizes of `struct page` that are believed.
+    const SIZES: std::ops::RangeInclusive<u64> = 56..=256;
+
+    /// From what a kernel says of itself; `None` if that lacks something or contradicts itself.
+    pub fn new(note: &Note, btf: Option<&Btf>) -> Option<Self> {
+        let bytes = note.size("page").filter(|n| Self::SIZES.contains(n) && n % 8 == 0)? as usize;
+        let place = |name: &str, size: usize| {
+            let at = usize::try_from(note.offset(name)?).ok()?;
+            (at % size == 0 && at + size <= bytes).then_some(at)
+        };
+        let memcg = btf.and_then(|btf| btf.offset("page.memcg_data").or_else(|| btf.offset("page.mem_cgroup")));
+        Some(Self {
+            bytes,
+            flags_at: place("page.flags", 8)?,
+            mapcount_at: place("page._mapcount", 4)?,
+            refcount_at: place("page._refcount", 4)?,
+            mapping_at: place("page.mapping", 8)?,
+            lru_at: place("page.lru", 8).filter(|at| at + 16 <= bytes)?,
+            private_at: place("page.private", 8)?,
+            head_at: place("page.compound_head", 8).or_else(|| place("page.compound_info", 8))?,
+            memcg_at: memcg.and_then(|at| usize::try_from(at).ok()).filter(|at| at % 8 == 0 && at + 8 <= bytes),
+            flags: Flags::new(note, btf)?,
+            types: Types::new(note, btf)?,
+            generations: btf.and_then(|btf| Generations::new(note, btf)),
+            orders: note.length("zone.free_area").filter(|n| *n <= 20).unwrap_or(11),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn types(buddy: i64, slab: Option<i64>, release: &str) -> Types {
+        let slab = slab.map_or_else(String::new, |n| format!("NUMBER(PAGE_SLAB_MAPCOUNT_VALUE)={n}\n"));
+        let offline = if buddy == -129 { -257 } else { 0xf1 << 24 };
+        let text = format!(
+            "OSRELEASE={release}\nNUMBER(PAGE_BUDDY_MAPCOUNT_VALUE)={buddy}\n\
+             NUMBER(PAGE_OFFLINE_MAPCOUNT_VALUE)={offline}\n{slab}"
+        );
+        let frame = crate::note::tests::frame(&text);
+        Types::new(&Note::parse(&frame).unwrap(), None).unwrap()
+    }
+
+    #[test]
+    fn types_of_three_generations_of_kernels() {
+        let old = types(-129, None, "5.10.0-32");
+        assert_eq!(old.of(!0x80), FrameType::Buddy);
+        assert_eq!(old.of(!0x100), FrameType::Offline);
+        assert_eq!(old.of(!0x400), FrameType::Table);
+        assert_eq!(old.of(!0x200), FrameType::None, "billed to a control group");
+        assert_eq!(types(-129, None, "6.1.0").of(!0x200), FrameType::Table);
+        let new = types(-268_435_456, Some(-184_549_376), "6.12.1");
+        for (word, what) in [
+            (0xf000_0000, FrameType::Buddy),
+            (0xf100_0000, FrameType::Offline),
+            (0xf200_0000, FrameType::Table),
+            (0xf500_0012, FrameType::Slab),
+            (0xf600_0000, FrameType::None),
+            (u32::MAX, FrameType::None),
+            (0, FrameType::None),
+            (7, FrameType::None),
+        ] {
+            assert_eq!(new.of(word), what, "{word:#x}");
+        }
+    }
+}

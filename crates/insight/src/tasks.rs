@@ -1,0 +1,168 @@
+//! What lies in the kernel's own address ranges beside the direct map: vmalloc, modules, and the stacks of threads.
+//!
+//! Stacks are told apart through the list of all threads. It begins with the kernel's first one, which is a variable of the
+//! kernel and is found by its name and its number; the offsets are BTF's. Lists are followed as far as there can be threads
+//! in the memory the guest has, so that one that runs in a circle ends.
+
+use crate::kernel::{Kernel, search};
+use crate::paging::Leaf;
+use page::{GuestPageKind, GuestPhys, PAGE_BYTES};
+
+/// What the kernel calls its first thread, once it runs; the first processor's.
+const FIRST_NAME: &[u8] = b"swapper/0\0";
+/// Threads that are followed at most, and at most one for so many frames.
+const MOST_THREADS: u64 = 1 << 20;
+/// Stacks that are believed: 16 KiB, 32 with sanitisers.
+const MOST_STACK_BYTES: u64 = 64 << 10;
+/// Above it lies nothing of vmalloc's but the image and the modules: see the kernel's `Documentation/arch/x86/x86_64/mm.rst`.
+const IMAGE: u64 = 0xffff_ffff_8000_0000;
+/// Behind the image and the modules: fixed mappings.
+const MODULES_END: u64 = 0xffff_ffff_ff00_0000;
+
+/// Where a thread has what is needed of it.
+struct TaskLayout {
+    tasks: u64,
+    pid: u64,
+    name: u64,
+    stack: u64,
+    signal: u64,
+    threads: u64,
+    thread: u64,
+    stack_bytes: u64,
+}
+
+impl Kernel<'_> {
+    /// Everything mapped in the ranges for vmalloc and for modules.
+    pub(crate) fn vmalloc(&self) -> Vec<Leaf> {
+        let mut leaves = Vec::new();
+        let frames = self.memory.ranges().iter().map(|range| range.frames).sum::<u64>();
+        // Each last table maps 512 pages; those of tiny allocations are not full.
+        let most_tables = 4096 + frames / 64;
+        let mut keep = |leaf: Leaf| {
+            leaves.push(leaf);
+            (leaves.len() as u64) < frames.saturating_mul(2)
+        };
+        if let Some((first, last)) = self.vmalloc_range() {
+            self.tables.walk(first, last, most_tables, &mut keep);
+        }
+        let image_end = self.image.last().map_or(IMAGE, |part| part.address + part.bytes);
+        self.tables.walk(image_end, MODULES_END, most_tables, &mut keep);
+        leaves
+    }
+
+    /// Between the direct map and the frames' descriptions.
+    fn vmalloc_range(&self) -> Option<(u64, u64)> {
+        let (pages, _) = self.pages_of(self.memory.ranges().first()?.start.frame())?;
+        // The array begins at a multiple of 1 GiB; whatever is in its first is its own.
+        let end = pages & !((1 << 30) - 1);
+        let first = match self.note.number("VMALLOC_START") {
+            Some(start) => start as u64,
+            None => self.direct_map_end()?,
+        };
+        (first < end && first >= self.tables.kernel_half()).then_some((first, end - 1))
+    }
+
+    /// The first address behind those that map all memory in its own order.
+    fn direct_map_end(&self) -> Option<u64> {
+        let mut offset = None;
+        let mut end = None;
+        self.tables.walk(0, IMAGE - 1, 1 << 16, &mut |leaf| {
+            let this = leaf.address.wrapping_sub(leaf.phys.0);
+            if *offset.get_or_insert(this) != this {
+                return false;
+            }
+            end = leaf.address.checked_add(leaf.bytes);
+            true
+        });
+        end
+    }
+
+    /// Frames of the stacks of all threads.
+    pub(crate) fn stacks(&self) -> Vec<GuestPhys> {
+        let mut frames = Vec::new();
+        let Some(layout) = self.task_layout() else { return frames };
+        let Some(first) = self.first_task(&layout) else { return frames };
+        let memory: u64 = self.memory.ranges().iter().map(|range| range.frames).sum();
+        let mut left = MOST_THREADS.min(memory);
+        let mut add = |task: u64| {
+            let Some(stack) = self.tables.u64(task.wrapping_add(layout.stack)) else { return };
+            let pages = (0..layout.stack_bytes).step_by(PAGE_BYTES);
+            frames.extend(pages.filter_map(|at| self.tables.translate(stack.wrapping_add(at))));
+        };
+        self.follow_list(first.wrapping_add(layout.tasks), &mut left, &mut |node, left| {
+            let process = node.wrapping_sub(layout.tasks);
+            let signal = self.tables.u64(process.wrapping_add(layout.signal)).unwrap_or(0);
+            let threads = signal.wrapping_add(layout.threads);
+            let mut any = false;
+            self.follow_list(threads, left, &mut |node, _| {
+                // The list's head comes by too: it is no thread.
+                if node != threads {
+                    any = true;
+                    add(node.wrapping_sub(layout.thread));
+                }
+            });
+            if !any {
+                add(process);
+            }
+        });
+        frames
+    }
+
+    fn task_layout(&self) -> Option<TaskLayout> {
+        let btf = self.btf.as_ref()?;
+        let at = |name: &str| btf.offset(name);
+        Some(TaskLayout {
+            tasks: at("task_struct.tasks")?,
+            pid: at("task_struct.pid")?,
+            name: at("task_struct.comm")?,
+            stack: at("task_struct.stack")?,
+            signal: at("task_struct.signal")?,
+            threads: at("signal_struct.thread_head")?,
+            thread: at("task_struct.thread_node")?,
+            stack_bytes: btf.size("thread_union").filter(|n| *n <= MOST_STACK_BYTES).unwrap_or(16 << 10),
+        })
+    }
+
+    fn first_task(&self, layout: &TaskLayout) -> Option<u64> {
+        let overlap = FIRST_NAME.len() as u64;
+        search(self.memory, &self.image, GuestPageKind::KernelData, overlap, |address, piece| {
+            let names = piece.windows(FIRST_NAME.len()).enumerate().filter(|(_, name)| *name == FIRST_NAME);
+            names.map(|(at, _)| address.wrapping_add(at as u64).wrapping_sub(layout.name)).find(|task| {
+                let node = task.wrapping_add(layout.tasks);
+                let back = |next: u64| self.tables.u64(next.wrapping_add(8));
+                self.tables.u32(task.wrapping_add(layout.pid)) == Some(0)
+                    && self.tables.u64(node).and_then(back) == Some(node)
+            })
+        })
+    }
+
+    /// Calls `each` with the nodes of a list, the given one first, until it comes round or `left` is used up.
+    fn follow_list(&self, first: u64, left: &mut u64, each: &mut dyn FnMut(u64, &mut u64)) {
+        let mut node = first;
+        while *left > 0 {
+            *left -= 1;
+            each(node, left);
+            match self.tables.u64(node) {
+                Some(next) if next != first && next >= self.tables.kernel_half() => node = next,
+                _ => return,
+            }
+        }
+    }
+
+    /// The number of the youngest generation of a control group's frames, by node 0; the root's where a frame is billed to
+    /// none.
+    pub(crate) fn youngest_generation(&self, memcg: u64) -> Option<u64> {
+        let btf = self.btf.as_ref()?;
+        let newest = btf.offset("lruvec.lrugen.max_seq")?;
+        // Low bits say what kind of owner it is.
+        let memcg = memcg & !0xf;
+        let lruvec = if memcg == 0 {
+            let node = self.tables.u64(self.note.symbol("node_data")?)?;
+            node.wrapping_add(btf.offset("pglist_data.__lruvec")?)
+        } else {
+            let node = self.tables.u64(memcg.wrapping_add(btf.offset("mem_cgroup.nodeinfo")?))?;
+            node.wrapping_add(btf.offset("mem_cgroup_per_node.lruvec")?)
+        };
+        self.tables.u64(lruvec.wrapping_add(newest))
+    }
+}

@@ -1,0 +1,116 @@
+//! VMs from inside: which kernel runs in one, and what it uses each frame for. Joins what `insight` finds in guest memory
+//! with the positions of a census.
+
+use census::KindFindings;
+use guest::{Guest, GuestRam, Plan, open_ram};
+use insight::{File, Frames, GuestMemory, Kernel};
+use page::{FrameUse, GuestPageKind};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// The kernel of a guest.
+#[derive(Clone, Debug, Serialize)]
+pub struct KernelFacts {
+    /// `uname -r` inside.
+    pub release: String,
+    /// By how much address randomisation moved it.
+    pub kaslr_offset: Option<u64>,
+    /// Levels of its page tables.
+    pub paging_levels: u32,
+}
+
+/// One VM from inside.
+pub struct Inside {
+    /// Its kernel, if one was found.
+    pub kernel: Option<KernelFacts>,
+    /// Why it was not.
+    pub problem: Option<String>,
+    /// Its memory.
+    pub ram: GuestRam,
+    /// What each frame is.
+    pub frames: Frames,
+    /// The files of [`Frames::files`], in the same order; empty if they were not asked for.
+    pub files: Vec<Option<File>>,
+}
+
+impl Inside {
+    /// Looks into a VM. `None` for what is no VM or has no memory that could be found.
+    ///
+    /// # Errors
+    /// Its process has gone, or may not be read.
+    pub fn of(guest: &Guest, qmp: Option<PathBuf>, with_files: bool) -> host::Result<Option<Self>> {
+        if !guest.kind.is_vm() {
+            return Ok(None);
+        }
+        let mut last = None;
+        for ram in open_ram(guest, qmp)? {
+            let found = match Kernel::find(&ram) {
+                Ok(kernel) => {
+                    let frames = kernel.classify();
+                    let files = frames.files.iter().filter(|_| with_files).map(|file| kernel.file(*file)).collect();
+                    let facts = KernelFacts {
+                        release: kernel.release().to_owned(),
+                        kaslr_offset: kernel.kaslr_offset(),
+                        paging_levels: kernel.paging_levels(),
+                    };
+                    Ok((facts, frames, files))
+                }
+                Err(problem) => Err(problem.to_string()),
+            };
+            match found {
+                Ok((facts, frames, files)) => {
+                    return Ok(Some(Self { kernel: Some(facts), problem: None, ram, frames, files }));
+                }
+                Err(problem) => {
+                    // Of several problems, the one with the likeliest layout.
+                    let frames = Frames::unknown(ram.ranges());
+                    last.get_or_insert(Self { kernel: None, problem: Some(problem), ram, frames, files: Vec::new() });
+                }
+            }
+        }
+        Ok(last)
+    }
+
+    /// Adds what a census cannot know: frames that the host does not back. Kinds that the guest has none of are left out.
+    pub fn complete(&self, kinds: &mut Vec<KindFindings>) {
+        if kinds.is_empty() {
+            *kinds = GuestPageKind::ALL.map(KindFindings::empty).into();
+        }
+        for (kind, pages) in kinds.iter_mut().zip(insight::count(&self.frames.uses)) {
+            kind.pages = pages;
+        }
+        kinds.retain(|kind| kind.pages + kind.backed_pages > 0);
+    }
+
+    /// The file that a frame, by its place, holds a page of.
+    pub fn file_at(&self, place: usize) -> Option<&File> {
+        let number = self.frames.file(place).checked_sub(1)?;
+        self.files.get(number as usize)?.as_ref()
+    }
+}
+
+/// What the pages of a plan are inside their guests, by guest and position.
+pub fn uses(plan: &Plan, inside: &[Option<Inside>]) -> Vec<Vec<Option<FrameUse>>> {
+    if inside.iter().all(Option::is_none) {
+        return Vec::new();
+    }
+    let positions = plan.positions();
+    let mut uses: Vec<Vec<Option<FrameUse>>> = vec![Vec::new(); positions.len()];
+    for (n, range) in positions.iter().enumerate().filter(|(n, _)| matches!(inside.get(*n), Some(Some(_)))) {
+        uses[n] = vec![None; (range.end - range.start) as usize];
+    }
+    for place in plan.places() {
+        // Guests' positions ascend; what lies behind them is the host's.
+        let n = positions.partition_point(|range| range.end <= place.position);
+        let Some(Some(inside)) = inside.get(n) else { continue };
+        if place.pid != inside.ram.pid || n >= positions.len() {
+            continue;
+        }
+        let first = (place.position - positions[n].start) as usize;
+        for (page, slot) in uses[n].iter_mut().skip(first).take(place.pages as usize).enumerate() {
+            let at = inside.ram.map.guest_of(place.first.add_pages(page as u64));
+            *slot = at.and_then(|at| inside.frames.index.of(at.frame())).map(|at| inside.frames.uses[at]);
+        }
+    }
+    uses
+}

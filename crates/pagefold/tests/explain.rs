@@ -1,0 +1,169 @@
+//! `pagefold explain`, `forecast` and the kinds of `census`, as users call them, on real VMs.
+
+mod common;
+
+use common::{json_of, number};
+use serde_json::Value;
+use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// One test at a time: emulated guests need the processors, and who shares pages is counted.
+static ALONE: Mutex<()> = Mutex::new(());
+
+struct Lab {
+    dir: tempfile::TempDir,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let dir = tempfile::Builder::new().prefix("explain").tempdir_in("/tmp").expect("a temporary directory");
+        Self { dir, _alone: alone }
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
+        command.arg("lab").args(words).env("PAGEFOLD_LAB_DIR", self.dir.path().join("lab"));
+        command.output().expect("run pagefold lab")
+    }
+
+    /// False where guests cannot be had, which has been said.
+    fn up(&self, words: &[&str]) -> bool {
+        let output = self.run(&[&["up", "--json"], words].concat());
+        if output.status.code() == Some(3) {
+            eprintln!("skipped: {}", String::from_utf8_lossy(&output.stderr));
+            return false;
+        }
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        true
+    }
+
+    /// Of this lab's guests alone: other tests may run some.
+    fn of_ours(&self, command: &str, more: &[&str]) -> Output {
+        let groups = self.dir.path().join("lab/groups.toml");
+        let mut call = Command::new(env!("CARGO_BIN_EXE_pagefold"));
+        call.arg(command).args(more).arg("--groups").arg(groups);
+        let list = json_of(&self.run(&["list", "--json"]));
+        for guest in list["guests"].as_array().or(list.as_array()).expect("guests") {
+            call.args(["--pid", &number(&guest["pid"]).to_string()]);
+        }
+        call.output().expect("run pagefold")
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.run(&["down"]);
+    }
+}
+
+const KINDS: [&str; 13] = [
+    "kernel_text",
+    "kernel_rodata",
+    "kernel_data",
+    "page_tables",
+    "slab",
+    "kernel_stack",
+    "page_cache",
+    "shmem",
+    "anonymous",
+    "free",
+    "balloon",
+    "reserved",
+    "unknown",
+];
+
+#[test]
+fn two_guests_are_explained_by_kind_and_by_name() {
+    if common::not_root() {
+        return;
+    }
+    let lab = Lab::new();
+    if !lab.up(&["--image", "tiny", "--guests", "2", "--groups", "acme", "--memory", "128M"]) {
+        return;
+    }
+    let found = json_of(&lab.of_ours("explain", &["acme-1", "--json", "--no-host"]));
+    assert_eq!(found["guest"], "qemu:acme-1");
+    assert!(found["kernel"]["release"].as_str().expect("a release").contains("-cloud-amd64"), "{}", found["kernel"]);
+    assert_eq!(found["kernel"]["paging_levels"], 4);
+    assert!(number(&found["kernel"]["kaslr_offset"]) > 0);
+    let kinds = found["kinds"].as_array().expect("kinds");
+    assert!(kinds.iter().all(|k| KINDS.contains(&k["kind"].as_str().unwrap())));
+    let sum = |field: &str| kinds.iter().map(|k| number(&k[field])).sum::<u64>();
+    assert_eq!(sum("pages"), 128 << 8, "all memory has a kind");
+    // The RAM's frames by the census, which counts them without knowing any kind.
+    let census = json_of(&lab.of_ours("census", &["--json"]));
+    let guest = census["guests"].as_array().unwrap().iter().find(|g| g["name"] == "acme-1").expect("the guest").clone();
+    let ram = guest["regions"].as_array().unwrap().iter().find(|r| r["region"] == "guest_ram").expect("RAM").clone();
+    let near = |a: u64, b: u64| assert!(a.abs_diff(b) < 300, "{a} {b}");
+    near(sum("backed_pages"), number(&ram["resident_pages"]));
+    near(sum("zero_pages"), number(&ram["zero_pages"]));
+    let of_census = guest["kinds"].as_array().expect("kinds in the census");
+    near(of_census.iter().map(|k| number(&k["backed_pages"])).sum(), number(&ram["resident_pages"]));
+    // One initramfs in both: busybox by name.
+    let busybox = found["things"].as_array().unwrap().iter().find(|t| t["name"] == "/bin/busybox").expect("busybox");
+    let holders: Vec<&Value> = busybox["holders"].as_array().unwrap().iter().map(|h| &h["guest"]).collect();
+    assert_eq!(holders, ["qemu:acme-1", "qemu:acme-2"]);
+    assert!(number(&busybox["contents"]) > 300, "{busybox}");
+    // Bloat and advice.
+    let free = kinds.iter().find(|k| k["kind"] == "free").expect("free pages");
+    assert_eq!(found["bloat"]["free_backed_pages"], free["backed_pages"]);
+    assert_eq!(found["bloat"]["balloon"], false);
+    let advice = found["advice"].as_array().unwrap();
+    assert!(
+        advice.iter().any(|a| a["action"] == "fold") && advice.iter().any(|a| a["action"] == "free_page_reporting")
+    );
+    assert!(advice.windows(2).all(|two| number(&two[0]["bytes"]) >= number(&two[1]["bytes"])), "in order of yield");
+    // For people.
+    let text = lab.of_ours("explain", &["acme-1", "--no-host"]);
+    let text = String::from_utf8(text.stdout).expect("text");
+    assert!(text.contains("kernel rodata") && text.contains("/bin/busybox of acme-1 and acme-2: 2 x"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
+}
+
+#[test]
+fn what_is_no_vm_or_not_there_is_said() {
+    if common::not_root() {
+        return;
+    }
+    let me = std::process::id().to_string();
+    let refused = common::pagefold(&["explain", "process:*", "--pid", &me]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is no VM"), "{refused:?}");
+    let missing = common::pagefold(&["explain", "no-such-guest", "--pid", &me]);
+    assert_eq!(missing.status.code(), Some(2));
+}
+
+/// From the first two guests to what there are in the end: twelve with PAGEFOLD_LONG_TESTS, five otherwise.
+#[test]
+fn a_forecast_from_two_guests_holds_for_more() {
+    if common::not_root() {
+        return;
+    }
+    let more = if std::env::var_os("PAGEFOLD_LONG_TESTS").is_some() { 10 } else { 3 };
+    let lab = Lab::new();
+    if !lab.up(&["--image", "tiny", "--guests", "2", "--groups", "acme", "--memory", "128M"]) {
+        return;
+    }
+    lab.run(&["settle"]);
+    let ask = |how: &[&str]| json_of(&lab.of_ours("forecast", &[&["--json", "--like", "acme-1"], how].concat()));
+    let first = [ask(&[]), ask(&["--folded"])];
+    assert!(lab.up(&["--image", "tiny", "--guests", &more.to_string(), "--groups", "acme", "--memory", "128M"]));
+    lab.run(&["settle"]);
+    let last = [ask(&[]), ask(&["--folded"])];
+    for (first, last) in first.iter().zip(&last) {
+        assert_eq!((number(&first["now"]["guests"]), number(&last["now"]["guests"])), (2, 2 + more));
+        let (now, next) = (number(&first["now"]["average_bytes"]), number(&first["next_guest_bytes"]));
+        let told = (2 * now + more * next) / (2 + more);
+        let seen = number(&last["now"]["average_bytes"]);
+        let off = told.abs_diff(seen) as f64 / seen as f64;
+        eprintln!("folded {}: told {told}, seen {seen}, off by {:.1}%", first["folded"], off * 100.0);
+        assert!(off <= 0.1, "told {told}, seen {seen}");
+        assert!(number(&last["asymptote_bytes"]) <= number(&last["now"]["average_bytes"]));
+        assert!(
+            number(&last["fits_low"]) <= number(&last["fits"]) && number(&last["fits"]) <= number(&last["fits_high"])
+        );
+    }
+    assert!(number(&last[1]["now"]["average_bytes"]) < number(&last[0]["now"]["average_bytes"]));
+}
