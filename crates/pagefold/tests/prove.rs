@@ -119,8 +119,8 @@ fn in_many_tries_nothing_that_is_held_is_said_to_be_free() {
     let [asked, held, wrong, free] = counts[..] else { panic!("{answer}") };
     assert!(asked >= 100_000 && held > 1000, "{answer}");
     assert_eq!(wrong, 0, "{answer}");
-    // References of a ring that has gone are let go of a while later, so that not every page that nobody holds is free.
-    assert!(free > asked / 4, "{answer}");
+    // The kernel itself may hold one for a moment.
+    assert!(free > (asked - held) / 10 * 9, "{answer}");
 }
 
 #[test]
