@@ -50,6 +50,21 @@ fn frames_that_are_none_are_unknown() {
 
 #[test]
 #[ignore = "a measurement"]
+fn how_long_fresh_pages_are_listed() {
+    let Some(mut counts) = open() else { return };
+    for _ in 0..5 {
+        let pages = OwnPages::new(4).unwrap();
+        let frames = pages.frames().unwrap();
+        let began = Instant::now();
+        while check(&mut counts, &frames).contains(&Held::Referenced(1)) && began.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        eprintln!("off the list after {:?}", began.elapsed());
+    }
+}
+
+#[test]
+#[ignore = "a measurement"]
 fn what_a_page_costs() {
     let Some(mut counts) = open() else { return };
     let pages = OwnPages::new(ReferenceCounts::BATCH).unwrap();

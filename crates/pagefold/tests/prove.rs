@@ -105,7 +105,8 @@ fn whoever_holds_a_page_is_seen_until_he_lets_go() {
     assert!(!pages.tell("until-free 0 512").contains("error"));
 }
 
-/// With the comparison of the count taken out of `Layout::judge`, 3,471 of the pages that are held are said to be free.
+/// With the prover made to say free of what is referenced (`Asker::look`), all 3,356 pages that are held are said to be free. With
+/// the comparison of the count taken out of `host::ReferenceCounts`, there is no prover at all: it fails its own trial.
 #[test]
 fn in_many_tries_nothing_that_is_held_is_said_to_be_free() {
     if not_root() {
@@ -119,8 +120,8 @@ fn in_many_tries_nothing_that_is_held_is_said_to_be_free() {
     let [asked, held, wrong, free] = counts[..] else { panic!("{answer}") };
     assert!(asked >= 100_000 && held > 1000, "{answer}");
     assert_eq!(wrong, 0, "{answer}");
-    // References of a ring that has gone are let go of a while later, so that not every page that nobody holds is free.
-    assert!(free > asked / 4, "{answer}");
+    // The kernel itself may hold one for a moment.
+    assert!(free > (asked - held) / 10 * 9, "{answer}");
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn no_write_is_lost_in_memory_that_asks_to_be_merged() {
     assert!(number(&with_children["done"]["forks"]) > 0, "{with_children}");
     assert!(number(&without["folds_seen"]) > 3000, "{without}");
     // What it is all about: writes at the very moment.
-    assert!(number(&without["done"]["writes_ahead_of_folds"]) > 500, "{without}");
+    assert!(number(&without["done"]["writes_ahead_of_folds"]) > 100, "{without}");
     assert!(seen.most_sharing > 3000 && seen.most_slots > 100 && seen.most_zero > 0, "{seen:?}");
     // Pages were written between their report and their fold: the comparison is what saved them.
     assert!(number(&seen.last["fold_failures"]["changed"]) > 0, "{seen:?}");

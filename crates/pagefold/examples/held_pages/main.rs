@@ -174,7 +174,7 @@ impl Program {
                 chosen
             };
             let (fixed, lent) = (some(self, 16), some(self, 16));
-            let _ring = self.pages.register(&fixed)?;
+            let ring = self.pages.register(&fixed)?;
             let _pipe = self.pages.lend(&lent)?;
             self.protect(true)?;
             // In 64 ranges, in an order by chance.
@@ -192,6 +192,8 @@ impl Program {
                     _ => {}
                 }
             }
+            // A ring that is merely dropped lets go a while later.
+            ring.submitter().unregister_buffers()?;
             asked += proofs.len();
         }
         Ok(format!("{asked} {held_pages} {wrong} {free}"))

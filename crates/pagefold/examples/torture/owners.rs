@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// Pages side by side with one owner.
 const STRIPE: usize = 32;
+/// Longest time to run ahead of folds.
+const CHASE: Duration = Duration::from_millis(4);
 /// Pages ahead of a fold that are looked at.
 const CHASED: usize = 128;
 /// Pages that are written between two looks at the clock.
@@ -122,7 +124,7 @@ impl Owner {
     fn live(mut self) {
         must("while it was filled", self.plot.fill_all(&mut self.random));
         let mut visits = Beat::new(self.visits * self.plot.len() as f64 / (STRIPE / 2) as f64);
-        let [mut hunts, mut seldom, mut births] = [Beat::new(400.0), Beat::new(60.0), Beat::new(0.12)];
+        let [mut hunts, mut seldom, mut births] = [Beat::new(150.0), Beat::new(60.0), Beat::new(0.12)];
         while !stopping() {
             let now = Instant::now();
             for _ in 0..visits.due(now) {
@@ -189,8 +191,9 @@ impl Owner {
 
     /// Pages are being folded here, one run after the other: writes pages of its own that come next, as long as it goes on.
     fn chase(&mut self, mut last: usize) -> Result<(), Mismatch> {
-        let mut seen = Instant::now();
-        while seen.elapsed() < Duration::from_micros(500) {
+        let (began, mut seen) = (Instant::now(), Instant::now());
+        // However long it goes on, there is other work.
+        while seen.elapsed() < Duration::from_micros(500) && began.elapsed() < CHASE {
             let ahead = CHASED.min(self.plot.area().pages() - last);
             let private: Vec<bool> = self.pagemap.look(self.plot.area(), last, ahead).collect();
             let next = last + private.iter().rposition(|is_private| !is_private).unwrap_or(0);
