@@ -129,7 +129,6 @@ impl Folder {
         }
         self.fold_again(&again, pagemap, stats, &mut all);
         self.section.clear();
-        self.refold.end();
         let now = Instant::now();
         let mut outcomes = all.iter();
         for page in runs.iter().flat_map(|run| (0..u64::from(run.pages)).map(|n| run.start.add_pages(n))) {
@@ -151,9 +150,9 @@ impl Folder {
     fn begin_to_refold(&mut self, runs: &[FoldRun]) {
         let table = table::lock();
         let ranges = runs.iter().map(|run| PageRange { start: run.start, pages: run.pages.into() });
-        let broken: Vec<PageRange> = ranges.flat_map(|range| table.broken_pages(range)).collect();
-        if !broken.is_empty() && self.surveyed.is_ok() {
-            self.no_refold_until = self.refold.begin(&table, &broken).err().map(|_| Instant::now() + NO_SHADOW_TIME);
+        let any_broken = ranges.into_iter().any(|range| !table.broken_pages(range).is_empty());
+        if any_broken && self.surveyed.is_ok() {
+            self.no_refold_until = self.refold.begin(&table).err().map(|_| Instant::now() + NO_SHADOW_TIME);
         }
     }
 
@@ -182,6 +181,11 @@ impl Folder {
             }
             at += done;
         }
+    }
+
+    /// Ends what has served its time. Says how long something else may still be of use.
+    pub fn rest(&mut self) -> Option<Duration> {
+        self.refold.rest()
     }
 
     /// Whether broken pages could be folded again when that was last tried.

@@ -46,6 +46,10 @@ use wire::{Outcome, SlotRun};
 pub const GROUP_PAGES: u64 = RUN_PAGES;
 /// And parts of memory that these pages may lie in.
 const GROUP_PARTS: usize = 12;
+/// A shadow serves for so long: what the process writes meanwhile costs it a copy.
+const SHADOW_TIME: Duration = Duration::from_millis(50);
+/// To cast shadows may take this part of the time, whatever a worker asks for.
+const SHADOW_SHARE: u32 = 50;
 /// The prover has so long to answer.
 const ANSWER_TIME: Duration = Duration::from_millis(2);
 
@@ -66,6 +70,7 @@ enum Witness {
     /// As long as it is there, it can be told what is shared with it.
     Shadow {
         _cast: Shadow,
+        until: Instant,
     },
 }
 
@@ -74,34 +79,52 @@ pub struct Refold {
     /// Where the prover listens, if there is one.
     prover: PathBuf,
     witness: Option<Witness>,
+    /// No shadow is cast before.
+    next_shadow: Instant,
     entries: Vec<PagemapEntry>,
     proofs: Vec<Proof>,
 }
 
 impl Refold {
     /// With a prover that is to be found there, or none.
-    pub const fn new(prover: PathBuf) -> Self {
-        Self { prover, witness: None, entries: Vec::new(), proofs: Vec::new() }
+    pub fn new(prover: PathBuf) -> Self {
+        Self { prover, witness: None, next_shadow: Instant::now(), entries: Vec::new(), proofs: Vec::new() }
     }
 
-    /// Finds a witness for these pages. `table` is the table's lock, held.
+    /// Finds a witness, if one can be had now. `table` is the table's lock, held.
     ///
     /// # Errors
     /// There is no prover, and the process may not fork, or memory or processes are short.
-    pub fn begin(&mut self, table: &Table, broken: &[PageRange]) -> Result<(), Errno> {
-        if matches!(self.witness, Some(Witness::Prover(_))) {
+    pub fn begin(&mut self, table: &Table) -> Result<(), Errno> {
+        self.rest();
+        if self.witness.is_some() {
             return Ok(());
         }
-        self.witness = Some(match Prover::connect(&self.prover) {
-            Ok(prover) => Witness::Prover(Box::new(prover)),
-            Err(_) => Witness::Shadow { _cast: cast_shadow(table, broken)? },
-        });
+        let began = Instant::now();
+        if let Ok(prover) = Prover::connect(&self.prover) {
+            self.witness = Some(Witness::Prover(Box::new(prover)));
+        } else if began >= self.next_shadow {
+            let cast = cast_shadow(table, &table.refoldable());
+            self.next_shadow = Instant::now() + began.elapsed() * SHADOW_SHARE;
+            self.witness = Some(Witness::Shadow { _cast: cast?, until: Instant::now() + SHADOW_TIME });
+        }
         Ok(())
     }
 
-    /// Ends what was begun. The prover is kept for the next time.
+    /// Ends a shadow whose time is over. Says how long another one may stay; the prover is kept.
+    pub fn rest(&mut self) -> Option<Duration> {
+        let now = Instant::now();
+        self.witness.take_if(|witness| matches!(witness, Witness::Shadow { until, .. } if *until <= now));
+        match &self.witness {
+            Some(Witness::Shadow { until, .. }) => Some(*until - now),
+            _ => None,
+        }
+    }
+
+    /// Has the next witness be a new one.
+    #[cfg(test)]
     pub fn end(&mut self) {
-        self.witness.take_if(|witness| matches!(witness, Witness::Shadow { .. }));
+        (self.witness, self.next_shadow) = (None, Instant::now());
     }
 
     /// Folds some of these parts, the first ones, and says what became of each page; gives back how many parts they were and

@@ -274,7 +274,7 @@ fn fold_again(refold: &mut Refold, unfold: &Unfold, run: PageRange, source: Opti
     let mut outcomes = vec![Outcome::Gone; run.pages as usize];
     let source = source.map(|(pool, first)| Source { pool, first: PoolSlot::new(0, first).unwrap() });
     let (mut table, pagemap) = (table::lock(), Pagemap::open(std::process::id()).unwrap());
-    refold.begin(&table, &[run]).unwrap();
+    refold.begin(&table).unwrap();
     let with = (&pagemap, unfold.keep_out());
     let parts = [Part { range: run, source, at: 0 }];
     assert_eq!(refold.some(&mut table, with, &parts, references::generation(), &mut outcomes).0, 1);
@@ -439,7 +439,8 @@ fn no_write_is_lost_to_threads_that_never_stop() {
                 });
             }
             let broken = table::lock().broken_pages(range);
-            refold.begin(&table::lock(), &broken).unwrap();
+            refold.end();
+            refold.begin(&table::lock()).unwrap();
             let (mut parts, mut outcomes) = (Vec::new(), Vec::new());
             for run in broken {
                 for (piece, _) in pieces(run.start, run.pages, Target::Zero) {
@@ -456,7 +457,6 @@ fn no_write_is_lost_to_threads_that_never_stop() {
                 left = &left[done..];
             }
             refolded += outcomes.iter().filter(|o| **o == Outcome::Folded).count();
-            refold.end();
             // As if the program had discarded what was broken, with nobody looking: else it would soon all be broken.
             stop_the_world(&member, &mut |page| {
                 // SAFETY: nobody uses the page: its writer waits.

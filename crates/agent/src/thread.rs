@@ -182,8 +182,9 @@ impl Agent {
         }
     }
 
-    fn until_next(&self, session: &Session) -> Duration {
+    fn until_next(&mut self, session: &Session) -> Duration {
         let now = Instant::now();
+        let rest = self.folder.as_mut().ok().and_then(Folder::rest).unwrap_or(STATS_EVERY);
         let Some(pace) = session.pace else { return STATS_EVERY };
         let stats = session.stats_due.saturating_duration_since(now);
         let work = match pace.fold {
@@ -191,7 +192,7 @@ impl Agent {
             FoldMode::Unfold if !session.unfolded => Duration::ZERO,
             _ => STATS_EVERY,
         };
-        stats.min(work)
+        stats.min(work).min(rest)
     }
 
     fn obey(&mut self, session: &mut Session, message: ToAgent, mut files: Vec<OwnedFd>) -> io::Result<()> {
