@@ -45,7 +45,8 @@ impl Qmp {
     /// # Errors
     /// Nobody listens, somebody else is being served for longer than `timeout`, or it is not QEMU.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self, QmpError> {
-        let stream = UnixStream::connect(path).map_err(|source| QmpError::Socket { path: path.into(), source })?;
+        let stream =
+            host::connect_within(path, timeout).map_err(|source| QmpError::Socket { path: path.into(), source })?;
         let mut qmp = Self { path: path.into(), reader: BufReader::new(stream), timeout };
         let greeting = qmp.message(Instant::now() + timeout).map_err(|e| qmp.broken(e))?;
         if greeting.get("QMP").is_none() {

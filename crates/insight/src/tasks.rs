@@ -155,14 +155,24 @@ impl Kernel<'_> {
         let btf = self.btf.as_ref()?;
         let newest = btf.offset("lruvec.lrugen.max_seq")?;
         // Low bits say what kind of owner it is.
-        let memcg = memcg & !0xf;
-        let lruvec = if memcg == 0 {
+        let owner = memcg & !0xf;
+        let lruvec = if owner == 0 {
             let node = self.tables.u64(self.note.symbol("node_data")?)?;
             node.wrapping_add(btf.offset("pglist_data.__lruvec")?)
         } else {
-            let node = self.tables.u64(memcg.wrapping_add(btf.offset("mem_cgroup.nodeinfo")?))?;
+            let through = || self.tables.u64(owner.wrapping_add(btf.offset("obj_cgroup.memcg")?));
+            let node = self.node_of_group(owner).or_else(|| self.node_of_group(through()?))?;
             node.wrapping_add(btf.offset("mem_cgroup_per_node.lruvec")?)
         };
         self.tables.u64(lruvec.wrapping_add(newest))
+    }
+
+    /// What a control group has for node 0, which names the group in turn. Since Linux 7.0 a frame names the group through
+    /// something else, which does not pass for one.
+    fn node_of_group(&self, memcg: u64) -> Option<u64> {
+        let btf = self.btf.as_ref()?;
+        let node = self.tables.u64(memcg.wrapping_add(btf.offset("mem_cgroup.nodeinfo")?))?;
+        let back = self.tables.u64(node.wrapping_add(btf.offset("mem_cgroup_per_node.memcg")?))?;
+        (back == memcg).then_some(node)
     }
 }

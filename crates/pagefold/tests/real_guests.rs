@@ -76,7 +76,8 @@ fn real_vms_are_counted_as_by_hand() {
     // Stopped, they hold still while they are counted twice.
     signal(&pids, "-STOP");
     let groups = lab.groups();
-    let found = census(&pids, &["--groups", &groups]);
+    // Of what they are inside, `--no-trace` says nothing.
+    let found = census(&pids, &["--groups", &groups, "--no-kinds"]);
     let by_hand = Frames::of(&pids);
     for (guest, &pid) in found["guests"].as_array().unwrap().iter().zip(&pids) {
         assert_eq!(guest["kind"], "qemu");
@@ -98,11 +99,20 @@ fn real_vms_are_counted_as_by_hand() {
 
     // Other threads, another bound, another way of reading: nothing else comes out.
     for more in [&["--threads", "2"][..], &["--index-memory", "128K"], &["--no-trace"]] {
-        let mut other = census(&pids, &[&["--groups", &groups], more].concat());
+        let mut other = census(&pids, &[&["--groups", &groups, "--no-kinds"], more].concat());
         assert_eq!(number(&other["host"]["passes"]) > 1, more.contains(&"--index-memory"));
         other["host"] = found["host"].clone();
         assert!(other == found, "{more:?} finds something else");
     }
+
+    // Inside they are looked at while they are stopped, and QEMU does not answer: nothing but the kinds comes to it.
+    let mut inside = census(&pids, &["--groups", &groups]);
+    inside["host"] = found["host"].clone();
+    for guest in inside["guests"].as_array_mut().expect("guests") {
+        let kinds = guest.as_object_mut().and_then(|guest| guest.remove("kinds")).expect("kinds");
+        assert!(kinds.as_array().is_some_and(|kinds| kinds.len() > 8), "{kinds}");
+    }
+    assert!(inside == found, "looking inside changes something else");
 
     // Without groups nobody trusts anybody: what could be saved falls to what each has within itself.
     let alone = census(&pids, &[]);
