@@ -18,10 +18,13 @@
 //! not told apart.
 //!
 //! The shadow maps what the process gives to its children. It runs no code of the program, holds no lock, and ends with the
-//! thread that cast it, whatever becomes of that.
+//! thread that cast it, or after some seconds, whatever becomes of that.
 
 use rustix::io::Errno;
 use rustix::process::Pid;
+
+/// It ends by itself after so long: nobody uses one for more than some milliseconds.
+const LONGEST_SECONDS: i64 = 5;
 
 /// See the module.
 #[derive(Debug)]
@@ -64,12 +67,13 @@ fn stay(parent: u32) -> ! {
     // SAFETY: takes numbers only. The signal is sent when the thread that cast us ends.
     unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
     // SAFETY: takes nothing.
-    while unsafe { libc::syscall(libc::SYS_getppid) } == i64::from(parent) {
-        // SAFETY: takes nothing. All signals are blocked but the one that ends it.
-        unsafe { libc::syscall(libc::SYS_pause) };
+    if unsafe { libc::syscall(libc::SYS_getppid) } == i64::from(parent) {
+        // Should that thread have ended before we could ask to end with it, we end soon.
+        let time = libc::timespec { tv_sec: LONGEST_SECONDS, tv_nsec: 0 };
+        // SAFETY: `time` is on our copy of the stack. Nothing is returned, and signals are blocked.
+        unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, 0) };
     }
     loop {
-        // It ended before we could ask to end with it.
         // SAFETY: ends this process, which runs nobody's code.
         unsafe { libc::syscall(libc::SYS_exit_group, 0) };
     }
@@ -97,7 +101,7 @@ mod tests {
         let shadow = std::thread::spawn(|| std::mem::ManuallyDrop::new(Shadow::cast().unwrap()).0).join().unwrap();
         // Ended, and nobody has waited for it yet.
         let state = || std::fs::read_to_string(format!("/proc/{}/stat", shadow.as_raw_nonzero())).unwrap();
-        let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
         while !state().contains(") Z ") {
             assert!(std::time::Instant::now() < end, "{}", state());
             std::thread::sleep(std::time::Duration::from_millis(5));

@@ -38,7 +38,16 @@ impl Seen {
 /// Runs two members of one group to their end, and says what was seen meanwhile and what they counted. The second gets
 /// some more words.
 fn two_members(run: &[&str], words: &[&str], more: &[&str], env: &[(&str, &str)]) -> (Seen, [Value; 2]) {
-    let service = Service::start();
+    two_members_of(&Service::start(), run, words, more, env)
+}
+
+fn two_members_of(
+    service: &Service,
+    run: &[&str],
+    words: &[&str],
+    more: &[&str],
+    env: &[(&str, &str)],
+) -> (Seen, [Value; 2]) {
     let mut members = [("one", &[][..]), ("other", more)]
         .map(|(name, more)| service.torture_with("acme", name, run, &[words, more].concat(), env));
     service.show("acme");
@@ -47,7 +56,7 @@ fn two_members(run: &[&str], words: &[&str], more: &[&str], env: &[(&str, &str)]
     let end = Instant::now() + Duration::from_secs(seconds(14));
     while Instant::now() < end {
         members.iter_mut().for_each(|m| m.assert_is_well());
-        seen.look(&service, "acme");
+        seen.look(service, "acme");
         std::thread::sleep(Duration::from_millis(500));
     }
     service.assert_audit_is_clean();
@@ -80,6 +89,7 @@ fn no_write_is_lost_in_memory_that_asks_to_be_merged() {
     // Pages were written between their report and their fold: the comparison is what saved them.
     assert!(number(&seen.last["fold_failures"]["changed"]) > 0, "{seen:?}");
     assert!(failures(&seen.last) > 10, "{seen:?}");
+    assert!(number(&seen.last["refolds"]) > 100, "{seen:?}");
     assert_eq!(member(&seen.last, "one")["state"], "folding");
 }
 
@@ -114,5 +124,22 @@ fn no_write_is_lost_where_fingerprints_are_compared() {
     }
     assert!(number(&counted[1]["folds_seen"]) > 1000, "{}", counted[1]);
     assert!(seen.most_sharing > 1000 && seen.most_zero > 0, "{seen:?}");
+    assert_eq!(member(&seen.last, "one")["state"], "folding");
+}
+
+/// Broken pages are folded again by the other proof.
+#[test]
+fn no_write_is_lost_where_there_is_no_prover() {
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start();
+    std::fs::remove_file(service.place().join("prove.sock")).expect("the prover's socket");
+    let time = seconds(16).to_string();
+    let words = ["memory", "--writes", "1000000", "--seconds", &time];
+    let (seen, counted) = two_members_of(&service, &[], &words, &["--no-children"], &[]);
+    eprintln!("{seen:?} {counted:?}");
+    counted.iter().for_each(|counted| assert!(number(&counted["checked_writes"]) >= 1_000_000, "{counted}"));
+    assert!(number(&seen.last["refolds"]) > 100, "{seen:?}");
     assert_eq!(member(&seen.last, "one")["state"], "folding");
 }
