@@ -11,7 +11,11 @@ use crate::{Guest, GuestKind};
 use host::{Mapping, Pagemap, PagemapEntry, ProcessMemory};
 use insight::{FrameIndex, GuestMemory, HEAD_BYTES, PhysRange};
 use page::{GuestPhys, HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange};
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long QEMU may take for an answer: somebody else may be talking to it.
@@ -33,6 +37,39 @@ pub struct GuestRam {
     pagemap: Pagemap,
     /// Which pages may not be read many at a time.
     careful: Careful,
+    /// Where files are mapped, by address: what is not backed there is in the file, not zeros. So it is with pages that were
+    /// folded and not touched since.
+    files: Vec<Piece>,
+}
+
+/// A file mapped into guest memory.
+#[derive(Clone, Debug)]
+struct Piece {
+    start: HostVirt,
+    end: HostVirt,
+    offset: u64,
+    file: Arc<File>,
+}
+
+impl Piece {
+    /// The files mapped into this memory; each is opened once, however many mappings it has. One that cannot be opened is left
+    /// out, and reads as zeros.
+    fn all(pid: u32, map: &RamMap) -> host::Result<Vec<Self>> {
+        let mut open: HashMap<(u64, u64), Option<Arc<File>>> = HashMap::new();
+        let mut pieces = Vec::new();
+        for m in Mapping::list(pid)?.iter().filter(|m| m.has_file()) {
+            if !map.blocks().iter().any(|b| b.host.0 < m.end.0 && m.start.0 < b.host.0 + b.bytes) {
+                continue;
+            }
+            let path = || format!("/proc/{pid}/map_files/{:x}-{:x}", m.start.0, m.end.0);
+            let file = open.entry((m.device, m.inode)).or_insert_with(|| File::open(path()).ok().map(Arc::new));
+            if let Some(file) = file.clone() {
+                pieces.push(Self { start: m.start, end: m.end, offset: m.offset, file });
+            }
+        }
+        pieces.sort_by_key(|piece| piece.start);
+        Ok(pieces)
+    }
 }
 
 /// Pages that are only to be read one by one.
@@ -110,12 +147,16 @@ impl GuestRam {
         let words = index.count().div_ceil(64);
         let careful = Careful::of(pid, &map);
         let (backed, swapped) = (vec![0; words], vec![0; words]);
-        let mut ram = Self { pid, ranges, index, backed, swapped, memory, pagemap, careful, map };
+        let files = Piece::all(pid, &map)?;
+        // An absent page whose next write is to be noted looks as if it were in swap.
+        let has_swap = host::swapped_bytes(pid)? > 0;
+        let mut ram = Self { pid, ranges, index, backed, swapped, memory, pagemap, careful, files, map };
         for block in ram.map.0.clone() {
             let end = HostVirt(block.host.0 + block.bytes);
             let backed = ram.pagemap.present_ranges(block.host, end)?;
             // Kernels without the scan do not tell in one go; then what is in swap reads as zeros.
-            let swapped = ram.pagemap.swapped_ranges(block.host, end).unwrap_or_default();
+            let swapped = if has_swap { ram.pagemap.swapped_ranges(block.host, end) } else { Ok(Vec::new()) };
+            let swapped = swapped.unwrap_or_default();
             mark(&mut ram.backed, &ram.index, &ram.map, &backed);
             mark(&mut ram.swapped, &ram.index, &ram.map, &swapped);
         }
@@ -135,6 +176,16 @@ impl GuestRam {
     /// Frames that the host backs.
     pub fn backed_frames(&self) -> u64 {
         self.backed.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    /// Reads what the host does not back; all of it lies in one page.
+    fn read_absent(&self, at: HostVirt, into: &mut [u8]) {
+        into.fill(0);
+        let piece = self.files.partition_point(|piece| piece.start <= at).checked_sub(1).map(|n| &self.files[n]);
+        if let Some(piece) = piece.filter(|piece| at < piece.end) {
+            // Behind the end of the file there are zeros.
+            let _ = piece.file.read_at(into, piece.offset + (at.0 - piece.start.0));
+        }
     }
 
     fn is_swapped(&self, place: usize) -> bool {
@@ -168,7 +219,8 @@ impl GuestMemory for GuestRam {
             let most = rest.len().min(usize::try_from(behind).unwrap_or(usize::MAX));
             let mut bytes = PAGE_BYTES - at.0 as usize % PAGE_BYTES;
             let mut next = place + 1;
-            while bytes < most && self.is_backed(next) == backed && !self.is_swapped(next) {
+            let one_by_one = !backed && !self.files.is_empty();
+            while bytes < most && !one_by_one && self.is_backed(next) == backed && !self.is_swapped(next) {
                 bytes += PAGE_BYTES;
                 next += 1;
             }
@@ -178,6 +230,7 @@ impl GuestMemory for GuestRam {
                 _ if self.is_swapped(place) => return false,
                 true if self.memory.read_bytes(host, piece).is_err() => return false,
                 true => {}
+                false if one_by_one => self.read_absent(host, piece),
                 false => piece.fill(0),
             }
             at = GuestPhys(at.0 + bytes as u64);
@@ -200,6 +253,7 @@ impl GuestMemory for GuestRam {
                 first += pages;
             }
         }
+        self.absent_heads(each);
     }
 }
 
@@ -214,6 +268,24 @@ struct Heads {
 }
 
 impl GuestRam {
+    /// What is only in files comes last: it is read page by page.
+    fn absent_heads(&self, each: &mut dyn FnMut(GuestPhys, &[u8]) -> bool) {
+        let mut head = [0; HEAD_BYTES];
+        for piece in &self.files {
+            for page in 0..(piece.end.0 - piece.start.0) >> PAGE_SHIFT {
+                let at = piece.start.add_pages(page);
+                let Some(guest) = self.map.guest_of(at) else { continue };
+                if self.index.of(guest.frame()).is_some_and(|place| self.is_backed(place)) {
+                    continue;
+                }
+                self.read_absent(at, &mut head);
+                if !each(guest, &head) {
+                    return;
+                }
+            }
+        }
+    }
+
     fn some_heads(
         &self,
         guest: GuestPhys,
