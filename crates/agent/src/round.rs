@@ -400,7 +400,7 @@ impl Rounds {
         let mut known = std::mem::take(&mut self.broken).into_iter().peekable();
         for page in ranges.iter().flat_map(|range| range.start.page()..range.end().page()) {
             while known.next_if(|known| known.page < page).is_some() {}
-            let (wait, _) = BROKEN_AGAIN;
+            let wait = if self.eager { 0 } else { BROKEN_AGAIN.0 };
             let new = BrokenPage { page, fingerprint: 0, due: now + wait, wait: wait as u16, told: false };
             let mut entry = known.next_if(|known| known.page == page).unwrap_or(new);
             if entry.due <= now {
@@ -424,7 +424,11 @@ impl Rounds {
         each: &mut impl FnMut(Rested, &[Fingerprint]),
     ) {
         let (now, (first, most)) = (self.seconds(Instant::now()), BROKEN_AGAIN);
-        let first = if self.is_busy() { first.max(LONG.as_secs() as u32) } else { first };
+        let first = match (self.eager, self.is_busy()) {
+            (true, _) => 0,
+            (_, true) => first.max(LONG.as_secs() as u32),
+            _ => first,
+        };
         let mut tell = Vec::with_capacity(fingerprints.len());
         for (page, fingerprint) in (rested.range.start.page()..).zip(fingerprints) {
             let Ok(at) = self.broken.binary_search_by_key(&page, |known| known.page) else {
@@ -440,7 +444,7 @@ impl Rounds {
             entry.fingerprint = fingerprint.0;
             if seen_before {
                 // What changes is likely to change again, and what does not is known.
-                entry.wait = (u32::from(entry.wait) * 2).min(most) as u16;
+                entry.wait = (u32::from(entry.wait) * 2).min(if self.eager { first } else { most }) as u16;
             }
             entry.wait = entry.wait.max(first as u16);
             entry.due = now + u32::from(entry.wait);

@@ -82,6 +82,8 @@ pub struct Table {
     generation: u64,
     /// In seconds, from any time on; 0 as long as nobody has said it, and nothing is folded for nothing then.
     now: u32,
+    /// Nothing is left alone.
+    eager: bool,
     folds: u64,
     short_folds: u64,
     /// Pages whose contents have changed, until somebody asks.
@@ -148,6 +150,7 @@ impl Table {
             broken: 0,
             generation: 0,
             now: 0,
+            eager: false,
             folds: 0,
             short_folds: 0,
             changed: 0,
@@ -272,6 +275,11 @@ impl Table {
         self.now = now;
     }
 
+    /// Has nothing be left alone from now on.
+    pub const fn be_eager(&mut self) {
+        self.eager = true;
+    }
+
     /// Pages whose contents have changed since this was asked last, as far as that was seen: in the looks that were taken in, of pages
     /// that had stayed as they were for a minute or so, and broken pages.
     pub const fn take_changed(&mut self) -> u64 {
@@ -384,7 +392,7 @@ impl Table {
         let mut rested = Vec::new();
         let mut left = budget;
         let from = self.next;
-        let Self { extents, chunks, next, now, .. } = self;
+        let Self { extents, chunks, next, now, eager, .. } = self;
         let (before, behind): (Vec<_>, Vec<_>) = chunks.iter_mut().partition(|(key, _)| **key < from);
         for (&key, chunk) in behind.into_iter().chain(before) {
             let mut old = chunk.pending.without(chunk.fresh);
@@ -392,7 +400,7 @@ impl Table {
             if for_long && !old.is_empty() {
                 old = old.without(chunk.lately_written(*now));
             }
-            if old.is_empty() || left == 0 || chunk.is_left_alone(*now) {
+            if old.is_empty() || left == 0 || !*eager && chunk.is_left_alone(*now) {
                 continue;
             }
             let take = old.and(open_pages(extents, key)).without(chunk.pooled());

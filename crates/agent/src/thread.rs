@@ -140,6 +140,9 @@ impl Agent {
             }
             _ => format!("cannot open a userfaultfd: {e}"),
         });
+        if asked.eager {
+            table::lock().be_eager();
+        }
         let notes_writes = opened.as_ref().is_ok_and(|(_, notes)| *notes);
         let now = Instant::now();
         Ok(Self {

