@@ -174,3 +174,54 @@ fn a_forecast_from_two_guests_holds_for_more() {
     }
     assert!(number(&last[1]["now"]["average_bytes"]) < number(&last[0]["now"]["average_bytes"]));
 }
+
+/// A service that ends with the test.
+struct Service(std::process::Child);
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let pid = self.0.id().to_string();
+        let _ = Command::new("kill").arg(pid).status();
+        let _ = self.0.wait();
+    }
+}
+
+/// What was folded and not touched since is in the pool alone, and would read as zeros: no kernel was found in such guests.
+#[test]
+fn a_folded_guest_is_explained_too() {
+    if common::not_root() {
+        return;
+    }
+    let lab = Lab::new();
+    let dir = lab.dir.path().join("service");
+    let config = lab.dir.path().join("service.toml");
+    std::fs::write(&config, "[[group]]\nname = \"acme\"\nhuge-pages = 1\n").expect("write it");
+    let mut serve = Command::new(env!("CARGO_BIN_EXE_pagefold"));
+    serve.args(["serve", "--stop-workers", "--config"]).arg(&config).arg("--dir").arg(&dir);
+    let service = Service(serve.stderr(std::process::Stdio::null()).spawn().expect("start a service"));
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let later = || std::thread::sleep(std::time::Duration::from_millis(200));
+    while !dir.join("control.sock").exists() && std::time::Instant::now() < deadline {
+        later();
+    }
+    let dir = dir.to_str().expect("a plain path").to_owned();
+    let up = ["--image", "tiny", "--guests", "2", "--groups", "acme", "--memory", "128M", "--fold", "--service", &dir];
+    if !lab.up(&up) {
+        return;
+    }
+    let folded = loop {
+        let found = answer(&lab.of_ours("explain", &["acme-1", "--json", "--no-host"]));
+        let kinds = found["kinds"].as_array().expect("kinds").clone();
+        let folded: u64 = kinds.iter().map(|k| number(&k["folded_pages"])).sum();
+        if folded > 1000 || std::time::Instant::now() > deadline {
+            assert!(found["kernel"]["release"].is_string(), "{}", found["problem"]);
+            assert!(kinds.iter().any(|k| k["kind"] == "kernel_rodata" && number(&k["folded_pages"]) > 0), "{kinds:?}");
+            assert_eq!(kinds.iter().map(|k| number(&k["pages"])).sum::<u64>(), 128 << 8);
+            break folded;
+        }
+        later();
+    };
+    assert!(folded > 1000, "{folded}");
+    drop(lab);
+    drop(service);
+}
