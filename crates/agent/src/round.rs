@@ -33,6 +33,8 @@ const CLOSEST: Duration = Duration::from_millis(100);
 const FURTHEST: Duration = Duration::from_secs(10);
 /// What a round and the faults it causes may take of a processor.
 const SHARE: u32 = 400;
+/// The same of who is eager.
+const EAGER_SHARE: u32 = 100;
 /// The same while pages are being folded.
 const HURRIED_SHARE: u32 = 10;
 /// What it costs to note a page again, and its writer to write it.
@@ -191,7 +193,8 @@ impl Rounds {
         let noted = noted.saturating_sub(split);
         let cost = now.elapsed() + NOTE_COST * u32::try_from(noted).unwrap_or(u32::MAX);
         self.cost = cost;
-        self.next = now + (self.cost * SHARE).clamp(CLOSEST, FURTHEST);
+        let share = if self.eager { EAGER_SHARE } else { SHARE };
+        self.next = now + (self.cost * share).clamp(CLOSEST, FURTHEST);
         Ok(pages)
     }
 
