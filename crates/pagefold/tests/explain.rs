@@ -24,6 +24,8 @@ impl Lab {
 
     fn run(&self, words: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
+        // A guest that has just booted would not be folded for some minutes.
+        command.env("PAGEFOLD_EAGER", "1");
         command.arg("lab").args(words).env("PAGEFOLD_LAB_DIR", self.dir.path().join("lab"));
         command.output().expect("run pagefold lab")
     }
