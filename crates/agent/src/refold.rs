@@ -160,10 +160,12 @@ impl Refold {
             registered.iter().copied().filter(|part| keep_out.protect(part.range, true).is_ok()).collect();
         self.ask(pagemap, &kept_out);
         let pinned = references::generation() != generation;
-        let mut proofs = self.proofs.iter();
+        let mut proofs = &self.proofs[..];
         for part in &kept_out {
             let of_part = &mut outcomes[part.at..part.at + part.range.pages as usize];
-            judge(part, proofs.by_ref().copied(), of_part);
+            let (its_proofs, others) = proofs.split_at(of_part.len());
+            proofs = others;
+            judge(part, its_proofs, of_part);
             if pinned {
                 of_part.fill(Outcome::Unpinned);
             }
@@ -193,11 +195,12 @@ impl Refold {
                 }
             }
             Some(Witness::Shadow { .. }) => {
-                let mut proofs = self.proofs.iter_mut();
+                let mut proofs = &mut self.proofs[..];
                 for part in parts {
                     let looked = pagemap.read(part.range.start, part.range.pages, &mut self.entries);
-                    let of_part = proofs.by_ref().take(part.range.pages as usize);
-                    for (proof, entry) in of_part.zip(&self.entries).filter(|_| looked.is_ok()) {
+                    let (of_part, others) = proofs.split_at_mut(part.range.pages as usize);
+                    proofs = others;
+                    for (proof, entry) in of_part.iter_mut().zip(&self.entries).filter(|_| looked.is_ok()) {
                         let shared = entry.present() && !entry.file_or_shared() && !entry.exclusive();
                         *proof = if shared { Proof::Free } else { Proof::Referenced };
                     }
@@ -222,17 +225,18 @@ fn cast_shadow(table: &Table, broken: &[PageRange]) -> Result<Shadow, Errno> {
     let shadow = give(&given, false)
         .and_then(|()| broken.iter().try_for_each(|range| host::give_to_children(*range, true)))
         .and_then(|()| Shadow::cast());
-    // No mapping is cut by this that was not cut before, so it does not fail for want of them.
-    give(&kept, false).and_then(|()| give(&given, true))?;
-    shadow
+    // No mapping is cut by this that was not cut before, so it does not fail for want of them. Both are done in any case: a
+    // child that lacks memory dies.
+    let (kept, given) = (give(&kept, false), give(&given, true));
+    kept.and(given).and(shadow)
 }
 
 /// `Folded` stands for a page that can be replaced, for now.
-fn judge(part: &Part<'_>, proofs: impl Iterator<Item = Proof>, outcomes: &mut [Outcome]) {
+fn judge(part: &Part<'_>, proofs: &[Proof], outcomes: &mut [Outcome]) {
     let slots = part.source.map(|s| s.pool.slots(s.first, part.range.pages));
     let Some(slots) = slots.map_or(Some(None), |slots| slots.map(Some)) else { return };
     for ((n, outcome), proof) in outcomes.iter_mut().enumerate().zip(proofs) {
-        if proof != Proof::Free {
+        if *proof != Proof::Free {
             continue;
         }
         let wanted = slots.map_or(crate::section::zeros(), |slots| slots.start.add_pages(n as u64));

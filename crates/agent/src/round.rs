@@ -20,10 +20,18 @@
 //! Huge pages are not watched, because a watched huge page is split by the first write. They are fingerprinted whole, and
 //! again after a time that doubles while they stay as they are.
 
+mod broken;
+mod huge;
+mod ranges;
+
 use crate::table;
 use crate::turnover::Turnover;
+use broken::{BrokenPageList, Patience};
 use host::{Pagemap, Userfault, Watch};
+pub use huge::HUGE_PAGES;
+use huge::HugePageList;
 use page::{Fingerprint, HostVirt, PAGE_BYTES, PageRange};
+use ranges::{between, common, gaps, overlapping};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -45,37 +53,6 @@ const FOLD_COST: Duration = Duration::from_micros(4);
 const AT_ONCE_PAGES: u64 = 64;
 /// Ranges that are looked up one by one.
 const FEW: usize = 32;
-/// A huge page.
-pub const HUGE_PAGES: u64 = 512;
-/// How many pages of a huge page that has changed are thought to have: nobody counts them.
-const HUGE_CHANGE: u64 = 32;
-/// When a huge page that did not change is looked at again, at first and at most.
-const HUGE_AGAIN: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(64));
-
-#[derive(Clone, Copy)]
-struct HugePage {
-    due: Instant,
-    wait: Duration,
-    fingerprint: u64,
-}
-
-/// When a broken page is looked at again, in seconds: at first, and at most.
-const BROKEN_AGAIN: (u32, u32) = (2, 128);
-/// How long pages have to stay as they are where much changes.
-const LONG: Duration = Duration::from_secs(60);
-
-/// A broken page, as it was seen last.
-#[derive(Clone, Copy)]
-struct BrokenPage {
-    page: u64,
-    fingerprint: u64,
-    /// In seconds since the first round.
-    due: u32,
-    wait: u16,
-    /// Whether the worker was told.
-    told: bool,
-}
-
 /// What pages are that have rested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -102,18 +79,11 @@ pub struct Rounds {
     next: Instant,
     last: Instant,
     cost: Duration,
-    huge: BTreeMap<u64, HugePage>,
-    /// Huge pages that were split since the last round, to fold some of their pages.
-    lately_split: Vec<u64>,
-    /// Whether it is known which huge pages there were.
-    looked: bool,
-    /// Pages of huge pages that changed since the last round, about.
-    huge_changed: u64,
+    huge: HugePageList,
     turnover: Turnover,
     /// Nobody asks whether it will last.
     eager: bool,
-    /// In order.
-    broken: Vec<BrokenPage>,
+    broken: BrokenPageList,
     began: Instant,
     /// Fingerprints of the last round, where writes are not noted.
     seen: BTreeMap<u64, u64>,
@@ -128,22 +98,18 @@ impl Rounds {
     /// Before the first round.
     pub fn new(notes_writes: bool, eager: bool) -> Self {
         let now = Instant::now();
-        let (huge, seen, rested) = (BTreeMap::new(), BTreeMap::new(), VecDeque::new());
         Self {
             notes_writes,
             next: now,
             last: now,
             cost: Duration::ZERO,
-            huge,
-            lately_split: Vec::new(),
-            looked: false,
-            huge_changed: 0,
+            huge: HugePageList::default(),
             turnover: Turnover::new(now),
             eager,
-            broken: Vec::new(),
+            broken: BrokenPageList::default(),
             began: now,
-            seen,
-            rested,
+            seen: BTreeMap::new(),
+            rested: VecDeque::new(),
             from: HostVirt(0),
             generation: u64::MAX,
             armed: now,
@@ -238,20 +204,13 @@ impl Rounds {
 
     /// Tells what was written from what is only new to us: it has just begun to be watched, or was part of a huge page.
     fn tell_new(&mut self, found: Vec<PageRange>, armed: bool) -> (Vec<PageRange>, Vec<PageRange>) {
-        let mut split = std::mem::take(&mut self.lately_split);
-        if armed || !self.notes_writes {
-            return if armed { (Vec::new(), found) } else { (found, Vec::new()) };
+        let split = self.huge.take_split();
+        match (armed, self.notes_writes) {
+            (true, _) => return (Vec::new(), found),
+            (_, false) => return (found, Vec::new()),
+            _ => {}
         }
-        split.sort_unstable();
-        let (mut new, mut others, mut at) = (Vec::new(), Vec::new(), HostVirt(0));
-        for page in split {
-            let start = HostVirt(page << page::PAGE_SHIFT);
-            new.push(PageRange { start, pages: HUGE_PAGES });
-            others.push(between(at, start));
-            at = start.add_pages(HUGE_PAGES);
-        }
-        others.push(between(at, table::everything().end()));
-        (common(&found, &others), common(&found, &new))
+        (common(&found, &gaps(&split, table::everything().end())), common(&found, &split))
     }
 
     /// At most so many of these pages, from where the last search ended.
@@ -288,35 +247,14 @@ impl Rounds {
 
     /// Returns how many pages are no longer parts of huge pages.
     fn look_at_huge(&mut self, pagemap: &Pagemap, spans: &[PageRange], budget: u64, now: Instant) -> host::Result<u64> {
-        let mut left = budget / HUGE_PAGES + 1;
         let mut there = Vec::new();
         for span in spans {
-            for range in pagemap.huge_ranges(span.start, span.end())? {
-                let first = range.start.page().next_multiple_of(HUGE_PAGES);
-                there.extend(
-                    (first..).step_by(HUGE_PAGES as usize).take_while(|p| p + HUGE_PAGES <= range.end().page()),
-                );
-            }
+            there.append(&mut pagemap.huge_ranges(span.start, span.end())?);
         }
-        let before = self.huge.len();
-        self.huge.retain(|page, _| there.binary_search(page).is_ok());
-        let split = (before - self.huge.len()) as u64 * HUGE_PAGES;
-        // Memory that came to be since the last look has changed; at the first look, nothing is known of what changes.
-        let looked = std::mem::replace(&mut self.looked, true);
-        let new = if looked { (there.len() - self.huge.len()) as u64 * HUGE_PAGES } else { 0 };
-        let pages = spans.iter().map(|span| span.pages).sum();
-        self.turnover.add(new + std::mem::take(&mut self.huge_changed), pages, now);
-        for page in there {
-            let entry = self.huge.entry(page).or_insert(HugePage { due: now, wait: HUGE_AGAIN.0, fingerprint: 0 });
-            if entry.due <= now && left > 0 {
-                left -= 1;
-                // Until it is fingerprinted, which sets it anew.
-                entry.due = now + HUGE_AGAIN.1;
-                let range = PageRange { start: HostVirt(page << page::PAGE_SHIFT), pages: HUGE_PAGES };
-                self.rested.push_back(Rested { range, kind: Kind::Huge });
-            }
-        }
-        Ok(split)
+        let look = self.huge.look(&there, budget, now);
+        self.turnover.add(look.changed, spans.iter().map(|span| span.pages).sum(), now);
+        self.rested.extend(look.due.into_iter().map(|range| Rested { range, kind: Kind::Huge }));
+        Ok(look.split)
     }
 
     /// Fingerprints the next of what has rested, at most about `most` pages; calls `each` with every piece of consecutive
@@ -362,9 +300,19 @@ impl Rounds {
         each: &mut impl FnMut(Rested, &[Fingerprint]),
     ) {
         if rested.kind == Kind::Broken {
-            self.seen_broken(rested, fingerprints, each);
+            let (now, patience) = (self.seconds(Instant::now()), self.patience());
+            let tell = self.broken.have_rested(rested.range.start, fingerprints, now, patience);
+            let mut at = 0;
+            for run in tell.chunk_by(|one, next| one == next) {
+                if run[0] {
+                    let range = PageRange { start: rested.range.start.add_pages(at as u64), pages: run.len() as u64 };
+                    each(Rested { range, ..rested }, &fingerprints[at..at + run.len()]);
+                }
+                at += run.len();
+            }
         } else if rested.kind == Kind::Huge {
-            if self.seen_huge(rested.range.start, fingerprints) {
+            let is_busy = self.is_busy();
+            if self.huge.has_rested(rested.range.start, fingerprints, is_busy) {
                 each(rested, fingerprints);
             }
         } else if self.notes_writes {
@@ -386,10 +334,7 @@ impl Rounds {
 
     /// Where the huge page begins that a page is part of, as far as was seen; it is to be split now.
     pub fn split(&mut self, page: HostVirt) -> Option<HostVirt> {
-        let first = page.page() / HUGE_PAGES * HUGE_PAGES;
-        self.huge.remove(&first)?;
-        self.lately_split.push(first);
-        Some(HostVirt(first << page::PAGE_SHIFT))
+        self.huge.split(page)
     }
 
     fn seconds(&self, now: Instant) -> u32 {
@@ -398,97 +343,25 @@ impl Rounds {
 
     /// Looks which pages are broken, and has those fingerprinted whose time has come.
     pub fn look_at_broken(&mut self, now: Instant) {
-        let now = self.seconds(now);
         let ranges = table::lock().refoldable();
-        let mut known = std::mem::take(&mut self.broken).into_iter().peekable();
-        for page in ranges.iter().flat_map(|range| range.start.page()..range.end().page()) {
-            while known.next_if(|known| known.page < page).is_some() {}
-            let wait = if self.eager { 0 } else { BROKEN_AGAIN.0 };
-            let new = BrokenPage { page, fingerprint: 0, due: now + wait, wait: wait as u16, told: false };
-            let mut entry = known.next_if(|known| known.page == page).unwrap_or(new);
-            if entry.due <= now {
-                // Until it is fingerprinted, which sets it anew.
-                entry.due = now + BROKEN_AGAIN.1;
-                let range = PageRange { start: HostVirt(page << page::PAGE_SHIFT), pages: 1 };
-                match self.rested.back_mut() {
-                    Some(last) if last.kind == Kind::Broken && last.range.end() == range.start => last.range.pages += 1,
-                    _ => self.rested.push_back(Rested { range, kind: Kind::Broken }),
-                }
-            }
-            self.broken.push(entry);
-        }
+        let due = self.broken.look(&ranges, self.seconds(now), self.patience());
+        self.rested.extend(due.into_iter().map(|range| Rested { range, kind: Kind::Broken }));
     }
 
-    /// Has rested what was the same when it was seen before.
-    fn seen_broken(
-        &mut self,
-        rested: Rested,
-        fingerprints: &[Fingerprint],
-        each: &mut impl FnMut(Rested, &[Fingerprint]),
-    ) {
-        let (now, (first, most)) = (self.seconds(Instant::now()), BROKEN_AGAIN);
-        let first = match (self.eager, self.is_busy()) {
-            (true, _) => 0,
-            (_, true) => first.max(LONG.as_secs() as u32),
-            _ => first,
-        };
-        let mut tell = Vec::with_capacity(fingerprints.len());
-        for (page, fingerprint) in (rested.range.start.page()..).zip(fingerprints) {
-            let Ok(at) = self.broken.binary_search_by_key(&page, |known| known.page) else {
-                tell.push(false);
-                continue;
-            };
-            let entry = &mut self.broken[at];
-            let same = entry.fingerprint == fingerprint.0;
-            let seen_before = entry.fingerprint != 0;
-            let rested = same && u32::from(entry.wait) >= first;
-            tell.push(rested && !entry.told);
-            entry.told = rested;
-            entry.fingerprint = fingerprint.0;
-            if seen_before {
-                // What changes is likely to change again, and what does not is known.
-                entry.wait = (u32::from(entry.wait) * 2).min(if self.eager { first } else { most }) as u16;
-            }
-            entry.wait = entry.wait.max(first as u16);
-            entry.due = now + u32::from(entry.wait);
+    /// How long broken pages have to stay as they are.
+    fn patience(&self) -> Patience {
+        match (self.eager, self.is_busy()) {
+            (true, _) => Patience::None,
+            (_, true) => Patience::Long,
+            _ => Patience::Some,
         }
-        let mut at = 0;
-        while at < tell.len() {
-            let pages = tell[at..].iter().take_while(|t| **t == tell[at]).count();
-            if tell[at] {
-                let range = PageRange { start: rested.range.start.add_pages(at as u64), pages: pages as u64 };
-                each(Rested { range, ..rested }, &fingerprints[at..at + pages]);
-            }
-            at += pages;
-        }
-    }
-
-    /// Says whether it has rested: at once, or where much changes for long.
-    fn seen_huge(&mut self, start: HostVirt, fingerprints: &[Fingerprint]) -> bool {
-        let all = fingerprints.iter().fold(0, |all: u64, f| all.rotate_left(1) ^ f.0);
-        let is_busy = self.is_busy();
-        if let Some(entry) = self.huge.get_mut(&start.page()) {
-            entry.wait = if entry.fingerprint == all { (entry.wait * 2).min(HUGE_AGAIN.1) } else { HUGE_AGAIN.0 };
-            let stayed = entry.fingerprint == all && entry.wait >= LONG;
-            if entry.fingerprint != 0 && entry.fingerprint != all {
-                self.huge_changed += HUGE_CHANGE;
-            }
-            if is_busy {
-                entry.wait = entry.wait.max(LONG);
-            }
-            entry.due = Instant::now() + entry.wait;
-            entry.fingerprint = all;
-            return stayed || !is_busy;
-        }
-        !is_busy
     }
 
     /// Everything is to be reported again.
     pub fn again(&mut self, pagemap: &Pagemap) -> host::Result<()> {
-        self.huge.clear();
-        self.looked = false;
+        self.huge.forget();
         self.seen.clear();
-        self.broken.iter_mut().for_each(|page| page.told = false);
+        self.broken.tell_again();
         for span in spans() {
             let present = pagemap.small_ranges(span.start, span.end())?;
             let mut table = table::lock();
@@ -499,10 +372,8 @@ impl Rounds {
 
     /// Memory that this takes, about.
     pub fn bytes(&self) -> u64 {
-        (self.huge.len() * 48
-            + self.seen.len() * 24
-            + self.broken.len() * size_of::<BrokenPage>()
-            + self.rested.len() * size_of::<Rested>()) as u64
+        let lists = self.seen.len() * 24 + self.rested.len() * size_of::<Rested>();
+        (self.huge.bytes() + self.broken.bytes() + lists) as u64
     }
 }
 
@@ -524,40 +395,6 @@ fn foldable(ranges: &[PageRange]) -> Vec<PageRange> {
     let mut open = Vec::new();
     table::lock().foldable(&mut open);
     common(&open, ranges)
-}
-
-fn between(start: HostVirt, end: HostVirt) -> PageRange {
-    PageRange { start, pages: end.page() - start.page() }
-}
-
-/// What two ordered lists of ranges have in common.
-fn common(one: &[PageRange], other: &[PageRange]) -> Vec<PageRange> {
-    let (mut found, mut a, mut b) = (Vec::new(), one.iter().peekable(), other.iter().peekable());
-    while let (Some(x), Some(y)) = (a.peek(), b.peek()) {
-        let (start, end) = (x.start.max(y.start), x.end().min(y.end()));
-        if start < end {
-            found.push(between(start, end));
-        }
-        if x.end() <= y.end() {
-            a.next()
-        } else {
-            b.next()
-        };
-    }
-    found
-}
-
-/// Those ranges of an ordered list that touch one of another.
-fn overlapping(ranges: &[PageRange], others: &[PageRange]) -> Vec<PageRange> {
-    let mut others = others.iter().peekable();
-    let mut found = Vec::new();
-    for range in ranges {
-        while others.next_if(|other| other.end() <= range.start).is_some() {}
-        if others.peek().is_some_and(|other| other.start < range.end()) {
-            found.push(*range);
-        }
-    }
-    found
 }
 
 /// Reads pages up to the first that may not be folded, and appends their fingerprints.
@@ -597,14 +434,6 @@ mod tests {
 
     fn ranges(list: &[(u64, u64)]) -> Vec<PageRange> {
         list.iter().map(|&(page, pages)| PageRange { start: HostVirt(page << 12), pages }).collect()
-    }
-
-    #[test]
-    fn ranges_are_cut_and_chosen() {
-        let open = ranges(&[(0, 10), (20, 5), (30, 1)]);
-        assert_eq!(common(&open, &ranges(&[(5, 10), (18, 4), (24, 10)])), ranges(&[(5, 5), (20, 2), (24, 1), (30, 1)]));
-        assert_eq!(overlapping(&open, &ranges(&[(9, 2), (29, 2)])), ranges(&[(0, 10), (30, 1)]));
-        assert_eq!(common(&open, &[]), []);
     }
 
     /// Fresh pages, each with its own content, asked in.

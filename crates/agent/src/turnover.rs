@@ -16,7 +16,7 @@
 use std::time::{Duration, Instant};
 
 /// What must not be written for so long after it was folded.
-const LIFE: Duration = Duration::from_secs(60);
+pub const LIFE: Duration = Duration::from_secs(60);
 /// One page of so many may be.
 const ONE_IN: f64 = 20.0;
 /// What was measured counts half after this time.

@@ -47,35 +47,3 @@ fn frames_that_are_none_are_unknown() {
     assert_eq!(check(&mut counts, &frames), [Held::Unknown; 4]);
     assert_eq!(check(&mut counts, &[]), []);
 }
-
-#[test]
-#[ignore = "a measurement"]
-fn how_long_fresh_pages_are_listed() {
-    let Some(mut counts) = open() else { return };
-    for _ in 0..5 {
-        let pages = OwnPages::new(4).unwrap();
-        let frames = pages.frames().unwrap();
-        let began = Instant::now();
-        while check(&mut counts, &frames).contains(&Held::Referenced(1)) && began.elapsed() < Duration::from_secs(10) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        eprintln!("off the list after {:?}", began.elapsed());
-    }
-}
-
-#[test]
-#[ignore = "a measurement"]
-fn what_a_page_costs() {
-    let Some(mut counts) = open() else { return };
-    let pages = OwnPages::new(ReferenceCounts::BATCH).unwrap();
-    let frames = pages.frames().unwrap();
-    for batch in [1, 8, 64, 512] {
-        let rounds = 200_000 / batch;
-        let mut held = vec![Held::Unknown; batch];
-        let began = Instant::now();
-        for _ in 0..rounds {
-            counts.check(&frames[..batch], &mut held).unwrap();
-        }
-        eprintln!("{batch} frames a run: {} ns a frame", began.elapsed().as_nanos() / (rounds * batch) as u128);
-    }
-}

@@ -135,7 +135,9 @@ fn an_interrupted_demo_leaves_nothing() {
     // A terminal interrupts the whole group; others send a signal to the script alone.
     for (signal, to_group, code) in [("INT", true, 130), ("TERM", false, 143), ("HUP", false, 129)] {
         let tree = Tree::new();
-        let mut demo = tree.demo(&["setsid"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("start it");
+        // Whoever runs this may have it ignore signals, as nohup does, and no shell undoes that.
+        let by = ["setsid", "env", "--default-signal=HUP,INT,TERM"];
+        let mut demo = tree.demo(&by).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("start it");
         let patience = Instant::now() + Duration::from_secs(60);
         while tree.guests().len() < 4 {
             assert!(Instant::now() < patience, "no guests");

@@ -2,62 +2,23 @@
 
 mod common;
 
-use common::{json_of, number};
+use common::lab::{self, Lab};
+use common::number;
 use serde_json::Value;
 use std::process::{Command, Output};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 /// One test at a time: emulated guests need the processors, and who shares pages is counted.
 static ALONE: Mutex<()> = Mutex::new(());
 
-struct Lab {
-    dir: tempfile::TempDir,
-    _alone: MutexGuard<'static, ()>,
-}
-
-impl Lab {
-    fn new() -> Self {
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let dir = tempfile::Builder::new().prefix("explain").tempdir_in("/tmp").expect("a temporary directory");
-        Self { dir, _alone: alone }
+/// Of this lab's guests alone: other tests may run some.
+fn of_ours(lab: &Lab, command: &str, more: &[&str]) -> Output {
+    let mut call = Command::new(env!("CARGO_BIN_EXE_pagefold"));
+    call.arg(command).args(more).args(["--groups", &lab.groups()]);
+    for guest in lab.guests() {
+        call.args(["--pid", &lab::pid(&guest).to_string()]);
     }
-
-    fn run(&self, words: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
-        // A guest that has just booted would not be folded for some minutes.
-        command.env("PAGEFOLD_EAGER", "1");
-        command.arg("lab").args(words).env("PAGEFOLD_LAB_DIR", self.dir.path().join("lab"));
-        command.output().expect("run pagefold lab")
-    }
-
-    /// False where guests cannot be had, which has been said.
-    fn up(&self, words: &[&str]) -> bool {
-        let output = self.run(&[&["up", "--json"], words].concat());
-        if output.status.code() == Some(3) {
-            eprintln!("skipped: {}", String::from_utf8_lossy(&output.stderr));
-            return false;
-        }
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        true
-    }
-
-    /// Of this lab's guests alone: other tests may run some.
-    fn of_ours(&self, command: &str, more: &[&str]) -> Output {
-        let groups = self.dir.path().join("lab/groups.toml");
-        let mut call = Command::new(env!("CARGO_BIN_EXE_pagefold"));
-        call.arg(command).args(more).arg("--groups").arg(groups);
-        let list = json_of(&self.run(&["list", "--json"]));
-        for guest in list["guests"].as_array().or(list.as_array()).expect("guests") {
-            call.args(["--pid", &number(&guest["pid"]).to_string()]);
-        }
-        call.output().expect("run pagefold")
-    }
-}
-
-impl Drop for Lab {
-    fn drop(&mut self) {
-        self.run(&["down"]);
-    }
+    call.output().expect("run pagefold")
 }
 
 /// What was printed. A page or two of a running guest may go away before they are read, which is said and leaves the rest good.
@@ -88,11 +49,13 @@ fn two_guests_are_explained_by_kind_and_by_name() {
     if common::not_root() {
         return;
     }
-    let lab = Lab::new();
-    if !lab.up(&["--image", "tiny", "--guests", "2", "--groups", "acme", "--memory", "128M"]) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    // A guest that has just booted would not be folded for some minutes.
+    let lab = Lab::new(&[("PAGEFOLD_EAGER", "1")]);
+    if lab.up(&["--image", "tiny", "--guests", "2", "--groups", "acme", "--memory", "128M"]).is_none() {
         return;
     }
-    let found = answer(&lab.of_ours("explain", &["acme-1", "--json", "--no-host"]));
+    let found = answer(&of_ours(&lab, "explain", &["acme-1", "--json", "--no-host"]));
     assert_eq!(found["guest"], "qemu:acme-1");
     assert!(found["kernel"]["release"].as_str().expect("a release").contains("-cloud-amd64"), "{}", found["kernel"]);
     assert_eq!(found["kernel"]["paging_levels"], 4);
@@ -102,7 +65,7 @@ fn two_guests_are_explained_by_kind_and_by_name() {
     let sum = |field: &str| kinds.iter().map(|k| number(&k[field])).sum::<u64>();
     assert_eq!(sum("pages"), 128 << 8, "all memory has a kind");
     // The RAM's frames by the census, which counts them without knowing any kind.
-    let census = answer(&lab.of_ours("census", &["--json"]));
+    let census = answer(&of_ours(&lab, "census", &["--json"]));
     let guest = census["guests"].as_array().unwrap().iter().find(|g| g["name"] == "acme-1").expect("the guest").clone();
     let ram = guest["regions"].as_array().unwrap().iter().find(|r| r["region"] == "guest_ram").expect("RAM").clone();
     let near = |a: u64, b: u64| assert!(a.abs_diff(b) < 300, "{a} {b}");
@@ -125,7 +88,7 @@ fn two_guests_are_explained_by_kind_and_by_name() {
     );
     assert!(advice.windows(2).all(|two| number(&two[0]["bytes"]) >= number(&two[1]["bytes"])), "in order of yield");
     // For people.
-    let text = lab.of_ours("explain", &["acme-1", "--no-host"]);
+    let text = of_ours(&lab, "explain", &["acme-1", "--no-host"]);
     let text = String::from_utf8(text.stdout).expect("text");
     assert!(text.contains("kernel rodata") && text.contains("/bin/busybox of acme-1 and acme-2: 2 x"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
@@ -151,14 +114,17 @@ fn a_forecast_from_two_guests_holds_for_more() {
         return;
     }
     let more = if std::env::var_os("PAGEFOLD_LONG_TESTS").is_some() { 10 } else { 3 };
-    let lab = Lab::new();
-    if !lab.up(&["--image", "tiny", "--guests", "2", "--groups", "acme", "--memory", "128M"]) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    // A guest that has just booted would not be folded for some minutes.
+    let lab = Lab::new(&[("PAGEFOLD_EAGER", "1")]);
+    if lab.up(&["--image", "tiny", "--guests", "2", "--groups", "acme", "--memory", "128M"]).is_none() {
         return;
     }
     lab.run(&["settle"]);
-    let ask = |how: &[&str]| answer(&lab.of_ours("forecast", &[&["--json", "--like", "acme-1"], how].concat()));
+    let ask = |how: &[&str]| answer(&of_ours(&lab, "forecast", &[&["--json", "--like", "acme-1"], how].concat()));
     let first = [ask(&[]), ask(&["--folded"])];
-    assert!(lab.up(&["--image", "tiny", "--guests", &more.to_string(), "--groups", "acme", "--memory", "128M"]));
+    lab.up(&["--image", "tiny", "--guests", &more.to_string(), "--groups", "acme", "--memory", "128M"])
+        .expect("more guests");
     lab.run(&["settle"]);
     let last = [ask(&[]), ask(&["--folded"])];
     for (first, last) in first.iter().zip(&last) {
@@ -194,9 +160,11 @@ fn a_folded_guest_is_explained_too() {
     if common::not_root() {
         return;
     }
-    let lab = Lab::new();
-    let dir = lab.dir.path().join("service");
-    let config = lab.dir.path().join("service.toml");
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    // A guest that has just booted would not be folded for some minutes.
+    let lab = Lab::new(&[("PAGEFOLD_EAGER", "1")]);
+    let dir = lab.dir().join("service");
+    let config = lab.dir().join("service.toml");
     std::fs::write(&config, "[[group]]\nname = \"acme\"\nhuge-pages = 1\n").expect("write it");
     let mut serve = Command::new(env!("CARGO_BIN_EXE_pagefold"));
     serve.args(["serve", "--stop-workers", "--config"]).arg(&config).arg("--dir").arg(&dir);
@@ -208,11 +176,11 @@ fn a_folded_guest_is_explained_too() {
     }
     let dir = dir.to_str().expect("a plain path").to_owned();
     let up = ["--image", "tiny", "--guests", "2", "--groups", "acme", "--memory", "128M", "--fold", "--service", &dir];
-    if !lab.up(&up) {
+    if lab.up(&up).is_none() {
         return;
     }
     let folded = loop {
-        let found = answer(&lab.of_ours("explain", &["acme-1", "--json", "--no-host"]));
+        let found = answer(&of_ours(&lab, "explain", &["acme-1", "--json", "--no-host"]));
         let kinds = found["kinds"].as_array().expect("kinds").clone();
         let folded: u64 = kinds.iter().map(|k| number(&k["folded_pages"])).sum();
         if folded > 1000 || std::time::Instant::now() > deadline {

@@ -3,74 +3,18 @@
 
 mod common;
 
+use common::lab::{self, Lab};
+use common::number;
 use common::service::{Service, cannot_fold, until};
-use common::{json_of, number};
 use serde_json::Value;
-use std::process::{Command, Output, Stdio};
 
-/// A lab whose guests are members of a service. Dropping it ends its guests.
-struct Lab<'a> {
-    service: &'a Service,
-    dir: tempfile::TempDir,
-}
-
-impl<'a> Lab<'a> {
-    fn new(service: &'a Service) -> Self {
-        let dir = tempfile::Builder::new().prefix("foldlab").tempdir_in("/tmp").expect("a temporary directory");
-        Self { service, dir }
-    }
-
-    fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
-        let (variable, token) = self.service.mark();
-        command.arg("lab").args(words).env("PAGEFOLD_LAB_DIR", self.dir.path().join("lab")).env(variable, token);
-        // Also what will not last.
-        command.env("PAGEFOLD_EAGER", "1");
-        command
-    }
-
-    fn run(&self, words: &[&str]) -> Output {
-        self.command(words).output().expect("run pagefold lab")
-    }
-
-    /// Brings guests up; `None` where that cannot be, which has been said.
-    fn up(&self, groups: &[&str]) -> Option<Vec<String>> {
-        let groups = groups.iter().map(|group| self.service.group(group)).collect::<Vec<_>>().join(",");
-        let place = self.service.place();
-        let words = ["up", "--json", "--image", "debian", "--guests", "4", "--groups", &groups];
-        let service = ["--fold", "--service", place.to_str().expect("a plain path")];
-        let output = self.run(&[&words[..], &service].concat());
-        if output.status.code() == Some(3) {
-            eprintln!("skipped: {}", String::from_utf8_lossy(&output.stderr));
-            return None;
-        }
-        let guests = json_of(&output);
-        let list = guests["guests"].as_array().or(guests.as_array()).expect("a list of guests");
-        Some(list.iter().map(|g| g["name"].as_str().expect("a name").to_owned()).collect())
-    }
-
-    /// Runs a shell script in all guests at once, and returns what each printed.
-    fn everywhere(&self, guests: &[String], script: &str) -> Vec<String> {
-        let start = |guest: &String| {
-            let mut command = self.command(&["exec", "--guest", guest, "--timeout", "120", "--", "sh", "-c", script]);
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("run pagefold lab exec")
-        };
-        let running: Vec<_> = guests.iter().map(start).collect();
-        let wait = |(guest, child): (&String, std::process::Child)| {
-            let output = child.wait_with_output().expect("wait for a command");
-            let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-            let errors = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{guest}: {script}: {text} {errors}");
-            text
-        };
-        guests.iter().zip(running).map(wait).collect()
-    }
-}
-
-impl Drop for Lab<'_> {
-    fn drop(&mut self) {
-        self.run(&["down"]);
-    }
+/// Brings four guests up as members of these groups; `None` where that cannot be, which has been said.
+fn up(lab: &Lab, service: &Service, groups: &[&str]) -> Option<Vec<String>> {
+    let groups = groups.iter().map(|group| service.group(group)).collect::<Vec<_>>().join(",");
+    let place = service.place();
+    let words = ["--image", "debian", "--guests", "4", "--groups", &groups];
+    let fold = ["--fold", "--service", place.to_str().expect("a plain path")];
+    Some(lab.up(&[&words[..], &fold].concat())?.iter().map(lab::name).collect())
 }
 
 /// A table whose rows can be checked, and a client that goes on changing it and asking for its sum.
@@ -114,9 +58,10 @@ fn real_guests_stay_right_while_they_are_folded() {
         return;
     }
     let service = Service::start();
-    let lab = Lab::new(&service);
+    // Folds also what will not last.
+    let lab = Lab::new(&[service.mark(), ("PAGEFOLD_EAGER", "1")]);
     let groups = ["acme", "beta"];
-    let Some(guests) = lab.up(&groups) else { return };
+    let Some(guests) = up(&lab, &service, &groups) else { return };
     for group in groups {
         service.set(group, &["--fold", "off"]);
     }

@@ -3,56 +3,15 @@
 mod common;
 
 use common::brute_force::Frames;
-use common::{Stage, json_of, number};
+use common::lab::{self, Lab};
+use common::{Stage, number};
 use serde_json::Value;
 use std::path::PathBuf;
-use std::process::{Command, Output};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 /// One test at a time: VMs share the pages of QEMU and its libraries, and who does so is counted.
 static ALONE: Mutex<()> = Mutex::new(());
-
-/// A lab of this test's own. Dropping it ends its guests.
-struct Lab {
-    dir: tempfile::TempDir,
-    _alone: MutexGuard<'static, ()>,
-}
-
-impl Lab {
-    fn new() -> Self {
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let dir = tempfile::Builder::new().prefix("real").tempdir_in("/tmp").expect("a temporary directory");
-        Self { dir, _alone: alone }
-    }
-
-    fn run(&self, words: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
-        command.arg("lab").args(words).env("PAGEFOLD_LAB_DIR", self.dir.path().join("lab"));
-        command.output().expect("run pagefold lab")
-    }
-
-    /// Brings guests up; `None` where that cannot be, which has been said.
-    fn up(&self, words: &[&str]) -> Option<Vec<u32>> {
-        let output = self.run(&[&["up", "--json"], words].concat());
-        if output.status.code() == Some(3) {
-            eprintln!("skipped: {}", String::from_utf8_lossy(&output.stderr));
-            return None;
-        }
-        let guests = json_of(&output);
-        let list = guests["guests"].as_array().or(guests.as_array()).expect("a list of guests");
-        Some(list.iter().map(|g| number(&g["pid"]) as u32).collect())
-    }
-
-    fn groups(&self) -> String {
-        self.dir.path().join("lab/groups.toml").to_str().expect("a plain path").to_owned()
-    }
-}
-
-impl Drop for Lab {
-    fn drop(&mut self) {
-        self.run(&["down"]);
-    }
-}
 
 fn signal(pids: &[u32], signal: &str) {
     for pid in pids {
@@ -69,10 +28,11 @@ fn real_vms_are_counted_as_by_hand() {
     if common::not_root() {
         return;
     }
-    let lab = Lab::new();
-    let Some(pids) = lab.up(&["--image", "tiny", "--guests", "3", "--groups", "acme,beta", "--memory", "128M"]) else {
-        return;
-    };
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let lab = Lab::new(&[]);
+    let words = ["--image", "tiny", "--guests", "3", "--groups", "acme,beta", "--memory", "128M"];
+    let Some(guests) = lab.up(&words) else { return };
+    let pids: Vec<u32> = guests.iter().map(lab::pid).collect();
     // Stopped, they hold still while they are counted twice.
     signal(&pids, "-STOP");
     let groups = lab.groups();
@@ -133,8 +93,9 @@ fn kernels_without_pagemap_scan_are_counted_too() {
     if common::not_root() {
         return;
     }
-    let (lab, stage) = (Lab::new(), Stage::new());
-    let disk: PathBuf = lab.dir.path().join("tools.img");
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (lab, stage) = (Lab::new(&[]), Stage::new());
+    let disk: PathBuf = lab.dir().join("tools.img");
     let made = Command::new("mke2fs").args(["-q", "-t", "ext2", "-d", &stage.path("")]).arg(&disk).arg("256M").output();
     assert!(made.expect("run mke2fs").status.success());
     let drive = format!("--qemu-arg=file={},format=raw,if=virtio,readonly=on", disk.display());

@@ -1,0 +1,110 @@
+//! The broken pages of a member: fingerprinted now and then, the more seldom the less they rest.
+
+use page::{Fingerprint, HostVirt, PageRange};
+
+/// When a broken page is looked at again, in seconds: at first, and at most.
+const AGAIN: (u32, u32) = (2, 128);
+/// The first time where much changes.
+const BUSY_AGAIN: u32 = 60;
+
+/// A broken page, as it was seen last.
+#[derive(Clone, Copy)]
+struct BrokenPage {
+    page: u64,
+    fingerprint: u64,
+    /// In seconds since the first round.
+    due: u32,
+    wait: u16,
+    /// Whether the worker was told.
+    told: bool,
+}
+
+/// Those that there were at the last look, in order.
+#[derive(Default)]
+pub struct BrokenPageList(Vec<BrokenPage>);
+
+/// How long pages have to stay as they are.
+#[derive(Clone, Copy)]
+pub enum Patience {
+    /// Until they are seen twice.
+    None,
+    Some,
+    /// Much changes.
+    Long,
+}
+
+impl Patience {
+    const fn seconds(self) -> (u32, u32) {
+        match self {
+            Self::None => (0, 0),
+            Self::Some => AGAIN,
+            Self::Long => (BUSY_AGAIN, AGAIN.1),
+        }
+    }
+}
+
+impl BrokenPageList {
+    /// Takes in which there are now, as ranges in order, and finds those whose time has come.
+    pub fn look(&mut self, ranges: &[PageRange], now: u32, patience: Patience) -> Vec<PageRange> {
+        let wait = if matches!(patience, Patience::None) { 0 } else { AGAIN.0 };
+        let mut known = std::mem::take(&mut self.0).into_iter().peekable();
+        let mut due: Vec<PageRange> = Vec::new();
+        for page in ranges.iter().flat_map(|range| range.start.page()..range.end().page()) {
+            while known.next_if(|known| known.page < page).is_some() {}
+            let new = BrokenPage { page, fingerprint: 0, due: now + wait, wait: wait as u16, told: false };
+            let mut entry = known.next_if(|known| known.page == page).unwrap_or(new);
+            if entry.due <= now {
+                // Until it is fingerprinted, which sets it anew.
+                entry.due = now + AGAIN.1;
+                let start = HostVirt(page << page::PAGE_SHIFT);
+                match due.last_mut() {
+                    Some(last) if last.end() == start => last.pages += 1,
+                    _ => due.push(PageRange { start, pages: 1 }),
+                }
+            }
+            self.0.push(entry);
+        }
+        due
+    }
+
+    /// Says which of these pages have rested and were not said to have: those that are the same as when they were seen before.
+    pub fn have_rested(
+        &mut self,
+        start: HostVirt,
+        fingerprints: &[Fingerprint],
+        now: u32,
+        patience: Patience,
+    ) -> Vec<bool> {
+        let (first, most) = patience.seconds();
+        let mut tell = Vec::with_capacity(fingerprints.len());
+        for (page, fingerprint) in (start.page()..).zip(fingerprints) {
+            let Ok(at) = self.0.binary_search_by_key(&page, |known| known.page) else {
+                tell.push(false);
+                continue;
+            };
+            let entry = &mut self.0[at];
+            let seen_before = entry.fingerprint != 0;
+            let rested = entry.fingerprint == fingerprint.0 && u32::from(entry.wait) >= first;
+            tell.push(rested && !entry.told);
+            entry.told = rested;
+            entry.fingerprint = fingerprint.0;
+            if seen_before {
+                // What changes is likely to change again, and what does not is known.
+                entry.wait = (u32::from(entry.wait) * 2).min(most) as u16;
+            }
+            entry.wait = entry.wait.max(first as u16);
+            entry.due = now + u32::from(entry.wait);
+        }
+        tell
+    }
+
+    /// What rests is to be told again.
+    pub fn tell_again(&mut self) {
+        self.0.iter_mut().for_each(|page| page.told = false);
+    }
+
+    /// Memory that this takes.
+    pub fn bytes(&self) -> usize {
+        self.0.len() * size_of::<BrokenPage>()
+    }
+}
