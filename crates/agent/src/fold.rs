@@ -3,13 +3,15 @@
 
 use crate::patience::Patience;
 use crate::pool::Pool;
-use crate::refold::{Part, Refold};
+use crate::refold::{self, Part};
+use crate::regain::{self, Regain};
 use crate::round::Rounds;
 use crate::section::{Section, Source, pieces};
 use crate::table;
 use crate::unfold::Unfold;
+use crate::witness::Witness;
 use crate::{arena, doors, references};
-use host::{Inherit, Pagemap, make_private};
+use host::{Inherit, MemberMemory, Pagemap, make_private};
 use page::{HostVirt, PageRange};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -31,7 +33,8 @@ const UNFOLD_AT_ONCE: usize = 256;
 pub struct Folder {
     section: Section,
     unfold: Unfold,
-    refold: Refold,
+    witness: Witness,
+    regain: Regain,
     no_refold_until: Option<Instant>,
     patience: Patience,
     surveyed: Result<u64, references::Reason>,
@@ -48,7 +51,8 @@ impl Folder {
         Self {
             section,
             unfold,
-            refold: Refold::new(prover),
+            witness: Witness::new(prover),
+            regain: Regain::new(Instant::now()),
             no_refold_until: None,
             patience,
             surveyed,
@@ -152,7 +156,7 @@ impl Folder {
         let ranges = runs.iter().map(|run| PageRange { start: run.start, pages: run.pages.into() });
         let any_broken = ranges.into_iter().any(|range| !table.broken_pages(range).is_empty());
         if any_broken && self.surveyed.is_ok() {
-            self.no_refold_until = self.refold.begin(&table).err().map(|_| Instant::now() + NO_SHADOW_TIME);
+            self.no_refold_until = self.witness.call(&table).err().map(|_| Instant::now() + NO_SHADOW_TIME);
         }
     }
 
@@ -170,8 +174,8 @@ impl Folder {
                 continue;
             }
             let group = &parts[at..at + sound];
-            let with = (pagemap, self.unfold.keep_out());
-            let (done, took) = self.refold.some(&mut table, with, group, generation, all);
+            let with = (pagemap, self.unfold.keep_out(), &mut self.witness);
+            let (done, took) = refold::some(&mut table, with, group, generation, all);
             stats.stalls.add(micros(took));
             for part in &group[..done] {
                 let outcomes = &all[part.at..part.at + part.range.pages as usize];
@@ -185,7 +189,7 @@ impl Folder {
 
     /// Ends what has served its time. Says how long something else may still be of use.
     pub fn rest(&mut self) -> Option<Duration> {
-        self.refold.rest()
+        self.witness.rest()
     }
 
     /// Whether broken pages could be folded again when that was last tried.
@@ -282,6 +286,75 @@ impl Folder {
             }
         }
         Ok(table::lock().counts().folded == 0)
+    }
+
+    /// Makes one piece whole of those in which all but `most` pages are the member's own, and none was written for so many seconds;
+    /// if there is one, and it is time.
+    ///
+    /// # Errors
+    /// The kernel refused to look.
+    pub fn regain(
+        &mut self,
+        (pagemap, rounds): (&Pagemap, &mut Rounds),
+        (most, stayed): (u64, u32),
+        stats: &mut MemberStats,
+    ) -> host::Result<()> {
+        let now = Instant::now();
+        if !self.may_refold(now) {
+            return Ok(());
+        }
+        let Some((piece, traits)) = self.regain.next(pagemap, most, now)? else { return Ok(()) };
+        let began = Instant::now();
+        let is_whole = self.make_whole((pagemap, rounds), (piece, traits), stayed, stats).unwrap_or(false);
+        self.regain.done(piece, is_whole, began.elapsed());
+        Ok(())
+    }
+
+    fn make_whole(
+        &mut self,
+        (pagemap, rounds): (&Pagemap, &mut Rounds),
+        (piece, traits): (PageRange, table::Traits),
+        stayed: u32,
+        stats: &mut MemberStats,
+    ) -> Result<bool, Errno> {
+        self.survey();
+        let Ok(generation) = self.surveyed else { return Ok(false) };
+        let copy = MemberMemory::huge_page(traits.advice.huge)?;
+        let huge = pagemap.huge_ranges(copy.range().start, copy.range().end());
+        let is_huge = huge.is_ok_and(|ranges| ranges == [copy.range()]);
+        let mut table = table::lock();
+        // Without a huge page to be had, there are only mappings to be given back, and nothing that is folded is given up for that.
+        let is_of_use = is_huge || table.is_only_broken(piece);
+        if table.traits(piece) != Some(traits) || table.stayed(piece, stayed) != [piece] || !is_of_use {
+            return Ok(false);
+        }
+        if !self.witness.may_be_called(Instant::now()) {
+            return Ok(false);
+        }
+        regain::make_own(&mut table, piece)?;
+        let called = self.witness.call_for(&table, &[piece]);
+        self.no_refold_until = called.err().map(|_| Instant::now() + NO_SHADOW_TIME);
+        if called != Ok(true) {
+            return Ok(false);
+        }
+        let began = Instant::now();
+        let with = (pagemap, self.section.guard(), self.unfold.keep_out(), &mut self.witness);
+        let is_whole = regain::make_whole(&mut table, with, (piece, traits), copy, generation)?;
+        stats.stalls.add(micros(began.elapsed()));
+        if is_whole && is_huge {
+            rounds.know_huge(piece.start);
+        }
+        Ok(is_whole)
+    }
+
+    /// When there may be something to be made whole.
+    pub fn regain_in(&self, now: Instant) -> Duration {
+        self.regain.due_in(now)
+    }
+
+    /// All has been unfolded: much is to be made whole.
+    pub fn hurry_to_regain(&mut self) {
+        self.regain.hurry(Instant::now());
     }
 
     fn unfold_piece(&mut self, pagemap: &Pagemap, pool: &Pool, piece: PageRange, target: Target) -> Result<(), Errno> {

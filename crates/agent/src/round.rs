@@ -18,15 +18,17 @@
 //! They are fingerprinted now and then, have rested when that stays the same, and are looked at the more seldom the less they rest.
 //!
 //! Huge pages are not watched, because a watched huge page is split by the first write. They are fingerprinted whole, and
-//! again after a time that doubles while they stay as they are.
+//! again after a time that doubles while they stay as they are; that some of their pages have changed is seen by that.
+//!
+//! How long pages have to stay as they are before they have rested depends on how much changes ([`Turnover`]).
 
 mod broken;
 mod huge;
 mod ranges;
 
 use crate::table;
-use crate::turnover::Turnover;
-use broken::{BrokenPageList, Patience};
+use crate::turnover::{ByAge, Turnover};
+use broken::{AGAIN, BrokenPageList};
 use host::{Pagemap, Userfault, Watch};
 pub use huge::HUGE_PAGES;
 use huge::HugePageList;
@@ -49,6 +51,10 @@ const HURRIED_SHARE: u32 = 10;
 const NOTE_COST: Duration = Duration::from_micros(1);
 /// What it costs to fold a page.
 const FOLD_COST: Duration = Duration::from_micros(4);
+/// Stands for a page of a huge page that is not to be folded.
+pub const HIDDEN: Fingerprint = Fingerprint(0);
+/// How often pages are counted by age, at most; and what that may take of a processor.
+const COUNT_EVERY: (Duration, u32) = (Duration::from_secs(10), 2000);
 /// Pages that one of the program's threads may have to wait for while they are read.
 const AT_ONCE_PAGES: u64 = 64;
 /// Ranges that are looked up one by one.
@@ -81,6 +87,9 @@ pub struct Rounds {
     cost: Duration,
     huge: HugePageList,
     turnover: Turnover,
+    count_due: Instant,
+    /// Pages that were written since ages were counted.
+    written: ByAge,
     /// Nobody asks whether it will last.
     eager: bool,
     broken: BrokenPageList,
@@ -105,6 +114,8 @@ impl Rounds {
             cost: Duration::ZERO,
             huge: HugePageList::default(),
             turnover: Turnover::new(now),
+            count_due: now,
+            written: ByAge::default(),
             eager,
             broken: BrokenPageList::default(),
             began: now,
@@ -146,15 +157,23 @@ impl Rounds {
             });
         }
         let (written, new) = self.tell_new(written, armed);
-        let rested = if self.notes_writes {
+        let split = if huge { self.look_at_huge(pagemap, &spans, budget, now)? } else { 0 };
+        let (changed, ages) = {
             let mut table = table::lock();
-            self.turnover.add(table.take_changed(), pages, now);
-            table.rest((&written, &new), budget, self.is_busy())
+            (table.take_written(), (now >= self.count_due).then(|| table.ages()))
+        };
+        self.turnover.add(changed.rested, pages, now);
+        self.written.iter_mut().zip(changed.by_age).for_each(|(sum, more)| *sum += more);
+        if let Some(ages) = ages {
+            self.turnover.count(&std::mem::take(&mut self.written), &ages, now);
+            self.count_due = now + COUNT_EVERY.0.max(now.elapsed() * COUNT_EVERY.1);
+        }
+        let rested = if self.notes_writes {
+            table::lock().rest((&written, &new), budget, self.rest(now))
         } else {
             self.within(&foldable(&written), budget)
         };
         self.keep_present(pagemap, &spans, &rested)?;
-        let split = if huge { self.look_at_huge(pagemap, &spans, budget, now)? } else { 0 };
         let noted: u64 = written.iter().map(|range| range.pages).sum();
         let noted = noted.saturating_sub(split);
         let cost = now.elapsed() + NOTE_COST * u32::try_from(noted).unwrap_or(u32::MAX);
@@ -197,9 +216,14 @@ impl Rounds {
         Ok(true)
     }
 
-    /// Whether so much changes that only what has stayed for long is worth being folded.
-    fn is_busy(&self) -> bool {
-        self.turnover.is_busy() && !self.eager
+    /// For how many seconds pages must have stayed as they are.
+    fn rest(&self, now: Instant) -> u32 {
+        if self.eager { 0 } else { self.turnover.rest(now).map_or(u32::MAX, |rest| rest.as_secs() as u32) }
+    }
+
+    /// Whether so little changes that nothing has to stay for long.
+    pub fn is_quiet(&self) -> bool {
+        self.rest(Instant::now()) == 0
     }
 
     /// Tells what was written from what is only new to us: it has just begun to be watched, or was part of a huge page.
@@ -252,7 +276,6 @@ impl Rounds {
             there.append(&mut pagemap.huge_ranges(span.start, span.end())?);
         }
         let look = self.huge.look(&there, budget, now);
-        self.turnover.add(look.changed, spans.iter().map(|span| span.pages).sum(), now);
         self.rested.extend(look.due.into_iter().map(|range| Rested { range, kind: Kind::Huge }));
         Ok(look.split)
     }
@@ -300,8 +323,9 @@ impl Rounds {
         each: &mut impl FnMut(Rested, &[Fingerprint]),
     ) {
         if rested.kind == Kind::Broken {
-            let (now, patience) = (self.seconds(Instant::now()), self.patience());
-            let tell = self.broken.have_rested(rested.range.start, fingerprints, now, patience);
+            let now = Instant::now();
+            let (now, wait, stayed) = (self.seconds(now), self.first_wait(), self.rest(now));
+            let tell = self.broken.have_rested(rested.range.start, fingerprints, now, (wait, stayed));
             let mut at = 0;
             for run in tell.chunk_by(|one, next| one == next) {
                 if run[0] {
@@ -311,10 +335,7 @@ impl Rounds {
                 at += run.len();
             }
         } else if rested.kind == Kind::Huge {
-            let is_busy = self.is_busy();
-            if self.huge.has_rested(rested.range.start, fingerprints, is_busy) {
-                each(rested, fingerprints);
-            }
+            self.seen_huge(rested, fingerprints, each);
         } else if self.notes_writes {
             each(rested, fingerprints);
         } else {
@@ -332,6 +353,36 @@ impl Rounds {
         }
     }
 
+    /// Has a huge page's pages rested that have stayed as they are.
+    fn seen_huge(
+        &mut self,
+        rested: Rested,
+        fingerprints: &[Fingerprint],
+        each: &mut impl FnMut(Rested, &[Fingerprint]),
+    ) {
+        let stayed = self.rest(Instant::now());
+        let seen = self.huge.seen(rested.range.start, fingerprints, stayed == 0);
+        let open = {
+            let mut table = table::lock();
+            seen.changed.iter().for_each(|range| table.seen_written(*range));
+            match stayed {
+                0 => vec![rested.range],
+                _ => table.stayed(rested.range, stayed),
+            }
+        };
+        // What has just come to be may change the next moment; nobody can know yet.
+        if open.is_empty() || seen.was_new && !self.eager {
+            return;
+        }
+        let mut shown = [HIDDEN; HUGE_PAGES as usize];
+        for range in open {
+            let first = (range.start.page() - rested.range.start.page()) as usize;
+            let pages = first..first + range.pages as usize;
+            shown[pages.clone()].copy_from_slice(&fingerprints[pages]);
+        }
+        each(rested, &shown);
+    }
+
     /// Where the huge page begins that a page is part of, as far as was seen; it is to be split now.
     pub fn split(&mut self, page: HostVirt) -> Option<HostVirt> {
         self.huge.split(page)
@@ -341,20 +392,21 @@ impl Rounds {
         u32::try_from((now - self.began).as_secs()).unwrap_or(u32::MAX)
     }
 
+    /// A huge page has come to be whose contents are not new.
+    pub fn know_huge(&mut self, start: HostVirt) {
+        self.huge.know(start);
+    }
+
     /// Looks which pages are broken, and has those fingerprinted whose time has come.
     pub fn look_at_broken(&mut self, now: Instant) {
         let ranges = table::lock().refoldable();
-        let due = self.broken.look(&ranges, self.seconds(now), self.patience());
+        let due = self.broken.look(&ranges, self.seconds(now), self.first_wait());
         self.rested.extend(due.into_iter().map(|range| Rested { range, kind: Kind::Broken }));
     }
 
-    /// How long broken pages have to stay as they are.
-    fn patience(&self) -> Patience {
-        match (self.eager, self.is_busy()) {
-            (true, _) => Patience::None,
-            (_, true) => Patience::Long,
-            _ => Patience::Some,
-        }
+    /// When a page that is newly broken is looked at, in seconds.
+    const fn first_wait(&self) -> u32 {
+        if self.eager { 0 } else { AGAIN.0 }
     }
 
     /// Everything is to be reported again.

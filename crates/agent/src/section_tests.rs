@@ -1,10 +1,12 @@
 //! The critical section on memory of this very process, with threads that use it meanwhile.
 
 use super::*;
-use crate::refold::{Part, Refold};
+use crate::refold::{self, Part};
+use crate::regain;
 use crate::table;
 use crate::table::Traits;
 use crate::unfold::Unfold;
+use crate::witness::Witness;
 use host::{Pagemap, Purpose, map_anonymous_over};
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
 use std::io::Write;
@@ -37,7 +39,11 @@ struct Member(MemberMemory);
 
 impl Member {
     fn new(pages: u64) -> Self {
-        let this = Self(MemberMemory::new(pages).unwrap());
+        Self::of(MemberMemory::new(pages).unwrap())
+    }
+
+    fn of(memory: MemberMemory) -> Self {
+        let (pages, this) = (memory.range().pages, Self(memory));
         // First of all: what is asked in is not shared with the shadows that other tests cast.
         table::lock().ask(this.0.range());
         for n in 0..pages {
@@ -265,20 +271,25 @@ fn an_absent_page_whose_write_is_awaited_is_not_a_broken_one() {
 }
 
 /// Without a prover.
-fn refold() -> Refold {
-    Refold::new(PathBuf::from("/nonexistent"))
+fn witness() -> Witness {
+    Witness::new(PathBuf::from("/nonexistent"))
 }
 
 /// Refolds a run, and says what became of each page.
-fn fold_again(refold: &mut Refold, unfold: &Unfold, run: PageRange, source: Option<(&PoolView, u32)>) -> Vec<Outcome> {
+fn fold_again(
+    witness: &mut Witness,
+    unfold: &Unfold,
+    run: PageRange,
+    source: Option<(&PoolView, u32)>,
+) -> Vec<Outcome> {
     let mut outcomes = vec![Outcome::Gone; run.pages as usize];
     let source = source.map(|(pool, first)| Source { pool, first: PoolSlot::new(0, first).unwrap() });
     let (mut table, pagemap) = (table::lock(), Pagemap::open(std::process::id()).unwrap());
-    refold.begin(&table).unwrap();
-    let with = (&pagemap, unfold.keep_out());
+    witness.end();
+    witness.call(&table).unwrap();
+    let with = (&pagemap, unfold.keep_out(), witness);
     let parts = [Part { range: run, source, at: 0 }];
-    assert_eq!(refold.some(&mut table, with, &parts, references::generation(), &mut outcomes).0, 1);
-    refold.end();
+    assert_eq!(refold::some(&mut table, with, &parts, references::generation(), &mut outcomes).0, 1);
     outcomes
 }
 
@@ -291,13 +302,13 @@ fn break_all(member: &Member, pages: u64) {
 #[test]
 fn broken_pages_are_folded_again() {
     let Some(mut section) = section() else { return };
-    let (mut refold, unfold) = (refold(), Unfold::new(Userfault::open(Purpose::KeepOut).unwrap()));
+    let (mut witness, unfold) = (witness(), Unfold::new(Userfault::open(Purpose::KeepOut).unwrap()));
     let (pool, member) = (pool(), Member::new(8));
     assert_eq!(fold(&mut section, member.run(0, 8), Some((&pool, 0))), [Outcome::Folded; 8]);
     break_all(&member, 8);
     member.word(3, 100).store(77, Ordering::Relaxed);
     assert_eq!(member.in_pool(), 0);
-    let outcomes = fold_again(&mut refold, &unfold, member.run(0, 8), Some((&pool, 0)));
+    let outcomes = fold_again(&mut witness, &unfold, member.run(0, 8), Some((&pool, 0)));
     let expected: Vec<_> = (0..8).map(|n| if n == 3 { Outcome::Changed } else { Outcome::Folded }).collect();
     assert_eq!((outcomes, member.in_pool()), (expected, 7));
     assert_eq!(member.word(3, 100).load(Ordering::Relaxed), 77);
@@ -308,7 +319,7 @@ fn broken_pages_are_folded_again() {
     // A page of zeros becomes anonymous again.
     table::lock().set_broken(member.run(5, 1));
     (0..PAGE_BYTES / 8).for_each(|i| member.word(5, i).store(0, Ordering::Relaxed));
-    assert_eq!(fold_again(&mut refold, &unfold, member.run(5, 1), None), [Outcome::Folded]);
+    assert_eq!(fold_again(&mut witness, &unfold, member.run(5, 1), None), [Outcome::Folded]);
     member.word(5, 9).store(9, Ordering::Relaxed);
     assert_eq!((member.word(5, 8).load(Ordering::Relaxed), member.word(5, 9).load(Ordering::Relaxed)), (0, 9));
     assert!(table::lock().is_foldable(member.run(5, 1)));
@@ -364,7 +375,7 @@ fn what_a_device_has_yet_to_write_is_not_folded_again() {
     const PAGES: u64 = 64;
     const TRIES: u64 = 100_000;
     let (Some(mut section), Some(mut device)) = (section(), LateDevice::new()) else { return };
-    let (mut refold, unfold) = (refold(), Unfold::new(Userfault::open(Purpose::KeepOut).unwrap()));
+    let (mut witness, unfold) = (witness(), Unfold::new(Userfault::open(Purpose::KeepOut).unwrap()));
     let (pool, member) = (pool(), Member::new(PAGES));
     assert_eq!(fold(&mut section, member.run(0, PAGES), Some((&pool, 0))), [Outcome::Folded; PAGES as usize]);
     let mut random = 1_u64;
@@ -373,7 +384,7 @@ fn what_a_device_has_yet_to_write_is_not_folded_again() {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let pinned: Vec<u64> = (0..PAGES).filter(|n| random.rotate_left(*n as u32) & 1 == 0).collect();
         device.begin(&member, &pinned, 7);
-        let outcomes = fold_again(&mut refold, &unfold, member.run(0, PAGES), Some((&pool, 0)));
+        let outcomes = fold_again(&mut witness, &unfold, member.run(0, PAGES), Some((&pool, 0)));
         device.finish(round);
         let mut lost = Vec::new();
         for page in 0..PAGES {
@@ -399,7 +410,7 @@ fn no_write_is_lost_to_threads_that_never_stop() {
     let (pool, member, stop) = (pool(), Member::new(PAGES), AtomicBool::new(false));
     let (mut unfold, pagemap) = (Unfold::new(keep_out), Pagemap::open(std::process::id()).unwrap());
     let (writes, mut folded, mut unfolded, mut refolded) = (AtomicU64::new(0), 0, 0, 0);
-    let mut refold = refold();
+    let mut witness = witness();
     std::thread::scope(|scope| {
         for writer in 0..2 {
             let (member, stop, writes) = (&member, &stop, &writes);
@@ -439,8 +450,8 @@ fn no_write_is_lost_to_threads_that_never_stop() {
                 });
             }
             let broken = table::lock().broken_pages(range);
-            refold.end();
-            refold.begin(&table::lock()).unwrap();
+            witness.end();
+            witness.call(&table::lock()).unwrap();
             let (mut parts, mut outcomes) = (Vec::new(), Vec::new());
             for run in broken {
                 for (piece, _) in pieces(run.start, run.pages, Target::Zero) {
@@ -450,10 +461,11 @@ fn no_write_is_lost_to_threads_that_never_stop() {
                     outcomes.resize(outcomes.len() + piece.pages as usize, Outcome::Gone);
                 }
             }
-            let (mut left, with) = (&parts[..], (&pagemap, unfold.keep_out()));
+            let mut left = &parts[..];
             while !left.is_empty() {
                 let generation = references::generation();
-                let (done, _) = refold.some(&mut table::lock(), with, left, generation, &mut outcomes);
+                let with = (&pagemap, unfold.keep_out(), &mut witness);
+                let (done, _) = refold::some(&mut table::lock(), with, left, generation, &mut outcomes);
                 left = &left[done..];
             }
             refolded += outcomes.iter().filter(|o| **o == Outcome::Folded).count();
@@ -516,4 +528,117 @@ fn no_write_is_lost_to_threads_that_never_stop() {
             }
         }
     }
+}
+
+/// As `Folder` does it. Says whether the piece is whole now.
+fn make_whole(watcher: &Userfault, witness: &mut Witness, unfold: &Unfold, piece: PageRange) -> bool {
+    let (mut table, pagemap) = (table::lock(), Pagemap::open(std::process::id()).unwrap());
+    let copy = MemberMemory::huge_page(Some(true)).unwrap();
+    regain::make_own(&mut table, piece).unwrap();
+    witness.end();
+    assert!(witness.call_for(&table, &[piece]).unwrap());
+    let with = (&pagemap, watcher, unfold.keep_out(), witness);
+    regain::make_whole(&mut table, with, (piece, traits()), copy, references::generation()).unwrap()
+}
+
+/// Mappings that lie within a range.
+fn mappings(range: PageRange) -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let bounds = |line: &str| {
+        let (from, to) = line.split_once(' ')?.0.split_once('-')?;
+        Some((u64::from_str_radix(from, 16).ok()?, u64::from_str_radix(to, 16).ok()?))
+    };
+    maps.lines().filter_map(bounds).filter(|(from, to)| *from < range.end().0 && *to > range.start.0).count()
+}
+
+#[test]
+fn what_is_no_longer_folded_becomes_one_mapping_and_a_huge_page_again() {
+    let Some(mut section) = section() else { return };
+    let (mut witness, unfold) = (witness(), Unfold::new(Userfault::open(Purpose::KeepOut).unwrap()));
+    let (pool, member) = (pool(), Member::of(MemberMemory::huge_page(Some(true)).unwrap()));
+    let (all, pagemap) = (member.0.range(), Pagemap::open(std::process::id()).unwrap());
+    let is_huge = || pagemap.huge_ranges(all.start, all.end()).unwrap() == [all];
+    let was_huge = is_huge();
+    // What other tests' shadows were given cannot be moved before they end.
+    let fold_all = |section: &mut Section, first: u64| {
+        let end = Instant::now() + Duration::from_secs(10);
+        for page in first..first + 8 {
+            host::split_huge_page(all.start);
+            while fold(section, member.run(page, 1), Some((&pool, page as u32))) != [Outcome::Folded] {
+                assert!(Instant::now() < end, "page {page} cannot be folded");
+                member.word(page, 3).store(0, Ordering::Relaxed);
+            }
+        }
+    };
+    (0..512).step_by(32).for_each(|first| fold_all(&mut section, first));
+    // Some are written, some still map slots.
+    (0..256).for_each(|page| member.word(page, 9).store(page, Ordering::Relaxed));
+    table::lock().take_released(usize::MAX);
+    assert!(mappings(all) > 16 && !is_huge());
+    assert!(make_whole(section.guard(), &mut witness, &unfold, all));
+    assert_eq!((mappings(all), is_huge(), member.in_pool()), (1, was_huge, 0));
+    for page in 0..512 {
+        let words = [0, 9, PAGE_BYTES / 8 - 1].map(|word| member.word(page, word).load(Ordering::Relaxed));
+        assert_eq!(words, [page + 1, if page < 256 { page } else { 0 }, page * 7 + 1]);
+    }
+    // The slots were let go, and all of it can be folded as before.
+    let released: u16 = table::lock().take_released(usize::MAX).iter().map(|run| run.pages).sum();
+    assert_eq!((u64::from(released), table::lock().is_foldable(all)), (16 * 8, true));
+    fold_all(&mut section, 256);
+}
+
+/// While a device has yet to write a page, its piece stays as it is. With the witness not asked, what it wrote was lost
+/// in the first of the tries.
+#[test]
+fn what_a_device_has_yet_to_write_is_not_moved() {
+    let (Some(section), Some(mut device)) = (section(), LateDevice::new()) else { return };
+    let (mut witness, unfold) = (witness(), Unfold::new(Userfault::open(Purpose::KeepOut).unwrap()));
+    let member = Member::of(MemberMemory::huge_page(Some(true)).unwrap());
+    for round in 1..=200 {
+        let page = round * 89 % 512;
+        device.begin(&member, &[page], 7);
+        let is_whole = make_whole(section.guard(), &mut witness, &unfold, member.0.range());
+        device.finish(round);
+        assert_eq!(member.word(page, 7).swap(0, Ordering::Relaxed), round, "what a device wrote is lost");
+        assert!(!is_whole, "round {round}");
+    }
+    assert!(make_whole(section.guard(), &mut witness, &unfold, member.0.range()));
+}
+
+/// Threads that write all the time find every write of theirs, while what they write is made whole again and again. With
+/// writers not kept out, one was lost in the first second.
+#[test]
+fn no_write_is_lost_to_what_is_made_whole() {
+    let Some(section) = section() else { return };
+    let (mut witness, unfold) = (witness(), Unfold::new(Userfault::open(Purpose::KeepOut).unwrap()));
+    let (member, stop) = (Member::of(MemberMemory::huge_page(Some(true)).unwrap()), AtomicBool::new(false));
+    let whole = std::thread::scope(|scope| {
+        for writer in 0..2 {
+            let (member, stop) = (&member, &stop);
+            scope.spawn(move || {
+                let mut counts = [0; 512];
+                for turn in 0.. {
+                    // Often enough, nobody writes between the shadow and the moment when writers are kept out.
+                    std::thread::sleep(Duration::from_micros(turn * 37 % 4000));
+                    let page = turn * 89 % 512;
+                    let word = member.word(page, 20 + writer);
+                    assert_eq!(word.load(Ordering::Relaxed), counts[page as usize], "a write to page {page} is lost");
+                    counts[page as usize] += 1;
+                    word.store(counts[page as usize], Ordering::Relaxed);
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+        }
+        let end = Instant::now() + Duration::from_secs(2);
+        let mut whole = 0;
+        while Instant::now() < end {
+            whole += u32::from(make_whole(section.guard(), &mut witness, &unfold, member.0.range()));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        stop.store(true, Ordering::Relaxed);
+        whole
+    });
+    assert!(whole > 20, "made whole {whole} times");
 }

@@ -30,6 +30,7 @@ pub use extents::{Advice, Shut, Traits};
 pub use lookup::everything;
 
 use crate::lock::{self, Lock};
+use crate::turnover::{AGES, ByAge, Written};
 use bits::{Bits, CHUNK_PAGES};
 use chunk::Chunk;
 use extents::{Extents, pages};
@@ -86,8 +87,8 @@ pub struct Table {
     eager: bool,
     folds: u64,
     short_folds: u64,
-    /// Pages whose contents have changed, until somebody asks.
-    changed: u64,
+    /// Pages that were written, until somebody asks.
+    written: Written,
     /// The chunk at which the next search for rested pages begins.
     next: u64,
 }
@@ -128,6 +129,11 @@ fn push_run(runs: &mut Vec<SlotRun>, first: u64, count: u64, slot: PoolSlot) {
     }
 }
 
+fn add(sum: &mut Written, more: Written) {
+    sum.rested += more.rested;
+    sum.by_age.iter_mut().zip(more.by_age).for_each(|(sum, more)| *sum += more);
+}
+
 /// Appends a range, to the last one where the two touch.
 fn push_range(ranges: &mut Vec<PageRange>, first: u64, count: u64) {
     if let Some(last) = ranges.last_mut()
@@ -153,7 +159,7 @@ impl Table {
             eager: false,
             folds: 0,
             short_folds: 0,
-            changed: 0,
+            written: Written { rested: 0, by_age: [0; AGES] },
             next: 0,
         }
     }
@@ -280,10 +286,17 @@ impl Table {
         self.eager = true;
     }
 
-    /// Pages whose contents have changed since this was asked last, as far as that was seen: in the looks that were taken in, of pages
-    /// that had stayed as they were for a minute or so, and broken pages.
-    pub const fn take_changed(&mut self) -> u64 {
-        std::mem::replace(&mut self.changed, 0)
+    /// Pages that were written since this was asked last, as far as that was seen: in the looks that were taken in, and of folded
+    /// ones.
+    pub const fn take_written(&mut self) -> Written {
+        std::mem::replace(&mut self.written, Written { rested: 0, by_age: [0; AGES] })
+    }
+
+    /// How many pages there are that were ever seen written, by age.
+    pub fn ages(&self) -> ByAge {
+        let mut there = [0; AGES];
+        self.chunks.values().for_each(|chunk| chunk.count(&mut there, self.now));
+        there
     }
 
     /// Pages that were ever folded, and those of them that were written so soon that it was for nothing.
@@ -325,12 +338,14 @@ impl Table {
     /// Copy-on-write made these pages private; they stay in a mapping of the pool. Their slots are released.
     pub fn set_broken(&mut self, range: PageRange) {
         let (first, end) = span(range);
-        let (now, mut short) = (self.now, 0);
+        let (now, mut short, mut written) = (self.now, 0, self.written);
         self.each_known(first, end, |key, chunk| {
-            short += chunk.ended(chunk.mapped.and(of_chunk(key, first, end)), now);
+            let pages = chunk.mapped.and(of_chunk(key, first, end));
+            short += chunk.ended(pages, now);
+            add(&mut written, chunk.written_at(pages, now));
         });
         self.short_folds += short;
-        self.changed += range.pages;
+        self.written = written;
         self.leave_pool(first, end, true);
         self.each_known(first, end, |key, chunk| chunk.broken = chunk.broken.or(of_chunk(key, first, end)));
         self.broken += range.pages;
@@ -360,33 +375,50 @@ impl Table {
         self.short_folds += short;
     }
 
+    /// These pages, which nobody watches, were written, as a look at their contents has shown.
+    pub fn seen_written(&mut self, range: PageRange) {
+        let (first, end) = span(range);
+        let (now, mut written) = (self.now, self.written);
+        self.each_known(first, end, |key, chunk| add(&mut written, chunk.written_at(of_chunk(key, first, end), now)));
+        self.written = written;
+    }
+
+    /// The pages of a range that were not seen written for so many seconds.
+    pub fn stayed(&self, range: PageRange, seconds: u32) -> Vec<PageRange> {
+        let (first, end) = span(range);
+        let mut stayed = Vec::new();
+        for key in keys(first, end) {
+            let pages = of_chunk(key, first, end);
+            let pages = match self.chunks.get(&key) {
+                Some(chunk) => chunk.stayed(pages, self.now, seconds),
+                None if self.now >= seconds => pages,
+                None => Bits::default(),
+            };
+            pages.runs().for_each(|(page, count)| push_range(&mut stayed, key * CHUNK_PAGES + page, count));
+        }
+        stayed
+    }
+
     /// Takes in a look at all enrolled memory, of which `written` was written since the last: what is written is pending
     /// from now on, and what was pending but is not written has rested and is given back, in order of address from where
-    /// the last search ended. At most `budget` pages, rounded up to whole chunks; more stays pending. Where it has to be
-    /// `for_long`, what was written in the last minute or so stays pending too.
+    /// the last search ended. At most `budget` pages, rounded up to whole chunks; more stays pending, and so does what was written less than
+    /// `stayed` seconds ago.
     /// What is only `new` to the looks, and not known to have been written, is pending too and does not count as changed.
-    pub fn rest(
-        &mut self,
-        (written, new): (&[PageRange], &[PageRange]),
-        budget: u64,
-        for_long: bool,
-    ) -> Vec<PageRange> {
+    pub fn rest(&mut self, (written, new): (&[PageRange], &[PageRange]), budget: u64, stayed: u32) -> Vec<PageRange> {
         for (range, is_new) in written.iter().map(|range| (range, false)).chain(new.iter().map(|range| (range, true))) {
             let (first, end) = span(*range);
             let known: Vec<_> = self.extents.within(first, end).filter(|(.., traits)| traits.asked).collect();
             for (start, stop, _) in known {
                 self.set_pending(pages(start, stop));
-                let (now, mut changed) = (self.now, 0);
+                let (now, mut written) = (self.now, self.written);
                 self.each_known(start, stop, |key, chunk| {
                     let pages = of_chunk(key, start, stop);
                     chunk.fresh = chunk.fresh.or(pages);
-                    if is_new {
-                        return;
+                    if !is_new {
+                        add(&mut written, chunk.written_at(pages, now));
                     }
-                    changed += pages.without(chunk.lately_written(now)).count();
-                    chunk.written_at(pages, now);
                 });
-                self.changed += changed;
+                self.written = written;
             }
         }
         let mut rested = Vec::new();
@@ -397,8 +429,8 @@ impl Table {
         for (&key, chunk) in behind.into_iter().chain(before) {
             let mut old = chunk.pending.without(chunk.fresh);
             chunk.fresh = Bits::default();
-            if for_long && !old.is_empty() {
-                old = old.without(chunk.lately_written(*now));
+            if stayed > 0 && !old.is_empty() {
+                old = chunk.stayed(old, *now, stayed);
             }
             if old.is_empty() || left == 0 || !*eager && chunk.is_left_alone(*now) {
                 continue;

@@ -13,9 +13,10 @@
 use crate::fold::{Folder, donate, find_broken};
 use crate::link::Link;
 use crate::pool::Pool;
-use crate::round::{Kind, Rounds};
+use crate::round::{HIDDEN, HUGE_PAGES, Kind, Rounds};
 use crate::section::Section;
 use crate::table;
+use crate::turnover::LIFE;
 use crate::unfold::Unfold;
 use crate::{arena, doors, give_way};
 use host::{Pagemap, Purpose, SharedMark, Userfault};
@@ -40,6 +41,8 @@ const STATS_EVERY: Duration = Duration::from_secs(1);
 const BROKEN_EVERY: (Duration, u32) = (Duration::from_secs(1), 1000);
 /// Pages that are fingerprinted between two looks at what the worker asks.
 const HASH_AT_ONCE: u64 = 2048;
+/// In a member that is unfolded, a huge page is made of two megabytes that are there but for one page in so many.
+const UNFOLDED_MISSING: u64 = 4;
 /// Runs in one message.
 const RUNS: usize = 2048;
 /// A member that uses less of a processor than one part in this many is idle.
@@ -190,9 +193,11 @@ impl Agent {
         let rest = self.folder.as_mut().ok().and_then(Folder::rest).unwrap_or(STATS_EVERY);
         let Some(pace) = session.pace else { return STATS_EVERY };
         let stats = session.stats_due.saturating_duration_since(now);
+        let regain = self.folder.as_ref().map_or(STATS_EVERY, |folder| folder.regain_in(now));
         let work = match pace.fold {
-            FoldMode::On if self.folder.is_ok() && !session.link.is_full() => self.rounds.due_in(now),
+            FoldMode::On if self.folder.is_ok() && !session.link.is_full() => self.rounds.due_in(now).min(regain),
             FoldMode::Unfold if !session.unfolded => Duration::ZERO,
+            FoldMode::Unfold if self.folder.is_ok() => regain,
             _ => STATS_EVERY,
         };
         stats.min(work).min(rest)
@@ -291,11 +296,27 @@ impl Agent {
                     let guard = folder.section().guard();
                     let looked = self.rounds.look(&self.pagemap, guard, pace.pages_per_s, huge);
                     self.stats.pages_scanned += looked.map_err(io::Error::other)?;
-                    let idle = self.activity.is_idle(now);
+                    let idle = self.activity.is_idle(now) && self.rounds.is_quiet();
                     self.stats.pages_hashed += report(&mut self.rounds, folder, &mut session.link, pace, idle)?;
+                    // Half of what is worth splitting one for: else it would be split again soon.
+                    let most = match pace.huge_pages {
+                        HugePages::Keep => 0,
+                        HugePages::SplitAt(percent) => HUGE_PAGES * u64::from(percent) / 200,
+                    };
+                    let rest = (most, LIFE.as_secs() as u32);
+                    let regained = folder.regain((&self.pagemap, &mut self.rounds), rest, &mut self.stats);
+                    regained.map_err(io::Error::other)?;
                 }
-                FoldMode::Unfold if !session.unfolded => match folder.unfold(&self.pagemap, &self.pool) {
-                    Ok(done) => session.unfolded = done,
+                FoldMode::Unfold if session.unfolded => {
+                    let rest = (HUGE_PAGES / UNFOLDED_MISSING, 0);
+                    let regained = folder.regain((&self.pagemap, &mut self.rounds), rest, &mut self.stats);
+                    regained.map_err(io::Error::other)?;
+                }
+                FoldMode::Unfold => match folder.unfold(&self.pagemap, &self.pool) {
+                    Ok(done) => {
+                        session.unfolded = done;
+                        folder.hurry_to_regain();
+                    }
                     Err(e) => {
                         self.stats.detail = format!("cannot unfold: {e}; what is not unfolded stays folded");
                         std::thread::sleep(RECONNECT.0);
@@ -407,7 +428,7 @@ impl Report {
         if huge {
             self.runs.push(RestedRun { start: range.start, pages: range.pages as u16, huge });
             let hidden = |f: &Fingerprint| *f == Fingerprint::ZERO_PAGE && !self.zeros;
-            self.fingerprints.extend(fingerprints.iter().map(|f| if hidden(f) { Fingerprint(0) } else { *f }));
+            self.fingerprints.extend(fingerprints.iter().map(|f| if hidden(f) { HIDDEN } else { *f }));
             return;
         }
         let mut open = false;

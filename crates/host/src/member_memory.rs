@@ -5,11 +5,14 @@
 //! and what the caller must see to is said in each `Safety` section. Errors are bare numbers, because most of these
 //! calls are made where nothing may be allocated.
 
-use page::{HostVirt, PAGE_BYTES, PageRange, PoolSlot, pages_to_bytes};
+use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange, PoolSlot, pages_to_bytes};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 use std::ffi::c_void;
+
+/// Pages of a huge page.
+const HUGE_PAGES: u64 = 512;
 
 /// What a mapping is to have that mappings have not by themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,6 +51,32 @@ impl MemberMemory {
             // SAFETY: the mapping is ours and new; neither advice changes what this process finds in it.
             let _ = unsafe { rustix::mm::madvise(pointer(this.0.start), length(pages), advice) };
         }
+        Ok(this)
+    }
+
+    /// Maps two megabytes where a huge page fits, all of it present: as one, where huge pages are `wanted` (or, if nobody said,
+    /// usual here) and the kernel has one to spare. Not given to children, with whom a huge page would be shared and then cut up.
+    ///
+    /// # Errors
+    /// Memory or mappings are short.
+    pub fn huge_page(wanted: Option<bool>) -> Result<Self, Errno> {
+        let room = Self::new(2 * HUGE_PAGES - 1)?;
+        let (start, end) = (room.0.start.page(), room.0.end().page());
+        let first = start.next_multiple_of(HUGE_PAGES);
+        for (from, to) in [(start, first), (first + HUGE_PAGES, end)].into_iter().filter(|(from, to)| from < to) {
+            // SAFETY: a part of the mapping just made, which nothing refers to.
+            unsafe { rustix::mm::munmap(pointer(HostVirt(from << PAGE_SHIFT)), length(to - from)) }?;
+        }
+        room.forget();
+        let this = Self(PageRange { start: HostVirt(first << PAGE_SHIFT), pages: HUGE_PAGES });
+        if let Some(wanted) = wanted {
+            let advice = if wanted { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
+            // A kernel without huge pages refuses.
+            // SAFETY: the mapping is ours and new; the advice changes nothing that this process finds in it.
+            let _ = unsafe { rustix::mm::madvise(pointer(this.0.start), length(HUGE_PAGES), advice) };
+        }
+        give_to_children(this.0, false)?;
+        make_private(this.0)?;
         Ok(this)
     }
 

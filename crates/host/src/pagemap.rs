@@ -231,6 +231,15 @@ impl Pagemap {
         self.scan(start, end, Query { all: PAGE_IS_PRESENT, none: PAGE_IS_PFNZERO | PAGE_IS_HUGE, ..Query::default() })
     }
 
+    /// Small pages of one's own that are present, as opposed to a file's.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn small_private_ranges(&self, start: HostVirt, end: HostVirt) -> Result<Vec<PageRange>> {
+        let none = PAGE_IS_FILE | PAGE_IS_PFNZERO | PAGE_IS_HUGE;
+        self.scan(start, end, Query { all: PAGE_IS_PRESENT, none, ..Query::default() })
+    }
+
     /// Pages that map the kernel's zero page.
     ///
     /// # Errors

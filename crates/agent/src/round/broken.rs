@@ -3,16 +3,15 @@
 use page::{Fingerprint, HostVirt, PageRange};
 
 /// When a broken page is looked at again, in seconds: at first, and at most.
-const AGAIN: (u32, u32) = (2, 128);
-/// The first time where much changes.
-const BUSY_AGAIN: u32 = 60;
+pub const AGAIN: (u32, u32) = (2, 128);
 
 /// A broken page, as it was seen last.
 #[derive(Clone, Copy)]
 struct BrokenPage {
     page: u64,
     fingerprint: u64,
-    /// In seconds since the first round.
+    /// Since when it is as it is, and when it is to be looked at; in seconds since the first round.
+    since: u32,
     due: u32,
     wait: u16,
     /// Whether the worker was told.
@@ -23,35 +22,15 @@ struct BrokenPage {
 #[derive(Default)]
 pub struct BrokenPageList(Vec<BrokenPage>);
 
-/// How long pages have to stay as they are.
-#[derive(Clone, Copy)]
-pub enum Patience {
-    /// Until they are seen twice.
-    None,
-    Some,
-    /// Much changes.
-    Long,
-}
-
-impl Patience {
-    const fn seconds(self) -> (u32, u32) {
-        match self {
-            Self::None => (0, 0),
-            Self::Some => AGAIN,
-            Self::Long => (BUSY_AGAIN, AGAIN.1),
-        }
-    }
-}
-
 impl BrokenPageList {
-    /// Takes in which there are now, as ranges in order, and finds those whose time has come.
-    pub fn look(&mut self, ranges: &[PageRange], now: u32, patience: Patience) -> Vec<PageRange> {
-        let wait = if matches!(patience, Patience::None) { 0 } else { AGAIN.0 };
+    /// Takes in which there are now, as ranges in order, and finds those whose time has come; for new ones it comes after `wait`
+    /// seconds.
+    pub fn look(&mut self, ranges: &[PageRange], now: u32, wait: u32) -> Vec<PageRange> {
         let mut known = std::mem::take(&mut self.0).into_iter().peekable();
         let mut due: Vec<PageRange> = Vec::new();
         for page in ranges.iter().flat_map(|range| range.start.page()..range.end().page()) {
             while known.next_if(|known| known.page < page).is_some() {}
-            let new = BrokenPage { page, fingerprint: 0, due: now + wait, wait: wait as u16, told: false };
+            let new = BrokenPage { page, fingerprint: 0, since: now, due: now + wait, wait: wait as u16, told: false };
             let mut entry = known.next_if(|known| known.page == page).unwrap_or(new);
             if entry.due <= now {
                 // Until it is fingerprinted, which sets it anew.
@@ -67,15 +46,15 @@ impl BrokenPageList {
         due
     }
 
-    /// Says which of these pages have rested and were not said to have: those that are the same as when they were seen before.
+    /// Says which of these pages have rested and were not said to have: those that are the same as when they were seen before, and
+    /// have been for `stayed` seconds. What is not yet is seen again after `wait` seconds, doubling.
     pub fn have_rested(
         &mut self,
         start: HostVirt,
         fingerprints: &[Fingerprint],
         now: u32,
-        patience: Patience,
+        (wait, stayed): (u32, u32),
     ) -> Vec<bool> {
-        let (first, most) = patience.seconds();
         let mut tell = Vec::with_capacity(fingerprints.len());
         for (page, fingerprint) in (start.page()..).zip(fingerprints) {
             let Ok(at) = self.0.binary_search_by_key(&page, |known| known.page) else {
@@ -83,16 +62,17 @@ impl BrokenPageList {
                 continue;
             };
             let entry = &mut self.0[at];
-            let seen_before = entry.fingerprint != 0;
-            let rested = entry.fingerprint == fingerprint.0 && u32::from(entry.wait) >= first;
+            let (is_new, is_same) = (entry.fingerprint == 0, entry.fingerprint == fingerprint.0);
+            if !is_same {
+                (entry.since, entry.fingerprint) = (now, fingerprint.0);
+            }
+            let rested = is_same && now - entry.since >= stayed;
             tell.push(rested && !entry.told);
             entry.told = rested;
-            entry.fingerprint = fingerprint.0;
-            if seen_before {
+            if !is_new {
                 // What changes is likely to change again, and what does not is known.
-                entry.wait = (u32::from(entry.wait) * 2).min(most) as u16;
+                entry.wait = (u32::from(entry.wait) * 2).clamp(wait, if wait == 0 { 0 } else { AGAIN.1 }) as u16;
             }
-            entry.wait = entry.wait.max(first as u16);
             entry.due = now + u32::from(entry.wait);
         }
         tell

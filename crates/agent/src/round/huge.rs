@@ -1,22 +1,24 @@
-//! The huge pages of a member: looked at whole, and again after a time that doubles while they stay as they are.
+//! The huge pages of a member: looked at whole, and again after a time that doubles while they stay as they are, or the member
+//! has other things to do. Which of their small pages have changed meanwhile is seen by their fingerprints.
 
-use crate::turnover::LIFE;
 use page::{Fingerprint, HostVirt, PageRange};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// A huge page.
 pub const HUGE_PAGES: u64 = 512;
-/// How many pages of a huge page that has changed are thought to have: nobody counts them.
-const CHANGE: u64 = 32;
 /// When a huge page that did not change is looked at again, at first and at most.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(64));
+/// The same of any that nothing is to be folded of until it has stayed for some time.
+const LATER: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(120));
 
-#[derive(Clone, Copy)]
 struct HugePage {
     due: Instant,
     wait: Duration,
-    fingerprint: u64,
+    /// It has come to be since the look before, and was not fingerprinted yet.
+    is_new: bool,
+    /// Parts of its pages' fingerprints, if there were any.
+    before: Option<Box<[u16; HUGE_PAGES as usize]>>,
 }
 
 /// Those that were there at the last look.
@@ -27,18 +29,23 @@ pub struct HugePageList {
     lately_split: Vec<u64>,
     /// Whether it is known which there were.
     looked: bool,
-    /// Pages of them that changed since the last look, about.
-    changed: u64,
 }
 
 /// What a look showed.
 pub struct Look {
     /// Those whose time has come.
     pub due: Vec<PageRange>,
-    /// Pages that changed since the last one, about.
-    pub changed: u64,
     /// Pages that are no longer parts of huge pages.
     pub split: u64,
+}
+
+/// What is seen of a huge page.
+#[derive(Default)]
+pub struct Seen {
+    /// Its pages that have changed since the last time.
+    pub changed: Vec<PageRange>,
+    /// It has come to be since then.
+    pub was_new: bool,
 }
 
 impl HugePageList {
@@ -52,13 +59,13 @@ impl HugePageList {
         let before = self.known.len();
         self.known.retain(|page, _| there.binary_search(page).is_ok());
         let split = (before - self.known.len()) as u64 * HUGE_PAGES;
-        // Memory that came to be since the last look has changed; at the first look, nothing is known of what changes.
-        let looked = std::mem::replace(&mut self.looked, true);
-        let new = if looked { (there.len() - self.known.len()) as u64 * HUGE_PAGES } else { 0 };
-        let mut look = Look { due: Vec::new(), changed: new + std::mem::take(&mut self.changed), split };
+        // Of what came to be since the last look all is new; of what is there at the first look, nothing is known.
+        let is_new = std::mem::replace(&mut self.looked, true);
+        let mut look = Look { due: Vec::new(), split };
         let mut left = budget / HUGE_PAGES + 1;
         for page in there {
-            let entry = self.known.entry(page).or_insert(HugePage { due: now, wait: AGAIN.0, fingerprint: 0 });
+            let unknown = || HugePage { due: now, wait: AGAIN.0, is_new, before: None };
+            let entry = self.known.entry(page).or_insert_with(unknown);
             if entry.due <= now && left > 0 {
                 left -= 1;
                 // Until it is fingerprinted, which sets it anew.
@@ -69,21 +76,32 @@ impl HugePageList {
         look
     }
 
-    /// Says whether one has rested: at once, or where much changes for long.
-    pub fn has_rested(&mut self, start: HostVirt, fingerprints: &[Fingerprint], is_busy: bool) -> bool {
-        let all = fingerprints.iter().fold(0, |all: u64, f| all.rotate_left(1) ^ f.0);
-        let Some(entry) = self.known.get_mut(&start.page()) else { return !is_busy };
-        entry.wait = if entry.fingerprint == all { (entry.wait * 2).min(AGAIN.1) } else { AGAIN.0 };
-        let stayed = entry.fingerprint == all && entry.wait >= LIFE;
-        if entry.fingerprint != 0 && entry.fingerprint != all {
-            self.changed += CHANGE;
+    /// Takes in how one looks now. Unless it `is_urgent`, it will be looked at again the later.
+    pub fn seen(&mut self, start: HostVirt, fingerprints: &[Fingerprint], is_urgent: bool) -> Seen {
+        let Some(entry) = self.known.get_mut(&start.page()) else { return Seen::default() };
+        let was_new = std::mem::take(&mut entry.is_new);
+        let is_first = entry.before.is_none();
+        let before = entry.before.get_or_insert_with(|| Box::new([0; HUGE_PAGES as usize]));
+        let mut changed = Vec::new();
+        for (at, (before, now)) in before.iter_mut().zip(fingerprints).enumerate() {
+            let is_other = std::mem::replace(before, now.0 as u16) != now.0 as u16;
+            if was_new || is_other && !is_first {
+                changed.push(PageRange { start: start.add_pages(at as u64), pages: 1 });
+            }
         }
-        if is_busy {
-            entry.wait = entry.wait.max(LIFE);
-        }
+        entry.wait = match (changed.is_empty(), is_urgent) {
+            (_, false) => (entry.wait * 2).clamp(LATER.0, LATER.1),
+            (true, true) => (entry.wait * 2).min(AGAIN.1),
+            (false, true) => AGAIN.0,
+        };
         entry.due = Instant::now() + entry.wait;
-        entry.fingerprint = all;
-        stayed || !is_busy
+        Seen { changed, was_new }
+    }
+
+    /// One has come to be whose contents are not new.
+    pub fn know(&mut self, start: HostVirt) {
+        let entry = HugePage { due: Instant::now() + LATER.0, wait: LATER.0, is_new: false, before: None };
+        self.known.insert(start.page(), entry);
     }
 
     /// Where the huge page begins that a page is part of, as far as was seen; it is to be split now.
@@ -110,6 +128,7 @@ impl HugePageList {
 
     /// Memory that this takes, about.
     pub fn bytes(&self) -> usize {
-        self.known.len() * 48
+        let fingerprints = self.known.values().filter(|entry| entry.before.is_some()).count() * 1024;
+        self.known.len() * 56 + fingerprints
     }
 }

@@ -11,6 +11,7 @@
 //! ```
 
 use super::bits::{Bits, CHUNK_PAGES};
+use crate::turnover::{ByAge, Written, age};
 use page::PoolSlot;
 
 /// When pages were folded is known by windows of so many seconds.
@@ -18,6 +19,13 @@ const WINDOW: u32 = 30;
 /// A page that is written in the window in which it was folded, or one of the next two, need not have been folded: that is
 /// sooner than after 60 to 90 s.
 const YOUNG: usize = 3;
+/// When pages were written is known in steps of so many seconds, modulo three days: once in a while one that was not written for
+/// so long passes for one that has just been.
+const STEP: u32 = 4;
+/// Steps that are told apart; 0 is never.
+const STEPS: u32 = u16::MAX as u32;
+/// When a page was written is of no interest any more after so many seconds.
+const LONG_AGO: u32 = 16 * 60;
 /// So many pages of a chunk at a time are a sign that it is worked in.
 const MANY: u64 = 8;
 /// How long a chunk is left alone for the first time, in seconds, and how often that is doubled at most.
@@ -41,8 +49,10 @@ pub struct Chunk {
     slots: [u32; CHUNK_PAGES as usize],
     /// Folded in this window, and in the ones before.
     young: [Bits; YOUNG],
-    /// Written in this window, and in the ones before.
-    written: [Bits; YOUNG],
+    /// When each was seen written last.
+    written: [u16; CHUNK_PAGES as usize],
+    /// The last time that one was.
+    last_written: u32,
     window: u32,
     /// The chunk is left alone until then, in seconds.
     alone_until: u32,
@@ -60,7 +70,8 @@ impl Chunk {
             mapped: none,
             slots: [0; CHUNK_PAGES as usize],
             young: [none; YOUNG],
-            written: [none; YOUNG],
+            written: [0; CHUNK_PAGES as usize],
+            last_written: 0,
             window: 0,
             alone_until: 0,
             doubled: 0,
@@ -76,24 +87,41 @@ impl Chunk {
     fn go_on(&mut self, now: u32) {
         let window = now / WINDOW;
         for _ in 0..window.saturating_sub(self.window).min(YOUNG as u32) {
-            for bits in [&mut self.young, &mut self.written] {
-                bits.rotate_right(1);
-                bits[0] = Bits::default();
-            }
+            self.young.rotate_right(1);
+            self.young[0] = Bits::default();
         }
         self.window = window;
     }
 
-    /// Notes that these pages are written at this second.
-    pub fn written_at(&mut self, pages: Bits, now: u32) {
-        self.go_on(now);
-        self.written[0] = self.written[0].or(pages);
+    /// Notes that these pages are written at this second. Says how many had rested, and how old those were of which that is known.
+    pub fn written_at(&mut self, pages: Bits, now: u32) -> Written {
+        let mut found = Written::default();
+        for (first, count) in pages.runs() {
+            for written in self.written.iter_mut().skip(first as usize).take(count as usize) {
+                found.add(seconds_since(*written, now));
+                *written = step(now);
+            }
+        }
+        self.last_written = now;
+        found
     }
 
-    /// Pages that were written within a minute or so.
-    pub fn lately_written(&mut self, now: u32) -> Bits {
-        self.go_on(now);
-        self.written.iter().fold(Bits::default(), |all, bits| all.or(*bits))
+    /// Those of these pages that were not seen written for so many seconds.
+    pub fn stayed(&self, pages: Bits, now: u32, seconds: u32) -> Bits {
+        let has = |page: &u64| {
+            let written = self.written.get(*page as usize).copied().unwrap_or(0);
+            seconds_since(written, now).unwrap_or(now) >= seconds
+        };
+        let pages = pages.runs().flat_map(|(first, count)| (first..first + count).filter(has));
+        pages.fold(Bits::default(), |bits, page| bits.or(Bits::span(page, 1)))
+    }
+
+    /// Counts the pages that were ever seen written, by age.
+    pub fn count(&self, there: &mut ByAge, now: u32) {
+        if self.last_written > 0 {
+            let ages = self.written.iter().filter_map(|written| seconds_since(*written, now)).map(age);
+            ages.for_each(|age| there[age] += 1);
+        }
     }
 
     /// Notes that these pages were folded at this second.
@@ -127,6 +155,7 @@ impl Chunk {
     pub fn is_empty(&self, now: u32) -> bool {
         self.pending.or(self.fresh).or(self.zeroed).or(self.broken).or(self.mapped).is_empty()
             && (self.alone_until == 0 || now >= self.alone_until + LONG_PEACE)
+            && (self.last_written == 0 || now >= self.last_written + LONG_AGO)
     }
 
     /// Pages that lie in mappings of the pool, private or not.
@@ -167,5 +196,18 @@ impl Chunk {
             }
             Some((first, at - first, start))
         })
+    }
+}
+
+/// A second, as steps count.
+const fn step(now: u32) -> u16 {
+    (now / STEP % STEPS + 1) as u16
+}
+
+/// Seconds since a step; `None`: since never.
+const fn seconds_since(written: u16, now: u32) -> Option<u32> {
+    match written {
+        0 => None,
+        _ => Some((step(now) as u32 + STEPS - written as u32) % STEPS * STEP),
     }
 }

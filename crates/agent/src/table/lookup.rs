@@ -66,6 +66,11 @@ impl Table {
         open == range.pages && broken == range.pages
     }
 
+    /// Whether the range lies in mappings of the pool, at least in part, and nothing of it is folded any more.
+    pub fn is_only_broken(&self, range: PageRange) -> bool {
+        self.slot_runs(range).is_empty() && self.zeroed_pages(range).is_empty() && !self.broken_pages(range).is_empty()
+    }
+
     /// What is known of a range, if it is the same for all of it.
     pub fn traits(&self, range: PageRange) -> Option<Traits> {
         let (first, end) = span(range);

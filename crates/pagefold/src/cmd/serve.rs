@@ -43,6 +43,7 @@ to them:
   [service]                        # optional
   dir = \"/run/pagefold\"
   worker-uid-base = 61184
+  prover = true                    # or false: no helper of root's that reads reference counts
 
 When it is told to end (SIGTERM, SIGINT), members run on, and workers go on for 30 s, so that a
 new service can take them over without any loss: stop and start it to upgrade. When it is killed,

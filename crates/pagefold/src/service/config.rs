@@ -4,6 +4,7 @@
 //! [service]
 //! dir = "/run/pagefold"            # where the sockets are
 //! worker-uid-base = 61184          # workers run as this user and the ones after it, one a group
+//! prover = true                    # root's service may run a prover, which reads the kernel's reference counts
 //!
 //! [[group]]
 //! name = "acme"
@@ -47,6 +48,8 @@ const INDEX_BYTES_A_PAGE: u64 = 16;
 pub struct Config {
     /// Where it lives; `None`: where the services of its user live.
     pub dir: Option<PathBuf>,
+    /// Whether root's service has to do without a prover.
+    pub without_prover: bool,
     /// Users for workers of root's service.
     pub worker_uids: Option<Range<u32>>,
     /// The groups; `None` without a configuration: any group, for the service's own user.
@@ -89,6 +92,7 @@ struct Written {
 struct WrittenService {
     dir: Option<PathBuf>,
     worker_uid_base: Option<Spanned<u32>>,
+    prover: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -181,7 +185,8 @@ impl Config {
                 return Err(Wrong(at, format!("there are two groups \"{name}\"")));
             }
         }
-        Ok(Self { dir: written.service.dir, worker_uids, groups: Some(groups) })
+        let WrittenService { dir, prover, .. } = written.service;
+        Ok(Self { dir, without_prover: prover == Some(false), worker_uids, groups: Some(groups) })
     }
 }
 
@@ -316,6 +321,7 @@ mod tests {
             ("[[group]]\nname = '../x'".to_owned(), "line 2: group name \"../x\""),
             ("[[group]]\nfold = 'on'".to_owned(), "missing field `name`"),
             ("[service]\nworker-uid-base = 0".to_owned(), "line 2, worker-uid-base: 0 is no user"),
+            ("[service]\nprover = 'no'".to_owned(), "line 2: invalid type: string \"no\", expected a boolean"),
             ("[service".to_owned(), "line 1: "),
         ] {
             let error = parse(&text).unwrap_err();

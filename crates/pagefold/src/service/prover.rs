@@ -1,7 +1,7 @@
 //! The service's prover, kept running. Only root's service has one, and only where the kernel lets it see what it needs.
 //!
 //! ```text
-//!   none --(not root's service)--> none
+//!   none --(not root's service, or not wanted)--> none
 //!   started --> running --it ends--> waits (0.1 s, doubling to 10 s) --> started again, on the same socket
 //!      |
 //!      +-- the host lacks something --> none, and no socket: who connects is refused at once
@@ -36,14 +36,14 @@ pub struct Prover {
 }
 
 impl Prover {
-    /// None runs yet.
+    /// None runs yet, and none ever will unless one is wanted.
     ///
     /// # Errors
     /// Its socket cannot be made.
-    pub fn new(place: &Place) -> anyhow::Result<Self> {
+    pub fn new(place: &Place, wanted: bool) -> anyhow::Result<Self> {
         let path = place.prove_socket();
         let mut listener = None;
-        if own_uid() == 0 {
+        if wanted && own_uid() == 0 {
             let made = SeqpacketListener::bind(&path)?;
             fs::set_permissions(&path, Permissions::from_mode(0o666))
                 .with_context(|| format!("cannot set the rights of {}", path.display()))?;
@@ -82,7 +82,9 @@ impl Prover {
             return;
         };
         if status.exit_status() == Some(i32::from(exit::HOST_LACKS)) {
-            note!("there is no prover on this host: pages that were written after they were folded stay as they are");
+            note!(
+                "there is no prover on this host: members find out by themselves what is held, which costs them more"
+            );
             self.give_up();
             return;
         }

@@ -81,7 +81,7 @@ impl Supervisor {
             fs::set_permissions(path, Permissions::from_mode(mode))
                 .with_context(|| format!("cannot set the rights of {}", path.display()))?;
         }
-        let prover = Prover::new(&place)?;
+        let prover = Prover::new(&place, !config.without_prover)?;
         let mut supervisor = Self {
             place,
             config,

@@ -114,7 +114,7 @@ fn work(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow:
     let first =
         Curve::until_stable(Instant::now(), cpu_before, equal_pages(&scene.processes)?, || scene.merger.progress())?;
     std::thread::sleep(REST);
-    let (folds_before, vmas_before) = (scene.merger.account()?.folds, scene.taken()?.vmas);
+    let vmas_before = scene.taken()?.vmas;
     let (begin, cpu_before) = (Instant::now(), scene.merger.cpu_s()?);
     scene.guests.work()?;
     let mut curve = Curve::default();
@@ -123,28 +123,29 @@ fn work(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow:
         std::thread::sleep(EVERY);
     }
     curve.add(begin, cpu_before, scene.merger.progress()?);
-    let (end, taken) = (curve.end(), scene.taken()?);
-    let folds = scene.merger.account()?.folds.zip(folds_before).map(|(after, before)| Folds {
-        all: after.all - before.all,
-        again: after.again - before.again,
-        short: after.short - before.short,
+    let (taken, end) = (scene.taken()?, curve.end().so_far);
+    let at_first = curve.0.first().and_then(|point| point.so_far.details);
+    let folds = end.details.zip(at_first).map(|(after, before)| Folds {
+        all: after.folds.all - before.folds.all,
+        again: after.folds.again - before.folds.again,
+        short: after.folds.short - before.folds.short,
     });
     let name = scene.merger.name();
     scene.end()?;
     say!(
         "pagefold: {name}: {} pages merged before, {} after {:.1} min of work",
-        first.end().merged_pages,
+        first.end().so_far.merged_pages,
         end.merged_pages,
         o.minutes
     );
-    let later: Vec<u64> = curve.0.iter().skip(curve.0.len() / 2).map(|p| p.merged_pages).collect();
+    let later: Vec<u64> = curve.0.iter().skip(curve.0.len() / 2).map(|p| p.so_far.merged_pages).collect();
     Ok(Worked {
         resident_pages,
-        begin_merged_pages: first.end().merged_pages,
+        begin_merged_pages: first.end().so_far.merged_pages,
         mean_merged_pages: later.iter().sum::<u64>() as f64 / later.len().max(1) as f64,
         end_merged_pages: end.merged_pages,
         end_frames: taken.frames,
-        end_broken_share: end.broken_pages.map(|broken| share(broken, end.merged_pages)),
+        end_broken_share: end.details.map(|details| share(details.broken_pages, end.merged_pages)),
         folds,
         short_folds_share: folds.map(|folds| folds.short as f64 / folds.all.max(1) as f64),
         vmas: (vmas_before, taken.vmas),
@@ -160,17 +161,20 @@ fn share(broken: u64, merged: u64) -> f64 {
 
 fn print(out: &mut dyn Write, round: &Round) -> std::io::Result<()> {
     use Align::Right;
-    let columns = [("s", Right), ("ksmd", Right), ("pagefold", Right), ("broken", Right), ("% broken", Right)];
-    let mut table = Table::new(&columns);
+    let columns = ["s", "ksmd", "pagefold", "broken", "% broken", "slots", "mappings", "short folds"];
+    let mut table = Table::new(&columns.map(|name| (name, Right)));
     for ours in &round.pagefold.curve.thinned(ROWS).0 {
         let theirs = round.ksmd.curve.0.iter().rev().find(|p| p.seconds <= ours.seconds + 0.5);
-        let broken = ours.broken_pages.unwrap_or(0);
+        let details = ours.so_far.details.unwrap_or_default();
         table.row([
             format!("{:.0}", ours.seconds),
-            theirs.map_or_else(String::new, |p| p.merged_pages.to_string()),
-            ours.merged_pages.to_string(),
-            broken.to_string(),
-            format!("{:.1}", share(broken, ours.merged_pages) * 100.0),
+            theirs.map_or_else(String::new, |p| p.so_far.merged_pages.to_string()),
+            ours.so_far.merged_pages.to_string(),
+            details.broken_pages.to_string(),
+            format!("{:.1}", share(details.broken_pages, ours.so_far.merged_pages) * 100.0),
+            details.slots.to_string(),
+            details.vmas.to_string(),
+            format!("{} of {}", details.folds.short, details.folds.all),
         ]);
     }
     writeln!(out, "{table}")?;

@@ -1,5 +1,6 @@
 //! What was merged when, and what it had cost until then.
 
+use super::merger::Folds;
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
@@ -15,28 +16,45 @@ const STABLE_PART: Duration = Duration::from_secs(20);
 const LONGEST: Duration = Duration::from_secs(240);
 
 /// What a merger has done, and used, so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Progress {
     /// Pages saved, by its own account.
     pub merged_pages: u64,
     /// Processor time since some time before.
     pub cpu_s: f64,
-    /// Pages that were merged, were written, and cannot be merged again.
-    pub broken_pages: Option<u64>,
+    /// What else there is to be seen of Pagefold.
+    #[serde(flatten)]
+    pub details: Option<Details>,
+}
+
+/// See [`Progress`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Details {
+    /// Pages that were merged, were written, and are private now.
+    pub broken_pages: u64,
+    /// Slots of the pool in use.
+    pub slots: u64,
+    /// Mappings of the guests' processes, as last counted.
+    pub vmas: u64,
+    /// How often pages were merged so far.
+    pub folds: Folds,
 }
 
 /// A point of a curve; times since the merger was switched on.
-#[derive(Clone, Copy, Debug, Serialize, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Serialize, PartialEq)]
 pub struct Point {
     /// When.
     pub seconds: f64,
-    /// Pages saved until then.
-    pub merged_pages: u64,
-    /// Processor time until then.
-    pub cpu_s: f64,
-    /// See [`Progress`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub broken_pages: Option<u64>,
+    /// How far it was. Its processor time is since the beginning.
+    #[serde(flatten)]
+    pub so_far: Progress,
+}
+
+impl Point {
+    /// See [`Details`].
+    pub fn broken_pages(&self) -> u64 {
+        self.so_far.details.map_or(0, |details| details.broken_pages)
+    }
 }
 
 /// Points in order of time.
@@ -49,9 +67,7 @@ impl Curve {
     pub fn add(&mut self, begin: Instant, cpu_s_before: f64, now: Progress) {
         self.0.push(Point {
             seconds: begin.elapsed().as_secs_f64(),
-            merged_pages: now.merged_pages,
-            cpu_s: now.cpu_s - cpu_s_before,
-            broken_pages: now.broken_pages,
+            so_far: Progress { cpu_s: now.cpu_s - cpu_s_before, ..now },
         });
     }
 
@@ -75,21 +91,21 @@ impl Curve {
 
     /// The last point.
     pub fn end(&self) -> Point {
-        self.0.last().copied().unwrap_or(Point { seconds: 0.0, merged_pages: 0, cpu_s: 0.0, broken_pages: None })
+        self.0.last().copied().unwrap_or_default()
     }
 
     fn is_stable(&self, equal_pages: u64) -> bool {
         let end = self.end();
-        let full = end.merged_pages as f64 >= equal_pages as f64 * STABLE_FULL.0;
+        let full = end.so_far.merged_pages as f64 >= equal_pages as f64 * STABLE_FULL.0;
         let patience = if full { STABLE_FULL.1 } else { STABLE_PART }.as_secs_f64();
         let Some(earlier) = self.0.iter().rev().find(|p| p.seconds <= end.seconds - patience) else { return false };
-        let grown = end.merged_pages as f64 > earlier.merged_pages as f64 * (1.0 + STABLE);
+        let grown = end.so_far.merged_pages as f64 > earlier.so_far.merged_pages as f64 * (1.0 + STABLE);
         !grown || end.seconds > LONGEST.as_secs_f64()
     }
 
     /// The first point with so many pages.
     pub fn reached(&self, pages: u64) -> Option<Point> {
-        self.0.iter().find(|point| point.merged_pages >= pages).copied()
+        self.0.iter().find(|point| point.so_far.merged_pages >= pages).copied()
     }
 
     /// At most so many points of it, the last one among them.
@@ -106,8 +122,10 @@ mod tests {
     use super::*;
 
     fn curve(points: &[(f64, u64)]) -> Curve {
-        let point =
-            |&(seconds, merged_pages): &(f64, u64)| Point { seconds, merged_pages, cpu_s: seconds, broken_pages: None };
+        let point = |&(seconds, merged_pages): &(f64, u64)| Point {
+            seconds,
+            so_far: Progress { merged_pages, cpu_s: seconds, details: None },
+        };
         Curve(points.iter().map(point).collect())
     }
 

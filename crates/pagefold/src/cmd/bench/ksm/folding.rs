@@ -1,6 +1,6 @@
 //! Pagefold itself: a service of the bench's own with one group, told to do as ksmd does.
 
-use super::curve::Progress;
+use super::curve::{Details, Progress};
 use super::equal::Guest;
 use super::guardian::Guardian;
 use super::merger::{Account, Folds, Merger};
@@ -27,13 +27,11 @@ const AGENT: &str = "pagefold";
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Pages of zeros are folded, and a huge page is split as soon as a page or six of it can be folded, as ksmd does.
-const CONFIG: &str = "\
-[[group]]
-name = \"bench\"
-zero-pages = \"share\"
-huge-pages = 1
-fold = \"off\"
-";
+fn config(prover: bool) -> String {
+    format!(
+        "[service]\nprover = {prover}\n\n[[group]]\nname = \"{GROUP}\"\nzero-pages = \"share\"\nhuge-pages = 1\nfold = \"off\"\n"
+    )
+}
 
 /// How long agents kept pages out of reach, by powers of two of a microsecond; the worst of all members.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
@@ -52,13 +50,13 @@ pub struct Folding {
 }
 
 impl Folding {
-    /// Starts it in a directory below `dir`.
+    /// Starts it in a directory below `dir`, with a prover or without.
     ///
     /// # Errors
     /// It does not start.
-    pub fn start(dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Self> {
+    pub fn start(dir: &Path, prover: bool, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let (config, log) = (dir.join("service.toml"), dir.join("service.log"));
-        fs::write(&config, CONFIG).with_context(|| format!("cannot write {}", config.display()))?;
+        fs::write(&config, self::config(prover)).with_context(|| format!("cannot write {}", config.display()))?;
         let log = fs::File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
         let dir = dir.join("service");
         let server = Command::new(program()?)
@@ -98,8 +96,25 @@ impl Folding {
         };
         let worker = self.own_pids()?.first().map_or(Ok(0.0), |pid| of_process(*pid))?;
         let agents = self.guests.iter().map(agents).sum::<anyhow::Result<f64>>()?;
-        Ok([("worker", worker), ("agents", agents), ("supervisor", of_process(self.server.id())?)].into())
+        let supervisor = self.server.id();
+        let prover = prover_of(supervisor).map_or(Ok(0.0), of_process)?;
+        let supervisor = of_process(supervisor)?;
+        Ok([("worker", worker), ("agents", agents), ("supervisor", supervisor), ("prover", prover)].into())
     }
+}
+
+/// The prover's process, if it runs.
+fn prover_of(supervisor: u32) -> Option<u32> {
+    let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children")).ok()?;
+    let is_prover = |pid: &u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).nth(1) == Some(b"prove")
+    };
+    children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(is_prover)
+}
+
+fn folds(report: &GroupReport) -> Folds {
+    Folds { all: report.folds, again: report.refolds, short: report.short_folds }
 }
 
 fn program() -> anyhow::Result<PathBuf> {
@@ -176,8 +191,9 @@ impl Merger for Folding {
 
     fn progress(&self) -> anyhow::Result<Progress> {
         let report = self.state()?.report;
-        let merged_pages = merged_pages(&report);
-        Ok(Progress { merged_pages, cpu_s: self.cpu_s()?, broken_pages: Some(report.broken_pages) })
+        let (broken_pages, slots, vmas) = (report.broken_pages, report.slots, report.vmas);
+        let details = Details { broken_pages, slots, vmas, folds: folds(&report) };
+        Ok(Progress { merged_pages: merged_pages(&report), cpu_s: self.cpu_s()?, details: Some(details) })
     }
 
     fn account(&self) -> anyhow::Result<Account> {
@@ -192,7 +208,7 @@ impl Merger for Folding {
             metadata_bytes: report.index_bytes + report.agent_bytes,
             pages_scanned: Some(report.pages_scanned),
             broken_pages: Some(report.broken_pages),
-            folds: Some(Folds { all: report.folds, again: report.refolds, short: report.short_folds }),
+            folds: Some(folds(&report)),
             agent_stalls: Some(agent_stalls),
             failures: Some(report.fold_failures),
             cpu_by_part_s: Some(self.cpu_by_part()?),

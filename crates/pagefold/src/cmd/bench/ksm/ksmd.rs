@@ -143,7 +143,7 @@ impl Merger for Ksmd {
     fn progress(&self) -> anyhow::Result<Progress> {
         let ksm = Ksm::read().context("KSM cannot be read any more")?;
         let merged_pages = ksm.pages_sharing + self.zeros()?.saturating_sub(self.zeros_before);
-        Ok(Progress { merged_pages, cpu_s: self.cpu_s()?, broken_pages: None })
+        Ok(Progress { merged_pages, cpu_s: self.cpu_s()?, details: None })
     }
 
     /// ksmd keeps an item for every page it looks at, and a node for each that it has merged.

@@ -1,6 +1,6 @@
 //! One side's turn: guests afresh, merging from nothing until it is stable, the steady state, and what the prober sees.
 
-use super::curve::Curve;
+use super::curve::{Curve, Point};
 use super::equal::{Guest, equal_pages};
 use super::folding::Folding;
 use super::frames::Taken;
@@ -98,7 +98,7 @@ impl Scene {
     pub fn set(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let mut merger: Box<dyn Merger> = match side {
             Side::Ksmd => Box::new(Ksmd::new(o.use_zero_pages)?),
-            Side::Pagefold => Box::new(Folding::start(dir, guardian)?),
+            Side::Pagefold => Box::new(Folding::start(dir, !o.no_prover, guardian)?),
         };
         let guests = Guests::start(o, merger.as_ref(), dir, guardian).context("the guests do not come up")?;
         let prober = Prober::start(merger.as_ref())?;
@@ -145,8 +145,8 @@ pub fn turn(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> any
     let curve = Curve::until_stable(begin, cpu_before, equal_pages, || scene.merger.progress())?;
     let after = scene.taken()?;
     let account = scene.merger.account()?;
-    let end = curve.end();
-    say!("pagefold: {name}: {} pages merged in {:.1} s, {:.2} s of CPU", end.merged_pages, end.seconds, end.cpu_s);
+    let Point { seconds, so_far: end } = curve.end();
+    say!("pagefold: {name}: {} pages merged in {:.1} s, {:.2} s of CPU", end.merged_pages, seconds, end.cpu_s);
     let steady_cpu_s_per_s = steady(scene.merger.as_ref(), Duration::from_secs(o.steady))?;
     let (mut reactions, reactions_missed) = scene.prober.react()?;
     let first_writes = scene.prober.first_writes()?;
@@ -163,7 +163,7 @@ pub fn turn(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> any
         frames_saved: before.frames.cast_signed() - after.frames.cast_signed(),
         wall_s: None,
         cpu_s: None,
-        total_wall_s: end.seconds,
+        total_wall_s: seconds,
         total_cpu_s: end.cpu_s,
         cpu_us_per_merged_page: end.cpu_s * 1e6 / end.merged_pages.max(1) as f64,
         steady_cpu_s_per_s,

@@ -31,7 +31,7 @@ pub trait Merger {
 }
 
 /// How often pages were merged.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Folds {
     /// Pages.
     pub all: u64,

@@ -56,6 +56,9 @@ pub struct Options {
     /// Hold synthetic guests' memory in small pages, and not in huge ones as VMMs do
     #[arg(long)]
     pub small_pages: bool,
+    /// Have Pagefold do without its prover, as a service does that is not root's
+    #[arg(long)]
+    pub no_prover: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

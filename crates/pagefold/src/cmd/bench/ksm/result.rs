@@ -62,7 +62,7 @@ impl Round {
         let in_full = share(&ksmd, ksmd.merged_pages as f64) * IN_FULL;
         for turn in [&mut ksmd, &mut pagefold] {
             let reached = turn.curve.reached((turn.equal_pages as f64 * in_full) as u64);
-            (turn.wall_s, turn.cpu_s) = (reached.map(|p| p.seconds), reached.map(|p| p.cpu_s));
+            (turn.wall_s, turn.cpu_s) = (reached.map(|p| p.seconds), reached.map(|p| p.so_far.cpu_s));
             turn.curve = turn.curve.thinned(CURVE_POINTS);
         }
         let shares = |of: fn(&Turn) -> f64| over(Some(share(&pagefold, of(&pagefold))), Some(share(&ksmd, of(&ksmd))));

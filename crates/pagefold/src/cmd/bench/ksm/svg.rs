@@ -35,7 +35,7 @@ fn step(most: f64, count: f64) -> f64 {
 /// Draws both sides' pages over time.
 pub fn draw(round: &Round, resident_pages: u64) -> String {
     let all = || round.ksmd.curve.0.iter().chain(&round.pagefold.curve.0);
-    let most = all().map(|p| p.merged_pages.max(p.broken_pages.unwrap_or(0))).max().unwrap_or(1).max(1);
+    let most = all().map(|p| p.so_far.merged_pages.max(p.broken_pages())).max().unwrap_or(1).max(1);
     let scale = Scale { seconds: all().map(|p| p.seconds).fold(1.0, f64::max), pages: most as f64 * 1.08 };
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n\
@@ -44,11 +44,16 @@ pub fn draw(round: &Round, resident_pages: u64) -> String {
         FIELD.0
     );
     axes(&mut svg, &scale);
-    let merged = |p: &Point| p.merged_pages;
+    let merged = |p: &Point| p.so_far.merged_pages;
     line(&mut svg, &scale, &round.ksmd.curve, merged, ("ksmd", "#b45309", ""));
     line(&mut svg, &scale, &round.pagefold.curve, merged, ("pagefold", "#1d4ed8", ""));
-    let broken = |p: &Point| p.broken_pages.unwrap_or(0);
-    line(&mut svg, &scale, &round.pagefold.curve, broken, ("broken", "#1d4ed8", " stroke-dasharray=\"5 4\""));
+    line(
+        &mut svg,
+        &scale,
+        &round.pagefold.curve,
+        Point::broken_pages,
+        ("broken", "#1d4ed8", " stroke-dasharray=\"5 4\""),
+    );
     svg.push_str("</svg>\n");
     svg
 }

@@ -1,0 +1,168 @@
+//! Whether anybody else may write a page that writers are kept out of.
+//!
+//! There are two witnesses.
+//!
+//! - The service's *prover*, where there is one: it reads the page's reference count, as the kernel's own merger does. Nobody can
+//!   take a reference for writing since writers are kept out, because that takes the same fault as to write.
+//! - Else a *shadow* ([`host::Shadow`]), cast before writers are kept out. A page that is still shared with it was not pinned when
+//!   it was cast, and was neither written nor pinned for writing since. What holds a page without pinning it is not seen by this,
+//!   and is nobody's that is known (`references`).
+
+use crate::table::{Table, Traits, everything};
+use host::{Pagemap, PagemapEntry, Prover, Shadow};
+use page::PageRange;
+use rustix::io::Errno;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use wire::prove::Proof;
+
+/// A shadow serves for so long: what the process writes meanwhile costs it a copy.
+const SHADOW_TIME: Duration = Duration::from_millis(50);
+/// To cast shadows may take this part of the time, whatever a worker asks for.
+const SHADOW_SHARE: u32 = 50;
+/// The prover has so long to answer.
+const ANSWER_TIME: Duration = Duration::from_millis(2);
+
+/// See the module.
+pub struct Witness {
+    /// Where the prover listens, if there is one.
+    prover: PathBuf,
+    at_hand: Option<AtHand>,
+    /// No shadow is cast before.
+    next_shadow: Instant,
+    entries: Vec<PagemapEntry>,
+    proofs: Vec<Proof>,
+}
+
+enum AtHand {
+    Prover(Box<Prover>),
+    /// As long as it is there, it can be told what is shared with it.
+    Shadow {
+        _cast: Shadow,
+        until: Instant,
+    },
+}
+
+impl Witness {
+    /// With a prover that is to be found there, or none.
+    pub fn new(prover: PathBuf) -> Self {
+        Self { prover, at_hand: None, next_shadow: Instant::now(), entries: Vec::new(), proofs: Vec::new() }
+    }
+
+    /// Finds one, if one can be had now, who can be asked about all broken pages. `table` is the table's lock, held.
+    ///
+    /// # Errors
+    /// There is no prover, and the process may not fork, or memory or processes are short.
+    pub fn call(&mut self, table: &Table) -> Result<(), Errno> {
+        self.rest();
+        if self.at_hand.is_some() {
+            return Ok(());
+        }
+        self.call_for(table, &table.refoldable()).map(drop)
+    }
+
+    /// Whether it is worth calling one now.
+    pub fn may_be_called(&self, now: Instant) -> bool {
+        matches!(self.at_hand, Some(AtHand::Prover(_))) || now >= self.next_shadow
+    }
+
+    /// Finds one who can be asked about these pages. Says whether one could be had now.
+    ///
+    /// # Errors
+    /// As [`Witness::call`].
+    pub fn call_for(&mut self, table: &Table, pages: &[PageRange]) -> Result<bool, Errno> {
+        if matches!(self.at_hand, Some(AtHand::Prover(_))) {
+            return Ok(true);
+        }
+        let began = Instant::now();
+        if let Ok(prover) = Prover::connect(&self.prover) {
+            self.at_hand = Some(AtHand::Prover(Box::new(prover)));
+            return Ok(true);
+        }
+        if began < self.next_shadow {
+            return Ok(false);
+        }
+        self.at_hand = None;
+        let cast = cast_shadow(table, pages);
+        self.next_shadow = Instant::now() + began.elapsed() * SHADOW_SHARE;
+        self.at_hand = Some(AtHand::Shadow { _cast: cast?, until: Instant::now() + SHADOW_TIME });
+        Ok(true)
+    }
+
+    /// Ends a shadow whose time is over. Says how long another one may stay; the prover is kept.
+    pub fn rest(&mut self) -> Option<Duration> {
+        let now = Instant::now();
+        self.at_hand.take_if(|at_hand| matches!(at_hand, AtHand::Shadow { until, .. } if *until <= now));
+        match &self.at_hand {
+            Some(AtHand::Shadow { until, .. }) => Some(*until - now),
+            _ => None,
+        }
+    }
+
+    /// Has the next one be a new one.
+    #[cfg(test)]
+    pub fn end(&mut self) {
+        (self.at_hand, self.next_shadow) = (None, Instant::now());
+    }
+
+    /// Asks about pages that writers are kept out of: a proof for each, in order.
+    pub fn ask(&mut self, pagemap: &Pagemap, ranges: impl Iterator<Item = PageRange>) -> &[Proof] {
+        let ranges: Vec<PageRange> = ranges.collect();
+        let pages: u64 = ranges.iter().map(|range| range.pages).sum();
+        self.proofs.clear();
+        if pages == 0 {
+            return &self.proofs;
+        }
+        self.proofs.resize(pages as usize, Proof::Unknown);
+        match &mut self.at_hand {
+            Some(AtHand::Prover(prover)) => {
+                let answer = prover.ask(&ranges, &mut self.proofs, ANSWER_TIME);
+                if answer.is_err() {
+                    self.proofs.fill(Proof::Unknown);
+                    // Another one, next time.
+                    self.at_hand = None;
+                }
+            }
+            Some(AtHand::Shadow { .. }) => {
+                let mut proofs = &mut self.proofs[..];
+                for range in ranges {
+                    let looked = pagemap.read(range.start, range.pages, &mut self.entries);
+                    let (of_range, others) = proofs.split_at_mut(range.pages as usize);
+                    proofs = others;
+                    for (proof, entry) in of_range.iter_mut().zip(&self.entries).filter(|_| looked.is_ok()) {
+                        let shared = entry.present() && !entry.file_or_shared() && !entry.exclusive();
+                        *proof = if shared { Proof::Free } else { Proof::Referenced };
+                    }
+                }
+            }
+            _ => {}
+        }
+        &self.proofs
+    }
+}
+
+/// Forks such that the shadow gets these pages, and nothing else that was asked in: a private page that is shared with a child
+/// cannot be moved until it is written again.
+fn cast_shadow(table: &Table, broken: &[PageRange]) -> Result<Shadow, Errno> {
+    if is_confined() {
+        return Err(Errno::PERM);
+    }
+    let asked: Vec<_> = table.known(everything()).into_iter().filter(|(_, traits)| traits.asked).collect();
+    let (kept, given): (Vec<_>, Vec<_>) = asked.into_iter().partition(|(_, traits)| traits.advice.dont_fork);
+    let give = |ranges: &[(PageRange, Traits)], give| {
+        ranges.iter().try_for_each(|(range, _)| host::give_to_children(*range, give))
+    };
+    let shadow = give(&given, false)
+        .and_then(|()| broken.iter().try_for_each(|range| host::give_to_children(*range, true)))
+        .and_then(|()| Shadow::cast());
+    // No mapping is cut by this that was not cut before, so it does not fail for want of them. Both are done in any case: a
+    // child that lacks memory dies.
+    let (kept, given) = (give(&kept, false), give(&given, true));
+    kept.and(given).and(shadow)
+}
+
+/// Whether a filter of system calls watches this thread: it might end the process for an attempt to fork.
+fn is_confined() -> bool {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    !status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() == "0"))
+}
