@@ -325,7 +325,7 @@ impl Folder {
         let mut table = table::lock();
         // Without a huge page to be had, there are only mappings to be given back, and nothing that is folded is given up for that.
         let is_of_use = is_huge || table.is_only_broken(piece);
-        if table.traits(piece) != Some(traits) || table.stayed(piece, stayed) != [piece] || !is_of_use {
+        if table.traits(piece) != Some(traits) || !table.is_at_rest(piece, stayed) || !is_of_use {
             return Ok(false);
         }
         if !self.witness.may_be_called(Instant::now()) {

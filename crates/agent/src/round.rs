@@ -27,7 +27,7 @@ mod huge;
 mod ranges;
 
 use crate::table;
-use crate::turnover::{ByAge, Turnover};
+use crate::turnover::{Ages, ByAge, Turnover};
 use broken::{AGAIN, BrokenPageList};
 use host::{Pagemap, Userfault, Watch};
 pub use huge::HUGE_PAGES;
@@ -169,7 +169,7 @@ impl Rounds {
             self.count_due = now + COUNT_EVERY.0.max(now.elapsed() * COUNT_EVERY.1);
         }
         let rested = if self.notes_writes {
-            table::lock().rest((&written, &new), budget, self.rest(now))
+            table::lock().rest((&written, &new), budget, self.worth(now))
         } else {
             self.within(&foldable(&written), budget)
         };
@@ -216,14 +216,14 @@ impl Rounds {
         Ok(true)
     }
 
-    /// For how many seconds pages must have stayed as they are.
-    fn rest(&self, now: Instant) -> u32 {
-        if self.eager { 0 } else { self.turnover.rest(now).map_or(u32::MAX, |rest| rest.as_secs() as u32) }
+    /// Of which age pages are worth folding.
+    fn worth(&self, now: Instant) -> Ages {
+        if self.eager { Ages::ALL } else { self.turnover.ages(now) }
     }
 
-    /// Whether so little changes that nothing has to stay for long.
+    /// Whether so little changes that they are at any age.
     pub fn is_quiet(&self) -> bool {
-        self.rest(Instant::now()) == 0
+        self.worth(Instant::now()) == Ages::ALL
     }
 
     /// Tells what was written from what is only new to us: it has just begun to be watched, or was part of a huge page.
@@ -324,8 +324,8 @@ impl Rounds {
     ) {
         if rested.kind == Kind::Broken {
             let now = Instant::now();
-            let (now, wait, stayed) = (self.seconds(now), self.first_wait(), self.rest(now));
-            let tell = self.broken.have_rested(rested.range.start, fingerprints, now, (wait, stayed));
+            let (now, wait, ages) = (self.seconds(now), self.first_wait(), self.worth(now));
+            let tell = self.broken.have_rested(rested.range.start, fingerprints, now, (wait, ages));
             let mut at = 0;
             for run in tell.chunk_by(|one, next| one == next) {
                 if run[0] {
@@ -360,15 +360,12 @@ impl Rounds {
         fingerprints: &[Fingerprint],
         each: &mut impl FnMut(Rested, &[Fingerprint]),
     ) {
-        let stayed = self.rest(Instant::now());
-        let seen = self.huge.seen(rested.range.start, fingerprints, stayed == 0);
+        let ages = self.worth(Instant::now());
+        let seen = self.huge.seen(rested.range.start, fingerprints, ages == Ages::ALL);
         let open = {
             let mut table = table::lock();
             seen.changed.iter().for_each(|range| table.seen_written(*range));
-            match stayed {
-                0 => vec![rested.range],
-                _ => table.stayed(rested.range, stayed),
-            }
+            if ages == Ages::ALL { vec![rested.range] } else { table.aged(rested.range, ages) }
         };
         // What has just come to be may change the next moment; nobody can know yet.
         if open.is_empty() || seen.was_new && !self.eager {

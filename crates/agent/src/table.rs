@@ -30,7 +30,7 @@ pub use extents::{Advice, Shut, Traits};
 pub use lookup::everything;
 
 use crate::lock::{self, Lock};
-use crate::turnover::{AGES, ByAge, Written};
+use crate::turnover::{AGES, Ages, ByAge, Written};
 use bits::{Bits, CHUNK_PAGES};
 use chunk::Chunk;
 use extents::{Extents, pages};
@@ -383,28 +383,34 @@ impl Table {
         self.written = written;
     }
 
-    /// The pages of a range that were not seen written for so many seconds.
-    pub fn stayed(&self, range: PageRange, seconds: u32) -> Vec<PageRange> {
+    /// The pages of a range that are of one of these ages.
+    pub fn aged(&self, range: PageRange, ages: Ages) -> Vec<PageRange> {
         let (first, end) = span(range);
-        let mut stayed = Vec::new();
+        let mut aged = Vec::new();
         for key in keys(first, end) {
             let pages = of_chunk(key, first, end);
             let pages = match self.chunks.get(&key) {
-                Some(chunk) => chunk.stayed(pages, self.now, seconds),
-                None if self.now >= seconds => pages,
+                Some(chunk) => chunk.aged(pages, self.now, ages),
+                None if ages.has(self.now) => pages,
                 None => Bits::default(),
             };
-            pages.runs().for_each(|(page, count)| push_range(&mut stayed, key * CHUNK_PAGES + page, count));
+            pages.runs().for_each(|(page, count)| push_range(&mut aged, key * CHUNK_PAGES + page, count));
         }
-        stayed
+        aged
+    }
+
+    /// Whether nothing was seen written for so many seconds anywhere near this range.
+    pub fn is_at_rest(&self, range: PageRange, seconds: u32) -> bool {
+        let (first, end) = span(range);
+        self.chunks.range(keys(first, end)).all(|(_, chunk)| chunk.is_at_rest(self.now, seconds))
     }
 
     /// Takes in a look at all enrolled memory, of which `written` was written since the last: what is written is pending
     /// from now on, and what was pending but is not written has rested and is given back, in order of address from where
-    /// the last search ended. At most `budget` pages, rounded up to whole chunks; more stays pending, and so does what was written less than
-    /// `stayed` seconds ago.
+    /// the last search ended. At most `budget` pages, rounded up to whole chunks; more stays pending, and so does what is of
+    /// none of these ages.
     /// What is only `new` to the looks, and not known to have been written, is pending too and does not count as changed.
-    pub fn rest(&mut self, (written, new): (&[PageRange], &[PageRange]), budget: u64, stayed: u32) -> Vec<PageRange> {
+    pub fn rest(&mut self, (written, new): (&[PageRange], &[PageRange]), budget: u64, ages: Ages) -> Vec<PageRange> {
         for (range, is_new) in written.iter().map(|range| (range, false)).chain(new.iter().map(|range| (range, true))) {
             let (first, end) = span(*range);
             let known: Vec<_> = self.extents.within(first, end).filter(|(.., traits)| traits.asked).collect();
@@ -429,8 +435,8 @@ impl Table {
         for (&key, chunk) in behind.into_iter().chain(before) {
             let mut old = chunk.pending.without(chunk.fresh);
             chunk.fresh = Bits::default();
-            if stayed > 0 && !old.is_empty() {
-                old = chunk.stayed(old, *now, stayed);
+            if ages != Ages::ALL && !old.is_empty() {
+                old = chunk.aged(old, *now, ages);
             }
             if old.is_empty() || left == 0 || !*eager && chunk.is_left_alone(*now) {
                 continue;

@@ -1,16 +1,18 @@
-//! How fast the contents of a member's memory change, and how long a page must have stayed as it is to be worth folding.
+//! How fast the contents of a member's memory change, and which pages are worth folding while it works.
 //!
 //! What is folded and written again within a minute was folded for nothing. Where so much is written that more than one page
 //! in twenty would be written within the next minute, if it hit all alike, the member is *busy*. It does not hit all alike, so
-//! pages are counted by how long they have stayed as they were: how many there are, and how many of them are written.
+//! pages are counted by age, the time since they were written last: how many there are, and how many of them are written.
+//! Pages of an age are folded if, as far as was seen in this time of work, fewer than one in twenty of them would be written
+//! within a minute. Memory that is used for a while and then for something else is worth folding while it is young, and what
+//! has outlived all that is so again.
 //!
 //! ```text
 //!            60 s x pages that change in a second > pages / 20
 //!    QUIET ----------------------------------------------------> BUSY
-//!   fold what was not written            fold what has stayed for 1, 2, 4, 8 or 16 minutes: the shortest of
-//!   in a whole round                     these of which, in this time of work, fewer than one in twenty were
-//!      ^                                 written within a minute; none before that could be seen
-//!      |                                                          |
+//!   fold what was not written            fold what has an age at which pages stay; none
+//!   in a whole round                     of an age that was not seen for long enough
+//!      ^                                                          |
 //!      `----------------------------------------------------------'
 //!            not so any more; what was measured is forgotten by half every minute
 //! ```
@@ -25,23 +27,48 @@ const ONE_IN: f64 = 20.0;
 const HALF_LIFE: Duration = Duration::from_secs(60);
 /// And which of them after this.
 const AGES_HALF_LIFE: Duration = Duration::from_secs(300);
-/// Pages of an age say nothing before they have been seen for so long: what is done every other minute must not be missed.
-const SEEN: Duration = Duration::from_secs(120);
+/// Pages of an age say nothing before they could be seen for so long: what is done every other minute must not be missed.
+const SEEN: Duration = Duration::from_secs(60);
 /// Less time than this says nothing yet.
 const LEAST: Duration = Duration::from_secs(1);
 
-/// Ages that are told apart: less than a minute, less than 2, 4, 8 and 16 minutes, and more.
-pub const AGES: usize = 6;
+/// Ages that are told apart: less than 8 s, less than 16 s, and so on, and more than 1024 s.
+pub const AGES: usize = 9;
 
-/// Numbers of pages, by age: by the time since they were written last.
+/// Numbers of pages, by age.
 pub type ByAge = [u64; AGES];
 
 /// To which of the ages one belongs.
 pub const fn age(seconds: u32) -> usize {
-    match seconds / 60 {
+    match seconds / 8 {
         0 => 0,
-        minutes @ 1..16 => minutes.ilog2() as usize + 1,
+        eighths @ 1..128 => eighths.ilog2() as usize + 1,
         _ => AGES - 1,
+    }
+}
+
+/// When an age begins.
+fn begin(age: usize) -> f64 {
+    if age == 0 { 0.0 } else { f64::from(4_u32 << age) }
+}
+
+/// Ages of pages that may be folded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ages(u16);
+
+impl Ages {
+    /// Whatever their age.
+    pub const ALL: Self = Self(u16::MAX);
+
+    /// These.
+    #[cfg(test)]
+    pub fn of(ages: &[usize]) -> Self {
+        Self(ages.iter().fold(0, |all, age| all | 1 << age))
+    }
+
+    /// Whether pages that were written so many seconds ago are among them.
+    pub const fn has(self, seconds: u32) -> bool {
+        self.0 >> age(seconds) & 1 == 1
     }
 }
 
@@ -119,15 +146,33 @@ impl Turnover {
         }
     }
 
-    /// How long a page must have stayed as it is; `None`: there is no telling.
-    pub fn rest(&self, now: Instant) -> Option<Duration> {
-        let Some(since) = self.busy_since else { return Some(Duration::ZERO) };
+    /// Of which age pages are worth folding.
+    pub fn ages(&self, now: Instant) -> Ages {
+        let Some(since) = self.busy_since else { return Ages::ALL };
         let busy = now.saturating_duration_since(since);
-        (1..AGES)
-            .map(|age| (age, LIFE * (1 << (age - 1))))
-            .take_while(|(_, rest)| busy >= *rest + SEEN)
-            .find(|(age, _)| self.written[*age] * LIFE.as_secs_f64() * ONE_IN <= self.lived[*age])
-            .map(|(_, rest)| rest)
+        let is_worth = |age: &usize| {
+            let is_short = begin(age + 1) - begin(*age) < LIFE.as_secs_f64();
+            // Of an age that is over so soon, what comes after it counts too.
+            let until = if is_short { begin(age + 1) } else { begin(*age) };
+            busy >= Duration::from_secs_f64(until) + LIFE + SEEN
+                && self.ended(*age) * ONE_IN < 1.0
+                && (!is_short || self.ended(age + 1) * ONE_IN < 1.0)
+        };
+        Ages((1..AGES).filter(is_worth).fold(0, |ages, age| ages | 1 << age))
+    }
+
+    /// Which part of the pages that reach this age is written within a minute.
+    fn ended(&self, age: usize) -> f64 {
+        let (mut from, end) = (begin(age), begin(age) + LIFE.as_secs_f64());
+        let mut sum = 0.0;
+        for at in age..AGES {
+            let until = if at + 1 < AGES { begin(at + 1).min(end) } else { end };
+            if self.written[at] > 0.0 {
+                sum += self.written[at] / self.lived[at].max(1.0) * (until - from).max(0.0);
+            }
+            from = until;
+        }
+        1.0 - (-sum).exp()
     }
 }
 
@@ -145,42 +190,64 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut turnover = Turnover::new(start);
-        let rest = |turnover: &Turnover, seconds| turnover.rest(at(seconds));
         // A guest that does nothing writes some pages all the time.
         (1..20).for_each(|second| turnover.add(80, 100_000, at(second)));
-        assert_eq!(rest(&turnover, 19), Some(Duration::ZERO));
+        assert_eq!(turnover.ages(at(19)), Ages::ALL);
         turnover.add(2000, 100_000, at(20));
         turnover.add(2000, 100_000, at(21));
-        assert_eq!(rest(&turnover, 21), None);
+        assert_eq!(turnover.ages(at(21)), Ages(0));
         (22..200).for_each(|second| turnover.add(0, 100_000, at(second)));
-        assert_ne!(rest(&turnover, 199), Some(Duration::ZERO));
+        assert_ne!(turnover.ages(at(199)), Ages::ALL);
         (200..400).for_each(|second| turnover.add(0, 100_000, at(second)));
-        assert_eq!(rest(&turnover, 399), Some(Duration::ZERO));
+        assert_eq!(turnover.ages(at(399)), Ages::ALL);
     }
 
     #[test]
     fn ages_are_told_apart() {
-        let ages = [0, 59, 60, 119, 120, 239, 240, 479, 480, 959, 960, u32::MAX].map(age);
-        assert_eq!(ages, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]);
+        let ages = [0, 7, 8, 15, 16, 31, 32, 64, 128, 256, 512, 1023, 1024, u32::MAX].map(age);
+        assert_eq!(ages, [0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 7, 8, 8]);
+        assert_eq!([0, 1, 2, 8].map(begin), [0.0, 8.0, 16.0, 1024.0]);
+        assert!(Ages(0b1_0010).has(8) && Ages(0b1_0010).has(100) && !Ages(0b1_0010).has(16) && !Ages(0).has(0));
     }
 
-    /// Pages of which all are written between 60 and 120 s after they were written last, beside others that stay.
-    #[test]
-    fn who_is_busy_folds_what_has_outlived_the_others() {
+    /// A thousand pages that are written every `period` seconds, one after the other, beside ten thousand that were written once; how
+    /// old those are that may be folded, whenever that changes.
+    fn open_ages(period: u32) -> Vec<(u32, Vec<usize>)> {
         let start = Instant::now();
-        let at = |seconds| start + Duration::from_secs(seconds);
         let mut turnover = Turnover::new(start);
-        let mut rests = Vec::new();
-        for second in 1..1000 {
-            turnover.add(500, 100_000, at(second));
-            let there = [30_000, 20_000, if second < 120 { 0 } else { 5000 }, 0, 0, 0];
-            turnover.count(&[0, 500, if second < 120 { 0 } else { 3 }, 0, 0, 0], &there, at(second));
-            let rest = turnover.rest(at(second)).map(|rest| rest.as_secs());
-            if rests.last().is_none_or(|(_, last)| *last != rest) {
-                rests.push((second, rest));
+        let mut seen = vec![(0, Vec::new())];
+        for second in 1..2000_u32 {
+            let at = start + Duration::from_secs(second.into());
+            let (mut written, mut there) = (ByAge::default(), ByAge::default());
+            for page in 0..1000 {
+                let first = page * period / 1000;
+                let since = second.checked_sub(first).map_or(second, |time| time % period);
+                if second > period && since == 0 {
+                    written[age(period)] += 1;
+                }
+                there[age(since)] += 1;
+            }
+            there[age(second)] += 10_000;
+            turnover.add(500, 100_000, at);
+            turnover.count(&written, &there, at);
+            let ages = turnover.ages(at);
+            let open: Vec<usize> = (0..AGES).filter(|age| ages.0 >> age & 1 == 1).collect();
+            if seen.last().is_some_and(|(_, last)| *last != open) {
+                seen.push((second, open));
             }
         }
-        // Not before those that have stayed for two minutes were seen for a while.
-        assert_eq!(rests, [(1, None), (241, Some(120))]);
+        seen
+    }
+
+    #[test]
+    fn who_is_busy_folds_what_stays() {
+        // Written again before a minute is over: only what was written once.
+        let short = open_ages(40);
+        assert!(short.iter().all(|(second, open)| *second < 180 || open.iter().all(|age| *age >= 4)), "{short:?}");
+        assert!(short.last().is_some_and(|(_, open)| *open == [4, 5, 6, 7, 8]), "{short:?}");
+        // Written again after four minutes: also what is young, but not what will soon be written.
+        let long = open_ages(240);
+        assert!(long.iter().any(|(second, open)| *second < 200 && open.starts_with(&[1, 2, 3])), "{long:?}");
+        assert!(long.last().is_some_and(|(_, open)| *open == [1, 2, 3, 4, 6, 7, 8]), "{long:?}");
     }
 }

@@ -1,5 +1,6 @@
 //! The broken pages of a member: fingerprinted now and then, the more seldom the less they rest.
 
+use crate::turnover::Ages;
 use page::{Fingerprint, HostVirt, PageRange};
 
 /// When a broken page is looked at again, in seconds: at first, and at most.
@@ -47,13 +48,13 @@ impl BrokenPageList {
     }
 
     /// Says which of these pages have rested and were not said to have: those that are the same as when they were seen before, and
-    /// have been for `stayed` seconds. What is not yet is seen again after `wait` seconds, doubling.
+    /// of one of these ages. They are seen again after `wait` seconds, doubling.
     pub fn have_rested(
         &mut self,
         start: HostVirt,
         fingerprints: &[Fingerprint],
         now: u32,
-        (wait, stayed): (u32, u32),
+        (wait, ages): (u32, Ages),
     ) -> Vec<bool> {
         let mut tell = Vec::with_capacity(fingerprints.len());
         for (page, fingerprint) in (start.page()..).zip(fingerprints) {
@@ -66,7 +67,7 @@ impl BrokenPageList {
             if !is_same {
                 (entry.since, entry.fingerprint) = (now, fingerprint.0);
             }
-            let rested = is_same && now - entry.since >= stayed;
+            let rested = is_same && ages.has(now - entry.since);
             tell.push(rested && !entry.told);
             entry.told = rested;
             if !is_new {

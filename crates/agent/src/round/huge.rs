@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 pub const HUGE_PAGES: u64 = 512;
 /// When a huge page that did not change is looked at again, at first and at most.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(64));
-/// The same of any that nothing is to be folded of until it has stayed for some time.
-const LATER: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(120));
+/// Where pages are folded by age, all are looked at again after so long, or what makes it a four-hundredth of a
+/// processor.
+const LATER: (Duration, Duration) = (Duration::from_secs(20), Duration::from_micros(400 * 200));
 
 struct HugePage {
     due: Instant,
@@ -78,6 +79,7 @@ impl HugePageList {
 
     /// Takes in how one looks now. Unless it `is_urgent`, it will be looked at again the later.
     pub fn seen(&mut self, start: HostVirt, fingerprints: &[Fingerprint], is_urgent: bool) -> Seen {
+        let later = LATER.1 * u32::try_from(self.known.len()).unwrap_or(u32::MAX);
         let Some(entry) = self.known.get_mut(&start.page()) else { return Seen::default() };
         let was_new = std::mem::take(&mut entry.is_new);
         let is_first = entry.before.is_none();
@@ -90,7 +92,7 @@ impl HugePageList {
             }
         }
         entry.wait = match (changed.is_empty(), is_urgent) {
-            (_, false) => (entry.wait * 2).clamp(LATER.0, LATER.1),
+            (_, false) => LATER.0.max(later),
             (true, true) => (entry.wait * 2).min(AGAIN.1),
             (false, true) => AGAIN.0,
         };

@@ -11,7 +11,7 @@
 //! ```
 
 use super::bits::{Bits, CHUNK_PAGES};
-use crate::turnover::{ByAge, Written, age};
+use crate::turnover::{Ages, ByAge, Written, age};
 use page::PoolSlot;
 
 /// When pages were folded is known by windows of so many seconds.
@@ -25,7 +25,7 @@ const STEP: u32 = 4;
 /// Steps that are told apart; 0 is never.
 const STEPS: u32 = u16::MAX as u32;
 /// When a page was written is of no interest any more after so many seconds.
-const LONG_AGO: u32 = 16 * 60;
+const LONG_AGO: u32 = 1024;
 /// So many pages of a chunk at a time are a sign that it is worked in.
 const MANY: u64 = 8;
 /// How long a chunk is left alone for the first time, in seconds, and how often that is doubled at most.
@@ -106,21 +106,31 @@ impl Chunk {
         found
     }
 
-    /// Those of these pages that were not seen written for so many seconds.
-    pub fn stayed(&self, pages: Bits, now: u32, seconds: u32) -> Bits {
-        let has = |page: &u64| {
+    /// Those of these pages that are of one of these ages.
+    pub fn aged(&self, pages: Bits, now: u32, ages: Ages) -> Bits {
+        let is_aged = |page: &u64| {
             let written = self.written.get(*page as usize).copied().unwrap_or(0);
-            seconds_since(written, now).unwrap_or(now) >= seconds
+            ages.has(seconds_since(written, now).unwrap_or(now))
         };
-        let pages = pages.runs().flat_map(|(first, count)| (first..first + count).filter(has));
+        let pages = pages.runs().flat_map(|(first, count)| (first..first + count).filter(is_aged));
         pages.fold(Bits::default(), |bits, page| bits.or(Bits::span(page, 1)))
     }
 
-    /// Counts the pages that were ever seen written, by age.
+    /// Whether none of its pages was seen written for so many seconds.
+    pub const fn is_at_rest(&self, now: u32, seconds: u32) -> bool {
+        self.last_written == 0 || now >= self.last_written + seconds
+    }
+
+    /// Counts the pages that were ever seen written, by age. When a broken page is written again, nobody sees.
     pub fn count(&self, there: &mut ByAge, now: u32) {
         if self.last_written > 0 {
-            let ages = self.written.iter().filter_map(|written| seconds_since(*written, now)).map(age);
-            ages.for_each(|age| there[age] += 1);
+            for (page, written) in self.written.iter().enumerate() {
+                if let Some(seconds) = seconds_since(*written, now)
+                    && !self.broken.has(page as u64)
+                {
+                    there[age(seconds)] += 1;
+                }
+            }
         }
     }
 

@@ -285,7 +285,7 @@ proptest! {
             table.set_time(1000 * (n as u32 + 1));
             if let Step::Rest(written) = &step {
                 let ranges: Vec<_> = written.iter().map(|(a, n)| real(*a, *n)).collect();
-                prop_assert_eq!(listed(&table.rest((&ranges, &[]), u64::MAX, 0)), model.rest(written));
+                prop_assert_eq!(listed(&table.rest((&ranges, &[]), u64::MAX, Ages::ALL)), model.rest(written));
             } else {
                 model.apply(&step);
                 run_step(&mut table, &step);
@@ -317,7 +317,7 @@ proptest! {
         let expected: BTreeSet<u64> = pending.iter().flat_map(|(a, n)| *a..a + n).collect();
         let mut seen = BTreeSet::new();
         for _ in 0..PAGES {
-            let rested = table.rest((&[], &[]), budget, 0);
+            let rested = table.rest((&[], &[]), budget, Ages::ALL);
             let number: u64 = rested.iter().map(|range| range.pages).sum();
             prop_assert!(number < budget + CHUNK_PAGES);
             for page in listed(&rested) {
@@ -374,7 +374,7 @@ fn where_folds_are_for_nothing_there_are_none_for_a_while() {
             table.set_time(now + 1 + wait);
             assert_eq!(table.refoldable().is_empty(), waits, "{round} {wait}");
             table.set_pending(real(600, 8));
-            assert_eq!(table.rest((&[], &[]), u64::MAX, 0).is_empty(), waits, "{round} {wait}");
+            assert_eq!(table.rest((&[], &[]), u64::MAX, Ages::ALL).is_empty(), waits, "{round} {wait}");
         }
         table.set_private(real(0, 10));
     }
@@ -386,32 +386,35 @@ fn where_folds_are_for_nothing_there_are_none_for_a_while() {
 }
 
 #[test]
-fn what_was_written_lately_has_not_rested_for_long() {
+fn pages_rest_by_age() {
+    // Those that were written 64 s ago, or longer.
+    let old = Ages::of(&[4, 5, 6, 7, 8]);
     let mut table = Table::new();
     table.ask(real(0, 20));
     table.set_time(100);
-    let look = |table: &mut Table, written: &[PageRange], new: &[PageRange], stayed| {
-        listed(&table.rest((written, new), u64::MAX, stayed)).len()
+    let look = |table: &mut Table, written: &[PageRange], new: &[PageRange], ages| {
+        listed(&table.rest((written, new), u64::MAX, ages)).len()
     };
-    look(&mut table, &[real(0, 10)], &[real(10, 10)], 60);
+    look(&mut table, &[real(0, 10)], &[real(10, 10)], old);
     assert_eq!(table.take_written(), Written { rested: 10, by_age: [0; AGES] });
-    assert_eq!(look(&mut table, &[], &[], 60), 10, "what is new only was not written");
+    assert_eq!(look(&mut table, &[], &[], old), 10, "what is new only was not written");
     // Written over and over, a page has rested once.
-    look(&mut table, &[real(0, 10)], &[], 60);
-    assert_eq!(table.take_written(), Written { rested: 0, by_age: [10, 0, 0, 0, 0, 0] });
-    table.set_time(156);
-    assert_eq!(look(&mut table, &[], &[], 60), 0);
-    assert_eq!(table.ages(), [10, 0, 0, 0, 0, 0]);
+    look(&mut table, &[real(0, 10)], &[], old);
+    assert_eq!(table.take_written(), Written { rested: 0, by_age: [10, 0, 0, 0, 0, 0, 0, 0, 0] });
     table.set_time(160);
-    assert_eq!(look(&mut table, &[], &[], 60), 10);
-    assert_eq!(table.ages(), [0, 10, 0, 0, 0, 0]);
-    look(&mut table, &[real(0, 1)], &[], 60);
-    assert_eq!(table.take_written(), Written { rested: 1, by_age: [0, 1, 0, 0, 0, 0] });
-    assert_eq!((look(&mut table, &[], &[], 60), look(&mut table, &[], &[], 0)), (0, 1));
+    assert_eq!(look(&mut table, &[], &[], old), 0);
+    assert_eq!(table.ages(), [0, 0, 0, 10, 0, 0, 0, 0, 0]);
+    table.set_time(164);
+    assert_eq!(look(&mut table, &[], &[], old), 10);
+    assert_eq!(table.ages(), [0, 0, 0, 0, 10, 0, 0, 0, 0]);
+    assert_eq!((table.is_at_rest(real(15, 1), 64), table.is_at_rest(real(15, 1), 65)), (true, false));
+    look(&mut table, &[real(0, 1)], &[], old);
+    assert_eq!(table.take_written(), Written { rested: 1, by_age: [0, 0, 0, 0, 1, 0, 0, 0, 0] });
+    assert_eq!((look(&mut table, &[], &[], old), look(&mut table, &[], &[], Ages::ALL)), (0, 1));
     // Nothing is known any more of what was written long ago, and takes no memory.
     assert_eq!(table.chunks.len(), 1);
     table.set_time(2000);
-    assert_eq!((look(&mut table, &[], &[], 0), table.chunks.len()), (0, 0));
+    assert_eq!((look(&mut table, &[], &[], Ages::ALL), table.chunks.len()), (0, 0));
 }
 
 #[test]
@@ -449,7 +452,7 @@ fn a_reservation_costs_nothing_until_it_is_written() {
     assert_eq!(table.counts().enrolled, 1 << 32);
     table.set_pending(real(5 << 30, 1));
     table.set_pending(real(1 << 30, 1));
-    assert_eq!(table.rest((&[], &[]), u64::MAX, 0), [real(1 << 30, 1)]);
+    assert_eq!(table.rest((&[], &[]), u64::MAX, Ages::ALL), [real(1 << 30, 1)]);
 }
 
 #[test]
@@ -467,7 +470,7 @@ fn a_quiet_look_at_512_mib_is_quick() {
     let mut foldable = Vec::new();
     let quickest = (0..20).map(|_| {
         let start = std::time::Instant::now();
-        assert!(table.rest((&[], &[]), u64::MAX, 0).is_empty());
+        assert!(table.rest((&[], &[]), u64::MAX, Ages::ALL).is_empty());
         let rest = start.elapsed();
         table.foldable(&mut foldable);
         (start.elapsed(), rest)

@@ -116,7 +116,7 @@ fn work(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow:
     std::thread::sleep(REST);
     let vmas_before = scene.taken()?.vmas;
     let (begin, cpu_before) = (Instant::now(), scene.merger.cpu_s()?);
-    scene.guests.work()?;
+    scene.guests.work(o.pause)?;
     let mut curve = Curve::default();
     while begin.elapsed().as_secs_f64() < o.minutes * 60.0 {
         curve.add(begin, cpu_before, scene.merger.progress()?);

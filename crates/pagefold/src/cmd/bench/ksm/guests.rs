@@ -78,14 +78,13 @@ impl Guests {
         Ok(vms.iter().filter_map(|guest| guest.pid).chain(self.processes.iter().map(Child::id)).collect())
     }
 
-    /// Begins the work that a churn is about. It goes on until the guests end.
+    /// Begins the work that a churn is about, with pauses of so many seconds. It goes on until the guests end.
     ///
     /// # Errors
     /// A guest does not answer.
-    pub fn work(&mut self) -> anyhow::Result<()> {
+    pub fn work(&mut self, pause: u16) -> anyhow::Result<()> {
         for guest in self.vms.as_ref().map_or_else(|| Ok(Vec::new()), Lab::guests)? {
-            let script = format!("{WORK} </dev/null >/dev/null 2>&1 &");
-            guest.exec(&["sh", "-c", &script], Duration::from_secs(30))?;
+            guest.exec(&["sh", "-c", &script(pause)], Duration::from_secs(30))?;
         }
         for child in &mut self.processes {
             let input = child.stdin.as_mut().context("a guest without input")?;
@@ -116,12 +115,17 @@ fn start_vms(lab: &Lab, o: &Options, image: lab::Image, merger: &dyn Merger) -> 
 }
 
 /// Turns over page cache, database and processes, for ever; what an image does not have fails quickly.
-const WORK: &str = "(while :; do \
-find /usr/bin /usr/lib /bin /lib -type f -size -4096k -exec sha256sum {} + ; sync; echo 3 > /proc/sys/vm/drop_caches; \
-for i in 1 2 3 4 5 6 7 8 9 10; do \
-mariadb -e 'CREATE DATABASE IF NOT EXISTS bench; CREATE TABLE IF NOT EXISTS bench.t (n INT AUTO_INCREMENT PRIMARY KEY, s TEXT); \
-INSERT INTO bench.t (s) SELECT REPEAT(MD5(seq), 50) FROM seq_1_to_500; UPDATE bench.t SET s = REPEAT(MD5(n), 40) ORDER BY RAND() LIMIT 200; \
-DELETE FROM bench.t ORDER BY n LIMIT 300'; sh -c 'sleep 0.1'; done; sleep 1; done)";
+fn script(pause: u16) -> String {
+    format!(
+        "(while :; do \
+         mariadb -e 'CREATE DATABASE IF NOT EXISTS bench; CREATE TABLE IF NOT EXISTS bench.t (n INT AUTO_INCREMENT PRIMARY KEY, s TEXT); \
+         INSERT INTO bench.t (s) SELECT REPEAT(MD5(seq), 50) FROM seq_1_to_500; UPDATE bench.t SET s = REPEAT(MD5(n), 40) ORDER BY RAND() LIMIT 200; \
+         DELETE FROM bench.t ORDER BY n LIMIT 300'; sh -c 'sleep 1'; done) </dev/null >/dev/null 2>&1 & \
+         (while :; do \
+         find /usr/bin /usr/lib /bin /lib -type f -size -4096k -exec sha256sum {{}} + ; sleep {pause}; \
+         sync; echo 3 > /proc/sys/vm/drop_caches; sleep {pause}; done) </dev/null >/dev/null 2>&1 &"
+    )
+}
 
 impl Drop for Guests {
     fn drop(&mut self) {

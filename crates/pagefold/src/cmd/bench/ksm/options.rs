@@ -47,6 +47,9 @@ pub struct Options {
     /// How long they work for each side
     #[arg(long, value_name = "M", default_value_t = 3.0, requires = "churn")]
     pub minutes: f64,
+    /// Seconds that guests wait after each of the two halves of a pass over their files; 0: they work flat out
+    #[arg(long, value_name = "SECONDS", default_value_t = 45, requires = "churn")]
+    pub pause: u16,
     /// Draw the curves of the first round into a file
     #[arg(long, value_name = "FILE", requires = "churn")]
     pub svg: Option<PathBuf>,
