@@ -35,8 +35,9 @@ use wire::{
 const PROVER: &str = "prove.sock";
 /// Attempts to connect come no closer, and no further apart.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// How often the worker is told how it goes.
+/// How often the worker is told how it goes, and how soon after pages were folded.
 const STATS_EVERY: Duration = Duration::from_secs(1);
+const STATS_SOON: Duration = Duration::from_millis(100);
 /// How often written pages are looked for among the folded, at most; and what that may take of a processor.
 const BROKEN_EVERY: (Duration, u32) = (Duration::from_secs(1), 1000);
 /// Pages that are fingerprinted between two looks at what the worker asks.
@@ -261,11 +262,13 @@ impl Agent {
         session.link.send(&ToWorker::LeaseTaken(era))
     }
 
-    fn fold(&mut self, session: &Session, runs: &[wire::FoldRun]) -> Vec<Outcome> {
+    fn fold(&mut self, session: &mut Session, runs: &[wire::FoldRun]) -> Vec<Outcome> {
         let on = session.pace.is_some_and(|pace| pace.fold == FoldMode::On);
         match &mut self.folder {
             Ok(folder) if on => {
-                self.viewed = Some(Instant::now());
+                let now = Instant::now();
+                self.viewed = Some(now);
+                session.stats_due = session.stats_due.min(now + STATS_SOON);
                 let outcomes = folder.fold(runs, &self.pool, (&self.pagemap, &mut self.rounds), &mut self.stats);
                 self.rounds.hurry(outcomes.iter().filter(|outcome| **outcome == Outcome::Folded).count());
                 outcomes

@@ -321,7 +321,7 @@ mod tests {
             ("[[group]]\nname = '../x'".to_owned(), "line 2: group name \"../x\""),
             ("[[group]]\nfold = 'on'".to_owned(), "missing field `name`"),
             ("[service]\nworker-uid-base = 0".to_owned(), "line 2, worker-uid-base: 0 is no user"),
-            ("[service]\nprover = 'no'".to_owned(), "line 2: invalid type: string \"no\", expected a boolean"),
+            ("[service]\nprover = 'no'".to_owned(), "line 2, prover: invalid type: string \"no\", expected a boolean"),
             ("[service".to_owned(), "line 1: "),
         ] {
             let error = parse(&text).unwrap_err();
