@@ -1,20 +1,20 @@
 //! How fast the contents of a member's memory change, and which pages are worth folding while it works.
 //!
-//! What is folded and written again within a minute was folded for nothing. Where so much is written that more than one page
-//! in twenty would be written within the next minute, if it hit all alike, the member is *busy*. It does not hit all alike, so
+//! What is folded and written again within a minute was folded for nothing. Where more than one page in twenty was written
+//! within the last minute, the member is *busy*: as many would be in the next, if it hit all alike. It does not, so
 //! pages are counted by age, the time since they were written last: how many there are, and how many of them are written.
 //! Pages of an age are folded if, as far as was seen in this time of work, fewer than one in twenty of them would be written
 //! within a minute. Memory that is used for a while and then for something else is worth folding while it is young, and what
 //! has outlived all that is so again.
 //!
 //! ```text
-//!            60 s x pages that change in a second > pages / 20
+//!            more than a twentieth was written within a minute
 //!    QUIET ----------------------------------------------------> BUSY
 //!   fold what was not written            fold what has an age at which pages stay; none
 //!   in a whole round                     of an age that was not seen for long enough
 //!      ^                                                          |
 //!      `----------------------------------------------------------'
-//!            not so any more; what was measured is forgotten by half every minute
+//!            not so any more
 //! ```
 
 use std::time::{Duration, Instant};
@@ -23,14 +23,12 @@ use std::time::{Duration, Instant};
 pub const LIFE: Duration = Duration::from_secs(60);
 /// One page of so many may be.
 const ONE_IN: f64 = 20.0;
-/// How fast pages change counts half after this time.
-const HALF_LIFE: Duration = Duration::from_secs(60);
-/// And which of them after this.
+/// The last minute is known in so many parts, and the one that has begun.
+const PARTS: usize = 6;
+/// Which pages were written counts half after this time.
 const AGES_HALF_LIFE: Duration = Duration::from_secs(300);
 /// Pages of an age say nothing before they could be seen for so long: what is done every other minute must not be missed.
 const SEEN: Duration = Duration::from_secs(60);
-/// Less time than this says nothing yet.
-const LEAST: Duration = Duration::from_secs(1);
 
 /// Ages that are told apart: less than 8 s, less than 16 s, and so on, and more than 1024 s.
 pub const AGES: usize = 9;
@@ -97,11 +95,9 @@ impl Written {
 /// See the module.
 #[derive(Debug)]
 pub struct Turnover {
-    /// Pages that changed since `since`.
-    changed: u64,
+    /// Pages that changed in the part of a minute that began then, and in the ones before.
+    changed: [u64; PARTS + 1],
     since: Instant,
-    /// Parts of all pages that change in a second.
-    rate: f64,
     busy_since: Option<Instant>,
     counted: Instant,
     /// Pages that were written while busy, by age.
@@ -114,21 +110,21 @@ impl Turnover {
     /// Nothing has changed yet.
     pub const fn new(now: Instant) -> Self {
         let (written, lived) = ([0.0; AGES], [0.0; AGES]);
-        Self { changed: 0, since: now, rate: 0.0, busy_since: None, counted: now, written, lived }
+        Self { changed: [0; PARTS + 1], since: now, busy_since: None, counted: now, written, lived }
     }
 
     /// Takes in that so many of so many pages have changed.
     pub fn add(&mut self, changed: u64, pages: u64, now: Instant) {
-        self.changed += changed;
-        let time = now.saturating_duration_since(self.since);
-        if time < LEAST {
-            return;
+        let part = LIFE / PARTS as u32;
+        while now.saturating_duration_since(self.since) >= part {
+            let over = self.changed.iter().all(|changed| *changed == 0);
+            self.since = if over { now } else { self.since + part };
+            self.changed.rotate_right(1);
+            self.changed[0] = 0;
         }
-        let rate = self.changed as f64 / pages.max(1) as f64 / time.as_secs_f64();
-        self.rate = (self.rate * faded(time, HALF_LIFE)).max(rate);
-        (self.changed, self.since) = (0, now);
+        self.changed[0] += changed;
         let was_busy = self.busy_since.is_some();
-        let is_busy = self.rate * LIFE.as_secs_f64() * ONE_IN > 1.0;
+        let is_busy = self.changed.iter().sum::<u64>() as f64 * ONE_IN > pages as f64;
         if is_busy != was_busy {
             (self.busy_since, self.counted) = (is_busy.then_some(now), now);
             (self.written, self.lived) = ([0.0; AGES], [0.0; AGES]);
@@ -193,13 +189,18 @@ mod tests {
         // A guest that does nothing writes some pages all the time.
         (1..20).for_each(|second| turnover.add(80, 100_000, at(second)));
         assert_eq!(turnover.ages(at(19)), Ages::ALL);
-        turnover.add(2000, 100_000, at(20));
-        turnover.add(2000, 100_000, at(21));
+        turnover.add(3000, 100_000, at(20));
+        turnover.add(3000, 100_000, at(21));
         assert_eq!(turnover.ages(at(21)), Ages(0));
-        (22..200).for_each(|second| turnover.add(0, 100_000, at(second)));
-        assert_ne!(turnover.ages(at(199)), Ages::ALL);
-        (200..400).for_each(|second| turnover.add(0, 100_000, at(second)));
-        assert_eq!(turnover.ages(at(399)), Ages::ALL);
+        (22..80).for_each(|second| turnover.add(0, 100_000, at(second)));
+        assert_ne!(turnover.ages(at(79)), Ages::ALL);
+        (80..95).for_each(|second| turnover.add(0, 100_000, at(second)));
+        assert_eq!(turnover.ages(at(94)), Ages::ALL);
+        // However long nobody looked.
+        turnover.add(9000, 100_000, at(95));
+        assert_eq!(turnover.ages(at(95)), Ages(0));
+        turnover.add(0, 100_000, at(100_000));
+        assert_eq!(turnover.ages(at(100_000)), Ages::ALL);
     }
 
     #[test]

@@ -21,6 +21,8 @@ impl Prober {
     /// It does not come to life.
     pub fn start(merger: &dyn Merger) -> anyhow::Result<Self> {
         let mut command = merger.command("probe")?;
+        // All of its memory is new, which a member that is not eager takes for work.
+        command.env("PAGEFOLD_EAGER", "1");
         let mut child = command
             .args(["bench-guest", "probe"])
             .stdin(Stdio::piped())
