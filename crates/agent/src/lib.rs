@@ -16,6 +16,8 @@ mod round;
 mod section;
 mod start;
 mod table;
+#[cfg(test)]
+mod testing;
 mod thread;
 mod turnover;
 mod unfold;

@@ -155,3 +155,7 @@ fn map_over(table: &mut Table, piece: PageRange, source: Option<Source<'_>>, off
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "refold_tests.rs"]
+mod tests;

@@ -20,11 +20,10 @@
 //! hundred microseconds; so only what was not written for a while is made whole.
 
 use crate::references;
-use crate::round::HUGE_PAGES;
 use crate::table::{self, Guard, Traits};
 use crate::witness::Witness;
-use host::{MemberMemory, Pagemap, PagemapEntry, Userfault, Watch, make_private, move_mapping_over};
-use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange};
+use host::{HUGE_PAGES, MemberMemory, Pagemap, PagemapEntry, Userfault, Watch, make_private, move_mapping_over};
+use page::{HostVirt, PAGE_SHIFT, PageRange};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -180,16 +179,16 @@ fn is_all_its_own(pagemap: &Pagemap, piece: PageRange) -> bool {
 fn replace(copy: MemberMemory, piece: PageRange, traits: Traits) -> Result<(), Errno> {
     host::give_to_children(copy.range(), true)?;
     traits.inherited().apply(copy.range())?;
-    for n in 0..piece.pages {
-        let to = copy.range().start.add_pages(n).0 as usize as *mut [u8; PAGE_BYTES];
-        // SAFETY: the page is of a mapping just made, which nobody else knows of; no other reference to it exists.
-        let to = unsafe { &mut *to };
-        // SAFETY: the page is private memory, readable and writable as its traits say, which stays so while the table is locked.
-        unsafe { host::copy_page(piece.start.add_pages(n), to) };
-    }
+    // SAFETY: the piece is private memory, readable and writable as its traits say, which stays so while the table is locked; our
+    // mapping was just made.
+    unsafe { copy.fill(piece.start) };
     // SAFETY: writers were kept out of every page of the piece before anything was copied, nobody held one who could write it
     // otherwise, and our mapping holds the same bytes.
     unsafe { move_mapping_over(copy.range(), piece.start) }?;
     copy.forget();
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "regain_tests.rs"]
+mod tests;

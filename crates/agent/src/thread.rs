@@ -13,13 +13,13 @@
 use crate::fold::{Folder, donate, find_broken};
 use crate::link::Link;
 use crate::pool::Pool;
-use crate::round::{HIDDEN, HUGE_PAGES, Kind, Rounds};
+use crate::round::{HIDDEN, Kind, Rounds};
 use crate::section::Section;
 use crate::table;
 use crate::turnover::LIFE;
 use crate::unfold::Unfold;
 use crate::{arena, doors, give_way};
-use host::{Pagemap, Purpose, SharedMark, Userfault};
+use host::{HUGE_PAGES, Pagemap, Purpose, SharedMark, Userfault};
 use page::{Fingerprint, PageRange};
 use rustix::fd::OwnedFd;
 use rustix::time::{ClockId, clock_gettime};

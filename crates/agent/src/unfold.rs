@@ -22,7 +22,7 @@
 use crate::section::RUN_PAGES;
 use crate::table::{Table, Traits};
 use host::{MemberMemory, Pagemap, PagemapEntry, PoolView, Userfault, Watch, move_mapping_over, pages_equal};
-use page::{HostVirt, PAGE_BYTES, PageRange, PoolSlot};
+use page::{HostVirt, PageRange, PoolSlot};
 use rustix::io::Errno;
 
 /// What unfolding needs, made once.
@@ -126,13 +126,8 @@ impl Shown {
 
 fn replace(piece: PageRange, slots: HostVirt, traits: Traits) -> Result<(), Errno> {
     let copy = MemberMemory::new(piece.pages)?;
-    for n in 0..piece.pages {
-        let to = copy.range().start.add_pages(n).0 as usize as *mut [u8; PAGE_BYTES];
-        // SAFETY: the page is of a mapping just made, which nobody else knows of; no other reference to it exists.
-        let to = unsafe { &mut *to };
-        // SAFETY: the slot lies in the view, which is readable as long as the pool is open.
-        unsafe { host::copy_page(slots.add_pages(n), to) };
-    }
+    // SAFETY: the slots lie in the view, which is readable as long as the pool is open; our mapping was just made.
+    unsafe { copy.fill(slots) };
     for n in (0..piece.pages).filter(|_| traits.may_be_read()) {
         // A worker that changes slots which are in use must not make it worse.
         // SAFETY: both pages are mapped readable: our copy, and the member's page, whose writers are kept out.

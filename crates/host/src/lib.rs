@@ -52,7 +52,7 @@ pub use kpage::{FrameTable, kpf};
 pub use ksm::{Ksm, KsmStat};
 pub use ksm_knobs::{KsmKnobs, set_ksm};
 pub use member_memory::{
-    Inherit, MemberMemory, PoolView, SharedMark, copy_page, give_to_children, make_present, make_private,
+    HUGE_PAGES, Inherit, MemberMemory, PoolView, SharedMark, copy_page, give_to_children, make_present, make_private,
     map_anonymous_over, move_mapping_over, pages_equal, split_huge_page, unmap, write_pages,
 };
 pub use mounts::proc_hides_processes;

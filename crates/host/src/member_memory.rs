@@ -12,7 +12,7 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 use std::ffi::c_void;
 
 /// Pages of a huge page.
-const HUGE_PAGES: u64 = 512;
+pub const HUGE_PAGES: u64 = 512;
 
 /// What a mapping is to have that mappings have not by themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,6 +101,20 @@ impl MemberMemory {
         // SAFETY: the mapping is ours, and whoever holds one of these uses it for contents that are done with.
         let dropped = unsafe { rustix::mm::madvise(pointer(self.0.start), length(pages), Advice::LinuxDontNeed) };
         debug_assert!(dropped.is_ok());
+    }
+
+    /// Copies as many pages as this has from somewhere else, where others may be writing them.
+    ///
+    /// # Safety
+    /// They must be mapped readable for the length of the call, and nobody else uses this memory yet.
+    pub unsafe fn fill(&self, from: HostVirt) {
+        for n in 0..self.0.pages {
+            let to = pointer(self.0.start.add_pages(n)).cast::<[u8; PAGE_BYTES]>();
+            // SAFETY: the page is of our mapping, which nobody uses: no other reference to it exists.
+            let to = unsafe { &mut *to };
+            // SAFETY: that it can be read is the caller's promise.
+            unsafe { copy_page(from.add_pages(n), to) };
+        }
     }
 
     /// Ends this being our memory: it was moved to another place.

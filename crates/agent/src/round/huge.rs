@@ -1,12 +1,11 @@
 //! The huge pages of a member: looked at whole, and again after a time that doubles while they stay as they are, or the member
 //! has other things to do. Which of their small pages have changed meanwhile is seen by their fingerprints.
 
+use host::HUGE_PAGES;
 use page::{Fingerprint, HostVirt, PageRange};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// A huge page.
-pub const HUGE_PAGES: u64 = 512;
 /// When a huge page that did not change is looked at again, at first and at most.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(64));
 /// Where pages are folded by age, all are looked at again after so long, or what makes it a four-hundredth of a

@@ -1,0 +1,129 @@
+//! Pieces that are made whole, while threads and devices write them.
+
+use super::*;
+use crate::section::Section;
+use crate::testing::{LateDevice, Member, fold, pool, section, traits, witness};
+use crate::unfold::Unfold;
+use host::Purpose;
+use page::PAGE_BYTES;
+use std::sync::atomic::{AtomicBool, Ordering};
+use wire::Outcome;
+
+/// As `Folder` does it. Says whether the piece is whole now.
+fn make_whole(watcher: &Userfault, witness: &mut Witness, unfold: &Unfold, piece: PageRange) -> bool {
+    let (mut table, pagemap) = (table::lock(), Pagemap::open(std::process::id()).unwrap());
+    let copy = MemberMemory::huge_page(Some(true)).unwrap();
+    let act = || {
+        make_own(&mut table, piece).map_err(|e| ("make it its own", e))?;
+        witness.end();
+        witness.call_for(&table, &[piece]).map_err(|e| ("call a witness", e))?;
+        let with = (&pagemap, watcher, unfold.keep_out(), witness);
+        super::make_whole(&mut table, with, (piece, traits()), copy, references::generation())
+            .map_err(|e| ("make it whole", e))
+    };
+    let result = act();
+    // Whoever panics needs the lock, to show where it was.
+    drop(table);
+    result.unwrap()
+}
+
+/// Mappings that lie within a range.
+fn mappings(range: PageRange) -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let bounds = |line: &str| {
+        let (from, to) = line.split_once(' ')?.0.split_once('-')?;
+        Some((u64::from_str_radix(from, 16).ok()?, u64::from_str_radix(to, 16).ok()?))
+    };
+    maps.lines().filter_map(bounds).filter(|(from, to)| *from < range.end().0 && *to > range.start.0).count()
+}
+
+#[test]
+fn what_is_no_longer_folded_becomes_one_mapping_and_a_huge_page_again() {
+    let Some(mut section) = section() else { return };
+    let (mut witness, unfold) = (witness(), Unfold::new(Userfault::open(Purpose::KeepOut).unwrap()));
+    let (pool, member) = (pool(), Member::of(MemberMemory::huge_page(Some(true)).unwrap()));
+    let (all, pagemap) = (member.0.range(), Pagemap::open(std::process::id()).unwrap());
+    let is_huge = || pagemap.huge_ranges(all.start, all.end()).unwrap() == [all];
+    let was_huge = is_huge();
+    // What other tests' shadows were given cannot be moved before they end.
+    let fold_all = |section: &mut Section, first: u64| {
+        let end = Instant::now() + Duration::from_secs(10);
+        for page in first..first + 8 {
+            host::split_huge_page(all.start);
+            while fold(section, member.run(page, 1), Some((&pool, page as u32))) != [Outcome::Folded] {
+                assert!(Instant::now() < end, "page {page} cannot be folded");
+                member.word(page, 3).store(0, Ordering::Relaxed);
+            }
+        }
+    };
+    (0..512).step_by(32).for_each(|first| fold_all(&mut section, first));
+    // Some are written, some still map slots.
+    (0..256).for_each(|page| member.word(page, 9).store(page, Ordering::Relaxed));
+    assert!(mappings(all) > 16 && !is_huge());
+    assert!(make_whole(section.guard(), &mut witness, &unfold, all));
+    assert_eq!((mappings(all), is_huge(), member.in_pool()), (1, was_huge, 0));
+    for page in 0..512 {
+        let words = [0, 9, PAGE_BYTES / 8 - 1].map(|word| member.word(page, word).load(Ordering::Relaxed));
+        assert_eq!(words, [page + 1, if page < 256 { page } else { 0 }, page * 7 + 1]);
+    }
+    // All of it can be folded as before.
+    let is_foldable = table::lock().is_foldable(all);
+    assert!(is_foldable);
+    fold_all(&mut section, 256);
+}
+
+/// While a device has yet to write a page, its piece stays as it is. With the witness not asked, what it wrote was lost
+/// in the first of the tries.
+#[test]
+fn what_a_device_has_yet_to_write_is_not_moved() {
+    let (Some(section), Some(mut device)) = (section(), LateDevice::new()) else { return };
+    let (mut witness, unfold) = (witness(), Unfold::new(Userfault::open(Purpose::KeepOut).unwrap()));
+    let member = Member::of(MemberMemory::huge_page(Some(true)).unwrap());
+    for round in 1..=200 {
+        let page = round * 89 % 512;
+        device.begin(&member, &[page], 7);
+        let is_whole = make_whole(section.guard(), &mut witness, &unfold, member.0.range());
+        device.finish(round);
+        assert_eq!(member.word(page, 7).swap(0, Ordering::Relaxed), round, "what a device wrote is lost");
+        assert!(!is_whole, "round {round}");
+    }
+    assert!(make_whole(section.guard(), &mut witness, &unfold, member.0.range()));
+}
+
+/// Threads that write all the time find every write of theirs, while what they write is made whole again and again. With
+/// writers not kept out, one was lost in the first second.
+#[test]
+fn no_write_is_lost_to_what_is_made_whole() {
+    let Some(section) = section() else { return };
+    let (mut witness, unfold) = (witness(), Unfold::new(Userfault::open(Purpose::KeepOut).unwrap()));
+    let (member, stop) = (Member::of(MemberMemory::huge_page(Some(true)).unwrap()), AtomicBool::new(false));
+    let whole = std::thread::scope(|scope| {
+        for writer in 0..2 {
+            let (member, stop) = (&member, &stop);
+            scope.spawn(move || {
+                let mut counts = [0; 512];
+                for turn in 0.. {
+                    // Often enough, nobody writes between the shadow and the moment when writers are kept out.
+                    std::thread::sleep(Duration::from_micros(turn * 37 % 4000));
+                    let page = turn * 89 % 512;
+                    let word = member.word(page, 20 + writer);
+                    assert_eq!(word.load(Ordering::Relaxed), counts[page as usize], "a write to page {page} is lost");
+                    counts[page as usize] += 1;
+                    word.store(counts[page as usize], Ordering::Relaxed);
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+        }
+        let end = Instant::now() + Duration::from_secs(2);
+        let mut whole = 0;
+        while Instant::now() < end {
+            whole += u32::from(make_whole(section.guard(), &mut witness, &unfold, member.0.range()));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        stop.store(true, Ordering::Relaxed);
+        whole
+    });
+    assert!(whole > 20, "made whole {whole} times");
+}

@@ -1,0 +1,151 @@
+//! For tests: memory of this very process that may be folded, a pool to fold it to, and what may hold its pages.
+
+use crate::references;
+use crate::section::{Section, Source};
+use crate::table::{self, Traits};
+use crate::witness::Witness;
+use host::{MemberMemory, Pagemap, PoolView, Purpose, Userfault};
+use page::{PAGE_BYTES, PageRange, PoolSlot};
+use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use wire::Outcome;
+
+const SLOTS: u32 = 1024;
+
+/// A pool whose slot `n` holds `content(n)`.
+pub fn pool() -> PoolView {
+    let file = memfd_create("pool", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, u64::from(SLOTS) * PAGE_BYTES as u64).unwrap();
+    for n in 0..u64::from(SLOTS) {
+        rustix::io::pwrite(&file, &content(n), n * PAGE_BYTES as u64).unwrap();
+    }
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    PoolView::new(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap(), SLOTS).unwrap()
+}
+
+pub fn content(n: u64) -> [u8; PAGE_BYTES] {
+    let mut page = [0; PAGE_BYTES];
+    page[..8].copy_from_slice(&(n + 1).to_ne_bytes());
+    page[PAGE_BYTES - 8..].copy_from_slice(&(n * 7 + 1).to_ne_bytes());
+    page
+}
+
+/// Memory that may be folded, whose page `n` holds `content(n)`.
+pub struct Member(pub MemberMemory);
+
+impl Member {
+    pub fn new(pages: u64) -> Self {
+        Self::of(MemberMemory::new(pages).unwrap())
+    }
+
+    pub fn of(memory: MemberMemory) -> Self {
+        let (pages, this) = (memory.range().pages, Self(memory));
+        // First of all: what is asked in is not shared with the shadows that other tests cast.
+        table::lock().ask(this.0.range());
+        for n in 0..pages {
+            content(n).chunks_exact(8).enumerate().for_each(|(i, word)| {
+                this.word(n, i).store(u64::from_ne_bytes(word.try_into().unwrap()), Ordering::Relaxed);
+            });
+        }
+        this
+    }
+
+    pub fn word(&self, page: u64, word: usize) -> &AtomicU64 {
+        assert!(page < self.0.range().pages && word < PAGE_BYTES / 8);
+        let at = self.0.range().start.add_pages(page).0 as usize + word * 8;
+        // SAFETY: aligned and within the mapping, which lives as long as `self`; everything in it is accessed as atomics.
+        unsafe { AtomicU64::from_ptr(at as *mut u64) }
+    }
+
+    pub fn run(&self, first: u64, pages: u64) -> PageRange {
+        PageRange { start: self.0.range().start.add_pages(first), pages }
+    }
+
+    /// How many of the pages are a file's.
+    pub fn in_pool(&self) -> usize {
+        let range = self.0.range();
+        let (mut entries, pagemap) = (Vec::new(), Pagemap::open(std::process::id()).unwrap());
+        host::make_present(range).unwrap();
+        pagemap.read(range.start, range.pages, &mut entries).unwrap();
+        entries.iter().filter(|e| e.present() && e.file_or_shared()).count()
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        table::lock().forget(self.0.range());
+    }
+}
+
+/// Of memory that may be folded.
+pub fn traits() -> Traits {
+    Traits { asked: true, ..Traits::default() }
+}
+
+pub fn section() -> Option<Section> {
+    match Userfault::open(Purpose::MoveAndNote) {
+        Ok(guard) => Some(Section::new(guard, true).unwrap()),
+        Err(e) => {
+            eprintln!("skipped: no userfaultfd that moves pages here: {e}");
+            None
+        }
+    }
+}
+
+pub fn fold(section: &mut Section, run: PageRange, source: Option<(&PoolView, u32)>) -> Vec<Outcome> {
+    let mut outcomes = vec![Outcome::Gone; run.pages as usize];
+    let source = source.map(|(pool, first)| Source { pool, first: PoolSlot::new(0, first).unwrap() });
+    section.fold(&mut table::lock(), run, source, references::generation(), &mut outcomes);
+    outcomes
+}
+
+/// Without a prover.
+pub fn witness() -> Witness {
+    Witness::new(PathBuf::from("/nonexistent"))
+}
+
+/// A device that answers late: reads that io_uring has begun into registered buffers, from a pipe that is empty yet. What
+/// they bring is put into the page frame itself, whatever the page table says by then.
+pub struct LateDevice {
+    ring: io_uring::IoUring,
+    pipe: (std::io::PipeReader, std::io::PipeWriter),
+    pages: u32,
+}
+
+impl LateDevice {
+    pub fn new() -> Option<Self> {
+        let ring = io_uring::IoUring::new(256).inspect_err(|e| eprintln!("skipped: no io_uring here: {e}")).ok()?;
+        Some(Self { ring, pipe: std::io::pipe().unwrap(), pages: 0 })
+    }
+
+    /// Begins to read into a word of each of these pages.
+    pub fn begin(&mut self, member: &Member, pages: &[u64], word: usize) {
+        let at = |page: &u64| std::ptr::from_ref(member.word(*page, 0)).cast_mut();
+        let buffers: Vec<_> =
+            pages.iter().map(|page| libc::iovec { iov_base: at(page).cast(), iov_len: PAGE_BYTES }).collect();
+        // SAFETY: the pages outlive the registration, which ends in `finish`.
+        unsafe { self.ring.submitter().register_buffers(&buffers) }.unwrap();
+        for (n, page) in pages.iter().enumerate() {
+            let fd = io_uring::types::Fd(self.pipe.0.as_raw_fd());
+            let to = std::ptr::from_ref(member.word(*page, word)).cast_mut().cast();
+            let entry = io_uring::opcode::ReadFixed::new(fd, to, 8, n as u16).build();
+            // SAFETY: the buffer is registered, and is the test's until the read is done.
+            unsafe { self.ring.submission().push(&entry) }.unwrap();
+        }
+        self.ring.submit().unwrap();
+        self.pages = pages.len() as u32;
+    }
+
+    /// The device answers, with the same for everybody, and lets the pages go.
+    pub fn finish(&mut self, word: u64) {
+        for _ in 0..self.pages {
+            self.pipe.1.write_all(&word.to_ne_bytes()).unwrap();
+        }
+        self.ring.submit_and_wait(self.pages as usize).unwrap();
+        assert!(self.ring.completion().all(|done| done.result() == 8));
+        self.ring.submitter().unregister_buffers().unwrap();
+    }
+}
