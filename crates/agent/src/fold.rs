@@ -26,6 +26,8 @@ const COUNT_EVERY: (Duration, u32) = (Duration::from_secs(10), 2000);
 const NOTES_BYTES: usize = wire::FOLD_PAGES * (4 << 10);
 /// Where no shadow can be cast, that is tried again after so long.
 const NO_SHADOW_TIME: Duration = Duration::from_secs(60);
+/// Where the prover has much to do, pages are asked about once more, so often for one message.
+const LATE_TRIES: usize = 8;
 /// Runs that one look at the list of folded pages unfolds before others get their turn.
 const UNFOLD_AT_ONCE: usize = 256;
 
@@ -163,7 +165,7 @@ impl Folder {
     /// Folds parts that were seen to be broken.
     fn fold_again(&mut self, parts: &[Part<'_>], pagemap: &Pagemap, stats: &mut MemberStats, all: &mut [Outcome]) {
         let Ok(generation) = self.surveyed else { return };
-        let mut at = 0;
+        let (mut at, mut tries) = (0, LATE_TRIES);
         while at < parts.len() {
             let mut table = table::lock();
             // The program may have done something to it since it was looked at.
@@ -177,6 +179,16 @@ impl Folder {
             let with = (pagemap, self.unfold.keep_out(), &mut self.witness);
             let (done, took) = refold::some(&mut table, with, group, generation, all);
             stats.stalls.add(micros(took));
+            if self.witness.is_late() {
+                // Nothing of the group was folded.
+                drop(table);
+                if tries > 0 && self.witness.catch_up() {
+                    tries -= 1;
+                } else {
+                    at += done;
+                }
+                continue;
+            }
             for part in &group[..done] {
                 let outcomes = &all[part.at..part.at + part.range.pages as usize];
                 inherit(&table, part.range, outcomes, part.source.is_some());

@@ -74,6 +74,9 @@ pub fn some(
         let slots = part.source.and_then(|s| s.pool.slots(s.first, part.range.pages));
         let _ = slots.map(host::make_present);
     }
+    if !witness.is_at_hand() {
+        return (group.len(), Duration::ZERO);
+    }
     let began = Instant::now();
     // Where the program looks after its faults by itself, this fails, and nothing is touched.
     let registered: Vec<&Part<'_>> =

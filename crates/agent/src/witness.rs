@@ -10,8 +10,9 @@
 
 use crate::table::{Table, Traits, everything};
 use host::{Pagemap, PagemapEntry, Prover, Shadow};
-use page::PageRange;
+use page::{HostVirt, PageRange};
 use rustix::io::Errno;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use wire::prove::Proof;
@@ -20,8 +21,10 @@ use wire::prove::Proof;
 const SHADOW_TIME: Duration = Duration::from_millis(50);
 /// To cast shadows may take this part of the time, whatever a worker asks for.
 const SHADOW_SHARE: u32 = 50;
-/// The prover has so long to answer.
+/// The prover has so long to answer while writers are kept out,
 const ANSWER_TIME: Duration = Duration::from_millis(2);
+/// and so long while nobody waits for it but us.
+const LATE_TIME: Duration = Duration::from_millis(100);
 
 /// See the module.
 pub struct Witness {
@@ -32,6 +35,8 @@ pub struct Witness {
     next_shadow: Instant,
     entries: Vec<PagemapEntry>,
     proofs: Vec<Proof>,
+    /// Whether the prover did not answer in time when it was asked last.
+    is_late: bool,
 }
 
 enum AtHand {
@@ -46,7 +51,14 @@ enum AtHand {
 impl Witness {
     /// With a prover that is to be found there, or none.
     pub fn new(prover: PathBuf) -> Self {
-        Self { prover, at_hand: None, next_shadow: Instant::now(), entries: Vec::new(), proofs: Vec::new() }
+        Self {
+            prover,
+            at_hand: None,
+            next_shadow: Instant::now(),
+            entries: Vec::new(),
+            proofs: Vec::new(),
+            is_late: false,
+        }
     }
 
     /// Finds one, if one can be had now, who can be asked about all broken pages. `table` is the table's lock, held.
@@ -105,11 +117,34 @@ impl Witness {
         (self.at_hand, self.next_shadow) = (None, Instant::now());
     }
 
+    /// Whether there is anybody to ask.
+    pub const fn is_at_hand(&self) -> bool {
+        self.at_hand.is_some()
+    }
+
+    /// Whether the last question was not answered in time: the prover has much to do, or processors have.
+    pub const fn is_late(&self) -> bool {
+        self.is_late
+    }
+
+    /// Waits until a late prover answers again, while no writer is kept out. Says whether it is worth asking the same once more.
+    pub fn catch_up(&mut self) -> bool {
+        let Some(AtHand::Prover(prover)) = &mut self.at_hand else { return false };
+        // What it is asked does not matter: it answers in order.
+        let nothing = [PageRange { start: HostVirt(0), pages: 1 }];
+        let is_there = prover.ask(&nothing, &mut [Proof::Unknown], LATE_TIME).is_ok();
+        if !is_there {
+            self.at_hand = None;
+        }
+        is_there
+    }
+
     /// Asks about pages that writers are kept out of: a proof for each, in order.
     pub fn ask(&mut self, pagemap: &Pagemap, ranges: impl Iterator<Item = PageRange>) -> &[Proof] {
         let ranges: Vec<PageRange> = ranges.collect();
         let pages: u64 = ranges.iter().map(|range| range.pages).sum();
         self.proofs.clear();
+        self.is_late = false;
         if pages == 0 {
             return &self.proofs;
         }
@@ -117,10 +152,13 @@ impl Witness {
         match &mut self.at_hand {
             Some(AtHand::Prover(prover)) => {
                 let answer = prover.ask(&ranges, &mut self.proofs, ANSWER_TIME);
-                if answer.is_err() {
+                if let Err(e) = answer {
                     self.proofs.fill(Proof::Unknown);
-                    // Another one, next time.
-                    self.at_hand = None;
+                    self.is_late = e.kind() == ErrorKind::TimedOut;
+                    if !self.is_late {
+                        // Another one, next time.
+                        self.at_hand = None;
+                    }
                 }
             }
             Some(AtHand::Shadow { .. }) => {
@@ -165,4 +203,60 @@ fn cast_shadow(table: &Table, broken: &[PageRange]) -> Result<Shadow, Errno> {
 fn is_confined() -> bool {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     !status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() == "0"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table;
+    use host::{Received, Seqpacket, SeqpacketListener};
+    use wire::prove::{ANSWER_BYTES, QUESTION_BYTES, Question, encode_answer};
+
+    /// Answers the next question, after a while.
+    fn answer(socket: &Seqpacket, after: Duration) {
+        let (mut question, mut frame) = ([0; QUESTION_BYTES], [0; ANSWER_BYTES]);
+        let bytes = loop {
+            match socket.receive(&mut question, &mut Vec::new()).unwrap() {
+                Received::Frame(bytes) => break bytes,
+                Received::Nothing => std::thread::yield_now(),
+                Received::Closed => return,
+            }
+        };
+        std::thread::sleep(after);
+        let question = Question::decode(&question[..bytes]).unwrap();
+        let bytes = encode_answer(question.id, (0..question.pages).map(|_| Proof::Free), &mut frame);
+        // Who asked may have given up.
+        let _ = socket.send(&frame[..bytes], &[]);
+    }
+
+    #[test]
+    fn a_late_prover_is_asked_again_and_a_dead_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("prove.sock");
+        let listener = SeqpacketListener::bind(&path).unwrap();
+        let mut witness = Witness::new(path);
+        assert!(witness.call_for(&table::lock(), &[]).unwrap());
+        let socket = listener.accept().unwrap().unwrap();
+        let prover = std::thread::spawn(move || {
+            for after in [ANSWER_TIME * 10, Duration::ZERO, Duration::ZERO, LATE_TIME * 3] {
+                answer(&socket, after);
+            }
+        });
+        let pagemap = Pagemap::open(std::process::id()).unwrap();
+        let pages = [PageRange { start: HostVirt(4096), pages: 3 }];
+        let ask = |witness: &mut Witness| witness.ask(&pagemap, pages.into_iter()).to_vec();
+        assert_eq!(ask(&mut witness), [Proof::Unknown; 3]);
+        assert!(witness.is_late() && witness.catch_up());
+        // Unless this machine has more to do than that.
+        if ask(&mut witness) != [Proof::Free; 3] {
+            assert!(witness.is_late());
+        }
+        assert!(witness.is_at_hand());
+        while ask(&mut witness) == [Proof::Free; 3] {}
+        assert!(witness.is_late());
+        assert!(!witness.catch_up() && !witness.is_at_hand());
+        assert_eq!(ask(&mut witness), [Proof::Unknown; 3]);
+        assert!(!witness.is_late());
+        prover.join().unwrap();
+    }
 }

@@ -169,7 +169,8 @@ fn a_folded_guest_is_explained_too() {
     let mut serve = Command::new(env!("CARGO_BIN_EXE_pagefold"));
     serve.args(["serve", "--stop-workers", "--config"]).arg(&config).arg("--dir").arg(&dir);
     let service = Service(serve.stderr(std::process::Stdio::null()).spawn().expect("start a service"));
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let a_minute = || std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let deadline = a_minute();
     let later = || std::thread::sleep(std::time::Duration::from_millis(200));
     while !dir.join("control.sock").exists() && std::time::Instant::now() < deadline {
         later();
@@ -179,6 +180,7 @@ fn a_folded_guest_is_explained_too() {
     if lab.up(&up).is_none() {
         return;
     }
+    let deadline = a_minute();
     let folded = loop {
         let found = answer(&of_ours(&lab, "explain", &["acme-1", "--json", "--no-host"]));
         let kinds = found["kinds"].as_array().expect("kinds").clone();

@@ -151,6 +151,10 @@ pub fn turn(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> any
     let (mut reactions, reactions_missed) = scene.prober.react()?;
     let first_writes = scene.prober.first_writes()?;
     let stall = scene.prober.stalls()?;
+    if stall.merged_share < 0.99 {
+        let share = stall.merged_share * 100.0;
+        say!("pagefold: {name}: warning: {share:.0}% of what was read was merged meanwhile: so its stalls are too low");
+    }
     // Agents count on while the prober is at work.
     let agent_stalls = scene.merger.account()?.agent_stalls;
     scene.end()?;

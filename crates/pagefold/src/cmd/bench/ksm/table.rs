@@ -19,7 +19,7 @@ const fn row(what: &'static str, pointer: &'static str, decimals: usize, scale: 
     Row { what, pointer, decimals, scale, aim }
 }
 
-const ROWS: [Row; 24] = [
+const ROWS: [Row; 25] = [
     row("pages resident before", "/resident_pages", 0, 1.0, ""),
     row("  equal to another", "/equal_pages", 0, 1.0, ""),
     row("pages merged", "/merged_pages", 0, 1.0, ""),
@@ -38,6 +38,7 @@ const ROWS: [Row; 24] = [
     row("  p99: us", "/stall/waits/p99_us", 1, 1.0, "<= 250"),
     row("  longest: us", "/stall/waits/max_us", 1, 1.0, ""),
     row("  of a million reads", "/stall/waits_per_million", 1, 1.0, ""),
+    row("  merged meanwhile: %", "/stall/merged_share", 1, 100.0, ">= 99"),
     row("  nobody merging, p99: us", "/stall/floor_waits/p99_us", 1, 1.0, ""),
     row("  by the agents, p99: us", "/account/agent_stalls/p99_us", 0, 1.0, ""),
     row("metadata bytes a page", "/metadata_bytes_per_page", 1, 1.0, ""),
