@@ -20,6 +20,8 @@
 //! ```
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use wire::{Failures, Outcome};
 
 /// No control message is longer.
 pub const CONTROL_BYTES: usize = 128 << 10;
@@ -173,7 +175,7 @@ pub struct GroupReport {
     /// Pages fingerprinted.
     pub pages_hashed: u64,
     /// Pages that were to be folded and were not, by reason.
-    pub fold_failures: std::collections::BTreeMap<String, u64>,
+    pub fold_failures: BTreeMap<String, u64>,
     /// Pages fingerprinted a second, lately.
     pub scan_rate: u64,
     /// Processor time of the worker.
@@ -193,6 +195,19 @@ pub struct GroupReport {
     /// Members that are counted above and not listed, because the list would not fit into a message.
     #[serde(default)]
     pub members_left_out: u64,
+}
+
+/// All reasons there are.
+pub(crate) fn by_reason(failures: &Failures) -> BTreeMap<String, u64> {
+    let reasons = Outcome::ALL.into_iter().filter(|outcome| *outcome != Outcome::Folded);
+    reasons.map(|outcome| (outcome.name().to_owned(), failures.of(outcome))).collect()
+}
+
+impl GroupReport {
+    /// Of a group that nobody has reported on yet.
+    pub fn none() -> Self {
+        Self { fold_failures: by_reason(&Failures::default()), ..Self::default() }
+    }
 }
 
 /// How one member does.

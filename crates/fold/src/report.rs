@@ -1,9 +1,8 @@
 //! How the group does, for the supervisor.
 
-use crate::control::{CONTROL_BYTES, GroupReport, MemberReport};
+use crate::control::{CONTROL_BYTES, GroupReport, MemberReport, by_reason};
 use crate::group::Group;
-use std::collections::BTreeMap;
-use wire::{MemberStats, Outcome, Stalls};
+use wire::{Failures, MemberStats, Outcome, Stalls};
 
 /// Members' reports may take this much of a message.
 const MEMBERS_BYTES: usize = CONTROL_BYTES - (16 << 10);
@@ -17,7 +16,7 @@ pub struct Former {
     scanned: u64,
     hashed: u64,
     agent_cpu_us: u64,
-    failures: BTreeMap<&'static str, u64>,
+    failures: Failures,
     /// Pages reported.
     pub reported: u64,
 }
@@ -32,10 +31,7 @@ impl Former {
         self.scanned = self.scanned.saturating_add(stats.pages_scanned);
         self.hashed = self.hashed.saturating_add(stats.pages_hashed);
         self.agent_cpu_us = self.agent_cpu_us.saturating_add(stats.agent_cpu_us);
-        for outcome in Outcome::ALL.into_iter().filter(|outcome| *outcome != Outcome::Folded) {
-            let count = self.failures.entry(outcome.name()).or_default();
-            *count = count.saturating_add(stats.failures.of(outcome));
-        }
+        Outcome::ALL.into_iter().for_each(|outcome| self.failures.add(outcome, stats.failures.of(outcome)));
     }
 }
 
@@ -85,7 +81,7 @@ impl Group {
             short_folds: sum.short_folds,
             pages_scanned: sum.scanned,
             pages_hashed: sum.hashed,
-            fold_failures: sum.failures.into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
+            fold_failures: by_reason(&sum.failures),
             scan_rate: self.clock.rate.2,
             worker_cpu_s: host::own_cpu_time().as_secs_f64(),
             agent_cpu_s: seconds(sum.agent_cpu_us),

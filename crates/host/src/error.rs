@@ -49,6 +49,11 @@ impl Error {
             if matches!(source.raw_os_error(), Some(libc::EFAULT | libc::EIO)))
     }
 
+    /// Whether a socket is there, and nobody listens.
+    pub fn is_refused(&self) -> bool {
+        matches!(self, Self::File { source, .. } if source.kind() == io::ErrorKind::ConnectionRefused)
+    }
+
     /// Whether rights are missing.
     pub fn is_denied(&self) -> bool {
         matches!(self, Self::File { source, .. }

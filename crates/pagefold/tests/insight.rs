@@ -83,6 +83,15 @@ impl World {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
+    /// The last of what the guest and its VMM wrote.
+    fn show_what_was_said(&self) {
+        let dir = self.dir.path().join("lab").join(&self.guest.name);
+        for log in ["console.log", "log"] {
+            let text = std::fs::read(dir.join(log)).unwrap_or_default();
+            eprintln!("{log}: {}", String::from_utf8_lossy(&text[text.len().saturating_sub(4000)..]));
+        }
+    }
+
     fn found(&self) -> guest::Guest {
         let pid = self.guest.pid.expect("it runs");
         let survey = Survey::take().expect("/proc");
@@ -93,13 +102,16 @@ impl World {
         guest::open_ram(&self.found(), None).expect("its memory").remove(0)
     }
 
-    fn qmp(&self, command: &str, arguments: serde_json::Value) {
-        self.guest.qmp(SOON).expect("QMP").execute(command, arguments).expect(command);
+    fn qmp(&self, command: &str, arguments: serde_json::Value) -> serde_json::Value {
+        self.guest.qmp(SOON).expect("QMP").execute(command, arguments).expect(command)
     }
 }
 
 impl Drop for World {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.show_what_was_said();
+        }
         let ended = self.lab.down();
         assert!(ended.is_ok() || std::thread::panicking(), "{ended:?} in {}", self.dir.path().display());
     }
@@ -367,6 +379,33 @@ fn plugged_memory_is_found_where_qemu_says() {
     world.shell("for m in /sys/devices/system/memory/memory*; do echo online >$m/state; done 2>/dev/null; true");
     let (ram, _) = compare(&world, "one more DIMM");
     assert_eq!(ram.index().count(), 512 << 8, "{:?}", ram.map.blocks());
+}
+
+/// Memory of a virtio-mem device: what is not plugged is offline to the guest, or not known to it at all.
+#[test]
+fn memory_of_virtio_mem_is_what_it_is_as_far_as_it_is_plugged() {
+    let device = "virtio-mem-pci,id=vm0,memdev=v0,block-size=2M,requested-size=72M";
+    let qemu_args = ["-m", "256M,maxmem=1G", "-object", "memory-backend-ram,id=v0,size=128M", "-device", device];
+    let recipe = Recipe { suite: None, memory_mib: 256, disk: false, append: "", qemu_args: &qemu_args };
+    let Some(world) = World::boot(&recipe) else { return };
+    let plugged = |mib: u64| {
+        world.qmp("qom-set", serde_json::json!({"path": "vm0", "property": "requested-size", "value": mib << 20}));
+        let deadline = Instant::now() + SOON;
+        let size = || world.qmp("qom-get", serde_json::json!({"path": "vm0", "property": "size"}));
+        while size() != mib << 20 {
+            assert!(Instant::now() < deadline, "{}", size());
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        world.shell("for m in /sys/devices/system/memory/memory*; do echo online >$m/state; done 2>/dev/null; true");
+        let (ram, frames) = compare(&world, &format!("{mib} MiB of virtio-mem"));
+        assert_eq!(ram.index().count(), 384 << 8, "{:?}", ram.map.blocks());
+        let offline = insight::count(&frames.uses)[Kind::Balloon as usize];
+        assert!(offline.abs_diff((128 - mib) << 8) < 256, "{offline}");
+    };
+    plugged(72);
+    plugged(128);
+    // The guest gives some of it back.
+    plugged(40);
 }
 
 /// What the balloon takes out of a guest is what was called free and backed.

@@ -34,7 +34,8 @@ pub struct Failures([u64; Outcome::ALL.len()]);
 impl Failures {
     /// Counts pages.
     pub fn add(&mut self, outcome: Outcome, pages: u64) {
-        self.0[outcome as usize] += pages;
+        let count = &mut self.0[outcome as usize];
+        *count = count.saturating_add(pages);
     }
 
     /// How many came to that.

@@ -19,6 +19,8 @@ pub struct Args {
 enum What {
     /// The census against plain hashing and copying of the same bytes
     Census(census::Args),
+    /// What split huge pages cost a program that is bound by memory, and what comes back
+    Huge(ksm::HugeArgs),
     /// Looking into running VMs, against a plain read of what describes their frames
     Insight(insight::Args),
     /// Folding against the kernel's own merger (ksmd), with the same guests
@@ -40,6 +42,8 @@ enum GuestOf {
     Mergeable(ksm::MergeableArgs),
     /// Measure from inside what merging does to a guest
     Probe,
+    /// Walk about in memory
+    Walk(ksm::WalkArgs),
     /// Put everything back when the bench has ended
     Guard,
 }
@@ -48,6 +52,7 @@ enum GuestOf {
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
     match args.what {
         What::Census(args) => census::run(&args),
+        What::Huge(args) => ksm::run_huge(&args),
         What::Insight(args) => insight::run(&args),
         What::Ksm(args) => ksm::run(&args),
     }
@@ -59,6 +64,7 @@ pub fn run_guest(args: &GuestArgs) -> anyhow::Result<Outcome> {
         GuestOf::Hold(args) => synthetic::hold(args),
         GuestOf::Mergeable(args) => ksm::hold(args),
         GuestOf::Probe => ksm::probe(),
+        GuestOf::Walk(args) => ksm::walk(args),
         GuestOf::Guard => ksm::guard(),
     }
 }

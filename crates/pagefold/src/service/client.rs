@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 /// A service has this long to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// A service that was there a moment ago, and may be starting anew, has this long.
+const RESTART_PATIENCE: Duration = Duration::from_secs(3);
 /// A private service has this long to start.
 const START_PATIENCE: Duration = Duration::from_secs(10);
 /// The variable that names the service's directory.
@@ -54,6 +56,19 @@ impl Service {
         Ok(Self { place, socket })
     }
 
+    /// Connects to the service at `place`, which may be starting anew: the socket is one that nobody listens at.
+    fn connect_soon(place: Place) -> anyhow::Result<Self> {
+        let until = Instant::now() + RESTART_PATIENCE;
+        loop {
+            match Self::connect(place.clone()) {
+                Err(e) if e.downcast_ref().is_some_and(host::Error::is_refused) && Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                done => return done,
+            }
+        }
+    }
+
     /// The services that the caller may mean and that answer, the likeliest first.
     ///
     /// # Errors
@@ -62,7 +77,7 @@ impl Service {
         match Meant::of(option) {
             Meant::Named(place) => {
                 let named = format!("no service answers in {}: start one with pagefold serve", place.dir().display());
-                Ok(vec![Self::connect(place).context(named)?])
+                Ok(vec![Self::connect_soon(place).context(named)?])
             }
             Meant::Nearest => {
                 let mut places = vec![Place::hosts(), Place::own()];

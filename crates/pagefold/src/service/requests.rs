@@ -215,7 +215,7 @@ impl Supervisor {
             client.wants = Some((group.to_owned(), wants));
             return Ok(());
         }
-        self.use_report(client, group, wants, &GroupReport::default());
+        self.use_report(client, group, wants, &GroupReport::none());
         Ok(())
     }
 

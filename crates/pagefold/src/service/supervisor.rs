@@ -287,7 +287,7 @@ impl Supervisor {
                     Heard::Nothing => {}
                     Heard::Ended(home) => {
                         self.leftover.extend(home);
-                        self.reported(&name, &GroupReport::default());
+                        self.reported(&name, &GroupReport::none());
                     }
                 }
             }

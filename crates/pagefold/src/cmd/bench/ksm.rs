@@ -15,6 +15,7 @@ mod folding;
 mod frames;
 mod guardian;
 mod guests;
+mod huge;
 mod ksmd;
 mod layout;
 mod measure;
@@ -26,11 +27,14 @@ mod result;
 mod svg;
 mod table;
 mod timings;
+mod walker;
 
 pub use guardian::guard;
 pub use guests::{MergeableArgs, hold};
+pub use huge::{HugeArgs, run as run_huge};
 pub use options::Options as Args;
 pub use probe::run as probe;
+pub use walker::{WalkArgs, walk};
 
 use crate::exit::{Outcome, Stop};
 use crate::output::say;

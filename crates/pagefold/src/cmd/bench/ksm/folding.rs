@@ -75,6 +75,14 @@ impl Folding {
         Ok(Self { server, service, guests: Vec::new(), dir })
     }
 
+    /// Changes the group's settings.
+    ///
+    /// # Errors
+    /// The service does not answer.
+    pub fn set(&self, change: Change) -> anyhow::Result<()> {
+        Service::connect(Place::at(&self.dir))?.set(GROUP, change)
+    }
+
     /// Asks once more when the service has hung up, as it does on those who say nothing for a while.
     fn state(&self) -> anyhow::Result<GroupState> {
         let answer = self.service.borrow().show(GROUP);
@@ -181,8 +189,7 @@ impl Merger for Folding {
     }
 
     fn on(&mut self) -> anyhow::Result<()> {
-        let service = Service::connect(Place::at(&self.dir))?;
-        service.set(GROUP, Change { fold: Some(Fold::On), ..Change::default() })
+        self.set(Change { fold: Some(Fold::On), ..Change::default() })
     }
 
     fn cpu_s(&self) -> anyhow::Result<f64> {

@@ -101,7 +101,7 @@ impl Scene {
             Side::Pagefold => Box::new(Folding::start(dir, !o.no_prover, guardian)?),
         };
         let guests = Guests::start(o, merger.as_ref(), dir, guardian).context("the guests do not come up")?;
-        let prober = Prober::start(merger.as_ref())?;
+        let prober = Prober::start(merger.as_ref(), "probe", &["probe".to_owned()])?;
         // VMMs have more memory than their guests'.
         let mut processes: Vec<Guest> = guests.pids()?.into_iter().map(|pid| (pid, o.memory / 2)).collect();
         processes.push((prober.pid(), LEAST_OF_PROBER));

@@ -58,6 +58,11 @@ pub enum Answer {
     Break(Spread),
     /// To `stall`.
     Stall(Stall),
+    /// To `walk`.
+    Walk {
+        /// Nanoseconds a step.
+        step_ns: f64,
+    },
 }
 
 /// How long reads took.
@@ -112,19 +117,23 @@ fn seed(n: usize) -> u64 {
 /// Is the prober until its input closes.
 pub fn run() -> anyhow::Result<Outcome> {
     let mut prober = Prober::new()?;
+    answer_to(|what| match what {
+        "react" => prober.react(),
+        "break" => prober.first_writes(),
+        "stall" => prober.stalls(),
+        other => bail!("the prober cannot do {other:?}"),
+    })
+}
+
+/// Says that all is ready, and answers until input closes.
+pub fn answer_to(mut answer: impl FnMut(&str) -> anyhow::Result<Answer>) -> anyhow::Result<Outcome> {
     let mut out = std::io::stdout();
     let mut say = |answer: &Answer| -> anyhow::Result<()> {
         writeln!(out, "{}", serde_json::to_string(answer)?).and_then(|()| out.flush()).context("cannot answer")
     };
     say(&Answer::Ready)?;
     for line in std::io::stdin().lock().lines() {
-        let answer = match line.context("cannot read what is asked")?.as_str() {
-            "react" => prober.react()?,
-            "break" => prober.first_writes()?,
-            "stall" => prober.stalls()?,
-            other => bail!("the prober cannot do {other:?}"),
-        };
-        say(&answer)?;
+        say(&answer(&line.context("cannot read what is asked")?)?)?;
     }
     Ok(Outcome::Done)
 }

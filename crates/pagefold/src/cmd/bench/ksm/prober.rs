@@ -15,16 +15,17 @@ pub struct Prober {
 }
 
 impl Prober {
-    /// Starts one.
+    /// Starts one, by a command for processes of benches.
     ///
     /// # Errors
     /// It does not come to life.
-    pub fn start(merger: &dyn Merger) -> anyhow::Result<Self> {
-        let mut command = merger.command("probe")?;
+    pub fn start(merger: &dyn Merger, name: &str, args: &[String]) -> anyhow::Result<Self> {
+        let mut command = merger.command(name)?;
         // All of its memory is new, which a member that is not eager takes for work.
         command.env("PAGEFOLD_EAGER", "1");
         let mut child = command
-            .args(["bench-guest", "probe"])
+            .arg("bench-guest")
+            .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -67,6 +68,22 @@ impl Prober {
         match self.ask("break")? {
             Answer::Break(spread) => Ok(spread),
             other => bail!("the prober answers {other:?}"),
+        }
+    }
+
+    /// Nanoseconds a step of a walk.
+    pub fn walk(&mut self) -> anyhow::Result<f64> {
+        match self.ask("walk")? {
+            Answer::Walk { step_ns } => Ok(step_ns),
+            other => bail!("the walker answers {other:?}"),
+        }
+    }
+
+    /// Has no page be equal to another any more.
+    pub fn differ(&mut self) -> anyhow::Result<()> {
+        match self.ask("differ")? {
+            Answer::Ready => Ok(()),
+            other => bail!("the walker answers {other:?}"),
         }
     }
 

@@ -1,0 +1,267 @@
+//! `pagefold bench huge`: what it costs a program that is bound by memory when the huge pages that it lies in are split,
+//! what that yields, and what of it comes back when nothing folds any more.
+//!
+//! ```text
+//!   two walkers start -> walk -> merging begins ... stable -> walk -> their pages are made to differ ... -> walk
+//! ```
+
+use super::curve::Curve;
+use super::equal::{Guest, equal_pages, memory_of};
+use super::folding::Folding;
+use super::guardian::Guardian;
+use super::ksmd::{Ksmd, may_use};
+use super::merger::Merger;
+use super::prober::Prober;
+use crate::cmd::bench::census::median;
+use crate::exit::{Outcome, Stop};
+use crate::output::say;
+use crate::service::change::{Change, HugePages};
+use crate::size::parse_bytes;
+use anyhow::Context;
+use host::Pagemap;
+use page::PAGE_BYTES;
+use report::{Align, Table};
+use serde::Serialize;
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Programs that walk, one after the other.
+const WALKERS: u64 = 2;
+/// Between two looks at how many huge pages have come back.
+const EVERY: Duration = Duration::from_secs(1);
+/// When there were none for so long, no more will.
+const NO_MORE: Duration = Duration::from_secs(15);
+/// And at most so long.
+const LONGEST: Duration = Duration::from_secs(120);
+
+/// Arguments of `pagefold bench huge`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Two programs hold huge pages, a quarter of which have nothing in common with the other's, and the others a quarter, three
+quarters, or all of their small pages. They walk about in them, each step waiting for the one before.
+
+Examples:
+  pagefold bench huge
+  pagefold bench huge --memory 1G --rounds 3 --json")]
+pub struct HugeArgs {
+    /// Memory of each of the two programs
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_bytes)]
+    memory: u64,
+    /// Turns of each side
+    #[arg(long, value_name = "R", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Who merges.
+const SIDES: [(&str, Option<HugePages>); 4] = [
+    ("ksmd", None),
+    ("huge-pages = never", Some(HugePages::Never)),
+    ("huge-pages = 50", Some(HugePages::Percent(50))),
+    ("huge-pages = 1", Some(HugePages::Percent(1))),
+];
+
+/// What the walkers take, and how they get on.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Stage {
+    /// Nanoseconds a step; the mean of the walkers'.
+    step_ns: f64,
+    /// Part of their memory that lies in huge pages.
+    huge_share: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Turn {
+    side: &'static str,
+    before: Stage,
+    merged: Stage,
+    /// After nothing was equal any more.
+    differing: Stage,
+    /// Pages saved while they were merged, as a part of the walkers' memory.
+    saved_share: f64,
+    /// Until no more huge pages came back.
+    regained_after_s: f64,
+}
+
+/// Medians over the rounds; times as ratios to before.
+#[derive(Debug, Serialize)]
+struct Side {
+    side: &'static str,
+    step_ns_before: f64,
+    merged_over_before: f64,
+    differing_over_before: f64,
+    huge_share_before: f64,
+    huge_share_merged: f64,
+    huge_share_differing: f64,
+    saved_share: f64,
+    regained_after_s: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Bench {
+    memory_bytes: u64,
+    walkers: u64,
+    sides: Vec<Side>,
+    turns: Vec<Turn>,
+}
+
+/// Runs it.
+pub fn run(args: &HugeArgs) -> anyhow::Result<Outcome> {
+    if !rustix::process::geteuid().is_root() {
+        let why = "setting ksmd, and seeing page frames, takes root: run this with sudo";
+        return Err(Stop::HostLacks(why.to_owned()).into());
+    }
+    if !(16 << 20..=host::available_bytes()? / 4).contains(&args.memory) {
+        return Err(
+            Stop::Usage("--memory must be 16M or more, and a quarter of what is available at most".to_owned()).into()
+        );
+    }
+    let mut guardian = Guardian::start()?;
+    let knobs = may_use()?;
+    let dir = super::make_dir(&mut guardian)?;
+    guardian.keep_ksm(&knobs)?;
+    let turns = turns(args, &dir, &mut guardian);
+    let put_back = guardian.finish();
+    let turns = turns?;
+    put_back?;
+    let sides = SIDES.map(|(side, _)| Side::of(side, &turns)).into();
+    let bench = Bench { memory_bytes: args.memory, walkers: WALKERS, sides, turns };
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        report::json::write(&mut out, &bench)?;
+    } else {
+        print(&mut out, &bench.sides)?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn turns(args: &HugeArgs, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Vec<Turn>> {
+    let mut turns = Vec::new();
+    for round in 1..=args.rounds {
+        for (side, policy) in SIDES {
+            say!("pagefold: round {round} of {}: {side}", args.rounds);
+            host::set_ksm("run", "0")?;
+            let merger: Box<dyn Merger> = match policy {
+                None => Box::new(Ksmd::new(false)?),
+                Some(policy) => {
+                    let folding = Folding::start(dir, true, guardian)?;
+                    folding.set(Change { huge_pages: Some(policy), ..Change::default() })?;
+                    Box::new(folding)
+                }
+            };
+            turns.push(turn(side, merger, args.memory).with_context(|| format!("{side} could not be measured"))?);
+        }
+    }
+    Ok(turns)
+}
+
+fn turn(side: &'static str, mut merger: Box<dyn Merger>, memory: u64) -> anyhow::Result<Turn> {
+    let pages = memory / PAGE_BYTES as u64;
+    let mut walkers = (0..WALKERS)
+        .map(|number| {
+            let args = ["walk", "--number", &number.to_string(), "--pages", &pages.to_string()].map(str::to_owned);
+            Prober::start(merger.as_ref(), &format!("walker-{number}"), &args)
+        })
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let processes: Vec<Guest> = walkers.iter().map(|walker| (walker.pid(), memory / 2)).collect();
+    merger.meet(&processes)?;
+    let total = (pages * WALKERS) as f64;
+    let before = stage(&mut walkers, &processes, total)?;
+    let (begin, cpu_before) = (Instant::now(), merger.cpu_s()?);
+    merger.on()?;
+    let curve = Curve::until_stable(begin, cpu_before, equal_pages(&processes)?, || merger.progress())?;
+    let merged = stage(&mut walkers, &processes, total)?;
+    let saved_share = curve.end().so_far.merged_pages as f64 / total;
+    walkers.iter_mut().try_for_each(Prober::differ)?;
+    let regained_after_s = until_no_more(|| huge_pages(&processes))?;
+    let differing = stage(&mut walkers, &processes, total)?;
+    drop(walkers);
+    merger.off()?;
+    Ok(Turn { side, before, merged, differing, saved_share, regained_after_s })
+}
+
+fn stage(walkers: &mut [Prober], processes: &[Guest], pages: f64) -> anyhow::Result<Stage> {
+    let steps = walkers.iter_mut().map(Prober::walk).sum::<anyhow::Result<f64>>()?;
+    Ok(Stage { step_ns: steps / WALKERS as f64, huge_share: huge_pages(processes)? / pages })
+}
+
+/// Small pages that lie in huge ones.
+fn huge_pages(processes: &[Guest]) -> anyhow::Result<f64> {
+    let mut pages = 0;
+    for process in processes {
+        let pagemap = Pagemap::open(process.0)?;
+        for mapping in memory_of(*process)? {
+            pages += pagemap.huge_ranges(mapping.start, mapping.end)?.iter().map(|range| range.pages).sum::<u64>();
+        }
+    }
+    Ok(pages as f64)
+}
+
+/// Seconds until this grew for the last time.
+fn until_no_more(mut count: impl FnMut() -> anyhow::Result<f64>) -> anyhow::Result<f64> {
+    let begin = Instant::now();
+    let (mut last, mut grown) = (count()?, begin);
+    while grown.elapsed() < NO_MORE && begin.elapsed() < LONGEST {
+        std::thread::sleep(EVERY);
+        let now = count()?;
+        if now > last {
+            grown = Instant::now();
+        }
+        last = now;
+    }
+    Ok((grown - begin).as_secs_f64())
+}
+
+impl Side {
+    fn of(side: &'static str, turns: &[Turn]) -> Self {
+        let median = |of: &dyn Fn(&Turn) -> f64| {
+            let all: Vec<f64> = turns.iter().filter(|turn| turn.side == side).map(of).collect();
+            median(&all)
+        };
+        Self {
+            side,
+            step_ns_before: median(&|t| t.before.step_ns),
+            merged_over_before: median(&|t| t.merged.step_ns / t.before.step_ns),
+            differing_over_before: median(&|t| t.differing.step_ns / t.before.step_ns),
+            huge_share_before: median(&|t| t.before.huge_share),
+            huge_share_merged: median(&|t| t.merged.huge_share),
+            huge_share_differing: median(&|t| t.differing.huge_share),
+            saved_share: median(&|t| t.saved_share),
+            regained_after_s: median(&|t| t.regained_after_s),
+        }
+    }
+}
+
+fn print(out: &mut dyn Write, sides: &[Side]) -> std::io::Result<()> {
+    use Align::{Left, Right};
+    let columns = [
+        ("", Left),
+        ("step, ns", Right),
+        ("merged", Right),
+        ("differing", Right),
+        ("saved", Right),
+        ("in huge pages", Right),
+        ("merged", Right),
+        ("differing", Right),
+        ("back after", Right),
+    ];
+    let mut table = Table::new(&columns);
+    let percent = |share: f64| format!("{:.0}%", share * 100.0);
+    for s in sides {
+        table.row([
+            s.side.to_owned(),
+            format!("{:.1}", s.step_ns_before),
+            format!("x {:.2}", s.merged_over_before),
+            format!("x {:.2}", s.differing_over_before),
+            percent(s.saved_share),
+            percent(s.huge_share_before),
+            percent(s.huge_share_merged),
+            percent(s.huge_share_differing),
+            format!("{:.0} s", s.regained_after_s),
+        ]);
+    }
+    write!(out, "{table}")
+}
