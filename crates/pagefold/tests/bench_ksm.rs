@@ -78,6 +78,29 @@ fn both_sides_merge_what_there_is_and_ksm_is_left_as_it_was() {
     }
 }
 
+/// Two minutes of waiting for nothing to happen any more.
+#[test]
+fn huge_pages_are_split_as_far_as_the_policy_says_and_come_back() {
+    if common::not_root() || no_ksm() || std::env::var_os("PAGEFOLD_LONG_TESTS").is_none() {
+        return eprintln!("skipped: takes minutes; PAGEFOLD_LONG_TESTS=1 runs it");
+    }
+    let _alone = ONE_AT_A_TIME.lock();
+    let before = knobs();
+    let found = json_of(&pagefold(&["bench", "huge", "--memory", "64M", "--json"]));
+    assert_eq!(knobs(), before);
+    let [ksmd, never, half, any] = found["sides"].as_array().unwrap().as_slice() else { panic!("{found}") };
+    let of = |side: &Value, what: &str| side[what].as_f64().unwrap();
+    // Of the second program's pages, a half is also the first one's.
+    for (side, saved, huge) in [(ksmd, 0.25, 0.25), (never, 0.0, 1.0), (half, 0.22, 0.5), (any, 0.25, 0.25)] {
+        assert!((of(side, "saved_share") - saved).abs() < 0.02, "{side}");
+        assert!(of(side, "huge_share_before") > 0.9, "{side}");
+        assert!((of(side, "huge_share_merged") - huge).abs() < 0.1, "{side}");
+    }
+    for side in [never, half, any] {
+        assert!(of(side, "huge_share_differing") > 0.9, "{side}");
+    }
+}
+
 #[test]
 fn killed_in_the_middle_of_it_ksm_is_put_back_and_nothing_is_left() {
     if common::not_root() || no_ksm() {

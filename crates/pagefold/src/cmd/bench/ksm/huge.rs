@@ -152,13 +152,15 @@ fn turns(args: &HugeArgs, dir: &Path, guardian: &mut Guardian) -> anyhow::Result
                     Box::new(folding)
                 }
             };
-            turns.push(turn(side, merger, args.memory).with_context(|| format!("{side} could not be measured"))?);
+            let folds = policy != Some(HugePages::Never);
+            turns
+                .push(turn(side, folds, merger, args.memory).with_context(|| format!("{side} could not be measured"))?);
         }
     }
     Ok(turns)
 }
 
-fn turn(side: &'static str, mut merger: Box<dyn Merger>, memory: u64) -> anyhow::Result<Turn> {
+fn turn(side: &'static str, folds: bool, mut merger: Box<dyn Merger>, memory: u64) -> anyhow::Result<Turn> {
     let pages = memory / PAGE_BYTES as u64;
     let mut walkers = (0..WALKERS)
         .map(|number| {
@@ -172,7 +174,9 @@ fn turn(side: &'static str, mut merger: Box<dyn Merger>, memory: u64) -> anyhow:
     let before = stage(&mut walkers, &processes, total)?;
     let (begin, cpu_before) = (Instant::now(), merger.cpu_s()?);
     merger.on()?;
-    let curve = Curve::until_stable(begin, cpu_before, equal_pages(&processes)?, || merger.progress())?;
+    // Who never splits a huge page is not waited for.
+    let equal_pages = if folds { equal_pages(&processes)? } else { 0 };
+    let curve = Curve::until_stable(begin, cpu_before, equal_pages, || merger.progress())?;
     let merged = stage(&mut walkers, &processes, total)?;
     let saved_share = curve.end().so_far.merged_pages as f64 / total;
     walkers.iter_mut().try_for_each(Prober::differ)?;
