@@ -15,10 +15,10 @@ use crate::turnover::{Ages, ByAge, Written, age};
 use page::PoolSlot;
 
 /// When pages were folded is known by windows of so many seconds.
-const WINDOW: u32 = 30;
-/// A page that is written in the window in which it was folded, or one of the next two, need not have been folded: that is
-/// sooner than after 60 to 90 s.
-const YOUNG: usize = 3;
+const WINDOW: u32 = 15;
+/// A page that is written in the window in which it was folded, or one of the next four, need not have been folded: that is
+/// sooner than after 60 to 75 s.
+const YOUNG: usize = 5;
 /// When pages were written is known in steps of so many seconds, modulo three days: once in a while one that was not written for
 /// so long passes for one that has just been.
 const STEP: u32 = 4;
