@@ -78,7 +78,7 @@ fn both_sides_merge_what_there_is_and_ksm_is_left_as_it_was() {
     }
 }
 
-/// Two minutes of waiting for nothing to happen any more.
+/// Minutes of waiting for nothing to happen any more.
 #[test]
 fn huge_pages_are_split_as_far_as_the_policy_says_and_come_back() {
     if common::not_root() || no_ksm() || std::env::var_os("PAGEFOLD_LONG_TESTS").is_none() {

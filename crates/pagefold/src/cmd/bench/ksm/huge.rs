@@ -30,10 +30,10 @@ use std::time::{Duration, Instant};
 const WALKERS: u64 = 2;
 /// Between two looks at how many huge pages have come back.
 const EVERY: Duration = Duration::from_secs(1);
-/// When there were none for so long, no more will.
-const NO_MORE: Duration = Duration::from_secs(15);
+/// When there were none for so long, no more will: what is written within a minute is not made whole.
+const NO_MORE: Duration = Duration::from_secs(90);
 /// And at most so long.
-const LONGEST: Duration = Duration::from_secs(120);
+const LONGEST: Duration = Duration::from_secs(240);
 
 /// Arguments of `pagefold bench huge`.
 #[derive(clap::Args)]
