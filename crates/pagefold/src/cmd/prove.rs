@@ -22,8 +22,6 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     host::let_signals_through().context("cannot let signals through")?;
     host::raise_open_files_limit();
     let socket = std::io::stdin().as_fd().try_clone_to_owned().context("standard input is not a socket")?;
-    // Writers of pages wait for our answers. Without the right to, it is as important as others.
-    let _ = rustix::process::setpriority_process(None, -20);
     let counts = ReferenceCounts::open().map_err(|e| Stop::HostLacks(e.to_string()))?;
     host::give_up_rights_but_looking(args.uid).context("cannot give up rights")?;
     host::end_with_parent(args.supervisor).context("cannot end with the supervisor")?;

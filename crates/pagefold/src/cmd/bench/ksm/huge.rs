@@ -31,15 +31,16 @@ const WALKERS: u64 = 2;
 /// Between two looks at how many huge pages have come back.
 const EVERY: Duration = Duration::from_secs(1);
 /// When there were none for so long, no more will: what is written within a minute is not made whole.
-const NO_MORE: Duration = Duration::from_secs(90);
+const NO_MORE: Duration = Duration::from_secs(150);
 /// And at most so long.
-const LONGEST: Duration = Duration::from_secs(240);
+const LONGEST: Duration = Duration::from_secs(300);
 
 /// Arguments of `pagefold bench huge`.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Two programs hold huge pages, a quarter of which have nothing in common with the other's, and the others a quarter, three
-quarters, or all of their small pages. They walk about in them, each step waiting for the one before.
+quarters, or all of their small pages. They walk about in them, each step waiting for the one before. A round takes ten
+minutes, most of which are spent waiting for huge pages to come back.
 
 Examples:
   pagefold bench huge
@@ -172,15 +173,16 @@ fn turn(side: &'static str, folds: bool, mut merger: Box<dyn Merger>, memory: u6
     merger.meet(&processes)?;
     let total = (pages * WALKERS) as f64;
     let before = stage(&mut walkers, &processes, total)?;
-    let (begin, cpu_before) = (Instant::now(), merger.cpu_s()?);
-    merger.on()?;
     // Who never splits a huge page is not waited for.
     let equal_pages = if folds { equal_pages(&processes)? } else { 0 };
+    let (begin, cpu_before) = (Instant::now(), merger.cpu_s()?);
+    merger.on()?;
     let curve = Curve::until_stable(begin, cpu_before, equal_pages, || merger.progress())?;
     let merged = stage(&mut walkers, &processes, total)?;
     let saved_share = curve.end().so_far.merged_pages as f64 / total;
     walkers.iter_mut().try_for_each(Prober::differ)?;
-    let regained_after_s = until_no_more(|| huge_pages(&processes))?;
+    let is_split = merged.huge_share < before.huge_share;
+    let regained_after_s = if is_split { until_no_more(|| huge_pages(&processes))? } else { 0.0 };
     let differing = stage(&mut walkers, &processes, total)?;
     drop(walkers);
     merger.off()?;
@@ -192,12 +194,12 @@ fn stage(walkers: &mut [Prober], processes: &[Guest], pages: f64) -> anyhow::Res
     Ok(Stage { step_ns: steps / WALKERS as f64, huge_share: huge_pages(processes)? / pages })
 }
 
-/// Small pages that lie in huge ones.
+/// Small pages that lie in huge ones, however small the mappings are that folding has left.
 fn huge_pages(processes: &[Guest]) -> anyhow::Result<f64> {
     let mut pages = 0;
-    for process in processes {
-        let pagemap = Pagemap::open(process.0)?;
-        for mapping in memory_of(*process)? {
+    for (pid, _) in processes {
+        let pagemap = Pagemap::open(*pid)?;
+        for mapping in memory_of((*pid, 0))? {
             pages += pagemap.huge_ranges(mapping.start, mapping.end)?.iter().map(|range| range.pages).sum::<u64>();
         }
     }
