@@ -15,6 +15,7 @@ mod dispatch;
 mod extents;
 #[cfg(test)]
 mod extents_tests;
+mod fleeting;
 mod group;
 mod huge;
 mod index;

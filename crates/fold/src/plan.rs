@@ -5,7 +5,8 @@
 //!     zeros                        -> fold it to nothing
 //!     a slot holds that content    -> fold it to the slot
 //!     a slot waits for it          -> fold it to the slot as soon as it is filled
-//!     another page was seen        -> take a slot; ask one of the two for its bytes (the donor); fold both
+//!     another page was seen        -> take a slot; ask one of the two for its bytes (the donor); fold both. If such a slot did not
+//!                                     last lately, later (`fleeting.rs`)
 //!     nobody was                   -> remember it in the index
 //! ```
 //!
@@ -17,6 +18,7 @@
 //! A page that cannot be folded for a reason that may pass is not remembered one by one: its member is asked to report
 //! everything again later ([`Place::missed`]).
 
+use crate::fleeting::Fleeting;
 use crate::index::{Entry, Index, Key, Keys};
 use crate::pool::{Full, Pool};
 use crate::segment::SlotState;
@@ -30,7 +32,7 @@ use wire::RestedRun;
 const CHUNKS_OF_A_MEMBER: usize = 1 << 20;
 /// Chunks that hold few pages each are no reason to have more than this many times those that full ones would take.
 const SPARSENESS: u64 = 2;
-/// Pages that the kernel would not move for the moment and are to be tried again, of one member.
+/// Pages that the kernel would not move for the moment, or whose content did not last, and are to be tried again, of one member.
 const MOST_RETRIES: usize = 1 << 16;
 
 /// How to plan.
@@ -114,6 +116,9 @@ pub struct Planner {
     pub pool: Pool,
     pub(crate) places: Vec<Option<Box<Place>>>,
     pub(crate) waiters: Waiters,
+    pub(crate) fleeting: Fleeting,
+    /// The second that it is.
+    pub(crate) now: u32,
     /// Pages whose plans came to nothing, to be looked at again before the current call ends.
     pub(crate) again: Vec<PageRef>,
     /// How to plan.
@@ -133,6 +138,8 @@ impl Planner {
             pool,
             places: Vec::new(),
             waiters: Waiters::default(),
+            fleeting: Fleeting::default(),
+            now: 0,
             again: Vec::new(),
             policy,
             full: None,
@@ -263,9 +270,22 @@ impl Planner {
             }
             Some(Entry::Page(other)) if other == page => {}
             Some(_) if huge => {}
+            Some(entry) if self.did_not_last(entry, fingerprint) => {
+                let member = self.table.member(page);
+                let retries = &mut self.place(member).retries;
+                if retries.len() < MOST_RETRIES {
+                    retries.push(page);
+                }
+            }
             Some(Entry::Slot(slot)) => self.want(page, slot),
             Some(Entry::Page(other)) => self.pair(page, other, key),
         }
+    }
+
+    /// Whether a content, for which this stands, was shared for nothing lately and is not shared now.
+    fn did_not_last(&self, entry: Entry, fingerprint: u64) -> bool {
+        let is_shared = matches!(entry, Entry::Slot(slot) if self.pool.is_shared(slot));
+        !is_shared && self.fleeting.waits(fingerprint, self.now)
     }
 
     /// Two pages hold the same, and no slot does.
@@ -447,6 +467,9 @@ impl Planner {
     /// Tries pages of a member again that could not be folded for the moment.
     pub fn retry_all(&mut self, member: MemberId) {
         self.again = std::mem::take(&mut self.place(member).retries);
+        // One may have been reported anew meanwhile.
+        self.again.sort_unstable();
+        self.again.dedup();
         self.look_again();
     }
 }

@@ -36,6 +36,8 @@ enum Step {
     Again { member: usize },
     /// Settings change.
     Intra(bool),
+    /// Time goes by.
+    Wait { seconds: u32 },
 }
 
 fn step(members: usize) -> impl Strategy<Value = Step> {
@@ -50,6 +52,7 @@ fn step(members: usize) -> impl Strategy<Value = Step> {
         1 => m.clone().prop_map(|member| Step::Leave { member }),
         1 => m.prop_map(|member| Step::Again { member }),
         1 => any::<bool>().prop_map(Step::Intra),
+        2 => (1..200_u32).prop_map(|seconds| Step::Wait { seconds }),
     ]
 }
 
@@ -236,8 +239,14 @@ impl World {
             Step::Leave { member } => self.leave(*member),
             Step::Again { member } => self.again(*member),
             Step::Intra(on) => self.intra(*on),
+            Step::Wait { seconds } => self.wait(*seconds),
         }
         (0..self.members.len()).for_each(|at| self.ask(at));
+    }
+
+    fn wait(&mut self, seconds: u32) {
+        self.planner.now += seconds;
+        (0..self.members.len()).for_each(|at| self.planner.retry_all(self.members[at].id));
     }
 
     /// Counts everything again by hand.
@@ -279,8 +288,9 @@ impl World {
         assert_eq!(self.planner.pool.slots(), holds.len() as u64, "nothing else is in use");
     }
 
-    /// Lets everybody answer until there is nothing more to do.
+    /// Lets everybody answer until there is nothing more to do, when nothing waits any more.
     fn settle(&mut self) {
+        self.wait(10_000);
         for _ in 0..1000 {
             (0..self.members.len()).for_each(|at| self.planner.retry_all(self.members[at].id));
             (0..self.members.len()).for_each(|at| self.ask(at));
@@ -386,4 +396,42 @@ fn what_was_reported_while_the_answer_was_on_its_way_is_not_lost() {
     world.settle();
     world.check();
     world.check_sharing();
+}
+
+#[test]
+fn what_did_not_last_waits() {
+    let mut world = World::new(2);
+    let fold = |world: &mut World, who: &[usize]| {
+        who.iter().for_each(|at| world.rest(*at, 0, &[5]));
+        for _ in 0..3 {
+            (0..2).for_each(|at| world.ask(at));
+            (0..2).for_each(|at| world.donate(at));
+            (0..2).for_each(|at| world.fold(at, 1));
+        }
+        world.check();
+        world.members.iter().map(|member| member.mapped.len()).sum::<usize>()
+    };
+    let write = |world: &mut World, at: usize| {
+        write(&mut world.planner, &mut world.limbo, &mut world.members[at], 0, 9 + at as u8);
+        let slots = std::mem::take(&mut world.limbo);
+        slots.into_iter().for_each(|slot| world.planner.unhold(slot));
+    };
+    assert_eq!(fold(&mut world, &[0, 1]), 2);
+    world.wait(59);
+    // As long as one holds it, it lasts.
+    write(&mut world, 0);
+    assert_eq!(fold(&mut world, &[0]), 2);
+    write(&mut world, 0);
+    write(&mut world, 1);
+    assert_eq!(fold(&mut world, &[0, 1]), 0);
+    world.wait(59);
+    assert_eq!(fold(&mut world, &[0, 1]), 0);
+    // What was reported before is folded when the time has come.
+    world.wait(1);
+    assert_eq!(fold(&mut world, &[]), 2);
+    // What has been there for longer is no reason.
+    world.wait(60);
+    write(&mut world, 0);
+    write(&mut world, 1);
+    assert_eq!(fold(&mut world, &[0, 1]), 2);
 }

@@ -278,6 +278,22 @@ impl Pool {
         self.known(slot).unrefer(slot.index());
     }
 
+    /// Whether a page of a connected member maps a slot, or it is about to be filled.
+    pub fn is_shared(&self, slot: PoolSlot) -> bool {
+        self.segment(slot).is_some_and(|segment| segment.is_referenced(slot.index()))
+    }
+
+    /// A slot has been filled at this second.
+    pub fn set_born(&mut self, slot: PoolSlot, now: u32) {
+        self.known(slot).set_born(slot.index(), now);
+    }
+
+    /// How long ago a slot was filled, unless a predecessor did it.
+    pub fn age(&self, slot: PoolSlot, now: u32) -> Option<u32> {
+        let segment = self.segment(slot).filter(|segment| !segment.is_inherited())?;
+        Some(now.saturating_sub(segment.born(slot.index())))
+    }
+
     /// Reasons to keep a slot.
     pub fn holds(&self, slot: PoolSlot) -> u32 {
         self.segment(slot).map_or(0, |segment| segment.holds(slot.index()))

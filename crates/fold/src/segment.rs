@@ -56,6 +56,8 @@ pub struct Segment {
     holds: Vec<u32>,
     /// References; of a pending slot, which has none, the ticket of those who wait for it.
     references: Vec<u32>,
+    /// The second when each was filled.
+    born: Vec<u32>,
     states: Vec<SlotState>,
     freed: Extents,
     /// Slots from this one on were never taken.
@@ -82,6 +84,7 @@ impl Segment {
             owners: Vec::new(),
             holds: Vec::new(),
             references: Vec::new(),
+            born: Vec::new(),
             states: Vec::new(),
             freed: Extents::default(),
             untaken: 0,
@@ -113,6 +116,7 @@ impl Segment {
             self.owners.resize(slots, 0);
             self.holds.resize(slots, 0);
             self.references.resize(slots, 0);
+            self.born.resize(slots, 0);
             self.states.resize(slots, SlotState::Free);
         }
     }
@@ -248,6 +252,22 @@ impl Segment {
         self.referenced -= u32::from(*references == 0);
     }
 
+    /// Whether a page of a connected member maps it, or it is pending and somebody waits for it.
+    pub fn is_referenced(&self, slot: u32) -> bool {
+        self.references.get(slot as usize).is_some_and(|references| *references > 0)
+            || self.state(slot) == SlotState::Pending
+    }
+
+    /// A slot has been filled at this second.
+    pub fn set_born(&mut self, slot: u32, now: u32) {
+        self.born[slot as usize] = now;
+    }
+
+    /// When that was.
+    pub fn born(&self, slot: u32) -> u32 {
+        self.born[slot as usize]
+    }
+
     /// Slots that are live, with fingerprint and owner.
     pub fn live(&self) -> impl Iterator<Item = (u32, u64, u32)> {
         let live = self.states.iter().enumerate().filter(|(_, state)| **state == SlotState::Live);
@@ -261,6 +281,6 @@ impl Segment {
 
     /// Memory that the account takes.
     pub fn bytes(&self) -> u64 {
-        self.states.capacity() as u64 * 21 + self.freed.bytes()
+        self.states.capacity() as u64 * 25 + self.freed.bytes()
     }
 }

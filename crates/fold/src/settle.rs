@@ -2,6 +2,7 @@
 //! member who says it; a contradiction is a [`Lie`].
 
 use crate::dispatch::Donation;
+use crate::fleeting::LIFE;
 use crate::index::{Entry, Keys};
 use crate::plan::{Contents, Planner};
 use crate::segment::SlotState;
@@ -81,6 +82,7 @@ impl Planner {
     pub(crate) fn became_live(&mut self, slot: PoolSlot) {
         let waiters = self.take_waiters(slot);
         self.pool.settle(slot, SlotState::Live);
+        self.pool.set_born(slot, self.now);
         for page in waiters {
             if self.table.is(page, Mark::Wanted) && self.table.slot(page) == slot.bits() {
                 self.queue(page, Queue::Folds);
@@ -186,6 +188,7 @@ impl Planner {
                 }
                 if self.table.clear(page, Mark::Mapped) {
                     self.pool.unrefer(slot);
+                    self.note_end(slot);
                     let place = self.place(member);
                     place.mapped -= 1;
                     place.limbo.push(slot);
@@ -197,6 +200,13 @@ impl Planner {
             }
         }
         Ok(())
+    }
+
+    /// Notes it where a slot is shared no longer soon after it was filled.
+    fn note_end(&mut self, slot: PoolSlot) {
+        if !self.pool.is_shared(slot) && self.pool.age(slot, self.now).is_some_and(|age| age < LIFE) {
+            self.fleeting.ended(self.pool.content(slot).0, self.now);
+        }
     }
 
     /// What a member says it maps since an earlier connection; `may_have` says whether it can have a slot of ours.

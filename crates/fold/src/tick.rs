@@ -37,6 +37,7 @@ const RENEWAL_TIME: Duration = Duration::from_secs(600);
 /// When things were done last.
 #[derive(Debug)]
 pub struct Clock {
+    began: Instant,
     last_tick: Instant,
     last_retry: Instant,
     last_renewal: Option<Instant>,
@@ -52,6 +53,7 @@ pub struct Clock {
 impl Clock {
     pub(crate) const fn new(now: Instant) -> Self {
         Self {
+            began: now,
             last_tick: now,
             last_retry: now,
             last_renewal: None,
@@ -80,6 +82,7 @@ impl Group {
             return;
         }
         self.clock.last_tick = now;
+        self.planner.now = now.saturating_duration_since(self.clock.began).as_secs() as u32;
         self.tick_leases(now);
         self.tick_ghosts();
         self.tick_members(now);

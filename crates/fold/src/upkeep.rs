@@ -167,6 +167,11 @@ impl Planner {
     /// Memory of everything that is known.
     pub fn bytes(&self) -> u64 {
         let places: usize = self.places.iter().flatten().map(|place| place.chunks.capacity() * 13).sum();
-        self.table.bytes() + self.index.bytes() + self.pool.bytes() + self.waiters.bytes() + places as u64
+        self.table.bytes()
+            + self.index.bytes()
+            + self.pool.bytes()
+            + self.waiters.bytes()
+            + self.fleeting.bytes()
+            + places as u64
     }
 }
