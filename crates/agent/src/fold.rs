@@ -129,7 +129,7 @@ impl Folder {
         for run in runs {
             let before = all.len();
             for (piece, target) in pieces(run.start, run.pages.into(), run.target) {
-                self.fold_piece(piece, target, (pool, rounds), stats, (&mut all, &mut again));
+                self.fold_piece(piece, target, (pool, pagemap, rounds), stats, (&mut all, &mut again));
             }
             all.resize(before + usize::from(run.pages), Outcome::Gone);
         }
@@ -213,7 +213,7 @@ impl Folder {
         &mut self,
         piece: PageRange,
         target: Target,
-        (pool, rounds): (&'a Pool, &mut Rounds),
+        (pool, pagemap, rounds): (&'a Pool, &Pagemap, &mut Rounds),
         stats: &mut MemberStats,
         (all, again): (&mut Vec<Outcome>, &mut Vec<Part<'a>>),
     ) {
@@ -242,9 +242,17 @@ impl Folder {
                         stats.stalls.add(micros(split(huge)));
                     }
                     let source = source.and_then(|s| s.first.add(from as u32).map(|first| Source { first, ..s }));
+                    let zeros = if source.is_none() { take_zeros(&mut table, pagemap, part) } else { Vec::new() };
                     let part_outcomes = &mut outcomes[from as usize..(from + pages) as usize];
-                    let took = self.section.fold(&mut table, part, source, generation, part_outcomes);
-                    stats.stalls.add(micros(took));
+                    part_outcomes.fill(Outcome::Folded);
+                    for (from, pages) in
+                        parts(part, |page| !zeros.iter().any(|zero| zero.start < page.end() && page.start < zero.end()))
+                    {
+                        let left = PageRange { start: part.start.add_pages(from), pages };
+                        let outcomes = &mut part_outcomes[from as usize..(from + pages) as usize];
+                        let took = self.section.fold(&mut table, left, source, generation, outcomes);
+                        stats.stalls.add(micros(took));
+                    }
                     self.runs_since_count += u64::from(source.is_some());
                     if let Some(lost) = doors::lost_heap(part) {
                         // The heap shrank while its last pages were out of it.
@@ -407,6 +415,14 @@ fn parts(piece: PageRange, is_so: impl Fn(PageRange) -> bool) -> Vec<(u64, u64)>
     found
 }
 
+/// Takes pages as folded that map the kernel's zero page, which it has put in the place of zeros when their huge page was split. Returns
+/// which they are.
+fn take_zeros(table: &mut table::Table, pagemap: &Pagemap, part: PageRange) -> Vec<PageRange> {
+    let zeros = pagemap.zero_ranges(part.start, part.end()).unwrap_or_default();
+    zeros.iter().for_each(|zeros| table.set_zeroed(*zeros));
+    zeros
+}
+
 /// Splits a huge page, and says how long that took.
 fn split(huge: HostVirt) -> Duration {
     let began = Instant::now();
@@ -485,4 +501,37 @@ fn count_vmas() -> u64 {
         }
     };
     std::fs::File::open("/proc/self/maps").and_then(lines).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Member;
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn zeros_that_the_kernel_maps_already_are_taken_as_they_are() {
+        let member = Member::of(MemberMemory::huge_page(Some(true)).unwrap());
+        let (all, pagemap) = (member.0.range(), Pagemap::open(std::process::id()).unwrap());
+        for page in 8..16 {
+            [0, page::PAGE_BYTES / 8 - 1].iter().for_each(|word| member.word(page, *word).store(0, Ordering::Relaxed));
+        }
+        if pagemap.huge_ranges(all.start, all.end()).unwrap() != [all] {
+            return eprintln!("skipped: no huge page is to be had");
+        }
+        split(all.start);
+        let take = |range| take_zeros(&mut table::lock(), &pagemap, range);
+        let zeros = take(all);
+        if zeros.is_empty() {
+            return eprintln!("skipped: this kernel leaves zeros where they are");
+        }
+        assert_eq!(zeros, [member.run(8, 8)]);
+        member.word(9, 0).store(7, Ordering::Relaxed);
+        assert_eq!(take(all), [member.run(8, 1), member.run(10, 6)]);
+        assert_eq!(take(member.run(9, 1)), []);
+        let words = [8, 9, 15, 16].map(|page| member.word(page, 0).load(Ordering::Relaxed));
+        assert_eq!(words, [0, 7, 0, 17]);
+        let zeroed = table::lock().zeroed_pages(all);
+        assert_eq!(zeroed, [member.run(8, 8)], "that one of them was written is found out later");
+    }
 }
