@@ -27,7 +27,7 @@ mod huge;
 mod ranges;
 
 use crate::table;
-use crate::turnover::{Ages, ByAge, Turnover};
+use crate::turnover::{Turnover, Worth};
 use broken::{AGAIN, BrokenPageList};
 use host::{HUGE_PAGES, Pagemap, Userfault, Watch};
 use huge::HugePageList;
@@ -38,13 +38,11 @@ use std::time::{Duration, Instant};
 
 /// Rounds come no closer.
 const CLOSEST: Duration = Duration::from_millis(100);
-/// And no further apart.
-const FURTHEST: Duration = Duration::from_secs(10);
-/// What a round and the faults it causes may take of a processor.
-const SHARE: u32 = 400;
-/// The same of who is eager.
-const EAGER_SHARE: u32 = 100;
-/// The same while pages are being folded.
+/// What a round and the faults it causes may take of a processor, and how far they come apart at most: where little changes, and
+/// where pages are to be folded soon after they were written.
+const QUIET: (u32, Duration) = (400, Duration::from_secs(10));
+const BUSY: (u32, Duration) = (100, Duration::from_secs(4));
+/// What a round may take while pages are being folded.
 const HURRIED_SHARE: u32 = 10;
 /// What it costs to note a page again, and its writer to write it.
 const NOTE_COST: Duration = Duration::from_micros(1);
@@ -52,8 +50,6 @@ const NOTE_COST: Duration = Duration::from_micros(1);
 const FOLD_COST: Duration = Duration::from_micros(4);
 /// Stands for a page of a huge page that is not to be folded.
 pub const HIDDEN: Fingerprint = Fingerprint(0);
-/// How often pages are counted by age, at most; and what that may take of a processor.
-const COUNT_EVERY: (Duration, u32) = (Duration::from_secs(10), 2000);
 /// Pages that one of the program's threads may have to wait for while they are read.
 const AT_ONCE_PAGES: u64 = 64;
 /// Ranges that are looked up one by one.
@@ -86,9 +82,6 @@ pub struct Rounds {
     cost: Duration,
     huge: HugePageList,
     turnover: Turnover,
-    count_due: Instant,
-    /// Pages that were written since ages were counted.
-    written: ByAge,
     /// Nobody asks whether it will last.
     eager: bool,
     broken: BrokenPageList,
@@ -113,8 +106,6 @@ impl Rounds {
             cost: Duration::ZERO,
             huge: HugePageList::default(),
             turnover: Turnover::new(now),
-            count_due: now,
-            written: ByAge::default(),
             eager,
             broken: BrokenPageList::default(),
             began: now,
@@ -157,18 +148,15 @@ impl Rounds {
         }
         let (written, new) = self.tell_new(written, armed);
         let split = if huge { self.look_at_huge(pagemap, &spans, budget, now)? } else { 0 };
-        let (changed, ages) = {
+        let (changed, folds) = {
             let mut table = table::lock();
-            (table.take_written(), (now >= self.count_due).then(|| table.ages()))
+            (table.take_written(), table.take_folds())
         };
-        self.turnover.add(changed.rested, pages, now);
-        self.written.iter_mut().zip(changed.by_age).for_each(|(sum, more)| *sum += more);
-        if let Some(ages) = ages {
-            self.turnover.count(&std::mem::take(&mut self.written), &ages, now);
-            self.count_due = now + COUNT_EVERY.0.max(now.elapsed() * COUNT_EVERY.1);
-        }
+        self.turnover.add(changed, pages, now);
+        self.turnover.judge(&folds, now);
+        let worth = self.worth(now);
         let rested = if self.notes_writes {
-            table::lock().rest((&written, &new), budget, self.worth(now))
+            table::lock().rest((&written, &new), budget, worth)
         } else {
             self.within(&foldable(&written), budget)
         };
@@ -177,8 +165,8 @@ impl Rounds {
         let noted = noted.saturating_sub(split);
         let cost = now.elapsed() + NOTE_COST * u32::try_from(noted).unwrap_or(u32::MAX);
         self.cost = cost;
-        let share = if self.eager { EAGER_SHARE } else { SHARE };
-        self.next = now + (self.cost * share).clamp(CLOSEST, FURTHEST);
+        let (share, furthest) = if self.eager || worth != Worth::All { BUSY } else { QUIET };
+        self.next = now + (self.cost * share).clamp(CLOSEST, furthest);
         Ok(pages)
     }
 
@@ -215,14 +203,19 @@ impl Rounds {
         Ok(true)
     }
 
-    /// Of which age pages are worth folding.
-    fn worth(&self, now: Instant) -> Ages {
-        if self.eager { Ages::ALL } else { self.turnover.ages(now) }
+    /// Which pages are worth folding.
+    fn worth(&self, now: Instant) -> Worth {
+        if self.eager { Worth::All } else { self.turnover.worth(now) }
     }
 
-    /// Whether so little changes that they are at any age.
+    /// For how many seconds little has changed, if it is so.
+    pub fn calm(&self, now: Instant) -> Option<u32> {
+        self.turnover.calm(now)
+    }
+
+    /// Whether so little changes that all are.
     pub fn is_quiet(&self) -> bool {
-        self.worth(Instant::now()) == Ages::ALL
+        self.worth(Instant::now()) == Worth::All
     }
 
     /// Tells what was written from what is only new to us: it has just begun to be watched, or was part of a huge page.
@@ -323,8 +316,11 @@ impl Rounds {
     ) {
         if rested.kind == Kind::Broken {
             let now = Instant::now();
-            let (now, wait, ages) = (self.seconds(now), self.first_wait(), self.worth(now));
-            let tell = self.broken.have_rested(rested.range.start, fingerprints, now, (wait, ages));
+            let (now, wait, worth) = (self.seconds(now), self.first_wait(), self.worth(now));
+            let (tell, written) = self.broken.have_rested(rested.range.start, fingerprints, now, (wait, worth));
+            let mut table = table::lock();
+            written.into_iter().for_each(|range| table.seen_written(range));
+            drop(table);
             let mut at = 0;
             for run in tell.chunk_by(|one, next| one == next) {
                 if run[0] {
@@ -359,12 +355,12 @@ impl Rounds {
         fingerprints: &[Fingerprint],
         each: &mut impl FnMut(Rested, &[Fingerprint]),
     ) {
-        let ages = self.worth(Instant::now());
-        let seen = self.huge.seen(rested.range.start, fingerprints, ages == Ages::ALL);
+        let worth = self.worth(Instant::now());
+        let seen = self.huge.seen(rested.range.start, fingerprints, worth == Worth::All);
         let open = {
             let mut table = table::lock();
             seen.changed.iter().for_each(|range| table.seen_written(*range));
-            if ages == Ages::ALL { vec![rested.range] } else { table.aged(rested.range, ages) }
+            if worth == Worth::All { vec![rested.range] } else { table.worth_folding(rested.range, worth) }
         };
         // What has just come to be may change the next moment; nobody can know yet.
         if open.is_empty() || seen.was_new && !self.eager {
@@ -396,7 +392,7 @@ impl Rounds {
     /// Looks which pages are broken, and has those fingerprinted whose time has come.
     pub fn look_at_broken(&mut self, now: Instant) {
         let ranges = table::lock().refoldable();
-        let due = self.broken.look(&ranges, self.seconds(now), self.first_wait());
+        let due = self.broken.look(&ranges, self.seconds(now), (self.first_wait(), self.is_quiet()));
         self.rested.extend(due.into_iter().map(|range| Rested { range, kind: Kind::Broken }));
     }
 

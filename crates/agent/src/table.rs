@@ -30,7 +30,7 @@ pub use extents::{Advice, Shut, Traits};
 pub use lookup::everything;
 
 use crate::lock::{self, Lock};
-use crate::turnover::{AGES, Ages, ByAge, Written};
+use crate::turnover::{ByMoment, Folds, MOMENTS, Worth};
 use bits::{Bits, CHUNK_PAGES};
 use chunk::Chunk;
 use extents::{Extents, pages};
@@ -83,12 +83,16 @@ pub struct Table {
     generation: u64,
     /// In seconds, from any time on; 0 as long as nobody has said it, and nothing is folded for nothing then.
     now: u32,
+    /// For how long it has been calm (`turnover`).
+    calm: Option<u32>,
     /// Nothing is left alone.
     eager: bool,
     folds: u64,
     short_folds: u64,
-    /// Pages that were written, until somebody asks.
-    written: Written,
+    /// The same by moment, until somebody asks.
+    lately: Folds,
+    /// Pages that were written after they had rested, until somebody asks.
+    written: u64,
     /// The chunk at which the next search for rested pages begins.
     next: u64,
 }
@@ -129,9 +133,8 @@ fn push_run(runs: &mut Vec<SlotRun>, first: u64, count: u64, slot: PoolSlot) {
     }
 }
 
-fn add(sum: &mut Written, more: Written) {
-    sum.rested += more.rested;
-    sum.by_age.iter_mut().zip(more.by_age).for_each(|(sum, more)| *sum += more);
+fn add(sum: &mut ByMoment, more: ByMoment) {
+    sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
 }
 
 /// Appends a range, to the last one where the two touch.
@@ -156,10 +159,12 @@ impl Table {
             broken: 0,
             generation: 0,
             now: 0,
+            calm: None,
             eager: false,
             folds: 0,
             short_folds: 0,
-            written: Written { rested: 0, by_age: [0; AGES] },
+            lately: Folds::NONE,
+            written: 0,
             next: 0,
         }
     }
@@ -247,7 +252,7 @@ impl Table {
         let broken = self.broken_pages(from);
         let zeroed = self.zeroed_pages(from);
         let pending = self.pending_pages(from);
-        let folds = self.folds;
+        let (folds, lately) = (self.folds, self.lately);
         self.forget(PageRange { start: to, pages: from.pages });
         // The slots go along: they are not released.
         self.drop_slots(first, end);
@@ -264,7 +269,7 @@ impl Table {
         zeroed.into_iter().for_each(|range| self.set_zeroed(at(range)));
         pending.into_iter().for_each(|range| self.set_pending(at(range)));
         // Only their places are new.
-        self.folds = folds;
+        (self.folds, self.lately) = (folds, lately);
     }
 
     /// Nothing is asked any more, as in a forked child, which has no agent; mappings of the pool stay known, because
@@ -276,9 +281,9 @@ impl Table {
 
     // --- what the agent's thread did -----------------------------------------------------------------------------
 
-    /// It is this second now, counted from any time on, beginning with 1.
-    pub const fn set_time(&mut self, now: u32) {
-        self.now = now;
+    /// It is this second now, counted from any time on, beginning with 1, and has been calm for so many.
+    pub const fn set_time(&mut self, now: u32, calm: Option<u32>) {
+        (self.now, self.calm) = (now, calm);
     }
 
     /// Has nothing be left alone from now on.
@@ -286,17 +291,15 @@ impl Table {
         self.eager = true;
     }
 
-    /// Pages that were written since this was asked last, as far as that was seen: in the looks that were taken in, and of folded
-    /// ones.
-    pub const fn take_written(&mut self) -> Written {
-        std::mem::replace(&mut self.written, Written { rested: 0, by_age: [0; AGES] })
+    /// Pages that were written after they had rested, since this was asked last, as far as that was seen: in the looks that were
+    /// taken in, and of folded ones.
+    pub const fn take_written(&mut self) -> u64 {
+        std::mem::replace(&mut self.written, 0)
     }
 
-    /// How many pages there are that were ever seen written, by age.
-    pub fn ages(&self) -> ByAge {
-        let mut there = [0; AGES];
-        self.chunks.values().for_each(|chunk| chunk.count(&mut there, self.now));
-        there
+    /// Pages that were folded since this was asked last, and those that are known since then to have been folded for nothing.
+    pub const fn take_folds(&mut self) -> Folds {
+        std::mem::replace(&mut self.lately, Folds::NONE)
     }
 
     /// Pages that were ever folded, and those of them that were written so soon that it was for nothing.
@@ -309,15 +312,16 @@ impl Table {
         let range = PageRange { start: run.start, pages: run.pages.into() };
         let (first, end) = span(range);
         self.leave_pool(first, end, true);
-        let now = self.now;
+        let (now, mut made) = ((self.now, self.calm), self.lately.made);
         self.each_known(first, end, |key, chunk| {
-            chunk.folded_at(of_chunk(key, first, end), now);
+            add(&mut made, chunk.folded_at(of_chunk(key, first, end), now));
             let base = key * CHUNK_PAGES;
             for (page, count) in of_chunk(key, first, end).runs() {
                 let slot = run.slot.bits().wrapping_add((base + page - first) as u32);
                 chunk.map(page, count, PoolSlot::from_bits(slot));
             }
         });
+        self.lately.made = made;
         self.folded += range.pages;
         self.folds += range.pages;
     }
@@ -326,11 +330,12 @@ impl Table {
     pub fn set_zeroed(&mut self, range: PageRange) {
         let (first, end) = span(range);
         self.leave_pool(first, end, true);
-        let now = self.now;
+        let (now, mut made) = ((self.now, self.calm), self.lately.made);
         self.each_known(first, end, |key, chunk| {
-            chunk.folded_at(of_chunk(key, first, end), now);
+            add(&mut made, chunk.folded_at(of_chunk(key, first, end), now));
             chunk.zeroed = chunk.zeroed.or(of_chunk(key, first, end));
         });
+        self.lately.made = made;
         self.zeroed += range.pages;
         self.folds += range.pages;
     }
@@ -338,14 +343,14 @@ impl Table {
     /// Copy-on-write made these pages private; they stay in a mapping of the pool. Their slots are released.
     pub fn set_broken(&mut self, range: PageRange) {
         let (first, end) = span(range);
-        let (now, mut short, mut written) = (self.now, 0, self.written);
+        let (now, mut short, mut written) = (self.now, [0; MOMENTS], 0);
         self.each_known(first, end, |key, chunk| {
             let pages = chunk.mapped.and(of_chunk(key, first, end));
-            short += chunk.ended(pages, now);
-            add(&mut written, chunk.written_at(pages, now));
+            add(&mut short, chunk.ended(pages, now));
+            written += chunk.written_at(pages, now);
         });
-        self.short_folds += short;
-        self.written = written;
+        self.were_short(short);
+        self.written += written;
         self.leave_pool(first, end, true);
         self.each_known(first, end, |key, chunk| chunk.broken = chunk.broken.or(of_chunk(key, first, end)));
         self.broken += range.pages;
@@ -360,43 +365,41 @@ impl Table {
     /// These pages were written.
     pub fn set_pending(&mut self, range: PageRange) {
         let (first, end) = span(range);
-        let (now, mut zeroed, mut short) = (self.now, 0, 0);
+        let (now, mut zeroed, mut short) = (self.now, 0, [0; MOMENTS]);
         self.each_known(first, end, |key, chunk| {
             let pages = of_chunk(key, first, end);
             chunk.pending = chunk.pending.or(pages);
             let ended = chunk.zeroed.and(pages);
             if !ended.is_empty() {
                 zeroed += ended.count();
-                short += chunk.ended(ended, now);
+                add(&mut short, chunk.ended(ended, now));
                 chunk.zeroed = chunk.zeroed.without(pages);
             }
         });
         self.zeroed -= zeroed;
-        self.short_folds += short;
+        self.were_short(short);
     }
 
     /// These pages, which nobody watches, were written, as a look at their contents has shown.
     pub fn seen_written(&mut self, range: PageRange) {
         let (first, end) = span(range);
-        let (now, mut written) = (self.now, self.written);
-        self.each_known(first, end, |key, chunk| add(&mut written, chunk.written_at(of_chunk(key, first, end), now)));
-        self.written = written;
+        let (now, mut written) = (self.now, 0);
+        self.each_known(first, end, |key, chunk| written += chunk.written_at(of_chunk(key, first, end), now));
+        self.written += written;
     }
 
-    /// The pages of a range that are of one of these ages.
-    pub fn aged(&self, range: PageRange, ages: Ages) -> Vec<PageRange> {
+    /// The pages of a range that are worth folding.
+    pub fn worth_folding(&self, range: PageRange, worth: Worth) -> Vec<PageRange> {
         let (first, end) = span(range);
-        let mut aged = Vec::new();
+        let mut found = Vec::new();
+        let unknown = Chunk::new();
         for key in keys(first, end) {
-            let pages = of_chunk(key, first, end);
-            let pages = match self.chunks.get(&key) {
-                Some(chunk) => chunk.aged(pages, self.now, ages),
-                None if ages.has(self.now) => pages,
-                None => Bits::default(),
-            };
-            pages.runs().for_each(|(page, count)| push_range(&mut aged, key * CHUNK_PAGES + page, count));
+            let (pages, base) = (of_chunk(key, first, end), key * CHUNK_PAGES);
+            let chunk = self.chunks.get(&key).unwrap_or(&unknown);
+            let pages = chunk.worth_folding(pages, self.now, (base, worth));
+            pages.runs().for_each(|(page, count)| push_range(&mut found, base + page, count));
         }
-        aged
+        found
     }
 
     /// Whether nothing was seen written for so many seconds anywhere near this range.
@@ -408,23 +411,23 @@ impl Table {
     /// Takes in a look at all enrolled memory, of which `written` was written since the last: what is written is pending
     /// from now on, and what was pending but is not written has rested and is given back, in order of address from where
     /// the last search ended. At most `budget` pages, rounded up to whole chunks; more stays pending, and so does what is of
-    /// none of these ages.
+    /// not worth folding.
     /// What is only `new` to the looks, and not known to have been written, is pending too and does not count as changed.
-    pub fn rest(&mut self, (written, new): (&[PageRange], &[PageRange]), budget: u64, ages: Ages) -> Vec<PageRange> {
+    pub fn rest(&mut self, (written, new): (&[PageRange], &[PageRange]), budget: u64, worth: Worth) -> Vec<PageRange> {
         for (range, is_new) in written.iter().map(|range| (range, false)).chain(new.iter().map(|range| (range, true))) {
             let (first, end) = span(*range);
             let known: Vec<_> = self.extents.within(first, end).filter(|(.., traits)| traits.asked).collect();
             for (start, stop, _) in known {
                 self.set_pending(pages(start, stop));
-                let (now, mut written) = (self.now, self.written);
+                let (now, mut written) = (self.now, 0);
                 self.each_known(start, stop, |key, chunk| {
                     let pages = of_chunk(key, start, stop);
                     chunk.fresh = chunk.fresh.or(pages);
                     if !is_new {
-                        add(&mut written, chunk.written_at(pages, now));
+                        written += chunk.written_at(pages, now);
                     }
                 });
-                self.written = written;
+                self.written += written;
             }
         }
         let mut rested = Vec::new();
@@ -435,8 +438,8 @@ impl Table {
         for (&key, chunk) in behind.into_iter().chain(before) {
             let mut old = chunk.pending.without(chunk.fresh);
             chunk.fresh = Bits::default();
-            if ages != Ages::ALL && !old.is_empty() {
-                old = chunk.aged(old, *now, ages);
+            if worth != Worth::All && !old.is_empty() {
+                old = chunk.worth_folding(old, *now, (key * CHUNK_PAGES, worth));
             }
             if old.is_empty() || left == 0 || !*eager && chunk.is_left_alone(*now) {
                 continue;
@@ -464,6 +467,11 @@ impl Table {
     }
 
     // --- within --------------------------------------------------------------------------------------------------
+
+    fn were_short(&mut self, folds: ByMoment) {
+        self.short_folds += folds.iter().sum::<u64>();
+        add(&mut self.lately.short, folds);
+    }
 
     /// Ends what was known of the pages of `first..end`, whose slots are released. Whether they are pending stays
     /// known unless `all` is to be forgotten.

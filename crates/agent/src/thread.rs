@@ -280,7 +280,8 @@ impl Agent {
     fn work(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
         let now = Instant::now();
         if now >= self.broken_due {
-            table::lock().set_time(u32::try_from((now - self.began).as_secs() + 1).unwrap_or(u32::MAX));
+            let seconds = u32::try_from((now - self.began).as_secs() + 1).unwrap_or(u32::MAX);
+            table::lock().set_time(seconds, self.rounds.calm(now));
             find_broken(&self.pagemap).map_err(io::Error::other)?;
             if let Ok(folder) = &self.folder
                 && pace.fold == FoldMode::On
@@ -289,6 +290,7 @@ impl Agent {
                 self.rounds.look_at_broken(now);
             }
             let (pause, share) = BROKEN_EVERY;
+            let share = if self.rounds.is_quiet() { share } else { share / 5 };
             self.broken_due = now + pause.max(now.elapsed() * share);
         }
         if let Ok(folder) = &mut self.folder {

@@ -1,21 +1,23 @@
-//! How fast the contents of a member's memory change, and which pages are worth folding while it works.
+//! How fast the contents of a member's memory change, and when its pages are worth folding.
 //!
-//! What is folded and written again within a minute was folded for nothing. Where more than one page in twenty was written
-//! within the last minute, the member is *busy*: as many would be in the next, if it hit all alike. It does not, so
-//! pages are counted by age, the time since they were written last: how many there are, and how many of them are written.
-//! Pages of an age are folded if, as far as was seen in this time of work, fewer than one in twenty of them would be written
-//! within a minute. Memory that is used for a while and then for something else is worth folding while it is young, and what
-//! has outlived all that is so again.
+//! What is folded and written again within a minute was folded for nothing. Members write by fits and starts: in a *burst* they
+//! fill memory that was at rest, then there is *calm*, and little changes but what changes all the time. So what was just
+//! filled is folded as soon as a calm has come, and stays until the next burst; what is folded late in a calm does not,
+//! if the next one is near. While a burst goes on, a page goes by its age, the time since it was written.
 //!
 //! ```text
-//!            more than a twentieth was written within a minute
-//!    QUIET ----------------------------------------------------> BUSY
-//!   fold what was not written            fold what has an age at which pages stay; none
-//!   in a whole round                     of an age that was not seen for long enough
-//!      ^                                                          |
-//!      `----------------------------------------------------------'
-//!            not so any more
+//!            much is written that was at rest
+//!    CALM -----------------------------------> BURST
+//!   fold what has rested, unless folds        fold what is of an age at which
+//!   so long after a burst did not last        folds were seen to last
+//!      ^                                        |
+//!      `----------------------------------------'
+//!         for some seconds, not so
 //! ```
+//!
+//! How long a calm has lasted, or how old a page is in a burst, is the *moment* of a fold. Of each moment it is counted how many
+//! folds there were and how many were for nothing; where those are more than one in twenty, or that is not known yet and the page
+//! is young in a burst, only a few pages here and there are folded, to see what becomes of them (*scouts*).
 
 use std::time::{Duration, Instant};
 
@@ -23,158 +25,194 @@ use std::time::{Duration, Instant};
 pub const LIFE: Duration = Duration::from_secs(60);
 /// One page of so many may be.
 const ONE_IN: f64 = 20.0;
-/// The last minute is known in so many parts, and the one that has begun.
-const PARTS: usize = 6;
-/// Which pages were written counts half after this time.
-const AGES_HALF_LIFE: Duration = Duration::from_secs(300);
-/// Pages of an age say nothing before they could be seen for so long: what is done every other minute must not be missed.
-const SEEN: Duration = Duration::from_secs(60);
+/// More than one page in twenty a minute, for so long, is a burst; so few pages are not.
+const BURST: Duration = Duration::from_secs(2);
+const FEW: u64 = 64;
+/// In a calm that has lasted for so long, pages are folded when they have rested for a round.
+const QUIET: Duration = Duration::from_secs(64);
+/// Folds count half after this time.
+const FOLDS_HALF_LIFE: Duration = Duration::from_secs(300);
+/// Folds are counted by parts of so long; after so many parts it is known whether one was for nothing.
+const PART: Duration = Duration::from_secs(10);
+const JUDGED: usize = 8;
+/// From fewer folds than this, nothing is learned.
+const ENOUGH: f64 = 30.0;
+/// What was not written for so many seconds has rested, in a calm; and in a burst.
+const RESTED: (u32, u32) = (4, 8);
 
-/// Ages that are told apart: less than 8 s, less than 16 s, and so on, and more than 1024 s.
-pub const AGES: usize = 9;
+/// What was not written for so many seconds was at rest, and that it is written says that something new has begun.
+pub const REST: u32 = 12;
 
-/// Numbers of pages, by age.
-pub type ByAge = [u64; AGES];
+/// When ages begin that are told apart in a burst, in seconds.
+const AGES: [u32; 8] = [8, 16, 32, 64, 128, 256, 512, 1024];
+/// The same of calms; a time that is shorter belongs to the burst.
+const CALMS: [u32; 5] = [4, 20, 40, 64, 128];
+/// Moments: the page was never seen written, or it is younger; the ages in a burst; the times in a calm.
+pub const MOMENTS: usize = 1 + AGES.len() + CALMS.len();
+/// The first age that is thought to stay even in a burst, until it is seen not to.
+const OLD: usize = 5;
+/// The first of a calm, and the last.
+const CALM: usize = 1 + AGES.len();
+const LONG: usize = MOMENTS - 1;
+/// One piece of memory in so many has scouts of one moment, another those of the next.
+const SCOUTS: u64 = 256;
+/// Pages of such a piece.
+const SCOUT_PAGES: u64 = 16;
 
-/// To which of the ages one belongs.
-pub const fn age(seconds: u32) -> usize {
-    match seconds / 8 {
-        0 => 0,
-        eighths @ 1..128 => eighths.ilog2() as usize + 1,
-        _ => AGES - 1,
+/// Numbers of pages, by moment.
+pub type ByMoment = [u64; MOMENTS];
+
+const _: () = assert!(MOMENTS <= 16, "the moment of a page's last fold takes four bits");
+
+/// The moment of a page that was written so many seconds ago, if that was seen, after so many seconds of calm.
+pub fn moment(calm: Option<u32>, seconds: Option<u32>) -> usize {
+    let begun = |begins: &[u32], seconds: u32| begins.partition_point(|begin| *begin <= seconds);
+    match (calm, seconds) {
+        (_, None) => 0,
+        (Some(calm), _) => CALM + begun(&CALMS, calm).saturating_sub(1),
+        (None, Some(seconds)) => begun(&AGES, seconds),
     }
 }
 
-/// When an age begins.
-fn begin(age: usize) -> f64 {
-    if age == 0 { 0.0 } else { f64::from(4_u32 << age) }
+/// Of which moment the page with this number is a scout, if it is one.
+fn scout_of(page: u64) -> Option<usize> {
+    let piece = (page / SCOUT_PAGES).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    Some((piece % SCOUTS) as usize).filter(|moment| (1..MOMENTS).contains(moment))
 }
 
-/// Ages of pages that may be folded.
+/// Which pages are worth folding now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ages(u16);
+pub enum Worth {
+    /// All that have rested for a round.
+    All,
+    /// Those of these moments, and scouts.
+    Moments {
+        /// One bit for each.
+        open: u16,
+        /// How long it has been calm, in seconds.
+        calm: Option<u32>,
+    },
+}
 
-impl Ages {
-    /// Whatever their age.
-    pub const ALL: Self = Self(u16::MAX);
-
-    /// These.
-    #[cfg(test)]
-    pub fn of(ages: &[usize]) -> Self {
-        Self(ages.iter().fold(0, |all, age| all | 1 << age))
-    }
-
-    /// Whether pages that were written so many seconds ago are among them.
-    pub const fn has(self, seconds: u32) -> bool {
-        self.0 >> age(seconds) & 1 == 1
+impl Worth {
+    /// Whether the page with this number may be folded, which was written so many seconds ago.
+    pub fn allows(self, page: u64, seconds: u32) -> bool {
+        let Self::Moments { open, calm } = self else { return true };
+        let moment = moment(calm, Some(seconds));
+        let rested = if calm.is_some() { RESTED.0 } else { RESTED.1 };
+        seconds >= rested && (open >> moment & 1 == 1 || scout_of(page) == Some(moment))
     }
 }
 
-/// What was not written for so many seconds could be folded in a round, if nothing had to stay for longer.
-const ROUND: u32 = 12;
-
-/// Pages that were written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Written {
-    /// Those that could have been folded before, or were never seen written.
-    pub rested: u64,
-    /// Those that had been seen written, by age.
-    pub by_age: ByAge,
+/// Pages that were folded, by moment, and those of them that were folded for nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Folds {
+    /// All.
+    pub made: ByMoment,
+    /// For nothing.
+    pub short: ByMoment,
 }
 
-impl Written {
-    /// Takes in one, so many seconds after it was written before, if it was.
-    pub fn add(&mut self, before: Option<u32>) {
-        self.rested += u64::from(before.is_none_or(|seconds| seconds >= ROUND));
-        if let Some(count) = before.and_then(|seconds| self.by_age.get_mut(age(seconds))) {
-            *count += 1;
-        }
-    }
+impl Folds {
+    /// None.
+    pub const NONE: Self = Self { made: [0; MOMENTS], short: [0; MOMENTS] };
 }
 
 /// See the module.
 #[derive(Debug)]
 pub struct Turnover {
-    /// Pages that changed in the part of a minute that began then, and in the ones before.
-    changed: [u64; PARTS + 1],
+    /// Pages that changed since then.
+    changed: u64,
     since: Instant,
-    busy_since: Option<Instant>,
-    counted: Instant,
-    /// Pages that were written while busy, by age.
-    written: [f64; AGES],
-    /// Seconds that pages were that old, summed up.
-    lived: [f64; AGES],
+    /// Until when there was a burst. One begins as a burst.
+    last_burst: Instant,
+    /// Folds of the part that began then, and of the ones before.
+    lately: [ByMoment; JUDGED],
+    lately_since: Instant,
+    /// Folds before that, and those for nothing until now.
+    made: [f64; MOMENTS],
+    short: [f64; MOMENTS],
 }
 
 impl Turnover {
     /// Nothing has changed yet.
     pub const fn new(now: Instant) -> Self {
-        let (written, lived) = ([0.0; AGES], [0.0; AGES]);
-        Self { changed: [0; PARTS + 1], since: now, busy_since: None, counted: now, written, lived }
+        Self {
+            changed: 0,
+            since: now,
+            last_burst: now,
+            lately: [[0; MOMENTS]; JUDGED],
+            lately_since: now,
+            made: [0.0; MOMENTS],
+            short: [0.0; MOMENTS],
+        }
     }
 
-    /// Takes in that so many of so many pages have changed.
+    /// Takes in that so many of so many pages have changed that were at rest.
     pub fn add(&mut self, changed: u64, pages: u64, now: Instant) {
-        let part = LIFE / PARTS as u32;
-        while now.saturating_duration_since(self.since) >= part {
-            let over = self.changed.iter().all(|changed| *changed == 0);
-            self.since = if over { now } else { self.since + part };
-            self.changed.rotate_right(1);
-            self.changed[0] = 0;
-        }
-        self.changed[0] += changed;
-        let was_busy = self.busy_since.is_some();
-        let is_busy = self.changed.iter().sum::<u64>() as f64 * ONE_IN > pages as f64;
-        if is_busy != was_busy {
-            (self.busy_since, self.counted) = (is_busy.then_some(now), now);
-            (self.written, self.lived) = ([0.0; AGES], [0.0; AGES]);
-        }
-    }
-
-    /// Takes in which pages were written since this was last called, and which there are.
-    pub fn count(&mut self, written: &ByAge, there: &ByAge, now: Instant) {
-        let time = now.saturating_duration_since(self.counted);
-        self.counted = now;
-        let fade = faded(time, AGES_HALF_LIFE);
-        for age in 0..AGES {
-            self.written[age] = self.written[age] * fade + written[age] as f64;
-            self.lived[age] = self.lived[age] * fade + there[age] as f64 * time.as_secs_f64();
-        }
-    }
-
-    /// Of which age pages are worth folding.
-    pub fn ages(&self, now: Instant) -> Ages {
-        let Some(since) = self.busy_since else { return Ages::ALL };
-        let busy = now.saturating_duration_since(since);
-        let is_worth = |age: &usize| {
-            let is_short = begin(age + 1) - begin(*age) < LIFE.as_secs_f64();
-            // Of an age that is over so soon, what comes after it counts too.
-            let until = if is_short { begin(age + 1) } else { begin(*age) };
-            busy >= Duration::from_secs_f64(until) + LIFE + SEEN
-                && self.ended(*age) * ONE_IN < 1.0
-                && (!is_short || self.ended(age + 1) * ONE_IN < 1.0)
-        };
-        Ages((1..AGES).filter(is_worth).fold(0, |ages, age| ages | 1 << age))
-    }
-
-    /// Which part of the pages that reach this age is written within a minute.
-    fn ended(&self, age: usize) -> f64 {
-        let (mut from, end) = (begin(age), begin(age) + LIFE.as_secs_f64());
-        let mut sum = 0.0;
-        for at in age..AGES {
-            let until = if at + 1 < AGES { begin(at + 1).min(end) } else { end };
-            if self.written[at] > 0.0 {
-                sum += self.written[at] / self.lived[at].max(1.0) * (until - from).max(0.0);
+        self.changed += changed;
+        let time = now.saturating_duration_since(self.since);
+        if time >= BURST {
+            let most = pages as f64 / ONE_IN * time.as_secs_f64() / LIFE.as_secs_f64();
+            if self.changed > FEW && self.changed as f64 > most {
+                self.last_burst = now;
             }
-            from = until;
+            (self.changed, self.since) = (0, now);
         }
-        1.0 - (-sum).exp()
     }
-}
 
-/// What is left of 1 after a time.
-fn faded(time: Duration, half_life: Duration) -> f64 {
-    0.5_f64.powf(time.as_secs_f64() / half_life.as_secs_f64())
+    /// For how many seconds it has been calm; `None` in a burst.
+    pub fn calm(&self, now: Instant) -> Option<u32> {
+        let calm = now.saturating_duration_since(self.last_burst).as_secs() as u32;
+        (calm >= CALMS[0]).then_some(calm)
+    }
+
+    /// Takes in what was folded, and folded for nothing, since this was last called.
+    pub fn judge(&mut self, folds: &Folds, now: Instant) {
+        let fade = 0.5_f64.powf(PART.as_secs_f64() / FOLDS_HALF_LIFE.as_secs_f64());
+        while now.saturating_duration_since(self.lately_since) >= PART {
+            let over = self.lately.iter().all(|folds| *folds == [0; MOMENTS]);
+            self.lately_since = if over { now } else { self.lately_since + PART };
+            let oldest = self.lately[JUDGED - 1];
+            self.lately.rotate_right(1);
+            self.lately[0] = [0; MOMENTS];
+            for (moment, folds) in oldest.into_iter().enumerate() {
+                self.made[moment] = self.made[moment] * fade + folds as f64;
+                self.short[moment] *= fade;
+            }
+        }
+        for moment in 0..MOMENTS {
+            self.lately[0][moment] += folds.made[moment];
+            self.short[moment] += folds.short[moment] as f64;
+        }
+    }
+
+    /// Which pages are worth folding now.
+    pub fn worth(&self, now: Instant) -> Worth {
+        let calm = self.calm(now);
+        let (mut open, mut lasts) = (0, true);
+        for moment in 1..MOMENTS {
+            let unless_known = match moment {
+                OLD..=CALM | LONG => true,
+                0..OLD => false,
+                // The later, the nearer is the next burst.
+                _ => lasts,
+            };
+            lasts = self.lasts(moment).unwrap_or(unless_known);
+            open |= u16::from(lasts) << moment;
+        }
+        let is_quiet = calm
+            .is_some_and(|calm| u64::from(calm) >= QUIET.as_secs() && open >> moment(Some(calm), Some(calm)) & 1 == 1);
+        if is_quiet { Worth::All } else { Worth::Moments { open, calm } }
+    }
+
+    /// Whether folds of this moment last, if that is known.
+    fn lasts(&self, moment: usize) -> Option<bool> {
+        let (made, short) = (self.made[moment], self.short[moment]);
+        let lately: u64 = self.lately.iter().map(|folds| folds[moment]).sum();
+        let are_few = short * ONE_IN < made + lately as f64;
+        (if are_few { made } else { short } >= ENOUGH).then_some(are_few)
+    }
 }
 
 #[cfg(test)]
@@ -182,73 +220,100 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_works_is_busy_at_once_and_for_a_while() {
+    fn a_calm_follows_a_burst() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut turnover = Turnover::new(start);
-        // A guest that does nothing writes some pages all the time.
-        (1..20).for_each(|second| turnover.add(80, 100_000, at(second)));
-        assert_eq!(turnover.ages(at(19)), Ages::ALL);
-        turnover.add(3000, 100_000, at(20));
-        turnover.add(3000, 100_000, at(21));
-        assert_eq!(turnover.ages(at(21)), Ages(0));
-        (22..80).for_each(|second| turnover.add(0, 100_000, at(second)));
-        assert_ne!(turnover.ages(at(79)), Ages::ALL);
-        (80..95).for_each(|second| turnover.add(0, 100_000, at(second)));
-        assert_eq!(turnover.ages(at(94)), Ages::ALL);
-        // However long nobody looked.
-        turnover.add(9000, 100_000, at(95));
-        assert_eq!(turnover.ages(at(95)), Ages(0));
-        turnover.add(0, 100_000, at(100_000));
-        assert_eq!(turnover.ages(at(100_000)), Ages::ALL);
+        // One begins as a burst. Who does nothing writes some pages all the time.
+        (1..100).for_each(|second| turnover.add(80, 100_000, at(second)));
+        assert_eq!((turnover.calm(at(3)), turnover.calm(at(4)), turnover.calm(at(99))), (None, Some(4), Some(99)));
+        assert_eq!(turnover.worth(at(99)), Worth::All);
+        turnover.add(300, 100_000, at(100));
+        turnover.add(300, 100_000, at(102));
+        assert_eq!(turnover.calm(at(103)), None);
+        assert!(matches!(turnover.worth(at(110)), Worth::Moments { calm: Some(8), .. }));
+        (103..170).for_each(|second| turnover.add(80, 100_000, at(second)));
+        assert_eq!(turnover.worth(at(166)), Worth::All);
+        // However long nobody looked, or however few pages there are.
+        turnover.add(100_000, 100_000, at(1000));
+        assert_eq!(turnover.calm(at(1000)), None);
+        turnover.add(FEW, 1000, at(1010));
+        assert_eq!(turnover.calm(at(1010)), Some(10));
     }
 
     #[test]
-    fn ages_are_told_apart() {
-        let ages = [0, 7, 8, 15, 16, 31, 32, 64, 128, 256, 512, 1023, 1024, u32::MAX].map(age);
-        assert_eq!(ages, [0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 7, 8, 8]);
-        assert_eq!([0, 1, 2, 8].map(begin), [0.0, 8.0, 16.0, 1024.0]);
-        assert!(Ages(0b1_0010).has(8) && Ages(0b1_0010).has(100) && !Ages(0b1_0010).has(16) && !Ages(0).has(0));
+    fn moments_are_told_apart_and_have_scouts() {
+        let ages = [None, Some(0), Some(7), Some(8), Some(16), Some(1023), Some(u32::MAX)].map(|age| moment(None, age));
+        assert_eq!(ages, [0, 0, 0, 1, 2, 7, 8]);
+        let calms = [4, 19, 20, 100, u32::MAX].map(|calm| moment(Some(calm), Some(0)));
+        assert_eq!(moment(Some(100), None), 0);
+        assert_eq!(calms, [CALM, CALM, CALM + 1, CALM + 3, LONG]);
+        let tried = |calm, seconds| {
+            let closed = Worth::Moments { open: 0, calm };
+            (0..1 << 17).filter(|page| closed.allows(*page, seconds)).count()
+        };
+        for (calm, seconds) in [(None, 8), (None, 2000), (Some(4), 4), (Some(200), 1000)] {
+            assert!(tried(calm, seconds).abs_diff((1 << 17) / 256) < 200, "{}", tried(calm, seconds));
+        }
+        assert_eq!((tried(None, 7), tried(Some(200), 3)), (0, 0));
+        let page = (0..).find(|page| scout_of(*page).is_none()).unwrap();
+        let open = 1 << moment(Some(4), Some(4)) | 1 << moment(None, Some(64));
+        let allows = |calm, seconds| Worth::Moments { open, calm }.allows(page, seconds);
+        assert_eq!([allows(Some(4), 4), allows(Some(4), 3), allows(Some(20), 4)], [true, false, false]);
+        assert_eq!([allows(None, 64), allows(None, 32), allows(None, 128)], [true, false, false]);
     }
 
-    /// A thousand pages that are written every `period` seconds, one after the other, beside ten thousand that were written once; how
-    /// old those are that may be folded, whenever that changes.
-    fn open_ages(period: u32) -> Vec<(u32, Vec<usize>)> {
+    /// A member whose memory is filled every `period` seconds, page after page within 20 seconds, but for one in twenty that stays. Of
+    /// its folds, the part that was for nothing in the third quarter of an hour, and the part of its time that a page is folded.
+    fn by_turns(period: u32) -> (f64, f64) {
+        const PAGES: u64 = 20_000;
         let start = Instant::now();
         let mut turnover = Turnover::new(start);
-        let mut seen = vec![(0, Vec::new())];
-        for second in 1..2000_u32 {
+        let mut folded: Vec<Option<(u32, usize)>> = vec![None; PAGES as usize];
+        let (mut made, mut short, mut time) = (0, 0, 0);
+        for second in (0..2700_u32).step_by(2) {
             let at = start + Duration::from_secs(second.into());
-            let (mut written, mut there) = (ByAge::default(), ByAge::default());
-            for page in 0..1000 {
-                let first = page * period / 1000;
-                let since = second.checked_sub(first).map_or(second, |time| time % period);
-                if second > period && since == 0 {
-                    written[age(period)] += 1;
+            let (mut folds, mut written, worth, calm) = (Folds::NONE, 0, turnover.worth(at), turnover.calm(at));
+            for page in 0..PAGES {
+                let first = (page * 20 / PAGES) as u32 & !1;
+                let stays = page % 20 == 7;
+                let since = if stays { second } else { (second + period - first) % period };
+                let place = &mut folded[page as usize];
+                if since == 0 {
+                    written += 1;
+                    if let Some((when, moment)) = place.take()
+                        && second - when < 60
+                    {
+                        folds.short[moment] += 1;
+                    }
+                } else if place.is_none() && worth.allows(page, since) {
+                    let moment = moment(calm, Some(since));
+                    *place = Some((second, moment));
+                    folds.made[moment] += 1;
                 }
-                there[age(since)] += 1;
+                time += u64::from(second >= 1800 && place.is_some());
             }
-            there[age(second)] += 10_000;
-            turnover.add(500, 100_000, at);
-            turnover.count(&written, &there, at);
-            let ages = turnover.ages(at);
-            let open: Vec<usize> = (0..AGES).filter(|age| ages.0 >> age & 1 == 1).collect();
-            if seen.last().is_some_and(|(_, last)| *last != open) {
-                seen.push((second, open));
+            turnover.add(written, PAGES, at);
+            turnover.judge(&folds, at);
+            if second >= 1800 {
+                made += folds.made.iter().sum::<u64>();
+                short += folds.short.iter().sum::<u64>();
             }
         }
-        seen
+        (short as f64 / made.max(1) as f64, time as f64 / (PAGES * 450) as f64)
     }
 
     #[test]
-    fn who_is_busy_folds_what_stays() {
-        // Written again before a minute is over: only what was written once.
-        let short = open_ages(40);
-        assert!(short.iter().all(|(second, open)| *second < 180 || open.iter().all(|age| *age >= 4)), "{short:?}");
-        assert!(short.last().is_some_and(|(_, open)| *open == [4, 5, 6, 7, 8]), "{short:?}");
-        // Written again after four minutes: also what is young, but not what will soon be written.
-        let long = open_ages(240);
-        assert!(long.iter().any(|(second, open)| *second < 200 && open.starts_with(&[1, 2, 3])), "{long:?}");
-        assert!(long.last().is_some_and(|(_, open)| *open == [1, 2, 3, 4, 6, 7, 8]), "{long:?}");
+    fn what_stays_is_folded_and_what_does_not_is_tried() {
+        // Filled again before a minute is over, or all the time: what stays, and what is tried.
+        for period in [20, 50] {
+            let (_, folded) = by_turns(period);
+            assert!((0.04..0.08).contains(&folded), "{period}: {folded}");
+        }
+        for period in [90, 120, 300] {
+            let (short, folded) = by_turns(period);
+            let most = 1.0 - 15.0 / f64::from(period);
+            assert!(short < 0.05 && folded > most - 0.05, "{period}: {short} {folded}");
+        }
     }
 }

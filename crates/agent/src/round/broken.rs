@@ -1,10 +1,12 @@
 //! The broken pages of a member: fingerprinted now and then, the more seldom the less they rest.
 
-use crate::turnover::Ages;
+use crate::turnover::Worth;
 use page::{Fingerprint, HostVirt, PageRange};
 
 /// When a broken page is looked at again, in seconds: at first, and at most.
 pub const AGAIN: (u32, u32) = (2, 128);
+/// At most so long, while it depends on the moment what is folded.
+const BUSY: u32 = 4;
 
 /// A broken page, as it was seen last.
 #[derive(Clone, Copy)]
@@ -25,14 +27,16 @@ pub struct BrokenPageList(Vec<BrokenPage>);
 
 impl BrokenPageList {
     /// Takes in which there are now, as ranges in order, and finds those whose time has come; for new ones it comes after `wait`
-    /// seconds.
-    pub fn look(&mut self, ranges: &[PageRange], now: u32, wait: u32) -> Vec<PageRange> {
+    /// seconds. Where not all that rests is folded at once, they are looked at more often.
+    pub fn look(&mut self, ranges: &[PageRange], now: u32, (wait, is_quiet): (u32, bool)) -> Vec<PageRange> {
+        let longest = if is_quiet { AGAIN.1 } else { BUSY };
         let mut known = std::mem::take(&mut self.0).into_iter().peekable();
         let mut due: Vec<PageRange> = Vec::new();
         for page in ranges.iter().flat_map(|range| range.start.page()..range.end().page()) {
             while known.next_if(|known| known.page < page).is_some() {}
             let new = BrokenPage { page, fingerprint: 0, since: now, due: now + wait, wait: wait as u16, told: false };
             let mut entry = known.next_if(|known| known.page == page).unwrap_or(new);
+            entry.due = entry.due.min(now + longest);
             if entry.due <= now {
                 // Until it is fingerprinted, which sets it anew.
                 entry.due = now + AGAIN.1;
@@ -48,15 +52,15 @@ impl BrokenPageList {
     }
 
     /// Says which of these pages have rested and were not said to have: those that are the same as when they were seen before, and
-    /// of one of these ages. They are seen again after `wait` seconds, doubling.
+    /// worth folding; and which were written since. They are seen again after `wait` seconds, doubling.
     pub fn have_rested(
         &mut self,
         start: HostVirt,
         fingerprints: &[Fingerprint],
         now: u32,
-        (wait, ages): (u32, Ages),
-    ) -> Vec<bool> {
-        let mut tell = Vec::with_capacity(fingerprints.len());
+        (wait, worth): (u32, Worth),
+    ) -> (Vec<bool>, Vec<PageRange>) {
+        let (mut tell, mut written) = (Vec::with_capacity(fingerprints.len()), Vec::new());
         for (page, fingerprint) in (start.page()..).zip(fingerprints) {
             let Ok(at) = self.0.binary_search_by_key(&page, |known| known.page) else {
                 tell.push(false);
@@ -67,16 +71,19 @@ impl BrokenPageList {
             if !is_same {
                 (entry.since, entry.fingerprint) = (now, fingerprint.0);
             }
-            let rested = is_same && ages.has(now - entry.since);
+            let rested = is_same && worth.allows(page, now - entry.since);
             tell.push(rested && !entry.told);
             entry.told = rested;
+            if !is_new && !is_same {
+                written.push(PageRange { start: HostVirt(page << page::PAGE_SHIFT), pages: 1 });
+            }
             if !is_new {
                 // What changes is likely to change again, and what does not is known.
                 entry.wait = (u32::from(entry.wait) * 2).clamp(wait, if wait == 0 { 0 } else { AGAIN.1 }) as u16;
             }
             entry.due = now + u32::from(entry.wait);
         }
-        tell
+        (tell, written)
     }
 
     /// What rests is to be told again.

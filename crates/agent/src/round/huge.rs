@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 /// When a huge page that did not change is looked at again, at first and at most.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(64));
-/// Where pages are folded by age, all are looked at again after so long, or what makes it a four-hundredth of a
+/// While it depends on the moment what is folded, all are looked at again after so long, or what makes it a hundredth of a
 /// processor.
-const LATER: (Duration, Duration) = (Duration::from_secs(20), Duration::from_micros(400 * 200));
+const LATER: (Duration, Duration) = (Duration::from_secs(4), Duration::from_micros(100 * 200));
 
 struct HugePage {
     due: Instant,

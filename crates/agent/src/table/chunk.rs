@@ -11,7 +11,7 @@
 //! ```
 
 use super::bits::{Bits, CHUNK_PAGES};
-use crate::turnover::{Ages, ByAge, Written, age};
+use crate::turnover::{ByMoment, MOMENTS, REST, Worth, moment};
 use page::PoolSlot;
 
 /// When pages were folded is known by windows of so many seconds.
@@ -26,7 +26,7 @@ const STEP: u32 = 4;
 const STEPS: u32 = u16::MAX as u32;
 /// When a page was written is of no interest any more after so many seconds.
 const LONG_AGO: u32 = 1024;
-/// So many pages of a chunk at a time are a sign that it is worked in.
+/// So many pages of a chunk at a time, and half of what was folded there lately, are a sign that it is worked in.
 const MANY: u64 = 8;
 /// How long a chunk is left alone for the first time, in seconds, and how often that is doubled at most.
 const LEFT_ALONE: (u32, u32) = (4, 5);
@@ -49,6 +49,8 @@ pub struct Chunk {
     slots: [u32; CHUNK_PAGES as usize],
     /// Folded in this window, and in the ones before.
     young: [Bits; YOUNG],
+    /// The moment when each was folded last, in four bits.
+    moments: [u8; CHUNK_PAGES as usize / 2],
     /// When each was seen written last.
     written: [u16; CHUNK_PAGES as usize],
     /// The last time that one was.
@@ -70,6 +72,7 @@ impl Chunk {
             mapped: none,
             slots: [0; CHUNK_PAGES as usize],
             young: [none; YOUNG],
+            moments: [0; CHUNK_PAGES as usize / 2],
             written: [0; CHUNK_PAGES as usize],
             last_written: 0,
             window: 0,
@@ -93,26 +96,29 @@ impl Chunk {
         self.window = window;
     }
 
-    /// Notes that these pages are written at this second. Says how many had rested, and how old those were of which that is known.
-    pub fn written_at(&mut self, pages: Bits, now: u32) -> Written {
-        let mut found = Written::default();
+    /// Notes that these pages are written at this second. Says how many could have been folded before, or were never seen written.
+    pub fn written_at(&mut self, pages: Bits, now: u32) -> u64 {
+        let mut rested = 0;
         for (first, count) in pages.runs() {
             for written in self.written.iter_mut().skip(first as usize).take(count as usize) {
-                found.add(seconds_since(*written, now));
+                rested += u64::from(seconds_since(*written, now).is_none_or(|seconds| seconds >= REST));
                 *written = step(now);
             }
         }
         self.last_written = now;
-        found
+        rested
     }
 
-    /// Those of these pages that are of one of these ages.
-    pub fn aged(&self, pages: Bits, now: u32, ages: Ages) -> Bits {
-        let is_aged = |page: &u64| {
-            let written = self.written.get(*page as usize).copied().unwrap_or(0);
-            ages.has(seconds_since(written, now).unwrap_or(now))
-        };
-        let pages = pages.runs().flat_map(|(first, count)| (first..first + count).filter(is_aged));
+    /// Seconds since a page was seen written, or since there is anything to be seen.
+    fn seconds_at_rest(&self, page: u64, now: u32) -> u32 {
+        let written = self.written.get(page as usize).copied().unwrap_or(0);
+        seconds_since(written, now).unwrap_or(now)
+    }
+
+    /// Those of these pages that are worth folding; the chunk's first page has this number.
+    pub fn worth_folding(&self, pages: Bits, now: u32, (first, worth): (u64, Worth)) -> Bits {
+        let may = |page: &u64| worth.allows(first + page, self.seconds_at_rest(*page, now));
+        let pages = pages.runs().flat_map(|(first, count)| (first..first + count).filter(may));
         pages.fold(Bits::default(), |bits, page| bits.or(Bits::span(page, 1)))
     }
 
@@ -121,44 +127,44 @@ impl Chunk {
         self.last_written == 0 || now >= self.last_written + seconds
     }
 
-    /// Counts the pages that were ever seen written, by age. When a broken page is written again, nobody sees.
-    pub fn count(&self, there: &mut ByAge, now: u32) {
-        if self.last_written > 0 {
-            for (page, written) in self.written.iter().enumerate() {
-                if let Some(seconds) = seconds_since(*written, now)
-                    && !self.broken.has(page as u64)
-                {
-                    there[age(seconds)] += 1;
-                }
-            }
-        }
-    }
-
-    /// Notes that these pages were folded at this second.
-    pub fn folded_at(&mut self, pages: Bits, now: u32) {
+    /// Notes that these pages were folded at this second, after so long a calm. Says of which moments that is.
+    pub fn folded_at(&mut self, pages: Bits, (now, calm): (u32, Option<u32>)) -> ByMoment {
         self.go_on(now);
         self.young[0] = self.young[0].or(pages);
+        let mut made = [0; MOMENTS];
+        for page in pages.runs().flat_map(|(first, count)| first..first + count) {
+            let moment = moment(calm, seconds_since(self.written[page as usize], now));
+            made[moment] += 1;
+            let (two, shift) = (&mut self.moments[page as usize / 2], page % 2 * 4);
+            *two = *two & !(0xf << shift) | (moment as u8) << shift;
+        }
+        made
     }
 
-    /// These pages are folded no longer, because they were written. Says how many of them were folded for nothing.
-    pub fn ended(&mut self, pages: Bits, now: u32) -> u64 {
+    /// These pages are folded no longer, because they were written. Says how many of them were folded for nothing, by the
+    /// moment of that.
+    pub fn ended(&mut self, pages: Bits, now: u32) -> ByMoment {
         self.go_on(now);
+        let young = self.young.iter().fold(Bits::default(), |all, young| all.or(*young)).count();
         let mut short = Bits::default();
         for young in &mut self.young {
             short = short.or(young.and(pages));
             *young = young.without(pages);
         }
-        let short = short.count();
+        let mut by_moment = [0; MOMENTS];
         if now == 0 {
-            return 0;
+            return by_moment;
         }
-        if short >= MANY {
+        for page in short.runs().flat_map(|(first, count)| first..first + count) {
+            by_moment[usize::from(self.moments[page as usize / 2] >> (page % 2 * 4) & 0xf)] += 1;
+        }
+        if short.count() >= MANY.max(young / 2) {
             let (shortest, most) = LEFT_ALONE;
             let again = self.alone_until > 0 && now < self.alone_until + LONG_PEACE;
             self.doubled = if again { (self.doubled + 1).min(most) } else { 0 };
             self.alone_until = now + (shortest << self.doubled);
         }
-        short
+        by_moment
     }
 
     /// Whether nothing is known of any page, nor of the chunk as a whole, at this second.

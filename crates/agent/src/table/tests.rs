@@ -1,6 +1,7 @@
 //! The table against a model that knows each page by itself.
 
 use super::*;
+use crate::turnover::moment;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -282,10 +283,10 @@ proptest! {
                 continue;
             }
             // Nothing is folded for nothing.
-            table.set_time(1000 * (n as u32 + 1));
+            table.set_time(1000 * (n as u32 + 1), None);
             if let Step::Rest(written) = &step {
                 let ranges: Vec<_> = written.iter().map(|(a, n)| real(*a, *n)).collect();
-                prop_assert_eq!(listed(&table.rest((&ranges, &[]), u64::MAX, Ages::ALL)), model.rest(written));
+                prop_assert_eq!(listed(&table.rest((&ranges, &[]), u64::MAX, Worth::All)), model.rest(written));
             } else {
                 model.apply(&step);
                 run_step(&mut table, &step);
@@ -317,7 +318,7 @@ proptest! {
         let expected: BTreeSet<u64> = pending.iter().flat_map(|(a, n)| *a..a + n).collect();
         let mut seen = BTreeSet::new();
         for _ in 0..PAGES {
-            let rested = table.rest((&[], &[]), budget, Ages::ALL);
+            let rested = table.rest((&[], &[]), budget, Worth::All);
             let number: u64 = rested.iter().map(|range| range.pages).sum();
             prop_assert!(number < budget + CHUNK_PAGES);
             for page in listed(&rested) {
@@ -350,36 +351,36 @@ fn a_foldable_range_is_foldable_throughout() {
 #[test]
 fn where_folds_are_for_nothing_there_are_none_for_a_while() {
     let mut table = Table::new();
-    table.set_time(1);
+    table.set_time(1, None);
     table.ask(real(0, 700));
     let fold = |table: &mut Table| {
         table.set_folded(SlotRun { start: real(0, 10).start, slot: PoolSlot::new(0, 7).unwrap(), pages: 10 });
         table.set_zeroed(real(600, 8));
     };
     fold(&mut table);
-    table.set_time(200);
+    table.set_time(200, None);
     table.set_broken(real(0, 10));
     table.set_pending(real(600, 8));
     assert_eq!((table.folds(), table.refoldable()), ((18, 0), vec![real(0, 10)]), "they were of use");
     table.set_private(real(0, 10));
     for (round, now) in [(0, 200), (1, 210), (2, 230)] {
-        table.set_time(now);
+        table.set_time(now, None);
         fold(&mut table);
-        table.set_time(now + 1);
+        table.set_time(now + 1, None);
         table.set_broken(real(0, 9));
         table.set_pending(real(600, 8));
         assert_eq!(table.folds().1, (round + 1) * 17);
         // They wait for twice as long each time.
         for (wait, waits) in [(0, true), ((4 << round) - 1, true), (4 << round, false)] {
-            table.set_time(now + 1 + wait);
+            table.set_time(now + 1 + wait, None);
             assert_eq!(table.refoldable().is_empty(), waits, "{round} {wait}");
             table.set_pending(real(600, 8));
-            assert_eq!(table.rest((&[], &[]), u64::MAX, Ages::ALL).is_empty(), waits, "{round} {wait}");
+            assert_eq!(table.rest((&[], &[]), u64::MAX, Worth::All).is_empty(), waits, "{round} {wait}");
         }
         table.set_private(real(0, 10));
     }
     // A few are no reason.
-    table.set_time(1000);
+    table.set_time(1000, None);
     fold(&mut table);
     table.set_broken(real(0, 7));
     assert_eq!((table.folds().1, table.refoldable()), (3 * 17 + 7, vec![real(0, 7)]));
@@ -387,34 +388,68 @@ fn where_folds_are_for_nothing_there_are_none_for_a_while() {
 
 #[test]
 fn pages_rest_by_age() {
-    // Those that were written 64 s ago, or longer.
-    let old = Ages::of(&[4, 5, 6, 7, 8]);
+    // In a burst, those that were written 64 s ago, or longer; none of these pages is tried before its time.
+    let old = Worth::Moments {
+        open: (64..=1024).map(|age| 1 << moment(None, Some(age))).fold(0, |all, one| all | one),
+        calm: None,
+    };
+    let closed = Worth::Moments { open: 0, calm: None };
+    assert!([8, 16, 32].iter().all(|age| (0..20).all(|page| !closed.allows(BASE + page, *age))));
     let mut table = Table::new();
     table.ask(real(0, 20));
-    table.set_time(100);
+    table.set_time(100, None);
     let look = |table: &mut Table, written: &[PageRange], new: &[PageRange], ages| {
         listed(&table.rest((written, new), u64::MAX, ages)).len()
     };
     look(&mut table, &[real(0, 10)], &[real(10, 10)], old);
-    assert_eq!(table.take_written(), Written { rested: 10, by_age: [0; AGES] });
+    assert_eq!(table.take_written(), 10);
     assert_eq!(look(&mut table, &[], &[], old), 10, "what is new only was not written");
     // Written over and over, a page has rested once.
     look(&mut table, &[real(0, 10)], &[], old);
-    assert_eq!(table.take_written(), Written { rested: 0, by_age: [10, 0, 0, 0, 0, 0, 0, 0, 0] });
-    table.set_time(160);
+    assert_eq!(table.take_written(), 0);
+    table.set_time(160, None);
     assert_eq!(look(&mut table, &[], &[], old), 0);
-    assert_eq!(table.ages(), [0, 0, 0, 10, 0, 0, 0, 0, 0]);
-    table.set_time(164);
+    table.set_time(164, None);
     assert_eq!(look(&mut table, &[], &[], old), 10);
-    assert_eq!(table.ages(), [0, 0, 0, 0, 10, 0, 0, 0, 0]);
     assert_eq!((table.is_at_rest(real(15, 1), 64), table.is_at_rest(real(15, 1), 65)), (true, false));
     look(&mut table, &[real(0, 1)], &[], old);
-    assert_eq!(table.take_written(), Written { rested: 1, by_age: [0, 0, 0, 0, 1, 0, 0, 0, 0] });
-    assert_eq!((look(&mut table, &[], &[], old), look(&mut table, &[], &[], Ages::ALL)), (0, 1));
+    assert_eq!(table.take_written(), 1);
+    assert_eq!((look(&mut table, &[], &[], old), look(&mut table, &[], &[], Worth::All)), (0, 1));
     // Nothing is known any more of what was written long ago, and takes no memory.
     assert_eq!(table.chunks.len(), 1);
-    table.set_time(2000);
-    assert_eq!((look(&mut table, &[], &[], Ages::ALL), table.chunks.len()), (0, 0));
+    table.set_time(2000, None);
+    assert_eq!((look(&mut table, &[], &[], Worth::All), table.chunks.len()), (0, 0));
+}
+
+#[test]
+fn folds_are_counted_by_moment() {
+    let mut table = Table::new();
+    table.ask(real(0, 20));
+    table.set_time(100, None);
+    table.rest((&[real(0, 10)], &[]), u64::MAX, Worth::All);
+    table.set_time(112, None);
+    table.set_folded(SlotRun { start: real(0, 5).start, slot: PoolSlot::new(0, 7).unwrap(), pages: 5 });
+    // Of these it is not known that they were ever written.
+    table.set_zeroed(real(10, 2));
+    table.set_time(140, Some(20));
+    table.set_zeroed(real(5, 5));
+    let count = |list: &[(Option<u32>, Option<u32>, u64)]| {
+        let mut sum = [0; MOMENTS];
+        list.iter().for_each(|(calm, age, pages)| sum[moment(*calm, *age)] += pages);
+        sum
+    };
+    let made = table.take_folds();
+    assert_eq!(made.made, count(&[(None, Some(12), 5), (None, None, 2), (Some(20), Some(40), 5)]));
+    assert_eq!(made.short, [0; MOMENTS]);
+    // Written within a minute, and later.
+    table.set_broken(real(0, 2));
+    table.set_pending(real(5, 1));
+    table.set_time(240, None);
+    table.set_broken(real(2, 1));
+    table.set_pending(real(6, 4));
+    let ended = table.take_folds();
+    assert_eq!((ended.made, ended.short), ([0; MOMENTS], count(&[(None, Some(12), 2), (Some(20), Some(40), 1)])));
+    assert_eq!(table.folds(), (12, 3));
 }
 
 #[test]
@@ -452,7 +487,7 @@ fn a_reservation_costs_nothing_until_it_is_written() {
     assert_eq!(table.counts().enrolled, 1 << 32);
     table.set_pending(real(5 << 30, 1));
     table.set_pending(real(1 << 30, 1));
-    assert_eq!(table.rest((&[], &[]), u64::MAX, Ages::ALL), [real(1 << 30, 1)]);
+    assert_eq!(table.rest((&[], &[]), u64::MAX, Worth::All), [real(1 << 30, 1)]);
 }
 
 #[test]
@@ -470,7 +505,7 @@ fn a_quiet_look_at_512_mib_is_quick() {
     let mut foldable = Vec::new();
     let quickest = (0..20).map(|_| {
         let start = std::time::Instant::now();
-        assert!(table.rest((&[], &[]), u64::MAX, Ages::ALL).is_empty());
+        assert!(table.rest((&[], &[]), u64::MAX, Worth::All).is_empty());
         let rest = start.elapsed();
         table.foldable(&mut foldable);
         (start.elapsed(), rest)
