@@ -38,8 +38,10 @@ const RECONNECT: (Duration, Duration) = (Duration::from_millis(100), Duration::f
 /// How often the worker is told how it goes, and how soon after pages were folded.
 const STATS_EVERY: Duration = Duration::from_secs(1);
 const STATS_SOON: Duration = Duration::from_millis(100);
-/// How often written pages are looked for among the folded, at most; and what that may take of a processor.
-const BROKEN_EVERY: (Duration, u32) = (Duration::from_secs(1), 1000);
+/// How often written pages are looked for among the folded, at most; and what that may take of a processor, where little changes and
+/// where much does.
+const BROKEN_EVERY: Duration = Duration::from_secs(1);
+const BROKEN_SHARE: (u32, u32) = (1000, 200);
 /// Pages that are fingerprinted between two looks at what the worker asks.
 const HASH_AT_ONCE: u64 = 2048;
 /// In a member that is unfolded, a huge page is made of two megabytes that are there but for one page in so many.
@@ -289,9 +291,8 @@ impl Agent {
             {
                 self.rounds.look_at_broken(now);
             }
-            let (pause, share) = BROKEN_EVERY;
-            let share = if self.rounds.is_quiet() { share } else { share / 5 };
-            self.broken_due = now + pause.max(now.elapsed() * share);
+            let share = if self.rounds.is_quiet() { BROKEN_SHARE.0 } else { BROKEN_SHARE.1 };
+            self.broken_due = now + BROKEN_EVERY.max(now.elapsed() * share);
         }
         if let Ok(folder) = &mut self.folder {
             match pace.fold {
