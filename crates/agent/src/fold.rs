@@ -520,12 +520,11 @@ mod tests {
             return eprintln!("skipped: no huge page is to be had");
         }
         split(all.start);
-        let take = |range| take_zeros(&mut table::lock(), &pagemap, range);
-        let zeros = take(all);
-        if zeros.is_empty() {
+        if pagemap.zero_ranges(all.start, all.end()).unwrap().is_empty() {
             return eprintln!("skipped: this kernel leaves zeros where they are");
         }
-        assert_eq!(zeros, [member.run(8, 8)]);
+        let take = |range| take_zeros(&mut table::lock(), &pagemap, range);
+        assert_eq!(take(all), [member.run(8, 8)]);
         member.word(9, 0).store(7, Ordering::Relaxed);
         assert_eq!(take(all), [member.run(8, 1), member.run(10, 6)]);
         assert_eq!(take(member.run(9, 1)), []);
