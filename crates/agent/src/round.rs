@@ -11,16 +11,18 @@
 //!
 //! Where the kernel notes writes (`WP_ASYNC`), a round costs what was written, not what is there. A page that is noted
 //! costs its writer one fault, about as much as it costs us to look at it, so rounds come the further apart the more is
-//! written: together they may take a four-hundredth of a processor. Where the kernel cannot, all small pages are fingerprinted
+//! written: together they may take a four-hundredth of a processor, and a hundredth for a minute after much was written, when what was
+//! is to be folded soon. Where the kernel cannot, all small pages are fingerprinted
 //! each round, and one that has the fingerprint of the last round has rested.
 //!
 //! Pages that were broken inside a mapping of the pool are not watched either: that would take another change of each mapping.
-//! They are fingerprinted now and then, have rested when that stays the same, and are looked at the more seldom the less they rest.
+//! They are fingerprinted now and then, have rested when that stays the same, and are looked at the more seldom the less they rest,
+//! but every few seconds in that minute.
 //!
 //! Huge pages are not watched, because a watched huge page is split by the first write. They are fingerprinted whole, and
 //! again after a time that doubles while they stay as they are; that some of their pages have changed is seen by that.
 //!
-//! How long pages have to stay as they are before they have rested depends on how much changes ([`Turnover`]).
+//! Which of the pages that rest are worth folding depends on when much was written last ([`Turnover`]).
 
 mod broken;
 mod huge;
