@@ -178,7 +178,7 @@ impl Agent {
         self.stats = MemberStats::default();
         self.cpu_before = cpu_time(ClockId::ThreadCPUTime);
         self.folds_before = table::lock().folds();
-        session.link.send(&ToWorker::Hello(Hello { version: VERSION, all_anonymous: self.asked.all_anonymous }))?;
+        session.link.send(&ToWorker::Hello(Hello { version: VERSION, eager: self.asked.eager }))?;
         loop {
             session.link.flush()?;
             while let Some((message, files)) = session.link.receive()? {

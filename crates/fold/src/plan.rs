@@ -117,6 +117,8 @@ pub struct Planner {
     pub(crate) places: Vec<Option<Box<Place>>>,
     pub(crate) waiters: Waiters,
     pub(crate) fleeting: Fleeting,
+    /// Nobody asks whether contents last.
+    pub(crate) eager: bool,
     /// The second that it is.
     pub(crate) now: u32,
     /// Pages whose plans came to nothing, to be looked at again before the current call ends.
@@ -139,6 +141,7 @@ impl Planner {
             places: Vec::new(),
             waiters: Waiters::default(),
             fleeting: Fleeting::default(),
+            eager: false,
             now: 0,
             again: Vec::new(),
             policy,

@@ -202,9 +202,10 @@ impl Planner {
         Ok(())
     }
 
-    /// Notes it where a slot is shared no longer soon after it was filled.
+    /// Notes it where a slot is shared no longer soon after it was filled, and not because it is not to be.
     fn note_end(&mut self, slot: PoolSlot) {
-        if !self.pool.is_shared(slot) && self.pool.age(slot, self.now).is_some_and(|age| age < LIFE) {
+        let counts = self.policy.folds && !self.eager;
+        if counts && !self.pool.is_shared(slot) && self.pool.age(slot, self.now).is_some_and(|age| age < LIFE) {
             self.fleeting.ended(self.pool.content(slot).0, self.now);
         }
     }

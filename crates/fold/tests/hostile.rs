@@ -114,7 +114,7 @@ fn greetings_that_are_none() {
     early.say(&ToWorker::LeaseTaken(1));
     early.wait_until("the end", |agent| agent.closed);
     let mut old = world.admit("old", 3);
-    old.say(&ToWorker::Hello(Hello { version: VERSION + 1, all_anonymous: false }));
+    old.say(&ToWorker::Hello(Hello { version: VERSION + 1, eager: false }));
     wait_for("our version", || matches!(old.hear(), Some((ToAgent::Welcome(VERSION), _))));
     old.wait_until("the end", |agent| agent.closed);
     let mut silent = world.admit("silent", 4);

@@ -19,7 +19,7 @@ const WHILE: Duration = Duration::from_millis(400);
 fn connect(path: &str) -> Result<Seqpacket, String> {
     let socket = Seqpacket::connect(Path::new(path)).map_err(|e| e.to_string())?;
     let mut frame = Vec::new();
-    wire::ToWorker::Hello(wire::Hello { version: wire::VERSION, all_anonymous: false }).encode(&mut frame);
+    wire::ToWorker::Hello(wire::Hello { version: wire::VERSION, eager: false }).encode(&mut frame);
     // Who is not wanted may find the socket closed already.
     let _ = socket.send(&frame, &[]);
     Ok(socket)

@@ -25,8 +25,8 @@ const ADDRESS_END: u64 = 1 << 57;
 pub struct Hello {
     /// [`VERSION`] of the agent.
     pub version: u16,
-    /// Whether all private anonymous memory is enrolled, and not only what was advised to be mergeable.
-    pub all_anonymous: bool,
+    /// Whether it folds whatever rests, although that may not last.
+    pub eager: bool,
 }
 
 /// Consecutive pages that have rested.
@@ -342,7 +342,7 @@ impl ToWorker {
     pub fn decode(frame: &[u8]) -> std::result::Result<Self, Malformed> {
         let r = &mut Reader::new(frame);
         let message = match r.u16()? {
-            1 => Self::Hello(Hello { version: r.u16()?, all_anonymous: r.flag("all_anonymous")? }),
+            1 => Self::Hello(Hello { version: r.u16()?, eager: r.flag("eager")? }),
             2 => Self::Held(r.list("runs", RUNS, SlotRun::decode)?),
             3 => {
                 let runs = bounded(r.list("runs", RUNS, RestedRun::decode)?, RESTED_PAGES, |run| u64::from(run.pages))?;
@@ -376,7 +376,7 @@ impl ToWorker {
             Self::Hello(hello) => {
                 w.u16(1);
                 w.u16(hello.version);
-                w.u8(u8::from(hello.all_anonymous));
+                w.u8(u8::from(hello.eager));
             }
             Self::Held(runs) => {
                 w.u16(2);

@@ -82,7 +82,12 @@ impl World {
     }
 
     pub fn order(&mut self, order: &Order, files: &[BorrowedFd<'_>]) {
-        assert!(self.socket.send(&serde_json::to_vec(order).unwrap(), files).unwrap());
+        let (frame, start) = (serde_json::to_vec(order).unwrap(), Instant::now());
+        // On a busy machine, the worker reads them later than we can say them.
+        while !self.socket.send(&frame, files).unwrap() {
+            assert!(start.elapsed() < PATIENCE, "the worker takes no orders");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     pub fn set(&mut self, settings: Settings) {
@@ -216,7 +221,7 @@ impl Agent {
     }
 
     pub fn hello(&mut self) {
-        self.say(&ToWorker::Hello(Hello { version: VERSION, all_anonymous: false }));
+        self.say(&ToWorker::Hello(Hello { version: VERSION, eager: true }));
     }
 
     /// Says something; waits if the worker is busy.

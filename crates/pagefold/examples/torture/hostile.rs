@@ -100,7 +100,7 @@ impl Liar {
             std::thread::sleep(end.saturating_duration_since(Instant::now()));
             return Ok(());
         }
-        self.say(&ToWorker::Hello(Hello { version: VERSION, all_anonymous: false }))?;
+        self.say(&ToWorker::Hello(Hello { version: VERSION, eager: false }))?;
         while Instant::now() < end {
             if !matches!(lie, Lie::Deaf) {
                 self.hear()?;

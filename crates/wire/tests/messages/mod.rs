@@ -77,8 +77,7 @@ fn stats() -> impl Strategy<Value = MemberStats> {
 pub fn to_worker() -> impl Strategy<Value = ToWorker> {
     let outcome = prop::sample::select(Outcome::ALL.to_vec());
     prop_oneof![
-        (any::<u16>(), any::<bool>())
-            .prop_map(|(version, all_anonymous)| ToWorker::Hello(wire::Hello { version, all_anonymous })),
+        (any::<u16>(), any::<bool>()).prop_map(|(version, eager)| ToWorker::Hello(wire::Hello { version, eager })),
         slot_runs().prop_map(ToWorker::Held),
         rested(),
         (any::<u32>(), vec(any::<bool>(), 0..=DONATION_PAGES)).prop_map(|(id, given)| ToWorker::Donated(id, given)),
