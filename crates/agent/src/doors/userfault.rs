@@ -58,23 +58,21 @@ pub unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: usize) -
 /// Ours goes first, for good or until the program unregisters its own.
 fn register(argument: usize, pass: impl Fn() -> Answer) -> Answer {
     let Some(range) = range_at(argument) else { return pass() };
-    if !enter().is_some_and(|table| table.touches(range)) {
-        return pass();
-    }
+    let Some(mut table) = enter().filter(|table| table.touches(range)) else { return pass() };
+    let yielded = |(_, traits): &(PageRange, Traits)| traits.shut & Shut::Yielded as u8 != 0;
+    let before = table.known(range).iter().any(yielded);
+    // First of all, so that no fold puts ours back once it has been taken off.
+    table.shut(range, Shut::Yielded);
+    drop(table);
     let target = YIELD.load(Ordering::Acquire);
     if target != 0 {
         // SAFETY: only `set_yield` stores there, and only this type.
         let yield_range = unsafe { std::mem::transmute::<usize, fn(PageRange)>(target) };
         yield_range(range);
     }
-    // With the lock held, no fold can put ours back in between.
-    let Some(mut table) = enter() else { return pass() };
-    let yielded = |(_, traits): &(PageRange, Traits)| traits.shut & Shut::Yielded as u8 != 0;
-    let before = table.known(range).iter().any(yielded);
-    table.shut(range, Shut::Yielded);
     let answer = pass();
     if answer != 0 && !before {
-        table.open(range, Shut::Yielded);
+        enter().into_iter().for_each(|mut table| table.open(range, Shut::Yielded));
     }
     answer
 }
