@@ -17,11 +17,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use wire::prove::Proof;
 
+/// A shadow serves for so long: what the process writes meanwhile costs it a copy.
+const SHADOW_TIME: Duration = Duration::from_millis(50);
 /// To cast shadows may take this part of the time, whatever a worker asks for.
 const SHADOW_SHARE: u32 = 50;
-/// A shadow serves until another one may be cast, but at least for so long, and at most: what the process writes of its broken
-/// pages meanwhile costs it a copy.
-const SHADOW_TIME: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 /// The prover has so long to answer while writers are kept out,
 const ANSWER_TIME: Duration = Duration::from_millis(2);
 /// and so long while nobody waits for it but us.
@@ -97,9 +96,8 @@ impl Witness {
         }
         self.at_hand = None;
         let cast = cast_shadow(table, pages);
-        let (now, pause) = (Instant::now(), began.elapsed() * SHADOW_SHARE);
-        self.next_shadow = now + pause;
-        self.at_hand = Some(AtHand::Shadow { _cast: cast?, until: now + pause.clamp(SHADOW_TIME.0, SHADOW_TIME.1) });
+        self.next_shadow = Instant::now() + began.elapsed() * SHADOW_SHARE;
+        self.at_hand = Some(AtHand::Shadow { _cast: cast?, until: Instant::now() + SHADOW_TIME });
         Ok(true)
     }
 
