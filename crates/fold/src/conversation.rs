@@ -82,7 +82,7 @@ impl Group {
             return Err(Cut::Version(hello.version));
         }
         member.is_serving = true;
-        self.planner.eager |= hello.eager;
+        self.planner.place(id).eager = hello.eager;
         for (number, segment) in self.planner.pool.segments() {
             member.say(&ToAgent::Segment(number, segment.slots()), Some(Rc::clone(&segment.file)));
         }

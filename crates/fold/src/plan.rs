@@ -63,6 +63,8 @@ pub struct Place {
     pub may_fold: bool,
     /// Whether it answers when it is asked for bytes.
     pub may_donate: bool,
+    /// Whether nobody asks if what it folds lasts.
+    pub eager: bool,
     /// Pages of it that map a slot.
     pub mapped: u64,
     /// Requests to fold that it has not answered, in pages.
@@ -117,8 +119,6 @@ pub struct Planner {
     pub(crate) places: Vec<Option<Box<Place>>>,
     pub(crate) waiters: Waiters,
     pub(crate) fleeting: Fleeting,
-    /// Nobody asks whether contents last.
-    pub(crate) eager: bool,
     /// The second that it is.
     pub(crate) now: u32,
     /// Pages whose plans came to nothing, to be looked at again before the current call ends.
@@ -141,7 +141,6 @@ impl Planner {
             places: Vec::new(),
             waiters: Waiters::default(),
             fleeting: Fleeting::default(),
-            eager: false,
             now: 0,
             again: Vec::new(),
             policy,
@@ -273,13 +272,7 @@ impl Planner {
             }
             Some(Entry::Page(other)) if other == page => {}
             Some(_) if huge => {}
-            Some(entry) if self.did_not_last(entry, fingerprint) => {
-                let member = self.table.member(page);
-                let retries = &mut self.place(member).retries;
-                if retries.len() < MOST_RETRIES {
-                    retries.push(page);
-                }
-            }
+            Some(entry) if self.did_not_last(entry, fingerprint) => self.retry(page),
             Some(Entry::Slot(slot)) => self.want(page, slot),
             Some(Entry::Page(other)) => self.pair(page, other, key),
         }

@@ -188,7 +188,7 @@ impl Planner {
                 }
                 if self.table.clear(page, Mark::Mapped) {
                     self.pool.unrefer(slot);
-                    self.note_end(slot);
+                    self.note_end(member, slot);
                     let place = self.place(member);
                     place.mapped -= 1;
                     place.limbo.push(slot);
@@ -203,8 +203,8 @@ impl Planner {
     }
 
     /// Notes it where a slot is shared no longer soon after it was filled, and not because it is not to be.
-    fn note_end(&mut self, slot: PoolSlot) {
-        let counts = self.policy.folds && !self.eager;
+    fn note_end(&mut self, member: MemberId, slot: PoolSlot) {
+        let counts = self.policy.folds && !self.place(member).eager;
         if counts && !self.pool.is_shared(slot) && self.pool.age(slot, self.now).is_some_and(|age| age < LIFE) {
             self.fleeting.ended(self.pool.content(slot).0, self.now);
         }

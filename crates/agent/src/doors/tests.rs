@@ -315,8 +315,16 @@ fn the_programs_own_userfaultfd_goes_first() {
     // SAFETY: `struct uffdio_api`, with write-protection asked for.
     assert_eq!(unsafe { libc::ioctl(file, 0xC018_AA3F, api.as_mut_ptr()) }, 0);
     let mut register = [at as u64, 4 * PAGE_BYTES as u64, WRITE_PROTECT, 0];
+    // When the agent's is taken off, nothing may be folded there any more: a fold would put it back.
+    static SHUT: AtomicBool = AtomicBool::new(false);
+    super::set_yield(|range| {
+        let unfolded = PageRange { start: range.start.add_pages(2), pages: 2 };
+        SHUT.store(!table::lock().is_foldable(unfolded), Ordering::SeqCst);
+    });
+    assert!(table::lock().is_foldable(pages(at + 2 * PAGE_BYTES, 2)));
     // SAFETY: `struct uffdio_register`. Pages that map the pool are taken like others.
     assert_eq!(unsafe { libc::ioctl(file, 0xC020_AA00, register.as_mut_ptr()) }, 0);
+    assert!(SHUT.load(Ordering::SeqCst));
     assert!(!table::lock().is_foldable(pages(at + 2 * PAGE_BYTES, 1)));
     // SAFETY: `struct uffdio_range`.
     assert_eq!(unsafe { libc::ioctl(file, 0x8010_AA01, register.as_mut_ptr()) }, 0);
