@@ -123,7 +123,7 @@ impl Folder {
             stats.failures.add(Outcome::NoMemory, runs.iter().map(|run| u64::from(run.pages)).sum());
             return vec![Outcome::NoMemory; runs.iter().map(|run| usize::from(run.pages)).sum()];
         }
-        self.begin_to_refold(runs);
+        self.begin_to_refold(runs, pagemap);
         let mut all = Vec::with_capacity(runs.iter().map(|run| usize::from(run.pages)).sum());
         let mut again = Vec::new();
         for run in runs {
@@ -153,12 +153,13 @@ impl Folder {
     }
 
     /// Makes ready for those pages of the runs that are broken.
-    fn begin_to_refold(&mut self, runs: &[FoldRun]) {
+    fn begin_to_refold(&mut self, runs: &[FoldRun], pagemap: &Pagemap) {
         let table = table::lock();
         let ranges = runs.iter().map(|run| PageRange { start: run.start, pages: run.pages.into() });
-        let any_broken = ranges.into_iter().any(|range| !table.broken_pages(range).is_empty());
-        if any_broken && self.surveyed.is_ok() {
-            self.no_refold_until = self.witness.call(&table).err().map(|_| Instant::now() + NO_SHADOW_TIME);
+        let broken: Vec<PageRange> = ranges.flat_map(|range| table.broken_pages(range)).collect();
+        if !broken.is_empty() && self.surveyed.is_ok() {
+            let called = self.witness.call(&table, pagemap, &broken);
+            self.no_refold_until = called.err().map(|_| Instant::now() + NO_SHADOW_TIME);
         }
     }
 

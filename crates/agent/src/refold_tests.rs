@@ -19,7 +19,7 @@ fn fold_again(
     let source = source.map(|(pool, first)| Source { pool, first: PoolSlot::new(0, first).unwrap() });
     let (mut table, pagemap) = (table::lock(), Pagemap::open(std::process::id()).unwrap());
     witness.end();
-    witness.call(&table).unwrap();
+    witness.call(&table, &pagemap, &[run]).unwrap();
     let with = (&pagemap, unfold.keep_out(), witness);
     let parts = [Part { range: run, source, at: 0 }];
     assert_eq!(some(&mut table, with, &parts, references::generation(), &mut outcomes).0, 1);
@@ -56,6 +56,32 @@ fn broken_pages_are_folded_again() {
     member.word(5, 9).store(9, Ordering::Relaxed);
     assert_eq!((member.word(5, 8).load(Ordering::Relaxed), member.word(5, 9).load(Ordering::Relaxed)), (0, 9));
     assert!(table::lock().is_foldable(member.run(5, 1)));
+}
+
+/// A shadow knows nothing of what was broken or written since it was cast. With every shadow taken for one that does, the first of
+/// these pages was busy.
+#[test]
+fn what_was_written_since_the_shadow_was_cast_has_another_cast() {
+    let Some(mut section) = section() else { return };
+    let (mut witness, unfold) = (witness(), Unfold::new(Userfault::open(Purpose::KeepOut).unwrap()));
+    let (pool, member) = (pool(), Member::new(8));
+    assert_eq!(fold(&mut section, member.run(0, 8), Some((&pool, 0))), [Outcome::Folded; 8]);
+    break_all(&member, 8);
+    assert_eq!(fold_again(&mut witness, &unfold, member.run(0, 4), Some((&pool, 0))), [Outcome::Folded; 4]);
+    let pagemap = Pagemap::open(std::process::id()).unwrap();
+    for n in 0..4 {
+        member.word(n, 3).store(0, Ordering::Relaxed);
+        table::lock().set_broken(member.run(n, 1));
+        let source = Some(Source { pool: &pool, first: PoolSlot::new(0, n as u32).unwrap() });
+        let (mut table, mut outcomes) = (table::lock(), [Outcome::Gone]);
+        witness.may_cast_now();
+        witness.call(&table, &pagemap, &[member.run(n, 1)]).unwrap();
+        let parts = [Part { range: member.run(n, 1), source, at: 0 }];
+        let with = (&pagemap, unfold.keep_out(), &mut witness);
+        some(&mut table, with, &parts, references::generation(), &mut outcomes);
+        assert_eq!(outcomes, [Outcome::Folded], "page {n}");
+    }
+    assert_eq!(member.in_pool(), 4);
 }
 
 /// Pages that were broken are folded again while a device has yet to write some of them. Seen with the look at what is shared

@@ -229,7 +229,7 @@ fn no_write_is_lost_to_threads_that_never_stop() {
             }
             let broken = table::lock().broken_pages(range);
             witness.end();
-            witness.call(&table::lock()).unwrap();
+            witness.call(&table::lock(), &pagemap, &broken).unwrap();
             let (mut parts, mut outcomes) = (Vec::new(), Vec::new());
             for run in broken {
                 for (piece, _) in pieces(run.start, run.pages, Target::Zero) {

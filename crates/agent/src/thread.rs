@@ -80,7 +80,8 @@ struct Agent {
     /// Pages folded before this connection.
     folds_before: (u64, u64),
     began: Instant,
-    broken_due: Instant,
+    broken_looked: Instant,
+    broken_cost: Duration,
     viewed: Option<Instant>,
     activity: Activity,
     /// Tells the worker that this process, or a child of it, may still map slots. Kept over the end of a connection: what it
@@ -161,7 +162,8 @@ impl Agent {
             cpu_before: Duration::ZERO,
             folds_before: (0, 0),
             began: now,
-            broken_due: now,
+            broken_looked: now,
+            broken_cost: Duration::ZERO,
             viewed: None,
             activity: Activity::new(now),
             lease: None,
@@ -281,9 +283,12 @@ impl Agent {
 
     fn work(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
         let now = Instant::now();
-        if now >= self.broken_due {
-            let seconds = u32::try_from((now - self.began).as_secs() + 1).unwrap_or(u32::MAX);
-            table::lock().set_time(seconds, self.rounds.calm(now));
+        let seconds = u32::try_from((now - self.began).as_secs() + 1).unwrap_or(u32::MAX);
+        table::lock().set_time(seconds, self.rounds.calm(now));
+        // Asked anew each time: much may have begun to change since the last look.
+        let share = if self.rounds.is_quiet() { BROKEN_SHARE.0 } else { BROKEN_SHARE.1 };
+        if now >= self.broken_looked + BROKEN_EVERY.max(self.broken_cost * share) {
+            let before = cpu_time(ClockId::ThreadCPUTime);
             find_broken(&self.pagemap).map_err(io::Error::other)?;
             if let Ok(folder) = &self.folder
                 && pace.fold == FoldMode::On
@@ -291,8 +296,8 @@ impl Agent {
             {
                 self.rounds.look_at_broken(now);
             }
-            let share = if self.rounds.is_quiet() { BROKEN_SHARE.0 } else { BROKEN_SHARE.1 };
-            self.broken_due = now + BROKEN_EVERY.max(now.elapsed() * share);
+            self.broken_looked = now;
+            self.broken_cost = cpu_time(ClockId::ThreadCPUTime).saturating_sub(before);
         }
         if let Ok(folder) = &mut self.folder {
             match pace.fold {

@@ -25,7 +25,8 @@ use std::time::{Duration, Instant};
 pub const LIFE: Duration = Duration::from_secs(60);
 /// One page of so many may be.
 const ONE_IN: f64 = 20.0;
-/// More than one page in twenty a minute, for so long, is a burst; so few pages are not.
+/// More than one page in twenty a minute, for so long, is much; so few pages are not. A burst begins when one page in twenty has
+/// been filled in a row, and lasts for as long as much is.
 const BURST: Duration = Duration::from_secs(2);
 const FEW: u64 = 64;
 /// In a calm that has lasted for so long, pages are folded when they have rested for a round.
@@ -37,6 +38,9 @@ const PART: Duration = Duration::from_secs(10);
 const JUDGED: usize = 8;
 /// From fewer folds than this, nothing is learned.
 const ENOUGH: f64 = 30.0;
+/// However many folds there were, they count for no more than this beside those of scouts: these are few, and are to tell when it
+/// is over that folds do not last.
+const WEIGHT: f64 = 600.0;
 /// What was not written for so many seconds has rested, in a calm; and in a burst.
 const RESTED: (u32, u32) = (4, 8);
 
@@ -124,12 +128,16 @@ pub struct Turnover {
     /// Pages that changed since then.
     changed: u64,
     since: Instant,
+    /// Pages that changed since much began to.
+    filled: u64,
     /// Until when there was a burst. One begins as a burst.
     last_burst: Instant,
     /// Folds of the part that began then, and of the ones before.
     lately: [ByMoment; JUDGED],
     lately_since: Instant,
-    /// Folds before that, and those for nothing until now.
+    /// How many of these were for nothing.
+    lately_short: [f64; MOMENTS],
+    /// Folds before that, and those for nothing.
     made: [f64; MOMENTS],
     short: [f64; MOMENTS],
 }
@@ -140,9 +148,11 @@ impl Turnover {
         Self {
             changed: 0,
             since: now,
+            filled: 0,
             last_burst: now,
             lately: [[0; MOMENTS]; JUDGED],
             lately_since: now,
+            lately_short: [0.0; MOMENTS],
             made: [0.0; MOMENTS],
             short: [0.0; MOMENTS],
         }
@@ -152,13 +162,16 @@ impl Turnover {
     pub fn add(&mut self, changed: u64, pages: u64, now: Instant) {
         self.changed += changed;
         let time = now.saturating_duration_since(self.since);
-        if time >= BURST {
-            let most = pages as f64 / ONE_IN * time.as_secs_f64() / LIFE.as_secs_f64();
-            if self.changed > FEW && self.changed as f64 > most {
-                self.last_burst = now;
-            }
-            (self.changed, self.since) = (0, now);
+        if time < BURST {
+            return;
         }
+        let one_in = pages as f64 / ONE_IN;
+        let is_much = self.changed > FEW && self.changed as f64 > one_in * time.as_secs_f64() / LIFE.as_secs_f64();
+        self.filled = if is_much { self.filled + self.changed } else { 0 };
+        if is_much && (self.calm(now).is_none() || self.filled as f64 > one_in) {
+            self.last_burst = now;
+        }
+        (self.changed, self.since) = (0, now);
     }
 
     /// For how many seconds it has been calm; `None` in a burst.
@@ -169,22 +182,31 @@ impl Turnover {
 
     /// Takes in what was folded, and folded for nothing, since this was last called.
     pub fn judge(&mut self, folds: &Folds, now: Instant) {
-        let fade = 0.5_f64.powf(PART.as_secs_f64() / FOLDS_HALF_LIFE.as_secs_f64());
         while now.saturating_duration_since(self.lately_since) >= PART {
             let over = self.lately.iter().all(|folds| *folds == [0; MOMENTS]);
             self.lately_since = if over { now } else { self.lately_since + PART };
-            let oldest = self.lately[JUDGED - 1];
+            for moment in 0..MOMENTS {
+                self.judge_oldest(moment);
+            }
             self.lately.rotate_right(1);
             self.lately[0] = [0; MOMENTS];
-            for (moment, folds) in oldest.into_iter().enumerate() {
-                self.made[moment] = self.made[moment] * fade + folds as f64;
-                self.short[moment] *= fade;
-            }
         }
         for moment in 0..MOMENTS {
             self.lately[0][moment] += folds.made[moment];
-            self.short[moment] += folds.short[moment] as f64;
+            self.lately_short[moment] += folds.short[moment] as f64;
         }
+    }
+
+    /// Adds the oldest folds to those that are judged, with their part of what was for nothing lately.
+    fn judge_oldest(&mut self, moment: usize) {
+        let (made, all) = (self.lately[JUDGED - 1][moment] as f64, self.lately_made(moment));
+        let short = if made < all { self.lately_short[moment] * made / all } else { self.lately_short[moment] };
+        self.lately_short[moment] -= short;
+        let fade = 0.5_f64.powf(PART.as_secs_f64() / FOLDS_HALF_LIFE.as_secs_f64());
+        let are_scouts = self.lasts(moment) == Some(false);
+        let weight = if are_scouts { fade.min(WEIGHT / self.made[moment].max(1.0)) } else { fade };
+        self.made[moment] = self.made[moment] * weight + made;
+        self.short[moment] = self.short[moment] * weight + short;
     }
 
     /// Which pages are worth folding now.
@@ -208,10 +230,13 @@ impl Turnover {
 
     /// Whether folds of this moment last, if that is known.
     fn lasts(&self, moment: usize) -> Option<bool> {
-        let (made, short) = (self.made[moment], self.short[moment]);
-        let lately: u64 = self.lately.iter().map(|folds| folds[moment]).sum();
-        let are_few = short * ONE_IN < made + lately as f64;
+        let (made, short) = (self.made[moment], self.short[moment] + self.lately_short[moment]);
+        let are_few = short * ONE_IN < made + self.lately_made(moment);
         (if are_few { made } else { short } >= ENOUGH).then_some(are_few)
+    }
+
+    fn lately_made(&self, moment: usize) -> f64 {
+        self.lately.iter().map(|folds| folds[moment]).sum::<u64>() as f64
     }
 }
 
@@ -228,12 +253,17 @@ mod tests {
         (1..100).for_each(|second| turnover.add(80, 100_000, at(second)));
         assert_eq!((turnover.calm(at(3)), turnover.calm(at(4)), turnover.calm(at(99))), (None, Some(4), Some(99)));
         assert_eq!(turnover.worth(at(99)), Worth::All);
-        turnover.add(300, 100_000, at(100));
-        turnover.add(300, 100_000, at(102));
-        assert_eq!(turnover.calm(at(103)), None);
-        assert!(matches!(turnover.worth(at(110)), Worth::Moments { calm: Some(8), .. }));
-        (103..170).for_each(|second| turnover.add(80, 100_000, at(second)));
-        assert_eq!(turnover.worth(at(166)), Worth::All);
+        // Nor is it one when some memory is filled, but when much is.
+        turnover.add(4000, 100_000, at(101));
+        turnover.add(80, 100_000, at(103));
+        assert_eq!(turnover.calm(at(103)), Some(103));
+        turnover.add(4000, 100_000, at(105));
+        turnover.add(4000, 100_000, at(107));
+        turnover.add(300, 100_000, at(109));
+        assert_eq!(turnover.calm(at(112)), None);
+        assert!(matches!(turnover.worth(at(117)), Worth::Moments { calm: Some(8), .. }));
+        (110..180).for_each(|second| turnover.add(80, 100_000, at(second)));
+        assert_eq!(turnover.worth(at(173)), Worth::All);
         // However long nobody looked, or however few pages there are.
         turnover.add(100_000, 100_000, at(1000));
         assert_eq!(turnover.calm(at(1000)), None);
@@ -263,9 +293,10 @@ mod tests {
         assert_eq!([allows(None, 64), allows(None, 32), allows(None, 128)], [true, false, false]);
     }
 
-    /// A member whose memory is filled every `period` seconds, page after page within 20 seconds, but for one in twenty that stays. Of
-    /// its folds, the part that was for nothing in the third quarter of an hour, and the part of its time that a page is folded.
-    fn by_turns(period: u32) -> (f64, f64) {
+    /// A member whose memory is filled every `period` seconds, page after page within 20 seconds, but for one in twenty that stays; of
+    /// which one page in `half_way` is written half a period later too. Of its folds, the part that was for nothing in the third quarter
+    /// of an hour, and the part of its time that a page is folded.
+    fn by_turns(period: u32, half_way: u64) -> (f64, f64) {
         const PAGES: u64 = 20_000;
         let start = Instant::now();
         let mut turnover = Turnover::new(start);
@@ -277,7 +308,12 @@ mod tests {
             for page in 0..PAGES {
                 let first = (page * 20 / PAGES) as u32 & !1;
                 let stays = page % 20 == 7;
-                let since = if stays { second } else { (second + period - first) % period };
+                let (since, again) = ((second + period - first) % period, (second + period / 2) % period);
+                let since = match () {
+                    () if stays => second,
+                    () if page % half_way == 3 => since.min(again),
+                    () => since,
+                };
                 let place = &mut folded[page as usize];
                 if since == 0 {
                     written += 1;
@@ -307,13 +343,13 @@ mod tests {
     fn what_stays_is_folded_and_what_does_not_is_tried() {
         // Filled again before a minute is over, or all the time: what stays, and what is tried.
         for period in [20, 50] {
-            let (_, folded) = by_turns(period);
+            let (_, folded) = by_turns(period, u64::MAX);
             assert!((0.04..0.08).contains(&folded), "{period}: {folded}");
         }
-        for period in [90, 120, 300] {
-            let (short, folded) = by_turns(period);
-            let most = 1.0 - 15.0 / f64::from(period);
-            assert!(short < 0.05 && folded > most - 0.05, "{period}: {short} {folded}");
+        for (period, half_way) in [(90, u64::MAX), (120, u64::MAX), (300, u64::MAX), (100, 50), (130, 30)] {
+            let (short, folded) = by_turns(period, half_way);
+            let most = 1.0 - 15.0 / f64::from(period) - 1.0 / half_way as f64;
+            assert!(short < 0.05 && folded > most - 0.05, "{period}, {half_way}: {short} {folded}");
         }
     }
 }

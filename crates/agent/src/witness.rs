@@ -17,10 +17,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use wire::prove::Proof;
 
-/// A shadow serves for so long: what the process writes meanwhile costs it a copy.
-const SHADOW_TIME: Duration = Duration::from_millis(50);
 /// To cast shadows may take this part of the time, whatever a worker asks for.
 const SHADOW_SHARE: u32 = 50;
+/// A shadow serves until another one may be cast, but at least for so long, and at most: what the process writes of its broken
+/// pages meanwhile costs it a copy.
+const SHADOW_TIME: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 /// The prover has so long to answer while writers are kept out,
 const ANSWER_TIME: Duration = Duration::from_millis(2);
 /// and so long while nobody waits for it but us.
@@ -61,16 +62,26 @@ impl Witness {
         }
     }
 
-    /// Finds one, if one can be had now, who can be asked about all broken pages. `table` is the table's lock, held.
+    /// Finds one, if one can be had now, who can be asked about these broken pages, and most others. `table` is the table's lock,
+    /// held.
     ///
     /// # Errors
     /// There is no prover, and the process may not fork, or memory or processes are short.
-    pub fn call(&mut self, table: &Table) -> Result<(), Errno> {
+    pub fn call(&mut self, table: &Table, pagemap: &Pagemap, asked: &[PageRange]) -> Result<(), Errno> {
         self.rest();
-        if self.at_hand.is_some() {
+        if self.at_hand.is_some() && asked.iter().all(|range| self.knows(pagemap, *range)) {
             return Ok(());
         }
         self.call_for(table, &table.refoldable()).map(drop)
+    }
+
+    /// Whether the shadow that there is, if it is one, was cast since the last of these pages was broken or written.
+    fn knows(&mut self, pagemap: &Pagemap, range: PageRange) -> bool {
+        if matches!(self.at_hand, Some(AtHand::Prover(_))) {
+            return true;
+        }
+        let is_own = |entry: &PagemapEntry| entry.present() && !entry.file_or_shared() && entry.exclusive();
+        pagemap.read(range.start, range.pages, &mut self.entries).is_ok() && !self.entries.iter().any(is_own)
     }
 
     /// Whether it is worth calling one now.
@@ -96,8 +107,9 @@ impl Witness {
         }
         self.at_hand = None;
         let cast = cast_shadow(table, pages);
-        self.next_shadow = Instant::now() + began.elapsed() * SHADOW_SHARE;
-        self.at_hand = Some(AtHand::Shadow { _cast: cast?, until: Instant::now() + SHADOW_TIME });
+        let (now, pause) = (Instant::now(), began.elapsed() * SHADOW_SHARE);
+        self.next_shadow = now + pause;
+        self.at_hand = Some(AtHand::Shadow { _cast: cast?, until: now + pause.clamp(SHADOW_TIME.0, SHADOW_TIME.1) });
         Ok(true)
     }
 
@@ -114,7 +126,14 @@ impl Witness {
     /// Has the next one be a new one.
     #[cfg(test)]
     pub fn end(&mut self) {
-        (self.at_hand, self.next_shadow) = (None, Instant::now());
+        self.at_hand = None;
+        self.may_cast_now();
+    }
+
+    /// The next shadow needs no waiting for.
+    #[cfg(test)]
+    pub fn may_cast_now(&mut self) {
+        self.next_shadow = Instant::now();
     }
 
     /// Whether there is anybody to ask.

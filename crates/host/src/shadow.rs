@@ -23,8 +23,8 @@
 use rustix::io::Errno;
 use rustix::process::Pid;
 
-/// It ends by itself after so long: nobody uses one for more than some milliseconds.
-const LONGEST_SECONDS: i64 = 5;
+/// It ends by itself after so long: nobody uses one for more than half of that. What was shared with it counts as written then.
+const LONGEST_SECONDS: i64 = 10;
 
 /// See the module.
 #[derive(Debug)]
