@@ -415,12 +415,6 @@ impl Rounds {
         }
         Ok(())
     }
-
-    /// Memory that this takes, about.
-    pub fn bytes(&self) -> u64 {
-        let lists = self.seen.len() * 24 + self.rested.len() * size_of::<Rested>();
-        (self.huge.bytes() + self.broken.bytes() + lists) as u64
-    }
 }
 
 /// What was asked in, in stretches.

@@ -364,7 +364,7 @@ impl Agent {
         stats.broken_pages = counts.broken;
         (stats.folds, stats.short_folds) = (folds.0 - self.folds_before.0, folds.1 - self.folds_before.1);
         stats.agent_cpu_us = (cpu_time(ClockId::ThreadCPUTime) - self.cpu_before).as_micros() as u64;
-        stats.agent_bytes = arena::used_bytes() + self.rounds.bytes();
+        stats.agent_bytes = arena::used_bytes();
         let (state, detail) = match &mut self.folder {
             Err(why) => (MemberState::NoMove, why.clone()),
             Ok(folder) => {

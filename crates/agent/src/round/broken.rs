@@ -30,7 +30,8 @@ impl BrokenPageList {
     /// seconds. Where not all that rests is folded at once, they are looked at more often.
     pub fn look(&mut self, ranges: &[PageRange], now: u32, (wait, is_quiet): (u32, bool)) -> Vec<PageRange> {
         let longest = if is_quiet { AGAIN.1 } else { BUSY };
-        let mut known = std::mem::take(&mut self.0).into_iter().peekable();
+        let pages: u64 = ranges.iter().map(|range| range.pages).sum();
+        let mut known = std::mem::replace(&mut self.0, Vec::with_capacity(pages as usize)).into_iter().peekable();
         let mut due: Vec<PageRange> = Vec::new();
         for page in ranges.iter().flat_map(|range| range.start.page()..range.end().page()) {
             while known.next_if(|known| known.page < page).is_some() {}
@@ -89,10 +90,5 @@ impl BrokenPageList {
     /// What rests is to be told again.
     pub fn tell_again(&mut self) {
         self.0.iter_mut().for_each(|page| page.told = false);
-    }
-
-    /// Memory that this takes.
-    pub fn bytes(&self) -> usize {
-        self.0.len() * size_of::<BrokenPage>()
     }
 }

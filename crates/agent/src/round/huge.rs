@@ -126,10 +126,4 @@ impl HugePageList {
         self.known.clear();
         self.looked = false;
     }
-
-    /// Memory that this takes, about.
-    pub fn bytes(&self) -> usize {
-        let fingerprints = self.known.values().filter(|entry| entry.before.is_some()).count() * 1024;
-        self.known.len() * 56 + fingerprints
-    }
 }
