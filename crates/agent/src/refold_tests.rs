@@ -8,8 +8,19 @@ use host::{PoolView, Purpose};
 use page::{PAGE_BYTES, PoolSlot};
 use std::sync::atomic::Ordering;
 
-/// Refolds a run, and says what became of each page.
+/// Refolds a run with a new witness, and says what became of each page.
 fn fold_again(
+    witness: &mut Witness,
+    unfold: &Unfold,
+    run: PageRange,
+    source: Option<(&PoolView, u32)>,
+) -> Vec<Outcome> {
+    witness.end();
+    fold_again_by(witness, unfold, run, source)
+}
+
+/// The same with the witness there is, if it will do.
+fn fold_again_by(
     witness: &mut Witness,
     unfold: &Unfold,
     run: PageRange,
@@ -18,7 +29,6 @@ fn fold_again(
     let mut outcomes = vec![Outcome::Gone; run.pages as usize];
     let source = source.map(|(pool, first)| Source { pool, first: PoolSlot::new(0, first).unwrap() });
     let (mut table, pagemap) = (table::lock(), Pagemap::open(std::process::id()).unwrap());
-    witness.end();
     witness.call(&table, &pagemap, &[run]).unwrap();
     let with = (&pagemap, unfold.keep_out(), witness);
     let parts = [Part { range: run, source, at: 0 }];
@@ -68,17 +78,11 @@ fn what_was_written_since_the_shadow_was_cast_has_another_cast() {
     assert_eq!(fold(&mut section, member.run(0, 8), Some((&pool, 0))), [Outcome::Folded; 8]);
     break_all(&member, 8);
     assert_eq!(fold_again(&mut witness, &unfold, member.run(0, 4), Some((&pool, 0))), [Outcome::Folded; 4]);
-    let pagemap = Pagemap::open(std::process::id()).unwrap();
     for n in 0..4 {
         member.word(n, 3).store(0, Ordering::Relaxed);
         table::lock().set_broken(member.run(n, 1));
-        let source = Some(Source { pool: &pool, first: PoolSlot::new(0, n as u32).unwrap() });
-        let (mut table, mut outcomes) = (table::lock(), [Outcome::Gone]);
         witness.may_cast_now();
-        witness.call(&table, &pagemap, &[member.run(n, 1)]).unwrap();
-        let parts = [Part { range: member.run(n, 1), source, at: 0 }];
-        let with = (&pagemap, unfold.keep_out(), &mut witness);
-        some(&mut table, with, &parts, references::generation(), &mut outcomes);
+        let outcomes = fold_again_by(&mut witness, &unfold, member.run(n, 1), Some((&pool, n as u32)));
         assert_eq!(outcomes, [Outcome::Folded], "page {n}");
     }
     assert_eq!(member.in_pool(), 4);

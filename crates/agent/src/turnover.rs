@@ -6,7 +6,7 @@
 //! if the next one is near. While a burst goes on, a page goes by its age, the time since it was written.
 //!
 //! ```text
-//!            much is written that was at rest
+//!           a twentieth is filled in a row
 //!    CALM -----------------------------------> BURST
 //!   fold what has rested, unless folds        fold what is of an age at which
 //!   so long after a burst did not last        folds were seen to last
@@ -17,7 +17,8 @@
 //!
 //! How long a calm has lasted, or how old a page is in a burst, is the *moment* of a fold. Of each moment it is counted how many
 //! folds there were and how many were for nothing; where those are more than one in twenty, or that is not known yet and the page
-//! is young in a burst, only a few pages here and there are folded, to see what becomes of them (*scouts*).
+//! is young in a burst, only a few pages here and there are folded, to see what becomes of them (*scouts*). When these last, the
+//! moment is open again.
 
 use std::time::{Duration, Instant};
 
@@ -291,6 +292,25 @@ mod tests {
         let allows = |calm, seconds| Worth::Moments { open, calm }.allows(page, seconds);
         assert_eq!([allows(Some(4), 4), allows(Some(4), 3), allows(Some(20), 4)], [true, false, false]);
         assert_eq!([allows(None, 64), allows(None, 32), allows(None, 128)], [true, false, false]);
+    }
+
+    #[test]
+    fn scouts_that_last_open_their_moment_again() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let folds = |made, short| {
+            let mut folds = Folds::NONE;
+            (folds.made[CALM], folds.short[CALM]) = (made, short);
+            folds
+        };
+        let mut turnover = Turnover::new(start);
+        turnover.judge(&folds(30_000, 0), at(1));
+        turnover.judge(&folds(0, 2000), at(40));
+        assert_eq!(turnover.lasts(CALM), Some(false));
+        for round in 1..=5 {
+            turnover.judge(&folds(130, 0), at(round * 120));
+        }
+        assert_eq!(turnover.lasts(CALM), Some(true));
     }
 
     /// A member whose memory is filled every `period` seconds, page after page within 20 seconds, but for one in twenty that stays; of

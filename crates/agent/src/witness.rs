@@ -62,8 +62,8 @@ impl Witness {
         }
     }
 
-    /// Finds one, if one can be had now, who can be asked about these broken pages, and most others. `table` is the table's lock,
-    /// held.
+    /// Finds one, if one can be had now, who can be asked about these broken pages, and about others as far as it knows them. `table`
+    /// is the table's lock, held.
     ///
     /// # Errors
     /// There is no prover, and the process may not fork, or memory or processes are short.
