@@ -310,6 +310,22 @@ impl Rounds {
         read
     }
 
+    /// These pages have rested, and nothing came of it: they are to be reported again.
+    pub fn take_back(&mut self, pages: &[Rested]) {
+        let mut table = table::lock();
+        for Rested { range, kind } in pages {
+            match kind {
+                Kind::Broken => self.broken.tell_again(*range),
+                _ if self.notes_writes => table.set_pending(*range),
+                _ => {
+                    for page in range.start.page()..range.end().page() {
+                        self.seen.remove(&page);
+                    }
+                }
+            }
+        }
+    }
+
     fn sort_out(
         &mut self,
         rested: Rested,
@@ -362,7 +378,7 @@ impl Rounds {
         let open = {
             let mut table = table::lock();
             seen.changed.iter().for_each(|range| table.seen_written(*range));
-            if worth == Worth::All { vec![rested.range] } else { table.worth_folding(rested.range, worth) }
+            table.worth_folding(rested.range, worth)
         };
         // What has just come to be may change the next moment; nobody can know yet.
         if open.is_empty() || seen.was_new && !self.eager {
@@ -407,7 +423,7 @@ impl Rounds {
     pub fn again(&mut self, pagemap: &Pagemap) -> host::Result<()> {
         self.huge.forget();
         self.seen.clear();
-        self.broken.tell_again();
+        self.broken.tell_again(table::everything());
         for span in spans() {
             let present = pagemap.small_ranges(span.start, span.end())?;
             let mut table = table::lock();
@@ -529,6 +545,13 @@ mod tests {
             write(&memory, 0, 10);
             assert_eq!(round(&mut rounds, &guard, &memory, None), []);
             assert_eq!(round(&mut rounds, &guard, &memory, None), [0]);
+            // What could not be made use of is reported until it can be.
+            let range = PageRange { start: memory.range().start.add_pages(3), pages: 2 };
+            for _ in 0..2 {
+                rounds.take_back(&[Rested { range, kind: Kind::Small }]);
+                let twice = [(); 2].map(|()| round(&mut rounds, &guard, &memory, None));
+                assert_eq!(twice.concat(), [3, 4], "{notes_writes}");
+            }
             table::lock().forget(memory.range());
         }
     }

@@ -396,6 +396,7 @@ impl Table {
         for key in keys(first, end) {
             let (pages, base) = (of_chunk(key, first, end), key * CHUNK_PAGES);
             let chunk = self.chunks.get(&key).unwrap_or(&unknown);
+            let pages = if self.eager { pages } else { chunk.without_left_alone(pages, self.now) };
             let pages = chunk.worth_folding(pages, self.now, (base, worth));
             pages.runs().for_each(|(page, count)| push_range(&mut found, base + page, count));
         }
@@ -438,10 +439,11 @@ impl Table {
         for (&key, chunk) in behind.into_iter().chain(before) {
             let mut old = chunk.pending.without(chunk.fresh);
             chunk.fresh = Bits::default();
-            if worth != Worth::All && !old.is_empty() {
-                old = chunk.worth_folding(old, *now, (key * CHUNK_PAGES, worth));
+            if !*eager {
+                old = chunk.without_left_alone(old, *now);
             }
-            if old.is_empty() || left == 0 || !*eager && chunk.is_left_alone(*now) {
+            old = chunk.worth_folding(old, *now, (key * CHUNK_PAGES, worth));
+            if old.is_empty() || left == 0 {
                 continue;
             }
             let take = old.and(open_pages(extents, key)).without(chunk.pooled());

@@ -13,7 +13,7 @@
 use crate::fold::{Folder, donate, find_broken};
 use crate::link::Link;
 use crate::pool::Pool;
-use crate::round::{HIDDEN, Kind, Rounds};
+use crate::round::{HIDDEN, Kind, Rested, Rounds};
 use crate::section::Section;
 use crate::table;
 use crate::turnover::LIFE;
@@ -80,8 +80,7 @@ struct Agent {
     /// Pages folded before this connection.
     folds_before: (u64, u64),
     began: Instant,
-    broken_looked: Instant,
-    broken_cost: Duration,
+    broken_looks: Looks,
     viewed: Option<Instant>,
     activity: Activity,
     /// Tells the worker that this process, or a child of it, may still map slots. Kept over the end of a connection: what it
@@ -162,8 +161,7 @@ impl Agent {
             cpu_before: Duration::ZERO,
             folds_before: (0, 0),
             began: now,
-            broken_looked: now,
-            broken_cost: Duration::ZERO,
+            broken_looks: Looks { last: now, cost: Duration::ZERO },
             viewed: None,
             activity: Activity::new(now),
             lease: None,
@@ -285,9 +283,7 @@ impl Agent {
         let now = Instant::now();
         let seconds = u32::try_from((now - self.began).as_secs() + 1).unwrap_or(u32::MAX);
         table::lock().set_time(seconds, self.rounds.calm(now));
-        // Asked anew each time: much may have begun to change since the last look.
-        let share = if self.rounds.is_quiet() { BROKEN_SHARE.0 } else { BROKEN_SHARE.1 };
-        if now >= self.broken_looked + BROKEN_EVERY.max(self.broken_cost * share) {
+        if self.broken_looks.is_due(now, self.rounds.is_quiet()) {
             let before = cpu_time(ClockId::ThreadCPUTime);
             find_broken(&self.pagemap).map_err(io::Error::other)?;
             if let Ok(folder) = &self.folder
@@ -296,8 +292,7 @@ impl Agent {
             {
                 self.rounds.look_at_broken(now);
             }
-            self.broken_looked = now;
-            self.broken_cost = cpu_time(ClockId::ThreadCPUTime).saturating_sub(before);
+            self.broken_looks = Looks { last: now, cost: cpu_time(ClockId::ThreadCPUTime).saturating_sub(before) };
         }
         if let Ok(folder) = &mut self.folder {
             match pace.fold {
@@ -410,12 +405,14 @@ fn report(rounds: &mut Rounds, folder: &Folder, link: &mut Link, pace: Pace, idl
         ZeroPages::Ignore => false,
         ZeroPages::WhenIdle => idle,
     };
-    let mut report = Report { pace, zeros, runs: Vec::new(), fingerprints: Vec::new(), full: Vec::new() };
+    let mut report =
+        Report { pace, zeros, runs: Vec::new(), fingerprints: Vec::new(), full: Vec::new(), later: Vec::new() };
     let read = rounds.fingerprint(HASH_AT_ONCE, |rested, fingerprints| {
         let waiting: Vec<PageRange> = folder.waiting(rested.range).collect();
-        report.add(rested.range, rested.kind == Kind::Huge, fingerprints, &waiting);
+        report.add(rested, fingerprints, &waiting);
     });
     report.close();
+    rounds.take_back(&report.later);
     for (runs, fingerprints) in report.full {
         link.send(&ToWorker::Rested(runs, fingerprints))?;
     }
@@ -429,10 +426,13 @@ struct Report {
     runs: Vec<RestedRun>,
     fingerprints: Vec<Fingerprint>,
     full: Vec<(Vec<RestedRun>, Vec<Fingerprint>)>,
+    /// Single pages that the worker is not told of yet.
+    later: Vec<Rested>,
 }
 
 impl Report {
-    fn add(&mut self, range: PageRange, huge: bool, fingerprints: &[Fingerprint], waiting: &[PageRange]) {
+    fn add(&mut self, rested: Rested, fingerprints: &[Fingerprint], waiting: &[PageRange]) {
+        let (range, huge) = (rested.range, rested.kind == Kind::Huge);
         if self.fingerprints.len() + fingerprints.len() > RESTED_PAGES || self.runs.len() + fingerprints.len() > RUNS {
             self.close();
         }
@@ -448,9 +448,8 @@ impl Report {
             let later = waiting.iter().any(|range| range.start == start);
             let zero = *fingerprint == Fingerprint::ZERO_PAGE;
             if later || zero && !self.zeros {
-                // Looked at again in the next round but one, and so on.
                 if later || self.pace.zero_pages == ZeroPages::WhenIdle {
-                    table::lock().set_pending(PageRange { start, pages: 1 });
+                    self.later.push(Rested { range: PageRange { start, pages: 1 }, ..rested });
                 }
                 open = false;
                 continue;
@@ -500,6 +499,20 @@ fn orphan_unknown(pool: &Pool) {
     orphan(|segment| page::PoolSlot::new(segment, 0).is_none_or(|slot| pool.of(slot).is_none()));
 }
 
+/// When written pages were looked for among the folded last, and the processor time that took.
+struct Looks {
+    last: Instant,
+    cost: Duration,
+}
+
+impl Looks {
+    /// Whether it is time again. To be asked anew each time: much may have begun to change since the last look.
+    fn is_due(&self, now: Instant, is_quiet: bool) -> bool {
+        let share = if is_quiet { BROKEN_SHARE.0 } else { BROKEN_SHARE.1 };
+        now >= self.last + BROKEN_EVERY.max(self.cost * share)
+    }
+}
+
 /// Processor time of this process but for this thread, over time.
 struct Activity {
     at: Instant,
@@ -531,4 +544,22 @@ impl Activity {
 fn cpu_time(clock: ClockId) -> Duration {
     let time = clock_gettime(clock);
     Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn written_pages_are_looked_for_sooner_once_a_burst_has_begun() {
+        let last = Instant::now();
+        let at = |seconds| last + Duration::from_secs(seconds);
+        let dear = Looks { last, cost: Duration::from_millis(20) };
+        assert_eq!(
+            [(19, true), (20, true), (3, false), (4, false)].map(|(s, quiet)| dear.is_due(at(s), quiet)),
+            [false, true, false, true]
+        );
+        let cheap = Looks { last, cost: Duration::from_micros(20) };
+        assert_eq!([0, 1].map(|seconds| cheap.is_due(at(seconds), false)), [false, true]);
+    }
 }

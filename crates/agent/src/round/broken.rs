@@ -87,8 +87,32 @@ impl BrokenPageList {
         (tell, written)
     }
 
-    /// What rests is to be told again.
-    pub fn tell_again(&mut self) {
-        self.0.iter_mut().for_each(|page| page.told = false);
+    /// What rests of these pages is to be told again.
+    pub fn tell_again(&mut self, range: PageRange) {
+        let first = self.0.partition_point(|known| known.page < range.start.page());
+        let behind = self.0[first..].iter_mut();
+        behind.take_while(|known| known.page < range.end().page()).for_each(|known| known.told = false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_rests_is_told_once_and_again_when_it_was_not_taken() {
+        let mut list = BrokenPageList::default();
+        let pages = |first: u64, pages| PageRange { start: HostVirt(first << page::PAGE_SHIFT), pages };
+        let mut now = 0;
+        let mut tell = |list: &mut BrokenPageList, contents: [u64; 3]| {
+            now += 4;
+            assert_eq!(list.look(&[pages(7, 3)], now, (0, false)), [pages(7, 3)]);
+            list.have_rested(pages(7, 1).start, &contents.map(Fingerprint), now, (0, Worth::All)).0
+        };
+        assert_eq!(tell(&mut list, [1, 2, 3]), [false; 3]);
+        assert_eq!(tell(&mut list, [1, 2, 30]), [true, true, false]);
+        assert_eq!(tell(&mut list, [1, 2, 30]), [false, false, true]);
+        list.tell_again(pages(8, 5));
+        assert_eq!(tell(&mut list, [1, 2, 30]), [false, true, true]);
     }
 }

@@ -1,13 +1,15 @@
 //! What is known of the single pages of a chunk.
 //!
-//! A fold that is undone within a minute ([`WINDOW`], [`YOUNG`]) was for nothing. Where many pages of a chunk were folded for nothing, the chunk
-//! is left alone for a while, twice as long each time:
+//! A fold that is undone within a minute or so ([`WINDOW`], [`YOUNG`]) was for nothing. A page that was folded for nothing is left alone until
+//! it has rested for a minute, and for twice as long each time that happens again:
 //!
 //! ```text
-//!            many short lives                          as many again
-//!   folded -------------------> left alone, 4 s .. 128 s -----------> left alone for twice as long
-//!      ^                              |
-//!      `------------------------------'  the time is over; after LONG_PEACE it counts as never having been so
+//!            written within a minute                  not written for 1, 2, 4 minutes
+//!   folded --------------------------> left alone -----------------------------------> as any other
+//!      |                                 ^      |
+//!      | written later                   `------'
+//!      v                                 written
+//!   as if it had never been for nothing
 //! ```
 
 use super::bits::{Bits, CHUNK_PAGES};
@@ -15,10 +17,10 @@ use crate::turnover::{ByMoment, MOMENTS, REST, Worth, moment};
 use page::PoolSlot;
 
 /// When pages were folded is known by windows of so many seconds.
-const WINDOW: u32 = 15;
-/// A page that is written in the window in which it was folded, or one of the next four, need not have been folded: that is
-/// sooner than after 60 to 75 s.
-const YOUNG: usize = 5;
+const WINDOW: u32 = 20;
+/// A page that is written in the window in which it was folded, or one of the next three, need not have been folded: that is
+/// sooner than after 60 to 80 s.
+const YOUNG: usize = 4;
 /// When pages were written is known in steps of so many seconds, modulo three days: once in a while one that was not written for
 /// so long passes for one that has just been.
 const STEP: u32 = 4;
@@ -26,12 +28,8 @@ const STEP: u32 = 4;
 const STEPS: u32 = u16::MAX as u32;
 /// When a page was written is of no interest any more after so many seconds.
 const LONG_AGO: u32 = 1024;
-/// So many pages of a chunk at a time, and half of what was folded there lately, are a sign that it is worked in.
-const MANY: u64 = 8;
-/// How long a chunk is left alone for the first time, in seconds, and how often that is doubled at most.
-const LEFT_ALONE: (u32, u32) = (4, 5);
-/// A chunk that gave no reason to be left alone for so many seconds begins anew.
-const LONG_PEACE: u32 = 300;
+/// For how many seconds a page must rest that was folded for nothing once; twice in a row; more often.
+const LEFT_ALONE: [u32; 3] = [60, 120, 240];
 
 /// The pages of a chunk. Bits of pages that were never asked in are never set.
 #[derive(Debug)]
@@ -56,9 +54,8 @@ pub struct Chunk {
     /// The last time that one was.
     last_written: u32,
     window: u32,
-    /// The chunk is left alone until then, in seconds.
-    alone_until: u32,
-    doubled: u32,
+    /// How often in a row each was folded for nothing, up to three times: the lower bit of that number, and the higher.
+    in_vain: [Bits; 2],
 }
 
 impl Chunk {
@@ -76,14 +73,19 @@ impl Chunk {
             written: [0; CHUNK_PAGES as usize],
             last_written: 0,
             window: 0,
-            alone_until: 0,
-            doubled: 0,
+            in_vain: [none; 2],
         })
     }
 
-    /// Whether its pages are to be left as they are at this second.
-    pub const fn is_left_alone(&self, now: u32) -> bool {
-        now < self.alone_until
+    /// Those of these pages that are not to be left alone at this second.
+    pub fn without_left_alone(&self, pages: Bits, now: u32) -> Bits {
+        let [low, high] = self.in_vain;
+        let in_vain = low.or(high).and(pages);
+        let too_soon = in_vain.runs().flat_map(|(first, count)| first..first + count).filter(|page| {
+            let times = usize::from(low.has(*page)) + 2 * usize::from(high.has(*page));
+            self.seconds_at_rest(*page, now) < LEFT_ALONE[times - 1]
+        });
+        pages.without(too_soon.fold(Bits::default(), |bits, page| bits.or(Bits::span(page, 1))))
     }
 
     /// Forgets of which pages it is long ago that they were folded.
@@ -117,6 +119,9 @@ impl Chunk {
 
     /// Those of these pages that are worth folding; the chunk's first page has this number.
     pub fn worth_folding(&self, pages: Bits, now: u32, (first, worth): (u64, Worth)) -> Bits {
+        if worth == Worth::All {
+            return pages;
+        }
         let may = |page: &u64| worth.allows(first + page, self.seconds_at_rest(*page, now));
         let pages = pages.runs().flat_map(|(first, count)| (first..first + count).filter(may));
         pages.fold(Bits::default(), |bits, page| bits.or(Bits::span(page, 1)))
@@ -145,7 +150,6 @@ impl Chunk {
     /// moment of that.
     pub fn ended(&mut self, pages: Bits, now: u32) -> ByMoment {
         self.go_on(now);
-        let young = self.young.iter().fold(Bits::default(), |all, young| all.or(*young)).count();
         let mut short = Bits::default();
         for young in &mut self.young {
             short = short.or(young.and(pages));
@@ -158,19 +162,17 @@ impl Chunk {
         for page in short.runs().flat_map(|(first, count)| first..first + count) {
             by_moment[usize::from(self.moments[page as usize / 2] >> (page % 2 * 4) & 0xf)] += 1;
         }
-        if short.count() >= MANY.max(young / 2) {
-            let (shortest, most) = LEFT_ALONE;
-            let again = self.alone_until > 0 && now < self.alone_until + LONG_PEACE;
-            self.doubled = if again { (self.doubled + 1).min(most) } else { 0 };
-            self.alone_until = now + (shortest << self.doubled);
-        }
+        let [low, high] = self.in_vain;
+        self.in_vain = [
+            low.without(pages).or(short.without(low)).or(short.and(high)),
+            high.without(pages).or(short.and(low.or(high))),
+        ];
         by_moment
     }
 
     /// Whether nothing is known of any page, nor of the chunk as a whole, at this second.
     pub fn is_empty(&self, now: u32) -> bool {
         self.pending.or(self.fresh).or(self.zeroed).or(self.broken).or(self.mapped).is_empty()
-            && (self.alone_until == 0 || now >= self.alone_until + LONG_PEACE)
             && (self.last_written == 0 || now >= self.last_written + LONG_AGO)
     }
 

@@ -53,8 +53,10 @@ impl Table {
     /// All pages that are broken and might be folded otherwise, in order, but for those that are to be left alone.
     pub fn refoldable(&self) -> Vec<PageRange> {
         let open = self.extents.all().filter(|(.., traits)| traits.open());
-        let pick =
-            |chunk: &Chunk| if !self.eager && chunk.is_left_alone(self.now) { Bits::default() } else { chunk.broken };
+        let pick = |chunk: &Chunk| match self.eager {
+            true => chunk.broken,
+            false => chunk.without_left_alone(chunk.broken, self.now),
+        };
         open.flat_map(|(first, end, _)| self.select(super::pages(first, end), pick)).collect()
     }
 

@@ -349,41 +349,67 @@ fn a_foldable_range_is_foldable_throughout() {
 }
 
 #[test]
-fn where_folds_are_for_nothing_there_are_none_for_a_while() {
+fn a_page_that_was_folded_for_nothing_is_left_alone_for_a_while() {
     let mut table = Table::new();
     table.set_time(1, None);
     table.ask(real(0, 700));
     let fold = |table: &mut Table| {
+        table.set_private(real(0, 10));
         table.set_folded(SlotRun { start: real(0, 10).start, slot: PoolSlot::new(0, 7).unwrap(), pages: 10 });
         table.set_zeroed(real(600, 8));
     };
+    // Half of the pages are written, and whoever is asked says which may be folded then.
+    let write = |table: &mut Table| {
+        table.set_broken(real(0, 5));
+        table.rest((&[real(600, 4)], &[]), 0, Worth::All);
+    };
+    let open = |table: &mut Table| {
+        let again = listed(&table.refoldable());
+        let all = listed(&table.worth_folding(real(0, 700), Worth::All));
+        assert!(again.is_subset(&all));
+        let rested = listed(&table.rest((&[], &[]), u64::MAX, Worth::All));
+        assert!(rested.is_subset(&all));
+        table.set_pending(real(600, 4));
+        (again.len(), rested.len(), all.len())
+    };
     fold(&mut table);
     table.set_time(200, None);
-    table.set_broken(real(0, 10));
-    table.set_pending(real(600, 8));
-    assert_eq!((table.folds(), table.refoldable()), ((18, 0), vec![real(0, 10)]), "they were of use");
-    table.set_private(real(0, 10));
-    for (round, now) in [(0, 200), (1, 210), (2, 230)] {
+    write(&mut table);
+    assert_eq!((table.folds(), open(&mut table)), ((18, 0), (5, 4, 700)), "they were of use");
+    let mut short = 0;
+    let mut in_vain = |table: &mut Table, now, wait| {
         table.set_time(now, None);
-        fold(&mut table);
-        table.set_time(now + 1, None);
-        table.set_broken(real(0, 9));
-        table.set_pending(real(600, 8));
-        assert_eq!(table.folds().1, (round + 1) * 17);
-        // They wait for twice as long each time.
-        for (wait, waits) in [(0, true), ((4 << round) - 1, true), (4 << round, false)] {
-            table.set_time(now + 1 + wait, None);
-            assert_eq!(table.refoldable().is_empty(), waits, "{round} {wait}");
-            table.set_pending(real(600, 8));
-            assert_eq!(table.rest((&[], &[]), u64::MAX, Worth::All).is_empty(), waits, "{round} {wait}");
-        }
-        table.set_private(real(0, 10));
+        fold(table);
+        table.set_time(now + 30, None);
+        write(table);
+        short += 9;
+        assert_eq!(table.folds().1, short);
+        let began = now + 30;
+        table.set_time(began + wait - 4, None);
+        assert_eq!(open(table), (0, 0, 691), "{wait}");
+        table.set_time(began + wait, None);
+        assert_eq!(open(table), (5, 4, 700), "{wait}");
+        began + wait
+    };
+    // They wait for twice as long each time, up to a point.
+    let mut now = 200;
+    for wait in [60, 120, 240, 240, 240] {
+        now = in_vain(&mut table, now, wait);
     }
-    // A few are no reason.
-    table.set_time(1000, None);
+    // Once such a fold has been of use, they are as any other.
     fold(&mut table);
-    table.set_broken(real(0, 7));
-    assert_eq!((table.folds().1, table.refoldable()), (3 * 17 + 7, vec![real(0, 7)]));
+    table.set_time(now + 80, None);
+    write(&mut table);
+    assert_eq!(open(&mut table), (5, 4, 700));
+    in_vain(&mut table, now + 80, 60);
+    // Whoever writes meanwhile has it begin anew.
+    let now = now + 80 + 30 + 60;
+    table.rest((&[real(600, 2)], &[]), 0, Worth::All);
+    table.set_time(now + 59, None);
+    assert_eq!(open(&mut table), (5, 2, 698));
+    // Where nothing is to wait, nothing is.
+    table.be_eager();
+    assert_eq!(open(&mut table), (5, 4, 700));
 }
 
 #[test]

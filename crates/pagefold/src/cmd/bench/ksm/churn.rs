@@ -2,6 +2,7 @@
 
 use super::curve::Curve;
 use super::equal::equal_pages;
+use super::folding::AgentStalls;
 use super::guardian::Guardian;
 use super::measure::{Scene, Side};
 use super::merger::Folds;
@@ -46,6 +47,12 @@ pub struct Worked {
     /// Part of them that was written again within a minute or so.
     #[serde(skip_serializing_if = "Option::is_none")]
     short_folds_share: Option<f64>,
+    /// Processor time for each of them, all that the work took counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu_us_per_fold: Option<f64>,
+    /// How long agents kept pages out of reach or from being written, from the first merging on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    agent_stalls: Option<AgentStalls>,
     /// Mappings of the guests' processes when the work began, and in the end.
     vmas: (u64, u64),
     /// Processor time while the guests worked.
@@ -109,10 +116,9 @@ pub fn run(o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<O
 fn work(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Worked> {
     let mut scene = Scene::set(side, o, dir, guardian)?;
     let resident_pages = scene.taken()?.frames;
-    let cpu_before = scene.merger.cpu_s()?;
+    let (equal, cpu_before) = (equal_pages(&scene.processes)?, scene.merger.cpu_s()?);
     scene.merger.on()?;
-    let first =
-        Curve::until_stable(Instant::now(), cpu_before, equal_pages(&scene.processes)?, || scene.merger.progress())?;
+    let first = Curve::until_stable(Instant::now(), cpu_before, equal, || scene.merger.progress())?;
     std::thread::sleep(REST);
     let vmas_before = scene.taken()?.vmas;
     let (begin, cpu_before) = (Instant::now(), scene.merger.cpu_s()?);
@@ -130,7 +136,7 @@ fn work(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow:
         again: after.folds.again - before.folds.again,
         short: after.folds.short - before.folds.short,
     });
-    let name = scene.merger.name();
+    let (name, agent_stalls) = (scene.merger.name(), scene.merger.account()?.agent_stalls);
     scene.end()?;
     say!(
         "pagefold: {name}: {} pages merged before, {} after {:.1} min of work",
@@ -148,6 +154,8 @@ fn work(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow:
         end_broken_share: end.details.map(|details| share(details.broken_pages, end.merged_pages)),
         folds,
         short_folds_share: folds.map(|folds| folds.short as f64 / folds.all.max(1) as f64),
+        cpu_us_per_fold: folds.map(|folds| end.cpu_s * 1e6 / folds.all.max(1) as f64),
+        agent_stalls,
         vmas: (vmas_before, taken.vmas),
         cpu_s: end.cpu_s,
         curve,
@@ -182,8 +190,19 @@ fn print(out: &mut dyn Write, round: &Round) -> std::io::Result<()> {
         let share = round.pagefold.short_folds_share.unwrap_or(0.0) * 100.0;
         writeln!(
             out,
-            "pagefold: {} pages folded meanwhile, {} of them again, {share:.1}% for less than a minute or so; {} mappings before, {} in the end",
-            folds.all, folds.again, round.pagefold.vmas.0, round.pagefold.vmas.1
+            "pagefold: {} pages folded meanwhile, {} of them again, {share:.1}% for less than a minute or so, {:.1} us of CPU each; {} mappings before, {} in the end",
+            folds.all,
+            folds.again,
+            round.pagefold.cpu_us_per_fold.unwrap_or(0.0),
+            round.pagefold.vmas.0,
+            round.pagefold.vmas.1
+        )?;
+    }
+    if let Some(stalls) = round.pagefold.agent_stalls {
+        writeln!(
+            out,
+            "pagefold: pages out of reach, or not to be written, for {} us at the median, {} us at the 99th percentile, {} us at most",
+            stalls.p50_us, stalls.p99_us, stalls.max_us
         )?;
     }
     writeln!(

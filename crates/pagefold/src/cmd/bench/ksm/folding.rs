@@ -36,9 +36,12 @@ fn config(prover: bool) -> String {
 /// How long agents kept pages out of reach, by powers of two of a microsecond; the worst of all members.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct AgentStalls {
-    p50_us: u64,
-    p99_us: u64,
-    max_us: u64,
+    /// At the median.
+    pub p50_us: u64,
+    /// At the 99th percentile.
+    pub p99_us: u64,
+    /// The longest.
+    pub max_us: u64,
 }
 
 /// A service that runs.
