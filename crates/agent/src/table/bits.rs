@@ -74,6 +74,16 @@ impl Bits {
         None
     }
 
+    /// The pages whose bits are set, in order.
+    pub fn pages(self) -> impl Iterator<Item = u64> {
+        self.runs().flat_map(|(first, count)| first..first + count)
+    }
+
+    /// Those of which this is so.
+    pub fn filter(self, is_so: impl Fn(u64) -> bool) -> Self {
+        self.pages().filter(|page| is_so(*page)).fold(Self::default(), |bits, page| bits.or(Self::span(page, 1)))
+    }
+
     /// Runs of set bits: first and count, in order.
     pub fn runs(self) -> impl Iterator<Item = (u64, u64)> {
         let clear = Self([u64::MAX; WORDS]).without(self);

@@ -80,12 +80,11 @@ impl Chunk {
     /// Those of these pages that are not to be left alone at this second.
     pub fn without_left_alone(&self, pages: Bits, now: u32) -> Bits {
         let [low, high] = self.in_vain;
-        let in_vain = low.or(high).and(pages);
-        let too_soon = in_vain.runs().flat_map(|(first, count)| first..first + count).filter(|page| {
-            let times = usize::from(low.has(*page)) + 2 * usize::from(high.has(*page));
-            self.seconds_at_rest(*page, now) < LEFT_ALONE[times - 1]
+        let too_soon = low.or(high).and(pages).filter(|page| {
+            let times = usize::from(low.has(page)) + 2 * usize::from(high.has(page));
+            self.seconds_at_rest(page, now) < LEFT_ALONE[times - 1]
         });
-        pages.without(too_soon.fold(Bits::default(), |bits, page| bits.or(Bits::span(page, 1))))
+        pages.without(too_soon)
     }
 
     /// Forgets of which pages it is long ago that they were folded.
@@ -122,9 +121,7 @@ impl Chunk {
         if worth == Worth::All {
             return pages;
         }
-        let may = |page: &u64| worth.allows(first + page, self.seconds_at_rest(*page, now));
-        let pages = pages.runs().flat_map(|(first, count)| (first..first + count).filter(may));
-        pages.fold(Bits::default(), |bits, page| bits.or(Bits::span(page, 1)))
+        pages.filter(|page| worth.allows(first + page, self.seconds_at_rest(page, now)))
     }
 
     /// Whether none of its pages was seen written for so many seconds.
@@ -137,7 +134,7 @@ impl Chunk {
         self.go_on(now);
         self.young[0] = self.young[0].or(pages);
         let mut made = [0; MOMENTS];
-        for page in pages.runs().flat_map(|(first, count)| first..first + count) {
+        for page in pages.pages() {
             let moment = moment(calm, seconds_since(self.written[page as usize], now));
             made[moment] += 1;
             let (two, shift) = (&mut self.moments[page as usize / 2], page % 2 * 4);
@@ -159,7 +156,7 @@ impl Chunk {
         if now == 0 {
             return by_moment;
         }
-        for page in short.runs().flat_map(|(first, count)| first..first + count) {
+        for page in short.pages() {
             by_moment[usize::from(self.moments[page as usize / 2] >> (page % 2 * 4) & 0xf)] += 1;
         }
         let [low, high] = self.in_vain;
