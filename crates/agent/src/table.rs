@@ -19,8 +19,8 @@
 //! The program's threads change the table through the doors, the agent's thread in everything it does. One lock
 //! guards it all. Whoever holds it must not touch memory that may be folded, nor take any lock of the program, nor panic.
 
-mod bits;
-mod chunk;
+pub mod bits;
+pub mod chunk;
 mod extents;
 mod lookup;
 
@@ -83,8 +83,9 @@ pub struct Table {
     generation: u64,
     /// In seconds, from any time on; 0 as long as nobody has said it, and nothing is folded for nothing then.
     now: u32,
-    /// For how long it has been calm (`turnover`).
+    /// For how long it has been calm (`turnover`), and since when it was so the last time.
     calm: Option<u32>,
+    last_calm: u32,
     /// Nothing is left alone.
     eager: bool,
     folds: u64,
@@ -160,6 +161,7 @@ impl Table {
             generation: 0,
             now: 0,
             calm: None,
+            last_calm: 0,
             eager: false,
             folds: 0,
             short_folds: 0,
@@ -284,6 +286,9 @@ impl Table {
     /// It is this second now, counted from any time on, beginning with 1, and has been calm for so many.
     pub const fn set_time(&mut self, now: u32, calm: Option<u32>) {
         (self.now, self.calm) = (now, calm);
+        if let Some(seconds) = calm {
+            self.last_calm = now.saturating_sub(seconds);
+        }
     }
 
     /// Has nothing be left alone from now on.
@@ -343,11 +348,11 @@ impl Table {
     /// Copy-on-write made these pages private; they stay in a mapping of the pool. Their slots are released.
     pub fn set_broken(&mut self, range: PageRange) {
         let (first, end) = span(range);
-        let (now, mut short, mut written) = (self.now, [0; MOMENTS], 0);
+        let (now, last_calm, mut short, mut written) = (self.now, self.last_calm, [0; MOMENTS], 0);
         self.each_known(first, end, |key, chunk| {
             let pages = chunk.mapped.and(of_chunk(key, first, end));
             add(&mut short, chunk.ended(pages, now));
-            written += chunk.written_at(pages, now);
+            written += chunk.written_at(pages, (now, last_calm));
         });
         self.were_short(short);
         self.written += written;
@@ -383,8 +388,8 @@ impl Table {
     /// These pages, which nobody watches, were written, as a look at their contents has shown.
     pub fn seen_written(&mut self, range: PageRange) {
         let (first, end) = span(range);
-        let (now, mut written) = (self.now, 0);
-        self.each_known(first, end, |key, chunk| written += chunk.written_at(of_chunk(key, first, end), now));
+        let (at, mut written) = ((self.now, self.last_calm), 0);
+        self.each_known(first, end, |key, chunk| written += chunk.written_at(of_chunk(key, first, end), at));
         self.written += written;
     }
 
@@ -420,12 +425,12 @@ impl Table {
             let known: Vec<_> = self.extents.within(first, end).filter(|(.., traits)| traits.asked).collect();
             for (start, stop, _) in known {
                 self.set_pending(pages(start, stop));
-                let (now, mut written) = (self.now, 0);
+                let (at, mut written) = ((self.now, self.last_calm), 0);
                 self.each_known(start, stop, |key, chunk| {
                     let pages = of_chunk(key, start, stop);
                     chunk.fresh = chunk.fresh.or(pages);
                     if !is_new {
-                        written += chunk.written_at(pages, now);
+                        written += chunk.written_at(pages, at);
                     }
                 });
                 self.written += written;

@@ -6,7 +6,8 @@
 //! if the next one is near. While a burst goes on, a page goes by its age, the time since it was written.
 //!
 //! ```text
-//!           a twentieth is filled in a row
+//!       a twentieth is filled in a row, and
+//!       no small part of what the last bursts did
 //!    CALM -----------------------------------> BURST
 //!   fold what has rested, unless folds        fold what is of an age at which
 //!   so long after a burst did not last        folds were seen to last
@@ -17,8 +18,9 @@
 //!
 //! How long a calm has lasted, or how old a page is in a burst, is the *moment* of a fold. Of each moment it is counted how many
 //! folds there were and how many were for nothing; where those are more than one in twenty, or that is not known yet and the page
-//! is young in a burst, only a few pages here and there are folded, to see what becomes of them (*scouts*). When these last, the
-//! moment is open again.
+//! is young in a burst, nothing is folded but a few pages of that age here and there, to see what becomes of them (*scouts*). When
+//! these last, the age is open again. A moment of a calm is open again when two calms have gone on for a minute after it: for scouts, no
+//! huge pages would be split.
 
 use std::time::{Duration, Instant};
 
@@ -26,6 +28,9 @@ use std::time::{Duration, Instant};
 pub const LIFE: Duration = Duration::from_secs(60);
 /// One page of so many may be.
 const ONE_IN: f64 = 20.0;
+/// What is filled is a burst when it is one part in so many of what the largest one filled lately, which fades by half in this time.
+const SMALLEST: f64 = 4.0;
+const BURST_HALF_LIFE: Duration = Duration::from_secs(300);
 /// More than one page in twenty a minute, for so long, is much; so few pages are not. A burst begins when one page in twenty has
 /// been filled in a row, and lasts for as long as much is.
 const BURST: Duration = Duration::from_secs(2);
@@ -39,9 +44,11 @@ const PART: Duration = Duration::from_secs(10);
 const JUDGED: usize = 8;
 /// From fewer folds than this, nothing is learned.
 const ENOUGH: f64 = 30.0;
-/// However many folds there were, they count for no more than this beside those of scouts: these are few, and are to tell when it
-/// is over that folds do not last.
-const WEIGHT: f64 = 600.0;
+/// However many folds there were, they count for no more than this beside those of scouts, and however many of them were for nothing,
+/// for no more than one in so many: scouts are few, and are to tell when it is over that folds do not last.
+const WEIGHT: (f64, f64) = (600.0, 10.0);
+/// A calm stands for so many folds, where there are none because they did not last.
+const CALM_WEIGHT: f64 = 300.0;
 /// What was not written for so many seconds has rested, in a calm; and in a burst.
 const RESTED: (u32, u32) = (4, 8);
 
@@ -52,6 +59,8 @@ pub const REST: u32 = 12;
 const AGES: [u32; 8] = [8, 16, 32, 64, 128, 256, 512, 1024];
 /// The same of calms; a time that is shorter belongs to the burst.
 const CALMS: [u32; 5] = [4, 20, 40, 64, 128];
+/// By when in such a time, what is to be folded is: the first is soon over with it.
+const FOLDED_BY: [u32; 5] = [8, 40, 64, 128, 256];
 /// Moments: the page was never seen written, or it is younger; the ages in a burst; the times in a calm.
 pub const MOMENTS: usize = 1 + AGES.len() + CALMS.len();
 /// The first age that is thought to stay even in a burst, until it is seen not to.
@@ -82,7 +91,7 @@ pub fn moment(calm: Option<u32>, seconds: Option<u32>) -> usize {
 /// Of which moment the page with this number is a scout, if it is one.
 fn scout_of(page: u64) -> Option<usize> {
     let piece = (page / SCOUT_PAGES).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    Some((piece % SCOUTS) as usize).filter(|moment| (1..MOMENTS).contains(moment))
+    Some((piece % SCOUTS) as usize).filter(|moment| (1..CALM).contains(moment))
 }
 
 /// Which pages are worth folding now.
@@ -129,10 +138,13 @@ pub struct Turnover {
     /// Pages that changed since then.
     changed: u64,
     since: Instant,
-    /// Pages that changed since much began to.
+    /// Pages that changed since much began to, and the most that there were lately.
     filled: u64,
+    largest: f64,
     /// Until when there was a burst. One begins as a burst.
     last_burst: Instant,
+    /// Of so many moments of this calm it was seen whether folds would have lasted.
+    calms_judged: usize,
     /// Folds of the part that began then, and of the ones before.
     lately: [ByMoment; JUDGED],
     lately_since: Instant,
@@ -150,7 +162,9 @@ impl Turnover {
             changed: 0,
             since: now,
             filled: 0,
+            largest: 0.0,
             last_burst: now,
+            calms_judged: 0,
             lately: [[0; MOMENTS]; JUDGED],
             lately_since: now,
             lately_short: [0.0; MOMENTS],
@@ -169,10 +183,32 @@ impl Turnover {
         let one_in = pages as f64 / ONE_IN;
         let is_much = self.changed > FEW && self.changed as f64 > one_in * time.as_secs_f64() / LIFE.as_secs_f64();
         self.filled = if is_much { self.filled + self.changed } else { 0 };
-        if is_much && (self.calm(now).is_none() || self.filled as f64 > one_in) {
-            self.last_burst = now;
+        self.largest *= half(time, BURST_HALF_LIFE);
+        let (calm, filled) = (self.calm(now), self.filled as f64);
+        let is_burst = is_much && (calm.is_none() || filled > one_in && filled * SMALLEST > self.largest);
+        if let Some(calm) = calm {
+            self.judge_calm(calm, is_burst);
+        }
+        if is_burst {
+            (self.last_burst, self.largest, self.calms_judged) = (now, self.largest.max(filled), 0);
         }
         (self.changed, self.since) = (0, now);
+    }
+
+    /// It has been calm for so many seconds, and no longer if that is over. Counts for each moment at which nothing was folded in it whether
+    /// folds would have lasted.
+    fn judge_calm(&mut self, seconds: u32, is_over: bool) {
+        for (moment, (begin, folded)) in (CALM..).zip(CALMS.into_iter().zip(FOLDED_BY)).skip(self.calms_judged) {
+            let lasts = u64::from(seconds) >= u64::from(folded) + LIFE.as_secs();
+            if !lasts && (seconds < begin || !is_over) {
+                break;
+            }
+            self.calms_judged += 1;
+            if self.lasts(moment) == Some(false) {
+                self.made[moment] += CALM_WEIGHT;
+                self.short[moment] += if lasts { 0.0 } else { CALM_WEIGHT };
+            }
+        }
     }
 
     /// For how many seconds it has been calm; `None` in a burst.
@@ -203,11 +239,16 @@ impl Turnover {
         let (made, all) = (self.lately[JUDGED - 1][moment] as f64, self.lately_made(moment));
         let short = if made < all { self.lately_short[moment] * made / all } else { self.lately_short[moment] };
         self.lately_short[moment] -= short;
-        let fade = 0.5_f64.powf(PART.as_secs_f64() / FOLDS_HALF_LIFE.as_secs_f64());
-        let are_scouts = self.lasts(moment) == Some(false);
-        let weight = if are_scouts { fade.min(WEIGHT / self.made[moment].max(1.0)) } else { fade };
-        self.made[moment] = self.made[moment] * weight + made;
-        self.short[moment] = self.short[moment] * weight + short;
+        let fade = half(PART, FOLDS_HALF_LIFE);
+        let (mut made_before, mut short_before) = (self.made[moment] * fade, self.short[moment] * fade);
+        if self.lasts(moment) == Some(false) {
+            let (most, one_in) = WEIGHT;
+            let weight = most / made_before.max(most);
+            short_before = short_before.min(made_before / one_in) * weight;
+            made_before *= weight;
+        }
+        self.made[moment] = made_before + made;
+        self.short[moment] = short_before + short;
     }
 
     /// Which pages are worth folding now.
@@ -240,6 +281,15 @@ impl Turnover {
         self.lately.iter().map(|folds| folds[moment]).sum::<u64>() as f64
     }
 }
+
+/// What is left after some time of what fades by half in another.
+fn half(time: Duration, half_life: Duration) -> f64 {
+    0.5_f64.powf(time.as_secs_f64() / half_life.as_secs_f64())
+}
+
+#[cfg(test)]
+#[path = "turnover_tests.rs"]
+mod by_turns;
 
 #[cfg(test)]
 mod tests {
@@ -283,10 +333,10 @@ mod tests {
             let closed = Worth::Moments { open: 0, calm };
             (0..1 << 17).filter(|page| closed.allows(*page, seconds)).count()
         };
-        for (calm, seconds) in [(None, 8), (None, 2000), (Some(4), 4), (Some(200), 1000)] {
-            assert!(tried(calm, seconds).abs_diff((1 << 17) / 256) < 200, "{}", tried(calm, seconds));
+        for seconds in [8, 20, 2000] {
+            assert!(tried(None, seconds).abs_diff((1 << 17) / 256) < 200, "{}", tried(None, seconds));
         }
-        assert_eq!((tried(None, 7), tried(Some(200), 3)), (0, 0));
+        assert_eq!((tried(None, 7), tried(Some(4), 4), tried(Some(200), 1000)), (0, 0, 0));
         let page = (0..).find(|page| scout_of(*page).is_none()).unwrap();
         let open = 1 << moment(Some(4), Some(4)) | 1 << moment(None, Some(64));
         let allows = |calm, seconds| Worth::Moments { open, calm }.allows(page, seconds);
@@ -295,81 +345,47 @@ mod tests {
     }
 
     #[test]
-    fn scouts_that_last_open_their_moment_again() {
+    fn scouts_that_last_open_their_age_again() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let folds = |made, short| {
             let mut folds = Folds::NONE;
-            (folds.made[CALM], folds.short[CALM]) = (made, short);
+            (folds.made[OLD], folds.short[OLD]) = (made, short);
             folds
         };
         let mut turnover = Turnover::new(start);
         turnover.judge(&folds(30_000, 0), at(1));
-        turnover.judge(&folds(0, 2000), at(40));
-        assert_eq!(turnover.lasts(CALM), Some(false));
+        turnover.judge(&folds(0, 20_000), at(40));
+        assert_eq!(turnover.lasts(OLD), Some(false));
         for round in 1..=5 {
             turnover.judge(&folds(130, 0), at(round * 120));
         }
-        assert_eq!(turnover.lasts(CALM), Some(true));
-    }
-
-    /// A member whose memory is filled every `period` seconds, page after page within 20 seconds, but for one in twenty that stays; of
-    /// which one page in `half_way` is written half a period later too. Of its folds, the part that was for nothing in the third quarter
-    /// of an hour, and the part of its time that a page is folded.
-    fn by_turns(period: u32, half_way: u64) -> (f64, f64) {
-        const PAGES: u64 = 20_000;
-        let start = Instant::now();
-        let mut turnover = Turnover::new(start);
-        let mut folded: Vec<Option<(u32, usize)>> = vec![None; PAGES as usize];
-        let (mut made, mut short, mut time) = (0, 0, 0);
-        for second in (0..2700_u32).step_by(2) {
-            let at = start + Duration::from_secs(second.into());
-            let (mut folds, mut written, worth, calm) = (Folds::NONE, 0, turnover.worth(at), turnover.calm(at));
-            for page in 0..PAGES {
-                let first = (page * 20 / PAGES) as u32 & !1;
-                let stays = page % 20 == 7;
-                let (since, again) = ((second + period - first) % period, (second + period / 2) % period);
-                let since = match () {
-                    () if stays => second,
-                    () if page % half_way == 3 => since.min(again),
-                    () => since,
-                };
-                let place = &mut folded[page as usize];
-                if since == 0 {
-                    written += 1;
-                    if let Some((when, moment)) = place.take()
-                        && second - when < 60
-                    {
-                        folds.short[moment] += 1;
-                    }
-                } else if place.is_none() && worth.allows(page, since) {
-                    let moment = moment(calm, Some(since));
-                    *place = Some((second, moment));
-                    folds.made[moment] += 1;
-                }
-                time += u64::from(second >= 1800 && place.is_some());
-            }
-            turnover.add(written, PAGES, at);
-            turnover.judge(&folds, at);
-            if second >= 1800 {
-                made += folds.made.iter().sum::<u64>();
-                short += folds.short.iter().sum::<u64>();
-            }
-        }
-        (short as f64 / made.max(1) as f64, time as f64 / (PAGES * 450) as f64)
+        assert_eq!(turnover.lasts(OLD), Some(true));
     }
 
     #[test]
-    fn what_stays_is_folded_and_what_does_not_is_tried() {
-        // Filled again before a minute is over, or all the time: what stays, and what is tried.
-        for period in [20, 50] {
-            let (_, folded) = by_turns(period, u64::MAX);
-            assert!((0.04..0.08).contains(&folded), "{period}: {folded}");
-        }
-        for (period, half_way) in [(90, u64::MAX), (120, u64::MAX), (300, u64::MAX), (100, 50), (130, 30)] {
-            let (short, folded) = by_turns(period, half_way);
-            let most = 1.0 - 15.0 / f64::from(period) - 1.0 / half_way as f64;
-            assert!(short < 0.05 && folded > most - 0.05, "{period}, {half_way}: {short} {folded}");
-        }
+    fn two_calms_that_go_on_open_their_moments_again() {
+        let start = Instant::now();
+        let mut turnover = Turnover::new(start);
+        let mut folds = Folds::NONE;
+        (folds.made[CALM], folds.short[CALM]) = (30_000, 30_000);
+        (folds.made[CALM + 1], folds.short[CALM + 1]) = (30_000, 30_000);
+        turnover.judge(&folds, start);
+        // A burst of 20 s, and then a calm of so many seconds. What is a tenth of a burst does not end it.
+        let mut now = 0;
+        let mut calm = |turnover: &mut Turnover, seconds: u64| {
+            for second in (0..20 + seconds).step_by(2) {
+                let changed = if second < 20 || second == 40 { 6000 } else { 10 };
+                turnover.add(changed, 100_000, start + Duration::from_secs(now + second));
+                turnover.judge(&Folds::NONE, start + Duration::from_secs(now + second));
+            }
+            now += 20 + seconds;
+            [CALM, CALM + 1].map(|moment| turnover.lasts(moment))
+        };
+        assert_eq!(calm(&mut turnover, 30), [Some(false); 2]);
+        assert_eq!(calm(&mut turnover, 80), [Some(false); 2]);
+        assert_eq!(calm(&mut turnover, 40), [Some(false); 2]);
+        assert_eq!(calm(&mut turnover, 80), [Some(false); 2]);
+        assert_eq!(calm(&mut turnover, 80), [Some(true), Some(false)]);
     }
 }

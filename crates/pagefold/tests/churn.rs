@@ -13,16 +13,24 @@ use std::time::{Duration, Instant};
 const GROUP: &str = "acme";
 const GUESTS: u64 = 2;
 const MEMORY_MIB: u64 = 384;
-/// From this time on, what is kept has to be no more in the second half than in the first.
+/// From this time on, what is kept has to be no more in the second half than in the first, and the page caches rest for long enough
+/// for what is in them to be worth folding.
 const LONG: Duration = Duration::from_secs(20 * 60);
 
-/// Turns over page cache, a database's tables and processes, for ever; stops when told to.
-const WORK: &str = "(while test ! -e /tmp/stop; do \
-    find /usr/bin /usr/lib -type f -size -4096k -exec sha256sum {} + ; echo 3 > /proc/sys/vm/drop_caches; \
-    for i in 1 2 3 4 5 6 7 8; do \
-    mariadb -e 'CREATE DATABASE IF NOT EXISTS w; CREATE TABLE IF NOT EXISTS w.t (n INT AUTO_INCREMENT PRIMARY KEY, s TEXT); \
-    INSERT INTO w.t (s) SELECT REPEAT(MD5(seq), 50) FROM seq_1_to_500; UPDATE w.t SET s = REPEAT(MD5(n), 40) ORDER BY RAND() LIMIT 200; \
-    DELETE FROM w.t ORDER BY n LIMIT 500'; sh -c 'sleep 0.1'; done; done; touch /tmp/stopped) </dev/null >/dev/null 2>&1 &";
+/// So many folds at least are of pages that were folded before, in the second half of a long time: else nothing was tried.
+const FOLDED_AGAIN: u64 = 20_000;
+
+/// Turns over a database's tables, processes and page cache, for ever; the caches rest for so many seconds, and are dropped.
+fn work(pause: u64) -> String {
+    format!(
+        "(while :; do \
+         mariadb -e 'CREATE DATABASE IF NOT EXISTS w; CREATE TABLE IF NOT EXISTS w.t (n INT AUTO_INCREMENT PRIMARY KEY, s TEXT); \
+         INSERT INTO w.t (s) SELECT REPEAT(MD5(seq), 50) FROM seq_1_to_500; UPDATE w.t SET s = REPEAT(MD5(n), 40) ORDER BY RAND() LIMIT 200; \
+         DELETE FROM w.t ORDER BY n LIMIT 500'; sh -c 'sleep 1'; done) </dev/null >/dev/null 2>&1 & \
+         (while :; do find /usr/bin /usr/lib -type f -size -4096k -exec sha256sum {{}} + ; sleep {pause}; \
+         sync; echo 3 > /proc/sys/vm/drop_caches; sleep {pause}; done) </dev/null >/dev/null 2>&1 &"
+    )
+}
 
 /// What is kept for the group at one moment.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +39,9 @@ struct Kept {
     seconds: u64,
     sharing: u64,
     broken: u64,
+    folds: u64,
+    refolds: u64,
+    short_folds: u64,
     slots: u64,
     /// Pages that the pool's files take.
     pool: u64,
@@ -49,6 +60,9 @@ impl Kept {
             seconds: began.elapsed().as_secs(),
             sharing: n("sharing_pages"),
             broken: n("broken_pages"),
+            folds: n("folds"),
+            refolds: n("refolds"),
+            short_folds: n("short_folds"),
             slots: n("slots"),
             pool: pool_pages(worker),
             vmas: n("vmas"),
@@ -97,8 +111,8 @@ fn nothing_grows_while_guests_work() {
     let guests: Vec<String> = guests.iter().map(lab::name).collect();
     // A guest that has just booted takes a minute to be thought idle, and one that works is not folded for some minutes.
     until(200, "guests are folded", || number(&service.show(GROUP)["sharing_pages"]) > 10_000);
-    lab.everywhere(&guests, WORK);
     let (began, time) = (Instant::now(), Duration::from_secs(seconds(30)));
+    lab.everywhere(&guests, &work(if time >= LONG { 45 } else { 5 }));
     let every = (time / 60).clamp(Duration::from_secs(1), Duration::from_secs(60));
     let mut kept = Vec::new();
     while began.elapsed() < time {
@@ -115,6 +129,11 @@ fn nothing_grows_while_guests_work() {
     if time >= LONG {
         // The caches have turned over in the first half; from then on it is the same again and again.
         let (first, last) = kept.split_at(kept.len() / 2);
+        assert!(
+            end.refolds > last[0].refolds + FOLDED_AGAIN,
+            "the guests' work has nothing folded again: {:?}, {end:?}",
+            last[0]
+        );
         let flat = |what: &str, of: fn(&Kept) -> u64, slack: u64| {
             let (first, last) = (most(first, of), most(last, of));
             assert!(

@@ -11,9 +11,12 @@
 //!      v                                 written
 //!   as if it had never been for nothing
 //! ```
+//!
+//! A page that is written after it could have been folded for a minute ([`LASTS`]) was only folded too late, or could be folded again:
+//! that takes one of those times back.
 
 use super::bits::{Bits, CHUNK_PAGES};
-use crate::turnover::{ByMoment, MOMENTS, REST, Worth, moment};
+use crate::turnover::{ByMoment, LIFE, MOMENTS, REST, Worth, moment};
 use page::PoolSlot;
 
 /// When pages were folded is known by windows of so many seconds.
@@ -30,6 +33,8 @@ const STEPS: u32 = u16::MAX as u32;
 const LONG_AGO: u32 = 1024;
 /// For how many seconds a page must rest that was folded for nothing once; twice in a row; more often.
 const LEFT_ALONE: [u32; 3] = [60, 120, 240];
+/// A page that rests for so many seconds, of which it has been calm for so many, could be folded for a minute.
+const LASTS: u32 = LIFE.as_secs() as u32 + 8;
 
 /// The pages of a chunk. Bits of pages that were never asked in are never set.
 #[derive(Debug)]
@@ -97,8 +102,13 @@ impl Chunk {
         self.window = window;
     }
 
-    /// Notes that these pages are written at this second. Says how many could have been folded before, or were never seen written.
-    pub fn written_at(&mut self, pages: Bits, now: u32) -> u64 {
+    /// Notes that these pages are written at this second, the last calm having begun at that one. Says how many could have been folded
+    /// before, or were never seen written.
+    pub fn written_at(&mut self, pages: Bits, (now, last_calm): (u32, u32)) -> u64 {
+        let [low, high] = self.in_vain;
+        let could_last = |page| self.seconds_at_rest(page, now).min(now.saturating_sub(last_calm)) >= LASTS;
+        let forgiven = low.or(high).and(pages).filter(could_last);
+        self.in_vain = [low.without(forgiven).or(forgiven.and(high).without(low)), high.without(forgiven.without(low))];
         let mut rested = 0;
         for (first, count) in pages.runs() {
             for written in self.written.iter_mut().skip(first as usize).take(count as usize) {

@@ -350,20 +350,27 @@ fn a_foldable_range_is_foldable_throughout() {
 
 #[test]
 fn a_page_that_was_folded_for_nothing_is_left_alone_for_a_while() {
-    let mut table = Table::new();
-    table.set_time(1, None);
-    table.ask(real(0, 700));
-    let fold = |table: &mut Table| {
+    let new = || {
+        let mut table = Table::new();
+        table.ask(real(0, 700));
+        table
+    };
+    let fold = |table: &mut Table, now| {
+        table.set_time(now, None);
         table.set_private(real(0, 10));
         table.set_folded(SlotRun { start: real(0, 10).start, slot: PoolSlot::new(0, 7).unwrap(), pages: 10 });
         table.set_zeroed(real(600, 8));
     };
-    // Half of the pages are written, and whoever is asked says which may be folded then.
-    let write = |table: &mut Table| {
+    // Half of the pages are written, folded or not.
+    let write = |table: &mut Table, now| {
+        table.set_time(now, None);
         table.set_broken(real(0, 5));
+        table.seen_written(real(0, 5));
         table.rest((&[real(600, 4)], &[]), 0, Worth::All);
     };
-    let open = |table: &mut Table| {
+    // Whoever is asked says which may be folded.
+    let open = |table: &mut Table, now| {
+        table.set_time(now, None);
         let again = listed(&table.refoldable());
         let all = listed(&table.worth_folding(real(0, 700), Worth::All));
         assert!(again.is_subset(&all));
@@ -372,44 +379,57 @@ fn a_page_that_was_folded_for_nothing_is_left_alone_for_a_while() {
         table.set_pending(real(600, 4));
         (again.len(), rested.len(), all.len())
     };
-    fold(&mut table);
-    table.set_time(200, None);
-    write(&mut table);
-    assert_eq!((table.folds(), open(&mut table)), ((18, 0), (5, 4, 700)), "they were of use");
-    let mut short = 0;
-    let mut in_vain = |table: &mut Table, now, wait| {
-        table.set_time(now, None);
-        fold(table);
-        table.set_time(now + 30, None);
-        write(table);
-        short += 9;
-        assert_eq!(table.folds().1, short);
-        let began = now + 30;
-        table.set_time(began + wait - 4, None);
-        assert_eq!(open(table), (0, 0, 691), "{wait}");
-        table.set_time(began + wait, None);
-        assert_eq!(open(table), (5, 4, 700), "{wait}");
-        began + wait
+    let (all, without) = ((5, 4, 700), (0, 0, 691));
+    // Folded for nothing so often in a row, and written then.
+    let in_vain = |times: u32| {
+        let mut table = new();
+        for now in (1..=times).map(|time| time * 40) {
+            fold(&mut table, now - 28);
+            write(&mut table, now);
+        }
+        assert_eq!(table.folds(), (18 * u64::from(times), 9 * u64::from(times)));
+        (table, times * 40)
     };
     // They wait for twice as long each time, up to a point.
-    let mut now = 200;
-    for wait in [60, 120, 240, 240, 240] {
-        now = in_vain(&mut table, now, wait);
+    for (times, wait) in [(1, 60), (2, 120), (3, 240), (4, 240)] {
+        let (mut table, now) = in_vain(times);
+        assert_eq!([wait - 4, wait].map(|wait| open(&mut table, now + wait)), [without, all], "{times}");
+        // Once such a fold has been of use, they are as any other.
+        fold(&mut table, now + wait);
+        write(&mut table, now + wait + 80);
+        assert_eq!(open(&mut table, now + wait + 80), all);
     }
-    // Once such a fold has been of use, they are as any other.
-    fold(&mut table);
-    table.set_time(now + 80, None);
-    write(&mut table);
-    assert_eq!(open(&mut table), (5, 4, 700));
-    in_vain(&mut table, now + 80, 60);
     // Whoever writes meanwhile has it begin anew.
-    let now = now + 80 + 30 + 60;
+    let (mut table, now) = in_vain(1);
+    table.set_time(now + 60, None);
     table.rest((&[real(600, 2)], &[]), 0, Worth::All);
-    table.set_time(now + 59, None);
-    assert_eq!(open(&mut table), (5, 2, 698));
+    assert_eq!(open(&mut table, now + 60 + 56), (5, 2, 698));
+    // Who could have been folded for long enough, is left alone for one time less; and who was only folded too late, is not.
+    let (mut table, now) = in_vain(2);
+    write(&mut table, now + 64);
+    let now = now + 64;
+    assert_eq!([now + 116, now + 120].map(|now| open(&mut table, now)), [without, all]);
+    table.set_time(now + 40, Some(20));
+    write(&mut table, now + 80);
+    let now = now + 80;
+    assert_eq!(
+        [now + 116, now + 120].map(|now| open(&mut table, now)),
+        [without, all],
+        "it has not been calm for long"
+    );
+    write(&mut table, now + 68);
+    let now = now + 68;
+    assert_eq!([now + 56, now + 60].map(|now| open(&mut table, now)), [without, all]);
+    write(&mut table, now + 68);
+    let now = now + 68;
+    assert_eq!(open(&mut table, now), all);
+    fold(&mut table, now + 60);
+    write(&mut table, now + 84);
+    assert_eq!(open(&mut table, now + 84), all);
     // Where nothing is to wait, nothing is.
+    let (mut table, now) = in_vain(1);
     table.be_eager();
-    assert_eq!(open(&mut table), (5, 4, 700));
+    assert_eq!(open(&mut table, now), all);
 }
 
 #[test]
