@@ -30,7 +30,7 @@ pub use extents::{Advice, Shut, Traits};
 pub use lookup::everything;
 
 use crate::lock::{self, Lock};
-use crate::turnover::{ByMoment, Folds, MOMENTS, Worth};
+use crate::turnover::{ByMoment, Folds, MOMENTS, Worth, add};
 use bits::{Bits, CHUNK_PAGES};
 use chunk::Chunk;
 use extents::{Extents, pages};
@@ -132,10 +132,6 @@ fn push_run(runs: &mut Vec<SlotRun>, first: u64, count: u64, slot: PoolSlot) {
     if runs.try_reserve(1).is_ok() {
         runs.push(SlotRun { start, slot, pages: count as u16 });
     }
-}
-
-fn add(sum: &mut ByMoment, more: ByMoment) {
-    sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
 }
 
 /// Appends a range, to the last one where the two touch.

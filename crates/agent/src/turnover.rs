@@ -76,6 +76,11 @@ const SCOUT_PAGES: u64 = 16;
 /// Numbers of pages, by moment.
 pub type ByMoment = [u64; MOMENTS];
 
+/// Adds some to others.
+pub fn add(sum: &mut ByMoment, more: ByMoment) {
+    sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+}
+
 const _: () = assert!(MOMENTS <= 16, "the moment of a page's last fold takes four bits");
 
 /// The moment of a page that was written so many seconds ago, if that was seen, after so many seconds of calm.

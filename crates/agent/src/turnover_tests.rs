@@ -65,10 +65,6 @@ fn by_turns(work: Work) -> (f64, f64) {
     (short as f64 / made.max(1) as f64, time as f64 / (PAGES * 450) as f64)
 }
 
-fn add(sum: &mut ByMoment, more: ByMoment) {
-    sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
-}
-
 #[test]
 fn what_stays_is_folded_and_what_does_not_is_tried() {
     // Filled again before a minute is over, or all the time: what stays, and what is tried.
