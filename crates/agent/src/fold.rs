@@ -8,6 +8,7 @@ use crate::regain::{self, Regain};
 use crate::round::Rounds;
 use crate::section::{Section, Source, pieces};
 use crate::table;
+use crate::thread::cpu_time;
 use crate::unfold::Unfold;
 use crate::witness::Witness;
 use crate::{arena, doors, references};
@@ -15,6 +16,7 @@ use host::{Inherit, MemberMemory, Pagemap, make_private};
 use page::{HostVirt, PageRange};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
+use rustix::time::ClockId;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use wire::{FoldRun, MemberStats, Outcome, SlotRun, Target};
@@ -28,6 +30,9 @@ const NOTES_BYTES: usize = wire::FOLD_PAGES * (4 << 10);
 const NO_SHADOW_TIME: Duration = Duration::from_secs(60);
 /// Where the prover has much to do, pages are asked about once more, so often for one message.
 const LATE_TRIES: usize = 8;
+/// After having run for so long, the agent lets others run before pages go out of reach: it would soon lose its processor anyway, and
+/// while pages are out, their users would wait for all who run then. It is less than what the kernel gives a thread at a time.
+const TURN: Duration = Duration::from_millis(1);
 /// Runs that one look at the list of folded pages unfolds before others get their turn.
 const UNFOLD_AT_ONCE: usize = 256;
 
@@ -39,6 +44,8 @@ pub struct Folder {
     regain: Regain,
     no_refold_until: Option<Instant>,
     patience: Patience,
+    /// What this thread had run when it let others run last.
+    turn_began: Duration,
     surveyed: Result<u64, references::Reason>,
     most_vmas: u64,
     vmas: u64,
@@ -57,6 +64,7 @@ impl Folder {
             regain: Regain::new(Instant::now()),
             no_refold_until: None,
             patience,
+            turn_began: Duration::ZERO,
             surveyed,
             most_vmas,
             vmas: count_vmas(),
@@ -152,6 +160,15 @@ impl Folder {
         all
     }
 
+    /// Lets others run, if it is time for that. No lock is to be held.
+    fn take_turns(&mut self) {
+        let used = cpu_time(ClockId::ThreadCPUTime);
+        if used - self.turn_began >= TURN {
+            std::thread::yield_now();
+            self.turn_began = used;
+        }
+    }
+
     /// Makes ready for those pages of the runs that are broken.
     fn begin_to_refold(&mut self, runs: &[FoldRun], pagemap: &Pagemap) {
         let table = table::lock();
@@ -168,6 +185,7 @@ impl Folder {
         let Ok(generation) = self.surveyed else { return };
         let (mut at, mut tries) = (0, LATE_TRIES);
         while at < parts.len() {
+            self.take_turns();
             let mut table = table::lock();
             // The program may have done something to it since it was looked at.
             let still = |part: &Part<'_>| table.is_refoldable(part.range);
@@ -229,6 +247,7 @@ impl Folder {
             (_, Err(_)) => outcomes.fill(Outcome::Unpinned),
             (Some(Some(_)), _) if self.is_out_of_vmas() => outcomes.fill(Outcome::NoVma),
             (Some(source), &Ok(generation)) => {
+                self.take_turns();
                 let mut table = table::lock();
                 for (from, pages) in parts(piece, |page| table.is_refoldable(page)) {
                     let part = PageRange { start: piece.start.add_pages(from), pages };

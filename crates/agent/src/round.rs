@@ -29,7 +29,7 @@ mod huge;
 mod ranges;
 
 use crate::table;
-use crate::turnover::{Turnover, Worth};
+use crate::turnover::{Calm, Turnover, Worth};
 use broken::{AGAIN, BrokenPageList};
 use host::{HUGE_PAGES, Pagemap, Userfault, Watch};
 use huge::HugePageList;
@@ -210,8 +210,8 @@ impl Rounds {
         if self.eager { Worth::All } else { self.turnover.worth(now) }
     }
 
-    /// For how many seconds little has changed, if it is so.
-    pub fn calm(&self, now: Instant) -> Option<u32> {
+    /// Whether little changes.
+    pub fn calm(&self, now: Instant) -> Option<Calm> {
         self.turnover.calm(now)
     }
 

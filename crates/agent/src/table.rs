@@ -30,7 +30,7 @@ pub use extents::{Advice, Shut, Traits};
 pub use lookup::everything;
 
 use crate::lock::{self, Lock};
-use crate::turnover::{ByMoment, Folds, MOMENTS, Worth, add};
+use crate::turnover::{ByMoment, Calm, Folds, MOMENTS, Worth, add};
 use bits::{Bits, CHUNK_PAGES};
 use chunk::Chunk;
 use extents::{Extents, pages};
@@ -83,8 +83,8 @@ pub struct Table {
     generation: u64,
     /// In seconds, from any time on; 0 as long as nobody has said it, and nothing is folded for nothing then.
     now: u32,
-    /// For how long it has been calm (`turnover`), and since when it was so the last time.
-    calm: Option<u32>,
+    /// Whether it is calm, by what is known to go on (`turnover`), and since when it was calm the last time.
+    is_calm: bool,
     last_calm: u32,
     /// Nothing is left alone.
     eager: bool,
@@ -156,7 +156,7 @@ impl Table {
             broken: 0,
             generation: 0,
             now: 0,
-            calm: None,
+            is_calm: false,
             last_calm: 0,
             eager: false,
             folds: 0,
@@ -279,11 +279,11 @@ impl Table {
 
     // --- what the agent's thread did -----------------------------------------------------------------------------
 
-    /// It is this second now, counted from any time on, beginning with 1, and has been calm for so many.
-    pub const fn set_time(&mut self, now: u32, calm: Option<u32>) {
-        (self.now, self.calm) = (now, calm);
-        if let Some(seconds) = calm {
-            self.last_calm = now.saturating_sub(seconds);
+    /// It is this second now, counted from any time on, beginning with 1, and calm or not.
+    pub fn set_time(&mut self, now: u32, calm: Option<Calm>) {
+        (self.now, self.is_calm) = (now, calm.is_some_and(|calm| calm.goes_on));
+        if let Some(calm) = calm {
+            self.last_calm = now.saturating_sub(calm.seconds);
         }
     }
 
@@ -313,7 +313,7 @@ impl Table {
         let range = PageRange { start: run.start, pages: run.pages.into() };
         let (first, end) = span(range);
         self.leave_pool(first, end, true);
-        let (now, mut made) = ((self.now, self.calm), self.lately.made);
+        let (now, mut made) = ((self.now, self.is_calm), self.lately.made);
         self.each_known(first, end, |key, chunk| {
             add(&mut made, chunk.folded_at(of_chunk(key, first, end), now));
             let base = key * CHUNK_PAGES;
@@ -331,7 +331,7 @@ impl Table {
     pub fn set_zeroed(&mut self, range: PageRange) {
         let (first, end) = span(range);
         self.leave_pool(first, end, true);
-        let (now, mut made) = ((self.now, self.calm), self.lately.made);
+        let (now, mut made) = ((self.now, self.is_calm), self.lately.made);
         self.each_known(first, end, |key, chunk| {
             add(&mut made, chunk.folded_at(of_chunk(key, first, end), now));
             chunk.zeroed = chunk.zeroed.or(of_chunk(key, first, end));

@@ -2,25 +2,26 @@
 //!
 //! What is folded and written again within a minute was folded for nothing. Members write by fits and starts: in a *burst* they
 //! fill memory that was at rest, then there is *calm*, and little changes but what changes all the time. So what was just
-//! filled is folded as soon as a calm has come, and stays until the next burst; what is folded late in a calm does not,
-//! if the next one is near. While a burst goes on, a page goes by its age, the time since it was written.
+//! filled is folded as soon as a calm has come, and stays until the next burst, whenever that is. It is soon if the calms before
+//! that were as long as this one ended within a minute; then, and while a burst goes on, a page goes by its age, the time
+//! since it was written.
 //!
 //! ```text
 //!       a twentieth is filled in a row, and
 //!       no small part of what the last bursts did
 //!    CALM -----------------------------------> BURST
-//!   fold what has rested, unless folds        fold what is of an age at which
-//!   so long after a burst did not last        folds were seen to last
+//!   fold what has rested, unless calms        fold what is of an age at which
+//!   as long as this were soon over            folds were seen to last
 //!      ^                                        |
 //!      `----------------------------------------'
 //!         for some seconds, not so
 //! ```
 //!
-//! How long a calm has lasted, or how old a page is in a burst, is the *moment* of a fold. Of each moment it is counted how many
-//! folds there were and how many were for nothing; where those are more than one in twenty, or that is not known yet and the page
-//! is young in a burst, nothing is folded but a few pages of that age here and there, to see what becomes of them (*scouts*). When
-//! these last, the age is open again. A moment of a calm is open again when two calms have gone on for a minute after it: for scouts, no
-//! huge pages would be split.
+//! Of each age it is counted how many folds there were and how many were for nothing; where those are more than one in twenty, or
+//! that is not known yet and the page is young, nothing is folded but a few pages of that age here and there, to see what becomes of
+//! them (*scouts*). When these last, the age is open again. Calms are known by their lengths alone: what was folded in them
+//! says little, since that is only what nothing else had folded before; and scouts could not tell, since huge pages are split only
+//! when half of them would fold.
 
 use std::time::{Duration, Instant};
 
@@ -35,8 +36,10 @@ const BURST_HALF_LIFE: Duration = Duration::from_secs(300);
 /// been filled in a row, and lasts for as long as much is.
 const BURST: Duration = Duration::from_secs(2);
 const FEW: u64 = 64;
-/// In a calm that has lasted for so long, pages are folded when they have rested for a round.
-const QUIET: Duration = Duration::from_secs(64);
+/// A burst is over when it has not been so for so many seconds; in a calm that has lasted for so many, pages are folded when they
+/// have rested for a round.
+const CALM_SECONDS: u32 = 4;
+const QUIET_SECONDS: u32 = 64;
 /// Folds count half after this time.
 const FOLDS_HALF_LIFE: Duration = Duration::from_secs(300);
 /// Folds are counted by parts of so long; after so many parts it is known whether one was for nothing.
@@ -47,27 +50,24 @@ const ENOUGH: f64 = 30.0;
 /// However many folds there were, they count for no more than this beside those of scouts, and however many of them were for nothing,
 /// for no more than one in so many: scouts are few, and are to tell when it is over that folds do not last.
 const WEIGHT: (f64, f64) = (600.0, 10.0);
-/// A calm stands for so many folds, where there are none because they did not last.
-const CALM_WEIGHT: f64 = 300.0;
-/// What was not written for so many seconds has rested, in a calm; and in a burst.
-const RESTED: (u32, u32) = (4, 8);
+/// So many calms are remembered. One that was less than half as long again tells what becomes of this one; no more than one of so many
+/// such may have ended within so many seconds from now.
+const REMEMBERED: usize = 8;
+const SOON_ONE_IN: usize = 5;
+const SOON: u32 = LIFE.as_secs() as u32 + 10;
+/// What was not written for so many seconds has rested, in a calm.
+const RESTED: u32 = 4;
 
 /// What was not written for so many seconds was at rest, and that it is written says that something new has begun.
 pub const REST: u32 = 12;
 
 /// When ages begin that are told apart in a burst, in seconds.
 const AGES: [u32; 8] = [8, 16, 32, 64, 128, 256, 512, 1024];
-/// The same of calms; a time that is shorter belongs to the burst.
-const CALMS: [u32; 5] = [4, 20, 40, 64, 128];
-/// By when in such a time, what is to be folded is: the first is soon over with it.
-const FOLDED_BY: [u32; 5] = [8, 40, 64, 128, 256];
-/// Moments: the page was never seen written, or it is younger; the ages in a burst; the times in a calm.
-pub const MOMENTS: usize = 1 + AGES.len() + CALMS.len();
-/// The first age that is thought to stay even in a burst, until it is seen not to.
+/// Moments of folds: the page was never seen written, or it is younger; the ages; a calm.
+pub const MOMENTS: usize = 2 + AGES.len();
+/// The first age that is thought to stay, until it is seen not to.
 const OLD: usize = 5;
-/// The first of a calm, and the last.
-const CALM: usize = 1 + AGES.len();
-const LONG: usize = MOMENTS - 1;
+const CALM: usize = MOMENTS - 1;
 /// One piece of memory in so many has scouts of one moment, another those of the next.
 const SCOUTS: u64 = 256;
 /// Pages of such a piece.
@@ -83,17 +83,16 @@ pub fn add(sum: &mut ByMoment, more: ByMoment) {
 
 const _: () = assert!(MOMENTS <= 16, "the moment of a page's last fold takes four bits");
 
-/// The moment of a page that was written so many seconds ago, if that was seen, after so many seconds of calm.
-pub fn moment(calm: Option<u32>, seconds: Option<u32>) -> usize {
-    let begun = |begins: &[u32], seconds: u32| begins.partition_point(|begin| *begin <= seconds);
-    match (calm, seconds) {
-        (_, None) => 0,
-        (Some(calm), _) => CALM + begun(&CALMS, calm).saturating_sub(1),
-        (None, Some(seconds)) => begun(&AGES, seconds),
+/// The moment of a page that was written so many seconds ago, if that was seen.
+pub fn moment(is_calm: bool, seconds: Option<u32>) -> usize {
+    match seconds {
+        None => 0,
+        Some(_) if is_calm => CALM,
+        Some(seconds) => AGES.partition_point(|begin| *begin <= seconds),
     }
 }
 
-/// Of which moment the page with this number is a scout, if it is one.
+/// Of which age the page with this number is a scout, if it is one.
 fn scout_of(page: u64) -> Option<usize> {
     let piece = (page / SCOUT_PAGES).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     Some((piece % SCOUTS) as usize).filter(|moment| (1..CALM).contains(moment))
@@ -104,23 +103,31 @@ fn scout_of(page: u64) -> Option<usize> {
 pub enum Worth {
     /// All that have rested for a round.
     All,
-    /// Those of these moments, and scouts.
-    Moments {
-        /// One bit for each.
-        open: u16,
-        /// How long it has been calm, in seconds.
-        calm: Option<u32>,
-    },
+    /// All that have rested for some seconds.
+    Rested,
+    /// Those of these ages, one bit for each, and scouts.
+    Ages(u16),
 }
 
 impl Worth {
     /// Whether the page with this number may be folded, which was written so many seconds ago.
     pub fn allows(self, page: u64, seconds: u32) -> bool {
-        let Self::Moments { open, calm } = self else { return true };
-        let moment = moment(calm, Some(seconds));
-        let rested = if calm.is_some() { RESTED.0 } else { RESTED.1 };
-        seconds >= rested && (open >> moment & 1 == 1 || scout_of(page) == Some(moment))
+        let age = moment(false, Some(seconds));
+        match self {
+            Self::All => true,
+            Self::Rested => seconds >= RESTED,
+            Self::Ages(open) => open >> age & 1 == 1 || scout_of(page) == Some(age),
+        }
     }
+}
+
+/// A time in which little changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Calm {
+    /// How long it has lasted.
+    pub seconds: u32,
+    /// Whether it is thought to go on for a minute.
+    pub goes_on: bool,
 }
 
 /// Pages that were folded, by moment, and those of them that were folded for nothing.
@@ -143,13 +150,14 @@ pub struct Turnover {
     /// Pages that changed since then.
     changed: u64,
     since: Instant,
-    /// Pages that changed since much began to, and the most that there were lately.
+    /// Pages that changed since much began to, since when that is, and the most that there were lately.
     filled: u64,
+    filled_since: Instant,
     largest: f64,
     /// Until when there was a burst. One begins as a burst.
     last_burst: Instant,
-    /// Of so many moments of this calm it was seen whether folds would have lasted.
-    calms_judged: usize,
+    /// For how many seconds the last calms lasted, the last one first; 0 where there was none.
+    calms: [u32; REMEMBERED],
     /// Folds of the part that began then, and of the ones before.
     lately: [ByMoment; JUDGED],
     lately_since: Instant,
@@ -167,9 +175,10 @@ impl Turnover {
             changed: 0,
             since: now,
             filled: 0,
+            filled_since: now,
             largest: 0.0,
             last_burst: now,
-            calms_judged: 0,
+            calms: [0; REMEMBERED],
             lately: [[0; MOMENTS]; JUDGED],
             lately_since: now,
             lately_short: [0.0; MOMENTS],
@@ -187,39 +196,33 @@ impl Turnover {
         }
         let one_in = pages as f64 / ONE_IN;
         let is_much = self.changed > FEW && self.changed as f64 > one_in * time.as_secs_f64() / LIFE.as_secs_f64();
+        if self.filled == 0 {
+            self.filled_since = self.since;
+        }
         self.filled = if is_much { self.filled + self.changed } else { 0 };
         self.largest *= half(time, BURST_HALF_LIFE);
         let (calm, filled) = (self.calm(now), self.filled as f64);
-        let is_burst = is_much && (calm.is_none() || filled > one_in && filled * SMALLEST > self.largest);
-        if let Some(calm) = calm {
-            self.judge_calm(calm, is_burst);
-        }
-        if is_burst {
-            (self.last_burst, self.largest, self.calms_judged) = (now, self.largest.max(filled), 0);
+        if is_much && (calm.is_none() || filled > one_in && filled * SMALLEST > self.largest) {
+            // Where nobody looked for some seconds of a burst, there was no calm.
+            let calm = self.filled_since.saturating_duration_since(self.last_burst).as_secs() as u32;
+            if calm >= CALM_SECONDS {
+                self.calms.rotate_right(1);
+                self.calms[0] = calm;
+            }
+            (self.last_burst, self.largest) = (now, self.largest.max(filled));
         }
         (self.changed, self.since) = (0, now);
     }
 
-    /// It has been calm for so many seconds, and no longer if that is over. Counts for each moment at which nothing was folded in it whether
-    /// folds would have lasted.
-    fn judge_calm(&mut self, seconds: u32, is_over: bool) {
-        for (moment, (begin, folded)) in (CALM..).zip(CALMS.into_iter().zip(FOLDED_BY)).skip(self.calms_judged) {
-            let lasts = u64::from(seconds) >= u64::from(folded) + LIFE.as_secs();
-            if !lasts && (seconds < begin || !is_over) {
-                break;
-            }
-            self.calms_judged += 1;
-            if self.lasts(moment) == Some(false) {
-                self.made[moment] += CALM_WEIGHT;
-                self.short[moment] += if lasts { 0.0 } else { CALM_WEIGHT };
-            }
+    /// Whether it is calm; `None` in a burst.
+    pub fn calm(&self, now: Instant) -> Option<Calm> {
+        let seconds = now.saturating_duration_since(self.last_burst).as_secs() as u32;
+        let (mut known, mut over_soon) = (0, 0);
+        for calm in self.calms.into_iter().filter(|calm| calm + calm / 2 > seconds) {
+            known += 1;
+            over_soon += usize::from(calm < seconds + SOON);
         }
-    }
-
-    /// For how many seconds it has been calm; `None` in a burst.
-    pub fn calm(&self, now: Instant) -> Option<u32> {
-        let calm = now.saturating_duration_since(self.last_burst).as_secs() as u32;
-        (calm >= CALMS[0]).then_some(calm)
+        (seconds >= CALM_SECONDS).then_some(Calm { seconds, goes_on: over_soon * SOON_ONE_IN <= known })
     }
 
     /// Takes in what was folded, and folded for nothing, since this was last called.
@@ -258,21 +261,13 @@ impl Turnover {
 
     /// Which pages are worth folding now.
     pub fn worth(&self, now: Instant) -> Worth {
-        let calm = self.calm(now);
-        let (mut open, mut lasts) = (0, true);
-        for moment in 1..MOMENTS {
-            let unless_known = match moment {
-                OLD..=CALM | LONG => true,
-                0..OLD => false,
-                // The later, the nearer is the next burst.
-                _ => lasts,
-            };
-            lasts = self.lasts(moment).unwrap_or(unless_known);
-            open |= u16::from(lasts) << moment;
+        match self.calm(now) {
+            Some(Calm { goes_on: true, seconds: QUIET_SECONDS.. }) => Worth::All,
+            Some(Calm { goes_on: true, .. }) => Worth::Rested,
+            _ => Worth::Ages(
+                (1..CALM).fold(0, |open, age| open | u16::from(self.lasts(age).unwrap_or(age >= OLD)) << age),
+            ),
         }
-        let is_quiet = calm
-            .is_some_and(|calm| u64::from(calm) >= QUIET.as_secs() && open >> moment(Some(calm), Some(calm)) & 1 == 1);
-        if is_quiet { Worth::All } else { Worth::Moments { open, calm } }
     }
 
     /// Whether folds of this moment last, if that is known.
@@ -305,48 +300,83 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut turnover = Turnover::new(start);
+        let calm = |turnover: &Turnover, second| turnover.calm(at(second)).map(|calm| calm.seconds);
         // One begins as a burst. Who does nothing writes some pages all the time.
         (1..100).for_each(|second| turnover.add(80, 100_000, at(second)));
-        assert_eq!((turnover.calm(at(3)), turnover.calm(at(4)), turnover.calm(at(99))), (None, Some(4), Some(99)));
-        assert_eq!(turnover.worth(at(99)), Worth::All);
+        assert_eq!([3, 4, 99].map(|second| calm(&turnover, second)), [None, Some(4), Some(99)]);
+        assert_eq!([63, 64].map(|second| turnover.worth(at(second))), [Worth::Rested, Worth::All]);
         // Nor is it one when some memory is filled, but when much is.
         turnover.add(4000, 100_000, at(101));
         turnover.add(80, 100_000, at(103));
-        assert_eq!(turnover.calm(at(103)), Some(103));
+        assert_eq!(calm(&turnover, 103), Some(103));
         turnover.add(4000, 100_000, at(105));
-        turnover.add(4000, 100_000, at(107));
+        turnover.add(30_000, 100_000, at(107));
         turnover.add(300, 100_000, at(109));
-        assert_eq!(turnover.calm(at(112)), None);
-        assert!(matches!(turnover.worth(at(117)), Worth::Moments { calm: Some(8), .. }));
-        (110..180).for_each(|second| turnover.add(80, 100_000, at(second)));
-        assert_eq!(turnover.worth(at(173)), Worth::All);
+        assert_eq!(calm(&turnover, 112), None);
+        assert!(matches!(turnover.worth(at(112)), Worth::Ages(_)));
+        assert_eq!(turnover.worth(at(117)), Worth::Rested);
+        // What is less than a quarter of that is none, some minutes long.
+        turnover.add(0, 100_000, at(120));
+        turnover.add(5200, 100_000, at(150));
+        turnover.add(0, 100_000, at(152));
+        assert_eq!(calm(&turnover, 152), Some(43));
+        turnover.add(0, 100_000, at(1498));
+        turnover.add(5200, 100_000, at(1500));
+        assert_eq!(calm(&turnover, 1500), None);
         // However long nobody looked, or however few pages there are.
-        turnover.add(100_000, 100_000, at(1000));
-        assert_eq!(turnover.calm(at(1000)), None);
-        turnover.add(FEW, 1000, at(1010));
-        assert_eq!(turnover.calm(at(1010)), Some(10));
+        turnover.add(100_000, 100_000, at(2000));
+        assert_eq!(calm(&turnover, 2000), None);
+        turnover.add(FEW, 1000, at(2010));
+        assert_eq!(calm(&turnover, 2010), Some(10));
+        // Who looks at a burst every six seconds sees no calms in it.
+        let calms = turnover.calms;
+        (2020..2050).step_by(6).for_each(|second| turnover.add(20_000, 100_000, at(second)));
+        assert_eq!((turnover.calms[0], &turnover.calms[1..]), (10, &calms[..REMEMBERED - 1]));
     }
 
     #[test]
-    fn moments_are_told_apart_and_have_scouts() {
-        let ages = [None, Some(0), Some(7), Some(8), Some(16), Some(1023), Some(u32::MAX)].map(|age| moment(None, age));
-        assert_eq!(ages, [0, 0, 0, 1, 2, 7, 8]);
-        let calms = [4, 19, 20, 100, u32::MAX].map(|calm| moment(Some(calm), Some(0)));
-        assert_eq!(moment(Some(100), None), 0);
-        assert_eq!(calms, [CALM, CALM, CALM + 1, CALM + 3, LONG]);
-        let tried = |calm, seconds| {
-            let closed = Worth::Moments { open: 0, calm };
-            (0..1 << 17).filter(|page| closed.allows(*page, seconds)).count()
+    fn a_calm_goes_on_as_those_before_did() {
+        let start = Instant::now();
+        // After calms of so many seconds: from when on, until when and so on another one is thought to go on.
+        let goes_on_after = |calms: &[u64]| {
+            let (mut turnover, mut now) = (Turnover::new(start), start);
+            for calm in calms {
+                now += Duration::from_secs(*calm);
+                turnover.add(0, 100_000, now);
+                now += BURST;
+                turnover.add(50_000, 100_000, now);
+            }
+            let goes_on = |seconds| turnover.calm(now + Duration::from_secs(seconds)).is_some_and(|calm| calm.goes_on);
+            (1..1000).filter(|second| goes_on(second - 1) != goes_on(*second)).collect::<Vec<_>>()
         };
+        assert_eq!(goes_on_after(&[]), [4]);
+        assert_eq!(goes_on_after(&[30]), [45]);
+        // Longer calms are told from short ones that interrupt bursts.
+        assert_eq!(goes_on_after(&[6, 90, 6, 91, 8, 92]), [12, 21, 138]);
+        // One of eight may have been soon over, and two may not.
+        assert_eq!(goes_on_after(&[90, 90, 90, 90, 90, 90, 20, 90]), [4, 21, 135]);
+        assert_eq!(goes_on_after(&[90, 90, 20, 90, 90, 90, 20, 90]), [135]);
+        // What was long ago is forgotten.
+        assert_eq!(goes_on_after(&[20, 20, 200, 200, 200, 200, 200, 200, 200]), [4, 131, 300]);
+    }
+
+    #[test]
+    fn ages_are_told_apart_and_have_scouts() {
+        let ages =
+            [None, Some(0), Some(7), Some(8), Some(16), Some(1023), Some(u32::MAX)].map(|age| moment(false, age));
+        assert_eq!(ages, [0, 0, 0, 1, 2, 7, 8]);
+        assert_eq!([None, Some(0), Some(1000)].map(|age| moment(true, age)), [0, CALM, CALM]);
+        let tried = |seconds| (0..1 << 17).filter(|page| Worth::Ages(0).allows(*page, seconds)).count();
         for seconds in [8, 20, 2000] {
-            assert!(tried(None, seconds).abs_diff((1 << 17) / 256) < 200, "{}", tried(None, seconds));
+            assert!(tried(seconds).abs_diff((1 << 17) / 256) < 200, "{}", tried(seconds));
         }
-        assert_eq!((tried(None, 7), tried(Some(4), 4), tried(Some(200), 1000)), (0, 0, 0));
+        assert_eq!(tried(7), 0);
         let page = (0..).find(|page| scout_of(*page).is_none()).unwrap();
-        let open = 1 << moment(Some(4), Some(4)) | 1 << moment(None, Some(64));
-        let allows = |calm, seconds| Worth::Moments { open, calm }.allows(page, seconds);
-        assert_eq!([allows(Some(4), 4), allows(Some(4), 3), allows(Some(20), 4)], [true, false, false]);
-        assert_eq!([allows(None, 64), allows(None, 32), allows(None, 128)], [true, false, false]);
+        let allows =
+            |worth: Worth, seconds: &[u32]| seconds.iter().map(|age| worth.allows(page, *age)).collect::<Vec<_>>();
+        assert_eq!(allows(Worth::Ages(1 << moment(false, Some(64))), &[32, 64, 128]), [false, true, false]);
+        assert_eq!(allows(Worth::Rested, &[3, 4, 1000]), [false, true, true]);
+        assert_eq!(allows(Worth::All, &[0]), [true]);
     }
 
     #[test]
@@ -366,31 +396,5 @@ mod tests {
             turnover.judge(&folds(130, 0), at(round * 120));
         }
         assert_eq!(turnover.lasts(OLD), Some(true));
-    }
-
-    #[test]
-    fn two_calms_that_go_on_open_their_moments_again() {
-        let start = Instant::now();
-        let mut turnover = Turnover::new(start);
-        let mut folds = Folds::NONE;
-        (folds.made[CALM], folds.short[CALM]) = (30_000, 30_000);
-        (folds.made[CALM + 1], folds.short[CALM + 1]) = (30_000, 30_000);
-        turnover.judge(&folds, start);
-        // A burst of 20 s, and then a calm of so many seconds. What is a tenth of a burst does not end it.
-        let mut now = 0;
-        let mut calm = |turnover: &mut Turnover, seconds: u64| {
-            for second in (0..20 + seconds).step_by(2) {
-                let changed = if second < 20 || second == 40 { 6000 } else { 10 };
-                turnover.add(changed, 100_000, start + Duration::from_secs(now + second));
-                turnover.judge(&Folds::NONE, start + Duration::from_secs(now + second));
-            }
-            now += 20 + seconds;
-            [CALM, CALM + 1].map(|moment| turnover.lasts(moment))
-        };
-        assert_eq!(calm(&mut turnover, 30), [Some(false); 2]);
-        assert_eq!(calm(&mut turnover, 80), [Some(false); 2]);
-        assert_eq!(calm(&mut turnover, 40), [Some(false); 2]);
-        assert_eq!(calm(&mut turnover, 80), [Some(false); 2]);
-        assert_eq!(calm(&mut turnover, 80), [Some(true), Some(false)]);
     }
 }

@@ -35,13 +35,13 @@ fn by_turns(work: Work) -> (f64, f64) {
     let mut folds = Folds::NONE;
     for chunk in &mut chunks {
         chunk.mapped = Bits::span(0, CHUNK_PAGES);
-        add(&mut folds.made, chunk.folded_at(chunk.mapped, (1, Some(CALMS[0]))));
+        add(&mut folds.made, chunk.folded_at(chunk.mapped, (1, true)));
     }
     let (mut made, mut short, mut time, mut last_calm) = (0, 0, 0, 0);
     for second in (LOOK..1500).step_by(LOOK as usize) {
         let at = start + Duration::from_secs(second.into());
         let (mut changed, worth, calm) = (0, turnover.worth(at), turnover.calm(at));
-        last_calm = calm.map_or(last_calm, |seconds| second - seconds);
+        last_calm = calm.map_or(last_calm, |calm| second - calm.seconds);
         for (chunk, first) in chunks.iter_mut().zip((0..).step_by(CHUNK_PAGES as usize)) {
             let all = Bits::span(0, CHUNK_PAGES);
             let written = all.filter(|page| work.writes(first + page, second));
@@ -50,7 +50,7 @@ fn by_turns(work: Work) -> (f64, f64) {
             chunk.mapped = chunk.mapped.without(written);
             let rested = chunk.without_left_alone(all.without(chunk.mapped).without(written), second);
             let rested = chunk.worth_folding(rested, second, (first, worth));
-            add(&mut folds.made, chunk.folded_at(rested, (second, calm)));
+            add(&mut folds.made, chunk.folded_at(rested, (second, calm.is_some_and(|calm| calm.goes_on))));
             chunk.mapped = chunk.mapped.or(rested);
             time += if second >= 600 { chunk.mapped.count() } else { 0 };
         }

@@ -139,13 +139,13 @@ impl Chunk {
         self.last_written == 0 || now >= self.last_written + seconds
     }
 
-    /// Notes that these pages were folded at this second, after so long a calm. Says of which moments that is.
-    pub fn folded_at(&mut self, pages: Bits, (now, calm): (u32, Option<u32>)) -> ByMoment {
+    /// Notes that these pages were folded at this second, in a calm or not. Says of which moments that is.
+    pub fn folded_at(&mut self, pages: Bits, (now, is_calm): (u32, bool)) -> ByMoment {
         self.go_on(now);
         self.young[0] = self.young[0].or(pages);
         let mut made = [0; MOMENTS];
         for page in pages.pages() {
-            let moment = moment(calm, seconds_since(self.written[page as usize], now));
+            let moment = moment(is_calm, seconds_since(self.written[page as usize], now));
             made[moment] += 1;
             let (two, shift) = (&mut self.moments[page as usize / 2], page % 2 * 4);
             *two = *two & !(0xf << shift) | (moment as u8) << shift;

@@ -1,7 +1,7 @@
 //! The table against a model that knows each page by itself.
 
 use super::*;
-use crate::turnover::moment;
+use crate::turnover::{Calm, moment};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -409,7 +409,7 @@ fn a_page_that_was_folded_for_nothing_is_left_alone_for_a_while() {
     write(&mut table, now + 64);
     let now = now + 64;
     assert_eq!([now + 116, now + 120].map(|now| open(&mut table, now)), [without, all]);
-    table.set_time(now + 40, Some(20));
+    table.set_time(now + 40, Some(Calm { seconds: 20, goes_on: true }));
     write(&mut table, now + 80);
     let now = now + 80;
     assert_eq!(
@@ -435,11 +435,8 @@ fn a_page_that_was_folded_for_nothing_is_left_alone_for_a_while() {
 #[test]
 fn pages_rest_by_age() {
     // In a burst, those that were written 64 s ago, or longer; none of these pages is tried before its time.
-    let old = Worth::Moments {
-        open: (64..=1024).map(|age| 1 << moment(None, Some(age))).fold(0, |all, one| all | one),
-        calm: None,
-    };
-    let closed = Worth::Moments { open: 0, calm: None };
+    let old = Worth::Ages((64..=1024).map(|age| 1 << moment(false, Some(age))).fold(0, |all, one| all | one));
+    let closed = Worth::Ages(0);
     assert!([8, 16, 32].iter().all(|age| (0..20).all(|page| !closed.allows(BASE + page, *age))));
     let mut table = Table::new();
     table.ask(real(0, 20));
@@ -477,15 +474,18 @@ fn folds_are_counted_by_moment() {
     table.set_folded(SlotRun { start: real(0, 5).start, slot: PoolSlot::new(0, 7).unwrap(), pages: 5 });
     // Of these it is not known that they were ever written.
     table.set_zeroed(real(10, 2));
-    table.set_time(140, Some(20));
-    table.set_zeroed(real(5, 5));
-    let count = |list: &[(Option<u32>, Option<u32>, u64)]| {
+    // By age, where the calm is thought to be over soon.
+    table.set_time(140, Some(Calm { seconds: 20, goes_on: false }));
+    table.set_zeroed(real(5, 1));
+    table.set_time(140, Some(Calm { seconds: 20, goes_on: true }));
+    table.set_zeroed(real(6, 4));
+    let count = |list: &[(bool, Option<u32>, u64)]| {
         let mut sum = [0; MOMENTS];
-        list.iter().for_each(|(calm, age, pages)| sum[moment(*calm, *age)] += pages);
+        list.iter().for_each(|(is_calm, age, pages)| sum[moment(*is_calm, *age)] += pages);
         sum
     };
     let made = table.take_folds();
-    assert_eq!(made.made, count(&[(None, Some(12), 5), (None, None, 2), (Some(20), Some(40), 5)]));
+    assert_eq!(made.made, count(&[(false, Some(12), 5), (true, None, 2), (false, Some(40), 1), (true, Some(40), 4)]));
     assert_eq!(made.short, [0; MOMENTS]);
     // Written within a minute, and later.
     table.set_broken(real(0, 2));
@@ -494,7 +494,7 @@ fn folds_are_counted_by_moment() {
     table.set_broken(real(2, 1));
     table.set_pending(real(6, 4));
     let ended = table.take_folds();
-    assert_eq!((ended.made, ended.short), ([0; MOMENTS], count(&[(None, Some(12), 2), (Some(20), Some(40), 1)])));
+    assert_eq!((ended.made, ended.short), ([0; MOMENTS], count(&[(false, Some(12), 2), (false, Some(40), 1)])));
     assert_eq!(table.folds(), (12, 3));
 }
 
