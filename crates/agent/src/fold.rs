@@ -335,7 +335,7 @@ impl Folder {
     /// The kernel refused to look.
     pub fn regain(
         &mut self,
-        (pagemap, rounds): (&Pagemap, &mut Rounds),
+        (pagemap, pool, rounds): (&Pagemap, &Pool, &mut Rounds),
         (most, stayed): (u64, u32),
         stats: &mut MemberStats,
     ) -> host::Result<()> {
@@ -345,14 +345,14 @@ impl Folder {
         }
         let Some((piece, traits)) = self.regain.next(pagemap, most, now)? else { return Ok(()) };
         let began = Instant::now();
-        let is_whole = self.make_whole((pagemap, rounds), (piece, traits), stayed, stats).unwrap_or(false);
+        let is_whole = self.make_whole((pagemap, pool, rounds), (piece, traits), stayed, stats).unwrap_or(false);
         self.regain.done(piece, is_whole, began.elapsed());
         Ok(())
     }
 
     fn make_whole(
         &mut self,
-        (pagemap, rounds): (&Pagemap, &mut Rounds),
+        (pagemap, pool, rounds): (&Pagemap, &Pool, &mut Rounds),
         (piece, traits): (PageRange, table::Traits),
         stayed: u32,
         stats: &mut MemberStats,
@@ -377,6 +377,7 @@ impl Folder {
         if called != Ok(true) {
             return Ok(false);
         }
+        pool.wait_for_locks();
         let began = Instant::now();
         let with = (pagemap, self.section.guard(), self.unfold.keep_out(), &mut self.witness);
         let is_whole = regain::make_whole(&mut table, with, (piece, traits), copy, generation)?;

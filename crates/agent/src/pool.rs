@@ -54,6 +54,11 @@ impl Pool {
         self.0.retain(|_, segment| segment.offered);
     }
 
+    /// Waits for whoever holds a lock that unmapping takes, of any segment ([`PoolView::wait_for_lock`]).
+    pub fn wait_for_locks(&self) {
+        self.0.values().for_each(|segment| segment.view.wait_for_lock());
+    }
+
     /// Unmaps what was read for comparisons.
     pub fn rest(&self) {
         self.0.values().for_each(|segment| segment.view.rest());

@@ -77,10 +77,12 @@ pub fn some(
     if !witness.is_at_hand() {
         return (group.len(), Duration::ZERO);
     }
-    let began = Instant::now();
+    // What has to be waited for later is waited for now, while nobody is kept out.
+    group.iter().find_map(|part| part.source).inspect(|source| source.pool.wait_for_lock());
     // Where the program looks after its faults by itself, this fails, and nothing is touched.
     let registered: Vec<&Part<'_>> =
         group.iter().filter(|part| keep_out.register(part.range, Watch::Writes).is_ok()).collect();
+    let began = Instant::now();
     let kept_out: Vec<&Part<'_>> =
         registered.iter().copied().filter(|part| keep_out.protect(part.range, true).is_ok()).collect();
     let mut proofs = witness.ask(pagemap, kept_out.iter().map(|part| part.range));

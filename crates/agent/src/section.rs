@@ -19,6 +19,9 @@
 //!       `-> wake everybody; unregister, and note writes again where pages went back
 //! ```
 //!
+//! Mapping takes a lock that the kernel also holds while it looks up who maps a page of the pool, and it may lose its processor
+//! meanwhile: that is waited for before anything is out.
+//!
 //! From OUT on, every path ends with each page mapped or moved back and everybody woken, and none of it needs the
 //! worker, an allocation, or a lock of the host program: the table's lock is held all the time, which keeps mappings
 //! from being changed under us, and a run has at most [`RUN_PAGES`] pages, which bounds it.
@@ -119,11 +122,13 @@ impl Section {
         if self.used + run.pages > STAGE_PAGES {
             self.clear();
         }
-        let began = Instant::now();
+        // What has to be waited for later is waited for now, while nothing is out.
+        source.inspect(|source| source.pool.wait_for_lock());
         if let Err(e) = self.guard.register(run, self.watch()) {
             outcomes.fill(if e == Errno::NOMEM { Outcome::NoVma } else { Outcome::Gone });
             return Duration::ZERO;
         }
+        let began = Instant::now();
         self.move_out(run, outcomes);
         self.judge(slots, generation, outcomes);
         self.replace(table, run, source, outcomes);

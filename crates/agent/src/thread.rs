@@ -310,12 +310,12 @@ impl Agent {
                         HugePages::SplitAt(percent) => HUGE_PAGES * u64::from(percent) / 200,
                     };
                     let rest = (most, LIFE.as_secs() as u32);
-                    let regained = folder.regain((&self.pagemap, &mut self.rounds), rest, &mut self.stats);
+                    let regained = folder.regain((&self.pagemap, &self.pool, &mut self.rounds), rest, &mut self.stats);
                     regained.map_err(io::Error::other)?;
                 }
                 FoldMode::Unfold if session.unfolded => {
                     let rest = (HUGE_PAGES / UNFOLDED_MISSING, 0);
-                    let regained = folder.regain((&self.pagemap, &mut self.rounds), rest, &mut self.stats);
+                    let regained = folder.regain((&self.pagemap, &self.pool, &mut self.rounds), rest, &mut self.stats);
                     regained.map_err(io::Error::other)?;
                 }
                 FoldMode::Unfold => match folder.unfold(&self.pagemap, &self.pool) {

@@ -50,10 +50,9 @@ const ENOUGH: f64 = 30.0;
 /// However many folds there were, they count for no more than this beside those of scouts, and however many of them were for nothing,
 /// for no more than one in so many: scouts are few, and are to tell when it is over that folds do not last.
 const WEIGHT: (f64, f64) = (600.0, 10.0);
-/// So many calms are remembered. One that was less than half as long again tells what becomes of this one; no more than one of so many
-/// such may have ended within so many seconds from now.
+/// So many calms are remembered. This one is thought to go on when no more than one of them was over so many seconds from now, but for
+/// those that were so much shorter than this one is already that they tell nothing of it.
 const REMEMBERED: usize = 8;
-const SOON_ONE_IN: usize = 5;
 const SOON: u32 = LIFE.as_secs() as u32 + 10;
 /// What was not written for so many seconds has rested, in a calm.
 const RESTED: u32 = 4;
@@ -217,12 +216,9 @@ impl Turnover {
     /// Whether it is calm; `None` in a burst.
     pub fn calm(&self, now: Instant) -> Option<Calm> {
         let seconds = now.saturating_duration_since(self.last_burst).as_secs() as u32;
-        let (mut known, mut over_soon) = (0, 0);
-        for calm in self.calms.into_iter().filter(|calm| calm + calm / 2 > seconds) {
-            known += 1;
-            over_soon += usize::from(calm < seconds + SOON);
-        }
-        (seconds >= CALM_SECONDS).then_some(Calm { seconds, goes_on: over_soon * SOON_ONE_IN <= known })
+        let is_soon_over = |calm: &&u32| **calm + **calm / 2 > seconds && **calm < seconds + SOON;
+        let goes_on = self.calms.iter().filter(is_soon_over).count() <= 1;
+        (seconds >= CALM_SECONDS).then_some(Calm { seconds, goes_on })
     }
 
     /// Takes in what was folded, and folded for nothing, since this was last called.
@@ -349,11 +345,10 @@ mod tests {
             let goes_on = |seconds| turnover.calm(now + Duration::from_secs(seconds)).is_some_and(|calm| calm.goes_on);
             (1..1000).filter(|second| goes_on(second - 1) != goes_on(*second)).collect::<Vec<_>>()
         };
-        assert_eq!(goes_on_after(&[]), [4]);
-        assert_eq!(goes_on_after(&[30]), [45]);
+        assert_eq!([goes_on_after(&[]), goes_on_after(&[30]), goes_on_after(&[30, 30])], [[4], [4], [45]]);
         // Longer calms are told from short ones that interrupt bursts.
-        assert_eq!(goes_on_after(&[6, 90, 6, 91, 8, 92]), [12, 21, 138]);
-        // One of eight may have been soon over, and two may not.
+        assert_eq!(goes_on_after(&[6, 90, 6, 91, 8, 92]), [9, 22, 136]);
+        // One may have been soon over, and two may not.
         assert_eq!(goes_on_after(&[90, 90, 90, 90, 90, 90, 20, 90]), [4, 21, 135]);
         assert_eq!(goes_on_after(&[90, 90, 20, 90, 90, 90, 20, 90]), [135]);
         // What was long ago is forgotten.

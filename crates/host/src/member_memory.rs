@@ -182,6 +182,20 @@ impl PoolView {
         .map(drop)
     }
 
+    /// Waits for whoever holds the lock of the file's mappings, as [`PoolView::map_over`] would: the kernel holds it while it looks up
+    /// who maps a page, and may lose its processor meanwhile.
+    pub fn wait_for_lock(&self) {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let mapped =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), length(1), ProtFlags::READ, flags, &self.file, 0) };
+        // Where there is no mapping to be had, none is waited for.
+        if let Ok(at) = mapped {
+            // SAFETY: it was just made, and nobody else knows of it.
+            let _ = unsafe { rustix::mm::munmap(at, length(1)) };
+        }
+    }
+
     /// Unmaps from this process what was read through the view; the next look brings it back.
     pub fn rest(&self) {
         // SAFETY: the view is a shared mapping that is only read: dropping its page table entries loses nothing.

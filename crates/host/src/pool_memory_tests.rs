@@ -140,3 +140,13 @@ fn a_lease_that_was_spoilt_says_so() {
     fcntl_add_seals(&lease, SealFlags::SEAL).unwrap();
     assert_eq!(lease.state().unwrap(), LeaseState::Spoilt);
 }
+
+#[test]
+fn who_waits_for_a_files_lock_leaves_no_mapping() {
+    let segment = PoolSegment::create("waited-for", SLOTS).unwrap();
+    let view = crate::PoolView::new(segment.read_only().unwrap(), SLOTS).unwrap();
+    let mappings = || std::fs::read_to_string("/proc/self/maps").unwrap().matches("waited-for").count();
+    let before = mappings();
+    view.wait_for_lock();
+    assert_eq!((before > 0, mappings()), (true, before));
+}
