@@ -2,9 +2,9 @@
 //!
 //! What is folded and written again within a minute was folded for nothing. Members write by fits and starts: in a *burst* they
 //! fill memory that was at rest, then there is *calm*, and little changes but what changes all the time. So what was just
-//! filled is folded as soon as a calm has come, and stays until the next burst, whenever that is. It is soon if the calms before
-//! that were as long as this one ended within a minute; then, and while a burst goes on, a page goes by its age, the time
-//! since it was written.
+//! filled is folded as soon as a calm has come, and stays until the next burst, whenever that is. It is thought to be soon if
+//! more than one of the calms before ended within a minute or so from where this one is; then, and while a burst goes on, a page goes
+//! by its age, the time since it was written.
 //!
 //! ```text
 //!       a twentieth is filled in a row, and
@@ -62,12 +62,11 @@ pub const REST: u32 = 12;
 
 /// When ages begin that are told apart in a burst, in seconds.
 const AGES: [u32; 8] = [8, 16, 32, 64, 128, 256, 512, 1024];
-/// Moments of folds: the page was never seen written, or it is younger; the ages; a calm.
-pub const MOMENTS: usize = 2 + AGES.len();
+/// Moments of folds: none that is learned from, in a calm, or of a page that was never seen written or is younger; and the ages.
+pub const MOMENTS: usize = 1 + AGES.len();
 /// The first age that is thought to stay, until it is seen not to.
 const OLD: usize = 5;
-const CALM: usize = MOMENTS - 1;
-/// One piece of memory in so many has scouts of one moment, another those of the next.
+/// One piece of memory in so many has scouts of one age, another those of the next.
 const SCOUTS: u64 = 256;
 /// Pages of such a piece.
 const SCOUT_PAGES: u64 = 16;
@@ -82,19 +81,15 @@ pub fn add(sum: &mut ByMoment, more: ByMoment) {
 
 const _: () = assert!(MOMENTS <= 16, "the moment of a page's last fold takes four bits");
 
-/// The moment of a page that was written so many seconds ago, if that was seen.
+/// The moment of a fold, in a calm or not, of a page that was written so many seconds ago, if that was seen.
 pub fn moment(is_calm: bool, seconds: Option<u32>) -> usize {
-    match seconds {
-        None => 0,
-        Some(_) if is_calm => CALM,
-        Some(seconds) => AGES.partition_point(|begin| *begin <= seconds),
-    }
+    seconds.filter(|_| !is_calm).map_or(0, |seconds| AGES.partition_point(|begin| *begin <= seconds))
 }
 
 /// Of which age the page with this number is a scout, if it is one.
 fn scout_of(page: u64) -> Option<usize> {
     let piece = (page / SCOUT_PAGES).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    Some((piece % SCOUTS) as usize).filter(|moment| (1..CALM).contains(moment))
+    Some((piece % SCOUTS) as usize).filter(|age| (1..MOMENTS).contains(age))
 }
 
 /// Which pages are worth folding now.
@@ -261,7 +256,7 @@ impl Turnover {
             Some(Calm { goes_on: true, seconds: QUIET_SECONDS.. }) => Worth::All,
             Some(Calm { goes_on: true, .. }) => Worth::Rested,
             _ => Worth::Ages(
-                (1..CALM).fold(0, |open, age| open | u16::from(self.lasts(age).unwrap_or(age >= OLD)) << age),
+                (1..MOMENTS).fold(0, |open, age| open | u16::from(self.lasts(age).unwrap_or(age >= OLD)) << age),
             ),
         }
     }
@@ -360,7 +355,7 @@ mod tests {
         let ages =
             [None, Some(0), Some(7), Some(8), Some(16), Some(1023), Some(u32::MAX)].map(|age| moment(false, age));
         assert_eq!(ages, [0, 0, 0, 1, 2, 7, 8]);
-        assert_eq!([None, Some(0), Some(1000)].map(|age| moment(true, age)), [0, CALM, CALM]);
+        assert_eq!([None, Some(0), Some(1000)].map(|age| moment(true, age)), [0, 0, 0]);
         let tried = |seconds| (0..1 << 17).filter(|page| Worth::Ages(0).allows(*page, seconds)).count();
         for seconds in [8, 20, 2000] {
             assert!(tried(seconds).abs_diff((1 << 17) / 256) < 200, "{}", tried(seconds));
