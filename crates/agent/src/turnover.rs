@@ -4,7 +4,7 @@
 //! fill memory that was at rest, then there is *calm*, and little changes but what changes all the time. So what was just
 //! filled is folded as soon as a calm has come, and stays until the next burst, whenever that is. It is thought to be soon if
 //! more than one of the calms before ended within a minute or so from where this one is; then, and while a burst goes on, a page goes
-//! by its age, the time since it was written.
+//! by its age, the time since it was written. In such a calm, what the last burst filled is left alone, however old it is.
 //!
 //! ```text
 //!       a twentieth is filled in a row, and
@@ -18,10 +18,10 @@
 //! ```
 //!
 //! Of each age it is counted how many folds there were and how many were for nothing; where those are more than one in twenty, or
-//! that is not known yet and the page is young, nothing is folded but a few pages of that age here and there, to see what becomes of
-//! them (*scouts*). When these last, the age is open again. Calms are known by their lengths alone: what was folded in them
-//! says little, since that is only what nothing else had folded before; and scouts could not tell, since huge pages are split only
-//! when half of them would fold.
+//! that is not known yet and the page may not have outlived a burst so far, nothing is folded but a few pages of that age here and
+//! there, to see what becomes of them (*scouts*). When these last, the age is open again. Calms are known by their lengths alone:
+//! what was folded in them says little, since that is only what nothing else had folded before; and scouts could not tell, since
+//! huge pages are split only when half of them would fold.
 
 use std::time::{Duration, Instant};
 
@@ -53,7 +53,7 @@ const WEIGHT: (f64, f64) = (600.0, 10.0);
 /// So many calms are remembered. This one is thought to go on when no more than one of them was over so many seconds from now, but for
 /// those that were so much shorter than this one is already that they tell nothing of it.
 const REMEMBERED: usize = 8;
-const SOON: u32 = LIFE.as_secs() as u32 + 10;
+const SOON: u32 = LIFE.as_secs() as u32 + 4;
 /// What was not written for so many seconds has rested, in a calm.
 const RESTED: u32 = 4;
 
@@ -64,8 +64,9 @@ pub const REST: u32 = 12;
 const AGES: [u32; 8] = [8, 16, 32, 64, 128, 256, 512, 1024];
 /// Moments of folds: none that is learned from, in a calm, or of a page that was never seen written or is younger; and the ages.
 pub const MOMENTS: usize = 1 + AGES.len();
-/// The first age that is thought to stay, until it is seen not to.
-const OLD: usize = 5;
+/// An age is thought to stay, until it is seen not to, from so many seconds on, and from twice the longest calm that is remembered
+/// and [`SOON`] on: what the last burst filled is not so old while this one goes on, unless bursts take longer than calms.
+const OLD: u32 = 128;
 /// One piece of memory in so many has scouts of one age, another those of the next.
 const SCOUTS: u64 = 256;
 /// Pages of such a piece.
@@ -255,10 +256,22 @@ impl Turnover {
         match self.calm(now) {
             Some(Calm { goes_on: true, seconds: QUIET_SECONDS.. }) => Worth::All,
             Some(Calm { goes_on: true, .. }) => Worth::Rested,
-            _ => Worth::Ages(
-                (1..MOMENTS).fold(0, |open, age| open | u16::from(self.lasts(age).unwrap_or(age >= OLD)) << age),
-            ),
+            calm => {
+                let old = moment(false, Some(self.old()));
+                // As old as the last burst, or not so much older that it has outlived one: what the next one may well write again.
+                let is_of_the_burst =
+                    |age| calm.is_some_and(|calm| age >= moment(false, Some(calm.seconds)) && age < old);
+                let is_open = |age| !is_of_the_burst(age) && self.lasts(age).unwrap_or(age >= old);
+                Worth::Ages((1..MOMENTS).fold(0, |open, age| open | u16::from(is_open(age)) << age))
+            }
         }
+    }
+
+    /// From how many seconds on an age is thought to stay.
+    fn old(&self) -> u32 {
+        let longest = self.calms.iter().copied().max().unwrap_or(0);
+        let old = longest.saturating_mul(2).saturating_add(SOON).max(OLD);
+        AGES.into_iter().find(|begin| *begin >= old).unwrap_or(AGES[AGES.len() - 1])
     }
 
     /// Whether folds of this moment last, if that is known.
@@ -342,12 +355,51 @@ mod tests {
         };
         assert_eq!([goes_on_after(&[]), goes_on_after(&[30]), goes_on_after(&[30, 30])], [[4], [4], [45]]);
         // Longer calms are told from short ones that interrupt bursts.
-        assert_eq!(goes_on_after(&[6, 90, 6, 91, 8, 92]), [9, 22, 136]);
+        assert_eq!(goes_on_after(&[6, 90, 6, 91, 8, 92]), [9, 28, 136]);
         // One may have been soon over, and two may not.
-        assert_eq!(goes_on_after(&[90, 90, 90, 90, 90, 90, 20, 90]), [4, 21, 135]);
+        assert_eq!(goes_on_after(&[90, 90, 90, 90, 90, 90, 20, 90]), [4, 27, 135]);
         assert_eq!(goes_on_after(&[90, 90, 20, 90, 90, 90, 20, 90]), [135]);
         // What was long ago is forgotten.
-        assert_eq!(goes_on_after(&[20, 20, 200, 200, 200, 200, 200, 200, 200]), [4, 131, 300]);
+        assert_eq!(goes_on_after(&[20, 20, 200, 200, 200, 200, 200, 200, 200]), [4, 137, 300]);
+    }
+
+    #[test]
+    fn what_has_outlived_a_burst_is_thought_to_stay() {
+        // In a burst, after a calm of so many seconds: from which age on.
+        let old_after = |calm: u64| {
+            let start = Instant::now();
+            let (mut turnover, end) = (Turnover::new(start), start + Duration::from_secs(calm));
+            turnover.add(0, 100_000, end);
+            turnover.add(50_000, 100_000, end + BURST);
+            let worth = turnover.worth(end + BURST);
+            let page = (0..).find(|page| scout_of(*page).is_none()).unwrap();
+            (0..2000).find(|seconds| worth.allows(page, *seconds))
+        };
+        assert_eq!([0, 32, 33, 90, 300, 5000].map(old_after), [128, 128, 256, 256, 1024, 1024].map(Some));
+    }
+
+    #[test]
+    fn what_a_burst_filled_is_left_alone_before_the_next() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut turnover = Turnover::new(start);
+        for (calm, burst) in [(50, 52), (102, 104)] {
+            turnover.add(0, 100_000, at(calm));
+            turnover.add(50_000, 100_000, at(burst));
+        }
+        // Folds of pages of 8 to 64 s were seen to last.
+        let mut folds = Folds::NONE;
+        folds.made[1..4].fill(10_000);
+        turnover.judge(&folds, at(1));
+        turnover.judge(&Folds::NONE, at(104));
+        let page = (0..).find(|page| scout_of(*page).is_none()).unwrap();
+        let open = |second| {
+            let worth = turnover.worth(at(second));
+            [9, 31, 32, 63, 127, 255, 256].map(|age| worth.allows(page, age))
+        };
+        assert_eq!(open(106), [true, true, true, true, false, false, true]);
+        // 45 s into a calm that is thought to last for fifty.
+        assert_eq!(open(149), [true, true, false, false, false, false, true]);
     }
 
     #[test]
@@ -371,20 +423,21 @@ mod tests {
 
     #[test]
     fn scouts_that_last_open_their_age_again() {
+        const AGE: usize = 5;
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let folds = |made, short| {
             let mut folds = Folds::NONE;
-            (folds.made[OLD], folds.short[OLD]) = (made, short);
+            (folds.made[AGE], folds.short[AGE]) = (made, short);
             folds
         };
         let mut turnover = Turnover::new(start);
         turnover.judge(&folds(30_000, 0), at(1));
         turnover.judge(&folds(0, 20_000), at(40));
-        assert_eq!(turnover.lasts(OLD), Some(false));
+        assert_eq!(turnover.lasts(AGE), Some(false));
         for round in 1..=5 {
             turnover.judge(&folds(130, 0), at(round * 120));
         }
-        assert_eq!(turnover.lasts(OLD), Some(true));
+        assert_eq!(turnover.lasts(AGE), Some(true));
     }
 }

@@ -20,10 +20,11 @@ use crate::turnover::{ByMoment, LIFE, MOMENTS, REST, Worth, moment};
 use page::PoolSlot;
 
 /// When pages were folded is known by windows of so many seconds.
-const WINDOW: u32 = 20;
-/// A page that is written in the window in which it was folded, or one of the next three, need not have been folded: that is
-/// sooner than after 60 to 80 s.
-const YOUNG: usize = 4;
+const WINDOW: u32 = 5;
+/// A page that is written in the window in which it was folded, or one of those of the next minute, need not have been folded:
+/// that is sooner than after 60 to 65 s.
+const YOUNG: u32 = LIFE.as_secs() as u32 / WINDOW + 1;
+const YOUNG_BITS: usize = (u32::BITS - YOUNG.leading_zeros()) as usize;
 /// When pages were written is known in steps of so many seconds, modulo three days: once in a while one that was not written for
 /// so long passes for one that has just been.
 const STEP: u32 = 4;
@@ -50,8 +51,8 @@ pub struct Chunk {
     /// They map `slots`.
     pub mapped: Bits,
     slots: [u32; CHUNK_PAGES as usize],
-    /// Folded in this window, and in the ones before.
-    young: [Bits; YOUNG],
+    /// For how many windows more each need not have been folded if it is written: the lowest bit of that number first.
+    young: [Bits; YOUNG_BITS],
     /// The moment when each was folded last, in four bits.
     moments: [u8; CHUNK_PAGES as usize / 2],
     /// When each was seen written last.
@@ -73,7 +74,7 @@ impl Chunk {
             broken: none,
             mapped: none,
             slots: [0; CHUNK_PAGES as usize],
-            young: [none; YOUNG],
+            young: [none; YOUNG_BITS],
             moments: [0; CHUNK_PAGES as usize / 2],
             written: [0; CHUNK_PAGES as usize],
             last_written: 0,
@@ -92,12 +93,19 @@ impl Chunk {
         pages.without(too_soon)
     }
 
+    /// Those that need not have been folded if they are written now.
+    fn young(&self) -> Bits {
+        self.young.into_iter().fold(Bits::default(), Bits::or)
+    }
+
     /// Forgets of which pages it is long ago that they were folded.
     fn go_on(&mut self, now: u32) {
         let window = now / WINDOW;
-        for _ in 0..window.saturating_sub(self.window).min(YOUNG as u32) {
-            self.young.rotate_right(1);
-            self.young[0] = Bits::default();
+        for _ in 0..window.saturating_sub(self.window).min(YOUNG) {
+            let mut less = self.young();
+            for bit in &mut self.young {
+                (*bit, less) = (bit.without(less).or(less.without(*bit)), less.without(*bit));
+            }
         }
         self.window = window;
     }
@@ -142,7 +150,9 @@ impl Chunk {
     /// Notes that these pages were folded at this second, in a calm or not. Says of which moments that is.
     pub fn folded_at(&mut self, pages: Bits, (now, is_calm): (u32, bool)) -> ByMoment {
         self.go_on(now);
-        self.young[0] = self.young[0].or(pages);
+        for (n, bit) in self.young.iter_mut().enumerate() {
+            *bit = if YOUNG >> n & 1 == 1 { bit.or(pages) } else { bit.without(pages) };
+        }
         let mut made = [0; MOMENTS];
         for page in pages.pages() {
             let moment = moment(is_calm, seconds_since(self.written[page as usize], now));
@@ -157,11 +167,8 @@ impl Chunk {
     /// moment of that.
     pub fn ended(&mut self, pages: Bits, now: u32) -> ByMoment {
         self.go_on(now);
-        let mut short = Bits::default();
-        for young in &mut self.young {
-            short = short.or(young.and(pages));
-            *young = young.without(pages);
-        }
+        let short = self.young().and(pages);
+        self.young = self.young.map(|bit| bit.without(pages));
         let mut by_moment = [0; MOMENTS];
         if now == 0 {
             return by_moment;

@@ -349,6 +349,17 @@ fn a_foldable_range_is_foldable_throughout() {
 }
 
 #[test]
+fn what_lives_for_a_minute_was_not_folded_for_nothing() {
+    let short = |(from, to)| {
+        let (mut chunk, page) = (Chunk::new(), Bits::span(3, 1));
+        chunk.folded_at(page, (from, true));
+        chunk.ended(Bits::span(0, 9), to).iter().sum::<u64>()
+    };
+    assert_eq!([(100, 100), (104, 163), (100, 164)].map(short), [1; 3]);
+    assert_eq!([(104, 165), (100, 165), (100, 100_000)].map(short), [0; 3]);
+}
+
+#[test]
 fn a_page_that_was_folded_for_nothing_is_left_alone_for_a_while() {
     let new = || {
         let mut table = Table::new();
