@@ -1,53 +1,64 @@
 //! The broken pages of a member: fingerprinted now and then, the more seldom the less they rest.
 
+use crate::table::bits::CHUNK_PAGES;
 use crate::turnover::Worth;
-use page::{Fingerprint, HostVirt, PageRange};
+use page::{Fingerprint, HostVirt, PAGE_SHIFT, PageRange};
+use std::collections::BTreeMap;
 
 /// When a broken page is looked at again, in seconds: at first, and at most.
 pub const AGAIN: (u32, u32) = (2, 128);
+const _: () = assert!(AGAIN.1 <= u8::MAX as u32, "as it is kept for each page");
 /// At most so long, while it depends on the moment what is folded.
 const BUSY: u32 = 4;
 
 /// A broken page, as it was seen last.
 #[derive(Clone, Copy)]
 struct BrokenPage {
-    page: u64,
     fingerprint: u64,
     /// Since when it is as it is, and when it is to be looked at; in seconds since the first round.
     since: u32,
     due: u32,
-    wait: u16,
+    /// Which page of its chunk it is.
+    at: u16,
+    wait: u8,
     /// Whether the worker was told.
     told: bool,
 }
 
-/// Those that there were at the last look, in order.
+/// Those that there were at the last look, in order, by chunk: there may be many now and few soon, and one list of all would leave
+/// holes in the agent's memory each time it grows.
 #[derive(Default)]
-pub struct BrokenPageList(Vec<BrokenPage>);
+pub struct BrokenPageList(BTreeMap<u64, Box<[BrokenPage]>>);
 
 impl BrokenPageList {
     /// Takes in which there are now, as ranges in order, and finds those whose time has come; for new ones it comes after `wait`
     /// seconds. Where not all that rests is folded at once, they are looked at more often.
     pub fn look(&mut self, ranges: &[PageRange], now: u32, (wait, is_quiet): (u32, bool)) -> Vec<PageRange> {
         let longest = if is_quiet { AGAIN.1 } else { BUSY };
-        let pages: u64 = ranges.iter().map(|range| range.pages).sum();
-        let mut known = std::mem::replace(&mut self.0, Vec::with_capacity(pages as usize)).into_iter().peekable();
+        let mut before = std::mem::take(&mut self.0);
         let mut due: Vec<PageRange> = Vec::new();
-        for page in ranges.iter().flat_map(|range| range.start.page()..range.end().page()) {
-            while known.next_if(|known| known.page < page).is_some() {}
-            let new = BrokenPage { page, fingerprint: 0, since: now, due: now + wait, wait: wait as u16, told: false };
-            let mut entry = known.next_if(|known| known.page == page).unwrap_or(new);
-            entry.due = entry.due.min(now + longest);
-            if entry.due <= now {
-                // Until it is fingerprinted, which sets it anew.
-                entry.due = now + AGAIN.1;
-                let start = HostVirt(page << page::PAGE_SHIFT);
-                match due.last_mut() {
-                    Some(last) if last.end() == start => last.pages += 1,
-                    _ => due.push(PageRange { start, pages: 1 }),
+        let mut pages = ranges.iter().flat_map(|range| range.start.page()..range.end().page()).peekable();
+        while let Some(key) = pages.peek().map(|page| page / CHUNK_PAGES) {
+            let mut known = before.remove(&key).unwrap_or_default().into_iter().peekable();
+            let mut broken = Vec::new();
+            while let Some(page) = pages.next_if(|page| page / CHUNK_PAGES == key) {
+                let at = (page % CHUNK_PAGES) as u16;
+                while known.next_if(|known| known.at < at).is_some() {}
+                let new = BrokenPage { fingerprint: 0, since: now, due: now + wait, at, wait: wait as u8, told: false };
+                let mut entry = known.next_if(|known| known.at == at).unwrap_or(new);
+                entry.due = entry.due.min(now + longest);
+                if entry.due <= now {
+                    // Until it is fingerprinted, which sets it anew.
+                    entry.due = now + AGAIN.1;
+                    let start = HostVirt(page << PAGE_SHIFT);
+                    match due.last_mut() {
+                        Some(last) if last.end() == start => last.pages += 1,
+                        _ => due.push(PageRange { start, pages: 1 }),
+                    }
                 }
+                broken.push(entry);
             }
-            self.0.push(entry);
+            self.0.insert(key, broken.into_boxed_slice());
         }
         due
     }
@@ -63,11 +74,10 @@ impl BrokenPageList {
     ) -> (Vec<bool>, Vec<PageRange>) {
         let (mut tell, mut written) = (Vec::with_capacity(fingerprints.len()), Vec::new());
         for (page, fingerprint) in (start.page()..).zip(fingerprints) {
-            let Ok(at) = self.0.binary_search_by_key(&page, |known| known.page) else {
+            let Some(entry) = self.entry(page) else {
                 tell.push(false);
                 continue;
             };
-            let entry = &mut self.0[at];
             let (is_new, is_same) = (entry.fingerprint == 0, entry.fingerprint == fingerprint.0);
             if !is_same {
                 (entry.since, entry.fingerprint) = (now, fingerprint.0);
@@ -76,11 +86,11 @@ impl BrokenPageList {
             tell.push(rested && !entry.told);
             entry.told = rested;
             if !is_new && !is_same {
-                written.push(PageRange { start: HostVirt(page << page::PAGE_SHIFT), pages: 1 });
+                written.push(PageRange { start: HostVirt(page << PAGE_SHIFT), pages: 1 });
             }
             if !is_new {
                 // What changes is likely to change again, and what does not is known.
-                entry.wait = (u32::from(entry.wait) * 2).clamp(wait, if wait == 0 { 0 } else { AGAIN.1 }) as u16;
+                entry.wait = (u32::from(entry.wait) * 2).clamp(wait, if wait == 0 { 0 } else { AGAIN.1 }) as u8;
             }
             entry.due = now + u32::from(entry.wait);
         }
@@ -89,9 +99,17 @@ impl BrokenPageList {
 
     /// What rests of these pages is to be told again.
     pub fn tell_again(&mut self, range: PageRange) {
-        let first = self.0.partition_point(|known| known.page < range.start.page());
-        let behind = self.0[first..].iter_mut();
-        behind.take_while(|known| known.page < range.end().page()).for_each(|known| known.told = false);
+        let (first, end) = (range.start.page(), range.end().page());
+        for (key, broken) in self.0.range_mut(first / CHUNK_PAGES..end.div_ceil(CHUNK_PAGES)) {
+            let is_within = |known: &&mut BrokenPage| (first..end).contains(&(key * CHUNK_PAGES + u64::from(known.at)));
+            broken.iter_mut().filter(is_within).for_each(|known| known.told = false);
+        }
+    }
+
+    fn entry(&mut self, page: u64) -> Option<&mut BrokenPage> {
+        let broken = self.0.get_mut(&(page / CHUNK_PAGES))?;
+        let found = broken.binary_search_by_key(&((page % CHUNK_PAGES) as u16), |known| known.at).ok()?;
+        broken.get_mut(found)
     }
 }
 
@@ -102,17 +120,24 @@ mod tests {
     #[test]
     fn what_rests_is_told_once_and_again_when_it_was_not_taken() {
         let mut list = BrokenPageList::default();
-        let pages = |first: u64, pages| PageRange { start: HostVirt(first << page::PAGE_SHIFT), pages };
-        let mut now = 0;
+        let pages = |first: u64, pages| PageRange { start: HostVirt(first << PAGE_SHIFT), pages };
+        let (mut now, first) = (0, 2 * CHUNK_PAGES - 1);
         let mut tell = |list: &mut BrokenPageList, contents: [u64; 3]| {
             now += 4;
-            assert_eq!(list.look(&[pages(7, 3)], now, (0, false)), [pages(7, 3)]);
-            list.have_rested(pages(7, 1).start, &contents.map(Fingerprint), now, (0, Worth::All)).0
+            assert_eq!(list.look(&[pages(first, 3)], now, (0, false)), [pages(first, 3)]);
+            list.have_rested(pages(first, 1).start, &contents.map(Fingerprint), now, (0, Worth::All)).0
         };
         assert_eq!(tell(&mut list, [1, 2, 3]), [false; 3]);
         assert_eq!(tell(&mut list, [1, 2, 30]), [true, true, false]);
         assert_eq!(tell(&mut list, [1, 2, 30]), [false, false, true]);
-        list.tell_again(pages(8, 5));
+        list.tell_again(pages(first + 1, 5));
         assert_eq!(tell(&mut list, [1, 2, 30]), [false, true, true]);
+        // What is broken no longer is forgotten, beside what still is and as a whole chunk.
+        list.look(&[pages(first + 2, 1)], 17, (0, false));
+        list.have_rested(pages(first + 2, 1).start, &[Fingerprint(30)], 17, (0, Worth::All));
+        assert_eq!((list.0.len(), list.entry(first).is_none(), list.entry(first + 2).is_some()), (1, true, true));
+        assert_eq!(tell(&mut list, [1, 2, 30]), [false; 3]);
+        list.tell_again(pages(0, u64::MAX >> PAGE_SHIFT));
+        assert_eq!(tell(&mut list, [1, 2, 30]), [true; 3]);
     }
 }
