@@ -257,7 +257,7 @@ impl Turnover {
             Some(Calm { goes_on: true, seconds: QUIET_SECONDS.. }) => Worth::All,
             Some(Calm { goes_on: true, .. }) => Worth::Rested,
             calm => {
-                let old = moment(false, Some(self.old()));
+                let old = self.first_old();
                 // As old as the last burst, or not so much older that it has outlived one: what the next one may well write again.
                 let is_of_the_burst =
                     |age| calm.is_some_and(|calm| age >= moment(false, Some(calm.seconds)) && age < old);
@@ -267,11 +267,11 @@ impl Turnover {
         }
     }
 
-    /// From how many seconds on an age is thought to stay.
-    fn old(&self) -> u32 {
+    /// The first age that is thought to stay, until it is seen not to.
+    fn first_old(&self) -> usize {
         let longest = self.calms.iter().copied().max().unwrap_or(0);
         let old = longest.saturating_mul(2).saturating_add(SOON).max(OLD);
-        AGES.into_iter().find(|begin| *begin >= old).unwrap_or(AGES[AGES.len() - 1])
+        (1 + AGES.partition_point(|begin| *begin < old)).min(AGES.len())
     }
 
     /// Whether folds of this moment last, if that is known.

@@ -25,8 +25,8 @@ struct BrokenPage {
     told: bool,
 }
 
-/// Those that there were at the last look, in order, by chunk: there may be many now and few soon, and one list of all would leave
-/// holes in the agent's memory each time it grows.
+/// Those that there were at the last look, in order, by chunk: there may be many now and few soon, and one list of all would be
+/// made anew beside the one before at each look, in memory that never shrinks.
 #[derive(Default)]
 pub struct BrokenPageList(BTreeMap<u64, Box<[BrokenPage]>>);
 
