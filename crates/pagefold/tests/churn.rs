@@ -148,8 +148,10 @@ fn nothing_grows_while_guests_work() {
         flat("slots", |k| k.slots, 1000);
         flat("pages of the pool", |k| k.pool, 2000);
     }
-    // What no slot in use needs has been given back, but for what a piece of the pool that is half used holds.
-    assert!(end.pool <= end.slots * 5 / 4 + 4096, "{end:?}");
+    // Memory of slots that are free goes with their segment, and is used again before: the pool never takes more than was in use at
+    // one time, but for what lies scattered (an eighth at most) and a piece that is half used.
+    let slots = most(&kept, |k| k.slots);
+    assert!(end.pool <= slots * 9 / 8 + 4096, "{slots} slots at most in use: {end:?}");
     assert!(end.sharing > 0, "{end:?}");
 
     // The last sharer leaves, and the slots go with it.
