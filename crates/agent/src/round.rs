@@ -11,13 +11,13 @@
 //!
 //! Where the kernel notes writes (`WP_ASYNC`), a round costs what was written, not what is there. A page that is noted
 //! costs its writer one fault, about as much as it costs us to look at it, so rounds come the further apart the more is
-//! written: together they may take a four-hundredth of a processor, and a hundredth for a minute after much was written, when what was
-//! is to be folded soon. Where the kernel cannot, all small pages are fingerprinted
-//! each round, and one that has the fingerprint of the last round has rested.
+//! written: together they may take a four-hundredth of a processor; a hundredth where it depends on the moment what is folded; and a
+//! twenty-fifth while much is written and for some seconds after, when what was is folded. Where the kernel cannot, all small pages are
+//! fingerprinted each round, and one that has the fingerprint of the last round has rested.
 //!
 //! Pages that were broken inside a mapping of the pool are not watched either: that would take another change of each mapping.
 //! They are fingerprinted now and then, have rested when that stays the same, and are looked at the more seldom the less they rest,
-//! but every few seconds in that minute.
+//! but every few seconds where much is or was written lately.
 //!
 //! Huge pages are not watched, because a watched huge page is split by the first write. They are fingerprinted whole, and
 //! again after a time that doubles while they stay as they are; that some of their pages have changed is seen by that.
@@ -29,7 +29,7 @@ mod huge;
 mod ranges;
 
 use crate::table;
-use crate::turnover::{Calm, Turnover, Worth};
+use crate::turnover::{Calm, Change, Turnover, Worth};
 use broken::{AGAIN, BrokenPageList};
 use host::{HUGE_PAGES, Pagemap, Userfault, Watch};
 use huge::HugePageList;
@@ -40,10 +40,11 @@ use std::time::{Duration, Instant};
 
 /// Rounds come no closer.
 const CLOSEST: Duration = Duration::from_millis(100);
-/// What a round and the faults it causes may take of a processor, and how far they come apart at most: where little changes, and
-/// where pages are to be folded soon after they were written.
+/// What a round and the faults it causes may take of a processor, one part in so many, and how far they come apart at most: where
+/// little changes, where pages are to be folded soon after they were written, and where many are.
 const QUIET: (u32, Duration) = (400, Duration::from_secs(10));
 const BUSY: (u32, Duration) = (100, Duration::from_secs(4));
+const BUSIEST: (u32, Duration) = (25, Duration::from_secs(1));
 /// What a round may take while pages are being folded.
 const HURRIED_SHARE: u32 = 10;
 /// What it costs to note a page again, and its writer to write it.
@@ -167,7 +168,11 @@ impl Rounds {
         let noted = noted.saturating_sub(split);
         let cost = now.elapsed() + NOTE_COST * u32::try_from(noted).unwrap_or(u32::MAX);
         self.cost = cost;
-        let (share, furthest) = if self.eager || worth != Worth::All { BUSY } else { QUIET };
+        let (share, furthest) = match self.change(now) {
+            Change::Little if !self.eager => QUIET,
+            Change::Little | Change::Some => BUSY,
+            Change::Much => BUSIEST,
+        };
         self.next = now + (self.cost * share).clamp(CLOSEST, furthest);
         Ok(pages)
     }
@@ -215,9 +220,9 @@ impl Rounds {
         self.turnover.calm(now)
     }
 
-    /// Whether so little changes that all are.
-    pub fn is_quiet(&self) -> bool {
-        self.worth(Instant::now()) == Worth::All
+    /// How much there is to see.
+    pub fn change(&self, now: Instant) -> Change {
+        if self.eager { Change::Little } else { self.turnover.change(now) }
     }
 
     /// Tells what was written from what is only new to us: it has just begun to be watched, or was part of a huge page.
@@ -410,7 +415,7 @@ impl Rounds {
     /// Looks which pages are broken, and has those fingerprinted whose time has come.
     pub fn look_at_broken(&mut self, now: Instant) {
         let ranges = table::lock().refoldable();
-        let due = self.broken.look(&ranges, self.seconds(now), (self.first_wait(), self.is_quiet()));
+        let due = self.broken.look(&ranges, self.seconds(now), (self.first_wait(), self.change(now)));
         self.rested.extend(due.into_iter().map(|range| Rested { range, kind: Kind::Broken }));
     }
 

@@ -16,7 +16,7 @@ use crate::pool::Pool;
 use crate::round::{HIDDEN, Kind, Rested, Rounds};
 use crate::section::Section;
 use crate::table;
-use crate::turnover::LIFE;
+use crate::turnover::{Change, LIFE};
 use crate::unfold::Unfold;
 use crate::{arena, doors, give_way};
 use host::{HUGE_PAGES, Pagemap, Purpose, SharedMark, Userfault};
@@ -38,10 +38,8 @@ const RECONNECT: (Duration, Duration) = (Duration::from_millis(100), Duration::f
 /// How often the worker is told how it goes, and how soon after pages were folded.
 const STATS_EVERY: Duration = Duration::from_secs(1);
 const STATS_SOON: Duration = Duration::from_millis(100);
-/// How often written pages are looked for among the folded, at most; and what that may take of a processor, where little changes and
-/// where much does.
+/// How often written pages are looked for among the folded, at most.
 const BROKEN_EVERY: Duration = Duration::from_secs(1);
-const BROKEN_SHARE: (u32, u32) = (1000, 200);
 /// Pages that are fingerprinted between two looks at what the worker asks.
 const HASH_AT_ONCE: u64 = 2048;
 /// In a member that is unfolded, a huge page is made of two megabytes that are there but for one page in so many.
@@ -283,7 +281,7 @@ impl Agent {
         let now = Instant::now();
         let seconds = u32::try_from((now - self.began).as_secs() + 1).unwrap_or(u32::MAX);
         table::lock().set_time(seconds, self.rounds.calm(now));
-        if self.broken_looks.is_due(now, self.rounds.is_quiet()) {
+        if self.broken_looks.is_due(now, self.rounds.change(now)) {
             let before = cpu_time(ClockId::ThreadCPUTime);
             find_broken(&self.pagemap).map_err(io::Error::other)?;
             if let Ok(folder) = &self.folder
@@ -302,7 +300,7 @@ impl Agent {
                     let guard = folder.section().guard();
                     let looked = self.rounds.look(&self.pagemap, guard, pace.pages_per_s, huge);
                     self.stats.pages_scanned += looked.map_err(io::Error::other)?;
-                    let idle = self.activity.is_idle(now) && self.rounds.is_quiet();
+                    let idle = self.activity.is_idle(now) && self.rounds.change(now) == Change::Little;
                     self.stats.pages_hashed += report(&mut self.rounds, folder, &mut session.link, pace, idle)?;
                     // Half of what is worth splitting one for: else it would be split again soon.
                     let most = match pace.huge_pages {
@@ -507,8 +505,13 @@ struct Looks {
 
 impl Looks {
     /// Whether it is time again. To be asked anew each time: much may have begun to change since the last look.
-    fn is_due(&self, now: Instant, is_quiet: bool) -> bool {
-        let share = if is_quiet { BROKEN_SHARE.0 } else { BROKEN_SHARE.1 };
+    fn is_due(&self, now: Instant, change: Change) -> bool {
+        // What they may take of a processor, one part in so many.
+        let share = match change {
+            Change::Little => 1000,
+            Change::Some => 200,
+            Change::Much => 50,
+        };
         now >= self.last + BROKEN_EVERY.max(self.cost * share)
     }
 }
@@ -557,10 +560,18 @@ mod tests {
         let at = |seconds| last + Duration::from_secs(seconds);
         let dear = Looks { last, cost: Duration::from_millis(20) };
         assert_eq!(
-            [(19, true), (20, true), (3, false), (4, false)].map(|(s, quiet)| dear.is_due(at(s), quiet)),
-            [false, true, false, true]
+            [
+                (19, Change::Little),
+                (20, Change::Little),
+                (3, Change::Some),
+                (4, Change::Some),
+                (0, Change::Much),
+                (1, Change::Much)
+            ]
+            .map(|(seconds, change)| dear.is_due(at(seconds), change)),
+            [false, true, false, true, false, true]
         );
         let cheap = Looks { last, cost: Duration::from_micros(20) };
-        assert_eq!([0, 1].map(|seconds| cheap.is_due(at(seconds), false)), [false, true]);
+        assert_eq!([0, 1].map(|seconds| cheap.is_due(at(seconds), Change::Some)), [false, true]);
     }
 }

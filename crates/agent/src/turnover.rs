@@ -56,12 +56,14 @@ const REMEMBERED: usize = 8;
 const SOON: u32 = LIFE.as_secs() as u32 + 4;
 /// What was not written for so many seconds has rested, in a calm.
 const RESTED: u32 = 4;
+/// For so many seconds of a calm, what the burst has left behind is still being folded.
+const SETTLED: u32 = 16;
 
 /// What was not written for so many seconds was at rest, and that it is written says that something new has begun.
 pub const REST: u32 = 12;
 
 /// When ages begin that are told apart in a burst, in seconds.
-const AGES: [u32; 8] = [8, 16, 32, 64, 128, 256, 512, 1024];
+const AGES: [u32; 9] = [4, 8, 16, 32, 64, 128, 256, 512, 1024];
 /// Moments of folds: none that is learned from, in a calm, or of a page that was never seen written or is younger; and the ages.
 pub const MOMENTS: usize = 1 + AGES.len();
 /// An age is thought to stay, until it is seen not to, from so many seconds on, and from twice the longest calm that is remembered
@@ -114,6 +116,17 @@ impl Worth {
             Self::Ages(open) => open >> age & 1 == 1 || scout_of(page) == Some(age),
         }
     }
+}
+
+/// How much there is to see, and so how often to look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Little changes, and what rests is folded whenever that is seen.
+    Little,
+    /// Little changes, but it depends on the moment what is folded.
+    Some,
+    /// Much changes, or has just done so.
+    Much,
 }
 
 /// A time in which little changes.
@@ -267,6 +280,15 @@ impl Turnover {
         }
     }
 
+    /// How much there is to see.
+    pub fn change(&self, now: Instant) -> Change {
+        match (self.worth(now), self.calm(now)) {
+            (Worth::All, _) => Change::Little,
+            (_, Some(Calm { seconds: SETTLED.., .. })) => Change::Some,
+            _ => Change::Much,
+        }
+    }
+
     /// The first age that is thought to stay, until it is seen not to.
     fn first_old(&self) -> usize {
         let longest = self.calms.iter().copied().max().unwrap_or(0);
@@ -309,6 +331,8 @@ mod tests {
         (1..100).for_each(|second| turnover.add(80, 100_000, at(second)));
         assert_eq!([3, 4, 99].map(|second| calm(&turnover, second)), [None, Some(4), Some(99)]);
         assert_eq!([63, 64].map(|second| turnover.worth(at(second))), [Worth::Rested, Worth::All]);
+        let change = [3, 15, 16, 63, 64].map(|second| turnover.change(at(second)));
+        assert_eq!(change, [Change::Much, Change::Much, Change::Some, Change::Some, Change::Little]);
         // Nor is it one when some memory is filled, but when much is.
         turnover.add(4000, 100_000, at(101));
         turnover.add(80, 100_000, at(103));
@@ -318,6 +342,7 @@ mod tests {
         turnover.add(300, 100_000, at(109));
         assert_eq!(calm(&turnover, 112), None);
         assert!(matches!(turnover.worth(at(112)), Worth::Ages(_)));
+        assert_eq!(turnover.change(at(112)), Change::Much);
         assert_eq!(turnover.worth(at(117)), Worth::Rested);
         // What is less than a quarter of that is none, some minutes long.
         turnover.add(0, 100_000, at(120));
@@ -387,9 +412,9 @@ mod tests {
             turnover.add(0, 100_000, at(calm));
             turnover.add(50_000, 100_000, at(burst));
         }
-        // Folds of pages of 8 to 64 s were seen to last.
+        // Folds of pages of 8 to 64 s were seen to last, and none of younger ones.
         let mut folds = Folds::NONE;
-        folds.made[1..4].fill(10_000);
+        folds.made[2..5].fill(10_000);
         turnover.judge(&folds, at(1));
         turnover.judge(&Folds::NONE, at(104));
         let page = (0..).find(|page| scout_of(*page).is_none()).unwrap();
@@ -404,15 +429,14 @@ mod tests {
 
     #[test]
     fn ages_are_told_apart_and_have_scouts() {
-        let ages =
-            [None, Some(0), Some(7), Some(8), Some(16), Some(1023), Some(u32::MAX)].map(|age| moment(false, age));
-        assert_eq!(ages, [0, 0, 0, 1, 2, 7, 8]);
+        let ages = [None, Some(0), Some(3), Some(4), Some(8), Some(1023), Some(u32::MAX)].map(|age| moment(false, age));
+        assert_eq!(ages, [0, 0, 0, 1, 2, 8, 9]);
         assert_eq!([None, Some(0), Some(1000)].map(|age| moment(true, age)), [0, 0, 0]);
         let tried = |seconds| (0..1 << 17).filter(|page| Worth::Ages(0).allows(*page, seconds)).count();
-        for seconds in [8, 20, 2000] {
+        for seconds in [4, 20, 2000] {
             assert!(tried(seconds).abs_diff((1 << 17) / 256) < 200, "{}", tried(seconds));
         }
-        assert_eq!(tried(7), 0);
+        assert_eq!(tried(3), 0);
         let page = (0..).find(|page| scout_of(*page).is_none()).unwrap();
         let allows =
             |worth: Worth, seconds: &[u32]| seconds.iter().map(|age| worth.allows(page, *age)).collect::<Vec<_>>();

@@ -1,15 +1,16 @@
 //! The broken pages of a member: fingerprinted now and then, the more seldom the less they rest.
 
 use crate::table::bits::CHUNK_PAGES;
-use crate::turnover::Worth;
+use crate::turnover::{Change, Worth};
 use page::{Fingerprint, HostVirt, PAGE_SHIFT, PageRange};
 use std::collections::BTreeMap;
 
 /// When a broken page is looked at again, in seconds: at first, and at most.
 pub const AGAIN: (u32, u32) = (2, 128);
 const _: () = assert!(AGAIN.1 <= u8::MAX as u32, "as it is kept for each page");
-/// At most so long, while it depends on the moment what is folded.
+/// At most so long, while it depends on the moment what is folded, and while much changes.
 const BUSY: u32 = 4;
+const BUSIEST: u32 = 2;
 
 /// A broken page, as it was seen last.
 #[derive(Clone, Copy)]
@@ -32,9 +33,13 @@ pub struct BrokenPageList(BTreeMap<u64, Box<[BrokenPage]>>);
 
 impl BrokenPageList {
     /// Takes in which there are now, as ranges in order, and finds those whose time has come; for new ones it comes after `wait`
-    /// seconds. Where not all that rests is folded at once, they are looked at more often.
-    pub fn look(&mut self, ranges: &[PageRange], now: u32, (wait, is_quiet): (u32, bool)) -> Vec<PageRange> {
-        let longest = if is_quiet { AGAIN.1 } else { BUSY };
+    /// seconds. The more changes, the more often they are looked at.
+    pub fn look(&mut self, ranges: &[PageRange], now: u32, (wait, change): (u32, Change)) -> Vec<PageRange> {
+        let longest = match change {
+            Change::Little => AGAIN.1,
+            Change::Some => BUSY,
+            Change::Much => BUSIEST,
+        };
         let mut before = std::mem::take(&mut self.0);
         let mut due: Vec<PageRange> = Vec::new();
         let mut pages = ranges.iter().flat_map(|range| range.start.page()..range.end().page()).peekable();
@@ -124,7 +129,7 @@ mod tests {
         let (mut now, first) = (0, 2 * CHUNK_PAGES - 1);
         let mut tell = |list: &mut BrokenPageList, contents: [u64; 3]| {
             now += 4;
-            assert_eq!(list.look(&[pages(first, 3)], now, (0, false)), [pages(first, 3)]);
+            assert_eq!(list.look(&[pages(first, 3)], now, (0, Change::Some)), [pages(first, 3)]);
             list.have_rested(pages(first, 1).start, &contents.map(Fingerprint), now, (0, Worth::All)).0
         };
         assert_eq!(tell(&mut list, [1, 2, 3]), [false; 3]);
@@ -133,11 +138,28 @@ mod tests {
         list.tell_again(pages(first + 1, 5));
         assert_eq!(tell(&mut list, [1, 2, 30]), [false, true, true]);
         // What is broken no longer is forgotten, beside what still is and as a whole chunk.
-        list.look(&[pages(first + 2, 1)], 17, (0, false));
+        list.look(&[pages(first + 2, 1)], 17, (0, Change::Some));
         list.have_rested(pages(first + 2, 1).start, &[Fingerprint(30)], 17, (0, Worth::All));
         assert_eq!((list.0.len(), list.entry(first).is_none(), list.entry(first + 2).is_some()), (1, true, true));
         assert_eq!(tell(&mut list, [1, 2, 30]), [false; 3]);
         list.tell_again(pages(0, u64::MAX >> PAGE_SHIFT));
         assert_eq!(tell(&mut list, [1, 2, 30]), [true; 3]);
+    }
+
+    #[test]
+    fn the_more_changes_the_sooner_they_are_looked_at() {
+        let page = [PageRange { start: HostVirt(0), pages: 1 }];
+        for (change, after) in [(Change::Much, 2), (Change::Some, 4), (Change::Little, 128)] {
+            let (mut list, mut now) = (BrokenPageList::default(), 0);
+            list.look(&page, now, (2, change));
+            // It has been the same for long.
+            for _ in 0..8 {
+                now += 128;
+                assert_eq!(list.look(&page, now, (2, change)), page);
+                list.have_rested(page[0].start, &[Fingerprint(1)], now, (2, Worth::All));
+            }
+            list.look(&page, now, (2, change));
+            assert_eq!((1..200).find(|second| !list.look(&page, now + second, (2, change)).is_empty()), Some(after));
+        }
     }
 }
