@@ -1,6 +1,7 @@
 //! What a worker asks for: pages to be shown, pages to be folded, everything to be unfolded; and finding out which folded
 //! pages the member has written since.
 
+use crate::cpu_time::cpu_time;
 use crate::patience::Patience;
 use crate::pool::Pool;
 use crate::refold::{self, Part};
@@ -8,7 +9,6 @@ use crate::regain::{self, Regain};
 use crate::round::Rounds;
 use crate::section::{Section, Source, pieces};
 use crate::table;
-use crate::thread::cpu_time;
 use crate::unfold::Unfold;
 use crate::witness::Witness;
 use crate::{arena, doors, references};

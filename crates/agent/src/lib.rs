@@ -1,6 +1,7 @@
 //! `libpagefold.so`: folds the pages of the process it is loaded into.
 
 mod arena;
+mod cpu_time;
 mod doors;
 mod fold;
 mod give_way;

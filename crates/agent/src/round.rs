@@ -12,12 +12,12 @@
 //! Where the kernel notes writes (`WP_ASYNC`), a round costs what was written, not what is there. A page that is noted
 //! costs its writer one fault, about as much as it costs us to look at it, so rounds come the further apart the more is
 //! written: together they may take a four-hundredth of a processor; a hundredth where it depends on the moment what is folded; and a
-//! twenty-fifth while much is written and for some seconds after, when what was is folded. Where the kernel cannot, all small pages are
-//! fingerprinted each round, and one that has the fingerprint of the last round has rested.
+//! twenty-fifth in the first minute in which much is written, and for some seconds after it, when what was is folded. Where the kernel
+//! cannot, all small pages are fingerprinted each round, and one that has the fingerprint of the last round has rested.
 //!
 //! Pages that were broken inside a mapping of the pool are not watched either: that would take another change of each mapping.
 //! They are fingerprinted now and then, have rested when that stays the same, and are looked at the more seldom the less they rest,
-//! but every few seconds where much is or was written lately.
+//! but every few seconds where much was written lately.
 //!
 //! Huge pages are not watched, because a watched huge page is split by the first write. They are fingerprinted whole, and
 //! again after a time that doubles while they stay as they are; that some of their pages have changed is seen by that.
@@ -28,6 +28,7 @@ mod broken;
 mod huge;
 mod ranges;
 
+use crate::cpu_time::cpu_time;
 use crate::table;
 use crate::turnover::{Calm, Change, Turnover, Worth};
 use broken::{AGAIN, BrokenPageList};
@@ -35,16 +36,18 @@ use host::{HUGE_PAGES, Pagemap, Userfault, Watch};
 use huge::HugePageList;
 use page::{Fingerprint, HostVirt, PAGE_BYTES, PageRange};
 use ranges::{between, common, gaps, overlapping};
+use rustix::time::ClockId;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// Rounds come no closer.
-const CLOSEST: Duration = Duration::from_millis(100);
-/// What a round and the faults it causes may take of a processor, one part in so many, and how far they come apart at most: where
-/// little changes, where pages are to be folded soon after they were written, and where many are.
-const QUIET: (u32, Duration) = (400, Duration::from_secs(10));
-const BUSY: (u32, Duration) = (100, Duration::from_secs(4));
+/// What a round and the faults it causes may take of a processor, one part in so many, and how close they come at most: where little
+/// changes or much does for long, where pages are to be folded soon after they were written, and where many are.
+const QUIET: (u32, Duration) = (400, CLOSEST);
+const BUSY: (u32, Duration) = (100, CLOSEST);
 const BUSIEST: (u32, Duration) = (25, Duration::from_secs(1));
+const CLOSEST: Duration = Duration::from_millis(100);
+/// They come no further apart, whatever that takes.
+const FURTHEST: Duration = Duration::from_secs(10);
 /// What a round may take while pages are being folded.
 const HURRIED_SHARE: u32 = 10;
 /// What it costs to note a page again, and its writer to write it.
@@ -135,7 +138,7 @@ impl Rounds {
         if !self.rested.is_empty() || now < self.next {
             return Ok(0);
         }
-        let elapsed = now - self.last;
+        let (elapsed, before) = (now - self.last, cpu_time(ClockId::ThreadCPUTime));
         let budget = rate.map_or(u64::MAX, |rate| (f64::from(rate) * elapsed.as_secs_f64()) as u64 + 1);
         self.last = now;
         let spans = spans();
@@ -166,14 +169,16 @@ impl Rounds {
         self.keep_present(pagemap, &spans, &rested)?;
         let noted: u64 = written.iter().map(|range| range.pages).sum();
         let noted = noted.saturating_sub(split);
-        let cost = now.elapsed() + NOTE_COST * u32::try_from(noted).unwrap_or(u32::MAX);
+        let cost = cpu_time(ClockId::ThreadCPUTime).saturating_sub(before)
+            + NOTE_COST * u32::try_from(noted).unwrap_or(u32::MAX);
         self.cost = cost;
-        let (share, furthest) = match self.change(now) {
-            Change::Little if !self.eager => QUIET,
-            Change::Little | Change::Some => BUSY,
+        let (share, closest) = match self.change(now) {
+            Change::Little if self.eager => BUSY,
+            Change::Little | Change::MuchForLong => QUIET,
+            Change::Some => BUSY,
             Change::Much => BUSIEST,
         };
-        self.next = now + (self.cost * share).clamp(CLOSEST, furthest);
+        self.next = now + (self.cost * share).clamp(closest, FURTHEST);
         Ok(pages)
     }
 
@@ -412,11 +417,13 @@ impl Rounds {
         self.huge.know(start);
     }
 
-    /// Looks which pages are broken, and has those fingerprinted whose time has come.
-    pub fn look_at_broken(&mut self, now: Instant) {
+    /// Looks which pages are broken, and has those fingerprinted whose time has come. Returns how many these are.
+    pub fn look_at_broken(&mut self, now: Instant) -> u32 {
         let ranges = table::lock().refoldable();
         let due = self.broken.look(&ranges, self.seconds(now), (self.first_wait(), self.change(now)));
+        let pages = due.iter().map(|range| range.pages).sum::<u64>();
         self.rested.extend(due.into_iter().map(|range| Rested { range, kind: Kind::Broken }));
+        u32::try_from(pages).unwrap_or(u32::MAX)
     }
 
     /// When a page that is newly broken is looked at, in seconds.

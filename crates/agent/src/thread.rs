@@ -10,6 +10,7 @@
 //!
 //! Apart from the worker, nothing is folded, and nothing that is folded needs anybody: the kernel serves the member.
 
+use crate::cpu_time::cpu_time;
 use crate::fold::{Folder, donate, find_broken};
 use crate::link::Link;
 use crate::pool::Pool;
@@ -22,7 +23,7 @@ use crate::{arena, doors, give_way};
 use host::{HUGE_PAGES, Pagemap, Purpose, SharedMark, Userfault};
 use page::{Fingerprint, PageRange};
 use rustix::fd::OwnedFd;
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -40,6 +41,8 @@ const STATS_EVERY: Duration = Duration::from_secs(1);
 const STATS_SOON: Duration = Duration::from_millis(100);
 /// How often written pages are looked for among the folded, at most.
 const BROKEN_EVERY: Duration = Duration::from_secs(1);
+/// What it costs to fingerprint a written page.
+const FINGERPRINT_COST: Duration = Duration::from_nanos(500);
 /// Pages that are fingerprinted between two looks at what the worker asks.
 const HASH_AT_ONCE: u64 = 2048;
 /// In a member that is unfolded, a huge page is made of two megabytes that are there but for one page in so many.
@@ -284,13 +287,11 @@ impl Agent {
         if self.broken_looks.is_due(now, self.rounds.change(now)) {
             let before = cpu_time(ClockId::ThreadCPUTime);
             find_broken(&self.pagemap).map_err(io::Error::other)?;
-            if let Ok(folder) = &self.folder
-                && pace.fold == FoldMode::On
-                && folder.may_refold(now)
-            {
-                self.rounds.look_at_broken(now);
-            }
-            self.broken_looks = Looks { last: now, cost: cpu_time(ClockId::ThreadCPUTime).saturating_sub(before) };
+            let may_refold =
+                pace.fold == FoldMode::On && self.folder.as_ref().is_ok_and(|folder| folder.may_refold(now));
+            let due = if may_refold { self.rounds.look_at_broken(now) } else { 0 };
+            let cost = cpu_time(ClockId::ThreadCPUTime).saturating_sub(before) + FINGERPRINT_COST * due;
+            self.broken_looks = Looks { last: now, cost };
         }
         if let Ok(folder) = &mut self.folder {
             match pace.fold {
@@ -497,7 +498,8 @@ fn orphan_unknown(pool: &Pool) {
     orphan(|segment| page::PoolSlot::new(segment, 0).is_none_or(|slot| pool.of(slot).is_none()));
 }
 
-/// When written pages were looked for among the folded last, and the processor time that took.
+/// When written pages were looked for among the folded last, and the processor time that it takes to find them and to fingerprint
+/// those whose time has come.
 struct Looks {
     last: Instant,
     cost: Duration,
@@ -508,7 +510,7 @@ impl Looks {
     fn is_due(&self, now: Instant, change: Change) -> bool {
         // What they may take of a processor, one part in so many.
         let share = match change {
-            Change::Little => 1000,
+            Change::Little | Change::MuchForLong => 1000,
             Change::Some => 200,
             Change::Much => 50,
         };
@@ -544,12 +546,6 @@ impl Activity {
     }
 }
 
-/// Processor time that this thread, or this process, has used.
-pub fn cpu_time(clock: ClockId) -> Duration {
-    let time = clock_gettime(clock);
-    Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -566,10 +562,11 @@ mod tests {
                 (3, Change::Some),
                 (4, Change::Some),
                 (0, Change::Much),
-                (1, Change::Much)
+                (1, Change::Much),
+                (19, Change::MuchForLong),
             ]
             .map(|(seconds, change)| dear.is_due(at(seconds), change)),
-            [false, true, false, true, false, true]
+            [false, true, false, true, false, true, false]
         );
         let cheap = Looks { last, cost: Duration::from_micros(20) };
         assert_eq!([0, 1].map(|seconds| cheap.is_due(at(seconds), Change::Some)), [false, true]);

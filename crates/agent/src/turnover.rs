@@ -3,8 +3,9 @@
 //! What is folded and written again within a minute was folded for nothing. Members write by fits and starts: in a *burst* they
 //! fill memory that was at rest, then there is *calm*, and little changes but what changes all the time. So what was just
 //! filled is folded as soon as a calm has come, and stays until the next burst, whenever that is. It is thought to be soon if
-//! more than one of the calms before ended within a minute or so from where this one is; then, and while a burst goes on, a page goes
-//! by its age, the time since it was written. In such a calm, what the last burst filled is left alone, however old it is.
+//! more than one of the calms before ended within a minute or so from where this one is, or if this one has but begun and calms were
+//! not yet seen to go on; then, and while a burst goes on, a page goes by its age, the time since it was written. In such a calm, what
+//! the last burst filled is left alone, however old it is.
 //!
 //! ```text
 //!       a twentieth is filled in a row, and
@@ -36,6 +37,8 @@ const BURST_HALF_LIFE: Duration = Duration::from_secs(300);
 /// been filled in a row, and lasts for as long as much is.
 const BURST: Duration = Duration::from_secs(2);
 const FEW: u64 = 64;
+/// A burst that has lasted for so long is looked at seldom: then its end may be seen some seconds later.
+const LONG: Duration = Duration::from_secs(60);
 /// A burst is over when it has not been so for so many seconds; in a calm that has lasted for so many, pages are folded when they
 /// have rested for a round.
 const CALM_SECONDS: u32 = 4;
@@ -51,9 +54,12 @@ const ENOUGH: f64 = 30.0;
 /// for no more than one in so many: scouts are few, and are to tell when it is over that folds do not last.
 const WEIGHT: (f64, f64) = (600.0, 10.0);
 /// So many calms are remembered. This one is thought to go on when no more than one of them was over so many seconds from now, but for
-/// those that were so much shorter than this one is already that they tell nothing of it.
+/// those that were so much shorter than this one is already that they tell nothing of it; and when so many of them did go on for that
+/// time, or this one has lasted for so many seconds itself: else it may be a breath that a burst takes.
 const REMEMBERED: usize = 8;
 const SOON: u32 = LIFE.as_secs() as u32 + 4;
+const SEEN: usize = 2;
+const UNSEEN: u32 = 16;
 /// What was not written for so many seconds has rested, in a calm.
 const RESTED: u32 = 4;
 /// For so many seconds of a calm, what the burst has left behind is still being folded.
@@ -125,8 +131,10 @@ pub enum Change {
     Little,
     /// Little changes, but it depends on the moment what is folded.
     Some,
-    /// Much changes, or has just done so.
+    /// Much has begun to change, or has just done so.
     Much,
+    /// Much changes, and has for long: its end is not waited for.
+    MuchForLong,
 }
 
 /// A time in which little changes.
@@ -162,7 +170,8 @@ pub struct Turnover {
     filled: u64,
     filled_since: Instant,
     largest: f64,
-    /// Until when there was a burst. One begins as a burst.
+    /// Since when and until when there was a burst. One begins as a burst.
+    burst_since: Instant,
     last_burst: Instant,
     /// For how many seconds the last calms lasted, the last one first; 0 where there was none.
     calms: [u32; REMEMBERED],
@@ -185,6 +194,7 @@ impl Turnover {
             filled: 0,
             filled_since: now,
             largest: 0.0,
+            burst_since: now,
             last_burst: now,
             calms: [0; REMEMBERED],
             lately: [[0; MOMENTS]; JUDGED],
@@ -209,13 +219,15 @@ impl Turnover {
         }
         self.filled = if is_much { self.filled + self.changed } else { 0 };
         self.largest *= half(time, BURST_HALF_LIFE);
-        let (calm, filled) = (self.calm(now), self.filled as f64);
+        // Whether it was calm when these pages began to be written.
+        let (calm, filled) = (self.calm(self.since), self.filled.min(pages) as f64);
         if is_much && (calm.is_none() || filled > one_in && filled * SMALLEST > self.largest) {
             // Where nobody looked for some seconds of a burst, there was no calm.
-            let calm = self.filled_since.saturating_duration_since(self.last_burst).as_secs() as u32;
-            if calm >= CALM_SECONDS {
+            let seconds = self.filled_since.saturating_duration_since(self.last_burst).as_secs() as u32;
+            if seconds >= CALM_SECONDS {
                 self.calms.rotate_right(1);
-                self.calms[0] = calm;
+                self.calms[0] = seconds;
+                self.burst_since = self.filled_since;
             }
             (self.last_burst, self.largest) = (now, self.largest.max(filled));
         }
@@ -226,8 +238,11 @@ impl Turnover {
     pub fn calm(&self, now: Instant) -> Option<Calm> {
         let seconds = now.saturating_duration_since(self.last_burst).as_secs() as u32;
         let is_soon_over = |calm: &&u32| **calm + **calm / 2 > seconds && **calm < seconds + SOON;
-        let goes_on = self.calms.iter().filter(is_soon_over).count() <= 1;
-        (seconds >= CALM_SECONDS).then_some(Calm { seconds, goes_on })
+        let were_seen = self.calms.iter().filter(|calm| **calm >= seconds + SOON).count() >= SEEN;
+        let is_known = were_seen || seconds >= UNSEEN || self.calms == [0; REMEMBERED];
+        let goes_on = is_known && self.calms.iter().filter(is_soon_over).count() <= 1;
+        // Before anybody has looked again, the burst may well go on.
+        (seconds >= CALM_SECONDS && self.since > self.last_burst).then_some(Calm { seconds, goes_on })
     }
 
     /// Takes in what was folded, and folded for nothing, since this was last called.
@@ -285,6 +300,7 @@ impl Turnover {
         match (self.worth(now), self.calm(now)) {
             (Worth::All, _) => Change::Little,
             (_, Some(Calm { seconds: SETTLED.., .. })) => Change::Some,
+            (_, None) if now.saturating_duration_since(self.burst_since) >= LONG => Change::MuchForLong,
             _ => Change::Much,
         }
     }
@@ -343,7 +359,10 @@ mod tests {
         assert_eq!(calm(&turnover, 112), None);
         assert!(matches!(turnover.worth(at(112)), Worth::Ages(_)));
         assert_eq!(turnover.change(at(112)), Change::Much);
-        assert_eq!(turnover.worth(at(117)), Worth::Rested);
+        // Until somebody has looked again, it may go on.
+        assert_eq!(calm(&turnover, 117), None);
+        turnover.add(0, 100_000, at(117));
+        assert_eq!(turnover.calm(at(117)), Some(Calm { seconds: 8, goes_on: false }));
         // What is less than a quarter of that is none, some minutes long.
         turnover.add(0, 100_000, at(120));
         turnover.add(5200, 100_000, at(150));
@@ -352,6 +371,7 @@ mod tests {
         turnover.add(0, 100_000, at(1498));
         turnover.add(5200, 100_000, at(1500));
         assert_eq!(calm(&turnover, 1500), None);
+        assert_eq!(turnover.last_burst, at(1500));
         // However long nobody looked, or however few pages there are.
         turnover.add(100_000, 100_000, at(2000));
         assert_eq!(calm(&turnover, 2000), None);
@@ -361,6 +381,53 @@ mod tests {
         let calms = turnover.calms;
         (2020..2050).step_by(6).for_each(|second| turnover.add(20_000, 100_000, at(second)));
         assert_eq!((turnover.calms[0], &turnover.calms[1..]), (10, &calms[..REMEMBERED - 1]));
+    }
+
+    #[test]
+    fn a_burst_that_takes_a_breath_goes_on() {
+        let start = Instant::now();
+        let at = |second| start + Duration::from_secs(second);
+        let mut turnover = Turnover::new(start);
+        turnover.add(0, 100_000, at(98));
+        turnover.add(60_000, 100_000, at(100));
+        // Nothing for two seconds, then less than a quarter of what there was, again and again.
+        for begin in (100..118).step_by(6) {
+            let changed = [0, 6000, 3000];
+            for (second, changed) in (begin + 2..).step_by(2).zip(changed) {
+                turnover.add(changed, 100_000, at(second));
+                assert_eq!(turnover.calm(at(second + 1)), None, "{second}");
+            }
+        }
+        assert_eq!((turnover.calms[0], turnover.calms[1]), (98, 0));
+        // For four seconds, nothing; but no calm after a burst was seen to go on.
+        [120, 122].iter().for_each(|second| turnover.add(0, 100_000, at(*second)));
+        assert_eq!(turnover.calm(at(133)), Some(Calm { seconds: 15, goes_on: false }));
+        assert_eq!(turnover.worth(at(134)), Worth::Rested);
+    }
+
+    #[test]
+    fn bursts_may_last_for_long() {
+        let start = Instant::now();
+        let at = |second| start + Duration::from_secs(second);
+        let mut turnover = Turnover::new(start);
+        turnover.add(0, 100_000, at(98));
+        let mut changes = |seconds: std::ops::RangeInclusive<u64>, changed: u64| {
+            let mut change = Change::Much;
+            for second in seconds.step_by(4) {
+                turnover.add(changed, 100_000, at(second));
+                change = turnover.change(at(second + 3));
+            }
+            change
+        };
+        assert_eq!(changes(102..=154, 20_000), Change::Much);
+        assert_eq!(changes(158..=300, 20_000), Change::MuchForLong);
+        // What it leaves is looked at closely.
+        assert_eq!(changes(302..=310, 0), Change::Much);
+        assert_eq!(changes(314..=330, 0), Change::Some);
+        // The next one begins anew, though it is seen only once it has filled a quarter of what that one may have.
+        assert_eq!(changes(334..=338, 20_000), Change::Much);
+        assert_eq!(changes(342..=386, 20_000), Change::Much);
+        assert_eq!(changes(390..=390, 20_000), Change::MuchForLong);
     }
 
     #[test]
@@ -375,10 +442,14 @@ mod tests {
                 now += BURST;
                 turnover.add(50_000, 100_000, now);
             }
+            turnover.add(0, 100_000, now + BURST);
             let goes_on = |seconds| turnover.calm(now + Duration::from_secs(seconds)).is_some_and(|calm| calm.goes_on);
             (1..1000).filter(|second| goes_on(second - 1) != goes_on(*second)).collect::<Vec<_>>()
         };
-        assert_eq!([goes_on_after(&[]), goes_on_after(&[30]), goes_on_after(&[30, 30])], [[4], [4], [45]]);
+        assert_eq!([goes_on_after(&[]), goes_on_after(&[30]), goes_on_after(&[30, 30])], [[4], [16], [45]]);
+        // It is not known before two have.
+        assert_eq!([goes_on_after(&[90]), goes_on_after(&[90, 67])], [vec![16], vec![16, 27, 100]]);
+        assert_eq!(goes_on_after(&[90, 90]), [4, 27, 135]);
         // Longer calms are told from short ones that interrupt bursts.
         assert_eq!(goes_on_after(&[6, 90, 6, 91, 8, 92]), [9, 28, 136]);
         // One may have been soon over, and two may not.
@@ -417,6 +488,7 @@ mod tests {
         folds.made[2..5].fill(10_000);
         turnover.judge(&folds, at(1));
         turnover.judge(&Folds::NONE, at(104));
+        turnover.add(0, 100_000, at(106));
         let page = (0..).find(|page| scout_of(*page).is_none()).unwrap();
         let open = |second| {
             let worth = turnover.worth(at(second));

@@ -36,7 +36,7 @@ impl BrokenPageList {
     /// seconds. The more changes, the more often they are looked at.
     pub fn look(&mut self, ranges: &[PageRange], now: u32, (wait, change): (u32, Change)) -> Vec<PageRange> {
         let longest = match change {
-            Change::Little => AGAIN.1,
+            Change::Little | Change::MuchForLong => AGAIN.1,
             Change::Some => BUSY,
             Change::Much => BUSIEST,
         };

@@ -1,0 +1,10 @@
+//! Processor time.
+
+use rustix::time::{ClockId, clock_gettime};
+use std::time::Duration;
+
+/// Processor time that this thread, or this process, has used.
+pub fn cpu_time(clock: ClockId) -> Duration {
+    let time = clock_gettime(clock);
+    Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
+}
