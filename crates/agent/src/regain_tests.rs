@@ -11,20 +11,25 @@ use wire::Outcome;
 
 /// As `Folder` does it. Says whether the piece is whole now.
 fn make_whole(watcher: &Userfault, witness: &mut Witness, unfold: &Unfold, piece: PageRange) -> bool {
-    let (mut table, pagemap) = (table::lock(), Pagemap::open(std::process::id()).unwrap());
-    let copy = MemberMemory::huge_page(Some(true)).unwrap();
-    let act = || {
+    let pagemap = Pagemap::open(std::process::id()).unwrap();
+    let mut attempt = || {
+        let mut table = table::lock();
+        let copy = MemberMemory::huge_page(Some(true)).unwrap();
         make_own(&mut table, piece).map_err(|e| ("make it its own", e))?;
         witness.end();
         witness.call_for(&table, &[piece]).map_err(|e| ("call a witness", e))?;
-        let with = (&pagemap, watcher, unfold.keep_out(), witness);
+        let with = (&pagemap, watcher, unfold.keep_out(), &mut *witness);
         super::make_whole(&mut table, with, (piece, traits()), copy, references::generation())
             .map_err(|e| ("make it whole", e))
     };
-    let result = act();
-    // Whoever panics needs the lock, to show where it was.
-    drop(table);
-    result.unwrap()
+    let end = Instant::now() + Duration::from_secs(10);
+    loop {
+        match attempt() {
+            // Another test has just begun to watch whatever may be folded, until it ends.
+            Err((_, Errno::BUSY)) if Instant::now() < end => std::thread::sleep(Duration::from_millis(10)),
+            result => return result.unwrap(),
+        }
+    }
 }
 
 /// Mappings that lie within a range.

@@ -512,7 +512,7 @@ impl Looks {
         let share = match change {
             Change::Little | Change::MuchForLong => 1000,
             Change::Some => 200,
-            Change::Much => 50,
+            Change::Much => 25,
         };
         now >= self.last + BROKEN_EVERY.max(self.cost * share)
     }

@@ -32,8 +32,8 @@ struct BrokenPage {
 pub struct BrokenPageList(BTreeMap<u64, Box<[BrokenPage]>>);
 
 impl BrokenPageList {
-    /// Takes in which there are now, as ranges in order, and finds those whose time has come; for new ones it comes after `wait`
-    /// seconds. The more changes, the more often they are looked at.
+    /// Takes in which there are now, as ranges in order, and finds those whose time has come; for new ones it has. These are seen
+    /// again after `wait` seconds. The more changes, the more often they are looked at.
     pub fn look(&mut self, ranges: &[PageRange], now: u32, (wait, change): (u32, Change)) -> Vec<PageRange> {
         let longest = match change {
             Change::Little | Change::MuchForLong => AGAIN.1,
@@ -49,7 +49,7 @@ impl BrokenPageList {
             while let Some(page) = pages.next_if(|page| page / CHUNK_PAGES == key) {
                 let at = (page % CHUNK_PAGES) as u16;
                 while known.next_if(|known| known.at < at).is_some() {}
-                let new = BrokenPage { fingerprint: 0, since: now, due: now + wait, at, wait: wait as u8, told: false };
+                let new = BrokenPage { fingerprint: 0, since: now, due: now, at, wait: wait as u8, told: false };
                 let mut entry = known.next_if(|known| known.at == at).unwrap_or(new);
                 entry.due = entry.due.min(now + longest);
                 if entry.due <= now {
