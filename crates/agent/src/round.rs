@@ -426,7 +426,7 @@ impl Rounds {
         u32::try_from(pages).unwrap_or(u32::MAX)
     }
 
-    /// When a page that is newly broken is looked at, in seconds.
+    /// When a page that is newly broken is looked at again, in seconds.
     const fn first_wait(&self) -> u32 {
         if self.eager { 0 } else { AGAIN.0 }
     }

@@ -149,9 +149,10 @@ mod tests {
     #[test]
     fn the_more_changes_the_sooner_they_are_looked_at() {
         let page = [PageRange { start: HostVirt(0), pages: 1 }];
-        for (change, after) in [(Change::Much, 2), (Change::Some, 4), (Change::Little, 128)] {
+        for (change, after) in [(Change::Much, 2), (Change::Some, 4), (Change::Little, 128), (Change::MuchForLong, 128)]
+        {
             let (mut list, mut now) = (BrokenPageList::default(), 0);
-            list.look(&page, now, (2, change));
+            assert_eq!(list.look(&page, now, (2, change)), page);
             // It has been the same for long.
             for _ in 0..8 {
                 now += 128;
