@@ -55,11 +55,12 @@ const ENOUGH: f64 = 30.0;
 const WEIGHT: (f64, f64) = (600.0, 10.0);
 /// So many calms are remembered. This one is thought to go on when no more than one of them was over so many seconds from now, but for
 /// those that were so much shorter than this one is already that they tell nothing of it; and when so many of them did go on for that
-/// time, or this one has lasted for so many seconds itself: else it may be a breath that a burst takes.
+/// time, or this one is more than a breath already.
 const REMEMBERED: usize = 8;
 const SOON: u32 = LIFE.as_secs() as u32 + 4;
 const SEEN: usize = 2;
-const UNSEEN: u32 = 16;
+/// A calm that has not lasted for so many seconds may be a breath that a burst takes.
+const BREATH: u32 = 16;
 /// What was not written for so many seconds has rested, in a calm.
 const RESTED: u32 = 4;
 /// For so many seconds of a calm, what the burst has left behind is still being folded.
@@ -221,12 +222,15 @@ impl Turnover {
         self.largest *= half(time, BURST_HALF_LIFE);
         // Whether it was calm when these pages began to be written.
         let (calm, filled) = (self.calm(self.since), self.filled.min(pages) as f64);
-        if is_much && (calm.is_none() || filled > one_in && filled * SMALLEST > self.largest) {
+        let may_be_one = filled * SMALLEST > self.largest || calm.is_some_and(|calm| calm.seconds < BREATH);
+        if is_much && (calm.is_none() || filled > one_in && may_be_one) {
             // Where nobody looked for some seconds of a burst, there was no calm.
             let seconds = self.filled_since.saturating_duration_since(self.last_burst).as_secs() as u32;
             if seconds >= CALM_SECONDS {
                 self.calms.rotate_right(1);
                 self.calms[0] = seconds;
+            }
+            if seconds >= BREATH {
                 self.burst_since = self.filled_since;
             }
             (self.last_burst, self.largest) = (now, self.largest.max(filled));
@@ -239,7 +243,7 @@ impl Turnover {
         let seconds = now.saturating_duration_since(self.last_burst).as_secs() as u32;
         let is_soon_over = |calm: &&u32| **calm + **calm / 2 > seconds && **calm < seconds + SOON;
         let were_seen = self.calms.iter().filter(|calm| **calm >= seconds + SOON).count() >= SEEN;
-        let is_known = were_seen || seconds >= UNSEEN || self.calms == [0; REMEMBERED];
+        let is_known = were_seen || seconds >= BREATH || self.calms == [0; REMEMBERED];
         let goes_on = is_known && self.calms.iter().filter(is_soon_over).count() <= 1;
         // Before anybody has looked again, the burst may well go on.
         (seconds >= CALM_SECONDS && self.since > self.last_burst).then_some(Calm { seconds, goes_on })
@@ -364,7 +368,7 @@ mod tests {
         turnover.add(0, 100_000, at(117));
         assert_eq!(turnover.calm(at(117)), Some(Calm { seconds: 8, goes_on: false }));
         // What is less than a quarter of that is none, some minutes long.
-        turnover.add(0, 100_000, at(120));
+        turnover.add(0, 100_000, at(125));
         turnover.add(5200, 100_000, at(150));
         turnover.add(0, 100_000, at(152));
         assert_eq!(calm(&turnover, 152), Some(43));
@@ -399,10 +403,15 @@ mod tests {
             }
         }
         assert_eq!((turnover.calms[0], turnover.calms[1]), (98, 0));
+        // Nothing for eight seconds, then a twentieth in a row.
+        for (second, changed) in (120..).step_by(2).zip([0, 0, 0, 0, 3000, 3000]) {
+            turnover.add(changed, 100_000, at(second));
+        }
+        assert_eq!((turnover.calm(at(135)), &turnover.calms[..2]), (None, &[8, 98][..]));
         // For four seconds, nothing; but no calm after a burst was seen to go on.
-        [120, 122].iter().for_each(|second| turnover.add(0, 100_000, at(*second)));
-        assert_eq!(turnover.calm(at(133)), Some(Calm { seconds: 15, goes_on: false }));
-        assert_eq!(turnover.worth(at(134)), Worth::Rested);
+        [132, 134].iter().for_each(|second| turnover.add(0, 100_000, at(*second)));
+        assert_eq!(turnover.calm(at(145)), Some(Calm { seconds: 15, goes_on: false }));
+        assert_eq!(turnover.worth(at(146)), Worth::Rested);
     }
 
     #[test]
@@ -421,13 +430,16 @@ mod tests {
         };
         assert_eq!(changes(102..=154, 20_000), Change::Much);
         assert_eq!(changes(158..=300, 20_000), Change::MuchForLong);
+        // A breath does not make it another one.
+        assert_eq!(changes(302..=306, 0), Change::Much);
+        assert_eq!(changes(310..=314, 20_000), Change::MuchForLong);
         // What it leaves is looked at closely.
-        assert_eq!(changes(302..=310, 0), Change::Much);
-        assert_eq!(changes(314..=330, 0), Change::Some);
+        assert_eq!(changes(318..=326, 0), Change::Much);
+        assert_eq!(changes(330..=346, 0), Change::Some);
         // The next one begins anew, though it is seen only once it has filled a quarter of what that one may have.
-        assert_eq!(changes(334..=338, 20_000), Change::Much);
-        assert_eq!(changes(342..=386, 20_000), Change::Much);
-        assert_eq!(changes(390..=390, 20_000), Change::MuchForLong);
+        assert_eq!(changes(350..=354, 20_000), Change::Much);
+        assert_eq!(changes(358..=402, 20_000), Change::Much);
+        assert_eq!(changes(406..=406, 20_000), Change::MuchForLong);
     }
 
     #[test]
