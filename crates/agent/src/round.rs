@@ -17,7 +17,7 @@
 //!
 //! Pages that were broken inside a mapping of the pool are not watched either: that would take another change of each mapping.
 //! They are fingerprinted now and then, have rested when that stays the same, and are looked at the more seldom the less they rest,
-//! but every few seconds where much was written lately.
+//! but every few seconds where much has begun to be written, and for some seconds after it.
 //!
 //! Huge pages are not watched, because a watched huge page is split by the first write. They are fingerprinted whole, and
 //! again after a time that doubles while they stay as they are; that some of their pages have changed is seen by that.
@@ -172,13 +172,8 @@ impl Rounds {
         let cost = cpu_time(ClockId::ThreadCPUTime).saturating_sub(before)
             + NOTE_COST * u32::try_from(noted).unwrap_or(u32::MAX);
         self.cost = cost;
-        let (share, closest) = match self.change(now) {
-            Change::Little if self.eager => BUSY,
-            Change::Little | Change::MuchForLong => QUIET,
-            Change::Some => BUSY,
-            Change::Much => BUSIEST,
-        };
-        self.next = now + (self.cost * share).clamp(closest, FURTHEST);
+        let pace = if self.eager { BUSY } else { pace(self.change(now)) };
+        self.next = now + apart(cost, pace);
         Ok(pages)
     }
 
@@ -445,6 +440,19 @@ impl Rounds {
     }
 }
 
+const fn pace(change: Change) -> (u32, Duration) {
+    match change {
+        Change::Little | Change::MuchForLong => QUIET,
+        Change::Some => BUSY,
+        Change::Much => BUSIEST,
+    }
+}
+
+/// How far rounds that cost so much come apart.
+fn apart(cost: Duration, (share, closest): (u32, Duration)) -> Duration {
+    (cost * share).clamp(closest, FURTHEST)
+}
+
 /// What was asked in, in stretches.
 pub fn spans() -> Vec<PageRange> {
     let known = table::lock().known(table::everything());
@@ -502,6 +510,17 @@ mod tests {
 
     fn ranges(list: &[(u64, u64)]) -> Vec<PageRange> {
         list.iter().map(|&(page, pages)| PageRange { start: HostVirt(page << 12), pages }).collect()
+    }
+
+    #[test]
+    fn dear_rounds_come_seldom_also_while_much_changes() {
+        let seconds = |cost: u64| {
+            [Change::Much, Change::Some, Change::Little, Change::MuchForLong]
+                .map(|change| apart(Duration::from_millis(cost), pace(change)).as_secs_f32())
+        };
+        assert_eq!(seconds(0), [1.0, 0.1, 0.1, 0.1]);
+        assert_eq!(seconds(20), [1.0, 2.0, 8.0, 8.0]);
+        assert_eq!(seconds(200), [5.0, 10.0, 10.0, 10.0]);
     }
 
     /// Fresh pages, each with its own content, asked in.
