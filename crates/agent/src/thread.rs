@@ -290,8 +290,7 @@ impl Agent {
             let may_refold =
                 pace.fold == FoldMode::On && self.folder.as_ref().is_ok_and(|folder| folder.may_refold(now));
             let due = if may_refold { self.rounds.look_at_broken(now) } else { 0 };
-            let cost = cpu_time(ClockId::ThreadCPUTime).saturating_sub(before) + FINGERPRINT_COST * due;
-            self.broken_looks = Looks { last: now, cost };
+            self.broken_looks = Looks::took(now, cpu_time(ClockId::ThreadCPUTime).saturating_sub(before), due);
         }
         if let Ok(folder) = &mut self.folder {
             match pace.fold {
@@ -506,6 +505,11 @@ struct Looks {
 }
 
 impl Looks {
+    /// It took so long to find them, and so many are to be fingerprinted.
+    fn took(now: Instant, looking: Duration, due: u32) -> Self {
+        Self { last: now, cost: looking + FINGERPRINT_COST * due }
+    }
+
     /// Whether it is time again. To be asked anew each time: much may have begun to change since the last look.
     fn is_due(&self, now: Instant, change: Change) -> bool {
         // What they may take of a processor, one part in so many.
@@ -570,5 +574,8 @@ mod tests {
         );
         let cheap = Looks { last, cost: Duration::from_micros(20) };
         assert_eq!([0, 1].map(|seconds| cheap.is_due(at(seconds), Change::Some)), [false, true]);
+        // What is to be fingerprinted is a part of what it costs.
+        let many = Looks::took(last, Duration::from_millis(20), 40_000);
+        assert_eq!([7, 8].map(|seconds| many.is_due(at(seconds), Change::Some)), [false, true]);
     }
 }
