@@ -6,6 +6,7 @@ use clap::Subcommand;
 mod census;
 mod insight;
 mod ksm;
+mod median;
 mod synthetic;
 
 /// Arguments of `pagefold bench`.

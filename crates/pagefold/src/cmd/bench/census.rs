@@ -3,6 +3,7 @@
 //! Every round measures each thing once, one after the other, so that what disturbs the machine disturbs
 //! all alike; the figures are medians over the rounds.
 
+use super::median::median;
 use super::synthetic::{AlignedPage, Guests, contents};
 use crate::exit::Outcome;
 use crate::output::say;
@@ -297,10 +298,4 @@ fn peak_of_census(pids: &[u32]) -> anyhow::Result<u64> {
 
 fn gib(pages: u64) -> f64 {
     (pages * PAGE_BYTES as u64) as f64 / f64::from(1 << 30)
-}
-
-pub fn median(seconds: &[f64]) -> f64 {
-    let mut sorted = seconds.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
 }

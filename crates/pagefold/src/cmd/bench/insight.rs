@@ -2,6 +2,7 @@
 //!
 //! Every round measures each thing once, one after the other; the figures are medians over the rounds. The guest runs on.
 
+use super::median::median;
 use crate::cmd::select::Selection;
 use crate::exit::{Outcome, Stop};
 use anyhow::Context;
@@ -136,10 +137,4 @@ fn print(out: &mut dyn Write, all: &[Figures]) -> std::io::Result<()> {
         table.row([f.guest.clone(), f.release.clone()].into_iter().chain(sizes).chain(times));
     }
     writeln!(out, "Looking into running VMs: milliseconds, medians of {} rounds, one thread\n{table}", all[0].rounds)
-}
-
-fn median(times: &[f64]) -> f64 {
-    let mut sorted = times.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
 }

@@ -8,7 +8,7 @@ use super::measure::{Scene, Side};
 use super::merger::Folds;
 use super::options::Options;
 use super::{svg, turns};
-use crate::cmd::bench::census::median;
+use crate::cmd::bench::median::median;
 use crate::exit::Outcome;
 use crate::output::say;
 use anyhow::Context;
@@ -109,6 +109,14 @@ pub fn run(o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<O
         report::json::write(&mut out, &churn)?;
     } else {
         churn.rounds.iter().try_for_each(|round| print(&mut out, round))?;
+        if churn.rounds.len() > 1 {
+            let Ratio { merged, cpu } = churn.ratio;
+            writeln!(
+                out,
+                "ratio, medians of {} rounds: {merged:.3} of what ksmd has merged, for {cpu:.3} of its processor time",
+                churn.rounds.len()
+            )?;
+        }
     }
     Ok(Outcome::Done)
 }

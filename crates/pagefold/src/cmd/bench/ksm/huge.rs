@@ -12,7 +12,7 @@ use super::guardian::Guardian;
 use super::ksmd::{Ksmd, may_use};
 use super::merger::Merger;
 use super::prober::Prober;
-use crate::cmd::bench::census::median;
+use crate::cmd::bench::median::median;
 use crate::exit::{Outcome, Stop};
 use crate::output::say;
 use crate::service::change::{Change, HugePages};

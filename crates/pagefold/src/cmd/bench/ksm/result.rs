@@ -2,6 +2,7 @@
 
 use super::measure::Turn;
 use super::options::{Image, Options};
+use crate::cmd::bench::median::median;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -103,9 +104,8 @@ impl Bench {
             median_of(&values.collect::<Vec<_>>())
         };
         let ratios = |of: fn(&Ratios) -> Option<f64>| {
-            let mut sorted: Vec<f64> = rounds.iter().map(|r| of(&r.ratio).unwrap_or(f64::INFINITY)).collect();
-            sorted.sort_by(f64::total_cmp);
-            Some(middle(&sorted)).filter(|m| m.is_finite())
+            let all: Vec<f64> = rounds.iter().map(|r| of(&r.ratio).unwrap_or(f64::INFINITY)).collect();
+            Some(median(&all)).filter(|m| m.is_finite())
         };
         let made = super::layout::superfluous(o.guests, o.memory / page::PAGE_BYTES as u64);
         Self {
@@ -130,15 +130,6 @@ impl Bench {
     }
 }
 
-fn middle(sorted: &[f64]) -> f64 {
-    let half = sorted.len() / 2;
-    match sorted {
-        [] => f64::NAN,
-        _ if sorted.len() % 2 == 1 => sorted[half],
-        _ => f64::midpoint(sorted[half - 1], sorted[half]),
-    }
-}
-
 /// Of values of the same shape the median of each number. What is missing in one of them is missing; lists are left out.
 fn median_of(values: &[Value]) -> Value {
     match values.first() {
@@ -152,9 +143,8 @@ fn median_of(values: &[Value]) -> Value {
         }
         Some(Value::Number(_)) => {
             let numbers: Option<Vec<f64>> = values.iter().map(Value::as_f64).collect();
-            let Some(mut numbers) = numbers else { return Value::Null };
-            numbers.sort_by(f64::total_cmp);
-            let median = middle(&numbers);
+            let Some(numbers) = numbers else { return Value::Null };
+            let median = median(&numbers);
             let whole = values.iter().all(|v| v.is_i64() || v.is_u64()) && median.fract() == 0.0;
             if whole { Value::from(median as i64) } else { Value::from(median) }
         }
