@@ -32,16 +32,22 @@ impl Wait {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Fleeting(HashMap<u64, Wait>);
+pub struct Fleeting {
+    waits: HashMap<u64, Wait>,
+    /// When those whose time is over were forgotten last.
+    cleared: u32,
+}
 
 impl Fleeting {
     /// This content did not last.
     pub fn ended(&mut self, content: u64, now: u32) {
-        if self.0.len() >= MOST {
-            self.0.retain(|_, wait| !wait.is_old(now));
+        // Before the table grows, room is made; but all of it is not gone through for each content.
+        if self.waits.len() >= self.waits.capacity().min(MOST) && now >= self.cleared + WAIT.0 {
+            self.waits.retain(|_, wait| !wait.is_old(now));
+            self.cleared = now;
         }
-        let room = self.0.len() < MOST;
-        match self.0.entry(content) {
+        let room = self.waits.len() < MOST;
+        match self.waits.entry(content) {
             Entry::Occupied(mut known) => {
                 let seconds = if known.get().is_old(now) { WAIT.0 } else { (known.get().seconds * 2).min(WAIT.1) };
                 known.insert(Wait { until: now + seconds, seconds });
@@ -55,12 +61,12 @@ impl Fleeting {
 
     /// Whether it is to wait.
     pub fn waits(&self, content: u64, now: u32) -> bool {
-        self.0.get(&content).is_some_and(|wait| now < wait.until)
+        self.waits.get(&content).is_some_and(|wait| now < wait.until)
     }
 
     /// Memory that this takes.
     pub fn bytes(&self) -> u64 {
-        self.0.capacity() as u64 * 17
+        self.waits.capacity() as u64 * 17
     }
 }
 
@@ -87,9 +93,17 @@ mod tests {
     fn it_does_not_remember_without_bound() {
         let mut fleeting = Fleeting::default();
         (0..2 * MOST as u64).for_each(|content| fleeting.ended(content, 0));
-        assert_eq!(fleeting.0.len(), MOST);
+        assert_eq!(fleeting.waits.len(), MOST);
         // Of those whose time is over there may be any number.
         fleeting.ended(u64::MAX, 200);
-        assert_eq!(fleeting.0.len(), 1);
+        assert_eq!(fleeting.waits.len(), 1);
+    }
+
+    #[test]
+    fn it_takes_memory_for_those_whose_time_is_not_over() {
+        let mut fleeting = Fleeting::default();
+        // One a second: no more than 120 of them are to be known at a time.
+        (0..10_000).for_each(|second| fleeting.ended(u64::from(second), second));
+        assert!(fleeting.waits.capacity() < 500, "{}", fleeting.waits.capacity());
     }
 }
