@@ -37,8 +37,10 @@ const BURST_HALF_LIFE: Duration = Duration::from_secs(300);
 /// been filled in a row, and lasts for as long as much is.
 const BURST: Duration = Duration::from_secs(2);
 const FEW: u64 = 64;
-/// A burst that has lasted for so long is looked at seldom: then its end may be seen some seconds later.
+/// A burst that has lasted for so long is looked at seldom: then its end may be seen some seconds later. One that has lasted for so
+/// much longer is thought to write again within half of that time what it ever does.
 const LONG: Duration = Duration::from_secs(60);
+const LONGEST: Duration = Duration::from_secs(128);
 /// A burst is over when it has not been so for so many seconds; in a calm that has lasted for so many, pages are folded when they
 /// have rested for a round.
 const CALM_SECONDS: u32 = 4;
@@ -74,7 +76,7 @@ const AGES: [u32; 9] = [4, 8, 16, 32, 64, 128, 256, 512, 1024];
 /// Moments of folds: none that is learned from, in a calm, or of a page that was never seen written or is younger; and the ages.
 pub const MOMENTS: usize = 1 + AGES.len();
 /// An age is thought to stay, until it is seen not to, from so many seconds on, and from twice the longest calm that is remembered
-/// and [`SOON`] on: what the last burst filled is not so old while this one goes on, unless bursts take longer than calms.
+/// and [`SOON`] on: what the last burst filled is not so old while this one goes on, but where that is of the longest.
 const OLD: u32 = 128;
 /// One piece of memory in so many has scouts of one age, another those of the next.
 const SCOUTS: u64 = 256;
@@ -289,7 +291,7 @@ impl Turnover {
             Some(Calm { goes_on: true, seconds: QUIET_SECONDS.. }) => Worth::All,
             Some(Calm { goes_on: true, .. }) => Worth::Rested,
             calm => {
-                let old = self.first_old();
+                let old = self.first_old(calm, now);
                 // As old as the last burst, or not so much older that it has outlived one: what the next one may well write again.
                 let is_of_the_burst =
                     |age| calm.is_some_and(|calm| age >= moment(false, Some(calm.seconds)) && age < old);
@@ -310,9 +312,15 @@ impl Turnover {
     }
 
     /// The first age that is thought to stay, until it is seen not to.
-    fn first_old(&self) -> usize {
+    fn first_old(&self, calm: Option<Calm>, now: Instant) -> usize {
         let longest = self.calms.iter().copied().max().unwrap_or(0);
-        let old = longest.saturating_mul(2).saturating_add(SOON).max(OLD);
+        let burst = now.saturating_duration_since(self.burst_since);
+        let goes_on = calm.is_none_or(|calm| calm.seconds < BREATH);
+        let old = if goes_on && burst >= LONGEST {
+            (LONGEST / 2).as_secs() as u32
+        } else {
+            longest.saturating_mul(2).saturating_add(SOON).max(OLD)
+        };
         (1 + AGES.partition_point(|begin| *begin < old)).min(AGES.len())
     }
 
@@ -484,6 +492,36 @@ mod tests {
             (0..2000).find(|seconds| worth.allows(page, *seconds))
         };
         assert_eq!([0, 32, 33, 90, 300, 5000].map(old_after), [128, 128, 256, 256, 1024, 1024].map(Some));
+    }
+
+    #[test]
+    fn what_a_long_burst_has_left_alone_is_thought_to_stay() {
+        let start = Instant::now();
+        let at = |second| start + Duration::from_secs(second);
+        let mut turnover = Turnover::new(start);
+        let writes = |turnover: &mut Turnover, seconds: std::ops::Range<u64>, changed| {
+            seconds.step_by(2).for_each(|second| turnover.add(changed, 100_000, at(second)));
+        };
+        writes(&mut turnover, 2..42, 0);
+        writes(&mut turnover, 42..44, 10_000);
+        writes(&mut turnover, 44..84, 0);
+        writes(&mut turnover, 84..212, 10_000);
+        let page = (0..).find(|page| scout_of(*page).is_none()).unwrap();
+        let old = |turnover: &Turnover, second| {
+            let worth = turnover.worth(at(second));
+            (0..2000).find(|seconds| worth.allows(page, *seconds))
+        };
+        assert_eq!([209, 210].map(|second| old(&turnover, second)), [Some(256), Some(64)]);
+        // Until it is seen not to.
+        let mut folds = Folds::NONE;
+        (folds.made[5], folds.short[5]) = (1000, 100);
+        turnover.judge(&folds, at(211));
+        assert_eq!(old(&turnover, 212), Some(128));
+        // It may take a breath; when it is over, the next one may write all that it has filled.
+        writes(&mut turnover, 212..250, 0);
+        assert_eq!([225, 226].map(|second| old(&turnover, second)), [Some(128), Some(256)]);
+        writes(&mut turnover, 250..260, 20_000);
+        assert_eq!((turnover.calm(at(259)), old(&turnover, 259)), (None, Some(256)));
     }
 
     #[test]

@@ -12,15 +12,17 @@ const LOOK: u32 = 2;
 /// How a member works.
 #[derive(Clone, Copy, Debug)]
 struct Work {
-    /// Its memory is filled every so many seconds, page after page within twenty, but for one page in twenty, which stays.
+    /// Its memory is filled every so many seconds, page after page, but for one page in twenty, which stays.
     period: u32,
+    /// It is filled within so many.
+    takes: u32,
     /// One page in so many is written half a period later too.
     half_way: u64,
 }
 
 impl Work {
     fn writes(self, page: u64, second: u32) -> bool {
-        let filled = (page * 20 / PAGES) as u32 / LOOK * LOOK;
+        let filled = (page * u64::from(self.takes) / PAGES) as u32 / LOOK * LOOK;
         let is_again = page % self.half_way == 3 && second % self.period == (filled + self.period / 2) % self.period;
         page % 20 != 7 && (second % self.period == filled || is_again)
     }
@@ -69,12 +71,20 @@ fn by_turns(work: Work) -> (f64, f64) {
 fn what_stays_is_folded_and_what_does_not_is_tried() {
     // Filled again before a minute is over, or all the time: what stays, and what is tried.
     for period in [20, 50] {
-        let (_, folded) = by_turns(Work { period, half_way: u64::MAX });
+        let (_, folded) = by_turns(Work { period, takes: 20, half_way: u64::MAX });
         assert!((0.04..0.08).contains(&folded), "{period}: {folded}");
     }
     for (period, half_way) in [(90, u64::MAX), (120, u64::MAX), (300, u64::MAX), (100, 50), (130, 30), (110, 15)] {
-        let (short, folded) = by_turns(Work { period, half_way });
+        let (short, folded) = by_turns(Work { period, takes: 20, half_way });
         let most = 1.0 - 15.0 / f64::from(period) - 1.0 / half_way as f64;
         assert!(short < 0.05 && folded > most - 0.05, "{period}, {half_way}: {short} {folded}");
+    }
+}
+
+#[test]
+fn what_a_member_that_never_rests_writes_seldom_is_folded() {
+    for period in [80, 110, 160, 300] {
+        let (short, folded) = by_turns(Work { period, takes: period, half_way: u64::MAX });
+        assert!(short < 0.02 && folded > 0.95, "{period}: {short} {folded}");
     }
 }
