@@ -153,7 +153,7 @@ fn members_that_are_to_share_nothing_stop_sharing() {
     other.rest(1, [4, 5, 5]);
     serve_until("folds", &mut [&mut one, &mut other], |a| a.iter().all(|agent| agent.mapped.len() == 3));
     world.set(Settings { intra_member_only: true, ..Settings::default() });
-    world.wait_until("word of that", |w| w.events.iter().any(|event| event.contains("share nothing")));
+    world.wait_until("word of that", |w| w.has_event("share nothing"));
     serve_until("pairs of their own", &mut [&mut one, &mut other], |a| {
         a.iter().all(|agent| agent.mapped.len() == 2 && agent.pace.unwrap().fold == FoldMode::On)
     });
@@ -178,7 +178,7 @@ fn a_full_pool_folds_nothing_new_and_says_so() {
     one.rest(1, 1..=10);
     other.rest(1, 1..=10);
     serve_until("folds", &mut [&mut one, &mut other], |a| a.iter().all(|agent| agent.mapped.len() == 5));
-    world.wait_until("word of that", |w| w.events.iter().any(|event| event.contains("reached its 5 slots")));
+    world.wait_until("word of that", |w| w.has_event("reached its 5 slots"));
     assert_eq!(world.report().slots, 5);
     // What is there is still used, and with more room there is more.
     one.rest(100, [other.pages[other.mapped.keys().next().unwrap()]]);
@@ -248,7 +248,7 @@ fn a_small_index_goes_over_the_hash_space_in_passes() {
     let mut world = World::new(Settings { index_pages: 256, ..Settings::default() });
     let mut one = world.member("one", 1);
     one.rest(0, 1..=2000);
-    world.wait_until("word of that", |w| w.events.iter().any(|event| event.contains("passes")));
+    world.wait_until("word of that", |w| w.has_event("passes"));
     let report = world.report();
     assert!(report.pass_permille.is_some());
     one.wait_until("a part to report", |agent| agent.pace.unwrap().last.0 < u64::MAX / 4);

@@ -36,7 +36,7 @@ fn is_cut_off(what: &str, lie: impl FnOnce(&mut Agent)) {
         std::thread::sleep(std::time::Duration::from_millis(1));
         let _ = liar.hear();
     }
-    assert!(world.has_event("cut off") || world.has_event("disconnected"), "{what}: {:?}", world.events);
+    world.wait_until(what, |w| w.has_event("cut off") || w.has_event("disconnected"));
     goes_on(&mut honest, 1000);
     assert_eq!(world.report().members.iter().filter(|member| member.connected).count(), 1);
 }
@@ -119,7 +119,7 @@ fn greetings_that_are_none() {
     old.wait_until("the end", |agent| agent.closed);
     let mut silent = world.admit("silent", 4);
     silent.wait_until("the end", |agent| agent.closed);
-    assert!(world.has_event("speaks version 2") && world.has_event("not said a word"), "{:?}", world.events);
+    world.wait_until("word of that", |w| w.has_event("speaks version 2") && w.has_event("not said a word"));
     goes_on(&mut honest, 1000);
 }
 

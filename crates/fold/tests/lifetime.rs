@@ -22,7 +22,7 @@ fn what_a_member_maps_is_kept_until_its_process_is_gone() {
     let (mut world, one, mut other) = sharing();
     let Agent { socket, lease, .. } = one;
     drop(socket);
-    world.wait_until("word of that", |w| w.events.iter().any(|event| event.contains("hung up")));
+    world.wait_until("word of that", |w| w.has_event("hung up"));
     other.write(1, [11, 12, 13, 14]);
     std::thread::sleep(Duration::from_secs(4));
     other.serve();
@@ -185,6 +185,6 @@ fn a_new_supervisor_is_told_what_there_is() {
         .order(&Order::Take { settings: Settings { pool_slots: 1, ..Settings::default() }, segments: Vec::new() }, &[]);
     world.report();
     other.rest(20, [8, 8]);
-    world.wait_until("word of that", |w| w.events.iter().any(|event| event.contains("reached its 1 slots")));
+    world.wait_until("word of that", |w| w.has_event("reached its 1 slots"));
     one.check();
 }

@@ -166,8 +166,7 @@ impl World {
         }
     }
 
-    pub fn has_event(&mut self, text: &str) -> bool {
-        self.listen();
+    pub fn has_event(&self, text: &str) -> bool {
         self.events.iter().any(|event| event.contains(text))
     }
 }
