@@ -59,7 +59,7 @@ impl Kernel<'_> {
             Some(start) => start as u64,
             None => self.direct_map_end()?,
         };
-        (first < end && first >= self.tables.kernel_half()).then_some((first, end - 1))
+        (first < end && first >= self.tables.kernel_half()).then(|| (first, end - 1))
     }
 
     /// The first address behind those that map all memory in its own order.

@@ -178,6 +178,13 @@ fn a_note_that_leads_nowhere_is_not_believed() {
     assert!(Kernel::find(&two).is_ok());
 }
 
+#[test]
+fn descriptions_may_be_said_to_lie_at_the_beginning_of_all_addresses() {
+    let mut guest = guest();
+    guest.bytes_mut()[8 * 4096..][..8].copy_from_slice(&3_u64.to_le_bytes());
+    assert_eq!(Kernel::find(&guest).unwrap().classify().uses.len(), FRAMES);
+}
+
 /// Places in the structures, and what is written there.
 fn damage() -> impl Strategy<Value = Vec<(usize, usize, u64)>> {
     let frame = prop_oneof![1 => Just(NOTE), 2 => 2..12_usize, 4 => DESCRIPTIONS..DESCRIPTIONS + 32, 1 => Just(NAMES)];
