@@ -76,16 +76,6 @@ pub fn map(bytes: usize) -> Option<PageRange> {
     Some(PageRange { start: HostVirt((start + PAGE_BYTES) as u64), pages: (bytes >> PAGE_SHIFT) as u64 })
 }
 
-/// For `fork`: nobody allocates between this and [`unlock_after_fork`].
-pub fn lock_for_fork() {
-    HEAP.lock_for_fork();
-}
-
-/// In parent and child.
-pub fn unlock_after_fork() {
-    HEAP.unlock_after_fork();
-}
-
 /// Reserves the range, once.
 fn reserve() -> bool {
     if START.load(Ordering::Relaxed) != 0 {

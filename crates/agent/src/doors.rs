@@ -14,17 +14,20 @@
 //! would have answered had nothing been folded. Nothing in a door panics, allocates from the program's heap, or waits
 //! for anything but the table.
 //!
-//! **State.** *Inert*: in a process that was not asked in, doors only pass on. *Member*. *Child*: forked from a member
-//! and in possession of mappings of the pool; it has no agent and enrols nothing, but its doors keep contents right. A
+//! **State.** *Inert*: in a process that was not asked in, doors only pass on. *Member*. A forked child is inert again,
+//! however it was made: the kernel clears the state for it. What it got of the pool is followed ([`crate::follow`]). A
 //! `vfork` child and a thread made by `clone` share the member's memory, table and state, and the doors serve them alike:
 //! nothing here asks who or which process it is.
+//!
+//! **What does not come through a door** is told of by the kernel as far as contents depend on it: discards of memory that maps the
+//! pool, and forks. The doors are there because what they know beforehand costs less than being told.
 //!
 //! **Only memory whose birth was seen is enrolled** when all anonymous memory is asked in: who makes memory behind the
 //! doors' back changes it behind their back. The C library itself calls its functions without going through anything that
 //! could be interposed; so their first instruction is replaced by a jump to ours ([`patch`]).
 
 mod advice;
-mod fork;
+mod exit;
 mod heap;
 mod maps;
 mod memory;
@@ -40,17 +43,17 @@ use crate::table::{self, Guard, Shut, Table, Traits};
 use crate::{arena, references};
 use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum State {
     Inert = 0,
     Member = 1,
-    Child = 2,
 }
 
-static STATE: AtomicU8 = AtomicU8::new(State::Inert as u8);
+/// Where the state is kept: in a page that is cleared for forked children. None is there in a process that was never asked in.
+static STATE: AtomicPtr<AtomicU8> = AtomicPtr::new(std::ptr::null_mut());
 /// Whether all private anonymous memory is asked in.
 static ALL: AtomicBool = AtomicBool::new(false);
 /// Whether memory is locked from its birth (`mlockall(MCL_FUTURE)`).
@@ -63,8 +66,9 @@ const EXTENT_BYTES: usize = 16 << 10;
 
 /// Makes this process a member. For the constructor: no other thread runs yet.
 pub fn init(all_anonymous: bool) {
+    let Some(place) = place_for_state() else { return };
+    STATE.store(place, Ordering::Release);
     references::init();
-    fork::register();
     if all_anonymous {
         match patch::patch() {
             Ok(()) => ALL.store(true, Ordering::Relaxed),
@@ -85,16 +89,27 @@ pub fn why_nothing_is_enrolled() -> String {
     }
 }
 
+/// A page that children find cleared.
+fn place_for_state() -> Option<*mut AtomicU8> {
+    let page = arena::map(PAGE_BYTES)?.start.0 as usize;
+    // SAFETY: the page is ours; children do not miss what it holds.
+    let answer = unsafe { raw::call(libc::SYS_madvise, [page, PAGE_BYTES, libc::MADV_WIPEONFORK as usize, 0, 0, 0]) };
+    raw::error(answer).is_none().then_some(page as *mut AtomicU8)
+}
+
 fn state() -> State {
-    match STATE.load(Ordering::Relaxed) {
-        1 => State::Member,
-        2 => State::Child,
+    let place = STATE.load(Ordering::Acquire);
+    // SAFETY: null, or a page that is mapped for as long as the process lives, zeroed at first, and used for nothing else.
+    match unsafe { place.as_ref() }.map(|state| state.load(Ordering::Relaxed)) {
+        Some(1) => State::Member,
         _ => State::Inert,
     }
 }
 
 fn set_state(state: State) {
-    STATE.store(state as u8, Ordering::SeqCst);
+    let place = STATE.load(Ordering::Acquire);
+    // SAFETY: as in `state`.
+    unsafe { place.as_ref() }.into_iter().for_each(|place| place.store(state as u8, Ordering::SeqCst));
 }
 
 /// Whether this process is folded.
@@ -145,6 +160,11 @@ fn map_fresh(range: PageRange, traits: Traits) -> Answer {
         give_advice(range, traits);
     }
     mapped
+}
+
+/// Puts fresh anonymous memory where what was folded has been discarded. Says whether it is there.
+pub fn map_discarded(range: PageRange, traits: Traits) -> bool {
+    raw::error(map_fresh(range, traits)).is_none()
 }
 
 /// Advises for a mapping what was advised for what it replaces.

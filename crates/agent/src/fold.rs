@@ -2,6 +2,7 @@
 //! pages the member has written since.
 
 use crate::cpu_time::cpu_time;
+use crate::follow::{Following, Held};
 use crate::patience::Patience;
 use crate::pool::Pool;
 use crate::refold::{self, Part};
@@ -12,12 +13,14 @@ use crate::table;
 use crate::unfold::Unfold;
 use crate::witness::Witness;
 use crate::{arena, doors, references};
-use host::{Inherit, MemberMemory, Pagemap, make_private};
-use page::{HostVirt, PageRange};
+use host::{Inherit, MemberMemory, Pagemap, SoftReader, make_private};
+use page::{HostVirt, PageRange, PageSet};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::time::ClockId;
+use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::{FoldRun, MemberStats, Outcome, SlotRun, Target};
 
@@ -40,6 +43,7 @@ const UNFOLD_AT_ONCE: usize = 256;
 pub struct Folder {
     section: Section,
     unfold: Unfold,
+    reader: SoftReader,
     witness: Witness,
     regain: Regain,
     no_refold_until: Option<Instant>,
@@ -55,11 +59,16 @@ pub struct Folder {
 
 impl Folder {
     /// With at most so many mappings in the whole process.
-    pub fn new(section: Section, unfold: Unfold, most_vmas: u64, prover: PathBuf) -> Self {
+    ///
+    /// # Errors
+    /// Memory or descriptors are short.
+    pub fn new(section: Section, most_vmas: u64, prover: PathBuf) -> io::Result<Self> {
         let (patience, surveyed) = (Patience::default(), Ok(0));
-        Self {
+        let unfold = Unfold::new(Arc::clone(section.following()));
+        Ok(Self {
             section,
             unfold,
+            reader: SoftReader::new(refold::GROUP_PAGES)?,
             witness: Witness::new(prover),
             regain: Regain::new(Instant::now()),
             no_refold_until: None,
@@ -70,12 +79,18 @@ impl Folder {
             vmas: count_vmas(),
             runs_since_count: 0,
             count_due: Instant::now(),
-        }
+        })
     }
 
     /// The userfaultfd that pages are moved with.
     pub const fn section(&self) -> &Section {
         &self.section
+    }
+
+    /// From here on, memory is followed by another one. Nothing may lie in mappings of the pool.
+    pub fn follow_by(&mut self, following: &Arc<Following>) {
+        self.section.follow_by(Arc::clone(following));
+        self.unfold = Unfold::new(Arc::clone(following));
     }
 
     /// Why nothing may be folded, if something may write this process's memory without pinning it.
@@ -195,7 +210,7 @@ impl Folder {
                 continue;
             }
             let group = &parts[at..at + sound];
-            let with = (pagemap, self.unfold.keep_out(), &mut self.witness);
+            let with = (pagemap, &**self.section.following(), &mut self.reader, &mut self.witness);
             let (done, took) = refold::some(&mut table, with, group, generation, all);
             stats.stalls.add(micros(took));
             if self.witness.is_late() {
@@ -379,13 +394,34 @@ impl Folder {
         }
         pool.wait_for_locks();
         let began = Instant::now();
-        let with = (pagemap, self.section.guard(), self.unfold.keep_out(), &mut self.witness);
+        let with = (pagemap, self.section.notes(), &**self.section.following(), &mut self.witness);
         let is_whole = regain::make_whole(&mut table, with, (piece, traits), copy, generation)?;
         stats.stalls.add(micros(began.elapsed()));
         if is_whole && is_huge {
             rounds.know_huge(piece.start);
         }
         Ok(is_whole)
+    }
+
+    /// Puts anonymous memory where the program has discarded what was folded, as far as that has lost its page table entries: from
+    /// there on, the kernel alone serves it.
+    ///
+    /// # Errors
+    /// The kernel refused to look.
+    pub fn settle_discards(&mut self, pagemap: &Pagemap) -> host::Result<()> {
+        let following = Arc::clone(self.section.following());
+        let discarded: Vec<PageRange> = following.hold().discarded().ranges().collect();
+        for (piece, _) in discarded.into_iter().flat_map(|range| pieces(range.start, range.pages, Target::Zero)) {
+            let mut table = table::lock();
+            // Nobody is given a page of it meanwhile, so what has no entry keeps none.
+            let mut held = following.hold();
+            for gone in held.discarded().within(piece) {
+                settle(&mut table, &mut held, pagemap, gone)?;
+            }
+            drop(held);
+            let _ = following.watch().wake(piece);
+        }
+        Ok(())
     }
 
     /// When there may be something to be made whole.
@@ -421,11 +457,39 @@ impl Folder {
     }
 }
 
+/// See [`Folder::settle_discards`].
+fn settle(table: &mut table::Table, held: &mut Held<'_>, pagemap: &Pagemap, gone: PageRange) -> host::Result<()> {
+    let mut entries = Vec::new();
+    pagemap.read(gone.start, gone.pages, &mut entries)?;
+    let is_absent = |page: PageRange| {
+        let entry = &entries[(page.start.page() - gone.start.page()) as usize];
+        !entry.present() && !entry.swapped()
+    };
+    let mut pooled = PageSet::new();
+    table.pooled_pages(gone).into_iter().for_each(|range| pooled.insert(range));
+    for (from, pages) in parts_by_page(gone, is_absent) {
+        let absent = PageRange { start: gone.start.add_pages(from), pages };
+        for range in pooled.within(absent) {
+            for (part, traits) in table.known(range) {
+                if doors::map_discarded(part, traits) {
+                    table.discard(part);
+                    held.forget(part);
+                }
+            }
+        }
+    }
+    // What is known of other memory is of no use: it was unmapped, or is private.
+    pooled.missing(gone).into_iter().for_each(|range| held.forget(range));
+    Ok(())
+}
+
 /// The parts of a piece that this is true of, as first page and pages.
 fn parts(piece: PageRange, is_so: impl Fn(PageRange) -> bool) -> Vec<(u64, u64)> {
-    if is_so(piece) {
-        return vec![(0, piece.pages)];
-    }
+    if is_so(piece) { vec![(0, piece.pages)] } else { parts_by_page(piece, is_so) }
+}
+
+/// The same, where it can be asked of single pages only.
+fn parts_by_page(piece: PageRange, is_so: impl Fn(PageRange) -> bool) -> Vec<(u64, u64)> {
     let mut found: Vec<(u64, u64)> = Vec::new();
     for at in (0..piece.pages).filter(|at| is_so(PageRange { start: piece.start.add_pages(*at), pages: 1 })) {
         match found.last_mut() {

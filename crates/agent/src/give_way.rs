@@ -2,32 +2,41 @@
 //! only, and the program's goes first.
 //!
 //! The program's thread that is about to register asks here. It has to take ours off the range at once, but does not have
-//! our userfaultfd among its files; so it gets it from the agent's thread for the moment.
+//! our userfaultfds among its files; so it gets them from the agent's thread for the moment.
 
+use crate::section::Section;
 use crate::table;
 use host::Userfault;
-use page::PageRange;
+use page::{PageRange, PageSet};
 use rustix::process::Pid;
 use rustix::thread::gettid;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 static THREAD: AtomicI32 = AtomicI32::new(0);
-static NUMBER: AtomicI32 = AtomicI32::new(-1);
+static NOTES: AtomicI32 = AtomicI32::new(-1);
+static WATCH: AtomicI32 = AtomicI32::new(-1);
 
-/// From now on, `guard` is what has to give way. For the thread that has it open.
-pub fn publish(guard: &Userfault) {
-    NUMBER.store(guard.number(), Ordering::Relaxed);
+/// From now on, what this section uses has to give way. For the thread that has it open.
+pub fn publish(section: &Section) {
+    NOTES.store(section.notes().map_or(-1, Userfault::number), Ordering::Relaxed);
+    WATCH.store(section.following().watch().number(), Ordering::Relaxed);
     THREAD.store(gettid().as_raw_nonzero().get(), Ordering::Release);
     crate::doors::set_yield(unregister);
 }
 
-/// Takes our userfaultfd off a range. Called by a thread of the program.
+/// Takes our userfaultfds off a range. Called by a thread of the program.
 fn unregister(range: PageRange) {
-    // Held, so that no section is under way, and none puts it back.
-    let _table = table::lock();
+    // Held, so that no section is under way, and none puts them back.
+    let table = table::lock();
+    let mut pooled = PageSet::new();
+    table.pooled_pages(range).into_iter().for_each(|range| pooled.insert(range));
     let Some(thread) = Pid::from_raw(THREAD.load(Ordering::Acquire)) else { return };
-    if let Ok(guard) = Userfault::of_thread(thread, NUMBER.load(Ordering::Relaxed)) {
-        // If it fails, so will the program's own registration, and the program is told that.
-        let _ = guard.unregister(range);
-    }
+    let take_off = |number: &AtomicI32, parts: Vec<PageRange>| {
+        if let Ok(ours) = Userfault::of_thread(thread, number.load(Ordering::Relaxed)) {
+            // If it fails, so will the program's own registration, and the program is told that.
+            parts.into_iter().map(|part| ours.unregister(part)).for_each(|_| ());
+        }
+    };
+    take_off(&NOTES, pooled.missing(range));
+    take_off(&WATCH, pooled.within(range));
 }

@@ -1,14 +1,13 @@
 //! A lock for what the program's threads, its signal handlers and the agent's thread share.
 //!
-//! It is a word and `futex`, so that it allocates nothing, cannot be poisoned, and can be let go in a forked child by
-//! whoever took it before the fork. While it is held, all signals are blocked: a handler that unmaps memory would
-//! otherwise wait for the very thread it interrupted. Around a `fork` it is held by the forking thread, on which other
-//! fork handlers run meanwhile: they may enter, one after the other, and nobody else.
+//! It is a word and `futex`, so that it allocates nothing and cannot be poisoned. While it is held, all signals are blocked:
+//! a handler that unmaps memory would otherwise wait for the very thread it interrupted. It is not taken around a `fork`: a
+//! child uses nothing that it guards.
 
 use crate::raw;
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -19,76 +18,46 @@ const AWAITED: u32 = 2;
 #[derive(Debug)]
 pub struct Lock<T> {
     state: AtomicU32,
-    /// The thread that holds it around a `fork`: whatever other fork handlers do on that thread may enter.
-    forking: AtomicUsize,
-    /// That thread's signal mask.
-    signals: AtomicU64,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached only through a `Guard`, of which there is one at a time (around a `fork` the lock is held
-// without one, and the one thread that may enter makes one at a time); so sharing the lock between threads
+// SAFETY: the value is reached only through a `Guard`, of which there is one at a time; so sharing the lock between threads
 // is no more than sending the value from one to the next.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
     pub const fn new(value: T) -> Self {
-        Self {
-            state: AtomicU32::new(FREE),
-            forking: AtomicUsize::new(0),
-            signals: AtomicU64::new(0),
-            value: UnsafeCell::new(value),
-        }
+        Self { state: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
     }
 
     /// Waits for the value, with all signals blocked.
     pub fn lock(&self) -> Guard<'_, T> {
         let signals = raw::set_signal_mask(u64::MAX);
-        Guard { release: self.acquire(), lock: self, signals: Some(signals) }
+        self.acquire();
+        Guard { lock: self, signals: Some(signals) }
     }
 
     /// As [`Lock::lock`], for who has blocked all signals already.
     pub fn lock_only(&self) -> Guard<'_, T> {
-        Guard { release: self.acquire(), lock: self, signals: None }
-    }
-
-    /// Takes the lock for as long as a `fork` lasts: until [`Lock::unlock_after_fork`], in parent and in child.
-    pub fn lock_for_fork(&self) {
-        let signals = raw::set_signal_mask(u64::MAX);
         self.acquire();
-        self.signals.store(signals, Ordering::Relaxed);
-        self.forking.store(raw::thread(), Ordering::Relaxed);
+        Guard { lock: self, signals: None }
     }
 
-    /// The end of [`Lock::lock_for_fork`].
-    pub fn unlock_after_fork(&self) {
-        let signals = self.signals.load(Ordering::Relaxed);
-        self.forking.store(0, Ordering::Relaxed);
-        self.release();
-        raw::set_signal_mask(signals);
-    }
-
-    /// Says whether it has to be released: not where the calling thread has it already, around a `fork`.
-    fn acquire(&self) -> bool {
+    fn acquire(&self) {
         if self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-            return true;
-        }
-        // Only this thread itself can have written its own name there.
-        if self.forking.load(Ordering::Relaxed) == raw::thread() {
-            return false;
+            return;
         }
         for _ in 0..100 {
             std::hint::spin_loop();
             if self.state.load(Ordering::Relaxed) == FREE
                 && self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
             {
-                return true;
+                return;
             }
         }
         while self.state.swap(AWAITED, Ordering::Acquire) != FREE {
             futex(&self.state, libc::FUTEX_WAIT, AWAITED);
         }
-        true
     }
 
     fn release(&self) {
@@ -107,7 +76,6 @@ fn futex(word: &AtomicU32, operation: i32, value: u32) {
 #[derive(Debug)]
 pub struct Guard<'a, T> {
     lock: &'a Lock<T>,
-    release: bool,
     signals: Option<u64>,
 }
 
@@ -115,7 +83,7 @@ impl<T> Deref for Guard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: this guard holds the lock, or its thread does, and nobody else makes a reference to the value without it.
+        // SAFETY: this guard holds the lock, and nobody else makes a reference to the value without it.
         unsafe { &*self.lock.value.get() }
     }
 }
@@ -129,9 +97,7 @@ impl<T> DerefMut for Guard<'_, T> {
 
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
-        if self.release {
-            self.lock.release();
-        }
+        self.lock.release();
         if let Some(signals) = self.signals {
             raw::set_signal_mask(signals);
         }

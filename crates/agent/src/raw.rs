@@ -53,14 +53,6 @@ pub fn set_signal_mask(mask: u64) -> u64 {
     old
 }
 
-/// Tells the calling thread from all others of the process: its thread pointer.
-pub fn thread() -> usize {
-    let pointer: usize;
-    // SAFETY: on x86-64 the thread control block begins with its own address, from the thread's first instruction on.
-    unsafe { asm!("mov {}, fs:0", out(reg) pointer, options(nostack, readonly, preserves_flags)) };
-    pointer
-}
-
 /// The address of the calling thread's stack, about.
 pub fn stack() -> usize {
     let pointer: usize;

@@ -14,20 +14,23 @@
 //!   compared with the slot, in place
 //!      |                     \
 //!      v equal                 v different: let writers in --> Changed
-//!   map the slots over it
+//!   place the slots over it (`place`)
 //!      \--> Folded. Wake who slept: they find the slot, and break it
 //! ```
 //!
-//! Who only reads the page meanwhile reads the same bytes before and after.
+//! Who only reads the page meanwhile reads the same bytes before and after. What is discarded meanwhile reads as zeros afterwards:
+//! the kernel tells of it (`follow`).
 //!
 //! The table's lock is held while writers are kept out, from at most [`GROUP_PAGES`] pages in [`GROUP_PARTS`] parts at a
 //! time, and a witness answers soon or not at all, so it ends by itself.
 
+use crate::follow::Following;
+use crate::place::place;
 use crate::references;
 use crate::section::{RUN_PAGES, Source};
 use crate::table::{Guard, Table};
 use crate::witness::Witness;
-use host::{Pagemap, Userfault, Watch, map_anonymous_over, pages_equal};
+use host::{Pagemap, SoftReader, map_anonymous_over, pages_equal};
 use page::PageRange;
 use rustix::io::Errno;
 use std::time::{Duration, Instant};
@@ -57,7 +60,7 @@ pub struct Part<'a> {
 /// `references` at `generation` or later.
 pub fn some(
     table: &mut Guard,
-    (pagemap, keep_out, witness): (&Pagemap, &Userfault, &mut Witness),
+    (pagemap, following, reader, witness): (&Pagemap, &Following, &mut SoftReader, &mut Witness),
     parts: &[Part<'_>],
     generation: u64,
     outcomes: &mut [Outcome],
@@ -79,70 +82,89 @@ pub fn some(
     }
     // What has to be waited for later is waited for now, while nobody is kept out.
     group.iter().find_map(|part| part.source).inspect(|source| source.pool.wait_for_lock());
-    // Where the program looks after its faults by itself, this fails, and nothing is touched.
-    let registered: Vec<&Part<'_>> =
-        group.iter().filter(|part| keep_out.register(part.range, Watch::Writes).is_ok()).collect();
+    following.hold().begin_section();
     let began = Instant::now();
-    let kept_out: Vec<&Part<'_>> =
-        registered.iter().copied().filter(|part| keep_out.protect(part.range, true).is_ok()).collect();
+    // Where the program looks after its faults by itself, this fails, and nothing is touched.
+    let keep_out = |part: &&Part<'_>| following.until_read(|_| following.watch().protect(part.range, true)).1.is_ok();
+    let kept_out: Vec<&Part<'_>> = group.iter().filter(keep_out).collect();
     let mut proofs = witness.ask(pagemap, kept_out.iter().map(|part| part.range));
     let pinned = references::generation() != generation;
     for part in &kept_out {
         let of_part = &mut outcomes[part.at..part.at + part.range.pages as usize];
         let (its_proofs, others) = proofs.split_at(of_part.len());
         proofs = others;
-        judge(part, its_proofs, of_part);
+        judge(following, reader, part, its_proofs, of_part);
         if pinned {
             of_part.fill(Outcome::Unpinned);
         }
-        replace(table, part.range, part.source, of_part);
+        replace(table, following, part.range, part.source, of_part);
     }
-    for part in registered {
-        // Lifts the protection from what is still there, and wakes who slept on it ...
-        let _ = keep_out.unregister(part.range);
-        // ... and who slept on what has been replaced.
-        let _ = keep_out.wake(part.range);
+    following.hold().end_section();
+    for part in &kept_out {
+        // What is still there; what has been replaced is not protected.
+        for pooled in table.pooled_pages(part.range) {
+            following.let_writers_in(pooled);
+        }
+        // Who slept on what has been replaced.
+        let _ = following.watch().wake(part.range);
     }
     (group.len(), began.elapsed())
 }
 
 /// `Folded` stands for a page that can be replaced, for now.
-fn judge(part: &Part<'_>, proofs: &[Proof], outcomes: &mut [Outcome]) {
+fn judge(following: &Following, reader: &mut SoftReader, part: &Part<'_>, proofs: &[Proof], outcomes: &mut [Outcome]) {
     let slots = part.source.map(|s| s.pool.slots(s.first, part.range.pages));
     let Some(slots) = slots.map_or(Some(None), |slots| slots.map(Some)) else { return };
-    for ((n, outcome), proof) in outcomes.iter_mut().enumerate().zip(proofs) {
-        if *proof != Proof::Free {
+    let kept = following.hold().kept(part.range);
+    // Copied, because the program may unmap it by a system call of its own. Nobody can write it.
+    let copied = reader.read(part.range);
+    for ((n, outcome), proof) in outcomes.iter_mut().enumerate().take(copied).zip(proofs) {
+        let page = part.range.start.add_pages(n as u64);
+        if *proof != Proof::Free || !kept.iter().any(|range| range.start <= page && page < range.end()) {
             continue;
         }
         let wanted = slots.map_or(crate::section::zeros(), |slots| slots.start.add_pages(n as u64));
-        // SAFETY: the page is readable, as its traits say; `wanted` is a page of the view, which reaches to the end of a file
-        // that cannot shrink, or a constant. Nobody can write either.
-        let equal = unsafe { pages_equal(part.range.start.add_pages(n as u64), wanted) };
+        let ours = page::HostVirt(std::ptr::from_ref(reader.page(n)) as u64);
+        // SAFETY: one is a copy of ours; the other is a page of the view, which reaches to the end of a file that cannot shrink,
+        // or a constant.
+        let equal = unsafe { pages_equal(ours, wanted) };
         *outcome = if equal { Outcome::Folded } else { Outcome::Changed };
     }
 }
 
 /// Replaces what can be.
-fn replace(table: &mut Table, run: PageRange, source: Option<Source<'_>>, outcomes: &mut [Outcome]) {
+fn replace(
+    table: &mut Table,
+    following: &Following,
+    run: PageRange,
+    source: Option<Source<'_>>,
+    outcomes: &mut [Outcome],
+) {
     let mut at = 0;
     while at < outcomes.len() {
         let verdict = outcomes[at];
         let pages = outcomes[at..].iter().take_while(|o| **o == verdict).count();
         let piece = PageRange { start: run.start.add_pages(at as u64), pages: pages as u64 };
-        if verdict == Outcome::Folded && map_over(table, piece, source, at as u32).is_err() {
+        if verdict == Outcome::Folded && map_over(table, following, piece, source, at as u32).is_err() {
             outcomes[at..at + pages].fill(Outcome::NoVma);
         }
         at += pages;
     }
 }
 
-fn map_over(table: &mut Table, piece: PageRange, source: Option<Source<'_>>, offset: u32) -> Result<(), Errno> {
+fn map_over(
+    table: &mut Table,
+    following: &Following,
+    piece: PageRange,
+    source: Option<Source<'_>>,
+    offset: u32,
+) -> Result<(), Errno> {
     let slot = source.map(|source| source.first.add(offset).ok_or(Errno::INVAL)).transpose()?;
     loop {
         let mapped = match (source, slot) {
             // SAFETY: every page of the piece is read-only for everybody, and holds what the slots hold. The table's lock keeps
             // other threads from mapping anything else there.
-            (Some(source), Some(slot)) => unsafe { source.pool.map_over(piece, slot) },
+            (Some(source), Some(slot)) => unsafe { place(following, source.pool, slot, piece, None) },
             // SAFETY: as above, with zeros.
             _ => unsafe { map_anonymous_over(piece) },
         };

@@ -3,26 +3,26 @@
 use super::*;
 use crate::table;
 use crate::testing::{LateDevice, Member, fold, pool, section, witness};
-use crate::unfold::Unfold;
-use host::{PoolView, Purpose};
+use host::PoolView;
 use page::{PAGE_BYTES, PoolSlot};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Refolds a run with a new witness, and says what became of each page.
 fn fold_again(
     witness: &mut Witness,
-    unfold: &Unfold,
+    following: &Following,
     run: PageRange,
     source: Option<(&PoolView, u32)>,
 ) -> Vec<Outcome> {
     witness.end();
-    fold_again_by(witness, unfold, run, source)
+    fold_again_by(witness, following, run, source)
 }
 
 /// The same with the witness there is, if it will do.
 fn fold_again_by(
     witness: &mut Witness,
-    unfold: &Unfold,
+    following: &Following,
     run: PageRange,
     source: Option<(&PoolView, u32)>,
 ) -> Vec<Outcome> {
@@ -30,7 +30,8 @@ fn fold_again_by(
     let source = source.map(|(pool, first)| Source { pool, first: PoolSlot::new(0, first).unwrap() });
     let (mut table, pagemap) = (table::lock(), Pagemap::open(std::process::id()).unwrap());
     witness.call(&table, &pagemap, &[run]).unwrap();
-    let with = (&pagemap, unfold.keep_out(), witness);
+    let mut reader = SoftReader::new(GROUP_PAGES).unwrap();
+    let with = (&pagemap, following, &mut reader, witness);
     let parts = [Part { range: run, source, at: 0 }];
     assert_eq!(some(&mut table, with, &parts, references::generation(), &mut outcomes).0, 1);
     outcomes
@@ -45,13 +46,13 @@ fn break_all(member: &Member, pages: u64) {
 #[test]
 fn broken_pages_are_folded_again() {
     let Some(mut section) = section() else { return };
-    let (mut witness, unfold) = (witness(), Unfold::new(Userfault::open(Purpose::KeepOut).unwrap()));
+    let (mut witness, following) = (witness(), Arc::clone(section.following()));
     let (pool, member) = (pool(), Member::new(8));
     assert_eq!(fold(&mut section, member.run(0, 8), Some((&pool, 0))), [Outcome::Folded; 8]);
     break_all(&member, 8);
     member.word(3, 100).store(77, Ordering::Relaxed);
     assert_eq!(member.in_pool(), 0);
-    let outcomes = fold_again(&mut witness, &unfold, member.run(0, 8), Some((&pool, 0)));
+    let outcomes = fold_again(&mut witness, &following, member.run(0, 8), Some((&pool, 0)));
     let expected: Vec<_> = (0..8).map(|n| if n == 3 { Outcome::Changed } else { Outcome::Folded }).collect();
     assert_eq!((outcomes, member.in_pool()), (expected, 7));
     assert_eq!(member.word(3, 100).load(Ordering::Relaxed), 77);
@@ -62,7 +63,7 @@ fn broken_pages_are_folded_again() {
     // A page of zeros becomes anonymous again.
     table::lock().set_broken(member.run(5, 1));
     (0..PAGE_BYTES / 8).for_each(|i| member.word(5, i).store(0, Ordering::Relaxed));
-    assert_eq!(fold_again(&mut witness, &unfold, member.run(5, 1), None), [Outcome::Folded]);
+    assert_eq!(fold_again(&mut witness, &following, member.run(5, 1), None), [Outcome::Folded]);
     member.word(5, 9).store(9, Ordering::Relaxed);
     assert_eq!((member.word(5, 8).load(Ordering::Relaxed), member.word(5, 9).load(Ordering::Relaxed)), (0, 9));
     assert!(table::lock().is_foldable(member.run(5, 1)));
@@ -73,16 +74,16 @@ fn broken_pages_are_folded_again() {
 #[test]
 fn what_was_written_since_the_shadow_was_cast_has_another_cast() {
     let Some(mut section) = section() else { return };
-    let (mut witness, unfold) = (witness(), Unfold::new(Userfault::open(Purpose::KeepOut).unwrap()));
+    let (mut witness, following) = (witness(), Arc::clone(section.following()));
     let (pool, member) = (pool(), Member::new(8));
     assert_eq!(fold(&mut section, member.run(0, 8), Some((&pool, 0))), [Outcome::Folded; 8]);
     break_all(&member, 8);
-    assert_eq!(fold_again(&mut witness, &unfold, member.run(0, 4), Some((&pool, 0))), [Outcome::Folded; 4]);
+    assert_eq!(fold_again(&mut witness, &following, member.run(0, 4), Some((&pool, 0))), [Outcome::Folded; 4]);
     for n in 0..4 {
         member.word(n, 3).store(0, Ordering::Relaxed);
         table::lock().set_broken(member.run(n, 1));
         witness.may_cast_now();
-        let outcomes = fold_again_by(&mut witness, &unfold, member.run(n, 1), Some((&pool, n as u32)));
+        let outcomes = fold_again_by(&mut witness, &following, member.run(n, 1), Some((&pool, n as u32)));
         assert_eq!(outcomes, [Outcome::Folded], "page {n}");
     }
     assert_eq!(member.in_pool(), 4);
@@ -95,7 +96,7 @@ fn what_a_device_has_yet_to_write_is_not_folded_again() {
     const PAGES: u64 = 64;
     const TRIES: u64 = 100_000;
     let (Some(mut section), Some(mut device)) = (section(), LateDevice::new()) else { return };
-    let (mut witness, unfold) = (witness(), Unfold::new(Userfault::open(Purpose::KeepOut).unwrap()));
+    let (mut witness, following) = (witness(), Arc::clone(section.following()));
     let (pool, member) = (pool(), Member::new(PAGES));
     assert_eq!(fold(&mut section, member.run(0, PAGES), Some((&pool, 0))), [Outcome::Folded; PAGES as usize]);
     let mut random = 1_u64;
@@ -104,7 +105,7 @@ fn what_a_device_has_yet_to_write_is_not_folded_again() {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let pinned: Vec<u64> = (0..PAGES).filter(|n| random.rotate_left(*n as u32) & 1 == 0).collect();
         device.begin(&member, &pinned, 7);
-        let outcomes = fold_again(&mut witness, &unfold, member.run(0, PAGES), Some((&pool, 0)));
+        let outcomes = fold_again(&mut witness, &following, member.run(0, PAGES), Some((&pool, 0)));
         device.finish(round);
         let mut lost = Vec::new();
         for page in 0..PAGES {

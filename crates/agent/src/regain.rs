@@ -19,11 +19,12 @@
 //! Who reads meanwhile reads the same bytes before and after. Writers wait for the copy of two megabytes, which takes some
 //! hundred microseconds; so only what was not written for a while is made whole.
 
+use crate::follow::Following;
 use crate::references;
 use crate::table::{self, Guard, Traits};
 use crate::witness::Witness;
 use host::{HUGE_PAGES, MemberMemory, Pagemap, PagemapEntry, Userfault, Watch, make_private, move_mapping_over};
-use page::{HostVirt, PAGE_SHIFT, PageRange};
+use page::{HostVirt, PAGE_SHIFT, PageRange, PageSet};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -69,8 +70,8 @@ impl Regain {
             return Ok(None);
         }
         while let Some(place) = self.places.pop() {
-            let traits = table::lock().traits(place);
-            if let Some(traits) = traits.filter(|traits| traits.open()) {
+            let traits = table::lock().open_traits(place);
+            if let Some(traits) = traits {
                 return Ok(Some((place, traits)));
             }
         }
@@ -128,28 +129,49 @@ impl Regain {
 /// Memory or mappings are short, or the program looks after faults by itself.
 pub fn make_whole(
     table: &mut Guard,
-    (pagemap, watcher, keep_out, witness): (&Pagemap, &Userfault, &Userfault, &mut Witness),
+    (pagemap, notes, following, witness): (&Pagemap, Option<&Userfault>, &Following, &mut Witness),
     (piece, traits): (PageRange, Traits),
     copy: MemberMemory,
     generation: u64,
 ) -> Result<bool, Errno> {
-    // No mapping has two userfaultfds. What is written unnoticed from here on is compared before it is folded, as always.
-    let _ = watcher.unregister(piece);
-    keep_out.register(piece, Watch::Writes)?;
-    let result = keep_out.protect(piece, true).map(|()| {
+    let pooled = table.pooled_pages(piece);
+    let private = gaps_of(piece, &pooled);
+    for part in &private {
+        if let Some(notes) = notes {
+            // No mapping has two userfaultfds. If it has the program's own, this fails, and that one stays. What is written
+            // unnoticed from here on is compared before it is folded, as always.
+            notes.register(*part, Watch::Writes)?;
+            let _ = notes.unregister(*part);
+        }
+        following.watch().register(*part, Watch::Writes)?;
+    }
+    following.hold().begin_section();
+    let (held, kept_out) = following.until_read(|_| following.watch().protect(piece, true));
+    drop(held);
+    let result = kept_out.map(|()| {
         let is_free = is_all_its_own(pagemap, piece)
             && witness.ask(pagemap, std::iter::once(piece)).iter().all(|proof| *proof == Proof::Free)
             && references::generation() == generation;
-        is_free && replace(copy, piece, traits).is_ok()
+        is_free && replace(following, copy, piece, traits).is_ok()
     });
-    // Lifts the protection from what is still there, and wakes who slept on it ...
-    let _ = keep_out.unregister(piece);
-    // ... and who slept on what has been replaced.
-    let _ = keep_out.wake(piece);
+    following.hold().end_section();
     if result == Ok(true) {
         table.set_private(piece);
+    } else {
+        pooled.iter().for_each(|part| following.let_writers_in(*part));
+        // Lifts the protection, and wakes who slept on it.
+        private.iter().map(|part| following.watch().unregister(*part)).for_each(|_| ());
     }
+    // Who slept on what has been replaced.
+    let _ = following.watch().wake(piece);
     result
+}
+
+/// What of a piece is not among these parts of it, in order.
+fn gaps_of(piece: PageRange, parts: &[PageRange]) -> Vec<PageRange> {
+    let mut known = PageSet::new();
+    parts.iter().for_each(|part| known.insert(*part));
+    known.missing(piece)
 }
 
 /// Makes all of a piece the member's own, as if it had been written.
@@ -176,15 +198,21 @@ fn is_all_its_own(pagemap: &Pagemap, piece: PageRange) -> bool {
         && entries.iter().all(is_own)
 }
 
-fn replace(copy: MemberMemory, piece: PageRange, traits: Traits) -> Result<(), Errno> {
+fn replace(following: &Following, copy: MemberMemory, piece: PageRange, traits: Traits) -> Result<(), Errno> {
     host::give_to_children(copy.range(), true)?;
     traits.inherited().apply(copy.range())?;
-    // SAFETY: the piece is private memory, readable and writable as its traits say, which stays so while the table is locked; our
-    // mapping was just made.
-    unsafe { copy.fill(piece.start) };
+    if copy.fill_as_far_as_there(piece.start) != piece.pages {
+        return Err(Errno::FAULT);
+    }
+    // Held, so that who discards from here on does so in what has taken its place.
+    let held = following.hold();
+    if held.kept(piece) != [piece] {
+        return Err(Errno::BUSY);
+    }
     // SAFETY: writers were kept out of every page of the piece before anything was copied, nobody held one who could write it
-    // otherwise, and our mapping holds the same bytes.
+    // otherwise, nothing of it was discarded since, and our mapping holds the same bytes.
     unsafe { move_mapping_over(copy.range(), piece.start) }?;
+    drop(held);
     copy.forget();
     Ok(())
 }

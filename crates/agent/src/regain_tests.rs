@@ -3,14 +3,12 @@
 use super::*;
 use crate::section::Section;
 use crate::testing::{LateDevice, Member, fold, pool, section, traits, witness};
-use crate::unfold::Unfold;
-use host::Purpose;
 use page::PAGE_BYTES;
 use std::sync::atomic::{AtomicBool, Ordering};
 use wire::Outcome;
 
 /// As `Folder` does it. Says whether the piece is whole now.
-fn make_whole(watcher: &Userfault, witness: &mut Witness, unfold: &Unfold, piece: PageRange) -> bool {
+fn make_whole(section: &Section, witness: &mut Witness, piece: PageRange) -> bool {
     let pagemap = Pagemap::open(std::process::id()).unwrap();
     let mut attempt = || {
         let mut table = table::lock();
@@ -18,7 +16,7 @@ fn make_whole(watcher: &Userfault, witness: &mut Witness, unfold: &Unfold, piece
         make_own(&mut table, piece).map_err(|e| ("make it its own", e))?;
         witness.end();
         witness.call_for(&table, &[piece]).map_err(|e| ("call a witness", e))?;
-        let with = (&pagemap, watcher, unfold.keep_out(), &mut *witness);
+        let with = (&pagemap, section.notes(), &**section.following(), &mut *witness);
         super::make_whole(&mut table, with, (piece, traits()), copy, references::generation())
             .map_err(|e| ("make it whole", e))
     };
@@ -45,7 +43,7 @@ fn mappings(range: PageRange) -> usize {
 #[test]
 fn what_is_no_longer_folded_becomes_one_mapping_and_a_huge_page_again() {
     let Some(mut section) = section() else { return };
-    let (mut witness, unfold) = (witness(), Unfold::new(Userfault::open(Purpose::KeepOut).unwrap()));
+    let mut witness = witness();
     let (pool, member) = (pool(), Member::of(MemberMemory::huge_page(Some(true)).unwrap()));
     let (all, pagemap) = (member.0.range(), Pagemap::open(std::process::id()).unwrap());
     let is_huge = || pagemap.huge_ranges(all.start, all.end()).unwrap() == [all];
@@ -65,7 +63,7 @@ fn what_is_no_longer_folded_becomes_one_mapping_and_a_huge_page_again() {
     // Some are written, some still map slots.
     (0..256).for_each(|page| member.word(page, 9).store(page, Ordering::Relaxed));
     assert!(mappings(all) > 16 && !is_huge());
-    assert!(make_whole(section.guard(), &mut witness, &unfold, all));
+    assert!(make_whole(&section, &mut witness, all));
     assert_eq!((mappings(all), is_huge(), member.in_pool()), (1, was_huge, 0));
     for page in 0..512 {
         let words = [0, 9, PAGE_BYTES / 8 - 1].map(|word| member.word(page, word).load(Ordering::Relaxed));
@@ -82,17 +80,17 @@ fn what_is_no_longer_folded_becomes_one_mapping_and_a_huge_page_again() {
 #[test]
 fn what_a_device_has_yet_to_write_is_not_moved() {
     let (Some(section), Some(mut device)) = (section(), LateDevice::new()) else { return };
-    let (mut witness, unfold) = (witness(), Unfold::new(Userfault::open(Purpose::KeepOut).unwrap()));
+    let mut witness = witness();
     let member = Member::of(MemberMemory::huge_page(Some(true)).unwrap());
     for round in 1..=200 {
         let page = round * 89 % 512;
         device.begin(&member, &[page], 7);
-        let is_whole = make_whole(section.guard(), &mut witness, &unfold, member.0.range());
+        let is_whole = make_whole(&section, &mut witness, member.0.range());
         device.finish(round);
         assert_eq!(member.word(page, 7).swap(0, Ordering::Relaxed), round, "what a device wrote is lost");
         assert!(!is_whole, "round {round}");
     }
-    assert!(make_whole(section.guard(), &mut witness, &unfold, member.0.range()));
+    assert!(make_whole(&section, &mut witness, member.0.range()));
 }
 
 /// Threads that write all the time find every write of theirs, while what they write is made whole again and again. With
@@ -100,7 +98,7 @@ fn what_a_device_has_yet_to_write_is_not_moved() {
 #[test]
 fn no_write_is_lost_to_what_is_made_whole() {
     let Some(section) = section() else { return };
-    let (mut witness, unfold) = (witness(), Unfold::new(Userfault::open(Purpose::KeepOut).unwrap()));
+    let mut witness = witness();
     let (member, stop) = (Member::of(MemberMemory::huge_page(Some(true)).unwrap()), AtomicBool::new(false));
     let whole = std::thread::scope(|scope| {
         for writer in 0..2 {
@@ -124,7 +122,7 @@ fn no_write_is_lost_to_what_is_made_whole() {
         let end = Instant::now() + Duration::from_secs(2);
         let mut whole = 0;
         while Instant::now() < end {
-            whole += u32::from(make_whole(section.guard(), &mut witness, &unfold, member.0.range()));
+            whole += u32::from(make_whole(&section, &mut witness, member.0.range()));
             std::thread::sleep(Duration::from_millis(1));
         }
         stop.store(true, Ordering::Relaxed);

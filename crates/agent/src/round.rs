@@ -32,12 +32,13 @@ use crate::cpu_time::cpu_time;
 use crate::table;
 use crate::turnover::{Calm, Change, Turnover, Worth};
 use broken::{AGAIN, BrokenPageList};
-use host::{HUGE_PAGES, Pagemap, Userfault, Watch};
+use host::{HUGE_PAGES, Pagemap, SoftReader, Userfault, Watch};
 use huge::HugePageList;
-use page::{Fingerprint, HostVirt, PAGE_BYTES, PageRange};
+use page::{Fingerprint, HostVirt, PageRange};
 use ranges::{between, common, gaps, overlapping};
 use rustix::time::ClockId;
 use std::collections::{BTreeMap, VecDeque};
+use std::io;
 use std::time::{Duration, Instant};
 
 /// What a round and the faults it causes may take of a processor, one part in so many, and how close they come at most: where little
@@ -56,7 +57,7 @@ const NOTE_COST: Duration = Duration::from_micros(1);
 const FOLD_COST: Duration = Duration::from_micros(4);
 /// Stands for a page of a huge page that is not to be folded.
 pub const HIDDEN: Fingerprint = Fingerprint(0);
-/// Pages that one of the program's threads may have to wait for while they are read.
+/// Pages that are read at once, and that one of the program's threads may have to wait for.
 const AT_ONCE_PAGES: u64 = 64;
 /// Ranges that are looked up one by one.
 const FEW: usize = 32;
@@ -99,13 +100,17 @@ pub struct Rounds {
     from: HostVirt,
     generation: u64,
     armed: Instant,
+    reader: SoftReader,
 }
 
 impl Rounds {
     /// Before the first round.
-    pub fn new(notes_writes: bool, eager: bool) -> Self {
+    ///
+    /// # Errors
+    /// Memory or descriptors are short.
+    pub fn new(notes_writes: bool, eager: bool) -> io::Result<Self> {
         let now = Instant::now();
-        Self {
+        Ok(Self {
             notes_writes,
             next: now,
             last: now,
@@ -120,7 +125,8 @@ impl Rounds {
             from: HostVirt(0),
             generation: u64::MAX,
             armed: now,
-        }
+            reader: SoftReader::new(AT_ONCE_PAGES)?,
+        })
     }
 
     /// How long until the next round.
@@ -133,7 +139,13 @@ impl Rounds {
     ///
     /// # Errors
     /// The kernel refused to look.
-    pub fn look(&mut self, pagemap: &Pagemap, guard: &Userfault, rate: Option<u32>, huge: bool) -> host::Result<u64> {
+    pub fn look(
+        &mut self,
+        pagemap: &Pagemap,
+        notes: Option<&Userfault>,
+        rate: Option<u32>,
+        huge: bool,
+    ) -> host::Result<u64> {
         let now = Instant::now();
         if !self.rested.is_empty() || now < self.next {
             return Ok(0);
@@ -142,7 +154,7 @@ impl Rounds {
         let budget = rate.map_or(u64::MAX, |rate| (f64::from(rate) * elapsed.as_secs_f64()) as u64 + 1);
         self.last = now;
         let spans = spans();
-        let armed = self.arm(pagemap, guard, &spans, now)?;
+        let armed = notes.map_or(Ok(false), |notes| self.arm(pagemap, notes, &spans, now))?;
         let (mut written, mut pages) = (Vec::new(), 0);
         for span in &spans {
             pages += span.pages;
@@ -187,9 +199,9 @@ impl Rounds {
 
     /// Begins to watch what is not watched yet: memory that was asked in, opened or made private since. Says whether there
     /// was any.
-    fn arm(&mut self, pagemap: &Pagemap, guard: &Userfault, spans: &[PageRange], now: Instant) -> host::Result<bool> {
+    fn arm(&mut self, pagemap: &Pagemap, notes: &Userfault, spans: &[PageRange], now: Instant) -> host::Result<bool> {
         let generation = table::lock().generation();
-        if !self.notes_writes || (generation == self.generation && now < self.armed) {
+        if generation == self.generation && now < self.armed {
             return Ok(false);
         }
         (self.generation, self.armed) = (generation, now + Duration::from_secs(5));
@@ -205,7 +217,7 @@ impl Rounds {
         table.foldable(&mut open);
         for range in overlapping(&open, &unwatched) {
             // What cannot be registered is not ours to fold; the section finds that out by itself.
-            let _ = guard.register(range, Watch::Writes);
+            let _ = notes.register(range, Watch::Writes);
         }
         Ok(true)
     }
@@ -293,7 +305,7 @@ impl Rounds {
                 next.range.pages = HUGE_PAGES;
             }
             fingerprints.clear();
-            read_pages(next, &mut fingerprints);
+            read_pages(next, &mut self.reader, &mut fingerprints);
             let done = fingerprints.len() as u64;
             read += done.max(1);
             if done < next.range.pages {
@@ -473,35 +485,33 @@ fn foldable(ranges: &[PageRange]) -> Vec<PageRange> {
     common(&open, ranges)
 }
 
-/// Reads pages up to the first that may not be folded, and appends their fingerprints.
-fn read_pages(rested: Rested, fingerprints: &mut Vec<Fingerprint>) {
+/// Reads pages up to the first that may not be folded or is not there any more, and appends their fingerprints.
+fn read_pages(rested: Rested, reader: &mut SoftReader, fingerprints: &mut Vec<Fingerprint>) {
     let range = rested.range;
     let may = |table: &table::Guard, range| match rested.kind {
         Kind::Broken => table.is_refoldable(range),
         Kind::Small | Kind::Huge => table.is_foldable(range),
     };
-    let mut copy = Copy([0; PAGE_BYTES]);
     let mut done = 0;
     while done < range.pages {
         let piece = PageRange { start: range.start.add_pages(done), pages: (range.pages - done).min(AT_ONCE_PAGES) };
-        // Held, so that no thread of the program unmaps what is being read.
+        // Held, so that the pages are what they are thought to be.
         let table = table::lock();
-        let whole = may(&table, piece);
-        for n in 0..piece.pages {
-            if !whole && !may(&table, PageRange { start: piece.start.add_pages(n), pages: 1 }) {
-                return;
-            }
-            // SAFETY: the page is private memory, readable and writable, and stays so while the table is locked.
-            unsafe { host::copy_page(piece.start.add_pages(n), &mut copy.0) };
-            fingerprints.push(Fingerprint::of(&copy.0));
-        }
+        let page = |n| PageRange { start: piece.start.add_pages(n), pages: 1 };
+        let open = if may(&table, piece) {
+            piece.pages
+        } else {
+            (0..piece.pages).take_while(|n| may(&table, page(*n))).count() as u64
+        };
+        let read = reader.read(PageRange { pages: open, ..piece });
         drop(table);
+        fingerprints.extend((0..read).map(|n| Fingerprint::of(reader.page(n))));
+        if (read as u64) < piece.pages {
+            return;
+        }
         done += piece.pages;
     }
 }
-
-#[repr(align(64))]
-struct Copy([u8; PAGE_BYTES]);
 
 #[cfg(test)]
 mod tests {
@@ -543,7 +553,7 @@ mod tests {
         while !rounds.due_in(Instant::now()).is_zero() {
             std::thread::sleep(Duration::from_millis(5));
         }
-        rounds.look(&pagemap, guard, rate, false).unwrap();
+        rounds.look(&pagemap, rounds.notes_writes.then_some(guard), rate, false).unwrap();
         let (mut found, all) = (Vec::new(), memory.range());
         while rounds.due_in(Instant::now()).is_zero() {
             rounds.fingerprint(u64::MAX, |rested, fingerprints| {
@@ -563,11 +573,12 @@ mod tests {
 
     #[test]
     fn pages_that_were_not_written_for_a_round_are_reported_once() {
-        let Ok(guard) = Userfault::open(Purpose::MoveAndNote) else { return eprintln!("skipped: no userfaultfd") };
+        let Ok(guard) = Userfault::open(Purpose::Note) else { return eprintln!("skipped: no userfaultfd") };
+        table::lock().follow_forks(true);
         for notes_writes in [true, false] {
             let memory = written(8);
             // What other tests of this process write makes it busy.
-            let mut rounds = Rounds::new(notes_writes, true);
+            let mut rounds = Rounds::new(notes_writes, true).unwrap();
             assert_eq!(round(&mut rounds, &guard, &memory, None), []);
             write(&memory, 5, 50);
             assert_eq!(round(&mut rounds, &guard, &memory, None), [0, 1, 2, 3, 4, 6, 7]);
@@ -589,7 +600,7 @@ mod tests {
 
     #[test]
     fn a_budget_goes_round() {
-        let mut rounds = Rounds::new(false, false);
+        let mut rounds = Rounds::new(false, false).unwrap();
         let all = ranges(&[(0, 10), (20, 4)]);
         let mut seen = BTreeMap::<u64, u32>::new();
         for _ in 0..6 {

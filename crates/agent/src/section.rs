@@ -13,11 +13,15 @@
 //!      | compare each page with its slot
 //!      |                      \
 //!      v equal                 v different
-//!   map the slots over       move back --> Changed
-//!   the hole --> Folded
-//!      \ no mapping to be had: move back --> NoVma
-//!       `-> wake everybody; unregister, and note writes again where pages went back
+//!   place the slots over    move back --> Changed
+//!   the hole (`place`)
+//!      |   \ no mapping to be had: move back --> NoVma
+//!      v
+//!   Folded; wake everybody; note writes again where pages went back
 //! ```
+//!
+//! The program may discard memory, fork or move mappings meanwhile, by whatever system call. The kernel tells of it (`follow`):
+//! a page that was discarded does not go back, and a child that was born while pages were out is given copies of them.
 //!
 //! Mapping takes a lock that the kernel also holds while it looks up who maps a page of the pool, and it may lose its processor
 //! meanwhile: that is waited for before anything is out.
@@ -31,11 +35,14 @@
 //! still be written, because the kernel moves only pages that nobody has pinned, and members that use anything which
 //! writes without pinning are not folded (`references`).
 
+use crate::follow::Following;
+use crate::place::place;
 use crate::references;
 use crate::table::Table;
 use host::{MemberMemory, PoolView, Userfault, Watch, map_anonymous_over, pages_equal};
 use page::{HostVirt, PAGE_BYTES, PageRange, PoolSlot};
 use rustix::io::Errno;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::{Outcome, SlotRun, Target};
 
@@ -59,11 +66,15 @@ pub fn zeros() -> HostVirt {
 
 /// What a section needs, made once.
 pub struct Section {
-    guard: Userfault,
-    notes_writes: bool,
+    following: Arc<Following>,
+    /// Notes writes to private memory, where the kernel can.
+    notes: Option<Userfault>,
     stage: MemberMemory,
     /// Pages of the stage that are in use; the run's begin behind them.
     used: u64,
+    /// Pages can be moved to the stage. It is closed while nothing is folded: whoever populates all of the program's memory
+    /// (`mlockall`) would wait for pages there.
+    is_open: bool,
 }
 
 /// Where the contents of a run are to be found in the pool.
@@ -76,26 +87,36 @@ pub struct Source<'a> {
 }
 
 impl Section {
-    /// Registers a stage with `guard`, which must have been opened to move pages.
+    /// With a userfaultfd that notes writes, if the kernel has such.
     ///
     /// # Errors
     /// Memory is short.
-    pub fn new(guard: Userfault, notes_writes: bool) -> Result<Self, Errno> {
+    pub fn new(following: Arc<Following>, notes: Option<Userfault>) -> Result<Self, Errno> {
         let stage = MemberMemory::stage(STAGE_PAGES)?;
-        guard.register(stage.range(), Watch::Missing)?;
-        Ok(Self { guard, notes_writes, stage, used: 0 })
+        Ok(Self { following, notes, stage, used: 0, is_open: false })
     }
 
-    /// The userfaultfd behind it.
-    pub const fn guard(&self) -> &Userfault {
-        &self.guard
+    /// What follows the memory that is folded.
+    pub const fn following(&self) -> &Arc<Following> {
+        &self.following
+    }
+
+    /// From here on, memory is followed by another one. Nothing may be registered with the one before.
+    pub fn follow_by(&mut self, following: Arc<Following>) {
+        self.clear();
+        std::mem::replace(&mut self.following, following).retire();
+    }
+
+    /// The userfaultfd that notes writes.
+    pub const fn notes(&self) -> Option<&Userfault> {
+        self.notes.as_ref()
     }
 
     /// Notes writes again in what has been made private.
     pub fn watch_again(&self, ranges: &[PageRange]) {
-        for range in ranges.iter().filter(|_| self.notes_writes) {
+        for (range, notes) in ranges.iter().filter_map(|range| Some((range, self.notes()?))) {
             // What cannot be watched is looked at again when the next round finds it unwatched.
-            let _ = self.guard.register(*range, Watch::Writes);
+            let _ = notes.register(*range, Watch::Writes);
         }
     }
 
@@ -124,7 +145,12 @@ impl Section {
         }
         // What has to be waited for later is waited for now, while nothing is out.
         source.inspect(|source| source.pool.wait_for_lock());
-        if let Err(e) = self.guard.register(run, self.watch()) {
+        let mut shared = self.following.hold();
+        shared.forget(run);
+        shared.begin_section();
+        drop(shared);
+        if let Err(e) = self.open().and_then(|()| self.guard(run)) {
+            self.following.hold().end_section();
             outcomes.fill(if e == Errno::NOMEM { Outcome::NoVma } else { Outcome::Gone });
             return Duration::ZERO;
         }
@@ -138,14 +164,36 @@ impl Section {
         began.elapsed()
     }
 
-    /// Drops what folded pages held.
+    /// Closes the stage, and drops what folded pages held: in this order, or the follower would be told of it.
     pub fn clear(&mut self) {
+        if std::mem::take(&mut self.is_open) {
+            let _ = self.watch().unregister(self.stage.range());
+        }
         self.stage.drop_pages(self.used);
         self.used = 0;
     }
 
-    const fn watch(&self) -> Watch {
-        if self.notes_writes { Watch::MissingAndWrites } else { Watch::Missing }
+    fn watch(&self) -> &Userfault {
+        self.following.watch()
+    }
+
+    fn open(&mut self) -> Result<(), Errno> {
+        if !self.is_open {
+            self.stage.unlock();
+            self.watch().register(self.stage.range(), Watch::Missing)?;
+            self.is_open = true;
+        }
+        Ok(())
+    }
+
+    /// Has whoever touches an absent page of the run sleep.
+    fn guard(&self, run: PageRange) -> Result<(), Errno> {
+        if let Some(notes) = self.notes() {
+            // No mapping has two userfaultfds. If it has the program's own, this fails, and that one stays.
+            notes.register(run, Watch::Writes)?;
+            let _ = notes.unregister(run);
+        }
+        self.watch().register(run, Watch::Missing).inspect_err(|_| self.watch_again(&[run]))
     }
 
     /// Moves out what can be moved: afterwards `Folded` stands for a page that is out, for now.
@@ -155,13 +203,18 @@ impl Section {
             let from = PageRange { start: run.start.add_pages(at), pages: run.pages - at };
             // SAFETY: the run is registered, so who touches what is out sleeps until `end` wakes it, by when each page
             // was mapped again or moved back. The stage is ours, and empty from `used` on.
-            let moved = unsafe { self.guard.move_pages(from, self.staged(at)) };
+            let moved = unsafe { self.watch().move_pages(from, self.staged(at)) };
             outcomes[at as usize..(at + moved.pages) as usize].fill(Outcome::Folded);
             at += moved.pages;
             match moved.stopped_by {
                 None => return,
-                // Something holds it for the moment: a lock, or a batch of the kernel's own.
-                Some(Errno::AGAIN) if tries < TRIES => tries += 1,
+                // Something holds it for the moment: a lock, a batch of the kernel's own, or a message that is unread.
+                Some(Errno::AGAIN) if tries < TRIES => {
+                    tries += 1;
+                    if tries > TRIES / 2 {
+                        std::thread::yield_now();
+                    }
+                }
                 Some(e) => {
                     outcomes[at as usize] = match e {
                         Errno::BUSY | Errno::AGAIN => Outcome::Busy,
@@ -204,46 +257,56 @@ impl Section {
                     table.set_zeroed(piece);
                     None
                 }
-                (Outcome::Folded, Some(source)) => self.map(table, piece, source, at as u32).err(),
+                (Outcome::Folded, Some(source)) => self.map(table, piece, source, at as u64).err(),
                 (Outcome::Changed | Outcome::Unpinned, _) => Some(verdict),
                 // Was never out.
                 _ => None,
             };
             if let Some(outcome) = failed {
-                self.put_back(piece, at as u64);
+                self.put_back(piece, at as u64, outcome == Outcome::NoVma);
                 outcomes[at..at + pages].fill(outcome);
             }
             at += pages;
         }
     }
 
-    fn map(&self, table: &mut Table, piece: PageRange, source: Source<'_>, offset: u32) -> Result<(), Outcome> {
-        let slot = source.first.add(offset).ok_or(Outcome::Gone)?;
+    fn map(&self, table: &mut Table, piece: PageRange, source: Source<'_>, at: u64) -> Result<(), Outcome> {
+        let slot = source.first.add(at as u32).ok_or(Outcome::Gone)?;
+        let staged = self.staged(at);
         // SAFETY: every page of the piece is out of reach, and its content was found equal to these slots' since
         // then. The table's lock keeps other threads from mapping anything else there.
-        unsafe { source.pool.map_over(piece, slot) }.map_err(|_| Outcome::NoVma)?;
+        unsafe { place(&self.following, source.pool, slot, piece, Some(staged)) }.map_err(|_| Outcome::NoVma)?;
         table.set_folded(SlotRun { start: piece.start, slot, pages: piece.pages as u16 });
         Ok(())
     }
 
-    /// Puts pages back where they were. This cannot be given up: the member's data is on the stage.
-    fn put_back(&self, piece: PageRange, staged: u64) {
+    /// Puts pages back where they were. This cannot be given up: the member's data is on the stage. `tried` says whether
+    /// slots were to be placed there.
+    fn put_back(&self, piece: PageRange, staged: u64, tried: bool) {
         let mut done = 0;
         while done < piece.pages {
-            let to = piece.start.add_pages(done);
-            let from = PageRange { start: self.staged(staged + done), pages: piece.pages - done };
+            let rest = PageRange { start: piece.start.add_pages(done), pages: piece.pages - done };
+            // Nobody discards or forks between what is known of that and the move.
+            let mut shared = self.following.hold();
+            shared.give_to_born(rest, self.staged(staged + done));
+            let Some(kept) = shared.kept(rest).first().copied() else { return };
+            let skipped = kept.start.page() - rest.start.page();
+            let from = PageRange { start: self.staged(staged + done + skipped), ..kept };
             // SAFETY: the stage is ours, and nobody else knows of it; the place is empty and out of reach.
-            let moved = unsafe { self.guard.move_pages(from, to) };
-            done += moved.pages;
+            let moved = unsafe { self.watch().move_pages(from, kept.start) };
+            drop(shared);
+            done += skipped + moved.pages;
             match moved.stopped_by {
-                None => return,
-                // Replacing by slots failed half way, which old kernels do when memory is short: the mapping itself is
+                None => {}
+                // Placing slots failed half way, which old kernels do when memory is short: the mapping itself is
                 // gone. Nobody could use it since, because the table's lock keeps others from mapping there.
-                Some(Errno::NOENT | Errno::INVAL) => {
+                Some(Errno::NOENT | Errno::INVAL) if tried => {
                     let rest = PageRange { start: piece.start.add_pages(done), pages: piece.pages - done };
                     self.map_again(rest);
                 }
-                // Memory for a page table is short, or something is locked for the moment.
+                // The program has unmapped it by a system call of its own: nobody misses the rest.
+                Some(Errno::NOENT | Errno::INVAL) => return,
+                // Memory for a page table is short, something is locked for the moment, or a message is unread.
                 Some(_) => std::thread::yield_now(),
             }
         }
@@ -253,29 +316,27 @@ impl Section {
     fn map_again(&self, range: PageRange) {
         // SAFETY: the range is unmapped, or mapped anonymous and empty: its content is on the stage.
         if unsafe { map_anonymous_over(range) }.is_ok() {
-            let _ = self.guard.register(range, self.watch());
+            let _ = self.watch().register(range, Watch::Missing);
         }
         std::thread::yield_now();
     }
 
     /// Wakes everybody, and leaves the anonymous rest of the run as it was registered before.
     fn end(&self, run: PageRange, zeros: bool, outcomes: &[Outcome]) {
-        let _ = self.guard.wake(run);
         let mut at = 0;
         while at < outcomes.len() {
             let replaced = outcomes[at] == Outcome::Folded && !zeros;
             let pages = outcomes[at..].iter().take_while(|o| (**o == Outcome::Folded && !zeros) == replaced).count();
             let piece = PageRange { start: run.start.add_pages(at as u64), pages: pages as u64 };
             if !replaced {
-                // Unregistering is the only way to lift one kind of watch, and wakes who fell asleep on zeros since.
-                // What was noted of writes is lost with it, so these pages count as written.
-                let _ = self.guard.unregister(piece);
-                if self.notes_writes {
-                    let _ = self.guard.register(piece, Watch::Writes);
-                }
+                // Wakes who fell asleep on zeros, too. What was noted of writes is lost, so these pages count as written.
+                let _ = self.watch().unregister(piece);
+                self.watch_again(&[piece]);
             }
             at += pages;
         }
+        let _ = self.watch().wake(run);
+        self.following.hold().end_section();
     }
 
     fn staged(&self, n: u64) -> HostVirt {

@@ -5,7 +5,7 @@ use crate::refold::{self, Part};
 use crate::table::{self, Traits};
 use crate::testing::{Member, content, fold, pool, section, traits, witness};
 use crate::unfold::Unfold;
-use host::{Pagemap, Purpose, map_anonymous_over};
+use host::{Pagemap, SoftReader, map_anonymous_over};
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -126,7 +126,7 @@ fn kernel_may(write: bool, page: PageRange) -> bool {
 #[test]
 fn what_may_not_be_written_is_unfolded_as_it_is() {
     let Some(mut section) = section() else { return };
-    let mut unfold = Unfold::new(Userfault::open(Purpose::KeepOut).unwrap());
+    let mut unfold = Unfold::new(Arc::clone(section.following()));
     let (pool, member) = (pool(), Member::new(6));
     let pagemap = Pagemap::open(std::process::id()).unwrap();
     assert_eq!(fold(&mut section, member.run(0, 6), Some((&pool, 0))), [Outcome::Folded; 6]);
@@ -166,8 +166,12 @@ fn an_absent_page_whose_write_is_awaited_is_not_a_broken_one() {
     let all = member.0.range();
     // SAFETY: the pages are this test's, and the pool holds what they hold.
     unsafe { libc::madvise(all.start.0 as usize as *mut _, 4 * PAGE_BYTES, libc::MADV_DONTNEED) };
-    section.guard().register(all, Watch::Writes).unwrap();
-    section.guard().protect(all, true).unwrap();
+    let watch = section.following().watch();
+    // Of what the program does with its own userfaultfd, ours is told nothing: as if these pages had not been followed.
+    watch.unregister(all).unwrap();
+    let notes = section.notes().unwrap();
+    notes.register(all, Watch::Writes).unwrap();
+    notes.protect(all, true).unwrap();
     let pagemap = Pagemap::open(std::process::id()).unwrap();
     let mut entries = Vec::new();
     pagemap.read(all.start, 4, &mut entries).unwrap();
@@ -184,11 +188,11 @@ fn no_write_is_lost_to_threads_that_never_stop() {
     const PAGES: u64 = 256;
     const WORD: usize = 64;
     let Some(mut section) = section() else { return };
-    let keep_out = Userfault::open(Purpose::KeepOut).unwrap();
+    let following = Arc::clone(section.following());
     let (pool, member, stop) = (pool(), Member::new(PAGES), AtomicBool::new(false));
-    let (mut unfold, pagemap) = (Unfold::new(keep_out), Pagemap::open(std::process::id()).unwrap());
+    let (mut unfold, pagemap) = (Unfold::new(Arc::clone(&following)), Pagemap::open(std::process::id()).unwrap());
     let (writes, mut folded, mut unfolded, mut refolded) = (AtomicU64::new(0), 0, 0, 0);
-    let mut witness = witness();
+    let (mut witness, mut reader) = (witness(), SoftReader::new(refold::GROUP_PAGES).unwrap());
     std::thread::scope(|scope| {
         for writer in 0..2 {
             let (member, stop, writes) = (&member, &stop, &writes);
@@ -242,7 +246,7 @@ fn no_write_is_lost_to_threads_that_never_stop() {
             let mut left = &parts[..];
             while !left.is_empty() {
                 let generation = references::generation();
-                let with = (&pagemap, unfold.keep_out(), &mut witness);
+                let with = (&pagemap, &*following, &mut reader, &mut witness);
                 let (done, _) = refold::some(&mut table::lock(), with, left, generation, &mut outcomes);
                 left = &left[done..];
             }

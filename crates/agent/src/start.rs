@@ -1,13 +1,12 @@
 //! How the agent comes to life: the loader calls [`constructor`] before the program's own code runs. A process that was
 //! not asked in stays as it would be without us; one that was gets a thread.
 //!
-//! The thread is made such that nothing of it lies where pages may be folded, and nothing of the program's reaches it:
-//! its stack is in our own arena, it takes no signals, and it has a table of file descriptors of its own, so that the
-//! program neither sees nor closes what we have open, and forked children do not inherit it.
+//! The thread ([`spawn`]) has a table of file descriptors of its own, so that the program neither sees nor closes what we
+//! have open, and forked children do not inherit it.
 
 use crate::thread::{Asked, run};
-use crate::{arena, doors};
-use std::ffi::{OsStr, OsString, c_int, c_void};
+use crate::{doors, spawn};
+use std::ffi::{OsStr, OsString};
 use std::panic::catch_unwind;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -28,9 +27,6 @@ const EAGER: &str = "PAGEFOLD_EAGER";
 const PRELOAD: &str = "LD_PRELOAD";
 /// Our name in it.
 const LIBRARY: &str = "libpagefold.so";
-
-/// The thread needs little; a message of 64 KiB is taken apart on the heap.
-const STACK_BYTES: usize = 512 << 10;
 
 static ASKED: OnceLock<Asked> = OnceLock::new();
 
@@ -95,35 +91,17 @@ fn half_of_all_vmas() -> u64 {
 }
 
 fn start() {
-    let Some(stack) = arena::map(STACK_BYTES) else { return };
-    let everything_blocked = Signals::block_all();
-    // SAFETY: an all-zero attribute object is storage for `pthread_attr_init`, which makes it one.
-    let mut attributes: libc::pthread_attr_t = unsafe { std::mem::zeroed() };
-    // SAFETY: points to storage for one, exclusively borrowed.
-    unsafe { libc::pthread_attr_init(&raw mut attributes) };
-    let bottom = stack.start.0 as usize as *mut c_void;
-    // SAFETY: the stack is mapped, of that size, and nobody else's; it is never unmapped.
-    unsafe { libc::pthread_attr_setstack(&raw mut attributes, bottom, STACK_BYTES) };
-    // SAFETY: the attributes are initialised; nobody joins the thread.
-    unsafe { libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED) };
-    let mut thread = 0;
-    // SAFETY: `main` is a function for a thread, and takes no argument.
-    let _: c_int = unsafe { libc::pthread_create(&raw mut thread, &raw const attributes, main, std::ptr::null_mut()) };
-    drop(everything_blocked);
-}
-
-extern "C" fn main(_: *mut c_void) -> *mut c_void {
-    // What is folded needs no thread. If this one ends by a bug, nothing more is folded, and the worker sees us go.
-    let _ = catch_unwind(|| {
-        own_files();
-        // SAFETY: the name is a string of less than 16 bytes, and this system call names the calling thread.
-        unsafe { libc::prctl(libc::PR_SET_NAME, c"pagefold".as_ptr()) };
-        std::panic::set_hook(Box::new(|_| {}));
-        if let Some(asked) = ASKED.get() {
-            let _ = run(asked);
-        }
+    // Without it, nothing is folded.
+    let _ = spawn::thread(c"pagefold", || {
+        // What is folded needs this thread no more. If it ends by a bug, nothing more is folded, and the worker sees us go.
+        let _ = catch_unwind(|| {
+            own_files();
+            std::panic::set_hook(Box::new(|_| {}));
+            if let Some(asked) = ASKED.get() {
+                let _ = run(asked);
+            }
+        });
     });
-    std::ptr::null_mut()
 }
 
 /// Gives this thread a table of file descriptors of its own, with nothing in it.
@@ -132,29 +110,6 @@ fn own_files() {
     // SAFETY: this thread has no descriptor yet, and the table that is emptied is a copy that only it uses.
     let own = unsafe { libc::syscall(libc::SYS_close_range, 0, u32::MAX, UNSHARE) };
     debug_assert_eq!(own, 0);
-}
-
-/// Signals of the calling thread, blocked until dropped.
-struct Signals(libc::sigset_t);
-
-impl Signals {
-    fn block_all() -> Self {
-        // SAFETY: an all-zero set is storage for `sigfillset`, which fills it.
-        let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
-        // SAFETY: points to a set, exclusively borrowed.
-        unsafe { libc::sigfillset(&raw mut all) };
-        let mut before = all;
-        // SAFETY: both point to sets that outlive the call.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
-        Self(before)
-    }
-}
-
-impl Drop for Signals {
-    fn drop(&mut self) {
-        // SAFETY: points to the set that was in force before.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
-    }
 }
 
 #[cfg(test)]

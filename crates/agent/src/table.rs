@@ -48,16 +48,6 @@ pub fn lock() -> Guard {
     TABLE.lock()
 }
 
-/// For `fork`: nobody else changes the table between this and [`unlock_after_fork`].
-pub fn lock_for_fork() {
-    TABLE.lock_for_fork();
-}
-
-/// In parent and child.
-pub fn unlock_after_fork() {
-    TABLE.unlock_after_fork();
-}
-
 /// How many pages are what.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -88,6 +78,8 @@ pub struct Table {
     last_calm: u32,
     /// Nothing is left alone.
     eager: bool,
+    /// Whether memory may be folded that children get, too.
+    follows_forks: bool,
     folds: u64,
     short_folds: u64,
     /// The same by moment, until somebody asks.
@@ -159,6 +151,7 @@ impl Table {
             is_calm: false,
             last_calm: 0,
             eager: false,
+            follows_forks: false,
             folds: 0,
             short_folds: 0,
             lately: Folds::NONE,
@@ -270,13 +263,6 @@ impl Table {
         (self.folds, self.lately) = (folds, lately);
     }
 
-    /// Nothing is asked any more, as in a forked child, which has no agent; mappings of the pool stay known, because
-    /// the doors must go on keeping their contents right. Nobody is told of slots released from now on.
-    pub fn unask_all(&mut self) {
-        self.unask(pages(0, u64::MAX >> PAGE_SHIFT));
-        self.released = Vec::new();
-    }
-
     // --- what the agent's thread did -----------------------------------------------------------------------------
 
     /// It is this second now, counted from any time on, beginning with 1, and calm or not.
@@ -285,6 +271,11 @@ impl Table {
         if let Some(calm) = calm {
             self.last_calm = now.saturating_sub(calm.seconds);
         }
+    }
+
+    /// Whether forked children are followed: else, only what they do not get may be folded.
+    pub const fn follow_forks(&mut self, follow: bool) {
+        self.follows_forks = follow;
     }
 
     /// Has nothing be left alone from now on.
@@ -435,7 +426,7 @@ impl Table {
         let mut rested = Vec::new();
         let mut left = budget;
         let from = self.next;
-        let Self { extents, chunks, next, now, eager, .. } = self;
+        let Self { extents, chunks, next, now, eager, follows_forks, .. } = self;
         let (before, behind): (Vec<_>, Vec<_>) = chunks.iter_mut().partition(|(key, _)| **key < from);
         for (&key, chunk) in behind.into_iter().chain(before) {
             let mut old = chunk.pending.without(chunk.fresh);
@@ -447,7 +438,7 @@ impl Table {
             if old.is_empty() || left == 0 {
                 continue;
             }
-            let take = old.and(open_pages(extents, key)).without(chunk.pooled());
+            let take = old.and(open_pages(extents, key, *follows_forks)).without(chunk.pooled());
             chunk.pending = chunk.pending.without(take);
             take.runs().for_each(|(page, count)| push_range(&mut rested, key * CHUNK_PAGES + page, count));
             left = left.saturating_sub(take.count());
@@ -528,9 +519,9 @@ impl Table {
 }
 
 /// The pages of a chunk that may be folded as far as their ranges go.
-fn open_pages(extents: &Extents, key: u64) -> Bits {
+fn open_pages(extents: &Extents, key: u64, follows_forks: bool) -> Bits {
     let (first, end) = (key * CHUNK_PAGES, (key + 1) * CHUNK_PAGES);
-    let open = extents.within(first, end).filter(|(.., traits)| traits.open());
+    let open = extents.within(first, end).filter(|(.., traits)| traits.open(follows_forks));
     open.fold(Bits::default(), |bits, (start, stop, _)| bits.or(Bits::span(start - first, stop - start)))
 }
 

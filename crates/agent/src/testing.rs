@@ -1,5 +1,6 @@
 //! For tests: memory of this very process that may be folded, a pool to fold it to, and what may hold its pages.
 
+use crate::follow::Following;
 use crate::references;
 use crate::section::{Section, Source};
 use crate::table::{self, Traits};
@@ -10,6 +11,7 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use wire::Outcome;
 
@@ -85,14 +87,21 @@ pub fn traits() -> Traits {
     Traits { asked: true, ..Traits::default() }
 }
 
-pub fn section() -> Option<Section> {
-    match Userfault::open(Purpose::MoveAndNote) {
-        Ok(guard) => Some(Section::new(guard, true).unwrap()),
+/// Follows this process, as an agent does.
+pub fn following() -> Option<Arc<Following>> {
+    table::lock().follow_forks(true);
+    match Userfault::open(Purpose::FollowForks).or_else(|_| Userfault::open(Purpose::Follow)) {
+        Ok(watch) => Some(Following::start(watch, true, PathBuf::from("/nonexistent")).unwrap()),
         Err(e) => {
-            eprintln!("skipped: no userfaultfd that moves pages here: {e}");
+            eprintln!("skipped: no userfaultfd that follows memory here: {e}");
             None
         }
     }
+}
+
+pub fn section() -> Option<Section> {
+    let following = following()?;
+    Some(Section::new(following, Some(Userfault::open(Purpose::Note).unwrap())).unwrap())
 }
 
 pub fn fold(section: &mut Section, run: PageRange, source: Option<(&PoolView, u32)>) -> Vec<Outcome> {

@@ -12,20 +12,21 @@
 
 use crate::cpu_time::cpu_time;
 use crate::fold::{Folder, donate, find_broken};
+use crate::follow::Following;
 use crate::link::Link;
 use crate::pool::Pool;
 use crate::round::{HIDDEN, Kind, Rested, Rounds};
 use crate::section::Section;
 use crate::table;
 use crate::turnover::{Change, LIFE};
-use crate::unfold::Unfold;
-use crate::{arena, doors, give_way};
+use crate::{arena, doors, give_way, keeper};
 use host::{HUGE_PAGES, Pagemap, Purpose, SharedMark, Userfault};
 use page::{Fingerprint, PageRange};
 use rustix::fd::OwnedFd;
 use rustix::time::ClockId;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::{
     FoldMode, Hello, HugePages, MemberState, MemberStats, Outcome, Pace, RESTED_PAGES, RestedRun, ToAgent, ToWorker,
@@ -53,6 +54,10 @@ const RUNS: usize = 2048;
 const IDLE_SHARE: u32 = 10;
 /// What was read of the pool for comparisons is given back after so long.
 const VIEW_RESTS: Duration = Duration::from_secs(2);
+
+/// Why memory that was asked in is not folded, where the service has nobody with the right to have forks told of.
+const UNFOLLOWED: &str = "forked children of the program would get this memory and could not be followed: \
+    that takes a service that runs as root (its prover); memory advised MADV_DONTFORK is folded";
 
 /// How this member was asked in.
 #[derive(Debug)]
@@ -106,7 +111,7 @@ struct Session {
 ///
 /// # Errors
 /// This process cannot read its own page table.
-pub fn run(asked: &'static Asked) -> host::Result<std::convert::Infallible> {
+pub fn run(asked: &'static Asked) -> io::Result<std::convert::Infallible> {
     let mut agent = Agent::new(asked)?;
     let mut pause = RECONNECT.0;
     loop {
@@ -123,23 +128,50 @@ pub fn run(asked: &'static Asked) -> host::Result<std::convert::Infallible> {
     }
 }
 
-fn open_folder(asked: &Asked) -> io::Result<(Folder, bool)> {
-    let noting = (!asked.compare_fingerprints).then(|| Userfault::open(Purpose::MoveAndNote));
-    let (guard, notes_writes) = match noting {
-        Some(Ok(guard)) => (guard, true),
-        // A kernel that cannot note writes, or was asked not to.
-        Some(Err(e)) if e.raw_os_error() != Some(libc::EINVAL) => return Err(e),
-        _ => (Userfault::open(Purpose::MoveOnly)?, false),
+fn open_folder(asked: &Asked) -> io::Result<Folder> {
+    let prover = asked.socket.with_file_name(PROVER);
+    let notes = if asked.compare_fingerprints { None } else { open_notes()? };
+    let following = match keeper::open_followed(&prover) {
+        Some(watch) => follow(asked, watch, true)?,
+        None => follow(asked, Userfault::open(Purpose::Follow)?, false)?,
     };
-    let section = Section::new(guard, notes_writes)?;
-    give_way::publish(section.guard());
-    let unfold = Unfold::new(Userfault::open(Purpose::KeepOut)?);
-    Ok((Folder::new(section, unfold, asked.most_vmas, asked.socket.with_file_name(PROVER)), notes_writes))
+    let section = Section::new(following, notes)?;
+    give_way::publish(&section);
+    Folder::new(section, asked.most_vmas, prover)
+}
+
+fn follow(asked: &Asked, watch: Userfault, forks: bool) -> io::Result<Arc<Following>> {
+    let following = Following::start(watch, forks, asked.socket.with_file_name(PROVER))?;
+    if asked.all_anonymous {
+        // The program did not ask by itself, so nothing is known of the ways in which it changes its memory.
+        following.expect_discards();
+    }
+    table::lock().follow_forks(forks);
+    following.publish();
+    Ok(following)
+}
+
+/// Follows forks from here on if a keeper can be had now. Nothing may lie in mappings of the pool.
+fn follow_forks(asked: &Asked, folder: &mut Folder) {
+    let Some(watch) = keeper::open_followed(&asked.socket.with_file_name(PROVER)) else { return };
+    if let Ok(following) = follow(asked, watch, true) {
+        folder.follow_by(&following);
+        give_way::publish(folder.section());
+    }
+}
+
+/// `None` on a kernel that cannot note writes.
+fn open_notes() -> io::Result<Option<Userfault>> {
+    match Userfault::open(Purpose::Note) {
+        Ok(notes) => Ok(Some(notes)),
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 impl Agent {
-    fn new(asked: &'static Asked) -> host::Result<Self> {
-        let pagemap = Pagemap::open(std::process::id())?;
+    fn new(asked: &'static Asked) -> io::Result<Self> {
+        let pagemap = Pagemap::open(std::process::id()).map_err(io::Error::other)?;
         let opened = open_folder(asked).map_err(|e| match e.raw_os_error() {
             Some(libc::EINVAL) => "the kernel has no UFFDIO_MOVE: Linux 6.8 or newer is needed".to_owned(),
             Some(libc::EPERM) => {
@@ -150,14 +182,14 @@ impl Agent {
         if asked.eager {
             table::lock().be_eager();
         }
-        let notes_writes = opened.as_ref().is_ok_and(|(_, notes)| *notes);
+        let notes_writes = opened.as_ref().is_ok_and(|folder| folder.section().notes().is_some());
         let now = Instant::now();
         Ok(Self {
             asked,
-            folder: opened.map(|(folder, _)| folder),
+            folder: opened,
             pagemap,
             pool: Pool::default(),
-            rounds: Rounds::new(notes_writes, asked.eager),
+            rounds: Rounds::new(notes_writes, asked.eager)?,
             stats: MemberStats::default(),
             cpu_before: Duration::ZERO,
             folds_before: (0, 0),
@@ -293,12 +325,13 @@ impl Agent {
             self.broken_looks = Looks::took(now, cpu_time(ClockId::ThreadCPUTime).saturating_sub(before), due);
         }
         if let Ok(folder) = &mut self.folder {
+            folder.settle_discards(&self.pagemap).map_err(io::Error::other)?;
             match pace.fold {
                 FoldMode::On if !session.link.is_full() => {
                     doors::ask_heap();
                     let huge = pace.huge_pages != HugePages::Keep;
-                    let guard = folder.section().guard();
-                    let looked = self.rounds.look(&self.pagemap, guard, pace.pages_per_s, huge);
+                    let notes = folder.section().notes();
+                    let looked = self.rounds.look(&self.pagemap, notes, pace.pages_per_s, huge);
                     self.stats.pages_scanned += looked.map_err(io::Error::other)?;
                     let idle = self.activity.is_idle(now) && self.rounds.change(now) == Change::Little;
                     self.stats.pages_hashed += report(&mut self.rounds, folder, &mut session.link, pace, idle)?;
@@ -345,10 +378,11 @@ impl Agent {
     }
 
     fn say_how_it_goes(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
-        let (counts, folds, yielded) = {
+        let (counts, folds, yielded, unfollowed) = {
             let table = table::lock();
             let yields = |(_, traits): &(_, table::Traits)| traits.shut & table::Shut::Yielded as u8 != 0;
-            (table.counts(), table.folds(), table.known(table::everything()).iter().any(yields))
+            let yielded = table.known(table::everything()).iter().any(yields);
+            (table.counts(), table.folds(), yielded, table.unfollowed_pages())
         };
         let stats = &mut self.stats;
         stats.enrolled_pages = counts.enrolled;
@@ -365,8 +399,11 @@ impl Agent {
                     folder.survey();
                 }
                 folder.tidy();
+                if unfollowed > 0 && counts.folded + counts.broken == 0 {
+                    follow_forks(self.asked, folder);
+                }
                 stats.vmas = folder.vmas();
-                state_of(folder, pace, (session.unfolded, yielded), counts.enrolled)
+                state_of(folder, pace, (session.unfolded, yielded), (counts.enrolled, unfollowed))
             }
         };
         if state != MemberState::Off || pace.fold != FoldMode::Unfold {
@@ -377,7 +414,12 @@ impl Agent {
     }
 }
 
-fn state_of(folder: &Folder, pace: Pace, (unfolded, yielded): (bool, bool), enrolled: u64) -> (MemberState, String) {
+fn state_of(
+    folder: &Folder,
+    pace: Pace,
+    (unfolded, yielded): (bool, bool),
+    (enrolled, unfollowed): (u64, u64),
+) -> (MemberState, String) {
     let plain = |state| (state, String::new());
     if let Some(reason) = folder.unpinned() {
         return (MemberState::Unpinned, reason.to_string());
@@ -389,6 +431,7 @@ fn state_of(folder: &Folder, pace: Pace, (unfolded, yielded): (bool, bool), enro
             (MemberState::Yielded, "the program uses a userfaultfd of its own on its memory".to_owned())
         }
         FoldMode::On if enrolled == 0 => (MemberState::NothingEnrolled, doors::why_nothing_is_enrolled()),
+        FoldMode::On if enrolled == unfollowed => (MemberState::NothingEnrolled, UNFOLLOWED.to_owned()),
         FoldMode::On if folder.is_out_of_vmas() => {
             (MemberState::NoVma, format!("{} mappings, see vm.max_map_count", folder.vmas()))
         }

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   copy the slots into a new private mapping of our own
-//!   keep writers out: their fault sleeps (a second userfaultfd, write-protect)
+//!   keep writers out: their fault sleeps (userfaultfd, write-protect); hold back who discards (`follow`)
 //!      |
 //!      v look at the page table: is the page still the slot's?
 //!   yes: move our mapping over it, atomically -> private, and can be folded again
@@ -19,34 +19,32 @@
 //! Memory that may not be written needs nobody kept out: the table's lock keeps it from becoming writable. What takes its
 //! place gets the same protection.
 
+use crate::follow::Following;
 use crate::section::RUN_PAGES;
 use crate::table::{Table, Traits};
-use host::{MemberMemory, Pagemap, PagemapEntry, PoolView, Userfault, Watch, move_mapping_over, pages_equal};
+use host::{MemberMemory, Pagemap, PagemapEntry, PoolView, move_mapping_over};
 use page::{HostVirt, PageRange, PoolSlot};
 use rustix::io::Errno;
+use std::sync::Arc;
 
 /// What unfolding needs, made once.
 pub struct Unfold {
-    keep_out: Userfault,
+    following: Arc<Following>,
     entries: Vec<PagemapEntry>,
 }
 
 impl Unfold {
-    /// With a userfaultfd that was opened to keep writers out.
-    pub fn new(keep_out: Userfault) -> Self {
-        Self { keep_out, entries: Vec::with_capacity(RUN_PAGES as usize) }
-    }
-
-    /// The userfaultfd that keeps writers out.
-    pub const fn keep_out(&self) -> &Userfault {
-        &self.keep_out
+    /// Of memory that is followed.
+    pub fn new(following: Arc<Following>) -> Self {
+        Self { following, entries: Vec::with_capacity(RUN_PAGES as usize) }
     }
 
     /// Unfolds a run of at most [`RUN_PAGES`] pages that map consecutive slots and have the same traits. `table` is the
     /// table's lock, held.
     ///
     /// # Errors
-    /// Memory or mappings are short, or the program looks after the run's faults by itself: what is not done is folded as before.
+    /// Memory or mappings are short, or the run is not followed: the program has a userfaultfd of its own on it, or has unmapped
+    /// it by a system call of its own. What is not done is folded as before.
     pub fn run(
         &mut self,
         table: &mut Table,
@@ -58,16 +56,24 @@ impl Unfold {
         let slots = pool.slots(slot, run.pages).ok_or(Errno::INVAL)?;
         host::make_present(slots)?;
         if !traits.may_be_written() {
-            return self.swap(table, pagemap, run, slots, traits);
+            let following = Arc::clone(&self.following);
+            let held = following.hold();
+            let kept = held.kept(run);
+            return self.swap(table, pagemap, (run, &kept), slots, traits);
         }
         // Present pages are told from broken ones by the page table without doubt.
         host::make_present(run)?;
-        self.keep_out.register(run, Watch::Writes)?;
-        let result = self.keep_out.protect(run, true).and_then(|()| self.swap(table, pagemap, run, slots, traits));
-        // Lifts the protection from what is still there, and wakes who slept on it ...
-        let _ = self.keep_out.unregister(run);
-        // ... and who slept on what has been replaced.
-        let _ = self.keep_out.wake(run);
+        let following = Arc::clone(&self.following);
+        // Held as long as it is looked at and replaced: who discards meanwhile does so afterwards, in what has taken its place.
+        let (held, result) = following.until_read(|_| following.watch().protect(run, true));
+        let result = result.and_then(|()| self.swap(table, pagemap, (run, &[run]), slots, traits));
+        drop(held);
+        // What is still there; what has been replaced has its own protection.
+        for pooled in table.pooled_pages(run) {
+            following.let_writers_in(pooled);
+        }
+        // Who slept on what has been replaced.
+        let _ = following.watch().wake(run);
         result
     }
 
@@ -75,16 +81,26 @@ impl Unfold {
         &mut self,
         table: &mut Table,
         pagemap: &Pagemap,
-        run: PageRange,
+        (run, kept): (PageRange, &[PageRange]),
         slots: PageRange,
         traits: Traits,
     ) -> Result<(), Errno> {
         pagemap.read(run.start, run.pages, &mut self.entries).map_err(|_| Errno::IO)?;
         let kept_out = traits.may_be_written();
+        // What was discarded and has no entry is no slot's.
+        let is_kept = |at: usize| {
+            let page = run.start.add_pages(at as u64);
+            kept.iter().any(|range| range.start <= page && page < range.end())
+        };
+        let shown = |(at, entry): (usize, &PagemapEntry)| match Shown::by(*entry, kept_out) {
+            Shown::Slot if !entry.present() && !is_kept(at) => Shown::Nothing,
+            shown => shown,
+        };
+        let all: Vec<Shown> = self.entries.iter().enumerate().map(shown).collect();
         let mut at = 0;
-        while at < self.entries.len() {
-            let shown = Shown::by(self.entries[at], kept_out);
-            let pages = self.entries[at..].iter().take_while(|e| Shown::by(**e, kept_out) == shown).count();
+        while at < all.len() {
+            let shown = all[at];
+            let pages = all[at..].iter().take_while(|other| **other == shown).count();
             let piece = PageRange { start: run.start.add_pages(at as u64), pages: pages as u64 };
             match shown {
                 Shown::Slot => {
@@ -128,13 +144,6 @@ fn replace(piece: PageRange, slots: HostVirt, traits: Traits) -> Result<(), Errn
     let copy = MemberMemory::new(piece.pages)?;
     // SAFETY: the slots lie in the view, which is readable as long as the pool is open; our mapping was just made.
     unsafe { copy.fill(slots) };
-    for n in (0..piece.pages).filter(|_| traits.may_be_read()) {
-        // A worker that changes slots which are in use must not make it worse.
-        // SAFETY: both pages are mapped readable: our copy, and the member's page, whose writers are kept out.
-        if !unsafe { pages_equal(copy.range().start.add_pages(n), piece.start.add_pages(n)) } {
-            return Err(Errno::IO);
-        }
-    }
     traits.inherited().apply(copy.range())?;
     copy.protect(traits.access)?;
     // SAFETY: writers are kept out of the piece, it still showed its slots when they already were, and our mapping

@@ -1,8 +1,7 @@
 //! Giving up rights for good, at the start of a process that needs none.
 
-use rustix::process::{
-    Gid, Resource, Rlimit, Signal, Uid, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
-};
+use rustix::fd::OwnedFd;
+use rustix::process::{Gid, PidfdFlags, Resource, Rlimit, Uid, getppid, getrlimit, pidfd_open, setrlimit};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set, set_capabilities, set_keep_capabilities,
     set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
@@ -65,16 +64,19 @@ fn keep(kept: CapabilitySet) -> io::Result<()> {
     Err(io::Error::other("the kernel left us other capabilities"))
 }
 
-/// Has the kernel kill this process when the thread that started it ends. To be called after rights were given up, which
-/// undoes it.
+/// The process that started this one, as a descriptor that is readable from its end on.
 ///
 /// # Errors
 /// The parent is no longer process `parent`, or the kernel refused; the process must not go on then.
-pub fn end_with_parent(parent: u32) -> io::Result<()> {
-    set_parent_process_death_signal(Some(Signal::KILL))?;
-    match getppid() {
-        Some(now) if now.as_raw_nonzero().get().cast_unsigned() == parent => Ok(()),
-        _ => Err(io::Error::other("the process that started this one has ended")),
+pub fn parent(parent: u32) -> io::Result<OwnedFd> {
+    let pid = getppid().filter(|now| now.as_raw_nonzero().get().cast_unsigned() == parent);
+    let pid = pid.ok_or_else(|| io::Error::other("the process that started this one has ended"))?;
+    let parent = pidfd_open(pid, PidfdFlags::empty())?;
+    // It may have ended since, and the number may be another's.
+    if getppid() == Some(pid) {
+        Ok(parent)
+    } else {
+        Err(io::Error::other("the process that started this one has ended"))
     }
 }
 

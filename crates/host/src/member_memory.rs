@@ -98,9 +98,19 @@ impl MemberMemory {
     /// Gives up its first pages' contents.
     pub fn drop_pages(&self, pages: u64) {
         let pages = pages.min(self.0.pages);
-        // SAFETY: the mapping is ours, and whoever holds one of these uses it for contents that are done with.
-        let dropped = unsafe { rustix::mm::madvise(pointer(self.0.start), length(pages), Advice::LinuxDontNeed) };
-        debug_assert!(dropped.is_ok());
+        let drop_them =
+            // SAFETY: the mapping is ours, and whoever holds one of these uses it for contents that are done with.
+            || unsafe { rustix::mm::madvise(pointer(self.0.start), length(pages), Advice::LinuxDontNeed) };
+        if drop_them().is_err() {
+            self.unlock();
+            let _ = drop_them();
+        }
+    }
+
+    /// Lets its pages be moved and given up again, should the program have locked all of its memory.
+    pub fn unlock(&self) {
+        // SAFETY: the mapping is ours; what is unlocked is not lost.
+        let _ = unsafe { rustix::mm::munlock(pointer(self.0.start), length(self.0.pages)) };
     }
 
     /// Copies as many pages as this has from somewhere else, where others may be writing them.
@@ -115,6 +125,17 @@ impl MemberMemory {
             // SAFETY: that it can be read is the caller's promise.
             unsafe { copy_page(from.add_pages(n), to) };
         }
+    }
+
+    /// Copies as many pages as this has from memory of the process that another thread may unmap meanwhile, up to the first that
+    /// cannot be read. Says how many.
+    pub fn fill_as_far_as_there(&self, from: HostVirt) -> u64 {
+        let part = |at: HostVirt| libc::iovec { iov_base: pointer(at), iov_len: length(self.0.pages) };
+        let (from, to) = (part(from), part(self.0.start));
+        let own = libc::pid_t::try_from(std::process::id()).unwrap_or(0);
+        // SAFETY: the kernel reads what can be read, and writes our mapping, which nobody uses yet.
+        let copied = unsafe { libc::process_vm_readv(own, &raw const to, 1, &raw const from, 1, 0) };
+        u64::try_from(copied).unwrap_or(0) / PAGE_BYTES as u64
     }
 
     /// Ends this being our memory: it was moved to another place.
@@ -180,6 +201,20 @@ impl PoolView {
             rustix::mm::mmap(pointer(place.start), length(place.pages), protection, flags, self.file.as_fd(), offset)
         }
         .map(drop)
+    }
+
+    /// Maps a run of slots, private and writable, where nothing is mapped: for [`move_mapping_over`].
+    ///
+    /// # Errors
+    /// The process has as many mappings as it may, or memory is short.
+    pub fn map(&self, first: PoolSlot, pages: u64) -> Result<MemberMemory, Errno> {
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        let offset = pages_to_bytes(first.index().into());
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let at = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), length(pages), protection, flags, self.file.as_fd(), offset)
+        }?;
+        Ok(MemberMemory(PageRange { start: HostVirt(at as u64), pages }))
     }
 
     /// Waits for whoever holds the lock of the file's mappings, as [`PoolView::map_over`] would: the kernel holds it while it looks up

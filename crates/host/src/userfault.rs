@@ -1,19 +1,24 @@
 //! userfaultfd, for a process that looks after its own memory: taking pages out of reach and putting them
 //! back (`UFFDIO_MOVE`), keeping writers out, and noting which pages were written.
 //!
-//! Nobody ever reads a message from these descriptors. Whoever touches a page that is out of reach sleeps until
-//! it is woken by [`Userfault::wake`] or [`Userfault::unregister`], and then tries again; so every use here is a
-//! short section that ends with one of the two.
+//! A thread that touches a page out of reach, or writes a protected one, sleeps until it is woken by [`Userfault::wake`],
+//! [`Userfault::unregister`] or the page itself, and then tries again.
+//!
+//! Following memory, the kernel also tells of what is done to it, whoever does it and by whatever system call
+//! ([`Userfault::next_message`]): a discard before it happens, a move and a fork after it. The thread that did it waits until its
+//! message was read, and as long as one is unread, all calls here that place, move or protect pages fail with `EAGAIN`.
 //!
 //! Errors are bare numbers, because these calls are made where nothing may be allocated.
 
 use linux_raw_sys::general::{
-    UFFD_API, UFFD_FEATURE_MOVE, UFFD_FEATURE_PAGEFAULT_FLAG_WP, UFFD_FEATURE_WP_ASYNC,
-    UFFD_FEATURE_WP_HUGETLBFS_SHMEM, UFFD_FEATURE_WP_UNPOPULATED, uffdio_api, uffdio_move, uffdio_range,
-    uffdio_register, uffdio_writeprotect,
+    UFFD_API, UFFD_EVENT_FORK, UFFD_EVENT_PAGEFAULT, UFFD_EVENT_REMAP, UFFD_EVENT_REMOVE, UFFD_FEATURE_EVENT_FORK,
+    UFFD_FEATURE_EVENT_REMAP, UFFD_FEATURE_EVENT_REMOVE, UFFD_FEATURE_MINOR_SHMEM, UFFD_FEATURE_MOVE,
+    UFFD_FEATURE_PAGEFAULT_FLAG_WP, UFFD_FEATURE_WP_ASYNC, UFFD_FEATURE_WP_HUGETLBFS_SHMEM,
+    UFFD_FEATURE_WP_UNPOPULATED, UFFD_PAGEFAULT_FLAG_MINOR, UFFD_PAGEFAULT_FLAG_WP, uffdio_api, uffdio_continue,
+    uffdio_copy, uffdio_move, uffdio_range, uffdio_register, uffdio_writeprotect, uffdio_zeropage,
 };
 use page::{HostVirt, PAGE_SHIFT, PageRange, pages_to_bytes};
-use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::fs::OpenOptions;
@@ -29,33 +34,44 @@ const UFFDIO_API: libc::Ioctl = ioctl_number(3, size_of::<uffdio_api>(), 0x3f);
 const UFFDIO_REGISTER: libc::Ioctl = ioctl_number(3, size_of::<uffdio_register>(), 0x00);
 const UFFDIO_UNREGISTER: libc::Ioctl = ioctl_number(2, size_of::<uffdio_range>(), 0x01);
 const UFFDIO_WAKE: libc::Ioctl = ioctl_number(2, size_of::<uffdio_range>(), 0x02);
+const UFFDIO_COPY: libc::Ioctl = ioctl_number(3, size_of::<uffdio_copy>(), 0x03);
+const UFFDIO_ZEROPAGE: libc::Ioctl = ioctl_number(3, size_of::<uffdio_zeropage>(), 0x04);
 const UFFDIO_MOVE: libc::Ioctl = ioctl_number(3, size_of::<uffdio_move>(), 0x05);
 const UFFDIO_WRITEPROTECT: libc::Ioctl = ioctl_number(3, size_of::<uffdio_writeprotect>(), 0x06);
+const UFFDIO_CONTINUE: libc::Ioctl = ioctl_number(3, size_of::<uffdio_continue>(), 0x07);
+const _: () = assert!(UFFDIO_COPY == 0xc028_aa03 && UFFDIO_ZEROPAGE == 0xc020_aa04 && UFFDIO_CONTINUE == 0xc020_aa07);
 const _: () = assert!(UFFDIO_API == 0xc018_aa3f && UFFDIO_REGISTER == 0xc020_aa00);
 const _: () = assert!(UFFDIO_UNREGISTER == 0x8010_aa01 && UFFDIO_WAKE == 0x8010_aa02);
 const _: () = assert!(UFFDIO_MOVE == 0xc028_aa05 && UFFDIO_WRITEPROTECT == 0xc018_aa06);
 
 const MODE_MISSING: u64 = 1 << 0;
 const MODE_WP: u64 = 1 << 1;
+const MODE_MINOR: u64 = 1 << 2;
 
 /// What a userfaultfd is for. A mapping can be registered with one of them only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Moving pages, and noting writes without stopping the writer (`WP_ASYNC`).
-    MoveAndNote,
-    /// Moving pages, on a kernel that cannot note writes.
-    MoveOnly,
-    /// Keeping writers out for the length of a section.
-    KeepOut,
+    /// Noting writes without stopping the writer (`WP_ASYNC`).
+    Note,
+    /// Following memory: moving its pages, keeping writers out, being told of discards and moves.
+    Follow,
+    /// The same, and being told of forks: the child's memory is followed, too. Takes `CAP_SYS_PTRACE` ([`Userfault::begin`]).
+    FollowForks,
 }
 
 impl Purpose {
     const fn features(self) -> u32 {
-        const NOTE: u32 = UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_UNPOPULATED;
         match self {
-            Self::MoveAndNote => UFFD_FEATURE_MOVE | NOTE | UFFD_FEATURE_WP_ASYNC,
-            Self::MoveOnly => UFFD_FEATURE_MOVE,
-            Self::KeepOut => UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM,
+            Self::Note => UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_UNPOPULATED | UFFD_FEATURE_WP_ASYNC,
+            Self::Follow => {
+                UFFD_FEATURE_MOVE
+                    | UFFD_FEATURE_PAGEFAULT_FLAG_WP
+                    | UFFD_FEATURE_WP_HUGETLBFS_SHMEM
+                    | UFFD_FEATURE_MINOR_SHMEM
+                    | UFFD_FEATURE_EVENT_REMOVE
+                    | UFFD_FEATURE_EVENT_REMAP
+            }
+            Self::FollowForks => Self::Follow.features() | UFFD_FEATURE_EVENT_FORK,
         }
     }
 }
@@ -67,9 +83,46 @@ pub enum Watch {
     Missing,
     /// Writing a protected page.
     Writes,
-    /// Both.
-    MissingAndWrites,
+    /// Touching a page of a shared memory file that is absent from the page table, and writing a protected page.
+    AbsentAndWrites,
 }
+
+/// What the kernel tells of followed memory.
+#[derive(Debug)]
+pub enum Message {
+    /// A thread sleeps because it touched this page.
+    Fault(HostVirt, Fault),
+    /// These pages are about to be discarded.
+    Discard(PageRange),
+    /// Pages were moved from one place to another, as many as the range has.
+    Moved(PageRange, HostVirt),
+    /// The process forked, and this follows the child.
+    Forked(Userfault),
+    /// Something else, which needs no answer.
+    Other,
+}
+
+/// Why a touch of a page makes a thread sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// There is no page.
+    Missing,
+    /// The page table has no entry for the file's page.
+    Absent,
+    /// It is protected against writing.
+    Protected,
+}
+
+/// `struct uffd_msg`: the number of the event, and what belongs to it.
+#[repr(C)]
+#[derive(Default)]
+struct RawMessage {
+    event: u8,
+    reserved: [u8; 7],
+    words: [u64; 3],
+}
+
+const _: () = assert!(size_of::<RawMessage>() == size_of::<linux_raw_sys::general::uffd_msg>());
 
 /// How far a move came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,11 +143,38 @@ impl Userfault {
     /// # Errors
     /// `EPERM`: this process may not; `EINVAL`: the kernel lacks what the purpose needs.
     pub fn open(purpose: Purpose) -> io::Result<Self> {
-        let this = Self(open()?);
+        let this = Self::open_idle()?;
+        this.begin(purpose)?;
+        Ok(this)
+    }
+
+    /// Opens one that does nothing yet.
+    ///
+    /// # Errors
+    /// `EPERM`: this process may not.
+    pub fn open_idle() -> io::Result<Self> {
+        open().map(Self)
+    }
+
+    /// Begins to serve a purpose. It may be another process that does this, by right of which forks are told of: the address
+    /// space that is looked after is the opener's.
+    ///
+    /// # Errors
+    /// `EPERM`: the caller may not; `EINVAL`: the kernel lacks what the purpose needs, or it was begun before.
+    pub fn begin(&self, purpose: Purpose) -> io::Result<()> {
         let mut api = uffdio_api { api: UFFD_API.into(), features: purpose.features().into(), ioctls: 0 };
         // SAFETY: `api` is the struct that this ioctl reads and writes, exclusively borrowed for the call.
-        unsafe { this.ioctl(UFFDIO_API, &raw mut api) }?;
-        Ok(this)
+        unsafe { self.ioctl(UFFDIO_API, &raw mut api) }.map_err(io::Error::from)
+    }
+
+    /// Takes a descriptor for a userfaultfd, if it is one.
+    ///
+    /// # Errors
+    /// It is another file, or `/proc` is not there.
+    pub fn from_fd(file: OwnedFd) -> io::Result<Self> {
+        let link = std::fs::read_link(format!("/proc/thread-self/fd/{}", file.as_raw_fd()))?;
+        let is_one = link.as_os_str() == "anon_inode:[userfaultfd]";
+        is_one.then_some(Self(file)).ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }
 
     /// Another thread of this process has one open under that number, in a table of files of its own: the same one.
@@ -132,7 +212,7 @@ impl Userfault {
         let mode = match watch {
             Watch::Missing => MODE_MISSING,
             Watch::Writes => MODE_WP,
-            Watch::MissingAndWrites => MODE_MISSING | MODE_WP,
+            Watch::AbsentAndWrites => MODE_MINOR | MODE_WP,
         };
         let mut argument = uffdio_register { range: raw(range), mode, ioctls: 0 };
         // SAFETY: `argument` is the struct that this ioctl reads and writes, exclusively borrowed for the call.
@@ -189,6 +269,103 @@ impl Userfault {
             Ok(()) => Moved { pages: from.pages, stopped_by: None },
             Err(e) => Moved { pages: pages.min(from.pages), stopped_by: Some(e) },
         }
+    }
+
+    /// Reads the next message, if there is one. Whoever caused it goes on from here.
+    ///
+    /// # Errors
+    /// No file descriptors are left for a child's (then the message is still there), or the kernel refused.
+    pub fn next_message(&self) -> io::Result<Option<Message>> {
+        let mut raw = RawMessage::default();
+        let bytes = size_of::<RawMessage>();
+        // SAFETY: the kernel writes one message of this size into memory that is exclusively borrowed.
+        let read = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut raw).cast(), bytes) };
+        match usize::try_from(read) {
+            Ok(read) if read == bytes => Ok(Some(message(&raw))),
+            Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(_) => match io::Error::last_os_error() {
+                e if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Ok(None),
+                e => Err(e),
+            },
+        }
+    }
+
+    /// Maps the file's own pages where the page table has no entries, and wakes who sleeps on them. Says how many pages from the
+    /// first on. The range is one mapping, or a part of one.
+    ///
+    /// # Errors
+    /// `EEXIST`: the first page has an entry; `EAGAIN`: a message is unread; `ESRCH`: the address space is gone.
+    pub fn map_present(&self, range: PageRange) -> Result<u64, Errno> {
+        let mut argument = uffdio_continue { range: raw(range), mode: 0, mapped: 0 };
+        // SAFETY: `argument` is the struct that this ioctl reads and writes, exclusively borrowed for the call; pages that
+        // have an entry stay as they are.
+        let result = unsafe { self.ioctl(UFFDIO_CONTINUE, &raw mut argument) };
+        done(result, argument.mapped, range)
+    }
+
+    /// Maps zeros where the page table has no entries, and wakes who sleeps on them; otherwise as [`Userfault::map_present`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn map_zeros(&self, range: PageRange) -> Result<u64, Errno> {
+        let mut argument = uffdio_zeropage { range: raw(range), mode: 0, zeropage: 0 };
+        // SAFETY: as for `map_present`.
+        let result = unsafe { self.ioctl(UFFDIO_ZEROPAGE, &raw mut argument) };
+        done(result, argument.zeropage, range)
+    }
+
+    /// Copies pages of the calling process to where the page table has no entries. Says how many from the first on.
+    ///
+    /// # Errors
+    /// As for [`Userfault::map_present`].
+    pub fn copy_pages(&self, from: HostVirt, to: PageRange) -> Result<u64, Errno> {
+        let mut argument =
+            uffdio_copy { dst: to.start.0, src: from.0, len: pages_to_bytes(to.pages), mode: 0, copy: 0 };
+        // SAFETY: as for `map_present`; the kernel reads `from`, and answers EFAULT where there is nothing to read.
+        let result = unsafe { self.ioctl(UFFDIO_COPY, &raw mut argument) };
+        done(result, argument.copy, to)
+    }
+}
+
+impl AsFd for Userfault {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Pages that were done, where a call stopped after some; an error where it did none.
+fn done(result: Result<(), Errno>, bytes: i64, range: PageRange) -> Result<u64, Errno> {
+    match (result, u64::try_from(bytes)) {
+        (Ok(()), _) => Ok(range.pages),
+        (Err(_), Ok(bytes)) if bytes > 0 => Ok((bytes >> PAGE_SHIFT).min(range.pages)),
+        (Err(e), _) => Err(e),
+    }
+}
+
+fn message(raw: &RawMessage) -> Message {
+    let page = |address: u64| HostVirt(address >> PAGE_SHIFT << PAGE_SHIFT);
+    let [one, two, three] = raw.words;
+    match raw.event.into() {
+        // Flags, then the address.
+        UFFD_EVENT_PAGEFAULT if one & u64::from(UFFD_PAGEFAULT_FLAG_WP) != 0 => {
+            Message::Fault(page(two), Fault::Protected)
+        }
+        UFFD_EVENT_PAGEFAULT if one & u64::from(UFFD_PAGEFAULT_FLAG_MINOR) != 0 => {
+            Message::Fault(page(two), Fault::Absent)
+        }
+        UFFD_EVENT_PAGEFAULT => Message::Fault(page(two), Fault::Missing),
+        // The descriptor's number, in the first four bytes.
+        UFFD_EVENT_FORK => match owned(libc::c_long::from(one as u32 as i32)) {
+            Ok(child) => Message::Forked(Userfault(child)),
+            Err(_) => Message::Other,
+        },
+        // From, to, length.
+        UFFD_EVENT_REMAP => Message::Moved(PageRange { start: page(one), pages: three >> PAGE_SHIFT }, page(two)),
+        // Start, end.
+        UFFD_EVENT_REMOVE => {
+            Message::Discard(PageRange { start: page(one), pages: two.saturating_sub(one) >> PAGE_SHIFT })
+        }
+        _ => Message::Other,
     }
 }
 

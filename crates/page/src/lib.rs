@@ -6,6 +6,7 @@ mod address;
 mod fingerprint;
 mod guest_kind;
 mod kind;
+mod page_set;
 mod sample;
 mod slot;
 
@@ -13,5 +14,6 @@ pub use address::{GuestPhys, HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange, Pfn, p
 pub use fingerprint::Fingerprint;
 pub use guest_kind::{FrameUse, GuestPageKind, Lru};
 pub use kind::{PageKind, Region};
+pub use page_set::PageSet;
 pub use sample::{FrameId, GuestIndex, PageSample};
 pub use slot::PoolSlot;

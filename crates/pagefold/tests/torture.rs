@@ -127,7 +127,7 @@ fn no_write_is_lost_where_fingerprints_are_compared() {
     assert_eq!(member(&seen.last, "one")["state"], "folding");
 }
 
-/// Broken pages are folded again by the other proof.
+/// Broken pages are folded again by the other proof. Forks are not told of then: what children would get is not folded.
 #[test]
 fn no_write_is_lost_where_there_is_no_prover() {
     if cannot_fold() {
@@ -137,9 +137,15 @@ fn no_write_is_lost_where_there_is_no_prover() {
     std::fs::remove_file(service.place().join("prove.sock")).expect("the prover's socket");
     let time = seconds(16).to_string();
     let words = ["memory", "--writes", "1000000", "--seconds", &time];
-    let (seen, counted) = two_members_of(&service, &[], &words, &["--no-children"], &[]);
+    let mut forking = service.torture_with("acme", "forking", &[], &words, &[("PAGEFOLD_EAGER", "1")]);
+    let words = [&words[..], &["--dont-fork"]].concat();
+    let (seen, counted) = two_members_of(&service, &[], &words, &[], &[]);
     eprintln!("{seen:?} {counted:?}");
     counted.iter().for_each(|counted| assert!(number(&counted["checked_writes"]) >= 1_000_000, "{counted}"));
     assert!(number(&seen.last["refolds"]) > 0, "{seen:?}");
     assert_eq!(member(&seen.last, "one")["state"], "folding");
+    let unfollowed = member(&seen.last, "forking");
+    assert_eq!((&unfollowed["state"], number(&unfollowed["folded_pages"])), (&"nothing_enrolled".into(), 0));
+    assert!(unfollowed["detail"].as_str().is_some_and(|why| why.contains("could not be followed")), "{unfollowed}");
+    forking.finish(seconds(14) + 120);
 }

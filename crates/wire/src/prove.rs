@@ -8,8 +8,18 @@
 //!     | <-------------------------------------------------------------------- |
 //! ```
 //!
-//! One datagram each (`SOCK_SEQPACKET`), little-endian, and nothing else: a peer that sends anything else is hung up on.
-//! Neither side allocates: a question is written into and an answer read from a buffer of the caller's.
+//! One datagram each (`SOCK_SEQPACKET`), little-endian. Neither side allocates: a question is written into and an answer
+//! read from a buffer of the caller's.
+//!
+//! The same process is the *keeper*: it has the right to have forks told of, and follows children also when their parents are
+//! gone. A frame of one byte says what the one descriptor that comes with it, a userfaultfd, is for:
+//!
+//! ```text
+//!   [`FOLLOW_FORKS`]  is to be begun such that forks are told of, too; answered by [`FOLLOWS_FORKS`]
+//!   [`KEEP`]          follows a child of the member's from here on; not answered
+//! ```
+//!
+//! A peer that sends anything else is hung up on.
 
 use crate::codec::Malformed;
 use page::{HostVirt, PAGE_BYTES, PageRange};
@@ -22,6 +32,13 @@ pub const PROVE_PAGES: usize = 512;
 pub const QUESTION_BYTES: usize = ID_BYTES + PROVE_RANGES * RANGE_BYTES;
 /// No answer is longer.
 pub const ANSWER_BYTES: usize = ID_BYTES + PROVE_PAGES;
+
+/// See the module's story.
+pub const FOLLOW_FORKS: [u8; 1] = *b"f";
+/// See the module's story.
+pub const FOLLOWS_FORKS: [u8; 1] = *b"y";
+/// See the module's story.
+pub const KEEP: [u8; 1] = *b"k";
 
 const ID_BYTES: usize = size_of::<u32>();
 const RANGE_BYTES: usize = size_of::<u64>() + size_of::<u32>();

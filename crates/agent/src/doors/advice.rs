@@ -81,9 +81,7 @@ fn advise(at: usize, length: usize, advice: c_int) -> Answer {
         Meaning::Enrol => pass(),
         Meaning::Leave => leave(table, range).unwrap_or_else(pass),
         Meaning::Discard | Meaning::Guard => {
-            if let Err(answer) = end_pooled(table, range, advice == MADV_DONTNEED_LOCKED) {
-                return answer;
-            }
+            end_pooled(table, range, advice == MADV_DONTNEED_LOCKED);
             if matches!(meaning, Meaning::Guard) {
                 table.shut(range, Shut::Special);
             }
@@ -150,7 +148,7 @@ fn leave(table: &mut Table, range: PageRange) -> Option<Answer> {
 }
 
 /// Puts anonymous memory in the place of all mappings of the pool in the range, whose contents are given up.
-fn end_pooled(table: &mut Table, range: PageRange, locked_too: bool) -> Result<(), Answer> {
+fn end_pooled(table: &mut Table, range: PageRange, locked_too: bool) {
     for pooled in table.pooled_pages(range) {
         for (piece, traits) in table.known(pooled) {
             let locked = traits.shut & Shut::Locked as u8 != 0;
@@ -159,7 +157,7 @@ fn end_pooled(table: &mut Table, range: PageRange, locked_too: bool) -> Result<(
                 continue;
             }
             if raw::error(map_fresh(piece, traits)).is_some() {
-                clear(piece, traits)?;
+                // No mapping can be had. The kernel discards it where it is, and tells of it.
                 table.set_broken(piece);
                 continue;
             }
@@ -170,24 +168,9 @@ fn end_pooled(table: &mut Table, range: PageRange, locked_too: bool) -> Result<(
             table.discard(piece);
         }
     }
-    Ok(())
 }
 
-/// Where no mapping can be had: makes zeros of private pages inside the mapping of the pool.
-pub fn clear(piece: PageRange, traits: Traits) -> Result<(), Answer> {
-    let (start, length) = (piece.start.0 as usize, bytes(piece));
-    // SAFETY: populating for writing changes no contents, and fails where writing would.
-    let answer = unsafe { raw::call(libc::SYS_madvise, [start, length, libc::MADV_POPULATE_WRITE as usize, 0, 0, 0]) };
-    if raw::error(answer).is_some() || traits.shut & Shut::Yielded as u8 != 0 {
-        return Err(refuse(libc::ENOMEM));
-    }
-    // SAFETY: the pages are mapped, writable and private; the program has given up their contents, and the table's lock
-    // keeps them mapped.
-    unsafe { std::ptr::write_bytes(start as *mut u8, 0, length) };
-    Ok(())
-}
-
-/// Notes that contents are gone, but for pages that are still in mappings of the pool: locked ones, and cleared ones.
+/// Notes that contents are gone, but for pages that are still in mappings of the pool: locked ones, and those for which there was no mapping.
 fn drop_from_table(table: &mut Table, range: PageRange) {
     let mut at = range.start;
     for pooled in table.pooled_pages(range) {

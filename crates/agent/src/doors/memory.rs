@@ -143,17 +143,17 @@ fn holding(start: usize, length: usize) -> Option<PageRange> {
 }
 
 fn lock_pages(number: i64, at: usize, length: usize, flags: usize) -> c_int {
-    let mut table = enter();
+    shut_locked(holding(at, length));
     // SAFETY: locking changes no contents.
-    let answer = unsafe { raw::call(number, [at, length, flags, 0, 0, 0]) };
-    if let Some(table) = &mut table
-        && let Some(range) = holding(at, length)
-    {
-        // Also when it failed: part of it may be locked.
+    c_answer(unsafe { raw::call(number, [at, length, flags, 0, 0, 0]) }) as c_int
+}
+
+/// Has nothing of a range be folded from here on, whatever becomes of the attempt to lock it: part of it may be. The table is let go
+/// before the attempt, which populates the range, and waits for pages of it that are out of reach.
+fn shut_locked(range: Option<PageRange>) {
+    if let (Some(mut table), Some(range)) = (enter(), range) {
         table.shut(range, Shut::Locked);
     }
-    drop(table);
-    c_answer(answer) as c_int
 }
 
 /// `mlock`
@@ -199,18 +199,12 @@ pub unsafe extern "C" fn munlock(at: *const c_void, length: usize) -> c_int {
 /// As the system call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
-    let mut table = enter();
+    shut_locked((flags & libc::MCL_CURRENT != 0).then_some(everything()));
     // SAFETY: locking changes no contents.
     let answer = unsafe { raw::call(libc::SYS_mlockall, [flags as usize, 0, 0, 0, 0, 0]) };
-    if let Some(table) = &mut table {
-        if answer == 0 {
-            LOCK_FUTURE.store(flags & MCL_FUTURE != 0, Ordering::Relaxed);
-        }
-        if flags & libc::MCL_CURRENT != 0 {
-            table.shut(everything(), Shut::Locked);
-        }
+    if answer == 0 && enter().is_some() {
+        LOCK_FUTURE.store(flags & MCL_FUTURE != 0, Ordering::Relaxed);
     }
-    drop(table);
     c_answer(answer) as c_int
 }
 

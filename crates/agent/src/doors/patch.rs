@@ -6,7 +6,7 @@
 //! while there is one thread, all functions or none; written through `/proc/self/mem`, which needs no change of
 //! protection of what is there, so that a host that forbids writable code forbids this and nothing is half done.
 
-use super::{advice, memory, remap};
+use super::{advice, exit, memory, remap};
 use crate::raw;
 use page::PAGE_BYTES;
 use std::ffi::CStr;
@@ -65,13 +65,14 @@ pub fn patch() -> Result<(), Refusal> {
 
 /// The same; for who knows that no thread is within any of the functions.
 pub fn patch_all() -> Result<(), Refusal> {
-    let functions: [(&CStr, &'static str, usize); 6] = [
+    let functions: [(&CStr, &'static str, usize); 7] = [
         (c"mmap", "mmap", memory::mmap as *const () as usize),
         (c"munmap", "munmap", memory::munmap as *const () as usize),
         (c"mprotect", "mprotect", memory::mprotect as *const () as usize),
         (c"pkey_mprotect", "pkey_mprotect", memory::pkey_mprotect as *const () as usize),
         (c"mremap", "mremap", remap::mremap as *const () as usize),
         (c"madvise", "madvise", advice::madvise as *const () as usize),
+        (c"_exit", "_exit", exit::_exit as *const () as usize),
     ];
     // SAFETY: asks for a library that is loaded, and does not load it.
     let library = unsafe { libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };

@@ -50,19 +50,14 @@ impl Default for Traits {
 }
 
 impl Traits {
-    /// Whether its pages may be folded, as far as this goes.
-    pub const fn open(self) -> bool {
-        self.asked && self.shut == 0 && self.access == READ_WRITE
+    /// Whether its pages may be folded, as far as this goes. What children get may be only if they are followed.
+    pub const fn open(self, follows_forks: bool) -> bool {
+        self.asked && self.shut == 0 && self.access == READ_WRITE && (follows_forks || self.advice.dont_fork)
     }
 
     /// Whether the program's threads may write it.
     pub const fn may_be_written(self) -> bool {
         self.access & libc::PROT_WRITE as u8 != 0
-    }
-
-    /// Whether it can be read.
-    pub const fn may_be_read(self) -> bool {
-        self.access & libc::PROT_READ as u8 != 0
     }
 
     /// What a mapping in its place must be advised.

@@ -21,7 +21,7 @@ impl Table {
     /// Replaces `ranges` by all that may be folded now and is not, in order. Zeroed pages are among them.
     pub fn foldable(&self, ranges: &mut Vec<PageRange>) {
         ranges.clear();
-        for (first, end, _) in self.extents.all().filter(|(.., traits)| traits.open()) {
+        for (first, end, _) in self.extents.all().filter(|(.., traits)| traits.open(self.follows_forks)) {
             let mut at = first;
             // Only chunks that hold something of the pool interrupt a range.
             for (&key, chunk) in self.chunks.range(keys(first, end)) {
@@ -45,14 +45,15 @@ impl Table {
         if first >= end {
             return false;
         }
-        let open: u64 = self.extents.within(first, end).filter(|(.., t)| t.open()).map(|(a, b, _)| b - a).sum();
+        let open: u64 =
+            self.extents.within(first, end).filter(|(.., t)| t.open(self.follows_forks)).map(|(a, b, _)| b - a).sum();
         let pooled = |key: u64, chunk: &Chunk| !chunk.pooled().and(of_chunk(key, first, end)).is_empty();
         open == range.pages && !self.chunks.range(keys(first, end)).any(|(key, chunk)| pooled(*key, chunk))
     }
 
     /// All pages that are broken and might be folded otherwise, in order, but for those that are to be left alone.
     pub fn refoldable(&self) -> Vec<PageRange> {
-        let open = self.extents.all().filter(|(.., traits)| traits.open());
+        let open = self.extents.all().filter(|(.., traits)| traits.open(self.follows_forks));
         let pick = |chunk: &Chunk| match self.eager {
             true => chunk.broken,
             false => chunk.without_left_alone(chunk.broken, self.now),
@@ -63,7 +64,8 @@ impl Table {
     /// Whether every page of the range is broken, and might be folded otherwise.
     pub fn is_refoldable(&self, range: PageRange) -> bool {
         let (first, end) = span(range);
-        let open: u64 = self.extents.within(first, end).filter(|(.., t)| t.open()).map(|(a, b, _)| b - a).sum();
+        let open: u64 =
+            self.extents.within(first, end).filter(|(.., t)| t.open(self.follows_forks)).map(|(a, b, _)| b - a).sum();
         let broken: u64 = self.broken_pages(range).iter().map(|range| range.pages).sum();
         open == range.pages && broken == range.pages
     }
@@ -86,6 +88,17 @@ impl Table {
     pub fn known(&self, range: PageRange) -> Vec<(PageRange, Traits)> {
         let (first, end) = span(range);
         self.extents.within(first, end).map(|(a, b, traits)| (super::pages(a, b), traits)).collect()
+    }
+
+    /// What may be folded of a range that is the same all over.
+    pub fn open_traits(&self, range: PageRange) -> Option<Traits> {
+        self.traits(range).filter(|traits| traits.open(self.follows_forks))
+    }
+
+    /// Pages that were asked in and are not folded because children get them, and would not be followed.
+    pub fn unfollowed_pages(&self) -> u64 {
+        let closed = self.extents.all().filter(|(.., traits)| traits.open(true) && !traits.open(self.follows_forks));
+        closed.map(|(first, end, _)| end - first).sum()
     }
 
     /// Whether anything is known within the range.

@@ -14,10 +14,16 @@ impl Table {
 
     /// Pages that are pending and could rest, in all.
     pub fn backlog(&self) -> u64 {
-        let waiting =
-            |key: u64, chunk: &Chunk| chunk.pending.without(chunk.pooled()).and(open_pages(&self.extents, key)).count();
+        let waiting = |key: u64, chunk: &Chunk| {
+            chunk.pending.without(chunk.pooled()).and(open_pages(&self.extents, key, self.follows_forks)).count()
+        };
         self.chunks.iter().map(|(key, chunk)| waiting(*key, chunk)).sum()
     }
+}
+
+/// As of a member whose children are followed.
+fn table() -> Table {
+    Table { follows_forks: true, ..Table::new() }
 }
 
 const PAGES: u64 = 1600;
@@ -39,7 +45,7 @@ impl Page {
     }
 
     fn foldable(self) -> bool {
-        self.traits.is_some_and(Traits::open) && !self.pooled()
+        self.traits.is_some_and(|traits| traits.open(true)) && !self.pooled()
     }
 }
 
@@ -274,7 +280,7 @@ proptest! {
 
     #[test]
     fn the_table_is_its_pages(steps in proptest::collection::vec(step(), 1..40)) {
-        let mut table = Table::new();
+        let mut table = table();
         let mut model = Model { pages: vec![Page::default(); PAGES as usize], released: BTreeMap::new() };
         table.ask(real(100, 1300));
         model.apply(&Step::Ask(100, 1300));
@@ -310,7 +316,7 @@ proptest! {
 
     #[test]
     fn every_page_rests_once_within_its_budget(budget in 1_u64..2000, pending in proptest::collection::vec(range_strategy(), 1..5)) {
-        let mut table = Table::new();
+        let mut table = table();
         table.ask(real(0, PAGES));
         for (first, count) in &pending {
             table.set_pending(real(*first, *count));
@@ -335,7 +341,7 @@ proptest! {
 
 #[test]
 fn a_foldable_range_is_foldable_throughout() {
-    let mut table = Table::new();
+    let mut table = table();
     table.ask(real(0, 600));
     assert!(table.is_foldable(real(0, 600)));
     assert!(!table.is_foldable(real(0, 601)));
@@ -362,7 +368,7 @@ fn what_lives_for_a_minute_was_not_folded_for_nothing() {
 #[test]
 fn a_page_that_was_folded_for_nothing_is_left_alone_for_a_while() {
     let new = || {
-        let mut table = Table::new();
+        let mut table = table();
         table.ask(real(0, 700));
         table
     };
@@ -449,7 +455,7 @@ fn pages_rest_by_age() {
     let old = Worth::Ages((64..=1024).map(|age| 1 << moment(false, Some(age))).fold(0, |all, one| all | one));
     let closed = Worth::Ages(0);
     assert!([8, 16, 32].iter().all(|age| (0..20).all(|page| !closed.allows(BASE + page, *age))));
-    let mut table = Table::new();
+    let mut table = table();
     table.ask(real(0, 20));
     table.set_time(100, None);
     let look = |table: &mut Table, written: &[PageRange], new: &[PageRange], ages| {
@@ -477,7 +483,7 @@ fn pages_rest_by_age() {
 
 #[test]
 fn folds_are_counted_by_moment() {
-    let mut table = Table::new();
+    let mut table = table();
     table.ask(real(0, 20));
     table.set_time(100, None);
     table.rest((&[real(0, 10)], &[]), u64::MAX, Worth::All);
@@ -511,7 +517,7 @@ fn folds_are_counted_by_moment() {
 
 #[test]
 fn what_is_released_to_nobody_leaves_the_rest() {
-    let mut table = Table::new();
+    let mut table = table();
     table.ask(real(0, 20));
     for (page, segment) in [(0, 1), (10, 2)] {
         table.set_folded(SlotRun { start: real(page, 5).start, slot: PoolSlot::new(segment, 7).unwrap(), pages: 5 });
@@ -527,7 +533,7 @@ fn what_is_released_to_nobody_leaves_the_rest() {
 
 #[test]
 fn advice_is_one_only_where_it_is_the_same() {
-    let mut table = Table::new();
+    let mut table = table();
     table.ask(real(0, 100));
     table.advise(real(50, 50), |advice| advice.dont_dump = true);
     assert_eq!(table.traits(real(40, 20)), None);
@@ -537,7 +543,7 @@ fn advice_is_one_only_where_it_is_the_same() {
 
 #[test]
 fn a_reservation_costs_nothing_until_it_is_written() {
-    let mut table = Table::new();
+    let mut table = table();
     // 16 TiB, as some run-time systems reserve.
     table.ask(real(0, 1 << 32));
     assert!(table.chunks.is_empty());
@@ -554,7 +560,7 @@ fn a_page_costs_at_most_eight_bytes() {
 
 #[test]
 fn a_quiet_look_at_512_mib_is_quick() {
-    let mut table = Table::new();
+    let mut table = table();
     table.ask(real(0, 131_072));
     for at in 0..8192 {
         table.set_folded(SlotRun { start: real(at * 16, 1).start, slot: PoolSlot::from_bits(at as u32), pages: 8 });

@@ -38,7 +38,7 @@ struct Program {
 fn main() -> Result<(), Box<dyn Error>> {
     let socket = PathBuf::from(std::env::args_os().nth(1).ok_or("usage: held_pages SOCKET")?);
     let pages = Pages::new(PAGES)?;
-    let keep_out = Userfault::open(Purpose::KeepOut)?;
+    let keep_out = Userfault::open(Purpose::Follow)?;
     keep_out.register(pages.range(0, PAGES), Watch::Writes)?;
     let prover = Prover::connect(&socket)?;
     let mut program = Program {

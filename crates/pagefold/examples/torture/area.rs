@@ -8,7 +8,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::ptr::null_mut;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 pub const PAGE: usize = 4096;
 pub const WORDS: usize = PAGE / 8;
@@ -33,12 +34,14 @@ fn map(at: usize, pages: usize, flags: libc::c_int) -> io::Result<usize> {
     if start == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(start as usize) }
 }
 
+/// Whether children are given none of it.
+pub static KEPT_FROM_CHILDREN: AtomicBool = AtomicBool::new(false);
+
 impl Area {
     /// Memory in small pages that asks to be merged.
     pub fn mergeable(pages: usize) -> Self {
         let area = Self::plain(pages);
-        area.advise(0, pages, libc::MADV_NOHUGEPAGE).expect("MADV_NOHUGEPAGE");
-        area.advise(0, pages, libc::MADV_MERGEABLE).expect("MADV_MERGEABLE");
+        area.mergeable_again(0, pages);
         area
     }
 
@@ -119,6 +122,9 @@ impl Area {
     }
 
     fn mergeable_again(&self, from: usize, pages: usize) {
+        if KEPT_FROM_CHILDREN.load(Relaxed) {
+            self.advise(from, pages, libc::MADV_DONTFORK).expect("MADV_DONTFORK");
+        }
         self.advise(from, pages, libc::MADV_NOHUGEPAGE).expect("MADV_NOHUGEPAGE");
         self.advise(from, pages, libc::MADV_MERGEABLE).expect("MADV_MERGEABLE");
     }

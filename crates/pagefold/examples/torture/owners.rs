@@ -6,7 +6,7 @@
 //! into folds. To meet them more often, an owner *hunts*: it looks in the page tables for pages that have just been
 //! folded, and writes those behind them, whose turn is next.
 
-use crate::area::{Area, Pagemap, pipe};
+use crate::area::{Area, KEPT_FROM_CHILDREN, Pagemap, pipe};
 use crate::chaos;
 use crate::children::Children;
 use crate::content::Random;
@@ -51,11 +51,21 @@ pub struct Args {
     /// Fork no children
     #[arg(long)]
     no_children: bool,
+    /// Fork no children, and would give them nothing
+    #[arg(long)]
+    dont_fork: bool,
+}
+
+impl Args {
+    const fn has_children(&self) -> bool {
+        !self.no_children && !self.dont_fork
+    }
 }
 
 /// Runs it.
 pub fn run(args: &Args) {
     let began = Instant::now();
+    KEPT_FROM_CHILDREN.store(args.dont_fork, Relaxed);
     let pages = args.pages.next_multiple_of(STRIPE);
     let area = Arc::new(Area::mergeable(pages));
     std::thread::scope(|scope| {
@@ -65,7 +75,7 @@ pub fn run(args: &Args) {
             scope.spawn(move || Owner::new(plot, args).live());
         }
         for _ in 0..args.chaos {
-            scope.spawn(|| chaos::live(args.classes, !args.no_children));
+            scope.spawn(|| chaos::live(args.classes, args.has_children()));
         }
         args.until.wait();
     });
@@ -113,7 +123,7 @@ impl Owner {
             folded: vec![false; plot.len()],
             plot,
             random: Random::unforeseen(),
-            children: (!args.no_children).then(Children::default),
+            children: args.has_children().then(Children::default),
             pagemap: Pagemap::open(),
             pipe: pipe(),
             visits: args.visits,

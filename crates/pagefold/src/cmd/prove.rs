@@ -23,9 +23,9 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     host::raise_open_files_limit();
     let socket = std::io::stdin().as_fd().try_clone_to_owned().context("standard input is not a socket")?;
     let counts = ReferenceCounts::open().map_err(|e| Stop::HostLacks(e.to_string()))?;
+    let supervisor = host::parent(args.supervisor).context("cannot tell when the supervisor ends")?;
     host::give_up_rights_but_looking(args.uid).context("cannot give up rights")?;
-    host::end_with_parent(args.supervisor).context("cannot end with the supervisor")?;
     let listener = SeqpacketListener::from_fd(socket, PathBuf::from("prove.sock"));
-    crate::prove::serve(&listener, counts)?;
+    crate::prove::serve(listener, &supervisor, counts)?;
     Ok(Outcome::Done)
 }

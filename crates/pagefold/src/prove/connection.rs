@@ -1,13 +1,18 @@
 //! One connection: questions in, answers out, about the pages of the one process that connected.
 
 use super::drain::Drain;
+use super::keep;
 use host::{Held, PagemapEntry, PeerPages, Received, ReferenceCounts, Seqpacket};
 use page::Pfn;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use wire::prove::{ANSWER_BYTES, PROVE_PAGES, Proof, QUESTION_BYTES, Question, encode_answer};
+use wire::prove::{
+    ANSWER_BYTES, FOLLOW_FORKS, FOLLOWS_FORKS, KEEP, PROVE_PAGES, Proof, QUESTION_BYTES, Question, encode_answer,
+};
 
 /// An asker may have us use so much of a processor: one part in so many,
 const SHARE: u32 = 2;
@@ -34,26 +39,37 @@ impl Shared {
     }
 }
 
-/// Serves until the asker hangs up or ends.
+/// Serves until the asker hangs up or ends. What it has handed over before that is taken.
 ///
 /// # Errors
 /// It is hung up on: it sent what is no question, does not read, or may not ask.
-pub fn serve(socket: &Seqpacket, shared: &Shared) -> io::Result<()> {
-    let mut asker = Asker { pages: PeerPages::of(socket)?, before: Vec::new(), after: Vec::new(), buffer: Vec::new() };
+pub fn serve(socket: Seqpacket, shared: &Shared) -> io::Result<()> {
+    let mut asker: Option<Asker> = None;
     let mut pace = Pace::new(Instant::now());
     // One byte more than any question has, so that a longer one is told from it.
     let (mut question, mut answer, mut files) = ([0; QUESTION_BYTES + 1], [0; ANSWER_BYTES], Vec::new());
-    while asker.pages.wait_for(socket)? {
+    loop {
         let bytes = match socket.receive(&mut question, &mut files)? {
-            Received::Nothing => continue,
-            Received::Closed => return Ok(()),
+            Received::Nothing if wait(&socket, asker.as_ref())? => continue,
+            Received::Nothing | Received::Closed => return Ok(()),
             Received::Frame(bytes) => bytes,
         };
-        if !files.is_empty() {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "it sent files"));
+        match (files.pop(), &question[..bytes]) {
+            (None, _) => {}
+            (Some(file), frame) if frame == FOLLOW_FORKS && files.is_empty() => {
+                keep::follow_forks(file)?;
+                socket.send(&FOLLOWS_FORKS, &[])?;
+                continue;
+            }
+            (Some(file), frame) if frame == KEEP && files.is_empty() => return keep::serve(socket, file),
+            _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "it sent files")),
         }
         let asked = Question::decode(&question[..bytes]).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
         let began = cpu_time();
+        let asker = match &mut asker {
+            Some(asker) => asker,
+            None => asker.insert(Asker::of(&socket)?),
+        };
         let proofs = asker.prove(&asked, shared)?;
         let bytes = encode_answer(asked.id, proofs[..asked.pages].iter().copied(), &mut answer);
         if !socket.send(&answer[..bytes], &[])? {
@@ -62,7 +78,18 @@ pub fn serve(socket: &Seqpacket, shared: &Shared) -> io::Result<()> {
         let spent = cpu_time().saturating_sub(began);
         std::thread::sleep(pace.rest_after(spent, Instant::now()));
     }
-    Ok(())
+}
+
+/// Waits until there is something to receive; false if the asker has ended.
+fn wait(socket: &Seqpacket, asker: Option<&Asker>) -> io::Result<bool> {
+    match asker {
+        Some(asker) => asker.pages.wait_for(socket),
+        // Who has asked nothing yet is gone when its end of the connection is.
+        None => match poll(&mut [PollFd::new(socket, PollFlags::IN)], None) {
+            Ok(_) | Err(Errno::INTR) => Ok(true),
+            Err(e) => Err(e.into()),
+        },
+    }
 }
 
 /// Who asks, and its page table before and after frames were looked at.
@@ -74,6 +101,11 @@ struct Asker {
 }
 
 impl Asker {
+    fn of(socket: &Seqpacket) -> io::Result<Self> {
+        let pages = PeerPages::of(socket)?;
+        Ok(Self { pages, before: Vec::new(), after: Vec::new(), buffer: Vec::new() })
+    }
+
     fn prove(&mut self, asked: &Question<'_>, shared: &Shared) -> io::Result<[Proof; PROVE_PAGES]> {
         let (mut proofs, mut again) = ([Proof::Unknown; PROVE_PAGES], false);
         again |= self.look(asked, shared, &mut proofs)?;

@@ -55,11 +55,13 @@
 
 mod connection;
 mod drain;
+mod keep;
 
 use crate::service::log::note;
 use connection::Shared;
 use host::{ReferenceCounts, SeqpacketListener};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -70,15 +72,28 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// A thread's stack: it calls nothing deep.
 const STACK_BYTES: usize = 128 << 10;
 
-/// Serves until this process is ended.
+/// Serves until the supervisor has ended, and no child is left that is followed.
 ///
 /// # Errors
 /// The kernel refuses to wait.
-pub fn serve(listener: &SeqpacketListener, counts: ReferenceCounts) -> anyhow::Result<()> {
+pub fn serve(listener: SeqpacketListener, supervisor: &OwnedFd, counts: ReferenceCounts) -> anyhow::Result<()> {
+    accept_all(&listener, supervisor, counts)?;
+    drop(listener);
+    while keep::has_children() {
+        std::thread::sleep(PAUSE);
+    }
+    Ok(())
+}
+
+/// Accepts connections until the supervisor has ended.
+fn accept_all(listener: &SeqpacketListener, supervisor: &OwnedFd, counts: ReferenceCounts) -> anyhow::Result<()> {
     let shared = Arc::new(Shared::new(counts));
     let mut places: Vec<Place> = Vec::new();
     loop {
-        match poll(&mut [PollFd::new(listener, PollFlags::IN)], None) {
+        let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(supervisor, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            // A process that has ended is readable.
+            Ok(_) if !fds[1].revents().is_empty() => return Ok(()),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
@@ -105,7 +120,7 @@ pub fn serve(listener: &SeqpacketListener, counts: ReferenceCounts) -> anyhow::R
         places.push(Place { uid, taken: Arc::clone(&taken) });
         let thread = std::thread::Builder::new().name("connection".into()).stack_size(STACK_BYTES);
         let started = thread.spawn(move || {
-            if let Err(e) = connection::serve(&socket, &shared) {
+            if let Err(e) = connection::serve(socket, &shared) {
                 note!("prover: a connection is ended: {e}");
             }
             drop(taken);

@@ -302,6 +302,11 @@ impl Member {
         last().unwrap_or_default()
     }
 
+    /// How it has ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("ask for its state")
+    }
+
     /// Waits for its end, however that is.
     pub fn end(&mut self, seconds: u64) -> ExitStatus {
         let end = Instant::now() + Duration::from_secs(seconds);
@@ -315,7 +320,7 @@ impl Member {
     }
 
     /// Where its threads are, for who wonders why it hangs.
-    fn stacks(&self) -> String {
+    pub fn stacks(&self) -> String {
         let mut text = String::new();
         for thread in fs::read_dir(format!("/proc/{}/task", self.pid())).into_iter().flatten().flatten() {
             for file in ["comm", "wchan", "syscall", "stack"] {

@@ -1,0 +1,269 @@
+//! The follower: a second thread of ours, which reads what the kernel tells of memory that maps the pool, or is in the
+//! middle of a fold ([`host::Follower`]).
+//!
+//! It takes no lock of the table and none of the program, so that whoever waits for it never waits for long, and may
+//! hold the table's lock. Its own lock says when messages may be read. While the agent's thread holds that, no discard and
+//! no fork is acknowledged: whoever discards has not begun to, and whoever forks has not gone on.
+//!
+//! ```text
+//!   a thread of the program      kernel                 follower                     agent's thread
+//!      | discards (any way) ----> waits                    |                            |
+//!      |                            | ------ message ----> reads it, with its lock held |
+//!      |                          zaps                     | notes "discarded"          |
+//!      | touches ---------------> sleeps -- message -----> maps zeros                   |
+//!      |                                                   |           puts anonymous memory there when it next looks
+//! ```
+//!
+//! It never ends while anything is registered: what nobody follows would bring the pool's bytes back. A fault of ours in it ends the
+//! process.
+
+use crate::keeper::Keeper;
+use crate::lock::{Guard, Lock};
+use crate::spawn;
+use host::{Follower, Told, Userfault};
+use page::{HostVirt, PageRange, PageSet};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::time::Duration;
+
+/// How often children that nobody else follows are looked after.
+const CHILDREN_EVERY: Duration = Duration::from_millis(20);
+/// Milliseconds that a process which ends waits for its keeper, at most.
+const HAND_OVER_MS: u32 = 1000;
+/// How often it is looked whether their keeper and the others are still there.
+const KEPT_EVERY: Duration = Duration::from_millis(500);
+
+/// What the agent's thread knows of the follower.
+pub struct Following {
+    watch: Arc<Userfault>,
+    shared: Lock<Shared>,
+    /// Whether the program may discard memory in ways that no hook sees.
+    expects_discards: AtomicBool,
+    follows_forks: bool,
+    /// Another one has taken its place.
+    is_retired: AtomicBool,
+}
+
+/// What both threads use.
+pub struct Shared {
+    own: Follower,
+    /// Children that have not been handed to the keeper yet.
+    born: Vec<Follower>,
+    /// While pages are out of reach, children may lack them: they are not handed on.
+    is_in_section: bool,
+}
+
+/// Holds back whoever discards or forks.
+pub type Held<'a> = Guard<'a, Shared>;
+
+/// The one of this process, for threads of the program that end it.
+static CURRENT: AtomicPtr<Following> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Waits, though not for ever, until children that have been born are handed to the keeper: the process is about to end, and
+/// they would be followed no more.
+pub fn wait_for_keeper() {
+    // SAFETY: null, or what `publish` has leaked.
+    let Some(following) = (unsafe { CURRENT.load(Ordering::Acquire).as_ref() }) else { return };
+    for _ in 0..HAND_OVER_MS {
+        if following.hold().born.is_empty() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+impl Following {
+    /// Starts the thread. What is registered with `watch` is followed from here on.
+    ///
+    /// # Errors
+    /// There is no memory or no thread to be had.
+    pub fn start(watch: Userfault, follows_forks: bool, keeper: PathBuf) -> Result<Arc<Self>, Errno> {
+        let watch = Arc::new(watch);
+        let own = Follower::own(Arc::clone(&watch));
+        let shared = Lock::new(Shared { own, born: Vec::new(), is_in_section: false });
+        let (expects_discards, is_retired) = (AtomicBool::new(false), AtomicBool::new(false));
+        let this = Arc::new(Self { watch, shared, expects_discards, follows_forks, is_retired });
+        let follower = Arc::clone(&this);
+        spawn::thread(c"pagefold-follow", move || follower.run(Keeper::new(keeper)))?;
+        Ok(this)
+    }
+
+    /// The userfaultfd.
+    pub fn watch(&self) -> &Userfault {
+        &self.watch
+    }
+
+    /// From here on, it is the one of this process.
+    pub fn publish(self: &Arc<Self>) {
+        // Leaked, since threads of the program may be looking at it at any time. There are two at most.
+        CURRENT.store(Arc::into_raw(Arc::clone(self)).cast_mut(), Ordering::Release);
+    }
+
+    /// Ends the thread soon: nothing is registered any more, and nothing will be.
+    pub fn retire(&self) {
+        self.is_retired.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether memory may be discarded in ways that no hook sees: as is expected, or was seen.
+    pub fn expects_discards(&self) -> bool {
+        self.expects_discards.load(Ordering::Relaxed)
+    }
+
+    /// Memory may be discarded in ways that no hook sees.
+    pub fn expect_discards(&self) {
+        self.expects_discards.store(true, Ordering::Relaxed);
+    }
+
+    /// Holds back whoever discards or forks, for as long as the answer lives: a moment. The table's lock is taken before, if at all.
+    pub fn hold(&self) -> Held<'_> {
+        self.shared.lock()
+    }
+
+    /// Repeats a call of the kernel that a message which is unread may prevent, until it does not. With the answer nobody goes on:
+    /// what was done before the call and told of is known.
+    pub fn until_read<T>(&self, mut call: impl FnMut(&mut Shared) -> Result<T, Errno>) -> (Held<'_>, Result<T, Errno>) {
+        loop {
+            let mut held = self.hold();
+            match call(&mut held) {
+                Err(Errno::AGAIN) => drop(held),
+                result => return (held, result),
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Lets writers in again to a range, and wakes them. What is not followed any more has nobody who waits.
+    pub fn let_writers_in(&self, range: PageRange) {
+        drop(self.until_read(|_| self.watch.protect(range, false)));
+        let _ = self.watch.wake(range);
+    }
+
+    fn run(&self, mut keeper: Keeper) {
+        while !self.is_retired.load(Ordering::Relaxed) {
+            let (is_well, has_children) = {
+                let mut shared = self.hold();
+                let is_well = shared.read(&self.expects_discards).is_ok();
+                if !shared.is_in_section {
+                    look_after(&mut shared.born, &mut keeper);
+                }
+                (is_well, !shared.born.is_empty())
+            };
+            if !is_well {
+                // As for want of descriptors: the message is still there, and would have `poll` return at once.
+                std::thread::sleep(CHILDREN_EVERY);
+            }
+            let time = match (has_children, keeper.is_idle() && self.follows_forks) {
+                (true, _) => Some(CHILDREN_EVERY),
+                // Of a keeper that is gone, or of having been retired, nothing else tells.
+                (false, false) => Some(KEPT_EVERY),
+                (false, true) => None,
+            };
+            let time = time.and_then(|time| Timespec::try_from(time).ok());
+            let _ = poll(&mut [PollFd::new(&*self.watch, PollFlags::IN)], time.as_ref());
+        }
+    }
+}
+
+impl Shared {
+    fn read(&mut self, discards: &AtomicBool) -> io::Result<()> {
+        loop {
+            match self.own.read()? {
+                Told::Nothing => return Ok(()),
+                Told::Touch => {}
+                Told::Discard => discards.store(true, Ordering::Relaxed),
+                Told::Birth(child) => self.born.push(child),
+            }
+        }
+    }
+
+    /// Pages of a range that were not discarded.
+    pub fn kept(&self, range: PageRange) -> Vec<PageRange> {
+        self.own.kept(range)
+    }
+
+    /// Pages that were discarded and not touched since.
+    pub const fn discarded(&self) -> &PageSet {
+        self.own.discarded()
+    }
+
+    /// These pages are something else now.
+    pub fn forget(&mut self, range: PageRange) {
+        self.own.forget(range);
+    }
+
+    /// Slots have just been placed there, and have no page table entries yet.
+    pub fn placed(&mut self, range: PageRange) {
+        self.own.lost_entries(range);
+    }
+
+    /// From here on until [`Shared::end_section`], pages may be out of reach, and what is discarded is kept in mind.
+    pub fn begin_section(&mut self) {
+        self.is_in_section = true;
+        self.own.keep_in_mind(true);
+    }
+
+    /// See [`Shared::begin_section`].
+    pub fn end_section(&mut self) {
+        self.is_in_section = false;
+        self.own.keep_in_mind(false);
+    }
+
+    /// Gives children that were born meanwhile what they lack of a range: copies that lie at `copy`.
+    pub fn give_to_born(&mut self, range: PageRange, copy: HostVirt) {
+        let mut born = Vec::new();
+        for child in &mut self.born {
+            let mut at = 0;
+            while at < range.pages {
+                let to = PageRange { start: range.start.add_pages(at), pages: range.pages - at };
+                match child.watch().copy_pages(copy.add_pages(at), to) {
+                    Ok(pages) => at += pages,
+                    // It has this one.
+                    Err(Errno::EXIST) => at += 1,
+                    // It runs already, and has discarded something or forked.
+                    Err(Errno::AGAIN) => read_child(child, &mut born),
+                    // It is gone, or has mapped something else there.
+                    Err(_) => break,
+                }
+            }
+            let _ = child.watch().unregister(range);
+        }
+        // Born of children that had what they lacked.
+        self.born.append(&mut born);
+    }
+}
+
+/// Hands children to the keeper; those that it does not take are followed here.
+fn look_after(children: &mut Vec<Follower>, keeper: &mut Keeper) {
+    let mut left = keeper.look();
+    for mut child in std::mem::take(children) {
+        if child.settle().is_err() {
+            continue;
+        }
+        // It is handed over as its userfaultfd, and nothing that is known here.
+        if child.discarded().is_empty() {
+            match keeper.take(child) {
+                Some(back) => child = back,
+                None => continue,
+            }
+        }
+        read_child(&mut child, &mut left);
+        if child.is_alive() {
+            left.push(child);
+        }
+    }
+    *children = left;
+}
+
+fn read_child(child: &mut Follower, born: &mut Vec<Follower>) {
+    loop {
+        match child.read() {
+            Ok(Told::Nothing) | Err(_) => return,
+            Ok(Told::Touch | Told::Discard) => {}
+            Ok(Told::Birth(child)) => born.push(child),
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Threads of ours: such that nothing of them lies where pages may be folded, and nothing of the program's reaches them.
+//! Their stacks are in our own arena, and they take no signals.
+
+use crate::arena;
+use rustix::io::Errno;
+use std::ffi::{CStr, c_int, c_void};
+
+/// They need little; a message of 64 KiB is taken apart on the heap.
+const STACK_BYTES: usize = 512 << 10;
+
+type Body = Box<dyn FnOnce() + Send>;
+
+/// Starts a thread that nobody waits for. A panic in it ends the process.
+///
+/// # Errors
+/// There is no memory, or there are as many threads as there may be.
+pub fn thread(name: &'static CStr, body: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
+    let stack = arena::map(STACK_BYTES).ok_or(Errno::NOMEM)?;
+    let everything_blocked = Signals::block_all();
+    let named: Body = Box::new(move || {
+        // SAFETY: the name is a string of at most 16 bytes with its end, and this system call names the calling thread.
+        unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+        body();
+    });
+    let argument = Box::into_raw(Box::new(named));
+    // SAFETY: an all-zero attribute object is storage for `pthread_attr_init`, which makes it one.
+    let mut attributes: libc::pthread_attr_t = unsafe { std::mem::zeroed() };
+    // SAFETY: points to storage for one, exclusively borrowed.
+    unsafe { libc::pthread_attr_init(&raw mut attributes) };
+    let bottom = stack.start.0 as usize as *mut c_void;
+    // SAFETY: the stack is mapped, of that size, and nobody else's; it is never unmapped.
+    unsafe { libc::pthread_attr_setstack(&raw mut attributes, bottom, STACK_BYTES) };
+    // SAFETY: the attributes are initialised; nobody joins the thread.
+    unsafe { libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED) };
+    let mut thread = 0;
+    // SAFETY: `main` is a function for a thread; its argument is a box that was given away, for it alone.
+    let failed: c_int = unsafe { libc::pthread_create(&raw mut thread, &raw const attributes, main, argument.cast()) };
+    drop(everything_blocked);
+    if failed != 0 {
+        // SAFETY: there is no thread: the box is ours again.
+        drop(unsafe { Box::from_raw(argument) });
+        return Err(Errno::from_raw_os_error(failed));
+    }
+    Ok(())
+}
+
+extern "C" fn main(argument: *mut c_void) -> *mut c_void {
+    // SAFETY: `thread` gave the box away for this.
+    let body = unsafe { Box::from_raw(argument.cast::<Body>()) };
+    body();
+    std::ptr::null_mut()
+}
+
+/// Signals of the calling thread, blocked until dropped.
+struct Signals(libc::sigset_t);
+
+impl Signals {
+    fn block_all() -> Self {
+        // SAFETY: an all-zero set is storage for `sigfillset`, which fills it.
+        let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: points to a set, exclusively borrowed.
+        unsafe { libc::sigfillset(&raw mut all) };
+        let mut before = all;
+        // SAFETY: both point to sets that outlive the call.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
+        Self(before)
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        // SAFETY: points to the set that was in force before.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
+    }
+}
