@@ -33,6 +33,7 @@ mod maps;
 mod memory;
 mod patch;
 mod remap;
+mod syscall;
 mod userfault;
 
 pub use heap::{ask_heap, lost_heap};

@@ -13,7 +13,7 @@ use crate::table;
 use crate::unfold::Unfold;
 use crate::witness::Witness;
 use crate::{arena, doors, references};
-use host::{Inherit, MemberMemory, Pagemap, SoftReader, make_private};
+use host::{MemberMemory, Pagemap, SoftReader, make_private};
 use page::{HostVirt, PageRange, PageSet};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -225,7 +225,6 @@ impl Folder {
             }
             for part in &group[..done] {
                 let outcomes = &all[part.at..part.at + part.range.pages as usize];
-                inherit(&table, part.range, outcomes, part.source.is_some());
                 stats.refolds += outcomes.iter().filter(|o| **o == Outcome::Folded).count() as u64;
                 self.runs_since_count += 1;
             }
@@ -296,7 +295,6 @@ impl Folder {
                         table.forget(lost);
                     }
                 }
-                inherit(&table, piece, outcomes, source.is_some());
             }
         }
         all.extend_from_slice(outcomes);
@@ -517,15 +515,6 @@ fn split(huge: HostVirt) -> Duration {
 
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
-}
-
-/// Gives the mappings that were made the advice that the program had given for what they replaced. What is refused is
-/// advice, not content.
-fn inherit(table: &table::Table, piece: PageRange, outcomes: &[Outcome], mapped: bool) {
-    let advice = table.traits(piece).unwrap_or_default().inherited();
-    if mapped && advice != Inherit::default() && outcomes.contains(&Outcome::Folded) {
-        let _ = advice.apply(piece);
-    }
 }
 
 /// A page that was shared with a child which has gone looks shared to the kernel until it is written. Does what a write does,

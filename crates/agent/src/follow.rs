@@ -195,6 +195,11 @@ impl Shared {
         self.own.forget(range);
     }
 
+    /// The mapping at `from`, if any, is about to be moved to where slots are to be placed.
+    pub const fn expect_placing(&mut self, from: Option<HostVirt>) {
+        self.own.expect_placing(from);
+    }
+
     /// Slots have just been placed there, and have no page table entries yet.
     pub fn placed(&mut self, range: PageRange) {
         self.own.lost_entries(range);

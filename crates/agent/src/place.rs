@@ -12,15 +12,27 @@
 //! pages sleeps until they are mapped here, but for those that were discarded meanwhile, of which zeros are made.
 
 use crate::follow::{Following, Shared};
-use host::{PoolView, Watch, move_mapping_over};
+use host::{Inherit, PoolView, Watch, move_mapping_over};
 use page::{HostVirt, PageRange, PoolSlot};
 use rustix::io::Errno;
 
 /// What is mapped in place is registered there, whatever it takes: so many attempts.
 const ATTEMPTS: u32 = 1000;
 
-/// Replaces what is mapped at `piece` by slots from `slot` on. Children that were born while its pages were out of reach are
-/// given copies, which lie at `staged`.
+/// What is to be placed.
+#[derive(Clone, Copy)]
+pub struct Placing<'a> {
+    /// The segment.
+    pub pool: &'a PoolView,
+    /// The slot for the first page.
+    pub slot: PoolSlot,
+    /// What the mapping is to be advised.
+    pub advice: Inherit,
+    /// Where copies lie for children that were born while pages were out of reach.
+    pub staged: Option<HostVirt>,
+}
+
+/// Replaces what is mapped at `piece` by slots.
 ///
 /// # Safety
 /// The program would find `piece` unchanged: the slots hold what it held. Nobody can write it until this returns.
@@ -28,18 +40,16 @@ const ATTEMPTS: u32 = 1000;
 /// # Errors
 /// The process has as many mappings as it may, or memory is short; `piece` is as it was, or (on old kernels, where memory for
 /// the mapping itself is short) unmapped.
-pub unsafe fn place(
-    following: &Following,
-    pool: &PoolView,
-    slot: PoolSlot,
-    piece: PageRange,
-    staged: Option<HostVirt>,
-) -> Result<(), Errno> {
+pub unsafe fn place(following: &Following, placing: Placing<'_>, piece: PageRange) -> Result<(), Errno> {
+    let Placing { pool, slot, advice, staged } = placing;
     if following.expects_discards() {
         let strip = pool.map(slot, piece.pages)?;
         following.watch().register(strip.range(), Watch::AbsentAndWrites)?;
+        advice.apply(strip.range())?;
+        following.hold().expect_placing(Some(strip.range().start));
         // SAFETY: by the caller.
-        unsafe { move_mapping_over(strip.range(), piece.start) }?;
+        let moved = unsafe { move_mapping_over(strip.range(), piece.start) };
+        moved.inspect_err(|_| following.hold().expect_placing(None))?;
         strip.forget();
     } else {
         // SAFETY: by the caller.
@@ -52,6 +62,8 @@ pub unsafe fn place(
                 false
             }
         });
+        // What is refused is advice, not content.
+        let _ = advice.apply(piece);
     }
     let (shared, _) = following.until_read(|shared| {
         staged.inspect(|staged| shared.give_to_born(piece, *staged));

@@ -25,7 +25,7 @@
 //! time, and a witness answers soon or not at all, so it ends by itself.
 
 use crate::follow::Following;
-use crate::place::place;
+use crate::place::{Placing, place};
 use crate::references;
 use crate::section::{RUN_PAGES, Source};
 use crate::table::{Guard, Table};
@@ -145,6 +145,9 @@ fn replace(
         let verdict = outcomes[at];
         let pages = outcomes[at..].iter().take_while(|o| **o == verdict).count();
         let piece = PageRange { start: run.start.add_pages(at as u64), pages: pages as u64 };
+        // A mapping is advised as a whole.
+        let piece = PageRange { pages: table.alike(piece), ..piece };
+        let pages = piece.pages as usize;
         if verdict == Outcome::Folded && map_over(table, following, piece, source, at as u32).is_err() {
             outcomes[at..at + pages].fill(Outcome::NoVma);
         }
@@ -160,11 +163,14 @@ fn map_over(
     offset: u32,
 ) -> Result<(), Errno> {
     let slot = source.map(|source| source.first.add(offset).ok_or(Errno::INVAL)).transpose()?;
+    let advice = table.traits(piece).unwrap_or_default().inherited();
     loop {
         let mapped = match (source, slot) {
             // SAFETY: every page of the piece is read-only for everybody, and holds what the slots hold. The table's lock keeps
             // other threads from mapping anything else there.
-            (Some(source), Some(slot)) => unsafe { place(following, source.pool, slot, piece, None) },
+            (Some(source), Some(slot)) => unsafe {
+                place(following, Placing { pool: source.pool, slot, advice, staged: None }, piece)
+            },
             // SAFETY: as above, with zeros.
             _ => unsafe { map_anonymous_over(piece) },
         };
@@ -178,7 +184,11 @@ fn map_over(
     }
     match slot {
         Some(slot) => table.set_folded(SlotRun { start: piece.start, slot, pages: piece.pages as u16 }),
-        None => table.set_zeroed(piece),
+        None => {
+            // What is refused is advice, not content.
+            let _ = advice.apply(piece);
+            table.set_zeroed(piece);
+        }
     }
     Ok(())
 }

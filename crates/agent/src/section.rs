@@ -36,7 +36,7 @@
 //! writes without pinning are not folded (`references`).
 
 use crate::follow::Following;
-use crate::place::place;
+use crate::place::{Placing, place};
 use crate::references;
 use crate::table::Table;
 use host::{MemberMemory, PoolView, Userfault, Watch, map_anonymous_over, pages_equal};
@@ -252,6 +252,9 @@ impl Section {
             let verdict = outcomes[at];
             let pages = outcomes[at..].iter().take_while(|o| **o == verdict).count();
             let piece = PageRange { start: run.start.add_pages(at as u64), pages: pages as u64 };
+            // A mapping is advised as a whole.
+            let piece = PageRange { pages: table.alike(piece), ..piece };
+            let pages = piece.pages as usize;
             let failed = match (verdict, source) {
                 (Outcome::Folded, None) => {
                     table.set_zeroed(piece);
@@ -272,10 +275,11 @@ impl Section {
 
     fn map(&self, table: &mut Table, piece: PageRange, source: Source<'_>, at: u64) -> Result<(), Outcome> {
         let slot = source.first.add(at as u32).ok_or(Outcome::Gone)?;
-        let staged = self.staged(at);
+        let advice = table.traits(piece).unwrap_or_default().inherited();
+        let placing = Placing { pool: source.pool, slot, advice, staged: Some(self.staged(at)) };
         // SAFETY: every page of the piece is out of reach, and its content was found equal to these slots' since
         // then. The table's lock keeps other threads from mapping anything else there.
-        unsafe { place(&self.following, source.pool, slot, piece, Some(staged)) }.map_err(|_| Outcome::NoVma)?;
+        unsafe { place(&self.following, placing, piece) }.map_err(|_| Outcome::NoVma)?;
         table.set_folded(SlotRun { start: piece.start, slot, pages: piece.pages as u16 });
         Ok(())
     }

@@ -34,6 +34,8 @@ pub struct Follower {
     is_own: bool,
     /// Whether it follows a child of which nothing was read yet: what is noted as discarded is what its parent discarded.
     is_new: bool,
+    /// Where the mapping lies that is about to be moved over followed memory by this process's agent, if one is.
+    placing: Option<HostVirt>,
     /// Pages that were discarded and have become zeros since, while such are to be kept in mind.
     served: Option<PageSet>,
 }
@@ -54,12 +56,12 @@ pub enum Told {
 impl Follower {
     /// Follows what is registered with `watch`, which was opened by this process.
     pub const fn own(watch: Arc<Userfault>) -> Self {
-        Self { watch, discarded: PageSet::new(), is_own: true, is_new: false, served: None }
+        Self { watch, discarded: PageSet::new(), is_own: true, is_new: false, served: None, placing: None }
     }
 
     /// Follows another process's memory, whose userfaultfd this is.
     pub fn of_child(watch: Userfault, discarded: PageSet) -> Self {
-        Self { watch: Arc::new(watch), discarded, is_own: false, is_new: true, served: None }
+        Self { watch: Arc::new(watch), discarded, is_own: false, is_new: true, served: None, placing: None }
     }
 
     /// The userfaultfd.
@@ -82,6 +84,11 @@ impl Follower {
         let kept = self.discarded.missing(range);
         let Some(served) = &self.served else { return kept };
         kept.into_iter().flat_map(|range| served.missing(range)).collect()
+    }
+
+    /// The agent is about to move its mapping that lies there over followed memory, if any: what is known of the place stays known.
+    pub const fn expect_placing(&mut self, from: Option<HostVirt>) {
+        self.placing = from;
     }
 
     /// These pages have no page table entries any more: what had become zeros has to do so again.
@@ -109,6 +116,11 @@ impl Follower {
             Message::Discard(range) => {
                 self.discarded.insert(range);
                 Ok(Told::Discard)
+            }
+            // Slots are placed there, in memory of which is known what was discarded meanwhile.
+            Message::Moved(from, _) if self.placing == Some(from.start) => {
+                self.placing = None;
+                Ok(Told::Touch)
             }
             Message::Moved(from, to) => {
                 let moved = self.discarded.within(from);

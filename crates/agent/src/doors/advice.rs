@@ -147,21 +147,21 @@ fn leave(table: &mut Table, range: PageRange) -> Option<Answer> {
     None
 }
 
-/// Puts anonymous memory in the place of all mappings of the pool in the range, whose contents are given up.
+/// Puts anonymous memory in the place of all mappings of the pool in the range, whose contents are given up. The kernel could do
+/// it where they are, and would tell of each; this is quicker.
 fn end_pooled(table: &mut Table, range: PageRange, locked_too: bool) {
+    let is_locked = |traits: Traits| traits.shut & Shut::Locked as u8 != 0;
+    // The kernel goes as far as the first locked page, and refuses that.
+    let first_locked = table.known(range).into_iter().find(|(_, traits)| is_locked(*traits) && !locked_too);
+    let range = first_locked.map_or(range, |(locked, _)| between(range.start, locked.start));
     for pooled in table.pooled_pages(range) {
         for (piece, traits) in table.known(pooled) {
-            let locked = traits.shut & Shut::Locked as u8 != 0;
-            if locked && !locked_too {
-                // The kernel refuses these, and is about to say so.
-                continue;
-            }
             if raw::error(map_fresh(piece, traits)).is_some() {
                 // No mapping can be had. The kernel discards it where it is, and tells of it.
                 table.set_broken(piece);
                 continue;
             }
-            if locked {
+            if is_locked(traits) {
                 // SAFETY: locking changes no contents.
                 unsafe { raw::call(libc::SYS_mlock2, [piece.start.0 as usize, bytes(piece), 1, 0, 0, 0]) };
             }
@@ -170,7 +170,8 @@ fn end_pooled(table: &mut Table, range: PageRange, locked_too: bool) {
     }
 }
 
-/// Notes that contents are gone, but for pages that are still in mappings of the pool: locked ones, and those for which there was no mapping.
+/// Notes that contents are gone, but for pages that are still in mappings of the pool: from the first locked one on, and those for which there was no
+/// mapping.
 fn drop_from_table(table: &mut Table, range: PageRange) {
     let mut at = range.start;
     for pooled in table.pooled_pages(range) {

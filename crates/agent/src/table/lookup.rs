@@ -90,6 +90,11 @@ impl Table {
         self.extents.within(first, end).map(|(a, b, traits)| (super::pages(a, b), traits)).collect()
     }
 
+    /// How many pages from a range's beginning on have the same traits.
+    pub fn alike(&self, range: PageRange) -> u64 {
+        self.known(range).first().map_or(range.pages, |(part, _)| part.end().page() - range.start.page())
+    }
+
     /// What may be folded of a range that is the same all over.
     pub fn open_traits(&self, range: PageRange) -> Option<Traits> {
         self.traits(range).filter(|traits| traits.open(self.follows_forks))

@@ -1,0 +1,122 @@
+//! Memory is what it would be without folding: two members of a group that do everything to their memory that a program
+//! can, in every way that a system call can be made, with a model of what each byte must be (`examples/oracle`).
+//!
+//! `PAGEFOLD_ORACLE` has more words for the program: `--only raw-mapping` and the like, to narrow a failure down.
+//! `PAGEFOLD_SOAK_SECONDS` has them make a hundred times as many steps, over that time or however long it takes.
+
+mod common;
+
+use common::number;
+use common::service::{Service, cannot_fold, seconds, until};
+use serde_json::Value;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Threads of each member.
+const THREADS: u64 = 2;
+/// Time over which the steps are spread where nothing is said, in seconds.
+const USUALLY: u64 = 30;
+/// Steps a second at least, of both members, however slow the machine is.
+const LEAST_A_SECOND: u64 = 400;
+/// Time that pages may be folded between two times that all are unfolded.
+const FOLDING: Duration = Duration::from_secs(6);
+/// Least share of folds, breaks, refolds and unfolds, each, in pages, of the steps: 1 in 100.
+const SHARE: u64 = 100;
+
+/// Cargo builds examples along with tests, beside them.
+fn oracle() -> String {
+    let path = PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("examples").join("oracle");
+    assert!(path.exists(), "{} is not there: cargo build -p pagefold --examples", path.display());
+    path.to_str().expect("a plain path").to_owned()
+}
+
+/// Steps of both members together.
+fn steps() -> u64 {
+    if seconds(USUALLY) > USUALLY { 10_000_000 } else { 100_000 }
+}
+
+/// Longest time that the steps may take, in seconds.
+fn limit() -> u64 {
+    seconds(USUALLY) + steps() / LEAST_A_SECOND
+}
+
+/// Pages that members map from the pool now.
+fn folded(shown: &Value) -> u64 {
+    shown["members"].as_array().map_or(0, |members| members.iter().map(|m| number(&m["folded_pages"])).sum())
+}
+
+/// Whether a process has not ended.
+fn runs(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+/// Has all pages unfolded, and counts those that were.
+fn unfold(service: &Service) -> u64 {
+    let before = folded(&service.show("acme"));
+    service.set("acme", &["--fold", "unfold"]);
+    let mut left = before;
+    let end = Instant::now() + Duration::from_secs(2);
+    while left > 0 && Instant::now() < end {
+        // What was folded at the last moment is there for a while.
+        left = left.min(folded(&service.show("acme")));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    service.set("acme", &["--fold", "on"]);
+    before - left
+}
+
+/// Runs two members with these words; says what the group did last, how many pages were unfolded, and what they counted.
+fn two_members(words: &[&str]) -> (Value, u64, [Value; 2]) {
+    let service = Service::start();
+    let (steps, time) = ((steps() / 2).to_string(), seconds(USUALLY).to_string());
+    let threads = THREADS.to_string();
+    let oracle = oracle();
+    let plain = [&oracle[..], "--threads", &threads, "--steps", &steps, "--seconds", &time];
+    let words = [&plain, words].concat();
+    let mut members = ["one", "other"].map(|name| service.run("acme", name, &["--all-anonymous"], &words));
+    until(20, "both are members", || service.show("acme")["members"].as_array().is_some_and(|m| m.len() == 2));
+    service.set("acme", &["--scan-rate", "400000"]);
+    let (mut unfolds, mut shown) = (0, Value::Null);
+    while members.iter().all(|m| runs(m.pid())) {
+        unfolds += unfold(&service);
+        service.assert_audit_is_clean();
+        shown = service.show("acme");
+        let end = Instant::now() + FOLDING;
+        while Instant::now() < end && members.iter().all(|m| runs(m.pid())) {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+    // The one that has ended first: it may have found something.
+    members.sort_by_key(|m| runs(m.pid()));
+    let counted = members.each_mut().map(|m| m.finish(limit()));
+    (shown, unfolds, counted)
+}
+
+#[test]
+fn memory_is_as_without_folding_whatever_is_done_to_it() {
+    if cannot_fold() {
+        return;
+    }
+    let more = std::env::var("PAGEFOLD_ORACLE").unwrap_or_default();
+    let more: Vec<&str> = more.split_whitespace().collect();
+    let (shown, unfolds, counted) = two_members(&more);
+    let sum = |what: &str| counted.iter().map(|counted| number(&counted[what])).sum::<u64>();
+    let (made, breaks) = (sum("steps"), sum("breaks_seen"));
+    let (folds, refolds) = (number(&shown["folds"]), number(&shown["refolds"]));
+    eprintln!("{made} steps: {folds} folds, {breaks} breaks, {refolds} refolds, {unfolds} unfolds; {counted:?}");
+    for (what, count) in [("folds", folds), ("breaks", breaks), ("refolds", refolds), ("unfolds", unfolds)] {
+        assert!(count >= made / SHARE, "{count} {what} in {made} steps: {shown} {counted:?}");
+    }
+    if more.is_empty() {
+        counted.iter().for_each(assert_nothing_was_left_out);
+    }
+}
+
+fn assert_nothing_was_left_out(counted: &Value) {
+    assert!(number(&counted["children"]) > 0, "{counted}");
+    for (operation, row) in counted["operations"].as_object().expect("operations") {
+        let times = ["libc", "function", "raw", "refused"].iter().map(|way| number(&row[way])).sum::<u64>();
+        assert!(times > 0, "no {operation} in {counted}");
+    }
+}
