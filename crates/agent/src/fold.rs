@@ -166,8 +166,9 @@ impl Folder {
                 Some(outcome) => {
                     stats.failures.add(*outcome, 1);
                     self.patience.failed(page, now);
-                    if *outcome == Outcome::Busy {
-                        reclaim(pagemap, PageRange { start: page, pages: 1 });
+                    let page = PageRange { start: page, pages: 1 };
+                    if *outcome == Outcome::Busy && self.section.may_touch(page) {
+                        reclaim(pagemap, page);
                     }
                 }
             }
@@ -334,6 +335,9 @@ impl Folder {
             let mut table = table::lock();
             let writable = table.known(range).into_iter().filter(|(_, traits)| traits.may_be_written());
             for (range, _) in writable.collect::<Vec<_>>() {
+                if table.pooled_pages(range).is_empty() && !self.section.may_touch(range) {
+                    continue;
+                }
                 make_private(range)?;
                 table.set_pending(range);
             }

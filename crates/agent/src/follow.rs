@@ -217,28 +217,42 @@ impl Shared {
         self.own.keep_in_mind(false);
     }
 
-    /// Gives children that were born meanwhile what they lack of a range: copies that lie at `copy`.
+    /// Gives children that were born meanwhile what they lack of a range: copies that lie at `copy`. What was discarded before
+    /// they were born reads as zeros there, too.
     pub fn give_to_born(&mut self, range: PageRange, copy: HostVirt) {
         let mut born = Vec::new();
         for child in &mut self.born {
-            let mut at = 0;
-            while at < range.pages {
-                let to = PageRange { start: range.start.add_pages(at), pages: range.pages - at };
-                match child.watch().copy_pages(copy.add_pages(at), to) {
-                    Ok(pages) => at += pages,
-                    // It has this one.
-                    Err(Errno::EXIST) => at += 1,
-                    // It runs already, and has discarded something or forked.
-                    Err(Errno::AGAIN) => read_child(child, &mut born),
-                    // It is gone, or has mapped something else there.
-                    Err(_) => break,
-                }
+            for part in child.discarded().missing(range) {
+                give(child, part, copy.add_pages(part.start.page() - range.start.page()), &mut born);
             }
-            let _ = child.watch().unregister(range);
         }
         // Born of children that had what they lacked.
         self.born.append(&mut born);
     }
+}
+
+fn give(child: &mut Follower, range: PageRange, copy: HostVirt, born: &mut Vec<Follower>) {
+    let mut at = 0;
+    while at < range.pages {
+        let to = PageRange { start: range.start.add_pages(at), pages: range.pages - at };
+        match child.watch().copy_pages(copy.add_pages(at), to) {
+            Ok(pages) => at += pages,
+            // It has this one.
+            Err(Errno::EXIST) => at += 1,
+            // It runs already, and has discarded something or forked.
+            Err(Errno::AGAIN) => read_child(child, born),
+            // More than one mapping at a time is refused.
+            Err(_) if to.pages > 1 => at += give_one(child, to, copy.add_pages(at)),
+            // It is gone, or has mapped something else there.
+            Err(_) => at += 1,
+        }
+    }
+}
+
+/// Gives the first page of a range, if it is lacked, and says that it was one.
+fn give_one(child: &Follower, range: PageRange, copy: HostVirt) -> u64 {
+    let _ = child.watch().copy_pages(copy, PageRange { pages: 1, ..range });
+    1
 }
 
 /// Hands children to the keeper; those that it does not take are followed here.

@@ -112,6 +112,11 @@ impl Section {
         self.notes.as_ref()
     }
 
+    /// Whether nobody else looks after the faults of a private range: the program, with a userfaultfd of its own, may be.
+    pub fn may_touch(&self, range: PageRange) -> bool {
+        self.notes().is_none_or(|notes| notes.register(range, Watch::Writes).is_ok())
+    }
+
     /// Notes writes again in what has been made private.
     pub fn watch_again(&self, ranges: &[PageRange]) {
         for (range, notes) in ranges.iter().filter_map(|range| Some((range, self.notes()?))) {

@@ -83,19 +83,19 @@ fn advise(at: usize, length: usize, advice: c_int) -> Answer {
         Meaning::Discard | Meaning::Guard => {
             end_pooled(table, range, advice == MADV_DONTNEED_LOCKED);
             if matches!(meaning, Meaning::Guard) {
-                table.shut(range, Shut::Special);
+                table.shut(range, Shut::Guarded);
             }
             let answer = pass();
             // Even where the kernel gave up on the way, nothing of the pool is left in what it came to.
             drop_from_table(table, range);
             answer
         }
-        Meaning::Unguard => noted(pass(), || table.open(range, Shut::Special)),
+        Meaning::Unguard => noted(pass(), || table.open(range, Shut::Guarded)),
         Meaning::OnlyFiles if !table.pooled_pages(range).is_empty() => refuse(libc::EINVAL),
         Meaning::OnlyFiles => pass(),
         // The kernel will not have it for mappings of the pool, and says so.
-        Meaning::Wipe => noted(pass(), || table.shut(range, Shut::Special)),
-        Meaning::Keep => noted(pass(), || table.open(range, Shut::Special)),
+        Meaning::Wipe => noted(pass(), || table.shut(range, Shut::Wiped)),
+        Meaning::Keep => noted(pass(), || table.open(range, Shut::Wiped)),
         Meaning::Remember(change) => noted(pass(), || table.advise(range, change)),
     }
 }

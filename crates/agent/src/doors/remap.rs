@@ -199,8 +199,12 @@ fn moved(table: &mut Table, request: Request, to: HostVirt) {
     }
     if !request.shrinks() {
         table.forget(request.tail(to));
-        if let Some(traits) = last.filter(|traits| traits.asked) {
+        // Also where it is not to be folded any more: what is one mapping to the program is known as a whole.
+        if let Some(traits) = last {
             ask(table, request.tail(to), traits);
+            if !traits.asked {
+                table.unask(request.tail(to));
+            }
         }
     }
     for (part, traits) in stayed.into_iter().filter(|(_, traits)| traits.asked) {

@@ -14,6 +14,10 @@ pub enum Shut {
     Yielded = 2,
     /// They have a property that a mapping of the pool cannot have.
     Special = 4,
+    /// Whoever touches them is killed.
+    Guarded = 8,
+    /// Children find them cleared.
+    Wiped = 16,
 }
 
 /// What was advised about pages; a mapping that takes their place must be advised the same.
