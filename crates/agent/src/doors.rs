@@ -174,7 +174,8 @@ fn give_advice(range: PageRange, traits: Traits) {
     let huge = advice.huge.map(|huge| if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE });
     let fork = advice.dont_fork.then_some(libc::MADV_DONTFORK);
     let dump = advice.dont_dump.then_some(libc::MADV_DONTDUMP);
-    for advice in [huge, fork, dump].into_iter().flatten() {
+    let wipe = (traits.shut & Shut::Wiped as u8 != 0).then_some(libc::MADV_WIPEONFORK);
+    for advice in [huge, fork, dump, wipe].into_iter().flatten() {
         // SAFETY: none of these changes contents.
         unsafe { raw::call(libc::SYS_madvise, [range.start.0 as usize, bytes(range), advice as usize, 0, 0, 0]) };
     }

@@ -105,7 +105,7 @@ pub static OPERATIONS: &[Operation] = &[
     operation("populate_write", Advise, 5, ALL, advise::passing::<4>),
     operation("collapse", Advise, 4, ALL, advise::passing::<5>),
     operation("settle", Advise, 15, ALL, advise::settle),
-    operation("fork", Fork, 3, ALL, fork::fork),
+    operation("fork", Fork, 1, ALL, fork::fork),
     operation("spawn", Fork, 2, SPAWNS, fork::spawn),
     operation("brk", Brk, 20, ALL, brk::step),
     operation("uffd", Uffd, 3, ALL, uffd::step),
