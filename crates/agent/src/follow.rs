@@ -17,6 +17,7 @@
 //! It never ends while anything is registered: what nobody follows would bring the pool's bytes back. A fault of ours in it ends the
 //! process.
 
+use crate::cpu_time::cpu_time;
 use crate::keeper::Keeper;
 use crate::lock::{Guard, Lock};
 use crate::spawn;
@@ -24,10 +25,11 @@ use host::{Follower, Told, Userfault};
 use page::{HostVirt, PageRange, PageSet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::time::ClockId;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How often children that nobody else follows are looked after.
@@ -46,6 +48,8 @@ pub struct Following {
     follows_forks: bool,
     /// Another one has taken its place.
     is_retired: AtomicBool,
+    /// Processor time of the thread, in microseconds.
+    cpu_us: AtomicU64,
 }
 
 /// What both threads use.
@@ -86,7 +90,8 @@ impl Following {
         let own = Follower::own(Arc::clone(&watch));
         let shared = Lock::new(Shared { own, born: Vec::new(), is_in_section: false });
         let (expects_discards, is_retired) = (AtomicBool::new(false), AtomicBool::new(false));
-        let this = Arc::new(Self { watch, shared, expects_discards, follows_forks, is_retired });
+        let cpu_us = AtomicU64::new(0);
+        let this = Arc::new(Self { watch, shared, expects_discards, follows_forks, is_retired, cpu_us });
         let follower = Arc::clone(&this);
         spawn::thread(c"pagefold-follow", move || follower.run(Keeper::new(keeper)))?;
         Ok(this)
@@ -101,6 +106,11 @@ impl Following {
     pub fn publish(self: &Arc<Self>) {
         // Leaked, since threads of the program may be looking at it at any time. There are two at most.
         CURRENT.store(Arc::into_raw(Arc::clone(self)).cast_mut(), Ordering::Release);
+    }
+
+    /// Processor time that the thread has used.
+    pub fn cpu_time(&self) -> Duration {
+        Duration::from_micros(self.cpu_us.load(Ordering::Relaxed))
     }
 
     /// Ends the thread soon: nothing is registered any more, and nothing will be.
@@ -163,6 +173,8 @@ impl Following {
                 (false, true) => None,
             };
             let time = time.and_then(|time| Timespec::try_from(time).ok());
+            let used = u64::try_from(cpu_time(ClockId::ThreadCPUTime).as_micros()).unwrap_or(u64::MAX);
+            self.cpu_us.store(used, Ordering::Relaxed);
             let _ = poll(&mut [PollFd::new(&*self.watch, PollFlags::IN)], time.as_ref());
         }
     }

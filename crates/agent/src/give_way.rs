@@ -5,16 +5,19 @@
 //! our userfaultfds among its files; so it gets them from the agent's thread for the moment.
 
 use crate::section::Section;
-use crate::table;
-use host::Userfault;
+use crate::table::{self, Shut};
+use host::{Userfault, Watch};
 use page::{PageRange, PageSet};
 use rustix::process::Pid;
 use rustix::thread::gettid;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 static THREAD: AtomicI32 = AtomicI32::new(0);
 static NOTES: AtomicI32 = AtomicI32::new(-1);
 static WATCH: AtomicI32 = AtomicI32::new(-1);
+
+/// Whether ours was taken off memory that maps the pool, and has not been put back on all of it.
+static IS_OFF: AtomicBool = AtomicBool::new(false);
 
 /// From now on, what this section uses has to give way. For the thread that has it open.
 pub fn publish(section: &Section) {
@@ -38,5 +41,22 @@ fn unregister(range: PageRange) {
         }
     };
     take_off(&NOTES, pooled.missing(range));
+    IS_OFF.store(true, Ordering::Relaxed);
     take_off(&WATCH, pooled.within(range));
+}
+
+/// Puts ours back on memory that maps the pool, as far as the program's own is gone. For the agent's thread.
+pub fn take_back(section: &Section) {
+    if !IS_OFF.swap(false, Ordering::Relaxed) {
+        return;
+    }
+    let table = table::lock();
+    for pooled in table.pooled_pages(table::everything()) {
+        for (part, traits) in table.known(pooled) {
+            let is_yielded = traits.shut & Shut::Yielded as u8 != 0;
+            if is_yielded || section.following().watch().register(part, Watch::AbsentAndWrites).is_err() {
+                IS_OFF.store(true, Ordering::Relaxed);
+            }
+        }
+    }
 }

@@ -209,7 +209,8 @@ impl Agent {
         self.pool.withdraw();
         // A worker is told what happened since it knows us; it remembers former connections by itself.
         self.stats = MemberStats::default();
-        self.cpu_before = cpu_time(ClockId::ThreadCPUTime);
+        let follower = self.folder.as_ref().map_or(Duration::ZERO, |folder| folder.section().following().cpu_time());
+        self.cpu_before = cpu_time(ClockId::ThreadCPUTime) + follower;
         self.folds_before = table::lock().folds();
         session.link.send(&ToWorker::Hello(Hello { version: VERSION, eager: self.asked.eager }))?;
         loop {
@@ -390,7 +391,8 @@ impl Agent {
         stats.zero_pages = counts.zeroed;
         stats.broken_pages = counts.broken;
         (stats.folds, stats.short_folds) = (folds.0 - self.folds_before.0, folds.1 - self.folds_before.1);
-        stats.agent_cpu_us = (cpu_time(ClockId::ThreadCPUTime) - self.cpu_before).as_micros() as u64;
+        let follower = self.folder.as_ref().map_or(Duration::ZERO, |folder| folder.section().following().cpu_time());
+        stats.agent_cpu_us = (cpu_time(ClockId::ThreadCPUTime) + follower - self.cpu_before).as_micros() as u64;
         stats.agent_bytes = arena::used_bytes();
         let (state, detail) = match &mut self.folder {
             Err(why) => (MemberState::NoMove, why.clone()),
@@ -399,6 +401,7 @@ impl Agent {
                     folder.survey();
                 }
                 folder.tidy();
+                give_way::take_back(folder.section());
                 if unfollowed > 0 && counts.folded + counts.broken == 0 {
                     follow_forks(self.asked, folder);
                 }

@@ -332,7 +332,7 @@ fn the_programs_own_userfaultfd_goes_first() {
 
 #[test]
 fn a_forked_child_is_inert_however_it_was_made() {
-    let _pool = pool();
+    member();
     // SAFETY: as `fork`, by the bare system call.
     let bare = || unsafe { raw::call(libc::SYS_fork, [0; 6]) } as i32;
     // SAFETY: the child calls nothing but doors and `_exit`.
