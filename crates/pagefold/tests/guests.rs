@@ -292,7 +292,10 @@ fn processes_of_a_control_group_are_one_guest() {
     pids.sort_unstable();
     assert_eq!(guest["pids"], serde_json::json!(pids));
     assert_eq!(number(&guest["rss_bytes"]), pids.iter().map(|p| rollup(*p, &["Rss"])).sum::<u64>());
-    assert_eq!(number(&guest["pss_bytes"]), pids.iter().map(|p| rollup(*p, &["Pss"])).sum::<u64>());
+    // Processes that come and go, the one that measures among them, share libraries with these, which changes their part of them.
+    let parts = pids.iter().map(|p| rollup(*p, &["Pss"])).sum::<u64>();
+    let pss = number(&guest["pss_bytes"]);
+    assert!(pss.abs_diff(parts) <= parts / 100, "{pss} of {parts}");
     drop((one, two));
     drop(container);
 }

@@ -1,11 +1,13 @@
 //! Areas that come and go: each is filled with twins of other pages, rests for a while, and then has something done
 //! to it: grown, shrunk, moved, replaced in part, locked, advised, protected while it rests.
 
+use crate::area::KEPT_FROM_CHILDREN;
 use crate::children::Children;
 use crate::content::Random;
 use crate::owners::ok;
 use crate::plot::Plot;
 use crate::tally::{Mismatch, count, must, stopping};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// Areas that a thread has at a time.
@@ -152,7 +154,9 @@ fn advise(plot: &mut Plot, from: usize, pages: usize, random: &mut Random) -> Re
         ("MADV_RANDOM", libc::MADV_RANDOM, Some(libc::MADV_NORMAL)),
         ("MADV_DONTFORK", libc::MADV_DONTFORK, Some(libc::MADV_DOFORK)),
     ];
-    let (name, advice, undo) = all[random.below(all.len())];
+    // Where children are to be given nothing, the last one is no change, and its undoing would be one.
+    let choices = if KEPT_FROM_CHILDREN.load(Relaxed) { all.len() - 1 } else { all.len() };
+    let (name, advice, undo) = all[random.below(choices)];
     count("advised");
     ok(name, plot.area().advise(from, pages, advice));
     plot.check_all()?;
