@@ -379,11 +379,11 @@ impl Agent {
     }
 
     fn say_how_it_goes(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
-        let (counts, folds, yielded, unfollowed) = {
+        let (counts, folds, yielded, (open, unfollowed)) = {
             let table = table::lock();
             let yields = |(_, traits): &(_, table::Traits)| traits.shut & table::Shut::Yielded as u8 != 0;
             let yielded = table.known(table::everything()).iter().any(yields);
-            (table.counts(), table.folds(), yielded, table.unfollowed_pages())
+            (table.counts(), table.folds(), yielded, table.open_and_unfollowed())
         };
         let stats = &mut self.stats;
         stats.enrolled_pages = counts.enrolled;
@@ -406,7 +406,7 @@ impl Agent {
                     follow_forks(self.asked, folder);
                 }
                 stats.vmas = folder.vmas();
-                state_of(folder, pace, (session.unfolded, yielded), (counts.enrolled, unfollowed))
+                state_of(folder, pace, (session.unfolded, yielded), (counts.enrolled, open, unfollowed))
             }
         };
         if state != MemberState::Off || pace.fold != FoldMode::Unfold {
@@ -421,7 +421,7 @@ fn state_of(
     folder: &Folder,
     pace: Pace,
     (unfolded, yielded): (bool, bool),
-    (enrolled, unfollowed): (u64, u64),
+    (enrolled, open, unfollowed): (u64, u64, u64),
 ) -> (MemberState, String) {
     let plain = |state| (state, String::new());
     if let Some(reason) = folder.unpinned() {
@@ -434,10 +434,11 @@ fn state_of(
             (MemberState::Yielded, "the program uses a userfaultfd of its own on its memory".to_owned())
         }
         FoldMode::On if enrolled == 0 => (MemberState::NothingEnrolled, doors::why_nothing_is_enrolled()),
-        FoldMode::On if enrolled == unfollowed => (MemberState::NothingEnrolled, UNFOLLOWED.to_owned()),
+        FoldMode::On if open == 0 && unfollowed > 0 => (MemberState::NothingEnrolled, UNFOLLOWED.to_owned()),
         FoldMode::On if folder.is_out_of_vmas() => {
             (MemberState::NoVma, format!("{} mappings, see vm.max_map_count", folder.vmas()))
         }
+        FoldMode::On if unfollowed > 0 => (MemberState::Folding, UNFOLLOWED.to_owned()),
         FoldMode::On => plain(MemberState::Folding),
     }
 }

@@ -100,10 +100,13 @@ impl Table {
         self.traits(range).filter(|traits| traits.open(self.follows_forks))
     }
 
-    /// Pages that were asked in and are not folded because children get them, and would not be followed.
-    pub fn unfollowed_pages(&self) -> u64 {
-        let closed = self.extents.all().filter(|(.., traits)| traits.open(true) && !traits.open(self.follows_forks));
-        closed.map(|(first, end, _)| end - first).sum()
+    /// Pages that may be folded as far as their ranges go; and those that may not only because children get them, and would not be
+    /// followed.
+    pub fn open_and_unfollowed(&self) -> (u64, u64) {
+        let pages = |(first, end, _): (u64, u64, Traits)| end - first;
+        let all: u64 = self.extents.all().filter(|(.., traits)| traits.open(true)).map(pages).sum();
+        let open: u64 = self.extents.all().filter(|(.., traits)| traits.open(self.follows_forks)).map(pages).sum();
+        (open, all - open)
     }
 
     /// Whether anything is known within the range.
