@@ -85,8 +85,9 @@ fn real_guests_stay_right_while_they_are_folded() {
         service.set(group, &["--fold", "unfold"]);
     }
     until(60, "all is private again", || groups.iter().all(|group| folded(&service, group) == 0));
-    let private = service.assert_audit_is_clean();
-    assert!(number(&private["shared_within_group"]) < 200, "{private}");
+    // What members say of themselves may be a second older than what page frames say.
+    let shared = || number(&service.assert_audit_is_clean()["shared_within_group"]);
+    until(20, "page frames say so, too", || shared() < 200);
     for group in groups {
         service.set(group, &["--fold", "on"]);
     }
