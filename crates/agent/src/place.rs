@@ -5,7 +5,7 @@
 //! through the hooks, or may come:
 //!
 //! ```text
-//!   map the slots elsewhere, register, move the mapping over (the kernel tells the follower)   -- exact, and 12 us dearer
+//!   map the slots elsewhere, register, move the mapping over (the kernel tells the follower)   -- exact, and 12 to 35 us dearer
 //! ```
 //!
 //! and else the slots are mapped in place and registered there. Either way no page table entry comes along: whoever touches the

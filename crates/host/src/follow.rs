@@ -114,6 +114,8 @@ impl Follower {
                 Ok(Told::Touch)
             }
             Message::Discard(range) => {
+                // It is its own, and may not have happened yet: what has an entry may be about to lose it.
+                self.is_new = false;
                 self.discarded.insert(range);
                 Ok(Told::Discard)
             }
