@@ -22,6 +22,9 @@ pub struct ProcessStat {
     pub cpu_ticks: u64,
     /// When it started, after boot.
     pub start_ticks: u64,
+    /// The kernel is loading a program into it, so that arguments and environment are not there yet. Always false for
+    /// readers that may not trace it.
+    pub loading: bool,
 }
 
 /// One process, now and for ever.
@@ -47,6 +50,8 @@ impl ProcessStat {
             kernel_thread: number(9)? & PF_KTHREAD != 0,
             cpu_ticks: number(14)?.saturating_add(number(15)?),
             start_ticks: number(22)?,
+            // Where the code begins, which is set after arguments and environment were laid out.
+            loading: number(26) == Some(0),
         })
     }
 
@@ -131,7 +136,7 @@ mod tests {
         let line = "4711 (a) S (b) c) T 12 1 1 0 -1 4194304 104 0 0 0 30 4 0 0 20 0 1 0 987654 1 1 0\n";
         let stat = ProcessStat::parse(line).unwrap();
         let expected =
-            ProcessStat { state: b'T', parent: 12, kernel_thread: false, cpu_ticks: 34, start_ticks: 987_654 };
+            ProcessStat { state: b'T', parent: 12, cpu_ticks: 34, start_ticks: 987_654, ..Default::default() };
         assert_eq!(stat, expected);
         assert_eq!(ProcessStat::parse("4711 (short) S 1"), None);
         assert_eq!(ProcessStat::parse(""), None);

@@ -36,15 +36,17 @@ impl Mark {
     /// All living processes that bear it.
     pub(crate) fn bearers(&self) -> Vec<ProcessId> {
         const LOOKS: usize = 5;
+        /// Loading a program is brief, but on a busy host the process may be out of turn for long in the midst of it.
+        const LOOKS_WHILE_LOADING: usize = 1000;
         let pids = host::pids().unwrap_or_default().into_iter();
         // The identity is taken before the look: should the pid change hands in between, it means nobody any more.
         let mut unclear: Vec<ProcessId> = pids.filter_map(|pid| ProcessId::of(pid).ok()).collect();
         let mut found = Vec::new();
-        for _ in 0..LOOKS {
+        for look in 0..LOOKS_WHILE_LOADING {
             unclear.retain(|id| {
                 let borne = self.is_borne_by(id);
                 found.extend((borne == Some(true)).then_some(*id));
-                borne.is_none()
+                borne.is_none() && (look < LOOKS || id.stat().is_some_and(|stat| stat.loading))
             });
             if unclear.is_empty() {
                 break;
