@@ -29,7 +29,6 @@
 mod advice;
 mod exit;
 mod heap;
-mod maps;
 mod memory;
 mod patch;
 mod remap;
@@ -111,6 +110,11 @@ fn set_state(state: State) {
     let place = STATE.load(Ordering::Acquire);
     // SAFETY: as in `state`.
     unsafe { place.as_ref() }.into_iter().for_each(|place| place.store(state as u8, Ordering::SeqCst));
+}
+
+/// Whether all that is mapped is locked, as far as the doors know.
+pub fn locks_future() -> bool {
+    LOCK_FUTURE.load(Ordering::Relaxed)
 }
 
 /// Whether this process is folded.

@@ -3,6 +3,7 @@
 
 use crate::cpu_time::cpu_time;
 use crate::follow::{Following, Held};
+use crate::maps::Kind;
 use crate::patience::Patience;
 use crate::pool::Pool;
 use crate::refold::{self, Part};
@@ -418,7 +419,7 @@ impl Folder {
             // Nobody is given a page of it meanwhile, so what has no entry keeps none.
             let mut held = following.hold();
             for gone in held.discarded().within(piece) {
-                settle(&mut table, &mut held, pagemap, gone)?;
+                settle(&mut table, (&following, &mut held), pagemap, gone)?;
             }
             drop(held);
             let _ = following.watch().wake(piece);
@@ -460,7 +461,12 @@ impl Folder {
 }
 
 /// See [`Folder::settle_discards`].
-fn settle(table: &mut table::Table, held: &mut Held<'_>, pagemap: &Pagemap, gone: PageRange) -> host::Result<()> {
+fn settle(
+    table: &mut table::Table,
+    (following, held): (&Following, &mut Held<'_>),
+    pagemap: &Pagemap,
+    gone: PageRange,
+) -> host::Result<()> {
     let mut entries = Vec::new();
     pagemap.read(gone.start, gone.pages, &mut entries)?;
     let is_absent = |page: PageRange| {
@@ -473,7 +479,7 @@ fn settle(table: &mut table::Table, held: &mut Held<'_>, pagemap: &Pagemap, gone
         let absent = PageRange { start: gone.start.add_pages(from), pages };
         for range in pooled.within(absent) {
             for (part, traits) in table.known(range) {
-                if doors::map_discarded(part, traits) {
+                if following.may_replace(part, traits, Kind::Pool) && doors::map_discarded(part, traits) {
                     table.discard(part);
                     held.forget(part);
                 }

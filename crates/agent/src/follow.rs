@@ -14,6 +14,11 @@
 //!      |                                                   |           puts anonymous memory there when it next looks
 //! ```
 //!
+//! **Changes of mappings** by system calls of the program's own, past the doors, are not told of before they happen. So right before
+//! anything is replaced, the kernel is asked whether it is still what the table says ([`Following::may_replace`]), and moves are told
+//! of before whoever made them goes on. From the first such change on, nothing of this process is replaced or released any more
+//! ([`Following::lost_track`]): what is folded stays folded and followed, and slots are held until the process ends.
+//!
 //! It never ends while anything is registered: what nobody follows would bring the pool's bytes back. A fault of ours in it ends the
 //! process.
 
@@ -21,14 +26,16 @@ use crate::cpu_time::cpu_time;
 use crate::keeper::Keeper;
 use crate::lock::{Guard, Lock};
 use crate::spawn;
-use host::{Follower, Told, Userfault};
+use crate::maps::{Kind, Maps};
+use crate::table::Traits;
+use host::{Expected, Follower, Told, Userfault};
 use page::{HostVirt, PageRange, PageSet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::time::ClockId;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -46,6 +53,10 @@ pub struct Following {
     /// Whether the program may discard memory in ways that no hook sees.
     expects_discards: AtomicBool,
     follows_forks: bool,
+    /// The kernel's list of mappings, for the agent's thread.
+    maps: Maps,
+    /// How the program was seen to change mappings past the doors, if it was.
+    lost_track: OnceLock<&'static str>,
     /// Another one has taken its place.
     is_retired: AtomicBool,
     /// Processor time of the thread, in microseconds.
@@ -59,6 +70,8 @@ pub struct Shared {
     born: Vec<Follower>,
     /// While pages are out of reach, children may lack them: they are not handed on.
     is_in_section: bool,
+    /// What was moved meanwhile by the program, past the doors, and where to.
+    moved: Vec<(PageRange, HostVirt)>,
 }
 
 /// Holds back whoever discards or forks.
@@ -66,6 +79,31 @@ pub type Held<'a> = Guard<'a, Shared>;
 
 /// The one of this process, for threads of the program that end it.
 static CURRENT: AtomicPtr<Following> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The mapping at this place is moved by a door, until the answer is dropped: no news to the follower.
+pub struct Moving(Option<&'static Following>);
+
+impl Moving {
+    /// Before the move.
+    pub fn announce(from: HostVirt) -> Self {
+        // SAFETY: null, or what `publish` has leaked.
+        let following = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
+        following.inspect(|following| following.hold().own.expect(Some(Expected::Moving(from))));
+        Self(following)
+    }
+}
+
+impl Drop for Moving {
+    fn drop(&mut self) {
+        self.0.inspect(|following| following.hold().own.expect(None));
+    }
+}
+
+/// Whether the program was seen to change mappings past the doors: then nothing of what is there is replaced by others.
+pub fn has_lost_track() -> bool {
+    // SAFETY: null, or what `publish` has leaked.
+    unsafe { CURRENT.load(Ordering::Acquire).as_ref() }.is_some_and(|following| following.lost_track().is_some())
+}
 
 /// Waits, though not for ever, until children that have been born are handed to the keeper: the process is about to end, and
 /// they would be followed no more.
@@ -88,10 +126,12 @@ impl Following {
     pub fn start(watch: Userfault, follows_forks: bool, keeper: PathBuf) -> Result<Arc<Self>, Errno> {
         let watch = Arc::new(watch);
         let own = Follower::own(Arc::clone(&watch));
-        let shared = Lock::new(Shared { own, born: Vec::new(), is_in_section: false });
+        let shared = Lock::new(Shared { own, born: Vec::new(), is_in_section: false, moved: Vec::new() });
+        let (maps, lost_track) = (Maps::open()?, OnceLock::new());
         let (expects_discards, is_retired) = (AtomicBool::new(false), AtomicBool::new(false));
         let cpu_us = AtomicU64::new(0);
-        let this = Arc::new(Self { watch, shared, expects_discards, follows_forks, is_retired, cpu_us });
+        let this =
+            Arc::new(Self { watch, shared, expects_discards, follows_forks, maps, lost_track, is_retired, cpu_us });
         let follower = Arc::clone(&this);
         spawn::thread(c"pagefold-follow", move || follower.run(Keeper::new(keeper)))?;
         Ok(this)
@@ -128,6 +168,50 @@ impl Following {
         self.expects_discards.store(true, Ordering::Relaxed);
     }
 
+    /// How the program was seen to change mappings past the doors, if it was. What had happened before the call is known.
+    pub fn lost_track(&self) -> Option<&'static str> {
+        self.lost_track.get().copied()
+    }
+
+    /// Waits until all that happened to followed memory before is known.
+    pub fn catch_up(&self) {
+        // Not memory of anybody's: what counts is that the kernel refuses for another reason than a message that is unread.
+        let nowhere = PageRange { start: HostVirt(1 << 16), pages: 1 };
+        drop(self.until_read(|_| self.watch.protect(nowhere, false)));
+    }
+
+    /// Whether a range is memory of this kind and with these traits, as the table says. To be asked right before it is replaced, with the
+    /// table's lock held; if it is not, nothing is replaced ever after.
+    ///
+    /// The program can change it between the answer and the replacing, which is a microsecond or two, and for which the kernel has
+    /// no means; and never again after it was seen to once.
+    pub fn may_replace(&self, range: PageRange, traits: Traits, kind: Kind) -> bool {
+        if self.lost_track().is_some() {
+            return false;
+        }
+        let is_known = self.maps.shows(range, traits, kind);
+        // Where all that is mapped from now on is locked, so is what we map: it is left as it is.
+        if !is_known && !traits.is_locked() && !crate::doors::locks_future() {
+            self.lose_track("unmapped or replaced memory that was folded, or changed its protection, or locked it");
+        }
+        is_known
+    }
+
+    /// The same of memory that is registered here, so that nothing else can lie there.
+    pub fn may_replace_followed(&self, range: PageRange, traits: Traits, kind: Kind) -> bool {
+        // Changes nothing where writers are kept out, or nothing is.
+        let (held, followed) = self.until_read(|_| self.watch.protect(range, true));
+        drop(held);
+        if followed == Err(Errno::NOENT) {
+            self.lose_track("unmapped memory that was folded");
+        }
+        followed.is_ok() && self.may_replace(range, traits, kind)
+    }
+
+    fn lose_track(&self, how: &'static str) {
+        let _ = self.lost_track.set(how);
+    }
+
     /// Holds back whoever discards or forks, for as long as the answer lives: a moment. The table's lock is taken before, if at all.
     pub fn hold(&self) -> Held<'_> {
         self.shared.lock()
@@ -152,11 +236,28 @@ impl Following {
         let _ = self.watch.wake(range);
     }
 
+    /// Ends what [`Shared::begin_section`] began, also where the program has moved memory meanwhile. `private` is what was registered
+    /// for the section only: where that lies now, it is let go. Nobody is to be kept out of anything else any more.
+    pub fn end_section(&self, private: &[PageRange]) {
+        let mut private = private.to_vec();
+        for (from, to) in self.hold().end_section() {
+            let there = |part: PageRange| to.add_pages(part.start.page() - from.start.page());
+            let mut known = PageSet::new();
+            private.iter().for_each(|part| known.insert(*part));
+            let moved = known.within(from).into_iter().map(|part| PageRange { start: there(part), ..part });
+            for part in moved.collect::<Vec<_>>() {
+                let _ = self.watch.unregister(part);
+                private.push(part);
+            }
+            self.let_writers_in(PageRange { start: to, ..from });
+        }
+    }
+
     fn run(&self, mut keeper: Keeper) {
         while !self.is_retired.load(Ordering::Relaxed) {
             let (is_well, has_children) = {
                 let mut shared = self.hold();
-                let is_well = shared.read(&self.expects_discards).is_ok();
+                let is_well = shared.read(self).is_ok();
                 if !shared.is_in_section {
                     look_after(&mut shared.born, &mut keeper);
                 }
@@ -181,12 +282,21 @@ impl Following {
 }
 
 impl Shared {
-    fn read(&mut self, discards: &AtomicBool) -> io::Result<()> {
+    fn read(&mut self, following: &Following) -> io::Result<()> {
         loop {
             match self.own.read()? {
                 Told::Nothing => return Ok(()),
                 Told::Touch => {}
-                Told::Discard => discards.store(true, Ordering::Relaxed),
+                Told::Discard => following.expect_discards(),
+                Told::Move(from, to) => {
+                    following.lose_track("moved memory that was folded");
+                    // Whatever the pool would show in the place that was left, and behind what has grown, is zeros.
+                    let behind = following.maps.behind(PageRange { start: to, ..from });
+                    [from, behind].into_iter().for_each(|range| self.own.note_discard(range));
+                    if self.is_in_section {
+                        self.moved.push((from, to));
+                    }
+                }
                 Told::Birth(child) => self.born.push(child),
             }
         }
@@ -208,8 +318,15 @@ impl Shared {
     }
 
     /// The mapping at `from`, if any, is about to be moved to where slots are to be placed.
-    pub const fn expect_placing(&mut self, from: Option<HostVirt>) {
-        self.own.expect_placing(from);
+    pub fn expect_placing(&mut self, from: Option<HostVirt>) {
+        self.own.expect(from.map(Expected::Placing));
+    }
+
+    /// Where pages lie that the program has moved since the section began, as far as they were moved together.
+    pub fn moved_to(&self, range: PageRange) -> Option<PageRange> {
+        let (from, to) = self.moved.iter().rev().find(|(from, _)| from.start <= range.start && range.start < from.end())?;
+        let skipped = range.start.page() - from.start.page();
+        Some(PageRange { start: to.add_pages(skipped), pages: range.pages.min(from.pages - skipped) })
     }
 
     /// Slots have just been placed there, and have no page table entries yet.
@@ -224,9 +341,10 @@ impl Shared {
     }
 
     /// See [`Shared::begin_section`].
-    pub fn end_section(&mut self) {
+    fn end_section(&mut self) -> Vec<(PageRange, HostVirt)> {
         self.is_in_section = false;
         self.own.keep_in_mind(false);
+        std::mem::take(&mut self.moved)
     }
 
     /// Gives children that were born meanwhile what they lack of a range: copies that lie at `copy`. What was discarded before
@@ -293,7 +411,7 @@ fn read_child(child: &mut Follower, born: &mut Vec<Follower>) {
     loop {
         match child.read() {
             Ok(Told::Nothing) | Err(_) => return,
-            Ok(Told::Touch | Told::Discard) => {}
+            Ok(Told::Touch | Told::Discard | Told::Move(..)) => {}
             Ok(Told::Birth(child)) => born.push(child),
         }
     }

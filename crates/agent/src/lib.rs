@@ -9,6 +9,7 @@ mod give_way;
 mod keeper;
 mod link;
 mod lock;
+mod maps;
 mod patience;
 mod place;
 mod pool;

@@ -12,7 +12,9 @@
 //! pages sleeps until they are mapped here, but for those that were discarded meanwhile, of which zeros are made.
 
 use crate::follow::{Following, Shared};
-use host::{Inherit, PoolView, Watch, move_mapping_over};
+use crate::maps::Kind;
+use crate::table::Traits;
+use host::{PoolView, Watch, move_mapping_over};
 use page::{HostVirt, PageRange, PoolSlot};
 use rustix::io::Errno;
 
@@ -26,32 +28,41 @@ pub struct Placing<'a> {
     pub pool: &'a PoolView,
     /// The slot for the first page.
     pub slot: PoolSlot,
-    /// What the mapping is to be advised.
-    pub advice: Inherit,
+    /// What is known of the memory there.
+    pub traits: Traits,
+    /// And what kind it is.
+    pub kind: Kind,
     /// Where copies lie for children that were born while pages were out of reach.
     pub staged: Option<HostVirt>,
 }
 
-/// Replaces what is mapped at `piece` by slots.
+/// Replaces what is mapped at `piece`, which is registered with what follows memory, by slots.
 ///
 /// # Safety
 /// The program would find `piece` unchanged: the slots hold what it held. Nobody can write it until this returns.
 ///
 /// # Errors
-/// The process has as many mappings as it may, or memory is short; `piece` is as it was, or (on old kernels, where memory for
-/// the mapping itself is short) unmapped.
+/// The process has as many mappings as it may, memory is short, or something else lies there (`ESTALE`); `piece` is as it was, or (on
+/// old kernels, where memory for the mapping itself is short) unmapped.
 pub unsafe fn place(following: &Following, placing: Placing<'_>, piece: PageRange) -> Result<(), Errno> {
-    let Placing { pool, slot, advice, staged } = placing;
+    let Placing { pool, slot, traits, kind, staged } = placing;
+    let advice = traits.inherited();
     if following.expects_discards() {
         let strip = pool.map(slot, piece.pages)?;
         following.watch().register(strip.range(), Watch::AbsentAndWrites)?;
         advice.apply(strip.range())?;
+        if !following.may_replace_followed(piece, traits, kind) {
+            return Err(Errno::STALE);
+        }
         following.hold().expect_placing(Some(strip.range().start));
         // SAFETY: by the caller.
         let moved = unsafe { move_mapping_over(strip.range(), piece.start) };
         moved.inspect_err(|_| following.hold().expect_placing(None))?;
         strip.forget();
     } else {
+        if !following.may_replace_followed(piece, traits, kind) {
+            return Err(Errno::STALE);
+        }
         // SAFETY: by the caller.
         unsafe { pool.map_over(piece, slot) }?;
         let register = |_| following.watch().register(piece, Watch::AbsentAndWrites).is_ok();

@@ -1,5 +1,6 @@
 //! The group's pool, as a member sees it: segments that it can read and map.
 
+use crate::maps;
 use host::PoolView;
 use page::PoolSlot;
 use rustix::fd::OwnedFd;
@@ -29,6 +30,7 @@ impl Pool {
     /// The file is not as long as said, or address space is short.
     pub fn offer(&mut self, number: u8, slots: u32, file: OwnedFd) -> Result<bool, Errno> {
         let stat = rustix::fs::fstat(&file)?;
+        maps::know_pool(&stat);
         let identity = (stat.st_dev, stat.st_ino);
         match self.0.get_mut(&number) {
             Some(segment) if segment.file == identity => {

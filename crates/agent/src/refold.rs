@@ -26,6 +26,7 @@
 
 use crate::follow::Following;
 use crate::place::{Placing, place};
+use crate::maps::Kind;
 use crate::references;
 use crate::section::{RUN_PAGES, Source};
 use crate::table::{Guard, Table};
@@ -99,7 +100,7 @@ pub fn some(
         }
         replace(table, following, part.range, part.source, of_part);
     }
-    following.hold().end_section();
+    following.end_section(&[]);
     for part in &kept_out {
         // What is still there; what has been replaced is not protected.
         for pooled in table.pooled_pages(part.range) {
@@ -163,14 +164,15 @@ fn map_over(
     offset: u32,
 ) -> Result<(), Errno> {
     let slot = source.map(|source| source.first.add(offset).ok_or(Errno::INVAL)).transpose()?;
-    let advice = table.traits(piece).unwrap_or_default().inherited();
+    let traits = table.traits(piece).unwrap_or_default();
     loop {
         let mapped = match (source, slot) {
             // SAFETY: every page of the piece is read-only for everybody, and holds what the slots hold. The table's lock keeps
             // other threads from mapping anything else there.
             (Some(source), Some(slot)) => unsafe {
-                place(following, Placing { pool: source.pool, slot, advice, staged: None }, piece)
+                place(following, Placing { pool: source.pool, slot, traits, kind: Kind::Pool, staged: None }, piece)
             },
+            _ if !following.may_replace_followed(piece, traits, Kind::Pool) => Err(Errno::STALE),
             // SAFETY: as above, with zeros.
             _ => unsafe { map_anonymous_over(piece) },
         };
@@ -178,7 +180,7 @@ fn map_over(
             Ok(()) => break,
             // An old kernel that is short of memory has unmapped the piece already. Its content is in the pool, so it is
             // mapped for certain, and the sooner the better.
-            Err(_) if host::make_present(piece) == Err(Errno::NOMEM) => std::thread::yield_now(),
+            Err(e) if e != Errno::STALE && host::make_present(piece) == Err(Errno::NOMEM) => std::thread::yield_now(),
             Err(e) => return Err(e),
         }
     }
@@ -186,7 +188,7 @@ fn map_over(
         Some(slot) => table.set_folded(SlotRun { start: piece.start, slot, pages: piece.pages as u16 }),
         None => {
             // What is refused is advice, not content.
-            let _ = advice.apply(piece);
+            let _ = traits.inherited().apply(piece);
             table.set_zeroed(piece);
         }
     }

@@ -20,6 +20,7 @@
 //! hundred microseconds; so only what was not written for a while is made whole.
 
 use crate::follow::Following;
+use crate::maps::Kind;
 use crate::references;
 use crate::table::{self, Guard, Traits};
 use crate::witness::Witness;
@@ -154,7 +155,7 @@ pub fn make_whole(
             && references::generation() == generation;
         is_free && replace(following, copy, piece, traits).is_ok()
     });
-    following.hold().end_section();
+    following.end_section(&private);
     if result == Ok(true) {
         table.set_private(piece);
     } else {
@@ -208,6 +209,9 @@ fn replace(following: &Following, copy: MemberMemory, piece: PageRange, traits: 
     let held = following.hold();
     if held.kept(piece) != [piece] {
         return Err(Errno::BUSY);
+    }
+    if !following.may_replace(piece, traits, Kind::Either) {
+        return Err(Errno::STALE);
     }
     // SAFETY: writers were kept out of every page of the piece before anything was copied, nobody held one who could write it
     // otherwise, nothing of it was discarded since, and our mapping holds the same bytes.

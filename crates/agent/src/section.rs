@@ -36,11 +36,12 @@
 //! writes without pinning are not folded (`references`).
 
 use crate::follow::Following;
+use crate::maps::Kind;
 use crate::place::{Placing, place};
 use crate::references;
 use crate::table::Table;
-use host::{MemberMemory, PoolView, Userfault, Watch, map_anonymous_over, pages_equal};
-use page::{HostVirt, PAGE_BYTES, PageRange, PoolSlot};
+use host::{MemberMemory, PoolView, Userfault, Watch, map_anonymous_where_free, pages_equal};
+use page::{HostVirt, PAGE_BYTES, PageRange, PoolSlot, pages_to_bytes};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -155,7 +156,7 @@ impl Section {
         shared.begin_section();
         drop(shared);
         if let Err(e) = self.open().and_then(|()| self.guard(run)) {
-            self.following.hold().end_section();
+            self.following.end_section(&[run]);
             outcomes.fill(if e == Errno::NOMEM { Outcome::NoVma } else { Outcome::Gone });
             return Duration::ZERO;
         }
@@ -198,7 +199,7 @@ impl Section {
             notes.register(run, Watch::Writes)?;
             let _ = notes.unregister(run);
         }
-        self.watch().register(run, Watch::Missing).inspect_err(|_| self.watch_again(&[run]))
+        self.watch().register(run, Watch::MissingAndWrites).inspect_err(|_| self.watch_again(&[run]))
     }
 
     /// Moves out what can be moved: afterwards `Folded` stands for a page that is out, for now.
@@ -280,8 +281,9 @@ impl Section {
 
     fn map(&self, table: &mut Table, piece: PageRange, source: Source<'_>, at: u64) -> Result<(), Outcome> {
         let slot = source.first.add(at as u32).ok_or(Outcome::Gone)?;
-        let advice = table.traits(piece).unwrap_or_default().inherited();
-        let placing = Placing { pool: source.pool, slot, advice, staged: Some(self.staged(at)) };
+        let traits = table.traits(piece).unwrap_or_default();
+        let (kind, staged) = (Kind::Anonymous, Some(self.staged(at)));
+        let placing = Placing { pool: source.pool, slot, traits, kind, staged };
         // SAFETY: every page of the piece is out of reach, and its content was found equal to these slots' since
         // then. The table's lock keeps other threads from mapping anything else there.
         unsafe { place(&self.following, placing, piece) }.map_err(|_| Outcome::NoVma)?;
@@ -292,9 +294,9 @@ impl Section {
     /// Puts pages back where they were. This cannot be given up: the member's data is on the stage. `tried` says whether
     /// slots were to be placed there.
     fn put_back(&self, piece: PageRange, staged: u64, tried: bool) {
-        let mut done = 0;
+        let (mut done, mut place) = (0, piece.start);
         while done < piece.pages {
-            let rest = PageRange { start: piece.start.add_pages(done), pages: piece.pages - done };
+            let rest = PageRange { start: place.add_pages(done), pages: piece.pages - done };
             // Nobody discards or forks between what is known of that and the move.
             let mut shared = self.following.hold();
             shared.give_to_born(rest, self.staged(staged + done));
@@ -303,31 +305,43 @@ impl Section {
             let from = PageRange { start: self.staged(staged + done + skipped), ..kept };
             // SAFETY: the stage is ours, and nobody else knows of it; the place is empty and out of reach.
             let moved = unsafe { self.watch().move_pages(from, kept.start) };
+            // The program has changed its protection meanwhile, or locked it, by a system call of its own.
+            let copied = match moved.stopped_by {
+                Some(Errno::INVAL) => self.watch().copy_pages(from.start, kept).unwrap_or(0),
+                _ => 0,
+            };
             drop(shared);
-            done += skipped + moved.pages;
+            done += skipped + moved.pages + copied;
             match moved.stopped_by {
                 None => {}
+                Some(_) if copied > 0 => {}
                 // Placing slots failed half way, which old kernels do when memory is short: the mapping itself is
                 // gone. Nobody could use it since, because the table's lock keeps others from mapping there.
-                Some(Errno::NOENT | Errno::INVAL) if tried => {
-                    let rest = PageRange { start: piece.start.add_pages(done), pages: piece.pages - done };
-                    self.map_again(rest);
+                Some(Errno::NOENT | Errno::INVAL) => {
+                    let rest = PageRange { start: place.add_pages(done), pages: piece.pages - done };
+                    match self.following.hold().moved_to(rest) {
+                        // The program has moved it by a system call of its own.
+                        Some(there) => place = HostVirt(there.start.0 - pages_to_bytes(done)),
+                        None if tried && self.map_again(rest) => {}
+                        // Or has unmapped it: nobody misses the rest.
+                        None => return,
+                    }
                 }
-                // The program has unmapped it by a system call of its own: nobody misses the rest.
-                Some(Errno::NOENT | Errno::INVAL) => return,
                 // Memory for a page table is short, something is locked for the moment, or a message is unread.
                 Some(_) => std::thread::yield_now(),
             }
         }
     }
 
-    /// Makes an unmapped range one that pages can be moved to.
-    fn map_again(&self, range: PageRange) {
-        // SAFETY: the range is unmapped, or mapped anonymous and empty: its content is on the stage.
-        if unsafe { map_anonymous_over(range) }.is_ok() {
-            let _ = self.watch().register(range, Watch::Missing);
+    /// Makes an unmapped range one that pages can be moved to. False if something lies there.
+    fn map_again(&self, range: PageRange) -> bool {
+        match map_anonymous_where_free(range) {
+            Ok(()) => drop(self.watch().register(range, Watch::MissingAndWrites)),
+            Err(Errno::EXIST) => return false,
+            Err(_) => {}
         }
         std::thread::yield_now();
+        true
     }
 
     /// Wakes everybody, and leaves the anonymous rest of the run as it was registered before.
@@ -345,7 +359,7 @@ impl Section {
             at += pages;
         }
         let _ = self.watch().wake(run);
-        self.following.hold().end_section();
+        self.following.end_section(&[run]);
     }
 
     fn staged(&self, n: u64) -> HostVirt {

@@ -455,6 +455,11 @@ impl Table {
         self.released.split_off(behind)
     }
 
+    /// The list of slots that are mapped no longer.
+    pub fn released(&self) -> &[SlotRun] {
+        &self.released
+    }
+
     /// Nobody is to be told of these slots any more.
     pub fn drop_released(&mut self, of: impl Fn(PoolSlot) -> bool) {
         self.released.retain(|run| !of(run.slot));

@@ -25,6 +25,7 @@ pub fn pool() -> PoolView {
         rustix::io::pwrite(&file, &content(n), n * PAGE_BYTES as u64).unwrap();
     }
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    crate::maps::know_pool(&rustix::fs::fstat(&file).unwrap());
     PoolView::new(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap(), SLOTS).unwrap()
 }
 

@@ -55,6 +55,10 @@ const IDLE_SHARE: u32 = 10;
 /// What was read of the pool for comparisons is given back after so long.
 const VIEW_RESTS: Duration = Duration::from_secs(2);
 
+/// What follows how the program was seen to change its mappings.
+const BY_ITSELF: &str = "by a system call of its own, past the C library, and may do it again at any moment: nothing more of it is folded; \
+    what is folded stays so, and its slots are held until it ends";
+
 /// Why memory that was asked in is not folded, where the service has nobody with the right to have forks told of.
 const UNFOLLOWED: &str = "forked children of the program would get this memory and could not be followed: \
     that takes a service that runs as root (its prover); memory advised MADV_DONTFORK is folded";
@@ -230,6 +234,9 @@ impl Agent {
         let rest = self.folder.as_mut().ok().and_then(Folder::rest).unwrap_or(STATS_EVERY);
         let Some(pace) = session.pace else { return STATS_EVERY };
         let stats = session.stats_due.saturating_duration_since(now);
+        if self.lost_track().is_some() {
+            return stats.min(rest);
+        }
         let regain = self.folder.as_ref().map_or(STATS_EVERY, |folder| folder.regain_in(now));
         let work = match pace.fold {
             FoldMode::On if self.folder.is_ok() && !session.link.is_full() => self.rounds.due_in(now).min(regain),
@@ -277,9 +284,14 @@ impl Agent {
         if first {
             self.pool.forget_withdrawn();
             orphan_unknown(&self.pool);
-            let (held, _) = {
+            let lost_track = self.lost_track().is_some();
+            let held = {
                 let mut table = table::lock();
-                (table.all_slot_runs(), table.take_released(usize::MAX))
+                if !lost_track {
+                    table.take_released(usize::MAX);
+                }
+                // Those that were thought to be released may still be mapped somewhere.
+                [table.all_slot_runs(), table.released().to_vec()].concat()
             };
             for runs in held.chunks(RUNS) {
                 session.link.send(&ToWorker::Held(runs.to_vec()))?;
@@ -298,8 +310,15 @@ impl Agent {
         session.link.send(&ToWorker::LeaseTaken(era))
     }
 
+    /// How the program was seen to change mappings past the doors, if it was.
+    fn lost_track(&self) -> Option<&'static str> {
+        self.folder.as_ref().ok().and_then(|folder| folder.section().following().lost_track())
+    }
+
     fn fold(&mut self, session: &mut Session, runs: &[wire::FoldRun]) -> Vec<Outcome> {
-        let on = session.pace.is_some_and(|pace| pace.fold == FoldMode::On);
+        let on = session.pace.is_some_and(|pace| pace.fold == FoldMode::On)
+            && self.lost_track().is_none()
+            && !doors::locks_future();
         match &mut self.folder {
             Ok(folder) if on => {
                 let now = Instant::now();
@@ -317,6 +336,9 @@ impl Agent {
         let now = Instant::now();
         let seconds = u32::try_from((now - self.began).as_secs() + 1).unwrap_or(u32::MAX);
         table::lock().set_time(seconds, self.rounds.calm(now));
+        if let Some(how) = self.lost_track() {
+            return self.say_why_it_rests(session, how);
+        }
         if self.broken_looks.is_due(now, self.rounds.change(now)) {
             let before = cpu_time(ClockId::ThreadCPUTime);
             find_broken(&self.pagemap).map_err(io::Error::other)?;
@@ -367,7 +389,7 @@ impl Agent {
             self.viewed = None;
             self.pool.rest();
         }
-        release(&mut session.link)?;
+        self.release(session)?;
         if !self.former_leases.is_empty() && session.link.is_read() {
             self.former_leases.clear();
         }
@@ -376,6 +398,32 @@ impl Agent {
             self.say_how_it_goes(session, pace)?;
         }
         Ok(())
+    }
+
+    /// Tells the worker which slots are mapped no longer.
+    fn release(&self, session: &mut Session) -> io::Result<()> {
+        if table::lock().released().is_empty() {
+            return Ok(());
+        }
+        if let Ok(folder) = &self.folder {
+            // What was moved is not where it was, and mapped all the same: that has to be known by now.
+            folder.section().following().catch_up();
+        }
+        if self.lost_track().is_none() { release(&mut session.link) } else { Ok(()) }
+    }
+
+    /// The program changes mappings past the doors: nothing is done to them any more, and nothing released.
+    fn say_why_it_rests(&mut self, session: &mut Session, how: &str) -> io::Result<()> {
+        let now = Instant::now();
+        if now < session.stats_due {
+            return Ok(());
+        }
+        session.stats_due = now + STATS_EVERY;
+        let counts = table::lock().counts();
+        let stats = &mut self.stats;
+        (stats.enrolled_pages, stats.folded_pages, stats.broken_pages) = (counts.enrolled, counts.folded, counts.broken);
+        (stats.state, stats.detail) = (MemberState::LostTrack, format!("the program has {how} {BY_ITSELF}"));
+        session.link.send(&ToWorker::Stats(Box::new(stats.clone())))
     }
 
     fn say_how_it_goes(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {

@@ -20,6 +20,7 @@
 //! place gets the same protection.
 
 use crate::follow::Following;
+use crate::maps::Kind;
 use crate::section::RUN_PAGES;
 use crate::table::{Table, Traits};
 use host::{MemberMemory, Pagemap, PagemapEntry, PoolView, move_mapping_over};
@@ -55,6 +56,9 @@ impl Unfold {
     ) -> Result<(), Errno> {
         let slots = pool.slots(slot, run.pages).ok_or(Errno::INVAL)?;
         host::make_present(slots)?;
+        if !self.following.may_replace(run, traits, Kind::Pool) {
+            return Err(Errno::STALE);
+        }
         if !traits.may_be_written() {
             let following = Arc::clone(&self.following);
             let held = following.hold();
@@ -64,6 +68,7 @@ impl Unfold {
         // Present pages are told from broken ones by the page table without doubt.
         host::make_present(run)?;
         let following = Arc::clone(&self.following);
+        following.hold().begin_section();
         // Held as long as it is looked at and replaced: who discards meanwhile does so afterwards, in what has taken its place.
         let (held, result) = following.until_read(|_| following.watch().protect(run, true));
         let result = result.and_then(|()| self.swap(table, pagemap, (run, &[run]), slots, traits));
@@ -72,6 +77,7 @@ impl Unfold {
         for pooled in table.pooled_pages(run) {
             following.let_writers_in(pooled);
         }
+        following.end_section(&[]);
         // Who slept on what has been replaced.
         let _ = following.watch().wake(run);
         result
@@ -104,7 +110,7 @@ impl Unfold {
             let piece = PageRange { start: run.start.add_pages(at as u64), pages: pages as u64 };
             match shown {
                 Shown::Slot => {
-                    replace(piece, slots.start.add_pages(at as u64), traits)?;
+                    replace(&self.following, piece, slots.start.add_pages(at as u64), traits)?;
                     table.set_private(piece);
                 }
                 Shown::Own => table.set_broken(piece),
@@ -140,12 +146,15 @@ impl Shown {
     }
 }
 
-fn replace(piece: PageRange, slots: HostVirt, traits: Traits) -> Result<(), Errno> {
+fn replace(following: &Following, piece: PageRange, slots: HostVirt, traits: Traits) -> Result<(), Errno> {
     let copy = MemberMemory::new(piece.pages)?;
     // SAFETY: the slots lie in the view, which is readable as long as the pool is open; our mapping was just made.
     unsafe { copy.fill(slots) };
     traits.inherited().apply(copy.range())?;
     copy.protect(traits.access)?;
+    if !following.may_replace(piece, traits, Kind::Pool) {
+        return Err(Errno::STALE);
+    }
     // SAFETY: writers are kept out of the piece, it still showed its slots when they already were, and our mapping
     // holds the same bytes.
     unsafe { move_mapping_over(copy.range(), piece.start) }?;

@@ -229,7 +229,8 @@ const fn stats_say_it_folds(state: MemberState) -> bool {
         | MemberState::Unpinned
         | MemberState::Yielded
         | MemberState::NoVma
-        | MemberState::Broken => false,
+        | MemberState::Broken
+        | MemberState::LostTrack => false,
     }
 }
 

@@ -34,10 +34,19 @@ pub struct Follower {
     is_own: bool,
     /// Whether it follows a child of which nothing was read yet: what is noted as discarded is what its parent discarded.
     is_new: bool,
-    /// Where the mapping lies that is about to be moved over followed memory by this process's agent, if one is.
-    placing: Option<HostVirt>,
+    /// A move that is about to be made by who knows what it means.
+    expected: Option<Expected>,
     /// Pages that were discarded and have become zeros since, while such are to be kept in mind.
     served: Option<PageSet>,
+}
+
+/// A move that the kernel is going to tell of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expected {
+    /// The mapping that lies there is moved over followed memory, with slots for just that: what is known of the place stays known.
+    Placing(HostVirt),
+    /// The mapping that lies there is moved for the program, which is no news.
+    Moving(HostVirt),
 }
 
 /// What was read.
@@ -49,6 +58,8 @@ pub enum Told {
     Touch,
     /// Something was discarded.
     Discard,
+    /// These pages were moved there, and nobody had said before that they would be.
+    Move(PageRange, HostVirt),
     /// A child was born: it has to be followed from here on.
     Birth(Follower),
 }
@@ -56,12 +67,12 @@ pub enum Told {
 impl Follower {
     /// Follows what is registered with `watch`, which was opened by this process.
     pub const fn own(watch: Arc<Userfault>) -> Self {
-        Self { watch, discarded: PageSet::new(), is_own: true, is_new: false, served: None, placing: None }
+        Self { watch, discarded: PageSet::new(), is_own: true, is_new: false, served: None, expected: None }
     }
 
     /// Follows another process's memory, whose userfaultfd this is.
     pub fn of_child(watch: Userfault, discarded: PageSet) -> Self {
-        Self { watch: Arc::new(watch), discarded, is_own: false, is_new: true, served: None, placing: None }
+        Self { watch: Arc::new(watch), discarded, is_own: false, is_new: true, served: None, expected: None }
     }
 
     /// The userfaultfd.
@@ -86,15 +97,20 @@ impl Follower {
         kept.into_iter().flat_map(|range| served.missing(range)).collect()
     }
 
-    /// The agent is about to move its mapping that lies there over followed memory, if any: what is known of the place stays known.
-    pub const fn expect_placing(&mut self, from: Option<HostVirt>) {
-        self.placing = from;
+    /// This move is about to be made, or none any more.
+    pub const fn expect(&mut self, expected: Option<Expected>) {
+        self.expected = expected;
     }
 
     /// These pages have no page table entries any more: what had become zeros has to do so again.
     pub fn lost_entries(&mut self, range: PageRange) {
         let served = self.served.as_ref().map(|served| served.within(range)).unwrap_or_default();
         served.into_iter().for_each(|range| self.discarded.insert(range));
+    }
+
+    /// What lies there was discarded in a way that the kernel does not tell of.
+    pub fn note_discard(&mut self, range: PageRange) {
+        self.discarded.insert(range);
     }
 
     /// These pages are something else now.
@@ -120,8 +136,8 @@ impl Follower {
                 Ok(Told::Discard)
             }
             // Slots are placed there, in memory of which is known what was discarded meanwhile.
-            Message::Moved(from, _) if self.placing == Some(from.start) => {
-                self.placing = None;
+            Message::Moved(from, _) if self.expected == Some(Expected::Placing(from.start)) => {
+                self.expected = None;
                 Ok(Told::Touch)
             }
             Message::Moved(from, to) => {
@@ -132,7 +148,8 @@ impl Follower {
                     let start = to.add_pages(range.start.page() - from.start.page());
                     self.discarded.insert(PageRange { start, ..range });
                 }
-                Ok(Told::Touch)
+                let is_news = self.expected != Some(Expected::Moving(from.start));
+                Ok(if is_news { Told::Move(from, to) } else { Told::Touch })
             }
             Message::Forked(child) => Ok(Told::Birth(Self::of_child(child, self.discarded.clone()))),
             Message::Other => Ok(Told::Touch),

@@ -49,14 +49,14 @@ pub use confine::{
 pub use error::{Error, Result};
 pub use features::probe_host;
 pub use file_map::FileMap;
-pub use follow::{Follower, Told};
+pub use follow::{Expected, Follower, Told};
 pub use frame_read::FrameReader;
 pub use kpage::{FrameTable, kpf};
 pub use ksm::{Ksm, KsmStat};
 pub use ksm_knobs::{KsmKnobs, set_ksm};
 pub use member_memory::{
     HUGE_PAGES, Inherit, MemberMemory, PoolView, SharedMark, copy_page, give_to_children, make_present, make_private,
-    map_anonymous_over, move_mapping_over, pages_equal, split_huge_page, unmap, write_pages,
+    map_anonymous_over, map_anonymous_where_free, move_mapping_over, pages_equal, split_huge_page, unmap, write_pages,
 };
 pub use mounts::proc_hides_processes;
 pub use own_cpu::own_cpu_time;

@@ -320,6 +320,17 @@ pub unsafe fn map_anonymous_over(place: PageRange) -> Result<(), Errno> {
     unsafe { rustix::mm::mmap_anonymous(pointer(place.start), length(place.pages), protection, flags) }.map(drop)
 }
 
+/// Maps fresh anonymous memory where nothing is mapped.
+///
+/// # Errors
+/// Something is mapped there (`EEXIST`), or memory or mappings are short.
+pub fn map_anonymous_where_free(place: PageRange) -> Result<(), Errno> {
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE | MapFlags::NORESERVE;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: maps only where nothing is mapped.
+    unsafe { rustix::mm::mmap_anonymous(pointer(place.start), length(place.pages), protection, flags) }.map(drop)
+}
+
 /// Unmaps a range.
 ///
 /// # Safety

@@ -81,6 +81,8 @@ impl Purpose {
 pub enum Watch {
     /// Touching an absent page.
     Missing,
+    /// Touching an absent page, and writing a protected one.
+    MissingAndWrites,
     /// Writing a protected page.
     Writes,
     /// Touching a page of a shared memory file that is absent from the page table, and writing a protected page.
@@ -211,6 +213,7 @@ impl Userfault {
     pub fn register(&self, range: PageRange, watch: Watch) -> Result<(), Errno> {
         let mode = match watch {
             Watch::Missing => MODE_MISSING,
+            Watch::MissingAndWrites => MODE_MISSING | MODE_WP,
             Watch::Writes => MODE_WP,
             Watch::AbsentAndWrites => MODE_MINOR | MODE_WP,
         };

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::service::{Service, cannot_fold, member, until};
+use common::service::{Service, cannot_fold, folded_pages, until};
 use common::{not_root, number, unprivileged};
 use serde_json::Value;
 use std::fs;
@@ -51,7 +51,7 @@ fn savings_are_what_the_page_tables_say() {
             m.tell(line);
         }
     }
-    let folded = |group: &str, name: &str| number(&member(&service.show(group), name)["folded_pages"]);
+    let folded = |group: &str, name: &str| folded_pages(&service.show(group), name);
     until(60, "all is folded", || {
         [("acme", "a"), ("acme", "b"), ("beta", "c")].map(|m| folded(m.0, m.1)) == [1500, 1500, 500]
     });

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::service::{Member, Service, cannot_fold, member, seconds, until};
+use common::service::{Member, Service, cannot_fold, find_member, member, seconds, until};
 use common::{Afterwards, number};
 use serde_json::Value;
 use std::fs;
@@ -386,7 +386,7 @@ fn obedient(service: &Service, name: &str, env: &[(&str, &str)]) -> Member {
 }
 
 fn wait_for_state(service: &Service, name: &str, state: &str) -> Value {
-    until(30, &format!("{name} is {state}"), || member(&service.show("acme"), name)["state"] == state);
+    until(30, &format!("{name} is {state}"), || find_member(&service.show("acme"), name).is_some_and(|m| m["state"] == state));
     member(&service.show("acme"), name).clone()
 }
 

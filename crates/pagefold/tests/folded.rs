@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::service::{Service, cannot_fold, member, until};
+use common::service::{Service, cannot_fold, folded_pages, until};
 use common::{guest, json_of, number};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::RowAccessor;
@@ -45,7 +45,7 @@ fn folded_pages_are_shown_as_such() {
             .iter()
             .for_each(|line| _ = m.tell(line));
     }
-    let folded = |name: &str| number(&member(&service.show("acme"), name)["folded_pages"]);
+    let folded = |name: &str| folded_pages(&service.show("acme"), name);
     until(60, "all is folded", || ["a", "b"].map(folded) == [1500, 1500]);
     let pids = [members[0].pid(), members[1].pid()];
     let words: Vec<String> = pids.iter().flat_map(|pid| ["--pid".to_owned(), pid.to_string()]).collect();

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::service::{Service, cannot_fold, member, until};
+use common::service::{Service, cannot_fold, find_member, folded_pages, until};
 use common::{json_of, number};
 
 const PROGRAM: &str = "known_pages";
@@ -18,7 +18,7 @@ fn a_group_is_shown_and_changed_while_it_folds() {
     for line in ["alloc x 600", "same x 0 500 1", "zero x 500 100", "mergeable x"] {
         a.tell(line);
     }
-    let folded = || number(&member(&service.show("acme"), "a")["folded_pages"]);
+    let folded = || folded_pages(&service.show("acme"), "a");
     until(60, "all is folded", || folded() == 500);
     let shown = service.show("acme");
     for key in [
@@ -55,7 +55,7 @@ fn a_group_is_shown_and_changed_while_it_folds() {
     assert_eq!((&settings["fold"], &settings["scan-rate"]), (&"unfold".into(), &1000.into()));
     assert_eq!(settings["split-huge-at-percent"], 30);
     until(30, "all is private again", || folded() == 0);
-    until(30, "it says so", || member(&service.show("acme"), "a")["state"] == "unfolded");
+    until(30, "it says so", || find_member(&service.show("acme"), "a").is_some_and(|m| m["state"] == "unfolded"));
     service.set("acme", &["--fold", "on", "--scan-rate", "auto", "--huge-pages", "never"]);
     until(60, "all is folded again", || folded() == 500);
     let listed = json_of(&service.pagefold(&["group", "list", "--json"]));

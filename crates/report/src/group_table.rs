@@ -108,7 +108,7 @@ fn states(members: &[MemberReport]) -> String {
 }
 
 /// What the states of members mean.
-const STATES: [(&str, &str); 9] = [
+const STATES: [(&str, &str); 10] = [
     ("nothing_enrolled", "it has no memory yet that it advised to be merged (or --all-anonymous would take)"),
     ("folding", "it folds"),
     ("off", "it was told not to fold"),
@@ -116,6 +116,7 @@ const STATES: [(&str, &str); 9] = [
     ("no_move", "this kernel has no UFFDIO_MOVE, or not for this process"),
     ("unpinned", "something may write its memory that does not pin what it writes, so nothing is folded"),
     ("yielded", "a migration or a snapshot needs the userfaultfd of its memory"),
+    ("lost_track", "it changes mappings by system calls of its own, past the C library"),
     ("no_vma", "it has as many mappings as it may spend on folding (vm.max_map_count)"),
     ("broken", "its agent ran into a bug of its own and keeps still: please report it"),
 ];

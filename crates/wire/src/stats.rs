@@ -67,10 +67,12 @@ pub enum MemberState {
     NoVma = 7,
     /// The agent ran into a bug of its own and keeps still; the detail says which.
     Broken = 8,
+    /// The program changed mappings by system calls that the agent does not see; the detail says how.
+    LostTrack = 9,
 }
 
 impl MemberState {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::NothingEnrolled,
         Self::Folding,
         Self::Off,
@@ -80,6 +82,7 @@ impl MemberState {
         Self::Yielded,
         Self::NoVma,
         Self::Broken,
+        Self::LostTrack,
     ];
 
     /// As it is called in JSON.
@@ -94,6 +97,7 @@ impl MemberState {
             Self::Yielded => "yielded",
             Self::NoVma => "no_vma",
             Self::Broken => "broken",
+            Self::LostTrack => "lost_track",
         }
     }
 }

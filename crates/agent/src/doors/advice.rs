@@ -1,6 +1,8 @@
 //! `madvise`: enrols, discards, and keeps what was advised.
 
-use super::{Answer, State, ask, between, bytes, enter, map_fresh, maps, range, refuse, state};
+use super::{Answer, State, ask, between, bytes, enter, map_fresh, range, refuse, state};
+use crate::follow;
+use crate::maps::{self, Kind, Maps};
 use crate::raw::{self, c_answer};
 use crate::table::{Advice, Shut, Table, Traits};
 use page::PageRange;
@@ -150,22 +152,23 @@ fn leave(table: &mut Table, range: PageRange) -> Option<Answer> {
 /// Puts anonymous memory in the place of all mappings of the pool in the range, whose contents are given up. The kernel could do
 /// it where they are, and would tell of each; this is quicker.
 fn end_pooled(table: &mut Table, range: PageRange, locked_too: bool) {
-    let is_locked = |traits: Traits| traits.shut & Shut::Locked as u8 != 0;
     // The kernel goes as far as the first locked page, and refuses that.
-    let first_locked = table.known(range).into_iter().find(|(_, traits)| is_locked(*traits) && !locked_too);
+    let first_locked = table.known(range).into_iter().find(|(_, traits)| traits.is_locked() && !locked_too);
     let range = first_locked.map_or(range, |(locked, _)| between(range.start, locked.start));
-    for pooled in table.pooled_pages(range) {
+    let pooled = table.pooled_pages(range);
+    if pooled.is_empty() || follow::has_lost_track() {
+        return;
+    }
+    let Ok(maps) = Maps::open() else { return };
+    for pooled in pooled {
         for (piece, traits) in table.known(pooled) {
-            if raw::error(map_fresh(piece, traits)).is_some() {
-                // No mapping can be had. The kernel discards it where it is, and tells of it.
+            if maps.shows(piece, traits, Kind::Pool) && raw::error(map_fresh(piece, traits)).is_none() {
+                table.discard(piece);
+            } else {
+                // It is locked, the program has changed it past the doors, or no mapping can be had. The kernel discards it where it is,
+                // and tells of it.
                 table.set_broken(piece);
-                continue;
             }
-            if is_locked(traits) {
-                // SAFETY: locking changes no contents.
-                unsafe { raw::call(libc::SYS_mlock2, [piece.start.0 as usize, bytes(piece), 1, 0, 0, 0]) };
-            }
-            table.discard(piece);
         }
     }
 }

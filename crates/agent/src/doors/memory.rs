@@ -1,6 +1,7 @@
 //! Memory that comes, goes, and changes its protection: `mmap`, `munmap`, `mprotect`, `mlock` and their kin.
 
-use super::{ALL, LOCK_FUTURE, State, ask, enter, maps, range, state};
+use super::{ALL, LOCK_FUTURE, State, ask, enter, range, state};
+use crate::maps;
 use crate::raw::{self, Answer, c_answer};
 use crate::table::{Shut, Table, Traits};
 use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange};

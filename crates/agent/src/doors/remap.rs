@@ -21,9 +21,11 @@
 //!   fresh memory behind it; fresh memory at the old place if that is to stay ------> table
 //! ```
 
-use super::{Answer, ask, between, bytes, enter, give_advice, map_fresh, maps, range, refuse};
+use super::{Answer, ask, between, bytes, enter, give_advice, map_fresh, range, refuse};
+use crate::follow::Moving;
+use crate::maps;
 use crate::raw::{self, c_answer};
-use crate::table::{Shut, Table, Traits};
+use crate::table::{Advice, Shut, Table, Traits};
 use page::{HostVirt, PAGE_BYTES, PageRange};
 use std::ffi::{c_int, c_void};
 
@@ -91,7 +93,9 @@ fn remap(table: &mut Table, request: Request, pass: impl Fn() -> Answer) -> Answ
     // What is kept does not move: the kernel only unmaps the rest.
     let simple = !table.touches(old) || request.shrinks() && stays || !pooled && maps::is_one(old);
     if simple || !are_sensible(request) {
+        let moving = Moving::announce(old.start);
         let answer = pass();
+        drop(moving);
         if raw::error(answer).is_none() {
             moved(table, request, HostVirt(answer as u64));
         } else {
@@ -102,6 +106,9 @@ fn remap(table: &mut Table, request: Request, pass: impl Fn() -> Answer) -> Answ
             }
         }
         return answer;
+    }
+    if one_to_the_program(table, request.kept()).is_none() {
+        learn_again(table, request.kept());
     }
     let known = table.known(request.kept());
     let is_whole = known.iter().map(|(part, _)| part.pages).sum::<u64>() == request.kept().pages;
@@ -173,6 +180,18 @@ fn are_sensible(request: Request) -> bool {
         to % PAGE_BYTES == 0 && end < 1 << 47 && (end <= old.start.0 || to as u64 >= old.end().0)
     };
     known && may && stays && fixed
+}
+
+/// Takes over what the kernel says of protection and advice, which the program may have changed past the doors.
+fn learn_again(table: &mut Table, range: PageRange) {
+    for mapping in maps::mappings(range, true).unwrap_or_default() {
+        table.protect(mapping.range, mapping.access);
+        table.advise(mapping.range, |advice| {
+            // Mappings of the pool have no advice of huge pages.
+            let huge = if mapping.anonymous { mapping.advice.huge } else { advice.huge };
+            *advice = Advice { huge, ..mapping.advice };
+        });
+    }
 }
 
 /// The traits of a range that was one mapping before pages of it were folded.
@@ -310,6 +329,7 @@ fn move_all(from: PageRange, to: HostVirt) -> bool {
 
 fn move_one(from: PageRange, to: HostVirt) -> bool {
     let arguments = [from.start.0 as usize, bytes(from), bytes(from), MAYMOVE | FIXED, to.0 as usize, 0];
+    let _moving = Moving::announce(from.start);
     // SAFETY: the program wants the pages moved, and the place is reserved for them or was theirs.
     let answer = unsafe { raw::call(libc::SYS_mremap, arguments) };
     raw::error(answer).is_none()

@@ -3,6 +3,7 @@
 mod twins;
 
 use super::*;
+use crate::maps;
 use crate::table::READ_WRITE;
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -27,6 +28,7 @@ fn pool() -> OwnedFd {
     assert!(file >= 0);
     // SAFETY: just made, and nobody else's.
     let file = unsafe { OwnedFd::from_raw_fd(file) };
+    maps::know_pool(&rustix::fs::fstat(&file).unwrap());
     for slot in 0..SLOTS {
         let page = [slot as u8; PAGE_BYTES];
         // SAFETY: reads the page.

@@ -64,6 +64,11 @@ impl Traits {
         self.access & libc::PROT_WRITE as u8 != 0
     }
 
+    /// Whether the program has locked it.
+    pub const fn is_locked(self) -> bool {
+        self.shut & Shut::Locked as u8 != 0
+    }
+
     /// What a mapping in its place must be advised.
     pub const fn inherited(self) -> host::Inherit {
         host::Inherit { dont_fork: self.advice.dont_fork, dont_dump: self.advice.dont_dump }

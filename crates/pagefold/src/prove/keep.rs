@@ -108,7 +108,7 @@ impl Nursery {
         for child in &mut self.children {
             loop {
                 match child.read() {
-                    Ok(Told::Touch | Told::Discard) => {}
+                    Ok(Told::Touch | Told::Discard | Told::Move(..)) => {}
                     Ok(Told::Birth(next)) => born.push(next),
                     Ok(Told::Nothing) | Err(_) => break,
                 }

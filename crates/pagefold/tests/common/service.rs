@@ -367,8 +367,18 @@ impl Drop for Member {
 
 /// What `group show` says of one member.
 pub fn member<'a>(shown: &'a Value, name: &str) -> &'a Value {
+    find_member(shown, name).unwrap_or_else(|| panic!("no {name} in {shown}"))
+}
+
+/// The same of one that may not have been let in yet.
+pub fn find_member<'a>(shown: &'a Value, name: &str) -> Option<&'a Value> {
     let members = shown["members"].as_array().unwrap_or_else(|| panic!("no members in {shown}"));
-    members.iter().find(|m| m["name"] == name).unwrap_or_else(|| panic!("no {name} in {shown}"))
+    members.iter().find(|m| m["name"] == name)
+}
+
+/// Folded pages of a member; 0 of one that was not let in yet.
+pub fn folded_pages(shown: &Value, name: &str) -> u64 {
+    find_member(shown, name).map_or(0, |member| number(&member["folded_pages"]))
 }
 
 /// All pages that were to be folded and were not, by the group's account.

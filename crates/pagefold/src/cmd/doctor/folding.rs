@@ -120,6 +120,7 @@ fn fix(state: &str, group: &str, fold: Fold) -> String {
         }
         "yielded" => "wait for its migration or snapshot to end".into(),
         "no_vma" => "sysctl vm.max_map_count=1048576, and start it again".into(),
+        "lost_track" => "leave it as it is: what is folded stays so and is right; or start it again without --all-anonymous".into(),
         "broken" => "please report this, with the log of pagefold serve".into(),
         _ => "look again in a moment".into(),
     }
@@ -181,6 +182,7 @@ mod tests {
             ("no_vma", true, "vm.max_map_count", Some("sysctl")),
             ("no_move", true, "UFFDIO_MOVE", Some("6.8")),
             ("yielded", true, "migration", Some("wait")),
+            ("lost_track", true, "system calls of its own", Some("leave it")),
             ("what else", true, "does not know", Some("look again")),
         ] {
             let check = folding(&[(state, connected)], Fold::Off).check(&guest(&[0]));

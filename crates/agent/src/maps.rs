@@ -1,0 +1,300 @@
+//! What the kernel says about mappings of this process, where the table cannot know.
+
+use crate::raw;
+use crate::table::{Advice, Traits};
+use page::{HostVirt, PAGE_BYTES, PageRange};
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{Mode, OFlags, Stat, makedev, open};
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A mapping, or the part of it that was asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Where.
+    pub range: PageRange,
+    /// `PROT_` bits.
+    pub access: u8,
+    /// Private and of no file.
+    pub anonymous: bool,
+    /// Not shared.
+    pub private: bool,
+    /// Of which file: its device and its number there, 0 for none.
+    pub file: (u64, u64),
+    /// Locked into memory.
+    pub locked: bool,
+    /// With a property that a mapping of the pool cannot have: cleared for children, growing, with a protection key.
+    pub special: bool,
+    /// What was advised. Only with flags.
+    pub advice: Advice,
+}
+
+/// `struct procmap_query` of `linux/fs.h`, from Linux 6.11 on.
+#[repr(C)]
+#[derive(Default)]
+struct Query {
+    size: u64,
+    flags: u64,
+    address: u64,
+    start: u64,
+    end: u64,
+    vma_flags: u64,
+    page_size: u64,
+    offset: u64,
+    inode: u64,
+    device: [u32; 2],
+    name_size: u32,
+    build_id_size: u32,
+    name: u64,
+    build_id: u64,
+}
+
+/// `_IOWR('f', 17, struct procmap_query)`
+const PROCMAP_QUERY: usize = 0xc068_6611;
+const _: () = assert!(size_of::<Query>() == 104 && PROCMAP_QUERY >> 16 & 0x3fff == 104);
+
+/// `PROCMAP_QUERY_VMA_READABLE` and so on.
+const READABLE: u64 = 1;
+const WRITABLE: u64 = 2;
+const EXECUTABLE: u64 = 4;
+const SHARED: u64 = 8;
+
+/// Files whose mappings are known to be the pool's: their numbers on [`POOL_DEVICE`], 0 where there is none.
+static POOL_FILES: [AtomicU64; 512] = [const { AtomicU64::new(0) }; 512];
+/// All of them are memory files of the kernel's one nameless filesystem.
+static POOL_DEVICE: AtomicU64 = AtomicU64::new(0);
+
+/// From here on, private mappings of this file are the pool's. For the agent's thread.
+pub fn know_pool(file: &Stat) {
+    POOL_DEVICE.store(file.st_dev, Ordering::Relaxed);
+    // If there is no room, its mappings are taken for somebody else's, which are left alone.
+    let free = POOL_FILES.iter().find(|known| [0, file.st_ino].contains(&known.load(Ordering::Relaxed)));
+    free.into_iter().for_each(|free| free.store(file.st_ino, Ordering::Relaxed));
+}
+
+fn is_pool_file((device, number): (u64, u64)) -> bool {
+    let is_known = |known: &AtomicU64| known.load(Ordering::Relaxed) == number;
+    number != 0 && device == POOL_DEVICE.load(Ordering::Relaxed) && POOL_FILES.iter().any(is_known)
+}
+
+/// What is thought to lie at a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Memory of no file.
+    Anonymous,
+    /// Slots of the pool, or what was made of them by writing.
+    Pool,
+    /// Some of both.
+    Either,
+}
+
+/// The kernel's list of this process's mappings, to be asked about single places.
+#[derive(Debug)]
+pub struct Maps(OwnedFd);
+
+impl Maps {
+    /// Opens it for the calling thread.
+    ///
+    /// # Errors
+    /// No descriptor is left, or `/proc` is not there.
+    pub fn open() -> Result<Self, Errno> {
+        open(c"/proc/thread-self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(Self)
+    }
+
+    /// Whether all of a range is mapped privately as these traits have it, with their protection and not locked.
+    pub fn shows(&self, range: PageRange, traits: Traits, kind: Kind) -> bool {
+        let mut at = range.start;
+        while at < range.end() {
+            let Some(there) = self.ask(at) else { return false };
+            let is_anonymous = there.file.1 == 0;
+            let is_kind = match kind {
+                Kind::Anonymous => is_anonymous,
+                Kind::Pool => is_pool_file(there.file),
+                Kind::Either => is_anonymous || is_pool_file(there.file),
+            };
+            if !is_kind || !there.private || there.access != traits.access || is_locked(at) {
+                return false;
+            }
+            at = there.range.end();
+        }
+        !traits.is_locked()
+    }
+
+    /// What the mapping that holds the last page of a range has behind it.
+    pub fn behind(&self, range: PageRange) -> PageRange {
+        let end = self.ask(HostVirt(range.end().0 - PAGE_BYTES as u64)).map_or(range.end(), |last| last.range.end());
+        PageRange { start: range.end(), pages: end.page() - range.end().page() }
+    }
+
+    /// The mapping that holds a page.
+    fn ask(&self, at: HostVirt) -> Option<Mapping> {
+        let page = PageRange { start: at, pages: 1 };
+        let query = match query(self.0.as_raw_fd() as usize, at) {
+            Ok(query) => query,
+            // An older kernel has to be asked for all of them.
+            Err(libc::ENOTTY) => return mappings(page, false)?.pop(),
+            Err(_) => return None,
+        };
+        let bit = |flag, bit: i32| if query.vma_flags & flag != 0 { bit as u8 } else { 0 };
+        let pages = (query.end - query.start) / PAGE_BYTES as u64;
+        Some(Mapping {
+            range: PageRange { start: HostVirt(query.start), pages },
+            access: bit(READABLE, libc::PROT_READ) | bit(WRITABLE, libc::PROT_WRITE) | bit(EXECUTABLE, libc::PROT_EXEC),
+            private: query.vma_flags & SHARED == 0,
+            file: (makedev(query.device[0], query.device[1]), query.inode),
+            anonymous: query.inode == 0,
+            locked: false,
+            special: false,
+            advice: Advice::default(),
+        })
+    }
+}
+
+/// Whether a mapped page's mapping is locked: the kernel does not think such memory cold.
+fn is_locked(page: HostVirt) -> bool {
+    // SAFETY: the call changes no content; at most, the page is thought to be older than it is.
+    let answer = unsafe {
+        raw::call(libc::SYS_madvise, [page.0 as usize, PAGE_BYTES, libc::MADV_COLD as usize, 0, 0, 0])
+    };
+    raw::error(answer) == Some(libc::EINVAL)
+}
+
+/// Asks an open list for the mapping that holds an address. The error's number if there is none.
+fn query(file: usize, at: HostVirt) -> Result<Query, i32> {
+    let mut query = Query { size: size_of::<Query>() as u64, address: at.0, ..Query::default() };
+    let arguments = [file, PROCMAP_QUERY, &raw mut query as usize, 0, 0, 0];
+    // SAFETY: the kernel reads and writes a structure of the size that it states, which is borrowed for the call.
+    let answer = unsafe { raw::call(libc::SYS_ioctl, arguments) };
+    raw::error(answer).map_or(Ok(query), Err)
+}
+
+/// Whether a range is one mapping, or a part of one.
+pub fn is_one(range: PageRange) -> bool {
+    let Ok(maps) = Maps::open() else { return false };
+    match query(maps.0.as_raw_fd() as usize, range.start) {
+        Ok(query) => query.start <= range.start.0 && range.end().0 <= query.end,
+        // An older kernel has to be asked for all of them.
+        Err(libc::ENOTTY) => mappings(range, false).is_some_and(|all| all.len() == 1 && all[0].range == range),
+        Err(_) => false,
+    }
+}
+
+/// The mappings within a range, in order. Flags and advice are read only on demand, because the kernel then counts pages.
+/// `None` where they cannot be read. For who holds the table's lock: it allocates.
+pub fn mappings(within: PageRange, flags: bool) -> Option<Vec<Mapping>> {
+    let path = if flags { c"/proc/thread-self/smaps" } else { c"/proc/thread-self/maps" };
+    let arguments = [path.as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize, 0, 0, 0, 0];
+    // SAFETY: the path is a string that lives as long as the call.
+    let file = unsafe { raw::call(libc::SYS_open, arguments) };
+    if raw::error(file).is_some() {
+        return None;
+    }
+    let found = read_all(file as usize, within);
+    // SAFETY: the descriptor was opened here.
+    unsafe { raw::call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]) };
+    found
+}
+
+fn read_all(file: usize, within: PageRange) -> Option<Vec<Mapping>> {
+    const BUFFER_BYTES: usize = 64 << 10;
+    let mut found = Vec::new();
+    let mut buffer = vec![0_u8; BUFFER_BYTES];
+    let mut filled = 0;
+    loop {
+        let free = buffer.get_mut(filled..).filter(|free| !free.is_empty())?;
+        // SAFETY: reads into memory that is borrowed mutably, and no more than it has.
+        let read = unsafe { raw::call(libc::SYS_read, [file, free.as_mut_ptr() as usize, free.len(), 0, 0, 0]) };
+        if raw::error(read).is_some() {
+            return None;
+        }
+        if read == 0 {
+            return Some(found);
+        }
+        filled += read as usize;
+        let mut done = 0;
+        let text = buffer.get(..filled)?;
+        for line in text.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n")) {
+            done += line.len();
+            if !take_line(line, within, &mut found) {
+                return Some(found);
+            }
+        }
+        buffer.copy_within(done..filled, 0);
+        filled -= done;
+    }
+}
+
+/// Takes a line in. Says whether lines behind it can still matter.
+fn take_line(line: &[u8], within: PageRange, found: &mut Vec<Mapping>) -> bool {
+    let line = &*String::from_utf8_lossy(line);
+    if let Some(key) = line.strip_prefix("ProtectionKey:") {
+        found
+            .iter_mut()
+            .next_back()
+            .filter(|_| key.trim() != "0")
+            .into_iter()
+            .for_each(|mapping| mapping.special = true);
+        return true;
+    }
+    if let Some(flags) = line.strip_prefix("VmFlags:") {
+        if let Some(mapping) = found.last_mut() {
+            flags.split_ascii_whitespace().for_each(|flag| take_flag(flag, mapping));
+        }
+        return true;
+    }
+    let Some((start, end, rest)) = header(line) else { return true };
+    if start >= within.end().0 {
+        return false;
+    }
+    let (first, last) = (start.max(within.start.0), end.min(within.end().0));
+    if first < last {
+        let pages = (last - first) / PAGE_BYTES as u64;
+        found.push(mapping(PageRange { start: HostVirt(first), pages }, rest));
+    }
+    true
+}
+
+/// The addresses that a mapping's line begins with, and what follows.
+fn header(line: &str) -> Option<(u64, u64, &str)> {
+    let (addresses, rest) = line.split_once(' ')?;
+    let (start, end) = addresses.split_once('-')?;
+    Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?, rest))
+}
+
+/// A mapping by what follows its addresses: `rw-p 00000000 00:00 0   [heap]`.
+fn mapping(range: PageRange, rest: &str) -> Mapping {
+    let mut words = rest.split_ascii_whitespace();
+    let access = words.next().unwrap_or("");
+    let bit = |letter, bit| if access.contains(letter) { bit } else { 0 };
+    let bits = bit('r', libc::PROT_READ) | bit('w', libc::PROT_WRITE) | bit('x', libc::PROT_EXEC);
+    let device = words.nth(1).and_then(|device| device.split_once(':')).unwrap_or(("", ""));
+    let [major, minor] = [device.0, device.1].map(|part| u32::from_str_radix(part, 16).unwrap_or(u32::MAX));
+    let file = words.next().unwrap_or("?");
+    let name = words.next().unwrap_or("");
+    let private = access.ends_with('p');
+    Mapping {
+        range,
+        access: bits as u8,
+        private,
+        file: (makedev(major, minor), file.parse().unwrap_or(u64::MAX)),
+        anonymous: private
+            && file == "0"
+            && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:")),
+        locked: false,
+        special: false,
+        advice: Advice::default(),
+    }
+}
+
+fn take_flag(flag: &str, mapping: &mut Mapping) {
+    match flag {
+        "lo" => mapping.locked = true,
+        "wf" | "gd" | "sl" => mapping.special = true,
+        "sh" | "ht" | "pf" | "io" => mapping.anonymous = false,
+        "dc" => mapping.advice.dont_fork = true,
+        "dd" => mapping.advice.dont_dump = true,
+        "hg" => mapping.advice.huge = Some(true),
+        "nh" => mapping.advice.huge = Some(false),
+        _ => {}
+    }
+}
