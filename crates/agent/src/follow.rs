@@ -25,8 +25,8 @@
 use crate::cpu_time::cpu_time;
 use crate::keeper::Keeper;
 use crate::lock::{Guard, Lock};
-use crate::spawn;
 use crate::maps::{Kind, Maps};
+use crate::spawn;
 use crate::table::Traits;
 use host::{Expected, Follower, Told, Userfault};
 use page::{HostVirt, PageRange, PageSet};
@@ -35,8 +35,8 @@ use rustix::io::Errno;
 use rustix::time::ClockId;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// How often children that nobody else follows are looked after.
@@ -97,12 +97,6 @@ impl Drop for Moving {
     fn drop(&mut self) {
         self.0.inspect(|following| following.hold().own.expect(None));
     }
-}
-
-/// Whether the program was seen to change mappings past the doors: then nothing of what is there is replaced by others.
-pub fn has_lost_track() -> bool {
-    // SAFETY: null, or what `publish` has leaked.
-    unsafe { CURRENT.load(Ordering::Acquire).as_ref() }.is_some_and(|following| following.lost_track().is_some())
 }
 
 /// Waits, though not for ever, until children that have been born are handed to the keeper: the process is about to end, and
@@ -240,7 +234,8 @@ impl Following {
     /// for the section only: where that lies now, it is let go. Nobody is to be kept out of anything else any more.
     pub fn end_section(&self, private: &[PageRange]) {
         let mut private = private.to_vec();
-        for (from, to) in self.hold().end_section() {
+        let moved = self.hold().end_section();
+        for (from, to) in moved {
             let there = |part: PageRange| to.add_pages(part.start.page() - from.start.page());
             let mut known = PageSet::new();
             private.iter().for_each(|part| known.insert(*part));
@@ -324,7 +319,8 @@ impl Shared {
 
     /// Where pages lie that the program has moved since the section began, as far as they were moved together.
     pub fn moved_to(&self, range: PageRange) -> Option<PageRange> {
-        let (from, to) = self.moved.iter().rev().find(|(from, _)| from.start <= range.start && range.start < from.end())?;
+        let (from, to) =
+            self.moved.iter().rev().find(|(from, _)| from.start <= range.start && range.start < from.end())?;
         let skipped = range.start.page() - from.start.page();
         Some(PageRange { start: to.add_pages(skipped), pages: range.pages.min(from.pages - skipped) })
     }

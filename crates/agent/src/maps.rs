@@ -153,9 +153,8 @@ impl Maps {
 /// Whether a mapped page's mapping is locked: the kernel does not think such memory cold.
 fn is_locked(page: HostVirt) -> bool {
     // SAFETY: the call changes no content; at most, the page is thought to be older than it is.
-    let answer = unsafe {
-        raw::call(libc::SYS_madvise, [page.0 as usize, PAGE_BYTES, libc::MADV_COLD as usize, 0, 0, 0])
-    };
+    let answer =
+        unsafe { raw::call(libc::SYS_madvise, [page.0 as usize, PAGE_BYTES, libc::MADV_COLD as usize, 0, 0, 0]) };
     raw::error(answer) == Some(libc::EINVAL)
 }
 
@@ -277,9 +276,7 @@ fn mapping(range: PageRange, rest: &str) -> Mapping {
         access: bits as u8,
         private,
         file: (makedev(major, minor), file.parse().unwrap_or(u64::MAX)),
-        anonymous: private
-            && file == "0"
-            && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:")),
+        anonymous: private && file == "0" && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:")),
         locked: false,
         special: false,
         advice: Advice::default(),

@@ -25,8 +25,8 @@
 //! time, and a witness answers soon or not at all, so it ends by itself.
 
 use crate::follow::Following;
-use crate::place::{Placing, place};
 use crate::maps::Kind;
+use crate::place::{Placing, place};
 use crate::references;
 use crate::section::{RUN_PAGES, Source};
 use crate::table::{Guard, Table};

@@ -319,7 +319,8 @@ impl Section {
                 // gone. Nobody could use it since, because the table's lock keeps others from mapping there.
                 Some(Errno::NOENT | Errno::INVAL) => {
                     let rest = PageRange { start: place.add_pages(done), pages: piece.pages - done };
-                    match self.following.hold().moved_to(rest) {
+                    let moved = self.following.hold().moved_to(rest);
+                    match moved {
                         // The program has moved it by a system call of its own.
                         Some(there) => place = HostVirt(there.start.0 - pages_to_bytes(done)),
                         None if tried && self.map_again(rest) => {}

@@ -421,7 +421,8 @@ impl Agent {
         session.stats_due = now + STATS_EVERY;
         let counts = table::lock().counts();
         let stats = &mut self.stats;
-        (stats.enrolled_pages, stats.folded_pages, stats.broken_pages) = (counts.enrolled, counts.folded, counts.broken);
+        (stats.enrolled_pages, stats.folded_pages, stats.broken_pages) =
+            (counts.enrolled, counts.folded, counts.broken);
         (stats.state, stats.detail) = (MemberState::LostTrack, format!("the program has {how} {BY_ITSELF}"));
         session.link.send(&ToWorker::Stats(Box::new(stats.clone())))
     }

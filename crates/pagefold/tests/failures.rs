@@ -386,7 +386,9 @@ fn obedient(service: &Service, name: &str, env: &[(&str, &str)]) -> Member {
 }
 
 fn wait_for_state(service: &Service, name: &str, state: &str) -> Value {
-    until(30, &format!("{name} is {state}"), || find_member(&service.show("acme"), name).is_some_and(|m| m["state"] == state));
+    until(30, &format!("{name} is {state}"), || {
+        find_member(&service.show("acme"), name).is_some_and(|m| m["state"] == state)
+    });
     member(&service.show("acme"), name).clone()
 }
 

@@ -9,6 +9,7 @@ mod common;
 use common::number;
 use common::service::{Service, cannot_fold, seconds, until};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ const USUALLY: u64 = 30;
 /// Steps a second at least, of both members, however slow the machine is.
 const LEAST_A_SECOND: u64 = 400;
 /// Time that pages may be folded between two times that all are unfolded.
-const FOLDING: Duration = Duration::from_secs(6);
+const FOLDING: Duration = Duration::from_secs(4);
 /// Least share of folds, breaks, refolds and unfolds, each, in pages, of the steps: 1 in 100.
 const SHARE: u64 = 100;
 
@@ -66,38 +67,52 @@ fn unfold(service: &Service) -> u64 {
     before - left
 }
 
-/// Runs two members with these words; says what the group did last, how many pages were unfolded, and what they counted.
-fn two_members(words: &[&str]) -> (Value, u64, [Value; 2]) {
-    let service = Service::start();
-    let (steps, time) = ((steps() / 2).to_string(), seconds(USUALLY).to_string());
-    let threads = THREADS.to_string();
-    let oracle = oracle();
-    let plain = [&oracle[..], "--threads", &threads, "--steps", &steps, "--seconds", &time];
-    let words = [&plain, words].concat();
-    let mut members = ["one", "other"].map(|name| service.run("acme", name, &["--all-anonymous"], &words));
-    until(20, "both are members", || service.show("acme")["members"].as_array().is_some_and(|m| m.len() == 2));
-    service.set("acme", &["--scan-rate", "400000"]);
-    let (mut unfolds, mut shown) = (0, Value::Null);
-    while members.iter().all(|m| runs(m.pid())) {
-        unfolds += unfold(&service);
-        service.assert_audit_is_clean();
-        shown = service.show("acme");
-        let end = Instant::now() + FOLDING;
-        while Instant::now() < end && members.iter().all(|m| runs(m.pid())) {
-            std::thread::sleep(Duration::from_millis(100));
-        }
-    }
-    // The one that has ended first: it may have found something.
-    members.sort_by_key(|m| runs(m.pid()));
-    let counted = members.each_mut().map(|m| m.finish(limit()));
-    (shown, unfolds, counted)
+/// Two members with these words, and what became of them.
+struct Run {
+    /// What `group show` said of the group last.
+    shown: Value,
+    /// Pages that were unfolded in all.
+    unfolds: u64,
+    /// What each has counted.
+    counted: [Value; 2],
+    /// All states that members were seen in, with what was said of them.
+    states: BTreeSet<String>,
 }
 
-/// What is not followed yet where it is asked of the kernel by an instruction of the program's own, past the C library and its
-/// `syscall`: changes of mappings, of their protection and of their properties. Discards and forks are.
-const NOT_FOLLOWED: &str = "raw-guard,raw-mapping,raw-protect,raw-lock,raw-wipeonfork,raw-keeponfork,raw-dontfork,raw-dofork,\
-                            raw-mergeable,raw-unmergeable,raw-settle,raw-uffd";
+impl Run {
+    fn of(words: &[&str], steps: u64, seconds: u64, folding: Duration) -> Self {
+        let service = Service::start();
+        let (steps, time, threads) = ((steps / 2).to_string(), seconds.to_string(), THREADS.to_string());
+        let oracle = oracle();
+        let plain = [&oracle[..], "--threads", &threads, "--steps", &steps, "--seconds", &time];
+        let words = [&plain, words].concat();
+        let mut members = ["one", "other"].map(|name| service.run("acme", name, &["--all-anonymous"], &words));
+        until(20, "both are members", || service.show("acme")["members"].as_array().is_some_and(|m| m.len() == 2));
+        service.set("acme", &["--scan-rate", "400000"]);
+        let (mut unfolds, mut shown, mut states) = (0, Value::Null, BTreeSet::new());
+        while members.iter().all(|m| runs(m.pid())) {
+            unfolds += unfold(&service);
+            service.assert_audit_is_clean();
+            shown = service.show("acme");
+            let of = shown["members"].as_array().into_iter().flatten();
+            states.extend(of.map(|m| format!("{}: {}: {}", m["name"], m["state"], m["detail"])));
+            let end = Instant::now() + folding;
+            while Instant::now() < end && members.iter().all(|m| runs(m.pid())) {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+        // The one that has ended first: it may have found something.
+        members.sort_by_key(|m| runs(m.pid()));
+        let counted = members.each_mut().map(|m| m.finish(limit()));
+        Self { shown, unfolds, counted, states }
+    }
+}
 
+/// What is noticed when the program's own instructions ask the kernel for it, past the C library and its `syscall`, and ends the
+/// folding of that program: changes of mappings, of their protection, and locks (test `exact`). Not tried here, where folding is to go on.
+const ENDS_FOLDING: &str = "raw-mapping,raw-protect,raw-lock";
+/// What is not: the kernel tells nobody of it, before or after (`docs/security.md`).
+const UNSEEN: &str = "raw-guard,raw-wipeonfork,raw-keeponfork,raw-dontfork,raw-dofork,raw-settle";
 #[test]
 fn memory_is_as_without_folding_whatever_is_done_to_it() {
     if cannot_fold() {
@@ -106,18 +121,21 @@ fn memory_is_as_without_folding_whatever_is_done_to_it() {
     let more = std::env::var("PAGEFOLD_ORACLE").unwrap_or_default();
     let mut more: Vec<&str> = more.split_whitespace().collect();
     let is_all = more.is_empty();
+    let without = [ENDS_FOLDING, UNSEEN].join(",");
     if is_all {
-        more = vec!["--without", NOT_FOLLOWED];
+        more = vec!["--without", &without];
     }
-    let (shown, unfolds, counted) = two_members(&more);
+    let run = Run::of(&more, steps(), seconds(USUALLY), FOLDING);
+    let Run { shown, unfolds, counted, states } = &run;
     let sum = |what: &str| counted.iter().map(|counted| number(&counted[what])).sum::<u64>();
     let (made, breaks) = (sum("steps"), sum("breaks_seen"));
     let (folds, refolds) = (number(&shown["folds"]), number(&shown["refolds"]));
     eprintln!("{made} steps: {folds} folds, {breaks} breaks, {refolds} refolds, {unfolds} unfolds; {counted:?}");
-    for (what, count) in [("folds", folds), ("breaks", breaks), ("refolds", refolds), ("unfolds", unfolds)] {
-        assert!(count >= made / SHARE, "{count} {what} in {made} steps: {shown} {counted:?}");
+    for (what, count) in [("folds", folds), ("breaks", breaks), ("refolds", refolds), ("unfolds", *unfolds)] {
+        assert!(count >= made / SHARE, "{count} {what} in {made} steps: {shown} {counted:?} {states:?}");
     }
     if is_all {
+        assert!(!states.iter().any(|state| state.contains("lost_track")), "{states:?}");
         counted.iter().for_each(assert_nothing_was_left_out);
     }
 }

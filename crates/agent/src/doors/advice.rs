@@ -1,7 +1,6 @@
 //! `madvise`: enrols, discards, and keeps what was advised.
 
 use super::{Answer, State, ask, between, bytes, enter, map_fresh, range, refuse, state};
-use crate::follow;
 use crate::maps::{self, Kind, Maps};
 use crate::raw::{self, c_answer};
 use crate::table::{Advice, Shut, Table, Traits};
@@ -156,7 +155,7 @@ fn end_pooled(table: &mut Table, range: PageRange, locked_too: bool) {
     let first_locked = table.known(range).into_iter().find(|(_, traits)| traits.is_locked() && !locked_too);
     let range = first_locked.map_or(range, |(locked, _)| between(range.start, locked.start));
     let pooled = table.pooled_pages(range);
-    if pooled.is_empty() || follow::has_lost_track() {
+    if pooled.is_empty() {
         return;
     }
     let Ok(maps) = Maps::open() else { return };

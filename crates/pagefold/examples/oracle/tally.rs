@@ -27,6 +27,8 @@ pub static CHECKED: AtomicU64 = AtomicU64::new(0);
 pub static PROBED: AtomicU64 = AtomicU64::new(0);
 /// Plots that were given up because another thread was given their place, or the kernel had no mappings left.
 pub static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
+/// Writes that could not wait for a page out of reach, and were made again.
+pub static LATE_POKES: AtomicU64 = AtomicU64::new(0);
 /// Children that ended well.
 pub static CHILDREN: AtomicU64 = AtomicU64::new(0);
 
@@ -60,6 +62,7 @@ pub fn line(seed: u64, threads: usize, steps: u64, seconds: f64) -> Value {
         "pages_checked": CHECKED.load(Relaxed),
         "pages_probed": PROBED.load(Relaxed),
         "plots_given_up": GIVEN_UP.load(Relaxed),
+        "late_pokes": LATE_POKES.load(Relaxed),
         "children": CHILDREN.load(Relaxed),
         "operations": operations(),
     })

@@ -4,8 +4,10 @@ use super::{Done, Outcome, judge};
 use crate::content::{self, PAGE, WORDS};
 use crate::plot::Access;
 use crate::sys::{self, Way};
+use crate::tally;
 use crate::verdict::Wrong;
 use crate::worker::{Worker, bytes};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Checks the plot whole.
 pub fn look(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
@@ -84,6 +86,9 @@ pub fn read_into(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     judge("pread", from, answer, 0, &[])
 }
 
+/// How often a write that cannot wait is tried again: a second.
+const PATIENCE: usize = 1000;
+
 /// Writes a page as a debugger does, whatever the program itself may do with it.
 pub fn poke_memory(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     let page = worker.random.below(worker.plots[at].len());
@@ -95,7 +100,19 @@ pub fn poke_memory(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     let arguments =
         [worker.senses.memory() as usize, (&raw const words) as usize, PAGE, worker.plots[at].address(page), 0, 0];
     // SAFETY: a page of this thread's own, which the kernel writes; the bytes live in this frame.
-    let answer = unsafe { sys::call(way, libc::SYS_pwrite64, arguments) };
+    let poke = || unsafe { sys::call(way, libc::SYS_pwrite64, arguments) };
+    // This way in cannot wait for a page that is out of reach, and is refused. The program's own accesses wait.
+    let is_late =
+        |answer: &sys::Answer| *answer == Err(libc::EIO) && worker.plots[at].pages[page].access == Access::Write;
+    let mut answer = poke();
+    for _ in 0..PATIENCE {
+        if !is_late(&answer) {
+            break;
+        }
+        tally::LATE_POKES.fetch_add(1, Relaxed);
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        answer = poke();
+    }
     if answer == Ok(PAGE) {
         worker.plots[at].pages[page].hold(class);
     }

@@ -120,7 +120,9 @@ fn fix(state: &str, group: &str, fold: Fold) -> String {
         }
         "yielded" => "wait for its migration or snapshot to end".into(),
         "no_vma" => "sysctl vm.max_map_count=1048576, and start it again".into(),
-        "lost_track" => "leave it as it is: what is folded stays so and is right; or start it again without --all-anonymous".into(),
+        "lost_track" => {
+            "leave it as it is: what is folded stays so and is right; or start it again without --all-anonymous".into()
+        }
         "broken" => "please report this, with the log of pagefold serve".into(),
         _ => "look again in a moment".into(),
     }
