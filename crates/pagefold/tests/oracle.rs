@@ -80,7 +80,7 @@ struct Run {
 }
 
 impl Run {
-    fn of(words: &[&str], steps: u64, seconds: u64, folding: Duration) -> Self {
+    fn of(words: &[&str], steps: u64, seconds: u64) -> Self {
         let service = Service::start();
         let (steps, time, threads) = ((steps / 2).to_string(), seconds.to_string(), THREADS.to_string());
         let oracle = oracle();
@@ -96,7 +96,7 @@ impl Run {
             shown = service.show("acme");
             let of = shown["members"].as_array().into_iter().flatten();
             states.extend(of.map(|m| format!("{}: {}: {}", m["name"], m["state"], m["detail"])));
-            let end = Instant::now() + folding;
+            let end = Instant::now() + FOLDING;
             while Instant::now() < end && members.iter().all(|m| runs(m.pid())) {
                 std::thread::sleep(Duration::from_millis(100));
             }
@@ -125,7 +125,7 @@ fn memory_is_as_without_folding_whatever_is_done_to_it() {
     if is_all {
         more = vec!["--without", &without];
     }
-    let run = Run::of(&more, steps(), seconds(USUALLY), FOLDING);
+    let run = Run::of(&more, steps(), seconds(USUALLY));
     let Run { shown, unfolds, counted, states } = &run;
     let sum = |what: &str| counted.iter().map(|counted| number(&counted[what])).sum::<u64>();
     let (made, breaks) = (sum("steps"), sum("breaks_seen"));
