@@ -37,6 +37,8 @@ const LATE_TRIES: usize = 8;
 /// After having run for so long, the agent lets others run before pages go out of reach: it would soon lose its processor anyway, and
 /// while pages are out, their users would wait for all who run then. It is less than what the kernel gives a thread at a time.
 const TURN: Duration = Duration::from_millis(1);
+/// Pieces of memory between two looks at how long it has run: 100 us at least.
+const PIECES_A_TURN: u32 = 4;
 /// Runs that one look at the list of folded pages unfolds before others get their turn.
 const UNFOLD_AT_ONCE: usize = 256;
 
@@ -51,6 +53,7 @@ pub struct Folder {
     patience: Patience,
     /// What this thread had run when it let others run last.
     turn_began: Duration,
+    asked_turns: u32,
     surveyed: Result<u64, references::Reason>,
     most_vmas: u64,
     vmas: u64,
@@ -75,6 +78,7 @@ impl Folder {
             no_refold_until: None,
             patience,
             turn_began: Duration::ZERO,
+            asked_turns: 0,
             surveyed,
             most_vmas,
             vmas: count_vmas(),
@@ -179,6 +183,11 @@ impl Folder {
 
     /// Lets others run, if it is time for that. No lock is to be held.
     fn take_turns(&mut self) {
+        // To ask is a system call.
+        self.asked_turns = self.asked_turns.wrapping_add(1);
+        if !self.asked_turns.is_multiple_of(PIECES_A_TURN) {
+            return;
+        }
         let used = cpu_time(ClockId::ThreadCPUTime);
         if used - self.turn_began >= TURN {
             std::thread::yield_now();

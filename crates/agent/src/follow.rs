@@ -127,7 +127,7 @@ impl Following {
         let this =
             Arc::new(Self { watch, shared, expects_discards, follows_forks, maps, lost_track, is_retired, cpu_us });
         let follower = Arc::clone(&this);
-        spawn::thread(c"pagefold-follow", move || follower.run(Keeper::new(keeper)))?;
+        spawn::thread(c"pagefold-follow", spawn::SMALL_STACK_BYTES, move || follower.run(Keeper::new(keeper)))?;
         Ok(this)
     }
 
@@ -199,7 +199,9 @@ impl Following {
         if followed == Err(Errno::NOENT) {
             self.lose_track("unmapped memory that was folded");
         }
-        followed.is_ok() && self.may_replace(range, traits, kind)
+        // What was moved out of anonymous memory was writable and not locked, or it would not have been moved.
+        followed.is_ok()
+            && (kind == Kind::Anonymous && self.lost_track().is_none() || self.may_replace(range, traits, kind))
     }
 
     fn lose_track(&self, how: &'static str) {

@@ -4,7 +4,7 @@
 //! a handler that unmaps memory would otherwise wait for the very thread it interrupted. It is not taken around a `fork`: a
 //! child uses nothing that it guards.
 
-use crate::raw;
+use crate::{arena, raw};
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -32,6 +32,10 @@ impl<T> Lock<T> {
 
     /// Waits for the value, with all signals blocked.
     pub fn lock(&self) -> Guard<'_, T> {
+        if arena::holds(raw::stack()) {
+            // A thread of ours, which takes none (`spawn`).
+            return self.lock_only();
+        }
         let signals = raw::set_signal_mask(u64::MAX);
         self.acquire();
         Guard { lock: self, signals: Some(signals) }

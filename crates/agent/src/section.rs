@@ -51,6 +51,8 @@ use wire::{Outcome, SlotRun, Target};
 pub const RUN_PAGES: u64 = 64;
 /// Pages of the stage: what lies there is dropped when it is full, not after each run.
 const STAGE_PAGES: u64 = 8 * RUN_PAGES;
+/// For so long after the pool file's lock was free it is taken to be free still, in microseconds.
+const LOCK_KEEPS: Duration = Duration::from_micros(100);
 /// A move that finds something locked for the moment is tried so often.
 const TRIES: u32 = 8;
 
@@ -73,6 +75,10 @@ pub struct Section {
     stage: MemberMemory,
     /// Pages of the stage that are in use; the run's begin behind them.
     used: u64,
+    /// A userfaultfd takes no range that another one looks after, not even to let it go (from Linux 6.17 on).
+    tells_owners_apart: bool,
+    /// When the pool file's lock was free.
+    lock_was_free: Option<Instant>,
     /// Pages can be moved to the stage. It is closed while nothing is folded: whoever populates all of the program's memory
     /// (`mlockall`) would wait for pages there.
     is_open: bool,
@@ -94,7 +100,9 @@ impl Section {
     /// Memory is short.
     pub fn new(following: Arc<Following>, notes: Option<Userfault>) -> Result<Self, Errno> {
         let stage = MemberMemory::stage(STAGE_PAGES)?;
-        Ok(Self { following, notes, stage, used: 0, is_open: false })
+        let tells_owners_apart =
+            notes.as_ref().is_some_and(|notes| tells_owners_apart(notes, following.watch(), &stage));
+        Ok(Self { following, notes, stage, used: 0, tells_owners_apart, lock_was_free: None, is_open: false })
     }
 
     /// What follows the memory that is folded.
@@ -150,7 +158,10 @@ impl Section {
             self.clear();
         }
         // What has to be waited for later is waited for now, while nothing is out.
-        source.inspect(|source| source.pool.wait_for_lock());
+        if let Some(source) = source.filter(|_| self.lock_was_free.is_none_or(|then| then.elapsed() > LOCK_KEEPS)) {
+            source.pool.wait_for_lock();
+            self.lock_was_free = Some(Instant::now());
+        }
         let mut shared = self.following.hold();
         shared.forget(run);
         shared.begin_section();
@@ -196,8 +207,10 @@ impl Section {
     fn guard(&self, run: PageRange) -> Result<(), Errno> {
         if let Some(notes) = self.notes() {
             // No mapping has two userfaultfds. If it has the program's own, this fails, and that one stays.
-            notes.register(run, Watch::Writes)?;
-            let _ = notes.unregister(run);
+            if !self.tells_owners_apart {
+                notes.register(run, Watch::Writes)?;
+            }
+            notes.unregister(run)?;
         }
         self.watch().register(run, Watch::MissingAndWrites).inspect_err(|_| self.watch_again(&[run]))
     }
@@ -365,6 +378,16 @@ impl Section {
 
     fn staged(&self, n: u64) -> HostVirt {
         self.stage.range().start.add_pages(self.used + n)
+    }
+}
+
+/// Whether the kernel refuses to let a range go by a userfaultfd that does not look after it.
+fn tells_owners_apart(one: &Userfault, other: &Userfault, memory: &MemberMemory) -> bool {
+    let page = PageRange { pages: 1, ..memory.range() };
+    one.register(page, Watch::Writes).is_ok() && {
+        let tells = other.unregister(page) == Err(Errno::INVAL);
+        let _ = one.unregister(page);
+        tells
     }
 }
 

@@ -5,8 +5,10 @@ use crate::arena;
 use rustix::io::Errno;
 use std::ffi::{CStr, c_int, c_void};
 
-/// They need little; a message of 64 KiB is taken apart on the heap.
-const STACK_BYTES: usize = 512 << 10;
+/// Bytes of stack. A message of 64 KiB is taken apart on the heap.
+pub const STACK_BYTES: usize = 512 << 10;
+/// Bytes of stack of a thread that only reads what the kernel tells.
+pub const SMALL_STACK_BYTES: usize = 128 << 10;
 
 type Body = Box<dyn FnOnce() + Send>;
 
@@ -14,8 +16,8 @@ type Body = Box<dyn FnOnce() + Send>;
 ///
 /// # Errors
 /// There is no memory, or there are as many threads as there may be.
-pub fn thread(name: &'static CStr, body: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
-    let stack = arena::map(STACK_BYTES).ok_or(Errno::NOMEM)?;
+pub fn thread(name: &'static CStr, stack_bytes: usize, body: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
+    let stack = arena::map(stack_bytes).ok_or(Errno::NOMEM)?;
     let everything_blocked = Signals::block_all();
     let named: Body = Box::new(move || {
         // SAFETY: the name is a string of at most 16 bytes with its end, and this system call names the calling thread.
@@ -29,7 +31,7 @@ pub fn thread(name: &'static CStr, body: impl FnOnce() + Send + 'static) -> Resu
     unsafe { libc::pthread_attr_init(&raw mut attributes) };
     let bottom = stack.start.0 as usize as *mut c_void;
     // SAFETY: the stack is mapped, of that size, and nobody else's; it is never unmapped.
-    unsafe { libc::pthread_attr_setstack(&raw mut attributes, bottom, STACK_BYTES) };
+    unsafe { libc::pthread_attr_setstack(&raw mut attributes, bottom, stack_bytes) };
     // SAFETY: the attributes are initialised; nobody joins the thread.
     unsafe { libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED) };
     let mut thread = 0;

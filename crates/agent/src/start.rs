@@ -92,7 +92,7 @@ fn half_of_all_vmas() -> u64 {
 
 fn start() {
     // Without it, nothing is folded.
-    let _ = spawn::thread(c"pagefold", || {
+    let _ = spawn::thread(c"pagefold", spawn::STACK_BYTES, || {
         // What is folded needs this thread no more. If it ends by a bug, nothing more is folded, and the worker sees us go.
         let _ = catch_unwind(|| {
             own_files();
