@@ -35,7 +35,7 @@ mod remap;
 mod syscall;
 mod userfault;
 
-pub use heap::{ask_heap, lost_heap};
+pub use heap::{ask_heap, is_heap, lost_heap};
 pub use userfault::set_yield;
 
 use crate::raw::{self, Answer};

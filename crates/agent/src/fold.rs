@@ -460,7 +460,14 @@ impl Folder {
                 return Err(Errno::BUSY);
             }
             let view = pool.of(slot).ok_or(Errno::NODEV)?;
-            self.unfold.run(&mut table, pagemap, part, (view, slot), traits)?;
+            match self.unfold.run(&mut table, pagemap, part, (view, slot), traits) {
+                // It was given back, whatever has come there since.
+                Err(Errno::STALE) if doors::is_heap(part) => {
+                    table.forget(part);
+                    continue;
+                }
+                result => result?,
+            }
             let private = parts(part, |page| table.is_foldable(page));
             let range = |(from, pages)| PageRange { start: part.start.add_pages(from), pages };
             self.section.watch_again(&private.into_iter().map(range).collect::<Vec<_>>());

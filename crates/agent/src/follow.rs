@@ -23,6 +23,7 @@
 //! process.
 
 use crate::cpu_time::cpu_time;
+use crate::doors;
 use crate::keeper::Keeper;
 use crate::lock::{Guard, Lock};
 use crate::maps::{Kind, Maps};
@@ -184,8 +185,8 @@ impl Following {
             return false;
         }
         let is_known = self.maps.shows(range, traits, kind);
-        // Where all that is mapped from now on is locked, so is what we map: it is left as it is.
-        if !is_known && !traits.is_locked() && !crate::doors::locks_future() {
+        // Where all that is mapped from now on is locked, so is what we map: it is left as it is. And no door sees the heap shrink.
+        if !is_known && !traits.is_locked() && !doors::locks_future() && !doors::is_heap(range) {
             self.lose_track("unmapped or replaced memory that was folded, or changed its protection, or locked it");
         }
         is_known

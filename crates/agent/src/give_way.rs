@@ -53,7 +53,7 @@ pub fn take_back(section: &Section) {
     let table = table::lock();
     for pooled in table.pooled_pages(table::everything()) {
         for (part, traits) in table.known(pooled) {
-            let is_yielded = traits.shut & Shut::Yielded as u8 != 0;
+            let is_yielded = traits.is_yielded();
             if is_yielded || section.following().watch().register(part, Watch::AbsentAndWrites).is_err() {
                 IS_OFF.store(true, Ordering::Relaxed);
             }

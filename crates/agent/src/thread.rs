@@ -349,9 +349,9 @@ impl Agent {
         }
         if let Ok(folder) = &mut self.folder {
             folder.settle_discards(&self.pagemap).map_err(io::Error::other)?;
+            doors::ask_heap();
             match pace.fold {
                 FoldMode::On if !session.link.is_full() => {
-                    doors::ask_heap();
                     let huge = pace.huge_pages != HugePages::Keep;
                     let notes = folder.section().notes();
                     let looked = self.rounds.look(&self.pagemap, notes, pace.pages_per_s, huge);
@@ -430,7 +430,7 @@ impl Agent {
     fn say_how_it_goes(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
         let (counts, folds, yielded, (open, unfollowed)) = {
             let table = table::lock();
-            let yields = |(_, traits): &(_, table::Traits)| traits.shut & table::Shut::Yielded as u8 != 0;
+            let yields = |(_, traits): &(_, table::Traits)| traits.is_yielded();
             let yielded = table.known(table::everything()).iter().any(yields);
             (table.counts(), table.folds(), yielded, table.open_and_unfollowed())
         };

@@ -45,6 +45,12 @@ pub fn lost_heap(range: PageRange) -> Option<PageRange> {
     (lost < range.end()).then(|| PageRange { start: lost, pages: range.end().page() - lost.page() })
 }
 
+/// Whether any of a range is or was heap when it was last looked at: it may have gone and come again since.
+pub fn is_heap(range: PageRange) -> bool {
+    let (start, end) = (KNOWN_START.load(Ordering::Relaxed), KNOWN_END.load(Ordering::Relaxed));
+    range.start.0 < end && start < range.end().0
+}
+
 /// The end of the heap's last whole page.
 fn heap_end() -> u64 {
     // SAFETY: an impossible end changes nothing, and the kernel says where the heap ends.

@@ -184,11 +184,15 @@ fn are_sensible(request: Request) -> bool {
 
 /// Takes over what the kernel says of protection and advice, which the program may have changed past the doors.
 fn learn_again(table: &mut Table, range: PageRange) {
-    for mapping in maps::mappings(range, true).unwrap_or_default() {
+    let mappings = maps::mappings(range, true).unwrap_or_default();
+    // Mappings of the pool have no advice of huge pages: theirs is that of the memory around them, if that has one.
+    let mut around = mappings.iter().filter(|mapping| mapping.anonymous).map(|mapping| mapping.advice.huge);
+    let first = around.next();
+    let around = first.filter(|first| around.all(|other| other == *first));
+    for mapping in &mappings {
         table.protect(mapping.range, mapping.access);
         table.advise(mapping.range, |advice| {
-            // Mappings of the pool have no advice of huge pages.
-            let huge = if mapping.anonymous { mapping.advice.huge } else { advice.huge };
+            let huge = if mapping.anonymous { mapping.advice.huge } else { around.unwrap_or(advice.huge) };
             *advice = Advice { huge, ..mapping.advice };
         });
     }

@@ -59,7 +59,7 @@ pub unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: usize) -
 fn register(argument: usize, pass: impl Fn() -> Answer) -> Answer {
     let Some(range) = range_at(argument) else { return pass() };
     let Some(mut table) = enter().filter(|table| table.touches(range)) else { return pass() };
-    let yielded = |(_, traits): &(PageRange, Traits)| traits.shut & Shut::Yielded as u8 != 0;
+    let yielded = |(_, traits): &(PageRange, Traits)| traits.is_yielded();
     let before = table.known(range).iter().any(yielded);
     // First of all, so that no fold puts ours back once it has been taken off.
     table.shut(range, Shut::Yielded);

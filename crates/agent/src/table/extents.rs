@@ -69,6 +69,11 @@ impl Traits {
         self.shut & Shut::Locked as u8 != 0
     }
 
+    /// Whether the program has a userfaultfd of its own on it.
+    pub const fn is_yielded(self) -> bool {
+        self.shut & Shut::Yielded as u8 != 0
+    }
+
     /// What a mapping in its place must be advised.
     pub const fn inherited(self) -> host::Inherit {
         host::Inherit { dont_fork: self.advice.dont_fork, dont_dump: self.advice.dont_dump }

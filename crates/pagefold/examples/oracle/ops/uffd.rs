@@ -67,7 +67,7 @@ pub fn step(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     plot.unlocks = UNLOCKS.load(SeqCst);
     let old = std::mem::replace(&mut worker.plots[at], plot);
     // SAFETY: the plot that was there is this thread's own, and given up.
-    unsafe { sys::call(way, libc::SYS_munmap, [old.start, bytes(old.len()), 0, 0, 0, 0]) }.ok();
+    unsafe { sys::call(Way::Libc, libc::SYS_munmap, [old.start, bytes(old.len()), 0, 0, 0, 0]) }.ok();
     worker.note(at, "UFFDIO_REGISTER", way, (0, pages), 0);
     let range = [start as u64, bytes(pages) as u64];
     judge("UFFDIO_REGISTER", 0, call(way, fd, UFFDIO_REGISTER, [range[0], range[1], MISSING, 0]), 0, &[])?;
