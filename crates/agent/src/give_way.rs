@@ -5,7 +5,7 @@
 //! our userfaultfds among its files; so it gets them from the agent's thread for the moment.
 
 use crate::section::Section;
-use crate::table::{self, Shut};
+use crate::table;
 use host::{Userfault, Watch};
 use page::{PageRange, PageSet};
 use rustix::process::Pid;

@@ -23,7 +23,7 @@
 
 use super::{Answer, ask, between, bytes, enter, give_advice, map_fresh, range, refuse};
 use crate::follow::Moving;
-use crate::maps;
+use crate::maps::{self, Mapping};
 use crate::raw::{self, c_answer};
 use crate::table::{Advice, Shut, Table, Traits};
 use page::{HostVirt, PAGE_BYTES, PageRange};
@@ -185,14 +185,17 @@ fn are_sensible(request: Request) -> bool {
 /// Takes over what the kernel says of protection and advice, which the program may have changed past the doors.
 fn learn_again(table: &mut Table, range: PageRange) {
     let mappings = maps::mappings(range, true).unwrap_or_default();
-    // Mappings of the pool have no advice of huge pages: theirs is that of the memory around them, if that has one.
-    let mut around = mappings.iter().filter(|mapping| mapping.anonymous).map(|mapping| mapping.advice.huge);
-    let first = around.next();
-    let around = first.filter(|first| around.all(|other| other == *first));
+    let anonymous: Vec<_> = mappings.iter().filter(|mapping| mapping.anonymous).collect();
+    let is_known = |mapping: &&Mapping| table.known(mapping.range).iter().all(|(_, t)| t.advice == mapping.advice);
+    // Slots have no advice of huge pages. If that of the memory around them is news, and all the same, it was given to all.
+    let around = anonymous.first().map(|first| first.advice.huge);
+    let is_one = anonymous.iter().all(|mapping| Some(mapping.advice.huge) == around);
+    let given = around.flatten().filter(|_| is_one && !anonymous.iter().all(is_known));
     for mapping in &mappings {
         table.protect(mapping.range, mapping.access);
         table.advise(mapping.range, |advice| {
-            let huge = if mapping.anonymous { mapping.advice.huge } else { around.unwrap_or(advice.huge) };
+            let huge =
+                if mapping.anonymous { mapping.advice.huge } else { mapping.advice.huge.or(given).or(advice.huge) };
             *advice = Advice { huge, ..mapping.advice };
         });
     }

@@ -47,11 +47,12 @@ fn fold(pool: &OwnedFd, at: usize, slot: usize, count: usize) {
     let flags = (libc::MAP_PRIVATE | libc::MAP_FIXED) as usize;
     let arguments = [at, count * PAGE_BYTES, READ_WRITE.into(), flags, pool.as_raw_fd() as usize, slot * PAGE_BYTES];
     let mut table = table::lock();
-    let traits = table.known(pages(at, count)).first().map(|(_, traits)| *traits).unwrap_or_default();
     // SAFETY: the test's own pages.
     let mapped = unsafe { raw::call(libc::SYS_mmap, arguments) };
     assert_eq!(mapped, at as isize);
-    give_advice(pages(at, count), traits);
+    for (part, traits) in table.known(pages(at, count)) {
+        traits.inherited().apply(part).unwrap();
+    }
     let slot = page::PoolSlot::from_bits(slot as u32);
     table.set_folded(SlotRun { start: HostVirt(at as u64), slot, pages: count as u16 });
 }
