@@ -183,6 +183,75 @@ fn an_absent_page_whose_write_is_awaited_is_not_a_broken_one() {
 
 /// Threads write a counter into every page, and would see if one of their writes were lost, while pages are folded, broken,
 /// unfolded and folded again. Seen with the comparison taken out of the section: both writers lost a write within two seconds.
+/// Half of the pages are folded and unfolded; the others differ from their slots, and are put back.
+#[test]
+fn discards_past_the_doors_are_not_undone() {
+    const PAGES: u64 = 16;
+    const ROUNDS: u64 = 1500;
+    let Some(mut section) = section() else { return };
+    let following = Arc::clone(section.following());
+    following.expect_discards();
+    let (pool, member, pagemap) = (pool(), Member::new(PAGES), Pagemap::open(std::process::id()).unwrap());
+    let (mut unfold, mut folded) = (Unfold::new(following), 0);
+    let (begin, end) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+    let discard = |page: u64| {
+        let at = member.run(page, 1).start.0 as usize;
+        let arguments = [at, PAGE_BYTES, libc::MADV_DONTNEED as usize, 0, 0, 0];
+        // SAFETY: a page of the test's own, which nobody misses.
+        assert_eq!(unsafe { crate::raw::call(libc::SYS_madvise, arguments) }, 0);
+    };
+    let is_zero =
+        |page: u64| [0, PAGE_BYTES / 8 - 1].map(|word| member.word(page, word).load(Ordering::Relaxed)) == [0; 2];
+    std::thread::scope(|scope| {
+        let discarding = scope.spawn(|| {
+            let mut wrong = Vec::new();
+            for round in 0..ROUNDS {
+                begin.wait();
+                // At another moment of the fold each time.
+                let until = Instant::now() + Duration::from_nanos(round * 7919 % 400_000);
+                while Instant::now() < until {
+                    std::hint::spin_loop();
+                }
+                for page in (0..PAGES).step_by(3) {
+                    discard(page);
+                    wrong.extend((!is_zero(page)).then_some((round, page)));
+                }
+                end.wait();
+                wrong.extend((0..PAGES).step_by(3).filter(|page| !is_zero(*page)).map(|page| (round, page)));
+                end.wait();
+            }
+            wrong
+        });
+        for _ in 0..ROUNDS {
+            // SAFETY: the other thread waits.
+            unsafe { map_anonymous_over(member.0.range()) }.unwrap();
+            table::lock().discard(member.0.range());
+            for page in 0..PAGES {
+                let words = content(page);
+                [0, PAGE_BYTES / 8 - 1].into_iter().for_each(|word| {
+                    let bytes = words[word * 8..word * 8 + 8].try_into().unwrap();
+                    member.word(page, word).store(u64::from_ne_bytes(bytes), Ordering::Relaxed);
+                });
+            }
+            begin.wait();
+            let outcomes = fold(&mut section, member.run(0, PAGES / 2), Some((&pool, 0)));
+            folded += outcomes.iter().filter(|o| **o == Outcome::Folded).count();
+            fold(&mut section, member.run(PAGES / 2, PAGES / 2), Some((&pool, 0)));
+            let mut table = table::lock();
+            for run in table.slot_runs(member.0.range()) {
+                let range = PageRange { start: run.start, pages: run.pages.into() };
+                let _ = unfold.run(&mut table, &pagemap, range, (&pool, run.slot), traits());
+            }
+            drop(table);
+            end.wait();
+            end.wait();
+        }
+        let wrong = discarding.join().unwrap();
+        assert!(wrong.is_empty(), "not zeros, in round and page: {wrong:?}");
+    });
+    assert!(folded as u64 > ROUNDS, "{folded} folds");
+}
+
 #[test]
 fn no_write_is_lost_to_threads_that_never_stop() {
     const PAGES: u64 = 256;
