@@ -172,7 +172,9 @@ impl Folder {
                     stats.failures.add(*outcome, 1);
                     self.patience.failed(page, now);
                     let page = PageRange { start: page, pages: 1 };
-                    if *outcome == Outcome::Busy && self.section.may_touch(page) {
+                    // With the table's lock held, or ours could come before a userfaultfd that the program is just registering.
+                    let may_touch = |table: &table::Guard| table.is_foldable(page) && self.section.may_touch(page);
+                    if *outcome == Outcome::Busy && may_touch(&table::lock()) {
                         reclaim(pagemap, page);
                     }
                 }
