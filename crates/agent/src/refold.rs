@@ -116,20 +116,23 @@ pub fn some(
 fn judge(following: &Following, reader: &mut SoftReader, part: &Part<'_>, proofs: &[Proof], outcomes: &mut [Outcome]) {
     let slots = part.source.map(|s| s.pool.slots(s.first, part.range.pages));
     let Some(slots) = slots.map_or(Some(None), |slots| slots.map(Some)) else { return };
-    let kept = following.hold().kept(part.range);
-    // Copied, because the program may unmap it by a system call of its own. Nobody can write it.
-    let copied = reader.read(part.range);
-    for ((n, outcome), proof) in outcomes.iter_mut().enumerate().take(copied).zip(proofs) {
-        let page = part.range.start.add_pages(n as u64);
-        if *proof != Proof::Free || !kept.iter().any(|range| range.start <= page && page < range.end()) {
-            continue;
+    // Held while it is read: a page that was discarded cannot be read before writers are let in again, and would be waited for
+    // for ever.
+    let shared = following.hold();
+    for kept in shared.kept(part.range) {
+        let first = (kept.start.page() - part.range.start.page()) as usize;
+        // Copied, because the program may unmap it by a system call of its own. Nobody can write it.
+        for n in 0..reader.read(kept) {
+            if proofs[first + n] != Proof::Free {
+                continue;
+            }
+            let wanted = slots.map_or(crate::section::zeros(), |slots| slots.start.add_pages((first + n) as u64));
+            let ours = page::HostVirt(std::ptr::from_ref(reader.page(n)) as u64);
+            // SAFETY: one is a copy of ours; the other is a page of the view, which reaches to the end of a file that cannot
+            // shrink, or a constant.
+            let equal = unsafe { pages_equal(ours, wanted) };
+            outcomes[first + n] = if equal { Outcome::Folded } else { Outcome::Changed };
         }
-        let wanted = slots.map_or(crate::section::zeros(), |slots| slots.start.add_pages(n as u64));
-        let ours = page::HostVirt(std::ptr::from_ref(reader.page(n)) as u64);
-        // SAFETY: one is a copy of ours; the other is a page of the view, which reaches to the end of a file that cannot shrink,
-        // or a constant.
-        let equal = unsafe { pages_equal(ours, wanted) };
-        *outcome = if equal { Outcome::Folded } else { Outcome::Changed };
     }
 }
 

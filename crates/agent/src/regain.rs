@@ -202,13 +202,14 @@ fn is_all_its_own(pagemap: &Pagemap, piece: PageRange) -> bool {
 fn replace(following: &Following, copy: MemberMemory, piece: PageRange, traits: Traits) -> Result<(), Errno> {
     host::give_to_children(copy.range(), true)?;
     traits.inherited().apply(copy.range())?;
-    if copy.fill_as_far_as_there(piece.start) != piece.pages {
-        return Err(Errno::FAULT);
-    }
-    // Held, so that who discards from here on does so in what has taken its place.
+    // Held, so that who discards from here on does so in what has taken its place; and a page that was discarded could not be
+    // read before writers are let in again.
     let held = following.hold();
     if held.kept(piece) != [piece] {
         return Err(Errno::BUSY);
+    }
+    if copy.fill_as_far_as_there(piece.start) != piece.pages {
+        return Err(Errno::FAULT);
     }
     if !following.may_replace(piece, traits, Kind::Either) {
         return Err(Errno::STALE);
