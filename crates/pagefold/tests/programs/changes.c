@@ -186,6 +186,8 @@ int main(int argc, char **argv)
 	m.elsewhere = mmap(NULL, 2 * CHANGED * PAGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	size_t folded = wait_until_folded(m.area, PAGES);
 
+	/* Nothing of it is to be just being folded, which is the moment that cannot be told. */
+	sleep(2);
 	way->change(&m);
 	size_t wrong = way->wrong(&m);
 
