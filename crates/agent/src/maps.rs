@@ -77,7 +77,7 @@ fn is_pool_file((device, number): (u64, u64)) -> bool {
     number != 0 && device == POOL_DEVICE.load(Ordering::Relaxed) && POOL_FILES.iter().any(is_known)
 }
 
-/// What is thought to lie at a place.
+/// Kind of memory that the table has at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Memory of no file.

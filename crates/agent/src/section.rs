@@ -51,7 +51,7 @@ use wire::{Outcome, SlotRun, Target};
 pub const RUN_PAGES: u64 = 64;
 /// Pages of the stage: what lies there is dropped when it is full, not after each run.
 const STAGE_PAGES: u64 = 8 * RUN_PAGES;
-/// For so long after the pool file's lock was free it is taken to be free still, in microseconds.
+/// Time between two waits for the pool file's lock.
 const LOCK_KEEPS: Duration = Duration::from_micros(100);
 /// A move that finds something locked for the moment is tried so often.
 const TRIES: u32 = 8;

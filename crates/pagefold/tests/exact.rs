@@ -192,7 +192,7 @@ fn discards_in_children_read_as_zeros() {
     assert!(faults.is_empty(), "discarded pages do not hold zeros, or others are wrong:\n{}", faults.join("\n"));
 }
 
-/// What `changes.c` can do to mappings of folded memory, but for making them larger, which is not always right.
+/// What `changes.c` can do to mappings of folded memory.
 const CHANGES: [&str; 6] = ["unmap", "map_over", "protect", "lock", "move", "leave"];
 
 #[test]

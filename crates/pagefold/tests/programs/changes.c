@@ -120,23 +120,6 @@ static size_t wrong_of_left(struct memory *m)
 	return wrong;
 }
 
-/* Moves each page to where it can become two. */
-static void grow(struct memory *m)
-{
-	for (size_t n = 0; n < CHANGED; n++)
-		must("mremap", raw(SYS_mremap, (long)m->part + n * PAGE_BYTES, PAGE_BYTES, 2 * PAGE_BYTES, MREMAP_MAYMOVE | MREMAP_FIXED,
-				   (long)m->elsewhere + 2 * n * PAGE_BYTES, 0));
-}
-
-static size_t wrong_of_grown(struct memory *m)
-{
-	size_t wrong = 0;
-
-	for (size_t n = 0; n < 2 * CHANGED; n++)
-		wrong += !holds(m->elsewhere + n * PAGE_BYTES, n % 2 ? 0 : content_of(FROM + n / 2));
-	return wrong;
-}
-
 static const struct way {
 	const char *name;
 	void (*change)(struct memory *);
@@ -144,7 +127,6 @@ static const struct way {
 } WAYS[] = {
 	{ "unmap", unmap, wrong_of_file }, { "map_over", map_over, wrong_of_file }, { "protect", protect, wrong_of_protected },
 	{ "lock", lock, wrong_of_locked }, { "move", move, wrong_of_moved }, { "leave", leave, wrong_of_left },
-	{ "grow", grow, wrong_of_grown },
 };
 
 static void refill(void)
@@ -183,7 +165,7 @@ int main(int argc, char **argv)
 	struct memory m = { .area = filled_area(PAGES), .file = file_of_contents() };
 
 	m.part = m.area + FROM * PAGE_BYTES;
-	m.elsewhere = mmap(NULL, 2 * CHANGED * PAGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	m.elsewhere = mmap(NULL, CHANGED * PAGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	size_t folded = wait_until_folded(m.area, PAGES);
 
 	/* Nothing of it is to be just being folded, which is the moment that cannot be told. */
