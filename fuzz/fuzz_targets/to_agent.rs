@@ -1,4 +1,4 @@
-//! Whatever bytes come, decoding does not panic, and what is understood is written as it came.
+//! Decoding a worker's frame panics for no bytes, and a decoded message is encoded to the same bytes.
 #![no_main]
 
 use wire::ToAgent;

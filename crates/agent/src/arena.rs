@@ -1,13 +1,14 @@
-//! The agent's own memory: one reserved range, from which everything comes that the agent allocates.
+//! The agent's own memory: one reserved address range, from which everything comes that the agent allocates.
 //!
-//! The host program's heap is not used: its lock may be held by a thread that waits for us, and its pages may be
-//! enrolled, so that touching them in the fold critical section would wait for itself. The range is reserved without
-//! any right to it and opened bit by bit, so that a kernel that counts promises counts only what is used. It is never
-//! enrolled, because no door sees its birth, and it never shrinks.
+//! The program's heap is not used, for two reasons. Its lock may be held by a thread that waits for the agent. And its
+//! pages may be enrolled, so a thread that touches them in the fold critical section would wait for itself.
 //!
-//! Memory is handed out by `dlmalloc` under a lock that does not block signals: whoever allocates has them blocked
-//! already, being the agent's thread or holding the table's lock. (While the library is loaded there is nobody to
-//! be interrupted by.)
+//! The range is reserved without access rights and opened step by step. So a kernel that accounts for promised memory
+//! counts only the opened part. The range is never enrolled, because no hook sees it being mapped, and it never
+//! shrinks.
+//!
+//! `dlmalloc` hands memory out under a lock that does not block signals. Every caller has them blocked already, being
+//! one of the agent's threads or holding the table's lock. While the library is being loaded, nobody can interrupt it.
 
 use crate::lock::Lock;
 use crate::raw;
@@ -16,57 +17,59 @@ use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange};
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Sizes to try to reserve: 4 GiB hold the table of some 800 GiB of touched memory; where the program's address space is
-/// limited, less has to do.
+/// Sizes to try to reserve, in bytes, the largest first. 4 GiB hold the table of some 800 GiB of touched memory. The
+/// smaller ones are for programs whose address space is limited.
 const SIZES: [usize; 4] = [4 << 30, 1 << 30, 128 << 20, 16 << 20];
-/// Opened at a time.
+/// Step by which the range is opened, in bytes.
 const STEP_BYTES: usize = 1 << 20;
-/// Kept open in advance, so that what hooks note in passing never finds nothing.
+/// Memory that is kept open in advance, in bytes, so that hooks always find room for their notes.
 const HEADROOM_BYTES: usize = 1 << 20;
 
+/// Beginning of the reserved range; 0 before it is reserved.
 static START: AtomicUsize = AtomicUsize::new(0);
+/// End of the reserved range; 0 before it is reserved.
 static END: AtomicUsize = AtomicUsize::new(0);
-/// Given to dlmalloc, or mapped, up to here.
+/// End of the part that was given to dlmalloc, or mapped.
 static USED: AtomicUsize = AtomicUsize::new(0);
-/// Readable and writable up to here.
+/// End of the readable and writable part.
 static OPENED: AtomicUsize = AtomicUsize::new(0);
 
-/// What dlmalloc takes its memory from. All of it is called under the lock of [`HEAP`].
+/// The source of dlmalloc's memory. All of its methods are called under the lock of [`HEAP`].
 struct Reserved;
 
 static HEAP: Lock<Dlmalloc<Reserved>> = Lock::new(Dlmalloc::new_with_allocator(Reserved));
 
-/// Everything that Rust code of the library allocates.
+/// The allocator for all Rust code of the library.
 #[derive(Debug)]
 pub struct Arena;
 
 #[global_allocator]
 static ARENA: Arena = Arena;
 
-/// All memory that the agent's data lies or will lie in. Empty before the first allocation.
+/// All memory that the agent's data may lie in. Empty before the first allocation.
 #[cfg(test)]
 pub fn range() -> PageRange {
     let (start, end) = (START.load(Ordering::Acquire), END.load(Ordering::Acquire));
     PageRange { start: HostVirt(start as u64), pages: (end.saturating_sub(start) >> PAGE_SHIFT) as u64 }
 }
 
-/// Whether an address lies in it. The agent's thread is known by its stack.
+/// Whether an address lies in the arena. The agent's threads are known by their stacks, which do.
 pub fn holds(address: usize) -> bool {
     (START.load(Ordering::Acquire)..END.load(Ordering::Acquire)).contains(&address)
 }
 
-/// Bytes of it that are in use, or were.
+/// Bytes of the arena that are in use, or were.
 pub fn used_bytes() -> u64 {
     (USED.load(Ordering::Acquire).saturating_sub(START.load(Ordering::Acquire))) as u64
 }
 
-/// Makes sure that this much can be allocated without asking the kernel; otherwise says that it cannot.
+/// Makes sure that this much can be allocated without asking the kernel. Returns `false` if it cannot.
 pub fn ensure(bytes: usize) -> bool {
     let _held = HEAP.lock_only();
     reserve() && open_to(USED.load(Ordering::Relaxed).saturating_add(bytes).saturating_add(HEADROOM_BYTES))
 }
 
-/// Gives away zeroed memory for ever: a stack, a buffer. A page that nobody may touch lies below it.
+/// Gives away zeroed memory for ever: a stack, a buffer. An inaccessible page lies below it.
 pub fn map(bytes: usize) -> Option<PageRange> {
     let _held = HEAP.lock_only();
     let bytes = bytes.checked_next_multiple_of(PAGE_BYTES)?;
@@ -127,7 +130,7 @@ fn take(bytes: usize) -> Option<usize> {
     }
     let start = USED.load(Ordering::Relaxed);
     let end = start.checked_add(bytes)?;
-    // The headroom is for hooks only as long as the kernel gives more; without, use it up.
+    // The headroom is for hooks as long as the kernel opens more of the range. When it does not, use the headroom up.
     if end > END.load(Ordering::Relaxed) || !(open_to(end.saturating_add(HEADROOM_BYTES)) || open_to(end)) {
         return None;
     }
@@ -135,8 +138,8 @@ fn take(bytes: usize) -> Option<usize> {
     Some(start)
 }
 
-// SAFETY: `alloc` gives out disjoint, page-aligned, zeroed parts of a mapping that is never unmapped, and nothing that is
-// refused here (remapping, freeing) changes anything.
+// SAFETY: `alloc` gives out disjoint, page-aligned, zeroed parts of a mapping that is never unmapped. The operations
+// that are refused here (remapping, freeing) change nothing.
 unsafe impl dlmalloc::Allocator for Reserved {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         let Some(bytes) = size.checked_next_multiple_of(PAGE_BYTES) else { return (std::ptr::null_mut(), 0, 0) };
@@ -171,8 +174,8 @@ unsafe impl dlmalloc::Allocator for Reserved {
     }
 }
 
-// SAFETY: dlmalloc keeps the contract of an allocator, given the layouts that our caller keeps it with; the lock keeps its
-// data to one thread at a time.
+// SAFETY: dlmalloc keeps the contract of an allocator for layouts that are valid, as the caller guarantees. The lock
+// keeps its data to one thread at a time.
 unsafe impl GlobalAlloc for Arena {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: any size and any power of two as alignment will do.
@@ -205,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_lies_in_the_range() {
+    fn all_allocations_lie_in_the_range() {
         let small = Box::new(1_u8);
         let large = vec![7_u8; 3 << 20];
         let text = format!("{small}{}", large.len());
@@ -214,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_share_it() {
+    fn threads_allocate_at_the_same_time() {
         std::thread::scope(|scope| {
             for seed in 0..4_usize {
                 scope.spawn(move || {
@@ -238,13 +241,13 @@ mod tests {
         let smaps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let guard = format!("{:x}-{:x} ---p", mapped.start.0 - 4096, mapped.start.0);
         assert!(smaps.contains(&guard), "no {guard} in\n{smaps}");
-        // SAFETY: three pages that are ours alone.
+        // SAFETY: three pages that belong to this test alone.
         let bytes = unsafe { std::slice::from_raw_parts(mapped.start.0 as *const u8, 3 * PAGE_BYTES) };
         assert!(bytes.iter().all(|byte| *byte == 0));
     }
 
     #[test]
-    fn more_than_there_is_cannot_be_ensured() {
+    fn more_than_the_range_cannot_be_ensured() {
         assert!(ensure(1 << 20));
         assert!(!ensure(1 << 40));
     }

@@ -1,20 +1,21 @@
-//! What a worker asks for: pages to be shown, pages to be folded, everything to be unfolded; and finding out which folded
-//! pages the member has written since.
+//! Does what a worker asks for: shows pages, folds pages, unfolds everything. It also finds the folded pages that the
+//! member has written since.
 
+use crate::collapse::{self, Collapse};
 use crate::cpu_time::cpu_time;
 use crate::follow::{Following, Held};
 use crate::maps::Kind;
 use crate::patience::Patience;
 use crate::pool::Pool;
 use crate::refold::{self, Part};
-use crate::regain::{self, Regain};
 use crate::round::Rounds;
 use crate::section::{Section, Source, pieces};
 use crate::table;
 use crate::unfold::Unfold;
 use crate::witness::Witness;
-use crate::{arena, doors, references};
-use host::{MemberMemory, Pagemap, SoftReader, make_private};
+use crate::{arena, hooks, references};
+use act::{MemberMemory, SoftReader, make_private};
+use host::Pagemap;
 use page::{HostVirt, PageRange, PageSet};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -25,33 +26,34 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::{FoldRun, MemberStats, Outcome, SlotRun, Target};
 
-/// Mappings are counted anew after so long, and for so small a part of a processor; or when by the most careful account there
-/// may be no more to spend.
+/// Shortest time between two counts of the mappings, and their share of a processor: 10 s, 1/2000. Mappings are also
+/// counted when the most careful account leaves none to spend.
 const COUNT_EVERY: (Duration, u32) = (Duration::from_secs(10), 2000);
-/// More than what one message to fold makes the table grow by: a chunk for each of its pages.
+/// Upper bound of the bytes by which one message to fold makes the table grow: a chunk for each of its pages.
 const NOTES_BYTES: usize = wire::FOLD_PAGES * (4 << 10);
-/// Where no shadow can be cast, that is tried again after so long.
-const NO_SHADOW_TIME: Duration = Duration::from_secs(60);
-/// Where the prover has much to do, pages are asked about once more, so often for one message.
+/// Time after which a fork probe is tried again where none could be cast: 60 s.
+const NO_PROBE_TIME: Duration = Duration::from_secs(60);
+/// Number of repeated questions for one message to a prover that is late.
 const LATE_TRIES: usize = 8;
-/// After having run for so long, the agent lets others run before pages go out of reach: it would soon lose its processor anyway, and
-/// while pages are out, their users would wait for all who run then. It is less than what the kernel gives a thread at a time.
+/// Processor time after which the agent yields before it moves pages: 1 ms, which is less than the kernel's time
+/// slice. So preemption rarely happens while pages are out of reach. Their users would wait for all threads that run
+/// then.
 const TURN: Duration = Duration::from_millis(1);
-/// Pieces of memory between two looks at how long it has run: 100 us at least.
+/// Pieces of memory between two looks at that processor time: 100 us of work at least.
 const PIECES_A_TURN: u32 = 4;
-/// Runs that one look at the list of folded pages unfolds before others get their turn.
+/// Runs that are unfolded before the agent looks at other work.
 const UNFOLD_AT_ONCE: usize = 256;
 
-/// What folding and unfolding take, and how many mappings they may use.
+/// The means of folding and unfolding, and the mappings that they may use.
 pub struct Folder {
     section: Section,
     unfold: Unfold,
     reader: SoftReader,
     witness: Witness,
-    regain: Regain,
+    collapse: Collapse,
     no_refold_until: Option<Instant>,
     patience: Patience,
-    /// What this thread had run when it let others run last.
+    /// Processor time of this thread when it last yielded.
     turn_began: Duration,
     asked_turns: u32,
     surveyed: Result<u64, references::Reason>,
@@ -62,7 +64,7 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// With at most so many mappings in the whole process.
+    /// `most_vmas`: the most mappings that the whole process may have.
     ///
     /// # Errors
     /// Memory or descriptors are short.
@@ -74,7 +76,7 @@ impl Folder {
             unfold,
             reader: SoftReader::new(refold::GROUP_PAGES)?,
             witness: Witness::new(prover),
-            regain: Regain::new(Instant::now()),
+            collapse: Collapse::new(Instant::now()),
             no_refold_until: None,
             patience,
             turn_began: Duration::ZERO,
@@ -87,40 +89,40 @@ impl Folder {
         })
     }
 
-    /// The userfaultfd that pages are moved with.
+    /// The section that pages are folded by.
     pub const fn section(&self) -> &Section {
         &self.section
     }
 
-    /// From here on, memory is followed by another one. Nothing may lie in mappings of the pool.
+    /// From here on, memory is followed by another follower. Nothing may lie in mappings of the pool.
     pub fn follow_by(&mut self, following: &Arc<Following>) {
         self.section.follow_by(Arc::clone(following));
         self.unfold = Unfold::new(Arc::clone(following));
     }
 
-    /// Why nothing may be folded, if something may write this process's memory without pinning it.
+    /// Why nothing may be folded: something may write this process's memory without pinning it. `None` if nothing may.
     pub fn unpinned(&self) -> Option<&references::Reason> {
         self.surveyed.as_ref().err()
     }
 
-    /// Mappings, as last counted.
+    /// Mappings at the last count.
     pub const fn vmas(&self) -> u64 {
         self.vmas
     }
 
-    /// Whether no more mappings may be spent.
+    /// Whether no more mappings may be spent, by the most careful account since the last count.
     pub const fn is_out_of_vmas(&self) -> bool {
         self.vmas + 2 * self.runs_since_count + 4 >= self.most_vmas
     }
 
-    /// Pages of the range that were tried too short a time ago.
+    /// Pages of the range that are left alone because folding them failed (`patience`).
     pub fn waiting(&self, range: PageRange) -> impl Iterator<Item = PageRange> {
         self.patience.waiting(range, Instant::now())
     }
 
-    /// Looks at what this process has open.
+    /// Looks at the files that this process has open (`references`).
     pub fn survey(&mut self) {
-        // Counted before: what is opened while we look is looked at next time.
+        // Counted before the look: a file that is opened meanwhile makes the answer out of date.
         let generation = references::generation();
         self.surveyed = references::survey().map(|()| generation);
     }
@@ -136,8 +138,7 @@ impl Folder {
         }
     }
 
-    /// Replaces pages, and says what became of each, in order.
-    /// Huge pages that are known to `rounds` are split first.
+    /// Replaces pages, and says what became of each, in order. Huge pages that are known to `rounds` are split first.
     pub fn fold(
         &mut self,
         runs: &[FoldRun],
@@ -146,9 +147,9 @@ impl Folder {
         stats: &mut MemberStats,
     ) -> Vec<Outcome> {
         self.survey();
-        // What is noted of folded pages must find memory, because nothing can be done about it when pages are out.
+        // The table's notes of folded pages must find memory: while pages are out, it is too late to fail.
         if !arena::ensure(NOTES_BYTES) {
-            stats.failures.add(Outcome::NoMemory, runs.iter().map(|run| u64::from(run.pages)).sum());
+            stats.done.failures.add(Outcome::NoMemory, runs.iter().map(|run| u64::from(run.pages)).sum());
             return vec![Outcome::NoMemory; runs.iter().map(|run| usize::from(run.pages)).sum()];
         }
         self.begin_to_refold(runs, pagemap);
@@ -169,10 +170,11 @@ impl Folder {
             match outcomes.next() {
                 None | Some(Outcome::Folded) => {}
                 Some(outcome) => {
-                    stats.failures.add(*outcome, 1);
+                    stats.done.failures.add(*outcome, 1);
                     self.patience.failed(page, now);
                     let page = PageRange { start: page, pages: 1 };
-                    // With the table's lock held, or ours could come before a userfaultfd that the program is just registering.
+                    // With the table's lock held: else ours might be registered before the one that the program is just
+                    // registering.
                     let may_touch = |table: &table::Guard| table.is_foldable(page) && self.section.may_touch(page);
                     if *outcome == Outcome::Busy && may_touch(&table::lock()) {
                         reclaim(pagemap, page);
@@ -183,7 +185,7 @@ impl Folder {
         all
     }
 
-    /// Lets others run, if it is time for that. No lock is to be held.
+    /// Yields the processor, if it is time for that. The caller holds no lock.
     fn take_turns(&mut self) {
         // To ask is a system call.
         self.asked_turns = self.asked_turns.wrapping_add(1);
@@ -197,25 +199,25 @@ impl Folder {
         }
     }
 
-    /// Makes ready for those pages of the runs that are broken.
+    /// Calls a witness for those pages of the runs that are broken.
     fn begin_to_refold(&mut self, runs: &[FoldRun], pagemap: &Pagemap) {
         let table = table::lock();
         let ranges = runs.iter().map(|run| PageRange { start: run.start, pages: run.pages.into() });
         let broken: Vec<PageRange> = ranges.flat_map(|range| table.broken_pages(range)).collect();
         if !broken.is_empty() && self.surveyed.is_ok() {
             let called = self.witness.call(&table, pagemap, &broken);
-            self.no_refold_until = called.err().map(|_| Instant::now() + NO_SHADOW_TIME);
+            self.no_refold_until = called.err().map(|_| Instant::now() + NO_PROBE_TIME);
         }
     }
 
-    /// Folds parts that were seen to be broken.
+    /// Folds parts again that were seen to be broken.
     fn fold_again(&mut self, parts: &[Part<'_>], pagemap: &Pagemap, stats: &mut MemberStats, all: &mut [Outcome]) {
         let Ok(generation) = self.surveyed else { return };
         let (mut at, mut tries) = (0, LATE_TRIES);
         while at < parts.len() {
             self.take_turns();
             let mut table = table::lock();
-            // The program may have done something to it since it was looked at.
+            // The program may have changed the part since the table was last looked at.
             let still = |part: &Part<'_>| table.is_refoldable(part.range);
             let sound = parts[at..].iter().take_while(|part| still(part)).count();
             if sound == 0 {
@@ -224,7 +226,7 @@ impl Folder {
             }
             let group = &parts[at..at + sound];
             let with = (pagemap, &**self.section.following(), &mut self.reader, &mut self.witness);
-            let (done, took) = refold::some(&mut table, with, group, generation, all);
+            let (done, took) = refold::fold_group(&mut table, with, group, generation, all);
             stats.stalls.add(micros(took));
             if self.witness.is_late() {
                 // Nothing of the group was folded.
@@ -238,23 +240,25 @@ impl Folder {
             }
             for part in &group[..done] {
                 let outcomes = &all[part.at..part.at + part.range.pages as usize];
-                stats.refolds += outcomes.iter().filter(|o| **o == Outcome::Folded).count() as u64;
+                stats.done.refolds += outcomes.iter().filter(|o| **o == Outcome::Folded).count() as u64;
                 self.runs_since_count += 1;
             }
             at += done;
         }
     }
 
-    /// Ends what has served its time. Says how long something else may still be of use.
+    /// Ends a fork probe whose time is over. Says how long another one may stay.
     pub fn rest(&mut self) -> Option<Duration> {
         self.witness.rest()
     }
 
-    /// Whether broken pages could be folded again when that was last tried.
+    /// Whether broken pages may be folded again: no fork probe has failed lately.
     pub fn may_refold(&self, now: Instant) -> bool {
         self.no_refold_until.is_none_or(|until| until <= now)
     }
 
+    /// Folds the private pages of a piece, and adds the outcomes to `all`. The broken ones are added to `again`, to
+    /// be folded later.
     fn fold_piece<'a>(
         &mut self,
         piece: PageRange,
@@ -283,30 +287,9 @@ impl Folder {
                 }
                 for (from, pages) in parts(piece, |page| table.is_foldable(page)) {
                     let part = PageRange { start: piece.start.add_pages(from), pages };
-                    for huge in
-                        [part.start, part.start.add_pages(part.pages - 1)].into_iter().filter_map(|at| rounds.split(at))
-                    {
-                        stats.stalls.add(micros(split(huge)));
-                    }
                     let source = source.and_then(|s| s.first.add(from as u32).map(|first| Source { first, ..s }));
-                    let zeros = if source.is_none() { take_zeros(&mut table, pagemap, part) } else { Vec::new() };
-                    let part_outcomes = &mut outcomes[from as usize..(from + pages) as usize];
-                    part_outcomes.fill(Outcome::Folded);
-                    for (from, pages) in
-                        parts(part, |page| !zeros.iter().any(|zero| zero.start < page.end() && page.start < zero.end()))
-                    {
-                        let left = PageRange { start: part.start.add_pages(from), pages };
-                        let outcomes = &mut part_outcomes[from as usize..(from + pages) as usize];
-                        let took = self.section.fold(&mut table, left, source, generation, outcomes);
-                        stats.stalls.add(micros(took));
-                    }
-                    self.runs_since_count += u64::from(source.is_some());
-                    if let Some(lost) = doors::lost_heap(part) {
-                        // The heap shrank while its last pages were out of it.
-                        // SAFETY: it is nobody's: the program gave it back, and what is mapped there is ours.
-                        let _ = unsafe { host::unmap(lost) };
-                        table.forget(lost);
-                    }
+                    let outcomes = &mut outcomes[from as usize..(from + pages) as usize];
+                    self.fold_part(&mut table, (part, source), (pagemap, rounds), (generation, stats), outcomes);
                 }
             }
         }
@@ -317,11 +300,42 @@ impl Folder {
         }
     }
 
-    /// Unfolds some of what is folded. Returns whether nothing is left.
+    /// Folds a part of a piece that is private throughout. Huge pages are split first. Zeros that the kernel maps
+    /// already only need to be counted; the section folds the other pages.
+    fn fold_part(
+        &mut self,
+        table: &mut table::Guard,
+        (part, source): (PageRange, Option<Source<'_>>),
+        (pagemap, rounds): (&Pagemap, &mut Rounds),
+        (generation, stats): (u64, &mut MemberStats),
+        outcomes: &mut [Outcome],
+    ) {
+        for huge in [part.start, part.start.add_pages(part.pages - 1)].into_iter().filter_map(|at| rounds.split(at)) {
+            stats.stalls.add(micros(split(huge)));
+        }
+        let zeros = if source.is_none() { take_zeros(table, pagemap, part) } else { Vec::new() };
+        outcomes.fill(Outcome::Folded);
+        let is_left = |page: PageRange| !zeros.iter().any(|zero| zero.start < page.end() && page.start < zero.end());
+        for (from, pages) in parts(part, is_left) {
+            let left = PageRange { start: part.start.add_pages(from), pages };
+            let outcomes = &mut outcomes[from as usize..(from + pages) as usize];
+            let took = self.section.fold(table, left, source, generation, outcomes);
+            stats.stalls.add(micros(took));
+        }
+        self.runs_since_count += u64::from(source.is_some());
+        if let Some(lost) = hooks::lost_heap(part) {
+            // The heap shrank while its last pages were out of it.
+            // SAFETY: the range is nobody's: the program gave it back, and the mapping there is ours.
+            let _ = unsafe { act::unmap(lost) };
+            table.forget(lost);
+        }
+    }
+
+    /// Unfolds some of the folded pages. Returns whether none is left.
     ///
     /// # Errors
-    /// All was tried, and some could not be unfolded: memory or mappings are short, it is locked, or the program looks after its
-    /// faults by itself.
+    /// Some pages could not be unfolded, though all were tried. Memory or mappings are short, the pages are locked,
+    /// or the program looks after their faults by itself.
     pub fn unfold(&mut self, pagemap: &Pagemap, pool: &Pool) -> Result<bool, Errno> {
         let (mut done, mut failed) = (0, Ok(()));
         let runs = table::lock().all_slot_runs();
@@ -342,7 +356,7 @@ impl Folder {
             let table = table::lock();
             (table.pooled_pages(table::everything()), table.zeroed_pages(table::everything()))
         };
-        // Zeros that were given back, and pages of pools that nobody knows any more.
+        // Pages that were folded as zeros, and pages of pools that the worker no longer knows.
         for range in pooled.into_iter().chain(zeroed) {
             let mut table = table::lock();
             let writable = table.known(range).into_iter().filter(|(_, traits)| traits.may_be_written());
@@ -357,12 +371,12 @@ impl Folder {
         Ok(table::lock().counts().folded == 0)
     }
 
-    /// Makes one piece whole of those in which all but `most` pages are the member's own, and none was written for so many seconds;
-    /// if there is one, and it is time.
+    /// Collapses one piece, if there is one and it is time. All but `most` of its pages are the member's own, and
+    /// none was written for `stayed` seconds.
     ///
     /// # Errors
     /// The kernel refused to look.
-    pub fn regain(
+    pub fn collapse(
         &mut self,
         (pagemap, pool, rounds): (&Pagemap, &Pool, &mut Rounds),
         (most, stayed): (u64, u32),
@@ -372,14 +386,15 @@ impl Folder {
         if !self.may_refold(now) {
             return Ok(());
         }
-        let Some((piece, traits)) = self.regain.next(pagemap, most, now)? else { return Ok(()) };
+        let Some((piece, traits)) = self.collapse.next(pagemap, most, now)? else { return Ok(()) };
         let began = Instant::now();
-        let is_whole = self.make_whole((pagemap, pool, rounds), (piece, traits), stayed, stats).unwrap_or(false);
-        self.regain.done(piece, is_whole, began.elapsed());
+        let collapsed = self.collapse_piece((pagemap, pool, rounds), (piece, traits), stayed, stats);
+        self.collapse.done(piece, collapsed.unwrap_or(false), began.elapsed());
         Ok(())
     }
 
-    fn make_whole(
+    /// Says whether the piece has been collapsed.
+    fn collapse_piece(
         &mut self,
         (pagemap, pool, rounds): (&Pagemap, &Pool, &mut Rounds),
         (piece, traits): (PageRange, table::Traits),
@@ -392,7 +407,7 @@ impl Folder {
         let huge = pagemap.huge_ranges(copy.range().start, copy.range().end());
         let is_huge = huge.is_ok_and(|ranges| ranges == [copy.range()]);
         let mut table = table::lock();
-        // Without a huge page to be had, there are only mappings to be given back, and nothing that is folded is given up for that.
+        // Without a huge page, a collapse only gives back mappings. No folded page is given up for that.
         let is_of_use = is_huge || table.is_only_broken(piece);
         if table.traits(piece) != Some(traits) || !table.is_at_rest(piece, stayed) || !is_of_use {
             return Ok(false);
@@ -400,36 +415,36 @@ impl Folder {
         if !self.witness.may_be_called(Instant::now()) {
             return Ok(false);
         }
-        regain::make_own(&mut table, piece)?;
+        collapse::make_own(&mut table, piece)?;
         let called = self.witness.call_for(&table, &[piece]);
-        self.no_refold_until = called.err().map(|_| Instant::now() + NO_SHADOW_TIME);
+        self.no_refold_until = called.err().map(|_| Instant::now() + NO_PROBE_TIME);
         if called != Ok(true) {
             return Ok(false);
         }
         pool.wait_for_locks();
         let began = Instant::now();
         let with = (pagemap, self.section.notes(), &**self.section.following(), &mut self.witness);
-        let is_whole = regain::make_whole(&mut table, with, (piece, traits), copy, generation)?;
+        let is_collapsed = collapse::collapse_piece(&mut table, with, (piece, traits), copy, generation)?;
         stats.stalls.add(micros(began.elapsed()));
-        if is_whole && is_huge {
+        if is_collapsed && is_huge {
             rounds.know_huge(piece.start);
         }
-        Ok(is_whole)
+        Ok(is_collapsed)
     }
 
-    /// Puts anonymous memory where the program has discarded what was folded, as far as that has lost its page table entries: from
-    /// there on, the kernel alone serves it.
+    /// Puts anonymous memory where the program has discarded folded pages, as far as these have lost their page table
+    /// entries. From there on, the kernel alone serves it.
     ///
     /// # Errors
     /// The kernel refused to look.
     pub fn settle_discards(&mut self, pagemap: &Pagemap) -> host::Result<()> {
         let following = Arc::clone(self.section.following());
-        let discarded: Vec<PageRange> = following.hold().discarded().ranges().collect();
+        let discarded: Vec<PageRange> = following.hold().all_discarded().ranges().collect();
         for (piece, _) in discarded.into_iter().flat_map(|range| pieces(range.start, range.pages, Target::Zero)) {
             let mut table = table::lock();
-            // Nobody is given a page of it meanwhile, so what has no entry keeps none.
+            // Held, so that nobody is given a page of it meanwhile: a page without an entry keeps none.
             let mut held = following.hold();
-            for gone in held.discarded().within(piece) {
+            for gone in held.all_discarded().within(piece) {
                 settle(&mut table, (&following, &mut held), pagemap, gone)?;
             }
             drop(held);
@@ -438,20 +453,20 @@ impl Folder {
         Ok(())
     }
 
-    /// When there may be something to be made whole.
-    pub fn regain_in(&self, now: Instant) -> Duration {
-        self.regain.due_in(now)
+    /// The time until there may be something to collapse.
+    pub fn collapse_in(&self, now: Instant) -> Duration {
+        self.collapse.due_in(now)
     }
 
-    /// All has been unfolded: much is to be made whole.
-    pub fn hurry_to_regain(&mut self) {
-        self.regain.hurry(Instant::now());
+    /// All has been unfolded: much is to be collapsed.
+    pub fn hurry_to_collapse(&mut self) {
+        self.collapse.hurry(Instant::now());
     }
 
     fn unfold_piece(&mut self, pagemap: &Pagemap, pool: &Pool, piece: PageRange, target: Target) -> Result<(), Errno> {
         let Target::Slot(slot) = target else { return Ok(()) };
         let mut table = table::lock();
-        // Looked up without the lock: it may not be so any more.
+        // The caller looked it up without the lock: it may have changed since.
         let run = SlotRun { start: piece.start, slot, pages: piece.pages as u16 };
         if table.slot_runs(piece) != [run] {
             return Ok(());
@@ -463,8 +478,8 @@ impl Folder {
             }
             let view = pool.of(slot).ok_or(Errno::NODEV)?;
             match self.unfold.run(&mut table, pagemap, part, (view, slot), traits) {
-                // It was given back, whatever has come there since.
-                Err(Errno::STALE) if doors::is_heap(part) => {
+                // The program gave this part of the heap back, whatever lies there since.
+                Err(Errno::STALE) if hooks::is_heap(part) => {
                     table.forget(part);
                     continue;
                 }
@@ -497,24 +512,24 @@ fn settle(
         let absent = PageRange { start: gone.start.add_pages(from), pages };
         for range in pooled.within(absent) {
             for (part, traits) in table.known(range) {
-                if following.may_replace(part, traits, Kind::Pool) && doors::map_discarded(part, traits) {
+                if following.may_replace(part, traits, Kind::Pool) && hooks::map_discarded(part, traits) {
                     table.discard(part);
                     held.forget(part);
                 }
             }
         }
     }
-    // What is known of other memory is of no use: it was unmapped, or is private.
+    // Nothing needs to be remembered of other memory: it was unmapped, or is private.
     pooled.missing(gone).into_iter().for_each(|range| held.forget(range));
     Ok(())
 }
 
-/// The parts of a piece that this is true of, as first page and pages.
+/// The parts of a piece for which this is true, as first page and number of pages.
 fn parts(piece: PageRange, is_so: impl Fn(PageRange) -> bool) -> Vec<(u64, u64)> {
     if is_so(piece) { vec![(0, piece.pages)] } else { parts_by_page(piece, is_so) }
 }
 
-/// The same, where it can be asked of single pages only.
+/// The same, where only single pages can be asked about.
 fn parts_by_page(piece: PageRange, is_so: impl Fn(PageRange) -> bool) -> Vec<(u64, u64)> {
     let mut found: Vec<(u64, u64)> = Vec::new();
     for at in (0..piece.pages).filter(|at| is_so(PageRange { start: piece.start.add_pages(*at), pages: 1 })) {
@@ -526,8 +541,8 @@ fn parts_by_page(piece: PageRange, is_so: impl Fn(PageRange) -> bool) -> Vec<(u6
     found
 }
 
-/// Takes pages as folded that map the kernel's zero page, which it has put in the place of zeros when their huge page was split. Returns
-/// which they are.
+/// Takes those pages as folded that map the kernel's zero page, and returns them. The kernel has put it in the place
+/// of zeros when their huge page was split.
 fn take_zeros(table: &mut table::Table, pagemap: &Pagemap, part: PageRange) -> Vec<PageRange> {
     let zeros = pagemap.zero_ranges(part.start, part.end()).unwrap_or_default();
     zeros.iter().for_each(|zeros| table.set_zeroed(*zeros));
@@ -537,7 +552,7 @@ fn take_zeros(table: &mut table::Table, pagemap: &Pagemap, part: PageRange) -> V
 /// Splits a huge page, and says how long that took.
 fn split(huge: HostVirt) -> Duration {
     let began = Instant::now();
-    host::split_huge_page(huge);
+    act::split_huge_page(huge);
     began.elapsed()
 }
 
@@ -545,22 +560,22 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// A page that was shared with a child which has gone looks shared to the kernel until it is written. Does what a write does,
-/// where nobody else maps the page: the kernel takes it as private then, without copying. It can be folded when it has rested
-/// again.
+/// Makes pages private that the kernel still takes for shared: a child that shared them is gone, and they were not
+/// written since. This does to them what a write does, if nobody else maps them. The kernel does not copy them then.
+/// They can be folded when they have rested again.
 pub fn reclaim(pagemap: &Pagemap, range: PageRange) {
     let mut entries = Vec::new();
     let _table = table::lock();
     if pagemap.read(range.start, range.pages, &mut entries).is_ok()
         && entries.iter().all(|e| e.present() && e.exclusive() && !e.file_or_shared())
     {
-        // If not, it stays as it is.
+        // If it fails, they stay as they are.
         let _ = make_private(range);
     }
 }
 
-/// Finds folded pages that the member has written since: they are its own now, and their slots are released. Also pages
-/// that were folded as zeros, where writes are not noted.
+/// Finds folded pages that the member has written since: they have become its own, and their slots are released. Where
+/// writes are not noted, it also finds pages that were folded as zeros.
 ///
 /// # Errors
 /// The kernel refused to look.
@@ -580,12 +595,17 @@ pub fn find_broken(pagemap: &Pagemap) -> host::Result<()> {
     Ok(())
 }
 
-/// Copies pages into the donation window, each to the place it has in the order asked. Says which are there.
-pub fn donate(window: &OwnedFd, runs: &[PageRange]) -> Vec<bool> {
+/// Copies pages into the donation window, in the order asked. Says which of them are there.
+pub fn donate(section: &Section, window: &OwnedFd, runs: &[PageRange]) -> Vec<bool> {
     let mut given = Vec::new();
     for run in runs {
         let at = given.len() as u64;
-        let written = host::write_pages(window, at, *run);
+        // Held, so that the pages still are what the table says when they are read.
+        let table = table::lock();
+        let may = |range| table.is_refoldable(range) || table.is_foldable(range) && section.may_touch(range);
+        let page = |n| PageRange { start: run.start.add_pages(n), pages: 1 };
+        let open = if may(*run) { run.pages } else { (0..run.pages).take_while(|n| may(page(*n))).count() as u64 };
+        let written = act::write_pages(window, at, PageRange { pages: open, ..*run });
         given.extend((0..run.pages).map(|n| n < written));
     }
     given
@@ -606,33 +626,4 @@ fn count_vmas() -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::Member;
-    use std::sync::atomic::Ordering;
-
-    #[test]
-    fn zeros_that_the_kernel_maps_already_are_taken_as_they_are() {
-        let member = Member::of(MemberMemory::huge_page(Some(true)).unwrap());
-        let (all, pagemap) = (member.0.range(), Pagemap::open(std::process::id()).unwrap());
-        for page in 8..16 {
-            [0, page::PAGE_BYTES / 8 - 1].iter().for_each(|word| member.word(page, *word).store(0, Ordering::Relaxed));
-        }
-        if pagemap.huge_ranges(all.start, all.end()).unwrap() != [all] {
-            return eprintln!("skipped: no huge page is to be had");
-        }
-        split(all.start);
-        if pagemap.zero_ranges(all.start, all.end()).unwrap().is_empty() {
-            return eprintln!("skipped: this kernel leaves zeros where they are");
-        }
-        let take = |range| take_zeros(&mut table::lock(), &pagemap, range);
-        assert_eq!(take(all), [member.run(8, 8)]);
-        member.word(9, 0).store(7, Ordering::Relaxed);
-        assert_eq!(take(all), [member.run(8, 1), member.run(10, 6)]);
-        assert_eq!(take(member.run(9, 1)), []);
-        let words = [8, 9, 15, 16].map(|page| member.word(page, 0).load(Ordering::Relaxed));
-        assert_eq!(words, [0, 7, 0, 17]);
-        let zeroed = table::lock().zeroed_pages(all);
-        assert_eq!(zeroed, [member.run(8, 8)], "that one of them was written is found out later");
-    }
-}
+mod tests;

@@ -1,9 +1,10 @@
-//! The follower: a second thread of ours, which reads what the kernel tells of memory that maps the pool, or is in the
-//! middle of a fold ([`host::Follower`]).
+//! The follower: the agent's second thread. It reads the kernel's messages about memory that maps the pool, or is in
+//! the middle of a fold ([`act::Follower`]).
 //!
-//! It takes no lock of the table and none of the program, so that whoever waits for it never waits for long, and may
-//! hold the table's lock. Its own lock says when messages may be read. While the agent's thread holds that, no discard and
-//! no fork is acknowledged: whoever discards has not begun to, and whoever forks has not gone on.
+//! **Locks.** The follower takes neither the table's lock nor one of the program's. So whoever waits for it never waits
+//! for long, and may hold the table's lock. A lock of its own says when messages may be read. While the agent's thread
+//! holds that lock, no discard and no fork is acknowledged. The discarding thread has then not begun to discard, and
+//! the forking thread has not gone on.
 //!
 //! ```text
 //!   a thread of the program      kernel                 follower                     agent's thread
@@ -14,22 +15,23 @@
 //!      |                                                   |           puts anonymous memory there when it next looks
 //! ```
 //!
-//! **Changes of mappings** by system calls of the program's own, past the doors, are not told of before they happen. So right before
-//! anything is replaced, the kernel is asked whether it is still what the table says ([`Following::may_replace`]), and moves are told
-//! of before whoever made them goes on. From the first such change on, nothing of this process is replaced or released any more
-//! ([`Following::lost_track`]): what is folded stays folded and followed, and slots are held until the process ends.
+//! **Changes of mappings** by system calls that bypass the hooks are not reported before they happen. So right before
+//! the agent replaces anything, it asks the kernel whether the mapping is still as the table says
+//! ([`Following::may_replace`]). Moves are reported before the moving thread goes on. After the first such change,
+//! nothing of this process is replaced or released any more ([`Following::lost_track`]). Folded pages stay folded and
+//! followed, and slots are held until the process ends.
 //!
-//! It never ends while anything is registered: what nobody follows would bring the pool's bytes back. A fault of ours in it ends the
-//! process.
+//! **End.** The follower never ends while anything is registered: discarded memory that nobody follows would show the
+//! pool's bytes again. A bug that stops the follower ends the process.
 
 use crate::cpu_time::cpu_time;
-use crate::doors;
+use crate::hooks;
 use crate::keeper::Keeper;
 use crate::lock::{Guard, Lock};
 use crate::maps::{Kind, Maps};
 use crate::spawn;
 use crate::table::Traits;
-use host::{Expected, Follower, Told, Userfault};
+use act::{Expected, Follower, Told, Userfault};
 use page::{HostVirt, PageRange, PageSet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -40,14 +42,14 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// How often children that nobody else follows are looked after.
+/// Interval between two looks after children that nobody else follows.
 const CHILDREN_EVERY: Duration = Duration::from_millis(20);
-/// Milliseconds that a process which ends waits for its keeper, at most.
+/// Longest time that an ending process waits for its keeper, in milliseconds.
 const HAND_OVER_MS: u32 = 1000;
-/// How often it is looked whether their keeper and the others are still there.
+/// Interval between two checks that the keeper of children is still there, and that this follower is not retired.
 const KEPT_EVERY: Duration = Duration::from_millis(500);
 
-/// What the agent's thread knows of the follower.
+/// The follower, as the agent's thread knows it.
 pub struct Following {
     watch: Arc<Userfault>,
     shared: Lock<Shared>,
@@ -56,38 +58,43 @@ pub struct Following {
     follows_forks: bool,
     /// The kernel's list of mappings, for the agent's thread.
     maps: Maps,
-    /// How the program was seen to change mappings past the doors, if it was.
+    /// How the program was seen to change mappings past the hooks; empty if it was not.
     lost_track: OnceLock<&'static str>,
-    /// Another one has taken its place.
+    /// Whether another follower has taken its place.
     is_retired: AtomicBool,
-    /// Processor time of the thread, in microseconds.
+    /// Processor time of the follower's thread, in microseconds.
     cpu_us: AtomicU64,
 }
 
-/// What both threads use.
+/// State that both threads use.
 pub struct Shared {
     own: Follower,
-    /// Children that have not been handed to the keeper yet.
+    /// Children that have not been handed to the keeper.
     born: Vec<Follower>,
-    /// While pages are out of reach, children may lack them: they are not handed on.
+    /// Children that may lack pages, because they were born while pages were out of reach.
+    lacking: Vec<Follower>,
+    /// Whether pages may be out of reach.
+    are_pages_out: bool,
+    /// Whether a section is under way. Children are not handed on meanwhile.
     is_in_section: bool,
-    /// What was moved meanwhile by the program, past the doors, and where to.
+    /// Moves that the program made during the section, past the hooks: which pages, and where to.
     moved: Vec<(PageRange, HostVirt)>,
 }
 
-/// Holds back whoever discards or forks.
+/// Holds back every thread that discards or forks.
 pub type Held<'a> = Guard<'a, Shared>;
 
-/// The one of this process, for threads of the program that end it.
+/// The follower of this process, for hooks on the program's threads.
 static CURRENT: AtomicPtr<Following> = AtomicPtr::new(std::ptr::null_mut());
 
-/// The mapping at this place is moved by a door, until the answer is dropped: no news to the follower.
+/// A hook moves the mapping at this place until this is dropped: the follower does not take it for a move past the
+/// hooks.
 pub struct Moving(Option<&'static Following>);
 
 impl Moving {
-    /// Before the move.
+    /// To be called before the move.
     pub fn announce(from: HostVirt) -> Self {
-        // SAFETY: null, or what `publish` has leaked.
+        // SAFETY: the pointer is null, or points to what `publish` has leaked.
         let following = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
         following.inspect(|following| following.hold().own.expect(Some(Expected::Moving(from))));
         Self(following)
@@ -100,10 +107,10 @@ impl Drop for Moving {
     }
 }
 
-/// Waits, though not for ever, until children that have been born are handed to the keeper: the process is about to end, and
-/// they would be followed no more.
+/// Waits until all children that were born are handed to the keeper, but at most [`HAND_OVER_MS`]. For a process that
+/// is about to end, after which nobody would follow them.
 pub fn wait_for_keeper() {
-    // SAFETY: null, or what `publish` has leaked.
+    // SAFETY: the pointer is null, or points to what `publish` has leaked.
     let Some(following) = (unsafe { CURRENT.load(Ordering::Acquire).as_ref() }) else { return };
     for _ in 0..HAND_OVER_MS {
         if following.hold().born.is_empty() {
@@ -114,14 +121,14 @@ pub fn wait_for_keeper() {
 }
 
 impl Following {
-    /// Starts the thread. What is registered with `watch` is followed from here on.
+    /// Starts the thread. Memory that is registered with `watch` is followed from here on.
     ///
     /// # Errors
-    /// There is no memory or no thread to be had.
+    /// Memory is short, or no thread or file descriptor can be had.
     pub fn start(watch: Userfault, follows_forks: bool, keeper: PathBuf) -> Result<Arc<Self>, Errno> {
         let watch = Arc::new(watch);
         let own = Follower::own(Arc::clone(&watch));
-        let shared = Lock::new(Shared { own, born: Vec::new(), is_in_section: false, moved: Vec::new() });
+        let shared = Lock::new(Shared::new(own));
         let (maps, lost_track) = (Maps::open()?, OnceLock::new());
         let (expects_discards, is_retired) = (AtomicBool::new(false), AtomicBool::new(false));
         let cpu_us = AtomicU64::new(0);
@@ -137,70 +144,85 @@ impl Following {
         &self.watch
     }
 
-    /// From here on, it is the one of this process.
+    /// Makes it the follower of this process.
     pub fn publish(self: &Arc<Self>) {
-        // Leaked, since threads of the program may be looking at it at any time. There are two at most.
+        // Leaked, because threads of the program may be looking at it at any time. A process has two followers at most.
         CURRENT.store(Arc::into_raw(Arc::clone(self)).cast_mut(), Ordering::Release);
     }
 
-    /// Processor time that the thread has used.
+    /// Processor time that the follower's thread has used.
     pub fn cpu_time(&self) -> Duration {
         Duration::from_micros(self.cpu_us.load(Ordering::Relaxed))
     }
 
-    /// Ends the thread soon: nothing is registered any more, and nothing will be.
+    /// Ends the thread soon. Nothing is registered with it any more, and nothing will be.
     pub fn retire(&self) {
         self.is_retired.store(true, Ordering::Relaxed);
     }
 
-    /// Whether memory may be discarded in ways that no hook sees: as is expected, or was seen.
+    /// Whether memory may be discarded in ways that no hook sees: this was expected, or was seen.
     pub fn expects_discards(&self) -> bool {
         self.expects_discards.load(Ordering::Relaxed)
     }
 
-    /// Memory may be discarded in ways that no hook sees.
+    /// Notes that memory may be discarded in ways that no hook sees.
     pub fn expect_discards(&self) {
         self.expects_discards.store(true, Ordering::Relaxed);
     }
 
-    /// How the program was seen to change mappings past the doors, if it was. What had happened before the call is known.
+    /// How the program was seen to change mappings past the hooks; `None` if it was not. A move that was finished
+    /// before the call is known.
     pub fn lost_track(&self) -> Option<&'static str> {
         self.lost_track.get().copied()
     }
 
-    /// Waits until all that happened to followed memory before is known.
+    /// Waits until everything that happened to followed memory before the call is known.
     pub fn catch_up(&self) {
-        // Not memory of anybody's: what counts is that the kernel refuses for another reason than a message that is unread.
-        let nowhere = PageRange { start: HostVirt(1 << 16), pages: 1 };
-        drop(self.until_read(|_| self.watch.protect(nowhere, false)));
+        drop(self.hold_caught_up());
     }
 
-    /// Whether a range is memory of this kind and with these traits, as the table says. To be asked right before it is replaced, with the
-    /// table's lock held; if it is not, nothing is replaced ever after.
+    fn hold_caught_up(&self) -> Held<'_> {
+        // Nobody's memory lies there. While a message is unread, the kernel refuses with `EAGAIN`; after that, for
+        // another reason.
+        let nowhere = PageRange { start: HostVirt(1 << 16), pages: 1 };
+        self.until_read(|_| self.watch.protect(nowhere, false)).0
+    }
+
+    /// To be called before the first page of a section is taken out of reach, when all absent pages of the section are
+    /// kept absent. Children that are born from here on may lack pages; those that were born before have them.
+    pub fn take_out_of_reach(&self) {
+        self.hold_caught_up().are_pages_out = true;
+    }
+
+    /// Whether a range is memory of this kind and with these traits, as the table says. To be asked right before the
+    /// range is replaced, with the table's lock held. A difference that is not excused below means that nothing is ever
+    /// replaced again.
     ///
-    /// The program can change it between the answer and the replacing, which is a microsecond or two, and for which the kernel has
-    /// no means; and never again after it was seen to once.
+    /// The program can change the range between the answer and the replacement. That is a microsecond or two, against
+    /// which the kernel offers no means. It cannot happen again once the program was seen to make such a change.
     pub fn may_replace(&self, range: PageRange, traits: Traits, kind: Kind) -> bool {
         if self.lost_track().is_some() {
             return false;
         }
         let is_known = self.maps.shows(range, traits, kind);
-        // Where all that is mapped from now on is locked, so is what we map: it is left as it is. And no door sees the heap shrink.
-        if !is_known && !traits.is_locked() && !doors::locks_future() && !doors::is_heap(range) {
+        // After `mlockall(MCL_FUTURE)` the agent's own mappings are locked too; the range is left as it is. And no hook
+        // sees the heap shrink.
+        if !is_known && !traits.is_locked() && !hooks::locks_future() && !hooks::is_heap(range) {
             self.lose_track("unmapped or replaced memory that was folded, or changed its protection, or locked it");
         }
         is_known
     }
 
-    /// The same of memory that is registered here, so that nothing else can lie there.
+    /// As [`Following::may_replace`], for memory that is registered here, so that nothing else can lie there.
     pub fn may_replace_followed(&self, range: PageRange, traits: Traits, kind: Kind) -> bool {
-        // Changes nothing where writers are kept out, or nothing is.
+        // This call changes nothing: writers are kept out already, or no page lies there that they could write.
         let (held, followed) = self.until_read(|_| self.watch.protect(range, true));
         drop(held);
         if followed == Err(Errno::NOENT) {
             self.lose_track("unmapped memory that was folded");
         }
-        // What was moved out of anonymous memory was writable and not locked, or it would not have been moved.
+        // Pages that were moved out of anonymous memory were writable and not locked, or the kernel would not have
+        // moved them.
         followed.is_ok()
             && (kind == Kind::Anonymous && self.lost_track().is_none() || self.may_replace(range, traits, kind))
     }
@@ -209,13 +231,15 @@ impl Following {
         let _ = self.lost_track.set(how);
     }
 
-    /// Holds back whoever discards or forks, for as long as the answer lives: a moment. The table's lock is taken before, if at all.
+    /// Holds back every thread that discards or forks, for as long as the guard lives, which must be a moment. A caller
+    /// that needs the table's lock takes that one first.
     pub fn hold(&self) -> Held<'_> {
         self.shared.lock()
     }
 
-    /// Repeats a call of the kernel that a message which is unread may prevent, until it does not. With the answer nobody goes on:
-    /// what was done before the call and told of is known.
+    /// Repeats a call that the kernel refuses while a message is unread, until it is not refused for that. While the
+    /// returned guard lives, no thread that discards or forks goes on. Everything that was reported before the call is
+    /// known.
     pub fn until_read<T>(&self, mut call: impl FnMut(&mut Shared) -> Result<T, Errno>) -> (Held<'_>, Result<T, Errno>) {
         loop {
             let mut held = self.hold();
@@ -227,14 +251,15 @@ impl Following {
         }
     }
 
-    /// Lets writers in again to a range, and wakes them. What is not followed any more has nobody who waits.
+    /// Lets writers into a range again, and wakes them. On memory that is not followed any more, nobody waits.
     pub fn let_writers_in(&self, range: PageRange) {
         drop(self.until_read(|_| self.watch.protect(range, false)));
         let _ = self.watch.wake(range);
     }
 
-    /// Ends what [`Shared::begin_section`] began, also where the program has moved memory meanwhile. `private` is what was registered
-    /// for the section only: where that lies now, it is let go. Nobody is to be kept out of anything else any more.
+    /// Ends what [`Shared::begin_section`] began, also where the program has moved memory meanwhile. `private` is
+    /// memory that was registered for the section only; moved parts of it are unregistered where they lie. Writers are
+    /// let into all moved memory.
     pub fn end_section(&self, private: &[PageRange]) {
         let mut private = private.to_vec();
         let moved = self.hold().end_section();
@@ -259,15 +284,16 @@ impl Following {
                 if !shared.is_in_section {
                     look_after(&mut shared.born, &mut keeper);
                 }
-                (is_well, !shared.born.is_empty())
+                (is_well, !shared.born.is_empty() || !shared.lacking.is_empty())
             };
             if !is_well {
-                // As for want of descriptors: the message is still there, and would have `poll` return at once.
+                // For example, no file descriptor is left: the message is still unread, and `poll` would return at
+                // once.
                 std::thread::sleep(CHILDREN_EVERY);
             }
             let time = match (has_children, keeper.is_idle() && self.follows_forks) {
                 (true, _) => Some(CHILDREN_EVERY),
-                // Of a keeper that is gone, or of having been retired, nothing else tells.
+                // Nothing else tells that the keeper is gone, or that this follower was retired.
                 (false, false) => Some(KEPT_EVERY),
                 (false, true) => None,
             };
@@ -280,6 +306,17 @@ impl Following {
 }
 
 impl Shared {
+    const fn new(own: Follower) -> Self {
+        Self {
+            own,
+            born: Vec::new(),
+            lacking: Vec::new(),
+            are_pages_out: false,
+            is_in_section: false,
+            moved: Vec::new(),
+        }
+    }
+
     fn read(&mut self, following: &Following) -> io::Result<()> {
         loop {
             match self.own.read()? {
@@ -288,12 +325,17 @@ impl Shared {
                 Told::Discard => following.expect_discards(),
                 Told::Move(from, to) => {
                     following.lose_track("moved memory that was folded");
-                    // Whatever the pool would show in the place that was left, and behind what has grown, is zeros.
+                    // The place that was left must read as zeros, and so must memory behind a mapping that has grown. A
+                    // mapping of the pool would show the pool's bytes there.
                     let behind = following.maps.behind(PageRange { start: to, ..from });
                     [from, behind].into_iter().for_each(|range| self.own.note_discard(range));
                     if self.is_in_section {
                         self.moved.push((from, to));
                     }
+                }
+                Told::Birth(mut child) if self.are_pages_out => {
+                    child.put_off_missing();
+                    self.lacking.push(child);
                 }
                 Told::Birth(child) => self.born.push(child),
             }
@@ -305,22 +347,26 @@ impl Shared {
         self.own.kept(range)
     }
 
-    /// Pages that were discarded and not touched since.
-    pub const fn discarded(&self) -> &PageSet {
-        self.own.discarded()
+    /// All pages that were discarded, also those that became zeros since.
+    pub fn all_discarded(&self) -> PageSet {
+        let mut all = self.own.discarded().clone();
+        self.own.given().ranges().for_each(|range| all.insert(range));
+        all
     }
 
-    /// These pages are something else now.
+    /// Forgets these pages: something else lies there.
     pub fn forget(&mut self, range: PageRange) {
         self.own.forget(range);
     }
 
-    /// The mapping at `from`, if any, is about to be moved to where slots are to be placed.
+    /// Announces that the mapping at `from` is about to be moved to where slots are to be placed; `None` takes that
+    /// back.
     pub fn expect_placing(&mut self, from: Option<HostVirt>) {
         self.own.expect(from.map(Expected::Placing));
     }
 
-    /// Where pages lie that the program has moved since the section began, as far as they were moved together.
+    /// The place to which the program has moved these pages since the section began. The answer has only the first
+    /// pages of the range if the others were not moved together with them.
     pub fn moved_to(&self, range: PageRange) -> Option<PageRange> {
         let (from, to) =
             self.moved.iter().rev().find(|(from, _)| from.start <= range.start && range.start < from.end())?;
@@ -328,12 +374,12 @@ impl Shared {
         Some(PageRange { start: to.add_pages(skipped), pages: range.pages.min(from.pages - skipped) })
     }
 
-    /// Slots have just been placed there, and have no page table entries yet.
+    /// Notes that slots have just been placed there, and have no page table entries.
     pub fn placed(&mut self, range: PageRange) {
         self.own.lost_entries(range);
     }
 
-    /// From here on until [`Shared::end_section`], pages may be out of reach, and what is discarded is kept in mind.
+    /// From here on until [`Shared::end_section`], pages may be out of reach, and every discard is remembered.
     pub fn begin_section(&mut self) {
         self.is_in_section = true;
         self.own.keep_in_mind(true);
@@ -342,57 +388,65 @@ impl Shared {
     /// See [`Shared::begin_section`].
     fn end_section(&mut self) -> Vec<(PageRange, HostVirt)> {
         self.is_in_section = false;
+        self.are_pages_out = false;
+        self.lacking.iter_mut().for_each(Follower::answer_missing);
+        self.born.append(&mut self.lacking);
         self.own.keep_in_mind(false);
         std::mem::take(&mut self.moved)
     }
 
-    /// Gives children that were born meanwhile what they lack of a range: copies that lie at `copy`. What was discarded before
-    /// they were born reads as zeros there, too.
+    /// Gives copies of a range's pages to children that lack them, born while pages were out of reach. The copies lie at
+    /// `copy`. Pages that were discarded before a child was born, or by the child, read as zeros there.
     pub fn give_to_born(&mut self, range: PageRange, copy: HostVirt) {
-        let mut born = Vec::new();
-        for child in &mut self.born {
-            for part in child.discarded().missing(range) {
-                give(child, part, copy.add_pages(part.start.page() - range.start.page()), &mut born);
-            }
+        let mut at = 0;
+        while let Some(child) = self.lacking.get_mut(at) {
+            let mut born = Vec::new();
+            give(child, range, copy, &mut born);
+            // Children of this child. They were born before it had all of its pages, so it is their turn, too.
+            self.lacking.append(&mut born);
+            at += 1;
         }
-        // Born of children that had what they lacked.
-        self.born.append(&mut born);
     }
 }
 
 fn give(child: &mut Follower, range: PageRange, copy: HostVirt, born: &mut Vec<Follower>) {
-    let mut at = 0;
-    while at < range.pages {
-        let to = PageRange { start: range.start.add_pages(at), pages: range.pages - at };
-        match child.watch().copy_pages(copy.add_pages(at), to) {
-            Ok(pages) => at += pages,
-            // It has this one.
-            Err(Errno::EXIST) => at += 1,
-            // It runs already, and has discarded something or forked.
-            Err(Errno::AGAIN) => read_child(child, born),
-            // More than one mapping at a time is refused.
-            Err(_) if to.pages > 1 => at += give_one(child, to, copy.add_pages(at)),
-            // It is gone, or has mapped something else there.
-            Err(_) => at += 1,
-        }
+    let mut rest = range;
+    // Asked anew after each step: the child runs already, and may have discarded more.
+    while let Some(part) = child.discarded().missing(rest).first().copied() {
+        let from = copy.add_pages(part.start.page() - range.start.page());
+        let done = match child.watch().copy_pages(from, part) {
+            Ok(pages) => pages,
+            // The child has discarded something or forked.
+            Err(Errno::AGAIN) => {
+                let known = born.len();
+                read_child(child, born);
+                born.iter_mut().skip(known).for_each(Follower::put_off_missing);
+                0
+            }
+            // The child has this page.
+            Err(Errno::EXIST) => 1,
+            // The kernel refuses a range that spans more than one mapping.
+            Err(_) if part.pages > 1 => {
+                let one = child.watch().copy_pages(from, PageRange { pages: 1, ..part });
+                u64::from(one != Err(Errno::AGAIN))
+            }
+            // The child is gone, or has mapped something else there.
+            Err(_) => 1,
+        };
+        let next = part.start.add_pages(done);
+        rest = PageRange { start: next, pages: range.end().page() - next.page() };
     }
 }
 
-/// Gives the first page of a range, if it is lacked, and says that it was one.
-fn give_one(child: &Follower, range: PageRange, copy: HostVirt) -> u64 {
-    let _ = child.watch().copy_pages(copy, PageRange { pages: 1, ..range });
-    1
-}
-
-/// Hands children to the keeper; those that it does not take are followed here.
+/// Hands children to the keeper; this thread follows those that the keeper does not take.
 fn look_after(children: &mut Vec<Follower>, keeper: &mut Keeper) {
     let mut left = keeper.look();
     for mut child in std::mem::take(children) {
         if child.settle().is_err() {
             continue;
         }
-        // It is handed over as its userfaultfd, and nothing that is known here.
-        if child.discarded().is_empty() {
+        // The keeper gets the child's userfaultfd, and no list of discards that are pending here.
+        if child.is_at_rest() {
             match keeper.take(child) {
                 Some(back) => child = back,
                 None => continue,
@@ -415,3 +469,7 @@ fn read_child(child: &mut Follower, born: &mut Vec<Follower>) {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "follow_tests.rs"]
+mod tests;

@@ -1,51 +1,62 @@
-//! Giving way to the program's own userfaultfd (postcopy migration, snapshots): a mapping can be registered with one
-//! only, and the program's goes first.
+//! Yielding to the program's own userfaultfd (postcopy migration, snapshots): a mapping can be registered with one
+//! userfaultfd only, and the program's takes precedence.
 //!
-//! The program's thread that is about to register asks here. It has to take ours off the range at once, but does not have
-//! our userfaultfds among its files; so it gets them from the agent's thread for the moment.
+//! The program's thread that is about to register calls this module through a hook (`hooks/userfault.rs`). It has to
+//! take the agent's userfaultfds off the range at once, but does not have them in its table of file descriptors. So it
+//! borrows them from the agent's thread for a moment.
 
+use crate::maps;
 use crate::section::Section;
 use crate::table;
-use host::{Userfault, Watch};
-use page::{PageRange, PageSet};
+use act::{Userfault, Watch};
+use page::PageRange;
 use rustix::process::Pid;
 use rustix::thread::gettid;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
+/// Agent's thread that has the two userfaultfds below open; 0 before [`publish`].
 static THREAD: AtomicI32 = AtomicI32::new(0);
+/// Descriptor of the userfaultfd that notes writes, -1 for none.
 static NOTES: AtomicI32 = AtomicI32::new(-1);
+/// Descriptor of the userfaultfd that follows memory which maps the pool, -1 for none.
 static WATCH: AtomicI32 = AtomicI32::new(-1);
 
-/// Whether ours was taken off memory that maps the pool, and has not been put back on all of it.
+/// Whether the agent's userfaultfd was taken off memory that maps the pool, and is not back on all of it.
 static IS_OFF: AtomicBool = AtomicBool::new(false);
 
-/// From now on, what this section uses has to give way. For the thread that has it open.
+/// Makes the userfaultfds of this section the ones that yield. For the thread that has them open.
 pub fn publish(section: &Section) {
+    share(section);
+    crate::hooks::set_yield(unregister);
+}
+
+fn share(section: &Section) {
     NOTES.store(section.notes().map_or(-1, Userfault::number), Ordering::Relaxed);
     WATCH.store(section.following().watch().number(), Ordering::Relaxed);
     THREAD.store(gettid().as_raw_nonzero().get(), Ordering::Release);
-    crate::doors::set_yield(unregister);
 }
 
-/// Takes our userfaultfds off a range. Called by a thread of the program.
+/// Takes the agent's userfaultfds off a range. A thread of the program calls it.
 fn unregister(range: PageRange) {
-    // Held, so that no section is under way, and none puts them back.
-    let table = table::lock();
-    let mut pooled = PageSet::new();
-    table.pooled_pages(range).into_iter().for_each(|range| pooled.insert(range));
+    // While the table's lock is held, no section is under way, and none puts the userfaultfds back.
+    let _table = table::lock();
     let Some(thread) = Pid::from_raw(THREAD.load(Ordering::Acquire)) else { return };
-    let take_off = |number: &AtomicI32, parts: Vec<PageRange>| {
-        if let Ok(ours) = Userfault::of_thread(thread, number.load(Ordering::Relaxed)) {
-            // If it fails, so will the program's own registration, and the program is told that.
-            parts.into_iter().map(|part| ours.unregister(part)).for_each(|_| ());
-        }
-    };
-    take_off(&NOTES, pooled.missing(range));
+    let of_number = |number: &AtomicI32| Userfault::of_thread(thread, number.load(Ordering::Relaxed)).ok();
+    let ours = [of_number(&NOTES), of_number(&WATCH)];
     IS_OFF.store(true, Ordering::Relaxed);
-    take_off(&WATCH, pooled.within(range));
+    // Mapping by mapping, because a part of the range may be the program's already. From Linux 6.17 on, the kernel then
+    // lets nothing of the range go. Older ones would take the part from the program. So the kernel is asked first whose
+    // the mapping is: nobody can register a mapping of another's.
+    for mapping in maps::mappings(range, false).unwrap_or_default() {
+        for ours in ours.iter().flatten().filter(|ours| ours.register(mapping.range, Watch::Writes).is_ok()) {
+            // A mapping that stays ours makes the program's own registration fail, and the program is told that.
+            let _ = ours.unregister(mapping.range);
+        }
+    }
 }
 
-/// Puts ours back on memory that maps the pool, as far as the program's own is gone. For the agent's thread.
+/// Puts the agent's userfaultfd back on memory that maps the pool, except where the program's own is still there. For
+/// the agent's thread.
 pub fn take_back(section: &Section) {
     if !IS_OFF.swap(false, Ordering::Relaxed) {
         return;
@@ -58,5 +69,41 @@ pub fn take_back(section: &Section) {
                 IS_OFF.store(true, Ordering::Relaxed);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Member, fold, pool, section};
+    use act::Purpose;
+    use wire::Outcome;
+
+    /// The kernel refuses a whole range where any part of it belongs to somebody else. The program's registration of more
+    /// than it had before once failed for that.
+    #[test]
+    fn program_registers_more_than_it_has_registered_before() {
+        let Some(mut section) = section() else { return };
+        let (pool, member) = (pool(), Member::new(12));
+        let programs = Userfault::open(Purpose::Note).unwrap();
+        assert_eq!(fold(&mut section, member.run(4, 4), Some((&pool, 4))), [Outcome::Folded; 4]);
+        section.watch_again(&[member.run(0, 4), member.run(8, 4)]);
+        share(&section);
+        let register = |first, pages| {
+            unregister(member.run(first, pages));
+            programs.register(member.run(first, pages), Watch::Writes)
+        };
+        assert_eq!(register(1, 1), Ok(()));
+        assert_eq!(register(5, 1), Ok(()));
+        programs.protect(member.run(1, 1), true).unwrap();
+        assert_eq!(register(0, 12), Ok(()));
+        let mut entries = Vec::new();
+        let pagemap = host::Pagemap::open(std::process::id()).unwrap();
+        pagemap.read(member.run(0, 12).start, 12, &mut entries).unwrap();
+        assert!(entries[1].write_protected(), "what the program had registered stays as it was");
+        // Where the table does not know that memory is folded, and the agent looks after it, too.
+        programs.unregister(member.run(0, 12)).unwrap();
+        section.following().watch().register(member.run(2, 1), Watch::Writes).unwrap();
+        assert_eq!(register(0, 12), Ok(()));
     }
 }

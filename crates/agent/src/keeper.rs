@@ -1,21 +1,24 @@
-//! The keeper: the service's process that follows children of members ([`wire::prove`]), also when their parents are gone.
+//! The agent's connection to the keeper: the service's process that follows children of members ([`wire::prove`]), also
+//! when their parents are gone.
 //!
-//! What was handed over is held here, too, and handed to the next keeper should this one be killed. As long as nobody reads what
-//! the kernel tells of a child, the child waits; so nothing is lost meanwhile.
+//! The agent holds on to each userfaultfd that it has handed over, and hands it to the next keeper should this one be
+//! killed. A child waits as long as nobody reads the kernel's messages about it, so nothing is lost meanwhile.
 
-use host::{Follower, Received, Seqpacket, Userfault};
+use act::{Follower, Userfault};
+use host::{Received, Seqpacket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use wire::prove::{FOLLOW_FORKS, FOLLOWS_FORKS, KEEP};
 
-/// A keeper that is not there, or takes nothing, is tried again after so long; and as often it is looked which children have ended.
-const AGAIN: Duration = Duration::from_millis(500);
-/// It has so long to answer.
+/// Time until the next attempt at a keeper that is absent or takes nothing, and between two looks for children that
+/// have ended.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// Longest time that the keeper may take to answer.
 const ANSWER_TIME: Duration = Duration::from_secs(2);
 
-/// Where it is to be found, a connection to it, and what it keeps.
+/// The keeper's address, a connection to it, and the children that it follows.
 pub struct Keeper {
     path: PathBuf,
     socket: Option<Seqpacket>,
@@ -25,18 +28,18 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Nothing is sent yet.
+    /// Makes no connection yet.
     pub fn new(path: PathBuf) -> Self {
         let now = Instant::now();
-        Self { path, socket: None, kept: Vec::new(), next: now, next_look: now + AGAIN }
+        Self { path, socket: None, kept: Vec::new(), next: now, next_look: now + RETRY_INTERVAL }
     }
 
-    /// Whether it keeps nothing.
+    /// Whether it follows no child of this process.
     pub const fn is_idle(&self) -> bool {
         self.kept.is_empty()
     }
 
-    /// Hands a child over, of which nothing is known here. Gives it back if it was not taken.
+    /// Hands over a child of which no discards are pending. Returns the child if the keeper did not take it.
     pub fn take(&mut self, child: Follower) -> Option<Follower> {
         let now = Instant::now();
         if now < self.next {
@@ -53,17 +56,17 @@ impl Keeper {
             self.kept.push(child);
             return None;
         }
-        self.next = now + AGAIN;
+        self.next = now + RETRY_INTERVAL;
         Some(child)
     }
 
-    /// Forgets children that have ended, and gives back all others if the keeper is gone.
+    /// Forgets children that have ended. Returns all others if the keeper is gone.
     pub fn look(&mut self) -> Vec<Follower> {
         let now = Instant::now();
         if now < self.next_look {
             return Vec::new();
         }
-        self.next_look = now + AGAIN;
+        self.next_look = now + RETRY_INTERVAL;
         self.kept.retain(Follower::is_alive);
         let mut nothing = ([0; 8], Vec::new());
         let receive = |socket: &Seqpacket| socket.receive(&mut nothing.0, &mut nothing.1);
@@ -75,7 +78,8 @@ impl Keeper {
     }
 }
 
-/// Opens a userfaultfd that follows memory and forks, if there is a keeper that begins it.
+/// Opens a userfaultfd that follows memory and forks. The keeper has the right to begin one that reports forks; without
+/// a keeper, there is none.
 pub fn open_followed(keeper: &Path) -> Option<Userfault> {
     let socket = Seqpacket::connect(keeper).ok()?;
     let watch = Userfault::open_idle().ok()?;

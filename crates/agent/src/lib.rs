@@ -1,11 +1,13 @@
-//! `libpagefold.so`: folds the pages of the process it is loaded into.
+//! `libpagefold.so`, the agent: preloaded into a process, it folds the pages of that process. ARCHITECTURE.md, section
+//! "Folding", shows how its modules work together.
 
 mod arena;
+mod collapse;
 mod cpu_time;
-mod doors;
 mod fold;
 mod follow;
 mod give_way;
+mod hooks;
 mod keeper;
 mod link;
 mod lock;
@@ -16,7 +18,6 @@ mod pool;
 mod raw;
 mod references;
 mod refold;
-mod regain;
 mod round;
 mod section;
 mod spawn;

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 use wire::{FRAME_BYTES, ToAgent, ToWorker};
 
-/// Frames that may wait until the worker has read others.
+/// Largest number of frames that wait until the worker has read others.
 const MOST_WAITING: usize = 256;
 
 /// One connection, until an error ends it.
@@ -20,7 +20,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Connects to who decides the group, and hands us to its worker.
+    /// Connects to the supervisor, which decides the group and hands the connection to the group's worker.
     ///
     /// # Errors
     /// Nobody listens there.
@@ -44,7 +44,7 @@ impl Link {
         Ok(())
     }
 
-    /// Sends what waits, as far as the worker takes it.
+    /// Sends waiting frames as far as the worker takes them.
     ///
     /// # Errors
     /// The worker is gone.
@@ -58,7 +58,7 @@ impl Link {
         Ok(())
     }
 
-    /// Whether the worker has as much to read as it takes.
+    /// Whether frames wait because the worker takes no more.
     pub fn is_full(&self) -> bool {
         !self.waiting.is_empty()
     }
@@ -71,7 +71,7 @@ impl Link {
     /// The next message and what came with it, if there is one.
     ///
     /// # Errors
-    /// The worker is gone, or sent what no worker sends.
+    /// The worker is gone, or sent a frame that no worker sends.
     pub fn receive(&mut self) -> io::Result<Option<(ToAgent, Vec<OwnedFd>)>> {
         let mut files = Vec::new();
         match self.socket.receive(&mut self.buffer, &mut files)? {
@@ -84,7 +84,7 @@ impl Link {
         }
     }
 
-    /// Waits until the worker says something, takes something if something waits, or the time is over.
+    /// Waits until a message arrives, until the worker takes one of the waiting frames, or until the time is over.
     ///
     /// # Errors
     /// The kernel refused.

@@ -1,8 +1,8 @@
-//! A lock for what the program's threads, its signal handlers and the agent's thread share.
+//! A lock for data that the program's threads, its signal handlers and the agent's thread share.
 //!
-//! It is a word and `futex`, so that it allocates nothing and cannot be poisoned. While it is held, all signals are blocked:
-//! a handler that unmaps memory would otherwise wait for the very thread it interrupted. It is not taken around a `fork`: a
-//! child uses nothing that it guards.
+//! The lock is a word and `futex`, so it allocates nothing and cannot be poisoned. All signals are blocked while it is
+//! held: a signal handler that unmaps memory would otherwise wait for the very thread that it interrupted. Nobody takes
+//! it around a `fork`: a child uses nothing that it guards.
 
 use crate::{arena, raw};
 use std::cell::UnsafeCell;
@@ -11,18 +11,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-/// Held, and somebody sleeps.
+/// State of a lock that is held while another thread sleeps.
 const AWAITED: u32 = 2;
 
-/// A value and who may use it.
+/// A value that one thread at a time may use.
 #[derive(Debug)]
 pub struct Lock<T> {
     state: AtomicU32,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached only through a `Guard`, of which there is one at a time; so sharing the lock between threads
-// is no more than sending the value from one to the next.
+// SAFETY: the value is reached only through a `Guard`, and there is one guard at a time. So sharing the lock between
+// threads does no more than send the value from one thread to the next.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
@@ -33,7 +33,7 @@ impl<T> Lock<T> {
     /// Waits for the value, with all signals blocked.
     pub fn lock(&self) -> Guard<'_, T> {
         if arena::holds(raw::stack()) {
-            // A thread of ours, which takes none (`spawn`).
+            // One of the agent's own threads, which run with all signals blocked (`spawn`).
             return self.lock_only();
         }
         let signals = raw::set_signal_mask(u64::MAX);
@@ -41,7 +41,7 @@ impl<T> Lock<T> {
         Guard { lock: self, signals: Some(signals) }
     }
 
-    /// As [`Lock::lock`], for who has blocked all signals already.
+    /// As [`Lock::lock`], for callers that have blocked all signals already.
     pub fn lock_only(&self) -> Guard<'_, T> {
         self.acquire();
         Guard { lock: self, signals: None }

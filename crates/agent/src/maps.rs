@@ -1,4 +1,4 @@
-//! What the kernel says about mappings of this process, where the table cannot know.
+//! The kernel's view of this process's mappings, for questions that the table cannot answer.
 
 use crate::raw;
 use crate::table::{Advice, Traits};
@@ -11,21 +11,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A mapping, or the part of it that was asked about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Where.
+    /// Its addresses.
     pub range: PageRange,
     /// `PROT_` bits.
     pub access: u8,
-    /// Private and of no file.
+    /// Whether it is private and maps no file.
     pub anonymous: bool,
-    /// Not shared.
+    /// Whether it is private.
     pub private: bool,
-    /// Of which file: its device and its number there, 0 for none.
+    /// The mapped file: its device and its inode number, which is 0 without a file.
     pub file: (u64, u64),
-    /// Locked into memory.
+    /// Whether it is locked into memory. Known only with flags.
     pub locked: bool,
-    /// With a property that a mapping of the pool cannot have: cleared for children, growing, with a protection key.
+    /// Whether it has a property that a mapping of the pool cannot have: cleared for children, growing, sealed, or with
+    /// a protection key. Known only with flags.
     pub special: bool,
-    /// What was advised. Only with flags.
+    /// The advice given for it. Known only with flags.
     pub advice: Advice,
 }
 
@@ -49,7 +50,7 @@ struct Query {
     build_id: u64,
 }
 
-/// `_IOWR('f', 17, struct procmap_query)`
+/// `_IOWR('f', 17, struct procmap_query)`.
 const PROCMAP_QUERY: usize = 0xc068_6611;
 const _: () = assert!(size_of::<Query>() == 104 && PROCMAP_QUERY >> 16 & 0x3fff == 104);
 
@@ -59,17 +60,29 @@ const WRITABLE: u64 = 2;
 const EXECUTABLE: u64 = 4;
 const SHARED: u64 = 8;
 
-/// Files whose mappings are known to be the pool's: their numbers on [`POOL_DEVICE`], 0 where there is none.
+/// Inode numbers, on [`POOL_DEVICE`], of files whose mappings are known to be the pool's; 0 in free places.
 static POOL_FILES: [AtomicU64; 512] = [const { AtomicU64::new(0) }; 512];
-/// All of them are memory files of the kernel's one nameless filesystem.
+/// Device of the pool's files: memory files lie on one nameless filesystem of the kernel's.
 static POOL_DEVICE: AtomicU64 = AtomicU64::new(0);
 
-/// From here on, private mappings of this file are the pool's. For the agent's thread.
+/// Notes that private mappings of this file are the pool's. For the agent's thread.
 pub fn know_pool(file: &Stat) {
     POOL_DEVICE.store(file.st_dev, Ordering::Relaxed);
-    // If there is no room, its mappings are taken for somebody else's, which are left alone.
-    let free = POOL_FILES.iter().find(|known| [0, file.st_ino].contains(&known.load(Ordering::Relaxed)));
-    free.into_iter().for_each(|free| free.store(file.st_ino, Ordering::Relaxed));
+    if !know_file(file.st_ino) {
+        // A pool has 256 segments at most. The others are of files that are gone, if nothing of them is mapped here.
+        let mapped = mappings(crate::table::everything(), false).unwrap_or_default();
+        let is_mapped = |number| mapped.iter().any(|mapping| mapping.file == (file.st_dev, number));
+        let gone = POOL_FILES.iter().filter(|known| !is_mapped(known.load(Ordering::Relaxed)));
+        gone.for_each(|known| known.store(0, Ordering::Relaxed));
+        // Without a free place, its mappings are taken for the program's own, which are left alone.
+        know_file(file.st_ino);
+    }
+}
+
+/// Returns whether there was a place for this inode number.
+fn know_file(number: u64) -> bool {
+    let free = POOL_FILES.iter().find(|known| [0, number].contains(&known.load(Ordering::Relaxed)));
+    free.inspect(|free| free.store(number, Ordering::Relaxed)).is_some()
 }
 
 fn is_pool_file((device, number): (u64, u64)) -> bool {
@@ -77,18 +90,18 @@ fn is_pool_file((device, number): (u64, u64)) -> bool {
     number != 0 && device == POOL_DEVICE.load(Ordering::Relaxed) && POOL_FILES.iter().any(is_known)
 }
 
-/// Kind of memory that the table has at a place.
+/// The kind of memory that the table expects at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Memory of no file.
     Anonymous,
-    /// Slots of the pool, or what was made of them by writing.
+    /// Slots of the pool, or private copies that writes have made of them.
     Pool,
     /// Some of both.
     Either,
 }
 
-/// The kernel's list of this process's mappings, to be asked about single places.
+/// The kernel's list of this process's mappings, open for questions about single addresses.
 #[derive(Debug)]
 pub struct Maps(OwnedFd);
 
@@ -101,7 +114,7 @@ impl Maps {
         open(c"/proc/thread-self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(Self)
     }
 
-    /// Whether all of a range is mapped privately as these traits have it, with their protection and not locked.
+    /// Whether all of a range is private memory of this kind, with the protection of these traits, and not locked.
     pub fn shows(&self, range: PageRange, traits: Traits, kind: Kind) -> bool {
         let mut at = range.start;
         while at < range.end() {
@@ -120,7 +133,7 @@ impl Maps {
         !traits.is_locked()
     }
 
-    /// What the mapping that holds the last page of a range has behind it.
+    /// The pages behind a range that belong to the mapping of its last page.
     pub fn behind(&self, range: PageRange) -> PageRange {
         let end = self.ask(HostVirt(range.end().0 - PAGE_BYTES as u64)).map_or(range.end(), |last| last.range.end());
         PageRange { start: range.end(), pages: end.page() - range.end().page() }
@@ -131,7 +144,7 @@ impl Maps {
         let page = PageRange { start: at, pages: 1 };
         let query = match query(self.0.as_raw_fd() as usize, at) {
             Ok(query) => query,
-            // An older kernel has to be asked for all of them.
+            // A kernel before Linux 6.11 has to be asked for all mappings.
             Err(libc::ENOTTY) => return mappings(page, false)?.pop(),
             Err(_) => return None,
         };
@@ -150,36 +163,37 @@ impl Maps {
     }
 }
 
-/// Whether a mapped page's mapping is locked: the kernel does not think such memory cold.
+/// Whether the mapping of a mapped page is locked: the kernel refuses to mark locked memory as cold.
 fn is_locked(page: HostVirt) -> bool {
-    // SAFETY: the call changes no content; at most, the page is thought to be older than it is.
+    // SAFETY: the call changes no content; at most, the kernel takes the page for older than it is.
     let answer =
         unsafe { raw::call(libc::SYS_madvise, [page.0 as usize, PAGE_BYTES, libc::MADV_COLD as usize, 0, 0, 0]) };
     raw::error(answer) == Some(libc::EINVAL)
 }
 
-/// Asks an open list for the mapping that holds an address. The error's number if there is none.
+/// Asks an open list for the mapping that holds an address. The error is the kernel's error number.
 fn query(file: usize, at: HostVirt) -> Result<Query, i32> {
     let mut query = Query { size: size_of::<Query>() as u64, address: at.0, ..Query::default() };
     let arguments = [file, PROCMAP_QUERY, &raw mut query as usize, 0, 0, 0];
-    // SAFETY: the kernel reads and writes a structure of the size that it states, which is borrowed for the call.
+    // SAFETY: the kernel reads and writes a structure of the size that the structure states, which is borrowed for the
+    // call.
     let answer = unsafe { raw::call(libc::SYS_ioctl, arguments) };
     raw::error(answer).map_or(Ok(query), Err)
 }
 
-/// Whether a range is one mapping, or a part of one.
+/// Whether a range is one mapping to the kernel, or a part of one.
 pub fn is_one(range: PageRange) -> bool {
     let Ok(maps) = Maps::open() else { return false };
     match query(maps.0.as_raw_fd() as usize, range.start) {
         Ok(query) => query.start <= range.start.0 && range.end().0 <= query.end,
-        // An older kernel has to be asked for all of them.
+        // A kernel before Linux 6.11 has to be asked for all mappings.
         Err(libc::ENOTTY) => mappings(range, false).is_some_and(|all| all.len() == 1 && all[0].range == range),
         Err(_) => false,
     }
 }
 
-/// The mappings within a range, in order. Flags and advice are read only on demand, because the kernel then counts pages.
-/// `None` where they cannot be read. For who holds the table's lock: it allocates.
+/// The mappings within a range, in order; `None` where they cannot be read. Flags and advice are read only on demand,
+/// because the kernel then counts pages. For callers that hold the table's lock, because it allocates.
 pub fn mappings(within: PageRange, flags: bool) -> Option<Vec<Mapping>> {
     let path = if flags { c"/proc/thread-self/smaps" } else { c"/proc/thread-self/maps" };
     let arguments = [path.as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize, 0, 0, 0, 0];
@@ -223,7 +237,7 @@ fn read_all(file: usize, within: PageRange) -> Option<Vec<Mapping>> {
     }
 }
 
-/// Takes a line in. Says whether lines behind it can still matter.
+/// Parses a line. Returns whether lines behind it can still matter.
 fn take_line(line: &[u8], within: PageRange, found: &mut Vec<Mapping>) -> bool {
     let line = &*String::from_utf8_lossy(line);
     if let Some(key) = line.strip_prefix("ProtectionKey:") {
@@ -253,14 +267,14 @@ fn take_line(line: &[u8], within: PageRange, found: &mut Vec<Mapping>) -> bool {
     true
 }
 
-/// The addresses that a mapping's line begins with, and what follows.
+/// The addresses at the beginning of a mapping's line, and the rest of the line.
 fn header(line: &str) -> Option<(u64, u64, &str)> {
     let (addresses, rest) = line.split_once(' ')?;
     let (start, end) = addresses.split_once('-')?;
     Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?, rest))
 }
 
-/// A mapping by what follows its addresses: `rw-p 00000000 00:00 0   [heap]`.
+/// A mapping, from the text behind its addresses: `rw-p 00000000 00:00 0   [heap]`.
 fn mapping(range: PageRange, rest: &str) -> Mapping {
     let mut words = rest.split_ascii_whitespace();
     let access = words.next().unwrap_or("");
@@ -293,5 +307,32 @@ fn take_flag(flag: &str, mapping: &mut Mapping) {
         "hg" => mapping.advice.huge = Some(true),
         "nh" => mapping.advice.huge = Some(false),
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
+
+    /// Over weeks, a member may see any number of segments come and go.
+    #[test]
+    fn mappings_of_pool_are_known_however_many_segments_there_were() {
+        if !crate::testing::alone("maps::tests::mappings_of_pool_are_known_however_many_segments_there_were") {
+            return;
+        }
+        let segment = || {
+            let file = memfd_create("segment", MemfdFlags::CLOEXEC).unwrap();
+            ftruncate(&file, PAGE_BYTES as u64).unwrap();
+            let stat = fstat(&file).unwrap();
+            know_pool(&stat);
+            (act::PoolView::new(file, 1).unwrap(), (stat.st_dev, stat.st_ino))
+        };
+        let (first, passed) = (segment(), segment().1);
+        for _ in 0..3 * POOL_FILES.len() {
+            assert!(is_pool_file(segment().1));
+        }
+        assert!(is_pool_file(first.1), "still mapped");
+        assert!(!is_pool_file(passed));
     }
 }

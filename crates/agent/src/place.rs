@@ -1,49 +1,51 @@
-//! Placing slots of the pool in a program's memory, such that they are followed from their first moment.
+//! Places slots of the pool in a program's memory, such that they are followed from their first moment.
 //!
-//! A mapping is followed once it is registered. Between mapping and registering it, a discard would go unseen; nobody touches
-//! the pages then, but they would read as the pool's bytes ever after. So where discards were seen that come by other ways than
-//! through the hooks, or may come:
+//! A mapping is followed once it is registered. A discard between mapping and registering would go unseen. Nobody
+//! touches the pages then, but they would read as the pool's bytes ever after. So there are two ways:
 //!
 //! ```text
-//!   map the slots elsewhere, register, move the mapping over (the kernel tells the follower)   -- exact, and 12 to 35 us dearer
+//!   discards past the hooks were seen, or may come:
+//!      map the slots elsewhere, register, move the mapping over (the kernel tells the follower). 12 to 35 us dearer
+//!   else:
+//!      map the slots in place, register there
 //! ```
 //!
-//! and else the slots are mapped in place and registered there. Either way no page table entry comes along: whoever touches the
-//! pages sleeps until they are mapped here, but for those that were discarded meanwhile, of which zeros are made.
+//! Either way, the mapping has no page table entries at first: a thread that touches its pages sleeps until they are
+//! filled in here. Pages that were discarded meanwhile are not filled in; they become zeros.
 
 use crate::follow::{Following, Shared};
 use crate::maps::Kind;
 use crate::table::Traits;
-use host::{PoolView, Watch, move_mapping_over};
+use act::{PoolView, Watch, move_mapping_over};
 use page::{HostVirt, PageRange, PoolSlot};
 use rustix::io::Errno;
 
-/// What is mapped in place is registered there, whatever it takes: so many attempts.
+/// Most attempts to register slots that were mapped in place. They must be followed, so there are many.
 const ATTEMPTS: u32 = 1000;
 
-/// What is to be placed.
+/// Slots that are to be placed.
 #[derive(Clone, Copy)]
 pub struct Placing<'a> {
     /// The segment.
     pub pool: &'a PoolView,
     /// The slot for the first page.
     pub slot: PoolSlot,
-    /// What is known of the memory there.
+    /// The traits of the memory that they replace.
     pub traits: Traits,
-    /// And what kind it is.
+    /// Its kind.
     pub kind: Kind,
-    /// Where copies lie for children that were born while pages were out of reach.
+    /// Address of copies for children that were born while pages were out of reach.
     pub staged: Option<HostVirt>,
 }
 
-/// Replaces what is mapped at `piece`, which is registered with what follows memory, by slots.
+/// Replaces the mapping at `piece`, which is registered with the follower, by slots.
 ///
 /// # Safety
 /// The program would find `piece` unchanged: the slots hold what it held. Nobody can write it until this returns.
 ///
 /// # Errors
-/// The process has as many mappings as it may, memory is short, or something else lies there (`ESTALE`); `piece` is as it was, or (on
-/// old kernels, where memory for the mapping itself is short) unmapped.
+/// The process has as many mappings as it may, memory is short, or something else lies there (`ESTALE`). Then `piece`
+/// is as it was. On old kernels that lack memory for the mapping itself, it is unmapped instead.
 pub unsafe fn place(following: &Following, placing: Placing<'_>, piece: PageRange) -> Result<(), Errno> {
     let Placing { pool, slot, traits, kind, staged } = placing;
     let advice = traits.inherited();
@@ -66,14 +68,14 @@ pub unsafe fn place(following: &Following, placing: Placing<'_>, piece: PageRang
         // SAFETY: by the caller.
         unsafe { pool.map_over(piece, slot) }?;
         let register = |_| following.watch().register(piece, Watch::AbsentAndWrites).is_ok();
-        // It fails for want of memory alone, which the kernel finds.
+        // This fails for want of memory alone, and the kernel finds some in the end.
         let _ = (0..ATTEMPTS).any(|n| {
             register(n) || {
                 std::thread::yield_now();
                 false
             }
         });
-        // What is refused is advice, not content.
+        // If it fails, the pages lack advice, not content.
         let _ = advice.apply(piece);
     }
     let (shared, _) = following.until_read(|shared| {
@@ -85,11 +87,11 @@ pub unsafe fn place(following: &Following, placing: Placing<'_>, piece: PageRang
     Ok(())
 }
 
-/// Maps all pages that were not discarded.
+/// Fills in all pages that were not discarded.
 fn fill(following: &Following, shared: &Shared, piece: PageRange) -> Result<(), Errno> {
     let kept = shared.kept(piece);
     if kept.is_empty() {
-        // Only to see whether a message is unread.
+        // This only shows whether a message is unread.
         return following.watch().protect(piece, false);
     }
     for range in kept {
@@ -99,7 +101,7 @@ fn fill(following: &Following, shared: &Shared, piece: PageRange) -> Result<(), 
             at += match following.watch().map_present(rest) {
                 Ok(pages) => pages,
                 Err(Errno::AGAIN) => return Err(Errno::AGAIN),
-                // Somebody has touched it, or (as when memory is short) will find it when it is touched.
+                // The page has an entry already, or (as when memory is short) gets one when it is touched.
                 Err(_) => 1,
             };
         }

@@ -1,13 +1,13 @@
 //! The group's pool, as a member sees it: segments that it can read and map.
 
 use crate::maps;
-use host::PoolView;
+use act::PoolView;
 use page::PoolSlot;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 
-/// A segment and which file it is.
+/// A segment, the file that it is (device and inode number), and whether the worker of this connection offered it.
 struct Segment {
     view: PoolView,
     file: (u64, u64),
@@ -19,15 +19,16 @@ struct Segment {
 pub struct Pool(BTreeMap<u8, Segment>);
 
 impl Pool {
-    /// A new connection: what the worker does not offer again is not its pool's.
+    /// Begins a new connection: a segment that the worker does not offer again is not part of its pool.
     pub fn withdraw(&mut self) {
         self.0.values_mut().for_each(|segment| segment.offered = false);
     }
 
-    /// A segment that the worker offers. Where the number stood for another file before, it no longer does: returns `true`.
+    /// Takes a segment that the worker offers. Returns `true` if the number stood for another file before; it no longer
+    /// does.
     ///
     /// # Errors
-    /// The file is not as long as said, or address space is short.
+    /// The file does not have the length that the worker said, or address space is short.
     pub fn offer(&mut self, number: u8, slots: u32, file: OwnedFd) -> Result<bool, Errno> {
         let stat = rustix::fs::fstat(&file)?;
         maps::know_pool(&stat);
@@ -56,12 +57,12 @@ impl Pool {
         self.0.retain(|_, segment| segment.offered);
     }
 
-    /// Waits for whoever holds a lock that unmapping takes, of any segment ([`PoolView::wait_for_lock`]).
+    /// Waits until nobody holds the lock that unmapping takes, segment by segment ([`PoolView::wait_for_lock`]).
     pub fn wait_for_locks(&self) {
         self.0.values().for_each(|segment| segment.view.wait_for_lock());
     }
 
-    /// Unmaps what was read for comparisons.
+    /// Unmaps the slots that were mapped for comparisons.
     pub fn rest(&self) {
         self.0.values().for_each(|segment| segment.view.rest());
     }

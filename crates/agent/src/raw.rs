@@ -3,7 +3,7 @@
 use std::arch::asm;
 use std::sync::atomic::AtomicU32;
 
-/// What the kernel answered: a value, or a negative error number from -4095 on.
+/// The kernel's answer: a value, or a negative error number from -4095 on.
 pub type Answer = isize;
 
 /// Makes a system call.
@@ -12,8 +12,8 @@ pub type Answer = isize;
 /// As that system call: where it takes pointers or changes mappings, they must be the caller's to give.
 pub unsafe fn call(number: libc::c_long, a: [usize; 6]) -> Answer {
     let answer: isize;
-    // SAFETY: this is the kernel's calling convention on x86-64: it keeps all registers but rax, rcx and r11, and uses no
-    // stack of ours. What the call itself may do is the caller's promise.
+    // SAFETY: this is the kernel's calling convention on x86-64. The kernel keeps all registers but rax, rcx and r11,
+    // and uses no stack of the caller. The caller promises that the system call itself is sound.
     unsafe {
         asm!(
             "syscall",
@@ -37,14 +37,14 @@ pub const fn error(answer: Answer) -> Option<i32> {
     if answer < 0 && answer >= -4095 { Some(-(answer as i32)) } else { None }
 }
 
-/// `futex` on a word of ours, without time-out.
+/// `futex` on a word of the agent's, without time-out.
 pub fn futex(word: &AtomicU32, operation: i32, value: u32) -> Answer {
     let arguments = [word.as_ptr() as usize, operation as usize, value as usize, 0, 0, 0];
     // SAFETY: waiting and waking read no memory but the word, which is borrowed until the call returns.
     unsafe { call(libc::SYS_futex, arguments) }
 }
 
-/// Sets the calling thread's signal mask and gives back the old one.
+/// Sets the calling thread's signal mask and returns the old one.
 pub fn set_signal_mask(mask: u64) -> u64 {
     let mut old = 0_u64;
     let arguments = [libc::SIG_SETMASK as usize, &raw const mask as usize, &raw mut old as usize, 8, 0, 0];
@@ -53,7 +53,7 @@ pub fn set_signal_mask(mask: u64) -> u64 {
     old
 }
 
-/// The address of the calling thread's stack, about.
+/// An address on the calling thread's stack.
 pub fn stack() -> usize {
     let pointer: usize;
     // SAFETY: reads a register.
@@ -61,10 +61,11 @@ pub fn stack() -> usize {
     pointer
 }
 
-/// What the C library's wrappers return: the value, or -1 and `errno`.
+/// The answer as the C library's wrappers return it: the value, or -1 and `errno`.
 pub fn c_answer(answer: Answer) -> Answer {
     let Some(number) = error(answer) else { return answer };
-    // SAFETY: gives the calling thread's own `errno`, from its first instruction on.
+    // SAFETY: returns the address of the calling thread's own `errno`, which exists from the thread's first instruction
+    // on.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above, and only this thread uses it.
     unsafe { *errno = number };

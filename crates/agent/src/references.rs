@@ -1,24 +1,26 @@
-//! Whether everything that may write the member's memory behind the processor's back pins the pages it writes.
+//! Checks that everything which may write the member's memory behind the processor's back pins the pages it writes.
 //!
-//! A fold is safe because the kernel refuses to move a page that may be pinned for DMA. It does not see a plain reference
-//! (`get_user_pages`): a page that is the target of such a read in flight would be folded, and what the read brings would
-//! be lost. So a member is folded only while everything that it has open is known to pin or to copy ([`judge`]).
+//! A fold is safe because the kernel refuses to move a page that may be pinned for DMA. The kernel does not see a plain
+//! reference (`get_user_pages`). A page that is the target of such a read in flight would be folded, and the data that
+//! the read brings would be lost. So a member is folded only while everything that it has open is known to pin or to
+//! copy ([`judge`]).
 //!
 //! ```text
 //!   the program opens something                       the agent, before each batch
-//!      | door: what it opened is judged before           |  survey: judges every open file, unless it
+//!      | hook: the opened file is judged before          |  survey: judges every open file, unless it
 //!      | the program learns its number                   |  did so at this generation
 //!      v                                                 v
 //!   known: nothing          not known:                 not known: Err(reason), nothing is folded
 //!                           generation + 1,               | known
-//!                           direct reads: for ever        v pages out -> generation looked at again -> fold
+//!                           direct reads: for ever        v move pages out -> check the generation again -> fold
 //! ```
 //!
 //! *For ever*, because a read that was begun outlives the descriptor (asynchronous I/O, files registered with an
-//! `io_uring`). Reads that end with their system call are taken to be over some time after the file was seen last.
+//! `io_uring`). Reads that end with their system call are taken to be over some time after the file was seen last
+//! ([`LINGER`]).
 //!
-//! What the doors do not see (system calls made without the C library) only the survey sees; so it must also be made now
-//! and then while the generation stays.
+//! Only the survey sees files that were opened past the hooks (system calls made without the C library). So the survey
+//! is also repeated from time to time while the generation stays.
 
 mod files;
 mod hooks;
@@ -30,20 +32,21 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Names of filesystems, separated by commas, that are not trusted to pin.
+/// Variable with the names of filesystems that are not trusted to pin, separated by commas.
 const NOT_PINNING: &str = "PAGEFOLD_NOT_PINNING";
-/// A system call that was under way when a file was closed is taken to have ended after this time.
+/// Time after which a system call that was under way when its file was closed is taken to have ended.
 const LINGER: Duration = Duration::from_secs(60);
 
-/// Counts everything opened through which memory might be written without pinning.
+/// Number of times that something was opened through which memory might be written without pinning.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
+/// Filesystems that are not trusted to pin, as [`Distrusted`] keeps them.
 static DISTRUSTED: AtomicU32 = AtomicU32::new(0);
-/// What a door saw, for ever: see [`Sticky`].
+/// First finding of a hook that holds for ever: see [`Sticky`].
 static STICKY: AtomicU64 = AtomicU64::new(0);
-/// What surveys saw, and when it was seen last if it has not to stay for ever.
+/// Finding of the last survey that had one, and when that was; without a time if the finding holds for ever.
 static SEEN: Lock<Option<(Reason, Option<Instant>)>> = Lock::new(None);
 
-/// What a door can say without words: a kind in the upper half, a detail in the lower. 0 is nothing.
+/// A hook's finding, without words: a kind in the upper half, a detail in the lower. 0 is nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Sticky {
@@ -57,7 +60,7 @@ enum Sticky {
     Tls = 4,
 }
 
-/// Why the member must not be folded.
+/// The reason why a member must not be folded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reason(String);
 
@@ -67,25 +70,25 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Reads what operators and tests distrust. For the constructor.
+/// Reads which filesystems the operator or a test distrusts. For the constructor.
 pub fn init() {
     if let Ok(names) = std::env::var(NOT_PINNING) {
         DISTRUSTED.store(Distrusted::parse(&names).0, Ordering::Relaxed);
     }
 }
 
-/// Changes when anything is opened of which it is not known that what it writes is pinned or copied, before the program
-/// can use it.
+/// A number that changes when anything is opened that is not known to pin or to copy. It changes before the program can
+/// use the opened file.
 pub fn generation() -> u64 {
     GENERATION.load(Ordering::SeqCst)
 }
 
-/// Looks at every open file of the process. For the agent's thread.
+/// Judges every open file of the process. For the agent's thread.
 ///
 /// # Errors
-/// One of them, or something the process did earlier, may write memory without pinning it.
+/// One of them, or something that the process did before, may write memory without pinning it.
 pub fn survey() -> Result<(), Reason> {
-    if let Some(reason) = said_by_a_door() {
+    if let Some(reason) = said_by_hook() {
         return Err(reason);
     }
     let found = files::worst();
@@ -104,19 +107,19 @@ fn distrusted() -> Distrusted {
     Distrusted(DISTRUSTED.load(Ordering::Relaxed))
 }
 
-/// Something was opened that is not known, and what that is need not be remembered.
+/// Notes that something was opened that is not known, and need not be remembered.
 fn stir() {
     GENERATION.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Something was opened or done that can never be forgotten.
+/// Notes that something was opened or done that can never be forgotten.
 fn stick(what: Sticky, detail: u32) {
     let _ = STICKY.compare_exchange(0, (what as u64) << 32 | u64::from(detail), Ordering::SeqCst, Ordering::SeqCst);
     stir();
 }
 
-/// In words, for people, what a door saw.
-fn said_by_a_door() -> Option<Reason> {
+/// A hook's finding in words, for people.
+fn said_by_hook() -> Option<Reason> {
     let sticky = STICKY.load(Ordering::SeqCst);
     let detail = sticky as u32;
     let text = match sticky >> 32 {
@@ -132,16 +135,16 @@ fn said_by_a_door() -> Option<Reason> {
     Some(Reason(text))
 }
 
-/// How all reasons end.
+/// End of all reasons.
 const UNPINNED: &str = "which is not known to pin the memory that it reads or writes; nothing can be folded safely";
 
-/// What a door does about a file that the program is about to be given.
-fn at_the_door(file: Facts) {
+/// Judges a file that the program is about to be given.
+fn in_hook(file: Facts) {
     match judge::judge(file, distrusted()) {
         Verdict::Harmless => {}
         Verdict::DirectReads => stick(Sticky::DirectReads, file.filesystem),
         Verdict::ByDevice if judge::is_known_device(file.device, None) => {}
-        // The survey, which knows their names, says what they are.
+        // The survey judges these, because it knows their names.
         Verdict::PlainReads | Verdict::ByName | Verdict::ByDevice | Verdict::BySocket => stir(),
     }
 }

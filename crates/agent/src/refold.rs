@@ -1,16 +1,16 @@
 //! Folds pages again that were broken.
 //!
-//! A page that the member broke by writing is private, but lies in a mapping of the pool, and the kernel moves nothing out
-//! of such a mapping. So it cannot be taken out of everybody's reach, as the section does; it stays where it is, and what
-//! the move proves there - that nobody can be writing it - is proved in two steps here:
+//! A page that the member broke by writing is private, but lies in a mapping of the pool. The kernel moves nothing
+//! out of such a mapping, so the page cannot be taken out of everybody's reach, as the section does. It stays where
+//! it is. The section's move proves that nobody can be writing the page; here this is proved in two steps:
 //!
 //! ```text
 //!   BROKEN, and at rest
-//!      | writers are kept out: their fault sleeps (synchronous userfaultfd write-protect)
+//!      | keep writers out: their fault sleeps (synchronous userfaultfd write-protect)
 //!      v
-//!   a witness is asked (`witness`): does anybody else hold the page, who might write it without a fault?
+//!   ask a witness (`witness`): does anybody else hold the page and could write it without a fault?
 //!      |                                            \
-//!      v nobody                                      v somebody, or nobody knows: let writers in --> Busy
+//!      v no                                          v yes, or it does not know: let writers in --> Busy
 //!   compared with the slot, in place
 //!      |                     \
 //!      v equal                 v different: let writers in --> Changed
@@ -18,11 +18,11 @@
 //!      \--> Folded. Wake who slept: they find the slot, and break it
 //! ```
 //!
-//! Who only reads the page meanwhile reads the same bytes before and after. What is discarded meanwhile reads as zeros afterwards:
-//! the kernel tells of it (`follow`).
+//! A thread that only reads the page meanwhile reads the same bytes before and after. A page that is discarded
+//! meanwhile reads as zeros afterwards: the kernel tells the follower of it (`follow`).
 //!
-//! The table's lock is held while writers are kept out, from at most [`GROUP_PAGES`] pages in [`GROUP_PARTS`] parts at a
-//! time, and a witness answers soon or not at all, so it ends by itself.
+//! The table's lock is held while writers are kept out. That ends by itself: it concerns at most [`GROUP_PAGES`]
+//! pages in [`GROUP_PARTS`] parts at a time, and a witness answers soon or not at all.
 
 use crate::follow::Following;
 use crate::maps::Kind;
@@ -31,66 +31,92 @@ use crate::references;
 use crate::section::{RUN_PAGES, Source};
 use crate::table::{Guard, Table};
 use crate::witness::Witness;
-use host::{Pagemap, SoftReader, map_anonymous_over, pages_equal};
+use act::{SoftReader, map_anonymous_over, pages_equal};
+use host::Pagemap;
 use page::PageRange;
 use rustix::io::Errno;
 use std::time::{Duration, Instant};
 use wire::prove::Proof;
 use wire::{Outcome, SlotRun};
 
-/// Pages that writers are kept out of at a time.
+/// Most pages that writers are kept out of at a time.
 pub const GROUP_PAGES: u64 = RUN_PAGES;
-/// And parts of memory that these pages may lie in.
+/// Most parts of memory that these pages may lie in.
 const GROUP_PARTS: usize = 12;
 
-/// Broken pages side by side that are to be folded to slots side by side.
+/// Consecutive broken pages that are to be folded to consecutive slots.
 #[derive(Clone, Copy)]
 pub struct Part<'a> {
     /// The pages: at most [`GROUP_PAGES`].
     pub range: PageRange,
     /// Where their contents are in the pool; `None` for zeros.
     pub source: Option<Source<'a>>,
-    /// Where the outcome for the first of them belongs.
+    /// Index of the outcome for the first of them.
     pub at: usize,
 }
 
-/// Folds some of these parts, the first ones, and says what became of each page; gives back how many parts they were and
-/// how long writers were kept out.
+/// Folds the first of these parts, and says what became of each page. Returns how many parts they were, and how long
+/// writers were kept out.
 ///
-/// `table` is the table's lock, held; the caller has seen in it that all of the pages are broken ones that may be folded, and asked
-/// `references` at `generation` or later.
-pub fn some(
+/// `table` is the table's lock, held. The caller has seen in it that all of the pages are broken and may be folded.
+/// The caller asked `references` at `generation` or later.
+pub fn fold_group(
     table: &mut Guard,
     (pagemap, following, reader, witness): (&Pagemap, &Following, &mut SoftReader, &mut Witness),
     parts: &[Part<'_>],
     generation: u64,
     outcomes: &mut [Outcome],
 ) -> (usize, Duration) {
+    let group = first_group(parts);
+    prepare(group, outcomes);
+    if !witness.is_at_hand() {
+        return (group.len(), Duration::ZERO);
+    }
+    // Mapping would wait for this lock: wait while nobody is kept out.
+    group.iter().find_map(|part| part.source).inspect(|source| source.pool.wait_for_lock());
+    following.hold().begin_section();
+    let began = Instant::now();
+    // Where the program looks after its faults by itself, this fails, and the part stays as it is.
+    let keep_out = |part: &&Part<'_>| following.until_read(|_| following.watch().protect(part.range, true)).1.is_ok();
+    let kept_out: Vec<&Part<'_>> = group.iter().filter(keep_out).collect();
+    let proofs = witness.ask(pagemap, kept_out.iter().map(|part| part.range));
+    replace_proved(table, (following, reader), &kept_out, (proofs, generation), outcomes);
+    following.end_section(&[]);
+    let_writers_in(table, following, &kept_out);
+    (group.len(), began.elapsed())
+}
+
+/// The first parts, as many as a group may have; one at least.
+fn first_group<'a, 'b>(parts: &'b [Part<'a>]) -> &'b [Part<'a>] {
     let mut pages = 0;
     let fits = |part: &&Part<'_>| {
         pages += part.range.pages;
         pages <= GROUP_PAGES
     };
-    let group = &parts[..parts.iter().take(GROUP_PARTS).take_while(fits).count().clamp(1, parts.len())];
+    &parts[..parts.iter().take(GROUP_PARTS).take_while(fits).count().clamp(1, parts.len())]
+}
+
+/// Counts all pages as busy, to begin with, and brings in their slots. This process may not have looked at them for a
+/// while, and writers would have to wait for that.
+fn prepare(group: &[Part<'_>], outcomes: &mut [Outcome]) {
     for part in group {
         outcomes[part.at..part.at + part.range.pages as usize].fill(Outcome::Busy);
-        // Compared with bytes that this process has not looked at for a while: have them ready.
         let slots = part.source.and_then(|s| s.pool.slots(s.first, part.range.pages));
-        let _ = slots.map(host::make_present);
+        let _ = slots.map(act::make_present);
     }
-    if !witness.is_at_hand() {
-        return (group.len(), Duration::ZERO);
-    }
-    // What has to be waited for later is waited for now, while nobody is kept out.
-    group.iter().find_map(|part| part.source).inspect(|source| source.pool.wait_for_lock());
-    following.hold().begin_section();
-    let began = Instant::now();
-    // Where the program looks after its faults by itself, this fails, and nothing is touched.
-    let keep_out = |part: &&Part<'_>| following.until_read(|_| following.watch().protect(part.range, true)).1.is_ok();
-    let kept_out: Vec<&Part<'_>> = group.iter().filter(keep_out).collect();
-    let mut proofs = witness.ask(pagemap, kept_out.iter().map(|part| part.range));
+}
+
+/// Judges and replaces parts that writers are kept out of. `proofs` has one for each of their pages, in order.
+fn replace_proved(
+    table: &mut Table,
+    (following, reader): (&Following, &mut SoftReader),
+    kept_out: &[&Part<'_>],
+    (mut proofs, generation): (&[Proof], u64),
+    outcomes: &mut [Outcome],
+) {
+    // Asked after writers were kept out, as in the section after the move.
     let pinned = references::generation() != generation;
-    for part in &kept_out {
+    for part in kept_out {
         let of_part = &mut outcomes[part.at..part.at + part.range.pages as usize];
         let (its_proofs, others) = proofs.split_at(of_part.len());
         proofs = others;
@@ -100,43 +126,47 @@ pub fn some(
         }
         replace(table, following, part.range, part.source, of_part);
     }
-    following.end_section(&[]);
-    for part in &kept_out {
-        // What is still there; what has been replaced is not protected.
+}
+
+/// Lets writers in again, and wakes everybody who sleeps on these parts.
+fn let_writers_in(table: &Table, following: &Following, kept_out: &[&Part<'_>]) {
+    for part in kept_out {
+        // Pages that were replaced are not protected; those that were not still are.
         for pooled in table.pooled_pages(part.range) {
             following.let_writers_in(pooled);
         }
-        // Who slept on what has been replaced.
+        // Threads that sleep on pages that were replaced.
         let _ = following.watch().wake(part.range);
     }
-    (group.len(), began.elapsed())
 }
 
-/// `Folded` stands for a page that can be replaced, for now.
+/// Compares each page that is proved to be free with its slot. Afterwards, the outcome `Folded` stands for a page
+/// that can be replaced.
 fn judge(following: &Following, reader: &mut SoftReader, part: &Part<'_>, proofs: &[Proof], outcomes: &mut [Outcome]) {
     let slots = part.source.map(|s| s.pool.slots(s.first, part.range.pages));
     let Some(slots) = slots.map_or(Some(None), |slots| slots.map(Some)) else { return };
-    // Held while it is read: a page that was discarded cannot be read before writers are let in again, and would be waited for
-    // for ever.
+    // Held while the pages are read. A page that was discarded cannot be read before writers are let in again: the
+    // reader would wait for ever.
     let shared = following.hold();
     for kept in shared.kept(part.range) {
         let first = (kept.start.page() - part.range.start.page()) as usize;
-        // Copied, because the program may unmap it by a system call of its own. Nobody can write it.
+        // The reader copies them, because the program may unmap them by a system call of its own. Nobody can write
+        // them.
         for n in 0..reader.read(kept) {
             if proofs[first + n] != Proof::Free {
                 continue;
             }
             let wanted = slots.map_or(crate::section::zeros(), |slots| slots.start.add_pages((first + n) as u64));
             let ours = page::HostVirt(std::ptr::from_ref(reader.page(n)) as u64);
-            // SAFETY: one is a copy of ours; the other is a page of the view, which reaches to the end of a file that cannot
-            // shrink, or a constant.
+            // SAFETY: one is a copy of ours. The other is a constant, or a page of the view. The view reaches to the
+            // end of a file, and the file cannot shrink.
             let equal = unsafe { pages_equal(ours, wanted) };
             outcomes[first + n] = if equal { Outcome::Folded } else { Outcome::Changed };
         }
     }
 }
 
-/// Replaces what can be.
+/// Replaces the pages whose outcome is `Folded`.
 fn replace(
     table: &mut Table,
     following: &Following,
@@ -149,7 +179,7 @@ fn replace(
         let verdict = outcomes[at];
         let pages = outcomes[at..].iter().take_while(|o| **o == verdict).count();
         let piece = PageRange { start: run.start.add_pages(at as u64), pages: pages as u64 };
-        // A mapping is advised as a whole.
+        // Advice applies to a mapping as a whole, so a piece has one set of traits.
         let piece = PageRange { pages: table.alike(piece), ..piece };
         let pages = piece.pages as usize;
         if verdict == Outcome::Folded && map_over(table, following, piece, source, at as u32).is_err() {
@@ -170,8 +200,8 @@ fn map_over(
     let traits = table.traits(piece).unwrap_or_default();
     loop {
         let mapped = match (source, slot) {
-            // SAFETY: every page of the piece is read-only for everybody, and holds what the slots hold. The table's lock keeps
-            // other threads from mapping anything else there.
+            // SAFETY: every page of the piece is read-only for everybody, and holds the bytes of its slot. The
+            // table's lock keeps other threads from mapping anything else there.
             (Some(source), Some(slot)) => unsafe {
                 place(following, Placing { pool: source.pool, slot, traits, kind: Kind::Pool, staged: None }, piece)
             },
@@ -181,16 +211,16 @@ fn map_over(
         };
         match mapped {
             Ok(()) => break,
-            // An old kernel that is short of memory has unmapped the piece already. Its content is in the pool, so it is
-            // mapped for certain, and the sooner the better.
-            Err(e) if e != Errno::STALE && host::make_present(piece) == Err(Errno::NOMEM) => std::thread::yield_now(),
+            // An old kernel that is short of memory has unmapped the piece already. Its content is in the pool, so it
+            // can still be mapped, and must be: try again until that succeeds.
+            Err(e) if e != Errno::STALE && act::make_present(piece) == Err(Errno::NOMEM) => std::thread::yield_now(),
             Err(e) => return Err(e),
         }
     }
     match slot {
         Some(slot) => table.set_folded(SlotRun { start: piece.start, slot, pages: piece.pages as u16 }),
         None => {
-            // What is refused is advice, not content.
+            // If it fails, the pages lack advice, not content.
             let _ = traits.inherited().apply(piece);
             table.set_zeroed(piece);
         }

@@ -1,5 +1,5 @@
-//! A round: which pages were written since the last one, which of the others are to be fingerprinted, and when to look
-//! again.
+//! A round finds the pages that were written since the last round, and those of the others that are to be
+//! fingerprinted. It also decides when the next round is due.
 //!
 //! ```text
 //!            written                      not written in a whole round
@@ -9,20 +9,28 @@
 //!    `-----------------------------------------------------------------------'
 //! ```
 //!
-//! Where the kernel notes writes (`WP_ASYNC`), a round costs what was written, not what is there. A page that is noted
-//! costs its writer one fault, about as much as it costs us to look at it, so rounds come the further apart the more is
-//! written: together they may take a four-hundredth of a processor; a hundredth where it depends on the moment what is folded; and a
-//! twenty-fifth in the first minute in which much is written, and for some seconds after it, when what was is folded. Where the kernel
-//! cannot, all small pages are fingerprinted each round, and one that has the fingerprint of the last round has rested.
+//! Where the kernel notes writes (`WP_ASYNC`), the cost of a round depends on the pages that were written, not on all
+//! pages. Each note also costs the page's writer a fault, about as much as it costs us to look at the page. So the
+//! more is written, the further apart the rounds come. Rounds and faults together may take this share of a processor
+//! ([`Change`]):
 //!
-//! Pages that were broken inside a mapping of the pool are not watched either: that would take another change of each mapping.
-//! They are fingerprinted now and then, have rested when that stays the same, and are looked at the more seldom the less they rest,
-//! but every few seconds where much has begun to be written, and for some seconds after it.
+//! | change | share |
+//! |---|---|
+//! | little, or much for long | 1/400 |
+//! | some: the time decides which pages are worth folding | 1/100 |
+//! | much: the first minute of a burst, and some seconds after it | 1/25 |
 //!
-//! Huge pages are not watched, because a watched huge page is split by the first write. They are fingerprinted whole, and
-//! again after a time that doubles while they stay as they are; that some of their pages have changed is seen by that.
+//! Where the kernel cannot note writes, all small pages are fingerprinted in each round. A page whose fingerprint is
+//! that of the last round has rested.
 //!
-//! Which of the pages that rest are worth folding depends on when much was written last ([`Turnover`]).
+//! Pages that were broken inside a mapping of the pool are not watched: that would take another change of each
+//! mapping. They are fingerprinted now and then, and have rested when the fingerprint stays the same
+//! (`round/broken.rs`).
+//!
+//! Huge pages are not watched, because the first write splits a watched huge page. They are fingerprinted as a whole,
+//! which also shows whether some of their pages have changed (`round/huge.rs`).
+//!
+//! [`Turnover`] decides which of the pages that rest are worth folding.
 
 mod broken;
 mod huge;
@@ -30,9 +38,10 @@ mod ranges;
 
 use crate::cpu_time::cpu_time;
 use crate::table;
-use crate::turnover::{Calm, Change, Turnover, Worth};
+use crate::turnover::{Change, QuietInterval, Turnover, Worth};
+use act::{HUGE_PAGES, SoftReader, Userfault, Watch};
 use broken::{AGAIN, BrokenPageList};
-use host::{HUGE_PAGES, Pagemap, SoftReader, Userfault, Watch};
+use host::Pagemap;
 use huge::HugePageList;
 use page::{Fingerprint, HostVirt, PageRange};
 use ranges::{between, common, gaps, overlapping};
@@ -41,29 +50,33 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::time::{Duration, Instant};
 
-/// What a round and the faults it causes may take of a processor, one part in so many, and how close they come at most: where little
-/// changes or much does for long, where pages are to be folded soon after they were written, and where many are.
+/// Share of a processor for rounds and their faults, and shortest time between two rounds: 1/400, 100 ms. It holds
+/// while little changes, or much does for long.
 const QUIET: (u32, Duration) = (400, CLOSEST);
+/// The same while pages are to be folded soon after they were written: 1/100, 100 ms.
 const BUSY: (u32, Duration) = (100, CLOSEST);
+/// The same while much changes: 1/25, 1 s.
 const BUSIEST: (u32, Duration) = (25, Duration::from_secs(1));
+/// Shortest time between two rounds: 100 ms.
 const CLOSEST: Duration = Duration::from_millis(100);
-/// They come no further apart, whatever that takes.
+/// Longest time between two rounds, whatever share of a processor that takes: 10 s.
 const FURTHEST: Duration = Duration::from_secs(10);
-/// What a round may take while pages are being folded.
+/// Share of a processor for rounds while pages are being folded: 1/10.
 const HURRIED_SHARE: u32 = 10;
-/// What it costs to note a page again, and its writer to write it.
+/// Cost of noting a page again, for us and for its writer: 1 us.
 const NOTE_COST: Duration = Duration::from_micros(1);
-/// What it costs to fold a page.
+/// Cost of folding a page: 4 us.
 const FOLD_COST: Duration = Duration::from_micros(4);
-/// Stands for a page of a huge page that is not to be folded.
+/// Stand-in for the fingerprint of a page that is not to be folded, in a huge page.
 pub const HIDDEN: Fingerprint = Fingerprint(0);
-/// Pages that are read at once, and that one of the program's threads may have to wait for.
+/// Pages that are read at once with the table's lock held: one of the program's threads may have to wait for that.
 const AT_ONCE_PAGES: u64 = 64;
-/// Pages that are looked at for writes with the table's lock held: 16 MiB, some 0.2 ms.
+/// Pages whose notes of writes are taken at once with the table's lock held: 16 MiB, some 0.2 ms.
 const LOOK_PAGES: u64 = 4096;
-/// Ranges that are looked up one by one.
+/// Most ranges that are looked up one by one.
 const FEW: usize = 32;
-/// What pages are that have rested.
+
+/// The kinds of pages that rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Small private pages.
@@ -79,7 +92,7 @@ pub enum Kind {
 pub struct Rested {
     /// Where.
     pub range: PageRange,
-    /// What they are.
+    /// Their kind.
     pub kind: Kind,
 }
 
@@ -91,14 +104,14 @@ pub struct Rounds {
     cost: Duration,
     huge: HugePageList,
     turnover: Turnover,
-    /// Nobody asks whether it will last.
+    /// Whether to fold pages without asking whether the folds will last.
     eager: bool,
     broken: BrokenPageList,
     began: Instant,
     /// Fingerprints of the last round, where writes are not noted.
     seen: BTreeMap<u64, u64>,
     rested: VecDeque<Rested>,
-    /// Where the last search that came to the end of its budget ended, where writes are not noted.
+    /// Where the last search ended that used up its budget, where writes are not noted.
     from: HostVirt,
     generation: u64,
     armed: Instant,
@@ -136,8 +149,8 @@ impl Rounds {
         if self.rested.is_empty() { self.next.saturating_duration_since(now) } else { Duration::ZERO }
     }
 
-    /// Looks at all that was asked in. `rate` bounds what may rest; `huge` says whether huge pages are wanted. Returns how many
-    /// pages it looked at.
+    /// Looks at all memory that was asked in, if a round is due. `rate` is the most pages that may rest in a second;
+    /// `huge` says whether huge pages are looked at. Returns how many pages it looked at.
     ///
     /// # Errors
     /// The kernel refused to look.
@@ -191,7 +204,8 @@ impl Rounds {
         Ok(pages)
     }
 
-    /// So many pages were folded: what that leaves behind is looked at sooner, if looking is the lesser part of the work.
+    /// Takes in that pages were folded. Their neighbourhood is looked at sooner, if looking is the lesser part of the
+    /// work.
     pub fn hurry(&mut self, folded: usize) {
         if FOLD_COST * u32::try_from(folded).unwrap_or(u32::MAX) < self.cost {
             return;
@@ -199,8 +213,8 @@ impl Rounds {
         self.next = self.next.min(self.last + (self.cost * HURRIED_SHARE).max(CLOSEST));
     }
 
-    /// Begins to watch what is not watched yet: memory that was asked in, opened or made private since. Says whether there
-    /// was any.
+    /// Begins to watch memory that is not watched: it was asked in, opened or made private since the last time. Says
+    /// whether there was any.
     fn arm(&mut self, pagemap: &Pagemap, notes: &Userfault, spans: &[PageRange], now: Instant) -> host::Result<bool> {
         let generation = table::lock().generation();
         if generation == self.generation && now < self.armed {
@@ -218,28 +232,29 @@ impl Rounds {
         let mut open = Vec::new();
         table.foldable(&mut open);
         for range in overlapping(&open, &unwatched) {
-            // What cannot be registered is not ours to fold; the section finds that out by itself.
+            // Memory that cannot be registered is not ours to fold; the section finds that out by itself.
             let _ = notes.register(range, Watch::Writes);
         }
         Ok(true)
     }
 
-    /// Which pages are worth folding.
+    /// The pages that are worth folding.
     fn worth(&self, now: Instant) -> Worth {
         if self.eager { Worth::All } else { self.turnover.worth(now) }
     }
 
-    /// Whether little changes.
-    pub fn calm(&self, now: Instant) -> Option<Calm> {
-        self.turnover.calm(now)
+    /// The quiet interval; `None` in a burst.
+    pub fn quiet(&self, now: Instant) -> Option<QuietInterval> {
+        self.turnover.quiet(now)
     }
 
-    /// How much there is to see.
+    /// How much changes.
     pub fn change(&self, now: Instant) -> Change {
         if self.eager { Change::Little } else { self.turnover.change(now) }
     }
 
-    /// Tells what was written from what is only new to us: it has just begun to be watched, or was part of a huge page.
+    /// Tells pages that were written from pages that are only new to us, and returns both. New pages have just begun
+    /// to be watched, or were parts of huge pages.
     fn tell_new(&mut self, found: Vec<PageRange>, armed: bool) -> (Vec<PageRange>, Vec<PageRange>) {
         let split = self.huge.take_split();
         match (armed, self.notes_writes) {
@@ -250,7 +265,7 @@ impl Rounds {
         (common(&found, &gaps(&split, table::everything().end())), common(&found, &split))
     }
 
-    /// At most so many of these pages, from where the last search ended.
+    /// At most `budget` of these pages, from where the last search ended.
     fn within(&mut self, ranges: &[PageRange], mut budget: u64) -> Vec<PageRange> {
         let behind = common(ranges, &[between(self.from, table::everything().end())]);
         let before = common(ranges, &[between(HostVirt(0), self.from)]);
@@ -267,7 +282,8 @@ impl Rounds {
         found
     }
 
-    /// Keeps of what has rested what is there; to read the rest would bring it back from swap.
+    /// Keeps those pages that are present of the ones that have rested. To read the others would bring them back from
+    /// swap.
     fn keep_present(&mut self, pagemap: &Pagemap, spans: &[PageRange], rested: &[PageRange]) -> host::Result<()> {
         // They come in the order of a search that begins anywhere.
         let mut rested = rested.to_vec();
@@ -293,9 +309,21 @@ impl Rounds {
         Ok(look.split)
     }
 
-    /// Fingerprints the next of what has rested, at most about `most` pages; calls `each` with every piece of consecutive
-    /// pages and their fingerprints. Returns how many pages were read.
-    pub fn fingerprint(&mut self, most: u64, mut each: impl FnMut(Rested, &[Fingerprint])) -> u64 {
+    /// Takes a range as one that has rested.
+    #[cfg(test)]
+    pub fn rest(&mut self, range: PageRange) {
+        self.rested.push_back(Rested { range, kind: Kind::Small });
+    }
+
+    /// Fingerprints the next pages that have rested, at most about `most`; calls `each` with every piece of
+    /// consecutive pages and their fingerprints. Returns how many pages were read.
+    /// `notes` is the userfaultfd that notes writes.
+    pub fn fingerprint(
+        &mut self,
+        notes: Option<&Userfault>,
+        most: u64,
+        mut each: impl FnMut(Rested, &[Fingerprint]),
+    ) -> u64 {
         let (mut read, mut fingerprints) = (0, Vec::with_capacity(HUGE_PAGES as usize));
         while read < most
             && let Some(mut next) = self.rested.pop_front()
@@ -307,7 +335,7 @@ impl Rounds {
                 next.range.pages = HUGE_PAGES;
             }
             fingerprints.clear();
-            read_pages(next, &mut self.reader, &mut fingerprints);
+            read_pages(next, notes, &mut self.reader, &mut fingerprints);
             let done = fingerprints.len() as u64;
             read += done.max(1);
             if done < next.range.pages {
@@ -329,7 +357,7 @@ impl Rounds {
         read
     }
 
-    /// These pages have rested, and nothing came of it: they are to be reported again.
+    /// Has pages reported again that have rested and could not be made use of.
     pub fn take_back(&mut self, pages: &[Rested]) {
         let mut table = table::lock();
         for Rested { range, kind } in pages {
@@ -373,7 +401,8 @@ impl Rounds {
         } else {
             for (n, fingerprint) in fingerprints.iter().enumerate() {
                 let start = rested.range.start.add_pages(n as u64);
-                // What was reported is remembered as such (its complement), and not reported again until it changes.
+                // Of a page that was reported, the complement of the fingerprint is remembered. It is not reported
+                // again until it changes.
                 let known = self.seen.insert(start.page(), fingerprint.0);
                 if known == Some(fingerprint.0) {
                     self.seen.insert(start.page(), !fingerprint.0);
@@ -385,7 +414,7 @@ impl Rounds {
         }
     }
 
-    /// Has a huge page's pages rested that have stayed as they are.
+    /// Reports those pages of a huge page that are worth folding.
     fn seen_huge(
         &mut self,
         rested: Rested,
@@ -399,7 +428,7 @@ impl Rounds {
             seen.changed.iter().for_each(|range| table.seen_written(*range));
             table.worth_folding(rested.range, worth)
         };
-        // What has just come to be may change the next moment; nobody can know yet.
+        // A huge page that has just come to be may change the next moment.
         if open.is_empty() || seen.was_new && !self.eager {
             return;
         }
@@ -412,7 +441,7 @@ impl Rounds {
         each(rested, &shown);
     }
 
-    /// Where the huge page begins that a page is part of, as far as was seen; it is to be split now.
+    /// The start of the huge page that a page is part of, if such a huge page is known. The caller splits it.
     pub fn split(&mut self, page: HostVirt) -> Option<HostVirt> {
         self.huge.split(page)
     }
@@ -421,12 +450,12 @@ impl Rounds {
         u32::try_from((now - self.began).as_secs()).unwrap_or(u32::MAX)
     }
 
-    /// A huge page has come to be whose contents are not new.
+    /// Takes in that a huge page has come to be whose contents are not new: a piece was collapsed.
     pub fn know_huge(&mut self, start: HostVirt) {
         self.huge.know(start);
     }
 
-    /// Looks which pages are broken, and has those fingerprinted whose time has come. Returns how many these are.
+    /// Finds the broken pages, and has those fingerprinted whose time has come. Returns how many these are.
     pub fn look_at_broken(&mut self, now: Instant) -> u32 {
         let ranges = table::lock().refoldable();
         let due = self.broken.look(&ranges, self.seconds(now), (self.first_wait(), self.change(now)));
@@ -435,12 +464,12 @@ impl Rounds {
         u32::try_from(pages).unwrap_or(u32::MAX)
     }
 
-    /// When a page that is newly broken is looked at again, in seconds.
+    /// Seconds after which a newly broken page is looked at again.
     const fn first_wait(&self) -> u32 {
         if self.eager { 0 } else { AGAIN.0 }
     }
 
-    /// Everything is to be reported again.
+    /// Has everything reported again.
     pub fn again(&mut self, pagemap: &Pagemap) -> host::Result<()> {
         self.huge.forget();
         self.seen.clear();
@@ -462,12 +491,12 @@ const fn pace(change: Change) -> (u32, Duration) {
     }
 }
 
-/// How far rounds that cost so much come apart.
+/// The time between two rounds, for a round of this cost.
 fn apart(cost: Duration, (share, closest): (u32, Duration)) -> Duration {
     (cost * share).clamp(closest, FURTHEST)
 }
 
-/// What was asked in, in stretches.
+/// Memory that was asked in, in order; neighbouring parts are joined.
 pub fn spans() -> Vec<PageRange> {
     let known = table::lock().known(table::everything());
     let mut spans: Vec<PageRange> = Vec::new();
@@ -480,8 +509,9 @@ pub fn spans() -> Vec<PageRange> {
     spans
 }
 
-/// Takes what was written since it was last asked. Where the program has a userfaultfd of its own, that is its to ask, and taking it
-/// would take it away: so the table's lock is held, without which it cannot register one.
+/// Takes the kernel's notes of pages that were written since the last time. Where the program has a userfaultfd of
+/// its own, these notes are the program's, and taking them would take them away. So the table's lock is held, without
+/// which it cannot register one.
 fn take_written(pagemap: &Pagemap, span: PageRange) -> host::Result<Vec<PageRange>> {
     let (mut written, mut at) = (Vec::new(), 0);
     while at < span.pages {
@@ -495,7 +525,7 @@ fn take_written(pagemap: &Pagemap, span: PageRange) -> host::Result<Vec<PageRang
     Ok(written)
 }
 
-/// Of these ranges, what may be folded.
+/// The parts of these ranges that may be folded.
 fn foldable(ranges: &[PageRange]) -> Vec<PageRange> {
     let mut open = Vec::new();
     table::lock().foldable(&mut open);
@@ -503,7 +533,7 @@ fn foldable(ranges: &[PageRange]) -> Vec<PageRange> {
 }
 
 /// Reads pages up to the first that may not be folded or is not there any more, and appends their fingerprints.
-fn read_pages(rested: Rested, reader: &mut SoftReader, fingerprints: &mut Vec<Fingerprint>) {
+fn read_pages(rested: Rested, notes: Option<&Userfault>, reader: &mut SoftReader, fingerprints: &mut Vec<Fingerprint>) {
     let range = rested.range;
     let may = |table: &table::Guard, range| match rested.kind {
         Kind::Broken => table.is_refoldable(range),
@@ -512,7 +542,7 @@ fn read_pages(rested: Rested, reader: &mut SoftReader, fingerprints: &mut Vec<Fi
     let mut done = 0;
     while done < range.pages {
         let piece = PageRange { start: range.start.add_pages(done), pages: (range.pages - done).min(AT_ONCE_PAGES) };
-        // Held, so that the pages are what they are thought to be.
+        // Held, so that the pages still are what the table says when they are read.
         let table = table::lock();
         let page = |n| PageRange { start: piece.start.add_pages(n), pages: 1 };
         let open = if may(&table, piece) {
@@ -520,7 +550,11 @@ fn read_pages(rested: Rested, reader: &mut SoftReader, fingerprints: &mut Vec<Fi
         } else {
             (0..piece.pages).take_while(|n| may(&table, page(*n))).count() as u64
         };
-        let read = reader.read(PageRange { pages: open, ..piece });
+        let open = PageRange { pages: open, ..piece };
+        // The mapping may be a new one, with a userfaultfd of the program's own, whose handler would fill in a page for this read.
+        let is_ours =
+            rested.kind == Kind::Broken || notes.is_none_or(|notes| notes.register(open, Watch::Writes).is_ok());
+        let read = if open.pages > 0 && is_ours { reader.read(open) } else { 0 };
         drop(table);
         fingerprints.extend((0..read).map(|n| Fingerprint::of(reader.page(n))));
         if (read as u64) < piece.pages {
@@ -531,103 +565,4 @@ fn read_pages(rested: Rested, reader: &mut SoftReader, fingerprints: &mut Vec<Fi
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use host::{MemberMemory, Purpose};
-
-    fn ranges(list: &[(u64, u64)]) -> Vec<PageRange> {
-        list.iter().map(|&(page, pages)| PageRange { start: HostVirt(page << 12), pages }).collect()
-    }
-
-    #[test]
-    fn dear_rounds_come_seldom_also_while_much_changes() {
-        let seconds = |cost: u64| {
-            [Change::Much, Change::Some, Change::Little, Change::MuchForLong]
-                .map(|change| apart(Duration::from_millis(cost), pace(change)).as_secs_f32())
-        };
-        assert_eq!(seconds(0), [1.0, 0.1, 0.1, 0.1]);
-        assert_eq!(seconds(20), [1.0, 2.0, 8.0, 8.0]);
-        assert_eq!(seconds(200), [5.0, 10.0, 10.0, 10.0]);
-    }
-
-    /// Fresh pages, each with its own content, asked in.
-    fn written(pages: u64) -> MemberMemory {
-        let memory = MemberMemory::new(pages).unwrap();
-        table::lock().ask(memory.range());
-        (0..pages).for_each(|n| write(&memory, n, n + 1));
-        memory
-    }
-
-    fn write(memory: &MemberMemory, page: u64, word: u64) {
-        let at = memory.range().start.add_pages(page).0 as usize as *mut u64;
-        // SAFETY: aligned and within the mapping, which lives as long as `memory`.
-        unsafe { at.write_volatile(word) };
-    }
-
-    /// The pages that one round reports, of this memory.
-    fn round(rounds: &mut Rounds, guard: &Userfault, memory: &MemberMemory, rate: Option<u32>) -> Vec<u64> {
-        let pagemap = Pagemap::open(std::process::id()).unwrap();
-        while !rounds.due_in(Instant::now()).is_zero() {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        rounds.look(&pagemap, rounds.notes_writes.then_some(guard), rate, false).unwrap();
-        let (mut found, all) = (Vec::new(), memory.range());
-        while rounds.due_in(Instant::now()).is_zero() {
-            rounds.fingerprint(u64::MAX, |rested, fingerprints| {
-                assert_eq!(rested.range.pages, fingerprints.len() as u64);
-                let pages = (0..rested.range.pages).map(|n| rested.range.start.add_pages(n));
-                found.extend(
-                    pages.filter(|at| (all.start..all.end()).contains(at)).map(|at| at.page() - all.start.page()),
-                );
-            });
-            if rounds.rested.is_empty() {
-                break;
-            }
-        }
-        found.sort_unstable();
-        found
-    }
-
-    #[test]
-    fn pages_that_were_not_written_for_a_round_are_reported_once() {
-        let Ok(guard) = Userfault::open(Purpose::Note) else { return eprintln!("skipped: no userfaultfd") };
-        table::lock().follow_forks(true);
-        for notes_writes in [true, false] {
-            let memory = written(8);
-            // What other tests of this process write makes it busy.
-            let mut rounds = Rounds::new(notes_writes, true).unwrap();
-            assert_eq!(round(&mut rounds, &guard, &memory, None), []);
-            write(&memory, 5, 50);
-            assert_eq!(round(&mut rounds, &guard, &memory, None), [0, 1, 2, 3, 4, 6, 7]);
-            assert_eq!(round(&mut rounds, &guard, &memory, None), [5]);
-            assert_eq!(round(&mut rounds, &guard, &memory, None), []);
-            write(&memory, 0, 10);
-            assert_eq!(round(&mut rounds, &guard, &memory, None), []);
-            assert_eq!(round(&mut rounds, &guard, &memory, None), [0]);
-            // What could not be made use of is reported until it can be.
-            let range = PageRange { start: memory.range().start.add_pages(3), pages: 2 };
-            for _ in 0..2 {
-                rounds.take_back(&[Rested { range, kind: Kind::Small }]);
-                let twice = [(); 2].map(|()| round(&mut rounds, &guard, &memory, None));
-                assert_eq!(twice.concat(), [3, 4], "{notes_writes}");
-            }
-            table::lock().forget(memory.range());
-        }
-    }
-
-    #[test]
-    fn a_budget_goes_round() {
-        let mut rounds = Rounds::new(false, false).unwrap();
-        let all = ranges(&[(0, 10), (20, 4)]);
-        let mut seen = BTreeMap::<u64, u32>::new();
-        for _ in 0..6 {
-            let part = rounds.within(&all, 7);
-            assert_eq!(part.iter().map(|range| range.pages).sum::<u64>(), 7);
-            part.iter()
-                .flat_map(|r| r.start.page()..r.end().page())
-                .for_each(|page| *seen.entry(page).or_default() += 1);
-        }
-        assert_eq!(seen.len(), 14);
-        assert!(seen.values().all(|times| *times == 3), "{seen:?}");
-    }
-}
+mod tests;

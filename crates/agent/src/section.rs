@@ -1,15 +1,15 @@
-//! The fold critical section: replaces a run of a member's pages by slots of the pool, or by nothing where they hold
-//! zeros, while the member uses them.
+//! The critical section of a fold. It replaces a run of a member's pages by slots of the pool while the member uses
+//! them. Pages of zeros are replaced by nothing.
 //!
-//! Nothing but bytes decides, and they are compared where nobody can write them:
+//! The bytes of a page alone decide, and they are compared while nobody can write the page:
 //!
 //! ```text
-//!             register: who touches an absent page of the run sleeps from now on
+//!             register: from here on, a thread that touches an absent page of the run sleeps
 //!   ON GUARD -----------------------------------------------------------------> refused: Gone
-//!      | move the pages out, into a stage of our own. The kernel refuses pages that are pinned for DMA or shared
-//!      v with a child; whoever touches a page that is out sleeps, be it a thread, KVM or a system call
+//!      | move the pages out, to a stage of our own. The kernel refuses pages that are pinned for DMA or shared
+//!      v with a child. Every access to a page that is out sleeps: of a thread, of KVM, of a system call
 //!     OUT ----- a page was refused --> Busy; the pages before and behind it go on
-//!      | look again whether something was opened meanwhile that writes without pinning --> back, Unpinned
+//!      | ask `references` again: was anything opened meanwhile that writes without pinning? --> back, Unpinned
 //!      | compare each page with its slot
 //!      |                      \
 //!      v equal                 v different
@@ -20,40 +20,45 @@
 //!   Folded; wake everybody; note writes again where pages went back
 //! ```
 //!
-//! The program may discard memory, fork or move mappings meanwhile, by whatever system call. The kernel tells of it (`follow`):
-//! a page that was discarded does not go back, and a child that was born while pages were out is given copies of them.
+//! Meanwhile the program may discard memory, fork or move mappings, by whatever system call. The kernel tells the
+//! follower (`follow`). A page that was discarded does not go back. A child that was born while pages were out is
+//! given copies of them.
 //!
-//! Mapping takes a lock that the kernel also holds while it looks up who maps a page of the pool, and it may lose its processor
-//! meanwhile: that is waited for before anything is out.
+//! To map slots, the agent's thread takes the lock of the pool's file. The kernel also holds that lock while it looks
+//! up the mappings of one of the pool's pages, and may lose its processor meanwhile. The thread waits for that before
+//! any page is out.
 //!
-//! From OUT on, every path ends with each page mapped or moved back and everybody woken, and none of it needs the
-//! worker, an allocation, or a lock of the host program: the table's lock is held all the time, which keeps mappings
-//! from being changed under us, and a run has at most [`RUN_PAGES`] pages, which bounds it.
+//! From OUT on:
 //!
-//! From the moment the slots are mapped, the kernel breaks them by itself when the member writes, and nothing of ours
-//! is in the member's way. The page that was moved out is dropped: nobody can have a reference through which it would
-//! still be written, because the kernel moves only pages that nobody has pinned, and members that use anything which
-//! writes without pinning are not folded (`references`).
+//! - Every path ends with each page mapped or moved back, and everybody woken.
+//! - No path needs the worker, an allocation, or a lock of the host program.
+//! - The table's lock is held all the time, so that no hook changes mappings under us.
+//! - A run has at most [`RUN_PAGES`] pages, which bounds the time.
+//!
+//! Once the slots are mapped, the kernel breaks them by itself when the member writes, and nothing of ours is in the
+//! member's way. The page that was moved out is dropped. Nobody can have a reference through which it would still be
+//! written, because the kernel moves only pages that nobody has pinned. Members that use anything which writes without
+//! pinning are not folded (`references`).
 
 use crate::follow::Following;
 use crate::maps::Kind;
 use crate::place::{Placing, place};
 use crate::references;
 use crate::table::Table;
-use host::{MemberMemory, PoolView, Userfault, Watch, map_anonymous_where_free, pages_equal};
+use act::{MemberMemory, PoolView, Userfault, Watch, map_anonymous_where_free, pages_equal};
 use page::{HostVirt, PAGE_BYTES, PageRange, PoolSlot, pages_to_bytes};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::{Outcome, SlotRun, Target};
 
-/// Pages that are out of reach at the same time.
+/// Most pages of a run: those that are out of reach at the same time.
 pub const RUN_PAGES: u64 = 64;
-/// Pages of the stage: what lies there is dropped when it is full, not after each run.
+/// Pages of the stage. Its contents are dropped when it is full, not after each run.
 const STAGE_PAGES: u64 = 8 * RUN_PAGES;
-/// Time between two waits for the pool file's lock.
+/// Shortest time between two waits for the lock of the pool's file: 100 us.
 const LOCK_KEEPS: Duration = Duration::from_micros(100);
-/// A move that finds something locked for the moment is tried so often.
+/// Number of repeated attempts at a move that finds something locked for the moment.
 const TRIES: u32 = 8;
 
 /// A page of zeros to compare with.
@@ -62,12 +67,12 @@ static ZEROS: Zeros = Zeros([0; PAGE_BYTES]);
 #[repr(align(4096))]
 struct Zeros([u8; PAGE_BYTES]);
 
-/// Where a page of zeros lies.
+/// The address of a page of zeros.
 pub fn zeros() -> HostVirt {
     HostVirt(&raw const ZEROS.0 as u64)
 }
 
-/// What a section needs, made once.
+/// The means of a section, made once.
 pub struct Section {
     following: Arc<Following>,
     /// Notes writes to private memory, where the kernel can.
@@ -75,16 +80,16 @@ pub struct Section {
     stage: MemberMemory,
     /// Pages of the stage that are in use; the run's begin behind them.
     used: u64,
-    /// A userfaultfd takes no range that another one looks after, not even to let it go (from Linux 6.17 on).
+    /// Whether the kernel refuses to let a range go by a userfaultfd that does not look after it (from Linux 6.17 on).
     tells_owners_apart: bool,
-    /// When the pool file's lock was free.
+    /// The last time that the lock of the pool's file was found free.
     lock_was_free: Option<Instant>,
-    /// Pages can be moved to the stage. It is closed while nothing is folded: whoever populates all of the program's memory
-    /// (`mlockall`) would wait for pages there.
+    /// Whether pages can be moved to the stage. It is closed while nothing is folded: a thread that populates all of
+    /// the program's memory (`mlockall`) would wait for pages there.
     is_open: bool,
 }
 
-/// Where the contents of a run are to be found in the pool.
+/// The place of a run's contents in the pool.
 #[derive(Clone, Copy)]
 pub struct Source<'a> {
     /// The segment.
@@ -94,7 +99,7 @@ pub struct Source<'a> {
 }
 
 impl Section {
-    /// With a userfaultfd that notes writes, if the kernel has such.
+    /// `notes` is a userfaultfd that notes writes, if the kernel has such.
     ///
     /// # Errors
     /// Memory is short.
@@ -105,12 +110,12 @@ impl Section {
         Ok(Self { following, notes, stage, used: 0, tells_owners_apart, lock_was_free: None, is_open: false })
     }
 
-    /// What follows the memory that is folded.
+    /// The follower of the memory that is folded.
     pub const fn following(&self) -> &Arc<Following> {
         &self.following
     }
 
-    /// From here on, memory is followed by another one. Nothing may be registered with the one before.
+    /// From here on, memory is followed by another follower. Nothing may be registered with the one before.
     pub fn follow_by(&mut self, following: Arc<Following>) {
         self.clear();
         std::mem::replace(&mut self.following, following).retire();
@@ -121,24 +126,24 @@ impl Section {
         self.notes.as_ref()
     }
 
-    /// Whether nobody else looks after the faults of a private range: the program, with a userfaultfd of its own, may be.
+    /// Whether nobody else looks after the faults of a private range. The program may, with a userfaultfd of its own.
     pub fn may_touch(&self, range: PageRange) -> bool {
         self.notes().is_none_or(|notes| notes.register(range, Watch::Writes).is_ok())
     }
 
-    /// Notes writes again in what has been made private.
+    /// Notes writes again in memory that has been made private.
     pub fn watch_again(&self, ranges: &[PageRange]) {
         for (range, notes) in ranges.iter().filter_map(|range| Some((range, self.notes()?))) {
-            // What cannot be watched is looked at again when the next round finds it unwatched.
+            // If it cannot be watched, the next round finds it unwatched and tries again.
             let _ = notes.register(*range, Watch::Writes);
         }
     }
 
-    /// Folds a run of at most [`RUN_PAGES`] pages and says what became of each. `source` is `None` for zeros. Returns how
-    /// long pages were out of reach.
+    /// Folds a run of at most [`RUN_PAGES`] pages and says what became of each. `source` is `None` for zeros. Returns
+    /// how long pages were out of reach.
     ///
-    /// `table` is the table's lock, held; the caller has seen in it that the whole run is private anonymous memory
-    /// that may be folded, and asked `references` at `generation` or later.
+    /// `table` is the table's lock, held. The caller has seen in it that the whole run is private anonymous memory
+    /// that may be folded. The caller asked `references` at `generation` or later.
     pub fn fold(
         &mut self,
         table: &mut Table,
@@ -149,15 +154,15 @@ impl Section {
     ) -> Duration {
         debug_assert!(run.pages <= RUN_PAGES && run.pages as usize == outcomes.len());
         outcomes.fill(Outcome::Gone);
-        // Compared with bytes of the pool that this process has not looked at for a while: have them ready before
-        // anybody has to wait.
+        // This process may not have looked at these bytes of the pool for a while. They are brought in before anybody
+        // has to wait for them.
         let slots = source.map(|s| s.pool.slots(s.first, run.pages));
         let Some(slots) = slots.map_or(Some(None), |slots| slots.map(Some)) else { return Duration::ZERO };
         slots.iter().for_each(|slots| touch(*slots));
         if self.used + run.pages > STAGE_PAGES {
             self.clear();
         }
-        // What has to be waited for later is waited for now, while nothing is out.
+        // Mapping would wait for this lock: wait while nothing is out.
         if let Some(source) = source.filter(|_| self.lock_was_free.is_none_or(|then| then.elapsed() > LOCK_KEEPS)) {
             source.pool.wait_for_lock();
             self.lock_was_free = Some(Instant::now());
@@ -171,17 +176,19 @@ impl Section {
             outcomes.fill(if e == Errno::NOMEM { Outcome::NoVma } else { Outcome::Gone });
             return Duration::ZERO;
         }
+        self.following.take_out_of_reach();
         let began = Instant::now();
         self.move_out(run, outcomes);
         self.judge(slots, generation, outcomes);
         self.replace(table, run, source, outcomes);
         self.end(run, source.is_none(), outcomes);
-        // All that is left of it on the stage is the content of folded pages.
+        // Only contents of folded pages are left on the stage.
         self.used += run.pages;
         began.elapsed()
     }
 
-    /// Closes the stage, and drops what folded pages held: in this order, or the follower would be told of it.
+    /// Closes the stage, then drops the contents of folded pages from it. In the other order, the follower would be
+    /// told of the discard.
     pub fn clear(&mut self) {
         if std::mem::take(&mut self.is_open) {
             let _ = self.watch().unregister(self.stage.range());
@@ -203,10 +210,10 @@ impl Section {
         Ok(())
     }
 
-    /// Has whoever touches an absent page of the run sleep.
+    /// Makes every access to an absent page of the run sleep.
     fn guard(&self, run: PageRange) -> Result<(), Errno> {
         if let Some(notes) = self.notes() {
-            // No mapping has two userfaultfds. If it has the program's own, this fails, and that one stays.
+            // A mapping has one userfaultfd at most. If it has the program's own, this fails, and that one stays.
             if !self.tells_owners_apart {
                 notes.register(run, Watch::Writes)?;
             }
@@ -215,19 +222,19 @@ impl Section {
         self.watch().register(run, Watch::MissingAndWrites).inspect_err(|_| self.watch_again(&[run]))
     }
 
-    /// Moves out what can be moved: afterwards `Folded` stands for a page that is out, for now.
+    /// Moves out the pages that can be moved. Afterwards, the outcome `Folded` stands for a page that is out.
     fn move_out(&self, run: PageRange, outcomes: &mut [Outcome]) {
         let (mut at, mut tries) = (0, 0);
         while at < run.pages {
             let from = PageRange { start: run.start.add_pages(at), pages: run.pages - at };
-            // SAFETY: the run is registered, so who touches what is out sleeps until `end` wakes it, by when each page
-            // was mapped again or moved back. The stage is ours, and empty from `used` on.
+            // SAFETY: the run is registered, so every access to a page that is out sleeps until `end` wakes it. By
+            // then, each page was mapped again or moved back. The stage is ours, and empty from `used` on.
             let moved = unsafe { self.watch().move_pages(from, self.staged(at)) };
             outcomes[at as usize..(at + moved.pages) as usize].fill(Outcome::Folded);
             at += moved.pages;
             match moved.stopped_by {
                 None => return,
-                // Something holds it for the moment: a lock, a batch of the kernel's own, or a message that is unread.
+                // Something holds the page for the moment: a lock, a batch of the kernel's own, or an unread message.
                 Some(Errno::AGAIN) if tries < TRIES => {
                     tries += 1;
                     if tries > TRIES / 2 {
@@ -246,15 +253,16 @@ impl Section {
         }
     }
 
-    /// Compares each page that is out with what is to replace it: `Folded` stands for equality afterwards.
+    /// Compares each page that is out with its slot, or with zeros. Afterwards, `Folded` stands for equality.
     fn judge(&self, slots: Option<PageRange>, generation: u64, outcomes: &mut [Outcome]) {
-        // Asked after the move: what was opened before it, and may have begun to write before it, is counted by now.
+        // Asked after the move: whatever was opened before it, and may have begun to write before it, is counted by
+        // then.
         let unpinned = references::generation() != generation;
         for (n, outcome) in outcomes.iter_mut().enumerate().filter(|(_, o)| **o == Outcome::Folded) {
             let n = n as u64;
             let wanted = slots.map_or(zeros(), |slots| slots.start.add_pages(n));
-            // SAFETY: the staged page is present (it was just moved there) and ours; `wanted` is a page of the view,
-            // which reaches to the end of a file that cannot shrink, or a constant.
+            // SAFETY: the staged page is present (it was just moved there) and ours. `wanted` is a constant, or a
+            // page of the view. The view reaches to the end of a file, and the file cannot shrink.
             let equal = unsafe { pages_equal(self.staged(n), wanted) };
             if unpinned {
                 *outcome = Outcome::Unpinned;
@@ -264,14 +272,14 @@ impl Section {
         }
     }
 
-    /// Replaces what is equal and puts back what is not.
+    /// Replaces the pages that are equal and puts back the others.
     fn replace(&self, table: &mut Table, run: PageRange, source: Option<Source<'_>>, outcomes: &mut [Outcome]) {
         let mut at = 0;
         while at < outcomes.len() {
             let verdict = outcomes[at];
             let pages = outcomes[at..].iter().take_while(|o| **o == verdict).count();
             let piece = PageRange { start: run.start.add_pages(at as u64), pages: pages as u64 };
-            // A mapping is advised as a whole.
+            // Advice applies to a mapping as a whole, so a piece has one set of traits.
             let piece = PageRange { pages: table.alike(piece), ..piece };
             let pages = piece.pages as usize;
             let failed = match (verdict, source) {
@@ -281,7 +289,7 @@ impl Section {
                 }
                 (Outcome::Folded, Some(source)) => self.map(table, piece, source, at as u64).err(),
                 (Outcome::Changed | Outcome::Unpinned, _) => Some(verdict),
-                // Was never out.
+                // These pages were never out.
                 _ => None,
             };
             if let Some(outcome) = failed {
@@ -304,21 +312,21 @@ impl Section {
         Ok(())
     }
 
-    /// Puts pages back where they were. This cannot be given up: the member's data is on the stage. `tried` says whether
-    /// slots were to be placed there.
+    /// Puts pages back where they were. This cannot be given up: the member's data is on the stage. `tried` says
+    /// whether slots were to be placed there.
     fn put_back(&self, piece: PageRange, staged: u64, tried: bool) {
         let (mut done, mut place) = (0, piece.start);
         while done < piece.pages {
             let rest = PageRange { start: place.add_pages(done), pages: piece.pages - done };
-            // Nobody discards or forks between what is known of that and the move.
+            // Held, so that nobody discards or forks between this look at what was discarded and the move.
             let mut shared = self.following.hold();
             shared.give_to_born(rest, self.staged(staged + done));
             let Some(kept) = shared.kept(rest).first().copied() else { return };
             let skipped = kept.start.page() - rest.start.page();
             let from = PageRange { start: self.staged(staged + done + skipped), ..kept };
-            // SAFETY: the stage is ours, and nobody else knows of it; the place is empty and out of reach.
+            // SAFETY: the stage is ours, and nobody else knows of it. The place is empty and out of reach.
             let moved = unsafe { self.watch().move_pages(from, kept.start) };
-            // The program has changed its protection meanwhile, or locked it, by a system call of its own.
+            // `EINVAL`: the program has changed its protection meanwhile, or locked it, by a system call of its own.
             let copied = match moved.stopped_by {
                 Some(Errno::INVAL) => self.watch().copy_pages(from.start, kept).unwrap_or(0),
                 _ => 0,
@@ -328,8 +336,8 @@ impl Section {
             match moved.stopped_by {
                 None => {}
                 Some(_) if copied > 0 => {}
-                // Placing slots failed half way, which old kernels do when memory is short: the mapping itself is
-                // gone. Nobody could use it since, because the table's lock keeps others from mapping there.
+                // Placing slots failed half way, as it does on old kernels when memory is short: the mapping itself is
+                // gone. Nobody could use the place since, because the table's lock keeps others from mapping there.
                 Some(Errno::NOENT | Errno::INVAL) => {
                     let rest = PageRange { start: place.add_pages(done), pages: piece.pages - done };
                     let moved = self.following.hold().moved_to(rest);
@@ -337,7 +345,7 @@ impl Section {
                         // The program has moved it by a system call of its own.
                         Some(there) => place = HostVirt(there.start.0 - pages_to_bytes(done)),
                         None if tried && self.map_again(rest) => {}
-                        // Or has unmapped it: nobody misses the rest.
+                        // The program has unmapped it: nobody misses the rest.
                         None => return,
                     }
                 }
@@ -347,7 +355,7 @@ impl Section {
         }
     }
 
-    /// Makes an unmapped range one that pages can be moved to. False if something lies there.
+    /// Maps memory where nothing is mapped, so that pages can be moved there. False if something lies there.
     fn map_again(&self, range: PageRange) -> bool {
         match map_anonymous_where_free(range) {
             Ok(()) => drop(self.watch().register(range, Watch::MissingAndWrites)),
@@ -366,7 +374,8 @@ impl Section {
             let pages = outcomes[at..].iter().take_while(|o| (**o == Outcome::Folded && !zeros) == replaced).count();
             let piece = PageRange { start: run.start.add_pages(at as u64), pages: pages as u64 };
             if !replaced {
-                // Wakes who fell asleep on zeros, too. What was noted of writes is lost, so these pages count as written.
+                // Also wakes threads that sleep on zeros. The notes of writes are lost, so these pages count as
+                // written.
                 let _ = self.watch().unregister(piece);
                 self.watch_again(&[piece]);
             }
@@ -391,16 +400,16 @@ fn tells_owners_apart(one: &Userfault, other: &Userfault, memory: &MemberMemory)
     }
 }
 
-/// Looks at every page, so that it is there when it is compared.
+/// Reads a byte of every page, so that all are present when they are compared.
 fn touch(slots: PageRange) {
     for n in 0..slots.pages {
         let at = slots.start.add_pages(n).0 as usize as *const u8;
-        // SAFETY: the slots lie in the view, which is readable. Nothing depends on what is read.
+        // SAFETY: the slots lie in the view, which is readable. Nothing depends on the bytes.
         unsafe { at.read_volatile() };
     }
 }
 
-/// What is to be folded, cut into pieces that one section can do.
+/// Cuts a range that is to be folded into runs that one section can do.
 pub fn pieces(start: HostVirt, pages: u64, target: Target) -> impl Iterator<Item = (PageRange, Target)> {
     (0..pages.div_ceil(RUN_PAGES)).filter_map(move |n| {
         let done = n * RUN_PAGES;

@@ -3,11 +3,14 @@
 use super::*;
 use crate::refold::{self, Part};
 use crate::table::{self, Traits};
-use crate::testing::{Member, content, fold, pool, section, traits, witness};
+use crate::testing::{Member, content, discard_past_hooks, fold, pool, section, spin, traits, witness};
 use crate::unfold::Unfold;
-use host::{Pagemap, SoftReader, map_anonymous_over};
+use crate::witness::Witness;
+use act::{SoftReader, map_anonymous_over};
+use host::Pagemap;
 use std::io::Write;
 use std::os::fd::AsRawFd;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 #[test]
@@ -29,7 +32,7 @@ fn equal_pages_are_folded_and_others_are_as_they_were() {
     let slot = pool.slots(PoolSlot::new(0, 5).unwrap(), 1).unwrap();
     let mut copy = [1; PAGE_BYTES];
     // SAFETY: the slot lies in the view.
-    unsafe { host::copy_page(slot.start, &mut copy) };
+    unsafe { act::copy_page(slot.start, &mut copy) };
     assert_eq!(copy, content(5));
     // A page that is put back can be moved again.
     member.word(3, 100).store(0, Ordering::Relaxed);
@@ -59,13 +62,13 @@ fn zeros_are_given_back_and_read_as_zeros() {
 }
 
 #[test]
-fn what_was_opened_meanwhile_undoes_it() {
+fn fold_is_undone_when_something_was_opened_meanwhile() {
     let Some(mut section) = section() else { return };
     let (pool, member) = (pool(), Member::new(4));
     let mut outcomes = [Outcome::Gone; 4];
     let source = Some(Source { pool: &pool, first: PoolSlot::new(0, 0).unwrap() });
-    let earlier = references::generation().wrapping_sub(1);
-    section.fold(&mut table::lock(), member.run(0, 4), source, earlier, &mut outcomes);
+    let before = references::generation().wrapping_sub(1);
+    section.fold(&mut table::lock(), member.run(0, 4), source, before, &mut outcomes);
     assert_eq!(outcomes, [Outcome::Unpinned; 4]);
     assert_eq!(member.in_pool(), 0);
     assert_eq!(member.word(2, 0).load(Ordering::Relaxed), 3);
@@ -103,7 +106,7 @@ fn a_page_that_a_child_shares_is_refused() {
     let mut status = 0;
     // SAFETY: `status` is ours.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
-    // That nobody shares them any more, the kernel finds out when they are written next.
+    // The kernel finds out that nobody shares them any more when they are written next.
     assert_eq!(fold(&mut section, member.run(0, 1), Some((&pool, 0))), [Outcome::Busy]);
     crate::fold::reclaim(&Pagemap::open(std::process::id()).unwrap(), member.run(0, 2));
     assert_eq!(fold(&mut section, member.run(0, 2), Some((&pool, 0))), [Outcome::Folded; 2]);
@@ -124,7 +127,7 @@ fn kernel_may(write: bool, page: PageRange) -> bool {
 }
 
 #[test]
-fn what_may_not_be_written_is_unfolded_as_it_is() {
+fn memory_without_write_access_is_unfolded_as_it_is() {
     let Some(mut section) = section() else { return };
     let mut unfold = Unfold::new(Arc::clone(section.following()));
     let (pool, member) = (pool(), Member::new(6));
@@ -157,9 +160,10 @@ fn what_may_not_be_written_is_unfolded_as_it_is() {
     assert_eq!((table::lock().slot_runs(member.0.range()), broken), (Vec::new(), 2));
 }
 
-/// Marks that the program itself leaves in place of absent pages once made slots be given back that were still mapped.
+/// The program itself may leave marks in place of absent pages. Once, such marks made the agent release slots that
+/// were still mapped.
 #[test]
-fn an_absent_page_whose_write_is_awaited_is_not_a_broken_one() {
+fn absent_protected_page_is_not_broken() {
     let Some(mut section) = section() else { return };
     let (pool, member) = (pool(), Member::new(4));
     assert_eq!(fold(&mut section, member.run(0, 4), Some((&pool, 0))), [Outcome::Folded; 4]);
@@ -167,7 +171,7 @@ fn an_absent_page_whose_write_is_awaited_is_not_a_broken_one() {
     // SAFETY: the pages are this test's, and the pool holds what they hold.
     unsafe { libc::madvise(all.start.0 as usize as *mut _, 4 * PAGE_BYTES, libc::MADV_DONTNEED) };
     let watch = section.following().watch();
-    // Of what the program does with its own userfaultfd, ours is told nothing: as if these pages had not been followed.
+    // Our userfaultfd is told nothing of what the program does with its own: as if these pages had not been followed.
     watch.unregister(all).unwrap();
     let notes = section.notes().unwrap();
     notes.register(all, Watch::Writes).unwrap();
@@ -181,11 +185,9 @@ fn an_absent_page_whose_write_is_awaited_is_not_a_broken_one() {
     assert_eq!(pagemap.private_ranges(all.start, all.end()).unwrap(), [member.run(2, 1)]);
 }
 
-/// Threads write a counter into every page, and would see if one of their writes were lost, while pages are folded, broken,
-/// unfolded and folded again. Seen with the comparison taken out of the section: both writers lost a write within two seconds.
 /// Half of the pages are folded and unfolded; the others differ from their slots, and are put back.
 #[test]
-fn discards_past_the_doors_are_not_undone() {
+fn discards_past_the_hooks_are_not_undone() {
     const PAGES: u64 = 16;
     const ROUNDS: u64 = 1500;
     let Some(mut section) = section() else { return };
@@ -193,75 +195,83 @@ fn discards_past_the_doors_are_not_undone() {
     following.expect_discards();
     let (pool, member, pagemap) = (pool(), Member::new(PAGES), Pagemap::open(std::process::id()).unwrap());
     let (mut unfold, mut folded) = (Unfold::new(following), 0);
-    let (begin, end) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
-    let discard = |page: u64| {
-        let at = member.run(page, 1).start.0 as usize;
-        let arguments = [at, PAGE_BYTES, libc::MADV_DONTNEED as usize, 0, 0, 0];
-        // SAFETY: a page of the test's own, which nobody misses.
-        assert_eq!(unsafe { crate::raw::call(libc::SYS_madvise, arguments) }, 0);
-    };
-    let is_zero =
-        |page: u64| [0, PAGE_BYTES / 8 - 1].map(|word| member.word(page, word).load(Ordering::Relaxed)) == [0; 2];
+    let (begin, end, stop) = (Barrier::new(2), Barrier::new(2), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let discarding = scope.spawn(|| {
-            let mut wrong = Vec::new();
-            for round in 0..ROUNDS {
-                begin.wait();
-                // At another moment of the fold each time.
-                let until = Instant::now() + Duration::from_nanos(round * 7919 % 400_000);
-                while Instant::now() < until {
-                    std::hint::spin_loop();
+        let discarding = scope.spawn(|| discard_in_rounds(&member, ROUNDS, (&begin, &end)));
+        // More threads than processors: the kernel tells of a discard, and others touch the page before it is done.
+        let _stop = Stop(&stop);
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    (0..PAGES).for_each(|page| _ = member.word(page, 1).load(Ordering::Relaxed));
                 }
-                for page in (0..PAGES).step_by(3) {
-                    discard(page);
-                    wrong.extend((!is_zero(page)).then_some((round, page)));
-                }
-                end.wait();
-                wrong.extend((0..PAGES).step_by(3).filter(|page| !is_zero(*page)).map(|page| (round, page)));
-                end.wait();
-            }
-            wrong
-        });
+            });
+        }
         for _ in 0..ROUNDS {
             // SAFETY: the other thread waits.
             unsafe { map_anonymous_over(member.0.range()) }.unwrap();
             table::lock().discard(member.0.range());
-            for page in 0..PAGES {
-                let words = content(page);
-                [0, PAGE_BYTES / 8 - 1].into_iter().for_each(|word| {
-                    let bytes = words[word * 8..word * 8 + 8].try_into().unwrap();
-                    member.word(page, word).store(u64::from_ne_bytes(bytes), Ordering::Relaxed);
-                });
-            }
+            member.write_content();
             begin.wait();
             let outcomes = fold(&mut section, member.run(0, PAGES / 2), Some((&pool, 0)));
-            folded += outcomes.iter().filter(|o| **o == Outcome::Folded).count();
+            folded += count_folded(&outcomes);
             fold(&mut section, member.run(PAGES / 2, PAGES / 2), Some((&pool, 0)));
-            let mut table = table::lock();
-            for run in table.slot_runs(member.0.range()) {
-                let range = PageRange { start: run.start, pages: run.pages.into() };
-                let _ = unfold.run(&mut table, &pagemap, range, (&pool, run.slot), traits());
-            }
-            drop(table);
+            unfold_what_can_be(&mut unfold, &pagemap, &member, &pool);
             end.wait();
             end.wait();
         }
         let wrong = discarding.join().unwrap();
+        stop.store(true, Ordering::Relaxed);
         assert!(wrong.is_empty(), "not zeros, in round and page: {wrong:?}");
     });
     assert!(folded as u64 > ROUNDS, "{folded} folds");
 }
 
+/// Discards every third page in each round, at another moment of the fold each time. Returns the rounds and pages
+/// that did not read as zeros: right after the discard, or when the other thread was done with them.
+fn discard_in_rounds(member: &Member, rounds: u64, (begin, end): (&Barrier, &Barrier)) -> Vec<(u64, u64)> {
+    let mut wrong = Vec::new();
+    let pages = (0..member.0.range().pages).step_by(3);
+    for round in 0..rounds {
+        begin.wait();
+        spin(Duration::from_nanos(round * 7919 % 400_000));
+        for page in pages.clone() {
+            discard_past_hooks(member, page);
+            wrong.extend((!is_zero(member, page)).then_some((round, page)));
+        }
+        end.wait();
+        wrong.extend(pages.clone().filter(|page| !is_zero(member, *page)).map(|page| (round, page)));
+        end.wait();
+    }
+    wrong
+}
+
+/// Whether a page's first and last words are zeros.
+fn is_zero(member: &Member, page: u64) -> bool {
+    [0, PAGE_BYTES / 8 - 1].map(|word| member.word(page, word).load(Ordering::Relaxed)) == [0; 2]
+}
+
+fn count_folded(outcomes: &[Outcome]) -> usize {
+    outcomes.iter().filter(|o| **o == Outcome::Folded).count()
+}
+
+fn unfold_what_can_be(unfold: &mut Unfold, pagemap: &Pagemap, member: &Member, pool: &PoolView) {
+    let mut table = table::lock();
+    for run in table.slot_runs(member.0.range()) {
+        let range = PageRange { start: run.start, pages: run.pages.into() };
+        let _ = unfold.run(&mut table, pagemap, range, (pool, run.slot), traits());
+    }
+}
+
+/// Threads write a counter into every page, and would see if one of their writes were lost. Meanwhile, pages are
+/// folded, broken, unfolded and folded again. Seen with the comparison taken out of the section: both writers lost a
+/// write within two seconds.
 #[test]
 fn no_write_is_lost_to_threads_that_never_stop() {
-    const PAGES: u64 = 256;
-    const WORD: usize = 64;
-    let Some(mut section) = section() else { return };
-    let following = Arc::clone(section.following());
-    let (pool, member, stop) = (pool(), Member::new(PAGES), AtomicBool::new(false));
-    let (mut unfold, pagemap) = (Unfold::new(Arc::clone(&following)), Pagemap::open(std::process::id()).unwrap());
-    let (writes, mut folded, mut unfolded, mut refolded) = (AtomicU64::new(0), 0, 0, 0);
-    let (mut witness, mut reader) = (witness(), SoftReader::new(refold::GROUP_PAGES).unwrap());
+    let Some(mut folding) = Folding::new() else { return };
+    let member = Arc::clone(&folding.member);
+    let (stop, writes) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (mut folded, mut unfolded, mut refolded) = (0, 0, 0);
     std::thread::scope(|scope| {
         for writer in 0..2 {
             let (member, stop, writes) = (&member, &stop, &writes);
@@ -273,54 +283,11 @@ fn no_write_is_lost_to_threads_that_never_stop() {
         // On a busy machine it takes longer until enough has happened.
         let enough = |folded, unfolded, refolded| folded > 1000 && unfolded > 100 && refolded > 100;
         while Instant::now() < end || !enough(folded, unfolded, refolded) && Instant::now() < end + 20 * (end - began) {
-            for first in 0..PAGES {
-                if !table::lock().is_foldable(member.run(first, 1)) {
-                    continue;
-                }
-                let pages = (first..PAGES.min(first + 16))
-                    .take_while(|page| table::lock().is_foldable(member.run(*page, 1)))
-                    .count() as u64;
-                let outcomes = fold(&mut section, member.run(first, pages), Some((&pool, first as u32)));
-                folded += outcomes.iter().filter(|o| **o == Outcome::Folded).count();
-            }
-            let runs = table::lock().slot_runs(member.0.range());
-            for run in runs {
-                let range = PageRange { start: run.start, pages: run.pages.into() };
-                for (piece, target) in pieces(range.start, range.pages, Target::Slot(run.slot)) {
-                    let Target::Slot(slot) = target else { continue };
-                    let mut table = table::lock();
-                    unfold.run(&mut table, &pagemap, piece, (&pool, slot), traits()).unwrap();
-                    unfolded += 1;
-                }
-            }
-            let range = member.0.range();
-            for run in pagemap.private_ranges(range.start, range.end()).unwrap() {
-                let mut table = table::lock();
-                table.slot_runs(run).iter().for_each(|run| {
-                    table.set_broken(PageRange { start: run.start, pages: run.pages.into() });
-                });
-            }
-            let broken = table::lock().broken_pages(range);
-            witness.end();
-            witness.call(&table::lock(), &pagemap, &broken).unwrap();
-            let (mut parts, mut outcomes) = (Vec::new(), Vec::new());
-            for run in broken {
-                for (piece, _) in pieces(run.start, run.pages, Target::Zero) {
-                    let first = (piece.start.page() - range.start.page()) as u32;
-                    let source = Some(Source { pool: &pool, first: PoolSlot::new(0, first).unwrap() });
-                    parts.push(Part { range: piece, source, at: outcomes.len() });
-                    outcomes.resize(outcomes.len() + piece.pages as usize, Outcome::Gone);
-                }
-            }
-            let mut left = &parts[..];
-            while !left.is_empty() {
-                let generation = references::generation();
-                let with = (&pagemap, &*following, &mut reader, &mut witness);
-                let (done, _) = refold::some(&mut table::lock(), with, left, generation, &mut outcomes);
-                left = &left[done..];
-            }
-            refolded += outcomes.iter().filter(|o| **o == Outcome::Folded).count();
-            // As if the program had discarded what was broken, with nobody looking: else it would soon all be broken.
+            folded += folding.fold_all();
+            unfolded += folding.unfold_all();
+            folding.find_broken();
+            refolded += folding.refold_all();
+            // As if the program had discarded the broken pages, with nobody looking: else all would soon be broken.
             stop_the_world(&member, &mut |page| {
                 // SAFETY: nobody uses the page: its writer waits.
                 unsafe { map_anonymous_over(member.run(page, 1)) }.unwrap();
@@ -332,51 +299,147 @@ fn no_write_is_lost_to_threads_that_never_stop() {
         folded > 1000 && unfolded > 100 && refolded > 100 && writes.load(Ordering::Relaxed) > 10_000,
         "{folded} {unfolded} {refolded} {writes:?}"
     );
+}
 
-    /// Lets the writers end, also when a check failed.
-    struct Stop<'a>(&'a AtomicBool);
+/// Pages of the member whose writers never stop.
+const PAGES: u64 = 256;
+/// Index of the word in each page that holds the counter.
+const WORD: usize = 64;
 
-    impl Drop for Stop<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
+/// The agent's side of [`no_write_is_lost_to_threads_that_never_stop`].
+struct Folding {
+    section: Section,
+    unfold: Unfold,
+    pool: PoolView,
+    member: Arc<Member>,
+    pagemap: Pagemap,
+    witness: Witness,
+    reader: SoftReader,
+}
+
+impl Folding {
+    fn new() -> Option<Self> {
+        let section = section()?;
+        let unfold = Unfold::new(Arc::clone(section.following()));
+        let (pool, member) = (pool(), Arc::new(Member::new(PAGES)));
+        let pagemap = Pagemap::open(std::process::id()).unwrap();
+        let (witness, reader) = (witness(), SoftReader::new(refold::GROUP_PAGES).unwrap());
+        Some(Self { section, unfold, pool, member, pagemap, witness, reader })
     }
 
-    /// Every page in turn: writes, looks whether the last write is still there, and puts the page's content back.
-    fn write_for_ever(member: &Member, writer: u64, stop: &AtomicBool, writes: &AtomicU64) {
-        let mut counts = vec![0_u64; PAGES as usize];
-        let mut random = writer + 1;
-        while !stop.load(Ordering::Relaxed) {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let page = (random >> 33) % (PAGES / 2) * 2 + writer;
-            let (lock, word) = (&LOCKS[page as usize], member.word(page, WORD));
-            let held = lock.lock().unwrap();
-            let count = &mut counts[page as usize];
-            let seen = word.load(Ordering::Relaxed);
-            assert_eq!(seen, *count, "a write to page {page} is lost");
-            // Mostly zero, which is what the slot has there, so that it can be folded.
-            *count = if random & 7 == 0 { *count + 1 } else { 0 };
-            word.store(*count, Ordering::Relaxed);
-            let intact = member.word(page, 0).load(Ordering::Relaxed);
-            assert_eq!(intact, page + 1, "page {page} is not what it was");
-            writes.fetch_add(1, Ordering::Relaxed);
-            drop(held);
-        }
-    }
-
-    static LOCKS: [std::sync::Mutex<()>; PAGES as usize] = [const { std::sync::Mutex::new(()) }; PAGES as usize];
-
-    /// Puts each page that is broken, and as it was made, where it can be moved again.
-    fn stop_the_world(member: &Member, discard: &mut impl FnMut(u64)) {
-        for page in 0..PAGES {
-            let broken = !table::lock().broken_pages(member.run(page, 1)).is_empty();
-            let _held = LOCKS[page as usize].lock().unwrap();
-            if broken {
-                let kept: Vec<u64> =
-                    (0..PAGE_BYTES / 8).map(|i| member.word(page, i).load(Ordering::Relaxed)).collect();
-                discard(page);
-                kept.iter().enumerate().for_each(|(i, word)| member.word(page, i).store(*word, Ordering::Relaxed));
+    /// Folds runs of up to 16 pages. Returns how many pages were folded.
+    fn fold_all(&mut self) -> usize {
+        let mut folded = 0;
+        for first in 0..PAGES {
+            if !table::lock().is_foldable(self.member.run(first, 1)) {
+                continue;
             }
+            let pages = (first..PAGES.min(first + 16))
+                .take_while(|page| table::lock().is_foldable(self.member.run(*page, 1)))
+                .count() as u64;
+            let run = self.member.run(first, pages);
+            folded += count_folded(&fold(&mut self.section, run, Some((&self.pool, first as u32))));
+        }
+        folded
+    }
+
+    /// Returns how many runs were unfolded.
+    fn unfold_all(&mut self) -> usize {
+        let mut unfolded = 0;
+        let runs = table::lock().slot_runs(self.member.0.range());
+        for run in runs {
+            for (piece, target) in pieces(run.start, run.pages.into(), Target::Slot(run.slot)) {
+                let Target::Slot(slot) = target else { continue };
+                let mut table = table::lock();
+                self.unfold.run(&mut table, &self.pagemap, piece, (&self.pool, slot), traits()).unwrap();
+                unfolded += 1;
+            }
+        }
+        unfolded
+    }
+
+    /// Has the table know which pages are broken.
+    fn find_broken(&self) {
+        let range = self.member.0.range();
+        for run in self.pagemap.private_ranges(range.start, range.end()).unwrap() {
+            let mut table = table::lock();
+            table.slot_runs(run).iter().for_each(|run| {
+                table.set_broken(PageRange { start: run.start, pages: run.pages.into() });
+            });
+        }
+    }
+
+    /// Folds broken pages again. Returns how many were folded.
+    fn refold_all(&mut self) -> usize {
+        let range = self.member.0.range();
+        let broken = table::lock().broken_pages(range);
+        self.witness.end();
+        self.witness.call(&table::lock(), &self.pagemap, &broken).unwrap();
+        let (mut parts, mut outcomes) = (Vec::new(), Vec::new());
+        for run in broken {
+            for (piece, _) in pieces(run.start, run.pages, Target::Zero) {
+                let first = (piece.start.page() - range.start.page()) as u32;
+                let source = Some(Source { pool: &self.pool, first: PoolSlot::new(0, first).unwrap() });
+                parts.push(Part { range: piece, source, at: outcomes.len() });
+                outcomes.resize(outcomes.len() + piece.pages as usize, Outcome::Gone);
+            }
+        }
+        let mut left = &parts[..];
+        while !left.is_empty() {
+            let generation = references::generation();
+            let following = &**self.section.following();
+            let with = (&self.pagemap, following, &mut self.reader, &mut self.witness);
+            let (done, _) = refold::fold_group(&mut table::lock(), with, left, generation, &mut outcomes);
+            left = &left[done..];
+        }
+        count_folded(&outcomes)
+    }
+}
+
+/// Lets the writers end, also when a check failed.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Writes to the pages in random order. Each time, it looks whether its last write is still there, and whether the
+/// page's content is.
+fn write_for_ever(member: &Member, writer: u64, stop: &AtomicBool, writes: &AtomicU64) {
+    let mut counts = vec![0_u64; PAGES as usize];
+    let mut random = writer + 1;
+    while !stop.load(Ordering::Relaxed) {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let page = (random >> 33) % (PAGES / 2) * 2 + writer;
+        let (lock, word) = (&LOCKS[page as usize], member.word(page, WORD));
+        let held = lock.lock().unwrap();
+        let count = &mut counts[page as usize];
+        let seen = word.load(Ordering::Relaxed);
+        assert_eq!(seen, *count, "a write to page {page} is lost");
+        // Mostly zero, which is what the slot has there, so that it can be folded.
+        *count = if random & 7 == 0 { *count + 1 } else { 0 };
+        word.store(*count, Ordering::Relaxed);
+        let intact = member.word(page, 0).load(Ordering::Relaxed);
+        assert_eq!(intact, page + 1, "page {page} is not what it was");
+        writes.fetch_add(1, Ordering::Relaxed);
+        drop(held);
+    }
+}
+
+/// Locks of the pages: the writer of a page holds its lock while it writes.
+static LOCKS: [std::sync::Mutex<()>; PAGES as usize] = [const { std::sync::Mutex::new(()) }; PAGES as usize];
+
+/// Discards each broken page and writes its content anew, so that it can be moved again.
+fn stop_the_world(member: &Member, discard: &mut impl FnMut(u64)) {
+    for page in 0..PAGES {
+        let broken = !table::lock().broken_pages(member.run(page, 1)).is_empty();
+        let _held = LOCKS[page as usize].lock().unwrap();
+        if broken {
+            let kept: Vec<u64> = (0..PAGE_BYTES / 8).map(|i| member.word(page, i).load(Ordering::Relaxed)).collect();
+            discard(page);
+            kept.iter().enumerate().for_each(|(i, word)| member.word(page, i).store(*word, Ordering::Relaxed));
         }
     }
 }

@@ -1,21 +1,21 @@
-//! Threads of ours: such that nothing of them lies where pages may be folded, and nothing of the program's reaches them.
-//! Their stacks are in our own arena, and they take no signals.
+//! Starts the agent's own threads. Their stacks lie in the agent's arena, so nothing of them lies where pages may be
+//! folded. They block all signals, so no signal handler of the program runs on them.
 
 use crate::arena;
 use rustix::io::Errno;
 use std::ffi::{CStr, c_int, c_void};
 
-/// Bytes of stack. A message of 64 KiB is taken apart on the heap.
+/// Stack of the agent's thread, in bytes: messages of 64 KiB are decoded on the heap.
 pub const STACK_BYTES: usize = 512 << 10;
-/// Bytes of stack of a thread that only reads what the kernel tells.
+/// Stack of a thread that only reads the kernel's messages, in bytes.
 pub const SMALL_STACK_BYTES: usize = 128 << 10;
 
 type Body = Box<dyn FnOnce() + Send>;
 
-/// Starts a thread that nobody waits for. A panic in it ends the process.
+/// Starts a detached thread. A panic in it ends the process.
 ///
 /// # Errors
-/// There is no memory, or there are as many threads as there may be.
+/// Memory is short, or the process has as many threads as it may.
 pub fn thread(name: &'static CStr, stack_bytes: usize, body: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
     let stack = arena::map(stack_bytes).ok_or(Errno::NOMEM)?;
     let everything_blocked = Signals::block_all();
@@ -27,19 +27,19 @@ pub fn thread(name: &'static CStr, stack_bytes: usize, body: impl FnOnce() + Sen
     let argument = Box::into_raw(Box::new(named));
     // SAFETY: an all-zero attribute object is storage for `pthread_attr_init`, which makes it one.
     let mut attributes: libc::pthread_attr_t = unsafe { std::mem::zeroed() };
-    // SAFETY: points to storage for one, exclusively borrowed.
+    // SAFETY: the pointer is to storage for one attribute object, exclusively borrowed.
     unsafe { libc::pthread_attr_init(&raw mut attributes) };
     let bottom = stack.start.0 as usize as *mut c_void;
-    // SAFETY: the stack is mapped, of that size, and nobody else's; it is never unmapped.
+    // SAFETY: the stack is mapped, has that size, and belongs to this thread alone; it is never unmapped.
     unsafe { libc::pthread_attr_setstack(&raw mut attributes, bottom, stack_bytes) };
     // SAFETY: the attributes are initialised; nobody joins the thread.
     unsafe { libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED) };
     let mut thread = 0;
-    // SAFETY: `main` is a function for a thread; its argument is a box that was given away, for it alone.
+    // SAFETY: `main` is a thread's function. Its argument is a box that was given away, for this thread alone.
     let failed: c_int = unsafe { libc::pthread_create(&raw mut thread, &raw const attributes, main, argument.cast()) };
     drop(everything_blocked);
     if failed != 0 {
-        // SAFETY: there is no thread: the box is ours again.
+        // SAFETY: no thread was started, so the box belongs to this function again.
         drop(unsafe { Box::from_raw(argument) });
         return Err(Errno::from_raw_os_error(failed));
     }
@@ -47,7 +47,7 @@ pub fn thread(name: &'static CStr, stack_bytes: usize, body: impl FnOnce() + Sen
 }
 
 extern "C" fn main(argument: *mut c_void) -> *mut c_void {
-    // SAFETY: `thread` gave the box away for this.
+    // SAFETY: `thread` gave the box away for this function alone.
     let body = unsafe { Box::from_raw(argument.cast::<Body>()) };
     body();
     std::ptr::null_mut()

@@ -1,31 +1,32 @@
-//! How the agent comes to life: the loader calls [`constructor`] before the program's own code runs. A process that was
-//! not asked in stays as it would be without us; one that was gets a thread.
+//! The start of the agent: the loader calls [`constructor`] before the program's own code runs. `pagefold run` enrols a
+//! process by environment variables. An enrolled process gets a thread; any other stays as it would be without the
+//! agent.
 //!
-//! The thread ([`spawn`]) has a table of file descriptors of its own, so that the program neither sees nor closes what we
-//! have open, and forked children do not inherit it.
+//! The thread ([`spawn`]) has a table of file descriptors of its own. So the program neither sees nor closes the
+//! agent's files, and forked children do not inherit them.
 
 use crate::thread::{Asked, run};
-use crate::{doors, spawn};
+use crate::{hooks, spawn};
 use std::ffi::{OsStr, OsString};
 use std::panic::catch_unwind;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// Where to connect. Set by `pagefold run`, like the others.
+/// Variable with the socket to connect to; `pagefold run` sets it, like those below.
 const SOCKET: &str = "PAGEFOLD_SOCKET";
-/// The process that is asked in, and no other.
+/// Variable with the id of the one process that is enrolled.
 const PROCESS: &str = "PAGEFOLD_PID";
-/// Set if all private anonymous memory is asked in.
+/// Variable that enrols all private anonymous memory.
 const ALL: &str = "PAGEFOLD_ALL";
-/// Mappings that the process may have before no more are spent on folding. Set by whoever wants another bound.
+/// Variable with the number of mappings from which on folding adds no more: half of the kernel's limit without it.
 const VMA_BUDGET: &str = "PAGEFOLD_VMA_BUDGET";
-/// Set to do without the kernel's noting of writes.
+/// Variable that makes the agent compare fingerprints instead of having the kernel note writes.
 const COMPARE: &str = "PAGEFOLD_COMPARE_FINGERPRINTS";
-/// Set to fold what rests although it may not rest for long, as tests do.
+/// Variable that makes the agent fold resting pages although they may not rest for long, as tests do.
 const EAGER: &str = "PAGEFOLD_EAGER";
-/// What the loader is told by.
+/// Variable that lists the libraries which the loader preloads.
 const PRELOAD: &str = "LD_PRELOAD";
-/// Our name in it.
+/// Name of the agent's library in that list.
 const LIBRARY: &str = "libpagefold.so";
 
 static ASKED: OnceLock<Asked> = OnceLock::new();
@@ -36,17 +37,18 @@ static ASKED: OnceLock<Asked> = OnceLock::new();
 static CONSTRUCTOR: extern "C" fn() = constructor;
 
 extern "C" fn constructor() {
-    // A panic must not leave this function. It would be a bug, and the program is better off without us then.
+    // A panic must not leave this function. It would be a bug, and the program is then better off without the agent.
     let _ = catch_unwind(|| {
         let Some(asked) = asked() else { return };
-        doors::init(asked.all_anonymous);
+        hooks::init(asked.all_anonymous);
         if ASKED.set(asked).is_ok() {
             start();
         }
     });
 }
 
-/// How this very process was asked in, if it was. Takes what asked it out of its environment, so that no child finds it.
+/// The settings with which this very process was enrolled; `None` if it was not. Removes them from its environment, so
+/// that no child finds them.
 fn asked() -> Option<Asked> {
     let socket = std::env::var_os(SOCKET)?;
     let process = std::env::var(PROCESS).ok()?;
@@ -73,7 +75,7 @@ fn asked() -> Option<Asked> {
     })
 }
 
-/// A list of libraries to preload without ours.
+/// A list of libraries to preload, without the agent.
 fn without_us(preload: &OsStr) -> Option<OsString> {
     let bytes = preload.as_encoded_bytes();
     let others = bytes
@@ -84,16 +86,17 @@ fn without_us(preload: &OsStr) -> Option<OsString> {
     (!joined.is_empty()).then(|| unsafe { OsString::from_encoded_bytes_unchecked(joined) })
 }
 
-/// Half of what the kernel allows: the other half stays the program's own.
+/// Half of the mappings that the kernel allows: the other half stays the program's own.
 fn half_of_all_vmas() -> u64 {
     let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
     limit.and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(65530) / 2
 }
 
 fn start() {
-    // Without it, nothing is folded.
+    // Without the thread, nothing is folded.
     let _ = spawn::thread(c"pagefold", spawn::STACK_BYTES, || {
-        // What is folded needs this thread no more. If it ends by a bug, nothing more is folded, and the worker sees us go.
+        // Folded pages do not need this thread. If a bug ends it, nothing more is folded, and the worker sees the
+        // member go.
         let _ = catch_unwind(|| {
             own_files();
             std::panic::set_hook(Box::new(|_| {}));
@@ -117,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn we_take_only_ourselves_out_of_the_list() {
+    fn only_the_agent_is_removed_from_ld_preload() {
         let left = |list: &str| without_us(OsStr::new(list)).map(|l| l.to_string_lossy().into_owned());
         assert_eq!(left("/usr/lib/libpagefold.so"), None);
         assert_eq!(left("/a/libpagefold.so:/b/libjemalloc.so.2"), Some("/b/libjemalloc.so.2".into()));

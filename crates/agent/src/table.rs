@@ -1,36 +1,36 @@
-//! The table of what was asked in: which memory may be folded, and what became of each page of it.
+//! The table of enrolled memory: which memory may be folded, and what became of each page of it.
 //!
 //! ```text
-//!                 ask                      set_zeroed            (whoever reads it next gets the kernel's zeros;
-//!   unknown ------------> asked, private <------------> zeroed    whoever writes it makes it private again)
+//!                 ask                      set_zeroed            (a thread that reads it next gets the kernel's zeros;
+//!   unknown ------------> asked, private <------------> zeroed    a thread that writes it makes it private again)
 //!      ^   forget           |    ^
 //!      |   (from anywhere)  |    | discard, set_private
 //!      |        set_folded  v    |
 //!      |                  mapped: a slot of the pool
 //!      |                    |    |
 //!      |        set_broken  v    | discard, set_private
-//!      +--------------- broken: private, but inside a mapping of the pool; set_folded, set_zeroed by another way (refold)
+//!      +--------------- broken: private inside a mapping of the pool; set_folded, set_zeroed by another way (refold)
 //! ```
 //!
-//! Memory is known by ranges ([`extents`]), as the kernel knows mappings; pages are known one by one only where
-//! something happened to them ([`chunk`]), so that a huge reservation costs nothing. Leaving `mapped` in any way puts the
-//! slot on the list of released ones, which the agent's thread tells the worker.
+//! The table knows memory by ranges ([`extents`]), as the kernel knows mappings. It knows pages one by one only where
+//! something happened to them ([`chunk`]), so a huge reservation costs nothing. A page that leaves `mapped` in any way
+//! puts its slot on the list of released slots, which the agent's thread reports to the worker.
 //!
-//! The program's threads change the table through the doors, the agent's thread in everything it does. One lock
-//! guards it all. Whoever holds it must not touch memory that may be folded, nor take any lock of the program, nor panic.
+//! The program's threads change the table through the hooks, and the agent's thread changes it in everything that it
+//! does. One lock guards all of it. Its holder must not touch memory that may be folded, take a lock of the program's,
+//! or panic.
 
 pub mod bits;
 pub mod chunk;
 mod extents;
 mod lookup;
 
-#[cfg(test)]
 pub use extents::READ_WRITE;
 pub use extents::{Advice, Shut, Traits};
 pub use lookup::everything;
 
 use crate::lock::{self, Lock};
-use crate::turnover::{ByMoment, Calm, Folds, MOMENTS, Worth, add};
+use crate::turnover::{ByMoment, Folds, MOMENTS, QuietInterval, Worth, add};
 use bits::{Bits, CHUNK_PAGES};
 use chunk::Chunk;
 use extents::{Extents, pages};
@@ -40,7 +40,7 @@ use wire::SlotRun;
 
 static TABLE: Lock<Table> = Lock::new(Table::new());
 
-/// The lock's holder. Signals are blocked as long.
+/// Access to the table, with its lock held and all signals blocked.
 pub type Guard = lock::Guard<'static, Table>;
 
 /// Locks the process's table.
@@ -48,16 +48,16 @@ pub fn lock() -> Guard {
     TABLE.lock()
 }
 
-/// How many pages are what.
+/// Numbers of pages, by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// May be folded, now or once they are opened again.
+    /// Pages that may be folded, at once or when the reason against it is taken back.
     pub enrolled: u64,
-    /// Map a slot.
+    /// Pages that map a slot.
     pub folded: u64,
-    /// Were folded as zeros, and not seen written since.
+    /// Pages that were folded as zeros, and were not seen written since.
     pub zeroed: u64,
-    /// Private inside a mapping of the pool.
+    /// Private pages inside mappings of the pool.
     pub broken: u64,
 }
 
@@ -71,20 +71,22 @@ pub struct Table {
     zeroed: u64,
     broken: u64,
     generation: u64,
-    /// In seconds, from any time on; 0 as long as nobody has said it, and nothing is folded for nothing then.
+    /// Seconds since an arbitrary moment; 0 until [`Table::set_time`] is called. At 0, no fold counts as short-lived.
     now: u32,
-    /// Whether it is calm, by what is known to go on (`turnover`), and since when it was calm the last time.
-    is_calm: bool,
-    last_calm: u32,
-    /// Nothing is left alone.
+    /// Whether there is a quiet interval that is expected to go on (`turnover`).
+    is_quiet: bool,
+    /// Second at which the last quiet interval began.
+    last_quiet: u32,
+    /// Whether no page is ever left alone.
     eager: bool,
-    /// Whether memory may be folded that children get, too.
+    /// Whether children are followed, so that memory which they inherit may be folded, too.
     follows_forks: bool,
+    /// Pages that were ever folded, and the short-lived folds among them.
     folds: u64,
     short_folds: u64,
-    /// The same by moment, until somebody asks.
+    /// The same by moment, since the last call of [`Table::take_folds`].
     lately: Folds,
-    /// Pages that were written after they had rested, until somebody asks.
+    /// Pages that were written after they had rested, since the last call of [`Table::take_written`].
     written: u64,
     /// The chunk at which the next search for rested pages begins.
     next: u64,
@@ -109,7 +111,7 @@ fn of_chunk(key: u64, first: u64, end: u64) -> Bits {
     Bits::span(from - base, to - from)
 }
 
-/// Appends a run, to the last one where the two are one.
+/// Appends a run, and joins it to the last one if it continues that.
 fn push_run(runs: &mut Vec<SlotRun>, first: u64, count: u64, slot: PoolSlot) {
     let start = HostVirt(first << PAGE_SHIFT);
     if let Some(last) = runs.last_mut()
@@ -120,13 +122,13 @@ fn push_run(runs: &mut Vec<SlotRun>, first: u64, count: u64, slot: PoolSlot) {
         last.pages = total;
         return;
     }
-    // Where not even this can be had, the pool keeps a slot too long, which is better than to abort the program.
+    // If there is no memory for this note, the pool keeps a slot too long, which is better than to abort the program.
     if runs.try_reserve(1).is_ok() {
         runs.push(SlotRun { start, slot, pages: count as u16 });
     }
 }
 
-/// Appends a range, to the last one where the two touch.
+/// Appends a range, and joins it to the last one if the two touch.
 fn push_range(ranges: &mut Vec<PageRange>, first: u64, count: u64) {
     if let Some(last) = ranges.last_mut()
         && last.end().page() == first
@@ -148,8 +150,8 @@ impl Table {
             broken: 0,
             generation: 0,
             now: 0,
-            is_calm: false,
-            last_calm: 0,
+            is_quiet: false,
+            last_quiet: 0,
             eager: false,
             follows_forks: false,
             folds: 0,
@@ -160,20 +162,20 @@ impl Table {
         }
     }
 
-    // --- what the program says -----------------------------------------------------------------------------------
+    // --- changes that the program makes ------------------------------------------------------------------------------
 
-    /// This private anonymous memory may be folded. What was known of it keeps its traits.
+    /// Enrols private anonymous memory. Ranges that are known already keep their traits.
     pub fn ask(&mut self, range: PageRange) {
         self.ask_as(range, Traits::default());
     }
 
-    /// As [`Table::ask`]; what is new has these traits.
+    /// As [`Table::ask`]; new ranges get these traits.
     pub fn ask_as(&mut self, range: PageRange, traits: Traits) {
         let (first, end) = span(range);
         self.generation += 1;
         let traits = Traits { asked: true, ..traits };
         let mut at = first;
-        // Each turn either fills the gap that begins at `at` or steps over what is known there.
+        // Each turn either fills the gap that begins at `at` or steps over the range that is known there.
         while at < end {
             let known = self.extents.within(at, end).next();
             let gap_end = known.map_or(end, |(start, ..)| start);
@@ -183,14 +185,14 @@ impl Table {
         self.extents.change(first, end, |known| known.asked = true);
     }
 
-    /// This memory is not to be folded any more. Pages that map slots go on doing so.
+    /// Excludes memory from folding for good. Pages that map slots go on doing so.
     pub fn unask(&mut self, range: PageRange) {
         let (first, end) = span(range);
         self.generation += 1;
         self.extents.change(first, end, |known| known.asked = false);
     }
 
-    /// This memory was unmapped, or something else was mapped in its place.
+    /// Notes that this memory was unmapped, or that something else was mapped in its place.
     pub fn forget(&mut self, range: PageRange) {
         let (first, end) = span(range);
         if self.extents.remove(first, end) {
@@ -199,14 +201,14 @@ impl Table {
         }
     }
 
-    /// The contents of this memory were dropped, and where it mapped the pool it is anonymous again.
+    /// Notes that the contents of this memory were dropped, and that it is anonymous again where it mapped the pool.
     pub fn discard(&mut self, range: PageRange) {
         let (first, end) = span(range);
         self.generation += 1;
         self.leave_pool(first, end, true);
     }
 
-    /// This memory is not to be folded until this reason is taken back.
+    /// Excludes memory from folding until this reason is taken back.
     pub fn shut(&mut self, range: PageRange, why: Shut) {
         let (first, end) = span(range);
         self.generation += 1;
@@ -220,22 +222,22 @@ impl Table {
         self.extents.change(first, end, |known| known.shut &= !(why as u8));
     }
 
-    /// This memory's protection was changed to these `PROT_` bits.
+    /// Notes that the protection of this memory was changed to these `PROT_` bits.
     pub fn protect(&mut self, range: PageRange, access: u8) {
         let (first, end) = span(range);
         self.generation += 1;
         self.extents.change(first, end, |known| known.access = access);
     }
 
-    /// Changes what is remembered of the advice given for this memory.
+    /// Changes the advice that is remembered for this memory.
     pub fn advise(&mut self, range: PageRange, change: impl Fn(&mut Advice)) {
         let (first, end) = span(range);
         self.generation += 1;
         self.extents.change(first, end, |known| change(&mut known.advice));
     }
 
-    /// This memory was moved: what was known of `from` now holds of the range of that size at `to`, and what was known
-    /// of that range no longer.
+    /// Notes that memory was moved. Everything known of `from` then holds of the range of that size at `to`. Everything
+    /// known of that range is forgotten.
     pub fn relocate(&mut self, from: PageRange, to: HostVirt) {
         let (first, end) = span(from);
         let moved: Vec<_> = self.extents.within(first, end).collect();
@@ -245,7 +247,7 @@ impl Table {
         let pending = self.pending_pages(from);
         let (folds, lately) = (self.folds, self.lately);
         self.forget(PageRange { start: to, pages: from.pages });
-        // The slots go along: they are not released.
+        // The slots move along, so they are not released.
         self.drop_slots(first, end);
         self.forget(from);
         let there = |page: u64| to.page() + (page - first);
@@ -259,52 +261,53 @@ impl Table {
         broken.into_iter().for_each(|range| self.set_broken(at(range)));
         zeroed.into_iter().for_each(|range| self.set_zeroed(at(range)));
         pending.into_iter().for_each(|range| self.set_pending(at(range)));
-        // Only their places are new.
+        // The folds are no new ones; only their places are.
         (self.folds, self.lately) = (folds, lately);
     }
 
-    // --- what the agent's thread did -----------------------------------------------------------------------------
+    // --- changes that the agent's thread makes -----------------------------------------------------------------------
 
-    /// It is this second now, counted from any time on, beginning with 1, and calm or not.
-    pub fn set_time(&mut self, now: u32, calm: Option<Calm>) {
-        (self.now, self.is_calm) = (now, calm.is_some_and(|calm| calm.goes_on));
-        if let Some(calm) = calm {
-            self.last_calm = now.saturating_sub(calm.seconds);
+    /// Sets the time, in seconds from an arbitrary moment on, beginning with 1; and the quiet interval, `None` in a
+    /// burst.
+    pub fn set_time(&mut self, now: u32, quiet: Option<QuietInterval>) {
+        (self.now, self.is_quiet) = (now, quiet.is_some_and(|quiet| quiet.goes_on));
+        if let Some(quiet) = quiet {
+            self.last_quiet = now.saturating_sub(quiet.seconds);
         }
     }
 
-    /// Whether forked children are followed: else, only what they do not get may be folded.
+    /// Sets whether forked children are followed. If they are not, only memory that they do not inherit may be folded.
     pub const fn follow_forks(&mut self, follow: bool) {
         self.follows_forks = follow;
     }
 
-    /// Has nothing be left alone from now on.
+    /// Makes the table leave no page alone from here on.
     pub const fn be_eager(&mut self) {
         self.eager = true;
     }
 
-    /// Pages that were written after they had rested, since this was asked last, as far as that was seen: in the looks that were
-    /// taken in, and of folded ones.
+    /// Pages that were written after they had rested, since the last call. The table knows of writes from the scans
+    /// that it takes in ([`Table::rest`]), and of those to folded pages.
     pub const fn take_written(&mut self) -> u64 {
         std::mem::replace(&mut self.written, 0)
     }
 
-    /// Pages that were folded since this was asked last, and those that are known since then to have been folded for nothing.
+    /// Pages that were folded since the last call, and folds that have turned out to be short-lived since then.
     pub const fn take_folds(&mut self) -> Folds {
         std::mem::replace(&mut self.lately, Folds::NONE)
     }
 
-    /// Pages that were ever folded, and those of them that were written so soon that it was for nothing.
+    /// Pages that were ever folded, and the short-lived folds among them.
     pub const fn folds(&self) -> (u64, u64) {
         (self.folds, self.short_folds)
     }
 
-    /// These pages map these slots now.
+    /// Notes that these pages map these slots.
     pub fn set_folded(&mut self, run: SlotRun) {
         let range = PageRange { start: run.start, pages: run.pages.into() };
         let (first, end) = span(range);
         self.leave_pool(first, end, true);
-        let (now, mut made) = ((self.now, self.is_calm), self.lately.made);
+        let (now, mut made) = ((self.now, self.is_quiet), self.lately.made);
         self.each_known(first, end, |key, chunk| {
             add(&mut made, chunk.folded_at(of_chunk(key, first, end), now));
             let base = key * CHUNK_PAGES;
@@ -318,11 +321,11 @@ impl Table {
         self.folds += range.pages;
     }
 
-    /// These pages were zeros, and are not there any more.
+    /// Notes that these pages held zeros, and were dropped.
     pub fn set_zeroed(&mut self, range: PageRange) {
         let (first, end) = span(range);
         self.leave_pool(first, end, true);
-        let (now, mut made) = ((self.now, self.is_calm), self.lately.made);
+        let (now, mut made) = ((self.now, self.is_quiet), self.lately.made);
         self.each_known(first, end, |key, chunk| {
             add(&mut made, chunk.folded_at(of_chunk(key, first, end), now));
             chunk.zeroed = chunk.zeroed.or(of_chunk(key, first, end));
@@ -332,29 +335,29 @@ impl Table {
         self.folds += range.pages;
     }
 
-    /// Copy-on-write made these pages private; they stay in a mapping of the pool. Their slots are released.
+    /// Notes that copy-on-write made these pages private; they stay in a mapping of the pool. Their slots are released.
     pub fn set_broken(&mut self, range: PageRange) {
         let (first, end) = span(range);
-        let (now, last_calm, mut short, mut written) = (self.now, self.last_calm, [0; MOMENTS], 0);
+        let (now, last_quiet, mut short, mut written) = (self.now, self.last_quiet, [0; MOMENTS], 0);
         self.each_known(first, end, |key, chunk| {
             let pages = chunk.mapped.and(of_chunk(key, first, end));
             add(&mut short, chunk.ended(pages, now));
-            written += chunk.written_at(pages, (now, last_calm));
+            written += chunk.written_at(pages, (now, last_quiet));
         });
-        self.were_short(short);
+        self.count_short_lived(short);
         self.written += written;
         self.leave_pool(first, end, true);
         self.each_known(first, end, |key, chunk| chunk.broken = chunk.broken.or(of_chunk(key, first, end)));
         self.broken += range.pages;
     }
 
-    /// These pages are private anonymous memory again, with their contents. Their slots are released.
+    /// Notes that these pages are private anonymous memory again, with their contents. Their slots are released.
     pub fn set_private(&mut self, range: PageRange) {
         let (first, end) = span(range);
         self.leave_pool(first, end, false);
     }
 
-    /// These pages were written.
+    /// Notes that these pages were written.
     pub fn set_pending(&mut self, range: PageRange) {
         let (first, end) = span(range);
         let (now, mut zeroed, mut short) = (self.now, 0, [0; MOMENTS]);
@@ -369,13 +372,13 @@ impl Table {
             }
         });
         self.zeroed -= zeroed;
-        self.were_short(short);
+        self.count_short_lived(short);
     }
 
-    /// These pages, which nobody watches, were written, as a look at their contents has shown.
+    /// Notes that these pages, whose writes the kernel does not note, were written: their contents have changed.
     pub fn seen_written(&mut self, range: PageRange) {
         let (first, end) = span(range);
-        let (at, mut written) = ((self.now, self.last_calm), 0);
+        let (at, mut written) = ((self.now, self.last_quiet), 0);
         self.each_known(first, end, |key, chunk| written += chunk.written_at(of_chunk(key, first, end), at));
         self.written += written;
     }
@@ -395,24 +398,28 @@ impl Table {
         found
     }
 
-    /// Whether nothing was seen written for so many seconds anywhere near this range.
+    /// Whether no write was seen for this many seconds in any chunk that the range touches.
     pub fn is_at_rest(&self, range: PageRange, seconds: u32) -> bool {
         let (first, end) = span(range);
         self.chunks.range(keys(first, end)).all(|(_, chunk)| chunk.is_at_rest(self.now, seconds))
     }
 
-    /// Takes in a look at all enrolled memory, of which `written` was written since the last: what is written is pending
-    /// from now on, and what was pending but is not written has rested and is given back, in order of address from where
-    /// the last search ended. At most `budget` pages, rounded up to whole chunks; more stays pending, and so does what is of
-    /// not worth folding.
-    /// What is only `new` to the looks, and not known to have been written, is pending too and does not count as changed.
+    /// Takes in a scan of all enrolled memory. Returns pages that have rested, in order of address from where the last
+    /// search ended.
+    ///
+    /// - Pages in `written` were written since the last scan. They are pending from here on.
+    /// - Pages that were pending and were not written have rested, and are pending no longer.
+    /// - Pages that are only `new` to the scans are pending, too, but do not count as written.
+    ///
+    /// At most `budget` pages are returned, rounded up to whole chunks. Further pages stay pending, and so do pages
+    /// that are not worth folding.
     pub fn rest(&mut self, (written, new): (&[PageRange], &[PageRange]), budget: u64, worth: Worth) -> Vec<PageRange> {
         for (range, is_new) in written.iter().map(|range| (range, false)).chain(new.iter().map(|range| (range, true))) {
             let (first, end) = span(*range);
             let known: Vec<_> = self.extents.within(first, end).filter(|(.., traits)| traits.asked).collect();
             for (start, stop, _) in known {
                 self.set_pending(pages(start, stop));
-                let (at, mut written) = ((self.now, self.last_calm), 0);
+                let (at, mut written) = ((self.now, self.last_quiet), 0);
                 self.each_known(start, stop, |key, chunk| {
                     let pages = of_chunk(key, start, stop);
                     chunk.fresh = chunk.fresh.or(pages);
@@ -449,31 +456,31 @@ impl Table {
         rested
     }
 
-    /// Takes up to `most` runs from the list of slots that are mapped no longer.
+    /// Takes up to `most` runs from the list of released slots.
     pub fn take_released(&mut self, most: usize) -> Vec<SlotRun> {
         let behind = self.released.len().saturating_sub(most);
         self.released.split_off(behind)
     }
 
-    /// The list of slots that are mapped no longer.
+    /// The list of released slots: slots that were mapped and are not any more.
     pub fn released(&self) -> &[SlotRun] {
         &self.released
     }
 
-    /// Nobody is to be told of these slots any more.
+    /// Removes slots of this kind from the list of released slots: nobody is to be told of them.
     pub fn drop_released(&mut self, of: impl Fn(PoolSlot) -> bool) {
         self.released.retain(|run| !of(run.slot));
     }
 
-    // --- within --------------------------------------------------------------------------------------------------
+    // --- helpers -----------------------------------------------------------------------------------------------------
 
-    fn were_short(&mut self, folds: ByMoment) {
+    fn count_short_lived(&mut self, folds: ByMoment) {
         self.short_folds += folds.iter().sum::<u64>();
         add(&mut self.lately.short, folds);
     }
 
-    /// Ends what was known of the pages of `first..end`, whose slots are released. Whether they are pending stays
-    /// known unless `all` is to be forgotten.
+    /// Forgets that the pages of `first..end` were folded, zeroed or broken, and releases their slots. Which of them
+    /// are pending is forgotten only with `all`.
     fn leave_pool(&mut self, first: u64, end: u64, all: bool) {
         if first >= end {
             return;
@@ -513,7 +520,7 @@ impl Table {
         }
     }
 
-    /// Calls `f` for every chunk of `first..end`, making those that are not there.
+    /// Calls `f` for every chunk of `first..end`, and makes chunks that are missing.
     fn each_known(&mut self, first: u64, end: u64, mut f: impl FnMut(u64, &mut Chunk)) {
         if first < end {
             for key in keys(first, end) {
@@ -523,7 +530,7 @@ impl Table {
     }
 }
 
-/// The pages of a chunk that may be folded as far as their ranges go.
+/// The pages of a chunk that may be folded, as far as the traits of their ranges tell.
 fn open_pages(extents: &Extents, key: u64, follows_forks: bool) -> Bits {
     let (first, end) = (key * CHUNK_PAGES, (key + 1) * CHUNK_PAGES);
     let open = extents.within(first, end).filter(|(.., traits)| traits.open(follows_forks));

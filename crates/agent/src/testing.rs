@@ -1,18 +1,21 @@
-//! For tests: memory of this very process that may be folded, a pool to fold it to, and what may hold its pages.
+//! For tests: memory of this very process that may be folded, a pool to fold it to, and devices that hold its pages.
 
 use crate::follow::Following;
 use crate::references;
 use crate::section::{Section, Source};
 use crate::table::{self, Traits};
 use crate::witness::Witness;
-use host::{MemberMemory, Pagemap, PoolView, Purpose, Userfault};
+use act::{MemberMemory, PoolView, Purpose, Userfault};
+use host::Pagemap;
 use page::{PAGE_BYTES, PageRange, PoolSlot};
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 use wire::Outcome;
 
 const SLOTS: u32 = 1024;
@@ -45,21 +48,26 @@ impl Member {
     }
 
     pub fn of(memory: MemberMemory) -> Self {
-        let (pages, this) = (memory.range().pages, Self(memory));
-        // First of all: what is asked in is not shared with the shadows that other tests cast.
+        let this = Self(memory);
+        // First of all: memory that is asked in is not shared with the fork probes that other tests cast.
         table::lock().ask(this.0.range());
-        for n in 0..pages {
+        this.write_content();
+        this
+    }
+
+    pub fn write_content(&self) {
+        for n in 0..self.0.range().pages {
             content(n).chunks_exact(8).enumerate().for_each(|(i, word)| {
-                this.word(n, i).store(u64::from_ne_bytes(word.try_into().unwrap()), Ordering::Relaxed);
+                self.word(n, i).store(u64::from_ne_bytes(word.try_into().unwrap()), Ordering::Relaxed);
             });
         }
-        this
     }
 
     pub fn word(&self, page: u64, word: usize) -> &AtomicU64 {
         assert!(page < self.0.range().pages && word < PAGE_BYTES / 8);
         let at = self.0.range().start.add_pages(page).0 as usize + word * 8;
-        // SAFETY: aligned and within the mapping, which lives as long as `self`; everything in it is accessed as atomics.
+        // SAFETY: aligned and within the mapping, which lives as long as `self`; everything in it is accessed as
+        // atomics.
         unsafe { AtomicU64::from_ptr(at as *mut u64) }
     }
 
@@ -71,7 +79,7 @@ impl Member {
     pub fn in_pool(&self) -> usize {
         let range = self.0.range();
         let (mut entries, pagemap) = (Vec::new(), Pagemap::open(std::process::id()).unwrap());
-        host::make_present(range).unwrap();
+        act::make_present(range).unwrap();
         pagemap.read(range.start, range.pages, &mut entries).unwrap();
         entries.iter().filter(|e| e.present() && e.file_or_shared()).count()
     }
@@ -112,13 +120,44 @@ pub fn fold(section: &mut Section, run: PageRange, source: Option<(&PoolView, u3
     outcomes
 }
 
+/// Discards a page by a system call that no hook sees.
+pub fn discard_past_hooks(member: &Member, page: u64) {
+    let at = member.run(page, 1).start.0 as usize;
+    let arguments = [at, PAGE_BYTES, libc::MADV_DONTNEED as usize, 0, 0, 0];
+    // SAFETY: a page of the test's own, which nobody misses.
+    assert_eq!(unsafe { crate::raw::call(libc::SYS_madvise, arguments) }, 0);
+}
+
+/// Lets time pass without giving the processor away.
+pub fn spin(time: Duration) {
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        std::hint::spin_loop();
+    }
+}
+
+/// Runs one test alone in a process of its own. Returns whether this is that process.
+pub fn alone(name: &str) -> bool {
+    if std::env::var_os("PAGEFOLD_TEST_ALONE").is_some() {
+        return true;
+    }
+    let exe = std::env::current_exe().unwrap();
+    let mut command = Command::new(exe);
+    command.args(["--exact", name, "--test-threads=1", "--nocapture"]).env("PAGEFOLD_TEST_ALONE", "1");
+    let output = command.output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    text.lines().filter(|line| line.contains("skipped:")).for_each(|line| eprintln!("{line}"));
+    assert!(output.status.success() && text.contains("1 passed"), "{}: {text}", output.status);
+    false
+}
+
 /// Without a prover.
 pub fn witness() -> Witness {
     Witness::new(PathBuf::from("/nonexistent"))
 }
 
-/// A device that answers late: reads that io_uring has begun into registered buffers, from a pipe that is empty yet. What
-/// they bring is put into the page frame itself, whatever the page table says by then.
+/// A device that answers late: reads that io_uring has begun into registered buffers, from a pipe that is empty yet.
+/// Their data is put into the page frame itself, whatever the page table says by then.
 pub struct LateDevice {
     ring: io_uring::IoUring,
     pipe: (std::io::PipeReader, std::io::PipeWriter),

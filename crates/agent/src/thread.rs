@@ -1,84 +1,81 @@
-//! The agent's thread: connects, does what the worker asks, looks for pages that have rested, and says how it goes.
+//! The agent's thread. It connects to the worker, does what the worker asks, looks for pages that have rested, and
+//! reports statistics.
 //!
 //! ```text
 //!              connect                 Welcome, segments, lease                 Pace
 //!   APART ------------------> CONNECTED ------------------------> INTRODUCED --------> AT WORK: Held, then rounds
 //!     ^  (again and again)        |                                    |                   |
 //!     `---------------------------+------------------------------------+-------------------'
-//!              the worker hung up, said what no worker says, or reads nothing
+//!              the worker hung up, sent a message that no worker sends, or reads nothing
 //! ```
 //!
 //! Apart from the worker, nothing is folded, and nothing that is folded needs anybody: the kernel serves the member.
+
+mod looks;
+mod report;
 
 use crate::cpu_time::cpu_time;
 use crate::fold::{Folder, donate, find_broken};
 use crate::follow::Following;
 use crate::link::Link;
 use crate::pool::Pool;
-use crate::round::{HIDDEN, Kind, Rested, Rounds};
+use crate::round::Rounds;
 use crate::section::Section;
 use crate::table;
 use crate::turnover::{Change, LIFE};
-use crate::{arena, doors, give_way, keeper};
-use host::{HUGE_PAGES, Pagemap, Purpose, SharedMark, Userfault};
-use page::{Fingerprint, PageRange};
+use crate::{arena, give_way, hooks, keeper};
+use act::{HUGE_PAGES, Purpose, SharedMark, Userfault};
+use host::Pagemap;
+use looks::{Activity, Looks};
+use page::PageRange;
+use report::report;
 use rustix::fd::OwnedFd;
 use rustix::time::ClockId;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use wire::{
-    FoldMode, Hello, HugePages, MemberState, MemberStats, Outcome, Pace, RESTED_PAGES, RestedRun, ToAgent, ToWorker,
-    VERSION, ZeroPages,
-};
+use wire::{FoldMode, Hello, HugePages, MemberState, MemberStats, Outcome, Pace, ToAgent, ToWorker, VERSION};
 
-/// Where the prover is to be found, beside the socket that agents connect to.
+/// Name of the prover's socket, beside the socket that agents connect to.
 const PROVER: &str = "prove.sock";
-/// Attempts to connect come no closer, and no further apart.
+/// Shortest and longest time between two attempts to connect: 100 ms, 5 s.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// How often the worker is told how it goes, and how soon after pages were folded.
+/// Time between two reports of statistics to the worker: 1 s.
 const STATS_EVERY: Duration = Duration::from_secs(1);
+/// Longest time from a fold to the next report of statistics: 100 ms.
 const STATS_SOON: Duration = Duration::from_millis(100);
-/// How often written pages are looked for among the folded, at most.
-const BROKEN_EVERY: Duration = Duration::from_secs(1);
-/// What it costs to fingerprint a written page.
-const FINGERPRINT_COST: Duration = Duration::from_nanos(500);
-/// Pages that are fingerprinted between two looks at what the worker asks.
-const HASH_AT_ONCE: u64 = 2048;
-/// In a member that is unfolded, a huge page is made of two megabytes that are there but for one page in so many.
+/// Share of the pages of two megabytes that may be missing when they are collapsed in a member that is unfolded: 1/4.
 const UNFOLDED_MISSING: u64 = 4;
-/// Runs in one message.
+/// Most runs in one message.
 const RUNS: usize = 2048;
-/// A member that uses less of a processor than one part in this many is idle.
-const IDLE_SHARE: u32 = 10;
-/// What was read of the pool for comparisons is given back after so long.
+/// Time since the last fold after which pages of the pool that were read for comparisons are given back: 2 s.
 const VIEW_RESTS: Duration = Duration::from_secs(2);
 
-/// What follows how the program was seen to change its mappings.
+/// End of the message that begins with the way in which the program was seen to change its mappings.
 const BY_ITSELF: &str = "by a system call of its own, past the C library, and may do it again at any moment: nothing more of it is folded; \
     what is folded stays so, and its slots are held until it ends";
 
-/// Why memory that was asked in is not folded, where the service has nobody with the right to have forks told of.
+/// Reason given for memory that is not folded because the service has nobody with the right to be told of forks.
 const UNFOLLOWED: &str = "forked children of the program would get this memory and could not be followed: \
     that takes a service that runs as root (its prover); memory advised MADV_DONTFORK is folded";
 
 /// How this member was asked in.
 #[derive(Debug)]
 pub struct Asked {
-    /// Where to connect.
+    /// The socket to connect to.
     pub socket: PathBuf,
     /// Whether all private anonymous memory is asked in.
     pub all_anonymous: bool,
     /// The most mappings that the process may have before no more are spent on folding.
     pub most_vmas: u64,
-    /// Do without the kernel's noting of writes (to try what kernels without it get).
+    /// Whether to do without the kernel's notes of writes, to try how kernels without them fare.
     pub compare_fingerprints: bool,
-    /// Whether to fold what rests although it may not rest for long.
+    /// Whether to fold resting pages without asking whether the folds will last.
     pub eager: bool,
 }
 
-/// What lasts longer than a connection.
+/// The state that outlives connections.
 struct Agent {
     asked: &'static Asked,
     folder: Result<Folder, String>,
@@ -93,18 +90,18 @@ struct Agent {
     broken_looks: Looks,
     viewed: Option<Instant>,
     activity: Activity,
-    /// Tells the worker that this process, or a child of it, may still map slots. Kept over the end of a connection: what it
-    /// stands for goes on.
+    /// Tells the worker that this process, or a child of it, may still map slots. It outlives the connection, as
+    /// these mappings do.
     lease: Option<SharedMark>,
-    /// Leases of earlier connections, until the worker of this one has read what this process maps.
+    /// Leases of former connections, kept until the worker of this one has read which slots this process maps.
     former_leases: Vec<SharedMark>,
 }
 
-/// What lasts as long as a connection.
+/// The state of one connection.
 struct Session {
     link: Link,
     window: Option<OwnedFd>,
-    /// A lease that is to take the place of the one before as soon as the worker has been told what this process maps.
+    /// A lease that is to replace the former one as soon as the worker has been told which slots this process maps.
     offered: Option<(u32, SharedMark)>,
     pace: Option<Pace>,
     unfolded: bool,
@@ -121,14 +118,14 @@ pub fn run(asked: &'static Asked) -> io::Result<std::convert::Infallible> {
     loop {
         if let Ok(link) = Link::connect(&agent.asked.socket) {
             let began = Instant::now();
-            // Why it ended is of no consequence: nobody is left to be told.
+            // The reason of its end does not matter: nobody is left to be told.
             let _ = agent.serve(link);
             if began.elapsed() > RECONNECT.1 {
                 pause = RECONNECT.0;
             }
         }
         std::thread::sleep(pause);
-        pause = (pause * 2).min(RECONNECT.1);
+        pause = page::doubled(Some(pause), RECONNECT);
     }
 }
 
@@ -147,7 +144,7 @@ fn open_folder(asked: &Asked) -> io::Result<Folder> {
 fn follow(asked: &Asked, watch: Userfault, forks: bool) -> io::Result<Arc<Following>> {
     let following = Following::start(watch, forks, asked.socket.with_file_name(PROVER))?;
     if asked.all_anonymous {
-        // The program did not ask by itself, so nothing is known of the ways in which it changes its memory.
+        // The program did not ask by itself, so it may change its memory in any way.
         following.expect_discards();
     }
     table::lock().follow_forks(forks);
@@ -198,7 +195,7 @@ impl Agent {
             cpu_before: Duration::ZERO,
             folds_before: (0, 0),
             began: now,
-            broken_looks: Looks { last: now, cost: Duration::ZERO },
+            broken_looks: Looks::new(now),
             viewed: None,
             activity: Activity::new(now),
             lease: None,
@@ -211,7 +208,7 @@ impl Agent {
         let (window, offered, pace) = (None, None, None);
         let mut session = Session { link, window, offered, pace, unfolded: false, stats_due: Instant::now() };
         self.pool.withdraw();
-        // A worker is told what happened since it knows us; it remembers former connections by itself.
+        // Statistics begin with the connection; the worker remembers those of former ones by itself.
         self.stats = MemberStats::default();
         let follower = self.folder.as_ref().map_or(Duration::ZERO, |folder| folder.section().following().cpu_time());
         self.cpu_before = cpu_time(ClockId::ThreadCPUTime) + follower;
@@ -237,11 +234,11 @@ impl Agent {
         if self.lost_track().is_some() {
             return stats.min(rest);
         }
-        let regain = self.folder.as_ref().map_or(STATS_EVERY, |folder| folder.regain_in(now));
+        let collapse = self.folder.as_ref().map_or(STATS_EVERY, |folder| folder.collapse_in(now));
         let work = match pace.fold {
-            FoldMode::On if self.folder.is_ok() && !session.link.is_full() => self.rounds.due_in(now).min(regain),
+            FoldMode::On if self.folder.is_ok() && !session.link.is_full() => self.rounds.due_in(now).min(collapse),
             FoldMode::Unfold if !session.unfolded => Duration::ZERO,
-            FoldMode::Unfold if self.folder.is_ok() => regain,
+            FoldMode::Unfold if self.folder.is_ok() => collapse,
             _ => STATS_EVERY,
         };
         stats.min(work).min(rest)
@@ -256,8 +253,8 @@ impl Agent {
                     orphan(|slot_segment| slot_segment == number);
                 }
             }
-            (ToAgent::Lease(era), Some(file)) => {
-                session.offered = Some((era, SharedMark::new(file)?));
+            (ToAgent::Lease(epoch), Some(file)) => {
+                session.offered = Some((epoch, SharedMark::new(file)?));
                 if session.pace.is_some() {
                     self.take_lease(session)?;
                 }
@@ -265,7 +262,8 @@ impl Agent {
             (ToAgent::Pace(pace), _) => self.begin(session, pace)?,
             (ToAgent::Donate(id, runs), _) => {
                 let window = session.window.as_ref().ok_or(io::ErrorKind::InvalidData)?;
-                session.link.send(&ToWorker::Donated(id, donate(window, &runs)))?;
+                let folder = self.folder.as_ref().map_err(|_| io::ErrorKind::InvalidData)?;
+                session.link.send(&ToWorker::Donated(id, donate(folder.section(), window, &runs)))?;
             }
             (ToAgent::Fold(id, runs), _) => {
                 let outcomes = self.fold(session, &runs);
@@ -277,7 +275,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Takes a pace; the first one begins the work, with what this member holds already.
+    /// Takes a pace. The first one begins the work: the worker is told which slots this member holds already.
     fn begin(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
         let first = session.pace.replace(pace).is_none();
         session.unfolded = false;
@@ -290,7 +288,7 @@ impl Agent {
                 if !lost_track {
                     table.take_released(usize::MAX);
                 }
-                // Those that were thought to be released may still be mapped somewhere.
+                // Without track of the mappings, slots in the list of released ones may still be mapped somewhere.
                 [table.all_slot_runs(), table.released().to_vec()].concat()
             };
             for runs in held.chunks(RUNS) {
@@ -305,12 +303,12 @@ impl Agent {
 
     /// Takes a new lease in place of the one before, if that is of this connection.
     fn take_lease(&mut self, session: &mut Session) -> io::Result<()> {
-        let Some((era, lease)) = session.offered.take() else { return Ok(()) };
+        let Some((epoch, lease)) = session.offered.take() else { return Ok(()) };
         self.lease = Some(lease);
-        session.link.send(&ToWorker::LeaseTaken(era))
+        session.link.send(&ToWorker::LeaseTaken(epoch))
     }
 
-    /// How the program was seen to change mappings past the doors, if it was.
+    /// How the program was seen to change mappings past the hooks, if it was.
     fn lost_track(&self) -> Option<&'static str> {
         self.folder.as_ref().ok().and_then(|folder| folder.section().following().lost_track())
     }
@@ -318,7 +316,7 @@ impl Agent {
     fn fold(&mut self, session: &mut Session, runs: &[wire::FoldRun]) -> Vec<Outcome> {
         let on = session.pace.is_some_and(|pace| pace.fold == FoldMode::On)
             && self.lost_track().is_none()
-            && !doors::locks_future();
+            && !hooks::locks_future();
         match &mut self.folder {
             Ok(folder) if on => {
                 let now = Instant::now();
@@ -335,53 +333,18 @@ impl Agent {
     fn work(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
         let now = Instant::now();
         let seconds = u32::try_from((now - self.began).as_secs() + 1).unwrap_or(u32::MAX);
-        table::lock().set_time(seconds, self.rounds.calm(now));
+        table::lock().set_time(seconds, self.rounds.quiet(now));
         if let Some(how) = self.lost_track() {
             return self.say_why_it_rests(session, how);
         }
-        if self.broken_looks.is_due(now, self.rounds.change(now)) {
-            let before = cpu_time(ClockId::ThreadCPUTime);
-            find_broken(&self.pagemap).map_err(io::Error::other)?;
-            let may_refold =
-                pace.fold == FoldMode::On && self.folder.as_ref().is_ok_and(|folder| folder.may_refold(now));
-            let due = if may_refold { self.rounds.look_at_broken(now) } else { 0 };
-            self.broken_looks = Looks::took(now, cpu_time(ClockId::ThreadCPUTime).saturating_sub(before), due);
-        }
+        self.look_at_broken(pace, now)?;
         if let Ok(folder) = &mut self.folder {
             folder.settle_discards(&self.pagemap).map_err(io::Error::other)?;
-            doors::ask_heap();
+            hooks::ask_heap();
             match pace.fold {
-                FoldMode::On if !session.link.is_full() => {
-                    let huge = pace.huge_pages != HugePages::Keep;
-                    let notes = folder.section().notes();
-                    let looked = self.rounds.look(&self.pagemap, notes, pace.pages_per_s, huge);
-                    self.stats.pages_scanned += looked.map_err(io::Error::other)?;
-                    let idle = self.activity.is_idle(now) && self.rounds.change(now) == Change::Little;
-                    self.stats.pages_hashed += report(&mut self.rounds, folder, &mut session.link, pace, idle)?;
-                    // Half of what is worth splitting one for: else it would be split again soon.
-                    let most = match pace.huge_pages {
-                        HugePages::Keep => 0,
-                        HugePages::SplitAt(percent) => HUGE_PAGES * u64::from(percent) / 200,
-                    };
-                    let rest = (most, LIFE.as_secs() as u32);
-                    let regained = folder.regain((&self.pagemap, &self.pool, &mut self.rounds), rest, &mut self.stats);
-                    regained.map_err(io::Error::other)?;
-                }
-                FoldMode::Unfold if session.unfolded => {
-                    let rest = (HUGE_PAGES / UNFOLDED_MISSING, 0);
-                    let regained = folder.regain((&self.pagemap, &self.pool, &mut self.rounds), rest, &mut self.stats);
-                    regained.map_err(io::Error::other)?;
-                }
-                FoldMode::Unfold => match folder.unfold(&self.pagemap, &self.pool) {
-                    Ok(done) => {
-                        session.unfolded = done;
-                        folder.hurry_to_regain();
-                    }
-                    Err(e) => {
-                        self.stats.detail = format!("cannot unfold: {e}; what is not unfolded stays folded");
-                        std::thread::sleep(RECONNECT.0);
-                    }
-                },
+                FoldMode::On if !session.link.is_full() => self.look_and_report(session, pace, now)?,
+                FoldMode::Unfold if session.unfolded => self.collapse((HUGE_PAGES / UNFOLDED_MISSING, 0))?,
+                FoldMode::Unfold => self.unfold(session),
                 _ => {}
             }
         }
@@ -400,19 +363,72 @@ impl Agent {
         Ok(())
     }
 
-    /// Tells the worker which slots are mapped no longer.
+    /// Searches for written pages among the folded, and has broken ones fingerprinted, if it is time for that.
+    fn look_at_broken(&mut self, pace: Pace, now: Instant) -> io::Result<()> {
+        if !self.broken_looks.is_due(now, self.rounds.change(now)) {
+            return Ok(());
+        }
+        let before = cpu_time(ClockId::ThreadCPUTime);
+        find_broken(&self.pagemap).map_err(io::Error::other)?;
+        let may_refold = pace.fold == FoldMode::On && self.folder.as_ref().is_ok_and(|folder| folder.may_refold(now));
+        let due = if may_refold { self.rounds.look_at_broken(now) } else { 0 };
+        self.broken_looks = Looks::took(now, cpu_time(ClockId::ThreadCPUTime).saturating_sub(before), due);
+        Ok(())
+    }
+
+    /// Makes a round if one is due, tells the worker of pages that have rested, and collapses a piece.
+    fn look_and_report(&mut self, session: &mut Session, pace: Pace, now: Instant) -> io::Result<()> {
+        let Ok(folder) = &self.folder else { return Ok(()) };
+        let huge = pace.huge_pages != HugePages::Keep;
+        let notes = folder.section().notes();
+        let looked = self.rounds.look(&self.pagemap, notes, pace.pages_per_s, huge);
+        self.stats.done.pages_scanned += looked.map_err(io::Error::other)?;
+        let idle = self.activity.is_idle(now) && self.rounds.change(now) == Change::Little;
+        self.stats.done.pages_hashed += report(&mut self.rounds, folder, &mut session.link, pace, idle)?;
+        // Half as many pages as a huge page is split for: else it would soon be split again.
+        let most = match pace.huge_pages {
+            HugePages::Keep => 0,
+            HugePages::SplitAt(percent) => HUGE_PAGES * u64::from(percent) / 200,
+        };
+        self.collapse((most, LIFE.as_secs() as u32))
+    }
+
+    /// Collapses a piece, if it is time for that; `rest` is as for [`Folder::collapse`].
+    fn collapse(&mut self, rest: (u64, u32)) -> io::Result<()> {
+        let Ok(folder) = &mut self.folder else { return Ok(()) };
+        let collapsed = folder.collapse((&self.pagemap, &self.pool, &mut self.rounds), rest, &mut self.stats);
+        collapsed.map_err(io::Error::other)
+    }
+
+    /// Unfolds some of the folded pages.
+    fn unfold(&mut self, session: &mut Session) {
+        let Ok(folder) = &mut self.folder else { return };
+        match folder.unfold(&self.pagemap, &self.pool) {
+            Ok(done) => {
+                session.unfolded = done;
+                folder.hurry_to_collapse();
+            }
+            Err(e) => {
+                self.stats.detail = format!("cannot unfold: {e}; what is not unfolded stays folded");
+                std::thread::sleep(RECONNECT.0);
+            }
+        }
+    }
+
+    /// Tells the worker which slots are mapped no longer, once all that happened to followed memory is known.
     fn release(&self, session: &mut Session) -> io::Result<()> {
         if table::lock().released().is_empty() {
             return Ok(());
         }
         if let Ok(folder) = &self.folder {
-            // What was moved is not where it was, and mapped all the same: that has to be known by now.
+            // Slots that the program has moved are mapped elsewhere. The follower must have told of that before.
             folder.section().following().catch_up();
         }
         if self.lost_track().is_none() { release(&mut session.link) } else { Ok(()) }
     }
 
-    /// The program changes mappings past the doors: nothing is done to them any more, and nothing released.
+    /// Tells the worker that the program changes mappings past the hooks. Nothing is done to them any more, and no
+    /// slot is released.
     fn say_why_it_rests(&mut self, session: &mut Session, how: &str) -> io::Result<()> {
         let now = Instant::now();
         if now < session.stats_due {
@@ -439,9 +455,9 @@ impl Agent {
         stats.folded_pages = counts.folded;
         stats.zero_pages = counts.zeroed;
         stats.broken_pages = counts.broken;
-        (stats.folds, stats.short_folds) = (folds.0 - self.folds_before.0, folds.1 - self.folds_before.1);
+        (stats.done.folds, stats.done.short_folds) = (folds.0 - self.folds_before.0, folds.1 - self.folds_before.1);
         let follower = self.folder.as_ref().map_or(Duration::ZERO, |folder| folder.section().following().cpu_time());
-        stats.agent_cpu_us = (cpu_time(ClockId::ThreadCPUTime) + follower - self.cpu_before).as_micros() as u64;
+        stats.done.agent_cpu_us = (cpu_time(ClockId::ThreadCPUTime) + follower - self.cpu_before).as_micros() as u64;
         stats.agent_bytes = arena::used_bytes();
         let (state, detail) = match &mut self.folder {
             Err(why) => (MemberState::NoMove, why.clone()),
@@ -482,89 +498,13 @@ fn state_of(
         FoldMode::On if yielded => {
             (MemberState::Yielded, "the program uses a userfaultfd of its own on its memory".to_owned())
         }
-        FoldMode::On if enrolled == 0 => (MemberState::NothingEnrolled, doors::why_nothing_is_enrolled()),
+        FoldMode::On if enrolled == 0 => (MemberState::NothingEnrolled, hooks::why_nothing_is_enrolled()),
         FoldMode::On if open == 0 && unfollowed > 0 => (MemberState::NothingEnrolled, UNFOLLOWED.to_owned()),
         FoldMode::On if folder.is_out_of_vmas() => {
             (MemberState::NoVma, format!("{} mappings, see vm.max_map_count", folder.vmas()))
         }
         FoldMode::On if unfollowed > 0 => (MemberState::Folding, UNFOLLOWED.to_owned()),
         FoldMode::On => plain(MemberState::Folding),
-    }
-}
-
-/// Fingerprints some of what has rested and tells the worker. Returns how many pages were read.
-fn report(rounds: &mut Rounds, folder: &Folder, link: &mut Link, pace: Pace, idle: bool) -> io::Result<u64> {
-    let zeros = match pace.zero_pages {
-        ZeroPages::Share => true,
-        ZeroPages::Ignore => false,
-        ZeroPages::WhenIdle => idle,
-    };
-    let mut report =
-        Report { pace, zeros, runs: Vec::new(), fingerprints: Vec::new(), full: Vec::new(), later: Vec::new() };
-    let read = rounds.fingerprint(HASH_AT_ONCE, |rested, fingerprints| {
-        let waiting: Vec<PageRange> = folder.waiting(rested.range).collect();
-        report.add(rested, fingerprints, &waiting);
-    });
-    report.close();
-    rounds.take_back(&report.later);
-    for (runs, fingerprints) in report.full {
-        link.send(&ToWorker::Rested(runs, fingerprints))?;
-    }
-    Ok(read)
-}
-
-/// Puts together messages of pages that have rested.
-struct Report {
-    pace: Pace,
-    zeros: bool,
-    runs: Vec<RestedRun>,
-    fingerprints: Vec<Fingerprint>,
-    full: Vec<(Vec<RestedRun>, Vec<Fingerprint>)>,
-    /// Single pages that the worker is not told of yet.
-    later: Vec<Rested>,
-}
-
-impl Report {
-    fn add(&mut self, rested: Rested, fingerprints: &[Fingerprint], waiting: &[PageRange]) {
-        let (range, huge) = (rested.range, rested.kind == Kind::Huge);
-        if self.fingerprints.len() + fingerprints.len() > RESTED_PAGES || self.runs.len() + fingerprints.len() > RUNS {
-            self.close();
-        }
-        if huge {
-            self.runs.push(RestedRun { start: range.start, pages: range.pages as u16, huge });
-            let hidden = |f: &Fingerprint| *f == Fingerprint::ZERO_PAGE && !self.zeros;
-            self.fingerprints.extend(fingerprints.iter().map(|f| if hidden(f) { HIDDEN } else { *f }));
-            return;
-        }
-        let mut open = false;
-        for (n, fingerprint) in fingerprints.iter().enumerate() {
-            let start = range.start.add_pages(n as u64);
-            let later = waiting.iter().any(|range| range.start == start);
-            let zero = *fingerprint == Fingerprint::ZERO_PAGE;
-            if later || zero && !self.zeros {
-                if later || self.pace.zero_pages == ZeroPages::WhenIdle {
-                    self.later.push(Rested { range: PageRange { start, pages: 1 }, ..rested });
-                }
-                open = false;
-                continue;
-            }
-            if !zero && !(self.pace.first..=self.pace.last).contains(fingerprint) {
-                open = false;
-                continue;
-            }
-            match self.runs.last_mut().filter(|_| open) {
-                Some(run) => run.pages += 1,
-                None => self.runs.push(RestedRun { start, pages: 1, huge }),
-            }
-            self.fingerprints.push(*fingerprint);
-            open = true;
-        }
-    }
-
-    fn close(&mut self) {
-        if !self.runs.is_empty() {
-            self.full.push((std::mem::take(&mut self.runs), std::mem::take(&mut self.fingerprints)));
-        }
     }
 }
 
@@ -579,8 +519,8 @@ fn release(link: &mut Link) -> io::Result<()> {
     }
 }
 
-/// Pages that map a segment which is no longer the worker's: nobody has to be told when they are written, and they
-/// cannot be folded again.
+/// Counts pages as broken that map a segment which is no longer the worker's. Nobody has to be told when they are
+/// written, and their slots cannot be folded to.
 fn orphan(of_segment: impl Fn(u8) -> bool) {
     let mut table = table::lock();
     for run in table.all_slot_runs().into_iter().filter(|run| of_segment(run.slot.segment())) {
@@ -591,87 +531,4 @@ fn orphan(of_segment: impl Fn(u8) -> bool) {
 
 fn orphan_unknown(pool: &Pool) {
     orphan(|segment| page::PoolSlot::new(segment, 0).is_none_or(|slot| pool.of(slot).is_none()));
-}
-
-/// When written pages were looked for among the folded last, and the processor time that it takes to find them and to fingerprint
-/// those whose time has come.
-struct Looks {
-    last: Instant,
-    cost: Duration,
-}
-
-impl Looks {
-    /// It took so long to find them, and so many are to be fingerprinted.
-    fn took(now: Instant, looking: Duration, due: u32) -> Self {
-        Self { last: now, cost: looking + FINGERPRINT_COST * due }
-    }
-
-    /// Whether it is time again. To be asked anew each time: much may have begun to change since the last look.
-    fn is_due(&self, now: Instant, change: Change) -> bool {
-        // What they may take of a processor, one part in so many.
-        let share = match change {
-            Change::Little | Change::MuchForLong => 1000,
-            Change::Some => 200,
-            Change::Much => 25,
-        };
-        now >= self.last + BROKEN_EVERY.max(self.cost * share)
-    }
-}
-
-/// Processor time of this process but for this thread, over time.
-struct Activity {
-    at: Instant,
-    used: Duration,
-    idle: bool,
-}
-
-impl Activity {
-    fn new(now: Instant) -> Self {
-        Self { at: now, used: Self::used(), idle: false }
-    }
-
-    fn used() -> Duration {
-        cpu_time(ClockId::ProcessCPUTime).saturating_sub(cpu_time(ClockId::ThreadCPUTime))
-    }
-
-    /// Whether the member did next to nothing in the last second or so.
-    fn is_idle(&mut self, now: Instant) -> bool {
-        let time = now - self.at;
-        if time >= STATS_EVERY {
-            let used = Self::used();
-            self.idle = used.saturating_sub(self.used) * IDLE_SHARE < time;
-            (self.at, self.used) = (now, used);
-        }
-        self.idle
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn written_pages_are_looked_for_sooner_once_a_burst_has_begun() {
-        let last = Instant::now();
-        let at = |seconds| last + Duration::from_secs(seconds);
-        let dear = Looks { last, cost: Duration::from_millis(20) };
-        assert_eq!(
-            [
-                (19, Change::Little),
-                (20, Change::Little),
-                (3, Change::Some),
-                (4, Change::Some),
-                (0, Change::Much),
-                (1, Change::Much),
-                (19, Change::MuchForLong),
-            ]
-            .map(|(seconds, change)| dear.is_due(at(seconds), change)),
-            [false, true, false, true, false, true, false]
-        );
-        let cheap = Looks { last, cost: Duration::from_micros(20) };
-        assert_eq!([0, 1].map(|seconds| cheap.is_due(at(seconds), Change::Some)), [false, true]);
-        // What is to be fingerprinted is a part of what it costs.
-        let many = Looks::took(last, Duration::from_millis(20), 40_000);
-        assert_eq!([7, 8].map(|seconds| many.is_due(at(seconds), Change::Some)), [false, true]);
-    }
 }

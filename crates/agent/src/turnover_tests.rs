@@ -1,22 +1,24 @@
-//! Members that fill their memory again and again: what is folded of it, when all that is known of moments and of pages has its say.
+//! Simulated members that fill their memory again and again: how much of it is folded, and how many folds are
+//! short-lived. The simulation uses all that is known of moments (`turnover`) and of single pages (`table::chunk`).
 
 use super::*;
 use crate::table::bits::{Bits, CHUNK_PAGES};
 use crate::table::chunk::Chunk;
 
+/// Size of a simulated member, in chunks.
 const CHUNKS: u64 = 40;
 const PAGES: u64 = CHUNKS * CHUNK_PAGES;
-/// Seconds between two looks.
+/// Time between two looks, in seconds.
 const LOOK: u32 = 2;
 
-/// How a member works.
+/// How a member writes its memory.
 #[derive(Clone, Copy, Debug)]
 struct Work {
-    /// Its memory is filled every so many seconds, page after page, but for one page in twenty, which stays.
+    /// Seconds after which it fills its memory again, page after page. One page in twenty is never written.
     period: u32,
-    /// It is filled within so many.
+    /// Seconds that this takes.
     takes: u32,
-    /// One page in so many is written half a period later too.
+    /// One page in this many is written half a period later too.
     half_way: u64,
 }
 
@@ -28,9 +30,9 @@ impl Work {
     }
 }
 
-/// From the tenth minute to the twenty-fifth: the part of folds that were for nothing, and the part of its time that a page is folded.
-/// It begins with all pages folded, by a member that was at rest until now.
-fn by_turns(work: Work) -> (f64, f64) {
+/// The share of short-lived folds, and the share of its time that a page is folded, from the tenth minute to the
+/// twenty-fifth. The member was at rest before the first minute, and all of its pages are folded then.
+fn simulate(work: Work) -> (f64, f64) {
     let start = Instant::now();
     let mut turnover = Turnover::new(start);
     let mut chunks: Vec<_> = (0..CHUNKS).map(|_| Chunk::new()).collect();
@@ -39,20 +41,20 @@ fn by_turns(work: Work) -> (f64, f64) {
         chunk.mapped = Bits::span(0, CHUNK_PAGES);
         add(&mut folds.made, chunk.folded_at(chunk.mapped, (1, true)));
     }
-    let (mut made, mut short, mut time, mut last_calm) = (0, 0, 0, 0);
+    let (mut made, mut short, mut time, mut last_quiet) = (0, 0, 0, 0);
     for second in (LOOK..1500).step_by(LOOK as usize) {
         let at = start + Duration::from_secs(second.into());
-        let (mut changed, worth, calm) = (0, turnover.worth(at), turnover.calm(at));
-        last_calm = calm.map_or(last_calm, |calm| second - calm.seconds);
+        let (mut changed, worth, quiet) = (0, turnover.worth(at), turnover.quiet(at));
+        last_quiet = quiet.map_or(last_quiet, |quiet| second - quiet.seconds);
         for (chunk, first) in chunks.iter_mut().zip((0..).step_by(CHUNK_PAGES as usize)) {
             let all = Bits::span(0, CHUNK_PAGES);
             let written = all.filter(|page| work.writes(first + page, second));
             add(&mut folds.short, chunk.ended(chunk.mapped.and(written), second));
-            changed += chunk.written_at(written, (second, last_calm));
+            changed += chunk.written_at(written, (second, last_quiet));
             chunk.mapped = chunk.mapped.without(written);
             let rested = chunk.without_left_alone(all.without(chunk.mapped).without(written), second);
             let rested = chunk.worth_folding(rested, second, (first, worth));
-            add(&mut folds.made, chunk.folded_at(rested, (second, calm.is_some_and(|calm| calm.goes_on))));
+            add(&mut folds.made, chunk.folded_at(rested, (second, quiet.is_some_and(|quiet| quiet.goes_on))));
             chunk.mapped = chunk.mapped.or(rested);
             time += if second >= 600 { chunk.mapped.count() } else { 0 };
         }
@@ -68,23 +70,23 @@ fn by_turns(work: Work) -> (f64, f64) {
 }
 
 #[test]
-fn what_stays_is_folded_and_what_does_not_is_tried() {
-    // Filled again before a minute is over, or all the time: what stays, and what is tried.
+fn pages_that_stay_are_folded_and_others_only_probed() {
+    // Filled again before a minute is over: only pages that are never written are folded, and probe pages.
     for period in [20, 50] {
-        let (_, folded) = by_turns(Work { period, takes: 20, half_way: u64::MAX });
+        let (_, folded) = simulate(Work { period, takes: 20, half_way: u64::MAX });
         assert!((0.04..0.08).contains(&folded), "{period}: {folded}");
     }
     for (period, half_way) in [(90, u64::MAX), (120, u64::MAX), (300, u64::MAX), (100, 50), (130, 30), (110, 15)] {
-        let (short, folded) = by_turns(Work { period, takes: 20, half_way });
+        let (short, folded) = simulate(Work { period, takes: 20, half_way });
         let most = 1.0 - 15.0 / f64::from(period) - 1.0 / half_way as f64;
         assert!(short < 0.05 && folded > most - 0.05, "{period}, {half_way}: {short} {folded}");
     }
 }
 
 #[test]
-fn what_a_member_that_never_rests_writes_seldom_is_folded() {
+fn pages_written_seldom_are_folded_without_quiet_intervals() {
     for period in [80, 110, 160, 300] {
-        let (short, folded) = by_turns(Work { period, takes: period, half_way: u64::MAX });
+        let (short, folded) = simulate(Work { period, takes: period, half_way: u64::MAX });
         assert!(short < 0.02 && folded > 0.95, "{period}: {short} {folded}");
     }
 }

@@ -1,12 +1,12 @@
 //! Makes folded pages private anonymous memory again, while the member uses them, and without losing a write.
 //!
-//! A folded page that was never written maps a slot, read-only. Nobody can be about to write it behind the
-//! processor's back: whoever wants to (DMA, `get_user_pages` for writing) has to break it first, through the same
-//! fault as a writing thread. So it is enough to keep that fault from happening:
+//! A folded page that was never written maps a slot, read-only. Nobody can be about to write it behind the processor's
+//! back. DMA and `get_user_pages` for writing have to break it first, through the same fault as a writing thread. So it
+//! is enough to keep that fault from happening:
 //!
 //! ```text
 //!   copy the slots into a new private mapping of our own
-//!   keep writers out: their fault sleeps (userfaultfd, write-protect); hold back who discards (`follow`)
+//!   keep writers out: their fault sleeps (userfaultfd, write-protect); hold back threads that discard (`follow`)
 //!      |
 //!      v look at the page table: is the page still the slot's?
 //!   yes: move our mapping over it, atomically -> private, and can be folded again
@@ -15,27 +15,28 @@
 //!      v let writers in, wake them: they find the private page
 //! ```
 //!
-//! Where the page table says neither, because the kernel has just taken the page out of it, the page is left for the next time.
-//! Memory that may not be written needs nobody kept out: the table's lock keeps it from becoming writable. What takes its
-//! place gets the same protection.
+//! Where the page table says neither, because the kernel has just taken the page out of it, the page is left for the
+//! next time. Memory that may not be written needs no writers kept out: the table's lock keeps it from becoming
+//! writable. The mapping that takes its place gets the same protection.
 
 use crate::follow::Following;
 use crate::maps::Kind;
 use crate::section::RUN_PAGES;
 use crate::table::{Table, Traits};
-use host::{MemberMemory, Pagemap, PagemapEntry, PoolView, move_mapping_over};
+use act::{MemberMemory, PoolView, move_mapping_over};
+use host::{Pagemap, PagemapEntry};
 use page::{HostVirt, PageRange, PoolSlot};
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// What unfolding needs, made once.
+/// The means of unfolding, made once.
 pub struct Unfold {
     following: Arc<Following>,
     entries: Vec<PagemapEntry>,
 }
 
 impl Unfold {
-    /// Of memory that is followed.
+    /// Of memory that this follower follows.
     pub fn new(following: Arc<Following>) -> Self {
         Self { following, entries: Vec::with_capacity(RUN_PAGES as usize) }
     }
@@ -44,8 +45,8 @@ impl Unfold {
     /// table's lock, held.
     ///
     /// # Errors
-    /// Memory or mappings are short, or the run is not followed: the program has a userfaultfd of its own on it, or has unmapped
-    /// it by a system call of its own. What is not done is folded as before.
+    /// Memory or mappings are short, or the run is not followed. Then the program has a userfaultfd of its own on it,
+    /// or has unmapped it by a system call of its own. Pages that were not unfolded are folded as before.
     pub fn run(
         &mut self,
         table: &mut Table,
@@ -55,7 +56,7 @@ impl Unfold {
         traits: Traits,
     ) -> Result<(), Errno> {
         let slots = pool.slots(slot, run.pages).ok_or(Errno::INVAL)?;
-        host::make_present(slots)?;
+        act::make_present(slots)?;
         if !self.following.may_replace(run, traits, Kind::Pool) {
             return Err(Errno::STALE);
         }
@@ -65,24 +66,26 @@ impl Unfold {
             let kept = held.kept(run);
             return self.swap(table, pagemap, (run, &kept), slots, traits);
         }
-        // Present pages are told from broken ones by the page table without doubt.
-        host::make_present(run)?;
+        // Of pages that are present, the page table says for certain whether they are broken.
+        act::make_present(run)?;
         let following = Arc::clone(&self.following);
         following.hold().begin_section();
-        // Held as long as it is looked at and replaced: who discards meanwhile does so afterwards, in what has taken its place.
+        // Held until the run is replaced: a thread that discards meanwhile does so afterwards, in the mapping that
+        // takes its place.
         let (held, result) = following.until_read(|_| following.watch().protect(run, true));
         let result = result.and_then(|()| self.swap(table, pagemap, (run, &[run]), slots, traits));
         drop(held);
-        // What is still there; what has been replaced has its own protection.
+        // Pages that were not replaced. The others have their own protection.
         for pooled in table.pooled_pages(run) {
             following.let_writers_in(pooled);
         }
         following.end_section(&[]);
-        // Who slept on what has been replaced.
+        // Threads that sleep on pages that were replaced.
         let _ = following.watch().wake(run);
         result
     }
 
+    /// Replaces the pages of a run that show their slots. Those of `kept` were not discarded.
     fn swap(
         &mut self,
         table: &mut Table,
@@ -93,7 +96,7 @@ impl Unfold {
     ) -> Result<(), Errno> {
         pagemap.read(run.start, run.pages, &mut self.entries).map_err(|_| Errno::IO)?;
         let kept_out = traits.may_be_written();
-        // What was discarded and has no entry is no slot's.
+        // A page that was discarded and has no entry does not show its slot.
         let is_kept = |at: usize| {
             let page = run.start.add_pages(at as u64);
             kept.iter().any(|range| range.start <= page && page < range.end())
@@ -122,7 +125,7 @@ impl Unfold {
     }
 }
 
-/// What a page table says of a page in a mapping of the pool.
+/// The state of a page in a mapping of the pool, by its page table entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shown {
     /// It is the slot's.
@@ -134,12 +137,14 @@ enum Shown {
 }
 
 impl Shown {
-    /// Keeping writers out leaves marks in place of pages that are absent, which look like pages in swap.
+    /// `kept_out`: whether writers are kept out. That leaves marks in place of absent pages, which look like pages in
+    /// swap.
     fn by(entry: PagemapEntry, kept_out: bool) -> Self {
         match (entry.present(), entry.file_or_shared()) {
             (true, true) => Self::Slot,
             (true, false) => Self::Own,
-            // A page of one's own is present or in swap; what was never looked at, or was taken out, is the slot's.
+            // A page of the member's own is present or in swap. One that was never touched, or that the kernel took
+            // out, is the slot's.
             (false, _) if !kept_out && !entry.swapped() => Self::Slot,
             (false, _) => Self::Nothing,
         }
@@ -155,7 +160,7 @@ fn replace(following: &Following, piece: PageRange, slots: HostVirt, traits: Tra
     if !following.may_replace(piece, traits, Kind::Pool) {
         return Err(Errno::STALE);
     }
-    // SAFETY: writers are kept out of the piece, it still showed its slots when they already were, and our mapping
+    // SAFETY: writers are kept out of the piece. It still showed its slots when they already were, and our mapping
     // holds the same bytes.
     unsafe { move_mapping_over(copy.range(), piece.start) }?;
     copy.forget();
@@ -167,9 +172,9 @@ mod tests {
     use super::Shown;
     use host::PagemapEntry;
 
-    /// A page that cannot be told was once released as if it had been broken, while it still mapped its slot.
+    /// The slot of such a page was once released as if the page had been broken, while it still mapped the slot.
     #[test]
-    fn what_a_page_shows_is_only_said_when_it_is_certain() {
+    fn uncertain_page_table_entry_shows_nothing() {
         let (present, swapped, file) = (1 << 63, 1 << 62, 1 << 61);
         for (bits, writable, read_only) in [
             (present | file, Shown::Slot, Shown::Slot),

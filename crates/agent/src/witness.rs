@@ -2,14 +2,17 @@
 //!
 //! There are two witnesses.
 //!
-//! - The service's *prover*, where there is one: it reads the page's reference count, as the kernel's own merger does. Nobody can
-//!   take a reference for writing since writers are kept out, because that takes the same fault as to write.
-//! - Else a *shadow* ([`host::Shadow`]), cast before writers are kept out. A page that is still shared with it was not pinned when
-//!   it was cast, and was neither written nor pinned for writing since. What holds a page without pinning it is not seen by this,
-//!   and is nobody's that is known (`references`).
+//! - The service's *prover*, where there is one. It reads the page's reference count, as the kernel's own merger
+//!   does. Nobody can have taken a reference for writing since writers are kept out, because that takes the same
+//!   fault as a write.
+//! - Else a *fork probe* ([`act::ForkProbe`]): a child that is forked before writers are kept out. A page that is
+//!   still shared with it was not pinned at the fork, and was neither written nor pinned for writing since. The fork
+//!   probe does not see references that do not pin. Members in which anything is known to take such references are
+//!   not folded (`references`).
 
 use crate::table::{Table, Traits, everything};
-use host::{Pagemap, PagemapEntry, Prover, Shadow};
+use act::{ForkProbe, Prover};
+use host::{Pagemap, PagemapEntry};
 use page::{HostVirt, PageRange};
 use rustix::io::Errno;
 use std::io::ErrorKind;
@@ -17,14 +20,14 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use wire::prove::Proof;
 
-/// To cast shadows may take this part of the time, whatever a worker asks for.
-const SHADOW_SHARE: u32 = 50;
-/// A shadow serves until another one may be cast, but at least for so long, and at most: what the process writes of its broken
-/// pages meanwhile costs it a copy.
-const SHADOW_TIME: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
-/// The prover has so long to answer while writers are kept out,
+/// Share of the time that forking probes may take, whatever a worker asks for: 1/50.
+const PROBE_SHARE: u32 = 50;
+/// Shortest and longest life of a fork probe, which ends when another one may be forked: 50 ms, 5 s. Meanwhile, each
+/// write of the process to one of its broken pages costs a copy.
+const PROBE_TIME: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+/// Time for the prover's answer while writers are kept out: 2 ms.
 const ANSWER_TIME: Duration = Duration::from_millis(2);
-/// and so long while nobody waits for it but us.
+/// Time for the prover's answer while nobody else waits for it: 100 ms.
 const LATE_TIME: Duration = Duration::from_millis(100);
 
 /// See the module.
@@ -32,8 +35,8 @@ pub struct Witness {
     /// Where the prover listens, if there is one.
     prover: PathBuf,
     at_hand: Option<AtHand>,
-    /// No shadow is cast before.
-    next_shadow: Instant,
+    /// The time before which no fork probe is cast.
+    next_probe: Instant,
     entries: Vec<PagemapEntry>,
     proofs: Vec<Proof>,
     /// Whether the prover did not answer in time when it was asked last.
@@ -42,28 +45,28 @@ pub struct Witness {
 
 enum AtHand {
     Prover(Box<Prover>),
-    /// As long as it is there, it can be told what is shared with it.
-    Shadow {
-        _cast: Shadow,
+    /// As long as it lives, page tables show which pages are shared with it.
+    ForkProbe {
+        _cast: ForkProbe,
         until: Instant,
     },
 }
 
 impl Witness {
-    /// With a prover that is to be found there, or none.
+    /// `prover` is the socket where the prover listens, if there is one.
     pub fn new(prover: PathBuf) -> Self {
         Self {
             prover,
             at_hand: None,
-            next_shadow: Instant::now(),
+            next_probe: Instant::now(),
             entries: Vec::new(),
             proofs: Vec::new(),
             is_late: false,
         }
     }
 
-    /// Finds one, if one can be had now, who can be asked about these broken pages, and about others as far as it knows them. `table`
-    /// is the table's lock, held.
+    /// Calls a witness, if one can be had, that knows these broken pages. It may know others, too. `table` is the
+    /// table's lock, held.
     ///
     /// # Errors
     /// There is no prover, and the process may not fork, or memory or processes are short.
@@ -75,7 +78,8 @@ impl Witness {
         self.call_for(table, &table.refoldable()).map(drop)
     }
 
-    /// Whether the shadow that there is, if it is one, was cast since the last of these pages was broken or written.
+    /// Whether the present witness knows all of these pages. A fork probe does not know pages that were broken or
+    /// written after it was cast. The prover knows all.
     fn knows(&mut self, pagemap: &Pagemap, range: PageRange) -> bool {
         if matches!(self.at_hand, Some(AtHand::Prover(_))) {
             return true;
@@ -84,12 +88,12 @@ impl Witness {
         pagemap.read(range.start, range.pages, &mut self.entries).is_ok() && !self.entries.iter().any(is_own)
     }
 
-    /// Whether it is worth calling one now.
+    /// Whether a witness can be called: the prover is at hand, or another fork probe may be cast.
     pub fn may_be_called(&self, now: Instant) -> bool {
-        matches!(self.at_hand, Some(AtHand::Prover(_))) || now >= self.next_shadow
+        matches!(self.at_hand, Some(AtHand::Prover(_))) || now >= self.next_probe
     }
 
-    /// Finds one who can be asked about these pages. Says whether one could be had now.
+    /// Calls a witness that knows these pages. Says whether one could be had.
     ///
     /// # Errors
     /// As [`Witness::call`].
@@ -102,54 +106,55 @@ impl Witness {
             self.at_hand = Some(AtHand::Prover(Box::new(prover)));
             return Ok(true);
         }
-        if began < self.next_shadow {
+        if began < self.next_probe {
             return Ok(false);
         }
         self.at_hand = None;
-        let cast = cast_shadow(table, pages);
-        let (now, pause) = (Instant::now(), began.elapsed() * SHADOW_SHARE);
-        self.next_shadow = now + pause;
-        self.at_hand = Some(AtHand::Shadow { _cast: cast?, until: now + pause.clamp(SHADOW_TIME.0, SHADOW_TIME.1) });
+        let cast = fork_probe(table, pages);
+        let (now, pause) = (Instant::now(), began.elapsed() * PROBE_SHARE);
+        self.next_probe = now + pause;
+        self.at_hand = Some(AtHand::ForkProbe { _cast: cast?, until: now + pause.clamp(PROBE_TIME.0, PROBE_TIME.1) });
         Ok(true)
     }
 
-    /// Ends a shadow whose time is over. Says how long another one may stay; the prover is kept.
+    /// Ends the fork probe if its time is over, else says how long it may stay. The prover is kept.
     pub fn rest(&mut self) -> Option<Duration> {
         let now = Instant::now();
-        self.at_hand.take_if(|at_hand| matches!(at_hand, AtHand::Shadow { until, .. } if *until <= now));
+        self.at_hand.take_if(|at_hand| matches!(at_hand, AtHand::ForkProbe { until, .. } if *until <= now));
         match &self.at_hand {
-            Some(AtHand::Shadow { until, .. }) => Some(*until - now),
+            Some(AtHand::ForkProbe { until, .. }) => Some(*until - now),
             _ => None,
         }
     }
 
-    /// Has the next one be a new one.
+    /// Ends the present witness, so that the next call finds a new one.
     #[cfg(test)]
     pub fn end(&mut self) {
         self.at_hand = None;
         self.may_cast_now();
     }
 
-    /// The next shadow needs no waiting for.
+    /// Lets the next fork probe be cast at once.
     #[cfg(test)]
     pub fn may_cast_now(&mut self) {
-        self.next_shadow = Instant::now();
+        self.next_probe = Instant::now();
     }
 
-    /// Whether there is anybody to ask.
+    /// Whether there is a witness to ask.
     pub const fn is_at_hand(&self) -> bool {
         self.at_hand.is_some()
     }
 
-    /// Whether the last question was not answered in time: the prover has much to do, or processors have.
+    /// Whether the last question was not answered in time: the prover or the processors are busy.
     pub const fn is_late(&self) -> bool {
         self.is_late
     }
 
-    /// Waits until a late prover answers again, while no writer is kept out. Says whether it is worth asking the same once more.
+    /// Waits until a late prover answers again. The caller keeps no writer out. Says whether the same question is
+    /// worth asking once more.
     pub fn catch_up(&mut self) -> bool {
         let Some(AtHand::Prover(prover)) = &mut self.at_hand else { return false };
-        // What it is asked does not matter: it answers in order.
+        // Any question will do: the prover answers in order.
         let nothing = [PageRange { start: HostVirt(0), pages: 1 }];
         let is_there = prover.ask(&nothing, &mut [Proof::Unknown], LATE_TIME).is_ok();
         if !is_there {
@@ -158,7 +163,7 @@ impl Witness {
         is_there
     }
 
-    /// Asks about pages that writers are kept out of: a proof for each, in order.
+    /// Asks about pages that writers are kept out of. Returns a proof for each page, in order.
     pub fn ask(&mut self, pagemap: &Pagemap, ranges: impl Iterator<Item = PageRange>) -> &[Proof] {
         let ranges: Vec<PageRange> = ranges.collect();
         let pages: u64 = ranges.iter().map(|range| range.pages).sum();
@@ -175,12 +180,12 @@ impl Witness {
                     self.proofs.fill(Proof::Unknown);
                     self.is_late = e.kind() == ErrorKind::TimedOut;
                     if !self.is_late {
-                        // Another one, next time.
+                        // The prover is gone. The next call finds another one.
                         self.at_hand = None;
                     }
                 }
             }
-            Some(AtHand::Shadow { .. }) => {
+            Some(AtHand::ForkProbe { .. }) => {
                 let mut proofs = &mut self.proofs[..];
                 for range in ranges {
                     let looked = pagemap.read(range.start, range.pages, &mut self.entries);
@@ -198,24 +203,24 @@ impl Witness {
     }
 }
 
-/// Forks such that the shadow gets these pages, and nothing else that was asked in: a private page that is shared with a child
+/// Forks a probe that gets these pages, and nothing else that was asked in. A private page that is shared with a child
 /// cannot be moved until it is written again.
-fn cast_shadow(table: &Table, broken: &[PageRange]) -> Result<Shadow, Errno> {
+fn fork_probe(table: &Table, broken: &[PageRange]) -> Result<ForkProbe, Errno> {
     if is_confined() {
         return Err(Errno::PERM);
     }
     let asked: Vec<_> = table.known(everything()).into_iter().filter(|(_, traits)| traits.asked).collect();
     let (kept, given): (Vec<_>, Vec<_>) = asked.into_iter().partition(|(_, traits)| traits.advice.dont_fork);
     let give = |ranges: &[(PageRange, Traits)], give| {
-        ranges.iter().try_for_each(|(range, _)| host::give_to_children(*range, give))
+        ranges.iter().try_for_each(|(range, _)| act::give_to_children(*range, give))
     };
-    let shadow = give(&given, false)
-        .and_then(|()| broken.iter().try_for_each(|range| host::give_to_children(*range, true)))
-        .and_then(|()| Shadow::cast());
-    // No mapping is cut by this that was not cut before, so it does not fail for want of them. Both are done in any case: a
-    // child that lacks memory dies.
+    let fork_probe = give(&given, false)
+        .and_then(|()| broken.iter().try_for_each(|range| act::give_to_children(*range, true)))
+        .and_then(|()| ForkProbe::cast());
+    // This cuts no mapping that was not cut before, so it does not fail for want of mappings. Both are done in any
+    // case: a child that lacks memory dies.
     let (kept, given) = (give(&kept, false), give(&given, true));
-    kept.and(given).and(shadow)
+    kept.and(given).and(fork_probe)
 }
 
 /// Whether a filter of system calls watches this thread: it might end the process for an attempt to fork.
@@ -244,12 +249,12 @@ mod tests {
         std::thread::sleep(after);
         let question = Question::decode(&question[..bytes]).unwrap();
         let bytes = encode_answer(question.id, (0..question.pages).map(|_| Proof::Free), &mut frame);
-        // Who asked may have given up.
+        // The witness may have given up.
         let _ = socket.send(&frame[..bytes], &[]);
     }
 
     #[test]
-    fn a_late_prover_is_asked_again_and_a_dead_one_is_not() {
+    fn late_prover_is_asked_again_and_dead_one_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("prove.sock");
         let listener = SeqpacketListener::bind(&path).unwrap();
@@ -266,7 +271,7 @@ mod tests {
         let ask = |witness: &mut Witness| witness.ask(&pagemap, pages.into_iter()).to_vec();
         assert_eq!(ask(&mut witness), [Proof::Unknown; 3]);
         assert!(witness.is_late() && witness.catch_up());
-        // Unless this machine has more to do than that.
+        // On a busy machine, this answer may be late, too.
         if ask(&mut witness) != [Proof::Free; 3] {
             assert!(witness.is_late());
         }

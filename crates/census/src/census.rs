@@ -1,4 +1,4 @@
-//! A census from the first pass to the findings.
+//! The course of a census, from the first pass to the findings.
 //!
 //! ```text
 //!   scanning threads          this module
@@ -26,13 +26,13 @@ pub struct Census {
     passes: u32,
 }
 
-/// What one scanning thread collects in one pass.
+/// The collector of one scanning thread in one pass.
 #[derive(Debug)]
 pub struct Collector<'a> {
     shard: Shard<'a>,
     layout: &'a Layout,
     zeros: Zeros,
-    /// Keep an entry for every zero page too: a watch wants to know each page.
+    /// Keep an entry for every zero page too, since a watch follows each page.
     every_page: bool,
 }
 
@@ -61,14 +61,15 @@ impl Collector<'_> {
 }
 
 impl Census {
-    /// Starts a census of `guests`, of which id, name, group and kind are filled in, laid out as `layout`.
+    /// Starts a census of `guests`, whose pages lie in the order that `layout` gives. Of each guest, id, name, group
+    /// and kind are filled in.
     pub fn new(guests: Vec<GuestFindings>, layout: Layout) -> Self {
         let partners = Partners::new(layout.end());
         Self { tally: Tally::new(guests, &layout), layout, partners, round: None, index_bytes: 0, passes: 0 }
     }
 
-    /// Makes this census one round of a watch: the `number`th, `second` seconds after the watch began.
-    /// `stretches` say which page lies at which position.
+    /// Makes this census one round of a watch: the `number`th, `second` seconds after the watch began. `stretches`
+    /// tell the page at each position.
     pub fn watch(&mut self, number: u32, second: u32, mut stretches: Vec<Stretch>) {
         stretches.sort_unstable();
         self.round = Some(Round::begin(number, second, stretches, self.layout.end()));
@@ -89,7 +90,7 @@ impl Census {
         self.pass_seen(interval, collected, &mut |_| {});
     }
 
-    /// The same; `see` is shown every class, that is all entries of one content, frame by frame.
+    /// The same as `pass`; `see` is also shown every class, that is all entries of one content, frame by frame.
     pub fn pass_seen(&mut self, interval: &Interval, collected: Vec<Collected>, see: &mut dyn FnMut(&[Entry])) {
         let mut zeros = Zeros::default();
         let mut shards = Vec::with_capacity(collected.len());
@@ -123,7 +124,7 @@ impl Census {
         self.passes
     }
 
-    /// The findings, without what only the scan knows, and this round for comparing the next one with it.
+    /// The findings, but for those that only the scan knows. Also this round, to compare the next one with it.
     pub fn finish(self, before: Option<&Round>) -> (Findings, Option<Round>) {
         let mut findings = self.tally.finish();
         findings.host.index_bytes = self.index_bytes as u64;

@@ -1,8 +1,8 @@
 //! One class - all frames that hold the same content - counted by who holds it.
 //!
-//! A frame that several guests map is one frame: its *home* is the first guest that maps it, and its
-//! group is the group they all belong to, or none ("common") if they belong to several. Merging a class
-//! of n frames down to one frees n - 1. Where these n - 1 are counted:
+//! A frame that several guests map is one frame. Its *home* is the first guest that maps it. Its group is the group of
+//! all these guests, or none ("common") if they belong to several. Merging a class of n frames down to one frees n -
+//! 1. These n - 1 are counted in three places:
 //!
 //! ```text
 //!   within    every home keeps one frame, the others are superfluous within that guest
@@ -13,12 +13,12 @@
 use crate::{ByKinds, Entry, zeros::ZeroCount};
 use page::{GuestIndex, PageKind};
 
-/// Which trust domain every guest belongs to, by number.
+/// The trust domain of every guest, by number.
 #[derive(Clone, Debug, Default)]
 pub struct Groups {
     /// Group of each guest.
     pub of_guest: Vec<u16>,
-    /// How many groups there are; the bucket of frames common to several groups comes behind them.
+    /// Number of groups. The bucket of frames common to several groups has this number.
     pub count: u16,
 }
 
@@ -53,7 +53,7 @@ impl AnonFile {
         self.anon + self.file > 0
     }
 
-    /// What merging these frames into one frees, by pair of kinds.
+    /// Frames freed by merging these frames into one, by pair of kinds.
     const fn superfluous(self) -> ByKinds {
         let anon_anon = self.anon.saturating_sub(1);
         let file_file = self.file.saturating_sub(1);
@@ -61,8 +61,8 @@ impl AnonFile {
         ByKinds { anon_anon, file_file, anon_file, total: anon_anon + file_file + anon_file }
     }
 
-    /// The kind of the frame that is left after merging: anonymous if there is one, for that is the one a
-    /// merger can replace.
+    /// The kind of the frame that is left after merging: anonymous if there is one, for a merger can replace only
+    /// anonymous pages.
     fn left(self) -> Self {
         if self.anon > 0 { Self { anon: 1, file: 0 } } else { Self { anon: 0, file: u64::from(self.file > 0) } }
     }
@@ -88,7 +88,7 @@ pub struct ClassCounts {
     pub shared_mappings: u64,
     /// Frames of the kernel's own merger.
     pub ksm_frames: u64,
-    /// Somebody besides the owners counted here maps a frame of this class.
+    /// Whether anybody besides the owners counted here maps a frame of this class.
     pub mapped_elsewhere: bool,
     frames_seen: u64,
 }
@@ -105,12 +105,12 @@ struct PerGroup {
     frames: u64,
     /// Frames that belong to this bucket alone.
     bucket_frames: u64,
-    /// The last frame counted in `frames`, so that two members count it once.
+    /// The last frame counted in `frames`, so that a frame that two members map is counted once.
     last_frame: u64,
 }
 
 impl ClassCounts {
-    /// Room for so many guests and groups.
+    /// Room for the counts of these guests and groups.
     pub fn new(groups: &Groups) -> Self {
         Self {
             per_guest: vec![PerGuest::default(); groups.of_guest.len()],
@@ -119,7 +119,7 @@ impl ClassCounts {
         }
     }
 
-    /// Counts a class anew.
+    /// Counts a class, in place of the one before.
     pub fn count(&mut self, groups: &Groups, class: &[Entry], zeros: impl Iterator<Item = ZeroCount>) {
         self.reset();
         for frame in class.chunk_by(|a, b| a.frame() == b.frame()) {
@@ -147,7 +147,7 @@ impl ClassCounts {
         let first = mappings[0];
         self.mapped_elsewhere |= mappings.iter().any(|m| m.mapped_elsewhere());
         if first.owner() == GuestIndex::HOST {
-            // The host sorts behind all guests: no guest maps this frame.
+            // The host sorts after all guests, so no guest maps this frame.
             self.host.add(first.kind(), 1);
             return;
         }
@@ -224,17 +224,17 @@ impl ClassCounts {
     }
 
     /// Whether another guest of this guest's group holds the content in a frame of its own.
-    pub fn twin_in_group(&self, groups: &Groups, guest: GuestIndex) -> bool {
+    pub fn duplicate_in_group(&self, groups: &Groups, guest: GuestIndex) -> bool {
         self.per_group[usize::from(groups.of(guest))].frames > self.frames_of(guest)
     }
 
     /// Whether a guest of another group holds the content in a frame that this guest's group does not map.
-    pub fn twin_in_other_groups(&self, groups: &Groups, guest: GuestIndex) -> bool {
+    pub fn duplicate_in_other_groups(&self, groups: &Groups, guest: GuestIndex) -> bool {
         self.guest_frames > self.per_group[usize::from(groups.of(guest))].frames
     }
 
     /// Whether the host holds the content in a frame of its own.
-    pub const fn twin_in_host(&self) -> bool {
+    pub const fn duplicate_in_host(&self) -> bool {
         self.host.any()
     }
 

@@ -2,15 +2,15 @@
 
 use page::{Fingerprint, FrameId, GuestIndex, PageKind, PageSample, Region};
 
-/// A [`PageSample`] without what only the export of samples needs.
+/// A [`PageSample`] without the fields that only the export of samples needs.
 ///
 /// Packed to a multiple of four bytes; the fields are read by copy, never by reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, packed(4))]
 pub struct Entry {
     fingerprint: u64,
-    /// From the top: frame 40, owner 16, region 4, kind 2, mapped elsewhere 1, KSM 1. Entries of one
-    /// content sorted by this number have the mappings of one frame side by side, in order of their owners.
+    /// From the top: frame 40 bits, owner 16, region 4, kind 2, mapped elsewhere 1, KSM 1. Sorted by this number, the
+    /// entries of one content have the mappings of one frame side by side, in order of their owners.
     frame_and_owner: u64,
     position: u32,
 }
@@ -39,7 +39,7 @@ impl Entry {
         Fingerprint(self.fingerprint)
     }
 
-    /// The order of the index.
+    /// The sorting key of the index.
     pub const fn key(self) -> (u64, u64) {
         (self.fingerprint, self.frame_and_owner)
     }
@@ -49,7 +49,7 @@ impl Entry {
         FrameId(self.frame_and_owner >> 24)
     }
 
-    /// Whose page it is.
+    /// The guest that the page belongs to.
     pub const fn owner(self) -> GuestIndex {
         GuestIndex((self.frame_and_owner >> 8) as u16)
     }
@@ -59,7 +59,7 @@ impl Entry {
         Region::ALL[(self.frame_and_owner >> 4 & 0xf) as usize % Region::ALL.len()]
     }
 
-    /// What backs it.
+    /// The backing of the page.
     pub const fn kind(self) -> PageKind {
         PageKind::ALL[(self.frame_and_owner >> 2 & 3) as usize % PageKind::ALL.len()]
     }
@@ -108,7 +108,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_goes_in_comes_out(
+        fn entry_keeps_every_field(
             fingerprint: u64, frame in 0..=FrameId::MAX, owner: u16, position: u32,
             kind in 0..4usize, region in 0..8usize, mapped_elsewhere: bool, ksm: bool,
         ) {

@@ -1,42 +1,42 @@
-//! What a census found, in the shape that `pagefold census --json` prints. Counts are of base pages
-//! (4 KiB) and of page frames, each frame once, unless the name says otherwise.
+//! Findings of a census, in the shape that `pagefold census --json` prints. Counts are of base pages (4 KiB) and of
+//! page frames, each frame once, unless the name says otherwise.
 
 use page::{GuestPageKind, Region};
 use serde::Serialize;
 
-/// Everything one census found.
+/// All findings of one census.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Findings {
-    /// How the census went.
+    /// The course of the census.
     pub host: HostFindings,
     /// One entry a guest, in the order in which they were selected.
     pub guests: Vec<GuestFindings>,
     /// Superfluous frames by place and kind; each is counted once, so the cells add up.
     pub opportunity: Opportunity,
-    /// What each group could save on its own.
+    /// Each group, with the frames that merging within it would save.
     pub groups: Vec<GroupFindings>,
     /// Superfluous among frames that members of several groups map already (shared files): saving
     /// them needs no group to trust another.
     pub across_groups_saved_pages: u64,
-    /// What merging all guests with each other would save.
+    /// Frames that merging all guests with each other would save.
     pub all_saved_pages: u64,
-    /// What of it only merging across groups would save: `all_saved_pages` less the groups' own and
+    /// The part of it that only merging across groups would save: `all_saved_pages` less the groups' own savings and
     /// `across_groups_saved_pages`.
     pub isolation_price_pages: u64,
-    /// Merged already.
+    /// Frames that are merged already.
     pub already_shared: AlreadyShared,
-    /// How matches between guests are strung together.
+    /// Lengths of runs of matches between guests.
     pub runs: RunLengths,
-    /// What is common to how many guests.
+    /// Numbers of frames and contents by the number of guests that have them.
     pub commonness: Commonness,
     /// Change since the previous round (`--watch`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub change: Option<Change>,
-    /// What could not be read; empty when the census is complete.
+    /// Guests that could not be read in full; empty when the census is complete.
     pub partial: Vec<Partial>,
 }
 
-/// How the census went.
+/// The course of the census.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct HostFindings {
     /// Bytes of a page.
@@ -47,7 +47,7 @@ pub struct HostFindings {
     pub pages_hashed: u64,
     /// Wall time of the census.
     pub seconds: f64,
-    /// Bytes fingerprinted a second of that wall time: looking up, reading, hashing, indexing.
+    /// GiB fingerprinted per second of that wall time, which includes looking up, reading, hashing and indexing.
     pub hash_gib_per_s: f64,
     /// Scanning threads.
     pub threads: usize,
@@ -60,7 +60,7 @@ pub struct HostFindings {
     /// `exact` when page frames were visible, `inferred` when frames had to be told apart by file and
     /// address (no root).
     pub frames: FrameIdentity,
-    /// What the bytes were read from.
+    /// The source of the bytes that were read.
     pub read: ReadThrough,
     /// Resident pages of the host side (`--include-host`).
     pub host_resident_pages: u64,
@@ -79,7 +79,7 @@ pub enum FrameIdentity {
     Inferred,
 }
 
-/// What bytes are read from.
+/// The source of the bytes that are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReadThrough {
@@ -90,7 +90,7 @@ pub enum ReadThrough {
     Processes,
 }
 
-/// What was found about one guest.
+/// Findings about one guest.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct GuestFindings {
     /// The guest, as `pagefold guests` names it.
@@ -115,19 +115,19 @@ pub struct GuestFindings {
     pub unreadable_pages: u64,
     /// Frames held by the kernel's own merger.
     pub ksm_pages: u64,
-    /// Frames of its group's pool that it maps: pages of it that were folded and that it has touched since.
+    /// Frames of its group's pool that it maps: its pages that were folded and that it has touched since.
     pub folded_pages: u64,
-    /// Copies beyond the first within it, and where its remaining contents have a twin.
+    /// Copies beyond the first within the guest, and places where its remaining contents have a duplicate.
     pub duplicates: Duplicates,
     /// Frames that somebody else maps too.
     pub already_shared_pages: u64,
-    /// Frames that only it maps: would be free if it went.
+    /// Frames that only it maps: they would become free if the guest ended.
     pub incremental_pages: u64,
     /// Contents that only it holds: what it would cost if everything were merged.
     pub incremental_folded_pages: u64,
     /// The same by region; regions without pages are left out.
     pub regions: Vec<RegionFindings>,
-    /// Its memory by what it is inside the guest; empty where nothing is known of that.
+    /// Its memory by kind inside the guest; empty where no kind is known.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub kinds: Vec<KindFindings>,
     /// Backed pages that the guest would reclaim first: on an inactive list, not referenced, and held by nobody else.
@@ -138,10 +138,10 @@ pub struct GuestFindings {
     pub page_map: Vec<MapCell>,
 }
 
-/// Memory of a guest of one kind, as the guest itself sees it.
+/// A guest's memory of one kind, as the guest itself sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct KindFindings {
-    /// Which.
+    /// The kind.
     pub kind: GuestPageKind,
     /// Frames of the guest's memory, backed by the host or not.
     pub pages: u64,
@@ -149,8 +149,8 @@ pub struct KindFindings {
     pub backed_pages: u64,
     /// Frames of zeros among them.
     pub zero_pages: u64,
-    /// Copies beyond the first within the guest, and where the remaining contents have a twin. A content that is held in
-    /// several kinds counts where its first page lies.
+    /// Copies beyond the first within the guest, and places where the remaining contents have a duplicate. A content
+    /// held in several kinds counts with the kind of its first page.
     pub duplicates: Duplicates,
     /// Frames of the group's pool.
     pub folded_pages: u64,
@@ -163,7 +163,7 @@ pub struct KindFindings {
 }
 
 impl KindFindings {
-    /// Nothing of a kind.
+    /// The kind with all counts zero.
     pub fn empty(kind: GuestPageKind) -> Self {
         Self {
             kind,
@@ -179,22 +179,22 @@ impl KindFindings {
     }
 }
 
-/// Pages that a guest does without for the moment.
+/// Pages that a guest does without for the moment: its kernel would reclaim them first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct IdlePages {
-    /// On an inactive list, not referenced, and of a content that nobody else holds.
+    /// Pages on an inactive list, not referenced, and of a content that nobody else holds.
     pub inactive_unique: u64,
-    /// Those of them that only this guest maps: would be free if it gave them back.
+    /// Those of them that only this guest maps: they would become free if the guest gave them back.
     pub incremental: u64,
 }
 
-/// Whose share of a guest's cost it is: section 3 of Agarwal, "A Study of Virtualization Overheads" (2015).
+/// Parts of a guest's cost: section 3 of Agarwal, "A Study of Virtualization Overheads" (2015).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CostPart {
     /// Heap, stack, devices and code of the VMM.
     Vmm,
-    /// The guest's kernel: text, data, page tables, slab, stacks, what it reserved.
+    /// The guest's kernel: text, data, page tables, slab, stacks, reserved memory.
     GuestKernel,
     /// The guest's page cache, with tmpfs.
     GuestPageCache,
@@ -202,7 +202,7 @@ pub enum CostPart {
     GuestAnonymous,
     /// Backed by the host, and not used by the guest: free, or in its balloon.
     GuestUnused,
-    /// Guest memory of which nothing is known.
+    /// Guest memory of unknown kind.
     GuestUnknown,
 }
 
@@ -217,7 +217,7 @@ impl CostPart {
         Self::GuestUnknown,
     ];
 
-    /// Where a kind belongs.
+    /// The part that a kind belongs to.
     pub const fn of(kind: GuestPageKind) -> Self {
         match kind {
             GuestPageKind::PageCache | GuestPageKind::Shmem => Self::GuestPageCache,
@@ -229,21 +229,21 @@ impl CostPart {
     }
 }
 
-/// What one part of a VM costs.
+/// The cost of one part of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Cost {
-    /// Which.
+    /// The part.
     pub part: CostPart,
     /// Frames.
     pub resident_pages: u64,
-    /// Frames that would be free if the guest went.
+    /// Frames that would become free if the guest ended.
     pub incremental_pages: u64,
     /// Contents that only this guest holds: its cost if everything were merged.
     pub incremental_folded_pages: u64,
 }
 
 impl GuestFindings {
-    /// What the guest costs, by part; empty where its kinds are not known.
+    /// The guest's cost by part; empty where its kinds are not known.
     pub fn cost(&self) -> Vec<Cost> {
         if self.kinds.is_empty() {
             return Vec::new();
@@ -270,21 +270,24 @@ impl GuestFindings {
     }
 }
 
-/// How many frames and contents are common to how many guests: what the curve of the average footprint is made of.
+/// Numbers of frames and contents that are common to 1, 2, 3, ... guests: the data behind the curve of the average
+/// footprint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Commonness {
-    /// Frames that exactly 1, 2, 3, ... of the guests map; of the first, those that nobody else maps either.
+    /// Frames that exactly 1, 2, 3, ... of the guests map. Those of one guest count if no other process maps them
+    /// either.
     pub frames_mapped_by: Vec<u64>,
-    /// The same of frames that folding leaves alone: all but guest RAM, and anonymous memory of containers and processes.
+    /// The same for the frames that folding leaves alone: all but guest RAM, and anonymous memory of containers and
+    /// processes.
     pub other_frames_mapped_by: Vec<u64>,
     /// Contents, zeros aside, that exactly 1, 2, 3, ... of the guests hold in frames that can be folded.
     pub contents_held_by: Vec<u64>,
-    /// By guest: contents that only it holds in frames that can be folded, and frames beside them that only it maps.
+    /// By guest: contents that only it holds in frames that can be folded, plus other frames that only it maps.
     pub alone_if_folded: Vec<u64>,
 }
 
 impl Commonness {
-    /// Guests that were counted.
+    /// Number of guests counted.
     pub fn guests(&self) -> usize {
         self.frames_mapped_by.len()
     }
@@ -300,8 +303,9 @@ impl Commonness {
     }
 }
 
-/// Of things that exactly 1, 2, 3, ... of some guests have: how many at least one of `n` has, on average over all choices.
-/// What k of N have is wanted by none of n with probability C(N-k, n) / C(N, n).
+/// Number of items that at least one of `n` guests has, on average over all choices of the `n`. Of the items,
+/// `held_by` says how many are with exactly 1, 2, 3, ... guests. None of n guests has an item that k of N hold with
+/// probability C(N-k, n) / C(N, n).
 fn wanted_by(held_by: &[u64], n: usize) -> f64 {
     let guests = held_by.len();
     let wanted = |(k, count): (usize, &u64)| {
@@ -312,7 +316,7 @@ fn wanted_by(held_by: &[u64], n: usize) -> f64 {
     held_by.iter().enumerate().map(|(k, count)| wanted((k + 1, count))).sum()
 }
 
-/// Where the contents of a guest are held once more. The four are disjoint.
+/// Places where a guest's contents are held once more. The four are disjoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Duplicates {
     /// Frames beyond the first with the same content in the same guest.
@@ -321,14 +325,14 @@ pub struct Duplicates {
     pub group: u64,
     /// Contents that only a guest of another group holds in a frame of its own.
     pub other_groups: u64,
-    /// Contents that of all others only the host holds.
+    /// Contents that, of all others, only the host holds.
     pub host: u64,
 }
 
 /// One region of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct RegionFindings {
-    /// Which.
+    /// The region.
     pub region: Region,
     /// Frames.
     pub resident_pages: u64,
@@ -342,7 +346,7 @@ pub struct RegionFindings {
     pub incremental_folded_pages: u64,
 }
 
-/// What a page is, for pictures. The first that applies.
+/// State of a page, for pictures: the first that applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
@@ -413,7 +417,7 @@ pub struct Opportunity {
     pub total: ByKinds,
 }
 
-/// One group of guests.
+/// Findings about one group of guests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct GroupFindings {
     /// Its name.
@@ -422,22 +426,22 @@ pub struct GroupFindings {
     pub guests: Vec<String>,
     /// Frames that only guests of this group map.
     pub resident_pages: u64,
-    /// How many of them merging within the group would free.
+    /// Frames of them that merging within the group would free.
     pub saved_pages: u64,
     /// The same in bytes.
     pub saved_bytes: u64,
 }
 
-/// What is one frame already.
+/// Frames that are shared already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AlreadyShared {
     /// Frames that several of the guests map.
     pub frames: u64,
-    /// Frames that would be needed in addition if they did not.
+    /// Additional frames needed if each guest had its own.
     pub saved_pages: u64,
     /// Frames that the kernel's own merger holds.
     pub ksm_frames: u64,
-    /// Frames that would be needed in addition if it had not merged them.
+    /// Additional frames needed if the kernel had not merged them.
     pub ksm_saved_pages: u64,
 }
 
@@ -445,17 +449,17 @@ pub struct AlreadyShared {
 /// Zero pages are left out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct RunLengths {
-    /// One stretch of pages in so many was looked at: 1, but for a large census.
+    /// Sampling of stretches: one in this many was looked at, 1 unless the census is large.
     pub one_stretch_in: u32,
     /// Pages looked at, without zero pages and pages that are shared already.
     pub pages_looked_at: u64,
     /// Pages that match a page of another guest.
     pub matched_pages: u64,
-    /// Runs they form.
+    /// Number of runs they form.
     pub runs: u64,
-    /// Pages a run, on average.
+    /// Mean length of a run, in pages.
     pub mean: f64,
-    /// Pages of the middle run.
+    /// Median length of a run, in pages.
     pub median: u64,
     /// Share of the matched pages that lie in runs of eight or more.
     pub share_in_runs_of_8: f64,
@@ -468,7 +472,7 @@ pub struct RunLengths {
 /// Change since the previous round of `--watch`, by page of the address space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Change {
-    /// Which round this is, from 1.
+    /// Number of the round, from 1.
     pub round: u32,
     /// Time since the previous round.
     pub seconds: f64,
@@ -480,21 +484,21 @@ pub struct Change {
     pub gone_pages: u64,
     /// Resident now, not then.
     pub new_pages: u64,
-    /// Pages whose content is held elsewhere too, now.
+    /// Pages whose content is held elsewhere too, in this round.
     pub duplicate_pages: u64,
-    /// Of those that were duplicates in the previous round: how many have the same content and still are.
+    /// Pages that were duplicates in the previous round, still have the same content, and are still duplicates.
     pub still_duplicate_pages: u64,
-    /// For how many seconds, on average, the present duplicates have been that with the same content.
+    /// Mean time, in seconds, for which this round's duplicates have been duplicates with the same content.
     pub mean_duplicate_seconds: f64,
 }
 
-/// Something that could not be read.
+/// A guest's process that could not be read in full.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Partial {
     /// The guest concerned.
     pub guest: String,
     /// The process concerned.
     pub pid: u32,
-    /// What is missing and why.
+    /// The missing part, and the reason.
     pub reason: String,
 }

@@ -1,5 +1,5 @@
-//! Change over time: what became of every page since the previous round, told by comparing fingerprints
-//! at the same address of the same process (after Kloster et al., 2006, who compared snapshots).
+//! Change over time: the fate of every page since the previous round. A page is compared by its fingerprint at the
+//! same address of the same process (after Kloster et al., 2006, who compared snapshots).
 
 use crate::{Change, Entry};
 use page::GuestIndex;
@@ -11,24 +11,24 @@ pub struct Stretch {
     pub pid: u32,
     /// Number of the first page in its address space.
     pub page: u64,
-    /// How many pages.
+    /// Number of pages.
     pub pages: u32,
-    /// Position of the first.
+    /// Position of the first page.
     pub position: u32,
 }
 
-/// What was seen of one page. Twelve bytes.
+/// State of one page in a round. Twelve bytes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, packed(4))]
 struct Seen {
     fingerprint: u64,
-    /// Second of the watch since which the page has been a duplicate with this content, or one of the marks below.
+    /// Second of the watch since which the page has been a duplicate with this content, or one of the two marks below.
     since: u32,
 }
 
-/// No page was sampled here.
+/// Mark in [`Seen::since`]: no page sampled at this position.
 const ABSENT: u32 = u32::MAX;
-/// Sampled, and nobody else holds its content.
+/// Mark in [`Seen::since`]: a page whose content nobody else holds.
 const UNIQUE: u32 = u32::MAX - 1;
 
 /// One round of a watch.
@@ -42,14 +42,14 @@ pub struct Round {
 }
 
 impl Round {
-    /// Begins a round, `second` seconds after the watch began, over `stretches`, sorted, which take up
-    /// positions below `end`.
+    /// Begins a round, `second` seconds after the watch began. `stretches` are sorted, and take up positions below
+    /// `end`.
     pub fn begin(number: u32, second: u32, stretches: Vec<Stretch>, end: u32) -> Self {
         debug_assert!(stretches.is_sorted());
         Self { number, second, stretches, seen: vec![Seen { fingerprint: 0, since: ABSENT }; end as usize] }
     }
 
-    /// Notes the pages of one content.
+    /// Records the pages of one content.
     pub fn class(&mut self, class: &[Entry], duplicate: bool) {
         for entry in class.iter().filter(|e| e.owner() != GuestIndex::HOST) {
             let since = if duplicate { self.second } else { UNIQUE };
@@ -57,7 +57,7 @@ impl Round {
         }
     }
 
-    /// Compares with the round before, and takes over from it since when duplicates are duplicates.
+    /// Compares with the round before. A page that stays a duplicate takes over from it since when it has been one.
     pub fn compare(&mut self, before: &Self) -> Change {
         let mut change =
             Change { round: self.number, seconds: f64::from(self.second - before.second), ..Change::default() };
@@ -95,7 +95,7 @@ impl Change {
     }
 }
 
-/// Positions in both rounds of every page that both rounds have.
+/// The positions in both rounds of every page that occurs in both.
 fn overlaps<'a>(now: &'a [Stretch], then: &'a [Stretch]) -> impl Iterator<Item = (u32, u32)> + 'a {
     let mut rest = then;
     now.iter().flat_map(move |n| {

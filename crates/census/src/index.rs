@@ -1,13 +1,13 @@
-//! The content index: which pages hold the same bytes.
+//! The content index: it brings together the pages that hold the same bytes.
 //!
-//! Scanning threads push entries into a shard each; at the end of a pass every shard is sorted by
-//! fingerprint and the shards are merged, so that all entries of one content - a *class* - come by side
-//! by side. Sorting beats a hash table here: 20 bytes a page and nothing besides, sequential memory
-//! access, and the same order whatever the threads did.
+//! Each scanning thread pushes entries into a shard of its own. At the end of a pass every shard is sorted by
+//! fingerprint, and the shards are merged. So all entries of one content - a *class* - come by side by side. Sorting
+//! beats a hash table here: 20 bytes a page and nothing besides, sequential memory access, and the same order whatever
+//! the threads did.
 //!
-//! **Bounded memory** (after Kloster et al., 2006): when the index may not grow further, a pass covers an
-//! interval of the hash space only, and further passes scan again for the rest. How long the interval is
-//! need not be known beforehand:
+//! **Bounded memory** (after Kloster et al., 2006): when the index may not grow further, a pass covers only an
+//! interval of the hash space. Further passes scan again for the rest. The length of the interval need not be known
+//! beforehand:
 //!
 //! ```text
 //!   pass covers [first ........................ last]      last = end of the hash space at first
@@ -17,18 +17,17 @@
 //!   next pass:                   [last + 1 ........]       until last is the end of the hash space
 //! ```
 //!
-//! A single content with more entries than a shard may hold cannot be divided; the shard then grows past
-//! its bound, and the figure reported says so. Zero pages, the usual case, have no entries (see
-//! [`crate::Census`]).
+//! A single content with more entries than a shard may hold cannot be divided. The shard then grows past its bound,
+//! and the reported size includes that. Zero pages, the usual case, have no entries (see [`crate::Census`]).
 
 use crate::Entry;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A shard grows by this part of what it holds, so that little stands empty, and by this much at least.
+/// Growth of a full shard, so that little memory stands empty: 1/16 of its entries.
 const GROWTH_PART: usize = 16;
-/// See [`GROWTH_PART`].
+/// Least growth of a full shard, in entries.
 const LEAST_GROWTH_ENTRIES: usize = 1024;
-/// The least a bounded shard may hold, so that passes stay few.
+/// Least capacity of a bounded shard, in entries, so that passes stay few.
 const LEAST_SHARD_ENTRIES: usize = 1024;
 
 /// The part of the hash space that one pass covers; shared by its shards.
@@ -46,7 +45,7 @@ impl Interval {
 
     /// Whether this pass covers a fingerprint.
     pub fn covers(&self, fingerprint: u64) -> bool {
-        // Relaxed: a stale, larger `last` lets an entry in that is dropped before the pass is read.
+        // Relaxed suffices: a stale `last` is too large, and the entry it lets in is dropped before the pass is read.
         self.first <= fingerprint && fingerprint <= self.last.load(Ordering::Relaxed)
     }
 
@@ -56,7 +55,7 @@ impl Interval {
     }
 }
 
-/// What one scanning thread found in one pass.
+/// The entries that one scanning thread found in one pass.
 #[derive(Debug)]
 pub struct Shard<'a> {
     interval: &'a Interval,
@@ -91,7 +90,7 @@ impl<'a> Shard<'a> {
                 if self.drop_upper_half() {
                     return;
                 }
-                // One content alone fills the shard.
+                // A single content fills the shard.
                 wanted
             }
             Some(left) => wanted.min(left),
@@ -100,12 +99,12 @@ impl<'a> Shard<'a> {
         self.peak_bytes = self.peak_bytes.max(self.entries.capacity() * size_of::<Entry>());
     }
 
-    /// Shortens the interval so that at least one entry goes; false when all have the same fingerprint.
+    /// Shortens the interval so that at least one entry is dropped; false if all have the same fingerprint.
     fn drop_upper_half(&mut self) -> bool {
         let middle = self.entries.len() / 2;
         let (below, median, _) = self.entries.select_nth_unstable_by_key(middle, |e| e.fingerprint().0);
         let median = median.fingerprint().0;
-        // The last fingerprint to keep: the largest below the median's, or the median's own if it is the smallest.
+        // The last fingerprint to keep: the largest one below the median, or the median itself if it is the smallest.
         let last = below.iter().map(|e| e.fingerprint().0).filter(|&f| f < median).max().unwrap_or(median);
         self.interval.last.fetch_min(last, Ordering::Relaxed);
         let before = self.entries.len();
@@ -118,7 +117,7 @@ impl<'a> Shard<'a> {
         self.entries.retain(|e| interval.covers(e.fingerprint().0));
     }
 
-    /// Ends the pass for this shard: sorts it. To be called when all shards have stopped taking entries.
+    /// Ends the pass for this shard and sorts it. The caller must have stopped all shards from taking entries.
     pub fn finish(mut self) -> SortedShard {
         self.trim();
         self.entries.sort_unstable_by_key(|e| e.key());
@@ -134,7 +133,7 @@ pub struct SortedShard {
 }
 
 impl SortedShard {
-    /// Most memory it ever held.
+    /// Most memory that the shard ever held.
     pub const fn peak_bytes(&self) -> usize {
         self.peak_bytes
     }

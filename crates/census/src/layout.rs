@@ -1,17 +1,17 @@
-//! Where each guest's pages lie in the order of the scan.
+//! The place of each guest's pages in the order of the scan.
 
 use page::{FrameUse, GuestIndex};
 use std::ops::Range;
 
-/// The positions ([`page::PageSample::position`]) of every guest, and how finely its picture divides them.
+/// The positions ([`page::PageSample::position`]) of every guest, and the resolution of its picture.
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
-    /// By guest; neighbouring guests need not touch.
+    /// Positions of each guest; neighbouring guests need not touch.
     pub guests: Vec<Range<u32>>,
     /// Cells of each guest's page map; 0 for no map.
     pub map_cells: u32,
-    /// By guest, and by position within its range: what the page is inside the guest, where that is known. Empty for a guest
-    /// of which it is not.
+    /// By guest, and by position within its range: the page's use inside the guest, where it is known. Empty for a
+    /// guest without such knowledge.
     pub uses: Vec<Vec<Option<FrameUse>>>,
 }
 
@@ -21,14 +21,14 @@ impl Layout {
         self.guests.iter().map(|r| r.end).max().unwrap_or(0)
     }
 
-    /// What a page is inside its guest, where that is known.
+    /// The page's use inside its guest, where it is known.
     pub fn use_of(&self, owner: GuestIndex, position: u32) -> Option<FrameUse> {
         let uses = self.uses.get(usize::from(owner.0))?;
         let first = self.guests.get(usize::from(owner.0))?.start;
         *uses.get(position.checked_sub(first)? as usize)?
     }
 
-    /// Cells that the map of a guest really has: no more than it has pages.
+    /// Number of cells in the map of a guest: no more than it has pages.
     pub fn cells_of(&self, owner: GuestIndex) -> u32 {
         self.guests.get(usize::from(owner.0)).map_or(0, |r| self.map_cells.min(r.end - r.start))
     }

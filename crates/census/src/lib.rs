@@ -1,4 +1,4 @@
-//! Samples in, findings out. Pure: no file, no process and no clock is touched here.
+//! Computes findings from samples. Pure: it touches no file, no process and no clock.
 #![forbid(unsafe_code)]
 
 mod census;

@@ -1,22 +1,21 @@
 //! Runs: stretches of neighbouring pages of one guest that match neighbouring pages of another.
 //!
-//! Each page that another guest holds too is given a partner: the first such page in the order of the
-//! scan. Where neighbours have neighbouring partners, they form a run. A merger cares, for a run can be
-//! mapped as a whole.
+//! Each page that another guest holds too gets a partner: the first such page in the order of the scan. Neighbours
+//! that have neighbouring partners form a run. A run matters to a merger, because it can be mapped as a whole.
 //!
-//! Memory is fixed: of a census of more than [`MOST_POSITIONS`] positions, evenly spaced stretches are
-//! looked at, the same ones whatever the bound of the index. A run is cut where a stretch ends.
+//! Memory is fixed. In a census of more than [`MOST_POSITIONS`] positions, only evenly spaced stretches are looked at,
+//! the same ones whatever the bound of the index. A run is cut where a stretch ends.
 
 use crate::{Entry, RunLengths};
 use page::GuestIndex;
 
-/// Positions with room for a partner.
+/// Number of positions with room for a partner.
 const MOST_POSITIONS: u32 = 1 << 20;
-/// Neighbouring positions that are looked at or left out together.
+/// Number of neighbouring positions that are looked at or left out together.
 const STRETCH_POSITIONS: u32 = 1 << 12;
-/// Nothing was found at this position.
+/// Mark of a position without a page.
 const NO_PAGE: u32 = u32::MAX;
-/// The page there matches none of another guest.
+/// Mark of a position whose page matches no page of another guest.
 const NO_PARTNER: u32 = u32::MAX - 1;
 
 /// The partner of every position looked at.
@@ -27,7 +26,7 @@ pub struct Partners {
 }
 
 impl Partners {
-    /// For a scan of so many positions.
+    /// For a scan of `positions` positions.
     pub fn new(positions: u32) -> Self {
         let every_nth_stretch = positions.div_ceil(MOST_POSITIONS).max(1);
         let stretches = positions.div_ceil(STRETCH_POSITIONS).div_ceil(every_nth_stretch);
@@ -54,7 +53,7 @@ impl Partners {
         }
     }
 
-    /// Strings the pairs together.
+    /// Joins the pairs of neighbours into runs.
     pub fn finish(&self) -> RunLengths {
         let mut runs: Vec<u64> = Vec::new();
         for stretch in self.partner.chunks(STRETCH_POSITIONS as usize) {

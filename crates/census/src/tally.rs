@@ -1,4 +1,4 @@
-//! From classes to findings: what every class adds to every guest, group and cell of the tables.
+//! From classes to findings: the amounts that every class adds to every guest, group and cell of the tables.
 
 use crate::class::{ClassCounts, Groups};
 use crate::zeros::{ZeroCount, Zeros};
@@ -14,20 +14,20 @@ struct GuestTally {
     findings: GuestFindings,
     regions: [RegionFindings; Region::ALL.len()],
     kinds: [KindFindings; GuestPageKind::ALL.len()],
-    /// The last class of which a page was counted by kind.
+    /// The last class with a page that was counted by kind.
     last_class: u64,
 }
 
-/// Who holds a content besides a guest: the first that applies.
+/// The nearest other holder of a content that a guest holds: the first that applies.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Twin {
+enum Nearest {
     Group,
     OtherGroups,
     Host,
     None,
 }
 
-/// Kinds of guests whose RAM is what is folded.
+/// Kinds of guests that are VMs: of these only guest RAM is folded.
 const VMS: [&str; 3] = ["qemu", "firecracker", "cloud_hypervisor"];
 
 /// Everything counted so far.
@@ -43,16 +43,16 @@ pub struct Tally {
     host_resident_pages: u64,
     counts: ClassCounts,
     commonness: Commonness,
-    /// Which guests are virtual machines.
+    /// Whether each guest is a VM.
     vms: Vec<bool>,
-    /// Who holds a content in frames that can be folded.
+    /// Guests that hold a content in frames that can be folded.
     holders: Vec<GuestIndex>,
     /// Classes counted so far.
     classes: u64,
 }
 
 impl Tally {
-    /// Starts counting for `guests`, of which id, name, group and kind are filled in.
+    /// Starts counting for `guests`. Of each guest, id, name, group and kind are filled in.
     pub fn new(guests: Vec<GuestFindings>, layout: &Layout) -> Self {
         let mut group_names: Vec<String> = Vec::new();
         let of_guest = guests.iter().map(|g| {
@@ -120,10 +120,10 @@ impl Tally {
         for zero in zero_counts() {
             self.add_zeros(zero);
         }
-        self.counts.guest_frames + u64::from(self.counts.twin_in_host()) > 1
+        self.counts.guest_frames + u64::from(self.counts.duplicate_in_host()) > 1
     }
 
-    /// A content that is held once, as most are: what [`Tally::class`] would come to, without the detour.
+    /// Adds a content that is held once, as most are. The result is the same as [`Tally::class`]'s, but quicker.
     fn add_single(&mut self, layout: &Layout, only: Entry) {
         let owner = only.owner();
         if owner == GuestIndex::HOST {
@@ -147,7 +147,7 @@ impl Tally {
                 inside,
                 self.classes,
                 Some(only),
-                Counted { pages: 1, zero: false, shared, twin: Twin::None },
+                Counted { pages: 1, zero: false, shared, nearest: Nearest::None },
             );
             guest.add_idle(inside, shared);
         }
@@ -167,7 +167,7 @@ impl Tally {
         common.alone_if_folded[usize::from(only.owner().0)] += if foldable { 1 } else { frame };
     }
 
-    /// By how many guests each frame is mapped, and the content held.
+    /// Counts each frame by the number of guests that map it, and the content by the number of guests that hold it.
     fn add_commonness(&mut self, class: &[Entry], zeros: impl Iterator<Item = ZeroCount>, is_zero: bool) {
         self.holders.clear();
         for mappings in class.chunk_by(|a, b| a.frame() == b.frame()) {
@@ -208,13 +208,13 @@ impl Tally {
         }
     }
 
-    fn twin_of(&self, owner: GuestIndex) -> Twin {
+    fn nearest_duplicate(&self, owner: GuestIndex) -> Nearest {
         let (counts, groups) = (&self.counts, &self.groups);
         match () {
-            () if counts.twin_in_group(groups, owner) => Twin::Group,
-            () if counts.twin_in_other_groups(groups, owner) => Twin::OtherGroups,
-            () if counts.twin_in_host() => Twin::Host,
-            () => Twin::None,
+            () if counts.duplicate_in_group(groups, owner) => Nearest::Group,
+            () if counts.duplicate_in_other_groups(groups, owner) => Nearest::OtherGroups,
+            () if counts.duplicate_in_host() => Nearest::Host,
+            () => Nearest::None,
         }
     }
 
@@ -247,16 +247,16 @@ impl Tally {
         findings.distinct_pages += 1;
         let Duplicates { within, group, other_groups, host } = &mut findings.duplicates;
         *within += frames - 1;
-        if counts.twin_in_group(groups, owner) {
+        if counts.duplicate_in_group(groups, owner) {
             *group += 1;
-        } else if counts.twin_in_other_groups(groups, owner) {
+        } else if counts.duplicate_in_other_groups(groups, owner) {
             *other_groups += 1;
-        } else if counts.twin_in_host() {
+        } else if counts.duplicate_in_host() {
             *host += 1;
         }
     }
 
-    /// A content that one guest alone holds is what it would cost if everything were merged.
+    /// Contents that one guest alone holds: they remain its cost if everything is merged.
     fn add_regions_of_single_holder(
         &mut self,
         layout: &Layout,
@@ -265,7 +265,7 @@ impl Tally {
     ) {
         let counts = &self.counts;
         let &[owner] = counts.guests.as_slice() else { return };
-        if counts.mapped_elsewhere || counts.twin_in_host() {
+        if counts.mapped_elsewhere || counts.duplicate_in_host() {
             return;
         }
         let inside = |e: &Entry| layout.use_of(owner, e.position()).map(|u| u.kind());
@@ -288,11 +288,11 @@ impl Tally {
         let shared = shared_here || mapping.mapped_elsewhere();
         let share = if is_zero { Share::Zero } else { self.share_of(owner, shared) };
         let duplicate = self.is_duplicate(owner);
-        let (twin, class) = (self.twin_of(owner), self.classes);
+        let (nearest, class) = (self.nearest_duplicate(owner), self.classes);
         let guest = &mut self.guests[usize::from(owner.0)];
         guest.add_frame(layout, mapping, share, shared, duplicate);
         if let Some(inside) = layout.use_of(owner, mapping.position()) {
-            guest.add_kind(inside, class, Some(mapping), Counted { pages: 1, zero: is_zero, shared, twin });
+            guest.add_kind(inside, class, Some(mapping), Counted { pages: 1, zero: is_zero, shared, nearest });
             if !duplicate && !is_zero {
                 guest.add_idle(inside, shared);
             }
@@ -305,10 +305,10 @@ impl Tally {
             return;
         }
         let duplicate = self.is_duplicate(zero.owner);
-        let (twin, class) = (self.twin_of(zero.owner), self.classes);
+        let (nearest, class) = (self.nearest_duplicate(zero.owner), self.classes);
         let guest = &mut self.guests[usize::from(zero.owner.0)];
         if let Some(kind) = zero.guest_kind {
-            let counted = Counted { pages: zero.pages, zero: true, shared: false, twin };
+            let counted = Counted { pages: zero.pages, zero: true, shared: false, nearest };
             guest.add_kind(FrameUse::new(kind, Lru::None), class, None, counted);
         }
         let region = &mut guest.regions[zero.region as usize];
@@ -328,24 +328,24 @@ impl Tally {
     fn is_duplicate(&self, owner: GuestIndex) -> bool {
         let (counts, groups) = (&self.counts, &self.groups);
         counts.frames_of(owner) > 1
-            || counts.twin_in_group(groups, owner)
-            || counts.twin_in_other_groups(groups, owner)
-            || counts.twin_in_host()
+            || counts.duplicate_in_group(groups, owner)
+            || counts.duplicate_in_other_groups(groups, owner)
+            || counts.duplicate_in_host()
     }
 
     fn share_of(&self, owner: GuestIndex, shared: bool) -> Share {
         let (counts, groups) = (&self.counts, &self.groups);
         match () {
             () if shared => Share::AlreadyShared,
-            () if counts.twin_in_group(groups, owner) => Share::Group,
-            () if counts.twin_in_other_groups(groups, owner) => Share::OtherGroups,
+            () if counts.duplicate_in_group(groups, owner) => Share::Group,
+            () if counts.duplicate_in_other_groups(groups, owner) => Share::OtherGroups,
             () if counts.frames_of(owner) > 1 => Share::Within,
-            () if counts.twin_in_host() => Share::Host,
+            () if counts.duplicate_in_host() => Share::Host,
             () => Share::Unique,
         }
     }
 
-    /// The findings, without what only the scan knows.
+    /// The findings, but for those that only the scan knows.
     pub fn finish(self) -> Findings {
         let Self { groups, group_names, guests, buckets, opportunity, already_shared, .. } = self;
         let guests: Vec<_> = guests.into_iter().map(GuestTally::finish).collect();
@@ -382,7 +382,7 @@ impl Tally {
 }
 
 impl GuestTally {
-    /// Counts one frame of this guest by itself: region, sharing, place on the map.
+    /// Counts one frame of this guest by itself: in its region, its sharing and its cell on the map.
     fn add_frame(&mut self, layout: &Layout, mapping: Entry, share: Share, shared: bool, duplicate: bool) {
         let is_zero = share == Share::Zero;
         let region = &mut self.regions[mapping.region() as usize];
@@ -403,10 +403,10 @@ impl GuestTally {
         }
     }
 
-    /// Counts frames of one content by what they are inside the guest. The first of a class is the one that is kept, and
-    /// whose twins count; the others are superfluous within the guest.
+    /// Counts frames of one content by kind inside the guest. The first frame of a class is the one that is kept, and
+    /// its duplicates count. The others are superfluous within the guest.
     fn add_kind(&mut self, inside: FrameUse, class: u64, mapping: Option<Entry>, counted: Counted) {
-        let Counted { pages, zero, shared, twin } = counted;
+        let Counted { pages, zero, shared, nearest } = counted;
         let is_first = self.last_class != class;
         self.last_class = class;
         let kind = &mut self.kinds[inside.kind() as usize];
@@ -417,15 +417,15 @@ impl GuestTally {
         kind.folded_pages += u64::from(mapping.is_some_and(|m| m.kind() == PageKind::Folded));
         kind.duplicates.within += pages - u64::from(is_first);
         let Duplicates { group, other_groups, host, .. } = &mut kind.duplicates;
-        match twin {
-            Twin::Group => *group += u64::from(is_first),
-            Twin::OtherGroups => *other_groups += u64::from(is_first),
-            Twin::Host => *host += u64::from(is_first),
-            Twin::None => {}
+        match nearest {
+            Nearest::Group => *group += u64::from(is_first),
+            Nearest::OtherGroups => *other_groups += u64::from(is_first),
+            Nearest::Host => *host += u64::from(is_first),
+            Nearest::None => {}
         }
     }
 
-    /// Counts a frame of which nobody holds a copy.
+    /// Counts an idle frame whose content nobody else holds.
     fn add_idle(&mut self, inside: FrameUse, shared: bool) {
         if inside.lru() == Lru::Inactive {
             self.findings.idle_pages.inactive_unique += 1;
@@ -446,7 +446,7 @@ struct Counted {
     pages: u64,
     zero: bool,
     shared: bool,
-    twin: Twin,
+    nearest: Nearest,
 }
 
 impl RegionFindings {

@@ -1,19 +1,19 @@
-//! Zero pages, counted as they come by. A guest that has just booted may hold little else, and nothing
-//! that the index is for - which frame it is, what its neighbours match - is asked of a page of zeros
-//! that nobody else maps. So such pages have no entry.
+//! Zero pages, counted as they come by. A guest that has just booted may hold little else. The index tells which frame
+//! a page is and what its neighbours match. Nobody asks that of a page of zeros that no one else maps, so such pages
+//! have no entry in the index.
 
 use crate::Layout;
 use page::{GuestIndex, GuestPageKind, PageKind, PageSample, Region};
 use std::collections::BTreeMap;
 
-/// What is told apart: owner, region, kind, cell of the page map, and kind inside the guest.
+/// Properties that are told apart: owner, region, kind, cell of the page map, and kind inside the guest.
 type Key = (GuestIndex, Region, PageKind, Option<u32>, Option<GuestPageKind>);
 
-/// Zero pages by owner, region, kind, cell of the page map, and kind inside the guest.
+/// Numbers of zero pages by `Key`.
 #[derive(Clone, Debug, Default)]
 pub struct Zeros {
     counts: BTreeMap<Key, u64>,
-    /// Zero pages come in long stretches; those of the present stretch are not in `counts` yet.
+    /// Zero pages come in long stretches; those of the current stretch are not in `counts`.
     stretch: Option<(Key, u64)>,
 }
 
@@ -37,7 +37,7 @@ impl Zeros {
         }
     }
 
-    /// Adds what another thread counted.
+    /// Adds the counts of another thread.
     pub fn add(&mut self, mut other: Self) {
         other.end_stretch();
         self.end_stretch();
@@ -46,7 +46,7 @@ impl Zeros {
         }
     }
 
-    /// The counts; call [`Zeros::add`] before, which completes them.
+    /// The counts, complete once [`Zeros::add`] was called.
     pub fn iter(&self) -> impl Iterator<Item = ZeroCount> {
         debug_assert!(self.stretch.is_none());
         let count = |(&(owner, region, kind, cell, guest_kind), &pages): (&Key, &u64)| ZeroCount {
@@ -64,16 +64,16 @@ impl Zeros {
 /// One count of [`Zeros`].
 #[derive(Clone, Copy, Debug)]
 pub struct ZeroCount {
-    /// Whose.
+    /// The guest.
     pub owner: GuestIndex,
     /// Part of the guest.
     pub region: Region,
-    /// What backs them.
+    /// The backing of the pages.
     pub kind: PageKind,
     /// Cell of the guest's page map.
     pub cell: Option<u32>,
-    /// What they are inside the guest.
+    /// The kind of the pages inside the guest.
     pub guest_kind: Option<GuestPageKind>,
-    /// How many.
+    /// Number of pages.
     pub pages: u64,
 }

@@ -1,5 +1,5 @@
-//! The census against counting by hand: small made-up hosts, every number worked out again from first
-//! principles, and the same findings whatever the number of threads and the bound of the index.
+//! The census against counting by hand. Every number of a small made-up host is worked out again from first
+//! principles. The findings must be the same whatever the number of threads and the bound of the index.
 
 use census::{Census, Findings, GuestFindings, Interval, Layout};
 use page::{Fingerprint, FrameId, FrameUse, GuestIndex, GuestPageKind, HostVirt, Lru, PageKind, PageSample, Region};
@@ -31,7 +31,7 @@ impl World {
         format!("g{}", self.groups[usize::from(guest)])
     }
 
-    /// One sample a frame and owner, by owner; positions follow.
+    /// One sample for each frame and owner, sorted by owner; positions follow that order.
     fn samples(&self) -> (Vec<PageSample>, Layout) {
         let (mut samples, mut ranges, mut uses) = (Vec::new(), Vec::new(), Vec::new());
         for owner in (0..self.guests()).chain([HOST]) {
@@ -84,31 +84,59 @@ impl World {
     }
 }
 
-/// What frame `n` is inside its guests: of most, something, and of some nothing is known.
+/// The use of frame `n` inside its guests; unknown for a few.
 fn use_of(n: usize) -> Option<FrameUse> {
     let lru = if n.is_multiple_of(3) { Lru::Inactive } else { Lru::Active };
     (n % 29 != 28).then(|| FrameUse::new(GuestPageKind::ALL[n % 5], lru))
 }
 
-/// Content 0 is zeros; the others are spread over the hash space.
+/// Content 0 is zeros; the fingerprints of others are spread over the hash space.
 fn fingerprint(content: u64) -> Fingerprint {
     if content == 0 { Fingerprint::ZERO_PAGE } else { Fingerprint(content.wrapping_mul(0x9e37_79b9_7f4a_7c15)) }
 }
 
-/// Every number again, slowly and straight from its definition.
+/// The frames of a world by content.
+type Contents<'a> = BTreeMap<u64, Vec<&'a Frame>>;
+
+fn has_guest(frame: &Frame) -> bool {
+    frame.owners.iter().any(|&o| o != HOST)
+}
+
+fn is_of_host_alone(frame: &Frame) -> bool {
+    frame.owners.iter().all(|&o| o == HOST)
+}
+
+fn superfluous(frames: usize) -> u64 {
+    frames.saturating_sub(1) as u64
+}
+
+/// Checks every number, slowly and straight from its definition.
 fn check(world: &World, found: &Findings) {
-    let mut contents: BTreeMap<u64, Vec<&Frame>> = BTreeMap::new();
+    let mut contents = Contents::new();
     for frame in &world.frames {
         contents.entry(frame.content).or_default().push(frame);
     }
-    let is_guests = |f: &&&Frame| f.owners.iter().any(|&o| o != HOST);
-    let superfluous = |frames: usize| frames.saturating_sub(1) as u64;
+    check_savings(world, &contents, found);
+    for (g, guest) in (0..).zip(&found.guests) {
+        check_guest(world, &contents, g, guest);
+    }
+    check_kinds(world, found);
+    check_commonness(world, found);
+    check_opportunity(&contents, found);
+    let (shared, extra) = world.frames.iter().fold((0, 0), |(n, x), f| {
+        let guests = f.owners.iter().filter(|&&o| o != HOST).count() as u64;
+        if guests > 1 { (n + 1, x + guests - 1) } else { (n, x) }
+    });
+    assert_eq!((found.already_shared.frames, found.already_shared.saved_pages), (shared, extra));
+}
 
+/// Checks the savings of merging everything, and of merging within groups.
+fn check_savings(world: &World, contents: &Contents<'_>, found: &Findings) {
     // Merging everything leaves one frame a content.
-    let all: u64 = contents.values().map(|c| superfluous(c.iter().filter(is_guests).count())).sum();
+    let all: u64 = contents.values().map(|c| superfluous(c.iter().filter(|f| has_guest(f)).count())).sum();
     assert_eq!(found.all_saved_pages, all, "all saved");
 
-    // Merging within groups: frames all of whose owners are of one group merge there; the rest among themselves.
+    // Merging within groups: frames whose owners are all of one group merge there; the rest merge among themselves.
     let bucket = |f: &Frame| -> Option<BTreeSet<String>> {
         let groups: BTreeSet<_> = f.owners.iter().filter(|&&o| o != HOST).map(|&o| world.group_name(o)).collect();
         (!groups.is_empty()).then_some(groups)
@@ -133,81 +161,90 @@ fn check(world: &World, found: &Findings) {
     }
     assert_eq!(found.across_groups_saved_pages, common_saved);
     assert_eq!(found.isolation_price_pages, all - saved.values().sum::<u64>() - common_saved);
+}
 
-    for (g, guest) in found.guests.iter().enumerate() {
-        let g = g as u16;
-        let mine = |f: &&&Frame| f.owners.contains(&g);
-        let (mut resident, mut zero, mut distinct, mut folded) = (0, 0, 0, 0);
-        let (mut within, mut group, mut other, mut host) = (0, 0, 0, 0);
-        for class in contents.values() {
-            let frames = class.iter().filter(mine).count() as u64;
-            if frames == 0 {
-                continue;
-            }
-            resident += frames;
-            zero += if class[0].content == 0 { frames } else { 0 };
-            distinct += 1;
-            within += frames - 1;
-            let not_mine = || class.iter().filter(|f| !f.owners.contains(&g));
-            let held_by = |same: bool| {
-                not_mine().any(|f| {
-                    let guests: Vec<_> = f.owners.iter().filter(|&&o| o != HOST).collect();
-                    let in_group = guests.iter().any(|&&o| world.group_name(o) == world.group_name(g));
-                    if same { in_group } else { !guests.is_empty() && !in_group }
-                })
-            };
-            let host_only = not_mine().any(|f| f.owners.iter().all(|&o| o == HOST));
-            match () {
-                () if held_by(true) => group += 1,
-                () if held_by(false) => other += 1,
-                () if host_only => host += 1,
-                () => {}
-            }
-            let alone = class.iter().all(|f| f.owners.len() == 1 && f.owners.contains(&g) && !f.mapped_elsewhere);
-            folded += u64::from(alone);
+/// Checks the figures of guest `g`.
+fn check_guest(world: &World, contents: &Contents<'_>, g: u16, guest: &GuestFindings) {
+    let (mut resident, mut zero, mut distinct, mut within, mut folded) = (0, 0, 0, 0, 0);
+    let (mut group, mut other, mut host) = (0, 0, 0);
+    for class in contents.values() {
+        let frames = class.iter().filter(|f| f.owners.contains(&g)).count() as u64;
+        if frames == 0 {
+            continue;
         }
-        let shared =
-            world.frames.iter().filter(|f| f.owners.contains(&g) && (f.mapped_elsewhere || f.owners.len() > 1));
-        let d = guest.duplicates;
-        assert_eq!((guest.resident_pages, guest.zero_pages, guest.distinct_pages), (resident, zero, distinct));
-        assert_eq!((d.within, d.group, d.other_groups, d.host), (within, group, other, host), "guest {g}");
-        assert_eq!(guest.incremental_folded_pages, folded);
-        assert_eq!(guest.already_shared_pages, shared.count() as u64);
-        assert_eq!(guest.incremental_pages + guest.already_shared_pages, resident);
-        let by_region: u64 = guest.regions.iter().map(|r| r.resident_pages).sum();
-        let on_map: u32 = guest.page_map.iter().flat_map(|c| c.pages).sum();
-        assert_eq!((by_region, u64::from(on_map)), (resident, resident));
+        resident += frames;
+        zero += if class[0].content == 0 { frames } else { 0 };
+        distinct += 1;
+        within += frames - 1;
+        match nearest_holder(world, class, g) {
+            Some(Holder::Group) => group += 1,
+            Some(Holder::OtherGroup) => other += 1,
+            Some(Holder::Host) => host += 1,
+            None => {}
+        }
+        let alone = class.iter().all(|f| f.owners.len() == 1 && f.owners.contains(&g) && !f.mapped_elsewhere);
+        folded += u64::from(alone);
     }
+    let shared = world.frames.iter().filter(|f| f.owners.contains(&g) && (f.mapped_elsewhere || f.owners.len() > 1));
+    let d = guest.duplicates;
+    assert_eq!((guest.resident_pages, guest.zero_pages, guest.distinct_pages), (resident, zero, distinct));
+    assert_eq!((d.within, d.group, d.other_groups, d.host), (within, group, other, host), "guest {g}");
+    assert_eq!(guest.incremental_folded_pages, folded);
+    assert_eq!(guest.already_shared_pages, shared.count() as u64);
+    assert_eq!(guest.incremental_pages + guest.already_shared_pages, resident);
+    let by_region: u64 = guest.regions.iter().map(|r| r.resident_pages).sum();
+    let on_map: u32 = guest.page_map.iter().flat_map(|c| c.pages).sum();
+    assert_eq!((by_region, u64::from(on_map)), (resident, resident));
+}
 
-    check_kinds(world, found);
-    check_commonness(world, found);
+enum Holder {
+    Group,
+    OtherGroup,
+    Host,
+}
 
-    // The table: rows and columns add up; the host row is one more for each content it holds besides.
+/// The nearest holder of a content in a frame that guest `g` does not map.
+fn nearest_holder(world: &World, class: &[&Frame], g: u16) -> Option<Holder> {
+    let not_mine = || class.iter().filter(|f| !f.owners.contains(&g));
+    let held_by = |same: bool| {
+        not_mine().any(|f| {
+            let guests: Vec<_> = f.owners.iter().filter(|&&o| o != HOST).collect();
+            let in_group = guests.iter().any(|&&o| world.group_name(o) == world.group_name(g));
+            if same { in_group } else { !guests.is_empty() && !in_group }
+        })
+    };
+    if held_by(true) {
+        Some(Holder::Group)
+    } else if held_by(false) {
+        Some(Holder::OtherGroup)
+    } else {
+        not_mine().any(|f| is_of_host_alone(f)).then_some(Holder::Host)
+    }
+}
+
+/// Checks that rows and columns of the table of opportunities add up. The host's row counts one frame for each content
+/// that both the host and guests hold.
+fn check_opportunity(contents: &Contents<'_>, found: &Findings) {
     let table = found.opportunity;
-    assert_eq!(table.within.total + table.between.total, all);
-    let with_host = contents
-        .values()
-        .filter(|c| c.iter().any(|f| is_guests(&f)) && c.iter().any(|f| f.owners.iter().all(|&o| o == HOST)));
+    assert_eq!(table.within.total + table.between.total, found.all_saved_pages);
+    let with_host =
+        contents.values().filter(|c| c.iter().any(|f| has_guest(f)) && c.iter().any(|f| is_of_host_alone(f)));
     assert_eq!(table.host.total, with_host.count() as u64);
     let kinds = |r: census::ByKinds| r.anon_anon + r.file_file + r.anon_file;
     assert_eq!(kinds(table.within) + kinds(table.between) + kinds(table.host), table.total.total);
 
-    // Pairs of kinds, among guests only: what is superfluous of one kind when only that kind merges.
+    // Pairs of kinds, among guests only: the frames of one kind that are superfluous when only that kind merges.
     let one_kind: u64 = contents
         .values()
-        .map(|c| superfluous(c.iter().filter(is_guests).filter(|f| f.kind == PageKind::Anon).count()))
+        .map(|c| superfluous(c.iter().filter(|f| has_guest(f)).filter(|f| f.kind == PageKind::Anon).count()))
         .sum();
     if contents.values().all(|c| c.iter().all(|f| f.kind == PageKind::Anon)) {
         assert_eq!(table.within.anon_anon + table.between.anon_anon, one_kind);
     }
-    let (shared, extra) = world.frames.iter().fold((0, 0), |(n, x), f| {
-        let guests = f.owners.iter().filter(|&&o| o != HOST).count() as u64;
-        if guests > 1 { (n + 1, x + guests - 1) } else { (n, x) }
-    });
-    assert_eq!((found.already_shared.frames, found.already_shared.saved_pages), (shared, extra));
 }
 
-/// Kinds by hand: what is counted by frame, kind by kind; what is counted by content, in sum, where all kinds are known.
+/// Kinds, counted by hand. Counts of frames are checked for each kind. Counts of contents are checked in sum, for
+/// guests whose kinds are all known.
 fn check_kinds(world: &World, found: &Findings) {
     for (g, guest) in found.guests.iter().enumerate() {
         let g = g as u16;
@@ -281,12 +318,12 @@ fn world(frames: std::ops::Range<usize>, contents: u64) -> impl Strategy<Value =
 
 proptest! {
     #[test]
-    fn every_number_is_what_counting_by_hand_says(world in world(0..60, 12)) {
+    fn census_equals_counting_by_hand(world in world(0..60, 12)) {
         check(&world, &world.take(1, None));
     }
 
     #[test]
-    fn threads_change_nothing(world in world(0..200, 40)) {
+    fn findings_do_not_depend_on_threads(world in world(0..200, 40)) {
         prop_assert_eq!(world.take(1, None).guests, world.take(3, None).guests);
         check(&world, &world.take(3, None));
     }
@@ -310,7 +347,7 @@ proptest! {
     }
 }
 
-/// One content alone fills more than the bound: the pass cannot be cut, the figure says so, the result is right.
+/// A single content exceeds the bound: the pass cannot be cut, the figure says so, and the result is right.
 #[test]
 fn a_content_larger_than_the_bound_is_counted_whole() {
     let frame = |n: u16| Frame {
@@ -325,7 +362,7 @@ fn a_content_larger_than_the_bound_is_counted_whole() {
     assert!(found.host.index_bytes > 3000 * 20);
 }
 
-/// A booted guest is mostly zeros; they cost the index nothing.
+/// A booted guest holds mostly zeros; they take no room in the index.
 #[test]
 fn zero_pages_need_no_index() {
     let frame =

@@ -1,26 +1,27 @@
-//! What members say, and what they are asked.
+//! The messages of members, and the requests to them.
 
-use crate::control::{News, SegmentInfo};
 use crate::group::Group;
-use crate::lease::Ghost;
+use crate::lease::DepartedMember;
 use crate::member::{Asked, Booking, Cut, FOLDS_IN_FLIGHT, Member};
 use crate::table::MemberId;
+use api::control::{News, SegmentInfo};
 use rustix::fd::AsFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use wire::{Hello, MemberState, MemberStats, Outcome, ToAgent, ToWorker, VERSION};
 
-/// Frames that are taken from a member before others have their turn.
+/// Most frames read from a member before others have their turn.
 const FRAMES_A_TURN: usize = 8;
-/// Pages that are booked for a member before others have their turn: a frame may speak of a hundred million.
+/// Pages booked for a member before others have their turn: one frame may speak of a hundred million.
 const BOOKINGS_A_TURN: u64 = 1 << 16;
-/// A member that could not fold is left alone for so long.
+/// Time without requests after a member could not fold: 1 s.
 const REST: Duration = Duration::from_secs(1);
-/// A member whose let go slots take more than this part of the pool, because somebody holds its leases, gets no more.
-const LIMBO_PART: u64 = 8;
+/// Largest part of the pool that a member's released slots may take while its leases are held: 1/8. Beyond it, the
+/// member is not asked to fold.
+const DEFERRED_PART: u64 = 8;
 
 impl Group {
-    /// Hears a member who has something to say, and cuts it off if it lies.
+    /// Reads a member's frames and acts on them; cuts the member off if it lies.
     pub fn hear(&mut self, id: MemberId, buffer: &mut [u8], now: Instant) {
         for _ in 0..FRAMES_A_TURN {
             let booked = self.work_off(id, now);
@@ -65,7 +66,7 @@ impl Group {
                 member.backlog.extend(runs.into_iter().map(Booking::Held));
                 Ok(())
             }
-            ToWorker::LeaseTaken(era) => Ok(member.leases.take(era)?),
+            ToWorker::LeaseTaken(epoch) => Ok(member.leases.take(epoch)?),
             ToWorker::Stats(stats) => {
                 self.heard_stats(id, *stats, now);
                 Ok(())
@@ -86,9 +87,9 @@ impl Group {
         for (number, segment) in self.planner.pool.segments() {
             member.say(&ToAgent::Segment(number, segment.slots()), Some(Rc::clone(&segment.file)));
         }
-        let offered = member.leases.offered().map(|(era, lease)| (era, lease.as_fd().try_clone_to_owned()));
-        if let Some((era, lease)) = offered {
-            member.say(&ToAgent::Lease(era), Some(Rc::new(lease?)));
+        let offered = member.leases.offered().map(|(epoch, lease)| (epoch, lease.as_fd().try_clone_to_owned()));
+        if let Some((epoch, lease)) = offered {
+            member.say(&ToAgent::Lease(epoch), Some(Rc::new(lease?)));
         }
         self.tell_paces();
         Ok(())
@@ -112,17 +113,17 @@ impl Group {
         let pages = |runs: &[wire::FoldRun]| runs.iter().map(|run| usize::from(run.pages)).sum::<usize>();
         let (asked, runs) = member.folds.pop_front().ok_or(Cut::NotAsked)?;
         let answers = asked == request && pages(&runs) == outcomes.len();
-        // What it did about the rest is not known. It may map them.
+        // Where the answer does not fit the request, the pages count as folded: the member may map their slots.
         let done = if answers { outcomes } else { &[Outcome::Folded; wire::FOLD_PAGES][..pages(&runs)] };
         let sum = self.planner.folded(id, &runs, done);
         if sum.is_stuck {
             member.rests_until = Some(now + REST);
         }
-        self.hand_over_limbo(id, now);
+        self.hand_over_deferred(id, now);
         if answers { Ok(()) } else { Err(Cut::NotAsked) }
     }
 
-    /// Books some of what a member said of slots.
+    /// Books a part of a member's claims and releases.
     fn work_off(&mut self, id: MemberId, now: Instant) -> Result<(), Cut> {
         let mut pages = 0;
         while pages < BOOKINGS_A_TURN {
@@ -134,7 +135,7 @@ impl Group {
                 }
                 Booking::Released(run) => {
                     let released = self.planner.released(id, &[run]);
-                    self.hand_over_limbo(id, now);
+                    self.hand_over_deferred(id, now);
                     released?;
                     pages += u64::from(run.pages);
                 }
@@ -145,18 +146,19 @@ impl Group {
 
     fn held(&mut self, id: MemberId, run: wire::SlotRun) -> Result<(), Cut> {
         let Some(member) = self.members.get(&id) else { return Ok(()) };
-        let ghosts: Vec<&Ghost> = self.ghosts.iter().filter(|ghost| ghost.is_of(&member.identity)).collect();
-        let crosses = self.planner.held(id, &[run], |slot| ghosts.iter().any(|ghost| ghost.holds(slot)))?;
+        let departed: Vec<&DepartedMember> =
+            self.departed.iter().filter(|departed| departed.is_of(&member.identity)).collect();
+        let crosses = self.planner.held(id, &[run], |slot| departed.iter().any(|departed| departed.holds(slot)))?;
         if crosses {
             self.clear(crate::group::Clearing::Separation);
         }
         Ok(())
     }
 
-    /// Slots that a member let go are its leases' business now.
-    fn hand_over_limbo(&mut self, id: MemberId, now: Instant) {
+    /// Hands the holds of a member's released slots over to its leases.
+    fn hand_over_deferred(&mut self, id: MemberId, now: Instant) {
         let Some(member) = self.members.get_mut(&id) else { return };
-        for slot in std::mem::take(&mut self.planner.place(id).limbo) {
+        for slot in std::mem::take(&mut self.planner.place(id).deferred) {
             member.leases.released(slot, now);
         }
     }
@@ -176,7 +178,7 @@ impl Group {
         }
     }
 
-    /// Tells members of segments that are new, and asks them for what the plan wants.
+    /// Hands out new segments, and makes the requests that the plan wants.
     pub fn speak(&mut self, now: Instant) {
         for number in std::mem::take(&mut self.planner.pool.made) {
             let Some((slots, file)) = self.planner.pool.handout(number) else { continue };
@@ -185,7 +187,8 @@ impl Group {
             }
             self.tell(News::Segment(SegmentInfo { number, slots }), vec![file]);
         }
-        let most_limbo = usize::try_from(u64::from(self.settings.pool_slots) / LIMBO_PART).unwrap_or(usize::MAX).max(1);
+        let most_deferred =
+            usize::try_from(u64::from(self.settings.pool_slots) / DEFERRED_PART).unwrap_or(usize::MAX).max(1);
         for (id, member) in &mut self.members {
             if !member.is_serving
                 || !self.planner.policy.folds
@@ -194,7 +197,7 @@ impl Group {
             {
                 continue;
             }
-            if member.leases.is_taken() && member.leases.limbo() <= most_limbo {
+            if member.leases.is_taken() && member.leases.deferred() <= most_deferred {
                 ask_to_fold(&mut self.planner, *id, member);
             }
             if member.asked.is_none() && !self.clock.is_out_of_memory(now) {
@@ -221,7 +224,7 @@ impl Group {
     }
 }
 
-/// Whether a member that is in this state folds when it is told to.
+/// Whether a member in this state folds when it is asked to.
 const fn stats_say_it_folds(state: MemberState) -> bool {
     match state {
         MemberState::NothingEnrolled | MemberState::Folding | MemberState::Off | MemberState::Unfolded => true,

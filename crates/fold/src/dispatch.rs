@@ -1,5 +1,5 @@
-//! Requests to a member, made from the marks of its pages in the order of addresses: pages side by side that map
-//! slots side by side are one run, and a run is one mapping.
+//! Requests to a member, made from the marks of its pages in the order of addresses. Consecutive pages that are to map
+//! consecutive slots are one run, and a run takes one mapping.
 
 use crate::plan::Planner;
 use crate::segment::SlotState;
@@ -7,7 +7,7 @@ use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef, Queue, places};
 use page::{HostVirt, PageRange, PoolSlot};
 use wire::{DONATION_PAGES, FOLD_PAGES, FoldRun, Target};
 
-/// Pages that a member was asked to show, and the slots their bytes are for; the slots are held meanwhile.
+/// Pages that a member is asked to show, and the slots for their bytes. The slots are held until the answer.
 #[derive(Debug, Default)]
 pub struct Donation {
     pub(crate) slots: Vec<PoolSlot>,
@@ -16,7 +16,7 @@ pub struct Donation {
 }
 
 impl Donation {
-    /// How many pages.
+    /// Number of pages.
     pub const fn pages(&self) -> usize {
         self.slots.len()
     }
@@ -30,7 +30,7 @@ impl Donation {
     }
 }
 
-/// Adds a page to runs of pages.
+/// Adds a page to runs of pages: to the last run if it continues that.
 fn push(runs: &mut Vec<FoldRun>, address: HostVirt, target: Target) {
     if let Some(last) = runs.last_mut() {
         let goes_on = last.start.add_pages(last.pages.into()) == address
@@ -48,7 +48,7 @@ fn push(runs: &mut Vec<FoldRun>, address: HostVirt, target: Target) {
 }
 
 impl Planner {
-    /// What to ask a member to show next; nothing if there is nothing.
+    /// The next donation to ask a member for; empty if there is none.
     pub fn next_donation(&mut self, member: MemberId) -> Donation {
         let mut donation = Donation::default();
         while let Some(number) = self.place(member).donations.first().copied() {
@@ -72,7 +72,7 @@ impl Planner {
         donation
     }
 
-    /// What to ask a member to fold next; nothing if there is nothing.
+    /// The next runs to ask a member to fold; empty if there are none.
     pub fn next_folds(&mut self, member: MemberId) -> Vec<FoldRun> {
         let (mut runs, mut room) = (Vec::new(), FOLD_PAGES);
         while let Some(number) = self.place(member).folds.first().copied() {
@@ -90,7 +90,7 @@ impl Planner {
         runs
     }
 
-    /// Asks for what is wanted in a chunk and can be had; `false` where there was no room for all of it.
+    /// Adds the wanted pages of a chunk whose slots are live to `runs`; `false` if there was no room for all of them.
     fn chunk_folds(&mut self, chunk: u32, runs: &mut Vec<FoldRun>, room: &mut usize) -> bool {
         for place in places(self.table.chunk(chunk).all(Mark::Wanted)) {
             let page = PageRef::new(chunk, place);
@@ -99,7 +99,7 @@ impl Planner {
             } else {
                 let slot = PoolSlot::from_bits(self.table.slot(page));
                 if self.pool.state(slot) != SlotState::Live {
-                    // It waits for the slot, and is asked for when that is filled.
+                    // `became_live` queues the page when the slot is filled.
                     continue;
                 }
                 Target::Slot(slot)
@@ -115,7 +115,7 @@ impl Planner {
         true
     }
 
-    /// The page at an address, if anything is known around it.
+    /// The page at an address, if its chunk is known.
     pub(crate) fn page_at(&mut self, member: MemberId, address: HostVirt) -> Option<PageRef> {
         let chunk = *self.place(member).chunks.get(&(address.page() / CHUNK_PAGES))?;
         Some(PageRef::new(chunk, (address.page() % CHUNK_PAGES) as usize))

@@ -1,5 +1,5 @@
-//! Free places of a segment, as extents: neighbours that come free join, and the longest goes first, so that what is
-//! taken one after the other lies side by side.
+//! Free places of a segment, as extents. Neighbours that come free join. The longest extent is taken first, so that
+//! places taken one after the other lie side by side.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ pub struct Extents {
 }
 
 impl Extents {
-    /// A place comes free.
+    /// Adds a place that has come free.
     pub fn insert(&mut self, place: u32) {
         let (mut start, mut length) = (place, 1);
         if let Some((&before, &n)) = self.by_start.range(..place).next_back() {
@@ -44,17 +44,17 @@ impl Extents {
         Some(start..start + length)
     }
 
-    /// How long the longest is.
+    /// Length of the longest extent.
     pub fn longest(&self) -> u32 {
         self.by_length.last().map_or(0, |(length, _)| *length)
     }
 
-    /// Free places.
+    /// Number of free places.
     pub const fn free(&self) -> u32 {
         self.free
     }
 
-    /// Memory that it takes, about.
+    /// Bytes of memory that it takes, about.
     pub fn bytes(&self) -> u64 {
         self.by_start.len() as u64 * 32
     }

@@ -2,7 +2,7 @@ use crate::extents::Extents;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
-/// The longest run of neighbours.
+/// Length of the longest run of neighbours.
 fn longest(free: &BTreeSet<u32>) -> u32 {
     let (mut longest, mut run) = (0, 0);
     for place in free {
@@ -14,7 +14,7 @@ fn longest(free: &BTreeSet<u32>) -> u32 {
 
 proptest! {
     #[test]
-    fn neighbours_join_and_the_longest_goes_first(steps in prop::collection::vec(prop::option::weighted(0.9, 0..60_u32), 1..200)) {
+    fn neighbours_join_and_longest_extent_is_taken_first(steps in prop::collection::vec(prop::option::weighted(0.9, 0..60_u32), 1..200)) {
         let (mut extents, mut free) = (Extents::default(), BTreeSet::new());
         for step in steps {
             match step {

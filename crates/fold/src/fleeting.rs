@@ -1,21 +1,22 @@
-//! Contents that did not last: whatever was folded to a slot was written again within a minute of that slot's being filled. They
-//! get no slot for a while, longer each time.
+//! Short-lived contents: all pages that mapped the slot were written again within a minute after the slot was filled.
+//! Such a content gets no slot for a while, longer each time.
 //!
 //! ```text
-//!   nobody maps its slot any more, soon after it was filled       as soon again
-//!   shared -------------------------------------------> waits, 1 min .. 16 min -----> waits for twice as long
-//!      ^                                                   |
-//!      `---------------------------------------------------'  the time is over; after as long again it counts as never having been so
+//!           nobody maps its slot any more                   the same happens again
+//!           within a minute after it was filled
+//!   shared -------------------------------------> waits, 1 min .. 16 min -----> waits twice as long
+//!      ^                                             |
+//!      `------------ the wait is over ---------------'  after as long again without that, the content is forgotten
 //! ```
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-/// What nobody shares any more so many seconds after it was shared was so for nothing.
+/// Age in seconds below which a slot that nobody maps any more was short-lived.
 pub const LIFE: u32 = 60;
-/// How long it waits then, in seconds, at first and at most.
+/// First and longest wait of a short-lived content, in seconds.
 const WAIT: (u32, u32) = (60, 960);
-/// No more contents are remembered.
+/// Most contents that are remembered.
 const MOST: usize = 1 << 16;
 
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +26,7 @@ struct Wait {
 }
 
 impl Wait {
+    /// Whether it ended so long ago that the content counts as new.
     const fn is_old(self, now: u32) -> bool {
         now >= self.until + self.seconds
     }
@@ -34,14 +36,14 @@ impl Wait {
 #[derive(Debug, Default)]
 pub struct Fleeting {
     waits: HashMap<u64, Wait>,
-    /// When those whose time is over were forgotten last.
+    /// The second when old waits were last removed.
     cleared: u32,
 }
 
 impl Fleeting {
-    /// This content did not last.
+    /// Notes that a content was short-lived.
     pub fn ended(&mut self, content: u64, now: u32) {
-        // Before the table grows, room is made; but all of it is not gone through for each content.
+        // Old waits are removed before the table grows, and not for each content.
         if self.waits.len() >= self.waits.capacity().min(MOST) && now >= self.cleared + WAIT.0 {
             self.waits.retain(|_, wait| !wait.is_old(now));
             self.cleared = now;
@@ -49,7 +51,8 @@ impl Fleeting {
         let room = self.waits.len() < MOST;
         match self.waits.entry(content) {
             Entry::Occupied(mut known) => {
-                let seconds = if known.get().is_old(now) { WAIT.0 } else { (known.get().seconds * 2).min(WAIT.1) };
+                let last = known.get();
+                let seconds = page::doubled((!last.is_old(now)).then_some(last.seconds), WAIT);
                 known.insert(Wait { until: now + seconds, seconds });
             }
             Entry::Vacant(place) if room => {
@@ -59,12 +62,12 @@ impl Fleeting {
         }
     }
 
-    /// Whether it is to wait.
+    /// Whether a content is to get no slot for the moment.
     pub fn waits(&self, content: u64, now: u32) -> bool {
         self.waits.get(&content).is_some_and(|wait| now < wait.until)
     }
 
-    /// Memory that this takes.
+    /// Bytes of memory that this takes.
     pub fn bytes(&self) -> u64 {
         self.waits.capacity() as u64 * 17
     }
@@ -75,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_last_waits_longer_each_time() {
+    fn wait_doubles_each_time_content_is_short_lived() {
         let mut fleeting = Fleeting::default();
         let mut now = 100;
         for seconds in [60, 120, 240, 480, 960, 960] {
@@ -84,25 +87,25 @@ mod tests {
             assert!(fleeting.waits(7, now) && fleeting.waits(7, now + seconds - 1) && !fleeting.waits(8, now));
             now += seconds;
         }
-        // Time heals.
+        // After as long again, it begins with the first wait.
         fleeting.ended(7, now + 960);
         assert!(fleeting.waits(7, now + 960 + 59) && !fleeting.waits(7, now + 960 + 60));
     }
 
     #[test]
-    fn it_does_not_remember_without_bound() {
+    fn remembered_contents_are_bounded() {
         let mut fleeting = Fleeting::default();
         (0..2 * MOST as u64).for_each(|content| fleeting.ended(content, 0));
         assert_eq!(fleeting.waits.len(), MOST);
-        // Of those whose time is over there may be any number.
+        // Old waits make room.
         fleeting.ended(u64::MAX, 200);
         assert_eq!(fleeting.waits.len(), 1);
     }
 
     #[test]
-    fn it_takes_memory_for_those_whose_time_is_not_over() {
+    fn old_waits_take_no_memory() {
         let mut fleeting = Fleeting::default();
-        // One a second: no more than 120 of them are to be known at a time.
+        // One a second: 120 of them at a time are not old.
         (0..10_000).for_each(|second| fleeting.ended(u64::from(second), second));
         assert!(fleeting.waits.capacity() < 500, "{}", fleeting.waits.capacity());
     }

@@ -1,7 +1,7 @@
-//! The group: its members, what is left of former ones, and how it is run.
+//! The group: its members, its departed members, and its settings.
 //!
-//! `control.rs` says what a supervisor may ask. Most settings take effect at once. Where members cease to share among
-//! each other, what they share is undone first:
+//! `api::control` lists the orders of a supervisor. Most settings take effect at once. Before members cease to share
+//! with each other, and before the pool is renewed, everything is made private:
 //!
 //! ```text
 //!   sharing --- intra-member-only set, or segments of too many earlier workers ---> clearing: everybody unfolds
@@ -9,11 +9,10 @@
 //!      +------------- nobody maps a slot any more; everybody reports anew <------------+
 //! ```
 //!
-//! What members say is acted on in `conversation.rs`, time in `tick.rs`.
+//! `conversation.rs` acts on members' messages, `tick.rs` does the timed work.
 
-use crate::control::{Fold, Identity, News, Order, SegmentInfo, Settings, ZeroPolicy};
 use crate::dispatch::Donation;
-use crate::lease::Ghost;
+use crate::lease::DepartedMember;
 use crate::member::{Cut, Member};
 use crate::pace;
 use crate::plan::{Planner, Policy};
@@ -21,6 +20,7 @@ use crate::pool::Pool;
 use crate::report::Former;
 use crate::table::MemberId;
 use crate::upkeep::Inheritance;
+use api::control::{Fold, Identity, News, Order, SegmentInfo, Settings, ZeroPolicy};
 use host::Seqpacket;
 use rustix::fd::OwnedFd;
 use std::collections::{BTreeMap, VecDeque};
@@ -28,18 +28,18 @@ use std::rc::Rc;
 use std::time::Instant;
 use wire::ToAgent;
 
-/// Members that a group may have, so that a report fits into one message.
+/// Most members of a group.
 pub const MOST_MEMBERS: usize = 1024;
-/// News that may wait for the supervisor; older events give way.
+/// Most messages that may wait for the supervisor; beyond them the oldest event is dropped.
 const MOST_NEWS: usize = 4096;
 
-/// News, and files that go with it.
+/// A message to the supervisor, and the files that go with it.
 pub type Message = (News, Vec<Rc<OwnedFd>>);
 
-/// Why everybody unfolds.
+/// Why everything is made private.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clearing {
-    /// Members are to share nothing any more.
+    /// Members are to share nothing with each other any more.
     Separation,
     /// The pool is spread over the segments of too many earlier workers.
     Renewal,
@@ -48,17 +48,17 @@ pub enum Clearing {
 /// See the module.
 #[derive(Debug)]
 pub struct Group {
-    /// What is known of pages, and what is to be done about them.
+    /// The table of pages, and the plan for them.
     pub planner: Planner,
     /// Members that are connected.
     pub members: BTreeMap<MemberId, Member>,
-    /// Former members whose processes may still map slots; in the order in which they came to be.
-    pub ghosts: Vec<Ghost>,
+    /// Former members whose processes may still map slots, in the order in which they departed.
+    pub departed: Vec<DepartedMember>,
     pub(crate) former: Former,
     pub(crate) settings: Settings,
-    /// Whether a supervisor has told us to begin.
+    /// Whether a supervisor has sent `Take`.
     pub begun: bool,
-    /// Slots of a predecessor that are still to be looked at. Members are not heard meanwhile.
+    /// Slots of a predecessor that are still to be fingerprinted. Members are not heard meanwhile.
     pub inheritance: Inheritance,
     pub(crate) clearing: Option<Clearing>,
     pub(crate) clock: crate::tick::Clock,
@@ -86,7 +86,7 @@ impl Group {
         Self {
             planner: Planner::new(Pool::new(name, settings.pool_slots), policy(&settings, false, false)),
             members: BTreeMap::new(),
-            ghosts: Vec::new(),
+            departed: Vec::new(),
             former: Former::default(),
             settings,
             begun: false,
@@ -97,7 +97,7 @@ impl Group {
         }
     }
 
-    /// Tells the supervisor something, if there is one.
+    /// Queues a message for the supervisor.
     pub fn tell(&mut self, news: News, files: Vec<Rc<OwnedFd>>) {
         if self.news.len() >= MOST_NEWS {
             let event = self.news.iter().position(|(news, _)| matches!(news, News::Event(_)));
@@ -110,12 +110,12 @@ impl Group {
         self.tell(News::Event(text.into()), Vec::new());
     }
 
-    /// What is to be told.
+    /// Takes all messages that wait for the supervisor.
     pub fn take_news(&mut self) -> VecDeque<Message> {
         std::mem::take(&mut self.news)
     }
 
-    /// What a new supervisor is told first: everything there is. What waited was for another.
+    /// The first messages to a new supervisor: all members and segments. Messages for its predecessor are dropped.
     pub fn adopted(&mut self) -> Vec<Message> {
         self.news.clear();
         let handouts: Vec<_> =
@@ -126,7 +126,7 @@ impl Group {
         self.planner.pool.made.clear();
         let identities: Vec<Identity> = self.members.values().map(|member| member.identity.clone()).collect();
         let mut messages = vec![(News::Adopted { members: Vec::new(), segments, begun: self.begun }, files)];
-        // Names are as long as people make them: as many at a time as fit for certain.
+        // 64 members fit into one message even with the longest names.
         for (n, members) in identities.chunks(64).enumerate() {
             if n > 0 {
                 messages
@@ -139,7 +139,7 @@ impl Group {
         messages
     }
 
-    /// Does what the supervisor says.
+    /// Carries out an order of the supervisor.
     pub fn obey(&mut self, order: Order, mut files: Vec<OwnedFd>, now: Instant) {
         match order {
             Order::Take { settings, .. } if self.begun => self.set(settings, now),
@@ -186,20 +186,21 @@ impl Group {
         }
     }
 
-    /// Ends a member's connection. What it held is held by its ghost.
+    /// Ends a member's connection. Its departed member takes over the slots that it held.
     pub fn cut(&mut self, id: MemberId, why: &Cut) {
         let Some(mut member) = self.members.remove(&id) else { return };
         let donation = member.asked.take().map(|asked| asked.donation).unwrap_or_default();
         let left = self.planner.leave(id, donation);
-        self.former.add(&member.stats, member.reported);
+        self.former.done.add(&member.stats.done);
+        self.former.reported += member.reported;
         self.event(format!("member {} (pid {}) {why}", member.identity.name, member.identity.pid));
-        let has_ghosts = self.ghosts.iter().any(|ghost| ghost.is_of(&member.identity));
-        if has_ghosts || !left.slots.is_empty() || member.leases.is_waiting() {
-            self.ghosts.push(Ghost::new(member.identity, member.leases, left.slots));
+        let has_departed = self.departed.iter().any(|departed| departed.is_of(&member.identity));
+        if has_departed || !left.slots.is_empty() || member.leases.is_waiting() {
+            self.departed.push(DepartedMember::new(member.identity, member.leases, left.slots));
         }
     }
 
-    /// Runs the group by these settings from now on.
+    /// Takes over new settings.
     fn set(&mut self, settings: Settings, now: Instant) {
         let before = std::mem::replace(&mut self.settings, settings);
         self.planner.pool.set_most_slots(settings.pool_slots);
@@ -214,7 +215,7 @@ impl Group {
         }
     }
 
-    /// Has everybody unfold, for a while.
+    /// Begins a clearing: all members are to unfold ([`Self::apply`] tells them).
     pub(crate) fn clear(&mut self, why: Clearing) {
         if self.clearing.is_none() {
             self.event(match why {
@@ -225,33 +226,33 @@ impl Group {
         }
     }
 
-    /// Brings the plan in line with the settings, and tells members.
+    /// Adapts the plan to settings and clearing, and tells members.
     pub(crate) fn apply(&mut self, now: Instant) {
-        // Sharing ends when nobody shares any more, and begins at once.
+        // `intra_member_only` takes effect after the clearing, and ends at once.
         let intra = self.settings.intra_member_only
             && (self.planner.policy.intra_member_only || self.clearing != Some(Clearing::Separation));
         if self.planner.set_policy(policy(&self.settings, self.clearing.is_some(), intra)) {
             self.planner.start_over();
             self.report_again(now);
-            // Before they are told to fold: else they would report twice.
+            // Members are asked before they are told to fold: otherwise they would report twice.
             self.ask_again(now);
         }
         self.tell_paces();
     }
 
-    /// Has everybody report everything again.
+    /// Makes all members due for a full report.
     pub(crate) fn report_again(&mut self, now: Instant) {
         self.members.values_mut().for_each(|member| member.again.now(now));
     }
 
-    /// Tells members how to go about it, where that has changed.
+    /// Sends each member its pace, where that has changed.
     pub(crate) fn tell_paces(&mut self) {
         let pages: Vec<u64> = self.members.values().map(|member| member.stats.enrolled_pages).collect();
         let shares = pace::shares(self.settings.scan_rate, &pages);
         for (member, share) in self.members.values_mut().zip(shares) {
             let pace = pace::pace(&self.settings, self.clearing.is_some(), self.planner.interval(), share);
             let is_told = member.told.as_ref().is_some_and(|told| pace::is_close(told, &pace));
-            // Who has not read the last frames is told when it has.
+            // A member that has not read its last frames is told later.
             if member.is_serving && !is_told && (!member.is_stuck() || member.told.is_none()) {
                 member.say(&ToAgent::Pace(pace), None);
                 member.told = Some(pace);
@@ -259,8 +260,8 @@ impl Group {
         }
     }
 
-    /// Whether no supervisor, no member and no former member's process needs this worker.
+    /// Whether no member and no departed member needs this worker.
     pub fn is_idle(&self) -> bool {
-        self.members.is_empty() && self.ghosts.is_empty()
+        self.members.is_empty() && self.departed.is_empty()
     }
 }

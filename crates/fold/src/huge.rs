@@ -1,9 +1,15 @@
 //! Whether a huge page is worth splitting.
 //!
-//! A huge page is fast, and folding any page of it ends that. So its 512 pages are weighed: those that hold zeros, that
-//! a slot holds, that some page seen elsewhere holds, or that hold the same as another one among them, would fold. A
-//! page seen in another huge page counts only if that one would be worth splitting for what it has in common with
-//! this one: otherwise the two would be split for nothing.
+//! A huge page is fast, and folding any page of it ends that. So it is split only if enough of its 512 pages would
+//! fold. A page of it counts if it has the same content as
+//!
+//! - the page of zeros, where zeros are folded,
+//! - a slot,
+//! - another page of the same huge page,
+//! - a small page seen elsewhere, or
+//! - a page of another huge page that has enough contents in common with this one to be worth splitting itself.
+//!
+//! Without the last condition, two huge pages could be split for a few pages.
 
 use crate::index::Entry;
 use crate::plan::Planner;
@@ -15,7 +21,8 @@ use std::collections::HashMap;
 const CHUNKS: u64 = 512 / CHUNK_PAGES;
 
 impl Planner {
-    /// Whether so many of a huge page's pages would fold that it is to be split; its twins are, too.
+    /// Whether enough pages of a huge page would fold for it to be split. If so, the huge pages with enough duplicates
+    /// of it are marked to be split too.
     pub(crate) fn is_worth_splitting(
         &mut self,
         member: MemberId,
@@ -25,12 +32,12 @@ impl Planner {
         let Some(least) = self.policy.split_huge_at.filter(|_| self.policy.folds) else { return false };
         let own = (member, start.page() / CHUNK_PAGES / CHUNKS);
         let mut fold = 0;
-        let mut twins: HashMap<(MemberId, u64), Vec<PageRef>> = HashMap::new();
+        let mut duplicates: HashMap<(MemberId, u64), Vec<PageRef>> = HashMap::new();
         let mut sorted: Vec<u64> = fingerprints.iter().map(|f| f.0).collect();
         sorted.sort_unstable();
         for (at, fingerprint) in sorted.iter().enumerate() {
             let among_them = at > 0 && sorted[at - 1] == *fingerprint;
-            // What its agent keeps to itself.
+            // The agent sends 0 for a page that is not to be folded.
             if *fingerprint == 0 {
                 continue;
             }
@@ -42,18 +49,18 @@ impl Planner {
                 Some(Entry::Page(page)) if self.table.is(page, Mark::Huge) => {
                     let place = (self.table.member(page), self.table.chunk_number(page) / CHUNKS);
                     if place != own {
-                        twins.entry(place).or_default().push(page);
+                        duplicates.entry(place).or_default().push(page);
                     }
                 }
                 _ => {}
             }
         }
-        twins.retain(|_, pages| pages.len() as u32 >= least);
-        fold += twins.values().map(|pages| pages.len() as u32).sum::<u32>();
+        duplicates.retain(|_, pages| pages.len() as u32 >= least);
+        fold += duplicates.values().map(|pages| pages.len() as u32).sum::<u32>();
         if fold < least {
             return false;
         }
-        for page in twins.into_values().flatten() {
+        for page in duplicates.into_values().flatten() {
             self.table.clear(page, Mark::Huge);
         }
         true

@@ -1,11 +1,11 @@
-//! The content index: for each content, the slot that holds it or else one page that was seen with it.
+//! The content index: for each content, the slot that holds it, or else one page that was seen with it.
 //!
-//! One page is enough: as soon as a second one is seen, both get a slot, and the slot takes the page's place here. So
-//! a hash table serves whose entries are numbers of pages and slots, 4 bytes each; what content they stand for lies
-//! in the table of pages and in the pool ([`Keys`]). A content's owner is part of its key where members share nothing.
+//! One page is enough. As soon as a second one is seen, both get a slot, and the slot takes the page's place here. So
+//! the index is a hash table of page and slot numbers, 4 bytes each. Their contents are known to the table of pages and
+//! to the pool ([`Keys`]). Where members share nothing, a content's owner is part of its key.
 //!
-//! The table is kept in 256 shards by the fingerprint's leading bits. A shard that grows is small, so nobody waits for
-//! it; and where the index may not grow any further, the shards behind a boundary are emptied (*passes*):
+//! The table is kept in 256 shards by the fingerprint's leading bits. One shard at a time grows, and it is small, so
+//! nobody waits long. When the index is full, it covers a part of the hash space at a time, in *passes*:
 //!
 //! ```text
 //!   covers [first ................................ last]
@@ -13,8 +13,10 @@
 //!   nothing new for a while:      [first ........ last]    and so on, until the end; then from the beginning again
 //! ```
 //!
-//! Slots stay indexed whatever a pass covers. Fingerprints are chosen by members, who may lie: they are mixed with a
-//! secret before they choose a place, so that nobody can pile them up in one.
+//! Slots stay indexed whatever a pass covers.
+//!
+//! Members send the fingerprints, and may lie. A fingerprint is mixed with a secret before it selects a place, so that
+//! nobody can pile entries up in one.
 
 use crate::table::PageRef;
 use hashbrown::HashTable;
@@ -24,12 +26,12 @@ use std::hash::{BuildHasher, RandomState};
 
 const SHARDS: usize = 256;
 const SHARD_SHIFT: u32 = 56;
-/// Set in the number of an entry that is a slot's.
+/// Bit of an entry that marks a slot's number.
 const SLOT: u32 = 1 << 31;
-/// A pass covers at least this part of the hash space: what honest members report fits then.
+/// Width of the hash space below which a pass is not narrowed: 1/65536 of it, in which honest members' reports fit.
 const LEAST_INTERVAL: u64 = 1 << 48;
 
-/// What stands in the index for a content.
+/// The page or slot that stands in the index for a content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// A page that was seen with it.
@@ -55,16 +57,16 @@ impl Entry {
     }
 }
 
-/// A content: its fingerprint, and whose it is where members share nothing (otherwise 0).
+/// A content: its fingerprint, and its owner where members share nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
     /// Its fingerprint.
     pub fingerprint: u64,
-    /// Whose.
+    /// Its owner where members share nothing, otherwise 0.
     pub owner: u32,
 }
 
-/// Knows which content an entry stands for.
+/// Knows the contents of entries.
 pub trait Keys {
     /// The content of an entry that is in the index.
     fn key(&self, entry: Entry) -> Key;
@@ -99,14 +101,14 @@ impl Index {
         (key.fingerprint >> SHARD_SHIFT) as usize
     }
 
-    /// What stands for that content.
+    /// The entry of a content.
     pub fn find(&self, key: Key, keys: &impl Keys) -> Option<Entry> {
         let hash = Self::hash(self.secret, key);
         let found = self.shards[Self::shard(key)].find(hash, |bits| keys.key(Entry::unpack(*bits)) == key);
         found.map(|bits| Entry::unpack(*bits))
     }
 
-    /// Lets `entry` stand for its content unless something does already, which is returned.
+    /// Adds an entry for a content, unless the content has one; returns that one then.
     pub fn insert(&mut self, key: Key, entry: Entry, keys: &impl Keys) -> Option<Entry> {
         let (secret, hash) = (self.secret, Self::hash(self.secret, key));
         let place = self.shards[Self::shard(key)].entry(
@@ -124,7 +126,7 @@ impl Index {
         }
     }
 
-    /// Lets `new` stand for the content that `old` stands for.
+    /// Replaces the entry `old` of a content by `new`.
     pub fn replace(&mut self, key: Key, old: Entry, new: Entry) {
         let hash = Self::hash(self.secret, key);
         let Some(place) = self.shards[Self::shard(key)].find_mut(hash, |bits| *bits == old.pack()) else {
@@ -136,7 +138,7 @@ impl Index {
         self.pages += usize::from(matches!(new, Entry::Page(_)));
     }
 
-    /// Forgets that `entry` stands for that content; returns whether it did.
+    /// Removes an entry of a content; returns whether it was there.
     pub fn remove(&mut self, key: Key, entry: Entry) -> bool {
         let hash = Self::hash(self.secret, key);
         let Ok(place) = self.shards[Self::shard(key)].find_entry(hash, |bits| *bits == entry.pack()) else {
@@ -147,7 +149,7 @@ impl Index {
         true
     }
 
-    /// Forgets every page, and every slot too where nothing is to be kept; says which pages.
+    /// Removes every page, and also every slot unless `keep_slots`; calls `forgotten` for each page.
     pub fn clear(&mut self, keep_slots: bool, mut forgotten: impl FnMut(PageRef)) {
         for shard in &mut self.shards {
             Self::drop_pages(shard, &mut forgotten, |_| true);
@@ -168,7 +170,7 @@ impl Index {
         });
     }
 
-    /// Whether a page with this fingerprint is to be remembered in this pass.
+    /// Whether this pass covers a fingerprint: its page is to be remembered.
     pub const fn covers(&self, fingerprint: u64) -> bool {
         self.first <= fingerprint && fingerprint <= self.last
     }
@@ -178,7 +180,7 @@ impl Index {
         (self.first, self.last)
     }
 
-    /// Covers half of what it covered, and forgets the rest; returns whether it could.
+    /// Halves the part of the hash space that it covers, and forgets the pages beyond; returns whether it could.
     pub fn narrow(&mut self, keys: &impl Keys, mut forgotten: impl FnMut(PageRef)) -> bool {
         if self.last - self.first < LEAST_INTERVAL {
             return false;
@@ -197,25 +199,25 @@ impl Index {
         true
     }
 
-    /// Goes on to the next part of the hash space, twice as wide where there is room for that; what was seen in this one
-    /// must have been cleared.
+    /// Goes on to the next part of the hash space, twice as wide if `wider`. The pages of this part must have been
+    /// cleared.
     pub const fn advance(&mut self, wider: bool) {
         let width = (self.last - self.first).saturating_mul(if wider { 2 } else { 1 });
         self.first = self.last.wrapping_add(1);
         self.last = self.first.saturating_add(width);
     }
 
-    /// Covers everything again.
+    /// Covers the whole hash space again.
     pub const fn widen(&mut self) {
         (self.first, self.last) = (0, u64::MAX);
     }
 
-    /// Pages remembered.
+    /// Number of pages that it remembers.
     pub const fn pages(&self) -> usize {
         self.pages
     }
 
-    /// Memory that it takes.
+    /// Bytes of memory that it takes.
     pub fn bytes(&self) -> u64 {
         self.shards.iter().map(|shard| shard.allocation_size() as u64).sum()
     }

@@ -4,7 +4,7 @@ use page::PoolSlot;
 use proptest::prelude::*;
 use std::collections::HashMap;
 
-/// Entries' contents, as the model knows them.
+/// The model's contents of entries.
 #[derive(Default)]
 struct Contents(HashMap<u32, Key>);
 
@@ -28,7 +28,7 @@ fn key() -> impl Strategy<Value = Key> {
 
 proptest! {
     #[test]
-    fn the_index_is_a_map(steps in prop::collection::vec((key(), any::<bool>(), 0..4_u8), 1..300)) {
+    fn index_behaves_like_a_map(steps in prop::collection::vec((key(), any::<bool>(), 0..4_u8), 1..300)) {
         let (mut index, mut contents, mut model) = (Index::default(), Contents::default(), HashMap::new());
         for (n, (key, slot, what)) in (0_u32..).zip(steps) {
             let entry = if slot { Entry::Slot(PoolSlot::from_bits(n)) } else { Entry::Page(PageRef::from_bits(n)) };
@@ -69,7 +69,7 @@ proptest! {
 }
 
 #[test]
-fn passes_cover_the_hash_space_once() {
+fn passes_cover_hash_space_once() {
     let mut index = Index::default();
     let nobody = Contents::default();
     assert!(index.covers(0) && index.covers(u64::MAX));
@@ -88,12 +88,12 @@ fn passes_cover_the_hash_space_once() {
     }
     assert_eq!((passes, index.interval().0), (8, 0));
     while index.narrow(&nobody, |_| {}) {}
-    assert!(index.interval().1 > 0, "a pass never covers nothing");
+    assert!(index.interval().1 > 0, "a pass always covers something");
 }
 
 /// Without a secret in the hash, a member could choose fingerprints that all fall into one place.
 #[test]
-fn fingerprints_that_look_alike_do_not_pile_up() {
+fn similar_fingerprints_do_not_pile_up() {
     let (mut index, mut contents) = (Index::default(), Contents::default());
     let start = std::time::Instant::now();
     for n in 0..200_000_u32 {

@@ -1,53 +1,63 @@
-//! Leases: how long a slot that a member let go must be kept.
+//! Leases: how long a slot that a member released must be kept.
 //!
-//! A member that says "this page maps its slot no longer" speaks for itself. A child that it forked meanwhile has copies
-//! of its mappings, and nobody sees them. So a member also maps a *lease*, an empty file whose mapping children inherit
-//! like those of the pool, and from time to time it is told to take another one: a new *era* begins. Who forked from the
-//! member in an era maps that era's lease until it ends or executes another program.
+//! A member that releases a slot speaks for its own page. A child that it forked before has copies of its mappings, and
+//! the worker does not see them. So a member also maps a *lease*, an empty file whose mapping children inherit like
+//! those of the pool. From time to time the worker offers another one, and a new *epoch* begins when the member takes
+//! it. A child forked in an epoch maps that epoch's lease until it ends or executes another program.
 //!
 //! ```text
-//!            era 1: taken        era 2: taken        era 3: offered
+//!            epoch 1: taken        epoch 2: taken        epoch 3: offered
 //!   lease    |====== 1 ==========|====== 2 ==========|...
-//!   released  a b c               d e                          c may be needed by children of era 1,
+//!   released  a b c               d e                          c may be needed by children of epoch 1,
 //!   freed                          ^ when nobody maps 1        e by those of 1 and 2
 //! ```
 //!
-//! A slot that was let go in era n may be mapped by children of n and of every era before. It is free when nobody maps
-//! any of those leases. Whether a release belongs to an era is decided by the order of what the member says: its lease
-//! of era n + 1 is mapped before it says so, so what was let go before that word and was forked away was so under n.
+//! A slot that was released in epoch n may be mapped by children of n and of every epoch before. It is free when nobody
+//! maps any of those leases.
 //!
-//! A lease is asked about only when it is its turn: older ones are over, and the member has said that it took another.
-//! Asking for it ends it, and one that has not been taken yet would be over from the beginning.
+//! The order of the member's messages decides which epoch a release belongs to. The member says
+//! `LeaseTaken` directly after it has exchanged its lease, and sends no release in between. So a child that inherited a
+//! slot released before that message holds an older lease.
 //!
-//! **Ghosts.** When a connection ends, the process may well go on, with all it maps. What the member held stays held
-//! until all its leases are over: because the process has ended and its children too, or because it has come back, has
-//! claimed what it maps, and has taken a new lease in place of the old one. It says what it maps before it lets the
-//! old lease go, so once that is seen to be over, what it said is on its way: whoever has not yet said that it took
-//! its first lease is waited for. Ghosts of one process are asked in the order in which they came to be, for the same
-//! reason as leases are; and they go together, because a connection may have ended before we heard all that was
-//! said on it, and then what the process maps is known from an earlier one only.
+//! The worker asks about a lease only in its turn: older ones are over, and the member has said that it took a newer
+//! one. The question itself ends a lease that nobody maps; one that was offered and not taken would be over at once.
+//!
+//! # Departed members
+//!
+//! When a connection ends, the process may go on with all that it maps. Its slots stay held by a *departed member*
+//! until all leases of that connection are over, for one of two reasons:
+//!
+//! - the process and its children have ended, or
+//! - the process has connected again, has claimed its slots, and has taken a new lease in place of the old one.
+//!
+//! The process claims its slots before it lets the old lease go. So when the worker sees the old lease end, the claim
+//! may still be under way. The worker therefore waits while a connection of that process has not taken its first lease.
+//!
+//! Departed members of one process are asked in the order in which they departed, for the same reason as leases are.
+//! They are also forgotten together. A connection may have ended before the worker heard all of its claims: then only
+//! an older departed member knows what the process maps.
 
-use host::{Lease, LeaseState};
+use act::{Lease, LeaseState};
 use page::PoolSlot;
 use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// So long slots that were let go are collected before another era begins.
+/// Time from an epoch's first release to the offer of the next lease: 2 s.
 const BATCH_TIME: Duration = Duration::from_secs(2);
-/// No more eras begin while so many have not ended.
-const MOST_ERAS: usize = 8;
+/// Most epochs of one connection that have not ended.
+const MOST_EPOCHS: usize = 8;
 
-/// What a member does that no honest one does.
+/// The member took a lease that the worker had not offered; no honest one does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it took a lease of era {0}, which was not offered")]
+#[error("it took a lease of epoch {0}, which was not offered")]
 pub struct NotOffered(pub u32);
 
 #[derive(Debug)]
-struct Era {
+struct Epoch {
     number: u32,
     lease: Lease,
-    /// Slots that were let go in it, a hold each.
+    /// Slots that were released in it, a hold each.
     batch: Vec<PoolSlot>,
     first_release: Option<Instant>,
 }
@@ -55,123 +65,124 @@ struct Era {
 /// The leases of one connection.
 #[derive(Debug)]
 pub struct Leases {
-    /// In order; the last may have been offered only.
-    eras: VecDeque<Era>,
+    /// In order; the last may be offered and not taken.
+    epochs: VecDeque<Epoch>,
     taken: u32,
 }
 
 impl Leases {
-    /// With one lease, of era 1, which is to be offered.
+    /// Begins with epoch 1, whose lease is to be offered.
     ///
     /// # Errors
     /// No file descriptors are left.
     pub fn new() -> io::Result<Self> {
-        let mut leases = Self { eras: VecDeque::new(), taken: 0 };
+        let mut leases = Self { epochs: VecDeque::new(), taken: 0 };
         leases.begin()?;
         Ok(leases)
     }
 
     fn begin(&mut self) -> io::Result<()> {
-        let number = self.eras.back().map_or(self.taken, |era| era.number) + 1;
-        self.eras.push_back(Era { number, lease: Lease::create()?, batch: Vec::new(), first_release: None });
+        let number = self.epochs.back().map_or(self.taken, |epoch| epoch.number) + 1;
+        self.epochs.push_back(Epoch { number, lease: Lease::create()?, batch: Vec::new(), first_release: None });
         Ok(())
     }
 
-    /// The lease that is to be offered, or was, and has not been taken.
+    /// The newest lease and its epoch, if the member has not taken it.
     pub fn offered(&self) -> Option<(u32, &Lease)> {
-        self.eras.back().filter(|era| era.number > self.taken).map(|era| (era.number, &era.lease))
+        self.epochs.back().filter(|epoch| epoch.number > self.taken).map(|epoch| (epoch.number, &epoch.lease))
     }
 
-    /// Whether the member maps a lease: before that it may map no slot.
+    /// Whether the member has taken a lease: before that it may map no slot.
     pub const fn is_taken(&self) -> bool {
         self.taken > 0
     }
 
-    /// The member maps the lease of that era, and no older one.
+    /// Notes that the member maps the lease of this epoch, and no older one.
     ///
     /// # Errors
     /// It was not offered.
-    pub fn take(&mut self, era: u32) -> Result<(), NotOffered> {
+    pub fn take(&mut self, epoch: u32) -> Result<(), NotOffered> {
         match self.offered() {
-            Some((offered, _)) if offered == era => {
-                self.taken = era;
+            Some((offered, _)) if offered == epoch => {
+                self.taken = epoch;
                 Ok(())
             }
-            _ => Err(NotOffered(era)),
+            _ => Err(NotOffered(epoch)),
         }
     }
 
-    /// The member let a slot go. Its hold is ours now.
+    /// Takes over the hold of a slot that the member released.
     pub fn released(&mut self, slot: PoolSlot, now: Instant) {
-        // Nothing is let go before the first lease is taken that was not claimed before it: then it is the first era's.
-        let current = self.eras.iter_mut().rev().find(|era| era.number <= self.taken.max(1));
-        debug_assert!(current.is_some(), "the era that was taken last is there");
-        if let Some(era) = current {
-            era.batch.push(slot);
-            era.first_release.get_or_insert(now);
+        // A slot claimed before the first lease may be released before it, too; such a release counts to epoch 1.
+        let current = self.epochs.iter_mut().rev().find(|epoch| epoch.number <= self.taken.max(1));
+        debug_assert!(current.is_some(), "the epoch that was taken last is there");
+        if let Some(epoch) = current {
+            epoch.batch.push(slot);
+            epoch.first_release.get_or_insert(now);
         }
     }
 
-    /// Begins another era if it is time to; its lease is then [`Self::offered`].
+    /// Begins another epoch if one is due; its lease is then [`Self::offered`]. Returns whether it did.
     ///
     /// # Errors
     /// No file descriptors are left.
     pub fn rotate(&mut self, now: Instant) -> io::Result<bool> {
-        let due = |era: &Era| era.first_release.is_some_and(|first| now.saturating_duration_since(first) >= BATCH_TIME);
-        let last = self.eras.back().filter(|era| era.number == self.taken);
-        if self.eras.len() >= MOST_ERAS || !last.is_some_and(due) {
+        let due =
+            |epoch: &Epoch| epoch.first_release.is_some_and(|first| now.saturating_duration_since(first) >= BATCH_TIME);
+        let last = self.epochs.back().filter(|epoch| epoch.number == self.taken);
+        if self.epochs.len() >= MOST_EPOCHS || !last.is_some_and(due) {
             return Ok(false);
         }
         self.begin()?;
         Ok(true)
     }
 
-    /// Slots that nobody maps any more, as far as those go that were let go: their holds may be dropped.
+    /// The released slots that nobody maps any more; the caller drops their holds.
     ///
     /// # Errors
-    /// The kernel refused to say, or the member made it impossible to find out.
+    /// The kernel refused to say whether a lease is over.
     pub fn ended(&mut self) -> io::Result<Vec<PoolSlot>> {
         self.ended_before(self.taken)
     }
 
     fn ended_before(&mut self, number: u32) -> io::Result<Vec<PoolSlot>> {
         let mut slots = Vec::new();
-        while let Some(era) = self.eras.front().filter(|era| era.number < number) {
-            match era.lease.state()? {
+        while let Some(epoch) = self.epochs.front().filter(|epoch| epoch.number < number) {
+            match epoch.lease.state()? {
                 LeaseState::Held => break,
-                // Who spoils a lease deceives itself and its children only.
+                // A member that spoils a lease harms itself and its children only.
                 LeaseState::Over | LeaseState::Spoilt => {
-                    slots.extend(self.eras.pop_front().into_iter().flat_map(|era| era.batch))
+                    slots.extend(self.epochs.pop_front().into_iter().flat_map(|epoch| epoch.batch))
                 }
             }
         }
         Ok(slots)
     }
 
-    /// Slots that were let go and are still held.
-    pub fn limbo(&self) -> usize {
-        self.eras.iter().map(|era| era.batch.len()).sum()
+    /// Number of slots that were released and are still held.
+    pub fn deferred(&self) -> usize {
+        self.epochs.iter().map(|epoch| epoch.batch.len()).sum()
     }
 
-    /// Whether anything waits for an era to end.
+    /// Whether anything waits for an epoch to end.
     pub fn is_waiting(&self) -> bool {
-        self.eras.len() > 1 || self.eras.iter().any(|era| !era.batch.is_empty())
+        self.epochs.len() > 1 || self.epochs.iter().any(|epoch| !epoch.batch.is_empty())
     }
 }
 
-/// What is left of a member whose connection ended.
+/// The leases and slots of a member whose connection ended.
 #[derive(Debug)]
-pub struct Ghost {
+pub struct DepartedMember {
     /// Its process.
-    pub identity: crate::control::Identity,
+    pub identity: api::control::Identity,
     leases: Leases,
-    /// Slots that it may map, a hold each; in order.
+    /// Slots that the process may map, a hold each; in order.
     slots: Vec<PoolSlot>,
 }
 
-impl Ghost {
-    /// Of a member that held these slots and had these leases.
-    pub fn new(identity: crate::control::Identity, leases: Leases, mut slots: Vec<PoolSlot>) -> Self {
+impl DepartedMember {
+    /// A departed member with these slots and leases.
+    pub fn new(identity: api::control::Identity, leases: Leases, mut slots: Vec<PoolSlot>) -> Self {
         slots.sort_unstable();
         Self { identity, leases, slots }
     }
@@ -181,29 +192,28 @@ impl Ghost {
         self.slots.binary_search(&slot).is_ok()
     }
 
-    /// Looks whether it is over: nobody holds any of its leases. Adds slots to `slots` that it had let go and that nobody
-    /// maps any more.
+    /// Whether nobody maps any of its leases. Adds its released slots that nobody maps any more to `slots`.
     ///
     /// # Errors
-    /// The kernel refused to say.
+    /// The kernel refused to say whether a lease is over.
     pub fn is_over(&mut self, slots: &mut Vec<PoolSlot>) -> io::Result<bool> {
         slots.append(&mut self.leases.ended_before(u32::MAX)?);
-        Ok(self.leases.eras.is_empty())
+        Ok(self.leases.epochs.is_empty())
     }
 
-    /// The slots that its process mapped, if nobody does any more.
+    /// The slots that its process mapped. It must be over.
     pub fn into_slots(self) -> Vec<PoolSlot> {
         self.slots
     }
 
     /// Whether both are of one process.
-    pub fn is_of(&self, identity: &crate::control::Identity) -> bool {
+    pub fn is_of(&self, identity: &api::control::Identity) -> bool {
         (self.identity.pid, self.identity.started) == (identity.pid, identity.started)
     }
 
-    /// Slots that it keeps.
-    pub fn limbo(&self) -> usize {
-        self.slots.len() + self.leases.limbo()
+    /// Number of slots that it keeps held.
+    pub fn deferred(&self) -> usize {
+        self.slots.len() + self.leases.deferred()
     }
 }
 

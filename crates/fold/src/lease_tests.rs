@@ -1,22 +1,22 @@
 use super::*;
-use host::HeldLease;
+use act::HeldLease;
 use proptest::prelude::*;
 use rustix::fd::{AsFd, OwnedFd};
 
-/// A step of the model's member.
+/// A step of the modelled member.
 #[derive(Clone, Debug)]
 enum Step {
     /// It maps another slot.
     Map,
-    /// It lets its oldest slot go.
+    /// It releases its oldest slot.
     Release,
-    /// It forks: the child has what it has, lease and slots.
+    /// It forks: the child inherits lease and slots.
     Fork,
     /// A child ends.
     ChildEnds(usize),
     /// It takes the lease that is offered.
     Take,
-    /// So many seconds go by.
+    /// This many seconds go by.
     Wait(u64),
 }
 
@@ -36,70 +36,109 @@ struct Child {
     _lease: Option<HeldLease>,
 }
 
+/// A member with its children and leases.
+struct Model {
+    leases: Leases,
+    now: Instant,
+    mapped: VecDeque<PoolSlot>,
+    children: Vec<Child>,
+    /// The mapped lease, and its file, with which children are made.
+    held: Option<(HeldLease, OwnedFd)>,
+    /// Number of the next slot to be mapped: so many were.
+    next: u32,
+    released: usize,
+    freed: usize,
+}
+
+impl Model {
+    fn new() -> Self {
+        Self {
+            leases: Leases::new().unwrap(),
+            now: Instant::now(),
+            mapped: VecDeque::new(),
+            children: Vec::new(),
+            held: None,
+            next: 0,
+            released: 0,
+            freed: 0,
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::Map if self.held.is_some() => {
+                self.mapped.push_back(PoolSlot::from_bits(self.next));
+                self.next += 1;
+            }
+            Step::Release => {
+                if let Some(slot) = self.mapped.pop_front() {
+                    self.leases.released(slot, self.now);
+                    self.released += 1;
+                }
+            }
+            Step::Fork => {
+                let lease = self.held.as_ref().map(|(_, file)| HeldLease::hold(file).unwrap());
+                self.children.push(Child { slots: self.mapped.iter().copied().collect(), _lease: lease });
+            }
+            Step::ChildEnds(at) if *at < self.children.len() => drop(self.children.remove(*at)),
+            Step::Take => self.take_lease(),
+            Step::Wait(seconds) => self.now += Duration::from_secs(*seconds),
+            _ => {}
+        }
+    }
+
+    fn take_lease(&mut self) {
+        let Some((epoch, lease)) = self.leases.offered() else { return };
+        let file = lease.as_fd().try_clone_to_owned().unwrap();
+        self.held = Some((HeldLease::hold(&file).unwrap(), file));
+        self.leases.take(epoch).unwrap();
+        assert_eq!(self.leases.take(epoch), Err(NotOffered(epoch)));
+    }
+
+    /// Begins and ends epochs; nobody may map a slot that is freed.
+    fn free_slots(&mut self) {
+        self.leases.rotate(self.now).unwrap();
+        for slot in self.leases.ended().unwrap() {
+            assert!(!self.mapped.contains(&slot), "{slot} is mapped");
+            assert!(!self.children.iter().any(|child| child.slots.contains(&slot)), "a child maps {slot}");
+            self.freed += 1;
+        }
+        assert_eq!(self.freed + self.leases.deferred(), self.released);
+    }
+
+    /// The connection ends, and its process goes on with the slots that it maps until all leases are over.
+    fn depart(self) {
+        let Self { leases, mapped, children, held, next, freed, .. } = self;
+        let identity = api::control::Identity { name: String::new(), pid: 1, started: 1 };
+        let mut departed = DepartedMember::new(identity, leases, mapped.iter().copied().collect());
+        let mut slots = Vec::new();
+        let over = departed.is_over(&mut slots).unwrap();
+        let needed = held.is_some() || children.iter().any(|child| child._lease.is_some());
+        assert!(!(over && needed), "somebody holds a lease");
+        assert!(mapped.iter().all(|slot| departed.holds(*slot)));
+        drop((held, children));
+        assert!(departed.is_over(&mut slots).unwrap());
+        assert_eq!(freed + slots.len() + departed.into_slots().len(), next as usize);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
 
-    /// No slot is free while the member or a child of it maps it; and every slot is free in the end.
+    /// No slot is freed while the member or a child of it maps it, and every slot is free in the end.
     #[test]
-    fn no_slot_is_free_that_somebody_maps(steps in prop::collection::vec(step(), 1..80)) {
-        let mut leases = Leases::new().unwrap();
-        let mut now = Instant::now();
-        let (mut mapped, mut children, mut released) = (VecDeque::new(), Vec::<Child>::new(), 0);
-        // The lease that is mapped, and a file of it with which children are made.
-        let mut held: Option<(HeldLease, OwnedFd)> = None;
-        let (mut next, mut freed) = (0, Vec::new());
+    fn mapped_slot_is_never_freed(steps in prop::collection::vec(step(), 1..80)) {
+        let mut model = Model::new();
         for step in steps.iter().chain([&Step::Take, &Step::Wait(9), &Step::Take]) {
-            match step {
-                Step::Map if held.is_some() => {
-                    mapped.push_back(PoolSlot::from_bits(next));
-                    next += 1;
-                }
-                Step::Release => {
-                    if let Some(slot) = mapped.pop_front() {
-                        leases.released(slot, now);
-                        released += 1;
-                    }
-                }
-                Step::Fork => {
-                    let lease = held.as_ref().map(|(_, file)| HeldLease::hold(file).unwrap());
-                    children.push(Child { slots: mapped.iter().copied().collect(), _lease: lease });
-                }
-                Step::ChildEnds(at) if *at < children.len() => drop(children.remove(*at)),
-                Step::Take => {
-                    if let Some((era, lease)) = leases.offered() {
-                        let file = lease.as_fd().try_clone_to_owned().unwrap();
-                        held = Some((HeldLease::hold(&file).unwrap(), file));
-                        leases.take(era).unwrap();
-                        prop_assert_eq!(leases.take(era), Err(NotOffered(era)));
-                    }
-                }
-                Step::Wait(seconds) => now += Duration::from_secs(*seconds),
-                _ => {}
-            }
-            leases.rotate(now).unwrap();
-            for slot in leases.ended().unwrap() {
-                prop_assert!(!mapped.contains(&slot), "{slot} is mapped");
-                prop_assert!(!children.iter().any(|child| child.slots.contains(&slot)), "a child maps {slot}");
-                freed.push(slot);
-            }
-            prop_assert_eq!(freed.len() + leases.limbo(), released);
+            model.step(step);
+            model.free_slots();
         }
-        // The connection ends. Its process goes on with what it maps.
-        let identity = crate::control::Identity { name: String::new(), pid: 1, started: 1 };
-        let mut ghost = Ghost::new(identity, leases, mapped.iter().copied().collect());
-        let mut slots = Vec::new();
-        let over = ghost.is_over(&mut slots).unwrap();
-        let needed = held.is_some() || children.iter().any(|child| child._lease.is_some());
-        prop_assert!(!(over && needed), "somebody holds a lease");
-        prop_assert!(mapped.iter().all(|slot| ghost.holds(*slot)));
-        drop((held, children));
-        prop_assert!(ghost.is_over(&mut slots).unwrap());
-        prop_assert_eq!(freed.len() + slots.len() + ghost.into_slots().len(), next as usize);
+        model.depart();
     }
 }
 
 #[test]
-fn eras_do_not_pile_up_behind_a_child_that_stays() {
+fn long_lived_child_does_not_pile_up_epochs() {
     let mut leases = Leases::new().unwrap();
     let file = leases.offered().unwrap().1.as_fd().try_clone_to_owned().unwrap();
     let _child = HeldLease::hold(&file).unwrap();
@@ -109,16 +148,16 @@ fn eras_do_not_pile_up_behind_a_child_that_stays() {
         leases.released(PoolSlot::from_bits(n), now);
         now += Duration::from_secs(3);
         if leases.rotate(now).unwrap() {
-            let era = leases.offered().unwrap().0;
-            leases.take(era).unwrap();
+            let epoch = leases.offered().unwrap().0;
+            leases.take(epoch).unwrap();
         }
         assert_eq!(leases.ended().unwrap(), []);
     }
-    assert_eq!((leases.eras.len(), leases.limbo()), (MOST_ERAS, 100));
+    assert_eq!((leases.epochs.len(), leases.deferred()), (MOST_EPOCHS, 100));
 }
 
 #[test]
-fn a_lease_that_was_spoilt_keeps_nothing() {
+fn spoilt_lease_holds_no_slots() {
     let mut leases = Leases::new().unwrap();
     let file = leases.offered().unwrap().1.as_fd().try_clone_to_owned().unwrap();
     let _held = HeldLease::hold(&file).unwrap();

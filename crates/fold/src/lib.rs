@@ -2,14 +2,13 @@
 //!
 //! ```text
 //!   worker     the loop: supervisor, members, clock
-//!   group      members and settings; conversation: what members say; tick: what time brings
-//!   member     a connection        lease   how long what it let go is kept
-//!   plan       what to do about pages that rest; dispatch: requests; settle: answers; huge; upkeep
+//!   group      members and settings; conversation: members' messages; tick: timed work
+//!   member     one connection      lease   how long released slots are kept
+//!   plan       decides what resting pages fold to; dispatch: requests; settle: answers; huge; upkeep
 //!   table      pages               index   contents              pool, segment, extents   slots
 //! ```
 #![forbid(unsafe_code)]
 
-pub mod control;
 mod conversation;
 mod dispatch;
 mod extents;

@@ -2,21 +2,24 @@
 //!
 //! ```text
 //!            Hello of our version            hung up, or cut off
-//!   admitted ---------------------> serving ---------------------> ghost (lease.rs)
+//!   admitted ---------------------> serving ---------------------> departed member (lease.rs)
 //!      |                             in flight: 1 donation, 4 requests to fold
 //!      +-- anything else, or nothing for 10 s: cut off
 //! ```
 //!
-//! A member is *cut off* when it says what no honest agent says ([`Cut`]). That ends the connection and nothing else: what
-//! it maps stays held as its ghost's, other members do not notice. What we have to say to it waits in a bounded queue;
-//! nothing is asked of it while it has unanswered requests, so a member that never reads costs a few frames.
+//! The worker *cuts off* a member that sends what no honest agent sends ([`Cut`]). That ends the connection and nothing
+//! else. The slots that the member maps stay held by its departed member, and other members do not notice.
+//!
+//! Frames for a member wait in a bounded queue. The worker asks for nothing more while requests are unanswered, so a
+//! member that never reads costs a few frames.
 
-use crate::control::Identity;
 use crate::dispatch::Donation;
 use crate::lease::{Leases, NotOffered};
 use crate::settle::Lie;
 use crate::table::MemberId;
-use host::{DonationWindow, Received, Seqpacket};
+use act::DonationWindow;
+use api::control::Identity;
+use host::{Received, Seqpacket};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::VecDeque;
 use std::io;
@@ -24,22 +27,20 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use wire::{DONATION_PAGES, FoldRun, Malformed, MemberStats, Pace, SlotRun, ToAgent, ToWorker};
 
-/// Requests to fold that a member has not answered.
+/// Most requests to fold that a member may have unanswered.
 pub const FOLDS_IN_FLIGHT: usize = 4;
-/// Frames that may wait for a member to read others.
+/// Most frames that may wait for a member that does not read.
 const MOST_WAITING: usize = 256;
-/// So long a member may leave us waiting before the connection ends: for its first word, or to read anything.
+/// Time for a new member to send `Hello`: 10 s.
 const GREETING_TIME: Duration = Duration::from_secs(10);
-/// See [`GREETING_TIME`].
+/// Time for a member to read a waiting frame: 120 s.
 const READING_TIME: Duration = Duration::from_secs(120);
-/// A member that was asked for pages so long ago does not give them.
+/// Time after which a donation counts as refused: 10 s.
 pub const DONATION_TIME: Duration = Duration::from_secs(10);
-/// At first a member is asked to report everything again after so long, then after twice that, and so on.
-const FIRST_AGAIN: Duration = Duration::from_secs(5);
-/// But at least so often.
-const LAST_AGAIN: Duration = Duration::from_secs(600);
+/// Wait before the first request for a full report, which doubles with each further request, and longest wait: 5 s, 10 min.
+const AGAIN: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(600));
 
-/// Why a connection ends.
+/// Why the worker ends a connection.
 #[derive(Debug, thiserror::Error)]
 pub enum Cut {
     /// The member hung up.
@@ -48,31 +49,31 @@ pub enum Cut {
     /// A frame that no agent sends.
     #[error("cut off: {0}")]
     Malformed(#[from] Malformed),
-    /// It has another version.
+    /// Its agent speaks another version of the protocol.
     #[error("cut off: its agent speaks version {0} of the protocol, this worker {version}", version = wire::VERSION)]
     Version(u16),
-    /// It did not say `Hello` first, or not once.
+    /// Its first frame was not `Hello`, or a later one was.
     #[error("cut off: the first frame, and only that, is a greeting")]
     Greeting,
-    /// It did not say anything.
+    /// It did not send `Hello` in time.
     #[error("cut off: it has not said a word")]
     Silent,
-    /// It answers what it was not asked.
+    /// It answered a request that the worker did not make.
     #[error("cut off: it answers what it was not asked")]
     NotAsked,
-    /// It has a slot that it cannot have.
+    /// It claimed or released a slot that it cannot have.
     #[error("cut off: {0}")]
     Lie(#[from] Lie),
-    /// It takes a lease that was not offered.
+    /// It took a lease that was not offered.
     #[error("cut off: {0}")]
     Lease(#[from] NotOffered),
-    /// It does not read.
+    /// It did not read its frames in time.
     #[error("cut off: it does not read what it is told")]
     DoesNotRead,
     /// The same process has connected again.
     #[error("connected again")]
     Replaced,
-    /// The connection broke, or we have no means to serve it.
+    /// The connection broke, or the worker lacks the means to serve it.
     #[error("disconnected: {0}")]
     Io(#[from] io::Error),
 }
@@ -89,41 +90,41 @@ struct Waiting {
 pub struct Asked {
     /// Its number.
     pub id: u32,
-    /// What was asked for.
+    /// The pages asked for, and their slots.
     pub donation: Donation,
-    /// When.
+    /// When the worker asked.
     pub since: Instant,
 }
 
-/// Something that a member said of slots.
+/// A member's message about slots that is still to be booked.
 #[derive(Clone, Copy, Debug)]
 pub enum Booking {
-    /// It maps them since an earlier connection.
+    /// The member maps these slots since an earlier connection.
     Held(SlotRun),
-    /// It maps them no longer.
+    /// The member maps these slots no longer.
     Released(SlotRun),
 }
 
-/// When a member is to report everything again.
+/// When a member is asked for a full report.
 #[derive(Debug)]
 pub struct Again {
-    /// Then; not at all if `None`.
+    /// The moment of the next request; `None`: no request.
     pub due: Option<Instant>,
     wait: Duration,
 }
 
 impl Again {
-    /// In a while, which gets longer each time.
+    /// Requests a full report after a wait, which doubles each time.
     pub fn later(&mut self, now: Instant) {
         if self.due.is_none() {
             self.due = Some(now + self.wait);
-            self.wait = (self.wait * 2).min(LAST_AGAIN);
+            self.wait = page::doubled(Some(self.wait), AGAIN);
         }
     }
 
-    /// Now.
+    /// Requests a full report at once, and resets the wait.
     pub const fn now(&mut self, now: Instant) {
-        (self.due, self.wait) = (Some(now), FIRST_AGAIN);
+        (self.due, self.wait) = (Some(now), AGAIN.0);
     }
 }
 
@@ -132,40 +133,40 @@ impl Again {
 pub struct Member {
     /// Its number in the plan.
     pub id: MemberId,
-    /// Who it is.
+    /// Its name and process.
     pub identity: Identity,
     socket: Seqpacket,
     waiting: VecDeque<Waiting>,
-    /// Since when it has not read what waits.
+    /// Since when it has not read the frames that wait.
     stuck_since: Option<Instant>,
     admitted: Instant,
-    /// Whether it has greeted.
+    /// Whether it has sent a `Hello` of our version.
     pub is_serving: bool,
-    /// Where it puts pages.
+    /// The window into which it copies donated pages.
     pub window: DonationWindow,
     /// Its leases.
     pub leases: Leases,
-    /// What it was asked to show.
+    /// Its unanswered donation.
     pub asked: Option<Asked>,
-    /// What it was asked to fold.
+    /// Its unanswered requests to fold, by number.
     pub folds: VecDeque<(u32, Vec<FoldRun>)>,
     next_request: u32,
-    /// What it said of itself last.
+    /// Its latest counters and state.
     pub stats: MemberStats,
-    /// What it was told last about how to go about it.
+    /// The pace that it was sent last.
     pub told: Option<Pace>,
-    /// When it is to report everything again.
+    /// When it is asked for a full report.
     pub again: Again,
-    /// Until then it is asked nothing: it could not fold for a reason that holds for all of its pages.
+    /// Until then the worker asks nothing: the member could not fold for a reason that holds for all of its pages.
     pub rests_until: Option<Instant>,
     /// Pages that it reported since it connected.
     pub reported: u64,
-    /// What it said of slots that it has or let go and that is not booked yet. Nothing else is heard before.
+    /// Its claims and releases that are not booked yet. The worker hears nothing else of it before they are.
     pub backlog: VecDeque<Booking>,
 }
 
 impl Member {
-    /// A member that has not said anything yet.
+    /// A member of which no frame has been heard.
     ///
     /// # Errors
     /// No file descriptors are left.
@@ -185,19 +186,19 @@ impl Member {
             next_request: 0,
             stats: MemberStats::default(),
             told: None,
-            again: Again { due: None, wait: FIRST_AGAIN },
+            again: Again { due: None, wait: AGAIN.0 },
             rests_until: None,
             reported: 0,
             backlog: VecDeque::new(),
         })
     }
 
-    /// The next thing it says, if it has said anything.
+    /// The next message that it has sent, if there is one.
     ///
     /// # Errors
-    /// The connection is over.
+    /// The member hung up, or sent what no agent sends.
     pub fn hear(&self, buffer: &mut [u8]) -> Result<Option<ToWorker>, Cut> {
-        // No message of an agent carries files. Those that come nevertheless are closed here.
+        // No message of an agent carries files; any that come are closed here.
         match self.socket.receive(buffer, &mut Vec::new())? {
             Received::Frame(bytes) => Ok(Some(ToWorker::decode(&buffer[..bytes])?)),
             Received::Nothing => Ok(None),
@@ -205,14 +206,14 @@ impl Member {
         }
     }
 
-    /// Says something, after what waits.
+    /// Queues a message behind the frames that wait.
     pub fn say(&mut self, message: &ToAgent, file: Option<Rc<OwnedFd>>) {
         let mut frame = Vec::new();
         message.encode(&mut frame);
         self.waiting.push_back(Waiting { frame, file });
     }
 
-    /// Sends what waits, as far as it is taken.
+    /// Sends waiting frames until the socket takes no more.
     ///
     /// # Errors
     /// The member does not read, or has hung up.
@@ -230,17 +231,17 @@ impl Member {
         Ok(())
     }
 
-    /// Whether something waits for it to read.
+    /// Whether frames wait for it to read.
     pub fn is_stuck(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Whether it has been silent for too long.
+    /// Whether its time to send `Hello` is over.
     pub fn is_silent(&self, now: Instant) -> bool {
         !self.is_serving && now.saturating_duration_since(self.admitted) > GREETING_TIME
     }
 
-    /// Gives it the time from now on again to greet: it could not be heard until now.
+    /// Restarts its time to send `Hello`, because the worker could not hear it before `now`.
     pub const fn wait_from(&mut self, now: Instant) {
         self.admitted = now;
     }
@@ -251,7 +252,7 @@ impl Member {
         self.next_request
     }
 
-    /// Whether it is to be asked anything now.
+    /// Whether it is to be left alone at this moment.
     pub fn rests(&self, now: Instant) -> bool {
         self.rests_until.is_some_and(|until| now < until)
     }

@@ -1,10 +1,10 @@
-//! How members are to go about it: what each is told, and its share of the group's rate.
+//! The pace of members: the settings that each is sent, and its share of the group's scan rate.
 
-use crate::control::{Fold, Settings, ZeroPolicy};
+use api::control::{Fold, Settings, ZeroPolicy};
 use page::Fingerprint;
 use wire::{FoldMode, HugePages, Pace, ZeroPages};
 
-/// What a member is told.
+/// The pace to send to a member.
 pub fn pace(settings: &Settings, clearing: bool, interval: (u64, u64), pages_per_s: Option<u32>) -> Pace {
     let fold = match settings.fold {
         Fold::On if !clearing => FoldMode::On,
@@ -20,14 +20,14 @@ pub fn pace(settings: &Settings, clearing: bool, interval: (u64, u64), pages_per
     Pace { pages_per_s, fold, zero_pages, huge_pages, first: Fingerprint(interval.0), last: Fingerprint(interval.1) }
 }
 
-/// Shares of a rate in proportion to the members' pages; everybody gets at least a page a second.
+/// Divides a rate in proportion to the members' pages; each gets at least one page a second.
 pub fn shares(rate: Option<u32>, pages: &[u64]) -> Vec<Option<u32>> {
     let all: u128 = pages.iter().map(|pages| u128::from(*pages) + 1).sum();
     let share = |rate: u32, pages: u64| (u128::from(rate) * (u128::from(pages) + 1) / all.max(1)) as u32;
     pages.iter().map(|pages| rate.map(|rate| share(rate, *pages).clamp(1, u32::MAX - 1))).collect()
 }
 
-/// Whether a member need not be told: only its share has changed, and little.
+/// Whether a member need not be told: nothing but its share has changed, and that by 1/16 at most.
 pub fn is_close(told: &Pace, pace: &Pace) -> bool {
     let close = match (told.pages_per_s, pace.pages_per_s) {
         (Some(told), Some(now)) => told.abs_diff(now) <= told / 16,
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_is_divided_by_pages() {
+    fn rate_is_divided_in_proportion_to_pages() {
         assert_eq!(shares(None, &[5, 0]), [None, None]);
         assert_eq!(shares(Some(1000), &[299, 99]), [Some(750), Some(250)]);
         assert_eq!(shares(Some(1), &[u64::MAX, u64::MAX, 0]), [Some(1); 3]);
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn unfolding_and_clearing_are_told_as_such() {
+    fn clearing_tells_members_to_unfold() {
         let told = |fold, clearing| pace(&Settings { fold, ..Settings::default() }, clearing, (0, 1), None).fold;
         assert_eq!(told(Fold::On, false), FoldMode::On);
         assert_eq!(told(Fold::Off, false), FoldMode::Off);
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn small_changes_of_a_share_are_not_worth_a_word() {
+    fn small_change_of_share_is_not_told() {
         let pace = |rate| pace(&Settings::default(), false, (0, 9), rate);
         assert!(is_close(&pace(Some(1000)), &pace(Some(1050))));
         assert!(!is_close(&pace(Some(1000)), &pace(Some(1100))));

@@ -1,22 +1,27 @@
-//! What to do about pages that rest.
+//! The plan: decides what each resting page is folded to.
 //!
 //! ```text
-//!   a page is reported at rest, with its fingerprint
-//!     zeros                        -> fold it to nothing
-//!     a slot holds that content    -> fold it to the slot
-//!     a slot waits for it          -> fold it to the slot as soon as it is filled
-//!     another page was seen        -> take a slot; ask one of the two for its bytes (the donor); fold both. If such a slot did not
-//!                                     last lately, later (`fleeting.rs`)
-//!     nobody was                   -> remember it in the index
+//!   a page is reported at rest, with its fingerprint, and is
+//!     all zeros                          -> fold it to nothing
+//!     a duplicate of a live slot         -> fold it to the slot
+//!     a duplicate of a pending slot      -> fold it to the slot as soon as that is filled
+//!     a duplicate of an indexed page     -> take a slot; ask one of the two for its bytes (the donor); fold both
+//!     none of these                      -> remember it in the index
+//!
+//!   a duplicate whose content was short-lived (`fleeting.rs`), and is not shared at the moment, is tried again later
 //! ```
 //!
-//! Nothing is queued but marks in the table of pages: what is to be done for a member is a set of chunks that have
-//! marked pages ([`Place`]). So however slowly a member does what it is asked, nothing grows, a page that changes
-//! meanwhile is simply unmarked, and requests are made from marks in the order of addresses, which makes the longest
-//! runs there are (`dispatch.rs`). What comes back is booked in `settle.rs`; huge pages are weighed in `huge.rs`.
+//! Work is not queued page by page. It is marks in the table of pages, and for each member a set of chunks with marked
+//! pages ([`Place`]). So
 //!
-//! A page that cannot be folded for a reason that may pass is not remembered one by one: its member is asked to report
-//! everything again later ([`Place::missed`]).
+//! - nothing grows while a member is slow to do what it is asked,
+//! - a page that changes meanwhile only loses its mark,
+//! - requests are made in the order of addresses, which makes the longest runs (`dispatch.rs`).
+//!
+//! `settle.rs` books the answers, and `huge.rs` decides about huge pages.
+//!
+//! Pages that cannot be folded for a reason that may pass are not remembered one by one. The worker asks their member
+//! for a full report later ([`Place::missed`]).
 
 use crate::fleeting::Fleeting;
 use crate::index::{Entry, Index, Key, Keys};
@@ -28,14 +33,14 @@ use page::{Fingerprint, PoolSlot};
 use std::collections::{BTreeSet, HashMap};
 use wire::RestedRun;
 
-/// Chunks that one member may have: 256 GiB of pages.
+/// Most chunks of one member: 256 GiB of pages.
 const CHUNKS_OF_A_MEMBER: usize = 1 << 20;
-/// Chunks that hold few pages each are no reason to have more than this many times those that full ones would take.
+/// Most chunks of all members, in multiples of the full chunks that the index's pages would take.
 const SPARSENESS: u64 = 2;
-/// Pages that the kernel would not move for the moment, or whose content did not last, and are to be tried again, of one member.
+/// Most pages of one member that are to be tried again: busy ones, and those of short-lived contents.
 const MOST_RETRIES: usize = 1 << 16;
 
-/// How to plan.
+/// The settings that the plan follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Whether anything is to be folded.
@@ -44,13 +49,13 @@ pub struct Policy {
     pub intra_member_only: bool,
     /// Whether pages of zeros are to be folded.
     pub zeros: bool,
-    /// Split a huge page when at least so many of its 512 pages would fold; `None`: never.
+    /// Least number of a huge page's 512 pages that must fold for it to be split; `None`: none is split.
     pub split_huge_at: Option<u32>,
-    /// The index may remember so many pages.
+    /// Most pages that the index may remember.
     pub index_pages: u32,
 }
 
-/// What is to be done for a member, and what is known of it as a whole.
+/// A member's part of the plan: its chunks, its open work, and facts that hold for all of its pages.
 #[derive(Debug, Default)]
 pub struct Place {
     /// Its chunks by number.
@@ -59,26 +64,26 @@ pub struct Place {
     pub folds: BTreeSet<u64>,
     /// Chunks with donors.
     pub donations: BTreeSet<u64>,
-    /// Whether it folds, as far as it says.
+    /// Whether it folds, by its own account.
     pub may_fold: bool,
-    /// Whether it answers when it is asked for bytes.
+    /// Whether it answers requests for bytes.
     pub may_donate: bool,
-    /// Whether nobody asks if what it folds lasts.
+    /// Whether it folds whatever rests, short-lived or not ([`wire::Hello::eager`]).
     pub eager: bool,
     /// Pages of it that map a slot.
     pub mapped: u64,
-    /// Requests to fold that it has not answered, in pages.
+    /// Pages that it was asked to fold and has not answered.
     pub sent: u64,
-    /// Slots that it let go; their holds are to be handed to its leases.
-    pub limbo: Vec<PoolSlot>,
+    /// Slots that it released, whose holds are to be handed to its leases.
+    pub deferred: Vec<PoolSlot>,
     /// Pages to try again.
     pub retries: Vec<PageRef>,
-    /// Whether there is a page that can only be folded when it is reported again.
+    /// Whether the plan lost a page that only a full report brings back.
     pub missed: bool,
 }
 
 impl Place {
-    /// Chunks with something to do of that kind.
+    /// The chunks that need requests of this kind.
     pub const fn queue(&mut self, queue: Queue) -> &mut BTreeSet<u64> {
         match queue {
             Queue::Folds => &mut self.folds,
@@ -87,7 +92,7 @@ impl Place {
     }
 }
 
-/// Says what the numbers in the index stand for.
+/// The contents of index entries.
 pub(crate) struct Contents<'a> {
     pub(crate) table: &'a Table,
     pub(crate) pool: &'a Pool,
@@ -109,7 +114,7 @@ impl Keys for Contents<'_> {
     }
 }
 
-/// Everything that is known of a group's pages, and what is to be done about them.
+/// Everything that is known of a group's pages, and the plan for them.
 #[derive(Debug)]
 pub struct Planner {
     pub(crate) table: Table,
@@ -119,20 +124,20 @@ pub struct Planner {
     pub(crate) places: Vec<Option<Box<Place>>>,
     pub(crate) waiters: Waiters,
     pub(crate) fleeting: Fleeting,
-    /// The second that it is.
+    /// The current second since the worker began.
     pub(crate) now: u32,
-    /// Pages whose plans came to nothing, to be looked at again before the current call ends.
+    /// Pages whose plans failed, to be considered again before the current call ends.
     pub(crate) again: Vec<PageRef>,
-    /// How to plan.
+    /// The settings that it follows.
     pub policy: Policy,
-    /// Why the last slot that was needed could not be had, until somebody takes notice.
+    /// Why a slot could not be taken, until an event has told it.
     pub full: Option<Full>,
-    /// Whether the part of the hash space that is covered has changed, until somebody takes notice.
+    /// Whether the index has narrowed its part of the hash space, until an event has told it.
     pub narrowed: bool,
 }
 
 impl Planner {
-    /// Of a group without members.
+    /// The plan of a group without members.
     pub fn new(pool: Pool, policy: Policy) -> Self {
         Self {
             table: Table::default(),
@@ -149,13 +154,13 @@ impl Planner {
         }
     }
 
-    /// A new member.
+    /// Adds a member.
     pub fn join(&mut self) -> MemberId {
         self.places.push(Some(Box::new(Place { may_fold: true, may_donate: true, ..Place::default() })));
         MemberId(u32::try_from(self.places.len() - 1).expect("fewer than 2^32 connections in the life of a worker"))
     }
 
-    /// What is to be done for a member.
+    /// A member's part of the plan.
     pub fn place(&mut self, member: MemberId) -> &mut Place {
         self.places[member.0 as usize].as_mut().expect("a member that joined and has not left")
     }
@@ -168,12 +173,12 @@ impl Planner {
         Key { fingerprint, owner: if self.policy.intra_member_only { member.0 } else { 0 } }
     }
 
-    /// Chunks of 64 pages that all members together may have.
+    /// Most chunks of 64 pages that all members together may have.
     const fn most_chunks(&self) -> u64 {
         self.policy.index_pages as u64 * SPARSENESS / CHUNK_PAGES + 1024
     }
 
-    /// The member's chunk of that number; `None` if it has too many.
+    /// The member's chunk of this number, which is added if it is not there; `None` if there are too many.
     pub(crate) fn chunk(&mut self, member: MemberId, number: u64) -> Option<u32> {
         if let Some(chunk) = self.place(member).chunks.get(&number) {
             return Some(*chunk);
@@ -188,7 +193,7 @@ impl Planner {
         Some(chunk)
     }
 
-    /// Pages of a member rest, and these are their fingerprints.
+    /// Takes a member's report of resting pages and their fingerprints.
     pub fn rested(&mut self, member: MemberId, runs: &[RestedRun], mut fingerprints: &[Fingerprint]) {
         for run in runs {
             let (of_run, rest) = fingerprints.split_at(usize::from(run.pages).min(fingerprints.len()));
@@ -238,7 +243,7 @@ impl Planner {
         self.consider(page);
     }
 
-    /// Looks for what a page can be folded to. It is neither indexed, wanted, sent nor mapped.
+    /// Decides what a page is folded to. It must be neither indexed, wanted, sent nor mapped.
     pub(crate) fn consider(&mut self, page: PageRef) {
         let fingerprint = self.table.fingerprint(page);
         let huge = self.table.is(page, Mark::Huge);
@@ -265,7 +270,7 @@ impl Planner {
                 if self.index.pages() > self.policy.index_pages as usize {
                     self.narrow();
                 }
-                // Who reports what no hash would give fills even the smallest part of the hash space.
+                // Only a liar's fingerprints, which no hash would give, fill even the smallest part of the hash space.
                 if self.index.pages() > self.policy.index_pages as usize {
                     self.forget(page);
                 }
@@ -278,13 +283,13 @@ impl Planner {
         }
     }
 
-    /// Whether a content, for which this stands, was shared for nothing lately and is not shared now.
+    /// Whether a content was short-lived lately and is not shared at the moment. `entry` is its index entry.
     fn did_not_last(&self, entry: Entry, fingerprint: u64) -> bool {
         let is_shared = matches!(entry, Entry::Slot(slot) if self.pool.is_shared(slot));
         !is_shared && self.fleeting.waits(fingerprint, self.now)
     }
 
-    /// Two pages hold the same, and no slot does.
+    /// Takes a slot for two pages with the same content, of which `other` is indexed.
     fn pair(&mut self, page: PageRef, other: PageRef, key: Key) {
         if !self.is_shareable(page) {
             return;
@@ -323,14 +328,14 @@ impl Planner {
         self.queue(donor, Queue::Donations);
     }
 
-    /// Whether a page that stands in the index could be folded.
+    /// Whether a page may be folded: its member folds, and it is no part of a huge page that stays whole.
     pub(crate) fn is_shareable(&self, page: PageRef) -> bool {
         let member = self.table.member(page);
         let folds = self.places.get(member.0 as usize).and_then(Option::as_ref).is_some_and(|place| place.may_fold);
         folds && !self.table.is(page, Mark::Huge)
     }
 
-    /// A page is to be folded to a slot that is live or pending.
+    /// Plans to fold a page to a slot that is live or pending.
     fn want(&mut self, page: PageRef, slot: PoolSlot) {
         if self.pool.state(slot) == SlotState::Pending {
             if !self.waiters.add(self.pool.ticket(slot), page) {
@@ -353,7 +358,7 @@ impl Planner {
         self.queue(page, Queue::Folds);
     }
 
-    /// There is something to do for a page.
+    /// Queues a page's chunk for requests of this kind.
     pub(crate) fn queue(&mut self, page: PageRef, queue: Queue) {
         if self.table.queue(page, queue) {
             let (member, number) = (self.table.member(page), self.table.chunk_number(page));
@@ -361,7 +366,7 @@ impl Planner {
         }
     }
 
-    /// A page is nothing that was known of it any more; it is neither sent nor mapped.
+    /// Forgets all that is known and planned of a page. It must be neither sent nor mapped.
     pub(crate) fn forget(&mut self, page: PageRef) {
         let fingerprint = self.table.fingerprint(page);
         if self.table.clear(page, Mark::Indexed) {
@@ -379,8 +384,8 @@ impl Planner {
         self.table.set_fingerprint(page, 0);
     }
 
-    /// The bytes that a slot was taken for will not come. Who waits for them is looked at again; but where the donor has
-    /// other bytes by now, it is forgotten until it is reported again: it would be asked over and over.
+    /// Fails a pending slot whose bytes will not come. The pages that wait for it are considered again. A donor whose
+    /// bytes have changed is forgotten until it is reported again: otherwise it would be asked over and over.
     pub(crate) fn fail(&mut self, slot: PoolSlot, donor_changed: bool) {
         if self.pool.state(slot) != SlotState::Pending {
             return;
@@ -403,7 +408,7 @@ impl Planner {
         }
     }
 
-    /// The pages that wait for a slot which is about to be pending no longer.
+    /// The pages that wait for a pending slot, the donor first. The caller ends the pending state.
     pub(crate) fn take_waiters(&mut self, slot: PoolSlot) -> impl Iterator<Item = PageRef> + use<> {
         self.waiters.remove(self.pool.ticket(slot))
     }
@@ -413,7 +418,7 @@ impl Planner {
         self.index.remove(key, Entry::Slot(slot));
     }
 
-    /// A reason to keep a slot is gone.
+    /// Takes a hold of a slot away. With the last one, a slot of this worker's own leaves the index.
     pub fn unhold(&mut self, slot: PoolSlot) {
         if self.pool.holds(slot) == 1 && !self.pool.is_inherited(slot) {
             self.unindex(slot);
@@ -424,7 +429,7 @@ impl Planner {
         self.pool.unhold(slot);
     }
 
-    /// Looks again at pages whose plans came to nothing.
+    /// Considers the pages again whose plans failed.
     pub(crate) fn look_again(&mut self) {
         while let Some(page) = self.again.pop() {
             let busy = [Mark::Indexed, Mark::Wanted, Mark::Sent, Mark::Mapped];
@@ -434,7 +439,7 @@ impl Planner {
         }
     }
 
-    /// The index is full: it covers less of the hash space from now on.
+    /// Narrows the part of the hash space that the index covers, until its pages fit.
     fn narrow(&mut self) {
         while self.index.pages() > self.policy.index_pages as usize {
             let keys = Contents { table: &self.table, pool: &self.pool, intra: self.policy.intra_member_only };
@@ -449,7 +454,7 @@ impl Planner {
         }
     }
 
-    /// A page is to be tried again in a while.
+    /// Notes a page that is to be tried again later.
     pub(crate) fn retry(&mut self, page: PageRef) {
         let member = self.table.member(page);
         let place = self.place(member);
@@ -460,10 +465,10 @@ impl Planner {
         }
     }
 
-    /// Tries pages of a member again that could not be folded for the moment.
+    /// Considers the noted pages of a member again.
     pub fn retry_all(&mut self, member: MemberId) {
         self.again = std::mem::take(&mut self.place(member).retries);
-        // One may have been reported anew meanwhile.
+        // A page that was reported anew may have been noted twice.
         self.again.sort_unstable();
         self.again.dedup();
         self.look_again();

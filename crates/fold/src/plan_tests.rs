@@ -1,6 +1,6 @@
-//! The plan against a model: members whose pages are numbers, who do what they are asked, now and then late or not at all,
-//! and write in between. After each step the account is counted again by hand; when everybody has rested, equal
-//! pages must map equal slots.
+//! The plan against a model: members whose pages are numbers. They do what they are asked, sometimes late or not at
+//! all, and write in between. After each step, the plan's counts are compared with the model's. When all pages have
+//! rested, equal pages must map equal slots.
 
 use crate::dispatch::Donation;
 use crate::index::{Entry, Keys};
@@ -8,33 +8,33 @@ use crate::plan::{Planner, Policy};
 use crate::pool::Pool;
 use crate::segment::SlotState;
 use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef};
-use host::DonationWindow;
+use act::DonationWindow;
 use page::{Fingerprint, HostVirt, PAGE_BYTES, PoolSlot};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 use wire::{DONATION_PAGES, FoldRun, Outcome, RestedRun, SlotRun, Target};
 
-/// Pages of a member: they cross a chunk.
+/// Pages of a member: more than a chunk.
 const PAGES: u64 = 100;
 const FIRST: u64 = 1000;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Pages get contents and rest.
+    /// The member writes pages, and reports them at rest.
     Rest { member: usize, first: u64, contents: Vec<u8> },
-    /// Pages are written, and nothing is said of those that are not mapped.
+    /// The member writes a page, and releases its slot if it maps one.
     Write { member: usize, page: u64, content: u8 },
-    /// What is asked for is shown.
+    /// The member shows the pages it was asked for.
     Donate { member: usize },
-    /// What is asked for is folded, but for every so-maniest page, which is busy.
+    /// The member folds the pages it was asked to, but every `busy_every`th is busy.
     Fold { member: usize, busy_every: usize },
-    /// What is asked for never comes.
+    /// The worker gives up waiting for the pages it asked for.
     Refuse { member: usize },
     /// The connection ends; a new member takes its place.
     Leave { member: usize },
-    /// Everything is reported again.
+    /// The member sends a full report.
     Again { member: usize },
-    /// Settings change.
+    /// The setting `intra_member_only` changes.
     Intra(bool),
     /// Time goes by.
     Wait { seconds: u32 },
@@ -68,10 +68,10 @@ struct Member {
 struct World {
     planner: Planner,
     members: Vec<Member>,
-    /// Slots that nobody gives back until the end.
-    limbo: Vec<PoolSlot>,
+    /// Released slots, held until the end.
+    deferred: Vec<PoolSlot>,
     bytes: HashMap<u8, Vec<u8>>,
-    /// Whether members shared nothing at some time: what they folded then stays as it is, a slot for each member.
+    /// Whether members shared nothing at some time: a content folded then has a slot for each member.
     was_intra: bool,
 }
 
@@ -98,7 +98,7 @@ impl World {
         Self {
             planner,
             members,
-            limbo: Vec::new(),
+            deferred: Vec::new(),
             bytes: (0..12).map(|content| (content, bytes(content))).collect(),
             was_intra: false,
         }
@@ -107,7 +107,7 @@ impl World {
     fn rest(&mut self, member: usize, first: u64, contents: &[u8]) {
         let member = &mut self.members[member];
         for (page, content) in (first..).zip(contents) {
-            write(&mut self.planner, &mut self.limbo, member, page, *content);
+            write(&mut self.planner, &mut self.deferred, member, page, *content);
         }
         let fingerprints: Vec<_> = contents.iter().map(|content| Fingerprint::of(&self.bytes[content])).collect();
         let run = RestedRun { start: HostVirt((FIRST + first) << 12), pages: contents.len() as u16, huge: false };
@@ -169,7 +169,7 @@ impl World {
             });
         }
         self.planner.folded(member.id, &runs, &outcomes);
-        self.limbo.append(&mut self.planner.place(member.id).limbo);
+        self.deferred.append(&mut self.planner.place(member.id).deferred);
     }
 
     fn leave(&mut self, at: usize) {
@@ -185,7 +185,7 @@ impl World {
         kept.sort_unstable();
         slots.sort_unstable();
         assert_eq!(slots, kept, "what it maps or was asked to map is kept");
-        self.limbo.append(&mut slots);
+        self.deferred.append(&mut slots);
         member.id = self.planner.join();
         (member.pages, member.mapped, member.folds) = Default::default();
     }
@@ -210,7 +210,7 @@ impl World {
                 let all: Vec<(u64, u8)> =
                     self.members[at].mapped.keys().map(|p| (*p, self.members[at].pages[p])).collect();
                 for (page, content) in all {
-                    write(&mut self.planner, &mut self.limbo, &mut self.members[at], page, content);
+                    write(&mut self.planner, &mut self.deferred, &mut self.members[at], page, content);
                 }
             }
         }
@@ -226,7 +226,7 @@ impl World {
         match step {
             Step::Rest { member, first, contents } => self.rest(*member, *first, contents),
             Step::Write { member, page, content } => {
-                write(&mut self.planner, &mut self.limbo, &mut self.members[*member], *page, *content);
+                write(&mut self.planner, &mut self.deferred, &mut self.members[*member], *page, *content);
             }
             Step::Donate { member } => self.donate(*member),
             Step::Fold { member, busy_every } => self.fold(*member, *busy_every),
@@ -249,7 +249,7 @@ impl World {
         (0..self.members.len()).for_each(|at| self.planner.retry_all(self.members[at].id));
     }
 
-    /// Counts everything again by hand.
+    /// Compares the plan with the model: holds, marks, index and mapped slots.
     fn check(&self) {
         let mut holds: HashMap<PoolSlot, u32> = HashMap::new();
         let mut indexed = 0;
@@ -280,7 +280,7 @@ impl World {
             member.asked.iter().flat_map(|asked| &asked.slots).for_each(|slot| *holds.entry(*slot).or_default() += 1);
         }
         assert_eq!(self.planner.index.pages(), indexed);
-        self.limbo.iter().for_each(|slot| *holds.entry(*slot).or_default() += 1);
+        self.deferred.iter().for_each(|slot| *holds.entry(*slot).or_default() += 1);
         for (slot, holds) in &holds {
             assert_eq!(self.planner.pool.holds(*slot), *holds, "holds of {slot}");
             assert_ne!(self.planner.pool.state(*slot), SlotState::Free);
@@ -288,7 +288,7 @@ impl World {
         assert_eq!(self.planner.pool.slots(), holds.len() as u64, "nothing else is in use");
     }
 
-    /// Lets everybody answer until there is nothing more to do, when nothing waits any more.
+    /// Lets all members answer until the plan asks for nothing more. All waits are over by then.
     fn settle(&mut self) {
         self.wait(10_000);
         for _ in 0..1000 {
@@ -305,7 +305,7 @@ impl World {
         panic!("they ask and answer for ever");
     }
 
-    /// Equal pages map equal slots, each content one; single ones map none.
+    /// Checks that equal pages map the same slot, and that single pages map none.
     fn check_sharing(&self) {
         let mut places: HashMap<(u8, usize), Vec<Option<PoolSlot>>> = HashMap::new();
         let intra = self.planner.policy.intra_member_only;
@@ -326,11 +326,11 @@ impl World {
     }
 }
 
-fn write(planner: &mut Planner, limbo: &mut Vec<PoolSlot>, member: &mut Member, page: u64, content: u8) {
+fn write(planner: &mut Planner, deferred: &mut Vec<PoolSlot>, member: &mut Member, page: u64, content: u8) {
     member.pages.insert(page, content);
     if let Some(slot) = member.mapped.remove(&page) {
         planner.released(member.id, &[SlotRun { start: HostVirt((FIRST + page) << 12), slot, pages: 1 }]).unwrap();
-        limbo.append(&mut planner.place(member.id).limbo);
+        deferred.append(&mut planner.place(member.id).deferred);
     }
 }
 
@@ -338,7 +338,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, max_shrink_iters: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_plan_is_what_the_model_says(steps in prop::collection::vec(step(3), 1..60)) {
+    fn plan_agrees_with_model(steps in prop::collection::vec(step(3), 1..60)) {
         let mut world = World::new(3);
         for step in &steps {
             world.step(step);
@@ -346,7 +346,7 @@ proptest! {
         }
         world.settle();
         world.check();
-        // Everybody reports what it has, so that nothing is missed that was written and not said.
+        // Full reports bring back pages that were written and not reported.
         for at in 0..3 {
             world.planner.place(world.members[at].id).may_donate = true;
         }
@@ -354,11 +354,11 @@ proptest! {
         world.settle();
         world.check();
         world.check_sharing();
-        for slot in std::mem::take(&mut world.limbo) {
+        for slot in std::mem::take(&mut world.deferred) {
             world.planner.unhold(slot);
         }
         (0..3).for_each(|at| world.leave(at));
-        for slot in std::mem::take(&mut world.limbo) {
+        for slot in std::mem::take(&mut world.deferred) {
             world.planner.unhold(slot);
         }
         prop_assert_eq!(world.planner.pool.slots(), 0);
@@ -368,7 +368,7 @@ proptest! {
 }
 
 #[test]
-fn a_release_that_overtakes_its_answer_is_booked_once() {
+fn release_before_fold_answer_is_booked_once() {
     let mut world = World::new(1);
     world.rest(0, 0, &[5, 5]);
     world.ask(0);
@@ -381,12 +381,12 @@ fn a_release_that_overtakes_its_answer_is_booked_once() {
     world.planner.released(id, &release).unwrap();
     assert!(world.planner.released(id, &release).is_err(), "once");
     world.planner.folded(id, &runs, &[Outcome::Folded; 2]);
-    assert_eq!(world.planner.place(id).limbo, [slot]);
+    assert_eq!(world.planner.place(id).deferred, [slot]);
     assert_eq!((world.planner.place(id).mapped, world.planner.pool.holds(slot)), (1, 2));
 }
 
 #[test]
-fn what_was_reported_while_the_answer_was_on_its_way_is_not_lost() {
+fn report_before_fold_answer_is_not_lost() {
     let mut world = World::new(1);
     world.rest(0, 0, &[5, 5, 6]);
     world.ask(0);
@@ -399,7 +399,7 @@ fn what_was_reported_while_the_answer_was_on_its_way_is_not_lost() {
 }
 
 #[test]
-fn what_did_not_last_waits() {
+fn short_lived_content_waits() {
     let mut world = World::new(2);
     let fold = |world: &mut World, who: &[usize]| {
         who.iter().for_each(|at| world.rest(*at, 0, &[5]));
@@ -412,13 +412,13 @@ fn what_did_not_last_waits() {
         world.members.iter().map(|member| member.mapped.len()).sum::<usize>()
     };
     let write = |world: &mut World, at: usize| {
-        write(&mut world.planner, &mut world.limbo, &mut world.members[at], 0, 9 + at as u8);
-        let slots = std::mem::take(&mut world.limbo);
+        write(&mut world.planner, &mut world.deferred, &mut world.members[at], 0, 9 + at as u8);
+        let slots = std::mem::take(&mut world.deferred);
         slots.into_iter().for_each(|slot| world.planner.unhold(slot));
     };
     assert_eq!(fold(&mut world, &[0, 1]), 2);
     world.wait(59);
-    // As long as one holds it, it lasts.
+    // The content lasts while one member maps its slot.
     write(&mut world, 0);
     assert_eq!(fold(&mut world, &[0]), 2);
     write(&mut world, 0);
@@ -426,10 +426,10 @@ fn what_did_not_last_waits() {
     assert_eq!(fold(&mut world, &[0, 1]), 0);
     world.wait(59);
     assert_eq!(fold(&mut world, &[0, 1]), 0);
-    // What was reported before is folded when the time has come.
+    // Pages reported before are folded when the wait is over.
     world.wait(1);
     assert_eq!(fold(&mut world, &[]), 2);
-    // What has been there for longer is no reason.
+    // A slot that lasted longer makes nobody wait.
     world.wait(60);
     write(&mut world, 0);
     write(&mut world, 1);

@@ -1,16 +1,19 @@
 //! The pool: the pages that a group shares.
 //!
-//! It is a list of *segments* (`segment.rs`), memory files that members map privately and can only read. Slots of one
-//! worker's segments are used again when nobody holds them any more. A segment as a whole goes when none of its slots
-//! was held for a while, and only then is its memory free: the kernel takes single pages back from a file that is
-//! sealed against writing as little as it lets anybody write it. So slots that were used before are taken before
-//! new ones, unless they lie so scattered that runs would be short while there are few of them; and segments start
-//! small and grow with the pool, so that what can be dropped is.
+//! It is a list of *segments* (`segment.rs`), memory files that members map privately and can only read. The worker
+//! uses a slot of its own segments again when nobody holds it any more.
 //!
-//! Slots that are taken one after the other lie side by side: long runs are few mappings.
+//! Memory is freed by whole segments only, when none of the slots was held for a while. The files are sealed against
+//! writing, and the kernel then refuses to punch single pages out of them. Two rules keep segments droppable:
+//!
+//! - Used slots are taken before new ones. The exception is a small number of scattered slots, which would make short
+//!   runs.
+//! - Segments start small and grow with the pool.
+//!
+//! Slots that are taken one after the other lie side by side, because long runs need few mappings.
 
 use crate::segment::{Memory, Segment, SlotState};
-use host::{DonationWindow, InheritedSegment, PoolSegment};
+use act::{DonationWindow, InheritedSegment, PoolSegment};
 use page::{Fingerprint, PAGE_BYTES, PoolSlot};
 use rustix::fd::OwnedFd;
 use std::io;
@@ -18,15 +21,15 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// No pool has more segments: their files fit into one frame.
+/// Most segments of a pool: their files fit into one message to the supervisor.
 pub const MOST_SEGMENTS: usize = 60;
 /// Slots of the first segment: 64 MiB.
 const LEAST_SEGMENT_SLOTS: u32 = 1 << 14;
-/// A new segment has at least so many slots as this part of the pool.
+/// Least size of a new segment in proportion to the pool: 1/4.
 const GROWTH_PART: u64 = 4;
-/// Extents of used slots that are at least so long are as good as new.
+/// Least length in slots of a used extent that is taken before new slots.
 const LONG_ENOUGH: u32 = 16;
-/// At most this part of a pool may lie free and scattered before runs are made short for it.
+/// Largest part of the pool that may lie free in shorter extents before they are taken too: 1/8.
 const SCATTERED_PART: u64 = 8;
 
 /// See the module.
@@ -34,11 +37,11 @@ const SCATTERED_PART: u64 = 8;
 pub struct Pool {
     group: String,
     segments: Vec<Option<Box<Segment>>>,
-    /// Numbers of the segments that there are.
+    /// Numbers of the existing segments.
     numbers: Vec<u8>,
-    /// Segments that were made and that nobody has been told of yet.
+    /// New segments of which neither members nor the supervisor have been told.
     pub made: Vec<u8>,
-    /// Where the next slots come from.
+    /// The extent from which the next slots are taken.
     next: Option<(u8, Range<u32>)>,
     most_slots: u32,
     /// Slots in use: held, or inherited.
@@ -46,13 +49,13 @@ pub struct Pool {
     last_number: u8,
 }
 
-/// Why no slot could be had.
+/// Why no slot could be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum Full {
-    /// As many are in use as may be.
+    /// The most slots that may be in use are.
     #[error("the pool has reached its {0} slots; raise the group's pool to fold more")]
     Slots(u32),
-    /// As many segments as there may be.
+    /// The pool has [`MOST_SEGMENTS`].
     #[error("the pool has {MOST_SEGMENTS} segments, most of them of earlier workers")]
     Segments,
     /// The kernel gave no memory.
@@ -61,14 +64,14 @@ pub enum Full {
 }
 
 impl Pool {
-    /// An empty pool that may grow to so many slots.
+    /// An empty pool that may grow to `most_slots`.
     pub fn new(group: &str, most_slots: u32) -> Self {
         let segments = (0..255).map(|_| None).collect();
         let (numbers, made) = (Vec::new(), Vec::new());
         Self { group: group.to_owned(), segments, numbers, made, next: None, most_slots, slots: 0, last_number: 254 }
     }
 
-    /// From now on it may hold so many slots.
+    /// Changes the most slots that it may have in use.
     pub const fn set_most_slots(&mut self, slots: u32) {
         self.most_slots = slots;
     }
@@ -142,7 +145,8 @@ impl Pool {
         self.numbers.push(number);
     }
 
-    /// Not the number of a segment that went lately: who has not heard of that yet would take one for the other.
+    /// A number for a new segment. It is not that of a segment dropped lately: a member that has not heard of the drop
+    /// would take one for the other.
     fn unused_number(&mut self) -> u8 {
         loop {
             self.last_number = (self.last_number + 1) % 255;
@@ -152,10 +156,10 @@ impl Pool {
         }
     }
 
-    /// Takes over a segment of a predecessor. Nothing is known of its slots yet.
+    /// Takes over a segment of a predecessor, without its slots ([`Self::inherit_slots`]).
     ///
     /// # Errors
-    /// It is none, or its number is taken.
+    /// The file is no segment, or its number is taken.
     pub fn inherit(&mut self, number: u8, slots: u32, file: OwnedFd) -> io::Result<()> {
         let free = self.segments.get(usize::from(number)).is_some_and(Option::is_none);
         if !free || self.count() >= MOST_SEGMENTS || slots > PoolSlot::PER_SEGMENT {
@@ -168,7 +172,7 @@ impl Pool {
         Ok(())
     }
 
-    /// The filled slots of an inherited segment from `from` on, which are live from now on.
+    /// Finds the first filled slots of an inherited segment from `from` on, and makes them live.
     ///
     /// # Errors
     /// The kernel refused.
@@ -183,7 +187,7 @@ impl Pool {
         Ok(filled)
     }
 
-    /// Fingerprints inherited slots, all of one segment, and remembers what they hold.
+    /// Fingerprints inherited slots, all of one segment, and remembers the result.
     ///
     /// # Errors
     /// The kernel refused.
@@ -198,17 +202,17 @@ impl Pool {
         Ok(())
     }
 
-    /// Says whose an inherited slot is, where members share nothing.
+    /// Sets the owner of an inherited slot, where members share nothing.
     pub fn set_owner(&mut self, slot: PoolSlot, owner: u32) {
         let segment = self.known(slot);
         let (fingerprint, _) = segment.content(slot.index());
         segment.set_content(slot.index(), fingerprint, owner);
     }
 
-    /// Fills slots, side by side, with pages of the window, side by side.
+    /// Fills consecutive slots with consecutive pages of the window.
     ///
     /// # Errors
-    /// Memory is short.
+    /// Memory is short, or the slots are inherited.
     pub fn fill(&mut self, first: PoolSlot, pages: u32, window: &DonationWindow, page: usize) -> io::Result<()> {
         match &mut self.known(first).memory {
             Memory::Own(own) => own.fill(first.index()..first.index() + pages, window, page),
@@ -216,7 +220,7 @@ impl Pool {
         }
     }
 
-    /// Fingerprint of the bytes that lie in a slot of our own; `None` in an inherited one.
+    /// Fingerprint of the bytes in a slot of this worker's own; `None` for an inherited one.
     pub fn fingerprint(&self, slot: PoolSlot) -> Option<u64> {
         match &self.segment(slot)?.memory {
             Memory::Own(own) => Some(Fingerprint::of(own.slot(slot.index())).0),
@@ -224,17 +228,17 @@ impl Pool {
         }
     }
 
-    /// A pending slot has its bytes, or will never have them.
+    /// Ends a slot's pending state: it is live, or has failed.
     pub fn settle(&mut self, slot: PoolSlot, state: SlotState) {
         self.known(slot).settle(slot.index(), state);
     }
 
-    /// The ticket of those who wait for a pending slot.
+    /// The ticket of the pages that wait for a pending slot.
     pub fn ticket(&self, slot: PoolSlot) -> u32 {
         self.segment(slot).map_or(0, |segment| segment.ticket(slot.index()))
     }
 
-    /// Who waits for a pending slot has this ticket.
+    /// Sets the ticket of the pages that wait for a pending slot.
     pub fn set_ticket(&mut self, slot: PoolSlot, ticket: u32) {
         self.known(slot).set_ticket(slot.index(), ticket);
     }
@@ -254,59 +258,59 @@ impl Pool {
         self.segment(slot).map_or((0, 0), |segment| segment.content(slot.index()))
     }
 
-    /// Another reason to keep a slot.
+    /// Adds a hold to a slot.
     pub fn hold(&mut self, slot: PoolSlot) {
         let segment = self.known(slot);
         let new = segment.hold(slot.index()) && !segment.is_inherited();
         self.slots += u64::from(new);
     }
 
-    /// One reason less; returns whether that was the last and the slot is free now.
+    /// Takes a hold away; returns whether that made the slot free.
     pub fn unhold(&mut self, slot: PoolSlot) -> bool {
         let freed = self.known(slot).unhold(slot.index());
         self.slots -= u64::from(freed);
         freed
     }
 
-    /// A page of a connected member maps a slot, for which it has a hold.
+    /// Adds a reference: a page of a connected member, which has a hold, maps the slot.
     pub fn refer(&mut self, slot: PoolSlot) {
         self.known(slot).refer(slot.index());
     }
 
-    /// It does no longer.
+    /// Takes a reference away.
     pub fn unrefer(&mut self, slot: PoolSlot) {
         self.known(slot).unrefer(slot.index());
     }
 
-    /// Whether a page of a connected member maps a slot, or it is about to be filled.
+    /// Whether a page of a connected member maps a slot, or pages wait for it to be filled.
     pub fn is_shared(&self, slot: PoolSlot) -> bool {
         self.segment(slot).is_some_and(|segment| segment.is_referenced(slot.index()))
     }
 
-    /// A slot has been filled at this second.
+    /// Notes the second when a slot was filled.
     pub fn set_born(&mut self, slot: PoolSlot, now: u32) {
         self.known(slot).set_born(slot.index(), now);
     }
 
-    /// How long ago a slot was filled, unless a predecessor did it.
+    /// Seconds since a slot was filled; `None` for an inherited one.
     pub fn age(&self, slot: PoolSlot, now: u32) -> Option<u32> {
         let segment = self.segment(slot).filter(|segment| !segment.is_inherited())?;
         Some(now.saturating_sub(segment.born(slot.index())))
     }
 
-    /// Reasons to keep a slot.
+    /// Number of holds of a slot.
     pub fn holds(&self, slot: PoolSlot) -> u32 {
         self.segment(slot).map_or(0, |segment| segment.holds(slot.index()))
     }
 
-    /// A segment of which no slot was held for so long.
+    /// A segment of which no slot was held for `time`.
     pub fn idle_segment(&self, now: Instant, time: Duration) -> Option<u8> {
         let used = |s: &Segment| s.resident > 0 || s.is_inherited();
         let idle = |s: &Segment| s.idle_since.is_some_and(|since| now.saturating_duration_since(since) >= time);
         self.segments().find(|(_, segment)| used(segment) && idle(segment)).map(|(number, _)| number)
     }
 
-    /// Ends a segment of which no slot is held. The index must know none of its slots.
+    /// Drops a segment of which no slot is held. The index must know none of its slots.
     pub fn drop_segment(&mut self, number: u8) {
         let segment = self.segments[usize::from(number)].take();
         self.numbers.retain(|n| *n != number);
@@ -339,11 +343,11 @@ impl Pool {
     }
 
     /// Slots with bytes that are held although no page of a connected member maps them.
-    pub fn limbo(&self) -> u64 {
+    pub fn deferred(&self) -> u64 {
         self.segments().map(|(_, s)| u64::from(s.held - s.referenced).saturating_sub(u64::from(s.unfilled))).sum()
     }
 
-    /// Memory that its account takes.
+    /// Bytes of memory that its account takes.
     pub fn bytes(&self) -> u64 {
         self.segments().map(|(_, s)| s.bytes()).sum()
     }

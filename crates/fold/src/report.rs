@@ -1,41 +1,22 @@
-//! How the group does, for the supervisor.
+//! The group's report to the supervisor.
 
-use crate::control::{CONTROL_BYTES, GroupReport, MemberReport, by_reason};
 use crate::group::Group;
-use wire::{Failures, MemberStats, Outcome, Stalls};
+use api::control::{CONTROL_BYTES, GroupReport, MemberReport, by_reason};
+use wire::{Counters, MemberStats, Stalls};
 
-/// Members' reports may take this much of a message.
+/// Most bytes of members' reports in a message: all but 16 KiB.
 const MEMBERS_BYTES: usize = CONTROL_BYTES - (16 << 10);
 
-/// What members counted that are not connected any more.
+/// Account of members that are not connected any more.
 #[derive(Clone, Debug, Default)]
 pub struct Former {
-    folds: u64,
-    refolds: u64,
-    short_folds: u64,
-    scanned: u64,
-    hashed: u64,
-    agent_cpu_us: u64,
-    failures: Failures,
-    /// Pages reported.
+    /// Their counters.
+    pub done: Counters,
+    /// Pages that they reported.
     pub reported: u64,
 }
 
-impl Former {
-    /// Adds what a member counted.
-    pub fn add(&mut self, stats: &MemberStats, reported: u64) {
-        self.reported += reported;
-        self.folds = self.folds.saturating_add(stats.folds);
-        self.refolds = self.refolds.saturating_add(stats.refolds);
-        self.short_folds = self.short_folds.saturating_add(stats.short_folds);
-        self.scanned = self.scanned.saturating_add(stats.pages_scanned);
-        self.hashed = self.hashed.saturating_add(stats.pages_hashed);
-        self.agent_cpu_us = self.agent_cpu_us.saturating_add(stats.agent_cpu_us);
-        Outcome::ALL.into_iter().for_each(|outcome| self.failures.add(outcome, stats.failures.of(outcome)));
-    }
-}
-
-/// The time that this many of a hundred stalls were not longer than.
+/// A percentile of stall times in microseconds, rounded up to the end of its bucket.
 pub fn percentile(stalls: &Stalls, percent: u64) -> u64 {
     let all: u128 = stalls.buckets.iter().map(|n| u128::from(*n)).sum();
     let wanted = (all * u128::from(percent)).div_ceil(100).max(1);
@@ -54,12 +35,12 @@ fn seconds(us: u64) -> f64 {
 }
 
 impl Group {
-    /// How the group does.
+    /// Makes the report.
     pub fn report(&mut self) -> GroupReport {
-        let mut sum = self.former.clone();
+        let mut done = self.former.done;
         let stats: Vec<&MemberStats> = self.members.values().map(|member| &member.stats).collect();
-        stats.iter().for_each(|stats| sum.add(stats, 0));
-        // Members choose these numbers: no sum of them may overflow.
+        stats.iter().for_each(|stats| done.add(&stats.done));
+        // Members choose these numbers, so no sum of them may overflow.
         let total = |of: fn(&MemberStats) -> u64| stats.iter().fold(0, |sum: u64, stats| sum.saturating_add(of(stats)));
         let (zero_pages, broken_pages) = (total(|s| s.zero_pages), total(|s| s.broken_pages));
         let (vmas, agent_bytes) = (total(|s| s.vmas), total(|s| s.agent_bytes));
@@ -76,20 +57,20 @@ impl Group {
                 sharing_pages.saturating_add(zero_pages).saturating_sub(resident) & (u64::MAX >> 12),
             ),
             broken_pages,
-            folds: sum.folds,
-            refolds: sum.refolds,
-            short_folds: sum.short_folds,
-            pages_scanned: sum.scanned,
-            pages_hashed: sum.hashed,
-            fold_failures: by_reason(&sum.failures),
+            folds: done.folds,
+            refolds: done.refolds,
+            short_folds: done.short_folds,
+            pages_scanned: done.pages_scanned,
+            pages_hashed: done.pages_hashed,
+            fold_failures: by_reason(&done.failures),
             scan_rate: self.clock.rate.2,
             worker_cpu_s: host::own_cpu_time().as_secs_f64(),
-            agent_cpu_s: seconds(sum.agent_cpu_us),
+            agent_cpu_s: seconds(done.agent_cpu_us),
             vmas,
             index_bytes: self.planner.bytes(),
             agent_bytes,
             pass_permille: (interval != (0, u64::MAX)).then(|| ((u128::from(interval.0) * 1000) >> 64) as u32),
-            limbo_slots: self.planner.pool.limbo(),
+            deferred_slots: self.planner.pool.deferred(),
             members_left_out: 0,
         };
         self.report_members(&mut report);
@@ -109,7 +90,7 @@ impl Group {
                 folded_pages: stats.folded_pages,
                 zero_pages: stats.zero_pages,
                 broken_pages: stats.broken_pages,
-                agent_cpu_s: seconds(stats.agent_cpu_us),
+                agent_cpu_s: seconds(stats.done.agent_cpu_us),
                 vmas: stats.vmas,
                 stall_p50_us: percentile(&stats.stalls, 50),
                 stall_p99_us: percentile(&stats.stalls, 99),
@@ -119,18 +100,19 @@ impl Group {
         let is_back = |pid: u32, started: u64| {
             self.members.values().any(|member| (member.identity.pid, member.identity.started) == (pid, started))
         };
-        let ghosts =
-            self.ghosts.iter().filter(|g| !is_back(g.identity.pid, g.identity.started)).map(|ghost| MemberReport {
-                name: ghost.identity.name.clone(),
-                pid: ghost.identity.pid,
+        let departed = self.departed.iter().filter(|g| !is_back(g.identity.pid, g.identity.started)).map(|departed| {
+            MemberReport {
+                name: departed.identity.name.clone(),
+                pid: departed.identity.pid,
                 detail: format!(
                     "not connected; {} slots are kept until its process and its children are gone",
-                    ghost.limbo()
+                    departed.deferred()
                 ),
                 ..MemberReport::default()
-            });
+            }
+        });
         let mut bytes = 0;
-        for member in connected.chain(ghosts) {
+        for member in connected.chain(departed) {
             bytes += serde_json::to_vec(&member).map_or(0, |json| json.len() + 1);
             if bytes <= MEMBERS_BYTES {
                 report.members.push(member);

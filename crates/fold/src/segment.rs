@@ -9,12 +9,17 @@
 //!    |<------------ no hold ------------------------------------+
 //! ```
 //!
-//! A *hold* is a reason not to put other bytes into a slot: a page that maps it or is to map it, a donation under way,
-//! or a process that may still map it without our seeing it. A *reference* is a page of a connected member that maps it.
-//! Slots of an inherited segment are live from the beginning and never free: we cannot write them.
+//! A *hold* is a reason not to put other bytes into a slot:
+//!
+//! - a page that maps it or is to map it,
+//! - a donation under way,
+//! - a process that may still map it unseen by the worker.
+//!
+//! A *reference* is a page of a connected member that maps it.
+//! Slots of an inherited segment are live from the beginning and never free, because this worker cannot write them.
 
 use crate::extents::Extents;
-use host::{InheritedSegment, PoolSegment};
+use act::{InheritedSegment, PoolSegment};
 use rustix::fd::OwnedFd;
 use std::ops::Range;
 use std::rc::Rc;
@@ -24,51 +29,51 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SlotState {
-    /// It holds nothing that anybody needs.
+    /// Nobody needs its bytes.
     #[default]
     Free,
-    /// It was taken for a content whose bytes were asked for.
+    /// It was taken for a content, and the worker waits for the bytes.
     Pending,
     /// It holds its content.
     Live,
-    /// The bytes it was taken for did not come; others still have to learn that.
+    /// Its bytes did not come, and it is still held.
     Failed,
 }
 
-/// What backs a segment.
+/// The memory behind a segment.
 #[derive(Debug)]
 pub enum Memory {
-    /// This process made it.
+    /// Made by this process.
     Own(PoolSegment),
-    /// A predecessor did.
+    /// Made by a predecessor.
     Inherited(InheritedSegment),
 }
 
 /// See the module.
 #[derive(Debug)]
 pub struct Segment {
-    /// What backs it.
+    /// The memory behind it.
     pub memory: Memory,
-    /// What is handed out of it: a file that can only be read.
+    /// The read-only file that members and supervisor are given.
     pub file: Rc<OwnedFd>,
     contents: Vec<u64>,
     owners: Vec<u32>,
     holds: Vec<u32>,
-    /// References; of a pending slot, which has none, the ticket of those who wait for it.
+    /// References; for a pending slot, which has none, the ticket of the pages that wait for it (`waiters.rs`).
     references: Vec<u32>,
     /// The second when each was filled.
     born: Vec<u32>,
     states: Vec<SlotState>,
     freed: Extents,
-    /// Slots from this one on were never taken.
+    /// The first slot that was never taken; neither were those behind it.
     untaken: u32,
-    /// Slots that hold bytes, whether anybody needs them or not.
+    /// Slots that take memory, needed or not.
     pub resident: u32,
-    /// Slots that are held.
+    /// Slots with at least one hold.
     pub held: u32,
-    /// Slots that are referred to.
+    /// Slots with at least one reference.
     pub referenced: u32,
-    /// Slots whose bytes were asked for, or did not come.
+    /// Slots that are pending or failed.
     pub unfilled: u32,
     /// Since when no slot was held.
     pub idle_since: Option<Instant>,
@@ -134,7 +139,7 @@ impl Segment {
         }
     }
 
-    /// The longest extent of slots that were used and are free.
+    /// Length of the longest extent of slots that were used and are free.
     pub fn longest_freed(&self) -> u32 {
         self.freed.longest()
     }
@@ -152,7 +157,7 @@ impl Segment {
         start..self.untaken
     }
 
-    /// A slot that was taken is to hold that content.
+    /// Makes a slot that was taken pending for this content.
     pub fn begin(&mut self, slot: u32, fingerprint: u64, owner: u32) {
         let at = slot as usize;
         debug_assert!(self.states[at] == SlotState::Free && self.holds[at] == 0);
@@ -162,7 +167,7 @@ impl Segment {
         self.resident = self.resident.max(slot + 1);
     }
 
-    /// A slot that was pending has its bytes, or will never have them.
+    /// Ends a slot's pending state: it is live, or has failed.
     pub fn settle(&mut self, slot: u32, state: SlotState) {
         let at = slot as usize;
         debug_assert_eq!(self.states[at], SlotState::Pending);
@@ -170,26 +175,26 @@ impl Segment {
         self.unfilled -= u32::from(state == SlotState::Live);
     }
 
-    /// The ticket of those who wait for a pending slot.
+    /// The ticket of the pages that wait for a pending slot.
     pub fn ticket(&self, slot: u32) -> u32 {
         debug_assert_eq!(self.state(slot), SlotState::Pending);
         self.references[slot as usize]
     }
 
-    /// Who waits for a pending slot has this ticket.
+    /// Sets the ticket of the pages that wait for a pending slot.
     pub fn set_ticket(&mut self, slot: u32, ticket: u32) {
         debug_assert_eq!(self.state(slot), SlotState::Pending);
         self.references[slot as usize] = ticket;
     }
 
-    /// Slots that a predecessor filled.
+    /// Makes slots live that a predecessor filled.
     pub fn inherit(&mut self, slots: Range<u32>) {
         self.grow_to(slots.end);
         self.resident += slots.end - slots.start;
         self.states[slots.start as usize..slots.end as usize].fill(SlotState::Live);
     }
 
-    /// What an inherited slot holds, and whose it is where members share nothing.
+    /// Sets the content of an inherited slot, and its owner where members share nothing.
     pub fn set_content(&mut self, slot: u32, fingerprint: u64, owner: u32) {
         (self.contents[slot as usize], self.owners[slot as usize]) = (fingerprint, owner);
     }
@@ -204,7 +209,7 @@ impl Segment {
         (self.contents[slot as usize], self.owners[slot as usize])
     }
 
-    /// Another reason to keep a slot; returns whether it is the first.
+    /// Adds a hold to a slot; returns whether it is the first.
     pub fn hold(&mut self, slot: u32) -> bool {
         let holds = &mut self.holds[slot as usize];
         *holds += 1;
@@ -216,7 +221,7 @@ impl Segment {
         true
     }
 
-    /// One reason less; returns whether that was the last and the slot is free now.
+    /// Takes a hold away; returns whether that made the slot free.
     pub fn unhold(&mut self, slot: u32) -> bool {
         let at = slot as usize;
         self.holds[at] -= 1;
@@ -238,37 +243,37 @@ impl Segment {
         true
     }
 
-    /// A page of a connected member maps a slot, for which it has a hold.
+    /// Adds a reference: a page of a connected member, which has a hold, maps the slot.
     pub fn refer(&mut self, slot: u32) {
         let references = &mut self.references[slot as usize];
         self.referenced += u32::from(*references == 0);
         *references += 1;
     }
 
-    /// It does no longer, or its member is not connected any more.
+    /// Takes a reference away: the page maps the slot no longer, or its member's connection ended.
     pub fn unrefer(&mut self, slot: u32) {
         let references = &mut self.references[slot as usize];
         *references -= 1;
         self.referenced -= u32::from(*references == 0);
     }
 
-    /// Whether a page of a connected member maps it, or it is pending and somebody waits for it.
+    /// Whether a page of a connected member maps the slot, or it is pending and pages wait for it.
     pub fn is_referenced(&self, slot: u32) -> bool {
         self.references.get(slot as usize).is_some_and(|references| *references > 0)
             || self.state(slot) == SlotState::Pending
     }
 
-    /// A slot has been filled at this second.
+    /// Notes the second when a slot was filled.
     pub fn set_born(&mut self, slot: u32, now: u32) {
         self.born[slot as usize] = now;
     }
 
-    /// When that was.
+    /// The second when a slot was filled.
     pub fn born(&self, slot: u32) -> u32 {
         self.born[slot as usize]
     }
 
-    /// Slots that are live, with fingerprint and owner.
+    /// The live slots, with fingerprint and owner.
     pub fn live(&self) -> impl Iterator<Item = (u32, u64, u32)> {
         let live = self.states.iter().enumerate().filter(|(_, state)| **state == SlotState::Live);
         live.map(|(at, _)| (at as u32, self.contents[at], self.owners[at]))
@@ -279,7 +284,7 @@ impl Segment {
         self.holds.get(slot as usize).copied().unwrap_or(0)
     }
 
-    /// Memory that the account takes.
+    /// Bytes of memory that the account takes.
     pub fn bytes(&self) -> u64 {
         self.states.capacity() as u64 * 25 + self.freed.bytes()
     }

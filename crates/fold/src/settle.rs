@@ -1,5 +1,5 @@
-//! What members answer, and say of themselves, is booked here. Nothing is booked that contradicts what is known of the
-//! member who says it; a contradiction is a [`Lie`].
+//! Booking of members' answers, claims and releases. A message that contradicts what the worker knows of the member is
+//! a [`Lie`], and is not booked.
 
 use crate::dispatch::Donation;
 use crate::fleeting::LIFE;
@@ -7,31 +7,31 @@ use crate::index::{Entry, Keys};
 use crate::plan::{Contents, Planner};
 use crate::segment::SlotState;
 use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef, Queue, places};
-use host::DonationWindow;
+use act::DonationWindow;
 use page::{Fingerprint, HostVirt, PoolSlot};
 use wire::{FoldRun, Outcome, SlotRun, Target};
 
-/// What a member says that cannot be.
+/// A member's message that cannot be true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Lie {
-    /// Releases what it was never given.
+    /// A release of a slot that it was never given.
     #[error("it lets go slot {1} at {0}, which it never had there")]
     Released(HostVirt, PoolSlot),
-    /// Claims what it cannot have.
+    /// A claim of a slot that it cannot have.
     #[error("it claims slot {1} at {0}, which it cannot have there")]
     Held(HostVirt, PoolSlot),
 }
 
-/// What became of pages that were to be folded.
+/// The sum of a member's answer to a request to fold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcomes {
-    /// Pages that map their slots now, or nothing where they are zeros.
+    /// Pages that were replaced by slots, or by nothing where they hold zeros.
     pub folded: u64,
-    /// Whether the member could not for a reason that holds for all of its pages.
+    /// Whether the member could not fold for a reason that holds for all of its pages.
     pub is_stuck: bool,
 }
 
-/// What a member that left may still map.
+/// The slots that a member whose connection ended may still map.
 #[derive(Debug, Default)]
 pub struct Left {
     /// Slots, a hold each.
@@ -39,10 +39,10 @@ pub struct Left {
 }
 
 impl Planner {
-    /// A member has put pages that it was asked for into its window, or not. Memory may be too short to take them.
+    /// Takes a member's donation: `given` says which of the pages asked for are in its window.
     ///
     /// # Errors
-    /// It was; nothing of the donation is used.
+    /// Memory is too short for a part of the donation, which is not used from there on.
     pub fn donated(&mut self, donation: Donation, given: &[bool], window: &DonationWindow) -> std::io::Result<()> {
         let mut filled = Ok(());
         let is_given = |at: usize| given.get(at).copied().unwrap_or(false);
@@ -67,7 +67,8 @@ impl Planner {
         filled
     }
 
-    /// A slot whose bytes were asked for has some, or has none. They are used only if they are what was asked for.
+    /// Ends a slot's pending state after its donation. The slot becomes live only if its bytes have the fingerprint
+    /// that was asked for.
     fn settle_slot(&mut self, slot: PoolSlot, filled: bool) {
         if self.pool.state(slot) == SlotState::Pending {
             if filled && self.pool.fingerprint(slot) == Some(self.pool.content(slot).0) {
@@ -78,7 +79,7 @@ impl Planner {
         }
     }
 
-    /// A slot has its bytes: who waited for it can be folded.
+    /// Makes a slot live that has its bytes, and queues the pages that waited for it.
     pub(crate) fn became_live(&mut self, slot: PoolSlot) {
         let waiters = self.take_waiters(slot);
         self.pool.settle(slot, SlotState::Live);
@@ -90,7 +91,7 @@ impl Planner {
         }
     }
 
-    /// A member does not show the pages that it was asked for, or is to be asked for: others are asked instead.
+    /// Fails all slots whose bytes a member was or is to be asked for: other pages' members are asked instead.
     pub fn gives_nothing(&mut self, member: MemberId, donation: &Donation) {
         self.place(member).may_donate = false;
         for slot in &donation.slots {
@@ -107,7 +108,7 @@ impl Planner {
         self.look_again();
     }
 
-    /// What became of pages that a member was asked to fold.
+    /// Books a member's answer to a request to fold.
     pub fn folded(&mut self, member: MemberId, runs: &[FoldRun], outcomes: &[Outcome]) -> Outcomes {
         let mut outcomes = outcomes.iter();
         let mut sum = Outcomes::default();
@@ -143,12 +144,12 @@ impl Planner {
         if outcome != Outcome::Folded {
             let is_same = self.table.fingerprint(page) == self.pool.content(slot).0;
             self.unhold(slot);
-            // What was reported while the answer was on its way is looked at now.
+            // The page may have been reported anew while the answer was under way.
             return if is_same { self.not_folded(page, outcome) } else { self.again.push(page) };
         }
         self.table.set_fingerprint(page, 0);
         if early {
-            self.place(member).limbo.push(slot);
+            self.place(member).deferred.push(slot);
         } else {
             self.map(page, slot);
         }
@@ -163,7 +164,7 @@ impl Planner {
 
     fn not_folded(&mut self, page: PageRef, outcome: Outcome) {
         match outcome {
-            // It will be reported when it rests again; and a page that is not there any more is nothing to us.
+            // A changed page is reported when it rests again; one that is gone does not matter.
             Outcome::Folded | Outcome::Changed | Outcome::Gone => self.table.set_fingerprint(page, 0),
             Outcome::Busy => self.retry(page),
             Outcome::NoVma | Outcome::Unpinned | Outcome::NoMemory | Outcome::Off => {
@@ -173,10 +174,10 @@ impl Planner {
         }
     }
 
-    /// Pages of a member map their slots no longer.
+    /// Books releases: pages of a member map their slots no longer.
     ///
     /// # Errors
-    /// They never did. What stands before the lie is booked.
+    /// One of them never did. Everything before it is booked.
     pub fn released(&mut self, member: MemberId, runs: &[SlotRun]) -> Result<(), Lie> {
         for run in runs {
             for n in 0..run.pages {
@@ -191,7 +192,7 @@ impl Planner {
                     self.note_end(member, slot);
                     let place = self.place(member);
                     place.mapped -= 1;
-                    place.limbo.push(slot);
+                    place.deferred.push(slot);
                 } else if self.table.is(page, Mark::Sent) && !self.table.is_any(page, &[Mark::Early, Mark::Zero]) {
                     self.table.mark(page, Mark::Early);
                 } else {
@@ -202,7 +203,8 @@ impl Planner {
         Ok(())
     }
 
-    /// Notes it where a slot is shared no longer soon after it was filled, and not because it is not to be.
+    /// Notes a short-lived content (`fleeting.rs`) when nobody maps its slot any more. Releases of eager members, and
+    /// those while nothing is to be folded, do not count.
     fn note_end(&mut self, member: MemberId, slot: PoolSlot) {
         let counts = self.policy.folds && !self.place(member).eager;
         if counts && !self.pool.is_shared(slot) && self.pool.age(slot, self.now).is_some_and(|age| age < LIFE) {
@@ -210,10 +212,11 @@ impl Planner {
         }
     }
 
-    /// What a member says it maps since an earlier connection; `may_have` says whether it can have a slot of ours.
+    /// Books claims: slots that a member maps since an earlier connection. `may_have` says whether it can have a slot
+    /// that is not inherited. Returns whether one of them belongs to another member, where members share nothing.
     ///
     /// # Errors
-    /// It cannot have it. What stands before the lie is booked.
+    /// It cannot have one of them. Everything before that one is booked.
     pub fn held(
         &mut self,
         member: MemberId,
@@ -245,8 +248,8 @@ impl Planner {
         Ok(crosses)
     }
 
-    /// Where members share nothing, a slot is whose who claims it first, or who has it since an earlier connection;
-    /// returns whether it is somebody else's.
+    /// Sets a claimed slot's owner where members share nothing. That is the first member to claim it, or the one that
+    /// has it since an earlier connection. Returns whether the slot belongs to another member.
     fn claim(&mut self, member: MemberId, slot: PoolSlot, has_it: bool) -> bool {
         let (fingerprint, owner) = self.pool.content(slot);
         if !self.policy.intra_member_only || owner == member.0 {
@@ -261,19 +264,19 @@ impl Planner {
         false
     }
 
-    /// Lets a live slot stand for its content, unless another one does.
+    /// Indexes a live slot for its content, unless another slot is.
     pub(crate) fn index_slot(&mut self, slot: PoolSlot) {
         let keys = Contents { table: &self.table, pool: &self.pool, intra: self.policy.intra_member_only };
         let key = keys.key(Entry::Slot(slot));
         if let Some(Entry::Page(page)) = self.index.insert(key, Entry::Slot(slot), &keys) {
-            // The page that stood for that content so far can be folded now.
+            // The page that stood in the index for that content can be folded to the slot.
             self.index.replace(key, Entry::Page(page), Entry::Slot(slot));
             self.table.clear(page, Mark::Indexed);
             self.again.push(page);
         }
     }
 
-    /// A member's connection ended: nothing more is to be done for it. `donation` is what it was asked to show.
+    /// Forgets a member whose connection ended. `donation` is the one that it has not answered.
     pub fn leave(&mut self, member: MemberId, donation: Donation) -> Left {
         self.place(member).may_fold = false;
         self.gives_nothing(member, &donation);
@@ -281,7 +284,7 @@ impl Planner {
             self.unhold(slot);
         }
         let place = self.places[member.0 as usize].take().unwrap_or_default();
-        let mut left = Left { slots: place.limbo };
+        let mut left = Left { slots: place.deferred };
         for chunk in place.chunks.into_values() {
             for at in 0..CHUNK_PAGES as usize {
                 self.leave_page(PageRef::new(chunk, at), &mut left);

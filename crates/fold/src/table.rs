@@ -1,11 +1,11 @@
-//! What the worker knows of each page of each member.
+//! The table of pages: everything the worker knows of each page of each member.
 //!
-//! Pages are kept in chunks of 64 neighbours: a fingerprint and a slot each, and one bit for each thing that can be
-//! true of a page. A page has a number of 31 bits in the whole group ([`PageRef`]), by which the index names it. That
-//! makes 13 bytes a page, and the table is the only place that knows a page's fingerprint.
+//! Pages are kept in chunks of 64 neighbours. Each page has a fingerprint, a slot, and one bit for each [`Mark`], which
+//! makes 13 bytes. A page has a number of 31 bits in the whole group ([`PageRef`]), by which the index names it. Only
+//! the table knows a page's fingerprint.
 //!
 //! ```text
-//!            reported                 a twin, or a slot            sent              Folded
+//!            reported                 a duplicate, or a slot            sent              Folded
 //!   unknown ----------> indexed -----------------------> wanted ---------> sent ---------------> mapped
 //!      ^                  | reported anew, left   |        |   ^             |                      |
 //!      |<-----------------+                       +--------+   | (donor: its |  Changed, Gone       | Released
@@ -14,8 +14,8 @@
 //!      |<------------------------------------------------------+-------------+----------------------+
 //! ```
 //!
-//! A page may be known without being indexed: another page stands in the index for its content and cannot be shared
-//! with for now. Wanted pages hold their slot, sent and mapped ones too.
+//! A page may be known and not indexed: another page stands in the index for its content, and cannot be folded for the
+//! moment. Wanted, sent and mapped pages hold their slot.
 
 use page::HostVirt;
 
@@ -23,21 +23,21 @@ use page::HostVirt;
 const CHUNK_SHIFT: u32 = 6;
 /// Pages of a chunk.
 pub const CHUNK_PAGES: u64 = 1 << CHUNK_SHIFT;
-/// No more chunks than page numbers of 31 bits have room for.
+/// Most chunks of a table, so that page numbers fit into 31 bits.
 const MOST_CHUNKS: u32 = 1 << (31 - CHUNK_SHIFT);
 /// log2 of the chunks of a slab.
 const SLAB_SHIFT: u32 = 6;
 
-/// A member for as long as its connection lasts; never used again.
+/// A member's connection: its number is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u32);
 
-/// A page of some member: chunk and place in it.
+/// A page of some member, as the number of its chunk and its place in the chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageRef(u32);
 
 impl PageRef {
-    /// The page at that place of that chunk.
+    /// The page at this place of this chunk.
     pub const fn new(chunk: u32, place: usize) -> Self {
         Self(chunk << CHUNK_SHIFT | place as u32)
     }
@@ -47,7 +47,7 @@ impl PageRef {
         self.0
     }
 
-    /// The page with that number.
+    /// The page with this number.
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
@@ -66,7 +66,7 @@ impl PageRef {
     }
 }
 
-/// Something that can be true of a page.
+/// A property that a page may have, one bit each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Mark {
@@ -74,27 +74,27 @@ pub enum Mark {
     Indexed,
     /// It is part of a huge page that is to stay whole.
     Huge,
-    /// It is to be folded, and the member does not know yet.
+    /// It is to be folded, and the member has not been asked yet.
     Wanted,
-    /// It is to be (wanted), or was to be (sent), replaced by nothing rather than by a slot.
+    /// A wanted or sent page of zeros: it is replaced by nothing rather than by a slot.
     Zero,
     /// Its bytes are to be asked for, for the slot that it wants.
     Donor,
     /// The member was asked to fold it and has not answered yet.
     Sent,
-    /// It was let go again before the member said that it was folded.
+    /// The member released it before it answered that it was folded.
     Early,
     /// It maps its slot.
     Mapped,
 }
 
-/// A kind of thing that may be to do for a chunk.
+/// A kind of request that the pages of a chunk may need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Queue {
-    /// Pages to be folded.
+    /// Requests to fold pages.
     Folds,
-    /// Pages whose bytes are to be asked for.
+    /// Requests for pages' bytes.
     Donations,
 }
 
@@ -103,9 +103,9 @@ const MARKS: usize = Mark::Mapped as usize + 1;
 /// 64 neighbouring pages of a member.
 #[derive(Debug)]
 pub struct Chunk {
-    /// Whose.
+    /// The member whose pages they are.
     pub member: MemberId,
-    /// Which 64 pages.
+    /// Number of the first page's address in units of 64 pages.
     pub number: u64,
     /// Fingerprints; 0: unknown.
     pub fingerprints: [u64; CHUNK_PAGES as usize],
@@ -120,7 +120,7 @@ impl Chunk {
         Self { member, number, fingerprints: [0; 64], slots: [0; 64], marks: [0; MARKS], queued: [false; 2] }
     }
 
-    /// All pages of which that is true, a bit each.
+    /// All pages that have this mark, a bit each.
     pub const fn all(&self, mark: Mark) -> u64 {
         self.marks[mark as usize]
     }
@@ -141,7 +141,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A new chunk in which nothing is known; `None` when there are as many as there can be.
+    /// Adds a chunk in which nothing is known; `None` when there are [`MOST_CHUNKS`].
     pub fn add(&mut self, member: MemberId, number: u64) -> Option<u32> {
         let chunk = Chunk::new(member, number);
         if let Some(free) = self.free.pop() {
@@ -162,7 +162,7 @@ impl Table {
     /// Forgets a chunk, of which the index must know no page.
     pub fn remove(&mut self, chunk: u32) {
         debug_assert_eq!(self.chunk(chunk).all(Mark::Indexed), 0);
-        // Nothing of it is found by chance through a page number that somebody kept.
+        // A page number that is still kept somewhere must not lead to its old content.
         *self.chunk_mut(chunk) = Chunk::new(MemberId(u32::MAX), 0);
         self.free.push(chunk);
     }
@@ -176,12 +176,12 @@ impl Table {
         &mut self.slabs[(chunk >> SLAB_SHIFT) as usize][(chunk & ((1 << SLAB_SHIFT) - 1)) as usize]
     }
 
-    /// Whose page it is.
+    /// The member whose page it is.
     pub fn member(&self, page: PageRef) -> MemberId {
         self.chunk(page.chunk()).member
     }
 
-    /// The chunk that it is in, by number.
+    /// The [`Chunk::number`] of its chunk.
     pub fn chunk_number(&self, page: PageRef) -> u64 {
         self.chunk(page.chunk()).number
     }
@@ -191,7 +191,7 @@ impl Table {
         self.chunk(page.chunk()).fingerprints[page.place()]
     }
 
-    /// Remembers its fingerprint.
+    /// Sets its fingerprint.
     pub fn set_fingerprint(&mut self, page: PageRef, fingerprint: u64) {
         self.chunk_mut(page.chunk()).fingerprints[page.place()] = fingerprint;
     }
@@ -201,28 +201,28 @@ impl Table {
         self.chunk(page.chunk()).slots[page.place()]
     }
 
-    /// Remembers its slot.
+    /// Sets its slot.
     pub fn set_slot(&mut self, page: PageRef, slot: u32) {
         self.chunk_mut(page.chunk()).slots[page.place()] = slot;
     }
 
-    /// Whether that is true of it.
+    /// Whether it has this mark.
     pub fn is(&self, page: PageRef, mark: Mark) -> bool {
         self.chunk(page.chunk()).marks[mark as usize] & page.bit() != 0
     }
 
-    /// Whether any of these is true of it.
+    /// Whether it has any of these marks.
     pub fn is_any(&self, page: PageRef, marks: &[Mark]) -> bool {
         let chunk = self.chunk(page.chunk());
         marks.iter().any(|mark| chunk.marks[*mark as usize] & page.bit() != 0)
     }
 
-    /// From now on that is true of it.
+    /// Sets a mark of it.
     pub fn mark(&mut self, page: PageRef, mark: Mark) {
         self.chunk_mut(page.chunk()).marks[mark as usize] |= page.bit();
     }
 
-    /// From now on that is not true of it; returns whether it was.
+    /// Clears a mark of it; returns whether it was set.
     pub fn clear(&mut self, page: PageRef, mark: Mark) -> bool {
         let marks = &mut self.chunk_mut(page.chunk()).marks[mark as usize];
         let was = *marks & page.bit() != 0;
@@ -230,12 +230,12 @@ impl Table {
         was
     }
 
-    /// There is something to do in a page's chunk; returns whether that is news.
+    /// Notes that a page's chunk needs requests of this kind; returns whether that was not noted before.
     pub fn queue(&mut self, page: PageRef, queue: Queue) -> bool {
         !std::mem::replace(&mut self.chunk_mut(page.chunk()).queued[queue as usize], true)
     }
 
-    /// There is nothing to do in a chunk.
+    /// Notes that a chunk needs no requests of this kind.
     pub fn unqueue(&mut self, chunk: u32, queue: Queue) {
         self.chunk_mut(chunk).queued[queue as usize] = false;
     }
@@ -245,13 +245,13 @@ impl Table {
         self.chunks as usize - self.free.len()
     }
 
-    /// Memory that it takes.
+    /// Bytes of memory that it takes.
     pub const fn bytes(&self) -> u64 {
         ((self.slabs.len() * size_of::<Chunk>()) << SLAB_SHIFT) as u64 + self.free.capacity() as u64 * 4
     }
 }
 
-/// The places of the bits that are set.
+/// The places of all bits that are set.
 pub fn places(mut bits: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let place = bits.trailing_zeros();

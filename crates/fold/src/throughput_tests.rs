@@ -1,4 +1,4 @@
-//! What planning costs: `cargo test --release -p fold -- --nocapture planning_costs`.
+//! The cost of planning: `cargo test --release -p fold -- --nocapture planning_costs`.
 
 use crate::plan::{Planner, Policy};
 use crate::pool::Pool;
@@ -7,7 +7,7 @@ use host::own_cpu_time;
 use page::{Fingerprint, HostVirt};
 use wire::{Outcome, RestedRun};
 
-/// Few where nobody reads the times.
+/// Pages of each member; fewer in debug builds, whose times nobody reads.
 const PAGES: u64 = if cfg!(debug_assertions) { 1 << 16 } else { 1 << 20 };
 
 fn policy() -> Policy {
@@ -44,7 +44,7 @@ fn planning_costs_few_bytes_a_page() {
     println!("{bytes:.1} bytes a page");
     assert!(bytes < 32.0, "{bytes}");
     cost("the same pages, unchanged", PAGES, || unique.iter().for_each(|(runs, f)| planner.rested(one, runs, f)));
-    cost("pages with a twin", PAGES, || unique.iter().for_each(|(runs, f)| planner.rested(other, runs, f)));
+    cost("pages with a duplicate", PAGES, || unique.iter().for_each(|(runs, f)| planner.rested(other, runs, f)));
     cost("slots filled (without the copy)", PAGES, || {
         loop {
             let donation = planner.next_donation(other);
@@ -74,7 +74,7 @@ fn planning_costs_few_bytes_a_page() {
 }
 
 impl Planner {
-    /// As if the bytes had come.
+    /// Settles a slot as if its bytes had come.
     fn filled(&mut self, slot: page::PoolSlot) {
         assert_eq!(self.pool.state(slot), SlotState::Pending);
         self.became_live(slot);

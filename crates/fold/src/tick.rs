@@ -1,40 +1,48 @@
-//! What time brings: leases that end, eras that begin, ghosts that are over, members that keep us waiting, passes that
-//! are done, segments that nobody needs.
+//! Timed work of the worker, every [`TICK`].
+//!
+//! | step | the worker |
+//! |---|---|
+//! | leases | begins epochs and frees slots of epochs that have ended (`lease.rs`) |
+//! | departed members | forgets those whose leases are all over |
+//! | members | cuts off silent ones, stops waiting for late donations, asks for full reports |
+//! | plan | retries pages, reports a full pool, ends a clearing |
+//! | passes | goes on to the next part of the hash space (`index.rs`) |
+//! | segments | drops idle ones, and renews a pool that is spread over too many |
 
-use crate::control::{Identity, News};
 use crate::group::{Clearing, Group};
-use crate::lease::Ghost;
+use crate::lease::DepartedMember;
 use crate::member::{Cut, DONATION_TIME, Member};
 use crate::pool::MOST_SEGMENTS;
 use crate::table::MemberId;
+use api::control::{Identity, News};
 use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use wire::ToAgent;
 
-/// How often.
+/// Least time between two rounds of timed work: 250 ms.
 pub const TICK: Duration = Duration::from_millis(250);
-/// Pages that the kernel would not move are tried again so often.
+/// Time between attempts to fold pages that the kernel would not move: 30 s.
 const RETRY_TIME: Duration = Duration::from_secs(30);
-/// When the pool could not grow, it is tried again after so long.
+/// Time without new slots after the pool could not grow: 10 s.
 const MEMORY_TIME: Duration = Duration::from_secs(10);
-/// The same trouble is told again after so long.
+/// Least time between two events about a full pool: 60 s.
 const TELL_TIME: Duration = Duration::from_secs(60);
-/// Segments of which no slot was held for so long are dropped.
+/// Time without any held slot after which a segment is dropped: 30 s.
 const IDLE_TIME: Duration = Duration::from_secs(30);
-/// A pass over a part of the hash space takes at least so long.
+/// Least length of a pass over a part of the hash space: 30 s.
 const PASS_TIME: Duration = Duration::from_secs(30);
-/// It is done when hardly any pages were reported for so long.
+/// Time of hardly any reports that ends a pass: 10 s. See [`QUIET_PART`].
 const QUIET_TIME: Duration = Duration::from_secs(10);
-/// "Hardly any": this part of those that the index may remember.
+/// Most pages reported while a pass counts as quiet: 1/256 of the pages that the index may remember.
 const QUIET_PART: u64 = 256;
-/// The pool is made anew when it has so many segments; not more often than after [`RENEWAL_TIME`].
+/// Number of segments at which the pool is renewed: 3/4 of the most that it may have.
 const MANY_SEGMENTS: usize = MOST_SEGMENTS * 3 / 4;
-/// See [`MANY_SEGMENTS`].
+/// Least time between two renewals of the pool: 600 s.
 const RENEWAL_TIME: Duration = Duration::from_secs(600);
 
-/// When things were done last.
+/// When each kind of timed work was last done.
 #[derive(Debug)]
 pub struct Clock {
     began: Instant,
@@ -46,7 +54,7 @@ pub struct Clock {
     quiet_reported: u64,
     short_until: Option<Instant>,
     told_full: Option<Instant>,
-    /// Rate of reports, for the report.
+    /// When the rate of reported pages was last measured, the pages reported until then, and that rate a second.
     pub(crate) rate: (Instant, u64, u64),
 }
 
@@ -76,7 +84,7 @@ impl Clock {
 }
 
 impl Group {
-    /// Does what is due; nothing if it was called less than [`TICK`] ago.
+    /// Does the timed work that is due; nothing less than [`TICK`] after the last call that did.
     pub fn tick(&mut self, now: Instant) {
         if now.saturating_duration_since(self.clock.last_tick) < TICK {
             return;
@@ -84,7 +92,7 @@ impl Group {
         self.clock.last_tick = now;
         self.planner.now = now.saturating_duration_since(self.clock.began).as_secs() as u32;
         self.tick_leases(now);
-        self.tick_ghosts();
+        self.tick_departed();
         self.tick_members(now);
         self.tick_plan(now);
         self.tick_passes(now);
@@ -97,9 +105,10 @@ impl Group {
         for member in self.members.values_mut() {
             let rotated = member.leases.rotate(now).and_then(|rotated| {
                 let offered = member.leases.offered().filter(|_| rotated);
-                let lease = offered.map(|(era, lease)| Ok((era, rustix::fd::AsFd::as_fd(lease).try_clone_to_owned()?)));
-                if let Some((era, lease)) = lease.transpose().map_err(|e: std::io::Error| e)? {
-                    member.say(&ToAgent::Lease(era), Some(Rc::new(lease)));
+                let lease =
+                    offered.map(|(epoch, lease)| Ok((epoch, rustix::fd::AsFd::as_fd(lease).try_clone_to_owned()?)));
+                if let Some((epoch, lease)) = lease.transpose().map_err(|e: std::io::Error| e)? {
+                    member.say(&ToAgent::Lease(epoch), Some(Rc::new(lease)));
                 }
                 member.leases.ended()
             });
@@ -113,19 +122,20 @@ impl Group {
         }
     }
 
-    fn tick_ghosts(&mut self) {
+    fn tick_departed(&mut self) {
         let mut slots = Vec::new();
-        // Processes of which somebody may still map something.
+        // Processes that may still map slots, themselves or by their children.
         let mut alive: Vec<Identity> = Vec::new();
-        for ghost in &mut self.ghosts {
-            let is_asked = alive.iter().any(|identity| ghost.is_of(identity));
-            let claims = self.members.values().any(|member| ghost.is_of(&member.identity) && !member.leases.is_taken());
-            if is_asked || claims || !ghost.is_over(&mut slots).unwrap_or(false) {
-                alive.push(ghost.identity.clone());
+        for departed in &mut self.departed {
+            let is_asked = alive.iter().any(|identity| departed.is_of(identity));
+            let claims =
+                self.members.values().any(|member| departed.is_of(&member.identity) && !member.leases.is_taken());
+            if is_asked || claims || !departed.is_over(&mut slots).unwrap_or(false) {
+                alive.push(departed.identity.clone());
             }
         }
-        let is_over = |ghost: &mut Ghost| !alive.iter().any(|identity| ghost.is_of(identity));
-        slots.extend(self.ghosts.extract_if(.., is_over).flat_map(Ghost::into_slots));
+        let is_over = |departed: &mut DepartedMember| !alive.iter().any(|identity| departed.is_of(identity));
+        slots.extend(self.departed.extract_if(.., is_over).flat_map(DepartedMember::into_slots));
         slots.into_iter().for_each(|slot| self.planner.unhold(slot));
     }
 
@@ -146,7 +156,7 @@ impl Group {
         self.ask_again(now);
     }
 
-    /// Asks members that are to report everything again to do so.
+    /// Asks every member that is due for a full report to send one.
     pub(crate) fn ask_again(&mut self, now: Instant) {
         for member in self.members.values_mut() {
             let due = member.again.due.is_some_and(|due| due <= now);
@@ -193,7 +203,7 @@ impl Group {
         }
         if std::mem::take(&mut self.planner.narrowed) {
             self.event(
-                "the index is full: it goes over the hash space in passes; raise index-memory to find twins sooner",
+                "the index is full: it goes over the hash space in passes; raise index-memory to find duplicates sooner",
             );
         }
         if reported.saturating_sub(self.clock.quiet_reported) > u64::from(self.settings.index_pages) / QUIET_PART {
@@ -211,7 +221,7 @@ impl Group {
     fn tick_segments(&mut self, now: Instant) {
         while let Some(number) = self.planner.drop_idle_segment(now, IDLE_TIME) {
             self.tell(News::Dropped(number), Vec::new());
-            // Members let go of its file, and with it of its memory, when they are given another of that number.
+            // A member closes the file, and so gives up its memory, when it receives another one of that number.
             match empty_segment() {
                 Ok(file) => {
                     let serving = self.members.values_mut().filter(|member| member.is_serving);

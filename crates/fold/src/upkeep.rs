@@ -1,5 +1,5 @@
-//! What happens to the plan as a whole: other settings, a part of the hash space that is done, a predecessor's slots,
-//! segments that go.
+//! Changes of the plan as a whole: new settings, the next pass over the hash space, a predecessor's slots, and dropped
+//! segments.
 
 use crate::plan::{Planner, Policy};
 use crate::segment::SlotState;
@@ -8,7 +8,7 @@ use page::PoolSlot;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Inherited slots that are read and fingerprinted at a time.
+/// Inherited slots read and fingerprinted in one turn of the worker's loop.
 const PIECE_SLOTS: u32 = 256;
 
 /// Slots of a predecessor that are still to be fingerprinted.
@@ -29,12 +29,12 @@ impl Inheritance {
         Ok(())
     }
 
-    /// Whether all are done.
+    /// Whether all slots are fingerprinted.
     pub const fn is_done(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Does a piece of the work.
+    /// Fingerprints and indexes the next piece.
     ///
     /// # Errors
     /// The kernel refused; the piece is left out.
@@ -56,12 +56,12 @@ impl Inheritance {
 }
 
 impl Planner {
-    /// Plans by these settings from now on. Where members begin or cease to share, no page may map a slot any more;
-    /// returns whether members must report everything again.
+    /// Takes over new settings. No page may map a slot when members cease to share. Returns whether members must send
+    /// full reports.
     pub fn set_policy(&mut self, policy: Policy) -> bool {
         let before = std::mem::replace(&mut self.policy, policy);
         if before.intra_member_only != policy.intra_member_only {
-            // The marks and entries of before are found by the keys of before.
+            // Entries are found by keys of the old settings, so the old settings stand while they are removed.
             self.policy.intra_member_only = before.intra_member_only;
             self.drop_wanted();
             self.drop_seen(false);
@@ -77,7 +77,7 @@ impl Planner {
         self.index.pages() > policy.index_pages as usize || (policy.folds && !before.folds)
     }
 
-    /// Forgets every page that was seen and not folded, and covers the whole hash space again.
+    /// Forgets every indexed page, and covers the whole hash space again.
     pub fn start_over(&mut self) {
         self.drop_seen(true);
         self.index.widen();
@@ -90,7 +90,7 @@ impl Planner {
         });
     }
 
-    /// Forgets everything that is to be done and was not asked for yet.
+    /// Forgets all planned work that no member has been asked for.
     fn drop_wanted(&mut self) {
         let members = (0..self.places.len()).filter(|at| self.places[*at].is_some());
         for member in members.collect::<Vec<_>>() {
@@ -105,7 +105,7 @@ impl Planner {
                 }
             }
         }
-        // What waited for them is not wanted either.
+        // Pages that waited for failed slots are not wanted either.
         self.again.clear();
     }
 
@@ -118,14 +118,14 @@ impl Planner {
         self.look_again();
     }
 
-    /// Goes on to the next part of the hash space, or begins anew.
+    /// Begins the next pass over the hash space.
     pub fn next_pass(&mut self) {
         let pages = self.index.pages();
         self.drop_seen(true);
         self.index.advance(pages < self.policy.index_pages as usize / 2);
     }
 
-    /// Forgets what a member reported and what did not lead to anything: it is to report everything again.
+    /// Forgets a member's reports that led to no fold or request: the member is to send a full report.
     pub fn forget_reports(&mut self, member: MemberId) {
         let place = self.place(member);
         place.missed = false;
@@ -146,7 +146,7 @@ impl Planner {
         self.look_again();
     }
 
-    /// Drops a segment of which no slot was held for so long; returns its number.
+    /// Drops a segment of which no slot was held for `time`; returns its number.
     pub fn drop_idle_segment(&mut self, now: Instant, time: Duration) -> Option<u8> {
         let number = self.pool.idle_segment(now, time)?;
         let segment = self.pool.segments().find(|(n, _)| *n == number)?.1;
@@ -159,12 +159,12 @@ impl Planner {
         Some(number)
     }
 
-    /// The part of the hash space that is covered.
+    /// The part of the hash space that the index covers.
     pub const fn interval(&self) -> (u64, u64) {
         self.index.interval()
     }
 
-    /// Memory of everything that is known.
+    /// Bytes of memory of the whole plan.
     pub fn bytes(&self) -> u64 {
         let places: usize = self.places.iter().flatten().map(|place| place.chunks.capacity() * 13).sum();
         self.table.bytes()

@@ -1,9 +1,9 @@
-//! Pages that wait for slots to be filled: mostly two for each, the donor and its twin. Each pending slot has a *ticket*, its
-//! place here.
+//! Pages that wait for slots to be filled: mostly two for each slot, the donor and its duplicate. Each pending slot has
+//! a *ticket*, the number of its entry here.
 
 use crate::table::PageRef;
 
-/// Pages that may wait beyond the two for which each slot was taken.
+/// Most pages that may wait beyond the two for which each slot was taken.
 const MOST_MORE: usize = 4 << 20;
 
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub struct Waiters {
 }
 
 impl Waiters {
-    /// These two wait; returns their ticket.
+    /// Adds two pages that wait for a new slot; returns their ticket.
     pub fn insert(&mut self, first: [PageRef; 2]) -> u32 {
         let entry = Entry { first, more: Vec::new() };
         if let Some(ticket) = self.free.pop() {
@@ -32,7 +32,7 @@ impl Waiters {
         self.entries.len() as u32 - 1
     }
 
-    /// Another one waits, unless too many do.
+    /// Adds a page that waits for the same slot; `false` if too many wait.
     pub fn add(&mut self, ticket: u32, page: PageRef) -> bool {
         let room = self.more < MOST_MORE;
         if room {
@@ -42,20 +42,20 @@ impl Waiters {
         room
     }
 
-    /// Nobody is to wait any longer; returns who did.
+    /// Ends a ticket; returns the pages that waited, the donor first.
     pub fn remove(&mut self, ticket: u32) -> impl Iterator<Item = PageRef> + use<> {
         let Entry { first, more } = &mut self.entries[ticket as usize];
         let (first, more) = (*first, std::mem::take(more));
         self.more -= more.len();
         self.free.push(ticket);
         if self.free.len() == self.entries.len() {
-            // Nobody waits: the memory of the busiest time is not kept.
+            // No page waits: the memory of the busiest time is given back.
             *self = Self::default();
         }
         first.into_iter().chain(more)
     }
 
-    /// Memory that it takes.
+    /// Bytes of memory that it takes.
     pub const fn bytes(&self) -> u64 {
         (self.entries.capacity() * size_of::<Entry>() + (self.free.capacity() + self.more) * 4) as u64
     }

@@ -8,13 +8,13 @@
 //!     over                  without a supervisor ------------------------------+
 //! ```
 //!
-//! The supervisor's end changes nothing for members. Nobody is waited for: every socket is non-blocking, and each turn takes
-//! a few frames of each.
+//! The supervisor's end changes nothing for members. The worker waits for nobody in particular: every socket is
+//! non-blocking, and each turn of the loop reads a few frames of each.
 
-use crate::control::{CONTROL_BYTES, News, Order};
 use crate::group::{Group, Message};
 use crate::table::MemberId;
 use crate::tick::TICK;
+use api::control::{CONTROL_BYTES, News, Order};
 use host::{Received, Seqpacket, SeqpacketListener};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,9 +25,9 @@ use std::io;
 use std::time::{Duration, Instant};
 use wire::FRAME_BYTES;
 
-/// A worker that nobody tells to begin ends after so long without a supervisor.
+/// Time without a supervisor after which a worker that was never told to begin ends: 10 s.
 const UNBEGUN_TIME: Duration = Duration::from_secs(10);
-/// A worker that nobody needs ends after so long.
+/// Time without supervisor, members and departed members after which a worker ends: 30 s.
 const IDLE_TIME: Duration = Duration::from_secs(30);
 
 /// Why a worker cannot go on.
@@ -52,13 +52,13 @@ struct Worker {
     supervisor_uid: u32,
     supervisor: Option<Supervisor>,
     group: Group,
-    /// Since when it is of no use to anybody.
+    /// Since when nobody has needed it.
     unused_since: Instant,
     buffer: Vec<u8>,
 }
 
-/// Runs a group's worker until nobody needs it. Supervisors, which may be root or have the uid `supervisor_uid`, connect
-/// to `listener`.
+/// Runs a group's worker until nobody needs it. Supervisors, which may be root or have the uid `supervisor_uid`,
+/// connect to `listener`.
 ///
 /// # Errors
 /// The kernel does not let it wait for anything.
@@ -79,14 +79,14 @@ pub fn run(listener: SeqpacketListener, group: &str, supervisor_uid: u32) -> Res
     Ok(())
 }
 
-/// A member takes about four files: as many as we may have.
+/// Raises the limit of open files to the most that this process may have: a member takes about four.
 fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
-    // Without, fewer members are served, and those beyond are told why.
+    // If that fails, fewer members are served, and an event says why.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
-/// How long a worker of no use stays.
+/// Time after which a worker that nobody needs ends.
 const fn patience(begun: bool) -> Duration {
     if begun { IDLE_TIME } else { UNBEGUN_TIME }
 }
@@ -124,8 +124,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits until somebody has something to say, or to read, or time is up: whether that is who listens, the
-    /// supervisor, and which members.
+    /// Waits for the listener, the supervisor, members or the clock. Returns whether the listener and the supervisor
+    /// have something to be read, and which members have.
     fn wait(&self) -> Result<(bool, bool, Vec<MemberId>)> {
         let inherits = !self.group.inheritance.is_done();
         let mut fds = vec![PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN)];
@@ -134,7 +134,7 @@ impl Worker {
             fds.push(PollFd::from_borrowed_fd(supervisor.socket.as_fd(), interest(!supervisor.waiting.is_empty())));
         }
         let first = fds.len();
-        // While a predecessor's slots are looked at, what members hold of them cannot be checked.
+        // Members' claims of a predecessor's slots cannot be checked before all of these are fingerprinted.
         let members = self.group.members.values().filter(|_| !inherits);
         fds.extend(members.map(|member| PollFd::from_borrowed_fd(member.as_fd(), interest(member.is_stuck()))));
         let is_busy = inherits || self.group.members.values().any(|member| !member.backlog.is_empty());

@@ -1,8 +1,8 @@
-//! A worker, honest agents, and what becomes of their pages.
+//! A worker and honest agents: which pages are folded, and which are not.
 
 mod world;
 
-use fold::control::{Fold, Settings, ZeroPolicy};
+use api::control::{Fold, Settings, ZeroPolicy};
 use page::PoolSlot;
 use rustix::fs::{OFlags, SealFlags, fcntl_get_seals, fcntl_getfl};
 use wire::{FoldMode, MemberState, Target};
@@ -28,19 +28,19 @@ fn equal_pages_of_two_members_share_slots_in_long_runs() {
     // The last answers may still be on their way when the agents have folded everything.
     let mut report = world.report();
     for _ in 0..200 {
-        if report.sharing_pages == 600 && report.limbo_slots == 0 {
+        if report.sharing_pages == 600 && report.deferred_slots == 0 {
             break;
         }
         std::thread::sleep(std::time::Duration::from_millis(20));
         report = world.report();
     }
-    assert_eq!((report.slots, report.sharing_pages, report.limbo_slots), (300, 600, 0));
+    assert_eq!((report.slots, report.sharing_pages, report.deferred_slots), (300, 600, 0));
     assert_eq!(report.saved_bytes, 300 << 12);
     assert!(report.index_bytes > 0 && report.worker_cpu_s > 0.0);
 }
 
 #[test]
-fn a_third_member_and_equal_pages_of_one_member_use_the_slots_there_are() {
+fn third_member_and_equal_pages_of_one_member_use_existing_slots() {
     let mut world = World::new(Settings::default());
     let mut one = world.member("one", 1);
     one.rest(0x10, [7, 7, 8, 7]);
@@ -54,7 +54,7 @@ fn a_third_member_and_equal_pages_of_one_member_use_the_slots_there_are() {
 }
 
 #[test]
-fn pages_of_zeros_take_no_slots_and_stay_where_they_are_to_be_ignored() {
+fn zero_pages_take_no_slots_and_stay_when_ignored() {
     let mut world = World::new(Settings::default());
     let mut one = world.member("one", 1);
     one.rest(0x100, [0; 100]);
@@ -71,7 +71,7 @@ fn pages_of_zeros_take_no_slots_and_stay_where_they_are_to_be_ignored() {
 }
 
 #[test]
-fn what_is_written_is_let_go_and_may_fold_again() {
+fn written_pages_release_slots_and_fold_again() {
     let mut world = World::new(Settings::default());
     let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
     one.rest(1, [4, 5]);
@@ -84,7 +84,7 @@ fn what_is_written_is_let_go_and_may_fold_again() {
     other.check();
     assert_eq!(one.mapped[&1], one.mapped[&2]);
     other.write(1, [1, 2]);
-    // Nobody maps the first two any more. They are free when an era has gone by.
+    // Nobody maps the first two slots any more. They are free when the epoch has ended.
     world.wait_for_report("free slots", &mut [&mut one, &mut other], |report| report.slots == 1);
     other.rest(1, [6, 6]);
     serve_until("the slot that is there", &mut [&mut one, &mut other], |a| a[1].mapped.len() == 2);
@@ -92,7 +92,7 @@ fn what_is_written_is_let_go_and_may_fold_again() {
 }
 
 #[test]
-fn a_page_that_changed_before_it_was_shown_or_folded_is_left_alone() {
+fn page_changed_before_donation_or_fold_is_left_alone() {
     let mut world = World::new(Settings::default());
     let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
     one.rest(1, [4, 5, 6]);
@@ -102,14 +102,14 @@ fn a_page_that_changed_before_it_was_shown_or_folded_is_left_alone() {
     serve_until("what stayed", &mut [&mut one, &mut other], |a| {
         a[0].mapped.contains_key(&1) && a[1].mapped.contains_key(&1)
     });
-    world.wait_for_report("the rest is settled", &mut [&mut one, &mut other], |report| report.limbo_slots == 0);
+    world.wait_for_report("the rest is settled", &mut [&mut one, &mut other], |report| report.deferred_slots == 0);
     one.check();
     other.check();
     assert!(!one.mapped.contains_key(&2) && !other.mapped.contains_key(&3));
 }
 
 #[test]
-fn files_that_are_handed_out_cannot_be_written() {
+fn handed_out_files_cannot_be_written() {
     let mut world = World::new(Settings::default());
     let mut one = world.member("one", 1);
     one.rest(1, [4, 4]);
@@ -123,7 +123,7 @@ fn files_that_are_handed_out_cannot_be_written() {
 }
 
 #[test]
-fn folding_is_switched_off_and_on_and_undone() {
+fn folding_is_switched_off_undone_and_switched_on() {
     let mut world = World::new(Settings::default());
     let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
     one.rest(1, 1..=10);
@@ -146,7 +146,7 @@ fn folding_is_switched_off_and_on_and_undone() {
 }
 
 #[test]
-fn members_that_are_to_share_nothing_stop_sharing() {
+fn intra_member_only_ends_sharing_between_members() {
     let mut world = World::new(Settings::default());
     let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
     one.rest(1, [4, 5, 4]);
@@ -162,7 +162,7 @@ fn members_that_are_to_share_nothing_stop_sharing() {
     assert_eq!(one.mapped[&1], one.mapped[&3]);
     assert_eq!(other.mapped[&2], other.mapped[&3]);
     assert!(one.mapped.values().all(|slot| !other.mapped.values().any(|s| s == slot)));
-    // And not because each content happened to be in one of them only.
+    // Contents that both members have get a slot for each member.
     one.rest(50, [9, 9]);
     other.rest(50, [9, 9]);
     serve_until("pairs of their own", &mut [&mut one, &mut other], |a| a.iter().all(|agent| agent.mapped.len() == 4));
@@ -172,7 +172,7 @@ fn members_that_are_to_share_nothing_stop_sharing() {
 }
 
 #[test]
-fn a_full_pool_folds_nothing_new_and_says_so() {
+fn full_pool_folds_nothing_new_and_says_so() {
     let mut world = World::new(Settings { pool_slots: 5, ..Settings::default() });
     let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
     one.rest(1, 1..=10);
@@ -180,7 +180,7 @@ fn a_full_pool_folds_nothing_new_and_says_so() {
     serve_until("folds", &mut [&mut one, &mut other], |a| a.iter().all(|agent| agent.mapped.len() == 5));
     world.wait_until("word of that", |w| w.has_event("reached its 5 slots"));
     assert_eq!(world.report().slots, 5);
-    // What is there is still used, and with more room there is more.
+    // Existing slots are still used, and more room allows new ones.
     one.rest(100, [other.pages[other.mapped.keys().next().unwrap()]]);
     serve_until("a fold", &mut [&mut one, &mut other], |a| a[0].mapped.len() == 6);
     world.set(Settings { pool_slots: 50, ..Settings::default() });
@@ -189,7 +189,7 @@ fn a_full_pool_folds_nothing_new_and_says_so() {
     other.check();
 }
 
-/// The worker has heard everything, and both have done what it asked.
+/// Waits until the worker has heard everything, and both members have done what it asked.
 fn settle(world: &mut World, one: &mut world::Agent, other: &mut world::Agent) {
     for _ in 0..3 {
         // A report is answered before members are heard.
@@ -200,7 +200,7 @@ fn settle(world: &mut World, one: &mut world::Agent, other: &mut world::Agent) {
 }
 
 #[test]
-fn a_huge_page_is_split_only_where_enough_of_it_folds() {
+fn huge_page_is_split_only_where_enough_of_it_folds() {
     let mut world = World::new(Settings { split_huge_at_percent: Some(50), ..Settings::default() });
     let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
     let contents: Vec<u64> = (1..=512).collect();
@@ -214,7 +214,7 @@ fn a_huge_page_is_split_only_where_enough_of_it_folds() {
     huge(&mut other, 512, &half);
     settle(&mut world, &mut one, &mut other);
     assert_eq!((one.mapped.len(), other.mapped.len()), (0, 0), "255 of 512 are not enough");
-    // 256 twins, but in two huge pages with 128 each: those would not be worth it, so this one is not either.
+    // 256 duplicates, but in two huge pages with 128 each: those would not be worth it, so this one is not either.
     let scattered: Vec<u64> = (257..385).chain(10_300..10_428).chain(50_000..50_256).collect();
     huge(&mut other, 2048, &scattered);
     settle(&mut world, &mut one, &mut other);
@@ -228,7 +228,7 @@ fn a_huge_page_is_split_only_where_enough_of_it_folds() {
 }
 
 #[test]
-fn a_member_that_cannot_fold_gives_nobody_a_twin() {
+fn page_of_member_that_cannot_fold_is_no_duplicate() {
     let mut world = World::new(Settings::default());
     let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
     one.rest(1, [1, 2, 3]);
@@ -244,7 +244,7 @@ fn a_member_that_cannot_fold_gives_nobody_a_twin() {
 }
 
 #[test]
-fn a_small_index_goes_over_the_hash_space_in_passes() {
+fn full_index_covers_hash_space_in_passes() {
     let mut world = World::new(Settings { index_pages: 256, ..Settings::default() });
     let mut one = world.member("one", 1);
     one.rest(0, 1..=2000);
@@ -256,7 +256,7 @@ fn a_small_index_goes_over_the_hash_space_in_passes() {
     let covered = (1..=2000).filter(|n| page::Fingerprint::of(&content(*n)) <= last).count();
     assert!((1..=256).contains(&covered), "{covered} of 2000 pages are covered");
     one.rest(3000, 1..=2000);
-    one.wait_until("twins of what is covered", |agent| agent.mapped.len() == 2 * covered);
+    one.wait_until("duplicates of what is covered", |agent| agent.mapped.len() == 2 * covered);
     let _: Vec<PoolSlot> = one.mapped.values().copied().collect();
     one.check();
 }

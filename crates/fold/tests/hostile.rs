@@ -1,14 +1,14 @@
-//! Members that lie, flood and never read: they are cut off or get nowhere, and an honest member does not notice.
+//! Members that lie, flood or never read. They are cut off or achieve nothing, and an honest member does not notice.
 
 mod world;
 
-use fold::control::Settings;
+use api::control::Settings;
 use page::{Fingerprint, HostVirt, PoolSlot};
 use rustix::fs::{FallocateFlags, fallocate, ftruncate};
 use wire::{Hello, Outcome, RestedRun, SlotRun, ToAgent, ToWorker, VERSION};
 use world::{Agent, World, content, serve_until, wait_for};
 
-/// Shares something with itself, to show that the group goes on.
+/// Has an honest member fold pages of its own, to show that the group goes on.
 fn goes_on(agent: &mut Agent, first: u64) {
     let before = agent.mapped.len();
     agent.rest(first, [first, first + 1, first, first + 1]);
@@ -17,7 +17,7 @@ fn goes_on(agent: &mut Agent, first: u64) {
     assert!(!agent.closed);
 }
 
-/// An honest member with slots, and a liar that has been given a slot too: page 1 of it.
+/// An honest member with slots, and a liar whose page 1 maps a slot.
 fn scene() -> (World, Agent, Agent) {
     let mut world = World::new(Settings::default());
     let (mut honest, mut liar) = (world.member("honest", 1), world.member("liar", 2));
@@ -46,7 +46,7 @@ fn run(page: u64, slot: PoolSlot, pages: u16) -> SlotRun {
 }
 
 #[test]
-fn claims_and_releases_of_what_is_not_theirs() {
+fn false_claims_and_releases_are_cut_off() {
     is_cut_off("a slot at another place", |liar| {
         let slot = liar.mapped[&1];
         liar.say(&ToWorker::Released(vec![run(2, slot, 1)]));
@@ -78,7 +78,7 @@ fn claims_and_releases_of_what_is_not_theirs() {
 }
 
 #[test]
-fn answers_to_what_was_not_asked() {
+fn unasked_answers_are_cut_off() {
     is_cut_off("pages that were not asked for", |liar| liar.say(&ToWorker::Donated(77, vec![true])));
     is_cut_off("folds that were not asked for", |liar| liar.say(&ToWorker::Folded(77, vec![Outcome::Folded])));
     is_cut_off("a lease that was not offered", |liar| liar.say(&ToWorker::LeaseTaken(2)));
@@ -87,7 +87,7 @@ fn answers_to_what_was_not_asked() {
 }
 
 #[test]
-fn frames_that_no_agent_sends() {
+fn malformed_frames_are_cut_off() {
     is_cut_off("an empty kind", |liar| liar.say_bytes(&[0, 0]));
     is_cut_off("one byte", |liar| liar.say_bytes(&[1]));
     is_cut_off("noise", |liar| liar.say_bytes(&[0xa5; 3000]));
@@ -107,7 +107,7 @@ fn frames_that_no_agent_sends() {
 }
 
 #[test]
-fn greetings_that_are_none() {
+fn bad_greetings_are_cut_off() {
     let mut world = World::new(Settings::default());
     let mut honest = world.member("honest", 1);
     let mut early = world.admit("early", 2);
@@ -124,9 +124,9 @@ fn greetings_that_are_none() {
 }
 
 #[test]
-fn fingerprints_of_other_bytes_lead_nowhere() {
+fn fingerprints_of_other_bytes_fold_nothing() {
     let (mut world, mut honest, mut liar) = scene();
-    // It says it has what the honest member has, and shows something else.
+    // The liar reports the honest member's fingerprints, and donates other bytes.
     liar.shows = |content| content + 1_000_000;
     honest.rest(100, 50..=80);
     world.report();
@@ -142,7 +142,7 @@ fn fingerprints_of_other_bytes_lead_nowhere() {
 }
 
 #[test]
-fn a_window_that_changes_while_it_is_read_leads_nowhere() {
+fn window_changed_while_read_does_no_harm() {
     let (_world, mut honest, mut liar) = scene();
     let window = rustix::io::dup(liar.window.as_ref().unwrap()).unwrap();
     assert!(ftruncate(&window, 0).is_err());
@@ -169,13 +169,13 @@ fn a_window_that_changes_while_it_is_read_leads_nowhere() {
 }
 
 #[test]
-fn a_member_that_does_not_show_what_it_has_keeps_nobody_waiting() {
+fn member_that_does_not_donate_keeps_nobody_waiting() {
     let (mut world, mut honest, mut liar) = scene();
     honest.rest(100, 50..=60);
     world.report();
     liar.answers = false;
     liar.rest(100, 50..=60);
-    // The liar reported last and is asked. When it does not answer, the others are.
+    // The liar reported last and is asked. As it does not answer, the others are asked.
     let mut third = world.member("third", 3);
     third.rest(100, 50..=60);
     serve_until("folds", &mut [&mut honest, &mut liar, &mut third], |a| {
@@ -186,7 +186,7 @@ fn a_member_that_does_not_show_what_it_has_keeps_nobody_waiting() {
 }
 
 #[test]
-fn a_flood_by_one_that_never_reads_holds_nobody_up() {
+fn flood_of_member_that_never_reads_delays_nobody() {
     let (mut world, mut honest, liar) = scene();
     let flood = std::thread::spawn(move || {
         let mut frame = Vec::new();
@@ -216,7 +216,7 @@ fn a_flood_by_one_that_never_reads_holds_nobody_up() {
 }
 
 #[test]
-fn who_never_reads_costs_a_few_frames() {
+fn member_that_never_reads_costs_few_frames() {
     let (mut world, mut honest, mut liar) = scene();
     let contents: Vec<u64> = (0..20_000).map(|n| 5000 + n / 2).collect();
     liar.rest(5000, contents);
@@ -232,7 +232,7 @@ fn who_never_reads_costs_a_few_frames() {
 }
 
 #[test]
-fn everything_that_was_made_of_lies_is_gone_with_the_liar() {
+fn slots_of_liar_are_freed_when_it_ends() {
     let (mut world, mut honest, mut liar) = scene();
     liar.rest(5000, (0..1000).map(|n| 5000 + n / 2));
     liar.wait_until("folds", |agent| agent.mapped.len() == 1001);

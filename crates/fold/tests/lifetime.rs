@@ -1,8 +1,8 @@
-//! Who outlives whom: members, their children, workers, supervisors.
+//! Ends of members, their children, workers and supervisors: the others go on, and no mapped slot is lost.
 
 mod world;
 
-use fold::control::{Order, Settings};
+use api::control::{Order, Settings};
 use std::time::Duration;
 use wire::ToWorker;
 use world::{Agent, World, serve_until};
@@ -18,7 +18,7 @@ fn sharing() -> (World, Agent, Agent) {
 }
 
 #[test]
-fn what_a_member_maps_is_kept_until_its_process_is_gone() {
+fn mapped_slots_are_kept_until_process_ends() {
     let (mut world, one, mut other) = sharing();
     let Agent { socket, lease, .. } = one;
     drop(socket);
@@ -27,22 +27,22 @@ fn what_a_member_maps_is_kept_until_its_process_is_gone() {
     std::thread::sleep(Duration::from_secs(4));
     other.serve();
     let report = world.report();
-    assert_eq!((report.slots, report.sharing_pages, report.limbo_slots), (4, 0, 4), "the process may map them");
+    assert_eq!((report.slots, report.sharing_pages, report.deferred_slots), (4, 0, 4), "the process may map them");
     assert!(report.members.iter().any(|member| member.name == "one" && !member.connected));
     drop(lease);
     world.wait_for_report("free slots", &mut [&mut other], |report| report.slots == 0 && report.members.len() == 1);
 }
 
 #[test]
-fn what_a_forked_child_may_map_is_kept_until_it_is_gone() {
+fn released_slots_are_kept_until_forked_child_ends() {
     let (mut world, mut one, mut other) = sharing();
     one.kept_leases = Some(Vec::new());
     one.write(1, [11, 12, 13, 14]);
     other.write(1, [11, 12, 13, 14]);
-    serve_until("a new era", &mut [&mut one, &mut other], |a| !a[0].kept_leases.as_ref().unwrap().is_empty());
+    serve_until("a new epoch", &mut [&mut one, &mut other], |a| !a[0].kept_leases.as_ref().unwrap().is_empty());
     std::thread::sleep(Duration::from_secs(1));
     serve_until("its end", &mut [&mut one, &mut other], |_| true);
-    assert_eq!(world.report().limbo_slots, 4, "a child of the first era may map them");
+    assert_eq!(world.report().deferred_slots, 4, "a child of the first epoch may map them");
     // It goes on: other slots come and go meanwhile.
     one.rest(10, [9, 9]);
     serve_until("a pair", &mut [&mut one, &mut other], |a| a[0].mapped.len() == 2);
@@ -52,7 +52,7 @@ fn what_a_forked_child_may_map_is_kept_until_it_is_gone() {
 }
 
 #[test]
-fn a_member_that_comes_back_claims_what_it_maps() {
+fn reconnected_member_claims_its_slots() {
     let (mut world, one, mut other) = sharing();
     let Agent { socket, lease, mapped, pages, .. } = one;
     drop(socket);
@@ -61,7 +61,7 @@ fn a_member_that_comes_back_claims_what_it_maps() {
     back.mapped = mapped;
     back.hello();
     let held = back.held();
-    // What it maps is said before the old lease is let go.
+    // It claims its slots before it lets the old lease go.
     back.say(&ToWorker::Held(held));
     back.wait_until("a lease", |agent| agent.lease.is_some());
     drop(lease);
@@ -75,9 +75,9 @@ fn a_member_that_comes_back_claims_what_it_maps() {
     world.wait_for_report("free slots", &mut [&mut back, &mut other], |report| report.slots == 0);
 }
 
-/// The old lease is gone before the worker has heard what is claimed: it must wait for that.
+/// The old lease ends before the worker has heard the claim.
 #[test]
-fn a_claim_that_is_on_its_way_is_waited_for() {
+fn worker_waits_for_claim_under_way() {
     let (mut world, one, mut other) = sharing();
     let Agent { socket, lease, mapped, pages, .. } = one;
     let mut back = world.admit("one", 1);
@@ -96,9 +96,9 @@ fn a_claim_that_is_on_its_way_is_waited_for() {
     back.check();
 }
 
-/// A second connection ends before its claims are heard: what its process maps is known from the first one only.
+/// A second connection ends before its claims are heard: only the first one tells what the process maps.
 #[test]
-fn claims_that_were_never_heard_lose_nothing() {
+fn unheard_claims_lose_no_slots() {
     let (mut world, one, mut other) = sharing();
     let Agent { socket, lease, mapped, pages, .. } = one;
     drop(socket);
@@ -126,7 +126,7 @@ fn claims_that_were_never_heard_lose_nothing() {
 }
 
 #[test]
-fn a_new_worker_takes_over_what_members_map() {
+fn new_worker_takes_over_mapped_slots() {
     let (mut before, one, other) = sharing();
     before.listen();
     let mut world = World::successor(Settings::default(), &before.segments);
@@ -152,7 +152,7 @@ fn a_new_worker_takes_over_what_members_map() {
     serve_until("a pair", &mut [&mut third], |a| a[0].mapped.len() == 6);
     third.check();
     assert_ne!(third.mapped[&100].segment(), third.mapped[&77].segment());
-    // Nobody maps the old slots any more: the segment as a whole goes, after half a minute.
+    // Nobody maps the old slots any more: the worker drops the whole segment after half a minute.
     let mut back: Vec<_> = back.into_iter().collect();
     back.iter_mut().for_each(|agent| agent.write(1, [0; 4]));
     third.write(77, [0; 4]);
@@ -171,7 +171,7 @@ fn a_new_worker_takes_over_what_members_map() {
 }
 
 #[test]
-fn a_new_supervisor_is_told_what_there_is() {
+fn new_supervisor_learns_members_and_segments() {
     let (mut world, mut one, mut other) = sharing();
     world.reconnect();
     let (members, segments, begun) = world.adopted.clone().unwrap();
@@ -180,7 +180,7 @@ fn a_new_supervisor_is_told_what_there_is() {
     // Members did not notice, and go on.
     one.rest(10, [9, 9]);
     serve_until("a pair", &mut [&mut one, &mut other], |a| a[0].mapped.len() == 6);
-    // An order to begin changes the settings of a worker that has begun, and nothing else.
+    // `Take` changes the settings of a worker that has begun, and nothing else.
     world
         .order(&Order::Take { settings: Settings { pool_slots: 1, ..Settings::default() }, segments: Vec::new() }, &[]);
     world.report();

@@ -1,10 +1,10 @@
-//! What Cloud Hypervisor's command line says about a guest. One configured through its API tells nothing
-//! in `/proc` but its mappings; see [`crate::region::ram_by_mappings`].
+//! A guest's name and RAM from Cloud Hypervisor's command line. Of a guest configured through the API, `/proc` shows
+//! only the mappings; see [`crate::region::ram_by_mappings`].
 
 use crate::options::{Settings, options, parse_size};
 use host::Process;
 
-/// Guest RAM below the hole that x86-64 leaves for devices under 4 GiB.
+/// Guest RAM below the hole that x86-64 leaves for devices under 4 GiB, in bytes: 3 GiB.
 pub(crate) const RAM_BELOW_HOLE_BYTES: u64 = 3 << 30;
 
 /// Whether a process is Cloud Hypervisor.
@@ -12,7 +12,7 @@ pub(crate) fn is_cloud_hypervisor(process: &Process) -> bool {
     matches!(process.program(), "cloud-hypervisor" | "cloud-hypervisor-static")
 }
 
-/// The file name of its API socket, which is all there is to tell guests apart.
+/// The file name of its API socket without its extension; the command line has no other name for the guest.
 pub(crate) fn name(args: &[String]) -> Option<String> {
     let (_, socket) = options(args).find(|(option, _)| *option == "api-socket")?;
     let settings = Settings::parse(socket, "path");
@@ -21,8 +21,8 @@ pub(crate) fn name(args: &[String]) -> Option<String> {
     (!name.is_empty()).then(|| name.to_owned())
 }
 
-/// RAM by `--memory size=...` and `--memory-zone size=...`, each zone its own block; empty when the
-/// command line says nothing.
+/// Blocks of RAM by `--memory size=...` and `--memory-zone size=...`, one for each zone. Empty if the command line
+/// gives no size.
 pub(crate) fn blocks_bytes(args: &[String]) -> Vec<u64> {
     let mut blocks = Vec::new();
     let mut option = "";
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn names() {
+    fn name_is_that_of_api_socket() {
         assert_eq!(name(&args("cloud-hypervisor --api-socket /run/web.sock")).as_deref(), Some("web"));
         assert_eq!(name(&args("cloud-hypervisor --api-socket path=/run/vm/db")).as_deref(), Some("db"));
         assert_eq!(name(&args("cloud-hypervisor --api-socket=/run/x.socket")).as_deref(), Some("x"));
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn ram() {
+    fn ram_is_size_of_memory_and_zones() {
         assert_eq!(blocks_bytes(&args("cloud-hypervisor --memory size=1G,shared=on --kernel k")), [1 << 30]);
         assert_eq!(blocks_bytes(&args("cloud-hypervisor --memory=size=512M")), [512 << 20]);
         let zones =

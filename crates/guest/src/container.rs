@@ -1,7 +1,7 @@
-//! Which container a process belongs to, by the names that runtimes give their control groups.
+//! The container of a process, by the names that runtimes give to their control groups.
 //!
-//! The outermost container counts: what runs inside it (another runtime, say) is part of it. Processes of
-//! a runtime that only watch over a container stand in groups of their own and are not part of it.
+//! The outermost container counts: another runtime inside it, for instance, is part of it. Processes of a runtime
+//! that only monitor a container are in control groups of their own and are not part of it.
 
 use crate::GuestKind;
 use host::Cgroups;
@@ -12,15 +12,15 @@ pub(crate) struct Container {
     pub kind: GuestKind,
     /// Its name; for runtimes that name by hash, the first twelve digits.
     pub name: String,
-    /// The control group that is the container, which tells two of the same name apart.
+    /// The control group of the container, which tells two containers of the same name apart.
     pub group: String,
 }
 
-/// Digits of a hash that runtimes show.
+/// Number of digits of a hash that runtimes show.
 const SHORT_ID: usize = 12;
 
-/// The container of a process that stands in `cgroups`, seen from a process that stands in `own`: the
-/// containers around ourselves are the world to us, not guests.
+/// The container of a process with control groups `cgroups`. Containers around the caller, whose control groups are
+/// `own`, do not count: a caller inside a container looks for guests within it.
 pub(crate) fn container_of(cgroups: &Cgroups, own: &Cgroups) -> Option<Container> {
     let ours: Vec<Container> = own.paths().flat_map(containers_on).collect();
     cgroups.paths().find_map(|path| containers_on(path).into_iter().find(|c| !ours.contains(c)))
@@ -49,7 +49,7 @@ fn recognise(parts: &[&str], n: usize) -> Option<(GuestKind, String)> {
     by_hash(part, parent, &parts[..n]).or_else(|| by_machine(part, child))
 }
 
-/// Runtimes that name containers by a hash of hexadecimal digits.
+/// The container of a runtime that names containers by a hash of hexadecimal digits.
 fn by_hash(part: &str, parent: &str, above: &[&str]) -> Option<(GuestKind, String)> {
     let scope = part.strip_suffix(".scope").unwrap_or(part);
     let prefixes = [
@@ -80,8 +80,8 @@ fn short_id(id: &str) -> Option<String> {
     (id.len() >= SHORT_ID && id.bytes().all(|b| b.is_ascii_hexdigit())).then(|| id[..SHORT_ID].to_owned())
 }
 
-/// Scopes and services of systemd-machined: systemd-nspawn, and containers of libvirt. Beside the payload
-/// there may be the process that watches over it, directly in the service or in `supervisor`.
+/// The container of a scope or service of systemd-machined: systemd-nspawn, and containers of libvirt. A process that
+/// monitors the payload may be beside it, directly in the service or in `supervisor`.
 fn by_machine(part: &str, child: Option<&str>) -> Option<(GuestKind, String)> {
     if child == Some("supervisor") {
         return None;
@@ -99,7 +99,7 @@ fn by_machine(part: &str, child: Option<&str>) -> Option<(GuestKind, String)> {
     }
 }
 
-/// Undoes systemd's `\x2d`.
+/// Undoes systemd's escapes such as `\x2d`.
 fn unescape(name: &str) -> String {
     let mut pieces = name.split("\\x");
     let mut out = pieces.next().unwrap_or_default().to_owned();
@@ -135,18 +135,18 @@ mod tests {
     }
 
     #[test]
-    fn lxc() {
+    fn lxc_is_recognised() {
         assert_is("0::/lxc.payload.web1/init.scope", Lxc, "web1");
         assert_is("0::/user.slice/user-1000.slice/user@1000.service/app.slice/lxc.payload.web1", Lxc, "web1");
         assert_is("9:name=systemd:/lxc.payload/web1\n4:memory:/lxc.payload/web1", Lxc, "web1");
         assert_is("4:memory:/lxc/100/ns/system.slice/ssh.service\n1:name=systemd:/lxc/100/ns", Lxc, "100");
-        // Hybrid: the tree of version 2 is empty, and the caller's place is kept above it.
+        // Hybrid: the tree of version 2 has no groups, and the containers are below the caller's group in another tree.
         assert_is("9:name=systemd:/lxc.payload.a-2\n4:memory:/process_api/8add/lxc.payload.a-2\n0::/", Lxc, "a-2");
         assert_is(r"0::/machine.slice/machine-lxc\x2d4711\x2dmail\x2d1.scope/init.scope", Lxc, "mail-1");
     }
 
     #[test]
-    fn docker() {
+    fn docker_is_recognised() {
         assert_is("0::/system.slice/docker-ID.scope", Docker, "4c01db0b339c");
         assert_is("0::/system.slice/docker-ID.scope/init", Docker, "4c01db0b339c");
         assert_is(
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn podman() {
+    fn podman_is_recognised() {
         assert_is("0::/machine.slice/libpod-ID.scope/container", Podman, "4c01db0b339c");
         assert_is(
             "0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-ID.scope",
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn kubernetes() {
+    fn kubernetes_is_recognised() {
         let pod = "kubepods-burstable-pod0b5b5d1f_2f5a_4d5e_9c65_3a0f8a0a7b1c.slice";
         let below = |unit: &str| format!("0::/kubepods.slice/kubepods-burstable.slice/{pod}/{unit}");
         assert_is(&below("cri-containerd-ID.scope"), Containerd, "4c01db0b339c");
@@ -191,14 +191,14 @@ mod tests {
     }
 
     #[test]
-    fn nspawn() {
+    fn nspawn_is_recognised() {
         assert_is("0::/machine.slice/systemd-nspawn@web.service/payload/init.scope", Nspawn, "web");
         assert_is(r"0::/machine.slice/machine-my\x2dbox.scope/payload/system.slice/cron.service", Nspawn, "my-box");
         assert_is("1:name=systemd:/machine.slice/machine-box.scope", Nspawn, "box");
     }
 
     #[test]
-    fn what_watches_over_containers_is_not_one() {
+    fn monitors_of_containers_are_not_containers() {
         for text in [
             "0::/lxc.monitor.web1",
             "4:memory:/lxc.monitor/web1",
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn the_outermost_container_counts_but_not_the_one_around_us() {
+    fn outermost_container_counts_except_the_one_around_caller() {
         let nested = "0::/docker/ID/lxc.payload.web1";
         assert_eq!(seen_from("0::/", nested), Some((Docker, "4c01db0b339c".into())));
         assert_eq!(seen_from("0::/docker/ID/some/where", nested), Some((Lxc, "web1".into())));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn escapes_of_systemd() {
+    fn escapes_of_systemd_are_undone() {
         assert_eq!(unescape(r"a\x2db\x2D\x2d"), "a-b--");
         assert_eq!(unescape(r"a\xzz\x2"), r"a\xzz\x2");
         assert_eq!(unescape(r"\xé"), r"\xé");

@@ -1,26 +1,30 @@
 //! Finding guests among the processes of the host, from `/proc` alone.
 //!
-//! A process that runs a VM is a guest, wherever it stands. Of the others, those in the same container
-//! are one guest. A process that was named and is in neither is a guest by itself.
+//! | process | guest |
+//! |---|---|
+//! | runs a VM, inside a container or not | a guest by itself |
+//! | other process in a container | one guest with the others in the same container |
+//! | other process that the user names by pid | a guest by itself |
+//! | any other process | none |
 
 use crate::container::{Container, container_of};
 use crate::{Facts, Guest, GuestKind, cloud_hypervisor, firecracker, qemu, region};
 use host::{Cgroups, Mapping, Process};
 use std::collections::{BTreeMap, HashMap};
 
-/// The processes of the host, looked at once.
+/// The processes of the host at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Survey {
-    /// Those that have memory, in ascending order of pid.
+    /// Processes that have memory, in ascending order of pid.
     pub processes: Vec<Process>,
-    /// Pids of those whose memory accounts the caller may not read, in ascending order.
+    /// Pids of processes whose memory accounts the caller may not read, in ascending order.
     pub unreadable: Vec<u32>,
-    /// The caller.
+    /// The calling process.
     pub own: Process,
 }
 
 impl Survey {
-    /// Looks at all processes. Those that end meanwhile are left out.
+    /// Reads all processes. Processes that end meanwhile are left out.
     ///
     /// # Errors
     /// `/proc` cannot be read.
@@ -47,13 +51,13 @@ impl Survey {
         }
     }
 
-    /// Whether a guest is the caller's to look at: its first process is what made the rest.
+    /// Whether the caller may read a guest. Its first process decides, because that one has started the others.
     pub fn may_read(&self, guest: &Guest) -> bool {
         guest.pids.first().is_some_and(|pid| self.unreadable.binary_search(pid).is_err())
     }
 
-    /// All VMs and containers, and those of the processes in `named` that belong to neither. Every guest
-    /// is a group of one; see [`crate::assign_groups`].
+    /// All VMs and containers, and the processes in `named` that belong to neither. Every guest is in a group of its
+    /// own until [`crate::assign_groups`] is called.
     pub fn guests(&self, named: &[u32]) -> Vec<Guest> {
         let mut guests = find(&self.processes, &self.own.cgroups, named);
         for guest in guests.iter_mut().filter(|g| g.kind.is_vm() && g.ram_bytes.is_none()) {
@@ -63,7 +67,7 @@ impl Survey {
     }
 }
 
-/// Finds the guests; see [`Survey::guests`]. RAM that only files and mappings tell is left open.
+/// Finds the guests; see [`Survey::guests`]. RAM that stands only in files or mappings is left `None`.
 fn find(processes: &[Process], own: &Cgroups, named: &[u32]) -> Vec<Guest> {
     let mut guests = Vec::new();
     let mut containers: BTreeMap<Container, Vec<&Process>> = BTreeMap::new();
@@ -105,7 +109,7 @@ fn set_ram(guest: &mut Guest, blocks_bytes: Vec<u64>) {
     guest.facts.ram_blocks_bytes = blocks_bytes;
 }
 
-/// A guest made of these processes, at least one. Without a name it goes by its pid.
+/// A guest made of these processes, at least one. A guest without a name is named by its pid.
 fn guest(kind: GuestKind, name: Option<String>, processes: &[&Process]) -> Guest {
     let first = processes[0];
     let id_name = match (&name, kind) {
@@ -124,8 +128,8 @@ fn guest(kind: GuestKind, name: Option<String>, processes: &[&Process]) -> Guest
     }
 }
 
-/// Guests of the same kind and name are told apart by their first pid. So is one whose name looks like that already: it
-/// may have chosen it to be taken for another.
+/// Adds the first pid to the ids of guests of the same kind and name. A name with an `@` gets the pid, too: its owner
+/// may have chosen the name to be taken for another guest.
 fn make_ids_unique(guests: &mut [Guest]) {
     let mut bearers: HashMap<String, u32> = HashMap::new();
     for guest in guests.iter() {
@@ -137,8 +141,8 @@ fn make_ids_unique(guests: &mut [Guest]) {
     }
 }
 
-/// Looks up the RAM of a VM whose command line does not tell: in its configuration file, or else by what
-/// it maps. What cannot be read stays open.
+/// Looks up the RAM of a VM whose command line does not give it: in its configuration file, or else by its mappings. It
+/// stays `None` if neither can be read.
 fn complete(guest: &mut Guest, processes: &[Process]) {
     let pid = guest.pids[0];
     let process = processes.iter().find(|p| p.pid == pid);
@@ -185,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_among_the_processes_of_a_host() {
+    fn guests_of_every_kind_are_found() {
         let guests = find(&host(), &Cgroups::default(), &[]);
         assert_eq!(
             ids(&guests),
@@ -207,12 +211,12 @@ mod tests {
         assert_eq!(by_id("lxc:web").pids, [51, 52]);
         assert_eq!(by_id("firecracker:fc1").ram_bytes, None);
         assert_eq!(by_id("cloud_hypervisor:40").ram_bytes, Some(512 << 20));
-        // The VM in the pod is a guest of its own, and not a part of the container around it.
+        // The VM in the pod is a guest by itself, not a part of the container around it.
         assert_eq!(by_id("containerd:4c01db0b339c").pids, [61]);
     }
 
     #[test]
-    fn a_named_process_is_a_guest_unless_it_is_part_of_one() {
+    fn named_process_is_guest_unless_part_of_one() {
         let guests = find(&host(), &Cgroups::default(), &[70, 20, 52]);
         assert_eq!(guests.iter().filter(|g| g.kind == GuestKind::Process).count(), 1);
         let sleep = guests.last().unwrap();
@@ -220,15 +224,15 @@ mod tests {
     }
 
     #[test]
-    fn two_of_the_same_name_are_told_apart() {
-        let twin = |pid| process(pid, "/usr/bin/qemu-kvm -name db", "0::/");
-        let guests = find(&[twin(7), twin(9)], &Cgroups::default(), &[]);
+    fn guests_of_same_name_get_distinct_ids() {
+        let duplicate = |pid| process(pid, "/usr/bin/qemu-kvm -name db", "0::/");
+        let guests = find(&[duplicate(7), duplicate(9)], &Cgroups::default(), &[]);
         assert_eq!(ids(&guests), ["qemu:db@7", "qemu:db@9"]);
         assert_eq!(guests[0].group, "qemu:db@7");
     }
 
     #[test]
-    fn nobody_gets_the_id_of_another_by_a_clever_name() {
+    fn crafted_name_does_not_give_id_of_another_guest() {
         let named = |pid, name: &str| process(pid, &format!("/usr/bin/qemu-kvm -name {name}"), "0::/");
         let guests = find(&[named(7, "db"), named(8, "db@7"), named(9, "db")], &Cgroups::default(), &[]);
         assert_eq!(ids(&guests), ["qemu:db@7", "qemu:db@9", "qemu:db@7@8"]);
@@ -236,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_survey_of_this_host_sees_this_process() {
+    fn survey_of_this_host_has_this_process() {
         let survey = Survey::take().unwrap();
         let me = std::process::id();
         assert!(survey.processes.iter().any(|p| p.pid == me));

@@ -1,15 +1,15 @@
-//! What Firecracker's command line and configuration file say about a guest. A microVM configured through
-//! the API tells nothing in `/proc` but its mappings; see [`crate::region::ram_by_mappings`].
+//! A guest's name and RAM from Firecracker's command line and configuration file. Of a microVM configured through the
+//! API, `/proc` shows only the mappings; see [`crate::region::ram_by_mappings`].
 
 use crate::options::options;
 use host::Process;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// Guest RAM below the hole that x86-64 leaves for devices under 4 GiB.
+/// Guest RAM below the hole that x86-64 leaves for devices under 4 GiB, in bytes: 3.25 GiB.
 pub(crate) const RAM_BELOW_HOLE_BYTES: u64 = 3328 << 20;
 
-/// Longest configuration file that is read: it is the guest's, who may want to do harm with it.
+/// Longest configuration file that is read, in bytes: the file belongs to the guest's owner, who may be hostile.
 pub(crate) const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
 /// Whether a process is Firecracker, inside a jail or not. Releases are named `firecracker-v1.7.0-x86_64`.
@@ -18,12 +18,12 @@ pub(crate) fn is_firecracker(process: &Process) -> bool {
     program == "firecracker" || program.starts_with("firecracker-v")
 }
 
-/// `--id`, which the jailer passes on.
+/// The value of `--id`, which the jailer passes on.
 pub(crate) fn name(args: &[String]) -> Option<String> {
     options(args).find(|(option, value)| *option == "id" && !value.is_empty()).map(|(_, id)| id.to_owned())
 }
 
-/// Where the host finds `--config-file` of process `pid`, whose root may be a jail.
+/// The host's path to the `--config-file` of process `pid`, whose root may be a jail.
 pub(crate) fn config_file(pid: u32, args: &[String]) -> Option<PathBuf> {
     let (_, file) = options(args).find(|(option, value)| *option == "config-file" && !value.is_empty())?;
     let file = Path::new(file);
@@ -33,7 +33,7 @@ pub(crate) fn config_file(pid: u32, args: &[String]) -> Option<PathBuf> {
     })
 }
 
-/// RAM by a configuration file's content.
+/// RAM that a configuration file gives the guest.
 pub(crate) fn ram_bytes_of_config(content: &[u8]) -> Option<u64> {
     let config: Value = serde_json::from_slice(content).ok()?;
     config.get("machine-config")?.get("mem_size_mib")?.as_u64()?.checked_mul(1 << 20)
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn jailed_and_not() {
+    fn firecracker_is_recognised_jailed_or_not() {
         let is = |exe: &str| is_firecracker(&Process { exe: Some(exe.into()), ..Process::default() });
         assert!(is("/usr/local/bin/firecracker"));
         assert!(is("/opt/release-v1.7.0/firecracker-v1.7.0-x86_64"));
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_configuration() {
+    fn name_and_configuration_file_are_found() {
         let jailed = args("firecracker --id=551e7604 --start-time-us 1 --config-file vm.json");
         assert_eq!(name(&jailed).as_deref(), Some("551e7604"));
         assert_eq!(config_file(7, &jailed), Some("/proc/7/cwd/vm.json".into()));
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn ram_of_a_configuration() {
+    fn ram_is_read_from_configuration() {
         let text = r#"{"boot-source":{}, "machine-config": {"vcpu_count": 2, "mem_size_mib": 1024, "smt": false}}"#;
         assert_eq!(ram_bytes_of_config(text.as_bytes()), Some(1 << 30));
         for bad in [

@@ -1,4 +1,4 @@
-//! What a guest holds by the kernel's own accounting, summed over its processes.
+//! The memory that a guest holds by the kernel's own accounting, summed over its processes.
 
 use crate::region::RegionMap;
 use crate::{Footprint, Guest, Partial, RegionFootprint};
@@ -6,8 +6,8 @@ use host::{Mapping, Usage};
 use page::Region;
 
 impl Footprint {
-    /// Measures `guest`. Processes that cannot be read are left out and listed; if that is all of them,
-    /// there is nothing in the footprint.
+    /// Measures `guest`. Processes that cannot be read are left out and listed. The footprint is empty if no process
+    /// can be read.
     pub fn measure(guest: &Guest) -> (Self, Vec<Partial>) {
         let mut total = Usage::default();
         let mut by_region = [Usage::default(); Region::ALL.len()];
@@ -51,7 +51,7 @@ impl RegionFootprint {
     }
 }
 
-/// Totals of one process, and what of it is folded; its mappings are added to `by_region`. Either all or nothing.
+/// Totals and folded bytes of one process. Its mappings are added to `by_region`, but only if there is no error.
 fn measure_process(guest: &Guest, pid: u32, by_region: &mut [Usage]) -> host::Result<(Usage, u64)> {
     let total = Usage::of(pid)?;
     let mappings = Mapping::read_all(pid)?;
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ended_is_listed_and_the_rest_is_there() {
+    fn ended_process_is_listed_and_others_are_measured() {
         let (mut one, mut two) = (sleeper(), sleeper());
         let survey = Survey::take().unwrap();
         let mut guest = survey.guests(&[one.id()]).into_iter().find(|g| g.pids == [one.id()]).unwrap();

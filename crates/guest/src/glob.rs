@@ -28,7 +28,8 @@ impl Glob {
     pub fn matches(&self, name: &str) -> bool {
         let (pattern, name): (Vec<char>, Vec<char>) = (self.0.chars().collect(), name.chars().collect());
         let (mut p, mut n) = (0, 0);
-        // Behind the last star, and where in the name it was tried: each failure lets that star take one more.
+        // Place behind the last star, and the place in the name where it was tried. After each mismatch that star takes
+        // one more character.
         let mut retry = None;
         while n < name.len() {
             match pattern.get(p) {
@@ -60,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns() {
+    fn stars_and_question_marks_match() {
         let matches = |pattern: &str, name: &str| pattern.parse::<Glob>().unwrap().matches(name);
         for (pattern, name) in [
             ("acme-1", "acme-1"),
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn length_is_bounded_and_time_too() {
+    fn length_and_time_are_bounded() {
         assert!("".parse::<Glob>().is_err());
         assert!("x".repeat(257).parse::<Glob>().is_err());
         let nasty = "a*".repeat(128).parse::<Glob>().unwrap();

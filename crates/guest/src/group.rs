@@ -1,4 +1,4 @@
-//! Which guests trust each other: a rule for all, and a file for those that it does not fit.
+//! Groups of guests that trust each other. A rule covers all guests; a file covers those that the rule does not fit.
 
 use crate::{Glob, Guest};
 use serde::Deserialize;
@@ -6,18 +6,18 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Longest file: room for some ten thousand guests.
+/// Longest file of groups, in bytes: room for some ten thousand guests.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Longest name of a group in a file, in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
-/// How guests that no file mentions are put into groups.
+/// Rule that puts guests into groups that no file mentions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GroupRule {
-    /// Every guest alone.
+    /// Every guest in a group of its own.
     #[default]
     Each,
-    /// All together.
+    /// All guests in one group.
     All,
     /// By the user whose rights the guest's first process has.
     User,
@@ -27,24 +27,24 @@ pub enum GroupRule {
     Cgroup(usize),
 }
 
-/// Why guests could not be put into groups.
+/// A reason why guests cannot be put into groups.
 #[derive(Debug, thiserror::Error)]
 pub enum GroupError {
     /// The file cannot be read.
     #[error(transparent)]
     File(#[from] host::Error),
-    /// The file cannot mean anything.
+    /// The content of the file is not valid.
     #[error("{}: {problem}", path.display())]
     Content {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault, in words.
         problem: String,
     },
     /// A guest cannot be in two groups.
     #[error("guest {guest} is in two groups: \"{first}\" by {first_glob} and \"{second}\" by {second_glob}")]
     Ambiguous {
-        /// Which guest.
+        /// The guest.
         guest: String,
         /// One group.
         first: String,
@@ -88,7 +88,7 @@ impl FromStr for GroupRule {
 }
 
 impl GroupRule {
-    /// The guest's group; itself alone where the rule has nothing to go by.
+    /// The guest's group; a group of its own if the rule does not apply to it.
     fn group_of(self, guest: &Guest) -> String {
         let by_rule = match self {
             Self::Each => None,
@@ -155,8 +155,8 @@ impl GroupFile {
     }
 }
 
-/// Letters, digits, `-`, `_` and `.`: so that no group is mistaken for a guest that stands alone, whose
-/// group is called by its id, with a colon.
+/// Checks that a name has only letters, digits, dashes, underscores and dots. The group of a guest by itself is named
+/// by the guest's id, which has a colon. So no group of a file is mistaken for such a guest.
 fn check_name(name: &str) -> Result<(), String> {
     let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.chars().all(fine) {
@@ -165,10 +165,10 @@ fn check_name(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Puts every guest into a group: the file's, or else the rule's.
+/// Puts every guest into the group that the file gives it, or else into the group that the rule gives it.
 ///
 /// # Errors
-/// [`GroupError::Ambiguous`] when the file puts a guest into two.
+/// [`GroupError::Ambiguous`] if the file puts a guest into two groups.
 pub fn assign_groups(guests: &mut [Guest], rule: GroupRule, file: &GroupFile) -> Result<(), GroupError> {
     for guest in guests {
         guest.group = match file.group_of(guest)? {
@@ -211,7 +211,7 @@ mod tests {
     const NONE: &str = "[groups]";
 
     #[test]
-    fn rules() {
+    fn rules_give_groups() {
         for (rule, expected) in [
             ("each", ["qemu:acme-1", "qemu:acme-eu-2", "qemu:solo", "qemu:-odd"]),
             ("all", ["all", "all", "all", "all"]),
@@ -228,19 +228,19 @@ mod tests {
     }
 
     #[test]
-    fn a_file_goes_before_the_rule() {
+    fn file_goes_before_rule() {
         let file = "[groups]\nacme = ['acme-*']\nbeta = ['qemu:solo', 'nobody']\n";
         assert_eq!(groups("all", file).unwrap(), ["acme", "acme", "beta", "all"]);
     }
 
     #[test]
-    fn a_guest_in_two_groups_is_an_error_that_names_both() {
+    fn guest_in_two_groups_is_error_that_names_both() {
         let error = groups("all", "[groups]\nx = ['acme-1']\ny = ['*-1']\n").unwrap_err();
         assert_eq!(error, "guest qemu:acme-1 is in two groups: \"x\" by acme-1 and \"y\" by *-1");
     }
 
     #[test]
-    fn what_a_file_may_not_say() {
+    fn invalid_file_is_error_that_names_fault() {
         for (file, word) in [
             ("", "groups"),
             ("[groups]\n[other]", "other"),

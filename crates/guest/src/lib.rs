@@ -1,4 +1,4 @@
-//! Finding guests, what their processes map, which group they belong to, and reading their pages.
+//! Finding guests and their groups, telling the regions of their processes' mappings, and reading their pages.
 #![forbid(unsafe_code)]
 
 mod cloud_hypervisor;
@@ -24,7 +24,7 @@ pub use glob::Glob;
 pub use group::{GroupError, GroupFile, GroupRule, assign_groups};
 pub use mergeable::check_mergeable;
 pub use model::{Facts, Footprint, Guest, GuestKind, Partial, QemuFacts, RegionFootprint};
-pub use pool::{NOT_GROUPS, holds_folded_pages, pool_group, pool_name};
+pub use pool::{holds_folded_pages, pool_group, pool_name};
 pub use ram::{GuestRam, open_ram};
 pub use ram_map::{RamBlock, RamMap};
 pub use region::RegionMap;

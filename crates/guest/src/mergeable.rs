@@ -1,24 +1,27 @@
-//! Whether the memory of a guest could be merged, by the kernel's merger or by Pagefold, and why not.
+//! Whether the memory of a guest could be merged, by KSM or by Pagefold, and the obstacle if it cannot.
 //!
-//! Only private anonymous memory can: of a shared or file-backed mapping, writing to one page would have
-//! to be seen by others. What a device may write to without the CPU noticing (vfio), and what is locked
-//! or in huge pages of hugetlbfs, stays where it is.
+//! Only private anonymous memory can be merged. A write to a shared or file-backed mapping must be seen by others, so
+//! its pages cannot be replaced by private copies. Of private anonymous memory, three kinds cannot be merged:
+//!
+//! - memory that a device may write to without the CPU noticing (vfio),
+//! - locked memory,
+//! - huge pages of hugetlbfs.
 
 use crate::{Guest, RegionMap};
 use host::{Check, KsmStat, Mapping};
 use page::Region;
 use std::path::Path;
 
-/// What is known of a guest that bears on merging, over all its processes.
+/// Facts about a guest that bear on merging, over all its processes.
 #[derive(Clone, Debug, Default)]
 struct Evidence {
     /// Mappings that would be merged: the RAM of a VM, otherwise all private anonymous memory.
     mappings: Vec<Mapping>,
     /// Open files by which devices are passed through.
     passthrough: Vec<String>,
-    /// A process asked for all its memory to be merged.
+    /// Whether a process asked for all its memory to be merged.
     merge_any: bool,
-    /// The kernel has KSM; without it no mapping can be advised.
+    /// Whether the kernel has KSM; without it no mapping can be advised.
     has_ksm: bool,
 }
 
@@ -39,7 +42,7 @@ fn gather(guest: &Guest, has_ksm: bool) -> host::Result<Evidence> {
     for &pid in &guest.pids {
         match gather_process(guest, pid, &mut evidence) {
             Ok(()) => seen = true,
-            // Processes of a container come and go; only when all have gone there is nothing to judge.
+            // Processes of a container come and go. There is nothing to judge only if all are gone.
             Err(e) if e.is_gone() => gone = Some(e),
             Err(e) => return Err(e),
         }
@@ -58,7 +61,7 @@ fn gather_process(guest: &Guest, pid: u32, evidence: &mut Evidence) -> host::Res
         Region::Heap => !guest.kind.is_vm(),
         _ => false,
     };
-    // What is folded could be merged, and was.
+    // Folded pages are left out: they could be merged, and were.
     let wanted = mappings.into_iter().enumerate().filter(|(n, m)| wanted(*n) && !crate::holds_folded_pages(m));
     evidence.mappings.extend(wanted.map(|(_, m)| m));
     let files = host::open_files(pid)?;
@@ -67,16 +70,16 @@ fn gather_process(guest: &Guest, pid: u32, evidence: &mut Evidence) -> host::Res
     Ok(())
 }
 
-/// Drivers that let a device write to the memory of a process.
+/// Whether an open file is of a driver that lets a device write to the memory of a process.
 fn passes_device(file: &Path) -> bool {
     let name = file.to_string_lossy();
     name.starts_with("/dev/vfio/") || name == "/dev/iommu" || name.starts_with("/dev/vhost-vdpa")
 }
 
-/// The first obstacle that there is, in the order of how hard it is to remove.
+/// Reports the first obstacle found, beginning with those that are hardest to remove.
 fn judge(guest: &Guest, evidence: &Evidence, check: impl Fn(String) -> Check) -> Check {
     let mappings = &evidence.mappings;
-    // RAM is stuck if a block of it is; a container has many mappings, and is if they all are.
+    // A VM cannot be merged if one block of its RAM cannot. A container has many mappings, of which one is enough.
     let stuck = |is: &dyn Fn(&Mapping) -> bool| match guest.kind.is_vm() {
         true => mappings.iter().any(is),
         false => mappings.iter().all(is),
@@ -114,7 +117,7 @@ fn judge(guest: &Guest, evidence: &Evidence, check: impl Fn(String) -> Check) ->
     judge_advice(guest, evidence, what, check)
 }
 
-/// Nothing stands in the way; has anybody asked the kernel to merge?
+/// Reports whether the kernel was asked to merge memory of a guest without any obstacle.
 fn judge_advice(guest: &Guest, evidence: &Evidence, what: &str, check: impl Fn(String) -> Check) -> Check {
     let advised = evidence.mappings.iter().filter(|m| m.has_flag(b"mg")).count();
     if evidence.merge_any {
@@ -176,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn every_obstacle_of_a_vm_has_its_name() {
+    fn obstacles_of_vm_are_named() {
         use GuestKind::Qemu;
         use Status::{Ok, Warn};
         let memfd = "/memfd:memory-backend-memfd (deleted)";
@@ -195,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn other_guests_have_to_ask() {
+    fn guests_other_than_qemu_have_to_ask() {
         let plain = evidence("rw-p", "", "");
         assert_says(GuestKind::Lxc, &plain, Status::Warn, "nothing advises it");
         assert_says(GuestKind::Firecracker, &plain, Status::Warn, "nothing advises it");
@@ -210,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn files_by_which_devices_are_passed_through() {
+    fn passthrough_devices_are_told_from_other_files() {
         for yes in ["/dev/vfio/12", "/dev/vfio/vfio", "/dev/vfio/devices/vfio0", "/dev/iommu", "/dev/vhost-vdpa-0"] {
             assert!(passes_device(Path::new(yes)), "{yes}");
         }
@@ -220,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_real_process_is_looked_at() {
+    fn real_process_is_judged_and_ended_one_is_told() {
         let survey = crate::Survey::take().unwrap();
         let me = std::process::id();
         let guest = survey.guests(&[me]).into_iter().find(|g| g.pids == [me]).unwrap();

@@ -1,10 +1,10 @@
-//! What a guest is and what it holds by the kernel's own accounting, in the shape that
-//! `pagefold guests --json` prints.
+//! A guest, and the memory that it holds by the kernel's own accounting, in the shape that `pagefold guests --json`
+//! prints.
 
 use page::Region;
 use serde::Serialize;
 
-/// What runs a guest.
+/// The VMM or container runtime that runs a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GuestKind {
@@ -26,7 +26,7 @@ pub enum GuestKind {
     Crio,
     /// A systemd-nspawn container.
     Nspawn,
-    /// Processes that were named.
+    /// A process that the user named by its pid.
     Process,
 }
 
@@ -56,90 +56,90 @@ impl GuestKind {
 /// A VM, a container or a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Guest {
-    /// Unique on this host: kind and name; the pid, too, where two bear the same name or a name has an `@`.
+    /// Unique on this host: kind and name. The pid is added if two guests have the same name, or the name has an `@`.
     pub id: String,
-    /// What its runtime calls it.
+    /// The name that its runtime gives it.
     pub name: String,
-    /// What runs it.
+    /// The VMM or runtime that runs it.
     pub kind: GuestKind,
     /// Its processes, in ascending order.
     pub pids: Vec<u32>,
-    /// Its trust domain; a guest that no rule puts elsewhere is a group of one.
+    /// Its trust domain. A guest that no rule puts elsewhere is in a group of its own.
     pub group: String,
-    /// RAM the guest was given, where it is a VM and tells.
+    /// RAM that a VM was given; `None` for other guests, and where it is not known.
     pub ram_bytes: Option<u64>,
-    /// What else is known of it from the outside.
+    /// Other facts known from the outside.
     #[serde(skip)]
     pub facts: Facts,
 }
 
-/// What finding a guest brought up besides, for grouping it and for telling its mappings apart.
+/// Facts found together with a guest, used for grouping it and for telling its mappings apart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Effective user of its first process.
     pub uid: u32,
-    /// Control group of its first process; `/` for none in particular.
+    /// Control group of its first process; `/` if that is in no group below the root.
     pub cgroup: String,
-    /// Blocks of memory that the RAM of a VM consists of; empty where that is not known.
+    /// Sizes of the blocks of memory that the RAM of a VM consists of; empty if not known.
     pub ram_blocks_bytes: Vec<u64>,
-    /// What QEMU's command line says besides.
+    /// Further facts from QEMU's command line.
     pub qemu: Option<QemuFacts>,
 }
 
-/// What QEMU's command line says of the machine.
+/// Facts about the machine from QEMU's command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QemuFacts {
     /// `-machine`, without its settings.
     pub machine: Option<String>,
-    /// Blocks of memory at the end of the list that are plugged in as devices (DIMMs, virtio-mem).
+    /// Number of blocks at the end of [`Facts::ram_blocks_bytes`] that are plugged in as devices (DIMMs, virtio-mem).
     pub plugged_blocks: usize,
-    /// Where it listens for its machine protocol, as it names the socket.
+    /// The socket of its machine protocol (QMP), as the command line names it.
     pub qmp_socket: Option<String>,
     /// Drivers of its devices.
     pub devices: Vec<String>,
-    /// It has a balloon.
+    /// Whether it has a balloon.
     pub balloon: bool,
-    /// The balloon reports free pages.
+    /// Whether the balloon reports free pages.
     pub free_page_reporting: bool,
-    /// Memory that may lie below 4 GiB, where that was said.
+    /// Most memory below 4 GiB (`max-ram-below-4g`), if given.
     pub max_below_4g_bytes: Option<u64>,
 }
 
-/// Something of a guest that could not be read.
+/// A process of a guest that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Partial {
     /// The guest's id.
     pub guest: String,
-    /// The process concerned.
+    /// The process.
     pub pid: u32,
-    /// What is missing and why.
+    /// The reason why it could not be read.
     pub reason: String,
 }
 
-/// What one guest holds by `smaps_rollup` and `smaps`, summed over its processes.
+/// The memory that one guest holds by `smaps_rollup` and `smaps`, summed over its processes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Footprint {
-    /// Which guest.
+    /// The guest.
     #[serde(flatten)]
     pub guest: Guest,
     /// Resident set: every mapped page, shared or not.
     pub rss_bytes: u64,
     /// Proportional set: a page shared by n processes counts 1/n.
     pub pss_bytes: u64,
-    /// Unique set: pages no other process maps.
+    /// Unique set: pages that no other process maps.
     pub uss_bytes: u64,
-    /// In swap.
+    /// Memory in swap.
     pub swap_bytes: u64,
-    /// Merged by the kernel's merger; `None` where the kernel does not tell.
+    /// Memory merged by KSM; `None` if the kernel does not tell.
     pub ksm_bytes: Option<u64>,
-    /// Pages that were folded and not written since, touched or not: they lie in the group's pool. Of those, the resident
-    /// set has what was touched.
+    /// Pages that were folded and not written since, which lie in the group's pool. The resident set counts only
+    /// those of them that were touched.
     pub folded_bytes: u64,
-    /// In transparent huge pages.
+    /// Memory in transparent huge pages.
     pub thp_bytes: u64,
-    /// In hugetlbfs pages, which the resident set leaves out.
+    /// Memory in hugetlbfs pages, which the resident set leaves out.
     pub hugetlb_bytes: u64,
-    /// Where it lies; regions without resident or swapped memory are left out. The kernel rounds each
+    /// The footprint by region, without regions that hold no resident or swapped memory. The kernel rounds each
     /// mapping's proportional set down to 1 KiB, so these may add up to a little less than the total.
     pub regions: Vec<RegionFootprint>,
 }
@@ -147,7 +147,7 @@ pub struct Footprint {
 /// One region of a guest's footprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct RegionFootprint {
-    /// Which.
+    /// The region.
     pub region: Region,
     /// Resident set.
     pub rss_bytes: u64,
@@ -155,6 +155,6 @@ pub struct RegionFootprint {
     pub pss_bytes: u64,
     /// Unique set.
     pub uss_bytes: u64,
-    /// In swap.
+    /// Memory in swap.
     pub swap_bytes: u64,
 }

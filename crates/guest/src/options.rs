@@ -2,9 +2,10 @@
 
 use serde_json::Value;
 
-/// The options of one command line, in order: name without dashes, and value. The value is what follows
-/// `=` within the argument or else the next argument, unless that is an option itself. Names without a
-/// value have an empty one.
+/// The options of one command line, in order: name without dashes, and value.
+///
+/// The value follows `=` within the argument, or else it is the next argument, unless that is an option itself. An
+/// option without a value gets an empty one.
 pub(crate) fn options(args: &[String]) -> impl Iterator<Item = (&str, &str)> {
     args.iter().enumerate().filter_map(|(n, arg)| {
         let name = arg.strip_prefix("--").or_else(|| arg.strip_prefix('-')).filter(|name| !name.is_empty())?;
@@ -23,7 +24,7 @@ pub(crate) fn options(args: &[String]) -> impl Iterator<Item = (&str, &str)> {
 pub(crate) struct Settings(Vec<(String, String)>);
 
 impl Settings {
-    /// Parses them. A first item without `=` gets the key `implied`. `,,` is a comma of a value.
+    /// Parses settings. A first item without `=` gets the key `implied`. `,,` stands for a comma in a value.
     pub fn parse(text: &str, implied: &str) -> Self {
         if text.starts_with('{') {
             return Self::parse_json(text);
@@ -52,15 +53,15 @@ impl Settings {
         Self(object.into_iter().filter_map(setting).collect())
     }
 
-    /// The last value of `key`, which is the one that counts.
+    /// The last value of `key`, which overrides the others.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.0.iter().rev().find(|(k, _)| k == key).map(|(_, v)| v.as_str())
     }
 }
 
-/// A size: digits with an optional fraction and unit (`B K M G T P E`, powers of 1024, either case), or
-/// hexadecimal bytes. Without a unit it counts in `default_unit` bytes. `None` if it is not one, or 2^63
-/// or more.
+/// Parses a size: digits with an optional fraction and unit (`B K M G T P E`, powers of 1024, either case), or
+/// hexadecimal bytes. Without a unit, the number counts units of `default_unit` bytes. `None` if it is no size, or at
+/// least 2^63.
 pub(crate) fn parse_size(text: &str, default_unit: u64) -> Option<u64> {
     let fits = |bytes: &u64| *bytes < 1 << 63;
     if let Some(digits) = text.strip_prefix("0x") {
@@ -85,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_in_all_spellings() {
+    fn sizes_are_parsed_in_all_spellings() {
         const M: u64 = 1 << 20;
         for (text, bytes) in [
             ("512", 512 * M),
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_in_lists_and_in_json() {
+    fn settings_are_parsed_from_lists_and_json() {
         let list = Settings::parse("acme-1,,x,debug-threads=on,size=1G,size=2G,flag", "guest");
         assert_eq!(list.get("guest"), Some("acme-1,x"));
         assert_eq!(list.get("size"), Some("2G"));
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn options_with_their_values() {
+    fn options_get_their_values() {
         let args: Vec<String> = ["vmm", "-m", "1G", "--id=x", "-S", "--api-socket", "path=/x", "-name", "guest=a", "-"]
             .map(Into::into)
             .into();

@@ -1,23 +1,23 @@
-//! Mappings of a group's pool: pages that a member has folded, and that are one frame for all of its group.
+//! Mappings of a group's pool. They hold the pages that a member has folded, for which its whole group has one frame.
 
 use host::Mapping;
+use page::NOT_GROUPS;
 
-/// Memory of Pagefold that is no pool is called so; no group is.
-pub const NOT_GROUPS: [&str; 3] = ["donation", "lease", "probe"];
-
-/// The group whose pool a mapping maps, by the name that the kernel shows; names are not proof: anybody may call a file so.
+/// The group whose pool a mapping maps, by the file's name. This is no proof, because any process may give a file
+/// this name.
 pub fn pool_group(mapping: &Mapping) -> Option<&str> {
     pool_name(&mapping.name)
 }
 
-/// The group by whose pool's name the kernel calls a file.
+/// The group whose pool has this file name, as the kernel shows it.
 pub fn pool_name(file: &str) -> Option<&str> {
     let name = file.strip_prefix("/memfd:pagefold-")?;
     let name = name.strip_suffix(" (deleted)").unwrap_or(name);
     (!name.is_empty() && !NOT_GROUPS.contains(&name)).then_some(name)
 }
 
-/// Whether pages of a mapping that the kernel does not call anonymous are folded ones. A worker maps its own pool shared.
+/// Whether the pages of a mapping are folded ones, except for those that the kernel calls anonymous. The mapping must
+/// be private: a shared one is the worker's own.
 pub fn holds_folded_pages(mapping: &Mapping) -> bool {
     !mapping.shared && pool_group(mapping).is_some()
 }
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn private_mappings_of_a_pool_and_no_others() {
+    fn only_private_mappings_of_pool_hold_folded_pages() {
         let group = |rights: &str, name: &str| {
             let line = format!("7f0000000000-7f0000001000 {rights} 00000000 00:01 9 {name}\n");
             let mapping = Mapping::parse_all(&line).unwrap().remove(0);

@@ -1,108 +1,133 @@
-//! What QEMU's command line says about a guest: its name, its RAM, and the blocks of memory that RAM is
-//! made of. Both spellings are read: by hand (`-m 1G`) and libvirt's (`-object {"qom-type":...}`).
+//! A guest's name, RAM and blocks of memory from QEMU's command line. Both spellings are read: the usual one
+//! (`-m 1G`) and libvirt's JSON (`-object {"qom-type":...}`).
 
 use crate::QemuFacts;
 use crate::options::{Settings, options, parse_size};
 use host::Process;
 
-/// RAM that QEMU gives a guest if nothing is said.
+/// RAM that QEMU gives a guest by default, in bytes: 128 MiB.
 const DEFAULT_RAM_BYTES: u64 = 128 << 20;
 
-/// One QEMU guest.
+/// The configuration of one QEMU guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Config {
-    /// `-name`
+    /// The name by `-name`.
     pub name: Option<String>,
-    /// All RAM that it has from the start.
+    /// All RAM that the guest has from the start.
     pub ram_bytes: u64,
     /// Blocks that the RAM consists of; each is one mapping when QEMU starts.
     pub blocks_bytes: Vec<u64>,
-    /// What else is of interest.
+    /// Further facts.
     pub facts: QemuFacts,
 }
 
 /// Whether a process is a QEMU that runs a whole machine.
 pub(crate) fn is_qemu(process: &Process) -> bool {
-    // Some distributions wrap it: `.qemu-system-x86_64-wrapped`.
+    // Some distributions wrap the program: `.qemu-system-x86_64-wrapped`.
     let program = process.program().trim_start_matches('.');
     program.starts_with("qemu-system-") || matches!(program, "qemu-kvm" | "kvm")
 }
 
-/// What one memory backend (`-object memory-backend-...`) provides.
+/// A memory backend (`-object memory-backend-...`).
 struct Backend {
     id: String,
     bytes: u64,
 }
 
+/// The options of a command line read up to some point.
+#[derive(Default)]
+struct CommandLine {
+    name: Option<String>,
+    facts: QemuFacts,
+    /// RAM by `-m`.
+    asked_bytes: Option<u64>,
+    backends: Vec<Backend>,
+    /// Ids of backends that hold the machine's own RAM.
+    main: Vec<String>,
+    /// Ids of backends that are plugged in beside it.
+    plugged: Vec<String>,
+    /// Ids of character devices with a monitor that speaks QMP.
+    monitors: Vec<String>,
+    /// Id and path of character devices that are sockets.
+    sockets: Vec<(String, String)>,
+}
+
 impl Config {
     /// Reads a command line, the program's name first.
     pub fn parse(args: &[String]) -> Self {
-        let mut config = Self::default();
-        let mut asked_bytes = None;
-        let mut backends: Vec<Backend> = Vec::new();
-        // Ids of backends that the machine's own RAM lies in, and that are plugged in beside it.
-        let (mut main, mut plugged) = (Vec::new(), Vec::new());
-        // Monitors that speak QMP, and sockets by name.
-        let (mut monitors, mut sockets) = (Vec::new(), Vec::new());
+        let mut line = CommandLine::default();
         for (option, value) in options(args) {
-            match option {
-                "name" => config.name = Settings::parse(value, "guest").get("guest").map(str::to_owned),
-                "m" => {
-                    let size = Settings::parse(value, "size").get("size").and_then(|s| parse_size(s, 1 << 20));
-                    asked_bytes = size.or(asked_bytes);
-                }
-                "object" => backends.extend(Backend::parse(&Settings::parse(value, "qom-type"))),
-                "machine" | "M" => {
-                    let machine = Settings::parse(value, "type");
-                    main.extend(machine.get("memory-backend").map(str::to_owned));
-                    config.facts.machine = machine.get("type").map(str::to_owned).or(config.facts.machine);
-                    let below = machine.get("max-ram-below-4g").and_then(|size| parse_size(size, 1));
-                    config.facts.max_below_4g_bytes = below.or(config.facts.max_below_4g_bytes);
-                }
-                "qmp" | "qmp-pretty" => {
-                    let path = value.strip_prefix("unix:").and_then(|rest| rest.split(',').next());
-                    config.facts.qmp_socket = path.map(str::to_owned).or(config.facts.qmp_socket);
-                }
-                "mon" => {
-                    let monitor = Settings::parse(value, "chardev");
-                    monitors.extend(
-                        monitor.get("chardev").filter(|_| monitor.get("mode") == Some("control")).map(str::to_owned),
-                    );
-                }
-                "chardev" => {
-                    let socket = Settings::parse(value, "backend");
-                    sockets.extend(
-                        socket.get("id").zip(socket.get("path")).map(|(id, path)| (id.to_owned(), path.to_owned())),
-                    );
-                }
-                "numa" => main.extend(Settings::parse(value, "type").get("memdev").map(str::to_owned)),
-                "device" => {
-                    let device = Settings::parse(value, "driver");
-                    let is_ram = device.get("driver").is_some_and(|d| d == "pc-dimm" || d.starts_with("virtio-mem"));
-                    plugged.extend(device.get("memdev").filter(|_| is_ram).map(str::to_owned));
-                    if let Some(driver) = device.get("driver") {
-                        config.facts.add_device(driver, device.get("free-page-reporting"));
-                    }
-                }
-                _ => {}
+            line.read(option, value);
+        }
+        line.into_config()
+    }
+}
+
+impl CommandLine {
+    fn read(&mut self, option: &str, value: &str) {
+        match option {
+            "name" => self.name = Settings::parse(value, "guest").get("guest").map(str::to_owned),
+            "m" => {
+                let size = Settings::parse(value, "size").get("size").and_then(|s| parse_size(s, 1 << 20));
+                self.asked_bytes = size.or(self.asked_bytes);
             }
+            "object" => self.backends.extend(Backend::parse(&Settings::parse(value, "qom-type"))),
+            "machine" | "M" => self.read_machine(&Settings::parse(value, "type")),
+            "qmp" | "qmp-pretty" => {
+                let path = value.strip_prefix("unix:").and_then(|rest| rest.split(',').next());
+                self.facts.qmp_socket = path.map(str::to_owned).or(self.facts.qmp_socket.take());
+            }
+            "mon" => {
+                let monitor = Settings::parse(value, "chardev");
+                let speaks_qmp = monitor.get("mode") == Some("control");
+                self.monitors.extend(monitor.get("chardev").filter(|_| speaks_qmp).map(str::to_owned));
+            }
+            "chardev" => {
+                let socket = Settings::parse(value, "backend");
+                let found = socket.get("id").zip(socket.get("path"));
+                self.sockets.extend(found.map(|(id, path)| (id.to_owned(), path.to_owned())));
+            }
+            "numa" => self.main.extend(Settings::parse(value, "type").get("memdev").map(str::to_owned)),
+            "device" => self.read_device(&Settings::parse(value, "driver")),
+            _ => {}
         }
-        let sizes_of = |ids: &[String]| -> Vec<u64> {
-            ids.iter().filter_map(|id| backends.iter().find(|b| b.id == *id)).map(|b| b.bytes).collect()
-        };
-        config.blocks_bytes = sizes_of(&main);
-        if config.blocks_bytes.is_empty() {
-            config.blocks_bytes.push(asked_bytes.filter(|b| *b > 0).unwrap_or(DEFAULT_RAM_BYTES));
+    }
+
+    fn read_machine(&mut self, machine: &Settings) {
+        self.main.extend(machine.get("memory-backend").map(str::to_owned));
+        self.facts.machine = machine.get("type").map(str::to_owned).or(self.facts.machine.take());
+        let below = machine.get("max-ram-below-4g").and_then(|size| parse_size(size, 1));
+        self.facts.max_below_4g_bytes = below.or(self.facts.max_below_4g_bytes);
+    }
+
+    fn read_device(&mut self, device: &Settings) {
+        let is_ram = device.get("driver").is_some_and(|d| d == "pc-dimm" || d.starts_with("virtio-mem"));
+        self.plugged.extend(device.get("memdev").filter(|_| is_ram).map(str::to_owned));
+        if let Some(driver) = device.get("driver") {
+            self.facts.add_device(driver, device.get("free-page-reporting"));
         }
-        let plugged = sizes_of(&plugged);
-        config.facts.plugged_blocks = plugged.len();
-        config.blocks_bytes.extend(plugged);
-        if config.facts.qmp_socket.is_none() {
-            let of_monitor = |(id, _): &&(String, String)| monitors.contains(id);
-            config.facts.qmp_socket = sockets.iter().find(of_monitor).map(|(_, path)| path.clone());
+    }
+
+    /// Sizes of the backends with these ids, in the order of the ids.
+    fn sizes_of(&self, ids: &[String]) -> Vec<u64> {
+        ids.iter().filter_map(|id| self.backends.iter().find(|b| b.id == *id)).map(|b| b.bytes).collect()
+    }
+
+    /// Puts together the options that refer to each other.
+    fn into_config(mut self) -> Config {
+        let mut blocks_bytes = self.sizes_of(&self.main);
+        if blocks_bytes.is_empty() {
+            blocks_bytes.push(self.asked_bytes.filter(|b| *b > 0).unwrap_or(DEFAULT_RAM_BYTES));
         }
-        config.ram_bytes = config.blocks_bytes.iter().fold(0, |sum: u64, b| sum.saturating_add(*b));
-        config
+        let plugged = self.sizes_of(&self.plugged);
+        self.facts.plugged_blocks = plugged.len();
+        blocks_bytes.extend(plugged);
+        if self.facts.qmp_socket.is_none() {
+            let of_monitor = |(id, _): &&(String, String)| self.monitors.contains(id);
+            self.facts.qmp_socket = self.sockets.iter().find(of_monitor).map(|(_, path)| path.clone());
+        }
+        let ram_bytes = blocks_bytes.iter().fold(0, |sum: u64, b| sum.saturating_add(*b));
+        Config { name: self.name, ram_bytes, blocks_bytes, facts: self.facts }
     }
 }
 
@@ -134,7 +159,7 @@ mod tests {
     const M: u64 = 1 << 20;
 
     #[test]
-    fn every_way_to_give_ram() {
+    fn ram_is_read_in_every_spelling() {
         for (line, bytes) in [
             ("qemu-system-x86_64 -nodefaults", 128 * M),
             ("qemu-system-x86_64 -m 512", 512 * M),
@@ -152,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn names() {
+    fn name_is_read_with_or_without_key() {
         for (line, name) in [
             ("kvm -name acme-1", Some("acme-1")),
             ("kvm -name guest=acme-1,debug-threads=on", Some("acme-1")),
@@ -165,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn ram_in_one_named_backend() {
+    fn ram_may_be_one_named_backend() {
         let config = parse(
             "qemu-system-x86_64 -m 256 -object memory-backend-memfd,id=mem,size=256M,share=on -machine q35,memory-backend=mem",
         );
@@ -173,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn libvirt_writes_json_and_one_backend_a_numa_node() {
+    fn backends_of_numa_nodes_and_dimms_are_blocks_of_ram() {
         let args = [
             "/usr/bin/qemu-system-x86_64",
             "-name",
@@ -200,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_of_a_shared_memory_device_is_not_ram() {
+    fn backend_of_shared_memory_device_is_not_ram() {
         let config = parse(
             "kvm -m 128 -object memory-backend-file,id=shm,size=4M,mem-path=/dev/shm/x,share=on -device ivshmem-plain,memdev=shm",
         );
@@ -208,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_monitor_and_devices() {
+    fn facts_about_machine_monitor_and_devices_are_read() {
         let facts = parse(
             "kvm -machine pc-q35-7.2,max-ram-below-4g=1G,accel=kvm -chardev socket,id=con,path=/run/c -chardev \
              socket,id=mon0,path=/run/a,,b/qmp,server=on -mon chardev=con -mon chardev=mon0,mode=control -device \
@@ -229,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_that_run_machines() {
+    fn qemu_is_told_from_other_programs() {
         let program = |name: &str| {
             is_qemu(&Process { exe: Some(name.into()), cmdline: vec!["/bin/x".into()], ..Process::default() })
         };

@@ -1,5 +1,6 @@
-//! QEMU's machine protocol, as far as a client needs it that asks and waits: one JSON object a line over a unix
-//! socket; see `docs/interop/qmp-spec.rst` of QEMU. Events that arrive in between are dropped.
+//! QEMU's machine protocol (QMP), for a client that sends a command and waits for the answer. Each message is a JSON
+//! object on a line, sent over a unix socket. Events that arrive in between are dropped. See
+//! `docs/interop/qmp-spec.rst` of QEMU.
 
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
@@ -7,26 +8,26 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Longest answer that is read; the longest known, `query-qmp-schema`, has a fifth of a megabyte.
+/// Longest answer that is read, in bytes; the longest known, `query-qmp-schema`, has a fifth of a megabyte.
 const LINE_MAX: u64 = 4 << 20;
 
-/// Why QEMU could not be asked.
+/// A reason why QEMU did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum QmpError {
-    /// The socket, or what came out of it.
+    /// The socket failed, or the peer's lines are not QMP.
     #[error("cannot talk QMP over {}: {source}", path.display())]
     Socket {
-        /// Which socket.
+        /// The socket.
         path: PathBuf,
-        /// What went wrong with it.
+        /// The failure.
         source: io::Error,
     },
     /// QEMU refused a command.
     #[error("QEMU refuses {command}: {reason}")]
     Refused {
-        /// Which command.
+        /// The command.
         command: String,
-        /// What QEMU says.
+        /// The reason that QEMU gives.
         reason: String,
     },
 }
@@ -40,10 +41,11 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Connects, reads the greeting and leaves negotiation mode. Each later command gets `timeout`, too.
+    /// Connects, reads the greeting and leaves negotiation mode. Connecting, the greeting and each command may take
+    /// `timeout` each.
     ///
     /// # Errors
-    /// Nobody listens, somebody else is being served for longer than `timeout`, or it is not QEMU.
+    /// No process listens, QEMU serves another client for longer than `timeout`, or the listener is not QEMU.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self, QmpError> {
         let stream =
             host::connect_within(path, timeout).map_err(|source| QmpError::Socket { path: path.into(), source })?;
@@ -56,10 +58,11 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Runs one command and returns what it returns; `arguments` is an object.
+    /// Runs one command and returns its result; `arguments` is an object.
     ///
     /// # Errors
-    /// QEMU refuses it, is gone, or does not answer in time. After anything but a refusal the conversation is over.
+    /// QEMU refuses the command, is gone, or does not answer in time. After any error but a refusal the connection
+    /// cannot be used any more.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
         let deadline = Instant::now() + self.timeout;
         let request = json!({"execute": command, "arguments": arguments});
@@ -121,8 +124,8 @@ mod tests {
     const SOON: Duration = Duration::from_millis(300);
     const GREETING: &str = "{\"QMP\": {\"version\": {}, \"capabilities\": []}}\n";
 
-    /// What a client gets that asks `stop` of a peer that says these lines, one before it hears anything and the
-    /// others after each line that it hears; a peer that has nothing left to say stays silent.
+    /// The answer to the command `stop` from a peer that sends `lines`. The peer sends the first line at once, and
+    /// one more after each line that it receives. After the last it stays silent.
     fn asked(lines: &'static [&'static str]) -> Result<Value, QmpError> {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("qmp");
@@ -132,7 +135,7 @@ mod tests {
             let mut heard = BufReader::new(stream.try_clone().expect("duplicate")).lines();
             let mut stream = stream;
             for line in lines {
-                // The client may have had enough.
+                // The client may have closed the connection.
                 let _ = stream.write_all(line.as_bytes());
                 if !matches!(heard.next(), Some(Ok(_))) {
                     return;
@@ -146,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_skipped_and_refusals_told() {
+    fn events_are_skipped_and_refusals_reported() {
         let answer = asked(&[GREETING, "{\"return\": {}}\n", "{\"event\": \"STOP\"}\n{\"return\": {\"a\": 1}}\n"]);
         assert_eq!(answer.expect("an answer"), json!({"a": 1}));
         let refused = asked(&[GREETING, "{\"return\": {}}\n", "{\"error\": {\"class\": \"x\", \"desc\": \"no\"}}\n"]);
@@ -154,14 +157,14 @@ mod tests {
     }
 
     #[test]
-    fn silence_garbage_and_strangers_are_errors() {
+    fn silent_malformed_or_foreign_peer_is_error() {
         for lines in [&[GREETING] as &[&str], &[""], &["{}\n"], &["SSH-2.0\n"], &[GREETING, "{\"return\": \n"]] {
             assert!(matches!(asked(lines), Err(QmpError::Socket { .. })), "{lines:?}");
         }
     }
 
     #[test]
-    fn a_line_without_end_is_cut_off() {
+    fn line_without_end_is_cut_off() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("qmp");
         let listener = UnixListener::bind(&path).expect("listen");

@@ -1,9 +1,13 @@
-//! A VM's memory, read while it runs: what `insight` sees of it.
+//! A VM's memory, read while the VM runs, for `insight`.
 //!
-//! Only pages that the page table shows as present are ever touched: reading another would make it resident. What is followed is
-//! read through `/proc/PID/mem`, which neither ends the sharing of a page nor waits for anybody. The beginnings of all frames,
-//! among which the kernel's note is looked for, are read many at a time where that is safe; `crates/host/src/vm_read.rs` has both
-//! ways, and why one is not safe for pages that are shared or served by user space.
+//! Only pages that the page table shows as present are touched, because reading another page would make it resident.
+//! `insight` reads in two ways:
+//!
+//! - The memory that it follows from address to address is read through `/proc/PID/mem`. This neither ends the
+//!   sharing of a page nor waits for user space.
+//! - The beginnings of all frames, among which it looks for the kernel's note, are read many at a time where that is
+//!   safe. It is not for pages that are shared, or whose faults are served by user space;
+//!   `crates/host/src/vm_read.rs` says why.
 
 use crate::qmp::Qmp;
 use crate::ram_map::RamMap;
@@ -18,7 +22,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long QEMU may take for an answer: somebody else may be talking to it.
+/// Time that QEMU may take for an answer; it may be serving another client.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The memory of a running guest.
@@ -26,19 +30,20 @@ const PATIENCE: Duration = Duration::from_millis(500);
 pub struct GuestRam {
     /// The VMM's process.
     pub pid: u32,
-    /// Where the memory lies.
+    /// The places of the guest's memory in that process.
     pub map: RamMap,
     ranges: Vec<PhysRange>,
     index: FrameIndex,
-    /// What the host backs, a bit a frame, and what it has in swap.
+    /// Frames that the host backs, one bit for each frame.
     backed: Vec<u64>,
+    /// Frames that the host has in swap, one bit for each frame.
     swapped: Vec<u64>,
     memory: ProcessMemory,
     pagemap: Pagemap,
-    /// Which pages may not be read many at a time.
+    /// The pages that may not be read many at a time.
     careful: Careful,
-    /// Where files are mapped, by address: what is not backed there is in the file, not zeros. So it is with pages that were
-    /// folded and not touched since.
+    /// Mapped files, in order of address. A page there that the host does not back is in the file; elsewhere it is
+    /// zeros. Pages that were folded and not touched since are such pages.
     files: Vec<Piece>,
 }
 
@@ -52,8 +57,8 @@ struct Piece {
 }
 
 impl Piece {
-    /// The files mapped into this memory; each is opened once, however many mappings it has. One that cannot be opened is left
-    /// out, and reads as zeros.
+    /// The files mapped into this memory. Each file is opened once, however many mappings it has. A file that cannot be
+    /// opened is left out, and reads as zeros.
     fn all(pid: u32, map: &RamMap) -> host::Result<Vec<Self>> {
         let mut open: HashMap<(u64, u64), Option<Arc<File>>> = HashMap::new();
         let mut pieces = Vec::new();
@@ -61,8 +66,8 @@ impl Piece {
             if !map.blocks().iter().any(|b| b.host.0 < m.end.0 && m.start.0 < b.host.0 + b.bytes) {
                 continue;
             }
-            let path = || format!("/proc/{pid}/map_files/{:x}-{:x}", m.start.0, m.end.0);
-            let file = open.entry((m.device, m.inode)).or_insert_with(|| File::open(path()).ok().map(Arc::new));
+            let file =
+                open.entry((m.device, m.inode)).or_insert_with(|| File::open(m.file_path(pid)).ok().map(Arc::new));
             if let Some(file) = file.clone() {
                 pieces.push(Self { start: m.start, end: m.end, offset: m.offset, file });
             }
@@ -72,14 +77,14 @@ impl Piece {
     }
 }
 
-/// Pages that are only to be read one by one.
+/// The pages that must be read one by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Careful {
-    /// All: somebody serves faults in this memory, or may.
+    /// All pages, because a process serves faults in this memory, or may do so.
     All,
-    /// Private ones: the kernel's merger may hold them.
+    /// Private pages, because KSM may hold them.
     Private,
-    /// Private ones that are mapped elsewhere too.
+    /// Private pages that are mapped elsewhere too.
     PrivateShared,
 }
 
@@ -107,11 +112,13 @@ impl Careful {
     }
 }
 
-/// Opens the memory of a VM, in each layout that it may have, the likeliest first: the one that QEMU tells, if it can be asked
-/// (through `qmp`, or where its command line says that it listens), otherwise those that its mappings leave.
+/// Opens the memory of a VM in each layout that it may have, the likeliest first.
+///
+/// The layout that QEMU reports comes first, if it answers at the socket `qmp` or at the one on its command line.
+/// Then come the layouts that are possible by the mappings.
 ///
 /// # Errors
-/// Its process has gone, or belongs to somebody else.
+/// The VM's process is gone, or belongs to another user.
 pub fn open_ram(guest: &Guest, qmp: Option<PathBuf>) -> host::Result<Vec<GuestRam>> {
     let pid = guest.pids.first().copied().unwrap_or(0);
     let named = guest.facts.qemu.as_ref().and_then(|facts| facts.qmp_socket.as_ref());
@@ -126,7 +133,7 @@ pub fn open_ram(guest: &Guest, qmp: Option<PathBuf>) -> host::Result<Vec<GuestRa
     maps.into_iter().map(|map| GuestRam::open(pid, map)).collect()
 }
 
-/// A path of a process, as we reach it.
+/// The host's path to a file that process `pid` names `path`.
 fn seen_by(pid: u32, path: &str) -> PathBuf {
     match path.strip_prefix('/') {
         Some(below_root) => PathBuf::from(format!("/proc/{pid}/root")).join(below_root),
@@ -135,10 +142,10 @@ fn seen_by(pid: u32, path: &str) -> PathBuf {
 }
 
 impl GuestRam {
-    /// Opens the memory that lies so in a process.
+    /// Opens the memory of process `pid` with the layout `map`.
     ///
     /// # Errors
-    /// The process has gone, or belongs to somebody else.
+    /// The process is gone, or belongs to another user.
     pub fn open(pid: u32, map: RamMap) -> host::Result<Self> {
         let ranges: Vec<_> =
             map.blocks().iter().map(|b| PhysRange { start: b.guest, frames: b.bytes >> PAGE_SHIFT }).collect();
@@ -148,13 +155,14 @@ impl GuestRam {
         let careful = Careful::of(pid, &map);
         let (backed, swapped) = (vec![0; words], vec![0; words]);
         let files = Piece::all(pid, &map)?;
-        // An absent page whose next write is to be noted looks as if it were in swap.
+        // An absent page whose next write is to be noted looks like one in swap, so swap is looked for only if it is
+        // used.
         let has_swap = host::swapped_bytes(pid)? > 0;
         let mut ram = Self { pid, ranges, index, backed, swapped, memory, pagemap, careful, files, map };
         for block in ram.map.0.clone() {
             let end = HostVirt(block.host.0 + block.bytes);
             let backed = ram.pagemap.present_ranges(block.host, end)?;
-            // Kernels without the scan do not tell in one go; then what is in swap reads as zeros.
+            // Kernels without `PAGEMAP_SCAN` cannot list pages in swap in one call. Such pages then read as zeros.
             let swapped = if has_swap { ram.pagemap.swapped_ranges(block.host, end) } else { Ok(Vec::new()) };
             let swapped = swapped.unwrap_or_default();
             mark(&mut ram.backed, &ram.index, &ram.map, &backed);
@@ -163,7 +171,7 @@ impl GuestRam {
         Ok(ram)
     }
 
-    /// The frames in order.
+    /// The places of the frames, in order.
     pub const fn index(&self) -> &FrameIndex {
         &self.index
     }
@@ -173,17 +181,17 @@ impl GuestRam {
         self.backed.get(place / 64).is_some_and(|word| word >> (place % 64) & 1 == 1)
     }
 
-    /// Frames that the host backs.
+    /// Number of frames that the host backs.
     pub fn backed_frames(&self) -> u64 {
         self.backed.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 
-    /// Reads what the host does not back; all of it lies in one page.
+    /// Reads bytes of one page that the host does not back: from the mapped file, or else zeros.
     fn read_absent(&self, at: HostVirt, into: &mut [u8]) {
         into.fill(0);
         let piece = self.files.partition_point(|piece| piece.start <= at).checked_sub(1).map(|n| &self.files[n]);
         if let Some(piece) = piece.filter(|piece| at < piece.end) {
-            // Behind the end of the file there are zeros.
+            // Bytes behind the end of the file stay zeros.
             let _ = piece.file.read_at(into, piece.offset + (at.0 - piece.start.0));
         }
     }
@@ -214,7 +222,7 @@ impl GuestMemory for GuestRam {
         while !rest.is_empty() {
             let Some((host, behind)) = self.map.host_of(at) else { return false };
             let Some(place) = self.index.of(at.frame()) else { return false };
-            // As far as all is backed, or nothing is.
+            // One piece: as far as all pages are backed, or none is.
             let backed = self.is_backed(place);
             let most = rest.len().min(usize::try_from(behind).unwrap_or(usize::MAX));
             let mut bytes = PAGE_BYTES - at.0 as usize % PAGE_BYTES;
@@ -257,10 +265,10 @@ impl GuestMemory for GuestRam {
     }
 }
 
-/// Frames whose beginnings are read at a time: as many as the kernel takes.
+/// Frames whose beginnings are read by one system call: the most pieces that the kernel takes.
 const HEADS_AT_ONCE: usize = 1024;
 
-/// Room for reading beginnings.
+/// Buffers for reading the beginnings of frames.
 struct Heads {
     bytes: Vec<u8>,
     at: Vec<HostVirt>,
@@ -268,7 +276,7 @@ struct Heads {
 }
 
 impl GuestRam {
-    /// What is only in files comes last: it is read page by page.
+    /// Reads the beginnings of pages that are only in files. They come last, because they are read page by page.
     fn absent_heads(&self, each: &mut dyn FnMut(GuestPhys, &[u8]) -> bool) {
         let mut head = [0; HEAD_BYTES];
         for piece in &self.files {
@@ -296,7 +304,7 @@ impl GuestRam {
     ) -> bool {
         let Heads { bytes, at, entries } = heads;
         let Some(place) = self.index.of(guest.frame()) else { return true };
-        // Nothing is looked up of pages that were not there.
+        // Pages that were not backed when this was opened are not looked up.
         if !(place..place + pages as usize).any(|place| self.is_backed(place))
             || self.pagemap.read(host, pages, entries).is_err()
         {
@@ -315,7 +323,7 @@ impl GuestRam {
                     return false;
                 }
             }
-            // The one behind those that arrived has gone.
+            // The page behind those that arrived is gone.
             done += got + 1;
         }
         for (n, _) in slow {

@@ -1,6 +1,6 @@
-//! Where the physical memory of a VM lies in the address space of its VMM.
+//! The places of a VM's physical memory in the address space of its VMM.
 //!
-//! All VMMs for x86-64 leave a hole for devices below 4 GiB. What does not fit below it begins at 4 GiB:
+//! All VMMs for x86-64 leave a hole for devices below 4 GiB. RAM that does not fit below the hole begins at 4 GiB:
 //!
 //! ```text
 //!   guest-physical   0          low            4 GiB
@@ -8,9 +8,15 @@
 //!   blocks           |==== one block or several, one after the other ====|   |====|
 //! ```
 //!
-//! How much lies below differs: QEMU's `pc` has 3 GiB there once there are 3.5 (`hw/i386/pc_piix.c`), `q35` 2 GiB once there
-//! are 2.75 (`hw/i386/pc_q35.c`), Firecracker 3.25 GiB, Cloud Hypervisor 3 GiB. A QEMU that can be asked tells it exactly, with
-//! what was plugged in while it runs; otherwise there may be several layouts, and the kernel inside shows which is right.
+//! | VMM | RAM below the hole | source |
+//! |---|---|---|
+//! | QEMU, `pc` | 3 GiB if the VM has at least 3.5 GiB, else all | `hw/i386/pc_piix.c` |
+//! | QEMU, `q35` | 2 GiB if the VM has at least 2.75 GiB, else all | `hw/i386/pc_q35.c` |
+//! | Firecracker | at most 3.25 GiB | |
+//! | Cloud Hypervisor | at most 3 GiB | |
+//!
+//! QEMU reports the exact layout if it can be asked, including memory plugged in while it runs. Otherwise several
+//! layouts may be possible. `insight` then finds out which is right, because only in that one it finds the kernel.
 
 use crate::qmp::{Qmp, QmpError};
 use crate::region::guest_ram;
@@ -19,28 +25,28 @@ use host::Mapping;
 use page::{GuestPhys, HostVirt, PAGE_BYTES};
 use serde_json::json;
 
-/// Where memory goes on that does not fit below the hole.
+/// Guest-physical address behind the hole, where RAM goes on that does not fit below it.
 const FOUR_GIB: u64 = 4 << 30;
-/// Pieces of memory that QEMU is asked about.
+/// Most pieces of memory that QEMU is asked about.
 const MOST_PIECES: usize = 1024;
 
 /// A piece of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RamBlock {
-    /// Where the guest sees it.
+    /// Its first address in the guest.
     pub guest: GuestPhys,
-    /// Where the VMM has it.
+    /// Its first address in the VMM.
     pub host: HostVirt,
     /// Its size.
     pub bytes: u64,
 }
 
-/// All memory of a guest, ascending, without overlaps.
+/// All memory of a guest, in ascending order, without overlaps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RamMap(pub(crate) Vec<RamBlock>);
 
 impl RamMap {
-    /// Of these pieces. Those that are not whole pages, or lie where another one does, are left out.
+    /// The map of these pieces. Pieces that are not whole pages, or overlap another one, are left out.
     pub fn new(mut blocks: Vec<RamBlock>) -> Self {
         let page = PAGE_BYTES as u64;
         blocks.retain(|b| {
@@ -68,7 +74,7 @@ impl RamMap {
         &self.0
     }
 
-    /// Where the VMM has a guest's address, and how many bytes follow it without a break.
+    /// The VMM's address of a guest's address, and the number of bytes that follow it without a break.
     pub fn host_of(&self, guest: GuestPhys) -> Option<(HostVirt, u64)> {
         let n = self.0.partition_point(|b| b.guest <= guest).checked_sub(1)?;
         let block = &self.0[n];
@@ -76,14 +82,14 @@ impl RamMap {
         (offset < block.bytes).then(|| (HostVirt(block.host.0 + offset), block.bytes - offset))
     }
 
-    /// Where the guest sees an address of the VMM's; `None` if it is not its memory.
+    /// The guest's address of an address in the VMM; `None` if that is not guest memory.
     pub fn guest_of(&self, host: HostVirt) -> Option<GuestPhys> {
         let block = self.0.iter().find(|b| (b.host.0..b.host.0 + b.bytes).contains(&host.0))?;
         Some(GuestPhys(block.guest.0 + (host.0 - block.host.0)))
     }
 
-    /// The layouts that a VM may have by what its process maps, the likeliest first. Memory that was plugged in as a
-    /// device is not in them.
+    /// The layouts that a VM may have by its process's mappings, the likeliest first. They leave out memory that was
+    /// plugged in as a device.
     pub fn by_mappings(guest: &Guest, mappings: &[Mapping]) -> Vec<Self> {
         let mut pieces: Vec<(HostVirt, u64)> = guest_ram(guest, mappings)
             .into_iter()
@@ -105,10 +111,10 @@ impl RamMap {
         layouts
     }
 
-    /// The layout as QEMU tells it.
+    /// The layout that QEMU reports.
     ///
     /// # Errors
-    /// It cannot be asked.
+    /// QEMU does not answer, or refuses to.
     pub fn by_qmp(qmp: &mut Qmp) -> Result<Self, QmpError> {
         let backends = qmp.execute("query-memdev", json!({}))?;
         let backends = backends.as_array().map(Vec::as_slice).unwrap_or_default();
@@ -128,7 +134,7 @@ impl RamMap {
     }
 }
 
-/// How much memory may lie below 4 GiB, the likeliest first.
+/// Possible sizes of the RAM below the hole, the likeliest first. `whole` is the size of all RAM.
 fn low_bytes(guest: &Guest, whole: u64) -> Vec<u64> {
     const GIB: u64 = 1 << 30;
     let (pc, q35) =
@@ -146,7 +152,7 @@ fn low_bytes(guest: &Guest, whole: u64) -> Vec<u64> {
     }
 }
 
-/// Lays pieces out one after the other, cut where `low` bytes are full.
+/// Lays pieces out one after the other, first `low` bytes below the hole, and the rest from 4 GiB on.
 fn lay_out(pieces: &[(HostVirt, u64)], low: u64) -> RamMap {
     let mut blocks = Vec::new();
     let mut done = 0;
@@ -160,8 +166,9 @@ fn lay_out(pieces: &[(HostVirt, u64)], low: u64) -> RamMap {
     RamMap::new(blocks)
 }
 
-/// First and last address of the memory of these names, in what QEMU prints for `info mtree -f`: of each view of an
-/// address space, lines such as `  0000000100000000-000000013fffffff (prio 0, ram): pc.ram @00000000c0000000 KVM`.
+/// First and last guest addresses of the memory regions with these names, from QEMU's output of `info mtree -f`. The
+/// output has a list for each address space, with lines such as
+/// `  0000000100000000-000000013fffffff (prio 0, ram): pc.ram @00000000c0000000 KVM`.
 fn ram_in_flat_view(text: &str, names: &[String]) -> Vec<(u64, u64)> {
     let mut found = Vec::new();
     let mut is_memory = false;
@@ -185,7 +192,7 @@ fn ram_in_flat_view(text: &str, names: &[String]) -> Vec<(u64, u64)> {
     found
 }
 
-/// `Host virtual address for 0x0 (pc.ram) is 0x7f1e2c000000`
+/// The address in `Host virtual address for 0x0 (pc.ram) is 0x7f1e2c000000`.
 fn address_in(text: &str) -> Option<HostVirt> {
     let digits = text.trim().rsplit_once(" is 0x")?.1;
     u64::from_str_radix(digits, 16).ok().map(HostVirt)
@@ -216,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_of_machines() {
+    fn ram_below_hole_depends_on_vmm_and_machine() {
         let host = 0x7f00_0000_0000;
         for (kind, machine, bytes, low) in [
             (GuestKind::Qemu, "pc", 2 * GIB, 2 * GIB),
@@ -243,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn several_blocks_follow_each_other_and_the_hole_may_cut_one() {
+    fn blocks_follow_each_other_and_hole_may_cut_one() {
         let map = lay_out(&[(HostVirt(0x10_0000), 2 * GIB), (HostVirt(0x7000_0000_0000), 2 * GIB)], 3 * GIB);
         let wanted = [
             block(0, 0x10_0000, 2 * GIB),
@@ -255,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_qemu_prints() {
+    fn output_of_qemu_is_parsed() {
         let text = "FlatView #0\n AS \"I/O\", root: io\n  0000000000000000-0000000000000007 (prio 0, ram): pc.ram\n\nFlatView #1\n \
             AS \"memory\", root: system\n AS \"cpu-memory-0\", root: system\n Root memory region: system\n  \
             0000000000000000-000000000009ffff (prio 0, ram): pc.ram\n  00000000000a0000-00000000000bffff (prio 1, i/o): \
@@ -273,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_that_contradict_each_other_are_left_out() {
+    fn overlapping_or_unaligned_pieces_are_left_out() {
         let map = RamMap::new(vec![
             block(0, 0x1000, 0x2000),
             block(0x1000, 0x9000, 0x1000),

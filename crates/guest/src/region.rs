@@ -1,18 +1,18 @@
-//! Which part of a guest's footprint each mapping is.
+//! The part of a guest's footprint that each mapping belongs to.
 //!
-//! Most mappings tell by themselves: the kernel names heap and stack, files have names. The RAM of a VM
-//! is anonymous or shared memory like any other; it is told by its size, which the command line gives.
-//! One block of RAM is one mapping when the VMM starts, but the kernel splits it when advice or protection
-//! changes on a part of it, so what is looked for is a row of neighbouring mappings that add up.
+//! Most mappings show their region by themselves: the kernel names heap and stack, and files have names. The RAM of a
+//! VM is anonymous or shared memory like any other. It is recognised by its size, which the command line gives. One
+//! block of RAM is one mapping when the VMM starts. The kernel splits the mapping when advice or protection changes
+//! on a part of it. A block is therefore a row of neighbouring mappings whose sizes add up to the block's.
 
 use crate::{Guest, GuestKind, cloud_hypervisor, firecracker};
 use host::Mapping;
 use page::Region;
 use std::ops::Range;
 
-/// Huge page sizes that RAM is rounded up to when it lies on hugetlbfs.
+/// Sizes of huge pages in bytes, to which a block of RAM on hugetlbfs is rounded up.
 const HUGETLB_BYTES: [u64; 2] = [2 << 20, 1 << 30];
-/// Base page.
+/// Bytes of a base page.
 const PAGE: u64 = page::PAGE_BYTES as u64;
 
 /// The regions of the mappings of one process.
@@ -20,8 +20,8 @@ const PAGE: u64 = page::PAGE_BYTES as u64;
 pub struct RegionMap(Vec<Region>);
 
 impl RegionMap {
-    /// Classifies all mappings of one process, which is one of `guest`'s or nobody's. Mappings without
-    /// `VmFlags` ([`Mapping::list`]) do as well, unless the VM has two candidates of equal size for its RAM.
+    /// Classifies all mappings of one process, which belongs to `guest` or to no guest. Mappings without `VmFlags`
+    /// ([`Mapping::list`]) are good enough, unless the VM has two candidates of equal size for its RAM.
     pub fn new(guest: Option<&Guest>, mappings: &[Mapping]) -> Self {
         let kind = guest.map(|g| g.kind);
         let mut regions: Vec<Region> = mappings.iter().map(|m| region_by_itself(m, kind)).collect();
@@ -39,7 +39,7 @@ impl RegionMap {
     }
 }
 
-/// What a mapping is when nothing but itself is looked at.
+/// The region of a mapping by its own properties alone.
 fn region_by_itself(m: &Mapping, kind: Option<GuestKind>) -> Region {
     let emulator = kind == Some(GuestKind::Qemu);
     let anonymous = m.name.is_empty() || m.name.starts_with("[anon:") || m.name == "/dev/zero";
@@ -49,7 +49,7 @@ fn region_by_itself(m: &Mapping, kind: Option<GuestKind>) -> Region {
         name if emulator && (anonymous && m.execute || name.starts_with("/memfd:tcg-jit")) => Region::TranslationCache,
         "[heap]" => Region::Heap,
         name if name == "[stack]" || name.starts_with("[stack:") => Region::Stack,
-        // What was folded is what it was before.
+        // Folded pages belong to the region that they had before.
         _ if crate::holds_folded_pages(m) => Region::Heap,
         _ if m.shmem => Region::Shared,
         _ if anonymous => Region::Heap,
@@ -58,9 +58,10 @@ fn region_by_itself(m: &Mapping, kind: Option<GuestKind>) -> Region {
     }
 }
 
-/// Where the RAM of a VM lies: the first way of laying it out for which every block is found. If none
-/// fits (the VM was resized, or the size is not known), the largest row of mappings, of those that are
-/// advised as RAM is if there are any.
+/// The mappings of a VM's RAM, as ranges of indexes: those of the first layout of which every block is found.
+///
+/// No layout fits if the VM was resized, or its size is not known. The RAM is then the largest row of mappings with the
+/// advice that RAM gets, or else the largest row of all.
 pub(crate) fn guest_ram(guest: &Guest, mappings: &[Mapping]) -> Vec<Range<usize>> {
     let rows = rows(mappings, could_be_ram);
     let found = layouts(guest).into_iter().find_map(|blocks| place(&blocks, &rows, mappings));
@@ -71,7 +72,7 @@ pub(crate) fn guest_ram(guest: &Guest, mappings: &[Mapping]) -> Vec<Range<usize>
     })
 }
 
-/// Ways in which a VMM may have cut the RAM into blocks.
+/// Layouts of the RAM that the VMM may have made, each with the sizes of its blocks.
 fn layouts(guest: &Guest) -> Vec<Vec<u64>> {
     let told = guest.facts.ram_blocks_bytes.clone();
     let hole = match guest.kind {
@@ -86,7 +87,7 @@ fn layouts(guest: &Guest) -> Vec<Vec<u64>> {
     }
 }
 
-/// Finds a place for every block, the largest first, so that they do not take each other's. In the order of the blocks.
+/// Finds a place for every block, the largest first, without overlaps. The places are in the order of the blocks.
 fn place(blocks: &[u64], rows: &[Range<usize>], mappings: &[Mapping]) -> Option<Vec<Range<usize>>> {
     let mut order: Vec<usize> = (0..blocks.len()).collect();
     order.sort_by_key(|n| std::cmp::Reverse(blocks[*n]));
@@ -103,7 +104,7 @@ fn place(blocks: &[u64], rows: &[Range<usize>], mappings: &[Mapping]) -> Option<
 
 /// The parts of a row of mappings that are as large as a block of RAM.
 fn parts_of(row: &Range<usize>, block: u64, mappings: &[Mapping]) -> Vec<Range<usize>> {
-    // A list without flags leaves open which files are on hugetlbfs.
+    // Without `VmFlags` it is not known which files are on hugetlbfs, so every file is tried as one.
     let huge = if mappings[row.start].has_file() { &HUGETLB_BYTES[..] } else { &[] };
     let mut parts = Vec::new();
     for unit in [PAGE].iter().chain(huge) {
@@ -124,7 +125,7 @@ fn parts_of(row: &Range<usize>, block: u64, mappings: &[Mapping]) -> Vec<Range<u
     parts
 }
 
-/// Rows of neighbouring mappings of which each is `wanted`.
+/// Rows of neighbouring mappings for each of which `wanted` holds.
 fn rows(mappings: &[Mapping], wanted: impl Fn(&Mapping) -> bool) -> Vec<Range<usize>> {
     let mut rows: Vec<Range<usize>> = Vec::new();
     for (n, m) in mappings.iter().enumerate().filter(|(_, m)| wanted(m)) {
@@ -136,18 +137,18 @@ fn rows(mappings: &[Mapping], wanted: impl Fn(&Mapping) -> bool) -> Vec<Range<us
     rows
 }
 
-/// Readable, writable, not executable, and not the VMM's own heap or stack.
+/// Whether a mapping is readable, writable, not executable, and not the VMM's own heap or stack.
 fn could_be_ram(m: &Mapping) -> bool {
     let special = m.name.starts_with('[') && !m.name.starts_with("[anon");
     m.read && m.write && !m.execute && !special && !m.has_flag(b"io") && !m.has_flag(b"pf")
 }
 
-/// VMMs advise RAM as mergeable, share it, or take huge pages for it; their own heaps they do not.
+/// Whether a mapping has the properties that VMMs give to RAM but not to their heaps: mergeable, huge pages, or a file.
 fn looks_like_ram(m: &Mapping) -> bool {
     is_advised(m) || m.has_file()
 }
 
-/// Known only where `VmFlags` were read.
+/// Whether a mapping is mergeable or in hugetlbfs pages. This is known only if `VmFlags` were read.
 fn is_advised(m: &Mapping) -> bool {
     m.has_flag(b"mg") || m.has_flag(b"ht")
 }
@@ -160,8 +161,8 @@ fn rss(mappings: &[Mapping], range: &Range<usize>) -> u64 {
     mappings[range.clone()].iter().map(|m| m.usage.rss_bytes + m.usage.hugetlb_bytes).sum()
 }
 
-/// The RAM of a VM that says nothing about it in `/proc`: its largest row of mappings, and the one beside
-/// it if the VM has so much that it reaches beyond the hole for devices.
+/// The RAM of a VM, by its mappings alone: the largest row of mappings. A second row is added if there is so much RAM
+/// that it goes on behind the hole for devices.
 pub(crate) fn ram_by_mappings(kind: GuestKind, mappings: &[Mapping]) -> Option<u64> {
     let hole = match kind {
         GuestKind::Firecracker => firecracker::RAM_BELOW_HOLE_BYTES,

@@ -27,8 +27,8 @@ fn regions(guest: &Guest, smaps: &str) -> Vec<Region> {
     (0..maps.len()).map(|n| map.region_of(n)).collect()
 }
 
-/// Lines of `smaps` from a real `qemu-system-x86_64 -accel tcg,tb-size=32 -m 128`; the thread's stack of
-/// 8 MiB lies right before the RAM.
+/// Lines of `smaps` of a real `qemu-system-x86_64 -accel tcg,tb-size=32 -m 128`. A thread's stack of 8 MiB lies right
+/// before the RAM.
 const TCG: &str = "\
 55cc6ac61000-55cc6b068000 r--p 00000000 fe:00 10166332                   /usr/bin/qemu-system-x86_64
 VmFlags: rd mr mw me
@@ -61,22 +61,22 @@ VmFlags: ex
 ";
 
 #[test]
-fn an_emulated_vm() {
+fn regions_of_emulated_vm_are_told() {
     let expected =
         [Files, Files, Heap, Heap, Heap, Heap, Heap, GuestRam, Heap, TranslationCache, Other, Other, Stack, Other];
     assert_eq!(regions(&vm(GuestKind::Qemu, &[128 * M]), TCG), expected);
 }
 
 #[test]
-fn a_vm_whose_size_is_not_what_the_command_line_said() {
-    // 100 MiB is nowhere: the largest mapping that is advised as mergeable.
+fn ram_of_unknown_size_is_largest_mergeable_mapping() {
+    // No mapping has 100 MiB, so the largest one that is advised as mergeable is taken.
     let regions = regions(&vm(GuestKind::Qemu, &[100 * M]), TCG);
     assert_eq!(regions.iter().filter(|r| **r == GuestRam).count(), 1);
     assert_eq!(regions[7], GuestRam);
 }
 
 #[test]
-fn a_list_without_flags_does_as_well() {
+fn list_without_flags_gives_same_regions_if_size_is_known() {
     let list: String = TCG.lines().filter(|l| !l.starts_with("VmFlags")).map(|l| format!("{l}\n")).collect();
     let vm = |ram| vm(GuestKind::Qemu, &[ram]);
     assert_eq!(regions(&vm(128 * M), &list), regions(&vm(128 * M), TCG));
@@ -85,14 +85,14 @@ fn a_list_without_flags_does_as_well() {
 }
 
 #[test]
-fn code_in_anonymous_memory_is_a_translation_cache_in_an_emulator_only() {
+fn anonymous_code_is_translation_cache_only_in_emulator() {
     let maps = mappings(TCG);
     let map = RegionMap::new(None, &maps);
     assert_eq!((map.region_of(9), map.region_of(7)), (Heap, Heap));
 }
 
 #[test]
-fn a_translation_cache_mapped_twice() {
+fn translation_cache_may_be_mapped_twice() {
     let smaps = "\
 7f0000000000-7f0002000000 rw-s 00000000 00:01 2054                       /memfd:tcg-jit (deleted)
 7f0002000000-7f0004000000 r-xs 00000000 00:01 2054                       /memfd:tcg-jit (deleted)
@@ -106,7 +106,7 @@ fn a_translation_cache_mapped_twice() {
 }
 
 #[test]
-fn ram_split_into_many_mappings() {
+fn ram_may_be_split_into_many_mappings() {
     let smaps = "\
 7f0000000000-7f0000800000 rw-p 00000000 00:00 0 
 7f0000800000-7f0001000000 rw-p 00000000 00:00 0 
@@ -121,7 +121,7 @@ VmFlags: rd wr dc mg
 }
 
 #[test]
-fn shared_ram_and_what_is_not_ram() {
+fn shared_ram_is_told_from_other_shared_memory() {
     let smaps = "\
 7f0000000000-7f0010000000 rw-s 00000000 00:01 1030                       /memfd:memory-backend-memfd (deleted)
 7f0020000000-7f0020400000 rw-s 00000000 00:19 5                          /dev/shm/ivshmem
@@ -139,7 +139,7 @@ fn shared_ram_and_what_is_not_ram() {
 }
 
 #[test]
-fn one_block_a_numa_node_even_of_equal_size() {
+fn blocks_of_numa_nodes_may_have_equal_size() {
     let smaps = "\
 7f0000000000-7f0004000000 rw-p 00000000 00:00 0 
 VmFlags: rd wr mg
@@ -152,7 +152,7 @@ VmFlags: rd wr
 }
 
 #[test]
-fn ram_in_huge_pages_is_rounded_up_to_them() {
+fn ram_on_hugetlbfs_is_rounded_up_to_huge_pages() {
     let smaps = "\
 7f0000000000-7f0008200000 rw-s 00000000 00:21 1030                       /dev/hugepages/qemu (deleted)
 VmFlags: rd wr sh ht
@@ -161,7 +161,7 @@ VmFlags: rd wr sh ht
 }
 
 #[test]
-fn ram_on_both_sides_of_the_hole() {
+fn ram_may_be_on_both_sides_of_hole() {
     let smaps = "\
 7f0000000000-7f00d0000000 rw-p 00000000 00:00 0 
 7f00d0000000-7f00d0001000 ---p 00000000 00:00 0 
@@ -180,7 +180,7 @@ fn ram_on_both_sides_of_the_hole() {
 }
 
 #[test]
-fn a_microvm_configured_through_its_api() {
+fn ram_of_microvm_configured_through_api_is_largest_row() {
     let smaps = "\
 55cc6bdee000-55cc6be21000 rw-p 00000000 00:00 0                          [heap]
 7f0000000000-7f0008000000 rw-p 00000000 00:00 0 
@@ -193,7 +193,7 @@ fn a_microvm_configured_through_its_api() {
 }
 
 #[test]
-fn processes_without_mappings_or_a_machine() {
+fn process_without_mappings_or_vm_has_no_ram() {
     assert_eq!(regions(&vm(GuestKind::Qemu, &[64 * M]), ""), []);
     let container = vm(GuestKind::Lxc, &[]);
     assert_eq!(regions(&container, TCG)[7..10], [Heap, Heap, Heap]);

@@ -1,8 +1,8 @@
-//! Reading the pages of guests: which there are, which frame each is, and what it holds.
+//! Reading the pages of guests: which pages are resident, in which frames, and with which content.
 //!
-//! A scan has two steps. The *plan* walks the page tables once and lists what is resident, cut into
-//! units of a few megabytes, each with its place in the order of the scan. Then threads take units,
-//! and for each:
+//! A scan has two steps. First, the *plan* walks the page tables once. It lists the resident pages, cut into units of
+//! a few megabytes, and gives each unit its place in the order of the scan. Then threads take units, and do this for
+//! each page:
 //!
 //! ```text
 //!   pagemap ---> mapped nowhere else? --yes--> read, fingerprint --> sample
@@ -15,18 +15,24 @@
 //!                kpagecount: more mappings than this guest's own? kpageflags: KSM? zero page? --> sample
 //! ```
 //!
-//! Bytes are read through the memory of the process ([`host::ProcessMemory`]), with care not to end any
-//! sharing; or, on demand, from the page frames themselves ([`host::FrameReader`]), which leaves no trace.
+//! Bytes are read through the memory of the process ([`host::ProcessMemory`]), with care not to end any sharing. On
+//! demand they are read from the page frames themselves ([`host::FrameReader`]), which leaves no trace.
 //!
-//! Only pages that the page tables show as present are read, so that reading makes nothing resident; the
-//! kernel's zero page is never counted. A page that goes away between the two looks is counted as
-//! vanished and makes the result partial. Page tables stay bound to the address space they were opened
-//! on, which is how the end of a process, or its `exec`, is noticed.
+//! Only pages that the page tables show as present are read, so that reading makes nothing resident. The kernel's
+//! zero page is never counted. A page that goes away between plan and reading is counted as vanished, and makes the
+//! result partial. An open page table stays bound to its address space. So the scan notices if a process ends or
+//! executes another program.
 //!
-//! **Without root** the kernel hides frame numbers. Frames are then told apart by what is visible: pages
-//! of files by file and offset; private pages by process and address; private pages that are mapped
-//! elsewhere too (after a fork) by address and content. Where `PAGEMAP_SCAN` is missing, or does not know the
-//! kernel's zero page in its huge form, such a caller cannot tell it from memory, and counts it.
+//! **Without root** the kernel hides frame numbers. Frames are then told apart by visible properties:
+//!
+//! | page | told apart by |
+//! |---|---|
+//! | of a file | file and offset |
+//! | private | process and address |
+//! | private, but mapped elsewhere too (after a fork) | address and content |
+//!
+//! A caller without root counts the kernel's zero page as memory if `PAGEMAP_SCAN` is missing. It counts the huge
+//! zero page, too, if `PAGEMAP_SCAN` does not know that one.
 
 mod found;
 mod frames;

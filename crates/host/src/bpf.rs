@@ -1,4 +1,4 @@
-//! The little of BPF that Pagefold needs: a map shared with user space, and a program that is run by hand.
+//! The part of BPF that Pagefold needs: a map shared with user space, and a program that user space runs on demand.
 
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::io;
@@ -6,7 +6,7 @@ use std::io;
 /// One instruction.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct Instruction {
+pub struct Instruction {
     code: u8,
     /// Destination in the low, source in the high four bits.
     registers: u8,
@@ -17,7 +17,7 @@ pub(crate) struct Instruction {
 const _: () = assert!(size_of::<Instruction>() == 8);
 
 /// An instruction by its parts.
-pub(crate) const fn op(code: u8, destination: u8, source: u8, offset: i16, immediate: i32) -> Instruction {
+pub const fn op(code: u8, destination: u8, source: u8, offset: i16, immediate: i32) -> Instruction {
     Instruction { code, registers: destination | source << 4, offset, immediate }
 }
 
@@ -63,12 +63,13 @@ const BPF_F_MMAPABLE: u32 = 1 << 10;
 const BPF_PROG_TYPE_SYSCALL: u32 = 31;
 const BPF_F_SLEEPABLE: u32 = 1 << 4;
 
-/// Issues one command. `attributes` is the part of `union bpf_attr` that the command knows; the kernel takes
-/// what lies behind it for zeros.
+/// Issues one command. `attributes` is the part of `union bpf_attr` that the command uses; the kernel takes the rest
+/// of the union for zeros.
 fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<libc::c_long> {
     let size = size_of::<T>();
-    // SAFETY: the kernel reads and writes within `size` bytes of the structure, which is exclusively borrowed and made of
-    // integers; it checks the pointers in it like any user pointer, and who fills them in keeps alive what they point to.
+    // SAFETY: the kernel reads and writes within `size` bytes of the structure, which is exclusively borrowed and
+    // made of integers. It checks the pointers in it like any user pointer. The callers, who fill these pointers in,
+    // keep the memory behind them alive until this call returns.
     let answer = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attributes), size) };
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
 }
@@ -79,17 +80,17 @@ fn owned(fd: libc::c_long) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Creates an array of one value that can be mapped.
-pub(crate) fn create_shared_value(bytes: usize) -> io::Result<OwnedFd> {
+/// Creates a BPF array map of one value, which can be mapped into user space.
+pub fn create_shared_value(bytes: usize) -> io::Result<OwnedFd> {
     let value_size = u32::try_from(bytes).map_err(io::Error::other)?;
     let mut attributes =
         MapCreate { map_type: BPF_MAP_TYPE_ARRAY, key_size: 4, value_size, max_entries: 1, map_flags: BPF_F_MMAPABLE };
     owned(bpf(BPF_MAP_CREATE, &mut attributes)?)
 }
 
-/// Has the kernel verify and load a program of the kind that only user space runs.
-pub(crate) fn load_syscall_program(instructions: &[Instruction]) -> io::Result<OwnedFd> {
-    // The kernel keeps `bpf_probe_read_kernel` for programs under the GPL.
+/// Has the kernel verify and load a `BPF_PROG_TYPE_SYSCALL` program, which runs only when user space runs it.
+pub fn load_syscall_program(instructions: &[Instruction]) -> io::Result<OwnedFd> {
+    // The kernel lets only programs under the GPL call `bpf_probe_read_kernel`.
     let license = c"Dual MIT/GPL";
     let mut attributes = ProgLoad {
         prog_type: BPF_PROG_TYPE_SYSCALL,
@@ -106,7 +107,7 @@ pub(crate) fn load_syscall_program(instructions: &[Instruction]) -> io::Result<O
 }
 
 /// Runs a loaded program once.
-pub(crate) fn run(program: &OwnedFd) -> io::Result<()> {
+pub fn run(program: &OwnedFd) -> io::Result<()> {
     let mut attributes = TestRun { prog_fd: program.as_raw_fd().cast_unsigned(), ..TestRun::default() };
     bpf(BPF_PROG_TEST_RUN, &mut attributes).map(|_| ())
 }

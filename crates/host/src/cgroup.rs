@@ -1,15 +1,15 @@
-//! `/proc/PID/cgroup`: where a process stands in the trees of control groups.
+//! `/proc/PID/cgroup`: the control groups of a process.
 //!
-//! Version 2 has one tree (`0::/path`), version 1 one a controller (`4:memory:/path`). A host that has
-//! both at once is hybrid, and a process may then stand in different places of different trees.
+//! Version 2 has one tree of control groups (`0::/path`), version 1 has one for each controller (`4:memory:/path`). A
+//! host that has both at once is hybrid. A process may have a different path in each tree.
 
-/// The paths of one process.
+/// The control groups of one process: its path in each tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cgroups {
     entries: Vec<(Tree, String)>,
 }
 
-/// Which tree a path belongs to, the ones that say most about the owner first.
+/// The tree that a path belongs to; trees whose paths say most about the owner come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Tree {
     Unified,
@@ -18,14 +18,14 @@ enum Tree {
     OtherController,
 }
 
-/// Which trees there are.
+/// The trees that a host has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CgroupLayout {
-    /// One tree a controller.
+    /// One tree for each controller.
     V1,
-    /// One tree.
+    /// One tree for all controllers.
     V2,
-    /// Controllers in trees of version 1, and a tree of version 2 beside them.
+    /// Trees of version 1 for controllers, and a tree of version 2 beside them.
     Hybrid,
     /// The kernel has no control groups.
     None,
@@ -44,7 +44,7 @@ impl CgroupLayout {
 }
 
 impl Cgroups {
-    /// Parses `/proc/PID/cgroup`; lines that are not `ID:CONTROLLERS:PATH` are passed over.
+    /// Parses `/proc/PID/cgroup`; skips lines that are not `ID:CONTROLLERS:PATH`.
     pub fn parse(text: &str) -> Self {
         let entry = |line: &str| {
             let (_, rest) = line.split_once(':')?;
@@ -62,8 +62,8 @@ impl Cgroups {
         Self { entries }
     }
 
-    /// Its paths, the one that says most about the owner first: the tree of version 2, systemd's, the
-    /// memory controller's, the others.
+    /// Paths of the process in its trees. The tree of version 2 comes first, then systemd's, the memory controller's
+    /// and the others: the paths that say most about the owner come first.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         self.entries.iter().map(|(_, path)| path.as_str())
     }
@@ -73,7 +73,7 @@ impl Cgroups {
         self.paths().find(|p| *p != "/").unwrap_or("/")
     }
 
-    /// Which trees there are, as far as this process tells.
+    /// The trees of the host, as far as this process shows them.
     pub fn layout(&self) -> CgroupLayout {
         let unified = self.entries.iter().any(|(tree, _)| *tree == Tree::Unified);
         let others = self.entries.iter().any(|(tree, _)| *tree != Tree::Unified);
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn version_2() {
+    fn version_2_has_one_path() {
         let c = Cgroups::parse("0::/user.slice/user-1000.slice/session-3.scope\n");
         assert_eq!(c.layout(), CgroupLayout::V2);
         assert_eq!(c.main_path(), "/user.slice/user-1000.slice/session-3.scope");
@@ -105,14 +105,14 @@ mod tests {
     }
 
     #[test]
-    fn a_hybrid_host_may_leave_its_version_2_tree_empty() {
+    fn main_path_on_hybrid_host_skips_root_of_version_2() {
         let c = Cgroups::parse("9:name=systemd:/\n4:memory:/process_api/8add\n1:cpu:/\n0::/\n");
         assert_eq!(c.layout(), CgroupLayout::Hybrid);
         assert_eq!(c.main_path(), "/process_api/8add");
     }
 
     #[test]
-    fn no_control_groups_and_nonsense() {
+    fn missing_control_groups_and_malformed_lines_give_no_paths() {
         assert_eq!(Cgroups::parse("").layout(), CgroupLayout::None);
         assert_eq!(Cgroups::parse("").main_path(), "/");
         assert_eq!(Cgroups::parse("nonsense\n1:x\n2:y:relative\n"), Cgroups::default());

@@ -1,4 +1,4 @@
-//! One thing that was looked at, what was found, and what to do about it.
+//! One check of the host: the value found, its use, and the remedy if the value is bad.
 
 use serde::Serialize;
 
@@ -10,38 +10,38 @@ pub enum Status {
     Ok,
     /// Works, but less well, or not for everything.
     Warn,
-    /// What it is needed for cannot work.
+    /// The features that need it cannot work.
     Fail,
 }
 
 /// One check, in the shape that `pagefold doctor --json` prints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// `topic:name`, for guests `guest:ID:name`.
+    /// `topic:name`; for guests, `guest:ID:name`.
     pub id: String,
-    /// How it turned out.
+    /// How the check turned out.
     pub status: Status,
     /// The value found, in words.
     pub found: String,
-    /// What it is good for.
+    /// The features that need the thing checked.
     pub needed_for: String,
-    /// What to do about it; `None` where nothing need be done.
+    /// The remedy; `None` where none is needed.
     pub fix: Option<String>,
 }
 
 impl Check {
-    /// As it should be.
+    /// A check that found everything as it should be.
     pub fn ok(id: impl Into<String>, found: impl Into<String>, needed_for: impl Into<String>) -> Self {
         Self { id: id.into(), status: Status::Ok, found: found.into(), needed_for: needed_for.into(), fix: None }
     }
 
-    /// Works less well; `fix` says how to better it.
+    /// The same check with the status [`Status::Warn`]; `fix` says how to improve things.
     #[must_use]
     pub fn warn(self, fix: impl Into<String>) -> Self {
         Self { status: Status::Warn, fix: Some(fix.into()), ..self }
     }
 
-    /// Cannot work; `fix` says what would have to change.
+    /// The same check with the status [`Status::Fail`]; `fix` says what would have to change.
     #[must_use]
     pub fn fail(self, fix: impl Into<String>) -> Self {
         Self { status: Status::Fail, fix: Some(fix.into()), ..self }

@@ -1,4 +1,4 @@
-//! What went wrong, on what.
+//! Failures to read the host, each with the file that it concerns.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,21 +12,21 @@ pub enum Error {
     /// A file or directory could not be opened, read or written.
     #[error("cannot {attempted} {}: {source}", path.display())]
     File {
-        /// What was attempted: `open`, `read`, ...
+        /// The attempt: `open`, `read`, ...
         attempted: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's answer.
         source: io::Error,
     },
     /// A file's content is not what the kernel documents.
     #[error("{} line {line}: {problem}", path.display())]
     Malformed {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The fault of that line, in words.
         problem: String,
     },
 }
@@ -37,24 +37,24 @@ impl Error {
         Self::File { attempted, path: path.into(), source: source.into() }
     }
 
-    /// Whether the process or file concerned has gone (ended, unmapped).
+    /// Whether the process or file concerned is gone (`ENOENT`, `ESRCH`).
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::File { source, .. }
             if matches!(source.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)))
     }
 
-    /// Whether the address is not, or no longer, one of the process.
+    /// Whether the address is not, or no longer, mapped in the process (`EFAULT`, `EIO`).
     pub fn is_bad_address(&self) -> bool {
         matches!(self, Self::File { source, .. }
             if matches!(source.raw_os_error(), Some(libc::EFAULT | libc::EIO)))
     }
 
-    /// Whether a socket is there, and nobody listens.
+    /// Whether the socket exists, but no process listens on it.
     pub fn is_refused(&self) -> bool {
         matches!(self, Self::File { source, .. } if source.kind() == io::ErrorKind::ConnectionRefused)
     }
 
-    /// Whether rights are missing.
+    /// Whether the caller lacks rights (`EACCES`, `EPERM`).
     pub fn is_denied(&self) -> bool {
         matches!(self, Self::File { source, .. }
             if matches!(source.raw_os_error(), Some(libc::EACCES | libc::EPERM)))

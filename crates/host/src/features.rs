@@ -1,4 +1,4 @@
-//! What this kernel can do and lets us do, found out by trying it, not by asking for its version.
+//! Features of this kernel, and the caller's rights to use them. Each is tried; the kernel's version is not asked for.
 //!
 //! Each probe is harmless: it acts on this process alone and leaves nothing behind.
 
@@ -46,7 +46,7 @@ fn memfd_seals() -> Check {
     }
 }
 
-/// Seals a memory file against new writers and tries to become one.
+/// Seals a memory file against new writers, then tries to map it writable. True if the kernel refuses that.
 fn sealed_memfd_refuses_writers() -> io::Result<bool> {
     let file = memfd_create("pagefold-probe", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, page::PAGE_BYTES as u64)?;
@@ -109,7 +109,7 @@ mod tests {
     use crate::Status;
 
     #[test]
-    fn every_check_has_an_id_of_its_own_and_says_what_to_do() {
+    fn checks_have_distinct_ids_and_a_fix_unless_ok() {
         let checks = probe_host();
         let mut ids: Vec<&str> = checks.iter().map(|c| c.id.as_str()).collect();
         ids.sort_unstable();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn seals_keep_writers_out_on_any_kernel_that_runs_these_tests() {
+    fn sealed_memfd_keeps_writers_out() {
         assert!(sealed_memfd_refuses_writers().unwrap());
     }
 }

@@ -1,4 +1,4 @@
-//! A file mapped to be resident, not to be read: for guests that must hold pages of the page cache.
+//! A file mapped only so that its pages are resident. The lab's guests use it to hold pages of the page cache.
 
 use crate::error::{Error, Result};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -7,8 +7,8 @@ use std::fs::File;
 use std::path::Path;
 use std::ptr::{NonNull, null_mut};
 
-/// A whole file, mapped readable and shared, its pages brought in. Its bytes cannot be reached through this type, so
-/// that whatever happens to the file meanwhile (written, truncated) cannot hurt the process that maps it.
+/// A whole file, mapped readable and shared, with its pages brought in. This type gives no access to the file's bytes.
+/// Other processes may therefore write or truncate the file without harm to the process that maps it.
 #[derive(Debug)]
 pub struct FileMap {
     address: NonNull<c_void>,
@@ -37,7 +37,7 @@ impl FileMap {
 
 impl Drop for FileMap {
     fn drop(&mut self) {
-        // SAFETY: exactly the range that mmap returned, which nobody else knows the address of.
+        // SAFETY: exactly the range that mmap returned; nothing else has its address.
         let unmapped = unsafe { munmap(self.address.as_ptr(), self.len) };
         debug_assert!(unmapped.is_ok(), "unmapping a mapping of our own: {unmapped:?}");
     }
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_mapped_until_dropped_and_may_shrink_meanwhile() {
+    fn file_stays_mapped_until_dropped_and_may_shrink_meanwhile() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("data");
         std::fs::write(&path, vec![7_u8; 3 * 4096 + 1]).expect("write the file");
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_mapped_is_named() {
+    fn error_names_file_that_cannot_be_mapped() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("empty");
         std::fs::write(&path, b"").expect("write the file");

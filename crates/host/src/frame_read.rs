@@ -1,11 +1,12 @@
 //! Reading page frames themselves, rather than the memory of a process.
 //!
-//! Whatever reads through a process leaves traces: it takes the process's memory lock, marks pages as
-//! recently used, may fault a page in that has just gone, or end its being shared (see
-//! [`crate::ProcessMemory`]). The kernel has all memory mapped a second time, in its *direct map*, and a BPF
-//! program may copy from there. It only loads; nothing of the page, the process or the guest changes. It
-//! neither looks up nor pins each page, but copies eight bytes at a time: about as fast for small pages, and
-//! slower for huge ones.
+//! Reading through a process leaves traces, whichever call does it. The call takes the process's memory lock and marks
+//! pages as recently used. It may fault in a page that has just gone, or end the sharing of a page (see
+//! [`crate::ProcessMemory`]).
+//!
+//! The kernel has all memory mapped a second time, in its *direct map*, and a BPF program may copy from there. The
+//! program only loads, so the page, the process and the guest do not change. It neither looks up nor pins pages, but
+//! it copies eight bytes at a time. That is about as fast for small pages, and slower for huge ones.
 //!
 //! ```text
 //!   user space                                kernel
@@ -14,12 +15,13 @@
 //! ```
 //!
 //! A load that faults (a frame that the kernel keeps out of the direct map, such as `memfd_secret`) is an
-//! error for that page. The frame may have been given to somebody else since its number was looked up; what
-//! is read is then what it holds now. Root only, and not under kernel lockdown.
+//! error for that page. If the kernel has given the frame to another owner since its number was looked up, the new
+//! owner's bytes are read. Reading frames takes root, and does not work under kernel lockdown.
 //!
-//! Where the direct map begins is randomised, a multiple of 1 GiB. It is found by trying: the address of the
-//! current task lies in it, so only as many beginnings are possible as the machine has gigabytes, and the
-//! right one shows a page of our own with a content that nobody else has.
+//! The kernel randomises the beginning of the direct map, in multiples of 1 GiB. The reader finds it by trying. The
+//! address of the current task lies in the direct map, so there are no more candidates than the machine has
+//! gigabytes. At the right candidate, the frame of one of our own pages shows the random bytes that we wrote to that
+//! page.
 
 use crate::bpf::{self, Instruction, op};
 use crate::{Error, Pagemap, Result};
@@ -30,17 +32,17 @@ use std::cell::Cell;
 use std::io;
 use std::ptr::{NonNull, null_mut};
 
-/// Frames read at a time; they fit into a core's second-level cache.
+/// Frames read by one run of the program: 64, which fit into a core's second-level cache.
 const BATCH_FRAMES: usize = 64;
-/// Beginnings of the direct map that are tried: enough for 64 TiB.
+/// Candidates tried for the beginning of the direct map: enough for 64 TiB of memory.
 const MOST_CANDIDATES: u64 = 1 << 16;
-/// The direct map begins at a multiple of this.
+/// Alignment of the direct map's beginning, in bytes: 1 GiB.
 const ALIGNMENT: u64 = 1 << 30;
 
-/// What the program and we share: one page of slots, then one page for each frame.
+/// Memory that the BPF program and this process share: one page of slots, then one page for each frame.
 #[repr(C, align(4096))]
 struct Shared {
-    /// In: the kernel address to copy from, 0 for the end. Out: 0, or a negative error.
+    /// In: the kernel address to copy from; 0 ends the list. Out: 0, or a negative error.
     slots: [Cell<u64>; BATCH_FRAMES],
     /// Out: the address of the current task.
     task: Cell<u64>,
@@ -50,11 +52,11 @@ struct Shared {
 
 const _: () = assert!(size_of::<Shared>() == (1 + BATCH_FRAMES) * PAGE_BYTES);
 
-/// Reads frames. Each thread needs one of its own.
+/// Reads frames. Each thread needs a reader of its own.
 #[derive(Debug)]
 pub struct FrameReader {
     program: OwnedFd,
-    /// The value of the program's map, which stays as long as the mapping does.
+    /// The value of the program's map. It exists as long as this mapping.
     shared: NonNull<Shared>,
     direct_map: u64,
 }
@@ -62,7 +64,8 @@ pub struct FrameReader {
 // SAFETY: the mapping belongs to the process, not to a thread; `&mut self` keeps its use to one thread at a time.
 unsafe impl Send for FrameReader {}
 
-/// The program; `map` is the descriptor of its map. `r7` is the map's value, `r9` counts slots.
+/// The program's instructions. `map` is the descriptor of its map. `r7` holds the address of the map's value, `r9`
+/// counts slots.
 fn program(map: i32) -> [Instruction; 22] {
     const TASK: i16 = (BATCH_FRAMES * 8) as i16;
     const PAGE: i32 = PAGE_BYTES as i32;
@@ -95,7 +98,7 @@ fn program(map: i32) -> [Instruction; 22] {
 }
 
 impl FrameReader {
-    /// Frames read at a time.
+    /// Most frames in one call of [`FrameReader::read`].
     pub const BATCH: usize = BATCH_FRAMES;
 
     /// Loads the program and finds the direct map.
@@ -120,12 +123,12 @@ impl FrameReader {
 
     fn shared(&self) -> &Shared {
         // SAFETY: the mapping is as large as `Shared`, lives as long as `self`, and holds plain integers, for which any
-        // bytes are valid. The kernel writes to it only while the program runs, that is inside `copy`, which takes
-        // `&mut self`, so that no reference to it is held then.
+        // bytes are valid. The kernel writes to it only while the program runs, that is inside `copy`. `copy` takes
+        // `&mut self`, so no reference returned by this method is held then.
         unsafe { self.shared.as_ref() }
     }
 
-    /// Runs the program over kernel addresses; 0 is none.
+    /// Runs the program over kernel addresses. Slots without an address get 0, which ends the program's list.
     fn copy(&mut self, addresses: impl Iterator<Item = u64>) -> io::Result<()> {
         let mut addresses = addresses;
         for slot in &self.shared().slots {
@@ -134,8 +137,8 @@ impl FrameReader {
         bpf::run(&self.program)
     }
 
-    /// Reads up to [`FrameReader::BATCH`] frames; `each` gets the place of every frame that could be read, and
-    /// its bytes.
+    /// Reads up to [`FrameReader::BATCH`] frames. Calls `each` with the index in `frames` and the bytes of every frame
+    /// that could be read.
     ///
     /// # Errors
     /// The program could not be run.
@@ -177,7 +180,7 @@ impl Drop for FrameReader {
     }
 }
 
-/// A page of random bytes, and the frame it lies in.
+/// A page of random bytes, and the frame that holds it.
 struct MarkedPage {
     page: Box<Bytes>,
     pfn: Pfn,
@@ -203,14 +206,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_frames_read_as_their_pages_and_a_frame_beyond_memory_does_not() {
+    fn own_frames_read_as_their_pages_and_frame_beyond_memory_is_left_out() {
         let Ok(mut reader) = FrameReader::open() else {
             eprintln!("skipped: no right to load BPF programs, or no BPF");
             return;
         };
         let marked: Vec<_> = (0..10).map(|_| MarkedPage::new().unwrap()).collect();
         let mut frames: Vec<_> = marked.iter().map(|m| m.pfn).collect();
-        // 2^45 bytes of memory: no machine that runs tests.
+        // The frame at byte 2^45: no machine that runs tests has so much memory.
         frames.insert(3, Pfn(1 << 33));
         let mut read = Vec::new();
         reader.read(&frames, |n, bytes| read.push((n, bytes.to_vec()))).unwrap();

@@ -1,7 +1,7 @@
-//! `/proc/kpageflags` and `/proc/kpagecount`: what the kernel says of page frames. Root only.
+//! `/proc/kpageflags` and `/proc/kpagecount`: flags and number of mappings of each page frame. Root only.
 //!
-//! Both files hold one 64-bit word a frame. A word costs about 50 ns in a long read and 250 ns in one
-//! of its own, so frames are read sorted, neighbours together.
+//! Both files hold one 64-bit word for each frame. A word costs about 50 ns in a long read and 250 ns in a read of its
+//! own. Frames are therefore read in ascending order, and neighbours in one call.
 
 use crate::{Error, Result};
 use page::Pfn;
@@ -11,16 +11,15 @@ use std::path::PathBuf;
 
 /// Bits of `/proc/kpageflags` (`include/uapi/linux/kernel-page-flags.h`).
 pub mod kpf {
-    /// A page of the kernel's own merger.
+    /// A page merged by KSM.
     pub const KSM: u64 = 1 << 21;
     /// The kernel's zero page, small or huge.
     pub const ZERO_PAGE: u64 = 1 << 24;
 }
 
-/// Frames that are not wanted but lie between wanted ones are read along up to this distance: five words
-/// more cost as much as another call.
+/// Largest distance of two frames that one call reads, in frames: the words between them cost less than another call.
 const GAP_FRAMES: u64 = 5;
-/// Most words in one read.
+/// Most words in one read, one for each frame.
 const MOST_FRAMES: u64 = 512;
 
 /// One of the two files.
@@ -53,8 +52,8 @@ impl FrameTable {
         Ok(Self { file, path })
     }
 
-    /// Calls `each` with every frame of `sorted` and its word, in order. A frame beyond the end of memory
-    /// reads as 0.
+    /// Calls `each` with every frame of `sorted` and its word, in order. The word of a frame beyond the end of memory
+    /// is 0.
     ///
     /// # Errors
     /// The kernel refused.
@@ -79,7 +78,7 @@ impl FrameTable {
     }
 }
 
-/// How many of the first of `sorted` are worth reading in one go.
+/// Length of the run at the beginning of `sorted` that is worth reading in one call.
 fn run_length(sorted: &[Pfn]) -> usize {
     let first = sorted[0].0;
     let mut taken = 1;
@@ -100,7 +99,7 @@ mod tests {
     const THP: u64 = 1 << 22;
 
     #[test]
-    fn near_frames_are_read_together_and_far_ones_apart() {
+    fn near_frames_are_read_in_one_call_and_far_ones_apart() {
         let pfns = |v: &[u64]| v.iter().map(|&n| Pfn(n)).collect::<Vec<_>>();
         assert_eq!(run_length(&pfns(&[10])), 1);
         assert_eq!(run_length(&pfns(&[10, 11, 11, 16, 22])), 4);
@@ -109,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_reads_the_same_alone_and_in_company() {
+    fn frame_reads_the_same_alone_and_in_a_run() {
         let Ok(table) = FrameTable::flags() else {
             eprintln!("skipped: /proc/kpageflags is for root");
             return;

@@ -1,5 +1,5 @@
-//! The kernel's own merger: what `/sys/kernel/mm/ksm` says of the host, and `/proc/PID/ksm_stat` of a
-//! process. Kernel names; what a kernel does not have is `None`.
+//! KSM, the kernel's own merger: `/sys/kernel/mm/ksm` for the host and `/proc/PID/ksm_stat` for a process. Fields
+//! have the kernel's names. A field that a kernel does not have is `None`.
 
 use crate::{Error, Result};
 use std::fs;
@@ -10,30 +10,30 @@ use std::path::Path;
 pub struct Ksm {
     /// `run`: 0 off, 1 merging, 2 off and everything unmerged.
     pub run: u64,
-    /// `pages_shared`: frames in use.
+    /// `pages_shared`: frames that hold merged pages.
     pub pages_shared: u64,
-    /// `pages_sharing`: further mappings of them, which is how many pages are saved.
+    /// `pages_sharing`: further mappings of these frames, which is the number of pages saved.
     pub pages_sharing: u64,
-    /// `pages_scanned`, since Linux 6.6: looks at pages, again and again.
+    /// `pages_scanned`, since Linux 6.6: visits to pages; a page counts at each visit.
     pub pages_scanned: Option<u64>,
     /// `pages_to_scan` before each sleep.
     pub pages_to_scan: Option<u64>,
     /// `sleep_millisecs`
     pub sleep_millisecs: Option<u64>,
-    /// `smart_scan`, since Linux 6.7: pages that did not merge are passed over for a while.
+    /// `smart_scan`, since Linux 6.7: ksmd skips pages that did not merge for a while.
     pub smart_scan: Option<u64>,
-    /// `advisor_mode`, since Linux 6.8: who sets `pages_to_scan`.
+    /// `advisor_mode`, since Linux 6.8: the advisor that sets `pages_to_scan`.
     pub advisor_mode: Option<String>,
     /// `use_zero_pages`: zeros become the kernel's zero page.
     pub use_zero_pages: Option<u64>,
-    /// `general_profit` in bytes, since Linux 6.4; negative when bookkeeping costs more than is saved.
+    /// `general_profit` in bytes, since Linux 6.4; negative when KSM's bookkeeping costs more than merging saves.
     pub general_profit: Option<i64>,
 }
 
-/// What ksmd does with one process.
+/// KSM's account of one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KsmStat {
-    /// `ksm_rmap_items`: pages looked at.
+    /// `ksm_rmap_items`: pages that ksmd keeps a record of.
     pub ksm_rmap_items: Option<u64>,
     /// `ksm_merging_pages`
     pub ksm_merging_pages: Option<u64>,
@@ -46,7 +46,7 @@ pub struct KsmStat {
 }
 
 impl Ksm {
-    /// Reads it; `None` on a kernel without KSM.
+    /// Reads the state; `None` on a kernel without KSM.
     pub fn read() -> Option<Self> {
         Self::read_from(Path::new("/sys/kernel/mm/ksm"))
     }
@@ -70,7 +70,7 @@ impl Ksm {
 }
 
 impl KsmStat {
-    /// Reads it; all `None` on kernels without it (before 6.1).
+    /// Reads the account of process `pid`; all fields are `None` on kernels without `ksm_stat` (before Linux 6.1).
     ///
     /// # Errors
     /// [`Error::is_gone`] and [`Error::is_denied`].
@@ -83,7 +83,7 @@ impl KsmStat {
         }
     }
 
-    /// Parses lines `name value`, with or without a colon; unknown ones are passed over.
+    /// Parses lines `name value`, with or without a colon, and skips unknown names.
     fn parse(text: &str) -> Self {
         let value = |name: &str| {
             let line = text.lines().find(|l| l.split([' ', ':']).next() == Some(name))?;
@@ -101,8 +101,8 @@ impl KsmStat {
     }
 }
 
-/// The choice in brackets of `none [scan-time]`.
-pub(crate) fn chosen(choices: &str) -> Option<&str> {
+/// The chosen one of several values, which the kernel puts in brackets: `none [scan-time]`.
+pub fn chosen(choices: &str) -> Option<&str> {
     Some(choices.split_once('[')?.1.split_once(']')?.0)
 }
 
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_without_the_newer_fields() {
+    fn fields_of_newer_kernels_are_none_on_older_ones() {
         let directory = tempfile::tempdir().unwrap();
         let put = |name: &str, value: &str| fs::write(directory.path().join(name), value).unwrap();
         assert_eq!(Ksm::read_from(directory.path()), None);
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn the_process_tells_whether_it_opted_in() {
+    fn ksm_stat_tells_whether_process_opted_in() {
         let stat = KsmStat::parse(
             "ksm_rmap_items 12\nksm_zero_pages 0\nksm_merging_pages 7\nksm_process_profit -768\nksm_merge_any: yes\nksm_mergeable: no\n",
         );
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn this_kernel_tells() {
+    fn this_kernel_can_be_read() {
         if !Path::new("/sys/kernel/mm/ksm").exists() {
             eprintln!("skipped: this kernel has no KSM");
             return;

@@ -1,13 +1,15 @@
-//! `/proc/PID/mountinfo`: which file systems are only memory, and whether `/proc` hides processes.
+//! `/proc/PID/mountinfo`: file systems whose files are only memory, and whether `/proc` hides processes.
 
 use crate::text;
 use rustix::fs::{MemfdFlags, fstat, memfd_create};
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
-/// Device numbers, as `st_dev` encodes them, of files that are only memory: the kernel's internal mount for
-/// memfd, System V and shared anonymous memory, and the tmpfs mounts that process `pid` sees. The latter are
-/// missing when they cannot be read: the process may be gone.
+/// Device numbers, as `st_dev` encodes them, of file systems whose files are only memory.
+///
+/// These are the tmpfs, devtmpfs and hugetlbfs mounts that process `pid` sees, and the kernel's internal mount for
+/// memfd, System V and shared anonymous memory. The former are missing if they cannot be read, as when the process is
+/// gone.
 pub(crate) fn shmem_devices(pid: u32) -> HashSet<u64> {
     let mountinfo = text::read(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
     let mut devices = parse_tmpfs_devices(&mountinfo);
@@ -15,7 +17,7 @@ pub(crate) fn shmem_devices(pid: u32) -> HashSet<u64> {
     devices
 }
 
-/// A file of our own tells the internal mount's number.
+/// Device number of the kernel's internal mount, taken from a memfd that is made for that.
 static INTERNAL_MOUNT: LazyLock<Option<u64>> = LazyLock::new(|| {
     let file = memfd_create("pagefold-probe", MemfdFlags::CLOEXEC).ok()?;
     fstat(&file).ok().map(|stat| stat.st_dev)
@@ -42,7 +44,7 @@ fn parse_hides_processes(mountinfo: &str) -> bool {
     let hides = |options: &str| {
         options.split(',').any(|o| matches!(o, "hidepid=2" | "hidepid=4" | "hidepid=invisible" | "hidepid=ptraceable"))
     };
-    // A later mount on the same directory covers an earlier one.
+    // A later mount on the same directory covers a previous one.
     let proc = mountinfo.lines().rfind(|l| l.split(' ').nth(4) == Some("/proc"));
     proc.and_then(|l| l.split_once(" - ")).and_then(|(_, fs)| fs.split(' ').nth(2)).is_some_and(hides)
 }
@@ -60,13 +62,13 @@ mod tests {
 ";
 
     #[test]
-    fn memory_file_systems_are_told_by_type() {
+    fn memory_file_systems_are_found_by_type() {
         let devices = parse_tmpfs_devices(MOUNTS);
         assert_eq!(devices, [5, 22, 33].map(|minor| rustix::fs::makedev(0, minor)).into());
     }
 
     #[test]
-    fn the_mount_of_proc_that_counts_is_the_last() {
+    fn last_mount_of_proc_decides() {
         assert!(parse_hides_processes(MOUNTS));
         let covered = format!("{MOUNTS}99 28 0:77 / /proc rw - proc proc rw\n");
         assert!(!parse_hides_processes(&covered));

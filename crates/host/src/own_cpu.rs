@@ -1,8 +1,8 @@
-//! What this process costs.
+//! Processor time of this process.
 
 use std::time::Duration;
 
-/// Processor time that this process has used so far, in user mode and in the kernel.
+/// Processor time that this process has used since it started, in user mode and in the kernel.
 pub fn own_cpu_time() -> Duration {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the pointer is to a whole `rusage`, which the call fills.
@@ -21,7 +21,7 @@ mod tests {
     use super::own_cpu_time;
 
     #[test]
-    fn work_costs_time() {
+    fn time_grows_with_work() {
         let before = own_cpu_time();
         while own_cpu_time() < before + std::time::Duration::from_millis(20) {}
         assert!(own_cpu_time() >= before + std::time::Duration::from_millis(20));

@@ -1,9 +1,9 @@
-//! The page cache of a file: which of its pages are in memory, in which frames, and what they hold -
-//! without bringing in any that are not.
+//! The page cache of a file: its pages in memory, their frames and their content. Looking brings in no further pages.
 //!
-//! The kernel reads ahead: whoever touches a page that it has marked, or misses one, makes it read more of the
-//! file. `preadv2(RWF_NOWAIT)` does so too, although it does not wait for it. So the file is mapped, the mapping
-//! advised as accessed at random, which ends reading ahead, and pages are only ever copied out of the mapping.
+//! The kernel reads ahead. A read or a touch of a missing page, or of one that the kernel has marked, makes it read
+//! more of the file. `preadv2(RWF_NOWAIT)` does so too, although it does not wait for the result. The file is
+//! therefore mapped, and the mapping is advised as accessed at random (`MADV_RANDOM`), which ends reading ahead.
+//! Pages are copied out of this mapping only.
 
 use crate::{Error, PageRange, Pagemap, PagemapEntry, ProcessMemory, Result, open_plain_file};
 use page::{HostVirt, PAGE_BYTES};
@@ -15,10 +15,11 @@ use std::ffi::c_void;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Pages looked up at a time, at one byte each: disk images may be terabytes large and hardly cached.
+/// Pages looked up by one `mincore`, at one byte each: few, because disk images may be terabytes large and hardly
+/// cached.
 const PIECE_PAGES: usize = 1 << 18;
 
-/// A file whose page cache is looked at. Addresses of its pages are offsets in the file.
+/// A file, opened to look at its page cache. The addresses of its pages are offsets in the file.
 #[derive(Debug)]
 pub struct CachedFile {
     path: PathBuf,
@@ -26,9 +27,9 @@ pub struct CachedFile {
     pub device: u64,
     /// Inode.
     pub inode: u64,
-    /// The file's user.
+    /// The user that owns the file.
     owner: u32,
-    /// The whole file, mapped; touched only where its pages are resident.
+    /// The whole file, mapped; it is touched only where its pages are resident.
     map: *mut c_void,
     bytes: usize,
     pagemap: Pagemap,
@@ -62,7 +63,7 @@ impl CachedFile {
         Ok(cached)
     }
 
-    /// Its name, as it was opened.
+    /// The path that the file was opened by.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -70,8 +71,8 @@ impl CachedFile {
     /// The pages that are in memory.
     ///
     /// # Errors
-    /// The kernel refused, or the file is somebody else's and the caller may not write to it: then the kernel says of
-    /// every page that it is in memory ([`Error::is_denied`]).
+    /// The kernel refused, or would not tell the truth ([`Error::is_denied`]). It reports every page as cached if the
+    /// file belongs to another user and the caller may not write to it.
     pub fn cached_ranges(&self) -> Result<Vec<PageRange>> {
         if !self.is_told() {
             return Err(self.failed(Errno::ACCESS));
@@ -100,13 +101,15 @@ impl CachedFile {
         Ok(ranges)
     }
 
-    /// The frames of some pages that are in memory: pagemap entries, not present where the page has gone.
+    /// Replaces `entries` by the pagemap entries of some cached pages. A page evicted meanwhile has an entry that is
+    /// not present; `entries` stays empty if the pages cannot be mapped.
     ///
     /// # Errors
     /// The kernel refused.
     pub fn entries(&self, range: PageRange, entries: &mut Vec<PagemapEntry>) -> Result<()> {
         let start = self.map.wrapping_byte_add(range.start.0 as usize);
-        // Only the pages in memory are mapped by this, or a page that has just been evicted is read again: harmless.
+        // The caller names cached pages, so this brings in nothing. At most it reads a page again that has just been
+        // evicted, which is harmless.
         // SAFETY: the range lies in the mapping made in `open`; the advice reads, and changes no content.
         let advised = unsafe { libc::madvise(start, range.pages as usize * PAGE_BYTES, libc::MADV_POPULATE_READ) };
         if advised != 0 {
@@ -116,11 +119,11 @@ impl CachedFile {
         self.pagemap.read(HostVirt(start as u64), range.pages, entries)
     }
 
-    /// Copies one page, if it is still in memory. What lies behind the file's end in its last page comes along: zeros,
-    /// unless somebody wrote there through a mapping.
+    /// Copies one page, if it is still in memory. The bytes behind the file's end in its last page are copied too: they
+    /// are zeros, unless a process has written there through a mapping.
     ///
     /// # Errors
-    /// The page is no longer cached, or no longer one of the file's.
+    /// The page is no longer cached, or no longer part of the file.
     pub fn read(&self, at: HostVirt, out: &mut [u8]) -> Result<()> {
         let mut resident = [0];
         self.look_up(at, &mut resident)?;
@@ -134,16 +137,17 @@ impl CachedFile {
         }
     }
 
-    /// Sets the lowest bit of each byte to whether its page, from `at` on, is in memory.
+    /// Sets the lowest bit of each byte of `resident` if its page is in memory; the first byte is for the page at `at`.
     fn look_up(&self, at: HostVirt, resident: &mut [u8]) -> Result<()> {
         let start = self.map.wrapping_byte_add(at.0 as usize);
-        // SAFETY: the kernel writes a byte for each page of the range to `resident`, which has as many and is
-        // exclusively borrowed. It looks at the range without touching it, and refuses one that is not mapped.
+        // SAFETY: the kernel writes one byte for each page of the range to `resident`, which has as many bytes and is
+        // exclusively borrowed. It looks at the range without touching it, and refuses a range that is not mapped.
         let answer = unsafe { libc::mincore(start, resident.len() * PAGE_BYTES, resident.as_mut_ptr()) };
         if answer == 0 { Ok(()) } else { Err(self.failed(std::io::Error::last_os_error())) }
     }
 
-    /// Whether `mincore` tells the caller the truth: it does root, a file's owner, and who may write to it.
+    /// Whether `mincore` tells the caller the truth. It does so to root, to the file's owner, and to a user who may
+    /// write to the file.
     fn is_told(&self) -> bool {
         let user = geteuid();
         user.is_root()
@@ -171,7 +175,7 @@ mod tests {
     use std::fs::File;
     use std::io::Read;
 
-    /// A file of which nothing is cached. Not in /tmp, which may be a tmpfs: those pages cannot be dropped.
+    /// A file of which nothing is cached. It is not in /tmp, which may be a tmpfs, whose pages cannot be dropped.
     fn uncached(bytes: usize) -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let path = dir.path().join("image");
@@ -184,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_cached_is_listed_and_it_stays_that_way() {
+    fn only_cached_pages_are_listed_and_looking_caches_no_more() {
         let (_dir, path) = uncached(64 * PAGE_BYTES + 100);
         let cached = CachedFile::open(&path).unwrap();
         assert_eq!(cached.cached_ranges().unwrap(), []);
@@ -205,15 +209,15 @@ mod tests {
         assert!(page[..100].iter().all(|&b| b == 64) && page[100..].iter().all(|&b| b == 0));
     }
 
-    /// The kernel marks a page of what it has read ahead: who touches it makes it read on.
+    /// The kernel marks one of the pages that it has read ahead. A touch of the marked page makes it read on.
     #[test]
-    fn looking_at_a_file_that_is_being_read_does_not_read_ahead() {
+    fn looking_at_file_that_is_being_read_does_not_read_ahead() {
         let (_dir, path) = uncached(16 << 20);
         let mut file = File::open(&path).unwrap();
         for _ in 0..8 {
             file.read_exact(&mut [0; 16 << 10]).unwrap();
         }
-        // Reading ahead goes on behind our back for a moment.
+        // The kernel goes on reading ahead for a moment.
         let settled = || std::thread::sleep(std::time::Duration::from_millis(200));
         settled();
         let cached = CachedFile::open(&path).unwrap();
@@ -232,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn whom_the_kernel_does_not_tell_gets_an_error_not_the_whole_file() {
+    fn caller_that_kernel_does_not_tell_gets_error() {
         if !geteuid().is_root() {
             eprintln!("skipped: only root can become somebody else");
             return;
@@ -243,7 +247,7 @@ mod tests {
         std::thread::scope(|threads| {
             let as_nobody = threads.spawn(|| {
                 let nobody = rustix::process::Uid::from_raw(65534);
-                // Of this thread alone, which ends with this test.
+                // The user is changed for this thread alone, which ends with this test.
                 rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
                 cached.cached_ranges()
             });
@@ -252,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_shrinks_meanwhile_is_an_error() {
+    fn page_beyond_end_of_shrunk_file_is_error() {
         let (_dir, path) = uncached(4 * PAGE_BYTES);
         let cached = CachedFile::open(&path).unwrap();
         std::fs::write(&path, b"short").unwrap();

@@ -1,8 +1,7 @@
-//! `/proc/PID/pagemap`: for each page of an address space whether it is present, what backs it and,
-//! for root, in which page frame it lies.
+//! `/proc/PID/pagemap`: for each page of an address space its presence, its backing and, for root, its page frame.
 //!
-//! An open pagemap stays with the address space it was opened on: when the process ends or executes
-//! another program, reads return nothing, which is how a scan notices.
+//! An open pagemap stays with the address space that it was opened on. Once the process has ended or executed another
+//! program, reads return nothing, and a scan notices that.
 //!
 //! See `Documentation/admin-guide/mm/pagemap.rst` in the Linux source.
 
@@ -27,10 +26,11 @@ const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
 const PAGE_IS_HUGE: u64 = 1 << 6;
-/// Protect what matches again, so that the next write to it is noted; leave out mappings that are not registered for it.
+/// Flag of `PAGEMAP_SCAN`: protects the pages found, so that their next write is noted, and skips mappings not
+/// registered for that.
 const PM_SCAN_WP_MATCHING: u64 = 1 << 0;
 
-/// Which pages a scan is after: in all of `all`, in none of `none`.
+/// The pages that a scan looks for: in all of the categories `all`, and in none of the categories `none`.
 #[derive(Clone, Copy, Default)]
 struct Query {
     flags: u64,
@@ -38,17 +38,17 @@ struct Query {
     none: u64,
 }
 
-/// Entries that are looked through at once where all are read.
+/// Entries read in one piece on kernels without `PAGEMAP_SCAN`, one for each page.
 const READ_AT_ONCE_PAGES: u64 = 1 << 16;
-/// Regions fetched by one call.
+/// Most regions fetched by one `PAGEMAP_SCAN`.
 const REGIONS_A_CALL: usize = 512;
 
-/// What the kernel says of one page.
+/// The pagemap's entry of one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PagemapEntry(u64);
 
 impl PagemapEntry {
-    /// As the kernel writes them.
+    /// The entry whose bits, as the kernel writes them, are `bits`.
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
@@ -63,17 +63,17 @@ impl PagemapEntry {
         self.0 >> 61 & 1 == 1
     }
 
-    /// Mapped here and nowhere else.
+    /// Mapped by this page table entry and no other.
     pub const fn exclusive(self) -> bool {
         self.0 >> 56 & 1 == 1
     }
 
-    /// Present, and a userfaultfd is told of the next write to it, or notes it.
+    /// Present and write-protected by a userfaultfd, which is told of the next write to the page, or notes it.
     pub const fn write_protected(self) -> bool {
         self.present() && self.0 >> 57 & 1 == 1
     }
 
-    /// In swap. (Also a page that is absent and whose next write is to be noted.)
+    /// In swap. An absent page whose next write is to be noted looks the same.
     pub const fn swapped(self) -> bool {
         self.0 >> 62 & 1 == 1
     }
@@ -94,7 +94,7 @@ pub fn has_pagemap_scan() -> Result<bool> {
     Ok(Pagemap::open(std::process::id())?.scan_ranges(here, here.add_pages(1))?.is_some())
 }
 
-/// Whether the kernel shows this process in which frames pages lie (`CAP_SYS_ADMIN`).
+/// Whether the kernel shows page frame numbers to this process (`CAP_SYS_ADMIN`).
 pub fn frames_visible() -> bool {
     let something = 0_u8;
     let mut entries = Vec::new();
@@ -121,8 +121,8 @@ impl Pagemap {
         Ok(Self { file, path })
     }
 
-    /// Reads the entries of the pages from `start` on into `entries`, replacing what was there; fewer than
-    /// `pages` when the address space has gone or `start + pages` lies beyond its end.
+    /// Replaces `entries` by the entries of `pages` pages from `start` on. There are fewer if the address space is gone
+    /// or ends before.
     ///
     /// # Errors
     /// The kernel refused.
@@ -145,16 +145,17 @@ impl Pagemap {
         Ok(())
     }
 
-    /// Whether the address space this was opened on still exists.
+    /// Whether the address space that this was opened on still exists.
     pub fn is_alive(&self) -> bool {
-        // An address space that nobody uses reads as empty; a live one yields at least the entry of page 1.
+        // An address space that no process uses reads as empty; a live one yields at least the entry of page 1.
         let mut word = [0; 8];
         matches!(self.file.read_at(&mut word, 8), Ok(8))
     }
 
-    /// The present pages between two addresses. Where the kernel has `PAGEMAP_SCAN` (Linux 6.7), that takes no
-    /// longer than there are pages, and pages that map the kernel's zero page are left out; on older kernels
-    /// every entry is read.
+    /// The present pages between two addresses.
+    ///
+    /// Where the kernel has `PAGEMAP_SCAN` (Linux 6.7), the time taken grows with the number of present pages only.
+    /// Pages that map the kernel's zero page are then left out. On older kernels every entry is read.
     ///
     /// # Errors
     /// The kernel refused.
@@ -165,7 +166,7 @@ impl Pagemap {
         }
     }
 
-    /// The same by reading every entry.
+    /// [`Pagemap::present_ranges`] by reading every entry.
     fn read_ranges(&self, start: HostVirt, end: HostVirt) -> Result<Vec<PageRange>> {
         let (mut found, mut entries): (Vec<PageRange>, _) = (Vec::new(), Vec::new());
         let mut from = start;
@@ -187,7 +188,7 @@ impl Pagemap {
         Ok(found)
     }
 
-    /// The same by `PAGEMAP_SCAN`; `None` where the kernel has none.
+    /// [`Pagemap::present_ranges`] by `PAGEMAP_SCAN`; `None` where the kernel does not have it.
     fn scan_ranges(&self, start: HostVirt, end: HostVirt) -> Result<Option<Vec<PageRange>>> {
         match self.scan(start, end, Query { all: PAGE_IS_PRESENT, none: PAGE_IS_PFNZERO, ..Query::default() }) {
             Ok(ranges) => Ok(Some(ranges)),
@@ -196,8 +197,8 @@ impl Pagemap {
         }
     }
 
-    /// Small pages that are present and were written since the last call, in mappings where writes are noted
-    /// (`Purpose::MoveAndNote`, [`Watch::Writes`](crate::Watch)); from here on, writes to them are noted anew.
+    /// Small present pages that were written since the last call, in mappings where a userfaultfd notes writes
+    /// (`act::Purpose::Note`). Their next writes are noted anew.
     ///
     /// # Errors
     /// The kernel refused.
@@ -206,7 +207,7 @@ impl Pagemap {
         self.scan(start, end, Query { flags: PM_SCAN_WP_MATCHING, all, none: PAGE_IS_PFNZERO | PAGE_IS_HUGE })
     }
 
-    /// Pages in swap. Needs `PAGEMAP_SCAN`.
+    /// Pages in swap.
     ///
     /// # Errors
     /// The kernel refused, or has no `PAGEMAP_SCAN`.
@@ -214,7 +215,7 @@ impl Pagemap {
         self.scan(start, end, Query { all: PAGE_IS_SWAPPED, ..Query::default() })
     }
 
-    /// Private pages that are present in mappings where writes are not noted.
+    /// Present private pages in mappings where no userfaultfd notes writes.
     ///
     /// # Errors
     /// The kernel refused.
@@ -223,7 +224,7 @@ impl Pagemap {
         self.scan(start, end, Query { all: PAGE_IS_PRESENT, none, ..Query::default() })
     }
 
-    /// Small pages that are present.
+    /// Small present pages.
     ///
     /// # Errors
     /// The kernel refused.
@@ -231,7 +232,7 @@ impl Pagemap {
         self.scan(start, end, Query { all: PAGE_IS_PRESENT, none: PAGE_IS_PFNZERO | PAGE_IS_HUGE, ..Query::default() })
     }
 
-    /// Small pages of one's own that are present, as opposed to a file's.
+    /// Small present pages that are the process's own, as opposed to a file's.
     ///
     /// # Errors
     /// The kernel refused.
@@ -248,7 +249,7 @@ impl Pagemap {
         self.scan(start, end, Query { all: PAGE_IS_PRESENT | PAGE_IS_PFNZERO, ..Query::default() })
     }
 
-    /// Pages that are mapped by transparent huge pages.
+    /// Present pages that are part of huge pages.
     ///
     /// # Errors
     /// The kernel refused.
@@ -256,8 +257,8 @@ impl Pagemap {
         self.scan(start, end, Query { all: PAGE_IS_PRESENT | PAGE_IS_HUGE, none: PAGE_IS_PFNZERO, ..Query::default() })
     }
 
-    /// Pages of one's own that are present, as opposed to a file's. Those in swap are left out: in mappings of a file they cannot
-    /// be told from pages that are absent and whose next write is to be noted.
+    /// Present pages that are the process's own, as opposed to a file's. Pages in swap are left out: in mappings of a
+    /// file they look like absent pages whose next write is to be noted.
     ///
     /// # Errors
     /// The kernel refused.
@@ -284,8 +285,9 @@ impl Pagemap {
                 category_anyof_mask: 0,
                 return_mask: query.all,
             };
-            // SAFETY: `arg` has the size it states (asserted above), and its vector is `regions`, which is
-            // exclusively borrowed, has `vec_len` elements of the kernel's layout and outlives the call.
+            // SAFETY: `arg` has the size that it states, and the kernel's layout (both asserted above). Its vector is
+            // `regions`, which is exclusively borrowed, has `vec_len` elements of the kernel's layout and outlives
+            // the call.
             let n = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) };
             let Ok(n) = usize::try_from(n) else {
                 return Err(Error::file("scan", &self.path, std::io::Error::last_os_error()));
@@ -310,7 +312,7 @@ impl Pagemap {
 mod tests {
     use super::*;
 
-    /// Four fresh pages of which the second and third were written and the fourth only read.
+    /// Four fresh pages: the second and third were written, the fourth was only read.
     fn own_pages() -> (fresh::Map, HostVirt) {
         let map = fresh::Map::new(4 * PAGE_BYTES);
         map.write(PAGE_BYTES);
@@ -364,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn untouched_and_zero_pages_are_not_in_the_ranges() {
+    fn present_ranges_leave_out_untouched_and_zero_pages() {
         let (_map, at) = own_pages();
         let pagemap = Pagemap::open(std::process::id()).unwrap();
         let by_reading = pagemap.read_ranges(at, at.add_pages(4)).unwrap();
@@ -391,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_space_that_ended_reads_as_empty() {
+    fn ended_address_space_reads_as_empty() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pagemap = Pagemap::open(child.id()).unwrap();
         assert!(pagemap.is_alive());

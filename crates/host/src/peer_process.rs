@@ -1,8 +1,11 @@
-//! Which process is at the other end of a socket, for certain.
+//! The process at the other end of a socket, identified for certain.
 //!
-//! The kernel notes the pid of who connects, and a pid is used again once its process is gone: whoever looks it up later
-//! may find another process, which had no part in it. The kernel also keeps a pidfd of who connected (`SO_PEERPIDFD`, since
-//! Linux 6.5). As long as that process was not collected its pid is its own, so what `/proc` says in between holds for it.
+//! The kernel notes the pid of the process that connects. It may use this pid again once the process is gone. A later
+//! look at `/proc/PID` may then find another process, which has nothing to do with the connection.
+//!
+//! The kernel also keeps a pidfd of the process that connected (`SO_PEERPIDFD`, since Linux 6.5). The pid cannot be
+//! used again before the process has ended and its parent has collected it. So `/proc/PID` is read first and the
+//! pidfd is asked afterwards: if the process has not ended by then, `/proc/PID` was about it.
 
 use crate::{Error, Pagemap, PagemapEntry, ProcessId, ProcessStat, Result, Seqpacket};
 use page::PageRange;
@@ -11,28 +14,28 @@ use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-/// Not in every libc's headers.
+/// Socket option that returns a pidfd of the peer; it is not in every libc's headers.
 const SO_PEERPIDFD: libc::c_int = 77;
 
-/// The process that connected, and the user whose rights it had then.
+/// The process that connected, and the user whose rights it had at that moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerProcess {
-    /// Which process.
+    /// The process.
     pub id: ProcessId,
-    /// Its user.
+    /// The user.
     pub uid: u32,
 }
 
 impl PeerProcess {
-    /// Who connected to `socket`.
+    /// The process that connected to `socket`.
     ///
     /// # Errors
-    /// It has ended meanwhile, or this kernel cannot tell for certain.
+    /// The process has ended meanwhile, or this kernel has no `SO_PEERPIDFD`.
     pub fn of(socket: &Seqpacket) -> io::Result<Self> {
         let peer = socket.peer()?;
         let pidfd = peer_pidfd(socket)?;
         let stat = ProcessStat::read(peer.pid).map_err(|e| io::Error::other(e.to_string()))?;
-        // Before its end nobody else can have had its pid, so the line was about it.
+        // No other process can have its pid before its end, so `stat` was about it.
         if has_ended(&pidfd)? {
             return Err(io::Error::other(format!("process {} has ended", peer.pid)));
         }
@@ -40,9 +43,9 @@ impl PeerProcess {
     }
 }
 
-/// Where the pages of the process that connected lie.
+/// The pagemap of the process that connected.
 ///
-/// It is opened once. From then on it is of that address space, and reads as empty when that has gone.
+/// It is opened once and stays with the address space of that moment. It reads as empty once that is gone.
 #[derive(Debug)]
 pub struct PeerPages {
     pagemap: Pagemap,
@@ -50,19 +53,20 @@ pub struct PeerPages {
 }
 
 impl PeerPages {
-    /// Of who connected to `socket`.
+    /// The pagemap of the process that connected to `socket`.
     ///
     /// # Errors
-    /// It has ended meanwhile, this kernel cannot tell for certain who it is, or it executes by now what has other rights
-    /// than it had when it connected: somebody else may hold its end of the socket, whom that program's memory is none
-    /// of the business of.
+    /// - The process has ended meanwhile, or this kernel has no `SO_PEERPIDFD`.
+    /// - The process has executed a program with other rights than it had when it connected. Its end of the socket
+    ///   may be held by another process by then, which must learn nothing of that program's memory.
     pub fn of(socket: &Seqpacket) -> io::Result<Self> {
         let peer = socket.peer()?;
         let pidfd = peer_pidfd(socket)?;
         let other = |e: Error| io::Error::other(e.to_string());
         let pagemap = Pagemap::open(peer.pid).map_err(other)?;
-        // Looked up again now that it is open: the file belongs to the user whose rights the process has, or to root where
-        // the kernel keeps others from looking at it, as it does after a program was executed that has more rights.
+        // The owner is looked up after the file was opened. The file belongs to the user whose rights the process
+        // has. It belongs to root where the kernel keeps others from looking, as after the execution of a program
+        // with more rights.
         let owner = std::fs::symlink_metadata(format!("/proc/{}/pagemap", peer.pid))?.uid();
         if has_ended(&pidfd)? {
             return Err(io::Error::other(format!("process {} has ended", peer.pid)));
@@ -74,8 +78,8 @@ impl PeerPages {
         Ok(Self { pagemap, pidfd })
     }
 
-    /// Appends the entries of some pages; of those beyond the end of the address space, entries of absent pages.
-    /// `buffer` is used on the way.
+    /// Appends the entries of some pages. Pages beyond the end of the address space get entries of absent pages.
+    /// `buffer` is scratch space.
     ///
     /// # Errors
     /// The kernel refused.
@@ -92,7 +96,7 @@ impl PeerPages {
         Ok(())
     }
 
-    /// Waits until `socket` has something to read, or is closed; false if the process has ended.
+    /// Waits until `socket` has a frame to read, is closed, or the process has ended. False if the process has ended.
     ///
     /// # Errors
     /// The kernel refuses to wait.
@@ -105,7 +109,7 @@ impl PeerPages {
     }
 }
 
-/// A pidfd is readable from the end of its process on.
+/// Whether the process has ended: from then on its pidfd is readable.
 fn has_ended(pidfd: &OwnedFd) -> io::Result<bool> {
     Ok(poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&Timespec::default()))? > 0)
 }
@@ -113,7 +117,7 @@ fn has_ended(pidfd: &OwnedFd) -> io::Result<bool> {
 fn peer_pidfd(socket: &Seqpacket) -> io::Result<OwnedFd> {
     let mut fd: libc::c_int = -1;
     let mut length = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the option is one descriptor, written to `fd`, of whose size `length` tells; both are exclusively borrowed.
+    // SAFETY: the kernel writes one descriptor to `fd`, whose size is in `length`; both are exclusively borrowed.
     let answer = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
@@ -137,7 +141,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn who_connects_is_known_as_long_as_it_lives() {
+    fn peer_is_identified_until_it_ends() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let listener = SeqpacketListener::bind(&path).unwrap();
@@ -151,7 +155,7 @@ mod tests {
         };
         assert_eq!(peer.id, ProcessId::of(std::process::id()).unwrap());
         assert_eq!(peer.uid, rustix::process::geteuid().as_raw());
-        // A child connects, ends, and is not collected: its line can still be read, and is not believed.
+        // A child connects, ends, and is not collected: its `stat` can still be read, but is not believed.
         let script = format!("import socket; socket.socket(1, 5).connect('{}')", path.display());
         let Ok(mut child) = Command::new("python3").args(["-c", &script]).spawn() else {
             eprintln!("skipped: no python3 to connect with");

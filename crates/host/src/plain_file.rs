@@ -1,4 +1,4 @@
-//! Files that somebody named: reading one must neither wait for ever, nor fill the memory, nor start a device.
+//! Files that users name. Reading such a file must not wait for ever, fill the memory, or start a device.
 
 use crate::{Error, Result};
 use rustix::fs::OFlags;
@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Opens a file for reading if it is a plain one: no pipe, which may have nobody at its other end, and no device.
+/// Opens a plain file for reading. Pipes, which may have no process at the other end, and devices are refused.
 ///
 /// # Errors
 /// It cannot be opened, or is something else.
@@ -17,8 +17,8 @@ pub fn open_plain_file(path: &Path) -> Result<(File, Metadata)> {
 }
 
 fn open(path: &Path) -> io::Result<(File, Metadata)> {
-    // Opening alone may wait or set off a device. O_PATH only finds the file, and what was found is opened after the
-    // look, whatever the path leads to by then.
+    // Opening alone may wait, or set off a device. O_PATH only finds the file. Once its type is known, that very file
+    // is opened, even if the path leads to another one by then.
     let found = File::options().read(true).custom_flags(OFlags::PATH.bits() as i32).open(path)?;
     if !found.metadata()?.is_file() {
         return Err(io::Error::other("not a plain file"));
@@ -29,7 +29,7 @@ fn open(path: &Path) -> io::Result<(File, Metadata)> {
     Ok((file, metadata))
 }
 
-/// All of a plain file, which may have `most` bytes.
+/// The content of a plain file of at most `most` bytes.
 ///
 /// # Errors
 /// It cannot be read, is something else than a plain file, or is longer.
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_is_even_opened() {
+    fn other_files_than_plain_ones_are_not_opened() {
         let dir = tempfile::tempdir().unwrap();
         let pipe = dir.path().join("pipe");
         mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR, 0).unwrap();

@@ -1,21 +1,21 @@
-//! `/proc/PID`: which processes there are and what each of them is.
+//! `/proc/PID`: the processes of this host and their properties.
 //!
-//! Processes come and go while one looks. A process that has gone is an error for which
-//! [`Error::is_gone`] holds, one that may not be looked at an error for which [`Error::is_denied`] holds,
-//! so that callers can pass over the first and count the second.
+//! Processes come and go while `/proc` is read, so callers must tell two errors apart. For a process that is gone,
+//! [`Error::is_gone`] holds, and callers skip it. For a process that the caller may not look at, [`Error::is_denied`]
+//! holds, and callers count it.
 
 use crate::cgroup::Cgroups;
 use crate::{Error, ProcessStat, Result, text};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// Most that is read of a command line: a process can make its own as long as its address space (`PR_SET_MM`).
+/// Most bytes read of a command line: a process can make its own as long as its address space (`PR_SET_MM`).
 const MOST_CMDLINE_BYTES: u64 = 1 << 20;
 
-/// What a process is.
+/// The properties of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Process {
-    /// Its number.
+    /// Its pid.
     pub pid: u32,
     /// Its short name, up to 15 bytes.
     pub comm: String,
@@ -23,15 +23,15 @@ pub struct Process {
     pub stat: ProcessStat,
     /// Arguments, the program's name first, the first MiB of them; bytes that are not UTF-8 are replaced.
     pub cmdline: Vec<String>,
-    /// Its program; `None` where the caller may not know.
+    /// The file of its program; `None` where the caller may not know it.
     pub exe: Option<PathBuf>,
     /// Effective user, whose rights it has.
     pub uid: u32,
-    /// Where it stands in the trees of control groups.
+    /// Its control groups.
     pub cgroups: Cgroups,
 }
 
-/// Every process that `/proc` shows, in ascending order. They may be gone by the time one looks.
+/// The pids that `/proc` shows, in ascending order. Some processes may be gone when the caller looks at them.
 pub fn pids() -> Result<Vec<u32>> {
     let listing = fs::read_dir("/proc").map_err(|e| Error::file("list", "/proc", e))?;
     let mut pids = Vec::new();
@@ -44,18 +44,18 @@ pub fn pids() -> Result<Vec<u32>> {
 }
 
 impl Process {
-    /// Looks at process `pid`.
+    /// Reads the properties of process `pid`.
     ///
     /// # Errors
-    /// [`Error::is_gone`] when there is no such process (any more), [`Error::is_denied`] when `/proc` is
-    /// mounted so that this process is hidden from the caller.
+    /// [`Error::is_gone`] if there is no such process (any more); [`Error::is_denied`] if `/proc` is mounted so that it
+    /// hides this process from the caller.
     pub fn read(pid: u32) -> Result<Self> {
         let file = |name: &str| PathBuf::from(format!("/proc/{pid}/{name}"));
         let stat = ProcessStat::read(pid)?;
         let comm = text::read(file("comm"))?.trim_end_matches('\n').to_owned();
         let uid = parse_uid(&text::read(file("status"))?).unwrap_or(u32::MAX);
         let cmdline = parse_cmdline(&text::read_start(file("cmdline"), MOST_CMDLINE_BYTES)?);
-        // Whose program may not be known is still a process.
+        // A process whose program the caller may not know is listed all the same.
         let exe = fs::read_link(file("exe")).ok();
         let cgroups = match text::read(file("cgroup")) {
             Ok(text) => Cgroups::parse(&text),
@@ -65,7 +65,7 @@ impl Process {
         Ok(Self { pid, comm, stat, cmdline, exe, uid, cgroups })
     }
 
-    /// The file name of its program: of `exe` where that is visible, otherwise of its first argument.
+    /// The file name of its program, from `exe` where that is visible, otherwise from its first argument.
     pub fn program(&self) -> &str {
         let exe = self.exe.as_deref().and_then(Path::file_name).and_then(|n| n.to_str());
         let name = exe.or_else(|| self.cmdline.first().map(|arg| arg.rsplit('/').next().unwrap_or(arg)));
@@ -76,13 +76,13 @@ impl Process {
 /// Whether the caller may read the memory accounts of process `pid`.
 ///
 /// # Errors
-/// [`Error::is_gone`] when it has ended or is a kernel thread, [`Error::is_denied`] when not.
+/// [`Error::is_gone`] if the process has ended or is a kernel thread; [`Error::is_denied`] if the caller may not.
 pub fn check_readable(pid: u32) -> Result<()> {
     let path = format!("/proc/{pid}/smaps");
     File::open(&path).map(drop).map_err(|e| Error::file("open", path, e))
 }
 
-/// What the open file descriptors of process `pid` refer to; those closed meanwhile are left out.
+/// The files that process `pid` has open, as the kernel names them. Files closed meanwhile are left out.
 ///
 /// # Errors
 /// [`Error::is_gone`] and [`Error::is_denied`].
@@ -92,19 +92,19 @@ pub fn open_files(pid: u32) -> Result<Vec<PathBuf>> {
     Ok(listing.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).collect())
 }
 
-/// The effective one of `Uid: real effective saved filesystem`.
+/// The effective user of the line `Uid: real effective saved filesystem`.
 fn parse_uid(status: &str) -> Option<u32> {
     status.lines().find_map(|l| l.strip_prefix("Uid:"))?.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-/// Arguments end in a NUL each. A process that has written its title over them may leave out the last.
+/// Each argument ends in a NUL. A process that has written its title over the arguments may leave out the last NUL.
 fn parse_cmdline(text: &str) -> Vec<String> {
     let text = text.strip_suffix('\0').unwrap_or(text);
     if text.is_empty() { Vec::new() } else { text.split('\0').map(str::to_owned).collect() }
 }
 
-/// Whether any process of this host has a userfaultfd open, as far as the caller may see. Who serves faults need
-/// not be the process that has them.
+/// Whether any process of this host has a userfaultfd open, as far as the caller may see. A process's faults may be
+/// served by another process, so every process is looked at.
 pub fn is_userfaultfd_open() -> Result<bool> {
     let opens_one = |pid| open_files(pid).is_ok_and(|files| files.iter().any(|f| f == "anon_inode:[userfaultfd]"));
     Ok(pids()?.into_iter().any(opens_one))
@@ -123,13 +123,13 @@ mod tests {
     }
 
     #[test]
-    fn the_effective_user_counts() {
+    fn uid_is_that_of_effective_user() {
         assert_eq!(parse_uid("Name:\tx\nUid:\t0\t107\t0\t107\nGid:\t1\n"), Some(107));
         assert_eq!(parse_uid("Name:\tx\n"), None);
     }
 
     #[test]
-    fn a_program_replaced_on_disk_keeps_its_name() {
+    fn program_deleted_on_disk_keeps_its_name() {
         let mut p = Process { exe: Some("/usr/bin/qemu-system-x86_64 (deleted)".into()), ..Process::default() };
         assert_eq!(p.program(), "qemu-system-x86_64");
         p.exe = None;
@@ -139,10 +139,10 @@ mod tests {
     }
 
     #[test]
-    fn a_living_process_is_told_from_one_that_is_gone() {
+    fn living_process_is_told_from_one_that_is_gone() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id();
-        // Until its exec is through, the child is a copy of this test.
+        // Until its exec is complete, the child is a copy of this test.
         let p = loop {
             let p = Process::read(pid).unwrap();
             if p.program() == "sleep" && !p.cmdline.is_empty() {

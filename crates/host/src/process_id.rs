@@ -1,5 +1,7 @@
-//! One process and no other: a pid is used again once its process has gone, so a process is named by its
-//! pid together with its start time, and signals go through a pidfd after both were compared.
+//! The identity of a process.
+//!
+//! The kernel may use a pid again once its process is gone. A process is therefore named by its pid together with its
+//! start time. Signals are sent through a pidfd, after pid and start time were compared.
 
 use crate::{Error, Result, text};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
@@ -8,36 +10,36 @@ use serde::{Deserialize, Serialize};
 /// `PF_KTHREAD` of the kernel's `task_struct::flags`.
 const PF_KTHREAD: u64 = 0x0020_0000;
 
-/// What `/proc/PID/stat` says, as far as it is used here. Times are in clock ticks.
+/// Fields of `/proc/PID/stat`. Times are in clock ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessStat {
-    /// One letter: `R` running, `S` sleeping, `Z` ended and not yet collected by its parent, ... It is the first
-    /// thread's: a process whose first thread has ended before the others counts as ended here.
+    /// State of the first thread, one letter: `R` running, `S` sleeping, `Z` ended and not collected by its parent,
+    /// and so on. A process whose first thread has ended before the others counts as ended here.
     pub state: u8,
     /// The parent's pid; 0 for none.
     pub parent: u32,
-    /// A thread of the kernel: it has no memory of its own.
+    /// Whether it is a kernel thread, which has no memory of its own.
     pub kernel_thread: bool,
     /// CPU time used, in user and in kernel mode, by all its threads.
     pub cpu_ticks: u64,
-    /// When it started, after boot.
+    /// Start time, counted from boot.
     pub start_ticks: u64,
-    /// The kernel is loading a program into it, so that arguments and environment are not there yet. Always false for
-    /// readers that may not trace it.
+    /// Whether the kernel is still loading a program into it. Until then it has no arguments and no environment.
+    /// Always false if the caller may not trace the process.
     pub loading: bool,
 }
 
-/// One process, now and for ever.
+/// One process: no other process ever has the same pid and start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ProcessId {
-    /// Its pid, as long as it lives.
+    /// Its pid. Once it is gone, the kernel may give this pid to another process.
     pub pid: u32,
-    /// When it started, in clock ticks after boot.
+    /// Its start time, in clock ticks after boot.
     pub start_ticks: u64,
 }
 
 impl ProcessStat {
-    /// Reads the line of `/proc/PID/stat`; `None` if it is not one.
+    /// Parses the line of `/proc/PID/stat`; `None` if it is malformed.
     pub fn parse(line: &str) -> Option<Self> {
         // The name, in parentheses, may hold blanks and parentheses itself.
         let (_, rest) = line.rsplit_once(')')?;
@@ -50,12 +52,13 @@ impl ProcessStat {
             kernel_thread: number(9)? & PF_KTHREAD != 0,
             cpu_ticks: number(14)?.saturating_add(number(15)?),
             start_ticks: number(22)?,
-            // Where the code begins, which is set after arguments and environment were laid out.
+            // Field 26 is the address of the program's code. The kernel sets it after it has laid out arguments and
+            // environment.
             loading: number(26) == Some(0),
         })
     }
 
-    /// Reads it of a process that lives or was not collected yet.
+    /// Reads `/proc/PID/stat` of a process that lives, or has ended and was not collected by its parent.
     ///
     /// # Errors
     /// [`Error::is_gone`] if there is no such process.
@@ -68,14 +71,14 @@ impl ProcessStat {
         })
     }
 
-    /// Whether it has ended and only waits for its parent to collect it.
+    /// Whether the process has ended and only waits for its parent to collect it.
     pub fn has_ended(&self) -> bool {
         matches!(self.state, b'Z' | b'X')
     }
 }
 
 impl ProcessId {
-    /// The process that has this pid now.
+    /// The process that has this pid at the moment of the call.
     ///
     /// # Errors
     /// [`Error::is_gone`] if there is none.
@@ -83,37 +86,38 @@ impl ProcessId {
         Ok(Self { pid, start_ticks: ProcessStat::read(pid)?.start_ticks })
     }
 
-    /// What the kernel says about it; `None` once it has ended, even if its parent did not collect it.
+    /// Its `/proc/PID/stat`; `None` once it has ended, even if its parent has not collected it.
     pub fn stat(&self) -> Option<ProcessStat> {
         ProcessStat::read(self.pid).ok().filter(|s| s.start_ticks == self.start_ticks && !s.has_ended())
     }
 
-    /// Whether it runs.
+    /// Whether it has not ended.
     pub fn is_alive(&self) -> bool {
         self.stat().is_some()
     }
 
-    /// Asks it to end (`SIGTERM`). True if the signal was sent; false if it has ended or is not ours to end.
+    /// Asks it to end (`SIGTERM`). True if the signal was sent; false if it has ended or the caller may not signal it.
     pub fn terminate(&self) -> bool {
         self.signal(Signal::TERM)
     }
 
-    /// Ends it (`SIGKILL`). True if the signal was sent; false if it has ended or is not ours to end.
+    /// Ends it (`SIGKILL`). True if the signal was sent; false if it has ended or the caller may not signal it.
     pub fn kill(&self) -> bool {
         self.signal(Signal::KILL)
     }
 
     /// Collects it if it has ended and is a child of this process; otherwise does nothing.
     pub fn collect(&self) {
-        // Once it has ended, its pid stays its own until it is collected.
+        // An ended process keeps its pid until its parent collects it.
         let waits = ProcessStat::read(self.pid).is_ok_and(|s| s.start_ticks == self.start_ticks && s.has_ended());
         if let Some(pid) = self.raw().filter(|_| waits) {
-            // The error is "not a child of ours", or it was collected already: nothing to do.
+            // An error means that it is not a child of ours, or was collected already: there is nothing to do.
             let _ = waitpid(Some(pid), WaitOptions::NOHANG);
         }
     }
 
-    /// The pidfd keeps to the process that it was opened on, so the comparison after opening holds for it.
+    /// Sends a signal. The start time is compared after the pidfd was opened. A pidfd stays with its process, so the
+    /// comparison is about the process that gets the signal.
     fn signal(&self, signal: Signal) -> bool {
         let Some(pidfd) = self.raw().and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
             return false;
@@ -132,7 +136,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn a_name_with_parentheses_and_blanks() {
+    fn name_may_hold_parentheses_and_blanks() {
         let line = "4711 (a) S (b) c) T 12 1 1 0 -1 4194304 104 0 0 0 30 4 0 0 20 0 1 0 987654 1 1 0\n";
         let stat = ProcessStat::parse(line).unwrap();
         let expected =
@@ -143,13 +147,13 @@ mod tests {
     }
 
     #[test]
-    fn threads_of_the_kernel_are_told_by_their_flag() {
+    fn kernel_thread_is_told_by_flag() {
         let line = "2 (kthreadd) S 0 0 0 0 -1 2129984 0 0 0 0 0 0 0 0 20 0 1 0 4 0 0 0\n";
         assert!(ProcessStat::parse(line).unwrap().kernel_thread);
     }
 
     #[test]
-    fn a_process_lives_until_it_was_ended() {
+    fn process_is_alive_until_killed() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let id = ProcessId::of(child.id()).unwrap();
         assert!(id.is_alive());
@@ -163,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_with_the_same_pid_is_left_alone() {
+    fn other_process_with_same_pid_gets_no_signal() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let id = ProcessId::of(child.id()).unwrap();
         let earlier = ProcessId { start_ticks: id.start_ticks - 1, ..id };

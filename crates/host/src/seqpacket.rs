@@ -1,4 +1,4 @@
-//! Sockets that keep frames whole (`SOCK_SEQPACKET`) and carry file descriptors. None of them ever blocks.
+//! Sockets that keep frames whole (`SOCK_SEQPACKET`) and carry file descriptors. No call on them blocks.
 
 use crate::{Error, Result};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,29 +11,29 @@ use rustix::net::{
 use std::io::{self, IoSlice, IoSliceMut};
 use std::path::{Path, PathBuf};
 
-/// No frame carries more file descriptors. (The kernel's own bound is 253.)
+/// Most file descriptors in one frame. The kernel's own bound is 253.
 pub const MOST_FDS: usize = 64;
 
-/// Connections that may wait to be accepted.
+/// Most connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// Who is at the other end, by the kernel's account of the moment it connected.
+/// Credentials of the process at the other end, noted by the kernel when that process connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its process.
+    /// Its pid.
     pub pid: u32,
-    /// Its user.
+    /// Its effective user.
     pub uid: u32,
 }
 
-/// What came of waiting for a frame.
+/// Outcome of an attempt to receive a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// A frame of so many bytes.
+    /// A frame, with its length in bytes.
     Frame(usize),
-    /// None for the moment.
+    /// No frame is there at the moment.
     Nothing,
-    /// There will be no more.
+    /// The connection is closed: no more frames will come.
     Closed,
 }
 
@@ -42,10 +42,10 @@ pub enum Received {
 pub struct Seqpacket(OwnedFd);
 
 impl Seqpacket {
-    /// Connects to who listens at `path`.
+    /// Connects to the process that listens at `path`.
     ///
     /// # Errors
-    /// Nobody does, or we may not.
+    /// No process listens there, or the caller may not connect.
     pub fn connect(path: &Path) -> Result<Self> {
         let attempt = || {
             let socket = new_socket()?;
@@ -55,7 +55,7 @@ impl Seqpacket {
         attempt().map_err(|e: Errno| Error::file("connect to", path, e))
     }
 
-    /// Two ends of a connection.
+    /// The two ends of a new connection.
     ///
     /// # Errors
     /// No file descriptors are left.
@@ -65,10 +65,11 @@ impl Seqpacket {
         Ok((Self(one), Self(other)))
     }
 
-    /// Sends a frame and copies of `fds`, whole or not at all; `false` when the peer has too much to read already.
+    /// Sends a frame and copies of `fds`, whole or not at all. False if nothing was sent because the peer has too many
+    /// unread frames.
     ///
     /// # Errors
-    /// The peer has hung up.
+    /// The peer has closed the connection, or `fds` has more than [`MOST_FDS`].
     pub fn send(&self, frame: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<bool> {
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -85,11 +86,10 @@ impl Seqpacket {
         }
     }
 
-    /// Takes the next frame into the front of `buffer`, and what file descriptors it carries into `fds`, in place of
-    /// what was there. A frame that is longer than the buffer, or carries more than [`MOST_FDS`], is an error.
+    /// Receives the next frame into the front of `buffer`, and replaces `fds` by the file descriptors that it carries.
     ///
     /// # Errors
-    /// The connection broke, or the frame is too long.
+    /// The connection broke, the frame is longer than the buffer, or it carries more than [`MOST_FDS`] descriptors.
     pub fn receive(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Received> {
         fds.clear();
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
@@ -113,24 +113,24 @@ impl Seqpacket {
             fds.clear();
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a frame that is longer than any may be"));
         }
-        // The end of the stream reads as a frame of no bytes. Nobody of ours sends one.
+        // The end of the stream reads as a frame of no bytes. No process of Pagefold sends such a frame.
         Ok(if got.bytes == 0 { Received::Closed } else { Received::Frame(got.bytes) })
     }
 
-    /// What the peer has not read yet of what was sent, in bytes of the kernel's memory.
+    /// Bytes of kernel memory taken by frames that were sent and that the peer has not read yet.
     ///
     /// # Errors
     /// The kernel refused.
     pub fn unread_bytes(&self) -> io::Result<u32> {
         let mut bytes: libc::c_int = 0;
-        // SAFETY: the kernel writes an int, which is exclusively borrowed for the call.
+        // SAFETY: the kernel writes one int to `bytes`, which is exclusively borrowed for the call.
         match unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } {
             0 => Ok(bytes.cast_unsigned()),
             _ => Err(io::Error::last_os_error()),
         }
     }
 
-    /// Who connected (or, at the connecting side, who listened).
+    /// Credentials of the process that connected; at the connecting side, of the process that listened.
     ///
     /// # Errors
     /// The kernel refused.
@@ -153,13 +153,13 @@ impl From<Seqpacket> for OwnedFd {
 }
 
 impl From<OwnedFd> for Seqpacket {
-    /// Takes over a socket that was made as one of these and handed on.
+    /// Takes over a socket that another process made as a `Seqpacket` and handed on.
     fn from(fd: OwnedFd) -> Self {
         Self(fd)
     }
 }
 
-/// A place where connections are accepted. Its name stays when it goes; the next one takes it over.
+/// A socket that accepts connections. Its path stays when it is dropped; the next listener there takes the path over.
 #[derive(Debug)]
 pub struct SeqpacketListener {
     socket: OwnedFd,
@@ -167,10 +167,10 @@ pub struct SeqpacketListener {
 }
 
 impl SeqpacketListener {
-    /// Listens at `path`, in the place of whoever listened there before.
+    /// Listens at `path`, in the place of a previous listener.
     ///
     /// # Errors
-    /// The directory is missing or not ours.
+    /// The directory is missing, or the caller may not write to it.
     pub fn bind(path: &Path) -> Result<Self> {
         let attempt = || {
             let socket = new_socket()?;
@@ -197,7 +197,7 @@ impl SeqpacketListener {
         }
     }
 
-    /// Where it listens.
+    /// The path that it listens at.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_never_reads_blocks_nobody() {
+    fn sending_to_peer_that_never_reads_does_not_block() {
         let (one, _other) = Seqpacket::pair().unwrap();
         let frame = [7; 60 << 10];
         let sent = (0..1000).take_while(|_| one.send(&frame, &[]).unwrap()).count();
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_says_who_connects() {
+    fn peer_credentials_come_from_kernel() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let listener = SeqpacketListener::bind(&path).unwrap();
@@ -262,7 +262,7 @@ mod tests {
         let theirs = listener.accept().unwrap().unwrap();
         assert_eq!(theirs.peer().unwrap().pid, std::process::id());
         drop(listener);
-        // A child that another test has forked holds the listener too, until it becomes its program.
+        // A child forked by another test holds the listener too, until it executes its program.
         let deadline = Instant::now() + Duration::from_secs(10);
         let e = loop {
             match Seqpacket::connect(&path) {

@@ -1,9 +1,9 @@
-//! `/proc/PID/smaps` and `smaps_rollup`: what a process maps and how much memory each mapping holds.
-//! Kernel names, in bytes.
+//! `/proc/PID/smaps` and `smaps_rollup`: the mappings of a process and the memory that each holds. Counters have the
+//! kernel's names, and are in bytes.
 //!
-//! Totals of a process come from one read of `smaps_rollup`, because the kernel then walks all page
-//! tables in one go and rounds the proportional set once. Mappings come from `smaps`. A process that ends
-//! or execs while its `smaps` is read leaves a list that simply stops; that is found out and is an error.
+//! Totals of a process come from one read of `smaps_rollup`. The kernel then walks all page tables in one go and
+//! rounds the proportional set once. Mappings come from `smaps`. If a process ends or executes another program while
+//! its `smaps` is read, the list just stops; this module detects that and returns an error.
 
 use crate::mounts;
 use crate::{Error, Result};
@@ -42,9 +42,9 @@ pub struct Usage {
 pub struct Mapping {
     /// First address.
     pub start: HostVirt,
-    /// First address behind it.
+    /// First address behind the mapping.
     pub end: HostVirt,
-    /// Readable, that is not `PROT_NONE` or write-only.
+    /// Readable, that is, neither `PROT_NONE` nor write-only.
     pub read: bool,
     /// Writable.
     pub write: bool,
@@ -58,13 +58,13 @@ pub struct Mapping {
     pub device: u64,
     /// Inode of the file; 0 for none.
     pub inode: u64,
-    /// File, or the kernel's name in brackets; empty for plain anonymous memory. As the kernel prints it:
-    /// a newline is `\012`, and a file without a name left ends in ` (deleted)`.
+    /// Path of the file, or the kernel's name in brackets; empty for plain anonymous memory. It is as the kernel
+    /// prints it: a newline is `\012`, and a file that has no name any more ends in ` (deleted)`.
     pub name: String,
-    /// The file behind it is memory that only looks like a file: memfd, tmpfs, System V, shared anonymous.
-    /// hugetlbfs files too.
+    /// Whether the file behind it is memory that only looks like a file: memfd, tmpfs, hugetlbfs, System V, shared
+    /// anonymous memory.
     pub shmem: bool,
-    /// What it holds.
+    /// Memory that it holds.
     pub usage: Usage,
     /// Two-letter `VmFlags`, in the kernel's order (`mg` mergeable, `ht` hugetlb, `io` device, `pf` PFN map,
     /// `lo` locked, `nh`, `hg` huge page advice, `um` `uw` userfaultfd).
@@ -76,8 +76,8 @@ impl Usage {
     /// without it (before 4.14).
     ///
     /// # Errors
-    /// [`Error::is_gone`] when the process has ended or never had memory (a kernel thread),
-    /// [`Error::is_denied`] when the caller may not look.
+    /// [`Error::is_gone`] if the process has ended or never had memory (a kernel thread);
+    /// [`Error::is_denied`] if the caller may not look.
     pub fn of(pid: u32) -> Result<Self> {
         let path = PathBuf::from(format!("/proc/{pid}/smaps_rollup"));
         match File::open(&path) {
@@ -92,7 +92,7 @@ impl Usage {
         }
     }
 
-    /// The two together. KSM is known if either knows it.
+    /// The sum of both. `ksm_bytes` is known if it is known in either.
     pub fn plus(&self, other: &Self) -> Self {
         Self {
             rss_bytes: self.rss_bytes.saturating_add(other.rss_bytes),
@@ -110,7 +110,7 @@ impl Usage {
         }
     }
 
-    /// Adds one `Key: N kB` line; keys that we do not count are passed over.
+    /// Adds one line `Key: N kB`; keys without a counter here are skipped.
     fn add(&mut self, key: &[u8], bytes: u64) {
         let sum = match key {
             b"Rss" => &mut self.rss_bytes,
@@ -129,17 +129,16 @@ impl Usage {
 }
 
 impl Mapping {
-    /// Everything that process `pid` maps, in address order.
+    /// All mappings of process `pid`, in address order.
     ///
     /// # Errors
-    /// [`Error::is_gone`] when the process has ended, execs meanwhile, or never had memory (a kernel
-    /// thread); [`Error::is_denied`] when the caller may not look.
+    /// [`Error::is_gone`] if the process has ended, executed another program meanwhile, or never had memory (a kernel
+    /// thread); [`Error::is_denied`] if the caller may not look.
     pub fn read_all(pid: u32) -> Result<Vec<Self>> {
         Self::read(pid, "smaps")
     }
 
-    /// Parses the text of a `smaps` that was kept. Whether a file is only memory is then told by its name
-    /// alone.
+    /// Parses the saved text of a `smaps`. [`Mapping::shmem`] is then told by the file's name alone.
     ///
     /// # Errors
     /// [`Error::Malformed`]
@@ -149,8 +148,8 @@ impl Mapping {
         Ok(mappings)
     }
 
-    /// The same without what the mappings hold and without `VmFlags`, from `/proc/PID/maps`: the kernel need not
-    /// walk the page tables for it.
+    /// All mappings of process `pid`, without usage and `VmFlags`. They come from `/proc/PID/maps`, for which the
+    /// kernel need not walk the page tables.
     ///
     /// # Errors
     /// As for [`Mapping::read_all`].
@@ -166,6 +165,12 @@ impl Mapping {
         Ok(mappings)
     }
 
+    /// The link in `/proc/PID/map_files` to the file that process `pid` maps here. Opening the link opens that very file,
+    /// even if it has no name any more.
+    pub fn file_path(&self, pid: u32) -> PathBuf {
+        format!("/proc/{pid}/map_files/{:x}-{:x}", self.start.0, self.end.0).into()
+    }
+
     /// Whether it maps a device or the kernel's own data rather than memory, as far as the name tells.
     pub fn is_device(&self) -> bool {
         const MEMORY: [&str; 3] = ["/dev/zero", "/dev/shm/", "/dev/hugepages/"];
@@ -174,7 +179,7 @@ impl Mapping {
         device || kernel
     }
 
-    /// Bytes of address space.
+    /// Length in bytes of address space.
     pub fn bytes(&self) -> u64 {
         self.end.0 - self.start.0
     }
@@ -184,7 +189,7 @@ impl Mapping {
         self.vm_flags.contains(flag)
     }
 
-    /// Whether a file is behind it, be it one that is only memory.
+    /// Whether it maps a file, including files that are only memory.
     pub fn has_file(&self) -> bool {
         self.inode != 0 || self.name.starts_with('/')
     }
@@ -194,16 +199,16 @@ fn gone(path: &Path) -> Error {
     Error::file("read", path, std::io::Error::from_raw_os_error(libc::ESRCH))
 }
 
-/// Parses an open `smaps` and makes sure that nothing is missing: when the address space goes away while
-/// it is read, the kernel says end of file where it has got to. The open file stays bound to the address
-/// space that it was opened for, so if that is gone, nothing can be read from the start either.
+/// Parses an open `smaps` and makes sure that it is complete. If the address space goes away in the middle of the
+/// read, the kernel reports the end of the file at that point. The open file stays bound to the address space that it
+/// was opened for. So if that is gone, nothing can be read from the start of the file either.
 fn read_whole(mut reader: BufReader<File>, path: &Path) -> Result<Vec<Mapping>> {
     let mappings = parse(&mut reader, path)?;
     let again = reader.get_ref().read_at(&mut [0], 0).map_err(|e| Error::file("read", path, e))?;
     if again == 0 { Err(gone(path)) } else { Ok(mappings) }
 }
 
-/// Parses `smaps` or `smaps_rollup`. `path` is for messages.
+/// Parses `smaps`, `maps` or `smaps_rollup`. `path` is for messages.
 fn parse(mut reader: impl BufRead, path: &Path) -> Result<Vec<Mapping>> {
     let mut mappings: Vec<Mapping> = Vec::new();
     let mut line = Vec::with_capacity(256);
@@ -278,7 +283,8 @@ fn hex(digits: &[u8]) -> Option<u64> {
     u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
 }
 
-/// Files that are only memory go by the names the kernel gives them, or lie on a tmpfs.
+/// Sets [`Mapping::shmem`]. A file is only memory if it has a name that the kernel gives to such files, or is on a
+/// tmpfs.
 fn mark_shmem(mappings: &mut [Mapping], tmpfs: &HashSet<u64>) {
     const NAMES: [&str; 5] = ["/memfd:", "/dev/shm/", "/SYSV", "/dev/zero (deleted)", "/anon_hugepage"];
     for m in mappings.iter_mut().filter(|m| m.has_file() || m.name.starts_with("[anon_shmem:")) {

@@ -1,7 +1,7 @@
 use super::*;
 use std::process::{Child, Command, Stdio};
 
-/// From a real process, shortened; the last name holds blanks, an escaped newline and a deletion.
+/// `smaps` of a real process, shortened. The last name holds blanks, an escaped newline and the mark of a deleted file.
 const SMAPS: &str = "\
 55be3f066000-55be3f069000 r--p 00001000 fe:00 247741                     /usr/bin/sed
 Size:                 12 kB
@@ -45,7 +45,7 @@ fn parse_text(text: &str) -> Result<Vec<Mapping>> {
 }
 
 #[test]
-fn mappings_of_a_current_kernel() {
+fn all_fields_of_current_kernel_are_parsed() {
     let maps = parse_text(SMAPS).unwrap();
     assert_eq!(maps.len(), 3);
     let sed = &maps[0];
@@ -53,6 +53,7 @@ fn mappings_of_a_current_kernel() {
     assert_eq!((sed.read, sed.write, sed.execute, sed.shared), (true, false, false, false));
     assert_eq!((sed.device, sed.inode, sed.name.as_str()), (rustix::fs::makedev(0xfe, 0), 247_741, "/usr/bin/sed"));
     assert_eq!((sed.usage.pss_bytes, sed.usage.uss_bytes, sed.usage.ksm_bytes), (7 << 10, 8 << 10, Some(0)));
+    assert_eq!(sed.file_path(7), Path::new("/proc/7/map_files/55be3f066000-55be3f069000"));
     let ram = &maps[1];
     assert_eq!(ram.name, "");
     let expected = Usage {
@@ -72,7 +73,7 @@ fn mappings_of_a_current_kernel() {
 }
 
 #[test]
-fn what_old_kernels_lack_is_none() {
+fn fields_that_old_kernels_lack_are_none() {
     let memfd = &parse_text(SMAPS).unwrap()[2];
     assert_eq!(memfd.name, "/memfd:my ram\\012x (deleted)");
     assert!(memfd.shared && memfd.write);
@@ -80,21 +81,21 @@ fn what_old_kernels_lack_is_none() {
 }
 
 #[test]
-fn nonsense_is_an_error_with_its_line() {
+fn malformed_line_is_error_with_its_number() {
     for bad in ["Rss: 1 kB\n", "nonsense\n", "2000-1000 rw-p 0 0:0 0 \n", "1000-2000 rw-p 0 0:0 0 \nRss: many kB\n"] {
         assert!(matches!(parse_text(bad), Err(Error::Malformed { .. })), "{bad:?}");
     }
     let text = format!("{SMAPS}Rss: 99999999999999999999 kB\n");
     assert!(matches!(parse_text(&text), Err(Error::Malformed { line: 36, .. })));
     assert_eq!(parse_text("").unwrap(), []);
-    // The most that can be written in KiB, twice over: no wrong number, no panic.
+    // The largest value that can be written in KiB, twice: the sum must saturate.
     let most = format!("1000-2000 rw-p 0 0:0 0 \n{}", "KSM: 18014398509481983 kB\n".repeat(2));
     let usage = parse_text(&most).unwrap()[0].usage;
     assert_eq!(usage.plus(&usage).ksm_bytes, Some(u64::MAX));
 }
 
 #[test]
-fn memory_that_looks_like_a_file_is_told_from_files() {
+fn files_that_are_only_memory_are_told_from_other_files() {
     let line = |rights: &str, device: &str, inode: u32, name: &str| {
         parse_text(&format!("1000-2000 {rights} 00000000 {device} {inode}  {name}\n")).unwrap().remove(0)
     };
@@ -115,7 +116,7 @@ fn memory_that_looks_like_a_file_is_told_from_files() {
     assert_eq!(shmem, [true, true, true, true, true, true, false, false, false, false]);
 }
 
-/// A child that has stopped itself: its accounts do not move while we look.
+/// A child that has stopped itself, so that its counters do not change during the test.
 fn stopped(script: &str) -> Child {
     let child = Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).spawn().unwrap();
     while crate::ProcessStat::read(child.id()).unwrap().state != b'T' {
@@ -130,11 +131,11 @@ fn end(mut child: Child) {
 }
 
 #[test]
-fn totals_are_those_of_smaps_rollup_and_mappings_add_up_to_them() {
-    // The shell in parentheses is a fork that shares the string's pages until our end of its input closes.
+fn mappings_add_up_to_totals_of_smaps_rollup() {
+    // The shell in parentheses is a fork. It shares the string's pages until the test closes its end of the input.
     let child = stopped("x=$(head -c 3000000 /dev/zero | tr '\\0' x); (kill -STOP $$; read end); :");
     let rollup = || std::fs::read_to_string(format!("/proc/{}/smaps_rollup", child.id())).unwrap();
-    // The fork may still touch a page or two, which moves the stopped one's shares.
+    // The fork may still touch a page or two, which changes the proportional set of the stopped shell.
     let (usage, rollup) = loop {
         let (before, usage, after) = (rollup(), Usage::of(child.id()).unwrap(), rollup());
         if before == after {
@@ -154,24 +155,24 @@ fn totals_are_those_of_smaps_rollup_and_mappings_add_up_to_them() {
     let maps = Mapping::read_all(child.id()).unwrap();
     let sum = maps.iter().fold(Usage::default(), |sum, m| sum.plus(&m.usage));
     assert_eq!((sum.rss_bytes, sum.uss_bytes, sum.swap_bytes), (usage.rss_bytes, usage.uss_bytes, usage.swap_bytes));
-    // Each mapping's share is rounded down to a KiB, the total only once.
+    // The kernel rounds the proportional set of each mapping down to a KiB, but the total only once.
     assert!(sum.pss_bytes <= usage.pss_bytes && usage.pss_bytes - sum.pss_bytes <= (maps.len() as u64) << 10);
     end(child);
 }
 
 #[test]
-fn a_list_cut_short_by_the_end_of_its_process_is_an_error() {
+fn list_cut_short_by_end_of_process_is_error() {
     let child = stopped("kill -STOP $$");
     let path = PathBuf::from(format!("/proc/{}/smaps", child.id()));
     let mut reader = BufReader::with_capacity(4096, File::open(&path).unwrap());
-    // The first part is read while it lives, so what follows parses well and just ends early.
+    // The first part is read while the process lives, so the list parses well and just ends early.
     assert!(!reader.fill_buf().unwrap().is_empty());
     end(child);
     assert!(read_whole(reader, &path).unwrap_err().is_gone());
 }
 
 #[test]
-fn processes_without_memory_are_gone_not_empty() {
+fn process_without_memory_is_gone_not_empty() {
     let mut zombie = Command::new("true").spawn().unwrap();
     while !crate::ProcessStat::read(zombie.id()).unwrap().has_ended() {
         std::thread::yield_now();

@@ -1,5 +1,5 @@
-//! Connecting to a unix socket without being kept waiting: `connect` sleeps for as long as the listener's queue is full, and the
-//! queue of a process that is stopped stays full for ever.
+//! Connecting to a unix socket within a bounded time. A blocking `connect` sleeps as long as the listener's queue is
+//! full, and the queue of a stopped process stays full for ever.
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -8,13 +8,13 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Between two attempts.
+/// Pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Connects, within `timeout`.
 ///
 /// # Errors
-/// Nobody listens, or those who came before were not let in all that time.
+/// No process listens, or (`TimedOut`) the listener's queue stayed full all the time.
 pub fn connect_within(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
     let deadline = Instant::now() + timeout;
     let address = SocketAddrUnix::new(path)?;
@@ -41,12 +41,12 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn who_lets_nobody_in_keeps_nobody_waiting() {
+    fn connecting_to_listener_that_never_accepts_times_out() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         assert!(connect_within(&path, Duration::ZERO).is_err());
         let listener = UnixListener::bind(&path).unwrap();
-        // As QEMU listens: room for one.
+        // As QEMU listens: with a queue of one.
         rustix::net::listen(&listener, 1).unwrap();
         let soon = Duration::from_millis(50);
         let waiting: Vec<_> = std::iter::from_fn(|| connect_within(&path, soon).ok()).take(10).collect();

@@ -1,8 +1,8 @@
-//! This machine and this process.
+//! Figures about this machine, and about the memory of processes.
 
 use crate::{Result, text};
 
-/// Which kernel runs, and on which machine.
+/// The kernel, and the machine that it runs on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
     /// As `uname -r` prints it.
@@ -12,7 +12,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The running one.
+    /// The running kernel.
     pub fn this() -> Self {
         let names = rustix::system::uname();
         let text = |name: &std::ffi::CStr| name.to_string_lossy().into_owned();
@@ -25,13 +25,13 @@ pub fn own_peak_rss_bytes() -> Option<u64> {
     status_bytes("/proc/self/status", "VmHWM:").ok().flatten()
 }
 
-/// RAM of this machine.
+/// RAM of this machine, as the kernel counts it (`totalram`).
 pub fn ram_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     info.totalram.saturating_mul(info.mem_unit.into())
 }
 
-/// What of this machine's RAM could be used without anybody swapping (`MemAvailable`).
+/// RAM that processes could still take before the kernel has to swap (`MemAvailable`).
 ///
 /// # Errors
 /// `/proc` is not there.
@@ -39,7 +39,7 @@ pub fn available_bytes() -> Result<u64> {
     status_bytes("/proc/meminfo", "MemAvailable:").map(Option::unwrap_or_default)
 }
 
-/// What of a process's private memory is in swap (`VmSwap`).
+/// Private memory of process `pid` that is in swap (`VmSwap`).
 ///
 /// # Errors
 /// The process is gone, or may not be looked at.
@@ -47,15 +47,15 @@ pub fn swapped_bytes(pid: u32) -> Result<u64> {
     status_bytes(&format!("/proc/{pid}/status"), "VmSwap:").map(Option::unwrap_or_default)
 }
 
-/// A size from a `status` file.
+/// A size from a file with lines `Key: N kB`, such as `status`.
 fn status_bytes(path: &str, key: &str) -> Result<Option<u64>> {
     let status = text::read(path)?;
     let kib = status.lines().find_map(|l| l.strip_prefix(key)?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
     Ok(kib.map(|kib| kib * 1024))
 }
 
-/// What the kernel takes for one object of a cache of its own, such as `ksm_rmap_item`; `None` where it does not tell, or
-/// the cache is not there.
+/// Bytes that the kernel takes for one object of the slab cache `cache`, such as `ksm_rmap_item`. `None` if the cache
+/// does not exist, or the kernel does not tell.
 pub fn slab_object_bytes(cache: &str) -> Option<u64> {
     text::read(format!("/sys/kernel/slab/{cache}/slab_size")).ok()?.trim().parse().ok()
 }
@@ -66,7 +66,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn this_machine_and_process_tell() {
+    fn figures_agree_with_proc() {
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
         assert_eq!(Kernel::this().release, release.trim());
         assert!(own_peak_rss_bytes().unwrap() > 100 << 10);
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_cannot_hide_behind_a_name_that_is_not_text() {
+    fn status_of_process_with_non_utf8_name_is_read() {
         let named = std::thread::spawn(|| {
             fs::write("/proc/thread-self/comm", b"\xff\xfe").unwrap();
             let thread = fs::read_link("/proc/thread-self").unwrap();

@@ -5,19 +5,19 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A thread, and what it has used.
+/// A thread, and the processor time that it has used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadCpu {
-    /// Its number; the first thread's is the process's.
+    /// Its number; that of the first thread is the pid.
     pub tid: u32,
-    /// What it calls itself.
+    /// Its name, which it can set itself.
     pub name: String,
-    /// Processor time so far, in user mode and in the kernel.
+    /// Processor time since it started, in user mode and in the kernel.
     pub used: Duration,
 }
 
 impl ThreadCpu {
-    /// All threads of a process. What threads used that have ended is not in it.
+    /// All threads of a process. Threads that have ended are missing, with the time that they used.
     ///
     /// # Errors
     /// [`Error::is_gone`] when the process has ended.
@@ -25,7 +25,7 @@ impl ThreadCpu {
         let path = PathBuf::from(format!("/proc/{pid}/task"));
         let listing = fs::read_dir(&path).map_err(|e| Error::file("list", &path, e))?;
         let tids = listing.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-        // One that ends just now is left out.
+        // A thread that ends during the listing is left out.
         Ok(tids.filter_map(|tid| Self::read(pid, tid).ok()).collect())
     }
 
@@ -41,7 +41,7 @@ impl ThreadCpu {
     }
 }
 
-/// `used waited slices`, times in nanoseconds.
+/// Parses `used waited slices`, where times are in nanoseconds, and returns the time used.
 fn parse(schedstat: &str) -> Option<Duration> {
     Some(Duration::from_nanos(schedstat.split_ascii_whitespace().next()?.parse().ok()?))
 }
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_works_is_told_from_one_that_sleeps() {
+    fn busy_thread_is_told_from_sleeping_one() {
         assert_eq!(parse("394488344 203654297 843\n"), Some(Duration::from_nanos(394_488_344)));
         let (send, receive) = std::sync::mpsc::channel::<()>();
         let sleeper = std::thread::Builder::new().name("sleeper".into()).spawn(move || receive.recv());

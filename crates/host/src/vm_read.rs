@@ -1,14 +1,21 @@
 //! Reading the memory of another process, without changing it.
 //!
-//! There are two ways, and the fast one has a trap. `process_vm_readv` *pins* the pages that it copies,
-//! and to pin a private page that several processes share (after `fork`, or through KSM) the kernel first
-//! gives the process a copy of its own (`FAULT_FLAG_UNSHARE`, since Linux 5.19): reading would undo the
-//! sharing that it wants to see, and cost the host memory. `/proc/PID/mem` only takes a reference, so it
-//! is what shared private pages are read with, at about half the speed. It also reads what the process
-//! itself may not (`PROT_NONE`). And it does not wait for user space: a page that goes away just before it is
-//! read, where faults are served through a userfaultfd, is an error to it, while `process_vm_readv` waits for
-//! an answer that may never come. Pages that were shared once and are no longer are not copied but marked as
-//! the process's own again, which spares it the fault at its next write.
+//! There are two ways, and the fast one has a trap. `process_vm_readv` *pins* the pages that it copies. A
+//! private page may be shared by several processes (after `fork`, or through KSM). To pin it, the kernel first gives
+//! the process a copy of its own (`FAULT_FLAG_UNSHARE`, since Linux 5.19). Reading would then undo the sharing that a census wants
+//! to see, and cost the host memory.
+//!
+//! | | `process_vm_readv` | `/proc/PID/mem` |
+//! |---|---|---|
+//! | speed | full | about half |
+//! | holds the page by | a pin | a reference |
+//! | shared private page | unshares it | leaves it shared |
+//! | private page no longer shared | marks it as the process's own, which spares its next write a fault | leaves it |
+//! | memory that the process itself may not read (`PROT_NONE`) | an error | reads it |
+//! | page just gone, whose faults a userfaultfd serves | waits for an answer that may never come | an error |
+//!
+//! Shared private pages are therefore read through `/proc/PID/mem` ([`ProcessMemory::read`]), others by
+//! `process_vm_readv` ([`ProcessMemory::read_unshared`]).
 
 use crate::{Error, PageRange, Result};
 use page::{HostVirt, PAGE_BYTES};
@@ -17,9 +24,11 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-/// The memory of one process. [`ProcessMemory::read`] keeps to the address space that was there when it was opened;
-/// [`ProcessMemory::read_unshared`] goes by the process's number, and whoever must know that the process did not end
-/// or execute another program meanwhile asks [`crate::Pagemap::is_alive`] afterwards.
+/// The memory of one process.
+///
+/// [`ProcessMemory::read`] stays with the address space that it was opened on. [`ProcessMemory::read_unshared`] goes
+/// by the pid. A caller that must know that the process did not end or execute another program meanwhile asks
+/// [`crate::Pagemap::is_alive`] afterwards.
 #[derive(Debug)]
 pub struct ProcessMemory {
     pid: libc::pid_t,
@@ -28,7 +37,7 @@ pub struct ProcessMemory {
 }
 
 impl ProcessMemory {
-    /// The memory of process `pid`.
+    /// Opens the memory of process `pid`.
     ///
     /// # Errors
     /// The process is gone, or belongs to somebody else.
@@ -38,13 +47,14 @@ impl ProcessMemory {
         Ok(Self { pid: libc::pid_t::try_from(pid).unwrap_or(libc::pid_t::MAX), file, path })
     }
 
-    /// Copies `ranges`, one behind the other, to the beginning of `out` and returns how many whole pages
-    /// arrived: fewer than asked when a page could not be read, and then the first one missing is it.
-    /// Not for private pages that anybody else maps: they would stop being shared. The kernel takes at most 1024
-    /// ranges.
+    /// Copies `ranges`, one behind the other, to the beginning of `out`, and returns the number of whole pages
+    /// copied. If that is less than asked for, the first page not copied is one that could not be read.
+    ///
+    /// Not for private pages that other processes map too: the kernel would unshare them (see the module). It takes
+    /// at most 1024 ranges.
     ///
     /// # Errors
-    /// Nothing could be read at all: the first page is not there ([`Error::is_bad_address`]), the process
+    /// Nothing could be read at all: the first page does not exist ([`Error::is_bad_address`]), the process
     /// is gone, or rights are missing.
     pub fn read_unshared(&self, ranges: &[PageRange], out: &mut [u8]) -> Result<usize> {
         let wanted: usize = ranges.iter().map(|r| r.pages as usize * PAGE_BYTES).sum();
@@ -65,8 +75,9 @@ impl ProcessMemory {
         }
     }
 
-    /// Copies `bytes_each` bytes from each of these addresses, one behind the other, and returns how many arrived whole
-    /// before the first that did not. For such pages as [`ProcessMemory::read_unshared`] is for; at most 1024 at a time.
+    /// Copies `bytes_each` bytes from each address in `at`, one piece behind the other. Returns the number of pieces
+    /// copied before the first that could not be read whole. For the same pages as [`ProcessMemory::read_unshared`];
+    /// at most 1024 pieces.
     ///
     /// # Errors
     /// Nothing could be read at all.
@@ -86,16 +97,16 @@ impl ProcessMemory {
         }
     }
 
-    /// Copies bytes of pages of any sort, from anywhere in a page. A page that is not there is an error, or is made to be
-    /// there, as for any reader: ask the page table first.
+    /// Copies bytes from any address, shared private pages included. An absent page is faulted in, as for any reader,
+    /// or is an error. To avoid both, ask the page table first.
     ///
     /// # Errors
-    /// They could not all be read.
+    /// Not all bytes could be read.
     pub fn read_bytes(&self, at: HostVirt, out: &mut [u8]) -> Result<()> {
         self.file.read_exact_at(out, at.0).map_err(|e| Error::file("read", &self.path, e))
     }
 
-    /// Copies pages as [`ProcessMemory::read_unshared`] does, of any sort.
+    /// Copies pages as [`ProcessMemory::read_unshared`] does, but leaves shared private pages shared.
     ///
     /// # Errors
     /// As for [`ProcessMemory::read_unshared`].
@@ -105,7 +116,7 @@ impl ProcessMemory {
             let bytes = range.pages as usize * PAGE_BYTES;
             let into = &mut out[pages * PAGE_BYTES..][..bytes];
             let got = match self.file.read_at(into, range.start.0) {
-                // The file stays with the address space that it was opened for: that has gone.
+                // Only a gone address space reads as empty; the file stays with the one that it was opened for.
                 Ok(0) if pages == 0 && bytes > 0 => {
                     return Err(Error::file("read", &self.path, io::Error::from_raw_os_error(libc::ESRCH)));
                 }
@@ -126,7 +137,7 @@ impl ProcessMemory {
 mod tests {
     use super::*;
 
-    /// Eight pages of a test's own, each full of its number.
+    /// Eight pages of the test's own, each full of its number.
     fn numbered_pages() -> (Vec<u8>, impl Fn(u64) -> PageRange) {
         let mut data = vec![0; 9 * PAGE_BYTES];
         let first = (data.as_ptr() as usize).next_multiple_of(PAGE_BYTES);
@@ -138,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn scattered_ranges_arrive_in_order_and_a_hole_ends_them() {
+    fn scattered_ranges_are_copied_in_order_up_to_first_hole() {
         let (_data, at) = numbered_pages();
         let memory = ProcessMemory::open(std::process::id()).unwrap();
         let hole = PageRange { start: HostVirt(PAGE_BYTES as u64), pages: 1 };
@@ -153,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_arrive_from_wherever_they_are() {
+    fn pieces_are_copied_from_any_offset_in_a_page() {
         let (_data, at) = numbered_pages();
         let memory = ProcessMemory::open(std::process::id()).unwrap();
         let places = [HostVirt(at(3).start.0 + 100), at(1).start, HostVirt(PAGE_BYTES as u64), at(2).start];
@@ -167,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_gone_is_told_from_one_that_is_denied() {
+    fn reading_gone_process_is_told_from_denied_one() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let memory = ProcessMemory::open(child.id()).unwrap();
         child.kill().unwrap();

@@ -1,4 +1,4 @@
-//! Kinds of the frames of a guest whose memory was saved to a file, for developing.
+//! Prints the kinds of the frames of a guest whose memory was saved to a file. A tool for development.
 
 fn main() {
     let path = std::env::args().nth(1).expect("a file");

@@ -1,34 +1,32 @@
-//! BTF: the kernel's own description of its types, which lies among its read-only data where it was built with
-//! `CONFIG_DEBUG_INFO_BTF`, as distributions' kernels are. From it come the offsets of this very kernel's structures.
+//! BTF: the kernel's own description of its types, from which the offsets of this very kernel's structures are read.
+//! It lies among the read-only data of kernels built with `CONFIG_DEBUG_INFO_BTF`, as those of distributions are.
 //!
-//! Format: `Documentation/bpf/btf.rst` of the Linux source. A header is followed by types, each a fixed part and a part that
-//! depends on its kind, and by strings. Types are numbered from 1 in their order.
+//! The format is described in `Documentation/bpf/btf.rst` of the Linux source. A header is followed by types and by
+//! strings. Each type has a fixed part and a part that depends on its kind. Types are numbered from 1 in their order.
 
 use std::collections::HashMap;
 
-/// How a section begins: magic, version 1, no flags.
+/// First bytes of a section: magic, version 1, no flags.
 pub const BEGINNING: [u8; 4] = [0x9f, 0xeb, 1, 0];
-/// Most bytes of types and strings together; kernels have 3 to 10 MB.
-pub const MOST_BYTES: usize = 64 << 20;
-/// Structures inside structures, and names of types for types, that are followed.
+/// Most levels of structures inside structures, and most links in a chain of typedefs and qualifiers.
 const MOST_DEPTH: u32 = 16;
-/// Members that are looked at for one name: a hostile section may have each structure inside itself, many times.
+/// Most members looked at for one name: in a hostile section each structure may contain itself many times.
 const MOST_MEMBERS: u32 = 100_000;
 
-/// Where types and strings lie behind the header.
+/// A section's header, with the places of types and strings behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Bytes of header.
+    /// Length of the header in bytes.
     pub length: usize,
     types: (usize, usize),
     strings: (usize, usize),
 }
 
 impl Header {
-    /// Bytes to read of one.
+    /// Bytes of a header that are read.
     pub const BYTES: usize = 24;
 
-    /// Reads a header; `None` if it is none of a section of a sensible size.
+    /// Parses a header; `None` if it is malformed, or the section is too large.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         if !bytes.starts_with(&BEGINNING) {
             return None;
@@ -37,16 +35,16 @@ impl Header {
         let (length, types, strings) = (word(4)?, (word(8)?, word(12)?), (word(16)?, word(20)?));
         let header = Self { length, types, strings };
         let ordered = types.1 > 0 && strings.1 > 0 && types.0.checked_add(types.1)? <= strings.0;
-        ((Self::BYTES..=256).contains(&length) && ordered && header.whole()? <= MOST_BYTES).then_some(header)
+        ((Self::BYTES..=256).contains(&length) && ordered && header.whole()? <= Btf::MOST_BYTES).then_some(header)
     }
 
-    /// Bytes of header, types and strings.
+    /// Length of header, types and strings together, in bytes.
     pub fn whole(&self) -> Option<usize> {
         self.strings.0.checked_add(self.strings.1)?.checked_add(self.length)
     }
 }
 
-/// Kinds of types that are looked into.
+/// Kinds of types that are used here.
 mod kind {
     pub const ARRAY: u32 = 3;
     pub const STRUCT: u32 = 4;
@@ -55,7 +53,7 @@ mod kind {
     pub const ENUM64: u32 = 19;
 }
 
-/// Bytes of a type behind its first twelve; `None` for a kind that is not known.
+/// Length of a type's part behind its first twelve bytes; `None` for an unknown kind.
 const fn more_bytes(kind: u32, count: usize) -> Option<usize> {
     Some(match kind {
         2 | 7..=12 | 16 | 18 => 0,
@@ -79,14 +77,17 @@ struct Member {
 pub struct Btf {
     types: Vec<u8>,
     strings: Vec<u8>,
-    /// Where each type begins; type 0 is none.
+    /// Offset of each type, by number; type 0 does not exist.
     starts: Vec<u32>,
-    /// Structures and enumerations that have a name; of several, the first.
+    /// Structures and enumerations by name; of several with one name, the first.
     named: HashMap<Vec<u8>, u32>,
 }
 
 impl Btf {
-    /// Reads a whole section. Types behind one of a kind that is not known are left out.
+    /// Most bytes of types and strings together; kernels have 3 to 10 MB.
+    pub const MOST_BYTES: usize = 64 << 20;
+
+    /// Parses a whole section. Types behind the first one of an unknown kind are left out.
     pub fn parse(section: &[u8]) -> Option<Self> {
         let header = Header::parse(section)?;
         let part = |(offset, bytes): (usize, usize)| {
@@ -113,7 +114,7 @@ impl Btf {
         Some(u32::from_le_bytes(self.types.get(at..at.checked_add(4)?)?.try_into().ok()?))
     }
 
-    /// Name, kind and count of what the type at this offset consists of.
+    /// Name, kind and number of members of the type at this offset.
     fn fixed_part(&self, at: usize) -> Option<(u32, u32, usize)> {
         let info = self.word(at + 4)?;
         Some((self.word(at)?, info >> 24 & 0x1f, info as usize & 0xffff))
@@ -128,7 +129,7 @@ impl Btf {
         if id == 0 { None } else { self.starts.get(id as usize).map(|start| *start as usize) }
     }
 
-    /// The type behind names for it and qualifiers.
+    /// The type behind typedefs and qualifiers.
     fn resolve(&self, mut id: u32) -> Option<(usize, u32, usize)> {
         for _ in 0..MOST_DEPTH {
             let at = self.start(id)?;
@@ -153,7 +154,8 @@ impl Btf {
         })
     }
 
-    /// Offset in bytes of a member, and the member's type; members of unnamed structures and unions count as its own.
+    /// Offset in bytes of a member, and the member's type. Members of unnamed structures and unions inside count as
+    /// members.
     fn member(&self, id: u32, name: &[u8]) -> Option<(u64, u32)> {
         self.member_within(id, name, MOST_DEPTH, &mut { MOST_MEMBERS })
     }
@@ -177,7 +179,7 @@ impl Btf {
         None
     }
 
-    /// Offset of `structure.member`, or `structure.member.of_member`.
+    /// Offset in bytes of `structure.member`, or of `structure.member.of_member`.
     pub fn offset(&self, path: &str) -> Option<u64> {
         let mut names = path.split('.');
         let mut id = *self.named.get(names.next()?.as_bytes())?;
@@ -190,7 +192,7 @@ impl Btf {
         Some(offset)
     }
 
-    /// Bytes of a structure.
+    /// Size of a structure or union in bytes.
     pub fn size(&self, name: &str) -> Option<u64> {
         let (at, kind, _) = self.resolve(*self.named.get(name.as_bytes())?)?;
         if !matches!(kind, kind::STRUCT | kind::UNION) {
@@ -199,7 +201,7 @@ impl Btf {
         self.word(at + 8).map(u64::from)
     }
 
-    /// Value of a name in an enumeration.
+    /// Value of a constant in an enumeration.
     pub fn value(&self, enumeration: &str, name: &str) -> Option<u64> {
         let at = self.start(*self.named.get(enumeration.as_bytes())?)?;
         let (_, kind, count) = self.fixed_part(at)?;
@@ -221,7 +223,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// `struct a { int x; union { int y; struct b z; }; }`, `struct b { int p; int q[7]; }`, `enum e { ONE = 1, SIX = 6 }`
+    /// `struct a { int x; union { int y; struct b z; }; }`, `struct b { int p; int q[7]; }`,
+    /// `enum e { ONE = 1, SIX = 6 }`
     fn section() -> Vec<u8> {
         let strings = b"\0a\0x\0y\0z\0b\0p\0q\0e\0ONE\0SIX\0";
         let at = |name: &[u8]| {
@@ -252,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn members_sizes_and_values() {
+    fn offsets_sizes_and_values_are_found() {
         let btf = Btf::parse(&section()).unwrap();
         assert_eq!((btf.offset("a.x"), btf.offset("a.y"), btf.offset("a.z.q")), (Some(0), Some(4), Some(8)));
         assert_eq!((btf.size("a"), btf.size("b")), (Some(40), Some(32)));
@@ -263,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_structure_inside_itself_many_times_ends() {
+    fn search_in_structure_inside_itself_ends() {
         let mut section = section();
         // Type 3, the unnamed union, consists of itself twice.
         let union = section.windows(4).position(|w| w == (5_u32 << 24 | 2).to_le_bytes()).unwrap() - 4;
@@ -276,7 +279,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_it_holds_it_is_read_to_an_end(
+        fn reading_ends_on_any_content(
             changes in prop::collection::vec((0..400usize, any::<u8>()), 0..40), cut in 0..400usize,
         ) {
             let mut section = section();

@@ -1,23 +1,28 @@
-//! Which file a frame of page cache belongs to: inode, and path as far as the guest's own tree of names tells it.
+//! The file of a frame of page cache: its inode, and its path as far as the guest's directory entries give it.
 //!
-//! A frame names the `address_space` of its file, which names the inode, which names the directory entries it is known by;
-//! these name each other up to the root of a file system, which is mounted somewhere. All offsets are BTF's. Every step is a
-//! bounded read, and there are at most so many of them.
+//! ```text
+//!   frame --> address_space --> inode --> directory entry --> parent entries ... --> root of the file system
+//!                                                                                         |
+//!             entry where the file system is mounted <------------------------------- mount
+//! ```
+//!
+//! Each arrow is a pointer in the guest's memory, whose offset comes from BTF. Every step is a bounded read, and the
+//! number of steps is bounded.
 
 use crate::frames::FileNumber;
 use crate::kernel::Kernel;
 use std::collections::HashMap;
 
-/// Files that are told apart.
+/// Most files that are told apart.
 const MOST_FILES: usize = 1 << 20;
-/// Names in a path, over all file systems that it crosses.
+/// Most names in a path, over all file systems that it crosses.
 const MOST_NAMES: usize = 128;
-/// Longest name of a directory entry.
+/// Longest name of a directory entry, in bytes.
 const MOST_NAME_BYTES: usize = 255;
-/// Mounts of one file system that are looked at.
+/// Most mounts of one file system that are looked at.
 const MOST_MOUNTS: usize = 64;
 
-/// Where the kernel has what is needed of files.
+/// Offsets of the members by which an `address_space` is recognised.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileLayout {
     host: u64,
@@ -36,13 +41,13 @@ impl FileLayout {
     }
 }
 
-/// Numbers for the files that come by.
+/// Numbers given to files in the order in which they are found.
 pub(crate) struct FileTable<'k, 'm> {
     kernel: &'k Kernel<'m>,
     layout: Option<FileLayout>,
     numbers: HashMap<u64, Option<FileNumber>>,
     files: Vec<u64>,
-    /// Frames of one file come one after the other.
+    /// The answer to the last question, kept because neighbouring frames are often of one file.
     last: (u64, Option<FileNumber>),
 }
 
@@ -51,7 +56,8 @@ impl<'k, 'm> FileTable<'k, 'm> {
         Self { kernel, layout: FileLayout::new(kernel), numbers: HashMap::new(), files: Vec::new(), last: (0, None) }
     }
 
-    /// The number of the file with this `address_space`; `None` if it is none. 0 when there are too many.
+    /// The number of the file with this `address_space`; `None` if this is no file's `address_space`. The number is 0
+    /// if there are too many files.
     pub(crate) fn number(&mut self, mapping: u64) -> Option<FileNumber> {
         if self.last.0 == mapping {
             return self.last.1;
@@ -73,7 +79,8 @@ impl<'k, 'm> FileTable<'k, 'm> {
         number
     }
 
-    /// One that belongs to an inode is its own, or the one that it uses; the swap cache has none.
+    /// Whether this is the `address_space` of an inode: embedded in the inode, or the one that the inode uses. That
+    /// of the swap cache has no inode.
     fn is_address_space(&self, mapping: u64, layout: FileLayout) -> bool {
         let tables = &self.kernel.tables;
         let Some(inode) = tables.u64(mapping.wrapping_add(layout.host)) else { return false };
@@ -86,21 +93,22 @@ impl<'k, 'm> FileTable<'k, 'm> {
     }
 }
 
-/// What is known of a file.
+/// A file of the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
-    /// Its number in its file system.
+    /// Number of its inode in its file system.
     pub inode: u64,
-    /// Device of its file system, as the kernel numbers it inside: major and minor.
+    /// Device of its file system in the guest: major and minor number.
     pub device: (u32, u32),
-    /// Kind of its file system.
+    /// Type of its file system.
     pub filesystem: String,
-    /// Where it is found; `None` for one that has no name (any more).
+    /// Its path; `None` if it has no name (any more).
     pub path: Option<String>,
 }
 
 impl Kernel<'_> {
-    /// Looks up the file of an `address_space` out of [`crate::Frames::files`]. `None` without BTF, or if it has gone.
+    /// Looks up the file of an `address_space` out of [`crate::Frames::files`]. `None` without BTF, or if the file is
+    /// gone.
     pub fn file(&self, mapping: u64) -> Option<File> {
         let at = |name: &str| self.btf.as_ref()?.offset(name);
         let tables = &self.tables;
@@ -123,7 +131,7 @@ impl Kernel<'_> {
         Some(file)
     }
 
-    /// The name that the guest's first mount of the file system gives an inode.
+    /// The path of an inode through the guest's first mount of its file system.
     fn path(&self, inode: u64, superblock: u64) -> Option<String> {
         let at = |name: &str| self.btf.as_ref()?.offset(name);
         let alias = self.tables.u64(inode.wrapping_add(at("inode.i_dentry")?)).filter(|node| *node != 0)?;
@@ -131,7 +139,7 @@ impl Kernel<'_> {
         let mut names: Vec<String> = Vec::new();
         let mut entry = self.up(alias.wrapping_sub(alias_at), 0, &mut names)?;
         let mut mount = self.mount_of(superblock, entry);
-        // From the root of one file system to the place in the next where it is mounted.
+        // Each round goes from the root of a file system to the place in the next one where it is mounted.
         while let Some(this) = mount {
             let parent = self.tables.u64(this.wrapping_add(at("mount.mnt_parent")?))?;
             if parent == this || names.len() >= MOST_NAMES {
@@ -148,7 +156,8 @@ impl Kernel<'_> {
         Some(format!("/{}", names.join("/")))
     }
 
-    /// Climbs from a directory entry to the root of its file system, or to `end`; adds the names on the way.
+    /// Climbs from a directory entry to the root of its file system, or to `end`, and adds the names on the way to
+    /// `names`.
     fn up(&self, mut entry: u64, end: u64, names: &mut Vec<String>) -> Option<u64> {
         let at = |name: &str| self.btf.as_ref()?.offset(name);
         let (parent_at, name_at) = (at("dentry.d_parent")?, at("dentry.d_name")?);
@@ -170,12 +179,12 @@ impl Kernel<'_> {
         Some(entry)
     }
 
-    /// The first mount of a file system whose root is this entry.
+    /// The first of a file system's mounts whose root is this entry.
     fn mount_of(&self, superblock: u64, root: u64) -> Option<u64> {
         let at = |name: &str| self.btf.as_ref()?.offset(name);
         let list = superblock.wrapping_add(at("super_block.s_mounts")?);
         let root_at = at("mount.mnt")?.wrapping_add(at("vfsmount.mnt_root")?);
-        // Linux 6.17 made the list a chain.
+        // Since Linux 6.17 the mounts are in a singly linked list, not in a ring.
         let (mut node, node_at, chained) = match at("mount.mnt_next_for_sb") {
             Some(next) => (self.tables.u64(list)?, next, true),
             None => (self.tables.u64(list)?, at("mount.mnt_instance")?, false),
@@ -193,11 +202,11 @@ impl Kernel<'_> {
         None
     }
 
-    /// Text of at most so many bytes, up to a zero.
+    /// Text of at most `bytes` bytes, up to the first zero byte.
     fn text(&self, address: u64, bytes: usize) -> Option<String> {
         let mut text = vec![0; bytes];
         if !self.tables.read(address, &mut text) {
-            // The last bytes may lie on a page that is not mapped; names end before.
+            // The text may end before a page that is not mapped. Then only the bytes on its first page are read.
             let here = bytes.min(4096 - address as usize % 4096);
             text.truncate(here);
             if !self.tables.read(address, &mut text) {

@@ -1,9 +1,9 @@
-//! What each frame of a guest is used for, from the kernel's descriptions of the frames (`struct page`).
+//! The use of each frame of a guest, from the kernel's descriptions of the frames (`struct page`).
 //!
-//! The descriptions are read section by section, 64 bytes a frame, and each is judged by the first of these that applies:
+//! The descriptions are read section by section, usually 64 bytes for each frame. The first rule that applies decides:
 //!
 //! ```text
-//!   tail of a compound page     what its head is
+//!   tail of a compound page     the use of its head
 //!   type: buddy                 free, and so are the next 2^order - 1
 //!   type: offline               balloon
 //!   type: table, slab           page tables, slab (a flag before Linux 6.10)
@@ -14,8 +14,8 @@
 //!   anything else               kernel's: stack, text, rodata by where it is mapped a second time; else data
 //! ```
 //!
-//! The guest runs on meanwhile, and may be hostile: nothing here follows what it wrote further than bounded reads. The
-//! sources for each rule are in `docs/insight.md`.
+//! The guest runs on meanwhile, and may be hostile, so the guest's pointers are followed by bounded reads only. The
+//! sources of each rule are in `docs/insight.md`.
 
 use crate::files::FileTable;
 use crate::kernel::{FrameIndex, Kernel, kind_by_rights};
@@ -24,46 +24,47 @@ use crate::memory::PhysRange;
 use page::{FrameUse, GuestPageKind, Lru, PAGE_SHIFT};
 use std::collections::HashMap;
 
-/// Descriptions read at a time: those of a section of 128 MiB.
+/// Most descriptions read at a time: those of a section of 128 MiB.
 const MOST_AT_ONCE: u64 = 1 << 15;
-/// Heads of huge pages that are remembered for tails in a later section.
+/// Most heads of compound pages that are remembered for tails in a later section.
 const MOST_LATE_HEADS: usize = 1024;
-/// Control groups whose generations are looked up.
+/// Most control groups whose generations are looked up.
 const MOST_GROUPS: usize = 1 << 16;
 
-/// Number of a file in [`Frames::files`]; 0 is none.
+/// Number of a file in [`Frames::files`], counted from 1; 0 stands for no file.
 pub type FileNumber = u32;
 
-/// What was found of each frame, in the order of [`Frames::index`].
+/// The use of each frame, in the order of [`Frames::index`].
 pub struct Frames {
-    /// Which frame is where.
+    /// The places of the frames in the lists below.
     pub index: FrameIndex,
     /// Kind and place in the order of reclaim.
     pub uses: Vec<FrameUse>,
-    /// The file, of page cache and shmem.
+    /// The file of frames of page cache and shmem.
     pub file_of: Vec<FileNumber>,
-    /// The files: `address_space` of each, number 1 first.
+    /// The `address_space` of each file; file number 1 comes first.
     pub files: Vec<u64>,
 }
 
 impl Frames {
-    /// All of it unknown.
+    /// Frames of unknown use.
     pub fn unknown(ranges: &[PhysRange]) -> Self {
         let index = FrameIndex::new(ranges);
         Self { uses: vec![FrameUse::UNKNOWN; index.count()], file_of: Vec::new(), files: Vec::new(), index }
     }
 
-    /// Number of the file that a frame holds a page of.
+    /// Number of the file whose page is in the frame at this place; 0 for none.
     pub fn file(&self, place: usize) -> FileNumber {
         self.file_of.get(place).copied().unwrap_or(0)
     }
 }
 
-/// What a frame's mapping for the kernel says, beside the direct map: kind plus one, or 0.
+/// For each frame, the kind that its mapping outside the direct map suggests: the number of the kind plus one, or 0
+/// for none.
 type Hints = Vec<u8>;
 
 impl Kernel<'_> {
-    /// Judges every frame.
+    /// Finds the use of every frame.
     pub fn classify(&self) -> Frames {
         let mut frames = Frames::unknown(self.memory.ranges());
         frames.file_of = vec![0; frames.uses.len()];
@@ -98,7 +99,8 @@ impl Kernel<'_> {
         frames
     }
 
-    /// What cannot be read is left as zeros, page by page.
+    /// Reads descriptions. Those on a page that cannot be read are filled with ones, which reads as a poisoned
+    /// description.
     fn read_pages(&self, address: u64, bytes: &mut [u8]) {
         if self.tables.read(address, bytes) {
             return;
@@ -116,11 +118,11 @@ impl Kernel<'_> {
         }
     }
 
-    /// What the kernel maps a second time: its image, and what lies in vmalloc's range, of which stacks are told apart.
+    /// Hints from the kernel's mappings outside the direct map: its image, vmalloc and modules, and stacks of threads.
     fn hints(&self, index: &FrameIndex) -> Hints {
         let mut hints = vec![0; index.count()];
         let mut mark = |first: u64, bytes: u64, kind: GuestPageKind| {
-            // No mapping is larger than the memory there is.
+            // A hostile guest may claim more, but no mapping is larger than the guest's memory.
             for frame in (first >> PAGE_SHIFT..).take((bytes >> PAGE_SHIFT).min(index.count() as u64) as usize) {
                 if let Some(place) = index.of(frame) {
                     hints[place] = kind as u8 + 1;
@@ -140,11 +142,11 @@ impl Kernel<'_> {
     }
 }
 
-/// Descriptions that follow each other.
+/// Consecutive descriptions.
 struct Section<'a> {
     /// The first frame that is described.
     first: u64,
-    /// Where the kernel sees its description.
+    /// The kernel's address of the first description.
     address: u64,
     bytes: &'a [u8],
 }
@@ -161,7 +163,7 @@ impl Section<'_> {
     }
 }
 
-/// What a frame is, with its file.
+/// The use of a frame, and its file.
 type Verdict = (FrameUse, FileNumber);
 
 struct Judge<'k, 'm> {
@@ -169,9 +171,9 @@ struct Judge<'k, 'm> {
     layout: &'k PageLayout,
     hints: &'k Hints,
     files: FileTable<'k, 'm>,
-    /// Of each control group: the generation that is youngest.
+    /// The youngest generation of each control group.
     youngest: HashMap<u64, Option<u64>>,
-    /// Heads of compound pages that may go on behind their section.
+    /// Heads of compound pages whose tails may be in a later section.
     late_heads: HashMap<u64, Verdict>,
 }
 
@@ -189,13 +191,13 @@ impl Judge<'_, '_> {
         }
     }
 
-    /// What frame `n` of a section is, and for how many frames that holds.
+    /// The use of frame `n` of a section, and the number of frames from there on that share it.
     fn frame(&mut self, section: &Section<'_>, frames: &Frames, place: usize, n: usize) -> (Verdict, usize) {
         let layout = self.layout;
         let kind = |kind| ((FrameUse::new(kind, Lru::None), 0), 1);
         let flags = section.word(layout, n, layout.flags_at);
         if flags == u64::MAX {
-            // Poisoned, or not read: nobody has described this frame.
+            // Poisoned or not read: the kernel has not described this frame.
             return kind(GuestPageKind::Unknown);
         }
         let head = section.word(layout, n, layout.head_at);
@@ -235,13 +237,14 @@ impl Judge<'_, '_> {
         GuestPageKind::ALL.get(usize::from(number)).copied()
     }
 
-    /// The tail of a compound page says where its head is: by the address of its description, or (since Linux 7.0) by a mask
-    /// for the address of its own.
+    /// The use of a compound page's tail, which is that of its head. The tail has the address of the head's
+    /// description. Since Linux 7.0 it may have a mask instead, which gives that address when applied to the address
+    /// of its own description.
     fn tail(&self, section: &Section<'_>, frames: &Frames, place: usize, n: usize, head: u64) -> Verdict {
         let bytes = self.layout.bytes as u64;
         let own = section.address.wrapping_add(n as u64 * bytes);
         let pointed = own.wrapping_sub(head - 1);
-        // A mask has all its upper bits set and leaves some of the lower ones.
+        // In a mask, all upper bits are set and some lower bits are not.
         let masked = own.wrapping_sub(own & (head - 1));
         let is_mask = (head - 1).leading_ones() + (head - 1).trailing_zeros() == u64::BITS;
         let back = if is_mask { masked } else { pointed };
@@ -258,8 +261,8 @@ impl Judge<'_, '_> {
         head.and_then(|head| self.late_heads.get(&head)).copied().unwrap_or(unknown)
     }
 
-    /// Whether a frame without references hangs in a list, as those do that a processor keeps to itself for its next
-    /// allocations. The tails of what the kernel allocated in one piece hang in none.
+    /// Whether a frame without references is in a list. Free frames that a processor keeps for its next allocations
+    /// are. Tails of the kernel's allocations of several frames are not.
     fn is_listed(&self, section: &Section<'_>, n: usize) -> bool {
         let layout = self.layout;
         let own = section.address.wrapping_add((n * layout.bytes + layout.lru_at) as u64);
@@ -275,7 +278,7 @@ impl Judge<'_, '_> {
         self.kernel.tables.u64(next.wrapping_add(8)) == Some(own)
     }
 
-    /// A frame that belongs to processes; `None` if it does not.
+    /// The use of a frame that belongs to processes or the page cache; `None` if it belongs to the kernel.
     fn in_use(&mut self, section: &Section<'_>, n: usize, flags: u64) -> Option<Verdict> {
         const ANONYMOUS: u64 = 1;
         const MOVABLE: u64 = 2;
@@ -323,7 +326,7 @@ impl Judge<'_, '_> {
         }
         let kernel = self.kernel;
         let youngest = *self.youngest.entry(memcg).or_insert_with(|| kernel.youngest_generation(memcg));
-        // Where it cannot be told, nothing is called inactive.
+        // If the youngest generation is not known, the frame counts as active.
         youngest.is_none_or(|youngest| {
             let young = |back: u64| youngest.wrapping_sub(back) % Generations::COUNT == generation;
             young(0) || young(1)
@@ -331,7 +334,7 @@ impl Judge<'_, '_> {
     }
 }
 
-/// How many frames of each kind there are.
+/// Number of frames of each kind.
 pub fn count(uses: &[FrameUse]) -> [u64; GuestPageKind::ALL.len()] {
     let mut counts = [0; GuestPageKind::ALL.len()];
     for frame in uses {

@@ -1,4 +1,4 @@
-//! Finding the kernel in a guest's memory, and believing it only as far as it bears out.
+//! Finding the kernel in a guest's memory. Each claim of a note is checked before it is used.
 //!
 //! ```text
 //!   beginnings of frames --> note --> page table (swapper_pg_dir, phys_base) --> uts release equals the note's?
@@ -10,8 +10,9 @@
 //!                                                   +-------------------------> frames.rs
 //! ```
 //!
-//! A note of a virtual machine inside the guest, one that was left by an earlier kernel, or one that a process made up, names
-//! addresses that lead nowhere in this guest's memory or to something else.
+//! A guest's memory may hold other notes than its kernel's. A VM inside the guest has one, a kernel that ran before
+//! may have left one, and a process may have made one up. The addresses in such a note lead nowhere in this guest's
+//! memory, or to something else.
 
 use crate::btf::{self, Btf};
 use crate::layout::PageLayout;
@@ -20,31 +21,31 @@ use crate::note::Note;
 use crate::paging::{Leaf, PageTables};
 use page::{GuestPageKind, GuestPhys, PAGE_BYTES};
 
-/// Where the kernel's image is mapped, before randomisation.
+/// Address of the kernel's image before randomisation.
 const IMAGE: u64 = 0xffff_ffff_8000_0000;
-/// How far it may reach if the note does not tell.
+/// Largest size of the image in bytes, used if the note does not give its size: 1 GiB.
 const IMAGE_BYTES: u64 = 1 << 30;
-/// Notes that are tried.
+/// Most notes that are tried.
 const MOST_NOTES: u32 = 64;
-/// Tables read for the image; a gigabyte in small pages has 514.
+/// Most page tables read for the image; a gigabyte in small pages has 514.
 const IMAGE_TABLES: u64 = 1024;
-/// Pieces in which the image is searched.
+/// Bytes of the image that are searched at a time, without the overlap.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Where the direct map begins is randomised by as much.
+/// Alignment of the direct map's randomised beginning, in bytes: 1 GiB.
 const DIRECT_ALIGNMENT: u64 = 1 << 30;
 
-/// Why nothing can be said of a guest's memory.
+/// A reason why nothing can be said about a guest's memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoKernel {
-    /// No note at all.
+    /// There is no note.
     #[error("no VMCOREINFO note in its memory: not Linux, not booted yet, or built without crash dumps")]
     NoNote,
-    /// Notes, of which none leads to a kernel.
+    /// There are notes, but none leads to a kernel.
     #[error("the VMCOREINFO note of {release} does not lead to a kernel: {problem}")]
     Misleading {
-        /// What the last one calls itself.
+        /// The kernel release in the last note.
         release: String,
-        /// Where following it ended.
+        /// The check that the last note failed.
         problem: &'static str,
     },
 }
@@ -52,9 +53,9 @@ pub enum NoKernel {
 /// A piece of the kernel's image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImagePart {
-    /// Where the kernel sees it.
+    /// Its first address in the kernel.
     pub address: u64,
-    /// Where it lies.
+    /// Its first guest-physical address.
     pub phys: GuestPhys,
     /// Its size.
     pub bytes: u64,
@@ -73,7 +74,7 @@ pub struct Kernel<'m> {
     sections: Sections,
 }
 
-/// The kind that rights make a mapping of the kernel.
+/// The kind of a mapping of the kernel, by its rights.
 pub(crate) const fn kind_by_rights(leaf: &Leaf) -> GuestPageKind {
     match leaf {
         Leaf { executable: true, .. } => GuestPageKind::KernelText,
@@ -86,7 +87,7 @@ impl<'m> Kernel<'m> {
     /// Looks for the kernel of a guest.
     ///
     /// # Errors
-    /// There is none that can be read.
+    /// No kernel was found that can be read.
     pub fn find(memory: &'m dyn GuestMemory) -> Result<Self, NoKernel> {
         let (mut found, mut failed, mut tried) = (None, NoKernel::NoNote, 0);
         memory.heads(&mut |at, head| {
@@ -133,37 +134,39 @@ impl<'m> Kernel<'m> {
         Ok(kernel)
     }
 
-    /// `uname -r` inside.
+    /// The kernel's release, as `uname -r` prints it inside the guest.
     pub fn release(&self) -> &str {
         &self.note.release
     }
 
-    /// By how much address randomisation moved the kernel; `None` where it does not tell.
+    /// Distance by which address randomisation moved the kernel; `None` if its note does not give it.
     pub fn kaslr_offset(&self) -> Option<u64> {
         self.note.kaslr_offset()
     }
 
-    /// 4 or 5.
+    /// Levels of its page table: 4 or 5.
     pub const fn paging_levels(&self) -> u32 {
         self.tables.levels()
     }
 
-    /// Whether the kernel describes its types, without which there are no paths and no stacks.
+    /// Whether the kernel has BTF, without which neither paths nor stacks are found.
     pub const fn has_types(&self) -> bool {
         self.btf.is_some()
     }
 
-    /// One past the last frame that the guest has.
+    /// The first address behind the guest's memory.
     pub(crate) fn end(&self) -> GuestPhys {
         self.memory.ranges().last().map_or(GuestPhys(0), |range| range.end())
     }
 
-    /// The address of the `struct page` of a frame, and how many follow it without a break; `None` if it has none.
+    /// The address of the `struct page` of a frame, and the number of descriptions from there on without a break.
+    /// `None` if the frame has no description.
     pub(crate) fn pages_of(&self, frame: u64) -> Option<(u64, u64)> {
         self.sections.pages_of(&self.tables, frame, self.layout.bytes as u64)
     }
 
-    /// The direct map is what is mapped first in the kernel's half: from its beginning on, an address says where it lies.
+    /// Looks for the direct map, which is the first mapping in the kernel's half. If it is found, addresses in it are
+    /// translated without a walk.
     fn find_direct_map(&self) {
         let mut first = None;
         self.tables.walk(0, u64::MAX, IMAGE_TABLES, &mut |leaf| {
@@ -183,11 +186,11 @@ impl<'m> Kernel<'m> {
     }
 }
 
-/// The kernel at the note's addresses must call itself what the note does.
+/// Checks that the kernel at the note's addresses has the release that the note gives.
 fn check_release(tables: &PageTables<'_>, note: &Note) -> Result<(), &'static str> {
     const FIELD: usize = 65;
     let namespace = note.symbol("init_uts_ns").ok_or("it does not name init_uts_ns")?;
-    // Before Linux 5.11 the note does not tell; the name came behind a reference count.
+    // Before Linux 5.11 the note does not give this offset. The name was then behind a reference count of 4 bytes.
     let at = namespace.wrapping_add(note.offset("uts_namespace.name").unwrap_or(4));
     let mut names = [0; 3 * FIELD];
     if !tables.read(at, &mut names) {
@@ -200,7 +203,7 @@ fn check_release(tables: &PageTables<'_>, note: &Note) -> Result<(), &'static st
     Ok(())
 }
 
-/// The kernel's image, piece by piece; neighbours of the same rights are one.
+/// The pieces of the kernel's image. Neighbouring mappings with the same rights are one piece.
 fn image(tables: &PageTables<'_>, note: &Note) -> Vec<ImagePart> {
     let bytes = note.number("KERNEL_IMAGE_SIZE").and_then(|n| u64::try_from(n).ok()).filter(|n| *n <= IMAGE_BYTES);
     let mut parts: Vec<ImagePart> = Vec::new();
@@ -222,7 +225,8 @@ fn image(tables: &PageTables<'_>, note: &Note) -> Vec<ImagePart> {
     parts
 }
 
-/// Reads parts of the image in pieces that overlap by `overlap` bytes, until `each` has found what it looks for.
+/// Searches the parts of the image of one kind, in pieces that overlap by `overlap` bytes. Calls `each` with the
+/// address and the bytes of a piece, until it returns a result.
 pub(crate) fn search<T>(
     memory: &dyn GuestMemory,
     image: &[ImagePart],
@@ -231,7 +235,7 @@ pub(crate) fn search<T>(
     mut each: impl FnMut(u64, &[u8]) -> Option<T>,
 ) -> Option<T> {
     let mut piece = Vec::new();
-    // A guest may map one frame as often as it likes.
+    // A hostile guest may map one frame many times, so the total is bounded.
     let mut left = IMAGE_BYTES;
     for part in image.iter().filter(|part| part.kind == kind) {
         let mut offset = 0;
@@ -250,7 +254,7 @@ pub(crate) fn search<T>(
     None
 }
 
-/// Sections of BTF that are read whole before the search is given up.
+/// Most sections of BTF that are read whole before the search is given up.
 const MOST_SECTIONS: u32 = 8;
 
 fn find_btf(memory: &dyn GuestMemory, image: &[ImagePart], note: &Note) -> Option<Btf> {
@@ -277,7 +281,7 @@ fn find_btf(memory: &dyn GuestMemory, image: &[ImagePart], note: &Note) -> Optio
     })
 }
 
-/// Where the descriptions of the frames are, section by section (`CONFIG_SPARSEMEM`, as every distribution has it).
+/// The places of the frames' descriptions, section by section (`CONFIG_SPARSEMEM`, which every distribution uses).
 struct Sections {
     /// The array of arrays of sections.
     roots: u64,
@@ -313,23 +317,24 @@ impl Sections {
         if map & HAS_MAP == 0 {
             return None;
         }
-        // Coded such that a frame's number leads to its description; flags lie in the low bits.
+        // The kernel stores the address minus the descriptions of all frames before the section, so the frame's
+        // number is the index. The low bits hold flags.
         let pages = (map & !(PAGE_BYTES as u64 - 1)).wrapping_add(frame.wrapping_mul(page_bytes));
         Some((pages, ((number + 1) << self.frames_bits) - frame))
     }
 }
 
-/// The frames of a guest's memory, in ascending order, as one sequence without gaps: how everything that is kept for
-/// each frame is indexed.
+/// The frames of a guest's memory in ascending order, as one sequence without gaps. A frame's place in it is the
+/// index of all lists that have an entry for each frame.
 #[derive(Clone, Debug, Default)]
 pub struct FrameIndex {
-    /// First frame, frames, and place of the first.
+    /// For each run: the first frame, the number of frames, and the place of the first.
     runs: Vec<(u64, u64, usize)>,
     count: usize,
 }
 
 impl FrameIndex {
-    /// Of this memory.
+    /// The index of this memory.
     pub fn new(ranges: &[PhysRange]) -> Self {
         let mut index = Self::default();
         for range in ranges {
@@ -339,19 +344,19 @@ impl FrameIndex {
         index
     }
 
-    /// How many frames there are.
+    /// Number of frames.
     pub const fn count(&self) -> usize {
         self.count
     }
 
-    /// The place of a frame; `None` if it is not the guest's memory.
+    /// The place of a frame; `None` if the guest's memory does not have it.
     pub fn of(&self, frame: u64) -> Option<usize> {
         let run = self.runs.partition_point(|run| run.0 <= frame).checked_sub(1)?;
         let (first, frames, place) = self.runs[run];
         (frame - first < frames).then(|| place + (frame - first) as usize)
     }
 
-    /// The runs of frames: first frame, and how many.
+    /// The runs of frames: the first frame and the number of frames of each.
     pub fn runs(&self) -> impl Iterator<Item = (u64, u64)> {
         self.runs.iter().map(|run| (run.0, run.1))
     }

@@ -1,23 +1,27 @@
-//! What the frames of a guest are described by: where `struct page` of its kernel has its members, and what their bits mean.
+//! The layout of `struct page` in a guest's kernel: offsets of its members and the meaning of their bits.
 //!
-//! Two sources, see `docs/insight.md`: the note, and BTF for what the note lacks. Kernels differ in the bits of `flags`, in
-//! where the slab allocator and others mark their frames (a bit of `flags`, or the *type* that shares its place with the map
-//! count of frames that are mapped nowhere), and in how a tail of a compound page finds its head.
+//! There are two sources (see `docs/insight.md`): the note, and BTF for values that the note lacks. Kernels differ in
+//!
+//! - the bits of `flags`,
+//! - the mark of frames of the slab allocator and others: a bit of `flags`, or a *type*,
+//! - the way in which a tail of a compound page finds its head.
+//!
+//! The type shares its place with the map count, which frames that are mapped nowhere do not need.
 
 use crate::btf::Btf;
 use crate::note::Note;
 
-/// How a kernel notes the type of a frame that no process maps.
+/// The code of one type of frames that no process maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TypeCode {
-    /// Until Linux 6.11: all bits of the base set, that of the type cleared.
+    /// Until Linux 6.11: all bits of the base are set, and that of the type is cleared.
     ClearedBit { base: u32, bit: u32 },
-    /// Since: the type is the highest byte.
+    /// Since Linux 6.12: the type is the highest byte.
     Byte(u8),
 }
 
 impl TypeCode {
-    /// The code whose value, for a frame with nothing else in it, the note tells.
+    /// The code of a type. `value` is the note's: the whole word of a frame that has this type.
     fn of_value(value: i64) -> Self {
         let value = value as u32;
         if value & 0x00ff_ffff == 0 {
@@ -27,7 +31,7 @@ impl TypeCode {
     }
 
     const fn of_bit(bit: u32) -> Self {
-        // Linux 6.11 had its types at the top.
+        // Linux 6.11 has its types in the topmost bits.
         let base = if bit < 1 << 24 { 0xf000_0000 } else { 0x8000_0000 };
         Self::ClearedBit { base, bit }
     }
@@ -40,7 +44,7 @@ impl TypeCode {
     }
 }
 
-/// Frames that are marked by type.
+/// The codes of the types that a kernel has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Types {
     buddy: TypeCode,
@@ -50,16 +54,16 @@ pub struct Types {
     hugetlb: Option<TypeCode>,
 }
 
-/// What the type of a frame says.
+/// The type of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameType {
     /// First frame of a free block.
     Buddy,
-    /// Taken away from the guest.
+    /// Taken away from the guest, as by a balloon.
     Offline,
-    /// A page table.
+    /// Page table.
     Table,
-    /// Slab.
+    /// Frame of the slab allocator.
     Slab,
     /// A huge page of hugetlbfs.
     Hugetlb,
@@ -76,7 +80,7 @@ impl Types {
                 TypeCode::Byte(btf.and_then(|btf| btf.value("pagetype", "PGTY_table")).unwrap_or(0xf2) as u8)
             }
             TypeCode::ClearedBit { base: 0x8000_0000, .. } => TypeCode::of_bit(0x1000_0000),
-            // Frames billed to a control group had a type of their own before Linux 5.11.
+            // Before Linux 5.11, frames charged to a control group had a type of their own.
             TypeCode::ClearedBit { .. } => TypeCode::of_bit(if note.version() < (5, 11) { 0x400 } else { 0x200 }),
         };
         Some(Self {
@@ -88,9 +92,9 @@ impl Types {
         })
     }
 
-    /// Reads the word that is map count or type.
+    /// The type in the word that is map count or type.
     pub fn of(&self, mapcount: u32) -> FrameType {
-        // A map count of nothing is -1; types lie below.
+        // The map count of a frame without mappings is -1. Types are other negative numbers.
         if mapcount < 0x8000_0000 || mapcount == u32::MAX {
             return FrameType::None;
         }
@@ -106,7 +110,7 @@ impl Types {
     }
 }
 
-/// Bits of `flags`, each as a mask; 0 for what a kernel has not.
+/// Masks of bits of `flags`; 0 for a flag that a kernel does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flags {
     pub lru: u64,
@@ -126,7 +130,7 @@ impl Flags {
         let typed = |name: &str| btf.and_then(|btf| btf.value("pageflags", name)).and_then(|n| bit(n as i64));
         let lru = noted("PG_lru")?;
         let swapbacked = noted("PG_swapbacked")?;
-        // Without BTF: what has always stood beside them, in the two orders that kernels since 5.10 had.
+        // Without BTF, the places beside the known flags are taken, in the two orders that kernels since 5.10 have.
         let (active, referenced) = if lru == 1 << 4 { (1 << 5, 1 << 1) } else { (1 << 8, 1 << 2) };
         Some(Self {
             lru,
@@ -141,7 +145,7 @@ impl Flags {
     }
 }
 
-/// Generations of the multi-generational LRU: where in `flags` the number of a frame's generation lies.
+/// Generations of the multi-generational LRU: the place of a frame's generation in `flags`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Generations {
     shift: u32,
@@ -151,30 +155,32 @@ impl Generations {
     const BITS: u32 = 3;
     /// Bits of a thread's number that are kept with the last CPU.
     const THREAD_BITS: u32 = 8;
-    /// Kernels have four.
+    /// Number of generations in every kernel.
     pub const COUNT: u64 = 4;
 
-    /// From the top, `flags` has the node, the zone, who used the frame last, and then the generation; see
-    /// `include/linux/page-flags-layout.h`. Sections are not there where the frames' descriptions are virtually contiguous, nor
-    /// is the last user if `struct page` has a place of its own for it.
+    /// The place of the generation. From the top, `flags` has the node, the zone, the last user of the frame (CPU and
+    /// thread), and then the generation; see `include/linux/page-flags-layout.h`.
+    ///
+    /// `flags` has no section number if the frames' descriptions are virtually contiguous. It has no last user if
+    /// `struct page` has a member of its own for that.
     fn new(note: &Note, btf: &Btf) -> Option<Self> {
         btf.offset("lruvec.lrugen")?;
         let bits = |n: u64| n.next_power_of_two().trailing_zeros();
         let node_bits = bits(note.length("node_data")?);
         let zone_bits = bits(btf.value("zone_type", "__MAX_NR_ZONES")?);
-        // Where nodes are balanced, the CPU and the low bits of the thread that used a frame last.
+        // With NUMA balancing: the CPU, and the low bits of the number of the thread, that used a frame last.
         let balanced = btf.offset("task_struct.numa_faults").is_some() && btf.offset("page._last_cpupid").is_none();
         let last_bits = if balanced { Self::THREAD_BITS + bits(btf.size("cpumask")?.checked_mul(8)?) } else { 0 };
         Some(Self { shift: 64_u32.checked_sub(node_bits + zone_bits + last_bits + Self::BITS)? })
     }
 
-    /// The generation that a frame belongs to, by its place among the four; `None` if it is in none.
+    /// The generation of a frame, 0 to 3; `None` if it is in none.
     pub const fn of(self, flags: u64) -> Option<u64> {
         (flags >> self.shift & ((1 << Self::BITS) - 1)).checked_sub(1)
     }
 }
 
-/// Where `struct page` has its members.
+/// Offsets of the members of `struct page`, in bytes, and the meaning of their bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageLayout {
     pub bytes: usize,
@@ -185,20 +191,20 @@ pub struct PageLayout {
     pub lru_at: usize,
     pub private_at: usize,
     pub head_at: usize,
-    /// Whose control group it is billed to, where that can be told.
+    /// Offset of the control group that the frame is charged to; `None` if it is not known.
     pub memcg_at: Option<usize>,
     pub flags: Flags,
     pub types: Types,
     pub generations: Option<Generations>,
-    /// Free blocks have less than 2 to this frames.
+    /// Number of orders of free blocks: a block has less than 2^`orders` frames.
     pub orders: u64,
 }
 
 impl PageLayout {
-    /// Sizes of `struct page` that are believed.
+    /// Sizes of `struct page` that are accepted, in bytes.
     const SIZES: std::ops::RangeInclusive<u64> = 56..=256;
 
-    /// From what a kernel says of itself; `None` if that lacks something or contradicts itself.
+    /// The layout by a kernel's note and BTF; `None` if a value is missing or makes no sense.
     pub fn new(note: &Note, btf: Option<&Btf>) -> Option<Self> {
         let bytes = note.size("page").filter(|n| Self::SIZES.contains(n) && n % 8 == 0)? as usize;
         let place = |name: &str, size: usize| {
@@ -240,12 +246,12 @@ mod tests {
     }
 
     #[test]
-    fn types_of_three_generations_of_kernels() {
+    fn types_are_told_in_kernels_of_all_codings() {
         let old = types(-129, None, "5.10.0-32");
         assert_eq!(old.of(!0x80), FrameType::Buddy);
         assert_eq!(old.of(!0x100), FrameType::Offline);
         assert_eq!(old.of(!0x400), FrameType::Table);
-        assert_eq!(old.of(!0x200), FrameType::None, "billed to a control group");
+        assert_eq!(old.of(!0x200), FrameType::None, "charged to a control group");
         assert_eq!(types(-129, None, "6.1.0").of(!0x200), FrameType::Table);
         let new = types(-268_435_456, Some(-184_549_376), "6.12.1");
         for (word, what) in [

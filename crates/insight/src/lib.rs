@@ -1,8 +1,8 @@
-//! What a Linux guest uses each frame of its memory for, read from that memory alone, from outside and with nothing of ours
-//! inside. Pure: memory comes through [`GuestMemory`], and no file, process or clock is touched here.
+//! The use of each frame of a Linux guest's memory, found from outside, from that memory alone. Nothing runs inside the
+//! guest. The crate is pure: memory comes through [`GuestMemory`], and no file, process or clock is touched.
 //!
-//! Everything that is read was written by the guest, who may be hostile. So what is read is bounded in bytes, depth and
-//! number of steps, arithmetic on it wraps or is checked, and what cannot be told is
+//! The guest wrote everything that is read here, and may be hostile. Reads are therefore bounded in bytes, depth and
+//! number of steps, and arithmetic on the guest's values wraps or is checked. A frame whose use cannot be found is
 //! [`GuestPageKind::Unknown`](page::GuestPageKind::Unknown).
 #![forbid(unsafe_code)]
 
@@ -16,6 +16,7 @@ mod note;
 mod paging;
 mod tasks;
 
+pub use btf::Btf;
 pub use files::File;
 pub use frames::{FileNumber, Frames, count};
 pub use kernel::{FrameIndex, ImagePart, Kernel, NoKernel};

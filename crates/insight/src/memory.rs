@@ -1,38 +1,38 @@
-//! The guest's memory as this crate reads it: bytes at guest-physical addresses, from wherever they come.
+//! The interface through which this crate reads a guest's memory: bytes at guest-physical addresses.
 
 use page::{GuestPhys, PAGE_BYTES};
 
-/// Consecutive memory of a guest.
+/// A range of a guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PhysRange {
-    /// The first byte, at a page's boundary.
+    /// Address of the first byte, at a page's boundary.
     pub start: GuestPhys,
-    /// How many frames.
+    /// Number of frames.
     pub frames: u64,
 }
 
 impl PhysRange {
-    /// The first address behind it.
+    /// The first address behind the range.
     pub const fn end(self) -> GuestPhys {
         GuestPhys(self.start.0.saturating_add(self.frames.saturating_mul(PAGE_BYTES as u64)))
     }
 }
 
-/// A guest's memory. Whatever the guest wrote is in it, and may change from one read to the next.
+/// A guest's memory. The guest may have written any bytes, and may change them between two reads.
 pub trait GuestMemory {
-    /// The memory that the guest has, ascending, without overlaps.
+    /// The ranges of the guest's memory, in ascending order, without overlaps.
     fn ranges(&self) -> &[PhysRange];
 
-    /// Copies bytes. False if they are not all the guest's memory, or cannot be read; memory that the host does not
-    /// back reads as zeros.
+    /// Copies bytes. False if some are not the guest's memory, or cannot be read. Memory that the host does not back
+    /// reads as zeros.
     fn read(&self, at: GuestPhys, into: &mut [u8]) -> bool;
 
-    /// Calls `each` with the beginning of every frame that the host backs, in any order, until it returns false. What
-    /// is shown has at least [`HEAD_BYTES`] bytes.
+    /// Calls `each` with the beginning of every frame that the host backs, in any order, until it returns false. A
+    /// beginning has at least [`HEAD_BYTES`] bytes.
     fn heads(&self, each: &mut dyn FnMut(GuestPhys, &[u8]) -> bool);
 }
 
-/// How much of a frame [`GuestMemory::heads`] shows.
+/// Least bytes of a frame that [`GuestMemory::heads`] shows.
 pub const HEAD_BYTES: usize = 64;
 
 /// Memory held in a buffer, from guest-physical address 0 on: a saved guest, for tests.
@@ -43,14 +43,14 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// Takes whole frames; what is left over at the end is cut off.
+    /// The memory of these bytes. Bytes behind the last whole frame are cut off.
     pub fn new(mut bytes: Vec<u8>) -> Self {
         let frames = bytes.len() / PAGE_BYTES;
         bytes.truncate(frames * PAGE_BYTES);
         Self { bytes, ranges: [PhysRange { start: GuestPhys(0), frames: frames as u64 }] }
     }
 
-    /// All bytes, to be changed as a guest may change them.
+    /// All bytes, so that a test can change them as a guest may do.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.bytes
     }

@@ -1,16 +1,24 @@
-//! The VMCOREINFO note: what Linux writes down about itself at boot so that crash-dump tools can read its memory.
+//! The VMCOREINFO note, in which Linux describes itself at boot so that crash-dump tools can read its memory.
 //!
-//! It is an ELF note that lies at the beginning of a frame of its own: name `VMCOREINFO`, then lines such as
-//! `SIZE(page)=64`, `OFFSET(page.flags)=0`, `SYMBOL(swapper_pg_dir)=ffffffff97c10000`, `NUMBER(PG_lru)=4` and
-//! `KERNELOFFSET=34200000`. See `Documentation/admin-guide/kdump/vmcoreinfo.rst` and `kernel/vmcore_info.c` of the
-//! Linux source. Any process of the guest can write a page that looks like one, so what it says is tried out before it is
-//! believed; see [`crate::kernel`].
+//! It is an ELF note at the beginning of a frame of its own, with the name `VMCOREINFO`. Its text has lines such as
+//!
+//! ```text
+//!   SIZE(page)=64
+//!   OFFSET(page.flags)=0
+//!   SYMBOL(swapper_pg_dir)=ffffffff97c10000
+//!   NUMBER(PG_lru)=4
+//!   KERNELOFFSET=34200000
+//! ```
+//!
+//! See `Documentation/admin-guide/kdump/vmcoreinfo.rst` and `kernel/vmcore_info.c` of the Linux source. Any process
+//! of the guest can write a page that looks like a note, so [`crate::kernel`] checks a note's values before it uses
+//! them.
 
 use std::collections::HashMap;
 
-/// Longest text that is looked at: the kernel's note has one page.
+/// Longest text that is parsed, in bytes: the kernel's note has one page.
 const MOST_BYTES: usize = 4096;
-/// Header and padded name.
+/// Bytes of the ELF note's header, in front of its name.
 const HEADER_BYTES: usize = 12;
 const NAME: &[u8; 12] = b"VMCOREINFO\0\0";
 const NAME_LENGTH: u32 = 11;
@@ -24,7 +32,7 @@ pub struct Note {
 }
 
 impl Note {
-    /// Whether a frame that begins so may hold a note.
+    /// Whether a frame with this beginning may hold a note.
     pub fn may_begin(head: &[u8]) -> bool {
         head.len() >= 36
             && head[0..4] == NAME_LENGTH.to_le_bytes()
@@ -33,7 +41,7 @@ impl Note {
             && head[24..].starts_with(b"OSRELEASE=")
     }
 
-    /// Reads the note at the beginning of a frame. `None` if there is none, or it is no text.
+    /// Parses the note at the beginning of a frame. `None` if there is none, or it is not text.
     pub fn parse(frame: &[u8]) -> Option<Self> {
         if !Self::may_begin(frame) {
             return None;
@@ -49,27 +57,27 @@ impl Note {
         (!release.is_empty() && release.len() < 65 && release.chars().all(harmless)).then_some(Self { release, values })
     }
 
-    /// `SYMBOL(name)`, an address.
+    /// The value of `SYMBOL(name)`: an address.
     pub fn symbol(&self, name: &str) -> Option<u64> {
         u64::from_str_radix(self.values.get(&format!("SYMBOL({name})"))?, 16).ok()
     }
 
-    /// `OFFSET(structure.member)`.
+    /// The value of `OFFSET(structure.member)`, in bytes.
     pub fn offset(&self, member: &str) -> Option<u64> {
         self.values.get(&format!("OFFSET({member})"))?.parse().ok()
     }
 
-    /// `SIZE(structure)`.
+    /// The value of `SIZE(structure)`, in bytes.
     pub fn size(&self, name: &str) -> Option<u64> {
         self.values.get(&format!("SIZE({name})"))?.parse().ok()
     }
 
-    /// `LENGTH(array)`.
+    /// The value of `LENGTH(array)`: its number of elements.
     pub fn length(&self, name: &str) -> Option<u64> {
         self.values.get(&format!("LENGTH({name})"))?.parse().ok()
     }
 
-    /// `NUMBER(name)`, decimal and signed, or hexadecimal.
+    /// The value of `NUMBER(name)`, which is decimal and signed, or hexadecimal.
     pub fn number(&self, name: &str) -> Option<i64> {
         let text = self.values.get(&format!("NUMBER({name})"))?;
         match text.strip_prefix("0x") {
@@ -78,12 +86,12 @@ impl Note {
         }
     }
 
-    /// `KERNELOFFSET`: by how much address randomisation moved the kernel.
+    /// The value of `KERNELOFFSET`: the distance by which address randomisation moved the kernel.
     pub fn kaslr_offset(&self) -> Option<u64> {
         u64::from_str_radix(self.values.get("KERNELOFFSET")?, 16).ok()
     }
 
-    /// Version and patch level.
+    /// Major and minor version of the kernel.
     pub fn version(&self) -> (u32, u32) {
         let mut numbers = self.release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0));
         (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
@@ -109,7 +117,7 @@ pub(crate) mod tests {
         KERNELOFFSET=34200000\n";
 
     #[test]
-    fn every_kind_of_line() {
+    fn lines_of_every_kind_are_parsed() {
         let note = Note::parse(&frame(TEXT)).unwrap();
         assert_eq!((note.release.as_str(), note.version()), ("6.1.0-56-cloud-amd64", (6, 1)));
         assert_eq!(
@@ -124,7 +132,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_no_note_is_none() {
+    fn malformed_note_is_none() {
         let good = frame(TEXT);
         for (at, byte) in [(0, 12), (8, 1), (12, b'X'), (24, b'X'), (34, b'\x1b'), (40, 0xff)] {
             let mut bad = good.clone();

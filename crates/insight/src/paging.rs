@@ -1,8 +1,9 @@
-//! The guest kernel's page table: from the kernel's addresses to guest-physical ones, and back to what is mapped.
+//! The guest kernel's page table: translation of the kernel's addresses to guest-physical ones, and lists of its
+//! mappings.
 //!
-//! Entries are the processor's (Intel SDM volume 3A, 4.5), so they do not depend on the kernel. A hostile guest may have
-//! tables that point at each other, at themselves or nowhere; the depth of a walk is that of the hardware, and the number
-//! of tables that a walk reads is bounded.
+//! The format of entries is the processor's (Intel SDM volume 3A, 4.5), so it does not depend on the kernel. Tables
+//! of a hostile guest may point at each other, at themselves or nowhere. A walk is as deep as the hardware's, and the
+//! number of tables that it reads is bounded.
 
 use crate::memory::GuestMemory;
 use page::{GuestPhys, PAGE_BYTES, PAGE_SHIFT};
@@ -11,28 +12,28 @@ use std::collections::HashMap;
 
 const PRESENT: u64 = 1;
 const WRITABLE: u64 = 1 << 1;
-/// In an entry of a table that is not the last: maps a large page.
+/// Bit of an entry that maps a large page, in tables of all levels but the last.
 const LARGE: u64 = 1 << 7;
 const NO_EXECUTE: u64 = 1 << 63;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 const ENTRIES: usize = 512;
 /// Bits of an address that one table resolves.
 const TABLE_BITS: u32 = 9;
-/// Tables kept, at 4 KiB each.
+/// Most tables kept in memory, at 4 KiB each.
 const MOST_KEPT: usize = 4096;
 
 /// A mapping of a page, small or large.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leaf {
-    /// Where the kernel sees it.
+    /// Its first address in the kernel.
     pub address: u64,
-    /// Where it lies.
+    /// Its first guest-physical address.
     pub phys: GuestPhys,
     /// Its size.
     pub bytes: u64,
-    /// May be written.
+    /// Whether it may be written.
     pub writable: bool,
-    /// May be executed.
+    /// Whether it may be executed.
     pub executable: bool,
 }
 
@@ -44,7 +45,7 @@ pub struct PageTables<'m> {
     root: GuestPhys,
     levels: u32,
     kept: RefCell<HashMap<u64, Box<Table>>>,
-    /// Where all memory is mapped once: from this address on, and how much.
+    /// First address and length of the direct map, once it is known.
     direct: Cell<Option<(u64, u64)>>,
 }
 
@@ -55,7 +56,7 @@ impl<'m> PageTables<'m> {
         Self { memory, root, levels, kept: RefCell::default(), direct: Cell::new(None) }
     }
 
-    /// 4 or 5.
+    /// Number of levels: 4 or 5.
     pub const fn levels(&self) -> u32 {
         self.levels
     }
@@ -69,12 +70,13 @@ impl<'m> PageTables<'m> {
         PAGE_SHIFT + TABLE_BITS * self.levels
     }
 
-    /// Spares [`PageTables::translate`] the walk for addresses from `base` on, which map `bytes` from 0 on.
+    /// Sets the direct map, for whose addresses [`PageTables::translate`] needs no walk: `bytes` of guest-physical
+    /// memory from 0 on are mapped from `base` on.
     pub fn set_direct_map(&self, base: u64, bytes: u64) {
         self.direct.set(Some((base, bytes)));
     }
 
-    /// Where an address of the kernel lies.
+    /// The guest-physical address of an address of the kernel; `None` if it is not mapped.
     pub fn translate(&self, address: u64) -> Option<GuestPhys> {
         if let Some((base, bytes)) = self.direct.get()
             && let Some(offset) = address.checked_sub(base).filter(|offset| *offset < bytes)
@@ -100,11 +102,11 @@ impl<'m> PageTables<'m> {
         None
     }
 
-    /// Copies the kernel's memory. False if not all of it is mapped and can be read.
+    /// Copies bytes at an address of the kernel. False if some are not mapped or cannot be read.
     pub fn read(&self, address: u64, into: &mut [u8]) -> bool {
         let (mut at, mut rest) = (address, into);
         while !rest.is_empty() {
-            // As much as is mapped in one piece.
+            // One piece: as much as is mapped to consecutive guest-physical addresses.
             let Some(phys) = self.translate(at) else { return false };
             let mut bytes = rest.len().min(PAGE_BYTES - (at as usize % PAGE_BYTES));
             while bytes < rest.len()
@@ -123,20 +125,20 @@ impl<'m> PageTables<'m> {
         true
     }
 
-    /// Reads a number of the kernel's.
+    /// Reads a number of 64 bits at an address of the kernel.
     pub fn u64(&self, address: u64) -> Option<u64> {
         let mut word = [0; 8];
         self.read(address, &mut word).then(|| u64::from_le_bytes(word))
     }
 
-    /// The same of 32 bits.
+    /// Reads a number of 32 bits at an address of the kernel.
     pub fn u32(&self, address: u64) -> Option<u32> {
         let mut word = [0; 4];
         self.read(address, &mut word).then(|| u32::from_le_bytes(word))
     }
 
-    /// Everything mapped in the kernel's half from `first` to `last`, in order of addresses, until `each` returns false.
-    /// Reads at most `most_tables` tables; returns false if that was not enough.
+    /// Calls `each` with every mapping in the kernel's half from `first` to `last`, in order of addresses, until it
+    /// returns false. Reads at most `most_tables` tables, and returns false if that was not enough.
     pub fn walk(&self, first: u64, last: u64, most_tables: u64, each: &mut dyn FnMut(Leaf) -> bool) -> bool {
         let mut walk = Walk { first: first.max(self.kernel_half()), last, tables_left: most_tables, each };
         let rights = Rights { writable: true, executable: true };
@@ -252,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn small_and_large_pages_are_found_both_ways() {
+    fn small_and_large_pages_are_translated_and_listed() {
         let memory = small_and_large();
         let tables = PageTables::new(&memory, GuestPhys(PAGE_BYTES as u64), false);
         assert_eq!(tables.translate(BASE + 0x5123), Some(GuestPhys(0x7123)));
@@ -286,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn five_levels() {
+    fn tables_of_five_levels_are_walked() {
         let memory = memory(&[
             (1, 511, 2 << 12 | TABLE),
             (2, 511, 3 << 12 | TABLE),
@@ -305,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_point_at_themselves_end() {
+    fn walk_of_tables_that_point_at_themselves_ends() {
         let entries: Vec<_> = (0..512).map(|n| (1, n, 1 << 12 | TABLE)).collect();
         let memory = memory(&entries);
         let tables = PageTables::new(&memory, GuestPhys(PAGE_BYTES as u64), true);

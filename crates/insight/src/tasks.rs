@@ -1,25 +1,26 @@
-//! What lies in the kernel's own address ranges beside the direct map: vmalloc, modules, and the stacks of threads.
+//! The mappings in the kernel's own address ranges outside the direct map: vmalloc, modules, and stacks of threads.
 //!
-//! Stacks are told apart through the list of all threads. It begins with the kernel's first one, which is a variable of the
-//! kernel and is found by its name and its number; the offsets are BTF's. Lists are followed as far as there can be threads
-//! in the memory the guest has, so that one that runs in a circle ends.
+//! Stacks are found through the list of all threads. It begins with the kernel's first thread, which is a variable of
+//! the kernel and is found by its name and its number. The offsets come from BTF. A list is followed for no more
+//! threads than fit into the guest's memory, so that following a circular list ends.
 
 use crate::kernel::{Kernel, search};
 use crate::paging::Leaf;
 use page::{GuestPageKind, GuestPhys, PAGE_BYTES};
 
-/// What the kernel calls its first thread, once it runs; the first processor's.
+/// Name of the kernel's first thread, the idle thread of the first processor.
 const FIRST_NAME: &[u8] = b"swapper/0\0";
-/// Threads that are followed at most, and at most one for so many frames.
+/// Most threads that are followed; the number of the guest's frames is a bound, too.
 const MOST_THREADS: u64 = 1 << 20;
-/// Stacks that are believed: 16 KiB, 32 with sanitisers.
+/// Largest stack that is accepted, in bytes: kernels have 16 KiB, or 32 with sanitisers.
 const MOST_STACK_BYTES: u64 = 64 << 10;
-/// Above it lies nothing of vmalloc's but the image and the modules: see the kernel's `Documentation/arch/x86/x86_64/mm.rst`.
+/// Address of the image, behind which come the modules; vmalloc's range ends before. See the kernel's
+/// `Documentation/arch/x86/x86_64/mm.rst`.
 const IMAGE: u64 = 0xffff_ffff_8000_0000;
-/// Behind the image and the modules: fixed mappings.
+/// First address behind the image and the modules, where fixed mappings begin.
 const MODULES_END: u64 = 0xffff_ffff_ff00_0000;
 
-/// Where a thread has what is needed of it.
+/// Offsets of members of a thread and its process, in bytes, and the size of a stack.
 struct TaskLayout {
     tasks: u64,
     pid: u64,
@@ -32,11 +33,11 @@ struct TaskLayout {
 }
 
 impl Kernel<'_> {
-    /// Everything mapped in the ranges for vmalloc and for modules.
+    /// All mappings in the ranges for vmalloc and for modules.
     pub(crate) fn vmalloc(&self) -> Vec<Leaf> {
         let mut leaves = Vec::new();
         let frames = self.memory.ranges().iter().map(|range| range.frames).sum::<u64>();
-        // Each last table maps 512 pages; those of tiny allocations are not full.
+        // A table of the last level maps 512 pages, but it is not full if allocations are small.
         let most_tables = 4096 + frames / 64;
         let mut keep = |leaf: Leaf| {
             leaves.push(leaf);
@@ -50,10 +51,10 @@ impl Kernel<'_> {
         leaves
     }
 
-    /// Between the direct map and the frames' descriptions.
+    /// First and last address of vmalloc's range, which is between the direct map and the frames' descriptions.
     fn vmalloc_range(&self) -> Option<(u64, u64)> {
         let (pages, _) = self.pages_of(self.memory.ranges().first()?.start.frame())?;
-        // The array begins at a multiple of 1 GiB; whatever is in its first is its own.
+        // The array of descriptions begins at a multiple of 1 GiB, with nothing else in its first GiB.
         let end = pages & !((1 << 30) - 1);
         let first = match self.note.number("VMALLOC_START") {
             Some(start) => start as u64,
@@ -62,7 +63,7 @@ impl Kernel<'_> {
         (first < end && first >= self.tables.kernel_half()).then(|| (first, end - 1))
     }
 
-    /// The first address behind those that map all memory in its own order.
+    /// The first address behind the direct map, which maps all memory in ascending order.
     fn direct_map_end(&self) -> Option<u64> {
         let mut offset = None;
         let mut end = None;
@@ -95,7 +96,7 @@ impl Kernel<'_> {
             let threads = signal.wrapping_add(layout.threads);
             let mut any = false;
             self.follow_list(threads, left, &mut |node, _| {
-                // The list's head comes by too: it is no thread.
+                // The list's head is a node, too, but no thread.
                 if node != threads {
                     any = true;
                     add(node.wrapping_sub(layout.thread));
@@ -136,7 +137,8 @@ impl Kernel<'_> {
         })
     }
 
-    /// Calls `each` with the nodes of a list, the given one first, until it comes round or `left` is used up.
+    /// Calls `each` with the nodes of a circular list, beginning with `first`. Ends when `first` comes again, or when
+    /// `left` is used up.
     fn follow_list(&self, first: u64, left: &mut u64, each: &mut dyn FnMut(u64, &mut u64)) {
         let mut node = first;
         while *left > 0 {
@@ -149,12 +151,12 @@ impl Kernel<'_> {
         }
     }
 
-    /// The number of the youngest generation of a control group's frames, by node 0; the root's where a frame is billed to
-    /// none.
+    /// The number of the youngest generation of a control group's frames on node 0. For frames charged to no control
+    /// group, that of the root.
     pub(crate) fn youngest_generation(&self, memcg: u64) -> Option<u64> {
         let btf = self.btf.as_ref()?;
         let newest = btf.offset("lruvec.lrugen.max_seq")?;
-        // Low bits say what kind of owner it is.
+        // The low bits give the kind of owner.
         let owner = memcg & !0xf;
         let lruvec = if owner == 0 {
             let node = self.tables.u64(self.note.symbol("node_data")?)?;
@@ -167,8 +169,8 @@ impl Kernel<'_> {
         self.tables.u64(lruvec.wrapping_add(newest))
     }
 
-    /// What a control group has for node 0, which names the group in turn. Since Linux 7.0 a frame names the group through
-    /// something else, which does not pass for one.
+    /// The structure that a control group has for node 0. It points back to the group, which is checked. Since Linux
+    /// 7.0 a frame points to an `obj_cgroup` in place of the group; that fails the check.
     fn node_of_group(&self, memcg: u64) -> Option<u64> {
         let btf = self.btf.as_ref()?;
         let node = self.tables.u64(memcg.wrapping_add(btf.offset("mem_cgroup.nodeinfo")?))?;

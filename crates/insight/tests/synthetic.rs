@@ -1,4 +1,4 @@
-//! A guest made by hand, of which it is known what every frame is; and the same with anything written anywhere.
+//! A guest made by hand, with a known use of every frame; and the same guest with random damage.
 
 use insight::{GuestMemory, Kernel, NoKernel, Saved};
 use page::{GuestPageKind as Kind, GuestPhys, Lru};
@@ -8,10 +8,13 @@ use std::time::{Duration, Instant};
 const FRAMES: usize = 2048;
 const DIRECT: u64 = 0xffff_8880_0000_0000;
 const PAGES: u64 = 0xffff_ea00_0000_0000;
-/// Frames of the guest's structures.
+/// Frame of the note.
 const NOTE: usize = 1;
+/// Frame of the root of the page table.
 const ROOT: usize = 2;
+/// First frame of the frames' descriptions (`struct page`).
 const DESCRIPTIONS: usize = 16;
+/// Frame of the kernel's names (`uts_namespace`).
 const NAMES: usize = 0x120;
 
 const PRESENT: u64 = 1;
@@ -30,7 +33,7 @@ impl Maker {
         self.bytes(table, index * 8, &entry.to_le_bytes());
     }
 
-    /// A member of the description of a frame.
+    /// Writes a member of the description of a frame.
     fn describe(&mut self, frame: usize, at: usize, bytes: &[u8]) {
         self.bytes(DESCRIPTIONS, frame * 64 + at, bytes);
     }
@@ -67,14 +70,31 @@ const RESERVED: u64 = 1 << 12;
 
 fn guest() -> Saved {
     let mut maker = Maker(Saved::new(vec![0; FRAMES * 4096]));
+    write_note(&mut maker);
+    map_image_and_memory(&mut maker);
+    map_descriptions(&mut maker);
+    maker.bytes(NAMES, 4, b"Linux");
+    maker.bytes(NAMES, 4 + 130, b"5.10.0-32-made");
+    describe_frames(&mut maker);
+    maker.0
+}
+
+fn write_note(maker: &mut Maker) {
     let mut note = 11_u32.to_le_bytes().to_vec();
     note.extend((TEXT.len() as u32).to_le_bytes());
     note.extend([0; 4]);
     note.extend(b"VMCOREINFO\0\0");
     note.extend(TEXT.as_bytes());
     maker.bytes(NOTE, 0, &note);
-    // The image: the first 2 MiB, text, read-only data and data by page.
-    let table = |frame: u64| frame << 12 | PRESENT | WRITABLE;
+}
+
+/// An entry that points to the table in this frame.
+const fn table(frame: u64) -> u64 {
+    frame << 12 | PRESENT | WRITABLE
+}
+
+/// Maps the image (the first 2 MiB: text, read-only data and data by page) and the direct map.
+fn map_image_and_memory(maker: &mut Maker) {
     maker.entry(ROOT, 511, table(3));
     maker.entry(3, 510, table(4));
     maker.entry(4, 0, table(5));
@@ -88,6 +108,10 @@ fn guest() -> Saved {
     }
     maker.entry(ROOT, 273, table(6));
     maker.entry(6, 0, PRESENT | WRITABLE | LARGE | NO_EXECUTE);
+}
+
+/// Writes the array of sections, and maps the array of descriptions.
+fn map_descriptions(maker: &mut Maker) {
     maker.entry(7, 0, DIRECT + 0x8000);
     maker.entry(8, 0, PAGES | 3);
     maker.entry(ROOT, 468, table(9));
@@ -96,8 +120,10 @@ fn guest() -> Saved {
     for page in 0..FRAMES * 64 / 4096 {
         maker.entry(11, page, ((DESCRIPTIONS + page) as u64) << 12 | PRESENT | WRITABLE | NO_EXECUTE);
     }
-    maker.bytes(NAMES, 4, b"Linux");
-    maker.bytes(NAMES, 4 + 130, b"5.10.0-32-made");
+}
+
+/// Gives some frames a use of every kind, and the others to the kernel.
+fn describe_frames(maker: &mut Maker) {
     for frame in 0..FRAMES {
         maker.references(frame, 1);
         maker.kind_of(frame, -1);
@@ -118,18 +144,17 @@ fn guest() -> Saved {
     maker.mapping(0x348, DIRECT + 0x3000);
     maker.kind_of(0x350, !0x400);
     maker.kind_of(0x360, -257);
-    // Two free frames in a list that a processor keeps, and one that hangs in none.
+    // Two free frames in a list that a processor keeps, and one whose list is empty.
     for (frame, other) in [(0x370, 0x371), (0x371, 0x370), (0x378, 0x378)] {
         maker.references(frame, 0);
         let link = PAGES + other * 64 + 8;
         maker.describe(frame, 8, &link.to_le_bytes());
         maker.describe(frame, 16, &link.to_le_bytes());
     }
-    maker.0
 }
 
 #[test]
-fn every_frame_is_what_it_was_made() {
+fn frames_have_the_uses_they_were_given() {
     let guest = guest();
     let kernel = Kernel::find(&guest).unwrap();
     assert_eq!((kernel.release(), kernel.paging_levels(), kernel.kaslr_offset()), ("5.10.0-32-made", 4, Some(0)));
@@ -161,14 +186,14 @@ fn every_frame_is_what_it_was_made() {
 }
 
 #[test]
-fn a_note_that_leads_nowhere_is_not_believed() {
+fn note_that_leads_to_no_kernel_is_rejected() {
     let nothing = Saved::new(vec![0; FRAMES * 4096]);
     assert_eq!(Kernel::find(&nothing).err(), Some(NoKernel::NoNote));
     let mut other = guest();
     other.bytes_mut()[NAMES * 4096 + 4 + 130] = b'6';
     let problem = Kernel::find(&other).err().unwrap().to_string();
     assert!(problem.contains("5.10.0-32-made") && problem.contains("another name"), "{problem}");
-    // A second note, made up by a process, lies in front of the right one.
+    // A second note, made up by a process, is in front of the right one.
     let mut two = guest();
     let mut note = [0; 4096];
     assert!(two.read(GuestPhys(NOTE as u64 * 4096), &mut note));
@@ -179,20 +204,20 @@ fn a_note_that_leads_nowhere_is_not_believed() {
 }
 
 #[test]
-fn descriptions_may_be_said_to_lie_at_the_beginning_of_all_addresses() {
+fn descriptions_claimed_at_address_zero_are_survived() {
     let mut guest = guest();
     guest.bytes_mut()[8 * 4096..][..8].copy_from_slice(&3_u64.to_le_bytes());
     assert_eq!(Kernel::find(&guest).unwrap().classify().uses.len(), FRAMES);
 }
 
-/// Places in the structures, and what is written there.
+/// Random places in the structures, and values to be written there.
 fn damage() -> impl Strategy<Value = Vec<(usize, usize, u64)>> {
     let frame = prop_oneof![1 => Just(NOTE), 2 => 2..12_usize, 4 => DESCRIPTIONS..DESCRIPTIONS + 32, 1 => Just(NAMES)];
     let value = prop_oneof![
         any::<u64>(),
         Just(0),
         Just(u64::MAX),
-        // Tables and lists that lead to each other.
+        // Links of tables and lists to each other.
         (0..64_u64).prop_map(|frame| frame << 12 | PRESENT | WRITABLE),
         (0..FRAMES as u64).prop_map(|frame| PAGES + frame * 64 + 8),
         (0..FRAMES as u64).prop_map(|frame| PAGES + frame * 64 + 1),
@@ -206,7 +231,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn whatever_is_written_anywhere_it_ends(damage in damage(), flip: bool) {
+    fn classification_ends_after_any_damage(damage in damage(), flip: bool) {
         let mut guest = guest();
         for (frame, word, value) in damage {
             let place = &mut guest.bytes_mut()[frame * 4096 + word * 8..][..8];

@@ -1,6 +1,7 @@
-//! KVM where it runs Linux, emulation elsewhere. That `/dev/kvm` can be opened says little: in nested virtual machines
-//! it may run tiny payloads and no kernel. So a kernel is booted under it once, and the answer kept until the host is
-//! booted again.
+//! The choice of an accelerator: KVM where it runs Linux, emulation elsewhere.
+//!
+//! An open `/dev/kvm` proves little: in nested virtual machines, KVM may run tiny payloads and no kernel. So the lab
+//! boots a kernel under KVM once, and keeps the answer in the cache until the host boots again.
 
 use crate::agent;
 use crate::cache::{Cache, remove_dir};
@@ -14,11 +15,11 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// How long a boot under KVM may take; it takes about a second where it works.
+/// Time-out of the trial boot under KVM: 6 s. A boot takes about 1 s where KVM works.
 const PATIENCE: Duration = Duration::from_secs(6);
 
 impl Accelerator {
-    /// The better one of those that work here. Should it have to be tried out, that happens in `dir`, under `mark`.
+    /// The better accelerator of those that work here. A trial boot, where one is needed, uses `dir` and bears `mark`.
     pub(crate) fn choose(cache: &Cache, boot: &Boot, dir: &Path, mark: &Mark) -> Result<Self> {
         if File::options().read(true).write(true).open("/dev/kvm").is_err() {
             return Ok(Self::Tcg);
@@ -51,6 +52,8 @@ fn boots_under_kvm(boot: &Boot, dir: &Path, mark: &Mark) -> Result<bool> {
         memory_bytes: 128 << 20,
         append: "",
         qemu_args: &[],
+        disk: None,
+        state: None,
     };
     let mut qemu = command(&machine)?;
     mark.put_on(&mut qemu);
@@ -59,7 +62,7 @@ fn boots_under_kvm(boot: &Boot, dir: &Path, mark: &Mark) -> Result<bool> {
     let id = host::ProcessId::of(child.id());
     let alive = || id.as_ref().is_ok_and(host::ProcessId::is_alive);
     let ready = agent::wait_ready(&Sockets::in_dir(dir).agent, Instant::now() + PATIENCE, alive);
-    // Both fail only if it has ended by itself.
+    // Both calls fail only if QEMU has ended by itself.
     let _ = child.kill();
     let _ = child.wait();
     remove_dir(dir)?;

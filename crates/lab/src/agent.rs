@@ -1,8 +1,9 @@
 //! Commands inside a QEMU guest, over its second serial port: the host's half of `recipes/agent.sh`, which describes
 //! the protocol. A serial port needs no driver module, so it works with any kernel, from early on.
 //!
-//! QEMU lets one client in at a time; others wait in the socket's queue. An answer that an earlier client did not wait
-//! for may still be in the line: every request bears a random number, and what does not answer it is skipped.
+//! QEMU accepts one client at a time; others wait in the socket's queue. The line may still hold an answer that a
+//! previous client did not wait for. So every request bears a random number, and the reader skips everything before the
+//! answer with that number.
 
 use crate::random;
 use std::fmt::Write as _;
@@ -11,21 +12,21 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Longest request line; what a serial driver keeps while the guest is busy.
+/// Longest request line, in bytes: a guest's serial driver keeps that much while the guest is busy.
 const REQUEST_MAX: usize = 32 << 10;
-/// The most the guest's agent can have printed, and an earlier answer in front of it.
+/// Upper bound of the bytes that one request reads: the agent's own output and a previous answer in front of it.
 const ANSWER_MAX: usize = 16 << 20;
-/// How long an answer may take after the command's time is over.
+/// Time that an answer may take after the command's own time-out: 10 s.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// What a command inside a guest did.
+/// Result of a command inside a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// Its exit status; 128 and more for the signal that ended it.
+    /// Exit status of the command; 128 plus the signal's number if a signal ended it.
     pub status: u8,
-    /// What it printed.
+    /// Standard output of the command.
     pub stdout: Vec<u8>,
-    /// What it printed as errors.
+    /// Standard error of the command.
     pub stderr: Vec<u8>,
 }
 
@@ -50,19 +51,34 @@ pub(crate) fn exec(socket: &Path, argv: &[&str], timeout: Duration) -> io::Resul
     Ok(Output { status, stdout, stderr })
 }
 
-/// Waits until the guest's agent says that it is there. `alive` is asked from time to time whether that can still be.
+/// Waits until the agent of a guest that goes on from a saved state answers. `alive` as in [`wait_ready`].
+pub(crate) fn wait_answer(socket: &Path, deadline: Instant, alive: impl Fn() -> bool) -> io::Result<()> {
+    connect(socket, deadline, alive)?;
+    exec(socket, &["true"], deadline.saturating_duration_since(Instant::now())).map(drop)
+}
+
+/// Waits until the guest's agent reports that it is ready. `alive` tells whether the guest's process still runs; its
+/// end ends the waiting.
 pub(crate) fn wait_ready(socket: &Path, deadline: Instant, alive: impl Fn() -> bool) -> io::Result<()> {
+    let stream = connect(socket, deadline, &alive)?;
+    Port::new(stream, deadline).line_after("\n@ready").map(drop).map_err(|e| if alive() { e } else { gone() })
+}
+
+/// Connects to QEMU as soon as it listens.
+fn connect(socket: &Path, deadline: Instant, alive: impl Fn() -> bool) -> io::Result<UnixStream> {
     const STEP: Duration = Duration::from_millis(10);
-    let gone = || io::Error::new(ErrorKind::UnexpectedEof, "it ended");
-    let stream = loop {
+    loop {
         match UnixStream::connect(socket) {
-            Ok(stream) => break stream,
+            Ok(stream) => return Ok(stream),
             Err(_) if !alive() => return Err(gone()),
             Err(e) if Instant::now() > deadline => return Err(e),
             Err(_) => std::thread::sleep(STEP),
         }
-    };
-    Port::new(stream, deadline).line_after("\n@ready").map(drop).map_err(|e| if alive() { e } else { gone() })
+    }
+}
+
+fn gone() -> io::Error {
+    io::Error::new(ErrorKind::UnexpectedEof, "it ended")
 }
 
 /// The status (`None`: late) and the two lengths that follow the request's number.
@@ -74,12 +90,12 @@ fn parse_header(header: &str) -> Option<(Option<u8>, usize, usize)> {
     words.next().is_none().then_some((status, out, err))
 }
 
-/// The words of a command as a shell command line that means exactly them.
+/// A shell command line that stands for exactly these words.
 fn quoted(argv: &[&str]) -> String {
     argv.iter().map(|word| format!("'{}'", word.replace('\'', r"'\''"))).collect::<Vec<_>>().join(" ")
 }
 
-/// As the guest's `printf %b` turns it back.
+/// The text on one line, encoded so that `printf %b` in the guest decodes it.
 fn encoded(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -92,7 +108,7 @@ fn encoded(text: &str) -> String {
     line
 }
 
-/// The host's end of the serial line, with what was read and not used yet.
+/// The host's end of the serial line, with the bytes that were read and not used.
 struct Port {
     stream: UnixStream,
     deadline: Instant,
@@ -172,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_found_behind_what_an_earlier_client_left() {
+    fn answer_is_found_behind_leftover_of_previous_client() {
         let (mut guest, mut port) = port(5000);
         let writer = thread::spawn(move || {
             for piece in ["rest of an old answer\n@1 0 9 0\n12345\n6", "789\n@", "2 7 3", " 2\na\nb", "xx"] {
@@ -188,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_floods_and_the_end_are_told_apart() {
+    fn silence_flood_and_end_of_guest_are_different_errors() {
         let (guest, mut silent) = port(20);
         assert_eq!(silent.line_after("\n@1 ").expect_err("silence").kind(), ErrorKind::TimedOut);
         drop(guest);
@@ -203,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_lie_are_refused() {
+    fn malformed_headers_are_refused() {
         assert_eq!(parse_header("late 0 1"), Some((None, 0, 1)));
         for bad in ["", "0", "0 1", "0 1 2 3", "256 0 0", "-1 0 0", "0 -1 0", "0 x 0"] {
             assert_eq!(parse_header(bad), None, "{bad:?}");
@@ -211,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn words_survive_two_shells() {
+    fn command_words_pass_two_shells_unchanged() {
         let words = ["a b", "", "it's", "\\n%d$HOME`id`", "gr\u{fc}n\n\ttab", "*"];
         let line = encoded(&quoted(&[&["printf", "<%s>"], &words[..]].concat()));
         let decode = |shell: &str| {

@@ -1,7 +1,10 @@
-//! Images are built once and kept, each under a key of what it is made of: change a script, a kernel or a module, and
-//! another image is built beside the old one. A build happens in a directory of its own that is renamed when it is
-//! complete, under a lock, so that two labs that want the same image build it once, and a build that was cut off
-//! leaves nothing that looks like an image.
+//! The cache of images: each image is built once and kept.
+//!
+//! An image's name ends in a hash of its ingredients. After a change of a script, a kernel or a module, another image
+//! is built beside the old one.
+//!
+//! A build holds a lock, so that two labs that want the same image build it once. It works in a directory of its own,
+//! which is renamed when the image is complete. So an interrupted build leaves nothing that looks like an image.
 
 use crate::error::{Error, Result};
 use rustix::fs::{FlockOperation, flock};
@@ -11,7 +14,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use twox_hash::XxHash3_64;
 
-/// What an image is made of, as a hash.
+/// Hash of an image's ingredients.
 #[derive(Default)]
 pub(crate) struct Key(XxHash3_64);
 
@@ -35,7 +38,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// The cache in this directory, which is made when something is put into it.
+    /// The cache in this directory. The first build creates the directory.
     ///
     /// # Errors
     /// The path is relative and the working directory is gone.
@@ -47,7 +50,7 @@ impl Cache {
         &self.dir
     }
 
-    /// The directory of an image, built by `build` into the directory it is given unless it is there already.
+    /// The directory of an image. If it is missing, `build` fills a directory that then becomes the image.
     pub(crate) fn image(&self, name: &str, key: &Key, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
         let image = self.dir.join(format!("{name}-{}", key.name()));
         if image.exists() {
@@ -57,7 +60,7 @@ impl Cache {
         if image.exists() {
             return Ok(image);
         }
-        // Whoever holds the lock builds, so this was left behind by a build that was cut off.
+        // Only the holder of the lock builds, so an existing directory is the rest of an interrupted build.
         let building = self.dir.join(format!(".{name}.building"));
         remove_dir(&building)?;
         fs::create_dir(&building).map_err(|e| Error::file("make", &building, e))?;
@@ -69,7 +72,7 @@ impl Cache {
         Ok(image)
     }
 
-    /// Waits for the lock of this name; dropping the file gives it back.
+    /// Waits for the lock of this name; dropping the file releases it.
     pub(crate) fn lock(&self, name: &str) -> Result<File> {
         let dir = &self.dir;
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|e| Error::file("make", dir, e))?;
@@ -102,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_built_once_however_many_want_it() {
+    fn image_is_built_once_for_four_threads() {
         let (_dir, cache) = cache();
         let builds = AtomicUsize::new(0);
         let build = |dir: &Path| {
@@ -120,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn other_ingredients_make_another_image() {
+    fn different_ingredients_give_different_keys() {
         let names: Vec<String> = [Key::default(), Key::default().with(b"ab"), Key::default().with(b"a").with(b"b")]
             .iter()
             .map(Key::name)
@@ -129,11 +132,11 @@ mod tests {
     }
 
     #[test]
-    fn a_build_that_fails_or_was_cut_off_leaves_nothing() {
+    fn failed_or_interrupted_build_leaves_nothing() {
         let (_dir, cache) = cache();
         let key = Key::default();
-        let failed = cache.image("x", &key, |dir| Err(Error::Usage(dir.display().to_string())));
-        let Err(Error::Usage(building)) = failed else { panic!("the build's own error") };
+        let failed = cache.image("x", &key, |dir| Err(Error::usage(dir.display().to_string())));
+        let Err(Error::Stop(cli::exit::Stop::Usage(building))) = failed else { panic!("the build's own error") };
         assert!(!Path::new(&building).exists());
         fs::create_dir(&building).expect("as a killed build leaves it");
         fs::write(Path::new(&building).join("half"), b"").expect("as a killed build leaves it");

@@ -61,7 +61,7 @@ mod tests {
     use std::io::Write;
     use std::process::{Command, Stdio};
 
-    /// What the program `cpio` finds in an archive.
+    /// The list that the program `cpio` prints of an archive.
     fn listing(archive: &[u8]) -> String {
         let mut cpio = Command::new("cpio")
             .args(["-itv", "--quiet", "--numeric-uid-gid"])

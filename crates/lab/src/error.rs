@@ -1,5 +1,6 @@
-//! What went wrong with a lab, and what to do about it.
+//! Errors of a lab, each with the way out of it.
 
+use cli::exit::Stop;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -9,48 +10,55 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// Why the lab could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// What was asked for cannot mean anything.
+    /// The request makes no sense, or the host lacks something.
     #[error("{0}")]
-    Usage(String),
-    /// The host lacks a program or a right; the text says which, and how to get it.
-    #[error("{0}")]
-    HostLacks(String),
+    Stop(#[from] Stop),
     /// A file, a directory or a process of the host.
     #[error(transparent)]
     Host(#[from] host::Error),
     /// A program that builds an image or runs a guest failed.
     #[error("{program} failed ({status}); {output}")]
     Program {
-        /// Its name.
+        /// Name of the program.
         program: String,
-        /// How it ended.
+        /// Its exit status or signal.
         status: String,
-        /// The end of what it said, or where to read it.
+        /// The end of its output, or the place of its log.
         output: String,
     },
     /// A guest did not start, did not answer or did not end.
     #[error("guest {name}: {problem}")]
     Guest {
-        /// Which.
+        /// Name of the guest.
         name: String,
-        /// What it did not do, and where to look.
+        /// The step that it did not complete, and where to look.
         problem: String,
     },
 }
 
 impl Error {
+    /// The request makes no sense.
+    pub(crate) fn usage(text: String) -> Self {
+        Stop::Usage(text).into()
+    }
+
+    /// The host lacks a program or a right; the text says which, and how to get it.
+    pub(crate) fn host_lacks(text: String) -> Self {
+        Stop::HostLacks(text).into()
+    }
+
     /// A failed attempt on a file.
     pub(crate) fn file(attempted: &'static str, path: impl Into<PathBuf>, source: impl Into<io::Error>) -> Self {
         Self::Host(host::Error::file(attempted, path, source))
     }
 
-    /// A guest that did not do something.
+    /// A guest that did not complete a step.
     pub(crate) fn guest(name: &str, problem: impl Into<String>) -> Self {
         Self::Guest { name: name.into(), problem: problem.into() }
     }
 }
 
-/// The last lines of a log, to put behind an error; empty if there is none.
+/// The last 20 lines of a log, to put behind an error; empty if there is no log.
 pub(crate) fn tail_of(log: &Path) -> String {
     const LINES: usize = 20;
     let text = std::fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();

@@ -1,14 +1,14 @@
-//! Which process started which: a guest's processes are the first one and all below it.
+//! The tree of processes: a guest's processes are its first one and all descendants of that.
 
 use host::{ProcessId, ProcessStat};
 use std::collections::HashMap;
 
-/// All processes, as they were at one moment or near it.
+/// All processes of the host, read one after the other from `/proc`.
 #[derive(Debug)]
 pub(crate) struct Family(HashMap<u32, ProcessStat>);
 
 impl Family {
-    /// Looks at all processes.
+    /// Reads all processes.
     pub(crate) fn now() -> Self {
         let pids = host::pids().unwrap_or_default().into_iter();
         Self(pids.filter_map(|pid| Some((pid, ProcessStat::read(pid).ok()?))).collect())
@@ -26,7 +26,8 @@ impl Family {
             self.0.get_key_value(&root.pid).map(id).filter(|id| id == root).into_iter().collect();
         let mut next = 0;
         while let Some(parent) = ids.get(next).copied() {
-            // Nobody is older than its parent: one that seems so was another's child, who had this pid before.
+            // A child is never older than its parent. A process that seems to be was the child of another process,
+            // which had this pid before.
             let is_below = |stat: &ProcessStat| stat.parent == parent.pid && stat.start_ticks >= parent.start_ticks;
             ids.extend(self.0.iter().filter(|(_, stat)| is_below(stat)).map(id));
             next += 1;
@@ -41,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_holds_those_below_and_no_strangers_with_a_pid_that_was_used_before() {
+    fn tree_holds_descendants_and_no_children_of_previous_owner_of_pid() {
         let process = |pid, parent, start_ticks| (pid, ProcessStat { parent, start_ticks, ..ProcessStat::default() });
         let family = Family(
             [process(1, 0, 1), process(10, 1, 50), process(12, 10, 50), process(11, 12, 70), process(13, 12, 20)]

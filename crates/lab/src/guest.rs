@@ -1,4 +1,4 @@
-//! One guest of a lab, as others see and use it.
+//! One guest of a lab: its public description, and the ways to use it.
 
 use crate::agent::{self, Output};
 use crate::error::{Error, Result};
@@ -16,21 +16,21 @@ use std::time::Duration;
 /// A guest that a lab started. Serializes to what `pagefold lab list --json` prints.
 #[derive(Clone, Debug, Serialize)]
 pub struct Guest {
-    /// Unique in its lab, and what QEMU or LXC call it.
+    /// Name of the guest, unique in its lab; QEMU and LXC use the same.
     pub name: String,
     /// The group it was put into.
     pub group: String,
-    /// What it is made of.
+    /// Image of the guest.
     pub image: Image,
     /// Its first process; absent if it was never started.
     pub pid: Option<u32>,
     /// Whether that process runs.
     pub running: bool,
-    /// From its start until it said that it was ready, in seconds; absent before.
+    /// Seconds from its start until it reported that it was ready; absent before.
     pub ready_seconds: Option<f64>,
     /// RAM of a VM, data of a process; absent for a container.
     pub memory_bytes: Option<u64>,
-    /// What executes a VM.
+    /// Accelerator of a VM.
     pub accelerator: Option<Accelerator>,
     /// A VM's QMP socket.
     pub qmp: Option<PathBuf>,
@@ -66,18 +66,18 @@ impl Guest {
         self.process
     }
 
-    /// Its processes on the host, in ascending order: QEMU's, or LXC's monitor and what runs in the container.
+    /// Pids of its processes on the host, in ascending order: QEMU, or LXC's monitor and the container's processes.
     pub fn pids(&self) -> Vec<u32> {
         let tree = self.process.filter(ProcessId::is_alive).map(|process| Family::now().tree(&process));
         tree.unwrap_or_default().iter().map(|id| id.pid).collect()
     }
 
-    /// Runs a command inside, exactly these words, and returns what it printed (1 MiB at most) and its status.
-    /// What it starts in the background may live on.
+    /// Runs a command of exactly these words inside, and returns its output (1 MiB at most) and its status.
+    /// Processes that the command leaves in the background may live on.
     ///
     /// # Errors
     /// The guest does not answer, or the command takes longer than `timeout` and was killed.
-    /// [`Error::Usage`] for a process, which has no inside.
+    /// [`Error::Stop`] for a process, which has no inside.
     pub fn exec(&self, argv: &[&str], timeout: Duration) -> Result<Output> {
         if !self.process.is_some_and(|process| process.is_alive()) {
             return Err(Error::guest(&self.name, "it has ended, or was never started"));
@@ -90,10 +90,10 @@ impl Guest {
             let container = Container { name: &self.name, dir: self.dir.clone() };
             return container.exec(argv, timeout).map_err(|e| Error::guest(&self.name, e.to_string()));
         }
-        Err(Error::Usage(format!("guest {} is a plain process and has no inside to run a command in", self.name)))
+        Err(Error::usage(format!("guest {} is a plain process and has no inside to run a command in", self.name)))
     }
 
-    /// Talks QMP with a VM; QEMU lets one client in at a time.
+    /// Connects to a VM's QMP socket; QEMU accepts one client at a time.
     ///
     /// # Errors
     /// It is no VM, or does not answer within `timeout`.

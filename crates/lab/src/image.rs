@@ -1,5 +1,10 @@
-//! What guests are made of. `tiny` is a kernel with an initramfs of busybox and the virtio drivers; `debian` is the
-//! same with a disk that holds Debian, systemd, MariaDB and Apache; `root` is the directory tree of LXC containers.
+//! Images of guests, built from installed programs and Debian packages.
+//!
+//! | image | content |
+//! |---|---|
+//! | `tiny` | a kernel, and an initramfs of busybox and the virtio drivers |
+//! | `debian` | `tiny` with a disk that holds Debian, systemd, MariaDB and Apache |
+//! | `root` | the directory tree of LXC containers |
 
 use crate::cache::{Cache, Key, remove_dir};
 use crate::cpio::Archive;
@@ -18,30 +23,30 @@ const AGENT_UNIT: &str = include_str!("../recipes/pagefold-agent.service");
 const CONTAINER_INIT: &str = include_str!("../recipes/container-init.sh");
 const CONTAINER_NGINX: &str = include_str!("../recipes/container-nginx.conf");
 
-/// Drivers for the disk, and for the devices that a guest may be given with further QEMU arguments.
+/// Modules with drivers of the disk, and of devices that further QEMU arguments may add.
 const MODULES: &[&str] =
     &["virtio_pci", "virtio_blk", "virtio_balloon", "virtio_console", "virtio_mem", "virtio_net", "virtio-rng"];
 const SUITE: &str = "bookworm";
 const DEBIAN_PACKAGES: &str = "systemd-sysv,udev,mariadb-server,apache2";
-/// Looks for LVM volumes to check, for many seconds, at every boot.
+/// Service that is masked in the `debian` image: it searches for LVM volumes for many seconds at every boot.
 const DEBIAN_MASKED: &str = "e2scrub_reap.service";
 const CONTAINER_PACKAGES: &str = "cron,nginx-light";
-/// Size of the `debian` disk; the file is sparse.
+/// Size of the `debian` disk: 4 GiB, in a sparse file.
 const DISK_BYTES: u64 = 4 << 30;
 
-/// What images are made with.
+/// Everything that building an image needs.
 pub(crate) struct Workshop<'a> {
     pub(crate) cache: &'a Cache,
-    /// Borne by the programs that build an image.
+    /// Mark of the programs that build an image.
     pub(crate) mark: &'a Mark,
-    /// Hears when an image is not there and must be built.
-    pub(crate) building: &'a dyn Fn(),
+    /// Called with an image's name when it is missing and its build begins.
+    pub(crate) building: &'a (dyn Fn(&str) + Sync),
 }
 
 impl Workshop<'_> {
-    fn image(&self, name: &str, key: &Key, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+    pub(crate) fn image(&self, name: &str, key: &Key, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
         self.cache.image(name, key, |dir| {
-            (self.building)();
+            (self.building)(name);
             build(dir)
         })
     }
@@ -61,7 +66,7 @@ pub(crate) fn tiny(workshop: &Workshop, kernel: Option<&Path>) -> Result<Boot> {
     let busybox_path = program::find("busybox")?;
     let busybox = fs::read(&busybox_path).map_err(|e| Error::file("read", &busybox_path, e))?;
     if busybox.windows(9).any(|window| window == b"/ld-linux") {
-        return Err(Error::HostLacks(format!(
+        return Err(Error::host_lacks(format!(
             "{} is not static: apt-get install --no-install-recommends busybox-static",
             busybox_path.display()
         )));
@@ -82,7 +87,7 @@ fn initramfs(kernel: &Kernel, busybox: &[u8]) -> Result<Vec<u8>> {
     for dir in ["bin", "dev", "etc", "modules", "proc", "root", "run", "sys", "tmp"] {
         archive.dir(dir);
     }
-    // The kernel opens this for the first program before that can mount anything.
+    // The kernel opens this console for the first program, which can mount nothing before.
     archive.device("dev/console", (5, 1));
     archive.file("init", 0o755, INIT.as_bytes());
     archive.file("etc/inittab", 0o644, INITTAB.as_bytes());
@@ -98,7 +103,7 @@ fn initramfs(kernel: &Kernel, busybox: &[u8]) -> Result<Vec<u8>> {
     Ok(archive.finish())
 }
 
-/// The tiny image with a disk of Debian, which needs root and about a minute the first time.
+/// The `tiny` image with a disk of Debian. The first call needs root and about a minute.
 pub(crate) fn debian(workshop: &Workshop, kernel: Option<&Path>) -> Result<Boot> {
     let recipe = [SUITE, DEBIAN_PACKAGES, DEBIAN_MASKED, AGENT, AGENT_UNIT];
     let key = recipe.iter().fold(Key::default(), |key, part| key.with(part.as_bytes()));
@@ -114,7 +119,7 @@ pub(crate) fn debian(workshop: &Workshop, kernel: Option<&Path>) -> Result<Boot>
     Ok(Boot { disk: Some(dir.join("disk")), ..tiny(workshop, kernel)? })
 }
 
-/// Adds the agent, and switches off what would only delay the boot.
+/// Adds the agent, and masks a service that would only delay the boot.
 fn configure(root: &Path) -> Result<()> {
     let units = root.join("etc/systemd/system");
     write_executable(&root.join("usr/local/sbin/pagefold-agent"), AGENT)?;
@@ -132,7 +137,7 @@ fn make_disk(root: &Path, disk: &Path) -> Result<()> {
     program::output(mke2fs.args(["-q", "-t", "ext4", "-J", "size=16", "-d"]).arg(root).arg(disk)).map(drop)
 }
 
-/// The tree that containers run on, which needs root and a few seconds the first time.
+/// The directory tree of containers. The first call needs root and a few seconds.
 pub(crate) fn root(workshop: &Workshop) -> Result<PathBuf> {
     let recipe = [SUITE, CONTAINER_PACKAGES, CONTAINER_INIT, CONTAINER_NGINX];
     let key = recipe.iter().fold(Key::default(), |key, part| key.with(part.as_bytes()));
@@ -146,7 +151,7 @@ pub(crate) fn root(workshop: &Workshop) -> Result<PathBuf> {
     Ok(dir.join("root"))
 }
 
-/// Debian's essential packages and these, unpacked and configured into a directory.
+/// Unpacks and configures Debian's essential packages and `packages` into a directory.
 fn bootstrap(packages: &str, root: &Path, mark: &Mark) -> Result<()> {
     let mut mmdebstrap = program::command("mmdebstrap")?;
     mmdebstrap.args(["--mode=root", "--variant=minbase", "--format=directory"]);

@@ -1,4 +1,4 @@
-//! The kernel that guests boot: which one, what version it is, and which modules it needs in which order.
+//! The kernel that guests boot: its file, its release, and its modules in loading order.
 
 use crate::error::{Error, Result};
 use crate::program;
@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where Debian puts kernels.
+/// Directory of installed kernels on Debian.
 const BOOT: &str = "/boot";
 
 /// A bootable kernel.
@@ -15,11 +15,11 @@ pub(crate) struct Kernel {
     /// As `uname -r` prints it.
     pub(crate) release: String,
     pub(crate) image: Vec<u8>,
-    /// Where its modules are.
+    /// Directory of its modules.
     modules: PathBuf,
 }
 
-/// Longest kernel that is read, which is some ten times what distributions have.
+/// Largest kernel file that is read: 128 MiB, some ten times the size of distributions' kernels.
 const MOST_BYTES: u64 = 128 << 20;
 
 impl Kernel {
@@ -28,14 +28,14 @@ impl Kernel {
         let path = named.map_or_else(newest_installed, |path| Ok(path.to_owned()))?;
         let image = host::read_plain_file(&path, MOST_BYTES)?;
         let release = release_of(&image).ok_or_else(|| {
-            Error::Usage(format!("{} is not a Linux kernel for x86 (bzImage, usually called vmlinuz)", path.display()))
+            Error::usage(format!("{} is not a Linux kernel for x86 (bzImage, usually called vmlinuz)", path.display()))
         })?;
         let modules = modules_beside(&path, &release);
         Ok(Self { release, image, modules })
     }
 
-    /// The content of the modules of these names and of all that they depend on, in the order in which they can be
-    /// loaded, each with its name. What this kernel has built in, or does not have, is left out.
+    /// The wanted modules and their dependencies as (name, content), in loading order. Modules that this kernel has
+    /// built in, or does not have, are left out.
     pub(crate) fn modules(&self, wanted: &[&str]) -> Result<Vec<(String, Vec<u8>)>> {
         let load = |path: &str| Ok((module_name(path).to_owned(), unpacked(&self.modules.join(path))?));
         load_order(&self.modules_dep()?, wanted).into_iter().map(load).collect()
@@ -51,7 +51,7 @@ impl Kernel {
     }
 }
 
-/// Modules of a kernel that lies in a tree of its own, as a package unpacks to; else the installed ones.
+/// Directory of the modules in the kernel's own tree, as a package unpacks to; else that of the installed modules.
 fn modules_beside(kernel: &Path, release: &str) -> PathBuf {
     let places = kernel
         .ancestors()
@@ -67,7 +67,7 @@ fn newest_installed() -> Result<PathBuf> {
     let names = names.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let cloud = names.filter(|name| name.starts_with("vmlinuz-") && name.contains("-cloud-"));
     let newest = cloud.max_by_key(|name| numbers_in(name)).ok_or_else(|| {
-        Error::HostLacks(
+        Error::host_lacks(
             "no cloud kernel in /boot for guests to boot: apt-get install linux-image-cloud-amd64, \
              or name one with --kernel"
                 .into(),
@@ -99,8 +99,8 @@ fn module_name(path: &str) -> &str {
     file.split('.').next().unwrap_or(file)
 }
 
-/// Paths of the wanted modules and their dependencies out of `modules.dep`, in loading order. A line of it names a
-/// module, then everything it depends on, what must be loaded first last.
+/// Paths of the wanted modules and their dependencies out of `modules.dep`, in loading order. A line of that file names
+/// a module, then all its dependencies; the one to load first comes last.
 fn load_order<'a>(modules_dep: &'a str, wanted: &[&str]) -> Vec<&'a str> {
     let lines = modules_dep.lines().filter_map(|line| line.split_once(':'));
     let by_name: HashMap<&str, (&str, &str)> = lines.map(|line| (module_name(line.0), line)).collect();
@@ -140,7 +140,7 @@ kernel/drivers/block/virtio_blk.ko: kernel/drivers/virtio/virtio.ko kernel/drive
 ";
 
     #[test]
-    fn modules_load_after_what_they_need_and_only_once() {
+    fn modules_load_after_their_dependencies_and_only_once() {
         let order = load_order(DEP, &["virtio_pci", "no_such_module", "virtio_blk"]);
         let names: Vec<&str> = order.into_iter().map(module_name).collect();
         assert_eq!(names, ["virtio_ring", "virtio", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk"]);
@@ -167,7 +167,7 @@ kernel/drivers/block/virtio_blk.ko: kernel/drivers/virtio/virtio.ko kernel/drive
     }
 
     #[test]
-    fn modules_are_those_that_came_with_the_kernel() {
+    fn modules_of_the_kernels_own_tree_are_preferred() {
         let root = tempfile::tempdir().expect("a temporary directory");
         let kernel = root.path().join("boot/vmlinuz-6.0-x");
         assert_eq!(modules_beside(&kernel, "6.0-x"), Path::new("/lib/modules/6.0-x"));

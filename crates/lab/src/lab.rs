@@ -10,7 +10,7 @@ use crate::settle::{self, Idle, Settled};
 use crate::spec::Spec;
 use crate::start::{self, Source, Started};
 use crate::state::{Entry, Image, Store};
-use crate::{name, place, program};
+use crate::{name, place, program, saved};
 use host::ProcessId;
 use serde_json::json;
 use std::panic::resume_unwind;
@@ -18,20 +18,23 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-/// Between the request to end that a guest's VMM or monitor understands and the first signal.
+/// Waiting times when guests end: 3 s from the request to the VMM or monitor to `SIGTERM`, and 3 s from there to
+/// `SIGKILL`.
 const PATIENCE: Patience = Patience { before_asking: Duration::from_secs(3), before_forcing: Duration::from_secs(3) };
 
-/// What the kernel keeps of a process's name, by which other commands know a process guest.
+/// Bytes of a process's name that the kernel keeps. Other commands know a process guest by that name.
 const PROCESS_NAME_MAX: usize = 15;
 
-/// What happens on the way, for whoever waits.
+/// Steps of a long operation, reported to its caller.
 #[derive(Clone, Debug)]
 pub enum Progress<'a> {
-    /// The image of these guests, or a part of it, is not there yet and is being built.
+    /// The image of these guests, or a part of it, is missing and is being built.
     Building(Image),
-    /// So many guests were started.
+    /// A guest is booted, so that it can be saved.
+    Saving,
+    /// This number of guests was started.
     Started(usize),
-    /// A guest is ready, so long after its start.
+    /// A guest is ready; the time is that since its start.
     Ready(&'a str, Duration),
     /// The busiest guest uses this share of a CPU.
     Busiest(f64),
@@ -78,24 +81,29 @@ impl Lab {
     pub fn guest(&self, name: &str) -> Result<Guest> {
         let found = self.guests()?.into_iter().find(|guest| guest.name == name);
         found.ok_or_else(|| {
-            Error::Usage(format!(
+            Error::usage(format!(
                 "no guest {name} in {}: pagefold lab list shows those there are",
                 self.dir().display()
             ))
         })
     }
 
-    /// Brings guests up, all at once, and waits until each says that it is ready. Should one fail, those that this
+    /// Brings guests up, all at once, and waits until each reports that it is ready. If one fails, all guests that this
     /// call started are ended.
     ///
     /// # Errors
-    /// What was asked for makes no sense, the host lacks something, or a guest does not come up.
+    /// The request makes no sense, the host lacks something, or a guest does not come up.
     pub fn up(&self, spec: &Spec, cache: &Cache, progress: &(dyn Fn(Progress) + Sync)) -> Result<Vec<Guest>> {
         spec.check()?;
-        let token = self.store.lock_or_make()?.state.token.clone();
-        let building = || progress(Progress::Building(spec.image));
+        let locked = self.store.lock_or_make()?;
+        let token = locked.state.token.clone();
+        let first = locked.state.guests.iter().filter(|guest| guest.image == spec.image).count();
+        drop(locked);
+        let building = |name: &str| {
+            progress(if name.starts_with(saved::NAME) { Progress::Saving } else { Progress::Building(spec.image) });
+        };
         let workshop = Workshop { cache, mark: &Mark::of_guest(&token, ".prepare"), building: &building };
-        let source = Source::prepare(spec, &workshop, self.dir())?;
+        let source = Source::prepare(spec, first, &workshop, self.dir())?;
         let names = self.enter(spec, &source, cache)?;
         let ready = self.start_all(spec, &source, &names).and_then(|started| {
             progress(Progress::Started(started.len()));
@@ -110,7 +118,7 @@ impl Lab {
         Ok(self.guests()?.into_iter().filter(|guest| names.contains(&guest.name)).collect())
     }
 
-    /// Chooses names and writes the guests down, before anything is started.
+    /// Chooses names and saves the guests in the state file, before anything is started.
     fn enter(&self, spec: &Spec, source: &Source, cache: &Cache) -> Result<Vec<String>> {
         let mut locked = self.store.lock_or_make()?;
         let taken = locked.state.guests.iter().map(|guest| guest.name.clone()).collect();
@@ -118,7 +126,7 @@ impl Lab {
         let names: Vec<String> = dealt.iter().map(|(_, name)| name.clone()).collect();
         if let Some(name) = names.iter().find(|name| spec.image == Image::Process && name.len() > PROCESS_NAME_MAX) {
             let text = format!("a process is called {PROCESS_NAME_MAX} bytes at most, and {name} is longer");
-            return Err(Error::Usage(format!("{text}: take shorter names of groups")));
+            return Err(Error::usage(format!("{text}: take shorter names of groups")));
         }
         for (group, name) in dealt {
             // A copy of a root directory is too big for a directory that is usually in memory.
@@ -143,7 +151,7 @@ impl Lab {
     fn start_all(&self, spec: &Spec, source: &Source, names: &[String]) -> Result<Vec<Started>> {
         let mut locked = self.store.lock_or_make()?;
         let mut all = Vec::with_capacity(names.len());
-        for name in names {
+        for (number, name) in names.iter().enumerate() {
             let ended = || Error::guest(name, "was ended by somebody else before it was started");
             let entry = locked.guest_mut(name).ok_or_else(ended)?.clone();
             let dir = self.dir().join(name);
@@ -152,7 +160,7 @@ impl Lab {
                 copy_tree(root, copy)?;
             }
             let mark = Mark::of_guest(&locked.state.token, name);
-            let started = start::start(spec, source, &entry, &dir, &mark)?;
+            let started = start::start((spec, number), source, &entry, &dir, &mark)?;
             locked.guest_mut(name).ok_or_else(ended)?.process = Some(started.process);
             locked.save()?;
             all.push(started);
@@ -160,7 +168,7 @@ impl Lab {
         Ok(all)
     }
 
-    /// Waits for all at once; each is written down as ready when it is.
+    /// Waits for all guests at once, and saves each as ready when it is.
     fn wait_all(&self, spec: &Spec, started: Vec<Started>, progress: &(dyn Fn(Progress) + Sync)) -> Result<()> {
         let wait = |mut guest: Started| -> Result<()> {
             let time = guest.wait_ready(spec.patience)?;
@@ -189,11 +197,11 @@ impl Lab {
         Ok(settle::settle(&processes, idle, patience, &|share| progress(Progress::Busiest(share))))
     }
 
-    /// Ends all guests and removes everything of the lab's but the images. Returns the names of the guests that were
-    /// there. Works on what an interrupted [`Lab::up`] or [`Lab::down`] left, too.
+    /// Ends all guests and removes everything of the lab but the images. Returns the names of the guests that it had.
+    /// Also cleans up after an interrupted [`Lab::up`] or [`Lab::down`].
     ///
     /// # Errors
-    /// A process would not end, or something cannot be removed; then the lab is still there to try again.
+    /// A process does not end, or something cannot be removed. The lab then still exists, for another try.
     pub fn down(&self) -> Result<Vec<String>> {
         let Some(locked) = self.store.lock()? else { return Ok(Vec::new()) };
         let guests = &locked.state.guests;
@@ -216,8 +224,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Ends these guests and every process that bears `mark`, and removes what the guests had. Writes nothing: it may be
-    /// the guests that have filled the disk.
+    /// Ends these guests and every process that bears `mark`, and removes what the guests had. Writes nothing: it may
+    /// be the guests that have filled the disk.
     fn end_under_lock(&self, ending: &[Entry], mark: &Mark) -> Result<()> {
         thread::scope(|scope| {
             for entry in ending {
@@ -240,7 +248,7 @@ impl Lab {
         Ok(())
     }
 
-    /// In the way that its VMM or its monitor understands. Whether it heard is seen from its process.
+    /// Asks a guest to end, by QMP, `lxc-stop` or `SIGTERM`. The caller sees from its process whether that worked.
     fn ask_to_end(&self, entry: &Entry) {
         if entry.image.is_container() {
             self.container(entry).stop();

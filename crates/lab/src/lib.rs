@@ -1,15 +1,15 @@
-//! Real guests to try Pagefold on, for users, for the demo and for tests: VMs in QEMU, containers in LXC, and plain
-//! processes where neither rights nor packages are there.
+//! Real guests to try Pagefold on, for users, for the demo and for tests. A guest is a VM in QEMU, a container in LXC,
+//! or a plain process, which needs neither rights nor packages.
 //!
-//! A [`Lab`] is a directory. It holds the state of the guests, and of each guest its sockets and logs; commands that
-//! know the directory can list the guests, run commands inside, and end them, whoever started them. Guests say
-//! themselves when they are ready. Images are built once and kept in a [`Cache`].
+//! A [`Lab`] is a directory with the state file of the guests, and with each guest's sockets and logs. Any process that
+//! knows the directory can list the guests, run commands inside, and end them. Each guest itself reports that it is
+//! ready. Images are built once and kept in a [`Cache`].
 //!
 //! ```text
 //!   up:  image from the cache -> name in the state file -> marked process -> pid in the state file -> ready
 //! down:  asked to end (QMP, lxc-stop) -> SIGTERM -> SIGKILL -> directories removed
 //! ```
-//! A process is known by its mark, so `down` is complete wherever `up` was cut off.
+//! `down` finds processes by their marks (`life.rs`), so it ends all of them after an `up` that was killed at any step.
 #![forbid(unsafe_code)]
 
 mod accel;
@@ -30,6 +30,7 @@ mod process;
 mod program;
 mod qemu;
 mod random;
+mod saved;
 mod settle;
 mod spec;
 mod start;

@@ -1,6 +1,8 @@
-//! The end of processes, for certain. Every process that a lab starts bears a mark in its environment, which the
-//! kernel shows in `/proc/PID/environ`: the lab's random number and the guest's name. So a process is found even if
-//! whoever started it was killed before it could write down the pid, and no other process is ever taken for it.
+//! Marks of a lab's processes, and the reliable end of processes.
+//!
+//! Every process that a lab starts bears a mark in its environment: the lab's random number and the guest's name. The
+//! kernel shows it in `/proc/PID/environ`. So the lab finds a process even if its starter was killed before it could
+//! save the pid, and takes no other process for it.
 
 use host::ProcessId;
 use std::fs::File;
@@ -10,12 +12,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const VARIABLE: &str = "PAGEFOLD_LAB";
-/// Part of an environment that is searched; the kernel lets arguments and environment have 2 MiB by default.
+/// Bytes of an environment that are searched: 2 MiB, the kernel's default bound of arguments and environment together.
 const ENVIRONMENT_MAX: usize = 2 << 20;
-/// Between two looks at processes that should end.
+/// Interval between two looks at processes that should end: 10 ms.
 const STEP: Duration = Duration::from_millis(10);
 
-/// What tells a lab's processes, or one guest's, from all others.
+/// Mark of all processes of a lab, or of one guest.
 #[derive(Clone, Debug)]
 pub(crate) struct Mark(String);
 
@@ -28,18 +30,19 @@ impl Mark {
         Self(format!("{token}/"))
     }
 
-    /// Marks the process that this command will start, and what that starts in turn.
+    /// Marks the process that this command will start, and its descendants, which inherit the environment.
     pub(crate) fn put_on<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command.env(VARIABLE, &self.0)
     }
 
-    /// All living processes that bear it.
+    /// All living processes that bear this mark.
     pub(crate) fn bearers(&self) -> Vec<ProcessId> {
         const LOOKS: usize = 5;
-        /// Loading a program is brief, but on a busy host the process may be out of turn for long in the midst of it.
+        /// Number of looks at a process while the kernel loads its program. Loading is brief, but on a busy host the
+        /// process may lose its processor for long in the middle of it.
         const LOOKS_WHILE_LOADING: usize = 1000;
         let pids = host::pids().unwrap_or_default().into_iter();
-        // The identity is taken before the look: should the pid change hands in between, it means nobody any more.
+        // The identity is taken before the look. If another process gets the pid in between, the identity fits neither.
         let mut unclear: Vec<ProcessId> = pids.filter_map(|pid| ProcessId::of(pid).ok()).collect();
         let mut found = Vec::new();
         for look in 0..LOOKS_WHILE_LOADING {
@@ -56,7 +59,7 @@ impl Mark {
         found
     }
 
-    /// Whether a process bears it; `None` if it has no environment, as while the kernel is loading its program.
+    /// Whether a process bears this mark; `None` if it has no environment, as while the kernel loads its program.
     fn is_borne_by(&self, id: &ProcessId) -> Option<bool> {
         let Ok(environment) = environment(id.pid) else { return Some(false) };
         if environment.is_empty() && id.stat().is_some_and(|stat| !stat.kernel_thread) {
@@ -67,7 +70,7 @@ impl Mark {
     }
 }
 
-/// Reads it in one piece: between two reads, the process could have exchanged it for another one.
+/// Reads an environment by one call: between two reads, the process could execute another program.
 fn environment(pid: u32) -> io::Result<Vec<u8>> {
     let mut buffer = vec![0; ENVIRONMENT_MAX];
     let count = File::open(format!("/proc/{pid}/environ"))?.read(&mut buffer)?;
@@ -75,14 +78,14 @@ fn environment(pid: u32) -> io::Result<Vec<u8>> {
     Ok(buffer)
 }
 
-/// How patient [`end`] is before it asks (`SIGTERM`), and then before it forces (`SIGKILL`).
+/// Waiting times of [`end`]: before it asks (`SIGTERM`), and then before it forces (`SIGKILL`).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     pub(crate) before_asking: Duration,
     pub(crate) before_forcing: Duration,
 }
 
-/// Ends processes that may already be about to end. Returns those that still live a while after a `SIGKILL`.
+/// Ends processes that may already be about to end. Returns those that still live 10 s after `SIGKILL`.
 pub(crate) fn end(processes: &[ProcessId], patience: Patience) -> Vec<ProcessId> {
     const AFTER_FORCING: Duration = Duration::from_secs(10);
     let mut left = still_alive(processes.to_vec(), patience.before_asking);
@@ -119,7 +122,7 @@ mod tests {
 
     const BRIEF: Patience = Patience { before_asking: Duration::ZERO, before_forcing: Duration::from_millis(100) };
 
-    /// A marked shell, when it has said that it is running.
+    /// Starts a marked shell, and waits until it reports that it runs.
     fn start(mark: &Mark, script: &str) -> Child {
         let mut command = Command::new("sh");
         mark.put_on(command.args(["-c", &format!("{script}; echo; exec sleep 60")]).stdout(Stdio::piped()));
@@ -129,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_finds_its_bearers_and_no_others() {
+    fn mark_finds_its_bearers_and_no_others() {
         let token = format!("life-test-{}", std::process::id());
         let mut one = start(&Mark::of_guest(&token, "acme-1"), ":");
         let mut ten = start(&Mark::of_guest(&token, "acme-10"), ":");
@@ -146,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_changing_programs_is_found() {
+    fn process_is_found_while_it_executes_another_program() {
         let mark = Mark::of_guest(&format!("life-exec-{}", std::process::id()), "changing");
         let script = "exec sh -c \"$0\" \"$0\"";
         let mut command = Command::new("sh");
@@ -159,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_listen_is_forced() {
+    fn process_that_ignores_sigterm_is_killed() {
         let mark = Mark::of_guest(&format!("life-deaf-{}", std::process::id()), "deaf");
         let mut deaf = start(&mark, "trap '' TERM");
         let before = Instant::now();

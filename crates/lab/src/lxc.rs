@@ -1,6 +1,7 @@
-//! A guest in LXC: a few processes on a directory tree, with no network. `lxc-start` stays in the foreground as the
-//! container's monitor, so that it is a child like any other guest's process; when it ends, the kernel ends the
-//! container's first process, and with that the container.
+//! A guest in LXC: a few processes on a directory tree, with no network.
+//!
+//! `lxc-start` stays in the foreground as the container's monitor, so it is the lab's child like any other guest's
+//! process. When it ends, the kernel ends the container's first process, and with that the container.
 
 use crate::agent::Output;
 use crate::error::{Error, Result};
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// How long LXC may take to end a container, before its processes are ended one by one.
+/// Time-out of `lxc-stop`: 10 s. After it, the lab ends the container's processes one by one.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A container: its name, and its private directory on the host.
@@ -22,7 +23,7 @@ pub(crate) struct Container<'a> {
 }
 
 impl Container<'_> {
-    /// The command that runs it; `read_only` where other containers are on the same root.
+    /// The command that runs the container; `read_only` if other containers use the same root.
     pub(crate) fn start(&self, root: &Path, read_only: bool) -> Result<Command> {
         let inside = self.inside();
         fs::create_dir_all(&inside).map_err(|e| Error::file("make", &inside, e))?;
@@ -35,7 +36,7 @@ impl Container<'_> {
         Ok(command)
     }
 
-    /// Waits until the first program in it has said that the others run.
+    /// Waits until the container's first program reports that the others run.
     pub(crate) fn wait_ready(&self, deadline: Instant, alive: impl Fn() -> bool) -> std::result::Result<(), String> {
         let said_so = || fs::read(self.inside().join("ready")).is_ok_and(|text| text.ends_with(b"\n"));
         while !said_so() {
@@ -50,27 +51,27 @@ impl Container<'_> {
         Ok(())
     }
 
-    /// Ends everything in it at once. Says nothing: whether it worked is seen from the processes.
+    /// Ends all processes of the container at once. The caller sees from them whether that worked.
     pub(crate) fn stop(&self) {
         if let Ok(mut command) = self.command("lxc-stop") {
             let _ = program::bounded_output(command.arg("--kill"), STOP_PATIENCE);
         }
     }
 
-    /// Runs a command in it.
+    /// Runs a command in the container.
     pub(crate) fn exec(&self, argv: &[&str], timeout: Duration) -> Result<Output> {
         let mut command = self.command("lxc-attach")?;
         command.args(["--clear-env", "--set-var", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "--"]).args(argv);
         program::bounded_output(&mut command, timeout)
     }
 
-    /// Removes the control groups that LXC made for it, and the one that it parks monitors in, if they are empty and
-    /// nobody else did.
+    /// Removes the control groups that LXC made for the container, and the one in which LXC parks monitors. Those that
+    /// are gone already, or not empty, are skipped.
     pub(crate) fn remove_control_groups(&self) {
         let name = self.name;
         for parent in controllers() {
             for group in [format!("lxc.payload.{name}"), format!("lxc.monitor.{name}"), "lxc.pivot".into()] {
-                // Not there, or not empty: either way there is nothing to be done here.
+                // A control group that is missing or not empty needs no removal.
                 let _ = fs::remove_dir(parent.join(group));
             }
         }

@@ -1,36 +1,38 @@
-//! Names of groups and guests: `acme`, and in it `acme-1`, `acme-2`, ... They end up in command lines, file names,
-//! socket paths, container names and a TOML file, so they are kept to what is harmless in all of these.
+//! Names of groups and guests: `acme`, and in it `acme-1`, `acme-2`, ...
+//!
+//! Names appear in command lines, file names, socket paths, container names and a TOML file. So only characters are
+//! allowed that are harmless in all of these.
 
 use crate::error::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Longest name of a group. Guests add a number; socket paths have room for 107 bytes in all.
+/// Longest name of a group, in bytes. Guests add a number, and a socket path has room for 107 bytes in all.
 const MAX_GROUP: usize = 24;
 
 /// Checks the names of groups: 1 to 24 ASCII letters, digits, `-` and `_`, a letter or digit first, none twice.
 ///
 /// # Errors
-/// [`Error::Usage`] that says which name is wrong and what is allowed.
+/// [`Error::Stop`] that says which name is wrong and what is allowed.
 pub fn check_groups(groups: &[String]) -> Result<()> {
     let mut seen = BTreeSet::new();
     for group in groups {
         let harmless = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
         let first = group.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric);
         if !first || group.len() > MAX_GROUP || !group.bytes().all(harmless) {
-            return Err(Error::Usage(format!(
+            return Err(Error::usage(format!(
                 "group name {group:?} does not do: take 1 to {MAX_GROUP} letters, digits, '-' and '_', \
                  a letter or digit first"
             )));
         }
         if !seen.insert(group) {
-            return Err(Error::Usage(format!("group {group:?} is named twice")));
+            return Err(Error::usage(format!("group {group:?} is named twice")));
         }
     }
-    if groups.is_empty() { Err(Error::Usage("no group is named".into())) } else { Ok(()) }
+    if groups.is_empty() { Err(Error::usage("no group is named".into())) } else { Ok(()) }
 }
 
-/// Names for `count` new guests, dealt out to the groups in turn: the first group never has more than one guest more
-/// than the last one. Numbers continue where `taken` ends. Returns (group, guest) in the groups' order.
+/// Names for `count` new guests, dealt out evenly: the first group gets at most one guest more than the last one. Each
+/// guest has the lowest number that `taken` leaves free. Returns (group, guest) in the groups' order.
 pub fn deal(groups: &[String], count: usize, taken: &BTreeSet<String>) -> Vec<(String, String)> {
     let mut dealt = Vec::with_capacity(count);
     for (index, group) in groups.iter().enumerate() {

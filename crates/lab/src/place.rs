@@ -1,4 +1,4 @@
-//! Where a lab keeps its sockets and state, and where images are kept from one lab to the next.
+//! Directories: a lab's, with its sockets and state, and the cache, in which images outlive labs.
 
 use crate::error::{Error, Result};
 use rustix::process::geteuid;
@@ -7,7 +7,7 @@ use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Room for the path of a unix socket, without the final zero byte.
+/// Bytes of a unix socket's path at most, without the final zero byte.
 const SOCKET_PATH_MAX: usize = 107;
 
 /// The lab directory, unless one is named: `PAGEFOLD_LAB_DIR`, else `pagefold-lab` under `XDG_RUNTIME_DIR`, else under
@@ -26,19 +26,19 @@ pub fn default_lab_dir() -> PathBuf {
 /// The cache directory: `PAGEFOLD_CACHE`, else `pagefold` under `XDG_CACHE_HOME` or `~/.cache`.
 ///
 /// # Errors
-/// [`Error::Usage`] if none of these variables nor `HOME` is set.
+/// [`Error::Stop`] if none of these variables nor `HOME` is set.
 pub fn cache_dir() -> Result<PathBuf> {
     variable("PAGEFOLD_CACHE")
         .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("pagefold")))
         .or_else(|| Some(variable("HOME")?.join(".cache/pagefold")))
-        .ok_or_else(|| Error::Usage("no place for images: set PAGEFOLD_CACHE to a directory".into()))
+        .ok_or_else(|| Error::usage("no place for images: set PAGEFOLD_CACHE to a directory".into()))
 }
 
 fn variable(name: &str) -> Option<PathBuf> {
     env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// Makes a directory that only its owner can enter, or checks that an existing one is of that kind.
+/// Creates a directory that only its owner can enter, or checks that an existing one is such.
 ///
 /// # Errors
 /// It cannot be made, or it is somebody else's, a link, or open to others.
@@ -51,7 +51,7 @@ pub fn private_dir(path: &Path) -> Result<()> {
     if meta.is_dir() && meta.uid() == geteuid().as_raw() && meta.mode() & 0o077 == 0 {
         return Ok(());
     }
-    Err(Error::Usage(format!(
+    Err(Error::usage(format!(
         "{} must be a directory of yours that nobody else can enter (mode 0700): name another with --dir",
         path.display()
     )))
@@ -60,13 +60,13 @@ pub fn private_dir(path: &Path) -> Result<()> {
 /// Checks that a socket can have this path.
 ///
 /// # Errors
-/// [`Error::Usage`] that asks for a shorter directory.
+/// [`Error::Stop`] that asks for a shorter directory.
 pub fn check_socket_path(path: &Path) -> Result<()> {
     let len = path.as_os_str().len();
     if len <= SOCKET_PATH_MAX {
         return Ok(());
     }
-    Err(Error::Usage(format!(
+    Err(Error::usage(format!(
         "{} is {len} bytes long and a socket's path has room for {SOCKET_PATH_MAX}: name a shorter directory with --dir",
         path.display()
     )))

@@ -1,8 +1,14 @@
 //! A guest that needs neither rights nor packages: a plain process that maps files of the host and holds data.
 //!
-//! Of the memory it is given, a quarter each is: files mapped, the same files' bytes as its own data (so that they
-//! coincide with the page cache and between all guests), and data of its own. An eighth each is data that all guests
-//! of its group hold, and zeros that were written.
+//! Its memory consists of:
+//!
+//! | share | content | equal pages elsewhere |
+//! |---|---|---|
+//! | 1/4 | mapped files of the host | the page cache: the same frames |
+//! | 1/4 | the bytes of these files as private data | the page cache, and all other process guests |
+//! | 1/4 | data of its own | none |
+//! | 1/8 | data that all guests of its group hold | its group |
+//! | 1/8 | zeros that were written | all zero pages |
 
 use crate::error::{Error, Result};
 use host::FileMap;
@@ -14,19 +20,19 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use twox_hash::XxHash3_64;
 
-/// Smallest amount that a guest can hold.
+/// Smallest memory of a process guest: 1 MiB.
 const MIN_BYTES: u64 = 1 << 20;
-/// Directories of files that every host has; enough of them for any sensible amount.
+/// Directories whose files every host has, enough of them for any sensible amount of memory.
 const FILES_FROM: [&str; 3] = ["/usr/bin", "/usr/lib/x86_64-linux-gnu", "/usr/lib"];
 
-/// Everything a process guest keeps; to be kept until it is ended.
+/// Everything that a process guest holds until it ends.
 #[derive(Debug)]
 struct Holding {
     _files: Vec<FileMap>,
     _data: Vec<Pages>,
 }
 
-/// Bytes that start at a page, as a file's do in the page cache.
+/// Page-aligned bytes, as a file's are in the page cache.
 #[derive(Debug)]
 struct Pages {
     room: Vec<u8>,
@@ -47,13 +53,13 @@ impl Pages {
 }
 
 impl Holding {
-    /// Takes hold of `memory_bytes`, as guest `name` of group `group`.
+    /// Allocates and fills `memory_bytes`, as guest `name` of group `group`.
     ///
     /// # Errors
     /// The amount is below [`MIN_BYTES`], or a file that was there a moment ago cannot be mapped.
     fn take(name: &str, group: &str, memory_bytes: u64) -> Result<Self> {
         let Some(eighth) = usize::try_from(memory_bytes / 8).ok().filter(|_| memory_bytes >= MIN_BYTES) else {
-            return Err(Error::Usage(format!("a process guest holds at least {MIN_BYTES} bytes")));
+            return Err(Error::usage(format!("a process guest holds at least {MIN_BYTES} bytes")));
         };
         let eighth = eighth / PAGE_BYTES * PAGE_BYTES;
         let paths = files(2 * eighth);
@@ -62,14 +68,14 @@ impl Holding {
         zeros.bytes().fill(1);
         black_box(zeros.bytes()).fill(0);
         data.push(zeros);
-        // Without this a clever compiler might find that nobody reads the data.
+        // Without this, a clever compiler might find that nothing reads the data, and leave it out.
         black_box(&mut data);
         let files = paths.iter().map(|path| FileMap::open(path)).collect::<host::Result<_>>()?;
         Ok(Self { _files: files, _data: data })
     }
 }
 
-/// Files of at least a page whose sizes add up to at most `bytes`, the same ones for everybody who asks for as much.
+/// Files of at least a page whose sizes add up to at most `bytes`. Equal amounts get the same files.
 fn files(bytes: usize) -> Vec<PathBuf> {
     let mut left = bytes;
     let mut chosen = Vec::new();
@@ -89,7 +95,7 @@ fn files(bytes: usize) -> Vec<PathBuf> {
     chosen
 }
 
-/// What these files hold, each from a page's start, as far as there is room.
+/// Contents of these files, each from the start of a page, as far as there is room.
 fn contents(paths: &[PathBuf], bytes: usize) -> Pages {
     let mut pages = Pages::new(bytes);
     let mut at = 0;
@@ -109,7 +115,7 @@ fn read_into(path: &Path, room: &mut [u8]) -> usize {
     filled
 }
 
-/// Bytes that look random and are the same for everybody who names the same seed (splitmix64).
+/// Bytes that look random; equal seeds give equal bytes (splitmix64).
 fn noise(seed: &str, bytes: usize) -> Pages {
     let mut hasher = XxHash3_64::new();
     hasher.write(seed.as_bytes());
@@ -125,10 +131,10 @@ fn noise(seed: &str, bytes: usize) -> Pages {
     pages
 }
 
-/// The life of a process guest: takes hold, says so on standard output, and stays until it is ended.
+/// The life of a process guest: fills its memory, reports `ready` on standard output, and stays until it is ended.
 ///
 /// # Errors
-/// The amount is below 1 MiB, a file that was there a moment ago cannot be mapped, or nobody listens.
+/// The amount is below 1 MiB, a file that was there a moment ago cannot be mapped, or standard output is closed.
 pub fn live(name: &str, group: &str, memory_bytes: u64) -> Result<std::convert::Infallible> {
     set_own_name(name)?;
     let holding = Holding::take(name, group, memory_bytes)?;
@@ -140,7 +146,7 @@ pub fn live(name: &str, group: &str, memory_bytes: u64) -> Result<std::convert::
     }
 }
 
-/// What `/proc/PID/comm` shows.
+/// Sets the name that `/proc/PID/comm` shows.
 fn set_own_name(name: &str) -> Result<()> {
     let path = "/proc/self/comm";
     fs::write(path, name).map_err(|e| Error::file("write", path, e))
@@ -158,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_share_noise_and_strangers_nothing() {
+    fn equal_seeds_give_equal_pages_and_others_share_none() {
         let acme = set(&mut noise("acme", BYTES));
         assert_eq!(acme, set(&mut noise("acme", BYTES)));
         assert_eq!(acme.len(), BYTES / PAGE_BYTES);
@@ -166,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn data_starts_at_pages_and_has_the_files_pages() {
+    fn copied_files_are_page_aligned() {
         let paths = files(BYTES);
         let total: u64 = paths.iter().map(|path| fs::metadata(path).expect("stat").len()).sum();
         assert!(total <= BYTES as u64 && total > BYTES as u64 / 2, "{total} of {BYTES} bytes in {paths:?}");
@@ -177,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn too_little_is_refused() {
+    fn memory_below_minimum_is_refused() {
         assert!(Holding::take("acme-1", "acme", MIN_BYTES - 1).is_err());
         assert!(Holding::take("acme-1", "acme", MIN_BYTES).is_ok());
     }

@@ -1,4 +1,4 @@
-//! Running the host's programs: finding them, naming the package of one that is missing, keeping what they said.
+//! Running the host's programs: finding them, naming the package of a missing one, keeping their output.
 
 use crate::agent::Output;
 use crate::error::{Error, Result, tail_of};
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Programs and the Debian packages that have them.
+/// Programs, each with the Debian package that contains it.
 const PACKAGES: &[(&str, &str)] = &[
     ("apt-cache", "apt"),
     ("apt-get", "apt"),
@@ -27,30 +27,31 @@ const PACKAGES: &[(&str, &str)] = &[
     ("lxc-stop", "lxc"),
     ("mke2fs", "e2fsprogs"),
     ("mmdebstrap", "mmdebstrap"),
+    ("qemu-img", "qemu-utils"),
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("xz", "xz-utils"),
     ("zstd", "zstd"),
 ];
 
-/// Where a program is. Looks where root's programs are, too, which an ordinary user's `PATH` leaves out.
+/// Path of a program. Also searches the directories of root's programs, which an ordinary user's `PATH` leaves out.
 pub(crate) fn find(name: &str) -> Result<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let usual = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from);
     let found = env::split_paths(&path).chain(usual).map(|dir| dir.join(name)).find(|file| file.is_file());
     found.ok_or_else(|| {
         let package = PACKAGES.iter().find(|(program, _)| *program == name).map_or(name, |(_, package)| package);
-        Error::HostLacks(format!("no program {name} here: apt-get install --no-install-recommends {package}"))
+        Error::host_lacks(format!("no program {name} here: apt-get install --no-install-recommends {package}"))
     })
 }
 
-/// A command of a program that is there, which gets nothing to read.
+/// A command of an installed program, with an empty standard input.
 pub(crate) fn command(name: &str) -> Result<Command> {
     let mut command = Command::new(find(name)?);
     command.stdin(Stdio::null());
     Ok(command)
 }
 
-/// Runs a command to its end and returns what it printed.
+/// Runs a command to its end and returns its standard output.
 pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>> {
     let output = command.output().map_err(|e| Error::file("run", command.get_program(), e))?;
     if output.status.success() {
@@ -59,7 +60,7 @@ pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>> {
     Err(failed(command, &output.status.to_string(), String::from_utf8_lossy(&output.stderr).trim().to_owned()))
 }
 
-/// Runs a command to its end, with everything it prints in a file.
+/// Runs a command to its end, with all its output in a file.
 pub(crate) fn run(command: &mut Command, log: &Path) -> Result<()> {
     let file = File::create(log).map_err(|e| Error::file("create", log, e))?;
     let both = file.try_clone().map_err(|e| Error::file("duplicate", log, e))?;
@@ -68,8 +69,8 @@ pub(crate) fn run(command: &mut Command, log: &Path) -> Result<()> {
     if status.success() { Ok(()) } else { Err(failed(command, &status.to_string(), tail_of(log))) }
 }
 
-/// Runs a command to its end, or kills it and all below it when time is over. Keeps the first MiB that it prints; when
-/// it prints more, its writes fail.
+/// Runs a command to its end, or kills it and its descendants after the time-out. Keeps the first MiB of its output;
+/// its writes beyond that fail.
 pub(crate) fn bounded_output(command: &mut Command, timeout: Duration) -> Result<Output> {
     let failed = |e: io::Error| Error::file("run", "a command", e);
     let deadline = Instant::now() + timeout;
@@ -78,7 +79,7 @@ pub(crate) fn bounded_output(command: &mut Command, timeout: Duration) -> Result
     let stderr = child.stderr.take().map(|pipe| Stream::new(pipe.into())).transpose().map_err(failed)?;
     let mut streams = [stdout, stderr];
     let status = loop {
-        // In this order: what it printed before its end is read after its end was seen.
+        // The order matters: output from before the end is read after the end was seen.
         let ended = child.try_wait().map_err(failed)?;
         for stream in streams.iter_mut().flatten() {
             stream.drain();
@@ -138,7 +139,7 @@ pub(crate) fn need_root(what_for: &str) -> Result<()> {
     if geteuid().is_root() {
         return Ok(());
     }
-    Err(Error::HostLacks(format!(
+    Err(Error::host_lacks(format!(
         "{what_for} needs root: run this with sudo, or take --image process, which needs no rights"
     )))
 }
@@ -150,7 +151,10 @@ mod tests {
     #[test]
     fn a_missing_program_is_named_with_its_package() {
         let error = find("pagefold-no-such-program").expect_err("there is none");
-        assert!(matches!(&error, Error::HostLacks(text) if text.contains("apt-get install")), "{error}");
+        assert!(
+            matches!(&error, Error::Stop(cli::exit::Stop::HostLacks(text)) if text.contains("apt-get install")),
+            "{error}"
+        );
         assert!(find("sh").is_ok());
     }
 

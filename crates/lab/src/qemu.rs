@@ -1,13 +1,13 @@
-//! A guest in QEMU: its command line, and the sockets through which it is reached.
+//! A guest in QEMU: its command line and its sockets.
 
 use crate::error::Result;
 use crate::image::Boot;
-use crate::{place, program};
+use crate::{place, program, saved};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What executes a guest's code.
+/// Accelerator: the means by which QEMU executes a guest's code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Accelerator {
@@ -22,8 +22,9 @@ impl Accelerator {
     pub(crate) const fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::Kvm => &["-accel", "kvm", "-cpu", "host"],
-            // The translation cache would otherwise grow to half a gigabyte a guest. Without cx16, because QEMU 7.2 (Debian's
-            // 7.2.22) now and then has cmpxchg16b leave wrong flags, of which a third of guests with Linux 6.12 died as they booted.
+            // tb-size: otherwise the translation cache grows to half a gigabyte a guest.
+            // -cx16: in QEMU 7.2 (Debian's 7.2.22), cmpxchg16b sometimes leaves wrong flags. A third of the guests with
+            // Linux 6.12 died of that as they booted.
             Self::Tcg => &["-accel", "tcg,tb-size=32", "-cpu", "qemu64,-cx16"],
         }
     }
@@ -46,22 +47,35 @@ impl Sockets {
     }
 }
 
-/// What a guest is booted from and with.
+/// Everything that QEMU needs to boot a guest.
 #[derive(Clone, Debug)]
 pub(crate) struct Machine<'a> {
     pub(crate) name: &'a str,
-    /// Private to this guest.
+    /// Private directory of this guest.
     pub(crate) dir: &'a Path,
     pub(crate) boot: &'a Boot,
     pub(crate) accelerator: Accelerator,
     pub(crate) memory_bytes: u64,
-    /// Added to the kernel's command line.
+    /// Words added to the kernel's command line.
     pub(crate) append: &'a str,
-    /// Added to QEMU's.
+    /// Words added to QEMU's command line.
     pub(crate) qemu_args: &'a [String],
+    /// The disk; `None` for the image's, if it has one.
+    pub(crate) disk: Option<Disk<'a>>,
+    /// Saved state from which the machine goes on; `None` to boot it.
+    pub(crate) state: Option<&'a Path>,
 }
 
-/// Where what the kernel prints is kept.
+/// A disk in QEMU's own format, over an image's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Disk<'a> {
+    /// The guest's writes are kept in it.
+    Kept(&'a Path),
+    /// All guests read it. QEMU keeps each guest's writes in an unnamed file of its own.
+    Read(&'a Path),
+}
+
+/// File with the output of the guest kernel's console.
 pub(crate) fn console_log(dir: &Path) -> PathBuf {
     dir.join("console.log")
 }
@@ -82,12 +96,20 @@ pub(crate) fn command(machine: &Machine) -> Result<Command> {
     qemu.args(["-chardev", &format!("{},logfile={}", socket("console", &sockets.console), escaped(&log))]);
     qemu.args(["-serial", "chardev:console", "-chardev", &socket("agent", &sockets.agent), "-serial", "chardev:agent"]);
     qemu.args(["-chardev", &socket("qmp", &sockets.qmp), "-mon", "chardev=qmp,mode=control"]);
-    if let Some(disk) = &machine.boot.disk {
-        // All guests read one file; what one of them writes goes into an unnamed file of its own.
-        qemu.args(["-drive", &format!("if=none,id=root,format=raw,snapshot=on,file={}", escaped(disk))]);
+    let image = machine.boot.disk.as_deref().map(|image| (image, "format=raw,snapshot=on"));
+    let disk = match machine.disk {
+        Some(Disk::Kept(disk)) => Some((disk, "format=qcow2")),
+        Some(Disk::Read(disk)) => Some((disk, "format=qcow2,snapshot=on")),
+        None => image,
+    };
+    if let Some((file, options)) = disk {
+        qemu.args(["-drive", &format!("if=none,id=root,{options},file={}", escaped(file))]);
         qemu.args(["-device", "virtio-blk-pci,drive=root"]);
     }
     qemu.args(machine.qemu_args);
+    if let Some(state) = machine.state {
+        qemu.args(["-incoming", &saved::incoming(state)]);
+    }
     Ok(qemu)
 }
 
@@ -127,13 +149,15 @@ mod tests {
             memory_bytes: 128 << 20,
             append: "mitigations=off",
             qemu_args: &["-device".into(), "virtio-rng-pci".into()],
+            disk: None,
+            state: None,
         };
         let command = command(&machine)?;
         Ok(command.get_args().map(|argument| argument.to_string_lossy().into_owned()).collect())
     }
 
     #[test]
-    fn what_was_asked_for_is_in_the_command() {
+    fn qemu_command_has_all_options_of_the_machine() {
         let line = arguments("/run/lab/acme-1", Some("/a,b/disk")).expect("a command").join(" ");
         for part in [
             "-name guest=acme-1",
@@ -149,13 +173,13 @@ mod tests {
     }
 
     #[test]
-    fn without_a_disk_there_is_none() {
+    fn qemu_command_without_disk_has_no_drive() {
         let line = arguments("/run/lab/acme-1", None).expect("a command").join(" ");
         assert!(!line.contains("-drive") && !line.contains("pagefold.root"));
     }
 
     #[test]
-    fn a_directory_too_long_for_sockets_is_refused() {
+    fn directory_too_long_for_socket_paths_is_refused() {
         assert!(arguments(&format!("/run/{}", "x".repeat(100)), None).is_err());
     }
 }

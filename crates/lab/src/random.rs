@@ -1,4 +1,4 @@
-//! Numbers that nobody else will have chosen.
+//! Random numbers of 64 bits, so that no two labs or requests have the same.
 
 use std::fs::File;
 use std::io::{self, Read};

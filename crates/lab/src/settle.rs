@@ -1,18 +1,18 @@
-//! Waiting until guests are idle, by what they use: the CPU time of their processes, looked at again and again.
+//! Waiting until guests are idle, as seen from the CPU time that their processes use in each interval.
 
 use crate::family::Family;
 use host::ProcessId;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What counts as idle.
+/// Definition of an idle guest.
 #[derive(Clone, Copy, Debug)]
 pub struct Idle {
-    /// Time over which CPU use is measured.
+    /// Length of an interval over which CPU use is measured.
     pub interval: Duration,
-    /// Share of one CPU that a guest may use at most.
+    /// Largest share of one CPU that an idle guest uses.
     pub share: f64,
-    /// Intervals in a row in which no guest used more.
+    /// Number of consecutive intervals in which no guest may use more.
     pub intervals: u32,
 }
 
@@ -26,16 +26,16 @@ impl Default for Idle {
 /// How the waiting ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settled {
-    /// Whether the guests were idle in the end.
+    /// Whether all guests became idle before the time was over.
     pub idle: bool,
-    /// How long it took.
+    /// Time that the waiting took.
     pub waited: Duration,
     /// Share of one CPU that the busiest guest used in the last interval.
     pub busiest: f64,
 }
 
 /// Waits until all guests, each given by its first process, are idle at once, or until `patience` is over.
-/// `progress` hears the busiest guest's share after each interval.
+/// `progress` gets the busiest guest's share of a CPU after each interval.
 pub(crate) fn settle(guests: &[ProcessId], idle: Idle, patience: Duration, progress: &dyn Fn(f64)) -> Settled {
     let begin = Instant::now();
     let mut quiet = 0;
@@ -58,7 +58,8 @@ fn ticks_per_second() -> f64 {
     rustix::param::clock_ticks_per_second() as f64
 }
 
-/// CPU time of each guest, all its processes together. What ended in between is missing from the later sum.
+/// CPU time of each guest, all its processes together, in clock ticks. A process that has ended since the last look is
+/// missing from the sum.
 fn cpu_ticks(guests: &[ProcessId]) -> Vec<u64> {
     let now = Family::now();
     guests.iter().map(|guest| now.cpu_ticks(guest)).collect()
@@ -72,7 +73,7 @@ mod tests {
     const QUICK: Idle = Idle { interval: Duration::from_millis(100), share: 0.05, intervals: 3 };
 
     #[test]
-    fn a_sleeper_is_idle_and_a_busy_grandchild_is_not() {
+    fn sleeping_process_is_idle_and_busy_grandchild_is_not() {
         let mut sleeper = Command::new("sleep").arg("60").spawn().expect("start sleep");
         let quiet = [ProcessId::of(sleeper.id()).expect("alive")];
         let settled = settle(&quiet, QUICK, Duration::from_secs(10), &|_| {});

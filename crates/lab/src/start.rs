@@ -1,11 +1,12 @@
-//! Starting one guest of each kind, and waiting for its word that it is ready.
+//! Starting a guest of each kind, and waiting until it reports that it is ready.
 
 use crate::error::{Error, Result, tail_of};
 use crate::image::{self, Boot, Workshop};
 use crate::life::Mark;
 use crate::lxc::Container;
 use crate::qemu::Accelerator;
-use crate::qemu::{self, Machine, Sockets};
+use crate::qemu::{self, Disk, Machine, Sockets};
+use crate::saved::{self, Saved};
 use crate::spec::{Fold, Spec};
 use crate::state::{Entry, Image};
 use crate::{agent, program};
@@ -18,17 +19,25 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What guests of one kind are started from.
+/// Prepared files and settings from which guests of one kind are started.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    Vm { boot: Boot, accelerator: Accelerator },
-    Container { root: PathBuf },
+    Vm {
+        boot: Boot,
+        accelerator: Accelerator,
+        /// One for each guest of the request, or none.
+        saved: Vec<Saved>,
+    },
+    Container {
+        root: PathBuf,
+    },
     Process,
 }
 
 impl Source {
-    /// Builds the image if need be, and looks how VMs can be run here, in `dir`.
-    pub(crate) fn prepare(spec: &Spec, workshop: &Workshop, dir: &Path) -> Result<Self> {
+    /// Builds the image if it is missing, and chooses the VMs' accelerator, in `dir`. The lab has `first` guests of this
+    /// image already.
+    pub(crate) fn prepare(spec: &Spec, first: usize, workshop: &Workshop, dir: &Path) -> Result<Self> {
         let kernel = spec.kernel.as_deref();
         if spec.image.is_container() {
             program::need_root("an LXC container")?;
@@ -42,7 +51,39 @@ impl Source {
         let debian = spec.image == Image::Debian;
         let boot = if debian { image::debian(workshop, kernel) } else { image::tiny(workshop, kernel) }?;
         let accelerator = Accelerator::choose(workshop.cache, &boot, dir, workshop.mark)?;
-        Ok(Self::Vm { boot, accelerator })
+        let saved = if spec.saved { saved::prepare((spec, first), &boot, accelerator, workshop)? } else { Vec::new() };
+        Ok(Self::Vm { boot, accelerator, saved })
+    }
+
+    /// The command that runs the guest with this number in the request, in its directory.
+    fn command(&self, (spec, number): (&Spec, usize), entry: &Entry, dir: &Path) -> Result<Command> {
+        match self {
+            Self::Vm { boot, accelerator, saved } => {
+                let saved = saved.get(number);
+                qemu::command(&Machine {
+                    name: &entry.name,
+                    dir,
+                    boot,
+                    accelerator: *accelerator,
+                    memory_bytes: spec.memory_bytes(),
+                    append: &spec.append,
+                    qemu_args: &spec.qemu_args,
+                    disk: saved.and_then(|saved| saved.disk.as_deref()).map(Disk::Read),
+                    state: saved.map(|saved| &*saved.state),
+                })
+            }
+            Self::Container { root } => {
+                let root = entry.copied_root.as_ref().unwrap_or(root);
+                Container { name: &entry.name, dir: dir.to_owned() }.start(root, entry.image == Image::LxcShared)
+            }
+            Self::Process => {
+                let mut command = Command::new(&spec.process_program[0]);
+                command.args(&spec.process_program[1..]).arg0(&entry.name);
+                command.args(["--name", &entry.name, "--group", &entry.group]);
+                command.args(["--memory-bytes", &spec.memory_bytes().to_string()]);
+                Ok(command)
+            }
+        }
     }
 
     pub(crate) fn accelerator(&self) -> Option<Accelerator> {
@@ -58,34 +99,21 @@ pub(crate) struct Started {
     pub(crate) at: Instant,
     image: Image,
     dir: PathBuf,
-    /// What a process guest says.
+    /// Standard output of a process guest.
     says: Option<ChildStdout>,
+    /// Whether it goes on from a saved state.
+    is_saved: bool,
 }
 
-/// Starts the process of a guest, in its directory.
-pub(crate) fn start(spec: &Spec, source: &Source, entry: &Entry, dir: &Path, mark: &Mark) -> Result<Started> {
-    let mut command = match source {
-        Source::Vm { boot, accelerator } => qemu::command(&Machine {
-            name: &entry.name,
-            dir,
-            boot,
-            accelerator: *accelerator,
-            memory_bytes: spec.memory_bytes(),
-            append: &spec.append,
-            qemu_args: &spec.qemu_args,
-        })?,
-        Source::Container { root } => {
-            let root = entry.copied_root.as_ref().unwrap_or(root);
-            Container { name: &entry.name, dir: dir.to_owned() }.start(root, entry.image == Image::LxcShared)?
-        }
-        Source::Process => {
-            let mut command = Command::new(&spec.process_program[0]);
-            command.args(&spec.process_program[1..]).arg0(&entry.name);
-            command.args(["--name", &entry.name, "--group", &entry.group]);
-            command.args(["--memory-bytes", &spec.memory_bytes().to_string()]);
-            command
-        }
-    };
+/// Starts the process of the guest with this number in the request, in its directory.
+pub(crate) fn start(
+    (spec, number): (&Spec, usize),
+    source: &Source,
+    entry: &Entry,
+    dir: &Path,
+    mark: &Mark,
+) -> Result<Started> {
+    let mut command = source.command((spec, number), entry, dir)?;
     if let Some(fold) = &spec.fold {
         command = as_member(fold, entry, &command);
     }
@@ -96,23 +124,32 @@ pub(crate) fn start(spec: &Spec, source: &Source, entry: &Entry, dir: &Path, mar
     if entry.image == Image::Process {
         command.stdout(Stdio::piped());
     }
-    // A Ctrl-C meant for `lab up` must not reach it once it is up.
+    // A process group of its own: a Ctrl-C meant for `lab up` must not reach a guest that is up.
     mark.put_on(&mut command).process_group(0);
     let at = Instant::now();
     let mut child = command.spawn().map_err(|e| Error::file("run", command.get_program(), e))?;
     let says = child.stdout.take();
     let process = ProcessId::of(child.id())?;
-    Ok(Started { name: entry.name.clone(), process, at, image: entry.image, dir: dir.to_owned(), says })
+    Ok(Started {
+        name: entry.name.clone(),
+        process,
+        at,
+        image: entry.image,
+        dir: dir.to_owned(),
+        says,
+        is_saved: spec.saved,
+    })
 }
 
-/// The same command, executed by `pagefold run`: so the process that is started is the guest's, as without it.
+/// The same command, by `pagefold run`. That executes the program in its own process, so the started process is still
+/// the guest's.
 fn as_member(fold: &Fold, entry: &Entry, command: &Command) -> Command {
     let mut run = Command::new(&fold.pagefold);
     run.args(["run", "--group", &entry.group, "--name", &entry.name]);
     if let Some(service) = &fold.service {
         run.arg("--service").arg(service);
     }
-    // QEMU asks for its RAM to be merged; other programs ask for nothing.
+    // QEMU advises its RAM as mergeable; other programs give no such advice.
     if !entry.image.is_vm() {
         run.arg("--all-anonymous");
     }
@@ -121,12 +158,14 @@ fn as_member(fold: &Fold, entry: &Entry, command: &Command) -> Command {
 }
 
 impl Started {
-    /// Waits until it says from inside that it is ready.
+    /// Waits until the guest reports that it is ready, and returns the time since its start.
     pub(crate) fn wait_ready(&mut self, patience: Duration) -> Result<Duration> {
         let deadline = self.at + patience;
         let process = self.process;
         let alive = || process.is_alive();
-        let said = if self.image.is_vm() {
+        let said = if self.is_saved {
+            agent::wait_answer(&Sockets::in_dir(&self.dir).agent, deadline, alive).map_err(|e| e.to_string())
+        } else if self.image.is_vm() {
             agent::wait_ready(&Sockets::in_dir(&self.dir).agent, deadline, alive).map_err(|e| e.to_string())
         } else if self.image.is_container() {
             Container { name: &self.name, dir: self.dir.clone() }.wait_ready(deadline, alive)
@@ -136,7 +175,7 @@ impl Started {
         said.map(|()| self.at.elapsed()).map_err(|problem| Error::guest(&self.name, self.explained(&problem)))
     }
 
-    /// The problem with what the guest and its VMM or monitor printed last.
+    /// The problem, with the last output of the guest and of its VMM or monitor.
     fn explained(&self, problem: &str) -> String {
         let mut text = format!("not ready: {problem}");
         for log in [log_of(&self.dir), qemu::console_log(&self.dir), self.dir.join("lxc.log")] {
@@ -149,12 +188,12 @@ impl Started {
     }
 }
 
-/// Where QEMU, LXC or a process guest write what goes wrong.
+/// File with the errors of QEMU, LXC or a process guest.
 fn log_of(dir: &Path) -> PathBuf {
     dir.join("log")
 }
 
-/// Waits for a first line; what comes behind it is not read.
+/// Waits for the first line, and reads nothing behind it.
 fn line_from(mut pipe: ChildStdout, deadline: Instant) -> std::result::Result<(), String> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -181,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_member_is_the_same_command_run_by_pagefold() {
+    fn member_is_started_by_pagefold_run_with_the_same_command() {
         let entry = Entry {
             name: "acme-1".into(),
             group: "acme".into(),

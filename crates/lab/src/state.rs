@@ -1,9 +1,10 @@
-//! What a lab knows about itself, in a file: so that `lab list`, `lab exec` and `lab down` work from another process
-//! than the one that started the guests, and after that one was killed at any moment.
+//! The state file of a lab. With it, `lab list`, `lab exec` and `lab down` work from any process. They also work after
+//! the process that started the guests was killed at any moment.
 //!
-//! The file is changed only under a lock and replaced as a whole. A guest is in it before its process is started, and
-//! the lock is held until the start is done: since a child inherits the lock's descriptor until it runs its own
-//! program, whoever gets the lock next finds every process that was started under it with its mark in place.
+//! - The file is changed only under a lock, and replaced as a whole.
+//! - A guest is in the file before its process is started.
+//! - The starter holds the lock until the start is done. A child inherits the lock's descriptor until it executes its own
+//!   program. So the next holder of the lock finds every process that was started under it, with its mark in place.
 
 use crate::error::{Error, Result};
 use crate::qemu::Accelerator;
@@ -16,7 +17,7 @@ use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// What a guest is made of.
+/// Image of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Image {
@@ -44,7 +45,7 @@ impl Image {
     }
 }
 
-/// What the state file holds of a guest.
+/// A guest in the state file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Entry {
     pub(crate) name: String,
@@ -57,14 +58,14 @@ pub(crate) struct Entry {
     pub(crate) copied_root: Option<PathBuf>,
     /// Absent from before the start until just after it.
     pub(crate) process: Option<ProcessId>,
-    /// From its start until it said that it was ready; absent before.
+    /// Milliseconds from its start until it reported that it was ready; absent before.
     pub(crate) ready_ms: Option<u64>,
 }
 
 /// The state file's content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct State {
-    /// The lab's random number, in the mark of its processes.
+    /// Random number of the lab, a part of its processes' marks.
     pub(crate) token: String,
     pub(crate) guests: Vec<Entry>,
 }
@@ -92,34 +93,34 @@ impl Store {
         &self.dir
     }
 
-    /// Where the groups of the guests are written for other commands to read.
+    /// The mapping file of groups, for other commands.
     pub(crate) fn groups_file(&self) -> PathBuf {
         self.dir.join("groups.toml")
     }
 
-    /// The guests now; none if there is no lab.
+    /// The guests in the state file; none if there is no lab.
     pub(crate) fn guests(&self) -> Result<Vec<Entry>> {
         Ok(read_state(&self.dir)?.map_or_else(Vec::new, |state| state.guests))
     }
 
-    /// Takes the lock of a lab that is there.
+    /// Takes the lock of an existing lab; `None` if there is none.
     pub(crate) fn lock(&self) -> Result<Option<Locked>> {
         if self.dir.exists() { self.lock_or_make().map(Some) } else { Ok(None) }
     }
 
-    /// Takes the lock, and makes the lab if there is none. A directory that holds anything else is refused.
+    /// Takes the lock, and creates the lab if there is none. A directory with anything else in it is refused.
     pub(crate) fn lock_or_make(&self) -> Result<Locked> {
         let path = self.dir.join("lock");
         let (lock, is_new) = loop {
             place::private_dir(&self.dir)?;
             let is_new = !path.exists();
             let file = match File::options().create(true).append(true).open(&path) {
-                // `lab down` removed the directory in between.
+                // `lab down` has removed the directory since.
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
                 file => file.map_err(|e| Error::file("open", &path, e))?,
             };
             flock(&file, FlockOperation::LockExclusive).map_err(|e| Error::file("lock", &path, e))?;
-            // The same, while this one waited for the lock.
+            // `lab down` may also have removed it while this process waited for the lock.
             if fstat(&file).map_err(|e| Error::file("stat", &path, e))?.st_nlink > 0 {
                 break (file, is_new);
             }
@@ -129,7 +130,7 @@ impl Store {
             Some(state) => Ok(locked(state)),
             None => {
                 if let Err(error) = check_is_new(&self.dir) {
-                    // Nothing of ours stays there.
+                    // The lock file that this call created goes, too.
                     let _ = if is_new { fs::remove_file(&path) } else { Ok(()) };
                     return Err(error);
                 }
@@ -143,7 +144,7 @@ impl Store {
 }
 
 impl Locked {
-    /// Writes the state down, and the mapping file of the groups.
+    /// Writes the state file, and the mapping file of the groups.
     pub(crate) fn save(&self) -> Result<()> {
         let text = serde_json::to_vec_pretty(&self.state).expect("the state holds text and numbers only");
         replace(&self.dir.join("state.json"), &text)?;
@@ -151,21 +152,21 @@ impl Locked {
         replace(&self.dir.join("groups.toml"), name::groups_toml(groups).as_bytes())
     }
 
-    /// The guest of this name, unless somebody ended it meanwhile.
+    /// The guest of this name, unless another process has ended it.
     pub(crate) fn guest_mut(&mut self, name: &str) -> Option<&mut Entry> {
         self.state.guests.iter_mut().find(|guest| guest.name == name)
     }
 }
 
-/// Refuses a directory that holds somebody's files: `lab down` would remove them.
+/// Refuses a directory that holds other files: `lab down` would remove them.
 fn check_is_new(dir: &Path) -> Result<()> {
-    // What a start or an end that was cut off may leave.
+    // Files that an interrupted `lab up` or `lab down` may leave.
     let ours = ["lock", "state.new", "groups.toml", "groups.new", ".kvm"].map(OsStr::new);
     for entry in fs::read_dir(dir).map_err(|e| Error::file("list", dir, e))? {
         let name = entry.map_err(|e| Error::file("list", dir, e))?.file_name();
         if !ours.contains(&name.as_os_str()) {
             let text = format!("{} is not a lab: it holds {}", dir.display(), name.display());
-            return Err(Error::Usage(format!("{text}; name a directory that is empty, or not there yet, with --dir")));
+            return Err(Error::usage(format!("{text}; name a directory that is empty, or not there yet, with --dir")));
         }
     }
     Ok(())
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_saved_is_there_for_the_next() {
+    fn saved_state_is_read_by_next_holder_of_lock() {
         let (_dir, store) = store();
         assert!(store.lock().expect("no lab").is_none());
         assert_eq!(store.guests().expect("no lab"), []);
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waited_while_the_lab_was_removed_makes_a_new_one() {
+    fn waiter_for_lock_of_removed_lab_creates_new_lab() {
         let (_dir, store) = store();
         let first = store.lock_or_make().expect("make a lab");
         let waiting = std::thread::spawn({
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_other_things_is_refused_and_left_alone() {
+    fn directory_with_other_files_is_refused_and_unchanged() {
         let base = tempfile::tempdir().expect("a temporary directory");
         let dir = base.path().join("home");
         place::private_dir(&dir).expect("make it");
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_named() {
+    fn damaged_state_file_is_named_with_its_line() {
         let (_dir, store) = store();
         drop(store.lock_or_make().expect("make a lab"));
         fs::write(store.dir().join("state.json"), "{\n\"token\": 1}").expect("damage it");

@@ -1,5 +1,7 @@
-//! Kernels of other Debian suites than the host's, for guests to boot: fetched from the mirror that apt is configured with, with
-//! apt's own checks (the index is signed, and has the packages' hashes), into directories of the cache; nothing is installed.
+//! Kernels of other Debian suites than the host's, for guests to boot.
+//!
+//! Packages come from the mirror in apt's configuration, under apt's own checks: the index is signed, and holds the
+//! packages' hashes. They are unpacked into a directory of the cache; nothing is installed.
 
 use crate::cache::{Cache, Key};
 use crate::error::{Error, Result};
@@ -11,21 +13,21 @@ use std::process::Command;
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const PACKAGE: &str = "linux-image-cloud-amd64";
 
-/// The cloud kernel of a Debian suite (`bullseye`, `trixie`, `sid`, ...) with its modules, fetched if it is not there.
+/// The cloud kernel of a Debian suite (`bullseye`, `trixie`, `sid`, ...) with its modules. A missing one is fetched.
 ///
 /// # Errors
-/// It is not the name of a suite, apt is not there, or the mirror is not or does not have it.
+/// It is not the name of a suite, apt is missing, or the mirror does not answer or does not have the kernel.
 pub fn kernel_of_suite(cache: &Cache, suite: &str) -> Result<PathBuf> {
     let is_name = |c: char| c.is_ascii_lowercase() || c == '-' || c.is_ascii_digit();
     if suite.is_empty() || !suite.chars().all(is_name) {
-        return Err(Error::Usage(format!("{suite:?} is no Debian suite: bullseye, bookworm, trixie and sid are")));
+        return Err(Error::usage(format!("{suite:?} is no Debian suite: bullseye, bookworm, trixie and sid are")));
     }
     let key = Key::default().with(suite.as_bytes()).with(PACKAGE.as_bytes());
     let image = cache.image(&format!("kernel-{suite}"), &key, |dir| fetch(suite, dir))?;
     vmlinuz(&image.join("root"))
 }
 
-/// apt with a world of its own.
+/// apt with its own lists, status and cache in a directory.
 struct Apt<'a> {
     dir: &'a Path,
 }
@@ -45,7 +47,7 @@ impl Apt<'_> {
         option("Dir::Cache", &path("cache"));
         option("Acquire::Languages", "none");
         option("Acquire::IndexTargets::deb::DEP-11::DefaultEnabled", "false");
-        // Else it complains that its own user cannot read a private directory.
+        // Otherwise apt complains that its own user cannot read a private directory.
         option("APT::Sandbox::User", "root");
         command.current_dir(self.dir);
         Ok(command)
@@ -72,7 +74,7 @@ fn fetch(suite: &str, dir: &Path) -> Result<()> {
     let is_kernel = |name: &String| {
         ["linux-image-", "linux-binary-", "linux-modules-"].iter().any(|prefix| name.starts_with(prefix))
     };
-    let missing = || Error::HostLacks(format!("the mirror has no {PACKAGE} for {suite}"));
+    let missing = || Error::host_lacks(format!("the mirror has no {PACKAGE} for {suite}"));
     let kernel = apt.depends(PACKAGE)?.into_iter().find(is_kernel).ok_or_else(missing)?;
     let mut packages: Vec<String> = apt.depends(&kernel)?.into_iter().filter(is_kernel).collect();
     packages.push(kernel);
@@ -90,19 +92,19 @@ fn fetch(suite: &str, dir: &Path) -> Result<()> {
     index_modules(&dir.join("root"))
 }
 
-/// Debian's archive, as apt is configured here.
+/// URI of the mirror of Debian's archive in the host's apt configuration.
 fn mirror() -> Result<String> {
     let mut targets = program::command("apt-get")?;
     let text = program::output(targets.args(["indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]))?;
     let text = String::from_utf8_lossy(&text).into_owned();
     let debian = text.lines().find(|uri| uri.trim_end_matches('/').ends_with("/debian"));
-    debian.map(str::to_owned).ok_or_else(|| Error::HostLacks("apt knows no mirror of Debian here".to_owned()))
+    debian.map(str::to_owned).ok_or_else(|| Error::host_lacks("apt knows no mirror of Debian here".to_owned()))
 }
 
-/// Where packages put modules: Debian 13 merged `/lib` into `/usr`.
+/// Parents of `lib/modules` in packages. Debian 13 merged `/lib` into `/usr`.
 const PREFIXES: [&str; 2] = ["", "usr"];
 
-/// Packages leave the list of dependencies between modules to whoever installs them.
+/// Writes `modules.dep`, which packages do not contain: the installation of a package writes it.
 fn index_modules(root: &Path) -> Result<()> {
     for base in PREFIXES.map(|prefix| root.join(prefix)) {
         let Ok(releases) = fs::read_dir(base.join("lib/modules")) else { continue };
@@ -123,7 +125,7 @@ fn vmlinuz(root: &Path) -> Result<PathBuf> {
     let is_kernel = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz"));
     paths
         .find(is_kernel)
-        .ok_or_else(|| Error::HostLacks(format!("the package had no kernel: remove {} and try again", root.display())))
+        .ok_or_else(|| Error::host_lacks(format!("the package had no kernel: remove {} and try again", root.display())))
 }
 
 #[cfg(test)]
@@ -131,16 +133,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_suite_is_refused() {
+    fn text_that_names_no_suite_is_refused() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let cache = Cache::open(dir.path()).expect("a path");
         for bad in ["", "../x", "sid main http://x", "Sid"] {
-            assert!(matches!(kernel_of_suite(&cache, bad), Err(Error::Usage(_))), "{bad:?}");
+            assert!(matches!(kernel_of_suite(&cache, bad), Err(Error::Stop(cli::exit::Stop::Usage(_)))), "{bad:?}");
         }
     }
 
     #[test]
-    fn kernels_are_found_where_packages_put_them() {
+    fn kernel_is_found_in_boot_and_in_modules() {
         for place in ["boot/vmlinuz-6.1.0", "usr/lib/modules/7.2.0/vmlinuz"] {
             let root = tempfile::tempdir().expect("a temporary directory");
             let file = root.path().join(place);

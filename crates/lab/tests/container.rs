@@ -21,7 +21,7 @@ fn identity(guest: &Guest, path: &str) -> (u64, u64) {
 }
 
 #[test]
-fn shared_and_copied_roots() {
+fn containers_run_on_shared_and_copied_roots_and_end_without_trace() {
     if let Some(why) = skipped(&["lxc-start", "mmdebstrap"]) {
         return eprintln!("{why}");
     }

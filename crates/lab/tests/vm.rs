@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const PROGRAMS: [&str; 2] = ["qemu-system-x86_64", "busybox"];
 
 #[test]
-fn two_boot_at_once_are_used_and_end_without_trace() {
+fn two_vms_boot_at_once_and_end_without_trace() {
     if let Some(why) = skipped(&PROGRAMS) {
         return eprintln!("{why}");
     }
@@ -71,28 +71,54 @@ fn commands_run_inside_exactly_as_given() {
     let failed = sh(guest, "echo out; echo err >&2; exit 7");
     assert_eq!((failed.status, &failed.stdout[..], &failed.stderr[..]), (7, &b"out\n"[..], &b"err\n"[..]));
 
-    // What takes too long is killed with all that it started, and the next command runs.
+    // A command that takes too long is killed with its children, and the next command runs.
     let late = guest.exec(&["sh", "-c", "sleep 4321 & sleep 4321"], Duration::from_secs(1));
     assert!(late.expect_err("too long").to_string().contains("more than 1 s"));
     assert_eq!(text(guest, "ps | grep -c 'sleep 432[1]' || true"), "0");
 
-    // What is left in the background on purpose holds nobody up, even if it keeps the output open.
+    // A child left in the background delays no answer, even if it keeps the output open.
     let begin = Instant::now();
     assert_eq!(text(guest, "sleep 77 & echo started"), "started");
     assert!(begin.elapsed() < Duration::from_secs(20));
     assert_eq!(text(guest, "ps | grep -c 'sleep 7[7]' || true"), "1");
 
-    // More output than there is room for is cut off, and the next command has the room again.
+    // Output beyond the room for it is cut off, and the next command has all the room again.
     let room = sh(guest, "yes | head -c 3000000").stdout.len();
     assert!((1_000_000..=1 << 20).contains(&room), "{room}");
     assert_eq!(text(guest, "echo fine"), "fine");
 
-    // Its end in the middle of a command, and before the next.
+    // The guest ends in the middle of a command, and is gone before the next one.
     assert!(guest.exec(&["poweroff", "-f"], SOON).expect_err("an end").to_string().ends_with("it ended"));
     let process = ProcessId::of(guest.pid.expect("a process"));
     while process.as_ref().is_ok_and(ProcessId::is_alive) {}
     let after = guest.exec(&["true"], SOON).expect_err("nobody there").to_string();
     assert!(after.contains("it has ended"), "{after}");
+}
+
+#[test]
+fn saved_guests_go_on_from_where_they_were_saved() {
+    if let Some(why) = skipped(&PROGRAMS) {
+        return eprintln!("{why}");
+    }
+    let saved = |spec: &mut lab::Spec| (spec.saved, spec.memory_bytes) = (true, Some(96 << 20));
+    let before = Instant::now();
+    // The times of the kernel's messages differ from boot to boot.
+    let mut boots = Vec::new();
+    for _ in 0..2 {
+        let test = TestLab::new();
+        let mut guests = test.up(Image::Tiny, 1, saved).expect("a saved guest");
+        guests.extend(test.up(Image::Tiny, 1, saved).expect("another one"));
+        let traces = |guest| text(guest, "dmesg | head -100 | md5sum; ls /root");
+        boots.push(guests.iter().map(traces).collect::<Vec<_>>());
+        // A file that it writes is not saved.
+        sh(&guests[0], "touch /root/written");
+        let alive: f64 = text(&guests[1], "cut -d' ' -f1 /proc/uptime").parse().expect("seconds");
+        assert!(alive < before.elapsed().as_secs_f64() + 30.0, "it has not run since");
+    }
+    assert_eq!(boots[0], boots[1]);
+    assert_ne!(boots[0][0], boots[0][1], "each was booted on its own");
+    let refused = TestLab::new().up(Image::Process, 1, saved).expect_err("no VM").to_string();
+    assert!(refused.contains("for VMs only"), "{refused}");
 }
 
 #[test]

@@ -1,9 +1,9 @@
-//! One newtype per kind of address, so that a frame number is never taken for an address.
+//! One newtype for each kind of address, so that a frame number is never taken for an address.
 
 use serde::Serialize;
 use std::fmt;
 
-/// log2 of [`PAGE_BYTES`].
+/// Binary logarithm of [`PAGE_BYTES`].
 pub const PAGE_SHIFT: u32 = 12;
 /// Bytes of a base page on x86-64, the only page size Pagefold supports. `doctor` checks the host's.
 pub const PAGE_BYTES: usize = 1 << PAGE_SHIFT;
@@ -17,7 +17,7 @@ pub const fn pages_to_bytes(pages: u64) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Pfn(pub u64);
 
-/// Virtual address in some process of the host.
+/// Virtual address in a process of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct HostVirt(pub u64);
 
@@ -27,7 +27,7 @@ impl HostVirt {
         self.0 >> PAGE_SHIFT
     }
 
-    /// The address `pages` base pages further on.
+    /// The address that is `pages` base pages further on.
     pub const fn add_pages(self, pages: u64) -> Self {
         Self(self.0 + (pages << PAGE_SHIFT))
     }
@@ -59,14 +59,14 @@ impl fmt::Display for HostVirt {
 /// Consecutive pages of an address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRange {
-    /// The first page's address.
+    /// Address of the first page.
     pub start: HostVirt,
-    /// How many.
+    /// Number of pages.
     pub pages: u64,
 }
 
 impl PageRange {
-    /// The first address behind it.
+    /// The first address behind the last page.
     pub const fn end(self) -> HostVirt {
         self.start.add_pages(self.pages)
     }

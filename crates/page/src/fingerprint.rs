@@ -1,6 +1,6 @@
-//! Content fingerprints. A fingerprint nominates, bytes decide: nothing may be merged because two
-//! fingerprints are equal. For *counting* they suffice: with 64 bits, a census of 2^28 pages
-//! (1 TiB) expects 0.002 chance matches.
+//! Fingerprints of pages' contents. A fingerprint nominates, bytes decide: pages must not be merged only because
+//! their fingerprints are equal. For *counting*, fingerprints suffice: with 64 bits, a census of 2^28 pages (1 TiB)
+//! expects 0.002 chance matches.
 
 use serde::Serialize;
 use std::fmt;
@@ -32,13 +32,13 @@ mod tests {
     use crate::PAGE_BYTES;
 
     #[test]
-    fn the_zero_page_has_the_fingerprint_we_say() {
+    fn zero_page_constant_is_fingerprint_of_zeros() {
         assert_eq!(Fingerprint::of(&[0; PAGE_BYTES]), Fingerprint::ZERO_PAGE);
     }
 
     /// The reference vector of the xxHash repository: XXH3-64 of nothing, seed 0.
     #[test]
-    fn the_hash_is_xxh3() {
+    fn hash_is_xxh3() {
         assert_eq!(Fingerprint::of(b""), Fingerprint(0x2d06_8005_38d3_94c2));
     }
 }

@@ -1,23 +1,24 @@
-//! What a guest itself uses a page frame of its memory for.
+//! The uses that a guest itself has for the page frames of its memory.
 
 use serde::Serialize;
 
-/// What a frame of a VM's memory is to the kernel inside it.
+/// The use of a frame of a VM's memory by the kernel inside the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum GuestPageKind {
     /// Code of the kernel and its modules.
     KernelText = 0,
-    /// What the kernel and its modules may only read.
+    /// Read-only data of the kernel and its modules.
     KernelRodata = 1,
-    /// The kernel's variables, and memory it allocated that is neither of the kinds below: vmalloc, buffers of drivers.
+    /// The kernel's variables, and memory that it allocated for other uses than those below: vmalloc, buffers of
+    /// drivers.
     KernelData = 2,
     /// Page tables, the kernel's and those of its processes.
     PageTables = 3,
     /// Objects of the slab allocator.
     Slab = 4,
-    /// Stacks that threads have in the kernel.
+    /// Kernel stacks of threads.
     KernelStack = 5,
     /// Page cache of files, and of block devices.
     PageCache = 6,
@@ -29,9 +30,9 @@ pub enum GuestPageKind {
     Free = 9,
     /// Given back by a balloon, or offline.
     Balloon = 10,
-    /// Set aside when the kernel started: the firmware's, and the array that describes the frames.
+    /// Reserved when the kernel started: memory of the firmware, and the array that describes the frames.
     Reserved = 11,
-    /// Nothing could be found out.
+    /// Not known.
     Unknown = 12,
 }
 
@@ -73,7 +74,7 @@ impl GuestPageKind {
     }
 }
 
-/// Where a frame stands in the guest's own order of reclaim.
+/// The place of a frame in the guest's own order of reclaim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
@@ -82,11 +83,11 @@ pub enum Lru {
     None = 0,
     /// On an active list, or in one of the two youngest generations.
     Active = 1,
-    /// On an inactive list, but seen referenced.
+    /// On an inactive list, but marked as referenced.
     InactiveReferenced = 2,
-    /// On an inactive list and not referenced: what the guest would reclaim first.
+    /// On an inactive list and not referenced: the guest would reclaim it first.
     Inactive = 3,
-    /// On the list of what cannot be reclaimed.
+    /// On the list of frames that cannot be reclaimed.
     Unevictable = 4,
 }
 
@@ -94,12 +95,12 @@ impl Lru {
     const ALL: [Self; 5] = [Self::None, Self::Active, Self::InactiveReferenced, Self::Inactive, Self::Unevictable];
 }
 
-/// Kind and place in the order of reclaim, in one byte: there is one for every frame of a guest.
+/// Kind and place in the order of reclaim, in one byte, because a guest has one for each of its frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FrameUse(u8);
 
 impl FrameUse {
-    /// Of a frame of which nothing is known.
+    /// Use of a frame of which nothing is known.
     pub const UNKNOWN: Self = Self::new(GuestPageKind::Unknown, Lru::None);
 
     /// Packs both.
@@ -107,12 +108,12 @@ impl FrameUse {
         Self(kind as u8 | (lru as u8) << 4)
     }
 
-    /// What it is.
+    /// The kind.
     pub const fn kind(self) -> GuestPageKind {
         GuestPageKind::ALL[(self.0 & 15) as usize]
     }
 
-    /// Whether and when it would be reclaimed.
+    /// The place in the order of reclaim.
     pub const fn lru(self) -> Lru {
         Lru::ALL[(self.0 >> 4) as usize]
     }

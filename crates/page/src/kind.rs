@@ -1,17 +1,17 @@
-//! What a page is to the kernel, and what its mapping is to the guest.
+//! Kinds of pages by the host kernel's view, and regions of a guest's memory.
 
 use serde::Serialize;
 
-/// What backs a page, as the kernel sees it.
+/// The backing of a page, as the host's kernel sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum PageKind {
-    /// Private memory with no file behind it, a copy-on-write copy of a file's page included.
+    /// Private memory with no file behind it, including a copy-on-write copy of a file's page.
     Anon = 0,
     /// Page cache of a file.
     File = 1,
-    /// Page cache of memory that only looks like a file: memfd, tmpfs, System V, shared anonymous.
+    /// Page cache of memory that only looks like a file: memfd, tmpfs, System V, shared anonymous memory.
     Shmem = 2,
     /// A page of a group's pool in a private mapping: a member's page that was folded.
     Folded = 3,
@@ -32,20 +32,20 @@ impl PageKind {
     }
 }
 
-/// Which part of a guest's footprint a mapping belongs to.
+/// The part of a guest's footprint that a mapping belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum Region {
     /// The memory a VM sees as its RAM.
     GuestRam = 0,
-    /// Heap and other private anonymous memory: of a VMM, its devices' and its own.
+    /// Heap and other private anonymous memory; in a VMM, its own and that of its devices.
     Heap = 1,
     /// The main thread's stack.
     Stack = 2,
     /// Translated code of an emulator without KVM (QEMU's TCG).
     TranslationCache = 3,
-    /// Mapped files: programs, libraries, data, with the pages of them that were written.
+    /// Mapped files: programs, libraries and data, including private copies of their pages.
     Files = 4,
     /// Shared memory that is not guest RAM.
     Shared = 5,

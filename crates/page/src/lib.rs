@@ -1,5 +1,5 @@
-//! The vocabulary every other room shares: addresses, page frames, what kind of memory a page is,
-//! and the fingerprint of its content. No input or output, no unsafe code.
+//! The vocabulary that all other rooms share: addresses, page frames, kinds of pages, fingerprints of their
+//! content, and waits. No input or output, no unsafe code.
 #![forbid(unsafe_code)]
 
 mod address;
@@ -9,6 +9,7 @@ mod kind;
 mod page_set;
 mod sample;
 mod slot;
+mod wait;
 
 pub use address::{GuestPhys, HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange, Pfn, pages_to_bytes};
 pub use fingerprint::Fingerprint;
@@ -16,4 +17,5 @@ pub use guest_kind::{FrameUse, GuestPageKind, Lru};
 pub use kind::{PageKind, Region};
 pub use page_set::PageSet;
 pub use sample::{FrameId, GuestIndex, PageSample};
-pub use slot::PoolSlot;
+pub use slot::{NOT_GROUPS, PoolSlot};
+pub use wait::doubled;

@@ -3,7 +3,7 @@
 use crate::{HostVirt, PAGE_SHIFT, PageRange};
 use std::collections::BTreeMap;
 
-/// Pages by number: the first of each range and the one behind its last. No two ranges touch.
+/// Ranges of pages by page number: from the first page of each to the page behind its last. No two ranges touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageSet(BTreeMap<u64, u64>);
 
@@ -24,7 +24,7 @@ impl PageSet {
         if first >= end {
             return;
         }
-        // Ranges that overlap or touch become one with it.
+        // Ranges that overlap or touch the new one are merged with it.
         while let Some((&start, &stop)) = self.0.range(..=end).next_back().filter(|(_, stop)| **stop >= first) {
             self.0.remove(&start);
             (first, end) = (first.min(start), end.max(stop));
@@ -32,7 +32,7 @@ impl PageSet {
         self.0.insert(first, end);
     }
 
-    /// Takes pages out.
+    /// Removes pages.
     pub fn remove(&mut self, range: PageRange) {
         let (first, end) = span(range);
         if first >= end {
@@ -49,12 +49,12 @@ impl PageSet {
         }
     }
 
-    /// Whether a page is one of them.
+    /// Whether a page is in the set.
     pub fn contains(&self, page: HostVirt) -> bool {
         self.0.range(..=page.page()).next_back().is_some_and(|(_, end)| *end > page.page())
     }
 
-    /// Those within a range, in order.
+    /// The pages of a range that are in the set, in order.
     pub fn within(&self, range: PageRange) -> Vec<PageRange> {
         let (first, end) = span(range);
         let before = self.0.range(..first).next_back();
@@ -63,7 +63,7 @@ impl PageSet {
         clipped.filter(|range| range.pages > 0).collect()
     }
 
-    /// Those of a range that are not in the set, in order.
+    /// The pages of a range that are not in the set, in order.
     pub fn missing(&self, range: PageRange) -> Vec<PageRange> {
         let (mut at, end) = span(range);
         let mut found = Vec::new();
@@ -76,7 +76,7 @@ impl PageSet {
         found
     }
 
-    /// All of them, in order.
+    /// All pages of the set, in order.
     pub fn ranges(&self) -> impl Iterator<Item = PageRange> {
         self.0.iter().map(|(&first, &end)| pages(first, end))
     }
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Every operation on eleven pages, against a set of single pages.
+    /// Compares random operations on some pages with the same operations on a set of single pages.
     #[test]
     fn ranges_agree_with_single_pages() {
         let mut number = 1_u64;

@@ -1,4 +1,4 @@
-//! One page of one guest, as the scanner saw it.
+//! Samples: one page of one guest each, as the scanner saw it.
 
 use crate::{Fingerprint, HostVirt, PageKind, Region};
 use serde::Serialize;
@@ -12,14 +12,14 @@ impl GuestIndex {
     pub const HOST: Self = Self(u16::MAX);
 }
 
-/// What tells two page frames apart: the frame number where the kernel shows it, otherwise a number
-/// inferred from what is visible (file and offset, process and address). 40 bits, which is every
-/// frame that x86-64's 52 bits of physical address can name.
+/// Identity of a page frame: its number where the kernel shows it. Otherwise a number inferred from visible
+/// properties (file and offset, process and address). It has 40 bits, enough for all frames within x86-64's 52 bits
+/// of physical address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct FrameId(pub u64);
 
 impl FrameId {
-    /// Width of a frame's number.
+    /// Width of a frame's number, in bits.
     pub const BITS: u32 = 40;
     /// The largest frame number.
     pub const MAX: u64 = (1 << Self::BITS) - 1;
@@ -28,27 +28,27 @@ impl FrameId {
 /// One resident page of one guest. A frame that a guest maps several times is one sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageSample {
-    /// Whose page it is.
+    /// The guest that has the page.
     pub owner: GuestIndex,
-    /// Position in the order of the scan: neighbours in an address space are neighbours here, and
-    /// a gap in one is a gap in the other. Unique within a census.
+    /// Position in the order of the scan, unique within a census. Neighbours in an address space have neighbouring
+    /// positions. A gap in the address space is a gap in the positions.
     pub position: u32,
-    /// Process it was found in; 0 for page cache that no process maps.
+    /// Process that it was found in; 0 for page cache that no process maps.
     pub pid: u32,
-    /// Where that process maps it (for page cache: the offset in the file).
+    /// Its address in that process; for page cache, its offset in the file.
     pub address: HostVirt,
     /// The page frame.
     pub frame: FrameId,
-    /// What backs it.
+    /// Its backing.
     pub kind: PageKind,
-    /// Which part of the guest it belongs to.
+    /// The part of the guest's footprint that it belongs to.
     pub region: Region,
-    /// Somebody other than the owner maps the frame too.
+    /// Whether the frame has mappings outside its owner.
     pub mapped_elsewhere: bool,
-    /// The kernel's own merger (KSM) holds it.
+    /// Whether KSM, the kernel's own merger, holds it.
     pub ksm: bool,
     /// `/proc/kpageflags` of the frame, where it was read.
     pub kpageflags: Option<u64>,
-    /// Its content.
+    /// Fingerprint of its content.
     pub fingerprint: Fingerprint,
 }

@@ -1,22 +1,25 @@
-//! Places in a group's pool.
+//! Slots: the pages of a group's pool.
 
 use std::fmt;
 
-/// One page of a group's pool: which of the pool's segments, and which page of it.
+/// Names of Pagefold's memory files that are no pool, and that no group may have.
+pub const NOT_GROUPS: [&str; 3] = ["donation", "lease", "probe"];
+
+/// One page of a group's pool: the number of a segment, and the index of the page in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolSlot(u32);
 
 impl PoolSlot {
     const INDEX_BITS: u32 = 24;
-    /// How many slots a segment can have (64 GiB).
+    /// Most slots of a segment, which then has 64 GiB.
     pub const PER_SEGMENT: u32 = 1 << Self::INDEX_BITS;
 
-    /// The slot with that index in that segment; `None` where a segment has no such index.
+    /// The slot with this index in this segment; `None` if the index is too large for any segment.
     pub const fn new(segment: u8, index: u32) -> Option<Self> {
         if index < Self::PER_SEGMENT { Some(Self((segment as u32) << Self::INDEX_BITS | index)) } else { None }
     }
 
-    /// The slot whose number is `bits`; every number is one.
+    /// The slot whose number is `bits`; every number is valid.
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
@@ -26,17 +29,17 @@ impl PoolSlot {
         self.0
     }
 
-    /// The segment it lies in.
+    /// The number of its segment.
     pub const fn segment(self) -> u8 {
         (self.0 >> Self::INDEX_BITS) as u8
     }
 
-    /// Its place in the segment.
+    /// Its index in the segment.
     pub const fn index(self) -> u32 {
         self.0 & (Self::PER_SEGMENT - 1)
     }
 
-    /// The slot `slots` further on, if the segment reaches so far.
+    /// The slot that is `slots` further on; `None` if that is beyond the largest possible segment.
     pub const fn add(self, slots: u32) -> Option<Self> {
         match self.index().checked_add(slots) {
             Some(index) => Self::new(self.segment(), index),
@@ -56,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_segment_ends() {
+    fn slots_end_with_their_segment() {
         let last = PoolSlot::new(3, PoolSlot::PER_SEGMENT - 1).unwrap();
         assert_eq!((last.segment(), last.index()), (3, PoolSlot::PER_SEGMENT - 1));
         assert_eq!(last.add(1), None);

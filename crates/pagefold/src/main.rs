@@ -1,23 +1,14 @@
-//! `pagefold`: what every page of every guest is, who else holds the same bytes, what it costs.
+//! `pagefold`: the use of every page of every guest, the other holders of the same bytes, and the cost.
 #![forbid(unsafe_code)]
 
-mod audit;
 mod cmd;
-mod exit;
-mod inside;
-mod output;
-mod progress;
-mod prove;
-mod service;
-mod size;
-mod take;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
 /// Measure what VMs, containers and processes hold in memory, page by page, and what of it is held more than once.
 #[derive(Parser)]
-#[command(version, after_help = exit::CODES, max_term_width = 110, propagate_version = true)]
+#[command(version, after_help = cli::exit::CODES, max_term_width = 110, propagate_version = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -25,13 +16,13 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// What this host and each guest allow, and why nothing merges
+    /// Requirements that this host and each guest meet, and why nothing merges
     Doctor(cmd::doctor::Args),
     /// Footprints of VMs, containers and processes, by the kernel's own accounting
     Guests(cmd::guests::Args),
     /// Count every page by owner, kind and content, and what of it is held more than once
     Census(cmd::census::Args),
-    /// What every page of a VM is to the guest itself, who else has it, and what to do about it
+    /// Each page of a VM by its use inside the guest, the others that have it, and what to do about it
     Explain(cmd::explain::Args),
     /// How many more guests like these fit
     Forecast(cmd::forecast::Args),
@@ -46,21 +37,18 @@ enum Command {
     /// Folds the pages of one group
     #[command(hide = true)]
     Worker(cmd::worker::Args),
-    /// Tells members whether anybody else holds their pages
-    #[command(hide = true)]
-    Prove(cmd::prove::Args),
     /// Real guests to try Pagefold on
     Lab(cmd::lab::Args),
     /// Measure Pagefold itself
-    Bench(cmd::bench::Args),
+    Bench(bench::Args),
     /// A guest of a bench: holds pages until its input closes
     #[command(hide = true)]
-    BenchGuest(cmd::bench::GuestArgs),
+    BenchGuest(bench::GuestArgs),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    exit::code_of(|| match cli.command {
+    cli::exit::code_of(|| match cli.command {
         Command::Doctor(args) => cmd::doctor::run(args),
         Command::Guests(args) => cmd::guests::run(args),
         Command::Census(args) => cmd::census::run(args),
@@ -71,9 +59,8 @@ fn main() -> ExitCode {
         Command::Group(args) => cmd::group::run(&args),
         Command::Audit(args) => cmd::audit::run(&args),
         Command::Worker(args) => cmd::worker::run(&args),
-        Command::Prove(args) => cmd::prove::run(&args),
         Command::Lab(args) => cmd::lab::run(args),
-        Command::Bench(args) => cmd::bench::run(args),
-        Command::BenchGuest(args) => cmd::bench::run_guest(&args),
+        Command::Bench(args) => bench::run(args),
+        Command::BenchGuest(args) => bench::run_guest(&args),
     })
 }

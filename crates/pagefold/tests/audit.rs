@@ -1,15 +1,15 @@
-//! `pagefold audit` on members that really fold, and on frames that groups really have in common.
+//! `pagefold audit` on members that fold, and on groups that really have frames in common.
 
 mod common;
 
-use common::service::{Service, cannot_fold, folded_pages, until};
+use common::service::{Member, Service, cannot_fold, folded_pages, until};
 use common::{not_root, number, unprivileged};
 use serde_json::Value;
 use std::fs;
 
-/// `examples/known_pages.rs`
+/// Path of `trials/known_pages.rs`, a program with pages of known content.
 fn known_pages() -> String {
-    let path = std::path::PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("examples").join("known_pages");
+    let path = std::path::PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("known_pages");
     path.to_str().expect("a plain path").to_owned()
 }
 
@@ -18,7 +18,7 @@ fn group<'a>(audit: &'a Value, name: &str) -> &'a Value {
     groups.iter().find(|g| g["name"] == name).unwrap_or_else(|| panic!("no {name} in {audit}"))
 }
 
-/// Pages of private mappings of the pool, and those of them that are anonymous, counted in the plainest way.
+/// Pages of a process's private mappings of the pool, and the anonymous ones among them, counted from `smaps`.
 fn places(pid: u32) -> (u64, u64) {
     let (mut places, mut anonymous, mut in_pool) = (0, 0, false);
     for line in fs::read_to_string(format!("/proc/{pid}/smaps")).expect("it runs").lines() {
@@ -35,26 +35,29 @@ fn places(pid: u32) -> (u64, u64) {
     (places, anonymous)
 }
 
-#[test]
-fn savings_are_what_the_page_tables_say() {
-    if cannot_fold() {
-        return;
-    }
-    let service = Service::start();
+/// Starts two members of `acme` and one of `beta`, and waits until they are folded.
+fn folded_members(service: &Service) -> Vec<Member> {
+    const MEMBERS: [(&str, &str); 3] = [("acme", "a"), ("acme", "b"), ("beta", "c")];
     let program = known_pages();
-    let mut members: Vec<_> = [("acme", "a"), ("acme", "b"), ("beta", "c")]
-        .map(|(group, name)| service.run(group, name, &[], &[&program]))
-        .into_iter()
-        .collect();
+    let mut members: Vec<_> =
+        MEMBERS.map(|(group, name)| service.run(group, name, &[], &[&program])).into_iter().collect();
     for m in &mut members {
         for line in ["alloc x 1500", "fill x 0 1000 1", "same x 1000 500 5000", "mergeable x"] {
             m.tell(line);
         }
     }
     let folded = |group: &str, name: &str| folded_pages(&service.show(group), name);
-    until(60, "all is folded", || {
-        [("acme", "a"), ("acme", "b"), ("beta", "c")].map(|m| folded(m.0, m.1)) == [1500, 1500, 500]
-    });
+    until(60, "all is folded", || MEMBERS.map(|m| folded(m.0, m.1)) == [1500, 1500, 500]);
+    members
+}
+
+#[test]
+fn savings_are_what_the_page_tables_say() {
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start();
+    let mut members = folded_members(&service);
     let (acme, beta) = (service.group("acme"), service.group("beta"));
     let audit = service.assert_audit_is_clean();
     let a = group(&audit, &acme);
@@ -66,11 +69,11 @@ fn savings_are_what_the_page_tables_say() {
     let b = group(&audit, &beta);
     assert_eq!(["members", "pool_mappings", "pool_frames"].map(|f| number(&b[f])), [1, 500, 1]);
     assert_eq!(number(&b["saved_bytes"]), 499 << 12);
-    // Of everybody on this host, be they of other services.
+    // The total is of all groups on this host, also those of other services.
     let all: i64 = audit["by_group"].as_array().unwrap().iter().map(|g| g["saved_bytes"].as_i64().unwrap()).sum();
     assert_eq!(audit["saved_bytes"], all);
 
-    // What is written is a frame of its own again, and what was only read is not.
+    // Each written page has its own frame again; a page that was only read has not.
     members[0].tell("fill x 0 10 77777");
     members[1].tell("read x 0 1500");
     let audit = service.assert_audit_is_clean();
@@ -90,7 +93,7 @@ fn savings_are_what_the_page_tables_say() {
     assert!(text.contains("no two groups have any in common") && !text.contains(&beta), "{text}");
 }
 
-/// A member of one group whose child becomes a member of another, by a question of its own, with what both share.
+/// Member of one group whose child joins another group by itself, with the frames that both map since the fork.
 const CROSSING: &str = "
 import json, mmap, os, socket, sys
 control, group, pool = sys.argv[1:]
@@ -112,7 +115,7 @@ fn frames_that_two_groups_have_in_common_are_found() {
         return;
     }
     let service = Service::start();
-    // Groups that nothing is folded in, so that these frames are all that there is to find.
+    // Nothing is folded in these groups, so the audit can find no other frames in common.
     let (acme, beta) = (service.group("acme"), service.group("beta"));
     let control = service.place().join("control.sock");
     let control = control.to_str().expect("a plain path");
@@ -134,7 +137,7 @@ fn frames_that_two_groups_have_in_common_are_found() {
         let text = String::from_utf8_lossy(&text.stdout).into_owned();
         assert!(text.contains("in COMMON") && text.contains(&format!("process {} of {acme}", parent.pid())), "{text}");
         drop(parent);
-        // The child ends with its input.
+        // The child ends when its input is closed.
         until(20, "the child is gone", || {
             let listed = service.pagefold(&["group", "list", "--json"]);
             let listed: Value = serde_json::from_slice(&listed.stdout).expect("JSON");
@@ -144,7 +147,7 @@ fn frames_that_two_groups_have_in_common_are_found() {
 }
 
 #[test]
-fn it_takes_root() {
+fn audit_without_root_is_refused() {
     if not_root() {
         return;
     }

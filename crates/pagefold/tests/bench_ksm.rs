@@ -1,5 +1,5 @@
-//! `pagefold bench ksm` measures both sides, on guests of which it is known what can be merged, and leaves KSM as it was.
-//! How fast things are is not a matter for a test.
+//! `pagefold bench ksm` measures both sides, on guests with a known number of mergeable pages, and leaves KSM as it
+//! was. Speed is not tested.
 
 mod common;
 
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 const KSM: &str = "/sys/kernel/mm/ksm";
 
-/// There is one ksmd, and one bench of it at a time.
+/// Lock of these tests: there is one ksmd, and one bench of it runs at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Whether there is nobody to compare with, which is then said.
+/// Whether this kernel has no KSM to compare with; prints the reason for skipping.
 fn no_ksm() -> bool {
     let none = !fs::exists(KSM).unwrap_or(false);
     if none {
@@ -30,8 +30,8 @@ fn knobs() -> Vec<String> {
     knobs.iter().map(|knob| format!("{knob}: {}", read(knob).trim())).collect()
 }
 
-/// What a side says that it has merged, against what there was to merge: all copies of all contents but one.
-fn merges_what_there_is(side: &str, turn: &Value, superfluous: u64) {
+/// Asserts that a side reports as merged all copies of each content but one.
+fn assert_merges_all_superfluous(side: &str, turn: &Value, superfluous: u64) {
     let near = |what: &str, found: u64, percent: u64| {
         let most_off = superfluous * percent / 100;
         assert!(found.abs_diff(superfluous) <= most_off, "{side}: {what} {found}, made {superfluous}");
@@ -42,7 +42,7 @@ fn merges_what_there_is(side: &str, turn: &Value, superfluous: u64) {
 }
 
 #[test]
-fn both_sides_merge_what_there_is_and_ksm_is_left_as_it_was() {
+fn both_sides_merge_all_superfluous_pages_and_ksm_is_restored() {
     if common::not_root() || no_ksm() {
         return;
     }
@@ -56,7 +56,7 @@ fn both_sides_merge_what_there_is_and_ksm_is_left_as_it_was() {
     let superfluous = number(&found["superfluous_pages"]);
     for side in ["ksmd", "pagefold"] {
         let turn = &round[side];
-        merges_what_there_is(side, turn, superfluous);
+        assert_merges_all_superfluous(side, turn, superfluous);
         assert!(turn["wall_s"].as_f64().unwrap() <= turn["total_wall_s"].as_f64().unwrap(), "{side}");
         assert!(turn["cpu_s"].as_f64().unwrap() <= turn["total_cpu_s"].as_f64().unwrap(), "{side}");
         for positive in
@@ -71,16 +71,16 @@ fn both_sides_merge_what_there_is_and_ksm_is_left_as_it_was() {
         assert!(turn["curve"].as_array().unwrap().len() > 10, "{side}");
         assert!(found[side]["merged_pages"].is_number() && found[side]["break"]["p99_us"].is_number(), "{side}");
     }
-    // A mapping a run is what ours costs, and what ksmd's does not.
+    // Folding costs a mapping for each run of pages; ksmd's merging does not.
     assert!(number(&round["pagefold"]["vmas_after"]) > number(&round["ksmd"]["vmas_after"]));
     for ratio in ["cpu", "wall", "merged", "steady_cpu", "break_p50"] {
         assert!(found["ratio"][ratio].as_f64().unwrap() > 0.0, "{ratio}: {}", found["ratio"]);
     }
 }
 
-/// Minutes of waiting for nothing to happen any more.
+/// Takes minutes, because it waits until each side merges nothing more.
 #[test]
-fn huge_pages_are_split_as_far_as_the_policy_says_and_come_back() {
+fn huge_pages_are_split_by_policy_and_collapsed_again() {
     if common::not_root() || no_ksm() || std::env::var_os("PAGEFOLD_LONG_TESTS").is_none() {
         return eprintln!("skipped: takes minutes; PAGEFOLD_LONG_TESTS=1 runs it");
     }
@@ -90,7 +90,7 @@ fn huge_pages_are_split_as_far_as_the_policy_says_and_come_back() {
     assert_eq!(knobs(), before);
     let [ksmd, never, half, any] = found["sides"].as_array().unwrap().as_slice() else { panic!("{found}") };
     let of = |side: &Value, what: &str| side[what].as_f64().unwrap();
-    // Of the second program's pages, a half is also the first one's.
+    // Half of the second program's pages equal pages of the first one.
     for (side, saved, huge) in [(ksmd, 0.25, 0.25), (never, 0.0, 1.0), (half, 0.22, 0.5), (any, 0.25, 0.25)] {
         assert!((of(side, "saved_share") - saved).abs() < 0.02, "{side}");
         assert!(of(side, "huge_share_before") > 0.9, "{side}");
@@ -102,7 +102,7 @@ fn huge_pages_are_split_as_far_as_the_policy_says_and_come_back() {
 }
 
 #[test]
-fn killed_in_the_middle_of_it_ksm_is_put_back_and_nothing_is_left() {
+fn killed_bench_restores_ksm_and_leaves_nothing() {
     if common::not_root() || no_ksm() {
         return;
     }

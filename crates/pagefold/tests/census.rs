@@ -1,4 +1,4 @@
-//! `pagefold census` on programs whose pages are known, against counting them page by page and byte by byte.
+//! `pagefold census` on programs with known pages, compared with a count page by page and byte by byte.
 
 mod common;
 
@@ -6,7 +6,7 @@ use common::brute_force::Frames;
 use common::{Known, Stage, census, census_unprivileged, guest, json_of, number};
 use serde_json::{Value, json};
 
-/// Two programs with every kind of page that small programs have, some of it in both.
+/// Two programs with every kind of page that small programs have, and with some pages in common.
 fn pair(stage: &Stage) -> (Known, Known) {
     let file = format!("file f {}", stage.path("data"));
     let common = [
@@ -28,7 +28,7 @@ fn pair(stage: &Stage) -> (Known, Known) {
     (one, two)
 }
 
-/// Every figure that can be counted by hand.
+/// Compares every figure that can be counted by hand.
 fn compare(found: &Value, pids: &[u32]) {
     let frames = Frames::of(pids);
     for &pid in pids {
@@ -67,7 +67,7 @@ fn two_programs_are_counted_as_by_hand() {
     let pids = [one.pid(), two.pid()];
     let found = census(&pids, &[]);
     compare(&found, &pids);
-    // And as made: 1000 of the first fill, the one page that fills 200, and zeros are in both.
+    // Both programs hold the 1000 pages of the first `fill`, the content of the 200 `same` pages, and zeros.
     assert!(number(&guest(&found, pids[0])["duplicates"]["other_groups"]) >= 1000 + 1 + 54);
     assert!(number(&found["runs"]["matched_pages"]) >= 2000);
     assert!(number(&found["runs"]["median"]) >= 1);
@@ -100,9 +100,9 @@ fn threads_passes_and_ways_of_reading_find_the_same() {
     }
 }
 
-/// `process_vm_readv` would give every process a copy of its own.
+/// `process_vm_readv` would end the sharing and give every process a copy of its own.
 #[test]
-fn forked_pages_are_one_frame_and_stay_it() {
+fn forked_pages_stay_one_frame_after_a_census() {
     if common::not_root() {
         return;
     }
@@ -115,17 +115,17 @@ fn forked_pages_are_one_frame_and_stay_it() {
         assert!(number(&before["already_shared"]["saved_pages"]) >= 1000, "{how:?}");
     }
     let before = census(&pids, &[]);
-    // The same bytes again, written by the parent: now there are two frames of each.
+    // The parent writes the same bytes again: two frames of each content.
     known.tell("fill a 0 600 1");
     let after = census(&pids, &[]);
     compare(&after, &pids);
-    // And the program's own stack and heap, which move a little when it is told what to do.
+    // The program's own stack and heap change by some pages with each command.
     let more = number(&after["all_saved_pages"]) - number(&before["all_saved_pages"]);
     assert!((590..610).contains(&more), "{more}");
 }
 
 #[test]
-fn nothing_becomes_resident_by_looking_and_the_zero_page_is_not_memory() {
+fn census_makes_nothing_resident_and_zero_page_is_not_counted() {
     if common::not_root() {
         return;
     }
@@ -143,9 +143,9 @@ fn nothing_becomes_resident_by_looking_and_the_zero_page_is_not_memory() {
     assert!(number(&guest(&found, known.pid())["resident_pages"]) < 5000);
 }
 
-/// Counting by hand reads through the process too, so that comes last here.
+/// Asserts that frames do not look recently used after `--no-trace`. Counting by hand would itself use them.
 #[test]
-fn no_trace_means_that_pages_do_not_look_used_afterwards() {
+fn no_trace_leaves_pages_without_signs_of_use() {
     if common::not_root() {
         return;
     }
@@ -199,7 +199,7 @@ fn the_host_side_counts_as_one_more_owner() {
     assert_eq!(number(&before["host"]["host_resident_pages"]) * 4096, image.metadata().unwrap().len());
     assert_eq!(alone["all_saved_pages"], before["all_saved_pages"], "the host's own copies are not the guests'");
     known.tell("fill a 300 300 40000");
-    // The program's own stack and heap move a little when it is told what to do.
+    // The program's own stack and heap change by some pages with each command.
     assert!((300..310).contains(&(host(&before) - host(&with_image(&known)))));
 }
 
@@ -212,18 +212,18 @@ fn other_processes_of_the_host_are_one_owner_too() {
     let (one, two) = pair(&stage);
     let args = common::census_args(&[one.pid()], &["--include-host"]);
     let output = common::pagefold(&args.iter().map(String::as_str).collect::<Vec<_>>());
-    // Some process of the host may be closed even to root; that is said, and is no failure.
+    // Root may have no access to some process of the host. The census reports it, and does not fail.
     let found = json_of(&output);
     let partial = found["partial"].as_array().unwrap();
     assert!(partial.iter().all(|p| p["guest"] == "host"), "{partial:?}");
-    // What `two` holds is the host's now.
+    // The pages of `two` count as the host's.
     assert!(number(&guest(&found, one.pid())["duplicates"]["host"]) >= 1000);
     assert!(number(&found["host"]["host_resident_pages"]) > 2000);
     drop(two);
 }
 
 #[test]
-fn a_watch_tells_what_changed() {
+fn watch_reports_changed_gone_and_new_pages() {
     if common::not_root() {
         return;
     }
@@ -249,12 +249,12 @@ fn a_watch_tells_what_changed() {
     assert_eq!(change["round"], 2);
     assert_eq!(number(&change["gone_pages"]), 50);
     let near = |what: &str, want: u64| {
-        // The program's own stack and heap move a little when it is told what to do.
+        // The program's own stack and heap change by some pages with each command.
         assert!((want..want + 20).contains(&number(&change[what])), "{what}: {}", change[what]);
     };
     near("changed_pages", 100);
     near("new_pages", 30);
-    // Of 500 pairs, 150 lost their first page.
+    // 150 of the 500 pairs have lost their first page.
     near("duplicate_pages", 700);
     near("still_duplicate_pages", 700);
     assert!(change["mean_duplicate_seconds"].as_f64().unwrap() >= 1.0);
@@ -262,7 +262,7 @@ fn a_watch_tells_what_changed() {
 }
 
 #[test]
-fn without_root_the_same_is_counted_on_ones_own_processes() {
+fn own_processes_are_counted_the_same_without_root() {
     if common::not_root() {
         return;
     }
@@ -294,7 +294,7 @@ fn without_root_the_same_is_counted_on_ones_own_processes() {
 }
 
 #[test]
-fn without_rights_a_process_is_reported_and_the_rest_is_complete() {
+fn process_without_access_is_reported_and_others_are_complete() {
     if common::not_root() {
         return;
     }

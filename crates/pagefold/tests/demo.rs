@@ -1,4 +1,4 @@
-//! `./x demo` with everything but the build: what it shows, and that it ends its guests whatever happens to it.
+//! `./x demo` without the build: its output, and the end of its guests, also when it is interrupted.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -8,10 +8,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// One demo at a time: its census is of all guests of the host, and those of an interrupted demo go in the middle.
+/// Lock of these tests, for one demo at a time. A demo's census is of all guests of the host, and the guests of an
+/// interrupted demo would end in the middle of it.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A tree with the door and a finished build, and a cargo that finds nothing left to do.
+/// A source tree with `x` and a finished build, and a fake cargo that does nothing.
 struct Tree {
     dir: tempfile::TempDir,
     _alone: MutexGuard<'static, ()>,
@@ -49,7 +50,7 @@ impl Tree {
         self.dir.path().join(file)
     }
 
-    /// `./x demo`, run by whatever these words are.
+    /// `./x demo`, executed by the command `by`.
     fn demo(&self, by: &[&str]) -> Command {
         let mut words: Vec<String> = by.iter().map(ToString::to_string).collect();
         words.extend([self.path("x").display().to_string(), "demo".into()]);
@@ -94,7 +95,7 @@ impl Tree {
     }
 }
 
-/// Whether VMs and containers can be had here.
+/// Whether this host can run VMs and containers.
 fn can_do_all() -> bool {
     let root = fs::metadata("/proc/self").is_ok_and(|meta| meta.uid() == 0);
     let have = |program: &&str| Path::new("/usr/bin").join(program).exists();
@@ -102,7 +103,7 @@ fn can_do_all() -> bool {
 }
 
 #[test]
-fn root_sees_vms_and_containers() {
+fn demo_of_root_shows_vms_and_containers() {
     if !can_do_all() {
         return eprintln!("skipped: not root, or QEMU, LXC, mmdebstrap or busybox is missing");
     }
@@ -116,7 +117,7 @@ fn root_sees_vms_and_containers() {
 }
 
 #[test]
-fn anybody_sees_processes() {
+fn demo_without_root_shows_processes() {
     if !can_do_all() {
         return eprintln!("skipped: only root can be somebody else");
     }
@@ -128,14 +129,14 @@ fn anybody_sees_processes() {
 }
 
 #[test]
-fn an_interrupted_demo_leaves_nothing() {
+fn interrupted_demo_leaves_nothing() {
     if !can_do_all() {
         return eprintln!("skipped: not root, or QEMU, LXC, mmdebstrap or busybox is missing");
     }
-    // A terminal interrupts the whole group; others send a signal to the script alone.
+    // A terminal interrupts the whole process group; other senders signal the script alone.
     for (signal, to_group, code) in [("INT", true, 130), ("TERM", false, 143), ("HUP", false, 129)] {
         let tree = Tree::new();
-        // Whoever runs this may have it ignore signals, as nohup does, and no shell undoes that.
+        // The caller of this test may ignore signals, as nohup does. Children inherit that, and no shell undoes it.
         let by = ["setsid", "env", "--default-signal=HUP,INT,TERM"];
         let mut demo = tree.demo(&by).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("start it");
         let patience = Instant::now() + Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! Devices write memory, too: reads past the page cache and by io_uring, into pages that are just being folded.
+//! Devices that write memory: reads past the page cache and by io_uring, into pages that are just being folded.
 
 mod common;
 
@@ -7,12 +7,12 @@ use common::service::{Service, cannot_fold, find_member, seconds, until};
 use std::path::Path;
 
 #[test]
-fn what_a_read_brings_is_not_lost() {
+fn data_written_by_devices_is_not_lost() {
     if cannot_fold() {
         return;
     }
     let service = Service::start();
-    // Beside the program: a filesystem on a disk, which /tmp may not be.
+    // A directory beside the program: it is on a disk's filesystem, while /tmp may be a tmpfs.
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).to_str().expect("a plain path");
     let reads = (30_000 * seconds(12) / 12).to_string();
     let mut reader = service.torture("acme", "reader", &[], &["direct", "--dir", dir, "--reads", &reads]);

@@ -11,7 +11,7 @@ fn check<'a>(checks: &'a Value, id: &str) -> &'a Value {
     checks.iter().find(|c| c["id"] == id).unwrap_or_else(|| panic!("no {id} in {checks:?}"))
 }
 
-/// A host may lack something and still answer.
+/// The checks that `pagefold doctor` prints. It may exit with 3, since a host may lack something.
 fn doctor(args: &[&str]) -> Value {
     let output = pagefold(&[&["doctor", "--json"], args].concat());
     assert!(matches!(output.status.code(), Some(0 | 3)), "{output:?}");
@@ -71,7 +71,7 @@ fn root_sees_frames_and_others_do_not() {
 }
 
 #[test]
-fn vms_that_cannot_be_merged_are_told_why() {
+fn reason_is_given_for_vms_that_cannot_be_merged() {
     let memfd = "memory-backend-memfd,id=m,size=128M";
     let shared = format!("{memfd},share=on");
     let private = format!("{memfd},share=off");
@@ -96,7 +96,7 @@ fn vms_that_cannot_be_merged_are_told_why() {
 }
 
 #[test]
-fn people_get_marks_and_what_to_do() {
+fn text_has_marks_and_remedies() {
     let output = pagefold(&["doctor", "--pid", &std::process::id().to_string()]);
     let text = String::from_utf8(output.stdout).unwrap();
     for words in ["What the kernel can do", "  ok ", "Whether guests could be merged", "-> ", " missing\n"] {

@@ -1,7 +1,7 @@
-//! Programs that are folded do what they do otherwise: those that make system calls without the C library, lock their
+//! Folded programs behave as without folding. These programs make system calls without the C library, lock their
 //! memory, or fork beside threads that allocate.
 //!
-//! The programs are in `programs/` and are built when a test begins, so that each can be built and tried by hand.
+//! Their sources are in `programs/`. Each test builds its own, so that each can also be built and tried by hand.
 
 mod common;
 
@@ -18,17 +18,17 @@ use tempfile::TempDir;
 
 const GROUP: &str = "acme";
 const ALL: &[&str] = &["--all-anonymous"];
-/// Time-out of a program that locks its memory or forks, in seconds: twice what it takes unfolded, at least.
+/// Time-out of a program that locks its memory or forks, in seconds: at least twice its time without folding.
 const PATIENCE: u64 = 20;
 
-/// A program that was built for a test. Dropping it removes it.
+/// A program built for a test. Dropping it removes the program.
 struct Built {
     program: PathBuf,
     _dir: TempDir,
 }
 
 impl Built {
-    /// Builds a program of `programs/`; `None`, with the reason said, where there is no compiler for it.
+    /// Builds a program of `programs/`; `None`, with the reason printed, if its compiler is missing.
     fn new(source: &str) -> Option<Self> {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source);
@@ -56,7 +56,7 @@ fn go() -> Command {
     command
 }
 
-/// Runs a compiler; `false`, with the reason said, where there is none.
+/// Runs a compiler; `false`, with the reason printed, if it is missing.
 fn compile(mut command: Command) -> bool {
     match command.output() {
         Ok(output) => {
@@ -83,7 +83,7 @@ fn fold_fast(service: &Service) {
     service.set(GROUP, &["--scan-rate", "400000"]);
 }
 
-/// Lines of JSON that a program has printed.
+/// Lines of JSON that a member has printed.
 fn said(member: &Member) -> Vec<Value> {
     member.lines().iter().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
@@ -113,7 +113,7 @@ fn go_program_is_folded_and_right() {
     assert!(most >= 1000, "only {most} pages were folded at a time");
 }
 
-/// Ways of discarding memory that some kernels and hosts do not offer, and how they say so.
+/// Ways of discarding memory that some kernels and hosts lack: name, error numbers, and the reason.
 const MAY_BE_REFUSED: [(&str, &[i32], &str); 2] = [
     (
         "process_madvise",
@@ -123,7 +123,7 @@ const MAY_BE_REFUSED: [(&str, &[i32], &str); 2] = [
     ("io_uring", &[libc::EPERM, libc::ENOSYS], "io_uring is disabled"),
 ];
 
-/// What a program found wrong, in words.
+/// Faults that a program found, in words.
 fn faults_of_discards(found: &Value) -> Vec<String> {
     let mut faults = Vec::new();
     for (way, result) in found["ways"].as_object().expect("ways") {
@@ -155,7 +155,7 @@ fn discards_by_any_way_read_as_zeros() {
     assert!(faults.is_empty(), "discarded pages do not hold zeros, or others are wrong:\n{}", faults.join("\n"));
 }
 
-/// The same of what a program and its last child found.
+/// Faults that a program and its last child found, in words.
 fn faults_in_children(found: &Value, survivor: &Value) -> Vec<String> {
     let mut faults = Vec::new();
     for (child, result) in found["children"].as_object().expect("children") {
@@ -184,7 +184,7 @@ fn discards_in_children_read_as_zeros() {
     for member in &mut members {
         let status = member.end(150);
         assert!(status.success(), "{} ended with {status}: {}", member.name, member.errors());
-        // The last child speaks when it has found its parent gone.
+        // The last child prints its line when its parent has ended.
         until(10, "what a child says whose parent has ended", || said(member).len() == 2);
         let said = said(member);
         faults.extend(faults_in_children(&said[0], &said[1]));
@@ -192,7 +192,7 @@ fn discards_in_children_read_as_zeros() {
     assert!(faults.is_empty(), "discarded pages do not hold zeros, or others are wrong:\n{}", faults.join("\n"));
 }
 
-/// What `changes.c` can do to mappings of folded memory.
+/// Changes of mappings of folded memory that `changes.c` can make.
 const CHANGES: [&str; 6] = ["unmap", "map_over", "protect", "lock", "move", "leave"];
 
 #[test]
@@ -212,7 +212,7 @@ fn changes_of_mappings_past_the_c_library_are_noticed_and_end_folding() {
     until(5, "what is unfolded is seen not to be as it was", || {
         let shown = service.show(GROUP);
         put_aside.extend(CHANGES.iter().filter(|way| is_put_aside(way, &shown)));
-        // Locking brings in pages of the program's own: nothing folded is left there, and nothing is replaced.
+        // Locking faults in private pages. No folded page is left there, so unfolding replaces nothing.
         CHANGES.iter().all(|way| *way == "lock" || put_aside.contains(way))
     });
     service.set(GROUP, &["--fold", "on"]);
@@ -290,11 +290,11 @@ fn forks_beside_allocating_threads_go_on() {
     assert_eq!((number(&found["failed"]), number(&found["hung"])), (0, 0), "{found}");
 }
 
-/// Where Debian's `linux-source-6.12` puts the kernel's source.
+/// Path of the kernel's source, from Debian's `linux-source-6.12`.
 const KERNEL_SOURCE: &str = "/usr/src/linux-source-6.12.tar.xz";
 const SELFTESTS: [&str; 3] = ["mlock2-tests", "pagemap_ioctl", "virtual_address_range"];
 
-/// Unpacks the kernel's own tests of memory and builds some of them, each with its name.
+/// Unpacks the kernel's own memory tests and builds those of `SELFTESTS`; `false` if the compiler is missing.
 fn built_selftests(dir: &Path) -> bool {
     let tools = "linux-source-6.12/tools";
     let parts = ["testing/selftests", "include", "arch/x86/include"].map(|part| format!("{tools}/{part}"));
@@ -310,16 +310,16 @@ fn built_selftests(dir: &Path) -> bool {
     })
 }
 
-/// How one of them ended.
+/// Outcome of a selftest.
 struct Ended {
-    /// Its lines that begin with `ok` or `not ok`; of the numbers in them only the first, that of the case, since some
-    /// are measured.
+    /// Its lines that begin with `ok` or `not ok`. Only their first number is kept, which is that of the case; others
+    /// may be measurements.
     results: BTreeSet<String>,
     status: String,
     time: Duration,
 }
 
-/// Runs one to its end, or kills it when that does not come in time.
+/// Runs a selftest to its end, or kills it after `limit`.
 fn run_selftest(mut member: Member, limit: Duration) -> Ended {
     let begin = Instant::now();
     let mut status = None;
@@ -330,14 +330,14 @@ fn run_selftest(mut member: Member, limit: Duration) -> Ended {
     let time = begin.elapsed();
     let status = status.map_or(format!("killed after {} s", limit.as_secs()), |s| s.to_string());
     member.kill();
-    // The thread that reads may be a moment behind.
+    // The reading thread may lag behind for a moment.
     std::thread::sleep(Duration::from_millis(200));
     let lines = member.lines();
     let results = lines.iter().filter(|l| l.starts_with("ok ") || l.starts_with("not ok "));
     Ended { results: results.map(|line| without_measures(line)).collect(), status, time }
 }
 
-/// `ok 7 pages 3.5` as `ok 7 pages N.N`.
+/// Replaces all numbers but the first: `ok 7 pages 3.5` becomes `ok 7 pages N.N`.
 fn without_measures(line: &str) -> String {
     let (mut text, mut numbers, mut was_digit) = (String::new(), 0, false);
     for c in line.chars() {
@@ -353,7 +353,7 @@ fn without_measures(line: &str) -> String {
     text
 }
 
-/// In a directory where it may leave files, as a member or not.
+/// Starts a selftest in a directory where it may leave files, as a member or not.
 fn start_selftest(service: &Service, dir: &Path, name: &str, as_member: bool) -> Member {
     let program = dir.join(name);
     let mut command = if as_member {
@@ -369,7 +369,7 @@ fn start_selftest(service: &Service, dir: &Path, name: &str, as_member: bool) ->
     Member::spawn(command, name, dir)
 }
 
-/// How a member's results differ from those without membership, line by line.
+/// Differences between a member's results and those without membership, line by line.
 fn differences(name: &str, without: &Ended, with: &Ended) -> Vec<String> {
     let lost = without.results.difference(&with.results).map(|line| format!("{name}: only without us: {line}"));
     let new = with.results.difference(&without.results).map(|line| format!("{name}: only with us: {line}"));

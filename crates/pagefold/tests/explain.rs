@@ -1,4 +1,4 @@
-//! `pagefold explain`, `forecast` and the kinds of `census`, as users call them, on real VMs.
+//! `pagefold explain`, `forecast` and the kinds of pages in `census`, on real VMs.
 
 mod common;
 
@@ -8,10 +8,11 @@ use serde_json::Value;
 use std::process::{Command, Output};
 use std::sync::{Mutex, PoisonError};
 
-/// One test at a time: emulated guests need the processors, and who shares pages is counted.
+/// Lock of these tests, for one at a time. Emulated guests need the processors, and guests of another test would share
+/// pages with those that are counted.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Of this lab's guests alone: other tests may run some.
+/// Runs a command on this lab's guests alone, since other tests may run guests.
 fn of_ours(lab: &Lab, command: &str, more: &[&str]) -> Output {
     let mut call = Command::new(env!("CARGO_BIN_EXE_pagefold"));
     call.arg(command).args(more).args(["--groups", &lab.groups()]);
@@ -21,7 +22,8 @@ fn of_ours(lab: &Lab, command: &str, more: &[&str]) -> Output {
     call.output().expect("run pagefold")
 }
 
-/// What was printed. A page or two of a running guest may go away before they are read, which is said and leaves the rest good.
+/// The JSON that a command printed. It may exit with 1: some pages of a running guest may vanish before they are read.
+/// The command then reports them, and the rest is valid.
 fn answer(output: &Output) -> Value {
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(matches!(output.status.code(), Some(0 | 1)), "{text}");
@@ -52,7 +54,7 @@ fn two_guests_are_explained_by_kind_and_by_name() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     // A guest that has just booted would not be folded for some minutes.
     let lab = Lab::new(&[("PAGEFOLD_EAGER", "1")]);
-    if lab.up(&["--image", "tiny", "--guests", "2", "--groups", "acme", "--memory", "128M"]).is_none() {
+    if lab.up(&["--image", "tiny", "--guests", "2", "--groups", "acme", "--memory", "128M", "--saved"]).is_none() {
         return;
     }
     let found = answer(&of_ours(&lab, "explain", &["acme-1", "--json", "--no-host"]));
@@ -64,7 +66,7 @@ fn two_guests_are_explained_by_kind_and_by_name() {
     assert!(kinds.iter().all(|k| KINDS.contains(&k["kind"].as_str().unwrap())));
     let sum = |field: &str| kinds.iter().map(|k| number(&k[field])).sum::<u64>();
     assert_eq!(sum("pages"), 128 << 8, "all memory has a kind");
-    // The RAM's frames by the census, which counts them without knowing any kind.
+    // The census counts the RAM's frames without their kinds.
     let census = answer(&of_ours(&lab, "census", &["--json"]));
     let guest = census["guests"].as_array().unwrap().iter().find(|g| g["name"] == "acme-1").expect("the guest").clone();
     let ram = guest["regions"].as_array().unwrap().iter().find(|r| r["region"] == "guest_ram").expect("RAM").clone();
@@ -73,7 +75,7 @@ fn two_guests_are_explained_by_kind_and_by_name() {
     near(sum("zero_pages"), number(&ram["zero_pages"]));
     let of_census = guest["kinds"].as_array().expect("kinds in the census");
     near(of_census.iter().map(|k| number(&k["backed_pages"])).sum(), number(&ram["resident_pages"]));
-    // One initramfs in both: busybox by name.
+    // Both guests hold the same initramfs, so busybox is named.
     let busybox = found["things"].as_array().unwrap().iter().find(|t| t["name"] == "/bin/busybox").expect("busybox");
     let holders: Vec<&Value> = busybox["holders"].as_array().unwrap().iter().map(|h| &h["guest"]).collect();
     assert_eq!(holders, ["qemu:acme-1", "qemu:acme-2"]);
@@ -87,7 +89,7 @@ fn two_guests_are_explained_by_kind_and_by_name() {
         advice.iter().any(|a| a["action"] == "fold") && advice.iter().any(|a| a["action"] == "free_page_reporting")
     );
     assert!(advice.windows(2).all(|two| number(&two[0]["bytes"]) >= number(&two[1]["bytes"])), "in order of yield");
-    // For people.
+    // The text for people.
     let text = of_ours(&lab, "explain", &["acme-1", "--no-host"]);
     let text = String::from_utf8(text.stdout).expect("text");
     assert!(text.contains("kernel rodata") && text.contains("/bin/busybox of acme-1 and acme-2: 2 x"), "{text}");
@@ -95,7 +97,7 @@ fn two_guests_are_explained_by_kind_and_by_name() {
 }
 
 #[test]
-fn what_is_no_vm_or_not_there_is_said() {
+fn explain_refuses_guest_that_is_no_vm_or_missing() {
     if common::not_root() {
         return;
     }
@@ -107,7 +109,7 @@ fn what_is_no_vm_or_not_there_is_said() {
     assert_eq!(missing.status.code(), Some(2));
 }
 
-/// From the first two guests to what there are in the end: twelve with PAGEFOLD_LONG_TESTS, five otherwise.
+/// Forecasts from two guests the memory of five, or of twelve with `PAGEFOLD_LONG_TESTS`.
 #[test]
 fn a_forecast_from_two_guests_holds_for_more() {
     if common::not_root() {
@@ -117,13 +119,13 @@ fn a_forecast_from_two_guests_holds_for_more() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     // A guest that has just booted would not be folded for some minutes.
     let lab = Lab::new(&[("PAGEFOLD_EAGER", "1")]);
-    if lab.up(&["--image", "tiny", "--guests", "2", "--groups", "acme", "--memory", "128M"]).is_none() {
+    if lab.up(&["--image", "tiny", "--guests", "2", "--groups", "acme", "--memory", "128M", "--saved"]).is_none() {
         return;
     }
     lab.run(&["settle"]);
     let ask = |how: &[&str]| answer(&of_ours(&lab, "forecast", &[&["--json", "--like", "acme-1"], how].concat()));
     let first = [ask(&[]), ask(&["--folded"])];
-    lab.up(&["--image", "tiny", "--guests", &more.to_string(), "--groups", "acme", "--memory", "128M"])
+    lab.up(&["--image", "tiny", "--guests", &more.to_string(), "--groups", "acme", "--memory", "128M", "--saved"])
         .expect("more guests");
     lab.run(&["settle"]);
     let last = [ask(&[]), ask(&["--folded"])];
@@ -154,9 +156,10 @@ impl Drop for Service {
     }
 }
 
-/// What was folded and not touched since is in the pool alone, and would read as zeros: no kernel was found in such guests.
+/// Folded pages that the guest has not touched since are in the pool alone. If `explain` read them as zeros, it would
+/// find no kernel in such a guest.
 #[test]
-fn a_folded_guest_is_explained_too() {
+fn folded_guest_is_explained() {
     if common::not_root() {
         return;
     }
@@ -176,8 +179,8 @@ fn a_folded_guest_is_explained_too() {
         later();
     }
     let dir = dir.to_str().expect("a plain path").to_owned();
-    let up = ["--image", "tiny", "--guests", "2", "--groups", "acme", "--memory", "128M", "--fold", "--service", &dir];
-    if lab.up(&up).is_none() {
+    let words = ["--image", "tiny", "--guests", "2", "--groups", "acme", "--memory", "128M", "--saved"];
+    if lab.up(&[&words[..], &["--fold", "--service", &dir]].concat()).is_none() {
         return;
     }
     let deadline = a_minute();
@@ -185,7 +188,7 @@ fn a_folded_guest_is_explained_too() {
         let found = answer(&of_ours(&lab, "explain", &["acme-1", "--json", "--no-host"]));
         let kinds = found["kinds"].as_array().expect("kinds").clone();
         let folded: u64 = kinds.iter().map(|k| number(&k["folded_pages"])).sum();
-        // Only those that the guest has touched since are counted: of 15,000 that are folded, some hundreds or thousands.
+        // Only folded pages that the guest has touched since are counted: some hundreds or thousands of 15,000.
         if folded > 100 || std::time::Instant::now() > deadline {
             assert!(found["kernel"]["release"].is_string(), "{}", found["problem"]);
             assert!(kinds.iter().any(|k| k["kind"] == "kernel_rodata" && number(&k["folded_pages"]) > 0), "{kinds:?}");

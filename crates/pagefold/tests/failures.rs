@@ -1,5 +1,5 @@
-//! What dies or lies, row by row: members verify themselves while everything around them is killed, runs out or lies
-//! to them.
+//! Failures: members verify their own memory while workers, supervisors or other members are killed, memory or mappings
+//! run out, or another member lies.
 
 mod common;
 
@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 const STABLE: [&str; 5] = ["stable", "--pages", "3000", "--classes", "80"];
 
 fn kill(pid: u32) {
-    // It may have ended by itself, or not have started yet.
+    // The process may have ended by itself, or not have started.
     let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
 }
 
-/// How often to go through it all: more often where tests are to go on for longer.
+/// Factor for the number of failures: 1, or more with `PAGEFOLD_SOAK_SECONDS`.
 fn times() -> u64 {
     seconds(60).div_ceil(60)
 }
@@ -28,7 +28,7 @@ fn random(below: u64) -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish() % below
 }
 
-/// A group with members that hold duplicates and check them, folding.
+/// Starts members that hold duplicates and check them, and waits until they fold.
 fn folding(service: &Service, names: &[&str], more: &[&str]) -> Vec<Member> {
     let mut members: Vec<Member> =
         names.iter().map(|name| service.torture("acme", name, &[], &[&STABLE, more].concat())).collect();
@@ -48,11 +48,12 @@ fn until_folding(service: &Service, members: &mut [Member], pages: u64) {
 
 fn has(shown: &Value, name: &str, what: &str) -> u64 {
     let members = shown["members"].as_array().expect("a list");
-    // While it connects again it may be missing.
+    // A member may be missing while it connects again.
     members.iter().find(|m| m["name"] == name).map_or(0, |m| number(&m[what]))
 }
 
-/// After all that: what is new folds, what was folded is right, and nobody has anything of another group's.
+/// Asserts that the group has recovered: a new member folds, all members go on checking without a fault, and the audit
+/// is clean.
 fn assert_recovers(service: &Service, members: &mut [Member]) {
     let mut fresh = vec![service.torture("acme", "fresh", &[], &STABLE)];
     until_folding(service, &mut fresh, 1000);
@@ -80,7 +81,7 @@ fn workers_are_killed_60_times() {
             kill(pid);
             killed += 1;
             if killed % 3 == 0 {
-                // Workers that die one after the other are started ever later; a new supervisor begins anew.
+                // The supervisor delays each restart of a dying worker longer; a new supervisor begins without delay.
                 service.kill_supervisor();
             }
         }
@@ -88,7 +89,7 @@ fn workers_are_killed_60_times() {
     }
     eprintln!("{killed} workers killed");
     assert_recovers(&service, &mut members);
-    // What was folded under the workers that died is known to the one that lives.
+    // The living worker knows the pages that were folded under the dead ones.
     until(30, "members are known again", || {
         let shown = service.show("acme");
         ["one", "two", "three"].iter().all(|name| has(&shown, name, "folded_pages") > 0)
@@ -108,7 +109,7 @@ fn supervisors_are_killed_50_times() {
         std::thread::sleep(Duration::from_micros(random(300_000)));
         service.kill_supervisor();
         if n % 10 == 5 {
-            // A member that comes in the middle of it waits, and is a member then.
+            // A process that joins meanwhile waits, and then becomes a member.
             joined.push(service.torture("acme", &format!("late-{n}"), &[], &STABLE));
         }
         members.iter_mut().for_each(|m| m.assert_is_well());
@@ -130,7 +131,7 @@ fn members_are_killed_60_times() {
         while victims.len() < 4 {
             victims.push(service.torture("acme", &format!("victim-{n}-{}", victims.len()), &[], &STABLE));
         }
-        // Some are killed before they fold, some while they do, some after.
+        // The random time kills some before they fold, some while they fold, and some after.
         std::thread::sleep(Duration::from_micros(random(700_000)));
         let mut victim = victims.remove(0);
         victim.assert_is_well();
@@ -139,8 +140,8 @@ fn members_are_killed_60_times() {
     }
     victims.clear();
     assert_recovers(&service, &mut members);
-    // What only the dead held is given back: their references go with their processes. The living let slots go, too, as long as
-    // what they break is folded again.
+    // Slots that only dead members mapped are freed: their references end with their processes. Folding is off, because
+    // living members also release slots while their broken pages are folded again.
     service.set("acme", &["--fold", "off"]);
     until(60, "nothing is held for the dead", || {
         let shown = service.show("acme");
@@ -148,7 +149,7 @@ fn members_are_killed_60_times() {
     });
 }
 
-/// All of them together: a worker without a supervisor, members without either.
+/// Kills worker and supervisor together, so that members have neither.
 #[test]
 fn everything_is_killed_at_once() {
     if cannot_fold() {
@@ -168,7 +169,7 @@ fn everything_is_killed_at_once() {
 }
 
 #[test]
-fn an_agent_that_lies_hurts_nobody_else() {
+fn lying_agent_harms_no_other_member() {
     if cannot_fold() {
         return;
     }
@@ -191,7 +192,7 @@ fn an_agent_that_lies_hurts_nobody_else() {
         ("knocking", false),
     ];
     for (lie, is_cut_off) in lies {
-        // Another member comes and must be folded while the liar is at it.
+        // Another member joins and must be folded while the liar lies.
         let words = ["env", "-u", "LD_PRELOAD", &torture, "hostile", "--socket", &socket, "--lie", lie];
         let mut liar = service.run("acme", &format!("liar-{lie}"), &[], &words);
         let mut fresh = vec![service.torture("acme", &format!("beside-{lie}"), &[], &STABLE)];
@@ -216,14 +217,16 @@ fn nobody_joins_another_group() {
     let _acme = folding(&service, &["one"], &[]);
     let beta = service.torture("beta", "target", &[], &STABLE);
     until(30, "beta folds", || number(&service.show("beta")["sharing_pages"]) > 0);
-    // Who was not admitted is turned away, whatever it says in its environment or on the socket.
+    // A process that was not admitted is refused, for any words in its environment or on the socket.
     let (variable, token) = service.mark();
     let mut stranger = Command::new(common::service::torture());
     stranger.args(["hostile", "--lie", "fingerprints", "--socket", &service.agent_socket()]).env(variable, token);
     stranger.env("PAGEFOLD_PID", "1").env("PAGEFOLD_SOCKET", service.agent_socket());
     let said = Member::spawn(stranger, "stranger", &service.place()).finish(30);
-    assert_eq!(said["connections"], said["cut_off"], "every connection was closed: {said}");
-    // A member's child that joins another group brings its parent's pool along: refused.
+    let (connections, closed) = (number(&said["connections"]), number(&said["cut_off"]));
+    // When its time is over, one connection may not have been closed yet.
+    assert!(closed > 10 && connections - closed <= 1, "every connection was closed: {said}");
+    // A member that executes `pagefold run` for another group brings no frame into that group.
     let run = env!("CARGO_BIN_EXE_pagefold");
     let (group, place) = (service.group("beta"), service.place());
     let place = place.to_str().expect("a plain path");
@@ -231,14 +234,15 @@ fn nobody_joins_another_group() {
         ["sh", "-c", "exec \"$0\" run --group \"$1\" --name turncoat --service \"$2\" -- sleep 1", run, &group, place];
     let mut turncoat = service.run("acme", "turncoat", &[], &words);
     let status = turncoat.end(30);
-    eprintln!("who changes groups by executing: {status} {}", turncoat.errors());
+    assert_eq!(status.code(), Some(1));
+    assert!(turncoat.errors().contains("is a member of group"), "{}", turncoat.errors());
     let shown = service.show("beta");
     assert_eq!(has(&shown, "target", "pid"), u64::from(beta.pid()));
     service.assert_audit_is_clean();
 }
 
 #[test]
-fn a_full_pool_is_said_and_harms_nobody() {
+fn full_pool_is_logged_and_harms_no_member() {
     if cannot_fold() {
         return;
     }
@@ -257,7 +261,7 @@ fn a_full_pool_is_said_and_harms_nobody() {
 }
 
 #[test]
-fn a_member_keeps_to_its_mappings() {
+fn member_keeps_to_its_budget_of_mappings() {
     if cannot_fold() {
         return;
     }
@@ -284,14 +288,15 @@ fn a_member_keeps_to_its_mappings() {
     other.assert_is_well();
 }
 
-/// A memory control group of a test's own, in whichever of the two hierarchies there is; `None` with the reason said.
+/// A memory control group of a test's own, in the v1 or v2 hierarchy; `None`, with the reason printed, if it cannot be
+/// made.
 fn small_memory(token: &str, bytes: u64) -> Option<(String, Afterwards)> {
     let v1 = "/sys/fs/cgroup/memory";
     let (base, limit) =
         if fs::metadata(v1).is_ok() { (v1, "memory.limit_in_bytes") } else { ("/sys/fs/cgroup", "memory.max") };
     let dir = format!("{base}/pagefold-test-{token}");
     let made = fs::create_dir(&dir).and_then(|()| fs::write(format!("{dir}/{limit}"), bytes.to_string()));
-    // It can go when the worker has gone, which is after this.
+    // The control group can be removed when the worker has ended, which is later: so the script tries for 30 s.
     let patiently = format!("(for i in $(seq 300); do rmdir {dir} && break; sleep 0.1; done) > /dev/null 2>&1 &");
     let afterwards = Afterwards::run(&patiently);
     match made {
@@ -304,7 +309,7 @@ fn small_memory(token: &str, bytes: u64) -> Option<(String, Afterwards)> {
 }
 
 #[test]
-fn a_worker_short_of_memory_harms_nobody() {
+fn worker_short_of_memory_harms_no_member() {
     if cannot_fold() {
         return;
     }
@@ -313,7 +318,7 @@ fn a_worker_short_of_memory_harms_nobody() {
     let Some((cgroup, _afterwards)) = small_memory(service.mark().1, 24 << 20) else { return };
     let worker = service.worker_pid("acme").expect("a worker");
     fs::write(format!("{cgroup}/cgroup.procs"), worker.to_string()).expect("move the worker");
-    // Some ten thousand contents that are there more than once: 40 MiB of pool, and 24 are allowed.
+    // 12,000 contents with several copies would fill more than 40 MiB of pool; 24 MiB are allowed.
     let words = ["stable", "--pages", "40000", "--classes", "12000"];
     let mut large = service.torture("acme", "large", &[], &words);
     for _ in 0..seconds(12) {
@@ -321,8 +326,8 @@ fn a_worker_short_of_memory_harms_nobody() {
         members.iter_mut().for_each(|m| m.assert_is_well());
         large.assert_is_well();
     }
-    // Either the pool grew no further, which was said, or the kernel has killed the worker for it, and another one,
-    // which is not in that control group, has taken over.
+    // Two outcomes are right. The pool has stopped growing, and the log says so. Or the kernel has killed the worker,
+    // and a successor outside that control group has taken over.
     until(30, "a bound, or an end", || {
         let (shown, log) = (service.show("acme"), service.log());
         eprintln!("slots {} failures {}", shown["slots"], shown["fold_failures"]);
@@ -332,14 +337,14 @@ fn a_worker_short_of_memory_harms_nobody() {
     drop(large);
     assert_recovers(&service, &mut members);
     if let Some(worker) = service.worker_pid("acme") {
-        // Out again, so that the control group can go.
+        // The worker leaves the control group, so that it can be removed.
         let home = cgroup.rsplit_once('/').expect("a parent").0;
         let _ = fs::write(format!("{home}/cgroup.procs"), worker.to_string());
     }
 }
 
 #[test]
-fn a_program_gets_its_own_userfaultfd() {
+fn agent_yields_to_a_programs_own_userfaultfd() {
     if cannot_fold() {
         return;
     }
@@ -375,7 +380,7 @@ fn a_program_gets_its_own_userfaultfd() {
     other.assert_is_well();
 }
 
-/// Starts a member that holds pages as it is told, and waits until it folds.
+/// Starts a member that fills and holds pages on command.
 fn obedient(service: &Service, name: &str, env: &[(&str, &str)]) -> Member {
     let program = common::service::torture();
     let mut member = service.run_with("acme", name, &[], &[&program, "refs"], env);
@@ -392,7 +397,7 @@ fn wait_for_state(service: &Service, name: &str, state: &str) -> Value {
     member(&service.show("acme"), name).clone()
 }
 
-/// From now on nothing more is folded of it, though it asks for more.
+/// Asserts that no more pages of this member are folded, although it offers more.
 fn assert_folds_nothing(service: &Service, holder: &mut Member) {
     let before: usize = holder.tell("folded").parse().expect("a number");
     assert_eq!(holder.tell("more 2000"), "ok");
@@ -402,9 +407,9 @@ fn assert_folds_nothing(service: &Service, holder: &mut Member) {
     assert_eq!(holder.tell("check"), "ok");
 }
 
-/// A pipe that pages were lent to holds them by references that a move does not see.
+/// A pipe holds lent pages by references that a move does not see.
 #[test]
-fn who_lends_pages_to_a_pipe_is_not_folded() {
+fn member_that_lends_pages_to_a_pipe_is_not_folded() {
     if cannot_fold() {
         return;
     }
@@ -418,9 +423,9 @@ fn who_lends_pages_to_a_pipe_is_not_folded() {
     assert_folds_nothing(&service, &mut holder);
 }
 
-/// Files that are opened later are noticed, too.
+/// The agent also notices files that the program opens after it has become a member.
 #[test]
-fn who_reads_directly_from_what_may_not_pin_is_not_folded() {
+fn member_with_direct_io_on_non_pinning_filesystem_is_not_folded() {
     if cannot_fold() {
         return;
     }
@@ -429,7 +434,7 @@ fn who_reads_directly_from_what_may_not_pin_is_not_folded() {
     let file = dir.join("known");
     fs::write(&file, vec![7; 1 << 20]).expect("write a file");
     let open = format!("direct {}", file.display());
-    // Without the variable, this filesystem is known to pin what it writes.
+    // Without the variable, the agent knows that this filesystem pins the pages it writes.
     let mut fine = obedient(&service, "fine", &[]);
     assert_eq!(fine.tell(&open), "ok");
     until(30, "it folds", || fine.tell("folded").parse::<usize>().expect("a number") > 1000);

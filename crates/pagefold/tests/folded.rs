@@ -1,8 +1,8 @@
-//! Folded pages as `guests`, `census` and `doctor` show them, with members that really fold.
+//! Folded pages in `guests`, `census` and `doctor`, with members that really fold.
 
 mod common;
 
-use common::service::{Service, cannot_fold, folded_pages, until};
+use common::service::{Member, Service, cannot_fold, folded_pages, until};
 use common::{guest, json_of, number};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::RowAccessor;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 fn known_pages() -> String {
-    let path = std::path::PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("examples").join("known_pages");
+    let path = std::path::PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("known_pages");
     path.to_str().expect("a plain path").to_owned()
 }
 
@@ -19,7 +19,7 @@ fn region(found: &Value, name: &str, field: &str) -> u64 {
     regions.iter().find(|r| r["region"] == name).map_or(0, |r| number(&r[field]))
 }
 
-/// Rows of a Parquet file of one process, by kind.
+/// Number of rows of one process in a Parquet file, by kind.
 fn rows_by_kind(path: &std::path::Path, pid: u32) -> BTreeMap<String, u64> {
     let reader = SerializedFileReader::new(std::fs::File::open(path).expect("the file")).expect("Parquet");
     let mut rows = BTreeMap::new();
@@ -32,12 +32,8 @@ fn rows_by_kind(path: &std::path::Path, pid: u32) -> BTreeMap<String, u64> {
     rows
 }
 
-#[test]
-fn folded_pages_are_shown_as_such() {
-    if cannot_fold() {
-        return;
-    }
-    let service = Service::start();
+/// Starts two members of `acme`, and waits until they are folded.
+fn folded_members(service: &Service) -> [Member; 2] {
     let program = known_pages();
     let mut members = ["a", "b"].map(|name| service.run("acme", name, &[], &[&program]));
     for m in &mut members {
@@ -47,6 +43,16 @@ fn folded_pages_are_shown_as_such() {
     }
     let folded = |name: &str| folded_pages(&service.show("acme"), name);
     until(60, "all is folded", || ["a", "b"].map(folded) == [1500, 1500]);
+    members
+}
+
+#[test]
+fn folded_pages_are_shown_as_such() {
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start();
+    let mut members = folded_members(&service);
     let pids = [members[0].pid(), members[1].pid()];
     let words: Vec<String> = pids.iter().flat_map(|pid| ["--pid".to_owned(), pid.to_string()]).collect();
     let run = |command: &str, more: &[&str]| {
@@ -54,7 +60,7 @@ fn folded_pages_are_shown_as_such() {
             [command].into_iter().chain(more.iter().copied()).chain(words.iter().map(|w| &w[..])).collect();
         common::pagefold(&words)
     };
-    // Whether they were touched or not, they take no memory of the member's own.
+    // Folded pages take no memory of the member's own, whether it has touched them or not.
     for m in &mut members {
         m.tell("read x 0 700");
     }
@@ -68,7 +74,7 @@ fn folded_pages_are_shown_as_such() {
     let table = String::from_utf8(run("guests", &[]).stdout).unwrap();
     assert!(table.lines().nth(1).unwrap().contains("  folded"), "{table}");
 
-    // The census sees what is in the page tables: 600 pages of the first member's, and 700 of the second's.
+    // The census counts folded pages that are in the page tables: 600 pages of the first member, and 700 of the second.
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("samples.parquet");
     let census = json_of(&run("census", &["--json", "--parquet", file.to_str().unwrap()]));
@@ -81,14 +87,14 @@ fn folded_pages_are_shown_as_such() {
     }
     let table = String::from_utf8(run("census", &[]).stdout).unwrap();
     assert!(table.contains("  folded  "), "{table}");
-    // A worker's own mapping of its pool makes no guest of it, and no folded pages.
+    // The worker's own mapping of its pool does not count as folded pages.
     let worker = service.worker_pid("acme").expect("a worker").to_string();
     let found = json_of(&common::pagefold(&["guests", "--json", "--pid", &worker]));
     assert_eq!(found["guests"][0]["folded_bytes"], 0);
 }
 
 #[test]
-fn doctor_says_who_folds_and_why_others_do_not() {
+fn doctor_names_members_and_reasons_of_others() {
     if cannot_fold() {
         return;
     }

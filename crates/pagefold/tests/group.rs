@@ -1,46 +1,38 @@
-//! `pagefold group`, on a service of which the members really fold.
+//! `pagefold group`, on a service whose members really fold.
 
 mod common;
 
 use common::service::{Service, cannot_fold, find_member, folded_pages, until};
 use common::{json_of, number};
+use serde_json::Value;
 
 const PROGRAM: &str = "known_pages";
 
-#[test]
-fn a_group_is_shown_and_changed_while_it_folds() {
-    if cannot_fold() {
-        return;
-    }
-    let service = Service::start();
-    let program = std::path::PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("examples").join(PROGRAM);
-    let mut a = service.run("acme", "a", &[], &[program.to_str().expect("a plain path")]);
-    for line in ["alloc x 600", "same x 0 500 1", "zero x 500 100", "mergeable x"] {
-        a.tell(line);
-    }
-    let folded = || folded_pages(&service.show("acme"), "a");
-    until(60, "all is folded", || folded() == 500);
-    let shown = service.show("acme");
-    for key in [
-        "name",
-        "members",
-        "slots",
-        "sharing_pages",
-        "zero_pages",
-        "saved_bytes",
-        "broken_pages",
-        "folds",
-        "refolds",
-        "short_folds",
-        "pages_scanned",
-        "pages_hashed",
-        "fold_failures",
-        "scan_rate",
-        "worker_cpu_s",
-        "agent_cpu_s",
-        "vmas",
-        "index_bytes",
-    ] {
+/// Fields that `group show --json` must have.
+const FIELDS: [&str; 18] = [
+    "name",
+    "members",
+    "slots",
+    "sharing_pages",
+    "zero_pages",
+    "saved_bytes",
+    "broken_pages",
+    "folds",
+    "refolds",
+    "short_folds",
+    "pages_scanned",
+    "pages_hashed",
+    "fold_failures",
+    "scan_rate",
+    "worker_cpu_s",
+    "agent_cpu_s",
+    "vmas",
+    "index_bytes",
+];
+
+/// Asserts that JSON and text of `group show` have the right content, for one member that folds.
+fn assert_is_shown(service: &Service, shown: &Value) {
+    for key in FIELDS {
         assert!(!shown[key].is_null(), "no {key} in {shown}");
     }
     assert_eq!(["slots", "sharing_pages", "zero_pages"].map(|key| number(&shown[key])), [1, 500, 100]);
@@ -50,6 +42,24 @@ fn a_group_is_shown_and_changed_while_it_folds() {
     for words in [&group[..], "saved", "Members", "folding: it folds."] {
         assert!(text.contains(words), "{words}: {text}");
     }
+}
+
+#[test]
+fn folding_group_is_shown_and_changed() {
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start();
+    let program = std::path::PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name(PROGRAM);
+    let mut a = service.run("acme", "a", &[], &[program.to_str().expect("a plain path")]);
+    for line in ["alloc x 600", "same x 0 500 1", "zero x 500 100", "mergeable x"] {
+        a.tell(line);
+    }
+    let folded = || folded_pages(&service.show("acme"), "a");
+    until(60, "all is folded", || folded() == 500);
+    let shown = service.show("acme");
+    assert_is_shown(&service, &shown);
+    let group = service.group("acme");
     service.set("acme", &["--fold", "unfold", "--scan-rate", "1000", "--huge-pages", "30%"]);
     let settings = service.show("acme")["settings"].clone();
     assert_eq!((&settings["fold"], &settings["scan-rate"]), (&"unfold".into(), &1000.into()));
@@ -65,7 +75,7 @@ fn a_group_is_shown_and_changed_while_it_folds() {
 }
 
 #[test]
-fn what_cannot_be_set_is_a_usage_error() {
+fn invalid_settings_and_unknown_groups_are_refused() {
     if cannot_fold() {
         return;
     }

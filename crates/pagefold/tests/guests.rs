@@ -1,4 +1,4 @@
-//! `pagefold guests` on real processes, a real control group and real QEMUs, against what the kernel says.
+//! `pagefold guests` on real processes, a real control group and real QEMUs, compared with the kernel's own figures.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn errors(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// `smaps_rollup` in bytes.
+/// Sum of some fields of `smaps_rollup`, in bytes.
 fn rollup(pid: u32, keys: &[&str]) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
     let kib = |key: &&str| -> u64 {
@@ -44,8 +44,7 @@ fn assert_as_the_kernel_says(guest: &Value, pid: u32) {
     ] {
         assert_eq!(number(&guest[field]), rollup(pid, keys), "{field} of {guest}");
     }
-    // The vDSO is shared with every process there is, and they come and go: a process's part of it, less than a KiB,
-    // changes meanwhile.
+    // All processes share the vDSO. As processes start and end, each one's part of it changes, by less than 1 KiB.
     let (ours, kernels) = (number(&guest["pss_bytes"]), rollup(pid, &["Pss"]));
     assert!(ours.abs_diff(kernels) <= 1 << 10, "pss_bytes is {kernels} to the kernel, {guest}");
 }
@@ -56,7 +55,7 @@ fn region(guest: &Value, name: &str) -> u64 {
 }
 
 #[test]
-fn totals_of_stopped_processes_are_those_of_smaps_rollup() {
+fn totals_of_stopped_processes_equal_smaps_rollup() {
     let stage = Stage::new();
     let file = format!("file f {}", stage.path("data"));
     let mut known =
@@ -78,10 +77,10 @@ fn totals_of_stopped_processes_are_those_of_smaps_rollup() {
         assert!(region(guest, "heap") >= 2000 << 12 && region(guest, "stack") > 0, "{guest}");
         assert_eq!((&guest["kind"], &guest["ram_bytes"]), (&"process".into(), &Value::Null));
     }
-    // Of shared and file pages a fork gets none until it touches them.
+    // A forked child maps no shared and no file pages until it touches them.
     let parent = common::guest(&found, pids[0]);
     assert!(region(parent, "shared") == 300 << 12 && region(parent, "files") >= 50 << 12, "{parent}");
-    // What the parent wrote after the fork is its own; the rest is shared by the two.
+    // Pages that the parent wrote after the fork are its own; both share the rest.
     let own = number(&parent["uss_bytes"]);
     assert!((500 << 12..1500 << 12).contains(&own), "{own}");
 }
@@ -118,7 +117,7 @@ fn json_has_the_documented_fields_and_nothing_else() {
 }
 
 #[test]
-fn a_wrong_selection_is_an_error_that_says_so() {
+fn wrong_selection_is_an_error_with_its_reason() {
     for (args, code, words) in [
         (&["--pid", "4194304"][..], 1, "there is no process 4194304"),
         (&["--pid", "2"], 1, "thread of the kernel"),
@@ -137,7 +136,7 @@ fn a_wrong_selection_is_an_error_that_says_so() {
 }
 
 #[test]
-fn a_process_that_has_ended_is_not_measured_as_empty() {
+fn ended_process_is_an_error() {
     let mut zombie = Command::new("true").spawn().unwrap();
     let pid = zombie.id();
     while !fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z ") {}
@@ -148,7 +147,7 @@ fn a_process_that_has_ended_is_not_measured_as_empty() {
 }
 
 #[test]
-fn without_rights_own_processes_are_measured_and_others_named() {
+fn unprivileged_user_gets_own_processes_and_names_of_others() {
     let stage = Stage::new();
     let (own, other) = (stage.start_unprivileged(&["alloc a 100", "fill a 0 100 1"]), stage.start(&["alloc a 1"]));
     let run = |pids: &[&Known]| {
@@ -160,7 +159,7 @@ fn without_rights_own_processes_are_measured_and_others_named() {
     stop(own.pid());
     let output = run(&[&own]);
     assert_as_the_kernel_says(common::guest(&json_of(&output), own.pid()), own.pid());
-    // Both: what can be read is there, the other is named in the list and on stderr.
+    // Of both processes, the readable one is measured; the other is named in the list and on stderr.
     let output = run(&[&own, &other]);
     assert_eq!(output.status.code(), Some(1));
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -171,7 +170,7 @@ fn without_rights_own_processes_are_measured_and_others_named() {
         "{}",
         errors(&output)
     );
-    // Nobody in particular: that others are hidden is said, but is not an error.
+    // Without a selection, a message says that others' processes are hidden, and that is no error.
     let output = run(&[]);
     assert!(output.status.success(), "{}", errors(&output));
     assert!(errors(&output).contains("hidden, because they belong to others"), "{}", errors(&output));
@@ -220,21 +219,21 @@ fn qemu_is_found_with_its_name_and_its_ram() {
         assert_eq!((&guest["id"], &guest["kind"]), (&qemu.id().into(), &"qemu".into()));
         assert_eq!(guest["pids"], serde_json::json!([qemu.pid()]));
         assert_eq!((number(&guest["ram_bytes"]), &guest["group"]), (RAM_BYTES, &format!("{name}-vm").into()));
-        // Its shares of libraries change as others come and go; what it maps does not.
+        // Its part of shared libraries changes as other processes start and end; its resident set does not.
         assert_eq!(number(&guest["rss_bytes"]), rollup(qemu.pid(), &["Rss"]));
         let ram = region(guest, "guest_ram");
         assert!((FILLED_BYTES..FILLED_BYTES + (8 << 20)).contains(&ram), "{name}: {ram} of {guest}");
         assert!(region(guest, "translation_cache") > 0, "{name}: {guest}");
         assert_eq!(region(guest, "shared"), 0, "{name}: {guest}");
-        // Naming its process is naming it.
+        // Its pid selects the same guest.
         let by_pid = json_of(&guests(&["--pid", &qemu.pid().to_string()]));
         assert_eq!(by_pid["guests"][0]["id"], guest["id"]);
     }
 }
 
 #[test]
-fn two_vms_of_one_name_get_ids_of_their_own() {
-    let (Some(one), Some(two)) = (Qemu::start("twin", &[]), Qemu::start("twin", &[])) else { return };
+fn vms_of_the_same_name_get_different_ids() {
+    let (Some(one), Some(two)) = (Qemu::start("duplicate", &[]), Qemu::start("duplicate", &[])) else { return };
     let found = json_of(&guests(&["--guest", &one.name]));
     let mut ids: Vec<&str> = found["guests"].as_array().unwrap().iter().map(|g| g["id"].as_str().unwrap()).collect();
     let mut expected = [&one, &two].map(|q| format!("{}@{}", q.id(), q.pid()));
@@ -243,7 +242,7 @@ fn two_vms_of_one_name_get_ids_of_their_own() {
     assert_eq!(ids, expected);
 }
 
-/// A control group as LXC makes one, below our own. Dropping it removes it, once empty.
+/// A control group like LXC's, below this test's own. Dropping it removes the control group, if it is empty.
 struct Container(PathBuf);
 
 impl Container {
@@ -292,7 +291,8 @@ fn processes_of_a_control_group_are_one_guest() {
     pids.sort_unstable();
     assert_eq!(guest["pids"], serde_json::json!(pids));
     assert_eq!(number(&guest["rss_bytes"]), pids.iter().map(|p| rollup(*p, &["Rss"])).sum::<u64>());
-    // Processes that come and go, the one that measures among them, share libraries with these, which changes their part of them.
+    // Other processes, the measuring one among them, share libraries with these two. As they start and end, the two
+    // processes' part changes.
     let parts = pids.iter().map(|p| rollup(*p, &["Pss"])).sum::<u64>();
     let pss = number(&guest["pss_bytes"]);
     assert!(pss.abs_diff(parts) <= parts / 100, "{pss} of {parts}");
@@ -301,7 +301,7 @@ fn processes_of_a_control_group_are_one_guest() {
 }
 
 #[test]
-fn people_get_a_table_and_a_hint() {
+fn text_has_a_table_and_a_hint() {
     let known = Stage::new().start(&["alloc a 500", "fill a 0 500 1"]);
     let output = pagefold(&["guests", "--pid", &known.pid().to_string()]);
     let text = String::from_utf8(output.stdout).unwrap();

@@ -1,4 +1,4 @@
-//! What is found of a VM's memory from outside, against what its kernel says of itself inside.
+//! Kinds of a VM's pages as found from outside, compared with the guest kernel's own figures from inside.
 
 mod common;
 
@@ -10,23 +10,41 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// One at a time: emulated guests need the processors.
-static ALONE: Mutex<()> = Mutex::new(());
+/// Number of guests that may run now: one for each of two processors, because emulated guests need them.
+static FREE: (Mutex<u32>, Condvar) = (Mutex::new(2), Condvar::new());
+
+/// Leave to run a guest.
+struct Leave;
+
+impl Leave {
+    fn wait() -> Self {
+        let free = FREE.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *FREE.1.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner) -= 1;
+        Self
+    }
+}
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        *FREE.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        FREE.1.notify_one();
+    }
+}
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// One guest, ended when this is dropped.
+/// A lab with one guest. Dropping it ends the guest.
 struct World {
     lab: Lab,
     guest: lab::Guest,
     dir: tempfile::TempDir,
-    _alone: MutexGuard<'static, ()>,
+    _leave: Leave,
 }
 
-/// What a guest is made of.
+/// Kernel, memory, devices and options of a guest.
 struct Recipe<'a> {
     suite: Option<&'a str>,
     memory_mib: u64,
@@ -36,12 +54,12 @@ struct Recipe<'a> {
 }
 
 impl World {
-    /// Boots a guest; `None` where that cannot be, which has been said.
+    /// Boots a guest; `None`, with the reason printed, if the host lacks something.
     fn boot(recipe: &Recipe<'_>) -> Option<Self> {
         if common::not_root() {
             return None;
         }
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let leave = Leave::wait();
         let dir = tempfile::Builder::new().prefix("inside").tempdir_in("/tmp").expect("a temporary directory");
         let lab = Lab::open(&dir.path().join("lab")).expect("a path");
         let cache = Cache::open(&lab::cache_dir().expect("a cache")).expect("a path");
@@ -68,8 +86,8 @@ impl World {
         };
         let up = lab.up(&spec, &cache, &|_| {});
         match up {
-            Ok(mut guests) => Some(Self { lab, guest: guests.remove(0), dir, _alone: alone }),
-            Err(lab::Error::HostLacks(what)) => {
+            Ok(mut guests) => Some(Self { lab, guest: guests.remove(0), dir, _leave: leave }),
+            Err(lab::Error::Stop(cli::exit::Stop::HostLacks(what))) => {
                 eprintln!("skipped: {what}");
                 None
             }
@@ -83,8 +101,8 @@ impl World {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// The last of what the guest and its VMM wrote.
-    fn show_what_was_said(&self) {
+    /// Prints the end of the logs of the guest and of its VMM.
+    fn print_logs(&self) {
         let dir = self.dir.path().join("lab").join(&self.guest.name);
         for log in ["console.log", "log"] {
             let text = std::fs::read(dir.join(log)).unwrap_or_default();
@@ -110,14 +128,14 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.show_what_was_said();
+            self.print_logs();
         }
         let ended = self.lab.down();
         assert!(ended.is_ok() || std::thread::panicking(), "{ended:?} in {}", self.dir.path().display());
     }
 }
 
-/// A file system with `fincore` to ask what is cached, and files to cache.
+/// A file system with files to cache, and with `fincore`, which tells the cached pages of a file.
 fn disk(dir: &Path) -> PathBuf {
     let tree = dir.join("tree");
     fs::create_dir_all(tree.join("deep/er")).expect("make it");
@@ -145,7 +163,7 @@ fn disk(dir: &Path) -> PathBuf {
     image
 }
 
-/// What the guest says of itself.
+/// The guest kernel's own figures, read inside.
 struct Truth {
     flags: Vec<u64>,
     meminfo: BTreeMap<String, u64>,
@@ -207,7 +225,7 @@ impl Truth {
         }
     }
 
-    /// Every class within 2% or 1 MiB.
+    /// Asserts that every kind agrees within 2% or 1 MiB.
     fn compare(&self, frames: &Frames, when: &str) {
         let found = insight::count(&frames.uses);
         let of = |kind: Kind| found[kind as usize];
@@ -219,7 +237,7 @@ impl Truth {
         wanted.insert(Kind::KernelStack, self.meminfo["KernelStack"]);
         let cached = self.meminfo["Cached"] + self.meminfo["Buffers"];
         wanted.insert(Kind::PageCache, cached.saturating_sub(self.meminfo["Shmem"]));
-        // The guest calls its image reserved, too: that is compared range by range.
+        // The guest also counts its kernel image as reserved; the image is compared range by range below.
         let reserved = wanted.remove(&Kind::Reserved).unwrap_or(0);
         let mut in_image = 0;
         for (frame, flags) in self.flags.iter().enumerate().filter(|(_, flags)| *flags & kpf::RESERVED != 0) {
@@ -239,7 +257,8 @@ impl Truth {
             assert!(same * 100 >= of_range().count() * 98, "{when}: {kind:?} {same} of {range:?}");
         }
         assert!(of(Kind::Unknown) < 256, "{when}: {} unknown", of(Kind::Unknown));
-        // Where frames stand in the guest's order of reclaim; it counts those of the multi-generational LRU the same way.
+        // Frames on each list of the guest's reclaim. The guest counts those of the multi-generational LRU the same
+        // way.
         let on = |lists: &[Lru]| frames.uses.iter().filter(|u| lists.contains(&u.lru())).count() as u64;
         let inactive = on(&[Lru::Inactive, Lru::InactiveReferenced]);
         for (name, found) in
@@ -267,7 +286,7 @@ fn compare(world: &World, when: &str) -> (GuestRam, Frames) {
     (ram, frames)
 }
 
-/// Pages of each file that `fincore` sees in the guest, and that are found from outside.
+/// Asserts that the cached pages of each file, found from outside, are those that `fincore` sees in the guest.
 fn compare_files(world: &World, when: &str) {
     let libraries = "/mnt/ld-linux-x86-64.so.2 --library-path /mnt";
     let seen =
@@ -283,7 +302,8 @@ fn compare_files(world: &World, when: &str) {
     let mut compared = 0;
     for (count, path) in seen.lines().filter_map(|line| line.trim().split_once(' ')) {
         let inside: u64 = count.parse().expect("a count");
-        // Reading ahead, Linux 5.10 may keep a page behind the file's end, which nobody can map and fincore does not see.
+        // Linux 5.10 may read ahead a page behind the file's end, which cannot be mapped and which fincore does not
+        // see.
         let found = pages.get(path.trim()).copied().unwrap_or(0);
         assert!((inside..=inside + 1).contains(&found), "{when}: {found} of {inside} pages of {path}: {pages:?}");
         compared += u64::from(inside > 0);
@@ -291,7 +311,8 @@ fn compare_files(world: &World, when: &str) {
     assert!(compared >= 2, "{when}: {seen}");
 }
 
-/// Quiet; with page cache, many processes and files in memory; and when all that has been given up again.
+/// Compares three states of a guest: idle; with page cache, many processes and files in memory; and after it has freed
+/// all that.
 fn under_load(suite: Option<&str>) {
     let recipe = Recipe { suite, memory_mib: 256, disk: true, append: "", qemu_args: &[] };
     let Some(world) = World::boot(&recipe) else { return };
@@ -330,7 +351,7 @@ fn kinds_are_what_the_guest_says_on_the_newest_linux() {
 }
 
 #[test]
-fn without_randomisation_and_on_other_machines() {
+fn kinds_are_right_without_kaslr_and_on_other_machines() {
     for (append, qemu_args, memory_mib) in [
         ("nokaslr", &["-machine", "q35"][..], 128),
         // Five levels, and memory on both sides of the hole.
@@ -341,7 +362,7 @@ fn without_randomisation_and_on_other_machines() {
         let Some(world) = World::boot(&recipe) else { return };
         let when = format!("{append} {qemu_args:?}");
         let (ram, _) = compare(&world, &when);
-        // The same by the mappings alone.
+        // The VMM's mappings alone, without QMP, also lead to the kernel.
         let mappings = host::Mapping::read_all(ram.pid).expect("its mappings");
         let by_mappings = guest::RamMap::by_mappings(&world.found(), &mappings);
         let found = by_mappings
@@ -354,7 +375,7 @@ fn without_randomisation_and_on_other_machines() {
     }
 }
 
-/// Memory that was plugged in as devices, below it and above it; only QEMU knows where.
+/// Memory of DIMMs, present at boot and plugged while the guest runs. Only QEMU knows their addresses.
 #[test]
 fn plugged_memory_is_found_where_qemu_says() {
     let dimm = ["-object", "memory-backend-ram,id=d0,size=128M", "-device", "pc-dimm,memdev=d0"];
@@ -369,7 +390,7 @@ fn plugged_memory_is_found_where_qemu_says() {
     let above = frames.index.of((4 << 30) >> 12).expect("memory above 4 GiB");
     let known = frames.uses[above..].iter().filter(|u| u.kind() != Kind::Unknown).count();
     assert!(known > 100 << 8, "{known}");
-    // One more while it runs.
+    // One more DIMM while the guest runs.
     world.qmp("object-add", serde_json::json!({"qom-type": "memory-backend-ram", "id": "d1", "size": 128 << 20}));
     world.qmp("device_add", serde_json::json!({"driver": "pc-dimm", "memdev": "d1", "id": "dimm1"}));
     let deadline = Instant::now() + SOON;
@@ -381,9 +402,9 @@ fn plugged_memory_is_found_where_qemu_says() {
     assert_eq!(ram.index().count(), 512 << 8, "{:?}", ram.map.blocks());
 }
 
-/// Memory of a virtio-mem device: what is not plugged is offline to the guest, or not known to it at all.
+/// The unplugged part of a virtio-mem device is offline to the guest, or unknown to it.
 #[test]
-fn memory_of_virtio_mem_is_what_it_is_as_far_as_it_is_plugged() {
+fn unplugged_part_of_virtio_mem_is_offline_and_the_rest_has_kinds() {
     let device = "virtio-mem-pci,id=vm0,memdev=v0,block-size=2M,requested-size=72M";
     let qemu_args = ["-m", "256M,maxmem=1G", "-object", "memory-backend-ram,id=v0,size=128M", "-device", device];
     let recipe = Recipe { suite: None, memory_mib: 256, disk: false, append: "", qemu_args: &qemu_args };
@@ -408,13 +429,13 @@ fn memory_of_virtio_mem_is_what_it_is_as_far_as_it_is_plugged() {
     plugged(40);
 }
 
-/// What the balloon takes out of a guest is what was called free and backed.
+/// The balloon returns to the host those pages that were found to be free and backed.
 #[test]
 fn free_pages_that_are_backed_come_back_through_the_balloon() {
     let recipe =
         Recipe { suite: None, memory_mib: 256, disk: false, append: "", qemu_args: &["-device", "virtio-balloon-pci"] };
     let Some(world) = World::boot(&recipe) else { return };
-    // Memory that was used once. Not zeros, which the host's merger may take away meanwhile.
+    // Memory that was used and freed. It holds no zeros, since the host's merger may take those away meanwhile.
     world.shell("tr '\\0' x </dev/zero | dd of=/tmp/x bs=1M count=120 iflag=fullblock 2>/dev/null; rm /tmp/x; sleep 1");
     let look = || {
         let ram = world.ram();
@@ -436,15 +457,74 @@ fn free_pages_that_are_backed_come_back_through_the_balloon() {
         std::thread::sleep(Duration::from_millis(300));
     };
     assert!(after[Kind::Balloon as usize].abs_diff(give) < 256, "{} of {give}", after[Kind::Balloon as usize]);
-    // The footprint fell by what was free and backed and is no longer.
+    // The footprint fell by the number of pages that were free and backed, and are no longer backed.
     let (fell, gone) = (resident.saturating_sub(resident_after), free_backed - left);
     assert!(fell.abs_diff(gone) <= gone / 50 + 256, "{fell} of {gone}");
     assert!(gone * 10 >= free_backed * 8, "{gone} of {free_backed}");
 }
 
-/// A guest may write anything anywhere: it is read to an end, within bounds, whatever is there.
+/// Random numbers that are the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn throw(&mut self, sides: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % sides
+    }
+}
+
+/// Address of the VMCOREINFO note in a saved guest.
+fn note_of(saved: &Saved) -> usize {
+    let mut note = None;
+    saved.heads(&mut |at, head| {
+        if head[12..].starts_with(b"VMCOREINFO\0") {
+            note = Some(at.0 as usize);
+        }
+        note.is_none()
+    });
+    note.expect("the note")
+}
+
+/// Overwrites up to 400 words of a saved guest, in these frames and in the note. Returns the addresses and former
+/// values.
+fn damage(saved: &mut Saved, dice: &mut Dice, places: &[usize], note: Option<usize>) -> Vec<(usize, [u8; 8])> {
+    let mut undo = Vec::new();
+    for n in 0..1 + dice.throw(400) {
+        let frame = match (note, n % 4) {
+            (Some(note), 0) => note,
+            _ => places[dice.throw(places.len())] << 12,
+        };
+        let at = frame + dice.throw(512) * 8;
+        let other = places[dice.throw(places.len())] << 12;
+        let old: [u8; 8] = saved.bytes_mut()[at..at + 8].try_into().expect("eight bytes");
+        let copied: [u8; 8] = saved.bytes_mut()[other..other + 8].try_into().expect("eight bytes");
+        let new = match dice.throw(6) {
+            0 => [0; 8],
+            1 => [0xff; 8],
+            // A page table, or a list, that leads to itself.
+            2 => (at as u64 & !0xfff | 0x67).to_le_bytes(),
+            3 => copied,
+            4 => (u64::from_le_bytes(old) ^ 1 << dice.throw(64)).to_le_bytes(),
+            _ => (0xffff_8880_0000_0000 | at as u64).to_le_bytes(),
+        };
+        saved.bytes_mut()[at..at + 8].copy_from_slice(&new);
+        undo.push((at, old));
+    }
+    undo
+}
+
+/// Looks for the kernel in a damaged guest and reads everything that leads from it. Returns whether there is a kernel.
+fn read_to_an_end(saved: &Saved, count: usize) -> bool {
+    let Ok(kernel) = Kernel::find(saved) else { return false };
+    let frames = kernel.classify();
+    assert_eq!(frames.uses.len(), count);
+    frames.files.iter().for_each(|file| drop(kernel.file(*file)));
+    true
+}
+
+/// A guest may write anything anywhere: reading its memory ends within bounds nevertheless.
 #[test]
-fn whatever_a_guest_wrote_is_read_to_an_end() {
+fn damaged_guest_is_read_to_an_end_in_bounded_time() {
     let recipe = Recipe { suite: None, memory_mib: 96, disk: false, append: "", qemu_args: &[] };
     let Some(world) = World::boot(&recipe) else { return };
     let (ram, frames) = compare(&world, "to be damaged");
@@ -456,56 +536,17 @@ fn whatever_a_guest_wrote_is_read_to_an_end() {
     let whole = insight::count(&Kernel::find(&saved).expect("a kernel").classify().uses);
     let usual = begin.elapsed();
     assert_eq!(whole.iter().sum::<u64>(), ram.index().count() as u64);
-    // Where it hurts: page tables, descriptions of frames, types, variables, and the note among what is left.
+    // Frames where damage matters: page tables, descriptions of frames, types and variables.
     let hurts = [Kind::PageTables, Kind::Reserved, Kind::KernelRodata, Kind::KernelData, Kind::Slab];
     let places: Vec<usize> =
         (0..frames.uses.len()).filter(|place| hurts.contains(&frames.uses[*place].kind())).collect();
-    let mut note = None;
-    saved.heads(&mut |at, head| {
-        if head[12..].starts_with(b"VMCOREINFO\0") {
-            note = Some(at.0 as usize);
-        }
-        note.is_none()
-    });
-    let note = note.expect("the note");
-    let mut dice = 7_u64;
-    let mut throw = |sides: usize| {
-        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (dice >> 33) as usize % sides
-    };
+    let note = note_of(&saved);
+    let mut dice = Dice(7);
     let (mut lost, mut slowest) = (0, Duration::ZERO);
     for round in 0..150 {
-        let mut undo = Vec::new();
-        for n in 0..1 + throw(400) {
-            let frame = match (round % 3, n % 4) {
-                (0, 0) => note,
-                _ => places[throw(places.len())] << 12,
-            };
-            let at = frame + throw(512) * 8;
-            let other = places[throw(places.len())] << 12;
-            let old: [u8; 8] = saved.bytes_mut()[at..at + 8].try_into().expect("eight bytes");
-            let copied: [u8; 8] = saved.bytes_mut()[other..other + 8].try_into().expect("eight bytes");
-            let new = match throw(6) {
-                0 => [0; 8],
-                1 => [0xff; 8],
-                // A table, or a list, that leads to itself.
-                2 => (at as u64 & !0xfff | 0x67).to_le_bytes(),
-                3 => copied,
-                4 => (u64::from_le_bytes(old) ^ 1 << throw(64)).to_le_bytes(),
-                _ => (0xffff_8880_0000_0000 | at as u64).to_le_bytes(),
-            };
-            saved.bytes_mut()[at..at + 8].copy_from_slice(&new);
-            undo.push((at, old));
-        }
+        let undo = damage(&mut saved, &mut dice, &places, (round % 3 == 0).then_some(note));
         let begin = Instant::now();
-        match Kernel::find(&saved) {
-            Ok(kernel) => {
-                let frames = kernel.classify();
-                assert_eq!(frames.uses.len(), ram.index().count());
-                frames.files.iter().for_each(|file| drop(kernel.file(*file)));
-            }
-            Err(_) => lost += 1,
-        }
+        lost += u32::from(!read_to_an_end(&saved, ram.index().count()));
         slowest = slowest.max(begin.elapsed());
         for (at, old) in undo.into_iter().rev() {
             saved.bytes_mut()[at..at + 8].copy_from_slice(&old);

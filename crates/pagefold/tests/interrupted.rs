@@ -1,5 +1,5 @@
-//! Guests that die, execute another program or give memory back while they are counted: that guest is
-//! reported as partial, the others are complete, and nothing crashes or waits.
+//! Guests that die, execute another program or free memory during a census. Such a guest is reported as partial, the
+//! others are complete, and the census neither crashes nor hangs.
 
 mod common;
 
@@ -9,21 +9,21 @@ use serde_json::Value;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// 256 MiB: long enough to hit in the middle.
+/// Pages of the large guest: 256 MiB, enough for a census that can be hit in the middle.
 const PAGES: u32 = 65536;
 
-/// Takes a census of a large guest and a small one, does something to the large one in the middle of it, and
-/// goes on with other delays until that was in the middle: the process was there at first and not any more then.
+/// Takes a census of a large guest and a small one, and disturbs the large one in the middle of it. Repeats that with
+/// other delays until the disturbance has hit: the census has found the process at first, and missed it later.
 fn in_the_middle(how: &[&str], disturb: impl Fn(&mut Known), reason: &str) {
     let stage = Stage::new();
-    let calm = stage.start(&["alloc a 2000", "fill a 0 2000 1"]);
-    let expected = Frames::of(&[calm.pid()]).resident(calm.pid());
+    let quiet = stage.start(&["alloc a 2000", "fill a 0 2000 1"]);
+    let expected = Frames::of(&[quiet.pid()]).resident(quiet.pid());
     let mut delay = Duration::from_millis(40);
     for _ in 0..25 {
         let mut large = stage.start(&[&format!("alloc a {PAGES}"), &format!("fill a 0 {PAGES} 100000")]);
         let pid = large.pid();
         let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
-        command.args(census_args(&[pid, calm.pid()], how)).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args(census_args(&[pid, quiet.pid()], how)).stdout(Stdio::piped()).stderr(Stdio::piped());
         let begin = Instant::now();
         let running = command.spawn().unwrap();
         std::thread::sleep(delay);
@@ -40,12 +40,12 @@ fn in_the_middle(how: &[&str], disturb: impl Fn(&mut Known), reason: &str) {
         let partial = found["partial"].as_array().cloned().unwrap_or_default();
         let hit = partial.iter().find(|p| p["pid"] == pid && p["reason"].as_str().unwrap().contains(reason));
         if hit.is_none() {
-            // Too early: there was nothing left to count.
+            // The disturbance was too early: the census found nothing to count.
             delay = delay * 3 / 2;
             continue;
         }
         assert!(partial.iter().all(|p| p["pid"] == pid), "the other guest is complete: {partial:?}");
-        assert_eq!(number(&guest(&found, calm.pid())["resident_pages"]), expected);
+        assert_eq!(number(&guest(&found, quiet.pid())["resident_pages"]), expected);
         assert!(number(&guest(&found, pid)["resident_pages"]) < u64::from(PAGES) + 3000);
         assert!(errors.contains(reason), "said on stderr: {errors}");
         return;
@@ -76,7 +76,7 @@ fn a_guest_that_executes_another_program_is_partial() {
 }
 
 #[test]
-fn a_guest_that_gives_memory_back_is_partial() {
+fn a_guest_that_frees_memory_is_partial() {
     if common::not_root() {
         return;
     }
@@ -85,10 +85,10 @@ fn a_guest_that_gives_memory_back_is_partial() {
     }
 }
 
-/// Who registers memory with a userfaultfd and discards it may keep whoever faults on it waiting for ever. Read like
-/// other memory, it kept the third census of this test.
+/// A process that registers memory with a userfaultfd and discards it can block every process that faults on it, for
+/// ever. When the census read such memory like any other, the third census of this test hung.
 #[test]
-fn nobody_can_keep_the_census_waiting() {
+fn memory_with_a_userfaultfd_does_not_block_the_census() {
     if common::not_root() {
         return;
     }

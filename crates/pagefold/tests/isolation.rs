@@ -1,5 +1,5 @@
-//! No page crosses a group, by Pagefold's own audit and by a look at the page frames that knows nothing of it. And a
-//! member can read its group's pool, never write it.
+//! Isolation: no frame is mapped by two groups, by Pagefold's own audit and by an independent look at page frames. A
+//! member can read its group's pool, and never write it.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
-/// Page frames of the private mappings of a process that it can write: its memory, folded or not.
+/// Page frames of a process's private writable mappings: its memory, folded or not.
 fn frames(pid: u32) -> BTreeSet<u64> {
     let pagemap = File::open(format!("/proc/{pid}/pagemap")).expect("its page map");
     let flags = File::open("/proc/kpageflags").expect("flags of page frames");
@@ -21,12 +21,12 @@ fn frames(pid: u32) -> BTreeSet<u64> {
     for line in fs::read_to_string(format!("/proc/{pid}/maps")).expect("its mappings").lines() {
         let mut words = line.split_ascii_whitespace();
         let (range, rights) = (words.next().expect("a range"), words.next().expect("rights"));
-        // Programs and libraries are everybody's, and no memory of a guest.
+        // Programs and libraries are common to all processes, and no memory of a guest.
         let file = words.nth(3).unwrap_or_default();
         if !rights.starts_with("rw-p") || file.starts_with("/usr") || file.starts_with("/lib") || file.contains("/t-") {
             continue;
         }
-        if file.contains("target/") || file.contains("/examples/") {
+        if file.contains("target/") {
             continue;
         }
         let (start, end) = range.split_once('-').expect("a range");
@@ -62,7 +62,7 @@ fn no_frame_crosses_a_group() {
         members.iter_mut().for_each(|(_, m)| m.assert_is_well());
         ["acme", "beta"].iter().all(|group| number(&service.show(group)["sharing_pages"]) > 8000)
     });
-    // All four hold the same contents, so anything that looked at contents alone would have joined them.
+    // All four members hold the same contents, so folding by content alone would have crossed the groups.
     let audit = service.assert_audit_is_clean();
     assert!(number(&audit["frames_checked"]) > 500, "{audit}");
     assert!(number(&audit["shared_within_group"]) > 100, "{audit}");
@@ -81,7 +81,7 @@ fn no_frame_crosses_a_group() {
         assert!((100..=260).contains(&shared), "{group}: {shared} frames are of both members, of 200 contents");
         assert!(one.len() < 5000, "{group}: {} frames for 6000 pages", one.len());
     }
-    // Who joins no group and holds the same stays alone.
+    // A process of no group that holds the same contents shares no frame.
     let mut stranger = std::process::Command::new(torture());
     stranger.args(words).env(service.mark().0, service.mark().1);
     let stranger = Member::spawn(stranger, "stranger", &service.place());
@@ -91,8 +91,8 @@ fn no_frame_crosses_a_group() {
     }
 }
 
-/// Frames that processes of both lists map. One after the other is looked at, and a frame that one gives back meanwhile may be
-/// the other's next; so only what is in common each time counts.
+/// Frames that processes of both lists map. The processes are read one after the other, and a frame that one frees may
+/// become the other's meanwhile. So only frames that are in common at each of five looks count.
 fn in_common(some: &[u32], others: &[u32]) -> BTreeSet<u64> {
     let all = |pids: &[u32]| pids.iter().flat_map(|pid| frames(*pid)).collect::<BTreeSet<u64>>();
     let look = || all(some).intersection(&all(others)).copied().collect::<BTreeSet<u64>>();

@@ -1,4 +1,4 @@
-//! The census beside the kernel's own merger: it sees what is merged, and leaves it merged.
+//! The census of pages that the kernel's KSM has merged: it counts them once, and leaves them merged.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 const KSM: &str = "/sys/kernel/mm/ksm";
 
-/// KSM at full speed; the knobs go back to where they were when this is dropped.
+/// Starts KSM at full speed. Dropping the result restores its knobs.
 fn start_merging() -> Afterwards {
     let restore = ["run", "pages_to_scan", "sleep_millisecs", "smart_scan"].map(|knob| {
         let value = fs::read_to_string(format!("{KSM}/{knob}")).expect("a kernel with KSM");
@@ -44,7 +44,7 @@ fn merged_pages_are_seen_and_stay_merged() {
         assert!(begin.elapsed() < Duration::from_secs(60), "ksmd does not merge: {:?}", pids.map(merged));
         std::thread::sleep(Duration::from_millis(50));
     }
-    // Stop ksmd, keep what it merged.
+    // Stop ksmd and keep the merged pages.
     fs::write(format!("{KSM}/run"), "0").unwrap();
     let expected = Frames::of(&pids);
     for how in [&[][..], &["--no-trace"]] {
@@ -58,7 +58,7 @@ fn merged_pages_are_seen_and_stay_merged() {
         }
         let shared = &found["already_shared"];
         assert_eq!((number(&shared["ksm_frames"]), number(&shared["ksm_saved_pages"])), (401, 2 * 500 - 401));
-        // Of the 400 + 100 copies that there were to save, none is left.
+        // Of the superfluous copies of the 400 and the 100 pages, none is left.
         let saved = |found: &serde_json::Value| number(&found["opportunity"]["total"]["anon_anon"]);
         assert_eq!(saved(&plain) - saved(&found), 599, "{how:?}");
     }

@@ -1,4 +1,4 @@
-//! A vCPU writes memory, too: one that counts in pages of its guest, which are duplicates by turns.
+//! A vCPU that writes memory: it counts in pages of its guest, which become duplicates from time to time.
 
 mod common;
 
@@ -6,7 +6,7 @@ use common::number;
 use common::service::{Service, cannot_fold, seconds, until};
 
 #[test]
-fn what_a_vcpu_counts_is_not_lost() {
+fn writes_of_a_vcpu_are_not_lost() {
     if cannot_fold() {
         return;
     }

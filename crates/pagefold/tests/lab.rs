@@ -1,4 +1,4 @@
-//! `pagefold lab` as users run it: as anybody, interrupted at any moment, called wrongly.
+//! `pagefold lab` without rights, interrupted at any moment, called wrongly, and on a full disk.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
-/// A directory that everybody can use, with a copy of the program that everybody can run.
+/// A directory that every user can write, with a copy of the program that every user can run.
 struct Place {
     dir: tempfile::TempDir,
     program: PathBuf,
@@ -72,7 +72,7 @@ fn processes_with(path: &Path) -> usize {
 }
 
 #[test]
-fn anybody_can_have_process_guests() {
+fn unprivileged_user_can_have_process_guests() {
     let place = Place::new();
     let as_nobody = |words: &[&str]| {
         let mut command = Command::new("setpriv");
@@ -107,7 +107,7 @@ fn anybody_can_have_process_guests() {
     assert_eq!(settled["idle"], true);
     let no_inside = as_nobody(&["exec", "--guest", "a-1", "--", "true"]);
     assert_eq!(no_inside.status.code(), Some(2), "{}", stderr(&no_inside));
-    // Containers need rights, and it says so.
+    // Containers need root, and the message says so.
     let refused = as_nobody(&["up", "--image", "lxc-shared"]);
     assert_eq!(refused.status.code(), Some(3), "{}", stderr(&refused));
     assert!(stderr(&refused).contains("root"));
@@ -122,7 +122,7 @@ fn down_ends_what_an_interrupted_up_left() {
     let place = Place::new();
     let vms = Path::new("/usr/bin/qemu-system-x86_64").exists();
     let image = if vms { "tiny" } else { "process" };
-    // Built and probed first, so that the interruptions fall into the starting.
+    // The image is built and KVM probed first, so that the interruptions hit the start of the guests.
     assert!(place.run(&["up", "--image", image]).status.success());
     place.run(&["down"]);
     let marked = || {
@@ -175,7 +175,7 @@ fn exec_passes_the_status_on() {
 }
 
 #[test]
-fn wrong_calls_are_told_from_others() {
+fn wrong_calls_are_usage_errors_and_start_nothing() {
     let place = Place::new();
     let long = "x".repeat(90);
     for words in [
@@ -203,7 +203,7 @@ fn wrong_calls_are_told_from_others() {
 }
 
 #[test]
-fn more_than_the_host_has_is_refused_before_anything_is_started() {
+fn memory_beyond_the_hosts_is_refused_before_any_start() {
     let place = Place::new();
     for image in ["process", "tiny"] {
         let refused = place.run(&["up", "--image", image, "--memory", "1000T"]);
@@ -215,7 +215,7 @@ fn more_than_the_host_has_is_refused_before_anything_is_started() {
     assert!(stderr(&refused).contains("/dev/zero: not a plain file"), "{}", stderr(&refused));
 }
 
-/// A small tmpfs, which is unmounted whatever happens.
+/// A small tmpfs. Dropping it unmounts it, also when the test fails.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {

@@ -1,4 +1,4 @@
-//! What goes wrong around Pagefold: nobody listens, the disk is full, a file is not what it should be.
+//! Faults around Pagefold: output that nobody reads, a full disk, files of the wrong type or size.
 
 use std::fs::{self, File};
 use std::process::{Command, Output, Stdio};
@@ -11,7 +11,7 @@ impl Place {
         Self(tempfile::tempdir().unwrap())
     }
 
-    /// A command that finds no lab of anybody's.
+    /// A command with a lab directory of this test's own.
     fn pagefold(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
         command.args(args).env("PAGEFOLD_LAB_DIR", self.0.path().join("lab")).stdin(Stdio::null());
@@ -27,7 +27,7 @@ fn full_disk() -> File {
     File::options().write(true).open("/dev/full").unwrap()
 }
 
-/// The writing end of a pipe that nobody reads.
+/// The writing end of a pipe without a reader.
 fn closed_pipe() -> Stdio {
     std::io::pipe().unwrap().1.into()
 }
@@ -36,7 +36,7 @@ fn errors(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Commands that print something wherever they run.
+/// Commands that print something on every host.
 const COMMANDS: [&[&str]; 7] = [
     &["doctor"],
     &["doctor", "--json"],
@@ -61,7 +61,7 @@ fn a_full_disk_behind_stdout_is_an_error_and_a_closed_pipe_is_none() {
 }
 
 #[test]
-fn whether_anybody_hears_what_is_said_on_stderr_does_not_matter() {
+fn unwritable_stderr_does_not_change_the_exit_code() {
     let place = Place::new();
     for args in [&["lab", "exec", "--", "true"] as &[&str], &["guests", "--pid", "4294967295"], &["guests"]] {
         let heard = place.run(args);
@@ -74,7 +74,7 @@ fn whether_anybody_hears_what_is_said_on_stderr_does_not_matter() {
 }
 
 #[test]
-fn files_that_never_end_or_never_begin_are_refused_at_once() {
+fn pipes_devices_and_large_files_are_refused_at_once() {
     let place = Place::new();
     let pipe = place.0.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
@@ -100,7 +100,7 @@ fn files_that_never_end_or_never_begin_are_refused_at_once() {
 }
 
 #[test]
-fn times_to_wait_are_bounded() {
+fn timeouts_out_of_range_are_usage_errors() {
     let place = Place::new();
     for call in [&["lab", "settle"] as &[&str], &["lab", "exec"], &["lab", "up", "--image=process"]] {
         for seconds in ["0", "86401", "18446744073709551615"] {

@@ -1,5 +1,5 @@
-//! The prover: what is held is never said to be free, what was let go of is soon; and nobody learns about others, or can
-//! keep the prover from its work.
+//! The prover never calls a held page free, and soon calls a released page free. A client learns nothing about other
+//! processes' pages, and cannot keep the prover from its work.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// A running `examples/held_pages`. Dropping it ends it.
+/// A running `trials/held_pages`. Dropping it ends it.
 struct Pages {
     child: Child,
     input: ChildStdin,
@@ -17,8 +17,8 @@ struct Pages {
 }
 
 fn program() -> PathBuf {
-    let path = PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("examples").join("held_pages");
-    assert!(path.exists(), "{} is not there: cargo build -p pagefold --examples", path.display());
+    let path = PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("held_pages");
+    assert!(path.exists(), "{} is not there: cargo build -p trials", path.display());
     path
 }
 
@@ -52,7 +52,7 @@ impl Pages {
         }
     }
 
-    /// Holds page 3 in this way, then lets go of it.
+    /// Asserts that page 3 is not free while it is held in the way `how`, and is free soon after its release.
     fn holds(&mut self, how: &str, let_go: &str) {
         self.does(&["admit", how, "protect"]);
         for _ in 0..100 {
@@ -72,19 +72,19 @@ impl Drop for Pages {
     }
 }
 
-/// The process of the service's prover.
+/// Pid of the service's prover.
 fn prover_pid(service: &Service) -> Option<u32> {
     let supervisor = service.supervisor_pid();
     let children = std::fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children")).ok()?;
     let is_prover = |pid: &u32| {
         std::fs::read_to_string(format!("/proc/{pid}/cmdline"))
-            .is_ok_and(|line| line.split('\0').nth(1) == Some("prove"))
+            .is_ok_and(|line| line.split("\0").next().is_some_and(|program| program.ends_with("/pagefold-prove")))
     };
     children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(is_prover)
 }
 
 #[test]
-fn whoever_holds_a_page_is_seen_until_he_lets_go() {
+fn held_page_is_not_free_until_last_holder_releases_it() {
     if not_root() {
         return;
     }
@@ -96,7 +96,7 @@ fn whoever_holds_a_page_is_seen_until_he_lets_go() {
     pages.holds("register 3", "release");
     pages.holds("read 3", "arrive");
     pages.holds("fork", "release");
-    // A page is held until the last one lets go.
+    // A page is held until its last holder has released it.
     pages.does(&["admit", "lend 3", "read 3", "protect"]);
     assert_eq!(pages.tell("ask 0 8"), "00010000");
     pages.does(&["release"]);
@@ -105,10 +105,10 @@ fn whoever_holds_a_page_is_seen_until_he_lets_go() {
     assert!(!pages.tell("until-free 0 512").contains("error"));
 }
 
-/// With the prover made to say free of what is referenced (`Asker::look`), all 3,356 pages that are held are said to be free. With
-/// the comparison of the count taken out of `host::ReferenceCounts`, there is no prover at all: it fails its own trial.
+/// This test can fail. With a prover that calls referenced pages free (`Asker::look`), all 3,356 held pages were called
+/// free. Without the comparison of the count in `prove::ReferenceCounts`, there is no prover: it fails its own trial.
 #[test]
-fn in_many_tries_nothing_that_is_held_is_said_to_be_free() {
+fn no_held_page_is_called_free_in_many_tries() {
     if not_root() {
         return;
     }
@@ -120,30 +120,30 @@ fn in_many_tries_nothing_that_is_held_is_said_to_be_free() {
     let [asked, held, wrong, free] = counts[..] else { panic!("{answer}") };
     assert!(asked >= 100_000 && held > 1000, "{answer}");
     assert_eq!(wrong, 0, "{answer}");
-    // The kernel itself may hold one for a moment.
+    // The kernel itself may hold a page for a moment.
     assert!(free > (asked - held) / 10 * 9, "{answer}");
 }
 
 #[test]
-fn what_cannot_be_told_is_not_said_to_be_free() {
+fn undecidable_page_is_not_called_free() {
     if not_root() {
         return;
     }
     let service = Service::start();
     let (mut pages, mut other) = (Pages::start(&service), Pages::start(&service));
-    // Not protected.
+    // Pages that are not write-protected.
     assert_eq!(pages.tell("ask 0 4"), "2222");
     pages.does(&["protect"]);
     assert!(!pages.tell("until-free 0 512").contains("error"));
-    // Part of a huge page.
+    // Parts of a huge page.
     match pages.tell("huge").as_str() {
         "skipped" => eprintln!("skipped: no huge page was to be had"),
         huge => assert_eq!(huge, "2".repeat(512)),
     }
-    // Absent, and beyond all memory.
+    // Absent pages, and addresses beyond all memory.
     assert_eq!(pages.tell("ask-at 1000 3"), "222");
     assert_eq!(pages.tell("ask-at fffffffffff000 4"), "2222");
-    // Another process's: the same address is looked up in the asker's own page table.
+    // Another process's pages: the prover looks the address up in the asker's own page table.
     let address = pages.tell("address");
     assert_eq!(pages.tell(&format!("ask-at {address} 4")), "0000");
     let at = other.tell("address");
@@ -153,7 +153,7 @@ fn what_cannot_be_told_is_not_said_to_be_free() {
 }
 
 #[test]
-fn who_sends_rubbish_floods_or_crowds_harms_nobody() {
+fn clients_that_send_rubbish_or_flood_or_crowd_harm_nobody() {
     if not_root() {
         return;
     }
@@ -170,18 +170,18 @@ fn who_sends_rubbish_floods_or_crowds_harms_nobody() {
     assert!((900..1024).contains(&open), "{open} connections");
     assert_eq!(pages.tell("ask 0 4"), "0000");
     until(10, "places are free again", || bad.tell("many 10") == "10");
-    // Without the rights it had, it is not one to be looked at.
+    // The prover hangs up on a process whose rights have changed since it connected.
     assert_eq!(bad.tell("ask-as 65534"), "hung up");
     assert_eq!(prover_pid(&service), Some(prover), "the prover has ended: {}", service.log());
 }
 
 #[test]
-fn anybody_may_ask_about_himself() {
+fn unprivileged_process_may_ask_about_its_own_pages() {
     if not_root() {
         return;
     }
     let service = Service::start();
-    // Where nobody but root has a userfaultfd, it fails to start.
+    // The program fails to start on hosts where only root has a userfaultfd.
     let mut command = unprivileged(program().to_str().expect("a plain path"));
     command.stderr(Stdio::null());
     let device = std::fs::File::open("/dev/userfaultfd").is_ok();
@@ -196,7 +196,7 @@ fn anybody_may_ask_about_himself() {
 }
 
 #[test]
-fn a_prover_that_dies_is_followed_by_another_and_ends_with_the_service() {
+fn killed_prover_is_replaced_and_ends_with_its_supervisor() {
     if not_root() {
         return;
     }

@@ -1,4 +1,4 @@
-//! The census of real VMs: against counting by hand, and inside the oldest kernel that we say it works on.
+//! The census of real VMs, compared with a count by hand, and the census inside a VM with the oldest supported kernel.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-/// One test at a time: VMs share the pages of QEMU and its libraries, and who does so is counted.
+/// Lock of these tests, for one at a time: VMs share the pages of QEMU and its libraries, and their owners are counted.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn signal(pids: &[u32], signal: &str) {
@@ -23,23 +23,9 @@ fn census(pids: &[u32], more: &[&str]) -> Value {
     common::census(pids, more)
 }
 
-#[test]
-fn real_vms_are_counted_as_by_hand() {
-    if common::not_root() {
-        return;
-    }
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let lab = Lab::new(&[]);
-    let words = ["--image", "tiny", "--guests", "3", "--groups", "acme,beta", "--memory", "128M"];
-    let Some(guests) = lab.up(&words) else { return };
-    let pids: Vec<u32> = guests.iter().map(lab::pid).collect();
-    // Stopped, they hold still while they are counted twice.
-    signal(&pids, "-STOP");
-    let groups = lab.groups();
-    // Of what they are inside, `--no-trace` says nothing.
-    let found = census(&pids, &["--groups", &groups, "--no-kinds"]);
-    let by_hand = Frames::of(&pids);
-    for (guest, &pid) in found["guests"].as_array().unwrap().iter().zip(&pids) {
+/// Compares every figure of a census of stopped VMs with the count by hand.
+fn assert_counted_as_by_hand(found: &Value, pids: &[u32], by_hand: &Frames) {
+    for (guest, &pid) in found["guests"].as_array().unwrap().iter().zip(pids) {
         assert_eq!(guest["kind"], "qemu");
         assert_eq!(number(&guest["mapped_pages"]), by_hand.mapped(pid));
         assert_eq!(number(&guest["resident_pages"]), by_hand.resident(pid));
@@ -56,25 +42,51 @@ fn real_vms_are_counted_as_by_hand() {
     assert_eq!((number(&already["frames"]), number(&already["saved_pages"])), (shared, saved));
     // Guests of one group match in long runs: the same kernel, loaded the same way.
     assert!(found["runs"]["share_in_runs_of_8"].as_f64().unwrap() > 0.3, "{}", found["runs"]);
+}
 
-    // Other threads, another bound, another way of reading: nothing else comes out.
+/// Asserts that other numbers of threads, another index bound and `--no-trace` find the same.
+fn assert_every_way_finds_the_same(found: &Value, pids: &[u32], groups: &str) {
     for more in [&["--threads", "2"][..], &["--index-memory", "128K"], &["--no-trace"]] {
-        let mut other = census(&pids, &[&["--groups", &groups, "--no-kinds"], more].concat());
+        let mut other = census(pids, &[&["--groups", groups, "--no-kinds"], more].concat());
         assert_eq!(number(&other["host"]["passes"]) > 1, more.contains(&"--index-memory"));
         other["host"] = found["host"].clone();
-        assert!(other == found, "{more:?} finds something else");
+        assert!(other == *found, "{more:?} finds something else");
     }
+}
 
-    // Inside they are looked at while they are stopped, and QEMU does not answer: nothing but the kinds comes to it.
-    let mut inside = census(&pids, &["--groups", &groups]);
+/// Asserts that a look inside the VMs adds the kinds and changes nothing else. They are stopped, and QEMU does not
+/// answer.
+fn assert_kinds_change_nothing_else(found: &Value, pids: &[u32], groups: &str) {
+    let mut inside = census(pids, &["--groups", groups]);
     inside["host"] = found["host"].clone();
     for guest in inside["guests"].as_array_mut().expect("guests") {
         let kinds = guest.as_object_mut().and_then(|guest| guest.remove("kinds")).expect("kinds");
         assert!(kinds.as_array().is_some_and(|kinds| kinds.len() > 8), "{kinds}");
     }
-    assert!(inside == found, "looking inside changes something else");
+    assert!(inside == *found, "looking inside changes something else");
+}
 
-    // Without groups nobody trusts anybody: what could be saved falls to what each has within itself.
+#[test]
+fn real_vms_are_counted_as_by_hand() {
+    if common::not_root() {
+        return;
+    }
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let lab = Lab::new(&[]);
+    let words = ["--image", "tiny", "--guests", "3", "--groups", "acme,beta", "--memory", "128M", "--saved"];
+    let Some(guests) = lab.up(&words) else { return };
+    let pids: Vec<u32> = guests.iter().map(lab::pid).collect();
+    // The VMs are stopped, so that nothing changes between the counts.
+    signal(&pids, "-STOP");
+    let groups = lab.groups();
+    // Without kinds, because `--no-trace` finds none.
+    let found = census(&pids, &["--groups", &groups, "--no-kinds"]);
+    let by_hand = Frames::of(&pids);
+    assert_counted_as_by_hand(&found, &pids, &by_hand);
+    assert_every_way_finds_the_same(&found, &pids, &groups);
+    assert_kinds_change_nothing_else(&found, &pids, &groups);
+
+    // Without groups, each VM is a group of its own: only duplicates within each could be saved.
     let alone = census(&pids, &[]);
     assert_eq!(alone["all_saved_pages"], found["all_saved_pages"]);
     assert_eq!(
@@ -86,8 +98,8 @@ fn real_vms_are_counted_as_by_hand() {
     signal(&pids, "-CONT");
 }
 
-/// Debian 12's own kernel (6.1) has no `PAGEMAP_SCAN`: page tables are read whole, and zero pages told by
-/// their frames. It runs in the VM; so does the census, from a disk with the program and its libraries.
+/// Debian 12's own kernel (6.1) has no `PAGEMAP_SCAN`. There the census reads whole page tables, and knows zero pages
+/// by their frames. The VM runs this kernel, and the census inside, from a disk with the program and its libraries.
 #[test]
 fn kernels_without_pagemap_scan_are_counted_too() {
     if common::not_root() {
@@ -126,6 +138,6 @@ fn kernels_without_pagemap_scan_are_counted_too() {
     assert_eq!(number(&guest["mapped_pages"]) * 4, rss_kib);
     assert!(number(&found["host"]["pages_scanned"]) < 20_000, "what is only reserved is not looked at");
     assert_eq!(number(&guest["zero_pages"]), 300);
-    // 500 copies, and all zeros but one; besides, what the C library holds twice.
+    // 500 copies, and 299 zero pages beyond the first; the C library holds some pages twice.
     assert!((799..810).contains(&number(&guest["duplicates"]["within"])), "{guest}");
 }

@@ -1,4 +1,4 @@
-//! `pagefold run`: what becomes of the program, and of calls that cannot be.
+//! `pagefold run`: the environment of the executed program, and calls that are refused.
 
 mod common;
 
@@ -13,7 +13,7 @@ fn words(output: &Output) -> String {
 }
 
 #[test]
-fn the_program_is_what_it_would_be_otherwise() {
+fn program_keeps_arguments_status_and_descriptors() {
     if not_root() {
         return;
     }
@@ -45,7 +45,7 @@ fn the_program_is_what_it_would_be_otherwise() {
 }
 
 #[test]
-fn what_cannot_be_a_member_is_told_why() {
+fn reason_is_given_for_programs_that_cannot_be_members() {
     if not_root() {
         return;
     }
@@ -70,7 +70,7 @@ fn what_cannot_be_a_member_is_told_why() {
     assert!(code == Some(2) && error.contains("group name"), "{error}");
     let (code, error) = run(&["acme", "--service", "/nonexistent", "--", "true"]);
     assert!(code == Some(1) && error.contains("no service answers in /nonexistent"), "{error}");
-    // A program that gains rights loads no libraries of others.
+    // A set-uid program does not load preloaded libraries.
     let su = installed.text("su");
     common::copy_program("/bin/true".as_ref(), su.as_ref());
     fs::set_permissions(&su, fs::Permissions::from_mode(0o4755)).unwrap();
@@ -91,7 +91,7 @@ fn which(name: &str) -> Result<String, ()> {
 }
 
 #[test]
-fn who_may_not_use_userfaultfd_is_told_what_to_do() {
+fn user_without_userfaultfd_is_told_the_remedies() {
     if not_root() {
         return;
     }
@@ -110,11 +110,12 @@ fn who_may_not_use_userfaultfd_is_told_what_to_do() {
 }
 
 #[test]
-fn a_private_service_comes_and_goes_with_its_members() {
+fn private_service_ends_after_its_last_member() {
     if not_root() {
         return;
     }
-    // As `pagefold run` starts it where none runs; it cannot itself here, for want of a right that root would give.
+    // The service starts as `pagefold run` would start it where none runs. An unprivileged `pagefold run` cannot do so
+    // here, for want of a right that only root has.
     let installed = Installed::new();
     let own = installed.path("own");
     fs::create_dir(&own).unwrap();

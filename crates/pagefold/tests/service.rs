@@ -1,8 +1,8 @@
-//! `pagefold serve`: who is let in, and what outlives whom. With real supervisors and workers.
+//! `pagefold serve` with real supervisors and workers: which processes are admitted, and which outlive others.
 
 mod common;
 
-use common::supervised::{Installed, is_alive, signal, wait_for};
+use common::supervised::{Fake, Installed, is_alive, signal, wait_for};
 use common::{not_root, unprivileged};
 use std::fs;
 
@@ -23,7 +23,7 @@ fn status_of(pid: u32, key: &str) -> String {
 }
 
 #[test]
-fn who_was_registered_or_fits_a_rule_is_let_in_and_nobody_else() {
+fn only_registered_processes_and_those_of_a_rule_are_admitted() {
     if not_root() {
         return;
     }
@@ -32,7 +32,7 @@ fn who_was_registered_or_fits_a_rule_is_let_in_and_nobody_else() {
     let mut web = installed.member("acme", "web");
     assert!(web.connects(&installed), "{}", installed.log());
     assert_eq!(installed.members("acme"), ["web"]);
-    // A child of a member is not one: it was not asked.
+    // A child of a member is no member: it was not registered.
     let child = web.tell(&format!("child {}", installed.text("s/agent.sock")));
     assert!(child.starts_with("closed"), "{child}");
     assert!(!installed.stranger().connects(&installed));
@@ -41,14 +41,14 @@ fn who_was_registered_or_fits_a_rule_is_let_in_and_nobody_else() {
     assert!(by_rule.connects(&installed), "{}", installed.log());
     assert_eq!(installed.members("beta"), [format!("fake-agent-{}", by_rule.pid())]);
     assert_eq!(installed.members("acme"), ["web"]);
-    // The end of a process is the end of its membership, and frees its name.
+    // A process's end also ends its membership, and frees its name.
     web.kill();
     wait_for("web is forgotten", || (installed.listed("acme")["members"] == 0).then_some(()));
     assert!(installed.member("acme", "web").connects(&installed));
 }
 
 #[test]
-fn nobody_is_registered_by_lies() {
+fn false_registrations_are_refused() {
     if not_root() {
         return;
     }
@@ -56,25 +56,45 @@ fn nobody_is_registered_by_lies() {
     let _supervisor = installed.serve(TWO, &[]);
     let mut web = installed.member("acme", "web");
     assert!(web.connects(&installed));
-    // To another group, once it is in one.
+    // A member cannot join another group.
     let answer = web.ask(&installed, r#"{"join":{"group":"beta","name":"web","program":"x"}}"#);
     assert!(answer["refused"].as_str().unwrap().contains("stays one until it ends"), "{answer}");
-    // By a user whom the group does not name, who also may not change it or look at it.
-    let mut other = installed.stranger_unprivileged();
+    let (mut other, mut root) = (installed.stranger_unprivileged(), installed.stranger());
+    assert_other_user_is_refused(&installed, &mut other);
+    assert_bad_names_are_refused(&installed, &mut root);
+    // A pid in the question changes nothing: the supervisor takes it from the peer's credentials.
+    let spoof = format!(r#"{{"join":{{"group":"beta","name":"spoof","program":"x","pid":{}}}}}"#, web.pid());
+    assert!(other.ask(&installed, &spoof)["joined"] == "spoof");
+    let state = fs::read_to_string(installed.path("s/state.json")).unwrap();
+    let state: serde_json::Value = serde_json::from_str(&state).unwrap();
+    let spoof = state["members"].as_array().unwrap().iter().find(|m| m["name"] == "spoof").unwrap();
+    assert_eq!(spoof["pid"], other.pid());
+    // A message that is no question ends the connection, and the service goes on answering.
+    for nonsense in ["", "{}", "nonsense", r#"{"join":{}}"#, r#"{"show":{"group":"acme"}} {"#] {
+        assert_eq!(root.ask(&installed, nonsense), "closed", "{nonsense}");
+    }
+    assert!(web.is_connected());
+    assert_eq!(installed.members("acme"), ["web"]);
+}
+
+/// Asserts that a user whom the group does not name may not join it, change it or look at it.
+fn assert_other_user_is_refused(installed: &Installed, other: &mut Fake) {
     for question in [
         r#"{"join":{"group":"acme","name":"x","program":"x"}}"#,
         r#"{"set":{"group":"acme","change":{"fold":"off"}}}"#,
         r#"{"show":{"group":"acme"}}"#,
     ] {
-        let answer = other.ask(&installed, question);
+        let answer = other.ask(installed, question);
         assert!(answer["refused"].as_str().unwrap().contains("user 65534 may not deal with group acme"), "{answer}");
     }
     assert_eq!(installed.listed("acme")["settings"]["fold"], "on");
-    let answer = other.ask(&installed, r#"{"join":{"group":"no-such","name":"x","program":"x"}}"#);
+    let answer = other.ask(installed, r#"{"join":{"group":"no-such","name":"x","program":"x"}}"#);
     assert!(answer["refused"].is_string(), "{answer}");
-    assert!(other.ask(&installed, r#""members""#).to_string().contains("done"), "acme's members were shown");
-    // By a name that is another's, or none.
-    let mut root = installed.stranger();
+    assert!(other.ask(installed, r#""members""#).to_string().contains("done"), "acme's members were shown");
+}
+
+/// Asserts that nobody can join with a name that is taken or malformed.
+fn assert_bad_names_are_refused(installed: &Installed, root: &mut Fake) {
     for (name, words) in [
         ("web", "has a member web already"),
         ("../../x", "member name \\\"../../x\\\""),
@@ -83,32 +103,19 @@ fn nobody_is_registered_by_lies() {
         (&"n".repeat(49), "member name"),
     ] {
         let question = format!(r#"{{"join":{{"group":"acme","name":"{name}","program":"x"}}}}"#);
-        let answer = root.ask(&installed, &question).to_string();
+        let answer = root.ask(installed, &question).to_string();
         assert!(answer.contains("refused") && answer.contains(words), "{name}: {answer}");
     }
-    // A pid in the question changes nothing: it is not asked for.
-    let spoof = format!(r#"{{"join":{{"group":"beta","name":"spoof","program":"x","pid":{}}}}}"#, web.pid());
-    assert!(other.ask(&installed, &spoof)["joined"] == "spoof");
-    let state = fs::read_to_string(installed.path("s/state.json")).unwrap();
-    let state: serde_json::Value = serde_json::from_str(&state).unwrap();
-    let spoof = state["members"].as_array().unwrap().iter().find(|m| m["name"] == "spoof").unwrap();
-    assert_eq!(spoof["pid"], other.pid());
-    // What is no question at all ends the connection, and the service answers others.
-    for nonsense in ["", "{}", "nonsense", r#"{"join":{}}"#, r#"{"show":{"group":"acme"}} {"#] {
-        assert_eq!(root.ask(&installed, nonsense), "closed", "{nonsense}");
-    }
-    assert!(web.is_connected());
-    assert_eq!(installed.members("acme"), ["web"]);
 }
 
 #[test]
-fn a_child_does_not_bring_along_what_its_parent_folded() {
+fn process_that_maps_another_groups_pool_cannot_join() {
     if not_root() {
         return;
     }
     let installed = Installed::new();
     let _supervisor = installed.serve(TWO, &[]);
-    // Holds a private mapping of what looks like acme's pool, and connects for beta.
+    // The program holds a private mapping of a file that looks like acme's pool, and connects for beta.
     let script = format!(
         "import mmap, os, socket, sys
 f = os.memfd_create('pagefold-acme'); os.ftruncate(f, 4096)
@@ -124,7 +131,7 @@ sys.exit(0 if s.recv(9) == b'' else 9)",
 }
 
 #[test]
-fn workers_outlive_the_supervisor_and_the_next_one_finds_them() {
+fn workers_outlive_the_supervisor_and_are_found_by_the_next() {
     if not_root() {
         return;
     }
@@ -141,17 +148,17 @@ fn workers_outlive_the_supervisor_and_the_next_one_finds_them() {
     assert_eq!(installed.members("acme"), ["db", "web"]);
     assert_eq!(installed.listed("acme")["settings"]["scan-rate"], 1234);
     assert!(web.is_connected() && db.is_connected());
-    // Who was a member is one still, and nobody gets its name.
+    // Members are still members, and no other process gets their names.
     assert!(web.connects(&installed));
     let taken = installed.pagefold(&["run", "--group", "acme", "--name", "db", "--", "true"]);
     assert!(String::from_utf8_lossy(&taken.stderr).contains("has a member db already"), "{taken:?}");
-    // The worker, too, may die while nobody supervises.
+    // The worker may also die while there is no supervisor.
     supervisor.kill();
     signal(worker, "KILL");
     let supervisor = installed.serve(TWO, &[]);
     assert!(web.connects(&installed), "{}", installed.log());
     assert_ne!(installed.worker("acme"), worker);
-    // Told to end, a supervisor leaves workers to the next one as well.
+    // A supervisor that ends on `SIGTERM` also leaves its workers to the next one.
     let worker = installed.worker("acme");
     supervisor.terminate();
     assert!(is_alive(worker) && web.is_connected());
@@ -176,7 +183,7 @@ fn a_dead_worker_is_replaced() {
     for _ in 0..3 {
         signal(*workers.last().unwrap(), "KILL");
         wait_for("the connection ends", || (!web.is_connected()).then_some(()));
-        // As long as it has a member, a group has a worker, whether the member asks for it or not.
+        // A group has a worker as long as it has a member, even if the member does not ask for it.
         let next = wait_for("another worker", || Some(installed.worker("acme")).filter(|w| !workers.contains(w)));
         workers.push(next);
         assert!(web.connects(&installed));
@@ -187,7 +194,7 @@ fn a_dead_worker_is_replaced() {
 }
 
 #[test]
-fn a_worker_has_no_rights_and_a_place_of_its_own() {
+fn worker_has_no_rights_and_its_own_user_and_control_group() {
     if not_root() {
         return;
     }
@@ -220,19 +227,20 @@ fn a_worker_has_no_rights_and_a_place_of_its_own() {
         }
     }
     assert_ne!(status_of(workers[0], "Uid:"), status_of(workers[1], "Uid:"));
-    // Nobody but a supervisor gets at a worker.
+    // Only a supervisor can connect to a worker's socket.
     let socket = installed.text("s/workers/acme.sock");
     let mut connect = unprivileged("python3");
     connect.args(["-c", &format!("import socket; socket.socket(1, 5).connect('{socket}')")]);
     assert!(!connect.output().expect("run python3").status.success());
     supervisor.terminate();
     assert!(!workers.into_iter().any(is_alive));
+    // Another test of this program may have a group of the same name for a while.
     for place in places {
-        assert!(!place.exists(), "{}", place.display());
+        wait_for(&format!("{} is removed", place.display()), || (!place.exists()).then_some(()));
     }
 }
 
-/// Directories of a worker's control group, below this test's own.
+/// Directories of a worker's control group, below this test's own control group.
 fn cgroup_dirs(group: &str) -> Vec<std::path::PathBuf> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap();
     let paths = own.lines().filter_map(|l| l.rsplit(':').next());

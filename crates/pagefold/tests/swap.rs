@@ -1,4 +1,4 @@
-//! Pages in swap are counted as such, and looking brings none of them back.
+//! Swapped pages are counted as such, and a census brings none of them back.
 
 mod common;
 
@@ -41,7 +41,7 @@ fn swapped_pages_are_counted_and_stay_in_swap() {
         let (was, is) = (guest(&before, known.pid()), guest(&found, known.pid()));
         assert_eq!((number(&was["swapped_pages"]), number(&is["swapped_pages"])), (0, 3000), "{how:?}");
         let gone = number(&was["resident_pages"]) - number(&is["resident_pages"]);
-        // The program's own stack and heap move a little when it is told what to do.
+        // The program's own stack and heap change by some pages with each command.
         assert!((2990..=3000).contains(&gone), "{gone} {how:?}");
         assert_eq!(swapped_pages(known.pid()), 3000, "looking {how:?} brought pages back");
     }

@@ -1,16 +1,16 @@
-//! What `pagefold audit` prints: each group by its page frames, and what groups have in common.
+//! Output of `pagefold audit`: each group by its page frames, and the frames that groups have in common.
 
-use crate::size::{bytes, mib};
 use crate::table::{Align, Table, shorten, wrap};
 use crate::words::plural;
+use cli::size::{bytes, mib};
 use page::pages_to_bytes;
 
-/// Longest line of text.
+/// Greatest length of a line of text, in characters.
 const COLUMNS: usize = 100;
-/// Longest name of a group beside figures.
+/// Greatest length of a group's name beside figures, in characters.
 const NAME_CHARS: usize = 24;
 
-/// What an audit found.
+/// Findings of an audit.
 #[derive(Clone, Debug, Default)]
 pub struct Audit {
     /// The groups.
@@ -28,14 +28,14 @@ pub struct Audit {
 pub struct Group {
     /// Its name.
     pub name: String,
-    /// Members.
+    /// Number of members.
     pub members: usize,
     /// Other processes that map its pool.
     pub other_processes: usize,
-    /// In pages: distinct frames, frames mapped more than once, places that map the pool, frames of the pool, places
-    /// in mappings of the pool that were written since.
+    /// Figures in pages: distinct frames, frames mapped more than once, places that map the pool, frames of the pool,
+    /// broken pages in the pool's mappings.
     pub figures: [u64; 5],
-    /// What it saves.
+    /// Savings of the group.
     pub saved_bytes: i64,
 }
 
@@ -63,7 +63,7 @@ pub fn text(audit: &Audit) -> String {
         text += &format!("Groups by their page frames, in MiB\n{table}\n");
     }
     for crossing in &audit.crossings {
-        text += &wrap(&crate::printable(crossing), COLUMNS);
+        text += &wrap(&cli::printable(crossing), COLUMNS);
     }
     let checked = plural(audit.frames_checked, "frame");
     let saved: i64 = audit.groups.iter().map(|g| g.saved_bytes).sum();
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_and_what_they_have_in_common() {
+    fn output_has_groups_and_common_frames() {
         let group = Group {
             name: "acme\u{1b}".into(),
             members: 2,

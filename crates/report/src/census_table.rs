@@ -1,16 +1,16 @@
-//! What `pagefold census` prints: who holds what, what of it is held more than once, what each group
-//! could save on its own, and what keeping groups apart costs. In MiB, within 100 columns.
+//! Output of `pagefold census`: each guest's memory, the duplicates in it, the savings of each group on its own, and
+//! the price of keeping groups apart. In MiB, within 100 columns.
 
-use crate::size::{bytes, count, mib, percent};
 use crate::table::{Align, Table, shorten, wrap};
 use crate::words::{self, plural};
 use census::{ByKinds, CostPart, Findings, FrameIdentity, GuestFindings};
+use cli::size::{bytes, count, mib, percent};
 use page::{GuestPageKind, pages_to_bytes};
 use std::io::{self, Write};
 
-/// Longest line.
+/// Greatest length of a line, in characters.
 const COLUMNS: usize = 100;
-/// Longest name of a guest, and of a group, beside figures.
+/// Greatest lengths of the names of a guest and of a group beside figures, in characters.
 const NAME_CHARS: [usize; 2] = [18, 12];
 
 /// Writes the tables for `findings` to `out`.
@@ -34,7 +34,7 @@ pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     Ok(())
 }
 
-/// How the census went, and what to know before reading on.
+/// The course of the census, and remarks that are needed to read the tables.
 fn header(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     let host = &findings.host;
     writeln!(
@@ -72,7 +72,7 @@ fn guests(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
         ("incremental", |g| g.incremental_pages),
         ("if folded", |g| g.incremental_folded_pages),
     ];
-    // Where nobody folds there is nothing to say about it.
+    // Without folding in any guest, the column is left out.
     figures.retain(|(name, figure)| *name != "folded" || guests.iter().any(|g| figure(g) > 0));
     let mut columns = vec![("guest", Align::Left), ("group", Align::Left)];
     columns.extend(figures.iter().map(|(name, _)| (*name, Align::Right)));
@@ -99,7 +99,7 @@ fn duplicates(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
     section(out, "What of it is held once more, and where, in MiB", &table)
 }
 
-/// VMs from inside: what their memory is to themselves, and what each part costs.
+/// VMs from inside: their memory by kind, and the cost of each part.
 fn kinds(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
     let known = || guests.iter().filter(|g| !g.kinds.is_empty());
     let present = |kind: GuestPageKind| known().any(|g| g.kinds.iter().any(|k| k.kind == kind && k.backed_pages > 0));

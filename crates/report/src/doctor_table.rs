@@ -1,15 +1,15 @@
-//! What `pagefold doctor` prints: each check with a mark, what was found, what it is needed for, and how
-//! to mend it.
+//! Output of `pagefold doctor`: each check with a mark, its finding, its purpose, and a remedy.
 
-use crate::table::{printable, wrap};
+use crate::table::wrap;
+use cli::printable;
 use host::{Check, Status};
 use std::io::{self, Write};
 
-/// Longest line.
+/// Greatest length of a line, in characters.
 const COLUMNS: usize = 100;
-/// Columns of the mark and the blanks around it.
+/// Width of the mark with the blanks around it, in characters.
 const MARK_COLUMNS: usize = 8;
-/// What the topics of ids are called, in this order.
+/// Topics of the checks: prefixes of their ids, with headings, in the order of output.
 const TOPICS: [(&str, &str); 6] = [
     ("kernel", "What the kernel can do"),
     ("rights", "What it lets you do"),
@@ -43,7 +43,7 @@ fn item(out: &mut dyn Write, check: &Check, name_columns: usize) -> io::Result<(
     };
     let indent = MARK_COLUMNS + name_columns + 2;
     let mut text = wrap(&printable(&check.found), COLUMNS - indent);
-    // The headings of the guests say it for all of them.
+    // For guests, the heading tells the purpose of all checks.
     if !matches!(split_id(check).0, "guest" | "member") {
         text += &wrap(&format!("for {}", printable(&check.needed_for)), COLUMNS - indent);
     }
@@ -60,7 +60,8 @@ fn item(out: &mut dyn Write, check: &Check, name_columns: usize) -> io::Result<(
     Ok(())
 }
 
-/// Topic and name of a check. Checks of guests are about merging or folding, of which each has a heading of its own.
+/// The topic and the name of a check. Checks of guests are about merging or folding, and each of the two has a
+/// heading.
 fn split_id(check: &Check) -> (&str, &str) {
     let (topic, name) = check.id.split_once(':').unwrap_or(("host", &check.id));
     if let Some(name) = name.strip_suffix(":folding").filter(|_| topic == "guest") {
@@ -74,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn topics_marks_and_fixes() {
+    fn output_has_topics_marks_and_fixes() {
         let checks = [
             Check::ok("guest:qemu:a\u{1b}1:mergeable", "no: its RAM is shared memory", "merging its memory")
                 .warn("start it with share=off"),

@@ -1,23 +1,23 @@
-//! Pieces of what `pagefold explain` and `pagefold census` print of guests from inside.
+//! Parts of the output of `pagefold explain` and `pagefold census` about guests from inside.
 
 use crate::table::{Align, Table, wrap};
 use census::{Cost, CostPart};
 use page::pages_to_bytes;
 
-/// Longest line.
+/// Greatest length of a line, in characters.
 const COLUMNS: usize = 100;
 
 /// Pages in MiB, for a column.
 pub fn mib(pages: u64) -> String {
-    crate::size::mib(pages_to_bytes(pages))
+    cli::size::mib(pages_to_bytes(pages))
 }
 
-/// Text of strangers in lines that fit.
+/// Text that may contain names chosen by strangers, wrapped into lines.
 pub fn paragraph(text: &str) -> String {
-    wrap(&crate::printable(text), COLUMNS)
+    wrap(&cli::printable(text), COLUMNS)
 }
 
-/// What a part of a guest's cost is called.
+/// The name of a part of a guest's cost.
 pub const fn part(part: CostPart) -> &'static str {
     match part {
         CostPart::Vmm => "VMM: heap, stack, devices, code",
@@ -29,7 +29,7 @@ pub const fn part(part: CostPart) -> &'static str {
     }
 }
 
-/// The table of incremental cost; nothing where nothing is known.
+/// The table of incremental cost; empty if no costs are known.
 pub fn cost(costs: &[Cost]) -> String {
     let mut table = Table::new(&[
         ("part", Align::Left),

@@ -1,16 +1,16 @@
-//! What `pagefold group show` prints: what a group shares and saves, what that costs, and what each member does.
+//! Output of `pagefold group show`: a group's shared pages, savings and costs, and the state of each member.
 
-use crate::size::{bytes, count, mib};
 use crate::table::{Align, Table, shorten, wrap};
-use fold::control::{GroupReport, MemberReport};
+use api::control::{GroupReport, MemberReport};
+use cli::size::{bytes, count, mib};
 use page::pages_to_bytes;
 
-/// Longest line of text.
+/// Greatest length of a line of text, in characters.
 const COLUMNS: usize = 100;
-/// Longest name of a member beside figures.
+/// Greatest length of a member's name beside figures, in characters.
 const NAME_CHARS: usize = 24;
 
-/// The tables for a group; `words` say how it is run.
+/// The tables for a group; `words` describe its settings.
 pub fn text(name: &str, words: &str, report: &GroupReport) -> String {
     let mut text = wrap(&format!("{name}: {words}"), COLUMNS);
     text += &figures(report).to_string();
@@ -40,8 +40,8 @@ fn figures(r: &GroupReport) -> Table {
             count(r.short_folds)
         ),
     );
-    if r.limbo_slots > 0 {
-        row("in limbo", pages(r.limbo_slots), "of pool: a process that was a member may still map it".into());
+    if r.deferred_slots > 0 {
+        row("deferred free", pages(r.deferred_slots), "of pool: a process that was a member may still map it".into());
     }
     row("scanned", pages(r.pages_scanned), format!("{} pages fingerprinted", count(r.pages_hashed)));
     let pass = r.pass_permille.map_or(String::new(), |done| format!("a pass of several, {}% done", done / 10));
@@ -90,7 +90,7 @@ fn members(members: &[MemberReport]) -> Table {
     table
 }
 
-/// What the words for states mean, those that are there; and the details of members that do not fold.
+/// Explanations of the states that occur, and the details of members that do not fold.
 fn states(members: &[MemberReport]) -> String {
     let mut text = String::new();
     for (state, meaning) in STATES {
@@ -102,12 +102,12 @@ fn states(members: &[MemberReport]) -> String {
         text += &wrap("gone: its agent is not connected; what it holds is held until its process is gone.", COLUMNS);
     }
     for m in members.iter().filter(|m| !m.detail.is_empty()) {
-        text += &wrap(&crate::printable(&format!("{}: {}", m.name, m.detail)), COLUMNS);
+        text += &wrap(&cli::printable(&format!("{}: {}", m.name, m.detail)), COLUMNS);
     }
     if text.is_empty() { text } else { format!("\n{text}") }
 }
 
-/// What the states of members mean.
+/// States of members, with their explanations.
 const STATES: [(&str, &str); 10] = [
     ("nothing_enrolled", "it has no memory yet that it advised to be merged (or --all-anonymous would take)"),
     ("folding", "it folds"),
@@ -121,7 +121,7 @@ const STATES: [(&str, &str); 10] = [
     ("broken", "its agent ran into a bug of its own and keeps still: please report it"),
 ];
 
-/// What a member's state means.
+/// The explanation of a member's state.
 pub fn meaning(state: &str) -> &'static str {
     STATES.iter().find(|s| s.0 == state).map_or("a state that this version does not know", |s| s.1)
 }
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_with_members_that_fold_and_do_not() {
+    fn output_has_members_that_fold_and_others() {
         let member = |name: &str, state: &str, detail: &str| MemberReport {
             name: name.into(),
             pid: 7,

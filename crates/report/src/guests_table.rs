@@ -1,16 +1,15 @@
-//! What `pagefold guests` prints: what each guest holds by the kernel's own accounting, and in which part
-//! of it. In MiB.
+//! Output of `pagefold guests`: each guest's memory by the kernel's own accounting, in total and by region. In MiB.
 
-use crate::size::mib;
 use crate::table::{Align, Table, shorten};
 use crate::words;
+use cli::size::mib;
 use guest::Footprint;
 use page::Region;
 use std::io::{self, Write};
 
-/// Longest id, and longest name of a group.
+/// Greatest lengths of an id and of a group's name, in characters.
 const NAME_CHARS: [usize; 2] = [26, 14];
-/// Characters of the bar that shows how a footprint is split.
+/// Length of the bar that shows the parts of a footprint, in characters.
 const BAR_CHARS: u64 = 24;
 
 /// Writes the tables for `footprints` to `out`.
@@ -22,7 +21,7 @@ pub fn write(out: &mut dyn Write, footprints: &[Footprint]) -> io::Result<()> {
     Ok(())
 }
 
-/// One row a guest. Columns that would be empty throughout are left out.
+/// One row per guest. Columns that would be empty throughout are left out.
 fn totals(footprints: &[Footprint]) -> Table {
     type Figure = fn(&Footprint) -> Option<u64>;
     let figures: [(&str, Figure); 9] = [
@@ -49,7 +48,7 @@ fn totals(footprints: &[Footprint]) -> Table {
     table
 }
 
-/// One row a guest and one column a region that somebody has, with a bar of the row.
+/// One row per guest and one column per region that any guest has, with a bar of the row.
 fn regions(footprints: &[Footprint]) -> Table {
     let pss = |f: &Footprint, region: Region| f.regions.iter().find(|r| r.region == region).map_or(0, |r| r.pss_bytes);
     let present: Vec<Region> = Region::ALL
@@ -83,7 +82,8 @@ const fn letter(region: Region) -> char {
     }
 }
 
-/// Parts of a whole as that many letters of each; the boundaries are rounded, so the length is always the same.
+/// A bar of letters, one letter for each part. Its length is always the same, because boundaries are rounded rather
+/// than lengths.
 fn bar(parts: &[(char, u64)]) -> String {
     let whole: u64 = parts.iter().map(|(_, b)| b).sum();
     let mut bar = String::new();

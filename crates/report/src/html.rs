@@ -1,12 +1,16 @@
-//! The report: one HTML file that needs nothing else, neither network nor server, and that is read from
-//! top to bottom: what the guests hold, what of it is held more than once, what could be saved inside
-//! groups, what isolation costs; then the pictures behind these figures, then the tables, then how it
-//! was measured and what the words mean.
+//! The report: one HTML file that needs nothing else, neither network nor server.
 //!
-//! Pictures are inline SVG whose colours come from the style sheet, so that light, dark and print share
-//! them; every picture has its figures in text beside it. Scripts only add hints under the pointer.
-//! Names of guests, groups and files are chosen by strangers: all text goes through `text::Text`.
-//! The file is well-formed XML too, which is what its tests check.
+//! It is read from top to bottom:
+//!
+//! 1. the headline: the guests' memory, the duplicates in it, the savings inside groups, and the price of isolation;
+//! 2. the pictures behind these figures, then the tables;
+//! 3. the way the census was taken, and a glossary.
+//!
+//! Pictures are inline SVG. Their colours come from the style sheet, so that light, dark and print share the pictures.
+//! Every picture has its figures in text beside it. Scripts only add hints under the pointer.
+//!
+//! Names of guests, groups and files are chosen by strangers: all text goes through `text::Text`. The file is
+//! well-formed XML too, which is what its tests check.
 
 mod bars;
 mod curve;
@@ -25,30 +29,30 @@ use guest::Footprint;
 use std::io::{self, Write};
 use text::Text;
 
-/// What a report is made of.
+/// The contents of a report.
 #[derive(Clone, Copy)]
 pub struct Report<'a> {
-    /// What the census found.
+    /// Findings of the census.
     pub findings: &'a Findings,
     /// Footprints of the guests; empty where they were not taken.
     pub footprints: &'a [Footprint],
     /// Heading of the page.
     pub title: &'a str,
-    /// When and where it was measured, for people.
+    /// Time and place of the census, for people.
     pub made_at: &'a str,
 }
 
 const STYLE: &str = include_str!("../assets/report.css");
 const SCRIPT: &str = include_str!("../assets/report.js");
 
-/// Pattern for what is not to be had, by hatching as well as by colour.
+/// Pattern for savings that cannot be had: hatched, so that it does not depend on colour alone.
 const HATCH: &str = r#"<svg class="defs" width="0" height="0" aria-hidden="true"><defs>
 <pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
 <rect class="hatch-ground" width="6" height="6"/><rect class="hatch-line" width="2.2" height="6"/></pattern>
 <pattern id="grid" width="1" height="1" patternUnits="userSpaceOnUse">
 <path class="grid-line" d="M0 0H1M0 0V1"/></pattern></defs></svg>"#;
 
-/// Places in the report that are always there.
+/// Navigation to the sections that every report has.
 const NAVIGATION: &str = r##"<nav aria-label="In this report"><a href="#opportunity">opportunity</a>
 <a href="#isolation">price of isolation</a> <a href="#measured">how it was measured</a> <a href="#words">words</a></nav>"##;
 

@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_indented_and_ends_with_a_line_feed() {
+    fn json_is_indented_and_ends_with_a_line_feed() {
         let mut out = Vec::new();
         write(&mut out, &[("a\u{1b}", 1)]).unwrap();
         assert_eq!(String::from_utf8(out).unwrap(), "[\n  [\n    \"a\\u001b\",\n    1\n  ]\n]\n");

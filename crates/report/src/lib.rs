@@ -1,5 +1,5 @@
-//! What Pagefold found, for people and for programs: one file per output format. Nothing is measured
-//! or computed here beyond what a picture needs.
+//! Findings in formats for people and for programs: one file per output format. Nothing is measured here, and only the
+//! values that a picture needs are computed.
 #![forbid(unsafe_code)]
 
 pub mod audit_table;
@@ -12,9 +12,7 @@ pub mod html;
 pub mod json;
 #[cfg(feature = "parquet")]
 pub mod parquet;
-mod size;
 mod table;
 mod words;
 
-pub use size::bytes;
-pub use table::{Align, Table, printable};
+pub use table::{Align, Table};

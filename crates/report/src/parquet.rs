@@ -1,8 +1,8 @@
-//! Samples as a Parquet file, one row a page, for whoever wants to ask questions of their own.
+//! Samples as a Parquet file, one row a page, for people with questions of their own.
 //!
-//! Rows are buffered and written in groups of bounded size, so memory does not grow with the census. Nothing is
-//! compressed beyond encodings that suit the columns: names are dictionaries, addresses and frames are differences
-//! (neighbours follow each other), and fingerprints cannot be compressed.
+//! Rows are buffered and written in groups of bounded size, so memory does not grow with the census. There is no
+//! compression but by encodings that suit the columns. Names are dictionaries; addresses and frames are differences,
+//! since neighbours follow each other. Fingerprints cannot be compressed.
 //!
 //! | column | type | |
 //! |---|---|---|
@@ -32,7 +32,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Rows of a row group: 8 MiB of samples in memory.
+/// Number of rows in a row group: 8 MiB of samples in memory.
 const GROUP_ROWS: usize = 128 << 10;
 
 const SCHEMA: &str = "message page_sample {
@@ -55,12 +55,12 @@ pub struct SampleWriter {
     file: SerializedFileWriter<File>,
     /// Id and group of each guest, by its index.
     guests: Vec<(ByteArray, ByteArray)>,
-    /// Rows that do not make a group yet.
+    /// Rows that do not fill a group yet.
     rows: Vec<PageSample>,
 }
 
 impl SampleWriter {
-    /// Creates `path`, or empties it. `guests` are those that the samples' owners count through.
+    /// Creates `path`, or empties it. The owners of samples are indices into `guests`.
     pub fn create(path: &Path, guests: &[Guest]) -> io::Result<Self> {
         let failed = |e: &dyn std::fmt::Display| failure("create", path, e);
         let schema = parse_message_type(SCHEMA).map_err(|e| failed(&e))?;
@@ -70,7 +70,7 @@ impl SampleWriter {
         Ok(Self { path: path.to_owned(), file, guests, rows: Vec::with_capacity(GROUP_ROWS) })
     }
 
-    /// Adds `samples`, each of a guest that was named when the file was created, or of the host.
+    /// Adds `samples`, each of one of the guests or of the host.
     pub fn write(&mut self, mut samples: &[PageSample]) -> io::Result<()> {
         if let Some(stranger) = samples.iter().find(|s| self.names(s.owner).is_none()) {
             let what =
@@ -88,7 +88,7 @@ impl SampleWriter {
         Ok(())
     }
 
-    /// Writes what is left, and the index without which the file cannot be read.
+    /// Writes the remaining rows, and the index without which the file cannot be read.
     pub fn close(mut self) -> io::Result<()> {
         if !self.rows.is_empty() {
             self.write_group()?;
@@ -224,7 +224,7 @@ mod tests {
         }
     }
 
-    /// The row that `sample` should have become.
+    /// The row expected for `sample`.
     fn row_of(sample: &PageSample, guests: &[Guest]) -> Vec<(String, Field)> {
         let guest = guests.get(usize::from(sample.owner.0));
         let text = |s: &str| Field::Str(s.into());
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_can_be_read_back_in_groups_of_bounded_size() {
+    fn written_samples_can_be_read_back_in_bounded_groups() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("samples.parquet");
         let samples: Vec<_> = (0..GROUP_ROWS as u32 + 1000).map(sample).collect();

@@ -1,9 +1,10 @@
-//! Aligned columns of text for the terminal. Cells come from strangers too (a guest chooses its own
-//! name), so what would steer a terminal is made visible instead of passed on.
+//! Aligned columns of text for the terminal. Cells come from strangers too (a guest chooses its own name), so
+//! characters that would steer a terminal are made visible instead.
 
+use cli::printable;
 use std::fmt;
 
-/// Which edge of its column a cell keeps to.
+/// The edge of its column that a cell is aligned to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
     /// Text.
@@ -58,16 +59,8 @@ impl fmt::Display for Table {
     }
 }
 
-/// `text` with every character that a terminal would obey or that reorders text replaced by `?`.
-pub fn printable(text: &str) -> String {
-    let steers = |c: char| {
-        c.is_control() || matches!(c, '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
-    text.chars().map(|c| if steers(c) { '?' } else { c }).collect()
-}
-
-/// `name` in at most `max` characters: where it is longer, its middle gives way to an ellipsis, because both
-/// ends of the names of guests tell them apart.
+/// `name` in at most `max` characters. In a longer name an ellipsis replaces the middle, because both ends tell guests
+/// apart.
 pub fn shorten(name: &str, max: usize) -> String {
     let chars: Vec<_> = name.chars().collect();
     if chars.len() <= max {
@@ -78,8 +71,8 @@ pub fn shorten(name: &str, max: usize) -> String {
     chars[..head].iter().chain(&['…']).chain(&chars[chars.len() - tail..]).collect()
 }
 
-/// `text` broken at blanks into lines of at most `columns` characters, each ended by a line feed; a word that is
-/// longer gets a line of its own.
+/// `text` broken at blanks into lines of at most `columns` characters, each ended by a line feed. A longer word gets a
+/// line of its own.
 pub fn wrap(text: &str, columns: usize) -> String {
     let mut lines = String::with_capacity(text.len() + 1);
     let mut used = 0;

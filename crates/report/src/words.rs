@@ -1,14 +1,14 @@
-//! Findings in sentences, for every format that people read.
+//! Findings in sentences, for all formats that people read.
 
-use crate::size::{bytes, count, percent};
 use census::{Change, CostPart, Findings};
+use cli::size::{bytes, count, percent};
 use page::{GuestPageKind, Region, pages_to_bytes};
 
-/// What it means that a census could not see page frames.
+/// Explanation for a census that could not see page frames.
 pub const FRAMES_INFERRED: &str = "The kernel hid the frame numbers, so frames are told apart by file and address: \
     frames shared by fork or merged by KSM count apart. Root sees exact figures.";
 
-/// What isolation costs, in words.
+/// The price of isolation.
 pub fn price_of_isolation(findings: &Findings) -> String {
     let all = findings.all_saved_pages;
     let price = findings.isolation_price_pages;
@@ -33,7 +33,7 @@ pub fn price_of_isolation(findings: &Findings) -> String {
     )
 }
 
-/// What is one frame already.
+/// Frames that are shared already.
 pub fn already_shared(findings: &Findings) -> String {
     let a = &findings.already_shared;
     let saved = bytes(pages_to_bytes(a.saved_pages));
@@ -46,7 +46,7 @@ pub fn already_shared(findings: &Findings) -> String {
     text + "."
 }
 
-/// How matches are strung together, where there are any.
+/// Lengths of runs, if there are matches.
 pub fn run_lengths(findings: &Findings) -> Option<String> {
     let r = &findings.runs;
     let sampled =
@@ -63,7 +63,7 @@ pub fn run_lengths(findings: &Findings) -> Option<String> {
     })
 }
 
-/// What changed since the previous round.
+/// Change since the previous round.
 pub fn change(c: &Change) -> String {
     let before = c.unchanged_pages + c.changed_pages + c.gone_pages;
     format!(
@@ -81,7 +81,7 @@ pub fn change(c: &Change) -> String {
     )
 }
 
-/// A region's name as people say it.
+/// The name of a region for people.
 pub const fn region(region: Region) -> &'static str {
     match region {
         Region::GuestRam => "guest RAM",
@@ -105,7 +105,7 @@ pub fn plural(n: u64, what: &str) -> String {
     format!("{} {what}{ending}", count(n))
 }
 
-/// What a kind of guest memory is called.
+/// The name of a kind of guest memory.
 pub const fn guest_kind(kind: GuestPageKind) -> &'static str {
     match kind {
         GuestPageKind::KernelText => "kernel text",
@@ -124,7 +124,7 @@ pub const fn guest_kind(kind: GuestPageKind) -> &'static str {
     }
 }
 
-/// A part of a VM's cost, in a column's heading.
+/// The name of a part of a VM's cost, for the heading of a column.
 pub const fn cost_part(part: CostPart) -> &'static str {
     match part {
         CostPart::Vmm => "VMM",

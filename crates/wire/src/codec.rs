@@ -3,7 +3,7 @@
 /// A frame that no honest peer sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// It ends before its last field does.
+    /// It ends within a field.
     #[error("the frame ends within a field")]
     Truncated,
     /// Bytes are left after its last field.
@@ -57,8 +57,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A list of at most `most` things, each of which takes at least a byte, so that a short frame that promises
-    /// a long list costs nothing.
+    /// A list of at most `most` things. Each takes at least a byte, so a short frame that promises a long list is
+    /// refused before any memory is allocated.
     pub(crate) fn list<T>(
         &mut self,
         name: &'static str,
@@ -112,7 +112,7 @@ impl Writer<'_> {
         }
     }
 
-    /// At most `most` bytes of a text, cut between characters.
+    /// Writes at most `most` bytes of a text, cut between characters.
     pub(crate) fn text(&mut self, text: &str, most: usize) {
         self.list(&text.as_bytes()[..text.floor_char_boundary(most)], |w, b| w.u8(*b));
     }

@@ -6,26 +6,26 @@ use page::{Fingerprint, HostVirt, PAGE_BYTES, PageRange, PoolSlot};
 
 /// Version of the protocol. Both sides say theirs first; they part where the two differ.
 pub const VERSION: u16 = 1;
-/// No frame is longer.
+/// Longest frame, in bytes.
 pub const FRAME_BYTES: usize = 64 << 10;
-/// Pages whose fingerprints one frame may carry.
+/// Most pages whose fingerprints one frame may carry.
 pub const RESTED_PAGES: usize = 4096;
-/// Pages that one frame may ask to fold.
+/// Most pages that one frame may ask to fold.
 pub const FOLD_PAGES: usize = 1024;
 /// Pages that fit into a donation window.
 pub const DONATION_PAGES: usize = 256;
 
-/// Runs that one frame may carry: no more than pages.
+/// Most runs that one frame may carry.
 const RUNS: usize = 2048;
-/// Addresses of user space end below this on every architecture we know.
+/// Bound of user space's addresses on every architecture we know.
 const ADDRESS_END: u64 = 1 << 57;
 
-/// The first thing an agent says.
+/// The first message of an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// [`VERSION`] of the agent.
     pub version: u16,
-    /// Whether it folds whatever rests, although that may not last.
+    /// Whether the member folds whatever rests, short-lived or not.
     pub eager: bool,
 }
 
@@ -34,7 +34,7 @@ pub struct Hello {
 pub struct RestedRun {
     /// The first page.
     pub start: HostVirt,
-    /// How many.
+    /// Number of pages.
     pub pages: u16,
     /// Whether they are one transparent huge page, of which all 512 pages are listed.
     pub huge: bool,
@@ -45,16 +45,16 @@ pub struct RestedRun {
 pub struct SlotRun {
     /// The first page.
     pub start: HostVirt,
-    /// The slot behind the first page.
+    /// The slot that the first page maps.
     pub slot: PoolSlot,
-    /// How many.
+    /// Number of pages.
     pub pages: u16,
 }
 
-/// What pages are to be replaced by.
+/// The replacement of pages that are folded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// Nothing: they hold zeros, and the kernel gives zeros to who reads them next.
+    /// Nothing: they hold zeros, and the kernel supplies zeros at the next access.
     Zero,
     /// Consecutive slots from this one on.
     Slot(PoolSlot),
@@ -65,19 +65,19 @@ pub enum Target {
 pub struct FoldRun {
     /// The first page.
     pub start: HostVirt,
-    /// How many.
+    /// Number of pages.
     pub pages: u16,
-    /// What to replace them by.
+    /// Their replacement.
     pub target: Target,
 }
 
-/// What became of a page that was to be folded.
+/// The result for a page that was to be folded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Outcome {
-    /// It maps the slot, or nothing where it was to be zero.
+    /// It maps the slot, or nothing where its target was [`Target::Zero`].
     Folded = 0,
-    /// Its bytes were not the slot's; it was put back.
+    /// Its bytes were not the slot's, and it was put back.
     Changed = 1,
     /// The kernel would not move it: it is pinned for DMA, shared after a fork, or locked for the moment.
     Busy = 2,
@@ -89,7 +89,7 @@ pub enum Outcome {
     Unpinned = 5,
     /// Host memory was short.
     NoMemory = 6,
-    /// The member folds nothing for the moment: it was told so, or gave its place to a migration or a snapshot.
+    /// The member folds nothing for the moment: it was told so, or has yielded to a migration or a snapshot.
     Off = 7,
 }
 
@@ -98,7 +98,7 @@ impl Outcome {
     pub const ALL: [Self; 8] =
         [Self::Folded, Self::Changed, Self::Busy, Self::Gone, Self::NoVma, Self::Unpinned, Self::NoMemory, Self::Off];
 
-    /// As it is called in JSON.
+    /// Its name in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Folded => "folded",
@@ -120,22 +120,22 @@ pub enum FoldMode {
     /// Fold.
     #[default]
     On = 0,
-    /// Leave what is folded, fold nothing more.
+    /// Leave folded pages as they are, and fold nothing more.
     Off = 1,
-    /// Make private again what is folded, fold nothing more.
+    /// Make folded pages private again, and fold nothing more.
     Unfold = 2,
 }
 
-/// What to do with pages of zeros.
+/// Treatment of pages of zeros.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ZeroPages {
     /// Fold them like any other.
     #[default]
     Share = 0,
-    /// Leave them: they are there to be written soon.
+    /// Leave them as they are: the program will probably write them soon.
     Ignore = 1,
-    /// Fold them while the member does next to nothing.
+    /// Fold them while the member is nearly idle.
     WhenIdle = 2,
 }
 
@@ -144,25 +144,25 @@ pub enum ZeroPages {
 pub enum HugePages {
     /// Never.
     Keep,
-    /// Where at least this many percent of its pages would fold (1 to 100).
+    /// Where at least this percentage of its pages would fold (1 to 100).
     SplitAt(u8),
 }
 
-/// How a member is to go about it.
+/// The settings of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// Pages a second that may be fingerprinted; `None`: as many as rest, at an interval that keeps the cost of
-    /// watching for writes near one percent of a core.
+    /// Most pages to fingerprint a second. `None`: all that rest, and the agent chooses the interval of its rounds, so
+    /// that watching for writes costs about one percent of a core.
     pub pages_per_s: Option<u32>,
     /// Whether to fold.
     pub fold: FoldMode,
-    /// What to do with pages of zeros.
+    /// Treatment of pages of zeros.
     pub zero_pages: ZeroPages,
     /// Whether to report huge pages at all.
     pub huge_pages: HugePages,
-    /// Only fingerprints from this one on are wanted (passes over the hash space, when the worker's index is full).
+    /// The first wanted fingerprint. A full index covers the hash space in passes, a part at a time.
     pub first: Fingerprint,
-    /// And only up to this one.
+    /// The last wanted fingerprint.
     pub last: Fingerprint,
 }
 
@@ -171,18 +171,18 @@ pub struct Pace {
 pub enum ToWorker {
     /// The first frame of a connection.
     Hello(Hello),
-    /// What the member maps of the pool since an earlier connection.
+    /// Slots that the member maps since an earlier connection.
     Held(Vec<SlotRun>),
-    /// Pages that nobody wrote for an interval, and their fingerprints, run after run. In a huge page, 0 stands for a page that is
-    /// not to be folded now.
+    /// Pages that nobody wrote for an interval, and their fingerprints, run after run. In a huge page, 0 stands for a
+    /// page that is not to be folded.
     Rested(Vec<RestedRun>, Vec<Fingerprint>),
-    /// Which of the pages of [`ToAgent::Donate`] now lie in the donation window, each at its place in the order asked.
+    /// For each page of [`ToAgent::Donate`], whether it lies in the donation window, at its place in the order asked.
     Donated(u32, Vec<bool>),
-    /// What became of the pages of [`ToAgent::Fold`], in its order.
+    /// The result for each page of [`ToAgent::Fold`], in its order.
     Folded(u32, Vec<Outcome>),
     /// These places map their slots no longer: they were written, discarded or unmapped.
     Released(Vec<SlotRun>),
-    /// The lease of this era is mapped, and no older one.
+    /// The lease of this epoch is mapped, and no older one.
     LeaseTaken(u32),
     /// Counters and state, about once a second.
     Stats(Box<MemberStats>),
@@ -191,13 +191,14 @@ pub enum ToWorker {
 /// From a worker to an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToAgent {
-    /// The worker's [`VERSION`]; with it, the donation window: a file of [`DONATION_PAGES`] pages that both sides write.
+    /// The worker's [`VERSION`]; with it, the donation window: a file of [`DONATION_PAGES`] pages that both sides
+    /// write.
     Welcome(u16),
     /// A segment of the pool, its number and how many slots it has; with it, a file that can only be read.
     Segment(u8, u32),
-    /// The lease of a new era; with it, a file to map, shared, in place of the last era's.
+    /// The lease of a new epoch; with it, a file to map, shared, in place of the last epoch's.
     Lease(u32),
-    /// How to go about it from now on.
+    /// New settings.
     Pace(Pace),
     /// Copy these pages into the donation window.
     Donate(u32, Vec<PageRange>),
@@ -234,7 +235,7 @@ fn pages(r: &mut Reader<'_>) -> Result<u16> {
     }
 }
 
-/// The slot that `pages` slots begin at, all within its segment.
+/// The first of `pages` slots, all within one segment.
 fn slot(r: &mut Reader<'_>, pages: u16) -> Result<PoolSlot> {
     let slot = PoolSlot::from_bits(r.u32()?);
     slot.add(u32::from(pages) - 1).map(|_| slot).ok_or(Malformed::OutOfRange("slot"))
@@ -401,9 +402,9 @@ impl ToWorker {
                 w.u16(6);
                 w.list(runs, |w, run| run.encode(w));
             }
-            Self::LeaseTaken(era) => {
+            Self::LeaseTaken(epoch) => {
                 w.u16(7);
-                w.u32(*era);
+                w.u32(*epoch);
             }
             Self::Stats(stats) => {
                 w.u16(8);
@@ -460,9 +461,9 @@ impl ToAgent {
                 w.u8(*segment);
                 w.u32(*slots);
             }
-            Self::Lease(era) => {
+            Self::Lease(epoch) => {
                 w.u16(3);
-                w.u32(*era);
+                w.u32(*epoch);
             }
             Self::Pace(pace) => {
                 w.u16(4);

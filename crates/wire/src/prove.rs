@@ -1,4 +1,4 @@
-//! What a member's agent and the prover say to each other: *does anybody but me hold these pages?*
+//! The protocol between a member's agent and the prover. The agent asks: *does anybody but me hold these pages?*
 //!
 //! ```text
 //!   agent                                                                  prover
@@ -8,16 +8,17 @@
 //!     | <-------------------------------------------------------------------- |
 //! ```
 //!
-//! One datagram each (`SOCK_SEQPACKET`), little-endian. Neither side allocates: a question is written into and an answer
-//! read from a buffer of the caller's.
+//! Each is one datagram (`SOCK_SEQPACKET`), little-endian. Neither side allocates: a question is written into a buffer
+//! of the caller's, and an answer is read from one.
 //!
-//! The same process is the *keeper*: it has the right to have forks told of, and follows children also when their parents are
-//! gone. A frame of one byte says what the one descriptor that comes with it, a userfaultfd, is for:
+//! The prover's process is also the *keeper*. It has the right to switch on events of forks, and it follows children of
+//! members after their parents have ended. The agent sends it a userfaultfd with a frame of one byte, which says what
+//! the userfaultfd is for:
 //!
-//! ```text
-//!   [`FOLLOW_FORKS`]  is to be begun such that forks are told of, too; answered by [`FOLLOWS_FORKS`]
-//!   [`KEEP`]          follows a child of the member's from here on; not answered
-//! ```
+//! | frame | the keeper | answer |
+//! |---|---|---|
+//! | [`FOLLOW_FORKS`] | begins the userfaultfd with events of forks | [`FOLLOWS_FORKS`] |
+//! | [`KEEP`] | follows the member's child whose userfaultfd it is | none |
 //!
 //! A peer that sends anything else is hung up on.
 
@@ -28,24 +29,24 @@ use page::{HostVirt, PAGE_BYTES, PageRange};
 pub const PROVE_RANGES: usize = 64;
 /// Pages that one question may ask about, in all its ranges.
 pub const PROVE_PAGES: usize = 512;
-/// No question is longer.
+/// Longest question, in bytes.
 pub const QUESTION_BYTES: usize = ID_BYTES + PROVE_RANGES * RANGE_BYTES;
-/// No answer is longer.
+/// Longest answer, in bytes.
 pub const ANSWER_BYTES: usize = ID_BYTES + PROVE_PAGES;
 
-/// See the module's story.
+/// Request to begin a userfaultfd with events of forks.
 pub const FOLLOW_FORKS: [u8; 1] = *b"f";
-/// See the module's story.
+/// Answer to [`FOLLOW_FORKS`].
 pub const FOLLOWS_FORKS: [u8; 1] = *b"y";
-/// See the module's story.
+/// Request to follow a member's child.
 pub const KEEP: [u8; 1] = *b"k";
 
 const ID_BYTES: usize = size_of::<u32>();
 const RANGE_BYTES: usize = size_of::<u64>() + size_of::<u32>();
-/// Addresses of user space end below this on every architecture we know.
+/// Bound of user space's addresses on every architecture we know.
 const ADDRESS_END: u64 = 1 << 57;
 
-/// What is known of a page.
+/// The answer about a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Proof {
@@ -53,7 +54,7 @@ pub enum Proof {
     Free = 0,
     /// Somebody else holds it, and may write it.
     Referenced = 1,
-    /// It cannot be told; to be treated like one that is held.
+    /// The prover cannot tell; the asker treats the page as held.
     Unknown = 2,
 }
 
@@ -68,18 +69,18 @@ impl Proof {
     }
 }
 
-/// A question, as it was understood.
+/// A decoded question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Question<'a> {
-    /// Which one it is.
+    /// Its number, which the answer repeats.
     pub id: u32,
-    /// How many pages it is about: at least one.
+    /// Number of pages in all ranges: at least one.
     pub pages: usize,
     ranges: &'a [[u8; RANGE_BYTES]],
 }
 
 impl<'a> Question<'a> {
-    /// Writes a question into `frame`; gives back how long it is. `None` if it asks for nothing, or for more than one
+    /// Writes a question into `frame` and returns its length. `None` if it asks for nothing, or for more than one
     /// question may.
     pub fn encode(id: u32, ranges: &[PageRange], frame: &mut [u8; QUESTION_BYTES]) -> Option<usize> {
         if ranges.len() > PROVE_RANGES {
@@ -121,7 +122,7 @@ impl<'a> Question<'a> {
         Ok(Self { pages, ..question })
     }
 
-    /// What it asks about.
+    /// The pages that it asks about.
     pub fn ranges(&self) -> impl Iterator<Item = PageRange> + 'a {
         self.ranges.iter().map(|bytes| {
             let [a, b, c, d, e, f, g, h, i, j, k, l] = *bytes;
@@ -131,7 +132,7 @@ impl<'a> Question<'a> {
     }
 }
 
-/// Writes an answer into `frame`; gives back how long it is. Answers are for at most [`PROVE_PAGES`] pages.
+/// Writes an answer for at most [`PROVE_PAGES`] pages into `frame` and returns its length.
 pub fn encode_answer(id: u32, proofs: impl Iterator<Item = Proof>, frame: &mut [u8; ANSWER_BYTES]) -> usize {
     frame[..ID_BYTES].copy_from_slice(&id.to_le_bytes());
     let places = frame[ID_BYTES..].iter_mut().zip(proofs);
@@ -141,7 +142,7 @@ pub fn encode_answer(id: u32, proofs: impl Iterator<Item = Proof>, frame: &mut [
 /// Reads the answer to a question: `Ok(false)` if it is the answer to another one.
 ///
 /// # Errors
-/// No honest prover sends it. `proofs` then holds nothing that counts.
+/// No honest prover sends it. The contents of `proofs` are meaningless then.
 pub fn decode_answer(frame: &[u8], id: u32, proofs: &mut [Proof]) -> Result<bool, Malformed> {
     let (answered, rest) = frame.split_first_chunk().ok_or(Malformed::Truncated)?;
     if u32::from_le_bytes(*answered) != id {

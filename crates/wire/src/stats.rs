@@ -1,25 +1,25 @@
-//! What an agent says of itself.
+//! The counters and the state that an agent reports.
 
 use crate::codec::{Malformed, Reader, Result, Writer};
 use crate::message::Outcome;
 
 /// Buckets of [`Stalls`]: the last one is open.
 pub const STALL_BUCKETS: usize = 24;
-/// No text in a frame is longer.
+/// Longest text in a frame, in bytes.
 const DETAIL_BYTES: usize = 256;
 
-/// How long the member's pages were out of its reach, by powers of two: bucket `n` counts the times of less than
-/// 2^n microseconds that bucket `n - 1` does not.
+/// Times for which pages were out of the member's reach, by powers of two. Bucket `n` counts times of at least 2^(n-1)
+/// and less than 2^n microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stalls {
-    /// How many there were of each length.
+    /// Number of stalls of each length.
     pub buckets: [u64; STALL_BUCKETS],
-    /// The longest.
+    /// The longest stall.
     pub longest_us: u64,
 }
 
 impl Stalls {
-    /// Counts one.
+    /// Counts a stall.
     pub fn add(&mut self, us: u64) {
         let bucket = (u64::BITS - us.leading_zeros()) as usize;
         self.buckets[bucket.min(STALL_BUCKETS - 1)] += 1;
@@ -27,7 +27,7 @@ impl Stalls {
     }
 }
 
-/// Pages that were to be folded and were not, by what became of them; indexed by [`Outcome`].
+/// Numbers of pages that were to be folded and were not, by [`Outcome`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Failures([u64; Outcome::ALL.len()]);
 
@@ -38,9 +38,51 @@ impl Failures {
         *count = count.saturating_add(pages);
     }
 
-    /// How many came to that.
+    /// Number of pages with this outcome.
     pub const fn of(&self, outcome: Outcome) -> u64 {
         self.0[outcome as usize]
+    }
+}
+
+/// Counters of a member's work; they only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Pages folded.
+    pub folds: u64,
+    /// Of those, pages that had been broken in a mapping of the pool.
+    pub refolds: u64,
+    /// Of those, pages that were written again within a minute or so.
+    pub short_folds: u64,
+    /// Pages checked for writes.
+    pub pages_scanned: u64,
+    /// Pages fingerprinted.
+    pub pages_hashed: u64,
+    /// Processor time of the agent's threads.
+    pub agent_cpu_us: u64,
+    /// Pages that were to be folded and were not.
+    pub failures: Failures,
+}
+
+impl Counters {
+    /// Adds another member's counters. Members choose these numbers, so a sum that would overflow stays at the greatest
+    /// number.
+    pub fn add(&mut self, other: &Self) {
+        let mut other = *other;
+        for (sum, counter) in self.plain().into_iter().zip(other.plain()) {
+            *sum = sum.saturating_add(*counter);
+        }
+        Outcome::ALL.into_iter().for_each(|outcome| self.failures.add(outcome, other.failures.of(outcome)));
+    }
+
+    const fn plain(&mut self) -> [&mut u64; 6] {
+        [
+            &mut self.folds,
+            &mut self.refolds,
+            &mut self.short_folds,
+            &mut self.pages_scanned,
+            &mut self.pages_hashed,
+            &mut self.agent_cpu_us,
+        ]
     }
 }
 
@@ -48,14 +90,14 @@ impl Failures {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum MemberState {
-    /// It has no memory that was asked to be folded, yet.
+    /// It has asked for no memory to be folded.
     #[default]
     NothingEnrolled = 0,
     /// It folds.
     Folding = 1,
-    /// It was told not to.
+    /// It was told not to fold.
     Off = 2,
-    /// It has made everything private again, as it was told.
+    /// It was told to make everything private, and has done so.
     Unfolded = 3,
     /// The kernel has no `UFFDIO_MOVE`, or not for this process.
     NoMove = 4,
@@ -65,7 +107,7 @@ pub enum MemberState {
     Yielded = 6,
     /// It has as many mappings as it may spend on folding.
     NoVma = 7,
-    /// The agent ran into a bug of its own and keeps still; the detail says which.
+    /// The agent found a bug of its own and does nothing more; the detail says which.
     Broken = 8,
     /// The program changed mappings by system calls that the agent does not see; the detail says how.
     LostTrack = 9,
@@ -85,7 +127,7 @@ impl MemberState {
         Self::LostTrack,
     ];
 
-    /// As it is called in JSON.
+    /// Its name in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NothingEnrolled => "nothing_enrolled",
@@ -102,12 +144,12 @@ impl MemberState {
     }
 }
 
-/// Counters and state of a member. Counters only grow, except where they say "now".
+/// Counters and state of a member.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemberStats {
     /// Whether it folds, and if not, why.
     pub state: MemberState,
-    /// More of that, for people.
+    /// Details of the state, for people.
     pub detail: String,
     /// Pages that may be folded, now: resident or not.
     pub enrolled_pages: u64,
@@ -115,56 +157,32 @@ pub struct MemberStats {
     pub folded_pages: u64,
     /// Pages of zeros given back and not written since, now.
     pub zero_pages: u64,
-    /// Pages in mappings of the pool that were written since now.
+    /// Pages in mappings of the pool that were written since they were folded, now.
     pub broken_pages: u64,
-    /// Pages folded.
-    pub folds: u64,
-    /// Of those, pages that had been broken in a mapping of the pool.
-    pub refolds: u64,
-    /// Of those, pages that were written again within a minute or so.
-    pub short_folds: u64,
-    /// Pages looked at for writes.
-    pub pages_scanned: u64,
-    /// Pages fingerprinted.
-    pub pages_hashed: u64,
-    /// Processor time of the agent's thread.
-    pub agent_cpu_us: u64,
     /// Mappings of the member, now, as last counted.
     pub vmas: u64,
     /// Bytes that the agent itself uses, now.
     pub agent_bytes: u64,
-    /// Pages that were to be folded and were not.
-    pub failures: Failures,
-    /// How long pages were out of reach.
+    /// Counters of its work.
+    pub done: Counters,
+    /// Times for which pages were out of the member's reach.
     pub stalls: Stalls,
 }
 
 impl MemberStats {
-    fn counters(&mut self) -> [&mut u64; 12] {
-        [
-            &mut self.enrolled_pages,
-            &mut self.folded_pages,
-            &mut self.zero_pages,
-            &mut self.broken_pages,
-            &mut self.folds,
-            &mut self.refolds,
-            &mut self.short_folds,
-            &mut self.pages_scanned,
-            &mut self.pages_hashed,
-            &mut self.agent_cpu_us,
-            &mut self.vmas,
-            &mut self.agent_bytes,
-        ]
+    fn numbers(&mut self) -> impl Iterator<Item = &mut u64> {
+        let now = [&mut self.enrolled_pages, &mut self.folded_pages, &mut self.zero_pages, &mut self.broken_pages];
+        now.into_iter().chain(self.done.plain()).chain([&mut self.vmas, &mut self.agent_bytes])
     }
 
     pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Self> {
         let number = usize::from(r.u8()?);
         let state = MemberState::ALL.get(number).copied().ok_or(Malformed::OutOfRange("state"))?;
         let mut stats = Self { state, detail: r.text("detail", DETAIL_BYTES)?, ..Self::default() };
-        for counter in stats.counters() {
-            *counter = r.u64()?;
+        for number in stats.numbers() {
+            *number = r.u64()?;
         }
-        for count in &mut stats.failures.0 {
+        for count in &mut stats.done.failures.0 {
             *count = r.u64()?;
         }
         for count in &mut stats.stalls.buckets {
@@ -177,10 +195,10 @@ impl MemberStats {
     pub(crate) fn encode(&self, w: &mut Writer<'_>) {
         w.u8(self.state as u8);
         w.text(&self.detail, DETAIL_BYTES);
-        for counter in self.clone().counters() {
-            w.u64(*counter);
+        for number in self.clone().numbers() {
+            w.u64(*number);
         }
-        self.failures.0.iter().chain(&self.stalls.buckets).for_each(|count| w.u64(*count));
+        self.done.failures.0.iter().chain(&self.stalls.buckets).for_each(|count| w.u64(*count));
         w.u64(self.stalls.longest_us);
     }
 }

@@ -1,5 +1,5 @@
-//! Frames of honest peers arrive as they were sent; of whatever else arrives, nothing comes but a refusal: no panic, and
-//! no more memory than a frame is worth.
+//! Frames of honest peers arrive as they were sent. Any other frame is refused, without panic, and takes no more memory
+//! than its length justifies.
 
 mod messages;
 
@@ -7,7 +7,7 @@ use messages::{to_agent, to_worker};
 use proptest::prelude::*;
 use wire::{FRAME_BYTES, Malformed, ToAgent, ToWorker};
 
-/// What was understood takes at most so many bytes for each byte of its frame.
+/// Most bytes of memory that a decoded message may take for each byte of its frame.
 const BYTES_A_BYTE: usize = 16;
 
 fn list<T>(list: &[T]) -> usize {
@@ -33,7 +33,8 @@ fn bytes_to_agent(message: &ToAgent) -> usize {
     }
 }
 
-/// Decodes a frame both ways; whatever is understood is no larger than it should be, and is written again as it came.
+/// Decodes a frame as a message of either side. A message must be no larger than [`BYTES_A_BYTE`] allows, and must be
+/// encoded again to the same bytes.
 fn decode(frame: &[u8]) {
     let mut again = Vec::new();
     if let Ok(message) = ToWorker::decode(frame) {
@@ -64,7 +65,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn what_an_agent_says_arrives(message in to_worker()) {
+    fn agent_message_arrives(message in to_worker()) {
         let mut frame = vec![1, 2, 3];
         message.encode(&mut frame);
         prop_assert!(frame.len() <= FRAME_BYTES);
@@ -72,7 +73,7 @@ proptest! {
     }
 
     #[test]
-    fn what_a_worker_says_arrives(message in to_agent()) {
+    fn worker_message_arrives(message in to_agent()) {
         let mut frame = vec![1, 2, 3];
         message.encode(&mut frame);
         prop_assert!(frame.len() <= FRAME_BYTES);
@@ -80,7 +81,7 @@ proptest! {
     }
 
     #[test]
-    fn a_frame_that_was_cut_is_refused(frame in encoded(), at in any::<prop::sample::Index>()) {
+    fn cut_frame_is_refused(frame in encoded(), at in any::<prop::sample::Index>()) {
         let cut = &frame[..at.index(frame.len())];
         decode(cut);
         let known = (ToWorker::decode(&frame).is_ok(), ToAgent::decode(&frame).is_ok());
@@ -89,7 +90,7 @@ proptest! {
     }
 
     #[test]
-    fn a_frame_that_goes_on_is_refused(mut frame in encoded(), more in prop::collection::vec(any::<u8>(), 1..20)) {
+    fn frame_with_bytes_left_over_is_refused(mut frame in encoded(), more in prop::collection::vec(any::<u8>(), 1..20)) {
         let known = (ToWorker::decode(&frame).is_ok(), ToAgent::decode(&frame).is_ok());
         frame.extend(more);
         decode(&frame);
@@ -98,7 +99,7 @@ proptest! {
     }
 
     #[test]
-    fn bits_that_flip_do_no_harm(mut frame in encoded(), flips in prop::collection::vec(any::<(prop::sample::Index, u8)>(), 1..8)) {
+    fn flipped_bits_do_no_harm(mut frame in encoded(), flips in prop::collection::vec(any::<(prop::sample::Index, u8)>(), 1..8)) {
         for (at, bit) in flips {
             let at = at.index(frame.len());
             frame[at] ^= 1 << (bit % 8);
@@ -113,7 +114,7 @@ proptest! {
     }
 }
 
-/// Lists at their bounds are understood, and beyond them refused; promises of more than there is cost nothing.
+/// Lists at their bounds are decoded, and longer ones are refused. A promised length without the bytes is refused too.
 #[test]
 fn lists_are_bounded() {
     let mut frame = Vec::new();
@@ -131,7 +132,7 @@ fn lists_are_bounded() {
 }
 
 #[test]
-fn the_longest_frames_fit() {
+fn longest_messages_fit_into_a_frame() {
     let start = page::HostVirt(0);
     let slot = page::PoolSlot::from_bits(0);
     let mut frame = Vec::new();

@@ -1,4 +1,4 @@
-//! Questions and answers of the prover arrive as they were sent; of whatever else arrives, nothing comes but a refusal.
+//! Questions to the prover and its answers arrive as they were sent. Anything else is refused.
 
 use page::{HostVirt, PAGE_BYTES, PageRange};
 use proptest::prelude::*;
@@ -24,7 +24,7 @@ fn encoded(id: u32, ranges: &[PageRange]) -> Vec<u8> {
     frame[..bytes].to_vec()
 }
 
-/// Decodes a frame; whatever is understood is within its bounds, and is written again as it came.
+/// Decodes a frame. A question must keep to its bounds, and must be encoded again to the same bytes.
 fn decode(frame: &[u8]) -> bool {
     let Ok(question) = Question::decode(frame) else { return false };
     let ranges: Vec<PageRange> = question.ranges().collect();
@@ -40,7 +40,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn a_question_arrives(id in any::<u32>(), ranges in ranges()) {
+    fn question_arrives(id in any::<u32>(), ranges in ranges()) {
         let frame = encoded(id, &ranges);
         let question = Question::decode(&frame).unwrap();
         prop_assert_eq!(question.id, id);
@@ -48,7 +48,7 @@ proptest! {
     }
 
     #[test]
-    fn an_answer_arrives(id in any::<u32>(), proofs in proofs()) {
+    fn answer_arrives(id in any::<u32>(), proofs in proofs()) {
         let mut frame = [0xaa; ANSWER_BYTES];
         let bytes = encode_answer(id, proofs.iter().copied(), &mut frame);
         let mut found = vec![Proof::Unknown; proofs.len()];
@@ -61,7 +61,7 @@ proptest! {
     }
 
     #[test]
-    fn questions_that_are_cut_within_a_range_or_go_on_are_refused(
+    fn question_cut_within_a_range_or_with_bytes_left_over_is_refused(
         ranges in ranges(),
         at in any::<prop::sample::Index>(),
         more in prop::collection::vec(any::<u8>(), 1..12),
@@ -73,7 +73,7 @@ proptest! {
     }
 
     #[test]
-    fn bits_that_flip_do_no_harm(ranges in ranges(), flips in prop::collection::vec(any::<(prop::sample::Index, u8)>(), 1..8)) {
+    fn flipped_bits_do_no_harm(ranges in ranges(), flips in prop::collection::vec(any::<(prop::sample::Index, u8)>(), 1..8)) {
         let mut frame = encoded(7, &ranges);
         for (at, bit) in flips {
             let at = at.index(frame.len());
@@ -102,7 +102,7 @@ fn questions_are_bounded() {
     assert!(!is_taken(&[range(1, 1)]) && !is_taken(&[range((1 << 57) | 4096, 1)]) && !is_taken(&[range(1 << 57, 1)]));
     assert!(!is_taken(&[range(0, (1 << 32) + 1)]) && !is_taken(&[range(0, u64::MAX)]));
     assert!(is_taken(&[range((1 << 57) - 4096, 1)]));
-    // The longest answer, and bytes that are none.
+    // The longest answer, and one with a byte that is no proof.
     let mut answer = [0; ANSWER_BYTES];
     let bytes = encode_answer(9, [Proof::Referenced; PROVE_PAGES + 5].into_iter(), &mut answer);
     assert_eq!(bytes, ANSWER_BYTES);

@@ -1,7 +1,7 @@
-//! All open files of the process, as its agent sees them, whose own table of descriptors is another.
+//! A survey of all open files of the process, made by the agent's thread, whose own table of descriptors is another.
 //!
-//! The names in `/proc/self/fd` are those of the process's first thread. Each file is borrowed for the moment
-//! (`pidfd_getfd`), so that it can be asked what it is.
+//! The names in `/proc/self/fd` are those of the process's first thread. The agent borrows each file for a moment
+//! (`pidfd_getfd`), to ask the kernel what it is.
 
 use super::judge::{Facts, Verdict, filesystem_name, is_known_device, is_known_family, is_known_inode, judge};
 use super::{Reason, UNPINNED, distrusted};
@@ -10,7 +10,7 @@ use std::fs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
-/// The file that is least to be trusted, if any is not, and whether that holds for ever.
+/// The reason against the least trusted open file, if any is not trusted, and whether that reason holds for ever.
 pub fn worst() -> Option<(Reason, bool)> {
     let unseen = |what: &str| Some((Reason(format!("{what}: what the program has open cannot be known")), false));
     // SAFETY: names this process.
@@ -38,11 +38,11 @@ pub fn worst() -> Option<(Reason, bool)> {
 }
 
 fn owned(answer: raw::Answer) -> Option<OwnedFd> {
-    // SAFETY: a descriptor that the kernel has just made for us.
+    // SAFETY: the kernel has just made this descriptor for the caller, and nobody else owns it.
     raw::error(answer).is_none().then(|| unsafe { OwnedFd::from_raw_fd(answer as i32) })
 }
 
-/// What is to be said against a file, if anything.
+/// The reason against a file, if there is one, and whether it holds for ever.
 fn look_at(file: &OwnedFd, number: usize) -> Option<(Reason, bool)> {
     let facts = facts(file.as_raw_fd());
     let link = || fs::read_link(format!("/proc/thread-self/fd/{}", file.as_raw_fd())).unwrap_or_default();
@@ -76,8 +76,8 @@ fn look_at(file: &OwnedFd, number: usize) -> Option<(Reason, bool)> {
     }
 }
 
-/// Files that are registered with an `io_uring` may be closed and still be read. Nothing says how they were opened; so they
-/// are taken to be open for direct reads.
+/// The reason against files that are registered with an `io_uring`: they may be closed and still be read. Nothing says
+/// how they were opened, so they are taken to be open for direct reads.
 fn registered_files(number: usize) -> Option<(Reason, bool)> {
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
     let listed = text.split_once("UserFiles:")?.1;
@@ -86,7 +86,7 @@ fn registered_files(number: usize) -> Option<(Reason, bool)> {
     for (_, path) in names {
         let unknown = match path_facts(Path::new(path)) {
             Some(facts) => judge(Facts { flags: libc::O_DIRECT, ..facts }, distrusted()) != Verdict::Harmless,
-            // Sockets and the like, by names such as `socket:[1234]`; and files that have been deleted.
+            // Sockets and the like, by names such as `socket:[1234]`; and, by paths, files that have been deleted.
             None => path.starts_with('/'),
         };
         if unknown {
@@ -96,8 +96,9 @@ fn registered_files(number: usize) -> Option<(Reason, bool)> {
     None
 }
 
-/// Before Linux 6.13 (2bcb52a3602b, "KVM: Pin (as in FOLL_PIN) pages during kvm_vcpu_map()"), what a nested hypervisor gives
-/// its processor to write (`nested_get_vmcs12_pages`) was held by plain references.
+/// The reason against a virtual machine that may run machines of its own. A nested hypervisor gives its processor pages
+/// to write (`nested_get_vmcs12_pages`). KVM held these by plain references before Linux 6.13 (2bcb52a3602b, "KVM: Pin
+/// (as in FOLL_PIN) pages during kvm_vcpu_map()").
 fn judge_kvm() -> Option<(Reason, bool)> {
     let nested = ["kvm_intel", "kvm_amd"].iter().any(|module| {
         let value = fs::read_to_string(format!("/sys/module/{module}/parameters/nested")).unwrap_or_default();
@@ -122,7 +123,7 @@ fn path_facts(path: &Path) -> Option<Facts> {
     facts(file.as_raw_fd())
 }
 
-/// Why a socket is not known, if it is not.
+/// The reason against a socket, if there is one.
 fn judge_socket(file: &OwnedFd) -> Option<String> {
     let family = option(file, libc::SOL_SOCKET, libc::SO_DOMAIN);
     let family = i32::from_ne_bytes(family.get(..4).and_then(|bytes| bytes.try_into().ok()).unwrap_or_default());
@@ -152,7 +153,7 @@ fn option(file: &OwnedFd, level: i32, name: i32) -> [u8; 16] {
     if answer == 0 { value } else { [0; 16] }
 }
 
-/// What the kernel says of an open file. Allocates nothing: doors ask too.
+/// The kernel's facts about an open file. Allocates nothing, because hooks call it too.
 pub fn facts(file: i32) -> Option<Facts> {
     let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
     // SAFETY: the kernel fills the structure, which is of its layout on x86-64.

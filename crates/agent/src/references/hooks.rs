@@ -1,10 +1,11 @@
-//! The doors through which files come: what is opened, received or changed is judged before the program can use it.
+//! The hooks through which the program gets files: an opened, received or changed file is judged before the program can
+//! use it.
 //!
-//! These functions may be cancelled (`pthread_cancel`), so the C library's own are called and not the kernel. What is
-//! judged here takes three short system calls, and nothing at all in a process that is no member.
+//! These functions may be cancelled (`pthread_cancel`), so the hooks call the C library's own and not the kernel.
+//! Judging a file takes three short system calls, and nothing at all in a process that is no member.
 
-use super::{Sticky, at_the_door, files, judge, stick};
-use crate::doors::is_member;
+use super::{Sticky, files, in_hook, judge, stick};
+use crate::hooks::is_member;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -31,25 +32,25 @@ impl Real {
     }
 }
 
-/// Says that a function is not there, as the kernel would.
+/// Answers that a function is not there, as the kernel would.
 fn missing() -> c_int {
     crate::raw::c_answer(-(libc::ENOSYS as isize)) as c_int
 }
 
-/// A file that the program is about to be given, or has changed. `errno` stays as it is.
+/// Judges a file that the program is about to be given, or has changed. `errno` stays as it is.
 fn given(file: c_int) -> c_int {
     if file >= 0
         && is_member()
         && let Some(facts) = files::facts(file)
     {
-        at_the_door(facts);
+        in_hook(facts);
     }
     file
 }
 
-/// Defines a door with the C name and the arguments of the function that it stands before. `after` is given what that
-/// function has returned.
-macro_rules! doors {
+/// Defines a hook with the C name and the arguments of the function that it stands before. `after` is given the result
+/// of that function, and returns the hook's.
+macro_rules! hooks {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty, $after:expr;)+) => {$(
         #[doc = concat!("`", stringify!($name), "`")]
         ///
@@ -62,11 +63,11 @@ macro_rules! doors {
                 Err(_) => c"",
             });
             type Function = unsafe extern "C" fn($($type),*) -> $result;
-            // SAFETY: null is `None`; anything else is the C library's function of that name, which takes these arguments
-            // (those after `...` in the registers in which it takes named ones).
+            // SAFETY: null is `None`. Anything else is the C library's function of that name, which takes these
+            // arguments. Those that it declares as `...` are in the registers in which it would take named ones.
             let real = unsafe { std::mem::transmute::<usize, Option<Function>>(REAL.find()) };
             let Some(real) = real else { return missing() as $result };
-            // SAFETY: passed on as it came.
+            // SAFETY: the caller's arguments are passed on unchanged, with the caller's promises.
             let result = unsafe { real($($argument),*) };
             #[allow(clippy::redundant_closure_call, reason = "an expression that sees the arguments")]
             ($after)(result)
@@ -74,7 +75,7 @@ macro_rules! doors {
     )+};
 }
 
-doors! {
+hooks! {
     open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int, given;
     open64(path: *const c_char, flags: c_int, mode: c_uint) -> c_int, given;
     openat(at: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int, given;
@@ -105,11 +106,11 @@ pub unsafe extern "C" fn vmsplice(pipe: c_int, parts: *const libc::iovec, count:
         stick(Sticky::Spliced, 0);
     }
     let arguments = [pipe as usize, parts as usize, count, flags as usize, 0, 0];
-    // SAFETY: passed on as it came.
+    // SAFETY: the caller's arguments are passed on unchanged, with the caller's promises.
     crate::raw::c_answer(unsafe { crate::raw::call(libc::SYS_vmsplice, arguments) })
 }
 
-/// `fcntl(F_SETFL)` may have added `O_DIRECT`.
+/// Judges a file to which `fcntl(F_SETFL)` may have added `O_DIRECT`.
 fn changed(file: c_int, command: c_int, result: c_int) -> c_int {
     if command == libc::F_SETFL && result >= 0 {
         given(file);
@@ -117,6 +118,7 @@ fn changed(file: c_int, command: c_int, result: c_int) -> c_int {
     result
 }
 
+/// Notes a socket of a family that is not known to copy.
 fn connected(family: c_int, socket: c_int) -> c_int {
     if socket >= 0 && is_member() && !judge::is_known_family(family) {
         stick(Sticky::Socket, family as u32);
@@ -124,6 +126,7 @@ fn connected(family: c_int, socket: c_int) -> c_int {
     socket
 }
 
+/// Notes a socket whose contents the kernel will decrypt.
 fn handled(level: c_int, option: c_int, result: c_int) -> c_int {
     if result == 0 && level == libc::IPPROTO_TCP && option == libc::TCP_ULP && is_member() {
         stick(Sticky::Tls, 0);
@@ -131,10 +134,11 @@ fn handled(level: c_int, option: c_int, result: c_int) -> c_int {
     result
 }
 
-/// Files that came with a message.
+/// Judges files that came with a message.
 fn received(message: *const libc::msghdr, result: isize) -> isize {
     if result >= 0 && is_member() {
-        // SAFETY: the kernel has just filled the header that the program gave, and the program waits for our answer.
+        // SAFETY: the kernel has just filled the header that the program gave, and the program waits for the hook's
+        // answer.
         let mut control = unsafe { libc::CMSG_FIRSTHDR(message) };
         while !control.is_null() {
             files_in(control);
@@ -146,12 +150,12 @@ fn received(message: *const libc::msghdr, result: isize) -> isize {
 }
 
 fn files_in(control: *const libc::cmsghdr) {
-    // SAFETY: a part of a message that the kernel has filled.
+    // SAFETY: this is a part of a message that the kernel has filled.
     let header = unsafe { control.read_unaligned() };
     if header.cmsg_level != libc::SOL_SOCKET || header.cmsg_type != libc::SCM_RIGHTS {
         return;
     }
-    // SAFETY: points behind the header, within the part.
+    // SAFETY: the result points behind the header, within the part.
     let data = unsafe { libc::CMSG_DATA(control) }.cast::<c_int>();
     let head = data as usize - control as usize;
     for at in 0..header.cmsg_len.saturating_sub(head) / size_of::<c_int>() {
@@ -164,7 +168,7 @@ fn files_in(control: *const libc::cmsghdr) {
 
 fn received_many(messages: *const libc::mmsghdr, result: c_int) -> c_int {
     for at in 0..usize::try_from(result).unwrap_or(0) {
-        // SAFETY: the kernel has filled so many headers of the program's.
+        // SAFETY: the kernel has filled `result` headers of the program's array.
         let message = unsafe { messages.add(at) };
         // SAFETY: as above.
         received(unsafe { &raw const (*message).msg_hdr }, 0);

@@ -1,50 +1,56 @@
-//! What is known about kinds of files: whether reading from one writes the reader's memory through anything but the
-//! processor's page tables or pages that were pinned.
+//! Knowledge about kinds of files: whether a read may write the reader's memory by other ways than page tables or
+//! pinned pages.
 //!
-//! *Pins* means: direct reads take their pages by `pin_user_pages` (`iov_iter_extract_pages`), which a fold notices, because
-//! the kernel refuses to move a page that may be pinned. Folding needs `UFFDIO_MOVE`, so the kernel is 6.8 or newer, and
-//! there: `block/bio.c` pins since 6.3 (`bio_iov_iter_get_pages`), which serves block devices, btrfs, and through
-//! `iomap_dio_rw` ext4, xfs, f2fs and (since 6.5) ext2; `fs/direct-io.c` since 6.5. *Copies* means: the processor writes what
-//! is read, through the page tables, as the program itself would.
+//! *Pins* means: direct reads take their pages by `pin_user_pages` (`iov_iter_extract_pages`). A fold notices that,
+//! because the kernel refuses to move a page that may be pinned. Folding needs `UFFDIO_MOVE`, so the kernel is 6.8 or
+//! newer, and there:
 //!
-//! Everything else is not known, and a member that has it open is not folded. NFS took plain references for direct reads for
-//! years (`iov_iter_get_pages_alloc2` in `fs/nfs/direct.c`), so did 9p, ceph, cifs and fuse; and these may read directly
-//! even where nobody asked for it (mounted without a cache, `FOPEN_DIRECT_IO`).
+//! | code that pins | since | which serves |
+//! |---|---|---|
+//! | `block/bio.c` (`bio_iov_iter_get_pages`) | 6.3 | block devices, btrfs |
+//! | the same, through `iomap_dio_rw` | 6.3 | ext4, xfs, f2fs; ext2 from 6.5 on |
+//! | `fs/direct-io.c` | 6.5 | filesystems that use it |
+//!
+//! *Copies* means: the processor writes the data through the page tables, as the program itself would.
+//!
+//! Everything else is not known, and a member that has it open is not folded. NFS took plain references for direct
+//! reads for years (`iov_iter_get_pages_alloc2` in `fs/nfs/direct.c`), and so did 9p, ceph, cifs and fuse. These may
+//! read directly even where nobody asked for it (mounted without a cache, `FOPEN_DIRECT_IO`).
 
-/// What is known of an open file.
+/// Facts about an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// `st_mode`
     pub mode: u32,
-    /// The device it is, for device files.
+    /// Major and minor number of the device, for device files.
     pub device: (u32, u32),
     /// `f_type` of its filesystem.
     pub filesystem: u32,
-    /// As `fcntl(F_GETFL)` says.
+    /// Flags, as `fcntl(F_GETFL)` returns them.
     pub flags: i32,
 }
 
-/// What follows.
+/// The judgement of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Pins, copies, or does not write memory at all.
     Harmless,
-    /// Depends on what the anonymous inode is called.
+    /// Depends on the name of the anonymous inode.
     ByName,
-    /// Depends on what the character device is called.
+    /// Depends on the name of the character device.
     ByDevice,
     /// Depends on the socket.
     BySocket,
-    /// Not known for reads of this kind; while it is open.
+    /// Not known for reads of this kind; a reason as long as the file is open.
     PlainReads,
     /// Not known, and its reads may outlive its descriptor.
     DirectReads,
 }
 
-/// `O_DIRECT` pins, other reads copy.
+/// Filesystems whose direct reads (`O_DIRECT`) pin, and whose other reads copy.
 const PINNING: [(&str, u32); 4] =
     [("ext4", 0xEF53), ("xfs", 0x5846_5342), ("btrfs", 0x9123_683E), ("f2fs", 0xF2F5_2010)];
-/// Reads copy; what `O_DIRECT` does is not known.
+/// Filesystems whose reads copy; it is not known whether direct reads pin.
 const COPYING: [(&str, u32); 9] = [
     ("nfs", 0x6969),
     ("overlay", 0x794C_7630),
@@ -56,7 +62,7 @@ const COPYING: [(&str, u32); 9] = [
     ("exfat", 0x2011_BAB0),
     ("ecryptfs", 0xF15F),
 ];
-/// Everything copies: there is no device behind it.
+/// Filesystems without a device behind them, on which everything copies.
 const MEMORY: [(&str, u32); 21] = [
     ("tmpfs", 0x0102_1994),
     ("ramfs", 0x8584_58F6),
@@ -80,7 +86,7 @@ const MEMORY: [(&str, u32); 21] = [
     ("secretmem", 0x5345_434D),
     ("pstore", 0x6165_676C),
 ];
-/// For the words only.
+/// Other filesystems that messages call by name.
 const NAMES: [(&str, u32); 7] = [
     ("9p", 0x0102_1997),
     ("ceph", 0x00C3_6400),
@@ -90,14 +96,15 @@ const NAMES: [(&str, u32); 7] = [
     ("orangefs", 0x2003_0528),
     ("zfs", 0x2FC1_2FC1),
 ];
+/// `f_type` of the filesystem of anonymous inodes.
 const ANONYMOUS_INODES: u32 = 0x0904_1934;
 
-/// Filesystems that the operator takes off the list of those that pin, by the bits of their place in it.
+/// Filesystems that the operator does not trust to pin, by the bits of their places in [`PINNING`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Distrusted(pub u32);
 
 impl Distrusted {
-    /// From names, separated by commas.
+    /// Parses names that are separated by commas.
     pub fn parse(names: &str) -> Self {
         let alias = |name: &str| if matches!(name, "ext2" | "ext3") { "ext4".to_owned() } else { name.to_owned() };
         let place = |name: &str| PINNING.iter().position(|(known, _)| *known == alias(name.trim()));
@@ -109,7 +116,8 @@ impl Distrusted {
         place.is_some_and(|place| self.0 >> place & 1 == 1)
     }
 
-    /// Block devices are what is below the filesystems that pin, and read by the same code.
+    /// Whether any filesystem is distrusted. Then block devices are, too: they lie below those filesystems, and the
+    /// same code reads them.
     fn any(self) -> bool {
         self.0 != 0
     }
@@ -119,14 +127,14 @@ fn is_among(list: &[(&str, u32)], filesystem: u32) -> bool {
     list.iter().any(|(_, magic)| *magic == filesystem)
 }
 
-/// What a filesystem is called.
+/// The name of a filesystem.
 pub fn filesystem_name(filesystem: u32) -> String {
     let mut all = PINNING.iter().chain(&COPYING).chain(&MEMORY).chain(&NAMES);
     let name = all.find(|(_, magic)| *magic == filesystem).map(|(name, _)| (*name).to_owned());
     name.unwrap_or_else(|| format!("a filesystem of type {filesystem:#x}"))
 }
 
-/// Judges an open file as far as these facts go. Allocates nothing: doors ask too.
+/// Judges an open file as far as these facts go. Allocates nothing, because hooks call it too.
 pub fn judge(file: Facts, distrusted: Distrusted) -> Verdict {
     let direct = file.flags & libc::O_DIRECT != 0;
     let only_written = file.flags & libc::O_ACCMODE == libc::O_WRONLY;
@@ -159,7 +167,8 @@ fn judge_by_filesystem(filesystem: u32, direct: bool, distrusted: Distrusted) ->
     }
 }
 
-/// Whether an anonymous inode of this name (`anon_inode:[eventfd]`) is known not to write memory behind the page tables.
+/// Whether an anonymous inode of this name (`anon_inode:[eventfd]`) is known not to write memory behind the page
+/// tables.
 pub fn is_known_inode(link: &str) -> bool {
     const KNOWN: [&str; 18] = [
         "eventfd",
@@ -183,8 +192,8 @@ pub fn is_known_inode(link: &str) -> bool {
     ];
     let Some(name) = link.strip_prefix("anon_inode:") else { return false };
     let name = name.trim_start_matches('[').trim_end_matches(']');
-    // Virtual machines, processors, their statistics and devices: what KVM writes into a guest it writes through the page
-    // tables, and is told (`mmu_notifier`) before these change.
+    // Virtual machines, processors, their statistics and devices. KVM writes into a guest through the page tables, and
+    // is told (`mmu_notifier`) before these change.
     KNOWN.contains(&name) || name.starts_with("kvm-") || name.starts_with("bpf-")
 }
 
@@ -220,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn direct_reads_pin_where_it_is_known() {
+    fn direct_reads_are_harmless_where_they_are_known_to_pin() {
         for filesystem in [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, 0x0102_1994] {
             assert_eq!(verdict(filesystem, libc::O_DIRECT), Verdict::Harmless);
             assert_eq!(verdict(filesystem, 0), Verdict::Harmless);
@@ -236,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_only_written_or_not_read_at_all_is_harmless() {
+    fn files_that_are_only_written_or_never_read_are_harmless() {
         assert_eq!(verdict(0x6573_5546, libc::O_WRONLY | libc::O_DIRECT), Verdict::Harmless);
         assert_eq!(verdict(0x6573_5546, libc::O_PATH), Verdict::Harmless);
         let directory = Facts { mode: libc::S_IFDIR | 0o755, ..file(0x6573_5546, 0) };
@@ -256,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_what_the_kernel_calls_them() {
+    fn inodes_and_devices_are_known_by_their_kernel_names() {
         for known in ["anon_inode:[eventfd]", "anon_inode:inotify", "anon_inode:kvm-vcpu:0", "anon_inode:bpf-map"] {
             assert!(is_known_inode(known), "{known}");
         }

@@ -1,14 +1,14 @@
-//! What is opened for real is noticed. Each test has a process of its own, because what is noticed is never forgotten.
+//! Tests with files that are opened for real. Each has a process of its own, because findings are never forgotten.
 
 use super::*;
-use crate::doors;
-use crate::doors::tests::alone;
+use crate::hooks;
+use crate::testing::alone;
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// A file on whatever the temporary directory lies on.
+/// A file in the temporary directory, on the filesystem of that.
 fn file() -> PathBuf {
     let path = std::env::temp_dir().join(format!("pagefold-references-{}", std::process::id()));
     std::fs::write(&path, [1; 8192]).unwrap();
@@ -24,7 +24,7 @@ fn open(path: &std::path::Path, flags: i32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(file) }
 }
 
-/// Opens a file, and lets its name go.
+/// Opens a temporary file, and removes its name.
 fn open_file(flags: i32) -> OwnedFd {
     let path = file();
     let opened = open(&path, flags);
@@ -32,7 +32,7 @@ fn open_file(flags: i32) -> OwnedFd {
     opened
 }
 
-/// Distrusts the filesystem that temporary files lie on; `false`, with a reason, if that cannot be.
+/// Distrusts the filesystem that temporary files lie on. Returns `false`, and prints a reason, if that cannot be.
 fn distrust(name: &str) -> bool {
     let path = file();
     let facts = files::facts(open(&path, libc::O_RDONLY).as_raw_fd()).unwrap();
@@ -50,11 +50,11 @@ fn why() -> String {
 }
 
 #[test]
-fn an_ordinary_program_is_known() {
-    if !alone("references::tests::an_ordinary_program_is_known") {
+fn ordinary_program_may_be_folded() {
+    if !alone("references::tests::ordinary_program_may_be_folded") {
         return;
     }
-    doors::init(false);
+    hooks::init(false);
     let before = generation();
     let _file = open_file(libc::O_RDWR);
     let _null = open("/dev/null".as_ref(), libc::O_RDWR);
@@ -75,7 +75,7 @@ fn direct_reads_that_do_not_pin_are_noticed() {
     if !alone(name) || !distrust(name) {
         return;
     }
-    doors::init(false);
+    hooks::init(false);
     let plain = open_file(libc::O_RDWR);
     let before = generation();
     assert_eq!(why(), "");
@@ -86,12 +86,12 @@ fn direct_reads_that_do_not_pin_are_noticed() {
 }
 
 #[test]
-fn a_flag_added_later_is_noticed() {
-    let name = "references::tests::a_flag_added_later_is_noticed";
+fn o_direct_added_later_is_noticed() {
+    let name = "references::tests::o_direct_added_later_is_noticed";
     if !alone(name) || !distrust(name) {
         return;
     }
-    doors::init(false);
+    hooks::init(false);
     let plain = open_file(libc::O_RDWR);
     let before = generation();
     // SAFETY: changes flags of a file.
@@ -100,13 +100,13 @@ fn a_flag_added_later_is_noticed() {
 }
 
 #[test]
-fn a_survey_finds_what_no_door_saw() {
-    let name = "references::tests::a_survey_finds_what_no_door_saw";
+fn survey_finds_files_that_no_hook_saw() {
+    let name = "references::tests::survey_finds_files_that_no_hook_saw";
     if !alone(name) || !distrust(name) {
         return;
     }
     let _early = open_file(libc::O_RDWR | libc::O_DIRECT);
-    doors::init(false);
+    hooks::init(false);
     assert_eq!(generation(), 0);
     assert!(why().contains("O_DIRECT"), "{}", why());
     drop(_early);
@@ -120,7 +120,7 @@ fn a_file_that_is_received_is_noticed() {
         return;
     }
     let direct = open_file(libc::O_RDWR | libc::O_DIRECT);
-    doors::init(false);
+    hooks::init(false);
     let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
     send(&one, &direct);
     drop(direct);
@@ -174,7 +174,7 @@ fn vmsplice_is_noticed() {
     if !alone("references::tests::vmsplice_is_noticed") {
         return;
     }
-    doors::init(false);
+    hooks::init(false);
     let mut ends = [0; 2];
     // SAFETY: makes a pipe.
     assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
@@ -191,7 +191,7 @@ fn sockets_that_are_not_known_are_noticed() {
     if !alone(name) {
         return;
     }
-    doors::init(false);
+    hooks::init(false);
     // SAFETY: makes a socket.
     let socket = unsafe { libc::socket(libc::AF_ALG, libc::SOCK_SEQPACKET, 0) };
     if socket < 0 {
@@ -206,7 +206,7 @@ fn devices_that_are_not_known_are_noticed() {
     if !alone(name) {
         return;
     }
-    doors::init(false);
+    hooks::init(false);
     let Some(path) = ["/dev/fuse", "/dev/vfio/vfio", "/dev/loop-control"]
         .iter()
         .map(PathBuf::from)
@@ -220,12 +220,12 @@ fn devices_that_are_not_known_are_noticed() {
 }
 
 #[test]
-fn an_io_uring_keeps_what_is_registered() {
-    let name = "references::tests::an_io_uring_keeps_what_is_registered";
+fn files_registered_with_io_uring_are_noticed() {
+    let name = "references::tests::files_registered_with_io_uring_are_noticed";
     if !alone(name) || !distrust(name) {
         return;
     }
-    doors::init(false);
+    hooks::init(false);
     let mut parameters = [0_u8; 120];
     // SAFETY: 120 bytes are what the kernel takes and fills.
     let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, parameters.as_mut_ptr()) };

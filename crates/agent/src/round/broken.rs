@@ -1,39 +1,43 @@
-//! The broken pages of a member: fingerprinted now and then, the more seldom the less they rest.
+//! The broken pages of a member. They are fingerprinted now and then, the more seldom the less they rest. While more
+//! changes, they are looked at every few seconds at least.
 
 use crate::table::bits::CHUNK_PAGES;
 use crate::turnover::{Change, Worth};
 use page::{Fingerprint, HostVirt, PAGE_SHIFT, PageRange};
 use std::collections::BTreeMap;
 
-/// When a broken page is looked at again, in seconds: at first, and at most.
+/// Shortest and longest time after which a broken page is looked at again, in seconds.
 pub const AGAIN: (u32, u32) = (2, 128);
 const _: () = assert!(AGAIN.1 <= u8::MAX as u32, "as it is kept for each page");
-/// At most so long, while it depends on the moment what is folded, and while much changes.
+/// The longest such time, in seconds, while the time decides which pages are worth folding ([`Change::Some`]).
 const BUSY: u32 = 4;
+/// The longest such time, in seconds, while much changes.
 const BUSIEST: u32 = 2;
 
-/// A broken page, as it was seen last.
+/// A broken page, as it was at the last look.
 #[derive(Clone, Copy)]
 struct BrokenPage {
     fingerprint: u64,
-    /// Since when it is as it is, and when it is to be looked at; in seconds since the first round.
+    /// Since when its fingerprint has been the same, in seconds since the first round.
     since: u32,
+    /// When it is to be looked at again, in the same seconds.
     due: u32,
-    /// Which page of its chunk it is.
+    /// Its number in its chunk.
     at: u16,
+    /// The last time between two looks, in seconds.
     wait: u8,
     /// Whether the worker was told.
     told: bool,
 }
 
-/// Those that there were at the last look, in order, by chunk: there may be many now and few soon, and one list of all would be
-/// made anew beside the one before at each look, in memory that never shrinks.
+/// The broken pages at the last look, in order, by chunk. There may be many at one time and few at another. A single
+/// list would be made anew at each look beside the one before, in memory that never shrinks.
 #[derive(Default)]
 pub struct BrokenPageList(BTreeMap<u64, Box<[BrokenPage]>>);
 
 impl BrokenPageList {
-    /// Takes in which there are now, as ranges in order, and finds those whose time has come; for new ones it has. These are seen
-    /// again after `wait` seconds. The more changes, the more often they are looked at.
+    /// Takes in the broken pages, as ranges in order, and finds those whose time has come. New ones are due at once,
+    /// and again after `wait` seconds. The more changes, the more often pages are due.
     pub fn look(&mut self, ranges: &[PageRange], now: u32, (wait, change): (u32, Change)) -> Vec<PageRange> {
         let longest = match change {
             Change::Little | Change::MuchForLong => AGAIN.1,
@@ -53,7 +57,7 @@ impl BrokenPageList {
                 let mut entry = known.next_if(|known| known.at == at).unwrap_or(new);
                 entry.due = entry.due.min(now + longest);
                 if entry.due <= now {
-                    // Until it is fingerprinted, which sets it anew.
+                    // Fingerprinting sets this anew.
                     entry.due = now + AGAIN.1;
                     let start = HostVirt(page << PAGE_SHIFT);
                     match due.last_mut() {
@@ -68,8 +72,8 @@ impl BrokenPageList {
         due
     }
 
-    /// Says which of these pages have rested and were not said to have: those that are the same as when they were seen before, and
-    /// worth folding; and which were written since. They are seen again after `wait` seconds, doubling.
+    /// Takes in the fingerprints of pages. Says which of them have rested and are worth folding, and have not been
+    /// told before. Also says which pages were written. They are due again after `wait` seconds, a time that doubles.
     pub fn have_rested(
         &mut self,
         start: HostVirt,
@@ -94,7 +98,7 @@ impl BrokenPageList {
                 written.push(PageRange { start: HostVirt(page << PAGE_SHIFT), pages: 1 });
             }
             if !is_new {
-                // What changes is likely to change again, and what does not is known.
+                // A page that has changed is likely to change again, and one that has not is known.
                 entry.wait = (u32::from(entry.wait) * 2).clamp(wait, if wait == 0 { 0 } else { AGAIN.1 }) as u8;
             }
             entry.due = now + u32::from(entry.wait);
@@ -102,7 +106,7 @@ impl BrokenPageList {
         (tell, written)
     }
 
-    /// What rests of these pages is to be told again.
+    /// Has those of these pages that rest told again.
     pub fn tell_again(&mut self, range: PageRange) {
         let (first, end) = (range.start.page(), range.end().page());
         for (key, broken) in self.0.range_mut(first / CHUNK_PAGES..end.div_ceil(CHUNK_PAGES)) {
@@ -123,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_rests_is_told_once_and_again_when_it_was_not_taken() {
+    fn resting_page_is_told_once_and_again_on_demand() {
         let mut list = BrokenPageList::default();
         let pages = |first: u64, pages| PageRange { start: HostVirt(first << PAGE_SHIFT), pages };
         let (mut now, first) = (0, 2 * CHUNK_PAGES - 1);
@@ -137,7 +141,7 @@ mod tests {
         assert_eq!(tell(&mut list, [1, 2, 30]), [false, false, true]);
         list.tell_again(pages(first + 1, 5));
         assert_eq!(tell(&mut list, [1, 2, 30]), [false, true, true]);
-        // What is broken no longer is forgotten, beside what still is and as a whole chunk.
+        // A page that is no longer broken is forgotten: beside one that still is, and with its whole chunk.
         list.look(&[pages(first + 2, 1)], 17, (0, Change::Some));
         list.have_rested(pages(first + 2, 1).start, &[Fingerprint(30)], 17, (0, Worth::All));
         assert_eq!((list.0.len(), list.entry(first).is_none(), list.entry(first + 2).is_some()), (1, true, true));
@@ -147,13 +151,13 @@ mod tests {
     }
 
     #[test]
-    fn the_more_changes_the_sooner_they_are_looked_at() {
+    fn broken_pages_are_due_sooner_the_more_changes() {
         let page = [PageRange { start: HostVirt(0), pages: 1 }];
         for (change, after) in [(Change::Much, 2), (Change::Some, 4), (Change::Little, 128), (Change::MuchForLong, 128)]
         {
             let (mut list, mut now) = (BrokenPageList::default(), 0);
             assert_eq!(list.look(&page, now, (2, change)), page);
-            // It has been the same for long.
+            // The page has stayed the same for long.
             for _ in 0..8 {
                 now += 128;
                 assert_eq!(list.look(&page, now, (2, change)), page);

@@ -1,37 +1,38 @@
-//! The huge pages of a member: looked at whole, and again after a time that doubles while they stay as they are, or the member
-//! has other things to do. Which of their small pages have changed meanwhile is seen by their fingerprints.
+//! The huge pages of a member. A huge page is looked at as a whole: the fingerprints of its small pages show which of
+//! them have changed. It is looked at again after a time that doubles while it stays as it is. While not all resting
+//! pages are worth folding, that time is fixed, and longer than the shortest.
 
-use host::HUGE_PAGES;
+use act::HUGE_PAGES;
 use page::{Fingerprint, HostVirt, PageRange};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// When a huge page that did not change is looked at again, at first and at most.
+/// Shortest and longest time after which a huge page that did not change is looked at again: 300 ms, 64 s.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(64));
-/// While it depends on the moment what is folded, all are looked at again after so long, or what makes it a hundredth of a
-/// processor.
+/// Shortest time after which huge pages are looked at again while not all resting pages are worth folding. It is 4 s,
+/// or 20 ms for each huge page, which takes 1/100 of a processor.
 const LATER: (Duration, Duration) = (Duration::from_secs(4), Duration::from_micros(100 * 200));
 
 struct HugePage {
     due: Instant,
     wait: Duration,
-    /// It has come to be since the look before, and was not fingerprinted yet.
+    /// It has come to be since the last look, and was not fingerprinted.
     is_new: bool,
-    /// Parts of its pages' fingerprints, if there were any.
+    /// Parts of its pages' fingerprints, if it was fingerprinted.
     before: Option<Box<[u16; HUGE_PAGES as usize]>>,
 }
 
-/// Those that were there at the last look.
+/// The huge pages at the last look.
 #[derive(Default)]
 pub struct HugePageList {
     known: BTreeMap<u64, HugePage>,
-    /// Split since the last round, to fold some of their pages.
+    /// Those that were split since the last round, to fold some of their pages.
     lately_split: Vec<u64>,
-    /// Whether it is known which there were.
+    /// Whether there was a look.
     looked: bool,
 }
 
-/// What a look showed.
+/// The result of a look.
 pub struct Look {
     /// Those whose time has come.
     pub due: Vec<PageRange>,
@@ -39,17 +40,17 @@ pub struct Look {
     pub split: u64,
 }
 
-/// What is seen of a huge page.
+/// The result of fingerprinting a huge page.
 #[derive(Default)]
 pub struct Seen {
-    /// Its pages that have changed since the last time.
+    /// Those of its pages that have changed since the last time.
     pub changed: Vec<PageRange>,
-    /// It has come to be since then.
+    /// Whether it has come to be since then.
     pub was_new: bool,
 }
 
 impl HugePageList {
-    /// Takes in which there are, as ranges in order; at most about `budget` pages are due.
+    /// Takes in the huge pages, as ranges in order. At most about `budget` pages are due.
     pub fn look(&mut self, ranges: &[PageRange], budget: u64, now: Instant) -> Look {
         let whole = |range: &PageRange| {
             let (first, end) = (range.start.page().next_multiple_of(HUGE_PAGES), range.end().page());
@@ -59,7 +60,7 @@ impl HugePageList {
         let before = self.known.len();
         self.known.retain(|page, _| there.binary_search(page).is_ok());
         let split = (before - self.known.len()) as u64 * HUGE_PAGES;
-        // Of what came to be since the last look all is new; of what is there at the first look, nothing is known.
+        // Huge pages that came to be since the last look are new. Of those that the first look finds, nothing is known.
         let is_new = std::mem::replace(&mut self.looked, true);
         let mut look = Look { due: Vec::new(), split };
         let mut left = budget / HUGE_PAGES + 1;
@@ -68,7 +69,7 @@ impl HugePageList {
             let entry = self.known.entry(page).or_insert_with(unknown);
             if entry.due <= now && left > 0 {
                 left -= 1;
-                // Until it is fingerprinted, which sets it anew.
+                // Fingerprinting sets this anew.
                 entry.due = now + AGAIN.1;
                 look.due.push(PageRange { start: HostVirt(page << page::PAGE_SHIFT), pages: HUGE_PAGES });
             }
@@ -76,7 +77,7 @@ impl HugePageList {
         look
     }
 
-    /// Takes in how one looks now. Unless it `is_urgent`, it will be looked at again the later.
+    /// Takes in the fingerprints of a huge page. Unless this `is_urgent`, the next look at it comes later.
     pub fn seen(&mut self, start: HostVirt, fingerprints: &[Fingerprint], is_urgent: bool) -> Seen {
         let later = LATER.1 * u32::try_from(self.known.len()).unwrap_or(u32::MAX);
         let Some(entry) = self.known.get_mut(&start.page()) else { return Seen::default() };
@@ -92,20 +93,20 @@ impl HugePageList {
         }
         entry.wait = match (changed.is_empty(), is_urgent) {
             (_, false) => LATER.0.max(later),
-            (true, true) => (entry.wait * 2).min(AGAIN.1),
+            (true, true) => page::doubled(Some(entry.wait), AGAIN),
             (false, true) => AGAIN.0,
         };
         entry.due = Instant::now() + entry.wait;
         Seen { changed, was_new }
     }
 
-    /// One has come to be whose contents are not new.
+    /// Takes in that a huge page has come to be whose contents are not new.
     pub fn know(&mut self, start: HostVirt) {
         let entry = HugePage { due: Instant::now() + LATER.0, wait: LATER.0, is_new: false, before: None };
         self.known.insert(start.page(), entry);
     }
 
-    /// Where the huge page begins that a page is part of, as far as was seen; it is to be split now.
+    /// The start of the huge page that a page is part of, if such a huge page is known. The caller splits it.
     pub fn split(&mut self, page: HostVirt) -> Option<HostVirt> {
         let first = page.page() / HUGE_PAGES * HUGE_PAGES;
         self.known.remove(&first)?;
@@ -113,7 +114,7 @@ impl HugePageList {
         Some(HostVirt(first << page::PAGE_SHIFT))
     }
 
-    /// Where those were that were split since this was last asked, in order.
+    /// The places of huge pages that were split since the last call, in order.
     pub fn take_split(&mut self) -> Vec<PageRange> {
         let mut split = std::mem::take(&mut self.lately_split);
         split.sort_unstable();
@@ -121,7 +122,7 @@ impl HugePageList {
         split.into_iter().map(range).collect()
     }
 
-    /// All are to be looked at as new ones.
+    /// Forgets all, so that the next look is as the first one.
     pub fn forget(&mut self) {
         self.known.clear();
         self.looked = false;

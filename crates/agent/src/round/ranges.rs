@@ -2,12 +2,12 @@
 
 use page::{HostVirt, PageRange};
 
-/// From one address to another.
+/// The range from one address to another.
 pub fn between(start: HostVirt, end: HostVirt) -> PageRange {
     PageRange { start, pages: end.page() - start.page() }
 }
 
-/// What two ordered lists of ranges have in common.
+/// The common parts of two ordered lists of ranges.
 pub fn common(one: &[PageRange], other: &[PageRange]) -> Vec<PageRange> {
     let (mut found, mut a, mut b) = (Vec::new(), one.iter().peekable(), other.iter().peekable());
     while let (Some(x), Some(y)) = (a.peek(), b.peek()) {
@@ -24,7 +24,7 @@ pub fn common(one: &[PageRange], other: &[PageRange]) -> Vec<PageRange> {
     found
 }
 
-/// Those ranges of an ordered list that touch one of another.
+/// Those ranges of an ordered list that overlap a range of another.
 pub fn overlapping(ranges: &[PageRange], others: &[PageRange]) -> Vec<PageRange> {
     let mut others = others.iter().peekable();
     let mut found = Vec::new();
@@ -37,7 +37,7 @@ pub fn overlapping(ranges: &[PageRange], others: &[PageRange]) -> Vec<PageRange>
     found
 }
 
-/// What lies between these ranges, and before and behind them, up to `end`.
+/// The ranges between these, before and behind them, up to `end`.
 pub fn gaps(ranges: &[PageRange], end: HostVirt) -> Vec<PageRange> {
     let (mut found, mut at) = (Vec::new(), HostVirt(0));
     for range in ranges {

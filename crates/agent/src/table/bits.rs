@@ -1,4 +1,4 @@
-//! 512 bits, one for each page of a chunk, worked on by whole words.
+//! 512 bits, one for each page of a chunk, processed by whole words.
 
 /// Pages of a chunk: as many as one page table, or one huge page, holds.
 pub const CHUNK_PAGES: u64 = 512;
@@ -9,7 +9,7 @@ const WORDS: usize = 8;
 pub struct Bits([u64; WORDS]);
 
 impl Bits {
-    /// The bits from `first` on, `count` of them; what lies beyond the chunk is left out.
+    /// `count` bits from `first` on; those beyond the chunk are left out.
     pub fn span(first: u64, count: u64) -> Self {
         let end = first.saturating_add(count).min(CHUNK_PAGES);
         let mut bits = Self::default();
@@ -30,32 +30,32 @@ impl Bits {
         result
     }
 
-    /// Those in both.
+    /// Bits that are set in both.
     pub fn and(self, other: Self) -> Self {
         self.zip(other, |a, b| a & b)
     }
 
-    /// Those in either.
+    /// Bits that are set in either.
     pub fn or(self, other: Self) -> Self {
         self.zip(other, |a, b| a | b)
     }
 
-    /// Those that are not in `other`.
+    /// Bits that are not set in `other`.
     pub fn without(self, other: Self) -> Self {
         self.zip(other, |a, b| a & !b)
     }
 
-    /// Whether none is set.
+    /// Whether no bit is set.
     pub fn is_empty(self) -> bool {
         self.0 == [0; WORDS]
     }
 
-    /// How many are set.
+    /// Number of set bits.
     pub fn count(self) -> u64 {
         self.0.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 
-    /// Whether this one is set.
+    /// Whether the bit of this page is set.
     pub fn has(self, page: u64) -> bool {
         let word = self.0.get((page / 64) as usize).copied().unwrap_or(0);
         word >> (page % 64) & 1 == 1
@@ -79,7 +79,7 @@ impl Bits {
         self.runs().flat_map(|(first, count)| first..first + count)
     }
 
-    /// Those of which this is so.
+    /// Set bits for which `is_so` holds.
     pub fn filter(self, is_so: impl Fn(u64) -> bool) -> Self {
         self.pages().filter(|page| is_so(*page)).fold(Self::default(), |bits, page| bits.or(Self::span(page, 1)))
     }
@@ -109,7 +109,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_span_is_its_pages(first in 0u64..600, count in 0u64..600) {
+        fn span_sets_exactly_its_pages(first in 0u64..600, count in 0u64..600) {
             let span = Bits::span(first, count);
             for page in 0..CHUNK_PAGES {
                 prop_assert_eq!(span.has(page), page >= first && page < first + count);

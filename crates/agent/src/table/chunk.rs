@@ -1,7 +1,8 @@
-//! What is known of the single pages of a chunk.
+//! The table's knowledge of single pages, kept by chunks.
 //!
-//! A fold that is undone within a minute or so ([`WINDOW`], [`YOUNG`]) was for nothing. A page that was folded for nothing is left alone until
-//! it has rested for a minute, and for twice as long each time that happens again:
+//! A fold that is undone within about a minute ([`WINDOW_SECONDS`], [`YOUNG_WINDOWS`]) is *short-lived*. After a
+//! short-lived fold, the page is left alone until it has rested for a minute. The time doubles with each further
+//! short-lived fold in a row:
 //!
 //! ```text
 //!            written within a minute                  not written for 1, 2, 4 minutes
@@ -9,59 +10,62 @@
 //!      |                                 ^      |
 //!      | written later                   `------'
 //!      v                                 written
-//!   as if it had never been for nothing
+//!   as if it had never had a short-lived fold
 //! ```
 //!
-//! A page that is written after it could have been folded for a minute ([`LASTS`]) was only folded too late, or could be folded again:
-//! that takes one of those times back.
+//! A page may have rested for so long that a fold would have lasted a minute ([`LASTING_SECONDS`]). A write after such
+//! a rest takes one short-lived fold back: the page was only folded too late, or could be folded again.
 
 use super::bits::{Bits, CHUNK_PAGES};
 use crate::turnover::{ByMoment, LIFE, MOMENTS, REST, Worth, moment};
 use page::PoolSlot;
 
-/// When pages were folded is known by windows of so many seconds.
-const WINDOW: u32 = 5;
-/// A page that is written in the window in which it was folded, or one of those of the next minute, need not have been folded:
-/// that is sooner than after 60 to 65 s.
-const YOUNG: u32 = LIFE.as_secs() as u32 / WINDOW + 1;
-const YOUNG_BITS: usize = (u32::BITS - YOUNG.leading_zeros()) as usize;
-/// When pages were written is known in steps of so many seconds, modulo three days: once in a while one that was not written for
-/// so long passes for one that has just been.
-const STEP: u32 = 4;
-/// Steps that are told apart; 0 is never.
+/// Resolution of the time of a fold, in seconds.
+const WINDOW_SECONDS: u32 = 5;
+/// Windows in which a write makes a fold short-lived: the fold's own, and those of the next minute; that ends after 60
+/// to 65 s.
+const YOUNG_WINDOWS: u32 = LIFE.as_secs() as u32 / WINDOW_SECONDS + 1;
+/// Bits of a number of windows.
+const YOUNG_BITS: usize = (u32::BITS - YOUNG_WINDOWS.leading_zeros()) as usize;
+/// Resolution of the time of a write, in seconds. Times are kept modulo three days. So once in a while, a page that was
+/// not written for so long passes for one that has just been.
+const STEP_SECONDS: u32 = 4;
+/// Number of steps that are told apart; 0 stands for never.
 const STEPS: u32 = u16::MAX as u32;
-/// When a page was written is of no interest any more after so many seconds.
-const LONG_AGO: u32 = 1024;
-/// For how many seconds a page must rest that was folded for nothing once; twice in a row; more often.
-const LEFT_ALONE: [u32; 3] = [60, 120, 240];
-/// A page that rests for so many seconds, of which it has been calm for so many, could be folded for a minute.
-const LASTS: u32 = LIFE.as_secs() as u32 + 8;
+/// Time after which it is of no interest when a page was written, in seconds.
+const FORGET_SECONDS: u32 = 1024;
+/// Rest that a page needs after one short-lived fold, after two in a row, and after more, in seconds.
+const LEFT_ALONE_SECONDS: [u32; 3] = [60, 120, 240];
+/// Rest of a page, within a quiet interval of the same length, after which it could have been folded for a minute, in
+/// seconds.
+const LASTING_SECONDS: u32 = LIFE.as_secs() as u32 + 8;
 
-/// The pages of a chunk. Bits of pages that were never asked in are never set.
+/// The pages of a chunk. Bits of pages that were never enrolled are never set.
 #[derive(Debug)]
 pub struct Chunk {
-    /// Written when they were last looked at.
+    /// Pages that were written when they were last scanned.
     pub pending: Bits,
-    /// Written according to the look that is being taken in; clear between looks.
+    /// Pages that were written according to the scan that is being taken in; clear between scans.
     pub fresh: Bits,
-    /// Folded as zeros, and not seen written since.
+    /// Pages that were folded as zeros, and were not seen written since.
     pub zeroed: Bits,
     /// Private pages inside a mapping of the pool.
     pub broken: Bits,
-    /// They map `slots`.
+    /// Pages that map `slots`.
     pub mapped: Bits,
     slots: [u32; CHUNK_PAGES as usize],
-    /// For how many windows more each need not have been folded if it is written: the lowest bit of that number first.
+    /// Number of windows for which a write still makes a page's fold short-lived, in binary: the lowest bits first.
     young: [Bits; YOUNG_BITS],
-    /// The moment when each was folded last, in four bits.
+    /// The moment of each page's last fold, in four bits.
     moments: [u8; CHUNK_PAGES as usize / 2],
-    /// When each was seen written last.
+    /// The step in which each page was last seen written; 0 for never.
     written: [u16; CHUNK_PAGES as usize],
-    /// The last time that one was.
+    /// The second at which any page was last seen written; 0 for never.
     last_written: u32,
+    /// The window up to which `young` has been counted down.
     window: u32,
-    /// How often in a row each was folded for nothing, up to three times: the lower bit of that number, and the higher.
-    in_vain: [Bits; 2],
+    /// Short-lived folds of each page in a row, up to three: the lower bit of that number, and the higher.
+    short_lived: [Bits; 2],
 }
 
 impl Chunk {
@@ -79,29 +83,29 @@ impl Chunk {
             written: [0; CHUNK_PAGES as usize],
             last_written: 0,
             window: 0,
-            in_vain: [none; 2],
+            short_lived: [none; 2],
         })
     }
 
-    /// Those of these pages that are not to be left alone at this second.
+    /// The pages among these that are not to be left alone at this second.
     pub fn without_left_alone(&self, pages: Bits, now: u32) -> Bits {
-        let [low, high] = self.in_vain;
+        let [low, high] = self.short_lived;
         let too_soon = low.or(high).and(pages).filter(|page| {
             let times = usize::from(low.has(page)) + 2 * usize::from(high.has(page));
-            self.seconds_at_rest(page, now) < LEFT_ALONE[times - 1]
+            self.seconds_at_rest(page, now) < LEFT_ALONE_SECONDS[times - 1]
         });
         pages.without(too_soon)
     }
 
-    /// Those that need not have been folded if they are written now.
+    /// Pages whose fold would be short-lived if they were written at once.
     fn young(&self) -> Bits {
         self.young.into_iter().fold(Bits::default(), Bits::or)
     }
 
-    /// Forgets of which pages it is long ago that they were folded.
-    fn go_on(&mut self, now: u32) {
-        let window = now / WINDOW;
-        for _ in 0..window.saturating_sub(self.window).min(YOUNG) {
+    /// Counts `young` down by the windows that have passed.
+    fn count_down(&mut self, now: u32) {
+        let window = now / WINDOW_SECONDS;
+        for _ in 0..window.saturating_sub(self.window).min(YOUNG_WINDOWS) {
             let mut less = self.young();
             for bit in &mut self.young {
                 (*bit, less) = (bit.without(less).or(less.without(*bit)), less.without(*bit));
@@ -110,13 +114,14 @@ impl Chunk {
         self.window = window;
     }
 
-    /// Notes that these pages are written at this second, the last calm having begun at that one. Says how many could have been folded
-    /// before, or were never seen written.
-    pub fn written_at(&mut self, pages: Bits, (now, last_calm): (u32, u32)) -> u64 {
-        let [low, high] = self.in_vain;
-        let could_last = |page| self.seconds_at_rest(page, now).min(now.saturating_sub(last_calm)) >= LASTS;
+    /// Notes that these pages are written at this second; the last quiet interval began at `last_quiet`. Returns how
+    /// many of them had rested, or were never seen written.
+    pub fn written_at(&mut self, pages: Bits, (now, last_quiet): (u32, u32)) -> u64 {
+        let [low, high] = self.short_lived;
+        let could_last = |page| self.seconds_at_rest(page, now).min(now.saturating_sub(last_quiet)) >= LASTING_SECONDS;
         let forgiven = low.or(high).and(pages).filter(could_last);
-        self.in_vain = [low.without(forgiven).or(forgiven.and(high).without(low)), high.without(forgiven.without(low))];
+        self.short_lived =
+            [low.without(forgiven).or(forgiven.and(high).without(low)), high.without(forgiven.without(low))];
         let mut rested = 0;
         for (first, count) in pages.runs() {
             for written in self.written.iter_mut().skip(first as usize).take(count as usize) {
@@ -128,13 +133,13 @@ impl Chunk {
         rested
     }
 
-    /// Seconds since a page was seen written, or since there is anything to be seen.
+    /// Seconds since a page was seen written. For a page that never was, seconds since the table's time began.
     fn seconds_at_rest(&self, page: u64, now: u32) -> u32 {
         let written = self.written.get(page as usize).copied().unwrap_or(0);
         seconds_since(written, now).unwrap_or(now)
     }
 
-    /// Those of these pages that are worth folding; the chunk's first page has this number.
+    /// The pages among these that are worth folding; `first` is the number of the chunk's first page.
     pub fn worth_folding(&self, pages: Bits, now: u32, (first, worth): (u64, Worth)) -> Bits {
         if worth == Worth::All {
             return pages;
@@ -142,20 +147,21 @@ impl Chunk {
         pages.filter(|page| worth.allows(first + page, self.seconds_at_rest(page, now)))
     }
 
-    /// Whether none of its pages was seen written for so many seconds.
+    /// Whether no page of the chunk was seen written for this many seconds.
     pub const fn is_at_rest(&self, now: u32, seconds: u32) -> bool {
         self.last_written == 0 || now >= self.last_written + seconds
     }
 
-    /// Notes that these pages were folded at this second, in a calm or not. Says of which moments that is.
-    pub fn folded_at(&mut self, pages: Bits, (now, is_calm): (u32, bool)) -> ByMoment {
-        self.go_on(now);
+    /// Notes that these pages were folded at this second, and whether that was in a quiet interval. Returns their
+    /// number by moment.
+    pub fn folded_at(&mut self, pages: Bits, (now, is_quiet): (u32, bool)) -> ByMoment {
+        self.count_down(now);
         for (n, bit) in self.young.iter_mut().enumerate() {
-            *bit = if YOUNG >> n & 1 == 1 { bit.or(pages) } else { bit.without(pages) };
+            *bit = if YOUNG_WINDOWS >> n & 1 == 1 { bit.or(pages) } else { bit.without(pages) };
         }
         let mut made = [0; MOMENTS];
         for page in pages.pages() {
-            let moment = moment(is_calm, seconds_since(self.written[page as usize], now));
+            let moment = moment(is_quiet, seconds_since(self.written[page as usize], now));
             made[moment] += 1;
             let (two, shift) = (&mut self.moments[page as usize / 2], page % 2 * 4);
             *two = *two & !(0xf << shift) | (moment as u8) << shift;
@@ -163,10 +169,10 @@ impl Chunk {
         made
     }
 
-    /// These pages are folded no longer, because they were written. Says how many of them were folded for nothing, by the
-    /// moment of that.
+    /// Notes that these pages were written, which ends their folds. Returns how many of the folds were short-lived, by
+    /// the moment at which they were made.
     pub fn ended(&mut self, pages: Bits, now: u32) -> ByMoment {
-        self.go_on(now);
+        self.count_down(now);
         let short = self.young().and(pages);
         self.young = self.young.map(|bit| bit.without(pages));
         let mut by_moment = [0; MOMENTS];
@@ -176,18 +182,18 @@ impl Chunk {
         for page in short.pages() {
             by_moment[usize::from(self.moments[page as usize / 2] >> (page % 2 * 4) & 0xf)] += 1;
         }
-        let [low, high] = self.in_vain;
-        self.in_vain = [
+        let [low, high] = self.short_lived;
+        self.short_lived = [
             low.without(pages).or(short.without(low)).or(short.and(high)),
             high.without(pages).or(short.and(low.or(high))),
         ];
         by_moment
     }
 
-    /// Whether nothing is known of any page, nor of the chunk as a whole, at this second.
+    /// Whether nothing is known at this second, neither of any page nor of the chunk as a whole.
     pub fn is_empty(&self, now: u32) -> bool {
         self.pending.or(self.fresh).or(self.zeroed).or(self.broken).or(self.mapped).is_empty()
-            && (self.last_written == 0 || now >= self.last_written + LONG_AGO)
+            && (self.last_written == 0 || now >= self.last_written + FORGET_SECONDS)
     }
 
     /// Pages that lie in mappings of the pool, private or not.
@@ -231,15 +237,15 @@ impl Chunk {
     }
 }
 
-/// A second, as steps count.
+/// The step in which a second lies.
 const fn step(now: u32) -> u16 {
-    (now / STEP % STEPS + 1) as u16
+    (now / STEP_SECONDS % STEPS + 1) as u16
 }
 
-/// Seconds since a step; `None`: since never.
+/// Seconds since a step; `None` for never.
 const fn seconds_since(written: u16, now: u32) -> Option<u32> {
     match written {
         0 => None,
-        _ => Some((step(now) as u32 + STEPS - written as u32) % STEPS * STEP),
+        _ => Some((step(now) as u32 + STEPS - written as u32) % STEPS * STEP_SECONDS),
     }
 }

@@ -1,26 +1,26 @@
-//! Which memory is known, and what was said about it: ranges of pages with their traits, as the kernel keeps
-//! mappings with their flags. Neighbours with equal traits are one.
+//! Known memory, and what the program said about it: ranges of pages with their traits, as the kernel keeps mappings
+//! with their flags. Neighbouring ranges with equal traits are joined.
 
 use page::{HostVirt, PAGE_SHIFT, PageRange};
 use std::collections::BTreeMap;
 
-/// Why pages are not to be folded for the moment. Each has to be taken back by itself.
+/// A reason why pages are not to be folded for the moment. Each reason is taken back by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Shut {
-    /// They are locked into memory.
+    /// The pages are locked into memory.
     Locked = 1,
     /// The program uses a userfaultfd of its own on them.
     Yielded = 2,
     /// They have a property that a mapping of the pool cannot have.
     Special = 4,
-    /// Whoever touches them is killed.
+    /// A thread that touches them is killed.
     Guarded = 8,
-    /// Children find them cleared.
+    /// Forked children find them cleared.
     Wiped = 16,
 }
 
-/// What was advised about pages; a mapping that takes their place must be advised the same.
+/// Advice given about pages. A mapping that takes their place must be given the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Advice {
     /// `MADV_DONTFORK`
@@ -31,20 +31,20 @@ pub struct Advice {
     pub huge: Option<bool>,
 }
 
-/// What is known about a range.
+/// Everything that is known about a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traits {
-    /// It was asked in.
+    /// Whether it is enrolled.
     pub asked: bool,
-    /// Its protection, as `PROT_` bits. Anything but to read and write is a reason not to fold.
+    /// Its protection, as `PROT_` bits. Any other than reading and writing is a reason not to fold.
     pub access: u8,
-    /// Reasons ([`Shut`]) not to fold it now.
+    /// Reasons ([`Shut`]) not to fold it for the moment.
     pub shut: u8,
-    /// What was advised.
+    /// Advice given about it.
     pub advice: Advice,
 }
 
-/// To read and write.
+/// Protection that allows reading and writing.
 pub const READ_WRITE: u8 = (libc::PROT_READ | libc::PROT_WRITE) as u8;
 
 impl Default for Traits {
@@ -54,7 +54,8 @@ impl Default for Traits {
 }
 
 impl Traits {
-    /// Whether its pages may be folded, as far as this goes. What children get may be only if they are followed.
+    /// Whether its pages may be folded, as far as traits tell. Memory that children inherit may be folded only if they
+    /// are followed.
     pub const fn open(self, follows_forks: bool) -> bool {
         self.asked && self.shut == 0 && self.access == READ_WRITE && (follows_forks || self.advice.dont_fork)
     }
@@ -74,9 +75,9 @@ impl Traits {
         self.shut & Shut::Yielded as u8 != 0
     }
 
-    /// What a mapping in its place must be advised.
-    pub const fn inherited(self) -> host::Inherit {
-        host::Inherit { dont_fork: self.advice.dont_fork, dont_dump: self.advice.dont_dump }
+    /// Advice that a mapping in its place must be given.
+    pub const fn inherited(self) -> act::Inherit {
+        act::Inherit { dont_fork: self.advice.dont_fork, dont_dump: self.advice.dont_dump }
     }
 }
 
@@ -85,7 +86,7 @@ pub const fn pages(first: u64, end: u64) -> PageRange {
     PageRange { start: HostVirt(first << PAGE_SHIFT), pages: end.saturating_sub(first) }
 }
 
-/// Ranges by their first page, none touching one of equal traits.
+/// Ranges by their first page. No range touches another one with equal traits.
 #[derive(Clone, Debug, Default)]
 pub struct Extents(BTreeMap<u64, (u64, Traits)>);
 
@@ -94,7 +95,7 @@ impl Extents {
         Self(BTreeMap::new())
     }
 
-    /// Makes no range reach across `page`.
+    /// Splits the range that reaches across `page`, if one does.
     fn split(&mut self, page: u64) {
         if let Some((_, extent)) = self.0.range_mut(..page).next_back()
             && extent.0 > page
@@ -105,7 +106,7 @@ impl Extents {
         }
     }
 
-    /// Makes one of the ranges that meet at `page`, if they are alike.
+    /// Joins the ranges that meet at `page`, if they have equal traits.
     fn join(&mut self, page: u64) {
         let Some(&tail) = self.0.get(&page) else { return };
         if let Some((_, extent)) = self.0.range_mut(..page).next_back()
@@ -117,7 +118,7 @@ impl Extents {
         }
     }
 
-    /// Replaces what is known of `first..end`.
+    /// Gives `first..end` these traits, in place of all that is known of it.
     pub fn insert(&mut self, first: u64, end: u64, traits: Traits) {
         self.remove(first, end);
         if first < end {
@@ -127,7 +128,7 @@ impl Extents {
         }
     }
 
-    /// Knows nothing of `first..end` any more. Says whether it did.
+    /// Forgets `first..end`. Returns whether anything was known of it.
     pub fn remove(&mut self, first: u64, end: u64) -> bool {
         if !self.touches(first, end) {
             return false;
@@ -140,7 +141,7 @@ impl Extents {
         true
     }
 
-    /// Changes what is known of `first..end`; ranges unknown stay so. Says whether anything was known.
+    /// Changes the traits of what is known of `first..end`; unknown ranges stay so. Returns whether anything was known.
     pub fn change(&mut self, first: u64, end: u64, change: impl Fn(&mut Traits)) -> bool {
         if !self.touches(first, end) {
             return false;
@@ -162,7 +163,7 @@ impl Extents {
         self.within(first, end).next().is_some()
     }
 
-    /// What is known within `first..end`: first page, end and traits, in order.
+    /// Known ranges within `first..end`: first page, end and traits, in order.
     pub fn within(&self, first: u64, end: u64) -> impl Iterator<Item = (u64, u64, Traits)> {
         let before = self.0.range(..first).next_back().filter(|(_, extent)| extent.0 > first);
         let rest = self.0.range(first..end.max(first));
@@ -173,7 +174,7 @@ impl Extents {
             .filter(|(a, b, _)| a < b)
     }
 
-    /// All that is known.
+    /// All known ranges.
     pub fn all(&self) -> impl Iterator<Item = (u64, u64, Traits)> {
         self.0.iter().map(|(&start, &(end, traits))| (start, end, traits))
     }

@@ -1,4 +1,4 @@
-//! What can be asked of the table.
+//! Queries of the table.
 
 use super::{Counts, Table, Traits, bits::Bits, bits::CHUNK_PAGES, chunk::Chunk};
 use super::{keys, of_chunk, push_range, push_run, span};
@@ -6,24 +6,24 @@ use page::PageRange;
 use wire::SlotRun;
 
 impl Table {
-    /// How many pages are what.
+    /// Numbers of pages, by state.
     pub fn counts(&self) -> Counts {
         let asked = self.extents.all().filter(|(.., traits)| traits.asked);
         let enrolled = asked.map(|(first, end, _)| end - first).sum();
         Counts { enrolled, folded: self.folded, zeroed: self.zeroed, broken: self.broken }
     }
 
-    /// Changes with everything the program does to known memory.
+    /// A number that changes with everything that the program does to known memory.
     pub const fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Replaces `ranges` by all that may be folded now and is not, in order. Zeroed pages are among them.
+    /// Replaces `ranges` by all pages that may be folded and are not, in order. Zeroed pages are among them.
     pub fn foldable(&self, ranges: &mut Vec<PageRange>) {
         ranges.clear();
         for (first, end, _) in self.extents.all().filter(|(.., traits)| traits.open(self.follows_forks)) {
             let mut at = first;
-            // Only chunks that hold something of the pool interrupt a range.
+            // Only pages in mappings of the pool interrupt a range.
             for (&key, chunk) in self.chunks.range(keys(first, end)) {
                 for (page, count) in chunk.pooled().and(of_chunk(key, first, end)).runs() {
                     let page = key * CHUNK_PAGES + page;
@@ -39,7 +39,7 @@ impl Table {
         }
     }
 
-    /// Whether every page of the range may be folded now and is not.
+    /// Whether every page of the range may be folded and is not.
     pub fn is_foldable(&self, range: PageRange) -> bool {
         let (first, end) = span(range);
         if first >= end {
@@ -51,7 +51,8 @@ impl Table {
         open == range.pages && !self.chunks.range(keys(first, end)).any(|(key, chunk)| pooled(*key, chunk))
     }
 
-    /// All pages that are broken and might be folded otherwise, in order, but for those that are to be left alone.
+    /// All broken pages that may be folded again in place (`refold`), in order, but for those that are to be left
+    /// alone.
     pub fn refoldable(&self) -> Vec<PageRange> {
         let open = self.extents.all().filter(|(.., traits)| traits.open(self.follows_forks));
         let pick = |chunk: &Chunk| match self.eager {
@@ -61,7 +62,7 @@ impl Table {
         open.flat_map(|(first, end, _)| self.select(super::pages(first, end), pick)).collect()
     }
 
-    /// Whether every page of the range is broken, and might be folded otherwise.
+    /// Whether every page of the range is broken, and may be folded again in place.
     pub fn is_refoldable(&self, range: PageRange) -> bool {
         let (first, end) = span(range);
         let open: u64 =
@@ -75,16 +76,16 @@ impl Table {
         self.slot_runs(range).is_empty() && self.zeroed_pages(range).is_empty() && !self.broken_pages(range).is_empty()
     }
 
-    /// What is known of a range, if it is the same for all of it.
+    /// The traits of a range, if they are the same for all of it.
     pub fn traits(&self, range: PageRange) -> Option<Traits> {
         let (first, end) = span(range);
         let mut parts = self.extents.within(first, end);
         let (start, stop, traits) = parts.next()?;
-        // Neighbours with equal traits are one.
+        // Neighbouring ranges with equal traits are joined, so one range has to cover it.
         (start == first && stop == end).then_some(traits)
     }
 
-    /// What is known within the range: ranges and their traits, in order.
+    /// Known ranges within the range, and their traits, in order.
     pub fn known(&self, range: PageRange) -> Vec<(PageRange, Traits)> {
         let (first, end) = span(range);
         self.extents.within(first, end).map(|(a, b, traits)| (super::pages(a, b), traits)).collect()
@@ -95,13 +96,13 @@ impl Table {
         self.known(range).first().map_or(range.pages, |(part, _)| part.end().page() - range.start.page())
     }
 
-    /// What may be folded of a range that is the same all over.
+    /// The traits of a range, if they are the same for all of it and let it be folded.
     pub fn open_traits(&self, range: PageRange) -> Option<Traits> {
         self.traits(range).filter(|traits| traits.open(self.follows_forks))
     }
 
-    /// Pages that may be folded as far as their ranges go; and those that may not only because children get them, and would not be
-    /// followed.
+    /// Numbers of pages: those that may be folded as far as traits tell, and those that may not for one reason only.
+    /// The reason is that children inherit them and would not be followed.
     pub fn open_and_unfollowed(&self) -> (u64, u64) {
         let pages = |(first, end, _): (u64, u64, Traits)| end - first;
         let all: u64 = self.extents.all().filter(|(.., traits)| traits.open(true)).map(pages).sum();
@@ -146,7 +147,7 @@ impl Table {
         self.select(range, |chunk| chunk.zeroed)
     }
 
-    /// Pages of the range that were written when they were last looked at.
+    /// Pages of the range that were written when they were last scanned.
     pub fn pending_pages(&self, range: PageRange) -> Vec<PageRange> {
         self.select(range, |chunk| chunk.pending)
     }
@@ -171,7 +172,7 @@ impl Table {
     }
 }
 
-/// All addresses there are.
+/// All addresses.
 pub const fn everything() -> PageRange {
     super::pages(0, 1 << 45)
 }

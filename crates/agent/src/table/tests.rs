@@ -1,18 +1,20 @@
 //! The table against a model that knows each page by itself.
 
+mod backoff;
+
 use super::*;
-use crate::turnover::{Calm, moment};
+use crate::turnover::{QuietInterval, moment};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What only tests ask.
+/// Queries for tests.
 impl Table {
     /// The slot that a page maps.
     pub fn slot(&self, page: HostVirt) -> Option<PoolSlot> {
         self.chunks.get(&(page.page() / CHUNK_PAGES))?.slot(page.page() % CHUNK_PAGES)
     }
 
-    /// Pages that are pending and could rest, in all.
+    /// Number of pages that are pending and could rest.
     pub fn backlog(&self) -> u64 {
         let waiting = |key: u64, chunk: &Chunk| {
             chunk.pending.without(chunk.pooled()).and(open_pages(&self.extents, key, self.follows_forks)).count()
@@ -21,13 +23,14 @@ impl Table {
     }
 }
 
-/// As of a member whose children are followed.
+/// The empty table of a member whose children are followed.
 fn table() -> Table {
     Table { follows_forks: true, ..Table::new() }
 }
 
+/// Pages of the model.
 const PAGES: u64 = 1600;
-/// Where the model's page 0 lies: such that it begins within a chunk.
+/// Number of the page that is the model's page 0: within a chunk, not at its beginning.
 const BASE: u64 = 0x7f00_0000_0000 / 4096 + 300;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -91,7 +94,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (range(), shut_strategy()).prop_map(|((a, n), why)| Step::Shut(a, n, why)),
         1 => (range(), shut_strategy()).prop_map(|((a, n), why)| Step::Open(a, n, why)),
         1 => (range(), any::<bool>()).prop_map(|((a, n), on)| Step::DontFork(a, n, on)),
-        1 => (range(), prop_oneof![Just(0), Just(1), Just(READ_WRITE)]).prop_map(|((a, n), access)| Step::Protect(a, n, access)),
+        1 => (range(), prop_oneof![Just(0), Just(1), Just(READ_WRITE)])
+            .prop_map(|((a, n), access)| Step::Protect(a, n, access)),
         1 => (0..PAGES / 2, 1..PAGES / 2, 0..PAGES / 2).prop_map(|(from, n, to)| {
             // A move never overlaps itself.
             let n = n.min(PAGES / 2 - from).min(PAGES / 2 - to);
@@ -193,7 +197,7 @@ impl Model {
     }
 }
 
-/// What the step does to known memory; the agent does its part only to memory that was asked in.
+/// Whether the step is one that may happen: the agent does its part only to known memory.
 fn may_apply(model: &Model, step: &Step) -> bool {
     let known = |a: u64, n: u64| model.pages[a as usize..(a + n) as usize].iter().all(|page| page.traits.is_some());
     match *step {
@@ -279,7 +283,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn the_table_is_its_pages(steps in proptest::collection::vec(step(), 1..40)) {
+    fn table_agrees_with_model_of_single_pages(steps in proptest::collection::vec(step(), 1..40)) {
         let mut table = table();
         let mut model = Model { pages: vec![Page::default(); PAGES as usize], released: BTreeMap::new() };
         table.ask(real(100, 1300));
@@ -288,7 +292,7 @@ proptest! {
             if !may_apply(&model, &step) {
                 continue;
             }
-            // Nothing is folded for nothing.
+            // The time goes on so far with each step that no fold is short-lived.
             table.set_time(1000 * (n as u32 + 1), None);
             if let Step::Rest(written) = &step {
                 let ranges: Vec<_> = written.iter().map(|(a, n)| real(*a, *n)).collect();
@@ -315,7 +319,10 @@ proptest! {
     }
 
     #[test]
-    fn every_page_rests_once_within_its_budget(budget in 1_u64..2000, pending in proptest::collection::vec(range_strategy(), 1..5)) {
+    fn pending_pages_rest_once_and_within_budget(
+        budget in 1_u64..2000,
+        pending in proptest::collection::vec(range_strategy(), 1..5),
+    ) {
         let mut table = table();
         table.ask(real(0, PAGES));
         for (first, count) in &pending {
@@ -355,103 +362,9 @@ fn a_foldable_range_is_foldable_throughout() {
 }
 
 #[test]
-fn what_lives_for_a_minute_was_not_folded_for_nothing() {
-    let short = |(from, to)| {
-        let (mut chunk, page) = (Chunk::new(), Bits::span(3, 1));
-        chunk.folded_at(page, (from, true));
-        chunk.ended(Bits::span(0, 9), to).iter().sum::<u64>()
-    };
-    assert_eq!([(100, 100), (104, 163), (100, 164)].map(short), [1; 3]);
-    assert_eq!([(104, 165), (100, 165), (100, 100_000)].map(short), [0; 3]);
-}
-
-#[test]
-fn a_page_that_was_folded_for_nothing_is_left_alone_for_a_while() {
-    let new = || {
-        let mut table = table();
-        table.ask(real(0, 700));
-        table
-    };
-    let fold = |table: &mut Table, now| {
-        table.set_time(now, None);
-        table.set_private(real(0, 10));
-        table.set_folded(SlotRun { start: real(0, 10).start, slot: PoolSlot::new(0, 7).unwrap(), pages: 10 });
-        table.set_zeroed(real(600, 8));
-    };
-    // Half of the pages are written, folded or not.
-    let write = |table: &mut Table, now| {
-        table.set_time(now, None);
-        table.set_broken(real(0, 5));
-        table.seen_written(real(0, 5));
-        table.rest((&[real(600, 4)], &[]), 0, Worth::All);
-    };
-    // Whoever is asked says which may be folded.
-    let open = |table: &mut Table, now| {
-        table.set_time(now, None);
-        let again = listed(&table.refoldable());
-        let all = listed(&table.worth_folding(real(0, 700), Worth::All));
-        assert!(again.is_subset(&all));
-        let rested = listed(&table.rest((&[], &[]), u64::MAX, Worth::All));
-        assert!(rested.is_subset(&all));
-        table.set_pending(real(600, 4));
-        (again.len(), rested.len(), all.len())
-    };
-    let (all, without) = ((5, 4, 700), (0, 0, 691));
-    // Folded for nothing so often in a row, and written then.
-    let in_vain = |times: u32| {
-        let mut table = new();
-        for now in (1..=times).map(|time| time * 40) {
-            fold(&mut table, now - 28);
-            write(&mut table, now);
-        }
-        assert_eq!(table.folds(), (18 * u64::from(times), 9 * u64::from(times)));
-        (table, times * 40)
-    };
-    // They wait for twice as long each time, up to a point.
-    for (times, wait) in [(1, 60), (2, 120), (3, 240), (4, 240)] {
-        let (mut table, now) = in_vain(times);
-        assert_eq!([wait - 4, wait].map(|wait| open(&mut table, now + wait)), [without, all], "{times}");
-        // Once such a fold has been of use, they are as any other.
-        fold(&mut table, now + wait);
-        write(&mut table, now + wait + 80);
-        assert_eq!(open(&mut table, now + wait + 80), all);
-    }
-    // Whoever writes meanwhile has it begin anew.
-    let (mut table, now) = in_vain(1);
-    table.set_time(now + 60, None);
-    table.rest((&[real(600, 2)], &[]), 0, Worth::All);
-    assert_eq!(open(&mut table, now + 60 + 56), (5, 2, 698));
-    // Who could have been folded for long enough, is left alone for one time less; and who was only folded too late, is not.
-    let (mut table, now) = in_vain(2);
-    write(&mut table, now + 64);
-    let now = now + 64;
-    assert_eq!([now + 116, now + 120].map(|now| open(&mut table, now)), [without, all]);
-    table.set_time(now + 40, Some(Calm { seconds: 20, goes_on: true }));
-    write(&mut table, now + 80);
-    let now = now + 80;
-    assert_eq!(
-        [now + 116, now + 120].map(|now| open(&mut table, now)),
-        [without, all],
-        "it has not been calm for long"
-    );
-    write(&mut table, now + 68);
-    let now = now + 68;
-    assert_eq!([now + 56, now + 60].map(|now| open(&mut table, now)), [without, all]);
-    write(&mut table, now + 68);
-    let now = now + 68;
-    assert_eq!(open(&mut table, now), all);
-    fold(&mut table, now + 60);
-    write(&mut table, now + 84);
-    assert_eq!(open(&mut table, now + 84), all);
-    // Where nothing is to wait, nothing is.
-    let (mut table, now) = in_vain(1);
-    table.be_eager();
-    assert_eq!(open(&mut table, now), all);
-}
-
-#[test]
-fn pages_rest_by_age() {
-    // In a burst, those that were written 64 s ago, or longer; none of these pages is tried before its time.
+fn pages_rest_when_their_age_is_worth_folding() {
+    // As in a burst: pages that were written 64 s ago, or longer, are worth folding. None of these pages is a probe
+    // page before.
     let old = Worth::Ages((64..=1024).map(|age| 1 << moment(false, Some(age))).fold(0, |all, one| all | one));
     let closed = Worth::Ages(0);
     assert!([8, 16, 32].iter().all(|age| (0..20).all(|page| !closed.allows(BASE + page, *age))));
@@ -463,8 +376,8 @@ fn pages_rest_by_age() {
     };
     look(&mut table, &[real(0, 10)], &[real(10, 10)], old);
     assert_eq!(table.take_written(), 10);
-    assert_eq!(look(&mut table, &[], &[], old), 10, "what is new only was not written");
-    // Written over and over, a page has rested once.
+    assert_eq!(look(&mut table, &[], &[], old), 10, "pages that are only new do not count as written");
+    // A page that is written over and over counts as rested once.
     look(&mut table, &[real(0, 10)], &[], old);
     assert_eq!(table.take_written(), 0);
     table.set_time(160, None);
@@ -475,7 +388,7 @@ fn pages_rest_by_age() {
     look(&mut table, &[real(0, 1)], &[], old);
     assert_eq!(table.take_written(), 1);
     assert_eq!((look(&mut table, &[], &[], old), look(&mut table, &[], &[], Worth::All)), (0, 1));
-    // Nothing is known any more of what was written long ago, and takes no memory.
+    // Pages that were written long ago are forgotten, and take no memory.
     assert_eq!(table.chunks.len(), 1);
     table.set_time(2000, None);
     assert_eq!((look(&mut table, &[], &[], Worth::All), table.chunks.len()), (0, 0));
@@ -489,22 +402,22 @@ fn folds_are_counted_by_moment() {
     table.rest((&[real(0, 10)], &[]), u64::MAX, Worth::All);
     table.set_time(112, None);
     table.set_folded(SlotRun { start: real(0, 5).start, slot: PoolSlot::new(0, 7).unwrap(), pages: 5 });
-    // Of these it is not known that they were ever written.
+    // These pages were never seen written.
     table.set_zeroed(real(10, 2));
-    // By age, where the calm is thought to be over soon.
-    table.set_time(140, Some(Calm { seconds: 20, goes_on: false }));
+    // Folds count by age where the quiet interval is expected to be over soon.
+    table.set_time(140, Some(QuietInterval { seconds: 20, goes_on: false }));
     table.set_zeroed(real(5, 1));
-    table.set_time(140, Some(Calm { seconds: 20, goes_on: true }));
+    table.set_time(140, Some(QuietInterval { seconds: 20, goes_on: true }));
     table.set_zeroed(real(6, 4));
     let count = |list: &[(bool, Option<u32>, u64)]| {
         let mut sum = [0; MOMENTS];
-        list.iter().for_each(|(is_calm, age, pages)| sum[moment(*is_calm, *age)] += pages);
+        list.iter().for_each(|(is_quiet, age, pages)| sum[moment(*is_quiet, *age)] += pages);
         sum
     };
     let made = table.take_folds();
     assert_eq!(made.made, count(&[(false, Some(12), 5), (true, None, 2), (false, Some(40), 1), (true, Some(40), 4)]));
     assert_eq!(made.short, [0; MOMENTS]);
-    // Written within a minute, and later.
+    // Some pages are written within a minute, others later.
     table.set_broken(real(0, 2));
     table.set_pending(real(5, 1));
     table.set_time(240, None);
@@ -516,7 +429,7 @@ fn folds_are_counted_by_moment() {
 }
 
 #[test]
-fn what_is_released_to_nobody_leaves_the_rest() {
+fn dropping_released_slots_leaves_those_of_other_segments() {
     let mut table = table();
     table.ask(real(0, 20));
     for (page, segment) in [(0, 1), (10, 2)] {
@@ -532,7 +445,7 @@ fn what_is_released_to_nobody_leaves_the_rest() {
 }
 
 #[test]
-fn advice_is_one_only_where_it_is_the_same() {
+fn traits_of_a_range_are_those_of_all_its_pages() {
     let mut table = table();
     table.ask(real(0, 100));
     table.advise(real(50, 50), |advice| advice.dont_dump = true);
@@ -559,7 +472,7 @@ fn a_page_costs_at_most_eight_bytes() {
 }
 
 #[test]
-fn a_quiet_look_at_512_mib_is_quick() {
+fn scan_of_512_mib_without_writes_is_quick() {
     let mut table = table();
     table.ask(real(0, 131_072));
     for at in 0..8192 {

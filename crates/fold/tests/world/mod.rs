@@ -1,8 +1,9 @@
 //! A worker in a thread, a supervisor, and agents whose members' pages are vectors of bytes.
 #![allow(dead_code, reason = "each test uses a part of this")]
 
-use fold::control::{GroupReport, Identity, News, Order, SegmentInfo, Settings};
-use host::{HeldLease, Received, Seqpacket, SeqpacketListener};
+use act::HeldLease;
+use api::control::{GroupReport, Identity, News, Order, SegmentInfo, Settings};
+use host::{Received, Seqpacket, SeqpacketListener};
 use page::{Fingerprint, HostVirt, PAGE_BYTES, PoolSlot};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::{BTreeMap, HashMap};
@@ -12,7 +13,7 @@ use wire::{
     Target, ToAgent, ToWorker, VERSION,
 };
 
-/// Everything that is waited for comes within this, or the test fails.
+/// Longest wait of a test for anything: 20 s.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A page's bytes, all different for different seeds; zeros for 0.
@@ -22,7 +23,7 @@ pub fn content(seed: u64) -> Vec<u8> {
         .collect()
 }
 
-/// Waits until `done` says so.
+/// Waits until `done` is true.
 pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
@@ -94,7 +95,7 @@ impl World {
         self.order(&Order::Set(settings), &[]);
     }
 
-    /// A member's connection, on which nothing has been said.
+    /// A member's connection before its `Hello`.
     pub fn admit(&mut self, name: &str, pid: u32) -> Agent {
         let (ours, theirs) = Seqpacket::pair().unwrap();
         let identity = Identity { name: name.to_owned(), pid, started: 1 };
@@ -102,7 +103,7 @@ impl World {
         Agent::new(ours)
     }
 
-    /// A member that has a lease and knows how to go about it.
+    /// A member that has a lease and a pace.
     pub fn member(&mut self, name: &str, pid: u32) -> Agent {
         let mut agent = self.admit(name, pid);
         agent.hello();
@@ -152,7 +153,7 @@ impl World {
         self.report.take().unwrap()
     }
 
-    /// Waits until a report is as wanted, serving agents meanwhile.
+    /// Waits for a report for which `done` is true, serving agents meanwhile.
     pub fn wait_for_report(&mut self, what: &str, agents: &mut [&mut Agent], done: impl Fn(&GroupReport) -> bool) {
         let start = Instant::now();
         loop {
@@ -181,19 +182,19 @@ pub struct Agent {
     pub segments: HashMap<u8, (u32, OwnedFd)>,
     pub window: Option<OwnedFd>,
     pub lease: Option<HeldLease>,
-    /// Leases that are kept although others were taken: as forked children would.
+    /// Old leases that are kept mapped, as forked children would.
     pub kept_leases: Option<Vec<HeldLease>>,
     pub pace: Option<Pace>,
     pub again: u32,
-    /// Requests that were answered, for a closer look.
+    /// All runs that it was asked to fold.
     pub folds: Vec<FoldRun>,
     pub donated: u64,
     pub closed: bool,
-    /// What it does when asked to show pages: what is in them, if not that.
+    /// The contents that it donates for given contents: a liar donates others.
     pub shows: fn(u64) -> u64,
-    /// Whether it answers requests for pages.
+    /// Whether it answers requests for donations.
     pub answers: bool,
-    /// Fingerprints of contents, and their bytes, cost time.
+    /// Fingerprints and bytes of contents, kept because they cost time to make.
     bytes: HashMap<u64, (Fingerprint, Vec<u8>)>,
 }
 
@@ -223,7 +224,7 @@ impl Agent {
         self.say(&ToWorker::Hello(Hello { version: VERSION, eager: true }));
     }
 
-    /// Says something; waits if the worker is busy.
+    /// Sends a message; waits if the worker is busy.
     pub fn say(&mut self, message: &ToWorker) {
         let mut frame = Vec::new();
         message.encode(&mut frame);
@@ -252,7 +253,7 @@ impl Agent {
         })
     }
 
-    /// Pages from `first` on get these contents, and rest.
+    /// Writes these contents into pages from `first` on, and reports them at rest.
     pub fn rest(&mut self, first: u64, contents: impl IntoIterator<Item = u64>) {
         let contents: Vec<u64> = contents.into_iter().collect();
         for (n, content) in contents.iter().enumerate() {
@@ -261,7 +262,7 @@ impl Agent {
         self.report(first, &contents, false);
     }
 
-    /// Says that pages rest.
+    /// Reports pages at rest.
     pub fn report(&mut self, first: u64, contents: &[u64], huge: bool) {
         for (n, piece) in contents.chunks(512).enumerate() {
             let fingerprints = piece.iter().map(|content| self.known(*content).0).collect();
@@ -304,7 +305,7 @@ impl Agent {
         bytes
     }
 
-    /// Whether every mapped page reads as what the member wrote there.
+    /// Checks that every mapped page's slot holds the bytes that the member wrote.
     pub fn check(&self) {
         for (page, slot) in &self.mapped {
             assert_eq!(self.slot(*slot), content(self.pages[page]), "page {page} maps slot {slot}");
@@ -355,14 +356,14 @@ impl Agent {
         given
     }
 
-    /// Does what the worker asks, once.
+    /// Does everything that the worker has asked.
     pub fn serve(&mut self) {
         while let Some((message, files)) = self.hear() {
             self.obey(message, files);
         }
     }
 
-    /// The next thing the worker says.
+    /// The worker's next message.
     pub fn hear(&mut self) -> Option<(ToAgent, Vec<OwnedFd>)> {
         let (mut buffer, mut files) = (vec![0; FRAME_BYTES], Vec::new());
         match self.socket.receive(&mut buffer, &mut files) {
@@ -381,12 +382,12 @@ impl Agent {
             ToAgent::Segment(number, slots) => {
                 self.segments.insert(number, (slots, files.pop().unwrap()));
             }
-            ToAgent::Lease(era) => {
+            ToAgent::Lease(epoch) => {
                 let before = self.lease.replace(HeldLease::hold(files.pop().unwrap()).unwrap());
                 if let Some(kept) = &mut self.kept_leases {
                     kept.extend(before);
                 }
-                self.say(&ToWorker::LeaseTaken(era));
+                self.say(&ToWorker::LeaseTaken(epoch));
             }
             ToAgent::Pace(pace) => {
                 self.pace = Some(pace);
@@ -428,7 +429,7 @@ impl Agent {
     }
 }
 
-/// Serves agents until it is as wanted.
+/// Serves agents until `done` is true.
 pub fn serve_until(what: &str, agents: &mut [&mut Agent], done: impl Fn(&[&mut Agent]) -> bool) {
     let start = Instant::now();
     while !done(agents) {

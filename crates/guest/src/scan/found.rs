@@ -13,7 +13,7 @@ pub(super) struct Found {
     pub address: HostVirt,
     pub kind: PageKind,
     pub region: Region,
-    /// Mapped elsewhere too, here or in another process.
+    /// Whether the frame may have another mapping, in this process or another one.
     pub shared: bool,
     pub kpageflags: Option<u64>,
 }
@@ -24,7 +24,7 @@ impl Found {
         self.kpageflags.is_some_and(|word| word & kpf::KSM != 0)
     }
 
-    /// The sample, of a page that was read.
+    /// The sample of this page, which must have been read.
     pub fn sample(&self, owner: GuestIndex) -> PageSample {
         PageSample {
             owner,
@@ -42,8 +42,8 @@ impl Found {
     }
 }
 
-/// A frame number made of what identifies a page. Two pages that get the same one by chance are taken for
-/// one frame only if they also hold the same bytes.
+/// A frame number made of the properties that identify a page. If two pages get the same number by chance, they are
+/// taken for one frame only if they also hold the same bytes.
 pub(super) fn mix(parts: &[u64]) -> FrameId {
     let bytes: Vec<u8> = parts.iter().flat_map(|p| p.to_ne_bytes()).collect();
     FrameId(Fingerprint::of(&bytes).0 & FrameId::MAX)

@@ -1,4 +1,4 @@
-//! Frames of one guest that it maps more than once, or that somebody else maps too.
+//! Frames of one guest that it maps more than once, or that are mapped outside the guest too.
 
 use super::found::Found;
 use host::{FrameTable, Mapping, Pagemap, kpf};
@@ -6,7 +6,7 @@ use page::{FrameId, GuestIndex, PAGE_SHIFT, PageKind, PageSample, Pfn};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-/// What was found of one frame.
+/// A frame, and its mappings by the guest.
 #[derive(Debug)]
 struct Frame {
     /// Its first mapping in the order of the scan.
@@ -21,7 +21,7 @@ pub(super) struct SharedFrames {
 }
 
 impl SharedFrames {
-    /// Counts a mapping of a frame that was seen before; false if it was not, and must be read.
+    /// Counts a mapping of a frame that is known already. False if the frame is not known, and must be read.
     pub fn count(&mut self, found: &Found) -> bool {
         let Some(frame) = self.frames.get_mut(&found.frame) else { return false };
         frame.count(found);
@@ -41,7 +41,7 @@ impl SharedFrames {
         }
     }
 
-    /// All frames as samples, in order of frames. The kernel's huge zero page is left out.
+    /// All frames as samples, in order of frame numbers. The kernel's huge zero page is left out.
     pub fn resolve(self, owner: GuestIndex, tables: Option<&FrameTables>) -> host::Result<Resolved> {
         let mut numbers: Vec<_> = self.frames.keys().map(|f| Pfn(f.0)).collect();
         numbers.sort_unstable();
@@ -63,7 +63,8 @@ impl SharedFrames {
             let ksm = word.is_some_and(|w| w & kpf::KSM != 0);
             resolved.mappings += u64::from(*mappings);
             resolved.ksm_mappings += if ksm { u64::from(*mappings) } else { 0 };
-            // Where the kernel's count is hidden: mapped by several, and once by this guest, means somebody else.
+            // If the kernel hides its count: a frame here has several mappings. If only one is the guest's, another
+            // is not.
             let mapped_elsewhere = count.map_or(*mappings == 1, |&count| count > u64::from(*mappings));
             resolved.samples.push(PageSample { mapped_elsewhere, ksm, kpageflags: word, ..first.sample(owner) });
         }
@@ -71,20 +72,20 @@ impl SharedFrames {
     }
 }
 
-/// What [`SharedFrames`] come to.
+/// The samples and counts of [`SharedFrames`].
 #[derive(Debug, Default)]
 pub(super) struct Resolved {
     pub samples: Vec<PageSample>,
-    /// Page-table entries that map the frames.
+    /// Number of page-table entries that map the frames.
     pub mappings: u64,
-    /// Those of them that map a frame of KSM.
+    /// Number of those entries that map a frame of KSM.
     pub ksm_mappings: u64,
 }
 
 impl Frame {
     fn count(&mut self, found: &Found) {
         self.mappings += 1;
-        // A folded page may also be looked at through the agent's view of the pool, which is not what it is to the guest.
+        // The agent's view of the pool may map a folded page, too. The sample is made from the guest's mapping.
         let folded = |found: &Found| found.kind == PageKind::Folded;
         let rank = |found: &Found| (!folded(found), found.position);
         if rank(found) < rank(&self.first) {
@@ -95,7 +96,7 @@ impl Frame {
     }
 }
 
-/// How often this process maps each frame of a file: the census itself does not count as somebody else.
+/// Number of this process's mappings of each frame of a file. The census's own mappings must not count as other owners.
 fn own_mappings() -> host::Result<HashMap<Pfn, u64>> {
     let pagemap = Pagemap::open(std::process::id())?;
     let (mut own, mut entries) = (HashMap::new(), Vec::new());
@@ -108,7 +109,7 @@ fn own_mappings() -> host::Result<HashMap<Pfn, u64>> {
     Ok(own)
 }
 
-/// What only root may read of frames.
+/// Flags and mapping counts of frames, which only root may read.
 #[derive(Debug)]
 pub(super) struct FrameTables {
     pub counts: FrameTable,

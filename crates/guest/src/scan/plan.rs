@@ -1,4 +1,5 @@
-//! What a scan will look at, decided beforehand: every pass over it, and every thread, sees the same list.
+//! The list of pages that a scan will read. It is made beforehand, so that every pass and every thread uses the same
+//! list.
 
 use crate::Guest;
 use crate::region::RegionMap;
@@ -10,40 +11,40 @@ use std::sync::Arc;
 
 /// Most pages of a unit: 16 MiB.
 const UNIT_PAGES: u64 = 4096;
-/// Ranges nearer than this are read from the pagemap in one go.
+/// Largest gap inside a unit that is more than half full, in pages; a larger gap ends the unit.
 const NEAR_PAGES: u64 = 32;
-/// Positions that can be told apart; the index gives them 32 bits and keeps two values for itself.
+/// Most positions of a scan; the index gives a position 32 bits and keeps two values for itself.
 const MOST_POSITIONS: u64 = u32::MAX as u64 - 2;
 
-/// Why a process could not be looked at.
+/// Message for processes that the caller may not read.
 const NO_RIGHT: &str = "no right to read it: run as root (with CAP_SYS_PTRACE)";
 
-/// What of the host itself is looked at besides the guests.
+/// The host's own processes and files that a scan reads besides the guests.
 #[derive(Clone, Debug, Default)]
 pub struct HostSide {
     /// Processes that belong to no guest.
     pub pids: Vec<u32>,
-    /// Files whose page cache counts, mapped or not: disk images, say.
+    /// Files whose page cache is read, mapped or not: disk images, for instance.
     pub files: Vec<PathBuf>,
 }
 
-/// Something that a scan could not or not wholly look at.
+/// A process or file that a scan could not read, or not completely.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missed {
-    /// Whose.
+    /// Its owner.
     pub owner: GuestIndex,
-    /// Which process.
+    /// The process; 0 for none.
     pub pid: u32,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// Where a unit's pages are.
+/// The place of a unit's pages.
 #[derive(Debug)]
 pub(super) enum Source {
-    /// In the address space of a process.
+    /// The address space of a process.
     Process(Arc<AddressSpace>, Arc<MappingFacts>),
-    /// In the page cache of a file; addresses are offsets.
+    /// The page cache of a file; addresses are offsets in the file.
     File(Arc<CachedFile>),
 }
 
@@ -55,14 +56,14 @@ pub(super) struct AddressSpace {
     pub memory: ProcessMemory,
 }
 
-/// What the scan must know of a mapping.
+/// The properties of a mapping that the scan needs.
 #[derive(Debug)]
 pub(super) struct MappingFacts {
     pub region: Region,
-    /// What its pages are that the kernel does not call anonymous.
+    /// Kind of its pages that the kernel does not call anonymous.
     pub file_kind: PageKind,
-    /// To be read in the way that asks nobody: the process itself may not read it, or a fault in it is served by
-    /// user space (userfaultfd), which may never answer.
+    /// Whether it must be read through `/proc/PID/mem`. Either the process itself may not read it, or its faults are
+    /// served by user space (userfaultfd), which may never answer.
     pub careful: bool,
     pub mapping: Mapping,
 }
@@ -73,31 +74,31 @@ pub(super) struct Unit {
     pub owner: GuestIndex,
     pub source: Source,
     pub ranges: Vec<PageRange>,
-    /// Position of the first page; each page of the range and each gap between ranges takes one.
+    /// Position of the first page. Each page of a range takes one position, and so does each gap between ranges.
     pub position: u32,
 }
 
-/// Everything that a scan will look at.
+/// The list of all pages that a scan will read.
 #[derive(Debug)]
 pub struct Plan {
     pub(super) units: Vec<Unit>,
-    /// Units of each guest, in order of guests, the host's last.
+    /// Units of each guest, in order of guests; the host's come last.
     pub(super) units_of: Vec<Range<usize>>,
-    /// Positions of each guest.
+    /// Positions of each guest; the host's come last.
     positions_of: Vec<Range<u32>>,
-    /// Pages in swap by guest.
+    /// Number of pages in swap, by guest; the host's come last.
     swapped_pages: Vec<u64>,
     pages: u64,
     missed: Vec<Missed>,
 }
 
 impl Plan {
-    /// Looks up what `guests`, and the host as far as asked, have in memory. What cannot be looked at is
-    /// listed in [`Plan::missed`].
+    /// Looks up the resident pages of `guests`, and of the processes and files in `host_side`. Those that cannot be
+    /// read are listed in [`Plan::missed`].
     pub fn new(guests: &[Guest], host_side: &HostSide) -> Self {
-        // Without our own page table, those of others will say what is wrong.
+        // If our own page table cannot be read, reading those of others will give the reason.
         let has_pagemap_scan = host::has_pagemap_scan().unwrap_or(true);
-        // Only root sees every process that may serve the faults of another.
+        // Only root sees every process, and any process may serve the faults of another.
         let faults_are_the_kernels = host::frames_visible() && host::is_userfaultfd_open().is_ok_and(|open| !open);
         let list_is_enough = has_pagemap_scan && faults_are_the_kernels;
         let mut plan = Planner { has_pagemap_scan, list_is_enough, ..Planner::default() };
@@ -120,7 +121,7 @@ impl Plan {
         plan.finish()
     }
 
-    /// Page-table entries that will be looked at.
+    /// Number of page-table entries that will be looked at.
     pub const fn pages(&self) -> u64 {
         self.pages
     }
@@ -130,17 +131,17 @@ impl Plan {
         &self.positions_of[..self.positions_of.len() - 1]
     }
 
-    /// Pages of each guest that are in swap.
+    /// Number of pages in swap of each guest, the host's last.
     pub fn swapped_pages(&self) -> &[u64] {
         &self.swapped_pages
     }
 
-    /// What could not be looked at.
+    /// The processes and files that cannot be read.
     pub fn missed(&self) -> &[Missed] {
         &self.missed
     }
 
-    /// Process, first page, pages and first position of every stretch of neighbouring pages of guests.
+    /// Pid, first page, number of pages and first position of every stretch of neighbouring pages of guests.
     pub fn stretches(&self) -> impl Iterator<Item = (u32, u64, u32, u32)> {
         self.units
             .iter()
@@ -155,23 +156,23 @@ impl Plan {
     }
 }
 
-/// Neighbouring pages in the order of the scan, and what they are a part of.
+/// A stretch of neighbouring pages in the order of the scan, with its process or file.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
     /// Position of the first page.
     pub position: u32,
-    /// How many follow each other.
+    /// Number of pages.
     pub pages: u32,
     /// The process; 0 for the page cache of a file.
     pub pid: u32,
-    /// Where the first page lies in the process, or in the file.
+    /// Address of the first page in the process, or its offset in the file.
     pub first: HostVirt,
-    /// The file that is mapped there, if it is one.
+    /// The file, if the pages are of a mapped file or of its page cache.
     pub file: Option<&'a str>,
 }
 
 impl Plan {
-    /// Where everything lies that will be looked at, the host's as well, by ascending position.
+    /// All stretches of pages, including the host's, by ascending position.
     pub fn places(&self) -> impl Iterator<Item = Place<'_>> {
         self.units.iter().flat_map(|unit| {
             let (pid, file) = match &unit.source {
@@ -202,11 +203,12 @@ impl Unit {
     }
 }
 
-/// A plan under way.
+/// A plan in the making.
 #[derive(Default)]
 struct Planner {
     has_pagemap_scan: bool,
-    /// What mappings hold, and their flags, need not be known; finding that out takes a walk over their page tables.
+    /// Whether `maps` is enough. Usage and flags of mappings are then not needed, for which the kernel would have to
+    /// walk their page tables.
     list_is_enough: bool,
     owner: Option<GuestIndex>,
     units: Vec<Unit>,
@@ -214,7 +216,7 @@ struct Planner {
     positions_of: Vec<Range<u32>>,
     swapped_pages: Vec<u64>,
     missed: Vec<Missed>,
-    /// Processes of the host that may not be looked at.
+    /// Processes of the host that the caller may not read.
     denied: Vec<u32>,
     first_unit: usize,
     first_position: u64,
@@ -247,7 +249,8 @@ impl Planner {
 
     fn add_process(&mut self, pid: u32, guest: Option<&Guest>) {
         if let Err(error) = self.try_process(pid, guest) {
-            // Other processes of the host come and go, and guests' processes are what was asked for.
+            // Other processes of the host come and go, so one that is gone is no loss. The user asked for the guests'
+            // processes, so each that is missing is reported.
             match guest {
                 None if error.is_gone() => {}
                 None if error.is_denied() => self.denied.push(pid),
@@ -258,14 +261,15 @@ impl Planner {
     }
 
     fn try_process(&mut self, pid: u32, guest: Option<&Guest>) -> host::Result<()> {
-        // The page table first: if the process executes another program now, it is the one that tells.
+        // The page table is opened first: it will show whether the process executed another program after this point.
         let pagemap = Pagemap::open(pid)?;
         let mappings = if self.list_is_enough { Mapping::list(pid)? } else { Mapping::read_all(pid)? };
         let regions = RegionMap::new(guest, &mappings);
         let space = Arc::new(AddressSpace { pid, pagemap, memory: ProcessMemory::open(pid)? });
         *self.swapped_pages.last_mut().expect("begin pushed one") += host::swapped_bytes(pid)? >> PAGE_SHIFT;
         for (n, mapping) in mappings.into_iter().enumerate() {
-            // Where entries have to be read one by one, terabytes that are only reserved are better left out.
+            // Without `PAGEMAP_SCAN` entries are read one by one, so mappings that only reserve address space, which
+            // may be terabytes, are skipped.
             let empty = !self.has_pagemap_scan && mapping.usage.rss_bytes + mapping.usage.hugetlb_bytes == 0;
             if empty || mapping.is_device() {
                 continue;
@@ -318,7 +322,8 @@ impl Planner {
         }
     }
 
-    /// `goes_on`: the next unit's first page is the neighbour of this one's last.
+    /// Adds a unit. `goes_on` says that the next unit's first page is the neighbour of this one's last, so that there
+    /// is no gap between them.
     fn add_unit(&mut self, ranges: Vec<PageRange>, goes_on: bool, source: Source) {
         let pages: u64 = ranges.iter().map(|r| r.pages).sum();
         let positions = pages + ranges.len() as u64 - u64::from(goes_on);

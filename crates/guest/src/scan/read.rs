@@ -9,43 +9,43 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Pages copied at a time: they and what they are hashed with stay in a core's second-level cache.
+/// Pages copied at a time: they and the working memory of the hash fit into a core's second-level cache.
 const BATCH_PAGES: usize = FrameReader::BATCH;
 
-/// How a scan reads.
+/// Options of a scan.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScanOptions {
-    /// Read `/proc/kpageflags` for every sample, not only where they can say something.
+    /// Whether to read `/proc/kpageflags` for every sample, not only for those that may be KSM's.
     pub all_flags: bool,
-    /// Read page frames themselves, which leaves no trace, not the memory of processes. Takes root and BPF.
+    /// Whether to read page frames themselves, which leaves no trace, not the memory of processes. Takes root and BPF.
     pub no_trace: bool,
 }
 
-/// What a scan counted besides its samples.
+/// Counts of a scan besides its samples.
 #[derive(Clone, Debug, Default)]
 pub struct ScanTotals {
-    /// Page-table entries that map memory, by guest, without the kernel's zero page.
+    /// Number of page-table entries that map memory, by guest, without the kernel's zero page.
     pub mapped_pages: Vec<u64>,
-    /// Present pages that could not be read, by guest.
+    /// Number of present pages that could not be read, by guest.
     pub unreadable_pages: Vec<u64>,
-    /// Page-table entries of guests that map a frame of KSM.
+    /// Number of guests' page-table entries that map a frame of KSM.
     pub ksm_mappings: u64,
-    /// Pages read and fingerprinted.
+    /// Number of pages read and fingerprinted.
     pub hashed_pages: u64,
-    /// Frames were told apart by frame number.
+    /// Whether frames were told apart by frame number.
     pub exact: bool,
-    /// What went away meanwhile or could not be read.
+    /// Pages and processes that went away meanwhile, or could not be read.
     pub missed: Vec<Missed>,
 }
 
-/// How far a guest has got.
+/// Progress of the scan of one guest.
 #[derive(Debug, Default)]
 struct Progress {
     units_done: AtomicUsize,
     mapped_pages: AtomicU64,
     ksm_mappings: AtomicU64,
     shared: Mutex<SharedFrames>,
-    /// By process: pages that went away, and pages that could not be read.
+    /// By process: number of pages that went away, and number of present pages that could not be read.
     lost: Mutex<BTreeMap<u32, (u64, u64)>>,
     missed: Mutex<Vec<Missed>>,
 }
@@ -56,24 +56,24 @@ struct Scan<'a> {
     guests: Vec<Progress>,
     next_unit: AtomicUsize,
     hashed_pages: AtomicU64,
-    /// Present when frames are visible.
+    /// `Some` if the kernel shows frame numbers.
     tables: Option<FrameTables>,
-    /// KSM holds pages of this host.
+    /// Whether KSM holds pages of this host.
     ksm: bool,
     options: ScanOptions,
 }
 
-/// A lock whose holder panicked is taken all the same: the panic ends the scan anyway.
+/// Takes a lock, even if a holder has panicked: the panic ends the scan anyway.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Plan {
-    /// Scans, with one thread for each of `sinks`, and gives every sample to the sink of its thread. `done`
-    /// counts the pages that have been dealt with.
+    /// Scans with one thread for each of `sinks`, and gives every sample to the sink of its thread. `done` counts the
+    /// pages that have been dealt with.
     ///
     /// # Errors
-    /// Page frames were to be read, and cannot be.
+    /// [`ScanOptions::no_trace`] is set, and page frames cannot be read.
     pub fn scan<S: Send>(
         &self,
         sinks: &mut [S],
@@ -101,7 +101,7 @@ impl Plan {
 }
 
 impl Scan<'_> {
-    /// Place of an owner in the lists of owners: the host comes last.
+    /// Index of an owner in the lists of owners; the host comes last.
     fn place(&self, owner: GuestIndex) -> usize {
         if owner == GuestIndex::HOST { self.guests.len() - 1 } else { usize::from(owner.0) }
     }
@@ -127,7 +127,8 @@ impl Scan<'_> {
                         totals.missed.push(Missed { owner, pid, reason: format!("{pages} pages {what}") });
                     }
                 };
-                // The host's other processes live their lives; guests are what was asked for.
+                // The host's other processes may discard pages at will. The user asked for the guests, so their
+                // vanished pages are reported.
                 if owner != GuestIndex::HOST {
                     miss(vanished, "were unmapped or discarded before they could be read");
                 }
@@ -143,10 +144,10 @@ impl Scan<'_> {
     }
 }
 
-/// One thread's tools.
+/// The buffers and tools of one thread.
 struct Worker<'a> {
     scan: &'a Scan<'a>,
-    /// Present when page frames themselves are to be read.
+    /// `Some` if page frames themselves are read.
     frames: Option<FrameReader>,
     bytes: Vec<u8>,
     entries: Vec<PagemapEntry>,
@@ -165,7 +166,7 @@ impl<'a> Worker<'a> {
         while let Some(unit) = self.scan.plan.units.get(self.scan.next_unit.fetch_add(1, Ordering::Relaxed)) {
             self.look_up(unit);
             let progress = self.scan.progress(unit.owner);
-            // A frame that was seen before need not be read again.
+            // A frame that is known already need not be read again.
             {
                 let mut seen = lock(&progress.shared);
                 self.shared.retain(|found| !self.scan.frame_is_known(found) || !seen.count(found));
@@ -214,7 +215,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Reads and fingerprints pages; those that cannot be read are taken out and counted.
+    /// Reads and fingerprints pages. Pages that cannot be read are removed from `pages` and counted.
     fn read(&mut self, unit: &Unit, pages: &mut Vec<Found>) {
         match (&unit.source, self.frames.take()) {
             (_, Some(mut frames)) => {
@@ -262,7 +263,7 @@ impl<'a> Worker<'a> {
             let got = match read {
                 Ok(got) => got,
                 Err(error) if error.is_bad_address() => 0,
-                // The process is gone, which is found out at the end.
+                // The process is gone, which `finish_unit` will report.
                 Err(error) if error.is_gone() => return,
                 Err(error) => return self.miss(unit, error.to_string()),
             };
@@ -305,11 +306,12 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// After a guest's last unit: samples of the frames it shares, and a look whether its processes live.
+    /// After a guest's last unit: makes the samples of its shared frames, and reports processes that have ended
+    /// meanwhile.
     fn finish_unit(&self, unit: &Unit, push: &mut dyn FnMut(&PageSample)) {
         let progress = self.scan.progress(unit.owner);
         let units = &self.scan.plan.units[self.scan.plan.units_of[self.scan.place(unit.owner)].clone()];
-        // AcqRel: what other threads found of this guest happens before the last one reads it.
+        // AcqRel: the entries of other threads about this guest happen before the last thread reads them.
         if progress.units_done.fetch_add(1, Ordering::AcqRel) + 1 < units.len() {
             return;
         }
@@ -348,19 +350,19 @@ impl Scan<'_> {
         Found { position, frame, fingerprint: None, pid, address, kind, region, shared, kpageflags: None }
     }
 
-    /// Whether reading a page in the fast way could end its being shared; see [`host::ProcessMemory`].
+    /// Whether reading a page with `process_vm_readv` could end its sharing; see [`host::ProcessMemory`].
     fn may_be_shared(&self, found: &Found) -> bool {
         let ksm = if self.tables.is_some() { found.in_ksm() } else { self.ksm };
         found.kind == PageKind::Anon && (found.shared || ksm)
     }
 
-    /// Whether a found page's frame is known before its content is.
+    /// Whether a page's frame is known before its content is read.
     fn frame_is_known(&self, found: &Found) -> bool {
         self.tables.is_some() || found.kind != PageKind::Anon
     }
 
-    /// The page with a frame, where that takes the content: private memory shared by `fork` lies at the same
-    /// address in both processes and holds the same.
+    /// The page with its frame, inferred from the content if need be. Private memory shared by `fork` has the same
+    /// address and the same content in both processes.
     fn with_frame(&self, found: &Found) -> Found {
         if self.frame_is_known(found) {
             return *found;
@@ -369,13 +371,14 @@ impl Scan<'_> {
         Found { frame: mix(&[content, found.address.page()]), ..*found }
     }
 
-    /// Reads the flags of frames, where they can say something or are asked for.
+    /// Reads the flags of frames, if KSM holds pages of this host or all flags are asked for.
     fn read_flags(&self, pages: &mut [Found]) {
         let Some(tables) = self.tables.as_ref().filter(|_| self.ksm || self.options.all_flags) else { return };
         pages.sort_unstable_by_key(|f| f.frame);
         let numbers: Vec<_> = pages.iter().map(|f| Pfn(f.frame.0)).collect();
         let mut page = pages.iter_mut();
-        // The files were opened, so only a frame that the machine lost meanwhile could fail: it stays unknown.
+        // The files were opened, so the read can fail only for a frame that the machine lost meanwhile. Its flags
+        // then stay unknown.
         let _ = tables.flags.read(&numbers, |_, word| {
             if let Some(found) = page.next() {
                 found.kpageflags = Some(word);
@@ -393,7 +396,7 @@ impl Unit {
         }
     }
 
-    /// What tells a page apart where frames are hidden: see the module's story.
+    /// The frame number inferred from visible properties of a page, for callers without root; see the story of `scan`.
     fn inferred_frame(&self, address: HostVirt, kind: PageKind) -> FrameId {
         match &self.source {
             Source::Process(space, _) if kind == PageKind::Anon => mix(&[u64::from(space.pid), address.page()]),

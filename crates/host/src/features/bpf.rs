@@ -1,5 +1,5 @@
-//! BPF: reads page frames without touching them, and with type information a frame's reference count, which proves
-//! that no device writes to it.
+//! BPF, by which Pagefold reads page frames without touching them. With type information (BTF) it also reads a frame's
+//! reference count, which proves that no device writes to the frame.
 
 use crate::Check;
 use crate::bpf::{load_syscall_program, op};
@@ -25,7 +25,7 @@ fn check_by(has_types: bool, usable: io::Result<()>) -> Check {
     }
 }
 
-/// Whether the caller may load a program of the kind that is needed: one that does nothing.
+/// Whether the caller may load a program of the type that Pagefold uses. The program loaded for this does nothing.
 fn usable() -> io::Result<()> {
     let [zero, exit] = [op(0xb7, 0, 0, 0, 0), op(0x95, 0, 0, 0, 0)];
     load_syscall_program(&[zero, exit]).map(drop)
@@ -37,7 +37,7 @@ mod tests {
     use crate::{FrameReader, Status};
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn check_names_missing_part() {
         let error = |number| Err(io::Error::from_raw_os_error(number));
         for (has_types, usable, status, fix) in [
             (true, Ok(()), Status::Ok, ""),
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_read_frames_is_told_so() {
+    fn check_passes_where_frame_reader_opens() {
         assert!(usable().is_ok() || FrameReader::open().is_err());
     }
 }

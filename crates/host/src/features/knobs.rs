@@ -1,9 +1,9 @@
-//! Settings of the host that decide how well things go.
+//! Settings of the host that decide how well a census and folding work.
 
 use crate::ksm::chosen;
 use crate::{Check, Ksm, text};
 
-/// Mappings a process may have, for a guest whose memory is folded in short runs.
+/// Recommended `vm.max_map_count`, in mappings: enough for a guest whose memory is folded in short runs.
 const GOOD_MAP_COUNT: u64 = 262_144;
 /// `CAP_SYS_PTRACE`
 const CAP_SYS_PTRACE: u32 = 19;
@@ -77,7 +77,7 @@ pub(super) fn ptrace() -> Check {
     ptrace_by(scope, has_capability(&status, CAP_SYS_PTRACE))
 }
 
-/// Reading the memory of a process counts as attaching to it.
+/// Yama restricts attaching to a process (`ptrace`). The kernel treats reading another process's memory as attaching.
 fn ptrace_by(scope: Option<u64>, capable: bool) -> Check {
     let found = match scope {
         None | Some(0) => "not restricted by Yama".into(),
@@ -107,7 +107,7 @@ mod tests {
     use crate::Status;
 
     #[test]
-    fn ksm_on_off_and_missing() {
+    fn ksm_is_told_on_off_or_missing() {
         let on = Ksm { run: 1, pages_shared: 554, pages_sharing: 22_731, smart_scan: Some(1), ..Ksm::default() };
         let check = ksm_by(Some(&on));
         assert_eq!(
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn swap_there_and_not() {
+    fn swap_is_told_from_none() {
         assert_eq!(swap_by("SwapTotal:       2097152 kB\nSwapFree:  1048576 kB\n").found, "2048 MiB, 1024 used");
         assert_eq!(swap_by("SwapTotal:  0 kB\nSwapFree:  0 kB\n").status, Status::Warn);
         assert_eq!(swap_by("").found, "none");

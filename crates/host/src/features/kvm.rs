@@ -24,7 +24,7 @@ pub(super) fn check() -> Check {
     }
 }
 
-/// Creates a VM and gives it up.
+/// Creates a VM and closes it again.
 fn create_vm() -> io::Result<()> {
     let kvm = OpenOptions::new().read(true).write(true).open("/dev/kvm")?;
     // SAFETY: this ioctl takes no pointer.
@@ -32,7 +32,7 @@ fn create_vm() -> io::Result<()> {
     if version != KVM_API_VERSION {
         return Err(io::Error::other(format!("speaks version {version} of its interface, not {KVM_API_VERSION}")));
     }
-    // SAFETY: this ioctl takes a number, no pointer, and gives back a new descriptor or an error.
+    // SAFETY: this ioctl takes a number, no pointer, and returns a new descriptor or an error.
     let vm = unsafe { libc::ioctl(kvm.as_raw_fd(), KVM_CREATE_VM, 0) };
     if vm < 0 {
         return Err(io::Error::last_os_error());

@@ -1,15 +1,15 @@
-//! userfaultfd: which of its features the kernel has, and who may use it.
+//! userfaultfd: its features in this kernel, and the right to use it.
 
 use crate::Check;
-use crate::userfault::kernel_features;
+use crate::userfaultfd_features;
 use linux_raw_sys::general::{UFFD_FEATURE_MOVE, UFFD_FEATURE_WP_ASYNC};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-/// The two features that folding stands on.
+/// The two features that folding cannot do without.
 pub(super) fn checks() -> [Check; 2] {
-    let features = kernel_features();
+    let features = userfaultfd_features();
     [
         feature(&features, "kernel:uffdio_move", UFFD_FEATURE_MOVE, "6.8", "folding: takes a page out of a live guest"),
         feature(
@@ -35,7 +35,7 @@ fn feature(features: &io::Result<u64>, id: &str, bit: u32, since: &str, needed_f
     }
 }
 
-/// Whether guests that do not run as root may use it.
+/// Whether VMMs that do not run as root may use userfaultfd.
 pub(super) fn permission() -> Check {
     let sysctl = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").ok();
     let device = fs::metadata("/dev/userfaultfd").ok().map(|m| (m.mode() & 0o7777, m.uid(), m.gid()));
@@ -63,7 +63,7 @@ mod tests {
     use crate::Status;
 
     #[test]
-    fn who_may_use_it() {
+    fn permission_needs_sysctl_or_accessible_device() {
         let status = |sysctl, device| permission_by(sysctl, device).status;
         assert_eq!(status(Some("1"), None), Status::Ok);
         assert_eq!(status(Some("0"), Some((0o660, 0, 106))), Status::Ok);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_the_feature_is_told_from_missing_rights() {
+    fn missing_feature_is_told_from_missing_rights() {
         let check = |features| feature(&features, "kernel:x", UFFD_FEATURE_MOVE, "6.8", "x");
         assert_eq!(check(Ok(1 << 16)).status, Status::Ok);
         let old = check(Ok(0xfff));
@@ -85,8 +85,8 @@ mod tests {
     }
 
     #[test]
-    fn root_can_ask_this_kernel() {
-        match kernel_features() {
+    fn this_kernel_names_its_features() {
+        match userfaultfd_features() {
             Ok(features) => assert_ne!(features, 0),
             Err(e) => eprintln!("skipped: cannot open a userfaultfd: {e}"),
         }

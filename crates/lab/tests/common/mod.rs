@@ -1,14 +1,14 @@
-//! What the tests of real guests share.
+//! A lab for the tests of real guests, and commands inside.
 
 use lab::{Cache, Guest, Image, Lab, Output, Spec};
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// Time for a command inside that takes no time.
+/// Time-out of a command inside that should end at once: 30 s.
 pub const SOON: Duration = Duration::from_secs(30);
 
-/// A lab of its own, which is taken down whatever happens.
+/// A lab of a test's own. Dropping it ends its guests, also when the test fails.
 pub struct TestLab {
     pub lab: Lab,
     _dir: tempfile::TempDir,
@@ -20,7 +20,7 @@ impl TestLab {
         Self { lab: Lab::open(&dir.path().join("l")).expect("open the lab"), _dir: dir }
     }
 
-    /// Guests of one group named after this process, so that no other test's guests bear their names.
+    /// Brings up guests of one group. Its name contains this process's pid, so other tests' guests have other names.
     pub fn up(&self, image: Image, guests: usize, change: impl FnOnce(&mut Spec)) -> lab::Result<Vec<Guest>> {
         let mut spec = Spec { guests, groups: vec![group()], ..Spec::new(image) };
         change(&mut spec);
@@ -42,7 +42,7 @@ pub fn group() -> String {
     format!("t{}", std::process::id())
 }
 
-/// Why real guests cannot be had here; `None` if they can.
+/// The reason why this host cannot run real guests; `None` if it can.
 pub fn skipped(programs: &[&str]) -> Option<String> {
     let missing = programs.iter().find(|program| {
         !["/usr/bin", "/usr/sbin", "/bin", "/sbin"].iter().any(|dir| Path::new(dir).join(program).exists())
@@ -60,7 +60,7 @@ pub fn sh(guest: &Guest, script: &str) -> Output {
     guest.exec(&["sh", "-c", script], SOON).expect("the guest answers")
 }
 
-/// What a shell script inside prints, when it succeeds.
+/// Standard output of a shell script inside, which must succeed.
 pub fn text(guest: &Guest, script: &str) -> String {
     let output = sh(guest, script);
     assert_eq!(output.status, 0, "{script}: {}", String::from_utf8_lossy(&output.stderr));

@@ -1,14 +1,17 @@
 //! `pagefold audit`: prove isolation and savings from page frames.
 
-use crate::audit::{Engine, Findings, Missed, take};
-use crate::exit::{Outcome, Stop};
-use crate::output::{self, say};
-use crate::service::client::Service;
-use crate::service::name;
+use api::ask::MemberLine;
+use api::client::Service;
+use api::name;
+use audit::{Engine, Findings, Member, Missed, take};
+use cli::exit::{Outcome, Stop};
+use cli::{output, say};
+use host::ProcessId;
 use report::audit_table;
 use std::path::PathBuf;
 
-/// The engine's account and the frames may differ by so much: it is a second or so behind.
+/// Tolerated difference between the engine's account, which is about a second old, and the frames: 4 MiB, or 1 part in
+/// 20.
 const ROUGHLY: (u64, u64) = (4 << 20, 20);
 
 /// Arguments of `pagefold audit`.
@@ -33,7 +36,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs it.
+/// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let engine = ask(args)?;
     let mut findings = take(&engine)?;
@@ -46,7 +49,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         let frames = u64::try_from(group.saved_bytes).unwrap_or(0);
         let apart = frames.abs_diff(engine);
         if apart > ROUGHLY.0 && apart > frames.max(engine) / ROUGHLY.1 {
-            let [engine, frames] = [engine, frames].map(report::bytes);
+            let [engine, frames] = [engine, frames].map(cli::bytes);
             say!("pagefold: group {}: the engine says that {engine} are saved, the frames say {frames}", group.name);
         }
     }
@@ -61,15 +64,15 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(if findings.cross_group_frames == 0 && complete { Outcome::Done } else { Outcome::Partial })
 }
 
-/// Says what was not looked at. Whether that was nothing of the groups', as far as anybody knows.
+/// Prints the processes that were not looked at. True if none of them is known to belong to a group.
 fn say_missed(missed: &[Missed]) -> bool {
     let (of_groups, others): (Vec<_>, Vec<_>) = missed.iter().partition(|m| m.group.is_some());
     for m in &of_groups {
         let group = m.group.as_deref().unwrap_or_default();
-        say!("pagefold: process {} of group {group} was not looked at: {}", m.pid, report::printable(&m.reason));
+        say!("pagefold: process {} of group {group} was not looked at: {}", m.pid, cli::printable(&m.reason));
     }
     if let Some(first) = others.first() {
-        let reason = report::printable(&first.reason);
+        let reason = cli::printable(&first.reason);
         say!(
             "pagefold: not looked at whether other processes map a pool: {} of them, the first: {reason}",
             others.len()
@@ -78,18 +81,22 @@ fn say_missed(missed: &[Missed]) -> bool {
     of_groups.is_empty()
 }
 
-/// Who is a member, and what the engine believes.
+/// Asks the services for their members and the engine's account.
 fn ask(args: &Args) -> anyhow::Result<Engine> {
     let mut engine = Engine::default();
     for service in Service::find(args.service.as_deref())? {
-        engine.members.extend(service.members()?);
+        let member = |m: MemberLine| Member {
+            group: m.group,
+            process: ProcessId { pid: m.identity.pid, start_ticks: m.identity.started },
+        };
+        engine.members.extend(service.members()?.into_iter().map(member));
         engine.pids.push(service.pid()?);
         for group in service.groups()? {
             let state = service.show(&group.name)?;
             engine.groups.insert(group.name.clone());
             engine.pids.extend(state.worker_pid);
-            if state.worker == crate::service::ask::WorkerState::Running {
-                // Pages of zeros that were given back are in no page table: nothing can be said of them here.
+            if state.worker == api::ask::WorkerState::Running {
+                // Pages of zeros that were given back are in no page table, so the audit cannot see them.
                 let zeros = page::pages_to_bytes(state.report.zero_pages);
                 engine.saved_bytes.insert(group.name, state.report.saved_bytes.saturating_sub(zeros));
             }
@@ -112,17 +119,17 @@ fn keep_only(findings: &mut Findings, group: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The findings as cells.
+/// The findings as cells of the table.
 fn table(findings: &Findings) -> audit_table::Audit {
-    let group = |g: &crate::audit::GroupFindings| audit_table::Group {
+    let group = |g: &audit::GroupFindings| audit_table::Group {
         name: g.name.clone(),
         members: g.members,
         other_processes: g.other_processes,
         figures: [g.frames, g.shared_frames, g.pool_mappings, g.pool_frames, g.broken_pages],
         saved_bytes: g.saved_bytes,
     };
-    let crossing = |c: &crate::audit::Crossing| {
-        let place = |p: &crate::audit::Place| {
+    let crossing = |c: &audit::Crossing| {
+        let place = |p: &audit::Place| {
             let pool = p.pool.as_ref().map_or(String::new(), |pool| format!(" in the pool of {pool}"));
             format!("process {} of {} at {:#x}{pool}", p.pid, p.group, p.address)
         };

@@ -1,22 +1,22 @@
 //! `pagefold census`: count every page of the selected guests, once or again and again.
 
-use super::select::Selection;
-use crate::exit::{Outcome, Stop};
-use crate::inside::Inside;
-use crate::output::say;
-use crate::size::parse_bytes;
-use crate::take::{HOST, Request, WatchRound, take};
 use anyhow::Context;
 use census::{Findings, Round};
+use cli::exit::{Outcome, Stop};
+use cli::say;
+use cli::size::parse_bytes;
 use guest::{Footprint, Guest, HostSide};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use survey::Inside;
+use survey::Selection;
+use survey::{HOST, Request, WatchRound, other_processes, take};
 
-/// Cells of each guest's page map in a report.
+/// Number of cells of each guest's page map in a report.
 const MAP_CELLS: u32 = 2048;
-/// Most scanning threads that can be asked for.
+/// Greatest number of scanning threads.
 const MOST_THREADS: i64 = 1024;
 
 /// Arguments of `pagefold census`.
@@ -65,7 +65,7 @@ pub struct Args {
     parquet: Option<PathBuf>,
 }
 
-/// Runs it.
+/// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
     match args.watch {
         Some(seconds) => watch(&args, Duration::from_secs(seconds.into())),
@@ -79,7 +79,7 @@ fn once(args: &Args) -> anyhow::Result<Outcome> {
         return Err(Stop::Usage(twice.to_owned()).into());
     }
     let guests = args.selection.resolve()?;
-    // Files first: nobody likes to wait for a census and then hear that it cannot be written.
+    // Files first, so that an error about them does not come after a long census.
     let html = args.html.as_deref().map(Html::create).transpose()?;
     let export = args.parquet.as_deref().map(|path| samples::Export::create(path, &guests)).transpose()?;
     let inside = inside(args, &guests);
@@ -121,7 +121,7 @@ fn watch(args: &Args, pause: Duration) -> anyhow::Result<Outcome> {
     Ok(all)
 }
 
-/// What the VMs' memory is from inside. One that does not tell is counted all the same.
+/// Looks into the VMs. A VM that cannot be looked into is counted all the same.
 fn inside(args: &Args, guests: &[Guest]) -> Vec<Option<Inside>> {
     if args.no_kinds || args.no_trace {
         return Vec::new();
@@ -145,15 +145,6 @@ fn request<'a>(args: &Args, guests: &'a [Guest], inside: &'a [Option<Inside>]) -
     }
 }
 
-/// Every process that belongs to no selected guest, this one and threads of the kernel excepted.
-pub fn other_processes(guests: &[Guest]) -> Vec<u32> {
-    let of_guests: std::collections::HashSet<u32> = guests.iter().flat_map(|g| &g.pids).copied().collect();
-    let mut pids = host::pids().unwrap_or_default();
-    let has_memory = |pid: u32| host::Process::read(pid).is_ok_and(|process| !process.stat.kernel_thread);
-    pids.retain(|&pid| !of_guests.contains(&pid) && pid != std::process::id() && has_memory(pid));
-    pids
-}
-
 fn print(args: &Args, findings: &Findings) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     let written = match (args.json, args.watch) {
@@ -164,12 +155,12 @@ fn print(args: &Args, findings: &Findings) -> anyhow::Result<()> {
     written.and_then(|()| out.flush()).context("cannot write to stdout")
 }
 
-/// Says what is missing. A process of the host's that nobody named does not make the census partial.
+/// Prints the missing parts. A process of the host that nobody named does not make the census partial.
 fn outcome(findings: &Findings) -> Outcome {
     let mut outcome = Outcome::Done;
     for missing in &findings.partial {
         let of_whom = if missing.pid == 0 { String::new() } else { format!(", process {}", missing.pid) };
-        say!("pagefold: {}{of_whom}: {}", report::printable(&missing.guest), report::printable(&missing.reason));
+        say!("pagefold: {}{of_whom}: {}", cli::printable(&missing.guest), cli::printable(&missing.reason));
         if missing.guest != HOST || missing.pid == 0 {
             outcome = Outcome::Partial;
         }
@@ -177,7 +168,7 @@ fn outcome(findings: &Findings) -> Outcome {
     outcome
 }
 
-/// A report that is to be written.
+/// A report to be written.
 struct Html<'a> {
     path: &'a Path,
     file: File,
@@ -190,7 +181,7 @@ impl<'a> Html<'a> {
     }
 
     fn write(self, findings: &Findings, guests: &[Guest]) -> anyhow::Result<()> {
-        // A guest that cannot be measured any more is in the census's own list of what is missing.
+        // A guest that ended meanwhile is in the census's own list of missing parts.
         let footprints: Vec<_> = guests.iter().map(|guest| Footprint::measure(guest).0).collect();
         let made_at = made_at();
         let (title, footprints) = ("Pagefold census", &footprints);
@@ -204,7 +195,7 @@ impl<'a> Html<'a> {
     }
 }
 
-/// When and where: `2026-11-20 14:30 UTC on host, Linux 6.18.1`.
+/// Time and place of the census: `2026-11-20 14:30 UTC on host, Linux 6.18.1`.
 fn made_at() -> String {
     let time = humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string();
     let (day, clock) = time.split_once('T').unwrap_or((&time, ""));
@@ -215,15 +206,15 @@ fn made_at() -> String {
 /// Export of samples, in builds that have it.
 #[cfg(feature = "parquet")]
 mod samples {
-    use crate::output::say;
     use anyhow::Context;
+    use cli::say;
     use guest::Guest;
     use page::PageSample;
     use report::parquet::SampleWriter;
     use std::path::{Path, PathBuf};
     use std::sync::{Mutex, PoisonError};
 
-    /// A file under way; the first error is kept until the end.
+    /// An export in progress; the first error is kept until the end.
     pub struct Export {
         path: PathBuf,
         writer: Mutex<(SampleWriter, anyhow::Result<()>)>,
@@ -255,16 +246,16 @@ mod samples {
     }
 }
 
-/// A build without it says so.
+/// Export of samples, in builds without it: an error.
 #[cfg(not(feature = "parquet"))]
 mod samples {
-    use crate::exit::Stop;
+    use cli::exit::Stop;
     use guest::Guest;
     use page::PageSample;
     use std::convert::Infallible;
     use std::path::Path;
 
-    /// Never made.
+    /// No value of this type exists.
     pub struct Export(Infallible);
 
     impl Export {

@@ -1,12 +1,12 @@
-//! `pagefold doctor`: what this host and each guest allow, and why nothing merges.
+//! `pagefold doctor`: the requirements that this host and each guest meet, and the reasons why nothing merges.
 
 mod folding;
 
-use super::select::Selection;
-use crate::exit::{Outcome, Stop};
 use anyhow::Context;
+use cli::exit::{Outcome, Stop};
 use host::{Check, Ksm, Status};
 use std::io::Write;
+use survey::Selection;
 
 /// Arguments of `pagefold doctor`.
 #[derive(clap::Args)]
@@ -18,7 +18,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs it.
+/// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
     let guests = args.selection.resolve()?;
     let has_ksm = Ksm::read().is_some();
@@ -34,7 +34,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
     missing(&checks)
 }
 
-/// Ends in an error that names what cannot work here.
+/// Ends in an error that names what cannot work on this host.
 fn missing(checks: &[Check]) -> anyhow::Result<Outcome> {
     let failed: Vec<&str> = checks.iter().filter(|c| c.status == Status::Fail).map(|c| c.id.as_str()).collect();
     if failed.is_empty() {
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_fails_is_an_error() {
+    fn only_failed_checks_are_an_error() {
         let fine = Check::ok("a:b", "x", "y");
         assert!(matches!(missing(&[fine.clone(), fine.clone().warn("z")]), Ok(Outcome::Done)));
         let error = missing(&[fine.clone(), fine.fail("z")]).unwrap_err();

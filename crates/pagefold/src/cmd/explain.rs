@@ -1,24 +1,16 @@
-//! `pagefold explain`: what every page of a VM is to the guest itself, who else holds the same, what of it lies idle, and
-//! what to do about it.
+//! `pagefold explain`: each page of a VM by its use inside the guest, the other holders of the same contents, the idle
+//! memory, and advice.
 
-mod advice;
-mod things;
-
-use super::census::other_processes;
-use super::select::Selection;
-use crate::exit::{Outcome, Stop};
-use crate::inside::{Inside, KernelFacts};
-use crate::output::say;
-use crate::take::{HOST, Request, take};
-use advice::{Advice, Bloat};
 use anyhow::Context;
-use census::{Duplicates, GuestFindings};
+use census::GuestFindings;
+use cli::exit::{Outcome, Stop};
+use cli::say;
 use guest::{Glob, Guest, HostSide};
-use page::GuestPageKind;
-use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
-use things::{Thing, Things};
+use survey::Selection;
+use survey::explain::{Explained, SHOWN, Things, explain};
+use survey::{HOST, Inside, Request, other_processes, take};
 
 /// Arguments of `pagefold explain`.
 #[derive(clap::Args)]
@@ -50,42 +42,14 @@ pub struct Args {
     json: bool,
 }
 
-/// What `--json` prints.
-#[derive(Serialize)]
-struct Explained {
-    guest: String,
-    /// Absent where no kernel was found in its memory.
-    kernel: Option<KernelFacts>,
-    /// Why not.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    problem: Option<String>,
-    kinds: Vec<Kind>,
-    /// What is held more than once, by name, the largest first.
-    things: Vec<Thing>,
-    bloat: Bloat,
-    advice: Vec<Advice>,
-}
-
-/// Memory of one kind.
-#[derive(Serialize)]
-struct Kind {
-    kind: GuestPageKind,
-    pages: u64,
-    backed_pages: u64,
-    zero_pages: u64,
-    duplicates: Duplicates,
-    folded_pages: u64,
-    ksm_pages: u64,
-}
-
-/// Runs it.
+/// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let guests = args.selection.resolve()?;
     let target = target(&guests, &args.guest)?;
     let mut inside = Vec::new();
     for (n, guest) in guests.iter().enumerate() {
         let looked = Inside::of(guest, args.qmp.clone().filter(|_| n == target), true);
-        // Of the others only names are wanted.
+        // Of the other guests only names are needed.
         inside.push(if n == target { looked.context("cannot read its memory")? } else { looked.unwrap_or_default() });
     }
     let things = Things::new(&guests, &inside, target);
@@ -116,23 +80,23 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     written.and_then(|()| out.flush()).context("cannot write to stdout")?;
     let mut outcome = Outcome::Done;
     for missing in findings.partial.iter().filter(|p| p.guest == found.id || p.guest != HOST && p.pid == 0) {
-        say!("pagefold: {}: {}", report::printable(&missing.guest), report::printable(&missing.reason));
+        say!("pagefold: {}: {}", cli::printable(&missing.guest), cli::printable(&missing.reason));
         outcome = Outcome::Partial;
     }
     if let Some(problem) = &explained.problem {
-        say!("pagefold: {}: {problem}", report::printable(&found.id));
+        say!("pagefold: {}: {problem}", cli::printable(&found.id));
         outcome = Outcome::Partial;
     }
     Ok(outcome)
 }
 
-/// The one guest that is meant.
+/// The one guest that matches.
 fn target(guests: &[Guest], glob: &Glob) -> anyhow::Result<usize> {
     let hit = |g: &Guest| glob.matches(&g.id) || glob.matches(&g.name);
     let hits: Vec<usize> = (0..guests.len()).filter(|&n| hit(&guests[n])).collect();
     let usage = |text: String| Err(Stop::Usage(text).into());
-    let ids = |of: &[usize]| of.iter().map(|&n| report::printable(&guests[n].id)).collect::<Vec<_>>().join(", ");
-    let name = report::printable(glob.as_str());
+    let ids = |of: &[usize]| of.iter().map(|&n| cli::printable(&guests[n].id)).collect::<Vec<_>>().join(", ");
+    let name = cli::printable(glob.as_str());
     match hits[..] {
         [n] if guests[n].kind.is_vm() => Ok(n),
         [n] => usage(format!("{} is no VM: explain looks into the memory of VMs", ids(&[n]))),
@@ -141,44 +105,41 @@ fn target(guests: &[Guest], glob: &Glob) -> anyhow::Result<usize> {
     }
 }
 
-fn explain(guest: &Guest, inside: Option<&Inside>, found: &GuestFindings, things: Vec<Thing>) -> Explained {
-    let kinds = found.kinds.iter().map(|k| Kind {
-        kind: k.kind,
-        pages: k.pages,
-        backed_pages: k.backed_pages,
-        zero_pages: k.zero_pages,
-        duplicates: k.duplicates,
-        folded_pages: k.folded_pages,
-        ksm_pages: k.ksm_pages,
-    });
-    let bloat = Bloat::of(guest, found);
-    let no_memory = || "where its memory lies could not be found out: name its QMP socket with --qmp".to_owned();
-    Explained {
-        guest: guest.id.clone(),
-        kernel: inside.and_then(|i| i.kernel.clone()),
-        problem: inside.map_or_else(|| Some(no_memory()), |i| i.problem.clone()),
-        kinds: kinds.collect(),
-        things,
-        advice: advice::advise(guest, found, &bloat),
-        bloat,
+fn text(explained: &Explained, found: &GuestFindings) -> String {
+    use report::explain_table::paragraph;
+    let mut text = heading(explained);
+    let table = kinds(explained);
+    text += &format!("\nIts memory by what it is inside, and what of it is held once more, in MiB\n{table}");
+    text += &report::explain_table::cost(&found.cost());
+    if !explained.things.is_empty() {
+        text += "\nHeld more than once\n";
+        for thing in explained.things.iter().take(SHOWN) {
+            text += &paragraph(&thing.in_words());
+        }
     }
+    text += "\nIdle\n";
+    text += &paragraph(&explained.bloat.in_words());
+    if !explained.advice.is_empty() {
+        text += "\nWhat to do, in order of what it yields; yields overlap\n";
+        for advice in &explained.advice {
+            text += &paragraph(&advice.in_words());
+        }
+    }
+    text
 }
 
-fn text(explained: &Explained, found: &GuestFindings) -> String {
+/// The guest and its kernel, as a line.
+fn heading(explained: &Explained) -> String {
+    let guest = cli::printable(&explained.guest);
+    let Some(k) = &explained.kernel else { return format!("{guest}: no kernel found in its memory\n") };
+    let moved = k.kaslr_offset.map_or_else(String::new, |n| format!(", moved by {n:#x}"));
+    format!("{guest}: Linux {}{moved}, {} levels of page tables\n", k.release, k.paging_levels)
+}
+
+/// The guest's memory by kind, a row each.
+fn kinds(explained: &Explained) -> report::Table {
     use report::Align::{Left, Right};
-    use report::explain_table::{mib, paragraph};
-    let mut text = match &explained.kernel {
-        Some(k) => {
-            let moved = k.kaslr_offset.map_or_else(String::new, |n| format!(", moved by {n:#x}"));
-            format!(
-                "{}: Linux {}{moved}, {} levels of page tables\n",
-                report::printable(&explained.guest),
-                k.release,
-                k.paging_levels
-            )
-        }
-        None => format!("{}: no kernel found in its memory\n", report::printable(&explained.guest)),
-    };
+    use report::explain_table::mib;
     let columns =
         ["kind", "memory", "backed", "zero", "within itself", "in group", "other groups", "on host", "folded", "KSM"];
     let columns: Vec<_> = columns.iter().map(|name| (*name, if *name == "kind" { Left } else { Right })).collect();
@@ -198,21 +159,5 @@ fn text(explained: &Explained, found: &GuestFindings) -> String {
         ];
         table.row([k.kind.name().replace('_', " ")].into_iter().chain(figures.map(mib)));
     }
-    text += &format!("\nIts memory by what it is inside, and what of it is held once more, in MiB\n{table}");
-    text += &report::explain_table::cost(&found.cost());
-    if !explained.things.is_empty() {
-        text += "\nHeld more than once\n";
-        for thing in explained.things.iter().take(things::SHOWN) {
-            text += &paragraph(&thing.in_words());
-        }
-    }
-    text += "\nIdle\n";
-    text += &paragraph(&explained.bloat.in_words());
-    if !explained.advice.is_empty() {
-        text += "\nWhat to do, in order of what it yields; yields overlap\n";
-        for advice in &explained.advice {
-            text += &paragraph(&advice.in_words());
-        }
-    }
-    text
+    table
 }

@@ -1,14 +1,14 @@
-//! `pagefold group`: which groups there are, how they do, and changing how they are run.
+//! `pagefold group`: the list of groups, their state, and changes of their settings.
 
-use crate::exit::{Outcome, Stop};
-use crate::output;
-use crate::service::ask::{GroupLine, GroupState};
-use crate::service::change::{Change, HugePages, ScanRate, parse_fold, parse_zero_pages};
-use crate::service::client::Service;
-use crate::service::name;
 use anyhow::bail;
+use api::ask::{GroupLine, GroupState};
+use api::change::{Change, HugePages, ScanRate, parse_fold, parse_zero_pages};
+use api::client::Service;
+use api::control::{Fold, GroupReport, Settings, ZeroPolicy};
+use api::name;
 use clap::{ArgAction, Subcommand};
-use fold::control::{Fold, GroupReport, Settings, ZeroPolicy};
+use cli::exit::{Outcome, Stop};
+use cli::output;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -54,7 +54,7 @@ struct SetArgs {
     /// Pages that may be fingerprinted a second in the whole group, or auto
     #[arg(long, value_name = "auto|N")]
     scan_rate: Option<ScanRate>,
-    /// What to do with pages of zeros: share, ignore or when-idle
+    /// Treatment of pages of zeros: share, ignore or when-idle
     #[arg(long, value_name = "POLICY", value_parser = parse_zero_pages)]
     zero_pages: Option<ZeroPolicy>,
     /// Split a huge page when so many percent of it would fold, or never
@@ -68,19 +68,19 @@ struct SetArgs {
     intra_member_only: Option<bool>,
 }
 
-/// What `show --json` prints.
+/// A group's state, in the shape that `show --json` prints.
 #[derive(Serialize)]
 struct Shown<'a> {
     name: &'a str,
     settings: &'a Settings,
-    worker: crate::service::ask::WorkerState,
+    worker: api::ask::WorkerState,
     worker_pid: Option<u32>,
     segments: usize,
     #[serde(flatten)]
     report: &'a GroupReport,
 }
 
-/// Runs it.
+/// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     match &args.action {
         Action::List => list(args),
@@ -158,8 +158,8 @@ fn groups_table(groups: &[GroupLine]) -> String {
     table.to_string()
 }
 
-const fn worker_word(worker: crate::service::ask::WorkerState) -> &'static str {
-    use crate::service::ask::WorkerState;
+const fn worker_word(worker: api::ask::WorkerState) -> &'static str {
+    use api::ask::WorkerState;
     match worker {
         WorkerState::None => "none",
         WorkerState::Starting => "starting",
@@ -167,7 +167,7 @@ const fn worker_word(worker: crate::service::ask::WorkerState) -> &'static str {
     }
 }
 
-/// The settings in words, those that everybody has left out.
+/// The settings in words; those at their defaults are left out.
 fn settings_words(s: &Settings) -> String {
     let usual = Settings::default();
     let mut words = vec![
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_that_differ_are_said() {
+    fn only_changed_settings_are_shown() {
         assert_eq!(settings_words(&Settings::default()), "folds");
         let other = Settings {
             scan_rate: Some(9),

@@ -1,12 +1,12 @@
-//! `pagefold guests`: what VMs, containers and processes hold by the kernel's own accounting.
+//! `pagefold guests`: footprints of VMs, containers and processes by the kernel's own accounting.
 
-use super::select::Selection;
-use crate::exit::Outcome;
-use crate::output::say;
 use anyhow::Context;
+use cli::exit::Outcome;
+use cli::say;
 use guest::{Footprint, Partial};
 use serde::Serialize;
 use std::io::Write;
+use survey::Selection;
 
 /// Arguments of `pagefold guests`.
 #[derive(clap::Args)]
@@ -23,26 +23,26 @@ pub struct Args {
     json: bool,
 }
 
-/// What `--json` prints.
+/// The footprints, in the shape that `--json` prints.
 #[derive(Serialize)]
 struct Measured {
     guests: Vec<Footprint>,
     partial: Vec<Partial>,
 }
 
-/// Runs it.
+/// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
     let mut measured = Measured { guests: Vec::new(), partial: Vec::new() };
     for guest in args.selection.resolve()? {
         let (footprint, partial) = Footprint::measure(&guest);
-        // A row of zeros would be a wrong answer: of a guest that could not be read at all, only that is said.
+        // A row of zeros would be a wrong answer: a guest that could not be read at all is only reported as missing.
         if partial.len() < guest.pids.len() {
             measured.guests.push(footprint);
         }
         measured.partial.extend(partial);
     }
     for p in &measured.partial {
-        say!("pagefold: {}, process {}: {}", report::printable(&p.guest), p.pid, report::printable(&p.reason));
+        say!("pagefold: {}, process {}: {}", cli::printable(&p.guest), p.pid, cli::printable(&p.reason));
     }
     let mut out = std::io::stdout().lock();
     let written = if args.json {

@@ -4,9 +4,9 @@ mod exec;
 mod list;
 mod up;
 
-use crate::exit::{Outcome, Stop};
-use crate::output::{self, say};
 use clap::Subcommand;
+use cli::exit::Outcome;
+use cli::{output, say};
 use lab::{Idle, Lab, Progress};
 use serde_json::json;
 use std::path::PathBuf;
@@ -37,7 +37,7 @@ enum Action {
     Settle(SettleArgs),
     /// End all guests
     Down,
-    /// Be a process guest
+    /// Run a process guest
     #[command(hide = true)]
     Hold(up::HoldArgs),
 }
@@ -49,31 +49,21 @@ struct SettleArgs {
     timeout: u64,
 }
 
-/// Times to wait: up to a day.
+/// Limits of waiting, in seconds: up to a day.
 fn seconds() -> clap::builder::RangedU64ValueParser {
     clap::value_parser!(u64).range(1..=86_400)
 }
 
-/// Runs it.
+/// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
     let lab = Lab::open(&args.dir.unwrap_or_else(lab::default_lab_dir))?;
-    let result = match args.action {
+    match args.action {
         Action::Up(up) => up::run(&lab, up, args.json),
         Action::List => list::run(&lab, args.json),
         Action::Exec(exec) => exec::run(&lab, exec, args.json),
         Action::Settle(settle) => run_settle(&lab, &settle, args.json),
         Action::Down => run_down(&lab, args.json),
         Action::Hold(hold) => up::hold(&hold),
-    };
-    result.map_err(with_exit_code)
-}
-
-/// What the lab finds wrong with the call or the host decides the exit code.
-pub fn with_exit_code(error: anyhow::Error) -> anyhow::Error {
-    match error.downcast_ref::<lab::Error>() {
-        Some(lab::Error::Usage(text)) => Stop::Usage(text.clone()).into(),
-        Some(lab::Error::HostLacks(text)) => Stop::HostLacks(text.clone()).into(),
-        _ => error,
     }
 }
 

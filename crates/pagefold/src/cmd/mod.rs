@@ -1,7 +1,6 @@
-//! One file a command: its arguments, and how it strings the other rooms together.
+//! One file per command: its arguments, and the way it combines the other crates.
 
 pub mod audit;
-pub mod bench;
 pub mod census;
 pub mod doctor;
 pub mod explain;
@@ -9,8 +8,6 @@ pub mod forecast;
 pub mod group;
 pub mod guests;
 pub mod lab;
-pub mod prove;
 pub mod run;
-pub mod select;
 pub mod serve;
 pub mod worker;

@@ -2,11 +2,11 @@
 
 mod preload;
 
-use crate::exit::{Outcome, Stop};
-use crate::output::say;
-use crate::service::client::{Meant, Service};
-use crate::service::name;
 use anyhow::Context;
+use api::client::{Meant, Service};
+use api::name;
+use cli::exit::{Outcome, Stop};
+use cli::say;
 use host::{Check, Status};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -33,7 +33,7 @@ pub struct Args {
     /// The group: its members share pages with each other and with nobody else
     #[arg(long, value_name = "GROUP", value_parser = name::parse_group)]
     group: String,
-    /// What the member is called in the group [default: the program's name and pid]
+    /// Name of the member in its group [default: the program's name and pid]
     #[arg(long, value_name = "NAME", value_parser = name::parse_member)]
     name: Option<String>,
     /// Fold all private anonymous memory (heap, arenas, large mappings), and not only what the program advises
@@ -47,7 +47,7 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
-/// Runs it: does not come back if all goes well.
+/// Runs the command. Does not return if all goes well.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let program = match preload::find_program(&args.command[0]) {
         Ok(program) => program,
@@ -62,7 +62,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let file_name = program.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let service = join(args, &file_name)?;
     let socket = std::path::absolute(service.place.agent_socket()).context("the service's directory is not there")?;
-    // It must not stay open in the program.
+    // The connection must not stay open in the program.
     drop(service);
     let mut command = Command::new(&program);
     command.arg0(&args.command[0]).args(&args.command[1..]);
@@ -78,14 +78,14 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Status(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 }))
 }
 
-/// Makes this process a member at the service that is meant, or else at the caller's own.
+/// Makes this process a member at the chosen service, or else at the caller's own.
 fn join(args: &Args, program: &str) -> anyhow::Result<Service> {
     let attempt = |service: &Service| service.join(&args.group, args.name.as_deref(), program);
     let named = matches!(Meant::of(args.service.as_deref()), Meant::Named(_));
     let mut refused: Option<anyhow::Error> = None;
     let mut own_runs = false;
     for service in Service::find(args.service.as_deref())? {
-        own_runs |= service.place == crate::service::place::Place::own();
+        own_runs |= service.place == api::place::Place::own();
         match attempt(&service) {
             Ok(_) => {
                 if let Some(why) = refused {
@@ -107,7 +107,7 @@ fn join(args: &Args, program: &str) -> anyhow::Result<Service> {
     Ok(service)
 }
 
-/// Whether this process could fold at all.
+/// Checks that this process could fold at all.
 fn check_host(checks: &[Check]) -> anyhow::Result<()> {
     for id in ["kernel:uffdio_move", "kernel:memfd_seals", "memory:page_size"] {
         let Some(check) = checks.iter().find(|c| c.id == id && c.status != Status::Ok) else { continue };
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_that_lacks_something_is_told_what_and_how_to_get_it() {
+    fn missing_host_features_are_reported_with_remedy() {
         let fine = |id: &str| Check::ok(id, "works", "folding");
         assert!(check_host(&[fine("kernel:uffdio_move"), fine("host:kvm").warn("x")]).is_ok());
         let says = |check: Check| match check_host(&[check]).unwrap_err().downcast_ref() {

@@ -1,12 +1,10 @@
 //! `pagefold serve`: the service.
 
-use crate::exit::{Outcome, Stop};
-use crate::output::say;
-use crate::service::config::Config;
-use crate::service::place::{Lock, Place};
-use crate::service::{Options, Supervisor};
 use anyhow::{Context, bail};
-use host::ProcessId;
+use api::place::{Lock, Place};
+use cli::exit::{Outcome, Stop};
+use service::config::Config;
+use service::{Options, Supervisor};
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
@@ -14,9 +12,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Workers without a supervisor are ended after so long.
-const ORPHANED: Duration = Duration::from_secs(30);
-/// A log that has grown longer than this is begun anew.
+/// Length of a log, in bytes, beyond which a new one is begun.
 const MOST_LOG_BYTES: u64 = 1 << 20;
 
 /// Arguments of `pagefold serve`.
@@ -78,7 +74,7 @@ pub struct Args {
     end_orphans: bool,
 }
 
-/// Runs it.
+/// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
     let config = match &args.config {
         Some(path) => Config::read(path).map_err(|e| Stop::Usage(format!("{e:#}")))?,
@@ -89,7 +85,8 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         return detach(&place, args.linger);
     }
     if args.end_orphans {
-        return end_orphans(&place);
+        service::end_orphans(&place)?;
+        return Ok(Outcome::Done);
     }
     place.make()?;
     let Some(lock) = place.lock()? else {
@@ -99,7 +96,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         bail!("another service runs in {}", place.dir().display());
     };
     if args.private {
-        // It fails where we lead a session already.
+        // It fails if this process leads a session already.
         let _ = rustix::process::setsid();
     }
     let linger = Duration::from_secs(args.linger);
@@ -111,14 +108,14 @@ fn serve(place: Place, config: Config, options: Options, lock: Lock) -> anyhow::
     Ok(Outcome::Done)
 }
 
-/// Starts the service such that it has nothing to do with whoever started it.
+/// Starts the service independently of the process that started it.
 fn detach(place: &Place, linger: u64) -> anyhow::Result<Outcome> {
     let path = place.log_file();
     let too_long = path.metadata().is_ok_and(|log| log.len() > MOST_LOG_BYTES);
     let mut open = File::options();
     open.create(true).mode(0o600).write(true).truncate(too_long).append(!too_long);
     let log = open.open(&path).with_context(|| format!("cannot open {}", path.display()))?;
-    host::keep_files_from_children();
+    act::keep_files_from_children();
     Command::new("/proc/self/exe")
         .arg0("pagefold")
         .args(["serve", "--private", "--linger", &linger.to_string(), "--dir"])
@@ -130,21 +127,5 @@ fn detach(place: &Place, linger: u64) -> anyhow::Result<Outcome> {
         .stderr(log)
         .spawn()
         .context("cannot start a service")?;
-    Ok(Outcome::Done)
-}
-
-fn end_orphans(place: &Place) -> anyhow::Result<Outcome> {
-    let _ = rustix::process::setsid();
-    std::thread::sleep(ORPHANED);
-    // Who can lock the place is alone there.
-    let Some(_lock) = place.lock()? else { return Ok(Outcome::Done) };
-    for group in place.workers()? {
-        let path = place.worker_socket(&group);
-        let worker = host::Seqpacket::connect(&path).ok().and_then(|s| ProcessId::of(s.peer().ok()?.pid).ok());
-        if worker.is_some_and(|worker| worker.terminate()) {
-            say!("pagefold: group {group}: no supervisor has followed; the worker is ended");
-        }
-        let _ = std::fs::remove_file(&path);
-    }
     Ok(Outcome::Done)
 }

@@ -1,8 +1,8 @@
 //! `pagefold worker`: one group's worker, started by the supervisor. Its listening socket is its standard input.
 
-use crate::exit::Outcome;
-use crate::service::name;
 use anyhow::Context;
+use api::name;
+use cli::exit::Outcome;
 use host::SeqpacketListener;
 use rustix::fd::AsFd;
 use std::path::PathBuf;
@@ -21,17 +21,17 @@ pub struct Args {
     uid: Option<u32>,
 }
 
-/// Connections that may wait to be accepted.
+/// Greatest number of connections that wait to be accepted.
 const BACKLOG: i32 = 16;
 
-/// Runs it.
+/// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     host::let_signals_through().context("cannot let signals through")?;
-    host::raise_open_files_limit();
+    act::raise_open_files_limit();
     let socket = std::io::stdin().as_fd().try_clone_to_owned().context("standard input is not a socket")?;
-    // Listening once more makes us the one whom the kernel names to those who connect.
+    // Listening again makes this process the one that the kernel names to those who connect.
     rustix::net::listen(&socket, BACKLOG).context("standard input is not a listening socket")?;
-    host::give_up_rights(args.uid).context("cannot give up rights")?;
+    act::give_up_rights(args.uid).context("cannot give up rights")?;
     let listener = SeqpacketListener::from_fd(socket, PathBuf::from(format!("{}.sock", args.group)));
     fold::run(listener, &args.group, args.supervisor_uid)?;
     Ok(Outcome::Done)

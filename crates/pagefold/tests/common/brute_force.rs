@@ -1,5 +1,5 @@
-//! What a process has in memory, found out in the plainest way there is: page by page, byte by byte,
-//! with none of Pagefold's code. Root only; the process had better be quiet.
+//! A process's memory, counted by brute force: page by page and byte by byte, with none of Pagefold's code.
+//! Needs root, and a process that changes nothing meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
@@ -42,7 +42,7 @@ impl Frames {
         frames
     }
 
-    /// The frames alone, without reading what they hold.
+    /// The frames alone, without reading their content.
     pub fn without_content(pid: u32) -> Self {
         let mut frames = Self::default();
         frames.add(pid, |_| Vec::new());
@@ -89,13 +89,13 @@ impl Frames {
         self.mappings[&pid].keys().map(|f| &self.content[f]).collect::<BTreeSet<_>>().len() as u64
     }
 
-    /// Frames that this process maps and nobody else on the whole host.
+    /// Frames that this process maps, and no other process on the host.
     pub fn alone(&self, pid: u32) -> u64 {
         let counts = File::open("/proc/kpagecount").expect("root");
         self.mappings[&pid].iter().filter(|&(&frame, &n)| word(&counts, frame) == n).count() as u64
     }
 
-    /// Frames that the kernel takes for recently used.
+    /// Frames that the kernel regards as recently used.
     pub fn used(&self) -> usize {
         let flags = File::open("/proc/kpageflags").expect("root");
         self.content.keys().filter(|&&frame| word(&flags, frame) & (REFERENCED | ACTIVE) != 0).count()
@@ -107,13 +107,14 @@ impl Frames {
         (self.content.len() - contents.len()) as u64
     }
 
-    /// The same if only anonymous frames may merge.
+    /// Superfluous frames if only anonymous frames may merge.
     pub fn superfluous_anonymous(&self) -> u64 {
         let anonymous: Vec<_> = self.content.iter().filter(|(f, _)| self.anonymous[f]).map(|(_, c)| c).collect();
         (anonymous.len() - anonymous.iter().collect::<BTreeSet<_>>().len()) as u64
     }
 
-    /// The same within each process, counting frames that only it maps, and among all others together.
+    /// Superfluous frames without merging between processes: those within each process, of frames that only it maps,
+    /// and those among the frames that several processes map.
     pub fn superfluous_isolated(&self) -> u64 {
         let mut homes: BTreeMap<Option<u32>, (u64, BTreeSet<&Vec<u8>>)> = BTreeMap::new();
         for (frame, content) in &self.content {

@@ -1,28 +1,28 @@
-//! A lab of a test's own, with guests as users bring them up.
+//! A lab of a test's own, used by the command line as users do.
 
 use super::{json_of, number};
 use serde_json::Value;
 use std::process::{Command, Output, Stdio};
 
-/// Dropping it ends its guests.
+/// A lab. Dropping it ends its guests.
 pub struct Lab {
     dir: tempfile::TempDir,
     env: Vec<(String, String)>,
 }
 
 impl Lab {
-    /// With something in the environment of all that it starts.
+    /// A lab that adds `env` to the environment of everything it starts.
     pub fn new(env: &[(&str, &str)]) -> Self {
         let dir = tempfile::Builder::new().prefix("testlab").tempdir_in("/tmp").expect("a temporary directory");
         Self { dir, env: env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect() }
     }
 
-    /// Where nothing else is.
+    /// A directory of this lab's own.
     pub fn dir(&self) -> &std::path::Path {
         self.dir.path()
     }
 
-    /// `pagefold lab` with these words.
+    /// `pagefold lab` with these arguments.
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
         command.arg("lab").args(words).env("PAGEFOLD_LAB_DIR", self.dir.path().join("lab"));
@@ -34,7 +34,7 @@ impl Lab {
         self.command(words).output().expect("run pagefold lab")
     }
 
-    /// Brings guests up, and lists them; `None` where that cannot be, which has been said.
+    /// Brings guests up, and lists them; `None`, with the reason printed, if the host lacks something.
     pub fn up(&self, words: &[&str]) -> Option<Vec<Value>> {
         let output = self.run(&[&["up", "--json"], words].concat());
         if output.status.code() == Some(3) {
@@ -44,12 +44,12 @@ impl Lab {
         Some(list(&output))
     }
 
-    /// Those that run.
+    /// The lab's guests, as `lab list` prints them.
     pub fn guests(&self) -> Vec<Value> {
         list(&self.run(&["list", "--json"]))
     }
 
-    /// The file that says which guest is in which group.
+    /// Path of the mapping file of groups.
     pub fn groups(&self) -> String {
         self.dir.path().join("lab/groups.toml").to_str().expect("a plain path").to_owned()
     }
@@ -83,12 +83,12 @@ fn list(output: &Output) -> Vec<Value> {
     guests["guests"].as_array().or(guests.as_array()).expect("a list of guests").clone()
 }
 
-/// What a guest is called.
+/// Name of a guest.
 pub fn name(guest: &Value) -> String {
     guest["name"].as_str().expect("a name").to_owned()
 }
 
-/// A guest's process.
+/// Pid of a guest.
 pub fn pid(guest: &Value) -> u32 {
     number(&guest["pid"]) as u32
 }

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use tempfile::TempDir;
 
-/// Whether this test cannot run for want of root, which it then has said.
+/// Whether this test must be skipped for want of root; prints the reason.
 pub fn not_root() -> bool {
     let root = fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
     if !root {
@@ -25,15 +25,16 @@ pub fn not_root() -> bool {
     !root
 }
 
-/// Copies a file that will be executed. By a process of its own: another thread of ours may start a child just
-/// while the copy is open for writing here, and as long as that child has it, it cannot be executed.
+/// Copies a file that will be executed, by `cp`. If this process had the copy open for writing, a child that another
+/// thread starts at that moment would inherit the descriptor. The copy could not be executed (`ETXTBSY`) while the
+/// child has it.
 pub fn copy_program(from: &Path, to: &Path) {
     let copied = Command::new("cp").arg(from).arg(to).status().expect("run cp");
     assert!(copied.success(), "copy {}", from.display());
 }
 
-/// A directory with private copies of the program and of what it is linked with: nobody else on the host
-/// maps these pages, so that what the host does meanwhile changes no count.
+/// A directory with private copies of the program and of its libraries. No other process on the host maps their pages,
+/// so other processes change no count.
 pub struct Stage {
     dir: TempDir,
 }
@@ -58,7 +59,7 @@ impl Stage {
         copy_program(from, &self.dir.path().join(name));
     }
 
-    /// Where a file lies: `data` is some file to map, `pagefold` the program under test.
+    /// Path of a file: `data` is some file to map, `pagefold` the program under test.
     pub fn path(&self, name: &str) -> String {
         self.dir.path().join(name).to_str().expect("a plain path").to_owned()
     }
@@ -68,18 +69,18 @@ impl Stage {
         command
     }
 
-    /// Starts the program and has it do these things.
+    /// Starts the program and has it execute these commands.
     pub fn start(&self, commands: &[&str]) -> Known {
         Known::start(self.program(Command::new(self.path("ld-linux-x86-64.so.2"))), commands)
     }
 
-    /// The same as a user without any rights.
+    /// Like [`Self::start`], as a user without any rights.
     pub fn start_unprivileged(&self, commands: &[&str]) -> Known {
         Known::start(self.program(unprivileged(&self.path("ld-linux-x86-64.so.2"))), commands)
     }
 }
 
-/// A running `examples/known_pages.rs`. Dropping it ends it.
+/// A running `trials/known_pages.rs`. Dropping it ends it.
 pub struct Known {
     child: Child,
     input: Option<ChildStdin>,
@@ -96,7 +97,7 @@ impl Known {
         known
     }
 
-    /// Has it do something and waits until it has.
+    /// Has it execute a command, and waits for its answer.
     pub fn tell(&mut self, command: &str) -> String {
         self.send(command);
         let mut line = String::new();
@@ -105,7 +106,7 @@ impl Known {
         line.trim().to_owned()
     }
 
-    /// Has it do something without waiting.
+    /// Has it execute a command, without waiting.
     pub fn send(&mut self, command: &str) {
         writeln!(self.input.as_mut().expect("a pipe"), "{command}").expect("tell known_pages");
     }
@@ -126,15 +127,15 @@ impl Drop for Known {
     }
 }
 
-/// The program with known pages. Cargo builds examples along with tests, beside them.
+/// Path of the program with known pages, which `./x test` builds.
 fn program() -> PathBuf {
-    let path = PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("examples").join("known_pages");
-    assert!(path.exists(), "{} is not there: cargo build -p pagefold --examples", path.display());
+    let path = PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("known_pages");
+    assert!(path.exists(), "{} is not there: cargo build -p trials", path.display());
     path
 }
 
-/// Runs a shell script when dropped, and also if this process is killed before that: a shell of its own
-/// session waits for the end of our pipe. For putting back what a test changes on the host.
+/// Runs a shell script when dropped, and also if this process is killed before that. A shell in its own session waits
+/// for the end of this process's pipe. Tests use it to restore everything that they change on the host.
 pub struct Afterwards(Child);
 
 impl Afterwards {
@@ -169,7 +170,7 @@ pub fn census_unprivileged(stage: &Stage, pids: &[u32]) -> Output {
     unprivileged(&stage.path("pagefold")).args(census_args(pids, &[])).output().expect("run pagefold")
 }
 
-/// What it printed, and nothing wrong with it.
+/// The JSON that a successful command printed.
 pub fn json_of(output: &Output) -> Value {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "exit {:?}: {errors}", output.status.code());
@@ -181,7 +182,7 @@ pub fn census(pids: &[u32], more: &[&str]) -> Value {
     json_of(&pagefold(&census_args(pids, more).iter().map(String::as_str).collect::<Vec<_>>()))
 }
 
-/// The arguments for it.
+/// Arguments of a census of processes.
 pub fn census_args(pids: &[u32], more: &[&str]) -> Vec<String> {
     let mut args = vec!["census".to_owned(), "--json".to_owned()];
     for pid in pids {
@@ -191,14 +192,14 @@ pub fn census_args(pids: &[u32], more: &[&str]) -> Vec<String> {
     args
 }
 
-/// The one guest with this process.
+/// The guest that is this process.
 pub fn guest(found: &Value, pid: u32) -> &Value {
     let id = format!("process:{pid}");
     let guests = found["guests"].as_array().expect("a list of guests");
     guests.iter().find(|g| g["id"] == *id).unwrap_or_else(|| panic!("no {id} in {guests:?}"))
 }
 
-/// A count.
+/// A JSON value that must be a count.
 pub fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("not a count: {value}"))
 }

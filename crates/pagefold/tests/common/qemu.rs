@@ -1,13 +1,13 @@
-//! Real QEMUs that do not run: paused from the start, with a known part of their RAM filled.
+//! Real QEMUs, paused from the start, with a known part of their RAM filled.
 
 use std::fs;
 use std::io::{BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// RAM of each.
+/// RAM of each QEMU: 128 MiB.
 pub const RAM_BYTES: u64 = 128 << 20;
-/// What of it is filled, in pages that all differ.
+/// Filled part of the RAM: 8 MiB, in pages that all differ.
 pub const FILLED_BYTES: u64 = 8 << 20;
 
 /// One paused QEMU. Dropping it ends it.
@@ -18,8 +18,8 @@ pub struct Qemu {
 }
 
 impl Qemu {
-    /// Starts one; `None`, with the reason on stderr, where QEMU is not installed. Its name is `name` and a number
-    /// that nobody else on the host uses.
+    /// Starts one; `None`, with the reason on stderr, if QEMU is not installed. Its name is `name` and the pid of this
+    /// process, so that no two tests use the same.
     pub fn start(name: &str, more: &[&str]) -> Option<Self> {
         let name = format!("{name}-{}", std::process::id());
         let fill = std::env::temp_dir().join(format!("pagefold-{name}.bin"));
@@ -49,7 +49,7 @@ impl Qemu {
         }
     }
 
-    /// The monitor speaks when the machine, RAM and all, is there.
+    /// Waits for the monitor's prompt, which QEMU prints when the machine exists, RAM included.
     fn wait_for_prompt(&mut self) {
         let mut heard = Vec::new();
         for byte in BufReader::new(self.child.stdout.as_mut().expect("a pipe")).bytes() {
@@ -61,7 +61,7 @@ impl Qemu {
         panic!("QEMU ended: {}", String::from_utf8_lossy(&heard));
     }
 
-    /// The first reset, which fills the RAM, may come after the prompt.
+    /// Waits until the RAM is filled. The first reset does that, and may come after the prompt.
     fn wait_for_ram(&mut self) {
         let kib = |line: &str, key: &str| line.strip_prefix(key)?.trim().strip_suffix(" kB")?.parse::<u64>().ok();
         loop {

@@ -1,5 +1,7 @@
-//! A service of a test's own, and programs that run as its members. Whatever happens to the test, all of it ends:
-//! every process bears the test's token, in its environment or in the name of its group, and is killed by it.
+//! A service of a test's own, and programs that run as its members.
+//!
+//! All of it ends with the test, also if the test is killed. Every process bears the test's token, in its environment
+//! or in the name of its group. A shell that outlives the test kills all processes with that token.
 
 use super::{Afterwards, json_of, number};
 use serde_json::Value;
@@ -8,32 +10,56 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// One service at a time: two cores are few for programs that do nothing but write memory.
-static ALONE: Mutex<()> = Mutex::new(());
+/// Number of services that run at the same time in this test program.
+static RUNNING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
 
-/// The program that verifies itself. Cargo builds examples along with tests, beside them.
+/// A place among the services that may run at the same time; dropping it frees it.
+///
+/// Usually there is one: two cores are few for programs that do nothing but write memory. Where tests mostly wait, `./x test` allows more.
+struct Turn;
+
+impl Turn {
+    fn take() -> Self {
+        let most = std::env::var("PAGEFOLD_TEST_SERVICES").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
+        let mut running = RUNNING.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while *running >= most {
+            running = RUNNING.1.wait(running).unwrap_or_else(PoisonError::into_inner);
+        }
+        *running += 1;
+        Self
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *RUNNING.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        RUNNING.1.notify_one();
+    }
+}
+
+/// Path of the program that verifies its own memory, which `./x test` builds.
 pub fn torture() -> String {
-    let path = PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("examples").join("torture");
-    assert!(path.exists(), "{} is not there: cargo build -p pagefold --examples", path.display());
+    let path = PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("torture");
+    assert!(path.exists(), "{} is not there: cargo build -p trials", path.display());
     path.to_str().expect("a plain path").to_owned()
 }
 
-/// How long tests go on: longer where the variable says so, hours if need be.
+/// Duration of a test, in seconds: `usually`, or more with `PAGEFOLD_SOAK_SECONDS`.
 pub fn seconds(usually: u64) -> u64 {
     std::env::var("PAGEFOLD_SOAK_SECONDS").ok().and_then(|n| n.parse().ok()).map_or(usually, |n: u64| n.max(usually))
 }
 
-/// Why nothing can be folded here, which is said then.
+/// Whether nothing can be folded here; prints the reason for skipping.
 pub fn cannot_fold() -> bool {
     let library = PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("libpagefold.so");
     assert!(library.exists(), "{} is not there: cargo build -p agent", library.display());
     super::not_root()
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 pub fn until(seconds: u64, what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(seconds);
     while !is_so() {
@@ -48,9 +74,9 @@ pub struct Service {
     token: String,
     config: Option<PathBuf>,
     child: Child,
-    // In this order: what is left is ended before the next test begins.
+    // The order matters: remaining processes are ended before the next test begins.
     _afterwards: Afterwards,
-    _alone: MutexGuard<'static, ()>,
+    _turn: Turn,
 }
 
 impl Service {
@@ -62,7 +88,7 @@ impl Service {
     /// Starts one with a configuration, in which `TOKEN` stands for the end of the groups' names.
     pub fn start_with(config: Option<&str>) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = Turn::take();
         let token = format!("t{}x{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let dir = tempfile::Builder::new().prefix("fold").tempdir_in("/tmp").expect("a temporary directory").keep();
         fs::write(dir.join("token"), &token).expect("write the token");
@@ -73,7 +99,7 @@ impl Service {
             path
         });
         let child = serve(&dir, &token, config.as_deref());
-        let service = Self { dir, token, config, child, _afterwards: afterwards, _alone: alone };
+        let service = Self { dir, token, config, child, _afterwards: afterwards, _turn: turn };
         service.wait_until_it_answers();
         service
     }
@@ -85,7 +111,7 @@ impl Service {
         });
     }
 
-    /// What it wrote.
+    /// The service's log.
     pub fn log(&self) -> String {
         fs::read_to_string(self.dir.join("log")).unwrap_or_default()
     }
@@ -100,12 +126,12 @@ impl Service {
         self.place().join("agent.sock").to_str().expect("a plain path").to_owned()
     }
 
-    /// A group's name on this host: nobody else's begins like this and ends with the token.
+    /// A group's full name, which is unique on this host because it ends with the token.
     pub fn group(&self, name: &str) -> String {
         format!("{name}-{}", self.token)
     }
 
-    /// The mark in the environment of all that is started here.
+    /// Variable that marks every process started here: name and value.
     pub fn mark(&self) -> (&'static str, &str) {
         ("PAGEFOLD_TEST", &self.token)
     }
@@ -118,7 +144,7 @@ impl Service {
         command.output().expect("run pagefold")
     }
 
-    /// How a group does, once its worker answers.
+    /// The output of `group show`, once the group's worker answers.
     pub fn show(&self, group: &str) -> Value {
         let group = self.group(group);
         let end = Instant::now() + Duration::from_secs(30);
@@ -131,19 +157,19 @@ impl Service {
         }
     }
 
-    /// Changes how a group is run.
+    /// Changes a group's settings.
     pub fn set(&self, group: &str, words: &[&str]) {
         let group = self.group(group);
         let output = self.pagefold(&[&["group", "set", &group], words].concat());
         assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// What the page frames say.
+    /// The output of `pagefold audit`.
     pub fn audit(&self) -> Value {
         json_of(&self.pagefold(&["audit", "--json"]))
     }
 
-    /// Asserts that the page frames say that no group has anything of another.
+    /// Asserts that no two groups have a frame in common.
     pub fn assert_audit_is_clean(&self) -> Value {
         let audit = self.audit();
         assert_eq!(number(&audit["cross_group_frames"]), 0, "{audit}");
@@ -165,7 +191,7 @@ impl Service {
         })
     }
 
-    /// Kills the supervisor, and with nothing in between starts another one.
+    /// Kills the supervisor and immediately starts another one.
     pub fn kill_supervisor(&mut self) {
         self.child.kill().expect("kill our own child");
         self.child.wait().expect("wait for our own child");
@@ -177,7 +203,7 @@ impl Service {
         self.torture_with(group, name, run, words, &[])
     }
 
-    /// The same with something in its environment.
+    /// Like [`Self::torture`], with variables added to the environment.
     pub fn torture_with(&self, group: &str, name: &str, run: &[&str], words: &[&str], env: &[(&str, &str)]) -> Member {
         let program = torture();
         self.run_with(group, name, run, &[&[&program[..]], words].concat(), env)
@@ -188,14 +214,14 @@ impl Service {
         self.run_with(group, name, run, words, &[])
     }
 
-    /// The same with something in its environment.
+    /// Like [`Self::run`], with variables added to the environment.
     pub fn run_with(&self, group: &str, name: &str, run: &[&str], words: &[&str], env: &[(&str, &str)]) -> Member {
         let (variable, token) = self.mark();
         let place = self.place();
         let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
         command.args(["run", "--group", &self.group(group), "--name", name]);
         command.arg("--service").arg(&place).args(run).arg("--").args(words);
-        // Programs that do nothing but write would not be folded for a minute.
+        // Without `PAGEFOLD_EAGER`, programs that only write would not be folded for a minute.
         command.env(variable, token).env("PAGEFOLD_EAGER", "1").envs(env.iter().copied());
         Member::spawn(command, name, &self.dir)
     }
@@ -212,7 +238,8 @@ fn serve(dir: &Path, token: &str, config: Option<&Path>) -> Child {
     command.spawn().expect("start pagefold serve")
 }
 
-/// Kills, by its token, all that is left: more than once, for who is killed may have just started another.
+/// Script that kills all remaining processes by their token. It looks three times, because a killed process may have
+/// started another one just before.
 fn clean_up(dir: &Path) -> String {
     let dir = dir.display();
     format!(
@@ -230,7 +257,7 @@ impl Drop for Service {
         if std::thread::panicking() {
             eprintln!("--- log of the service\n{}---", self.log());
         }
-        // Asked to end it also removes its control groups; what is left after that is killed.
+        // On `SIGTERM`, the service also removes its control groups. Remaining processes are killed after that.
         let pid = self.child.id().to_string();
         let _ = Command::new("kill").args(["-TERM", &pid]).status();
         let end = Instant::now() + Duration::from_secs(3);
@@ -242,7 +269,7 @@ impl Drop for Service {
     }
 }
 
-/// A program that runs. Dropping it ends it.
+/// A running program. Dropping it ends it.
 pub struct Member {
     pub name: String,
     child: Child,
@@ -275,39 +302,39 @@ impl Member {
         self.child.id()
     }
 
-    /// What it has printed so far.
+    /// Lines of its standard output up to this moment.
     pub fn lines(&self) -> Vec<String> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What it has to complain about.
+    /// Its standard error.
     pub fn errors(&self) -> String {
         fs::read_to_string(&self.errors).unwrap_or_default()
     }
 
-    /// Asserts that it lives and has found nothing wrong.
+    /// Asserts that it still runs. A program that finds an error ends.
     pub fn assert_is_well(&mut self) {
         if let Some(status) = self.child.try_wait().expect("ask for its state") {
             panic!("{} ended with {status}: {}", self.name, self.errors());
         }
     }
 
-    /// Waits for its end, and asserts that it is a good one; returns its last line.
+    /// Waits for its end, asserts that it succeeded, and returns its last line.
     pub fn finish(&mut self, seconds: u64) -> Value {
         let status = self.end(seconds);
         assert!(status.success(), "{} ended with {status}: {}", self.name, self.errors());
-        // The thread that reads may be a moment behind.
+        // The reading thread may lag behind for a moment.
         let last = || self.lines().last().and_then(|line| serde_json::from_str(line).ok());
         until(5, "its last line", || last().is_some());
         last().unwrap_or_default()
     }
 
-    /// How it has ended, if it has.
+    /// Its exit status, if it has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("ask for its state")
     }
 
-    /// Waits for its end, however that is.
+    /// Waits for its end, and returns its exit status.
     pub fn end(&mut self, seconds: u64) -> ExitStatus {
         let end = Instant::now() + Duration::from_secs(seconds);
         loop {
@@ -319,7 +346,7 @@ impl Member {
         }
     }
 
-    /// Where its threads are, for who wonders why it hangs.
+    /// Kernel stacks of its threads, to explain why it hangs.
     pub fn stacks(&self) -> String {
         let mut text = String::new();
         for thread in fs::read_dir(format!("/proc/{}/task", self.pid())).into_iter().flatten().flatten() {
@@ -333,7 +360,7 @@ impl Member {
         text
     }
 
-    /// Tells it a line and waits for its answer.
+    /// Writes a line to its input and waits for its answer.
     pub fn tell(&mut self, line: &str) -> String {
         let before = self.lines().len();
         writeln!(self.input.as_mut().expect("a pipe"), "{line}").expect("tell a member");
@@ -365,23 +392,23 @@ impl Drop for Member {
     }
 }
 
-/// What `group show` says of one member.
+/// One member in the output of `group show`.
 pub fn member<'a>(shown: &'a Value, name: &str) -> &'a Value {
     find_member(shown, name).unwrap_or_else(|| panic!("no {name} in {shown}"))
 }
 
-/// The same of one that may not have been let in yet.
+/// One member in the output of `group show`, if it has been admitted.
 pub fn find_member<'a>(shown: &'a Value, name: &str) -> Option<&'a Value> {
     let members = shown["members"].as_array().unwrap_or_else(|| panic!("no members in {shown}"));
     members.iter().find(|m| m["name"] == name)
 }
 
-/// Folded pages of a member; 0 of one that was not let in yet.
+/// Folded pages of a member; 0 if it has not been admitted.
 pub fn folded_pages(shown: &Value, name: &str) -> u64 {
     find_member(shown, name).map_or(0, |member| number(&member["folded_pages"]))
 }
 
-/// All pages that were to be folded and were not, by the group's account.
+/// Pages whose fold failed, by the group's own counters.
 pub fn failures(shown: &Value) -> u64 {
     shown["fold_failures"].as_object().map_or(0, |reasons| reasons.values().map(number).sum())
 }

@@ -1,5 +1,5 @@
-//! A supervisor with workers, and members that only say what they are told to: what is tested is who is let in, and what
-//! outlives whom. In place of the agent stands a library that does nothing.
+//! A supervisor with workers, and members that only send prescribed messages. Tests check which processes are admitted,
+//! and which processes outlive others. An empty library replaces the agent.
 
 use super::{Afterwards, copy_program, json_of, unprivileged};
 use serde_json::Value;
@@ -11,7 +11,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Waits until something is so.
+/// Waits until `look` finds something, and returns it.
 pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + Duration::from_secs(15);
     loop {
@@ -23,10 +23,10 @@ pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Files of an installation with a library that does nothing, and the directory of a service.
+/// Files of an installation with an empty library as the agent, and the directory of a service.
 pub struct Installed {
     pub dir: TempDir,
-    /// Ends whatever is left of the service, also if the test is killed.
+    /// Ends the remaining processes of the service, also if the test is killed.
     _afterwards: Afterwards,
 }
 
@@ -35,14 +35,15 @@ impl Installed {
         let dir = tempfile::Builder::new().prefix("svc").tempdir_in("/tmp").expect("a temporary directory");
         fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("open the directory");
         let pagefold = Path::new(env!("CARGO_BIN_EXE_pagefold"));
-        copy_program(pagefold, &dir.path().join("pagefold"));
-        copy_program(&pagefold.with_file_name("examples").join("fake_agent"), &dir.path().join("fake_agent"));
+        for name in ["pagefold", "pagefold-prove", "fake_agent"] {
+            copy_program(&pagefold.with_file_name(name), &dir.path().join(name));
+        }
         let library = dir.path().join("libpagefold.so");
         let source = dir.path().join("nothing.c");
         fs::write(&source, "").expect("write a program");
         let made = Command::new("cc").args(["-shared", "-o"]).arg(&library).arg(&source).status().expect("run cc");
         assert!(made.success(), "make a library that does nothing");
-        // All that was started from here: the programs lie in this directory and nowhere else.
+        // Kills every process whose program lies in this directory.
         let script = format!(
             "for p in /proc/[0-9]*; do case $(readlink $p/exe) in {}/*) kill -9 ${{p#/proc/}};; esac; done 2>/dev/null",
             dir.path().display()
@@ -58,13 +59,13 @@ impl Installed {
         self.path(name).to_str().expect("a plain path").to_owned()
     }
 
-    /// The program under test, with a service's directory.
+    /// Runs the program under test, for this service.
     pub fn pagefold(&self, args: &[&str]) -> Output {
         let mut command = Command::new(self.path("pagefold"));
         command.args(args).env("PAGEFOLD_DIR", self.path("s")).output().expect("run pagefold")
     }
 
-    /// The same as a user without any rights.
+    /// Like [`Self::pagefold`], as a user without any rights.
     pub fn pagefold_unprivileged(&self, args: &[&str]) -> Output {
         let mut command = unprivileged(&self.text("pagefold"));
         command.args(args).env("PAGEFOLD_DIR", self.path("s")).output().expect("run pagefold")
@@ -81,7 +82,7 @@ impl Installed {
         found.unwrap_or_else(|| panic!("no {group} in {groups}")).clone()
     }
 
-    /// Names of members that the group's worker has.
+    /// Names of the members that are connected to the group's worker.
     pub fn members(&self, group: &str) -> Vec<String> {
         let shown = self.show(group);
         let name = |m: &Value| m["name"].as_str().expect("a name").to_owned();
@@ -120,19 +121,19 @@ impl Installed {
         fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
-    /// A member that connects when it is told to.
+    /// A registered process, which connects when a test tells it to.
     pub fn member(&self, group: &str, name: &str) -> Fake {
         let mut command = Command::new(self.path("pagefold"));
         command.args(["run", "--group", group, "--name", name, "--"]).arg(self.path("fake_agent"));
         Fake::start(command.env("PAGEFOLD_DIR", self.path("s")))
     }
 
-    /// The same program, about which nobody has told the service.
+    /// The same program, not registered with the service.
     pub fn stranger(&self) -> Fake {
         Fake::start(&mut Command::new(self.path("fake_agent")))
     }
 
-    /// The same as a user without any rights.
+    /// Like [`Self::stranger`], as a user without any rights.
     pub fn stranger_unprivileged(&self) -> Fake {
         Fake::start(&mut unprivileged(&self.text("fake_agent")))
     }
@@ -172,7 +173,7 @@ pub fn is_alive(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
-/// A running `examples/fake_agent.rs`. Dropping it ends it.
+/// A running `trials/fake_agent.rs`. Dropping it ends it.
 pub struct Fake {
     child: Child,
     input: ChildStdin,
@@ -185,7 +186,7 @@ impl Fake {
         let input = child.stdin.take().expect("a pipe");
         let output = BufReader::new(child.stdout.take().expect("a pipe"));
         let mut fake = Self { child, input, output };
-        // It answers, so it was executed, so it was registered.
+        // An answer proves that the program was executed, and so that it was registered before.
         fake.tell("state");
         fake
     }

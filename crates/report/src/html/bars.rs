@@ -1,33 +1,33 @@
-//! Horizontal stacked bars: a name, the bar, a figure. The bar alone is SVG and stretches with the page;
-//! names and figures are text beside it.
+//! Horizontal stacked bars: a name, the bar, a figure. Only the bar is SVG, and stretches with the page; names and
+//! figures are text beside it.
 
 use super::text::Text;
 use std::io::{self, Write};
 
-/// Units a bar is wide.
+/// Width of a bar, in SVG units.
 const WIDTH: f64 = 1000.0;
-/// Units that the smallest part is wide, so that something never looks like nothing.
+/// Least width of a part, in SVG units, so that a small part stays visible.
 const LEAST: f64 = 1.5;
-/// Units a bar is high.
+/// Height of a bar, in SVG units.
 const HEIGHT: f64 = 20.0;
 
 /// One part of a bar.
 pub struct Part {
     /// Class of its colour.
     pub class: &'static str,
-    /// How much it is, in the unit of the bar's scale.
+    /// Size of the part, in the unit of the bar's scale.
     pub amount: u64,
-    /// What it is, with its figure, for the pointer.
+    /// Name and figure, for the hint under the pointer.
     pub title: String,
 }
 
 /// One bar.
 pub struct Bar {
-    /// What it is about.
+    /// Name of the bar.
     pub name: String,
-    /// A word more about it; may be empty.
+    /// Remark beside the name; may be empty.
     pub note: String,
-    /// What it is made of, from the left; parts of nothing are not drawn.
+    /// Parts from the left; those of size 0 are not drawn.
     pub parts: Vec<Part>,
     /// A mark on the same scale, with its meaning.
     pub mark: Option<(u64, String)>,
@@ -35,7 +35,7 @@ pub struct Bar {
     pub figure: String,
 }
 
-/// Writes `bars`, all on the scale on which `full` fills the width.
+/// Writes `bars` on one scale, on which `full` fills the width.
 pub fn write(out: &mut dyn Write, full: u64, bars: impl IntoIterator<Item = Bar>) -> io::Result<()> {
     writeln!(out, "<div class=\"bars\">")?;
     for bar in bars {
@@ -50,7 +50,7 @@ pub fn write(out: &mut dyn Write, full: u64, bars: impl IntoIterator<Item = Bar>
     writeln!(out, "</div>")
 }
 
-/// Writes only the bar: `parts` on the scale on which `full` fills the width.
+/// Writes only a bar: `parts` on a scale on which `full` fills the width.
 pub fn picture(
     out: &mut dyn Write,
     full: u64,

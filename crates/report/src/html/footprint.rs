@@ -1,10 +1,10 @@
-//! Footprint bars: the proportional set of each guest, split by region, with its resident set marked.
+//! Footprint bars: the proportional set of each guest by region, with a mark at its resident set.
 
 use super::bars::{self, Bar, Part};
 use super::text::{NAME_CHARS, Text, folding, legend, table};
-use crate::size::{bytes, mib};
 use crate::table::{Align, shorten};
 use crate::words;
+use cli::size::{bytes, mib};
 use guest::Footprint;
 use page::Region;
 use std::io::{self, Write};

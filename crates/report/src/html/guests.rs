@@ -1,10 +1,10 @@
 //! Every guest's figures.
 
 use super::text::{NAME_CHARS, table};
-use crate::size::mib;
 use crate::table::{Align, shorten};
 use crate::words;
 use census::GuestFindings;
+use cli::size::mib;
 use page::{Region, pages_to_bytes};
 use std::io::{self, Write};
 

@@ -1,13 +1,13 @@
-//! The four figures to take away.
+//! The four main figures.
 
 use super::text::Text;
-use crate::size::{bytes, percent};
 use crate::words::{self, plural};
 use census::{Findings, FrameIdentity};
+use cli::size::{bytes, percent};
 use page::pages_to_bytes;
 use std::io::{self, Write};
 
-/// Writes the figures, and what must be known before reading any of them.
+/// Writes the figures, and the remarks that are needed to read them.
 pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     let mapped: u64 = findings.guests.iter().map(|guest| guest.resident_pages).sum();
     let held = mapped.saturating_sub(findings.already_shared.saved_pages);

@@ -1,13 +1,13 @@
 //! The opportunity table as a heat map: the more superfluous copies, the darker the cell.
 
 use super::text::Text;
-use crate::size::mib;
 use crate::words;
 use census::{ByKinds, Findings};
+use cli::size::mib;
 use page::pages_to_bytes;
 use std::io::{self, Write};
 
-/// Shades from nothing to the largest cell; the style sheet has one class for each.
+/// Number of shades above "nothing"; the style sheet has one class for each.
 const SHADES: u64 = 6;
 
 /// Writes places by kinds, with their totals.
@@ -43,7 +43,7 @@ fn kinds(pages: &ByKinds) -> [u64; 3] {
     [pages.anon_anon, pages.file_file, pages.anon_file]
 }
 
-/// From 0 for nothing to [`SHADES`] for the most; something is never shown as nothing.
+/// The shade of a cell: 0 for nothing, [`SHADES`] for the most. A cell with any pages has a shade of at least 1.
 fn shade(pages: u64, most: u64) -> u64 {
     if pages == 0 || most == 0 { 0 } else { (pages as f64 / most as f64 * SHADES as f64).ceil() as u64 }
 }

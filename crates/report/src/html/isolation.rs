@@ -1,16 +1,16 @@
-//! The price of isolation: everything that merging could save, split into what each group saves on its
-//! own, what is shared by groups anyway, and what only merging across groups would save.
+//! The price of isolation: all possible savings in three parts. Each group makes the first on its own. Frames that
+//! groups share anyway bring the second. Only merging across groups would bring the third.
 
 use super::bars::{self, Bar, Part};
 use super::text::{NAME_CHARS, Text, folding, legend, table};
-use crate::size::{bytes, mib, percent};
 use crate::table::{Align, shorten};
 use crate::words::{self, plural};
 use census::{Findings, GroupFindings};
+use cli::size::{bytes, mib, percent};
 use page::pages_to_bytes;
 use std::io::{self, Write};
 
-/// Groups that are told apart in the bar; of more, only the sum is drawn.
+/// Number of groups up to which the bar shows each; of more, it shows the sum.
 const GROUPS_APART: usize = 8;
 
 /// Writes the bar and the groups' figures.

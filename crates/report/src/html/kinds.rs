@@ -1,15 +1,15 @@
-//! VMs from inside: the memory of each by what it is to the guest itself, backed by the host or not.
+//! VMs from inside: the memory of each by kind inside the guest, backed by the host or not.
 
 use super::bars::{self, Bar, Part};
 use super::text::{NAME_CHARS, folding, legend, table};
-use crate::size::{bytes, mib};
 use crate::table::{Align, shorten};
 use crate::words;
 use census::{CostPart, GuestFindings};
+use cli::size::{bytes, mib};
 use page::{GuestPageKind, pages_to_bytes};
 use std::io::{self, Write};
 
-/// Writes the bars of all VMs on one scale, and what they cost as a table.
+/// Writes the bars of all VMs on one scale, and a table of their cost.
 pub fn write(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
     let known: Vec<&GuestFindings> = guests.iter().filter(|g| !g.kinds.is_empty()).collect();
     if known.is_empty() {
@@ -60,7 +60,7 @@ pub fn write(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
     writeln!(out, "<p class=\"quiet\">Frames that would be free if the guest went.</p></details></section>")
 }
 
-/// Kinds of one colour share a key.
+/// The meaning of a kind's colour; kinds of one colour share it.
 const fn meaning(kind: GuestPageKind) -> &'static str {
     match kind {
         GuestPageKind::KernelText | GuestPageKind::KernelRodata => "kernel text and read-only data",

@@ -1,12 +1,11 @@
-//! What stands behind the figures: run lengths, change, how it was measured, what is missing, and what
-//! the words mean.
+//! The end of the report: run lengths, change, the course of the census, missing parts, and a glossary.
 
 use super::bars::{self, Bar, Part};
 use super::text::{Text, table};
-use crate::size::{bytes, count};
 use crate::table::Align;
 use crate::words::{self, plural};
 use census::{Findings, FrameIdentity, HostFindings, Partial};
+use cli::size::{bytes, count};
 use page::pages_to_bytes;
 use std::io::{self, Write};
 
@@ -41,7 +40,7 @@ fn run_lengths(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     writeln!(out, "</figure></section>")
 }
 
-/// The lengths that one bar stands for: `1 page`, `2\u{2013}3 pages`, ...
+/// The lengths that one bar covers: `1 page`, `2\u{2013}3 pages`, ...
 fn lengths(log2: usize) -> String {
     match 1u64.checked_shl(log2 as u32) {
         Some(1) => "1 page".into(),
@@ -86,7 +85,7 @@ fn partial(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     writeln!(out, "</section>")
 }
 
-/// The words of the report that are not everyday ones.
+/// Terms of the report, with their explanations.
 const WORDS: [(&str, &str); 10] = [
     ("guest", "A virtual machine, a container, or a process that was named."),
     ("group", "Guests that trust each other and may therefore share pages: a tenant, a trust domain."),

@@ -1,25 +1,27 @@
-//! The page map: every guest as rows of small squares in address order, each some neighbouring pages,
-//! coloured by what most of them are. One scale for all guests, coarse enough that the file stays small.
+//! The page map: every guest as rows of small squares in address order. Each square stands for some neighbouring
+//! pages, and has the colour of the state of most of them. All guests have one scale, coarse enough to keep the file
+//! small.
 
 use super::bars::{self, Part};
 use super::text::{Text, folding, legend};
-use crate::size::{bytes, count, percent};
 use crate::words;
 use census::{GuestFindings, MapCell, Share};
+use cli::size::{bytes, count, percent};
 use page::{Region, pages_to_bytes};
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-/// Squares in a row.
+/// Number of squares in a row.
 const COLUMNS: usize = 128;
-/// Most squares of one guest, and of all: bounds the size of the file.
+/// Greatest number of squares of one guest, to bound the size of the file.
 const GUEST_CELLS: usize = 4096;
+/// Greatest number of squares of all guests, to bound the size of the file.
 const ALL_CELLS: usize = 65_536;
 
-/// Squares of one region of one guest: pages by [`Share`].
+/// Squares of one region of one guest: numbers of pages by [`Share`].
 type Cells = Vec<[u32; Share::ALL.len()]>;
 
-/// Writes one map a guest, under the key that they have in common.
+/// Writes one map for each guest, under a common key.
 pub fn write(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
     let guests: Vec<_> = guests.iter().filter(|guest| pages_of(&guest.page_map) > 0).collect();
     if guests.is_empty() {
@@ -58,7 +60,7 @@ fn map(out: &mut dyn Write, guest: &GuestFindings, scale: u64) -> io::Result<()>
     writeln!(out, "</div>")
 }
 
-/// The squares of one region. `data-cells` carries their figures for the hints.
+/// The squares of one region. `data-cells` carries their figures for the hints under the pointer.
 fn block(out: &mut dyn Write, guest: &GuestFindings, region: Region, cells: &Cells) -> io::Result<()> {
     let pages = guest.regions.iter().filter(|r| r.region == region).map(|r| r.resident_pages).sum();
     let size = bytes(pages_to_bytes(pages));
@@ -81,8 +83,8 @@ fn block(out: &mut dyn Write, guest: &GuestFindings, region: Region, cells: &Cel
     writeln!(out, "<rect class=\"grid\" width=\"{COLUMNS}\" height=\"{rows}\"/></svg></div>")
 }
 
-/// Pages of a full square, the same for all guests: those of the fullest cell, doubled until all keep within
-/// the bounds.
+/// Number of pages of a full square, the same for all guests: that of the fullest cell, doubled until all maps keep
+/// within the bounds.
 fn scale(guests: &[&GuestFindings]) -> u64 {
     let largest = guests.iter().flat_map(|g| &g.page_map).map(|cell| pages_of([cell])).max().unwrap_or(1);
     let whole = guests.iter().map(|g| pages_of(&g.page_map)).max().unwrap_or(1);
@@ -97,12 +99,12 @@ fn scale(guests: &[&GuestFindings]) -> u64 {
     scale
 }
 
-/// How many squares a guest takes at `scale`.
+/// Number of squares that a guest takes at `scale`.
 fn cells_at(guest: &GuestFindings, scale: u64) -> usize {
     Region::ALL.into_iter().map(|region| merge(cells_of(guest, region), scale).len()).sum()
 }
 
-/// The cells of one region that hold anything, in address order.
+/// The cells of one region that have pages, in address order.
 fn cells_of(guest: &GuestFindings, region: Region) -> impl Iterator<Item = &MapCell> {
     guest.page_map.iter().filter(move |cell| cell.region == Some(region))
 }
@@ -127,7 +129,7 @@ fn merge<'a>(cells: impl Iterator<Item = &'a MapCell>, scale: u64) -> Cells {
     merged
 }
 
-/// What most pages of a square are; of equals, the first.
+/// The share that most pages of a square have; of equals, the first.
 fn dominating(cell: &[u32; Share::ALL.len()]) -> Share {
     let most = cell.iter().max().copied().unwrap_or(0);
     Share::ALL.into_iter().find(|share| cell[*share as usize] == most).unwrap_or(Share::Unique)
@@ -149,8 +151,8 @@ fn path(cells: &Cells, share: Share) -> String {
     path
 }
 
-/// Squares for the script: `a12g20` is 12 pages of the first share and 20 of the seventh; squares are
-/// separated by blanks, and one that is like the one before it is left empty.
+/// Squares in the code that the script reads: `a12g20` is 12 pages of the first share and 20 of the seventh. Squares
+/// are separated by blanks. A square equal to the one before it is left empty.
 fn encode(cells: &Cells) -> String {
     let mut code = String::new();
     let mut before = None;
@@ -172,7 +174,7 @@ fn pages_of<'a>(cells: impl IntoIterator<Item = &'a MapCell>) -> u64 {
     cells.into_iter().flat_map(|cell| cell.pages).map(u64::from).sum()
 }
 
-/// A guest's pages by share: exact, where the squares only show what prevails.
+/// A guest's exact numbers of pages by share; squares only show the prevailing one.
 fn shares(out: &mut dyn Write, cells: &[MapCell]) -> io::Result<()> {
     let sum = |share: Share| -> u64 { cells.iter().map(|cell| u64::from(cell.pages[share as usize])).sum() };
     let whole = pages_of(cells);
@@ -193,7 +195,7 @@ fn shares(out: &mut dyn Write, cells: &[MapCell]) -> io::Result<()> {
     writeln!(out, "</div>")
 }
 
-/// What the key says. The script has the same list.
+/// The text of the key. The script has the same list.
 const fn meaning(share: Share) -> &'static str {
     match share {
         Share::Zero => "zeros",

@@ -1,12 +1,13 @@
 //! Text for HTML, and the small pieces that every section uses.
 
-use crate::size::count;
-use crate::table::{Align, printable};
+use crate::table::Align;
+use cli::printable;
+use cli::size::count;
 use std::fmt::{self, Write as _};
 use std::io::{self, Write};
 
-/// A string that displays as HTML text: whatever it holds, it stays text, inside elements and inside
-/// quoted attributes. Characters that steer terminals or reorder text become `?`.
+/// A string that displays as HTML text, whatever it contains, inside elements and inside quoted attributes. Characters
+/// that steer terminals or reorder text become `?`.
 pub struct Text<'a>(pub &'a str);
 
 impl fmt::Display for Text<'_> {
@@ -18,7 +19,7 @@ impl fmt::Display for Text<'_> {
                 '>' => f.write_str("&gt;")?,
                 '"' => f.write_str("&quot;")?,
                 '\'' => f.write_str("&#39;")?,
-                // Not characters of XML; HTML parsers replace them too.
+                // These are not characters of XML; HTML parsers replace them, too.
                 '\u{fffe}' | '\u{ffff}' => f.write_char('\u{fffd}')?,
                 c => f.write_char(c)?,
             }
@@ -27,13 +28,13 @@ impl fmt::Display for Text<'_> {
     }
 }
 
-/// Longest name in a table; page maps show names in full.
+/// Greatest length of a name in a table, in characters; page maps show names in full.
 pub const NAME_CHARS: usize = 28;
-/// Guests or groups that are shown at once where each takes room; further ones are folded away.
+/// Number of guests or groups that are shown at once where each takes much space; the rest is folded away.
 const SHOWN: usize = 24;
 
-/// Writes the first of `items` with `write`, and the others with it too, folded away under a line that says how
-/// many `what` they are.
+/// Writes `items` with `write`. Those after the first `SHOWN` are folded away, under a line that tells how many
+/// `what` they are.
 pub fn folding<T>(
     out: &mut dyn Write,
     items: &[T],
@@ -64,8 +65,8 @@ pub fn legend<'a>(out: &mut dyn Write, keys: impl IntoIterator<Item = (&'a str, 
     writeln!(out, "</ul>")
 }
 
-/// Writes a table: columns by heading and alignment, and rows that begin with a name. It scrolls by itself
-/// where it is too wide, with the keyboard too; `label` names it.
+/// Writes a table: columns by heading and alignment, and rows that begin with a name. A table that is too wide scrolls
+/// on its own, by keyboard too; `label` names it.
 pub fn table(
     out: &mut dyn Write,
     label: &str,
@@ -105,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_a_name_holds_it_stays_text() {
+    fn hostile_name_stays_text() {
         let hostile = "<script>alert('x')</script>\" onload=\"y&\u{0}\u{202e}\u{ffff}";
         let shown = Text(hostile).to_string();
         assert_eq!(shown, "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&quot; onload=&quot;y&amp;??\u{fffd}");

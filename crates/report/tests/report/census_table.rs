@@ -1,4 +1,4 @@
-//! The tables of `pagefold census`, as a reader sees them.
+//! Tables of `pagefold census`, as a reader sees them.
 
 use super::sample;
 
@@ -11,15 +11,15 @@ fn render(findings: &Findings) -> String {
     String::from_utf8(out).unwrap()
 }
 
-/// Word for word; where a change is meant, copy the new text over the old.
+/// Compared word for word. After an intended change, copy the new text over the old.
 #[test]
-fn a_census_reads_as_it_should() {
+fn census_equals_expected_text() {
     let text = render(&sample::with_change_and_partial(sample::findings(2)));
     assert_eq!(text, include_str!("census_table.txt"), "it reads now:\n{text}");
 }
 
 #[test]
-fn nothing_found_is_said_in_words() {
+fn empty_census_is_described() {
     let text = render(&Findings::default());
     assert!(text.starts_with("0 guests, 0 pages in 0.00 s"));
     assert!(text.contains("there is nothing to merge"));
@@ -27,14 +27,14 @@ fn nothing_found_is_said_in_words() {
 }
 
 #[test]
-fn isolation_that_costs_nothing_is_said_so() {
+fn free_isolation_is_mentioned() {
     let mut findings = sample::findings(2);
     findings.isolation_price_pages = 0;
     assert!(render(&findings).contains("Keeping the groups apart costs nothing: all of the 323 MiB"));
 }
 
 #[test]
-fn inferred_frames_and_several_passes_are_told() {
+fn inferred_frames_and_several_passes_are_mentioned() {
     let mut findings = sample::findings(2);
     findings.host.frames = FrameIdentity::Inferred;
     findings.host.passes = 3;
@@ -44,7 +44,7 @@ fn inferred_frames_and_several_passes_are_told() {
 }
 
 #[test]
-fn what_ksm_holds_is_told_where_it_holds_something() {
+fn ksm_pages_are_mentioned_if_there_are_any() {
     let mut findings = sample::findings(2);
     findings.already_shared.ksm_frames = 1;
     findings.already_shared.ksm_saved_pages = 512;
@@ -52,10 +52,10 @@ fn what_ksm_holds_is_told_where_it_holds_something() {
     assert!(text.contains("; 1 frame merged by KSM, which saves 2.0 MiB."), "{text}");
 }
 
-/// Long names, a terabyte and a hostile name leave every line but those of what was not read within 100
-/// columns, and nothing for the terminal to obey.
+/// Even with long names, a terabyte and a hostile name, lines keep within 100 columns and contain nothing that steers
+/// the terminal. Only lines about parts that could not be read may be longer.
 #[test]
-fn it_keeps_within_a_hundred_columns() {
+fn lines_keep_within_100_columns() {
     let mut findings = sample::findings(2);
     for guest in &mut findings.guests {
         guest.name = "k8s_\u{1b}[31mreally-long-name-of-a-container-in-a-pod-0123456789abcdef".into();

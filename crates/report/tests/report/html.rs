@@ -1,4 +1,4 @@
-//! The report as a whole: well-formed, deaf to hostile names, bounded, and complete.
+//! The report as a whole: well-formed, safe against hostile names, bounded, and complete.
 
 use super::sample;
 
@@ -9,7 +9,7 @@ use report::html::{self, Report};
 use roxmltree::{Document, Node, ParsingOptions};
 use std::time::{Duration, Instant};
 
-/// A name that would run, close its element, load something, or reorder the line, if it were let.
+/// Name that would run a script, close its element, load something, or reorder the line, if it were not escaped.
 const HOSTILE: &str =
     "<script>alert(1)</script>\"'><img src=http://evil.example/x onerror=alert(2)>&amp;\u{202e}\u{1b}[2J";
 
@@ -85,14 +85,14 @@ fn hostile_names_stay_text() {
 }
 
 #[test]
-fn the_headline_says_what_the_findings_say() {
+fn headline_equals_findings() {
     let findings = sample::findings(2);
     let html = render(&findings, &[]);
     let document = parse(&html);
     let tiles = elements(&document, "dl").find(|n| n.attribute("class") == Some("tiles")).unwrap();
     let figures: Vec<_> =
         tiles.descendants().filter(|n| n.attribute("class") == Some("big")).map(|n| text_of(n)).collect();
-    let pages = |n: u64| report::bytes(n << 12);
+    let pages = |n: u64| cli::bytes(n << 12);
     let resident: u64 = findings.guests.iter().map(|g| g.resident_pages).sum();
     let groups: u64 = findings.groups.iter().map(|g| g.saved_pages).sum();
     assert_eq!(
@@ -106,7 +106,7 @@ fn the_headline_says_what_the_findings_say() {
     );
 }
 
-/// Who cannot see a picture is told what it shows.
+/// A reader who cannot see a picture reads a description of it.
 #[test]
 fn every_picture_has_words_or_is_an_ornament() {
     let findings = sample::findings(2);
@@ -120,7 +120,7 @@ fn every_picture_has_words_or_is_an_ornament() {
     assert!(bars.iter().any(|label| label.starts_with("acme-1: guest RAM 2")), "{bars:?}");
 }
 
-/// A colour that the style sheet does not know would be black.
+/// A colour class that the style sheet lacks would be drawn black.
 #[test]
 fn every_colour_class_is_in_the_style_sheet_and_the_script_knows_the_key() {
     let findings = sample::findings(2);
@@ -166,7 +166,7 @@ fn the_maps_hold_all_pages() {
 }
 
 #[test]
-fn nothing_found_is_a_report_too() {
+fn empty_census_makes_a_report() {
     let html = render(&Findings::default(), &[]);
     let document = parse(&html);
     let body = text_of(elements(&document, "main").next().unwrap());
@@ -175,7 +175,7 @@ fn nothing_found_is_a_report_too() {
     assert_eq!(elements(&document, "table").count(), 1, "no table without rows but the opportunity");
 }
 
-/// A guest whose pages could not be read has a map of empty cells.
+/// The findings have a map of empty cells for a guest whose pages could not be read.
 #[test]
 fn a_guest_without_pages_has_no_map() {
     let mut findings = sample::findings(2);
@@ -185,7 +185,7 @@ fn a_guest_without_pages_has_no_map() {
     assert_eq!(elements(&document, "h3").count(), findings.guests.len() - 1);
 }
 
-/// The worst that a map can be: no square like its neighbour.
+/// The worst case of a map: no square is like its neighbour.
 fn restless(findings: &mut Findings, cells: u32) {
     for guest in &mut findings.guests {
         let cell = |n: u32| MapCell {
@@ -209,7 +209,7 @@ fn eight_guests_take_less_than_two_mebibytes() {
 }
 
 #[test]
-fn two_hundred_guests_are_all_there_and_the_later_pictures_folded_away() {
+fn two_hundred_guests_are_listed_and_later_pictures_folded_away() {
     let mut findings = sample::findings(100);
     restless(&mut findings, 4096);
     let html = render(&findings, &sample::footprints(&findings));
@@ -235,7 +235,7 @@ fn a_thousand_guests_are_rendered_within_a_second() {
     assert!(taken < Duration::from_secs(1), "{taken:?}");
 }
 
-/// The sample must stay what it claims to be, or the tests above prove little.
+/// The sample must keep its claims, or the tests above prove little.
 #[test]
 fn the_sample_agrees_with_itself() {
     let findings = sample::findings(2);

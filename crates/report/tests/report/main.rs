@@ -1,4 +1,4 @@
-//! What each format makes of one sample census.
+//! Each format's output for one sample census.
 
 mod census_table;
 mod html;

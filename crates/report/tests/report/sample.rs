@@ -1,14 +1,14 @@
-//! A made-up census with the proportions of a real one: VMs of 256 MiB in groups of two, and three
-//! containers of which two share a root. The figures agree with each other as a real census's do.
+//! A made-up census with the proportions of a real one. There are VMs of 256 MiB in groups of two, and three
+//! containers, two of which share a root. The figures agree with each other, as a real census's do.
 
 use census::{
-    AlreadyShared, ByKinds, Change, Duplicates, Findings, GroupFindings, GuestFindings, HostFindings, MapCell,
-    Opportunity, Partial, RegionFindings, RunLengths, Share,
+    AlreadyShared, ByKinds, Change, Commonness, Duplicates, Findings, GroupFindings, GuestFindings, HostFindings,
+    MapCell, Opportunity, Partial, RegionFindings, RunLengths, Share,
 };
 use guest::{Facts, Footprint, Guest, GuestKind, RegionFootprint};
 use page::{Region, pages_to_bytes};
 
-/// Pages of a map's cell.
+/// Number of pages of a cell of the map.
 const CELL_PAGES: u32 = 32;
 
 /// A small generator of numbers that look random and are the same on every run.
@@ -22,7 +22,7 @@ impl Dice {
     }
 }
 
-/// Regions of a VM and of a container, and how many cells each takes.
+/// Regions of a VM, and the number of cells that each takes.
 const VM: [(Region, u32); 5] = [
     (Region::Files, 150),
     (Region::Heap, 160),
@@ -30,6 +30,7 @@ const VM: [(Region, u32); 5] = [
     (Region::GuestRam, 1700),
     (Region::Stack, 1),
 ];
+/// Regions of a container, and the number of cells that each takes.
 const CONTAINER: [(Region, u32); 3] = [(Region::Files, 40), (Region::Heap, 12), (Region::Stack, 1)];
 
 /// Neighbouring cells mostly resemble each other, as in a real address space.
@@ -113,7 +114,7 @@ fn guest_findings(name: &str, group: &str, kind: GuestKind, dice: &mut Dice) -> 
     }
 }
 
-/// A VM's memory by kind: a tenth of it each, and as much again that the host does not back.
+/// A VM's memory by kind: each kind has a tenth of it, and as much again that the host does not back.
 fn kinds(resident: u64) -> Vec<census::KindFindings> {
     let some = |kind| census::KindFindings {
         pages: resident / 5,
@@ -125,7 +126,7 @@ fn kinds(resident: u64) -> Vec<census::KindFindings> {
     page::GuestPageKind::ALL.map(some).into()
 }
 
-/// Splits what is superfluous as the study that the table comes from found it.
+/// Splits superfluous frames by pair of kinds, in the proportions of the study that the table comes from.
 fn by_kinds(total: u64) -> ByKinds {
     let (file_file, anon_file) = (total / 11, total / 8);
     ByKinds { anon_anon: total - file_file - anon_file, file_file, anon_file, total }
@@ -133,6 +134,33 @@ fn by_kinds(total: u64) -> ByKinds {
 
 /// A census of `groups` groups of two VMs and a group of three containers.
 pub fn findings(groups: usize) -> Findings {
+    let guests = guests(groups);
+    let groups = group_findings(&guests);
+    let of_groups: u64 = groups.iter().map(|g| g.saved_pages).sum();
+    let price = guests.iter().map(|g| g.duplicates.other_groups).sum::<u64>() / 2;
+    let all_saved = of_groups + 900 + price;
+    let pages: u64 = guests.iter().map(|g| g.mapped_pages).sum();
+    Findings {
+        host: host(pages),
+        commonness: commonness(guests.len()),
+        opportunity: opportunity(&guests, all_saved),
+        across_groups_saved_pages: 900,
+        all_saved_pages: all_saved,
+        isolation_price_pages: price,
+        already_shared: AlreadyShared {
+            frames: guests.iter().map(|g| g.already_shared_pages).max().unwrap_or(0),
+            saved_pages: guests.iter().map(|g| g.already_shared_pages).sum::<u64>() * 2 / 3,
+            ..AlreadyShared::default()
+        },
+        runs: runs(pages),
+        change: None,
+        partial: Vec::new(),
+        guests,
+        groups,
+    }
+}
+
+fn guests(groups: usize) -> Vec<GuestFindings> {
     let mut dice = Dice(7);
     let names = ["acme", "beta", "gamma", "delta"];
     let mut guests = Vec::new();
@@ -145,63 +173,56 @@ pub fn findings(groups: usize) -> Findings {
     for name in ["web-shared", "db-shared", "web-copied"] {
         guests.push(guest_findings(name, "containers", GuestKind::Lxc, &mut dice));
     }
-    let groups = group_findings(&guests);
-    let of_groups: u64 = groups.iter().map(|g| g.saved_pages).sum();
-    let price = guests.iter().map(|g| g.duplicates.other_groups).sum::<u64>() / 2;
-    let [within, host] =
-        [|d: Duplicates| d.within, |d: Duplicates| d.host].map(|f| guests.iter().map(|g| f(g.duplicates)).sum::<u64>());
-    let all_saved = of_groups + 900 + price;
-    let opportunity = Opportunity {
+    guests
+}
+
+fn opportunity(guests: &[GuestFindings], all_saved: u64) -> Opportunity {
+    let sum = |of: fn(Duplicates) -> u64| guests.iter().map(|g| of(g.duplicates)).sum::<u64>();
+    let (within, host) = (sum(|d| d.within), sum(|d| d.host));
+    Opportunity {
         within: by_kinds(within),
         host: by_kinds(host),
         between: by_kinds(all_saved - within),
         total: by_kinds(all_saved + host),
-    };
-    let pages: u64 = guests.iter().map(|g| g.mapped_pages).sum();
-    Findings {
-        host: HostFindings {
-            page_bytes: 4096,
-            pages_scanned: pages,
-            pages_hashed: pages * 9 / 10,
-            seconds: 0.83,
-            hash_gib_per_s: 2.31,
-            threads: 2,
-            index_bytes: pages * 20,
-            passes: 1,
-            host_resident_pages: 91_234,
-            drifted_pages: 12,
-            ..HostFindings::default()
-        },
-        commonness: census::Commonness {
-            frames_mapped_by: (0..guests.len() as u64).map(|n| 40_000 >> n.min(60)).collect(),
-            other_frames_mapped_by: (0..guests.len() as u64).map(|n| 4_000 >> n.min(60)).collect(),
-            contents_held_by: (0..guests.len() as u64).map(|n| 20_000 >> n.min(60)).collect(),
-            alone_if_folded: vec![5_000; guests.len()],
-        },
-        opportunity,
-        across_groups_saved_pages: 900,
-        all_saved_pages: all_saved,
-        isolation_price_pages: price,
-        already_shared: AlreadyShared {
-            frames: guests.iter().map(|g| g.already_shared_pages).max().unwrap_or(0),
-            saved_pages: guests.iter().map(|g| g.already_shared_pages).sum::<u64>() * 2 / 3,
-            ..AlreadyShared::default()
-        },
-        runs: RunLengths {
-            one_stretch_in: 1,
-            pages_looked_at: pages,
-            matched_pages: 96_100,
-            runs: 30_870,
-            mean: 3.1,
-            median: 1,
-            share_in_runs_of_8: 0.63,
-            runs_by_log2_length: vec![21_020, 4_630, 2_410, 1_505, 880, 301, 84, 30, 9, 1],
-            pages_by_log2_length: vec![21_020, 10_905, 12_150, 15_320, 17_410, 11_740, 4_390, 1_660, 890, 615],
-        },
-        change: None,
-        partial: Vec::new(),
-        guests,
-        groups,
+    }
+}
+
+fn host(pages: u64) -> HostFindings {
+    HostFindings {
+        page_bytes: 4096,
+        pages_scanned: pages,
+        pages_hashed: pages * 9 / 10,
+        seconds: 0.83,
+        hash_gib_per_s: 2.31,
+        threads: 2,
+        index_bytes: pages * 20,
+        passes: 1,
+        host_resident_pages: 91_234,
+        drifted_pages: 12,
+        ..HostFindings::default()
+    }
+}
+
+fn commonness(guests: usize) -> Commonness {
+    Commonness {
+        frames_mapped_by: (0..guests as u64).map(|n| 40_000 >> n.min(60)).collect(),
+        other_frames_mapped_by: (0..guests as u64).map(|n| 4_000 >> n.min(60)).collect(),
+        contents_held_by: (0..guests as u64).map(|n| 20_000 >> n.min(60)).collect(),
+        alone_if_folded: vec![5_000; guests],
+    }
+}
+
+fn runs(pages: u64) -> RunLengths {
+    RunLengths {
+        one_stretch_in: 1,
+        pages_looked_at: pages,
+        matched_pages: 96_100,
+        runs: 30_870,
+        mean: 3.1,
+        median: 1,
+        share_in_runs_of_8: 0.63,
+        runs_by_log2_length: vec![21_020, 4_630, 2_410, 1_505, 880, 301, 84, 30, 9, 1],
+        pages_by_log2_length: vec![21_020, 10_905, 12_150, 15_320, 17_410, 11_740, 4_390, 1_660, 890, 615],
     }
 }
 

@@ -4,15 +4,15 @@ use page::{Fingerprint, HostVirt, PageRange, PoolSlot};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use wire::{
-    DONATION_PAGES, FOLD_PAGES, FoldMode, FoldRun, HugePages, MemberState, MemberStats, Outcome, Pace, RESTED_PAGES,
-    RestedRun, SlotRun, Stalls, Target, ToAgent, ToWorker, ZeroPages,
+    Counters, DONATION_PAGES, FOLD_PAGES, FoldMode, FoldRun, HugePages, MemberState, MemberStats, Outcome, Pace,
+    RESTED_PAGES, RestedRun, SlotRun, Stalls, Target, ToAgent, ToWorker, ZeroPages,
 };
 
 fn address() -> impl Strategy<Value = HostVirt> {
     (0..1_u64 << 45).prop_map(|page| HostVirt(page << 12))
 }
 
-/// Up to `most` pages, and a slot that so many slots follow.
+/// Up to `most` pages, and the first of as many slots of one segment.
 fn slots(most: u16) -> impl Strategy<Value = (PoolSlot, u16)> {
     (any::<u8>(), 1..=most).prop_flat_map(|(segment, pages)| {
         let index = 0..=PoolSlot::PER_SEGMENT - u32::from(pages);
@@ -60,15 +60,12 @@ fn stats() -> impl Strategy<Value = MemberStats> {
                 folded_pages: b,
                 zero_pages: c,
                 broken_pages: d,
-                pages_scanned: e,
-                pages_hashed: f,
-                agent_cpu_us: g,
+                done: Counters { pages_scanned: e, pages_hashed: f, agent_cpu_us: g, ..Counters::default() },
                 vmas: h,
                 agent_bytes: i,
                 stalls: Stalls { buckets, longest_us: a ^ i },
-                ..MemberStats::default()
             };
-            Outcome::ALL.into_iter().zip(failed).for_each(|(outcome, pages)| stats.failures.add(outcome, pages));
+            Outcome::ALL.into_iter().zip(failed).for_each(|(outcome, pages)| stats.done.failures.add(outcome, pages));
             stats
         },
     )

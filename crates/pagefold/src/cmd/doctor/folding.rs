@@ -1,27 +1,27 @@
-//! Whether Pagefold folds a guest, and if not, why not and what to do.
+//! Checks whether Pagefold folds a guest; if not, they give the reason and a remedy.
 
-use crate::service::ask::MemberLine;
-use crate::service::client::Service;
-use fold::control::{Fold, GroupReport, Settings};
+use api::ask::MemberLine;
+use api::client::Service;
+use api::control::{Fold, GroupReport, Settings};
 use guest::Guest;
 use host::Check;
 use page::pages_to_bytes;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// What the services say.
+/// Members and groups of all services, by the services' own account.
 #[derive(Default)]
 pub struct Folding {
     members: Vec<MemberLine>,
     groups: BTreeMap<String, (Settings, GroupReport)>,
-    /// Why a service, or a group's worker, does not answer.
+    /// Reasons why a service, or a group's worker, does not answer.
     silent: Vec<String>,
 }
 
 const NEEDED_FOR: &str = "folding its memory with that of its group";
 
 impl Folding {
-    /// Asks them, as far as the caller may.
+    /// Asks all services that the caller may ask.
     pub fn ask() -> Self {
         let mut all = Self::default();
         match Service::find(None) {
@@ -56,7 +56,7 @@ impl Folding {
         judged.sort_by_key(|c| std::cmp::Reverse(c.status));
         let others = judged.len().saturating_sub(1);
         match judged.into_iter().next() {
-            // The one that is worst off speaks for the guest.
+            // The member in the worst state stands for the guest.
             Some(worst) if others > 0 => {
                 Check { found: format!("{}; and {others} more members", worst.found), ..worst }
             }
@@ -95,8 +95,8 @@ impl Folding {
         };
         let detail = if found.detail.is_empty() { String::new() } else { format!(" ({})", found.detail) };
         let state = found.state.as_str();
-        let folded = report::bytes(pages_to_bytes(found.folded_pages + found.zero_pages));
-        let enrolled = report::bytes(pages_to_bytes(found.enrolled_pages));
+        let folded = cli::bytes(pages_to_bytes(found.folded_pages + found.zero_pages));
+        let enrolled = cli::bytes(pages_to_bytes(found.enrolled_pages));
         if state == "folding" {
             return check(format!("yes: {who}; {folded} of {enrolled} are folded{detail}"));
         }
@@ -105,7 +105,7 @@ impl Folding {
     }
 }
 
-/// What to do about a state.
+/// The remedy for a state.
 fn fix(state: &str, group: &str, fold: Fold) -> String {
     match state {
         "nothing_enrolled" => "let it call madvise(MADV_MERGEABLE) (QEMU: mem-merge=on), or start it with \
@@ -144,7 +144,7 @@ fn show(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fold::control::{Identity, MemberReport};
+    use api::control::{Identity, MemberReport};
     use guest::{Facts, GuestKind};
     use host::Status;
 
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reason_has_something_to_do() {
+    fn every_state_has_its_remedy() {
         for (state, connected, words, fix) in [
             ("folding", true, "yes: member m0 of group acme", None),
             ("folding", false, "no agent has connected", Some("LD_PRELOAD")),
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_told_how_to_join_and_the_worst_member_speaks() {
+    fn non_members_are_told_how_to_join_and_worst_member_counts() {
         let check = folding(&[("folding", true)], Fold::On).check(&guest(&[7]));
         assert!(check.found.contains("not a member") && check.fix.unwrap().contains("pagefold run --group GROUP"));
         let check = folding(&[("folding", true), ("unpinned", true)], Fold::On).check(&guest(&[0, 1]));

@@ -1,8 +1,8 @@
 //! `pagefold lab exec`
 
 use super::seconds;
-use crate::exit::{Outcome, Stop};
-use crate::output::{self, say};
+use cli::exit::{Outcome, Stop};
+use cli::{output, say};
 use lab::{Guest, Lab, Output};
 use serde_json::{Value, json};
 use std::io::{self, Write};
@@ -23,7 +23,7 @@ pub struct Args {
     command: Vec<String>,
 }
 
-/// Runs it.
+/// Runs the command.
 pub fn run(lab: &Lab, args: Args, as_json: bool) -> anyhow::Result<Outcome> {
     let words: Vec<&str> = args.command.iter().map(String::as_str).collect();
     let timeout = Duration::from_secs(args.timeout);
@@ -84,10 +84,10 @@ fn print(guest: &str, result: &lab::Result<Output>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the command printed, as it printed it.
+/// Passes on the output of the command unchanged.
 fn show(output: &Output) -> anyhow::Result<()> {
     output::bytes(&output.stdout)?;
-    // As with everything on stderr: whether anybody listens does not matter.
+    // As everywhere, an error of stderr does not matter.
     let _ = io::stderr().write_all(&output.stderr);
     Ok(())
 }

@@ -1,12 +1,12 @@
 //! `pagefold lab list`
 
-use crate::exit::Outcome;
-use crate::output;
+use cli::exit::Outcome;
+use cli::output;
 use lab::{Guest, Image, Lab};
 use report::{Align, Table};
 use serde_json::{Value, json};
 
-/// Runs it.
+/// Runs the command.
 pub fn run(lab: &Lab, as_json: bool) -> anyhow::Result<Outcome> {
     print(lab, &lab.guests()?, as_json)
 }
@@ -33,14 +33,14 @@ pub fn print(lab: &Lab, guests: &[Guest], as_json: bool) -> anyhow::Result<Outco
             Some(seconds) => time(seconds),
             None => "not yet".into(),
         };
-        let memory = guest.memory_bytes.map_or_else(|| "-".into(), report::bytes);
+        let memory = guest.memory_bytes.map_or_else(|| "-".into(), cli::bytes);
         table.row([guest.name.clone(), guest.group.clone(), image_name(guest.image), pid, ready, memory]);
     }
     output::bytes(table.to_string().as_bytes())?;
     Ok(Outcome::Done)
 }
 
-/// A time as people read it.
+/// A time for people to read.
 pub fn time(seconds: f64) -> String {
     if seconds < 1.0 { format!("{:.0} ms", seconds * 1000.0) } else { format!("{seconds:.1} s") }
 }

@@ -1,10 +1,10 @@
-//! `pagefold lab up`, and the process that is a guest where nothing else can be.
+//! `pagefold lab up`, and the program of a process guest.
 
 use super::{list, seconds};
-use crate::exit::Outcome;
-use crate::output::say;
-use crate::size::parse_bytes;
 use clap::ValueEnum;
+use cli::exit::Outcome;
+use cli::say;
+use cli::size::parse_bytes;
 use indicatif::{ProgressBar, ProgressStyle};
 use lab::{Cache, Fold, Image, Lab, Progress, Spec};
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Arguments of `pagefold lab up`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// What the guests are made of
+    /// Image of the guests
     #[arg(long, value_enum)]
     image: ImageName,
     /// How many guests
@@ -37,6 +37,10 @@ pub struct Args {
     /// Add an argument to QEMU's command line; give one for each word
     #[arg(long = "qemu-arg", value_name = "WORD", allow_hyphen_values = true)]
     qemu_args: Vec<String>,
+    /// Let VMs go on from saved states of guests that were booted once, each on its own: ready in seconds. The first call
+    /// boots and saves those that are missing. Inside, a guest bears the name of the saved one
+    #[arg(long)]
+    saved: bool,
     /// Have them folded, each as a member of its group
     #[arg(long)]
     fold: bool,
@@ -44,7 +48,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR", requires = "fold")]
     service: Option<PathBuf>,
     /// Longest time that a guest may take to be ready
-    #[arg(long, value_name = "SECONDS", default_value_t = 180, value_parser = seconds())]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = seconds())]
     timeout: u64,
 }
 
@@ -74,7 +78,7 @@ impl From<ImageName> for Image {
     }
 }
 
-/// Runs it.
+/// Runs the command.
 pub fn run(lab: &Lab, args: Args, as_json: bool) -> anyhow::Result<Outcome> {
     let service = args.service.map(std::path::absolute).transpose()?;
     let fold = if args.fold { Some(Fold { pagefold: std::env::current_exe()?, service }) } else { None };
@@ -87,6 +91,7 @@ pub fn run(lab: &Lab, args: Args, as_json: bool) -> anyhow::Result<Outcome> {
         kernel: args.kernel.or(of_suite),
         append: args.append,
         qemu_args: args.qemu_args,
+        saved: args.saved,
         fold,
         patience: Duration::from_secs(args.timeout),
         ..Spec::new(args.image.into())
@@ -108,16 +113,16 @@ pub struct HoldArgs {
     memory_bytes: u64,
 }
 
-/// Is a process guest until it is ended.
+/// Runs as a process guest until it is ended.
 pub fn hold(args: &HoldArgs) -> anyhow::Result<Outcome> {
     match lab::live(&args.name, &args.group, args.memory_bytes)? {}
 }
 
-/// What happens, on stderr: in one moving line on a terminal, else a line for each thing done.
+/// Progress on stderr: one moving line on a terminal, or else a line for each step done.
 pub struct Show(ProgressBar);
 
 impl Show {
-    /// Shows nothing yet.
+    /// A display that shows nothing yet.
     pub fn new() -> Self {
         let bar = ProgressBar::new_spinner();
         bar.set_style(ProgressStyle::with_template("{spinner} {msg} ({elapsed})").expect("a valid template"));
@@ -127,20 +132,21 @@ impl Show {
         Self(bar)
     }
 
-    /// Shows what just happened.
+    /// Shows an event.
     pub fn event(&self, event: &Progress) {
         match event {
             Progress::Building(image) => {
                 self.done(format!("building the image for {}, once", list::image_name(*image)));
                 self.now("building".into());
             }
+            Progress::Saving => self.done("booting a guest to save it, once".into()),
             Progress::Started(count) => self.now(format!("waiting for {count} guests to be ready")),
             Progress::Ready(name, time) => self.done(format!("{name} ready after {}", list::time(time.as_secs_f64()))),
             Progress::Busiest(share) => self.now(format!("busiest guest: {:.0}% of a CPU", share * 100.0)),
         }
     }
 
-    /// Something that goes on: of interest only to somebody who looks.
+    /// Shows a step in progress, on a terminal only.
     fn now(&self, text: String) {
         self.0.set_message(text);
     }
@@ -156,7 +162,7 @@ impl Show {
 
 impl Drop for Show {
     fn drop(&mut self) {
-        // Whatever is printed next starts on a clean line.
+        // Leave a clean line for further output.
         self.0.finish_and_clear();
     }
 }

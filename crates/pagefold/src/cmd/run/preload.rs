@@ -1,6 +1,6 @@
-//! Whether a library can be loaded into a program, and which one that is.
+//! The library to be preloaded, and the programs that it can be loaded into.
 
-use crate::exit::Stop;
+use cli::exit::Stop;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::Read;
@@ -8,24 +8,24 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// The library's name.
+/// File name of the library.
 const LIBRARY: &str = "libpagefold.so";
-/// Scripts whose interpreter is a script: as deep as the kernel follows.
+/// Greatest depth of scripts whose interpreter is a script: the kernel's limit.
 const MOST_INTERPRETERS: usize = 4;
 
-/// No program to execute.
+/// Reason why a program cannot be executed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {
-    /// There is none.
+    /// The file does not exist.
     #[error("there is no program {}", .0.display())]
     NoSuch(PathBuf),
-    /// It is none.
+    /// The file is not a program, or the caller may not execute it.
     #[error("{} cannot be executed: no right to, or not a program", .0.display())]
     NoRight(PathBuf),
 }
 
 impl Missing {
-    /// As shells do.
+    /// The exit code that shells use.
     pub const fn code(&self) -> u8 {
         match self {
             Self::NoSuch(_) => 127,
@@ -51,12 +51,12 @@ pub fn find_program(name: &OsStr) -> Result<PathBuf, Missing> {
     }
 }
 
-/// Refuses programs into which nothing can be loaded.
+/// An error for programs that no library can be loaded into.
 pub fn check_program(program: &Path) -> anyhow::Result<()> {
     let no = |why: String| Err(Stop::Usage(format!("{} cannot be a member: {why}", program.display())).into());
     let mut path = program.to_owned();
     for _ in 0..MOST_INTERPRETERS {
-        // What cannot be read, but executed, is left to the loader.
+        // A file that may be executed, but not read, is left to the loader.
         let Ok(file) = File::open(&path) else { return Ok(()) };
         if let Some(why) = gains_rights(&path) {
             return no(why);
@@ -81,7 +81,7 @@ pub fn check_program(program: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The loader ignores `LD_PRELOAD` for a program that has more rights than who starts it.
+/// The reason why the loader will ignore `LD_PRELOAD`: the program gets more rights than its caller.
 fn gains_rights(path: &Path) -> Option<String> {
     let found = fs::metadata(path).ok()?;
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
@@ -96,7 +96,7 @@ fn gains_rights(path: &Path) -> Option<String> {
         .then(|| "it has file capabilities, and such programs load no libraries of others".to_owned())
 }
 
-/// How an ELF file is linked.
+/// The way an ELF file is linked.
 #[derive(Debug, PartialEq, Eq)]
 enum Linked {
     ByLoader,
@@ -126,7 +126,7 @@ fn linked(file: &File, start: &[u8]) -> Linked {
     if for_musl { Linked::ForMusl } else { Linked::ByLoader }
 }
 
-/// The library, next to this program or where packages put it.
+/// The path of the library, next to this program or where packages put it.
 pub fn library() -> anyhow::Result<PathBuf> {
     let program = std::env::current_exe().unwrap_or_default();
     let dir = program.parent().unwrap_or(Path::new("/"));
@@ -137,7 +137,7 @@ pub fn library() -> anyhow::Result<PathBuf> {
         return Err(Stop::HostLacks(missing).into());
     };
     let found = found.canonicalize()?;
-    // The loader takes both for the end of a name, and knows no way around it.
+    // The loader takes both characters for the end of a name, and has no way to quote them.
     if found.as_os_str().as_bytes().iter().any(|b| matches!(b, b' ' | b':')) {
         let why =
             format!("{} cannot be preloaded: its path has a blank or a colon; install it elsewhere", found.display());
@@ -146,7 +146,7 @@ pub fn library() -> anyhow::Result<PathBuf> {
     Ok(found)
 }
 
-/// The library in front of what is to be preloaded already.
+/// The list of libraries to preload: `library` in front of those given before.
 pub fn prepended(library: &Path, before: Option<OsString>) -> OsString {
     let mut all = library.as_os_str().to_owned();
     if let Some(before) = before.filter(|list| !list.is_empty()) {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_into_which_nothing_can_be_loaded() {
+    fn unloadable_programs_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("program");
         check_program(Path::new("/bin/sh")).unwrap();
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_preloaded_already_stays() {
+    fn earlier_preloads_stay() {
         let library = Path::new("/x/libpagefold.so");
         assert_eq!(prepended(library, None), "/x/libpagefold.so");
         assert_eq!(prepended(library, Some("".into())), "/x/libpagefold.so");

@@ -1,0 +1,306 @@
+//! Following memory that maps a pool's file. Pages that a program discards there have to read as zeros; the kernel
+//! alone would bring the file's bytes back.
+//!
+//! ```text
+//!   present: the file's page, or the program's own
+//!      | a discard is about to happen: the kernel sends a message, and waits until it is read
+//!      v
+//!   discarded, known to the follower
+//!      | the kernel removes the page table entry; from here on, a thread that touches the page sleeps
+//!      v the follower reads the message of a touch, or settles discards
+//!   zeros, recorded as given
+//!      | the kernel removes the entry only now: another thread touched the page before the discard was done
+//!      v
+//!   zeros again, at the next touch
+//! ```
+//!
+//! The kernel may also remove an entry for reasons of its own. A touch then sleeps, too, and the follower maps the file's
+//! page again. It can tell the two cases apart, because the kernel sends the message of a discard before the discard
+//! happens. The follower reads this message before that of any touch that comes after the discard.
+//!
+//! The memory of a forked child is followed in the same way, by the process that holds the child's userfaultfd. No
+//! discard may go unseen, so a follower lives until the address space that it follows has ended.
+
+use crate::userfault::{Fault, Message, Userfault};
+use page::{HostVirt, PageRange, PageSet};
+use rustix::io::Errno;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Time that a thread is given, in another process, from its discard's acknowledgement until it has taken the entries away.
+const ZAP_TIME: Duration = Duration::from_millis(500);
+
+/// Follows one address space.
+#[derive(Debug)]
+pub struct Follower {
+    watch: Arc<Userfault>,
+    /// Pages that were discarded and have not become zeros yet, as far as is known.
+    discarded: PageSet,
+    /// Whether the memory is this process's own. Its agent takes pages out of reach and keeps writers out, and wakes
+    /// the threads that sleep on such pages by itself.
+    is_own: bool,
+    /// Whether it follows a child of which no discard was read or settled yet. The pages in `discarded` are then
+    /// those that the parent discarded.
+    is_new: bool,
+    /// A move that the agent is about to make, whose meaning is known.
+    expected: Option<Expected>,
+    /// Pages that were discarded and have become zeros since. The discarding thread may still be about to take the zeros
+    /// away, so a page without an entry becomes zeros again.
+    given: PageSet,
+    /// The time at which a page was last added to these.
+    given_at: Option<Instant>,
+    /// The same pages, as far as they became zeros since the record began; `None` if there is no record.
+    served: Option<PageSet>,
+    /// Missing pages that were touched while answers are put off; `None` while they are not.
+    put_off: Option<PageSet>,
+}
+
+/// A move of which the kernel is going to send a message, by the first address of the mapping that is moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expected {
+    /// The agent moves a mapping of slots over followed memory whose content the slots hold. The follower keeps its
+    /// records of the destination.
+    Placing(HostVirt),
+    /// The agent moves a mapping on behalf of the program, so the caller need not be told of the move.
+    Moving(HostVirt),
+}
+
+/// The event that [`Follower::read`] has read.
+#[derive(Debug)]
+pub enum Told {
+    /// No message is left to be read.
+    Nothing,
+    /// A thread touched a page, or an event happened that the caller need not know.
+    Touch,
+    /// Pages are about to be discarded.
+    Discard,
+    /// These pages were moved to that address, which was not [expected](Follower::expect).
+    Move(PageRange, HostVirt),
+    /// The process forked. The caller has to go on reading the child's follower.
+    Birth(Follower),
+}
+
+/// Moves the records of a range along with the range.
+fn move_within(pages: &mut PageSet, from: PageRange, to: HostVirt) {
+    let moved = pages.within(from);
+    pages.remove(from);
+    pages.remove(PageRange { start: to, ..from });
+    for range in moved {
+        let start = to.add_pages(range.start.page() - from.start.page());
+        pages.insert(PageRange { start, ..range });
+    }
+}
+
+impl Follower {
+    /// Follows this process's own memory that is registered with `watch`.
+    pub const fn own(watch: Arc<Userfault>) -> Self {
+        let discarded = PageSet::new();
+        let given = PageSet::new();
+        let (given_at, served, expected, put_off) = (None, None, None, None);
+        Self { watch, discarded, is_own: true, is_new: false, given, given_at, served, expected, put_off }
+    }
+
+    /// Follows a forked child's memory through the child's userfaultfd. `discarded` are the pages that its parent had
+    /// discarded.
+    pub fn of_child(watch: Userfault, discarded: PageSet) -> Self {
+        let given = PageSet::new();
+        let watch = Arc::new(watch);
+        let (given_at, served, expected, put_off) = (None, None, None, None);
+        Self { watch, discarded, is_own: false, is_new: true, given, given_at, served, expected, put_off }
+    }
+
+    /// Leaves threads asleep that touch missing pages, until [`Follower::answer_missing`]: somebody else may be about to
+    /// give these pages to the child.
+    pub fn put_off_missing(&mut self) {
+        self.put_off.get_or_insert_with(PageSet::new);
+    }
+
+    /// Ends what [`Follower::put_off_missing`] began.
+    pub fn answer_missing(&mut self) {
+        // Threads that are woken try again; for pages that are still missing, the kernel sends another message.
+        for range in self.put_off.take().iter().flat_map(PageSet::ranges) {
+            let _ = self.watch.wake(range);
+        }
+    }
+
+    /// The userfaultfd.
+    pub fn watch(&self) -> &Userfault {
+        &self.watch
+    }
+
+    /// Pages that were discarded and have not become zeros since.
+    pub const fn discarded(&self) -> &PageSet {
+        &self.discarded
+    }
+
+    /// Begins to record discarded pages that have become zeros, or ends that and drops the record.
+    pub fn keep_in_mind(&mut self, keep: bool) {
+        self.served = keep.then(PageSet::new);
+    }
+
+    /// Pages of a range that were not discarded, as far as discards are recorded.
+    pub fn kept(&self, range: PageRange) -> Vec<PageRange> {
+        let kept = self.discarded.missing(range);
+        let Some(served) = &self.served else { return kept };
+        kept.into_iter().flat_map(|range| served.missing(range)).collect()
+    }
+
+    /// Announces a move that is about to be made, or withdraws the announcement.
+    pub const fn expect(&mut self, expected: Option<Expected>) {
+        self.expected = expected;
+    }
+
+    /// Says that these pages have lost their page table entries. Those that had become zeros count as discarded again.
+    pub fn lost_entries(&mut self, range: PageRange) {
+        let served = self.served.as_ref().map(|served| served.within(range)).unwrap_or_default();
+        served.into_iter().for_each(|range| self.discarded.insert(range));
+        self.given.remove(range);
+    }
+
+    /// Whether no discard is pending, and none became zeros lately, so that somebody without these records may follow.
+    pub fn is_at_rest(&self) -> bool {
+        self.discarded.is_empty() && self.given_at.is_none_or(|then| then.elapsed() > ZAP_TIME)
+    }
+
+    /// Pages that were discarded and became zeros. The record lasts until they are [forgotten](Follower::forget).
+    pub const fn given(&self) -> &PageSet {
+        &self.given
+    }
+
+    /// Says that these pages were discarded in a way of which the kernel sends no message.
+    pub fn note_discard(&mut self, range: PageRange) {
+        self.discarded.insert(range);
+    }
+
+    /// Drops the record of discards in this range, because other memory has taken its place.
+    pub fn forget(&mut self, range: PageRange) {
+        self.discarded.remove(range);
+        self.given.remove(range);
+    }
+
+    /// Reads the next message and answers it.
+    ///
+    /// # Errors
+    /// The kernel refuses, for instance because no file descriptors are left.
+    pub fn read(&mut self) -> io::Result<Told> {
+        let Some(message) = self.watch.next_message()? else { return Ok(Told::Nothing) };
+        match message {
+            Message::Fault(page, fault) => {
+                self.answer(PageRange { start: page, pages: 1 }, fault);
+                Ok(Told::Touch)
+            }
+            Message::Discard(range) => {
+                // This discard is the child's own, and may not have happened yet: pages that have an entry may be about
+                // to lose it.
+                self.is_new = false;
+                self.discarded.insert(range);
+                Ok(Told::Discard)
+            }
+            // The agent places slots there. Discards in the destination meanwhile are recorded, and the records stay.
+            Message::Moved(from, _) if self.expected == Some(Expected::Placing(from.start)) => {
+                self.expected = None;
+                Ok(Told::Touch)
+            }
+            Message::Moved(from, to) => {
+                move_within(&mut self.discarded, from, to);
+                move_within(&mut self.given, from, to);
+                let is_news = self.expected != Some(Expected::Moving(from.start));
+                Ok(if is_news { Told::Move(from, to) } else { Told::Touch })
+            }
+            Message::Forked(child) => Ok(Told::Birth(Self::of_child(child, self.discarded.clone()))),
+            Message::Other => Ok(Told::Touch),
+        }
+    }
+
+    fn answer(&mut self, page: PageRange, fault: Fault) {
+        let done = match fault {
+            Fault::Absent if self.discarded.contains(page.start) || self.given.contains(page.start) => {
+                self.give_zeros(page)
+            }
+            Fault::Absent => self.watch.map_present(page).map(drop),
+            Fault::Missing | Fault::Protected if self.is_own => return,
+            Fault::Missing if self.put_off.is_some() => {
+                self.put_off.iter_mut().for_each(|put_off| put_off.insert(page));
+                return;
+            }
+            Fault::Missing => self.watch.map_zeros(page).map(drop),
+            Fault::Protected => self.watch.protect(page, false),
+        };
+        if done.is_err() {
+            // Another thread was faster, other memory has taken the place, or another message has to be read first. The
+            // thread that sleeps is woken and tries again. If it faults again, the kernel sends another message.
+            let _ = self.watch.wake(page);
+        }
+    }
+
+    fn give_zeros(&mut self, page: PageRange) -> Result<(), Errno> {
+        match self.watch.map_zeros(page) {
+            Ok(_) => {
+                self.became_zeros(page);
+                if let Some(served) = &mut self.served {
+                    served.insert(page);
+                }
+                Ok(())
+            }
+            // The entry is a mark that the page was write-protected. The mark is removed, and the next try succeeds.
+            Err(Errno::EXIST) if !self.is_own => self.watch.protect(page, false).and(Err(Errno::EXIST)),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Notes that these discarded pages have become zeros. The kernel tells of a discard first, and takes the entries away
+    /// when the discarding thread runs again. Zeros that another thread got in between go with them.
+    fn became_zeros(&mut self, range: PageRange) {
+        self.discarded.remove(range);
+        self.given.insert(range);
+        self.given_at = Some(Instant::now());
+    }
+
+    /// Makes zeros of discarded pages that have lost their page table entries since. Pages that have not are left for
+    /// the next call.
+    ///
+    /// # Errors
+    /// `ESRCH`: the address space is gone.
+    pub fn settle(&mut self) -> Result<(), Errno> {
+        for range in self.discarded.ranges().collect::<Vec<_>>() {
+            let mut at = 0;
+            while at < range.pages {
+                let rest = PageRange { start: range.start.add_pages(at), pages: range.pages - at };
+                let one = PageRange { pages: 1, ..rest };
+                // The kernel refuses a range of more than one mapping.
+                let mapped = self.watch.map_zeros(rest).or_else(|_| self.watch.map_zeros(one));
+                at += match mapped {
+                    Ok(pages) => {
+                        self.became_zeros(PageRange { pages, ..rest });
+                        pages
+                    }
+                    Err(Errno::SRCH) => return Err(Errno::SRCH),
+                    Err(Errno::AGAIN) => return Ok(()),
+                    // This memory is not followed any more: it was unmapped, or mapped anew.
+                    Err(Errno::NOENT | Errno::INVAL) => {
+                        self.discarded.remove(one);
+                        1
+                    }
+                    // A new child has made no discard itself. A page that it got at the fork stays, even if a thread
+                    // of its parent was about to discard it.
+                    Err(Errno::EXIST) if self.is_new => {
+                        self.discarded.remove(one);
+                        1
+                    }
+                    // The page has not lost its entry yet.
+                    Err(_) => 1,
+                };
+            }
+        }
+        self.is_new = false;
+        Ok(())
+    }
+
+    /// Whether the address space is still there.
+    pub fn is_alive(&self) -> bool {
+        // Lifts the protection of a page that is not protected. Only `ESRCH` counts, which means that the address
+        // space is gone.
+        self.watch.protect(PageRange { start: HostVirt(1 << 16), pages: 1 }, false) != Err(Errno::SRCH)
+    }
+}

@@ -1,0 +1,89 @@
+//! Setting the knobs of KSM, and restoring them.
+
+use host::chosen;
+use host::{Error, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const DIR: &str = "/sys/kernel/mm/ksm";
+/// Knobs that are saved and restored, in this order: `pages_to_scan` can only be written while no advisor sets it, and
+/// `run` comes last.
+const KNOBS: [&str; 6] = ["pages_to_scan", "sleep_millisecs", "smart_scan", "use_zero_pages", "advisor_mode", "run"];
+/// Value of `run` that stops ksmd and undoes all merging.
+const UNMERGE: &str = "2";
+
+/// Saved settings of KSM: names and values of the knobs that the kernel has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KsmKnobs(pub Vec<(String, String)>);
+
+impl KsmKnobs {
+    /// Reads the settings; `None` on a kernel without KSM.
+    pub fn read() -> Option<Self> {
+        Self::read_from(Path::new(DIR))
+    }
+
+    fn read_from(dir: &Path) -> Option<Self> {
+        let value = |name: &str| {
+            let text = fs::read_to_string(dir.join(name)).ok()?;
+            Some(chosen(&text).unwrap_or(text.trim()).to_owned())
+        };
+        value("run")?;
+        Some(Self(KNOBS.iter().filter_map(|name| Some(((*name).to_owned(), value(name)?))).collect()))
+    }
+
+    /// Undoes all merging and restores the settings.
+    ///
+    /// # Errors
+    /// The caller is not root.
+    pub fn put_back(&self) -> Result<()> {
+        self.put_back_in(Path::new(DIR))
+    }
+
+    fn put_back_in(&self, dir: &Path) -> Result<()> {
+        set(dir, "run", UNMERGE)?;
+        self.0.iter().try_for_each(|(name, value)| set(dir, name, value))
+    }
+}
+
+/// Sets one of the files in `/sys/kernel/mm/ksm`.
+///
+/// # Errors
+/// The caller is not root, the kernel has no such knob, or the knob does not take this value.
+pub fn set_ksm(knob: &str, value: &str) -> Result<()> {
+    set(Path::new(DIR), knob, value)
+}
+
+fn set(dir: &Path, knob: &str, value: &str) -> Result<()> {
+    let path: PathBuf = dir.join(knob);
+    // The file is opened without creating it, in case the kernel does not have it.
+    let write = fs::File::options().write(true).open(&path).and_then(|mut file| {
+        use std::io::Write;
+        file.write_all(value.as_bytes())
+    });
+    write.map_err(|e| Error::file("write", path, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn knobs_are_restored_and_run_comes_last() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| dir.path().join(name);
+        assert_eq!(KsmKnobs::read_from(dir.path()), None);
+        for (name, value) in [("run", "0\n"), ("pages_to_scan", "100\n"), ("advisor_mode", "[none] scan-time\n")] {
+            fs::write(file(name), value).unwrap();
+        }
+        let knobs = KsmKnobs::read_from(dir.path()).unwrap();
+        let names: Vec<_> = knobs.0.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        assert_eq!(names, ["pages_to_scan=100", "advisor_mode=none", "run=0"]);
+        set(dir.path(), "run", "1").unwrap();
+        set(dir.path(), "advisor_mode", "scan-time").unwrap();
+        knobs.put_back_in(dir.path()).unwrap();
+        assert!(fs::read_to_string(file("advisor_mode")).unwrap().starts_with("none"));
+        assert!(fs::read_to_string(file("run")).unwrap().starts_with('0'));
+        let error = set(dir.path(), "no_such_knob", "1").unwrap_err();
+        assert!(error.is_gone() && !file("no_such_knob").exists(), "{error}");
+    }
+}

@@ -1,0 +1,32 @@
+//! Everything that *changes* something in the kernel: userfaultfd, mappings, the memory of pools, control groups,
+//! rights and the knobs of KSM. Code that only observes is in `host`, so a program that does not link this crate
+//! changes nothing.
+
+mod advice;
+mod cgroup_home;
+mod confine;
+mod follow;
+mod fork_probe;
+mod ksm_knobs;
+mod member_memory;
+mod pool_memory;
+mod prover;
+mod soft_read;
+mod userfault;
+
+pub use advice::{ask_to_merge, prefer_huge_pages};
+pub use cgroup_home::CgroupHome;
+pub use confine::{
+    give_up_rights, give_up_rights_but_looking, keep_files_from_children, parent, raise_open_files_limit,
+};
+pub use follow::{Expected, Follower, Told};
+pub use fork_probe::ForkProbe;
+pub use ksm_knobs::{KsmKnobs, set_ksm};
+pub use member_memory::{
+    HUGE_PAGES, Inherit, MemberMemory, PoolView, SharedMark, copy_page, give_to_children, make_present, make_private,
+    map_anonymous_over, map_anonymous_where_free, move_mapping_over, pages_equal, split_huge_page, unmap, write_pages,
+};
+pub use pool_memory::{DonationWindow, HeldLease, InheritedSegment, Lease, LeaseState, PoolSegment};
+pub use prover::Prover;
+pub use soft_read::SoftReader;
+pub use userfault::{Fault, Message, Moved, Purpose, Userfault, Watch};

@@ -1,0 +1,448 @@
+//! The mappings that a folding process changes in its own address space.
+//!
+//! The rest of the process uses this memory at the same time, so no reference to it is ever made. Addresses are
+//! numbers. Contents are copied by the processor's string instructions or the kernel, and compared by libc. The
+//! duties of the caller stand in each `Safety` section. Errors are bare numbers (`Errno`), because most callers must
+//! not allocate memory.
+
+use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange, PoolSlot, pages_to_bytes};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
+use std::ffi::c_void;
+
+/// Base pages in a huge page of 2 MiB.
+pub const HUGE_PAGES: u64 = 512;
+
+/// Settings of a mapping for forked children and core dumps, which a new mapping must take over from the one it
+/// replaces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Inherit {
+    /// Not given to forked children (`MADV_DONTFORK`).
+    pub dont_fork: bool,
+    /// Not in core dumps (`MADV_DONTDUMP`).
+    pub dont_dump: bool,
+}
+
+/// Anonymous memory of our own, unmapped when dropped.
+#[derive(Debug)]
+pub struct MemberMemory(PageRange);
+
+impl MemberMemory {
+    /// Maps fresh memory, of which no page is present.
+    ///
+    /// # Errors
+    /// Memory or mappings are short.
+    pub fn new(pages: u64) -> Result<Self, Errno> {
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let at = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length(pages), protection, flags) }?;
+        Ok(Self(PageRange { start: HostVirt(at as u64), pages }))
+    }
+
+    /// Maps memory that pages can be moved to one by one. It never has huge pages, and is not given to forked children,
+    /// which have no use for it.
+    ///
+    /// # Errors
+    /// Memory or mappings are short.
+    pub fn stage(pages: u64) -> Result<Self, Errno> {
+        let this = Self::new(pages)?;
+        // A kernel without huge pages refuses the first advice, and does not need it.
+        for advice in [Advice::LinuxNoHugepage, Advice::LinuxDontFork] {
+            // SAFETY: the mapping is ours and new, and neither advice changes its content.
+            let _ = unsafe { rustix::mm::madvise(pointer(this.0.start), length(pages), advice) };
+        }
+        Ok(this)
+    }
+
+    /// Maps 2 MiB, aligned for a huge page, with all pages present. It is not given to forked children, because a
+    /// huge page shared with a child would be split.
+    ///
+    /// The kernel is asked for a huge page if `wanted` is true, and for base pages if it is false. If it is `None`, the
+    /// host's policy decides. Without a free huge page the kernel uses base pages.
+    ///
+    /// # Errors
+    /// Memory or mappings are short.
+    pub fn huge_page(wanted: Option<bool>) -> Result<Self, Errno> {
+        let room = Self::new(2 * HUGE_PAGES - 1)?;
+        let (start, end) = (room.0.start.page(), room.0.end().page());
+        let first = start.next_multiple_of(HUGE_PAGES);
+        for (from, to) in [(start, first), (first + HUGE_PAGES, end)].into_iter().filter(|(from, to)| from < to) {
+            // SAFETY: the range is a part of the mapping just made, and nothing refers to it.
+            unsafe { rustix::mm::munmap(pointer(HostVirt(from << PAGE_SHIFT)), length(to - from)) }?;
+        }
+        room.forget();
+        let this = Self(PageRange { start: HostVirt(first << PAGE_SHIFT), pages: HUGE_PAGES });
+        if let Some(wanted) = wanted {
+            let advice = if wanted { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
+            // A kernel without huge pages refuses.
+            // SAFETY: the mapping is ours and new, and the advice does not change its content.
+            let _ = unsafe { rustix::mm::madvise(pointer(this.0.start), length(HUGE_PAGES), advice) };
+        }
+        give_to_children(this.0, false)?;
+        make_private(this.0)?;
+        Ok(this)
+    }
+
+    /// Its address range.
+    pub const fn range(&self) -> PageRange {
+        self.0
+    }
+
+    /// Sets its protection to these `PROT_` bits.
+    ///
+    /// # Errors
+    /// The process has reached its limit of mappings.
+    pub fn protect(&self, access: u8) -> Result<(), Errno> {
+        let access = MprotectFlags::from_bits_retain(access.into());
+        // SAFETY: the mapping is ours, and no user of this type makes a reference to it that would outlive the call.
+        unsafe { rustix::mm::mprotect(pointer(self.0.start), length(self.0.pages), access) }
+    }
+
+    /// Gives up the content of its first `pages` pages.
+    pub fn drop_pages(&self, pages: u64) {
+        let pages = pages.min(self.0.pages);
+        let drop_them =
+            // SAFETY: the mapping is ours, and its users call this once they are done with the content of these pages.
+            || unsafe { rustix::mm::madvise(pointer(self.0.start), length(pages), Advice::LinuxDontNeed) };
+        if drop_them().is_err() {
+            self.unlock();
+            let _ = drop_them();
+        }
+    }
+
+    /// Lets its pages be moved and given up again, in case the program has locked all of its memory (`mlockall`).
+    pub fn unlock(&self) {
+        // SAFETY: the mapping is ours, and unlocking does not change its content.
+        let _ = unsafe { rustix::mm::munlock(pointer(self.0.start), length(self.0.pages)) };
+    }
+
+    /// Fills this memory with a copy of the pages from `from` on, which other threads may be writing.
+    ///
+    /// # Safety
+    /// As many pages as this has must be mapped readable at `from` for the length of the call. No one else may use this
+    /// memory yet.
+    pub unsafe fn fill(&self, from: HostVirt) {
+        for n in 0..self.0.pages {
+            let to = pointer(self.0.start.add_pages(n)).cast::<[u8; PAGE_BYTES]>();
+            // SAFETY: the page is part of our mapping, which no one else uses, so no other reference to it exists.
+            let to = unsafe { &mut *to };
+            // SAFETY: the caller promises that the source can be read.
+            unsafe { copy_page(from.add_pages(n), to) };
+        }
+    }
+
+    /// Fills this memory with a copy of the pages from `from` on, which another thread may unmap meanwhile. Stops at
+    /// the first page that cannot be read. Returns the number of pages copied.
+    pub fn fill_as_far_as_there(&self, from: HostVirt) -> u64 {
+        let part = |at: HostVirt| libc::iovec { iov_base: pointer(at), iov_len: length(self.0.pages) };
+        let (from, to) = (part(from), part(self.0.start));
+        let own = libc::pid_t::try_from(std::process::id()).unwrap_or(0);
+        // SAFETY: the kernel reads only what is mapped readable, and writes to our mapping, which no one else uses yet.
+        let copied = unsafe { libc::process_vm_readv(own, &raw const to, 1, &raw const from, 1, 0) };
+        u64::try_from(copied).unwrap_or(0) / PAGE_BYTES as u64
+    }
+
+    /// Gives up ownership without unmapping anything, after the memory was moved to another place.
+    pub const fn forget(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for MemberMemory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and nothing refers to it when its owner is dropped.
+        let unmapped = unsafe { rustix::mm::munmap(pointer(self.0.start), length(self.0.pages)) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// A segment of a pool: its file, which is mapped in place of folded pages, and a view of the file to compare pages
+/// with.
+#[derive(Debug)]
+pub struct PoolView {
+    file: OwnedFd,
+    view: PageRange,
+}
+
+impl PoolView {
+    /// Maps a view of a pool file of `slots` slots, which this process can only read.
+    ///
+    /// # Errors
+    /// The file is too short, or address space is short.
+    pub fn new(file: OwnedFd, slots: u32) -> Result<Self, Errno> {
+        let bytes = pages_to_bytes(u64::from(slots));
+        // A read in a view beyond the file's end would kill the process (`SIGBUS`).
+        if rustix::fs::fstat(&file)?.st_size.cast_unsigned() < bytes {
+            return Err(Errno::INVAL);
+        }
+        let (protection, flags) = (ProtFlags::READ, MapFlags::SHARED | MapFlags::NORESERVE);
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length(slots.into()), protection, flags, &file, 0) }?;
+        // Forked children have no use for the view.
+        // SAFETY: the mapping is ours and new, and the advice does not change its content.
+        let _ = unsafe { rustix::mm::madvise(at, length(slots.into()), Advice::LinuxDontFork) };
+        Ok(Self { file, view: PageRange { start: HostVirt(at as u64), pages: slots.into() } })
+    }
+
+    /// The part of the view that shows a run of slots; `None` if the segment is shorter.
+    pub fn slots(&self, first: PoolSlot, pages: u64) -> Option<PageRange> {
+        let end = u64::from(first.index()).checked_add(pages)?;
+        (end <= self.view.pages).then(|| PageRange { start: self.view.start.add_pages(first.index().into()), pages })
+    }
+
+    /// Maps a run of slots, private and writable, in place of the mappings at `place`.
+    ///
+    /// # Safety
+    /// The slots must hold the same bytes as `place`, so that the owner of `place` finds its memory unchanged.
+    ///
+    /// # Errors
+    /// The process has reached its limit of mappings, or memory is short. `place` is then as it was. On old kernels
+    /// it is unmapped if memory for the mapping itself is short.
+    pub unsafe fn map_over(&self, place: PageRange, first: PoolSlot) -> Result<(), Errno> {
+        let (protection, flags) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE);
+        let offset = pages_to_bytes(first.index().into());
+        // SAFETY: the caller promises that the range may be replaced.
+        unsafe {
+            rustix::mm::mmap(pointer(place.start), length(place.pages), protection, flags, self.file.as_fd(), offset)
+        }
+        .map(drop)
+    }
+
+    /// Maps a run of slots, private and writable, where nothing is mapped. [`move_mapping_over`] then moves the
+    /// mapping.
+    ///
+    /// # Errors
+    /// The process has reached its limit of mappings, or memory is short.
+    pub fn map(&self, first: PoolSlot, pages: u64) -> Result<MemberMemory, Errno> {
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        let offset = pages_to_bytes(first.index().into());
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let at = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), length(pages), protection, flags, self.file.as_fd(), offset)
+        }?;
+        Ok(MemberMemory(PageRange { start: HostVirt(at as u64), pages }))
+    }
+
+    /// Waits until the kernel's lock of the file's mappings is free, as [`PoolView::map_over`] would. A kernel thread
+    /// holds this lock while it looks up the mappings of a page, and may be preempted meanwhile.
+    pub fn wait_for_lock(&self) {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let mapped =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), length(1), ProtFlags::READ, flags, &self.file, 0) };
+        // If the mapping fails, there is nothing to undo.
+        if let Ok(at) = mapped {
+            // SAFETY: the mapping was just made, and nothing else has its address.
+            let _ = unsafe { rustix::mm::munmap(at, length(1)) };
+        }
+    }
+
+    /// Drops the view's page table entries in this process. The next read of a page brings its entry back.
+    pub fn rest(&self) {
+        // SAFETY: the view is a shared mapping that is only read, so dropping its page table entries loses nothing.
+        let _ =
+            unsafe { rustix::mm::madvise(pointer(self.view.start), length(self.view.pages), Advice::LinuxDontNeed) };
+    }
+}
+
+impl Drop for PoolView {
+    fn drop(&mut self) {
+        // SAFETY: the view is ours, and nothing refers to it when its owner is dropped.
+        let _ = unsafe { rustix::mm::munmap(pointer(self.view.start), length(self.view.pages)) };
+    }
+}
+
+impl Inherit {
+    /// Applies these settings to the mappings in a range.
+    ///
+    /// # Errors
+    /// A part of the range is not mapped, or the process has reached its limit of mappings.
+    pub fn apply(self, range: PageRange) -> Result<(), Errno> {
+        for (wanted, advice) in [(self.dont_fork, Advice::LinuxDontFork), (self.dont_dump, Advice::LinuxDontDump)] {
+            if wanted {
+                // SAFETY: neither advice changes the content of the range.
+                unsafe { rustix::mm::madvise(pointer(range.start), length(range.pages), advice) }?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sets whether forked children get a copy of a range.
+///
+/// # Errors
+/// A part of the range is not mapped, or the process has reached its limit of mappings.
+pub fn give_to_children(range: PageRange, give: bool) -> Result<(), Errno> {
+    let advice = if give { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
+    // SAFETY: the advice does not change the content of the range.
+    unsafe { rustix::mm::madvise(pointer(range.start), length(range.pages), advice) }
+}
+
+/// A page of a file, mapped shared and without any access. The kernel keeps this mapping as long as this address
+/// space, or one forked from it, exists. So the worker can ask the kernel whether one of them still exists.
+#[derive(Debug)]
+pub struct SharedMark(HostVirt);
+
+impl SharedMark {
+    /// Maps the file's first page.
+    ///
+    /// # Errors
+    /// The file was not opened for reading and writing, or mappings are short.
+    pub fn new(file: impl AsFd) -> Result<Self, Errno> {
+        let (protection, flags) = (ProtFlags::empty(), MapFlags::SHARED);
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), PAGE_BYTES, protection, flags, file, 0) }?;
+        Ok(Self(HostVirt(at as u64)))
+    }
+}
+
+impl Drop for SharedMark {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and it allows no access to its page.
+        let _ = unsafe { rustix::mm::munmap(pointer(self.0), PAGE_BYTES) };
+    }
+}
+
+/// Writes pages of memory to a file, from its page `at_page` on, while other threads may be writing to these pages.
+/// Stops without harm at memory that is not mapped or cannot be read. Returns the number of pages written whole.
+pub fn write_pages(file: impl AsFd, at_page: u64, from: PageRange) -> u64 {
+    let offset = libc::off_t::try_from(pages_to_bytes(at_page)).unwrap_or(libc::off_t::MAX);
+    // SAFETY: the kernel only reads the range, and answers EFAULT where there is nothing to read.
+    let written = unsafe { libc::pwrite(file.as_fd().as_raw_fd(), pointer(from.start), length(from.pages), offset) };
+    u64::try_from(written).unwrap_or(0) / PAGE_BYTES as u64
+}
+
+/// Maps fresh anonymous memory in place of the mappings at `place`.
+///
+/// # Safety
+/// No code may need the former content of `place`.
+///
+/// # Errors
+/// Memory or mappings are short.
+pub unsafe fn map_anonymous_over(place: PageRange) -> Result<(), Errno> {
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the caller promises that the range may be replaced.
+    unsafe { rustix::mm::mmap_anonymous(pointer(place.start), length(place.pages), protection, flags) }.map(drop)
+}
+
+/// Maps fresh anonymous memory where nothing is mapped.
+///
+/// # Errors
+/// Something is mapped there (`EEXIST`), or memory or mappings are short.
+pub fn map_anonymous_where_free(place: PageRange) -> Result<(), Errno> {
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE | MapFlags::NORESERVE;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: `MAP_FIXED_NOREPLACE` maps only where nothing is mapped.
+    unsafe { rustix::mm::mmap_anonymous(pointer(place.start), length(place.pages), protection, flags) }.map(drop)
+}
+
+/// Unmaps a range.
+///
+/// # Safety
+/// No code may use the range any more.
+///
+/// # Errors
+/// The process has reached its limit of mappings.
+pub unsafe fn unmap(range: PageRange) -> Result<(), Errno> {
+    // SAFETY: the caller promises that the range is no longer used.
+    unsafe { rustix::mm::munmap(pointer(range.start), length(range.pages)) }
+}
+
+/// Moves a mapping of our own over `place`, atomically: other threads find either the former mapping or the moved one.
+///
+/// # Safety
+/// `from` must hold the same bytes as `place`, and no one else may use `from`.
+///
+/// # Errors
+/// Memory or mappings are short, or `from` is more than one mapping.
+pub unsafe fn move_mapping_over(from: PageRange, place: HostVirt) -> Result<(), Errno> {
+    let bytes = length(from.pages);
+    // SAFETY: the caller promises that the destination may be replaced, and that the source is its own.
+    unsafe { rustix::mm::mremap_fixed(pointer(from.start), bytes, bytes, MremapFlags::MAYMOVE, pointer(place)) }
+        .map(drop)
+}
+
+/// Makes every page of a range private and present, as if each had been overwritten with its own content.
+///
+/// # Errors
+/// Memory is short. The call may have done a part of the range.
+pub fn make_private(range: PageRange) -> Result<(), Errno> {
+    // SAFETY: the call changes no content; it takes the faults that writes would take.
+    unsafe { rustix::mm::madvise(pointer(range.start), length(range.pages), Advice::LinuxPopulateWrite) }
+}
+
+/// Makes every page of a range present, as if each had been read.
+///
+/// # Errors
+/// Memory is short. The call may have done a part of the range.
+pub fn make_present(range: PageRange) -> Result<(), Errno> {
+    // SAFETY: the call changes no content; it takes the faults that reads would take.
+    unsafe { rustix::mm::madvise(pointer(range.start), length(range.pages), Advice::LinuxPopulateRead) }
+}
+
+/// Splits the huge page that this page is part of, if there is one and it is not pinned. Threads that touch one of
+/// its pages wait meanwhile.
+///
+/// The call advises that this page is cold (`MADV_COLD`). The kernel cannot mark a part of a huge page as cold, so it
+/// splits the huge page while it is still mapped as one. Registering or replacing a part of the mapping would split
+/// it, too, and take almost twice as long.
+pub fn split_huge_page(page: HostVirt) {
+    // SAFETY: the call changes no content, and if it fails nothing is lost.
+    let _ = unsafe { rustix::mm::madvise(pointer(page), PAGE_BYTES, Advice::LinuxCold) };
+}
+
+/// Copies a page that other threads may be writing. The copy may then be a mixture of old and new bytes.
+///
+/// # Safety
+/// The page must be mapped readable for the length of the call.
+pub unsafe fn copy_page(from: HostVirt, to: &mut [u8; PAGE_BYTES]) {
+    // SAFETY: the caller promises that the source can be read; the destination is exclusively borrowed. See
+    // `copy_words`.
+    unsafe { copy_words(pointer(from).cast(), to.as_mut_ptr()) }
+}
+
+/// # Safety
+/// Both must be valid for a page.
+#[cfg(target_arch = "x86_64")]
+unsafe fn copy_words(from: *const u8, to: *mut u8) {
+    // This is assembly because a plain copy of memory that other threads write meanwhile is undefined behaviour in
+    // Rust. For the processor it is just a copy.
+    // SAFETY: the caller promises that both are valid for a page. The direction flag is clear by the ABI.
+    unsafe {
+        std::arch::asm!("rep movsb", inout("rcx") PAGE_BYTES => _, inout("rsi") from => _, inout("rdi") to => _,
+            options(nostack, preserves_flags));
+    }
+}
+
+/// # Safety
+/// Both must be valid for a page.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn copy_words(from: *const u8, to: *mut u8) {
+    for offset in (0..PAGE_BYTES).step_by(size_of::<u64>()) {
+        // SAFETY: the word is within the page, which the caller promises to be valid, and aligned, since pages are.
+        let word = unsafe { from.add(offset).cast::<u64>().read_volatile() };
+        // SAFETY: the word is within the page; the write needs no alignment.
+        unsafe { to.add(offset).cast::<u64>().write_unaligned(word) };
+    }
+}
+
+/// Whether two pages hold the same bytes.
+///
+/// # Safety
+/// Both must be mapped readable for the length of the call. If another thread writes to one meanwhile, the answer is
+/// worthless.
+pub unsafe fn pages_equal(one: HostVirt, other: HostVirt) -> bool {
+    // SAFETY: the caller promises that both can be read. libc compares them, so no Rust reference is made.
+    unsafe { libc::memcmp(pointer(one), pointer(other), PAGE_BYTES) == 0 }
+}
+
+const fn pointer(at: HostVirt) -> *mut c_void {
+    at.0 as usize as *mut c_void
+}
+
+const fn length(pages: u64) -> usize {
+    pages_to_bytes(pages) as usize
+}

@@ -1,0 +1,312 @@
+//! The memory that a group shares, and the leases by which its worker knows whether a process can still reach it.
+//!
+//! ```text
+//!   worker                                      members
+//!     | segment: memfd, one writable mapping ---- read-only file --> mapped privately, page by page
+//!     | donation window: memfd, never mapped <--- pages copied in --|
+//!     | lease: empty memfd ---------------------- mapped by each process that maps slots, forked children included
+//! ```
+//!
+//! - A **segment** is mapped once, by the worker that made it, and then sealed (`F_SEAL_FUTURE_WRITE`). From then on
+//!   no process, with whatever rights, can map it writable, `write` it or `fallocate` it. Besides, members get it
+//!   opened read-only. The price: `MADV_REMOVE` is a `fallocate` too, so single pages cannot be given back (`EPERM`,
+//!   Linux 6.18). They are used again, and freed with the segment.
+//! - A member writes the **donation window**. The worker reads it with `pread` only. A member that writes it at the
+//!   same time, or punches holes into it, gives the worker other bytes and does no other harm.
+//! - A process holds a **lease** by mapping it. `fork` copies the mapping; `exec` and the end of a process drop it.
+//!   So it lives as long as the process's mappings of the pool. To ask whether a lease is held, the worker adds the
+//!   seal `F_SEAL_WRITE`. This fails with `EBUSY` while a shared mapping made from a writable file exists, readable
+//!   or not (`man 2 fcntl`).
+
+use page::PAGE_BYTES;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{
+    MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, fchmod, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate,
+    memfd_create, open, seek,
+};
+use rustix::io::{Errno, pread};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use std::ffi::c_void;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::ptr::{NonNull, null_mut};
+
+/// Seals of a segment: it can be written only through the mapping that exists already, and it keeps its size.
+const SEGMENT_SEALS: SealFlags =
+    SealFlags::FUTURE_WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// Offset in bytes of a slot in its segment's file.
+fn offset(slot: u32) -> u64 {
+    u64::from(slot) * PAGE_BYTES as u64
+}
+
+fn new_memfd(name: &str, bytes: u64) -> rustix::io::Result<OwnedFd> {
+    let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    fchmod(&file, Mode::RUSR | Mode::WUSR)?;
+    ftruncate(&file, bytes)?;
+    Ok(file)
+}
+
+/// A segment that this process made. No other process can write it.
+#[derive(Debug)]
+pub struct PoolSegment {
+    file: OwnedFd,
+    map: NonNull<c_void>,
+    slots: u32,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread; it is written through `&mut self` only.
+unsafe impl Send for PoolSegment {}
+
+impl PoolSegment {
+    /// Makes a segment of `slots` empty slots, which takes no memory yet.
+    ///
+    /// # Errors
+    /// No file descriptors, address space or kernel memory are left.
+    pub fn create(group: &str, slots: u32) -> io::Result<Self> {
+        let bytes = usize::try_from(offset(slots)).map_err(|_| Errno::NOMEM)?;
+        let file = new_memfd(&format!("pagefold-{group}"), offset(slots))?;
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
+        // SAFETY: the kernel chooses an address where nothing is mapped, so no memory of ours is replaced.
+        let map = unsafe { mmap(null_mut(), bytes, protection, flags, &file, 0) }?;
+        let map = NonNull::new(map).ok_or(Errno::NOMEM)?;
+        let segment = Self { file, map, slots };
+        // SAFETY: the range is the mapping just made; the advice changes no content.
+        match unsafe { madvise(segment.map.as_ptr(), bytes, Advice::LinuxNoHugepage) } {
+            // A kernel without huge pages does not know this advice, and does not need it.
+            Ok(()) | Err(Errno::INVAL) => {}
+            Err(e) => return Err(e.into()),
+        }
+        fcntl_add_seals(&segment.file, SEGMENT_SEALS)?;
+        Ok(segment)
+    }
+
+    /// Number of its slots.
+    pub const fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// A descriptor of its file by which it can be read and mapped privately, but not written.
+    ///
+    /// # Errors
+    /// `/proc` is not mounted, or no file descriptors are left.
+    pub fn read_only(&self) -> io::Result<OwnedFd> {
+        Ok(open(format!("/proc/self/fd/{}", self.file.as_raw_fd()), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+    }
+
+    /// Byte range of `slots` within the mapping.
+    fn bytes_of(&self, slots: &Range<u32>) -> Range<usize> {
+        assert!(slots.start <= slots.end && slots.end <= self.slots, "slots {slots:?} of {}", self.slots);
+        slots.start as usize * PAGE_BYTES..slots.end as usize * PAGE_BYTES
+    }
+
+    /// Fills slots with the pages of the window from page `page` on.
+    ///
+    /// # Errors
+    /// Memory is short (`EFAULT`, `ENOMEM`), or the window has too few pages. Some of the slots may have been filled.
+    pub fn fill(&mut self, slots: Range<u32>, window: &DonationWindow, page: usize) -> io::Result<()> {
+        let bytes = self.bytes_of(&slots);
+        // SAFETY: `bytes_of` keeps within the mapping, which is as long as the segment.
+        let start = unsafe { self.map.as_ptr().cast::<u8>().add(bytes.start) };
+        // SAFETY: the bytes are mapped, writable, and initialized (a hole reads as zeros) for as long as `self` is
+        // borrowed. Other processes can only read them. In this process no other reference to them exists while we
+        // hold `&mut self`.
+        let mut into = unsafe { std::slice::from_raw_parts_mut(start, bytes.len()) };
+        let mut from = page as u64 * PAGE_BYTES as u64;
+        while !into.is_empty() {
+            match pread(&window.0, &mut *into, from) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => {
+                    into = into.split_at_mut(read).1;
+                    from += read as u64;
+                }
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes of a slot. An empty slot has zeros, and reading them takes a page of memory.
+    pub fn slot(&self, slot: u32) -> &[u8] {
+        let bytes = self.bytes_of(&(slot..slot + 1));
+        // SAFETY: `bytes_of` keeps within the mapping, which is as long as the segment.
+        let start = unsafe { self.map.as_ptr().cast::<u8>().add(bytes.start) };
+        // SAFETY: the bytes are mapped, readable and initialized for as long as `self` is borrowed. They do not change
+        // meanwhile: writing them in this process takes `&mut self`, and other processes cannot write them.
+        unsafe { std::slice::from_raw_parts(start, bytes.len()) }
+    }
+}
+
+impl Drop for PoolSegment {
+    fn drop(&mut self) {
+        // SAFETY: this is exactly the range that mmap returned. References into it borrow `self` and have ended.
+        let unmapped = unsafe { munmap(self.map.as_ptr(), self.slots as usize * PAGE_BYTES) };
+        debug_assert!(unmapped.is_ok(), "unmapping a mapping of our own: {unmapped:?}");
+    }
+}
+
+/// A segment that a previous worker process made. It can be read, but no process can write it any more.
+#[derive(Debug)]
+pub struct InheritedSegment {
+    file: OwnedFd,
+    slots: u32,
+}
+
+impl InheritedSegment {
+    /// Takes over a segment's file.
+    ///
+    /// # Errors
+    /// The file lacks a seal that segments have, or has another size.
+    pub fn take(file: OwnedFd, slots: u32) -> io::Result<Self> {
+        let sealed = fcntl_get_seals(&file)?.contains(SEGMENT_SEALS);
+        let bytes = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
+        if sealed && bytes == offset(slots) { Ok(Self { file, slots }) } else { Err(Errno::INVAL.into()) }
+    }
+
+    /// Number of its slots.
+    pub const fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// A descriptor of its file by which it can only be read.
+    ///
+    /// # Errors
+    /// No file descriptors are left.
+    pub fn read_only(&self) -> io::Result<OwnedFd> {
+        Ok(rustix::io::fcntl_dupfd_cloexec(&self.file, 0)?)
+    }
+
+    /// The next run of filled slots, from slot `from` on; `None` if there is none.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn filled(&self, from: u32) -> io::Result<Option<Range<u32>>> {
+        let slot = |bytes: u64| u32::try_from(bytes / PAGE_BYTES as u64).unwrap_or(self.slots).min(self.slots);
+        let start = match seek(&self.file, SeekFrom::Data(offset(from))) {
+            Ok(bytes) => bytes,
+            Err(Errno::NXIO) => return Ok(None),
+            Err(e) => return Err(e.into()),
+        };
+        Ok(Some(slot(start)..slot(seek(&self.file, SeekFrom::Hole(start))?)))
+    }
+
+    /// Copies slots from `slot` on into `into`, as many as fit. Reading an empty slot takes no memory.
+    ///
+    /// # Errors
+    /// The kernel refused, or the segment has too few slots.
+    pub fn read(&self, slot: u32, into: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < into.len() {
+            match pread(&self.file, &mut into[done..], offset(slot) + done as u64) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => done += read,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A memory file into which a member copies pages for its worker.
+#[derive(Debug)]
+pub struct DonationWindow(OwnedFd);
+
+impl DonationWindow {
+    /// A window of `pages` pages, whose size is sealed.
+    ///
+    /// # Errors
+    /// No file descriptors are left.
+    pub fn create(pages: usize) -> io::Result<Self> {
+        let file = new_memfd("pagefold-donation", pages as u64 * PAGE_BYTES as u64)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok(Self(file))
+    }
+}
+
+impl AsFd for DonationWindow {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A file that every process maps that maps slots of the pool. It is empty and its size is sealed, so no process can
+/// make the kernel wait for pages of it.
+#[derive(Debug)]
+pub struct Lease(OwnedFd);
+
+/// Whether a process holds a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseState {
+    /// Some process maps it.
+    Held,
+    /// No process maps it, and a later mapping does not count.
+    Over,
+    /// A member has sealed it against further seals, so the worker cannot ask. No honest member does this.
+    Spoilt,
+}
+
+impl Lease {
+    /// A new lease, which no process holds.
+    ///
+    /// # Errors
+    /// No file descriptors are left.
+    pub fn create() -> io::Result<Self> {
+        let file = new_memfd("pagefold-lease", 0)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
+        Ok(Self(file))
+    }
+
+    /// Asks whether a process holds the lease. If none does, the lease is over from then on.
+    ///
+    /// # Errors
+    /// The kernel refused for another reason than that a process holds the lease.
+    pub fn state(&self) -> io::Result<LeaseState> {
+        match fcntl_add_seals(&self.0, SealFlags::WRITE) {
+            Ok(()) => Ok(LeaseState::Over),
+            Err(Errno::BUSY) => Ok(LeaseState::Held),
+            Err(Errno::PERM) if fcntl_get_seals(&self.0)?.contains(SealFlags::WRITE) => Ok(LeaseState::Over),
+            Err(Errno::PERM) => Ok(LeaseState::Spoilt),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+impl AsFd for Lease {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A lease held by this process, and by the children that it forks meanwhile.
+#[derive(Debug)]
+pub struct HeldLease(NonNull<c_void>);
+
+// SAFETY: the mapping belongs to the process, not to a thread, and no byte of it can be read or written.
+unsafe impl Send for HeldLease {}
+
+impl HeldLease {
+    /// Holds the lease until this is dropped.
+    ///
+    /// # Errors
+    /// The lease is over (newer kernels let it be mapped all the same), or no address space is left.
+    pub fn hold(lease: impl AsFd) -> io::Result<Self> {
+        // SAFETY: the kernel chooses an address where nothing is mapped, so no memory of ours is replaced.
+        let map = unsafe { mmap(null_mut(), PAGE_BYTES, ProtFlags::empty(), MapFlags::SHARED, lease, 0) }?;
+        Ok(Self(NonNull::new(map).ok_or(Errno::NOMEM)?))
+    }
+}
+
+impl Drop for HeldLease {
+    fn drop(&mut self) {
+        // SAFETY: this is exactly the range that mmap returned, to which no reference was ever made.
+        let unmapped = unsafe { munmap(self.0.as_ptr(), PAGE_BYTES) };
+        debug_assert!(unmapped.is_ok(), "unmapping a mapping of our own: {unmapped:?}");
+    }
+}
+
+#[cfg(test)]
+#[path = "pool_memory_tests.rs"]
+mod tests;

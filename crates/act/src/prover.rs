@@ -1,0 +1,136 @@
+//! The client of the prover, which tells whether anything but this process's page table refers to its pages.
+//!
+//! The agent's thread uses it. This thread may have a table of files of its own, and the client needs just one
+//! descriptor. Once connected, the client allocates nothing, and waits no longer than the caller allows.
+
+use host::{Received, Result, Seqpacket};
+use page::PageRange;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use wire::prove::{ANSWER_BYTES, Proof, QUESTION_BYTES, Question, decode_answer};
+
+/// A connection to the prover.
+#[derive(Debug)]
+pub struct Prover {
+    socket: Seqpacket,
+    last_id: u32,
+    question: [u8; QUESTION_BYTES],
+    answer: [u8; ANSWER_BYTES],
+}
+
+impl Prover {
+    /// Connects to the prover of a service. Questions over this connection are about pages of this process, even if
+    /// another process asks them, to which the connection was handed on.
+    ///
+    /// # Errors
+    /// No prover listens at `path`.
+    pub fn connect(path: &Path) -> Result<Self> {
+        let socket = Seqpacket::connect(path)?;
+        Ok(Self { socket, last_id: 0, question: [0; QUESTION_BYTES], answer: [0; ANSWER_BYTES] })
+    }
+
+    /// Asks about up to 512 pages in up to 64 ranges, and waits for the answer: one [`Proof`] for each page, in that
+    /// order. The worth of a proof, and the caller's duties before it asks, stand in `crates/prove/src/lib.rs`.
+    ///
+    /// # Errors
+    /// In all cases `proofs` holds nothing that counts.
+    ///
+    /// - `InvalidInput`: more ranges or pages than one question may have, or not one place in `proofs` for each page.
+    /// - `TimedOut`: no answer within `timeout`. The connection can be used again, and a late answer is not taken for
+    ///   the answer to another question.
+    /// - Others: the prover has closed the connection or is gone.
+    pub fn ask(&mut self, ranges: &[PageRange], proofs: &mut [Proof], timeout: Duration) -> io::Result<()> {
+        let until = Instant::now() + timeout;
+        self.last_id = self.last_id.wrapping_add(1);
+        let places = ranges.iter().try_fold(0_u64, |sum, range| sum.checked_add(range.pages));
+        let bytes = Question::encode(self.last_id, ranges, &mut self.question)
+            .filter(|_| places == Some(proofs.len() as u64))
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        while !self.socket.send(&self.question[..bytes], &[])? {
+            self.wait(PollFlags::OUT, until)?;
+        }
+        // A prover sends no files. If it does, they are closed when this is dropped.
+        let mut files = Vec::new();
+        loop {
+            match self.socket.receive(&mut self.answer, &mut files)? {
+                Received::Nothing => self.wait(PollFlags::IN, until)?,
+                Received::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Received::Frame(bytes) => match decode_answer(&self.answer[..bytes], self.last_id, proofs) {
+                    Ok(true) => return Ok(()),
+                    Ok(false) => {}
+                    Err(e) => return Err(io::Error::new(io::ErrorKind::InvalidData, e)),
+                },
+            }
+        }
+    }
+
+    fn wait(&self, flags: PollFlags, until: Instant) -> io::Result<()> {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(&self.socket, flags)], Some(&left)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use host::SeqpacketListener;
+    use page::HostVirt;
+    use wire::prove::encode_answer;
+
+    const SHORT: Duration = Duration::from_millis(50);
+
+    fn pair() -> (tempfile::TempDir, Prover, Seqpacket) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = SeqpacketListener::bind(&path).unwrap();
+        let prover = Prover::connect(&path).unwrap();
+        let theirs = listener.accept().unwrap().unwrap();
+        (dir, prover, theirs)
+    }
+
+    fn answer(socket: &Seqpacket, id: u32, proofs: &[Proof]) {
+        let mut frame = [0; ANSWER_BYTES];
+        let bytes = encode_answer(id, proofs.iter().copied(), &mut frame);
+        assert!(socket.send(&frame[..bytes], &[]).unwrap());
+    }
+
+    #[test]
+    fn silent_prover_times_out_and_late_answer_is_ignored() {
+        let (_dir, mut prover, theirs) = pair();
+        let ranges = [PageRange { start: HostVirt(4096), pages: 2 }];
+        let mut proofs = [Proof::Unknown; 2];
+        let late = prover.ask(&ranges, &mut proofs, SHORT).unwrap_err();
+        assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+        answer(&theirs, 1, &[Proof::Free, Proof::Free]);
+        assert_eq!(prover.ask(&ranges, &mut proofs, SHORT).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        answer(&theirs, 2, &[Proof::Free, Proof::Free]);
+        answer(&theirs, 3, &[Proof::Referenced, Proof::Free]);
+        prover.ask(&ranges, &mut proofs, SHORT).unwrap();
+        assert_eq!(proofs, [Proof::Referenced, Proof::Free]);
+        answer(&theirs, 4, &[Proof::Free]);
+        assert_eq!(prover.ask(&ranges, &mut proofs, SHORT).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(prover.ask(&ranges, &mut [], SHORT).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        drop(theirs);
+        assert!(prover.ask(&ranges, &mut proofs, SHORT).is_err());
+    }
+
+    #[test]
+    fn prover_that_does_not_read_times_out() {
+        let (_dir, mut prover, _theirs) = pair();
+        let ranges = [PageRange { start: HostVirt(4096), pages: 1 }; 64];
+        for _ in 0..2000 {
+            let e = prover.ask(&ranges, &mut [Proof::Free; 64], Duration::from_micros(10)).unwrap_err();
+            assert_eq!(e.kind(), io::ErrorKind::TimedOut);
+        }
+    }
+}

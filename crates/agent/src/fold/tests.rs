@@ -1,0 +1,62 @@
+//! Zeros of a huge page that is split, and donations.
+
+use super::*;
+use crate::testing::Member;
+use std::sync::atomic::Ordering;
+
+#[test]
+fn zeros_that_kernel_maps_already_count_as_folded() {
+    let member = Member::of(MemberMemory::huge_page(Some(true)).unwrap());
+    let (all, pagemap) = (member.0.range(), Pagemap::open(std::process::id()).unwrap());
+    for page in 8..16 {
+        [0, page::PAGE_BYTES / 8 - 1].iter().for_each(|word| member.word(page, *word).store(0, Ordering::Relaxed));
+    }
+    if pagemap.huge_ranges(all.start, all.end()).unwrap() != [all] {
+        return eprintln!("skipped: no huge page is to be had");
+    }
+    split(all.start);
+    if pagemap.zero_ranges(all.start, all.end()).unwrap().is_empty() {
+        return eprintln!("skipped: this kernel leaves zeros where they are");
+    }
+    let take = |range| take_zeros(&mut table::lock(), &pagemap, range);
+    assert_eq!(take(all), [member.run(8, 8)]);
+    member.word(9, 0).store(7, Ordering::Relaxed);
+    assert_eq!(take(all), [member.run(8, 1), member.run(10, 6)]);
+    assert_eq!(take(member.run(9, 1)), []);
+    let words = [8, 9, 15, 16].map(|page| member.word(page, 0).load(Ordering::Relaxed));
+    assert_eq!(words, [0, 7, 0, 17]);
+    let zeroed = table::lock().zeroed_pages(all);
+    assert_eq!(zeroed, [member.run(8, 8)], "the written one is found later");
+}
+
+/// The worker may ask for pages that were there a moment ago. A read of a missing page calls the handler of the program's own
+/// userfaultfd. Here nobody answers, and without the check the read sleeps for ever.
+#[test]
+fn memory_of_programs_own_userfaultfd_is_neither_read_nor_donated() {
+    let Some(section) = crate::testing::section() else { return };
+    let programs = act::Userfault::open(act::Purpose::Follow).unwrap();
+    let (fresh, member) = (MemberMemory::new(4).unwrap(), Member::new(4));
+    table::lock().ask(fresh.range());
+    programs.register(fresh.range(), act::Watch::Missing).unwrap();
+    let window = OwnedFd::from(tempfile::tempfile().unwrap());
+    let (runs, (done, is_done)) = ([fresh.range(), member.run(1, 2)], std::sync::mpsc::channel());
+    std::thread::scope(|scope| {
+        let donating = scope.spawn(|| {
+            let given = donate(&section, &window, &runs);
+            done.send(()).unwrap();
+            given
+        });
+        if is_done.recv_timeout(Duration::from_secs(20)).is_err() {
+            programs.unregister(fresh.range()).unwrap();
+        }
+        assert_eq!(donating.join().unwrap(), [false, false, false, false, true, true]);
+    });
+    let mut rounds = crate::round::Rounds::new(true, true).unwrap();
+    rounds.rest(fresh.range());
+    assert_eq!(rounds.fingerprint(section.notes(), 8, |_, _| panic!("a page was read")), 4, "all were tried");
+    programs.unregister(fresh.range()).unwrap();
+    assert_eq!(donate(&section, &window, &[fresh.range()]), [true; 4]);
+    table::lock().unask(member.run(1, 2));
+    assert_eq!(donate(&section, &window, &[member.run(0, 3)]), [true, false, false], "not to be folded any more");
+    table::lock().forget(fresh.range());
+}

@@ -1,0 +1,108 @@
+//! Children that are born while pages of their parent are out of reach.
+
+use crate::testing::{Member, alone, content, discard_past_hooks, section};
+use act::{MemberMemory, Moved, Watch};
+use std::io::{PipeReader, Read};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Forks. The child tells the first word of each of the member's pages, and so does a child of its own.
+fn fork_twice(member: &Member, said: &std::io::PipeWriter) {
+    let pages = member.0.range().pages;
+    let tell = |who: u64| {
+        for page in 0..pages {
+            let line = [who, page, member.word(page, 0).load(Ordering::Relaxed)];
+            // SAFETY: the line is as long as is said.
+            unsafe { libc::write(said.as_raw_fd(), line.as_ptr().cast(), size_of_val(&line)) };
+        }
+    };
+    // SAFETY: the child makes system calls and nothing else.
+    if unsafe { libc::fork() } != 0 {
+        return;
+    }
+    // SAFETY: as above.
+    let is_grandchild = unsafe { libc::fork() } == 0;
+    tell(1 + u64::from(is_grandchild));
+    // SAFETY: ends the child.
+    unsafe { libc::_exit(0) };
+}
+
+/// The words that the children have told, once they have ended.
+fn lines(mut said: PipeReader) -> Vec<[u64; 3]> {
+    let (done, is_done) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        said.read_to_end(&mut bytes).unwrap();
+        done.send(bytes)
+    });
+    let bytes = is_done.recv_timeout(Duration::from_secs(20)).expect("children sleep on a page");
+    let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap());
+    let mut lines: Vec<_> = bytes.chunks_exact(24).map(|line| [0, 8, 16].map(|at| word(&line[at..at + 8]))).collect();
+    lines.sort_unstable();
+    lines
+}
+
+/// The words that a child and its own child tell.
+fn of_both(word: impl Fn(u64) -> u64) -> Vec<[u64; 3]> {
+    (1..=2).flat_map(|who| (0..4).map(move |page| [who, page])).map(|[who, page]| [who, page, word(page)]).collect()
+}
+
+/// Keeps two pages out of reach while a child is born. `before` is called earlier, when all pages are absent. Page 3 is
+/// absent all the time.
+fn give_birth_during_section(before: impl FnOnce(&Member)) {
+    let Some(section) = section() else { return };
+    let following = section.following();
+    let (member, stage) = (Member::new(4), MemberMemory::stage(2).unwrap());
+    let (all, out) = (member.0.range(), member.run(0, 2));
+    stage.unlock();
+    following.watch().register(stage.range(), Watch::Missing).unwrap();
+    member.0.drop_pages(4);
+    following.hold().begin_section();
+    following.watch().register(all, Watch::MissingAndWrites).unwrap();
+    before(&member);
+    following.watch().unregister(all).unwrap();
+    member.write_content();
+    discard_past_hooks(&member, 3);
+    following.watch().register(all, Watch::MissingAndWrites).unwrap();
+    following.take_out_of_reach();
+    // SAFETY: the pages are the test's own, and only the children touch them while they are out.
+    let moved = unsafe { following.watch().move_pages(out, stage.range().start) };
+    assert_eq!(moved, Moved { pages: 2, stopped_by: None });
+    let (said, to) = std::io::pipe().unwrap();
+    fork_twice(&member, &to);
+    drop(to);
+    // Until the child waits in its fork for somebody to read of it.
+    std::thread::sleep(Duration::from_millis(300));
+    following.hold().give_to_born(out, stage.range().start);
+    // SAFETY: the pages go back where they were.
+    assert_eq!(unsafe { following.watch().move_pages(stage.range(), out.start) }.pages, 2);
+    following.end_section(&[]);
+    let first_word = |page| content(page).first_chunk().map_or(0, |word| u64::from_ne_bytes(*word));
+    assert_eq!(lines(said), of_both(|page| if page == 3 { 0 } else { first_word(page) }));
+    following.watch().unregister(all).unwrap();
+}
+
+/// The child forks before it is given what it lacks, so its own child lacks the same.
+#[test]
+fn grandchildren_are_given_what_their_parents_lacked() {
+    if !alone("follow::tests::grandchildren_are_given_what_their_parents_lacked") {
+        return;
+    }
+    give_birth_during_section(|_| {});
+}
+
+/// A page that was absent when a child was born stays absent for that child, though its parent has written it since.
+#[test]
+fn child_of_before_a_section_is_given_nothing() {
+    if !alone("follow::tests::child_of_before_a_section_is_given_nothing") {
+        return;
+    }
+    let (said, to) = std::io::pipe().unwrap();
+    give_birth_during_section(|member| {
+        fork_twice(member, &to);
+        drop(to);
+    });
+    assert_eq!(lines(said), of_both(|_| 0));
+}

@@ -1,0 +1,197 @@
+//! The hooks: functions of the C library that change memory, and that this library puts its own in front of. Through
+//! them, the table follows the kernel's view, and contents stay right where pages map the pool.
+//!
+//! ```text
+//!   program's thread --> hook --- inert, or one of the agent's own threads ---> system call, unchanged
+//!                          |
+//!                          v  take the table's lock (no fold is under way then), block signals
+//!                        system call, or several in its place where pages map the pool
+//!                          |
+//!                          v  note what the kernel did; release the lock
+//! ```
+//!
+//! A hook makes its system call by itself, without the C library. It answers as the kernel would have answered had
+//! nothing been folded. No hook panics, allocates from the program's heap, or waits for anything but the table.
+//!
+//! **State.** A process that was not enrolled is *inert*: hooks only pass calls on. An enrolled one is a *member*. A
+//! forked child is inert again, however it was made: the kernel clears the state for it. The memory of the pool that
+//! the child got is followed ([`crate::follow`]). A `vfork` child and a thread made by `clone` share the member's
+//! memory, table and state. The hooks serve them alike: no hook asks which thread or process calls it.
+//!
+//! **Calls past the hooks** are reported by the kernel as far as contents depend on them: discards of memory that maps
+//! the pool, and forks. The hooks are there all the same: knowing of a change beforehand costs less than a report. And
+//! the kernel does not report protection, locks and advice.
+//!
+//! **Only memory that a hook saw being mapped is enrolled** when all anonymous memory is to be. Code that maps memory
+//! past the hooks also changes it past the hooks. The C library calls its own functions in a way that cannot be
+//! interposed. So [`patch`] replaces their first instruction by a jump to the hooks.
+
+mod advice;
+mod exit;
+mod heap;
+mod memory;
+mod patch;
+mod remap;
+mod syscall;
+mod userfault;
+
+pub use heap::{ask_heap, is_heap, lost_heap};
+pub use userfault::set_yield;
+
+use crate::raw::{self, Answer};
+use crate::table::{self, Guard, Shut, Table, Traits};
+use crate::{arena, references};
+use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum State {
+    Inert = 0,
+    Member = 1,
+}
+
+/// Place of the state: a page that the kernel clears for forked children; null in a process that was never enrolled.
+static STATE: AtomicPtr<AtomicU8> = AtomicPtr::new(std::ptr::null_mut());
+/// Whether all private anonymous memory is enrolled.
+static ALL: AtomicBool = AtomicBool::new(false);
+/// Whether memory is locked as soon as it is mapped (`mlockall(MCL_FUTURE)`).
+static LOCK_FUTURE: AtomicBool = AtomicBool::new(false);
+/// Reason why not all anonymous memory could be enrolled.
+static REFUSAL: OnceLock<patch::Refusal> = OnceLock::new();
+
+/// Memory that adding an extent to the table may allocate, in bytes.
+const EXTENT_BYTES: usize = 16 << 10;
+
+/// Makes this process a member. For the constructor: no other thread runs yet.
+pub fn init(all_anonymous: bool) {
+    let Some(place) = place_for_state() else { return };
+    STATE.store(place, Ordering::Release);
+    references::init();
+    if all_anonymous {
+        match patch::patch() {
+            Ok(()) => ALL.store(true, Ordering::Relaxed),
+            Err(refusal) => drop(REFUSAL.set(refusal)),
+        }
+    }
+    set_state(State::Member);
+}
+
+/// A message for people: why the table is empty, if it is.
+pub fn why_nothing_is_enrolled() -> String {
+    match REFUSAL.get() {
+        Some(refusal) => format!("not all anonymous memory can be asked in: {refusal}"),
+        None if ALL.load(Ordering::Relaxed) => "the program has no private anonymous memory yet".into(),
+        None => {
+            "the program has advised no memory to be mergeable (madvise MADV_MERGEABLE); see --all-anonymous".into()
+        }
+    }
+}
+
+/// Maps a page that forked children find cleared.
+fn place_for_state() -> Option<*mut AtomicU8> {
+    let page = arena::map(PAGE_BYTES)?.start.0 as usize;
+    // SAFETY: the page is the agent's own, and children do not need its contents.
+    let answer = unsafe { raw::call(libc::SYS_madvise, [page, PAGE_BYTES, libc::MADV_WIPEONFORK as usize, 0, 0, 0]) };
+    raw::error(answer).is_none().then_some(page as *mut AtomicU8)
+}
+
+fn state() -> State {
+    let place = STATE.load(Ordering::Acquire);
+    // SAFETY: the pointer is null, or points to a page that is zeroed at first and used for nothing else. The page is
+    // mapped for as long as the process lives.
+    match unsafe { place.as_ref() }.map(|state| state.load(Ordering::Relaxed)) {
+        Some(1) => State::Member,
+        _ => State::Inert,
+    }
+}
+
+fn set_state(state: State) {
+    let place = STATE.load(Ordering::Acquire);
+    // SAFETY: as in `state`.
+    unsafe { place.as_ref() }.into_iter().for_each(|place| place.store(state as u8, Ordering::SeqCst));
+}
+
+/// Whether all new mappings are locked, as far as the hooks know.
+pub fn locks_future() -> bool {
+    LOCK_FUTURE.load(Ordering::Relaxed)
+}
+
+/// Whether this process is a member, and the caller a thread of the program's.
+pub fn is_member() -> bool {
+    state() == State::Member && !arena::holds(raw::stack())
+}
+
+/// Locks the table for a hook; `None` if the hook only has to pass the call on.
+fn enter() -> Option<Guard> {
+    // The agent's threads, known by their stacks, may hold the lock already, and their own mappings do not belong in
+    // the table.
+    (state() != State::Inert && !arena::holds(raw::stack())).then(table::lock)
+}
+
+/// The pages of `bytes` bytes from `start` on, as the kernel counts them; `None` for a range that the kernel will
+/// refuse.
+fn range(start: usize, bytes: usize) -> Option<PageRange> {
+    let end = start.checked_add(bytes)?.checked_add(PAGE_BYTES - 1)? >> PAGE_SHIFT;
+    let first = start >> PAGE_SHIFT;
+    let aligned = start.is_multiple_of(PAGE_BYTES) && end > first;
+    aligned.then(|| PageRange { start: HostVirt(start as u64), pages: (end - first) as u64 })
+}
+
+/// Bytes of a range.
+fn bytes(range: PageRange) -> usize {
+    (range.pages << PAGE_SHIFT) as usize
+}
+
+/// The pages from one address to another, if any.
+const fn between(start: HostVirt, end: HostVirt) -> PageRange {
+    PageRange { start, pages: end.page().saturating_sub(start.page()) }
+}
+
+/// Enrols memory with known traits.
+fn ask(table: &mut Table, range: PageRange, traits: Traits) {
+    // If the agent has no memory to note the range, the range is not enrolled.
+    if arena::ensure(EXTENT_BYTES) {
+        let locked = if LOCK_FUTURE.load(Ordering::Relaxed) { Shut::Locked as u8 } else { 0 };
+        table.ask_as(range, Traits { shut: traits.shut | locked, ..traits });
+    }
+}
+
+/// Maps fresh anonymous memory in the place of a range, with the protection and the advice that the range had.
+fn map_fresh(range: PageRange, traits: Traits) -> Answer {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    let arguments = [range.start.0 as usize, bytes(range), usize::from(traits.access), flags as usize, usize::MAX, 0];
+    // SAFETY: callers replace memory whose contents the program has just given up, or that they have reserved.
+    let mapped = unsafe { raw::call(libc::SYS_mmap, arguments) };
+    if raw::error(mapped).is_none() {
+        give_advice(range, traits);
+    }
+    mapped
+}
+
+/// Maps fresh anonymous memory in the place of folded memory that was discarded. Returns whether that succeeded.
+pub fn map_discarded(range: PageRange, traits: Traits) -> bool {
+    raw::error(map_fresh(range, traits)).is_none()
+}
+
+/// Gives a new mapping the advice of the one that it replaces.
+fn give_advice(range: PageRange, traits: Traits) {
+    let advice = traits.advice;
+    let huge = advice.huge.map(|huge| if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE });
+    let fork = advice.dont_fork.then_some(libc::MADV_DONTFORK);
+    let dump = advice.dont_dump.then_some(libc::MADV_DONTDUMP);
+    let wipe = (traits.shut & Shut::Wiped as u8 != 0).then_some(libc::MADV_WIPEONFORK);
+    for advice in [huge, fork, dump, wipe].into_iter().flatten() {
+        // SAFETY: none of these changes contents.
+        unsafe { raw::call(libc::SYS_madvise, [range.start.0 as usize, bytes(range), advice as usize, 0, 0, 0]) };
+    }
+}
+
+/// The answer that stands for this error.
+const fn refuse(error: i32) -> Answer {
+    -(error as Answer)
+}
+
+#[cfg(test)]
+pub mod tests;

@@ -1,0 +1,386 @@
+//! `mremap`, for memory that the program sees as one mapping while the kernel may see many, because pages of it were
+//! folded or are watched. The kernel refuses to let several mappings grow. It refuses to move them, or (from Linux 6.17
+//! on) moves some of them and then refuses the rest. And a mapping of the pool must not grow, or more of the pool would
+//! show where the program expects zeros.
+//!
+//! ```text
+//!   unknown to the table, shrinks in place, or one mapping to the kernel too --> made by the kernel, or refused whole
+//!      |
+//!      v  several mappings
+//!   one mapping to the program, or a plain move to a given place? -- no --> EFAULT
+//!      |
+//!      v  grows, and there is room behind it: fresh memory there ------------------> table
+//!      |  no room, and may move, or has to
+//!      v
+//!   pages that map the pool become private: their slots are released at the addresses that the worker knows
+//!      |
+//!      v
+//!   reserve the new place (memory that lay there is gone, as with the kernel)
+//!      |  move mapping by mapping --- one fails: move the others back, ENOMEM
+//!      v
+//!   fresh memory behind it; fresh memory at the old place if that is to stay -------> table
+//! ```
+
+use super::{Answer, ask, between, bytes, enter, give_advice, map_fresh, range, refuse};
+use crate::follow::Moving;
+use crate::maps::{self, Mapping};
+use crate::raw::{self, c_answer};
+use crate::table::{Advice, READ_WRITE, Shut, Table, Traits};
+use page::{HostVirt, PAGE_BYTES, PageRange, PageSet};
+use std::ffi::{c_int, c_void};
+
+const MAYMOVE: usize = libc::MREMAP_MAYMOVE as usize;
+const FIXED: usize = libc::MREMAP_FIXED as usize;
+const DONTUNMAP: usize = libc::MREMAP_DONTUNMAP as usize;
+
+/// The program's request.
+#[derive(Clone, Copy)]
+struct Request {
+    old: PageRange,
+    pages: u64,
+    flags: usize,
+    /// The new place, with [`FIXED`].
+    to: usize,
+}
+
+impl Request {
+    fn shrinks(self) -> bool {
+        self.pages <= self.old.pages
+    }
+
+    /// The pages that are kept, at their old place.
+    fn kept(self) -> PageRange {
+        PageRange { pages: self.old.pages.min(self.pages), ..self.old }
+    }
+
+    /// The pages by which the memory grows, if it begins at `start`.
+    fn tail(self, start: HostVirt) -> PageRange {
+        PageRange { start: start.add_pages(self.old.pages), pages: self.pages.saturating_sub(self.old.pages) }
+    }
+}
+
+/// `mremap`
+///
+/// # Safety
+/// As the system call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    at: *mut c_void,
+    old_length: usize,
+    new_length: usize,
+    flags: c_int,
+    to: *mut c_void,
+) -> *mut c_void {
+    let arguments = [at as usize, old_length, new_length, flags as usize, to as usize, 0];
+    // SAFETY: the caller's arguments are passed on unchanged, with the caller's promises.
+    let pass = || unsafe { raw::call(libc::SYS_mremap, arguments) };
+    let sizes = (range(at as usize, old_length), range(at as usize, new_length));
+    let answer = match (enter(), sizes) {
+        (Some(mut table), (Some(old), Some(new))) => {
+            let request = Request { old, pages: new.pages, flags: flags as usize, to: to as usize };
+            remap(&mut table, request, pass)
+        }
+        // Requests that the kernel refuses, and the copy of a shared mapping, which takes a size of 0.
+        _ => pass(),
+    };
+    c_answer(answer) as *mut c_void
+}
+
+fn remap(table: &mut Table, request: Request, pass: impl Fn() -> Answer) -> Answer {
+    let Request { old, flags, .. } = request;
+    let stays = flags & (FIXED | DONTUNMAP) == 0;
+    let pooled = !table.pooled_pages(old).is_empty();
+    // Pages that are kept do not move: the kernel only unmaps the rest.
+    let simple = !table.touches(old) || request.shrinks() && stays || !pooled && maps::is_one(old);
+    if simple || !are_sensible(request) {
+        let moving = Moving::announce(old.start);
+        let answer = pass();
+        drop(moving);
+        if raw::error(answer).is_none() {
+            moved(table, request, HostVirt(answer as u64));
+        } else {
+            // The kernel makes room, and unmaps pages that are not kept, before it finds that it cannot move.
+            forget_unmapped(table, old);
+            if flags & FIXED != 0 {
+                forget_unmapped(table, PageRange { start: HostVirt(request.to as u64), pages: request.pages });
+            }
+        }
+        return answer;
+    }
+    let kept = request.kept();
+    if one_to_the_program(table, kept).is_none() {
+        learn_again(table, kept);
+    }
+    // From Linux 6.17 on, the kernel moves several mappings at once, but only to a given place and with their size
+    // unchanged.
+    let is_plain = || flags & FIXED != 0 && request.pages == old.pages && is_mapped(kept);
+    let traits = one_to_the_program(table, kept).or_else(|| one_with_unknown_parts(table, kept));
+    match traits.or_else(|| table.known(kept).first().map(|(_, traits)| *traits).filter(|_| is_plain())) {
+        Some(traits) => by_hand(table, request, traits),
+        None => refuse(libc::EFAULT),
+    }
+}
+
+/// Makes pages that map the pool private before they are moved: the worker knows pages by their addresses.
+fn leave_pool(table: &mut Table, range: PageRange) -> bool {
+    let runs = table.slot_runs(range).into_iter();
+    let runs = runs.map(|run| PageRange { start: run.start, pages: run.pages.into() });
+    // A run of slots may have pages of different protection.
+    runs.flat_map(|run| table.known(run)).collect::<Vec<_>>().into_iter().all(|(pages, traits)| {
+        // The kernel breaks pages only in memory that may be written.
+        let shut = READ_WRITE != traits.access;
+        let done = (!shut || protect(pages, READ_WRITE)) && break_pages(pages);
+        if shut {
+            protect(pages, traits.access);
+        }
+        if done {
+            table.set_broken(pages);
+        }
+        done
+    })
+}
+
+fn protect(range: PageRange, access: u8) -> bool {
+    let arguments = [range.start.0 as usize, bytes(range), usize::from(access), 0, 0, 0];
+    // SAFETY: the range is memory of the program, which is about to move it, so none of its threads uses it meanwhile.
+    // The caller restores the protection.
+    let answer = unsafe { raw::call(libc::SYS_mprotect, arguments) };
+    raw::error(answer).is_none()
+}
+
+fn break_pages(range: PageRange) -> bool {
+    let arguments = [range.start.0 as usize, bytes(range), libc::MADV_POPULATE_WRITE as usize, 0, 0, 0];
+    // SAFETY: populating for writing changes no contents; it makes the kernel break the mapping of the pool.
+    let answer = unsafe { raw::call(libc::SYS_madvise, arguments) };
+    raw::error(answer).is_none()
+}
+
+/// Forgets the parts of a range that are not mapped any more.
+fn forget_unmapped(table: &mut Table, range: PageRange) {
+    if !table.touches(range) {
+        return;
+    }
+    let Some(mappings) = maps::mappings(range, false) else { return };
+    let mut at = range.start;
+    for mapping in mappings {
+        table.forget(between(at, mapping.range.start));
+        at = mapping.range.end();
+    }
+    table.forget(between(at, range.end()));
+}
+
+/// Whether the kernel would take these flags and places, given one mapping.
+fn are_sensible(request: Request) -> bool {
+    let Request { old, pages, flags, to } = request;
+    let known = flags & !(MAYMOVE | FIXED | DONTUNMAP) == 0;
+    let may = flags & (FIXED | DONTUNMAP) == 0 || flags & MAYMOVE != 0;
+    let stays = flags & DONTUNMAP == 0 || pages == old.pages;
+    let fixed = flags & FIXED == 0 || {
+        let end = (to as u64).saturating_add(pages * PAGE_BYTES as u64);
+        to % PAGE_BYTES == 0 && end < 1 << 47 && (end <= old.start.0 || to as u64 >= old.end().0)
+    };
+    known && may && stays && fixed
+}
+
+/// Takes over the kernel's protection and advice of a range, which the program may have changed past the hooks.
+fn learn_again(table: &mut Table, range: PageRange) {
+    let mappings = maps::mappings(range, true).unwrap_or_default();
+    let anonymous: Vec<_> = mappings.iter().filter(|mapping| mapping.anonymous).collect();
+    let is_known = |mapping: &&Mapping| table.known(mapping.range).iter().all(|(_, t)| t.advice == mapping.advice);
+    // Mappings of slots carry no advice on huge pages. If all memory around them carries the same advice, and that is
+    // news, the program gave it to the whole range.
+    let around = anonymous.first().map(|first| first.advice.huge);
+    let is_one = anonymous.iter().all(|mapping| Some(mapping.advice.huge) == around);
+    let given = around.flatten().filter(|_| is_one && !anonymous.iter().all(is_known));
+    for mapping in &mappings {
+        table.protect(mapping.range, mapping.access);
+        table.advise(mapping.range, |advice| {
+            let huge =
+                if mapping.anonymous { mapping.advice.huge } else { mapping.advice.huge.or(given).or(advice.huge) };
+            *advice = Advice { huge, ..mapping.advice };
+        });
+    }
+}
+
+/// The traits of a range that was one mapping before pages of it were folded; `None` if it was not.
+fn one_to_the_program(table: &Table, range: PageRange) -> Option<Traits> {
+    let known = table.known(range);
+    let whole: u64 = known.iter().map(|(part, _)| part.pages).sum();
+    let (_, traits) = *known.first()?;
+    // Protection and advice tell mappings apart for the kernel, too. Enrolment may differ: part of a mapping may be
+    // enrolled.
+    let alike = |other: &Traits| other.access == traits.access && other.advice == traits.advice;
+    (whole == range.pages && known.iter().all(|(_, other)| alike(other))).then_some(traits)
+}
+
+/// The same where the table does not know parts of the range, because the program mapped them past the hooks. The kernel sees
+/// several mappings there, because only the known part is watched.
+fn one_with_unknown_parts(table: &Table, range: PageRange) -> Option<Traits> {
+    let mappings = maps::mappings(range, true)?;
+    let mapped: u64 = mappings.iter().map(|mapping| mapping.range.pages).sum();
+    let is_known = |mapping: &&Mapping| {
+        table.known(mapping.range).iter().map(|(part, _)| part.pages).sum::<u64>() == mapping.range.pages
+    };
+    let unknown: Vec<_> = mappings.iter().filter(|mapping| !is_known(mapping)).collect();
+    let of = |mapping: &&Mapping| Traits { access: mapping.access, advice: mapping.advice, ..Traits::default() };
+    let known = table.known(range);
+    let mut all = known.iter().map(|(_, traits)| *traits).chain(unknown.iter().map(of));
+    let first = all.next()?;
+    let alike = all.all(|other| other.access == first.access && other.advice == first.advice);
+    (alike && mapped == range.pages && unknown.iter().all(|mapping| mapping.anonymous)).then_some(first)
+}
+
+/// The mapped parts of a range, also those that the table does not know, with their traits.
+fn all_parts(table: &Table, range: PageRange) -> Vec<(PageRange, Traits)> {
+    let mut parts = table.known(range);
+    let mut known = PageSet::new();
+    parts.iter().for_each(|(part, _)| known.insert(*part));
+    if !known.missing(range).is_empty() {
+        for Mapping { range: mapped, access, advice, .. } in maps::mappings(range, true).unwrap_or_default() {
+            let traits = Traits { access, advice, ..Traits::default() };
+            parts.extend(known.missing(mapped).into_iter().map(|part| (part, traits)));
+        }
+    }
+    parts
+}
+
+/// Whether something is mapped everywhere in the range.
+fn is_mapped(range: PageRange) -> bool {
+    let mappings = maps::mappings(range, false).unwrap_or_default();
+    mappings.iter().map(|mapping| mapping.range.pages).sum::<u64>() == range.pages
+}
+
+/// Notes a change that was made.
+fn moved(table: &mut Table, request: Request, to: HostVirt) {
+    let Request { old, pages, flags, .. } = request;
+    let last = table.known(old).last().filter(|(part, _)| part.end() == old.end()).map(|(_, traits)| *traits);
+    let stayed = if flags & DONTUNMAP != 0 { table.known(old) } else { Vec::new() };
+    if pages < old.pages {
+        table.forget(PageRange { start: old.start.add_pages(pages), pages: old.pages - pages });
+    }
+    if to != old.start {
+        table.forget(PageRange { start: to, pages });
+        table.relocate(request.kept(), to);
+    }
+    if !request.shrinks() {
+        table.forget(request.tail(to));
+        // Memory that is not to be folded any more is noted, too: one mapping of the program is known as a whole.
+        if let Some(traits) = last {
+            ask(table, request.tail(to), traits);
+            if !traits.asked {
+                table.unask(request.tail(to));
+            }
+        }
+    }
+    for (part, traits) in stayed.into_iter().filter(|(_, traits)| traits.asked) {
+        ask(table, part, traits);
+    }
+}
+
+/// Makes the change mapping by mapping.
+fn by_hand(table: &mut Table, request: Request, traits: Traits) -> Answer {
+    let Request { old, pages, flags, .. } = request;
+    if flags & (FIXED | DONTUNMAP) == 0 && !request.shrinks() {
+        if map_behind(request.tail(old.start), traits) {
+            moved(table, request, old.start);
+            return old.start.0 as Answer;
+        }
+        if flags & MAYMOVE == 0 {
+            return refuse(libc::ENOMEM);
+        }
+    }
+    if !leave_pool(table, request.kept()) {
+        return refuse(libc::ENOMEM);
+    }
+    let stays = if flags & DONTUNMAP != 0 { all_parts(table, old) } else { Vec::new() };
+    let place = reserve(request);
+    if raw::error(place).is_some() {
+        return place;
+    }
+    let there = PageRange { start: HostVirt(place as u64), pages };
+    if flags & FIXED != 0 {
+        // Memory that lay there is gone from here on, as with the kernel, also if the rest fails.
+        table.forget(there);
+    }
+    if !move_all(request.kept(), there.start) {
+        unmap(there);
+        return refuse(libc::ENOMEM);
+    }
+    let tail = request.tail(there.start);
+    if tail.pages > 0 && raw::error(map_fresh(tail, traits)).is_some() {
+        move_all(PageRange { pages: old.pages, ..there }, old.start);
+        unmap(there);
+        return refuse(libc::ENOMEM);
+    }
+    if pages < old.pages {
+        unmap(PageRange { start: old.start.add_pages(pages), pages: old.pages - pages });
+    }
+    for (part, traits) in stays {
+        map_fresh(part, traits);
+    }
+    if traits.shut & Shut::Locked as u8 != 0 {
+        // SAFETY: locking changes no contents.
+        unsafe { raw::call(libc::SYS_mlock2, [place as usize, bytes(there), 1, 0, 0, 0]) };
+    }
+    moved(table, request, there.start);
+    place
+}
+
+/// Maps fresh memory behind a range, if nothing lies there. Returns whether it did.
+fn map_behind(tail: PageRange, traits: Traits) -> bool {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    let start = tail.start.0 as usize;
+    // SAFETY: maps only where nothing is mapped.
+    let mapped = unsafe {
+        raw::call(libc::SYS_mmap, [start, bytes(tail), usize::from(traits.access), flags as usize, usize::MAX, 0])
+    };
+    if raw::error(mapped).is_some() {
+        return false;
+    }
+    if mapped as usize != start {
+        // A kernel that does not know the flag has taken the address for a hint.
+        unmap(PageRange { start: HostVirt(mapped as u64), ..tail });
+        return false;
+    }
+    give_advice(tail, traits);
+    true
+}
+
+/// Reserves addresses for the moved pages, so that nobody else is given them.
+fn reserve(request: Request) -> Answer {
+    let fixed = if request.flags & FIXED != 0 { libc::MAP_FIXED } else { 0 };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
+    let at = if fixed != 0 { request.to } else { 0 };
+    let length = (request.pages as usize).saturating_mul(PAGE_BYTES);
+    // SAFETY: replaces what lies there only where the program asked for that.
+    unsafe { raw::call(libc::SYS_mmap, [at, length, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0]) }
+}
+
+/// Moves the mappings of a range one by one: all of them, or none as far as the kernel lets them be moved back.
+fn move_all(from: PageRange, to: HostVirt) -> bool {
+    let Some(mappings) = maps::mappings(from, false) else { return false };
+    let there = |at: HostVirt| HostVirt(to.0 + (at.0 - from.start.0));
+    for (done, mapping) in mappings.iter().enumerate() {
+        if !move_one(mapping.range, there(mapping.range.start)) {
+            for moved in mappings.iter().take(done) {
+                // The old place has been empty only since the program's call began, and that call has not returned.
+                move_one(PageRange { start: there(moved.range.start), ..moved.range }, moved.range.start);
+            }
+            return false;
+        }
+    }
+    true
+}
+
+fn move_one(from: PageRange, to: HostVirt) -> bool {
+    let arguments = [from.start.0 as usize, bytes(from), bytes(from), MAYMOVE | FIXED, to.0 as usize, 0];
+    let _moving = Moving::announce(from.start);
+    // SAFETY: the program wants the pages moved, and the new place is reserved for them, or was theirs.
+    let answer = unsafe { raw::call(libc::SYS_mremap, arguments) };
+    raw::error(answer).is_none()
+}
+
+fn unmap(range: PageRange) {
+    // SAFETY: the program wants this range unmapped, or this module has reserved it.
+    unsafe { raw::call(libc::SYS_munmap, [range.start.0 as usize, bytes(range), 0, 0, 0, 0]) };
+}

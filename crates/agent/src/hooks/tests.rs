@@ -1,0 +1,537 @@
+//! The hooks on real memory, with mappings of a pool made as the agent makes them.
+
+mod duplicates;
+
+use super::*;
+use crate::maps;
+use crate::table::READ_WRITE;
+use crate::testing::alone;
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Once;
+use wire::SlotRun;
+
+/// Slots of the test's pool; slot `n` is full of byte `n`.
+const SLOTS: usize = 200;
+
+fn member() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        init(false);
+        table::lock().follow_forks(true);
+    });
+}
+
+fn pool() -> OwnedFd {
+    // SAFETY: makes a file.
+    let file = unsafe { libc::memfd_create(c"pool".as_ptr(), libc::MFD_CLOEXEC) };
+    assert!(file >= 0);
+    // SAFETY: just made, and nobody else's.
+    let file = unsafe { OwnedFd::from_raw_fd(file) };
+    maps::know_pool(&rustix::fs::fstat(&file).unwrap());
+    for slot in 0..SLOTS {
+        let page = [slot as u8; PAGE_BYTES];
+        // SAFETY: reads the page.
+        let n = unsafe { libc::pwrite(file.as_raw_fd(), page.as_ptr().cast(), PAGE_BYTES, (slot * PAGE_BYTES) as i64) };
+        assert_eq!(n, PAGE_BYTES as isize);
+    }
+    file
+}
+
+fn pages(start: usize, count: usize) -> PageRange {
+    PageRange { start: HostVirt(start as u64), pages: count as u64 }
+}
+
+/// Makes `count` pages map slots from `slot` on.
+fn fold(pool: &OwnedFd, at: usize, slot: usize, count: usize) {
+    let flags = (libc::MAP_PRIVATE | libc::MAP_FIXED) as usize;
+    let arguments = [at, count * PAGE_BYTES, READ_WRITE.into(), flags, pool.as_raw_fd() as usize, slot * PAGE_BYTES];
+    let mut table = table::lock();
+    // SAFETY: the test's own pages.
+    let mapped = unsafe { raw::call(libc::SYS_mmap, arguments) };
+    assert_eq!(mapped, at as isize);
+    for (part, traits) in table.known(pages(at, count)) {
+        traits.inherited().apply(part).unwrap();
+    }
+    let slot = page::PoolSlot::from_bits(slot as u32);
+    table.set_folded(SlotRun { start: HostVirt(at as u64), slot, pages: count as u16 });
+}
+
+/// New private memory through the hook.
+fn fresh(count: usize) -> usize {
+    // SAFETY: a new mapping where the kernel chooses.
+    let at = unsafe {
+        memory::mmap(std::ptr::null_mut(), count * PAGE_BYTES, 3, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+    };
+    assert_ne!(at, libc::MAP_FAILED);
+    at as usize
+}
+
+fn advise(at: usize, count: usize, advice: i32) -> Result<(), i32> {
+    // SAFETY: the test's own pages.
+    answer(unsafe { super::advice::madvise(at as *mut c_void, count * PAGE_BYTES, advice) } as isize).map(drop)
+}
+
+fn answer(answer: isize) -> Result<usize, i32> {
+    if answer == -1 { Err(std::io::Error::last_os_error().raw_os_error().unwrap()) } else { Ok(answer as usize) }
+}
+
+/// New memory, enrolled by advice.
+fn enrolled(count: usize) -> usize {
+    member();
+    let at = fresh(count);
+    assert_eq!(advise(at, count, libc::MADV_MERGEABLE), Ok(()));
+    assert!(table::lock().is_foldable(pages(at, count)));
+    // Drops slots of an earlier user of these addresses.
+    released(pages(at, count));
+    at
+}
+
+fn byte(at: usize, page: usize) -> u8 {
+    // SAFETY: the test's own pages, mapped and readable.
+    unsafe { std::ptr::read_volatile((at + page * PAGE_BYTES + 77) as *const u8) }
+}
+
+fn write(at: usize, page: usize, value: u8) {
+    // SAFETY: the test's own pages, mapped and writable.
+    unsafe { std::ptr::write_bytes((at + page * PAGE_BYTES) as *mut u8, value, PAGE_BYTES) };
+}
+
+fn unmap_all(at: usize, count: usize) {
+    // SAFETY: the test's own pages.
+    assert_eq!(unsafe { memory::munmap(at as *mut c_void, count * PAGE_BYTES) }, 0);
+    assert!(!table::lock().touches(pages(at, count)));
+}
+
+fn protect(at: usize, count: usize, access: i32) -> Result<(), i32> {
+    // SAFETY: the test's own pages.
+    answer(unsafe { memory::mprotect(at as *mut c_void, count * PAGE_BYTES, access) } as isize).map(drop)
+}
+
+/// Slots of this range that were released since the last call.
+fn released(range: PageRange) -> Vec<u32> {
+    let mut mine = Vec::new();
+    let mut others = OTHERS.lock().unwrap();
+    others.extend(table::lock().take_released(usize::MAX));
+    others.retain(|run| {
+        let is_mine = (range.start.0..range.end().0).contains(&run.start.0);
+        if is_mine {
+            mine.extend((0..u32::from(run.pages)).map(|page| run.slot.bits() + page));
+        }
+        !is_mine
+    });
+    mine.sort_unstable();
+    mine
+}
+
+/// Released slots of other tests' memory.
+static OTHERS: std::sync::Mutex<Vec<SlotRun>> = std::sync::Mutex::new(Vec::new());
+
+#[test]
+fn discarded_pages_read_as_zeros() {
+    let pool = pool();
+    for discard in [libc::MADV_DONTNEED, libc::MADV_FREE] {
+        let at = enrolled(16);
+        advise(at, 16, libc::MADV_DONTFORK).unwrap();
+        advise(at, 16, libc::MADV_DONTDUMP).unwrap();
+        (0..16).for_each(|page| write(at, page, 0xAA));
+        fold(&pool, at + 2 * PAGE_BYTES, 20, 8);
+        assert_eq!(byte(at, 5), 23);
+        // Page 3 is broken, and the table knows that; page 4 is broken, and the table does not.
+        write(at, 3, 0xBB);
+        write(at, 4, 0xCC);
+        table::lock().set_broken(pages(at + 3 * PAGE_BYTES, 1));
+        assert_eq!(advise(at, 14, discard), Ok(()));
+        (2..10).for_each(|page| assert_eq!(byte(at, page), 0, "page {page} after {discard}"));
+        assert_eq!(byte(at, 14), 0xAA);
+        let table = table::lock();
+        assert!(table.is_foldable(pages(at, 14)));
+        let mapped = maps::mappings(pages(at, 16), true).unwrap();
+        drop(table);
+        assert!(mapped.iter().all(|m| m.anonymous && m.advice.dont_fork && m.advice.dont_dump), "{mapped:?}");
+        assert_eq!(released(pages(at, 16)), (20..28).collect::<Vec<_>>());
+        unmap_all(at, 16);
+    }
+}
+
+#[test]
+fn unmergeable_pages_become_private() {
+    let pool = pool();
+    let at = enrolled(4);
+    fold(&pool, at, 30, 4);
+    assert_eq!(advise(at, 4, libc::MADV_UNMERGEABLE), Ok(()));
+    assert_eq!(released(pages(at, 4)), [30, 31, 32, 33]);
+    assert_eq!(byte(at, 3), 33);
+    assert!(!table::lock().is_foldable(pages(at, 1)));
+    // The page is still in the pool's mapping, and must not show the pool's bytes when it is discarded.
+    assert_eq!(advise(at, 4, libc::MADV_DONTNEED), Ok(()));
+    assert_eq!(byte(at, 3), 0);
+    unmap_all(at, 4);
+}
+
+#[test]
+fn the_kernel_is_not_told_to_merge() {
+    let at = enrolled(4);
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mine = smaps.split_once(&format!("{at:x}-")).unwrap().1;
+    let flags = mine.lines().find(|line| line.starts_with("VmFlags")).unwrap();
+    assert!(!flags.contains(" mg"), "{flags}");
+    unmap_all(at, 4);
+}
+
+#[test]
+fn only_private_anonymous_memory_is_enrolled() {
+    member();
+    let pool = pool();
+    let at = fresh(6);
+    // SAFETY: within the test's own pages.
+    unsafe {
+        memory::mmap(
+            (at + PAGE_BYTES) as *mut c_void,
+            PAGE_BYTES,
+            3,
+            libc::MAP_FIXED | libc::MAP_PRIVATE,
+            pool.as_raw_fd(),
+            0,
+        )
+    };
+    let shared = libc::MAP_FIXED | libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    // SAFETY: as above.
+    unsafe { memory::mmap((at + 2 * PAGE_BYTES) as *mut c_void, PAGE_BYTES, 3, shared, -1, 0) };
+    protect(at + 3 * PAGE_BYTES, 1, libc::PROT_READ).unwrap();
+    // SAFETY: as above.
+    unsafe { memory::munmap((at + 5 * PAGE_BYTES) as *mut c_void, PAGE_BYTES) };
+    assert_eq!(advise(at, 6, libc::MADV_MERGEABLE), Err(libc::ENOMEM));
+    let table = table::lock();
+    let foldable: Vec<bool> = (0..6).map(|page| table.is_foldable(pages(at + page * PAGE_BYTES, 1))).collect();
+    assert_eq!(foldable, [true, false, false, false, true, false]);
+    assert!(table.touches(pages(at + 3 * PAGE_BYTES, 1)) && !table.touches(pages(at + PAGE_BYTES, 2)));
+    drop(table);
+    protect(at + 3 * PAGE_BYTES, 1, READ_WRITE.into()).unwrap();
+    assert!(table::lock().is_foldable(pages(at + 3 * PAGE_BYTES, 1)));
+    unmap_all(at, 5);
+}
+
+#[test]
+fn only_memory_that_can_be_read_and_written_is_foldable() {
+    let at = enrolled(8);
+    protect(at + 2 * PAGE_BYTES, 2, libc::PROT_READ).unwrap();
+    assert!(!table::lock().is_foldable(pages(at, 3)));
+    assert!(table::lock().is_foldable(pages(at, 2)));
+    protect(at, 8, READ_WRITE.into()).unwrap();
+    assert!(table::lock().is_foldable(pages(at, 8)));
+    // A change that fails at a hole has been made up to the hole.
+    // SAFETY: the test's own page.
+    unsafe { memory::munmap((at + 6 * PAGE_BYTES) as *mut c_void, PAGE_BYTES) };
+    assert_eq!(protect(at, 8, libc::PROT_READ), Err(libc::ENOMEM));
+    let known = table::lock().known(pages(at, 8));
+    assert_eq!(known.iter().map(|(part, traits)| (part.pages, traits.access)).collect::<Vec<_>>(), [(6, 1), (1, 3)]);
+    unmap_all(at, 8);
+}
+
+#[test]
+fn locked_memory_is_not_foldable() {
+    let at = enrolled(4);
+    // SAFETY: locking changes no contents.
+    let locked = unsafe { memory::mlock((at + 100) as *const c_void, PAGE_BYTES) };
+    assert_eq!(locked, 0);
+    assert!(
+        !table::lock().is_foldable(pages(at + PAGE_BYTES, 1))
+            && table::lock().is_foldable(pages(at + 2 * PAGE_BYTES, 2))
+    );
+    // SAFETY: as above.
+    assert_eq!(unsafe { memory::munlock(at as *const c_void, 2 * PAGE_BYTES) }, 0);
+    assert!(table::lock().is_foldable(pages(at, 4)));
+    // SAFETY: as above.
+    unsafe { memory::mlock(at as *const c_void, PAGE_BYTES) };
+    protect(at, 1, libc::PROT_READ).unwrap();
+    protect(at, 1, READ_WRITE.into()).unwrap();
+    assert!(!table::lock().is_foldable(pages(at, 1)), "still locked");
+    unmap_all(at, 4);
+}
+
+#[test]
+fn memory_wiped_in_children_is_not_foldable() {
+    let at = enrolled(2);
+    advise(at, 2, libc::MADV_WIPEONFORK).unwrap();
+    assert!(!table::lock().is_foldable(pages(at, 1)));
+    advise(at, 2, libc::MADV_KEEPONFORK).unwrap();
+    assert!(table::lock().is_foldable(pages(at, 2)));
+    unmap_all(at, 2);
+}
+
+#[test]
+fn new_mapping_releases_slots_in_its_place() {
+    let pool = pool();
+    let at = enrolled(4);
+    fold(&pool, at, 60, 4);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    // SAFETY: the test's own pages.
+    unsafe { memory::mmap((at + PAGE_BYTES) as *mut c_void, 2 * PAGE_BYTES, 3, flags, -1, 0) };
+    assert_eq!(released(pages(at, 4)), [61, 62]);
+    assert!(!table::lock().is_foldable(pages(at + PAGE_BYTES, 2)), "not by advice yet");
+    unmap_all(at, 4);
+}
+
+#[test]
+fn memory_that_stays_behind_a_move_reads_as_zeros() {
+    let pool = pool();
+    let at = enrolled(4);
+    fold(&pool, at, 80, 4);
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
+    let bytes = 4 * PAGE_BYTES;
+    // SAFETY: the test's own pages.
+    let moved = unsafe { remap::mremap(at as *mut c_void, bytes, bytes, flags, std::ptr::null_mut()) } as usize;
+    assert!((0..4).all(|page| byte(moved, page) == 80 + page as u8));
+    assert!((0..4).all(|page| byte(at, page) == 0));
+    let (foldable, mapped, broken) = {
+        let table = table::lock();
+        (table.is_foldable(pages(at, 4)), table.slot_runs(pages(moved, 4)), table.broken_pages(pages(moved, 4)))
+    };
+    // The moved pages left the pool before the move: the worker knows pages by their addresses.
+    assert!(foldable && mapped.is_empty() && broken == [pages(moved, 4)]);
+    unmap_all(at, 4);
+    unmap_all(moved, 4);
+}
+
+/// Only the middle was ever asked in, and it is watched, so that the kernel sees three mappings where the program sees one.
+#[test]
+fn mapping_of_which_a_part_is_known_is_moved_and_grows() {
+    member();
+    let notes = act::Userfault::open(act::Purpose::Note).unwrap();
+    let dont_unmap = libc::MREMAP_DONTUNMAP;
+    for (count, fixed, stays) in [(16, true, 0), (40, true, 0), (40, false, 0), (16, true, dont_unmap)] {
+        let (at, to) = (fresh(16), fresh(40));
+        (0..16).for_each(|page| write(at, page, page as u8 + 1));
+        assert_eq!(advise(at + 4 * PAGE_BYTES, 5, libc::MADV_MERGEABLE), Ok(()));
+        notes.register(pages(at + 4 * PAGE_BYTES, 5), act::Watch::Writes).unwrap();
+        assert_eq!(advise(at, 16, libc::MADV_UNMERGEABLE), Ok(()));
+        let (flags, place) = if fixed { (libc::MREMAP_FIXED, to) } else { (0, 0) };
+        let flags = flags | libc::MREMAP_MAYMOVE | stays;
+        let (old, new) = (16 * PAGE_BYTES, count * PAGE_BYTES);
+        // SAFETY: the test's own pages.
+        let moved = unsafe { remap::mremap(at as *mut c_void, old, new, flags, place as *mut c_void) } as usize;
+        assert!(moved != libc::MAP_FAILED as usize && (!fixed || moved == to), "{count} {fixed}");
+        assert!((0..16).all(|page| byte(moved, page) == page as u8 + 1));
+        assert!((16..count).all(|page| byte(moved, page) == 0));
+        assert!(!table::lock().touches(pages(at, 16)) || moved == at);
+        let left = maps::mappings(pages(at, 16), false).unwrap();
+        let left: u64 = left.iter().filter(|left| left.access == READ_WRITE).map(|left| left.range.pages).sum();
+        assert!(stays == 0 || left == 16 && (0..16).all(|page| byte(at, page) == 0), "{left} pages stay");
+        unmap_all(moved, count);
+        unmap_all(to, 40);
+    }
+}
+
+/// From Linux 6.17 on, the kernel moves several mappings at once to a given place.
+#[test]
+fn folded_pages_of_different_protection_are_moved() {
+    member();
+    let (pool, at, to) = (pool(), enrolled(8), fresh(8));
+    fold(&pool, at, 20, 8);
+    assert_eq!(protect(at + 3 * PAGE_BYTES, 2, 1), Ok(()));
+    let (bytes, flags) = (8 * PAGE_BYTES, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
+    // SAFETY: the test's own pages.
+    let moved = unsafe { remap::mremap(at as *mut c_void, bytes, bytes, flags, to as *mut c_void) };
+    assert_eq!(moved as usize, to);
+    assert!((0..8).all(|page| byte(to, page) == 20 + page as u8));
+    let access: Vec<_> = maps::mappings(pages(to, 8), false).unwrap();
+    let access_of = |page| access.iter().find(|m| m.range.end() > pages(to, 8).start.add_pages(page)).unwrap().access;
+    assert_eq!([2, 3, 4, 5].map(access_of), [3, 1, 1, 3]);
+    assert!(table::lock().slot_runs(pages(to, 8)).is_empty());
+    unmap_all(to, 8);
+}
+
+#[test]
+fn programs_own_userfaultfd_takes_precedence() {
+    const WRITE_PROTECT: u64 = 2;
+    let pool = pool();
+    let at = enrolled(4);
+    fold(&pool, at, 90, 2);
+    // SAFETY: makes a descriptor.
+    let file = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK | 1) } as i32;
+    if file < 0 {
+        return eprintln!("programs_own_userfaultfd_takes_precedence: skipped: no userfaultfd here");
+    }
+    let mut api = [0xAA, 1, 0_u64];
+    // SAFETY: `struct uffdio_api`, with write-protection asked for.
+    assert_eq!(unsafe { libc::ioctl(file, 0xC018_AA3F, api.as_mut_ptr()) }, 0);
+    let mut register = [at as u64, 4 * PAGE_BYTES as u64, WRITE_PROTECT, 0];
+    // While the agent's userfaultfd is off, nothing may be folded there: a fold would put it back.
+    static SHUT: AtomicBool = AtomicBool::new(false);
+    super::set_yield(|range| {
+        let unfolded = PageRange { start: range.start.add_pages(2), pages: 2 };
+        SHUT.store(!table::lock().is_foldable(unfolded), Ordering::SeqCst);
+    });
+    assert!(table::lock().is_foldable(pages(at + 2 * PAGE_BYTES, 2)));
+    // SAFETY: `struct uffdio_register`. The kernel takes pages that map the pool like others.
+    assert_eq!(unsafe { libc::ioctl(file, 0xC020_AA00, register.as_mut_ptr()) }, 0);
+    assert!(SHUT.load(Ordering::SeqCst));
+    assert!(!table::lock().is_foldable(pages(at + 2 * PAGE_BYTES, 1)));
+    // SAFETY: `struct uffdio_range`.
+    assert_eq!(unsafe { libc::ioctl(file, 0x8010_AA01, register.as_mut_ptr()) }, 0);
+    assert!(table::lock().is_foldable(pages(at + 2 * PAGE_BYTES, 2)));
+    // A registration that the kernel refuses changes nothing.
+    register[2] = 1 << 40;
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::ioctl(file, 0xC020_AA00, register.as_mut_ptr()) }, -1);
+    assert!(table::lock().is_foldable(pages(at + 2 * PAGE_BYTES, 2)));
+    // SAFETY: opened here.
+    unsafe { libc::close(file) };
+    unmap_all(at, 4);
+}
+
+#[test]
+fn a_forked_child_is_inert_however_it_was_made() {
+    member();
+    // SAFETY: as `fork`, by the bare system call.
+    let bare = || unsafe { raw::call(libc::SYS_fork, [0; 6]) } as i32;
+    // SAFETY: the child calls nothing but hooks and `_exit`.
+    let libc_fork = || unsafe { libc::fork() };
+    for fork in [&libc_fork as &dyn Fn() -> i32, &bare] {
+        let child = fork();
+        if child == 0 {
+            let at = fresh(4);
+            let advised = advise(at, 4, libc::MADV_MERGEABLE) == Ok(());
+            let inert = state() == State::Inert && !is_member();
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(!(advised && inert))) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child just made.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+    }
+    assert_eq!(state(), State::Member);
+}
+
+#[test]
+fn forks_and_hooks_do_not_wait_for_each_other() {
+    if !alone("hooks::tests::forks_and_hooks_do_not_wait_for_each_other") {
+        return;
+    }
+    let pool = pool();
+    let kept = enrolled(8);
+    fold(&pool, kept, 100, 8);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let (pool, over) = (&pool, &over);
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    let at = enrolled(32);
+                    fold(pool, at + PAGE_BYTES, thread * 40, 30);
+                    assert_eq!(advise(at, 20, libc::MADV_DONTNEED), Ok(()));
+                    assert!(byte(at, 19) == 0 && usize::from(byte(at, 20)) == thread * 40 + 19);
+                    let _garbage = vec![thread; 1000];
+                    // SAFETY: the test's own pages. Another thread may be given the place at once.
+                    unsafe { memory::munmap(at as *mut c_void, 32 * PAGE_BYTES) };
+                }
+            });
+        }
+        // Allocates as the agent's thread does, which needs no table for it.
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                std::hint::black_box(vec![7_u8; 200]);
+            }
+        });
+        for _ in 0..100 {
+            // SAFETY: the child calls nothing but hooks and `_exit`.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let at = fresh(4);
+                let good = byte(kept, 0) == 100 && byte(kept, 1) == 101;
+                let asked = advise(at, 4, libc::MADV_MERGEABLE) == Ok(()) && state() == State::Member;
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(i32::from(!good || asked)) };
+            }
+            let mut status = 0;
+            // SAFETY: waits for the child just made.
+            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            assert_eq!(status, 0);
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn child_without_folded_memory_is_inert() {
+    if !alone("hooks::tests::child_without_folded_memory_is_inert") {
+        return;
+    }
+    let at = enrolled(8);
+    // SAFETY: the child calls nothing but hooks and `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let inert = state() == State::Inert && advise(at, 8, libc::MADV_DONTNEED) == Ok(());
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(!inert)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child just made.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0);
+}
+
+#[test]
+fn malloc_goes_through_the_hooks() {
+    if !alone("hooks::tests::malloc_goes_through_the_hooks") {
+        return;
+    }
+    member();
+    // The harness has another thread, which waits for this one.
+    patch::patch_all().unwrap();
+    ALL.store(true, Ordering::Relaxed);
+    let pool = pool();
+    const BYTES: usize = 8 << 20;
+    // SAFETY: memory of the C library's allocator.
+    let place = unsafe { libc::malloc(BYTES) } as usize;
+    let first = place.next_multiple_of(PAGE_BYTES);
+    assert!(table::lock().is_foldable(pages(first, 2000)), "malloc's own mmap was not seen");
+    (0..2000).for_each(|page| write(first, page, page as u8));
+    fold(&pool, first + 10 * PAGE_BYTES, 10, 100);
+    fold(&pool, first + 1900 * PAGE_BYTES, 1900 % 256, 50);
+    // SAFETY: as above. glibc grows it by `mremap`.
+    let grown = unsafe { libc::realloc(place as *mut c_void, 4 * BYTES) } as usize;
+    let first = first - place + grown;
+    assert!((0..2000).all(|page| byte(first, page) == page as u8), "contents have changed");
+    assert!(table::lock().is_foldable(pages(first + 3000 * PAGE_BYTES, 4000)), "malloc's own mremap was not seen");
+    let pooled = table::lock().pooled_pages(pages(first, 2000)).len();
+    assert_eq!(pooled, 2);
+    // SAFETY: as above.
+    unsafe { libc::free(grown as *mut c_void) };
+    assert!(!table::lock().touches(pages(first, 7000)), "malloc's own munmap was not seen");
+    threads_of_malloc();
+    the_heap_follows_brk();
+}
+
+/// The arena of a thread is reserved without rights, and opened step by step.
+fn threads_of_malloc() {
+    std::thread::spawn(|| {
+        // SAFETY: memory of the C library's allocator.
+        let place = unsafe { libc::malloc(100_000) } as usize;
+        let range = pages(place.next_multiple_of(PAGE_BYTES), 20);
+        assert!(table::lock().is_foldable(range), "{:?}", table::lock().known(range));
+        // SAFETY: as above.
+        unsafe { libc::free(place as *mut c_void) };
+    })
+    .join()
+    .unwrap();
+}
+
+fn the_heap_follows_brk() {
+    ask_heap();
+    // SAFETY: asks where the heap ends.
+    let end = unsafe { libc::sbrk(0) } as usize;
+    let last = pages(end - PAGE_BYTES, 1);
+    assert!(table::lock().is_foldable(last) && lost_heap(last).is_none());
+    // SAFETY: grows the heap.
+    unsafe { libc::sbrk(1 << 20) };
+    ask_heap();
+    let grown = pages(end, 256);
+    assert!(table::lock().is_foldable(grown) && lost_heap(grown).is_none());
+    // SAFETY: shrinks it again, by what the allocator does not know of.
+    unsafe { libc::sbrk(-(1 << 20)) };
+    ask_heap();
+    assert!(!table::lock().touches(grown));
+}

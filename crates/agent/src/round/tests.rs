@@ -1,0 +1,97 @@
+//! Rounds over memory of this process.
+
+use super::*;
+use act::{MemberMemory, Purpose};
+
+fn ranges(list: &[(u64, u64)]) -> Vec<PageRange> {
+    list.iter().map(|&(page, pages)| PageRange { start: HostVirt(page << 12), pages }).collect()
+}
+
+#[test]
+fn costly_rounds_are_rare_also_while_much_changes() {
+    let seconds = |cost: u64| {
+        [Change::Much, Change::Some, Change::Little, Change::MuchForLong]
+            .map(|change| apart(Duration::from_millis(cost), pace(change)).as_secs_f32())
+    };
+    assert_eq!(seconds(0), [1.0, 0.1, 0.1, 0.1]);
+    assert_eq!(seconds(20), [1.0, 2.0, 8.0, 8.0]);
+    assert_eq!(seconds(200), [5.0, 10.0, 10.0, 10.0]);
+}
+
+/// Fresh pages, each with its own content, asked in.
+fn written(pages: u64) -> MemberMemory {
+    let memory = MemberMemory::new(pages).unwrap();
+    table::lock().ask(memory.range());
+    (0..pages).for_each(|n| write(&memory, n, n + 1));
+    memory
+}
+
+fn write(memory: &MemberMemory, page: u64, word: u64) {
+    let at = memory.range().start.add_pages(page).0 as usize as *mut u64;
+    // SAFETY: aligned and within the mapping, which lives as long as `memory`.
+    unsafe { at.write_volatile(word) };
+}
+
+/// The pages that one round reports, of this memory.
+fn round(rounds: &mut Rounds, guard: &Userfault, memory: &MemberMemory, rate: Option<u32>) -> Vec<u64> {
+    let pagemap = Pagemap::open(std::process::id()).unwrap();
+    while !rounds.due_in(Instant::now()).is_zero() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let notes = rounds.notes_writes.then_some(guard);
+    rounds.look(&pagemap, notes, rate, false).unwrap();
+    let (mut found, all) = (Vec::new(), memory.range());
+    while rounds.due_in(Instant::now()).is_zero() {
+        rounds.fingerprint(notes, u64::MAX, |rested, fingerprints| {
+            assert_eq!(rested.range.pages, fingerprints.len() as u64);
+            let pages = (0..rested.range.pages).map(|n| rested.range.start.add_pages(n));
+            found.extend(pages.filter(|at| (all.start..all.end()).contains(at)).map(|at| at.page() - all.start.page()));
+        });
+        if rounds.rested.is_empty() {
+            break;
+        }
+    }
+    found.sort_unstable();
+    found
+}
+
+#[test]
+fn pages_that_were_not_written_for_a_round_are_reported_once() {
+    let Ok(guard) = Userfault::open(Purpose::Note) else { return eprintln!("skipped: no userfaultfd") };
+    table::lock().follow_forks(true);
+    for notes_writes in [true, false] {
+        let memory = written(8);
+        // Eager, because writes of other tests in this process make it busy.
+        let mut rounds = Rounds::new(notes_writes, true).unwrap();
+        assert_eq!(round(&mut rounds, &guard, &memory, None), []);
+        write(&memory, 5, 50);
+        assert_eq!(round(&mut rounds, &guard, &memory, None), [0, 1, 2, 3, 4, 6, 7]);
+        assert_eq!(round(&mut rounds, &guard, &memory, None), [5]);
+        assert_eq!(round(&mut rounds, &guard, &memory, None), []);
+        write(&memory, 0, 10);
+        assert_eq!(round(&mut rounds, &guard, &memory, None), []);
+        assert_eq!(round(&mut rounds, &guard, &memory, None), [0]);
+        // Pages that could not be made use of are reported until they can be.
+        let range = PageRange { start: memory.range().start.add_pages(3), pages: 2 };
+        for _ in 0..2 {
+            rounds.take_back(&[Rested { range, kind: Kind::Small }]);
+            let twice = [(); 2].map(|()| round(&mut rounds, &guard, &memory, None));
+            assert_eq!(twice.concat(), [3, 4], "{notes_writes}");
+        }
+        table::lock().forget(memory.range());
+    }
+}
+
+#[test]
+fn budget_goes_round() {
+    let mut rounds = Rounds::new(false, false).unwrap();
+    let all = ranges(&[(0, 10), (20, 4)]);
+    let mut seen = BTreeMap::<u64, u32>::new();
+    for _ in 0..6 {
+        let part = rounds.within(&all, 7);
+        assert_eq!(part.iter().map(|range| range.pages).sum::<u64>(), 7);
+        part.iter().flat_map(|r| r.start.page()..r.end().page()).for_each(|page| *seen.entry(page).or_default() += 1);
+    }
+    assert_eq!(seen.len(), 14);
+    assert!(seen.values().all(|times| *times == 3), "{seen:?}");
+}

@@ -1,0 +1,112 @@
+//! Pages with short-lived folds are left alone for a while (`table/chunk.rs`).
+
+use super::*;
+
+/// Pages that may be folded when no page is left alone: broken ones, rested ones, and all.
+const ALL: (usize, usize, usize) = (5, 4, 700);
+/// The same when all pages with short-lived folds are left alone.
+const WITHOUT: (usize, usize, usize) = (0, 0, 691);
+
+/// Folds 18 pages, 8 of them as zeros.
+fn fold(table: &mut Table, now: u32) {
+    table.set_time(now, None);
+    table.set_private(real(0, 10));
+    table.set_folded(SlotRun { start: real(0, 10).start, slot: PoolSlot::new(0, 7).unwrap(), pages: 10 });
+    table.set_zeroed(real(600, 8));
+}
+
+/// Writes half of those pages, folded or not.
+fn write(table: &mut Table, now: u32) {
+    table.set_time(now, None);
+    table.set_broken(real(0, 5));
+    table.seen_written(real(0, 5));
+    table.rest((&[real(600, 4)], &[]), 0, Worth::All);
+}
+
+/// Pages that may be folded at this second by each way of asking: broken ones, rested ones, and all.
+fn open(table: &mut Table, now: u32) -> (usize, usize, usize) {
+    table.set_time(now, None);
+    let again = listed(&table.refoldable());
+    let all = listed(&table.worth_folding(real(0, 700), Worth::All));
+    assert!(again.is_subset(&all));
+    let rested = listed(&table.rest((&[], &[]), u64::MAX, Worth::All));
+    assert!(rested.is_subset(&all));
+    table.set_pending(real(600, 4));
+    (again.len(), rested.len(), all.len())
+}
+
+/// A table whose pages were folded this often in a row and written 28 s later each time; and the second of the last write.
+fn short_lived(times: u32) -> (Table, u32) {
+    let mut table = table();
+    table.ask(real(0, 700));
+    for now in (1..=times).map(|time| time * 40) {
+        fold(&mut table, now - 28);
+        write(&mut table, now);
+    }
+    assert_eq!(table.folds(), (18 * u64::from(times), 9 * u64::from(times)));
+    (table, times * 40)
+}
+
+#[test]
+fn fold_is_short_lived_if_written_within_a_minute() {
+    let short = |(from, to)| {
+        let (mut chunk, page) = (Chunk::new(), Bits::span(3, 1));
+        chunk.folded_at(page, (from, true));
+        chunk.ended(Bits::span(0, 9), to).iter().sum::<u64>()
+    };
+    assert_eq!([(100, 100), (104, 163), (100, 164)].map(short), [1; 3]);
+    assert_eq!([(104, 165), (100, 165), (100, 100_000)].map(short), [0; 3]);
+}
+
+#[test]
+fn backoff_doubles_with_each_short_lived_fold_and_is_capped() {
+    for (times, wait) in [(1, 60), (2, 120), (3, 240), (4, 240)] {
+        let (mut table, now) = short_lived(times);
+        assert_eq!([wait - 4, wait].map(|wait| open(&mut table, now + wait)), [WITHOUT, ALL], "{times}");
+        // A fold that lasts makes them pages like any other.
+        fold(&mut table, now + wait);
+        write(&mut table, now + wait + 80);
+        assert_eq!(open(&mut table, now + wait + 80), ALL);
+    }
+}
+
+#[test]
+fn write_during_backoff_restarts_it() {
+    let (mut table, now) = short_lived(1);
+    table.set_time(now + 60, None);
+    table.rest((&[real(600, 2)], &[]), 0, Worth::All);
+    assert_eq!(open(&mut table, now + 60 + 56), (5, 2, 698));
+}
+
+#[test]
+fn rest_in_which_a_fold_would_have_lasted_takes_back_one_short_lived_fold() {
+    let (mut table, now) = short_lived(2);
+    // A rest that is too short takes nothing back.
+    write(&mut table, now + 64);
+    let now = now + 64;
+    assert_eq!([now + 116, now + 120].map(|now| open(&mut table, now)), [WITHOUT, ALL]);
+    table.set_time(now + 40, Some(QuietInterval { seconds: 20, goes_on: true }));
+    write(&mut table, now + 80);
+    let now = now + 80;
+    assert_eq!(
+        [now + 116, now + 120].map(|now| open(&mut table, now)),
+        [WITHOUT, ALL],
+        "it has not been quiet for long"
+    );
+    write(&mut table, now + 68);
+    let now = now + 68;
+    assert_eq!([now + 56, now + 60].map(|now| open(&mut table, now)), [WITHOUT, ALL]);
+    write(&mut table, now + 68);
+    let now = now + 68;
+    assert_eq!(open(&mut table, now), ALL);
+    fold(&mut table, now + 60);
+    write(&mut table, now + 84);
+    assert_eq!(open(&mut table, now + 84), ALL);
+}
+
+#[test]
+fn eager_table_leaves_no_page_alone() {
+    let (mut table, now) = short_lived(1);
+    table.be_eager();
+    assert_eq!(open(&mut table, now), ALL);
+}

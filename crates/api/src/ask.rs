@@ -1,0 +1,136 @@
+//! The questions of the command line, and the supervisor's answers. Each message is a datagram of JSON on the control
+//! socket.
+//!
+//! A question may have several [`Answer`]s: any number of [`Answer::Group`] or [`Answer::Member`], and one other at the
+//! end.
+
+use crate::change::Change;
+use crate::control::{CONTROL_BYTES, GroupReport, Identity, Settings};
+use host::{Received, Seqpacket};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::io;
+
+/// A question. The socket tells the asker's process and user.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ask {
+    /// Make the asking process a member, before it executes the member's program.
+    Join {
+        /// Its group.
+        group: String,
+        /// Its name; `None`: one made from the program's.
+        name: Option<String>,
+        /// The file name of its program.
+        program: String,
+    },
+    /// List the groups.
+    Groups,
+    /// Show a group's state.
+    Show {
+        /// The group.
+        group: String,
+    },
+    /// Change a group's settings.
+    Set {
+        /// The group.
+        group: String,
+        /// The settings to change.
+        change: Change,
+    },
+    /// List the members of all groups.
+    Members,
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// The asker is a member, with this name.
+    Joined(String),
+    /// One of the groups.
+    Group(GroupLine),
+    /// One of the members.
+    Member(MemberLine),
+    /// The list has ended, or the change is made.
+    Done,
+    /// A group's state.
+    Report(Box<GroupState>),
+    /// The question is refused for this reason.
+    Refused(String),
+}
+
+/// A group in a list.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GroupLine {
+    /// Its name.
+    pub name: String,
+    /// Number of living members.
+    pub members: usize,
+    /// State of its worker.
+    pub worker: WorkerState,
+    /// Its settings.
+    pub settings: Settings,
+}
+
+/// State of a group's worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkerState {
+    /// There is none: the group has no members.
+    None,
+    /// It is being started, or waits to be started again after it died.
+    Starting,
+    /// It runs.
+    Running,
+}
+
+/// A member in a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberLine {
+    /// Its group.
+    pub group: String,
+    /// Its name and process.
+    #[serde(flatten)]
+    pub identity: Identity,
+    /// Its user when it joined.
+    pub uid: u32,
+    /// Whether its agent has ever connected.
+    pub connected: bool,
+}
+
+/// The state of a group.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GroupState {
+    /// Its name.
+    pub name: String,
+    /// Its settings.
+    pub settings: Settings,
+    /// State of its worker.
+    pub worker: WorkerState,
+    /// The worker's process.
+    pub worker_pid: Option<u32>,
+    /// Number of the pool's segments kept for the worker's successor.
+    pub segments: usize,
+    /// The worker's report; an empty one without a worker.
+    pub report: GroupReport,
+}
+
+/// A message as a datagram.
+pub fn encode(message: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(message).expect("these types have no maps with keys other than text")
+}
+
+/// The next message, if one has come.
+///
+/// # Errors
+/// The other side hung up, or sent something that is no message.
+pub fn receive<T: DeserializeOwned>(socket: &Seqpacket, buffer: &mut Vec<u8>) -> io::Result<Option<T>> {
+    buffer.resize(CONTROL_BYTES, 0);
+    // No message carries files; any that come are closed.
+    match socket.receive(buffer, &mut Vec::new())? {
+        Received::Nothing => Ok(None),
+        Received::Closed => Err(io::ErrorKind::UnexpectedEof.into()),
+        Received::Frame(bytes) => serde_json::from_slice(&buffer[..bytes]).map(Some).map_err(io::Error::other),
+    }
+}

@@ -1,0 +1,185 @@
+//! A group's settings as people write them, in the configuration and in `pagefold group set`.
+
+use crate::control::{Fold, Settings, ZeroPolicy};
+use serde::{Deserialize, Deserializer, Serialize, de};
+use std::str::FromStr;
+
+/// Pages that may be fingerprinted a second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ScanRate {
+    /// All pages that rest ([`wire::Pace::pages_per_s`]).
+    Auto,
+    /// At most this many.
+    Pages(u32),
+}
+
+/// When huge pages are split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HugePages {
+    /// Never.
+    Never,
+    /// When at least this percentage of one would fold.
+    Percent(u8),
+}
+
+/// Settings to change; `None` leaves one as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// See [`Settings::scan_rate`].
+    pub scan_rate: Option<ScanRate>,
+    /// See [`Settings::zero_pages`].
+    pub zero_pages: Option<ZeroPolicy>,
+    /// See [`Settings::split_huge_at_percent`].
+    pub huge_pages: Option<HugePages>,
+    /// See [`Settings::fold`].
+    pub fold: Option<Fold>,
+    /// See [`Settings::intra_member_only`].
+    pub intra_member_only: Option<bool>,
+}
+
+impl FromStr for ScanRate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.parse()) {
+            ("auto", _) => Ok(Self::Auto),
+            (_, Ok(pages)) if pages > 0 && pages < u32::MAX => Ok(Self::Pages(pages)),
+            _ => Err(format!("{text:?} is no scan rate: use auto, or pages a second (1 or more)")),
+        }
+    }
+}
+
+impl FromStr for HugePages {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.strip_suffix('%').unwrap_or(text).parse()) {
+            ("never", _) => Ok(Self::Never),
+            (_, Ok(percent @ 1..=100)) => Ok(Self::Percent(percent)),
+            _ => Err(format!("{text:?} is not when to split huge pages: use never, or a percentage from 1 to 100")),
+        }
+    }
+}
+
+/// Parses a policy for the command line.
+///
+/// # Errors
+/// The text is none.
+pub fn parse_zero_pages(text: &str) -> Result<ZeroPolicy, String> {
+    match text {
+        "share" => Ok(ZeroPolicy::Share),
+        "ignore" => Ok(ZeroPolicy::Ignore),
+        "when-idle" => Ok(ZeroPolicy::WhenIdle),
+        _ => Err(format!("{text:?} is not what to do with pages of zeros: use share, ignore or when-idle")),
+    }
+}
+
+/// Parses a setting for the command line.
+///
+/// # Errors
+/// The text is none.
+pub fn parse_fold(text: &str) -> Result<Fold, String> {
+    match text {
+        "on" => Ok(Fold::On),
+        "off" => Ok(Fold::Off),
+        "unfold" => Ok(Fold::Unfold),
+        _ => Err(format!("{text:?} is not whether to fold: use on, off or unfold")),
+    }
+}
+
+impl Change {
+    /// Whether it changes nothing.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The settings after this change.
+    pub fn apply(&self, settings: Settings) -> Settings {
+        Settings {
+            scan_rate: match self.scan_rate {
+                None => settings.scan_rate,
+                Some(ScanRate::Auto) => None,
+                Some(ScanRate::Pages(pages)) => Some(pages),
+            },
+            zero_pages: self.zero_pages.unwrap_or(settings.zero_pages),
+            split_huge_at_percent: match self.huge_pages {
+                None => settings.split_huge_at_percent,
+                Some(HugePages::Never) => None,
+                Some(HugePages::Percent(percent)) => Some(percent),
+            },
+            fold: self.fold.unwrap_or(settings.fold),
+            intra_member_only: self.intra_member_only.unwrap_or(settings.intra_member_only),
+            ..settings
+        }
+    }
+
+    /// This change followed by another one.
+    pub fn then(&self, later: &Self) -> Self {
+        Self {
+            scan_rate: later.scan_rate.or(self.scan_rate),
+            zero_pages: later.zero_pages.or(self.zero_pages),
+            huge_pages: later.huge_pages.or(self.huge_pages),
+            fold: later.fold.or(self.fold),
+            intra_member_only: later.intra_member_only.or(self.intra_member_only),
+        }
+    }
+}
+
+/// A value that a file may give as a number or as text.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a number or a text in quotes")]
+enum Word {
+    Number(i64),
+    Text(String),
+}
+
+/// Reads a value from a file, as a number or as text, with the parser of the command line.
+///
+/// # Errors
+/// The parser's own.
+pub fn from_word<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(file: D) -> Result<Option<T>, D::Error> {
+    let text = match Word::deserialize(file)? {
+        Word::Number(n) => n.to_string(),
+        Word::Text(text) => text,
+    };
+    text.parse().map(Some).map_err(de::Error::custom)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scan_rate_and_huge_pages_are_parsed() {
+        assert_eq!("auto".parse(), Ok(ScanRate::Auto));
+        assert_eq!("1000".parse(), Ok(ScanRate::Pages(1000)));
+        for text in ["", "0", "-1", "4294967295", "fast", "1k"] {
+            assert!(text.parse::<ScanRate>().is_err(), "{text}");
+        }
+        assert_eq!("never".parse(), Ok(HugePages::Never));
+        assert_eq!("50%".parse(), Ok(HugePages::Percent(50)));
+        assert_eq!("100".parse(), Ok(HugePages::Percent(100)));
+        for text in ["", "0", "101", "%", "always", "50%%"] {
+            assert!(text.parse::<HugePages>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_named_settings_change() {
+        let before = Settings { scan_rate: Some(7), pool_slots: 9, ..Settings::default() };
+        assert_eq!(Change::default().apply(before), before);
+        let change = Change {
+            scan_rate: Some(ScanRate::Auto),
+            zero_pages: Some(ZeroPolicy::Ignore),
+            huge_pages: Some(HugePages::Never),
+            fold: Some(Fold::Off),
+            intra_member_only: Some(true),
+        };
+        let after = change.apply(before);
+        assert_eq!((after.scan_rate, after.zero_pages), (None, ZeroPolicy::Ignore));
+        assert_eq!((after.split_huge_at_percent, after.fold, after.intra_member_only), (None, Fold::Off, true));
+        assert_eq!(after.pool_slots, 9);
+        let later = Change { fold: Some(Fold::On), ..Change::default() };
+        assert_eq!(change.then(&later), Change { fold: Some(Fold::On), ..change });
+    }
+}

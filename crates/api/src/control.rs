@@ -1,0 +1,247 @@
+//! The protocol between the supervisor and a group's worker.
+//!
+//! The worker listens on a `SOCK_SEQPACKET` socket under the group's name, so that a new supervisor finds the workers
+//! of its predecessor. Only a supervisor may connect: the worker checks the peer's credentials.
+//!
+//! Each message is one datagram of JSON, and file descriptors travel with it. The two belong to the same installation
+//! and trust each other, so the protocol is simple rather than tight.
+//!
+//! ```text
+//!   supervisor                                      worker
+//!     | Take {settings} + segments of a predecessor    |
+//!     | ---------------------------------------------> |   once, after a start or an adoption
+//!     | <----- Adopted {members, segments} + segments  |   what there is already, for a new supervisor
+//!     | Admit {member} + the member's socket --------> |
+//!     | Set {settings} ------------------------------> |
+//!     | Report --------------------------------------> |
+//!     | <-------------------------------------- Report |
+//!     | <----------------- Segment {number} + its file |   keep this for my successor
+//!     | <------------------------- Dropped {number}    |   nobody needs that segment any more
+//!     | <------------------------------- Event {text}  |
+//! ```
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use wire::{Failures, Outcome};
+
+/// Longest control message, in bytes.
+pub const CONTROL_BYTES: usize = 128 << 10;
+
+/// Whether a group folds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fold {
+    /// Fold.
+    #[default]
+    On,
+    /// Leave folded pages as they are, and fold nothing more.
+    Off,
+    /// Make folded pages private again, and fold nothing more.
+    Unfold,
+}
+
+/// Treatment of pages of zeros.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ZeroPolicy {
+    /// Fold them like any other.
+    #[default]
+    Share,
+    /// Leave them as they are.
+    Ignore,
+    /// Fold them while the member is nearly idle.
+    WhenIdle,
+}
+
+/// The settings of a group; all of them can be changed at any time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct Settings {
+    /// Most pages to fingerprint a second in the whole group; `None` is `auto`.
+    pub scan_rate: Option<u32>,
+    /// Treatment of pages of zeros.
+    pub zero_pages: ZeroPolicy,
+    /// Least percentage of a huge page that must fold for it to be split; `None`: none is split.
+    pub split_huge_at_percent: Option<u8>,
+    /// Whether to fold.
+    pub fold: Fold,
+    /// Whether pages of different members are never folded into one.
+    pub intra_member_only: bool,
+    /// Most slots that the pool may have in use.
+    pub pool_slots: u32,
+    /// Most pages without a duplicate that the index may remember.
+    pub index_pages: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            scan_rate: None,
+            zero_pages: ZeroPolicy::Share,
+            split_huge_at_percent: Some(50),
+            fold: Fold::On,
+            intra_member_only: false,
+            pool_slots: page::PoolSlot::PER_SEGMENT,
+            index_pages: 64 << 20,
+        }
+    }
+}
+
+/// A member's process, by facts that it did not choose, and the name that it was given.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Identity {
+    /// Its name, unique among the group's living members.
+    pub name: String,
+    /// Its process.
+    pub pid: u32,
+    /// Start of that process in clock ticks since boot. No two processes have the same pid and start.
+    pub started: u64,
+}
+
+/// A segment of the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SegmentInfo {
+    /// Its number.
+    pub number: u8,
+    /// Number of slots that it may hold.
+    pub slots: u32,
+}
+
+/// From the supervisor to a worker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Begin; with it, a read-only file for each segment that a predecessor left, in this order.
+    Take {
+        /// The group's settings.
+        settings: Settings,
+        /// Segments that a predecessor left.
+        segments: Vec<SegmentInfo>,
+    },
+    /// A new member; with it, its socket, of which nothing has been read.
+    Admit(Identity),
+    /// New settings of the group.
+    Set(Settings),
+    /// Report on the group.
+    Report,
+}
+
+/// From a worker to the supervisor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum News {
+    /// The first message on a connection: all members and segments; with it, a read-only file for each segment, in this
+    /// order. Where there are more than 64 members, more of these follow, with the next members and no segments.
+    Adopted {
+        /// Members that are connected.
+        members: Vec<Identity>,
+        /// Segments of the pool.
+        segments: Vec<SegmentInfo>,
+        /// Whether it has received [`Order::Take`].
+        begun: bool,
+    },
+    /// A new segment; with it, a read-only file, to be kept for a successor.
+    Segment(SegmentInfo),
+    /// A segment that nobody needs any more.
+    Dropped(u8),
+    /// The answer to `Report`.
+    Report(Box<GroupReport>),
+    /// Something worth a line in a log.
+    Event(String),
+}
+
+/// A group's report. Counters only grow unless they say "now".
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GroupReport {
+    /// Its members, now.
+    pub members: Vec<MemberReport>,
+    /// Slots of the pool in use, now.
+    pub slots: u64,
+    /// Pages of members that map a slot, now.
+    pub sharing_pages: u64,
+    /// Pages of zeros given back, now.
+    pub zero_pages: u64,
+    /// Memory that the members' folded pages would take if they were private, less the pool's, by this account. `audit`
+    /// counts frames instead.
+    pub saved_bytes: u64,
+    /// Pages in mappings of the pool that were written since they were folded, now.
+    pub broken_pages: u64,
+    /// Pages folded.
+    pub folds: u64,
+    /// Of those, pages that had been folded before and broken since.
+    pub refolds: u64,
+    /// Of those, pages that were written again within a minute or so: they need not have been folded.
+    pub short_folds: u64,
+    /// Pages checked for writes.
+    pub pages_scanned: u64,
+    /// Pages fingerprinted.
+    pub pages_hashed: u64,
+    /// Pages that were to be folded and were not, by reason.
+    pub fold_failures: BTreeMap<String, u64>,
+    /// Pages that members reported a second, lately.
+    pub scan_rate: u64,
+    /// Processor time of the worker.
+    pub worker_cpu_s: f64,
+    /// Processor time of the agents of all members, former ones too.
+    pub agent_cpu_s: f64,
+    /// Mappings of all members, now.
+    pub vmas: u64,
+    /// Memory of the index and of all tables of the worker, now.
+    pub index_bytes: u64,
+    /// Memory of the agents' tables, now.
+    pub agent_bytes: u64,
+    /// Part of the hash space that the passes have done, in thousandths; `None` if the index covers all of it.
+    pub pass_permille: Option<u32>,
+    /// Slots that are held only because some process that was a member, or its child, may still map them, now.
+    #[serde(rename = "limbo_slots")]
+    pub deferred_slots: u64,
+    /// Members that are counted above and not listed, because the list would not fit into a message.
+    #[serde(default)]
+    pub members_left_out: u64,
+}
+
+/// The numbers of failures by the reason's name.
+pub fn by_reason(failures: &Failures) -> BTreeMap<String, u64> {
+    let reasons = Outcome::ALL.into_iter().filter(|outcome| *outcome != Outcome::Folded);
+    reasons.map(|outcome| (outcome.name().to_owned(), failures.of(outcome))).collect()
+}
+
+impl GroupReport {
+    /// The report of a group without a worker.
+    pub fn none() -> Self {
+        Self { fold_failures: by_reason(&Failures::default()), ..Self::default() }
+    }
+}
+
+/// The report on one member.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MemberReport {
+    /// Its name.
+    pub name: String,
+    /// Its process.
+    pub pid: u32,
+    /// Whether its agent is connected; if not, its slots are kept until its process and its children have ended.
+    pub connected: bool,
+    /// Whether it folds, and if not, why (`wire::MemberState`).
+    pub state: String,
+    /// Details of the state, for people.
+    pub detail: String,
+    /// Pages that may be folded, now.
+    pub enrolled_pages: u64,
+    /// Pages that map a slot, now, by the agent's account.
+    pub folded_pages: u64,
+    /// Pages of zeros given back, now.
+    pub zero_pages: u64,
+    /// Pages broken inside mappings of the pool, now.
+    pub broken_pages: u64,
+    /// Processor time of its agent.
+    pub agent_cpu_s: f64,
+    /// Its mappings, as last counted.
+    pub vmas: u64,
+    /// Median time for which pages were out of its reach, rounded up to a power of two.
+    pub stall_p50_us: u64,
+    /// 99th percentile of these times, rounded up to a power of two.
+    pub stall_p99_us: u64,
+    /// Longest of these times.
+    pub stall_max_us: u64,
+}

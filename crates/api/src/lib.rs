@@ -1,0 +1,22 @@
+//! The protocols of a service.
+//!
+//! ```text
+//!   command line --ask--> supervisor --control--> worker of a group
+//! ```
+//!
+//! | module | holds |
+//! |---|---|
+//! | `ask` | questions of the command line, and the supervisor's answers |
+//! | `control` | orders of the supervisor, and the workers' news |
+//! | `change` | settings as people write them |
+//! | `name` | valid names of groups and members |
+//! | `place` | the directory of a service |
+//! | `client` | finds a service and asks it |
+#![forbid(unsafe_code)]
+
+pub mod ask;
+pub mod change;
+pub mod client;
+pub mod control;
+pub mod name;
+pub mod place;

@@ -1,0 +1,203 @@
+//! The directory of a service, and the sockets and files in it.
+//!
+//! ```text
+//!   DIR/lock               held by the supervisor that runs
+//!   DIR/agent.sock         members
+//!   DIR/prove.sock         members that ask whether anybody else holds their pages; root's service only
+//!   DIR/control.sock       the command line
+//!   DIR/workers/GROUP.sock a group's worker, for supervisors only
+//!   DIR/state.json         members, and settings changed on the fly, for the next supervisor
+//!   DIR/log                log of a private service
+//! ```
+
+use anyhow::{Context, bail};
+use std::fs::{self, DirBuilder, File, Permissions, TryLockError};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// The directory of the host's service.
+const HOSTS: &str = "/run/pagefold";
+
+/// A service's directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    dir: PathBuf,
+}
+
+/// The lock of a directory, held by its one supervisor.
+pub struct Lock {
+    /// Closing it releases the lock.
+    _file: File,
+}
+
+/// This process's user.
+pub fn own_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+impl Place {
+    /// The place in this directory.
+    pub fn at(dir: &Path) -> Self {
+        Self { dir: dir.to_owned() }
+    }
+
+    /// The place of the host's service, which root runs.
+    pub fn hosts() -> Self {
+        Self::at(Path::new(HOSTS))
+    }
+
+    /// The place of the caller's own service: root's is the host's.
+    pub fn own() -> Self {
+        if own_uid() == 0 {
+            return Self::hosts();
+        }
+        match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
+            Some(dir) => Self::at(&PathBuf::from(dir).join("pagefold")),
+            None => Self::at(&PathBuf::from(format!("/tmp/pagefold-{}", own_uid()))),
+        }
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The socket to which members connect.
+    pub fn agent_socket(&self) -> PathBuf {
+        self.dir.join("agent.sock")
+    }
+
+    /// The socket of the prover.
+    pub fn prove_socket(&self) -> PathBuf {
+        self.dir.join("prove.sock")
+    }
+
+    /// The socket to which the command line connects.
+    pub fn control_socket(&self) -> PathBuf {
+        self.dir.join("control.sock")
+    }
+
+    /// The socket of a group's worker.
+    pub fn worker_socket(&self, group: &str) -> PathBuf {
+        self.dir.join("workers").join(format!("{group}.sock"))
+    }
+
+    /// The file with the state for the next supervisor.
+    pub fn state_file(&self) -> PathBuf {
+        self.dir.join("state.json")
+    }
+
+    /// The log of a private service.
+    pub fn log_file(&self) -> PathBuf {
+        self.dir.join("log")
+    }
+
+    /// Names of the groups that have the socket of a worker.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn workers(&self) -> anyhow::Result<Vec<String>> {
+        let dir = self.dir.join("workers");
+        let listing = fs::read_dir(&dir).with_context(|| format!("cannot list {}", dir.display()))?;
+        let group = |entry: fs::DirEntry| entry.file_name().to_str()?.strip_suffix(".sock").map(str::to_owned);
+        Ok(listing.flatten().filter_map(group).filter(|name| crate::name::check("group", name).is_ok()).collect())
+    }
+
+    /// Makes the directory. Every user may enter that of root's service, so that members can connect.
+    ///
+    /// # Errors
+    /// It cannot be made, or is somebody else's.
+    pub fn make(&self) -> anyhow::Result<()> {
+        let mode = if own_uid() == 0 { 0o755 } else { 0o700 };
+        make_dir(&self.dir, mode)?;
+        make_dir(&self.dir.join("workers"), 0o700)
+    }
+
+    /// Checks that the directory is the caller's or root's: sockets in another user's may lead anywhere.
+    ///
+    /// # Errors
+    /// It is not there, or somebody else's.
+    pub fn check(&self) -> anyhow::Result<()> {
+        check_dir(&self.dir, &[own_uid(), 0])
+    }
+
+    /// Takes the lock of the directory; `None` where another supervisor holds it.
+    ///
+    /// # Errors
+    /// The file cannot be made.
+    pub fn lock(&self) -> anyhow::Result<Option<Lock>> {
+        let path = self.dir.join("lock");
+        // A process that can open the file can hold the lock, so no other user may.
+        let open = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let file = open.with_context(|| format!("cannot create {}", path.display()))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Lock { _file: file })),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(e)) => Err(e).with_context(|| format!("cannot lock {}", path.display())),
+        }
+    }
+}
+
+fn make_dir(dir: &Path, mode: u32) -> anyhow::Result<()> {
+    match DirBuilder::new().mode(mode).create(dir) {
+        // The process's umask may have taken rights away.
+        Ok(()) => fs::set_permissions(dir, Permissions::from_mode(mode))
+            .with_context(|| format!("cannot set the rights of {}", dir.display())),
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => check_dir(dir, &[own_uid()]),
+        Err(e) => Err(e).with_context(|| format!("cannot create {}", dir.display())),
+    }
+}
+
+fn check_dir(dir: &Path, owners: &[u32]) -> anyhow::Result<()> {
+    // A symbolic link is not followed: its owner can turn it elsewhere.
+    let found = fs::symlink_metadata(dir).with_context(|| format!("cannot look at {}", dir.display()))?;
+    if !found.is_dir() {
+        bail!("{} is not a directory", dir.display());
+    }
+    if !owners.contains(&found.uid()) {
+        bail!("{} belongs to user {}: remove it, or use another directory", dir.display(), found.uid());
+    }
+    if found.mode() & 0o022 != 0 {
+        let mode = found.mode() & 0o7777;
+        bail!("others may write in {} (mode {mode:04o}): chmod go-w it, or use another directory", dir.display());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directory_that_others_may_write_is_refused() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("d");
+        let place = Place::at(&dir);
+        assert!(place.check().is_err());
+        place.make().unwrap();
+        place.make().unwrap();
+        place.check().unwrap();
+        fs::set_permissions(&dir, Permissions::from_mode(0o777)).unwrap();
+        assert!(place.make().unwrap_err().to_string().contains("mode 0777"));
+        assert!(place.check().is_err());
+        let link = temp.path().join("link");
+        std::os::unix::fs::symlink(temp.path(), &link).unwrap();
+        assert!(Place::at(&link).make().unwrap_err().to_string().contains("not a directory"));
+        if own_uid() == 0 {
+            fs::set_permissions(&dir, Permissions::from_mode(0o755)).unwrap();
+            std::os::unix::fs::chown(&dir, Some(65534), None).unwrap();
+            assert!(place.make().unwrap_err().to_string().contains("belongs to user 65534"));
+        }
+    }
+
+    #[test]
+    fn directory_has_one_supervisor() {
+        let temp = tempfile::tempdir().unwrap();
+        let place = Place::at(&temp.path().join("d"));
+        place.make().unwrap();
+        let lock = place.lock().unwrap();
+        assert!(lock.is_some() && place.lock().unwrap().is_none());
+        drop(lock);
+        assert!(place.lock().unwrap().is_some());
+    }
+}

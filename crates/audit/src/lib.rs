@@ -1,0 +1,236 @@
+//! Isolation and savings as page frames show them: nothing here comes from the engine's own counters.
+//!
+//! An audit looks at the members that the service names. It also looks at every other process of the host that maps a
+//! pool privately (a member's child, say). Of each process, the page table tells the frames of its private memory:
+//! anonymous pages, and pages of the pool. Pages of other files are left out: groups may well run the same programs.
+//!
+//! - A **cross-group frame** is mapped by two groups, or lies in one group's pool and is mapped by another group. Page
+//!   tables are read one after the other, and a frame that one process gives back may be another's a moment later. So
+//!   each suspect is looked at again, with both page tables open, before it is reported.
+//! - The **saving** of a group is a difference. Its first term counts the places where members map pages of the pool,
+//!   touched or not, that were not written since. Without the pool, each such place would be a frame. Its second term
+//!   counts the pool's frames, be they mapped or not.
+//!
+//! The frames of one pass take 8 bytes for every page, [`MOST_ENTRIES`] at most. If there are more, several passes
+//! each cover a part of the frame numbers.
+#![forbid(unsafe_code)]
+
+mod frames;
+mod pool;
+mod subjects;
+
+use cli::exit::Stop;
+use frames::{Frames, Seen};
+use host::{FrameTable, Pagemap, kpf};
+use page::{HostVirt, Pfn, pages_to_bytes};
+use serde::Serialize;
+pub use subjects::{Engine, Member};
+use subjects::{Subject, Subjects};
+
+/// Number of frames that are held at once: 256 MiB of entries.
+const MOST_ENTRIES: usize = 1 << 25;
+/// Number of cross-group frames that are listed one by one.
+const MOST_SHOWN: usize = 32;
+
+/// Findings from the frames, in the shape that `pagefold audit --json` prints.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Findings {
+    /// Distinct frames that were looked at.
+    pub frames_checked: u64,
+    /// Frames that their group maps more than once.
+    pub shared_within_group: u64,
+    /// Frames that two groups have in common.
+    pub cross_group_frames: u64,
+    /// Savings of all groups.
+    pub saved_bytes: i64,
+    /// The groups.
+    pub by_group: Vec<GroupFindings>,
+    /// Cross-group frames, the first of them.
+    pub cross_group: Vec<Crossing>,
+    /// Processes that could not be looked at.
+    pub partial: Vec<Missed>,
+}
+
+/// One group.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct GroupFindings {
+    /// Its name.
+    pub name: String,
+    /// Processes that are members.
+    pub members: usize,
+    /// Other processes that map its pool.
+    pub other_processes: usize,
+    /// Distinct frames that its processes map.
+    pub frames: u64,
+    /// Frames that its processes map more than once.
+    pub shared_frames: u64,
+    /// Frames that the files of its pool hold.
+    pub pool_frames: u64,
+    /// Places where members map pages of the pool.
+    pub pool_mappings: u64,
+    /// Places where the other processes map pages of the pool.
+    pub other_pool_mappings: u64,
+    /// Pages in members' mappings of the pool that were written, and are private frames.
+    pub broken_pages: u64,
+    /// Savings of the group: `pool_mappings` less `pool_frames`, in bytes. A group whose members the service does not
+    /// name has `other_pool_mappings` added. Negative while a pool is built up or given up.
+    pub saved_bytes: i64,
+    /// Savings by the engine's account, without the pages of zeros that it gave back.
+    pub engine_saved_bytes: Option<u64>,
+}
+
+/// A frame that is common to two groups.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Crossing {
+    /// Its number.
+    pub frame: u64,
+    /// Whether the kernel's own merger made it.
+    pub ksm: bool,
+    /// Two places where it is mapped.
+    pub places: [Place; 2],
+}
+
+/// A place where a frame is mapped.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Place {
+    /// The group of the process that maps it.
+    pub group: String,
+    /// The process.
+    pub pid: u32,
+    /// The address.
+    pub address: u64,
+    /// The group whose pool the mapping maps, if any.
+    pub pool: Option<String>,
+}
+
+/// A process that could not be looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Missed {
+    /// Its group, where that is known.
+    pub group: Option<String>,
+    /// The process.
+    pub pid: u32,
+    /// The reason.
+    pub reason: String,
+}
+
+/// Audits all frames of all groups.
+///
+/// # Errors
+/// The kernel hides frames, or their flags.
+pub fn take(engine: &Engine) -> anyhow::Result<Findings> {
+    if !host::frames_visible() {
+        let why = "proving anything from page frames takes root (CAP_SYS_ADMIN): nobody else is shown them";
+        return Err(Stop::HostLacks(why.into()).into());
+    }
+    let flags = FrameTable::flags()?;
+    let mut subjects = Subjects::find(engine)?;
+    let mut findings = Findings::default();
+    let mut passes = 1;
+    let candidates = loop {
+        match pass_all(&mut subjects, passes, &flags, &mut findings)? {
+            Some(candidates) => break candidates,
+            // More than fit: try again with more passes, each over a part of the frames.
+            None => passes *= 2,
+        }
+    };
+    findings.by_group = subjects.groups(engine);
+    for (group, (frames, shared)) in findings.by_group.iter_mut().zip(&subjects.frames) {
+        (group.frames, group.shared_frames) = (*frames, *shared);
+    }
+    findings.saved_bytes = findings.by_group.iter().map(|g| g.saved_bytes).sum();
+    confirm(&subjects, &candidates, &flags, &mut findings)?;
+    findings.partial = subjects.missed;
+    Ok(findings)
+}
+
+/// Makes all passes, and returns the frames that seem to be common to several groups. `None` if the frames of one pass
+/// are too many to be held.
+fn pass_all(
+    subjects: &mut Subjects,
+    passes: u64,
+    flags: &FrameTable,
+    findings: &mut Findings,
+) -> host::Result<Option<Vec<Pfn>>> {
+    let mut candidates = Vec::new();
+    *findings = Findings::default();
+    subjects.begin();
+    for pass in 0..passes {
+        let mut frames = Frames::default();
+        let wanted = |pfn: u64| pfn % passes == pass;
+        if !subjects.scan(pass == 0, &wanted, |seen| frames.push(seen, MOST_ENTRIES)) {
+            return Ok(None);
+        }
+        let counted = frames.count(flags, subjects.frames.as_mut_slice())?;
+        findings.frames_checked += counted.frames;
+        findings.shared_within_group += counted.shared_within_group;
+        candidates.extend(counted.crossing);
+    }
+    Ok(Some(candidates))
+}
+
+/// Looks again at the frames that seem to be common to several groups.
+fn confirm(subjects: &Subjects, candidates: &[Pfn], flags: &FrameTable, findings: &mut Findings) -> host::Result<()> {
+    if candidates.is_empty() {
+        return Ok(());
+    }
+    let mut found: Vec<(Pfn, usize, HostVirt, Option<u16>)> = Vec::new();
+    for (n, subject) in subjects.all.iter().enumerate() {
+        // A process that can no longer be read has ended and maps nothing, or is listed as missed already.
+        let _ = subject.each_frame(subjects, &mut |address, seen: Seen| {
+            if candidates.binary_search(&seen.pfn).is_ok() {
+                found.push((seen.pfn, n, address, seen.pool));
+            }
+            true
+        });
+    }
+    found.sort_unstable();
+    for places in found.chunk_by(|a, b| a.0 == b.0) {
+        if let Some((one, other)) = pair(subjects, places)
+            && is_mapped_by_both(subjects, one, other)
+        {
+            findings.cross_group_frames += 1;
+            if findings.cross_group.len() < MOST_SHOWN {
+                let mut ksm = false;
+                flags.read(&[one.0], |_, word| ksm = word & kpf::KSM != 0)?;
+                let places = [one, other].map(|place| subjects.place(place));
+                findings.cross_group.push(Crossing { frame: one.0.0, ksm, places });
+            }
+        }
+    }
+    Ok(())
+}
+
+type Found = (Pfn, usize, HostVirt, Option<u16>);
+
+/// Two places of one frame that belong to different groups, or the same place twice if it is in another group's pool.
+fn pair<'a>(subjects: &Subjects, places: &'a [Found]) -> Option<(&'a Found, &'a Found)> {
+    let group = |found: &Found| subjects.all[found.1].group;
+    let first = places.first()?;
+    let elsewhere = places.iter().find(|p| group(p) != group(first)).map(|other| (first, other));
+    elsewhere.or_else(|| places.iter().find(|p| p.3.is_some_and(|pool| pool != group(p))).map(|p| (p, p)))
+}
+
+/// Whether the frame is still in both places, at the same time.
+fn is_mapped_by_both(subjects: &Subjects, one: &Found, other: &Found) -> bool {
+    let open = |found: &Found| Pagemap::open(subjects.all[found.1].pid());
+    let (Ok(first), Ok(second)) = (open(one), open(other)) else { return false };
+    let maps = |map: &Pagemap, found: &Found| {
+        let mut entries = Vec::new();
+        let read = map.read(found.2, 1, &mut entries).is_ok();
+        // A page of a pool that the process has not touched is not in its page table.
+        read && entries.first().is_some_and(|e| e.pfn() == Some(found.0) || found.3.is_some() && !e.present())
+    };
+    maps(&first, one) && maps(&second, other) && maps(&first, one)
+}
+
+impl Subject {
+    fn pid(&self) -> u32 {
+        self.process.pid
+    }
+}
+
+/// Bytes saved by `pool_mappings` mappings of a pool's pages whose frames are `pool_frames`.
+fn saved_bytes(pool_mappings: u64, pool_frames: u64) -> i64 {
+    pages_to_bytes(pool_mappings).cast_signed() - pages_to_bytes(pool_frames).cast_signed()
+}

@@ -1,0 +1,108 @@
+//! `pagefold bench ksm`: Pagefold and the kernel's own merger with the same guests, in turns.
+//!
+//! ```text
+//!   ksmd:     guests start -> idle -> run=1 -------> stable -> idle for a while -> the prober's questions -> all end
+//!   pagefold: guests start -> idle -> fold=on -----> stable -> idle for a while -> the prober's questions -> all end
+//!                                     |<- sampled ->|          CPU per second      reaction, breaks, stalls
+//! ```
+//! Both sides are asked the same questions in the same way; [`ksmd`] and [`folding`] hold the differences. Both sides'
+//! own accounts are checked against page tables ([`frames`]). [`guardian`] puts the host back as it was.
+
+mod churn;
+mod curve;
+mod equal;
+mod folding;
+mod frames;
+mod guardian;
+mod guests;
+mod huge;
+mod ksmd;
+mod layout;
+mod measure;
+mod merger;
+mod options;
+mod probe;
+mod prober;
+mod result;
+mod svg;
+mod table;
+mod timings;
+mod walker;
+
+pub use guardian::guard;
+pub use guests::{MergeableArgs, hold};
+pub use huge::{HugeArgs, run as run_huge};
+pub use options::Options as Args;
+pub use probe::run as probe;
+pub use walker::{WalkArgs, walk};
+
+use anyhow::Context;
+use cli::exit::{Outcome, Stop};
+use cli::say;
+use guardian::Guardian;
+use measure::Side;
+use options::Options;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+/// Runs the bench and prints its result.
+pub fn run(o: &Options) -> anyhow::Result<Outcome> {
+    o.check()?;
+    if o.small_pages {
+        // Programs inherit this from the one that starts them.
+        rustix::thread::disable_transparent_huge_pages(true)?;
+    }
+    let mut guardian = Guardian::start()?;
+    let knobs = ksmd::may_use()?;
+    let dir = make_dir(&mut guardian)?;
+    guardian.keep_ksm(&knobs)?;
+    let outcome = if o.churn { churn::run(o, &dir, &mut guardian) } else { compare(o, &dir, &mut guardian) };
+    let put_back = guardian.finish();
+    let outcome = outcome?;
+    put_back?;
+    Ok(outcome)
+}
+
+/// Makes the bench's directory. Its path is short, because the length of a socket's name is limited.
+fn make_dir(guardian: &mut Guardian) -> anyhow::Result<PathBuf> {
+    let dir = std::env::temp_dir().join(format!("pagefold-bench-{}", std::process::id()));
+    DirBuilder::new().mode(0o700).create(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    guardian.keep_dir(&dir)?;
+    Ok(dir)
+}
+
+/// Takes turns of both sides, for the number of rounds in the options.
+fn turns<T>(o: &Options, mut turn: impl FnMut(Side) -> anyhow::Result<T>) -> anyhow::Result<Vec<(T, T)>> {
+    let mut rounds = Vec::new();
+    for round in 1..=o.rounds {
+        say!("pagefold: round {round} of {}: ksmd", o.rounds);
+        // No merging while guests start.
+        act::set_ksm("run", "0")?;
+        let theirs = turn(Side::Ksmd).map_err(|e| failed("ksmd", e))?;
+        say!("pagefold: round {round} of {}: pagefold", o.rounds);
+        let ours = turn(Side::Pagefold).map_err(|e| failed("Pagefold", e))?;
+        rounds.push((theirs, ours));
+    }
+    Ok(rounds)
+}
+
+/// Turns an error into words alone, unless it carries an exit code. Else a broken pipe to a prober that died would be
+/// taken for the bench's own output being closed.
+fn failed(who: &str, e: anyhow::Error) -> anyhow::Error {
+    let what = format!("{who} could not be measured");
+    if e.chain().any(|cause| cause.is::<Stop>()) { e.context(what) } else { anyhow::anyhow!("{what}: {e:#}") }
+}
+
+fn compare(o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Outcome> {
+    let rounds = turns(o, |side| measure::turn(side, o, dir, guardian))?;
+    let rounds = rounds.into_iter().map(|(ksmd, pagefold)| result::Round::of(ksmd, pagefold)).collect();
+    let bench = result::Bench::of(o, rounds);
+    let mut out = std::io::stdout().lock();
+    if o.json {
+        report::json::write(&mut out, &bench)?;
+    } else {
+        table::print(&mut out, &bench)?;
+    }
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,239 @@
+//! Pagefold as a merger: a service of the bench's own with one group, whose settings imitate ksmd.
+
+use super::curve::{Details, Progress};
+use super::equal::Guest;
+use super::guardian::Guardian;
+use super::merger::{Account, Folds, Merger};
+use anyhow::{Context, bail};
+use api::ask::GroupState;
+use api::change::Change;
+use api::client::Service;
+use api::control::{Fold, GroupReport};
+use api::place::Place;
+use host::{ProcessId, ThreadCpu};
+use serde::Serialize;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Name of the one group.
+pub const GROUP: &str = "bench";
+/// Name of the agent's threads in the members' processes.
+const AGENT: &str = "pagefold";
+/// Time limit for a service to start, and for members to connect.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The service's configuration. As ksmd does, it folds pages of zeros and splits a huge page for a few small pages: at
+/// 1%, six of its 512.
+fn config(prover: bool) -> String {
+    format!(
+        "[service]\nprover = {prover}\n\n[[group]]\nname = \"{GROUP}\"\nzero-pages = \"share\"\nhuge-pages = 1\nfold = \"off\"\n"
+    )
+}
+
+/// How long agents kept pages out of reach: the worst of all members, as upper bounds that are powers of two of a
+/// microsecond.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct AgentStalls {
+    /// At the median.
+    pub p50_us: u64,
+    /// At the 99th percentile.
+    pub p99_us: u64,
+    /// The longest.
+    pub max_us: u64,
+}
+
+/// A running service.
+pub struct Folding {
+    server: Child,
+    service: RefCell<Service>,
+    guests: Vec<u32>,
+    dir: PathBuf,
+}
+
+impl Folding {
+    /// Starts a service in a directory below `dir`, with a prover or without.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start(dir: &Path, prover: bool, guardian: &mut Guardian) -> anyhow::Result<Self> {
+        let (config, log) = (dir.join("service.toml"), dir.join("service.log"));
+        fs::write(&config, self::config(prover)).with_context(|| format!("cannot write {}", config.display()))?;
+        let log = fs::File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
+        let dir = dir.join("service");
+        let server = Command::new(program()?)
+            .args(["serve", "--stop-workers", "--config"])
+            .arg(&config)
+            .arg("--dir")
+            .arg(&dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .context("cannot start a service")?;
+        guardian.keep_process(ProcessId::of(server.id())?)?;
+        let service = wait_for(|| Service::connect(Place::at(&dir)), "the bench's service does not start")?;
+        let service = RefCell::new(service);
+        Ok(Self { server, service, guests: Vec::new(), dir })
+    }
+
+    /// Changes the group's settings.
+    ///
+    /// # Errors
+    /// The service does not answer.
+    pub fn set(&self, change: Change) -> anyhow::Result<()> {
+        Service::connect(Place::at(&self.dir))?.set(GROUP, change)
+    }
+
+    /// The group's state. Asks once more if the service has hung up, as it does when a client is silent for a while.
+    fn state(&self) -> anyhow::Result<GroupState> {
+        let answer = self.service.borrow().show(GROUP);
+        answer.or_else(|_| {
+            *self.service.borrow_mut() = Service::connect(Place::at(&self.dir))?;
+            self.service.borrow().show(GROUP)
+        })
+    }
+
+    /// Processor time of each part. The agents are threads of the guests' processes.
+    fn cpu_by_part(&self) -> anyhow::Result<BTreeMap<&'static str, f64>> {
+        let of_process = |pid: u32| -> anyhow::Result<f64> {
+            Ok(ThreadCpu::of_process(pid)?.iter().map(|t| t.used.as_secs_f64()).sum())
+        };
+        let agents = |pid: &u32| -> anyhow::Result<f64> {
+            let threads = ThreadCpu::of_process(*pid)?;
+            let agents = threads.iter().filter(|t| t.name == AGENT && t.tid != *pid);
+            Ok(agents.map(|t| t.used.as_secs_f64()).sum())
+        };
+        let worker = self.own_pids()?.first().map_or(Ok(0.0), |pid| of_process(*pid))?;
+        let agents = self.guests.iter().map(agents).sum::<anyhow::Result<f64>>()?;
+        let supervisor = self.server.id();
+        let prover = prover_of(supervisor).map_or(Ok(0.0), of_process)?;
+        let supervisor = of_process(supervisor)?;
+        Ok([("worker", worker), ("agents", agents), ("supervisor", supervisor), ("prover", prover)].into())
+    }
+}
+
+/// The process id of the supervisor's prover, if it runs.
+fn prover_of(supervisor: u32) -> Option<u32> {
+    let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children")).ok()?;
+    let is_prover = |pid: &u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).next().is_some_and(|program| program.ends_with(b"/pagefold-prove"))
+    };
+    children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(is_prover)
+}
+
+fn folds(report: &GroupReport) -> Folds {
+    Folds { all: report.folds, again: report.refolds, short: report.short_folds }
+}
+
+fn program() -> anyhow::Result<PathBuf> {
+    std::env::current_exe().context("cannot find this program to start it again")
+}
+
+/// Repeats the attempt until it succeeds or `PATIENCE` is over.
+fn wait_for<T>(mut attempt: impl FnMut() -> anyhow::Result<T>, what: &str) -> anyhow::Result<T> {
+    let begin = Instant::now();
+    loop {
+        match attempt() {
+            Err(e) if begin.elapsed() > PATIENCE => return Err(e.context(what.to_owned())),
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            done => return done,
+        }
+    }
+}
+
+/// Saved pages. Of the pages that map slots, one a slot is not saved; pages of zeros need no slot.
+fn merged_pages(report: &GroupReport) -> u64 {
+    (report.sharing_pages + report.zero_pages).saturating_sub(report.slots)
+}
+
+impl Merger for Folding {
+    fn name(&self) -> &'static str {
+        "pagefold"
+    }
+
+    fn command(&self, name: &str) -> anyhow::Result<Command> {
+        let mut command = Command::new(program()?);
+        command.args(["run", "--group", GROUP, "--name", name, "--service"]).arg(&self.dir).arg("--").arg(program()?);
+        Ok(command)
+    }
+
+    fn fold(&self) -> anyhow::Result<Option<lab::Fold>> {
+        Ok(Some(lab::Fold { pagefold: program()?, service: Some(self.dir.clone()) }))
+    }
+
+    fn own_pids(&self) -> anyhow::Result<Vec<u32>> {
+        Ok(self.state()?.worker_pid.into_iter().collect())
+    }
+
+    /// Waits until all guests are members. A guest that never connects would be missing from the merged pages
+    /// unnoticed.
+    fn meet(&mut self, guests: &[Guest]) -> anyhow::Result<()> {
+        self.guests = guests.iter().map(|(pid, _)| *pid).collect();
+        let connected = || {
+            let members = self.state()?.report.members;
+            for pid in &self.guests {
+                let Some(member) = members.iter().find(|m| m.pid == *pid && m.connected) else {
+                    bail!("process {pid} is not a member");
+                };
+                if member.enrolled_pages == 0 {
+                    bail!(
+                        "member {} has nothing that could be folded: {} {}",
+                        member.name,
+                        member.state,
+                        member.detail
+                    );
+                }
+            }
+            Ok(())
+        };
+        wait_for(connected, "not every guest became a member")
+    }
+
+    fn on(&mut self) -> anyhow::Result<()> {
+        self.set(Change { fold: Some(Fold::On), ..Change::default() })
+    }
+
+    fn cpu_s(&self) -> anyhow::Result<f64> {
+        Ok(self.cpu_by_part()?.values().sum())
+    }
+
+    fn progress(&self) -> anyhow::Result<Progress> {
+        let report = self.state()?.report;
+        let (broken_pages, slots, vmas) = (report.broken_pages, report.slots, report.vmas);
+        let details = Details { broken_pages, slots, vmas, folds: folds(&report) };
+        Ok(Progress { merged_pages: merged_pages(&report), cpu_s: self.cpu_s()?, details: Some(details) })
+    }
+
+    fn account(&self) -> anyhow::Result<Account> {
+        let report = self.state()?.report;
+        let worst = |of: fn(&api::control::MemberReport) -> u64| report.members.iter().map(of).max().unwrap_or(0);
+        let agent_stalls = AgentStalls {
+            p50_us: worst(|m| m.stall_p50_us),
+            p99_us: worst(|m| m.stall_p99_us),
+            max_us: worst(|m| m.stall_max_us),
+        };
+        Ok(Account {
+            metadata_bytes: report.index_bytes + report.agent_bytes,
+            pages_scanned: Some(report.pages_scanned),
+            broken_pages: Some(report.broken_pages),
+            folds: Some(folds(&report)),
+            agent_stalls: Some(agent_stalls),
+            failures: Some(report.fold_failures),
+            cpu_by_part_s: Some(self.cpu_by_part()?),
+        })
+    }
+
+    fn off(&mut self) -> anyhow::Result<()> {
+        if let Ok(server) = ProcessId::of(self.server.id()) {
+            server.terminate();
+        }
+        self.server.wait().context("cannot wait for the service to end")?;
+        Ok(fs::remove_dir_all(&self.dir)
+            .or_else(|e| if e.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(e) })?)
+    }
+}

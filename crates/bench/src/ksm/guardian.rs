@@ -1,0 +1,170 @@
+//! The guardian puts back all that a bench changes on the host, and ends all that it started, however the bench ends.
+//!
+//! It is a process in a session of its own. The bench tells it each duty beforehand; it performs them when the bench's
+//! end of the pipe closes. The bench itself never cleans up in another way, so the path taken after `kill -9` is taken
+//! every time.
+//!
+//! Until then the guardian holds the lock that allows one bench at a time. A second bench would take this one's
+//! settings of KSM for the host's.
+
+use act::KsmKnobs;
+use anyhow::{Context, bail};
+use cli::exit::Outcome;
+use cli::say;
+use host::ProcessId;
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{BufRead, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Lock file whose holder may set ksmd.
+const LOCK: &str = "/run/pagefold-bench-ksm.lock";
+/// Time limit for a process to end after it was asked to.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A duty to perform when the bench ends; sent to the guardian as a line of JSON.
+#[derive(Debug, Serialize, Deserialize)]
+enum Duty {
+    /// End this process.
+    Process(ProcessId),
+    /// End the lab in this directory.
+    Lab(PathBuf),
+    /// Remove this directory.
+    Dir(PathBuf),
+    /// Undo all of ksmd's merging, and set these knobs to these values.
+    Ksm(Vec<(String, String)>),
+    /// The bench has finished by itself: do the rest without messages.
+    Quietly,
+}
+
+/// The bench's end of the guardian.
+pub struct Guardian {
+    child: Child,
+    pipe: Option<ChildStdin>,
+}
+
+impl Guardian {
+    /// Starts the guardian's process.
+    ///
+    /// # Errors
+    /// Another bench has a guardian.
+    pub fn start() -> anyhow::Result<Self> {
+        let lock = File::options().create(true).truncate(false).write(true).mode(0o600).open(LOCK);
+        let lock = lock.with_context(|| format!("cannot create {LOCK}"))?;
+        if lock.try_lock().is_err() {
+            bail!("another bench sets ksmd just now, or puts it back: wait until it has ended");
+        }
+        let program = std::env::current_exe().context("cannot find this program to start it again")?;
+        let mut child = Command::new(program)
+            .args(["bench-guest", "guard"])
+            .stdin(Stdio::piped())
+            // The guardian writes nothing there, but so it holds the lock as long as it lives.
+            .stdout(lock)
+            .spawn()
+            .context("cannot start the process that puts everything back")?;
+        let pipe = child.stdin.take();
+        Ok(Self { child, pipe })
+    }
+
+    /// Puts ksmd's settings back to these in the end.
+    pub fn keep_ksm(&mut self, knobs: &KsmKnobs) -> anyhow::Result<()> {
+        self.tell(&Duty::Ksm(knobs.0.clone()))
+    }
+
+    /// Ends a process in the end, if it still runs.
+    pub fn keep_process(&mut self, process: ProcessId) -> anyhow::Result<()> {
+        self.tell(&Duty::Process(process))
+    }
+
+    /// Ends a lab in the end, if it still exists.
+    pub fn keep_lab(&mut self, dir: &Path) -> anyhow::Result<()> {
+        self.tell(&Duty::Lab(dir.to_owned()))
+    }
+
+    /// Removes a directory in the end.
+    pub fn keep_dir(&mut self, dir: &Path) -> anyhow::Result<()> {
+        self.tell(&Duty::Dir(dir.to_owned()))
+    }
+
+    fn tell(&mut self, duty: &Duty) -> anyhow::Result<()> {
+        let pipe = self.pipe.as_mut().context("the process that puts everything back was told to do so")?;
+        writeln!(pipe, "{}", serde_json::to_string(duty)?).context("the process that puts everything back has ended")
+    }
+
+    /// Has the guardian perform all duties, and waits for it.
+    ///
+    /// # Errors
+    /// A duty failed; the guardian has printed which.
+    pub fn finish(mut self) -> anyhow::Result<()> {
+        self.tell(&Duty::Quietly)?;
+        self.pipe = None;
+        if !self.child.wait().context("cannot wait until everything is put back")?.success() {
+            bail!("not everything could be put back: see above");
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Guardian {
+    fn drop(&mut self) {
+        self.pipe = None;
+        // Reaped already after `finish`.
+        let _ = self.child.wait();
+    }
+}
+
+/// The guardian's process.
+pub fn guard() -> anyhow::Result<Outcome> {
+    // Signals of the terminal are meant for the bench. `setsid` fails if this process leads a session already.
+    let _ = rustix::process::setsid();
+    let mut duties = Vec::new();
+    for line in std::io::stdin().lock().lines() {
+        // A line that is cut off means that the bench was killed while it wrote the line.
+        duties.extend(line.ok().and_then(|line| serde_json::from_str::<Duty>(&line).ok()));
+    }
+    let quietly = duties.pop_if(|last| matches!(last, Duty::Quietly)).is_some();
+    let mut outcome = Outcome::Done;
+    for duty in duties.iter().rev() {
+        if let Err(e) = perform(duty) {
+            say!("pagefold: after the bench: {e:#}");
+            outcome = Outcome::Partial;
+        }
+    }
+    if !quietly && !duties.is_empty() && outcome == Outcome::Done {
+        say!("pagefold: the bench was cut off; its guests are ended, and KSM is set as it was");
+    }
+    Ok(outcome)
+}
+
+fn perform(duty: &Duty) -> anyhow::Result<()> {
+    match duty {
+        Duty::Process(process) => end(process),
+        Duty::Lab(dir) => lab::Lab::open(dir)?.down().map(drop).context("cannot end the guests"),
+        Duty::Dir(dir) => match std::fs::remove_dir_all(dir) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(e).with_context(|| format!("cannot remove {}", dir.display()))
+            }
+            _ => Ok(()),
+        },
+        Duty::Ksm(knobs) => KsmKnobs(knobs.clone()).put_back().context("cannot set KSM as it was"),
+        Duty::Quietly => Ok(()),
+    }
+}
+
+fn end(process: &ProcessId) -> anyhow::Result<()> {
+    process.terminate();
+    let begin = Instant::now();
+    while process.is_alive() {
+        if begin.elapsed() > PATIENCE {
+            process.kill();
+        }
+        if begin.elapsed() > PATIENCE * 2 {
+            bail!("process {} does not end", process.pid);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}

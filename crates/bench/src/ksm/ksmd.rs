@@ -1,0 +1,171 @@
+//! ksmd, the kernel's own merger, at its highest rate.
+
+use super::curve::Progress;
+use super::equal::{Guest, memory_of};
+use super::merger::{Account, Merger};
+use act::{KsmKnobs, set_ksm};
+use anyhow::{Context, bail};
+use cli::exit::Stop;
+use cli::say;
+use host::{Ksm, KsmStat, Mapping, Pagemap, ThreadCpu};
+use std::process::Command;
+
+/// Knobs for the highest rate: no sleep between batches, and no page is skipped by `smart_scan`.
+const FASTEST: [(&str, &str); 3] = [("pages_to_scan", "1000000"), ("sleep_millisecs", "0"), ("smart_scan", "0")];
+
+/// ksmd as a merger. `max_page_sharing`, the number of sharers that a merged page may have, is left as the host has
+/// it.
+///
+/// ksmd's own count lacks the pages of zeros in huge pages. To merge a part of a huge page, the kernel splits it. It
+/// then maps the part's pages of zeros to the one zero page. That saves them just as well, so the bench counts them
+/// too.
+pub struct Ksmd {
+    pid: u32,
+    guests: Vec<u32>,
+    memory: Vec<Memory>,
+    zeros_before: u64,
+    use_zero_pages: bool,
+}
+
+/// The mappings of a guest that may be its memory.
+struct Memory {
+    pagemap: Pagemap,
+    mappings: Vec<Mapping>,
+}
+
+impl Memory {
+    fn of(guest: Guest) -> anyhow::Result<Self> {
+        Ok(Self { pagemap: Pagemap::open(guest.0)?, mappings: memory_of(guest)? })
+    }
+
+    fn zeros(&self) -> anyhow::Result<u64> {
+        let mut zeros = 0;
+        for mapping in &self.mappings {
+            zeros += self.pagemap.zero_ranges(mapping.start, mapping.end)?.iter().map(|r| r.pages).sum::<u64>();
+        }
+        Ok(zeros)
+    }
+}
+
+/// Checks that the bench may use ksmd: that it exists, and that no other program's pages are merged. Returns its
+/// settings.
+///
+/// # Errors
+/// The bench may not use it; the error says what to do.
+pub fn may_use() -> anyhow::Result<KsmKnobs> {
+    let (Some(ksm), Some(knobs)) = (Ksm::read(), KsmKnobs::read()) else {
+        let lacks = "this kernel has no KSM to compare with (CONFIG_KSM)";
+        return Err(Stop::HostLacks(lacks.to_owned()).into());
+    };
+    if ksm.pages_shared + ksm.pages_sharing > 0 {
+        let merged = format!(
+            "ksmd has merged {} pages of somebody else's, which this bench would undo; to let it: echo 2 > /sys/kernel/mm/ksm/run",
+            ksm.pages_sharing
+        );
+        return Err(Stop::HostLacks(merged).into());
+    }
+    Ok(knobs)
+}
+
+impl Ksmd {
+    /// Finds ksmd's thread.
+    ///
+    /// # Errors
+    /// There is no such thread.
+    pub fn new(use_zero_pages: bool) -> anyhow::Result<Self> {
+        let is_ksmd = |pid: &u32| {
+            let process = host::Process::read(*pid);
+            process.is_ok_and(|p| p.stat.kernel_thread && p.comm == "ksmd")
+        };
+        let pid = host::pids()?.into_iter().find(is_ksmd).context("there is no thread ksmd in this PID namespace")?;
+        Ok(Self { pid, guests: Vec::new(), memory: Vec::new(), zeros_before: 0, use_zero_pages })
+    }
+
+    fn zeros(&self) -> anyhow::Result<u64> {
+        self.memory.iter().map(Memory::zeros).sum()
+    }
+
+    /// Prints a warning if other programs' memory would be merged too, which costs ksmd time that is not for the
+    /// guests.
+    fn look_for_others(&self) -> anyhow::Result<()> {
+        let others = host::pids()?.into_iter().filter(|pid| !self.guests.contains(pid));
+        let mergeable = |pid: &u32| KsmStat::of(*pid).is_ok_and(|s| s.ksm_mergeable == Some(true));
+        let others: Vec<String> = others.filter(mergeable).map(|pid| pid.to_string()).collect();
+        if !others.is_empty() {
+            say!(
+                "pagefold: ksmd will merge memory of other processes too ({}): its figures are not the guests' alone",
+                others.join(", ")
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Merger for Ksmd {
+    fn name(&self) -> &'static str {
+        "ksmd"
+    }
+
+    fn command(&self, _: &str) -> anyhow::Result<Command> {
+        Ok(Command::new(std::env::current_exe().context("cannot find this program to start it again")?))
+    }
+
+    fn fold(&self) -> anyhow::Result<Option<lab::Fold>> {
+        Ok(None)
+    }
+
+    fn own_pids(&self) -> anyhow::Result<Vec<u32>> {
+        Ok(Vec::new())
+    }
+
+    fn meet(&mut self, guests: &[Guest]) -> anyhow::Result<()> {
+        self.guests = guests.iter().map(|(pid, _)| *pid).collect();
+        self.memory = guests.iter().map(|guest| Memory::of(*guest)).collect::<anyhow::Result<_>>()?;
+        self.zeros_before = self.zeros()?;
+        self.look_for_others()
+    }
+
+    fn on(&mut self) -> anyhow::Result<()> {
+        if KsmKnobs::read().is_some_and(|knobs| knobs.0.iter().any(|(name, _)| name == "advisor_mode")) {
+            set_ksm("advisor_mode", "none")?;
+        }
+        let zeros = ("use_zero_pages", if self.use_zero_pages { "1" } else { "0" });
+        for (knob, value) in FASTEST.into_iter().chain([zeros]) {
+            match set_ksm(knob, value) {
+                // A kernel without this knob lacks the feature that the knob turns off.
+                Err(e) if e.is_gone() => {}
+                done => done?,
+            }
+        }
+        Ok(set_ksm("run", "1")?)
+    }
+
+    fn cpu_s(&self) -> anyhow::Result<f64> {
+        let threads = ThreadCpu::of_process(self.pid)?;
+        Ok(threads.iter().map(|thread| thread.used.as_secs_f64()).sum())
+    }
+
+    fn progress(&self) -> anyhow::Result<Progress> {
+        let ksm = Ksm::read().context("KSM cannot be read any more")?;
+        let merged_pages = ksm.pages_sharing + self.zeros()?.saturating_sub(self.zeros_before);
+        Ok(Progress { merged_pages, cpu_s: self.cpu_s()?, details: None })
+    }
+
+    /// Bookkeeping: ksmd keeps an item for every page that it has scanned, and a node for each content that it has
+    /// merged.
+    fn account(&self) -> anyhow::Result<Account> {
+        let ksm = Ksm::read().context("KSM cannot be read any more")?;
+        let items: u64 = self.guests.iter().filter_map(|pid| KsmStat::of(*pid).ok()?.ksm_rmap_items).sum();
+        if items == 0 {
+            bail!("ksmd has not looked at any page of the guests");
+        }
+        let object = |cache| host::slab_object_bytes(cache).unwrap_or(64);
+        let metadata_bytes = items * object("ksm_rmap_item") + ksm.pages_shared * object("ksm_stable_node");
+        Ok(Account { metadata_bytes, pages_scanned: ksm.pages_scanned, ..Account::default() })
+    }
+
+    fn off(&mut self) -> anyhow::Result<()> {
+        set_ksm("run", "2")?;
+        Ok(set_ksm("run", "0")?)
+    }
+}

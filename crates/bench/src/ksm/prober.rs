@@ -1,0 +1,106 @@
+//! The bench's end of the prober's conversation.
+
+use super::merger::Merger;
+use super::probe::{Answer, Stall};
+use super::timings::Spread;
+use anyhow::{Context, bail};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+
+/// A running prober; dropping it ends its process.
+pub struct Prober {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Prober {
+    /// Starts a prober, by the merger's command for processes to be merged.
+    ///
+    /// # Errors
+    /// The process does not start, or does not get ready.
+    pub fn start(merger: &dyn Merger, name: &str, args: &[String]) -> anyhow::Result<Self> {
+        let mut command = merger.command(name)?;
+        // All of its memory is new. The agent takes that for work, and folds less, unless the member is eager.
+        command.env("PAGEFOLD_EAGER", "1");
+        let mut child = command
+            .arg("bench-guest")
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start the prober")?;
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().context("a prober without output")?);
+        let mut prober = Self { child, input, output };
+        match prober.hear()? {
+            Answer::Ready => Ok(prober),
+            other => bail!("the prober begins with {other:?}"),
+        }
+    }
+
+    /// The prober's process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn ask(&mut self, what: &str) -> anyhow::Result<Answer> {
+        writeln!(self.input.as_mut().context("the prober was ended")?, "{what}").context("the prober has ended")?;
+        self.hear()
+    }
+
+    fn hear(&mut self) -> anyhow::Result<Answer> {
+        let mut line = String::new();
+        self.output.read_line(&mut line).context("cannot hear from the prober")?;
+        serde_json::from_str(&line).context("the prober has ended, or says nonsense")
+    }
+
+    /// Seconds until each new duplicate was merged, and the number of those that were not.
+    pub fn react(&mut self) -> anyhow::Result<(Vec<f64>, u64)> {
+        match self.ask("react")? {
+            Answer::Reaction { seconds, missed } => Ok((seconds, missed)),
+            other => bail!("the prober answers {other:?}"),
+        }
+    }
+
+    /// Times of first writes to merged pages.
+    pub fn first_writes(&mut self) -> anyhow::Result<Spread> {
+        match self.ask("break")? {
+            Answer::Break(spread) => Ok(spread),
+            other => bail!("the prober answers {other:?}"),
+        }
+    }
+
+    /// Nanoseconds per step of a walk.
+    pub fn walk(&mut self) -> anyhow::Result<f64> {
+        match self.ask("walk")? {
+            Answer::Walk { step_ns } => Ok(step_ns),
+            other => bail!("the walker answers {other:?}"),
+        }
+    }
+
+    /// Makes all pages differ from each other.
+    pub fn differ(&mut self) -> anyhow::Result<()> {
+        match self.ask("differ")? {
+            Answer::Ready => Ok(()),
+            other => bail!("the walker answers {other:?}"),
+        }
+    }
+
+    /// Times of reads of pages that are being merged.
+    pub fn stalls(&mut self) -> anyhow::Result<Stall> {
+        match self.ask("stall")? {
+            Answer::Stall(stall) => Ok(stall),
+            other => bail!("the prober answers {other:?}"),
+        }
+    }
+}
+
+impl Drop for Prober {
+    fn drop(&mut self) {
+        drop(self.input.take());
+        // Fails only if the process has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

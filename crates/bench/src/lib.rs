@@ -1,0 +1,73 @@
+//! `pagefold bench`: Pagefold beside ksmd and beside plain hashing, reading and copying, each measured in one run.
+#![forbid(unsafe_code)]
+
+use clap::Subcommand;
+use cli::exit::Outcome;
+
+mod census;
+mod insight;
+mod ksm;
+mod median;
+mod synthetic;
+pub mod workload;
+
+/// Arguments of `pagefold bench`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// The census against plain hashing and copying of the same bytes
+    Census(census::Args),
+    /// Cost of split huge pages for a program bound by memory, and how many come back
+    Huge(ksm::HugeArgs),
+    /// Looking into running VMs, against a plain read of what describes their frames
+    Insight(insight::Args),
+    /// Folding against the kernel's own merger (ksmd), with the same guests
+    Ksm(ksm::Args),
+}
+
+/// Arguments of the hidden command by which a bench starts its processes.
+#[derive(clap::Args)]
+pub struct GuestArgs {
+    #[command(subcommand)]
+    what: GuestOf,
+}
+
+#[derive(Subcommand)]
+enum GuestOf {
+    /// Hold pages until input closes
+    Hold(synthetic::HoldArgs),
+    /// Hold pages that may be merged
+    Mergeable(ksm::MergeableArgs),
+    /// Measure from inside how merging affects a guest
+    Probe,
+    /// Walk in memory, each step waiting for the one before
+    Walk(ksm::WalkArgs),
+    /// Put the host back as it was when the bench has ended
+    Guard,
+}
+
+/// Runs the chosen bench.
+pub fn run(args: Args) -> anyhow::Result<Outcome> {
+    match args.what {
+        What::Census(args) => census::run(&args),
+        What::Huge(args) => ksm::run_huge(&args),
+        What::Insight(args) => insight::run(&args),
+        What::Ksm(args) => ksm::run(&args),
+    }
+}
+
+/// Runs one process of a bench.
+pub fn run_guest(args: &GuestArgs) -> anyhow::Result<Outcome> {
+    match &args.what {
+        GuestOf::Hold(args) => synthetic::hold(args),
+        GuestOf::Mergeable(args) => ksm::hold(args),
+        GuestOf::Probe => ksm::probe(),
+        GuestOf::Walk(args) => ksm::walk(args),
+        GuestOf::Guard => ksm::guard(),
+    }
+}

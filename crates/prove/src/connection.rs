@@ -1,0 +1,220 @@
+//! One connection: answers questions about the pages of the one process that connected.
+
+use crate::drain::Drain;
+use crate::keep;
+use crate::{Held, ReferenceCounts};
+use host::{PagemapEntry, PeerPages, Received, Seqpacket};
+use page::Pfn;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
+use std::io;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use wire::prove::{
+    ANSWER_BYTES, FOLLOW_FORKS, FOLLOWS_FORKS, KEEP, PROVE_PAGES, Proof, QUESTION_BYTES, Question, encode_answer,
+};
+
+/// Most processor time that the prover spends on one asker, as a part of a processor: 1/2.
+const SHARE: u32 = 2;
+/// Processor time that an asker may take at once, beyond its share: 50 ms.
+const BURST: Duration = Duration::from_millis(50);
+/// Invalid frame number, for pages of which nothing can be proven.
+const NO_FRAME: Pfn = Pfn(u64::MAX);
+
+/// The parts that all connections share.
+pub struct Shared {
+    counts: Mutex<ReferenceCounts>,
+    drain: Drain,
+}
+
+impl Shared {
+    pub fn new(counts: ReferenceCounts) -> Self {
+        Self { counts: Mutex::new(counts), drain: Drain::new() }
+    }
+
+    fn check(&self, frames: &[Pfn], held: &mut [Held]) -> io::Result<()> {
+        // A thread that panicked while it held the lock has at worst left frame numbers, which this call overwrites.
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.check(frames, held).map_err(io::Error::other)
+    }
+}
+
+/// Serves until the asker hangs up or ends. Children that it has handed over by then are followed.
+///
+/// # Errors
+/// The prover hangs up: the asker sent something that is no question, does not read, or may not ask.
+pub fn serve(socket: Seqpacket, shared: &Shared) -> io::Result<()> {
+    let mut asker: Option<Asker> = None;
+    let mut pace = Pace::new(Instant::now());
+    // One byte more than the longest question, so that a longer frame does not decode as one.
+    let (mut question, mut answer, mut files) = ([0; QUESTION_BYTES + 1], [0; ANSWER_BYTES], Vec::new());
+    loop {
+        let bytes = match socket.receive(&mut question, &mut files)? {
+            Received::Nothing if wait(&socket, asker.as_ref())? => continue,
+            Received::Nothing | Received::Closed => return Ok(()),
+            Received::Frame(bytes) => bytes,
+        };
+        match (files.pop(), &question[..bytes]) {
+            (None, _) => {}
+            (Some(file), frame) if frame == FOLLOW_FORKS && files.is_empty() => {
+                keep::follow_forks(file)?;
+                socket.send(&FOLLOWS_FORKS, &[])?;
+                continue;
+            }
+            (Some(file), frame) if frame == KEEP && files.is_empty() => return keep::serve(socket, file),
+            _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "it sent files")),
+        }
+        let asked = Question::decode(&question[..bytes]).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+        let began = cpu_time();
+        let asker = match &mut asker {
+            Some(asker) => asker,
+            None => asker.insert(Asker::of(&socket)?),
+        };
+        let proofs = asker.prove(&asked, shared)?;
+        let bytes = encode_answer(asked.id, proofs[..asked.pages].iter().copied(), &mut answer);
+        if !socket.send(&answer[..bytes], &[])? {
+            return Err(io::Error::other("it does not read what it asked for"));
+        }
+        let spent = cpu_time().saturating_sub(began);
+        std::thread::sleep(pace.rest_after(spent, Instant::now()));
+    }
+}
+
+/// Waits until there is something to receive; `false` if the asker has ended.
+fn wait(socket: &Seqpacket, asker: Option<&Asker>) -> io::Result<bool> {
+    match asker {
+        Some(asker) => asker.pages.wait_for(socket),
+        // An asker that has asked nothing is gone when its end of the connection is closed.
+        None => match poll(&mut [PollFd::new(socket, PollFlags::IN)], None) {
+            Ok(_) | Err(Errno::INTR) => Ok(true),
+            Err(e) => Err(e.into()),
+        },
+    }
+}
+
+/// The asker, and its page table before and after the counts of frames were read.
+struct Asker {
+    pages: PeerPages,
+    before: Vec<PagemapEntry>,
+    after: Vec<PagemapEntry>,
+    buffer: Vec<PagemapEntry>,
+}
+
+impl Asker {
+    fn of(socket: &Seqpacket) -> io::Result<Self> {
+        let pages = PeerPages::of(socket)?;
+        Ok(Self { pages, before: Vec::new(), after: Vec::new(), buffer: Vec::new() })
+    }
+
+    fn prove(&mut self, asked: &Question<'_>, shared: &Shared) -> io::Result<[Proof; PROVE_PAGES]> {
+        let (mut proofs, mut again) = ([Proof::Unknown; PROVE_PAGES], false);
+        again |= self.look(asked, shared, &mut proofs)?;
+        // The second look replaces the results of the first, for all pages.
+        if again && shared.drain.empty_lists() {
+            self.look(asked, shared, &mut proofs)?;
+        }
+        Ok(proofs)
+    }
+
+    /// Fills in `proofs`. Returns whether some pages have one reference too many, which may be a list of fresh pages.
+    fn look(&mut self, asked: &Question<'_>, shared: &Shared, proofs: &mut [Proof; PROVE_PAGES]) -> io::Result<bool> {
+        let (mut frames, mut held) = ([NO_FRAME; PROVE_PAGES], [Held::Unknown; PROVE_PAGES]);
+        let pages = asked.pages;
+        read(&self.pages, asked, &mut self.before, &mut self.buffer)?;
+        for (frame, entry) in frames.iter_mut().zip(&self.before) {
+            *frame = may_be_free(*entry).unwrap_or(NO_FRAME);
+        }
+        shared.check(&frames[..pages], &mut held[..pages])?;
+        read(&self.pages, asked, &mut self.after, &mut self.buffer)?;
+        let mut listed = false;
+        for n in 0..pages {
+            let same = self.before[n] == self.after[n] && frames[n] != NO_FRAME;
+            listed |= same && held[n] == Held::Referenced(1);
+            proofs[n] = match held[n] {
+                Held::Free if same => Proof::Free,
+                Held::Referenced(_) if same => Proof::Referenced,
+                // A page that is mapped elsewhere is held there.
+                _ if self.before[n] == self.after[n] && is_shared(self.after[n]) => Proof::Referenced,
+                _ => Proof::Unknown,
+            };
+        }
+        Ok(listed)
+    }
+}
+
+/// The frame of a page, if the page is private, mapped once, and protected by a userfaultfd.
+fn may_be_free(entry: PagemapEntry) -> Option<Pfn> {
+    let candidate = entry.exclusive() && !entry.file_or_shared() && entry.write_protected();
+    entry.pfn().filter(|_| candidate)
+}
+
+/// Whether a page in a private mapping is mapped elsewhere too, as after a fork.
+fn is_shared(entry: PagemapEntry) -> bool {
+    entry.write_protected() && !entry.file_or_shared() && !entry.exclusive()
+}
+
+fn read(
+    pages: &PeerPages,
+    asked: &Question<'_>,
+    entries: &mut Vec<PagemapEntry>,
+    buffer: &mut Vec<PagemapEntry>,
+) -> io::Result<()> {
+    entries.clear();
+    asked.ranges().try_for_each(|range| pages.append(range, entries, buffer)).map_err(io::Error::other)
+}
+
+/// Limits the processor time that an asker takes ([`SHARE`], [`BURST`]).
+struct Pace {
+    used: Duration,
+    at: Instant,
+}
+
+impl Pace {
+    const fn new(now: Instant) -> Self {
+        Self { used: Duration::ZERO, at: now }
+    }
+
+    /// Time to wait before the next question, after `spent` processor time on the last one.
+    fn rest_after(&mut self, spent: Duration, now: Instant) -> Duration {
+        let earned = now.duration_since(self.at) / SHARE;
+        self.at = now;
+        self.used = self.used.saturating_sub(earned) + spent;
+        self.used.saturating_sub(BURST) * SHARE
+    }
+}
+
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.cast_unsigned(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heavy_asker_is_delayed_and_light_asker_is_not() {
+        let ms = Duration::from_millis;
+        let begin = Instant::now();
+        let mut pace = Pace::new(begin);
+        assert_eq!(pace.rest_after(ms(50), begin), ms(0));
+        assert_eq!(pace.rest_after(ms(10), begin), ms(20));
+        assert_eq!(pace.rest_after(ms(0), begin + ms(20)), ms(0));
+        assert_eq!(pace.rest_after(ms(10), begin + ms(2000)), ms(0));
+    }
+
+    #[test]
+    fn only_protected_exclusive_private_pages_may_be_free() {
+        const PRESENT: u64 = 1 << 63;
+        const SHARED: u64 = 1 << 61;
+        const PROTECTED: u64 = 1 << 57;
+        const EXCLUSIVE: u64 = 1 << 56;
+        let frame = |bits: u64| may_be_free(PagemapEntry::from_bits(bits | 77));
+        assert_eq!(frame(PRESENT | PROTECTED | EXCLUSIVE), Some(Pfn(77)));
+        for bits in [PROTECTED | EXCLUSIVE, PRESENT | EXCLUSIVE, PRESENT | PROTECTED] {
+            assert_eq!(frame(bits), None, "{bits:x}");
+        }
+        assert_eq!(frame(PRESENT | PROTECTED | EXCLUSIVE | SHARED), None);
+    }
+}

@@ -1,0 +1,40 @@
+//! `pagefold-prove`: the prover of a service, started by the supervisor. Its listening socket is its standard input.
+#![forbid(unsafe_code)]
+
+use anyhow::Context;
+use clap::Parser;
+use cli::exit::{self, Outcome, Stop};
+use host::SeqpacketListener;
+use prove::ReferenceCounts;
+use rustix::fd::AsFd;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Tells members whether anybody else holds their pages; a service starts it
+#[derive(Parser)]
+#[command(version, after_help = exit::CODES)]
+struct Args {
+    /// The supervisor's process: it ends when that does
+    #[arg(long)]
+    supervisor: u32,
+    /// Become this user
+    #[arg(long)]
+    uid: Option<u32>,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    exit::code_of(|| run(&args))
+}
+
+fn run(args: &Args) -> anyhow::Result<Outcome> {
+    host::let_signals_through().context("cannot let signals through")?;
+    act::raise_open_files_limit();
+    let socket = std::io::stdin().as_fd().try_clone_to_owned().context("standard input is not a socket")?;
+    let counts = ReferenceCounts::open().map_err(|e| Stop::HostLacks(e.to_string()))?;
+    let supervisor = act::parent(args.supervisor).context("cannot tell when the supervisor ends")?;
+    act::give_up_rights_but_looking(args.uid).context("cannot give up rights")?;
+    let listener = SeqpacketListener::from_fd(socket, PathBuf::from("prove.sock"));
+    prove::serve(listener, &supervisor, counts)?;
+    Ok(Outcome::Done)
+}

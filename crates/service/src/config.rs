@@ -1,0 +1,340 @@
+//! The configuration of a service.
+//!
+//! ```toml
+//! [service]
+//! dir = "/run/pagefold"            # where the sockets are
+//! worker-uid-base = 61184          # workers run as this user and the ones after it, one a group
+//! prover = true                    # root's service may run a prover, which reads the kernel's reference counts
+//! #
+//! [[group]]
+//! name = "acme"
+//! users = ["alice", 1001]          # may start members and change settings; root and the service's user always may
+//! scan-rate = "auto"               # or pages a second
+//! zero-pages = "share"             # or ignore, when-idle
+//! huge-pages = 50                  # split one when this percentage of it would fold; or "never"
+//! fold = "on"                      # or off, unfold
+//! intra-member-only = false        # fold pages of one member only with its own
+//! pool = "64G"                     # most memory of the pool
+//! index-memory = "1G"              # most memory of the index
+//! #
+//! [[group.processes]]              # processes that connect without `pagefold run`: all that is named must fit
+//! uid = "qemu"
+//! cgroup = "/machine.slice/acme-*"
+//! program = "/usr/bin/qemu-*"
+//! ```
+//!
+//! A rule must name a user or a control group: any user may run any program, with whatever library loaded into it.
+
+use api::change::{Change, HugePages, ScanRate, from_word};
+use api::control::{Fold, Settings, ZeroPolicy};
+use api::name;
+use guest::Glob;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use toml::Spanned;
+
+/// Longest file, in bytes: room for some thousands of groups.
+const MOST_FILE_BYTES: u64 = 4 << 20;
+/// User numbers that systemd sets aside for services with dynamic users.
+pub const WORKER_UIDS: Range<u32> = 61_184..65_520;
+/// Memory of the index for one page, in bytes.
+const INDEX_BYTES_A_PAGE: u64 = 16;
+
+/// The configuration.
+#[derive(Clone, Debug, Default)]
+pub struct Config {
+    /// The service's directory; `None`: the usual one of its user.
+    pub dir: Option<PathBuf>,
+    /// Whether root's service runs no prover.
+    pub without_prover: bool,
+    /// Users for workers of root's service.
+    pub worker_uids: Option<Range<u32>>,
+    /// The groups. `None` without a configuration: any group may be made, by the service's own user.
+    pub groups: Option<BTreeMap<String, GroupConfig>>,
+}
+
+/// The configuration of a group.
+#[derive(Clone, Debug, Default)]
+pub struct GroupConfig {
+    /// Users who may start members and change settings, besides root and the service's user.
+    pub users: Vec<u32>,
+    /// Its settings.
+    pub settings: Settings,
+    /// Processes that belong to it without being registered.
+    pub processes: Vec<ProcessRule>,
+}
+
+/// A rule for processes that belong to a group: every property that is given must fit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProcessRule {
+    /// User whose rights it had when it connected.
+    pub uid: Option<u32>,
+    /// One of its control groups.
+    pub cgroup: Option<Glob>,
+    /// The path of its program.
+    pub program: Option<Glob>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Written {
+    #[serde(default)]
+    service: WrittenService,
+    #[serde(default)]
+    group: Vec<WrittenGroup>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct WrittenService {
+    dir: Option<PathBuf>,
+    worker_uid_base: Option<Spanned<u32>>,
+    prover: Option<bool>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct WrittenGroup {
+    name: Spanned<String>,
+    #[serde(default)]
+    users: Vec<Spanned<User>>,
+    #[serde(default, deserialize_with = "from_word")]
+    scan_rate: Option<ScanRate>,
+    zero_pages: Option<ZeroPolicy>,
+    #[serde(default, deserialize_with = "from_word")]
+    huge_pages: Option<HugePages>,
+    fold: Option<Fold>,
+    intra_member_only: Option<bool>,
+    #[serde(default, deserialize_with = "from_word")]
+    pool: Option<Bytes>,
+    #[serde(default, deserialize_with = "from_word")]
+    index_memory: Option<Bytes>,
+    #[serde(default)]
+    processes: Vec<Spanned<WrittenRule>>,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct WrittenRule {
+    uid: Option<User>,
+    cgroup: Option<String>,
+    program: Option<String>,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(untagged, expecting = "expected a user's number, or its name in quotes")]
+enum User {
+    Number(u32),
+    Name(String),
+}
+
+#[derive(Clone, Copy)]
+struct Bytes(u64);
+
+impl FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        cli::size::parse_bytes(text).map(Self)
+    }
+}
+
+/// The place of an error in the text, and its description.
+struct Wrong(usize, String);
+
+impl Config {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not valid: file, line and key are named.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let bytes = host::read_plain_file(path, MOST_FILE_BYTES)?;
+        let wrong = |why| anyhow::anyhow!("{}: {why}", path.display());
+        let text = String::from_utf8(bytes).map_err(|e| wrong(format!("not text: {}", e.utf8_error())))?;
+        Self::parse(&text, user_number).map_err(wrong)
+    }
+
+    fn parse(text: &str, uid_of: fn(&str) -> Option<u32>) -> Result<Self, String> {
+        let written: Written = toml::from_str(text).map_err(|e| {
+            let at = e.span().map_or(0, |span| span.start);
+            in_line(text, &Wrong(at, e.message().replace('\n', ", ")))
+        })?;
+        Self::check(written, uid_of).map_err(|wrong| in_line(text, &wrong))
+    }
+
+    fn check(written: Written, uid_of: fn(&str) -> Option<u32>) -> Result<Self, Wrong> {
+        let worker_uids = match written.service.worker_uid_base {
+            None => None,
+            Some(base) if *base.get_ref() >= 100 && *base.get_ref() < 1 << 31 => {
+                Some(*base.get_ref()..base.get_ref() + WORKER_UIDS.len() as u32)
+            }
+            Some(base) => {
+                let why = format!("{} is no user for workers: use 100 or more, such as 61184", base.get_ref());
+                return Err(Wrong(base.span().start, why));
+            }
+        };
+        let mut groups = BTreeMap::new();
+        for group in written.group {
+            let at = group.name.span().start;
+            let name = group.name.get_ref().clone();
+            name::check("group", &name).map_err(|why| Wrong(at, why))?;
+            if groups.insert(name.clone(), group.check(uid_of)?).is_some() {
+                return Err(Wrong(at, format!("there are two groups \"{name}\"")));
+            }
+        }
+        let WrittenService { dir, prover, .. } = written.service;
+        Ok(Self { dir, without_prover: prover == Some(false), worker_uids, groups: Some(groups) })
+    }
+}
+
+impl WrittenGroup {
+    fn check(self, uid_of: fn(&str) -> Option<u32>) -> Result<GroupConfig, Wrong> {
+        let known = |user: &User, at: usize| match user {
+            User::Number(uid) => Ok(*uid),
+            User::Name(name) => {
+                uid_of(name).ok_or_else(|| Wrong(at, format!("/etc/passwd has no user {name:?}: write its number")))
+            }
+        };
+        let users = self.users.iter().map(|u| known(u.get_ref(), u.span().start)).collect::<Result<_, _>>()?;
+        let rule = |written: &Spanned<WrittenRule>| {
+            let at = written.span().start;
+            let WrittenRule { uid, cgroup, program } = written.get_ref();
+            let glob = |text: &Option<String>| text.as_ref().map(|t| t.parse::<Glob>()).transpose();
+            if uid.is_none() && cgroup.is_none() {
+                let why = "a rule for processes must name a uid or a cgroup: any user may run any program";
+                return Err(Wrong(at, why.to_owned()));
+            }
+            Ok(ProcessRule {
+                uid: uid.as_ref().map(|u| known(u, at)).transpose()?,
+                cgroup: glob(cgroup).map_err(|why| Wrong(at, why))?,
+                program: glob(program).map_err(|why| Wrong(at, why))?,
+            })
+        };
+        let processes = self.processes.iter().map(rule).collect::<Result<_, _>>()?;
+        let Self { scan_rate, zero_pages, huge_pages, fold, intra_member_only, .. } = self;
+        let mut settings =
+            Change { scan_rate, zero_pages, huge_pages, fold, intra_member_only }.apply(Settings::default());
+        let at_most = |bytes: Bytes, each: u64| u32::try_from(bytes.0 / each).unwrap_or(u32::MAX).max(1);
+        if let Some(bytes) = self.pool {
+            settings.pool_slots = at_most(bytes, page::PAGE_BYTES as u64);
+        }
+        if let Some(bytes) = self.index_memory {
+            settings.index_pages = at_most(bytes, INDEX_BYTES_A_PAGE);
+        }
+        Ok(GroupConfig { users, settings, processes })
+    }
+}
+
+impl ProcessRule {
+    /// Whether a process of this user fits.
+    pub fn fits(&self, uid: u32, process: &host::Process) -> bool {
+        let program = || process.exe.as_ref().and_then(|exe| exe.to_str()).unwrap_or_default().to_owned();
+        self.uid.is_none_or(|wanted| wanted == uid)
+            && self.cgroup.as_ref().is_none_or(|glob| process.cgroups.paths().any(|path| glob.matches(path)))
+            && self.program.as_ref().is_none_or(|glob| glob.matches(&program()))
+    }
+}
+
+/// `line 7, scan-rate: what is wrong`
+fn in_line(text: &str, Wrong(at, why): &Wrong) -> String {
+    let before = text.get(..*at).unwrap_or(text);
+    let number = 1 + before.matches('\n').count();
+    let line = text.lines().nth(number - 1).unwrap_or_default();
+    match line.split_once('=').map(|(key, _)| key.trim()) {
+        Some(key) if !key.is_empty() && !why.contains(key) => format!("line {number}, {key}: {why}"),
+        _ => format!("line {number}: {why}"),
+    }
+}
+
+/// The number of a user, by name, from `/etc/passwd`.
+fn user_number(name: &str) -> Option<u32> {
+    let passwd = std::fs::read_to_string("/etc/passwd").ok()?;
+    let fields = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    fields.filter(|f| f.first() == Some(&name)).find_map(|f| f.get(2)?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use host::Process;
+
+    fn parse(text: &str) -> Result<BTreeMap<String, GroupConfig>, String> {
+        let users = |name: &str| (name == "alice").then_some(1000);
+        Config::parse(text, users).map(|config| config.groups.unwrap())
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let groups = parse(
+            "[service]\ndir = '/run/x'\nworker-uid-base = 62000\n[[group]]\nname = 'acme'\nusers = ['alice', 7]\n\
+             scan-rate = 1000\nzero-pages = 'when-idle'\nhuge-pages = 'never'\nfold = 'off'\nintra-member-only = true\n\
+             pool = '1G'\nindex-memory = '16M'\n[[group.processes]]\nuid = 'alice'\ncgroup = '/m/*'\n\
+             program = '/usr/bin/qemu-*'\n[[group]]\nname = 'beta'\nhuge-pages = 30\nscan-rate = 'auto'\n",
+        )
+        .unwrap();
+        let acme = &groups["acme"];
+        assert_eq!(acme.users, [1000, 7]);
+        let expected = Settings {
+            scan_rate: Some(1000),
+            zero_pages: ZeroPolicy::WhenIdle,
+            split_huge_at_percent: None,
+            fold: Fold::Off,
+            intra_member_only: true,
+            pool_slots: 1 << 18,
+            index_pages: 1 << 20,
+        };
+        assert_eq!(acme.settings, expected);
+        assert_eq!(groups["beta"].settings.split_huge_at_percent, Some(30));
+        let mut process = Process { exe: Some("/usr/bin/qemu-kvm".into()), ..Process::default() };
+        process.cgroups = host::Cgroups::parse("0::/m/vm1\n");
+        let rule = &acme.processes[0];
+        assert!(rule.fits(1000, &process) && !rule.fits(1001, &process));
+        process.cgroups = host::Cgroups::parse("0::/n/m/vm1\n");
+        assert!(!rule.fits(1000, &process));
+        process.cgroups = host::Cgroups::parse("0::/m/vm1\n");
+        process.exe = Some("/home/alice/qemu-kvm".into());
+        assert!(!rule.fits(1000, &process));
+        process.exe = None;
+        assert!(!rule.fits(1000, &process));
+    }
+
+    #[test]
+    fn errors_name_line_and_key() {
+        let group = |rest: &str| format!("[[group]]\nname = 'a'\n{rest}\n");
+        for (text, words) in [
+            ("[service]\nport = 1".to_owned(), "line 2: unknown field `port`"),
+            (group("scan-rte = 1"), "line 3: unknown field `scan-rte`"),
+            (group("scan-rate = 0"), "line 3, scan-rate: \"0\" is no scan rate"),
+            (group("scan-rate = true"), "line 3, scan-rate: expected a number or a text"),
+            (group("huge-pages = 101"), "line 3, huge-pages: \"101\" is not when"),
+            (group("zero-pages = 'drop'"), "line 3, zero-pages: unknown variant `drop`"),
+            (group("fold = true"), "line 3, fold: "),
+            (group("pool = 'lots'"), "line 3, pool: unknown unit"),
+            (group("users = ['bob']"), "line 3, users: /etc/passwd has no user \"bob\""),
+            (group("users = [true]"), "line 3, users: expected a user's number"),
+            (group("[[group.processes]]\nprogram = '*'"), "line 3: a rule for processes must name"),
+            (group("[[group.processes]]\nuid = 1\ncgroup = ''"), "a pattern must not be empty"),
+            (group("[[group]]\nname = 'a'"), "line 4, name: there are two groups \"a\""),
+            ("[[group]]\nname = '../x'".to_owned(), "line 2: group name \"../x\""),
+            ("[[group]]\nfold = 'on'".to_owned(), "missing field `name`"),
+            ("[service]\nworker-uid-base = 0".to_owned(), "line 2, worker-uid-base: 0 is no user"),
+            ("[service]\nprover = 'no'".to_owned(), "line 2, prover: invalid type: string \"no\", expected a boolean"),
+            ("[service".to_owned(), "line 1: "),
+        ] {
+            let error = parse(&text).unwrap_err();
+            assert!(error.contains(words), "{text}\n-> {error}");
+        }
+        assert!(parse("").unwrap().is_empty());
+        let missing = Config::read(Path::new("/nonexistent/x.toml")).unwrap_err().to_string();
+        assert!(missing.contains("/nonexistent/x.toml"), "{missing}");
+    }
+
+    #[test]
+    fn root_is_known_by_name() {
+        assert_eq!(user_number("root"), Some(0));
+        assert_eq!(user_number("no such user"), None);
+    }
+}

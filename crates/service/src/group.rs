@@ -1,0 +1,216 @@
+//! One group of the service: its worker, kept running as long as there are members, and the pool's files for a
+//! successor.
+//!
+//! ```text
+//!   no worker --(a member connects)--> started --Adopted--> Take + what is kept, Admit ... --> running
+//!       ^                                 |                                                      |
+//!       |                                 +-- it ends ---------------------+---------------------+
+//!       |                                                                  v
+//!       +-- no member left ------------------------ waits (backoff.rs) --> started again
+//! ```
+
+use super::backoff::Backoff;
+use super::config::GroupConfig;
+use super::worker::Worker;
+use act::CgroupHome;
+use api::ask::WorkerState;
+use api::change::Change;
+use api::control::{GroupReport, Identity, News, Order, SegmentInfo, Settings};
+use api::place::Place;
+use cli::note;
+use host::{MOST_FDS, Seqpacket};
+use rustix::fd::OwnedFd;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Most members' sockets that may wait for a worker.
+const MOST_WAITING: usize = 1024;
+
+/// A group.
+pub struct Group {
+    /// Its name.
+    pub name: String,
+    /// Its part of the configuration.
+    pub config: GroupConfig,
+    /// Settings that were changed on the fly.
+    pub change: Change,
+    /// The user that its worker runs as, if not the supervisor's.
+    pub uid: Option<u32>,
+    /// Its worker.
+    pub worker: Option<Worker>,
+    /// Since when it has had no member.
+    pub idle_since: Option<Instant>,
+    segments: BTreeMap<u8, (SegmentInfo, Rc<OwnedFd>)>,
+    waiting: Vec<(Identity, Rc<OwnedFd>)>,
+    backoff: Backoff,
+}
+
+/// A worker's news, as far as it concerns the rest of the service.
+pub enum Heard {
+    /// The worker has these members already.
+    Members(Vec<Identity>),
+    /// The worker's report.
+    Report(Box<GroupReport>),
+    /// Nothing of concern.
+    Nothing,
+    /// The worker has ended; its control group is left to be removed.
+    Ended(Option<CgroupHome>),
+}
+
+impl Group {
+    /// A group without a worker.
+    pub fn new(name: &str, config: GroupConfig, change: Change) -> Self {
+        Self {
+            name: name.to_owned(),
+            config,
+            change,
+            uid: None,
+            worker: None,
+            idle_since: None,
+            segments: BTreeMap::new(),
+            waiting: Vec::new(),
+            backoff: Backoff::default(),
+        }
+    }
+
+    /// Its settings.
+    pub fn settings(&self) -> Settings {
+        self.change.apply(self.config.settings)
+    }
+
+    /// State of its worker.
+    pub fn worker_state(&self) -> WorkerState {
+        match &self.worker {
+            Some(worker) if worker.heard => WorkerState::Running,
+            None if !self.backoff.has_failed() && self.waiting.is_empty() => WorkerState::None,
+            _ => WorkerState::Starting,
+        }
+    }
+
+    /// Number of segments kept for a successor.
+    pub fn segments(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// Gives a member's socket to the worker, at once or when there is one. `false` when too many wait.
+    pub fn admit(&mut self, identity: Identity, socket: Seqpacket) -> bool {
+        let socket = Rc::new(OwnedFd::from(socket));
+        match &mut self.worker {
+            Some(worker) if worker.heard => worker.send(&Order::Admit(identity), vec![socket]),
+            _ if self.waiting.len() < MOST_WAITING => {
+                self.waiting.push((identity, socket));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// When the worker should be started, if not `now`; `None`: not at all, or it runs.
+    pub fn start_at(&self, members: usize, now: Instant) -> Option<Instant> {
+        let wanted = !self.waiting.is_empty() || (self.backoff.has_failed() && members > 0);
+        (self.worker.is_none() && wanted).then(|| self.backoff.start_at(now))
+    }
+
+    /// Starts the worker. `no_home` gets the reason why it has no control group of its own.
+    pub fn start(&mut self, place: &Place, no_home: &mut Option<String>) {
+        match Worker::start(place, &self.name, self.uid, no_home) {
+            Ok(worker) => {
+                let user = self.uid.map_or(String::new(), |uid| format!(", user {uid}"));
+                note!("group {}: worker started: process {}{user}", self.name, worker.process.pid);
+                self.worker = Some(worker);
+            }
+            Err(e) => {
+                note!("group {}: {e:#}", self.name);
+                self.backoff.failed(Duration::ZERO, Instant::now());
+            }
+        }
+    }
+
+    /// Changes settings, and tells the worker.
+    pub fn set(&mut self, change: &Change) {
+        self.change = self.change.then(change);
+        let settings = self.settings();
+        if let Some(worker) = self.worker.as_mut().filter(|w| w.heard) {
+            worker.send(&Order::Set(settings), vec![]);
+        }
+    }
+
+    /// Asks the worker for a report; `false` where there is none to ask.
+    pub fn ask_report(&mut self) -> bool {
+        self.worker.as_mut().is_some_and(|w| w.heard && w.send(&Order::Report, vec![]))
+    }
+
+    /// Handles the worker's next message; `None` when there is none.
+    pub fn hear(&mut self, buffer: &mut Vec<u8>) -> Option<Heard> {
+        let worker = self.worker.as_mut()?;
+        let (news, files) = match worker.receive(buffer) {
+            Ok(Some(news)) => news,
+            Ok(None) => return None,
+            Err(e) => return Some(self.lost(&e)),
+        };
+        Some(match news {
+            News::Adopted { members, segments, begun } => self.begin(members, segments, begun, files),
+            News::Segment(info) => {
+                if let Some(file) = files.into_iter().next() {
+                    self.segments.insert(info.number, (info, Rc::new(file)));
+                }
+                Heard::Nothing
+            }
+            News::Dropped(number) => {
+                self.segments.remove(&number);
+                Heard::Nothing
+            }
+            News::Report(report) => Heard::Report(report),
+            News::Event(text) => {
+                note!("group {}: {text}", self.name);
+                Heard::Nothing
+            }
+        })
+    }
+
+    fn begin(&mut self, members: Vec<Identity>, segments: Vec<SegmentInfo>, begun: bool, files: Vec<OwnedFd>) -> Heard {
+        let settings = self.settings();
+        let Some(worker) = &mut self.worker else { return Heard::Nothing };
+        worker.heard = true;
+        for (info, file) in segments.into_iter().zip(files) {
+            self.segments.insert(info.number, (info, Rc::new(file)));
+        }
+        if begun {
+            worker.send(&Order::Set(settings), vec![]);
+        } else {
+            // One message carries no more files. There are more segments only after as many workers have died.
+            let kept: Vec<_> = self.segments.values().rev().take(MOST_FDS).cloned().collect();
+            let (segments, files) = kept.into_iter().unzip();
+            worker.send(&Order::Take { settings, segments }, files);
+        }
+        for (identity, socket) in self.waiting.drain(..) {
+            worker.send(&Order::Admit(identity), vec![socket]);
+        }
+        Heard::Members(members)
+    }
+
+    fn lost(&mut self, why: &std::io::Error) -> Heard {
+        let Some(worker) = self.worker.take() else { return Heard::Nothing };
+        let why = match why.kind() {
+            std::io::ErrorKind::UnexpectedEof => "has ended".to_owned(),
+            _ => format!("is ended: {why}"),
+        };
+        note!("group {}: the worker, process {}, {why}", self.name, worker.process.pid);
+        // If only the connection broke, the process still runs.
+        worker.process.kill();
+        self.backoff.failed(worker.since.elapsed(), Instant::now());
+        Heard::Ended(worker.home)
+    }
+
+    /// Ends the worker, and forgets the segments kept for its successor.
+    pub fn end(&mut self, place: &Place) -> Option<CgroupHome> {
+        self.segments.clear();
+        self.backoff.reset();
+        let worker = self.worker.take()?;
+        note!("group {}: the worker, process {}, is ended", self.name, worker.process.pid);
+        worker.end();
+        let _ = std::fs::remove_file(place.worker_socket(&self.name));
+        worker.home
+    }
+}

@@ -1,0 +1,35 @@
+//! The service: a supervisor that decides who is a member of which group, and one worker a group that folds.
+//!
+//! ```text
+//!   pagefold run ... --Join--> supervisor                    knows it by pidfd, start time, uid, control group
+//!   a member's agent --------> supervisor --Admit + socket--> worker of its group      (from then on, directly)
+//!   pagefold group set ------> supervisor --Set-------------> worker
+//!                              supervisor <-Segment + file--- worker                   (kept for a successor)
+//! ```
+//!
+//! The supervisor moves no page and reads no message of a member. These go to the member's worker, which has no rights
+//! that could be abused.
+//!
+//! | end of | consequence |
+//! |---|---|
+//! | a worker | it is started again after a wait that doubles, with the pool's files that its predecessor made |
+//! | the supervisor | workers and members go on; the next one finds the workers by their sockets, members in `state.json` |
+//! | a member | its registration ends with its process: pid and start time together are used once |
+//! | the last member of a group | the worker ends after [`Options::linger`], and the pool with it |
+
+#![forbid(unsafe_code)]
+
+mod backoff;
+pub mod config;
+mod decide;
+mod group;
+mod orphans;
+mod prover;
+mod registry;
+mod requests;
+mod state;
+mod supervisor;
+mod worker;
+
+pub use orphans::end_orphans;
+pub use supervisor::{Options, Supervisor};

@@ -1,0 +1,318 @@
+//! The questions of the command line, and the answers to them.
+//!
+//! ```text
+//!   Join, Groups, Members, Set     answered at once
+//!   Show, Set with fold unfold     answered with the report of the group's worker, for which the client waits
+//! ```
+//!
+//! A question reads and changes nothing but the [`Registry`].
+
+use super::registry::Registry;
+use api::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine};
+use api::change::Change;
+use api::control::{Fold, GroupReport, Identity};
+use api::name;
+use cli::note;
+use host::{PeerProcess, Seqpacket};
+use page::pages_to_bytes;
+use rustix::fd::{AsFd, BorrowedFd};
+use std::collections::VecDeque;
+use std::io;
+use std::time::{Duration, Instant};
+
+/// Time for a client to ask, and to read its answers: 10 s.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Time for a worker to report: 3 s.
+const WORKER_PATIENCE: Duration = Duration::from_secs(3);
+/// Most clients at once: in all, and of one user.
+const MOST_CLIENTS: (usize, usize) = (512, 64);
+
+/// All clients.
+#[derive(Default)]
+pub struct Clients(Vec<Client>);
+
+/// A process that asks, and its connection.
+struct Client {
+    socket: Seqpacket,
+    peer: PeerProcess,
+    since: Instant,
+    waiting: VecDeque<Vec<u8>>,
+    /// The group whose worker's report it waits for.
+    wants: Option<(String, Wants)>,
+    done: bool,
+}
+
+/// The purpose for which a client waits for a report.
+#[derive(Clone, Copy)]
+enum Wants {
+    /// To show it.
+    Show,
+    /// To check that there is memory to unfold into.
+    Unfold(Change),
+}
+
+impl Client {
+    /// The client at the other end of `socket`.
+    ///
+    /// # Errors
+    /// It has ended already.
+    fn new(socket: Seqpacket) -> io::Result<Self> {
+        let peer = PeerProcess::of(&socket)?;
+        let since = Instant::now();
+        Ok(Self { socket, peer, since, waiting: VecDeque::new(), wants: None, done: false })
+    }
+
+    fn answer(&mut self, answer: &Answer) {
+        self.waiting.push_back(ask::encode(answer));
+        self.flush();
+    }
+
+    fn flush(&mut self) {
+        while let Some(frame) = self.waiting.front() {
+            match self.socket.send(frame, &[]) {
+                Ok(true) => _ = self.waiting.pop_front(),
+                Ok(false) => return,
+                Err(_) => {
+                    self.done = true;
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Clients {
+    /// Takes a new connection, unless there are too many.
+    pub fn add(&mut self, socket: Seqpacket) {
+        match Client::new(socket) {
+            Ok(client) if self.has_room_for(&client) => self.0.push(client),
+            Ok(client) => note!("user {} has too many questions at once", client.peer.uid),
+            Err(e) => note!("a question was refused: {e}"),
+        }
+    }
+
+    fn has_room_for(&self, client: &Client) -> bool {
+        let same_user = self.0.iter().filter(|c| c.peer.uid == client.peer.uid).count();
+        self.0.len() < MOST_CLIENTS.0 && same_user < MOST_CLIENTS.1
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The sockets of all clients, and whether answers wait to be sent there.
+    pub fn sockets(&self) -> impl Iterator<Item = (BorrowedFd<'_>, bool)> {
+        self.0.iter().map(|client| (client.socket.as_fd(), !client.waiting.is_empty()))
+    }
+
+    /// Sends waiting answers, and answers new questions.
+    pub fn hear(&mut self, registry: &mut Registry, buffer: &mut Vec<u8>) {
+        for client in &mut self.0 {
+            client.flush();
+            if client.wants.is_some() || client.done {
+                continue;
+            }
+            match ask::receive(&client.socket, buffer) {
+                Ok(Some(question)) => {
+                    client.since = Instant::now();
+                    Request { registry, client }.hear(question);
+                }
+                Ok(None) => {}
+                Err(_) => client.done = true,
+            }
+        }
+        self.0.retain(|client| !client.done);
+    }
+
+    /// Forgets clients that do not ask, and refuses those whose worker does not report. Called once a second.
+    pub fn forget_silent(&mut self) {
+        for client in &mut self.0 {
+            if client.wants.is_some() && client.since.elapsed() > WORKER_PATIENCE {
+                client.wants = None;
+                client.answer(&Answer::Refused("the group's worker does not answer; see the service's log".into()));
+            }
+        }
+        self.0.retain(|client| client.since.elapsed() < PATIENCE);
+    }
+
+    /// Answers the clients that wait for the report of a group's worker.
+    pub fn reported(&mut self, registry: &mut Registry, group: &str, report: &GroupReport) {
+        for client in &mut self.0 {
+            if let Some((_, wants)) = client.wants.take_if(|(wanted, _)| wanted == group) {
+                Request { registry, client }.use_report(group, wants, report);
+            }
+        }
+    }
+}
+
+/// A client's question under way.
+struct Request<'a> {
+    registry: &'a mut Registry,
+    client: &'a mut Client,
+}
+
+impl Request<'_> {
+    fn hear(&mut self, question: Ask) {
+        let answered = match question {
+            Ask::Join { group, name, program } => self.join(&group, name, &program),
+            Ask::Groups => self.list_groups(),
+            Ask::Members => self.list_members(),
+            Ask::Show { group } => self.ask_worker(&group, Wants::Show),
+            Ask::Set { group, change } if change.fold == Some(Fold::Unfold) => {
+                self.ask_worker(&group, Wants::Unfold(change))
+            }
+            Ask::Set { group, change } => self.set(&group, &change),
+        };
+        if let Err(why) = answered {
+            self.client.answer(&Answer::Refused(why));
+        }
+    }
+
+    /// Checks that the client may deal with a group. With `make`, a new group is made where the configuration allows
+    /// any.
+    fn allow(&mut self, group: &str, make: bool) -> Result<(), String> {
+        name::check("group", group)?;
+        let uid = self.client.peer.uid;
+        let (config, known) = match self.registry.groups.get(group) {
+            Some(found) => (found.config.clone(), true),
+            None => Default::default(),
+        };
+        if !self.registry.may(uid, &config) {
+            return Err(format!("user {uid} may not deal with group {group}: add it to the group's users"));
+        }
+        if known {
+            return Ok(());
+        }
+        match &self.registry.config.groups {
+            None if make => _ = self.registry.group(group),
+            None => return Err(format!("there is no group {group}")),
+            Some(groups) => {
+                let names: Vec<&str> = groups.keys().map(String::as_str).take(20).collect();
+                return Err(format!("the configuration has no group {group}; it has {}", names.join(", ")));
+            }
+        }
+        Ok(())
+    }
+
+    fn join(&mut self, group: &str, wanted: Option<String>, program: &str) -> Result<(), String> {
+        self.allow(group, true)?;
+        let PeerProcess { id, uid } = self.client.peer;
+        let name = wanted.unwrap_or_else(|| name::of_process(program, id.pid));
+        name::check("member", &name)?;
+        let identity = Identity { name: name.clone(), pid: id.pid, started: id.start_ticks };
+        let connected = self.registry.state.find(id).is_some_and(|m| m.connected);
+        self.registry.state.add(MemberLine { group: group.to_owned(), identity, uid, connected })?;
+        // The state is written before the answer, so that a later supervisor knows the member too.
+        self.registry.state.write(&self.registry.place.state_file()).map_err(|e| format!("{e:#}"))?;
+        self.registry.group(group).idle_since = None;
+        note!("group {group}: process {} of user {uid} is member {name}", id.pid);
+        self.client.answer(&Answer::Joined(name));
+        Ok(())
+    }
+
+    fn list_groups(&mut self) -> Result<(), String> {
+        let uid = self.client.peer.uid;
+        for group in self.registry.groups.values().filter(|g| self.registry.may(uid, &g.config)) {
+            self.client.answer(&Answer::Group(GroupLine {
+                name: group.name.clone(),
+                members: self.registry.state.members_of(&group.name),
+                worker: group.worker_state(),
+                settings: group.settings(),
+            }));
+        }
+        self.client.answer(&Answer::Done);
+        Ok(())
+    }
+
+    fn list_members(&mut self) -> Result<(), String> {
+        let uid = self.client.peer.uid;
+        self.registry.state.forget_dead();
+        for member in self.registry.state.members() {
+            if self.registry.groups.get(&member.group).is_some_and(|g| self.registry.may(uid, &g.config)) {
+                self.client.answer(&Answer::Member(member.clone()));
+            }
+        }
+        self.client.answer(&Answer::Done);
+        Ok(())
+    }
+
+    fn ask_worker(&mut self, group: &str, wants: Wants) -> Result<(), String> {
+        self.allow(group, false)?;
+        if self.registry.group(group).ask_report() {
+            self.client.wants = Some((group.to_owned(), wants));
+            return Ok(());
+        }
+        self.use_report(group, wants, &GroupReport::none());
+        Ok(())
+    }
+
+    fn use_report(&mut self, group: &str, wants: Wants, report: &GroupReport) {
+        match wants {
+            Wants::Show => {
+                let group = self.registry.group(group);
+                self.client.answer(&Answer::Report(Box::new(GroupState {
+                    name: group.name.clone(),
+                    settings: group.settings(),
+                    worker: group.worker_state(),
+                    worker_pid: group.worker.as_ref().map(|w| w.process.pid),
+                    segments: group.segments(),
+                    report: report.clone(),
+                })));
+            }
+            Wants::Unfold(change) => {
+                let answer = match check_room(report) {
+                    Ok(()) => self.set(group, &change),
+                    Err(why) => Err(why),
+                };
+                if let Err(why) = answer {
+                    self.client.answer(&Answer::Refused(why));
+                }
+            }
+        }
+    }
+
+    fn set(&mut self, group: &str, change: &Change) -> Result<(), String> {
+        self.allow(group, false)?;
+        self.registry.group(group).set(change);
+        let (all, from) = (self.registry.group(group).change, self.registry.group(group).config.settings);
+        self.registry.state.set_change(group, all, from);
+        self.registry.state.write(&self.registry.place.state_file()).map_err(|e| format!("{e:#}"))?;
+        note!("group {group}: user {} has changed its settings", self.client.peer.uid);
+        self.client.answer(&Answer::Done);
+        Ok(())
+    }
+}
+
+/// Checks that there is memory to unfold a group. Every page that shares a slot needs a frame of its own before any
+/// slot is free. A reserve of 1/20 of the memory, at most 1 GiB, is left for other programs.
+fn check_room(report: &GroupReport) -> Result<(), String> {
+    let available = host::available_bytes().map_err(|e| e.to_string())?;
+    room_for(pages_to_bytes(report.sharing_pages), available, host::ram_bytes())
+}
+
+fn room_for(needed: u64, available: u64, ram: u64) -> Result<(), String> {
+    let reserve = (ram / 20).min(1 << 30);
+    if needed == 0 || needed.saturating_add(reserve) <= available {
+        return Ok(());
+    }
+    let [needed, reserve, available] = [needed, reserve, available].map(cli::bytes);
+    Err(format!(
+        "unfolding needs {needed}, and {reserve} are kept in reserve, but {available} are available: free memory, or end \
+         members, and try again (fold off leaves everything as it is)"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unfold_without_room_is_refused_with_sizes() {
+        const G: u64 = 1 << 30;
+        assert_eq!(room_for(0, 0, 8 * G), Ok(()));
+        assert_eq!(room_for(G, 2 * G, 8 * G), Ok(()));
+        let why = room_for(2 * G, 2 * G, 10 * G).unwrap_err();
+        assert!(why.contains("needs 2.00 GiB, and 512 MiB are kept in reserve, but 2.00 GiB are available"), "{why}");
+    }
+}

@@ -1,0 +1,206 @@
+//! The members, and the settings changed on the fly: kept in a file for the next supervisor.
+
+use anyhow::Context;
+use api::ask::MemberLine;
+use api::change::Change;
+use api::control::Settings;
+use api::name;
+use host::ProcessId;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{self, File, Permissions};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// Longest file that is read, in bytes: some ten thousands of members.
+const MOST_BYTES: u64 = 16 << 20;
+
+/// The state that outlives a supervisor.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct State {
+    /// Processes that are members as long as they live.
+    members: Vec<MemberLine>,
+    /// Settings changed on the fly, by group.
+    changes: BTreeMap<String, OnTheFly>,
+    /// Users of workers, by group. No user is given to another group as long as the service's directory exists.
+    pub worker_uids: BTreeMap<String, u32>,
+    #[serde(skip)]
+    changed: bool,
+}
+
+/// Settings that were changed on the fly.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+struct OnTheFly {
+    change: Change,
+    /// The configured settings at the change. If the configuration changes, the change is dropped.
+    from: Settings,
+}
+
+fn process_of(member: &MemberLine) -> ProcessId {
+    ProcessId { pid: member.identity.pid, start_ticks: member.identity.started }
+}
+
+impl State {
+    /// Reads the file. Without a file the state is empty, and so it is with a corrupt one, for which a complaint is
+    /// returned.
+    pub fn read(path: &Path) -> (Self, Option<String>) {
+        if !path.exists() {
+            return (Self::default(), None);
+        }
+        let parsed = host::read_plain_file(path, MOST_BYTES)
+            .map_err(|e| e.to_string())
+            .and_then(|bytes| serde_json::from_slice::<Self>(&bytes).map_err(|e| e.to_string()));
+        match parsed {
+            Ok(mut state) => {
+                state.members.retain(|m| name::check("group", &m.group).is_ok());
+                state.forget_dead();
+                (state, None)
+            }
+            Err(why) => (Self::default(), Some(format!("{} is of no use: {why}", path.display()))),
+        }
+    }
+
+    /// Writes the file if the state has changed. A crash leaves the old file or the new one, never a part.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write(&mut self, path: &Path) -> anyhow::Result<()> {
+        if !std::mem::take(&mut self.changed) {
+            return Ok(());
+        }
+        let next = PathBuf::from(format!("{}.next", path.display()));
+        let write = || {
+            let mut file = File::create(&next)?;
+            file.set_permissions(Permissions::from_mode(0o600))?;
+            file.write_all(&serde_json::to_vec_pretty(self)?)?;
+            fs::rename(&next, path)
+        };
+        write().with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// The change on the fly of a group with these configured settings.
+    pub fn change(&self, group: &str, configured: Settings) -> Option<Change> {
+        self.changes.get(group).filter(|kept| kept.from == configured).map(|kept| kept.change)
+    }
+
+    /// Keeps a change on the fly.
+    pub fn set_change(&mut self, group: &str, change: Change, from: Settings) {
+        self.changes.insert(group.to_owned(), OnTheFly { change, from });
+        self.changed = true;
+    }
+
+    /// Notes that `worker_uids` was changed.
+    pub fn touch(&mut self) {
+        self.changed = true;
+    }
+
+    /// The members, some of which may just have ended.
+    pub fn members(&self) -> &[MemberLine] {
+        &self.members
+    }
+
+    /// Number of members of a group.
+    pub fn members_of(&self, group: &str) -> usize {
+        self.members.iter().filter(|m| m.group == group).count()
+    }
+
+    /// The member with this process.
+    pub fn find(&self, process: ProcessId) -> Option<&MemberLine> {
+        self.members.iter().find(|m| process_of(m) == process)
+    }
+
+    /// Notes that a member's agent has connected.
+    pub fn set_connected(&mut self, process: ProcessId) {
+        if let Some(member) = self.members.iter_mut().find(|m| process_of(m) == process && !m.connected) {
+            member.connected = true;
+            self.changed = true;
+        }
+    }
+
+    /// Adds a member, or gives it another name.
+    ///
+    /// # Errors
+    /// Its name is taken, or its process is a member of another group. It can never leave that, because it may still
+    /// map slots there.
+    pub fn add(&mut self, member: MemberLine) -> Result<(), String> {
+        self.forget_dead();
+        let process = process_of(&member);
+        if let Some(found) = self.find(process).filter(|found| found.group != member.group) {
+            return Err(format!(
+                "process {} is a member of group {} already, and stays one until it ends",
+                process.pid, found.group
+            ));
+        }
+        let namesake = |m: &&MemberLine| m.group == member.group && m.identity.name == member.identity.name;
+        if let Some(other) = self.members.iter().filter(namesake).find(|m| process_of(m) != process) {
+            return Err(format!(
+                "group {} has a member {} already: process {}",
+                member.group, other.identity.name, other.identity.pid
+            ));
+        }
+        self.members.retain(|m| process_of(m) != process);
+        self.members.push(member);
+        self.changed = true;
+        Ok(())
+    }
+
+    /// Removes members whose process has ended.
+    pub fn forget_dead(&mut self) {
+        let before = self.members.len();
+        self.members.retain(|m| process_of(m).is_alive());
+        self.changed |= self.members.len() != before;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use api::control::Identity;
+    use std::process::Command;
+
+    fn member(group: &str, name: &str, process: ProcessId) -> MemberLine {
+        let identity = Identity { name: name.into(), pid: process.pid, started: process.start_ticks };
+        MemberLine { group: group.into(), identity, uid: 0, connected: false }
+    }
+
+    #[test]
+    fn member_lasts_as_long_as_its_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.json");
+        let own = ProcessId::of(std::process::id()).unwrap();
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let other = ProcessId::of(child.id()).unwrap();
+        let mut state = State::default();
+        state.add(member("acme", "web", own)).unwrap();
+        assert!(state.add(member("acme", "web", other)).unwrap_err().contains("has a member web already"));
+        assert!(state.add(member("beta", "web", own)).unwrap_err().contains("member of group acme"));
+        state.add(member("beta", "web", other)).unwrap();
+        state.add(member("acme", "db", own)).unwrap();
+        let (change, usual) = (Change { intra_member_only: Some(true), ..Change::default() }, Settings::default());
+        state.set_change("acme", change, usual);
+        state.write(&path).unwrap();
+        let (again, complaint) = State::read(&path);
+        assert_eq!((again.members(), &again.changes, complaint), (state.members(), &state.changes, None));
+        assert_eq!(again.change("acme", usual), Some(change));
+        let other = Settings { pool_slots: 7, ..usual };
+        assert_eq!(again.change("acme", other), None, "the configuration was changed since");
+        assert_eq!(again.find(own).unwrap().identity.name, "db");
+        let reused = ProcessId { start_ticks: own.start_ticks + 1, ..own };
+        assert_eq!(again.find(reused), None, "another process with the same pid");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let (again, _) = State::read(&path);
+        assert_eq!((again.members_of("acme"), again.members_of("beta")), (1, 0));
+    }
+
+    #[test]
+    fn corrupt_file_is_reported() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.json");
+        assert!(State::read(&path).1.is_none());
+        fs::write(&path, "{\"members\": [{\"group\": \"\\u001b\"").unwrap();
+        let (state, complaint) = State::read(&path);
+        assert!(state.members().is_empty() && complaint.unwrap().contains("state.json"));
+    }
+}

@@ -1,0 +1,374 @@
+//! The supervisor: one thread that waits for sockets, and never for one peer in particular.
+
+use super::config::Config;
+use super::decide;
+use super::group::{Group, Heard};
+use super::prover::Prover;
+use super::registry::Registry;
+use super::requests::Clients;
+use super::state::State;
+use super::worker::Worker;
+use act::CgroupHome;
+use anyhow::Context;
+use api::ask::MemberLine;
+use api::control::{GroupReport, Identity};
+use api::place::{Lock, Place, own_uid};
+use cli::note;
+use host::{Caught, PeerProcess, ProcessId, Seqpacket, SeqpacketListener, Signals};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::AsFd;
+use rustix::process::{WaitOptions, wait};
+use std::collections::BTreeSet;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
+
+/// Time between two checks of members, groups and clients: 1 s.
+const TICK: Duration = Duration::from_secs(1);
+/// Connections or messages handled in a row before other sources get their turn.
+const TURN: usize = 64;
+/// Pause after a failure to accept a connection: 200 ms.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Key of the prover's user among the users of workers; no valid name of a group.
+const PROVER: &str = ":prover";
+
+/// The options of a service.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Whether it was started for a member, and ends by itself.
+    pub private: bool,
+    /// Whether its workers end with it.
+    pub stop_workers: bool,
+    /// Time without members after which a group's worker ends, and a private service.
+    pub linger: Duration,
+}
+
+/// A running service.
+pub struct Supervisor {
+    registry: Registry,
+    clients: Clients,
+    options: Options,
+    agents: SeqpacketListener,
+    control: SeqpacketListener,
+    prover: Prover,
+    signals: Signals,
+    /// Control groups of workers that have ended.
+    leftover: Vec<CgroupHome>,
+    idle_since: Option<Instant>,
+    accept_after: Option<Instant>,
+    said_no_home: bool,
+    _lock: Lock,
+}
+
+impl Supervisor {
+    /// Begins to serve at `place`, and takes over the state and the workers of an earlier supervisor.
+    ///
+    /// # Errors
+    /// Sockets cannot be made at the place.
+    pub fn new(place: Place, config: Config, options: Options, lock: Lock) -> anyhow::Result<Self> {
+        let signals = Signals::catch().context("cannot catch signals")?;
+        act::raise_open_files_limit();
+        let (state, complaint) = State::read(&place.state_file());
+        if let Some(complaint) = complaint {
+            note!("{complaint}; members that run will have to be started again");
+        }
+        let agents = SeqpacketListener::bind(&place.agent_socket())?;
+        let control = SeqpacketListener::bind(&place.control_socket())?;
+        // Any user may connect to root's service; the peer's credentials decide what it may do.
+        let mode = if own_uid() == 0 { 0o666 } else { 0o600 };
+        for path in [agents.path(), control.path()] {
+            fs::set_permissions(path, Permissions::from_mode(mode))
+                .with_context(|| format!("cannot set the rights of {}", path.display()))?;
+        }
+        let prover = Prover::new(&place, !config.without_prover)?;
+        let mut supervisor = Self {
+            registry: Registry::new(place, config, state),
+            clients: Clients::default(),
+            options,
+            agents,
+            control,
+            prover,
+            signals,
+            leftover: Vec::new(),
+            idle_since: None,
+            accept_after: None,
+            said_no_home: false,
+            _lock: lock,
+        };
+        supervisor.begin()?;
+        Ok(supervisor)
+    }
+
+    /// Makes the groups of the configuration, and those that have members or a worker already.
+    fn begin(&mut self) -> anyhow::Result<()> {
+        let configured: Vec<String> =
+            self.registry.config.groups.iter().flatten().map(|(name, _)| name.clone()).collect();
+        let left: BTreeSet<String> = self.registry.state.members().iter().map(|m| m.group.clone()).collect();
+        for name in configured.iter().chain(&left) {
+            self.registry.group(name);
+        }
+        for name in self.registry.place.workers()? {
+            match Worker::adopt(&self.registry.place, &name) {
+                Ok(Some(worker)) => self.registry.group(&name).worker = Some(worker),
+                Ok(None) => {}
+                Err(e) => note!("group {name}: {e:#}"),
+            }
+        }
+        note!(
+            "serving at {}: {} groups, {} members that run already",
+            self.registry.place.dir().display(),
+            self.registry.groups.len(),
+            self.registry.state.members().len()
+        );
+        Ok(())
+    }
+
+    /// Serves until it is told to end.
+    ///
+    /// # Errors
+    /// The kernel refuses to wait.
+    pub fn run(mut self) -> anyhow::Result<()> {
+        let mut buffer = Vec::new();
+        let mut next_tick = Instant::now();
+        loop {
+            self.wait(next_tick)?;
+            if self.caught_end() {
+                return self.end();
+            }
+            self.accept_agents();
+            self.accept_clients();
+            self.hear_workers(&mut buffer);
+            self.clients.hear(&mut self.registry, &mut buffer);
+            if next_tick <= Instant::now() {
+                next_tick = Instant::now() + TICK;
+                if self.tick() {
+                    note!("no member is left: this service ends");
+                    self.options.stop_workers = true;
+                    // The next private service begins anew, without this one's state.
+                    let state = self.registry.place.state_file();
+                    let ended = self.end();
+                    let _ = fs::remove_file(state);
+                    return ended;
+                }
+            }
+            self.start_workers();
+            if let Err(e) = self.registry.state.write(&self.registry.place.state_file()) {
+                note!("{e:#}");
+            }
+        }
+    }
+
+    fn wait(&self, next_tick: Instant) -> anyhow::Result<()> {
+        let now = Instant::now();
+        let starts =
+            self.registry.groups.values().filter_map(|g| g.start_at(self.registry.state.members_of(&g.name), now));
+        let until = starts
+            .chain(self.prover.start_at(now))
+            .chain([next_tick])
+            .chain(self.accept_after)
+            .min()
+            .unwrap_or(next_tick);
+        let pause = until.saturating_duration_since(now);
+        let timeout = Timespec { tv_sec: pause.as_secs().cast_signed(), tv_nsec: pause.subsec_nanos().into() };
+        let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        if self.accept_after.is_none_or(|after| after <= now) {
+            fds.extend([PollFd::new(&self.agents, PollFlags::IN), PollFd::new(&self.control, PollFlags::IN)]);
+        }
+        let events = |writes: bool| if writes { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        for worker in self.registry.groups.values().filter_map(|g| g.worker.as_ref()) {
+            fds.push(PollFd::from_borrowed_fd(worker.as_fd(), events(worker.has_waiting())));
+        }
+        for (socket, has_waiting) in self.clients.sockets() {
+            fds.push(PollFd::from_borrowed_fd(socket, events(has_waiting)));
+        }
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(e) => Err(e).context("cannot wait for sockets"),
+        }
+    }
+
+    fn caught_end(&mut self) -> bool {
+        while let Some(caught) = self.signals.next() {
+            match caught {
+                Caught::End => return true,
+                // Of the children, only the prover is of interest: the end of a worker shows at its socket.
+                Caught::Child => {
+                    while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+                        self.prover.child_ended(pid, status);
+                    }
+                }
+            }
+        }
+        false
+    }
+
+    fn accept(&mut self, agents: bool) -> Option<Seqpacket> {
+        if self.accept_after.is_some_and(|after| after > Instant::now()) {
+            return None;
+        }
+        self.accept_after = None;
+        let listener = if agents { &self.agents } else { &self.control };
+        listener.accept().unwrap_or_else(|e| {
+            note!("{e}");
+            self.accept_after = Some(Instant::now() + PAUSE);
+            None
+        })
+    }
+
+    fn accept_agents(&mut self) {
+        for _ in 0..TURN {
+            let Some(socket) = self.accept(true) else { return };
+            let admitted = PeerProcess::of(&socket).map_err(|e| e.to_string()).and_then(|peer| {
+                let groups = self.registry.groups.iter().map(|(name, group)| (name.as_str(), &group.config));
+                decide::member_of(&peer, &self.registry.state, groups)
+            });
+            match admitted.and_then(|member| self.admit(member, socket)) {
+                Ok(()) => {}
+                Err(why) => note!("a connection was refused: {why}"),
+            }
+        }
+    }
+
+    /// Passes a member's socket on to its group's worker. If that is refused, the socket is closed.
+    fn admit(&mut self, member: MemberLine, socket: Seqpacket) -> Result<(), String> {
+        let process = ProcessId { pid: member.identity.pid, start_ticks: member.identity.started };
+        if self.registry.state.find(process).is_none() {
+            self.registry.state.add(member.clone())?;
+            note!("group {}: process {} is member {} by a rule", member.group, process.pid, member.identity.name);
+        }
+        let group = self.registry.group(&member.group);
+        group.idle_since = None;
+        if !group.admit(member.identity, socket) {
+            return Err(format!("too many wait for the worker of group {}", member.group));
+        }
+        self.registry.state.set_connected(process);
+        Ok(())
+    }
+
+    fn accept_clients(&mut self) {
+        for _ in 0..TURN {
+            let Some(socket) = self.accept(false) else { return };
+            self.clients.add(socket);
+        }
+    }
+
+    fn hear_workers(&mut self, buffer: &mut Vec<u8>) {
+        let names: Vec<String> =
+            self.registry.groups.iter().filter(|(_, g)| g.worker.is_some()).map(|(n, _)| n.clone()).collect();
+        for name in names {
+            for _ in 0..TURN {
+                let group = self.registry.group(&name);
+                if let Some(worker) = &mut group.worker {
+                    worker.flush();
+                }
+                let Some(heard) = group.hear(buffer) else { break };
+                match heard {
+                    Heard::Members(members) => self.found_members(&name, members),
+                    Heard::Report(report) => self.clients.reported(&mut self.registry, &name, &report),
+                    Heard::Nothing => {}
+                    Heard::Ended(home) => {
+                        self.leftover.extend(home);
+                        self.clients.reported(&mut self.registry, &name, &GroupReport::none());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Registers the members that an adopted worker has; the supervisor before us had admitted them.
+    fn found_members(&mut self, name: &str, members: Vec<Identity>) {
+        for identity in members {
+            let process = ProcessId { pid: identity.pid, start_ticks: identity.started };
+            if self.registry.state.find(process).is_none() && process.is_alive() {
+                let member = MemberLine { group: name.to_owned(), identity, uid: own_uid(), connected: true };
+                if let Err(why) = self.registry.state.add(member) {
+                    note!("group {name}: {why}");
+                }
+            }
+        }
+        let place = self.registry.place.clone();
+        let group = self.registry.group(name);
+        let Some(worker) = &group.worker else { return };
+        if worker.process.is_alive() {
+            note!("group {name}: worker, process {}, is at work", worker.process.pid);
+        } else {
+            // We connected before the worker had called `listen`, so the peer was the ended supervisor. A new
+            // connection tells the worker's process.
+            group.worker = Worker::adopt(&place, name).ok().flatten();
+        }
+    }
+
+    fn start_workers(&mut self) {
+        let now = Instant::now();
+        if self.prover.start_at(now).is_some_and(|at| at <= now) {
+            let uid = self.registry.worker_uid(PROVER);
+            self.prover.start(uid);
+        }
+        let due = |g: &Group, members| g.start_at(members, now).is_some_and(|at| at <= now);
+        let names: Vec<String> = self
+            .registry
+            .groups
+            .values()
+            .filter(|g| due(g, self.registry.state.members_of(&g.name)))
+            .map(|g| g.name.clone())
+            .collect();
+        for name in names {
+            let uid = self.registry.worker_uid(&name);
+            let (place, mut no_home) = (self.registry.place.clone(), None);
+            let group = self.registry.group(&name);
+            group.uid = uid;
+            group.start(&place, &mut no_home);
+            if let Some(why) = no_home.filter(|_| !std::mem::replace(&mut self.said_no_home, true)) {
+                note!("workers have no control groups of their own: {why}");
+            }
+        }
+    }
+
+    /// The work of every second. Returns whether a private service has nothing left to do.
+    fn tick(&mut self) -> bool {
+        self.registry.state.forget_dead();
+        self.leftover.retain(|home| !home.remove());
+        self.clients.forget_silent();
+        let now = Instant::now();
+        let (mut ended, place) = (Vec::new(), &self.registry.place);
+        for group in self.registry.groups.values_mut() {
+            let members = self.registry.state.members_of(&group.name);
+            let idle = if members > 0 { None } else { Some(*group.idle_since.get_or_insert(now)) };
+            group.idle_since = idle;
+            if idle.is_some_and(|since| now.duration_since(since) >= self.options.linger) {
+                ended.extend(group.end(place));
+            }
+        }
+        self.leftover.extend(ended);
+        let busy = !self.registry.state.members().is_empty();
+        self.idle_since = if busy { None } else { Some(self.idle_since.unwrap_or(now)) };
+        // A client that is connected may be about to join.
+        let over = self.idle_since.is_some_and(|since| now.duration_since(since) >= self.options.linger);
+        self.options.private && over && self.clients.is_empty()
+    }
+
+    /// Ends the service. Members go on in any case. Workers go on for a successor, or end at once.
+    fn end(mut self) -> anyhow::Result<()> {
+        self.prover.end();
+        self.registry.state.write(&self.registry.place.state_file())?;
+        let workers = self.registry.groups.values().filter(|g| g.worker.is_some()).count();
+        if self.options.stop_workers {
+            let homes: Vec<_> =
+                self.registry.groups.values_mut().filter_map(|group| group.end(&self.registry.place)).collect();
+            let until = Instant::now() + Duration::from_secs(2);
+            let mut left = homes;
+            while !left.is_empty() && Instant::now() < until {
+                left.retain(|home| !home.remove());
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        } else if workers > 0 {
+            note!("{workers} workers go on for 30 s, for the next supervisor; without one they end then");
+            crate::orphans::end_orphans_later(&self.registry.place);
+        }
+        for socket in [self.registry.place.agent_socket(), self.registry.place.control_socket()] {
+            let _ = fs::remove_file(socket);
+        }
+        note!("ended");
+        Ok(())
+    }
+}

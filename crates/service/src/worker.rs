@@ -1,0 +1,132 @@
+//! One worker process, and the connection to it.
+
+use act::CgroupHome;
+use anyhow::Context;
+use api::control::{CONTROL_BYTES, News, Order};
+use api::place::{Place, own_uid};
+use host::{ProcessId, Received, Seqpacket, SeqpacketListener};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::VecDeque;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::rc::Rc;
+use std::time::Instant;
+
+/// Most orders that may wait for a worker that does not read.
+const MOST_WAITING: usize = 4096;
+
+/// A running worker.
+pub struct Worker {
+    /// Its process.
+    pub process: ProcessId,
+    /// When it was started or adopted.
+    pub since: Instant,
+    /// Whether it has sent `Adopted`.
+    pub heard: bool,
+    /// Its own control group, where it has one.
+    pub home: Option<CgroupHome>,
+    socket: Seqpacket,
+    waiting: VecDeque<(Vec<u8>, Vec<Rc<OwnedFd>>)>,
+}
+
+impl Worker {
+    /// Starts a worker for `group`, as user `uid` if that is given, and connects to it. `no_home` gets the reason why
+    /// it has no control group of its own.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(place: &Place, group: &str, uid: Option<u32>, no_home: &mut Option<String>) -> anyhow::Result<Self> {
+        // The socket has its name before the process starts: if this supervisor dies, the next one finds the worker.
+        let path = place.worker_socket(group);
+        let listener = SeqpacketListener::bind(&path)?;
+        let socket = Seqpacket::connect(&path)?;
+        let input = listener.as_fd().try_clone_to_owned().context("cannot pass a socket on")?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("pagefold").args(["worker", "--group", group, "--supervisor-uid", &own_uid().to_string()]);
+        if let Some(uid) = uid {
+            command.args(["--uid", &uid.to_string()]);
+        }
+        // A process group of its own: an interrupt of the supervisor at a terminal does not reach the worker.
+        command.stdin(Stdio::from(input)).stdout(Stdio::null()).env_clear().current_dir("/").process_group(0);
+        let child = command.spawn().context("cannot start a worker")?;
+        let process = ProcessId::of(child.id())?;
+        let home = CgroupHome::make("pagefold", group).and_then(|home| {
+            home.add(child.id()).inspect_err(|_| _ = home.remove())?;
+            Ok(home)
+        });
+        let home = home.map_err(|e| *no_home = Some(e.to_string())).ok();
+        Ok(Self { process, since: Instant::now(), heard: false, home, socket, waiting: VecDeque::new() })
+    }
+
+    /// Connects to the worker of `group` that an earlier supervisor started; `None` if there is none any more.
+    ///
+    /// # Errors
+    /// The socket is there but cannot be used.
+    pub fn adopt(place: &Place, group: &str) -> anyhow::Result<Option<Self>> {
+        let path = place.worker_socket(group);
+        let Ok(socket) = Seqpacket::connect(&path) else {
+            let _ = std::fs::remove_file(&path);
+            return Ok(None);
+        };
+        // The peer is the worker, or the supervisor that started it if the worker has not called `listen` itself yet.
+        let process = ProcessId::of(socket.peer()?.pid).unwrap_or(ProcessId { pid: 0, start_ticks: 0 });
+        let home = CgroupHome::make("pagefold", group).ok();
+        Ok(Some(Self { process, since: Instant::now(), heard: false, home, socket, waiting: VecDeque::new() }))
+    }
+
+    /// Sends an order and copies of `files`, at once or when the worker has read the orders before. `false` when too
+    /// many orders wait.
+    pub fn send(&mut self, order: &Order, files: Vec<Rc<OwnedFd>>) -> bool {
+        if self.waiting.len() >= MOST_WAITING {
+            return false;
+        }
+        self.waiting.push_back((api::ask::encode(order), files));
+        self.flush();
+        true
+    }
+
+    /// Sends waiting orders. If the worker has gone, reading finds that out.
+    pub fn flush(&mut self) {
+        while let Some((frame, files)) = self.waiting.front() {
+            let fds: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
+            match self.socket.send(frame, &fds) {
+                Ok(true) => _ = self.waiting.pop_front(),
+                Ok(false) | Err(_) => return,
+            }
+        }
+    }
+
+    /// Whether orders wait to be sent.
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Its next message, with the files that came along.
+    ///
+    /// # Errors
+    /// It has gone, or sent something that is no message.
+    pub fn receive(&self, buffer: &mut Vec<u8>) -> io::Result<Option<(News, Vec<OwnedFd>)>> {
+        buffer.resize(CONTROL_BYTES, 0);
+        let mut files = Vec::new();
+        match self.socket.receive(buffer, &mut files)? {
+            Received::Nothing => Ok(None),
+            Received::Closed => Err(io::ErrorKind::UnexpectedEof.into()),
+            Received::Frame(bytes) => {
+                let news = serde_json::from_slice(&buffer[..bytes]).map_err(io::Error::other)?;
+                Ok(Some((news, files)))
+            }
+        }
+    }
+
+    /// Asks the process to end.
+    pub fn end(&self) {
+        self.process.terminate();
+    }
+}
+
+impl AsFd for Worker {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

@@ -1,0 +1,139 @@
+//! Idle memory of a guest, and advice on lowering its cost.
+
+use census::{CostPart, GuestFindings};
+use guest::{Guest, GuestKind};
+use page::{GuestPageKind, pages_to_bytes};
+use serde::Serialize;
+
+/// Parts of the names of devices that guests on a server rarely need. Agarwal, "A Study of Virtualization Overheads"
+/// (2015), table 6.5, gives their cost.
+const DISPENSABLE: [&str; 10] = ["VGA", "vga", "qxl", "virtio-gpu", "cirrus", "hda", "AC97", "xhci", "ehci", "usb"];
+
+/// Memory that a guest could give back.
+#[derive(Clone, Debug, Serialize)]
+pub struct Bloat {
+    /// Pages that the host backs, on an inactive list of the guest's, not referenced, and of a content that nobody
+    /// else holds.
+    pub inactive_unique_pages: u64,
+    /// Those of them that would become free on the host.
+    pub inactive_unique_incremental_pages: u64,
+    /// Pages that are free inside the guest, but backed by the host.
+    pub free_backed_pages: u64,
+    /// Whether the guest has a balloon; `null` where its VMM does not tell.
+    pub balloon: Option<bool>,
+    /// Whether the balloon reports free pages.
+    pub free_page_reporting: Option<bool>,
+}
+
+impl Bloat {
+    /// The idle memory of a guest.
+    pub fn of(guest: &Guest, found: &GuestFindings) -> Self {
+        let free = found.kinds.iter().find(|k| k.kind == GuestPageKind::Free);
+        Self {
+            inactive_unique_pages: found.idle_pages.inactive_unique,
+            inactive_unique_incremental_pages: found.idle_pages.incremental,
+            free_backed_pages: free.map_or(0, |k| k.backed_pages),
+            balloon: guest.facts.qemu.as_ref().map(|q| q.balloon),
+            free_page_reporting: guest.facts.qemu.as_ref().map(|q| q.free_page_reporting),
+        }
+    }
+
+    /// The same in a sentence or two.
+    pub fn in_words(&self) -> String {
+        let bytes = |pages| cli::bytes(pages_to_bytes(pages));
+        let device = match (self.balloon, self.free_page_reporting) {
+            (_, Some(true)) => "It reports free pages through its balloon.",
+            (Some(true), _) => "It has a balloon, which does not report free pages.",
+            (Some(false), _) => "It has no balloon.",
+            _ => "Whether it has a balloon is not known.",
+        };
+        format!(
+            "{} are free inside and backed all the same; {} are inactive, not referenced, and held by nobody else. {device}",
+            bytes(self.free_backed_pages),
+            bytes(self.inactive_unique_pages),
+        )
+    }
+}
+
+/// An advised action.
+#[derive(Clone, Debug, Serialize)]
+pub struct Advice {
+    /// `fold`, `free_page_reporting`, `balloon`, `drop_devices`, `share_root` or `template`.
+    pub action: &'static str,
+    /// Upper bound of the memory that it would give back, in bytes.
+    pub bytes: u64,
+    /// Instructions.
+    pub how: String,
+}
+
+impl Advice {
+    /// The advice as one line.
+    pub fn in_words(&self) -> String {
+        format!("up to {}: {}", cli::bytes(self.bytes), self.how)
+    }
+}
+
+/// Possible actions, the largest yield first. Yields overlap: a page that is given back need not be folded.
+pub fn advise(guest: &Guest, found: &GuestFindings, bloat: &Bloat) -> Vec<Advice> {
+    let mut list = vec![fold(guest, found), share_root(found), template(found), balloon(bloat)];
+    list.push(report_free_pages(bloat));
+    list.extend(drop_devices(guest, found));
+    list.retain(|a| a.bytes > 0);
+    list.sort_by_key(|a| std::cmp::Reverse(a.bytes));
+    list
+}
+
+fn fold(guest: &Guest, found: &GuestFindings) -> Advice {
+    let duplicates = found.kinds.iter().map(|k| k.duplicates.within + k.duplicates.group).sum();
+    let how = match found.folded_pages {
+        0 => format!("fold it: start it with 'pagefold run --group {} -- ...'", guest.group),
+        _ => "more of it can be folded: 'pagefold group show' says what keeps it".to_owned(),
+    };
+    advice("fold", duplicates, how)
+}
+
+fn share_root(found: &GuestFindings) -> Advice {
+    let cached = found.kinds.iter().filter(|k| CostPart::of(k.kind) == CostPart::GuestPageCache);
+    let how = "let guests map one root file system (virtiofs with DAX, or a shared \
+        read-only pmem device) in place of caching a copy each";
+    advice("share_root", cached.map(|k| k.duplicates.group + k.duplicates.host).sum(), how.to_owned())
+}
+
+fn template(found: &GuestFindings) -> Advice {
+    let how = "start guests like it from one template: what they do not write stays one frame";
+    advice("template", found.kinds.iter().map(|k| k.duplicates.group).sum(), how.to_owned())
+}
+
+fn balloon(bloat: &Bloat) -> Advice {
+    let how = match bloat.balloon {
+        Some(true) => "inflate its balloon: it would give up what it uses least",
+        _ => "give it a balloon (-device virtio-balloon-pci) and inflate it: it would give up what it uses least",
+    };
+    advice("balloon", bloat.inactive_unique_incremental_pages, how.to_owned())
+}
+
+fn report_free_pages(bloat: &Bloat) -> Advice {
+    let how = match bloat.free_page_reporting {
+        Some(true) => {
+            "free pages are reported already, in blocks of 2 MiB and more: what is left lies in smaller ones, \
+            or will be reported within seconds"
+        }
+        _ => "have it report free pages: -device virtio-balloon-pci,free-page-reporting=on",
+    };
+    advice("free_page_reporting", bloat.free_backed_pages, how.to_owned())
+}
+
+fn drop_devices(guest: &Guest, found: &GuestFindings) -> Option<Advice> {
+    let devices = guest.facts.qemu.iter().flat_map(|q| &q.devices).map(String::as_str);
+    let devices: Vec<&str> = devices.filter(|device| DISPENSABLE.iter().any(|part| device.contains(part))).collect();
+    if guest.kind != GuestKind::Qemu || devices.is_empty() {
+        return None;
+    }
+    let vmm = found.cost().iter().find(|c| c.part == CostPart::Vmm).map_or(0, |c| c.incremental_pages);
+    let how = format!("a part of what QEMU itself takes: drop devices that it may not need: {}", devices.join(", "));
+    Some(advice("drop_devices", vmm, how))
+}
+
+fn advice(action: &'static str, pages: u64, how: String) -> Advice {
+    Advice { action, bytes: pages_to_bytes(pages), how }
+}

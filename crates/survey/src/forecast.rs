@@ -1,0 +1,155 @@
+//! The number of further guests like the present ones that fit into memory.
+//!
+//! A census of N guests tells how many frames (or, folded, contents) exactly 1, 2, ... N of them have in common. From
+//! that follows the memory that any n of them take together, on average over all ways to choose n. At least one of n
+//! guests has an item that k of N have with probability 1 - C(N-k, n) / C(N, n). So the curve of the average footprint
+//! is exact up to N, and no guest is started or stopped for it.
+//!
+//! Beyond N, each further guest is assumed to cost as much as the Nth. That is the memory that guests have for
+//! themselves alone. `docs/insight.md` tells the measured error of this assumption.
+
+use census::Commonness;
+use page::pages_to_bytes;
+use serde::Serialize;
+
+/// Numbers of guests at which the forecast curve is printed, as multiples of the number of present guests.
+const AHEAD: [u64; 3] = [2, 4, 8];
+
+/// The forecast, in the shape that `--json` prints.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Forecast {
+    /// Whether the guests are folded in one group.
+    pub folded: bool,
+    /// The present guests.
+    pub now: Now,
+    /// Limit of the average footprint with many guests.
+    pub asymptote_bytes: u64,
+    /// Memory that one more guest takes.
+    pub next_guest_bytes: u64,
+    /// Available memory less the reserve. If folded, the memory that folding the present guests would give back is
+    /// added.
+    pub free_bytes: u64,
+    /// Memory to be kept free.
+    pub reserve_bytes: u64,
+    /// Number of further guests that fit.
+    pub fits: u64,
+    /// Lower bound of `fits`, by two standard errors.
+    pub fits_low: u64,
+    /// Upper bound; absent with a single guest, which cannot tell how much further ones share with it.
+    pub fits_high: Option<u64>,
+    /// Average footprint by number of guests: measured up to `now.guests`, a forecast beyond.
+    pub curve: Vec<Point>,
+}
+
+/// The present guests.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Now {
+    /// Number of guests.
+    pub guests: u64,
+    /// Average footprint of a guest.
+    pub average_bytes: u64,
+}
+
+/// A point of the curve.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Point {
+    /// Number of guests.
+    pub guests: u64,
+    /// Average footprint of a guest.
+    pub average_bytes: u64,
+}
+
+/// Forecasts from the frames and contents that guests have in common. `alone` counts the pages that each guest has for
+/// itself alone.
+pub fn forecast(common: &Commonness, alone: &[u64], folded: bool, available: u64, reserve: u64) -> Forecast {
+    let guests = common.guests();
+    let taken = |n: usize| common.together(n, folded);
+    let bytes = |pages: f64| pages_to_bytes(1) as f64 * pages;
+    // The mean of `alone`, computed from the curve. With one guest nothing is shared.
+    let next = if guests > 1 { taken(guests) - taken(guests - 1) } else { taken(1) };
+    let (spread, trend) = (
+        standard_error(alone),
+        if guests > 2 {
+            // The latest fall of the cost of a further guest: it may go on falling.
+            (taken(guests - 1) - taken(guests - 2) - next).max(0.0)
+        } else {
+            0.0
+        },
+    );
+    let gained = if folded { bytes((common.together(guests, false) - taken(guests)).max(0.0)) as u64 } else { 0 };
+    let free_bytes = (available + gained).saturating_sub(reserve);
+    let fits = |pages: f64| if pages >= 1.0 { (free_bytes as f64 / bytes(pages)) as u64 } else { u64::MAX };
+    let average = |n: u64, pages: f64| Point { guests: n, average_bytes: (bytes(pages) / n as f64) as u64 };
+    let mut curve: Vec<Point> = (1..=guests).map(|n| average(n as u64, taken(n))).collect();
+    for times in AHEAD {
+        let n = guests as u64 * times;
+        curve.push(average(n, taken(guests) + (n - guests as u64) as f64 * next));
+    }
+    Forecast {
+        folded,
+        now: Now { guests: guests as u64, average_bytes: curve[guests - 1].average_bytes },
+        asymptote_bytes: bytes(next) as u64,
+        next_guest_bytes: bytes(next) as u64,
+        free_bytes,
+        reserve_bytes: reserve,
+        fits: fits(next),
+        fits_low: fits(next + 2.0 * spread),
+        fits_high: (guests > 1).then(|| fits((next - 2.0 * spread - trend).max(1.0))),
+        curve,
+    }
+}
+
+/// Standard error of the mean of some figures.
+fn standard_error(figures: &[u64]) -> f64 {
+    let n = figures.len() as f64;
+    if figures.len() < 2 {
+        return 0.0;
+    }
+    let mean = figures.iter().sum::<u64>() as f64 / n;
+    let variance = figures.iter().map(|f| (*f as f64 - mean).powi(2)).sum::<f64>() / (n - 1.0);
+    (variance / n).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three guests. Each has 100 pages for itself, each pair shares ten pages (30 in all), and all three share 60.
+    fn three() -> Commonness {
+        Commonness {
+            frames_mapped_by: vec![300, 30, 60],
+            other_frames_mapped_by: vec![30, 0, 30],
+            contents_held_by: vec![120, 30, 20],
+            alone_if_folded: vec![50; 3],
+        }
+    }
+
+    #[test]
+    fn the_curve_is_the_mean_over_all_choices() {
+        let common = three();
+        let taken = |n| common.together(n, false);
+        assert_eq!([taken(1), taken(2), taken(3)].map(f64::round), [180.0, 290.0, 390.0]);
+    }
+
+    #[test]
+    fn fits_follow_from_memory_of_next_guest() {
+        let found = forecast(&three(), &[90, 100, 110], false, 1000 << 12, 100 << 12);
+        assert_eq!(found.now, Now { guests: 3, average_bytes: 130 << 12 });
+        assert_eq!((found.next_guest_bytes, found.fits), (100 << 12, 9));
+        assert!(found.fits_low < 9 && found.fits_high > Some(9), "{found:?}");
+        assert_eq!(found.curve.last().map(|p| p.guests), Some(24));
+        let folded = forecast(&three(), &[50; 3], true, 1000 << 12, 100 << 12);
+        // 170 contents and 60 frames take the place of 390 frames.
+        assert_eq!(folded.free_bytes, (900 + 160) << 12);
+        assert_eq!((folded.next_guest_bytes, folded.fits, folded.fits_low), (50 << 12, 21, 21));
+        let one = Commonness { frames_mapped_by: vec![100], ..Commonness::default() };
+        let one = Commonness {
+            other_frames_mapped_by: vec![0],
+            contents_held_by: vec![90],
+            alone_if_folded: vec![90],
+            ..one
+        };
+        let found = forecast(&one, &[100], false, 1000 << 12, 0);
+        assert_eq!((found.fits, found.fits_high), (10, None));
+    }
+}

@@ -1,0 +1,130 @@
+//! The life of a forked child. All its pages are as they were at the fork, whatever its parent does meanwhile, and its
+//! own changes show at once. The child allocates nothing and takes no lock, because other threads of its parent may
+//! have held any lock.
+
+use super::fork::{Report, tell};
+use crate::content::Random;
+use crate::plot::{Access, Page, Plot, traits};
+use crate::select::Selection;
+use crate::senses::Senses;
+use crate::sys::{self, Way};
+use crate::verdict::Wrong;
+use std::time::Duration;
+
+/// Exit code of a child that found something wrong, and has written it into its report.
+const WRONG: usize = 7;
+
+/// Number of operations that a child makes on its copy.
+const ACTS: usize = 12;
+
+pub fn live(plots: &mut [Plot], selection: &Selection, mut random: Random, life: Duration, report: *mut Report) -> ! {
+    end_with_parent();
+    let senses = Senses::open();
+    plots.iter_mut().for_each(inherit);
+    check_all(&senses, plots, &mut random, report);
+    for _ in 0..ACTS {
+        let plot = &mut plots[random.below(plots.len())];
+        if plot.pages.iter().any(|page| page.has(traits::GONE)) {
+            continue;
+        }
+        if let Err(wrong) = act(&senses, plot, selection, &mut random) {
+            end(report, wrong, plot);
+        }
+    }
+    sys::rest(life);
+    check_all(&senses, plots, &mut random, report);
+    sys::exit_now(0);
+}
+
+/// Has the kernel kill this child when its parent ends. If the child hangs and its parent fails, no process is left
+/// behind.
+fn end_with_parent() {
+    // SAFETY: two numbers.
+    let _ = unsafe { sys::raw(libc::SYS_prctl, [libc::PR_SET_PDEATHSIG as usize, libc::SIGKILL as usize, 0, 0, 0, 0]) };
+}
+
+fn end(report: *mut Report, wrong: Wrong, plot: &Plot) -> ! {
+    tell(report, wrong, plot);
+    sys::exit_now(WRONG);
+}
+
+/// The model of the parent's pages that a child inherits.
+fn inherit(plot: &mut Plot) {
+    for page in &mut plot.pages {
+        if page.has(traits::WIPE_ON_FORK) {
+            page.zero();
+        }
+        if page.has(traits::DONT_FORK) {
+            (page.access, page.traits) = (Access::None, traits::GONE);
+        }
+        page.traits &= !(traits::LOCKED | traits::ON_FAULT);
+    }
+}
+
+fn check_all(senses: &Senses, plots: &[Plot], random: &mut Random, report: *mut Report) {
+    for plot in plots {
+        if let Err(wrong) = senses.check(plot, 0, plot.len(), random) {
+            end(report, wrong, plot);
+        }
+    }
+}
+
+/// Records the operation that comes next.
+fn note(plot: &mut Plot, name: &'static str, way: Way, (from, pages): (usize, usize)) {
+    plot.history.add(crate::history::Event { name, way: way.name(), from, pages, ..Default::default() });
+}
+
+/// Makes one operation and checks the result.
+fn act(senses: &Senses, plot: &mut Plot, selection: &Selection, random: &mut Random) -> Result<(), Wrong> {
+    let from = random.below(plot.len());
+    let pages = 1 + random.below((plot.len() - from).min(16));
+    let way = Way::ALL[random.below(3)];
+    let (kind, n) = (random.below(5), plot.usable(from, pages, Access::Write));
+    match kind {
+        0 if selection.allows_named("dontneed", way) => discard(plot, way, (from, pages))?,
+        1 if selection.allows_named("map_over", way) => map_over(plot, way, (from, pages))?,
+        2 if selection.allows_named("mprotect", way) => protect(plot, way, (from, pages), random)?,
+        3 => {
+            note(plot, "child: fill", way, (from, n));
+            (from..from + n).for_each(|page| plot.fill(page, plot.class_of(page)));
+        }
+        _ => {
+            note(plot, "child: mark", way, (from, n));
+            (from..from + n).for_each(|page| plot.mark(page, random));
+        }
+    }
+    senses.check(plot, from, pages, random)
+}
+
+fn discard(plot: &mut Plot, way: Way, (from, pages): (usize, usize)) -> Result<(), Wrong> {
+    note(plot, "child: MADV_DONTNEED", way, (from, pages));
+    let (start, length) = plot.range(from, pages);
+    // SAFETY: memory of this child's own, to whose contents nobody has a plain reference.
+    let answer = unsafe { sys::call(way, libc::SYS_madvise, [start, length, libc::MADV_DONTNEED as usize, 0, 0, 0]) };
+    super::judge("MADV_DONTNEED", from, answer, 0, &[])?;
+    plot.part_mut(from, pages).iter_mut().for_each(Page::zero);
+    Ok(())
+}
+
+fn map_over(plot: &mut Plot, way: Way, (from, pages): (usize, usize)) -> Result<(), Wrong> {
+    note(plot, "child: mmap MAP_FIXED", way, (from, pages));
+    let (start, _) = plot.range(from, pages);
+    let answer = super::map(way, start, pages, Access::Write, libc::MAP_FIXED);
+    super::judge("mmap MAP_FIXED", from, answer, 0, &[])?;
+    for page in plot.part_mut(from, pages) {
+        page.zero();
+        (page.access, page.traits) = (Access::Write, 0);
+    }
+    Ok(())
+}
+
+fn protect(plot: &mut Plot, way: Way, (from, pages): (usize, usize), random: &mut Random) -> Result<(), Wrong> {
+    let access = [Access::None, Access::Read, Access::Write][random.below(3)];
+    note(plot, "child: mprotect", way, (from, pages));
+    let (start, length) = plot.range(from, pages);
+    // SAFETY: memory of this child's own, which the child accesses only as the model allows.
+    let answer = unsafe { sys::call(way, libc::SYS_mprotect, [start, length, access.bits(), 0, 0, 0]) };
+    super::judge("mprotect", from, answer, 0, &[])?;
+    plot.part_mut(from, pages).iter_mut().for_each(|page| page.access = access);
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! Kinds of faults, and the end of a process with a fault.
+
+use crate::history::History;
+use crate::sys;
+use std::fmt;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+/// A fault: a result that would be different without folding.
+#[derive(Clone, Copy, Debug)]
+pub enum Wrong {
+    /// A word of a page differs from the model.
+    Byte { page: usize, offset: usize, expected: u64, found: u64 },
+    /// The kernel was to answer with this error, or 0, and answered otherwise.
+    Answer { call: &'static str, page: usize, expected: i32, found: i32 },
+    /// A page allows an access that it must not allow, or the other way round.
+    Access { page: usize, by: &'static str, expected: &'static str, found: i32 },
+    /// A child ended in another way than it reported.
+    Child { pid: i32, status: i32 },
+    /// A child does not end.
+    Hangs { pid: i32 },
+}
+
+impl Wrong {
+    /// The page concerned.
+    pub const fn page(&self) -> usize {
+        match *self {
+            Self::Byte { page, .. } | Self::Answer { page, .. } | Self::Access { page, .. } => page,
+            Self::Child { .. } | Self::Hangs { .. } => 0,
+        }
+    }
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Byte { page, offset, expected, found } => {
+                write!(f, "MISMATCH: page {page}, offset {offset}: expected {expected:#x}, found {found:#x}")
+            }
+            Self::Answer { call, page, expected, found } => {
+                write!(f, "MISMATCH: page {page}, {call}: expected error {expected}, found error {found}")
+            }
+            Self::Access { page, by, expected, found } => {
+                write!(f, "MISMATCH: page {page} is to be {expected}, and {by} answers error {found}")
+            }
+            Self::Child { pid, status } => write!(f, "MISMATCH: the child {pid} ended with status {status:#x}"),
+            Self::Hangs { pid } => write!(f, "HANGS: the child {pid} does not end"),
+        }
+    }
+}
+
+/// A plot, as the report of a fault describes it.
+pub struct Scene<'a> {
+    pub start: usize,
+    pub pages: usize,
+    pub history: &'a History,
+}
+
+/// The start time and the seed of this run.
+static RUN: OnceLock<(Instant, u64)> = OnceLock::new();
+
+/// Records the seed. Called once.
+pub fn init(seed: u64) {
+    let _ = RUN.set((Instant::now(), seed));
+}
+
+/// Ends the process: this plot has a fault.
+pub fn lost(who: &str, wrong: &Wrong, scene: &Scene<'_>) -> ! {
+    let Scene { start, pages, history } = *scene;
+    let at = start + wrong.page() * crate::content::PAGE;
+    fail(&format!(
+        "{who}: {wrong}\nplot of {pages} pages at {start:#x}, page at {at:#x}\nlast operations on it:\n{history}\
+         mappings there:\n{}",
+        mappings_near(at)
+    ))
+}
+
+/// Ends the process with exit code 1, whichever thread calls first.
+pub fn fail(text: &str) -> ! {
+    end(1, text)
+}
+
+/// Ends the process because a thread hangs.
+pub fn hangs(text: &str) -> ! {
+    end(3, text)
+}
+
+fn end(code: usize, text: &str) -> ! {
+    static ENDS: AtomicBool = AtomicBool::new(false);
+    if ENDS.swap(true, SeqCst) {
+        // Another thread reports its fault, and ends this thread with the process.
+        sys::rest(Duration::from_secs(10));
+    }
+    let (seconds, seed) = RUN.get().map_or((0.0, 0), |(began, seed)| (began.elapsed().as_secs_f64(), *seed));
+    say(&format!("oracle {}: {text}\nseed {seed}, after {seconds:.3} s\n", sys::own_pid()));
+    sys::exit_now(code)
+}
+
+/// Writes to standard error without its lock.
+pub fn say(text: &str) {
+    let mut rest = text.as_bytes();
+    while !rest.is_empty() {
+        let arguments = [2, rest.as_ptr() as usize, rest.len(), 0, 0, 0];
+        // SAFETY: as many bytes as there are.
+        match unsafe { sys::raw(libc::SYS_write, arguments) } {
+            Ok(written) if written > 0 => rest = &rest[written..],
+            _ => return,
+        }
+    }
+}
+
+/// Standard error, for text that is formatted without allocating.
+pub struct Unbuffered;
+
+impl fmt::Write for Unbuffered {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        say(text);
+        Ok(())
+    }
+}
+
+/// Writes the kernel's list of mappings to standard error, without allocating.
+pub fn say_mappings() {
+    let file = sys::open(c"/proc/self/maps", libc::O_RDONLY);
+    let mut text = [0_u8; 4096];
+    loop {
+        // SAFETY: as many bytes as there is room for.
+        let read =
+            unsafe { sys::raw(libc::SYS_read, [file as usize, text.as_mut_ptr() as usize, text.len(), 0, 0, 0]) };
+        match read {
+            Ok(bytes) if bytes > 0 => say(std::str::from_utf8(&text[..bytes]).unwrap_or_default()),
+            _ => return,
+        }
+    }
+}
+
+/// The lines of the kernel's list of mappings around an address.
+fn mappings_near(address: usize) -> String {
+    const AROUND: usize = 1 << 16;
+    let all = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let is_near = |line: &&str| {
+        let bounds = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let number = |text| usize::from_str_radix(text, 16).unwrap_or(0);
+        bounds.is_some_and(|(start, end)| number(start) < address + AROUND && number(end) + AROUND > address)
+    };
+    all.lines().filter(is_near).take(24).fold(String::new(), |text, line| text + "  " + line + "\n")
+}

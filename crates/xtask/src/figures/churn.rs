@@ -1,0 +1,47 @@
+//! Rows of `pagefold bench ksm --churn --json`.
+
+use anyhow::Result;
+
+use super::record::Record;
+use super::table::{Aim, Row, Spec, Unit};
+
+/// A figure of both sides.
+const fn both(figure: &'static str, unit: Unit, of_side: &'static str, aim: Aim) -> Spec {
+    Spec { figure, unit, of_side, is_of_both: true, ratio: None, aim }
+}
+
+/// A figure of Pagefold's alone.
+const fn own(figure: &'static str, unit: Unit, of_side: &'static str, aim: Aim) -> Spec {
+    Spec { figure, unit, of_side, is_of_both: false, ratio: None, aim }
+}
+
+/// The rows, in the order of the table.
+static SPECS: [Spec; 13] = [
+    both("pages merged, before the work", Unit::Count, "/begin_merged_pages", Aim::None),
+    both("pages merged, mean of the second half", Unit::Count, "/mean_merged_pages", Aim::RatioAtLeast(0.95)),
+    both("pages merged, at the last moment", Unit::Count, "/end_merged_pages", Aim::None),
+    both("page frames taken, at the last moment", Unit::Count, "/end_frames", Aim::None),
+    both("CPU while the guests worked", Unit::Seconds, "/cpu_s", Aim::RatioAtMost(0.5)),
+    own("folds", Unit::Count, "/folds/all", Aim::None),
+    own("folds of pages that had been broken", Unit::Count, "/folds/again", Aim::None),
+    own("short-lived folds", Unit::Share, "/short_folds_share", Aim::AtMost(0.05)),
+    own("CPU of a fold", Unit::Micros, "/cpu_us_per_fold", Aim::None),
+    own("stall by the agents' account, p99", Unit::Micros, "/agent_stalls/p99_us", Aim::None),
+    own("stall by the agents' account, longest", Unit::Micros, "/agent_stalls/max_us", Aim::None),
+    both("mappings of all guests, before the work", Unit::Count, "/vmas/0", Aim::None),
+    both("mappings of all guests, at the end", Unit::Count, "/vmas/1", Aim::None),
+];
+
+/// Reads the rows of a record.
+pub fn rows(record: &Record) -> Result<Vec<Row>> {
+    super::table::rows(&SPECS, record)
+}
+
+/// A record of one round.
+#[cfg(test)]
+pub const EXAMPLE: &str = r#"{"date": "2026-01-01", "command": "c", "machine": "m", "output": {"minutes": 3.0, "rounds": [{
+    "ksmd": {"begin_merged_pages": 1, "mean_merged_pages": 2.0, "end_merged_pages": 3, "end_frames": 4, "cpu_s": 20.0,
+        "vmas": [5, 6]},
+    "pagefold": {"begin_merged_pages": 1, "mean_merged_pages": 2.0, "end_merged_pages": 3, "end_frames": 4, "cpu_s": 2.0,
+        "folds": {"all": 100, "again": 10, "short": 1}, "short_folds_share": 0.01, "cpu_us_per_fold": 50.5,
+        "agent_stalls": {"p50_us": 63, "p99_us": 511, "max_us": 1000}, "vmas": [7, 8]}}]}}"#;

@@ -1,0 +1,114 @@
+//! Checks of the source tree: `./x structure`, `./x words` and `./x figures`.
+//!
+//! ```text
+//!  .rs files --> rust (tokens, comments) --> text (paragraphs, sentences) --> words: findings
+//!  .md files ---------------------------------^
+//!  cargo metadata, table in ARCHITECTURE.md, .rs files --------------------> structure: rooms, problems
+//!  raw output of benches in docs/figures ----------------------------------> figures: tables in docs/performance.md
+//! ```
+//!
+//! All run in the root of the repository. The exit code is 0 if nothing was found, 1 if something was, and 2 if the
+//! check itself failed.
+#![forbid(unsafe_code)]
+
+mod figures;
+mod files;
+mod graph;
+mod rust;
+mod structure;
+mod suite;
+mod text;
+mod words;
+
+use std::io::{ErrorKind, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+
+/// The command line.
+#[derive(Parser)]
+#[command(about = "Checks of the source tree")]
+enum Command {
+    /// Rooms, their sizes and dependencies, cycles, and long functions
+    Structure {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Run every test, and say how many passed, failed and were skipped
+    Test,
+    /// Rules for words in comments, names and Markdown files
+    Words {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        /// Print a count per room and rule instead of each finding
+        #[arg(long, conflicts_with = "json")]
+        summary: bool,
+        /// Files and directories to check; everything if there are none
+        paths: Vec<String>,
+    },
+    /// Tables of docs/performance.md, from raw output of benches in docs/figures
+    Figures {
+        /// Write nothing, and fail if a table differs
+        #[arg(long)]
+        check: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(&Command::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Runs one check, prints its result, and says whether the tree passes.
+fn run(command: &Command) -> Result<bool> {
+    let root = Path::new(".");
+    ensure!(root.join("ARCHITECTURE.md").exists(), "no ARCHITECTURE.md here: run ./x in the root of the repository");
+    match command {
+        Command::Structure { json } => {
+            let structure = structure::read(root)?;
+            print(&if *json { to_json(&structure)? } else { structure.to_string() })?;
+            Ok(structure.problems.is_empty())
+        }
+        Command::Test => {
+            let summary = suite::run()?;
+            print(&summary.to_string())?;
+            Ok(summary.is_good())
+        }
+        Command::Words { json, summary, paths } => {
+            let report = words::check(root, paths)?;
+            print(&match (json, summary) {
+                (true, _) => to_json(&report)?,
+                (_, true) => report.summary(),
+                _ => report.to_string(),
+            })?;
+            Ok(report.findings.is_empty())
+        }
+        Command::Figures { check } => {
+            let report = figures::update(root, *check)?;
+            print(&report.to_string())?;
+            Ok(!*check || report.stale.is_empty())
+        }
+    }
+}
+
+fn to_json(value: &impl serde::Serialize) -> Result<String> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
+}
+
+/// Prints to stdout. A reader that hangs up early is no error.
+fn print(text: &str) -> Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("cannot write to stdout"),
+    }
+}
