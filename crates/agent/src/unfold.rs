@@ -63,17 +63,16 @@ impl Unfold {
         if !traits.may_be_written() {
             let following = Arc::clone(&self.following);
             let held = following.hold();
-            let kept = held.kept(run);
-            return self.swap(table, pagemap, (run, &kept), slots, traits);
+            return self.swap(table, pagemap, (run, &held.kept(run)), slots, traits);
         }
         // Of pages that are present, the page table says for certain whether they are broken.
         act::make_present(run)?;
         let following = Arc::clone(&self.following);
         following.hold().begin_section();
-        // Held until the run is replaced: a thread that discards meanwhile does so afterwards, in the mapping that
-        // takes its place.
+        // Held until the run is replaced: a thread whose discard is told of meanwhile makes it afterwards, in the mapping
+        // that takes the run's place. Discards told of before may be made at any moment.
         let (held, result) = following.until_read(|_| following.watch().protect(run, true));
-        let result = result.and_then(|()| self.swap(table, pagemap, (run, &[run]), slots, traits));
+        let result = result.and_then(|()| self.swap(table, pagemap, (run, &held.kept(run)), slots, traits));
         drop(held);
         // Pages that were not replaced. The others have their own protection.
         for pooled in table.pooled_pages(run) {
@@ -85,7 +84,7 @@ impl Unfold {
         result
     }
 
-    /// Replaces the pages of a run that show their slots. Those of `kept` were not discarded.
+    /// Replaces the pages of a run that show their slots, as far as they are in `kept`: those were not discarded.
     fn swap(
         &mut self,
         table: &mut Table,
@@ -96,13 +95,14 @@ impl Unfold {
     ) -> Result<(), Errno> {
         pagemap.read(run.start, run.pages, &mut self.entries).map_err(|_| Errno::IO)?;
         let kept_out = traits.may_be_written();
-        // A page that was discarded and has no entry does not show its slot.
+        // A page may still show its slot when its discard is known already. The discarding thread then takes the entry
+        // away between this look and the replacement, which would bring the slot's bytes back.
         let is_kept = |at: usize| {
             let page = run.start.add_pages(at as u64);
             kept.iter().any(|range| range.start <= page && page < range.end())
         };
         let shown = |(at, entry): (usize, &PagemapEntry)| match Shown::by(*entry, kept_out) {
-            Shown::Slot if !entry.present() && !is_kept(at) => Shown::Nothing,
+            Shown::Slot if !is_kept(at) => Shown::Nothing,
             shown => shown,
         };
         let all: Vec<Shown> = self.entries.iter().enumerate().map(shown).collect();

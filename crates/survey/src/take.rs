@@ -218,13 +218,14 @@ fn partial(missed: &Missed, guests: &[Guest]) -> Partial {
 mod tests {
     use super::*;
     use guest::{Facts, GuestKind};
-    use std::process::{Child, Command};
+    use std::io::{Read, Write};
+    use std::process::{Child, Command, Stdio};
     use std::sync::Mutex;
 
     fn guest(child: &Child) -> Guest {
         Guest {
             id: format!("process:{}", child.id()),
-            name: "sleep".to_owned(),
+            name: "cat".to_owned(),
             kind: GuestKind::Process,
             pids: vec![child.id()],
             group: "test".to_owned(),
@@ -235,7 +236,15 @@ mod tests {
 
     #[test]
     fn a_guest_that_dies_after_the_first_pass_is_partial() {
-        let start = || Command::new("sleep").arg("60").spawn().expect("start sleep");
+        let start = || {
+            let mut command = Command::new("cat");
+            let mut cat = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start cat");
+            // Once it has answered, it has all of its memory.
+            let mut answer = [0; 3];
+            cat.stdin.as_mut().expect("a pipe").write_all(b"up\n").expect("ask");
+            cat.stdout.as_mut().expect("a pipe").read_exact(&mut answer).expect("hear");
+            cat
+        };
         let mut quiet: Vec<_> = (0..6).map(|_| start()).collect();
         let doomed = Mutex::new(start());
         let guests: Vec<_> = [guest(&doomed.lock().unwrap())].into_iter().chain(quiet.iter().map(guest)).collect();

@@ -89,7 +89,8 @@ impl Service {
     pub fn start_with(config: Option<&str>) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let turn = Turn::take();
-        let token = format!("t{}x{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        // No token is part of another: what is left is killed by it.
+        let token = format!("t{}x{}z", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let dir = tempfile::Builder::new().prefix("fold").tempdir_in("/tmp").expect("a temporary directory").keep();
         fs::write(dir.join("token"), &token).expect("write the token");
         let afterwards = Afterwards::run(&clean_up(&dir));
