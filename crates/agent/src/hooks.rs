@@ -27,6 +27,7 @@
 //! interposed. So [`patch`] replaces their first instruction by a jump to the hooks.
 
 mod advice;
+mod exec;
 mod exit;
 mod heap;
 mod memory;
@@ -35,6 +36,7 @@ mod remap;
 mod syscall;
 mod userfault;
 
+pub use exec::{carry, search};
 pub use heap::{ask_heap, is_heap, lost_heap};
 pub use userfault::set_yield;
 

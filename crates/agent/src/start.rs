@@ -7,13 +7,13 @@
 
 use crate::thread::{Asked, run};
 use crate::{hooks, spawn};
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::panic::catch_unwind;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
 /// Variable with the socket to connect to; `pagefold run` sets it, like those below.
-const SOCKET: &str = "PAGEFOLD_SOCKET";
+pub const SOCKET: &str = "PAGEFOLD_SOCKET";
 /// Variable with the id of the one process that is enrolled.
 const PROCESS: &str = "PAGEFOLD_PID";
 /// Variable that enrols all private anonymous memory.
@@ -25,7 +25,7 @@ const COMPARE: &str = "PAGEFOLD_COMPARE_FINGERPRINTS";
 /// Variable that makes the agent fold resting pages although they may not rest for long, as tests do.
 const EAGER: &str = "PAGEFOLD_EAGER";
 /// Variable that lists the libraries which the loader preloads.
-const PRELOAD: &str = "LD_PRELOAD";
+pub const PRELOAD: &str = "LD_PRELOAD";
 /// Name of the agent's library in that list.
 const LIBRARY: &str = "libpagefold.so";
 
@@ -39,6 +39,7 @@ static CONSTRUCTOR: extern "C" fn() = constructor;
 extern "C" fn constructor() {
     // A panic must not leave this function. It would be a bug, and the program is then better off without the agent.
     let _ = catch_unwind(|| {
+        hooks::search();
         let Some(asked) = asked() else { return };
         hooks::init(asked.all_anonymous);
         if ASKED.set(asked).is_ok() {
@@ -48,7 +49,7 @@ extern "C" fn constructor() {
 }
 
 /// The settings with which this very process was enrolled; `None` if it was not. Removes them from its environment, so
-/// that no child finds them.
+/// that no child finds them. The next program that this process executes does ([`hooks::carry`]).
 fn asked() -> Option<Asked> {
     let socket = std::env::var_os(SOCKET)?;
     let process = std::env::var(PROCESS).ok()?;
@@ -58,6 +59,12 @@ fn asked() -> Option<Asked> {
     let eager = std::env::var_os(EAGER).is_some();
     let preload = std::env::var_os(PRELOAD).unwrap_or_default();
     let names: [&str; 6] = [SOCKET, PROCESS, ALL, VMA_BUDGET, COMPARE, EAGER];
+    let is_enrolled = process == std::process::id().to_string();
+    if is_enrolled && let Some(library) = libraries(&preload).find(|name| is_ours(name)) {
+        let set = names.into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
+        let entry = |(name, value): (&str, OsString)| [name.as_bytes(), b"=", value.as_encoded_bytes()].concat();
+        hooks::carry(set.filter_map(|set| CString::new(entry(set)).ok()).collect(), library);
+    }
     // SAFETY: constructors run before the program's own code, on the only thread there is.
     names.into_iter().for_each(|name| unsafe { std::env::remove_var(name) });
     match without_us(&preload) {
@@ -66,24 +73,23 @@ fn asked() -> Option<Asked> {
         // SAFETY: as above.
         None => unsafe { std::env::remove_var(PRELOAD) },
     }
-    (process == std::process::id().to_string()).then(|| Asked {
-        socket: PathBuf::from(socket),
-        all_anonymous,
-        most_vmas,
-        compare_fingerprints,
-        eager,
-    })
+    is_enrolled.then(|| Asked { socket: PathBuf::from(socket), all_anonymous, most_vmas, compare_fingerprints, eager })
 }
 
 /// A list of libraries to preload, without the agent.
 fn without_us(preload: &OsStr) -> Option<OsString> {
-    let bytes = preload.as_encoded_bytes();
-    let others = bytes
-        .split(|byte| matches!(byte, b':' | b' '))
-        .filter(|name| !name.is_empty() && !name.ends_with(LIBRARY.as_bytes()));
-    let joined = others.collect::<Vec<_>>().join(&b':');
+    let joined = libraries(preload).filter(|name| !is_ours(name)).collect::<Vec<_>>().join(&b':');
     // SAFETY: cut from an `OsStr` at ASCII characters only.
     (!joined.is_empty()).then(|| unsafe { OsString::from_encoded_bytes_unchecked(joined) })
+}
+
+/// The names in a list of libraries to preload.
+fn libraries(preload: &OsStr) -> impl Iterator<Item = &[u8]> {
+    preload.as_encoded_bytes().split(|byte| matches!(byte, b':' | b' ')).filter(|name| !name.is_empty())
+}
+
+fn is_ours(name: &[u8]) -> bool {
+    name.ends_with(LIBRARY.as_bytes())
 }
 
 /// Half of the mappings that the kernel allows: the other half stays the program's own.

@@ -1,11 +1,10 @@
 //! The client: finds a service, starts a private one, and asks.
 
 use crate::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine};
-use crate::place::Place;
+use crate::place::{Meant, Place};
 use anyhow::{Context, bail};
 use host::Seqpacket;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -15,33 +14,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const RESTART_PATIENCE: Duration = Duration::from_secs(3);
 /// Time for a private service to start: 10 s.
 const START_PATIENCE: Duration = Duration::from_secs(10);
-/// Environment variable with the service's directory.
-pub const DIR_VARIABLE: &str = "PAGEFOLD_DIR";
-
 /// A connection to a supervisor.
 pub struct Service {
     /// Its directory.
     pub place: Place,
     socket: Seqpacket,
-}
-
-/// Which service the caller means.
-pub enum Meant {
-    /// The one in this directory.
-    Named(Place),
-    /// The host's, or else the caller's own.
-    Nearest,
-}
-
-impl Meant {
-    /// The service that the option names, or else the variable.
-    pub fn of(option: Option<&Path>) -> Self {
-        let variable = std::env::var_os(DIR_VARIABLE).filter(|dir| !dir.is_empty());
-        match option.map(Path::to_owned).or(variable.map(Into::into)) {
-            Some(dir) => Self::Named(Place::at(&dir)),
-            None => Self::Nearest,
-        }
-    }
 }
 
 impl Service {
@@ -56,7 +33,7 @@ impl Service {
     }
 
     /// Connects to the service at `place`; waits while nobody listens at its socket, because it may be starting again.
-    fn connect_soon(place: Place) -> anyhow::Result<Self> {
+    fn connect_soon(place: &Place) -> anyhow::Result<Self> {
         let until = Instant::now() + RESTART_PATIENCE;
         loop {
             match Self::connect(place.clone()) {
@@ -72,9 +49,9 @@ impl Service {
     ///
     /// # Errors
     /// The named one does not answer.
-    pub fn find(option: Option<&Path>) -> anyhow::Result<Vec<Self>> {
-        match Meant::of(option) {
-            Meant::Named(place) => {
+    pub fn find(meant: &Meant) -> anyhow::Result<Vec<Self>> {
+        match meant {
+            Meant::Named(place) | Meant::Preset(place) => {
                 let named = format!("no service answers in {}: start one with pagefold serve", place.dir().display());
                 Ok(vec![Self::connect_soon(place).context(named)?])
             }
@@ -86,12 +63,11 @@ impl Service {
         }
     }
 
-    /// Starts a private service for the caller, or finds the one that another process is starting.
+    /// Starts a private service at `place`, or finds the one that another process is starting.
     ///
     /// # Errors
     /// It does not start.
-    pub fn start_private() -> anyhow::Result<Self> {
-        let place = Place::own();
+    pub fn start_private(place: Place) -> anyhow::Result<Self> {
         place.make()?;
         let dir = place.dir().to_str().context("the directory of the private service is not text")?.to_owned();
         // The service outlives the process that starts it. So it inherits neither the working directory, which may be

@@ -17,11 +17,49 @@ use std::path::{Path, PathBuf};
 
 /// The directory of the host's service.
 const HOSTS: &str = "/run/pagefold";
+/// Environment variable with the service's directory.
+pub const DIR_VARIABLE: &str = "PAGEFOLD_DIR";
+/// The rule by which a service is found, for help texts; [`Meant`] follows it.
+pub const RULE: &str = "\
+The service's directory [default: PAGEFOLD_DIR; else, for serve, the configuration's; else /run/pagefold, the host's, \
+which root serves; else your own: pagefold in XDG_RUNTIME_DIR, or /tmp/pagefold-UID]";
 
 /// A service's directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     dir: PathBuf,
+}
+
+/// Which service the caller means. The first that is given counts: the option, `PAGEFOLD_DIR`, the configuration (of
+/// `serve`). Otherwise it is the host's service, or else the caller's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Meant {
+    /// The one in this directory, by an option.
+    Named(Place),
+    /// The one in this directory, by the environment or the configuration.
+    Preset(Place),
+    /// The host's, or else the caller's own.
+    Nearest,
+}
+
+impl Meant {
+    /// Applies the rule to an option and a configuration's directory.
+    pub fn of(option: Option<&Path>, configured: Option<&Path>) -> Self {
+        let variable = std::env::var_os(DIR_VARIABLE).filter(|dir| !dir.is_empty()).map(PathBuf::from);
+        match (option, variable.as_deref().or(configured)) {
+            (Some(dir), _) => Self::Named(Place::at(dir)),
+            (None, Some(dir)) => Self::Preset(Place::at(dir)),
+            (None, None) => Self::Nearest,
+        }
+    }
+
+    /// The place of a service that the caller starts.
+    pub fn place(self) -> Place {
+        match self {
+            Self::Named(place) | Self::Preset(place) => place,
+            Self::Nearest => Place::own(),
+        }
+    }
 }
 
 /// The lock of a directory, held by its one supervisor.

@@ -10,17 +10,19 @@ pub enum Caught {
     End,
     /// A child has ended (`SIGCHLD`).
     Child,
+    /// Its terminal has closed, or somebody wants it to read its configuration again (`SIGHUP`).
+    Hangup,
 }
 
 /// A descriptor from which the caught signals of this process are read.
 #[derive(Debug)]
 pub struct Signals(OwnedFd);
 
-const CAUGHT: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGCHLD];
+const CAUGHT: [libc::c_int; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGCHLD, libc::SIGHUP];
 
 impl Signals {
-    /// Begins to catch `SIGTERM`, `SIGINT` and `SIGCHLD`. Must be called before the process has other threads. Children
-    /// inherit the mask that blocks these signals: see [`let_signals_through`].
+    /// Begins to catch `SIGTERM`, `SIGINT`, `SIGCHLD` and `SIGHUP`. Must be called before the process has other threads.
+    /// Children inherit the mask that blocks these signals: see [`let_signals_through`].
     ///
     /// # Errors
     /// No file descriptors are left.
@@ -41,7 +43,11 @@ impl Signals {
         let got = rustix::io::read(&self.0, &mut info).ok()?;
         // The number of the signal is the first field.
         let number = info.first_chunk::<4>().filter(|_| got == info.len()).map(|n| u32::from_ne_bytes(*n))?;
-        Some(if number == libc::SIGCHLD.cast_unsigned() { Caught::Child } else { Caught::End })
+        Some(match number.cast_signed() {
+            libc::SIGCHLD => Caught::Child,
+            libc::SIGHUP => Caught::Hangup,
+            _ => Caught::End,
+        })
     }
 }
 
@@ -91,8 +97,11 @@ mod tests {
             let first = signals.next();
             // SAFETY: as above.
             unsafe { libc::pthread_kill(here, libc::SIGCHLD) };
-            (first, signals.next(), signals.next())
+            let second = signals.next();
+            // SAFETY: as above.
+            unsafe { libc::pthread_kill(here, libc::SIGHUP) };
+            [first, second, signals.next(), signals.next()]
         });
-        assert_eq!(caught.join().unwrap(), (Some(Caught::End), Some(Caught::Child), None));
+        assert_eq!(caught.join().unwrap(), [Some(Caught::End), Some(Caught::Child), Some(Caught::Hangup), None]);
     }
 }

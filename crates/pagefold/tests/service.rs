@@ -2,9 +2,10 @@
 
 mod common;
 
-use common::supervised::{Fake, Installed, is_alive, signal, wait_for};
-use common::{not_root, unprivileged};
+use common::supervised::{Fake, Installed, Supervisor, is_alive, signal, wait_for};
+use common::{json_of, not_root, unprivileged};
 use std::fs;
+use std::process::{Command, Stdio};
 
 const TWO: &str = "\
 [[group]]
@@ -271,4 +272,60 @@ fn a_wrong_configuration_is_named_by_file_line_and_key() {
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(error.contains(&format!("{path}: line 3: unknown field `scan-rat`")), "{error}");
     assert!(!installed.path("s").exists(), "it left a directory behind");
+}
+
+#[test]
+fn hangup_is_ignored_and_logged() {
+    let installed = Installed::new();
+    let supervisor = installed.serve("", &[]);
+    signal(supervisor.0.id(), "HUP");
+    wait_for("the log has it", || installed.log().contains("SIGHUP is ignored").then_some(()));
+    assert!(installed.pagefold(&["group", "list"]).status.success());
+    supervisor.terminate();
+}
+
+#[test]
+fn one_rule_says_where_the_service_is() {
+    if not_root() {
+        return;
+    }
+    let installed = Installed::new();
+    let at = |words: &[&str], preset: &str| {
+        let mut command = Command::new(installed.path("pagefold"));
+        command.args(words).env("PAGEFOLD_DIR", installed.path(preset)).output().expect("run pagefold")
+    };
+    // `serve`: the variable counts more than the configuration, and the option more than both.
+    let config = format!("[service]\ndir = '{}'\n", installed.text("by-config"));
+    fs::write(installed.path("dirs.toml"), config).unwrap();
+    let serve = |more: &[&str], dir: &str| {
+        let mut command = Command::new(installed.path("pagefold"));
+        command.args(["serve", "--config", &installed.text("dirs.toml")]).args(more);
+        let child = command
+            .env("PAGEFOLD_DIR", installed.path("preset"))
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("start pagefold serve");
+        let supervisor = Supervisor(child);
+        let listening = || at(&["group", "list"], dir).status.success().then_some(());
+        wait_for(&format!("the service answers in {dir}"), listening);
+        supervisor.terminate();
+    };
+    serve(&[], "preset");
+    serve(&["--dir", &installed.text("named")], "named");
+    assert!(!installed.path("by-config").exists());
+    // `run` starts a private service where the variable says, and none where an option does.
+    let run = at(&["run", "--group", "acme", "--", "sleep", "0.1"], "private");
+    assert!(run.status.success(), "{run:?}");
+    let listed = json_of(&at(&["group", "list", "--json", "--service", &installed.text("private")], "nowhere"));
+    assert_eq!(listed[0]["name"], "acme");
+    let none = at(&["run", "--group", "acme", "--service", &installed.text("none"), "--", "true"], "private");
+    assert!(none.status.code() == Some(1) && !installed.path("none").exists(), "{none:?}");
+    // `doctor` asks the one that is named.
+    let doctor = at(&["doctor", "--pid", "1", "--json", "--service", &installed.text("none")], "private");
+    assert!(String::from_utf8_lossy(&doctor.stdout).contains("no service answers in"), "{doctor:?}");
+    for words in [&["run"][..], &["serve"], &["group"], &["audit"], &["doctor"]] {
+        let help = at(&[words, &["--help"]].concat(), "private");
+        let help = String::from_utf8_lossy(&help.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(help.contains(api::place::RULE), "{words:?}: {help}");
+    }
 }

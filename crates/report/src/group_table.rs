@@ -77,7 +77,7 @@ fn members(members: &[MemberReport]) -> Table {
     ]);
     for m in members {
         let pages = [m.enrolled_pages, m.folded_pages, m.zero_pages, m.broken_pages].map(|n| mib(pages_to_bytes(n)));
-        let state = if m.connected { m.state.replace('_', " ") } else { "gone".to_owned() };
+        let state = state_of(m).replace('_', " ");
         let cells = [shorten(&m.name, NAME_CHARS), m.pid.to_string(), state].into_iter().chain(pages).chain([
             format!("{:.1} s", m.agent_cpu_s),
             count(m.vmas),
@@ -94,11 +94,11 @@ fn members(members: &[MemberReport]) -> Table {
 fn states(members: &[MemberReport]) -> String {
     let mut text = String::new();
     for (state, meaning) in STATES {
-        if members.iter().any(|m| m.connected && m.state == state) {
+        if members.iter().any(|m| state_of(m) == state) {
             text += &wrap(&format!("{}: {meaning}.", state.replace('_', " ")), COLUMNS);
         }
     }
-    if members.iter().any(|m| !m.connected) {
+    if members.iter().any(|m| state_of(m) == GONE) {
         text += &wrap("gone: its agent is not connected; what it holds is held until its process is gone.", COLUMNS);
     }
     for m in members.iter().filter(|m| !m.detail.is_empty()) {
@@ -107,8 +107,16 @@ fn states(members: &[MemberReport]) -> String {
     if text.is_empty() { text } else { format!("\n{text}") }
 }
 
+/// State of a member that is kept for what its children may still map.
+const GONE: &str = "gone";
+
+fn state_of(member: &MemberReport) -> &str {
+    if member.connected || member.state == "no_agent" { &member.state } else { GONE }
+}
+
 /// States of members, with their explanations.
-const STATES: [(&str, &str); 10] = [
+const STATES: [(&str, &str); 11] = [
+    ("no_agent", "nothing of it is folded, as no agent of it is connected; what it holds already stays folded"),
     ("nothing_enrolled", "it has no memory yet that it advised to be merged (or --all-anonymous would take)"),
     ("folding", "it folds"),
     ("off", "it was told not to fold"),

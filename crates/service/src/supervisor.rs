@@ -197,6 +197,9 @@ impl Supervisor {
                         self.prover.child_ended(pid, status);
                     }
                 }
+                Caught::Hangup => {
+                    note!("SIGHUP is ignored; for another configuration, stop and start the service: members run on");
+                }
             }
         }
         false

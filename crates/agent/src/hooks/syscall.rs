@@ -3,7 +3,7 @@
 //! All other numbers are passed to the kernel as the C library does it: in one go from registers to registers. Some
 //! calls make a child on the caller's stack (`vfork`, `clone`), and nobody must find a frame of the agent's there.
 
-use super::{advice, exit, memory, remap};
+use super::{advice, exec, exit, memory, remap};
 use crate::raw::{Answer, c_answer};
 use std::arch::naked_asm;
 use std::ffi::c_long;
@@ -54,6 +54,8 @@ pub unsafe extern "C" fn syscall(number: c_long) -> c_long {
         mlock2 = libc::SYS_mlock2,
         pkey_mprotect = libc::SYS_pkey_mprotect,
         exit_group = libc::SYS_exit_group,
+        execve = libc::SYS_execve,
+        execveat = libc::SYS_execveat,
     }
 }
 
@@ -76,6 +78,8 @@ unsafe extern "C" fn ours(number: c_long, a: usize, b: usize, c: usize, d: usize
             libc::SYS_munlock => memory::munlock(address, b),
             libc::SYS_mlockall => memory::mlockall(a as i32),
             libc::SYS_munlockall => memory::munlockall(),
+            libc::SYS_execve => exec::execve(a as *const _, b as *const _, c as *const _),
+            libc::SYS_execveat => exec::execveat(a as i32, b as *const _, c as *const _, d as *const _, e as i32),
             _ => exit::_exit(a as i32),
         }
     };

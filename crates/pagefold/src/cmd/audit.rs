@@ -1,5 +1,6 @@
 //! `pagefold audit`: prove isolation and savings from page frames.
 
+use crate::cmd::which::Which;
 use api::ask::MemberLine;
 use api::client::Service;
 use api::name;
@@ -8,7 +9,6 @@ use cli::exit::{Outcome, Stop};
 use cli::{output, say};
 use host::ProcessId;
 use report::audit_table;
-use std::path::PathBuf;
 
 /// Tolerated difference between the engine's account, which is about a second old, and the frames: 4 MiB, or 1 part in
 /// 20.
@@ -28,9 +28,8 @@ pub struct Args {
     /// Report of this group only; frames are compared with those of all others
     #[arg(long, value_name = "GROUP", value_parser = name::parse_group)]
     group: Option<String>,
-    /// The service's directory [default: PAGEFOLD_DIR, or /run/pagefold]
-    #[arg(long, value_name = "DIR")]
-    service: Option<PathBuf>,
+    #[command(flatten)]
+    service: Which,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -84,7 +83,7 @@ fn say_missed(missed: &[Missed]) -> bool {
 /// Asks the services for their members and the engine's account.
 fn ask(args: &Args) -> anyhow::Result<Engine> {
     let mut engine = Engine::default();
-    for service in Service::find(args.service.as_deref())? {
+    for service in Service::find(&args.service.meant())? {
         let member = |m: MemberLine| Member {
             group: m.group,
             process: ProcessId { pid: m.identity.pid, start_ticks: m.identity.started },

@@ -2,6 +2,7 @@
 
 mod folding;
 
+use crate::cmd::which::Which;
 use anyhow::Context;
 use cli::exit::{Outcome, Stop};
 use host::{Check, Ksm, Status};
@@ -13,6 +14,8 @@ use survey::Selection;
 pub struct Args {
     #[command(flatten)]
     selection: Selection,
+    #[command(flatten)]
+    service: Which,
     /// Print JSON: a list of {id, status, found, needed_for, fix}
     #[arg(long)]
     json: bool,
@@ -25,7 +28,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
     let mut checks = host::probe_host();
     checks.push(folding::check_library());
     checks.extend(guests.iter().map(|guest| guest::check_mergeable(guest, has_ksm)));
-    let folding = folding::Folding::ask();
+    let folding = folding::Folding::ask(&args.service.meant());
     checks.extend(guests.iter().map(|guest| folding.check(guest)));
     let mut out = std::io::stdout().lock();
     let written =

@@ -1,5 +1,7 @@
 //! `pagefold group`: the list of groups, their state, and changes of their settings.
 
+use crate::cmd::absent::add_absent;
+use crate::cmd::which::Which;
 use anyhow::bail;
 use api::ask::{GroupLine, GroupState};
 use api::change::{Change, HugePages, ScanRate, parse_fold, parse_zero_pages};
@@ -10,7 +12,6 @@ use clap::{ArgAction, Subcommand};
 use cli::exit::{Outcome, Stop};
 use cli::output;
 use serde::Serialize;
-use std::path::PathBuf;
 
 /// Arguments of `pagefold group`.
 #[derive(clap::Args)]
@@ -24,9 +25,8 @@ Examples:
 pub struct Args {
     #[command(subcommand)]
     action: Action,
-    /// The service's directory [default: PAGEFOLD_DIR, or /run/pagefold, or your own private service's]
-    #[arg(long, global = true, value_name = "DIR")]
-    service: Option<PathBuf>,
+    #[command(flatten)]
+    service: Which,
     /// Print JSON
     #[arg(long, global = true)]
     json: bool,
@@ -91,7 +91,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
 
 fn list(args: &Args) -> anyhow::Result<Outcome> {
     let mut groups = Vec::new();
-    for service in Service::find(args.service.as_deref())? {
+    for service in Service::find(&args.service.meant())? {
         groups.extend(service.groups()?);
     }
     if args.json {
@@ -107,7 +107,7 @@ fn list(args: &Args) -> anyhow::Result<Outcome> {
 /// The service that has the group.
 fn find(args: &Args, group: &str) -> anyhow::Result<Service> {
     let mut known = Vec::new();
-    for service in Service::find(args.service.as_deref())? {
+    for service in Service::find(&args.service.meant())? {
         let groups = service.groups()?;
         if groups.iter().any(|g| g.name == group) {
             return Ok(service);
@@ -121,7 +121,9 @@ fn find(args: &Args, group: &str) -> anyhow::Result<Service> {
 }
 
 fn show(args: &Args, group: &str) -> anyhow::Result<Outcome> {
-    let state = find(args, group)?.show(group)?;
+    let service = find(args, group)?;
+    let mut state = service.show(group)?;
+    add_absent(&mut state.report, group, &service.members()?);
     if args.json {
         let GroupState { name, settings, worker, worker_pid, segments, report } = &state;
         let shown = Shown { name, settings, worker: *worker, worker_pid: *worker_pid, segments: *segments, report };

@@ -1,5 +1,6 @@
 //! One file per command: its arguments, and the way it combines the other crates.
 
+mod absent;
 pub mod audit;
 pub mod census;
 pub mod doctor;
@@ -10,4 +11,5 @@ pub mod guests;
 pub mod lab;
 pub mod run;
 pub mod serve;
+mod which;
 pub mod worker;

@@ -2,15 +2,16 @@
 
 mod preload;
 
+use crate::cmd::which::Which;
 use anyhow::Context;
-use api::client::{Meant, Service};
+use api::client::Service;
 use api::name;
+use api::place::{Meant, Place};
 use cli::exit::{Outcome, Stop};
 use cli::say;
 use host::{Check, Status};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
 use std::process::Command;
 
 pub use preload::library;
@@ -20,8 +21,8 @@ pub use preload::library;
 #[command(after_help = "\
 The program is not changed: a library is loaded into it (LD_PRELOAD), which sees the memory that
 the program itself advises to be merged with madvise(MADV_MERGEABLE), as QEMU does with the RAM of
-its guest. Where no service runs, a private one is started; it ends by itself when the last member
-has ended.
+its guest. Where no service runs, a private one is started, in PAGEFOLD_DIR if that is set; it ends
+by itself when the last member has ended. With --service, none is started.
 
 Exit code: the program's own, once it runs; 126 if it cannot be executed, 127 if there is no such
 program; otherwise as for every command.
@@ -39,9 +40,8 @@ pub struct Args {
     /// Fold all private anonymous memory (heap, arenas, large mappings), and not only what the program advises
     #[arg(long)]
     all_anonymous: bool,
-    /// The service's directory [default: PAGEFOLD_DIR, or /run/pagefold, or your own private service's]
-    #[arg(long, value_name = "DIR")]
-    service: Option<PathBuf>,
+    #[command(flatten)]
+    service: Which,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     command: Vec<OsString>,
@@ -81,11 +81,16 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
 /// Makes this process a member at the chosen service, or else at the caller's own.
 fn join(args: &Args, program: &str) -> anyhow::Result<Service> {
     let attempt = |service: &Service| service.join(&args.group, args.name.as_deref(), program);
-    let named = matches!(Meant::of(args.service.as_deref()), Meant::Named(_));
+    let meant = args.service.meant();
+    let found = match Service::find(&meant) {
+        // A private one is started there, or the reason why it cannot be is the better one.
+        Err(_) if matches!(meant, Meant::Preset(_)) => Vec::new(),
+        found => found?,
+    };
     let mut refused: Option<anyhow::Error> = None;
     let mut own_runs = false;
-    for service in Service::find(args.service.as_deref())? {
-        own_runs |= service.place == api::place::Place::own();
+    for service in found {
+        own_runs |= service.place == Place::own();
         match attempt(&service) {
             Ok(_) => {
                 if let Some(why) = refused {
@@ -96,10 +101,10 @@ fn join(args: &Args, program: &str) -> anyhow::Result<Service> {
             Err(e) => refused = Some(e),
         }
     }
-    if let Some(why) = refused.take_if(|_| named || own_runs) {
+    if let Some(why) = refused.take_if(|_| own_runs || meant != Meant::Nearest) {
         return Err(why);
     }
-    let service = Service::start_private()?;
+    let service = Service::start_private(meant.place())?;
     if let Some(why) = refused {
         say!("pagefold: the host's service refuses ({why:#}); a private one is used");
     }

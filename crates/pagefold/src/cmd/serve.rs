@@ -1,7 +1,7 @@
 //! `pagefold serve`: the service.
 
 use anyhow::{Context, bail};
-use api::place::{Lock, Place};
+use api::place::{Lock, Meant, Place, RULE};
 use cli::exit::{Outcome, Stop};
 use service::config::Config;
 use service::{Options, Supervisor};
@@ -42,8 +42,8 @@ to them:
   prover = true                    # or false: no helper of root's that reads reference counts
 
 When it is told to end (SIGTERM, SIGINT), members run on, and workers go on for 30 s, so that a
-new service can take them over without any loss: stop and start it to upgrade. When it is killed,
-workers go on until a new one takes over. What was changed by `pagefold group set` outlives a
+new service can take them over without any loss: stop and start it to upgrade, and for another
+configuration; SIGHUP does nothing. When it is killed, workers go on until a new one takes over. What was changed by `pagefold group set` outlives a
 service, until the configuration of that group is changed.
 
 Examples:
@@ -53,9 +53,7 @@ pub struct Args {
     /// TOML file with the groups; see below
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Where its sockets are [default: the configuration's, or /run/pagefold for root, pagefold in XDG_RUNTIME_DIR or
-    /// /tmp/pagefold-UID for others]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help = RULE)]
     dir: Option<PathBuf>,
     /// End the workers at once when it is told to end
     #[arg(long)]
@@ -80,7 +78,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         Some(path) => Config::read(path).map_err(|e| Stop::Usage(format!("{e:#}")))?,
         None => Config::default(),
     };
-    let place = args.dir.as_deref().or(config.dir.as_deref()).map_or_else(Place::own, Place::at);
+    let place = Meant::of(args.dir.as_deref(), config.dir.as_deref()).place();
     if args.detach {
         return detach(&place, args.linger);
     }

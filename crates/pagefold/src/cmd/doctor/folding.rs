@@ -1,8 +1,10 @@
 //! Checks whether Pagefold folds a guest; if not, they give the reason and a remedy.
 
+use crate::cmd::absent::why_absent;
 use api::ask::MemberLine;
 use api::client::Service;
 use api::control::{Fold, GroupReport, Settings};
+use api::place::Meant;
 use guest::Guest;
 use host::Check;
 use page::pages_to_bytes;
@@ -21,10 +23,10 @@ pub struct Folding {
 const NEEDED_FOR: &str = "folding its memory with that of its group";
 
 impl Folding {
-    /// Asks all services that the caller may ask.
-    pub fn ask() -> Self {
+    /// Asks the services that the caller means and may ask.
+    pub fn ask(meant: &Meant) -> Self {
         let mut all = Self::default();
-        match Service::find(None) {
+        match Service::find(meant) {
             Ok(services) => {
                 for service in services {
                     if let Err(e) = all.add(&service) {
@@ -80,17 +82,17 @@ impl Folding {
         let (name, group) = (&member.identity.name, &member.group);
         let who = format!("member {name} of group {group}");
         if !member.connected {
-            return check(format!("no: {who}, but no agent has connected")).warn(
-                "see what it wrote on stderr: the library may be missing (libpagefold.so), or the program executed \
-                 another one without LD_PRELOAD",
-            );
+            let why = why_absent(member.identity.pid);
+            return check(format!("no: {who}, but no agent has connected: {why}"))
+                .warn("start the program itself with pagefold run, and see what it writes on stderr");
         }
         let Some((settings, report)) = self.groups.get(group) else {
             let why = self.silent.first().map_or("its group has no worker", String::as_str);
             return check(format!("unknown: {who}: {why}")).warn("look at the log of pagefold serve");
         };
         let Some(found) = report.members.iter().find(|m| m.pid == member.identity.pid && m.connected) else {
-            return check(format!("not now: {who}, but its agent is not connected to the worker"))
+            let why = why_absent(member.identity.pid);
+            return check(format!("not now: {who}, but its agent is not connected to the worker: {why}"))
                 .warn("wait for it to connect again; see the log of pagefold serve");
         };
         let detail = if found.detail.is_empty() { String::new() } else { format!(" ({})", found.detail) };
@@ -177,7 +179,7 @@ mod tests {
     fn every_state_has_its_remedy() {
         for (state, connected, words, fix) in [
             ("folding", true, "yes: member m0 of group acme", None),
-            ("folding", false, "no agent has connected", Some("LD_PRELOAD")),
+            ("folding", false, "no agent has connected", Some("pagefold run")),
             ("nothing_enrolled", true, "no memory yet", Some("MADV_MERGEABLE")),
             ("off", true, "told not to", Some("group set acme --fold on")),
             ("unpinned", true, "does not pin", Some("take away")),
