@@ -22,7 +22,7 @@ use linux_raw_sys::general::{
     UFFD_FEATURE_EVENT_REMAP, UFFD_FEATURE_EVENT_REMOVE, UFFD_FEATURE_MINOR_SHMEM, UFFD_FEATURE_MOVE,
     UFFD_FEATURE_PAGEFAULT_FLAG_WP, UFFD_FEATURE_WP_ASYNC, UFFD_FEATURE_WP_HUGETLBFS_SHMEM,
     UFFD_FEATURE_WP_UNPOPULATED, UFFD_PAGEFAULT_FLAG_MINOR, UFFD_PAGEFAULT_FLAG_WP, uffdio_api, uffdio_continue,
-    uffdio_copy, uffdio_move, uffdio_range, uffdio_register, uffdio_writeprotect, uffdio_zeropage,
+    uffdio_copy, uffdio_move, uffdio_poison, uffdio_range, uffdio_register, uffdio_writeprotect, uffdio_zeropage,
 };
 use page::{HostVirt, PAGE_SHIFT, PageRange, pages_to_bytes};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -38,6 +38,8 @@ const UFFDIO_ZEROPAGE: libc::Ioctl = ioctl_number(3, size_of::<uffdio_zeropage>(
 const UFFDIO_MOVE: libc::Ioctl = ioctl_number(3, size_of::<uffdio_move>(), 0x05);
 const UFFDIO_WRITEPROTECT: libc::Ioctl = ioctl_number(3, size_of::<uffdio_writeprotect>(), 0x06);
 const UFFDIO_CONTINUE: libc::Ioctl = ioctl_number(3, size_of::<uffdio_continue>(), 0x07);
+const UFFDIO_POISON: libc::Ioctl = ioctl_number(3, size_of::<uffdio_poison>(), 0x08);
+const _: () = assert!(UFFDIO_POISON == 0xc020_aa08);
 const _: () = assert!(UFFDIO_COPY == 0xc028_aa03 && UFFDIO_ZEROPAGE == 0xc020_aa04 && UFFDIO_CONTINUE == 0xc020_aa07);
 const _: () = assert!(UFFDIO_REGISTER == 0xc020_aa00);
 const _: () = assert!(UFFDIO_UNREGISTER == 0x8010_aa01 && UFFDIO_WAKE == 0x8010_aa02);
@@ -233,7 +235,11 @@ impl Userfault {
     pub fn unregister(&self, range: PageRange) -> Result<(), Errno> {
         let mut argument = raw(range);
         // SAFETY: `argument` is the struct that this ioctl reads, and outlives the call.
-        unsafe { self.ioctl(UFFDIO_UNREGISTER, &raw mut argument) }
+        let result = unsafe { self.ioctl(UFFDIO_UNREGISTER, &raw mut argument) };
+        // The kernel wakes those who wait for a missing page, and ends the handling after that. Those who touch the page
+        // in between, and writers, would sleep for ever.
+        let _ = self.wake(range);
+        result
     }
 
     /// Wakes all threads that sleep on a range, even if other memory is mapped there by then.
@@ -332,6 +338,18 @@ impl Userfault {
         let result = unsafe { self.ioctl(UFFDIO_COPY, &raw mut argument) };
         done(result, argument.copy, to)
     }
+
+    /// Marks pages as failed where the page table has no entries: threads that touch them get `SIGBUS`, and system calls
+    /// `EFAULT`. Returns the number of pages marked, from the first on.
+    ///
+    /// # Errors
+    /// As for [`Userfault::map_present`].
+    pub fn poison(&self, range: PageRange) -> Result<u64, Errno> {
+        let mut argument = uffdio_poison { range: raw(range), mode: 0, updated: 0 };
+        // SAFETY: as for `map_present`.
+        let result = unsafe { self.ioctl(UFFDIO_POISON, &raw mut argument) };
+        done(result, argument.updated, range)
+    }
 }
 
 impl AsFd for Userfault {
@@ -384,3 +402,7 @@ const fn raw(range: PageRange) -> uffdio_range {
 fn last_errno() -> Errno {
     Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
+
+#[cfg(test)]
+#[path = "userfault_tests.rs"]
+mod tests;

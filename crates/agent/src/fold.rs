@@ -323,12 +323,6 @@ impl Folder {
             stats.stalls.add(micros(took));
         }
         self.runs_since_count += u64::from(source.is_some());
-        if let Some(lost) = hooks::lost_heap(part) {
-            // The heap shrank while its last pages were out of it.
-            // SAFETY: the range is nobody's: the program gave it back, and the mapping there is ours.
-            let _ = unsafe { act::unmap(lost) };
-            table.forget(lost);
-        }
     }
 
     /// Unfolds some of the folded pages. Returns whether none is left.
@@ -477,14 +471,7 @@ impl Folder {
                 return Err(Errno::BUSY);
             }
             let view = pool.of(slot).ok_or(Errno::NODEV)?;
-            match self.unfold.run(&mut table, pagemap, part, (view, slot), traits) {
-                // The program gave this part of the heap back, whatever lies there since.
-                Err(Errno::STALE) if hooks::is_heap(part) => {
-                    table.forget(part);
-                    continue;
-                }
-                result => result?,
-            }
+            self.unfold.run(&mut table, pagemap, part, (view, slot), traits)?;
             let private = parts(part, |page| table.is_foldable(page));
             let range = |(from, pages)| PageRange { start: part.start.add_pages(from), pages };
             self.section.watch_again(&private.into_iter().map(range).collect::<Vec<_>>());

@@ -205,9 +205,8 @@ impl Following {
             return false;
         }
         let is_known = self.maps.shows(range, traits, kind);
-        // After `mlockall(MCL_FUTURE)` the agent's own mappings are locked too; the range is left as it is. And no hook
-        // sees the heap shrink.
-        if !is_known && !traits.is_locked() && !hooks::locks_future() && !hooks::is_heap(range) {
+        // After `mlockall(MCL_FUTURE)` the agent's own mappings are locked too; the range is left as it is.
+        if !is_known && !traits.is_locked() && !hooks::locks_future() {
             self.lose_track("unmapped or replaced memory that was folded, or changed its protection, or locked it");
         }
         is_known

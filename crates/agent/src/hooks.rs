@@ -37,7 +37,6 @@ mod syscall;
 mod userfault;
 
 pub use exec::{carry, search};
-pub use heap::{ask_heap, is_heap, lost_heap};
 pub use userfault::set_yield;
 
 use crate::raw::{self, Answer};
@@ -73,11 +72,17 @@ pub fn init(all_anonymous: bool) {
     references::init();
     if all_anonymous {
         match patch::patch() {
-            Ok(()) => ALL.store(true, Ordering::Relaxed),
+            Ok(()) => enrol_all(),
             Err(refusal) => drop(REFUSAL.set(refusal)),
         }
     }
     set_state(State::Member);
+}
+
+/// Enrols all private anonymous memory from here on, and the heap. The C library has been patched.
+fn enrol_all() {
+    ALL.store(true, Ordering::Relaxed);
+    heap::ask_heap();
 }
 
 /// A message for people: why the table is empty, if it is.

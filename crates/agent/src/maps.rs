@@ -17,6 +17,8 @@ pub struct Mapping {
     pub access: u8,
     /// Whether it is private and maps no file.
     pub anonymous: bool,
+    /// Whether it is part of the main heap. Known only of mappings in a list.
+    pub heap: bool,
     /// Whether it is private.
     pub private: bool,
     /// The mapped file: its device and its inode number, which is 0 without a file.
@@ -153,6 +155,7 @@ impl Maps {
         Some(Mapping {
             range: PageRange { start: HostVirt(query.start), pages },
             access: bit(READABLE, libc::PROT_READ) | bit(WRITABLE, libc::PROT_WRITE) | bit(EXECUTABLE, libc::PROT_EXEC),
+            heap: false,
             private: query.vma_flags & SHARED == 0,
             file: (makedev(query.device[0], query.device[1]), query.inode),
             anonymous: query.inode == 0,
@@ -288,6 +291,7 @@ fn mapping(range: PageRange, rest: &str) -> Mapping {
     Mapping {
         range,
         access: bits as u8,
+        heap: name == "[heap]",
         private,
         file: (makedev(major, minor), file.parse().unwrap_or(u64::MAX)),
         anonymous: private && file == "0" && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:")),

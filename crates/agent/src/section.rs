@@ -219,7 +219,13 @@ impl Section {
             }
             notes.unregister(run)?;
         }
-        self.watch().register(run, Watch::MissingAndWrites).inspect_err(|_| self.watch_again(&[run]))
+        self.watch().register(run, Watch::MissingAndWrites).inspect_err(|e| {
+            // The kernel has looked through the whole run by then, and may have registered some of its mappings.
+            if *e == Errno::NOMEM {
+                let _ = self.watch().unregister(run);
+            }
+            self.watch_again(&[run]);
+        })
     }
 
     /// Moves out the pages that can be moved. Afterwards, the outcome `Folded` stands for a page that is out.
@@ -326,9 +332,10 @@ impl Section {
             let from = PageRange { start: self.staged(staged + done + skipped), ..kept };
             // SAFETY: the stage is ours, and nobody else knows of it. The place is empty and out of reach.
             let moved = unsafe { self.watch().move_pages(from, kept.start) };
-            // `EINVAL`: the program has changed its protection meanwhile, or locked it, by a system call of its own.
             let copied = match moved.stopped_by {
+                // The program has changed its protection meanwhile, or locked it, by a system call of its own.
                 Some(Errno::INVAL) => self.watch().copy_pages(from.start, kept).unwrap_or(0),
+                Some(Errno::FAULT) if moved.pages == 0 => self.put_back_failed(from.start, kept.start),
                 _ => 0,
             };
             drop(shared);
@@ -352,6 +359,16 @@ impl Section {
                 // Memory for a page table is short, something is locked for the moment, or a message is unread.
                 Some(_) => std::thread::yield_now(),
             }
+        }
+    }
+
+    /// Puts a page back that cannot be moved because its frame has failed (`memory_failure`). A thread that touches the
+    /// page is told so, as if it had never been moved. Returns the number of pages put back.
+    fn put_back_failed(&self, staged: HostVirt, place: HostVirt) -> u64 {
+        let page = PageRange { start: place, pages: 1 };
+        match self.watch().copy_pages(staged, page) {
+            Err(Errno::FAULT) => self.watch().poison(page).unwrap_or(0),
+            result => result.unwrap_or(0),
         }
     }
 
@@ -424,3 +441,7 @@ pub fn pieces(start: HostVirt, pages: u64, target: Target) -> impl Iterator<Item
 #[cfg(test)]
 #[path = "section_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "section_failure_tests.rs"]
+mod failure_tests;

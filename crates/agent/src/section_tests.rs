@@ -113,7 +113,7 @@ fn a_page_that_a_child_shares_is_refused() {
 }
 
 /// Whether the kernel may write (or else read) a page for us.
-fn kernel_may(write: bool, page: PageRange) -> bool {
+pub fn kernel_may(write: bool, page: PageRange) -> bool {
     let (reader, mut writer) = std::io::pipe().unwrap();
     let at = page.start.0 as usize as *mut u8;
     if write {

@@ -340,7 +340,6 @@ impl Agent {
         self.look_at_broken(pace, now)?;
         if let Ok(folder) = &mut self.folder {
             folder.settle_discards(&self.pagemap).map_err(io::Error::other)?;
-            hooks::ask_heap();
             match pace.fold {
                 FoldMode::On if !session.link.is_full() => self.look_and_report(session, pace, now)?,
                 FoldMode::Unfold if session.unfolded => self.collapse((HUGE_PAGES / UNFOLDED_MISSING, 0))?,

@@ -1,5 +1,6 @@
 //! `madvise`: enrols memory, discards it, and remembers the advice given for it.
 
+use super::heap::is_unseen_heap;
 use super::{Answer, State, ask, between, bytes, enter, map_fresh, range, refuse, state};
 use crate::maps::{self, Kind, Maps};
 use crate::raw::{self, c_answer};
@@ -118,7 +119,7 @@ fn enrol(table: &mut Table, range: PageRange) -> Answer {
     }
     // The kernel takes long for the traits, in a process of many mappings.
     let mappings = maps::mappings(range, true).unwrap_or_default();
-    for mapping in mappings.iter().filter(|mapping| mapping.anonymous) {
+    for mapping in mappings.iter().filter(|mapping| mapping.anonymous && !is_unseen_heap(mapping)) {
         let shut = [(mapping.locked, Shut::Locked), (mapping.special, Shut::Special)];
         let shut = shut.iter().filter(|(is, _)| *is).fold(0, |bits, (_, why)| bits | *why as u8);
         ask(table, mapping.range, Traits { asked: true, access: mapping.access, shut, advice: mapping.advice });

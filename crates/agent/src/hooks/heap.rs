@@ -1,68 +1,92 @@
-//! The main heap, which grows and shrinks by `brk` and not through any hook. Nobody else maps memory there, so the
-//! agent looks at it once a round.
+//! The main heap, which grows and shrinks by `brk`. The C library's allocator calls the library's own `brk`, which
+//! [`patch`](super::patch) sends here. Where the C library is not patched, nobody sees the heap change, and the heap is
+//! not enrolled.
 
-use super::{ALL, State, ask, state};
-use crate::raw;
+use super::{ALL, Answer, ask, between, enter, refuse};
+use crate::maps::Mapping;
+use crate::raw::{self, c_answer};
 use crate::table::{self, Table, Traits};
-use page::{HostVirt, PAGE_BYTES, PageRange};
-use std::sync::atomic::{AtomicU64, Ordering};
+use page::{HostVirt, PAGE_BYTES};
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Beginning of the heap when the agent last looked.
-static KNOWN_START: AtomicU64 = AtomicU64::new(u64::MAX);
-/// End of the heap when the agent last looked.
-static KNOWN_END: AtomicU64 = AtomicU64::new(0);
+/// The C library's own note of the heap's end (`__curbrk`), by which its `sbrk` goes; null where it is not patched.
+static NOTED_END: AtomicPtr<AtomicPtr<c_void>> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Brings the table up to date with the heap, if all anonymous memory is enrolled.
+/// Says where the C library notes the heap's end. To be called before the C library is patched.
+pub fn note_end_at(place: *mut AtomicPtr<c_void>) {
+    NOTED_END.store(place, Ordering::Release);
+}
+
+/// `brk`, in place of the C library's.
+///
+/// # Safety
+/// As the C library's: the memory that the heap gives back is no longer used.
+pub unsafe extern "C" fn brk(end: *mut c_void) -> c_int {
+    // SAFETY: by the caller.
+    let now = unsafe { set_end(end as usize) };
+    // SAFETY: null, or a variable of the C library's that lives as long as the process, is aligned, and is accessed as
+    // an atomic here. The C library itself expects callers of `brk` not to be interrupted by others.
+    let noted = unsafe { NOTED_END.load(Ordering::Acquire).as_ref() };
+    noted.inspect(|noted| noted.store(now as *mut c_void, Ordering::Relaxed));
+    // The kernel answers with the end that was before if it cannot set another one.
+    c_answer(if (now as usize) < end as usize { refuse(libc::ENOMEM) } else { 0 }) as c_int
+}
+
+/// The system call: sets the heap's end and answers where it is.
+///
+/// # Safety
+/// The memory that the heap gives back is no longer used.
+pub unsafe fn set_end(end: usize) -> Answer {
+    let mut table = enter();
+    let before = table.is_some().then(heap_end);
+    // SAFETY: by the caller.
+    let now = unsafe { raw::call(libc::SYS_brk, [end, 0, 0, 0, 0, 0]) };
+    if let (Some(table), Some(before)) = (&mut table, before) {
+        moved(table, before, whole_pages(now as u64));
+    }
+    now
+}
+
+/// Takes in that the heap's end has moved.
+fn moved(table: &mut Table, before: HostVirt, now: HostVirt) {
+    table.forget(between(now, before));
+    let grown = between(before, now);
+    if grown.pages > 0 && ALL.load(Ordering::Relaxed) {
+        ask(table, grown, Traits::default());
+    }
+}
+
+/// Enrols the heap as it is. For the constructor, once the C library is patched.
 pub fn ask_heap() {
-    if ALL.load(Ordering::Relaxed) && state() == State::Member {
-        let start = heap_start();
-        let mut table = table::lock();
-        if let Some(start) = start {
-            follow(&mut table, start);
+    if let Some(start) = heap_start() {
+        let heap = between(start, heap_end());
+        if heap.pages > 0 {
+            ask(&mut table::lock(), heap, Traits::default());
         }
     }
 }
 
-fn follow(table: &mut Table, start: u64) {
-    let end = heap_end();
-    let known = KNOWN_END.swap(end, Ordering::Relaxed);
-    KNOWN_START.store(start, Ordering::Relaxed);
-    let pages =
-        |from: u64, to: u64| PageRange { start: HostVirt(from), pages: to.saturating_sub(from) / PAGE_BYTES as u64 };
-    // The heap has given this memory back. If it has grown again meanwhile, the memory there is new.
-    table.forget(pages(end, known));
-    // Memory that is known already keeps its traits.
-    ask(table, pages(start, end), Traits::default());
+/// Whether a mapping is part of a heap that may shrink without anybody seeing it.
+pub fn is_unseen_heap(mapping: &Mapping) -> bool {
+    mapping.heap && !ALL.load(Ordering::Relaxed)
 }
 
-/// The part of a range that was heap when the agent last looked and is not any more. If a fold had moved pages of it
-/// out meanwhile, they were put back at addresses where nothing should be mapped.
-pub fn lost_heap(range: PageRange) -> Option<PageRange> {
-    let (start, end) = (KNOWN_START.load(Ordering::Relaxed), KNOWN_END.load(Ordering::Relaxed));
-    if range.start.0 < start || range.start.0 >= end {
-        return None;
-    }
-    let lost = HostVirt(heap_end().max(range.start.0));
-    (lost < range.end()).then(|| PageRange { start: lost, pages: range.end().page() - lost.page() })
-}
-
-/// Whether any of a range was heap when the agent last looked: it may have been given back, and have come again since.
-pub fn is_heap(range: PageRange) -> bool {
-    let (start, end) = (KNOWN_START.load(Ordering::Relaxed), KNOWN_END.load(Ordering::Relaxed));
-    range.start.0 < end && start < range.end().0
-}
-
-/// The end of the heap, rounded up to whole pages.
-fn heap_end() -> u64 {
+/// The end of the heap.
+fn heap_end() -> HostVirt {
     // SAFETY: the call asks for an impossible end, which changes nothing. The kernel answers with the heap's end.
-    let end = unsafe { raw::call(libc::SYS_brk, [0; 6]) };
-    (end as u64).next_multiple_of(PAGE_BYTES as u64)
+    whole_pages(unsafe { raw::call(libc::SYS_brk, [0; 6]) } as u64)
 }
 
 /// The beginning of the heap: the 47th field of the process's `stat`.
-fn heap_start() -> Option<u64> {
+fn heap_start() -> Option<HostVirt> {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").ok()?;
     let fields = stat.rsplit_once(')')?.1;
     let start: u64 = fields.split_ascii_whitespace().nth(44)?.parse().ok()?;
-    (start != 0).then(|| start.next_multiple_of(PAGE_BYTES as u64))
+    (start != 0).then(|| whole_pages(start))
+}
+
+/// An address rounded up to whole pages, as the kernel does it with the heap's ends.
+const fn whole_pages(address: u64) -> HostVirt {
+    HostVirt(address.next_multiple_of(PAGE_BYTES as u64))
 }

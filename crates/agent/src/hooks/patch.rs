@@ -8,7 +8,7 @@
 //! thread. It writes through `/proc/self/mem`, which needs no change of the code's protection. So a host that forbids
 //! writable code forbids this write, and nothing is half done.
 
-use super::{advice, exit, memory, remap};
+use super::{advice, exit, heap, memory, remap};
 use crate::raw;
 use page::PAGE_BYTES;
 use std::ffi::CStr;
@@ -68,7 +68,8 @@ pub fn patch() -> Result<(), Refusal> {
 
 /// As [`patch`], for callers that know that no thread is within any of the functions.
 pub fn patch_all() -> Result<(), Refusal> {
-    let functions: [(&CStr, &'static str, usize); 7] = [
+    let functions: [(&CStr, &'static str, usize); 8] = [
+        (c"brk", "brk", heap::brk as *const () as usize),
         (c"mmap", "mmap", memory::mmap as *const () as usize),
         (c"munmap", "munmap", memory::munmap as *const () as usize),
         (c"mprotect", "mprotect", memory::mprotect as *const () as usize),
@@ -82,11 +83,17 @@ pub fn patch_all() -> Result<(), Refusal> {
     if library.is_null() {
         return Err(Refusal::Missing("libc.so.6"));
     }
+    // SAFETY: looks a name up in a loaded library.
+    let find = |name: &CStr| unsafe { libc::dlsym(library, name.as_ptr()) };
+    let noted_end = find(c"__curbrk");
+    if noted_end.is_null() {
+        return Err(Refusal::Missing("__curbrk"));
+    }
+    heap::note_end_at(noted_end.cast());
     let mut places = Vec::new();
     let mut trampolines = None;
     for (symbol, name, hook) in functions {
-        // SAFETY: looks a name up in a loaded library.
-        let found = unsafe { libc::dlsym(library, symbol.as_ptr()) } as usize;
+        let found = find(symbol) as usize;
         if found == 0 {
             return Err(Refusal::Missing(name));
         }

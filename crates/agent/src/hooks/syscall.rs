@@ -3,7 +3,7 @@
 //! All other numbers are passed to the kernel as the C library does it: in one go from registers to registers. Some
 //! calls make a child on the caller's stack (`vfork`, `clone`), and nobody must find a frame of the agent's there.
 
-use super::{advice, exec, exit, memory, remap};
+use super::{advice, exec, exit, heap, memory, remap};
 use crate::raw::{Answer, c_answer};
 use std::arch::naked_asm;
 use std::ffi::c_long;
@@ -42,6 +42,7 @@ macro_rules! hook_numbers {
 #[unsafe(naked)]
 pub unsafe extern "C" fn syscall(number: c_long) -> c_long {
     hook_numbers! {
+        brk = libc::SYS_brk,
         mmap = libc::SYS_mmap,
         mprotect = libc::SYS_mprotect,
         munmap = libc::SYS_munmap,
@@ -67,6 +68,7 @@ unsafe extern "C" fn ours(number: c_long, a: usize, b: usize, c: usize, d: usize
     #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one of them is made")]
     let answer = unsafe {
         match number {
+            libc::SYS_brk => return heap::set_end(a) as c_long,
             libc::SYS_mmap => return memory::mmap(address, b, c as i32, d as i32, e as i32, f as i64) as c_long,
             libc::SYS_mremap => return remap::mremap(address, b, c, d as i32, e as *mut _) as c_long,
             libc::SYS_munmap => memory::munmap(address, b),

@@ -481,7 +481,7 @@ fn malloc_goes_through_the_hooks() {
     member();
     // The harness has another thread, which waits for this one.
     patch::patch_all().unwrap();
-    ALL.store(true, Ordering::Relaxed);
+    enrol_all();
     let pool = pool();
     const BYTES: usize = 8 << 20;
     // SAFETY: memory of the C library's allocator.
@@ -519,19 +519,67 @@ fn threads_of_malloc() {
     .unwrap();
 }
 
+/// The C library's `sbrk` goes by its own note of the heap's end, and allocates by it.
 fn the_heap_follows_brk() {
-    ask_heap();
+    // SAFETY: asks where the heap ends.
+    let end = || unsafe { libc::sbrk(0) } as usize;
+    let before = end();
+    let grown = pages(before.next_multiple_of(PAGE_BYTES), 256);
+    assert!(table::lock().is_foldable(pages(grown.start.0 as usize - PAGE_BYTES, 1)), "the heap was not enrolled");
+    // SAFETY: grows the heap.
+    assert_eq!(unsafe { libc::sbrk(1 << 20) } as usize, before);
+    assert_eq!(end(), before + (1 << 20));
+    assert!(table::lock().is_foldable(grown), "what has grown was not seen");
+    fold(&pool(), grown.start.0 as usize, 3, 8);
+    assert_eq!(byte(grown.start.0 as usize, 1), 4);
+    // SAFETY: shrinks it again, by what the allocator does not know of.
+    assert_eq!(unsafe { libc::sbrk(-(1 << 20)) } as usize, before + (1 << 20));
+    assert!(!table::lock().touches(grown), "what was given back was not seen");
+    assert_eq!(released(grown).len(), 8);
+    // SAFETY: grows the heap again, by its system call.
+    let now = unsafe { libc::syscall(libc::SYS_brk, before + (1 << 20)) };
+    assert_eq!((now as usize, byte(grown.start.0 as usize, 1)), (before + (1 << 20), 0));
+    assert!(table::lock().is_foldable(grown), "what has grown by number was not seen");
+    // SAFETY: what cannot be: the stack and libraries are in the way.
+    assert_eq!(unsafe { libc::sbrk(1 << 46) } as isize, -1);
+    assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENOMEM));
+    // SAFETY: as at first.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_brk, before) } as usize, before);
+    the_heap_stays_as_it_is_during_a_section();
+}
+
+/// A section holds the table's lock.
+fn the_heap_stays_as_it_is_during_a_section() {
+    let (begin, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    let is = |flag: &AtomicBool| flag.load(Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is(&begin) {
+                std::hint::spin_loop();
+            }
+            // SAFETY: grows the heap, and shrinks it by that.
+            unsafe { libc::sbrk(1 << 20) };
+            // SAFETY: as above.
+            unsafe { libc::sbrk(-(1 << 20)) };
+            done.store(true, Ordering::SeqCst);
+        });
+        // While it is held, nothing is allocated here.
+        let held = table::lock();
+        begin.store(true, Ordering::SeqCst);
+        crate::testing::spin(std::time::Duration::from_millis(200));
+        let was_done = is(&done);
+        drop(held);
+        assert!(!was_done, "the heap has changed during a section");
+    });
+    assert!(is(&done));
+}
+
+#[test]
+fn heap_that_nobody_follows_is_not_enrolled() {
+    member();
     // SAFETY: asks where the heap ends.
     let end = unsafe { libc::sbrk(0) } as usize;
-    let last = pages(end - PAGE_BYTES, 1);
-    assert!(table::lock().is_foldable(last) && lost_heap(last).is_none());
-    // SAFETY: grows the heap.
-    unsafe { libc::sbrk(1 << 20) };
-    ask_heap();
-    let grown = pages(end, 256);
-    assert!(table::lock().is_foldable(grown) && lost_heap(grown).is_none());
-    // SAFETY: shrinks it again, by what the allocator does not know of.
-    unsafe { libc::sbrk(-(1 << 20)) };
-    ask_heap();
-    assert!(!table::lock().touches(grown));
+    let last = pages(end.next_multiple_of(PAGE_BYTES) - PAGE_BYTES, 1);
+    assert_eq!(advise(last.start.0 as usize, 1, libc::MADV_MERGEABLE), Ok(()));
+    assert!(!table::lock().touches(last));
 }

@@ -1,0 +1,88 @@
+//! Threads that sleep on memory of this very process, and what wakes them.
+
+use super::*;
+use crate::MemberMemory;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+fn open() -> Option<Userfault> {
+    Userfault::open(Purpose::Follow).inspect_err(|e| eprintln!("skipped: no userfaultfd here: {e}")).ok()
+}
+
+/// A page that is never unmapped, because a thread may still sleep on it when a test has failed.
+fn page() -> (PageRange, &'static AtomicU64) {
+    let memory = MemberMemory::new(1).unwrap();
+    let range = memory.range();
+    memory.forget();
+    // SAFETY: aligned, and within a mapping that lasts as long as the process.
+    (range, unsafe { AtomicU64::from_ptr(range.start.0 as usize as *mut u64) })
+}
+
+/// Waits until a thread sleeps on memory that is registered.
+fn wait_for_sleeper(watch: &Userfault) {
+    let began = Instant::now();
+    while !matches!(watch.next_message(), Ok(Some(Message::Fault(..)))) {
+        assert!(began.elapsed() < Duration::from_secs(20), "nobody touches the page");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn unregistering_wakes_those_who_sleep_on_a_protected_page() {
+    let Some(watch) = open() else { return };
+    let (page, touched) = page();
+    touched.store(1, Ordering::Relaxed);
+    watch.register(page, Watch::Writes).unwrap();
+    watch.protect(page, true).unwrap();
+    let (done, is_done) = mpsc::channel();
+    std::thread::spawn(move || done.send(touched.swap(2, Ordering::Relaxed)));
+    wait_for_sleeper(&watch);
+    watch.unregister(page).unwrap();
+    assert_eq!(is_done.recv_timeout(Duration::from_secs(10)), Ok(1), "the writer sleeps on");
+}
+
+/// The kernel wakes first and ends the handling then. A thread that touches the page in between falls asleep.
+#[test]
+fn touch_during_unregistering_does_not_sleep_for_ever() {
+    const TURNS: u64 = 30_000;
+    let Some(watch) = open() else { return };
+    let (page, touched) = page();
+    let (touches, stop) = ([const { AtomicU64::new(0) }; 2], AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for counter in &touches {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    touched.load(Ordering::Relaxed);
+                    counter.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let sleeper = (0..TURNS).find(|_| {
+            take_page_away(&watch, page, touched);
+            // Everybody goes on.
+            let before = touches.each_ref().map(|counter| counter.load(Ordering::Relaxed));
+            let goes_on = || touches.iter().zip(before).all(|(counter, then)| counter.load(Ordering::Relaxed) > then);
+            let began = Instant::now();
+            while !goes_on() && began.elapsed() < Duration::from_secs(5) {
+                std::thread::yield_now();
+            }
+            !goes_on()
+        });
+        stop.store(true, Ordering::Relaxed);
+        watch.wake(page).unwrap();
+        assert_eq!(sleeper, None, "in this turn, a thread fell asleep on memory that nobody handles");
+    });
+}
+
+/// Takes a page out of reach for a moment, and leaves no page there.
+fn take_page_away(watch: &Userfault, page: PageRange, touched: &AtomicU64) {
+    let stage = MemberMemory::new(1).unwrap();
+    touched.store(1, Ordering::Relaxed);
+    for range in [page, stage.range()] {
+        watch.register(range, Watch::Missing).unwrap();
+    }
+    // SAFETY: nobody needs the page's content. Those who touch it sleep until it is unregistered.
+    unsafe { watch.move_pages(page, stage.range().start) };
+    watch.unregister(page).unwrap();
+}

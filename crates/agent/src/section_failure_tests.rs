@@ -1,0 +1,113 @@
+//! The critical section where something fails on the way.
+
+use super::tests::kernel_may;
+use super::*;
+use crate::table;
+use crate::testing::{Member, alone, discard_past_hooks, fold, section};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+
+/// Mappings that take up all that the process may have.
+struct Crowd(PageRange);
+
+impl Crowd {
+    fn new() -> Self {
+        let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse::<u64>().unwrap();
+        let memory = MemberMemory::new(2 * most).unwrap();
+        let this = Self(memory.range());
+        memory.forget();
+        // A page without access in the middle of others makes two mappings more. The last attempt may make one.
+        assert!((0..most).any(|n| !this.shut(2 * n + 1)), "no limit was reached");
+        this
+    }
+
+    /// Returns whether that could be done.
+    fn shut(&self, page: u64) -> bool {
+        let at = self.0.start.add_pages(page).0 as usize as *mut _;
+        // SAFETY: a page of this test's own, which nobody uses.
+        0 == unsafe { libc::mprotect(at, PAGE_BYTES, libc::PROT_NONE) }
+    }
+
+    /// Makes room for one mapping.
+    fn give_one(&self) {
+        // SAFETY: as above.
+        unsafe { act::unmap(PageRange { start: self.0.start.add_pages(1), pages: 1 }) }.unwrap();
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { act::unmap(self.0) }.unwrap();
+    }
+}
+
+/// Says what a thread reads there, if it does so within ten seconds.
+fn read_in_time(member: &Member, page: u64) -> Option<u64> {
+    let at = std::ptr::from_ref(member.word(page, 0)) as usize;
+    let (done, is_done) = mpsc::channel();
+    // SAFETY: the word lies in the member's memory, which this test does not unmap while a thread may read it.
+    let read = move || unsafe { (at as *const u64).read_volatile() };
+    std::thread::spawn(move || done.send(read()));
+    is_done.recv_timeout(Duration::from_secs(10)).ok()
+}
+
+#[test]
+fn registration_that_fails_half_way_leaves_nothing_armed() {
+    if !alone("section::failure_tests::registration_that_fails_half_way_leaves_nothing_armed") {
+        return;
+    }
+    let Some(mut section) = section() else { return };
+    let member = std::mem::ManuallyDrop::new(Member::new(8));
+    let (second, at) = (member.run(4, 4), member.run(4, 4).start.0 as usize);
+    // SAFETY: the advice changes no content.
+    assert_eq!(unsafe { libc::madvise(at as *mut _, 4 * PAGE_BYTES, libc::MADV_DONTDUMP) }, 0);
+    table::lock().advise(second, |advice| advice.dont_dump = true);
+    // Opens the stage.
+    assert_eq!(fold(&mut section, member.run(0, 1), None), [Outcome::Changed]);
+    let crowd = Crowd::new();
+    crowd.give_one();
+    // One mapping is split and registered; the other cannot be split.
+    assert_eq!(fold(&mut section, member.run(2, 4), None), [Outcome::NoVma; 4]);
+    drop(crowd);
+    for page in 2..6 {
+        discard_past_hooks(&member, page);
+        assert_eq!(read_in_time(&member, page), Some(0), "page {page} is never given to anybody");
+    }
+    assert_eq!(fold(&mut section, member.run(0, 2), None), [Outcome::Changed; 2]);
+    assert_eq!(read_in_time(&member, 1), Some(2));
+}
+
+/// A mark takes the place of the broken frame: to break one takes memory from the host.
+#[test]
+fn page_whose_frame_fails_while_it_is_out_does_not_hold_up_the_others() {
+    if !alone("section::failure_tests::page_whose_frame_fails_while_it_is_out_does_not_hold_up_the_others") {
+        return;
+    }
+    let Some(mut section) = section() else { return };
+    let (member, all) = (Member::new(4), 4);
+    let run = member.run(0, all);
+    let mut outcomes = [Outcome::Gone; 4];
+    section.following.hold().begin_section();
+    section.open().and_then(|()| section.guard(run)).unwrap();
+    section.move_out(run, &mut outcomes);
+    assert_eq!(outcomes, [Outcome::Folded; 4]);
+    let failed = PageRange { start: section.staged(1), pages: 1 };
+    // SAFETY: the page is the test's, and is given up.
+    let discarded = unsafe { libc::madvise(failed.start.0 as usize as *mut _, PAGE_BYTES, libc::MADV_DONTNEED) };
+    assert_eq!((discarded, section.watch().poison(failed)), (0, Ok(1)));
+    let (done, is_done) = mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        if is_done.recv_timeout(Duration::from_secs(10)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            eprintln!("the section never ends");
+            std::process::exit(1);
+        }
+    });
+    section.put_back(run, 0, false);
+    done.send(()).unwrap();
+    section.end(run, false, &[Outcome::Changed; 4]);
+    for page in [0, 2, 3] {
+        assert_eq!(member.word(page, 0).load(Ordering::Relaxed), page + 1);
+    }
+    assert!(!kernel_may(false, member.run(1, 1)), "the program is not told that the page is lost");
+}
