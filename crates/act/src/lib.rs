@@ -26,7 +26,7 @@ pub use member_memory::{
     HUGE_PAGES, Inherit, MemberMemory, PoolView, SharedMark, copy_page, give_to_children, make_present, make_private,
     map_anonymous_over, map_anonymous_where_free, move_mapping_over, pages_equal, split_huge_page, unmap, write_pages,
 };
-pub use pool_memory::{DonationWindow, HeldLease, InheritedSegment, Lease, LeaseState, PoolSegment};
+pub use pool_memory::{DonationWindow, HeldLease, InheritedSegment, Lease, LeaseState, PoolSegment, Role, check};
 pub use prover::Prover;
 pub use soft_read::SoftReader;
 pub use userfault::{Fault, Message, Moved, Purpose, Userfault, Watch};

@@ -5,6 +5,7 @@
 //! duties of the caller stand in each `Safety` section. Errors are bare numbers (`Errno`), because most callers must
 //! not allocate memory.
 
+use crate::pool_memory::{Role, check};
 use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange, PoolSlot, pages_to_bytes};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::Errno;
@@ -169,10 +170,11 @@ impl PoolView {
     /// Maps a view of a pool file of `slots` slots, which this process can only read.
     ///
     /// # Errors
-    /// The file is too short, or address space is short.
+    /// The file is not a segment's, or is too short, or address space is short.
     pub fn new(file: OwnedFd, slots: u32) -> Result<Self, Errno> {
+        check(&file, Role::Segment)?;
         let bytes = pages_to_bytes(u64::from(slots));
-        // A read in a view beyond the file's end would kill the process (`SIGBUS`).
+        // A read in a view beyond the file's end would kill the process (`SIGBUS`). The size is sealed.
         if rustix::fs::fstat(&file)?.st_size.cast_unsigned() < bytes {
             return Err(Errno::INVAL);
         }
@@ -289,8 +291,9 @@ impl SharedMark {
     /// Maps the file's first page.
     ///
     /// # Errors
-    /// The file was not opened for reading and writing, or mappings are short.
+    /// The file is not a lease, it was not opened for reading and writing, or mappings are short.
     pub fn new(file: impl AsFd) -> Result<Self, Errno> {
+        check(&file, Role::Lease)?;
         let (protection, flags) = (ProtFlags::empty(), MapFlags::SHARED);
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), PAGE_BYTES, protection, flags, file, 0) }?;

@@ -7,6 +7,9 @@
 //!     | lease: empty memfd ---------------------- mapped by each process that maps slots, forked children included
 //! ```
 //!
+//! A process that is handed such a file first looks whether it is one ([`check`]). A file of another kind can make its
+//! reader wait for ever, and one that shrinks can kill it.
+//!
 //! - A **segment** is mapped once, by the worker that made it, and then sealed (`F_SEAL_FUTURE_WRITE`). From then on
 //!   no process, with whatever rights, can map it writable, `write` it or `fallocate` it. Besides, members get it
 //!   opened read-only. The price: `MADV_REMOVE` is a `fallocate` too, so single pages cannot be given back (`EPERM`,
@@ -21,7 +24,7 @@
 use page::PAGE_BYTES;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
-    MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, fchmod, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate,
+    MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, fchmod, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
     memfd_create, open, seek,
 };
 use rustix::io::{Errno, pread};
@@ -35,6 +38,43 @@ use std::ptr::{NonNull, null_mut};
 /// Seals of a segment: it can be written only through the mapping that exists already, and it keeps its size.
 const SEGMENT_SEALS: SealFlags =
     SealFlags::FUTURE_WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// Seals of a donation window: it keeps its size.
+const WINDOW_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+/// Seals of a lease: it keeps its size. The worker adds one to ask whether it is held.
+const LEASE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+/// `f_type` of the file system of memory files with small pages (`TMPFS_MAGIC`).
+const MEMORY_FILES: i64 = 0x0102_1994;
+
+/// The role of a file that one process hands to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A segment of the pool.
+    Segment,
+    /// A donation window.
+    Window,
+    /// A lease.
+    Lease,
+}
+
+/// Checks that a file is memory of the kernel's, and sealed as files of this role are. Its size cannot change then,
+/// and nobody but the kernel answers for its pages.
+///
+/// # Errors
+/// `EINVAL`: it is another file. `EPERM`: it lacks a seal.
+pub fn check(file: impl AsFd, role: Role) -> Result<(), Errno> {
+    let seals = match role {
+        Role::Segment => SEGMENT_SEALS,
+        Role::Window => WINDOW_SEALS,
+        Role::Lease => LEASE_SEALS,
+    };
+    // Asked first, because the kernel alone answers: a file system in user space may leave other questions unanswered.
+    if !fcntl_get_seals(&file)?.contains(seals) {
+        return Err(Errno::PERM);
+    }
+    // Of huge pages there may be too few when a page is touched.
+    if fstatfs(&file)?.f_type == MEMORY_FILES { Ok(()) } else { Err(Errno::INVAL) }
+}
 
 /// Offset in bytes of a slot in its segment's file.
 fn offset(slot: u32) -> u64 {
@@ -160,9 +200,9 @@ impl InheritedSegment {
     /// # Errors
     /// The file lacks a seal that segments have, or has another size.
     pub fn take(file: OwnedFd, slots: u32) -> io::Result<Self> {
-        let sealed = fcntl_get_seals(&file)?.contains(SEGMENT_SEALS);
+        check(&file, Role::Segment)?;
         let bytes = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
-        if sealed && bytes == offset(slots) { Ok(Self { file, slots }) } else { Err(Errno::INVAL.into()) }
+        if bytes == offset(slots) { Ok(Self { file, slots }) } else { Err(Errno::INVAL.into()) }
     }
 
     /// Number of its slots.
@@ -221,7 +261,7 @@ impl DonationWindow {
     /// No file descriptors are left.
     pub fn create(pages: usize) -> io::Result<Self> {
         let file = new_memfd("pagefold-donation", pages as u64 * PAGE_BYTES as u64)?;
-        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        fcntl_add_seals(&file, WINDOW_SEALS)?;
         Ok(Self(file))
     }
 }
@@ -255,7 +295,7 @@ impl Lease {
     /// No file descriptors are left.
     pub fn create() -> io::Result<Self> {
         let file = new_memfd("pagefold-lease", 0)?;
-        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
+        fcntl_add_seals(&file, LEASE_SEALS)?;
         Ok(Self(file))
     }
 

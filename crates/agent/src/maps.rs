@@ -317,7 +317,7 @@ fn take_flag(flag: &str, mapping: &mut Mapping) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
+    use rustix::fs::fstat;
 
     /// Over weeks, a member may see any number of segments come and go.
     #[test]
@@ -326,8 +326,7 @@ mod tests {
             return;
         }
         let segment = || {
-            let file = memfd_create("segment", MemfdFlags::CLOEXEC).unwrap();
-            ftruncate(&file, PAGE_BYTES as u64).unwrap();
+            let file = act::PoolSegment::create("segment", 1).unwrap().read_only().unwrap();
             let stat = fstat(&file).unwrap();
             know_pool(&stat);
             (act::PoolView::new(file, 1).unwrap(), (stat.st_dev, stat.st_ino))

@@ -1,7 +1,7 @@
 //! The group's pool, as a member sees it: segments that it can read and map.
 
 use crate::maps;
-use act::PoolView;
+use act::{PoolView, Role};
 use page::PoolSlot;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -28,8 +28,9 @@ impl Pool {
     /// does.
     ///
     /// # Errors
-    /// The file does not have the length that the worker said, or address space is short.
+    /// The file is not a segment's, does not have the length that the worker said, or address space is short.
     pub fn offer(&mut self, number: u8, slots: u32, file: OwnedFd) -> Result<bool, Errno> {
+        act::check(&file, Role::Segment)?;
         let stat = rustix::fs::fstat(&file)?;
         maps::know_pool(&stat);
         let identity = (stat.st_dev, stat.st_ino);

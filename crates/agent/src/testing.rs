@@ -5,10 +5,9 @@ use crate::references;
 use crate::section::{Section, Source};
 use crate::table::{self, Traits};
 use crate::witness::Witness;
-use act::{MemberMemory, PoolView, Purpose, Userfault};
+use act::{DonationWindow, MemberMemory, PoolSegment, PoolView, Purpose, Userfault};
 use host::Pagemap;
 use page::{PAGE_BYTES, PageRange, PoolSlot};
-use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -22,14 +21,15 @@ const SLOTS: u32 = 1024;
 
 /// A pool whose slot `n` holds `content(n)`.
 pub fn pool() -> PoolView {
-    let file = memfd_create("pool", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&file, u64::from(SLOTS) * PAGE_BYTES as u64).unwrap();
+    let window = DonationWindow::create(SLOTS as usize).unwrap();
     for n in 0..u64::from(SLOTS) {
-        rustix::io::pwrite(&file, &content(n), n * PAGE_BYTES as u64).unwrap();
+        rustix::io::pwrite(&window, &content(n), n * PAGE_BYTES as u64).unwrap();
     }
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let mut segment = PoolSegment::create("pool", SLOTS).unwrap();
+    segment.fill(0..SLOTS, &window, 0).unwrap();
+    let file = segment.read_only().unwrap();
     crate::maps::know_pool(&rustix::fs::fstat(&file).unwrap());
-    PoolView::new(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap(), SLOTS).unwrap()
+    PoolView::new(file, SLOTS).unwrap()
 }
 
 pub fn content(n: u64) -> [u8; PAGE_BYTES] {

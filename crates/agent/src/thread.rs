@@ -24,7 +24,7 @@ use crate::section::Section;
 use crate::table;
 use crate::turnover::{Change, LIFE};
 use crate::{arena, give_way, hooks, keeper};
-use act::{HUGE_PAGES, Purpose, SharedMark, Userfault};
+use act::{HUGE_PAGES, Purpose, Role, SharedMark, Userfault};
 use host::Pagemap;
 use looks::{Activity, Looks};
 use page::PageRange;
@@ -247,7 +247,10 @@ impl Agent {
     fn obey(&mut self, session: &mut Session, message: ToAgent, mut files: Vec<OwnedFd>) -> io::Result<()> {
         let file = files.pop();
         match (message, file) {
-            (ToAgent::Welcome(VERSION), Some(window)) => session.window = Some(window),
+            (ToAgent::Welcome(VERSION), Some(window)) => {
+                act::check(&window, Role::Window)?;
+                session.window = Some(window);
+            }
             (ToAgent::Segment(number, slots), Some(file)) => {
                 if self.pool.offer(number, slots, file)? {
                     orphan(|slot_segment| slot_segment == number);

@@ -13,6 +13,7 @@
 //! none NAME                  PROT_NONE
 //! drop NAME FROM PAGES       discards pages
 //! mergeable NAME             advises KSM to merge
+//! dontfork NAME              keeps pages from children
 //! pageout NAME               asks the kernel to swap pages out
 //! uffd NAME                  faults are served by a thread that fills and discards pages all the time, and
 //!                            answers nobody who waits
@@ -185,6 +186,7 @@ fn obey(areas: &mut HashMap<String, Area>, words: &[&str]) -> String {
                 "drop" => area.advise(number(2), number(3), libc::MADV_DONTNEED),
                 "uffd" => serve_faults_badly(area),
                 "mergeable" => area.advise(0, area.pages, libc::MADV_MERGEABLE),
+                "dontfork" => area.advise(0, area.pages, libc::MADV_DONTFORK),
                 "pageout" => area.advise(0, area.pages, libc::MADV_PAGEOUT),
                 "none" => {
                     // SAFETY: the whole of this mapping, to which no reference is held.
