@@ -9,6 +9,7 @@ use crate::control::{CONTROL_BYTES, GroupReport, Identity, Settings};
 use host::{Received, Seqpacket};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::io;
 
 /// A question. The socket tells the asker's process and user.
@@ -121,7 +122,7 @@ pub fn encode(message: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(message).expect("these types have no maps with keys other than text")
 }
 
-/// The next message, if one has come.
+/// The next message, if one has come; `buffer` is its text. Texts within it are made printable.
 ///
 /// # Errors
 /// The other side hung up, or sent something that is no message.
@@ -131,6 +132,39 @@ pub fn receive<T: DeserializeOwned>(socket: &Seqpacket, buffer: &mut Vec<u8>) ->
     match socket.receive(buffer, &mut Vec::new())? {
         Received::Nothing => Ok(None),
         Received::Closed => Err(io::ErrorKind::UnexpectedEof.into()),
-        Received::Frame(bytes) => serde_json::from_slice(&buffer[..bytes]).map(Some).map_err(io::Error::other),
+        Received::Frame(bytes) => {
+            buffer.truncate(bytes);
+            decode(buffer).map(Some)
+        }
+    }
+}
+
+fn decode<T: DeserializeOwned>(text: &[u8]) -> io::Result<T> {
+    let value = serde_json::from_slice(text).map_err(io::Error::other)?;
+    serde_json::from_value(with_printable_texts(value)).map_err(io::Error::other)
+}
+
+/// serde bounds how deep a value can be.
+fn with_printable_texts(value: Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(cli::printable(&text)),
+        Value::Array(items) => items.into_iter().map(with_printable_texts).collect(),
+        Value::Object(map) => {
+            map.into_iter().map(|(key, value)| (cli::printable(&key), with_printable_texts(value))).collect()
+        }
+        plain => plain,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_in_messages_are_printable() {
+        let answer = decode::<Answer>(br#"{"refused": "\u001b[2Jno\u202e"}"#).unwrap();
+        assert_eq!(answer, Answer::Refused("?[2Jno?".into()));
+        let deep = format!("{}1{}", "[".repeat(1000), "]".repeat(1000));
+        assert!(decode::<Answer>(deep.as_bytes()).is_err());
     }
 }

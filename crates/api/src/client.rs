@@ -1,9 +1,22 @@
 //! The client: finds a service, starts a private one, and asks.
+//!
+//! A user trusts their own service and root's. Root may ask any user's private service, as any user may make a socket
+//! that says anything at all. So for every service:
+//!
+//! | the other side | the client |
+//! |---|---|
+//! | leads elsewhere, to root's own service, say | asks only a process of the directory's owner, by the kernel's word |
+//! | never answers, or never ends | waits 10 s for all answers to a question, and takes 16 MiB of them |
+//! | sends files | takes none |
+//! | sends what steers a terminal | has it replaced, and takes only valid names |
+//! | names processes that are not its own | leaves them out ([`Service::members`], [`Service::show`]) |
+//! | wants a process of root's as a member | refuses to join |
 
 use crate::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine};
-use crate::place::{Meant, Place};
+use crate::name;
+use crate::place::{Meant, Place, Untrusted, own_uid};
 use anyhow::{Context, bail};
-use host::Seqpacket;
+use host::{Process, Seqpacket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,11 +27,25 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const RESTART_PATIENCE: Duration = Duration::from_secs(3);
 /// Time for a private service to start: 10 s.
 const START_PATIENCE: Duration = Duration::from_secs(10);
+/// Most bytes of answers to one question: 16 MiB, some ten thousands of members.
+const MOST_ANSWER_BYTES: usize = 16 << 20;
+
 /// A connection to a supervisor.
 pub struct Service {
     /// Its directory.
     pub place: Place,
     socket: Seqpacket,
+    /// The user whose service it is.
+    owner: u32,
+}
+
+/// The answers to one question.
+struct Answers<'a> {
+    service: &'a Service,
+    until: Instant,
+    buffer: Vec<u8>,
+    /// Bytes that may still come.
+    left: usize,
 }
 
 impl Service {
@@ -27,9 +54,14 @@ impl Service {
     /// # Errors
     /// There is none, or its directory is not to be trusted.
     pub fn connect(place: Place) -> anyhow::Result<Self> {
-        place.check()?;
+        let owner = place.owner()?;
         let socket = Seqpacket::connect(&place.control_socket())?;
-        Ok(Self { place, socket })
+        let user = socket.peer().context("the service has hung up")?.uid;
+        if user != owner {
+            let dir = place.dir().display();
+            bail!("{dir} belongs to user {owner}, and a process of user {user} listens there: it is not asked");
+        }
+        Ok(Self { place, socket, owner })
     }
 
     /// Connects to the service at `place`; waits while nobody listens at its socket, because it may be starting again.
@@ -53,7 +85,10 @@ impl Service {
         match meant {
             Meant::Named(place) | Meant::Preset(place) => {
                 let named = format!("no service answers in {}: start one with pagefold serve", place.dir().display());
-                Ok(vec![Self::connect_soon(place).context(named)?])
+                match Self::connect_soon(place) {
+                    Err(e) if e.is::<Untrusted>() => Err(e),
+                    found => Ok(vec![found.context(named)?]),
+                }
             }
             Meant::Nearest => {
                 let mut places = vec![Place::hosts(), Place::own()];
@@ -100,31 +135,19 @@ impl Service {
         Ok(self.socket.peer()?.pid)
     }
 
-    fn send(&self, question: &Ask) -> anyhow::Result<()> {
+    /// Asks; the answers are to come within [`PATIENCE`].
+    fn ask(&self, question: &Ask) -> anyhow::Result<Answers<'_>> {
         if !self.socket.send(&ask::encode(question), &[]).context("the service has hung up")? {
             bail!("the service is too busy");
         }
-        Ok(())
+        let until = Instant::now() + PATIENCE;
+        Ok(Answers { service: self, until, buffer: Vec::new(), left: MOST_ANSWER_BYTES })
     }
 
-    fn answer(&self) -> anyhow::Result<Answer> {
-        let until = Instant::now() + PATIENCE;
-        let mut buffer = Vec::new();
-        loop {
-            if let Some(answer) = ask::receive(&self.socket, &mut buffer).context("the service has hung up")? {
-                return match answer {
-                    Answer::Refused(why) => Err(anyhow::Error::msg(cli::printable(&why))),
-                    answer => Ok(answer),
-                };
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                bail!("the service in {} does not answer", self.place.dir().display());
-            }
-            let timeout = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
-            // Whether this was interrupted or not, the loop reads the socket again.
-            let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timeout));
-        }
+    /// Whether what this service says of a process may be believed: a user's service has processes of that user only.
+    fn may_have(&self, pid: u32) -> bool {
+        let foreign = self.owner != own_uid() && self.owner != 0;
+        !foreign || Process::read(pid).is_ok_and(|process| process.uid == self.owner)
     }
 
     /// Makes this process a member; returns its name.
@@ -132,9 +155,14 @@ impl Service {
     /// # Errors
     /// The service refuses.
     pub fn join(&self, group: &str, name: Option<&str>, program: &str) -> anyhow::Result<String> {
+        if self.owner != own_uid() && self.owner != 0 {
+            let (dir, owner) = (self.place.dir().display(), self.owner);
+            bail!(
+                "{dir} is the service of user {owner}, who would decide over memory of root's: run the program as that user"
+            );
+        }
         let (group, name, program) = (group.to_owned(), name.map(str::to_owned), program.to_owned());
-        self.send(&Ask::Join { group, name, program })?;
-        match self.answer()? {
+        match self.ask(&Ask::Join { group, name, program })?.next()? {
             Answer::Joined(name) => Ok(name),
             other => unexpected(&other),
         }
@@ -145,11 +173,11 @@ impl Service {
     /// # Errors
     /// The service does not answer.
     pub fn groups(&self) -> anyhow::Result<Vec<GroupLine>> {
-        self.send(&Ask::Groups)?;
+        let mut answers = self.ask(&Ask::Groups)?;
         let mut groups = Vec::new();
         loop {
-            match self.answer()? {
-                Answer::Group(group) => groups.push(group),
+            match answers.next()? {
+                Answer::Group(group) => groups.push(GroupLine { name: valid("group", group.name)?, ..group }),
                 Answer::Done => return Ok(groups),
                 other => return unexpected(&other),
             }
@@ -161,11 +189,17 @@ impl Service {
     /// # Errors
     /// The service does not answer.
     pub fn members(&self) -> anyhow::Result<Vec<MemberLine>> {
-        self.send(&Ask::Members)?;
+        let mut answers = self.ask(&Ask::Members)?;
         let mut members = Vec::new();
         loop {
-            match self.answer()? {
-                Answer::Member(member) => members.push(member),
+            match answers.next()? {
+                Answer::Member(mut member) => {
+                    member.group = valid("group", member.group)?;
+                    member.identity.name = valid("member", member.identity.name)?;
+                    if self.may_have(member.identity.pid) {
+                        members.push(member);
+                    }
+                }
                 Answer::Done => return Ok(members),
                 other => return unexpected(&other),
             }
@@ -177,9 +211,16 @@ impl Service {
     /// # Errors
     /// The service refuses, or the worker does not answer.
     pub fn show(&self, group: &str) -> anyhow::Result<GroupState> {
-        self.send(&Ask::Show { group: group.to_owned() })?;
-        match self.answer()? {
-            Answer::Report(state) => Ok(*state),
+        match self.ask(&Ask::Show { group: group.to_owned() })?.next()? {
+            Answer::Report(mut state) => {
+                state.name = valid("group", state.name)?;
+                state.worker_pid = state.worker_pid.filter(|pid| self.may_have(*pid));
+                state
+                    .report
+                    .members
+                    .retain(|m| name::check("member", &m.name).is_ok() && (!m.connected || self.may_have(m.pid)));
+                Ok(*state)
+            }
             other => unexpected(&other),
         }
     }
@@ -189,12 +230,41 @@ impl Service {
     /// # Errors
     /// The service refuses.
     pub fn set(&self, group: &str, change: crate::change::Change) -> anyhow::Result<()> {
-        self.send(&Ask::Set { group: group.to_owned(), change })?;
-        match self.answer()? {
+        match self.ask(&Ask::Set { group: group.to_owned(), change })?.next()? {
             Answer::Done => Ok(()),
             other => unexpected(&other),
         }
     }
+}
+
+impl Answers<'_> {
+    fn next(&mut self) -> anyhow::Result<Answer> {
+        let socket = &self.service.socket;
+        loop {
+            if let Some(answer) = ask::receive(socket, &mut self.buffer).context("the service has hung up")? {
+                let Some(left) = self.left.checked_sub(self.buffer.len()) else {
+                    bail!("the service in {} does not stop answering", self.service.place.dir().display());
+                };
+                self.left = left;
+                return match answer {
+                    Answer::Refused(why) => Err(anyhow::Error::msg(why)),
+                    answer => Ok(answer),
+                };
+            }
+            let left = self.until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                bail!("the service in {} does not answer", self.service.place.dir().display());
+            }
+            let timeout = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+            // Whether this was interrupted or not, the loop reads the socket again.
+            let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout));
+        }
+    }
+}
+
+fn valid(what: &str, name: String) -> anyhow::Result<String> {
+    name::check(what, &name).map_err(|why| anyhow::anyhow!("the service's answer is no answer: {why}"))?;
+    Ok(name)
 }
 
 fn unexpected<T>(answer: &Answer) -> anyhow::Result<T> {

@@ -11,6 +11,7 @@
 //! ```
 
 use anyhow::{Context, bail};
+use std::fmt;
 use std::fs::{self, DirBuilder, File, Permissions, TryLockError};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -59,6 +60,16 @@ impl Meant {
             Self::Named(place) | Self::Preset(place) => place,
             Self::Nearest => Place::own(),
         }
+    }
+}
+
+/// Why a directory is not trusted to be a service's.
+#[derive(Debug)]
+pub struct Untrusted(String);
+
+impl fmt::Display for Untrusted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 
@@ -151,12 +162,21 @@ impl Place {
         make_dir(&self.dir.join("workers"), 0o700)
     }
 
-    /// Checks that the directory is the caller's or root's: sockets in another user's may lead anywhere.
+    /// The user whose service the caller may ask here: the caller, or root. Sockets in another user's directory may lead
+    /// anywhere; root may ask all the same ([`crate::client`] tells how).
     ///
     /// # Errors
-    /// It is not there, or somebody else's.
-    pub fn check(&self) -> anyhow::Result<()> {
-        check_dir(&self.dir, &[own_uid(), 0])
+    /// The directory is not there, or [`Untrusted`].
+    pub fn owner(&self) -> anyhow::Result<u32> {
+        match own_uid() {
+            0 => check_dir(&self.dir, None),
+            own => check_dir(&self.dir, Some(&[own, 0])),
+        }
+    }
+
+    /// Whether there are the sockets of a service.
+    fn is_a_services(&self) -> bool {
+        [self.control_socket(), self.agent_socket()].iter().all(|path| path.exists())
     }
 
     /// Takes the lock of the directory; `None` where another supervisor holds it.
@@ -181,25 +201,35 @@ fn make_dir(dir: &Path, mode: u32) -> anyhow::Result<()> {
         // The process's umask may have taken rights away.
         Ok(()) => fs::set_permissions(dir, Permissions::from_mode(mode))
             .with_context(|| format!("cannot set the rights of {}", dir.display())),
-        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => check_dir(dir, &[own_uid()]),
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => check_dir(dir, Some(&[own_uid()])).map(drop),
         Err(e) => Err(e).with_context(|| format!("cannot create {}", dir.display())),
     }
 }
 
-fn check_dir(dir: &Path, owners: &[u32]) -> anyhow::Result<()> {
+/// The owner of a directory that nobody else may write to.
+fn check_dir(dir: &Path, owners: Option<&[u32]>) -> anyhow::Result<u32> {
     // A symbolic link is not followed: its owner can turn it elsewhere.
     let found = fs::symlink_metadata(dir).with_context(|| format!("cannot look at {}", dir.display()))?;
+    let shown = dir.display();
     if !found.is_dir() {
-        bail!("{} is not a directory", dir.display());
+        bail!(Untrusted(format!("{shown} is not a directory")));
     }
-    if !owners.contains(&found.uid()) {
-        bail!("{} belongs to user {}: remove it, or use another directory", dir.display(), found.uid());
+    if owners.is_some_and(|owners| !owners.contains(&found.uid())) {
+        bail!(Untrusted(format!(
+            "{shown} belongs to user {}, and only that user and root may ask there: use another directory",
+            found.uid()
+        )));
     }
     if found.mode() & 0o022 != 0 {
         let mode = found.mode() & 0o7777;
-        bail!("others may write in {} (mode {mode:04o}): chmod go-w it, or use another directory", dir.display());
+        let fix = if Place::at(dir).is_a_services() {
+            format!("chmod go-w {shown}, or use another directory")
+        } else {
+            format!("use a directory of the service's own, such as {}", dir.join("pagefold").display())
+        };
+        bail!(Untrusted(format!("others may write in {shown} (mode {mode:04o}): {fix}")));
     }
-    Ok(())
+    Ok(found.uid())
 }
 
 #[cfg(test)]
@@ -211,13 +241,18 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let dir = temp.path().join("d");
         let place = Place::at(&dir);
-        assert!(place.check().is_err());
+        assert!(place.owner().is_err());
         place.make().unwrap();
         place.make().unwrap();
-        place.check().unwrap();
+        assert_eq!(place.owner().unwrap(), own_uid());
         fs::set_permissions(&dir, Permissions::from_mode(0o777)).unwrap();
-        assert!(place.make().unwrap_err().to_string().contains("mode 0777"));
-        assert!(place.check().is_err());
+        let why = place.make().unwrap_err().to_string();
+        assert!(why.contains("mode 0777") && !why.contains("chmod"), "{why}");
+        assert!(place.owner().is_err());
+        // The advice to change rights is for directories of services only.
+        fs::write(place.control_socket(), "").unwrap();
+        fs::write(place.agent_socket(), "").unwrap();
+        assert!(place.make().unwrap_err().to_string().contains("chmod go-w"));
         let link = temp.path().join("link");
         std::os::unix::fs::symlink(temp.path(), &link).unwrap();
         assert!(Place::at(&link).make().unwrap_err().to_string().contains("not a directory"));

@@ -230,7 +230,7 @@ fn worker_has_no_rights_and_its_own_user_and_control_group() {
     assert_ne!(status_of(workers[0], "Uid:"), status_of(workers[1], "Uid:"));
     // Only a supervisor can connect to a worker's socket.
     let socket = installed.text("s/workers/acme.sock");
-    let mut connect = unprivileged("python3");
+    let mut connect = unprivileged("/usr/bin/python3");
     connect.args(["-c", &format!("import socket; socket.socket(1, 5).connect('{socket}')")]);
     assert!(!connect.output().expect("run python3").status.success());
     supervisor.terminate();

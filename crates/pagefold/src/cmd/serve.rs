@@ -18,7 +18,8 @@ const MOST_LOG_BYTES: u64 = 1 << 20;
 /// Arguments of `pagefold serve`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Without a configuration, any group may be used by the user whose service it is, and by root.
+Without a configuration, any group may be used by the user whose service it is. Root may ask, change
+and audit it too (--service DIR), and has no members there.
 `pagefold run` starts such a service by itself where none runs.
 
 A configuration names the groups, who may start their members, and which other processes belong
