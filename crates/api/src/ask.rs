@@ -53,8 +53,10 @@ pub enum Answer {
     Group(GroupLine),
     /// One of the members.
     Member(MemberLine),
-    /// The list has ended, or the change is made.
+    /// The list has ended.
     Done,
+    /// The change is made, and these are the settings.
+    Set(Box<Settings>),
     /// A group's state.
     Report(Box<GroupState>),
     /// The question is refused for this reason.
@@ -72,6 +74,13 @@ pub struct GroupLine {
     pub worker: WorkerState,
     /// Its settings.
     pub settings: Settings,
+    /// Whether the configuration still names it, or any group is allowed.
+    #[serde(default = "yes")]
+    pub configured: bool,
+}
+
+const fn yes() -> bool {
+    true
 }
 
 /// State of a group's worker.
@@ -107,13 +116,16 @@ pub struct GroupState {
     pub name: String,
     /// Its settings.
     pub settings: Settings,
+    /// Whether the configuration still names it, or any group is allowed.
+    #[serde(default = "yes")]
+    pub configured: bool,
     /// State of its worker.
     pub worker: WorkerState,
     /// The worker's process.
     pub worker_pid: Option<u32>,
     /// Number of the pool's segments kept for the worker's successor.
     pub segments: usize,
-    /// The worker's report; an empty one without a worker.
+    /// The worker's report, with the bill of all workers of the group; an empty one without a worker.
     pub report: GroupReport,
 }
 

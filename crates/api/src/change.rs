@@ -35,6 +35,80 @@ pub struct Change {
     pub fold: Option<Fold>,
     /// See [`Settings::intra_member_only`].
     pub intra_member_only: Option<bool>,
+    /// See [`Settings::pool_slots`].
+    pub pool: Option<PoolSize>,
+    /// See [`Settings::index_pages`].
+    pub index_memory: Option<IndexSize>,
+}
+
+/// Most memory of a pool, as a number of slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolSize(pub u32);
+
+/// Most memory of an index, as a number of pages that it may remember.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IndexSize(pub u32);
+
+/// Memory of the index for one page, in bytes.
+const INDEX_BYTES_A_PAGE: u64 = 16;
+
+/// So many parts of `each` bytes as a size in text holds, at least one.
+fn parts(text: &str, each: u64) -> Result<u32, String> {
+    let bytes = cli::size::parse_bytes(text)?;
+    Ok(u32::try_from(bytes / each).unwrap_or(u32::MAX).max(1))
+}
+
+impl FromStr for PoolSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        parts(text, page::PAGE_BYTES as u64).map(Self)
+    }
+}
+
+impl FromStr for IndexSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        parts(text, INDEX_BYTES_A_PAGE).map(Self)
+    }
+}
+
+/// A number, or the word that stands for none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum OrWord {
+    /// The number.
+    Number(u32),
+    /// The word.
+    Word(&'static str),
+}
+
+/// A group's settings under the names and with the values of the configuration, for JSON. Sizes are in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Printed {
+    scan_rate: OrWord,
+    zero_pages: ZeroPolicy,
+    huge_pages: OrWord,
+    fold: Fold,
+    intra_member_only: bool,
+    pool: u64,
+    index_memory: u64,
+}
+
+impl From<&Settings> for Printed {
+    fn from(settings: &Settings) -> Self {
+        let or = |number: Option<u32>, word| number.map_or(OrWord::Word(word), OrWord::Number);
+        Self {
+            scan_rate: or(settings.scan_rate, "auto"),
+            zero_pages: settings.zero_pages,
+            huge_pages: or(settings.split_huge_at_percent.map(u32::from), "never"),
+            fold: settings.fold,
+            intra_member_only: settings.intra_member_only,
+            pool: page::pages_to_bytes(settings.pool_slots.into()),
+            index_memory: u64::from(settings.index_pages) * INDEX_BYTES_A_PAGE,
+        }
+    }
 }
 
 impl FromStr for ScanRate {
@@ -109,7 +183,8 @@ impl Change {
             },
             fold: self.fold.unwrap_or(settings.fold),
             intra_member_only: self.intra_member_only.unwrap_or(settings.intra_member_only),
-            ..settings
+            pool_slots: self.pool.map_or(settings.pool_slots, |pool| pool.0),
+            index_pages: self.index_memory.map_or(settings.index_pages, |index| index.0),
         }
     }
 
@@ -121,6 +196,8 @@ impl Change {
             huge_pages: later.huge_pages.or(self.huge_pages),
             fold: later.fold.or(self.fold),
             intra_member_only: later.intra_member_only.or(self.intra_member_only),
+            pool: later.pool.or(self.pool),
+            index_memory: later.index_memory.or(self.index_memory),
         }
     }
 }
@@ -165,6 +242,23 @@ mod tests {
     }
 
     #[test]
+    fn settings_are_printed_as_they_are_written() {
+        let settings = Settings { scan_rate: Some(7), pool_slots: 2048, ..Settings::default() };
+        let printed = serde_json::to_value(Printed::from(&settings)).unwrap();
+        let expected = serde_json::json!({
+            "scan_rate": 7, "zero_pages": "share", "huge_pages": 50, "fold": "on", "intra_member_only": false,
+            "pool": 8 << 20, "index_memory": 1 << 30,
+        });
+        assert_eq!(printed, expected);
+        let settings = Settings { split_huge_at_percent: None, ..Settings::default() };
+        let printed = serde_json::to_value(Printed::from(&settings)).unwrap();
+        assert_eq!((&printed["scan_rate"], &printed["huge_pages"]), (&"auto".into(), &"never".into()));
+        assert_eq!(("8M".parse(), "1".parse()), (Ok(PoolSize(2048)), Ok(PoolSize(1))));
+        assert_eq!("16M".parse(), Ok(IndexSize(1 << 20)));
+        assert!("lots".parse::<PoolSize>().is_err());
+    }
+
+    #[test]
     fn only_named_settings_change() {
         let before = Settings { scan_rate: Some(7), pool_slots: 9, ..Settings::default() };
         assert_eq!(Change::default().apply(before), before);
@@ -174,11 +268,13 @@ mod tests {
             huge_pages: Some(HugePages::Never),
             fold: Some(Fold::Off),
             intra_member_only: Some(true),
+            pool: Some(PoolSize(3)),
+            index_memory: Some(IndexSize(4)),
         };
         let after = change.apply(before);
         assert_eq!((after.scan_rate, after.zero_pages), (None, ZeroPolicy::Ignore));
         assert_eq!((after.split_huge_at_percent, after.fold, after.intra_member_only), (None, Fold::Off, true));
-        assert_eq!(after.pool_slots, 9);
+        assert_eq!((after.pool_slots, after.index_pages), (3, 4));
         let later = Change { fold: Some(Fold::On), ..Change::default() };
         assert_eq!(change.then(&later), Change { fold: Some(Fold::On), ..change });
     }

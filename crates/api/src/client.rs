@@ -13,6 +13,7 @@
 //! | wants a process of root's as a member | refuses to join |
 
 use crate::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine};
+use crate::control::Settings;
 use crate::name;
 use crate::place::{Meant, Place, Untrusted, own_uid};
 use anyhow::{Context, bail};
@@ -225,13 +226,13 @@ impl Service {
         }
     }
 
-    /// Changes a group's settings.
+    /// Changes a group's settings; returns all of them.
     ///
     /// # Errors
     /// The service refuses.
-    pub fn set(&self, group: &str, change: crate::change::Change) -> anyhow::Result<()> {
+    pub fn set(&self, group: &str, change: crate::change::Change) -> anyhow::Result<Settings> {
         match self.ask(&Ask::Set { group: group.to_owned(), change })?.next()? {
-            Answer::Done => Ok(()),
+            Answer::Set(settings) => Ok(*settings),
             other => unexpected(&other),
         }
     }

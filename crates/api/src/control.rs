@@ -20,6 +20,7 @@
 //!     | <------------------------------- Event {text}  |
 //! ```
 
+use page::Savings;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use wire::{Failures, Outcome};
@@ -150,22 +151,10 @@ pub enum News {
     Event(String),
 }
 
-/// A group's report. Counters only grow unless they say "now".
+/// A group's counters. They only grow: the supervisor adds those of workers that have ended.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct GroupReport {
-    /// Its members, now.
-    pub members: Vec<MemberReport>,
-    /// Slots of the pool in use, now.
-    pub slots: u64,
-    /// Pages of members that map a slot, now.
-    pub sharing_pages: u64,
-    /// Pages of zeros given back, now.
-    pub zero_pages: u64,
-    /// Memory that the members' folded pages would take if they were private, less the pool's, by this account. `audit`
-    /// counts frames instead.
-    pub saved_bytes: u64,
-    /// Pages in mappings of the pool that were written since they were folded, now.
-    pub broken_pages: u64,
+#[serde(default)]
+pub struct Bill {
     /// Pages folded.
     pub folds: u64,
     /// Of those, pages that had been folded before and broken since.
@@ -178,12 +167,43 @@ pub struct GroupReport {
     pub pages_hashed: u64,
     /// Pages that were to be folded and were not, by reason.
     pub fold_failures: BTreeMap<String, u64>,
-    /// Pages that members reported a second, lately.
-    pub scan_rate: u64,
     /// Processor time of the worker.
     pub worker_cpu_s: f64,
     /// Processor time of the agents of all members, former ones too.
     pub agent_cpu_s: f64,
+}
+
+/// Reason in [`Bill::fold_failures`] of pages that got no slot: the pool or the host's memory was full. Each time that
+/// such a page was considered counts.
+pub const NO_ROOM: &str = "no_room";
+
+/// A group's report. Figures are of now, but for those of the bill.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GroupReport {
+    /// Its members, now.
+    pub members: Vec<MemberReport>,
+    /// Slots of the pool in use, now.
+    pub slots: u64,
+    /// Pages of members that map a slot, now.
+    pub sharing_pages: u64,
+    /// Pages of zeros given back, now.
+    pub zero_pages: u64,
+    /// What folding saves and costs, by this account, now. `audit` counts frames instead.
+    #[serde(default)]
+    pub savings: Savings,
+    /// Slots that take memory and are not in use, now.
+    #[serde(default)]
+    pub idle_slots: u64,
+    /// Why no page gets a slot of its own, now.
+    #[serde(default)]
+    pub no_room: Option<String>,
+    /// Pages in mappings of the pool that were written since they were folded, now.
+    pub broken_pages: u64,
+    /// Its counters.
+    #[serde(flatten)]
+    pub bill: Bill,
+    /// Pages that members reported a second, lately.
+    pub scan_rate: u64,
     /// Mappings of all members, now.
     pub vmas: u64,
     /// Memory of the index and of all tables of the worker, now.
@@ -201,15 +221,48 @@ pub struct GroupReport {
 }
 
 /// The numbers of failures by the reason's name.
-pub fn by_reason(failures: &Failures) -> BTreeMap<String, u64> {
+pub fn by_reason(failures: &Failures, no_room: u64) -> BTreeMap<String, u64> {
     let reasons = Outcome::ALL.into_iter().filter(|outcome| *outcome != Outcome::Folded);
-    reasons.map(|outcome| (outcome.name().to_owned(), failures.of(outcome))).collect()
+    let reasons = reasons.map(|outcome| (outcome.name().to_owned(), failures.of(outcome)));
+    reasons.chain([(NO_ROOM.to_owned(), no_room)]).collect()
+}
+
+impl Bill {
+    /// Combines two bills counter by counter.
+    fn zip(&mut self, other: &Self, count: fn(u64, u64) -> u64, time: fn(f64, f64) -> f64) {
+        for (own, others) in [
+            (&mut self.folds, other.folds),
+            (&mut self.refolds, other.refolds),
+            (&mut self.short_folds, other.short_folds),
+            (&mut self.pages_scanned, other.pages_scanned),
+            (&mut self.pages_hashed, other.pages_hashed),
+        ] {
+            *own = count(*own, others);
+        }
+        for (reason, others) in &other.fold_failures {
+            let own = self.fold_failures.entry(reason.clone()).or_default();
+            *own = count(*own, *others);
+        }
+        self.worker_cpu_s = time(self.worker_cpu_s, other.worker_cpu_s);
+        self.agent_cpu_s = time(self.agent_cpu_s, other.agent_cpu_s);
+    }
+
+    /// Adds another worker's counters. Members choose some of these numbers, so that sums do not overflow.
+    pub fn add(&mut self, other: &Self) {
+        self.zip(other, u64::saturating_add, |own, others| own + others);
+    }
+
+    /// Takes over a later bill of the same worker. What a member's end has made smaller stays.
+    pub fn grow_to(&mut self, later: &Self) {
+        self.zip(later, u64::max, f64::max);
+    }
 }
 
 impl GroupReport {
     /// The report of a group without a worker.
     pub fn none() -> Self {
-        Self { fold_failures: by_reason(&Failures::default()), ..Self::default() }
+        let fold_failures = by_reason(&Failures::default(), 0);
+        Self { bill: Bill { fold_failures, ..Bill::default() }, ..Self::default() }
     }
 }
 
@@ -226,6 +279,9 @@ pub struct MemberReport {
     pub state: String,
     /// Details of the state, for people.
     pub detail: String,
+    /// What to do about the state. The worker leaves it to the command line, which has the words.
+    #[serde(default)]
+    pub fix: Option<String>,
     /// Pages that may be folded, now.
     pub enrolled_pages: u64,
     /// Pages that map a slot, now, by the agent's account.

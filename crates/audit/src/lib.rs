@@ -7,9 +7,10 @@
 //! - A **cross-group frame** is mapped by two groups, or lies in one group's pool and is mapped by another group. Page
 //!   tables are read one after the other, and a frame that one process gives back may be another's a moment later. So
 //!   each suspect is looked at again, with both page tables open, before it is reported.
-//! - The **saving** of a group is a difference. Its first term counts the places where members map pages of the pool,
-//!   touched or not, that were not written since. Without the pool, each such place would be a frame. Its second term
-//!   counts the pool's frames, be they mapped or not.
+//! - The **savings** of a group are the sum of [`Savings`]. Folded pages are the places where members map pages of the
+//!   pool, touched or not, that were not written since: without the pool, each would be a frame. The pool is its frames,
+//!   be they mapped or not. Mappings are those that `/proc/PID/maps` lists. Two terms are the engine's account, because
+//!   nothing shows them: pages of zeros are in no page table, and tables lie among other memory.
 //!
 //! The frames of one pass take 8 bytes for every page, [`MOST_ENTRIES`] at most. If there are more, several passes
 //! each cover a part of the frame numbers.
@@ -22,7 +23,7 @@ mod subjects;
 use cli::exit::Stop;
 use frames::{Frames, Seen};
 use host::{FrameTable, Pagemap, kpf};
-use page::{HostVirt, Pfn, pages_to_bytes};
+use page::{HostVirt, Pfn, Savings};
 use serde::Serialize;
 pub use subjects::{Engine, Member};
 use subjects::{Subject, Subjects};
@@ -72,11 +73,15 @@ pub struct GroupFindings {
     pub other_pool_mappings: u64,
     /// Pages in members' mappings of the pool that were written, and are private frames.
     pub broken_pages: u64,
-    /// Savings of the group: `pool_mappings` less `pool_frames`, in bytes. A group whose members the service does not
-    /// name has `other_pool_mappings` added. Negative while a pool is built up or given up.
+    /// Savings of the group: gross less costs. Negative while folding costs more than it saves.
     pub saved_bytes: i64,
-    /// Savings by the engine's account, without the pages of zeros that it gave back.
-    pub engine_saved_bytes: Option<u64>,
+    /// Their terms: folded pages, pool and mappings as counted here, zero pages and tables by the engine's account.
+    /// A group whose members the service does not name has the places and mappings of `other_processes` added.
+    pub savings: Savings,
+    /// Savings by the engine's account.
+    pub engine_saved_bytes: Option<i64>,
+    /// Their terms.
+    pub engine: Option<Savings>,
 }
 
 /// A frame that is common to two groups.
@@ -138,7 +143,8 @@ pub fn take(engine: &Engine) -> anyhow::Result<Findings> {
     for (group, (frames, shared)) in findings.by_group.iter_mut().zip(&subjects.frames) {
         (group.frames, group.shared_frames) = (*frames, *shared);
     }
-    findings.saved_bytes = findings.by_group.iter().map(|g| g.saved_bytes).sum();
+    // A user's own service may tell any number.
+    findings.saved_bytes = findings.by_group.iter().fold(0, |sum: i64, g| sum.saturating_add(g.saved_bytes));
     confirm(&subjects, &candidates, &flags, &mut findings)?;
     findings.partial = subjects.missed;
     Ok(findings)
@@ -228,9 +234,4 @@ impl Subject {
     fn pid(&self) -> u32 {
         self.process.pid
     }
-}
-
-/// Bytes saved by `pool_mappings` mappings of a pool's pages whose frames are `pool_frames`.
-fn saved_bytes(pool_mappings: u64, pool_frames: u64) -> i64 {
-    pages_to_bytes(pool_mappings).cast_signed() - pages_to_bytes(pool_frames).cast_signed()
 }

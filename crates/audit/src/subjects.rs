@@ -2,9 +2,9 @@
 
 use super::frames::Seen;
 use super::pool::PoolFile;
-use super::{GroupFindings, Missed, Place, saved_bytes};
+use super::{GroupFindings, Missed, Place};
 use host::{Mapping, Pagemap, ProcessId};
-use page::{HostVirt, PAGE_SHIFT, Pfn};
+use page::{HostVirt, PAGE_SHIFT, Pfn, Savings};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -27,8 +27,8 @@ pub struct Member {
 pub struct Engine {
     /// Members of all groups.
     pub members: Vec<Member>,
-    /// Savings of each group by its pool, by the engine's account.
-    pub saved_bytes: BTreeMap<String, u64>,
+    /// Savings of each group by the engine's account.
+    pub savings: BTreeMap<String, Savings>,
     /// The groups whose members it names completely.
     pub groups: BTreeSet<String>,
     /// Its own processes, which keep open the files of pools that nobody maps.
@@ -47,6 +47,8 @@ pub struct Subject {
     pub group: u16,
     /// Whether it is a member; other subjects only map a pool.
     pub is_member: bool,
+    /// Number of its mappings.
+    pub mappings: u64,
 }
 
 /// Counts of pages in mappings of a pool.
@@ -81,7 +83,7 @@ impl Subjects {
     pub fn find(engine: &Engine) -> anyhow::Result<Self> {
         let mut subjects = Self::default();
         let members: HashMap<u32, &Member> = engine.members.iter().map(|m| (m.process.pid, m)).collect();
-        for name in engine.members.iter().map(|m| &m.group).chain(engine.saved_bytes.keys()) {
+        for name in engine.members.iter().map(|m| &m.group).chain(engine.savings.keys()) {
             subjects.number(name);
         }
         for pid in host::pids()? {
@@ -129,7 +131,8 @@ impl Subjects {
             self.add_file((mapping.device, mapping.inode), pool, process.pid, &file);
         }
         if let Some(group) = group {
-            self.all.push(Subject { process, group, is_member: member.is_some() });
+            let (is_member, mappings) = (member.is_some(), mappings.len() as u64);
+            self.all.push(Subject { process, group, is_member, mappings });
         }
     }
 
@@ -207,22 +210,29 @@ impl Subjects {
     pub fn groups(&self, engine: &Engine) -> Vec<GroupFindings> {
         let group = |(n, name): (usize, &String)| {
             let processes =
-                |is_member| self.all.iter().filter(|s| usize::from(s.group) == n && s.is_member == is_member).count();
+                |is_member| self.all.iter().filter(move |s| usize::from(s.group) == n && s.is_member == is_member);
+            let mappings = |is_member| processes(is_member).map(|subject| subject.mappings).sum::<u64>();
             let pool_frames = self.files.values().filter(|f| usize::from(f.group) == n).map(PoolFile::pages).sum();
             let in_pool = self.in_pool[n];
             // The engine does not name the members of another service's group. All processes that map its pool count
             // then.
-            let others = if engine.groups.contains(name) { 0 } else { in_pool.other_mappings };
+            let others = if engine.groups.contains(name) { (0, 0) } else { (in_pool.other_mappings, mappings(false)) };
+            let told = engine.savings.get(name).copied();
+            let counted = Savings::of(in_pool.member_mappings + others.0, 0, pool_frames, 0, mappings(true) + others.1);
+            let Savings { zero_bytes, tables_bytes, .. } = told.unwrap_or_default();
+            let savings = Savings { zero_bytes, tables_bytes, ..counted };
             GroupFindings {
                 name: name.clone(),
-                members: processes(true),
-                other_processes: processes(false),
+                members: processes(true).count(),
+                other_processes: processes(false).count(),
                 pool_frames,
                 pool_mappings: in_pool.member_mappings,
                 other_pool_mappings: in_pool.other_mappings,
                 broken_pages: in_pool.broken,
-                saved_bytes: saved_bytes(in_pool.member_mappings + others, pool_frames),
-                engine_saved_bytes: engine.saved_bytes.get(name).copied(),
+                saved_bytes: savings.saved_bytes(),
+                savings,
+                engine_saved_bytes: told.map(|told| told.saved_bytes()),
+                engine: told,
                 ..GroupFindings::default()
             }
         };

@@ -33,6 +33,18 @@ pub fn mib(n: u64) -> String {
     }
 }
 
+/// A signed size in MiB without the unit, like [`mib`].
+pub fn signed_mib(n: i64) -> String {
+    let sign = if n < 0 { "-" } else { "" };
+    format!("{sign}{}", mib(n.unsigned_abs()))
+}
+
+/// A signed size with its unit, like [`bytes`].
+pub fn signed_bytes(n: i64) -> String {
+    let sign = if n < 0 { "-" } else { "" };
+    format!("{sign}{}", bytes(n.unsigned_abs()))
+}
+
 /// A plain number with its thousands set apart: `1,234,567`.
 pub fn count(n: u64) -> String {
     let plain = n.to_string();
@@ -120,6 +132,8 @@ mod tests {
         for (n, text) in cases {
             assert_eq!(mib(n), text);
         }
+        assert_eq!((signed_mib(-(5 << 20)), signed_mib(1)), ("-5.0".into(), "<0.1".into()));
+        assert_eq!((signed_bytes(-4096), signed_bytes(0)), ("-4 KiB".into(), "0".into()));
     }
 
     #[test]

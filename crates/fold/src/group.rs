@@ -159,7 +159,7 @@ impl Group {
             },
             Order::Set(settings) => self.set(settings, now),
             Order::Report => {
-                let report = self.report();
+                let report = self.report(now);
                 self.tell(News::Report(Box::new(report)), Vec::new());
             }
         }
@@ -210,7 +210,9 @@ impl Group {
             self.clearing = None;
         }
         self.apply(now);
-        if settings.zero_pages != before.zero_pages || settings.split_huge_at_percent != before.split_huge_at_percent {
+        let grows = settings.pool_slots > before.pool_slots || settings.index_pages > before.index_pages;
+        let zeros = settings.zero_pages != before.zero_pages;
+        if grows || zeros || settings.split_huge_at_percent != before.split_huge_at_percent {
             self.report_again(now);
         }
     }

@@ -130,8 +130,10 @@ pub struct Planner {
     pub(crate) again: Vec<PageRef>,
     /// The settings that it follows.
     pub policy: Policy,
-    /// Why a slot could not be taken, until an event has told it.
+    /// Why a slot could not be taken, until the clock has taken note of it.
     pub full: Option<Full>,
+    /// Times that a page with a duplicate got no slot.
+    pub no_room: u64,
     /// Whether the index has narrowed its part of the hash space, until an event has told it.
     pub narrowed: bool,
 }
@@ -150,6 +152,7 @@ impl Planner {
             again: Vec::new(),
             policy,
             full: None,
+            no_room: 0,
             narrowed: false,
         }
     }
@@ -313,6 +316,7 @@ impl Planner {
                 let member = self.table.member(page);
                 self.place(member).missed = true;
                 self.full = Some(why);
+                self.no_room += 1;
                 return;
             }
         };

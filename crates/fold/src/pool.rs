@@ -49,12 +49,23 @@ pub struct Pool {
     last_number: u8,
 }
 
+/// A number of slots, which prints as their memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Size(u32);
+
+impl std::fmt::Display for Size {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kib = u64::from(self.0) * PAGE_BYTES as u64 / 1024;
+        if kib % 1024 == 0 { write!(f, "{} MiB", kib / 1024) } else { write!(f, "{kib} KiB") }
+    }
+}
+
 /// Why no slot could be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum Full {
     /// The most slots that may be in use are.
-    #[error("the pool has reached its {0} slots; raise the group's pool to fold more")]
-    Slots(u32),
+    #[error("all that the pool may hold is in use: {0}")]
+    Slots(Size),
     /// The pool has [`MOST_SEGMENTS`].
     #[error("the pool has {MOST_SEGMENTS} segments, most of them of earlier workers")]
     Segments,
@@ -76,6 +87,15 @@ impl Pool {
         self.most_slots = slots;
     }
 
+    /// Whether what made it full has passed.
+    pub fn has_room(&self, full: &Full) -> bool {
+        match full {
+            Full::Slots(_) => self.slots < u64::from(self.most_slots),
+            Full::Segments => self.count() < MOST_SEGMENTS,
+            Full::Kernel(_) => true,
+        }
+    }
+
     /// Its segments by number.
     pub fn segments(&self) -> impl Iterator<Item = (u8, &Segment)> {
         self.numbers.iter().filter_map(|number| Some((*number, self.segments[usize::from(*number)].as_deref()?)))
@@ -95,7 +115,7 @@ impl Pool {
     /// There is none; the pool is as it was.
     pub fn take(&mut self, fingerprint: u64, owner: u32) -> Result<PoolSlot, Full> {
         if self.slots() >= u64::from(self.most_slots) {
-            return Err(Full::Slots(self.most_slots));
+            return Err(Full::Slots(Size(self.most_slots)));
         }
         loop {
             if let Some((number, range)) = &mut self.next

@@ -1,8 +1,10 @@
 //! The group's report to the supervisor.
 
 use crate::group::Group;
-use api::control::{CONTROL_BYTES, GroupReport, MemberReport, by_reason};
-use wire::{Counters, MemberStats, Stalls};
+use api::control::{Bill, CONTROL_BYTES, GroupReport, MemberReport, NO_ROOM, by_reason};
+use page::Savings;
+use std::time::Instant;
+use wire::{Counters, MemberState, MemberStats, Outcome, Stalls};
 
 /// Most bytes of members' reports in a message: all but 16 KiB.
 const MEMBERS_BYTES: usize = CONTROL_BYTES - (16 << 10);
@@ -34,9 +36,26 @@ fn seconds(us: u64) -> f64 {
     us as f64 / 1e6
 }
 
+/// Why a member that folds has nothing folded; empty if it has.
+fn why_nothing(stats: &MemberStats) -> String {
+    if stats.enrolled_pages == 0 || stats.folded_pages + stats.zero_pages + stats.broken_pages > 0 {
+        return String::new();
+    }
+    let reasons = Outcome::ALL.into_iter().filter(|outcome| *outcome != Outcome::Folded);
+    match reasons.max_by_key(|outcome| stats.done.failures.of(*outcome)) {
+        Some(most) if stats.done.failures.of(most) > 0 => {
+            format!("pages were to be folded and could not be, most of them for {}", most.name())
+        }
+        _ if stats.done.pages_hashed == 0 => {
+            "none of its pages has rested for a whole round so far: what is written all the time is not folded".into()
+        }
+        _ => "none of its pages that rest has a lasting duplicate in its group so far".into(),
+    }
+}
+
 impl Group {
     /// Makes the report.
-    pub fn report(&mut self) -> GroupReport {
+    pub fn report(&mut self, now: Instant) -> GroupReport {
         let mut done = self.former.done;
         let stats: Vec<&MemberStats> = self.members.values().map(|member| &member.stats).collect();
         stats.iter().for_each(|stats| done.add(&stats.done));
@@ -46,28 +65,23 @@ impl Group {
         let (vmas, agent_bytes) = (total(|s| s.vmas), total(|s| s.agent_bytes));
         let ids: Vec<_> = self.members.keys().copied().collect();
         let sharing_pages = ids.iter().map(|id| self.planner.place(*id).mapped).sum::<u64>();
-        let resident = self.planner.pool.resident();
+        let (slots, resident) = (self.planner.pool.slots(), self.planner.pool.resident());
         let interval = self.planner.interval();
+        let index_bytes = self.planner.bytes();
+        let tables = index_bytes.saturating_add(agent_bytes);
         let mut report = GroupReport {
             members: Vec::new(),
-            slots: self.planner.pool.slots(),
+            slots,
             sharing_pages,
             zero_pages,
-            saved_bytes: page::pages_to_bytes(
-                sharing_pages.saturating_add(zero_pages).saturating_sub(resident) & (u64::MAX >> 12),
-            ),
+            savings: Savings::of(sharing_pages, zero_pages, resident, tables, vmas),
+            idle_slots: resident.saturating_sub(slots),
+            no_room: self.clock.no_room(now),
             broken_pages,
-            folds: done.folds,
-            refolds: done.refolds,
-            short_folds: done.short_folds,
-            pages_scanned: done.pages_scanned,
-            pages_hashed: done.pages_hashed,
-            fold_failures: by_reason(&done.failures),
+            bill: self.bill(&done),
             scan_rate: self.clock.rate.2,
-            worker_cpu_s: host::own_cpu_time().as_secs_f64(),
-            agent_cpu_s: seconds(done.agent_cpu_us),
             vmas,
-            index_bytes: self.planner.bytes(),
+            index_bytes,
             agent_bytes,
             pass_permille: (interval != (0, u64::MAX)).then(|| ((u128::from(interval.0) * 1000) >> 64) as u32),
             deferred_slots: self.planner.pool.deferred(),
@@ -77,15 +91,33 @@ impl Group {
         report
     }
 
+    fn bill(&self, done: &Counters) -> Bill {
+        Bill {
+            folds: done.folds,
+            refolds: done.refolds,
+            short_folds: done.short_folds,
+            pages_scanned: done.pages_scanned,
+            pages_hashed: done.pages_hashed,
+            fold_failures: by_reason(&done.failures, self.planner.no_room),
+            worker_cpu_s: host::own_cpu_time().as_secs_f64(),
+            agent_cpu_s: seconds(done.agent_cpu_us),
+        }
+    }
+
     fn report_members(&self, report: &mut GroupReport) {
         let connected = self.members.values().map(|member| {
             let stats = &member.stats;
+            let (state, detail) = match (stats.state, &report.no_room) {
+                (MemberState::Folding, Some(full)) => (NO_ROOM, full.clone()),
+                (MemberState::Folding, None) if stats.detail.is_empty() => (stats.state.name(), why_nothing(stats)),
+                (state, _) => (state.name(), stats.detail.clone()),
+            };
             MemberReport {
                 name: member.identity.name.clone(),
                 pid: member.identity.pid,
                 connected: true,
-                state: stats.state.name().to_owned(),
-                detail: stats.detail.clone(),
+                state: state.to_owned(),
+                detail,
                 enrolled_pages: stats.enrolled_pages,
                 folded_pages: stats.folded_pages,
                 zero_pages: stats.zero_pages,
@@ -95,6 +127,7 @@ impl Group {
                 stall_p50_us: percentile(&stats.stalls, 50),
                 stall_p99_us: percentile(&stats.stalls, 99),
                 stall_max_us: stats.stalls.longest_us,
+                fix: None,
             }
         });
         let is_back = |pid: u32, started: u64| {
@@ -111,8 +144,9 @@ impl Group {
                 ..MemberReport::default()
             }
         });
+        let members: Vec<MemberReport> = connected.chain(departed).collect();
         let mut bytes = 0;
-        for member in connected.chain(departed) {
+        for member in members {
             bytes += serde_json::to_vec(&member).map_or(0, |json| json.len() + 1);
             if bytes <= MEMBERS_BYTES {
                 report.members.push(member);

@@ -12,7 +12,7 @@
 use crate::group::{Clearing, Group};
 use crate::lease::DepartedMember;
 use crate::member::{Cut, DONATION_TIME, Member};
-use crate::pool::MOST_SEGMENTS;
+use crate::pool::{Full, MOST_SEGMENTS};
 use crate::table::MemberId;
 use api::control::{Identity, News};
 use rustix::fd::OwnedFd;
@@ -54,6 +54,8 @@ pub struct Clock {
     quiet_reported: u64,
     short_until: Option<Instant>,
     told_full: Option<Instant>,
+    /// Why the pool gives out no slots, now.
+    full: Option<Full>,
     /// When the rate of reported pages was last measured, the pages reported until then, and that rate a second.
     pub(crate) rate: (Instant, u64, u64),
 }
@@ -70,6 +72,7 @@ impl Clock {
             quiet_reported: 0,
             short_until: None,
             told_full: None,
+            full: None,
             rate: (now, 0, 0),
         }
     }
@@ -80,6 +83,12 @@ impl Clock {
 
     pub(crate) fn is_out_of_memory(&self, now: Instant) -> bool {
         self.short_until.is_some_and(|until| now < until)
+    }
+
+    /// Why nothing new gets a slot at the moment.
+    pub(crate) fn no_room(&self, now: Instant) -> Option<String> {
+        let short = self.is_out_of_memory(now).then(|| "the host has no memory for the pool".to_owned());
+        self.full.as_ref().map(ToString::to_string).or(short)
     }
 }
 
@@ -174,12 +183,7 @@ impl Group {
             self.clock.last_retry = now;
             self.members.keys().for_each(|id| self.planner.retry_all(*id));
         }
-        if let Some(full) = self.planner.full.take()
-            && self.clock.told_full.is_none_or(|told| now.saturating_duration_since(told) >= TELL_TIME)
-        {
-            self.clock.told_full = Some(now);
-            self.event(format!("nothing new is folded: {full}"));
-        }
+        self.note_full(now);
         let clear = self.members.keys().all(|id| {
             let place = self.planner.place(*id);
             place.mapped + place.sent == 0
@@ -190,6 +194,19 @@ impl Group {
             self.apply(now);
             self.report_again(now);
         }
+    }
+
+    /// Takes note of a pool that is full, or has room again.
+    fn note_full(&mut self, now: Instant) {
+        let Some(full) = self.planner.full.take() else {
+            self.clock.full.take_if(|full| self.planner.pool.has_room(full));
+            return;
+        };
+        if self.clock.told_full.is_none_or(|told| now.saturating_duration_since(told) >= TELL_TIME) {
+            self.clock.told_full = Some(now);
+            self.event(format!("nothing new is folded: {full}; see pagefold group show"));
+        }
+        self.clock.full = Some(full);
     }
 
     fn reported(&self) -> u64 {

@@ -35,8 +35,8 @@ fn equal_pages_of_two_members_share_slots_in_long_runs() {
         report = world.report();
     }
     assert_eq!((report.slots, report.sharing_pages, report.deferred_slots), (300, 600, 0));
-    assert_eq!(report.saved_bytes, 300 << 12);
-    assert!(report.index_bytes > 0 && report.worker_cpu_s > 0.0);
+    assert_eq!((report.savings.folded_bytes, report.savings.pool_bytes), (600 << 12, 300 << 12));
+    assert!(report.index_bytes > 0 && report.bill.worker_cpu_s > 0.0);
 }
 
 #[test]

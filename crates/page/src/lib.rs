@@ -1,5 +1,5 @@
 //! The vocabulary that all other rooms share: addresses, page frames, kinds of pages, fingerprints of their
-//! content, and waits. No input or output, no unsafe code.
+//! content, savings, and waits. No input or output, no unsafe code.
 #![forbid(unsafe_code)]
 
 mod address;
@@ -8,6 +8,7 @@ mod guest_kind;
 mod kind;
 mod page_set;
 mod sample;
+mod savings;
 mod slot;
 mod wait;
 
@@ -17,5 +18,6 @@ pub use guest_kind::{FrameUse, GuestPageKind, Lru};
 pub use kind::{PageKind, Region};
 pub use page_set::PageSet;
 pub use sample::{FrameId, GuestIndex, PageSample};
+pub use savings::Savings;
 pub use slot::{NOT_GROUPS, PoolSlot};
 pub use wait::doubled;

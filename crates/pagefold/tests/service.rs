@@ -147,7 +147,7 @@ fn workers_outlive_the_supervisor_and_are_found_by_the_next() {
     let mut supervisor = installed.serve(TWO, &[]);
     assert_eq!(installed.worker("acme"), worker, "{}", installed.log());
     assert_eq!(installed.members("acme"), ["db", "web"]);
-    assert_eq!(installed.listed("acme")["settings"]["scan-rate"], 1234);
+    assert_eq!(installed.listed("acme")["settings"]["scan_rate"], 1234);
     assert!(web.is_connected() && db.is_connected());
     // Members are still members, and no other process gets their names.
     assert!(web.connects(&installed));

@@ -1,9 +1,11 @@
-//! Output of `pagefold audit`: each group by its page frames, and the frames that groups have in common.
+//! Output of `pagefold audit`: each group by its page frames, the sum of its savings beside the engine's account, and
+//! the frames that groups have in common.
 
+use crate::savings_table;
 use crate::table::{Align, Table, shorten, wrap};
 use crate::words::plural;
-use cli::size::{bytes, mib};
-use page::pages_to_bytes;
+use cli::size::{mib, signed_bytes, signed_mib};
+use page::{Savings, pages_to_bytes};
 
 /// Greatest length of a line of text, in characters.
 const COLUMNS: usize = 100;
@@ -35,8 +37,12 @@ pub struct Group {
     /// Figures in pages: distinct frames, frames mapped more than once, places that map the pool, frames of the pool,
     /// broken pages in the pool's mappings.
     pub figures: [u64; 5],
-    /// Savings of the group.
-    pub saved_bytes: i64,
+    /// Savings of the group; zero pages and tables by the engine's account.
+    pub savings: Savings,
+    /// The engine's account, where there is one.
+    pub engine: Option<Savings>,
+    /// Terms, in the order of [`Savings`], in which the two differ by more than time explains.
+    pub differs: [bool; 5],
 }
 
 /// The audit as text.
@@ -54,7 +60,7 @@ pub fn text(audit: &Audit) -> String {
     ]);
     for g in &audit.groups {
         let counts = [g.members, g.other_processes].map(|n| n.to_string());
-        let saved = if g.saved_bytes < 0 { "-" } else { "" }.to_owned() + &mib(g.saved_bytes.unsigned_abs());
+        let saved = signed_mib(g.savings.saved_bytes());
         let cells = [shorten(&g.name, NAME_CHARS)].into_iter().chain(counts);
         table.row(cells.chain(g.figures.map(|n| mib(pages_to_bytes(n)))).chain([saved]));
     }
@@ -62,11 +68,14 @@ pub fn text(audit: &Audit) -> String {
     if !table.is_empty() {
         text += &format!("Groups by their page frames, in MiB\n{table}\n");
     }
+    for group in &audit.groups {
+        text += &sum(group);
+    }
     for crossing in &audit.crossings {
         text += &wrap(&cli::printable(crossing), COLUMNS);
     }
     let checked = plural(audit.frames_checked, "frame");
-    let saved: i64 = audit.groups.iter().map(|g| g.saved_bytes).sum();
+    let saved = audit.groups.iter().fold(0, |sum: i64, g| sum.saturating_add(g.savings.saved_bytes()));
     text += &wrap(
         &match audit.cross_group_frames {
             0 => format!("{checked} checked: no two groups have any in common."),
@@ -74,7 +83,24 @@ pub fn text(audit: &Audit) -> String {
         },
         COLUMNS,
     );
-    text + &format!("Saved: {}.\n", bytes(u64::try_from(saved).unwrap_or(0)))
+    text + &format!("Saved: {}.\n", signed_bytes(saved))
+}
+
+/// The sum of a group's savings.
+fn sum(group: &Group) -> String {
+    let name = cli::printable(&group.name);
+    let Some(engine) = &group.engine else {
+        let notes = ["", "unknown: no engine tells", "", "unknown: no engine tells", ""].map(str::to_owned);
+        return format!("Saved in {name}, in KiB\n{}\n", savings_table::text(&group.savings, notes));
+    };
+    let mut notes = ["", "the engine's account alone: they are in no page table", "", "the engine's account alone", ""];
+    for (note, _) in notes.iter_mut().zip(group.differs).filter(|(_, differs)| *differs) {
+        *note = "DIFFERS";
+    }
+    let sum = savings_table::compared(&group.savings, engine, notes);
+    let negative = group.savings.saved_bytes() < 0;
+    let why = if negative { wrap(savings_table::NEGATIVE, COLUMNS) } else { String::new() };
+    format!("Saved in {name}, in KiB: by page frames, and by the engine's account of a second ago\n{sum}{why}\n")
 }
 
 #[cfg(test)]
@@ -82,13 +108,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn output_has_groups_and_common_frames() {
+    fn output_has_groups_sums_and_common_frames() {
+        let engine = Savings::of(512, 64, 256, 8192, 16);
         let group = Group {
             name: "acme\u{1b}".into(),
             members: 2,
             other_processes: 1,
             figures: [1024, 256, 512, 256, 0],
-            saved_bytes: 1 << 20,
+            savings: Savings::of(512, 64, 260, 8192, 16),
+            engine: Some(engine),
+            differs: [false, false, true, false, false],
         };
         let clean = Audit { groups: vec![group.clone()], frames_checked: 1024, ..Audit::default() };
         assert_eq!(
@@ -96,17 +125,26 @@ mod tests {
             "\
 Groups by their page frames, in MiB
 group  members  others  frames  shared  folded  pool  broken  saved
-acme?        2       1     4.0     1.0     2.0   1.0       0    1.0
+acme?        2       1     4.0     1.0     2.0   1.0       0    1.2
+
+Saved in acme?, in KiB: by page frames, and by the engine's account of a second ago
+              frames  engine
++ folded       2,048   2,048
++ zero pages     256     256  the engine's account alone: they are in no page table
+- pool         1,040   1,024  DIFFERS
+- tables           8       8  the engine's account alone
+- mappings         4       4
+= saved        1,252   1,268  1.2 MiB
 
 1,024 frames checked: no two groups have any in common.
-Saved: 1.0 MiB.
+Saved: 1.2 MiB.
 "
         );
-        let group = Group { saved_bytes: -4096, ..group };
+        let group = Group { savings: Savings::of(0, 0, 1, 0, 0), engine: None, ..group };
         let crossed =
             Audit { groups: vec![group], cross_group_frames: 1, crossings: vec!["frame 0x7: ...".into()], ..clean };
         let text = text(&crossed);
         assert!(text.contains("frame 0x7") && text.contains("groups have 1 frame in COMMON"), "{text}");
-        assert!(text.contains("-<0.1") && text.ends_with("Saved: 0.\n"), "{text}");
+        assert!(text.contains("-<0.1") && text.ends_with("Saved: -4 KiB.\n"), "{text}");
     }
 }

@@ -1,7 +1,9 @@
 //! Output of `pagefold group show`: a group's shared pages, savings and costs, and the state of each member.
 
+use crate::member_words::{STATES, remedy};
+use crate::savings_table;
 use crate::table::{Align, Table, shorten, wrap};
-use api::control::{GroupReport, MemberReport};
+use api::control::{GroupReport, MemberReport, Settings};
 use cli::size::{bytes, count, mib};
 use page::pages_to_bytes;
 
@@ -11,14 +13,32 @@ const COLUMNS: usize = 100;
 const NAME_CHARS: usize = 24;
 
 /// The tables for a group; `words` describe its settings.
-pub fn text(name: &str, words: &str, report: &GroupReport) -> String {
+pub fn text(name: &str, words: &str, settings: &Settings, report: &GroupReport) -> String {
     let mut text = wrap(&format!("{name}: {words}"), COLUMNS);
-    text += &figures(report).to_string();
+    text += &format!("\nSaved, in KiB; pagefold audit counts the same from page frames\n{}", savings(settings, report));
+    if report.savings.saved_bytes() < 0 {
+        text += &wrap(savings_table::NEGATIVE, COLUMNS);
+    }
+    text += &format!("\nWork and costs\n{}", figures(report));
     if !report.members.is_empty() {
         text += &format!("\nMembers (pages in MiB, time out of reach in us)\n{}", members(&report.members));
-        text += &states(&report.members);
+        text += &states(name, settings, &report.members);
     }
     text
+}
+
+fn savings(settings: &Settings, r: &GroupReport) -> String {
+    let pages = |n: u64| bytes(pages_to_bytes(n));
+    let idle = if r.idle_slots > 0 { format!("; {} idle", pages(r.idle_slots)) } else { String::new() };
+    let full = if r.no_room.is_some() { "; FULL" } else { "" };
+    let notes = [
+        "pages of members that map a slot of the pool".into(),
+        "given back, and not written since".into(),
+        format!("{} in use, of the {} that it may hold{idle}{full}", pages(r.slots), pages(settings.pool_slots.into())),
+        format!("worker {}, agents {}", bytes(r.index_bytes), bytes(r.agent_bytes)),
+        format!("the kernel's account of {} mappings of members", count(r.vmas)),
+    ];
+    savings_table::text(&r.savings, notes)
 }
 
 fn figures(r: &GroupReport) -> Table {
@@ -27,33 +47,28 @@ fn figures(r: &GroupReport) -> Table {
     let mut row = |what: &str, figure: String, more: String| {
         table.row([what.to_owned(), figure, more]);
     };
-    row("saved", bytes(r.saved_bytes), "by the engine's account; pagefold audit counts frames".into());
-    row("folded", pages(r.sharing_pages), format!("onto {} of pool", pages(r.slots)));
-    row("zero pages given back", pages(r.zero_pages), String::new());
     row("broken", pages(r.broken_pages), "written since, and private in place of folded".into());
-    row(
-        "folds",
-        count(r.folds),
-        format!(
-            "pages; {} of them broken before, {} written again within a minute or so",
-            count(r.refolds),
-            count(r.short_folds)
-        ),
-    );
+    let bill = &r.bill;
+    let again = [bill.refolds, bill.short_folds].map(count);
+    let again = format!("pages; {} of them broken before, {} written again within a minute or so", again[0], again[1]);
+    row("folds", count(bill.folds), again);
     if r.deferred_slots > 0 {
         row("deferred free", pages(r.deferred_slots), "of pool: a process that was a member may still map it".into());
     }
-    row("scanned", pages(r.pages_scanned), format!("{} pages fingerprinted", count(r.pages_hashed)));
+    row(
+        "looked at",
+        pages(bill.pages_scanned),
+        format!("for writes, in all; {} pages fingerprinted", count(bill.pages_hashed)),
+    );
     let pass = r.pass_permille.map_or(String::new(), |done| format!("a pass of several, {}% done", done / 10));
     row("scan rate", format!("{} pages/s", count(r.scan_rate)), pass);
     row(
         "processor time",
-        format!("{:.1} s", r.worker_cpu_s + r.agent_cpu_s),
-        format!("worker {:.1} s, agents {:.1} s", r.worker_cpu_s, r.agent_cpu_s),
+        format!("{:.1} s", bill.worker_cpu_s + bill.agent_cpu_s),
+        format!("workers {:.1} s, agents {:.1} s, in all", bill.worker_cpu_s, bill.agent_cpu_s),
     );
-    row("tables", bytes(r.index_bytes + r.agent_bytes), format!("{} mappings", count(r.vmas)));
     let failures: Vec<_> =
-        r.fold_failures.iter().filter(|f| *f.1 > 0).map(|(why, n)| format!("{} {why}", count(*n))).collect();
+        bill.fold_failures.iter().filter(|f| *f.1 > 0).map(|(why, n)| format!("{} {why}", count(*n))).collect();
     if !failures.is_empty() {
         row("not folded", String::new(), failures.join(", "));
     }
@@ -90,12 +105,13 @@ fn members(members: &[MemberReport]) -> Table {
     table
 }
 
-/// Explanations of the states that occur, and the details of members that do not fold.
-fn states(members: &[MemberReport]) -> String {
+/// Explanations and remedies of the states that occur, and the details of members.
+fn states(group: &str, settings: &Settings, members: &[MemberReport]) -> String {
     let mut text = String::new();
     for (state, meaning) in STATES {
         if members.iter().any(|m| state_of(m) == state) {
             text += &wrap(&format!("{}: {meaning}.", state.replace('_', " ")), COLUMNS);
+            text += &remedy(state, group, settings).map_or(String::new(), |what| format!("-> {what}\n"));
         }
     }
     if members.iter().any(|m| state_of(m) == GONE) {
@@ -114,29 +130,11 @@ fn state_of(member: &MemberReport) -> &str {
     if member.connected || member.state == "no_agent" { &member.state } else { GONE }
 }
 
-/// States of members, with their explanations.
-const STATES: [(&str, &str); 11] = [
-    ("no_agent", "nothing of it is folded, as no agent of it is connected; what it holds already stays folded"),
-    ("nothing_enrolled", "it has no memory yet that it advised to be merged (or --all-anonymous would take)"),
-    ("folding", "it folds"),
-    ("off", "it was told not to fold"),
-    ("unfolded", "it has made all its pages private again, as it was told"),
-    ("no_move", "this kernel has no UFFDIO_MOVE, or not for this process"),
-    ("unpinned", "something may write its memory that does not pin what it writes, so nothing is folded"),
-    ("yielded", "a migration or a snapshot needs the userfaultfd of its memory"),
-    ("lost_track", "it changes mappings by system calls of its own, past the C library"),
-    ("no_vma", "it has as many mappings as it may spend on folding (vm.max_map_count)"),
-    ("broken", "its agent ran into a bug of its own and keeps still: please report it"),
-];
-
-/// The explanation of a member's state.
-pub fn meaning(state: &str) -> &'static str {
-    STATES.iter().find(|s| s.0 == state).map_or("a state that this version does not know", |s| s.1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use api::control::Bill;
+    use page::Savings;
 
     #[test]
     fn output_has_members_that_fold_and_others() {
@@ -152,20 +150,26 @@ mod tests {
         let members =
             vec![member("web", "folding", ""), member("db", "unpinned", "opened /mnt/x\u{1b}[2J with O_DIRECT")];
         let failures = [("busy".to_owned(), 1234), ("gone".to_owned(), 0)].into();
-        let report = GroupReport { members, saved_bytes: 5 << 20, fold_failures: failures, ..GroupReport::default() };
-        let text = text("acme", "folds", &report);
-        for words in
-            ["acme: folds", "saved", "5.0 MiB", "1,234 busy", "web", "unpinned: something may", "db: opened /mnt/x?[2J"]
-        {
-            assert!(text.contains(words), "{words}\n{text}");
+        let bill = Bill { fold_failures: failures, ..Bill::default() };
+        let (savings, no_room) = (Savings::of(2048, 0, 768, 0, 0), Some("full".to_owned()));
+        let report =
+            GroupReport { members, savings, no_room, bill, slots: 700, idle_slots: 68, ..GroupReport::default() };
+        let shown = text("acme", "folds", &Settings::default(), &report);
+        for words in [
+            "acme: folds",
+            "= saved       5,120  5.0 MiB",
+            "2.7 MiB in use, of the 64.0 GiB that it may hold; 272 KiB idle; FULL",
+            "1,234 busy",
+            "web",
+            "unpinned: something may",
+            "-> take away what is named",
+            "db: opened /mnt/x?[2J",
+        ] {
+            assert!(shown.contains(words), "{words}\n{shown}");
         }
-        assert!(!text.contains("gone"), "{text}");
-        assert!(!text.contains('\u{1b}'));
-    }
-
-    #[test]
-    fn every_state_is_explained() {
-        assert_eq!(meaning("folding"), "it folds");
-        assert!(meaning("x").contains("does not know"));
+        let report = GroupReport { savings: Savings::of(0, 0, 1, 0, 0), ..report };
+        let negative = text("acme", "folds", &Settings::default(), &report);
+        assert!(negative.contains("= saved         -4  -4 KiB\nNegative: folding takes more"), "{negative}");
+        assert!(!shown.contains("gone:") && !shown.contains('\u{1b}'), "{shown}");
     }
 }

@@ -10,8 +10,10 @@ pub mod group_table;
 pub mod guests_table;
 pub mod html;
 pub mod json;
+pub mod member_words;
 #[cfg(feature = "parquet")]
 pub mod parquet;
+pub mod savings_table;
 mod table;
 mod words;
 

@@ -25,7 +25,7 @@
 //!
 //! A rule must name a user or a control group: any user may run any program, with whatever library loaded into it.
 
-use api::change::{Change, HugePages, ScanRate, from_word};
+use api::change::{Change, HugePages, IndexSize, PoolSize, ScanRate, from_word};
 use api::control::{Fold, Settings, ZeroPolicy};
 use api::name;
 use guest::Glob;
@@ -33,15 +33,12 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use toml::Spanned;
 
 /// Longest file, in bytes: room for some thousands of groups.
 const MOST_FILE_BYTES: u64 = 4 << 20;
 /// User numbers that systemd sets aside for services with dynamic users.
 pub const WORKER_UIDS: Range<u32> = 61_184..65_520;
-/// Memory of the index for one page, in bytes.
-const INDEX_BYTES_A_PAGE: u64 = 16;
 
 /// The configuration.
 #[derive(Clone, Debug, Default)]
@@ -109,9 +106,9 @@ struct WrittenGroup {
     fold: Option<Fold>,
     intra_member_only: Option<bool>,
     #[serde(default, deserialize_with = "from_word")]
-    pool: Option<Bytes>,
+    pool: Option<PoolSize>,
     #[serde(default, deserialize_with = "from_word")]
-    index_memory: Option<Bytes>,
+    index_memory: Option<IndexSize>,
     #[serde(default)]
     processes: Vec<Spanned<WrittenRule>>,
 }
@@ -129,17 +126,6 @@ struct WrittenRule {
 enum User {
     Number(u32),
     Name(String),
-}
-
-#[derive(Clone, Copy)]
-struct Bytes(u64);
-
-impl FromStr for Bytes {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        cli::size::parse_bytes(text).map(Self)
-    }
 }
 
 /// The place of an error in the text, and its description.
@@ -214,16 +200,9 @@ impl WrittenGroup {
             })
         };
         let processes = self.processes.iter().map(rule).collect::<Result<_, _>>()?;
-        let Self { scan_rate, zero_pages, huge_pages, fold, intra_member_only, .. } = self;
-        let mut settings =
-            Change { scan_rate, zero_pages, huge_pages, fold, intra_member_only }.apply(Settings::default());
-        let at_most = |bytes: Bytes, each: u64| u32::try_from(bytes.0 / each).unwrap_or(u32::MAX).max(1);
-        if let Some(bytes) = self.pool {
-            settings.pool_slots = at_most(bytes, page::PAGE_BYTES as u64);
-        }
-        if let Some(bytes) = self.index_memory {
-            settings.index_pages = at_most(bytes, INDEX_BYTES_A_PAGE);
-        }
+        let Self { scan_rate, zero_pages, huge_pages, fold, intra_member_only, pool, index_memory, .. } = self;
+        let change = Change { scan_rate, zero_pages, huge_pages, fold, intra_member_only, pool, index_memory };
+        let settings = change.apply(Settings::default());
         Ok(GroupConfig { users, settings, processes })
     }
 }

@@ -18,7 +18,7 @@ use api::change::Change;
 use api::control::{GroupReport, Identity, News, Order, SegmentInfo, Settings};
 use api::place::Place;
 use cli::note;
-use host::{MOST_FDS, Seqpacket};
+use host::{MOST_FDS, ProcessId, Seqpacket};
 use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -33,6 +33,8 @@ pub struct Group {
     pub name: String,
     /// Its part of the configuration.
     pub config: GroupConfig,
+    /// Whether the configuration still names it. If not, `config` is what it last was.
+    pub is_configured: bool,
     /// Settings that were changed on the fly.
     pub change: Change,
     /// The user that its worker runs as, if not the supervisor's.
@@ -44,14 +46,17 @@ pub struct Group {
     segments: BTreeMap<u8, (SegmentInfo, Rc<OwnedFd>)>,
     waiting: Vec<(Identity, Rc<OwnedFd>)>,
     backoff: Backoff,
+    /// Reports that its workers were asked for, and those that have come or never will.
+    asked: u64,
+    answered: u64,
 }
 
 /// A worker's news, as far as it concerns the rest of the service.
 pub enum Heard {
     /// The worker has these members already.
     Members(Vec<Identity>),
-    /// The worker's report.
-    Report(Box<GroupReport>),
+    /// The report of this worker.
+    Report(ProcessId, Box<GroupReport>),
     /// Nothing of concern.
     Nothing,
     /// The worker has ended; its control group is left to be removed.
@@ -60,10 +65,11 @@ pub enum Heard {
 
 impl Group {
     /// A group without a worker.
-    pub fn new(name: &str, config: GroupConfig, change: Change) -> Self {
+    pub fn new(name: &str, config: GroupConfig, is_configured: bool, change: Change) -> Self {
         Self {
             name: name.to_owned(),
             config,
+            is_configured,
             change,
             uid: None,
             worker: None,
@@ -71,6 +77,8 @@ impl Group {
             segments: BTreeMap::new(),
             waiting: Vec::new(),
             backoff: Backoff::default(),
+            asked: 0,
+            answered: 0,
         }
     }
 
@@ -136,9 +144,16 @@ impl Group {
         }
     }
 
-    /// Asks the worker for a report; `false` where there is none to ask.
-    pub fn ask_report(&mut self) -> bool {
-        self.worker.as_mut().is_some_and(|w| w.heard && w.send(&Order::Report, vec![]))
+    /// Asks the worker for a report, and returns its number; `None` where there is no worker to ask.
+    pub fn ask_report(&mut self) -> Option<u64> {
+        self.worker.as_mut().filter(|w| w.heard)?.send(&Order::Report, vec![]).then_some(())?;
+        self.asked += 1;
+        Some(self.asked)
+    }
+
+    /// Number of the latest report that has come.
+    pub const fn answered(&self) -> u64 {
+        self.answered
     }
 
     /// Handles the worker's next message; `None` when there is none.
@@ -161,7 +176,10 @@ impl Group {
                 self.segments.remove(&number);
                 Heard::Nothing
             }
-            News::Report(report) => Heard::Report(report),
+            News::Report(report) => {
+                self.answered += 1;
+                Heard::Report(worker.process, report)
+            }
             News::Event(text) => {
                 note!("group {}: {text}", self.name);
                 Heard::Nothing
@@ -200,6 +218,7 @@ impl Group {
         // If only the connection broke, the process still runs.
         worker.process.kill();
         self.backoff.failed(worker.since.elapsed(), Instant::now());
+        self.answered = self.asked;
         Heard::Ended(worker.home)
     }
 
@@ -207,6 +226,7 @@ impl Group {
     pub fn end(&mut self, place: &Place) -> Option<CgroupHome> {
         self.segments.clear();
         self.backoff.reset();
+        self.answered = self.asked;
         let worker = self.worker.take()?;
         note!("group {}: the worker, process {}, is ended", self.name, worker.process.pid);
         worker.end();

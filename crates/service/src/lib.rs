@@ -12,14 +12,16 @@
 //!
 //! | end of | consequence |
 //! |---|---|
-//! | a worker | it is started again after a wait that doubles, with the pool's files that its predecessor made |
-//! | the supervisor | workers and members go on; the next one finds the workers by their sockets, members in `state.json` |
+//! | a worker | it is started again after a wait that doubles, with the pool's files that its predecessor made; its bill goes on (`bill.rs`) |
+//! | the supervisor | workers and members go on; the next one finds the workers by their sockets, members and bills in `state.json` |
+//! | a group's configuration | its members go on under its last limits, which are in `state.json`; there are no new ones |
 //! | a member | its registration ends with its process: pid and start time together are used once |
 //! | the last member of a group | the worker ends after [`Options::linger`], and the pool with it |
 
 #![forbid(unsafe_code)]
 
 mod backoff;
+mod bill;
 pub mod config;
 mod decide;
 mod group;

@@ -7,6 +7,9 @@ use api::place::{Place, own_uid};
 use cli::note;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// What becomes of a group that the configuration does not name any more.
+pub const NOT_CONFIGURED: &str = "not configured any more: runs with its last limits, takes no new members";
+
 /// The groups and members of a service.
 pub struct Registry {
     /// The directory of the service.
@@ -27,15 +30,37 @@ impl Registry {
 
     /// The group of this name, which is made if it is not there.
     pub fn group(&mut self, name: &str) -> &mut Group {
-        let config = self.config.groups.as_ref().and_then(|groups| groups.get(name)).cloned().unwrap_or_default();
-        let state = &self.state;
-        self.groups.entry(name.to_owned()).or_insert_with(|| {
+        let Self { config, state, groups, .. } = self;
+        groups.entry(name.to_owned()).or_insert_with(|| {
+            let all = config.groups.as_ref();
+            let found = all.map_or_else(|| Some(GroupConfig::default()), |all| all.get(name).cloned());
+            let is_configured = found.is_some();
+            let config = found.or_else(|| state.last_limits(name)).unwrap_or_default();
+            if is_configured {
+                state.keep_limits(name, &config);
+            } else {
+                note!("group {name}: {NOT_CONFIGURED}");
+            }
             let change = state.change(name, config.settings).unwrap_or_default();
             if !change.is_empty() {
                 note!("group {name}: runs as it was set on the fly, and not as it is configured");
             }
-            Group::new(name, config, change)
+            Group::new(name, config, is_configured, change)
         })
+    }
+
+    /// Forgets groups that are configured no more, and have neither a member nor a worker.
+    pub fn forget_ended(&mut self) {
+        let state = &self.state;
+        let is_over = |g: &Group| !g.is_configured && g.worker.is_none() && state.members_of(&g.name) == 0;
+        let over: Vec<String> = self.groups.values().filter(|g| is_over(g)).map(|g| g.name.clone()).collect();
+        for name in over {
+            let bill = self.state.total(&name);
+            let cpu_s = bill.worker_cpu_s + bill.agent_cpu_s;
+            note!("group {name}: ended for good, with {} folds and {cpu_s:.1} s of processor time", bill.folds);
+            self.groups.remove(&name);
+            self.state.forget_group(&name);
+        }
     }
 
     /// The user that a group's worker runs as: of root's service, one that nobody else has.

@@ -7,7 +7,7 @@
 //!
 //! A question reads and changes nothing but the [`Registry`].
 
-use super::registry::Registry;
+use super::registry::{NOT_CONFIGURED, Registry};
 use api::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine};
 use api::change::Change;
 use api::control::{Fold, GroupReport, Identity};
@@ -37,9 +37,16 @@ struct Client {
     peer: PeerProcess,
     since: Instant,
     waiting: VecDeque<Vec<u8>>,
-    /// The group whose worker's report it waits for.
-    wants: Option<(String, Wants)>,
+    /// The report that it waits for.
+    wants: Option<Waits>,
     done: bool,
+}
+
+/// The group's worker's report that a client waits for, by its number.
+struct Waits {
+    group: String,
+    report: u64,
+    wants: Wants,
 }
 
 /// The purpose for which a client waits for a report.
@@ -138,11 +145,18 @@ impl Clients {
 
     /// Answers the clients that wait for the report of a group's worker.
     pub fn reported(&mut self, registry: &mut Registry, group: &str, report: &GroupReport) {
+        let answered = registry.group(group).answered();
         for client in &mut self.0 {
-            if let Some((_, wants)) = client.wants.take_if(|(wanted, _)| wanted == group) {
-                Request { registry, client }.use_report(group, wants, report);
+            // A report that was asked for before the client came may be older than its last change.
+            if let Some(waits) = client.wants.take_if(|waits| waits.group == group && waits.report <= answered) {
+                Request { registry, client }.use_report(group, waits.wants, report);
             }
         }
+    }
+
+    /// Whether a client waits for a group's report.
+    pub fn wait_for(&self, group: &str) -> bool {
+        self.0.iter().any(|client| client.wants.as_ref().is_some_and(|waits| waits.group == group))
     }
 }
 
@@ -201,6 +215,10 @@ impl Request<'_> {
         let name = wanted.unwrap_or_else(|| name::of_process(program, id.pid));
         name::check("member", &name)?;
         let identity = Identity { name: name.clone(), pid: id.pid, started: id.start_ticks };
+        let known = self.registry.state.find(id);
+        if known.is_none() && !self.registry.group(group).is_configured {
+            return Err(format!("group {group}: {NOT_CONFIGURED}; add it to the service's configuration"));
+        }
         let connected = self.registry.state.find(id).is_some_and(|m| m.connected);
         self.registry.state.add(MemberLine { group: group.to_owned(), identity, uid, connected })?;
         // The state is written before the answer, so that a later supervisor knows the member too.
@@ -219,6 +237,7 @@ impl Request<'_> {
                 members: self.registry.state.members_of(&group.name),
                 worker: group.worker_state(),
                 settings: group.settings(),
+                configured: group.is_configured,
             }));
         }
         self.client.answer(&Answer::Done);
@@ -239,8 +258,8 @@ impl Request<'_> {
 
     fn ask_worker(&mut self, group: &str, wants: Wants) -> Result<(), String> {
         self.allow(group, false)?;
-        if self.registry.group(group).ask_report() {
-            self.client.wants = Some((group.to_owned(), wants));
+        if let Some(report) = self.registry.group(group).ask_report() {
+            self.client.wants = Some(Waits { group: group.to_owned(), report, wants });
             return Ok(());
         }
         self.use_report(group, wants, &GroupReport::none());
@@ -250,14 +269,16 @@ impl Request<'_> {
     fn use_report(&mut self, group: &str, wants: Wants, report: &GroupReport) {
         match wants {
             Wants::Show => {
+                let bill = self.registry.state.total(group);
                 let group = self.registry.group(group);
                 self.client.answer(&Answer::Report(Box::new(GroupState {
                     name: group.name.clone(),
                     settings: group.settings(),
+                    configured: group.is_configured,
                     worker: group.worker_state(),
                     worker_pid: group.worker.as_ref().map(|w| w.process.pid),
                     segments: group.segments(),
-                    report: report.clone(),
+                    report: GroupReport { bill, ..report.clone() },
                 })));
             }
             Wants::Unfold(change) => {
@@ -279,7 +300,7 @@ impl Request<'_> {
         self.registry.state.set_change(group, all, from);
         self.registry.state.write(&self.registry.place.state_file()).map_err(|e| format!("{e:#}"))?;
         note!("group {group}: user {} has changed its settings", self.client.peer.uid);
-        self.client.answer(&Answer::Done);
+        self.client.answer(&Answer::Set(Box::new(self.registry.group(group).settings())));
         Ok(())
     }
 }

@@ -1,9 +1,11 @@
-//! The members, and the settings changed on the fly: kept in a file for the next supervisor.
+//! The members, the settings changed on the fly, last limits and bills: kept in a file for the next supervisor.
 
+use super::bill::Account;
+use super::config::GroupConfig;
 use anyhow::Context;
 use api::ask::MemberLine;
 use api::change::Change;
-use api::control::Settings;
+use api::control::{Bill, Settings};
 use api::name;
 use host::ProcessId;
 use serde::{Deserialize, Serialize};
@@ -25,8 +27,21 @@ pub struct State {
     changes: BTreeMap<String, OnTheFly>,
     /// Users of workers, by group. No user is given to another group as long as the service's directory exists.
     pub worker_uids: BTreeMap<String, u32>,
+    /// Last limits of the groups.
+    #[serde(default)]
+    limits: BTreeMap<String, Limits>,
+    /// Bills of the groups.
+    #[serde(default)]
+    bills: BTreeMap<String, Account>,
     #[serde(skip)]
     changed: bool,
+}
+
+/// The configuration of a group, as far as it binds members that run when the group is configured no more.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Limits {
+    users: Vec<u32>,
+    settings: Settings,
 }
 
 /// Settings that were changed on the fly.
@@ -87,6 +102,46 @@ impl State {
     /// Keeps a change on the fly.
     pub fn set_change(&mut self, group: &str, change: Change, from: Settings) {
         self.changes.insert(group.to_owned(), OnTheFly { change, from });
+        self.changed = true;
+    }
+
+    /// Keeps a group's configuration for the time when it is configured no more.
+    pub fn keep_limits(&mut self, group: &str, config: &GroupConfig) {
+        let limits = Limits { users: config.users.clone(), settings: config.settings };
+        if self.limits.get(group) != Some(&limits) {
+            self.limits.insert(group.to_owned(), limits);
+            self.changed = true;
+        }
+    }
+
+    /// The last configuration of a group that is configured no more. No rule brings it new members.
+    pub fn last_limits(&self, group: &str) -> Option<GroupConfig> {
+        let Limits { users, settings } = self.limits.get(group)?.clone();
+        Some(GroupConfig { users, settings, processes: Vec::new() })
+    }
+
+    /// Takes a worker's bill into account.
+    pub fn bill(&mut self, group: &str, worker: ProcessId, bill: &Bill) {
+        self.changed |= self.bills.entry(group.to_owned()).or_default().heard(worker, bill);
+    }
+
+    /// Takes the last processor time of ended workers into account.
+    pub fn look_at_ended_workers(&mut self) {
+        for account in self.bills.values_mut() {
+            self.changed |= account.look_at_ended();
+        }
+    }
+
+    /// The bill of a group over all its workers.
+    pub fn total(&self, group: &str) -> Bill {
+        self.bills.get(group).map(Account::total).unwrap_or_default()
+    }
+
+    /// Forgets what is kept of a group that has ended for good.
+    pub fn forget_group(&mut self, group: &str) {
+        self.changes.remove(group);
+        self.limits.remove(group);
+        self.bills.remove(group);
         self.changed = true;
     }
 
@@ -179,10 +234,15 @@ mod tests {
         state.add(member("acme", "db", own)).unwrap();
         let (change, usual) = (Change { intra_member_only: Some(true), ..Change::default() }, Settings::default());
         state.set_change("acme", change, usual);
+        let config = GroupConfig { users: vec![7], settings: Settings { pool_slots: 9, ..usual }, processes: vec![] };
+        state.keep_limits("acme", &config);
+        state.bill("acme", own, &Bill { folds: 5, ..Bill::default() });
         state.write(&path).unwrap();
         let (again, complaint) = State::read(&path);
         assert_eq!((again.members(), &again.changes, complaint), (state.members(), &state.changes, None));
         assert_eq!(again.change("acme", usual), Some(change));
+        let limits = again.last_limits("acme").unwrap();
+        assert_eq!((limits.users, limits.settings.pool_slots, again.total("acme").folds), (vec![7], 9, 5));
         let other = Settings { pool_slots: 7, ..usual };
         assert_eq!(again.change("acme", other), None, "the configuration was changed since");
         assert_eq!(again.find(own).unwrap().identity.name, "db");
@@ -192,6 +252,25 @@ mod tests {
         child.wait().unwrap();
         let (again, _) = State::read(&path);
         assert_eq!((again.members_of("acme"), again.members_of("beta")), (1, 0));
+    }
+
+    #[test]
+    fn file_of_an_earlier_version_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.json");
+        let settings = r#"{"scan-rate":null,"zero-pages":"share","split-huge-at-percent":30,"fold":"on",
+            "intra-member-only":false,"pool-slots":7,"index-pages":9}"#;
+        let change = r#"{"scan_rate":{"Pages":1234},"zero_pages":null,"huge_pages":null,"fold":"off",
+            "intra_member_only":null}"#;
+        let text = format!(
+            r#"{{"members":[],"changes":{{"acme":{{"change":{change},"from":{settings}}}}},"worker_uids":{{"acme":61184}}}}"#
+        );
+        fs::write(&path, text).unwrap();
+        let (state, complaint) = State::read(&path);
+        assert_eq!(complaint, None);
+        let from = Settings { split_huge_at_percent: Some(30), pool_slots: 7, index_pages: 9, ..Settings::default() };
+        let set = state.change("acme", from).unwrap().apply(from);
+        assert_eq!((set.scan_rate, set.pool_slots), (Some(1234), 7));
     }
 
     #[test]

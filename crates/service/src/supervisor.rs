@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 
 /// Time between two checks of members, groups and clients: 1 s.
 const TICK: Duration = Duration::from_secs(1);
+/// Time between two reports that every worker is asked for, to keep its bill: 10 s.
+const BILLS: Duration = Duration::from_secs(10);
 /// Connections or messages handled in a row before other sources get their turn.
 const TURN: usize = 64;
 /// Pause after a failure to accept a connection: 200 ms.
@@ -57,6 +59,7 @@ pub struct Supervisor {
     idle_since: Option<Instant>,
     accept_after: Option<Instant>,
     said_no_home: bool,
+    bills_due: Instant,
     _lock: Lock,
 }
 
@@ -93,6 +96,7 @@ impl Supervisor {
             idle_since: None,
             accept_after: None,
             said_no_home: false,
+            bills_due: Instant::now(),
             _lock: lock,
         };
         supervisor.begin()?;
@@ -152,9 +156,7 @@ impl Supervisor {
                 }
             }
             self.start_workers();
-            if let Err(e) = self.registry.state.write(&self.registry.place.state_file()) {
-                note!("{e:#}");
-            }
+            self.write_state();
         }
     }
 
@@ -193,6 +195,8 @@ impl Supervisor {
                 Caught::End => return true,
                 // Of the children, only the prover is of interest: the end of a worker shows at its socket.
                 Caught::Child => {
+                    // Once they are collected, their processor time is gone.
+                    self.registry.state.look_at_ended_workers();
                     while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
                         self.prover.child_ended(pid, status);
                     }
@@ -267,7 +271,7 @@ impl Supervisor {
                 let Some(heard) = group.hear(buffer) else { break };
                 match heard {
                     Heard::Members(members) => self.found_members(&name, members),
-                    Heard::Report(report) => self.clients.reported(&mut self.registry, &name, &report),
+                    Heard::Report(worker, report) => self.heard_report(&name, worker, &report),
                     Heard::Nothing => {}
                     Heard::Ended(home) => {
                         self.leftover.extend(home);
@@ -275,6 +279,21 @@ impl Supervisor {
                     }
                 }
             }
+        }
+    }
+
+    /// Takes a worker's bill into account before anybody is told of it.
+    fn heard_report(&mut self, name: &str, worker: ProcessId, report: &GroupReport) {
+        self.registry.state.bill(name, worker, &report.bill);
+        if self.clients.wait_for(name) {
+            self.write_state();
+        }
+        self.clients.reported(&mut self.registry, name, report);
+    }
+
+    fn write_state(&mut self) {
+        if let Err(e) = self.registry.state.write(&self.registry.place.state_file()) {
+            note!("{e:#}");
         }
     }
 
@@ -333,8 +352,15 @@ impl Supervisor {
         self.leftover.retain(|home| !home.remove());
         self.clients.forget_silent();
         let now = Instant::now();
+        let asks = self.bills_due <= now;
+        if asks {
+            self.bills_due = now + BILLS;
+        }
         let (mut ended, place) = (Vec::new(), &self.registry.place);
         for group in self.registry.groups.values_mut() {
+            if asks {
+                let _ = group.ask_report();
+            }
             let members = self.registry.state.members_of(&group.name);
             let idle = if members > 0 { None } else { Some(*group.idle_since.get_or_insert(now)) };
             group.idle_since = idle;
@@ -343,6 +369,7 @@ impl Supervisor {
             }
         }
         self.leftover.extend(ended);
+        self.registry.forget_ended();
         let busy = !self.registry.state.members().is_empty();
         self.idle_since = if busy { None } else { Some(self.idle_since.unwrap_or(now)) };
         // A client that is connected may be about to join.

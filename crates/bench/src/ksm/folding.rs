@@ -85,7 +85,7 @@ impl Folding {
     /// # Errors
     /// The service does not answer.
     pub fn set(&self, change: Change) -> anyhow::Result<()> {
-        Service::connect(Place::at(&self.dir))?.set(GROUP, change)
+        Service::connect(Place::at(&self.dir))?.set(GROUP, change).map(drop)
     }
 
     /// The group's state. Asks once more if the service has hung up, as it does when a client is silent for a while.
@@ -127,7 +127,7 @@ fn prover_of(supervisor: u32) -> Option<u32> {
 }
 
 fn folds(report: &GroupReport) -> Folds {
-    Folds { all: report.folds, again: report.refolds, short: report.short_folds }
+    Folds { all: report.bill.folds, again: report.bill.refolds, short: report.bill.short_folds }
 }
 
 fn program() -> anyhow::Result<PathBuf> {
@@ -219,11 +219,11 @@ impl Merger for Folding {
         };
         Ok(Account {
             metadata_bytes: report.index_bytes + report.agent_bytes,
-            pages_scanned: Some(report.pages_scanned),
+            pages_scanned: Some(report.bill.pages_scanned),
             broken_pages: Some(report.broken_pages),
             folds: Some(folds(&report)),
             agent_stalls: Some(agent_stalls),
-            failures: Some(report.fold_failures),
+            failures: Some(report.bill.fold_failures),
             cpu_by_part_s: Some(self.cpu_by_part()?),
         })
     }

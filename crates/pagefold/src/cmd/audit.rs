@@ -8,6 +8,7 @@ use audit::{Engine, Findings, Member, Missed, take};
 use cli::exit::{Outcome, Stop};
 use cli::{output, say};
 use host::ProcessId;
+use page::Savings;
 use report::audit_table;
 
 /// Tolerated difference between the engine's account, which is about a second old, and the frames: 4 MiB, or 1 part in
@@ -17,8 +18,9 @@ const ROUGHLY: (u64, u64) = (4 << 20, 20);
 /// Arguments of `pagefold audit`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Looks at the page tables of all members, and of every other process that maps a pool. Nothing of it
-comes from the engine's counters, with which it is compared. Exit code 1 if two groups have a frame
+Looks at the page tables of all members, and of every other process that maps a pool. Beside the sum
+of the savings stands the engine's account, line by line. Two lines are that account on both sides:
+pages of zeros are in no page table, and the engine's tables lie among other memory. Exit code 1 if two groups have a frame
 in common, or if a member could not be looked at. Takes root.
 
 Examples:
@@ -44,13 +46,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
     let complete = say_missed(&findings.partial);
     for group in &findings.by_group {
-        let Some(engine) = group.engine_saved_bytes else { continue };
-        let frames = u64::try_from(group.saved_bytes).unwrap_or(0);
-        let apart = frames.abs_diff(engine);
-        if apart > ROUGHLY.0 && apart > frames.max(engine) / ROUGHLY.1 {
-            let [engine, frames] = [engine, frames].map(cli::bytes);
-            say!("pagefold: group {}: the engine says that {engine} are saved, the frames say {frames}", group.name);
-        }
+        say_differences(group);
     }
     if args.json {
         output::line(serde_json::to_string_pretty(&findings)?)?;
@@ -61,6 +57,26 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         say!("pagefold: groups are NOT isolated: {} frames are shared by two", findings.cross_group_frames);
     }
     Ok(if findings.cross_group_frames == 0 && complete { Outcome::Done } else { Outcome::Partial })
+}
+
+/// Terms of the sum in which frames and engine differ by more than time explains, in the order of [`Savings`]. Zero
+/// pages and tables are the engine's account on both sides.
+fn differences(group: &audit::GroupFindings) -> [bool; 5] {
+    let Some(engine) = &group.engine else { return [false; 5] };
+    let terms = |s: &Savings| [s.folded_bytes, s.zero_bytes, s.pool_bytes, s.tables_bytes, s.mappings_bytes];
+    let (frames, engine) = (terms(&group.savings), terms(engine));
+    std::array::from_fn(|n| {
+        let apart = frames[n].abs_diff(engine[n]);
+        apart > ROUGHLY.0 && apart > frames[n].max(engine[n]) / ROUGHLY.1
+    })
+}
+
+fn say_differences(group: &audit::GroupFindings) {
+    if differences(group).contains(&true) {
+        let engine = group.engine_saved_bytes.unwrap_or_default();
+        let [engine, frames] = [engine, group.saved_bytes].map(cli::size::signed_bytes);
+        say!("pagefold: group {}: the engine says that {engine} are saved, the frames say {frames}", group.name);
+    }
 }
 
 /// Prints the processes that were not looked at. True if none of them is known to belong to a group.
@@ -95,9 +111,7 @@ fn ask(args: &Args) -> anyhow::Result<Engine> {
             engine.groups.insert(group.name.clone());
             engine.pids.extend(state.worker_pid);
             if state.worker == api::ask::WorkerState::Running {
-                // Pages of zeros that were given back are in no page table, so the audit cannot see them.
-                let zeros = page::pages_to_bytes(state.report.zero_pages);
-                engine.saved_bytes.insert(group.name, state.report.saved_bytes.saturating_sub(zeros));
+                engine.savings.insert(group.name, state.report.savings);
             }
         }
     }
@@ -125,7 +139,9 @@ fn table(findings: &Findings) -> audit_table::Audit {
         members: g.members,
         other_processes: g.other_processes,
         figures: [g.frames, g.shared_frames, g.pool_mappings, g.pool_frames, g.broken_pages],
-        saved_bytes: g.saved_bytes,
+        savings: g.savings,
+        engine: g.engine,
+        differs: differences(g),
     };
     let crossing = |c: &audit::Crossing| {
         let place = |p: &audit::Place| {

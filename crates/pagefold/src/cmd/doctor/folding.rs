@@ -3,11 +3,12 @@
 use crate::cmd::absent::why_absent;
 use api::ask::MemberLine;
 use api::client::Service;
-use api::control::{Fold, GroupReport, Settings};
+use api::control::{GroupReport, NO_ROOM, Settings};
 use api::place::Meant;
 use guest::Guest;
 use host::Check;
 use page::pages_to_bytes;
+use report::member_words;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -83,8 +84,7 @@ impl Folding {
         let who = format!("member {name} of group {group}");
         if !member.connected {
             let why = why_absent(member.identity.pid);
-            return check(format!("no: {who}, but no agent has connected: {why}"))
-                .warn("start the program itself with pagefold run, and see what it writes on stderr");
+            return check(format!("no: {who}, but no agent has connected: {why}")).warn(member_words::START_ITSELF);
         }
         let Some((settings, report)) = self.groups.get(group) else {
             let why = self.silent.first().map_or("its group has no worker", String::as_str);
@@ -99,34 +99,15 @@ impl Folding {
         let state = found.state.as_str();
         let folded = cli::bytes(pages_to_bytes(found.folded_pages + found.zero_pages));
         let enrolled = cli::bytes(pages_to_bytes(found.enrolled_pages));
-        if state == "folding" {
-            return check(format!("yes: {who}; {folded} of {enrolled} are folded{detail}"));
+        let remedy = member_words::remedy(state, group, settings);
+        let meaning = member_words::meaning(state);
+        match (state, remedy) {
+            (_, None) => check(format!("yes: {who}; {folded} of {enrolled} are folded{detail}")),
+            (NO_ROOM, Some(fix)) => {
+                check(format!("in part: {who}; {folded} of {enrolled} are folded; {meaning}{detail}")).warn(fix)
+            }
+            (_, Some(fix)) => check(format!("no: {who}: {meaning}{detail}")).warn(fix),
         }
-        let found = check(format!("no: {who}: {}{detail}", report::group_table::meaning(state)));
-        found.warn(fix(state, group, settings.fold))
-    }
-}
-
-/// The remedy for a state.
-fn fix(state: &str, group: &str, fold: Fold) -> String {
-    match state {
-        "nothing_enrolled" => "let it call madvise(MADV_MERGEABLE) (QEMU: mem-merge=on), or start it with \
-                               pagefold run --all-anonymous"
-            .into(),
-        "off" | "unfolded" if fold != Fold::On => format!("pagefold group set {group} --fold on"),
-        "no_move" => "use Linux 6.8 or newer; without root set vm.unprivileged_userfaultfd=1 or give access to \
-                      /dev/userfaultfd"
-            .into(),
-        "unpinned" => {
-            "take away what is named, or leave this guest as it is: folding could lose what is written there".into()
-        }
-        "yielded" => "wait for its migration or snapshot to end".into(),
-        "no_vma" => "sysctl vm.max_map_count=1048576, and start it again".into(),
-        "lost_track" => {
-            "leave it as it is: what is folded stays so and is right; or start it again without --all-anonymous".into()
-        }
-        "broken" => "please report this, with the log of pagefold serve".into(),
-        _ => "look again in a moment".into(),
     }
 }
 
@@ -146,7 +127,7 @@ fn show(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use api::control::{Identity, MemberReport};
+    use api::control::{Fold, Identity, MemberReport};
     use guest::{Facts, GuestKind};
     use host::Status;
 
@@ -181,6 +162,7 @@ mod tests {
             ("folding", true, "yes: member m0 of group acme", None),
             ("folding", false, "no agent has connected", Some("pagefold run")),
             ("nothing_enrolled", true, "no memory yet", Some("MADV_MERGEABLE")),
+            ("no_room", true, "in part: member m0", Some("group set acme --pool")),
             ("off", true, "told not to", Some("group set acme --fold on")),
             ("unpinned", true, "does not pin", Some("take away")),
             ("no_vma", true, "vm.max_map_count", Some("sysctl")),

@@ -1,0 +1,105 @@
+//! The savings of folding: one sum, whoever counts its terms.
+//!
+//! ```text
+//!   gross = folded + zero pages       memory that members would take without folding
+//!   costs = pool + tables + mappings  memory that folding takes
+//!   saved = gross - costs             negative while folding costs more than it saves
+//! ```
+
+use crate::pages_to_bytes;
+use serde::{Deserialize, Serialize};
+use std::ops::AddAssign;
+
+/// Kernel memory of one mapping, in bytes: its `vm_area_struct` (192), its part of a tree's node (25) and, for half of
+/// them, the link to an `anon_vma` (64). Measured with 40,000 mappings, every other of them of a pool's kind, by
+/// `/proc/slabinfo` of Linux 6.18.
+const MAPPING_BYTES: u64 = 256;
+
+/// The terms of the sum, in bytes, all of them whole pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Savings {
+    /// Pages of members that map a slot of the pool: without it, each would be a frame.
+    pub folded_bytes: u64,
+    /// Pages of zeros that were given back and not written since.
+    pub zero_bytes: u64,
+    /// All memory of the pool, whether its slots are in use or idle.
+    pub pool_bytes: u64,
+    /// Tables of the worker and of the agents.
+    pub tables_bytes: u64,
+    /// The kernel's account of the members' mappings, all of them.
+    pub mappings_bytes: u64,
+}
+
+/// Bytes, rounded up to whole pages.
+const fn whole_pages(bytes: u64) -> u64 {
+    pages_to_bytes(bytes.div_ceil(pages_to_bytes(1)))
+}
+
+impl Savings {
+    /// The terms of page counts, of the bytes of all tables, and of a number of mappings. Numbers that no host has
+    /// yield the most that can be counted.
+    pub fn of(folded_pages: u64, zero_pages: u64, pool_pages: u64, tables_bytes: u64, mappings: u64) -> Self {
+        let pages = |n: u64| pages_to_bytes(n.min(u64::MAX >> 16));
+        Self {
+            folded_bytes: pages(folded_pages),
+            zero_bytes: pages(zero_pages),
+            pool_bytes: pages(pool_pages),
+            tables_bytes: whole_pages(tables_bytes.min(u64::MAX >> 4)),
+            mappings_bytes: whole_pages(mappings.min(u64::MAX >> 16) * MAPPING_BYTES),
+        }
+    }
+
+    /// Memory that members would take without folding.
+    pub const fn gross_bytes(&self) -> u64 {
+        self.folded_bytes.saturating_add(self.zero_bytes)
+    }
+
+    /// Memory that folding takes.
+    pub const fn cost_bytes(&self) -> u64 {
+        self.pool_bytes.saturating_add(self.tables_bytes).saturating_add(self.mappings_bytes)
+    }
+
+    /// What is saved: gross less costs.
+    pub fn saved_bytes(&self) -> i64 {
+        let (gross, costs) = (self.gross_bytes(), self.cost_bytes());
+        let most = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        most(gross).saturating_sub(most(costs))
+    }
+}
+
+impl AddAssign for Savings {
+    fn add_assign(&mut self, other: Self) {
+        self.folded_bytes = self.folded_bytes.saturating_add(other.folded_bytes);
+        self.zero_bytes = self.zero_bytes.saturating_add(other.zero_bytes);
+        self.pool_bytes = self.pool_bytes.saturating_add(other.pool_bytes);
+        self.tables_bytes = self.tables_bytes.saturating_add(other.tables_bytes);
+        self.mappings_bytes = self.mappings_bytes.saturating_add(other.mappings_bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Savings;
+
+    #[test]
+    fn saved_is_gross_less_costs() {
+        let one = Savings::of(600, 100, 300, 4097, 17);
+        assert_eq!(one.gross_bytes(), 700 << 12);
+        assert_eq!(one.cost_bytes(), (300 + 2 + 2) << 12);
+        assert_eq!(one.saved_bytes(), 396 << 12);
+        let mut all = Savings::of(0, 0, 300, 0, 0);
+        assert_eq!(all.saved_bytes(), -(300 << 12));
+        all += one;
+        assert_eq!(all.saved_bytes(), 96 << 12);
+    }
+
+    #[test]
+    fn numbers_that_no_host_has_do_not_overflow() {
+        let most = Savings::of(u64::MAX, u64::MAX, 0, 0, 0);
+        assert_eq!(most.saved_bytes(), i64::MAX);
+        let mut costs = Savings::of(0, 0, u64::MAX, u64::MAX, u64::MAX);
+        costs += costs;
+        assert!(costs.saved_bytes() < 0);
+    }
+}

@@ -1,0 +1,97 @@
+//! `pagefold group show`: one group, once or again and again.
+
+use super::{Args, find, words};
+use crate::cmd::absent::add_absent;
+use anyhow::Context;
+use api::ask::{GroupState, WorkerState};
+use api::change::Printed;
+use api::client::Service;
+use api::control::GroupReport;
+use api::name;
+use cli::exit::Outcome;
+use cli::output;
+use report::{group_table, member_words};
+use serde::Serialize;
+use std::io::IsTerminal;
+use std::time::Duration;
+
+/// Sequence that a terminal takes as: go to the upper left corner, and clear what follows.
+const CLEAR: &str = "\x1b[H\x1b[J";
+
+/// Arguments of `pagefold group show`.
+#[derive(clap::Args)]
+pub struct ShowArgs {
+    /// The group
+    #[arg(value_parser = name::parse_group)]
+    group: String,
+    /// Show it again every so many seconds; with --json, one object a line [default: 2 seconds]
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    watch: Option<u32>,
+    /// Stop after so many rounds
+    #[arg(long, value_name = "N", requires = "watch", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
+}
+
+/// A group's state, in the shape that `show --json` prints.
+#[derive(Serialize)]
+struct Shown<'a> {
+    name: &'a str,
+    configured: bool,
+    settings: Printed,
+    worker: WorkerState,
+    worker_pid: Option<u32>,
+    segments: usize,
+    saved_bytes: i64,
+    #[serde(flatten)]
+    report: &'a GroupReport,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, show: &ShowArgs) -> anyhow::Result<Outcome> {
+    let Some(seconds) = show.watch else {
+        let state = ask(&find(args, &show.group)?, &show.group)?;
+        if args.json {
+            output::line(serde_json::to_string_pretty(&shown(&state))?)?;
+        } else {
+            output::bytes(text(&state).as_bytes())?;
+        }
+        return Ok(Outcome::Done);
+    };
+    let clear = std::io::stdout().is_terminal();
+    for round in 0..show.rounds.unwrap_or(u32::MAX) {
+        if round > 0 {
+            std::thread::sleep(Duration::from_secs(seconds.into()));
+        }
+        // Each round finds the service anew: it may have been started again meanwhile.
+        let state = ask(&find(args, &show.group)?, &show.group)?;
+        match (args.json, clear, round) {
+            (true, ..) => output::line(serde_json::to_string(&shown(&state))?)?,
+            (false, true, _) => output::bytes(format!("{CLEAR}{}", text(&state)).as_bytes())?,
+            (false, false, 0) => output::bytes(text(&state).as_bytes())?,
+            (false, false, _) => output::bytes(format!("\n{}", text(&state)).as_bytes())?,
+        }
+    }
+    Ok(Outcome::Done)
+}
+
+/// Asks for a group's state, and adds what to do about its members.
+fn ask(service: &Service, group: &str) -> anyhow::Result<GroupState> {
+    let mut state = service.show(group).with_context(|| format!("cannot show group {group}"))?;
+    add_absent(&mut state.report, group, &service.members()?);
+    for member in state.report.members.iter_mut().filter(|m| !m.state.is_empty()) {
+        member.fix = member_words::remedy(&member.state, group, &state.settings);
+    }
+    Ok(state)
+}
+
+fn shown(state: &GroupState) -> Shown<'_> {
+    let GroupState { name, settings, configured, worker, worker_pid, segments, report } = state;
+    let saved_bytes = report.savings.saved_bytes();
+    let (configured, worker, worker_pid, segments) = (*configured, *worker, *worker_pid, *segments);
+    Shown { name, configured, settings: settings.into(), worker, worker_pid, segments, saved_bytes, report }
+}
+
+fn text(state: &GroupState) -> String {
+    group_table::text(&state.name, &words::of(state), &state.settings, &state.report)
+}

@@ -1,0 +1,85 @@
+//! A group's settings and worker in words.
+
+use api::ask::{GroupState, WorkerState};
+use api::control::{Fold, Settings, ZeroPolicy};
+use page::pages_to_bytes;
+
+/// What a group that the configuration does not name any more is told to be.
+const NOT_CONFIGURED: &str = "not configured any more: runs with its last limits, takes no new members";
+
+/// The state of a worker.
+pub const fn worker(worker: WorkerState) -> &'static str {
+    match worker {
+        WorkerState::None => "none",
+        WorkerState::Starting => "starting",
+        WorkerState::Running => "running",
+    }
+}
+
+/// The settings; those at their defaults are left out.
+pub fn settings(s: &Settings, configured: bool) -> String {
+    let usual = Settings::default();
+    let mut words = vec![
+        match s.fold {
+            Fold::On => "folds",
+            Fold::Off => "fold off: leaves what is folded, folds nothing more",
+            Fold::Unfold => "unfold: all pages are private again, or will be soon",
+        }
+        .to_owned(),
+    ];
+    words.extend(s.scan_rate.map(|rate| format!("scans {rate} pages/s")));
+    if s.zero_pages != usual.zero_pages {
+        let policy = if s.zero_pages == ZeroPolicy::Ignore { "left alone" } else { "folded when idle" };
+        words.push(format!("pages of zeros {policy}"));
+    }
+    if s.split_huge_at_percent != usual.split_huge_at_percent {
+        words.push(match s.split_huge_at_percent {
+            None => "huge pages stay whole".to_owned(),
+            Some(percent) => format!("splits huge pages at {percent}%"),
+        });
+    }
+    if s.intra_member_only {
+        words.push("each member by itself".to_owned());
+    }
+    if s.pool_slots != usual.pool_slots {
+        words.push(format!("pool of {}", cli::bytes(pages_to_bytes(s.pool_slots.into()))));
+    }
+    if !configured {
+        words.push(NOT_CONFIGURED.to_owned());
+    }
+    words.join("; ")
+}
+
+/// The settings and the worker.
+pub fn of(state: &GroupState) -> String {
+    let worker = match (state.worker, state.worker_pid) {
+        (_, Some(pid)) => format!("worker {}, process {pid}", worker(state.worker)),
+        (none, None) => format!("worker {}", worker(none)),
+    };
+    format!("{}; {worker}", settings(&state.settings, state.configured))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_changed_settings_are_shown() {
+        assert_eq!(settings(&Settings::default(), true), "folds");
+        let other = Settings {
+            scan_rate: Some(9),
+            zero_pages: ZeroPolicy::Ignore,
+            split_huge_at_percent: None,
+            fold: Fold::Off,
+            intra_member_only: true,
+            pool_slots: 2048,
+            ..Settings::default()
+        };
+        let words = settings(&other, false);
+        for part in
+            ["fold off", "9 pages/s", "zeros left alone", "stay whole", "by itself", "pool of 8.0 MiB", "last limits"]
+        {
+            assert!(words.contains(part), "{words}");
+        }
+    }
+}

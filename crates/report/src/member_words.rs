@@ -1,0 +1,84 @@
+//! States of members in words: what each means, and what to do about it. `group show` and `doctor` use the same.
+
+use api::control::{Fold, Settings};
+use page::pages_to_bytes;
+
+/// What to do about a member whose agent has never connected.
+pub const START_ITSELF: &str = "start the program itself with pagefold run, and see what it writes on stderr";
+
+/// States of members, with their explanations.
+pub(crate) const STATES: [(&str, &str); 12] = [
+    ("no_agent", "nothing of it is folded, as no agent of it is connected; what it holds already stays folded"),
+    ("nothing_enrolled", "it has no memory yet that it advised to be merged (or --all-anonymous would take)"),
+    ("folding", "it folds"),
+    ("no_room", "it folds onto slots that are there already; no new page gets one, because there is no room for more"),
+    ("off", "it was told not to fold"),
+    ("unfolded", "it has made all its pages private again, as it was told"),
+    ("no_move", "this kernel has no UFFDIO_MOVE, or not for this process"),
+    ("unpinned", "something may write its memory that does not pin what it writes, so nothing is folded"),
+    ("yielded", "a migration or a snapshot needs the userfaultfd of its memory"),
+    ("lost_track", "it changes mappings by system calls of its own, past the C library"),
+    ("no_vma", "it has as many mappings as it may spend on folding (vm.max_map_count)"),
+    ("broken", "its agent ran into a bug of its own and keeps still: please report it"),
+];
+
+/// The explanation of a member's state.
+pub fn meaning(state: &str) -> &'static str {
+    STATES.iter().find(|s| s.0 == state).map_or("a state that this version does not know", |s| s.1)
+}
+
+/// What to do about a member's state; `None` for a member that folds.
+pub fn remedy(state: &str, group: &str, settings: &Settings) -> Option<String> {
+    Some(match state {
+        "folding" => return None,
+        "no_agent" => START_ITSELF.into(),
+        "no_room" => more_room(group, settings),
+        "nothing_enrolled" => "let it call madvise(MADV_MERGEABLE) (QEMU: mem-merge=on), or start it with \
+                               pagefold run --all-anonymous"
+            .into(),
+        "off" | "unfolded" if settings.fold != Fold::On => format!("pagefold group set {group} --fold on"),
+        "no_move" => "use Linux 6.8 or newer; without root set vm.unprivileged_userfaultfd=1 or give access to \
+                      /dev/userfaultfd"
+            .into(),
+        "unpinned" => {
+            "take away what is named, or leave this guest as it is: folding could lose what is written there".into()
+        }
+        "yielded" => "wait for its migration or snapshot to end".into(),
+        "no_vma" => "sysctl vm.max_map_count=1048576, and start it again".into(),
+        "lost_track" => {
+            "leave it as it is: what is folded stays so and is right; or start it again without --all-anonymous".into()
+        }
+        "broken" => "please report this, with the log of pagefold serve".into(),
+        _ => "look again in a moment".into(),
+    })
+}
+
+/// The command that doubles a group's pool.
+fn more_room(group: &str, settings: &Settings) -> String {
+    let twice = pages_to_bytes(u64::from(settings.pool_slots) * 2);
+    let size = match twice {
+        n if n.is_multiple_of(1 << 30) => format!("{}G", n >> 30),
+        n if n.is_multiple_of(1 << 20) => format!("{}M", n >> 20),
+        n => format!("{}K", n >> 10),
+    };
+    format!("pagefold group set {group} --pool {size}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_state_is_explained_and_has_a_remedy() {
+        assert_eq!(meaning("folding"), "it folds");
+        assert!(meaning("x").contains("does not know"));
+        let settings = Settings { fold: Fold::Off, pool_slots: 2048, ..Settings::default() };
+        for (state, _) in STATES {
+            assert_eq!(remedy(state, "acme", &settings).is_none(), state == "folding", "{state}");
+        }
+        let words = remedy("no_room", "acme", &settings).unwrap();
+        assert_eq!(words, "pagefold group set acme --pool 16M");
+        let settings = Settings { pool_slots: 3, ..settings };
+        assert!(remedy("no_room", "acme", &settings).unwrap().contains("--pool 24K"));
+    }
+}
