@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::io;
 
+/// State of a group that the configuration does not name any more, in words.
+pub const NOT_CONFIGURED: &str = "not configured any more: runs with its last limits, takes no new members";
+
 /// A question. The socket tells the asker's process and user.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -188,7 +188,7 @@ pub struct GroupReport {
     pub sharing_pages: u64,
     /// Pages of zeros given back, now.
     pub zero_pages: u64,
-    /// What folding saves and costs, by this account, now. `audit` counts frames instead.
+    /// Savings and costs of folding, by this account, now. `audit` counts frames instead.
     #[serde(default)]
     pub savings: Savings,
     /// Slots that take memory and are not in use, now.
@@ -252,7 +252,7 @@ impl Bill {
         self.zip(other, u64::saturating_add, |own, others| own + others);
     }
 
-    /// Takes over a later bill of the same worker. What a member's end has made smaller stays.
+    /// Takes over a later bill of the same worker. A counter that has become smaller stays as it was.
     pub fn grow_to(&mut self, later: &Self) {
         self.zip(later, u64::max, f64::max);
     }
@@ -279,7 +279,7 @@ pub struct MemberReport {
     pub state: String,
     /// Details of the state, for people.
     pub detail: String,
-    /// What to do about the state. The worker leaves it to the command line, which has the words.
+    /// The remedy for the state. The worker leaves it to the command line, which has the words.
     #[serde(default)]
     pub fix: Option<String>,
     /// Pages that may be folded, now.

@@ -8,7 +8,7 @@
 //!   tables are read one after the other, and a frame that one process gives back may be another's a moment later. So
 //!   each suspect is looked at again, with both page tables open, before it is reported.
 //! - The **savings** of a group are the sum of [`Savings`]. Folded pages are the places where members map pages of the
-//!   pool, touched or not, that were not written since: without the pool, each would be a frame. The pool is its frames,
+//!   pool, touched or not, that were not written since. Without the pool, each would be a frame. The pool is its frames,
 //!   be they mapped or not. Mappings are those that `/proc/PID/maps` lists. Two terms are the engine's account, because
 //!   nothing shows them: pages of zeros are in no page table, and tables lie among other memory.
 //!

@@ -56,7 +56,7 @@ pub struct Size(u32);
 impl std::fmt::Display for Size {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let kib = u64::from(self.0) * PAGE_BYTES as u64 / 1024;
-        if kib % 1024 == 0 { write!(f, "{} MiB", kib / 1024) } else { write!(f, "{kib} KiB") }
+        if kib.is_multiple_of(1024) { write!(f, "{} MiB", kib / 1024) } else { write!(f, "{kib} KiB") }
     }
 }
 

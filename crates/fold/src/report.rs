@@ -36,6 +36,15 @@ fn seconds(us: u64) -> f64 {
     us as f64 / 1e6
 }
 
+/// A member's state and its details, where the group's are part of them.
+fn state_of(stats: &MemberStats, no_room: Option<&str>) -> (&'static str, String) {
+    match (stats.state, no_room) {
+        (MemberState::Folding, Some(full)) => (NO_ROOM, full.to_owned()),
+        (MemberState::Folding, None) if stats.detail.is_empty() => (stats.state.name(), why_nothing(stats)),
+        (state, _) => (state.name(), stats.detail.clone()),
+    }
+}
+
 /// Why a member that folds has nothing folded; empty if it has.
 fn why_nothing(stats: &MemberStats) -> String {
     if stats.enrolled_pages == 0 || stats.folded_pages + stats.zero_pages + stats.broken_pages > 0 {
@@ -107,11 +116,7 @@ impl Group {
     fn report_members(&self, report: &mut GroupReport) {
         let connected = self.members.values().map(|member| {
             let stats = &member.stats;
-            let (state, detail) = match (stats.state, &report.no_room) {
-                (MemberState::Folding, Some(full)) => (NO_ROOM, full.clone()),
-                (MemberState::Folding, None) if stats.detail.is_empty() => (stats.state.name(), why_nothing(stats)),
-                (state, _) => (state.name(), stats.detail.clone()),
-            };
+            let (state, detail) = state_of(stats, report.no_room.as_deref());
             MemberReport {
                 name: member.identity.name.clone(),
                 pid: member.identity.pid,

@@ -10,9 +10,9 @@ use crate::pages_to_bytes;
 use serde::{Deserialize, Serialize};
 use std::ops::AddAssign;
 
-/// Kernel memory of one mapping, in bytes: its `vm_area_struct` (192), its part of a tree's node (25) and, for half of
-/// them, the link to an `anon_vma` (64). Measured with 40,000 mappings, every other of them of a pool's kind, by
-/// `/proc/slabinfo` of Linux 6.18.
+/// Kernel memory of one mapping, in bytes. That is its `vm_area_struct` (192), its part of a tree's node (25) and, for
+/// half of them, the link to an `anon_vma` (64). Measured by `/proc/slabinfo` of Linux 6.18 with 40,000 mappings, of
+/// which every other was one of a memory file.
 const MAPPING_BYTES: u64 = 256;
 
 /// The terms of the sum, in bytes, all of them whole pages.
@@ -60,7 +60,7 @@ impl Savings {
         self.pool_bytes.saturating_add(self.tables_bytes).saturating_add(self.mappings_bytes)
     }
 
-    /// What is saved: gross less costs.
+    /// Savings: gross less costs.
     pub fn saved_bytes(&self) -> i64 {
         let (gross, costs) = (self.gross_bytes(), self.cost_bytes());
         let most = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);

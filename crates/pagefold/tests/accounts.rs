@@ -1,5 +1,5 @@
-//! Limits, bills and savings as an operator sees them: what `group` and `audit` say, and that it stays true when
-//! workers, supervisors, members or the group's configuration end.
+//! Limits, bills and savings as `group` and `audit` tell an operator. They stay true when workers, supervisors, members
+//! or the group's configuration end.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Output of `pagefold audit`: each group by its page frames, the sum of its savings beside the engine's account, and
-//! the frames that groups have in common.
+//! Output of `pagefold audit`: each group by its page frames, its savings beside the engine's account, and the frames
+//! that groups have in common.
 
 use crate::savings_table;
 use crate::table::{Align, Table, shorten, wrap};

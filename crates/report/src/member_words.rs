@@ -3,7 +3,7 @@
 use api::control::{Fold, Settings};
 use page::pages_to_bytes;
 
-/// What to do about a member whose agent has never connected.
+/// Remedy for a member whose agent has never connected.
 pub const START_ITSELF: &str = "start the program itself with pagefold run, and see what it writes on stderr";
 
 /// States of members, with their explanations.
@@ -27,7 +27,7 @@ pub fn meaning(state: &str) -> &'static str {
     STATES.iter().find(|s| s.0 == state).map_or("a state that this version does not know", |s| s.1)
 }
 
-/// What to do about a member's state; `None` for a member that folds.
+/// The remedy for a member's state; `None` for a member that folds.
 pub fn remedy(state: &str, group: &str, settings: &Settings) -> Option<String> {
     Some(match state {
         "folding" => return None,

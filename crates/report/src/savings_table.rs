@@ -8,7 +8,7 @@ use page::Savings;
 /// Lines of the sum, their signs and names.
 const LINES: [&str; 5] = ["+ folded", "+ zero pages", "- pool", "- tables", "- mappings"];
 
-/// Why a sum may be negative.
+/// Reasons of a negative sum, in words.
 pub const NEGATIVE: &str = "Negative: folding takes more memory than it saves at the moment. A segment of the pool goes \
     back to the kernel when none of its slots was in use for 30 s; tables and mappings go with their members.";
 

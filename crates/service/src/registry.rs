@@ -3,12 +3,10 @@
 use super::config::{Config, GroupConfig, WORKER_UIDS};
 use super::group::Group;
 use super::state::State;
+use api::ask::NOT_CONFIGURED;
 use api::place::{Place, own_uid};
 use cli::note;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// What becomes of a group that the configuration does not name any more.
-pub const NOT_CONFIGURED: &str = "not configured any more: runs with its last limits, takes no new members";
 
 /// The groups and members of a service.
 pub struct Registry {

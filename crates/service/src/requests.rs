@@ -7,8 +7,8 @@
 //!
 //! A question reads and changes nothing but the [`Registry`].
 
-use super::registry::{NOT_CONFIGURED, Registry};
-use api::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine};
+use super::registry::Registry;
+use api::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine, NOT_CONFIGURED};
 use api::change::Change;
 use api::control::{Fold, GroupReport, Identity};
 use api::name;

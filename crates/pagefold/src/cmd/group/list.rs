@@ -11,7 +11,7 @@ use page::Savings;
 use report::{Align, Table};
 use serde::Serialize;
 
-/// A group, in the shape that `list --json` prints. What its worker did not tell is `null`.
+/// A group, in the shape that `list --json` prints. Figures that its worker did not tell are `null`.
 #[derive(Serialize)]
 struct Listed {
     name: String,

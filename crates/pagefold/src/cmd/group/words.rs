@@ -1,11 +1,8 @@
 //! A group's settings and worker in words.
 
-use api::ask::{GroupState, WorkerState};
+use api::ask::{GroupState, NOT_CONFIGURED, WorkerState};
 use api::control::{Fold, Settings, ZeroPolicy};
 use page::pages_to_bytes;
-
-/// What a group that the configuration does not name any more is told to be.
-const NOT_CONFIGURED: &str = "not configured any more: runs with its last limits, takes no new members";
 
 /// The state of a worker.
 pub const fn worker(worker: WorkerState) -> &'static str {
