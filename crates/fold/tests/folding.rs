@@ -178,13 +178,16 @@ fn full_pool_folds_nothing_new_and_says_so() {
     one.rest(1, 1..=10);
     other.rest(1, 1..=10);
     serve_until("folds", &mut [&mut one, &mut other], |a| a.iter().all(|agent| agent.mapped.len() == 5));
-    world.wait_until("word of that", |w| w.has_event("reached its 5 slots"));
-    assert_eq!(world.report().slots, 5);
+    world.wait_until("word of that", |w| w.has_event("all that the pool may hold is in use: 20 KiB"));
+    let report = world.report();
+    assert!(report.slots == 5 && report.bill.fold_failures["no_room"] >= 5, "{report:?}");
+    assert!(report.no_room.is_some_and(|why| why.contains("20 KiB")));
     // Existing slots are still used, and more room allows new ones.
     one.rest(100, [other.pages[other.mapped.keys().next().unwrap()]]);
     serve_until("a fold", &mut [&mut one, &mut other], |a| a[0].mapped.len() == 6);
     world.set(Settings { pool_slots: 50, ..Settings::default() });
     serve_until("the rest", &mut [&mut one, &mut other], |a| a[0].mapped.len() == 11 && a[1].mapped.len() == 10);
+    world::wait_for("room", || world.report().no_room.is_none());
     one.check();
     other.check();
 }
