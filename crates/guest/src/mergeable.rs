@@ -23,15 +23,27 @@ struct Evidence {
     merge_any: bool,
     /// Whether the kernel has KSM; without it no mapping can be advised.
     has_ksm: bool,
+    /// Whether Pagefold's agent handles the faults of its memory.
+    followed: bool,
 }
 
-/// The check `guest:ID:mergeable` of `guest`.
-pub fn check_mergeable(guest: &Guest, has_ksm: bool) -> Check {
+/// File name of the agent's library.
+const AGENT: &str = "libpagefold.so";
+
+/// The check `guest:ID:mergeable` of `guest`. `followed` is the word of a service, if one has the guest as a member:
+/// whether Pagefold's agent handles the faults of its memory. Without it, mappings tell: of the pool, of the agent.
+pub fn check_mergeable(guest: &Guest, has_ksm: bool, followed: Option<bool>) -> Check {
     let check = |found: String| Check::ok(format!("guest:{}:mergeable", guest.id), found, "merging its memory");
     match gather(guest, has_ksm) {
-        Ok(evidence) => judge(guest, &evidence, check),
+        Ok(evidence) => {
+            let followed = followed.unwrap_or(evidence.followed);
+            judge(guest, &Evidence { followed, ..evidence }, check)
+        }
         Err(e) if e.is_gone() => check("it has ended".into()).warn("look again"),
-        Err(e) if e.is_denied() => check("no right to read it".into()).warn("run as root (with CAP_SYS_PTRACE)"),
+        Err(e) if e.is_denied() => {
+            let (why, fix) = host::why_denied();
+            check(why).warn(fix)
+        }
         Err(e) => check(e.to_string()).warn("look again as root"),
     }
 }
@@ -55,6 +67,7 @@ fn gather(guest: &Guest, has_ksm: bool) -> host::Result<Evidence> {
 
 fn gather_process(guest: &Guest, pid: u32, evidence: &mut Evidence) -> host::Result<()> {
     let mappings = Mapping::read_all(pid)?;
+    evidence.followed |= mappings.iter().any(|m| crate::holds_folded_pages(m) || m.name.ends_with(AGENT));
     let regions = RegionMap::new(Some(guest), &mappings);
     let wanted = |n: usize| match regions.region_of(n) {
         Region::GuestRam => true,
@@ -109,6 +122,10 @@ fn judge(guest: &Guest, evidence: &Evidence, check: impl Fn(String) -> Check) ->
     if stuck(&|m| m.has_flag(b"lo")) {
         return check(format!("no: {what} is locked"))
             .warn("start it without locking (QEMU: -overcommit mem-lock=off)");
+    }
+    if evidence.followed {
+        // The agent keeps advice about merging to itself, so the kernel's flags do not show it.
+        return check(format!("yes: {what} is private, and Pagefold's agent looks after it"));
     }
     if stuck(&|m| m.has_flag(b"um") || m.has_flag(b"uw") || m.has_flag(b"ui")) {
         return check(format!("not now: somebody handles the faults of {what} with a userfaultfd"))
@@ -190,6 +207,8 @@ mod tests {
         assert_says(Qemu, &evidence("rw-s", "/dev/hugepages/x", "ht"), Warn, "hugetlbfs");
         assert_says(Qemu, &evidence("rw-p", "", "lo mg"), Warn, "locked");
         assert_says(Qemu, &evidence("rw-p", "", "mg um"), Warn, "userfaultfd");
+        let member = Evidence { followed: true, ..evidence("rw-p", "", "mg um") };
+        assert_says(Qemu, &member, Ok, "Pagefold's agent");
         let vfio = Evidence { passthrough: vec!["/dev/vfio/12".into()], ..evidence("rw-p", "", "mg lo") };
         assert_says(Qemu, &vfio, Warn, "/dev/vfio/12");
         let no_ksm = Evidence { has_ksm: false, ..evidence("rw-p", "", "dc") };
@@ -227,10 +246,10 @@ mod tests {
         let survey = crate::Survey::take().unwrap();
         let me = std::process::id();
         let guest = survey.guests(&[me]).into_iter().find(|g| g.pids == [me]).unwrap();
-        let check = check_mergeable(&guest, true);
+        let check = check_mergeable(&guest, true, None);
         assert_eq!(check.id, format!("guest:process:{me}:mergeable"));
         assert!(check.found.contains("nothing advises it"), "{check:?}");
         let gone = Guest { pids: vec![u32::MAX >> 2], ..guest };
-        assert_eq!(check_mergeable(&gone, true).found, "it has ended");
+        assert_eq!(check_mergeable(&gone, true, None).found, "it has ended");
     }
 }

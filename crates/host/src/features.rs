@@ -7,6 +7,8 @@ mod knobs;
 mod kvm;
 mod userfaultfd;
 
+pub use knobs::why_denied;
+
 use crate::cgroup::CgroupLayout;
 use crate::{Check, Process, frames_visible, has_pagemap_scan};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};

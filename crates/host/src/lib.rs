@@ -33,7 +33,7 @@ mod vm_read;
 pub use cgroup::{CgroupLayout, Cgroups};
 pub use check::{Check, Status};
 pub use error::{Error, Result};
-pub use features::probe_host;
+pub use features::{probe_host, why_denied};
 pub use file_map::FileMap;
 pub use frame_read::FrameReader;
 pub use kpage::{FrameTable, kpf};

@@ -71,6 +71,23 @@ fn root_sees_frames_and_others_do_not() {
 }
 
 #[test]
+fn root_that_is_refused_is_not_told_to_be_root() {
+    if common::not_root() {
+        return;
+    }
+    let own = std::process::id().to_string();
+    let output = std::process::Command::new("setpriv")
+        .args(["--bounding-set", "-all", "--inh-caps", "-all", "--", env!("CARGO_BIN_EXE_pagefold")])
+        .args(["doctor", "--json", "--pid", &own])
+        .output()
+        .expect("run setpriv");
+    let checks: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let check = check(&checks, &format!("guest:process:{own}:mergeable"));
+    assert_eq!(check["found"], "no right to read it: that takes CAP_SYS_PTRACE");
+    assert!(check["fix"].as_str().unwrap().starts_with("give this root CAP_SYS_PTRACE"), "{check}");
+}
+
+#[test]
 fn reason_is_given_for_vms_that_cannot_be_merged() {
     let memfd = "memory-backend-memfd,id=m,size=128M";
     let shared = format!("{memfd},share=on");

@@ -123,3 +123,32 @@ fn doctor_names_members_and_reasons_of_others() {
     let stranger = check(std::process::id());
     assert!(stranger["fix"].as_str().unwrap().contains("pagefold run --group"), "{stranger}");
 }
+
+#[test]
+fn healthy_member_is_not_told_to_wait_for_migration() {
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start();
+    let name = service.group("vm");
+    let named = format!("guest={name},debug-threads=on");
+    let qemu = ["qemu-system-x86_64", "-name", &named, "-m", "64", "-S", "-nodefaults", "-display", "none"];
+    let filled = "loader,file=/bin/bash,addr=0x1000000,force-raw=on";
+    let more = ["-accel", "tcg,tb-size=32", "-monitor", "stdio", "-device", filled];
+    let mut vm = service.run("acme", "vm", &[], &[&qemu[..], &more].concat());
+    until(30, "its RAM has a userfaultfd", || {
+        vm.assert_is_well();
+        let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", vm.pid())).unwrap_or_default();
+        smaps.lines().any(|l| l.starts_with("VmFlags:") && (l.contains(" um") || l.contains(" uw")))
+    });
+    // The service says so, and so do the mappings where no service is asked.
+    for place in [service.place(), "/nonexistent".into()] {
+        let words = ["doctor", "--json", "--guest", &name, "--service", place.to_str().expect("a plain path")];
+        let output = common::pagefold(&words);
+        let checks: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let id = format!("guest:qemu:{name}:mergeable");
+        let check = checks.as_array().expect("a list").iter().find(|c| c["id"] == id);
+        let check = check.unwrap_or_else(|| panic!("no {id} in {checks}"));
+        assert!(check["status"] == "ok" && check["found"].as_str().unwrap().starts_with("yes"), "{check}");
+    }
+}

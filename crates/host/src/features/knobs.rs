@@ -92,6 +92,28 @@ fn ptrace_by(scope: Option<u64>, capable: bool) -> Check {
     }
 }
 
+/// Why this process may not look at another one, and the remedy.
+pub fn why_denied() -> (String, String) {
+    let status = text::read("/proc/self/status").unwrap_or_default();
+    let modules = text::read("/sys/kernel/security/lsm").ok();
+    why_denied_by(&status, rustix::process::geteuid().is_root(), modules.as_deref().map(str::trim))
+}
+
+fn why_denied_by(status: &str, is_root: bool, modules: Option<&str>) -> (String, String) {
+    if !has_capability(status, CAP_SYS_PTRACE) {
+        let found = "no right to read it: that takes CAP_SYS_PTRACE".to_owned();
+        let fix =
+            if is_root { "give this root CAP_SYS_PTRACE, or run outside of its container" } else { "run as root" };
+        return (found, fix.to_owned());
+    }
+    let modules = modules.map_or_else(String::new, |list| format!(" (here: {list})"));
+    let found = format!(
+        "the kernel lets nobody here read it, CAP_SYS_PTRACE or not: it is of another user namespace, or a security \
+         module protects it{modules}"
+    );
+    (found, "run outside of this container or sandbox, if it is a guest; otherwise leave it".to_owned())
+}
+
 fn has_capability(status: &str, capability: u32) -> bool {
     let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
     effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).is_some_and(|set| set >> capability & 1 == 1)
@@ -123,6 +145,16 @@ mod tests {
         assert_eq!(swap_by("SwapTotal:       2097152 kB\nSwapFree:  1048576 kB\n").found, "2048 MiB, 1024 used");
         assert_eq!(swap_by("SwapTotal:  0 kB\nSwapFree:  0 kB\n").status, Status::Warn);
         assert_eq!(swap_by("").found, "none");
+    }
+
+    #[test]
+    fn refusal_is_told_by_its_reason() {
+        let (with, without) = ("CapEff:\t0000000000080000\n", "CapEff:\t0000000000000000\n");
+        let fix = |status, is_root| why_denied_by(status, is_root, None).1;
+        assert_eq!(fix(without, false), "run as root");
+        assert!(fix(without, true).contains("CAP_SYS_PTRACE"), "root is not told to be root");
+        assert!(!fix(with, true).contains("as root") && !fix(with, false).contains("as root"));
+        assert!(why_denied_by(with, true, Some("yama,apparmor")).0.contains("yama,apparmor"));
     }
 
     #[test]

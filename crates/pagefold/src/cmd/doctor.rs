@@ -27,8 +27,8 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
     let has_ksm = Ksm::read().is_some();
     let mut checks = host::probe_host();
     checks.push(folding::check_library());
-    checks.extend(guests.iter().map(|guest| guest::check_mergeable(guest, has_ksm)));
     let folding = folding::Folding::ask(&args.service.meant());
+    checks.extend(guests.iter().map(|guest| guest::check_mergeable(guest, has_ksm, folding.follows(guest))));
     checks.extend(guests.iter().map(|guest| folding.check(guest)));
     let mut out = std::io::stdout().lock();
     let written =

@@ -51,6 +51,14 @@ impl Folding {
         Ok(())
     }
 
+    /// Whether Pagefold handles the faults of a guest's memory; `None` if no service has it as a connected member.
+    pub fn follows(&self, guest: &Guest) -> Option<bool> {
+        let reports = self.groups.values().flat_map(|(_, report)| &report.members);
+        let of_guest: Vec<_> = reports.filter(|m| m.connected && guest.pids.contains(&m.pid)).collect();
+        // A migration or a snapshot has it where an agent yields.
+        (!of_guest.is_empty()).then(|| of_guest.iter().all(|m| m.state != "yielded"))
+    }
+
     /// The check `guest:ID:folding` of a guest.
     pub fn check(&self, guest: &Guest) -> Check {
         let check = |found: String| Check::ok(format!("guest:{}:folding", guest.id), found, NEEDED_FOR);
@@ -177,6 +185,13 @@ mod tests {
             assert_eq!(check.fix.is_some(), fix.is_some(), "{check:?}");
             assert!(fix.is_none_or(|fix| check.fix.as_ref().unwrap().contains(fix)), "{check:?}");
         }
+    }
+
+    #[test]
+    fn faults_are_handled_by_agent_unless_it_yields() {
+        let follows = |state| folding(&[(state, true)], Fold::On).follows(&guest(&[0]));
+        assert_eq!((follows("folding"), follows("yielded")), (Some(true), Some(false)));
+        assert_eq!(folding(&[("folding", true)], Fold::On).follows(&guest(&[7])), None);
     }
 
     #[test]
