@@ -263,6 +263,22 @@ fn a_second_service_in_the_same_place_is_refused() {
 }
 
 #[test]
+fn annotated_example_is_served_and_help_has_its_keys() {
+    if not_root() {
+        return;
+    }
+    let example = include_str!("../../../docs/pagefold.toml");
+    let installed = Installed::new();
+    let _supervisor = installed.serve(example, &[]);
+    assert_eq!(installed.listed("acme")["settings"]["fold"], "on");
+    let help = String::from_utf8(installed.pagefold(&["serve", "--help"]).stdout).expect("text");
+    assert!(help.contains("docs/pagefold.toml"), "{help}");
+    for key in example.lines().filter_map(|line| line.split_once(" = ")).map(|(key, _)| key) {
+        assert!(help.contains(&format!("\n  {key} = ")), "{key}: {help}");
+    }
+}
+
+#[test]
 fn a_wrong_configuration_is_named_by_file_line_and_key() {
     let installed = Installed::new();
     let path = installed.text("wrong.toml");

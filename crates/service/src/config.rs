@@ -1,27 +1,6 @@
 //! The configuration of a service.
 //!
-//! ```toml
-//! [service]
-//! dir = "/run/pagefold"            # where the sockets are
-//! worker-uid-base = 61184          # workers run as this user and the ones after it, one a group
-//! prover = true                    # root's service may run a prover, which reads the kernel's reference counts
-//! #
-//! [[group]]
-//! name = "acme"
-//! users = ["alice", 1001]          # may start members and change settings; root and the service's user always may
-//! scan-rate = "auto"               # or pages a second
-//! zero-pages = "share"             # or ignore, when-idle
-//! huge-pages = 50                  # split one when this percentage of it would fold; or "never"
-//! fold = "on"                      # or off, unfold
-//! intra-member-only = false        # fold pages of one member only with its own
-//! pool = "64G"                     # most memory of the pool
-//! index-memory = "1G"              # most memory of the index
-//! #
-//! [[group.processes]]              # processes that connect without `pagefold run`: all that is named must fit
-//! uid = "qemu"
-//! cgroup = "/machine.slice/acme-*"
-//! program = "/usr/bin/qemu-*"
-//! ```
+//! `docs/pagefold.toml` is an annotated example with every key, which a test reads.
 //!
 //! A rule must name a user or a control group: any user may run any program, with whatever library loaded into it.
 
@@ -278,6 +257,35 @@ mod tests {
         assert!(!rule.fits(1000, &process));
         process.exe = None;
         assert!(!rule.fits(1000, &process));
+    }
+
+    /// The keys that the parser knows in a table, by its own complaint about a key that it does not know.
+    fn known_keys(table: &str) -> Vec<String> {
+        let complaint = toml::from_str::<Written>(&format!("{table}\n'?' = 1\n")).err().expect("an unknown key");
+        let expected = complaint.message().split("expected ").nth(1).expect("a list of keys");
+        expected.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn annotated_example_has_every_key_and_usual_values() {
+        let text = include_str!("../../../docs/pagefold.toml");
+        let config = Config::parse(text, user_number).unwrap();
+        assert_eq!(config.groups.unwrap()["acme"].settings, Settings::default());
+        assert_eq!((config.worker_uids, config.without_prover), (Some(61_184..65_520), false));
+        let example: toml::Table = toml::from_str(text).unwrap();
+        let (group, rule) = (&example["group"][0], &example["group"][0]["processes"][0]);
+        for (place, header, table) in [
+            ("the file", "", &toml::Value::Table(example.clone())),
+            ("service", "[service]", &example["service"]),
+            ("group", "[[group]]", group),
+            ("group.processes", "[[group]]\nname = 'a'\n[[group.processes]]", rule),
+        ] {
+            let keys = known_keys(header);
+            assert!(keys.len() > 1, "{place}: {keys:?}");
+            for key in keys {
+                assert!(table.get(&key).is_some(), "docs/pagefold.toml lacks the key {key} of {place}");
+            }
+        }
     }
 
     #[test]

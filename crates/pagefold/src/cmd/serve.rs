@@ -23,19 +23,23 @@ and audit it too (--service DIR), and has no members there.
 `pagefold run` starts such a service by itself where none runs.
 
 A configuration names the groups, who may start their members, and which other processes belong
-to them:
+to them. docs/pagefold.toml of the source is an annotated example with every key:
 
   [[group]]
   name = \"acme\"
   users = [\"alice\"]                # may start members, and change settings; root always may
+  fold = \"on\"                      # or off, unfold
+  intra-member-only = false        # true: pages of a member only with its own
   scan-rate = \"auto\"               # or pages a second
   zero-pages = \"share\"             # or ignore, when-idle
   huge-pages = 50                  # split one when 50% of it would fold; or \"never\"
-  pool = \"16G\"
-  index-memory = \"1G\"
+  pool = \"64G\"                     # the most memory of the pool
+  index-memory = \"1G\"              # the most memory of the index
 
   [[group.processes]]              # members not started by pagefold run: all that is named must fit
+  uid = \"qemu\"                     # this or cgroup must be named
   cgroup = \"/machine.slice/acme-*\"
+  program = \"/usr/bin/qemu-*\"
 
   [service]                        # optional
   dir = \"/run/pagefold\"
