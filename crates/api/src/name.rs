@@ -29,6 +29,13 @@ pub fn of_process(program: &str, pid: u32) -> String {
     format!("{}-{pid}", if program.is_empty() { "process" } else { program })
 }
 
+/// A valid name for a group, as like `text` as may be.
+pub fn of_group(text: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_') { c } else { '-' };
+    let text: String = text.chars().take(MOST_BYTES - "group-".len()).map(plain).collect();
+    if check("group", &text).is_ok() { text } else { format!("group-{}", text.trim_start_matches(['-', '.'])) }
+}
+
 /// Parses a group's name for the command line.
 ///
 /// # Errors
@@ -60,6 +67,22 @@ mod tests {
             let error = check("group", name).unwrap_err();
             assert!(error.starts_with("group name \"") && !error.contains(['\n', '\u{1b}']), "{error}");
         }
+    }
+
+    #[test]
+    fn every_text_gives_a_valid_group() {
+        for (text, name) in [
+            ("acme", "acme"),
+            ("qemu:acme-1", "qemu-acme-1"),
+            ("-odd", "group-odd"),
+            ("lease", "group-lease"),
+            ("", "group-"),
+            (&"\u{1b}".repeat(500), "group-"),
+        ] {
+            assert_eq!(of_group(text), name);
+            check("group", name).unwrap();
+        }
+        check("group", &of_group(&"x".repeat(500))).unwrap();
     }
 
     #[test]

@@ -62,8 +62,8 @@ pub struct HostFindings {
     pub frames: FrameIdentity,
     /// The source of the bytes that were read.
     pub read: ReadThrough,
-    /// Resident pages of the host side (`--include-host`).
-    pub host_resident_pages: u64,
+    /// Resident pages of the host side (`--include-host`); `None` if it was not counted.
+    pub host_resident_pages: Option<u64>,
     /// Pages that changed, came or went between two passes, so that a pass missed them or saw them twice.
     pub drifted_pages: u64,
 }
@@ -163,14 +163,14 @@ pub struct KindFindings {
 }
 
 impl KindFindings {
-    /// The kind with all counts zero.
-    pub fn empty(kind: GuestPageKind) -> Self {
+    /// The kind with all counts zero, with the host's memory counted or not.
+    pub fn empty(kind: GuestPageKind, with_host: bool) -> Self {
         Self {
             kind,
             pages: 0,
             backed_pages: 0,
             zero_pages: 0,
-            duplicates: Duplicates::default(),
+            duplicates: Duplicates::none(with_host),
             folded_pages: 0,
             ksm_pages: 0,
             incremental_pages: 0,
@@ -325,8 +325,15 @@ pub struct Duplicates {
     pub group: u64,
     /// Contents that only a guest of another group holds in a frame of its own.
     pub other_groups: u64,
-    /// Contents that, of all others, only the host holds.
-    pub host: u64,
+    /// Contents that, of all others, only the host holds; `None` if the host's own memory was not counted.
+    pub host: Option<u64>,
+}
+
+impl Duplicates {
+    /// No duplicates, with the host's memory counted or not.
+    pub fn none(with_host: bool) -> Self {
+        Self { host: with_host.then_some(0), ..Self::default() }
+    }
 }
 
 /// One region of a guest.
@@ -409,8 +416,8 @@ impl std::ops::AddAssign for ByKinds {
 pub struct Opportunity {
     /// Copies beyond the first within each guest.
     pub within: ByKinds,
-    /// Contents left that the host holds too.
-    pub host: ByKinds,
+    /// Contents left that the host holds too; `None` if the host's own memory was not counted.
+    pub host: Option<ByKinds>,
     /// Contents left that several guests hold: all but one of them.
     pub between: ByKinds,
     /// The three together.

@@ -13,6 +13,8 @@ pub struct Layout {
     /// By guest, and by position within its range: the page's use inside the guest, where it is known. Empty for a
     /// guest without such knowledge.
     pub uses: Vec<Vec<Option<FrameUse>>>,
+    /// Whether memory of the host itself is counted too.
+    pub with_host: bool,
 }
 
 impl Layout {
@@ -51,7 +53,7 @@ mod tests {
 
     #[test]
     fn cells_divide_a_guest_evenly_and_nothing_else() {
-        let layout = Layout { guests: vec![0..10, 10..10, 20..120], map_cells: 20, uses: Vec::new() };
+        let layout = Layout { guests: vec![0..10, 10..10, 20..120], map_cells: 20, uses: Vec::new(), with_host: false };
         assert_eq!(layout.cells_of(GuestIndex(0)), 10);
         assert_eq!(layout.cell(GuestIndex(0), 9), Some(9));
         assert_eq!(layout.cell(GuestIndex(0), 10), None);

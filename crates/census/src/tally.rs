@@ -3,8 +3,8 @@
 use crate::class::{ClassCounts, Groups};
 use crate::zeros::{ZeroCount, Zeros};
 use crate::{
-    AlreadyShared, Commonness, Duplicates, Entry, Findings, GroupFindings, GuestFindings, KindFindings, Layout,
-    MapCell, Opportunity, RegionFindings, Share,
+    AlreadyShared, ByKinds, Commonness, Duplicates, Entry, Findings, GroupFindings, GuestFindings, KindFindings,
+    Layout, MapCell, Opportunity, RegionFindings, Share,
 };
 use page::{Fingerprint, FrameUse, GuestIndex, GuestPageKind, Lru, PageKind, Region, pages_to_bytes};
 
@@ -40,7 +40,8 @@ pub struct Tally {
     buckets: Vec<(u64, u64)>,
     opportunity: Opportunity,
     already_shared: AlreadyShared,
-    host_resident_pages: u64,
+    /// `None` if the host's own memory is not counted.
+    host_resident_pages: Option<u64>,
     counts: ClassCounts,
     commonness: Commonness,
     /// Whether each guest is a VM.
@@ -64,11 +65,12 @@ impl Tally {
         let groups = Groups { of_guest: of_guest.collect(), count: group_names.len() as u16 };
         let tally_of = |(n, mut findings): (usize, GuestFindings)| {
             let cells = layout.cells_of(GuestIndex(n as u16));
+            findings.duplicates = Duplicates::none(layout.with_host);
             findings.page_map = vec![MapCell::default(); cells as usize];
             GuestTally {
                 findings,
                 regions: Region::ALL.map(RegionFindings::empty),
-                kinds: GuestPageKind::ALL.map(KindFindings::empty),
+                kinds: GuestPageKind::ALL.map(|kind| KindFindings::empty(kind, layout.with_host)),
                 last_class: 0,
             }
         };
@@ -87,9 +89,9 @@ impl Tally {
             guests: guests.into_iter().enumerate().map(tally_of).collect(),
             groups,
             group_names,
-            opportunity: Opportunity::default(),
+            opportunity: Opportunity { host: layout.with_host.then(ByKinds::default), ..Opportunity::default() },
             already_shared: AlreadyShared::default(),
-            host_resident_pages: 0,
+            host_resident_pages: layout.with_host.then_some(0),
         }
     }
 
@@ -127,7 +129,7 @@ impl Tally {
     fn add_single(&mut self, layout: &Layout, only: Entry) {
         let owner = only.owner();
         if owner == GuestIndex::HOST {
-            self.host_resident_pages += 1;
+            add(&mut self.host_resident_pages, 1);
             return;
         }
         let shared = only.mapped_elsewhere();
@@ -224,7 +226,9 @@ impl Tally {
         let table = &mut self.opportunity;
         table.within += within;
         table.between += between;
-        table.host += host;
+        if let Some(of_host) = &mut table.host {
+            *of_host += host;
+        }
         for part in [within, between, host] {
             table.total += part;
         }
@@ -252,7 +256,7 @@ impl Tally {
         } else if counts.duplicate_in_other_groups(groups, owner) {
             *other_groups += 1;
         } else if counts.duplicate_in_host() {
-            *host += 1;
+            add(host, 1);
         }
     }
 
@@ -282,7 +286,7 @@ impl Tally {
     fn add_mapping(&mut self, layout: &Layout, mapping: Entry, shared_here: bool, is_zero: bool) {
         let owner = mapping.owner();
         if owner == GuestIndex::HOST {
-            self.host_resident_pages += 1;
+            add(&mut self.host_resident_pages, 1);
             return;
         }
         let shared = shared_here || mapping.mapped_elsewhere();
@@ -301,7 +305,7 @@ impl Tally {
 
     fn add_zeros(&mut self, zero: ZeroCount) {
         if zero.owner == GuestIndex::HOST {
-            self.host_resident_pages += zero.pages;
+            add(&mut self.host_resident_pages, zero.pages);
             return;
         }
         let duplicate = self.is_duplicate(zero.owner);
@@ -420,7 +424,7 @@ impl GuestTally {
         match nearest {
             Nearest::Group => *group += u64::from(is_first),
             Nearest::OtherGroups => *other_groups += u64::from(is_first),
-            Nearest::Host => *host += u64::from(is_first),
+            Nearest::Host => add(host, u64::from(is_first)),
             Nearest::None => {}
         }
     }
@@ -447,6 +451,13 @@ struct Counted {
     zero: bool,
     shared: bool,
     nearest: Nearest,
+}
+
+/// Adds to a count of the host's, if those are kept.
+fn add(count: &mut Option<u64>, pages: u64) {
+    if let Some(count) = count {
+        *count += pages;
+    }
 }
 
 impl RegionFindings {

@@ -1,16 +1,39 @@
 //! Exit codes: their meaning, and the code for a command's outcome.
+//!
+//! | code | rule |
+//! |---|---|
+//! | 1 | the reason lies outside of the command: part of the work may be done |
+//! | 2 | the reason is what the user wrote: arguments, a file that is named there, a name that matches nothing |
 
 use crate::say;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-/// Explanation of the exit codes, for the end of `--help`.
+/// Explanation of the exit codes, for the end of `--help` of every command.
 pub const CODES: &str = "\
-Exit codes: 0 done; 1 done in part or not at all, stderr says what is missing; 2 usage;
-3 this host lacks something, stderr says what and how to get it; 4 a bug in pagefold";
+Exit codes:
+  0  done
+  1  done in part, or not for a reason outside: a guest ended, a service refuses, a disk is full
+  2  what was asked cannot be meant: arguments, a file named there, a name that matches nothing
+  3  this host lacks a feature, a right or a program: stderr says what, and how to get it
+  4  a bug in pagefold
+Whatever is not 0 has its reason on stderr. 'run' and 'lab exec' pass on the code of their program.";
 
-/// Exit code for a host that lacks a feature, a right or a program.
-pub const HOST_LACKS: u8 = 3;
+/// An exit code. [`CODES`] tells their meanings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Code {
+    /// 0
+    Done = 0,
+    /// 1
+    Partial = 1,
+    /// 2, as `clap` has it for arguments that it refuses
+    Usage = 2,
+    /// 3
+    HostLacks = 3,
+    /// 4
+    Bug = 4,
+}
 
 /// Outcome of a command that ran to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,10 +46,10 @@ pub enum Outcome {
     Status(u8),
 }
 
-/// An error with an exit code of its own; other errors get the code 1.
+/// An error with an exit code of its own; other errors get [`Code::Partial`].
 #[derive(Debug, thiserror::Error)]
 pub enum Stop {
-    /// The arguments do not make sense.
+    /// The request cannot be meant.
     #[error("{0}")]
     Usage(String),
     /// The host lacks a feature, a right or a program.
@@ -34,32 +57,45 @@ pub enum Stop {
     HostLacks(String),
 }
 
+impl Stop {
+    /// An error about what the user wrote, with its causes in words.
+    pub fn usage(error: impl Into<anyhow::Error>) -> Self {
+        Self::Usage(in_words(&error.into()))
+    }
+}
+
 /// Runs a command, prints its error if it fails, and returns its exit code.
 pub fn code_of(command: impl FnOnce() -> anyhow::Result<Outcome>) -> ExitCode {
     // The default hook has printed the panic's message and place before it arrives here.
     let Ok(result) = catch_unwind(AssertUnwindSafe(command)) else {
         say!("pagefold: this is a bug in pagefold; please report the message above");
-        return ExitCode::from(4);
+        return ExitCode::from(Code::Bug as u8);
     };
-    let error = match result {
-        Ok(Outcome::Done) => return ExitCode::SUCCESS,
-        Ok(Outcome::Partial) => return ExitCode::from(1),
-        Ok(Outcome::Status(status)) => return ExitCode::from(status),
-        Err(error) => error,
-    };
-    if is_closed_pipe(&error) {
-        return ExitCode::SUCCESS;
+    match &result {
+        Err(error) if is_closed_pipe(error) => return ExitCode::from(Code::Done as u8),
+        Err(error) => say!("pagefold: {}", in_words(error)),
+        Ok(_) => {}
     }
-    say!("pagefold: {}", in_words(&error));
-    ExitCode::from(match error.chain().find_map(|cause| cause.downcast_ref::<Stop>()) {
-        Some(Stop::Usage(_)) => 2,
-        Some(Stop::HostLacks(_)) => HOST_LACKS,
-        None => 1,
-    })
+    ExitCode::from(status(&result))
+}
+
+/// The exit code of a result.
+fn status(result: &anyhow::Result<Outcome>) -> u8 {
+    let code = match result {
+        Ok(Outcome::Status(status)) => return *status,
+        Ok(Outcome::Done) => Code::Done,
+        Ok(Outcome::Partial) => Code::Partial,
+        Err(error) => match error.chain().find_map(|cause| cause.downcast_ref::<Stop>()) {
+            Some(Stop::Usage(_)) => Code::Usage,
+            Some(Stop::HostLacks(_)) => Code::HostLacks,
+            None => Code::Partial,
+        },
+    };
+    code as u8
 }
 
 /// An error and its causes. Many errors name their cause themselves, so each cause is printed only once.
-fn in_words(error: &anyhow::Error) -> String {
+pub fn in_words(error: &anyhow::Error) -> String {
     let mut words = String::new();
     for cause in error.chain().map(ToString::to_string) {
         if cause.starts_with(&words) {
@@ -81,6 +117,24 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
 mod tests {
     use super::*;
     use anyhow::anyhow;
+
+    #[test]
+    fn each_outcome_has_its_code() {
+        let stop = |stop: Stop| Err(anyhow::Error::from(stop).context("more"));
+        for (result, code) in [
+            (Ok(Outcome::Done), 0),
+            (Ok(Outcome::Partial), 1),
+            (Err(anyhow!("disk full")), 1),
+            (stop(Stop::Usage("x".into())), 2),
+            (stop(Stop::HostLacks("x".into())), 3),
+            (Ok(Outcome::Status(77)), 77),
+        ] {
+            assert_eq!(status(&result), code, "{result:?}");
+        }
+        assert_eq!(code_of(|| panic!("a bug of this test's own")), ExitCode::from(4));
+        let closed = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        assert_eq!(code_of(|| Err(anyhow::Error::from(closed).context("cannot write"))), ExitCode::SUCCESS);
+    }
 
     #[test]
     fn causes_are_printed_once() {

@@ -1,11 +1,13 @@
-//! Input and output of commands: stdout, stderr, a service's log, exit codes, and sizes as people type and read them.
+//! Input and output of commands: stdout, stderr, a service's log, exit codes, files that they write, and sizes as people type and read them.
 #![forbid(unsafe_code)]
 
 pub mod exit;
 pub mod log;
 pub mod output;
+mod output_file;
 mod printable;
 pub mod size;
 
+pub use output_file::OutputFile;
 pub use printable::printable;
 pub use size::bytes;

@@ -82,6 +82,9 @@ fn digits(n: f64, decimals: usize) -> String {
 /// # Errors
 /// The fault of the text, in words that the command line shows.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    if text.starts_with('-') {
+        return Err(format!("\"{text}\": a size must not be negative"));
+    }
     let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_at);
     let shift = match unit.trim_end_matches("iB").trim_end_matches('B') {
@@ -155,5 +158,6 @@ mod tests {
         for text in ["", "M", "-1M", "1X", "1.2.3G", "0", "99999999999T", "1e9"] {
             assert!(parse_bytes(text).is_err(), "{text}");
         }
+        assert_eq!(parse_bytes("-1").unwrap_err(), "\"-1\": a size must not be negative");
     }
 }

@@ -43,8 +43,8 @@ const AGAIN: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs
 /// Why the worker ends a connection.
 #[derive(Debug, thiserror::Error)]
 pub enum Cut {
-    /// The member hung up.
-    #[error("hung up")]
+    /// The member has ended, or its agent has closed the connection.
+    #[error("ended, or closed its connection")]
     Closed,
     /// A frame that no agent sends.
     #[error("cut off: {0}")]

@@ -4,12 +4,12 @@
 //! |---|---|
 //! | runs a VM, inside a container or not | a guest by itself |
 //! | other process in a container | one guest with the others in the same container |
-//! | other process that the user names by pid | a guest by itself |
+//! | other process that the user names by pid, or that is a member of a service's group | a guest by itself |
 //! | any other process | none |
 
 use crate::container::{Container, container_of};
-use crate::{Facts, Guest, GuestKind, cloud_hypervisor, firecracker, qemu, region};
-use host::{Cgroups, Mapping, Process};
+use crate::{Facts, Guest, GuestKind, Membership, cloud_hypervisor, firecracker, qemu, region};
+use host::{Cgroups, Mapping, Process, ProcessId};
 use std::collections::{BTreeMap, HashMap};
 
 /// The processes of the host at one moment.
@@ -56,10 +56,21 @@ impl Survey {
         guest.pids.first().is_some_and(|pid| self.unreadable.binary_search(pid).is_err())
     }
 
-    /// All VMs and containers, and the processes in `named` that belong to neither. Every guest is in a group of its
-    /// own until [`crate::assign_groups`] is called.
-    pub fn guests(&self, named: &[u32]) -> Vec<Guest> {
-        let mut guests = find(&self.processes, &self.own.cgroups, named);
+    /// All VMs and containers, and those processes of `named` and `members` that belong to neither. Every guest is in a
+    /// group of its own until [`crate::assign_groups`] is called.
+    pub fn guests(&self, named: &[u32], members: &[Membership]) -> Vec<Guest> {
+        let group_of = |pid: u32| {
+            let process = self.processes.binary_search_by_key(&pid, |p| p.pid).ok().map(|n| &self.processes[n])?;
+            let id = ProcessId { pid, start_ticks: process.stat.start_ticks };
+            members.iter().find(|m| m.process == id).map(|m| m.group.as_str())
+        };
+        let wanted = |pid: u32| named.contains(&pid) || group_of(pid).is_some();
+        let mut guests = find(&self.processes, &self.own.cgroups, &wanted);
+        for guest in &mut guests {
+            let mut groups: Vec<_> = guest.pids.iter().filter_map(|pid| group_of(*pid)).collect();
+            groups.dedup();
+            guest.facts.folded_in = <[_; 1]>::try_from(groups).ok().map(|[group]| group.to_owned());
+        }
         for guest in guests.iter_mut().filter(|g| g.kind.is_vm() && g.ram_bytes.is_none()) {
             complete(guest, &self.processes);
         }
@@ -68,7 +79,7 @@ impl Survey {
 }
 
 /// Finds the guests; see [`Survey::guests`]. RAM that stands only in files or mappings is left `None`.
-fn find(processes: &[Process], own: &Cgroups, named: &[u32]) -> Vec<Guest> {
+fn find(processes: &[Process], own: &Cgroups, wanted: &dyn Fn(u32) -> bool) -> Vec<Guest> {
     let mut guests = Vec::new();
     let mut containers: BTreeMap<Container, Vec<&Process>> = BTreeMap::new();
     for process in processes {
@@ -76,7 +87,7 @@ fn find(processes: &[Process], own: &Cgroups, named: &[u32]) -> Vec<Guest> {
             guests.push(guest);
         } else if let Some(container) = container_of(&process.cgroups, own) {
             containers.entry(container).or_default().push(process);
-        } else if named.contains(&process.pid) {
+        } else if wanted(process.pid) {
             guests.push(guest(GuestKind::Process, Some(process.comm.clone()), &[process]));
         }
     }
@@ -190,7 +201,7 @@ mod tests {
 
     #[test]
     fn guests_of_every_kind_are_found() {
-        let guests = find(&host(), &Cgroups::default(), &[]);
+        let guests = find(&host(), &Cgroups::default(), &|_| false);
         assert_eq!(
             ids(&guests),
             [
@@ -217,16 +228,35 @@ mod tests {
 
     #[test]
     fn named_process_is_guest_unless_part_of_one() {
-        let guests = find(&host(), &Cgroups::default(), &[70, 20, 52]);
+        let guests = find(&host(), &Cgroups::default(), &|pid| [70, 20, 52].contains(&pid));
         assert_eq!(guests.iter().filter(|g| g.kind == GuestKind::Process).count(), 1);
         let sleep = guests.last().unwrap();
         assert_eq!((sleep.id.as_str(), sleep.name.as_str(), sleep.pids.as_slice()), ("process:70", "sleep", &[70][..]));
     }
 
     #[test]
+    fn members_of_services_are_guests() {
+        let mut survey = Survey { processes: host(), ..Survey::default() };
+        survey.processes.iter_mut().for_each(|p| p.stat.start_ticks = 5);
+        let member = |pid, start_ticks, group: &str| Membership {
+            process: ProcessId { pid, start_ticks },
+            group: group.to_owned(),
+        };
+        let members = [member(70, 5, "acme"), member(20, 5, "beta"), member(51, 5, "acme"), member(52, 5, "beta")];
+        let guests = survey.guests(&[], &members);
+        let group_of = |id: &str| guests.iter().find(|g| g.id == id).map(|g| g.facts.folded_in.as_deref());
+        assert_eq!(group_of("process:70"), Some(Some("acme")));
+        assert_eq!(group_of("qemu:acme-1"), Some(Some("beta")));
+        assert_eq!(group_of("lxc:web"), Some(None), "two groups in one container");
+        assert_eq!(group_of("qemu:21"), Some(None));
+        // The pid of a member that ended may be another process's.
+        assert!(survey.guests(&[], &[member(70, 4, "acme")]).iter().all(|g| g.kind != GuestKind::Process));
+    }
+
+    #[test]
     fn guests_of_same_name_get_distinct_ids() {
         let duplicate = |pid| process(pid, "/usr/bin/qemu-kvm -name db", "0::/");
-        let guests = find(&[duplicate(7), duplicate(9)], &Cgroups::default(), &[]);
+        let guests = find(&[duplicate(7), duplicate(9)], &Cgroups::default(), &|_| false);
         assert_eq!(ids(&guests), ["qemu:db@7", "qemu:db@9"]);
         assert_eq!(guests[0].group, "qemu:db@7");
     }
@@ -234,7 +264,7 @@ mod tests {
     #[test]
     fn crafted_name_does_not_give_id_of_another_guest() {
         let named = |pid, name: &str| process(pid, &format!("/usr/bin/qemu-kvm -name {name}"), "0::/");
-        let guests = find(&[named(7, "db"), named(8, "db@7"), named(9, "db")], &Cgroups::default(), &[]);
+        let guests = find(&[named(7, "db"), named(8, "db@7"), named(9, "db")], &Cgroups::default(), &|_| false);
         assert_eq!(ids(&guests), ["qemu:db@7", "qemu:db@9", "qemu:db@7@8"]);
         assert_eq!(guests[2].group, "qemu:db@7@8");
     }
@@ -244,7 +274,7 @@ mod tests {
         let survey = Survey::take().unwrap();
         let me = std::process::id();
         assert!(survey.processes.iter().any(|p| p.pid == me));
-        let guests = survey.guests(&[me]);
+        let guests = survey.guests(&[me], &[]);
         assert!(guests.iter().any(|g| g.id == format!("process:{me}") && g.pids == [me]));
     }
 }

@@ -91,7 +91,7 @@ mod tests {
     fn ended_process_is_listed_and_others_are_measured() {
         let (mut one, mut two) = (sleeper(), sleeper());
         let survey = Survey::take().unwrap();
-        let mut guest = survey.guests(&[one.id()]).into_iter().find(|g| g.pids == [one.id()]).unwrap();
+        let mut guest = survey.guests(&[one.id()], &[]).into_iter().find(|g| g.pids == [one.id()]).unwrap();
         guest.pids.push(two.id());
         let (both, partial) = Footprint::measure(&guest);
         assert_eq!(partial, []);

@@ -5,6 +5,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use toml::Spanned;
 
 /// Longest file of groups, in bytes: room for some ten thousand guests.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -23,6 +24,8 @@ pub enum GroupRule {
     User,
     /// By the guest's name up to its last `-`.
     Name,
+    /// By the group of the service that folds it.
+    Service,
     /// By this component, from 1, of the path of the control group of the guest's first process.
     Cgroup(usize),
 }
@@ -59,13 +62,24 @@ pub enum GroupError {
 
 /// Groups by name, each with patterns for the names or ids of its guests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct GroupFile(BTreeMap<String, Vec<Glob>>);
+pub struct GroupFile {
+    path: PathBuf,
+    groups: BTreeMap<String, Vec<Pattern>>,
+}
+
+/// A pattern of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Pattern {
+    glob: Glob,
+    /// Line, from 1.
+    line: usize,
+}
 
 /// The file as it is written.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
-    groups: BTreeMap<String, Vec<String>>,
+    groups: BTreeMap<String, Vec<Spanned<String>>>,
 }
 
 impl FromStr for GroupRule {
@@ -77,11 +91,12 @@ impl FromStr for GroupRule {
             "all" => Ok(Self::All),
             "user" => Ok(Self::User),
             "name" => Ok(Self::Name),
+            "service" => Ok(Self::Service),
             "cgroup" => Ok(Self::Cgroup(1)),
             _ => match text.strip_prefix("cgroup:").map(str::parse) {
                 Some(Ok(n)) if n > 0 => Ok(Self::Cgroup(n)),
                 Some(_) => Err("cgroup:N counts the components of the path from 1".into()),
-                None => Err("use each, all, user, name, cgroup or cgroup:N".into()),
+                None => Err("use each, all, user, name, service, cgroup or cgroup:N".into()),
             },
         }
     }
@@ -98,6 +113,7 @@ impl GroupRule {
                 Some((front, _)) if !front.is_empty() => Some(front.to_owned()),
                 _ => Some(guest.name.clone()),
             },
+            Self::Service => guest.facts.folded_in.clone(),
             Self::Cgroup(n) => guest.facts.cgroup.split('/').filter(|p| !p.is_empty()).nth(n - 1).map(str::to_owned),
         };
         by_rule.unwrap_or_else(|| guest.id.clone())
@@ -119,28 +135,48 @@ impl GroupFile {
         let content = |problem| GroupError::Content { path: path.into(), problem };
         let bytes = host::read_plain_file(path, MAX_FILE_BYTES)?;
         let text = String::from_utf8(bytes).map_err(|e| content(format!("not text: {}", e.utf8_error())))?;
-        Self::parse(&text).map_err(content)
+        let groups = Self::parse(&text).map_err(content)?;
+        Ok(Self { path: path.into(), groups })
     }
 
     /// Parses the text of such a file.
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<BTreeMap<String, Vec<Pattern>>, String> {
+        let line_at = |at: usize| 1 + text.get(..at).unwrap_or(text).matches('\n').count();
         let written: Written = toml::from_str(text).map_err(|e| {
-            let line = e.span().map_or(1, |span| 1 + text.get(..span.start).unwrap_or(text).matches('\n').count());
+            let line = e.span().map_or(1, |span| line_at(span.start));
             format!("line {line}: {}", e.message().replace('\n', ", "))
         })?;
         let mut groups = BTreeMap::new();
         for (name, patterns) in written.groups {
             check_name(&name)?;
-            let glob = |p: &String| p.parse::<Glob>().map_err(|e| format!("group \"{name}\": {e}"));
-            let globs = patterns.iter().map(glob).collect::<Result<_, _>>()?;
-            groups.insert(name, globs);
+            let pattern = |p: &Spanned<String>| {
+                let line = line_at(p.span().start);
+                let glob = p.get_ref().parse().map_err(|e| format!("line {line}: group \"{name}\": {e}"))?;
+                Ok::<_, String>(Pattern { glob, line })
+            };
+            let patterns = patterns.iter().map(pattern).collect::<Result<_, _>>()?;
+            groups.insert(name, patterns);
         }
-        Ok(Self(groups))
+        Ok(groups)
+    }
+
+    /// Checks that every pattern means somebody, since one that does not is more likely a slip than meant.
+    ///
+    /// # Errors
+    /// [`GroupError::Content`] for the first pattern for which `means_somebody` is false.
+    pub fn check(&self, means_somebody: impl Fn(&Glob) -> bool) -> Result<(), GroupError> {
+        let patterns = self.groups.iter().flat_map(|(name, patterns)| patterns.iter().map(move |p| (name, p)));
+        let Some((name, pattern)) = patterns.into_iter().find(|(_, p)| !means_somebody(&p.glob)) else {
+            return Ok(());
+        };
+        let (line, glob) = (pattern.line, pattern.glob.as_str());
+        let problem = format!("line {line}: no guest matches {glob:?} of group \"{name}\": correct it, or take it out");
+        Err(GroupError::Content { path: self.path.clone(), problem })
     }
 
     fn group_of(&self, guest: &Guest) -> Result<Option<&str>, GroupError> {
-        let hit = |glob: &&Glob| glob.matches(&guest.name) || glob.matches(&guest.id);
-        let mut hits = self.0.iter().filter_map(|(name, globs)| Some((name, globs.iter().find(hit)?)));
+        let mine = |p: &Pattern| (p.glob.matches(&guest.name) || p.glob.matches(&guest.id)).then(|| p.glob.clone());
+        let mut hits = self.groups.iter().filter_map(|(name, p)| Some((name, p.iter().find_map(mine)?)));
         let first = hits.next();
         match (first, hits.next()) {
             (Some((first, first_glob)), Some((second, second_glob))) => Err(GroupError::Ambiguous {
@@ -192,7 +228,12 @@ mod tests {
             pids: vec![1],
             group: String::new(),
             ram_bytes: None,
-            facts: Facts { uid, cgroup: cgroup.into(), ..Facts::default() },
+            facts: Facts {
+                uid,
+                cgroup: cgroup.into(),
+                folded_in: (uid == 0).then(|| "folders".to_owned()),
+                ..Facts::default()
+            },
         }
     }
 
@@ -203,7 +244,7 @@ mod tests {
             guest("solo", 7, "/"),
             guest("-odd", 7, "/x"),
         ];
-        let file = GroupFile::parse(file)?;
+        let file = GroupFile { path: "groups.toml".into(), groups: GroupFile::parse(file)? };
         assign_groups(&mut guests, rule.parse()?, &file).map_err(|e| e.to_string())?;
         Ok(guests.map(|g| g.group).into())
     }
@@ -217,6 +258,7 @@ mod tests {
             ("all", ["all", "all", "all", "all"]),
             ("user", ["uid-0", "uid-7", "uid-7", "uid-7"]),
             ("name", ["acme", "acme-eu", "solo", "-odd"]),
+            ("service", ["folders", "qemu:acme-eu-2", "qemu:solo", "qemu:-odd"]),
             ("cgroup", ["machine.slice", "machine.slice", "qemu:solo", "x"]),
             ("cgroup:2", ["a.scope", "b.scope", "qemu:solo", "qemu:-odd"]),
         ] {
@@ -240,12 +282,21 @@ mod tests {
     }
 
     #[test]
+    fn pattern_that_means_nobody_is_named_with_its_line() {
+        let groups = GroupFile::parse("[groups]\nacme = [\n  'acme-*',\n  'acne-1',\n]\n").unwrap();
+        let file = GroupFile { path: "groups.toml".into(), groups };
+        let error = file.check(|glob| glob.matches("acme-1")).unwrap_err().to_string();
+        assert!(error.starts_with("groups.toml: line 4: no guest matches \"acne-1\" of group \"acme\""), "{error}");
+        assert!(file.check(|_| true).is_ok());
+    }
+
+    #[test]
     fn invalid_file_is_error_that_names_fault() {
         for (file, word) in [
             ("", "groups"),
             ("[groups]\n[other]", "other"),
             ("[groups]\nacme = 'acme-*'", "sequence"),
-            ("[groups]\nacme = ['']", "empty"),
+            ("[groups]\nacme = ['']", "line 2: group \"acme\": a pattern must not be empty"),
             ("[groups]\n'qemu:x' = ['x']", "qemu:x"),
             ("[groups]\n'' = ['x']", "group name"),
             ("groups", "expected"),

@@ -245,7 +245,7 @@ mod tests {
     fn real_process_is_judged_and_ended_one_is_told() {
         let survey = crate::Survey::take().unwrap();
         let me = std::process::id();
-        let guest = survey.guests(&[me]).into_iter().find(|g| g.pids == [me]).unwrap();
+        let guest = survey.guests(&[me], &[]).into_iter().find(|g| g.pids == [me]).unwrap();
         let check = check_mergeable(&guest, true, None);
         assert_eq!(check.id, format!("guest:process:{me}:mergeable"));
         assert!(check.found.contains("nothing advises it"), "{check:?}");

@@ -1,6 +1,7 @@
 //! A guest, and the memory that it holds by the kernel's own accounting, in the shape that `pagefold guests --json`
 //! prints.
 
+use host::ProcessId;
 use page::Region;
 use serde::Serialize;
 
@@ -26,7 +27,7 @@ pub enum GuestKind {
     Crio,
     /// A systemd-nspawn container.
     Nspawn,
-    /// A process that the user named by its pid.
+    /// A process that the user named by its pid, or that a service folds.
     Process,
 }
 
@@ -80,10 +81,21 @@ pub struct Facts {
     pub uid: u32,
     /// Control group of its first process; `/` if that is in no group below the root.
     pub cgroup: String,
+    /// The group of a service that its processes are members of, if that is one.
+    pub folded_in: Option<String>,
     /// Sizes of the blocks of memory that the RAM of a VM consists of; empty if not known.
     pub ram_blocks_bytes: Vec<u64>,
     /// Further facts from QEMU's command line.
     pub qemu: Option<QemuFacts>,
+}
+
+/// A member of a group of a service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// Its process.
+    pub process: ProcessId,
+    /// The group.
+    pub group: String,
 }
 
 /// Facts about the machine from QEMU's command line.

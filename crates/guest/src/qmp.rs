@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 /// Longest answer that is read, in bytes; the longest known, `query-qmp-schema`, has a fifth of a megabyte.
 const LINE_MAX: u64 = 4 << 20;
 
+/// Time that a guest's QEMU may take for an answer, in which it may be serving another client: 500 ms.
+const PATIENCE: Duration = Duration::from_millis(500);
+
 /// A reason why QEMU did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum QmpError {
@@ -21,6 +24,16 @@ pub enum QmpError {
         path: PathBuf,
         /// The failure.
         source: io::Error,
+    },
+    /// Another process than the guest's answers at the socket.
+    #[error("{} is the socket of process {peer}, not of this guest, which is process {pid}", path.display())]
+    Foreign {
+        /// The socket.
+        path: PathBuf,
+        /// The process that listens there.
+        peer: u32,
+        /// The guest's process.
+        pid: u32,
     },
     /// QEMU refused a command.
     #[error("QEMU refuses {command}: {reason}")]
@@ -40,7 +53,33 @@ pub struct Qmp {
     timeout: Duration,
 }
 
+impl QmpError {
+    /// Whether the path leads to no socket of this guest's, as opposed to one that does not answer.
+    pub fn is_wrong_socket(&self) -> bool {
+        let waits = |source: &io::Error| matches!(source.kind(), ErrorKind::TimedOut | ErrorKind::UnexpectedEof);
+        match self {
+            Self::Socket { source, .. } => !waits(source),
+            Self::Foreign { .. } => true,
+            Self::Refused { .. } => false,
+        }
+    }
+}
+
 impl Qmp {
+    /// Connects to the socket of the QEMU that is process `pid`, as [`Qmp::connect`] does, with 500 ms for each answer.
+    ///
+    /// # Errors
+    /// As for [`Qmp::connect`], or another process listens there.
+    pub fn of(pid: u32, path: &Path) -> Result<Self, QmpError> {
+        let failed = |source| QmpError::Socket { path: path.into(), source };
+        let stream = host::connect_within(path, PATIENCE).map_err(failed)?;
+        let peer = host::peer_pid(&stream).map_err(failed)?;
+        if peer != pid {
+            return Err(QmpError::Foreign { path: path.into(), peer, pid });
+        }
+        Self::greet(path, stream, PATIENCE)
+    }
+
     /// Connects, reads the greeting and leaves negotiation mode. Connecting, the greeting and each command may take
     /// `timeout` each.
     ///
@@ -49,6 +88,10 @@ impl Qmp {
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self, QmpError> {
         let stream =
             host::connect_within(path, timeout).map_err(|source| QmpError::Socket { path: path.into(), source })?;
+        Self::greet(path, stream, timeout)
+    }
+
+    fn greet(path: &Path, stream: UnixStream, timeout: Duration) -> Result<Self, QmpError> {
         let mut qmp = Self { path: path.into(), reader: BufReader::new(stream), timeout };
         let greeting = qmp.message(Instant::now() + timeout).map_err(|e| qmp.broken(e))?;
         if greeting.get("QMP").is_none() {
@@ -161,6 +204,20 @@ mod tests {
         for lines in [&[GREETING] as &[&str], &[""], &["{}\n"], &["SSH-2.0\n"], &[GREETING, "{\"return\": \n"]] {
             assert!(matches!(asked(lines), Err(QmpError::Socket { .. })), "{lines:?}");
         }
+    }
+
+    #[test]
+    fn socket_of_another_process_is_refused() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("qmp");
+        let _listener = UnixListener::bind(&path).expect("listen");
+        let own = std::process::id();
+        let foreign = Qmp::of(1, &path).expect_err("this process listens");
+        assert!(matches!(foreign, QmpError::Foreign { peer, pid: 1, .. } if peer == own), "{foreign}");
+        let silent = Qmp::of(own, &path).expect_err("nobody answers");
+        assert!(!silent.is_wrong_socket() && foreign.is_wrong_socket(), "{silent}");
+        let nowhere = Qmp::of(own, Path::new("/nonexistent")).expect_err("no socket");
+        assert!(nowhere.is_wrong_socket(), "{nowhere}");
     }
 
     #[test]

@@ -20,10 +20,6 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// Time that QEMU may take for an answer; it may be serving another client.
-const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The memory of a running guest.
 #[derive(Debug)]
@@ -114,19 +110,18 @@ impl Careful {
 
 /// Opens the memory of a VM in each layout that it may have, the likeliest first.
 ///
-/// The layout that QEMU reports comes first, if it answers at the socket `qmp` or at the one on its command line.
-/// Then come the layouts that are possible by the mappings.
+/// The layout that QEMU reports comes first, if there is a conversation with it, or it answers at the socket on its
+/// command line. Then come the layouts that are possible by the mappings.
 ///
 /// # Errors
 /// The VM's process is gone, or belongs to another user.
-pub fn open_ram(guest: &Guest, qmp: Option<PathBuf>) -> host::Result<Vec<GuestRam>> {
+pub fn open_ram(guest: &Guest, qmp: Option<Qmp>) -> host::Result<Vec<GuestRam>> {
     let pid = guest.pids.first().copied().unwrap_or(0);
     let named = guest.facts.qemu.as_ref().and_then(|facts| facts.qmp_socket.as_ref());
-    let socket = qmp.or_else(|| Some(seen_by(pid, named?)));
-    let told = socket.filter(|_| guest.kind == GuestKind::Qemu).and_then(|socket| {
-        let mut qmp = Qmp::connect(&socket, PATIENCE).ok()?;
-        RamMap::by_qmp(&mut qmp).ok().filter(|map| !map.blocks().is_empty())
-    });
+    let qmp = qmp.or_else(|| Qmp::of(pid, &seen_by(pid, named?)).ok());
+    let told = qmp
+        .filter(|_| guest.kind == GuestKind::Qemu)
+        .and_then(|mut qmp| RamMap::by_qmp(&mut qmp).ok().filter(|map| !map.blocks().is_empty()));
     let mut maps = Vec::from_iter(told);
     maps.extend(RamMap::by_mappings(guest, &Mapping::read_all(pid)?));
     maps.dedup();

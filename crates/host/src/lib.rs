@@ -50,8 +50,10 @@ pub use process_id::{ProcessId, ProcessStat};
 pub use seqpacket::{MOST_FDS, Peer, Received, Seqpacket, SeqpacketListener};
 pub use signals::{Caught, Signals, let_signals_through};
 pub use smaps::{Mapping, Usage};
-pub use stream::connect_within;
-pub use system::{Kernel, available_bytes, own_peak_rss_bytes, ram_bytes, slab_object_bytes, swapped_bytes};
+pub use stream::{connect_within, peer_pid};
+pub use system::{
+    Kernel, available_bytes, free_swap_bytes, own_peak_rss_bytes, ram_bytes, slab_object_bytes, swapped_bytes,
+};
 pub use thread_cpu::ThreadCpu;
 pub use userfaultfd::{UFFDIO_API, ioctl_number, open_userfaultfd, userfaultfd_features};
 pub use vm_read::ProcessMemory;

@@ -39,6 +39,12 @@ pub fn available_bytes() -> Result<u64> {
     status_bytes("/proc/meminfo", "MemAvailable:").map(Option::unwrap_or_default)
 }
 
+/// Swap that is not in use (`freeswap`).
+pub fn free_swap_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.freeswap.saturating_mul(info.mem_unit.into())
+}
+
 /// Private memory of process `pid` that is in swap (`VmSwap`).
 ///
 /// # Errors
@@ -74,6 +80,8 @@ mod tests {
         let total = meminfo.lines().next().unwrap().split_ascii_whitespace().nth(1).unwrap();
         assert_eq!(ram_bytes(), total.parse::<u64>().unwrap() * 1024);
         assert!((1..ram_bytes()).contains(&available_bytes().unwrap()));
+        let swap = status_bytes("/proc/meminfo", "SwapTotal:").unwrap().unwrap();
+        assert!(free_swap_bytes() <= swap);
     }
 
     #[test]

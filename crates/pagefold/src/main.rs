@@ -3,12 +3,12 @@
 
 mod cmd;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::process::ExitCode;
 
 /// Measure what VMs, containers and processes hold in memory, page by page, and what of it is held more than once.
 #[derive(Parser)]
-#[command(version, after_help = cli::exit::CODES, max_term_width = 110, propagate_version = true)]
+#[command(version, max_term_width = 110, propagate_version = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -46,8 +46,15 @@ enum Command {
     BenchGuest(bench::GuestArgs),
 }
 
+/// A command and those below it, each with the exit codes at the end of its help.
+fn with_exit_codes(command: clap::Command) -> clap::Command {
+    let before = command.get_after_help().map_or_else(String::new, |help| format!("{help}\n\n"));
+    command.after_help(before + cli::exit::CODES).mut_subcommands(with_exit_codes)
+}
+
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let arguments = with_exit_codes(Cli::command()).get_matches();
+    let cli = Cli::from_arg_matches(&arguments).unwrap_or_else(|error| error.exit());
     cli::exit::code_of(|| match cli.command {
         Command::Doctor(args) => cmd::doctor::run(args),
         Command::Guests(args) => cmd::guests::run(args),

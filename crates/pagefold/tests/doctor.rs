@@ -5,6 +5,9 @@ mod common;
 use common::qemu::Qemu;
 use common::{Stage, json_of, pagefold, unprivileged};
 use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 fn check<'a>(checks: &'a Value, id: &str) -> &'a Value {
     let checks = checks.as_array().expect("a list");
@@ -110,6 +113,27 @@ fn reason_is_given_for_vms_that_cannot_be_merged() {
         assert_eq!(check["status"], status, "{check}");
         assert!(check["found"].as_str().unwrap().contains(words), "{check}");
     }
+}
+
+/// Runs the commands of README's section on installing, with another prefix and this build.
+#[test]
+fn installation_by_readme_is_complete() {
+    let built = Path::new(env!("CARGO_BIN_EXE_pagefold")).parent().expect("a directory");
+    let prefix = tempfile::tempdir().expect("a directory");
+    let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).expect("README");
+    let commands: Vec<&str> = readme.lines().filter_map(|line| line.strip_prefix("    sudo install ")).collect();
+    assert_eq!(commands.len(), 2, "{commands:?}");
+    for command in commands {
+        let command = command.replace("target/release", built.to_str().expect("a plain path"));
+        let command = command.replace("/usr/local", prefix.path().to_str().expect("a plain path"));
+        assert!(Command::new("install").args(command.split(' ')).status().expect("run install").success(), "{command}");
+    }
+    assert!(prefix.path().join("bin/pagefold-prove").exists());
+    let output = Command::new(prefix.path().join("bin/pagefold")).args(["doctor", "--json"]).output().expect("run it");
+    let checks: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let library = check(&checks, "host:library");
+    let found = library["found"].as_str().expect("text");
+    assert!(library["status"] == "ok" && found.ends_with("lib/pagefold/libpagefold.so"), "{library}");
 }
 
 #[test]

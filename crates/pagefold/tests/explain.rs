@@ -4,8 +4,12 @@ mod common;
 
 use common::lab::{self, Lab};
 use common::number;
+use common::qemu::Qemu;
+use common::service::Service;
 use serde_json::Value;
-use std::process::{Command, Output};
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 /// Lock of these tests, for one at a time. Emulated guests need the processors, and guests of another test would share
@@ -28,6 +32,35 @@ fn answer(output: &Output) -> Value {
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(matches!(output.status.code(), Some(0 | 1)), "{text}");
     serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+/// Commands that a text for people advises, in quotes; `...` stands for a program with its arguments.
+fn advised(text: &str) -> Vec<String> {
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    text.split('\'').filter(|part| part.starts_with("pagefold ")).map(|part| part.replace("...", "true")).collect()
+}
+
+/// Runs every command that a text advises for the service in `dir`, and gives every device that it advises to a QEMU.
+/// Returns the commands.
+fn run_advised(text: &str, dir: &Path) -> Vec<String> {
+    let commands = advised(text);
+    for command in &commands {
+        let mut call = Command::new(env!("CARGO_BIN_EXE_pagefold"));
+        let output = call.args(command.split(' ').skip(1)).env("PAGEFOLD_DIR", dir).output().expect("run it");
+        assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let device = |rest: &str| rest.split([' ', ')']).next().unwrap_or_default().to_owned();
+    for device in text.split("-device ").skip(1).map(device) {
+        let mut qemu = Command::new("qemu-system-x86_64");
+        qemu.args(["-machine", "pc", "-accel", "tcg", "-m", "16", "-S", "-nodefaults", "-display", "none"]);
+        qemu.args(["-monitor", "stdio", "-device", &device]).stdin(Stdio::piped()).stdout(Stdio::null());
+        let mut qemu = qemu.stderr(Stdio::piped()).spawn().expect("start QEMU");
+        qemu.stdin.take().expect("a pipe").write_all(b"quit\n").expect("tell QEMU");
+        let output = qemu.wait_with_output().expect("wait for QEMU");
+        assert!(output.status.success(), "{device}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    commands
 }
 
 const KINDS: [&str; 13] = [
@@ -80,7 +113,20 @@ fn two_guests_are_explained_by_kind_and_by_name() {
     let holders: Vec<&Value> = busybox["holders"].as_array().unwrap().iter().map(|h| &h["guest"]).collect();
     assert_eq!(holders, ["qemu:acme-1", "qemu:acme-2"]);
     assert!(number(&busybox["contents"]) > 300, "{busybox}");
-    // Bloat and advice.
+    assert_bloat_and_advice(&found);
+    // The text for people.
+    let text = of_ours(&lab, "explain", &["acme-1", "--no-host"]);
+    let text = String::from_utf8(text.stdout).expect("text");
+    assert!(text.contains("kernel rodata") && text.contains("/bin/busybox of acme-1 and acme-2: 2 x"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
+    assert!(text.contains(", KASLR offset 0x") && text.contains("guest's files and tmpfs"), "{text}");
+    // Without --no-host, the host is counted.
+    assert!(text.contains("-: not counted (--no-host)") && found["kinds"][0]["duplicates"]["host"].is_null(), "{text}");
+    assert_advice_is_accepted(&lab, &text);
+}
+
+fn assert_bloat_and_advice(found: &Value) {
+    let kinds = found["kinds"].as_array().expect("kinds");
     let free = kinds.iter().find(|k| k["kind"] == "free").expect("free pages");
     assert_eq!(found["bloat"]["free_backed_pages"], free["backed_pages"]);
     assert_eq!(found["bloat"]["balloon"], false);
@@ -89,11 +135,75 @@ fn two_guests_are_explained_by_kind_and_by_name() {
         advice.iter().any(|a| a["action"] == "fold") && advice.iter().any(|a| a["action"] == "free_page_reporting")
     );
     assert!(advice.windows(2).all(|two| number(&two[0]["bytes"]) >= number(&two[1]["bytes"])), "in order of yield");
-    // The text for people.
-    let text = of_ours(&lab, "explain", &["acme-1", "--no-host"]);
-    let text = String::from_utf8(text.stdout).expect("text");
-    assert!(text.contains("kernel rodata") && text.contains("/bin/busybox of acme-1 and acme-2: 2 x"), "{text}");
-    assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
+}
+
+/// Advice for guests that are not folded works as it is printed, also for guests in groups of their own.
+fn assert_advice_is_accepted(lab: &Lab, grouped: &str) {
+    let service = Service::start();
+    assert_eq!(run_advised(grouped, &service.place()), ["pagefold run --group acme -- true"]);
+    let mut call = Command::new(env!("CARGO_BIN_EXE_pagefold"));
+    call.args(["explain", "acme-1", "--no-host", "--group-by", "all"]);
+    let pids: Vec<String> = lab.guests().iter().map(|guest| lab::pid(guest).to_string()).collect();
+    let alone = |pid: &String| {
+        let mut call = Command::new(env!("CARGO_BIN_EXE_pagefold"));
+        call.args(["explain", "acme-1", "--no-host", "--pid", pid]).output().expect("run pagefold")
+    };
+    call.args(pids.iter().flat_map(|pid| ["--pid", pid]));
+    let texts = [call.output().expect("run pagefold"), alone(&pids[0])].map(|output| output.stdout);
+    for (text, group) in texts.into_iter().zip(["all", "acme-1"]) {
+        let text = String::from_utf8(text).expect("text");
+        assert_eq!(run_advised(&text, &service.place()), [format!("pagefold run --group {group} -- true")], "{text}");
+    }
+}
+
+/// A socket that is not this VM's is refused, and not passed over in silence.
+#[test]
+fn qmp_socket_must_be_the_guests_own() {
+    if common::not_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let socket = |name: &str| dir.path().join(name).to_str().expect("a plain path").to_owned();
+    let start = |name: &str| Qemu::start(name, &["-qmp", &format!("unix:{},server=on,wait=off", socket(name))]);
+    let (Some(one), Some(other)) = (start("own"), start("other")) else { return };
+    let pid = one.pid().to_string();
+    let explain = |qmp: &str| common::pagefold(&["explain", &one.name, "--pid", &pid, "--no-host", "--qmp", qmp]);
+    let foreign = format!("is the socket of process {}, not of this guest, which is process {pid}", other.pid());
+    for (path, words) in [
+        ("/nonexistent".to_owned(), "cannot talk QMP over /nonexistent: No such file"),
+        (dir.path().to_str().expect("a plain path").to_owned(), "Connection refused"),
+        (socket("other"), &foreign),
+    ] {
+        let refused = explain(&path);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(refused.status.code() == Some(2) && said.contains(words), "{path}: {:?} {said}", refused.status);
+        assert_eq!(said.matches(words).count(), 1, "{said}");
+    }
+    // There is no kernel in its memory, but its memory is found.
+    let own = explain(&socket("own"));
+    assert_eq!(own.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&own.stdout).contains("Its memory by what it is inside"), "{own:?}");
+}
+
+/// Guests that were given more memory than they use fit only while they do not use it.
+#[test]
+fn forecast_warns_of_what_guests_may_grow_to() {
+    if common::not_root() {
+        return;
+    }
+    let Some(qemu) = Qemu::start("grown", &[]) else { return };
+    let args = ["forecast", "--pid", &qemu.pid().to_string()];
+    let found = answer(&common::pagefold(&[&args[..], &["--json"]].concat()));
+    let grown = &found["grown"];
+    let (fits, size) = (number(&grown["fits"]), number(&grown["guest_bytes"]));
+    assert!((128 << 20..256 << 20).contains(&size), "{grown}");
+    assert!(fits < number(&found["fits"]) && (fits + 1) * size <= number(&grown["room_bytes"]), "{found}");
+    assert!((fits + 2) * size > number(&grown["room_bytes"]), "{found}");
+    let missing = (number(&found["fits"]) + 1) * size - number(&grown["room_bytes"]);
+    assert_eq!(number(&grown["short_bytes"]), missing);
+    let text = String::from_utf8(common::pagefold(&args).stdout).expect("text");
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(text.contains("WARNING: that is as they are now.") && text.contains("would be missing"), "{text}");
 }
 
 #[test]
@@ -146,9 +256,9 @@ fn a_forecast_from_two_guests_holds_for_more() {
 }
 
 /// A service that ends with the test.
-struct Service(std::process::Child);
+struct Configured(std::process::Child);
 
-impl Drop for Service {
+impl Drop for Configured {
     fn drop(&mut self) {
         let pid = self.0.id().to_string();
         let _ = Command::new("kill").arg(pid).status();
@@ -171,7 +281,7 @@ fn folded_guest_is_explained() {
     std::fs::write(&config, "[[group]]\nname = \"acme\"\nhuge-pages = 1\n").expect("write it");
     let mut serve = Command::new(env!("CARGO_BIN_EXE_pagefold"));
     serve.args(["serve", "--stop-workers", "--config"]).arg(&config).arg("--dir").arg(&dir);
-    let service = Service(serve.stderr(std::process::Stdio::null()).spawn().expect("start a service"));
+    let service = Configured(serve.stderr(std::process::Stdio::null()).spawn().expect("start a service"));
     let a_minute = || std::time::Instant::now() + std::time::Duration::from_secs(60);
     let deadline = a_minute();
     let later = || std::thread::sleep(std::time::Duration::from_millis(200));
@@ -198,6 +308,9 @@ fn folded_guest_is_explained() {
         later();
     };
     assert!(folded > 100, "{folded}");
+    let text = of_ours(&lab, "explain", &["acme-1", "--no-host"]);
+    let text = String::from_utf8(text.stdout).expect("text");
+    assert_eq!(run_advised(&text, Path::new(&dir)), ["pagefold group show acme"], "{text}");
     drop(lab);
     drop(service);
 }

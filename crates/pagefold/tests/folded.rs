@@ -91,6 +91,40 @@ fn folded_pages_are_shown_as_such() {
     let worker = service.worker_pid("acme").expect("a worker").to_string();
     let found = json_of(&common::pagefold(&["guests", "--json", "--pid", &worker]));
     assert_eq!(found["guests"][0]["folded_bytes"], 0);
+    assert_members_are_guests(&service, pids);
+}
+
+/// Folded programs are guests without being named, in the groups that their service has.
+fn assert_members_are_guests(service: &Service, pids: [u32; 2]) {
+    let run = |args: &[&str], place: &std::path::Path| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_pagefold"));
+        command.args(args).env("PAGEFOLD_DIR", place).output().expect("run pagefold")
+    };
+    // Other guests of this host may end meanwhile.
+    let found = |args: &[&str]| -> Value {
+        let output = run(args, &service.place());
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{args:?}: {e}: {output:?}"))
+    };
+    for args in [&["guests", "--json"][..], &["census", "--json", "--no-kinds"]] {
+        let [grouped, plain] = [&["--group-by", "service"][..], &[]].map(|more| found(&[args, more].concat()));
+        for pid in pids {
+            assert_eq!(guest(&grouped, pid)["group"], service.group("acme"), "{args:?}");
+            assert_eq!(guest(&plain, pid)["group"], format!("process:{pid}"), "{args:?}");
+        }
+    }
+    let pid = pids[0].to_string();
+    let silent = run(&["guests", "--group-by", "service", "--pid", &pid], "/nonexistent".as_ref());
+    let said = String::from_utf8_lossy(&silent.stderr).into_owned();
+    assert!(silent.status.code() == Some(1) && said.contains("cannot group guests by their service"), "{said}");
+    assert_eq!(said.matches("No such file").count(), 1, "{said}");
+    let doctor = run(&["doctor", "--pid", &pid, "--pid", &pids[1].to_string()], "/nonexistent".as_ref());
+    let said = String::from_utf8_lossy(&doctor.stdout).into_owned();
+    assert_eq!(said.matches("No such file").count(), 1, "{said}");
+    // The service of nobody is no reason not to list the others.
+    let left_out = run(&["guests", "--json"], "/nonexistent".as_ref());
+    let said = String::from_utf8_lossy(&left_out.stderr).into_owned();
+    assert!(said.contains("programs that are folded are left out: no service answers in /nonexistent"), "{said}");
+    assert_eq!(said.matches("No such file").count(), 1, "{said}");
 }
 
 #[test]

@@ -88,8 +88,8 @@ fn invalid_settings_and_unknown_groups_are_refused() {
         (&["set", "acme", "--zero-pages", "drop"], 2, "use share, ignore or when-idle"),
         (&["set", "acme"], 2, "nothing to set"),
         (&["set", "../acme", "--fold", "on"], 2, "group name"),
-        (&["show", "no-such"], 1, "there is no group no-such"),
-        (&["set", "no-such", "--fold", "off"], 1, "there is no group no-such"),
+        (&["show", "no-such"], 2, "there is no group no-such"),
+        (&["set", "no-such", "--fold", "off"], 2, "there is no group no-such"),
     ] {
         let output = service.pagefold(&[&["group"], words].concat());
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -119,13 +119,13 @@ fn json_has_the_documented_fields_and_nothing_else() {
 #[test]
 fn wrong_selection_is_an_error_with_its_reason() {
     for (args, code, words) in [
-        (&["--pid", "4194304"][..], 1, "there is no process 4194304"),
-        (&["--pid", "2"], 1, "thread of the kernel"),
-        (&["--guest", "no-such-guest-*"], 1, "no guest matches no-such-guest-*"),
-        (&["--groups", "/nonexistent.toml"], 1, "cannot read /nonexistent.toml"),
+        (&["--pid", "4194304"][..], 2, "there is no process 4194304"),
+        (&["--pid", "2"], 2, "thread of the kernel"),
+        (&["--guest", "no-such-guest-*"], 2, "no guest matches no-such-guest-*"),
+        (&["--groups", "/nonexistent.toml"], 2, "cannot read /nonexistent.toml"),
         (&["--pid", "0"], 2, "--pid"),
         (&["--pid", "x"], 2, "--pid"),
-        (&["--group-by", "colour"], 2, "use each, all, user"),
+        (&["--group-by", "colour"], 2, "use each, all, user, name, service"),
         (&["--guest", ""], 2, "must not be empty"),
     ] {
         let output = guests(args);
@@ -194,7 +194,7 @@ fn guests_are_put_into_groups_by_rule_and_by_file() {
     assert_eq!(group(&["--group-by", "all", "--groups", path]), "acme");
     fs::write(path, format!("[groups]\nacme = ['{id}']\nbeta = ['process:*']\n")).unwrap();
     let output = guests(&["--pid", &pid, "--groups", path]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     assert!(errors(&output).contains("\"acme\"") && errors(&output).contains("\"beta\""), "{}", errors(&output));
 }
 

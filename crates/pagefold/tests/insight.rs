@@ -113,7 +113,7 @@ impl World {
     fn found(&self) -> guest::Guest {
         let pid = self.guest.pid.expect("it runs");
         let survey = Survey::take().expect("/proc");
-        survey.guests(&[]).into_iter().find(|g| g.pids == [pid]).expect("it is found")
+        survey.guests(&[], &[]).into_iter().find(|g| g.pids == [pid]).expect("it is found")
     }
 
     fn ram(&self) -> GuestRam {

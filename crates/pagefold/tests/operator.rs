@@ -88,12 +88,12 @@ fn pipes_devices_and_large_files_are_refused_at_once() {
         (large.to_str().unwrap(), "more than 1048576 bytes"),
     ] {
         let refused = place.run(&["guests", "--pid", &pid, "--groups", file]);
-        assert_eq!(refused.status.code(), Some(1));
+        assert_eq!(refused.status.code(), Some(2));
         assert!(errors(&refused).contains(problem), "{}", errors(&refused));
     }
     for file in [pipe.to_str().unwrap(), "/dev/zero"] {
         let refused = place.run(&["census", "--pid", &pid, "--host-file", file]);
-        assert_eq!(refused.status.code(), Some(1));
+        assert_eq!(refused.status.code(), Some(2));
         assert!(errors(&refused).contains("not a plain file"), "{}", errors(&refused));
     }
     assert!(begin.elapsed() < Duration::from_secs(20));

@@ -94,9 +94,15 @@ fn duplicates(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
     ]);
     for g in guests {
         let d = g.duplicates;
-        table.row(names(g).into_iter().chain([d.within, d.group, d.other_groups, d.host].map(pages_mib)));
+        table.row(
+            names(g).into_iter().chain([Some(d.within), Some(d.group), Some(d.other_groups), d.host].map(counted_mib)),
+        );
     }
-    section(out, "What of it is held once more, and where, in MiB", &table)
+    section(out, "What of it is held once more, and where, in MiB", &table)?;
+    if guests.iter().any(|g| g.duplicates.host.is_none()) {
+        writeln!(out, "-: the host's own memory was not counted; --include-host and --host-file do that.")?;
+    }
+    Ok(())
 }
 
 /// VMs from inside: their memory by kind, and the cost of each part.
@@ -131,10 +137,15 @@ fn opportunity(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
         ("total", Align::Right),
     ]);
     let o = &findings.opportunity;
-    let rows: [(&str, ByKinds); 4] =
-        [("within a guest", o.within), ("guest and host", o.host), ("between guests", o.between), ("total", o.total)];
+    let rows: [(&str, Option<ByKinds>); 4] = [
+        ("within a guest", Some(o.within)),
+        ("guest and host", o.host),
+        ("between guests", Some(o.between)),
+        ("total", Some(o.total)),
+    ];
     for (place, k) in rows {
-        let figures = [k.anon_anon, k.file_file, k.anon_file, k.total].map(pages_mib);
+        let figure = |of: fn(ByKinds) -> u64| counted_mib(k.map(of));
+        let figures = [figure(|k| k.anon_anon), figure(|k| k.file_file), figure(|k| k.anon_file), figure(|k| k.total)];
         table.row([place.to_owned()].into_iter().chain(figures));
     }
     section(out, "Opportunity: superfluous copies by place and kind, in MiB", &table)
@@ -175,6 +186,11 @@ fn section(out: &mut dyn Write, title: &str, table: &Table) -> io::Result<()> {
 
 fn names(guest: &GuestFindings) -> [String; 2] {
     [shorten(&guest.name, NAME_CHARS[0]), shorten(&guest.group, NAME_CHARS[1])]
+}
+
+/// A figure; `-` if it was not counted.
+fn counted_mib(pages: Option<u64>) -> String {
+    pages.map_or("-".to_owned(), pages_mib)
 }
 
 fn pages_mib(pages: u64) -> String {

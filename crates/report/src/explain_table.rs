@@ -22,7 +22,7 @@ pub const fn part(part: CostPart) -> &'static str {
     match part {
         CostPart::Vmm => "VMM: heap, stack, devices, code",
         CostPart::GuestKernel => "guest's kernel",
-        CostPart::GuestPageCache => "guest's page cache",
+        CostPart::GuestPageCache => "guest's files and tmpfs",
         CostPart::GuestAnonymous => "guest's processes",
         CostPart::GuestUnused => "backed, not used by the guest",
         CostPart::GuestUnknown => "guest memory, unknown",

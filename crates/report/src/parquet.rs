@@ -60,11 +60,10 @@ pub struct SampleWriter {
 }
 
 impl SampleWriter {
-    /// Creates `path`, or empties it. The owners of samples are indices into `guests`.
-    pub fn create(path: &Path, guests: &[Guest]) -> io::Result<Self> {
+    /// Writes to `file`, which is empty; messages call it `path`. The owners of samples are indices into `guests`.
+    pub fn new(path: &Path, file: File, guests: &[Guest]) -> io::Result<Self> {
         let failed = |e: &dyn std::fmt::Display| failure("create", path, e);
         let schema = parse_message_type(SCHEMA).map_err(|e| failed(&e))?;
-        let file = File::create(path).map_err(|e| io::Error::new(e.kind(), failed(&e).to_string()))?;
         let file = SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties())).map_err(|e| failed(&e))?;
         let guests = guests.iter().map(|g| (g.id.as_str().into(), g.group.as_str().into())).collect();
         Ok(Self { path: path.to_owned(), file, guests, rows: Vec::with_capacity(GROUP_ROWS) })
@@ -255,7 +254,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("samples.parquet");
         let samples: Vec<_> = (0..GROUP_ROWS as u32 + 1000).map(sample).collect();
-        let mut writer = SampleWriter::create(&path, &guests()).unwrap();
+        let mut writer = SampleWriter::new(&path, File::create(&path).unwrap(), &guests()).unwrap();
         for some in samples.chunks(1777) {
             writer.write(some).unwrap();
             assert!(writer.rows.len() < GROUP_ROWS && writer.rows.capacity() == GROUP_ROWS);
@@ -273,18 +272,18 @@ mod tests {
     fn a_census_without_pages_is_a_file_without_rows() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("samples.parquet");
-        SampleWriter::create(&path, &[]).unwrap().close().unwrap();
+        SampleWriter::new(&path, File::create(&path).unwrap(), &[]).unwrap().close().unwrap();
         assert_eq!(rows_of(&path), (0, Vec::new()));
     }
 
     #[test]
     fn errors_name_the_file() {
-        let missing = Path::new("/nonexistent/samples.parquet");
-        let error = SampleWriter::create(missing, &[]).err().unwrap();
-        assert_eq!(error.kind(), io::ErrorKind::NotFound);
-        assert!(error.to_string().starts_with("cannot create /nonexistent/samples.parquet: "), "{error}");
         let folder = tempfile::tempdir().unwrap();
-        let mut writer = SampleWriter::create(&folder.path().join("x"), &[]).unwrap();
+        let path = folder.path().join("x");
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let error = SampleWriter::new(&path, full, &[]).and_then(SampleWriter::close).unwrap_err();
+        assert!(error.to_string().starts_with(&format!("cannot write {}: ", path.display())), "{error}");
+        let mut writer = SampleWriter::new(&path, File::create(&path).unwrap(), &[]).unwrap();
         let error = writer.write(&[sample(1)]).unwrap_err();
         assert!(error.to_string().contains("a page belongs to guest 1, of which there are 0"), "{error}");
     }

@@ -129,7 +129,7 @@ pub const fn cost_part(part: CostPart) -> &'static str {
     match part {
         CostPart::Vmm => "VMM",
         CostPart::GuestKernel => "kernel",
-        CostPart::GuestPageCache => "page cache",
+        CostPart::GuestPageCache => "files and tmpfs",
         CostPart::GuestAnonymous => "processes",
         CostPart::GuestUnused => "unused",
         CostPart::GuestUnknown => "unknown",

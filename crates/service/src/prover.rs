@@ -85,7 +85,7 @@ impl Prover {
         let Some(process) = self.process.take_if(|p| i32::try_from(p.pid) == Ok(pid.as_raw_nonzero().get())) else {
             return;
         };
-        if status.exit_status() == Some(i32::from(exit::HOST_LACKS)) {
+        if status.exit_status() == Some(i32::from(exit::Code::HostLacks as u8)) {
             note!(
                 "there is no prover on this host: members find out by themselves what is held, which costs them more"
             );

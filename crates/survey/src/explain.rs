@@ -52,8 +52,14 @@ pub struct Kind {
     pub ksm_pages: u64,
 }
 
-/// Explains a guest from the findings of a census.
-pub fn explain(guest: &Guest, inside: Option<&Inside>, found: &GuestFindings, things: Vec<Thing>) -> Explained {
+/// Explains a guest from the findings of a census. `fold_in` is the group that the guest is folded in, or could be.
+pub fn explain(
+    guest: &Guest,
+    inside: Option<&Inside>,
+    found: &GuestFindings,
+    things: Vec<Thing>,
+    fold_in: &str,
+) -> Explained {
     let kinds = found.kinds.iter().map(|k| Kind {
         kind: k.kind,
         pages: k.pages,
@@ -71,7 +77,7 @@ pub fn explain(guest: &Guest, inside: Option<&Inside>, found: &GuestFindings, th
         problem: inside.map_or_else(|| Some(no_memory()), |i| i.problem.clone()),
         kinds: kinds.collect(),
         things,
-        advice: advice::advise(guest, found, &bloat),
+        advice: advice::advise(guest, found, &bloat, fold_in),
         bloat,
     }
 }

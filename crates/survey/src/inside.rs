@@ -2,11 +2,10 @@
 //! memory with the positions of a census.
 
 use census::KindFindings;
-use guest::{Guest, GuestRam, Plan, open_ram};
+use guest::{Guest, GuestRam, Plan, Qmp, open_ram};
 use insight::{File, Frames, GuestMemory, Kernel};
 use page::{FrameUse, GuestPageKind};
 use serde::Serialize;
-use std::path::PathBuf;
 
 /// The kernel of a guest.
 #[derive(Clone, Debug, Serialize)]
@@ -34,11 +33,12 @@ pub struct Inside {
 }
 
 impl Inside {
-    /// Looks into a VM. `None` if the guest is no VM, or if its memory cannot be found.
+    /// Looks into a VM. `None` if the guest is no VM, or if its memory cannot be found. `qmp` is a conversation with it,
+    /// if the user named its socket.
     ///
     /// # Errors
     /// Its process has gone, or may not be read.
-    pub fn of(guest: &Guest, qmp: Option<PathBuf>, with_files: bool) -> host::Result<Option<Self>> {
+    pub fn of(guest: &Guest, qmp: Option<Qmp>, with_files: bool) -> host::Result<Option<Self>> {
         if !guest.kind.is_vm() {
             return Ok(None);
         }
@@ -73,9 +73,9 @@ impl Inside {
 
     /// Adds the frames that the host does not back, which a census cannot see. Kinds that the guest has no frames of
     /// are left out.
-    pub fn complete(&self, kinds: &mut Vec<KindFindings>) {
+    pub fn complete(&self, kinds: &mut Vec<KindFindings>, with_host: bool) {
         if kinds.is_empty() {
-            *kinds = GuestPageKind::ALL.map(KindFindings::empty).into();
+            *kinds = GuestPageKind::ALL.map(|kind| KindFindings::empty(kind, with_host)).into();
         }
         for (kind, pages) in kinds.iter_mut().zip(insight::count(&self.frames.uses)) {
             kind.pages = pages;

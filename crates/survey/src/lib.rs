@@ -9,5 +9,5 @@ mod select;
 mod take;
 
 pub use inside::{Inside, KernelFacts, uses};
-pub use select::{Selection, other_processes};
+pub use select::{Members, Selection, check_host_files, other_processes};
 pub use take::{HOST, Request, See, WatchRound, take};

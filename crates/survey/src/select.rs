@@ -2,15 +2,17 @@
 
 use anyhow::{Context, bail};
 use clap::value_parser;
+use cli::exit::Stop;
 use cli::say;
-use guest::{Glob, GroupFile, GroupRule, Guest, Survey};
+use guest::{Glob, GroupFile, GroupRule, Guest, Membership, Survey};
 use std::path::PathBuf;
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Help text of `--groups`; a doc comment would take its brackets for links.
 const HELP_OF_GROUPS: &str = "TOML file that puts guests into groups: [groups] with lines such as acme = [\"acme-*\"]";
 
-/// Guests and their groups. Without `--pid` and `--guest`: every VM and container the caller may read.
+/// Guests and their groups. Without `--pid` and `--guest`: every VM, container and member of a service the caller may
+/// read.
 #[derive(clap::Args, Debug, Default)]
 pub struct Selection {
     /// This process, or the guest that it is part of (repeatable)
@@ -19,7 +21,8 @@ pub struct Selection {
     /// Guests whose id or name matches; * is any text, ? any one character (repeatable)
     #[arg(long = "guest", value_name = "GLOB")]
     globs: Vec<Glob>,
-    /// Which guests trust each other: each, all, user, name (up to the last -), cgroup or cgroup:N
+    /// Which guests trust each other: each, all, user, name (up to the last -), service (as it folds them), cgroup or
+    /// cgroup:N
     #[arg(long, value_name = "RULE", default_value = "each")]
     group_by: GroupRule,
     /// TOML file that puts guests into groups, with a table of patterns by group
@@ -27,36 +30,63 @@ pub struct Selection {
     groups: Option<PathBuf>,
 }
 
+/// Asks the services for their members; `None` if there is no service.
+pub type Members<'a> = &'a dyn Fn() -> anyhow::Result<Option<Vec<Membership>>>;
+
 impl Selection {
     /// Looks up the guests. Prints on stderr, once, what the caller's rights hide, and whether there are no guests at
-    /// all.
+    /// all. `members` asks the services, where their members matter; `None` if there is no service.
     ///
     /// # Errors
-    /// A process or pattern matches nothing, the groups' file is wrong, or `/proc` cannot be read.
-    pub fn resolve(&self) -> anyhow::Result<Vec<Guest>> {
-        let file = self.groups.as_deref().map(GroupFile::read).transpose()?.unwrap_or_default();
+    /// - A process or pattern matches nothing, or the groups' file is wrong.
+    /// - The groups are those of a service, and none answers.
+    /// - `/proc` cannot be read.
+    pub fn resolve(&self, members: Members<'_>) -> anyhow::Result<Vec<Guest>> {
+        static RESOLVED: AtomicBool = AtomicBool::new(false);
+        let first = !RESOLVED.swap(true, Ordering::Relaxed);
+        let file = self.groups.as_deref().map(GroupFile::read).transpose().map_err(Stop::usage)?.unwrap_or_default();
         let survey = Survey::take().context("cannot look for guests")?;
         for &pid in &self.pids {
             check_process(pid, &survey)?;
         }
-        let all = survey.guests(&self.pids);
-        self.check_globs(&all)?;
+        let all = survey.guests(&self.pids, &self.members(members, first)?);
+        // Guests that end during a watch do not end the watch.
+        if first {
+            self.check_globs(&all)?;
+            file.check(|glob| all.iter().any(|g| hits(glob, g)) || is_process(glob, &survey)).map_err(Stop::usage)?;
+        }
         let selects_all = self.pids.is_empty() && self.globs.is_empty();
         let (mut guests, others): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|g| if selects_all { survey.may_read(g) } else { self.selects(g) });
-        guest::assign_groups(&mut guests, self.group_by, &file)?;
-        static SAID: Once = Once::new();
-        SAID.call_once(|| {
-            if selects_all {
-                say_hidden(&survey, others.len());
-            }
-            if guests.is_empty() {
-                say!(
-                    "pagefold: no guest found. Name a process with --pid PID, or start guests to try: pagefold lab up"
-                );
-            }
-        });
+        guest::assign_groups(&mut guests, self.group_by, &file).map_err(Stop::usage)?;
+        if first && selects_all {
+            say_hidden(&survey, others.len());
+        }
+        if first && guests.is_empty() {
+            say!("pagefold: no guest found. Name a process with --pid PID, or start guests to try: pagefold lab up");
+        }
         Ok(guests)
+    }
+
+    /// The members of services: programs that are folded are guests, and may be grouped as a service groups them.
+    fn members(&self, ask: Members<'_>, first: bool) -> anyhow::Result<Vec<Membership>> {
+        let by_service = self.group_by == GroupRule::Service;
+        if !by_service && self.globs.is_empty() && !self.pids.is_empty() {
+            return Ok(Vec::new());
+        }
+        match ask() {
+            Err(error) if by_service => Err(error.context("cannot group guests by their service")),
+            Ok(None) if by_service => {
+                bail!("cannot group guests by their service: none answers; start one with pagefold serve")
+            }
+            Err(error) => {
+                if first {
+                    say!("pagefold: programs that are folded are left out: {}", cli::exit::in_words(&error));
+                }
+                Ok(Vec::new())
+            }
+            Ok(members) => Ok(members.unwrap_or_default()),
+        }
     }
 
     fn selects(&self, guest: &Guest) -> bool {
@@ -68,15 +98,38 @@ impl Selection {
         let Some(glob) = self.globs.iter().find(|glob| !guests.iter().any(|g| hits(glob, g))) else { return Ok(()) };
         let glob = cli::printable(glob.as_str());
         if guests.is_empty() {
-            bail!("no guest matches {glob}: there is no VM and no container on this host");
+            return usage(format!("no guest matches {glob}: there is no VM and no container on this host"));
         }
         let ids: Vec<String> = guests.iter().map(|g| cli::printable(&g.id)).collect();
-        bail!("no guest matches {glob}; there are {}", ids.join(", "))
+        usage(format!("no guest matches {glob}; there are {}", ids.join(", ")))
     }
 }
 
 fn hits(glob: &Glob, guest: &Guest) -> bool {
     glob.matches(&guest.id) || glob.matches(&guest.name)
+}
+
+fn usage(text: String) -> anyhow::Result<()> {
+    Err(Stop::Usage(text).into())
+}
+
+/// Whether a pattern means a process that is no guest, because no `--pid` names it.
+fn is_process(glob: &Glob, survey: &Survey) -> bool {
+    survey.processes.iter().any(|p| glob.matches(&p.comm) || glob.matches(&format!("process:{}", p.pid)))
+}
+
+/// Checks that the files whose page cache is to be counted can be.
+///
+/// # Errors
+/// One of them cannot be opened, is empty, or is no plain file.
+pub fn check_host_files(files: &[PathBuf]) -> anyhow::Result<()> {
+    for file in files {
+        let (_, metadata) = host::open_plain_file(file).map_err(Stop::usage)?;
+        if metadata.len() == 0 {
+            return usage(format!("--host-file {}: it is empty", file.display()));
+        }
+    }
+    Ok(())
 }
 
 /// Checks that a process given by number exists and has memory.
@@ -85,14 +138,18 @@ fn check_process(pid: u32, survey: &Survey) -> anyhow::Result<()> {
         return Ok(());
     }
     match host::Process::read(pid) {
-        Ok(p) if p.stat.kernel_thread => bail!("process {pid} is a thread of the kernel and has no memory of its own"),
+        Ok(p) if p.stat.kernel_thread => {
+            usage(format!("process {pid} is a thread of the kernel and has no memory of its own"))
+        }
         Ok(p) if p.stat.has_ended() => bail!("process {pid} has ended; only its parent has not noticed yet"),
-        Err(e) if e.is_denied() => bail!("process {pid} belongs to somebody else: run as root to look at it"),
+        Err(e) if e.is_denied() => {
+            Err(Stop::HostLacks(format!("process {pid} belongs to somebody else: run as root to look at it")).into())
+        }
         Err(_) if host::proc_hides_processes() => {
-            bail!("there is no process {pid}, or /proc hides it (hidepid): run as root to see all")
+            usage(format!("there is no process {pid}, or /proc hides it (hidepid): run as root to see all"))
         }
         // It started a moment ago, or has ended meanwhile.
-        _ => bail!("there is no process {pid}"),
+        _ => usage(format!("there is no process {pid}")),
     }
 }
 

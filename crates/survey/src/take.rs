@@ -71,7 +71,9 @@ pub fn take(request: &Request<'_>) -> anyhow::Result<(Findings, Option<Round>)> 
     }
     let plan = Plan::new(request.guests, &request.host_side);
     let uses = crate::uses(&plan, request.inside);
-    let layout = Layout { guests: plan.positions().to_vec(), map_cells: request.map_cells, uses };
+    let HostSide { pids, files } = &request.host_side;
+    let with_host = !(pids.is_empty() && files.is_empty());
+    let layout = Layout { guests: plan.positions().to_vec(), map_cells: request.map_cells, uses, with_host };
     if let Some(see) = request.see {
         see.plan(&plan);
     }
@@ -88,7 +90,7 @@ pub fn take(request: &Request<'_>) -> anyhow::Result<(Findings, Option<Round>)> 
     host.seconds = begin.elapsed().as_secs_f64();
     host.hash_gib_per_s = (hashed_pages * PAGE_BYTES as u64) as f64 / f64::from(1 << 30) / host.seconds;
     let resident: u64 = findings.guests.iter().map(|g| g.resident_pages).sum();
-    host.drifted_pages = seen_in_first_pass.abs_diff(resident + host.host_resident_pages);
+    host.drifted_pages = seen_in_first_pass.abs_diff(resident + host.host_resident_pages.unwrap_or(0));
     Ok((findings, round))
 }
 
@@ -198,7 +200,7 @@ fn fill_in(findings: &mut Findings, request: &Request<'_>, plan: &Plan, totals: 
         guest.unreadable_pages = totals.unreadable_pages.get(n).copied().unwrap_or(0);
         guest.swapped_pages = plan.swapped_pages()[n];
         match request.inside.get(n).and_then(Option::as_ref) {
-            Some(inside) => inside.complete(&mut guest.kinds),
+            Some(inside) => inside.complete(&mut guest.kinds, guest.duplicates.host.is_some()),
             None => guest.kinds.clear(),
         }
     }

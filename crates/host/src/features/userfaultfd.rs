@@ -31,7 +31,7 @@ fn feature(features: &io::Result<u64>, id: &str, bit: u32, since: &str, needed_f
             Check::ok(id, "the kernel has no userfaultfd", needed_for).fail("use a kernel with CONFIG_USERFAULTFD=y")
         }
         Err(e) => Check::ok(id, format!("unknown: cannot open a userfaultfd: {e}"), needed_for)
-            .warn("run as root, or see rights:userfaultfd"),
+            .warn("run as root, or see userfaultfd below"),
     }
 }
 

@@ -1,6 +1,7 @@
 //! `pagefold audit`: prove isolation and savings from page frames.
 
 use crate::cmd::which::Which;
+use anyhow::bail;
 use api::ask::MemberLine;
 use api::client::Service;
 use api::name;
@@ -40,7 +41,11 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let engine = ask(args)?;
+    let unknown = engine.pids.is_empty();
     let mut findings = take(&engine)?;
+    if unknown && findings.by_group.is_empty() {
+        bail!("there is no service, and no process maps a pool: nothing was checked");
+    }
     if let Some(group) = &args.group {
         keep_only(&mut findings, group)?;
     }
@@ -56,7 +61,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     if findings.cross_group_frames > 0 {
         say!("pagefold: groups are NOT isolated: {} frames are shared by two", findings.cross_group_frames);
     }
-    Ok(if findings.cross_group_frames == 0 && complete { Outcome::Done } else { Outcome::Partial })
+    Ok(if findings.cross_group_frames == 0 && complete && !unknown { Outcome::Done } else { Outcome::Partial })
 }
 
 /// Terms of the sum in which frames and engine differ by more than time explains, in the order of [`Savings`]. Zero

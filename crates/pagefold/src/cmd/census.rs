@@ -1,18 +1,18 @@
 //! `pagefold census`: count every page of the selected guests, once or again and again.
 
+use crate::cmd::which::Which;
 use anyhow::Context;
 use census::{Findings, Round};
 use cli::exit::{Outcome, Stop};
-use cli::say;
 use cli::size::parse_bytes;
+use cli::{OutputFile, say};
 use guest::{Footprint, Guest, HostSide};
-use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use survey::Inside;
 use survey::Selection;
-use survey::{HOST, Request, WatchRound, other_processes, take};
+use survey::{Request, WatchRound, check_host_files, other_processes, take};
 
 /// Number of cells of each guest's page map in a report.
 const MAP_CELLS: u32 = 2048;
@@ -25,11 +25,14 @@ const MOST_THREADS: i64 = 1024;
 Examples:
   pagefold census                                all VMs and containers, each trusting nobody
   pagefold census --group-by name --html r.html  web-1 and web-2 trust each other; write a report with pictures
+  pagefold census --group-by service             groups as the running service has them
   pagefold census --pid 4711 --pid 4712 --json   two processes, for a program
   pagefold census --watch 30                     again every 30 seconds: what changed, what stays duplicate")]
 pub struct Args {
     #[command(flatten)]
     selection: Selection,
+    #[command(flatten)]
+    service: Which,
     /// Count the host's other processes too, as one owner beside the guests
     #[arg(long)]
     include_host: bool,
@@ -67,6 +70,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
+    check_host_files(&args.host_file)?;
     match args.watch {
         Some(seconds) => watch(&args, Duration::from_secs(seconds.into())),
         None => once(&args),
@@ -78,10 +82,12 @@ fn once(args: &Args) -> anyhow::Result<Outcome> {
         let twice = "--html and --parquet name the same file: they would overwrite each other";
         return Err(Stop::Usage(twice.to_owned()).into());
     }
-    let guests = args.selection.resolve()?;
-    // Files first, so that an error about them does not come after a long census.
-    let html = args.html.as_deref().map(Html::create).transpose()?;
-    let export = args.parquet.as_deref().map(|path| samples::Export::create(path, &guests)).transpose()?;
+    let guests = args.selection.resolve(&|| args.service.members())?;
+    // Files first, so that an error about them does not come after a long census. A file that is there stays as it
+    // is until the new one is complete.
+    let html = args.html.as_deref().map(OutputFile::create).transpose()?;
+    let parquet = args.parquet.as_deref().map(OutputFile::create).transpose()?;
+    let export = parquet.map(|file| samples::Export::new(file, &guests)).transpose()?;
     let inside = inside(args, &guests);
     let request = request(args, &guests, &inside);
     let (findings, _) = match &export {
@@ -92,7 +98,7 @@ fn once(args: &Args) -> anyhow::Result<Outcome> {
         export.close()?;
     }
     if let Some(html) = html {
-        html.write(&findings, &guests)?;
+        write_report(html, &findings, &guests)?;
     }
     print(args, &findings)?;
     Ok(outcome(&findings))
@@ -104,7 +110,7 @@ fn watch(args: &Args, pause: Duration) -> anyhow::Result<Outcome> {
     let mut all = Outcome::Done;
     for number in 1..=args.rounds.unwrap_or(u32::MAX) {
         // Guests come and go between rounds.
-        let guests = args.selection.resolve()?;
+        let guests = args.selection.resolve(&|| args.service.members())?;
         let round = WatchRound { number, since_start: begin.elapsed(), before: before.as_ref() };
         let inside = inside(args, &guests);
         let (findings, this) = take(&Request { round: Some(round), ..request(args, &guests, &inside) })?;
@@ -155,44 +161,31 @@ fn print(args: &Args, findings: &Findings) -> anyhow::Result<()> {
     written.and_then(|()| out.flush()).context("cannot write to stdout")
 }
 
-/// Prints the missing parts. A process of the host that nobody named does not make the census partial.
+/// Prints the missing parts. A part that is missing of the host makes the census partial like any other.
 fn outcome(findings: &Findings) -> Outcome {
-    let mut outcome = Outcome::Done;
     for missing in &findings.partial {
         let of_whom = if missing.pid == 0 { String::new() } else { format!(", process {}", missing.pid) };
         say!("pagefold: {}{of_whom}: {}", cli::printable(&missing.guest), cli::printable(&missing.reason));
-        if missing.guest != HOST || missing.pid == 0 {
-            outcome = Outcome::Partial;
-        }
     }
-    outcome
+    if findings.partial.is_empty() { Outcome::Done } else { Outcome::Partial }
 }
 
-/// A report to be written.
-struct Html<'a> {
-    path: &'a Path,
-    file: File,
-}
-
-impl<'a> Html<'a> {
-    fn create(path: &'a Path) -> anyhow::Result<Self> {
-        let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
-        Ok(Self { path, file })
-    }
-
-    fn write(self, findings: &Findings, guests: &[Guest]) -> anyhow::Result<()> {
-        // A guest that ended meanwhile is in the census's own list of missing parts.
-        let footprints: Vec<_> = guests.iter().map(|guest| Footprint::measure(guest).0).collect();
-        let made_at = made_at();
-        let (title, footprints) = ("Pagefold census", &footprints);
-        let report = report::html::Report { findings, footprints, title, made_at: &made_at };
-        let mut out = BufWriter::new(self.file);
-        report::html::write(&mut out, &report)
-            .and_then(|()| out.flush())
-            .with_context(|| format!("cannot write {}", self.path.display()))?;
-        say!("pagefold: wrote {}", self.path.display());
-        Ok(())
-    }
+/// Writes the report, and puts it at its path.
+fn write_report(file: OutputFile, findings: &Findings, guests: &[Guest]) -> anyhow::Result<()> {
+    // A guest that ended meanwhile is in the census's own list of missing parts.
+    let footprints: Vec<_> = guests.iter().map(|guest| Footprint::measure(guest).0).collect();
+    let made_at = made_at();
+    let (title, footprints) = ("Pagefold census", &footprints);
+    let report = report::html::Report { findings, footprints, title, made_at: &made_at };
+    let written = file.handle().map(BufWriter::new).and_then(|mut out| {
+        report::html::write(&mut out, &report)?;
+        out.flush()
+    });
+    written.with_context(|| format!("cannot write {}", file.path().display()))?;
+    let path = file.path().to_owned();
+    file.commit()?;
+    say!("pagefold: wrote {}", path.display());
+    Ok(())
 }
 
 /// Time and place of the census: `2026-11-20 14:30 UTC on host, Linux 6.18.1`.
@@ -207,24 +200,23 @@ fn made_at() -> String {
 #[cfg(feature = "parquet")]
 mod samples {
     use anyhow::Context;
-    use cli::say;
+    use cli::{OutputFile, say};
     use guest::Guest;
     use page::PageSample;
     use report::parquet::SampleWriter;
-    use std::path::{Path, PathBuf};
     use std::sync::{Mutex, PoisonError};
 
     /// An export in progress; the first error is kept until the end.
     pub struct Export {
-        path: PathBuf,
+        file: OutputFile,
         writer: Mutex<(SampleWriter, anyhow::Result<()>)>,
     }
 
     impl Export {
-        pub fn create(path: &Path, guests: &[Guest]) -> anyhow::Result<Self> {
-            let writer =
-                SampleWriter::create(path, guests).with_context(|| format!("cannot create {}", path.display()))?;
-            Ok(Self { path: path.into(), writer: Mutex::new((writer, Ok(()))) })
+        pub fn new(file: OutputFile, guests: &[Guest]) -> anyhow::Result<Self> {
+            let writer = file.handle().and_then(|handle| SampleWriter::new(file.path(), handle, guests));
+            let writer = writer.with_context(|| format!("cannot write {}", file.path().display()))?;
+            Ok(Self { file, writer: Mutex::new((writer, Ok(()))) })
         }
 
         pub fn push(&self, sample: &PageSample) {
@@ -237,10 +229,12 @@ mod samples {
 
         pub fn close(self) -> anyhow::Result<()> {
             let (writer, so_far) = self.writer.into_inner().unwrap_or_else(PoisonError::into_inner);
+            let path = self.file.path().to_owned();
             so_far
                 .and_then(|()| writer.close().map_err(anyhow::Error::from))
-                .with_context(|| format!("cannot write {}", self.path.display()))?;
-            say!("pagefold: wrote {}", self.path.display());
+                .with_context(|| format!("cannot write {}", path.display()))?;
+            self.file.commit()?;
+            say!("pagefold: wrote {}", path.display());
             Ok(())
         }
     }
@@ -249,17 +243,17 @@ mod samples {
 /// Export of samples, in builds without it: an error.
 #[cfg(not(feature = "parquet"))]
 mod samples {
+    use cli::OutputFile;
     use cli::exit::Stop;
     use guest::Guest;
     use page::PageSample;
     use std::convert::Infallible;
-    use std::path::Path;
 
     /// No value of this type exists.
     pub struct Export(Infallible);
 
     impl Export {
-        pub fn create(_: &Path, _: &[Guest]) -> anyhow::Result<Self> {
+        pub fn new(_: OutputFile, _: &[Guest]) -> anyhow::Result<Self> {
             let why = "this pagefold was built without Parquet: build it with --features parquet";
             Err(Stop::HostLacks(why.to_owned()).into())
         }
@@ -270,6 +264,22 @@ mod samples {
 
         pub fn close(self) -> anyhow::Result<()> {
             match self.0 {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use census::Partial;
+
+    #[test]
+    fn any_missing_part_makes_census_partial() {
+        let missing = |guest: &str, pid| Partial { guest: guest.to_owned(), pid, reason: "it has ended".to_owned() };
+        let of = |partial| outcome(&Findings { partial, ..Findings::default() });
+        assert_eq!(of(Vec::new()), Outcome::Done);
+        for partial in [missing("qemu:acme-1", 7), missing("host", 7), missing("host", 0)] {
+            assert_eq!(of(vec![partial.clone()]), Outcome::Partial, "{partial:?}");
         }
     }
 }

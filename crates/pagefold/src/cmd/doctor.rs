@@ -23,11 +23,12 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
-    let guests = args.selection.resolve()?;
+    let guests = args.selection.resolve(&|| args.service.members())?;
     let has_ksm = Ksm::read().is_some();
     let mut checks = host::probe_host();
     checks.push(folding::check_library());
     let folding = folding::Folding::ask(&args.service.meant());
+    checks.extend(folding.check_service());
     checks.extend(guests.iter().map(|guest| guest::check_mergeable(guest, has_ksm, folding.follows(guest))));
     checks.extend(guests.iter().map(|guest| folding.check(guest)));
     let mut out = std::io::stdout().lock();

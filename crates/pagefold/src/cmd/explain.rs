@@ -1,16 +1,17 @@
 //! `pagefold explain`: each page of a VM by its use inside the guest, the other holders of the same contents, the idle
 //! memory, and advice.
 
+use crate::cmd::which::Which;
 use anyhow::Context;
 use census::GuestFindings;
 use cli::exit::{Outcome, Stop};
 use cli::say;
-use guest::{Glob, Guest, HostSide};
+use guest::{Glob, Guest, GuestKind, HostSide, Qmp};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use survey::Selection;
 use survey::explain::{Explained, SHOWN, Things, explain};
-use survey::{HOST, Inside, Request, other_processes, take};
+use survey::{HOST, Inside, Request, check_host_files, other_processes, take};
 
 /// Arguments of `pagefold explain`.
 #[derive(clap::Args)]
@@ -25,6 +26,8 @@ pub struct Args {
     guest: Glob,
     #[command(flatten)]
     selection: Selection,
+    #[command(flatten)]
+    service: Which,
     /// QEMU's QMP socket [default: as its command line says, where nobody else holds it]
     #[arg(long, value_name = "SOCKET")]
     qmp: Option<PathBuf>,
@@ -44,11 +47,13 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
-    let guests = args.selection.resolve()?;
+    check_host_files(&args.host_file)?;
+    let guests = args.selection.resolve(&|| args.service.members())?;
     let target = target(&guests, &args.guest)?;
+    let mut qmp = args.qmp.as_deref().map(|path| qmp(&guests[target], path)).transpose()?;
     let mut inside = Vec::new();
     for (n, guest) in guests.iter().enumerate() {
-        let looked = Inside::of(guest, args.qmp.clone().filter(|_| n == target), true);
+        let looked = Inside::of(guest, qmp.take_if(|_| n == target), true);
         // Of the other guests only names are needed.
         inside.push(if n == target { looked.context("cannot read its memory")? } else { looked.unwrap_or_default() });
     }
@@ -70,7 +75,8 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     };
     let (findings, _) = take(&request)?;
     let found = &findings.guests[target];
-    let explained = explain(&guests[target], inside[target].as_ref(), found, things.largest());
+    let fold_in = fold_in(&guests[target]);
+    let explained = explain(&guests[target], inside[target].as_ref(), found, things.largest(), &fold_in);
     let mut out = std::io::stdout().lock();
     let written = if args.json {
         report::json::write(&mut out, &explained)
@@ -88,6 +94,28 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         outcome = Outcome::Partial;
     }
     Ok(outcome)
+}
+
+/// The conversation with the guest's QEMU over the socket that the user named.
+fn qmp(guest: &Guest, path: &Path) -> anyhow::Result<Qmp> {
+    let id = cli::printable(&guest.id);
+    if guest.kind != GuestKind::Qemu {
+        return Err(Stop::Usage(format!("--qmp: {id} is no QEMU, and has no such socket")).into());
+    }
+    Qmp::of(guest.pids[0], path).map_err(|e| match e.is_wrong_socket() {
+        true => Stop::Usage(format!("--qmp: {e}; without it, {id} is explained by its mappings")).into(),
+        false => anyhow::Error::from(e).context("--qmp"),
+    })
+}
+
+/// The group that a guest is folded in; for one that is not, a group that it could be started in.
+fn fold_in(guest: &Guest) -> String {
+    let pool = |pid: &u32| {
+        let mappings = host::Mapping::list(*pid).ok()?;
+        mappings.iter().filter(|m| guest::holds_folded_pages(m)).find_map(guest::pool_group).map(str::to_owned)
+    };
+    let own = if guest.group == guest.id { &guest.name } else { &guest.group };
+    guest.pids.iter().find_map(pool).unwrap_or_else(|| api::name::of_group(own))
 }
 
 /// The one guest that matches.
@@ -109,7 +137,12 @@ fn text(explained: &Explained, found: &GuestFindings) -> String {
     use report::explain_table::paragraph;
     let mut text = heading(explained);
     let table = kinds(explained);
-    text += &format!("\nIts memory by what it is inside, and what of it is held once more, in MiB\n{table}");
+    let not_counted = match explained.kinds.iter().any(|k| k.duplicates.host.is_none()) {
+        true => "-: not counted (--no-host)\n",
+        false => "",
+    };
+    text +=
+        &format!("\nIts memory by what it is inside, and what of it is held once more, in MiB\n{table}{not_counted}");
     text += &report::explain_table::cost(&found.cost());
     if !explained.things.is_empty() {
         text += "\nHeld more than once\n";
@@ -132,7 +165,7 @@ fn text(explained: &Explained, found: &GuestFindings) -> String {
 fn heading(explained: &Explained) -> String {
     let guest = cli::printable(&explained.guest);
     let Some(k) = &explained.kernel else { return format!("{guest}: no kernel found in its memory\n") };
-    let moved = k.kaslr_offset.map_or_else(String::new, |n| format!(", moved by {n:#x}"));
+    let moved = k.kaslr_offset.map_or_else(String::new, |n| format!(", KASLR offset {n:#x}"));
     format!("{guest}: Linux {}{moved}, {} levels of page tables\n", k.release, k.paging_levels)
 }
 
@@ -146,18 +179,11 @@ fn kinds(explained: &Explained) -> report::Table {
     let mut table = report::Table::new(&columns);
     for k in &explained.kinds {
         let d = k.duplicates;
-        let figures = [
-            k.pages,
-            k.backed_pages,
-            k.zero_pages,
-            d.within,
-            d.group,
-            d.other_groups,
-            d.host,
-            k.folded_pages,
-            k.ksm_pages,
-        ];
-        table.row([k.kind.name().replace('_', " ")].into_iter().chain(figures.map(mib)));
+        let figures = [k.pages, k.backed_pages, k.zero_pages, d.within, d.group, d.other_groups];
+        let on_host = d.host.map_or("-".to_owned(), mib);
+        let merged = [k.folded_pages, k.ksm_pages].map(mib);
+        let figures = figures.map(mib).into_iter().chain([on_host]).chain(merged);
+        table.row([k.kind.name().replace('_', " ")].into_iter().chain(figures));
     }
     table
 }

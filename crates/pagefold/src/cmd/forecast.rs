@@ -1,13 +1,16 @@
 //! `pagefold forecast`: how many more guests like these fit. `survey::forecast` explains the method.
 
+use crate::cmd::which::Which;
 use anyhow::Context;
+use census::{Findings, GuestFindings};
 use cli::exit::{Outcome, Stop};
 use cli::say;
 use cli::size::parse_bytes;
 use guest::{Glob, Guest, HostSide};
+use page::{Region, pages_to_bytes};
 use std::io::Write;
 use survey::Selection;
-use survey::forecast::{Forecast, forecast};
+use survey::forecast::{Forecast, Grown, Present, Room, forecast};
 use survey::{Request, take};
 
 /// Default reserve, as a part of the host's memory: 1/20.
@@ -26,6 +29,8 @@ pub struct Args {
     like: Option<Glob>,
     #[command(flatten)]
     selection: Selection,
+    #[command(flatten)]
+    service: Which,
     /// Forecast for guests that are all folded in one group
     #[arg(long)]
     folded: bool,
@@ -42,7 +47,8 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
-    let guests = like(args.selection.resolve()?, args.like.as_ref())?;
+    let room = room(args)?;
+    let guests = like(args.selection.resolve(&|| args.service.members())?, args.like.as_ref())?;
     if guests.is_empty() {
         return Err(Stop::Usage("there is no guest to make a forecast from".to_owned()).into());
     }
@@ -59,14 +65,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         round: None,
     };
     let (findings, _) = take(&request)?;
-    let ram_bytes = host::ram_bytes();
-    let reserve_bytes = args.reserve.unwrap_or(ram_bytes / RESERVE);
-    let available = host::available_bytes().context("cannot tell how much memory is free")?;
-    let alone: Vec<u64> = match args.folded {
-        true => findings.commonness.alone_if_folded.clone(),
-        false => findings.guests.iter().map(|g| g.incremental_pages).collect(),
-    };
-    let forecast = forecast(&findings.commonness, &alone, args.folded, available, reserve_bytes);
+    let forecast = forecast(&findings.commonness, &present(&guests, &findings, args.folded), args.folded, &room);
     let mut out = std::io::stdout().lock();
     let written =
         if args.json { report::json::write(&mut out, &forecast) } else { out.write_all(text(&forecast).as_bytes()) };
@@ -75,6 +74,32 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         say!("pagefold: {}: {}", cli::printable(&missing.guest), cli::printable(&missing.reason));
     }
     Ok(if findings.partial.is_empty() { Outcome::Done } else { Outcome::Partial })
+}
+
+/// The memory of this host that is to be had.
+fn room(args: &Args) -> anyhow::Result<Room> {
+    let ram_bytes = host::ram_bytes();
+    let reserve_bytes = args.reserve.unwrap_or(ram_bytes / RESERVE);
+    if reserve_bytes > ram_bytes {
+        let [reserve, ram] = [reserve_bytes, ram_bytes].map(cli::bytes);
+        return Err(Stop::Usage(format!("--reserve {reserve} is more than this host has: {ram}")).into());
+    }
+    let available_bytes = host::available_bytes().context("cannot tell how much memory is free")?;
+    Ok(Room { available_bytes, swap_bytes: host::free_swap_bytes(), reserve_bytes })
+}
+
+/// The guests as they are, and as large as they may become: a VM, by all its RAM and what the VMM takes beside it.
+fn present(guests: &[Guest], findings: &Findings, folded: bool) -> Vec<Present> {
+    let beside = |found: &GuestFindings| {
+        let regions = found.regions.iter().filter(|r| r.region != Region::GuestRam);
+        pages_to_bytes(regions.map(|r| r.resident_pages).sum())
+    };
+    let found = findings.guests.iter().zip(&findings.commonness.alone_if_folded);
+    let present = |(guest, (found, if_folded)): (&Guest, (&GuestFindings, &u64))| Present {
+        alone_pages: if folded { *if_folded } else { found.incremental_pages },
+        full_bytes: guest.ram_bytes.map(|ram| ram + beside(found)),
+    };
+    guests.iter().zip(found).map(present).collect()
 }
 
 /// Guests like the named one: of the same kind, and with the same memory.
@@ -107,5 +132,29 @@ fn text(f: &Forecast) -> String {
         cli::bytes(f.next_guest_bytes),
         cli::bytes(f.reserve_bytes),
     );
-    format!("Average footprint by number of guests, {how}\n{table}\n{}", report::explain_table::paragraph(&more))
+    let paragraphs = [more, f.grown.as_ref().map_or_else(|| NOT_BOUNDED.to_owned(), |grown| in_words(grown, f.fits))];
+    let paragraphs = paragraphs.map(|text| report::explain_table::paragraph(&text)).concat();
+    format!("Average footprint by number of guests, {how}\n{table}\n{paragraphs}")
+}
+
+/// Remark for guests of which not all are VMs.
+const NOT_BOUNDED: &str = "That is as they are now: how far containers and processes may grow is not known.";
+
+/// The guests once they use all memory that they were given.
+fn in_words(grown: &Grown, fits: u64) -> String {
+    let swap = match grown.swap_bytes {
+        0 => "memory; there is no swap".to_owned(),
+        bytes => format!("memory and {} of swap", cli::bytes(bytes)),
+    };
+    let size = cli::bytes(grown.guest_bytes);
+    let even = format!("If all used what they were given ({size} each, with the VMM's own) and shared nothing:");
+    if grown.short_bytes == 0 {
+        return format!("{even} {} more fit into {swap}.", grown.fits);
+    }
+    let short = cli::bytes(grown.short_bytes);
+    let end = "The kernel would swap then, and in the end kill guests.";
+    format!(
+        "WARNING: that is as they are now. {even} {} more fit into {swap}. With {fits} more, {short} would be missing. {end}",
+        grown.fits
+    )
 }

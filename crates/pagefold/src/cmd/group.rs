@@ -92,17 +92,22 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
 /// The service that has the group.
 fn find(args: &Args, group: &str) -> anyhow::Result<Service> {
     let mut known = Vec::new();
-    for service in args.services()? {
+    let services = args.services()?;
+    if services.is_empty() {
+        bail!("no service answers that could have a group {group}: see pagefold run and pagefold serve");
+    }
+    for service in services {
         let groups = service.groups()?;
         if groups.iter().any(|g| g.name == group) {
             return Ok(service);
         }
         known.extend(groups.into_iter().map(|g| g.name));
     }
-    if known.is_empty() {
-        bail!("there is no group {group}, and no other that you may deal with: see pagefold run and pagefold serve");
-    }
-    bail!("there is no group {group} that you may deal with; there are {}", known.join(", "))
+    let others = match known.is_empty() {
+        true => ", and no other that you may deal with: see pagefold run and pagefold serve".to_owned(),
+        false => format!(" that you may deal with; there are {}", known.join(", ")),
+    };
+    Err(Stop::Usage(format!("there is no group {group}{others}")).into())
 }
 
 fn change(args: &Args, set: &SetArgs) -> anyhow::Result<Outcome> {

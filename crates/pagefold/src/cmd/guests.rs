@@ -1,5 +1,6 @@
 //! `pagefold guests`: footprints of VMs, containers and processes by the kernel's own accounting.
 
+use crate::cmd::which::Which;
 use anyhow::Context;
 use cli::exit::Outcome;
 use cli::say;
@@ -12,12 +13,14 @@ use survey::Selection;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  pagefold guests                       all VMs and containers
+  pagefold guests                       all VMs and containers, and programs that are folded
   pagefold guests --guest 'qemu:web-*'  those VMs
   pagefold guests --pid 4711 --json     one process, for a program")]
 pub struct Args {
     #[command(flatten)]
     selection: Selection,
+    #[command(flatten)]
+    service: Which,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -33,7 +36,7 @@ struct Measured {
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
     let mut measured = Measured { guests: Vec::new(), partial: Vec::new() };
-    for guest in args.selection.resolve()? {
+    for guest in args.selection.resolve(&|| args.service.members())? {
         let (footprint, partial) = Footprint::measure(&guest);
         // A row of zeros would be a wrong answer: a guest that could not be read at all is only reported as missing.
         if partial.len() < guest.pids.len() {

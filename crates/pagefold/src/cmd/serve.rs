@@ -80,7 +80,7 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
     let config = match &args.config {
-        Some(path) => Config::read(path).map_err(|e| Stop::Usage(format!("{e:#}")))?,
+        Some(path) => Config::read(path).map_err(Stop::usage)?,
         None => Config::default(),
     };
     let place = Meant::of(args.dir.as_deref(), config.dir.as_deref()).place();

@@ -1,6 +1,10 @@
 //! The option `--service`, the same for every command that asks one.
 
+use api::ask::MemberLine;
+use api::client::Service;
 use api::place::{Meant, RULE};
+use guest::Membership;
+use host::ProcessId;
 use std::path::PathBuf;
 
 /// The service that the caller means.
@@ -14,5 +18,22 @@ impl Which {
     /// The service by the option, or else by what is usual.
     pub fn meant(&self) -> Meant {
         Meant::of(self.service.as_deref(), None)
+    }
+
+    /// The members of the service, or of those that may be meant; `None` if there is none.
+    pub fn members(&self) -> anyhow::Result<Option<Vec<Membership>>> {
+        let services = Service::find(&self.meant())?;
+        if services.is_empty() {
+            return Ok(None);
+        }
+        let mut members = Vec::new();
+        for service in services {
+            let membership = |m: MemberLine| Membership {
+                process: ProcessId { pid: m.identity.pid, start_ticks: m.identity.started },
+                group: m.group,
+            };
+            members.extend(service.members()?.into_iter().map(membership));
+        }
+        Ok(Some(members))
     }
 }

@@ -8,23 +8,24 @@ use cli::size::mib;
 use page::{Region, pages_to_bytes};
 use std::io::{self, Write};
 
-/// A column of figures: heading, pages of a guest, and whether it is shown when it is nothing but zeros.
-type Column = (&'static str, fn(&GuestFindings) -> u64, bool);
+/// A column of figures: heading, pages of a guest if they were counted, and whether it is shown when it is nothing but
+/// zeros.
+type Column = (&'static str, fn(&GuestFindings) -> Option<u64>, bool);
 
 const COLUMNS: [Column; 13] = [
-    ("resident", |g| g.resident_pages, true),
-    ("zero", |g| g.zero_pages, true),
-    ("distinct", |g| g.distinct_pages, true),
-    ("twice in itself", |g| g.duplicates.within, true),
-    ("in its group", |g| g.duplicates.group, true),
-    ("in other groups", |g| g.duplicates.other_groups, true),
+    ("resident", |g| Some(g.resident_pages), true),
+    ("zero", |g| Some(g.zero_pages), true),
+    ("distinct", |g| Some(g.distinct_pages), true),
+    ("twice in itself", |g| Some(g.duplicates.within), true),
+    ("in its group", |g| Some(g.duplicates.group), true),
+    ("in other groups", |g| Some(g.duplicates.other_groups), true),
     ("on the host", |g| g.duplicates.host, true),
-    ("shared already", |g| g.already_shared_pages, true),
-    ("incre\u{ad}mental", |g| g.incremental_pages, true),
-    ("if folded", |g| g.incremental_folded_pages, true),
-    ("held by KSM", |g| g.ksm_pages, false),
-    ("in swap", |g| g.swapped_pages, false),
-    ("not readable", |g| g.unreadable_pages, false),
+    ("shared already", |g| Some(g.already_shared_pages), true),
+    ("incre\u{ad}mental", |g| Some(g.incremental_pages), true),
+    ("if folded", |g| Some(g.incremental_folded_pages), true),
+    ("held by KSM", |g| Some(g.ksm_pages), false),
+    ("in swap", |g| Some(g.swapped_pages), false),
+    ("not readable", |g| Some(g.unreadable_pages), false),
 ];
 
 /// Writes the table of guests, and what would go with each of them, by region.
@@ -37,12 +38,13 @@ pub fn write(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
         "<section id=\"guests\"><h2>Every guest</h2><p>In MiB. <b>Incremental</b> is what would be free if the guest \
          went; <b>if folded</b>, what would be if everything that can be merged were.</p>"
     )?;
-    let shown: Vec<_> = COLUMNS.iter().filter(|(_, of, always)| *always || guests.iter().any(|g| of(g) > 0)).collect();
+    let shown: Vec<_> =
+        COLUMNS.iter().filter(|(_, of, always)| *always || guests.iter().any(|g| of(g) > Some(0))).collect();
     let mut columns = vec![("guest", Align::Left), ("group", Align::Left), ("kind", Align::Left)];
     columns.extend(shown.iter().map(|(name, ..)| (*name, Align::Right)));
     let row = |g: &GuestFindings| {
         let names = [shorten(&g.name, NAME_CHARS), shorten(&g.group, NAME_CHARS), g.kind.clone()];
-        names.into_iter().chain(shown.iter().map(|(_, of, _)| size(of(g)))).collect()
+        names.into_iter().chain(shown.iter().map(|(_, of, _)| of(g).map_or("\u{2013}".to_owned(), size))).collect()
     };
     table(out, "Guests", &columns, guests.iter().map(row))?;
     by_region(out, guests)?;

@@ -12,7 +12,7 @@ pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     let mapped: u64 = findings.guests.iter().map(|guest| guest.resident_pages).sum();
     let held = mapped.saturating_sub(findings.already_shared.saved_pages);
     let copies = findings.opportunity.total.total;
-    let with_host = findings.opportunity.host.total;
+    let with_host = findings.opportunity.host.map_or(0, |host| host.total);
     let apart = findings.all_saved_pages.saturating_sub(findings.isolation_price_pages);
     let size = |pages| bytes(pages_to_bytes(pages));
     writeln!(out, "<section aria-label=\"In short\"><dl class=\"tiles\">")?;

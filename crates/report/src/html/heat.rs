@@ -22,10 +22,14 @@ pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
          <td></td><th scope=\"col\">both anonymous</th><th scope=\"col\">both file</th>\
          <th scope=\"col\">one of each</th><th scope=\"col\">total</th></tr></thead><tbody>"
     )?;
-    let places = [("within a guest", o.within), ("guest and host", o.host), ("between guests", o.between)];
-    let most = places.iter().flat_map(|(_, k)| kinds(k)).max().unwrap_or(0);
+    let places = [("within a guest", Some(o.within)), ("guest and host", o.host), ("between guests", Some(o.between))];
+    let most = places.iter().filter_map(|(_, k)| k.as_ref()).flat_map(kinds).max().unwrap_or(0);
     for (place, pages) in places {
         write!(out, "<tr><th scope=\"row\">{place}</th>")?;
+        let Some(pages) = pages else {
+            writeln!(out, "<td colspan=\"4\">not counted</td></tr>")?;
+            continue;
+        };
         for n in kinds(&pages) {
             write!(out, "<td class=\"h{}\">{}</td>", shade(n, most), size(n))?;
         }

@@ -65,7 +65,10 @@ fn how(out: &mut dyn Write, host: &HostFindings) -> io::Result<()> {
         ("most memory of the census itself", host.peak_rss_bytes.map_or("not told".into(), bytes)),
         ("passes over the hash space", count(u64::from(host.passes))),
         ("changed between passes", plural(host.drifted_pages, "page")),
-        ("host\u{2019}s own memory", bytes(pages_to_bytes(host.host_resident_pages))),
+        (
+            "host\u{2019}s own memory",
+            host.host_resident_pages.map_or("not counted".into(), |pages| bytes(pages_to_bytes(pages))),
+        ),
     ];
     writeln!(out, "<section id=\"measured\"><h2>How it was measured</h2><dl class=\"facts\">")?;
     for (what, figure) in facts {

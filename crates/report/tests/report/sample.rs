@@ -102,7 +102,7 @@ fn guest_findings(name: &str, group: &str, kind: GuestKind, dice: &mut Dice) -> 
             within: all(Share::Within) / 2 + all(Share::Zero),
             group: all(Share::Group),
             other_groups: all(Share::OtherGroups),
-            host: all(Share::Host),
+            host: Some(all(Share::Host)),
         },
         already_shared_pages: all(Share::AlreadyShared),
         incremental_pages: resident - all(Share::AlreadyShared),
@@ -121,7 +121,7 @@ fn kinds(resident: u64) -> Vec<census::KindFindings> {
         backed_pages: resident / 10,
         zero_pages: resident / 100,
         incremental_pages: resident / 20,
-        ..census::KindFindings::empty(kind)
+        ..census::KindFindings::empty(kind, true)
     };
     page::GuestPageKind::ALL.map(some).into()
 }
@@ -178,10 +178,10 @@ fn guests(groups: usize) -> Vec<GuestFindings> {
 
 fn opportunity(guests: &[GuestFindings], all_saved: u64) -> Opportunity {
     let sum = |of: fn(Duplicates) -> u64| guests.iter().map(|g| of(g.duplicates)).sum::<u64>();
-    let (within, host) = (sum(|d| d.within), sum(|d| d.host));
+    let (within, host) = (sum(|d| d.within), sum(|d| d.host.unwrap_or(0)));
     Opportunity {
         within: by_kinds(within),
-        host: by_kinds(host),
+        host: Some(by_kinds(host)),
         between: by_kinds(all_saved - within),
         total: by_kinds(all_saved + host),
     }
@@ -197,7 +197,7 @@ fn host(pages: u64) -> HostFindings {
         threads: 2,
         index_bytes: pages * 20,
         passes: 1,
-        host_resident_pages: 91_234,
+        host_resident_pages: Some(91_234),
         drifted_pages: 12,
         ..HostFindings::default()
     }

@@ -73,9 +73,10 @@ impl Advice {
     }
 }
 
-/// Possible actions, the largest yield first. Yields overlap: a page that is given back need not be folded.
-pub fn advise(guest: &Guest, found: &GuestFindings, bloat: &Bloat) -> Vec<Advice> {
-    let mut list = vec![fold(guest, found), share_root(found), template(found), balloon(bloat)];
+/// Possible actions, the largest yield first. Yields overlap: a page that is given back need not be folded. `fold_in` is
+/// the group that the guest is folded in, or could be.
+pub fn advise(guest: &Guest, found: &GuestFindings, bloat: &Bloat, fold_in: &str) -> Vec<Advice> {
+    let mut list = vec![fold(found, fold_in), share_root(found), template(found), balloon(bloat)];
     list.push(report_free_pages(bloat));
     list.extend(drop_devices(guest, found));
     list.retain(|a| a.bytes > 0);
@@ -83,11 +84,13 @@ pub fn advise(guest: &Guest, found: &GuestFindings, bloat: &Bloat) -> Vec<Advice
     list
 }
 
-fn fold(guest: &Guest, found: &GuestFindings) -> Advice {
+fn fold(found: &GuestFindings, group: &str) -> Advice {
     let duplicates = found.kinds.iter().map(|k| k.duplicates.within + k.duplicates.group).sum();
     let how = match found.folded_pages {
-        0 => format!("fold it: start it with 'pagefold run --group {} -- ...'", guest.group),
-        _ => "more of it can be folded: 'pagefold group show' says what keeps it".to_owned(),
+        0 => format!("fold it: start it with 'pagefold run --group {group} -- ...', its command line behind the --"),
+        _ => format!(
+            "it is folded, and holds more that could be: 'pagefold group show {group}' has its state and limits"
+        ),
     };
     advice("fold", duplicates, how)
 }
@@ -96,7 +99,7 @@ fn share_root(found: &GuestFindings) -> Advice {
     let cached = found.kinds.iter().filter(|k| CostPart::of(k.kind) == CostPart::GuestPageCache);
     let how = "let guests map one root file system (virtiofs with DAX, or a shared \
         read-only pmem device) in place of caching a copy each";
-    advice("share_root", cached.map(|k| k.duplicates.group + k.duplicates.host).sum(), how.to_owned())
+    advice("share_root", cached.map(|k| k.duplicates.group + k.duplicates.host.unwrap_or(0)).sum(), how.to_owned())
 }
 
 fn template(found: &GuestFindings) -> Advice {

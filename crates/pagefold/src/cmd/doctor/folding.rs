@@ -5,6 +5,7 @@ use api::ask::MemberLine;
 use api::client::Service;
 use api::control::{GroupReport, NO_ROOM, Settings};
 use api::place::Meant;
+use cli::exit::in_words;
 use guest::Guest;
 use host::Check;
 use page::pages_to_bytes;
@@ -31,11 +32,11 @@ impl Folding {
             Ok(services) => {
                 for service in services {
                     if let Err(e) = all.add(&service) {
-                        all.silent.push(format!("{e:#}"));
+                        all.silent.push(in_words(&e));
                     }
                 }
             }
-            Err(e) => all.silent.push(format!("{e:#}")),
+            Err(e) => all.silent.push(in_words(&e)),
         }
         all
     }
@@ -45,7 +46,7 @@ impl Folding {
         for group in service.groups()?.into_iter().filter(|g| g.members > 0) {
             match service.show(&group.name) {
                 Ok(state) => _ = self.groups.insert(group.name, (state.settings, state.report)),
-                Err(e) => self.silent.push(format!("group {}: {e:#}", group.name)),
+                Err(e) => self.silent.push(format!("group {}: {}", group.name, in_words(&e))),
             }
         }
         Ok(())
@@ -57,6 +58,15 @@ impl Folding {
         let of_guest: Vec<_> = reports.filter(|m| m.connected && guest.pids.contains(&m.pid)).collect();
         // A migration or a snapshot has it where an agent yields.
         (!of_guest.is_empty()).then(|| of_guest.iter().all(|m| m.state != "yielded"))
+    }
+
+    /// The check `host:service`, where a service does not answer as it should: the reason stands here and not with each
+    /// guest.
+    pub fn check_service(&self) -> Option<Check> {
+        let (first, others) = self.silent.split_first()?;
+        let more = if others.is_empty() { String::new() } else { format!("; and {} more like that", others.len()) };
+        let check = Check::ok("host:service", format!("unknown: {first}{more}"), "saying which guests are folded");
+        Some(check.warn("look at the log of pagefold serve"))
     }
 
     /// The check `guest:ID:folding` of a guest.
@@ -78,8 +88,8 @@ impl Folding {
 
     fn no_member(&self, guest: &Guest, check: impl Fn(String) -> Check) -> Check {
         let group = if guest.group.contains(':') { "GROUP" } else { &guest.group };
-        if let Some(silent) = self.silent.first() {
-            return check(format!("unknown: {silent}")).warn("look at the log of pagefold serve");
+        if !self.silent.is_empty() {
+            return check("unknown: the service does not say".into()).warn("see service above");
         }
         let how = if guest.kind == guest::GuestKind::Qemu { " (libvirt: as its <emulator>, in a script)" } else { "" };
         check("no: it is not a member of a group".into()).warn(format!(
@@ -192,6 +202,19 @@ mod tests {
         let follows = |state| folding(&[(state, true)], Fold::On).follows(&guest(&[0]));
         assert_eq!((follows("folding"), follows("yielded")), (Some(true), Some(false)));
         assert_eq!(folding(&[("folding", true)], Fold::On).follows(&guest(&[7])), None);
+    }
+
+    #[test]
+    fn silence_of_service_is_told_once() {
+        let silent = Folding { silent: vec!["no service answers in /x".into()], ..Folding::default() };
+        let service = silent.check_service().unwrap();
+        assert_eq!(
+            (service.id.as_str(), service.found.as_str()),
+            ("host:service", "unknown: no service answers in /x")
+        );
+        let of_guest = silent.check(&guest(&[7]));
+        assert!(of_guest.found.starts_with("unknown") && !of_guest.found.contains("/x"), "{of_guest:?}");
+        assert!(folding(&[], Fold::On).check_service().is_none());
     }
 
     #[test]
