@@ -15,14 +15,15 @@ use std::ffi::c_void;
 /// Base pages in a huge page of 2 MiB.
 pub const HUGE_PAGES: u64 = 512;
 
-/// Settings of a mapping for forked children and core dumps, which a new mapping must take over from the one it
-/// replaces.
+/// Settings of a mapping that a new one must take over from the one it replaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Inherit {
     /// Not given to forked children (`MADV_DONTFORK`).
     pub dont_fork: bool,
     /// Not in core dumps (`MADV_DONTDUMP`).
     pub dont_dump: bool,
+    /// With huge pages (`MADV_HUGEPAGE`) or without (`MADV_NOHUGEPAGE`); `None` as the host's policy is.
+    pub huge: Option<bool>,
 }
 
 /// Anonymous memory of our own, unmapped when dropped.
@@ -74,12 +75,7 @@ impl MemberMemory {
         }
         room.forget();
         let this = Self(PageRange { start: HostVirt(first << PAGE_SHIFT), pages: HUGE_PAGES });
-        if let Some(wanted) = wanted {
-            let advice = if wanted { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
-            // A kernel without huge pages refuses.
-            // SAFETY: the mapping is ours and new, and the advice does not change its content.
-            let _ = unsafe { rustix::mm::madvise(pointer(this.0.start), length(HUGE_PAGES), advice) };
-        }
+        Inherit { huge: wanted, ..Inherit::default() }.apply(this.0)?;
         give_to_children(this.0, false)?;
         make_private(this.0)?;
         Ok(this)
@@ -262,10 +258,15 @@ impl Inherit {
     /// # Errors
     /// A part of the range is not mapped, or the process has reached its limit of mappings.
     pub fn apply(self, range: PageRange) -> Result<(), Errno> {
-        for (wanted, advice) in [(self.dont_fork, Advice::LinuxDontFork), (self.dont_dump, Advice::LinuxDontDump)] {
-            if wanted {
-                // SAFETY: neither advice changes the content of the range.
-                unsafe { rustix::mm::madvise(pointer(range.start), length(range.pages), advice) }?;
+        let fork = self.dont_fork.then_some(Advice::LinuxDontFork);
+        let dump = self.dont_dump.then_some(Advice::LinuxDontDump);
+        let huge = self.huge.map(|huge| if huge { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage });
+        for advice in [fork, dump, huge].into_iter().flatten() {
+            // SAFETY: no such advice changes the content of the range.
+            match unsafe { rustix::mm::madvise(pointer(range.start), length(range.pages), advice) } {
+                // A kernel without huge pages refuses this, and does not need it.
+                Err(Errno::INVAL) if Some(advice) == huge => {}
+                result => result?,
             }
         }
         Ok(())
@@ -317,20 +318,6 @@ pub fn write_pages(file: impl AsFd, at_page: u64, from: PageRange) -> u64 {
     u64::try_from(written).unwrap_or(0) / PAGE_BYTES as u64
 }
 
-/// Maps fresh anonymous memory in place of the mappings at `place`.
-///
-/// # Safety
-/// No code may need the former content of `place`.
-///
-/// # Errors
-/// Memory or mappings are short.
-pub unsafe fn map_anonymous_over(place: PageRange) -> Result<(), Errno> {
-    let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-    let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: the caller promises that the range may be replaced.
-    unsafe { rustix::mm::mmap_anonymous(pointer(place.start), length(place.pages), protection, flags) }.map(drop)
-}
-
 /// Maps fresh anonymous memory where nothing is mapped.
 ///
 /// # Errors
@@ -340,18 +327,6 @@ pub fn map_anonymous_where_free(place: PageRange) -> Result<(), Errno> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: `MAP_FIXED_NOREPLACE` maps only where nothing is mapped.
     unsafe { rustix::mm::mmap_anonymous(pointer(place.start), length(place.pages), protection, flags) }.map(drop)
-}
-
-/// Unmaps a range.
-///
-/// # Safety
-/// No code may use the range any more.
-///
-/// # Errors
-/// The process has reached its limit of mappings.
-pub unsafe fn unmap(range: PageRange) -> Result<(), Errno> {
-    // SAFETY: the caller promises that the range is no longer used.
-    unsafe { rustix::mm::munmap(pointer(range.start), length(range.pages)) }
 }
 
 /// Moves a mapping of our own over `place`, atomically: other threads find either the former mapping or the moved one.

@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(reader.read(range), 4);
         assert_eq!([0, 1, 2, 3].map(|n| first(&reader, n)), [1, 2, 3, 4]);
         // SAFETY: the page is the test's own, and nothing refers to it.
-        unsafe { crate::unmap(PageRange { start: range.start.add_pages(2), pages: 1 }) }.unwrap();
+        unsafe { rustix::mm::munmap(range.start.add_pages(2).0 as usize as *mut _, PAGE_BYTES) }.unwrap();
         assert_eq!(reader.read(PageRange { start: range.start.add_pages(1), pages: 3 }), 1);
         assert_eq!(first(&reader, 0), 2);
         assert_eq!(reader.read(PageRange { start: range.start.add_pages(2), pages: 1 }), 0);

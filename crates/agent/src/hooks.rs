@@ -32,6 +32,7 @@ mod exit;
 mod heap;
 mod memory;
 mod patch;
+mod policy;
 mod remap;
 mod syscall;
 mod userfault;
@@ -180,6 +181,25 @@ fn map_fresh(range: PageRange, traits: Traits) -> Answer {
 /// Maps fresh anonymous memory in the place of folded memory that was discarded. Returns whether that succeeded.
 pub fn map_discarded(range: PageRange, traits: Traits) -> bool {
     raw::error(map_fresh(range, traits)).is_none()
+}
+
+/// Makes pages that map slots private, where they are.
+///
+/// # Errors
+/// `ENOMEM`: memory is short. Pages that may not be written go on mapping the pool, which is no error.
+fn break_slots(table: &mut Table, range: PageRange) -> Result<(), i32> {
+    for run in table.slot_runs(range) {
+        let pages = PageRange { start: run.start, pages: run.pages.into() };
+        let arguments = [pages.start.0 as usize, bytes(pages), libc::MADV_POPULATE_WRITE as usize, 0, 0, 0];
+        // SAFETY: populating for writing changes no contents; it makes the kernel break the mapping of the pool.
+        let answer = unsafe { raw::call(libc::SYS_madvise, arguments) };
+        match raw::error(answer) {
+            None => table.set_broken(pages),
+            Some(libc::ENOMEM) => return Err(libc::ENOMEM),
+            Some(_) => {}
+        }
+    }
+    Ok(())
 }
 
 /// Gives a new mapping the advice of the one that it replaces.

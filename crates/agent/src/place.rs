@@ -48,7 +48,7 @@ pub struct Placing<'a> {
 /// is as it was. On old kernels that lack memory for the mapping itself, it is unmapped instead.
 pub unsafe fn place(following: &Following, placing: Placing<'_>, piece: PageRange) -> Result<(), Errno> {
     let Placing { pool, slot, traits, kind, staged } = placing;
-    let advice = traits.inherited();
+    let advice = traits.inherited_by_pool();
     if following.expects_discards() {
         let strip = pool.map(slot, piece.pages)?;
         following.watch().register(strip.range(), Watch::AbsentAndWrites)?;

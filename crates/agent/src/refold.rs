@@ -29,9 +29,9 @@ use crate::maps::Kind;
 use crate::place::{Placing, place};
 use crate::references;
 use crate::section::{RUN_PAGES, Source};
-use crate::table::{Guard, Table};
+use crate::table::{Guard, Table, Traits};
 use crate::witness::Witness;
-use act::{SoftReader, map_anonymous_over, pages_equal};
+use act::{MemberMemory, SoftReader, move_mapping_over, pages_equal};
 use host::Pagemap;
 use page::PageRange;
 use rustix::io::Errno;
@@ -205,9 +205,7 @@ fn map_over(
             (Some(source), Some(slot)) => unsafe {
                 place(following, Placing { pool: source.pool, slot, traits, kind: Kind::Pool, staged: None }, piece)
             },
-            _ if !following.may_replace_followed(piece, traits, Kind::Pool) => Err(Errno::STALE),
-            // SAFETY: as above, with zeros.
-            _ => unsafe { map_anonymous_over(piece) },
+            _ => place_zeros(following, piece, traits),
         };
         match mapped {
             Ok(()) => break,
@@ -219,12 +217,23 @@ fn map_over(
     }
     match slot {
         Some(slot) => table.set_folded(SlotRun { start: piece.start, slot, pages: piece.pages as u16 }),
-        None => {
-            // If it fails, the pages lack advice, not content.
-            let _ = traits.inherited().apply(piece);
-            table.set_zeroed(piece);
-        }
+        None => table.set_zeroed(piece),
     }
+    Ok(())
+}
+
+/// Replaces pages of zeros by fresh memory with the same advice. The caller has seen that they are read-only for
+/// everybody.
+fn place_zeros(following: &Following, piece: PageRange, traits: Traits) -> Result<(), Errno> {
+    let zeros = MemberMemory::new(piece.pages)?;
+    traits.inherited().apply(zeros.range())?;
+    if !following.may_replace_followed(piece, traits, Kind::Pool) {
+        return Err(Errno::STALE);
+    }
+    // SAFETY: every page of the piece is read-only for everybody, and holds zeros, as our mapping does. The table's lock
+    // keeps other threads from mapping anything else there.
+    unsafe { move_mapping_over(zeros.range(), piece.start) }?;
+    zeros.forget();
     Ok(())
 }
 

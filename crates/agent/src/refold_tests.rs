@@ -3,7 +3,10 @@
 use super::*;
 use crate::section::Section;
 use crate::table;
-use crate::testing::{LateDevice, Member, discard_past_hooks, fold, pool, section, spin, witness};
+use crate::testing::{
+    LateDevice, Member, advise, discard_past_hooks, fold, map_anonymous_over, pool, section, shows_advice, spin,
+    witness,
+};
 use act::PoolView;
 use page::{PAGE_BYTES, PoolSlot};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -69,6 +72,21 @@ fn broken_pages_are_folded_again() {
     member.word(5, 9).store(9, Ordering::Relaxed);
     assert_eq!((member.word(5, 8).load(Ordering::Relaxed), member.word(5, 9).load(Ordering::Relaxed)), (0, 9));
     assert!(table::lock().is_foldable(member.run(5, 1)));
+}
+
+#[test]
+fn zeros_that_are_folded_again_keep_advice() {
+    let Some(mut section) = section() else { return };
+    let (mut witness, following) = (witness(), Arc::clone(section.following()));
+    let (pool, member) = (pool(), Member::new(4));
+    advise(&member);
+    let run = member.0.range();
+    assert_eq!(fold(&mut section, run, Some((&pool, 0))), [Outcome::Folded; 4]);
+    break_all(&member, 4);
+    (0..4).for_each(|n| (0..PAGE_BYTES / 8).for_each(|i| member.word(n, i).store(0, Ordering::Relaxed)));
+    assert_eq!(fold_again(&mut witness, &following, run, None), [Outcome::Folded; 4]);
+    assert!(shows_advice(run), "{:?}", crate::maps::mappings(run, true));
+    assert_eq!(member.word(2, 9).load(Ordering::Relaxed), 0);
 }
 
 /// A fork probe knows nothing of pages that were broken or written after it was cast. With every fork probe taken for

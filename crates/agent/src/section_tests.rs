@@ -3,10 +3,13 @@
 use super::*;
 use crate::refold::{self, Part};
 use crate::table::{self, Traits};
-use crate::testing::{Member, content, discard_past_hooks, fold, pool, section, spin, traits, witness};
+use crate::testing::map_anonymous_over;
+use crate::testing::{
+    Member, advise, content, discard_past_hooks, fold, pool, section, shows_advice, spin, traits, witness,
+};
 use crate::unfold::Unfold;
 use crate::witness::Witness;
-use act::{SoftReader, map_anonymous_over};
+use act::SoftReader;
 use host::Pagemap;
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -158,6 +161,20 @@ fn memory_without_write_access_is_unfolded_as_it_is() {
     }
     let broken: u64 = table::lock().pooled_pages(member.0.range()).iter().map(|range| range.pages).sum();
     assert_eq!((table::lock().slot_runs(member.0.range()), broken), (Vec::new(), 2));
+}
+
+#[test]
+fn unfolded_memory_keeps_advice() {
+    let Some(mut section) = section() else { return };
+    let mut unfold = Unfold::new(Arc::clone(section.following()));
+    let (pool, member, pagemap) = (pool(), Member::new(4), Pagemap::open(std::process::id()).unwrap());
+    advise(&member);
+    let run = member.0.range();
+    assert_eq!(fold(&mut section, run, Some((&pool, 0))), [Outcome::Folded; 4]);
+    let (slot, traits) = (PoolSlot::new(0, 0).unwrap(), table::lock().traits(run).unwrap());
+    unfold.run(&mut table::lock(), &pagemap, run, (&pool, slot), traits).unwrap();
+    assert_eq!((member.in_pool(), member.word(3, 0).load(Ordering::Relaxed)), (0, 4));
+    assert!(shows_advice(run), "{:?}", crate::maps::mappings(run, true));
 }
 
 /// The program itself may leave marks in place of absent pages. Once, such marks made the agent release slots that

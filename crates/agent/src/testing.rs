@@ -3,11 +3,13 @@
 use crate::follow::Following;
 use crate::references;
 use crate::section::{Section, Source};
-use crate::table::{self, Traits};
+use crate::table::{self, Advice, Traits};
 use crate::witness::Witness;
 use act::{DonationWindow, MemberMemory, PoolSegment, PoolView, Purpose, Userfault};
 use host::Pagemap;
-use page::{PAGE_BYTES, PageRange, PoolSlot};
+use page::{PAGE_BYTES, PageRange, PoolSlot, pages_to_bytes};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -126,6 +128,35 @@ pub fn discard_past_hooks(member: &Member, page: u64) {
     let arguments = [at, PAGE_BYTES, libc::MADV_DONTNEED as usize, 0, 0, 0];
     // SAFETY: a page of the test's own, which nobody misses.
     assert_eq!(unsafe { crate::raw::call(libc::SYS_madvise, arguments) }, 0);
+}
+
+/// Maps fresh anonymous memory in place of the mappings at `place`.
+///
+/// # Safety
+/// No code may need the former content of `place`.
+pub unsafe fn map_anonymous_over(place: PageRange) -> Result<(), Errno> {
+    let (flags, access) =
+        (MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE, ProtFlags::READ | ProtFlags::WRITE);
+    let (at, bytes) = (place.start.0 as usize as *mut _, pages_to_bytes(place.pages) as usize);
+    // SAFETY: the caller promises that the range may be replaced.
+    unsafe { rustix::mm::mmap_anonymous(at, bytes, access, flags) }.map(drop)
+}
+
+/// Advice of every kind that is remembered.
+pub const ADVICE: Advice = Advice { dont_fork: true, dont_dump: true, huge: Some(true) };
+
+/// Gives a member's memory this advice, as the program would.
+pub fn advise(member: &Member) {
+    let range = member.0.range();
+    let Advice { dont_fork, dont_dump, huge } = ADVICE;
+    act::Inherit { dont_fork, dont_dump, huge }.apply(range).unwrap();
+    table::lock().advise(range, |advice| *advice = ADVICE);
+}
+
+/// Whether all of this memory is anonymous and has that advice.
+pub fn shows_advice(range: PageRange) -> bool {
+    let found = crate::maps::mappings(range, true).unwrap();
+    found.iter().all(|mapping| mapping.anonymous && mapping.advice == ADVICE)
 }
 
 /// Lets time pass without giving the processor away.

@@ -60,6 +60,10 @@ const BY_ITSELF: &str = "by a system call of its own, past the C library, and ma
 const UNFOLLOWED: &str = "forked children of the program would get this memory and could not be followed: \
     that takes a service that runs as root (its prover); memory advised MADV_DONTFORK is folded";
 
+/// Reason given for memory that is not folded because of its NUMA policy.
+const BOUND: &str = "memory with a NUMA policy of its own (mbind, host-nodes= of QEMU) is not folded: \
+    what takes its place could not have that policy";
+
 /// How this member was asked in.
 #[derive(Debug)]
 pub struct Asked {
@@ -446,11 +450,12 @@ impl Agent {
     }
 
     fn say_how_it_goes(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
-        let (counts, folds, yielded, (open, unfollowed)) = {
+        let (counts, folds, (yielded, bound), (open, unfollowed)) = {
             let table = table::lock();
-            let yields = |(_, traits): &(_, table::Traits)| traits.is_yielded();
-            let yielded = table.known(table::everything()).iter().any(yields);
-            (table.counts(), table.folds(), yielded, table.open_and_unfollowed())
+            let known = table.known(table::everything());
+            let yielded = known.iter().any(|(_, traits)| traits.is_yielded());
+            let bound = known.iter().any(|(_, traits)| traits.asked && traits.has_policy());
+            (table.counts(), table.folds(), (yielded, bound), table.open_and_unfollowed())
         };
         let stats = &mut self.stats;
         stats.enrolled_pages = counts.enrolled;
@@ -473,7 +478,8 @@ impl Agent {
                     follow_forks(self.asked, folder);
                 }
                 stats.vmas = folder.vmas();
-                state_of(folder, pace, (session.unfolded, yielded), (counts.enrolled, open, unfollowed))
+                let left_out = if unfollowed > 0 { Some(UNFOLLOWED) } else { bound.then_some(BOUND) };
+                state_of(folder, pace, (session.unfolded, yielded), (counts.enrolled, open, left_out))
             }
         };
         if state != MemberState::Off || pace.fold != FoldMode::Unfold {
@@ -488,7 +494,7 @@ fn state_of(
     folder: &Folder,
     pace: Pace,
     (unfolded, yielded): (bool, bool),
-    (enrolled, open, unfollowed): (u64, u64, u64),
+    (enrolled, open, left_out): (u64, u64, Option<&str>),
 ) -> (MemberState, String) {
     let plain = |state| (state, String::new());
     if let Some(reason) = folder.unpinned() {
@@ -501,12 +507,13 @@ fn state_of(
             (MemberState::Yielded, "the program uses a userfaultfd of its own on its memory".to_owned())
         }
         FoldMode::On if enrolled == 0 => (MemberState::NothingEnrolled, hooks::why_nothing_is_enrolled()),
-        FoldMode::On if open == 0 && unfollowed > 0 => (MemberState::NothingEnrolled, UNFOLLOWED.to_owned()),
+        FoldMode::On if open == 0 && left_out.is_some() => {
+            (MemberState::NothingEnrolled, left_out.unwrap_or_default().to_owned())
+        }
         FoldMode::On if folder.is_out_of_vmas() => {
             (MemberState::NoVma, format!("{} mappings, see vm.max_map_count", folder.vmas()))
         }
-        FoldMode::On if unfollowed > 0 => (MemberState::Folding, UNFOLLOWED.to_owned()),
-        FoldMode::On => plain(MemberState::Folding),
+        FoldMode::On => (MemberState::Folding, left_out.unwrap_or_default().to_owned()),
     }
 }
 

@@ -1,7 +1,8 @@
 //! `madvise`: enrols memory, discards it, and remembers the advice given for it.
 
 use super::heap::is_unseen_heap;
-use super::{Answer, State, ask, between, bytes, enter, map_fresh, range, refuse, state};
+use super::policy::has_policy;
+use super::{Answer, State, ask, between, break_slots, enter, map_fresh, range, refuse, state};
 use crate::maps::{self, Kind, Maps};
 use crate::raw::{self, c_answer};
 use crate::table::{Advice, Shut, Table, Traits};
@@ -120,7 +121,8 @@ fn enrol(table: &mut Table, range: PageRange) -> Answer {
     // The kernel takes long for the traits, in a process of many mappings.
     let mappings = maps::mappings(range, true).unwrap_or_default();
     for mapping in mappings.iter().filter(|mapping| mapping.anonymous && !is_unseen_heap(mapping)) {
-        let shut = [(mapping.locked, Shut::Locked), (mapping.special, Shut::Special)];
+        let bound = has_policy(mapping.range.start);
+        let shut = [(mapping.locked, Shut::Locked), (mapping.special, Shut::Special), (bound, Shut::Policy)];
         let shut = shut.iter().filter(|(is, _)| *is).fold(0, |bits, (_, why)| bits | *why as u8);
         ask(table, mapping.range, Traits { asked: true, access: mapping.access, shut, advice: mapping.advice });
     }
@@ -136,23 +138,7 @@ fn enrol(table: &mut Table, range: PageRange) -> Answer {
 /// to be passed to the kernel, whose answer counts.
 fn leave(table: &mut Table, range: PageRange) -> Option<Answer> {
     table.unask(range);
-    for run in table.slot_runs(range) {
-        let pages = PageRange { start: run.start, pages: run.pages.into() };
-        // SAFETY: populating for writing changes no contents; it makes the kernel break the mapping of the pool.
-        let answer = unsafe {
-            raw::call(
-                libc::SYS_madvise,
-                [pages.start.0 as usize, bytes(pages), libc::MADV_POPULATE_WRITE as usize, 0, 0, 0],
-            )
-        };
-        match raw::error(answer) {
-            None => table.set_broken(pages),
-            // Memory that may not be written goes on mapping the pool until it is written.
-            Some(libc::ENOMEM) => return Some(refuse(libc::ENOMEM)),
-            Some(_) => {}
-        }
-    }
-    None
+    break_slots(table, range).err().map(refuse)
 }
 
 /// Maps anonymous memory in the place of all mappings of the pool in the range, whose contents are given up. The kernel

@@ -3,7 +3,7 @@
 //! All other numbers are passed to the kernel as the C library does it: in one go from registers to registers. Some
 //! calls make a child on the caller's stack (`vfork`, `clone`), and nobody must find a frame of the agent's there.
 
-use super::{advice, exec, exit, heap, memory, remap};
+use super::{advice, exec, exit, heap, memory, policy, remap};
 use crate::raw::{Answer, c_answer};
 use std::arch::naked_asm;
 use std::ffi::c_long;
@@ -54,6 +54,8 @@ pub unsafe extern "C" fn syscall(number: c_long) -> c_long {
         munlockall = libc::SYS_munlockall,
         mlock2 = libc::SYS_mlock2,
         pkey_mprotect = libc::SYS_pkey_mprotect,
+        mbind = libc::SYS_mbind,
+        set_home_node = policy::SYS_SET_HOME_NODE,
         exit_group = libc::SYS_exit_group,
         execve = libc::SYS_execve,
         execveat = libc::SYS_execveat,
@@ -71,6 +73,9 @@ unsafe extern "C" fn ours(number: c_long, a: usize, b: usize, c: usize, d: usize
             libc::SYS_brk => return heap::set_end(a) as c_long,
             libc::SYS_mmap => return memory::mmap(address, b, c as i32, d as i32, e as i32, f as i64) as c_long,
             libc::SYS_mremap => return remap::mremap(address, b, c, d as i32, e as *mut _) as c_long,
+            libc::SYS_mbind | policy::SYS_SET_HOME_NODE => {
+                return c_answer(policy::bind(number, [a, b, c, d, e, f])) as c_long;
+            }
             libc::SYS_munmap => memory::munmap(address, b),
             libc::SYS_mprotect => memory::mprotect(address, b, c as i32),
             libc::SYS_pkey_mprotect => memory::pkey_mprotect(address, b, c as i32, d as i32),

@@ -51,7 +51,7 @@ fn fold(pool: &OwnedFd, at: usize, slot: usize, count: usize) {
     let mapped = unsafe { raw::call(libc::SYS_mmap, arguments) };
     assert_eq!(mapped, at as isize);
     for (part, traits) in table.known(pages(at, count)) {
-        traits.inherited().apply(part).unwrap();
+        traits.inherited_by_pool().apply(part).unwrap();
     }
     let slot = page::PoolSlot::from_bits(slot as u32);
     table.set_folded(SlotRun { start: HostVirt(at as u64), slot, pages: count as u16 });
@@ -582,4 +582,55 @@ fn heap_that_nobody_follows_is_not_enrolled() {
     let last = pages(end.next_multiple_of(PAGE_BYTES) - PAGE_BYTES, 1);
     assert_eq!(advise(last.start.0 as usize, 1, libc::MADV_MERGEABLE), Ok(()));
     assert!(!table::lock().touches(last));
+}
+
+/// Gives pages a NUMA policy, as `libnuma` does it or by a system call of the program's own.
+fn bind(at: usize, count: usize, policy: usize, seen: bool) {
+    let nodes = 1_u64;
+    let nodes = if policy == DEFAULT { [0, 0] } else { [&raw const nodes as usize, 64] };
+    let (bytes, number) = (count * PAGE_BYTES, libc::SYS_mbind);
+    let answer = if seen {
+        // SAFETY: the test's own pages; a policy does not change their contents.
+        unsafe { libc::syscall(number, at, bytes, policy, nodes[0], nodes[1], 0) as isize }
+    } else {
+        // SAFETY: as above.
+        unsafe { raw::call(number, [at, bytes, policy, nodes[0], nodes[1], 0]) }
+    };
+    assert_eq!(answer, 0, "mbind: {}", std::io::Error::last_os_error());
+}
+
+/// `MPOL_DEFAULT`, `MPOL_PREFERRED` and `MPOL_BIND`.
+const DEFAULT: usize = 0;
+const PREFERRED: usize = 1;
+const BIND: usize = 2;
+
+#[test]
+fn memory_with_a_policy_is_not_folded() {
+    let pool = pool();
+    let at = enrolled(8);
+    fold(&pool, at + PAGE_BYTES, 40, 4);
+    bind(at + 2 * PAGE_BYTES, 4, BIND, true);
+    let (bound, rest) = (pages(at + 2 * PAGE_BYTES, 4), pages(at + 6 * PAGE_BYTES, 2));
+    assert!(table::lock().known(bound).iter().all(|(_, traits)| traits.has_policy()));
+    // Those that were folded are the program's own again, and placed by its policy.
+    assert_eq!(released(pages(at, 8)), [41, 42, 43]);
+    assert_eq!([1, 2, 4].map(|page| byte(at, page)), [40, 41, 43]);
+    assert!(policy::has_policy(bound.start) && table::lock().is_foldable(rest));
+    bind(at + 2 * PAGE_BYTES, 4, DEFAULT, true);
+    assert!(table::lock().known(bound).iter().all(|(_, traits)| !traits.has_policy()));
+    assert!(table::lock().is_foldable(pages(at + 5 * PAGE_BYTES, 1)));
+    unmap_all(at, 8);
+}
+
+#[test]
+fn memory_that_has_a_policy_already_is_not_enrolled() {
+    member();
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as usize;
+    // SAFETY: a new mapping that no hook sees.
+    let at = unsafe { raw::call(libc::SYS_mmap, [0, 8 * PAGE_BYTES, 3, flags, usize::MAX, 0]) } as usize;
+    bind(at + 4 * PAGE_BYTES, 4, PREFERRED, false);
+    assert_eq!(advise(at, 8, libc::MADV_MERGEABLE), Ok(()));
+    let foldable = [0, 4].map(|first| table::lock().is_foldable(pages(at + first * PAGE_BYTES, 4)));
+    assert_eq!(foldable, [true, false]);
+    unmap_all(at, 8);
 }

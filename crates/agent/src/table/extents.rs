@@ -18,6 +18,8 @@ pub enum Shut {
     Guarded = 8,
     /// Forked children find them cleared.
     Wiped = 16,
+    /// They have a NUMA policy of their own.
+    Policy = 32,
 }
 
 /// Advice given about pages. A mapping that takes their place must be given the same.
@@ -75,9 +77,20 @@ impl Traits {
         self.shut & Shut::Yielded as u8 != 0
     }
 
-    /// Advice that a mapping in its place must be given.
+    /// Whether the program has given it a NUMA policy.
+    pub const fn has_policy(self) -> bool {
+        self.shut & Shut::Policy as u8 != 0
+    }
+
+    /// Advice that anonymous memory in its place must be given.
     pub const fn inherited(self) -> act::Inherit {
-        act::Inherit { dont_fork: self.advice.dont_fork, dont_dump: self.advice.dont_dump }
+        let Advice { dont_fork, dont_dump, huge } = self.advice;
+        act::Inherit { dont_fork, dont_dump, huge }
+    }
+
+    /// Advice that a mapping of the pool in its place must be given. Its huge pages would be those of the pool's file.
+    pub const fn inherited_by_pool(self) -> act::Inherit {
+        act::Inherit { huge: None, ..self.inherited() }
     }
 }
 
