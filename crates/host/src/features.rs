@@ -8,6 +8,7 @@ mod kvm;
 mod userfaultfd;
 
 pub use knobs::why_denied;
+pub use kvm::create_vm;
 
 use crate::cgroup::CgroupLayout;
 use crate::{Check, Process, frames_visible, has_pagemap_scan};

@@ -91,6 +91,12 @@ impl ProcessId {
         ProcessStat::read(self.pid).ok().filter(|s| s.start_ticks == self.start_ticks && !s.has_ended())
     }
 
+    /// Time since it started, in whole seconds.
+    pub fn age_seconds(&self) -> u64 {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime).tv_sec.cast_unsigned();
+        now.saturating_sub(self.start_ticks / rustix::param::clock_ticks_per_second())
+    }
+
     /// Whether it has not ended.
     pub fn is_alive(&self) -> bool {
         self.stat().is_some()

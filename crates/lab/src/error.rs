@@ -26,6 +26,9 @@ pub enum Error {
         /// The end of its output, or the place of its log.
         output: String,
     },
+    /// This process was told to end; the guests of these names, which it had started, are ended.
+    #[error("interrupted: ended {0}")]
+    Interrupted(String),
     /// A guest did not start, did not answer or did not end.
     #[error("guest {name}: {problem}")]
     Guest {

@@ -13,6 +13,20 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// How far a guest has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GuestState {
+    /// It has reported that it is ready.
+    Ready,
+    /// The process that started it waits for its report.
+    Starting,
+    /// It has not reported, and the process that started it is gone.
+    Failed,
+    /// Its first process is gone, or was never started.
+    Ended,
+}
+
 /// A guest that a lab started. Serializes to what `pagefold lab list --json` prints.
 #[derive(Clone, Debug, Serialize)]
 pub struct Guest {
@@ -26,6 +40,10 @@ pub struct Guest {
     pub pid: Option<u32>,
     /// Whether that process runs.
     pub running: bool,
+    /// How far it has come.
+    pub state: GuestState,
+    /// Seconds since its start, while it runs.
+    pub age_seconds: Option<u64>,
     /// Seconds from its start until it reported that it was ready; absent before.
     pub ready_seconds: Option<f64>,
     /// RAM of a VM, data of a process; absent for a container.
@@ -45,10 +63,20 @@ pub struct Guest {
 impl Guest {
     pub(crate) fn new(entry: Entry, lab: &Path) -> Self {
         let dir = lab.join(&entry.name);
+        let alive = |process: &Option<ProcessId>| process.is_some_and(|process| process.is_alive());
+        let running = alive(&entry.process);
+        let state = match entry.ready_ms {
+            _ if !running => GuestState::Ended,
+            Some(_) => GuestState::Ready,
+            None if alive(&entry.starter) => GuestState::Starting,
+            None => GuestState::Failed,
+        };
         let sockets = entry.image.is_vm().then(|| Sockets::in_dir(&dir));
         Self {
             pid: entry.process.map(|process| process.pid),
-            running: entry.process.is_some_and(|process| process.is_alive()),
+            running,
+            state,
+            age_seconds: entry.process.filter(|_| running).map(|process| process.age_seconds()),
             ready_seconds: entry.ready_ms.map(|ms| ms as f64 / 1000.0),
             memory_bytes: entry.memory_bytes,
             accelerator: entry.accelerator,

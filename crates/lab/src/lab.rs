@@ -15,6 +15,7 @@ use host::ProcessId;
 use serde_json::json;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -32,6 +33,8 @@ pub enum Progress<'a> {
     Building(Image),
     /// A guest is booted, so that it can be saved.
     Saving,
+    /// VMs are emulated, for this reason.
+    Emulated(&'a str),
     /// This number of guests was started.
     Started(usize),
     /// A guest is ready; the time is that since its start.
@@ -88,8 +91,8 @@ impl Lab {
         })
     }
 
-    /// Brings guests up, all at once, and waits until each reports that it is ready. If one fails, all guests that this
-    /// call started are ended.
+    /// Brings guests up, all at once, and waits until each reports that it is ready. If one fails, or this process is told
+    /// to end ([`host::interrupted`]), all guests that this call started are ended.
     ///
     /// # Errors
     /// The request makes no sense, the host lacks something, or a guest does not come up.
@@ -103,13 +106,16 @@ impl Lab {
             progress(if name.starts_with(saved::NAME) { Progress::Saving } else { Progress::Building(spec.image) });
         };
         let workshop = Workshop { cache, mark: &Mark::of_guest(&token, ".prepare"), building: &building };
-        let source = Source::prepare(spec, first, &workshop, self.dir())?;
+        let emulated = |why: &str| progress(Progress::Emulated(why));
+        let source = Source::prepare((spec, first), &workshop, self.dir(), &emulated)?;
         let names = self.enter(spec, &source, cache)?;
         let ready = self.start_all(spec, &source, &names).and_then(|started| {
             progress(Progress::Started(started.len()));
             self.wait_all(spec, started, progress)
         });
         if let Err(error) = ready {
+            let interrupted = host::interrupted().is_some();
+            let error = if interrupted { Error::Interrupted(names.join(", ")) } else { error };
             return Err(match self.end_guests(&names) {
                 Ok(()) => error,
                 Err(left) => Error::guest(&names.join(", "), format!("{error}; and cannot be ended: {left}")),
@@ -141,6 +147,7 @@ impl Lab {
                 accelerator: source.accelerator(),
                 process: None,
                 ready_ms: None,
+                starter: ProcessId::of(std::process::id()).ok(),
             });
         }
         locked.save()?;
@@ -152,6 +159,9 @@ impl Lab {
         let mut locked = self.store.lock_or_make()?;
         let mut all = Vec::with_capacity(names.len());
         for (number, name) in names.iter().enumerate() {
+            if host::interrupted().is_some() {
+                return Err(Error::guest(name, "not started: interrupted"));
+            }
             let ended = || Error::guest(name, "was ended by somebody else before it was started");
             let entry = locked.guest_mut(name).ok_or_else(ended)?.clone();
             let dir = self.dir().join(name);
@@ -181,8 +191,12 @@ impl Lab {
             progress(Progress::Ready(&guest.name, time));
             Ok(())
         };
+        let processes: Vec<ProcessId> = started.iter().map(|guest| guest.process).collect();
+        let all_done = AtomicBool::new(false);
         thread::scope(|scope| {
             let wait = &wait;
+            scope.spawn(|| end_if_interrupted(&processes, &all_done));
+            let _done = Done(&all_done);
             let waiting: Vec<_> = started.into_iter().map(|guest| scope.spawn(move || wait(guest))).collect();
             waiting.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
         })
@@ -262,6 +276,29 @@ impl Lab {
 
     fn container<'a>(&self, entry: &'a Entry) -> Container<'a> {
         Container { name: &entry.name, dir: self.dir().join(&entry.name) }
+    }
+}
+
+/// Interval between two looks for an interruption: 20 ms.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Says that all is done when it is dropped, in a panic too.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Ends the processes when this one is told to end: whatever waits for them sees that they are gone.
+fn end_if_interrupted(processes: &[ProcessId], all_done: &AtomicBool) {
+    while !all_done.load(Ordering::SeqCst) {
+        if host::interrupted().is_some() {
+            processes.iter().for_each(|process| _ = process.terminate());
+            return;
+        }
+        thread::sleep(LOOK);
     }
 }
 

@@ -37,10 +37,11 @@ mod start;
 mod state;
 mod suite;
 
+pub use accel::{Trial, kvm_trial};
 pub use agent::Output;
 pub use cache::Cache;
 pub use error::{Error, Result};
-pub use guest::Guest;
+pub use guest::{Guest, GuestState};
 pub use lab::{Lab, Progress};
 pub use place::{cache_dir, default_lab_dir};
 pub use process::live;

@@ -1,5 +1,6 @@
 //! Starting a guest of each kind, and waiting until it reports that it is ready.
 
+use crate::accel::Trial;
 use crate::error::{Error, Result, tail_of};
 use crate::image::{self, Boot, Workshop};
 use crate::life::Mark;
@@ -35,9 +36,14 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// Builds the image if it is missing, and chooses the VMs' accelerator, in `dir`. The lab has `first` guests of this
-    /// image already.
-    pub(crate) fn prepare(spec: &Spec, first: usize, workshop: &Workshop, dir: &Path) -> Result<Self> {
+    /// Builds the image if it is missing, and chooses the VMs' accelerator, in `dir`; `emulated` is told why it is not
+    /// KVM. The lab has `first` guests of this image already.
+    pub(crate) fn prepare(
+        (spec, first): (&Spec, usize),
+        workshop: &Workshop,
+        dir: &Path,
+        emulated: &dyn Fn(&str),
+    ) -> Result<Self> {
         let kernel = spec.kernel.as_deref();
         if spec.image.is_container() {
             program::need_root("an LXC container")?;
@@ -50,7 +56,13 @@ impl Source {
         program::find("qemu-system-x86_64")?;
         let debian = spec.image == Image::Debian;
         let boot = if debian { image::debian(workshop, kernel) } else { image::tiny(workshop, kernel) }?;
-        let accelerator = Accelerator::choose(workshop.cache, &boot, dir, workshop.mark)?;
+        let accelerator = match Trial::make(workshop.cache, &boot, dir, workshop.mark)? {
+            Trial::Boots => Accelerator::Kvm,
+            Trial::Fails(why) => {
+                emulated(&why);
+                Accelerator::Tcg
+            }
+        };
         let saved = if spec.saved { saved::prepare((spec, first), &boot, accelerator, workshop)? } else { Vec::new() };
         Ok(Self::Vm { boot, accelerator, saved })
     }
@@ -230,6 +242,7 @@ mod tests {
             copied_root: None,
             process: None,
             ready_ms: None,
+            starter: None,
         };
         let mut command = Command::new("/usr/bin/qemu");
         command.args(["-m", "128"]);

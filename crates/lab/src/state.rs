@@ -60,6 +60,9 @@ pub(crate) struct Entry {
     pub(crate) process: Option<ProcessId>,
     /// Milliseconds from its start until it reported that it was ready; absent before.
     pub(crate) ready_ms: Option<u64>,
+    /// The process that started it, and waits until it is ready.
+    #[serde(default)]
+    pub(crate) starter: Option<ProcessId>,
 }
 
 /// The state file's content.
@@ -205,6 +208,7 @@ mod tests {
             accelerator: Some(Accelerator::Tcg),
             copied_root: Some("/somewhere".into()),
             process: Some(ProcessId { pid: 17, start_ticks: 4 }),
+            starter: None,
             ready_ms: None,
         }
     }

@@ -250,3 +250,76 @@ fn down_works_on_a_full_disk() {
     assert!(down.status.success(), "{}", stderr(&down));
     assert!(String::from_utf8_lossy(&again.stdout).contains("no guests"), "nothing was left to be done");
 }
+
+/// Starts `lab up` for two VMs that never get ready, because they are paused, and waits until they run.
+fn up_for_ever(place: &Place) -> Option<std::process::Child> {
+    let words = ["up", "--image", "tiny", "--guests", "2", "--memory", "64M", "--qemu-arg", "-S"];
+    let mut up = place.command(&words).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("run pagefold");
+    loop {
+        let states = states(place);
+        if states == ["starting", "starting"] {
+            return Some(up);
+        }
+        if let Some(status) = up.try_wait().expect("ask for its state") {
+            assert_eq!(status.code(), Some(3), "{}", stderr(&up.wait_with_output().expect("its output")));
+            eprintln!("skipped: no VMs here");
+            return None;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn states(place: &Place) -> Vec<String> {
+    let listed = json(&place.run(&["list", "--json"]));
+    let guests = listed["guests"].as_array().expect("a list");
+    guests.iter().map(|guest| guest["state"].as_str().expect("a state").to_owned()).collect()
+}
+
+#[test]
+fn interrupted_up_ends_what_it_started_and_killed_one_is_told() {
+    let place = Place::new();
+    for (signal, code) in [("INT", 130), ("TERM", 143)] {
+        let Some(up) = up_for_ever(&place) else { return };
+        assert!(Command::new("kill").args([&format!("-{signal}"), &up.id().to_string()]).status().unwrap().success());
+        let output = up.wait_with_output().expect("its output");
+        assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+        assert!(stderr(&output).contains("interrupted: ended lab-1, lab-2"), "{}", stderr(&output));
+        assert_eq!(states(&place), [""; 0]);
+    }
+    let Some(mut up) = up_for_ever(&place) else { return };
+    up.kill().expect("kill our own child");
+    up.wait().expect("wait for our own child");
+    assert_eq!(states(&place), ["failed", "failed"]);
+    let list = place.run(&["list"]);
+    let table = String::from_utf8_lossy(&list.stdout).into_owned();
+    assert!(table.contains("failed, ") && !table.contains("not yet"), "{table}");
+    assert!(stderr(&list).contains("pagefold lab down --dir"), "{}", stderr(&list));
+}
+
+#[test]
+fn doctor_and_lab_tell_the_same_about_kvm() {
+    let place = Place::new();
+    if fs::File::options().read(true).write(true).open("/dev/kvm").is_err() {
+        eprintln!("skipped: no KVM here");
+        return;
+    }
+    // The answer of a trial boot that failed.
+    let why = "a VM can be created, but no kernel boots in it within 6 s";
+    let cache = place.dir.path().join("cache");
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("an id");
+    fs::create_dir(&cache).expect("make a directory");
+    fs::write(cache.join(format!("kvm-{}", boot.trim())), why).expect("write the answer");
+    let run = |words: &[&str]| Command::new(&place.program).args(words).env("PAGEFOLD_CACHE", &cache).output().unwrap();
+    let doctor = run(&["doctor", "--json", "--pid", &std::process::id().to_string()]);
+    let checks: Value = serde_json::from_slice(&doctor.stdout).expect("JSON");
+    let kvm = checks.as_array().expect("a list").iter().find(|check| check["id"] == "host:kvm").expect("a check");
+    assert!(kvm["status"] == "warn" && kvm["found"].as_str().unwrap().contains(why), "{kvm}");
+    assert!(kvm["fix"].as_str().unwrap().contains("TCG"), "{kvm}");
+    let words = ["up", "--json", "--image", "tiny", "--memory", "64M", "--timeout", "1", "--qemu-arg", "-S"];
+    let up = place.command(&words).env("PAGEFOLD_CACHE", &cache).output().expect("run pagefold");
+    if up.status.code() == Some(3) {
+        eprintln!("skipped: {}", stderr(&up));
+        return;
+    }
+    assert!(stderr(&up).contains(&format!("VMs are emulated (TCG), which is slow: {why}")), "{}", stderr(&up));
+}

@@ -25,7 +25,10 @@ pub(super) fn check() -> Check {
 }
 
 /// Creates a VM and closes it again.
-fn create_vm() -> io::Result<()> {
+///
+/// # Errors
+/// `/dev/kvm` is missing, may not be used, or cannot make one.
+pub fn create_vm() -> io::Result<()> {
     let kvm = OpenOptions::new().read(true).write(true).open("/dev/kvm")?;
     // SAFETY: this ioctl takes no pointer.
     let version = unsafe { libc::ioctl(kvm.as_raw_fd(), KVM_GET_API_VERSION, 0) };

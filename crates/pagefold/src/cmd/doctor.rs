@@ -6,6 +6,7 @@ use crate::cmd::which::Which;
 use anyhow::Context;
 use cli::exit::{Outcome, Stop};
 use host::{Check, Ksm, Status};
+use lab::{Cache, Trial};
 use std::io::Write;
 use survey::Selection;
 
@@ -26,6 +27,11 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
     let guests = args.selection.resolve(&|| args.service.members())?;
     let has_ksm = Ksm::read().is_some();
     let mut checks = host::probe_host();
+    let trial = lab::cache_dir().and_then(|dir| Cache::open(&dir)).ok().map(|cache| lab::kvm_trial(&cache));
+    checks
+        .iter_mut()
+        .filter(|c| c.id == "host:kvm")
+        .for_each(|kvm| add_trial(kvm, trial.as_ref().and_then(Option::as_ref)));
     checks.push(folding::check_library());
     let folding = folding::Folding::ask(&args.service.meant());
     checks.extend(folding.check_service());
@@ -36,6 +42,19 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         if args.json { report::json::write(&mut out, &checks) } else { report::doctor_table::write(&mut out, &checks) };
     written.and_then(|()| out.flush()).context("cannot write to stdout")?;
     missing(&checks)
+}
+
+/// Adds what the lab found out about KVM, which is what it goes by.
+fn add_trial(kvm: &mut Check, trial: Option<&Trial>) {
+    match trial {
+        _ if kvm.status != Status::Ok => {}
+        Some(Trial::Boots) => kvm.found += ", and a kernel boots in it: pagefold lab uses KVM",
+        Some(Trial::Fails(why)) => {
+            let fix = "on a virtual machine, let its host nest VMs; pagefold lab emulates until then (TCG)";
+            *kvm = Check { found: why.clone(), ..kvm.clone() }.warn(fix);
+        }
+        None => kvm.found += "; whether a kernel boots in it, pagefold lab up finds out",
+    }
 }
 
 /// Ends in an error that names what cannot work on this host.

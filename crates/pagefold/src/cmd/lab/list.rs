@@ -1,8 +1,8 @@
 //! `pagefold lab list`
 
 use cli::exit::Outcome;
-use cli::output;
-use lab::{Guest, Image, Lab};
+use cli::{output, say};
+use lab::{Guest, GuestState, Image, Lab};
 use report::{Align, Table};
 use serde_json::{Value, json};
 
@@ -28,15 +28,23 @@ pub fn print(lab: &Lab, guests: &[Guest], as_json: bool) -> anyhow::Result<Outco
     let mut table = Table::new(&columns);
     for guest in guests {
         let pid = guest.pid.map_or_else(|| "-".into(), |pid| pid.to_string());
-        let ready = match guest.ready_seconds {
-            _ if !guest.running => "ended".into(),
-            Some(seconds) => time(seconds),
-            None => "not yet".into(),
+        let age = guest.age_seconds.unwrap_or_default();
+        let ready = match guest.state {
+            GuestState::Ended => "ended".into(),
+            GuestState::Ready => time(guest.ready_seconds.unwrap_or_default()),
+            GuestState::Starting => format!("not yet, after {age} s"),
+            GuestState::Failed => format!("failed, {age} s ago"),
         };
         let memory = guest.memory_bytes.map_or_else(|| "-".into(), cli::bytes);
         table.row([guest.name.clone(), guest.group.clone(), image_name(guest.image), pid, ready, memory]);
     }
     output::bytes(table.to_string().as_bytes())?;
+    if guests.iter().any(|guest| guest.state == GuestState::Failed) {
+        let dir = lab.dir().display();
+        say!(
+            "failed: the lab up that started it is gone, and it was not ready; pagefold lab down --dir {dir} ends all"
+        );
+    }
     Ok(Outcome::Done)
 }
 

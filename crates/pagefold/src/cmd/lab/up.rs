@@ -1,6 +1,7 @@
 //! `pagefold lab up`, and the program of a process guest.
 
 use super::{list, seconds};
+use anyhow::Context;
 use clap::ValueEnum;
 use cli::exit::Outcome;
 use cli::say;
@@ -96,9 +97,20 @@ pub fn run(lab: &Lab, args: Args, as_json: bool) -> anyhow::Result<Outcome> {
         patience: Duration::from_secs(args.timeout),
         ..Spec::new(args.image.into())
     };
+    host::note_interrupts().context("cannot catch signals")?;
     let show = Show::new();
-    let guests = lab.up(&spec, &cache, &|event: Progress| show.event(&event))?;
+    let up = lab.up(&spec, &cache, &|event: Progress| show.event(&event));
     drop(show);
+    let guests = match (up, host::interrupted()) {
+        (Err(why), Some(signal)) => {
+            say!("pagefold: interrupted: {why}");
+            say!(
+                "pagefold: the guests of this call are ended; pagefold lab list shows what else runs, lab down ends all"
+            );
+            return Ok(Outcome::Status(u8::try_from(128 + signal).unwrap_or(1)));
+        }
+        (up, _) => up?,
+    };
     list::print(lab, &guests, as_json)
 }
 
@@ -140,6 +152,7 @@ impl Show {
                 self.now("building".into());
             }
             Progress::Saving => self.done("booting a guest to save it, once".into()),
+            Progress::Emulated(why) => self.done(format!("VMs are emulated (TCG), which is slow: {why}")),
             Progress::Started(count) => self.now(format!("waiting for {count} guests to be ready")),
             Progress::Ready(name, time) => self.done(format!("{name} ready after {}", list::time(time.as_secs_f64()))),
             Progress::Busiest(share) => self.now(format!("busiest guest: {:.0}% of a CPU", share * 100.0)),
