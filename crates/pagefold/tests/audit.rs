@@ -127,6 +127,7 @@ fn frames_that_two_groups_have_in_common_are_found() {
         let output = service.pagefold(&["audit", "--json"]);
         assert_eq!(output.status.code(), Some(1));
         let audit: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        common::formats::assert_documented(&["audit --json", "Savings of folding"], &audit);
         let crossing = number(&audit["cross_group_frames"]);
         assert!((least..3000).contains(&crossing), "{audit}");
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::formats::assert_documented;
 use common::{json_of, number, pagefold};
 
 #[test]
@@ -10,6 +11,7 @@ fn every_kind_of_census_is_measured_and_finds_the_same() {
         return;
     }
     let found = json_of(&pagefold(&["bench", "census", "--memory", "64M", "--guests", "4", "--rounds", "1", "--json"]));
+    assert_documented(&["bench census --json"], &found);
     for backing in ["huge_pages", "small_pages"] {
         let figures = &found[backing];
         let ways = figures["census"].as_array().unwrap();

@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::formats::assert_documented;
 use common::{json_of, number, pagefold};
 use serde_json::Value;
 use std::fs;
@@ -51,6 +52,7 @@ fn both_sides_merge_all_superfluous_pages_and_ksm_is_restored() {
     let args =
         ["bench", "ksm", "--image", "synthetic", "--guests", "2", "--memory", "64M", "--rounds", "1", "--steady", "1"];
     let found = json_of(&pagefold(&[&args[..], &["--json"]].concat()));
+    assert_documented(&["bench ksm --json"], &found);
     assert_eq!(knobs(), before);
     let round = &found["rounds"][0];
     let superfluous = number(&found["superfluous_pages"]);
@@ -87,6 +89,7 @@ fn huge_pages_are_split_by_policy_and_collapsed_again() {
     let _alone = ONE_AT_A_TIME.lock();
     let before = knobs();
     let found = json_of(&pagefold(&["bench", "huge", "--memory", "64M", "--json"]));
+    assert_documented(&["bench huge --json"], &found);
     assert_eq!(knobs(), before);
     let [ksmd, never, half, any] = found["sides"].as_array().unwrap().as_slice() else { panic!("{found}") };
     let of = |side: &Value, what: &str| side[what].as_f64().unwrap();

@@ -3,6 +3,7 @@
 mod common;
 
 use common::brute_force::Frames;
+use common::formats::assert_documented;
 use common::{Known, Stage, census, census_unprivileged, guest, json_of, number};
 use serde_json::{Value, json};
 
@@ -30,6 +31,7 @@ fn pair(stage: &Stage) -> (Known, Known) {
 
 /// Compares every figure that can be counted by hand.
 fn compare(found: &Value, pids: &[u32]) {
+    assert_documented(&["census --json"], found);
     let frames = Frames::of(pids);
     for &pid in pids {
         let guest = guest(found, pid);
@@ -394,7 +396,10 @@ fn samples_and_report_are_written() {
     let found = census(&[one.pid(), two.pid()], &["--threads", "2", "--parquet", &samples, "--html", &report]);
     let file = std::fs::File::open(samples).unwrap();
     let reader = parquet::file::serialized_reader::SerializedFileReader::new(file).unwrap();
-    let rows = parquet::file::reader::FileReader::metadata(&reader).file_metadata().num_rows();
+    let metadata = parquet::file::reader::FileReader::metadata(&reader).file_metadata();
+    let rows = metadata.num_rows();
+    let columns = metadata.schema_descr().columns().iter().map(|column| (column.name().to_owned(), Value::Null));
+    assert_documented(&["census --parquet"], &columns.collect::<serde_json::Map<_, _>>().into());
     let resident: u64 = found["guests"].as_array().unwrap().iter().map(|g| number(&g["resident_pages"])).sum();
     assert_eq!(rows as u64, resident);
     let html = std::fs::read_to_string(report).unwrap();

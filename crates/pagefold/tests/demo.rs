@@ -79,7 +79,9 @@ impl Tree {
 
     fn assert_good(&self, output: &Output, guests: &[&str]) {
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(output.status.success(), "{out}\n{err}");
+        // A process of the host may end while it is counted, which makes the census partial.
+        let partial = output.status.code() == Some(1) && err.contains("pagefold: host, process");
+        assert!(output.status.success() || partial, "{out}\n{err}");
         for guest in guests {
             assert!(
                 out.lines().filter(|line| line.starts_with(guest)).count() >= 2,

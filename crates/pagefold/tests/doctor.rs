@@ -18,7 +18,9 @@ fn check<'a>(checks: &'a Value, id: &str) -> &'a Value {
 fn doctor(args: &[&str]) -> Value {
     let output = pagefold(&[&["doctor", "--json"], args].concat());
     assert!(matches!(output.status.code(), Some(0 | 3)), "{output:?}");
-    serde_json::from_slice(&output.stdout).expect("JSON")
+    let checks = serde_json::from_slice(&output.stdout).expect("JSON");
+    common::formats::assert_documented(&["doctor --json"], &checks);
+    checks
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::formats::assert_documented;
 use common::lab::{self, Lab};
 use common::number;
 use common::qemu::Qemu;
@@ -92,6 +93,7 @@ fn two_guests_are_explained_by_kind_and_by_name() {
     }
     let found = answer(&of_ours(&lab, "explain", &["acme-1", "--json", "--no-host"]));
     assert_eq!(found["guest"], "qemu:acme-1");
+    assert_documented(&["explain --json"], &found);
     assert!(found["kernel"]["release"].as_str().expect("a release").contains("-cloud-amd64"), "{}", found["kernel"]);
     assert_eq!(found["kernel"]["paging_levels"], 4);
     assert!(number(&found["kernel"]["kaslr_offset"]) > 0);
@@ -101,6 +103,7 @@ fn two_guests_are_explained_by_kind_and_by_name() {
     assert_eq!(sum("pages"), 128 << 8, "all memory has a kind");
     // The census counts the RAM's frames without their kinds.
     let census = answer(&of_ours(&lab, "census", &["--json"]));
+    assert_documented(&["census --json"], &census);
     let guest = census["guests"].as_array().unwrap().iter().find(|g| g["name"] == "acme-1").expect("the guest").clone();
     let ram = guest["regions"].as_array().unwrap().iter().find(|r| r["region"] == "guest_ram").expect("RAM").clone();
     let near = |a: u64, b: u64| assert!(a.abs_diff(b) < 300, "{a} {b}");
@@ -194,6 +197,7 @@ fn forecast_warns_of_what_guests_may_grow_to() {
     let Some(qemu) = Qemu::start("grown", &[]) else { return };
     let args = ["forecast", "--pid", &qemu.pid().to_string()];
     let found = answer(&common::pagefold(&[&args[..], &["--json"]].concat()));
+    assert_documented(&["forecast --json"], &found);
     let grown = &found["grown"];
     let (fits, size) = (number(&grown["fits"]), number(&grown["guest_bytes"]));
     assert!((128 << 20..256 << 20).contains(&size), "{grown}");

@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::formats::assert_documented;
 use common::service::{Service, cannot_fold, find_member, folded_pages, until};
 use common::{json_of, number};
 use serde_json::Value;
@@ -59,6 +60,7 @@ fn folding_group_is_shown_and_changed() {
     until(60, "all is folded", || folded() == 500);
     let shown = service.show("acme");
     assert_is_shown(&service, &shown);
+    assert_documented(&["group show --json", "Savings of folding"], &shown);
     let group = service.group("acme");
     service.set("acme", &["--fold", "unfold", "--scan-rate", "1000", "--huge-pages", "30%"]);
     let settings = service.show("acme")["settings"].clone();
@@ -69,6 +71,7 @@ fn folding_group_is_shown_and_changed() {
     service.set("acme", &["--fold", "on", "--scan-rate", "auto", "--huge-pages", "never"]);
     until(60, "all is folded again", || folded() == 500);
     let listed = json_of(&service.pagefold(&["group", "list", "--json"]));
+    assert_documented(&["group list --json", "group show --json", "Savings of folding"], &listed);
     let line = listed.as_array().unwrap().iter().find(|g| g["name"] == group[..]).unwrap().clone();
     assert_eq!((&line["members"], &line["worker"]), (&1.into(), &"running".into()));
     let settings = &line["settings"];

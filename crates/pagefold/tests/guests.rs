@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::formats::assert_documented;
 use common::qemu::{FILLED_BYTES, Qemu, RAM_BYTES};
 use common::{Known, Stage, json_of, number, pagefold, unprivileged};
 use serde_json::Value;
@@ -114,6 +115,7 @@ fn json_has_the_documented_fields_and_nothing_else() {
     let mut expected = vec!["region", "rss_bytes", "pss_bytes", "uss_bytes", "swap_bytes"];
     expected.sort_unstable();
     assert_eq!(keys(&found["guests"][0]["regions"][0]), expected);
+    assert_documented(&["guests --json"], &found);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::formats::assert_documented;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -89,6 +90,7 @@ fn unprivileged_user_can_have_process_guests() {
     }
     let up = as_nobody(&["up", "--image", "process", "--guests", "3", "--groups", "a,b", "--memory", "16M", "--json"]);
     let up = json(&up);
+    assert_documented(&["lab --json"], &up);
     let guests = up["guests"].as_array().expect("a list");
     let names: Vec<&str> = guests.iter().filter_map(|guest| guest["name"].as_str()).collect();
     assert_eq!(names, ["a-1", "a-2", "b-1"]);
@@ -104,6 +106,7 @@ fn unprivileged_user_can_have_process_guests() {
         assert!(resident("RssFile:") >= 3 << 10, "a quarter of 16 MiB: {status}");
     }
     let settled = json(&as_nobody(&["settle", "--json"]));
+    assert_documented(&["lab --json"], &settled);
     assert_eq!(settled["idle"], true);
     let no_inside = as_nobody(&["exec", "--guest", "a-1", "--", "true"]);
     assert_eq!(no_inside.status.code(), Some(2), "{}", stderr(&no_inside));
@@ -166,8 +169,10 @@ fn exec_passes_the_status_on() {
     let some = place.run(&["exec", "--json", "--", "sh", "-c", "[ $(hostname) = a-1 ]"]);
     assert_eq!(some.status.code(), Some(1));
     let some: Value = serde_json::from_slice(&some.stdout).expect("JSON");
+    assert_documented(&["lab --json"], &some);
     assert_eq!((&some[0]["status"], &some[1]["status"]), (&Value::from(0), &Value::from(1)));
     let listed = json(&place.run(&["list", "--json"]));
+    assert_documented(&["lab --json"], &listed);
     assert_eq!(listed["guests"][0]["memory_bytes"], 96 << 20);
     assert!(Path::new(listed["guests"][1]["qmp"].as_str().expect("a socket")).exists());
     let groups = fs::read_to_string(listed["groups_file"].as_str().expect("a file")).expect("the mapping");

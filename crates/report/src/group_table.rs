@@ -1,6 +1,6 @@
 //! Output of `pagefold group show`: a group's shared pages, savings and costs, and the state of each member.
 
-use crate::member_words::{STATES, remedy};
+use crate::member_words::{STATES, failure, remedy};
 use crate::savings_table;
 use crate::table::{Align, Table, shorten, wrap};
 use api::control::{GroupReport, MemberReport, Settings};
@@ -67,10 +67,10 @@ fn figures(r: &GroupReport) -> Table {
         format!("{:.1} s", bill.worker_cpu_s + bill.agent_cpu_s),
         format!("workers {:.1} s, agents {:.1} s, in all", bill.worker_cpu_s, bill.agent_cpu_s),
     );
-    let failures: Vec<_> =
-        bill.fold_failures.iter().filter(|f| *f.1 > 0).map(|(why, n)| format!("{} {why}", count(*n))).collect();
-    if !failures.is_empty() {
-        row("not folded", String::new(), failures.join(", "));
+    let mut label = "not folded";
+    for (why, pages) in bill.fold_failures.iter().filter(|f| *f.1 > 0) {
+        row(label, count(*pages), failure(why).to_owned());
+        label = "";
     }
     table
 }
@@ -159,7 +159,7 @@ mod tests {
             "acme: folds",
             "= saved       5,120  5.0 MiB",
             "2.7 MiB in use, of the 64.0 GiB that it may hold; 272 KiB idle; FULL",
-            "1,234 busy",
+            "1,234  pages that the kernel would not move: pinned",
             "web",
             "unpinned: something may",
             "-> take away what is named",
@@ -169,7 +169,7 @@ mod tests {
         }
         let report = GroupReport { savings: Savings::of(0, 0, 1, 0, 0), ..report };
         let negative = text("acme", "folds", &Settings::default(), &report);
-        assert!(negative.contains("= saved         -4  -4 KiB\nNegative: folding takes more"), "{negative}");
+        assert!(negative.contains("= saved       -4  -4 KiB\nNegative: folding takes more"), "{negative}");
         assert!(!shown.contains("gone:") && !shown.contains('\u{1b}'), "{shown}");
     }
 }

@@ -53,6 +53,21 @@ pub fn remedy(state: &str, group: &str, settings: &Settings) -> Option<String> {
     })
 }
 
+/// Why pages that were to be folded were not, by the name in JSON.
+pub(crate) fn failure(why: &str) -> &'static str {
+    match why {
+        "changed" => "pages that were written before they were folded",
+        "busy" => "pages that the kernel would not move: pinned, shared after a fork, or locked just then",
+        "gone" => "pages whose memory was released before it was folded",
+        "no_vma" => "pages for which the member had no mappings left (vm.max_map_count)",
+        "unpinned" => "pages that something might have written without pinning them",
+        "no_memory" => "pages for which the host had no memory",
+        "off" => "pages of members that fold nothing for the moment",
+        "no_room" => "pages for which the pool had no room",
+        _ => "pages, for a reason that this version does not know",
+    }
+}
+
 /// The command that doubles a group's pool.
 fn more_room(group: &str, settings: &Settings) -> String {
     let twice = pages_to_bytes(u64::from(settings.pool_slots) * 2);
