@@ -13,7 +13,7 @@ use std::process::ExitCode;
 pub const CODES: &str = "\
 Exit codes:
   0  done
-  1  done in part, or not for a reason outside: a guest ended, a service refuses, a disk is full
+  1  done in part or not at all, for a reason outside: a guest ended, a service refuses, a full disk
   2  what was asked cannot be meant: arguments, a file named there, a name that matches nothing
   3  this host lacks a feature, a right or a program: stderr says what, and how to get it
   4  a bug in pagefold

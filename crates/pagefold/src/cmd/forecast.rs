@@ -152,7 +152,10 @@ fn in_words(grown: &Grown, fits: u64) -> String {
         return format!("{even} {} more fit into {swap}.", grown.fits);
     }
     let short = cli::bytes(grown.short_bytes);
-    let end = "The kernel would swap then, and in the end kill guests.";
+    let end = match grown.swap_bytes {
+        0 => "The kernel would kill guests then.",
+        _ => "The kernel would swap all the time then, and in the end kill guests.",
+    };
     format!(
         "WARNING: that is as they are now. {even} {} more fit into {swap}. With {fits} more, {short} would be missing. {end}",
         grown.fits

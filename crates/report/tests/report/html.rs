@@ -36,6 +36,23 @@ fn text_of(node: Node<'_, '_>) -> String {
 }
 
 #[test]
+fn host_that_was_not_counted_is_not_shown_as_zero() {
+    let mut findings = sample::findings(2);
+    findings.host.host_resident_pages = None;
+    findings.opportunity.host = None;
+    findings.guests.iter_mut().for_each(|guest| guest.duplicates.host = None);
+    let html = render(&findings, &sample::footprints(&findings));
+    let document = parse(&html);
+    let row = |name: &str| {
+        let row = elements(&document, "tr").find(|row| text_of(*row).starts_with(name));
+        text_of(row.unwrap_or_else(|| panic!("no row {name}")))
+    };
+    assert_eq!(row("guest and host"), "guest and host not counted");
+    assert!(row("acme-1 acme qemu").contains(" \u{2013} "), "{}", row("acme-1 acme qemu"));
+    assert!(text_of(document.root()).contains("own memory not counted"));
+}
+
+#[test]
 fn a_report_is_well_formed_and_asks_for_nothing_from_outside() {
     let findings = sample::with_change_and_partial(sample::findings(2));
     let html = render(&findings, &sample::footprints(&findings));
