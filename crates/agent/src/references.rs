@@ -25,6 +25,8 @@
 mod files;
 mod hooks;
 mod judge;
+mod rings;
+mod tables;
 
 use crate::lock::Lock;
 use judge::{Distrusted, Facts, Verdict, filesystem_name};

@@ -1,34 +1,63 @@
 //! A survey of all open files of the process, made by the agent's thread, whose own table of descriptors is another.
+//! The agent borrows each file for a moment (`pidfd_getfd`), to ask the kernel what it is.
 //!
-//! The names in `/proc/self/fd` are those of the process's first thread. The agent borrows each file for a moment
-//! (`pidfd_getfd`), to ask the kernel what it is.
+//! Files are found in the tables of all threads ([`tables`]), and among those that are registered with a ring ([`rings`]).
+//! A file of which this cannot be told counts as a reason.
+//!
+//! The survey does not see rings that have no descriptor. Neither does it see the tables of other processes that share
+//! this one's memory, such as a child of `vfork` before it executes a program.
 
 use super::judge::{Facts, Verdict, filesystem_name, is_known_device, is_known_family, is_known_inode, judge};
-use super::{Reason, UNPINNED, distrusted};
+use super::tables::{self, Table};
+use super::{Reason, UNPINNED, distrusted, rings};
 use crate::raw;
 use std::fs;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
+/// Number of attempts at a survey during which threads end.
+const SURVEYS: u32 = 8;
+/// Number of attempts at the text about a ring that is in use.
+const LOOKS: u32 = 200;
+
+/// A reason, and whether it holds for ever.
+type Found = (Reason, bool);
+
 /// The reason against the least trusted open file, if any is not trusted, and whether that reason holds for ever.
-pub fn worst() -> Option<(Reason, bool)> {
-    let unseen = |what: &str| Some((Reason(format!("{what}: what the program has open cannot be known")), false));
-    // SAFETY: names this process.
-    let process = unsafe { raw::call(libc::SYS_pidfd_open, [std::process::id() as usize, 0, 0, 0, 0, 0]) };
-    let Some(process) = owned(process) else { return unseen("no pidfd can be had") };
-    let Ok(names) = fs::read_dir("/proc/self/fd") else { return unseen("/proc/self/fd cannot be read") };
-    let mut worst = None;
-    for name in names {
-        let Ok(name) = name else { return unseen("/proc/self/fd cannot be read") };
-        let Some(number) = name.file_name().to_str().and_then(|name| name.parse::<usize>().ok()) else { continue };
-        // SAFETY: asks for a copy of a descriptor.
-        let borrowed = unsafe { raw::call(libc::SYS_pidfd_getfd, [process.as_raw_fd() as usize, number, 0, 0, 0, 0]) };
-        if raw::error(borrowed) == Some(libc::EBADF) {
-            // Closed meanwhile.
-            continue;
+pub fn worst() -> Option<Found> {
+    for _ in 0..SURVEYS {
+        let Some(tables) = tables::all() else { return unseen("/proc/self/task cannot be read") };
+        let mut found: Vec<Found> = tables.iter().filter_map(|table| worst_of(*table)).collect();
+        // The files of a thread that ends are not listed any more, but another thread may have the same table.
+        if !tables.iter().any(|table| table.has_ended()) {
+            let worst = found.iter().position(|(_, for_ever)| *for_ever).unwrap_or(0);
+            return (!found.is_empty()).then(|| found.swap_remove(worst));
         }
-        let Some(file) = owned(borrowed) else { return unseen("a file cannot be borrowed (pidfd_getfd)") };
-        match look_at(&file, number) {
+    }
+    unseen("threads end all the time")
+}
+
+fn unseen(what: &str) -> Option<Found> {
+    Some((Reason(format!("{what}: what the program has open cannot be known")), false))
+}
+
+/// The same for the files of one table.
+fn worst_of(table: Table) -> Option<Found> {
+    let Some(opened) = table.open() else {
+        return unseen(
+            "a thread has open files of its own, or the first thread has ended, and Linux 6.9 or newer is needed to look at them",
+        );
+    };
+    let Some(numbers) = table.numbers() else { return unseen("a list of open files cannot be read") };
+    let mut worst = None;
+    for number in numbers {
+        let file = match tables::borrow(&opened, number) {
+            Ok(file) => file,
+            // Closed meanwhile; or the thread has ended, and the caller finds that.
+            Err(Some(libc::EBADF | libc::ESRCH)) => continue,
+            Err(_) => return unseen("a file cannot be borrowed (pidfd_getfd)"),
+        };
+        match look_at(&file, table, number) {
             Some((reason, true)) => return Some((reason, true)),
             Some(reason) => worst = Some(reason),
             None => {}
@@ -37,13 +66,8 @@ pub fn worst() -> Option<(Reason, bool)> {
     worst
 }
 
-fn owned(answer: raw::Answer) -> Option<OwnedFd> {
-    // SAFETY: the kernel has just made this descriptor for the caller, and nobody else owns it.
-    raw::error(answer).is_none().then(|| unsafe { OwnedFd::from_raw_fd(answer as i32) })
-}
-
 /// The reason against a file, if there is one, and whether it holds for ever.
-fn look_at(file: &OwnedFd, number: usize) -> Option<(Reason, bool)> {
+fn look_at(file: &OwnedFd, table: Table, number: usize) -> Option<Found> {
     let facts = facts(file.as_raw_fd());
     let link = || fs::read_link(format!("/proc/thread-self/fd/{}", file.as_raw_fd())).unwrap_or_default();
     let said = |what: String, for_ever| Some((Reason(format!("{what}, {UNPINNED}")), for_ever));
@@ -60,7 +84,7 @@ fn look_at(file: &OwnedFd, number: usize) -> Option<(Reason, bool)> {
         Verdict::ByName => {
             let link = link();
             match link.to_str().is_some_and(is_known_inode) {
-                true if link.to_str() == Some("anon_inode:[io_uring]") => registered_files(number),
+                true if link.to_str() == Some("anon_inode:[io_uring]") => registered_files(table, number),
                 true if link.to_str() == Some("anon_inode:kvm-vm") => judge_kvm(),
                 true => None,
                 false => said(format!("{} is open", link.display()), true),
@@ -76,24 +100,30 @@ fn look_at(file: &OwnedFd, number: usize) -> Option<(Reason, bool)> {
     }
 }
 
-/// The reason against files that are registered with an `io_uring`: they may be closed and still be read. Nothing says
-/// how they were opened, so they are taken to be open for direct reads.
-fn registered_files(number: usize) -> Option<(Reason, bool)> {
-    let text = fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
-    let listed = text.split_once("UserFiles:")?.1;
-    let names =
-        listed.lines().skip(1).take_while(|line| line.starts_with(' ')).filter_map(|line| line.split_once(": "));
-    for (_, path) in names {
-        let unknown = match path_facts(Path::new(path)) {
-            Some(facts) => judge(Facts { flags: libc::O_DIRECT, ..facts }, distrusted()) != Verdict::Harmless,
-            // Sockets and the like, by names such as `socket:[1234]`; and, by paths, files that have been deleted.
-            None => path.starts_with('/'),
-        };
-        if unknown {
-            return Some((Reason(format!("{path} is registered with an io_uring, {UNPINNED}")), true));
+/// The reason against files that are registered with a ring. Nothing says how they were opened, so they are taken to be
+/// open for direct reads.
+fn registered_files(table: Table, number: usize) -> Option<Found> {
+    let said = |what: String, for_ever| Some((Reason(format!("{what}, {UNPINNED}")), for_ever));
+    for _ in 0..LOOKS {
+        let text = table.text(number);
+        if let Some(names) = rings::registered(&text) {
+            let unknown = names.into_iter().find(|name| !is_known_file(name));
+            return unknown.and_then(|name| said(format!("{name} is registered with an io_uring"), true));
         }
+        std::thread::yield_now();
     }
-    None
+    said("an io_uring is open that does not tell which files are registered with it".into(), false)
+}
+
+/// Whether a registered file of this name is known not to write memory without pinning it. Of sockets, the kernel does
+/// not say of which family they are.
+fn is_known_file(name: &str) -> bool {
+    match path_facts(Path::new(name)) {
+        Some(facts) if name.starts_with('/') => {
+            judge(Facts { flags: libc::O_DIRECT, ..facts }, distrusted()) == Verdict::Harmless
+        }
+        _ => name.starts_with("pipe:") || name.starts_with("anon_inode:") && is_known_inode(name),
+    }
 }
 
 /// The reason against a virtual machine that may run machines of its own. A nested hypervisor gives its processor pages

@@ -242,3 +242,109 @@ fn files_registered_with_io_uring_are_noticed() {
     assert!(why().contains("io_uring"), "{:?}", std::fs::read_to_string(format!("/proc/self/fdinfo/{ring}")));
     std::fs::remove_file(&path).unwrap();
 }
+
+/// Opens a file for direct reads by a system call that no hook sees.
+fn open_past_hooks(path: &std::path::Path) {
+    let name = CString::new(path.as_os_str().as_bytes()).unwrap();
+    let arguments =
+        [libc::AT_FDCWD as usize, name.as_ptr() as usize, (libc::O_RDWR | libc::O_DIRECT) as usize, 0, 0, 0];
+    // SAFETY: opens a file, which stays open.
+    assert!(unsafe { crate::raw::call(libc::SYS_openat, arguments) } >= 0);
+}
+
+#[test]
+fn files_of_a_thread_of_its_own_are_noticed() {
+    let name = "references::tests::files_of_a_thread_of_its_own_are_noticed";
+    if !alone(name) || !distrust(name) {
+        return;
+    }
+    hooks::init(false);
+    let path = file();
+    assert_eq!(why(), "");
+    let (opened, seen) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // SAFETY: from here on this thread has a table of its own, with copies of all descriptors.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_FILES) }, 0);
+            open_past_hooks(&path);
+            opened.wait();
+            seen.wait();
+        });
+        opened.wait();
+        let found = why();
+        seen.wait();
+        assert!(found.contains("O_DIRECT"), "{found}");
+    });
+    std::fs::remove_file(&path).unwrap();
+}
+
+/// `/proc/self/fd` is empty then.
+#[test]
+fn files_are_noticed_when_the_first_thread_has_ended() {
+    let name = "references::tests::files_are_noticed_when_the_first_thread_has_ended";
+    if !alone(name) || !distrust(name) {
+        return;
+    }
+    hooks::init(false);
+    // SAFETY: the child's only thread starts another one and ends; the other one looks and ends the child.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        std::thread::spawn(|| {
+            while std::fs::read_dir("/proc/self/fd").is_ok_and(|files| files.count() > 0) {
+                std::thread::yield_now();
+            }
+            let before = files::worst();
+            open_past_hooks(&file());
+            let found = files::worst().is_some_and(|(reason, _)| reason.to_string().contains("O_DIRECT"));
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(if before.is_none() && found { 0 } else { 1 }) };
+        });
+        // SAFETY: ends the calling thread alone.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child just made.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0, "what it has open is not seen");
+}
+
+/// The kernel says nothing about a ring while another thread has the ring's lock. A direct descriptor is in no table.
+#[test]
+fn ring_in_use_does_not_hide_its_files() {
+    let name = "references::tests::ring_in_use_does_not_hide_its_files";
+    if !alone(name) || !distrust(name) {
+        return;
+    }
+    hooks::init(false);
+    let Ok(mut ring) = io_uring::IoUring::new(4096) else {
+        return eprintln!("{name}: skipped: no io_uring here");
+    };
+    let path = file();
+    let text = CString::new(path.as_os_str().as_bytes()).unwrap();
+    ring.submitter().register_files_sparse(2).unwrap();
+    let slot = io_uring::types::DestinationSlot::try_from_slot_target(1).unwrap();
+    let open = io_uring::opcode::OpenAt::new(io_uring::types::Fd(libc::AT_FDCWD), text.as_ptr());
+    let open = open.flags(libc::O_RDWR | libc::O_DIRECT).file_index(Some(slot)).build();
+    // SAFETY: the name outlives the request.
+    unsafe { ring.submission().push(&open) }.unwrap();
+    ring.submit_and_wait(1).unwrap();
+    assert_eq!(ring.completion().next().map(|done| done.result()), Some(0));
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let hidden = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                for _ in 0..4096 {
+                    // SAFETY: does nothing.
+                    unsafe { ring.submission().push(&io_uring::opcode::Nop::new().build()) }.unwrap();
+                }
+                ring.submit().unwrap();
+                ring.completion().for_each(drop);
+            }
+        });
+        let hidden = (0..200).filter(|_| files::worst().is_none()).count();
+        stop.store(true, Ordering::Relaxed);
+        hidden
+    });
+    assert_eq!(hidden, 0, "of 200 looks");
+    std::fs::remove_file(&path).unwrap();
+}
