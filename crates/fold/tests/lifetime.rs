@@ -22,7 +22,7 @@ fn mapped_slots_are_kept_until_process_ends() {
     let (mut world, one, mut other) = sharing();
     let Agent { socket, lease, .. } = one;
     drop(socket);
-    world.wait_until("word of that", |w| w.has_event("hung up"));
+    world.wait_until("word of that", |w| w.has_event("ended, or closed its connection"));
     other.write(1, [11, 12, 13, 14]);
     std::thread::sleep(Duration::from_secs(4));
     other.serve();
@@ -185,6 +185,6 @@ fn new_supervisor_learns_members_and_segments() {
         .order(&Order::Take { settings: Settings { pool_slots: 1, ..Settings::default() }, segments: Vec::new() }, &[]);
     world.report();
     other.rest(20, [8, 8]);
-    world.wait_until("word of that", |w| w.has_event("reached its 1 slots"));
+    world.wait_until("word of that", |w| w.has_event("in use: 4 KiB"));
     one.check();
 }
