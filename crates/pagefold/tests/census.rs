@@ -336,6 +336,24 @@ fn host_that_is_not_counted_has_no_figures() {
     assert!(counted["opportunity"]["host"]["total"].is_u64(), "{}", counted["opportunity"]);
 }
 
+#[test]
+fn guest_that_ends_during_watch_ends_it_with_1() {
+    let mut known = Stage::new().start(&["alloc a 10"]);
+    let args = common::census_args(&[known.pid()], &["--watch", "1", "--rounds", "9"]);
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_pagefold"));
+    command.args(args).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let mut watch = command.spawn().unwrap();
+    let mut first = String::new();
+    let output = std::io::BufReader::new(watch.stdout.as_mut().unwrap());
+    std::io::BufRead::lines(output).next().unwrap().unwrap().clone_into(&mut first);
+    assert!(first.contains(&format!("process:{}", known.pid())), "{first}");
+    known.kill();
+    drop(known);
+    let output = watch.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && said.contains("there is no process"), "{:?} {said}", output.status);
+}
+
 /// Files of a directory by name, with their content.
 fn files(dir: &std::path::Path) -> std::collections::BTreeMap<String, String> {
     let file = |entry: std::fs::DirEntry| {

@@ -1,6 +1,6 @@
 //! Selection of guests and of their groups: the arguments that several commands share.
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::value_parser;
 use cli::exit::Stop;
 use cli::say;
@@ -47,7 +47,8 @@ impl Selection {
         let file = self.groups.as_deref().map(GroupFile::read).transpose().map_err(Stop::usage)?.unwrap_or_default();
         let survey = Survey::take().context("cannot look for guests")?;
         for &pid in &self.pids {
-            check_process(pid, &survey)?;
+            // A process that ends during a watch could be meant when that began.
+            check_process(pid, &survey).map_err(|error| if first { error } else { anyhow!("{error}") })?;
         }
         let all = survey.guests(&self.pids, &self.members(members, first)?);
         // Guests that end during a watch do not end the watch.
