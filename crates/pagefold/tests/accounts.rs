@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::service::{Member, Service, cannot_fold, failures, folded_pages, member, until};
+use common::service::{Member, Service, cannot_fold, failures, find_member, folded_pages, member, until};
 use common::supervised::signal;
 use common::{json_of, number};
 use serde_json::Value;
@@ -204,6 +204,56 @@ fn full_pool_is_named_and_made_larger_on_the_fly() {
     until(20, "the next supervisor has a report", || !service.show("acme")["members"][0].is_null());
     let shown = service.show("acme");
     assert_eq!((&shown["settings"]["pool"], folded_pages(&shown, "a")), (&(1 << 20).into(), 4000));
+}
+
+/// Memory that is advised to be merged and written all the time.
+const BUSY: &str = "
+import mmap, time
+m = mmap.mmap(-1, 64 * 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+m.madvise(mmap.MADV_MERGEABLE)
+n = 0
+while True:
+    n += 1
+    for page in range(64): m[page * 4096] = n % 256
+    time.sleep(0.001)
+";
+
+#[test]
+fn members_without_folded_pages_have_a_reason_and_a_remedy() {
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start();
+    let mut quiet = service.run("acme", "quiet", &[], &[&known_pages()]);
+    quiet.tell("alloc x 100");
+    let mut alone = service.run("acme", "alone", &[], &[&known_pages()]);
+    for line in ["alloc x 300", "fill x 0 300 77", "mergeable x"] {
+        alone.tell(line);
+    }
+    let _busy = service.run("acme", "busy", &[], &["python3", "-c", BUSY]);
+    let mut bounded = service.run_with("acme", "bounded", &[], &[&known_pages()], &[("PAGEFOLD_VMA_BUDGET", "1")]);
+    for line in ["alloc x 400", "fill x 0 200 5000", "fill x 200 200 5000", "mergeable x"] {
+        bounded.tell(line);
+    }
+    for (name, state, detail, fix) in [
+        ("quiet", "nothing_enrolled", "", "--all-anonymous"),
+        ("alone", "folding", "none of its pages that rest has a lasting duplicate", ""),
+        ("busy", "folding", "none of its pages has rested for a whole round", ""),
+        ("bounded", "no_vma", "see vm.max_map_count", "sysctl vm.max_map_count"),
+    ] {
+        let is_said = |m: &Value| {
+            m["state"] == state
+                && m["detail"].as_str().is_some_and(|said| said.contains(detail))
+                && m["fix"].as_str().map_or(fix.is_empty(), |said| !fix.is_empty() && said.contains(fix))
+        };
+        until(30, &format!("{name}: {}", service.show("acme")), || {
+            find_member(&service.show("acme"), name).is_some_and(is_said)
+        });
+    }
+    let printed = text(&service, &["group", "show", &service.group("acme")]);
+    for words in ["busy: none of its pages has rested", "no vma: it has as many", "-> sysctl vm.max_map_count"] {
+        assert!(printed.contains(words), "{words}: {printed}");
+    }
 }
 
 #[test]
