@@ -5,6 +5,7 @@ mod world;
 use api::control::{Fold, Settings, ZeroPolicy};
 use page::PoolSlot;
 use rustix::fs::{OFlags, SealFlags, fcntl_get_seals, fcntl_getfl};
+use std::time::{Duration, Instant};
 use wire::{FoldMode, MemberState, Target};
 use world::{World, content, serve_until};
 
@@ -31,7 +32,7 @@ fn equal_pages_of_two_members_share_slots_in_long_runs() {
         if report.sharing_pages == 600 && report.deferred_slots == 0 {
             break;
         }
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
         report = world.report();
     }
     assert_eq!((report.slots, report.sharing_pages, report.deferred_slots), (300, 600, 0));
@@ -186,7 +187,10 @@ fn full_pool_folds_nothing_new_and_says_so() {
     one.rest(100, [other.pages[other.mapped.keys().next().unwrap()]]);
     serve_until("a fold", &mut [&mut one, &mut other], |a| a[0].mapped.len() == 6);
     world.set(Settings { pool_slots: 50, ..Settings::default() });
+    let grown = Instant::now();
     serve_until("the rest", &mut [&mut one, &mut other], |a| a[0].mapped.len() == 11 && a[1].mapped.len() == 10);
+    // At once, and not when members are next asked for a full report, 5 s after they were refused.
+    assert!(grown.elapsed() < Duration::from_secs(3), "{:?}", grown.elapsed());
     world::wait_for("room", || world.report().no_room.is_none());
     one.check();
     other.check();

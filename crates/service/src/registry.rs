@@ -30,9 +30,9 @@ impl Registry {
     pub fn group(&mut self, name: &str) -> &mut Group {
         let Self { config, state, groups, .. } = self;
         groups.entry(name.to_owned()).or_insert_with(|| {
-            let all = config.groups.as_ref();
-            let found = all.map_or_else(|| Some(GroupConfig::default()), |all| all.get(name).cloned());
-            let is_configured = found.is_some();
+            let found = config.groups.as_ref().and_then(|all| all.get(name).cloned());
+            // Without a configuration any group may be, under the limits that it last had.
+            let is_configured = found.is_some() || config.groups.is_none();
             let config = found.or_else(|| state.last_limits(name)).unwrap_or_default();
             if is_configured {
                 state.keep_limits(name, &config);
@@ -82,5 +82,39 @@ impl Registry {
     /// Whether a user may start members of a group and change it.
     pub fn may(&self, uid: u32, config: &GroupConfig) -> bool {
         uid == 0 || uid == own_uid() || config.users.contains(&uid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use api::control::Settings;
+    use std::path::Path;
+
+    #[test]
+    fn group_keeps_its_limits_whatever_becomes_of_the_configuration() {
+        let with = |names: &[&str]| {
+            let settings = Settings { pool_slots: 9, ..Settings::default() };
+            let group = GroupConfig { users: vec![7], settings, processes: Vec::new() };
+            let groups = names.iter().map(|name| ((*name).to_owned(), group.clone())).collect();
+            Config { groups: Some(groups), ..Config::default() }
+        };
+        let mut state = State::default();
+        for (config, is_configured) in
+            [(with(&["acme"]), true), (with(&["beta"]), false), (Config::default(), true), (with(&[]), false)]
+        {
+            let mut registry = Registry::new(Place::at(Path::new("/nonexistent")), config, state);
+            let group = registry.group("acme");
+            assert_eq!(
+                (group.is_configured, group.settings().pool_slots, &group.config.users[..]),
+                (is_configured, 9, &[7][..])
+            );
+            state = registry.state;
+        }
+        let mut registry = Registry::new(Place::at(Path::new("/nonexistent")), with(&[]), state);
+        registry.group("acme");
+        registry.forget_ended();
+        assert!(registry.groups.is_empty() && registry.state.last_limits("acme").is_none());
+        assert_eq!(registry.group("acme").settings(), Settings::default());
     }
 }
