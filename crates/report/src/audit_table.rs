@@ -93,7 +93,13 @@ fn sum(group: &Group) -> String {
         let notes = ["", "unknown: no engine tells", "", "unknown: no engine tells", ""].map(str::to_owned);
         return format!("Saved in {name}, in KiB\n{}\n", savings_table::text(&group.savings, notes));
     };
-    let mut notes = ["", "the engine's account alone: they are in no page table", "", "the engine's account alone", ""];
+    let mut notes = [
+        "",
+        "the engine's account alone: they are in no page table",
+        "",
+        "the engine's account alone",
+        "agents count them every 10 s",
+    ];
     for (note, _) in notes.iter_mut().zip(group.differs).filter(|(_, differs)| *differs) {
         *note = "DIFFERS";
     }
@@ -133,7 +139,7 @@ Saved in acme?, in KiB: by page frames, and by the engine's account of a second 
 + zero pages     256     256  the engine's account alone: they are in no page table
 - pool         1,040   1,024  DIFFERS
 - tables           8       8  the engine's account alone
-- mappings         4       4
+- mappings         4       4  agents count them every 10 s
 = saved        1,252   1,268  1.2 MiB
 
 1,024 frames checked: no two groups have any in common.
