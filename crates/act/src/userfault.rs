@@ -16,6 +16,7 @@
 //!
 //! Errors are bare numbers (`Errno`), because callers must not allocate memory.
 
+use crate::HUGE_PAGES;
 use host::{UFFDIO_API, ioctl_number};
 use linux_raw_sys::general::{
     UFFD_API, UFFD_EVENT_FORK, UFFD_EVENT_PAGEFAULT, UFFD_EVENT_REMAP, UFFD_EVENT_REMOVE, UFFD_FEATURE_EVENT_FORK,
@@ -264,12 +265,17 @@ impl Userfault {
 
     /// Moves pages without copying them. Each page moves atomically. A thread that then touches the place that a page
     /// has left sleeps, if the place is registered as [`Watch::Missing`]. The kernel stops at a page that is pinned
-    /// for DMA, shared with a forked process, not private anonymous memory, or absent.
+    /// for DMA, shared with a forked process, not private anonymous memory, or absent. As many pages as a huge page has
+    /// are refused (`EINVAL`).
     ///
     /// # Safety
     /// `from` loses its content. Until it was moved back or replaced, no code may rely on that content, except for
     /// threads that sleep in the fault of a touch. `to` must be memory that no other code uses.
     pub unsafe fn move_pages(&self, from: PageRange, to: HostVirt) -> Moved {
+        // The kernel splits a huge page of which a part is moved. Some kernels move whole ones wrongly.
+        if from.pages >= HUGE_PAGES {
+            return Moved { pages: 0, stopped_by: Some(Errno::INVAL) };
+        }
         let mut argument =
             uffdio_move { dst: to.0, src: from.start.0, len: pages_to_bytes(from.pages), mode: 0, move_: 0 };
         // SAFETY: `argument` is the struct that this ioctl reads and writes, exclusively borrowed for the call.

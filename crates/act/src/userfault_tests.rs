@@ -86,3 +86,51 @@ fn take_page_away(watch: &Userfault, page: PageRange, touched: &AtomicU64) {
     unsafe { watch.move_pages(page, stage.range().start) };
     watch.unregister(page).unwrap();
 }
+
+#[test]
+fn huge_page_is_never_moved_whole() {
+    let Some(watch) = open() else { return };
+    let (from, to) = (MemberMemory::new(HUGE_PAGES).unwrap(), MemberMemory::new(HUGE_PAGES).unwrap());
+    watch.register(to.range(), Watch::Missing).unwrap();
+    // SAFETY: nobody uses either memory.
+    let moved = unsafe { watch.move_pages(from.range(), to.range().start) };
+    assert_eq!(moved, Moved { pages: 0, stopped_by: Some(Errno::INVAL) });
+}
+
+#[test]
+fn discarded_memory_that_is_used_again_reads_as_written() {
+    let Ok(notes) = Userfault::open(Purpose::Note) else { return eprintln!("skipped: no notes of writes here") };
+    let pagemap = host::Pagemap::open(std::process::id()).unwrap();
+    // Some pages of a look-out, and two megabytes that may be a huge page.
+    let memory = MemberMemory::new(3 * HUGE_PAGES).unwrap();
+    let range = memory.range();
+    let use_all = || {
+        (0..range.pages).for_each(|n| {
+            // SAFETY: aligned, and within the mapping, which lasts until the end of this test.
+            unsafe { AtomicU64::from_ptr(range.start.add_pages(n).0 as usize as *mut u64) }.store(n, Ordering::Relaxed);
+        });
+    };
+    use_all();
+    notes.register(range, Watch::Writes).unwrap();
+    let written = || {
+        let ranges = pagemap.take_written(range.start, range.end()).unwrap();
+        let huge = pagemap.huge_ranges(range.start, range.end()).unwrap();
+        ranges.iter().chain(&huge).map(|range| range.pages).sum::<u64>()
+    };
+    written();
+    assert_eq!(pagemap.take_written(range.start, range.end()).unwrap(), [], "nothing was written since");
+    for pages in [3, range.pages] {
+        let part = PageRange { pages, ..range };
+        // SAFETY: the contents of this memory are of no use to anybody.
+        let discarded = unsafe {
+            libc::madvise(part.start.0 as usize as *mut _, pages_to_bytes(pages) as usize, libc::MADV_DONTNEED)
+        };
+        assert_eq!(discarded, 0);
+        written();
+        use_all();
+        assert!(
+            written() >= pages,
+            "{pages} pages were discarded, and do not read as written when they are there again"
+        );
+    }
+}

@@ -248,11 +248,7 @@ impl Section {
                     }
                 }
                 Some(e) => {
-                    outcomes[at as usize] = match e {
-                        Errno::BUSY | Errno::AGAIN => Outcome::Busy,
-                        Errno::NOMEM => Outcome::NoMemory,
-                        _ => Outcome::Gone,
-                    };
+                    outcomes[at as usize] = refusal(e);
                     (at, tries) = (at + 1, 0);
                 }
             }
@@ -404,6 +400,15 @@ impl Section {
 
     fn staged(&self, n: u64) -> HostVirt {
         self.stage.range().start.add_pages(self.used + n)
+    }
+}
+
+/// The outcome for a page that the kernel does not move. The page is left where it is and counted, by any error.
+const fn refusal(error: Errno) -> Outcome {
+    match error {
+        Errno::BUSY | Errno::AGAIN => Outcome::Busy,
+        Errno::NOMEM => Outcome::NoMemory,
+        _ => Outcome::Gone,
     }
 }
 

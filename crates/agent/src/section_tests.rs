@@ -460,3 +460,41 @@ fn stop_the_world(member: &Member, discard: &mut impl FnMut(u64)) {
         }
     }
 }
+
+#[test]
+fn refused_pages_are_left_where_they_are_and_counted() {
+    for (error, outcome) in [
+        (Errno::AGAIN, Outcome::Busy),
+        (Errno::BUSY, Outcome::Busy),
+        (Errno::NOMEM, Outcome::NoMemory),
+        (Errno::NOENT, Outcome::Gone),
+        (Errno::INVAL, Outcome::Gone),
+    ] {
+        assert_eq!(refusal(error), outcome, "{error}");
+    }
+    let Some(mut section) = section() else { return };
+    let (pool, member) = (pool(), Member::new(3));
+    // SAFETY: the page is this test's, which misses nothing of it.
+    unsafe { map_anonymous_over(member.run(1, 1)) }.unwrap();
+    let outcomes = fold(&mut section, member.run(0, 3), Some((&pool, 0)));
+    assert_eq!(outcomes, [Outcome::Folded, Outcome::Gone, Outcome::Folded]);
+}
+
+#[test]
+fn only_section_moves_pages() {
+    let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut dirs = vec![sources];
+    let mut movers = Vec::new();
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(dir).unwrap().map(Result::unwrap) {
+            let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+            if path.is_dir() {
+                dirs.push(path);
+            } else if !name.ends_with("tests.rs") && std::fs::read_to_string(&path).unwrap().contains(".move_pages(") {
+                movers.push(name);
+            }
+        }
+    }
+    // Its methods borrow it exclusively, or are called by those that do, with the table's lock held.
+    assert_eq!(movers, ["section.rs"]);
+}

@@ -24,6 +24,8 @@ const VMA_BUDGET: &str = "PAGEFOLD_VMA_BUDGET";
 const COMPARE: &str = "PAGEFOLD_COMPARE_FINGERPRINTS";
 /// Variable that makes the agent fold resting pages although they may not rest for long, as tests do.
 const EAGER: &str = "PAGEFOLD_EAGER";
+/// Variable with a kernel's release to assume in place of the running one's, as tests do.
+const KERNEL: &str = "PAGEFOLD_KERNEL";
 /// Variable that lists the libraries which the loader preloads.
 pub const PRELOAD: &str = "LD_PRELOAD";
 /// Name of the agent's library in that list.
@@ -57,8 +59,9 @@ fn asked() -> Option<Asked> {
     let most_vmas = std::env::var(VMA_BUDGET).ok().and_then(|n| n.parse().ok()).unwrap_or_else(half_of_all_vmas);
     let compare_fingerprints = std::env::var_os(COMPARE).is_some();
     let eager = std::env::var_os(EAGER).is_some();
+    let kernel = std::env::var(KERNEL).unwrap_or_else(|_| host::Kernel::this().release);
     let preload = std::env::var_os(PRELOAD).unwrap_or_default();
-    let names: [&str; 6] = [SOCKET, PROCESS, ALL, VMA_BUDGET, COMPARE, EAGER];
+    let names: [&str; 7] = [SOCKET, PROCESS, ALL, VMA_BUDGET, COMPARE, EAGER, KERNEL];
     let is_enrolled = process == std::process::id().to_string();
     if is_enrolled && let Some(library) = libraries(&preload).find(|name| is_ours(name)) {
         let set = names.into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
@@ -73,7 +76,14 @@ fn asked() -> Option<Asked> {
         // SAFETY: as above.
         None => unsafe { std::env::remove_var(PRELOAD) },
     }
-    is_enrolled.then(|| Asked { socket: PathBuf::from(socket), all_anonymous, most_vmas, compare_fingerprints, eager })
+    is_enrolled.then(|| Asked {
+        socket: PathBuf::from(socket),
+        all_anonymous,
+        most_vmas,
+        compare_fingerprints,
+        eager,
+        kernel,
+    })
 }
 
 /// A list of libraries to preload, without the agent.

@@ -77,6 +77,15 @@ pub struct Asked {
     pub compare_fingerprints: bool,
     /// Whether to fold resting pages without asking whether the folds will last.
     pub eager: bool,
+    /// The kernel's release (`uname -r`), by which its faults are known.
+    pub kernel: String,
+}
+
+impl Asked {
+    /// Why nothing may be folded on this kernel, as the host is at the moment.
+    fn refusal(&self) -> Option<String> {
+        host::refuses_folding(&self.kernel, host::has_swap())
+    }
 }
 
 /// The state that outlives connections.
@@ -323,6 +332,7 @@ impl Agent {
     fn fold(&mut self, session: &mut Session, runs: &[wire::FoldRun]) -> Vec<Outcome> {
         let on = session.pace.is_some_and(|pace| pace.fold == FoldMode::On)
             && self.lost_track().is_none()
+            && self.asked.refusal().is_none()
             && !hooks::locks_future();
         match &mut self.folder {
             Ok(folder) if on => {
@@ -479,7 +489,10 @@ impl Agent {
                 }
                 stats.vmas = folder.vmas();
                 let left_out = if unfollowed > 0 { Some(UNFOLLOWED) } else { bound.then_some(BOUND) };
-                state_of(folder, pace, (session.unfolded, yielded), (counts.enrolled, open, left_out))
+                let refusal = self.asked.refusal().filter(|_| pace.fold == FoldMode::On);
+                refusal.map(|why| (MemberState::NoMove, why)).unwrap_or_else(|| {
+                    state_of(folder, pace, (session.unfolded, yielded), (counts.enrolled, open, left_out))
+                })
             }
         };
         if state != MemberState::Off || pace.fold != FoldMode::Unfold {

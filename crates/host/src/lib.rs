@@ -11,6 +11,7 @@ mod features;
 mod file_map;
 mod frame_read;
 mod interrupt;
+mod kernel_faults;
 mod kpage;
 mod ksm;
 mod mounts;
@@ -38,6 +39,7 @@ pub use features::{create_vm, probe_host, why_denied};
 pub use file_map::FileMap;
 pub use frame_read::FrameReader;
 pub use interrupt::{interrupted, note_interrupts};
+pub use kernel_faults::{Applies, KernelFault, kernel_faults, refuses_folding};
 pub use kpage::{FrameTable, kpf};
 pub use ksm::{Ksm, KsmStat, chosen};
 pub use mounts::proc_hides_processes;
@@ -54,7 +56,7 @@ pub use signals::{Caught, Signals, let_signals_through};
 pub use smaps::{Mapping, Usage};
 pub use stream::{connect_within, peer_pid};
 pub use system::{
-    Kernel, available_bytes, free_swap_bytes, own_peak_rss_bytes, ram_bytes, slab_object_bytes, swapped_bytes,
+    Kernel, available_bytes, free_swap_bytes, has_swap, own_peak_rss_bytes, ram_bytes, slab_object_bytes, swapped_bytes,
 };
 pub use thread_cpu::ThreadCpu;
 pub use userfaultfd::{UFFDIO_API, ioctl_number, open_userfaultfd, userfaultfd_features};

@@ -39,6 +39,11 @@ pub fn available_bytes() -> Result<u64> {
     status_bytes("/proc/meminfo", "MemAvailable:").map(Option::unwrap_or_default)
 }
 
+/// Whether the host has any swap.
+pub fn has_swap() -> bool {
+    rustix::system::sysinfo().totalswap > 0
+}
+
 /// Swap that is not in use (`freeswap`).
 pub fn free_swap_bytes() -> u64 {
     let info = rustix::system::sysinfo();

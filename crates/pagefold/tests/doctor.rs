@@ -18,9 +18,13 @@ fn check<'a>(checks: &'a Value, id: &str) -> &'a Value {
 fn doctor(args: &[&str]) -> Value {
     let output = pagefold(&[&["doctor", "--json"], args].concat());
     assert!(matches!(output.status.code(), Some(0 | 3)), "{output:?}");
-    let checks = serde_json::from_slice(&output.stdout).expect("JSON");
-    common::formats::assert_documented(&["doctor --json"], &checks);
-    checks
+    checks_of(&output.stdout)
+}
+
+fn checks_of(stdout: &[u8]) -> Value {
+    let found: Value = serde_json::from_slice(stdout).expect("JSON");
+    common::formats::assert_documented(&["doctor --json"], &found);
+    found["checks"].clone()
 }
 
 #[test]
@@ -68,7 +72,7 @@ fn root_sees_frames_and_others_do_not() {
     assert_eq!(check(&doctor(&[]), "rights:page_frames")["status"], "ok");
     let stage = Stage::new();
     let output = unprivileged(&stage.path("pagefold")).args(["doctor", "--json"]).output().unwrap();
-    let checks = json_of(&output);
+    let checks = json_of(&output)["checks"].clone();
     for id in ["rights:page_frames", "rights:kpageflags", "rights:kpagecount"] {
         assert_eq!(check(&checks, id)["status"], "warn", "{id}");
     }
@@ -86,7 +90,7 @@ fn root_that_is_refused_is_not_told_to_be_root() {
         .args(["doctor", "--json", "--pid", &own])
         .output()
         .expect("run setpriv");
-    let checks: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let checks = checks_of(&output.stdout);
     let check = check(&checks, &format!("guest:process:{own}:mergeable"));
     assert_eq!(check["found"], "no right to read it: that takes CAP_SYS_PTRACE");
     assert!(check["fix"].as_str().unwrap().starts_with("give this root CAP_SYS_PTRACE"), "{check}");
@@ -132,7 +136,7 @@ fn installation_by_readme_is_complete() {
     }
     assert!(prefix.path().join("bin/pagefold-prove").exists());
     let output = Command::new(prefix.path().join("bin/pagefold")).args(["doctor", "--json"]).output().expect("run it");
-    let checks: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let checks = checks_of(&output.stdout);
     let library = check(&checks, "host:library");
     let found = library["found"].as_str().expect("text");
     assert!(library["status"] == "ok" && found.ends_with("lib/pagefold/libpagefold.so"), "{library}");
@@ -146,4 +150,34 @@ fn text_has_marks_and_remedies() {
         assert!(text.contains(words), "{words}: {text}");
     }
     assert!(text.lines().all(|l| l.chars().count() <= 100), "{text}");
+}
+
+#[test]
+fn kernel_faults_are_listed_and_their_tests_exist() {
+    let found: Value = json_of(&pagefold(&["doctor", "--json", "--pid", &std::process::id().to_string()]));
+    let faults = found["kernel_faults"].as_array().expect("a list");
+    assert!(faults.len() > 10, "{faults:?}");
+    let mut tests = String::new();
+    let mut dirs = vec![std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..")];
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(dir).expect("list the tree").map(Result::unwrap) {
+            let path = entry.path();
+            if path.is_dir() {
+                dirs.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                tests += &std::fs::read_to_string(path).expect("a source");
+            }
+        }
+    }
+    for fault in faults {
+        let keys: Vec<&String> = fault.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["applies", "avoided_by", "effect", "id", "test"]);
+        assert!(matches!(fault["applies"].as_str(), Some("no" | "may" | "yes")), "{fault}");
+        let test = fault["test"].as_str().expect("a name");
+        assert!(
+            tests.contains(&format!("#[test]\nfn {test}()"))
+                || tests.contains(&format!("    #[test]\n    fn {test}()")),
+            "no test {test}"
+        );
+    }
 }

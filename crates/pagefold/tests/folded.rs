@@ -141,7 +141,8 @@ fn doctor_names_members_and_reasons_of_others() {
     let check = |pid: u32| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_pagefold"));
         command.args(["doctor", "--json", "--pid", &pid.to_string()]).env("PAGEFOLD_DIR", service.place());
-        let checks: Value = serde_json::from_slice(&command.output().expect("run pagefold").stdout).expect("JSON");
+        let found: Value = serde_json::from_slice(&command.output().expect("run pagefold").stdout).expect("JSON");
+        let checks = &found["checks"];
         let id = format!("guest:process:{pid}:folding");
         let found = checks.as_array().expect("a list").iter().find(|c| c["id"] == id).cloned();
         found.unwrap_or_else(|| panic!("no {id} in {checks}"))
@@ -179,7 +180,8 @@ fn healthy_member_is_not_told_to_wait_for_migration() {
     for place in [service.place(), "/nonexistent".into()] {
         let words = ["doctor", "--json", "--guest", &name, "--service", place.to_str().expect("a plain path")];
         let output = common::pagefold(&words);
-        let checks: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let checks = &found["checks"];
         let id = format!("guest:qemu:{name}:mergeable");
         let check = checks.as_array().expect("a list").iter().find(|c| c["id"] == id);
         let check = check.unwrap_or_else(|| panic!("no {id} in {checks}"));

@@ -316,7 +316,8 @@ fn doctor_and_lab_tell_the_same_about_kvm() {
     fs::write(cache.join(format!("kvm-{}", boot.trim())), why).expect("write the answer");
     let run = |words: &[&str]| Command::new(&place.program).args(words).env("PAGEFOLD_CACHE", &cache).output().unwrap();
     let doctor = run(&["doctor", "--json", "--pid", &std::process::id().to_string()]);
-    let checks: Value = serde_json::from_slice(&doctor.stdout).expect("JSON");
+    let found: Value = serde_json::from_slice(&doctor.stdout).expect("JSON");
+    let checks = &found["checks"];
     let kvm = checks.as_array().expect("a list").iter().find(|check| check["id"] == "host:kvm").expect("a check");
     assert!(kvm["status"] == "warn" && kvm["found"].as_str().unwrap().contains(why), "{kvm}");
     assert!(kvm["fix"].as_str().unwrap().contains("TCG"), "{kvm}");

@@ -2,7 +2,7 @@
 
 use crate::table::wrap;
 use cli::printable;
-use host::{Check, Status};
+use host::{Applies, Check, KernelFault, Status};
 use std::io::{self, Write};
 
 /// Greatest length of a line, in characters.
@@ -19,8 +19,8 @@ const TOPICS: [(&str, &str); 6] = [
     ("member", "Whether Pagefold folds them"),
 ];
 
-/// Writes `checks` to `out`.
-pub fn write(out: &mut dyn Write, checks: &[Check]) -> io::Result<()> {
+/// Writes `checks` to `out`, and the faults of the kernel that apply or may apply.
+pub fn write(out: &mut dyn Write, checks: &[Check], faults: &[KernelFault]) -> io::Result<()> {
     for (topic, title) in TOPICS {
         let of_topic: Vec<&Check> = checks.iter().filter(|c| split_id(c).0 == topic).collect();
         let Some(name_columns) = of_topic.iter().map(|c| split_id(c).1.chars().count()).max() else { continue };
@@ -30,9 +30,32 @@ pub fn write(out: &mut dyn Write, checks: &[Check]) -> io::Result<()> {
         }
         writeln!(out)?;
     }
+    write_faults(out, faults)?;
     let count = |status| checks.iter().filter(|c| c.status == status).count();
     let [ok, warn, fail] = [Status::Ok, Status::Warn, Status::Fail].map(count);
     writeln!(out, "{ok} ok, {warn} could be better, {fail} missing")
+}
+
+/// Faults are avoided, so they are no checks: nobody has to do anything about them.
+fn write_faults(out: &mut dyn Write, faults: &[KernelFault]) -> io::Result<()> {
+    let apply: Vec<_> = faults.iter().filter(|fault| fault.applies != Applies::No).collect();
+    if apply.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "Faults of this kernel that Pagefold avoids")?;
+    let name_columns = apply.iter().map(|fault| fault.id.len()).max().unwrap_or_default();
+    for fault in apply {
+        let word = if fault.applies == Applies::Yes { "has" } else { "may" };
+        let indent = MARK_COLUMNS + name_columns + 2;
+        let text = wrap(fault.effect, COLUMNS - indent) + &wrap(&format!("-> {}", fault.avoided_by), COLUMNS - indent);
+        for (n, line) in text.lines().enumerate() {
+            match n {
+                0 => writeln!(out, "  {word:<5} {:<name_columns$}  {line}", fault.id)?,
+                _ => writeln!(out, "{:indent$}{line}", "")?,
+            }
+        }
+    }
+    writeln!(out)
 }
 
 fn item(out: &mut dyn Write, check: &Check, name_columns: usize) -> io::Result<()> {
@@ -83,7 +106,9 @@ mod tests {
             Check::ok("kernel:wp_async", "works", "folding"),
         ];
         let mut out = Vec::new();
-        write(&mut out, &checks).unwrap();
+        let faults = [host::kernel_faults("6.12.5"), host::kernel_faults("6.7.0")].concat();
+        let faults: Vec<_> = faults.into_iter().filter(|fault| fault.id == "move_swap_cache").collect();
+        write(&mut out, &checks, &faults).unwrap();
         assert_eq!(
             String::from_utf8(out).unwrap(),
             "\
@@ -98,6 +123,11 @@ Whether guests could be merged
   warn  qemu:a?1  no: its RAM is shared memory
                   -> start it with share=off
 
+Faults of this kernel that Pagefold avoids
+  has   move_swap_cache  CVE-2025-21984: a page is moved that is just being swapped out or in; the
+                         kernel stops (BUG)
+                         -> nothing is folded on such a kernel while the host has swap
+
 1 ok, 1 could be better, 1 missing
 "
         );
@@ -107,7 +137,7 @@ Whether guests could be merged
     fn lines_keep_within_their_columns_whatever_the_name() {
         let check = Check::ok(format!("guest:qemu:{}:mergeable", "x".repeat(80)), "y ".repeat(200), "z").warn("w");
         let mut out = Vec::new();
-        write(&mut out, &[check]).unwrap();
+        write(&mut out, &[check], &[]).unwrap();
         let text = String::from_utf8(out).unwrap();
         assert!(text.lines().skip(2).all(|l| l.chars().count() <= COLUMNS), "{text}");
     }

@@ -14,7 +14,7 @@ pub(crate) const STATES: [(&str, &str); 12] = [
     ("no_room", "it folds onto slots that are there already; no new page gets one, because there is no room for more"),
     ("off", "it was told not to fold"),
     ("unfolded", "it has made all its pages private again, as it was told"),
-    ("no_move", "this kernel has no UFFDIO_MOVE, or not for this process"),
+    ("no_move", "pages cannot be moved (UFFDIO_MOVE) on this kernel, or not by this process"),
     ("unpinned", "something may write its memory that does not pin what it writes, so nothing is folded"),
     ("yielded", "a migration or a snapshot needs the userfaultfd of its memory"),
     ("lost_track", "it changes mappings by system calls of its own, past the C library"),
@@ -37,7 +37,7 @@ pub fn remedy(state: &str, group: &str, settings: &Settings) -> Option<String> {
                                pagefold run --all-anonymous"
             .into(),
         "off" | "unfolded" if settings.fold != Fold::On => format!("pagefold group set {group} --fold on"),
-        "no_move" => "use Linux 6.8 or newer; without root set vm.unprivileged_userfaultfd=1 or give access to \
+        "no_move" => "see the reason that group show gives; use Linux 6.8 or newer; without root set vm.unprivileged_userfaultfd=1 or give access to \
                       /dev/userfaultfd"
             .into(),
         "unpinned" => {

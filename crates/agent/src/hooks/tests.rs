@@ -634,3 +634,27 @@ fn memory_that_has_a_policy_already_is_not_enrolled() {
     assert_eq!(foldable, [true, false]);
     unmap_all(at, 8);
 }
+
+#[test]
+fn stacks_and_hugetlb_memory_are_not_enrolled() {
+    member();
+    // No huge page need be there: nothing is reserved, and nothing touched.
+    for flag in [0, libc::MAP_STACK, libc::MAP_GROWSDOWN, libc::MAP_LOCKED, libc::MAP_HUGETLB | libc::MAP_NORESERVE] {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flag;
+        // SAFETY: a new mapping where the kernel chooses.
+        let at = unsafe { memory::mmap(std::ptr::null_mut(), 512 * PAGE_BYTES, 3, flags, -1, 0) };
+        if at == libc::MAP_FAILED {
+            eprintln!("skipped: no mapping with flags {flag:#x} here");
+            continue;
+        }
+        let range = pages(at as usize, 512);
+        let known = !table::lock().known(range).is_empty();
+        assert_eq!(known, flag == 0, "{flag:#x}");
+        if flag & libc::MAP_HUGETLB != 0 {
+            let _ = advise(at as usize, 512, libc::MADV_MERGEABLE);
+            assert!(!table::lock().is_foldable(range));
+        }
+        // SAFETY: mapped above.
+        unsafe { memory::munmap(at, 512 * PAGE_BYTES) };
+    }
+}

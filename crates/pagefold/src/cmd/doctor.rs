@@ -5,8 +5,9 @@ mod folding;
 use crate::cmd::which::Which;
 use anyhow::Context;
 use cli::exit::{Outcome, Stop};
-use host::{Check, Ksm, Status};
+use host::{Check, KernelFault, Ksm, Status};
 use lab::{Cache, Trial};
+use serde::Serialize;
 use std::io::Write;
 use survey::Selection;
 
@@ -17,7 +18,7 @@ pub struct Args {
     selection: Selection,
     #[command(flatten)]
     service: Which,
-    /// Print JSON: a list of {id, status, found, needed_for, fix}
+    /// Print JSON: {checks, kernel_faults}
     #[arg(long)]
     json: bool,
 }
@@ -38,10 +39,21 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
     checks.extend(guests.iter().map(|guest| guest::check_mergeable(guest, has_ksm, folding.follows(guest))));
     checks.extend(guests.iter().map(|guest| folding.check(guest)));
     let mut out = std::io::stdout().lock();
-    let written =
-        if args.json { report::json::write(&mut out, &checks) } else { report::doctor_table::write(&mut out, &checks) };
+    let kernel_faults = host::kernel_faults(&host::Kernel::this().release);
+    let written = if args.json {
+        report::json::write(&mut out, &Found { checks: &checks, kernel_faults: &kernel_faults })
+    } else {
+        report::doctor_table::write(&mut out, &checks, &kernel_faults)
+    };
     written.and_then(|()| out.flush()).context("cannot write to stdout")?;
     missing(&checks)
+}
+
+/// All that `--json` prints.
+#[derive(Serialize)]
+struct Found<'a> {
+    checks: &'a [Check],
+    kernel_faults: &'a [KernelFault],
 }
 
 /// Adds what the lab found out about KVM, which is what it goes by.
