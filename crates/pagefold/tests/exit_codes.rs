@@ -54,6 +54,8 @@ fn requests_that_cannot_be_meant_are_refused_with_2() {
     let folder = dir.path().to_str().expect("a plain path");
     let empty = dir.path().join("empty");
     fs::write(&empty, "").expect("write");
+    let pool = dir.path().join("pool.toml");
+    fs::write(&pool, "[[group]]\nname = 'acme'\npool = -1\n").expect("write");
     fs::write(groups, format!("[groups]\nacme = ['{mine}']\nbeta = [\n  'process:0',\n]\n")).expect("write");
     let nobody = format!("{groups}: line 4: no guest matches \"process:0\" of group \"beta\"");
     for (args, words) in [
@@ -72,6 +74,10 @@ fn requests_that_cannot_be_meant_are_refused_with_2() {
         (&["forecast", "--pid", &me, "--reserve", "100T"], "--reserve 102400 GiB is more than this host has"),
         (&["forecast", "--pid", &me, "--reserve=-1"], "a size must not be negative"),
         (&["serve", "--config", "/nonexistent.toml"], "cannot read /nonexistent.toml"),
+        (
+            &["serve", "--config", pool.to_str().expect("a plain path")],
+            "line 3, pool: \"-1\": a size must not be negative",
+        ),
     ] {
         let output = pagefold(args);
         assert_code(&output, 2, words, &args.join(" "));
