@@ -27,18 +27,33 @@ pub struct Check {
     pub needed_for: String,
     /// The remedy; `None` where none is needed.
     pub fix: Option<String>,
+    /// The remedy that outlives the next boot, where `fix` does not.
+    pub fix_for_good: Option<String>,
 }
 
 impl Check {
     /// A check that found everything as it should be.
     pub fn ok(id: impl Into<String>, found: impl Into<String>, needed_for: impl Into<String>) -> Self {
-        Self { id: id.into(), status: Status::Ok, found: found.into(), needed_for: needed_for.into(), fix: None }
+        Self {
+            id: id.into(),
+            status: Status::Ok,
+            found: found.into(),
+            needed_for: needed_for.into(),
+            fix: None,
+            fix_for_good: None,
+        }
     }
 
     /// The same check with the status [`Status::Warn`]; `fix` says how to improve things.
     #[must_use]
     pub fn warn(self, fix: impl Into<String>) -> Self {
         Self { status: Status::Warn, fix: Some(fix.into()), ..self }
+    }
+
+    /// The same check with a remedy that outlives the next boot.
+    #[must_use]
+    pub fn for_good(self, fix: impl Into<String>) -> Self {
+        Self { fix_for_good: Some(fix.into()), ..self }
     }
 
     /// The same check with the status [`Status::Fail`]; `fix` says what would have to change.

@@ -5,12 +5,12 @@
 
 use crate::agent;
 use crate::cache::{Cache, remove_dir};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, tail_of};
 use crate::image::Boot;
 use crate::life::Mark;
 use crate::place;
 use crate::qemu::{Accelerator, Machine, Sockets, command};
-use std::fs;
+use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -89,20 +89,29 @@ fn boots_under_kvm(boot: &Boot, dir: &Path, mark: &Mark) -> Result<std::result::
     };
     let mut qemu = command(&machine)?;
     mark.put_on(&mut qemu);
-    let mut child =
-        qemu.stdout(Stdio::null()).stderr(Stdio::null()).spawn().map_err(|e| Error::file("run", "qemu", e))?;
+    let log = dir.join("log");
+    let errors = File::create(&log).map_err(|e| Error::file("create", &log, e))?;
+    let mut child = qemu.stdout(Stdio::null()).stderr(errors).spawn().map_err(|e| Error::file("run", "qemu", e))?;
     let id = host::ProcessId::of(child.id());
     let alive = || id.as_ref().is_ok_and(host::ProcessId::is_alive);
     let ready = agent::wait_ready(&Sockets::in_dir(dir).agent, Instant::now() + PATIENCE, alive);
     // Both calls fail only if QEMU has ended by itself.
     let _ = child.kill();
     let _ = child.wait();
+    let said = tail_of(&log);
     remove_dir(dir)?;
     let seconds = PATIENCE.as_secs();
     Ok(ready.map_err(|e| match e.kind() {
         ErrorKind::TimedOut | ErrorKind::WouldBlock => {
             format!("a VM can be created, but no kernel boots in it within {seconds} s")
         }
-        _ => format!("a VM can be created, but no kernel boots in it: {e}"),
+        // QEMU has ended; that it closed its socket says less than its own last words.
+        _ => format!("a VM can be created, but no kernel boots in it: QEMU ends ({})", last_line(&said)),
     }))
+}
+
+/// The last line of a program's output, at most 200 characters of it.
+fn last_line(text: &str) -> String {
+    let line = text.lines().last().map(str::trim).filter(|line| !line.is_empty()).unwrap_or("without a word");
+    line.chars().take(200).collect()
 }

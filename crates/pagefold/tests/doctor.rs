@@ -33,7 +33,7 @@ fn every_check_has_the_documented_fields() {
     let checks = doctor(&["--pid", &own]);
     for check in checks.as_array().unwrap() {
         let keys: Vec<&String> = check.as_object().unwrap().keys().collect();
-        assert_eq!(keys, ["fix", "found", "id", "needed_for", "status"]);
+        assert_eq!(keys, ["fix", "fix_for_good", "found", "id", "needed_for", "status"]);
         assert!(matches!(check["status"].as_str(), Some("ok" | "warn" | "fail")), "{check}");
         assert_eq!(check["fix"].is_null(), check["status"] == "ok", "{check}");
     }
@@ -179,5 +179,38 @@ fn kernel_faults_are_listed_and_their_tests_exist() {
                 || tests.contains(&format!("    #[test]\n    fn {test}()")),
             "no test {test}"
         );
+    }
+}
+
+#[test]
+fn remedies_that_end_with_the_next_boot_have_one_that_does_not() {
+    let checks = doctor(&[]);
+    let mut tried = 0;
+    for check in checks.as_array().expect("a list") {
+        let Some(fix) = check["fix"].as_str() else { continue };
+        if !["sysctl -w", "> /sys/", "chgrp "].iter().any(|passing| fix.contains(passing)) {
+            continue;
+        }
+        // The command is run, with another directory in place of /etc.
+        let for_good = check["fix_for_good"].as_str().unwrap_or_else(|| panic!("{check}"));
+        let write = for_good.split(" && ").next().expect("a command");
+        let etc = tempfile::tempdir().expect("a temporary directory");
+        ["sysctl.d", "udev/rules.d", "tmpfiles.d"].iter().for_each(|dir| {
+            std::fs::create_dir_all(etc.path().join(dir)).expect("make a directory");
+        });
+        let command = write.replace("/etc/", &format!("{}/", etc.path().display()));
+        assert!(Command::new("sh").args(["-ec", &command]).status().expect("run sh").success(), "{command}");
+        let file = write.rsplit("/etc/").next().expect("a file");
+        let text = std::fs::read_to_string(etc.path().join(file)).expect("the file that it names");
+        let (dir, line) = (file.split('/').next().expect("a directory"), text.trim());
+        match dir {
+            "sysctl.d" => assert_eq!(fix, format!("sysctl -w {line}")),
+            "tmpfiles.d" => assert!(line.starts_with("w /sys/") && fix.contains(&line[2..20]), "{line}"),
+            _ => assert_eq!(line, r#"KERNEL=="userfaultfd", GROUP="kvm", MODE="0660""#),
+        }
+        tried += 1;
+    }
+    if tried == 0 {
+        eprintln!("skipped: this host needs no such remedy");
     }
 }

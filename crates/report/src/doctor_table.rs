@@ -73,6 +73,9 @@ fn item(out: &mut dyn Write, check: &Check, name_columns: usize) -> io::Result<(
     if let Some(fix) = &check.fix {
         text += &wrap(&format!("-> {}", printable(fix)), COLUMNS - indent);
     }
+    if let Some(fix) = &check.fix_for_good {
+        text += &wrap(&format!("   for good: {}", printable(fix)), COLUMNS - indent);
+    }
     let name = printable(split_id(check).1);
     for (n, line) in text.lines().enumerate() {
         match n {

@@ -29,6 +29,7 @@ fn ksm_by(ksm: Option<&Ksm>) -> Check {
     }
     check(format!("off ({details}): the kernel merges nothing"))
         .warn("echo 1 > /sys/kernel/mm/ksm/run, if guests of different owners may be merged with each other")
+        .for_good("echo 'w /sys/kernel/mm/ksm/run - - - - 1' > /etc/tmpfiles.d/60-pagefold-ksm.conf")
 }
 
 pub(super) fn max_map_count() -> Check {
@@ -37,7 +38,9 @@ pub(super) fn max_map_count() -> Check {
     let check = Check::ok("memory:max_map_count", found, "folding: each run of folded pages is a mapping");
     match count {
         Some(n) if n >= GOOD_MAP_COUNT => check,
-        _ => check.warn(format!("sysctl -w vm.max_map_count={GOOD_MAP_COUNT}")),
+        _ => check.warn(format!("sysctl -w vm.max_map_count={GOOD_MAP_COUNT}")).for_good(format!(
+            "echo vm.max_map_count={GOOD_MAP_COUNT} > /etc/sysctl.d/60-pagefold.conf && sysctl --system"
+        )),
     }
 }
 
@@ -47,7 +50,11 @@ pub(super) fn huge_pages() -> Check {
     match chosen(&choices) {
         None => Check::ok("memory:huge_pages", "the kernel has no transparent huge pages", needed_for),
         Some("always") => Check::ok("memory:huge_pages", "always", needed_for)
-            .warn("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, where memory is dearer than speed"),
+            .warn("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, where memory is dearer than speed")
+            .for_good(
+                "echo 'w /sys/kernel/mm/transparent_hugepage/enabled - - - - madvise' > \
+                 /etc/tmpfiles.d/60-pagefold-huge-pages.conf",
+            ),
         Some(mode) => Check::ok("memory:huge_pages", mode, needed_for),
     }
 }

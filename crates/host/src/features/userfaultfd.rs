@@ -54,7 +54,11 @@ fn permission_by(sysctl: Option<&str>, device: Option<(u32, u32, u32)>) -> Check
     if for_all || for_some {
         return check;
     }
-    check.warn("give the VMM's group access: chgrp kvm /dev/userfaultfd && chmod 0660 /dev/userfaultfd")
+    check.warn("give the VMM's group access: chgrp kvm /dev/userfaultfd && chmod 0660 /dev/userfaultfd").for_good(
+        "echo 'KERNEL==\"userfaultfd\", GROUP=\"kvm\", MODE=\"0660\"' > /etc/udev/rules.d/60-pagefold.rules && udevadm \
+         control --reload && udevadm trigger --name-match=userfaultfd; for a VMM that is a unit of its own, systemctl \
+         edit its unit: [Service] SupplementaryGroups=kvm",
+    )
 }
 
 #[cfg(test)]
