@@ -218,7 +218,8 @@ impl Folder {
             self.take_turns();
             let mut table = table::lock();
             // The program may have changed the part since the table was last looked at.
-            let still = |part: &Part<'_>| table.is_refoldable(part.range);
+            let is_current = references::generation() == generation;
+            let still = |part: &Part<'_>| is_current && table.is_refoldable(part.range);
             let sound = parts[at..].iter().take_while(|part| still(part)).count();
             if sound == 0 {
                 at += 1;
@@ -280,6 +281,12 @@ impl Folder {
             (Some(source), &Ok(generation)) => {
                 self.take_turns();
                 let mut table = table::lock();
+                if references::generation() != generation {
+                    // Something was opened that may not even be able to wait for pages.
+                    outcomes.fill(Outcome::Unpinned);
+                    all.extend_from_slice(outcomes);
+                    return;
+                }
                 for (from, pages) in parts(piece, |page| table.is_refoldable(page)) {
                     let part = PageRange { start: piece.start.add_pages(from), pages };
                     let source = source.and_then(|s| s.first.add(from as u32).map(|first| Source { first, ..s }));
@@ -403,7 +410,8 @@ impl Folder {
         let mut table = table::lock();
         // Without a huge page, a collapse only gives back mappings. No folded page is given up for that.
         let is_of_use = is_huge || table.is_only_broken(piece);
-        if table.traits(piece) != Some(traits) || !table.is_at_rest(piece, stayed) || !is_of_use {
+        let is_current = references::generation() == generation;
+        if table.traits(piece) != Some(traits) || !table.is_at_rest(piece, stayed) || !is_of_use || !is_current {
             return Ok(false);
         }
         if !self.witness.may_be_called(Instant::now()) {

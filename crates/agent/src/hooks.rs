@@ -32,6 +32,7 @@ mod exit;
 mod heap;
 mod memory;
 mod patch;
+mod pinning;
 mod policy;
 mod remap;
 mod syscall;

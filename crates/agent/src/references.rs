@@ -29,6 +29,7 @@ mod rings;
 mod tables;
 
 use crate::lock::Lock;
+use crate::table;
 use judge::{Distrusted, Facts, Verdict, filesystem_name};
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -147,7 +148,13 @@ fn in_hook(file: Facts) {
         Verdict::DirectReads => stick(Sticky::DirectReads, file.filesystem),
         Verdict::ByDevice if judge::is_known_device(file.device, None) => {}
         // The survey judges these, because it knows their names.
-        Verdict::PlainReads | Verdict::ByName | Verdict::ByDevice | Verdict::BySocket => stir(),
+        Verdict::PlainReads | Verdict::ByName | Verdict::BySocket => stir(),
+        Verdict::ByDevice => {
+            stir();
+            // A section that is under way ends before the program has the device, which may take pages by pins that do
+            // not wait. Those that come later find the generation changed before a page is out.
+            drop(table::lock());
+        }
     }
 }
 

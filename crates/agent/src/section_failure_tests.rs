@@ -4,6 +4,7 @@ use super::tests::kernel_may;
 use super::*;
 use crate::table;
 use crate::testing::{Member, alone, discard_past_hooks, fold, section};
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 
@@ -110,4 +111,22 @@ fn page_whose_frame_fails_while_it_is_out_does_not_hold_up_the_others() {
         assert_eq!(member.word(page, 0).load(Ordering::Relaxed), page + 1);
     }
     assert!(!kernel_may(false, member.run(1, 1)), "the program is not told that the page is lost");
+}
+
+/// The kernel's way into a debugged process's memory takes pages as VFIO's pins do: it does not wait.
+#[test]
+fn those_who_cannot_wait_are_refused_while_a_page_is_out() {
+    let Some(mut section) = section() else { return };
+    let member = Member::new(1);
+    let (run, mut outcomes, mut word) = (member.run(0, 1), [Outcome::Gone], [0; 8]);
+    let memory = std::fs::File::open("/proc/self/mem").unwrap();
+    let mut take = || memory.read_exact_at(&mut word, run.start.0).map_err(|e| e.raw_os_error());
+    section.following.hold().begin_section();
+    section.open().and_then(|()| section.guard(run)).unwrap();
+    section.move_out(run, &mut outcomes);
+    let while_out = take();
+    section.put_back(run, 0, false);
+    section.end(run, false, &[Outcome::Changed]);
+    assert_eq!((outcomes, while_out), ([Outcome::Folded], Err(Some(libc::EIO))));
+    assert_eq!(take(), Ok(()));
 }

@@ -60,3 +60,25 @@ fn memory_of_programs_own_userfaultfd_is_neither_read_nor_donated() {
     assert_eq!(donate(&section, &window, &[member.run(0, 3)]), [true, false, false], "not to be folded any more");
     table::lock().forget(fresh.range());
 }
+
+/// A device that was opened since may take pages by pins that do not wait.
+#[test]
+fn nothing_is_out_of_reach_once_something_was_opened() {
+    if !crate::testing::alone("fold::tests::nothing_is_out_of_reach_once_something_was_opened") {
+        return;
+    }
+    let Some(section) = crate::testing::section() else { return };
+    let mut folder = Folder::new(section, 10_000, PathBuf::from("/nonexistent")).unwrap();
+    let (member, pool, pagemap) = (Member::new(4), Pool::default(), Pagemap::open(std::process::id()).unwrap());
+    let mut rounds = crate::round::Rounds::new(true, true).unwrap();
+    let mut fold = |folder: &mut Folder| {
+        let (mut stats, mut all, mut again) = (MemberStats::default(), Vec::new(), Vec::new());
+        let with = (&pool, &pagemap, &mut rounds);
+        folder.fold_piece(member.run(0, 4), Target::Zero, with, &mut stats, (&mut all, &mut again));
+        (all, stats.stalls.buckets.iter().sum::<u64>())
+    };
+    folder.surveyed = Ok(references::generation());
+    assert_eq!(fold(&mut folder), (vec![Outcome::Changed; 4], 1));
+    folder.surveyed = Ok(references::generation().wrapping_sub(1));
+    assert_eq!(fold(&mut folder), (vec![Outcome::Unpinned; 4], 0));
+}

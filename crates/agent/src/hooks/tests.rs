@@ -545,33 +545,13 @@ fn the_heap_follows_brk() {
     assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENOMEM));
     // SAFETY: as at first.
     assert_eq!(unsafe { libc::syscall(libc::SYS_brk, before) } as usize, before);
-    the_heap_stays_as_it_is_during_a_section();
-}
-
-/// A section holds the table's lock.
-fn the_heap_stays_as_it_is_during_a_section() {
-    let (begin, done) = (AtomicBool::new(false), AtomicBool::new(false));
-    let is = |flag: &AtomicBool| flag.load(Ordering::SeqCst);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is(&begin) {
-                std::hint::spin_loop();
-            }
-            // SAFETY: grows the heap, and shrinks it by that.
-            unsafe { libc::sbrk(1 << 20) };
-            // SAFETY: as above.
-            unsafe { libc::sbrk(-(1 << 20)) };
-            done.store(true, Ordering::SeqCst);
-        });
-        // While it is held, nothing is allocated here.
-        let held = table::lock();
-        begin.store(true, Ordering::SeqCst);
-        crate::testing::spin(std::time::Duration::from_millis(200));
-        let was_done = is(&done);
-        drop(held);
-        assert!(!was_done, "the heap has changed during a section");
-    });
-    assert!(is(&done));
+    let change = || {
+        // SAFETY: grows the heap, and shrinks it by that.
+        unsafe { libc::sbrk(1 << 20) };
+        // SAFETY: as above.
+        unsafe { libc::sbrk(-(1 << 20)) };
+    };
+    assert!(crate::testing::waits_for_the_table(change), "the heap has changed during a section");
 }
 
 #[test]

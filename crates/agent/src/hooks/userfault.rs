@@ -3,9 +3,11 @@
 //! anonymous memory. It does so whatever features the program asked for: the kernel looks at the mapping only
 //! (`vma_can_userfault`).
 //!
+//! Requests that have memory pinned are prepared by [`pinning`].
+//!
 //! All other requests go straight to the kernel: virtual processors are run through this function.
 
-use super::{State, enter, range, state};
+use super::{State, enter, pinning, range, state};
 use crate::arena;
 use crate::raw::{self, Answer, c_answer};
 use crate::table::{Shut, Traits};
@@ -43,12 +45,17 @@ pub fn set_yield(yield_range: fn(PageRange)) {
 pub unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: usize) -> c_int {
     // SAFETY: the caller's arguments are passed on unchanged, with the caller's promises.
     let pass = || unsafe { raw::call(libc::SYS_ioctl, [file as usize, request as usize, argument, 0, 0, 0]) };
-    let ours = request >> 8 & 0xFF == UFFDIO_TYPE && argument != 0 && state() == State::Member;
-    if !ours || arena::holds(raw::stack()) {
+    let kind = request >> 8 & 0xFF;
+    let ours = matches!(kind, UFFDIO_TYPE | pinning::VFIO | pinning::VHOST) && argument != 0;
+    if !ours || state() != State::Member || arena::holds(raw::stack()) {
         return c_answer(pass()) as c_int;
     }
     // The kernel takes the request for an `unsigned int`.
     let answer = match request & 0xFFFF_FFFF {
+        request if kind != UFFDIO_TYPE => {
+            pinning::prepare(request, argument);
+            pass()
+        }
         UFFDIO_REGISTER => register(argument, pass),
         UFFDIO_UNREGISTER => unregister(argument, pass),
         _ => pass(),

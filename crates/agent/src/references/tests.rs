@@ -217,6 +217,9 @@ fn devices_that_are_not_known_are_noticed() {
     let before = generation();
     let _device = open(&path, libc::O_RDWR);
     assert!(generation() > before && why().contains("device /dev/"), "{}", why());
+    // Such a device may take pages by pins that do not wait: no section is under way when the program has it.
+    let again = || drop(open(&path, libc::O_RDWR));
+    assert!(crate::testing::waits_for_the_table(again), "a page may have been out of reach");
 }
 
 #[test]

@@ -20,6 +20,8 @@ pub enum Shut {
     Wiped = 16,
     /// They have a NUMA policy of their own.
     Policy = 32,
+    /// A device holds them, or may.
+    Pinned = 64,
 }
 
 /// Advice given about pages. A mapping that takes their place must be given the same.
