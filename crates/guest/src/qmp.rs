@@ -18,12 +18,12 @@ const PATIENCE: Duration = Duration::from_millis(500);
 #[derive(Debug, thiserror::Error)]
 pub enum QmpError {
     /// The socket failed, or the peer's lines are not QMP.
-    #[error("cannot talk QMP over {}: {source}", path.display())]
+    #[error("cannot talk QMP over {}: {cause}", path.display())]
     Socket {
         /// The socket.
         path: PathBuf,
         /// The failure.
-        source: io::Error,
+        cause: io::Error,
     },
     /// Another process than the guest's answers at the socket.
     #[error("{} is the socket of process {peer}, not of this guest, which is process {pid}", path.display())]
@@ -56,9 +56,9 @@ pub struct Qmp {
 impl QmpError {
     /// Whether the path leads to no socket of this guest's, as opposed to one that does not answer.
     pub fn is_wrong_socket(&self) -> bool {
-        let waits = |source: &io::Error| matches!(source.kind(), ErrorKind::TimedOut | ErrorKind::UnexpectedEof);
+        let waits = |cause: &io::Error| matches!(cause.kind(), ErrorKind::TimedOut | ErrorKind::UnexpectedEof);
         match self {
-            Self::Socket { source, .. } => !waits(source),
+            Self::Socket { cause, .. } => !waits(cause),
             Self::Foreign { .. } => true,
             Self::Refused { .. } => false,
         }
@@ -71,7 +71,7 @@ impl Qmp {
     /// # Errors
     /// As for [`Qmp::connect`], or another process listens there.
     pub fn of(pid: u32, path: &Path) -> Result<Self, QmpError> {
-        let failed = |source| QmpError::Socket { path: path.into(), source };
+        let failed = |cause| QmpError::Socket { path: path.into(), cause };
         let stream = host::connect_within(path, PATIENCE).map_err(failed)?;
         let peer = host::peer_pid(&stream).map_err(failed)?;
         if peer != pid {
@@ -87,7 +87,7 @@ impl Qmp {
     /// No process listens, QEMU serves another client for longer than `timeout`, or the listener is not QEMU.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self, QmpError> {
         let stream =
-            host::connect_within(path, timeout).map_err(|source| QmpError::Socket { path: path.into(), source })?;
+            host::connect_within(path, timeout).map_err(|cause| QmpError::Socket { path: path.into(), cause })?;
         Self::greet(path, stream, timeout)
     }
 
@@ -149,8 +149,8 @@ impl Qmp {
         serde_json::from_slice(&line).map_err(|e| invalid(&e.to_string()))
     }
 
-    fn broken(&self, source: io::Error) -> QmpError {
-        QmpError::Socket { path: self.path.clone(), source }
+    fn broken(&self, cause: io::Error) -> QmpError {
+        QmpError::Socket { path: self.path.clone(), cause }
     }
 }
 

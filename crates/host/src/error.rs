@@ -10,14 +10,14 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file or directory could not be opened, read or written.
-    #[error("cannot {attempted} {}: {source}", path.display())]
+    #[error("cannot {attempted} {}: {cause}", path.display())]
     File {
         /// The attempt: `open`, `read`, ...
         attempted: &'static str,
         /// The file.
         path: PathBuf,
-        /// The kernel's answer.
-        source: io::Error,
+        /// The kernel's answer. It is part of the message, and so no source besides.
+        cause: io::Error,
     },
     /// A file's content is not what the kernel documents.
     #[error("{} line {line}: {problem}", path.display())]
@@ -33,30 +33,43 @@ pub enum Error {
 
 impl Error {
     /// A failed attempt on a file.
-    pub fn file(attempted: &'static str, path: impl Into<PathBuf>, source: impl Into<io::Error>) -> Self {
-        Self::File { attempted, path: path.into(), source: source.into() }
+    pub fn file(attempted: &'static str, path: impl Into<PathBuf>, cause: impl Into<io::Error>) -> Self {
+        Self::File { attempted, path: path.into(), cause: cause.into() }
     }
 
     /// Whether the process or file concerned is gone (`ENOENT`, `ESRCH`).
     pub fn is_gone(&self) -> bool {
-        matches!(self, Self::File { source, .. }
-            if matches!(source.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)))
+        matches!(self, Self::File { cause, .. }
+            if matches!(cause.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)))
     }
 
     /// Whether the address is not, or no longer, mapped in the process (`EFAULT`, `EIO`).
     pub fn is_bad_address(&self) -> bool {
-        matches!(self, Self::File { source, .. }
-            if matches!(source.raw_os_error(), Some(libc::EFAULT | libc::EIO)))
+        matches!(self, Self::File { cause, .. }
+            if matches!(cause.raw_os_error(), Some(libc::EFAULT | libc::EIO)))
     }
 
     /// Whether the socket exists, but no process listens on it.
     pub fn is_refused(&self) -> bool {
-        matches!(self, Self::File { source, .. } if source.kind() == io::ErrorKind::ConnectionRefused)
+        matches!(self, Self::File { cause, .. } if cause.kind() == io::ErrorKind::ConnectionRefused)
     }
 
     /// Whether the caller lacks rights (`EACCES`, `EPERM`).
     pub fn is_denied(&self) -> bool {
-        matches!(self, Self::File { source, .. }
-            if matches!(source.raw_os_error(), Some(libc::EACCES | libc::EPERM)))
+        matches!(self, Self::File { cause, .. }
+            if matches!(cause.raw_os_error(), Some(libc::EACCES | libc::EPERM)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cause_is_told_once() {
+        let error = Error::file("open", "/x", io::Error::from_raw_os_error(libc::ENOENT));
+        assert_eq!(error.to_string(), "cannot open /x: No such file or directory (os error 2)");
+        // With a source, `{:#}` would print the cause twice.
+        assert!(std::error::Error::source(&error).is_none() && error.is_gone());
     }
 }

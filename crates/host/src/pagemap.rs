@@ -192,7 +192,7 @@ impl Pagemap {
     fn scan_ranges(&self, start: HostVirt, end: HostVirt) -> Result<Option<Vec<PageRange>>> {
         match self.scan(start, end, Query { all: PAGE_IS_PRESENT, none: PAGE_IS_PFNZERO, ..Query::default() }) {
             Ok(ranges) => Ok(Some(ranges)),
-            Err(Error::File { source, .. }) if source.raw_os_error() == Some(libc::ENOTTY) => Ok(None),
+            Err(Error::File { cause, .. }) if cause.raw_os_error() == Some(libc::ENOTTY) => Ok(None),
             Err(e) => Err(e),
         }
     }
