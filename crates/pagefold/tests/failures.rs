@@ -256,7 +256,7 @@ fn full_pool_is_logged_and_harms_no_member() {
     let shown = service.show("acme");
     assert!(number(&shown["slots"]) <= 64, "{shown}");
     assert!(number(&shown["sharing_pages"]) > 100, "what is in the pool is shared: {shown}");
-    assert!(service.log().contains("the pool has reached its 64 slots"), "it is said: {}", service.log());
+    assert!(service.log().contains("all that the pool may hold is in use: 256 KiB"), "it is said: {}", service.log());
     service.assert_audit_is_clean();
 }
 

@@ -5,7 +5,7 @@ use super::config::GroupConfig;
 use anyhow::Context;
 use api::ask::MemberLine;
 use api::change::Change;
-use api::control::{Bill, Settings};
+use api::control::{Bill, GroupReport, Settings};
 use api::name;
 use host::ProcessId;
 use serde::{Deserialize, Serialize};
@@ -134,7 +134,12 @@ impl State {
 
     /// The bill of a group over all its workers.
     pub fn total(&self, group: &str) -> Bill {
-        self.bills.get(group).map(Account::total).unwrap_or_default()
+        // All reasons of failures are named from the beginning.
+        let mut total = GroupReport::none().bill;
+        if let Some(account) = self.bills.get(group) {
+            total.add(&account.total());
+        }
+        total
     }
 
     /// Forgets what is kept of a group that has ended for good.
@@ -242,6 +247,7 @@ mod tests {
         assert_eq!((again.members(), &again.changes, complaint), (state.members(), &state.changes, None));
         assert_eq!(again.change("acme", usual), Some(change));
         let limits = again.last_limits("acme").unwrap();
+        assert_eq!(again.total("beta").fold_failures["no_vma"], 0, "all reasons are named from the beginning");
         assert_eq!((limits.users, limits.settings.pool_slots, again.total("acme").folds), (vec![7], 9, 5));
         let other = Settings { pool_slots: 7, ..usual };
         assert_eq!(again.change("acme", other), None, "the configuration was changed since");
