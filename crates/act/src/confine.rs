@@ -1,7 +1,10 @@
 //! Giving up rights for good, at the start of a process that needs few or none.
 
 use rustix::fd::OwnedFd;
-use rustix::process::{Gid, PidfdFlags, Resource, Rlimit, Uid, getppid, getrlimit, pidfd_open, setrlimit};
+use rustix::process::{
+    DumpableBehavior, Gid, PidfdFlags, Resource, Rlimit, Uid, getppid, getrlimit, pidfd_open, set_dumpable_behavior,
+    setrlimit,
+};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set, set_capabilities, set_keep_capabilities,
     set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
@@ -24,6 +27,17 @@ pub fn give_up_rights(uid: Option<u32>) -> io::Result<()> {
         become_user(uid)?;
     }
     keep(CapabilitySet::empty())
+}
+
+/// Lets processes of its own user look at this process, as they may at any other. The kernel forbids that when a process
+/// changes its user. The prover answers only those at whom their own user may look. The process leaves no core file,
+/// because that would have the memory of members in it.
+///
+/// # Errors
+/// The kernel refused.
+pub fn let_own_user_look() -> io::Result<()> {
+    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
+    Ok(set_dumpable_behavior(DumpableBehavior::Dumpable)?)
 }
 
 /// Gives up all rights as [`give_up_rights`] does, except for the right to look up the frames of any process's pages.

@@ -17,7 +17,8 @@ mod userfault;
 pub use advice::{ask_to_merge, prefer_huge_pages};
 pub use cgroup_home::CgroupHome;
 pub use confine::{
-    give_up_rights, give_up_rights_but_looking, keep_files_from_children, parent, raise_open_files_limit,
+    give_up_rights, give_up_rights_but_looking, keep_files_from_children, let_own_user_look, parent,
+    raise_open_files_limit,
 };
 pub use follow::{Expected, Follower, Told};
 pub use fork_probe::ForkProbe;

@@ -21,7 +21,7 @@
 //!   seal `F_SEAL_WRITE`. This fails with `EBUSY` while a shared mapping made from a writable file exists, readable
 //!   or not (`man 2 fcntl`).
 
-use page::PAGE_BYTES;
+use page::{HostVirt, PAGE_BYTES, PageRange};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
     MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, fchmod, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
@@ -166,6 +166,15 @@ impl PoolSegment {
             }
         }
         Ok(())
+    }
+
+    /// Where slots lie in this process. Each of them is read, so that the page table shows its frame.
+    pub fn place(&self, slots: &Range<u32>) -> PageRange {
+        let bytes = self.bytes_of(slots);
+        for slot in slots.clone() {
+            std::hint::black_box(self.slot(slot)[0]);
+        }
+        PageRange { start: HostVirt(self.map.as_ptr() as u64 + bytes.start as u64), pages: slots.len() as u64 }
     }
 
     /// The bytes of a slot. An empty slot has zeros, and reading them takes a page of memory.

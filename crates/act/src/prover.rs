@@ -1,16 +1,18 @@
 //! The client of the prover, which tells whether anything but this process's page table refers to its pages.
 //!
-//! The agent's thread uses it. This thread may have a table of files of its own, and the client needs just one
-//! descriptor. Once connected, the client allocates nothing, and waits no longer than the caller allows.
+//! The agent's thread uses it, and a group's worker. The agent's thread may have a table of files of its own, and the
+//! client needs just one descriptor. Once connected, the client allocates nothing, and waits no longer than the caller
+//! allows. A worker does not wait at all: it sends a question, and takes the answer when its socket has one.
 
 use host::{Received, Result, Seqpacket};
 use page::PageRange;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use wire::prove::{ANSWER_BYTES, Proof, QUESTION_BYTES, Question, decode_answer};
+use wire::prove::{ANSWER_BYTES, Kind, Proof, QUESTION_BYTES, Question, decode_answer};
 
 /// A connection to the prover.
 #[derive(Debug)]
@@ -32,8 +34,8 @@ impl Prover {
         Ok(Self { socket, last_id: 0, question: [0; QUESTION_BYTES], answer: [0; ANSWER_BYTES] })
     }
 
-    /// Asks about up to 512 pages in up to 64 ranges, and waits for the answer: one [`Proof`] for each page, in that
-    /// order. The worth of a proof, and the caller's duties before it asks, stand in `crates/prove/src/lib.rs`.
+    /// Asks about up to 512 private pages in up to 64 ranges, and waits for the answer: one [`Proof`] for each page, in
+    /// that order. The worth of a proof, and the caller's duties before it asks, stand in `crates/prove/src/lib.rs`.
     ///
     /// # Errors
     /// In all cases `proofs` holds nothing that counts.
@@ -44,22 +46,43 @@ impl Prover {
     /// - Others: the prover has closed the connection or is gone.
     pub fn ask(&mut self, ranges: &[PageRange], proofs: &mut [Proof], timeout: Duration) -> io::Result<()> {
         let until = Instant::now() + timeout;
-        self.last_id = self.last_id.wrapping_add(1);
         let places = ranges.iter().try_fold(0_u64, |sum, range| sum.checked_add(range.pages));
-        let bytes = Question::encode(self.last_id, ranges, &mut self.question)
-            .filter(|_| places == Some(proofs.len() as u64))
-            .ok_or(io::ErrorKind::InvalidInput)?;
-        while !self.socket.send(&self.question[..bytes], &[])? {
+        if places != Some(proofs.len() as u64) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        while !self.send(Kind::Private, ranges)? {
             self.wait(PollFlags::OUT, until)?;
         }
+        while !self.receive(proofs)? {
+            self.wait(PollFlags::IN, until)?;
+        }
+        Ok(())
+    }
+
+    /// Sends a question, and waits for nothing. False if the prover has too many unread ones.
+    ///
+    /// # Errors
+    /// More ranges or pages than one question may have (`InvalidInput`), or the prover is gone.
+    pub fn send(&mut self, kind: Kind, ranges: &[PageRange]) -> io::Result<bool> {
+        self.last_id = self.last_id.wrapping_add(1);
+        let bytes =
+            Question::encode(kind, self.last_id, ranges, &mut self.question).ok_or(io::ErrorKind::InvalidInput)?;
+        self.socket.send(&self.question[..bytes], &[])
+    }
+
+    /// Takes the answer to the last question, one [`Proof`] for each of its pages. False if there is none yet.
+    ///
+    /// # Errors
+    /// The prover is gone, or has sent what is no answer; `proofs` holds nothing that counts.
+    pub fn receive(&mut self, proofs: &mut [Proof]) -> io::Result<bool> {
         // A prover sends no files. If it does, they are closed when this is dropped.
         let mut files = Vec::new();
         loop {
             match self.socket.receive(&mut self.answer, &mut files)? {
-                Received::Nothing => self.wait(PollFlags::IN, until)?,
+                Received::Nothing => return Ok(false),
                 Received::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Received::Frame(bytes) => match decode_answer(&self.answer[..bytes], self.last_id, proofs) {
-                    Ok(true) => return Ok(()),
+                    Ok(true) => return Ok(true),
                     Ok(false) => {}
                     Err(e) => return Err(io::Error::new(io::ErrorKind::InvalidData, e)),
                 },
@@ -77,6 +100,12 @@ impl Prover {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(e) => Err(e.into()),
         }
+    }
+}
+
+impl AsFd for Prover {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

@@ -108,6 +108,9 @@ impl Planner {
                 return false;
             }
             *room -= 1;
+            if let Target::Slot(slot) = target {
+                self.pool.show(slot);
+            }
             self.table.clear(page, Mark::Wanted);
             self.table.mark(page, Mark::Sent);
             push(runs, self.table.chunk(chunk).address(place), target);

@@ -26,9 +26,13 @@ impl Extents {
             self.forget(place + 1, n);
             length += n;
         }
+        self.remember(start, length);
+        self.free += 1;
+    }
+
+    fn remember(&mut self, start: u32, length: u32) {
         self.by_start.insert(start, length);
         self.by_length.insert((length, start));
-        self.free += 1;
     }
 
     fn forget(&mut self, start: u32, length: u32) {
@@ -36,12 +40,16 @@ impl Extents {
         self.by_length.remove(&(length, start));
     }
 
-    /// Takes the longest extent.
-    pub fn take(&mut self) -> Option<std::ops::Range<u32>> {
+    /// Takes the longest extent, or its first `most` places.
+    pub fn take(&mut self, most: u32) -> Option<std::ops::Range<u32>> {
         let (length, start) = *self.by_length.last()?;
         self.forget(start, length);
-        self.free -= length;
-        Some(start..start + length)
+        let taken = length.min(most);
+        if taken < length {
+            self.remember(start + taken, length - taken);
+        }
+        self.free -= taken;
+        Some(start..start + taken)
     }
 
     /// Length of the longest extent.

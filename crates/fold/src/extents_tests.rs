@@ -14,9 +14,9 @@ fn longest(free: &BTreeSet<u32>) -> u32 {
 
 proptest! {
     #[test]
-    fn neighbours_join_and_longest_extent_is_taken_first(steps in prop::collection::vec(prop::option::weighted(0.9, 0..60_u32), 1..200)) {
+    fn neighbours_join_and_longest_extent_is_taken_first(steps in prop::collection::vec((prop::option::weighted(0.9, 0..60_u32), 1..60_u32), 1..200)) {
         let (mut extents, mut free) = (Extents::default(), BTreeSet::new());
-        for step in steps {
+        for (step, most) in steps {
             match step {
                 Some(place) => {
                     if free.insert(place) {
@@ -24,8 +24,8 @@ proptest! {
                     }
                 }
                 None => {
-                    let expected = longest(&free);
-                    let taken = extents.take();
+                    let expected = longest(&free).min(most);
+                    let taken = extents.take(most);
                     prop_assert_eq!(taken.as_ref().map_or(0, |range| range.end - range.start), expected);
                     for place in taken.into_iter().flatten() {
                         prop_assert!(free.remove(&place));

@@ -4,7 +4,7 @@
 //! with each other, and before the pool is renewed, everything is made private:
 //!
 //! ```text
-//!   sharing --- intra-member-only set, or segments of too many earlier workers ---> clearing: everybody unfolds
+//!   sharing --- intra-member-only set, or too many segments, or too much waste ----> clearing: everybody unfolds
 //!      ^                                                                               |
 //!      +------------- nobody maps a slot any more; everybody reports anew <------------+
 //! ```
@@ -17,6 +17,7 @@ use crate::member::{Cut, Member};
 use crate::pace;
 use crate::plan::{Planner, Policy};
 use crate::pool::Pool;
+use crate::proof::Proofs;
 use crate::report::Former;
 use crate::table::MemberId;
 use crate::upkeep::Inheritance;
@@ -24,6 +25,7 @@ use api::control::{Fold, Identity, News, Order, SegmentInfo, Settings, ZeroPolic
 use host::Seqpacket;
 use rustix::fd::OwnedFd;
 use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
 use wire::ToAgent;
@@ -41,7 +43,7 @@ pub type Message = (News, Vec<Rc<OwnedFd>>);
 pub enum Clearing {
     /// Members are to share nothing with each other any more.
     Separation,
-    /// The pool is spread over the segments of too many earlier workers.
+    /// The pool is spread over the segments of too many earlier workers, or has too many slots that cannot be used again.
     Renewal,
 }
 
@@ -60,6 +62,8 @@ pub struct Group {
     pub begun: bool,
     /// Slots of a predecessor that are still to be fingerprinted. Members are not heard meanwhile.
     pub inheritance: Inheritance,
+    /// Which free slots may be filled.
+    pub proofs: Proofs,
     pub(crate) clearing: Option<Clearing>,
     pub(crate) clock: crate::tick::Clock,
     news: VecDeque<Message>,
@@ -80,8 +84,8 @@ pub(crate) const fn policy(settings: &Settings, clearing: bool, intra_member_onl
 }
 
 impl Group {
-    /// A group that has not begun.
-    pub fn new(name: &str, now: Instant) -> Self {
+    /// A group that has not begun. `prover` is the socket of the service's prover.
+    pub fn new(name: &str, prover: PathBuf, now: Instant) -> Self {
         let settings = Settings::default();
         Self {
             planner: Planner::new(Pool::new(name, settings.pool_slots), policy(&settings, false, false)),
@@ -91,6 +95,7 @@ impl Group {
             settings,
             begun: false,
             inheritance: Inheritance::default(),
+            proofs: Proofs::new(prover, now),
             clearing: None,
             clock: crate::tick::Clock::new(now),
             news: VecDeque::new(),
@@ -222,7 +227,7 @@ impl Group {
         if self.clearing.is_none() {
             self.event(match why {
                 Clearing::Separation => "members are to share nothing: everything is made private first",
-                Clearing::Renewal => "the pool is spread over too many earlier workers' segments: it is made anew",
+                Clearing::Renewal => "too much of the pool cannot be used again: it is made anew",
             });
             self.clearing = Some(why);
         }

@@ -6,6 +6,7 @@
 //!   member     one connection      lease   how long released slots are kept
 //!   plan       decides what resting pages fold to; dispatch: requests; settle: answers; huge; upkeep
 //!   table      pages               index   contents              pool, segment, extents   slots
+//!   proof      whether a free slot may be filled
 //! ```
 #![forbid(unsafe_code)]
 
@@ -27,6 +28,7 @@ mod plan;
 #[cfg(test)]
 mod plan_tests;
 mod pool;
+mod proof;
 mod report;
 mod segment;
 mod settle;

@@ -15,7 +15,7 @@
 
 use crate::dispatch::Donation;
 use crate::lease::{Leases, NotOffered};
-use crate::settle::Lie;
+use crate::settle::{Lie, NotBooked};
 use crate::table::MemberId;
 use act::DonationWindow;
 use api::control::Identity;
@@ -61,9 +61,12 @@ pub enum Cut {
     /// It answered a request that the worker did not make.
     #[error("cut off: it answers what it was not asked")]
     NotAsked,
-    /// It claimed or released a slot that it cannot have.
+    /// It released a slot that it cannot have.
     #[error("cut off: {0}")]
     Lie(#[from] Lie),
+    /// Its claims cannot be booked. The slots that it maps stay as they are.
+    #[error("cut off: {0}")]
+    NotBooked(#[from] NotBooked),
     /// It took a lease that was not offered.
     #[error("cut off: {0}")]
     Lease(#[from] NotOffered),

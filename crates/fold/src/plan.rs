@@ -37,6 +37,10 @@ use wire::RestedRun;
 const CHUNKS_OF_A_MEMBER: usize = 1 << 20;
 /// Most chunks of all members, in multiples of the full chunks that the index's pages would take.
 const SPARSENESS: u64 = 2;
+/// Most chunks of all members while one claims slots, in proportion to the most in which pages are reported: 2. The claims
+/// that a worker hears are of pages that its predecessor's table held, or its own before. So there is room for them,
+/// however much others have reported meanwhile.
+const CLAIMS_PART: u64 = 2;
 /// Most pages of one member that are to be tried again: busy ones, and those of short-lived contents.
 const MOST_RETRIES: usize = 1 << 16;
 
@@ -182,16 +186,23 @@ impl Planner {
     }
 
     /// The member's chunk of this number, which is added if it is not there; `None` if there are too many.
-    pub(crate) fn chunk(&mut self, member: MemberId, number: u64) -> Option<u32> {
+    fn chunk(&mut self, member: MemberId, number: u64) -> Option<u32> {
+        let chunk = self.chunk_of(self.most_chunks(), member, number);
+        self.place(member).missed |= chunk.is_none();
+        chunk
+    }
+
+    /// Like [`Self::chunk`], for pages of which the member claims that they map slots.
+    pub(crate) fn claimed_chunk(&mut self, member: MemberId, number: u64) -> Option<u32> {
+        self.chunk_of(self.most_chunks() * CLAIMS_PART, member, number)
+    }
+
+    fn chunk_of(&mut self, most: u64, member: MemberId, number: u64) -> Option<u32> {
         if let Some(chunk) = self.place(member).chunks.get(&number) {
             return Some(*chunk);
         }
-        let few =
-            (self.table.len() as u64) < self.most_chunks() && self.place(member).chunks.len() < CHUNKS_OF_A_MEMBER;
-        let Some(chunk) = few.then(|| self.table.add(member, number)).flatten() else {
-            self.place(member).missed = true;
-            return None;
-        };
+        let few = (self.table.len() as u64) < most && self.place(member).chunks.len() < CHUNKS_OF_A_MEMBER;
+        let chunk = few.then(|| self.table.add(member, number)).flatten()?;
         self.place(member).chunks.insert(number, chunk);
         Some(chunk)
     }

@@ -1,7 +1,8 @@
 //! The pool: the pages that a group shares.
 //!
 //! It is a list of *segments* (`segment.rs`), memory files that members map privately and can only read. The worker
-//! uses a slot of its own segments again when nobody holds it any more.
+//! uses a slot of its own segments again when nobody holds it any more. Before, the prover has to tell that nobody
+//! reads its frame (`proof.rs`).
 //!
 //! Memory is freed by whole segments only, when none of the slots was held for a while. The files are sealed against
 //! writing, and the kernel then refuses to punch single pages out of them. Two rules keep segments droppable:
@@ -10,21 +11,27 @@
 //!   runs.
 //! - Segments start small and grow with the pool.
 //!
+//! Where there is no prover, slots that members mapped are not used again, and lie waste until their segment is empty.
+//! Two bounds hold then: the pool's, for used and waste slots together, and one for the waste ([`WASTE_SLOTS`]).
+//!
 //! Slots that are taken one after the other lie side by side, because long runs need few mappings.
 
 use crate::segment::{Memory, Segment, SlotState};
 use act::{DonationWindow, InheritedSegment, PoolSegment};
-use page::{Fingerprint, PAGE_BYTES, PoolSlot};
+use page::{Fingerprint, PAGE_BYTES, PageRange, PoolSlot};
 use rustix::fd::OwnedFd;
 use std::io;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
+use wire::prove::{PROVE_PAGES, PROVE_RANGES};
 
 /// Most segments of a pool: their files fit into one message to the supervisor.
 pub const MOST_SEGMENTS: usize = 60;
-/// Slots of the first segment: 64 MiB.
-const LEAST_SEGMENT_SLOTS: u32 = 1 << 14;
+/// Slots of the first segment: 16 MiB.
+const LEAST_SEGMENT_SLOTS: u32 = 1 << 12;
+/// Free slots that cannot be used again, beyond which the pool does not grow, unless more slots are in use: 64 MiB.
+const WASTE_SLOTS: u64 = 1 << 14;
 /// Least size of a new segment in proportion to the pool: 1/4.
 const GROWTH_PART: u64 = 4;
 /// Least length in slots of a used extent that is taken before new slots.
@@ -47,6 +54,8 @@ pub struct Pool {
     /// Slots in use: held, or inherited.
     slots: u64,
     last_number: u8,
+    /// Whether the prover answers, so that free slots can be used again.
+    pub has_prover: bool,
 }
 
 /// A number of slots, which prints as their memory.
@@ -66,6 +75,17 @@ pub enum Full {
     /// The most slots that may be in use are.
     #[error("all that the pool may hold is in use: {0}")]
     Slots(Size),
+    /// Too many slots are free and cannot be used again.
+    #[error(
+        "{waste} slots are free and may still be read by a device: without a prover (a service run by root has one), they \
+         are not used again before their segments are empty; {used} are in use"
+    )]
+    Waste {
+        /// Slots that are free and cannot be used again.
+        waste: u64,
+        /// Slots in use.
+        used: u64,
+    },
     /// The pool has [`MOST_SEGMENTS`].
     #[error("the pool has {MOST_SEGMENTS} segments, most of them of earlier workers")]
     Segments,
@@ -79,7 +99,17 @@ impl Pool {
     pub fn new(group: &str, most_slots: u32) -> Self {
         let segments = (0..255).map(|_| None).collect();
         let (numbers, made) = (Vec::new(), Vec::new());
-        Self { group: group.to_owned(), segments, numbers, made, next: None, most_slots, slots: 0, last_number: 254 }
+        Self {
+            group: group.to_owned(),
+            segments,
+            numbers,
+            made,
+            next: None,
+            most_slots,
+            slots: 0,
+            last_number: 254,
+            has_prover: false,
+        }
     }
 
     /// Changes the most slots that it may have in use.
@@ -91,6 +121,7 @@ impl Pool {
     pub fn has_room(&self, full: &Full) -> bool {
         match full {
             Full::Slots(_) => self.slots < u64::from(self.most_slots),
+            Full::Waste { .. } => self.freed() > 0 || self.growth() > 0,
             Full::Segments => self.count() < MOST_SEGMENTS,
             Full::Kernel(_) => true,
         }
@@ -131,19 +162,24 @@ impl Pool {
 
     fn next_extent(&mut self) -> Result<(u8, Range<u32>), Full> {
         let longest = self.segments().map(|(n, s)| (s.longest_freed(), n)).max().unwrap_or((0, 0));
-        let freed: u64 = self.segments().map(|(_, s)| u64::from(s.free() - s.untouched())).sum();
+        let unused = self.freed() + self.unproven();
         let fresh = self.segments().find(|(_, s)| s.untouched() > 0).map(|(n, _)| n);
-        let reuse = longest.0 >= LONG_ENOUGH || freed * SCATTERED_PART > self.slots();
-        if longest.0 > 0 && (reuse || (fresh.is_none() && self.count() >= MOST_SEGMENTS)) {
+        let reuse = longest.0 >= LONG_ENOUGH || unused * SCATTERED_PART > self.slots();
+        let room = self.growth();
+        if longest.0 > 0 && (reuse || room == 0 || (fresh.is_none() && self.count() >= MOST_SEGMENTS)) {
             let segment = self.segments[usize::from(longest.1)].as_mut();
             return Ok((longest.1, segment.and_then(|segment| segment.take_freed()).unwrap_or_default()));
+        }
+        if room == 0 {
+            return Err(Full::Waste { waste: self.unproven(), used: self.slots() });
         }
         let number = match fresh {
             Some(number) => number,
             None => self.new_segment()?,
         };
         let segment = self.segments[usize::from(number)].as_mut();
-        Ok((number, segment.map(|segment| segment.take_untouched(wire::DONATION_PAGES as u32)).unwrap_or_default()))
+        let most = room.min(wire::DONATION_PAGES as u64) as u32;
+        Ok((number, segment.map(|segment| segment.take_untouched(most)).unwrap_or_default()))
     }
 
     fn new_segment(&mut self) -> Result<u8, Full> {
@@ -151,7 +187,8 @@ impl Pool {
             return Err(Full::Segments);
         }
         let wanted = u32::try_from(self.resident() / GROWTH_PART).unwrap_or(PoolSlot::PER_SEGMENT);
-        let slots = wanted.clamp(LEAST_SEGMENT_SLOTS, PoolSlot::PER_SEGMENT).next_power_of_two();
+        let wanted = wanted.next_multiple_of(LEAST_SEGMENT_SLOTS);
+        let slots = wanted.clamp(LEAST_SEGMENT_SLOTS, PoolSlot::PER_SEGMENT);
         let own = PoolSegment::create(&self.group, slots)?;
         let file = own.read_only()?;
         let number = self.unused_number();
@@ -318,6 +355,66 @@ impl Pool {
         Some(now.saturating_sub(segment.born(slot.index())))
     }
 
+    /// Notes that a member is asked to map a slot.
+    pub fn show(&mut self, slot: PoolSlot) {
+        self.known(slot).show(slot.index());
+    }
+
+    /// Slots that were used and may be filled.
+    pub fn freed(&self) -> u64 {
+        self.segments().map(|(_, s)| u64::from(s.freed())).sum()
+    }
+
+    /// Slots that are free and may still be read.
+    fn unproven(&self) -> u64 {
+        self.segments().map(|(_, s)| u64::from(s.unproven())).sum()
+    }
+
+    /// Whether so many free slots cannot be used again that the pool does not grow.
+    pub fn is_wasteful(&self) -> bool {
+        !self.has_prover && self.unproven() > self.slots().max(WASTE_SLOTS)
+    }
+
+    /// Slots by which the pool's memory may grow.
+    fn growth(&self) -> u64 {
+        if self.is_wasteful() { 0 } else { u64::from(self.most_slots).saturating_sub(self.resident()) }
+    }
+
+    /// Takes unproven slots to ask the prover about: extents of one segment, at most as many as one question may have.
+    pub fn take_unproven(&mut self) -> Option<(u8, Vec<Range<u32>>)> {
+        let (_, number) = self.segments().map(|(n, s)| (s.longest_unproven(), n)).max().filter(|(n, _)| *n > 0)?;
+        let segment = self.segments[usize::from(number)].as_mut()?;
+        let (mut ranges, mut room) = (Vec::new(), PROVE_PAGES as u32);
+        while ranges.len() < PROVE_RANGES
+            && room > 0
+            && let Some(range) = segment.take_unproven(room)
+        {
+            room -= range.end - range.start;
+            ranges.push(range);
+        }
+        Some((number, ranges))
+    }
+
+    /// Where slots of this worker's own lie in its memory. They are touched, so that its page table has them.
+    pub fn place(&self, number: u8, slots: &Range<u32>) -> Option<PageRange> {
+        match &self.segments[usize::from(number)].as_ref()?.memory {
+            Memory::Own(own) => Some(own.place(slots)),
+            Memory::Inherited(_) => None,
+        }
+    }
+
+    /// Takes the answer about a slot of [`Self::take_unproven`]: whether it may be filled.
+    pub fn proven(&mut self, number: u8, slot: u32, is_free: bool) {
+        if let Some(segment) = &mut self.segments[usize::from(number)] {
+            segment.proven(slot, is_free);
+        }
+    }
+
+    /// Has the prover asked again about slots that somebody held.
+    pub fn ask_again(&mut self) {
+        self.segments.iter_mut().flatten().for_each(|segment| segment.ask_again());
+    }
+
     /// Number of holds of a slot.
     pub fn holds(&self, slot: PoolSlot) -> u32 {
         self.segment(slot).map_or(0, |segment| segment.holds(slot.index()))
@@ -370,5 +467,49 @@ impl Pool {
     /// Bytes of memory that its account takes.
     pub fn bytes(&self) -> u64 {
         self.segments().map(|(_, s)| s.bytes()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes slots, has them mapped, and frees them.
+    fn use_once(pool: &mut Pool, slots: u64) {
+        let used: Vec<PoolSlot> = (0..slots).map(|n| pool.take(n, 0).unwrap()).collect();
+        for slot in &used {
+            pool.hold(*slot);
+            pool.settle(*slot, SlotState::Live);
+            pool.show(*slot);
+        }
+        used.into_iter().for_each(|slot| _ = pool.unhold(slot));
+    }
+
+    #[test]
+    fn waste_is_bounded_until_prover_answers() {
+        let mut pool = Pool::new("test", 1 << 20);
+        let most = WASTE_SLOTS + wire::DONATION_PAGES as u64;
+        use_once(&mut pool, most);
+        assert!(matches!(pool.take(1, 0), Err(Full::Waste { .. })) && pool.resident() == most);
+        pool.has_prover = true;
+        let asked = pool.take_unproven().unwrap();
+        assert_eq!(asked.1.iter().map(|slots| slots.len()).sum::<usize>(), PROVE_PAGES);
+        for slot in asked.1.into_iter().flatten() {
+            pool.proven(asked.0, slot, true);
+        }
+        use_once(&mut pool, PROVE_PAGES as u64);
+        assert_eq!(pool.resident(), most, "slots that may be filled are used first");
+    }
+
+    #[test]
+    fn slot_that_no_member_was_shown_is_used_again_at_once() {
+        let mut pool = Pool::new("test", 1 << 20);
+        for n in 0..2 * u64::from(LEAST_SEGMENT_SLOTS) {
+            let slot = pool.take(n, 0).unwrap();
+            pool.hold(slot);
+            pool.settle(slot, SlotState::Live);
+            pool.unhold(slot);
+        }
+        assert!(pool.resident() < u64::from(LEAST_SEGMENT_SLOTS), "{} slots", pool.resident());
     }
 }

@@ -1,13 +1,20 @@
 //! A segment of the pool: its memory, and an account of its slots.
 //!
 //! ```text
-//!            taken for a content         its bytes are there
-//!   free ------------------------> pending ----------------> live
-//!    ^                               | its donor changed       |
-//!    |                               v                         |
-//!    |<------------ no hold -------- failed                    |
-//!    |<------------ no hold ------------------------------------+
+//!            taken for a content         its bytes are there         a member was asked to map it
+//!   free ------------------------> pending ----------------> live ----------------------------> shown
+//!    ^                               | its donor changed       |                                  |
+//!    |                               v                         |                                  |
+//!    |<------------ no hold -------- failed                    |                                  |
+//!    |<------------ no hold -----------------------------------+                                  |
+//!    |                                                                                            |
+//!    |<-- nobody reads its frame (proof.rs) --- unproven <-------------- no hold -----------------+
 //! ```
+//!
+//! A device or a pipe may still read a slot that was shown, when nobody maps it any more. Such a
+//! reader holds the slot's frame, and it must find the bytes that it came for. So the slot stays *unproven* until the
+//! prover has told that nobody holds it. Where there is no prover, it stays so until its segment is dropped. The kernel
+//! keeps a frame that is read beyond the end of its file.
 //!
 //! A *hold* is a reason not to put other bytes into a slot:
 //!
@@ -64,7 +71,14 @@ pub struct Segment {
     /// The second when each was filled.
     born: Vec<u32>,
     states: Vec<SlotState>,
+    /// Whether a member has been asked to map each since it was filled.
+    shown: Vec<bool>,
+    /// Slots that were used, are free, and may be filled.
     freed: Extents,
+    /// Slots that are free and may still be read.
+    unproven: Extents,
+    /// Unproven slots that somebody held when the prover was asked.
+    refused: Vec<u32>,
     /// The first slot that was never taken; neither were those behind it.
     untaken: u32,
     /// Slots that take memory, needed or not.
@@ -91,7 +105,10 @@ impl Segment {
             references: Vec::new(),
             born: Vec::new(),
             states: Vec::new(),
+            shown: Vec::new(),
             freed: Extents::default(),
+            unproven: Extents::default(),
+            refused: Vec::new(),
             untaken: 0,
             resident: 0,
             held: 0,
@@ -123,12 +140,45 @@ impl Segment {
             self.references.resize(slots, 0);
             self.born.resize(slots, 0);
             self.states.resize(slots, SlotState::Free);
+            self.shown.resize(slots, false);
         }
     }
 
-    /// Slots that can be taken.
-    pub const fn free(&self) -> u32 {
-        self.freed.free() + self.untouched()
+    /// Slots that were used and may be filled.
+    pub const fn freed(&self) -> u32 {
+        self.freed.free()
+    }
+
+    /// Slots that are free and may still be read, less those that the prover is asked about just now.
+    pub const fn unproven(&self) -> u32 {
+        self.unproven.free() + self.refused.len() as u32
+    }
+
+    /// Length of the longest extent of unproven slots that the prover may be asked about; 0 if there is none.
+    pub fn longest_unproven(&self) -> u32 {
+        self.unproven.longest()
+    }
+
+    /// Takes the longest extent of slots to ask the prover about, or its first `most` slots.
+    pub fn take_unproven(&mut self, most: u32) -> Option<Range<u32>> {
+        self.unproven.take(most)
+    }
+
+    /// Takes the answer about a slot that the prover was asked about: whether it may be filled.
+    pub fn proven(&mut self, slot: u32, is_free: bool) {
+        debug_assert!(self.state(slot) == SlotState::Free && self.holds(slot) == 0);
+        if is_free {
+            self.freed.insert(slot);
+        } else {
+            self.refused.push(slot);
+        }
+    }
+
+    /// Has the prover asked again about slots that somebody held.
+    pub fn ask_again(&mut self) {
+        for slot in std::mem::take(&mut self.refused) {
+            self.unproven.insert(slot);
+        }
     }
 
     /// Slots that were never used.
@@ -139,14 +189,14 @@ impl Segment {
         }
     }
 
-    /// Length of the longest extent of slots that were used and are free.
+    /// Length of the longest extent of slots that were used and may be filled.
     pub fn longest_freed(&self) -> u32 {
         self.freed.longest()
     }
 
-    /// Takes the longest extent of slots that were used and are free.
+    /// Takes the longest extent of slots that were used and may be filled.
     pub fn take_freed(&mut self) -> Option<Range<u32>> {
-        self.freed.take()
+        self.freed.take(u32::MAX)
     }
 
     /// Takes up to `most` slots that were never used.
@@ -162,6 +212,7 @@ impl Segment {
         let at = slot as usize;
         debug_assert!(self.states[at] == SlotState::Free && self.holds[at] == 0);
         (self.states[at], self.contents[at], self.owners[at]) = (SlotState::Pending, fingerprint, owner);
+        self.shown[at] = false;
         self.unfilled += 1;
         // New slots are used in their order.
         self.resident = self.resident.max(slot + 1);
@@ -239,8 +290,17 @@ impl Segment {
         self.references[at] = 0;
         self.unfilled -= u32::from(self.states[at] != SlotState::Live);
         self.states[at] = SlotState::Free;
-        self.freed.insert(slot);
+        if self.shown[at] {
+            self.unproven.insert(slot);
+        } else {
+            self.freed.insert(slot);
+        }
         true
+    }
+
+    /// Notes that a member is asked to map a slot.
+    pub fn show(&mut self, slot: u32) {
+        self.shown[slot as usize] = true;
     }
 
     /// Adds a reference: a page of a connected member, which has a hold, maps the slot.
@@ -286,6 +346,9 @@ impl Segment {
 
     /// Bytes of memory that the account takes.
     pub fn bytes(&self) -> u64 {
-        self.states.capacity() as u64 * 25 + self.freed.bytes()
+        self.states.capacity() as u64 * 26
+            + self.freed.bytes()
+            + self.unproven.bytes()
+            + self.refused.capacity() as u64 * 4
     }
 }

@@ -22,6 +22,17 @@ pub enum Lie {
     Held(HostVirt, PoolSlot),
 }
 
+/// Why a claim cannot be booked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotBooked {
+    /// It cannot be true.
+    #[error("{0}")]
+    Lie(#[from] Lie),
+    /// The table of pages is full.
+    #[error("the table of pages is full; raise the group's index memory")]
+    Full,
+}
+
 /// The sum of a member's answer to a request to fold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcomes {
@@ -216,13 +227,13 @@ impl Planner {
     /// that is not inherited. Returns whether one of them belongs to another member, where members share nothing.
     ///
     /// # Errors
-    /// It cannot have one of them. Everything before that one is booked.
+    /// It cannot have one of them, or there is no room for it. Everything before that one is booked.
     pub fn held(
         &mut self,
         member: MemberId,
         runs: &[SlotRun],
         may_have: impl Fn(PoolSlot) -> bool,
-    ) -> Result<bool, Lie> {
+    ) -> Result<bool, NotBooked> {
         let mut crosses = false;
         for run in runs {
             for n in 0..run.pages {
@@ -230,16 +241,17 @@ impl Planner {
                 let slot = run.slot.add(n.into()).ok_or(Lie::Held(address, run.slot))?;
                 let lie = Lie::Held(address, slot);
                 if self.pool.state(slot) != SlotState::Live || !(self.pool.is_inherited(slot) || may_have(slot)) {
-                    return Err(lie);
+                    return Err(lie.into());
                 }
-                let chunk = self.chunk(member, address.page() / CHUNK_PAGES).ok_or(lie)?;
+                let chunk = self.claimed_chunk(member, address.page() / CHUNK_PAGES).ok_or(NotBooked::Full)?;
                 let page = PageRef::new(chunk, (address.page() % CHUNK_PAGES) as usize);
                 if self.table.is_any(page, &[Mark::Sent, Mark::Mapped]) {
-                    return Err(lie);
+                    return Err(lie.into());
                 }
                 self.forget(page);
                 crosses |= self.claim(member, slot, may_have(slot));
                 self.pool.hold(slot);
+                self.pool.show(slot);
                 self.table.set_slot(page, slot.bits());
                 self.map(page, slot);
             }

@@ -7,7 +7,7 @@
 //! | members | cuts off silent ones, stops waiting for late donations, asks for full reports |
 //! | plan | retries pages, reports a full pool, ends a clearing |
 //! | passes | goes on to the next part of the hash space (`index.rs`) |
-//! | segments | drops idle ones, and renews a pool that is spread over too many |
+//! | segments | drops idle ones, and renews a pool that is spread over too many, or has too much waste |
 
 use crate::group::{Clearing, Group};
 use crate::lease::DepartedMember;
@@ -237,6 +237,7 @@ impl Group {
 
     fn tick_segments(&mut self, now: Instant) {
         while let Some(number) = self.planner.drop_idle_segment(now, IDLE_TIME) {
+            self.proofs.forget(number);
             self.tell(News::Dropped(number), Vec::new());
             // A member closes the file, and so gives up its memory, when it receives another one of that number.
             match empty_segment() {
@@ -248,7 +249,8 @@ impl Group {
             }
         }
         let recent = |last: Instant| now.saturating_duration_since(last) < RENEWAL_TIME;
-        if self.planner.pool.count() >= MANY_SEGMENTS && !self.clock.last_renewal.is_some_and(recent) {
+        let is_due = self.planner.pool.count() >= MANY_SEGMENTS || self.planner.pool.is_wasteful();
+        if is_due && !self.clock.last_renewal.is_some_and(recent) {
             self.clock.last_renewal = Some(now);
             self.clear(Clearing::Renewal);
             self.apply(now);

@@ -22,6 +22,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::VecDeque;
 use std::io;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use wire::FRAME_BYTES;
 
@@ -58,18 +59,18 @@ struct Worker {
 }
 
 /// Runs a group's worker until nobody needs it. Supervisors, which may be root or have the uid `supervisor_uid`,
-/// connect to `listener`.
+/// connect to `listener`. `prover` is the socket of the service's prover.
 ///
 /// # Errors
 /// The kernel does not let it wait for anything.
-pub fn run(listener: SeqpacketListener, group: &str, supervisor_uid: u32) -> Result<()> {
+pub fn run(listener: SeqpacketListener, group: &str, supervisor_uid: u32, prover: PathBuf) -> Result<()> {
     raise_file_limit();
     let now = Instant::now();
     let mut worker = Worker {
         listener,
         supervisor_uid,
         supervisor: None,
-        group: Group::new(group, now),
+        group: Group::new(group, prover, now),
         unused_since: now,
         buffer: vec![0; CONTROL_BYTES],
     };
@@ -119,6 +120,7 @@ impl Worker {
         }
         let now = Instant::now();
         self.group.tick(now);
+        self.group.proofs.go_on(&mut self.group.planner.pool, now);
         self.group.speak(now);
         self.tell_supervisor();
         Ok(())
@@ -137,6 +139,7 @@ impl Worker {
         // Members' claims of a predecessor's slots cannot be checked before all of these are fingerprinted.
         let members = self.group.members.values().filter(|_| !inherits);
         fds.extend(members.map(|member| PollFd::from_borrowed_fd(member.as_fd(), interest(member.is_stuck()))));
+        fds.extend(self.group.proofs.socket().map(|prover| PollFd::from_borrowed_fd(prover, PollFlags::IN)));
         let is_busy = inherits || self.group.members.values().any(|member| !member.backlog.is_empty());
         let time = Timespec::try_from(if is_busy { Duration::ZERO } else { TICK }).unwrap_or_default();
         match poll(&mut fds, Some(&time)) {

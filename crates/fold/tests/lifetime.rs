@@ -3,9 +3,16 @@
 mod world;
 
 use api::control::{Order, Settings};
-use std::time::Duration;
-use wire::ToWorker;
-use world::{Agent, World, serve_until};
+use host::{Received, Seqpacket};
+use page::{PAGE_BYTES, PoolSlot};
+use rustix::pipe::SpliceFlags;
+use std::collections::BTreeSet;
+use std::io::Read;
+use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
+use wire::prove::{ANSWER_BYTES, Kind, Proof, QUESTION_BYTES, Question, encode_answer};
+use wire::{DONATION_PAGES, ToWorker};
+use world::{Agent, PATIENCE, World, content, serve_until, wait_for};
 
 /// Two members that share the contents 1 to 4.
 fn sharing() -> (World, Agent, Agent) {
@@ -187,4 +194,137 @@ fn new_supervisor_learns_members_and_segments() {
     other.rest(20, [8, 8]);
     world.wait_until("word of that", |w| w.has_event("in use: 4 KiB"));
     one.check();
+}
+
+/// A reader that needs no mapping, as a device does: a pipe that a slot was lent to.
+fn lend(agent: &Agent, page: u64) -> std::io::PipeReader {
+    let slot = agent.mapped[&page];
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut at = u64::from(slot.index()) << 12;
+    let file = &agent.segments[&slot.segment()].1;
+    let lent = rustix::pipe::splice(file, Some(&mut at), &writer, None, PAGE_BYTES, SpliceFlags::empty());
+    assert_eq!(lent, Ok(PAGE_BYTES));
+    reader
+}
+
+/// Contents of as many pages as one donation takes, the next of them at each call.
+fn contents(time: u64) -> RangeInclusive<u64> {
+    let pages = DONATION_PAGES as u64;
+    time * pages + 1..=(time + 1) * pages
+}
+
+/// Both members have these contents in their pages, each in a slot.
+fn fold_all(one: &mut Agent, other: &mut Agent, contents: RangeInclusive<u64>) {
+    for agent in [&mut *one, &mut *other] {
+        agent.write(1, contents.clone());
+        agent.rest(1, contents.clone());
+    }
+    serve_until("folds", &mut [one, other], |a| a.iter().all(|agent| agent.mapped.len() == DONATION_PAGES));
+    one.check();
+}
+
+/// Both members write their pages, and all slots are free.
+fn free_all(world: &mut World, one: &mut Agent, other: &mut Agent) {
+    for agent in [&mut *one, &mut *other] {
+        agent.write(1, 900_001..=900_000 + DONATION_PAGES as u64);
+    }
+    world.wait_for_report("free slots", &mut [one, other], |report| report.slots == 0);
+}
+
+/// Fails with a worker that takes a lease's end for the end of all readers: the pipe then gives other bytes.
+#[test]
+fn slot_is_not_filled_again_while_pipe_holds_it() {
+    let mut world = World::new(Settings::default());
+    let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
+    fold_all(&mut one, &mut other, contents(0));
+    let mut reader = lend(&one, 1);
+    free_all(&mut world, &mut one, &mut other);
+    fold_all(&mut one, &mut other, contents(1));
+    let mut bytes = vec![0; PAGE_BYTES];
+    reader.read_exact(&mut bytes).unwrap();
+    assert!(bytes == content(1), "what was lent has changed");
+}
+
+/// Answers the worker's questions with this proof until `done` is true; returns the number of slots asked about.
+fn prove_until(world: &mut World, socket: &Seqpacket, proof: Proof, done: impl Fn(usize) -> bool) -> usize {
+    let (start, mut slots) = (Instant::now(), 0);
+    while !done(slots) {
+        assert!(start.elapsed() < PATIENCE, "asked about {slots} slots; events: {:#?}", world.events);
+        world.listen();
+        let mut frame = [0; QUESTION_BYTES];
+        if let Ok(Received::Frame(bytes)) = socket.receive(&mut frame, &mut Vec::new()) {
+            let question = Question::decode(&frame[..bytes]).unwrap();
+            assert_eq!(question.kind, Kind::Slot);
+            let mut answer = [0; ANSWER_BYTES];
+            let bytes = encode_answer(question.id, (0..question.pages).map(|_| proof), &mut answer);
+            assert!(socket.send(&answer[..bytes], &[]).unwrap());
+            slots += question.pages;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    slots
+}
+
+/// Fails with a worker that takes every answer for `Free`, and with one that asks only once.
+#[test]
+fn slots_are_filled_again_when_prover_calls_them_free() {
+    let mut world = World::new(Settings::default());
+    let prover = world.prover();
+    let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
+    fold_all(&mut one, &mut other, contents(0));
+    let first: BTreeSet<PoolSlot> = one.mapped.values().copied().collect();
+    free_all(&mut world, &mut one, &mut other);
+    let mut socket = None;
+    wait_for("the worker connects", || {
+        socket = prover.accept().unwrap();
+        socket.is_some()
+    });
+    let socket = socket.unwrap();
+    assert_eq!(prove_until(&mut world, &socket, Proof::Referenced, |slots| slots > 0), DONATION_PAGES);
+    fold_all(&mut one, &mut other, contents(1));
+    assert!(one.mapped.values().all(|slot| !first.contains(slot)), "somebody reads those");
+    // It asks again after a while, about the slots that have come free meanwhile too.
+    free_all(&mut world, &mut one, &mut other);
+    prove_until(&mut world, &socket, Proof::Free, |slots| slots >= 2 * DONATION_PAGES);
+    fold_all(&mut one, &mut other, contents(2));
+    assert!(one.mapped.values().all(|slot| slot.index() < 2 * DONATION_PAGES as u32), "{:?}", one.mapped);
+}
+
+/// Where nobody answers for free slots, they take memory, and the pool's bound is for all of them.
+#[test]
+fn pool_without_prover_keeps_to_its_bound() {
+    let most = DONATION_PAGES as u32 + 40;
+    let mut world = World::new(Settings { pool_slots: most, ..Settings::default() });
+    let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
+    fold_all(&mut one, &mut other, contents(0));
+    free_all(&mut world, &mut one, &mut other);
+    for agent in [&mut one, &mut other] {
+        agent.rest(1, contents(1));
+    }
+    serve_until("some folds", &mut [&mut one, &mut other], |a| a.iter().all(|agent| agent.mapped.len() == 40));
+    world.wait_until("word of the bound", |w| w.has_event("256 slots are free and may still be read"));
+    one.check();
+}
+
+/// Fails where reports may take all the room that claims need: the member is then cut off, as a liar.
+#[test]
+fn claims_find_room_when_reports_have_filled_the_table() {
+    let mut world = World::new(Settings { index_pages: 64, ..Settings::default() });
+    let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
+    one.rest(1, 1..=4);
+    other.rest(1, 1..=4);
+    serve_until("folds", &mut [&mut one, &mut other], |a| a.iter().all(|agent| agent.mapped.len() == 4));
+    let Agent { socket, lease: _lease, mapped, pages, .. } = one;
+    drop(socket);
+    // Of each chunk one page: more than there may be.
+    (100..1300).for_each(|chunk| other.rest(64 * chunk, [chunk]));
+    other.rest(64 * 2000, [1]);
+    let mut back = world.admit("one", 1);
+    (back.pages, back.mapped) = (pages, mapped);
+    back.hello();
+    let held = back.held();
+    back.say(&ToWorker::Held(held));
+    world.wait_for_report("claims", &mut [&mut back, &mut other], |report| report.sharing_pages == 8);
+    assert!(!back.closed && !other.mapped.contains_key(&(64 * 2000)), "{:?}", world.events);
+    back.check();
 }

@@ -105,6 +105,30 @@ fn held_page_is_not_free_until_last_holder_releases_it() {
     assert!(!pages.tell("until-free 0 512").contains("error"));
 }
 
+/// Fails with a prover that answers by mappings alone: what is written or lent is not mapped any more.
+#[test]
+fn slot_is_not_free_while_somebody_reads_it() {
+    if not_root() {
+        return;
+    }
+    let service = Service::start();
+    let mut pages = Pages::start(&service);
+    let all_free = |pages: &mut Pages| {
+        until(10, "all slots are free", || pages.tell("ask-slots 0 512") == "0".repeat(512));
+    };
+    all_free(&mut pages);
+    for (how, let_go) in [("lend-slot 3", "release"), ("write-slot 3", "take")] {
+        pages.does(&[how]);
+        for _ in 0..100 {
+            assert_eq!(pages.tell("ask-slots 3 1"), "1", "{how}");
+        }
+        // The kernel itself holds pages for a moment that were mapped.
+        until(10, "the others are free", || pages.tell("ask-slots 0 512") == format!("0001{}", "0".repeat(508)));
+        pages.does(&[let_go]);
+        all_free(&mut pages);
+    }
+}
+
 /// This test can fail. With a prover that calls referenced pages free (`Asker::look`), all 3,356 held pages were called
 /// free. Without the comparison of the count in `prove::ReferenceCounts`, there is no prover: it fails its own trial.
 #[test]

@@ -12,7 +12,7 @@ use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use wire::prove::{
-    ANSWER_BYTES, FOLLOW_FORKS, FOLLOWS_FORKS, KEEP, PROVE_PAGES, Proof, QUESTION_BYTES, Question, encode_answer,
+    ANSWER_BYTES, FOLLOW_FORKS, FOLLOWS_FORKS, KEEP, Kind, PROVE_PAGES, Proof, QUESTION_BYTES, Question, encode_answer,
 };
 
 /// Most processor time that the prover spends on one asker, as a part of a processor: 1/2.
@@ -33,10 +33,10 @@ impl Shared {
         Self { counts: Mutex::new(counts), drain: Drain::new() }
     }
 
-    fn check(&self, frames: &[Pfn], held: &mut [Held]) -> io::Result<()> {
+    fn check(&self, kind: Kind, frames: &[Pfn], held: &mut [Held]) -> io::Result<()> {
         // A thread that panicked while it held the lock has at worst left frame numbers, which this call overwrites.
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        counts.check(frames, held).map_err(io::Error::other)
+        counts.check(kind, frames, held).map_err(io::Error::other)
     }
 }
 
@@ -123,9 +123,9 @@ impl Asker {
         let pages = asked.pages;
         read(&self.pages, asked, &mut self.before, &mut self.buffer)?;
         for (frame, entry) in frames.iter_mut().zip(&self.before) {
-            *frame = may_be_free(*entry).unwrap_or(NO_FRAME);
+            *frame = may_be_free(asked.kind, *entry).unwrap_or(NO_FRAME);
         }
-        shared.check(&frames[..pages], &mut held[..pages])?;
+        shared.check(asked.kind, &frames[..pages], &mut held[..pages])?;
         read(&self.pages, asked, &mut self.after, &mut self.buffer)?;
         let mut listed = false;
         for n in 0..pages {
@@ -135,7 +135,9 @@ impl Asker {
                 Held::Free if same => Proof::Free,
                 Held::Referenced(_) if same => Proof::Referenced,
                 // A page that is mapped elsewhere is held there.
-                _ if self.before[n] == self.after[n] && is_shared(self.after[n]) => Proof::Referenced,
+                _ if asked.kind == Kind::Private && self.before[n] == self.after[n] && is_shared(self.after[n]) => {
+                    Proof::Referenced
+                }
                 _ => Proof::Unknown,
             };
         }
@@ -143,9 +145,12 @@ impl Asker {
     }
 }
 
-/// The frame of a page, if the page is private, mapped once, and protected by a userfaultfd.
-fn may_be_free(entry: PagemapEntry) -> Option<Pfn> {
-    let candidate = entry.exclusive() && !entry.file_or_shared() && entry.write_protected();
+/// The frame of a private page, if that is mapped once and protected by a userfaultfd; the frame of a file's page.
+fn may_be_free(kind: Kind, entry: PagemapEntry) -> Option<Pfn> {
+    let candidate = match kind {
+        Kind::Private => entry.exclusive() && !entry.file_or_shared() && entry.write_protected(),
+        Kind::Slot => entry.file_or_shared(),
+    };
     entry.pfn().filter(|_| candidate)
 }
 
@@ -210,11 +215,14 @@ mod tests {
         const SHARED: u64 = 1 << 61;
         const PROTECTED: u64 = 1 << 57;
         const EXCLUSIVE: u64 = 1 << 56;
-        let frame = |bits: u64| may_be_free(PagemapEntry::from_bits(bits | 77));
+        let frame = |bits: u64| may_be_free(Kind::Private, PagemapEntry::from_bits(bits | 77));
         assert_eq!(frame(PRESENT | PROTECTED | EXCLUSIVE), Some(Pfn(77)));
         for bits in [PROTECTED | EXCLUSIVE, PRESENT | EXCLUSIVE, PRESENT | PROTECTED] {
             assert_eq!(frame(bits), None, "{bits:x}");
         }
         assert_eq!(frame(PRESENT | PROTECTED | EXCLUSIVE | SHARED), None);
+        let slot = |bits: u64| may_be_free(Kind::Slot, PagemapEntry::from_bits(bits | 77));
+        assert_eq!(slot(PRESENT | SHARED), Some(Pfn(77)));
+        assert_eq!((slot(PRESENT | PROTECTED | EXCLUSIVE), slot(SHARED)), (None, None));
     }
 }

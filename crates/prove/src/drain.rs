@@ -57,7 +57,7 @@ mod tests {
         Pagemap::open(std::process::id()).unwrap().read(range.start, range.pages, &mut entries).unwrap();
         let frames: Vec<_> = entries.iter().map(|e| e.pfn().unwrap()).collect();
         let mut held = vec![Held::Unknown; frames.len()];
-        counts.check(&frames, &mut held).unwrap();
+        counts.check(wire::prove::Kind::Private, &frames, &mut held).unwrap();
         held.iter().filter(|h| **h == Held::Referenced(1)).count()
     }
 

@@ -54,6 +54,15 @@
 //! place on a list counts as a reference. Where pages have one reference too many, the prover has these lists emptied,
 //! at most ten times a second, and looks again (`drain.rs`).
 //!
+//! # Slots
+//!
+//! A group's worker asks the same of slots of its pool that no process maps any more, before it fills them again. The
+//! danger there is not a writer but a *reader* that has the frame without a mapping: a device, a socket, a pipe. The
+//! prover calls such a page free under two conditions. Its entry in the worker's page table was the same before and
+//! after. Its frame is a small page of a memory file, with one reference for each mapping and one for the file. The
+//! story and the duties
+//! of the worker are told in `crates/fold/src/proof.rs`.
+//!
 //! # Who may ask, and about what
 //!
 //! Any process that may connect to the service's socket for agents may ask, but only about itself. The prover opens its

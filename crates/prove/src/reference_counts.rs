@@ -8,8 +8,9 @@
 //! - the page cache,
 //! - each page table that maps it.
 //!
-//! So a private page that is mapped once and has a count of one is held by that one mapping and by nobody else. The
-//! kernel's own merger goes by this number (`write_protect_page` in `mm/ksm.c`). Nothing else that user space can see
+//! So a private page that is mapped once and has a count of one is held by that one mapping and by nobody else. A page of
+//! a memory file whose count is its mappings and one is held by these and the file alone. The kernel's own merger goes by
+//! this number (`write_protect_page` in `mm/ksm.c`). Nothing else that user space can see
 //! tells a plain reference from none.
 //!
 //! The count is in the frame's `struct page`, and a BPF program may copy from there:
@@ -52,6 +53,7 @@ use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, Read};
 use std::ptr::{NonNull, null_mut};
+use wire::prove::Kind;
 
 /// The running kernel's type information.
 const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
@@ -86,11 +88,12 @@ const _: () = assert!(size_of::<Shared>() == 10 * PAGE_BYTES && HEADS == 4096 &&
 /// The holders of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
-    /// A small private page that its one mapping holds, and nobody else.
+    /// A small private page that its one mapping holds, and nobody else. Or a small page of a memory file that the file
+    /// and mappings hold, and nobody else.
     Free,
-    /// A small private page with this many references besides one mapping's.
+    /// A small page with this many references besides those.
     Referenced(u32),
-    /// Not known: part of a huge page, in the swap cache, not a private page, or no such frame.
+    /// Not known: part of a huge page, in the swap cache, not a page of the kind asked about, or no such frame.
     Unknown,
 }
 
@@ -105,6 +108,8 @@ struct Layout {
     refcount: usize,
     /// Flags of pages whose holders are not known: of a huge page, in the swap cache.
     untold: u64,
+    /// Flag of pages that have no place in a file system: private ones, and those of memory files.
+    swap_backed: u64,
     /// Offsets of the pointers from the current task to its open files.
     to_files: [i32; 3],
     /// Offsets of the pointers from a file to the slots of its pipe.
@@ -130,6 +135,7 @@ impl Layout {
             mapcount: in_page("_mapcount", 4)?,
             refcount: in_page("_refcount", 4)?,
             untold: flag("PG_head")? | flag("PG_swapcache")?,
+            swap_backed: flag("PG_swapbacked")?,
             to_files: [at("task_struct", "files")?, at("files_struct", "fdt")?, at("fdtable", "fd")?],
             to_slots: [at("file", "private_data")?, at("pipe_inode_info", "bufs")?],
             slot_bytes: small(btf.size("pipe_buffer")?)?,
@@ -138,19 +144,28 @@ impl Layout {
     }
 
     /// The holders of a frame, by the head of its `struct page`.
-    fn judge(&self, head: &[u64; HEAD_WORDS]) -> Held {
+    fn judge(&self, kind: Kind, head: &[u64; HEAD_WORDS]) -> Held {
         let word = |at: usize| head[at / 8];
         // The kernel counts mappings from -1 on, so that 0 is one.
         let number = |at: usize| (word(at) >> (at % 8 * 8)) as u32 as i32;
         // In a huge page, each small page but the first points to the first. The lowest bits of a private page's
-        // `mapping` are 01.
+        // `mapping` are 01, and of a file's page 00; that of a page without an owner is 0.
         let tail = word(self.compound_head) & 1 == 1;
-        if tail || word(self.flags) & self.untold != 0 || word(self.mapping) & 3 != 1 {
+        let (flags, mapping) = (word(self.flags), word(self.mapping));
+        if tail || flags & self.untold != 0 || mapping == 0 {
             return Held::Unknown;
         }
-        match (number(self.refcount), number(self.mapcount)) {
-            (1, 0) => Held::Free,
-            (references @ 1.., 0..) => Held::Referenced(references.cast_unsigned() - 1),
+        let (references, more_mappings) = (number(self.refcount), number(self.mapcount));
+        let expected = match (kind, mapping & 3) {
+            (Kind::Private, 1) if more_mappings >= 0 => 1,
+            // Each mapping counts once, and the file's page cache once.
+            (Kind::Slot, 0) if more_mappings >= 0 && flags & self.swap_backed != 0 => more_mappings.saturating_add(2),
+            _ => return Held::Unknown,
+        };
+        match references - expected {
+            0 if kind == Kind::Private && more_mappings > 0 => Held::Unknown,
+            0 => Held::Free,
+            more @ 1.. => Held::Referenced(more.cast_unsigned()),
             _ => Held::Unknown,
         }
     }
@@ -343,9 +358,9 @@ impl ReferenceCounts {
         let program = bpf::load_syscall_program(&read_program(shared.map.as_raw_fd(), vmemmap, layout.page_bytes))?;
         let mut counts = Self { shared, program, layout };
         let (mut lent, mut back) = ([Held::Unknown; LentPages::PAGES], [Held::Unknown; LentPages::PAGES]);
-        counts.try_check(&frames, &mut lent)?;
+        counts.try_check(Kind::Private, &frames, &mut lent)?;
         own.pipe = None;
-        counts.try_check(&frames, &mut back)?;
+        counts.try_check(Kind::Private, &frames, &mut back)?;
         let holds = (0..frames.len()).all(|n| match (lent[n], back[n]) {
             (Held::Referenced(lent), Held::Free) => lent == LentPages::times(n),
             (Held::Referenced(lent), Held::Referenced(back)) => lent.checked_sub(back) == Some(LentPages::times(n)),
@@ -354,19 +369,19 @@ impl ReferenceCounts {
         Ok((holds && own.pages.frames()? == frames).then_some(counts))
     }
 
-    /// The present holders of each of up to [`ReferenceCounts::BATCH`] frames.
+    /// The present holders of each of up to [`ReferenceCounts::BATCH`] frames of pages of this kind.
     ///
     /// # Errors
     /// The program could not be run.
     ///
     /// # Panics
     /// There are more frames than that, or not as many answers.
-    pub fn check(&mut self, frames: &[Pfn], held: &mut [Held]) -> Result<()> {
-        self.try_check(frames, held)
+    pub fn check(&mut self, kind: Kind, frames: &[Pfn], held: &mut [Held]) -> Result<()> {
+        self.try_check(kind, frames, held)
             .map_err(|e| Error::file("read reference counts of page frames through", "bpf(2)", e))
     }
 
-    fn try_check(&mut self, frames: &[Pfn], held: &mut [Held]) -> io::Result<()> {
+    fn try_check(&mut self, kind: Kind, frames: &[Pfn], held: &mut [Held]) -> io::Result<()> {
         assert!(frames.len() <= BATCH && frames.len() == held.len(), "{} frames at a time", frames.len());
         let value = self.shared.value();
         value.count.set(frames.len() as u64);
@@ -377,7 +392,7 @@ impl ReferenceCounts {
         let value = self.shared.value();
         for (n, held) in held.iter_mut().enumerate() {
             let head = std::array::from_fn(|word| value.heads[n][word].get());
-            *held = if value.frames[n].get() == 0 { self.layout.judge(&head) } else { Held::Unknown };
+            *held = if value.frames[n].get() == 0 { self.layout.judge(kind, &head) } else { Held::Unknown };
         }
         Ok(())
     }

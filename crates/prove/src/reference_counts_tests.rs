@@ -13,7 +13,7 @@ fn open() -> Option<ReferenceCounts> {
 
 fn check(counts: &mut ReferenceCounts, frames: &[Pfn]) -> Vec<Held> {
     let mut held = vec![Held::Unknown; frames.len()];
-    counts.check(frames, &mut held).unwrap();
+    counts.check(Kind::Private, frames, &mut held).unwrap();
     held
 }
 

@@ -44,6 +44,7 @@ impl Worker {
         let input = listener.as_fd().try_clone_to_owned().context("cannot pass a socket on")?;
         let mut command = Command::new("/proc/self/exe");
         command.arg0("pagefold").args(["worker", "--group", group, "--supervisor-uid", &own_uid().to_string()]);
+        command.arg("--prover").arg(place.prove_socket());
         if let Some(uid) = uid {
             command.args(["--uid", &uid.to_string()]);
         }

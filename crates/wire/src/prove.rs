@@ -1,12 +1,16 @@
-//! The protocol between a member's agent and the prover. The agent asks: *does anybody but me hold these pages?*
+//! The protocol between a member's agent, or a group's worker, and the prover. Both ask: *does anybody but me hold
+//! these pages?*
 //!
 //! ```text
-//!   agent                                                                  prover
+//!   agent, worker                                                          prover
 //!     | id u32, then up to 64 ranges {start u64, pages u32}, 512 pages in all |
 //!     | --------------------------------------------------------------------> |
 //!     |                       the same id, one byte a page in that order      |
 //!     | <-------------------------------------------------------------------- |
 //! ```
+//!
+//! An agent asks about private pages. A question that ends with one more byte, [`SLOTS`], is a worker's: it is about
+//! pages of memory files ([`Kind`]).
 //!
 //! Each is one datagram (`SOCK_SEQPACKET`), little-endian. Neither side allocates: a question is written into a buffer
 //! of the caller's, and an answer is read from one.
@@ -30,9 +34,12 @@ pub const PROVE_RANGES: usize = 64;
 /// Pages that one question may ask about, in all its ranges.
 pub const PROVE_PAGES: usize = 512;
 /// Longest question, in bytes.
-pub const QUESTION_BYTES: usize = ID_BYTES + PROVE_RANGES * RANGE_BYTES;
+pub const QUESTION_BYTES: usize = ID_BYTES + PROVE_RANGES * RANGE_BYTES + 1;
 /// Longest answer, in bytes.
 pub const ANSWER_BYTES: usize = ID_BYTES + PROVE_PAGES;
+
+/// Last byte of a question about slots.
+pub const SLOTS: u8 = b's';
 
 /// Request to begin a userfaultfd with events of forks.
 pub const FOLLOW_FORKS: [u8; 1] = *b"f";
@@ -46,13 +53,23 @@ const RANGE_BYTES: usize = size_of::<u64>() + size_of::<u32>();
 /// Bound of user space's addresses on every architecture we know.
 const ADDRESS_END: u64 = 1 << 57;
 
+/// The pages that a question is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Private pages of the asker's, which it has write-protected.
+    Private,
+    /// Pages of memory files that the asker maps: slots of a pool.
+    Slot,
+}
+
 /// The answer about a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Proof {
-    /// Nobody but the asker's one mapping holds it, and that mapping keeps writers out.
+    /// A private page is held by the asker's one mapping, which keeps writers out, and by nobody else. A slot is held by
+    /// its file and by mappings, and by nobody else.
     Free = 0,
-    /// Somebody else holds it, and may write it.
+    /// Somebody else holds it: he may write the private page, or read the slot.
     Referenced = 1,
     /// The prover cannot tell; the asker treats the page as held.
     Unknown = 2,
@@ -74,6 +91,8 @@ impl Proof {
 pub struct Question<'a> {
     /// Its number, which the answer repeats.
     pub id: u32,
+    /// The kind of its pages.
+    pub kind: Kind,
     /// Number of pages in all ranges: at least one.
     pub pages: usize,
     ranges: &'a [[u8; RANGE_BYTES]],
@@ -82,7 +101,7 @@ pub struct Question<'a> {
 impl<'a> Question<'a> {
     /// Writes a question into `frame` and returns its length. `None` if it asks for nothing, or for more than one
     /// question may.
-    pub fn encode(id: u32, ranges: &[PageRange], frame: &mut [u8; QUESTION_BYTES]) -> Option<usize> {
+    pub fn encode(kind: Kind, id: u32, ranges: &[PageRange], frame: &mut [u8; QUESTION_BYTES]) -> Option<usize> {
         if ranges.len() > PROVE_RANGES {
             return None;
         }
@@ -93,7 +112,11 @@ impl<'a> Question<'a> {
             start.copy_from_slice(&range.start.0.to_le_bytes());
             pages.copy_from_slice(&u32::try_from(range.pages).ok()?.to_le_bytes());
         }
-        let bytes = ID_BYTES + ranges.len() * RANGE_BYTES;
+        let mut bytes = ID_BYTES + ranges.len() * RANGE_BYTES;
+        if kind == Kind::Slot {
+            frame[bytes] = SLOTS;
+            bytes += 1;
+        }
         Question::decode(&frame[..bytes]).is_ok().then_some(bytes)
     }
 
@@ -104,13 +127,18 @@ impl<'a> Question<'a> {
     pub fn decode(frame: &'a [u8]) -> Result<Self, Malformed> {
         let (id, rest) = frame.split_first_chunk().ok_or(Malformed::Truncated)?;
         let (ranges, left) = rest.as_chunks();
-        if !left.is_empty() || ranges.is_empty() {
+        let kind = match left {
+            [] => Kind::Private,
+            [SLOTS] => Kind::Slot,
+            _ => return Err(Malformed::Truncated),
+        };
+        if ranges.is_empty() {
             return Err(Malformed::Truncated);
         }
         if ranges.len() > PROVE_RANGES {
             return Err(Malformed::TooLong);
         }
-        let question = Self { id: u32::from_le_bytes(*id), pages: 0, ranges };
+        let question = Self { id: u32::from_le_bytes(*id), kind, pages: 0, ranges };
         let pages = question.ranges().try_fold(0, |sum: usize, range| {
             let (start, pages) = (range.start.0, usize::try_from(range.pages).unwrap_or(usize::MAX));
             let end = start.checked_add(range.pages * PAGE_BYTES as u64).filter(|end| *end <= ADDRESS_END);

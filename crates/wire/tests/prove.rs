@@ -4,7 +4,7 @@ use page::{HostVirt, PAGE_BYTES, PageRange};
 use proptest::prelude::*;
 use wire::Malformed;
 use wire::prove::{
-    ANSWER_BYTES, PROVE_PAGES, PROVE_RANGES, Proof, QUESTION_BYTES, Question, decode_answer, encode_answer,
+    ANSWER_BYTES, Kind, PROVE_PAGES, PROVE_RANGES, Proof, QUESTION_BYTES, Question, SLOTS, decode_answer, encode_answer,
 };
 
 fn ranges() -> impl Strategy<Value = Vec<PageRange>> {
@@ -18,9 +18,13 @@ fn proofs() -> impl Strategy<Value = Vec<Proof>> {
     prop::collection::vec(proof, 1..=PROVE_PAGES)
 }
 
-fn encoded(id: u32, ranges: &[PageRange]) -> Vec<u8> {
+fn kind() -> impl Strategy<Value = Kind> {
+    prop_oneof![Just(Kind::Private), Just(Kind::Slot)]
+}
+
+fn encoded(kind: Kind, id: u32, ranges: &[PageRange]) -> Vec<u8> {
     let mut frame = [0xaa; QUESTION_BYTES];
-    let bytes = Question::encode(id, ranges, &mut frame).expect("a question");
+    let bytes = Question::encode(kind, id, ranges, &mut frame).expect("a question");
     frame[..bytes].to_vec()
 }
 
@@ -32,7 +36,7 @@ fn decode(frame: &[u8]) -> bool {
     assert_eq!(ranges.iter().map(|r| r.pages).sum::<u64>(), question.pages as u64);
     assert!((1..=PROVE_PAGES).contains(&question.pages));
     assert!(ranges.iter().all(|r| r.end().0 <= 1 << 57 && r.pages > 0 && r.start.0.is_multiple_of(PAGE_BYTES as u64)));
-    assert_eq!(encoded(question.id, &ranges), frame);
+    assert_eq!(encoded(question.kind, question.id, &ranges), frame);
     true
 }
 
@@ -40,10 +44,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn question_arrives(id in any::<u32>(), ranges in ranges()) {
-        let frame = encoded(id, &ranges);
+    fn question_arrives(kind in kind(), id in any::<u32>(), ranges in ranges()) {
+        let frame = encoded(kind, id, &ranges);
         let question = Question::decode(&frame).unwrap();
-        prop_assert_eq!(question.id, id);
+        prop_assert_eq!((question.kind, question.id), (kind, id));
         prop_assert_eq!(question.ranges().collect::<Vec<_>>(), ranges);
     }
 
@@ -62,19 +66,26 @@ proptest! {
 
     #[test]
     fn question_cut_within_a_range_or_with_bytes_left_over_is_refused(
+        kind in kind(),
         ranges in ranges(),
         at in any::<prop::sample::Index>(),
         more in prop::collection::vec(any::<u8>(), 1..12),
     ) {
-        let frame = encoded(1, &ranges);
+        let frame = encoded(kind, 1, &ranges);
         let cut = at.index(frame.len());
-        prop_assert_eq!(decode(&frame[..cut]), cut > 4 && (cut - 4) % 12 == 0);
-        prop_assert!(!decode(&[&frame[..], &more].concat()));
+        let is_whole = match cut.saturating_sub(4) % 12 {
+            0 => cut > 4,
+            1 => cut > 5 && frame[cut - 1] == SLOTS,
+            _ => false,
+        };
+        prop_assert_eq!(decode(&frame[..cut]), is_whole);
+        let is_other_kind = kind == Kind::Private && more == [SLOTS];
+        prop_assert_eq!(decode(&[&frame[..], &more].concat()), is_other_kind);
     }
 
     #[test]
-    fn flipped_bits_do_no_harm(ranges in ranges(), flips in prop::collection::vec(any::<(prop::sample::Index, u8)>(), 1..8)) {
-        let mut frame = encoded(7, &ranges);
+    fn flipped_bits_do_no_harm(kind in kind(), ranges in ranges(), flips in prop::collection::vec(any::<(prop::sample::Index, u8)>(), 1..8)) {
+        let mut frame = encoded(kind, 7, &ranges);
         for (at, bit) in flips {
             let at = at.index(frame.len());
             frame[at] ^= 1 << (bit % 8);
@@ -95,7 +106,7 @@ proptest! {
 fn questions_are_bounded() {
     let range = |start: u64, pages: u64| PageRange { start: HostVirt(start), pages };
     let mut frame = [0; QUESTION_BYTES];
-    let mut is_taken = |ranges: &[PageRange]| Question::encode(1, ranges, &mut frame).is_some();
+    let mut is_taken = |ranges: &[PageRange]| Question::encode(Kind::Slot, 1, ranges, &mut frame).is_some();
     assert!(is_taken(&[range(0, 512)]) && is_taken(&[range(4096, 8); 64]));
     assert!(!is_taken(&[]) && !is_taken(&[range(0, 0)]) && !is_taken(&[range(0, 513)]));
     assert!(!is_taken(&[range(0, 1); 65]) && !is_taken(&[range(0, 256), range(0, 257)]));

@@ -49,7 +49,8 @@ impl World {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("worker");
         let listener = SeqpacketListener::bind(&path).unwrap();
-        std::thread::spawn(move || fold::run(listener, "test", u32::MAX));
+        let prover = dir.path().join("prover");
+        std::thread::spawn(move || fold::run(listener, "test", u32::MAX, prover));
         let socket = Seqpacket::connect(&path).unwrap();
         let (events, dropped) = (Vec::new(), Vec::new());
         let mut world = Self { dir, socket, segments: BTreeMap::new(), events, dropped, adopted: None, report: None };
@@ -72,6 +73,11 @@ impl World {
         let files: Vec<BorrowedFd<'_>> = segments.values().map(|(_, file)| file.as_fd()).collect();
         world.order(&Order::Take { settings, segments: infos }, &files);
         world
+    }
+
+    /// The socket to which the worker connects as to its prover.
+    pub fn prover(&self) -> SeqpacketListener {
+        SeqpacketListener::bind(&self.dir.path().join("prover")).unwrap()
     }
 
     /// Another supervisor connects.

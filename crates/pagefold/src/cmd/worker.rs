@@ -16,6 +16,9 @@ pub struct Args {
     /// The supervisor's user: nobody else's orders are taken
     #[arg(long)]
     supervisor_uid: u32,
+    /// Socket of the service's prover
+    #[arg(long)]
+    prover: PathBuf,
     /// Become this user
     #[arg(long)]
     uid: Option<u32>,
@@ -32,7 +35,8 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     // Listening again makes this process the one that the kernel names to those who connect.
     rustix::net::listen(&socket, BACKLOG).context("standard input is not a listening socket")?;
     act::give_up_rights(args.uid).context("cannot give up rights")?;
+    act::let_own_user_look().context("cannot let the prover look at this process")?;
     let listener = SeqpacketListener::from_fd(socket, PathBuf::from(format!("{}.sock", args.group)));
-    fold::run(listener, &args.group, args.supervisor_uid)?;
+    fold::run(listener, &args.group, args.supervisor_uid, args.prover.clone())?;
     Ok(Outcome::Done)
 }

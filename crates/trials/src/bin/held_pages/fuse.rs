@@ -1,14 +1,19 @@
-//! A file system with one file, whose reads are answered on command: it imitates a slow device.
+//! A file system with one file: it imitates a slow device. Reads are answered on command. A write is taken on command:
+//! until then the kernel keeps the request, and holds the page that is to be written.
 //!
 //! It is mounted in a mount namespace of this process's own, so that the mount ends with the process.
 
+use io_uring::{IoUring, opcode, squeue, types};
 use page::PAGE_BYTES;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::error::Error;
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -18,10 +23,17 @@ const FORGET: u32 = 2;
 const GETATTR: u32 = 3;
 const OPEN: u32 = 14;
 const READ: u32 = 15;
+const WRITE: u32 = 16;
 const INIT: u32 = 26;
-/// Flag in an answer to `OPEN`: reads bypass the page cache.
-const FOPEN_DIRECT_IO: u32 = 1;
+/// Flags in an answer to `OPEN`: reads and writes bypass the page cache, and nothing is asked when the file is closed.
+/// Otherwise a killed program would wait for its own file system for ever.
+const OPEN_FLAGS: u32 = 1 | 1 << 5;
 const FILE_BYTES: u64 = 1 << 20;
+/// Bytes of a write's request before what is to be written: `struct fuse_in_header`, `struct fuse_write_in`.
+const WRITE_HEAD: usize = 80;
+/// Time for which the kernel need not ask about the file again, in seconds.
+const VALID_S: u64 = 3600;
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Value of every byte that a read returns.
 pub const BROUGHT: u8 = 0xd1;
@@ -33,6 +45,10 @@ pub struct SlowFile {
     waiting: Receiver<u64>,
     unanswered: Vec<u64>,
     readers: Vec<JoinHandle<io::Result<usize>>>,
+    /// Whether the file system takes no request.
+    paused: Arc<AtomicBool>,
+    written: Receiver<Vec<u8>>,
+    writer: Option<IoUring>,
 }
 
 fn check(answer: libc::c_int) -> io::Result<()> {
@@ -53,10 +69,13 @@ impl SlowFile {
         check(unsafe {
             libc::mount(c"slow".as_ptr(), dir.as_ptr(), c"fuse".as_ptr(), libc::MS_NODEV, options.as_ptr().cast())
         })?;
-        let (sender, waiting) = channel();
+        let ((reads, waiting), (writes, written)) = (channel(), channel());
+        let paused = Arc::new(AtomicBool::new(false));
+        let is_paused = Arc::clone(&paused);
         let served = device.try_clone()?;
-        std::thread::spawn(move || serve(served, &sender));
-        Ok(Self { path: CString::new("/mnt/file")?, device, waiting, unanswered: Vec::new(), readers: Vec::new() })
+        std::thread::spawn(move || serve(served, &reads, &writes, &is_paused));
+        let (path, unanswered, readers) = (CString::new("/mnt/file")?, Vec::new(), Vec::new());
+        Ok(Self { path, device, waiting, unanswered, readers, paused, written, writer: None })
     }
 
     /// Begins a read into a page, and returns once the file system has received the request.
@@ -68,8 +87,43 @@ impl SlowFile {
             let n = unsafe { libc::pread(file.as_raw_fd(), page as *mut libc::c_void, PAGE_BYTES, 0) };
             usize::try_from(n).map_err(|_| io::Error::last_os_error())
         }));
-        self.unanswered.push(self.waiting.recv_timeout(Duration::from_secs(10))?);
+        self.unanswered.push(self.waiting.recv_timeout(PATIENCE)?);
         Ok(())
+    }
+
+    /// Begins a write of a page through io_uring, and returns once the kernel keeps the request for the file system.
+    pub fn begin_write(&mut self, page: *const u8) -> Result<(), Box<dyn Error>> {
+        let file = File::options().write(true).custom_flags(libc::O_DIRECT).open(self.path.to_str()?)?;
+        // The kernel learns that the file system answers no questions about readiness. io_uring would wait for it.
+        poll(&mut [PollFd::new(&file, PollFlags::OUT)], Some(&Timespec::default()))?;
+        // An agent in this process looks at files that are opened, and would wait for the file system too.
+        std::thread::sleep(Duration::from_millis(500));
+        let mut ring = IoUring::new(4)?;
+        let write = opcode::Write::new(types::Fd(file.as_raw_fd()), page, PAGE_BYTES as u32).build();
+        // In a thread of the kernel's: the file system lets its callers wait.
+        let write = write.flags(squeue::Flags::ASYNC);
+        // SAFETY: the page may be unmapped meanwhile: the kernel holds its frame, and only reads it.
+        unsafe { ring.submission().push(&write) }?;
+        self.paused.store(true, Ordering::SeqCst);
+        ring.submit()?;
+        let time = Timespec::try_from(PATIENCE)?;
+        if poll(&mut [PollFd::new(&self.device, PollFlags::IN)], Some(&time))? == 0 {
+            return Err("the kernel has no request".into());
+        }
+        // The request keeps the file open, and an agent no longer sees it.
+        drop(file);
+        self.writer = Some(ring);
+        Ok(())
+    }
+
+    /// Has the file system take the write, and returns the bytes that it was given.
+    pub fn take_write(&mut self) -> Result<Vec<u8>, Box<dyn Error>> {
+        self.paused.store(false, Ordering::SeqCst);
+        let bytes = self.written.recv_timeout(PATIENCE)?;
+        if let Some(ring) = self.writer.take() {
+            ring.submit_and_wait(1)?;
+        }
+        Ok(bytes)
     }
 
     /// Answers all reads, and waits until they have ended.
@@ -106,10 +160,16 @@ fn attributes(node: u64) -> Vec<u8> {
     long.iter().flat_map(|n| n.to_ne_bytes()).chain(short.iter().flat_map(|n| n.to_ne_bytes())).collect()
 }
 
-/// Answers all requests but reads, whose numbers it sends to `reads`. Ends with the mount.
-fn serve(mut device: File, reads: &Sender<u64>) -> io::Result<()> {
+/// Answers all requests but reads, whose numbers it sends to `reads`. It sends the bytes of writes to `writes`. Ends with
+/// the mount.
+fn serve(mut device: File, reads: &Sender<u64>, writes: &Sender<Vec<u8>>, paused: &AtomicBool) -> io::Result<()> {
     let mut buffer = vec![0; 1 << 20];
     loop {
+        poll(&mut [PollFd::new(&device, PollFlags::IN)], None)?;
+        if paused.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+            continue;
+        }
         let got = match device.read(&mut buffer) {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
             got => got?,
@@ -126,10 +186,20 @@ fn serve(mut device: File, reads: &Sender<u64>) -> io::Result<()> {
                 }
                 answer(&mut device, unique, &out)?;
             }
-            LOOKUP => answer(&mut device, unique, &[&2_u64.to_ne_bytes()[..], &[0; 32], &attributes(2)].concat())?,
-            GETATTR => answer(&mut device, unique, &[&[0; 16][..], &attributes(node)].concat())?,
+            LOOKUP => {
+                let entry = [2, 0, VALID_S, VALID_S, 0_u64].iter().flat_map(|n| n.to_ne_bytes()).collect::<Vec<_>>();
+                answer(&mut device, unique, &[&entry[..], &attributes(2)].concat())?;
+            }
+            GETATTR => {
+                answer(&mut device, unique, &[&VALID_S.to_ne_bytes()[..], &[0; 8], &attributes(node)].concat())?;
+            }
             OPEN => {
-                answer(&mut device, unique, &[&[0; 8][..], &FOPEN_DIRECT_IO.to_ne_bytes(), &[0; 4]].concat())?;
+                answer(&mut device, unique, &[&[0; 8][..], &OPEN_FLAGS.to_ne_bytes(), &[0; 4]].concat())?;
+            }
+            WRITE => {
+                let bytes = buffer[..got].get(WRITE_HEAD..).unwrap_or_default().to_vec();
+                answer(&mut device, unique, &[&word(56).to_ne_bytes()[..], &[0; 4]].concat())?;
+                let _ = writes.send(bytes);
             }
             READ => _ = reads.send(unique),
             FORGET => {}

@@ -1,9 +1,12 @@
 //! Pages in the state after a fold and a write, held in every way that there is, and the prover's answers about them.
 //!
 //! The program reads commands from standard input, and answers each with a line. The pages are private ones inside a
-//! private mapping of a memory file. A page's number is its place in that file.
+//! private mapping of a memory file. A page's number is its place in that file. Slots are pages of another memory file.
+//!
+//! Without the path of a prover's socket, the program is a member (`member.rs`).
 
 mod fuse;
+mod member;
 mod pages;
 
 use act::{Prover, Purpose, Userfault, Watch};
@@ -12,10 +15,12 @@ use host::Seqpacket;
 use io_uring::IoUring;
 use page::{HostVirt, PAGE_BYTES, PageRange};
 use pages::{Child, Lent, Pages, asks_as};
+use rustix::fs::{MemfdFlags, memfd_create};
 use std::error::Error;
+use std::fs::File;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use wire::prove::{PROVE_RANGES, Proof};
+use wire::prove::{Kind, PROVE_RANGES, Proof};
 
 type Answer = Result<String, Box<dyn Error>>;
 
@@ -32,12 +37,13 @@ struct Program {
     rings: Vec<IoUring>,
     child: Option<Child>,
     slow: Option<SlowFile>,
+    slots: Option<(File, Pages)>,
     others: Vec<Seqpacket>,
     random: u64,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let socket = PathBuf::from(std::env::args_os().nth(1).ok_or("usage: held_pages SOCKET")?);
+    let Some(socket) = std::env::args_os().nth(1).map(PathBuf::from) else { return member::run() };
     let pages = Pages::new(PAGES)?;
     let keep_out = Userfault::open(Purpose::Follow)?;
     keep_out.register(pages.range(0, PAGES), Watch::Writes)?;
@@ -51,6 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         rings: Vec::new(),
         child: None,
         slow: None,
+        slots: None,
         others: Vec::new(),
         random: 0x9e37_79b9_7f4a_7c15,
     };
@@ -69,6 +76,16 @@ impl Program {
             "protect" => self.protect(true)?,
             "admit" => self.protect(false)?,
             "ask" => return self.ask(&[self.pages.range(number(1)?, number(2)?)]).map(|p| digits(&p)),
+            "ask-slots" => return self.ask_slots(number(1)?, number(2)?),
+            "lend-slot" => {
+                let folded = self.folded()?;
+                self.lent.push(folded.lend(&[number(1)?])?);
+            }
+            "write-slot" => {
+                let folded = self.folded()?;
+                self.slow()?.begin_write(folded.page(number(1)?))?;
+            }
+            "take" => _ = self.slow()?.take_write()?,
             "ask-at" => {
                 let start = HostVirt(u64::from_str_radix(words.get(1).ok_or("an address")?, 16)?);
                 return self.ask(&[PageRange { start, pages: number(2)? as u64 }]).map(|p| digits(&p));
@@ -131,14 +148,47 @@ impl Program {
         Ok(String::new())
     }
 
-    /// Begins a read into a page, past the page cache, from a file that answers on command.
-    fn read_slowly(&mut self, page: usize) -> Result<(), Box<dyn Error>> {
+    fn slow(&mut self) -> Result<&mut SlowFile, Box<dyn Error>> {
         if self.slow.is_none() {
             self.slow = Some(SlowFile::mount()?);
         }
-        let slow = self.slow.as_mut().ok_or("no file")?;
-        slow.begin_read(self.pages.page(page))?;
-        Ok(())
+        Ok(self.slow.as_mut().ok_or("no file")?)
+    }
+
+    /// Begins a read into a page, past the page cache, from a file that answers on command.
+    fn read_slowly(&mut self, page: usize) -> Result<(), Box<dyn Error>> {
+        let page = self.pages.page(page);
+        self.slow()?.begin_read(page)
+    }
+
+    /// The file of the slots, and their mapping.
+    fn slots(&mut self) -> Result<&(File, Pages), Box<dyn Error>> {
+        if self.slots.is_none() {
+            let file = File::from(memfd_create("slots", MemfdFlags::CLOEXEC)?);
+            let slots = Pages::slots(&file, PAGES)?;
+            self.slots = Some((file, slots));
+        }
+        Ok(self.slots.as_ref().ok_or("no slots")?)
+    }
+
+    /// A mapping of the slots as members have it.
+    fn folded(&mut self) -> Result<Pages, Box<dyn Error>> {
+        Ok(Pages::folded(&self.slots()?.0, PAGES)?)
+    }
+
+    fn ask_slots(&mut self, first: usize, count: usize) -> Answer {
+        let range = self.slots()?.1.range(first, count);
+        let (began, mut proofs) = (Instant::now(), vec![Proof::Unknown; count]);
+        if !self.prover.send(Kind::Slot, &[range])? {
+            return Err("the prover takes no question".into());
+        }
+        while !self.prover.receive(&mut proofs)? {
+            if began.elapsed() > TIMEOUT {
+                return Err("no answer".into());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(digits(&proofs))
     }
 
     /// Asks about the small pages of a transparent huge page.

@@ -53,6 +53,27 @@ impl Pages {
         Ok(pages)
     }
 
+    /// Maps memory that may be folded.
+    pub fn foldable(count: usize) -> io::Result<Self> {
+        let pages = Self::map(count, count, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, libc::MADV_NOHUGEPAGE)?;
+        // SAFETY: the mapping just made; the advice changes no content.
+        check(unsafe { libc::madvise(pages.start.cast(), pages.mapped.1, libc::MADV_MERGEABLE) })?;
+        Ok(pages)
+    }
+
+    /// Maps pages of a memory file, as a worker does.
+    pub fn slots(file: &File, count: usize) -> io::Result<Self> {
+        file.set_len((count * PAGE_BYTES) as u64)?;
+        let pages = Self::map(count, count, libc::MAP_SHARED, file.as_raw_fd(), libc::MADV_NOHUGEPAGE)?;
+        (0..count).for_each(|page| pages.write(page, 3));
+        Ok(pages)
+    }
+
+    /// Maps pages of a memory file, as a member does.
+    pub fn folded(file: &File, count: usize) -> io::Result<Self> {
+        Self::map(count, count, libc::MAP_PRIVATE, file.as_raw_fd(), libc::MADV_NOHUGEPAGE)
+    }
+
     fn map(
         count: usize,
         mapped: usize,
@@ -84,6 +105,12 @@ impl Pages {
     pub fn write(&self, page: usize, byte: u8) {
         // SAFETY: within the mapping, which lives as long as `self`; no reference to what it holds is ever made.
         unsafe { self.page(page).write_volatile(byte) }
+    }
+
+    /// Writes a whole page.
+    pub fn fill(&self, page: usize, bytes: &[u8; PAGE_BYTES]) {
+        // SAFETY: within the mapping, which lives as long as `self`; no reference to what it holds is ever made.
+        unsafe { self.page(page).cast::<[u8; PAGE_BYTES]>().write_volatile(*bytes) }
     }
 
     pub fn is_huge(&self) -> Result<bool, Box<dyn Error>> {

@@ -1,0 +1,149 @@
+//! Proof that nobody reads a free slot, so that it may be filled again.
+//!
+//! A lease tells that no process maps a slot. It does not tell of readers that need no mapping: writes with `O_DIRECT`,
+//! sends with `MSG_ZEROCOPY`, pipes. They hold the slot's frame, also when the member has written its page since, or has
+//! ended. Such a reader must find the bytes that it came for. The kernel's own merger never rewrites a
+//! frame that somebody holds, and neither does the worker:
+//!
+//! ```text
+//!   worker                                       prover (crates/prove)
+//!     | reads each slot, so that it is mapped        |
+//!     | slots, by their addresses in the worker ---> |
+//!     |                                              | page table of the worker: which frames
+//!     |                                              | references = mappings + 1 (the file)?
+//!     | <------------------ free, or it is not       |
+//!     | may fill it, or asks again after AGAIN_TIME  |
+//! ```
+//!
+//! The proof holds from then on. No member was asked to map the slot since it was released. Nobody who does not map a
+//! slot can begin to hold its frame. (A member that maps or lends slots unasked harms itself: it may see them change.)
+//! The file keeps the frame while somebody holds it: it cannot be punched or cut, and the kernel moves no page that is
+//! held. So the frame that the prover looked at is the one that a reader came for.
+//!
+//! The worker waits for nothing. It asks about slots some time before it needs them ([`AHEAD`]), the longest extents
+//! first. A prover that does not answer is left, and asked again later.
+
+use crate::pool::Pool;
+use act::Prover;
+use page::PageRange;
+use rustix::fd::{AsFd, BorrowedFd};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use wire::prove::{Kind, PROVE_PAGES, PROVE_RANGES, Proof};
+
+/// Number of slots that may be filled, below which the prover is asked about more: 64 MiB of them.
+const AHEAD: u64 = 1 << 14;
+/// Time between two questions, unless the first was as long as it may be: 250 ms.
+const ASK_TIME: Duration = Duration::from_millis(250);
+/// Time before the prover is asked again about slots that somebody held: 5 s.
+const AGAIN_TIME: Duration = Duration::from_secs(5);
+/// Longest wait for an answer: 10 s.
+const ANSWER_TIME: Duration = Duration::from_secs(10);
+/// Time between attempts to connect: 2 s.
+const CONNECT_TIME: Duration = Duration::from_secs(2);
+
+/// The slots of an unanswered question.
+#[derive(Debug)]
+struct Asked {
+    segment: u8,
+    slots: Vec<Range<u32>>,
+    since: Instant,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Proofs {
+    /// The prover's socket. Nobody listens there where the service has none.
+    path: PathBuf,
+    prover: Option<Prover>,
+    asked: Option<Asked>,
+    /// The moment of the next question.
+    ask_at: Instant,
+    /// The moment when slots are asked about again that somebody held.
+    again_at: Instant,
+}
+
+impl Proofs {
+    /// Nothing is asked yet.
+    pub const fn new(path: PathBuf, now: Instant) -> Self {
+        Self { path, prover: None, asked: None, ask_at: now, again_at: now }
+    }
+
+    /// The socket on which an answer is due.
+    pub fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.prover.as_ref().filter(|_| self.asked.is_some()).map(AsFd::as_fd)
+    }
+
+    /// Takes the answer that is due, and asks the next question.
+    pub fn go_on(&mut self, pool: &mut Pool, now: Instant) {
+        if let Some(asked) = self.asked.take() {
+            self.asked = self.hear(asked, pool, now);
+        }
+        pool.has_prover = self.prover.is_some();
+        if now >= self.again_at {
+            self.again_at = now + AGAIN_TIME;
+            pool.ask_again();
+        }
+        if self.asked.is_none() && now >= self.ask_at && pool.freed() < AHEAD && self.is_connected(now) {
+            self.ask(pool, now);
+        }
+    }
+
+    /// Forgets a segment that is dropped. Its address may be another's by the time of an answer.
+    pub fn forget(&mut self, segment: u8) {
+        self.asked.take_if(|asked| asked.segment == segment);
+    }
+
+    fn is_connected(&mut self, now: Instant) -> bool {
+        if self.prover.is_none() {
+            self.ask_at = now + CONNECT_TIME;
+            self.prover = Prover::connect(&self.path).ok();
+        }
+        self.prover.is_some()
+    }
+
+    fn ask(&mut self, pool: &mut Pool, now: Instant) {
+        let Some((segment, slots)) = pool.take_unproven() else {
+            self.ask_at = now + ASK_TIME;
+            return;
+        };
+        let places: Vec<PageRange> = slots.iter().filter_map(|slots| pool.place(segment, slots)).collect();
+        let pages: u64 = places.iter().map(|place| place.pages).sum();
+        let is_full = places.len() == PROVE_RANGES || pages == PROVE_PAGES as u64;
+        self.ask_at = if is_full { now } else { now + ASK_TIME };
+        let asked = Asked { segment, slots, since: now };
+        match self.prover.as_mut().map(|prover| prover.send(Kind::Slot, &places)) {
+            Some(Ok(true)) => self.asked = Some(asked),
+            _ => self.give_up(&asked, pool, now),
+        }
+    }
+
+    /// Takes the answer to a question; gives the question back if there is none yet.
+    fn hear(&mut self, asked: Asked, pool: &mut Pool, now: Instant) -> Option<Asked> {
+        let pages: u32 = asked.slots.iter().map(|slots| slots.end - slots.start).sum();
+        let mut proofs = vec![Proof::Unknown; pages as usize];
+        match self.prover.as_mut().map(|prover| prover.receive(&mut proofs)) {
+            Some(Ok(true)) => {
+                for (slot, proof) in asked.slots.into_iter().flatten().zip(proofs) {
+                    pool.proven(asked.segment, slot, proof == Proof::Free);
+                }
+                None
+            }
+            Some(Ok(false)) if now.saturating_duration_since(asked.since) < ANSWER_TIME => Some(asked),
+            _ => {
+                self.give_up(&asked, pool, now);
+                None
+            }
+        }
+    }
+
+    /// Leaves a prover that is gone, or does not answer.
+    fn give_up(&mut self, asked: &Asked, pool: &mut Pool, now: Instant) {
+        self.prover = None;
+        self.ask_at = now + CONNECT_TIME;
+        for slot in asked.slots.iter().cloned().flatten() {
+            pool.proven(asked.segment, slot, false);
+        }
+    }
+}
