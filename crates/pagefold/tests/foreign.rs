@@ -105,7 +105,8 @@ fn hostile_service_harms_nobody_who_asks_it() {
     let line =
         |pid: u32| format!("send(member=dict(group='acme', name='web', pid={pid}, started=1, uid=0, connected=True))");
     let usual = "settings = json.loads('SETTINGS'); group['settings'] = settings";
-    let settings = installed.listed("acme")["settings"].to_string();
+    // In the form that a service answers in, which `group list` does not print.
+    let settings = installed.stranger().ask(&installed, r#""groups""#)["group"]["settings"].to_string();
     let usual = usual.replace("SETTINGS", &settings);
     for (name, answer, expected) in [
         ("steers", "send(refused='\\x1b[2Jno')".to_owned(), "?[2Jno"),

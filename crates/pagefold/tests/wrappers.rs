@@ -49,6 +49,20 @@ impl Wrappers {
     }
 }
 
+impl Wrappers {
+    /// Programs that execute the program that their arguments name, each by another function.
+    fn compile_wrappers(&self) -> [String; 3] {
+        let begin = "#define _GNU_SOURCE\n#include <unistd.h>\n#include <sys/syscall.h>\nextern char **environ;\n\
+                     int main(int n, char **a) { return ";
+        [
+            ("compiled", "execlp(\"sh\", \"sh\", \"-c\", \"exec \\\"$@\\\"\", \"x\", a[1], a[2], a[3], (char *)0)"),
+            ("listed", "execle(a[1], a[1], a[2], a[3], (char *)0, environ)"),
+            ("raw", "syscall(SYS_execve, a[1], a + 1, environ)"),
+        ]
+        .map(|(name, call)| self.compile(name, &format!("{begin}{call}; }}\n"), &[]))
+    }
+}
+
 /// The members in `group show`, once there is one.
 fn members(service: &Service) -> Vec<Value> {
     service.show("acme")["members"].as_array().expect("a list").clone()
@@ -67,16 +81,11 @@ fn program_that_wrappers_execute_is_the_member() {
         "#!/bin/bash\nset -e\nself=$(dirname \"$0\")\n(true; /bin/true)\nfor n in 1 2 3; do x=$(basename \"$self\"); done\n\
          exec /usr/bin/env -i PATH=/usr/bin:/bin python3 \"$@\"\n",
     );
-    let compiled = wrappers.compile(
-        "compiled",
-        "#include <unistd.h>\nint main(int n, char **a) { return execlp(\"sh\", \"sh\", \"-c\", \"exec \\\"$@\\\"\", \
-         \"x\", a[1], a[2], a[3], (char *)0); }\n",
-        &[],
-    );
+    let [compiled, listed, raw] = wrappers.compile_wrappers();
     let plain = wrappers.script("plain", &format!("#!/bin/sh\nexec python3 {server}\n"));
     for (name, words) in [
         ("plain", vec![plain]),
-        ("chain", vec![wrappers.script("outer", "#!/bin/sh\nexec \"$@\"\n"), compiled, shim, server]),
+        ("chain", vec![wrappers.script("outer", "#!/bin/sh\nexec \"$@\"\n"), raw, listed, compiled, shim, server]),
     ] {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let mut member = service.run("acme", name, &["--all-anonymous"], &words);
