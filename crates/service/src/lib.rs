@@ -29,6 +29,7 @@ mod orphans;
 mod prover;
 mod registry;
 mod requests;
+mod room;
 mod state;
 mod supervisor;
 mod worker;

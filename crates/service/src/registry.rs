@@ -2,6 +2,7 @@
 
 use super::config::{Config, GroupConfig, WORKER_UIDS};
 use super::group::Group;
+use super::room::Room;
 use super::state::State;
 use api::ask::NOT_CONFIGURED;
 use api::place::{Place, own_uid};
@@ -18,12 +19,14 @@ pub struct Registry {
     pub state: State,
     /// The groups by name.
     pub groups: BTreeMap<String, Group>,
+    /// Memory promised to groups that unfold.
+    pub room: Room,
 }
 
 impl Registry {
     /// A registry without groups.
     pub fn new(place: Place, config: Config, state: State) -> Self {
-        Self { place, config, state, groups: BTreeMap::new() }
+        Self { place, config, state, groups: BTreeMap::new(), room: Room::default() }
     }
 
     /// The group of this name, which is made if it is not there.

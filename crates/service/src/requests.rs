@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Join, Groups, Members, Set     answered at once
-//!   Show, Set with fold unfold     answered with the report of the group's worker, for which the client waits
+//!   Show, Set that unfolds         answered with the report of the group's worker, for which the client waits
 //! ```
 //!
 //! A question reads and changes nothing but the [`Registry`].
@@ -10,7 +10,7 @@
 use super::registry::Registry;
 use api::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine, NOT_CONFIGURED};
 use api::change::Change;
-use api::control::{Fold, GroupReport, Identity};
+use api::control::{Fold, GroupReport, Identity, Settings};
 use api::name;
 use cli::note;
 use host::{PeerProcess, Seqpacket};
@@ -173,7 +173,7 @@ impl Request<'_> {
             Ask::Groups => self.list_groups(),
             Ask::Members => self.list_members(),
             Ask::Show { group } => self.ask_worker(&group, Wants::Show),
-            Ask::Set { group, change } if change.fold == Some(Fold::Unfold) => {
+            Ask::Set { group, change } if self.makes_private(&group, &change) => {
                 self.ask_worker(&group, Wants::Unfold(change))
             }
             Ask::Set { group, change } => self.set(&group, &change),
@@ -282,15 +282,23 @@ impl Request<'_> {
                 })));
             }
             Wants::Unfold(change) => {
-                let answer = match check_room(report) {
-                    Ok(()) => self.set(group, &change),
-                    Err(why) => Err(why),
-                };
-                if let Err(why) = answer {
+                let answer = self.promise_room(group, report);
+                if let Err(why) = answer.and_then(|()| self.set(group, &change)) {
                     self.client.answer(&Answer::Refused(why));
                 }
             }
         }
+    }
+
+    fn makes_private(&self, group: &str, change: &Change) -> bool {
+        self.registry.groups.get(group).is_some_and(|group| makes_private(&group.settings(), change))
+    }
+
+    /// Has memory promised for all pages of a group that share a slot.
+    fn promise_room(&mut self, group: &str, report: &GroupReport) -> Result<(), String> {
+        let available = host::available_bytes().map_err(|e| e.to_string())?;
+        let needed = pages_to_bytes(report.sharing_pages);
+        self.registry.room.promise(group, needed, available, host::ram_bytes(), Instant::now())
     }
 
     fn set(&mut self, group: &str, change: &Change) -> Result<(), String> {
@@ -305,23 +313,10 @@ impl Request<'_> {
     }
 }
 
-/// Checks that there is memory to unfold a group. Every page that shares a slot needs a frame of its own before any
-/// slot is free. A reserve of 1/20 of the memory, at most 1 GiB, is left for other programs.
-fn check_room(report: &GroupReport) -> Result<(), String> {
-    let available = host::available_bytes().map_err(|e| e.to_string())?;
-    room_for(pages_to_bytes(report.sharing_pages), available, host::ram_bytes())
-}
-
-fn room_for(needed: u64, available: u64, ram: u64) -> Result<(), String> {
-    let reserve = (ram / 20).min(1 << 30);
-    if needed == 0 || needed.saturating_add(reserve) <= available {
-        return Ok(());
-    }
-    let [needed, reserve, available] = [needed, reserve, available].map(cli::bytes);
-    Err(format!(
-        "unfolding needs {needed}, and {reserve} are kept in reserve, but {available} are available: free memory, or end \
-         members, and try again (fold off leaves everything as it is)"
-    ))
+/// Whether a change makes folded pages private. Before members cease to share, all pages become so.
+fn makes_private(settings: &Settings, change: &Change) -> bool {
+    let separates = change.intra_member_only == Some(true) && !settings.intra_member_only;
+    change.fold == Some(Fold::Unfold) || separates
 }
 
 #[cfg(test)]
@@ -329,11 +324,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unfold_without_room_is_refused_with_sizes() {
-        const G: u64 = 1 << 30;
-        assert_eq!(room_for(0, 0, 8 * G), Ok(()));
-        assert_eq!(room_for(G, 2 * G, 8 * G), Ok(()));
-        let why = room_for(2 * G, 2 * G, 10 * G).unwrap_err();
-        assert!(why.contains("needs 2.00 GiB, and 512 MiB are kept in reserve, but 2.00 GiB are available"), "{why}");
+    fn separation_of_members_needs_room_like_unfolding() {
+        let (sharing, apart) = (Settings::default(), Settings { intra_member_only: true, ..Settings::default() });
+        let separate = Change { intra_member_only: Some(true), ..Change::default() };
+        let unfold = Change { fold: Some(Fold::Unfold), ..Change::default() };
+        assert!(makes_private(&sharing, &separate) && makes_private(&sharing, &unfold));
+        assert!(makes_private(&apart, &unfold) && !makes_private(&apart, &separate));
+        assert!(!makes_private(&sharing, &Change { fold: Some(Fold::Off), ..Change::default() }));
     }
 }
