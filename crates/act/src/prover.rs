@@ -5,7 +5,7 @@
 //! allows. A worker does not wait at all: it sends a question, and takes the answer when its socket has one.
 
 use host::{Received, Result, Seqpacket};
-use page::PageRange;
+use page::{HostVirt, PageRange};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
@@ -75,10 +75,8 @@ impl Prover {
     /// # Errors
     /// The prover is gone, or has sent what is no answer; `proofs` holds nothing that counts.
     pub fn receive(&mut self, proofs: &mut [Proof]) -> io::Result<bool> {
-        // A prover sends no files. If it does, they are closed when this is dropped.
-        let mut files = Vec::new();
         loop {
-            match self.socket.receive(&mut self.answer, &mut files)? {
+            match self.socket.receive_bare(&mut self.answer)? {
                 Received::Nothing => return Ok(false),
                 Received::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Received::Frame(bytes) => match decode_answer(&self.answer[..bytes], self.last_id, proofs) {
@@ -88,6 +86,24 @@ impl Prover {
                 },
             }
         }
+    }
+
+    /// Asks something whose answer is of no interest, without waiting. [`Self::has_answered`] tells whether the prover is
+    /// at work.
+    ///
+    /// # Errors
+    /// It has too much to read, or is gone.
+    pub fn ask_later(&mut self) -> io::Result<()> {
+        let sent = self.send(Kind::Private, &[PageRange { start: HostVirt(0), pages: 1 }])?;
+        if sent { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
+    }
+
+    /// Whether the answer to the question of [`Self::ask_later`] has come since the last call.
+    ///
+    /// # Errors
+    /// As [`Self::receive`].
+    pub fn has_answered(&mut self) -> io::Result<bool> {
+        self.receive(&mut [Proof::Unknown])
     }
 
     fn wait(&self, flags: PollFlags, until: Instant) -> io::Result<()> {
@@ -112,8 +128,7 @@ impl AsFd for Prover {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use host::SeqpacketListener;
-    use page::HostVirt;
+    use host::{Files, SeqpacketListener};
     use wire::prove::encode_answer;
 
     const SHORT: Duration = Duration::from_millis(50);
@@ -121,7 +136,7 @@ mod tests {
     fn pair() -> (tempfile::TempDir, Prover, Seqpacket) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
-        let listener = SeqpacketListener::bind(&path).unwrap();
+        let listener = SeqpacketListener::bind(&path, Files::Refused).unwrap();
         let prover = Prover::connect(&path).unwrap();
         let theirs = listener.accept().unwrap().unwrap();
         (dir, prover, theirs)

@@ -7,7 +7,8 @@
 use act::{Follower, Userfault};
 use host::{Received, Seqpacket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, BorrowedFd};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use wire::prove::{FOLLOW_FORKS, FOLLOWS_FORKS, KEEP};
@@ -17,6 +18,8 @@ use wire::prove::{FOLLOW_FORKS, FOLLOWS_FORKS, KEEP};
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Longest time that the keeper may take to answer.
 const ANSWER_TIME: Duration = Duration::from_secs(2);
+/// Time between two looks whether the keeper has given a new connection a place: 1 ms.
+const PLACE_TIME: Duration = Duration::from_millis(1);
 
 /// The keeper's address, a connection to it, and the children that it follows.
 pub struct Keeper {
@@ -48,13 +51,15 @@ impl Keeper {
         if self.socket.is_none() {
             self.socket = Seqpacket::connect(&self.path).ok();
         }
-        let sent = self.socket.as_ref().map(|socket| socket.send(&KEEP, &[child.watch().as_fd()]));
-        if matches!(sent, Some(Err(_))) {
-            self.socket = None;
-        }
-        if matches!(sent, Some(Ok(true))) {
-            self.kept.push(child);
-            return None;
+        match self.socket.as_ref().map(|socket| send_file(socket, &KEEP, child.watch().as_fd())) {
+            Some(Ok(Sent::Yes)) => {
+                self.kept.push(child);
+                return None;
+            }
+            // It has a place at once, or is hung up on.
+            Some(Ok(Sent::NoPlace)) => return Some(child),
+            Some(Ok(Sent::Full)) => {}
+            Some(Err(_)) | None => self.socket = None,
         }
         self.next = now + RETRY_INTERVAL;
         Some(child)
@@ -68,8 +73,7 @@ impl Keeper {
         }
         self.next_look = now + RETRY_INTERVAL;
         self.kept.retain(Follower::is_alive);
-        let mut nothing = ([0; 8], Vec::new());
-        let receive = |socket: &Seqpacket| socket.receive(&mut nothing.0, &mut nothing.1);
+        let receive = |socket: &Seqpacket| socket.receive_bare(&mut [0; 8]);
         if matches!(self.socket.as_ref().map(receive), Some(Ok(Received::Nothing))) {
             return Vec::new();
         }
@@ -78,20 +82,45 @@ impl Keeper {
     }
 }
 
+/// Outcome of an attempt to send a file.
+#[derive(PartialEq, Eq)]
+enum Sent {
+    Yes,
+    /// The keeper has not given the connection a place yet, and takes no files before.
+    NoPlace,
+    /// The keeper has too much to read.
+    Full,
+}
+
+fn send_file(socket: &Seqpacket, frame: &[u8], file: BorrowedFd<'_>) -> io::Result<Sent> {
+    match socket.send(frame, &[file]) {
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Ok(Sent::NoPlace),
+        sent => Ok(if sent? { Sent::Yes } else { Sent::Full }),
+    }
+}
+
 /// Opens a userfaultfd that follows memory and forks. The keeper has the right to begin one that reports forks; without
 /// a keeper, there is none.
-pub fn open_followed(keeper: &Path) -> Option<Userfault> {
-    let socket = Seqpacket::connect(keeper).ok()?;
-    let watch = Userfault::open_idle().ok()?;
-    socket.send(&FOLLOW_FORKS, &[watch.as_fd()]).ok().filter(|sent| *sent)?;
-    let (mut answer, mut files, until) = ([0; 8], Vec::new(), Instant::now() + ANSWER_TIME);
+///
+/// # Errors
+/// `TimedOut`: the keeper does not answer. Others: there is none, or it refuses.
+pub fn open_followed(keeper: &Path) -> io::Result<Userfault> {
+    let socket = Seqpacket::connect(keeper).map_err(io::Error::other)?;
+    let watch = Userfault::open_idle()?;
+    let (mut answer, until) = ([0; 8], Instant::now() + ANSWER_TIME);
+    let left = || until.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut);
+    while send_file(&socket, &FOLLOW_FORKS, watch.as_fd())? != Sent::Yes {
+        left()?;
+        std::thread::sleep(PLACE_TIME);
+    }
     loop {
-        match socket.receive(&mut answer, &mut files).ok()? {
-            Received::Frame(bytes) => return (answer[..bytes] == FOLLOWS_FORKS).then_some(watch),
-            Received::Closed => return None,
+        match socket.receive_bare(&mut answer)? {
+            Received::Frame(bytes) if answer[..bytes] == FOLLOWS_FORKS => return Ok(watch),
+            Received::Frame(_) => return Err(io::ErrorKind::InvalidData.into()),
+            Received::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
             Received::Nothing => {}
         }
-        let left = Timespec::try_from(until.checked_duration_since(Instant::now())?).ok()?;
+        let left = Timespec::try_from(left()?).map_err(io::Error::other)?;
         let _ = poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&left));
     }
 }

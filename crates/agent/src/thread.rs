@@ -23,6 +23,7 @@ use crate::round::Rounds;
 use crate::section::Section;
 use crate::table;
 use crate::turnover::{Change, LIFE};
+use crate::witness::Silence;
 use crate::{arena, give_way, hooks, keeper};
 use act::{HUGE_PAGES, Purpose, Role, SharedMark, Userfault};
 use host::Pagemap;
@@ -108,6 +109,8 @@ struct Agent {
     lease: Option<SharedMark>,
     /// Leases of former connections, kept until the worker of this one has read which slots this process maps.
     former_leases: Vec<SharedMark>,
+    /// The keeper's.
+    silence: Silence,
 }
 
 /// The state of one connection.
@@ -146,8 +149,8 @@ fn open_folder(asked: &Asked) -> io::Result<Folder> {
     let prover = asked.socket.with_file_name(PROVER);
     let notes = if asked.compare_fingerprints { None } else { open_notes()? };
     let following = match keeper::open_followed(&prover) {
-        Some(watch) => follow(asked, watch, true)?,
-        None => follow(asked, Userfault::open(Purpose::Follow)?, false)?,
+        Ok(watch) => follow(asked, watch, true)?,
+        Err(_) => follow(asked, Userfault::open(Purpose::Follow)?, false)?,
     };
     let section = Section::new(following, notes)?;
     give_way::publish(&section);
@@ -166,8 +169,16 @@ fn follow(asked: &Asked, watch: Userfault, forks: bool) -> io::Result<Arc<Follow
 }
 
 /// Follows forks from here on if a keeper can be had now. Nothing may lie in mappings of the pool.
-fn follow_forks(asked: &Asked, folder: &mut Folder) {
-    let Some(watch) = keeper::open_followed(&asked.socket.with_file_name(PROVER)) else { return };
+fn follow_forks(asked: &Asked, folder: &mut Folder, silence: &mut Silence) {
+    if silence.lasts() {
+        return;
+    }
+    let opened = keeper::open_followed(&asked.socket.with_file_name(PROVER));
+    if matches!(&opened, Err(e) if e.kind() == io::ErrorKind::TimedOut) {
+        silence.begin();
+    }
+    let Ok(watch) = opened else { return };
+    silence.end();
     if let Ok(following) = follow(asked, watch, true) {
         folder.follow_by(&following);
         give_way::publish(folder.section());
@@ -213,6 +224,7 @@ impl Agent {
             activity: Activity::new(now),
             lease: None,
             former_leases: Vec::new(),
+            silence: Silence::default(),
         })
     }
 
@@ -485,7 +497,7 @@ impl Agent {
                 folder.tidy();
                 give_way::take_back(folder.section());
                 if unfollowed > 0 && counts.folded + counts.broken == 0 {
-                    follow_forks(self.asked, folder);
+                    follow_forks(self.asked, folder, &mut self.silence);
                 }
                 stats.vmas = folder.vmas();
                 let left_out = if unfollowed > 0 { Some(UNFOLLOWED) } else { bound.then_some(BOUND) };

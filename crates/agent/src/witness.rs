@@ -5,7 +5,7 @@
 //! - The service's *prover*, where there is one. It reads the page's reference count, as the kernel's own merger
 //!   does. Nobody can have taken a reference for writing since writers are kept out, because that takes the same
 //!   fault as a write.
-//! - Else a *fork probe* ([`act::ForkProbe`]): a child that is forked before writers are kept out. A page that is
+//! - Where there is none, or it does not answer for a while, a *fork probe* ([`act::ForkProbe`]): a child that is forked before writers are kept out. A page that is
 //!   still shared with it was not pinned at the fork, and was neither written nor pinned for writing since. The fork
 //!   probe does not see references that do not pin. Members in which anything is known to take such references are
 //!   not folded (`references`).
@@ -29,6 +29,34 @@ const PROBE_TIME: (Duration, Duration) = (Duration::from_millis(50), Duration::f
 const ANSWER_TIME: Duration = Duration::from_millis(2);
 /// Time for the prover's answer while nobody else waits for it: 100 ms.
 const LATE_TIME: Duration = Duration::from_millis(100);
+/// Time without the prover after it did not answer, which doubles while it stays silent, and longest such time: 1 s,
+/// 64 s.
+const SILENCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(64));
+
+/// How long a prover is left alone that accepts connections and answers nothing.
+#[derive(Default)]
+pub struct Silence {
+    until: Option<Instant>,
+    time: Option<Duration>,
+}
+
+impl Silence {
+    /// Notes that it did not answer.
+    pub fn begin(&mut self) {
+        let time = page::doubled(self.time, SILENCE);
+        (self.until, self.time) = (Some(Instant::now() + time), Some(time));
+    }
+
+    /// Notes that it answered.
+    pub fn end(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Whether it is left alone at this moment.
+    pub fn lasts(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() < until)
+    }
+}
 
 /// See the module.
 pub struct Witness {
@@ -41,6 +69,7 @@ pub struct Witness {
     proofs: Vec<Proof>,
     /// Whether the prover did not answer in time when it was asked last.
     is_late: bool,
+    silence: Silence,
 }
 
 enum AtHand {
@@ -62,6 +91,7 @@ impl Witness {
             entries: Vec::new(),
             proofs: Vec::new(),
             is_late: false,
+            silence: Silence::default(),
         }
     }
 
@@ -69,7 +99,7 @@ impl Witness {
     /// table's lock, held.
     ///
     /// # Errors
-    /// There is no prover, and the process may not fork, or memory or processes are short.
+    /// There is no prover that answers, and the process may not fork, or memory or processes are short.
     pub fn call(&mut self, table: &Table, pagemap: &Pagemap, asked: &[PageRange]) -> Result<(), Errno> {
         self.rest();
         if self.at_hand.is_some() && asked.iter().all(|range| self.knows(pagemap, *range)) {
@@ -102,7 +132,10 @@ impl Witness {
             return Ok(true);
         }
         let began = Instant::now();
-        if let Ok(prover) = Prover::connect(&self.prover) {
+        // The kernel accepts connections also for a prover that is stopped.
+        if !self.silence.lasts()
+            && let Ok(prover) = Prover::connect(&self.prover)
+        {
             self.at_hand = Some(AtHand::Prover(Box::new(prover)));
             return Ok(true);
         }
@@ -157,8 +190,11 @@ impl Witness {
         // Any question will do: the prover answers in order.
         let nothing = [PageRange { start: HostVirt(0), pages: 1 }];
         let is_there = prover.ask(&nothing, &mut [Proof::Unknown], LATE_TIME).is_ok();
-        if !is_there {
+        if is_there {
+            self.silence.end();
+        } else {
             self.at_hand = None;
+            self.silence.begin();
         }
         is_there
     }
@@ -233,7 +269,7 @@ fn is_confined() -> bool {
 mod tests {
     use super::*;
     use crate::table;
-    use host::{Received, Seqpacket, SeqpacketListener};
+    use host::{Files, Received, Seqpacket, SeqpacketListener};
     use wire::prove::{ANSWER_BYTES, QUESTION_BYTES, Question, encode_answer};
 
     /// Answers the next question, after a while.
@@ -257,7 +293,7 @@ mod tests {
     fn late_prover_is_asked_again_and_dead_one_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("prove.sock");
-        let listener = SeqpacketListener::bind(&path).unwrap();
+        let listener = SeqpacketListener::bind(&path, Files::Refused).unwrap();
         let mut witness = Witness::new(path);
         assert!(witness.call_for(&table::lock(), &[]).unwrap());
         let socket = listener.accept().unwrap().unwrap();
@@ -282,5 +318,30 @@ mod tests {
         assert_eq!(ask(&mut witness), [Proof::Unknown; 3]);
         assert!(!witness.is_late());
         prover.join().unwrap();
+    }
+
+    #[test]
+    fn fork_probe_takes_place_of_prover_that_accepts_and_never_answers() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("prove.sock");
+        // Nobody accepts: the kernel does, as for a process that is stopped.
+        let _listener = SeqpacketListener::bind(&path, Files::Refused).unwrap();
+        let mut witness = Witness::new(path);
+        let pagemap = Pagemap::open(std::process::id()).unwrap();
+        let pages = [PageRange { start: HostVirt(4096), pages: 1 }];
+        let asks_silent_one = |witness: &mut Witness| {
+            assert!(witness.call_for(&table::lock(), &[]).unwrap());
+            assert!(matches!(witness.at_hand, Some(AtHand::Prover(_))));
+            assert_eq!(witness.ask(&pagemap, pages.into_iter()), [Proof::Unknown]);
+            assert!(witness.is_late() && !witness.catch_up());
+        };
+        asks_silent_one(&mut witness);
+        assert!(witness.call_for(&table::lock(), &[]).unwrap());
+        assert!(matches!(witness.at_hand, Some(AtHand::ForkProbe { .. })));
+        // It is tried again after a while, and left alone for longer.
+        std::thread::sleep(SILENCE.0);
+        witness.end();
+        asks_silent_one(&mut witness);
+        assert_eq!(witness.silence.time, Some(SILENCE.0 * 2));
     }
 }

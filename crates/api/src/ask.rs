@@ -143,8 +143,7 @@ pub fn encode(message: &impl Serialize) -> Vec<u8> {
 /// The other side hung up, or sent something that is no message.
 pub fn receive<T: DeserializeOwned>(socket: &Seqpacket, buffer: &mut Vec<u8>) -> io::Result<Option<T>> {
     buffer.resize(CONTROL_BYTES, 0);
-    // No message carries files; any that come are closed.
-    match socket.receive(buffer, &mut Vec::new())? {
+    match socket.receive_bare(buffer)? {
         Received::Nothing => Ok(None),
         Received::Closed => Err(io::ErrorKind::UnexpectedEof.into()),
         Received::Frame(bytes) => {

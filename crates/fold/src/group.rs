@@ -159,7 +159,7 @@ impl Group {
                 }
             }
             Order::Admit(identity) => match files.pop() {
-                Some(socket) => self.admit(identity, socket.into(), now),
+                Some(socket) => self.admit(identity, Seqpacket::from_stranger(socket), now),
                 None => self.event(format!("member {} came without its socket", identity.name)),
             },
             Order::Set(settings) => self.set(settings, now),

@@ -201,8 +201,7 @@ impl Member {
     /// # Errors
     /// The member hung up, or sent what no agent sends.
     pub fn hear(&self, buffer: &mut [u8]) -> Result<Option<ToWorker>, Cut> {
-        // No message of an agent carries files; any that come are closed here.
-        match self.socket.receive(buffer, &mut Vec::new())? {
+        match self.socket.receive_bare(buffer)? {
             Received::Frame(bytes) => Ok(Some(ToWorker::decode(&buffer[..bytes])?)),
             Received::Nothing => Ok(None),
             Received::Closed => Err(Cut::Closed),

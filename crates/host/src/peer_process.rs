@@ -144,7 +144,7 @@ mod tests {
     fn peer_is_identified_until_it_ends() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
-        let listener = SeqpacketListener::bind(&path).unwrap();
+        let listener = SeqpacketListener::bind(&path, crate::Files::Refused).unwrap();
         let _ours = Seqpacket::connect(&path).unwrap();
         let peer = match PeerProcess::of(&listener.accept().unwrap().unwrap()) {
             Err(e) if e.raw_os_error() == Some(libc::ENOPROTOOPT) => {

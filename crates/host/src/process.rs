@@ -50,11 +50,22 @@ impl Process {
     /// [`Error::is_gone`] if there is no such process (any more); [`Error::is_denied`] if `/proc` is mounted so that it
     /// hides this process from the caller.
     pub fn read(pid: u32) -> Result<Self> {
+        let process = Self::read_without_arguments(pid)?;
+        let cmdline = text::read_start(format!("/proc/{pid}/cmdline"), MOST_CMDLINE_BYTES)?;
+        Ok(Self { cmdline: parse_cmdline(&cmdline), ..process })
+    }
+
+    /// Like [`Self::read`], but leaves the arguments empty. They lie in the memory of the process, which can keep a
+    /// reader waiting (userfaultfd); everything else is the kernel's.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_without_arguments(pid: u32) -> Result<Self> {
         let file = |name: &str| PathBuf::from(format!("/proc/{pid}/{name}"));
         let stat = ProcessStat::read(pid)?;
         let comm = text::read(file("comm"))?.trim_end_matches('\n').to_owned();
         let uid = parse_uid(&text::read(file("status"))?).unwrap_or(u32::MAX);
-        let cmdline = parse_cmdline(&text::read_start(file("cmdline"), MOST_CMDLINE_BYTES)?);
+        let cmdline = Vec::new();
         // A process whose program the caller may not know is listed all the same.
         let exe = fs::read_link(file("exe")).ok();
         let cgroups = match text::read(file("cgroup")) {
@@ -71,6 +82,15 @@ impl Process {
         let name = exe.or_else(|| self.cmdline.first().map(|arg| arg.rsplit('/').next().unwrap_or(arg)));
         name.map_or("", |n| n.strip_suffix(" (deleted)").unwrap_or(n))
     }
+}
+
+/// The effective user of process `pid`. Unlike [`Process::read`] it never waits for the process, whose memory it does not
+/// touch.
+///
+/// # Errors
+/// [`Error::is_gone`] and [`Error::is_denied`].
+pub fn effective_uid(pid: u32) -> Result<u32> {
+    Ok(parse_uid(&text::read(format!("/proc/{pid}/status"))?).unwrap_or(u32::MAX))
 }
 
 /// Whether the caller may read the memory accounts of process `pid`.

@@ -1,18 +1,38 @@
 //! Sockets that keep frames whole (`SOCK_SEQPACKET`) and carry file descriptors. No call on them blocks.
+//!
+//! # Files from strangers
+//!
+//! Closing a file that a stranger sent may wait for ever (`foreign_file.rs`). The kernel closes files too: those of a
+//! frame, when the receiver leaves no room for them, and those of unread frames, when the socket is closed.
+//!
+//! | | where no files are due ([`Files::Refused`]) | where some are due ([`Files::Taken`]) |
+//! |---|---|---|
+//! | Linux 6.16 or newer | the sender gets `EPERM` (`SO_PASSRIGHTS`) | room is left for all files of a frame |
+//! | older | a frame is looked at before it is received, and stays where it is if it carries files | the same |
+//! | closing the socket | by another thread, unless the kernel refuses files | by the caller |
 
+use crate::foreign_file::ForeignFile;
 use crate::{Error, Result};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, RecvMsg, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     recvmsg, sendmsg, socket_with, socketpair, sockopt,
 };
 use std::io::{self, IoSlice, IoSliceMut};
 use std::path::{Path, PathBuf};
 
-/// Most file descriptors in one frame. The kernel's own bound is 253.
+/// Most file descriptors that are sent in one frame.
 pub const MOST_FDS: usize = 64;
+
+/// Most file descriptors that the kernel puts into one frame (`SCM_MAX_FD`). Room for fewer would have it close the
+/// others while a frame is received.
+const KERNELS_MOST_FDS: usize = 253;
+
+/// Socket option (Linux 6.16) that says whether files may be sent to a socket; it is not in every libc's headers. A
+/// connection has it from the socket that listened.
+const SO_PASSRIGHTS: libc::c_int = 83;
 
 /// Most connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -37,9 +57,29 @@ pub enum Received {
     Closed,
 }
 
+/// Whether the other end of a connection may send files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Files {
+    /// It may not.
+    Refused,
+    /// It may.
+    Taken,
+}
+
 /// One end of a connection.
 #[derive(Debug)]
-pub struct Seqpacket(OwnedFd);
+pub struct Seqpacket {
+    socket: Closed,
+    /// Whether the kernel refuses files sent to this end.
+    refuses_files: bool,
+}
+
+/// A socket, by the thread that closes it.
+#[derive(Debug)]
+enum Closed {
+    Here(OwnedFd),
+    Elsewhere(ForeignFile),
+}
 
 impl Seqpacket {
     /// Connects to the process that listens at `path`.
@@ -50,7 +90,7 @@ impl Seqpacket {
         let attempt = || {
             let socket = new_socket()?;
             connect(&socket, &SocketAddrUnix::new(path)?)?;
-            Ok(Self(socket))
+            Ok(Self::from(socket))
         };
         attempt().map_err(|e: Errno| Error::file("connect to", path, e))
     }
@@ -62,22 +102,39 @@ impl Seqpacket {
     pub fn pair() -> io::Result<(Self, Self)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        Ok((Self(one), Self(other)))
+        Ok((one.into(), other.into()))
+    }
+
+    /// A connection to somebody who is not trusted, made elsewhere and handed on. Where the kernel may have files for
+    /// it, another thread closes it.
+    pub fn from_stranger(socket: OwnedFd) -> Self {
+        let refuses_files = passes_rights(&socket) == Some(false);
+        let socket = if refuses_files { Closed::Here(socket) } else { Closed::Elsewhere(socket.into()) };
+        Self { socket, refuses_files }
+    }
+
+    /// Takes files from here on. The caller closes the socket, and may have to wait then.
+    pub fn take_files(self) -> Self {
+        let socket = OwnedFd::from(self);
+        // A kernel that does not know the option takes files anyway.
+        let _ = set_passes_rights(&socket, true);
+        Self::from(socket)
     }
 
     /// Sends a frame and copies of `fds`, whole or not at all. False if nothing was sent because the peer has too many
     /// unread frames.
     ///
     /// # Errors
-    /// The peer has closed the connection, or `fds` has more than [`MOST_FDS`].
+    /// The peer has closed the connection or refuses files (`PermissionDenied`), or `fds` has more than [`MOST_FDS`].
     pub fn send(&self, frame: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<bool> {
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many file descriptors for one frame"));
         }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         loop {
-            match sendmsg(&self.0, &[IoSlice::new(frame)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            match sendmsg(self, &[IoSlice::new(frame)], &mut control, flags) {
                 Ok(_) => return Ok(true),
                 Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS) => return Ok(false),
                 Err(Errno::INTR) => {}
@@ -86,35 +143,37 @@ impl Seqpacket {
         }
     }
 
+    /// Receives the next frame into the front of `buffer`, from a peer that may send no files.
+    ///
+    /// # Errors
+    /// The connection broke, the frame is longer than the buffer, or it carries files.
+    pub fn receive_bare(&self, buffer: &mut [u8]) -> io::Result<Received> {
+        let mut nothing = RecvAncillaryBuffer::default();
+        if !self.refuses_files {
+            // A look takes nothing out, so nothing is closed.
+            let look = recv(self, &mut [0], &mut nothing, RecvFlags::PEEK)?;
+            if look.is_some_and(|look| look.flags.contains(ReturnFlags::CTRUNC)) {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "it sent files"));
+            }
+        }
+        received(recv(self, buffer, &mut nothing, RecvFlags::empty())?)
+    }
+
     /// Receives the next frame into the front of `buffer`, and replaces `fds` by the file descriptors that it carries.
     ///
     /// # Errors
-    /// The connection broke, the frame is longer than the buffer, or it carries more than [`MOST_FDS`] descriptors.
+    /// The connection broke, or the frame is longer than the buffer. Then its files are left in `fds`.
     pub fn receive(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Received> {
         fds.clear();
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(KERNELS_MOST_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let got = loop {
-            match recvmsg(&self.0, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
-                Ok(got) => break got,
-                Err(Errno::AGAIN) => return Ok(Received::Nothing),
-                Err(Errno::CONNRESET) => return Ok(Received::Closed),
-                Err(Errno::INTR) => {}
-                Err(e) => return Err(e.into()),
-            }
-        };
+        let got = recv(self, buffer, &mut control, RecvFlags::CMSG_CLOEXEC)?;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(sent) = message {
                 fds.extend(sent);
             }
         }
-        if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-            fds.clear();
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a frame that is longer than any may be"));
-        }
-        // The end of the stream reads as a frame of no bytes. No process of Pagefold sends such a frame.
-        Ok(if got.bytes == 0 { Received::Closed } else { Received::Frame(got.bytes) })
+        received(got)
     }
 
     /// Bytes of kernel memory taken by frames that were sent and that the peer has not read yet.
@@ -124,7 +183,7 @@ impl Seqpacket {
     pub fn unread_bytes(&self) -> io::Result<u32> {
         let mut bytes: libc::c_int = 0;
         // SAFETY: the kernel writes one int to `bytes`, which is exclusively borrowed for the call.
-        match unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } {
+        match unsafe { libc::ioctl(self.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } {
             0 => Ok(bytes.cast_unsigned()),
             _ => Err(io::Error::last_os_error()),
         }
@@ -135,27 +194,33 @@ impl Seqpacket {
     /// # Errors
     /// The kernel refused.
     pub fn peer(&self) -> io::Result<Peer> {
-        let ucred = sockopt::socket_peercred(&self.0)?;
+        let ucred = sockopt::socket_peercred(self)?;
         Ok(Peer { pid: ucred.pid.as_raw_nonzero().get().cast_unsigned(), uid: ucred.uid.as_raw() })
     }
 }
 
 impl AsFd for Seqpacket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        match &self.socket {
+            Closed::Here(socket) => socket.as_fd(),
+            Closed::Elsewhere(socket) => socket.as_fd(),
+        }
     }
 }
 
 impl From<Seqpacket> for OwnedFd {
     fn from(socket: Seqpacket) -> Self {
-        socket.0
+        match socket.socket {
+            Closed::Here(socket) => socket,
+            Closed::Elsewhere(socket) => socket.into_inner(),
+        }
     }
 }
 
 impl From<OwnedFd> for Seqpacket {
     /// Takes over a socket that another process made as a `Seqpacket` and handed on.
     fn from(fd: OwnedFd) -> Self {
-        Self(fd)
+        Self { socket: Closed::Here(fd), refuses_files: false }
     }
 }
 
@@ -167,13 +232,17 @@ pub struct SeqpacketListener {
 }
 
 impl SeqpacketListener {
-    /// Listens at `path`, in the place of a previous listener.
+    /// Listens at `path`, in the place of a previous listener. `files` goes for each connection.
     ///
     /// # Errors
     /// The directory is missing, or the caller may not write to it.
-    pub fn bind(path: &Path) -> Result<Self> {
+    pub fn bind(path: &Path, files: Files) -> Result<Self> {
         let attempt = || {
             let socket = new_socket()?;
+            if files == Files::Refused {
+                // On a kernel that does not know the option, each connection is treated with care.
+                let _ = set_passes_rights(&socket, false);
+            }
             match rustix::fs::unlink(path) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(e) => return Err(e),
@@ -185,13 +254,13 @@ impl SeqpacketListener {
         attempt().map_err(|e: Errno| Error::file("listen at", path, e))
     }
 
-    /// The next connection, if one waits.
+    /// The next connection, if one waits. Its other end is not trusted.
     ///
     /// # Errors
     /// No file descriptors are left.
     pub fn accept(&self) -> Result<Option<Seqpacket>> {
         match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            Ok(socket) => Ok(Some(Seqpacket(socket))),
+            Ok(socket) => Ok(Some(Seqpacket::from_stranger(socket))),
             Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
             Err(e) => Err(Error::file("accept a connection at", &self.path, e)),
         }
@@ -212,6 +281,57 @@ impl AsFd for SeqpacketListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// Receives without waiting; `None` if nothing is there.
+fn recv(
+    socket: &Seqpacket,
+    buffer: &mut [u8],
+    control: &mut RecvAncillaryBuffer<'_>,
+    flags: RecvFlags,
+) -> io::Result<Option<RecvMsg>> {
+    loop {
+        return match recvmsg(socket, &mut [IoSliceMut::new(buffer)], control, flags | RecvFlags::DONTWAIT) {
+            Ok(got) => Ok(Some(got)),
+            Err(Errno::AGAIN) => Ok(None),
+            // Reads as the end.
+            Err(Errno::CONNRESET) => Ok(Some(RecvMsg { bytes: 0, flags: ReturnFlags::empty(), address: None })),
+            Err(Errno::INTR) => continue,
+            Err(e) => Err(e.into()),
+        };
+    }
+}
+
+fn received(got: Option<RecvMsg>) -> io::Result<Received> {
+    let Some(got) = got else { return Ok(Received::Nothing) };
+    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a frame that is longer than any may be"));
+    }
+    // The end of the stream reads as a frame of no bytes. No process of Pagefold sends such a frame.
+    Ok(if got.bytes == 0 { Received::Closed } else { Received::Frame(got.bytes) })
+}
+
+/// Whether files may be sent to a socket; `None` on a kernel that does not say.
+fn passes_rights(socket: &OwnedFd) -> Option<bool> {
+    let (mut passes, mut length): (libc::c_int, _) = (1, size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: the kernel writes one int to `passes`, whose size is in `length`; both are exclusively borrowed.
+    let answer = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, (&raw mut passes).cast(), &raw mut length)
+    };
+    (answer == 0).then_some(passes != 0)
+}
+
+/// Says whether files may be sent to a socket.
+///
+/// # Errors
+/// The kernel does not know the option.
+fn set_passes_rights(socket: &OwnedFd, passes: bool) -> io::Result<()> {
+    let (passes, length) = (libc::c_int::from(passes), size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: the kernel reads one int from `passes`, whose size is `length`.
+    let answer = unsafe {
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, (&raw const passes).cast(), length)
+    };
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn new_socket() -> rustix::io::Result<OwnedFd> {
@@ -256,7 +376,7 @@ mod tests {
     fn peer_credentials_come_from_kernel() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
-        let listener = SeqpacketListener::bind(&path).unwrap();
+        let listener = SeqpacketListener::bind(&path, Files::Taken).unwrap();
         assert!(listener.accept().unwrap().is_none());
         let _ours = Seqpacket::connect(&path).unwrap();
         let theirs = listener.accept().unwrap().unwrap();
@@ -272,6 +392,6 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         };
         assert!(e.to_string().contains("connect to"), "{e}");
-        SeqpacketListener::bind(&path).unwrap();
+        SeqpacketListener::bind(&path, Files::Taken).unwrap();
     }
 }

@@ -89,4 +89,4 @@ mod reference_counts;
 mod serve;
 
 pub use reference_counts::{Held, ReferenceCounts};
-pub use serve::serve;
+pub use serve::{Serving, serve};

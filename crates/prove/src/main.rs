@@ -1,11 +1,12 @@
 //! `pagefold-prove`: the prover of a service, started by the supervisor. Its listening socket is its standard input.
+//! Its standard output is another socket, through which the supervisor tells it which users have members.
 #![forbid(unsafe_code)]
 
 use anyhow::Context;
 use clap::Parser;
 use cli::exit::{self, Outcome, Stop};
 use host::SeqpacketListener;
-use prove::ReferenceCounts;
+use prove::{ReferenceCounts, Serving};
 use rustix::fd::AsFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -31,10 +32,11 @@ fn run(args: &Args) -> anyhow::Result<Outcome> {
     host::let_signals_through().context("cannot let signals through")?;
     act::raise_open_files_limit();
     let socket = std::io::stdin().as_fd().try_clone_to_owned().context("standard input is not a socket")?;
+    let users = std::io::stdout().as_fd().try_clone_to_owned().context("standard output is not a socket")?;
     let counts = ReferenceCounts::open().map_err(|e| Stop::HostLacks(e.to_string()))?;
     let supervisor = act::parent(args.supervisor).context("cannot tell when the supervisor ends")?;
     act::give_up_rights_but_looking(args.uid).context("cannot give up rights")?;
     let listener = SeqpacketListener::from_fd(socket, PathBuf::from("prove.sock"));
-    prove::serve(listener, &supervisor, counts)?;
+    prove::serve(Serving { listener, supervisor: &supervisor, users: users.into() }, counts)?;
     Ok(Outcome::Done)
 }

@@ -4,26 +4,40 @@ use crate::ReferenceCounts;
 use crate::connection::{self, Shared};
 use crate::keep;
 use cli::note;
-use host::SeqpacketListener;
+use host::{Peer, Received, Seqpacket, SeqpacketListener, Shares};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, OwnedFd};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most connections at a time: in all, and of one user other than root.
-const MOST_CONNECTIONS: (usize, usize) = (1024, 512);
+/// Places for connections. A member takes two, one of them for the children that it forks.
+const PLACES: Shares = Shares { most: 2048, roots: 256, others: (256, 32) };
 /// Pause after a failure to accept a connection, and between two checks for followed children: 200 ms.
 const PAUSE: Duration = Duration::from_millis(200);
+/// Longest list of users, in bytes.
+const USERS_BYTES: usize = 64 << 10;
 /// Stack of a connection's thread, in bytes: its calls are not deep.
 const STACK_BYTES: usize = 128 << 10;
+
+/// What a prover gets from its supervisor.
+pub struct Serving<'a> {
+    /// The socket to which members connect.
+    pub listener: SeqpacketListener,
+    /// A pidfd of the supervisor.
+    pub supervisor: &'a OwnedFd,
+    /// Through it, the supervisor says which users have members: a frame of all their numbers, 4 bytes each,
+    /// little-endian.
+    pub users: Seqpacket,
+}
 
 /// Serves until the supervisor has ended and no followed child is left.
 ///
 /// # Errors
 /// The kernel refuses to wait.
-pub fn serve(listener: SeqpacketListener, supervisor: &OwnedFd, counts: ReferenceCounts) -> anyhow::Result<()> {
-    accept_all(&listener, supervisor, counts)?;
-    drop(listener);
+pub fn serve(with: Serving<'_>, counts: ReferenceCounts) -> anyhow::Result<()> {
+    accept_all(&with, counts)?;
+    drop(with);
     while keep::has_children() {
         std::thread::sleep(PAUSE);
     }
@@ -31,49 +45,54 @@ pub fn serve(listener: SeqpacketListener, supervisor: &OwnedFd, counts: Referenc
 }
 
 /// Accepts connections until the supervisor has ended.
-fn accept_all(listener: &SeqpacketListener, supervisor: &OwnedFd, counts: ReferenceCounts) -> anyhow::Result<()> {
+fn accept_all(with: &Serving<'_>, counts: ReferenceCounts) -> anyhow::Result<()> {
     let shared = Arc::new(Shared::new(counts));
-    let mut places: Vec<Place> = Vec::new();
+    let (mut places, mut members, mut buffer) = (Vec::<Place>::new(), BTreeSet::new(), vec![0; USERS_BYTES]);
     loop {
-        let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(supervisor, PollFlags::IN)];
+        let mut fds = [&with.supervisor.as_fd(), &with.listener.as_fd(), &with.users.as_fd()]
+            .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN));
         match poll(&mut fds, None) {
             // A pidfd becomes readable when its process ends.
-            Ok(_) if !fds[1].revents().is_empty() => return Ok(()),
+            Ok(_) if !fds[0].revents().is_empty() => return Ok(()),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
-        let socket = match listener.accept() {
-            Ok(Some(socket)) => socket,
-            Ok(None) => continue,
+        while let Ok(Received::Frame(bytes)) = with.users.receive_bare(&mut buffer) {
+            members = buffer[..bytes].as_chunks().0.iter().map(|uid| u32::from_le_bytes(*uid)).collect();
+        }
+        match with.listener.accept() {
+            Ok(Some(socket)) => {
+                places.retain(|place| Arc::strong_count(&place.taken) > 1);
+                give_place(socket, &members, &mut places, &shared);
+            }
+            Ok(None) => {}
             Err(e) => {
                 note!("prover: {e}");
                 std::thread::sleep(PAUSE);
-                continue;
             }
-        };
-        places.retain(|place| Arc::strong_count(&place.taken) > 1);
-        let uid = match socket.peer() {
-            Ok(peer) => peer.uid,
-            Err(_) => continue,
-        };
-        let same_user = places.iter().filter(|place| place.uid == uid).count();
-        if places.len() >= MOST_CONNECTIONS.0 || (uid != 0 && same_user >= MOST_CONNECTIONS.1) {
-            note!("prover: user {uid} has too many connections");
-            continue;
         }
-        let (shared, taken) = (Arc::clone(&shared), Arc::new(()));
-        places.push(Place { uid, taken: Arc::clone(&taken) });
-        let thread = std::thread::Builder::new().name("connection".into()).stack_size(STACK_BYTES);
-        let started = thread.spawn(move || {
-            if let Err(e) = connection::serve(socket, &shared) {
-                note!("prover: a connection is ended: {e}");
-            }
-            drop(taken);
-        });
-        if let Err(e) = started {
-            note!("prover: cannot start a thread: {e}");
-            std::thread::sleep(PAUSE);
+    }
+}
+
+/// Serves a connection in a thread of its own, if its user may have another one.
+fn give_place(socket: Seqpacket, members: &BTreeSet<u32>, places: &mut Vec<Place>, shared: &Arc<Shared>) {
+    let Ok(Peer { uid, .. }) = socket.peer() else { return };
+    if !PLACES.have_room(uid, members, places.iter().map(|place| place.uid)) {
+        return note!("prover: user {uid} has too many connections");
+    }
+    let (shared, taken) = (Arc::clone(shared), Arc::new(()));
+    places.push(Place { uid, taken: Arc::clone(&taken) });
+    let thread = std::thread::Builder::new().name("connection".into()).stack_size(STACK_BYTES);
+    let started = thread.spawn(move || {
+        // Its files are this thread's, which keeps its place for as long as closing them may take.
+        if let Err(e) = connection::serve(socket.take_files(), &shared) {
+            note!("prover: a connection is ended: {e}");
         }
+        drop(taken);
+    });
+    if let Err(e) = started {
+        note!("prover: cannot start a thread: {e}");
+        std::thread::sleep(PAUSE);
     }
 }
 

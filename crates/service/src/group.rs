@@ -18,8 +18,8 @@ use api::change::Change;
 use api::control::{GroupReport, Identity, News, Order, SegmentInfo, Settings};
 use api::place::Place;
 use cli::note;
-use host::{MOST_FDS, ProcessId, Seqpacket};
-use rustix::fd::OwnedFd;
+use host::{ForeignFile, MOST_FDS, ProcessId, Seqpacket};
+use rustix::fd::AsFd;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -37,14 +37,12 @@ pub struct Group {
     pub is_configured: bool,
     /// Settings that were changed on the fly.
     pub change: Change,
-    /// The user that its worker runs as, if not the supervisor's.
-    pub uid: Option<u32>,
     /// Its worker.
     pub worker: Option<Worker>,
     /// Since when it has had no member.
     pub idle_since: Option<Instant>,
-    segments: BTreeMap<u8, (SegmentInfo, Rc<OwnedFd>)>,
-    waiting: Vec<(Identity, Rc<OwnedFd>)>,
+    segments: BTreeMap<u8, (SegmentInfo, Rc<ForeignFile>)>,
+    waiting: Vec<(Identity, Rc<Seqpacket>)>,
     backoff: Backoff,
     /// Reports that its workers were asked for, and those that have come or never will.
     asked: u64,
@@ -71,7 +69,6 @@ impl Group {
             config,
             is_configured,
             change,
-            uid: None,
             worker: None,
             idle_since: None,
             segments: BTreeMap::new(),
@@ -96,6 +93,15 @@ impl Group {
         }
     }
 
+    /// Whether a file of this device and inode may be a segment of its pool. Until the worker has named its segments, any
+    /// may.
+    pub fn may_have_segment(&self, device: u64, inode: u64) -> bool {
+        let is_it = |file: &ForeignFile| {
+            rustix::fs::fstat(file).is_ok_and(|found| (found.st_dev, found.st_ino) == (device, inode))
+        };
+        self.worker.as_ref().is_some_and(|worker| !worker.heard) || self.segments.values().any(|(_, file)| is_it(file))
+    }
+
     /// Number of segments kept for a successor.
     pub fn segments(&self) -> usize {
         self.segments.len()
@@ -103,7 +109,7 @@ impl Group {
 
     /// Gives a member's socket to the worker, at once or when there is one. `false` when too many wait.
     pub fn admit(&mut self, identity: Identity, socket: Seqpacket) -> bool {
-        let socket = Rc::new(OwnedFd::from(socket));
+        let socket = Rc::new(socket);
         match &mut self.worker {
             Some(worker) if worker.heard => worker.send(&Order::Admit(identity), vec![socket]),
             _ if self.waiting.len() < MOST_WAITING => {
@@ -120,19 +126,23 @@ impl Group {
         (self.worker.is_none() && wanted).then(|| self.backoff.start_at(now))
     }
 
-    /// Starts the worker. `no_home` gets the reason why it has no control group of its own.
-    pub fn start(&mut self, place: &Place, no_home: &mut Option<String>) {
-        match Worker::start(place, &self.name, self.uid, no_home) {
+    /// Starts the worker, as user `uid` if that is given. `no_home` gets the reason why it has no control group of its
+    /// own.
+    pub fn start(&mut self, place: &Place, uid: Option<u32>, no_home: &mut Option<String>) {
+        match Worker::start(place, &self.name, uid, no_home) {
             Ok(worker) => {
-                let user = self.uid.map_or(String::new(), |uid| format!(", user {uid}"));
+                let user = uid.map_or(String::new(), |uid| format!(", user {uid}"));
                 note!("group {}: worker started: process {}{user}", self.name, worker.process.pid);
                 self.worker = Some(worker);
             }
-            Err(e) => {
-                note!("group {}: {e:#}", self.name);
-                self.backoff.failed(Duration::ZERO, Instant::now());
-            }
+            Err(e) => self.not_started(&format!("{e:#}")),
         }
+    }
+
+    /// Notes why the worker could not be started.
+    pub fn not_started(&mut self, why: &str) {
+        note!("group {}: no worker: {why}", self.name);
+        self.backoff.failed(Duration::ZERO, Instant::now());
     }
 
     /// Changes settings, and tells the worker.
@@ -187,7 +197,13 @@ impl Group {
         })
     }
 
-    fn begin(&mut self, members: Vec<Identity>, segments: Vec<SegmentInfo>, begun: bool, files: Vec<OwnedFd>) -> Heard {
+    fn begin(
+        &mut self,
+        members: Vec<Identity>,
+        segments: Vec<SegmentInfo>,
+        begun: bool,
+        files: Vec<ForeignFile>,
+    ) -> Heard {
         let settings = self.settings();
         let Some(worker) = &mut self.worker else { return Heard::Nothing };
         worker.heard = true;
@@ -198,8 +214,8 @@ impl Group {
             worker.send(&Order::Set(settings), vec![]);
         } else {
             // One message carries no more files. There are more segments only after as many workers have died.
-            let kept: Vec<_> = self.segments.values().rev().take(MOST_FDS).cloned().collect();
-            let (segments, files) = kept.into_iter().unzip();
+            let kept = self.segments.values().rev().take(MOST_FDS);
+            let (segments, files) = kept.map(|(info, file)| (*info, Rc::clone(file) as Rc<dyn AsFd>)).unzip();
             worker.send(&Order::Take { settings, segments }, files);
         }
         for (identity, socket) in self.waiting.drain(..) {

@@ -3,7 +3,7 @@
 //! ```text
 //!   not root's service, or not wanted --> none
 //!   started --> running --it ends--> waits (backoff.rs) --> started again, on the same socket
-//!                  |
+//!                  |   (killed where it does not answer)
 //!                  +-- the host lacks something --> none, and no socket: members' connections are refused at once
 //! ```
 
@@ -12,18 +12,25 @@ use anyhow::Context;
 use api::place::{Place, own_uid};
 use cli::exit;
 use cli::note;
-use host::{ProcessId, SeqpacketListener};
-use rustix::fd::AsFd;
+use host::{Files, ProcessId, Seqpacket, SeqpacketListener};
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::process::{Pid, WaitStatus};
+use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The prover's program.
 const PROGRAM: &str = "pagefold-prove";
+/// Time between two questions of the supervisor: 5 s.
+const ASK_EVERY: Duration = Duration::from_secs(5);
+/// Time for an answer: 10 s.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Most users that it is told of: as many as fit into its buffer.
+const MOST_USERS: usize = 16 << 10;
 
 /// The prover.
 pub struct Prover {
@@ -32,6 +39,10 @@ pub struct Prover {
     process: Option<ProcessId>,
     since: Instant,
     backoff: Backoff,
+    /// The socket through which it is told which users have members, and whom it was told.
+    users: Option<(Seqpacket, BTreeSet<u32>)>,
+    /// The supervisor's own connection to it, the time of the last question, and whether that was answered.
+    watch: Option<(act::Prover, Instant, bool)>,
 }
 
 impl Prover {
@@ -43,7 +54,8 @@ impl Prover {
         let path = place.prove_socket();
         let mut listener = None;
         if wanted && own_uid() == 0 {
-            let made = SeqpacketListener::bind(&path)?;
+            // The prover takes files of those that it gives a place.
+            let made = SeqpacketListener::bind(&path, Files::Refused)?;
             fs::set_permissions(&path, Permissions::from_mode(0o666))
                 .with_context(|| format!("cannot set the rights of {}", path.display()))?;
             listener = Some(made);
@@ -51,7 +63,8 @@ impl Prover {
             // At the socket of an earlier prover nobody would answer.
             let _ = fs::remove_file(path);
         }
-        Ok(Self { listener, process: None, since: Instant::now(), backoff: Backoff::default() })
+        let (since, backoff) = (Instant::now(), Backoff::default());
+        Ok(Self { listener, process: None, since, backoff, users: None, watch: None })
     }
 
     /// When it should be started; `None`: not at all, or it runs.
@@ -64,19 +77,59 @@ impl Prover {
         let Some(listener) = &self.listener else { return };
         self.since = Instant::now();
         match spawn(listener, uid) {
-            Ok(process) => {
+            Ok((process, users)) => {
                 note!("prover started: process {}", process.pid);
                 self.process = Some(process);
+                self.users = Some((users, BTreeSet::new()));
             }
             // A socket that nobody answers would keep members waiting.
             Err(e) if is_missing(&e) => {
                 note!("{e:#}; members find out by themselves what is held, which costs them more");
                 self.give_up();
             }
-            Err(e) => {
-                note!("{e:#}");
-                self.backoff.failed(self.since.elapsed(), Instant::now());
+            Err(e) => self.not_started(&format!("{e:#}")),
+        }
+    }
+
+    /// Notes why it could not be started.
+    pub fn not_started(&mut self, why: &str) {
+        note!("prover: {why}");
+        self.backoff.failed(Duration::ZERO, Instant::now());
+    }
+
+    /// Tells it which users have members or are workers'. These have places of their own there.
+    pub fn tell_users(&mut self, members: BTreeSet<u32>) {
+        let Some((socket, told)) = self.users.as_mut().filter(|(_, told)| *told != members) else { return };
+        let frame: Vec<u8> = members.iter().take(MOST_USERS).flat_map(|uid| uid.to_le_bytes()).collect();
+        // If it reads nothing at the moment, it is told later.
+        if !frame.is_empty() && socket.send(&frame, &[]).is_ok_and(|sent| sent) {
+            *told = members;
+        }
+    }
+
+    /// Asks it something once in a while, and kills it if it does not answer: members' children wait for it, and it is
+    /// started again. Called once a second.
+    pub fn watch(&mut self, now: Instant) {
+        let (Some(listener), Some(process)) = (&self.listener, self.process) else { return };
+        let Some((prover, asked, answered)) = &mut self.watch else {
+            let asks = |mut prover: act::Prover| prover.ask_later().is_ok().then_some((prover, now, false));
+            self.watch = act::Prover::connect(listener.path()).ok().and_then(asks);
+            return;
+        };
+        let waited = now.saturating_duration_since(*asked);
+        match prover.has_answered() {
+            Ok(new) => *answered |= new,
+            Err(_) => return self.watch = None,
+        }
+        if *answered && waited >= ASK_EVERY {
+            match prover.ask_later() {
+                Ok(()) => (*asked, *answered) = (now, false),
+                Err(_) => self.watch = None,
             }
+        } else if !*answered && waited >= PATIENCE {
+            note!("the prover, process {}, does not answer: it is killed", process.pid);
+            process.kill();
+            self.watch = None;
         }
     }
 
@@ -85,6 +138,7 @@ impl Prover {
         let Some(process) = self.process.take_if(|p| i32::try_from(p.pid) == Ok(pid.as_raw_nonzero().get())) else {
             return;
         };
+        (self.users, self.watch) = (None, None);
         if status.exit_status() == Some(i32::from(exit::Code::HostLacks as u8)) {
             note!(
                 "there is no prover on this host: members find out by themselves what is held, which costs them more"
@@ -116,7 +170,7 @@ fn is_missing(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::NotFound)
 }
 
-fn spawn(listener: &SeqpacketListener, uid: Option<u32>) -> anyhow::Result<ProcessId> {
+fn spawn(listener: &SeqpacketListener, uid: Option<u32>) -> anyhow::Result<(ProcessId, Seqpacket)> {
     let input = listener.as_fd().try_clone_to_owned().context("cannot pass a socket on")?;
     // Both programs are installed in one directory.
     let program = std::env::current_exe().context("cannot tell where this program lies")?.with_file_name(PROGRAM);
@@ -126,7 +180,13 @@ fn spawn(listener: &SeqpacketListener, uid: Option<u32>) -> anyhow::Result<Proce
         command.args(["--uid", &uid.to_string()]);
     }
     // A process group of its own: an interrupt at a terminal ends the supervisor, which ends the prover.
-    command.stdin(Stdio::from(input)).stdout(Stdio::null()).env_clear().current_dir("/").process_group(0);
+    let (users, theirs) = Seqpacket::pair().context("cannot make a socket")?;
+    command
+        .stdin(Stdio::from(input))
+        .stdout(Stdio::from(OwnedFd::from(theirs)))
+        .env_clear()
+        .current_dir("/")
+        .process_group(0);
     let child = command.spawn().with_context(|| format!("cannot start the prover, {}", program.display()))?;
-    Ok(ProcessId::of(child.id())?)
+    Ok((ProcessId::of(child.id())?, users))
 }

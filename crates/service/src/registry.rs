@@ -65,21 +65,40 @@ impl Registry {
     }
 
     /// The user that a group's worker runs as: of root's service, one that nobody else has.
-    pub fn worker_uid(&mut self, group: &str) -> Option<u32> {
+    ///
+    /// # Errors
+    /// All such users are taken, or the state cannot be written. A worker must not run as root then.
+    pub fn worker_uid(&mut self, group: &str) -> Result<Option<u32>, String> {
         if own_uid() != 0 {
-            return None;
+            return Ok(None);
         }
         if let Some(uid) = self.state.worker_uids.get(group) {
-            return Some(*uid);
+            return Ok(Some(*uid));
         }
         let processes = host::pids().unwrap_or_default();
-        let mut taken: BTreeSet<u32> =
-            processes.into_iter().filter_map(|pid| Some(host::Process::read(pid).ok()?.uid)).collect();
+        let mut taken: BTreeSet<u32> = processes.into_iter().filter_map(|pid| host::effective_uid(pid).ok()).collect();
         taken.extend(self.state.worker_uids.values());
-        let uid = self.config.worker_uids.clone().unwrap_or(WORKER_UIDS).find(|uid| !taken.contains(uid))?;
-        self.state.worker_uids.insert(group.to_owned(), uid);
-        self.state.touch();
-        Some(uid)
+        let mut uids = self.config.worker_uids.clone().unwrap_or(WORKER_UIDS);
+        let uid = uids.find(|uid| !taken.contains(uid)).ok_or("every user set aside for workers is taken")?;
+        self.keep(|state| {
+            state.worker_uids.insert(group.to_owned(), uid);
+            state.touch();
+            Ok(Some(uid))
+        })
+    }
+
+    /// Makes a change of the state, and writes it for the next supervisor ([`State::keep`]).
+    ///
+    /// # Errors
+    /// The change is refused, or cannot be written.
+    pub fn keep<T>(&mut self, change: impl FnOnce(&mut State) -> Result<T, String>) -> Result<T, String> {
+        self.state.keep(&self.place.state_file(), change)
+    }
+
+    /// The users who may deal with some group.
+    pub fn users(&self) -> BTreeSet<u32> {
+        let named = self.groups.values().flat_map(|group| group.config.users.iter().copied());
+        named.chain([own_uid()]).collect()
     }
 
     /// Whether a user may start members of a group and change it.

@@ -13,7 +13,7 @@ use api::change::Change;
 use api::control::{Fold, GroupReport, Identity, Settings};
 use api::name;
 use cli::note;
-use host::{PeerProcess, Seqpacket};
+use host::{PeerProcess, Seqpacket, Shares};
 use page::pages_to_bytes;
 use rustix::fd::{AsFd, BorrowedFd};
 use std::collections::VecDeque;
@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time for a worker to report: 3 s.
 const WORKER_PATIENCE: Duration = Duration::from_secs(3);
-/// Most clients at once: in all, and of one user.
-const MOST_CLIENTS: (usize, usize) = (512, 64);
+/// Places for clients.
+const PLACES: Shares = Shares { most: 512, roots: 64, others: (64, 8) };
 
 /// All clients.
 #[derive(Default)]
@@ -89,18 +89,14 @@ impl Client {
 }
 
 impl Clients {
-    /// Takes a new connection, unless there are too many.
-    pub fn add(&mut self, socket: Seqpacket) {
+    /// Takes a new connection, unless there are too many. Users who may deal with a group have a claim to places.
+    pub fn add(&mut self, socket: Seqpacket, registry: &Registry) {
+        let taken = self.0.iter().map(|client| client.peer.uid);
         match Client::new(socket) {
-            Ok(client) if self.has_room_for(&client) => self.0.push(client),
+            Ok(client) if PLACES.have_room(client.peer.uid, &registry.users(), taken) => self.0.push(client),
             Ok(client) => note!("user {} has too many questions at once", client.peer.uid),
             Err(e) => note!("a question was refused: {e}"),
         }
-    }
-
-    fn has_room_for(&self, client: &Client) -> bool {
-        let same_user = self.0.iter().filter(|c| c.peer.uid == client.peer.uid).count();
-        self.0.len() < MOST_CLIENTS.0 && same_user < MOST_CLIENTS.1
     }
 
     /// Whether there is none.
@@ -220,9 +216,8 @@ impl Request<'_> {
             return Err(format!("group {group}: {NOT_CONFIGURED}; add it to the service's configuration"));
         }
         let connected = self.registry.state.find(id).is_some_and(|m| m.connected);
-        self.registry.state.add(MemberLine { group: group.to_owned(), identity, uid, connected })?;
         // The state is written before the answer, so that a later supervisor knows the member too.
-        self.registry.state.write(&self.registry.place.state_file()).map_err(|e| format!("{e:#}"))?;
+        self.registry.keep(|state| state.add(MemberLine { group: group.to_owned(), identity, uid, connected }))?;
         self.registry.group(group).idle_since = None;
         note!("group {group}: process {} of user {uid} is member {name}", id.pid);
         self.client.answer(&Answer::Joined(name));
@@ -303,10 +298,12 @@ impl Request<'_> {
 
     fn set(&mut self, group: &str, change: &Change) -> Result<(), String> {
         self.allow(group, false)?;
+        let (all, from) = (self.registry.group(group).change.then(change), self.registry.group(group).config.settings);
+        self.registry.keep(|state| {
+            state.set_change(group, all, from);
+            Ok(())
+        })?;
         self.registry.group(group).set(change);
-        let (all, from) = (self.registry.group(group).change, self.registry.group(group).config.settings);
-        self.registry.state.set_change(group, all, from);
-        self.registry.state.write(&self.registry.place.state_file()).map_err(|e| format!("{e:#}"))?;
         note!("group {group}: user {} has changed its settings", self.client.peer.uid);
         self.client.answer(&Answer::Set(Box::new(self.registry.group(group).settings())));
         Ok(())

@@ -11,7 +11,7 @@ use host::ProcessId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 const MOST_BYTES: u64 = 16 << 20;
 
 /// The state that outlives a supervisor.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct State {
     /// Processes that are members as long as they live.
     members: Vec<MemberLine>,
@@ -57,31 +57,48 @@ fn process_of(member: &MemberLine) -> ProcessId {
 }
 
 impl State {
-    /// Reads the file. Without a file the state is empty, and so it is with a corrupt one, for which a complaint is
-    /// returned.
-    pub fn read(path: &Path) -> (Self, Option<String>) {
-        if !path.exists() {
-            return (Self::default(), None);
-        }
-        let parsed = host::read_plain_file(path, MOST_BYTES)
-            .map_err(|e| e.to_string())
-            .and_then(|bytes| serde_json::from_slice::<Self>(&bytes).map_err(|e| e.to_string()));
-        match parsed {
-            Ok(mut state) => {
-                state.members.retain(|m| name::check("group", &m.group).is_ok());
-                state.forget_dead();
-                (state, None)
-            }
-            Err(why) => (Self::default(), Some(format!("{} is of no use: {why}", path.display()))),
-        }
-    }
-
-    /// Writes the file if the state has changed. A crash leaves the old file or the new one, never a part.
+    /// Reads the file. Without a file the state is empty.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be read, or is corrupt. An empty state in its place would lose settings that keep members apart.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        if path.symlink_metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+            return Ok(Self::default());
+        }
+        let bytes = host::read_plain_file(path, MOST_BYTES);
+        let parsed = bytes.map_err(anyhow::Error::from).and_then(|bytes| Ok(serde_json::from_slice::<Self>(&bytes)?));
+        let mut state = parsed.with_context(|| {
+            format!(
+                "cannot use {}: move it away to start without it; members that run then have to be started again, and \
+                 settings changed on the fly are gone",
+                path.display()
+            )
+        })?;
+        state.members.retain(|m| name::check("group", &m.group).is_ok());
+        state.forget_dead();
+        Ok(state)
+    }
+
+    /// Makes a change, and writes the file. If either fails, the state is as it was before.
+    ///
+    /// # Errors
+    /// The change is refused, or the file cannot be written.
+    pub fn keep<T>(&mut self, path: &Path, change: impl FnOnce(&mut Self) -> Result<T, String>) -> Result<T, String> {
+        let before = self.clone();
+        let done = change(self).and_then(|done| self.write(path).map(|()| done).map_err(|e| format!("{e:#}")));
+        if done.is_err() {
+            *self = before;
+        }
+        done
+    }
+
+    /// Writes the file if the state has changed. A crash, of the host too, leaves the old file or the new one, never a
+    /// part.
+    ///
+    /// # Errors
+    /// It cannot be written. The next call tries again.
     pub fn write(&mut self, path: &Path) -> anyhow::Result<()> {
-        if !std::mem::take(&mut self.changed) {
+        if !self.changed {
             return Ok(());
         }
         let next = PathBuf::from(format!("{}.next", path.display()));
@@ -89,9 +106,14 @@ impl State {
             let mut file = File::create(&next)?;
             file.set_permissions(Permissions::from_mode(0o600))?;
             file.write_all(&serde_json::to_vec_pretty(self)?)?;
+            file.sync_all()?;
             fs::rename(&next, path)
         };
-        write().with_context(|| format!("cannot write {}", path.display()))
+        write()
+            .inspect_err(|_| _ = fs::remove_file(&next))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        self.changed = false;
+        Ok(())
     }
 
     /// The change on the fly of a group with these configured settings.
@@ -243,8 +265,8 @@ mod tests {
         state.keep_limits("acme", &config);
         state.bill("acme", own, &Bill { folds: 5, ..Bill::default() });
         state.write(&path).unwrap();
-        let (again, complaint) = State::read(&path);
-        assert_eq!((again.members(), &again.changes, complaint), (state.members(), &state.changes, None));
+        let again = State::read(&path).unwrap();
+        assert_eq!((again.members(), &again.changes), (state.members(), &state.changes));
         assert_eq!(again.change("acme", usual), Some(change));
         let limits = again.last_limits("acme").unwrap();
         assert_eq!(again.total("beta").fold_failures["no_vma"], 0, "all reasons are named from the beginning");
@@ -256,7 +278,7 @@ mod tests {
         assert_eq!(again.find(reused), None, "another process with the same pid");
         child.kill().unwrap();
         child.wait().unwrap();
-        let (again, _) = State::read(&path);
+        let again = State::read(&path).unwrap();
         assert_eq!((again.members_of("acme"), again.members_of("beta")), (1, 0));
     }
 
@@ -272,20 +294,40 @@ mod tests {
             r#"{{"members":[],"changes":{{"acme":{{"change":{change},"from":{settings}}}}},"worker_uids":{{"acme":61184}}}}"#
         );
         fs::write(&path, text).unwrap();
-        let (state, complaint) = State::read(&path);
-        assert_eq!(complaint, None);
+        let state = State::read(&path).unwrap();
         let from = Settings { split_huge_at_percent: Some(30), pool_slots: 7, index_pages: 9, ..Settings::default() };
         let set = state.change("acme", from).unwrap().apply(from);
         assert_eq!((set.scan_rate, set.pool_slots), (Some(1234), 7));
     }
 
     #[test]
-    fn corrupt_file_is_reported() {
+    fn corrupt_file_is_no_empty_state() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state.json");
-        assert!(State::read(&path).1.is_none());
-        fs::write(&path, "{\"members\": [{\"group\": \"\\u001b\"").unwrap();
-        let (state, complaint) = State::read(&path);
-        assert!(state.members().is_empty() && complaint.unwrap().contains("state.json"));
+        assert!(State::read(&path).unwrap().members().is_empty());
+        for corrupt in ["", "{\"members\": [{\"group\": \"\\u001b\""] {
+            fs::write(&path, corrupt).unwrap();
+            let why = format!("{:#}", State::read(&path).unwrap_err());
+            assert!(why.contains("state.json: move it away"), "{why}");
+        }
+    }
+
+    #[test]
+    fn change_that_cannot_be_written_is_not_made_and_is_tried_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.json");
+        let obstacle = dir.path().join("state.json.next");
+        let own = ProcessId::of(std::process::id()).unwrap();
+        let mut state = State::default();
+        // A directory lies where the next file would be written.
+        fs::create_dir(&obstacle).unwrap();
+        let why = state.keep(&path, |state| state.add(member("acme", "web", own))).unwrap_err();
+        assert!(why.contains("cannot write"), "{why}");
+        assert_eq!(state.find(own), None);
+        state.touch();
+        assert!(state.write(&path).is_err() && state.write(&path).is_err(), "the second call forgot the change");
+        fs::remove_dir(&obstacle).unwrap();
+        state.keep(&path, |state| state.add(member("acme", "web", own))).unwrap();
+        assert!(State::read(&path).unwrap().find(own).is_some());
     }
 }

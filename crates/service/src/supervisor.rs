@@ -14,7 +14,7 @@ use api::ask::MemberLine;
 use api::control::{GroupReport, Identity};
 use api::place::{Lock, Place, own_uid};
 use cli::note;
-use host::{Caught, PeerProcess, ProcessId, Seqpacket, SeqpacketListener, Signals};
+use host::{Caught, Files, PeerProcess, ProcessId, Seqpacket, SeqpacketListener, Signals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
 use rustix::process::{WaitOptions, wait};
@@ -60,6 +60,7 @@ pub struct Supervisor {
     accept_after: Option<Instant>,
     said_no_home: bool,
     bills_due: Instant,
+    said_no_state: bool,
     _lock: Lock,
 }
 
@@ -71,12 +72,9 @@ impl Supervisor {
     pub fn new(place: Place, config: Config, options: Options, lock: Lock) -> anyhow::Result<Self> {
         let signals = Signals::catch().context("cannot catch signals")?;
         act::raise_open_files_limit();
-        let (state, complaint) = State::read(&place.state_file());
-        if let Some(complaint) = complaint {
-            note!("{complaint}; members that run will have to be started again");
-        }
-        let agents = SeqpacketListener::bind(&place.agent_socket())?;
-        let control = SeqpacketListener::bind(&place.control_socket())?;
+        let state = State::read(&place.state_file())?;
+        let agents = SeqpacketListener::bind(&place.agent_socket(), Files::Refused)?;
+        let control = SeqpacketListener::bind(&place.control_socket(), Files::Refused)?;
         // Any user may connect to root's service; the peer's credentials decide what it may do.
         let mode = if own_uid() == 0 { 0o666 } else { 0o600 };
         for path in [agents.path(), control.path()] {
@@ -97,6 +95,7 @@ impl Supervisor {
             accept_after: None,
             said_no_home: false,
             bills_due: Instant::now(),
+            said_no_state: false,
             _lock: lock,
         };
         supervisor.begin()?;
@@ -225,10 +224,9 @@ impl Supervisor {
     fn accept_agents(&mut self) {
         for _ in 0..TURN {
             let Some(socket) = self.accept(true) else { return };
-            let admitted = PeerProcess::of(&socket).map_err(|e| e.to_string()).and_then(|peer| {
-                let groups = self.registry.groups.iter().map(|(name, group)| (name.as_str(), &group.config));
-                decide::member_of(&peer, &self.registry.state, groups)
-            });
+            let admitted = PeerProcess::of(&socket)
+                .map_err(|e| e.to_string())
+                .and_then(|peer| decide::member_of(&peer, &self.registry.state, &self.registry.groups));
             match admitted.and_then(|member| self.admit(member, socket)) {
                 Ok(()) => {}
                 Err(why) => note!("a connection was refused: {why}"),
@@ -237,10 +235,13 @@ impl Supervisor {
     }
 
     /// Passes a member's socket on to its group's worker. If that is refused, the socket is closed.
+    ///
+    /// The next supervisor takes no worker's word for who is a member. So the member is on disk before the worker hears
+    /// of it.
     fn admit(&mut self, member: MemberLine, socket: Seqpacket) -> Result<(), String> {
         let process = ProcessId { pid: member.identity.pid, start_ticks: member.identity.started };
         if self.registry.state.find(process).is_none() {
-            self.registry.state.add(member.clone())?;
+            self.registry.keep(|state| state.add(member.clone()))?;
             note!("group {}: process {} is member {} by a rule", member.group, process.pid, member.identity.name);
         }
         let group = self.registry.group(&member.group);
@@ -255,7 +256,7 @@ impl Supervisor {
     fn accept_clients(&mut self) {
         for _ in 0..TURN {
             let Some(socket) = self.accept(false) else { return };
-            self.clients.add(socket);
+            self.clients.add(socket, &self.registry);
         }
     }
 
@@ -270,7 +271,7 @@ impl Supervisor {
                 }
                 let Some(heard) = group.hear(buffer) else { break };
                 match heard {
-                    Heard::Members(members) => self.found_members(&name, members),
+                    Heard::Members(members) => self.found_members(&name, &members),
                     Heard::Report(worker, report) => self.heard_report(&name, worker, &report),
                     Heard::Nothing => {}
                     Heard::Ended(home) => {
@@ -291,21 +292,23 @@ impl Supervisor {
         self.clients.reported(&mut self.registry, name, report);
     }
 
+    /// Writes the state if it has changed. A failure is logged once, and the write is tried again with each turn.
     fn write_state(&mut self) {
-        if let Err(e) = self.registry.state.write(&self.registry.place.state_file()) {
-            note!("{e:#}");
+        match self.registry.state.write(&self.registry.place.state_file()) {
+            Ok(()) => self.said_no_state = false,
+            Err(e) if !std::mem::replace(&mut self.said_no_state, true) => note!("{e:#}; it is tried again"),
+            Err(_) => {}
         }
     }
 
-    /// Registers the members that an adopted worker has; the supervisor before us had admitted them.
-    fn found_members(&mut self, name: &str, members: Vec<Identity>) {
+    /// Compares the members that an adopted worker says it has with those that a supervisor once admitted. A worker
+    /// that names another process is lying, and gets nothing for it.
+    fn found_members(&mut self, name: &str, members: &[Identity]) {
         for identity in members {
             let process = ProcessId { pid: identity.pid, start_ticks: identity.started };
-            if self.registry.state.find(process).is_none() && process.is_alive() {
-                let member = MemberLine { group: name.to_owned(), identity, uid: own_uid(), connected: true };
-                if let Err(why) = self.registry.state.add(member) {
-                    note!("group {name}: {why}");
-                }
+            let is_admitted = self.registry.state.find(process).is_some_and(|member| member.group == name);
+            if !is_admitted && process.is_alive() {
+                note!("group {name}: the worker claims process {}, which was never admitted to it", process.pid);
             }
         }
         let place = self.registry.place.clone();
@@ -322,9 +325,16 @@ impl Supervisor {
 
     fn start_workers(&mut self) {
         let now = Instant::now();
+        let state = &self.registry.state;
+        let members = state.members().iter().map(|member| member.uid);
+        let has_worker = |group: &String| self.registry.groups.get(group).is_some_and(|group| group.worker.is_some());
+        let workers = state.worker_uids.iter().filter(|(group, _)| has_worker(group)).map(|(_, uid)| *uid);
+        self.prover.tell_users(members.chain(workers).collect());
         if self.prover.start_at(now).is_some_and(|at| at <= now) {
-            let uid = self.registry.worker_uid(PROVER);
-            self.prover.start(uid);
+            match self.registry.worker_uid(PROVER) {
+                Ok(uid) => self.prover.start(uid),
+                Err(why) => self.prover.not_started(&why),
+            }
         }
         let due = |g: &Group, members| g.start_at(members, now).is_some_and(|at| at <= now);
         let names: Vec<String> = self
@@ -338,8 +348,10 @@ impl Supervisor {
             let uid = self.registry.worker_uid(&name);
             let (place, mut no_home) = (self.registry.place.clone(), None);
             let group = self.registry.group(&name);
-            group.uid = uid;
-            group.start(&place, &mut no_home);
+            match uid {
+                Ok(uid) => group.start(&place, uid, &mut no_home),
+                Err(why) => group.not_started(&why),
+            }
             if let Some(why) = no_home.filter(|_| !std::mem::replace(&mut self.said_no_home, true)) {
                 note!("workers have no control groups of their own: {why}");
             }
@@ -352,6 +364,7 @@ impl Supervisor {
         self.leftover.retain(|home| !home.remove());
         self.clients.forget_silent();
         let now = Instant::now();
+        self.prover.watch(now);
         let asks = self.bills_due <= now;
         if asks {
             self.bills_due = now + BILLS;
@@ -380,7 +393,8 @@ impl Supervisor {
     /// Ends the service. Members go on in any case. Workers go on for a successor, or end at once.
     fn end(mut self) -> anyhow::Result<()> {
         self.prover.end();
-        self.registry.state.write(&self.registry.place.state_file())?;
+        // All that must not be lost was written when it was decided.
+        self.write_state();
         let workers = self.registry.groups.values().filter(|g| g.worker.is_some()).count();
         if self.options.stop_workers {
             let homes: Vec<_> =

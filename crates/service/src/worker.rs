@@ -4,11 +4,12 @@ use act::CgroupHome;
 use anyhow::Context;
 use api::control::{CONTROL_BYTES, News, Order};
 use api::place::{Place, own_uid};
-use host::{ProcessId, Received, Seqpacket, SeqpacketListener};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use host::{Files, ForeignFile, ProcessId, Received, Seqpacket, SeqpacketListener};
+use rustix::fd::{AsFd, BorrowedFd};
 use std::collections::VecDeque;
 use std::io;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::time::Instant;
@@ -27,7 +28,7 @@ pub struct Worker {
     /// Its own control group, where it has one.
     pub home: Option<CgroupHome>,
     socket: Seqpacket,
-    waiting: VecDeque<(Vec<u8>, Vec<Rc<OwnedFd>>)>,
+    waiting: VecDeque<(Vec<u8>, Vec<Rc<dyn AsFd>>)>,
 }
 
 impl Worker {
@@ -39,8 +40,8 @@ impl Worker {
     pub fn start(place: &Place, group: &str, uid: Option<u32>, no_home: &mut Option<String>) -> anyhow::Result<Self> {
         // The socket has its name before the process starts: if this supervisor dies, the next one finds the worker.
         let path = place.worker_socket(group);
-        let listener = SeqpacketListener::bind(&path)?;
-        let socket = Seqpacket::connect(&path)?;
+        let listener = SeqpacketListener::bind(&path, Files::Taken)?;
+        let socket = connect(&path)?;
         let input = listener.as_fd().try_clone_to_owned().context("cannot pass a socket on")?;
         let mut command = Command::new("/proc/self/exe");
         command.arg0("pagefold").args(["worker", "--group", group, "--supervisor-uid", &own_uid().to_string()]);
@@ -66,7 +67,7 @@ impl Worker {
     /// The socket is there but cannot be used.
     pub fn adopt(place: &Place, group: &str) -> anyhow::Result<Option<Self>> {
         let path = place.worker_socket(group);
-        let Ok(socket) = Seqpacket::connect(&path) else {
+        let Ok(socket) = connect(&path) else {
             let _ = std::fs::remove_file(&path);
             return Ok(None);
         };
@@ -78,7 +79,7 @@ impl Worker {
 
     /// Sends an order and copies of `files`, at once or when the worker has read the orders before. `false` when too
     /// many orders wait.
-    pub fn send(&mut self, order: &Order, files: Vec<Rc<OwnedFd>>) -> bool {
+    pub fn send(&mut self, order: &Order, files: Vec<Rc<dyn AsFd>>) -> bool {
         if self.waiting.len() >= MOST_WAITING {
             return false;
         }
@@ -107,10 +108,12 @@ impl Worker {
     ///
     /// # Errors
     /// It has gone, or sent something that is no message.
-    pub fn receive(&self, buffer: &mut Vec<u8>) -> io::Result<Option<(News, Vec<OwnedFd>)>> {
+    pub fn receive(&self, buffer: &mut Vec<u8>) -> io::Result<Option<(News, Vec<ForeignFile>)>> {
         buffer.resize(CONTROL_BYTES, 0);
         let mut files = Vec::new();
-        match self.socket.receive(buffer, &mut files)? {
+        let received = self.socket.receive(buffer, &mut files);
+        let files = files.into_iter().map(ForeignFile::from).collect();
+        match received? {
             Received::Nothing => Ok(None),
             Received::Closed => Err(io::ErrorKind::UnexpectedEof.into()),
             Received::Frame(bytes) => {
@@ -124,6 +127,11 @@ impl Worker {
     pub fn end(&self) {
         self.process.terminate();
     }
+}
+
+/// Connects to a worker, which may be compromised: it can keep waiting whoever closes this socket.
+fn connect(path: &Path) -> host::Result<Seqpacket> {
+    Ok(Seqpacket::from_stranger(Seqpacket::connect(path)?.into()))
 }
 
 impl AsFd for Worker {

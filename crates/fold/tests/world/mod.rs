@@ -48,7 +48,7 @@ impl World {
     pub fn idle() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("worker");
-        let listener = SeqpacketListener::bind(&path).unwrap();
+        let listener = SeqpacketListener::bind(&path, host::Files::Taken).unwrap();
         let prover = dir.path().join("prover");
         std::thread::spawn(move || fold::run(listener, "test", u32::MAX, prover));
         let socket = Seqpacket::connect(&path).unwrap();
@@ -77,7 +77,7 @@ impl World {
 
     /// The socket to which the worker connects as to its prover.
     pub fn prover(&self) -> SeqpacketListener {
-        SeqpacketListener::bind(&self.dir.path().join("prover")).unwrap()
+        SeqpacketListener::bind(&self.dir.path().join("prover"), host::Files::Refused).unwrap()
     }
 
     /// Another supervisor connects.

@@ -189,6 +189,7 @@ fn write_report(file: OutputFile, findings: &Findings, guests: &[Guest]) -> anyh
 }
 
 /// Time and place of the census: `2026-11-20 14:30 UTC on host, Linux 6.18.1`.
+#[expect(clippy::disallowed_methods, reason = "a date for people")]
 fn made_at() -> String {
     let time = humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string();
     let (day, clock) = time.split_once('T').unwrap_or((&time, ""));

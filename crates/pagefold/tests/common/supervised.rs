@@ -11,6 +11,21 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
+/// Python program that executes another one, for which `setsockopt` and `getsockopt` do not know an option
+/// (`ENOPROTOOPT`). It is for x86-64.
+const WITHOUT_OPTION: &str = "
+import ctypes, os, struct, sys
+option, program = int(sys.argv[1]), sys.argv[2:]
+LOAD, EQUALS, RETURN, ALLOW, ERROR = 0x20, 0x15, 0x06, 0x7fff0000, 0x50000 | 92
+code = [(LOAD, 0, 0, 0), (EQUALS, 1, 0, 54), (EQUALS, 0, 3, 55), (LOAD, 0, 0, 32), (EQUALS, 0, 1, option),
+        (RETURN, 0, 0, ERROR), (RETURN, 0, 0, ALLOW)]
+code = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *line) for line in code), 8 * len(code))
+filter = ctypes.create_string_buffer(struct.pack('HxxxxxxQ', 7, ctypes.addressof(code)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(22, 2, filter, 0, 0) == 0, ctypes.get_errno()
+os.execv(program[0], program)
+";
+
 /// Waits until `look` finds something, and returns it.
 pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + Duration::from_secs(15);
@@ -102,9 +117,21 @@ impl Installed {
     }
 
     pub fn serve(&self, config: &str, more: &[&str]) -> Supervisor {
+        self.serve_by(Command::new(self.path("pagefold")), config, more)
+    }
+
+    /// Like [`Self::serve`], on a kernel that does not know this option of sockets: a filter of system calls says so to
+    /// all processes of the service.
+    pub fn serve_without_option(&self, config: &str, option: u32) -> Supervisor {
+        let mut command = Command::new("python3");
+        command.args(["-c", WITHOUT_OPTION, &option.to_string()]).arg(self.path("pagefold"));
+        self.serve_by(command, config, &[])
+    }
+
+    /// Runs `pagefold serve` with `command`, to which its arguments are added.
+    pub fn serve_by(&self, mut command: Command, config: &str, more: &[&str]) -> Supervisor {
         fs::write(self.path("config.toml"), config).expect("write the configuration");
         let log = File::options().append(true).create(true).open(self.path("log")).expect("open the log");
-        let mut command = Command::new(self.path("pagefold"));
         command.arg("serve").arg("--dir").arg(self.path("s")).args(more).stderr(log);
         if !config.is_empty() {
             command.arg("--config").arg(self.path("config.toml"));
@@ -112,7 +139,10 @@ impl Installed {
         let mut child = command.spawn().expect("start pagefold serve");
         wait_for("the service answers", || {
             assert!(child.try_wait().expect("ask for its state").is_none(), "{}", self.log());
-            self.pagefold(&["group", "list"]).status.success().then_some(())
+            let list = ["group", "list"];
+            // Each user has its own service.
+            let answers = self.pagefold(&list).status.success() || self.pagefold_unprivileged(&list).status.success();
+            answers.then_some(())
         });
         Supervisor(child)
     }

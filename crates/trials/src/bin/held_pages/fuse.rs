@@ -24,6 +24,7 @@ const GETATTR: u32 = 3;
 const OPEN: u32 = 14;
 const READ: u32 = 15;
 const WRITE: u32 = 16;
+const FLUSH: u32 = 25;
 const INIT: u32 = 26;
 /// Flags in an answer to `OPEN`: reads and writes bypass the page cache, and nothing is asked when the file is closed.
 /// Otherwise a killed program would wait for its own file system for ever.
@@ -37,6 +38,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Value of every byte that a read returns.
 pub const BROUGHT: u8 = 0xd1;
+
+/// Whether requests to flush, which the kernel makes when a descriptor is closed, are left without an answer.
+static KEEPS_CLOSERS_WAITING: AtomicBool = AtomicBool::new(false);
 
 /// The mounted file.
 pub struct SlowFile {
@@ -76,6 +80,12 @@ impl SlowFile {
         std::thread::spawn(move || serve(served, &reads, &writes, &is_paused));
         let (path, unanswered, readers) = (CString::new("/mnt/file")?, Vec::new(), Vec::new());
         Ok(Self { path, device, waiting, unanswered, readers, paused, written, writer: None })
+    }
+
+    /// Leaves everybody without an answer who closes the file.
+    #[allow(dead_code, reason = "one of the programs that mount this file system does not call it")]
+    pub fn keep_closers_waiting(&self) {
+        KEEPS_CLOSERS_WAITING.store(true, Ordering::Relaxed);
     }
 
     /// Begins a read into a page, and returns once the file system has received the request.
@@ -203,6 +213,7 @@ fn serve(mut device: File, reads: &Sender<u64>, writes: &Sender<Vec<u8>>, paused
             }
             READ => _ = reads.send(unique),
             FORGET => {}
+            FLUSH if KEEPS_CLOSERS_WAITING.load(Ordering::Relaxed) => {}
             _ => refuse(&mut device, unique)?,
         }
     }

@@ -113,6 +113,7 @@ fn run(plan: &Plan, threads: usize, patience: Duration) {
 }
 
 /// A seed that differs from run to run.
+#[expect(clippy::disallowed_methods, reason = "a seed, not a time")]
 fn unforeseen() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock");
     Random::new(now.as_nanos() as u64 ^ mix(u64::from(std::process::id()))).next()

@@ -38,6 +38,7 @@ impl Random {
     }
 
     /// A seed that differs from run to run.
+    #[expect(clippy::disallowed_methods, reason = "a seed, not a time")]
     pub fn unforeseen() -> Self {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock");
         Self::new(now.as_nanos() as u64 ^ u64::from(std::process::id()) << 32)

@@ -1,0 +1,221 @@
+//! Accidents of a service: its disk is full or read-only, its state is damaged, the clock is set, another service has a
+//! group of the same name. Nothing opens, and nothing is lost.
+
+mod common;
+
+use common::supervised::{Fake, Installed, is_alive, signal, wait_for};
+use common::{Afterwards, json_of, not_root, unprivileged};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Output};
+
+const TWO: &str = "\
+[[group]]
+name = 'acme'
+[[group]]
+name = 'beta'
+";
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn mount(words: &[&str]) {
+    assert!(Command::new("mount").args(words).status().expect("run mount").success(), "mount {words:?}");
+}
+
+/// Mounts a small file system at the service's directory. It is unmounted when this is dropped.
+fn small_disk(installed: &Installed) -> Afterwards {
+    let dir = installed.text("s");
+    fs::create_dir(&dir).expect("make the directory");
+    let afterwards = Afterwards::run(&format!("umount -l {dir}"));
+    mount(&["-t", "tmpfs", "-o", "size=256k,mode=0755", "tmpfs", &dir]);
+    afterwards
+}
+
+fn run(installed: &Installed, name: &str) -> Output {
+    installed.pagefold(&["run", "--group", "acme", "--name", name, "--", "true"])
+}
+
+/// Asserts that the service takes no member and no change that it cannot write down, and that `web` is well.
+fn assert_nothing_new_is_taken(installed: &Installed, web: &mut Fake) {
+    let joined = run(installed, "db");
+    assert!(!joined.status.success() && text(&joined.stderr).contains("cannot write"), "{joined:?}");
+    let set = installed.pagefold(&["group", "set", "acme", "--fold", "off"]);
+    assert!(!set.status.success() && text(&set.stderr).contains("cannot write"), "{set:?}");
+    assert_eq!(installed.listed("acme")["settings"]["fold"], "on", "a change that was refused is in force");
+    assert_eq!(installed.listed("acme")["members"], 1);
+    assert!(web.is_connected());
+    assert_eq!(installed.members("acme"), ["web"]);
+}
+
+#[test]
+fn full_disk_loses_no_member_and_takes_none() {
+    if not_root() {
+        return;
+    }
+    let installed = Installed::new();
+    let _disk = small_disk(&installed);
+    let mut supervisor = installed.serve(TWO, &[]);
+    let mut web = installed.member("acme", "web");
+    assert!(web.connects(&installed), "{}", installed.log());
+    assert!(installed.pagefold(&["group", "set", "acme", "--scan-rate", "1234"]).status.success());
+    let worker = installed.worker("acme");
+    let filler = installed.path("s/filler");
+    assert!(fs::write(&filler, vec![1; 1 << 20]).is_err(), "the disk is not full");
+    assert_nothing_new_is_taken(&installed, &mut web);
+    // Neither the end nor the start of a supervisor needs room.
+    supervisor.kill();
+    let supervisor = installed.serve(TWO, &[]);
+    assert_nothing_new_is_taken(&installed, &mut web);
+    assert_eq!(installed.worker("acme"), worker);
+    assert_eq!(installed.listed("acme")["settings"]["scan-rate"], 1234);
+    supervisor.terminate();
+    assert!(is_alive(worker) && installed.log().contains("workers go on for 30 s"), "{}", installed.log());
+    let _supervisor = installed.serve(TWO, &[]);
+    fs::remove_file(&filler).expect("make room");
+    let joined = run(&installed, "db");
+    assert!(joined.status.success(), "{joined:?}");
+    assert!(web.is_connected());
+}
+
+#[test]
+fn read_only_disk_loses_no_member_and_takes_none() {
+    if not_root() {
+        return;
+    }
+    let installed = Installed::new();
+    let dir = installed.text("s");
+    fs::create_dir(&dir).expect("make the directory");
+    let _afterwards = Afterwards::run(&format!("umount -l {dir} 2>/dev/null"));
+    let mut supervisor = installed.serve(TWO, &[]);
+    let mut web = installed.member("acme", "web");
+    assert!(web.connects(&installed), "{}", installed.log());
+    let worker = installed.worker("acme");
+    mount(&["--bind", &dir, &dir]);
+    mount(&["-o", "remount,bind,ro", &dir]);
+    assert_nothing_new_is_taken(&installed, &mut web);
+    supervisor.kill();
+    let refused = installed.pagefold(&["serve", "--dir", &dir]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("Read-only file system"), "{refused:?}");
+    assert!(web.is_connected() && is_alive(worker));
+    assert!(Command::new("umount").arg(&dir).status().expect("run umount").success());
+    let _supervisor = installed.serve(TWO, &[]);
+    assert_eq!((installed.worker("acme"), installed.members("acme")), (worker, vec!["web".to_owned()]));
+}
+
+/// A supervisor with an empty state would forget settings that keep members apart.
+#[test]
+fn damaged_state_starts_no_supervisor_and_is_left_alone() {
+    if not_root() {
+        return;
+    }
+    let installed = Installed::new();
+    let mut supervisor = installed.serve(TWO, &[]);
+    let mut web = installed.member("acme", "web");
+    assert!(web.connects(&installed), "{}", installed.log());
+    assert!(installed.pagefold(&["group", "set", "acme", "--intra-member-only", "true"]).status.success());
+    let worker = installed.worker("acme");
+    supervisor.kill();
+    let state = installed.path("s/state.json");
+    let whole = fs::read(&state).expect("the state");
+    for damaged in [&whole[..whole.len() / 2], &[]] {
+        fs::write(&state, damaged).expect("damage it");
+        let refused = installed.pagefold(&["serve", "--dir", &installed.text("s")]);
+        assert_eq!(refused.status.code(), Some(1));
+        let said = text(&refused.stderr);
+        assert!(said.contains("state.json: move it away to start without it"), "{said}");
+        assert_eq!(fs::read(&state).expect("the state"), damaged);
+        assert!(web.is_connected() && is_alive(worker));
+    }
+    fs::write(&state, &whole).expect("mend it");
+    let _supervisor = installed.serve(TWO, &[]);
+    assert_eq!((installed.worker("acme"), installed.members("acme")), (worker, vec!["web".to_owned()]));
+    assert_eq!(installed.listed("acme")["settings"]["intra-member-only"], true);
+}
+
+/// Ends the program that asks for the time of day. Preloaded into the supervisor, and not into its children.
+const NO_CLOCK: &str = "
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+int clock_gettime(clockid_t clock, struct timespec *time) {
+    static int (*next)(clockid_t, struct timespec *);
+    if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE) abort();
+    if (!next) next = dlsym(RTLD_NEXT, \"clock_gettime\");
+    return next(clock, time);
+}
+time_t time(time_t *t) { abort(); }
+int gettimeofday(struct timeval *restrict t, void *restrict zone) { abort(); }
+";
+
+/// Whoever sets the clock changes nothing: no process of a service asks for it. For workers and agents, `clippy.toml`
+/// says so.
+#[test]
+fn supervisor_never_asks_for_time_of_day() {
+    if not_root() {
+        return;
+    }
+    let installed = Installed::new();
+    fs::write(installed.path("clock.c"), NO_CLOCK).expect("write a program");
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-o"]).arg(installed.path("clock.so")).arg(installed.path("clock.c"));
+    assert!(cc.status().expect("run cc").success());
+    // The library works: `date` cannot tell the time with it.
+    let date = Command::new("date").env("LD_PRELOAD", installed.path("clock.so")).output().expect("run date");
+    assert!(!date.status.success(), "{date:?}");
+    let mut command = Command::new(installed.path("pagefold"));
+    command.env("LD_PRELOAD", installed.path("clock.so"));
+    let supervisor = installed.serve_by(command, TWO, &[]);
+    let mut web = installed.member("acme", "web");
+    assert!(web.connects(&installed), "{}", installed.log());
+    let first = installed.worker("acme");
+    signal(first, "KILL");
+    wait_for("another worker", || Some(installed.worker("acme")).filter(|worker| *worker != first));
+    assert!(web.connects(&installed), "{}", installed.log());
+    assert!(installed.pagefold(&["group", "set", "acme", "--fold", "off"]).status.success());
+    assert_eq!(installed.members("acme"), ["web"]);
+    supervisor.terminate();
+}
+
+/// A pool is known by its file, not by its group's name alone.
+#[test]
+fn groups_of_one_name_in_two_services_have_nothing_in_common() {
+    if not_root() {
+        return;
+    }
+    let (installed, others) = (Installed::new(), Installed::new());
+    let _supervisor = installed.serve(TWO, &[]);
+    // The other service is another user's.
+    fs::set_permissions(others.dir.path(), Permissions::from_mode(0o777)).expect("open the directory");
+    let acme = "[[group]]\nname = 'acme'\n[[group.processes]]\nuid = 65534\n";
+    let _other = others.serve_by(unprivileged(&others.text("pagefold")), acme, &[]);
+    let (mut web, mut other) = (installed.member("acme", "web"), others.stranger_unprivileged());
+    assert!(web.connects(&installed) && other.connects(&others), "{}{}", installed.log(), others.log());
+    let shown = json_of(&others.pagefold_unprivileged(&["group", "show", "acme", "--json"]));
+    assert_eq!(
+        (installed.members("acme"), shown["members"][0]["pid"].as_u64()),
+        (vec!["web".into()], Some(other.pid().into()))
+    );
+    assert_ne!(shown["worker_pid"], installed.worker("acme"));
+    // Neither takes the other's place, or its members.
+    let serve = others.pagefold_unprivileged(&["serve", "--dir", &installed.text("s")]);
+    assert!(text(&serve.stderr).contains("belongs to user 0"), "{serve:?}");
+    assert!(!other.connects(&installed));
+    // A process that maps the other pool of that name brings nothing along.
+    let script = format!(
+        "import mmap, os, socket, sys
+f = os.memfd_create('pagefold-acme'); os.ftruncate(f, 4096)
+m = mmap.mmap(f, 4096, mmap.MAP_PRIVATE)
+s = socket.socket(1, 5); s.connect('{}')
+s.settimeout(5)
+sys.exit(0 if s.recv(9) == b'' else 9)",
+        installed.text("s/agent.sock")
+    );
+    let run = installed.pagefold(&["run", "--group", "acme", "--", "python3", "-c", &script]);
+    assert!(run.status.success(), "{run:?}");
+    assert!(installed.log().contains("another service's group acme, and cannot join acme"), "{}", installed.log());
+}
