@@ -69,7 +69,7 @@ fn full_disk_loses_no_member_and_takes_none() {
     let supervisor = installed.serve(TWO, &[]);
     assert_nothing_new_is_taken(&installed, &mut web);
     assert_eq!(installed.worker("acme"), worker);
-    assert_eq!(installed.listed("acme")["settings"]["scan-rate"], 1234);
+    assert_eq!(installed.listed("acme")["settings"]["scan_rate"], 1234);
     supervisor.terminate();
     assert!(is_alive(worker) && installed.log().contains("workers go on for 30 s"), "{}", installed.log());
     let _supervisor = installed.serve(TWO, &[]);
@@ -132,7 +132,7 @@ fn damaged_state_starts_no_supervisor_and_is_left_alone() {
     fs::write(&state, &whole).expect("mend it");
     let _supervisor = installed.serve(TWO, &[]);
     assert_eq!((installed.worker("acme"), installed.members("acme")), (worker, vec!["web".to_owned()]));
-    assert_eq!(installed.listed("acme")["settings"]["intra-member-only"], true);
+    assert_eq!(installed.listed("acme")["settings"]["intra_member_only"], true);
 }
 
 /// Ends the program that asks for the time of day. Preloaded into the supervisor, and not into its children.

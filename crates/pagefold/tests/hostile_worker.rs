@@ -39,7 +39,7 @@ impl Scene {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
-        let listener = SeqpacketListener::bind(&socket).unwrap();
+        let listener = SeqpacketListener::bind(&socket, host::Files::Taken).unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "LD_PRELOAD=$0 PAGEFOLD_PID=$$ exec $1"]).arg(program("libpagefold.so"));
         command.arg(program("known_pages")).env("PAGEFOLD_SOCKET", &socket).env("PAGEFOLD_EAGER", "1");

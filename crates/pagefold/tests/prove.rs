@@ -3,9 +3,9 @@
 
 mod common;
 
-use common::service::{Service, cannot_fold, folded_pages, until};
+use common::service::{Service, until};
 use common::supervised::signal;
-use common::{not_root, number, unprivileged};
+use common::{not_root, unprivileged};
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -246,28 +246,18 @@ fn killed_prover_is_replaced_and_ends_with_its_supervisor() {
 
 /// A stopped process still gets connections, and answers nothing.
 #[test]
-fn broken_pages_are_folded_again_while_prover_is_silent_until_it_is_replaced() {
-    if cannot_fold() {
+fn silent_prover_is_replaced() {
+    if not_root() {
         return;
     }
     let service = Service::start();
-    until(20, "a prover", || service.log().contains("prover started"));
-    let program = program().with_file_name("known_pages");
-    let mut member = service.run("acme", "a", &[], &[program.to_str().expect("a plain path")]);
-    for line in ["alloc x 500", "same x 0 500 1", "mergeable x"] {
-        member.tell(line);
-    }
-    until(30, "all is folded", || folded_pages(&service.show("acme"), "a") == 500);
+    let mut pages = Pages::start(&service);
+    pages.does(&["protect"]);
+    assert!(!pages.tell("until-free 0 512").contains("error"));
     let silent = prover_pid(&service).expect("a prover");
     signal(silent, "STOP");
-    let mut content = 1;
-    until(9, "broken pages are folded again by a fork probe", || {
-        content += 1;
-        member.tell(&format!("same x 0 500 {content}"));
-        std::thread::sleep(std::time::Duration::from_secs(1));
-        number(&service.show("acme")["refolds"]) > 0
-    });
-    assert_eq!(prover_pid(&service), Some(silent), "the prover was replaced first: this test has tried nothing");
-    until(20, "another prover", || prover_pid(&service).is_some_and(|pid| pid != silent));
+    until(30, "another prover", || prover_pid(&service).is_some_and(|pid| pid != silent));
     assert!(service.log().contains("does not answer: it is killed"), "{}", service.log());
+    assert!(pages.tell("ask 0 4").starts_with("error"), "nobody answers for the one that was killed");
+    assert_eq!(pages.tell("ask 0 4"), "0000");
 }

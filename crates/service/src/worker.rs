@@ -17,6 +17,9 @@ use std::time::Instant;
 /// Most orders that may wait for a worker that does not read.
 const MOST_WAITING: usize = 4096;
 
+/// An order, and the files that go with it.
+type Waiting = (Vec<u8>, Vec<Rc<dyn AsFd>>);
+
 /// A running worker.
 pub struct Worker {
     /// Its process.
@@ -28,7 +31,7 @@ pub struct Worker {
     /// Its own control group, where it has one.
     pub home: Option<CgroupHome>,
     socket: Seqpacket,
-    waiting: VecDeque<(Vec<u8>, Vec<Rc<dyn AsFd>>)>,
+    waiting: VecDeque<Waiting>,
 }
 
 impl Worker {
