@@ -5,8 +5,8 @@
 //! - The service's *prover*, where there is one. It reads the page's reference count, as the kernel's own merger
 //!   does. Nobody can have taken a reference for writing since writers are kept out, because that takes the same
 //!   fault as a write.
-//! - Where there is none, or it does not answer for a while, a *fork probe* ([`act::ForkProbe`]): a child that is forked before writers are kept out. A page that is
-//!   still shared with it was not pinned at the fork, and was neither written nor pinned for writing since. The fork
+//! - Where there is none that answers, a *fork probe* ([`act::ForkProbe`]): a child that is forked before writers are
+//!   kept out. A page that is still shared with it was not pinned at the fork, and was neither written nor pinned for writing since. The fork
 //!   probe does not see references that do not pin. Members in which anything is known to take such references are
 //!   not folded (`references`).
 

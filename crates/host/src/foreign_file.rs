@@ -1,8 +1,8 @@
 //! Files that somebody else sent, and closing them.
 //!
-//! Closing a file may wait for as long as its sender likes: for the server of a FUSE file system, or for a peer to
-//! take what was sent to it (`SO_LINGER`). So may closing a socket in which such files wait to be received. Threads of
-//! their own close them, and no other thread waits.
+//! Closing a file may wait for as long as its sender likes. The server of a FUSE file system need not answer, and a peer
+//! need not take what was sent to it (`SO_LINGER`). Closing a socket in which such files wait to be received waits too.
+//! Threads of their own close them, and no other thread waits.
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
@@ -29,7 +29,7 @@ impl ForeignFile {
         self.0.as_ref().expect("it is taken out only by those who end this")
     }
 
-    /// The file. Whoever closes it may have to wait.
+    /// The file. Closing it may wait.
     pub fn into_inner(mut self) -> OwnedFd {
         self.0.take().expect("it is taken out only by those who end this")
     }

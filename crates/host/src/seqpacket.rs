@@ -2,8 +2,10 @@
 //!
 //! # Files from strangers
 //!
-//! Closing a file that a stranger sent may wait for ever (`foreign_file.rs`). The kernel closes files too: those of a
-//! frame, when the receiver leaves no room for them, and those of unread frames, when the socket is closed.
+//! Closing a file that a stranger sent may wait for ever (`foreign_file.rs`). The kernel closes files too:
+//!
+//! - those of a frame, when the receiver leaves no room for them,
+//! - those of unread frames, when the socket is closed.
 //!
 //! | | where no files are due ([`Files::Refused`]) | where some are due ([`Files::Taken`]) |
 //! |---|---|---|

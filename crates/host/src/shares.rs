@@ -21,8 +21,8 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// Whether another connection of user `uid` gets a place, where `taken` are the users of those that have one, and
-    /// `claims` the users with a claim.
+    /// Whether another connection of user `uid` gets a place. `taken` are the users of all connections that have one, and
+    /// `claims` are the users with a claim.
     pub fn have_room(&self, uid: u32, claims: &BTreeSet<u32>, taken: impl Iterator<Item = u32> + Clone) -> bool {
         let all = taken.clone().count();
         let own = taken.clone().filter(|user| *user == uid).count();

@@ -1,4 +1,4 @@
-//! Accidents of a service: its disk is full or read-only, its state is damaged, the clock is set, another service has a
+//! Accidents of a service: its disk is full or read-only, its state is damaged, the clock is set. Another service has a
 //! group of the same name. Nothing opens, and nothing is lost.
 
 mod common;
@@ -152,7 +152,7 @@ time_t time(time_t *t) { abort(); }
 int gettimeofday(struct timeval *restrict t, void *restrict zone) { abort(); }
 ";
 
-/// Whoever sets the clock changes nothing: no process of a service asks for it. For workers and agents, `clippy.toml`
+/// Setting the clock changes nothing: no process of a service asks for it. For workers and agents, `clippy.toml`
 /// says so.
 #[test]
 fn supervisor_never_asks_for_time_of_day() {

@@ -20,7 +20,7 @@ const USERS_BYTES: usize = 64 << 10;
 /// Stack of a connection's thread, in bytes: its calls are not deep.
 const STACK_BYTES: usize = 128 << 10;
 
-/// What a prover gets from its supervisor.
+/// Everything that a prover gets from its supervisor.
 pub struct Serving<'a> {
     /// The socket to which members connect.
     pub listener: SeqpacketListener,

@@ -120,7 +120,7 @@ impl Installed {
         self.serve_by(Command::new(self.path("pagefold")), config, more)
     }
 
-    /// Like [`Self::serve`], on a kernel that does not know this option of sockets: a filter of system calls says so to
+    /// Like [`Self::serve`], on a kernel that does not know this option of sockets. A filter of system calls says so to
     /// all processes of the service.
     pub fn serve_without_option(&self, config: &str, option: u32) -> Supervisor {
         let mut command = Command::new("python3");

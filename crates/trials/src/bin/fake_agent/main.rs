@@ -9,12 +9,20 @@
 //! prove PATH      asks a prover about a page; answers `ok` or the error
 //! crowd PATH N    opens N connections, and answers how many of them are open a while later
 //! become UID      becomes that user
+//! ```
 //!
-//! files KIND      makes files that keep waiting whoever closes them, `fuse` or `linger`; answers `ok` if they do
+//! With files that keep their closers waiting:
+//!
+//! ```text
+//! files KIND      makes such files, `fuse` or `linger`; answers `ok` if closing them waits
 //! send PATH N     connects, and sends a frame with N such files; answers `ok` or the error
 //! send-here N     sends such a frame over the connection of `connect`
+//! ```
 //!
-//! listen PATH     takes the place of a worker
+//! In the place of a worker:
+//!
+//! ```text
+//! listen PATH     listens there
 //! news JSON N     sends the supervisor a message with N such files
 //! orders          answers with the names of the orders that it has got
 //! ```
