@@ -36,8 +36,9 @@ use wire::prove::{Kind, PROVE_PAGES, PROVE_RANGES, Proof};
 const AHEAD: u64 = 1 << 14;
 /// Time between two questions, unless the first was as long as it may be: 250 ms.
 const ASK_TIME: Duration = Duration::from_millis(250);
-/// Time before the prover is asked again about slots that somebody held: 5 s.
-const AGAIN_TIME: Duration = Duration::from_secs(5);
+/// Time before the prover is asked again about slots that somebody held: 1 s. The kernel itself holds pages for a moment
+/// that were just unmapped.
+const AGAIN_TIME: Duration = Duration::from_secs(1);
 /// Longest wait for an answer: 10 s.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// Time between attempts to connect: 2 s.
