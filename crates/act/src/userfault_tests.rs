@@ -45,7 +45,7 @@ fn unregistering_wakes_those_who_sleep_on_a_protected_page() {
 /// The kernel wakes first and ends the handling then. A thread that touches the page in between falls asleep.
 #[test]
 fn touch_during_unregistering_does_not_sleep_for_ever() {
-    const TURNS: u64 = 30_000;
+    const TIME: Duration = Duration::from_secs(3);
     let Some(watch) = open() else { return };
     let (page, touched) = page();
     let (touches, stop) = ([const { AtomicU64::new(0) }; 2], AtomicBool::new(false));
@@ -58,7 +58,8 @@ fn touch_during_unregistering_does_not_sleep_for_ever() {
                 }
             });
         }
-        let sleeper = (0..TURNS).find(|_| {
+        let end = Instant::now() + TIME;
+        let sleeper = (0_u64..).take_while(|_| Instant::now() < end).find(|_| {
             take_page_away(&watch, page, touched);
             // Everybody goes on.
             let before = touches.each_ref().map(|counter| counter.load(Ordering::Relaxed));
