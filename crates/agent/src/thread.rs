@@ -61,6 +61,10 @@ const BY_ITSELF: &str = "by a system call of its own, past the C library, and ma
 const UNFOLLOWED: &str = "forked children of the program would get this memory and could not be followed: \
     that takes a service that runs as root (its prover); memory advised MADV_DONTFORK is folded";
 
+/// Reason given for memory that is not folded because it is locked.
+const LOCKED: &str = "locked memory (mlock, mem-lock=on of QEMU) is not folded: \
+    its pages were promised to stay, and a folded one is copied when it is written";
+
 /// Reason given for memory that is not folded because of its NUMA policy.
 const BOUND: &str = "memory with a NUMA policy of its own (mbind, host-nodes= of QEMU) is not folded: \
     what takes its place could not have that policy";
@@ -472,12 +476,14 @@ impl Agent {
     }
 
     fn say_how_it_goes(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
-        let (counts, folds, (yielded, bound), (open, unfollowed)) = {
+        let (counts, folds, (yielded, shut), (open, unfollowed)) = {
             let table = table::lock();
             let known = table.known(table::everything());
             let yielded = known.iter().any(|(_, traits)| traits.is_yielded());
-            let bound = known.iter().any(|(_, traits)| traits.asked && traits.has_policy());
-            (table.counts(), table.folds(), (yielded, bound), table.open_and_unfollowed())
+            let asked = || known.iter().map(|(_, traits)| traits).filter(|traits| traits.asked);
+            let locked = asked().any(|traits| traits.is_locked()).then_some(LOCKED);
+            let shut = locked.or_else(|| asked().any(|traits| traits.has_policy()).then_some(BOUND));
+            (table.counts(), table.folds(), (yielded, shut), table.open_and_unfollowed())
         };
         let stats = &mut self.stats;
         stats.enrolled_pages = counts.enrolled;
@@ -500,7 +506,7 @@ impl Agent {
                     follow_forks(self.asked, folder, &mut self.silence);
                 }
                 stats.vmas = folder.vmas();
-                let left_out = if unfollowed > 0 { Some(UNFOLLOWED) } else { bound.then_some(BOUND) };
+                let left_out = if unfollowed > 0 { Some(UNFOLLOWED) } else { shut };
                 let refusal = self.asked.refusal().filter(|_| pace.fold == FoldMode::On);
                 refusal.map(|why| (MemberState::NoMove, why)).unwrap_or_else(|| {
                     state_of(folder, pace, (session.unfolded, yielded), (counts.enrolled, open, left_out))
@@ -533,7 +539,7 @@ fn state_of(
         }
         FoldMode::On if enrolled == 0 => (MemberState::NothingEnrolled, hooks::why_nothing_is_enrolled()),
         FoldMode::On if open == 0 && left_out.is_some() => {
-            (MemberState::NothingEnrolled, left_out.unwrap_or_default().to_owned())
+            (MemberState::NotFoldable, left_out.unwrap_or_default().to_owned())
         }
         FoldMode::On if folder.is_out_of_vmas() => {
             (MemberState::NoVma, format!("{} mappings, see vm.max_map_count", folder.vmas()))

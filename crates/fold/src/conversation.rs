@@ -227,7 +227,11 @@ impl Group {
 /// Whether a member in this state folds when it is asked to.
 const fn stats_say_it_folds(state: MemberState) -> bool {
     match state {
-        MemberState::NothingEnrolled | MemberState::Folding | MemberState::Off | MemberState::Unfolded => true,
+        MemberState::NothingEnrolled
+        | MemberState::NotFoldable
+        | MemberState::Folding
+        | MemberState::Off
+        | MemberState::Unfolded => true,
         MemberState::NoMove
         | MemberState::Unpinned
         | MemberState::Yielded

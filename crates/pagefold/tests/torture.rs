@@ -151,7 +151,7 @@ fn no_write_is_lost_where_there_is_no_prover() {
     assert!(number(&seen.last["refolds"]) > 0, "{seen:?}");
     assert_eq!(member(&seen.last, "one")["state"], "folding");
     let unfollowed = member(&seen.last, "forking");
-    assert_eq!((&unfollowed["state"], number(&unfollowed["folded_pages"])), (&"nothing_enrolled".into(), 0));
+    assert_eq!((&unfollowed["state"], number(&unfollowed["folded_pages"])), (&"not_foldable".into(), 0));
     assert!(unfollowed["detail"].as_str().is_some_and(|why| why.contains("could not be followed")), "{unfollowed}");
     forking.finish(seconds(14) + 120);
 }

@@ -7,9 +7,10 @@ use page::pages_to_bytes;
 pub const START_ITSELF: &str = "start the program itself with pagefold run, and see what it writes on stderr";
 
 /// States of members, with their explanations.
-pub(crate) const STATES: [(&str, &str); 12] = [
+pub(crate) const STATES: [(&str, &str); 13] = [
     ("no_agent", "nothing of it is folded, as no agent of it is connected; what it holds already stays folded"),
     ("nothing_enrolled", "it has no memory yet that it advised to be merged (or --all-anonymous would take)"),
+    ("not_foldable", "nothing of the memory that it asked for can be folded"),
     ("folding", "it folds"),
     ("no_room", "it folds onto slots that are there already; no new page gets one, because there is no room for more"),
     ("off", "it was told not to fold"),
@@ -36,6 +37,7 @@ pub fn remedy(state: &str, group: &str, settings: &Settings) -> Option<String> {
         "nothing_enrolled" => "let it call madvise(MADV_MERGEABLE) (QEMU: mem-merge=on), or start it with \
                                pagefold run --all-anonymous"
             .into(),
+        "not_foldable" => "start it again without what is named, or leave this guest as it is".into(),
         "off" | "unfolded" if settings.fold != Fold::On => format!("pagefold group set {group} --fold on"),
         "no_move" => "see the reason that group show gives; use Linux 6.8 or newer; without root set vm.unprivileged_userfaultfd=1 or give access to \
                       /dev/userfaultfd"

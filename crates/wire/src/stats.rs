@@ -111,10 +111,12 @@ pub enum MemberState {
     Broken = 8,
     /// The program changed mappings by system calls that the agent does not see; the detail says how.
     LostTrack = 9,
+    /// Nothing of what it asked for can be folded; the detail says why.
+    NotFoldable = 10,
 }
 
 impl MemberState {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::NothingEnrolled,
         Self::Folding,
         Self::Off,
@@ -125,6 +127,7 @@ impl MemberState {
         Self::NoVma,
         Self::Broken,
         Self::LostTrack,
+        Self::NotFoldable,
     ];
 
     /// Its name in JSON.
@@ -140,6 +143,7 @@ impl MemberState {
             Self::NoVma => "no_vma",
             Self::Broken => "broken",
             Self::LostTrack => "lost_track",
+            Self::NotFoldable => "not_foldable",
         }
     }
 }

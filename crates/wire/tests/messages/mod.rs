@@ -50,6 +50,8 @@ fn stats() -> impl Strategy<Value = MemberStats> {
         S::Yielded,
         S::NoVma,
         S::Broken,
+        S::LostTrack,
+        S::NotFoldable,
     ]);
     (state, "\\PC{0,60}", any::<[u64; 9]>(), any::<[u64; 8]>(), any::<[u64; 24]>()).prop_map(
         |(state, detail, [a, b, c, d, e, f, g, h, i], failed, buckets)| {

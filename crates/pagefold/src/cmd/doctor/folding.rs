@@ -180,6 +180,7 @@ mod tests {
             ("folding", true, "yes: member m0 of group acme", None),
             ("folding", false, "no agent has connected", Some("pagefold run")),
             ("nothing_enrolled", true, "no memory yet", Some("MADV_MERGEABLE")),
+            ("not_foldable", true, "can be folded", Some("without what is named")),
             ("no_room", true, "in part: member m0", Some("group set acme --pool")),
             ("off", true, "told not to", Some("group set acme --fold on")),
             ("unpinned", true, "does not pin", Some("take away")),
