@@ -6,7 +6,7 @@
 mod common;
 
 use common::number;
-use common::service::{Member, Service, cannot_fold, find_member, seconds, until};
+use common::service::{Member, Service, cannot_fold, find_member, until};
 use guest::qmp::Qmp;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -33,7 +33,7 @@ impl Built {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source);
         let program = dir.path().join(file.file_stem().expect("a name"));
-        let mut compiler = if source.ends_with(".go") { go() } else { cc() };
+        let mut compiler = cc();
         compiler.arg("-o").arg(&program).arg(file);
         compile(compiler).then_some(Self { program, _dir: dir })
     }
@@ -46,13 +46,6 @@ impl Built {
 fn cc() -> Command {
     let mut command = Command::new("cc");
     command.args(["-O2", "-Wall", "-pthread"]);
-    command
-}
-
-fn go() -> Command {
-    let mut command = Command::new("go");
-    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("go-cache");
-    command.arg("build").env("CGO_ENABLED", "1").env("GOCACHE", cache).env("GOFLAGS", "").env("GOTOOLCHAIN", "local");
     command
 }
 
@@ -86,31 +79,6 @@ fn fold_fast(service: &Service) {
 /// Lines of JSON that a member has printed.
 fn said(member: &Member) -> Vec<Value> {
     member.lines().iter().filter_map(|line| serde_json::from_str(line).ok()).collect()
-}
-
-#[test]
-fn go_program_is_folded_and_right() {
-    if cannot_fold() {
-        return;
-    }
-    let Some(built) = Built::new("slices.go") else { return };
-    let service = Service::start();
-    let time = seconds(12);
-    let mut members = two_members(&service, &[built.program(), &time.to_string()]);
-    let (mut most, end) = (0, Instant::now() + Duration::from_secs(time - 2));
-    while Instant::now() < end {
-        members.iter_mut().for_each(Member::assert_is_well);
-        most = most.max(number(&service.show(GROUP)["sharing_pages"]));
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    let counted = members.each_mut().map(|m| m.finish(60));
-    eprintln!("{most} pages folded at a time, {counted:?}");
-    for counted in &counted {
-        for what in ["checks", "freed_slices", "fresh_slices", "programs"] {
-            assert!(number(&counted[what]) > 0, "{what} in {counted}");
-        }
-    }
-    assert!(most >= 1000, "only {most} pages were folded at a time");
 }
 
 /// Ways of discarding memory that some kernels and hosts lack: name, error numbers, and the reason.
@@ -288,125 +256,4 @@ fn forks_beside_allocating_threads_go_on() {
     eprintln!("{found}");
     assert!(number(&found["well"]) > 20, "{found}");
     assert_eq!((number(&found["failed"]), number(&found["hung"])), (0, 0), "{found}");
-}
-
-/// Path of the kernel's source, from Debian's `linux-source-6.12`.
-const KERNEL_SOURCE: &str = "/usr/src/linux-source-6.12.tar.xz";
-const SELFTESTS: [&str; 3] = ["mlock2-tests", "pagemap_ioctl", "virtual_address_range"];
-
-/// Unpacks the kernel's own memory tests and builds those of `SELFTESTS`; `false` if the compiler is missing.
-fn built_selftests(dir: &Path) -> bool {
-    let tools = "linux-source-6.12/tools";
-    let parts = ["testing/selftests", "include", "arch/x86/include"].map(|part| format!("{tools}/{part}"));
-    let unpacked = Command::new("tar").arg("-xf").arg(KERNEL_SOURCE).args(parts).current_dir(dir).status();
-    assert!(unpacked.expect("run tar").success(), "unpack {KERNEL_SOURCE}");
-    let sources = dir.join(tools).join("testing/selftests/mm");
-    SELFTESTS.iter().all(|name| {
-        let mut command = cc();
-        command.args(["-U_FORTIFY_SOURCE", "-isystem", "../../../include/uapi", "-I", "../../../..", "-o"]);
-        command.arg(dir.join(name)).args([&format!("{name}.c"), "vm_util.c", "thp_settings.c", "-lrt", "-lm"]);
-        command.current_dir(&sources);
-        compile(command)
-    })
-}
-
-/// Outcome of a selftest.
-struct Ended {
-    /// Its lines that begin with `ok` or `not ok`. Only their first number is kept, which is that of the case; others
-    /// may be measurements.
-    results: BTreeSet<String>,
-    status: String,
-    time: Duration,
-}
-
-/// Runs a selftest to its end, or kills it after `limit`.
-fn run_selftest(mut member: Member, limit: Duration) -> Ended {
-    let begin = Instant::now();
-    let mut status = None;
-    while status.is_none() && begin.elapsed() < limit {
-        std::thread::sleep(Duration::from_millis(5));
-        status = member.ended();
-    }
-    let time = begin.elapsed();
-    let status = status.map_or(format!("killed after {} s", limit.as_secs()), |s| s.to_string());
-    member.kill();
-    // The reading thread may lag behind for a moment.
-    std::thread::sleep(Duration::from_millis(200));
-    let lines = member.lines();
-    let results = lines.iter().filter(|l| l.starts_with("ok ") || l.starts_with("not ok "));
-    Ended { results: results.map(|line| without_measures(line)).collect(), status, time }
-}
-
-/// Replaces all numbers but the first: `ok 7 pages 3.5` becomes `ok 7 pages N.N`.
-fn without_measures(line: &str) -> String {
-    let (mut text, mut numbers, mut was_digit) = (String::new(), 0, false);
-    for c in line.chars() {
-        let starts_number = c.is_ascii_digit() && !was_digit;
-        was_digit = c.is_ascii_digit();
-        numbers += u32::from(starts_number);
-        if !was_digit || numbers == 1 {
-            text.push(c);
-        } else if starts_number {
-            text.push('N');
-        }
-    }
-    text
-}
-
-/// Starts a selftest in a directory where it may leave files, as a member or not.
-fn start_selftest(service: &Service, dir: &Path, name: &str, as_member: bool) -> Member {
-    let program = dir.join(name);
-    let mut command = if as_member {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
-        command.args(["run", "--group", &service.group(GROUP), "--name", name, "--service"]).arg(service.place());
-        command.args(ALL).arg("--").arg(program);
-        command
-    } else {
-        Command::new(program)
-    };
-    let (variable, token) = service.mark();
-    command.env(variable, token).env("PAGEFOLD_EAGER", "1").current_dir(dir);
-    Member::spawn(command, name, dir)
-}
-
-/// Differences between a member's results and those without membership, line by line.
-fn differences(name: &str, without: &Ended, with: &Ended) -> Vec<String> {
-    let lost = without.results.difference(&with.results).map(|line| format!("{name}: only without us: {line}"));
-    let new = with.results.difference(&without.results).map(|line| format!("{name}: only with us: {line}"));
-    let status = (without.status != with.status).then(|| format!("{name}: {} -> {}", without.status, with.status));
-    lost.chain(new).chain(status).collect()
-}
-
-#[test]
-fn kernel_selftests_end_as_without_us() {
-    if cannot_fold() {
-        return;
-    }
-    if std::env::var_os("PAGEFOLD_SELFTESTS").is_none() && std::env::var_os("PAGEFOLD_SOAK_SECONDS").is_none() {
-        return eprintln!("skipped: the kernel's own tests need its source: set PAGEFOLD_SELFTESTS=1");
-    }
-    if !Path::new(KERNEL_SOURCE).exists() {
-        return eprintln!("skipped: {KERNEL_SOURCE} is missing: apt-get install linux-source-6.12");
-    }
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    if !built_selftests(dir.path()) {
-        return;
-    }
-    let service = Service::start();
-    let mut faults = Vec::new();
-    for name in SELFTESTS {
-        let without = run_selftest(start_selftest(&service, dir.path(), name, false), Duration::from_secs(60));
-        assert!(!without.results.is_empty(), "{name} without us: {}", without.status);
-        let limit = without.time * 3 + Duration::from_secs(10);
-        let with = run_selftest(start_selftest(&service, dir.path(), name, true), limit);
-        eprintln!(
-            "{name}: {} results in {:?}, {} as a member in {:?}",
-            without.results.len(),
-            without.time,
-            with.results.len(),
-            with.time
-        );
-        faults.extend(differences(name, &without, &with));
-    }
-    assert!(faults.is_empty(), "the kernel's own tests end otherwise:\n{}", faults.join("\n"));
 }

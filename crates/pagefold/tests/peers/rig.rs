@@ -1,0 +1,290 @@
+//! One program's two runs: without Pagefold, and as members of a group that is folded as fast as can be.
+
+use crate::common::service::{Member, Service};
+use serde::Serialize;
+use serde_json::Value;
+use std::fs::{self, Permissions};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const GROUP: &str = "peers";
+/// Pages that are fingerprinted a second: more than any program here has.
+const SCAN_RATE: &str = "400000";
+/// Time that a program rests at most, so that enough of it is folded: 30 s.
+const REST: Duration = Duration::from_secs(30);
+/// Users that may start members, besides root. Debian's packages make them for their servers.
+const USERS: [&str; 2] = ["postgres", "mysql"];
+
+/// A program of other people's.
+pub struct Peer {
+    pub name: &'static str,
+    /// Its work here, for people.
+    pub about: &'static str,
+    /// Pages that must be folded at one time.
+    pub floor: u64,
+    /// Programs or files that must be there, each with the Debian package that has it.
+    pub needs: &'static [(&'static str, &'static str)],
+    /// Whether it belongs to the short list.
+    pub is_short: bool,
+    pub recipe: fn(&Side) -> Value,
+}
+
+/// The verdict on a program.
+#[derive(Debug, Serialize)]
+pub struct Verdict {
+    pub program: &'static str,
+    /// Whether both outcomes are the same and enough was folded; `None` where it could not be tried.
+    pub ok: Option<bool>,
+    pub baseline: Value,
+    pub member: Value,
+    /// Most pages folded at one time.
+    pub folded_pages: u64,
+    pub floor: u64,
+    /// Why it is not ok, or was not tried; empty otherwise.
+    pub reason: String,
+    pub seconds: f64,
+}
+
+/// One of the two runs.
+pub struct Side<'a> {
+    service: &'a Service,
+    /// An empty directory for its files.
+    pub dir: &'a Path,
+    pub is_member: bool,
+    /// Whether little time is to be spent.
+    pub is_short: bool,
+    floor: u64,
+    most_folded: &'a AtomicU64,
+}
+
+/// A program that has ended.
+#[derive(Debug)]
+pub struct Ended {
+    pub status: ExitStatus,
+    pub output: String,
+    pub errors: String,
+}
+
+/// Runs a program on both sides and compares.
+pub fn judge(peer: &Peer, is_short: bool) -> Verdict {
+    let begin = Instant::now();
+    let mut verdict = Verdict {
+        program: peer.name,
+        ok: None,
+        baseline: Value::Null,
+        member: Value::Null,
+        folded_pages: 0,
+        floor: peer.floor,
+        reason: String::new(),
+        seconds: 0.0,
+    };
+    eprintln!("{}: {}", peer.name, peer.about);
+    // The text of a recipe's panic is the verdict's reason.
+    std::panic::set_hook(Box::new(|_| {}));
+    match missing(peer) {
+        Some(why) => verdict.reason = why,
+        None => run_both(peer, is_short, &mut verdict),
+    }
+    verdict.seconds = begin.elapsed().as_secs_f64();
+    verdict
+}
+
+/// The packages that are not installed, in words.
+fn missing(peer: &Peer) -> Option<String> {
+    let lacking = peer.needs.iter().filter(|(what, _)| find(what).is_none());
+    let mut packages: Vec<&str> = lacking.map(|(_, package)| *package).collect();
+    packages.dedup();
+    (!packages.is_empty()).then(|| format!("not installed: apt-get install {}", packages.join(" ")))
+}
+
+/// Path of a program, or of a file that must be there.
+pub fn find(what: &str) -> Option<PathBuf> {
+    if what.starts_with('/') {
+        return Some(PathBuf::from(what)).filter(|path| path.exists());
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let usual = ["/usr/local/go/bin", "/usr/sbin", "/usr/bin"].map(PathBuf::from);
+    std::env::split_paths(&path).chain(usual).map(|dir| dir.join(what)).find(|file| file.is_file())
+}
+
+fn run_both(peer: &Peer, is_short: bool, verdict: &mut Verdict) {
+    let users: Vec<&str> = USERS.into_iter().filter(|user| is_user(user)).collect();
+    let service = Service::start_with(Some(&format!(
+        "[[group]]\nname = \"{GROUP}-TOKEN\"\nscan-rate = {SCAN_RATE}\nusers = {users:?}\n"
+    )));
+    let most_folded = AtomicU64::new(0);
+    for is_member in [false, true] {
+        let dir = tempfile::Builder::new().prefix("peer").tempdir_in("/tmp").expect("a temporary directory");
+        // Servers that run as users of their own keep their data in it.
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).expect("open the directory");
+        let side = Side {
+            service: &service,
+            dir: dir.path(),
+            is_member,
+            is_short,
+            floor: peer.floor,
+            most_folded: &most_folded,
+        };
+        match side.run(peer) {
+            Ok(outcome) if is_member => verdict.member = outcome,
+            Ok(outcome) => verdict.baseline = outcome,
+            Err(why) => {
+                let which = if is_member { "as a member" } else { "without us" };
+                // A program that fails by itself says nothing about us.
+                verdict.ok = is_member.then_some(false);
+                verdict.reason = format!("{which}: {why}");
+                return;
+            }
+        }
+    }
+    verdict.folded_pages = most_folded.load(Ordering::Relaxed);
+    if verdict.baseline != verdict.member {
+        verdict.reason = format!("without us {}, as a member {}", verdict.baseline, verdict.member);
+    } else if verdict.folded_pages < peer.floor {
+        verdict.reason = format!("only {} pages were folded at one time", verdict.folded_pages);
+    }
+    verdict.ok = Some(verdict.reason.is_empty());
+}
+
+fn is_user(name: &str) -> bool {
+    let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    users.lines().any(|line| line.split(':').next() == Some(name))
+}
+
+impl Side<'_> {
+    /// Runs the recipe, and notes meanwhile how much is folded.
+    fn run(&self, peer: &Peer) -> Result<Value, String> {
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            if self.is_member {
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        self.note_folded();
+                        thread::sleep(Duration::from_millis(250));
+                    }
+                });
+            }
+            let outcome = catch_unwind(AssertUnwindSafe(|| (peer.recipe)(self)));
+            over.store(true, Ordering::Relaxed);
+            outcome.map_err(|panic| {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").to_owned()
+            })
+        })
+    }
+
+    fn note_folded(&self) {
+        self.most_folded.fetch_max(self.shown()["sharing_pages"].as_u64().unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// The members' group in the words of `group show`; nothing while it does not answer.
+    pub fn shown(&self) -> Value {
+        let output = self.service.pagefold(&["group", "show", &self.group(), "--json"]);
+        serde_json::from_slice(&output.stdout).unwrap_or_default()
+    }
+
+    /// Full name of the members' group.
+    pub fn group(&self) -> String {
+        self.service.group(GROUP)
+    }
+
+    /// The directory of the members' service.
+    pub fn place(&self) -> String {
+        self.service.place().to_str().expect("a plain path").to_owned()
+    }
+
+    /// Variables of everything that is started here: the mark by which it is ended, and folding as fast as can be.
+    pub fn environment(&self) -> [(&str, &str); 2] {
+        [self.service.mark(), ("PAGEFOLD_EAGER", "1")]
+    }
+
+    /// A command that this side runs: a member's all anonymous memory is enrolled.
+    fn command(&self, name: &str, user: Option<&str>, words: &[&str]) -> Command {
+        let mut all: Vec<String> = Vec::new();
+        if let Some(user) = user {
+            all.extend(["setpriv", "--init-groups", "--reuid", user, "--regid", user].map(str::to_owned));
+            // With it, a member without root may open a userfaultfd that sees the kernel's faults.
+            all.extend(["--inh-caps", "+sys_ptrace", "--ambient-caps", "+sys_ptrace", "--"].map(str::to_owned));
+        }
+        if self.is_member {
+            let (group, place) = (self.group(), self.place());
+            let run = [env!("CARGO_BIN_EXE_pagefold"), "run", "--group", &group, "--name", name, "--service", &place];
+            all.extend(run.map(str::to_owned));
+            all.extend(["--all-anonymous", "--"].map(str::to_owned));
+        }
+        all.extend(words.iter().map(|word| (*word).to_owned()));
+        let mut command = Command::new(&all[0]);
+        command.args(&all[1..]).envs(self.environment()).current_dir(self.dir);
+        command
+    }
+
+    /// Starts a program.
+    pub fn start(&self, name: &str, words: &[&str]) -> Member {
+        self.start_as(name, None, words)
+    }
+
+    /// Starts a program as another user.
+    pub fn start_as(&self, name: &str, user: Option<&str>, words: &[&str]) -> Member {
+        Member::spawn(self.command(name, user, words), name, self.dir)
+    }
+
+    /// Runs a program to its end, successful or not.
+    pub fn run_to_end(&self, name: &str, words: &[&str], seconds: u64) -> Ended {
+        let mut member = self.start(name, words);
+        let status = member.end(seconds);
+        // The reading thread may lag behind for a moment.
+        thread::sleep(Duration::from_millis(100));
+        Ended { status, output: member.lines().join("\n"), errors: member.errors() }
+    }
+
+    /// Runs a program to its end, which must be a success; returns its output.
+    pub fn must(&self, name: &str, words: &[&str], seconds: u64) -> String {
+        let ended = self.run_to_end(name, words, seconds);
+        assert!(ended.status.success(), "{words:?}: {}: {}", ended.status, ended.errors);
+        ended.output
+    }
+
+    /// Rests while the members are folded: until the floor is reached, or half a minute is over. Without members there is
+    /// nothing to wait for.
+    pub fn rest(&self) {
+        let end = Instant::now() + REST;
+        while self.is_member && self.most_folded.load(Ordering::Relaxed) < self.floor && Instant::now() < end {
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Runs a helper that is no part of what is judged: a client, a tool. It must succeed; returns its output.
+    pub fn aside(&self, words: &[&str], input: &str) -> String {
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).envs(self.environment()).current_dir(self.dir);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|e| panic!("{words:?}: {e}"));
+        let mut pipe = child.stdin.take().expect("a pipe");
+        let text = input.to_owned();
+        // Output that is not read while input is written would block both.
+        let writing = thread::spawn(move || pipe.write_all(text.as_bytes()));
+        let output = child.wait_with_output().unwrap_or_else(|e| panic!("{words:?}: {e}"));
+        let _ = writing.join();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{words:?}: {}: {errors}", output.status);
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Path of a file of this side, as text.
+    pub fn path(&self, name: &str) -> String {
+        self.dir.join(name).to_str().expect("a plain path").to_owned()
+    }
+
+    /// Writes a file of this side; returns its path.
+    pub fn file(&self, name: &str, text: &str) -> String {
+        let path = self.path(name);
+        fs::write(&path, text).expect("write a file");
+        path
+    }
+}

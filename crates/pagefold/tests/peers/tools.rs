@@ -1,0 +1,63 @@
+//! Tools that write much and can say themselves whether it is right.
+
+use crate::rig::{Peer, Side};
+use serde_json::{Value, json};
+
+pub const GIT: Peer = Peer {
+    name: "git",
+    about: "a repository committed and packed by git, then checked by git fsck",
+    floor: 0,
+    needs: &[("git", "git")],
+    is_short: false,
+    recipe: git,
+};
+
+pub const GCC: Peer = Peer {
+    name: "gcc",
+    about: "GCC builds Lua, every one of its processes a member; the objects' and the program's digests",
+    floor: 0,
+    needs: &[("cc", "gcc"), ("make", "make"), ("apt-get", "apt")],
+    is_short: false,
+    recipe: gcc,
+};
+
+/// Fetches Debian's source of Lua and unpacks it.
+fn lua_source(side: &Side) -> String {
+    // apt's own list may name no sources: what it names for binaries is asked for them too.
+    let script = r#"set -e
+        cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null | sed -n 's/^deb /deb-src /p' > sources.list
+        sed 's/^Types: deb$/Types: deb-src/' /etc/apt/sources.list.d/*.sources > more.sources 2>/dev/null || :
+        mkdir -p parts lists; mv more.sources parts/
+        options="-o Dir::Etc::sourcelist=$PWD/sources.list -o Dir::Etc::sourceparts=$PWD/parts -o Dir::State::lists=$PWD/lists"
+        apt-get -qq $options update
+        apt-get -qq $options --download-only source lua5.4
+        mkdir lua; tar -xf lua5.4_*.orig.tar.* -C lua --strip-components=1"#;
+    side.aside(&["sh", "-c", script], "");
+    side.path("lua")
+}
+
+fn gcc(side: &Side) -> Value {
+    let lua = lua_source(side);
+    side.must("make", &["make", "-C", &lua, "-j2", "linux", "MYLIBS=", "SYSLIBS="], 300);
+    let digests = side.aside(&["sh", "-c", &format!("cd {lua}/src && sha256sum *.o lua luac | sort")], "");
+    let sum = "local n = 0; for i = 1, 1000000 do n = n + i % 7 end; print(n)";
+    let said = side.must("lua", &[&format!("{lua}/src/lua"), "-e", sum], 60);
+    assert!(digests.lines().count() > 30, "{digests}");
+    json!({"digests": digests, "said": said.trim()})
+}
+
+fn git(side: &Side) -> Value {
+    let tree = side.path("tree");
+    side.aside(&["cp", "-r", "/usr/include/linux", &tree], "");
+    let user = ["-c", "user.name=peer", "-c", "user.email=peer@example.com", "-c", "gc.auto=0", "-c", "pack.threads=2"];
+    let git = |name: &str, words: &[&str]| side.must(name, &[&["git", "-C", &tree], &user[..], words].concat(), 300);
+    git("init", &["init", "-q"]);
+    git("add", &["add", "."]);
+    git("commit", &["commit", "-q", "-m", "all"]);
+    git("pack", &["repack", "-a", "-d", "-f", "-q"]);
+    git("fsck", &["fsck", "--full", "--strict", "--no-progress"]);
+    let id = git("id", &["rev-parse", "HEAD^{tree}"]);
+    let objects = side.aside(&["git", "-C", &tree, "count-objects", "-v"], "");
+    let count = objects.lines().find(|line| line.starts_with("in-pack")).expect("a count").to_owned();
+    json!({"tree": id.trim(), "objects": count, "fsck": "clean"})
+}
