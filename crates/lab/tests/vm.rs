@@ -113,7 +113,8 @@ fn saved_guests_go_on_from_where_they_were_saved() {
         // A file that it writes is not saved.
         sh(&guests[0], "touch /root/written");
         let alive: f64 = text(&guests[1], "cut -d' ' -f1 /proc/uptime").parse().expect("seconds");
-        assert!(alive < before.elapsed().as_secs_f64() + 30.0, "it has not run since");
+        // It was saved when it was idle, at most a minute after its boot, and longer on a busy host.
+        assert!(alive < before.elapsed().as_secs_f64() + 120.0, "it has not run since: {alive} s");
     }
     assert_eq!(boots[0], boots[1]);
     assert_ne!(boots[0][0], boots[0][1], "each was booted on its own");

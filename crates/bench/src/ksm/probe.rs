@@ -93,9 +93,13 @@ pub struct Stall {
 /// A region whose memory the merger may merge, empty at first.
 struct Region(Vec<AlignedPage>);
 
+/// Least room of a region, in pages: 32 MiB, from which on the C library's allocator always maps memory apart from the
+/// heap. The heap is not enrolled.
+const REGION_PAGES: usize = 8192;
+
 impl Region {
     fn new(pages: usize) -> anyhow::Result<Self> {
-        let mut memory = Vec::with_capacity(pages);
+        let mut memory = Vec::with_capacity(pages.max(REGION_PAGES));
         act::ask_to_merge(memory.spare_capacity_mut())?;
         Ok(Self(memory))
     }
