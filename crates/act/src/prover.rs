@@ -59,7 +59,7 @@ impl Prover {
         Ok(())
     }
 
-    /// Sends a question, and waits for nothing. False if the prover has too many unread ones.
+    /// Sends a question, and does not wait. False if the prover has too many unread ones.
     ///
     /// # Errors
     /// More ranges or pages than one question may have (`InvalidInput`), or the prover is gone.

@@ -20,7 +20,7 @@
 //! The file keeps the frame while somebody holds it: it cannot be punched or cut, and the kernel moves no page that is
 //! held. So the frame that the prover looked at is the one that a reader came for.
 //!
-//! The worker waits for nothing. It asks about slots some time before it needs them ([`AHEAD`]), the longest extents
+//! The worker does not wait. It asks about slots some time before it needs them ([`AHEAD`]), the longest extents
 //! first. A prover that does not answer is left, and asked again later.
 
 use crate::pool::Pool;

@@ -206,16 +206,6 @@ fn groups_of_one_name_in_two_services_have_nothing_in_common() {
     assert!(text(&serve.stderr).contains("belongs to user 0"), "{serve:?}");
     assert!(!other.connects(&installed));
     // A process that maps the other pool of that name brings nothing along.
-    let script = format!(
-        "import mmap, os, socket, sys
-f = os.memfd_create('pagefold-acme'); os.ftruncate(f, 4096)
-m = mmap.mmap(f, 4096, mmap.MAP_PRIVATE)
-s = socket.socket(1, 5); s.connect('{}')
-s.settimeout(5)
-sys.exit(0 if s.recv(9) == b'' else 9)",
-        installed.text("s/agent.sock")
-    );
-    let run = installed.pagefold(&["run", "--group", "acme", "--", "python3", "-c", &script]);
-    assert!(run.status.success(), "{run:?}");
+    installed.connect_with_pool_of_acme("acme");
     assert!(installed.log().contains("another service's group acme, and cannot join acme"), "{}", installed.log());
 }

@@ -117,17 +117,7 @@ fn process_that_maps_another_groups_pool_cannot_join() {
     let installed = Installed::new();
     let _supervisor = installed.serve(TWO, &[]);
     // The program holds a private mapping of a file that looks like acme's pool, and connects for beta.
-    let script = format!(
-        "import mmap, os, socket, sys
-f = os.memfd_create('pagefold-acme'); os.ftruncate(f, 4096)
-m = mmap.mmap(f, 4096, mmap.MAP_PRIVATE)
-s = socket.socket(1, 5); s.connect('{}')
-s.settimeout(5)
-sys.exit(0 if s.recv(9) == b'' else 9)",
-        installed.text("s/agent.sock")
-    );
-    let run = installed.pagefold(&["run", "--group", "beta", "--", "python3", "-c", &script]);
-    assert!(run.status.success(), "{run:?}");
+    installed.connect_with_pool_of_acme("beta");
     assert!(installed.log().contains("maps the pool of group acme, and cannot join beta"), "{}", installed.log());
 }
 

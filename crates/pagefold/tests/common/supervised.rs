@@ -46,6 +46,21 @@ pub struct Installed {
 }
 
 impl Installed {
+    /// Has a process connect for a group, which maps a file that looks like the pool of a group `acme`, and is hung up on.
+    pub fn connect_with_pool_of_acme(&self, group: &str) {
+        let script = format!(
+            "import mmap, os, socket, sys
+f = os.memfd_create('pagefold-acme'); os.ftruncate(f, 4096)
+m = mmap.mmap(f, 4096, mmap.MAP_PRIVATE)
+s = socket.socket(1, 5); s.connect('{}')
+s.settimeout(5)
+sys.exit(0 if s.recv(9) == b'' else 9)",
+            self.text("s/agent.sock")
+        );
+        let run = self.pagefold(&["run", "--group", group, "--", "python3", "-c", &script]);
+        assert!(run.status.success(), "{run:?}");
+    }
+
     pub fn new() -> Self {
         let dir = tempfile::Builder::new().prefix("svc").tempdir_in("/tmp").expect("a temporary directory");
         fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("open the directory");
