@@ -19,6 +19,7 @@ use crate::place::{Meant, Place, Untrusted, own_uid};
 use anyhow::{Context, bail};
 use host::{Process, Seqpacket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time for a service to start again that has left its socket: 3 s.
 const RESTART_PATIENCE: Duration = Duration::from_secs(3);
+/// Pause between two attempts to reach a service that is starting.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
 /// Time for a private service to start: 10 s.
 const START_PATIENCE: Duration = Duration::from_secs(10);
 /// Most bytes of answers to one question: 16 MiB, some ten thousands of members.
@@ -65,13 +68,13 @@ impl Service {
         Ok(Self { place, socket, owner })
     }
 
-    /// Connects to the service at `place`; waits while nobody listens at its socket, because it may be starting again.
+    /// Connects to the service at `place`; waits while its socket takes no connection, because it may be starting again.
     fn connect_soon(place: &Place) -> anyhow::Result<Self> {
         let until = Instant::now() + RESTART_PATIENCE;
         loop {
             match Self::connect(place.clone()) {
                 Err(e) if e.downcast_ref().is_some_and(host::Error::is_refused) && Instant::now() < until => {
-                    std::thread::sleep(Duration::from_millis(10));
+                    std::thread::sleep(RETRY_PAUSE);
                 }
                 done => return done,
             }
@@ -123,7 +126,7 @@ impl Service {
                     let log = place.log_file();
                     return Err(e.context(format!("the private service does not start; see {}", log.display())));
                 }
-                Err(_) => std::thread::sleep(Duration::from_millis(10)),
+                Err(_) => std::thread::sleep(RETRY_PAUSE),
             }
         }
     }
@@ -134,6 +137,23 @@ impl Service {
     /// The kernel refuses.
     pub fn pid(&self) -> anyhow::Result<u32> {
         Ok(self.socket.peer()?.pid)
+    }
+
+    /// Asks, and has `take` read the answers. A service that ends before it has answered may be starting again. It is
+    /// asked anew then: each question may be asked twice.
+    fn asked<T>(&self, question: &Ask, take: impl Fn(Answers<'_>) -> anyhow::Result<T>) -> anyhow::Result<T> {
+        let until = Instant::now() + RESTART_PATIENCE;
+        let mut restarted = None;
+        loop {
+            let service: &Self = restarted.as_ref().unwrap_or(self);
+            match service.ask(question).and_then(&take) {
+                Err(e) if has_ended(&e) && Instant::now() < until => {
+                    std::thread::sleep(RETRY_PAUSE);
+                    restarted = Some(Self::connect_soon(&self.place).map_err(|_| e)?);
+                }
+                done => return done,
+            }
+        }
     }
 
     /// Asks; the answers are to come within [`PATIENCE`].
@@ -163,10 +183,10 @@ impl Service {
             );
         }
         let (group, name, program) = (group.to_owned(), name.map(str::to_owned), program.to_owned());
-        match self.ask(&Ask::Join { group, name, program })?.next()? {
+        self.asked(&Ask::Join { group, name, program }, |mut answers| match answers.next()? {
             Answer::Joined(name) => Ok(name),
             other => unexpected(&other),
-        }
+        })
     }
 
     /// All groups that the caller may see.
@@ -174,15 +194,16 @@ impl Service {
     /// # Errors
     /// The service does not answer.
     pub fn groups(&self) -> anyhow::Result<Vec<GroupLine>> {
-        let mut answers = self.ask(&Ask::Groups)?;
-        let mut groups = Vec::new();
-        loop {
-            match answers.next()? {
-                Answer::Group(group) => groups.push(GroupLine { name: valid("group", group.name)?, ..group }),
-                Answer::Done => return Ok(groups),
-                other => return unexpected(&other),
+        self.asked(&Ask::Groups, |mut answers| {
+            let mut groups = Vec::new();
+            loop {
+                match answers.next()? {
+                    Answer::Group(group) => groups.push(GroupLine { name: valid("group", group.name)?, ..group }),
+                    Answer::Done => return Ok(groups),
+                    other => return unexpected(&other),
+                }
             }
-        }
+        })
     }
 
     /// All members that the caller may see.
@@ -190,21 +211,22 @@ impl Service {
     /// # Errors
     /// The service does not answer.
     pub fn members(&self) -> anyhow::Result<Vec<MemberLine>> {
-        let mut answers = self.ask(&Ask::Members)?;
-        let mut members = Vec::new();
-        loop {
-            match answers.next()? {
-                Answer::Member(mut member) => {
-                    member.group = valid("group", member.group)?;
-                    member.identity.name = valid("member", member.identity.name)?;
-                    if self.may_have(member.identity.pid) {
-                        members.push(member);
+        self.asked(&Ask::Members, |mut answers| {
+            let mut members = Vec::new();
+            loop {
+                match answers.next()? {
+                    Answer::Member(mut member) => {
+                        member.group = valid("group", member.group)?;
+                        member.identity.name = valid("member", member.identity.name)?;
+                        if self.may_have(member.identity.pid) {
+                            members.push(member);
+                        }
                     }
+                    Answer::Done => return Ok(members),
+                    other => return unexpected(&other),
                 }
-                Answer::Done => return Ok(members),
-                other => return unexpected(&other),
             }
-        }
+        })
     }
 
     /// A group's state.
@@ -212,7 +234,7 @@ impl Service {
     /// # Errors
     /// The service refuses, or the worker does not answer.
     pub fn show(&self, group: &str) -> anyhow::Result<GroupState> {
-        match self.ask(&Ask::Show { group: group.to_owned() })?.next()? {
+        self.asked(&Ask::Show { group: group.to_owned() }, |mut answers| match answers.next()? {
             Answer::Report(mut state) => {
                 state.name = valid("group", state.name)?;
                 state.worker_pid = state.worker_pid.filter(|pid| self.may_have(*pid));
@@ -223,7 +245,7 @@ impl Service {
                 Ok(*state)
             }
             other => unexpected(&other),
-        }
+        })
     }
 
     /// Changes a group's settings; returns all of them.
@@ -231,10 +253,10 @@ impl Service {
     /// # Errors
     /// The service refuses.
     pub fn set(&self, group: &str, change: crate::change::Change) -> anyhow::Result<Settings> {
-        match self.ask(&Ask::Set { group: group.to_owned(), change })?.next()? {
+        self.asked(&Ask::Set { group: group.to_owned(), change }, |mut answers| match answers.next()? {
             Answer::Set(settings) => Ok(*settings),
             other => unexpected(&other),
-        }
+        })
     }
 }
 
@@ -263,6 +285,13 @@ impl Answers<'_> {
     }
 }
 
+/// Whether the service ended, or let go of the connection, before it answered.
+fn has_ended(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|e| {
+        matches!(e.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+    })
+}
+
 fn valid(what: &str, name: String) -> anyhow::Result<String> {
     name::check(what, &name).map_err(|why| anyhow::anyhow!("the service's answer is no answer: {why}"))?;
     Ok(name)
@@ -270,4 +299,34 @@ fn valid(what: &str, name: String) -> anyhow::Result<String> {
 
 fn unexpected<T>(answer: &Answer) -> anyhow::Result<T> {
     bail!("the service answers something else than was asked: {answer:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use host::{Files, SeqpacketListener};
+
+    /// Takes the next connection and a question there.
+    fn questioned(listener: &SeqpacketListener) -> Seqpacket {
+        loop {
+            if let Some(socket) = listener.accept().unwrap() {
+                while ask::receive::<Ask>(&socket, &mut Vec::new()).unwrap().is_none() {}
+                return socket;
+            }
+        }
+    }
+
+    #[test]
+    fn service_that_ended_before_it_answered_is_asked_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::at(dir.path());
+        let listener = SeqpacketListener::bind(&place.control_socket(), Files::Refused).unwrap();
+        let service = Service::connect(place).unwrap();
+        let answers = std::thread::spawn(move || {
+            drop(questioned(&listener));
+            questioned(&listener).send(&ask::encode(&Answer::Done), &[]).unwrap();
+        });
+        assert!(service.groups().unwrap().is_empty());
+        answers.join().unwrap();
+    }
 }

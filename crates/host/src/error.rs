@@ -49,9 +49,10 @@ impl Error {
             if matches!(cause.raw_os_error(), Some(libc::EFAULT | libc::EIO)))
     }
 
-    /// Whether the socket exists, but no process listens on it.
+    /// Whether the socket exists, but takes no connection: nobody listens, or as many wait as may.
     pub fn is_refused(&self) -> bool {
-        matches!(self, Self::File { cause, .. } if cause.kind() == io::ErrorKind::ConnectionRefused)
+        matches!(self, Self::File { cause, .. }
+            if matches!(cause.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::WouldBlock))
     }
 
     /// Whether the caller lacks rights (`EACCES`, `EPERM`).
