@@ -1,10 +1,17 @@
-//! Does what a worker asks for: shows pages, folds pages, unfolds everything. It also finds the folded pages that the
-//! member has written since.
+//! Does what a worker asks for, in one order: private pages first, then those that were broken. The parts that stand
+//! beside it have modules of their own, each an `impl` of [`Folder`] or functions that need none.
 
-use crate::collapse::{self, Collapse};
+mod again;
+mod collapsing;
+mod discards;
+mod pages;
+mod unfolding;
+
+pub use pages::{donate, find_broken, reclaim};
+
+use crate::collapse::Collapse;
 use crate::cpu_time::cpu_time;
-use crate::follow::{Following, Held};
-use crate::maps::Kind;
+use crate::follow::Following;
 use crate::patience::Patience;
 use crate::pool::Pool;
 use crate::refold::{self, Part};
@@ -13,36 +20,28 @@ use crate::section::{Section, Source, pieces};
 use crate::table;
 use crate::unfold::Unfold;
 use crate::witness::Witness;
-use crate::{arena, hooks, references};
-use act::{MemberMemory, SoftReader, make_private};
+use crate::{arena, references};
+use act::SoftReader;
 use host::Pagemap;
-use page::{HostVirt, PageRange, PageSet};
-use rustix::fd::OwnedFd;
-use rustix::io::Errno;
+use page::{HostVirt, PageRange};
 use rustix::time::ClockId;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use wire::{FoldRun, MemberStats, Outcome, SlotRun, Target};
+use wire::{FoldRun, MemberStats, Outcome, Target};
 
 /// Shortest time between two counts of the mappings, and their share of a processor: 10 s, 1/2000. Mappings are also
 /// counted when the most careful account leaves none to spend.
 const COUNT_EVERY: (Duration, u32) = (Duration::from_secs(10), 2000);
 /// Upper bound of the bytes by which one message to fold makes the table grow: a chunk for each of its pages.
 const NOTES_BYTES: usize = wire::FOLD_PAGES * (4 << 10);
-/// Time after which a fork probe is tried again where none could be cast: 60 s.
-const NO_PROBE_TIME: Duration = Duration::from_secs(60);
-/// Number of repeated questions for one message to a prover that is late.
-const LATE_TRIES: usize = 8;
 /// Processor time after which the agent yields before it moves pages: 1 ms, which is less than the kernel's time
 /// slice. So preemption rarely happens while pages are out of reach. Their users would wait for all threads that run
 /// then.
 const TURN: Duration = Duration::from_millis(1);
 /// Pieces of memory between two looks at that processor time: 100 us of work at least.
 const PIECES_A_TURN: u32 = 4;
-/// Runs that are unfolded before the agent looks at other work.
-const UNFOLD_AT_ONCE: usize = 256;
 
 /// The means of folding and unfolding, and the mappings that they may use.
 pub struct Folder {
@@ -199,65 +198,6 @@ impl Folder {
         }
     }
 
-    /// Calls a witness for those pages of the runs that are broken.
-    fn begin_to_refold(&mut self, runs: &[FoldRun], pagemap: &Pagemap) {
-        let table = table::lock();
-        let ranges = runs.iter().map(|run| PageRange { start: run.start, pages: run.pages.into() });
-        let broken: Vec<PageRange> = ranges.flat_map(|range| table.broken_pages(range)).collect();
-        if !broken.is_empty() && self.surveyed.is_ok() {
-            let called = self.witness.call(&table, pagemap, &broken);
-            self.no_refold_until = called.err().map(|_| Instant::now() + NO_PROBE_TIME);
-        }
-    }
-
-    /// Folds parts again that were seen to be broken.
-    fn fold_again(&mut self, parts: &[Part<'_>], pagemap: &Pagemap, stats: &mut MemberStats, all: &mut [Outcome]) {
-        let Ok(generation) = self.surveyed else { return };
-        let (mut at, mut tries) = (0, LATE_TRIES);
-        while at < parts.len() {
-            self.take_turns();
-            let mut table = table::lock();
-            // The program may have changed the part since the table was last looked at.
-            let is_current = references::generation() == generation;
-            let still = |part: &Part<'_>| is_current && table.is_refoldable(part.range);
-            let sound = parts[at..].iter().take_while(|part| still(part)).count();
-            if sound == 0 {
-                at += 1;
-                continue;
-            }
-            let group = &parts[at..at + sound];
-            let with = (pagemap, &**self.section.following(), &mut self.reader, &mut self.witness);
-            let (done, took) = refold::fold_group(&mut table, with, group, generation, all);
-            stats.stalls.add(micros(took));
-            if self.witness.is_late() {
-                // Nothing of the group was folded.
-                drop(table);
-                if tries > 0 && self.witness.catch_up() {
-                    tries -= 1;
-                } else {
-                    at += done;
-                }
-                continue;
-            }
-            for part in &group[..done] {
-                let outcomes = &all[part.at..part.at + part.range.pages as usize];
-                stats.done.refolds += outcomes.iter().filter(|o| **o == Outcome::Folded).count() as u64;
-                self.runs_since_count += 1;
-            }
-            at += done;
-        }
-    }
-
-    /// Ends a fork probe whose time is over. Says how long another one may stay.
-    pub fn rest(&mut self) -> Option<Duration> {
-        self.witness.rest()
-    }
-
-    /// Whether broken pages may be folded again: no fork probe has failed lately.
-    pub fn may_refold(&self, now: Instant) -> bool {
-        self.no_refold_until.is_none_or(|until| until <= now)
-    }
-
     /// Folds the private pages of a piece, and adds the outcomes to `all`. The broken ones are added to `again`, to
     /// be folded later.
     fn fold_piece<'a>(
@@ -331,192 +271,6 @@ impl Folder {
         }
         self.runs_since_count += u64::from(source.is_some());
     }
-
-    /// Unfolds some of the folded pages. Returns whether none is left.
-    ///
-    /// # Errors
-    /// Some pages could not be unfolded, though all were tried. Memory or mappings are short, the pages are locked,
-    /// or the program looks after their faults by itself.
-    pub fn unfold(&mut self, pagemap: &Pagemap, pool: &Pool) -> Result<bool, Errno> {
-        let (mut done, mut failed) = (0, Ok(()));
-        let runs = table::lock().all_slot_runs();
-        for run in &runs {
-            for (piece, target) in pieces(run.start, run.pages.into(), Target::Slot(run.slot)) {
-                match self.unfold_piece(pagemap, pool, piece, target) {
-                    Ok(()) => done += 1,
-                    Err(Errno::NOMEM) => return Err(Errno::NOMEM),
-                    Err(e) => failed = Err(e),
-                }
-            }
-            if done >= UNFOLD_AT_ONCE {
-                return Ok(false);
-            }
-        }
-        failed?;
-        let (pooled, zeroed) = {
-            let table = table::lock();
-            (table.pooled_pages(table::everything()), table.zeroed_pages(table::everything()))
-        };
-        // Pages that were folded as zeros, and pages of pools that the worker no longer knows.
-        for range in pooled.into_iter().chain(zeroed) {
-            let mut table = table::lock();
-            let writable = table.known(range).into_iter().filter(|(_, traits)| traits.may_be_written());
-            for (range, _) in writable.collect::<Vec<_>>() {
-                if table.pooled_pages(range).is_empty() && !self.section.may_touch(range) {
-                    continue;
-                }
-                make_private(range)?;
-                table.set_pending(range);
-            }
-        }
-        Ok(table::lock().counts().folded == 0)
-    }
-
-    /// Collapses one piece, if there is one and it is time. All but `most` of its pages are the member's own, and
-    /// none was written for `stayed` seconds.
-    ///
-    /// # Errors
-    /// The kernel refused to look.
-    pub fn collapse(
-        &mut self,
-        (pagemap, pool, rounds): (&Pagemap, &Pool, &mut Rounds),
-        (most, stayed): (u64, u32),
-        stats: &mut MemberStats,
-    ) -> host::Result<()> {
-        let now = Instant::now();
-        if !self.may_refold(now) {
-            return Ok(());
-        }
-        let Some((piece, traits)) = self.collapse.next(pagemap, most, now)? else { return Ok(()) };
-        let began = Instant::now();
-        let collapsed = self.collapse_piece((pagemap, pool, rounds), (piece, traits), stayed, stats);
-        self.collapse.done(piece, collapsed.unwrap_or(false), began.elapsed());
-        Ok(())
-    }
-
-    /// Says whether the piece has been collapsed.
-    fn collapse_piece(
-        &mut self,
-        (pagemap, pool, rounds): (&Pagemap, &Pool, &mut Rounds),
-        (piece, traits): (PageRange, table::Traits),
-        stayed: u32,
-        stats: &mut MemberStats,
-    ) -> Result<bool, Errno> {
-        self.survey();
-        let Ok(generation) = self.surveyed else { return Ok(false) };
-        let copy = MemberMemory::huge_page(traits.advice.huge)?;
-        let huge = pagemap.huge_ranges(copy.range().start, copy.range().end());
-        let is_huge = huge.is_ok_and(|ranges| ranges == [copy.range()]);
-        let mut table = table::lock();
-        // Without a huge page, a collapse only gives back mappings. No folded page is given up for that.
-        let is_of_use = is_huge || table.is_only_broken(piece);
-        let is_current = references::generation() == generation;
-        if table.traits(piece) != Some(traits) || !table.is_at_rest(piece, stayed) || !is_of_use || !is_current {
-            return Ok(false);
-        }
-        if !self.witness.may_be_called(Instant::now()) {
-            return Ok(false);
-        }
-        collapse::make_own(&mut table, piece)?;
-        let called = self.witness.call_for(&table, &[piece]);
-        self.no_refold_until = called.err().map(|_| Instant::now() + NO_PROBE_TIME);
-        if called != Ok(true) {
-            return Ok(false);
-        }
-        pool.wait_for_locks();
-        let began = Instant::now();
-        let with = (pagemap, self.section.notes(), &**self.section.following(), &mut self.witness);
-        let is_collapsed = collapse::collapse_piece(&mut table, with, (piece, traits), copy, generation)?;
-        stats.stalls.add(micros(began.elapsed()));
-        if is_collapsed && is_huge {
-            rounds.know_huge(piece.start);
-        }
-        Ok(is_collapsed)
-    }
-
-    /// Puts anonymous memory where the program has discarded folded pages, as far as these have lost their page table
-    /// entries. From there on, the kernel alone serves it.
-    ///
-    /// # Errors
-    /// The kernel refused to look.
-    pub fn settle_discards(&mut self, pagemap: &Pagemap) -> host::Result<()> {
-        let following = Arc::clone(self.section.following());
-        let discarded: Vec<PageRange> = following.hold().all_discarded().ranges().collect();
-        for (piece, _) in discarded.into_iter().flat_map(|range| pieces(range.start, range.pages, Target::Zero)) {
-            let mut table = table::lock();
-            // Held, so that nobody is given a page of it meanwhile: a page without an entry keeps none.
-            let mut held = following.hold();
-            for gone in held.all_discarded().within(piece) {
-                settle(&mut table, (&following, &mut held), pagemap, gone)?;
-            }
-            drop(held);
-            let _ = following.watch().wake(piece);
-        }
-        Ok(())
-    }
-
-    /// The time until there may be something to collapse.
-    pub fn collapse_in(&self, now: Instant) -> Duration {
-        self.collapse.due_in(now)
-    }
-
-    /// All has been unfolded: much is to be collapsed.
-    pub fn hurry_to_collapse(&mut self) {
-        self.collapse.hurry(Instant::now());
-    }
-
-    fn unfold_piece(&mut self, pagemap: &Pagemap, pool: &Pool, piece: PageRange, target: Target) -> Result<(), Errno> {
-        let Target::Slot(slot) = target else { return Ok(()) };
-        let mut table = table::lock();
-        // The caller looked it up without the lock: it may have changed since.
-        let run = SlotRun { start: piece.start, slot, pages: piece.pages as u16 };
-        if table.slot_runs(piece) != [run] {
-            return Ok(());
-        }
-        for (part, traits) in table.known(piece) {
-            let Some(slot) = slot.add((part.start.page() - piece.start.page()) as u32) else { continue };
-            if traits.shut != 0 {
-                return Err(Errno::BUSY);
-            }
-            let view = pool.of(slot).ok_or(Errno::NODEV)?;
-            self.unfold.run(&mut table, pagemap, part, (view, slot), traits)?;
-            let private = parts(part, |page| table.is_foldable(page));
-            let range = |(from, pages)| PageRange { start: part.start.add_pages(from), pages };
-            self.section.watch_again(&private.into_iter().map(range).collect::<Vec<_>>());
-        }
-        Ok(())
-    }
-}
-
-/// See [`Folder::settle_discards`].
-fn settle(
-    table: &mut table::Table,
-    (following, held): (&Following, &mut Held<'_>),
-    pagemap: &Pagemap,
-    gone: PageRange,
-) -> host::Result<()> {
-    let mut entries = Vec::new();
-    pagemap.read(gone.start, gone.pages, &mut entries)?;
-    let is_absent = |page: PageRange| {
-        let entry = &entries[(page.start.page() - gone.start.page()) as usize];
-        !entry.present() && !entry.swapped()
-    };
-    let mut pooled = PageSet::new();
-    table.pooled_pages(gone).into_iter().for_each(|range| pooled.insert(range));
-    for (from, pages) in parts_by_page(gone, is_absent) {
-        let absent = PageRange { start: gone.start.add_pages(from), pages };
-        for range in pooled.within(absent) {
-            for (part, traits) in table.known(range) {
-                if following.may_replace(part, traits, Kind::Pool) && hooks::map_discarded(part, traits) {
-                    table.discard(part);
-                    held.forget(part);
-                }
-            }
-        }
-    }
-    // Nothing needs to be remembered of other memory: it was unmapped, or is private.
-    pooled.missing(gone).into_iter().for_each(|range| held.forget(range));
-    Ok(())
 }
 
 /// The parts of a piece for which this is true, as first page and number of pages.
@@ -553,57 +307,6 @@ fn split(huge: HostVirt) -> Duration {
 
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
-}
-
-/// Makes pages private that the kernel still takes for shared: a child that shared them is gone, and they were not
-/// written since. This does to them what a write does, if nobody else maps them. The kernel does not copy them then.
-/// They can be folded when they have rested again.
-pub fn reclaim(pagemap: &Pagemap, range: PageRange) {
-    let mut entries = Vec::new();
-    let _table = table::lock();
-    if pagemap.read(range.start, range.pages, &mut entries).is_ok()
-        && entries.iter().all(|e| e.present() && e.exclusive() && !e.file_or_shared())
-    {
-        // If it fails, they stay as they are.
-        let _ = make_private(range);
-    }
-}
-
-/// Finds folded pages that the member has written since: they have become its own, and their slots are released. Where
-/// writes are not noted, it also finds pages that were folded as zeros.
-///
-/// # Errors
-/// The kernel refused to look.
-pub fn find_broken(pagemap: &Pagemap) -> host::Result<()> {
-    for span in crate::round::spans() {
-        let private = pagemap.private_ranges(span.start, span.end())?;
-        let mut table = table::lock();
-        for range in private {
-            for run in table.slot_runs(range) {
-                table.set_broken(PageRange { start: run.start, pages: run.pages.into() });
-            }
-            for zeroed in table.zeroed_pages(range) {
-                table.set_pending(zeroed);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Copies pages into the donation window, in the order asked. Says which of them are there.
-pub fn donate(section: &Section, window: &OwnedFd, runs: &[PageRange]) -> Vec<bool> {
-    let mut given = Vec::new();
-    for run in runs {
-        let at = given.len() as u64;
-        // Held, so that the pages still are what the table says when they are read.
-        let table = table::lock();
-        let may = |range| table.is_refoldable(range) || table.is_foldable(range) && section.may_touch(range);
-        let page = |n| PageRange { start: run.start.add_pages(n), pages: 1 };
-        let open = if may(*run) { run.pages } else { (0..run.pages).take_while(|n| may(page(*n))).count() as u64 };
-        let written = act::write_pages(window, at, PageRange { pages: open, ..*run });
-        given.extend((0..run.pages).map(|n| n < written));
-    }
-    given
 }
 
 /// Counts this process's mappings.

@@ -39,6 +39,20 @@ impl Pages {
         Self { child, input, output }
     }
 
+    /// Starts one whose pages are free.
+    fn all_free(service: &Service) -> Self {
+        let mut pages = Self::start(service);
+        pages.become_free();
+        pages
+    }
+
+    /// Keeps writers out, and waits until nobody holds a page.
+    fn become_free(&mut self) {
+        self.does(&["protect"]);
+        let free = self.tell("until-free 0 512");
+        assert!(!free.contains("error"), "{free}");
+    }
+
     fn tell(&mut self, command: &str) -> String {
         writeln!(self.input, "{command}").expect("tell held_pages");
         let mut answer = String::new();
@@ -90,9 +104,7 @@ fn held_page_is_not_free_until_last_holder_releases_it() {
         return;
     }
     let service = Service::start();
-    let mut pages = Pages::start(&service);
-    pages.does(&["protect"]);
-    assert!(!pages.tell("until-free 0 512").contains("error"));
+    let mut pages = Pages::all_free(&service);
     pages.holds("lend 3", "release");
     pages.holds("register 3", "release");
     pages.holds("read 3", "arrive");
@@ -158,8 +170,7 @@ fn undecidable_page_is_not_called_free() {
     let (mut pages, mut other) = (Pages::start(&service), Pages::start(&service));
     // Pages that are not write-protected.
     assert_eq!(pages.tell("ask 0 4"), "2222");
-    pages.does(&["protect"]);
-    assert!(!pages.tell("until-free 0 512").contains("error"));
+    pages.become_free();
     // Parts of a huge page.
     match pages.tell("huge").as_str() {
         "skipped" => eprintln!("skipped: no huge page was to be had"),
@@ -183,9 +194,7 @@ fn clients_that_send_rubbish_or_flood_or_crowd_harm_nobody() {
         return;
     }
     let service = Service::start();
-    let (mut pages, mut bad) = (Pages::start(&service), Pages::start(&service));
-    pages.does(&["protect"]);
-    assert!(!pages.tell("until-free 0 512").contains("error"));
+    let (mut pages, mut bad) = (Pages::all_free(&service), Pages::start(&service));
     let prover = prover_pid(&service).expect("a prover");
     assert_eq!(bad.tell("rubbish"), "10 of 10");
     assert_eq!(pages.tell("ask 0 4"), "0000");
@@ -215,9 +224,7 @@ fn unprivileged_process_may_ask_about_its_own_pages() {
         eprintln!("skipped: users have no userfaultfd here (device: {device})");
         return;
     }
-    let mut pages = Pages::run(command, &service);
-    pages.does(&["protect"]);
-    assert!(!pages.tell("until-free 0 512").contains("error"));
+    Pages::run(command, &service).become_free();
 }
 
 #[test]
@@ -226,9 +233,7 @@ fn killed_prover_is_replaced_and_ends_with_its_supervisor() {
         return;
     }
     let mut service = Service::start();
-    let mut pages = Pages::start(&service);
-    pages.does(&["protect"]);
-    assert!(!pages.tell("until-free 0 512").contains("error"));
+    let mut pages = Pages::all_free(&service);
     let first = prover_pid(&service).expect("a prover");
     let status = std::fs::read_to_string(format!("/proc/{first}/status")).expect("its status");
     let field = |key: &str| status.lines().find_map(|l| l.strip_prefix(key)).expect("a field").trim().to_owned();
@@ -251,9 +256,7 @@ fn silent_prover_is_replaced() {
         return;
     }
     let service = Service::start();
-    let mut pages = Pages::start(&service);
-    pages.does(&["protect"]);
-    assert!(!pages.tell("until-free 0 512").contains("error"));
+    let mut pages = Pages::all_free(&service);
     let silent = prover_pid(&service).expect("a prover");
     signal(silent, "STOP");
     until(30, "another prover", || prover_pid(&service).is_some_and(|pid| pid != silent));

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::testing::Member;
+use act::MemberMemory;
+use rustix::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
 #[test]

@@ -2,6 +2,7 @@
 //! answered the same, and hold the same bytes.
 
 use super::*;
+use crate::testing::alone;
 use proptest::prelude::*;
 
 /// Largest size of a range, in pages.

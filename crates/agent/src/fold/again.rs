@@ -1,0 +1,81 @@
+//! Folding pages again that were broken ([`refold`]), with a witness for the pages of each message.
+
+use super::{Folder, micros};
+use crate::refold::{self, Part};
+use crate::{references, table};
+use host::Pagemap;
+use page::PageRange;
+use std::time::{Duration, Instant};
+use wire::{FoldRun, MemberStats, Outcome};
+
+/// Time after which a fork probe is tried again where none could be cast: 60 s.
+pub(super) const NO_PROBE_TIME: Duration = Duration::from_secs(60);
+/// Number of repeated questions for one message to a prover that is late.
+const LATE_TRIES: usize = 8;
+
+impl Folder {
+    /// Calls a witness for those pages of the runs that are broken.
+    pub(super) fn begin_to_refold(&mut self, runs: &[FoldRun], pagemap: &Pagemap) {
+        let table = table::lock();
+        let ranges = runs.iter().map(|run| PageRange { start: run.start, pages: run.pages.into() });
+        let broken: Vec<PageRange> = ranges.flat_map(|range| table.broken_pages(range)).collect();
+        if !broken.is_empty() && self.surveyed.is_ok() {
+            let called = self.witness.call(&table, pagemap, &broken);
+            self.no_refold_until = called.err().map(|_| Instant::now() + NO_PROBE_TIME);
+        }
+    }
+
+    /// Folds parts again that were seen to be broken.
+    pub(super) fn fold_again(
+        &mut self,
+        parts: &[Part<'_>],
+        pagemap: &Pagemap,
+        stats: &mut MemberStats,
+        all: &mut [Outcome],
+    ) {
+        let Ok(generation) = self.surveyed else { return };
+        let (mut at, mut tries) = (0, LATE_TRIES);
+        while at < parts.len() {
+            self.take_turns();
+            let mut table = table::lock();
+            // The program may have changed the part since the table was last looked at.
+            let is_current = references::generation() == generation;
+            let still = |part: &Part<'_>| is_current && table.is_refoldable(part.range);
+            let sound = parts[at..].iter().take_while(|part| still(part)).count();
+            if sound == 0 {
+                at += 1;
+                continue;
+            }
+            let group = &parts[at..at + sound];
+            let with = (pagemap, &**self.section.following(), &mut self.reader, &mut self.witness);
+            let (done, took) = refold::fold_group(&mut table, with, group, generation, all);
+            stats.stalls.add(micros(took));
+            if self.witness.is_late() {
+                // Nothing of the group was folded.
+                drop(table);
+                if tries > 0 && self.witness.catch_up() {
+                    tries -= 1;
+                } else {
+                    at += done;
+                }
+                continue;
+            }
+            for part in &group[..done] {
+                let outcomes = &all[part.at..part.at + part.range.pages as usize];
+                stats.done.refolds += outcomes.iter().filter(|o| **o == Outcome::Folded).count() as u64;
+                self.runs_since_count += 1;
+            }
+            at += done;
+        }
+    }
+
+    /// Ends a fork probe whose time is over. Says how long another one may stay.
+    pub fn rest(&mut self) -> Option<Duration> {
+        self.witness.rest()
+    }
+
+    /// Whether broken pages may be folded again: no fork probe has failed lately.
+    pub fn may_refold(&self, now: Instant) -> bool {
+        self.no_refold_until.is_none_or(|until| until <= now)
+    }
+}

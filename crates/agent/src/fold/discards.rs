@@ -1,0 +1,65 @@
+//! Putting anonymous memory where folded pages were discarded.
+
+use super::{Folder, parts_by_page};
+use crate::follow::{Following, Held};
+use crate::maps::Kind;
+use crate::section::pieces;
+use crate::{hooks, table};
+use host::Pagemap;
+use page::{PageRange, PageSet};
+use std::sync::Arc;
+use wire::Target;
+
+impl Folder {
+    /// Puts anonymous memory where the program has discarded folded pages, as far as these have lost their page table
+    /// entries. From there on, the kernel alone serves it.
+    ///
+    /// # Errors
+    /// The kernel refused to look.
+    pub fn settle_discards(&mut self, pagemap: &Pagemap) -> host::Result<()> {
+        let following = Arc::clone(self.section.following());
+        let discarded: Vec<PageRange> = following.hold().all_discarded().ranges().collect();
+        for (piece, _) in discarded.into_iter().flat_map(|range| pieces(range.start, range.pages, Target::Zero)) {
+            let mut table = table::lock();
+            // Held, so that nobody is given a page of it meanwhile: a page without an entry keeps none.
+            let mut held = following.hold();
+            for gone in held.all_discarded().within(piece) {
+                settle(&mut table, (&following, &mut held), pagemap, gone)?;
+            }
+            drop(held);
+            let _ = following.watch().wake(piece);
+        }
+        Ok(())
+    }
+}
+
+/// See [`Folder::settle_discards`].
+fn settle(
+    table: &mut table::Table,
+    (following, held): (&Following, &mut Held<'_>),
+    pagemap: &Pagemap,
+    gone: PageRange,
+) -> host::Result<()> {
+    let mut entries = Vec::new();
+    pagemap.read(gone.start, gone.pages, &mut entries)?;
+    let is_absent = |page: PageRange| {
+        let entry = &entries[(page.start.page() - gone.start.page()) as usize];
+        !entry.present() && !entry.swapped()
+    };
+    let mut pooled = PageSet::new();
+    table.pooled_pages(gone).into_iter().for_each(|range| pooled.insert(range));
+    for (from, pages) in parts_by_page(gone, is_absent) {
+        let absent = PageRange { start: gone.start.add_pages(from), pages };
+        for range in pooled.within(absent) {
+            for (part, traits) in table.known(range) {
+                if following.may_replace(part, traits, Kind::Pool) && hooks::map_discarded(part, traits) {
+                    table.discard(part);
+                    held.forget(part);
+                }
+            }
+        }
+    }
+    // Nothing needs to be remembered of other memory: it was unmapped, or is private.
+    pooled.missing(gone).into_iter().for_each(|range| held.forget(range));
+    Ok(())
+}

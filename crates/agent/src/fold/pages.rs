@@ -1,0 +1,59 @@
+//! Pages that are looked at, or made private, without being folded.
+
+use crate::section::Section;
+use crate::table;
+use act::make_private;
+use host::Pagemap;
+use page::PageRange;
+use rustix::fd::OwnedFd;
+
+/// Makes pages private that the kernel still takes for shared: a child that shared them is gone, and they were not
+/// written since. This does to them what a write does, if nobody else maps them. The kernel does not copy them then.
+/// They can be folded when they have rested again.
+pub fn reclaim(pagemap: &Pagemap, range: PageRange) {
+    let mut entries = Vec::new();
+    let _table = table::lock();
+    if pagemap.read(range.start, range.pages, &mut entries).is_ok()
+        && entries.iter().all(|e| e.present() && e.exclusive() && !e.file_or_shared())
+    {
+        // If it fails, they stay as they are.
+        let _ = make_private(range);
+    }
+}
+
+/// Finds folded pages that the member has written since: they have become its own, and their slots are released. Where
+/// writes are not noted, it also finds pages that were folded as zeros.
+///
+/// # Errors
+/// The kernel refused to look.
+pub fn find_broken(pagemap: &Pagemap) -> host::Result<()> {
+    for span in crate::round::spans() {
+        let private = pagemap.private_ranges(span.start, span.end())?;
+        let mut table = table::lock();
+        for range in private {
+            for run in table.slot_runs(range) {
+                table.set_broken(PageRange { start: run.start, pages: run.pages.into() });
+            }
+            for zeroed in table.zeroed_pages(range) {
+                table.set_pending(zeroed);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Copies pages into the donation window, in the order asked. Says which of them are there.
+pub fn donate(section: &Section, window: &OwnedFd, runs: &[PageRange]) -> Vec<bool> {
+    let mut given = Vec::new();
+    for run in runs {
+        let at = given.len() as u64;
+        // Held, so that the pages still are what the table says when they are read.
+        let table = table::lock();
+        let may = |range| table.is_refoldable(range) || table.is_foldable(range) && section.may_touch(range);
+        let page = |n| PageRange { start: run.start.add_pages(n), pages: 1 };
+        let open = if may(*run) { run.pages } else { (0..run.pages).take_while(|n| may(page(*n))).count() as u64 };
+        let written = act::write_pages(window, at, PageRange { pages: open, ..*run });
+        given.extend((0..run.pages).map(|n| n < written));
+    }
+    given
+}
