@@ -162,6 +162,7 @@ impl Folder {
             all.resize(before + usize::from(run.pages), Outcome::Gone);
         }
         self.fold_again(&again, pagemap, stats, &mut all);
+        again.iter().for_each(|part| rounds.were_broken(part.range, &all[part.at..][..part.range.pages as usize]));
         self.section.clear();
         let now = Instant::now();
         let mut outcomes = all.iter();

@@ -49,6 +49,7 @@ use rustix::time::ClockId;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::time::{Duration, Instant};
+use wire::Outcome;
 
 /// Share of a processor for rounds and their faults, and shortest time between two rounds: 1/400, 100 ms. It holds
 /// while little changes, or much does for long.
@@ -462,6 +463,16 @@ impl Rounds {
         let pages = due.iter().map(|range| range.pages).sum::<u64>();
         self.rested.extend(due.into_iter().map(|range| Rested { range, kind: Kind::Broken }));
         u32::try_from(pages).unwrap_or(u32::MAX)
+    }
+
+    /// Takes in what became of pages that were to be folded again.
+    pub fn were_broken(&mut self, range: PageRange, outcomes: &[Outcome]) {
+        for (page, outcome) in (0..).zip(outcomes) {
+            // The worker asks again for busy ones.
+            if *outcome != Outcome::Busy {
+                self.broken.forget(PageRange { start: range.start.add_pages(page), pages: 1 });
+            }
+        }
     }
 
     /// Seconds after which a newly broken page is looked at again.

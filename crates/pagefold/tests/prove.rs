@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::service::{Service, until};
+use common::service::{Member, Service, cannot_fold, until};
 use common::supervised::signal;
 use common::{not_root, unprivileged};
 use std::io::{BufRead, BufReader, Write};
@@ -263,4 +263,32 @@ fn silent_prover_is_replaced() {
     assert!(service.log().contains("does not answer: it is killed"), "{}", service.log());
     assert!(pages.tell("ask 0 4").starts_with("error"), "nobody answers for the one that was killed");
     assert_eq!(pages.tell("ask 0 4"), "0000");
+}
+
+/// The supervisor is stopped, too, so that nobody replaces the prover. With one witness for a message, the pages of the
+/// first message stayed private for three minutes.
+#[test]
+fn members_fold_again_while_prover_is_silent() {
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start();
+    let mut member = service.torture("acme", "one", &[], &["refs"]);
+    // More than one message to fold.
+    assert_eq!(member.tell("fill 2000"), "ok");
+    service.show("acme");
+    service.set("acme", &["--scan-rate", "400000"]);
+    let is_folded = |member: &mut Member| member.tell("folded").parse::<u32>().expect("a number") > 1900;
+    until(60, "it folds", || is_folded(&mut member));
+    let (supervisor, prover) = (service.supervisor_pid(), prover_pid(&service).expect("a prover"));
+    signal(supervisor, "STOP");
+    signal(prover, "STOP");
+    // The prover is at hand at first. Later it has been left alone for a while, and is tried again.
+    for _ in 0..3 {
+        assert_eq!(member.tell("again"), "ok");
+        assert!(!is_folded(&mut member));
+        until(60, "it folds again", || is_folded(&mut member));
+    }
+    assert_eq!(member.tell("check"), "ok");
+    signal(supervisor, "CONT");
 }

@@ -10,8 +10,8 @@ use wire::{FoldRun, MemberStats, Outcome};
 
 /// Time after which a fork probe is tried again where none could be cast: 60 s.
 pub(super) const NO_PROBE_TIME: Duration = Duration::from_secs(60);
-/// Number of repeated questions for one message to a prover that is late.
-const LATE_TRIES: usize = 8;
+/// Number of repeated questions for one message, because the prover was late or gone.
+const TRIES: usize = 8;
 
 impl Folder {
     /// Calls a witness for those pages of the runs that are broken.
@@ -20,8 +20,23 @@ impl Folder {
         let ranges = runs.iter().map(|run| PageRange { start: run.start, pages: run.pages.into() });
         let broken: Vec<PageRange> = ranges.flat_map(|range| table.broken_pages(range)).collect();
         if !broken.is_empty() && self.surveyed.is_ok() {
-            let called = self.witness.call(&table, pagemap, &broken);
-            self.no_refold_until = called.err().map(|_| Instant::now() + NO_PROBE_TIME);
+            self.call_witness(&table, &broken, pagemap);
+        }
+    }
+
+    /// Says whether a witness is at hand.
+    fn call_witness(&mut self, table: &table::Guard, broken: &[PageRange], pagemap: &Pagemap) -> bool {
+        let called = self.witness.call(table, pagemap, broken);
+        self.no_refold_until = called.err().map(|_| Instant::now() + NO_PROBE_TIME);
+        self.witness.is_at_hand()
+    }
+
+    /// After a question without an answer: waits for a prover that is late, or calls another witness. Says whether the
+    /// same question is worth asking once more. The caller keeps no writer out, and does not hold the table's lock.
+    fn may_ask_again(&mut self, parts: &[Part<'_>], pagemap: &Pagemap) -> bool {
+        self.witness.catch_up() || {
+            let broken: Vec<PageRange> = parts.iter().map(|part| part.range).collect();
+            self.call_witness(&table::lock(), &broken, pagemap)
         }
     }
 
@@ -34,7 +49,7 @@ impl Folder {
         all: &mut [Outcome],
     ) {
         let Ok(generation) = self.surveyed else { return };
-        let (mut at, mut tries) = (0, LATE_TRIES);
+        let (mut at, mut tries) = (0, TRIES);
         while at < parts.len() {
             self.take_turns();
             let mut table = table::lock();
@@ -50,13 +65,13 @@ impl Folder {
             let with = (pagemap, &**self.section.following(), &mut self.reader, &mut self.witness);
             let (done, took) = refold::fold_group(&mut table, with, group, generation, all);
             stats.stalls.add(micros(took));
-            if self.witness.is_late() {
-                // Nothing of the group was folded.
+            if self.witness.is_late() || !self.witness.is_at_hand() {
+                // Nothing of the group was folded. The worker would ask for it again only after a long time.
                 drop(table);
-                if tries > 0 && self.witness.catch_up() {
+                if tries > 0 && self.may_ask_again(&parts[at..], pagemap) {
                     tries -= 1;
                 } else {
-                    at += done;
+                    (at, tries) = (at + done, 0);
                 }
                 continue;
             }

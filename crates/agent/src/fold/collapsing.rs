@@ -36,7 +36,7 @@ impl Folder {
     }
 
     /// Says whether the piece has been collapsed.
-    fn collapse_piece(
+    pub(super) fn collapse_piece(
         &mut self,
         (pagemap, pool, rounds): (&Pagemap, &Pool, &mut Rounds),
         (piece, traits): (PageRange, table::Traits),
@@ -69,6 +69,11 @@ impl Folder {
         let with = (pagemap, self.section.notes(), &**self.section.following(), &mut self.witness);
         let is_collapsed = collapse::collapse_piece(&mut table, with, (piece, traits), copy, generation)?;
         stats.stalls.add(micros(began.elapsed()));
+        drop(table);
+        if self.witness.is_late() {
+            // A prover that stays silent is left alone: the next piece has another witness.
+            self.witness.catch_up();
+        }
         if is_collapsed && is_huge {
             rounds.know_huge(piece.start);
         }

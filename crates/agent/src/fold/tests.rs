@@ -1,4 +1,4 @@
-//! Zeros of a huge page that is split, and donations.
+//! Zeros of a huge page that is split, donations, and a prover that is silent while pieces are collapsed.
 
 use super::*;
 use crate::testing::Member;
@@ -83,4 +83,34 @@ fn nothing_is_out_of_reach_once_something_was_opened() {
     assert_eq!(fold(&mut folder), (vec![Outcome::Changed; 4], 1));
     folder.surveyed = Ok(references::generation().wrapping_sub(1));
     assert_eq!(fold(&mut folder), (vec![Outcome::Unpinned; 4], 0));
+}
+
+/// Each piece that is not collapsed has lost its folded pages for nothing.
+#[test]
+fn pieces_after_the_first_are_collapsed_without_silent_prover() {
+    if !crate::testing::alone("fold::tests::pieces_after_the_first_are_collapsed_without_silent_prover") {
+        return;
+    }
+    let Some(section) = crate::testing::section() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("prove.sock");
+    // Nobody accepts: the kernel does, as for a process that is stopped.
+    let _listener = host::SeqpacketListener::bind(&path, host::Files::Refused).unwrap();
+    let mut folder = Folder::new(section, 10_000, path).unwrap();
+    let members = [0; 2].map(|_| Member::of(MemberMemory::huge_page(Some(true)).unwrap()));
+    let (pool, pagemap) = (Pool::default(), Pagemap::open(std::process::id()).unwrap());
+    for range in members.each_ref().map(|member| member.0.range()) {
+        if pagemap.huge_ranges(range.start, range.end()).unwrap() != [range] {
+            return eprintln!("skipped: no huge page is to be had");
+        }
+        act::split_huge_page(range.start);
+        table::lock().advise(range, |advice| advice.huge = Some(true));
+    }
+    let mut rounds = crate::round::Rounds::new(true, true).unwrap();
+    let collapse = |member: &Member| {
+        let (piece, with) = (member.0.range(), (&pagemap, &pool, &mut rounds));
+        let traits = table::lock().traits(piece).unwrap();
+        folder.collapse_piece(with, (piece, traits), 0, &mut MemberStats::default()).unwrap()
+    };
+    assert_eq!(members.each_ref().map(collapse), [false, true]);
 }

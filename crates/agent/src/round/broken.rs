@@ -108,10 +108,22 @@ impl BrokenPageList {
 
     /// Has those of these pages that rest told again.
     pub fn tell_again(&mut self, range: PageRange) {
+        self.within(range, |known| known.told = false);
+    }
+
+    /// Takes in that the worker asks no more for these pages: they were folded, or had changed. A page may be broken
+    /// again before the next look, and hold what it held. It counts as new then.
+    pub fn forget(&mut self, range: PageRange) {
+        self.within(range, |known| {
+            (known.fingerprint, known.due, known.wait, known.told) = (0, 0, 0, false);
+        });
+    }
+
+    fn within(&mut self, range: PageRange, mut change: impl FnMut(&mut BrokenPage)) {
         let (first, end) = (range.start.page(), range.end().page());
         for (key, broken) in self.0.range_mut(first / CHUNK_PAGES..end.div_ceil(CHUNK_PAGES)) {
             let is_within = |known: &&mut BrokenPage| (first..end).contains(&(key * CHUNK_PAGES + u64::from(known.at)));
-            broken.iter_mut().filter(is_within).for_each(|known| known.told = false);
+            broken.iter_mut().filter(is_within).for_each(&mut change);
         }
     }
 
@@ -148,6 +160,19 @@ mod tests {
         assert_eq!(tell(&mut list, [1, 2, 30]), [false; 3]);
         list.tell_again(pages(0, u64::MAX >> PAGE_SHIFT));
         assert_eq!(tell(&mut list, [1, 2, 30]), [true; 3]);
+    }
+
+    /// Such a page was never told again, and stayed private until its content changed.
+    #[test]
+    fn page_that_is_broken_again_between_two_looks_is_told_again() {
+        let (mut list, page) = (BrokenPageList::default(), PageRange { start: HostVirt(0), pages: 1 });
+        let told = |list: &mut BrokenPageList, now| {
+            assert_eq!(list.look(&[page], now, (2, Change::Little)), [page]);
+            list.have_rested(page.start, &[Fingerprint(1)], now, (2, Worth::All)).0 == [true]
+        };
+        assert_eq!([0, 2, 6].map(|now| told(&mut list, now)), [false, true, false]);
+        list.forget(page);
+        assert_eq!([7, 9].map(|now| told(&mut list, now)), [false, true]);
     }
 
     #[test]

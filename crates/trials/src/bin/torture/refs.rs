@@ -5,6 +5,7 @@
 //! ```text
 //! fill PAGES          memory that asks to be merged, full of duplicates
 //! more PAGES          the same once more
+//! again               every page is written, and holds the same as another one again
 //! check               all of it is as it must be
 //! vmsplice            lends pages to a pipe that nobody reads
 //! direct PATH         opens a file with O_DIRECT
@@ -59,6 +60,9 @@ impl State {
                 must("while it was filled", plot.fill_all(&mut Random::unforeseen()));
                 self.plots.push(plot);
             }
+            ["again"] => self.plots.iter_mut().for_each(|plot| {
+                must("while it was written", plot.fill_all(&mut Random::unforeseen()));
+            }),
             ["check"] => self.plots.iter().for_each(|plot| must("when asked", plot.check_all())),
             ["vmsplice"] => {
                 let (from, to) = pipe();
