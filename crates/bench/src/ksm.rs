@@ -13,7 +13,6 @@ mod curve;
 mod equal;
 mod folding;
 mod frames;
-mod guardian;
 mod guests;
 mod huge;
 mod ksmd;
@@ -29,17 +28,16 @@ mod table;
 mod timings;
 mod walker;
 
-pub use guardian::guard;
 pub use guests::{MergeableArgs, hold};
 pub use huge::{HugeArgs, run as run_huge};
 pub use options::Options as Args;
 pub use probe::run as probe;
 pub use walker::{WalkArgs, walk};
 
+use crate::guardian::Guardian;
 use anyhow::Context;
 use cli::exit::{Outcome, Stop};
 use cli::say;
-use guardian::Guardian;
 use measure::Side;
 use options::Options;
 use std::fs::DirBuilder;

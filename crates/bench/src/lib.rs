@@ -1,13 +1,17 @@
-//! `pagefold bench`: Pagefold beside ksmd and beside plain hashing, reading and copying, each measured in one run.
+//! `pagefold bench`: Pagefold beside ksmd, beside plain hashing, reading and copying, and beside doing without it, each
+//! measured in one run.
 #![forbid(unsafe_code)]
 
 use clap::Subcommand;
 use cli::exit::Outcome;
 
 mod census;
+mod guardian;
 mod insight;
 mod ksm;
 mod median;
+mod overhead;
+mod serving;
 mod synthetic;
 pub mod workload;
 
@@ -28,6 +32,8 @@ enum What {
     Insight(insight::Args),
     /// Folding against the kernel's own merger (ksmd), with the same guests
     Ksm(ksm::Args),
+    /// Storms, servers, builds and guests as members against not: how much longer they take
+    Overhead(overhead::Args),
 }
 
 /// Arguments of the hidden command by which a bench starts its processes.
@@ -58,6 +64,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         What::Huge(args) => ksm::run_huge(&args),
         What::Insight(args) => insight::run(&args),
         What::Ksm(args) => ksm::run(&args),
+        What::Overhead(args) => overhead::run(&args),
     }
 }
 
@@ -68,6 +75,6 @@ pub fn run_guest(args: &GuestArgs) -> anyhow::Result<Outcome> {
         GuestOf::Mergeable(args) => ksm::hold(args),
         GuestOf::Probe => ksm::probe(),
         GuestOf::Walk(args) => ksm::walk(args),
-        GuestOf::Guard => ksm::guard(),
+        GuestOf::Guard => guardian::guard(),
     }
 }

@@ -4,11 +4,11 @@
 use super::curve::Curve;
 use super::equal::equal_pages;
 use super::folding::AgentStalls;
-use super::guardian::Guardian;
 use super::measure::{Scene, Side};
 use super::merger::Folds;
 use super::options::Options;
 use super::{svg, turns};
+use crate::guardian::Guardian;
 use crate::median::median;
 use anyhow::Context;
 use cli::exit::Outcome;

@@ -2,29 +2,25 @@
 
 use super::curve::{Details, Progress};
 use super::equal::Guest;
-use super::guardian::Guardian;
 use super::merger::{Account, Folds, Merger};
-use anyhow::{Context, bail};
-use api::ask::GroupState;
+use crate::guardian::Guardian;
+use crate::serving::{Serving, program, wait_for};
+use anyhow::bail;
 use api::change::Change;
 use api::client::Service;
 use api::control::{Fold, GroupReport};
 use api::place::Place;
-use host::{ProcessId, ThreadCpu};
+use host::ThreadCpu;
 use serde::Serialize;
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::Command;
 
 /// Name of the one group.
 pub const GROUP: &str = "bench";
 /// Name of the agent's threads in the members' processes.
 const AGENT: &str = "pagefold";
-/// Time limit for a service to start, and for members to connect.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The service's configuration. As ksmd does, it folds pages of zeros and splits a huge page for a few small pages: at
 /// 1%, six of its 512.
@@ -48,10 +44,8 @@ pub struct AgentStalls {
 
 /// A running service.
 pub struct Folding {
-    server: Child,
-    service: RefCell<Service>,
+    serving: Serving,
     guests: Vec<u32>,
-    dir: PathBuf,
 }
 
 impl Folding {
@@ -60,24 +54,7 @@ impl Folding {
     /// # Errors
     /// It does not start.
     pub fn start(dir: &Path, prover: bool, guardian: &mut Guardian) -> anyhow::Result<Self> {
-        let (config, log) = (dir.join("service.toml"), dir.join("service.log"));
-        fs::write(&config, self::config(prover)).with_context(|| format!("cannot write {}", config.display()))?;
-        let log = fs::File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
-        let dir = dir.join("service");
-        let server = Command::new(program()?)
-            .args(["serve", "--stop-workers", "--config"])
-            .arg(&config)
-            .arg("--dir")
-            .arg(&dir)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .context("cannot start a service")?;
-        guardian.keep_process(ProcessId::of(server.id())?)?;
-        let service = wait_for(|| Service::connect(Place::at(&dir)), "the bench's service does not start")?;
-        let service = RefCell::new(service);
-        Ok(Self { server, service, guests: Vec::new(), dir })
+        Ok(Self { serving: Serving::start(dir, &config(prover), guardian)?, guests: Vec::new() })
     }
 
     /// Changes the group's settings.
@@ -85,16 +62,7 @@ impl Folding {
     /// # Errors
     /// The service does not answer.
     pub fn set(&self, change: Change) -> anyhow::Result<()> {
-        Service::connect(Place::at(&self.dir))?.set(GROUP, change).map(drop)
-    }
-
-    /// The group's state. Asks once more if the service has hung up, as it does when a client is silent for a while.
-    fn state(&self) -> anyhow::Result<GroupState> {
-        let answer = self.service.borrow().show(GROUP);
-        answer.or_else(|_| {
-            *self.service.borrow_mut() = Service::connect(Place::at(&self.dir))?;
-            self.service.borrow().show(GROUP)
-        })
+        Service::connect(Place::at(self.serving.dir()))?.set(GROUP, change).map(drop)
     }
 
     /// Processor time of each part. The agents are threads of the guests' processes.
@@ -109,7 +77,7 @@ impl Folding {
         };
         let worker = self.own_pids()?.first().map_or(Ok(0.0), |pid| of_process(*pid))?;
         let agents = self.guests.iter().map(agents).sum::<anyhow::Result<f64>>()?;
-        let supervisor = self.server.id();
+        let supervisor = self.serving.pid();
         let prover = prover_of(supervisor).map_or(Ok(0.0), of_process)?;
         let supervisor = of_process(supervisor)?;
         Ok([("worker", worker), ("agents", agents), ("supervisor", supervisor), ("prover", prover)].into())
@@ -130,22 +98,6 @@ fn folds(report: &GroupReport) -> Folds {
     Folds { all: report.bill.folds, again: report.bill.refolds, short: report.bill.short_folds }
 }
 
-fn program() -> anyhow::Result<PathBuf> {
-    std::env::current_exe().context("cannot find this program to start it again")
-}
-
-/// Repeats the attempt until it succeeds or `PATIENCE` is over.
-fn wait_for<T>(mut attempt: impl FnMut() -> anyhow::Result<T>, what: &str) -> anyhow::Result<T> {
-    let begin = Instant::now();
-    loop {
-        match attempt() {
-            Err(e) if begin.elapsed() > PATIENCE => return Err(e.context(what.to_owned())),
-            Err(_) => std::thread::sleep(Duration::from_millis(20)),
-            done => return done,
-        }
-    }
-}
-
 /// Saved pages. Of the pages that map slots, one a slot is not saved; pages of zeros need no slot.
 fn merged_pages(report: &GroupReport) -> u64 {
     (report.sharing_pages + report.zero_pages).saturating_sub(report.slots)
@@ -158,16 +110,20 @@ impl Merger for Folding {
 
     fn command(&self, name: &str) -> anyhow::Result<Command> {
         let mut command = Command::new(program()?);
-        command.args(["run", "--group", GROUP, "--name", name, "--service"]).arg(&self.dir).arg("--").arg(program()?);
+        command
+            .args(["run", "--group", GROUP, "--name", name, "--service"])
+            .arg(self.serving.dir())
+            .arg("--")
+            .arg(program()?);
         Ok(command)
     }
 
     fn fold(&self) -> anyhow::Result<Option<lab::Fold>> {
-        Ok(Some(lab::Fold { pagefold: program()?, service: Some(self.dir.clone()) }))
+        Ok(Some(lab::Fold { pagefold: program()?, service: Some(self.serving.dir().to_owned()) }))
     }
 
     fn own_pids(&self) -> anyhow::Result<Vec<u32>> {
-        Ok(self.state()?.worker_pid.into_iter().collect())
+        Ok(self.serving.show(GROUP)?.worker_pid.into_iter().collect())
     }
 
     /// Waits until all guests are members. A guest that never connects would be missing from the merged pages
@@ -175,7 +131,7 @@ impl Merger for Folding {
     fn meet(&mut self, guests: &[Guest]) -> anyhow::Result<()> {
         self.guests = guests.iter().map(|(pid, _)| *pid).collect();
         let connected = || {
-            let members = self.state()?.report.members;
+            let members = self.serving.show(GROUP)?.report.members;
             for pid in &self.guests {
                 let Some(member) = members.iter().find(|m| m.pid == *pid && m.connected) else {
                     bail!("process {pid} is not a member");
@@ -203,14 +159,14 @@ impl Merger for Folding {
     }
 
     fn progress(&self) -> anyhow::Result<Progress> {
-        let report = self.state()?.report;
+        let report = self.serving.show(GROUP)?.report;
         let (broken_pages, slots, vmas) = (report.broken_pages, report.slots, report.vmas);
         let details = Details { broken_pages, slots, vmas, folds: folds(&report) };
         Ok(Progress { merged_pages: merged_pages(&report), cpu_s: self.cpu_s()?, details: Some(details) })
     }
 
     fn account(&self) -> anyhow::Result<Account> {
-        let report = self.state()?.report;
+        let report = self.serving.show(GROUP)?.report;
         let worst = |of: fn(&api::control::MemberReport) -> u64| report.members.iter().map(of).max().unwrap_or(0);
         let agent_stalls = AgentStalls {
             p50_us: worst(|m| m.stall_p50_us),
@@ -229,11 +185,6 @@ impl Merger for Folding {
     }
 
     fn off(&mut self) -> anyhow::Result<()> {
-        if let Ok(server) = ProcessId::of(self.server.id()) {
-            server.terminate();
-        }
-        self.server.wait().context("cannot wait for the service to end")?;
-        Ok(fs::remove_dir_all(&self.dir)
-            .or_else(|e| if e.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(e) })?)
+        self.serving.end()
     }
 }

@@ -1,9 +1,9 @@
 //! The guests whose pages are merged: real VMs of a lab, or processes with made-up pages.
 
-use super::guardian::Guardian;
 use super::layout::{self, Content};
 use super::merger::Merger;
 use super::options::{Image, Options};
+use crate::guardian::Guardian;
 use crate::synthetic::{AlignedPage, filled};
 use crate::workload::churn_script;
 use anyhow::{Context, bail};

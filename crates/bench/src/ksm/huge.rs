@@ -8,10 +8,10 @@
 use super::curve::Curve;
 use super::equal::{Guest, equal_pages, memory_of};
 use super::folding::Folding;
-use super::guardian::Guardian;
 use super::ksmd::{Ksmd, may_use};
 use super::merger::Merger;
 use super::prober::Prober;
+use crate::guardian::Guardian;
 use crate::median::median;
 use anyhow::Context;
 use api::change::{Change, HugePages};

@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Lock file whose holder may set ksmd.
-const LOCK: &str = "/run/pagefold-bench-ksm.lock";
+/// Lock file of the one bench that may run.
+const LOCK: &str = "/run/pagefold-bench.lock";
 /// Time limit for a process to end after it was asked to.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -55,7 +55,7 @@ impl Guardian {
         let lock = File::options().create(true).truncate(false).write(true).mode(0o600).open(LOCK);
         let lock = lock.with_context(|| format!("cannot create {LOCK}"))?;
         if lock.try_lock().is_err() {
-            bail!("another bench sets ksmd just now, or puts it back: wait until it has ended");
+            bail!("another bench runs just now, or puts the host back as it was: wait until it has ended");
         }
         let program = std::env::current_exe().context("cannot find this program to start it again")?;
         let mut child = Command::new(program)
@@ -134,7 +134,7 @@ pub fn guard() -> anyhow::Result<Outcome> {
         }
     }
     if !quietly && !duties.is_empty() && outcome == Outcome::Done {
-        say!("pagefold: the bench was cut off; its guests are ended, and KSM is set as it was");
+        say!("pagefold: the bench was cut off; its guests are ended, and the host is set as it was");
     }
     Ok(outcome)
 }

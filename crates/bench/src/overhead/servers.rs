@@ -1,0 +1,170 @@
+//! Servers: each holds the data that a second one has too, and is asked by its own bench.
+
+use super::side::{Running, Side};
+use super::{USUAL, Workload};
+use anyhow::{Context, ensure};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+pub const REDIS: Workload = Workload {
+    name: "redis",
+    unit: "SET and GET of 300 bytes",
+    cap: USUAL,
+    floor: 5000,
+    needs: &[("redis-server", "redis-server"), ("redis-benchmark", "redis-tools")],
+    recipe: redis,
+};
+
+pub const MARIADB: Workload = Workload {
+    name: "mariadb",
+    unit: "transaction of sysbench OLTP",
+    cap: USUAL,
+    floor: 1000,
+    needs: &[("mariadbd", "mariadb-server"), ("mariadb-admin", "mariadb-client"), ("sysbench", "sysbench")],
+    recipe: mariadb,
+};
+
+pub const POSTGRES: Workload = Workload {
+    name: "postgres",
+    unit: "transaction of pgbench",
+    cap: USUAL,
+    // Its children hold the memory, and children are not enrolled.
+    floor: 0,
+    needs: &[("pgbench", "postgresql-client-common")],
+    recipe: postgres,
+};
+
+/// Instances of a server with the same data, of which one is asked.
+const NAMES: [&str; 2] = ["one", "other"];
+
+/// Whether a client succeeds.
+fn succeeds(words: &[&str]) -> bool {
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+// --- Redis
+
+fn redis_server(side: &Side, name: &str) -> anyhow::Result<Running> {
+    let socket = side.path(&format!("{name}.sock"))?;
+    let words = ["redis-server", "--port", "0", "--unixsocket", &socket, "--save", "", "--appendonly", "no"];
+    side.serve(name, None, &words, || succeeds(&["redis-cli", "-s", &socket, "ping"]))
+}
+
+fn redis(side: &Side) -> anyhow::Result<f64> {
+    let keys = side.amount(100_000, 5000);
+    let load = side.path("load")?;
+    // The keys that redis-benchmark asks for.
+    let value = "0123456789".repeat(29);
+    let text = (0..keys).fold(String::new(), |mut text, key| {
+        let _ = writeln!(text, "SET key:{key:012} {key:010}{value}\r");
+        text
+    });
+    fs::write(&load, text).with_context(|| format!("cannot write {load}"))?;
+    let _servers = NAMES.map(|name| redis_server(side, name)).into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+    for name in NAMES {
+        side.aside(&["sh", "-c", &format!("redis-cli -s {} --pipe < {load}", side.path(&format!("{name}.sock"))?)])?;
+    }
+    side.rest()?;
+    let (requests, socket) = (side.amount(400_000, 10_000), side.path("one.sock")?);
+    let (n, range) = (requests.to_string(), keys.to_string());
+    let words = ["redis-benchmark", "-s", &socket, "-t", "set,get", "-n", &n, "-r", &range, "-d", "300", "-q"];
+    Ok(side.aside(&words)?.1 / (2 * requests) as f64)
+}
+
+// --- MariaDB
+
+/// Settings with which a commit waits for no disk.
+const MARIADB_SETTINGS: &str = "--no-defaults --user=root --skip-networking --skip-grant-tables \
+    --innodb-buffer-pool-size=128M --innodb-log-file-size=64M --innodb-flush-log-at-trx-commit=0";
+
+fn mariadb_server(side: &Side, name: &str, data: &str, is_measured: bool) -> anyhow::Result<Running> {
+    let (data, socket) = (format!("--datadir={data}"), format!("--socket={}", side.path(&format!("{name}.sock"))?));
+    let settings = MARIADB_SETTINGS.split_whitespace();
+    let words: Vec<&str> = ["mariadbd"].into_iter().chain(settings).chain([&data[..], &socket]).collect();
+    let answers = || succeeds(&["mariadb-admin", "--no-defaults", &socket, "ping"]);
+    if is_measured { side.serve(name, None, &words, answers) } else { side.serve_aside(name, &words, answers) }
+}
+
+fn sysbench(side: &Side, name: &str, verb: &str, more: &str) -> anyhow::Result<f64> {
+    let words = format!(
+        "sysbench oltp_read_write --db-driver=mysql --mysql-socket={} --mysql-user=root --mysql-db=test --tables=4 \
+         --table-size=20000 --rand-seed=7 {more} {verb}",
+        side.path(&format!("{name}.sock"))?
+    );
+    Ok(side.aside(&words.split_whitespace().collect::<Vec<_>>())?.1)
+}
+
+/// Makes the data that both servers have.
+fn mariadb_data(side: &Side, dir: &str) -> anyhow::Result<()> {
+    let install =
+        "mariadb-install-db --no-defaults --user=root --skip-test-db --auth-root-authentication-method=normal";
+    let data = format!("--datadir={dir}/data");
+    side.aside(&install.split_whitespace().chain([&data[..]]).collect::<Vec<_>>())?;
+    let _server = mariadb_server(side, "prepare", &format!("{dir}/data"), false)?;
+    let socket = side.path("prepare.sock")?;
+    side.aside(&["mariadb", "--no-defaults", "-S", &socket, "-e", "create database test"])?;
+    sysbench(side, "prepare", "prepare", "")?;
+    Ok(())
+}
+
+fn mariadb(side: &Side) -> anyhow::Result<f64> {
+    let prepared = side.prepared(|dir| mariadb_data(side, dir))?;
+    let start = |name: &str| {
+        let data = side.path(name)?;
+        side.aside(&["cp", "-a", &format!("{prepared}/data"), &data])?;
+        mariadb_server(side, name, &data, true)
+    };
+    let _servers = NAMES.map(start).into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+    for name in NAMES {
+        // Reads the tables into both buffer pools.
+        let sums = "select sum(crc32(c)) from test.sbtest1, (select 1) x union all select sum(crc32(c)) from test.sbtest2 \
+                    union all select sum(crc32(c)) from test.sbtest3 union all select sum(crc32(c)) from test.sbtest4";
+        side.aside(&["mariadb", "--no-defaults", "-S", &side.path(&format!("{name}.sock"))?, "-e", sums])?;
+    }
+    side.rest()?;
+    let events = side.amount(5000, 200);
+    Ok(sysbench(side, NAMES[0], "run", &format!("--threads=2 --time=0 --events={events}"))? / events as f64)
+}
+
+// --- PostgreSQL
+
+/// Words before a command of the user that PostgreSQL insists on.
+const AS_POSTGRES: [&str; 7] = ["setpriv", "--init-groups", "--reuid", "postgres", "--regid", "postgres", "--"];
+
+/// Directory of the newest PostgreSQL's programs.
+fn postgres_bin() -> anyhow::Result<String> {
+    let versions = fs::read_dir("/usr/lib/postgresql").context("not installed: apt-get install postgresql")?;
+    let newest = versions.filter_map(|entry| Some(entry.ok()?.path())).max();
+    let bin: Option<PathBuf> = newest.map(|dir| dir.join("bin")).filter(|bin| bin.join("postgres").is_file());
+    let bin = bin.context("not installed: apt-get install postgresql")?;
+    bin.to_str().map(str::to_owned).context("a path that is not UTF-8")
+}
+
+fn postgres(side: &Side) -> anyhow::Result<f64> {
+    let (bin, dir, data) = (postgres_bin()?, side.path("")?, side.path("data")?);
+    let as_postgres = |words: &[&str]| side.aside(&[&AS_POSTGRES[..], words].concat());
+    let prepared = side.prepared(|dir| {
+        let init = ["-A", "trust", "-U", "postgres", "--no-sync", "-D"];
+        as_postgres(&[&[&format!("{bin}/initdb")[..]], &init[..], &[&format!("{dir}/data")]].concat()).map(drop)
+    })?;
+    side.aside(&["cp", "-a", &format!("{prepared}/data"), &data])?;
+    let program = format!("{bin}/postgres");
+    let settings = ["-c", "listen_addresses=", "-c", "shared_buffers=64MB", "-c", "fsync=off"];
+    let words = [&[&program[..], "-D", &data, "-k", &dir], &settings[..]].concat();
+    let is_ready = || succeeds(&[&format!("{bin}/pg_isready"), "-h", &dir, "-U", "postgres"]);
+    let _server = side.serve("postgres", Some("postgres"), &words, is_ready)?;
+    let pgbench = |words: &[&str]| {
+        as_postgres(&[&["pgbench", "-h", &dir, "-U", "postgres", "-n"], words, &["postgres"]].concat())
+    };
+    pgbench(&["-i", "-s", "5", "-q"])?;
+    side.rest()?;
+    const CLIENTS: u64 = 4;
+    let each = side.amount(6000, 100);
+    let (_, seconds) = pgbench(&["-c", &CLIENTS.to_string(), "-j", "2", "-t", &each.to_string()])?;
+    ensure!(seconds > 0.0, "pgbench took no time");
+    Ok(seconds / (CLIENTS * each) as f64)
+}

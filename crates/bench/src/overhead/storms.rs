@@ -1,0 +1,79 @@
+//! Storms, and the walk in memory: programs of ours, which lie beside this one.
+
+use super::side::Side;
+use super::{STORM, USUAL, Workload};
+use crate::serving::program;
+use anyhow::Context;
+use cli::exit::Stop;
+use serde::Deserialize;
+
+/// File name of the program.
+const STORMS: &str = "storms";
+
+pub const ALLOCATE: Workload = Workload {
+    name: "allocate",
+    unit: "malloc and free of 4 KiB to 4 MiB",
+    cap: STORM,
+    floor: 0,
+    needs: &[],
+    recipe: |side| storm(side, "allocate", side.amount(60_000, 2000)),
+};
+
+pub const DISCARD: Workload = Workload {
+    name: "discard",
+    unit: "discard of 1 to 64 folded pages, written again",
+    cap: STORM,
+    floor: 30_000,
+    needs: &[],
+    recipe: |side| storm(side, "discard", side.amount(8, 1)),
+};
+
+pub const FORK: Workload = Workload {
+    name: "fork",
+    unit: "fork with 5,000 folded runs",
+    cap: STORM,
+    floor: 4900,
+    needs: &[],
+    recipe: |side| storm(side, "fork", side.amount(2000, 50)),
+};
+
+pub const THREADS: Workload = Workload {
+    name: "threads",
+    unit: "thread created and joined",
+    cap: STORM,
+    floor: 0,
+    needs: &[],
+    recipe: |side| storm(side, "threads", side.amount(100_000, 5000)),
+};
+
+pub const WALK: Workload = Workload {
+    name: "walk",
+    unit: "step in 256 MiB",
+    cap: USUAL,
+    floor: 20_000,
+    needs: &[],
+    recipe: |side| storm(side, "walk", side.amount(40_000_000, 1_000_000)),
+};
+
+/// The last line of a storm.
+#[derive(Deserialize)]
+struct Done {
+    units: u64,
+    seconds: f64,
+    folded_pages: u64,
+}
+
+/// Runs a storm; returns the seconds of a unit.
+fn storm(side: &Side, kind: &str, units: u64) -> anyhow::Result<f64> {
+    let path = program()?.with_file_name(STORMS);
+    if !path.is_file() {
+        let missing = format!("{} is missing: build it with cargo build --release -p trials", path.display());
+        return Err(Stop::HostLacks(missing).into());
+    }
+    let path = path.to_str().context("a path that is not UTF-8")?;
+    let (units, folded) = (units.to_string(), side.floor().to_string());
+    let (said, _) = side.run(kind, &[path, kind, "--units", &units, "--await-folded", &folded])?;
+    let done: Done = serde_json::from_str(&said).with_context(|| format!("the storm says {said:?}"))?;
+    side.note_folded(done.folded_pages);
+    Ok(done.seconds / done.units as f64)
+}

@@ -1,0 +1,118 @@
+//! A service of a bench's own.
+
+use crate::guardian::Guardian;
+use anyhow::Context;
+use api::ask::GroupState;
+use api::client::Service;
+use api::place::Place;
+use host::ProcessId;
+use std::cell::RefCell;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Time limit for a service to start, and for members to connect.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A running service. [`Serving::end`] ends it; the guardian does so where the bench is cut off.
+pub struct Serving {
+    server: Child,
+    service: RefCell<Service>,
+    dir: PathBuf,
+}
+
+impl Serving {
+    /// Starts a service with this configuration in a directory below `dir`.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start(dir: &Path, config: &str, guardian: &mut Guardian) -> anyhow::Result<Self> {
+        let (file, log) = (dir.join("service.toml"), dir.join("service.log"));
+        fs::write(&file, config).with_context(|| format!("cannot write {}", file.display()))?;
+        let log = fs::File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
+        let dir = dir.join("service");
+        let server = Command::new(program()?)
+            .args(["serve", "--stop-workers", "--config"])
+            .arg(&file)
+            .arg("--dir")
+            .arg(&dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .context("cannot start a service")?;
+        guardian.keep_process(ProcessId::of(server.id())?)?;
+        let service = wait_for(|| Service::connect(Place::at(&dir)), "the bench's service does not start")?;
+        Ok(Self { server, service: RefCell::new(service), dir })
+    }
+
+    /// Its directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The supervisor's process id.
+    pub fn pid(&self) -> u32 {
+        self.server.id()
+    }
+
+    /// A group's state. Asks once more if the service has hung up, as it does when a client is silent for a while.
+    ///
+    /// # Errors
+    /// The service does not answer.
+    pub fn show(&self, group: &str) -> anyhow::Result<GroupState> {
+        let answer = self.service.borrow().show(group);
+        answer.or_else(|_| {
+            *self.service.borrow_mut() = Service::connect(Place::at(&self.dir))?;
+            self.service.borrow().show(group)
+        })
+    }
+
+    /// Ends it, after its members have ended, and removes its directory.
+    ///
+    /// # Errors
+    /// Its directory cannot be removed.
+    pub fn end(&mut self) -> anyhow::Result<()> {
+        if let Ok(server) = ProcessId::of(self.server.id()) {
+            server.terminate();
+        }
+        self.server.wait().context("cannot wait for the service to end")?;
+        match fs::remove_dir_all(&self.dir) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(e).with_context(|| format!("cannot remove {}", self.dir.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Path of this program, to start it again.
+///
+/// # Errors
+/// The kernel does not tell.
+pub fn program() -> anyhow::Result<PathBuf> {
+    std::env::current_exe().context("cannot find this program to start it again")
+}
+
+/// Repeats the attempt until it succeeds, or for 20 s.
+///
+/// # Errors
+/// That of the last attempt.
+pub fn wait_for<T>(mut attempt: impl FnMut() -> anyhow::Result<T>, what: &str) -> anyhow::Result<T> {
+    let begin = Instant::now();
+    loop {
+        match attempt() {
+            Err(e) if begin.elapsed() > PATIENCE => return Err(e.context(what.to_owned())),
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            done => return done,
+        }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // A second end finds nothing to do. An error was reported by the first, or the bench fails for another reason.
+        let _ = self.end();
+    }
+}
