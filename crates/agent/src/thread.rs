@@ -124,6 +124,8 @@ struct Session {
     /// A lease that is to replace the former one as soon as the worker has been told which slots this process maps.
     offered: Option<(u32, SharedMark)>,
     pace: Option<Pace>,
+    /// Pages that may become private: memory for them is promised.
+    room: u64,
     unfolded: bool,
     stats_due: Instant,
 }
@@ -235,7 +237,7 @@ impl Agent {
     /// Works with one worker until that ends.
     fn serve(&mut self, link: Link) -> io::Result<()> {
         let (window, offered, pace) = (None, None, None);
-        let mut session = Session { link, window, offered, pace, unfolded: false, stats_due: Instant::now() };
+        let mut session = Session { link, window, offered, pace, room: 0, unfolded: false, stats_due: Instant::now() };
         self.pool.withdraw();
         // Statistics begin with the connection; the worker remembers those of former ones by itself.
         self.stats = MemberStats::default();
@@ -266,7 +268,7 @@ impl Agent {
         let collapse = self.folder.as_ref().map_or(STATS_EVERY, |folder| folder.collapse_in(now));
         let work = match pace.fold {
             FoldMode::On if self.folder.is_ok() && !session.link.is_full() => self.rounds.due_in(now).min(collapse),
-            FoldMode::Unfold if !session.unfolded => Duration::ZERO,
+            FoldMode::Unfold if !session.unfolded && session.room > 0 => Duration::ZERO,
             FoldMode::Unfold if self.folder.is_ok() => collapse,
             _ => STATS_EVERY,
         };
@@ -302,6 +304,7 @@ impl Agent {
                 session.link.send(&ToWorker::Folded(id, outcomes))?;
             }
             (ToAgent::Again, _) => self.rounds.again(&self.pagemap).map_err(io::Error::other)?,
+            (ToAgent::Room(pages), _) => session.room = pages,
             _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "a message that no worker sends")),
         }
         Ok(())
@@ -311,6 +314,9 @@ impl Agent {
     fn begin(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
         let first = session.pace.replace(pace).is_none();
         session.unfolded = false;
+        if pace.fold != FoldMode::Unfold {
+            session.room = 0;
+        }
         if first {
             self.pool.forget_withdrawn();
             orphan_unknown(&self.pool);
@@ -435,7 +441,7 @@ impl Agent {
     /// Unfolds some of the folded pages.
     fn unfold(&mut self, session: &mut Session) {
         let Ok(folder) = &mut self.folder else { return };
-        match folder.unfold(&self.pagemap, &self.pool) {
+        match folder.unfold(&self.pagemap, &self.pool, &mut session.room) {
             Ok(done) => {
                 session.unfolded = done;
                 folder.hurry_to_collapse();

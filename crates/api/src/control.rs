@@ -15,6 +15,8 @@
 //!     | Set {settings} ------------------------------> |
 //!     | Report --------------------------------------> |
 //!     | <-------------------------------------- Report |
+//!     | <------------------------------ Needs {bytes}  |   memory for pages that are to become private
+//!     | Room {bytes, time} or {why not} -------------> |   nothing becomes private before that
 //!     | <----------------- Segment {number} + its file |   keep this for my successor
 //!     | <------------------------- Dropped {number}    |   nobody needs that segment any more
 //!     | <------------------------------- Event {text}  |
@@ -108,6 +110,38 @@ pub struct SegmentInfo {
     pub slots: u32,
 }
 
+/// Memory for pages of one member that become private.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberRoom {
+    /// The member's process.
+    pub pid: u32,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// Memory that a worker wants for pages that are to become private.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Needs {
+    /// By member. Empty if nothing is to become private any more.
+    pub members: Vec<MemberRoom>,
+    /// Whether a part of it is of no use.
+    pub whole: bool,
+}
+
+/// The answer to [`Needs`]: promised memory, or the reason against it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Room {
+    /// So much is promised.
+    Promised {
+        /// By member.
+        members: Vec<MemberRoom>,
+        /// Time for which the promise stands, in seconds.
+        seconds: u64,
+    },
+    /// Nothing is promised, for this reason.
+    Refused(String),
+}
+
 /// From the supervisor to a worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -125,6 +159,8 @@ pub enum Order {
     Set(Settings),
     /// Report on the group.
     Report,
+    /// The answer to [`News::Needs`]. It replaces any answer before.
+    Room(Room),
 }
 
 /// From a worker to the supervisor.
@@ -145,6 +181,8 @@ pub enum News {
     Segment(SegmentInfo),
     /// A segment that nobody needs any more.
     Dropped(u8),
+    /// Pages are to become private. A worker whose supervisor does not answer leaves them as they are.
+    Needs(Needs),
     /// The answer to `Report`.
     Report(Box<GroupReport>),
     /// Something worth a line in a log.
@@ -197,6 +235,9 @@ pub struct GroupReport {
     /// Why no page gets a slot of its own, now.
     #[serde(default)]
     pub no_room: Option<String>,
+    /// Why pages that are to become private stay folded for the moment.
+    #[serde(default)]
+    pub waits_for_room: Option<String>,
     /// Pages in mappings of the pool that were written since they were folded, now.
     pub broken_pages: u64,
     /// Its counters.

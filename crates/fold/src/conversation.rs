@@ -130,7 +130,7 @@ impl Group {
             let Some(booking) = self.members.get_mut(&id).and_then(|member| member.backlog.pop_front()) else { break };
             match booking {
                 Booking::Held(run) => {
-                    self.held(id, run)?;
+                    self.held(id, run, now)?;
                     pages += u64::from(run.pages);
                 }
                 Booking::Released(run) => {
@@ -144,13 +144,14 @@ impl Group {
         Ok(())
     }
 
-    fn held(&mut self, id: MemberId, run: wire::SlotRun) -> Result<(), Cut> {
+    fn held(&mut self, id: MemberId, run: wire::SlotRun, now: Instant) -> Result<(), Cut> {
         let Some(member) = self.members.get(&id) else { return Ok(()) };
         let departed: Vec<&DepartedMember> =
             self.departed.iter().filter(|departed| departed.is_of(&member.identity)).collect();
         let crosses = self.planner.held(id, &[run], |slot| departed.iter().any(|departed| departed.holds(slot)))?;
         if crosses {
             self.clear(crate::group::Clearing::Separation);
+            self.apply(now);
         }
         Ok(())
     }

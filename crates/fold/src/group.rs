@@ -1,7 +1,7 @@
 //! The group: its members, its departed members, and its settings.
 //!
 //! `api::control` lists the orders of a supervisor. Most settings take effect at once. Before members cease to share
-//! with each other, and before the pool is renewed, everything is made private:
+//! with each other, and before the pool is renewed, everything is made private, as far as there is room (`room.rs`):
 //!
 //! ```text
 //!   sharing --- intra-member-only set, or too many segments, or too much waste ----> clearing: everybody unfolds
@@ -19,6 +19,7 @@ use crate::plan::{Planner, Policy};
 use crate::pool::Pool;
 use crate::proof::Proofs;
 use crate::report::Former;
+use crate::room::Asking;
 use crate::table::MemberId;
 use crate::upkeep::Inheritance;
 use api::control::{Fold, Identity, News, Order, SegmentInfo, Settings, ZeroPolicy};
@@ -65,6 +66,9 @@ pub struct Group {
     /// Which free slots may be filled.
     pub proofs: Proofs,
     pub(crate) clearing: Option<Clearing>,
+    pub(crate) asking: Asking,
+    /// For what it was last told that room is refused.
+    pub(crate) told_refusal: Option<&'static str>,
     pub(crate) clock: crate::tick::Clock,
     news: VecDeque<Message>,
 }
@@ -97,6 +101,8 @@ impl Group {
             inheritance: Inheritance::default(),
             proofs: Proofs::new(prover, now),
             clearing: None,
+            asking: Asking::Idle,
+            told_refusal: None,
             clock: crate::tick::Clock::new(now),
             news: VecDeque::new(),
         }
@@ -120,8 +126,9 @@ impl Group {
         std::mem::take(&mut self.news)
     }
 
-    /// The first messages to a new supervisor: all members and segments. Messages for its predecessor are dropped.
-    pub fn adopted(&mut self) -> Vec<Message> {
+    /// The first messages to a new supervisor: all members and segments, and the room that is wanted. Messages for its
+    /// predecessor are dropped.
+    pub fn adopted(&mut self, now: Instant) -> Vec<Message> {
         self.news.clear();
         let handouts: Vec<_> =
             self.planner.pool.segments().map(|(number, s)| (number, s.slots(), Rc::clone(&s.file))).collect();
@@ -141,6 +148,7 @@ impl Group {
                 into.extend_from_slice(members);
             }
         }
+        messages.extend(self.ask_anew(now).map(|needs| (News::Needs(needs), Vec::new())));
         messages
     }
 
@@ -167,6 +175,7 @@ impl Group {
                 let report = self.report(now);
                 self.tell(News::Report(Box::new(report)), Vec::new());
             }
+            Order::Room(room) => self.answered(room, now),
         }
     }
 
@@ -222,9 +231,10 @@ impl Group {
         }
     }
 
-    /// Begins a clearing: all members are to unfold ([`Self::apply`] tells them).
+    /// Begins a clearing: all members are to unfold ([`Self::apply`] tells them). Separation is for good, whatever is
+    /// cleared already.
     pub(crate) fn clear(&mut self, why: Clearing) {
-        if self.clearing.is_none() {
+        if self.clearing.is_none() || why == Clearing::Separation && self.clearing != Some(why) {
             self.event(match why {
                 Clearing::Separation => "members are to share nothing: everything is made private first",
                 Clearing::Renewal => "too much of the pool cannot be used again: it is made anew",
@@ -259,8 +269,9 @@ impl Group {
         for (member, share) in self.members.values_mut().zip(shares) {
             let pace = pace::pace(&self.settings, self.clearing.is_some(), self.planner.interval(), share);
             let is_told = member.told.as_ref().is_some_and(|told| pace::is_close(told, &pace));
-            // A member that has not read its last frames is told later.
-            if member.is_serving && !is_told && (!member.is_stuck() || member.told.is_none()) {
+            // A member that has not read its last frames is told later of what can wait.
+            let can_wait = member.told.as_ref().is_some_and(|told| told.fold == pace.fold);
+            if member.is_serving && !is_told && !(can_wait && member.is_stuck()) {
                 member.say(&ToAgent::Pace(pace), None);
                 member.told = Some(pace);
             }

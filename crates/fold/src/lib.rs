@@ -30,6 +30,7 @@ mod plan_tests;
 mod pool;
 mod proof;
 mod report;
+mod room;
 mod segment;
 mod settle;
 mod table;

@@ -86,6 +86,7 @@ impl Group {
             savings: Savings::of(sharing_pages, zero_pages, resident, tables, vmas),
             idle_slots: resident.saturating_sub(slots),
             no_room: self.clock.no_room(now),
+            waits_for_room: self.asking.refusal().map(str::to_owned),
             broken_pages,
             bill: self.bill(&done),
             scan_rate: self.clock.rate.2,

@@ -7,14 +7,15 @@
 //! | members | cuts off silent ones, stops waiting for late donations, asks for full reports |
 //! | plan | retries pages, reports a full pool, ends a clearing |
 //! | passes | goes on to the next part of the hash space (`index.rs`) |
-//! | segments | drops idle ones, and renews a pool that is spread over too many, or has too much waste |
+//! | segments | drops idle ones |
+//! | room | asks for memory for pages that are to become private, also to renew a pool that is spread over too many segments, or has too much waste |
 
 use crate::group::{Clearing, Group};
 use crate::lease::DepartedMember;
 use crate::member::{Cut, DONATION_TIME, Member};
 use crate::pool::{Full, MOST_SEGMENTS};
 use crate::table::MemberId;
-use api::control::{Identity, News};
+use api::control::{Fold, Identity, News};
 use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::rc::Rc;
@@ -107,6 +108,7 @@ impl Group {
         self.tick_passes(now);
         self.tick_segments(now);
         self.tell_paces();
+        self.tick_room(now);
     }
 
     fn tick_leases(&mut self, now: Instant) {
@@ -248,13 +250,20 @@ impl Group {
                 Err(e) => self.event(format!("members keep segment {number}, which nobody needs: {e}")),
             }
         }
+    }
+
+    /// Whether the pool is to be made anew.
+    pub(crate) fn renewal_is_due(&self, now: Instant) -> bool {
         let recent = |last: Instant| now.saturating_duration_since(last) < RENEWAL_TIME;
-        let is_due = self.planner.pool.count() >= MANY_SEGMENTS || self.planner.pool.is_wasteful();
-        if is_due && !self.clock.last_renewal.is_some_and(recent) {
-            self.clock.last_renewal = Some(now);
-            self.clear(Clearing::Renewal);
-            self.apply(now);
-        }
+        let is_spent = self.planner.pool.count() >= MANY_SEGMENTS || self.planner.pool.is_wasteful();
+        is_spent && self.settings.fold == Fold::On && !self.clock.last_renewal.is_some_and(recent)
+    }
+
+    /// Begins to make the pool anew.
+    pub(crate) fn begin_renewal(&mut self, now: Instant) {
+        self.clock.last_renewal = Some(now);
+        self.clear(Clearing::Renewal);
+        self.apply(now);
     }
 }
 

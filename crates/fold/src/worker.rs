@@ -162,7 +162,7 @@ impl Worker {
         };
         let may = socket.peer().is_ok_and(|peer| peer.uid == 0 || peer.uid == self.supervisor_uid);
         if may {
-            self.supervisor = Some(Supervisor { socket, waiting: self.group.adopted().into() });
+            self.supervisor = Some(Supervisor { socket, waiting: self.group.adopted(Instant::now()).into() });
         }
     }
 

@@ -155,6 +155,7 @@ fn intra_member_only_ends_sharing_between_members() {
     serve_until("folds", &mut [&mut one, &mut other], |a| a.iter().all(|agent| agent.mapped.len() == 3));
     world.set(Settings { intra_member_only: true, ..Settings::default() });
     world.wait_until("word of that", |w| w.has_event("share nothing"));
+    world.wait_for_report("pairs", &mut [&mut one, &mut other], |report| report.sharing_pages == 4);
     serve_until("pairs of their own", &mut [&mut one, &mut other], |a| {
         a.iter().all(|agent| agent.mapped.len() == 2 && agent.pace.unwrap().fold == FoldMode::On)
     });

@@ -119,7 +119,9 @@ fn bad_greetings_are_cut_off() {
     old.wait_until("the end", |agent| agent.closed);
     let mut silent = world.admit("silent", 4);
     silent.wait_until("the end", |agent| agent.closed);
-    world.wait_until("word of that", |w| w.has_event("speaks version 2") && w.has_event("not said a word"));
+    world.wait_until("word of that", |w| {
+        w.has_event(&format!("speaks version {}", VERSION + 1)) && w.has_event("not said a word")
+    });
     goes_on(&mut honest, 1000);
 }
 

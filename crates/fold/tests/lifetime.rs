@@ -325,6 +325,7 @@ fn claims_find_room_when_reports_have_filled_the_table() {
     let held = back.held();
     back.say(&ToWorker::Held(held));
     world.wait_for_report("claims", &mut [&mut back, &mut other], |report| report.sharing_pages == 8);
+    back.wait_until("the segment", |agent| !agent.segments.is_empty());
     assert!(!back.closed && !other.mapped.contains_key(&(64 * 2000)), "{:?}", world.events);
     back.check();
 }

@@ -28,6 +28,7 @@ struct Scene {
 struct Connection {
     socket: Seqpacket,
     window: OwnedFd,
+    files: Files,
     heard: Vec<ToWorker>,
 }
 
@@ -61,10 +62,12 @@ impl Scene {
         let mut files = Files::honest();
         lie(&mut files);
         let window = files.window.as_fd().try_clone_to_owned().unwrap();
-        let mut connection = Connection { socket: socket.unwrap(), window, heard: Vec::new() };
-        connection.say(&ToAgent::Welcome(VERSION), Some(&files.window));
-        connection.say(&ToAgent::Lease(1), Some(&files.lease));
-        connection.say(&ToAgent::Segment(0, SLOTS), Some(&files.segment));
+        let own = |file: &OwnedFd| file.try_clone().unwrap();
+        let [ours, lease, segment] = [&files.window, &files.lease, &files.segment].map(own);
+        let mut connection = Connection { socket: socket.unwrap(), window, files, heard: Vec::new() };
+        connection.say(&ToAgent::Welcome(VERSION), Some(&ours));
+        connection.say(&ToAgent::Lease(1), Some(&lease));
+        connection.say(&ToAgent::Segment(0, SLOTS), Some(&segment));
         connection.say(&ToAgent::Pace(pace()), None);
         connection
     }
@@ -81,15 +84,16 @@ struct Files {
     window: OwnedFd,
     lease: OwnedFd,
     segment: OwnedFd,
-    _pool: PoolSegment,
+    pool: PoolSegment,
+    shown: DonationWindow,
 }
 
 impl Files {
     fn honest() -> Self {
         let own = |file: &dyn AsFd| file.as_fd().try_clone_to_owned().unwrap();
         let pool = PoolSegment::create("hostile", SLOTS).unwrap();
-        let (window, lease) = (DonationWindow::create(wire::DONATION_PAGES).unwrap(), Lease::create().unwrap());
-        Self { window: own(&window), lease: own(&lease), segment: pool.read_only().unwrap(), _pool: pool }
+        let (shown, lease) = (DonationWindow::create(wire::DONATION_PAGES).unwrap(), Lease::create().unwrap());
+        Self { window: own(&shown), lease: own(&lease), segment: pool.read_only().unwrap(), pool, shown }
     }
 }
 
@@ -139,6 +143,16 @@ impl Connection {
             ToWorker::Folded(of, outcomes) if *of == id => Some(outcomes.clone()),
             _ => None,
         })
+    }
+
+    /// Pages that were released.
+    fn released(&mut self) -> u64 {
+        assert!(!self.hear(), "the agent has hung up");
+        let pages = |message: &ToWorker| match message {
+            ToWorker::Released(runs) => runs.iter().map(|run| u64::from(run.pages)).sum(),
+            _ => 0,
+        };
+        self.heard.iter().map(pages).sum()
     }
 
     /// Whether the window shows bytes of anybody.
@@ -243,5 +257,32 @@ fn memory_that_was_not_enrolled_is_neither_shown_nor_folded() {
     assert!(!worker.shows_anything(), "pages were shown that are not enrolled");
     let mut rest = before.iter().filter(|mapping| !mappings().iter().any(|now| now.start == mapping.start));
     assert!(rest.next().is_none(), "a mapping was replaced");
+    assert_eq!(scene.member.tell("read pages 0 64"), "ok");
+}
+
+/// Fails with an agent that unfolds everything when it is told to unfold, whatever memory there is.
+#[test]
+fn no_more_pages_become_private_than_there_is_room_for() {
+    if cannot_fold() {
+        return;
+    }
+    let mut scene = Scene::new();
+    let mut worker = scene.greet(|_| {});
+    let pages = enrolled(&mut worker);
+    let pages = PageRange { pages: SLOTS.into(), ..pages };
+    assert_eq!(worker.donated(1, pages), vec![true; SLOTS as usize]);
+    worker.files.pool.fill(0..SLOTS, &worker.files.shown, 0).unwrap();
+    let target = Target::Slot(PoolSlot::new(0, 0).unwrap());
+    assert_eq!(worker.folded(2, pages.start, SLOTS as u16, target), vec![Outcome::Folded; SLOTS as usize]);
+    assert!(worker.say(&ToAgent::Pace(Pace { fold: FoldMode::Unfold, ..pace() }), None));
+    let mut promised = 0;
+    for room in [0, 5, 0, 7, 100] {
+        assert!(worker.say(&ToAgent::Room(room), None));
+        promised = (promised + room).min(SLOTS.into());
+        until(20, &format!("{promised} pages are private"), || worker.released() >= promised);
+        // Time in which it would unfold more.
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        assert_eq!(worker.released(), promised, "with room for {room} more");
+    }
     assert_eq!(scene.member.tell("read pages 0 64"), "ok");
 }

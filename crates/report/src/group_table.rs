@@ -19,6 +19,10 @@ pub fn text(name: &str, words: &str, settings: &Settings, report: &GroupReport) 
     if report.savings.saved_bytes() < 0 {
         text += &wrap(savings_table::NEGATIVE, COLUMNS);
     }
+    if let Some(why) = &report.waits_for_room {
+        text.push('\n');
+        text += &wrap(&format!("Waits for room: {}", cli::printable(why)), COLUMNS);
+    }
     text += &format!("\nWork and costs\n{}", figures(report));
     if !report.members.is_empty() {
         text += &format!("\nMembers (pages in MiB, time out of reach in us)\n{}", members(&report.members));
@@ -152,13 +156,23 @@ mod tests {
         let failures = [("busy".to_owned(), 1234), ("gone".to_owned(), 0)].into();
         let bill = Bill { fold_failures: failures, ..Bill::default() };
         let (savings, no_room) = (Savings::of(2048, 0, 768, 0, 0), Some("full".to_owned()));
-        let report =
-            GroupReport { members, savings, no_room, bill, slots: 700, idle_slots: 68, ..GroupReport::default() };
+        let waits_for_room = Some("everything is to be unfolded: free memory".to_owned());
+        let report = GroupReport {
+            members,
+            savings,
+            no_room,
+            waits_for_room,
+            bill,
+            slots: 700,
+            idle_slots: 68,
+            ..GroupReport::default()
+        };
         let shown = text("acme", "folds", &Settings::default(), &report);
         for words in [
             "acme: folds",
             "= saved       5,120  5.0 MiB",
             "2.7 MiB in use, of the 64.0 GiB that it may hold; 272 KiB idle; FULL",
+            "\nWaits for room: everything is to be unfolded: free memory\n",
             "1,234  pages that the kernel would not move: pinned",
             "web",
             "unpinned: something may",

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use toml::Spanned;
 
 /// Longest file, in bytes: room for some thousands of groups.
@@ -26,6 +27,8 @@ pub struct Config {
     pub dir: Option<PathBuf>,
     /// Whether root's service runs no prover.
     pub without_prover: bool,
+    /// Bytes of memory that unfolding leaves for other programs; `None`: a part of the host's.
+    pub reserve: Option<u64>,
     /// Users for workers of root's service.
     pub worker_uids: Option<Range<u32>>,
     /// The groups. `None` without a configuration: any group may be made, by the service's own user.
@@ -69,6 +72,8 @@ struct WrittenService {
     dir: Option<PathBuf>,
     worker_uid_base: Option<Spanned<u32>>,
     prover: Option<bool>,
+    #[serde(default, deserialize_with = "from_word")]
+    reserve: Option<Reserve>,
 }
 
 #[derive(Deserialize)]
@@ -105,6 +110,17 @@ struct WrittenRule {
 enum User {
     Number(u32),
     Name(String),
+}
+
+/// Bytes, as a size in text.
+struct Reserve(u64);
+
+impl FromStr for Reserve {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        cli::size::parse_bytes(text).map(Self)
+    }
 }
 
 /// The place of an error in the text, and its description.
@@ -150,8 +166,9 @@ impl Config {
                 return Err(Wrong(at, format!("there are two groups \"{name}\"")));
             }
         }
-        let WrittenService { dir, prover, .. } = written.service;
-        Ok(Self { dir, without_prover: prover == Some(false), worker_uids, groups: Some(groups) })
+        let WrittenService { dir, prover, reserve, .. } = written.service;
+        let (without_prover, reserve) = (prover == Some(false), reserve.map(|reserve| reserve.0));
+        Ok(Self { dir, without_prover, reserve, worker_uids, groups: Some(groups) })
     }
 }
 
@@ -272,6 +289,7 @@ mod tests {
         let config = Config::parse(text, user_number).unwrap();
         assert_eq!(config.groups.unwrap()["acme"].settings, Settings::default());
         assert_eq!((config.worker_uids, config.without_prover), (Some(61_184..65_520), false));
+        assert_eq!(config.reserve, Some(1 << 30));
         let example: toml::Table = toml::from_str(text).unwrap();
         let (group, rule) = (&example["group"][0], &example["group"][0]["processes"][0]);
         for (place, header, table) in [
@@ -308,6 +326,7 @@ mod tests {
             ("[[group]]\nname = '../x'".to_owned(), "line 2: group name \"../x\""),
             ("[[group]]\nfold = 'on'".to_owned(), "missing field `name`"),
             ("[service]\nworker-uid-base = 0".to_owned(), "line 2, worker-uid-base: 0 is no user"),
+            ("[service]\nreserve = 'much'".to_owned(), "line 2, reserve: unknown unit"),
             ("[service]\nprover = 'no'".to_owned(), "line 2, prover: invalid type: string \"no\", expected a boolean"),
             ("[service".to_owned(), "line 1: "),
         ] {

@@ -15,7 +15,7 @@ use super::worker::Worker;
 use act::CgroupHome;
 use api::ask::WorkerState;
 use api::change::Change;
-use api::control::{GroupReport, Identity, News, Order, SegmentInfo, Settings};
+use api::control::{GroupReport, Identity, Needs, News, Order, Room, SegmentInfo, Settings};
 use api::place::Place;
 use cli::note;
 use host::{ForeignFile, MOST_FDS, ProcessId, Seqpacket};
@@ -55,6 +55,8 @@ pub enum Heard {
     Members(Vec<Identity>),
     /// The report of this worker.
     Report(ProcessId, Box<GroupReport>),
+    /// The worker wants memory for pages that are to become private.
+    Needs(Needs),
     /// Nothing of concern.
     Nothing,
     /// The worker has ended; its control group is left to be removed.
@@ -161,6 +163,13 @@ impl Group {
         Some(self.asked)
     }
 
+    /// Tells the worker what memory it is promised.
+    pub fn give_room(&mut self, room: Room) {
+        if let Some(worker) = &mut self.worker {
+            worker.send(&Order::Room(room), vec![]);
+        }
+    }
+
     /// Number of the latest report that has come.
     pub const fn answered(&self) -> u64 {
         self.answered
@@ -190,6 +199,7 @@ impl Group {
                 self.answered += 1;
                 Heard::Report(worker.process, report)
             }
+            News::Needs(needs) => Heard::Needs(needs),
             News::Event(text) => {
                 note!("group {}: {text}", self.name);
                 Heard::Nothing

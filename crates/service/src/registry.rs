@@ -2,12 +2,16 @@
 
 use super::config::{Config, GroupConfig, WORKER_UIDS};
 use super::group::Group;
-use super::room::Room;
+use super::room::{Memory, Room};
 use super::state::State;
 use api::ask::NOT_CONFIGURED;
 use api::place::{Place, own_uid};
 use cli::note;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Time for the workers of an earlier supervisor to tell what they were promised: 2 s.
+const HEARING_TIME: Duration = Duration::from_secs(2);
 
 /// The groups and members of a service.
 pub struct Registry {
@@ -64,6 +68,19 @@ impl Registry {
         }
     }
 
+    /// Has room for pages that become private promised by `promise`, out of the memory that is free.
+    ///
+    /// # Errors
+    /// `promise` refuses. Or an earlier supervisor has promised memory, of which this one has not heard.
+    pub fn promise<T>(&mut self, promise: impl FnOnce(&mut Room, Memory) -> Result<T, String>) -> Result<T, String> {
+        let silent =
+            |g: &&Group| g.worker.as_ref().is_some_and(|w| w.adopted && !w.heard && w.since.elapsed() < HEARING_TIME);
+        if let Some(group) = self.groups.values().find(silent) {
+            return Err(format!("the worker of group {} has not told what it was promised; try again", group.name));
+        }
+        promise(&mut self.room, Memory::of_host(self.config.reserve)?)
+    }
+
     /// The user that a group's worker runs as: of root's service, one that nobody else has.
     ///
     /// # Errors
@@ -110,8 +127,31 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::worker::Worker;
     use api::control::Settings;
+    use host::{Files, SeqpacketListener};
     use std::path::Path;
+
+    #[test]
+    fn next_supervisor_promises_nothing_before_workers_are_heard() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::at(dir.path());
+        std::fs::create_dir(place.worker_socket("a").parent().unwrap()).unwrap();
+        // A worker that says nothing.
+        let _listener = SeqpacketListener::bind(&place.worker_socket("a"), Files::Taken).unwrap();
+        let worker = Worker::adopt(&place, "a").unwrap().unwrap();
+        let _ = worker.home.as_ref().map(act::CgroupHome::remove);
+        let mut registry = Registry::new(place, Config::default(), State::default());
+        registry.group("a").worker = Some(worker);
+        let promise = |registry: &mut Registry| registry.promise(|_, _| Ok(()));
+        assert!(promise(&mut registry).unwrap_err().contains("worker of group a has not told"));
+        let worker = registry.group("a").worker.as_mut().unwrap();
+        worker.since = worker.since.checked_sub(HEARING_TIME).unwrap();
+        assert_eq!(promise(&mut registry), Ok(()), "it had its time");
+        let worker = registry.group("a").worker.as_mut().unwrap();
+        (worker.since, worker.heard) = (std::time::Instant::now(), true);
+        assert_eq!(promise(&mut registry), Ok(()));
+    }
 
     #[test]
     fn group_keeps_its_limits_whatever_becomes_of_the_configuration() {

@@ -289,11 +289,10 @@ impl Request<'_> {
         self.registry.groups.get(group).is_some_and(|group| makes_private(&group.settings(), change))
     }
 
-    /// Has memory promised for all pages of a group that share a slot.
+    /// Has memory promised for all pages of a group that share a slot, or were given back as zeros.
     fn promise_room(&mut self, group: &str, report: &GroupReport) -> Result<(), String> {
-        let available = host::available_bytes().map_err(|e| e.to_string())?;
-        let needed = pages_to_bytes(report.sharing_pages);
-        self.registry.room.promise(group, needed, available, host::ram_bytes(), Instant::now())
+        let needed = pages_to_bytes(report.sharing_pages.saturating_add(report.zero_pages));
+        self.registry.promise(|room, memory| room.promise_all(group, needed, memory, Instant::now()))
     }
 
     fn set(&mut self, group: &str, change: &Change) -> Result<(), String> {

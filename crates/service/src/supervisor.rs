@@ -11,7 +11,7 @@ use super::worker::Worker;
 use act::CgroupHome;
 use anyhow::Context;
 use api::ask::MemberLine;
-use api::control::{GroupReport, Identity};
+use api::control::{GroupReport, Identity, Needs, Room};
 use api::place::{Lock, Place, own_uid};
 use cli::note;
 use host::{Caught, Files, PeerProcess, ProcessId, Seqpacket, SeqpacketListener, Signals};
@@ -273,6 +273,7 @@ impl Supervisor {
                 match heard {
                     Heard::Members(members) => self.found_members(&name, &members),
                     Heard::Report(worker, report) => self.heard_report(&name, worker, &report),
+                    Heard::Needs(needs) => self.heard_needs(&name, &needs),
                     Heard::Nothing => {}
                     Heard::Ended(home) => {
                         self.leftover.extend(home);
@@ -290,6 +291,18 @@ impl Supervisor {
             self.write_state();
         }
         self.clients.reported(&mut self.registry, name, report);
+    }
+
+    /// Promises a worker memory for pages that are to become private, or refuses it.
+    fn heard_needs(&mut self, name: &str, needs: &Needs) {
+        let promised = self.registry.promise(|room, memory| room.promise(name, needs, memory, Instant::now()));
+        let room = match promised {
+            Ok((members, time)) => Room::Promised { members, seconds: time.as_secs() },
+            Err(why) => Room::Refused(why),
+        };
+        if !needs.members.is_empty() {
+            self.registry.group(name).give_room(room);
+        }
     }
 
     /// Writes the state if it has changed. A failure is logged once, and the write is tried again with each turn.

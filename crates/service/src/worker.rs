@@ -26,6 +26,8 @@ pub struct Worker {
     pub process: ProcessId,
     /// When it was started or adopted.
     pub since: Instant,
+    /// Whether an earlier supervisor started it.
+    pub adopted: bool,
     /// Whether it has sent `Adopted`.
     pub heard: bool,
     /// Its own control group, where it has one.
@@ -61,7 +63,15 @@ impl Worker {
             Ok(home)
         });
         let home = home.map_err(|e| *no_home = Some(e.to_string())).ok();
-        Ok(Self { process, since: Instant::now(), heard: false, home, socket, waiting: VecDeque::new() })
+        Ok(Self {
+            process,
+            since: Instant::now(),
+            adopted: false,
+            heard: false,
+            home,
+            socket,
+            waiting: VecDeque::new(),
+        })
     }
 
     /// Connects to the worker of `group` that an earlier supervisor started; `None` if there is none any more.
@@ -77,7 +87,15 @@ impl Worker {
         // The peer is the worker, or the supervisor that started it if the worker has not called `listen` itself yet.
         let process = ProcessId::of(socket.peer()?.pid).unwrap_or(ProcessId { pid: 0, start_ticks: 0 });
         let home = CgroupHome::make("pagefold", group).ok();
-        Ok(Some(Self { process, since: Instant::now(), heard: false, home, socket, waiting: VecDeque::new() }))
+        Ok(Some(Self {
+            process,
+            since: Instant::now(),
+            adopted: true,
+            heard: false,
+            home,
+            socket,
+            waiting: VecDeque::new(),
+        }))
     }
 
     /// Sends an order and copies of `files`, at once or when the worker has read the orders before. `false` when too

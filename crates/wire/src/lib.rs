@@ -23,6 +23,7 @@
 //!     | <------------------------ Lease: a new epoch begins (fd)   |
 //!     | LeaseTaken: and the old lease is let go ---------------> |
 //!     | Stats: once a second ----------------------------------> |
+//!     | <----- Room: there is memory to make so many private     |
 //! ```
 //!
 //! Neither side believes the other. Decoding bounds every list, never panics (`tests/hostile.rs`), and refuses unknown

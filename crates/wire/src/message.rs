@@ -5,7 +5,7 @@ use crate::stats::MemberStats;
 use page::{Fingerprint, HostVirt, PAGE_BYTES, PageRange, PoolSlot};
 
 /// Version of the protocol. Both sides say theirs first; they part where the two differ.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Longest frame, in bytes.
 pub const FRAME_BYTES: usize = 64 << 10;
 /// Most pages whose fingerprints one frame may carry.
@@ -122,7 +122,7 @@ pub enum FoldMode {
     On = 0,
     /// Leave folded pages as they are, and fold nothing more.
     Off = 1,
-    /// Make folded pages private again, and fold nothing more.
+    /// Make folded pages private again, as far as there is memory for them ([`ToAgent::Room`]), and fold nothing more.
     Unfold = 2,
 }
 
@@ -206,6 +206,9 @@ pub enum ToAgent {
     Fold(u32, Vec<FoldRun>),
     /// Report every page again: the index was emptied.
     Again,
+    /// Memory for so many pages that become private is promised, in place of what is left of the last promise. A pace
+    /// under which nothing is unfolded ends it.
+    Room(u64),
 }
 
 macro_rules! numbered {
@@ -441,6 +444,7 @@ impl ToAgent {
                 Self::Fold(id, bounded(r.list("runs", RUNS, FoldRun::decode)?, FOLD_PAGES, |run| u64::from(run.pages))?)
             }
             7 => Self::Again,
+            8 => Self::Room(r.u64()?),
             kind => return Err(Malformed::UnknownKind(kind)),
         };
         r.end()?;
@@ -483,6 +487,10 @@ impl ToAgent {
                 w.list(runs, |w, run| run.encode(w));
             }
             Self::Again => w.u16(7),
+            Self::Room(pages) => {
+                w.u16(8);
+                w.u64(*pages);
+            }
         }
     }
 }

@@ -14,17 +14,28 @@ use wire::{SlotRun, Target};
 const UNFOLD_AT_ONCE: usize = 256;
 
 impl Folder {
-    /// Unfolds some of the folded pages. Returns whether none is left.
+    /// Unfolds some of the folded pages, at most `room` of them, and takes them from that. Returns whether none is left.
     ///
     /// # Errors
     /// Some pages could not be unfolded, though all were tried. Memory or mappings are short, the pages are locked,
     /// or the program looks after their faults by itself.
-    pub fn unfold(&mut self, pagemap: &Pagemap, pool: &Pool) -> Result<bool, Errno> {
+    pub fn unfold(&mut self, pagemap: &Pagemap, pool: &Pool, room: &mut u64) -> Result<bool, Errno> {
+        if *room == 0 {
+            let left = table::lock().counts();
+            return Ok(left.folded + left.zeroed + left.broken == 0);
+        }
         let (mut done, mut failed) = (0, Ok(()));
         let runs = table::lock().all_slot_runs();
         for run in &runs {
             for (piece, target) in pieces(run.start, run.pages.into(), Target::Slot(run.slot)) {
-                match self.unfold_piece(pagemap, pool, piece, target) {
+                let piece = PageRange { pages: piece.pages.min(*room), ..piece };
+                if piece.pages == 0 {
+                    return failed.map(|()| false);
+                }
+                let unfolded = self.unfold_piece(pagemap, pool, piece, target);
+                let left: u64 = table::lock().slot_runs(piece).iter().map(|run| u64::from(run.pages)).sum();
+                *room -= piece.pages - left;
+                match unfolded {
                     Ok(()) => done += 1,
                     Err(Errno::NOMEM) => return Err(Errno::NOMEM),
                     Err(e) => failed = Err(e),
@@ -35,11 +46,16 @@ impl Folder {
             }
         }
         failed?;
+        self.unfold_others(room)
+    }
+
+    /// Makes pages private that were folded as zeros, and pages of pools that the worker no longer knows. Pages of the
+    /// member's own count among the latter.
+    fn unfold_others(&self, room: &mut u64) -> Result<bool, Errno> {
         let (pooled, zeroed) = {
             let table = table::lock();
             (table.pooled_pages(table::everything()), table.zeroed_pages(table::everything()))
         };
-        // Pages that were folded as zeros, and pages of pools that the worker no longer knows.
         for range in pooled.into_iter().chain(zeroed) {
             let mut table = table::lock();
             let writable = table.known(range).into_iter().filter(|(_, traits)| traits.may_be_written());
@@ -47,7 +63,12 @@ impl Folder {
                 if table.pooled_pages(range).is_empty() && !self.section.may_touch(range) {
                     continue;
                 }
+                let range = PageRange { pages: range.pages.min(*room), ..range };
+                if range.pages == 0 {
+                    return Ok(false);
+                }
                 make_private(range)?;
+                *room -= range.pages;
                 table.set_pending(range);
             }
         }

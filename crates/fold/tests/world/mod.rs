@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test uses a part of this")]
 
 use act::HeldLease;
-use api::control::{GroupReport, Identity, News, Order, SegmentInfo, Settings};
+use api::control::{GroupReport, Identity, MemberRoom, Needs, News, Order, Room, SegmentInfo, Settings};
 use host::{Received, Seqpacket, SeqpacketListener};
 use page::{Fingerprint, HostVirt, PAGE_BYTES, PoolSlot};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -41,6 +41,12 @@ pub struct World {
     pub dropped: Vec<u8>,
     pub adopted: Option<(Vec<Identity>, Vec<SegmentInfo>, bool)>,
     report: Option<GroupReport>,
+    /// Everything that the worker has said that it needs to make pages private.
+    pub needs: Vec<Needs>,
+    /// Most pages that it is promised at a time; `None`: it gets no answer.
+    pub room: Option<u64>,
+    /// Time for which they are promised, in seconds.
+    pub room_s: u64,
 }
 
 impl World {
@@ -52,8 +58,18 @@ impl World {
         let prover = dir.path().join("prover");
         std::thread::spawn(move || fold::run(listener, "test", u32::MAX, prover));
         let socket = Seqpacket::connect(&path).unwrap();
-        let (events, dropped) = (Vec::new(), Vec::new());
-        let mut world = Self { dir, socket, segments: BTreeMap::new(), events, dropped, adopted: None, report: None };
+        let mut world = Self {
+            dir,
+            socket,
+            segments: BTreeMap::new(),
+            events: Vec::new(),
+            dropped: Vec::new(),
+            adopted: None,
+            report: None,
+            needs: Vec::new(),
+            room: Some(u64::MAX),
+            room_s: 60,
+        };
         world.wait_until("adoption", |world| world.adopted.is_some());
         world
     }
@@ -139,8 +155,30 @@ impl World {
                 }
                 News::Report(report) => self.report = Some(*report),
                 News::Event(event) => self.events.push(event),
+                News::Needs(needs) => self.answer(needs),
             }
         }
+    }
+
+    /// Promises room, or refuses it: none, and a part that is of no use.
+    fn answer(&mut self, needs: Needs) {
+        self.needs.push(needs.clone());
+        let needed: u64 = needs.members.iter().map(|room| room.bytes).sum();
+        let Some(mut left) = self.room.map(|pages| pages.saturating_mul(PAGE_BYTES as u64)).filter(|_| needed > 0)
+        else {
+            return;
+        };
+        let room = if left == 0 || needs.whole && left < needed {
+            Room::Refused("the test has no room".to_owned())
+        } else {
+            let give = |room: &MemberRoom| {
+                let bytes = room.bytes.min(left);
+                left -= bytes;
+                MemberRoom { bytes, ..*room }
+            };
+            Room::Promised { members: needs.members.iter().map(give).collect(), seconds: self.room_s }
+        };
+        self.order(&Order::Room(room), &[]);
     }
 
     pub fn wait_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
@@ -191,6 +229,10 @@ pub struct Agent {
     /// Old leases that are kept mapped, as forked children would.
     pub kept_leases: Option<Vec<HeldLease>>,
     pub pace: Option<Pace>,
+    /// Pages that it may make private.
+    pub room: u64,
+    /// Pages that it has made private.
+    pub unfolded: u64,
     pub again: u32,
     /// All runs that it was asked to fold.
     pub folds: Vec<FoldRun>,
@@ -216,6 +258,8 @@ impl Agent {
             lease: None,
             kept_leases: None,
             pace: None,
+            room: 0,
+            unfolded: 0,
             again: 0,
             folds: Vec::new(),
             donated: 0,
@@ -397,10 +441,18 @@ impl Agent {
             }
             ToAgent::Pace(pace) => {
                 self.pace = Some(pace);
-                if pace.fold == FoldMode::Unfold {
-                    let all: Vec<(u64, u64)> = self.mapped.keys().map(|page| (*page, self.pages[page])).collect();
-                    all.into_iter().for_each(|(page, content)| self.write(page, [content]));
+                if pace.fold != FoldMode::Unfold {
+                    self.room = 0;
                 }
+            }
+            ToAgent::Room(pages) => {
+                assert_eq!(self.pace.map(|pace| pace.fold), Some(FoldMode::Unfold), "room for nothing");
+                self.room = pages;
+                let pages = self.mapped.keys().take(usize::try_from(pages).unwrap_or(usize::MAX));
+                let pages: Vec<(u64, u64)> = pages.map(|page| (*page, self.pages[page])).collect();
+                self.room -= pages.len() as u64;
+                self.unfolded += pages.len() as u64;
+                pages.into_iter().for_each(|(page, content)| self.write(page, [content]));
             }
             ToAgent::Donate(id, ranges) => {
                 if self.answers {

@@ -94,11 +94,7 @@ impl Service {
         let dir = tempfile::Builder::new().prefix("fold").tempdir_in("/tmp").expect("a temporary directory").keep();
         fs::write(dir.join("token"), &token).expect("write the token");
         let afterwards = Afterwards::run(&clean_up(&dir));
-        let config = config.map(|text| {
-            let path = dir.join("config.toml");
-            fs::write(&path, text.replace("TOKEN", &token)).expect("write the configuration");
-            path
-        });
+        let config = config.map(|text| write_config(&dir, &token, text));
         let child = serve(&dir, &token, config.as_deref());
         let service = Self { dir, token, config, child, _afterwards: afterwards, _turn: turn };
         service.wait_until_it_answers();
@@ -199,6 +195,13 @@ impl Service {
         self.child = serve(&self.dir, &self.token, self.config.as_deref());
     }
 
+    /// Kills the supervisor, and starts another one with this configuration. Workers and members go on.
+    pub fn configure(&mut self, text: &str) {
+        self.config = Some(write_config(&self.dir, &self.token, text));
+        self.kill_supervisor();
+        self.wait_until_it_answers();
+    }
+
     /// Runs the torture program as a member.
     pub fn torture(&self, group: &str, name: &str, run: &[&str], words: &[&str]) -> Member {
         self.torture_with(group, name, run, words, &[])
@@ -226,6 +229,12 @@ impl Service {
         command.env(variable, token).env("PAGEFOLD_EAGER", "1").envs(env.iter().copied());
         Member::spawn(command, name, &self.dir)
     }
+}
+
+fn write_config(dir: &Path, token: &str, text: &str) -> PathBuf {
+    let path = dir.join("config.toml");
+    fs::write(&path, text.replace("TOKEN", token)).expect("write the configuration");
+    path
 }
 
 fn serve(dir: &Path, token: &str, config: Option<&Path>) -> Child {

@@ -122,5 +122,6 @@ pub fn to_agent() -> impl Strategy<Value = ToAgent> {
         (any::<u32>(), vec(range, 0..=10)).prop_map(|(id, ranges)| ToAgent::Donate(id, ranges)),
         (any::<u32>(), fold_runs()).prop_map(|(id, runs)| ToAgent::Fold(id, runs)),
         Just(ToAgent::Again),
+        any::<u64>().prop_map(ToAgent::Room),
     ]
 }

@@ -23,6 +23,7 @@ struct Listed {
     savings: Option<Savings>,
     cpu_s: Option<f64>,
     no_room: Option<String>,
+    waits_for_room: Option<String>,
     /// Settings in words.
     #[serde(skip)]
     words: String,
@@ -68,6 +69,7 @@ fn ask(service: &Service, line: GroupLine) -> (Listed, bool) {
         savings: report.as_ref().map(|r| r.savings),
         cpu_s: report.as_ref().map(|r| r.bill.worker_cpu_s + r.bill.agent_cpu_s),
         no_room: report.as_ref().and_then(|r| r.no_room.clone()),
+        waits_for_room: report.as_ref().and_then(|r| r.waits_for_room.clone()),
         name,
         words,
     };
@@ -91,6 +93,9 @@ fn table(groups: &[Listed]) -> Table {
         let mut words = g.words.clone();
         if g.no_room.is_some() {
             words += "; POOL FULL";
+        }
+        if g.waits_for_room.is_some() {
+            words += "; WAITS FOR ROOM";
         }
         table.row(row(&g.name, g.members, words::worker(g.worker), g.savings.as_ref(), g.cpu_s, words));
         all += g.savings.unwrap_or_default();
