@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Memory that no host has: with so much in reserve there is no room for anything.
+/// A reserve that no host has: 900 TiB.
 const NO_ROOM: &str = "reserve = \"900T\"";
 const ROOM: &str = "reserve = \"1M\"";
 
