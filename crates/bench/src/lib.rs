@@ -15,6 +15,10 @@ mod serving;
 mod synthetic;
 pub mod workload;
 
+pub use guardian::Guardian;
+pub use serving::Serving;
+pub use synthetic::{AlignedPage, filled};
+
 /// Arguments of `pagefold bench`.
 #[derive(clap::Args)]
 pub struct Args {

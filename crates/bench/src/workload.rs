@@ -19,3 +19,38 @@ pub fn churn_script(pause_seconds: u64, deleted_rows: u32) -> String {
          sync; echo 3 > /proc/sys/vm/drop_caches; sleep {pause_seconds}; done) </dev/null >/dev/null 2>&1 &"
     )
 }
+
+/// File in a guest in which a load counts its operations.
+const COUNT: &str = "/run/pagefold-operations";
+/// Command that prints the number of operations that a load has done.
+pub const COUNT_SCRIPT: &str = "cat /run/pagefold-operations 2>/dev/null || echo 0";
+
+/// A load in the background: repeats `pass` until the guest ends, and counts how often it succeeded.
+fn counted(pass: &str) -> String {
+    format!(
+        "(n=0; while :; do if {pass}; then n=$((n+1)); echo $n >{COUNT}.new; mv {COUNT}.new {COUNT}; else sleep 1; fi; \
+         done) </dev/null >/dev/null 2>&1 &"
+    )
+}
+
+/// Rewriting of memory: a file of 16 MB in tmpfs takes parts of the system's programs, of two directories by turns. Guests
+/// of one image write the same contents. A pause follows. One operation is one rewrite.
+pub fn rewrite_script(pause_seconds: f64) -> String {
+    counted(&format!(
+        "if [ $((n % 2)) = 0 ]; then d=bin; else d=lib; fi; find /usr/$d -type f -size +8k -size -2048k | head -n 300 | \
+         xargs cat 2>/dev/null | head -c 16000000 >/dev/shm/rewritten; sleep {pause_seconds}; test -s /dev/shm/rewritten"
+    ))
+}
+
+/// Requests to the web server inside the guest: `ab` with 20 connections, 200 requests a pass. One operation is one pass.
+pub fn web_script() -> String {
+    counted("ab -q -n 200 -c 20 http://127.0.0.1/")
+}
+
+/// Database transactions inside the guest: `mariadb-slap` with 4 clients, reads and writes mixed, 100 queries a pass. One
+/// operation is one pass.
+pub fn transactions_script() -> String {
+    counted(
+        "mariadb-slap --silent --concurrency=4 --number-of-queries=100 --auto-generate-sql --auto-generate-sql-load-type=mixed",
+    )
+}

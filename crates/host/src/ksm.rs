@@ -16,6 +16,8 @@ pub struct Ksm {
     pub pages_sharing: u64,
     /// `pages_scanned`, since Linux 6.6: visits to pages; a page counts at each visit.
     pub pages_scanned: Option<u64>,
+    /// `full_scans`: rounds over all mergeable memory.
+    pub full_scans: Option<u64>,
     /// `pages_to_scan` before each sleep.
     pub pages_to_scan: Option<u64>,
     /// `sleep_millisecs`
@@ -59,6 +61,7 @@ impl Ksm {
             pages_shared: number("pages_shared")?,
             pages_sharing: number("pages_sharing")?,
             pages_scanned: number("pages_scanned"),
+            full_scans: number("full_scans"),
             pages_to_scan: number("pages_to_scan"),
             sleep_millisecs: number("sleep_millisecs"),
             smart_scan: number("smart_scan"),

@@ -107,7 +107,7 @@ impl Lab {
         };
         let workshop = Workshop { cache, mark: &Mark::of_guest(&token, ".prepare"), building: &building };
         let emulated = |why: &str| progress(Progress::Emulated(why));
-        let source = Source::prepare((spec, first), &workshop, self.dir(), &emulated)?;
+        let source = Source::prepare((spec, spec.first_saved + first), &workshop, self.dir(), &emulated)?;
         let names = self.enter(spec, &source, cache)?;
         let ready = self.start_all(spec, &source, &names).and_then(|started| {
             progress(Progress::Started(started.len()));

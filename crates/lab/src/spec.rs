@@ -39,6 +39,9 @@ pub struct Spec {
     pub qemu_args: Vec<String>,
     /// Whether VMs go on from saved states of guests that were booted once, and are booted and saved if those are missing.
     pub saved: bool,
+    /// Number of the first saved guest that is taken: other numbers are other boots. Guests of the image that the lab has
+    /// already are added to it.
+    pub first_saved: usize,
     /// Program and first arguments of process guests. The program also gets
     /// `--name NAME --group GROUP --memory-bytes N`, and must call [`crate::live`] with these values.
     pub process_program: Vec<OsString>,
@@ -61,6 +64,7 @@ impl Spec {
             append: String::new(),
             qemu_args: Vec::new(),
             saved: false,
+            first_saved: 0,
             process_program: vec![program.into(), "lab".into(), "hold".into()],
             fold: None,
             patience: Duration::from_secs(300),

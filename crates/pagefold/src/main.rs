@@ -41,6 +41,11 @@ enum Command {
     Lab(cmd::lab::Args),
     /// Measure Pagefold itself
     Bench(bench::Args),
+    /// Repeat experiments of papers on this host, and get a verdict for each prediction
+    Study(study::Args),
+    /// A process of a study
+    #[command(hide = true)]
+    StudyGuest(study::GuestArgs),
     /// A guest of a bench: holds pages until its input closes
     #[command(hide = true)]
     BenchGuest(bench::GuestArgs),
@@ -68,6 +73,8 @@ fn main() -> ExitCode {
         Command::Worker(args) => cmd::worker::run(&args),
         Command::Lab(args) => cmd::lab::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Study(args) => study::run(&args),
+        Command::StudyGuest(args) => study::run_guest(&args),
         Command::BenchGuest(args) => bench::run_guest(&args),
     })
 }

@@ -1,0 +1,184 @@
+//! The command line of `pagefold study`.
+
+use crate::data::{self, Length, Study};
+use crate::recipes::{self, Recipe};
+use crate::result::{self, Outcome as Result_};
+use crate::runner::{Job, Wanted, in_words};
+use crate::{list, selftest, table};
+use anyhow::{Context, bail};
+use clap::Subcommand;
+use cli::exit::{Outcome, Stop};
+use cli::{output, say};
+use guest::Glob;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+/// Arguments of `pagefold study`.
+#[derive(clap::Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "\
+A study is an experiment of a paper. It is repeated with real guests, and each prediction gets a verdict: holds, fails, or
+undecided, with the number of repetitions that would decide. A prediction that fails is a result: the exit code is 0.
+
+Guests are restored from saved states; the first run boots and saves those that are missing. Each finished turn is kept:
+the same command goes on after an interruption. ksmd is set and put back. Takes root.
+
+Examples:
+  pagefold study --list
+  pagefold study kim-isolate                  the form that ends within ten minutes
+  pagefold study 'kim-*' --full --json
+  pagefold study selftest                     made-up samples for every prediction"
+)]
+pub struct Args {
+    #[command(subcommand)]
+    other: Option<Other>,
+    /// Studies, by name or pattern
+    #[arg(value_name = "ID")]
+    ids: Vec<String>,
+    /// List all studies, and say why some cannot be run
+    #[arg(long, conflicts_with = "ids")]
+    list: bool,
+    /// The form that ends within ten minutes (default)
+    #[arg(long, conflicts_with = "full")]
+    short: bool,
+    /// The form for publishing
+    #[arg(long)]
+    full: bool,
+    /// These arms only
+    #[arg(long = "arm", value_name = "NAME,...", value_delimiter = ',')]
+    arms: Vec<String>,
+    /// Repetitions of each arm, in place of the form's
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    reps: Option<u32>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Directory for turns of runs that were cut off [default: studies in the cache of the lab]
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+}
+
+#[derive(Subcommand)]
+enum Other {
+    /// Feed every prediction with made-up samples that must hold, fail, and be undecided
+    Selftest {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// A name matches nothing, the host lacks something, or a study cannot be measured.
+pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let studies = data::all();
+    match &args.other {
+        Some(Other::Selftest { json }) => run_selftest(&studies, *json),
+        None if args.list => list::print(&studies, args.json),
+        None => run_studies(args, &studies),
+    }
+}
+
+fn run_selftest(studies: &[Study], as_json: bool) -> anyhow::Result<Outcome> {
+    let tried = selftest::all(studies);
+    if as_json {
+        output::line(serde_json::to_string_pretty(&tried)?)?;
+    } else {
+        output::bytes(table::selftest(&tried).as_bytes())?;
+    }
+    let wrong: usize = tried.iter().map(|one| one.wrong.len()).sum();
+    if wrong > 0 {
+        bail!("{wrong} made-up samples got a wrong verdict");
+    }
+    Ok(Outcome::Done)
+}
+
+fn run_studies(args: &Args, studies: &[Study]) -> anyhow::Result<Outcome> {
+    if args.ids.is_empty() {
+        let what = "name a study, or a pattern: pagefold study --list shows them";
+        return Err(Stop::Usage(what.to_owned()).into());
+    }
+    let wanted = Wanted {
+        length: if args.full { Length::Full } else { Length::Short },
+        arms: args.arms.clone(),
+        reps: args.reps,
+    };
+    let chosen = choose(&args.ids, studies)?;
+    let (jobs, left_out) = jobs(&chosen, &wanted)?;
+    let state = match &args.state {
+        Some(state) => state.clone(),
+        None => lab::cache_dir()?.join("studies"),
+    };
+    host::note_interrupts().context("cannot catch signals")?;
+    let time = jobs.iter().map(Job::estimate_s).sum();
+    say!("pagefold: {} of {} studies, {}", jobs.len(), chosen.len(), in_words(time));
+    let identity = identity()?;
+    let mut results: Vec<Result_> = Vec::new();
+    for job in &jobs {
+        results.push(job.run(&state, &identity)?);
+    }
+    if args.json {
+        output::line(serde_json::to_string_pretty(&results)?)?;
+    } else {
+        for (job, result) in jobs.iter().zip(&results) {
+            output::bytes(table::result(job.study, result).as_bytes())?;
+        }
+    }
+    Ok(if left_out { Outcome::Partial } else { Outcome::Done })
+}
+
+/// The studies that these names and patterns mean.
+fn choose<'a>(ids: &[String], studies: &'a [Study]) -> anyhow::Result<Vec<&'a Study>> {
+    let mut chosen: Vec<&Study> = Vec::new();
+    for id in ids {
+        let pattern = id.parse::<Glob>().map_err(Stop::Usage)?;
+        let found: Vec<&Study> = studies.iter().filter(|study| pattern.matches(&study.id)).collect();
+        if found.is_empty() {
+            return Err(Stop::Usage(format!("there is no study {id}: pagefold study --list shows them")).into());
+        }
+        for study in found {
+            if !chosen.iter().any(|known| known.id == study.id) {
+                chosen.push(study);
+            }
+        }
+    }
+    Ok(chosen)
+}
+
+/// A job for each study that can be run, and whether some were left out, having said why.
+fn jobs<'a>(chosen: &[&'a Study], wanted: &'a Wanted) -> anyhow::Result<(Vec<Job<'a>>, bool)> {
+    let (mut jobs, mut missing) = (Vec::new(), Vec::new());
+    for study in chosen {
+        match (recipes::of(&study.id), study.form(wanted.length)) {
+            (Some(recipe), Some(form)) => jobs.push(job(study, recipe, form, wanted)?),
+            _ => missing.push(format!("{}: {}", study.id, study.why_not().unwrap_or("it has no such form"))),
+        }
+    }
+    if jobs.is_empty() {
+        return Err(Stop::HostLacks(format!("this Pagefold cannot run {}", missing.join("; "))).into());
+    }
+    for why in &missing {
+        say!("pagefold: left out: {why}");
+    }
+    Ok((jobs, !missing.is_empty()))
+}
+
+fn job<'a>(study: &'a Study, recipe: Recipe, form: data::Form, wanted: &'a Wanted) -> anyhow::Result<Job<'a>> {
+    if let Some(unknown) = wanted.arms.iter().find(|arm| study.arm(arm).is_none()) {
+        let known: Vec<&str> = study.arms.iter().map(|arm| arm.name.as_str()).collect();
+        let why = format!("{} has no arm {unknown}: it has {}", study.id, known.join(", "));
+        return Err(Stop::Usage(why).into());
+    }
+    Ok(Job { study, recipe, form, wanted })
+}
+
+/// The program and the kernel: turns of others are of other code.
+fn identity() -> anyhow::Result<String> {
+    let program = crate::rig::program()?;
+    let found = std::fs::metadata(&program).with_context(|| format!("cannot look at {}", program.display()))?;
+    let kernel = result::HostFacts::read().kernel;
+    Ok(format!("{} bytes, written {}.{:09}, Linux {kernel}", found.len(), found.mtime(), found.mtime_nsec()))
+}

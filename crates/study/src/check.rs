@@ -1,0 +1,278 @@
+//! Verdicts: a prediction, held against the samples of a run. Pure.
+//!
+//! ```text
+//!   samples of a metric in an arm, one a repetition
+//!      -> over or minus another arm's, paired by repetition
+//!      -> Student's 95% interval of the mean
+//!      -> holds:     the interval lies on the stated side, or within the stated margin
+//!         fails:     it lies wholly on the other side, or outside
+//!         undecided: anything else, with the number of repetitions that would decide
+//! ```
+//! An arm that merges has nothing to say if nothing was merged in it: its predictions stay undecided, whatever the
+//! samples are. The same holds for an arm whose load did not run.
+
+use crate::data::Study;
+use crate::record::{MERGED, OPERATIONS, Samples};
+use crate::stats;
+use serde::{Deserialize, Serialize};
+
+/// Least number of repetitions for a verdict.
+pub const LEAST_N: usize = 3;
+/// Greatest number of repetitions that is named as deciding. A prediction that needs more is as good as undecidable here.
+const MOST_N: usize = 1000;
+
+/// A rule for the mean of a figure.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rule {
+    /// It is larger than this.
+    Above(f64),
+    /// It is smaller than this.
+    Below(f64),
+    /// It lies between these.
+    Within(f64, f64),
+}
+
+/// A figure, and a rule for it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Check {
+    /// The metric.
+    pub metric: String,
+    /// The arm in which it is taken.
+    pub arm: String,
+    /// The value of the variable at which it is taken, if it is taken at several.
+    pub x: Option<String>,
+    /// An arm by whose figure it is divided.
+    pub over: Option<String>,
+    /// An arm whose figure is subtracted.
+    pub minus: Option<String>,
+    /// The rule.
+    pub rule: Rule,
+}
+
+/// The three answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Answer {
+    /// The samples support the prediction.
+    Holds,
+    /// The samples refute the prediction.
+    Fails,
+    /// The samples allow both.
+    Undecided,
+}
+
+impl Answer {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Holds => "holds",
+            Self::Fails => "fails",
+            Self::Undecided => "undecided",
+        }
+    }
+}
+
+/// A prediction with its verdict.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// The prediction.
+    pub prediction: String,
+    /// The verdict.
+    pub verdict: Answer,
+    /// The mean of the figure; absent without samples.
+    pub value: Option<f64>,
+    /// Its 95% interval; absent of fewer than two samples.
+    pub interval: Option<[f64; 2]>,
+    /// The number of samples.
+    pub n: usize,
+    /// Of an undecided prediction, the number of samples that would decide, if 1000 would.
+    pub needs_n: Option<usize>,
+    /// Why it is undecided.
+    pub why: Option<String>,
+    /// The rule in words.
+    pub rule: String,
+}
+
+/// Judges all predictions that have a rule.
+pub fn judge_all(study: &Study, samples: &Samples) -> Vec<Verdict> {
+    let judge = |p: &crate::data::Prediction| Some(judge(study, &p.text, &p.check()?, samples));
+    study.predict.iter().filter_map(judge).collect()
+}
+
+/// Judges one prediction.
+pub fn judge(study: &Study, prediction: &str, check: &Check, samples: &Samples) -> Verdict {
+    let values = check.values(samples);
+    let half = stats::half_width(&values);
+    let mean = (!values.is_empty()).then(|| stats::mean(&values));
+    let interval = mean.zip(half).map(|(mean, half)| [mean - half, mean + half]);
+    let silent = check.arms().find_map(|arm| silence(study, arm, samples));
+    let answer = interval.map_or(Answer::Undecided, |i| check.rule.answer(i));
+    let (verdict, needs_n, why) = if let Some(why) = silent {
+        (Answer::Undecided, None, Some(why))
+    } else if values.len() < LEAST_N {
+        let needed = check.rule.needs(&values).unwrap_or(LEAST_N).max(LEAST_N);
+        let why = format!("{} of at least {LEAST_N} repetitions", values.len());
+        (Answer::Undecided, Some(needed), Some(why))
+    } else if answer == Answer::Undecided {
+        (answer, check.rule.needs(&values), Some("the interval contains the bound".to_owned()))
+    } else {
+        (answer, None, None)
+    };
+    let rule = check.in_words();
+    Verdict { prediction: prediction.to_owned(), verdict, value: mean, interval, n: values.len(), needs_n, why, rule }
+}
+
+/// Why an arm has nothing to say; `None` if it has.
+fn silence(study: &Study, arm: &str, samples: &Samples) -> Option<String> {
+    let none_of = |metric: &str| {
+        let found = samples.of(metric, arm, None);
+        found.is_empty() || found.iter().any(|(_, value)| *value <= 0.0)
+    };
+    if study.arm(arm).is_some_and(|a| a.merges) && none_of(MERGED) {
+        return Some(format!("in the arm {arm} nothing was merged in some repetition: it cannot tell an effect"));
+    }
+    if study.metric(OPERATIONS).is_some() && none_of(OPERATIONS) {
+        return Some(format!("in the arm {arm} the load did not run in some repetition"));
+    }
+    None
+}
+
+impl Check {
+    /// All arms that it looks at.
+    pub fn arms(&self) -> impl Iterator<Item = &str> {
+        [Some(&self.arm), self.over.as_ref(), self.minus.as_ref()].into_iter().flatten().map(String::as_str)
+    }
+
+    /// The figure of each repetition that has all its parts.
+    fn values(&self, samples: &Samples) -> Vec<f64> {
+        let of = |arm: &str| samples.of(&self.metric, arm, self.x.as_deref());
+        let other = self.over.as_ref().or(self.minus.as_ref()).map(|arm| of(arm));
+        let paired = of(&self.arm).into_iter().filter_map(|(rep, value)| {
+            let Some(other) = &other else { return Some(value) };
+            let (_, base) = other.iter().find(|(other, _)| *other == rep)?;
+            if self.over.is_some() { (*base != 0.0).then(|| value / base) } else { Some(value - base) }
+        });
+        paired.filter(|v| v.is_finite()).collect()
+    }
+
+    fn in_words(&self) -> String {
+        let at = self.x.as_ref().map_or(String::new(), |x| format!(" at {x}"));
+        let other = match (&self.over, &self.minus) {
+            (Some(over), _) => format!(" over {over}"),
+            (_, Some(minus)) => format!(" minus {minus}"),
+            _ => String::new(),
+        };
+        let rule = match self.rule {
+            Rule::Above(bound) => format!("above {bound}"),
+            Rule::Below(bound) => format!("below {bound}"),
+            Rule::Within(low, high) => format!("from {low} to {high}"),
+        };
+        format!("{} in {}{other}{at}: {rule}", self.metric, self.arm)
+    }
+}
+
+impl Rule {
+    /// The answer of an interval.
+    fn answer(self, [low, high]: [f64; 2]) -> Answer {
+        let (holds, fails) = match self {
+            Self::Above(bound) => (low > bound, high < bound),
+            Self::Below(bound) => (high < bound, low > bound),
+            Self::Within(from, to) => (low >= from && high <= to, high < from || low > to),
+        };
+        match (holds, fails) {
+            (true, _) => Answer::Holds,
+            (_, true) => Answer::Fails,
+            _ => Answer::Undecided,
+        }
+    }
+
+    /// The number of samples like these that would decide.
+    fn needs(self, values: &[f64]) -> Option<usize> {
+        if values.len() < 2 {
+            return None;
+        }
+        let mean = stats::mean(values);
+        let gap = match self {
+            Self::Above(bound) | Self::Below(bound) => (mean - bound).abs(),
+            Self::Within(from, to) => (mean - from).abs().min((mean - to).abs()),
+        };
+        stats::n_that_decides(stats::deviation(values), gap, MOST_N)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Sample;
+
+    fn study(arms: &str) -> Study {
+        let text = format!(
+            "paper = 'X'\ntitle = ''\nrig = ''\n[[study]]\nid = 'x'\nwhere = ''\nwhat = ''\npriority = 1\nneeds = []\nfound = ''\npredict = []\n{arms}"
+        );
+        #[derive(serde::Deserialize)]
+        struct File {
+            study: Vec<Study>,
+        }
+        toml::from_str::<File>(&text).unwrap().study.remove(0)
+    }
+
+    fn samples(of: &[(&str, &str, &[f64])]) -> Samples {
+        let mut all = Samples::default();
+        for (metric, arm, values) in of {
+            for (rep, value) in values.iter().enumerate() {
+                all.add(arm, rep as u32, &[Sample::new(metric, *value)]);
+            }
+        }
+        all
+    }
+
+    fn check(rule: Rule) -> Check {
+        Check { metric: "m".into(), arm: "a".into(), x: None, over: None, minus: None, rule }
+    }
+
+    #[test]
+    fn interval_decides_and_says_how_many_would() {
+        let study = study("");
+        let answer = |rule, values: &[f64]| judge(&study, "", &check(rule), &samples(&[("m", "a", values)]));
+        assert_eq!(answer(Rule::Above(1.0), &[2.0, 2.1, 1.9]).verdict, Answer::Holds);
+        assert_eq!(answer(Rule::Above(1.0), &[0.2, 0.1, 0.3]).verdict, Answer::Fails);
+        assert_eq!(answer(Rule::Below(1.0), &[0.2, 0.1, 0.3]).verdict, Answer::Holds);
+        let open = answer(Rule::Above(1.0), &[2.0, 0.5, 1.5]);
+        assert_eq!((open.verdict, open.n), (Answer::Undecided, 3));
+        assert!(open.needs_n.is_some_and(|n| n > 3), "{open:?}");
+        assert_eq!(answer(Rule::Within(0.0, 1.0), &[0.5, 0.5, 0.5]).verdict, Answer::Holds);
+        assert_eq!(answer(Rule::Within(0.0, 1.0), &[0.0, 0.5, 1.0]).verdict, Answer::Undecided);
+        assert_eq!(answer(Rule::Within(0.0, 1.0), &[2.0, 2.1, 2.2]).verdict, Answer::Fails);
+        let few = answer(Rule::Above(1.0), &[5.0, 5.0]);
+        assert_eq!((few.verdict, few.needs_n), (Answer::Undecided, Some(LEAST_N)));
+        assert_eq!(answer(Rule::Above(1.0), &[]).interval, None);
+    }
+
+    #[test]
+    fn figures_of_two_arms_are_paired_by_repetition() {
+        let study = study("");
+        let both = samples(&[("m", "a", &[2.0, 20.0, 200.0]), ("m", "b", &[1.0, 10.0, 100.0])]);
+        let over = Check { over: Some("b".into()), ..check(Rule::Within(1.9, 2.1)) };
+        assert_eq!(judge(&study, "", &over, &both).verdict, Answer::Holds);
+        let minus = Check { minus: Some("b".into()), ..check(Rule::Above(0.0)) };
+        assert_eq!(judge(&study, "", &minus, &both).value, Some(37.0));
+        let one_short = samples(&[("m", "a", &[2.0, 20.0, 200.0]), ("m", "b", &[1.0, 10.0])]);
+        assert_eq!(judge(&study, "", &over, &one_short).n, 2);
+    }
+
+    #[test]
+    fn arm_that_merged_nothing_or_did_not_work_says_nothing() {
+        let study = study(
+            "[[study.arms]]\nname = 'a'\ntext = ''\nmerges = true\n\
+             [[study.metric]]\nname = 'operations'\nunit = ''\ntext = ''",
+        );
+        let judged = |merged: &[f64], operations: &[f64]| {
+            let made = [("m", "a", &[1.0, 1.0, 1.0][..]), (MERGED, "a", merged), (OPERATIONS, "a", operations)];
+            judge(&study, "", &check(Rule::Within(0.9, 1.1)), &samples(&made))
+        };
+        assert_eq!(judged(&[1.0; 3], &[1.0; 3]).verdict, Answer::Holds);
+        for silent in [judged(&[1.0, 0.0, 1.0], &[1.0; 3]), judged(&[], &[1.0; 3]), judged(&[1.0; 3], &[0.0; 3])] {
+            assert_eq!((silent.verdict, silent.needs_n), (Answer::Undecided, None), "{silent:?}");
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! Studies as data: the experiments of five papers, what came out, and predictions that can fail. The files in `data/`
+//! hold them, one a paper; a study with a recipe can be run.
+
+use crate::check::{Check, Rule};
+use crate::recipes;
+use serde::{Deserialize, Serialize};
+
+/// The files, in the order in which studies are listed.
+const FILES: [&str; 5] = [
+    include_str!("../data/agarwal.toml"),
+    include_str!("../data/li.toml"),
+    include_str!("../data/sonone.toml"),
+    include_str!("../data/kloster.toml"),
+    include_str!("../data/kim.toml"),
+];
+
+/// A paper, with its studies.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PaperFile {
+    paper: String,
+    title: String,
+    rig: String,
+    study: Vec<Study>,
+}
+
+/// An experiment, table or figure of a paper.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Study {
+    /// Its name on the command line.
+    pub id: String,
+    /// First author of the paper.
+    #[serde(skip)]
+    pub paper: String,
+    /// Title and year of the paper.
+    #[serde(skip)]
+    pub title: String,
+    /// The machine and programs of the paper.
+    #[serde(skip)]
+    pub rig: String,
+    /// Table, figure or section.
+    #[serde(rename = "where")]
+    pub place: String,
+    /// Its subject in a line.
+    pub what: String,
+    /// 1: decides whether Pagefold keeps its promises; 2; 3: for completeness.
+    pub priority: u8,
+    /// Features and programs that it takes.
+    pub needs: Vec<String>,
+    /// Things to compare: mergers, or other settings.
+    #[serde(default)]
+    pub arms: Vec<Arm>,
+    /// Its independent variable.
+    #[serde(default)]
+    pub variable: String,
+    /// Its load.
+    #[serde(default)]
+    pub workload: String,
+    /// The paper's result.
+    pub found: String,
+    /// Figures that a run measures.
+    #[serde(default)]
+    pub metric: Vec<Metric>,
+    /// Predictions.
+    pub predict: Vec<Prediction>,
+    /// Tables and pictures: the paper's numbers beside ours.
+    #[serde(default)]
+    pub panel: Vec<Panel>,
+    /// Differences of the rig, and why they matter.
+    #[serde(default)]
+    pub differs: Vec<String>,
+    /// The form that ends within ten minutes.
+    pub short: Option<Form>,
+    /// The form that is published.
+    pub full: Option<Form>,
+    /// The lack of a study without a recipe.
+    pub why_not: Option<String>,
+}
+
+/// One of the things that are compared.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Arm {
+    /// Its name on the command line.
+    pub name: String,
+    /// Its setting in words.
+    pub text: String,
+    /// Whether something is merged in it. If nothing was, it has nothing to say.
+    #[serde(default)]
+    pub merges: bool,
+}
+
+/// A measured figure.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Metric {
+    /// Its name in the JSON.
+    pub name: String,
+    /// Its unit; empty for a number or a share.
+    pub unit: String,
+    /// Its meaning.
+    pub text: String,
+    /// Whether more or less of it is better, where that can be said.
+    pub better: Option<Better>,
+}
+
+/// The better direction of a metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Better {
+    /// More is better.
+    Higher,
+    /// Less is better.
+    Lower,
+}
+
+/// A statement that a run can refute. Without a rule, it is for readers alone.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Prediction {
+    /// The statement.
+    pub text: String,
+    metric: Option<String>,
+    arm: Option<String>,
+    x: Option<String>,
+    over: Option<String>,
+    minus: Option<String>,
+    above: Option<f64>,
+    below: Option<f64>,
+    within: Option<[f64; 2]>,
+}
+
+/// How often a study is repeated, and how long that takes.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Form {
+    /// Repetitions of each arm.
+    pub reps: u32,
+    /// Whether a first turn of each arm is dropped.
+    #[serde(default)]
+    pub warm_up: bool,
+    /// Time of one turn as measured once, for the first estimate.
+    pub turn_seconds: f64,
+}
+
+/// A table or a picture.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Panel {
+    /// Its heading.
+    pub title: String,
+    /// Its form.
+    #[expect(dead_code, reason = "pages that draw it are to come")]
+    pub form: PanelForm,
+    /// Unit of all values.
+    pub unit: String,
+    /// Name of what varies along a row.
+    pub along: String,
+    /// Its values: columns of a table, groups of bars, or numbers on an axis.
+    pub x: Vec<String>,
+    /// Rows, bars or lines.
+    pub series: Vec<Series>,
+}
+
+/// The form of a panel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PanelForm {
+    /// A table.
+    Table,
+    /// Bars in groups.
+    Bars,
+    /// Lines over numbers.
+    Lines,
+}
+
+/// A row of a panel.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Series {
+    /// Its name.
+    pub name: String,
+    /// The paper's values, in the order of the panel's `x`; `nan` where it has none. Empty if it has no such row.
+    #[serde(default)]
+    pub paper: Vec<f64>,
+    /// Metric that holds ours; absent if we measure no such thing.
+    pub metric: Option<String>,
+    /// Arm of ours.
+    pub arm: Option<String>,
+}
+
+/// The form of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Length {
+    /// Ends within ten minutes.
+    Short,
+    /// For publishing.
+    Full,
+}
+
+impl Length {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Short => "short",
+            Self::Full => "full",
+        }
+    }
+}
+
+impl Study {
+    /// Why it cannot be run; `None` if it has a recipe.
+    pub fn why_not(&self) -> Option<&str> {
+        if recipes::of(&self.id).is_some() {
+            return None;
+        }
+        Some(self.why_not.as_deref().unwrap_or("nobody has written its recipe"))
+    }
+
+    /// Its form of this length, if it has one.
+    pub fn form(&self, length: Length) -> Option<Form> {
+        match length {
+            Length::Short => self.short,
+            Length::Full => self.full,
+        }
+    }
+
+    /// The arm of this name.
+    pub fn arm(&self, name: &str) -> Option<&Arm> {
+        self.arms.iter().find(|arm| arm.name == name)
+    }
+
+    /// The metric of this name.
+    pub fn metric(&self, name: &str) -> Option<&Metric> {
+        self.metric.iter().find(|metric| metric.name == name)
+    }
+}
+
+impl Prediction {
+    /// How it is checked; `None` if it is for readers alone.
+    pub fn check(&self) -> Option<Check> {
+        let rule = match (self.above, self.below, self.within) {
+            (Some(bound), None, None) => Rule::Above(bound),
+            (None, Some(bound), None) => Rule::Below(bound),
+            (None, None, Some([low, high])) => Rule::Within(low, high),
+            _ => return None,
+        };
+        Some(Check {
+            metric: self.metric.clone()?,
+            arm: self.arm.clone()?,
+            x: self.x.clone(),
+            over: self.over.clone(),
+            minus: self.minus.clone(),
+            rule,
+        })
+    }
+}
+
+/// All studies, in the order of the papers.
+pub fn all() -> Vec<Study> {
+    FILES.iter().flat_map(|text| of_file(text)).collect()
+}
+
+fn of_file(text: &str) -> Vec<Study> {
+    let file: PaperFile = toml::from_str(text).expect("a test reads the studies' data");
+    let with_paper =
+        |study: Study| Study { paper: file.paper.clone(), title: file.title.clone(), rig: file.rig.clone(), ..study };
+    file.study.into_iter().map(with_paper).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::MERGED;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn all_62_studies_are_there_once() {
+        let all = all();
+        let ids: BTreeSet<&str> = all.iter().map(|s| s.id.as_str()).collect();
+        assert_eq!((all.len(), ids.len()), (62, 62));
+        for study in &all {
+            assert!(study.id.starts_with(&study.paper.to_lowercase()), "{}", study.id);
+            assert!((1..=3).contains(&study.priority) && !study.what.is_empty() && !study.found.is_empty());
+            assert!(!study.predict.is_empty(), "{} predicts nothing", study.id);
+        }
+        let first = all.iter().filter(|s| s.priority == 1).count();
+        assert_eq!(first, 19, "of priority 1");
+    }
+
+    #[test]
+    fn study_with_recipe_has_all_that_a_run_needs() {
+        let runnable: Vec<Study> = all().into_iter().filter(|s| s.why_not().is_none()).collect();
+        assert!(!runnable.is_empty());
+        for study in &runnable {
+            let id = &study.id;
+            assert!(study.short.is_some() && study.full.is_some() && !study.arms.is_empty(), "{id}");
+            assert!(study.predict.iter().any(|p| p.check().is_some()), "{id} checks nothing");
+            assert!(!study.differs.is_empty() && !study.panel.is_empty() && !study.workload.is_empty(), "{id}");
+            let named = |check: &Check| {
+                let arms = [Some(&check.arm), check.over.as_ref(), check.minus.as_ref()];
+                assert!(arms.into_iter().flatten().all(|arm| study.arm(arm).is_some()), "{id}: {check:?}");
+                assert!(study.metric(&check.metric).is_some(), "{id}: {check:?}");
+            };
+            study.predict.iter().filter_map(Prediction::check).for_each(|check| named(&check));
+            for series in study.panel.iter().flat_map(|panel| &panel.series) {
+                let known = |metric: &String| study.metric(metric).is_some();
+                assert!(series.metric.as_ref().is_none_or(known), "{id}: {}", series.name);
+                assert!(series.arm.as_ref().is_none_or(|arm| study.arm(arm).is_some()), "{id}: {}", series.name);
+            }
+            if study.arms.iter().any(|arm| arm.merges) {
+                assert!(study.metric(MERGED).is_some(), "{id} must prove that something merged");
+            }
+        }
+    }
+
+    #[test]
+    fn prediction_has_one_rule_at_most() {
+        for study in all() {
+            for p in &study.predict {
+                let rules = [p.above.is_some(), p.below.is_some(), p.within.is_some()];
+                let rules = rules.into_iter().filter(|r| *r).count();
+                assert!(rules <= 1 && (rules == 1) == p.metric.is_some(), "{}: {}", study.id, p.text);
+                assert!(p.metric.is_none() || p.check().is_some(), "{}: {}", study.id, p.text);
+            }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Recipes: how a turn of each study is measured. All else about a study is data.
+
+mod duplicates;
+mod footprint;
+mod groups;
+mod memory_change;
+mod primitives;
+mod scanner;
+
+use crate::plan::Planned;
+use crate::record::Measured;
+use crate::rig::{Rig, Vms, VmsWanted};
+
+/// Measures one turn.
+pub type Recipe = fn(&mut Rig, &Planned) -> anyhow::Result<Measured>;
+
+/// The recipe of a study, if it has one.
+pub fn of(id: &str) -> Option<Recipe> {
+    match id {
+        "agarwal-fig6.4" => Some(footprint::next_guest),
+        "agarwal-t6.4" => Some(duplicates::by_place),
+        "kim-bill" => Some(groups::bill),
+        "kim-isolate" => Some(groups::isolate),
+        "kloster-fig2.2" => Some(memory_change::over_time),
+        "kloster-t8.3" => Some(primitives::costs),
+        "sonone-fig1" => Some(scanner::cpu),
+        _ => None,
+    }
+}
+
+/// Memory of the smaller guests.
+const D256: u64 = 256 << 20;
+/// Memory of the larger guests.
+const D512: u64 = 512 << 20;
+
+/// The number of the first saved guest of a turn that takes `guests` of them: each repetition has boots of its own.
+fn first_of(planned: &Planned, guests: usize) -> usize {
+    planned.rep.unwrap_or(0) as usize * guests
+}
+
+/// Guests of one group.
+fn alike(guests: usize, first: usize, memory_bytes: u64) -> VmsWanted {
+    VmsWanted { guests, first, memory_bytes, groups: vec![GROUP.to_owned()] }
+}
+
+/// Name of the group where there is one only.
+const GROUP: &str = "study";
+
+/// The guests of a lab as a census takes them.
+fn as_guests(vms: &Vms) -> anyhow::Result<Vec<guest::Guest>> {
+    let pids = vms.pids();
+    let mut guests = guest::Survey::take()?.guests(&[], &[]);
+    guests.retain(|guest| guest.pids.iter().any(|pid| pids.contains(pid)));
+    anyhow::ensure!(guests.len() == pids.len(), "{} of {} guests are found", guests.len(), pids.len());
+    for guest in &mut guests {
+        guest.group = GROUP.to_owned();
+    }
+    // In the order in which they were started.
+    guests.sort_by_key(|guest| pids.iter().position(|pid| guest.pids.contains(pid)));
+    Ok(guests)
+}

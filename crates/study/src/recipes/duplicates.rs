@@ -1,0 +1,74 @@
+//! `agarwal-t6.4`: duplicates by place and kind.
+
+use super::{D512, GROUP, alike, as_guests, first_of};
+use crate::plan::Planned;
+use crate::record::Measured;
+use crate::rig::{Group, Rig, mb};
+use anyhow::Context;
+use census::{ByKinds, Findings};
+use guest::HostSide;
+use std::path::PathBuf;
+use survey::{Request, other_processes, take};
+
+/// `agarwal-t6.4`.
+pub fn by_place(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
+    let vms = rig.vms(&alike(2, first_of(planned, 2), D512), &mut merger)?;
+    let guests = as_guests(&vms)?;
+    let host_side = HostSide { pids: other_processes(&guests), files: disks(&vms.pids())? };
+    let request = Request {
+        guests: &guests,
+        host_side,
+        threads: 1,
+        index_bytes: None,
+        no_trace: false,
+        map_cells: 0,
+        samples: None,
+        inside: &[],
+        see: None,
+        round: None,
+    };
+    let findings = take(&request)?.0;
+    let mut measured = Measured::default();
+    let missed = findings.partial.iter().filter(|missing| missing.guest != survey::HOST).count();
+    anyhow::ensure!(missed == 0, "the census could not read {missed} parts of the guests");
+    table(&findings, &mut measured)?;
+    Ok(measured)
+}
+
+/// The files that these VMMs have open and that the host may cache: their disks.
+fn disks(pids: &[u32]) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files: Vec<PathBuf> = Vec::new();
+    for pid in pids {
+        files.extend(host::open_files(*pid)?.into_iter().filter(|path| path.is_file() && !path.starts_with("/proc")));
+    }
+    files.sort();
+    files.dedup();
+    Ok(files)
+}
+
+fn table(findings: &Findings, measured: &mut Measured) -> anyhow::Result<()> {
+    let found = &findings.opportunity;
+    let host = found.host.context("the census did not count the host")?;
+    for (metric, cells) in
+        [("within_mb", found.within), ("host_mb", host), ("between_mb", found.between), ("total_mb", found.total)]
+    {
+        let ByKinds { anon_anon, file_file, anon_file, total } = cells;
+        for (kinds, pages) in
+            [("anon/anon", anon_anon), ("file/file", file_file), ("anon/file", anon_file), ("total", total)]
+        {
+            measured.put_at(metric, kinds, mb(pages as f64));
+        }
+    }
+    let zeros = findings.guests.iter().map(|guest| guest.zero_pages).sum::<u64>() as f64;
+    // All zeros of a guest but one are duplicates within it.
+    let of_zeros = findings.guests.iter().map(|guest| guest.zero_pages.saturating_sub(1)).sum::<u64>() as f64;
+    let (within, between, total) = (found.within.total as f64, found.between.total as f64, found.total.total as f64);
+    measured.put("zero_mb", mb(zeros));
+    measured.put("between_less_host_mb", mb(between - host.total as f64));
+    measured.put("host_less_within_mb", mb(host.total as f64 - (within - of_zeros)));
+    measured.put("anon_share", found.total.anon_anon as f64 / total.max(1.0));
+    measured.put("file_share", (found.total.file_file + found.total.anon_file) as f64 / total.max(1.0));
+    measured.put("host_resident_mb", mb(findings.host.host_resident_pages.unwrap_or(0) as f64));
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! `sonone-fig1`: the scanner's processor time.
+
+use super::{D256, GROUP, alike};
+use crate::data::Length;
+use crate::plan::Planned;
+use crate::record::{MERGED, Measured, Timeline};
+use crate::rig::{Asked, Group, Merger, Rate, Rig, account, pause};
+use crate::stats;
+use anyhow::Context;
+use std::time::{Duration, Instant};
+
+/// Idle guests, at first.
+const GUESTS: usize = 5;
+/// Rates of ksmd: name in the result, and arm.
+const RATES: [(&str, &str); 5] =
+    [("1", "ksm-1k"), ("5", "ksm-5k"), ("10", "ksm-10k"), ("50", "ksm-50k"), ("100", "ksm-100k")];
+/// Pages that the writer writes a second.
+const WRITES: [u64; 4] = [0, 100, 1000, 10_000];
+/// Time for a merger to get used to a new rate.
+const GET_USED: Duration = Duration::from_secs(3);
+
+/// `sonone-fig1`.
+pub fn cpu(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
+    let mut vms = rig.vms(&alike(GUESTS, 0, D256), &mut merger)?;
+    let mut writer = Asked::start(&mut merger, (GROUP, "writer"), &["writer"])?;
+    let time = Duration::from_secs(if planned.length == Length::Full { 20 } else { 8 });
+    let begin = Instant::now();
+    let mut timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
+    merger.on()?;
+    merger.settle(begin, &mut timeline)?;
+    let mut measured = Measured::default();
+    measured.put(MERGED, merger.taken(&vms.pids())?.merged_pages as f64);
+    if merger.ksmd().is_some() {
+        by_rate(&merger, time, &mut measured)?;
+        measured.timelines.push(timeline);
+        return Ok(measured);
+    }
+    let mut by_writes = Vec::new();
+    for rate in WRITES {
+        writer.ask(&format!("rate {rate}"))?;
+        timeline.events.push((begin.elapsed().as_secs_f64(), format!("{rate} pages written a second")));
+        pause(GET_USED)?;
+        by_writes.push(percent(&merger, time)?);
+        measured.put_at("cpu_by_written", rate, by_writes[by_writes.len() - 1]);
+    }
+    measured.put("most_written_over_none", by_writes[WRITES.len() - 1] / by_writes[0]);
+    writer.ask("rate 0")?;
+    vms.add(rig, &alike(GUESTS, 0, D256), &mut merger)?;
+    timeline.events.push((begin.elapsed().as_secs_f64(), "five more guests".into()));
+    merger.settle(begin, &mut timeline)?;
+    pause(GET_USED)?;
+    let twice = percent(&merger, time)?;
+    measured.put_at("cpu_by_guests", GUESTS, by_writes[0]);
+    measured.put_at("cpu_by_guests", 2 * GUESTS, twice);
+    measured.put("twice_the_guests", twice / by_writes[0]);
+    measured.timelines.push(timeline);
+    Ok(measured)
+}
+
+/// Processor time of the merger over a time, in percent of a core.
+fn percent(merger: &Merger, time: Duration) -> anyhow::Result<f64> {
+    let (begin, before) = (Instant::now(), merger.cpu()?);
+    pause(time)?;
+    Ok(merger.cpu()?.since(&before).total() * 100.0 / begin.elapsed().as_secs_f64())
+}
+
+fn by_rate(merger: &Merger, time: Duration, measured: &mut Measured) -> anyhow::Result<()> {
+    let ksmd = merger.ksmd().context("another merger")?;
+    let mut points = Vec::new();
+    for (name, arm) in RATES {
+        ksmd.set_rate(Rate::of(arm).context("a rate without a name")?)?;
+        pause(GET_USED)?;
+        let scanned =
+            || -> anyhow::Result<u64> { account()?.pages_scanned.context("this kernel does not count scans") };
+        let (begin, before) = (Instant::now(), scanned()?);
+        let cpu = percent(merger, time)?;
+        let per_s = (scanned()? - before) as f64 / begin.elapsed().as_secs_f64();
+        measured.put_at("cpu_by_scanned", name, cpu);
+        measured.put_at("scanned_per_s", name, per_s);
+        points.push((per_s, cpu));
+    }
+    measured.put("r_squared", stats::r_squared(&points).context("ksmd scans at one rate only")?);
+    Ok(())
+}

@@ -1,0 +1,229 @@
+//! Findings of a run: samples, one a repetition; their means with intervals; timelines.
+
+use crate::data::Study;
+use crate::stats;
+use serde::{Deserialize, Serialize};
+
+/// Metric that every arm which merges has: pages merged, by page frames. It proves that the arm has something to say.
+pub const MERGED: &str = "merged_pages";
+/// Metric of studies with a load: the operations that it did.
+pub const OPERATIONS: &str = "operations";
+/// Greatest number of points of a timeline that are kept in a result.
+const POINTS: usize = 120;
+
+/// One figure of one turn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// The metric.
+    pub metric: String,
+    /// Value of the variable, of a metric that is taken at several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub x: Option<String>,
+    /// The figure.
+    pub value: f64,
+}
+
+impl Sample {
+    /// A figure that is taken once a turn.
+    pub fn new(metric: &str, value: f64) -> Self {
+        Self { metric: metric.to_owned(), x: None, value }
+    }
+
+    /// A figure at one value of the variable.
+    pub fn at(metric: &str, x: impl ToString, value: f64) -> Self {
+        Self { metric: metric.to_owned(), x: Some(x.to_string()), value }
+    }
+}
+
+/// A figure over time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Timeline {
+    /// Its name.
+    pub name: String,
+    /// Its unit.
+    pub unit: String,
+    /// Seconds and figure, about one a second.
+    pub points: Vec<(f64, f64)>,
+    /// Seconds, and what happened then.
+    pub events: Vec<(f64, String)>,
+}
+
+impl Timeline {
+    /// The same with as few points as a picture needs.
+    fn thinned(mut self) -> Self {
+        let step = self.points.len().div_ceil(POINTS).max(1);
+        let last = self.points.last().copied();
+        self.points = self.points.into_iter().step_by(step).collect();
+        if self.points.last() != last.as_ref() {
+            self.points.extend(last);
+        }
+        for point in &mut self.points {
+            point.0 = (point.0 * 10.0).round() / 10.0;
+        }
+        self
+    }
+}
+
+/// All that one turn measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Its figures.
+    pub samples: Vec<Sample>,
+    /// Its timelines.
+    #[serde(default)]
+    pub timelines: Vec<Timeline>,
+    /// Things that a reader should know.
+    #[serde(default)]
+    pub notes: Vec<String>,
+}
+
+impl Measured {
+    /// Adds a figure that is taken once a turn.
+    pub fn put(&mut self, metric: &str, value: f64) {
+        self.samples.push(Sample::new(metric, value));
+    }
+
+    /// Adds a figure at one value of the variable.
+    pub fn put_at(&mut self, metric: &str, x: impl ToString, value: f64) {
+        self.samples.push(Sample::at(metric, x, value));
+    }
+}
+
+/// A turn that is done, as it lies on disk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Turn {
+    /// The arm.
+    pub arm: String,
+    /// Number of the repetition, from 0.
+    pub rep: u32,
+    /// Time that it took.
+    pub seconds: f64,
+    /// Its findings.
+    #[serde(flatten)]
+    pub measured: Measured,
+}
+
+/// The samples of all turns.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Samples(Vec<(String, u32, Sample)>);
+
+impl Samples {
+    /// The samples of these turns.
+    pub fn of_turns(turns: &[Turn]) -> Self {
+        let mut all = Self::default();
+        for turn in turns {
+            all.add(&turn.arm, turn.rep, &turn.measured.samples);
+        }
+        all
+    }
+
+    /// Adds the samples of a turn.
+    pub fn add(&mut self, arm: &str, rep: u32, samples: &[Sample]) {
+        self.0.extend(samples.iter().map(|sample| (arm.to_owned(), rep, sample.clone())));
+    }
+
+    /// Repetition and figure of a metric in an arm, in the order of the repetitions. Without `x`, the figures that are
+    /// taken once a turn.
+    pub fn of(&self, metric: &str, arm: &str, x: Option<&str>) -> Vec<(u32, f64)> {
+        let wanted =
+            |(of, _, sample): &&(String, u32, Sample)| of == arm && sample.metric == metric && sample.x.as_deref() == x;
+        let mut found: Vec<(u32, f64)> = self.0.iter().filter(wanted).map(|(_, rep, s)| (*rep, s.value)).collect();
+        found.sort_by_key(|(rep, _)| *rep);
+        found
+    }
+
+    /// A record of each metric, arm and value of the variable.
+    pub fn records(&self, study: &Study) -> Vec<Record> {
+        let mut records: Vec<Record> = Vec::new();
+        for (arm, _, sample) in &self.0 {
+            let is_known = |r: &Record| r.metric == sample.metric && r.arm == *arm && r.x == sample.x;
+            if !records.iter().any(is_known) {
+                records.push(self.record(study, arm, sample));
+            }
+        }
+        records
+    }
+
+    fn record(&self, study: &Study, arm: &str, of: &Sample) -> Record {
+        let samples: Vec<f64> = self.of(&of.metric, arm, of.x.as_deref()).into_iter().map(|(_, v)| v).collect();
+        Record {
+            metric: of.metric.clone(),
+            arm: arm.to_owned(),
+            x: of.x.clone(),
+            unit: study.metric(&of.metric).map_or_else(String::new, |metric| metric.unit.clone()),
+            n: samples.len(),
+            mean: stats::mean(&samples),
+            half_width: stats::half_width(&samples),
+            samples,
+        }
+    }
+}
+
+/// A measured figure over all repetitions.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// The metric.
+    pub metric: String,
+    /// The arm.
+    pub arm: String,
+    /// Value of the variable, of a metric that is taken at several.
+    pub x: Option<String>,
+    /// The unit; empty for a number or a share.
+    pub unit: String,
+    /// Number of repetitions.
+    pub n: usize,
+    /// Their mean.
+    pub mean: f64,
+    /// Half the width of the mean's 95% interval; absent of a single repetition.
+    pub half_width: Option<f64>,
+    /// The single figures, in the order of the repetitions.
+    pub samples: Vec<f64>,
+}
+
+/// A timeline of one arm: that of its first repetition.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ArmTimeline {
+    /// The arm.
+    pub arm: String,
+    /// The timeline.
+    #[serde(flatten)]
+    pub timeline: Timeline,
+}
+
+/// The timelines of the first repetition of each arm, thinned.
+pub fn timelines(turns: &[Turn]) -> Vec<ArmTimeline> {
+    let first = turns.iter().filter(|turn| turn.rep == 0);
+    let of_turn = |turn: &Turn| {
+        let arm = turn.arm.clone();
+        turn.measured
+            .timelines
+            .clone()
+            .into_iter()
+            .map(move |t| ArmTimeline { arm: arm.clone(), timeline: t.thinned() })
+    };
+    first.flat_map(of_turn).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_kept_apart_by_arm_and_variable() {
+        let mut samples = Samples::default();
+        samples.add("b", 1, &[Sample::new("m", 3.0)]);
+        samples.add("b", 0, &[Sample::new("m", 1.0), Sample::at("m", 5, 9.0)]);
+        samples.add("a", 0, &[Sample::new("m", 7.0)]);
+        assert_eq!(samples.of("m", "b", None), [(0, 1.0), (1, 3.0)]);
+        assert_eq!(samples.of("m", "b", Some("5")), [(0, 9.0)]);
+        assert_eq!(samples.of("m", "c", None), []);
+    }
+
+    #[test]
+    fn thinned_timeline_keeps_its_end() {
+        let points = (0..1001).map(|n| (f64::from(n), 1.0)).collect();
+        let thin = Timeline { points, ..Timeline::default() }.thinned();
+        assert!(thin.points.len() <= POINTS + 1);
+        assert_eq!(thin.points.last(), Some(&(1000.0, 1.0)));
+    }
+}

@@ -1,0 +1,155 @@
+//! The rig of a run: guests of the lab, the mergers, and the measures. Everything that it changes on the host is put back
+//! by the guardian of the benches, however the run ends.
+
+mod fold;
+mod frames;
+mod ksmd;
+mod merger;
+mod process;
+mod vms;
+
+pub use fold::Group;
+pub use frames::{Taken, frames_of};
+pub use ksmd::{Rate, account};
+pub use merger::{Merger, Payer};
+pub use process::Asked;
+pub use vms::{Vms, VmsWanted};
+
+use act::KsmKnobs;
+use anyhow::{Context, bail};
+use bench::Guardian;
+use cli::exit::Stop;
+use host::Ksm;
+use lab::Cache;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Interval between two looks of a wait.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Time limit for the guardian of an earlier run to end.
+const GUARDIAN: Duration = Duration::from_secs(15);
+
+/// A host on which a study runs.
+pub struct Rig {
+    guardian: Guardian,
+    knobs: KsmKnobs,
+    dir: PathBuf,
+    cache: Cache,
+    labs: u32,
+}
+
+impl Rig {
+    /// Takes the host for a run.
+    ///
+    /// # Errors
+    /// The host lacks something, or somebody else's pages are merged.
+    pub fn start() -> anyhow::Result<Self> {
+        if !rustix::process::geteuid().is_root() {
+            let why = "a study sees page frames and sets ksmd, which takes root: run this with sudo";
+            return Err(Stop::HostLacks(why.to_owned()).into());
+        }
+        let (Some(ksm), Some(knobs)) = (Ksm::read(), KsmKnobs::read()) else {
+            return Err(Stop::HostLacks("this kernel has no KSM to compare with (CONFIG_KSM)".to_owned()).into());
+        };
+        if ksm.pages_shared + ksm.pages_sharing > 0 {
+            let merged = "ksmd has merged pages of somebody else's, which a study would undo; to let it: echo 2 > /sys/kernel/mm/ksm/run";
+            return Err(Stop::HostLacks(merged.to_owned()).into());
+        }
+        // Guests inherit this: their memory is in small pages, unless huge ones are the variable.
+        rustix::thread::disable_transparent_huge_pages(true).context("cannot disable huge pages for the guests")?;
+        let mut guardian = guardian()?;
+        let dir = std::env::temp_dir().join(format!("pagefold-study-{}", std::process::id()));
+        DirBuilder::new().mode(0o700).create(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+        guardian.keep_dir(&dir)?;
+        guardian.keep_ksm(&knobs)?;
+        let cache = Cache::open(&lab::cache_dir()?)?;
+        let rig = Self { guardian, knobs, dir, cache, labs: 0 };
+        rig.stop_ksmd()?;
+        Ok(rig)
+    }
+
+    /// A directory of the run's own.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Puts ksmd back between turns. Guests and services end with their values.
+    ///
+    /// # Errors
+    /// KSM cannot be set.
+    pub fn end_turn(&mut self) -> anyhow::Result<()> {
+        self.knobs.put_back().context("cannot set KSM as it was")?;
+        self.stop_ksmd()
+    }
+
+    fn stop_ksmd(&self) -> anyhow::Result<()> {
+        act::set_ksm("run", "0").context("cannot stop ksmd")
+    }
+
+    /// Has everything put back.
+    ///
+    /// # Errors
+    /// Something could not be put back; the guardian has said what.
+    pub fn finish(self) -> anyhow::Result<()> {
+        self.guardian.finish()
+    }
+}
+
+/// The guardian. That of a run that was just cut off may still be putting things back.
+fn guardian() -> anyhow::Result<Guardian> {
+    let begin = Instant::now();
+    loop {
+        match Guardian::start() {
+            Err(_) if begin.elapsed() < GUARDIAN => pause(LOOK)?,
+            started => return started,
+        }
+    }
+}
+
+/// This program, for its own commands.
+pub fn program() -> anyhow::Result<PathBuf> {
+    std::env::current_exe().context("cannot find this program to start it again")
+}
+
+/// Sleeps.
+///
+/// # Errors
+/// The run was told to end.
+pub fn pause(time: Duration) -> anyhow::Result<()> {
+    let begin = Instant::now();
+    while begin.elapsed() < time {
+        check_interrupt()?;
+        std::thread::sleep(LOOK.min(time.saturating_sub(begin.elapsed())));
+    }
+    Ok(())
+}
+
+/// Repeats a look until it is satisfied. `false` if that takes longer than `patience`.
+///
+/// # Errors
+/// A look fails, or the run was told to end.
+pub fn wait(patience: Duration, mut look: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<bool> {
+    let begin = Instant::now();
+    while !look()? {
+        if begin.elapsed() > patience {
+            return Ok(false);
+        }
+        pause(LOOK)?;
+    }
+    Ok(true)
+}
+
+fn check_interrupt() -> anyhow::Result<()> {
+    if host::interrupted().is_some() {
+        bail!("interrupted");
+    }
+    Ok(())
+}
+
+/// Pages as MB (10^6 bytes), the unit of the papers.
+pub fn mb(pages: f64) -> f64 {
+    pages * page::PAGE_BYTES as f64 / 1e6
+}

@@ -1,0 +1,185 @@
+//! Pagefold as a merger: a service of the run's own, with groups that the study names.
+
+use super::merger::{Cpu, Payer};
+use super::{program, wait};
+use anyhow::bail;
+use api::ask::GroupState;
+use api::change::Change;
+use api::client::Service;
+use api::control::Fold;
+use api::place::Place;
+use bench::{Guardian, Serving};
+use host::{ProcessId, ThreadCpu};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// Name of the agent's threads in the members' processes.
+const AGENT: &str = "pagefold";
+/// Time limit for members to connect.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A group of a study.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// Its name.
+    pub name: &'static str,
+    /// Pages that may be fingerprinted a second; `None`: as many as rest.
+    pub scan_rate: Option<u32>,
+}
+
+impl Group {
+    /// A group without a limit.
+    pub const fn of(name: &'static str) -> Self {
+        Self { name, scan_rate: None }
+    }
+}
+
+/// A running service. Dropping it ends it.
+pub struct Folding {
+    serving: Serving,
+    groups: Vec<&'static str>,
+    members: Vec<(u32, String)>,
+}
+
+fn config(groups: &[Group]) -> String {
+    let mut text = String::from("[service]\nprover = true\n");
+    for group in groups {
+        let rate = group.scan_rate.map_or_else(|| "\"auto\"".to_owned(), |rate| rate.to_string());
+        // Writing to a string cannot fail.
+        let _ = write!(
+            text,
+            "\n[[group]]\nname = \"{}\"\nzero-pages = \"share\"\nscan-rate = {rate}\nfold = \"off\"\n",
+            group.name
+        );
+    }
+    text
+}
+
+impl Folding {
+    /// Starts a service below `dir`.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start(dir: &Path, groups: &[Group], guardian: &mut Guardian) -> anyhow::Result<Self> {
+        let serving = Serving::start(dir, &config(groups), guardian)?;
+        Ok(Self { serving, groups: groups.iter().map(|group| group.name).collect(), members: Vec::new() })
+    }
+
+    /// The setting by which the lab starts guests as members.
+    pub fn lab(&self) -> anyhow::Result<lab::Fold> {
+        Ok(lab::Fold { pagefold: program()?, service: Some(self.serving.dir().to_owned()) })
+    }
+
+    /// The beginning of a command that starts a program as a member. All of its memory is new, which an agent takes for
+    /// work unless the member is eager.
+    pub fn command(&self, group: &str, name: &str) -> anyhow::Result<Command> {
+        let mut command = Command::new(program()?);
+        command
+            .args(["run", "--group", group, "--name", name, "--service"])
+            .arg(self.serving.dir())
+            .arg("--")
+            .arg(program()?);
+        command.env("PAGEFOLD_EAGER", "1");
+        Ok(command)
+    }
+
+    /// Waits until these processes are members of their groups, each with memory that can be folded.
+    pub fn meet(&mut self, members: &[(u32, String)]) -> anyhow::Result<()> {
+        self.members.extend(members.iter().cloned());
+        let mut missing = String::new();
+        let all = wait(PATIENCE, || {
+            missing = self.missing()?;
+            Ok(missing.is_empty())
+        })?;
+        if all { Ok(()) } else { bail!("not every guest became a member: {missing}") }
+    }
+
+    fn missing(&self) -> anyhow::Result<String> {
+        for (pid, group) in &self.members {
+            let found = self.serving.show(group)?.report.members.into_iter().find(|m| m.pid == *pid);
+            match found {
+                Some(member) if member.connected && member.enrolled_pages > 0 => {}
+                Some(member) => return Ok(format!("{}: {} {}", member.name, member.state, member.detail)),
+                None => return Ok(format!("process {pid} is not in {group}")),
+            }
+        }
+        Ok(String::new())
+    }
+
+    /// Begins to fold in all groups.
+    pub fn on(&self) -> anyhow::Result<()> {
+        for group in &self.groups {
+            let change = Change { fold: Some(Fold::On), ..Change::default() };
+            Service::connect(Place::at(self.serving.dir()))?.set(group, change)?;
+        }
+        Ok(())
+    }
+
+    fn states(&self) -> anyhow::Result<Vec<GroupState>> {
+        self.groups.iter().map(|group| self.serving.show(group)).collect()
+    }
+
+    /// Saved pages by the engine's account. Of the pages that map slots, one a slot is not saved.
+    pub fn saved_pages(&self) -> anyhow::Result<u64> {
+        let of = |state: GroupState| {
+            let report = state.report;
+            (report.sharing_pages + report.zero_pages).saturating_sub(report.slots)
+        };
+        Ok(self.states()?.into_iter().map(of).sum())
+    }
+
+    /// The workers' processes, which keep the pools.
+    pub fn workers(&self) -> anyhow::Result<Vec<u32>> {
+        Ok(self.states()?.into_iter().filter_map(|state| state.worker_pid).collect())
+    }
+
+    /// Processor time by payer: each group's worker and agents, and what serves all groups.
+    pub fn cpu(&self) -> anyhow::Result<Cpu> {
+        let mut cpu = BTreeMap::new();
+        for group in &self.groups {
+            let worker = self.serving.show(group)?.worker_pid.map_or(Ok(0.0), |pid| of_process(pid, None))?;
+            let members = self.members.iter().filter(|(_, of)| of == group);
+            let agents = members.map(|(pid, _)| of_process(*pid, Some(AGENT))).sum::<anyhow::Result<f64>>()?;
+            cpu.insert(Payer::Group((*group).to_owned()), worker + agents);
+        }
+        let supervisor = self.serving.pid();
+        let prover = prover_of(supervisor).map_or(Ok(0.0), |pid| of_process(pid, None))?;
+        cpu.insert(Payer::Nobody, of_process(supervisor, None)? + prover);
+        Ok(Cpu(cpu))
+    }
+
+    /// Members for an audit of page frames.
+    pub fn engine(&self) -> anyhow::Result<audit::Engine> {
+        let member = |(pid, group): &(u32, String)| -> anyhow::Result<audit::Member> {
+            Ok(audit::Member { group: group.clone(), process: ProcessId::of(*pid)? })
+        };
+        Ok(audit::Engine {
+            members: self.members.iter().map(member).collect::<anyhow::Result<_>>()?,
+            pids: self.workers()?.into_iter().chain([self.serving.pid()]).collect(),
+            groups: self.groups.iter().map(|g| (*g).to_owned()).collect(),
+            ..audit::Engine::default()
+        })
+    }
+}
+
+/// Processor time of a process, or of those of its threads that bear a name. The first thread is not counted then: it is
+/// the program's own.
+pub fn of_process(pid: u32, thread: Option<&str>) -> anyhow::Result<f64> {
+    let threads = ThreadCpu::of_process(pid)?;
+    let counted = threads.iter().filter(|t| thread.is_none_or(|name| t.name == name && t.tid != pid));
+    Ok(counted.map(|t| t.used.as_secs_f64()).sum())
+}
+
+/// The process of the supervisor's prover, if it runs.
+fn prover_of(supervisor: u32) -> Option<u32> {
+    let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children")).ok()?;
+    let is_prover = |pid: &u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).next().is_some_and(|program| program.ends_with(b"/pagefold-prove"))
+    };
+    children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(is_prover)
+}

@@ -1,0 +1,76 @@
+//! ksmd as a merger, at a rate that the study names. `smart_scan` and the advisor are as the host has them, and stand in
+//! the result.
+
+use super::fold::of_process;
+use act::set_ksm;
+use anyhow::Context;
+use host::Ksm;
+
+/// ksmd's knobs for a rate: pages between two sleeps, and the milliseconds of a sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate(pub u64, pub u64);
+
+impl Rate {
+    /// The rate of an arm, by its name: pages a second, the kernel's default, or as fast as can be.
+    pub fn of(arm: &str) -> Option<Self> {
+        match arm.strip_prefix("ksm")? {
+            "" => Some(Self(1_000_000, 0)),
+            "-default" => Some(Self(100, 20)),
+            "-1k" => Some(Self(20, 20)),
+            "-5k" => Some(Self(100, 20)),
+            "-10k" => Some(Self(200, 20)),
+            "-50k" => Some(Self(1000, 20)),
+            "-100k" => Some(Self(2000, 20)),
+            _ => None,
+        }
+    }
+}
+
+/// ksmd's thread.
+pub struct Ksmd {
+    pid: u32,
+    rate: Rate,
+    use_zero_pages: bool,
+}
+
+impl Ksmd {
+    /// Finds it.
+    ///
+    /// # Errors
+    /// There is no such thread in this PID namespace.
+    pub fn find(rate: Rate, use_zero_pages: bool) -> anyhow::Result<Self> {
+        let is_ksmd = |pid: &u32| {
+            let process = host::Process::read(*pid);
+            process.is_ok_and(|p| p.stat.kernel_thread && p.comm == "ksmd")
+        };
+        let pid = host::pids()?.into_iter().find(is_ksmd).context("there is no thread ksmd in this PID namespace")?;
+        Ok(Self { pid, rate, use_zero_pages })
+    }
+
+    /// Begins to merge at its rate.
+    pub fn on(&self) -> anyhow::Result<()> {
+        self.set_rate(self.rate)?;
+        match set_ksm("use_zero_pages", if self.use_zero_pages { "1" } else { "0" }) {
+            // A kernel without this knob lacks the feature.
+            Err(e) if e.is_gone() => {}
+            done => done?,
+        }
+        Ok(set_ksm("run", "1")?)
+    }
+
+    /// Goes on at another rate.
+    pub fn set_rate(&self, Rate(pages, sleep): Rate) -> anyhow::Result<()> {
+        set_ksm("pages_to_scan", &pages.to_string())?;
+        Ok(set_ksm("sleep_millisecs", &sleep.to_string())?)
+    }
+
+    /// Its processor time.
+    pub fn cpu_s(&self) -> anyhow::Result<f64> {
+        of_process(self.pid, None)
+    }
+}
+
+/// KSM's own account.
+pub fn account() -> anyhow::Result<Ksm> {
+    Ksm::read().context("KSM cannot be read any more")
+}

@@ -1,0 +1,205 @@
+//! The mergers that a study compares, as recipes see them.
+
+use super::fold::{Folding, Group};
+use super::ksmd::{self, Ksmd, Rate};
+use super::{Rig, Taken, program, wait};
+use crate::record::Timeline;
+use anyhow::{Context, bail};
+use host::ProcessId;
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Growth of the saved pages below which merging is settled: 1%.
+const SETTLED: f64 = 0.01;
+/// Span without growth after which it is settled. ksmd must also have made two full rounds in it.
+const SETTLED_FOR: Duration = Duration::from_secs(8);
+/// Limit of the wait until it is settled.
+const LONGEST: Duration = Duration::from_secs(180);
+
+/// The party in whose control groups processor time is spent.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Payer {
+    /// A group, by its name.
+    Group(String),
+    /// The host, for all groups together.
+    Nobody,
+}
+
+/// Processor time of merging by payer, in seconds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Cpu(pub BTreeMap<Payer, f64>);
+
+impl Cpu {
+    /// All of it.
+    pub fn total(&self) -> f64 {
+        self.0.values().sum()
+    }
+
+    /// The part of one payer.
+    pub fn of(&self, payer: &Payer) -> f64 {
+        self.0.get(payer).copied().unwrap_or(0.0)
+    }
+
+    /// The time since an earlier look.
+    pub fn since(&self, before: &Self) -> Self {
+        Self(self.0.iter().map(|(payer, time)| (payer.clone(), time - before.of(payer))).collect())
+    }
+}
+
+/// A merger with its members. Dropping it ends it.
+pub enum Merger {
+    /// Nobody merges.
+    Off,
+    /// ksmd.
+    Ksm(Ksmd, Vec<(u32, String)>),
+    /// Pagefold.
+    Fold(Folding),
+}
+
+impl Rig {
+    /// The merger of an arm, by the beginning of its name: `off`, `ksm`, `ksm-RATE` or `fold`. It merges nothing before
+    /// [`Merger::on`].
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn merger(&mut self, arm: &str, groups: &[Group]) -> anyhow::Result<Merger> {
+        if arm.starts_with("fold") {
+            let dir = self.dir().to_owned();
+            return Ok(Merger::Fold(Folding::start(&dir, groups, &mut self.guardian)?));
+        }
+        match Rate::of(arm) {
+            Some(rate) => Ok(Merger::Ksm(Ksmd::find(rate, true)?, Vec::new())),
+            None => Ok(Merger::Off),
+        }
+    }
+}
+
+impl Merger {
+    /// The setting by which the lab starts guests for this merger.
+    pub fn lab(&self) -> anyhow::Result<Option<lab::Fold>> {
+        if let Self::Fold(folding) = self { folding.lab().map(Some) } else { Ok(None) }
+    }
+
+    /// The beginning of a command for a process of ours whose memory can be merged.
+    pub fn command(&self, group: &str, name: &str) -> anyhow::Result<Command> {
+        if let Self::Fold(folding) = self { folding.command(group, name) } else { Ok(Command::new(program()?)) }
+    }
+
+    /// Tells the merger its members: process and group. Waits until they can be merged.
+    pub fn meet(&mut self, members: &[(u32, String)]) -> anyhow::Result<()> {
+        match self {
+            Self::Off => Ok(()),
+            Self::Ksm(_, known) => {
+                known.extend(members.iter().cloned());
+                Ok(())
+            }
+            Self::Fold(folding) => folding.meet(members),
+        }
+    }
+
+    /// Begins to merge.
+    pub fn on(&self) -> anyhow::Result<()> {
+        match self {
+            Self::Off => Ok(()),
+            Self::Ksm(ksmd, _) => ksmd.on(),
+            Self::Fold(folding) => folding.on(),
+        }
+    }
+
+    /// Saved pages by the merger's own account.
+    pub fn saved_pages(&self) -> anyhow::Result<u64> {
+        match self {
+            Self::Off => Ok(0),
+            Self::Ksm(_, members) => {
+                let zeros = members.iter().filter_map(|(pid, _)| host::KsmStat::of(*pid).ok()?.ksm_zero_pages);
+                Ok(ksmd::account()?.pages_sharing + zeros.sum::<u64>())
+            }
+            Self::Fold(folding) => folding.saved_pages(),
+        }
+    }
+
+    /// Processor time since it started, by payer.
+    pub fn cpu(&self) -> anyhow::Result<Cpu> {
+        match self {
+            Self::Off => Ok(Cpu::default()),
+            Self::Ksm(ksmd, _) => Ok(Cpu([(Payer::Nobody, ksmd.cpu_s()?)].into())),
+            Self::Fold(folding) => folding.cpu(),
+        }
+    }
+
+    /// Memory that these guests take by page frames, pools included.
+    pub fn taken(&self, pids: &[u32]) -> anyhow::Result<Taken> {
+        let owners = if let Self::Fold(folding) = self { folding.workers()? } else { Vec::new() };
+        Taken::by(pids, &owners)
+    }
+
+    /// Waits until the saved pages grow no more, or for three minutes. The points of the timeline begin at `begin`.
+    pub fn settle(&self, begin: Instant, timeline: &mut Timeline) -> anyhow::Result<bool> {
+        let since = Instant::now();
+        let mut seen: Vec<(f64, u64, Option<u64>)> = Vec::new();
+        wait(LONGEST, || {
+            let now = since.elapsed().as_secs_f64();
+            let rounds = if let Self::Ksm(..) = self { ksmd::account()?.full_scans } else { None };
+            seen.push((now, self.saved_pages()?, rounds));
+            if timeline.points.last().is_none_or(|(at, _)| begin.elapsed().as_secs_f64() - at >= 1.0) {
+                timeline.points.push((begin.elapsed().as_secs_f64(), super::mb(seen[seen.len() - 1].1 as f64)));
+            }
+            Ok(is_settled(&seen))
+        })
+    }
+
+    /// Frames that members of two groups map, at this moment.
+    pub fn cross_group_frames(&self) -> anyhow::Result<u64> {
+        let engine = match self {
+            Self::Off => bail!("nobody merges: there is nothing to audit"),
+            Self::Fold(folding) => folding.engine()?,
+            Self::Ksm(_, members) => {
+                let member = |(pid, group): &(u32, String)| -> anyhow::Result<audit::Member> {
+                    Ok(audit::Member { group: group.clone(), process: ProcessId::of(*pid)? })
+                };
+                let members: Vec<_> = members.iter().map(member).collect::<anyhow::Result<_>>()?;
+                let groups = members.iter().map(|m| m.group.clone()).collect();
+                audit::Engine { members, groups, ..audit::Engine::default() }
+            }
+        };
+        Ok(audit::take(&engine).context("cannot audit page frames")?.cross_group_frames)
+    }
+
+    /// ksmd, if it is the merger.
+    pub fn ksmd(&self) -> Option<&Ksmd> {
+        if let Self::Ksm(ksmd, _) = self { Some(ksmd) } else { None }
+    }
+}
+
+/// Whether the saved pages did not grow in a span that is long enough. If ksmd is the merger, it must have made two full
+/// rounds in that span. The looks are seconds, saved pages, and full rounds.
+fn is_settled(looks: &[(f64, u64, Option<u64>)]) -> bool {
+    let Some(last) = looks.last() else { return false };
+    let Some(before) = looks.iter().rev().find(|l| l.0 <= last.0 - SETTLED_FOR.as_secs_f64()) else { return false };
+    let rounds = last.2.zip(before.2).is_none_or(|(last, before)| last >= before + 2);
+    rounds && last.1 > 0 && (last.1 as f64) <= before.1 as f64 * (1.0 + SETTLED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merging_is_settled_without_growth_for_a_span_and_two_rounds() {
+        assert!(!is_settled(&[]));
+        assert!(!is_settled(&[(0.0, 100, None), (7.0, 100, None)]));
+        assert!(is_settled(&[(0.0, 100, None), (9.0, 100, None)]));
+        assert!(!is_settled(&[(0.0, 0, None), (9.0, 0, None)]), "nothing merged");
+        assert!(!is_settled(&[(0.0, 100, None), (9.0, 102, None)]));
+        assert!(!is_settled(&[(0.0, 100, Some(4)), (9.0, 100, Some(5))]));
+        assert!(is_settled(&[(0.0, 100, Some(4)), (9.0, 100, Some(6))]));
+    }
+
+    #[test]
+    fn processor_time_is_kept_apart_by_payer() {
+        let cpu = |a: f64, nobody: f64| Cpu([(Payer::Group("a".into()), a), (Payer::Nobody, nobody)].into());
+        let used = cpu(3.0, 1.0).since(&cpu(1.0, 0.5));
+        assert_eq!((used.total(), used.of(&Payer::Nobody), used.of(&Payer::Group("b".into()))), (2.5, 0.5, 0.0));
+    }
+}

@@ -1,0 +1,135 @@
+//! Guests of the lab for a study: restored from saved states, each of which was booted on its own once.
+
+use super::{Rig, pause};
+use crate::rig::Merger;
+use anyhow::{Context, bail};
+use cli::say;
+use lab::{Guest, Idle, Image, Lab, Progress, Spec};
+use std::time::Duration;
+
+/// Time limit for guests to become idle.
+const SETTLE: Duration = Duration::from_secs(60);
+/// Time limit of a command inside a guest.
+const COMMAND: Duration = Duration::from_secs(60);
+
+/// Guests that a recipe wants.
+#[derive(Clone, Debug)]
+pub struct VmsWanted {
+    /// How many.
+    pub guests: usize,
+    /// Number of the first saved guest: other numbers are other boots.
+    pub first: usize,
+    /// Memory of each.
+    pub memory_bytes: u64,
+    /// Groups among which they are divided evenly.
+    pub groups: Vec<String>,
+}
+
+/// Running guests with Debian, MariaDB and Apache. Dropping them ends them.
+pub struct Vms {
+    lab: Lab,
+    /// The guests.
+    pub guests: Vec<Guest>,
+}
+
+impl Rig {
+    /// Restores guests for a merger, and waits until they are idle and its members.
+    ///
+    /// # Errors
+    /// They do not come up.
+    pub fn vms(&mut self, wanted: &VmsWanted, merger: &mut Merger) -> anyhow::Result<Vms> {
+        self.labs += 1;
+        let dir = self.dir().join(format!("lab-{}", self.labs));
+        self.guardian.keep_lab(&dir)?;
+        let mut vms = Vms { lab: Lab::open(&dir)?, guests: Vec::new() };
+        vms.add(self, wanted, merger)?;
+        Ok(vms)
+    }
+}
+
+impl Vms {
+    /// Restores further guests.
+    ///
+    /// # Errors
+    /// They do not come up.
+    pub fn add(&mut self, rig: &Rig, wanted: &VmsWanted, merger: &mut Merger) -> anyhow::Result<()> {
+        let spec = Spec {
+            guests: wanted.guests,
+            first_saved: wanted.first,
+            groups: wanted.groups.clone(),
+            memory_bytes: Some(wanted.memory_bytes),
+            saved: true,
+            fold: merger.lab()?,
+            ..Spec::new(Image::Debian)
+        };
+        let more = self.lab.up(&spec, &rig.cache, &|event| match event {
+            Progress::Building(_) => say!("pagefold: building the image for the guests, once"),
+            Progress::Saving => say!("pagefold: booting a guest to save it, once"),
+            _ => {}
+        });
+        let more = more.context("the guests do not come up")?;
+        let settled = self.lab.settle(Idle::default(), SETTLE, &|_| {})?;
+        if !settled.idle {
+            bail!("the guests are not idle after {} s: is something else busy on this host?", settled.waited.as_secs());
+        }
+        let member = |guest: &Guest| Ok((guest.pid.context("a guest without a process")?, guest.group.clone()));
+        merger.meet(&more.iter().map(member).collect::<anyhow::Result<Vec<_>>>()?)?;
+        self.guests.extend(more);
+        Ok(())
+    }
+
+    /// Their processes.
+    pub fn pids(&self) -> Vec<u32> {
+        self.guests.iter().filter_map(|guest| guest.pid).collect()
+    }
+
+    /// Runs a shell command in some guests, and returns what each printed.
+    ///
+    /// # Errors
+    /// It fails in one of them.
+    pub fn tell<'a>(
+        &'a self,
+        guests: impl IntoIterator<Item = &'a Guest>,
+        script: &str,
+    ) -> anyhow::Result<Vec<String>> {
+        let tell = |guest: &Guest| {
+            let output = guest.exec(&["sh", "-c", script], COMMAND)?;
+            let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+            if output.status != 0 {
+                bail!("{}: {script}: status {}: {}", guest.name, output.status, errors.trim());
+            }
+            Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        };
+        guests.into_iter().map(tell).collect()
+    }
+
+    /// Begins a load in some guests, and waits until each has done a first operation.
+    ///
+    /// # Errors
+    /// A guest does not begin.
+    pub fn load<'a>(&'a self, guests: impl IntoIterator<Item = &'a Guest> + Clone, script: &str) -> anyhow::Result<()> {
+        self.tell(guests.clone(), script)?;
+        let begun = super::wait(COMMAND, || {
+            pause(Duration::from_millis(400))?;
+            Ok(self.operations(guests.clone())?.iter().all(|n| *n > 0))
+        })?;
+        if begun { Ok(()) } else { bail!("a guest did no operation of its load within a minute") }
+    }
+
+    /// The number of operations that the load of each guest has done.
+    ///
+    /// # Errors
+    /// A guest does not answer.
+    pub fn operations<'a>(&'a self, guests: impl IntoIterator<Item = &'a Guest>) -> anyhow::Result<Vec<u64>> {
+        let counted = self.tell(guests, bench::workload::COUNT_SCRIPT)?;
+        counted.iter().map(|text| text.parse().with_context(|| format!("a guest counts {text:?}"))).collect()
+    }
+}
+
+impl Drop for Vms {
+    fn drop(&mut self) {
+        if let Err(e) = self.lab.down() {
+            say!("pagefold: {e}");
+        }
+    }
+}

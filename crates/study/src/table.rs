@@ -1,0 +1,145 @@
+//! Results for the terminal.
+
+use crate::check::Verdict;
+use crate::data::{Panel, Series, Study};
+use crate::losses::{self, Loss};
+use crate::record::Record;
+use crate::result::Outcome;
+use crate::runner::in_words;
+use crate::selftest::Tried;
+use report::{Align, Table};
+use std::fmt::Write as _;
+
+/// The result of a study: where Pagefold does worse, verdicts, the paper's numbers beside ours, differences of the rig.
+pub fn result(study: &Study, result: &Outcome) -> String {
+    let mut text = format!("{} ({}, {}): {}\n", study.id, study.title, study.place, study.what);
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "{} form, {}; found there: {}", result.form.name(), in_words(result.seconds), study.found);
+    let _ = writeln!(text, "load: {}; varied: {}", study.workload, study.variable);
+    for arm in &study.arms {
+        let _ = writeln!(text, "{}: {}", arm.name, arm.text);
+    }
+    text.push('\n');
+    for loss in losses::of(study, &result.measured) {
+        let _ = writeln!(text, "WORSE      {}", of_loss(&loss));
+    }
+    for verdict in &result.verdicts {
+        let _ = writeln!(text, "{:<9}  {}", verdict.verdict.name(), verdict.prediction);
+        let _ = writeln!(text, "           {}", in_figures(verdict));
+    }
+    for prediction in study.predict.iter().filter(|p| p.check().is_none()) {
+        let _ = writeln!(text, "{:<9}  {}", "not asked", prediction.text);
+    }
+    for panel in &study.panel {
+        let _ = write!(text, "\n{}{}\n{}", panel.title, unit(&panel.unit), of_panel(panel, result));
+    }
+    let _ = writeln!(text, "\nThere: {}.", study.rig);
+    for difference in &study.differs {
+        let _ = writeln!(text, "Here: {difference}");
+    }
+    for note in &result.notes {
+        let _ = writeln!(text, "Note: {note}");
+    }
+    text.push('\n');
+    text
+}
+
+/// A loss in words.
+pub fn of_loss(loss: &Loss) -> String {
+    let at = loss.x.as_ref().map_or(String::new(), |x| format!(" ({x})"));
+    let side = |(arm, mean): &(String, f64)| format!("{arm} {} {}", figure(*mean), loss.unit).trim_end().to_owned();
+    let sure = if loss.decided { "decided" } else { "undecided" };
+    format!("{}{at}: {}, {} (n = {}, {sure})", loss.text, side(&loss.ours), side(&loss.theirs), loss.n)
+}
+
+/// `, MB`, or nothing.
+fn unit(unit: &str) -> String {
+    if unit.is_empty() { String::new() } else { format!(", {unit}") }
+}
+
+/// A verdict's figures in words.
+pub fn in_figures(verdict: &Verdict) -> String {
+    let value = verdict.value.map_or("no samples".to_owned(), figure);
+    let interval =
+        verdict.interval.map_or(String::new(), |[low, high]| format!(" ({} to {})", figure(low), figure(high)));
+    let mut text = format!("{}: {value}{interval}, n = {}", verdict.rule, verdict.n);
+    if let Some(why) = &verdict.why {
+        let _ = write!(text, "; {why}");
+        match verdict.needs_n {
+            Some(n) => _ = write!(text, "; n = {n} would decide"),
+            None => text.push_str("; more repetitions like these would not decide"),
+        }
+    }
+    text
+}
+
+/// A number with as many digits as are of use.
+pub fn figure(value: f64) -> String {
+    let digits = match value.abs() {
+        0.0 => 0,
+        large if large >= 1000.0 => 0,
+        large if large >= 100.0 => 1,
+        large if large >= 1.0 => 2,
+        _ => 3,
+    };
+    let text = format!("{value:.digits$}");
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
+
+/// The records that belong to a row of a panel, one for each `x`.
+pub fn ours<'a>(panel: &Panel, series: &Series, result: &'a Outcome) -> Vec<Option<&'a Record>> {
+    let Some(metric) = &series.metric else { return vec![None; panel.x.len()] };
+    let of = |x: &String| {
+        let fits = |r: &&Record| r.metric == *metric && r.x.as_ref() == Some(x);
+        result.measured.iter().filter(fits).find(|r| series.arm.as_ref().is_none_or(|arm| *arm == r.arm))
+    };
+    panel.x.iter().map(of).collect()
+}
+
+fn of_panel(panel: &Panel, result: &Outcome) -> String {
+    let first = (panel.along.as_str(), Align::Left);
+    let columns: Vec<_> = [first].into_iter().chain(panel.x.iter().map(|x| (x.as_str(), Align::Right))).collect();
+    let mut table = Table::new(&columns);
+    for series in &panel.series {
+        if !series.paper.is_empty() {
+            let values = series.paper.iter().map(|v| if v.is_finite() { figure(*v) } else { "-".to_owned() });
+            table.row([format!("{} (paper)", series.name)].into_iter().chain(values));
+        }
+        let ours = ours(panel, series, result);
+        if ours.iter().any(Option::is_some) {
+            table.row([format!("{} (here)", series.name)].into_iter().chain(ours.into_iter().map(cell)));
+        }
+    }
+    table.to_string()
+}
+
+/// A mean with half the width of its interval.
+pub fn cell(record: Option<&Record>) -> String {
+    let Some(record) = record else { return "-".to_owned() };
+    let half = record.half_width.map_or(String::new(), |half| format!(" ±{}", figure(half)));
+    format!("{}{half}", figure(record.mean))
+}
+
+/// The selftest's result.
+pub fn selftest(tried: &[Tried]) -> String {
+    let mut table = Table::new(&[("STUDY", Align::Left), ("", Align::Left), ("PREDICTION", Align::Left)]);
+    for one in tried {
+        let answer = if one.wrong.is_empty() { "right".to_owned() } else { format!("wrong: {}", one.wrong.join("; ")) };
+        table.row([&one.id, &answer, &one.prediction]);
+    }
+    table.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_have_digits_that_are_of_use() {
+        assert_eq!(
+            [0.0, 0.123_45, 0.5, 12.345, 123.45, 12_345.6].map(figure),
+            ["0", "0.123", "0.5", "12.35", "123.5", "12346"]
+        );
+        assert_eq!(figure(-2.0), "-2");
+    }
+}
