@@ -13,6 +13,7 @@
 //!   known: nothing          not known:                 not known: Err(reason), nothing is folded
 //!                           generation + 1,               | known
 //!                           direct reads: for ever        v move pages out -> check the generation again -> fold
+//!                           on a new mount: the survey judges
 //! ```
 //!
 //! *For ever*, because a read that was begun outlives the descriptor (asynchronous I/O, files registered with an
@@ -25,12 +26,15 @@
 mod files;
 mod hooks;
 mod judge;
+mod look;
+mod mounts;
 mod rings;
 mod tables;
 
 use crate::lock::Lock;
 use crate::table;
 use judge::{Distrusted, Facts, Verdict, filesystem_name};
+use mounts::Question;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -95,6 +99,11 @@ pub fn survey() -> Result<(), Reason> {
         return Err(reason);
     }
     let found = files::worst();
+    // Afterwards, because the survey gets to know the mounts of files that are open.
+    answer_hooks();
+    if let Some(reason) = said_by_hook() {
+        return Err(reason);
+    }
     let mut seen = SEEN.lock();
     if let Some((reason, for_ever)) = found {
         *seen = Some((reason, (!for_ever).then(Instant::now)));
@@ -103,6 +112,17 @@ pub fn survey() -> Result<(), Reason> {
         Some((reason, None)) => Err(reason.clone()),
         Some((reason, Some(when))) if when.elapsed() < LINGER => Err(reason.clone()),
         _ => Ok(()),
+    }
+}
+
+/// Judges files that hooks could not, because they were opened on mounts that were not known.
+fn answer_hooks() {
+    for question in mounts::asked() {
+        let filesystem = mounts::seen(question.mount);
+        let file = Facts { mode: libc::S_IFREG, device: (0, 0), filesystem, flags: libc::O_RDWR | libc::O_DIRECT };
+        if question.direct && judge::judge(file, distrusted()) != Verdict::Harmless {
+            stick(Sticky::DirectReads, filesystem.unwrap_or(0));
+        }
     }
 }
 
@@ -141,11 +161,18 @@ fn said_by_hook() -> Option<Reason> {
 /// End of all reasons.
 const UNPINNED: &str = "which is not known to pin the memory that it reads or writes; nothing can be folded safely";
 
-/// Judges a file that the program is about to be given.
-fn in_hook(file: Facts) {
+/// Judges a file on a mount, that the program is about to be given.
+fn in_hook(file: Facts, mount: u64) {
     match judge::judge(file, distrusted()) {
         Verdict::Harmless => {}
-        Verdict::DirectReads => stick(Sticky::DirectReads, file.filesystem),
+        Verdict::DirectReads => stick(Sticky::DirectReads, file.filesystem.unwrap_or(0)),
+        Verdict::ByFilesystem => {
+            let direct = file.flags & libc::O_DIRECT != 0;
+            if !mounts::ask(Question { mount, direct }) && direct {
+                stick(Sticky::DirectReads, 0);
+            }
+            stir();
+        }
         Verdict::ByDevice if judge::is_known_device(file.device, None) => {}
         // The survey judges these, because it knows their names.
         Verdict::PlainReads | Verdict::ByName | Verdict::BySocket => stir(),

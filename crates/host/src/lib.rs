@@ -45,7 +45,7 @@ pub use interrupt::{interrupted, note_interrupts};
 pub use kernel_faults::{Applies, KernelFault, kernel_faults, refuses_folding};
 pub use kpage::{FrameTable, kpf};
 pub use ksm::{Ksm, KsmStat, chosen};
-pub use mounts::proc_hides_processes;
+pub use mounts::{filesystem_of_mount, proc_hides_processes};
 pub use own_cpu::own_cpu_time;
 pub use page::PageRange;
 pub use page_cache::CachedFile;

@@ -1,6 +1,8 @@
-//! `/proc/PID/mountinfo`: file systems whose files are only memory, and whether `/proc` hides processes.
+//! File systems of mounts: which have files that are only memory, whether `/proc` hides processes, and which one a
+//! mount is of.
 
 use crate::text;
+use linux_raw_sys::general::{__NR_statmount, MNT_ID_REQ_SIZE_VER0, STATMOUNT_SB_BASIC, mnt_id_req, statmount};
 use rustix::fs::{MemfdFlags, fstat, memfd_create};
 use std::collections::HashSet;
 use std::sync::LazyLock;
@@ -49,6 +51,24 @@ fn parse_hides_processes(mountinfo: &str) -> bool {
     proc.and_then(|l| l.split_once(" - ")).and_then(|(_, fs)| fs.split(' ').nth(2)).is_some_and(hides)
 }
 
+/// Type of the file system (`f_type`) of a mount that this process sees, by the mount's unique number. `None` for
+/// others, and before Linux 6.8. The file system is not asked.
+pub fn filesystem_of_mount(mount: u64) -> Option<u32> {
+    let size = MNT_ID_REQ_SIZE_VER0;
+    let question = mnt_id_req { size, spare: 0, mnt_id: mount, param: STATMOUNT_SB_BASIC.into(), mnt_ns_id: 0 };
+    let mut answer = std::mem::MaybeUninit::<statmount>::zeroed();
+    // SAFETY: the kernel reads as many bytes of the question as that says, and writes at most the answer's size.
+    let answered = unsafe {
+        libc::syscall(__NR_statmount.into(), &raw const question, answer.as_mut_ptr(), size_of::<statmount>(), 0)
+    };
+    if answered != 0 {
+        return None;
+    }
+    // SAFETY: filled, and all-zero before.
+    let answer = unsafe { answer.assume_init() };
+    (answer.mask & u64::from(STATMOUNT_SB_BASIC) != 0).then_some(answer.sb_magic as u32)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,5 +93,17 @@ mod tests {
         let covered = format!("{MOUNTS}99 28 0:77 / /proc rw - proc proc rw\n");
         assert!(!parse_hides_processes(&covered));
         assert!(!parse_hides_processes(""));
+    }
+
+    #[test]
+    fn filesystem_of_mount_is_told_where_process_sees_it() {
+        use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+        let unique = StatxFlags::from_bits_retain(1 << 14);
+        let mount = |path| statx(CWD, path, AtFlags::empty(), unique).map(|found| (found.stx_mask, found.stx_mnt_id));
+        match mount("/proc/self/status") {
+            Ok((mask, mount)) if mask & unique.bits() != 0 => assert_eq!(filesystem_of_mount(mount), Some(0x9FA0)),
+            found => eprintln!("skipped: no unique numbers of mounts here: {found:?}"),
+        }
+        assert_eq!(filesystem_of_mount(u64::MAX), None);
     }
 }

@@ -1,17 +1,23 @@
 //! A survey of all open files of the process, made by the agent's thread, whose own table of descriptors is another.
-//! The agent borrows each file for a moment (`pidfd_getfd`), to ask the kernel what it is.
 //!
 //! Files are found in the tables of all threads ([`tables`]), and among those that are registered with a ring ([`rings`]).
 //! A file of which this cannot be told counts as a reason.
+//!
+//! The survey asks the kernel and no file system. One that does not answer would keep waiting the agent's thread, and
+//! the end of the process. The exception is told in [`mounts`]. So files are looked at by their paths under `/proc`. To close
+//! a borrowed descriptor would tell their file systems. Sockets have none, and are borrowed for a moment (`pidfd_getfd`).
 //!
 //! The survey does not see rings that have no descriptor. Neither does it see the tables of other processes that share
 //! this one's memory, such as a child of `vfork` before it executes a program.
 
 use super::judge::{Facts, Verdict, filesystem_name, is_known_device, is_known_family, is_known_inode, judge};
+use super::look::{self, look};
 use super::tables::{self, Table};
-use super::{Reason, UNPINNED, distrusted, rings};
+use super::{Reason, UNPINNED, distrusted, mounts, rings};
 use crate::raw;
+use std::ffi::CString;
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
@@ -19,6 +25,9 @@ use std::path::Path;
 const SURVEYS: u32 = 8;
 /// Number of attempts at the text about a ring that is in use.
 const LOOKS: u32 = 200;
+
+/// Reason against sockets of a thread with a table of its own, on older kernels.
+const OWN_TABLE: &str = "a thread has open files of its own, or the first thread has ended, and Linux 6.9 or newer is needed to look at its sockets";
 
 /// A reason, and whether it holds for ever.
 type Found = (Reason, bool);
@@ -43,21 +52,10 @@ fn unseen(what: &str) -> Option<Found> {
 
 /// The same for the files of one table.
 fn worst_of(table: Table) -> Option<Found> {
-    let Some(opened) = table.open() else {
-        return unseen(
-            "a thread has open files of its own, or the first thread has ended, and Linux 6.9 or newer is needed to look at them",
-        );
-    };
     let Some(numbers) = table.numbers() else { return unseen("a list of open files cannot be read") };
     let mut worst = None;
     for number in numbers {
-        let file = match tables::borrow(&opened, number) {
-            Ok(file) => file,
-            // Closed meanwhile; or the thread has ended, and the caller finds that.
-            Err(Some(libc::EBADF | libc::ESRCH)) => continue,
-            Err(_) => return unseen("a file cannot be borrowed (pidfd_getfd)"),
-        };
-        match look_at(&file, table, number) {
+        match look_at(table, number) {
             Some((reason, true)) => return Some((reason, true)),
             Some(reason) => worst = Some(reason),
             None => {}
@@ -67,21 +65,29 @@ fn worst_of(table: Table) -> Option<Found> {
 }
 
 /// The reason against a file, if there is one, and whether it holds for ever.
-fn look_at(file: &OwnedFd, table: Table, number: usize) -> Option<Found> {
-    let facts = facts(file.as_raw_fd());
-    let link = || fs::read_link(format!("/proc/thread-self/fd/{}", file.as_raw_fd())).unwrap_or_default();
+fn look_at(table: Table, number: usize) -> Option<Found> {
+    let path = CString::new(table.path(number)).ok()?;
+    let link = || fs::read_link(table.path(number)).unwrap_or_default();
     let said = |what: String, for_ever| Some((Reason(format!("{what}, {UNPINNED}")), for_ever));
-    let Some(facts) = facts else {
-        return said(format!("descriptor {number} ({}) cannot be asked what it is", link().display()), false);
+    let unknown = || said(format!("descriptor {number} ({}) cannot be asked what it is", link().display()), false);
+    let look = match look(libc::AT_FDCWD, &path) {
+        Ok(look) => look,
+        // Closed meanwhile; or the thread has ended, and the caller finds that.
+        Err(Some(libc::ENOENT | libc::ESRCH)) => return None,
+        Err(_) => return unknown(),
     };
-    let name = filesystem_name(facts.filesystem);
-    match judge(facts, distrusted()) {
-        Verdict::Harmless => None,
-        Verdict::PlainReads => said(format!("{} on {name} is open", link().display()), false),
-        Verdict::DirectReads => {
+    let filesystem = look.needs_filesystem().then(|| mounts::filesystem(look.mount, &path)).flatten();
+    let name = filesystem_name(filesystem.unwrap_or(0));
+    match judge_open(table, number, |flags| look.facts(filesystem, flags)) {
+        Err(e) if e.kind() == ErrorKind::NotFound => None,
+        Err(_) => unknown(),
+        Ok(Verdict::Harmless) => None,
+        Ok(Verdict::ByFilesystem) => unknown(),
+        Ok(Verdict::PlainReads) => said(format!("{} on {name} is open", link().display()), false),
+        Ok(Verdict::DirectReads) => {
             said(format!("{} on {name} is open for direct reads (O_DIRECT)", link().display()), true)
         }
-        Verdict::ByName => {
+        Ok(Verdict::ByName) => {
             let link = link();
             match link.to_str().is_some_and(is_known_inode) {
                 true if link.to_str() == Some("anon_inode:[io_uring]") => registered_files(table, number),
@@ -90,13 +96,22 @@ fn look_at(file: &OwnedFd, table: Table, number: usize) -> Option<Found> {
                 false => said(format!("{} is open", link.display()), true),
             }
         }
-        Verdict::ByDevice => {
-            let (major, minor) = facts.device;
+        Ok(Verdict::ByDevice) => {
+            let (major, minor) = look.device;
             let device = fs::read_link(format!("/sys/dev/char/{major}:{minor}")).ok();
-            let known = is_known_device(facts.device, device.as_deref().and_then(Path::to_str));
+            let known = is_known_device((major, minor), device.as_deref().and_then(Path::to_str));
             (!known).then(|| said(format!("device {} ({major}:{minor}) is open", link().display()), true)).flatten()
         }
-        Verdict::BySocket => judge_socket(file).and_then(|what| said(what, true)),
+        Ok(Verdict::BySocket) => judge_socket(table, number),
+    }
+}
+
+/// Judges a file with the flags that it is open with.
+fn judge_open(table: Table, number: usize, facts: impl Fn(i32) -> Facts) -> io::Result<Verdict> {
+    // Flags take a while to find out. Often they do not matter.
+    match judge(facts(libc::O_RDWR | libc::O_DIRECT), distrusted()) {
+        verdict @ (Verdict::Harmless | Verdict::ByName | Verdict::BySocket) => Ok(verdict),
+        _ => Ok(judge(facts(table.flags(number)?), distrusted())),
     }
 }
 
@@ -105,7 +120,7 @@ fn look_at(file: &OwnedFd, table: Table, number: usize) -> Option<Found> {
 fn registered_files(table: Table, number: usize) -> Option<Found> {
     let said = |what: String, for_ever| Some((Reason(format!("{what}, {UNPINNED}")), for_ever));
     for _ in 0..LOOKS {
-        let text = table.text(number);
+        let text = table.text(number).unwrap_or_default();
         if let Some(names) = rings::registered(&text) {
             let unknown = names.into_iter().find(|name| !is_known_file(name));
             return unknown.and_then(|name| said(format!("{name} is registered with an io_uring"), true));
@@ -118,10 +133,8 @@ fn registered_files(table: Table, number: usize) -> Option<Found> {
 /// Whether a registered file of this name is known not to write memory without pinning it. Of sockets, the kernel does
 /// not say of which family they are.
 fn is_known_file(name: &str) -> bool {
-    match path_facts(Path::new(name)) {
-        Some(facts) if name.starts_with('/') => {
-            judge(Facts { flags: libc::O_DIRECT, ..facts }, distrusted()) == Verdict::Harmless
-        }
+    match look::named(name) {
+        Some(facts) if name.starts_with('/') => judge(facts, distrusted()) == Verdict::Harmless,
         _ => name.starts_with("pipe:") || name.starts_with("anon_inode:") && is_known_inode(name),
     }
 }
@@ -146,24 +159,25 @@ fn is_at_least(release: &str, version: (u32, u32)) -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= version
 }
 
-fn path_facts(path: &Path) -> Option<Facts> {
-    let file =
-        rustix::fs::open(path, rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())
-            .ok()?;
-    facts(file.as_raw_fd())
-}
-
 /// The reason against a socket, if there is one.
-fn judge_socket(file: &OwnedFd) -> Option<String> {
-    let family = option(file, libc::SOL_SOCKET, libc::SO_DOMAIN);
+fn judge_socket(table: Table, number: usize) -> Option<Found> {
+    let file = match table.borrow(number) {
+        Ok(file) => file,
+        // Closed meanwhile; or the thread has ended, and the caller finds that.
+        Err(Some(libc::EBADF | libc::ESRCH)) => return None,
+        Err(Some(libc::EINVAL)) => return unseen(OWN_TABLE),
+        Err(_) => return unseen("a socket cannot be borrowed (pidfd_getfd)"),
+    };
+    let said = |what: String| Some((Reason(format!("{what}, {UNPINNED}")), true));
+    let family = option(&file, libc::SOL_SOCKET, libc::SO_DOMAIN);
     let family = i32::from_ne_bytes(family.get(..4).and_then(|bytes| bytes.try_into().ok()).unwrap_or_default());
     if !is_known_family(family) {
-        return Some(format!("a socket of family {family} is open"));
+        return said(format!("a socket of family {family} is open"));
     }
     let is_inet = family == libc::AF_INET || family == libc::AF_INET6;
-    let handler = if is_inet { option(file, libc::IPPROTO_TCP, libc::TCP_ULP) } else { [0; 16] };
+    let handler = if is_inet { option(&file, libc::IPPROTO_TCP, libc::TCP_ULP) } else { [0; 16] };
     let plain = handler.iter().all(|byte| *byte == 0) || handler.starts_with(b"mptcp");
-    (!plain).then(|| "a socket is open whose contents the kernel decrypts (TCP_ULP)".into())
+    if plain { None } else { said("a socket is open whose contents the kernel decrypts (TCP_ULP)".into()) }
 }
 
 /// The first bytes of a socket's option, zeros where it has none.
@@ -181,27 +195,6 @@ fn option(file: &OwnedFd, level: i32, name: i32) -> [u8; 16] {
     // SAFETY: the kernel writes at most `length` bytes to `value`.
     let answer = unsafe { raw::call(libc::SYS_getsockopt, arguments) };
     if answer == 0 { value } else { [0; 16] }
-}
-
-/// The kernel's facts about an open file. Allocates nothing, because hooks call it too.
-pub fn facts(file: i32) -> Option<Facts> {
-    let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: the kernel fills the structure, which is of its layout on x86-64.
-    let stated = unsafe { raw::call(libc::SYS_fstat, [file as usize, stat.as_mut_ptr() as usize, 0, 0, 0, 0]) };
-    let mut system = std::mem::MaybeUninit::<libc::statfs>::zeroed();
-    // SAFETY: as above.
-    let systemed = unsafe { raw::call(libc::SYS_fstatfs, [file as usize, system.as_mut_ptr() as usize, 0, 0, 0, 0]) };
-    // SAFETY: reads the flags of a descriptor.
-    let flags = unsafe { raw::call(libc::SYS_fcntl, [file as usize, libc::F_GETFL as usize, 0, 0, 0, 0]) };
-    if stated != 0 || systemed != 0 || raw::error(flags).is_some() {
-        return None;
-    }
-    // SAFETY: filled, and all-zero before.
-    let stat = unsafe { stat.assume_init() };
-    // SAFETY: as above.
-    let system = unsafe { system.assume_init() };
-    let device = (libc::major(stat.st_rdev), libc::minor(stat.st_rdev));
-    Some(Facts { mode: stat.st_mode, device, filesystem: system.f_type as u32, flags: flags as i32 })
 }
 
 #[cfg(test)]

@@ -2,9 +2,10 @@
 //! use it.
 //!
 //! These functions may be cancelled (`pthread_cancel`), so the hooks call the C library's own and not the kernel.
-//! Judging a file takes three short system calls, and nothing at all in a process that is no member.
+//! Judging a file takes a few short system calls, and nothing at all in a process that is no member. None of them asks
+//! the file's file system, which may have answered its last question: the program would wait for it.
 
-use super::{Sticky, files, in_hook, judge, stick};
+use super::{Sticky, in_hook, judge, look, stick};
 use crate::hooks::is_member;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,9 +42,9 @@ fn missing() -> c_int {
 fn given(file: c_int) -> c_int {
     if file >= 0
         && is_member()
-        && let Some(facts) = files::facts(file)
+        && let Some((facts, mount)) = look::opened(file)
     {
-        in_hook(facts);
+        in_hook(facts, mount);
     }
     file
 }

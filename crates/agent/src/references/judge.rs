@@ -24,8 +24,8 @@ pub struct Facts {
     pub mode: u32,
     /// Major and minor number of the device, for device files.
     pub device: (u32, u32),
-    /// `f_type` of its filesystem.
-    pub filesystem: u32,
+    /// `f_type` of its filesystem, if that is known.
+    pub filesystem: Option<u32>,
     /// Flags, as `fcntl(F_GETFL)` returns them.
     pub flags: i32,
 }
@@ -41,6 +41,8 @@ pub enum Verdict {
     ByDevice,
     /// Depends on the socket.
     BySocket,
+    /// Depends on the filesystem, which is not known.
+    ByFilesystem,
     /// Not known for reads of this kind; a reason as long as the file is open.
     PlainReads,
     /// Not known, and its reads may outlive its descriptor.
@@ -131,7 +133,10 @@ fn is_among(list: &[(&str, u32)], filesystem: u32) -> bool {
 pub fn filesystem_name(filesystem: u32) -> String {
     let mut all = PINNING.iter().chain(&COPYING).chain(&MEMORY).chain(&NAMES);
     let name = all.find(|(_, magic)| *magic == filesystem).map(|(name, _)| (*name).to_owned());
-    name.unwrap_or_else(|| format!("a filesystem of type {filesystem:#x}"))
+    name.unwrap_or_else(|| match filesystem {
+        0 => "a filesystem that cannot be told".to_owned(),
+        _ => format!("a filesystem of type {filesystem:#x}"),
+    })
 }
 
 /// Judges an open file as far as these facts go. Allocates nothing, because hooks call it too.
@@ -145,11 +150,13 @@ pub fn judge(file: Facts, distrusted: Distrusted) -> Verdict {
         libc::S_IFDIR | libc::S_IFIFO | libc::S_IFLNK => Verdict::Harmless,
         libc::S_IFSOCK => Verdict::BySocket,
         libc::S_IFCHR => Verdict::ByDevice,
+        // The kernel shows no type of most anonymous inodes.
+        0 => Verdict::ByName,
         // Writing to a file reads memory. A page that is read through a plain reference may be folded.
-        _ if only_written && file.filesystem != ANONYMOUS_INODES => Verdict::Harmless,
+        _ if only_written && file.filesystem != Some(ANONYMOUS_INODES) => Verdict::Harmless,
         libc::S_IFBLK if direct && distrusted.any() => Verdict::DirectReads,
         libc::S_IFBLK => Verdict::Harmless,
-        _ => judge_by_filesystem(file.filesystem, direct, distrusted),
+        _ => file.filesystem.map_or(Verdict::ByFilesystem, |known| judge_by_filesystem(known, direct, distrusted)),
     }
 }
 
@@ -221,7 +228,7 @@ mod tests {
     use super::*;
 
     fn file(filesystem: u32, flags: i32) -> Facts {
-        Facts { mode: libc::S_IFREG | 0o644, device: (0, 0), filesystem, flags }
+        Facts { mode: libc::S_IFREG | 0o644, device: (0, 0), filesystem: Some(filesystem), flags }
     }
 
     fn verdict(filesystem: u32, flags: i32) -> Verdict {
@@ -250,6 +257,16 @@ mod tests {
         assert_eq!(verdict(0x6573_5546, libc::O_PATH), Verdict::Harmless);
         let directory = Facts { mode: libc::S_IFDIR | 0o755, ..file(0x6573_5546, 0) };
         assert_eq!(judge(directory, Distrusted::default()), Verdict::Harmless);
+    }
+
+    #[test]
+    fn plain_file_is_judged_when_its_filesystem_is_known() {
+        let of = |mode, flags| Facts { mode, filesystem: None, ..file(0, flags) };
+        let judged = |mode, flags| judge(of(mode, flags), Distrusted::default());
+        assert_eq!(judged(libc::S_IFREG | 0o644, libc::O_RDWR), Verdict::ByFilesystem);
+        assert_eq!(judged(libc::S_IFREG | 0o644, libc::O_WRONLY), Verdict::Harmless);
+        assert_eq!(judged(libc::S_IFSOCK | 0o777, libc::O_RDWR), Verdict::BySocket);
+        assert_eq!(judged(0o600, libc::O_RDWR), Verdict::ByName);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 use crate::{arena, raw};
 use std::fs;
+use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// `KCMP_FILES`: compares the tables of open files of two threads.
@@ -55,24 +56,41 @@ impl Table {
         names.map(|name| name.ok()?.file_name().to_str()?.parse().ok()).collect()
     }
 
-    /// A descriptor from which files of the table can be borrowed; `None` if the kernel gives none.
-    pub fn open(self) -> Option<OwnedFd> {
+    /// Borrows a file of the table. The error is the kernel's error number.
+    ///
+    /// Only for files whose closing asks nobody, as that of sockets: the borrowed descriptor has to be closed.
+    pub fn borrow(self, number: usize) -> Result<OwnedFd, Option<i32>> {
+        let table = self.open()?;
+        // SAFETY: asks for a copy of a descriptor.
+        let borrowed = unsafe { raw::call(libc::SYS_pidfd_getfd, [table.as_raw_fd() as usize, number, 0, 0, 0, 0]) };
+        owned(borrowed).ok_or_else(|| raw::error(borrowed))
+    }
+
+    /// A descriptor from which files of the table can be borrowed.
+    fn open(self) -> Result<OwnedFd, Option<i32>> {
         let flags = if self.0 == std::process::id() as usize { 0 } else { THREAD };
         // SAFETY: names a thread of this process.
-        owned(unsafe { raw::call(libc::SYS_pidfd_open, [self.0, flags, 0, 0, 0, 0]) })
+        let opened = unsafe { raw::call(libc::SYS_pidfd_open, [self.0, flags, 0, 0, 0, 0]) };
+        owned(opened).ok_or_else(|| raw::error(opened))
+    }
+
+    /// A path that leads to an open file.
+    pub fn path(self, number: usize) -> String {
+        format!("/proc/self/task/{}/fd/{number}", self.0)
+    }
+
+    /// The flags of an open file, as `fcntl(F_GETFL)` returns them.
+    pub fn flags(self, number: usize) -> io::Result<i32> {
+        let text = self.text(number)?;
+        let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = flags.and_then(|octal| i32::from_str_radix(octal.trim(), 8).ok());
+        flags.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// The kernel's text about an open file.
-    pub fn text(self, number: usize) -> String {
-        fs::read_to_string(format!("/proc/self/task/{}/fdinfo/{number}", self.0)).unwrap_or_default()
+    pub fn text(self, number: usize) -> io::Result<String> {
+        fs::read_to_string(format!("/proc/self/task/{}/fdinfo/{number}", self.0))
     }
-}
-
-/// Borrows a file of a table that was [opened](Table::open). The error is the kernel's error number.
-pub fn borrow(table: &OwnedFd, number: usize) -> Result<OwnedFd, Option<i32>> {
-    // SAFETY: asks for a copy of a descriptor.
-    let borrowed = unsafe { raw::call(libc::SYS_pidfd_getfd, [table.as_raw_fd() as usize, number, 0, 0, 0, 0]) };
-    owned(borrowed).ok_or_else(|| raw::error(borrowed))
 }
 
 fn owned(answer: raw::Answer) -> Option<OwnedFd> {

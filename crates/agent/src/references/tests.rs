@@ -35,12 +35,12 @@ fn open_file(flags: i32) -> OwnedFd {
 /// Distrusts the filesystem that temporary files lie on. Returns `false`, and prints a reason, if that cannot be.
 fn distrust(name: &str) -> bool {
     let path = file();
-    let facts = files::facts(open(&path, libc::O_RDONLY).as_raw_fd()).unwrap();
+    let filesystem = look::named(path.to_str().unwrap()).unwrap().filesystem.unwrap();
     std::fs::remove_file(&path).unwrap();
-    DISTRUSTED.store(Distrusted::parse(&filesystem_name(facts.filesystem)).0, Ordering::Relaxed);
+    DISTRUSTED.store(Distrusted::parse(&filesystem_name(filesystem)).0, Ordering::Relaxed);
     let can = DISTRUSTED.load(Ordering::Relaxed) != 0;
     if !can {
-        eprintln!("{name}: skipped: {} pins by nature", filesystem_name(facts.filesystem));
+        eprintln!("{name}: skipped: {} pins by nature", filesystem_name(filesystem));
     }
     can
 }
@@ -55,7 +55,12 @@ fn ordinary_program_may_be_folded() {
         return;
     }
     hooks::init(false);
+    // The first file on a mount has the survey find out about it.
+    let known = || drop((open_file(libc::O_RDWR), open("/proc/self/status".as_ref(), libc::O_RDONLY)));
+    known();
+    assert!(generation() > 0 && why().is_empty());
     let before = generation();
+    known();
     let _file = open_file(libc::O_RDWR);
     let _null = open("/dev/null".as_ref(), libc::O_RDWR);
     let _status = open("/proc/self/status".as_ref(), libc::O_RDONLY);
@@ -83,6 +88,39 @@ fn direct_reads_that_do_not_pin_are_noticed() {
     assert!(generation() > before);
     assert!(why().contains("O_DIRECT"), "not for ever: {}", why());
     drop(plain);
+}
+
+/// The survey finds out about these mounts too late, or not at all.
+#[test]
+fn direct_reads_on_mounts_that_cannot_be_told_are_noticed() {
+    if !alone("references::tests::direct_reads_on_mounts_that_cannot_be_told_are_noticed") {
+        return;
+    }
+    hooks::init(false);
+    let file = |flags| Facts { mode: libc::S_IFREG, device: (0, 0), filesystem: None, flags };
+    let stirs = |flags| {
+        let before = generation();
+        in_hook(file(flags), u64::MAX);
+        generation() == before + 1
+    };
+    assert!(stirs(libc::O_RDWR) && why().is_empty());
+    assert!(stirs(libc::O_RDWR | libc::O_DIRECT));
+    assert!(why().contains("cannot be told"), "{}", why());
+}
+
+/// More than can be remembered.
+#[test]
+fn direct_reads_on_many_mounts_are_noticed() {
+    if !alone("references::tests::direct_reads_on_many_mounts_are_noticed") {
+        return;
+    }
+    hooks::init(false);
+    let direct = Facts { mode: libc::S_IFREG, device: (0, 0), filesystem: None, flags: libc::O_DIRECT };
+    assert!((1..=17).all(|mount| said_by_hook().is_none() && {
+        in_hook(direct, mount << 40);
+        true
+    }));
+    assert!(said_by_hook().is_some());
 }
 
 #[test]

@@ -18,6 +18,8 @@ use std::time::Duration;
 
 /// Argument by which this program serves the file system.
 pub const SERVE: &str = "--serve-file";
+/// The same, where nothing is answered but what opens the file.
+pub const SERVE_SILENTLY: &str = "--serve-file-silently";
 /// Time for which closing a socket with unsent data waits: 60 s.
 const LINGER: Duration = Duration::from_secs(60);
 
@@ -85,9 +87,13 @@ impl Files {
 ///
 /// It has to be a process of its own: one that waits for its own answer cannot be killed. It has no rights, so that the
 /// end of a process without rights can end it.
-pub fn serve() -> Result<(), Box<dyn Error>> {
+pub fn serve(is_silent: bool) -> Result<(), Box<dyn Error>> {
     let mount = fuse::SlowFile::mount()?;
-    mount.keep_closers_waiting();
+    if is_silent {
+        mount.fall_silent();
+    } else {
+        mount.keep_closers_waiting();
+    }
     act::give_up_rights(Some(65_534))?;
     set_parent_process_death_signal(Some(Signal::KILL))?;
     println!("mounted");

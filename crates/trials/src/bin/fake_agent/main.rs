@@ -203,8 +203,10 @@ impl Fake {
 }
 
 fn main() {
-    if std::env::args().nth(1).is_some_and(|word| word == files::SERVE) {
-        return files::serve().expect("serve a file system");
+    match std::env::args().nth(1).as_deref() {
+        Some(files::SERVE) => return files::serve(false).expect("serve a file system"),
+        Some(files::SERVE_SILENTLY) => return files::serve(true).expect("serve a file system"),
+        _ => {}
     }
     let mut fake = Fake::default();
     for line in std::io::stdin().lock().lines() {

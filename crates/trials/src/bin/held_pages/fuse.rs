@@ -32,7 +32,7 @@ const OPEN_FLAGS: u32 = 1 | 1 << 5;
 const FILE_BYTES: u64 = 1 << 20;
 /// Bytes of a write's request before what is to be written: `struct fuse_in_header`, `struct fuse_write_in`.
 const WRITE_HEAD: usize = 80;
-/// Time for which the kernel need not ask about the file again, in seconds.
+/// Time for which the kernel need not ask about the file again, in seconds. A silent server is asked each time.
 const VALID_S: u64 = 3600;
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -41,6 +41,8 @@ pub const BROUGHT: u8 = 0xd1;
 
 /// Whether requests to flush, which the kernel makes when a descriptor is closed, are left without an answer.
 static KEEPS_CLOSERS_WAITING: AtomicBool = AtomicBool::new(false);
+/// Whether nothing is answered but what opens the file.
+static IS_SILENT: AtomicBool = AtomicBool::new(false);
 
 /// The mounted file.
 pub struct SlowFile {
@@ -86,6 +88,13 @@ impl SlowFile {
     #[allow(dead_code, reason = "one of the programs that mount this file system does not call it")]
     pub fn keep_closers_waiting(&self) {
         KEEPS_CLOSERS_WAITING.store(true, Ordering::Relaxed);
+    }
+
+    /// From here on, nothing is answered but what opens the file. The kernel asks about it each time, and tells when it is
+    /// closed.
+    #[allow(dead_code, reason = "one of the programs that mount this file system does not call it")]
+    pub fn fall_silent(&self) {
+        IS_SILENT.store(true, Ordering::Relaxed);
     }
 
     /// Begins a read into a page, and returns once the file system has received the request.
@@ -188,7 +197,9 @@ fn serve(mut device: File, reads: &Sender<u64>, writes: &Sender<Vec<u8>>, paused
             |at: usize| buffer[..got].get(at..).and_then(|b| b.first_chunk()).map_or(0, |b| u32::from_ne_bytes(*b));
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
         let (code, unique, node) = (word(4), long(8), long(16));
+        let is_silent = IS_SILENT.load(Ordering::Relaxed);
         match code {
+            _ if is_silent && !matches!(code, INIT | LOOKUP | OPEN) => {}
             INIT => {
                 let mut out = vec![0; 64];
                 for (at, value) in [(0, 7_u32), (4, 31), (8, 4096), (20, 4096), (24, 1)] {
@@ -197,14 +208,16 @@ fn serve(mut device: File, reads: &Sender<u64>, writes: &Sender<Vec<u8>>, paused
                 answer(&mut device, unique, &out)?;
             }
             LOOKUP => {
-                let entry = [2, 0, VALID_S, VALID_S, 0_u64].iter().flat_map(|n| n.to_ne_bytes()).collect::<Vec<_>>();
+                let valid = if is_silent { 0 } else { VALID_S };
+                let entry = [2, 0, VALID_S, valid, 0_u64].iter().flat_map(|n| n.to_ne_bytes()).collect::<Vec<_>>();
                 answer(&mut device, unique, &[&entry[..], &attributes(2)].concat())?;
             }
             GETATTR => {
                 answer(&mut device, unique, &[&VALID_S.to_ne_bytes()[..], &[0; 8], &attributes(node)].concat())?;
             }
             OPEN => {
-                answer(&mut device, unique, &[&[0; 8][..], &OPEN_FLAGS.to_ne_bytes(), &[0; 4]].concat())?;
+                let flags = if is_silent { 0 } else { OPEN_FLAGS };
+                answer(&mut device, unique, &[&[0; 8][..], &flags.to_ne_bytes(), &[0; 4]].concat())?;
             }
             WRITE => {
                 let bytes = buffer[..got].get(WRITE_HEAD..).unwrap_or_default().to_vec();

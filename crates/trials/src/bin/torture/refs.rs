@@ -9,7 +9,8 @@
 //! check               all of it is as it must be
 //! vmsplice            lends pages to a pipe that nobody reads
 //! direct PATH         opens a file with O_DIRECT
-//! close               closes what the two opened
+//! read PATH           opens a file for reading
+//! close               closes what these opened
 //! folded              answers with the number of pages that are folded
 //! exec                executes another program, which lives as long
 //! ```
@@ -72,6 +73,7 @@ impl State {
             ["direct", path] => {
                 self.files.push(File::options().read(true).custom_flags(libc::O_DIRECT).open(path)?);
             }
+            ["read", path] => self.files.push(File::open(path)?),
             ["close"] => self.files.clear(),
             ["folded"] => return Ok(self.folded().to_string()),
             ["exec"] => return Err(std::process::Command::new("cat").exec()),
