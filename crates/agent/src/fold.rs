@@ -6,6 +6,7 @@ mod collapsing;
 mod discards;
 mod pages;
 mod unfolding;
+mod withdrawing;
 
 pub use pages::{donate, find_broken, reclaim};
 

@@ -33,7 +33,8 @@ use crate::spawn;
 use crate::table::Traits;
 use act::{Expected, Follower, Told, Userfault};
 use page::{HostVirt, PageRange, PageSet};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::time::ClockId;
 use std::io;
@@ -46,6 +47,8 @@ use std::time::Duration;
 const CHILDREN_EVERY: Duration = Duration::from_millis(20);
 /// Longest time that an ending process waits for its keeper, in milliseconds.
 const HAND_OVER_MS: u32 = 1000;
+/// Number of births after which the agent's thread is woken, to see how dear they are.
+const BIRTHS_TOLD: u64 = 4;
 /// Interval between two checks that the keeper of children is still there, and that this follower is not retired.
 const KEPT_EVERY: Duration = Duration::from_millis(500);
 
@@ -64,6 +67,10 @@ pub struct Following {
     is_retired: AtomicBool,
     /// Processor time of the follower's thread, in microseconds.
     cpu_us: AtomicU64,
+    /// Children that were born since it started.
+    births: AtomicU64,
+    /// Becomes readable with every [`BIRTHS_TOLD`]th of them.
+    alarm: OwnedFd,
 }
 
 /// State that both threads use.
@@ -131,9 +138,20 @@ impl Following {
         let shared = Lock::new(Shared::new(own));
         let (maps, lost_track) = (Maps::open()?, OnceLock::new());
         let (expects_discards, is_retired) = (AtomicBool::new(false), AtomicBool::new(false));
-        let cpu_us = AtomicU64::new(0);
-        let this =
-            Arc::new(Self { watch, shared, expects_discards, follows_forks, maps, lost_track, is_retired, cpu_us });
+        let (cpu_us, births) = (AtomicU64::new(0), AtomicU64::new(0));
+        let alarm = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        let this = Arc::new(Self {
+            watch,
+            shared,
+            expects_discards,
+            follows_forks,
+            maps,
+            lost_track,
+            is_retired,
+            cpu_us,
+            births,
+            alarm,
+        });
         let follower = Arc::clone(&this);
         spawn::thread(c"pagefold-follow", spawn::SMALL_STACK_BYTES, move || follower.run(Keeper::new(keeper)))?;
         Ok(this)
@@ -153,6 +171,23 @@ impl Following {
     /// Processor time that the follower's thread has used.
     pub fn cpu_time(&self) -> Duration {
         Duration::from_micros(self.cpu_us.load(Ordering::Relaxed))
+    }
+
+    /// Children that were born since this follower started, of memory that is followed.
+    pub fn births(&self) -> u64 {
+        self.births.load(Ordering::Relaxed)
+    }
+
+    /// A file that becomes readable when there were many births. Reading it silences it.
+    pub fn alarm(&self) -> BorrowedFd<'_> {
+        self.alarm.as_fd()
+    }
+
+    fn count_birth(&self) {
+        if (self.births.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(BIRTHS_TOLD) {
+            // It fails only if it was not read for longer than anybody lives.
+            let _ = rustix::io::write(&self.alarm, &1_u64.to_ne_bytes());
+        }
     }
 
     /// Ends the thread soon. Nothing is registered with it any more, and nothing will be.
@@ -332,11 +367,15 @@ impl Shared {
                         self.moved.push((from, to));
                     }
                 }
-                Told::Birth(mut child) if self.are_pages_out => {
-                    child.put_off_missing();
-                    self.lacking.push(child);
+                Told::Birth(mut child) => {
+                    following.count_birth();
+                    if self.are_pages_out {
+                        child.put_off_missing();
+                        self.lacking.push(child);
+                    } else {
+                        self.born.push(child);
+                    }
                 }
-                Told::Birth(child) => self.born.push(child),
             }
         }
     }

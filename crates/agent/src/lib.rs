@@ -6,6 +6,7 @@ mod collapse;
 mod cpu_time;
 mod fold;
 mod follow;
+mod forks;
 mod give_way;
 mod hooks;
 mod keeper;

@@ -2,7 +2,7 @@
 
 use host::{Received, Seqpacket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::VecDeque;
 use std::io;
 use std::path::Path;
@@ -84,17 +84,26 @@ impl Link {
         }
     }
 
-    /// Waits until a message arrives, until the worker takes one of the waiting frames, or until the time is over.
+    /// Waits until a message arrives, until the worker takes one of the waiting frames, until `alarm` is readable, or until
+    /// the time is over. Silences the alarm.
     ///
     /// # Errors
     /// The kernel refused.
-    pub fn wait(&self, time: Duration) -> io::Result<()> {
+    pub fn wait(&self, time: Duration, alarm: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let mut interest = PollFlags::IN;
         interest.set(PollFlags::OUT, self.is_full());
         let time = Timespec::try_from(time).ok();
-        match poll(&mut [PollFd::from_borrowed_fd(self.socket.as_fd(), interest)], time.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(e) => Err(e.into()),
+        let mut files = vec![PollFd::from_borrowed_fd(self.socket.as_fd(), interest)];
+        files.extend(alarm.map(|alarm| PollFd::from_borrowed_fd(alarm, PollFlags::IN)));
+        match poll(&mut files, time.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
         }
+        if let (Some(alarm), Some(file)) = (alarm, files.get(1))
+            && file.revents().contains(PollFlags::IN)
+        {
+            rustix::io::read(alarm, &mut [0_u8; 8])?;
+        }
+        Ok(())
     }
 }

@@ -17,6 +17,7 @@ mod report;
 use crate::cpu_time::cpu_time;
 use crate::fold::{Folder, donate, find_broken};
 use crate::follow::Following;
+use crate::forks::Forks;
 use crate::link::Link;
 use crate::pool::Pool;
 use crate::round::Rounds;
@@ -48,6 +49,8 @@ const STATS_EVERY: Duration = Duration::from_secs(1);
 const STATS_SOON: Duration = Duration::from_millis(100);
 /// Share of the pages of two megabytes that may be missing when they are collapsed in a member that is unfolded: 1/4.
 const UNFOLDED_MISSING: u64 = 4;
+/// Longest time for giving back mappings of a process that forks often: 2 s.
+const WITHDRAW_TIME: Duration = Duration::from_secs(2);
 /// Most runs in one message.
 const RUNS: usize = 2048;
 /// Time since the last fold after which pages of the pool that were read for comparisons are given back: 2 s.
@@ -115,6 +118,11 @@ struct Agent {
     former_leases: Vec<SharedMark>,
     /// The keeper's.
     silence: Silence,
+    forks: Forks,
+    /// Births that were taken in.
+    births: u64,
+    /// The most mappings that may stay, and the time after which no more are given back.
+    withdrawing: Option<(u64, Instant)>,
 }
 
 /// The state of one connection.
@@ -231,6 +239,9 @@ impl Agent {
             lease: None,
             former_leases: Vec::new(),
             silence: Silence::default(),
+            forks: Forks::new(now),
+            births: 0,
+            withdrawing: None,
         })
     }
 
@@ -253,7 +264,9 @@ impl Agent {
             if let Some(pace) = session.pace {
                 self.work(&mut session, pace)?;
             }
-            session.link.wait(self.until_next(&session))?;
+            let until = self.until_next(&session);
+            let alarm = self.folder.as_ref().ok().map(|folder| folder.section().following().alarm());
+            session.link.wait(until, alarm)?;
         }
     }
 
@@ -265,8 +278,12 @@ impl Agent {
         if self.lost_track().is_some() {
             return stats.min(rest);
         }
+        if self.withdrawing.is_some() {
+            return Duration::ZERO;
+        }
         let collapse = self.folder.as_ref().map_or(STATS_EVERY, |folder| folder.collapse_in(now));
         let work = match pace.fold {
+            FoldMode::On if self.forks.rests(now).is_some() => STATS_EVERY,
             FoldMode::On if self.folder.is_ok() && !session.link.is_full() => self.rounds.due_in(now).min(collapse),
             FoldMode::Unfold if !session.unfolded && session.room > 0 => Duration::ZERO,
             FoldMode::Unfold if self.folder.is_ok() => collapse,
@@ -355,6 +372,7 @@ impl Agent {
         let on = session.pace.is_some_and(|pace| pace.fold == FoldMode::On)
             && self.lost_track().is_none()
             && self.asked.refusal().is_none()
+            && self.forks.rests(Instant::now()).is_none()
             && !hooks::locks_future();
         match &mut self.folder {
             Ok(folder) if on => {
@@ -376,10 +394,12 @@ impl Agent {
         if let Some(how) = self.lost_track() {
             return self.say_why_it_rests(session, how);
         }
+        self.mind_forks(now);
         self.look_at_broken(pace, now)?;
         if let Ok(folder) = &mut self.folder {
             folder.settle_discards(&self.pagemap).map_err(io::Error::other)?;
             match pace.fold {
+                FoldMode::On if self.forks.rests(now).is_some() => {}
                 FoldMode::On if !session.link.is_full() => self.look_and_report(session, pace, now)?,
                 FoldMode::Unfold if session.unfolded => self.collapse((HUGE_PAGES / UNFOLDED_MISSING, 0))?,
                 FoldMode::Unfold => self.unfold(session),
@@ -399,6 +419,24 @@ impl Agent {
             self.say_how_it_goes(session, pace)?;
         }
         Ok(())
+    }
+
+    /// Takes in how often the program forks. If that is too dear, mappings are given back, and nothing is folded for a
+    /// while.
+    fn mind_forks(&mut self, now: Instant) {
+        let Ok(folder) = &mut self.folder else { return };
+        let births = folder.section().following().births();
+        // Another follower has counted from 0 on.
+        let forks = births.saturating_sub(std::mem::replace(&mut self.births, births));
+        if forks > 0 {
+            let mappings = table::lock().mappings(table::everything());
+            let most = self.forks.add(forks, mappings, now);
+            self.withdrawing = most.map(|most| (most, now + WITHDRAW_TIME)).or(self.withdrawing);
+        }
+        if let Some((most, until)) = self.withdrawing {
+            let are_few = folder.withdraw((&self.pagemap, &self.pool), most, &mut self.stats);
+            self.withdrawing.take_if(|_| are_few || now > until);
+        }
     }
 
     /// Searches for written pages among the folded, and has broken ones fingerprinted, if it is time for that.
@@ -512,7 +550,8 @@ impl Agent {
                     follow_forks(self.asked, folder, &mut self.silence);
                 }
                 stats.vmas = folder.vmas();
-                let left_out = if unfollowed > 0 { Some(UNFOLLOWED) } else { shut };
+                let forks = self.forks.rests(Instant::now()).map(often_forks);
+                let left_out = if unfollowed > 0 { Some(UNFOLLOWED) } else { forks.as_deref().or(shut) };
                 let refusal = self.asked.refusal().filter(|_| pace.fold == FoldMode::On);
                 refusal.map(|why| (MemberState::NoMove, why)).unwrap_or_else(|| {
                     state_of(folder, pace, (session.unfolded, yielded), (counts.enrolled, open, left_out))
@@ -525,6 +564,15 @@ impl Agent {
         stats.state = state;
         session.link.send(&ToWorker::Stats(Box::new(stats.clone())))
     }
+}
+
+/// A message for people: why a program that forks often is not folded.
+fn often_forks(left: Duration) -> String {
+    format!(
+        "the program forks so often that its children's copies of mappings took more time than folding may: the shortest \
+         runs are private again, and nothing more is folded for {} s",
+        left.as_secs() + 1
+    )
 }
 
 fn state_of(

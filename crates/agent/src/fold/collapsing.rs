@@ -48,13 +48,30 @@ impl Folder {
         let copy = MemberMemory::huge_page(traits.advice.huge)?;
         let huge = pagemap.huge_ranges(copy.range().start, copy.range().end());
         let is_huge = huge.is_ok_and(|ranges| ranges == [copy.range()]);
-        let mut table = table::lock();
+        let table = table::lock();
         // Without a huge page, a collapse only gives back mappings. No folded page is given up for that.
         let is_of_use = is_huge || table.is_only_broken(piece);
         let is_current = references::generation() == generation;
         if table.traits(piece) != Some(traits) || !table.is_at_rest(piece, stayed) || !is_of_use || !is_current {
             return Ok(false);
         }
+        let is_collapsed = self.make_one_mapping(table, (pagemap, pool), (piece, traits), (copy, generation), stats)?;
+        if is_collapsed && is_huge {
+            rounds.know_huge(piece.start);
+        }
+        Ok(is_collapsed)
+    }
+
+    /// Collapses a piece that is at hand, into `copy`. The table's lock is held, with which the caller has seen that this
+    /// may be done. Says whether it was done.
+    pub(super) fn make_one_mapping(
+        &mut self,
+        mut table: table::Guard,
+        (pagemap, pool): (&Pagemap, &Pool),
+        (piece, traits): (PageRange, table::Traits),
+        (copy, generation): (MemberMemory, u64),
+        stats: &mut MemberStats,
+    ) -> Result<bool, Errno> {
         if !self.witness.may_be_called(Instant::now()) {
             return Ok(false);
         }
@@ -73,9 +90,6 @@ impl Folder {
         if self.witness.is_late() {
             // A prover that stays silent is left alone: the next piece has another witness.
             self.witness.catch_up();
-        }
-        if is_collapsed && is_huge {
-            rounds.know_huge(piece.start);
         }
         Ok(is_collapsed)
     }

@@ -114,3 +114,38 @@ fn pieces_after_the_first_are_collapsed_without_silent_prover() {
     };
     assert_eq!(members.each_ref().map(collapse), [false, true]);
 }
+
+/// Each fork copies every mapping, so short runs are given up where forks are many.
+#[test]
+fn withdrawn_piece_is_one_private_mapping_with_its_contents() {
+    if !crate::testing::alone("fold::tests::withdrawn_piece_is_one_private_mapping_with_its_contents") {
+        return;
+    }
+    let Some(mut section) = crate::testing::section() else { return };
+    // Two aligned megabytes of its own are another piece.
+    let few = Member::of(MemberMemory::huge_page(Some(false)).unwrap());
+    let (pool, member) = (crate::testing::pool(), Member::new(64));
+    for (member, pages) in [(&member, 32), (&few, 4)] {
+        for page in (0..2 * pages).step_by(2) {
+            let outcome = crate::testing::fold(&mut section, member.run(page, 1), Some((&pool, page as u32)));
+            assert_eq!(outcome, [Outcome::Folded], "page {page}");
+        }
+    }
+    member.word(4, 9).store(9, Ordering::Relaxed);
+    let mappings = |member: &Member| table::lock().mappings(member.0.range());
+    assert_eq!([mappings(&member), mappings(&few)], [64, 8]);
+    let mut folder = Folder::new(section, 10_000, PathBuf::from("/nonexistent")).unwrap();
+    let (no_pool, pagemap) = (Pool::default(), Pagemap::open(std::process::id()).unwrap());
+    let end = Instant::now() + Duration::from_secs(20);
+    // The worst piece is enough.
+    while !folder.withdraw((&pagemap, &no_pool), 8, &mut MemberStats::default()) {
+        assert!(Instant::now() < end, "the piece is still {} mappings", mappings(&member));
+    }
+    assert_eq!([mappings(&member), mappings(&few), member.in_pool() as u64, few.in_pool() as u64], [0, 8, 0, 4]);
+    for page in 0..64 {
+        let words = [0, 9, page::PAGE_BYTES / 8 - 1].map(|word| member.word(page, word).load(Ordering::Relaxed));
+        assert_eq!(words, [page + 1, if page == 4 { 9 } else { 0 }, page * 7 + 1]);
+    }
+    let is_foldable = table::lock().is_foldable(member.0.range());
+    assert!(is_foldable);
+}

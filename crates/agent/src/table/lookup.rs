@@ -152,6 +152,21 @@ impl Table {
         self.select(range, |chunk| chunk.pending)
     }
 
+    /// Mappings that folding has made of the range: those of the pool, and what they cut off.
+    pub fn mappings(&self, range: PageRange) -> u64 {
+        (self.pooled_pages(range).len() + self.slot_runs(range).len()) as u64
+    }
+
+    /// Pieces of one kind throughout that may be folded and have mappings of the pool, each with its
+    /// [mappings](Self::mappings), in order. No piece reaches beyond two aligned megabytes.
+    pub fn pieces_in_pool(&self) -> Vec<(PageRange, u64)> {
+        let in_pool = self.chunks.iter().filter(|(_, chunk)| !chunk.pooled().is_empty());
+        let parts = in_pool.flat_map(|(key, _)| self.extents.within(key * CHUNK_PAGES, (key + 1) * CHUNK_PAGES));
+        let open = parts.filter(|(.., traits)| traits.open(self.follows_forks));
+        let pieces = open.map(|(first, end, _)| super::pages(first, end)).map(|piece| (piece, self.mappings(piece)));
+        pieces.filter(|(_, mappings)| *mappings > 0).collect()
+    }
+
     fn select(&self, range: PageRange, pick: impl Fn(&Chunk) -> Bits) -> Vec<PageRange> {
         let mut ranges = Vec::new();
         self.each(range, |key, chunk, pages| {

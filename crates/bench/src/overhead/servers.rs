@@ -69,7 +69,7 @@ fn redis(side: &Side) -> anyhow::Result<f64> {
         side.aside(&["sh", "-c", &format!("redis-cli -s {} --pipe < {load}", side.path(&format!("{name}.sock"))?)])?;
     }
     side.rest()?;
-    let (requests, socket) = (side.amount(400_000, 10_000), side.path("one.sock")?);
+    let (requests, socket) = (side.amount(1_200_000, 10_000), side.path("one.sock")?);
     let (n, range) = (requests.to_string(), keys.to_string());
     let words = ["redis-benchmark", "-s", &socket, "-t", "set,get", "-n", &n, "-r", &range, "-d", "300", "-q"];
     Ok(side.aside(&words)?.1 / (2 * requests) as f64)
@@ -126,7 +126,7 @@ fn mariadb(side: &Side) -> anyhow::Result<f64> {
         side.aside(&["mariadb", "--no-defaults", "-S", &side.path(&format!("{name}.sock"))?, "-e", sums])?;
     }
     side.rest()?;
-    let events = side.amount(5000, 200);
+    let events = side.amount(25_000, 200);
     Ok(sysbench(side, NAMES[0], "run", &format!("--threads=2 --time=0 --events={events}"))? / events as f64)
 }
 
@@ -163,7 +163,7 @@ fn postgres(side: &Side) -> anyhow::Result<f64> {
     pgbench(&["-i", "-s", "5", "-q"])?;
     side.rest()?;
     const CLIENTS: u64 = 4;
-    let each = side.amount(6000, 100);
+    let each = side.amount(30_000, 100);
     let (_, seconds) = pgbench(&["-c", &CLIENTS.to_string(), "-j", "2", "-t", &each.to_string()])?;
     ensure!(seconds > 0.0, "pgbench took no time");
     Ok(seconds / (CLIENTS * each) as f64)

@@ -16,7 +16,7 @@ pub const ALLOCATE: Workload = Workload {
     cap: STORM,
     floor: 0,
     needs: &[],
-    recipe: |side| storm(side, "allocate", side.amount(60_000, 2000)),
+    recipe: |side| storm(side, "allocate", side.amount(600_000, 2000)),
 };
 
 pub const DISCARD: Workload = Workload {
@@ -25,7 +25,7 @@ pub const DISCARD: Workload = Workload {
     cap: STORM,
     floor: 30_000,
     needs: &[],
-    recipe: |side| storm(side, "discard", side.amount(8, 1)),
+    recipe: |side| storm(side, "discard", side.amount(16, 1)),
 };
 
 pub const FORK: Workload = Workload {
@@ -43,7 +43,7 @@ pub const THREADS: Workload = Workload {
     cap: STORM,
     floor: 0,
     needs: &[],
-    recipe: |side| storm(side, "threads", side.amount(100_000, 5000)),
+    recipe: |side| storm(side, "threads", side.amount(300_000, 5000)),
 };
 
 pub const WALK: Workload = Workload {

@@ -1,0 +1,61 @@
+//! Giving back mappings in a process that forks often (`forks`). The savings of these pieces are given up.
+
+use super::Folder;
+use crate::pool::Pool;
+use crate::{references, table};
+use act::{HUGE_PAGES, MemberMemory, give_to_children, make_private};
+use host::Pagemap;
+use page::PageRange;
+use rustix::io::Errno;
+use std::time::{Duration, Instant};
+use wire::MemberStats;
+
+/// Time after which the agent looks at other work: 20 ms.
+const AT_ONCE: Duration = Duration::from_millis(20);
+
+impl Folder {
+    /// Makes one private mapping of each piece, those with the most mappings first. Ends when folding has at most `most`
+    /// mappings, or after some time. Says whether there are so few.
+    pub fn withdraw(&mut self, with: (&Pagemap, &Pool), most: u64, stats: &mut MemberStats) -> bool {
+        let begin = Instant::now();
+        let mut pieces = table::lock().pieces_in_pool();
+        pieces.sort_unstable_by_key(|(_, mappings)| *mappings);
+        let mut all: u64 = pieces.iter().map(|(_, mappings)| mappings).sum();
+        while all > most
+            && begin.elapsed() < AT_ONCE
+            && let Some((piece, mappings)) = pieces.pop()
+        {
+            // Where it fails, a page is shared with a child that was just born, or pinned.
+            if self.withdraw_piece(with, piece, stats) == Ok(true) {
+                all -= mappings;
+            }
+        }
+        self.count_due = Instant::now();
+        all <= most
+    }
+
+    fn withdraw_piece(
+        &mut self,
+        (pagemap, pool): (&Pagemap, &Pool),
+        piece: PageRange,
+        stats: &mut MemberStats,
+    ) -> Result<bool, Errno> {
+        self.survey();
+        let Ok(generation) = self.surveyed else { return Ok(false) };
+        let Some(traits) = table::lock().open_traits(piece) else { return Ok(false) };
+        let copy = if piece.pages == HUGE_PAGES {
+            MemberMemory::huge_page(traits.advice.huge)?
+        } else {
+            let copy = MemberMemory::new(piece.pages)?;
+            // Nor is it copied for children that are born before it has taken the piece's place.
+            give_to_children(copy.range(), false)?;
+            make_private(copy.range())?;
+            copy
+        };
+        let table = table::lock();
+        if table.open_traits(piece) != Some(traits) || references::generation() != generation {
+            return Ok(false);
+        }
+        self.make_one_mapping(table, (pagemap, pool), (piece, traits), (copy, generation), stats)
+    }
+}

@@ -1,0 +1,162 @@
+//! The price of forks. A child gets a copy of every mapping of its parent's, and gives it back when it ends or executes
+//! another program. Folding short runs makes many mappings. A program that forks often pays more for that than folding
+//! yields.
+//!
+//! ```text
+//!   each fork:  + mappings x COST  -->  [ spent ]  -->  - SHARE of the time
+//!                                          | more than BURST
+//!                                          v
+//!   only so many mappings stay as the forks leave time for; nothing is folded for a while, which doubles each time
+//! ```
+//!
+//! The kernel tells of forks only while something is folded. So after the while, folding is tried again.
+
+use std::time::{Duration, Instant};
+
+/// Cost of a mapping to a fork and to the end of its child, in microseconds. Measured: 1.05.
+const COST_US: u64 = 1;
+/// Tolerated share of the time for mappings in forks: 1/20.
+const SHARE: u32 = 20;
+/// Time for mappings in forks that is tolerated at once: 50 ms.
+const BURST: Duration = Duration::from_millis(50);
+/// Fewest forks that are taken for many.
+const FEWEST: u64 = 8;
+/// Shortest and longest time without folding: 1 min, 1 h.
+const REST: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
+
+/// See the module's story.
+pub struct Forks {
+    spent: Duration,
+    /// When it was looked at last, and when nothing was spent last.
+    looked: Instant,
+    began: Instant,
+    /// Forks since then.
+    forks: u64,
+    resting: Option<Resting>,
+    /// The time that the last rest took, or takes.
+    rest: Option<Duration>,
+}
+
+#[derive(Clone, Copy)]
+struct Resting {
+    until: Instant,
+    most: u64,
+}
+
+impl Forks {
+    /// Before the first fork.
+    pub const fn new(now: Instant) -> Self {
+        Self { spent: Duration::ZERO, looked: now, began: now, forks: 0, resting: None, rest: None }
+    }
+
+    /// Takes in forks since the last call, of a process with so many mappings that folding has made. Returns the most
+    /// that may stay, if those are too many.
+    pub fn add(&mut self, forks: u64, mappings: u64, now: Instant) -> Option<u64> {
+        self.spent = self.spent.saturating_sub((now - self.looked) / SHARE);
+        self.looked = now;
+        if self.spent.is_zero() {
+            (self.began, self.forks) = (now, 0);
+        }
+        self.forks += forks;
+        self.spent += Duration::from_micros(forks * mappings * COST_US);
+        if self.spent <= BURST || self.forks < FEWEST {
+            return None;
+        }
+        let tolerated = ((now - self.began) / SHARE).as_micros();
+        // Half of it, as not all can be taken back to the page.
+        let most = tolerated / u128::from(self.forks * COST_US) / 2;
+        let most = u64::try_from(most).unwrap_or(u64::MAX);
+        self.begin_to_rest(most, now);
+        (self.spent, self.forks, self.began) = (BURST / 2, 0, now);
+        Some(most)
+    }
+
+    fn begin_to_rest(&mut self, most: u64, now: Instant) {
+        let again = match (self.resting, self.rest) {
+            // Those that are left are still too many.
+            (Some(resting), Some(rest)) if now < resting.until => rest,
+            (Some(resting), rest) if now < resting.until + rest.unwrap_or(REST.0) => page::doubled(rest, REST),
+            _ => page::doubled(None, REST),
+        };
+        self.rest = Some(again);
+        self.resting = Some(Resting { until: now + again, most });
+    }
+
+    /// How long nothing is folded yet; `None` if folding may go on.
+    pub fn rests(&self, now: Instant) -> Option<Duration> {
+        self.resting.map(|resting| resting.until.saturating_duration_since(now)).filter(|left| !left.is_zero())
+    }
+
+    /// The most mappings that may stay meanwhile.
+    pub fn most(&self, now: Instant) -> Option<u64> {
+        self.resting.filter(|resting| now < resting.until).map(|resting| resting.most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn fork_storm_is_noticed_within_a_burst() {
+        let mut now = Instant::now();
+        let mut forks = Forks::new(now);
+        let dear = (1..20).find_map(|n| {
+            now += MS * 11;
+            forks.add(1, 10_000, now).map(|most| (n, most))
+        });
+        let (n, most) = dear.unwrap();
+        assert!((8..=9).contains(&n) && most < 1000, "after {n} forks, {most} may stay");
+        assert!(forks.rests(now).is_some() && forks.most(now) == Some(most));
+        assert_eq!(forks.rests(now + REST.0), None);
+    }
+
+    #[test]
+    fn rare_forks_and_forks_of_few_mappings_cost_nothing() {
+        let begin = Instant::now();
+        let mut forks = Forks::new(begin);
+        // A server that saves itself once a minute, with as many mappings as there may be.
+        assert!((1..100).all(|n| forks.add(1, 65_000, begin + Duration::from_secs(60) * n).is_none()));
+        let mut forks = Forks::new(begin);
+        // Ten in a second, with two thousand: 2% of the time.
+        assert!((1..10_000).all(|n| forks.add(1, 2000, begin + MS * 100 * n).is_none()));
+        // The same with ten thousand: 10%.
+        assert!((10_000..10_100).any(|n| forks.add(1, 10_000, begin + MS * 100 * n).is_some()));
+    }
+
+    #[test]
+    fn mappings_that_stay_cost_less_than_is_tolerated() {
+        let mut now = Instant::now();
+        let mut forks = Forks::new(now);
+        let mut mappings = 40_000;
+        for _ in 0..100_000 {
+            now += MS * 20;
+            mappings = forks.add(1, mappings, now).unwrap_or(mappings);
+        }
+        assert!((200..=1000).contains(&mappings), "{mappings} mappings at 50 forks a second");
+    }
+
+    #[test]
+    fn rest_doubles_where_forks_go_on_and_begins_anew_after_quiet() {
+        let mut now = Instant::now();
+        let mut forks = Forks::new(now);
+        let storm = |forks: &mut Forks, now: &mut Instant| {
+            while forks.add(1, 10_000, *now).is_none() {
+                *now += MS * 11;
+            }
+            forks.rests(*now).unwrap()
+        };
+        let first = storm(&mut forks, &mut now);
+        now += first;
+        assert_eq!([first, storm(&mut forks, &mut now)], [REST.0, REST.0 * 2]);
+        now += REST.0 * 20;
+        assert_eq!(storm(&mut forks, &mut now), REST.0);
+        for _ in 0..20 {
+            now += forks.rests(now).unwrap();
+            storm(&mut forks, &mut now);
+        }
+        assert_eq!(forks.rests(now), Some(REST.1));
+    }
+}
