@@ -32,21 +32,16 @@ pub struct Forks {
     began: Instant,
     /// Forks since then.
     forks: u64,
-    resting: Option<Resting>,
+    /// When the last rest ends, or ended.
+    until: Option<Instant>,
     /// The time that the last rest took, or takes.
     rest: Option<Duration>,
-}
-
-#[derive(Clone, Copy)]
-struct Resting {
-    until: Instant,
-    most: u64,
 }
 
 impl Forks {
     /// Before the first fork.
     pub const fn new(now: Instant) -> Self {
-        Self { spent: Duration::ZERO, looked: now, began: now, forks: 0, resting: None, rest: None }
+        Self { spent: Duration::ZERO, looked: now, began: now, forks: 0, until: None, rest: None }
     }
 
     /// Takes in forks since the last call, of a process with so many mappings that folding has made. Returns the most
@@ -66,30 +61,24 @@ impl Forks {
         // Half of it, as not all can be taken back to the page.
         let most = tolerated / u128::from(self.forks * COST_US) / 2;
         let most = u64::try_from(most).unwrap_or(u64::MAX);
-        self.begin_to_rest(most, now);
+        self.begin_to_rest(now);
         (self.spent, self.forks, self.began) = (BURST / 2, 0, now);
         Some(most)
     }
 
-    fn begin_to_rest(&mut self, most: u64, now: Instant) {
-        let again = match (self.resting, self.rest) {
+    fn begin_to_rest(&mut self, now: Instant) {
+        let rest = match (self.until, self.rest) {
             // Those that are left are still too many.
-            (Some(resting), Some(rest)) if now < resting.until => rest,
-            (Some(resting), rest) if now < resting.until + rest.unwrap_or(REST.0) => page::doubled(rest, REST),
+            (Some(until), Some(rest)) if now < until => rest,
+            (Some(until), Some(rest)) if now < until + rest => page::doubled(Some(rest), REST),
             _ => page::doubled(None, REST),
         };
-        self.rest = Some(again);
-        self.resting = Some(Resting { until: now + again, most });
+        (self.rest, self.until) = (Some(rest), Some(now + rest));
     }
 
     /// How long nothing is folded yet; `None` if folding may go on.
     pub fn rests(&self, now: Instant) -> Option<Duration> {
-        self.resting.map(|resting| resting.until.saturating_duration_since(now)).filter(|left| !left.is_zero())
-    }
-
-    /// The most mappings that may stay meanwhile.
-    pub fn most(&self, now: Instant) -> Option<u64> {
-        self.resting.filter(|resting| now < resting.until).map(|resting| resting.most)
+        self.until.map(|until| until.saturating_duration_since(now)).filter(|left| !left.is_zero())
     }
 }
 
@@ -109,8 +98,7 @@ mod tests {
         });
         let (n, most) = dear.unwrap();
         assert!((8..=9).contains(&n) && most < 1000, "after {n} forks, {most} may stay");
-        assert!(forks.rests(now).is_some() && forks.most(now) == Some(most));
-        assert_eq!(forks.rests(now + REST.0), None);
+        assert_eq!([forks.rests(now), forks.rests(now + REST.0)], [Some(REST.0), None]);
     }
 
     #[test]
