@@ -112,6 +112,36 @@ pub struct MemberLine {
     pub connected: bool,
 }
 
+/// The most memory that a pool may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolLimit {
+    /// Bytes.
+    pub bytes: u64,
+    /// The limit that binds.
+    pub by: PoolLimitBy,
+}
+
+/// A limit of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PoolLimitBy {
+    /// The group's setting `pool`.
+    Settings,
+    /// Half of the memory that the members may have together, by the limits of their control groups.
+    MembersMemory,
+}
+
+impl PoolLimit {
+    /// The limit that binds, of the two.
+    pub fn of(settings: &Settings, members: Option<u64>) -> Self {
+        let bytes = page::pages_to_bytes(settings.pool_slots.into());
+        match members.filter(|members| *members < bytes) {
+            Some(bytes) => Self { bytes, by: PoolLimitBy::MembersMemory },
+            None => Self { bytes, by: PoolLimitBy::Settings },
+        }
+    }
+}
+
 /// The state of a group.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GroupState {
@@ -126,6 +156,8 @@ pub struct GroupState {
     pub worker: WorkerState,
     /// The worker's process.
     pub worker_pid: Option<u32>,
+    /// The most that its pool may take.
+    pub pool_limit: PoolLimit,
     /// Number of the pool's segments kept for the worker's successor.
     pub segments: usize,
     /// The worker's report, with the bill of all workers of the group; an empty one without a worker.

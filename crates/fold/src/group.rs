@@ -224,7 +224,9 @@ impl Group {
             self.clearing = None;
         }
         self.apply(now);
-        let grows = settings.pool_slots > before.pool_slots || settings.index_pages > before.index_pages;
+        // A pool that never was full has refused nobody.
+        let is_wanted = settings.pool_slots > before.pool_slots && self.clock.is_full();
+        let grows = is_wanted || settings.index_pages > before.index_pages;
         let zeros = settings.zero_pages != before.zero_pages;
         if grows || zeros || settings.split_huge_at_percent != before.split_huge_at_percent {
             self.report_again(now);

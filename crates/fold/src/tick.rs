@@ -86,6 +86,11 @@ impl Clock {
         self.short_until.is_some_and(|until| now < until)
     }
 
+    /// Whether the pool was full when it was last asked for a slot.
+    pub(crate) const fn is_full(&self) -> bool {
+        self.full.is_some()
+    }
+
     /// Why nothing new gets a slot at the moment.
     pub(crate) fn no_room(&self, now: Instant) -> Option<String> {
         let short = self.is_out_of_memory(now).then(|| "the host has no memory for the pool".to_owned());

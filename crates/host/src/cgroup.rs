@@ -68,6 +68,12 @@ impl Cgroups {
         self.entries.iter().map(|(_, path)| path.as_str())
     }
 
+    /// The path in the tree that accounts memory: that of version 2 where `unified`, else the memory controller's.
+    pub fn memory_path(&self, unified: bool) -> Option<&str> {
+        let wanted = if unified { Tree::Unified } else { Tree::Memory };
+        self.entries.iter().find(|(tree, _)| *tree == wanted).map(|(_, path)| path.as_str())
+    }
+
     /// The first path that is not the root; `/` if all are.
     pub fn main_path(&self) -> &str {
         self.paths().find(|p| *p != "/").unwrap_or("/")
@@ -109,6 +115,7 @@ mod tests {
         let c = Cgroups::parse("9:name=systemd:/\n4:memory:/process_api/8add\n1:cpu:/\n0::/\n");
         assert_eq!(c.layout(), CgroupLayout::Hybrid);
         assert_eq!(c.main_path(), "/process_api/8add");
+        assert_eq!((c.memory_path(false), c.memory_path(true)), (Some("/process_api/8add"), Some("/")));
     }
 
     #[test]

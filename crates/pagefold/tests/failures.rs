@@ -3,8 +3,8 @@
 
 mod common;
 
-use common::service::{Member, Service, cannot_fold, find_member, member, seconds, until};
-use common::{Afterwards, number};
+use common::number;
+use common::service::{Member, Service, cannot_fold, find_member, member, seconds, small_memory, until};
 use serde_json::Value;
 use std::fs;
 use std::process::Command;
@@ -286,26 +286,6 @@ fn member_keeps_to_its_budget_of_mappings() {
     assert_eq!(member(&shown, "frugal")["state"], "no_vma", "{shown}");
     assert_eq!(member(&shown, "other")["state"], "folding", "{shown}");
     other.assert_is_well();
-}
-
-/// A memory control group of a test's own, in the v1 or v2 hierarchy; `None`, with the reason printed, if it cannot be
-/// made.
-fn small_memory(token: &str, bytes: u64) -> Option<(String, Afterwards)> {
-    let v1 = "/sys/fs/cgroup/memory";
-    let (base, limit) =
-        if fs::metadata(v1).is_ok() { (v1, "memory.limit_in_bytes") } else { ("/sys/fs/cgroup", "memory.max") };
-    let dir = format!("{base}/pagefold-test-{token}");
-    let made = fs::create_dir(&dir).and_then(|()| fs::write(format!("{dir}/{limit}"), bytes.to_string()));
-    // The control group can be removed when the worker has ended, which is later: so the script tries for 30 s.
-    let patiently = format!("(for i in $(seq 300); do rmdir {dir} && break; sleep 0.1; done) > /dev/null 2>&1 &");
-    let afterwards = Afterwards::run(&patiently);
-    match made {
-        Ok(()) => Some((dir, afterwards)),
-        Err(e) => {
-            eprintln!("skipped: cannot make a memory control group at {dir}: {e}");
-            None
-        }
-    }
 }
 
 #[test]

@@ -2,8 +2,9 @@
 
 mod common;
 
+use common::formats::assert_documented;
 use common::number;
-use common::service::{Member, Service, cannot_fold, folded_pages, until};
+use common::service::{Member, Service, cannot_fold, folded_pages, small_memory, until};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -12,19 +13,28 @@ use std::time::{Duration, Instant};
 const NO_ROOM: &str = "reserve = \"900T\"";
 const ROOM: &str = "reserve = \"1M\"";
 
-/// Starts a member with the contents 1 to `pages`, each of them there twice.
-fn member(service: &Service, name: &str, pages: u64) -> Member {
+fn known_pages() -> String {
     let path = PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("known_pages");
-    let mut member = service.run("acme", name, &[], &[path.to_str().expect("a plain path")]);
+    path.to_str().expect("a plain path").to_owned()
+}
+
+/// Has a member allocate memory with the contents `seed` to `seed + pages`, each of them there twice.
+fn hold_twice(member: &mut Member, memory: &str, pages: u64, seed: u64) {
     for line in [
-        format!("alloc x {}", 2 * pages),
-        "dontfork x".to_owned(),
-        format!("fill x 0 {pages} 1"),
-        format!("fill x {pages} {pages} 1"),
-        "mergeable x".to_owned(),
+        format!("alloc {memory} {}", 2 * pages),
+        format!("dontfork {memory}"),
+        format!("fill {memory} 0 {pages} {seed}"),
+        format!("fill {memory} {pages} {pages} {seed}"),
+        format!("mergeable {memory}"),
     ] {
         assert_eq!(member.tell(&line), "ok");
     }
+}
+
+/// Starts a member with the contents 1 to `pages`, each of them there twice.
+fn member(service: &Service, name: &str, pages: u64) -> Member {
+    let mut member = service.run("acme", name, &[], &[&known_pages()]);
+    hold_twice(&mut member, "x", pages, 1);
     member
 }
 
@@ -102,4 +112,65 @@ fn pool_is_made_anew_only_when_there_is_room() {
     until(60, "what was shared is shared again", || folded_pages(&service.show("acme"), "a") == 2 * kept);
     assert!(service.show("acme")["waits_for_room"].is_null());
     assert_eq!(a.tell("read x 0 35000"), "ok");
+}
+
+/// Starts a member in this control group.
+fn member_in(service: &Service, name: &str, cgroup: &str) -> Member {
+    let script = format!("echo $$ > {cgroup}/cgroup.procs && exec {}", known_pages());
+    service.run("acme", name, &[], &["sh", "-c", &script])
+}
+
+/// Writes the limit of a control group in either version.
+fn limit(cgroup: &str, bytes: u64) {
+    let of = |file| PathBuf::from(cgroup).join(file);
+    let file = [of("memory.limit_in_bytes"), of("memory.max")].into_iter().find(|file| file.exists());
+    std::fs::write(file.expect("a limit"), bytes.to_string()).expect("set the limit");
+}
+
+fn bound(service: &Service) -> (u64, String) {
+    let limit = &service.show("acme")["pool_limit"];
+    (number(&limit["bytes"]), limit["by"].as_str().expect("a limit").to_owned())
+}
+
+/// A tenant that writes everything twice again and again, in a control group of 64 MiB. Fails where only the group's
+/// `pool` bounds the pool: it then holds all that the tenant has ever written twice.
+#[test]
+fn pool_takes_no_more_than_half_of_its_members_memory_limits() {
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start();
+    let Some((cgroup, _afterwards)) = small_memory(&format!("{}-a", service.mark().1), 64 << 20) else { return };
+    let Some((beside, _too)) = small_memory(&format!("{}-b", service.mark().1), 16 << 20) else { return };
+    let by_members = |bytes: u64| (bytes, "members_memory".to_owned());
+    let mut tenant = member_in(&service, "tenant", &cgroup);
+    let most = (32 << 20) / 4096;
+    for (n, memory) in ["x", "y", "z"].into_iter().enumerate() {
+        let folded = 2 * u64::min(4000 * (n as u64 + 1), most);
+        hold_twice(&mut tenant, memory, 4000, 1 + 4000 * n as u64);
+        until(60, &format!("{folded} pages are folded"), || folded_pages(&service.show("acme"), "tenant") >= folded);
+    }
+    assert_eq!(bound(&service), by_members(32 << 20));
+    until(30, "it says so", || service.show("acme")["members"][0]["state"] == "no_room");
+    let shown = service.show("acme");
+    assert_documented(&["group show --json", "Savings of folding"], &shown);
+    assert_eq!((number(&shown["slots"]), folded_pages(&shown, "tenant")), (most, 2 * most));
+    let why = shown["no_room"].as_str().expect("a reason");
+    assert!(why.contains("the pool is limited to 32.0 MiB by its members' memory limits"), "{why}");
+    assert!(shown["members"][0]["fix"].as_str().is_some_and(|fix| fix.contains("raise the memory limits")), "{shown}");
+    let text = service.pagefold(&["group", "show", &service.group("acme")]);
+    assert!(String::from_utf8_lossy(&text.stdout).contains("by its members' memory limits"), "{text:?}");
+    // Limits are the kernel's word, and looked at again and again. Two members of a control group count once.
+    let same = member_in(&service, "same", &cgroup);
+    let other = member_in(&service, "other", &beside);
+    until(20, "the limit of another member counts", || bound(&service) == by_members(40 << 20));
+    drop((same, other));
+    until(20, "it counts no more", || bound(&service) == by_members(32 << 20));
+    limit(&cgroup, 128 << 20);
+    until(20, "a larger limit counts", || bound(&service) == by_members(64 << 20));
+    until(60, "the rest is folded", || folded_pages(&service.show("acme"), "tenant") == 24_000);
+    let free = PathBuf::from(&cgroup).parent().expect("a root").display().to_string();
+    let _free = member_in(&service, "free", &free);
+    until(20, "a member without a limit", || bound(&service).1 == "settings");
+    tenant.assert_is_well();
 }

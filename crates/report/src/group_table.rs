@@ -3,6 +3,7 @@
 use crate::member_words::{STATES, failure, remedy};
 use crate::savings_table;
 use crate::table::{Align, Table, shorten, wrap};
+use api::ask::{PoolLimit, PoolLimitBy};
 use api::control::{GroupReport, MemberReport, Settings};
 use cli::size::{bytes, count, mib};
 use page::pages_to_bytes;
@@ -12,10 +13,10 @@ const COLUMNS: usize = 100;
 /// Greatest length of a member's name beside figures, in characters.
 const NAME_CHARS: usize = 24;
 
-/// The tables for a group; `words` describe its settings.
-pub fn text(name: &str, words: &str, settings: &Settings, report: &GroupReport) -> String {
+/// The tables for a group; `words` describe its settings, and `limit` is the pool's that binds.
+pub fn text(name: &str, words: &str, (settings, limit): (&Settings, &PoolLimit), report: &GroupReport) -> String {
     let mut text = wrap(&format!("{name}: {words}"), COLUMNS);
-    text += &format!("\nSaved, in KiB; pagefold audit counts the same from page frames\n{}", savings(settings, report));
+    text += &format!("\nSaved, in KiB; pagefold audit counts the same from page frames\n{}", savings(limit, report));
     if report.savings.saved_bytes() < 0 {
         text += &wrap(savings_table::NEGATIVE, COLUMNS);
     }
@@ -26,19 +27,20 @@ pub fn text(name: &str, words: &str, settings: &Settings, report: &GroupReport) 
     text += &format!("\nWork and costs\n{}", figures(report));
     if !report.members.is_empty() {
         text += &format!("\nMembers (pages in MiB, time out of reach in us)\n{}", members(&report.members));
-        text += &states(name, settings, &report.members);
+        text += &states(name, (settings, limit), &report.members);
     }
     text
 }
 
-fn savings(settings: &Settings, r: &GroupReport) -> String {
+fn savings(limit: &PoolLimit, r: &GroupReport) -> String {
     let pages = |n: u64| bytes(pages_to_bytes(n));
     let idle = if r.idle_slots > 0 { format!("; {} idle", pages(r.idle_slots)) } else { String::new() };
+    let by = if limit.by == PoolLimitBy::MembersMemory { " by its members' memory limits" } else { "" };
     let full = if r.no_room.is_some() { "; FULL" } else { "" };
     let notes = [
         "pages of members that map a slot of the pool".into(),
         "given back, and not written since".into(),
-        format!("{} in use, of the {} that it may hold{idle}{full}", pages(r.slots), pages(settings.pool_slots.into())),
+        format!("{} in use, of the {} that it may hold{by}{idle}{full}", pages(r.slots), bytes(limit.bytes)),
         format!("worker {}, agents {}", bytes(r.index_bytes), bytes(r.agent_bytes)),
         format!("the kernel's account of {} mappings of members", count(r.vmas)),
     ];
@@ -110,12 +112,12 @@ fn members(members: &[MemberReport]) -> Table {
 }
 
 /// Explanations and remedies of the states that occur, and the details of members.
-fn states(group: &str, settings: &Settings, members: &[MemberReport]) -> String {
+fn states(group: &str, (settings, limit): (&Settings, &PoolLimit), members: &[MemberReport]) -> String {
     let mut text = String::new();
     for (state, meaning) in STATES {
         if members.iter().any(|m| state_of(m) == state) {
             text += &wrap(&format!("{}: {meaning}.", state.replace('_', " ")), COLUMNS);
-            text += &remedy(state, group, settings).map_or(String::new(), |what| format!("-> {what}\n"));
+            text += &remedy(state, group, settings, limit).map_or(String::new(), |what| format!("-> {what}\n"));
         }
     }
     if members.iter().any(|m| state_of(m) == GONE) {
@@ -167,7 +169,9 @@ mod tests {
             idle_slots: 68,
             ..GroupReport::default()
         };
-        let shown = text("acme", "folds", &Settings::default(), &report);
+        let settings = Settings::default();
+        let limit = PoolLimit::of(&settings, None);
+        let shown = text("acme", "folds", (&settings, &limit), &report);
         for words in [
             "acme: folds",
             "= saved       5,120  5.0 MiB",
@@ -182,7 +186,9 @@ mod tests {
             assert!(shown.contains(words), "{words}\n{shown}");
         }
         let report = GroupReport { savings: Savings::of(0, 0, 1, 0, 0), ..report };
-        let negative = text("acme", "folds", &Settings::default(), &report);
+        let limit = PoolLimit::of(&settings, Some(128 << 20));
+        let negative = text("acme", "folds", (&settings, &limit), &report);
+        assert!(negative.contains("of the 128 MiB that it may hold by its members' memory limits"), "{negative}");
         assert!(negative.contains("= saved       -4  -4 KiB\nNegative: folding takes more"), "{negative}");
         assert!(!shown.contains("gone:") && !shown.contains('\u{1b}'), "{shown}");
     }

@@ -1,5 +1,6 @@
 //! States of members in words: what each means, and what to do about it. `group show` and `doctor` use the same.
 
+use api::ask::{PoolLimit, PoolLimitBy};
 use api::control::{Fold, Settings};
 use page::pages_to_bytes;
 
@@ -29,10 +30,13 @@ pub fn meaning(state: &str) -> &'static str {
 }
 
 /// The remedy for a member's state; `None` for a member that folds.
-pub fn remedy(state: &str, group: &str, settings: &Settings) -> Option<String> {
+pub fn remedy(state: &str, group: &str, settings: &Settings, limit: &PoolLimit) -> Option<String> {
     Some(match state {
         "folding" => return None,
         "no_agent" => START_ITSELF.into(),
+        "no_room" if limit.by == PoolLimitBy::MembersMemory => {
+            "raise the memory limits of its members' control groups: the pool may have half of their sum".into()
+        }
         "no_room" => more_room(group, settings),
         "nothing_enrolled" => "let it call madvise(MADV_MERGEABLE) (QEMU: mem-merge=on), or start it with \
                                pagefold run --all-anonymous"
@@ -91,11 +95,16 @@ mod tests {
         assert!(meaning("x").contains("does not know"));
         let settings = Settings { fold: Fold::Off, pool_slots: 2048, ..Settings::default() };
         for (state, _) in STATES {
-            assert_eq!(remedy(state, "acme", &settings).is_none(), state == "folding", "{state}");
+            let limit = PoolLimit::of(&settings, None);
+            assert_eq!(remedy(state, "acme", &settings, &limit).is_none(), state == "folding", "{state}");
         }
-        let words = remedy("no_room", "acme", &settings).unwrap();
+        let fix = |settings: &Settings, members| {
+            remedy("no_room", "acme", settings, &PoolLimit::of(settings, members)).unwrap()
+        };
+        let words = fix(&settings, None);
         assert_eq!(words, "pagefold group set acme --pool 16M");
         let settings = Settings { pool_slots: 3, ..settings };
-        assert!(remedy("no_room", "acme", &settings).unwrap().contains("--pool 24K"));
+        assert!(fix(&settings, None).contains("--pool 24K"));
+        assert!(fix(&settings, Some(4096)).contains("raise the memory limits"));
     }
 }

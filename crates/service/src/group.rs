@@ -13,7 +13,7 @@ use super::backoff::Backoff;
 use super::config::GroupConfig;
 use super::worker::Worker;
 use act::CgroupHome;
-use api::ask::WorkerState;
+use api::ask::{PoolLimit, PoolLimitBy, WorkerState};
 use api::change::Change;
 use api::control::{GroupReport, Identity, Needs, News, Order, Room, SegmentInfo, Settings};
 use api::place::Place;
@@ -39,6 +39,8 @@ pub struct Group {
     pub change: Change,
     /// Its worker.
     pub worker: Option<Worker>,
+    /// Most bytes of its pool by its members' memory limits, where these bound it.
+    bound: Option<u64>,
     /// Since when it has had no member.
     pub idle_since: Option<Instant>,
     segments: BTreeMap<u8, (SegmentInfo, Rc<ForeignFile>)>,
@@ -72,6 +74,7 @@ impl Group {
             is_configured,
             change,
             worker: None,
+            bound: None,
             idle_since: None,
             segments: BTreeMap::new(),
             waiting: Vec::new(),
@@ -84,6 +87,42 @@ impl Group {
     /// Its settings.
     pub fn settings(&self) -> Settings {
         self.change.apply(self.config.settings)
+    }
+
+    /// The most that its pool may take.
+    pub fn pool_limit(&self) -> PoolLimit {
+        PoolLimit::of(&self.settings(), self.bound)
+    }
+
+    /// The settings that its worker is told: those of the group, with the pool's limit that binds.
+    fn ordered(&self) -> Settings {
+        let slots = self.pool_limit().bytes / page::PAGE_BYTES as u64;
+        Settings { pool_slots: u32::try_from(slots).unwrap_or(u32::MAX).max(1), ..self.settings() }
+    }
+
+    /// Bounds its pool by its members' memory limits, or no more, and tells the worker.
+    pub fn bound_pool(&mut self, bound: Option<u64>) {
+        let before = self.pool_limit();
+        self.bound = bound;
+        let limit = self.pool_limit();
+        if limit == before {
+            return;
+        }
+        if limit.by == PoolLimitBy::MembersMemory {
+            note!(
+                "group {}: the pool is limited to {} by its members' memory limits",
+                self.name,
+                cli::bytes(limit.bytes)
+            );
+        }
+        self.order_settings();
+    }
+
+    fn order_settings(&mut self) {
+        let settings = self.ordered();
+        if let Some(worker) = self.worker.as_mut().filter(|w| w.heard) {
+            worker.send(&Order::Set(settings), vec![]);
+        }
     }
 
     /// State of its worker.
@@ -150,10 +189,7 @@ impl Group {
     /// Changes settings, and tells the worker.
     pub fn set(&mut self, change: &Change) {
         self.change = self.change.then(change);
-        let settings = self.settings();
-        if let Some(worker) = self.worker.as_mut().filter(|w| w.heard) {
-            worker.send(&Order::Set(settings), vec![]);
-        }
+        self.order_settings();
     }
 
     /// Asks the worker for a report, and returns its number; `None` where there is no worker to ask.
@@ -214,7 +250,7 @@ impl Group {
         begun: bool,
         files: Vec<ForeignFile>,
     ) -> Heard {
-        let settings = self.settings();
+        let settings = self.ordered();
         let Some(worker) = &mut self.worker else { return Heard::Nothing };
         worker.heard = true;
         for (info, file) in segments.into_iter().zip(files) {

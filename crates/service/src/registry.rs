@@ -7,6 +7,7 @@ use super::state::State;
 use api::ask::NOT_CONFIGURED;
 use api::place::{Place, own_uid};
 use cli::note;
+use host::MemoryLimits;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -25,12 +26,14 @@ pub struct Registry {
     pub groups: BTreeMap<String, Group>,
     /// Memory promised to groups that unfold.
     pub room: Room,
+    /// Memory limits of members, where the kernel tells them.
+    limits: Option<MemoryLimits>,
 }
 
 impl Registry {
     /// A registry without groups.
     pub fn new(place: Place, config: Config, state: State) -> Self {
-        Self { place, config, state, groups: BTreeMap::new(), room: Room::default() }
+        Self { place, config, state, groups: BTreeMap::new(), room: Room::default(), limits: MemoryLimits::find() }
     }
 
     /// The group of this name, which is made if it is not there.
@@ -65,6 +68,18 @@ impl Registry {
             note!("group {name}: ended for good, with {} folds and {cpu_s:.1} s of processor time", bill.folds);
             self.groups.remove(&name);
             self.state.forget_group(&name);
+        }
+    }
+
+    /// Bounds the pool of every group by half of what its members may have together. A content in the pool is one that
+    /// members held twice. So a tenant needs no more than that; and it gets no more memory beyond its limits by it.
+    pub fn bound_pools(&mut self) {
+        let Some(limits) = &self.limits else { return };
+        let ram = host::ram_bytes();
+        for group in self.groups.values_mut() {
+            let members = self.state.members().iter().filter(|member| member.group == group.name);
+            let groups = members.filter_map(|member| limits.group_of(member.identity.pid)).collect();
+            group.bound_pool(limits.most_bytes(&groups, ram).map(|bytes| bytes / 2));
         }
     }
 

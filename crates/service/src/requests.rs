@@ -8,7 +8,7 @@
 //! A question reads and changes nothing but the [`Registry`].
 
 use super::registry::Registry;
-use api::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine, NOT_CONFIGURED};
+use api::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine, NOT_CONFIGURED, PoolLimit, PoolLimitBy};
 use api::change::Change;
 use api::control::{Fold, GroupReport, Identity, Settings};
 use api::name;
@@ -272,8 +272,9 @@ impl Request<'_> {
                     configured: group.is_configured,
                     worker: group.worker_state(),
                     worker_pid: group.worker.as_ref().map(|w| w.process.pid),
+                    pool_limit: group.pool_limit(),
                     segments: group.segments(),
-                    report: GroupReport { bill, ..report.clone() },
+                    report: named(GroupReport { bill, ..report.clone() }, &group.pool_limit()),
                 })));
             }
             Wants::Unfold(change) => {
@@ -307,6 +308,20 @@ impl Request<'_> {
         self.client.answer(&Answer::Set(Box::new(self.registry.group(group).settings())));
         Ok(())
     }
+}
+
+/// The report, in which a full pool names its members' memory limits where these bind.
+fn named(mut report: GroupReport, limit: &PoolLimit) -> GroupReport {
+    let Some(why) = report.no_room.take() else { return report };
+    let more = match limit.by {
+        PoolLimitBy::MembersMemory => {
+            format!("{why}; the pool is limited to {} by its members' memory limits", cli::bytes(limit.bytes))
+        }
+        PoolLimitBy::Settings => why.clone(),
+    };
+    report.members.iter_mut().filter(|member| member.detail == why).for_each(|member| member.detail.clone_from(&more));
+    report.no_room = Some(more);
+    report
 }
 
 /// Whether a change makes folded pages private. Before members cease to share, all pages become so.

@@ -27,6 +27,8 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_secs(1);
 /// Time between two reports that every worker is asked for, to keep its bill: 10 s.
 const BILLS: Duration = Duration::from_secs(10);
+/// Time between two looks at members' memory limits, while no member comes: 5 s.
+const LIMITS: Duration = Duration::from_secs(5);
 /// Connections or messages handled in a row before other sources get their turn.
 const TURN: usize = 64;
 /// Pause after a failure to accept a connection: 200 ms.
@@ -60,6 +62,7 @@ pub struct Supervisor {
     accept_after: Option<Instant>,
     said_no_home: bool,
     bills_due: Instant,
+    limits_due: Instant,
     said_no_state: bool,
     _lock: Lock,
 }
@@ -95,6 +98,7 @@ impl Supervisor {
             accept_after: None,
             said_no_home: false,
             bills_due: Instant::now(),
+            limits_due: Instant::now(),
             said_no_state: false,
             _lock: lock,
         };
@@ -117,6 +121,7 @@ impl Supervisor {
                 Err(e) => note!("group {name}: {e:#}"),
             }
         }
+        self.registry.bound_pools();
         note!(
             "serving at {}: {} groups, {} members that run already",
             self.registry.place.dir().display(),
@@ -244,6 +249,7 @@ impl Supervisor {
             self.registry.keep(|state| state.add(member.clone()))?;
             note!("group {}: process {} is member {} by a rule", member.group, process.pid, member.identity.name);
         }
+        self.limits_due = Instant::now();
         let group = self.registry.group(&member.group);
         group.idle_since = None;
         if !group.admit(member.identity, socket) {
@@ -357,6 +363,10 @@ impl Supervisor {
             .filter(|g| due(g, self.registry.state.members_of(&g.name)))
             .map(|g| g.name.clone())
             .collect();
+        if !names.is_empty() {
+            // A worker begins with the bound.
+            self.registry.bound_pools();
+        }
         for name in names {
             let uid = self.registry.worker_uid(&name);
             let (place, mut no_home) = (self.registry.place.clone(), None);
@@ -378,6 +388,10 @@ impl Supervisor {
         self.clients.forget_silent();
         let now = Instant::now();
         self.prover.watch(now);
+        if self.limits_due <= now {
+            self.limits_due = now + LIMITS;
+            self.registry.bound_pools();
+        }
         let asks = self.bills_due <= now;
         if asks {
             self.bills_due = now + BILLS;

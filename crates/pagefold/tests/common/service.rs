@@ -68,6 +68,26 @@ pub fn until(seconds: u64, what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
+/// A memory control group of a test's own, in the v1 or v2 hierarchy; `None`, with the reason printed, if it cannot be
+/// made.
+pub fn small_memory(token: &str, bytes: u64) -> Option<(String, Afterwards)> {
+    let v1 = "/sys/fs/cgroup/memory";
+    let (base, limit) =
+        if fs::metadata(v1).is_ok() { (v1, "memory.limit_in_bytes") } else { ("/sys/fs/cgroup", "memory.max") };
+    let dir = format!("{base}/pagefold-test-{token}");
+    let made = fs::create_dir(&dir).and_then(|()| fs::write(format!("{dir}/{limit}"), bytes.to_string()));
+    // The control group can be removed when the worker has ended, which is later: so the script tries for 30 s.
+    let patiently = format!("(for i in $(seq 300); do rmdir {dir} && break; sleep 0.1; done) > /dev/null 2>&1 &");
+    let afterwards = Afterwards::run(&patiently);
+    match made {
+        Ok(()) => Some((dir, afterwards)),
+        Err(e) => {
+            eprintln!("skipped: cannot make a memory control group at {dir}: {e}");
+            None
+        }
+    }
+}
+
 /// A running `pagefold serve`. Dropping it ends it with its workers and members.
 pub struct Service {
     dir: PathBuf,

@@ -1,7 +1,7 @@
 //! Checks whether Pagefold folds a guest; if not, they give the reason and a remedy.
 
 use crate::cmd::absent::why_absent;
-use api::ask::MemberLine;
+use api::ask::{MemberLine, PoolLimit};
 use api::client::Service;
 use api::control::{GroupReport, NO_ROOM, Settings};
 use api::place::Meant;
@@ -17,7 +17,7 @@ use std::path::Path;
 #[derive(Default)]
 pub struct Folding {
     members: Vec<MemberLine>,
-    groups: BTreeMap<String, (Settings, GroupReport)>,
+    groups: BTreeMap<String, (Settings, PoolLimit, GroupReport)>,
     /// Reasons why a service, or a group's worker, does not answer.
     silent: Vec<String>,
 }
@@ -45,7 +45,7 @@ impl Folding {
         self.members.extend(service.members()?);
         for group in service.groups()?.into_iter().filter(|g| g.members > 0) {
             match service.show(&group.name) {
-                Ok(state) => _ = self.groups.insert(group.name, (state.settings, state.report)),
+                Ok(state) => _ = self.groups.insert(group.name, (state.settings, state.pool_limit, state.report)),
                 Err(e) => self.silent.push(format!("group {}: {}", group.name, in_words(&e))),
             }
         }
@@ -54,7 +54,7 @@ impl Folding {
 
     /// Whether Pagefold handles the faults of a guest's memory; `None` if no service has it as a connected member.
     pub fn follows(&self, guest: &Guest) -> Option<bool> {
-        let reports = self.groups.values().flat_map(|(_, report)| &report.members);
+        let reports = self.groups.values().flat_map(|(.., report)| &report.members);
         let of_guest: Vec<_> = reports.filter(|m| m.connected && guest.pids.contains(&m.pid)).collect();
         // A migration or a snapshot has it where an agent yields.
         (!of_guest.is_empty()).then(|| of_guest.iter().all(|m| m.state != "yielded"))
@@ -104,7 +104,7 @@ impl Folding {
             let why = why_absent(member.identity.pid);
             return check(format!("no: {who}, but no agent has connected: {why}")).warn(member_words::START_ITSELF);
         }
-        let Some((settings, report)) = self.groups.get(group) else {
+        let Some((settings, limit, report)) = self.groups.get(group) else {
             let why = self.silent.first().map_or("its group has no worker", String::as_str);
             return check(format!("unknown: {who}: {why}")).warn("look at the log of pagefold serve");
         };
@@ -117,7 +117,7 @@ impl Folding {
         let state = found.state.as_str();
         let folded = cli::bytes(pages_to_bytes(found.folded_pages + found.zero_pages));
         let enrolled = cli::bytes(pages_to_bytes(found.enrolled_pages));
-        let remedy = member_words::remedy(state, group, settings);
+        let remedy = member_words::remedy(state, group, settings, limit);
         let meaning = member_words::meaning(state);
         match (state, remedy) {
             (_, None) => check(format!("yes: {who}; {folded} of {enrolled} are folded{detail}")),
@@ -170,7 +170,8 @@ mod tests {
             let (state, name) = ((*state).to_owned(), format!("m{n}"));
             report.members.push(MemberReport { name, pid: n as u32, connected: true, state, ..Default::default() });
         }
-        all.groups.insert("acme".into(), (Settings { fold, ..Settings::default() }, report));
+        let settings = Settings { fold, ..Settings::default() };
+        all.groups.insert("acme".into(), (settings, PoolLimit::of(&settings, None), report));
         all
     }
 

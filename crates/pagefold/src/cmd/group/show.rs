@@ -3,7 +3,7 @@
 use super::{Args, find, words};
 use crate::cmd::absent::add_absent;
 use anyhow::Context;
-use api::ask::{GroupState, WorkerState};
+use api::ask::{GroupState, PoolLimit, WorkerState};
 use api::change::Printed;
 use api::client::Service;
 use api::control::GroupReport;
@@ -41,6 +41,7 @@ struct Shown<'a> {
     settings: Printed,
     worker: WorkerState,
     worker_pid: Option<u32>,
+    pool_limit: PoolLimit,
     segments: usize,
     saved_bytes: i64,
     #[serde(flatten)]
@@ -80,18 +81,19 @@ fn ask(service: &Service, group: &str) -> anyhow::Result<GroupState> {
     let mut state = service.show(group).with_context(|| format!("cannot show group {group}"))?;
     add_absent(&mut state.report, group, &service.members()?);
     for member in state.report.members.iter_mut().filter(|m| !m.state.is_empty()) {
-        member.fix = member_words::remedy(&member.state, group, &state.settings);
+        member.fix = member_words::remedy(&member.state, group, &state.settings, &state.pool_limit);
     }
     Ok(state)
 }
 
 fn shown(state: &GroupState) -> Shown<'_> {
-    let GroupState { name, settings, configured, worker, worker_pid, segments, report } = state;
+    let GroupState { name, settings, configured, worker, worker_pid, pool_limit, segments, report } = state;
     let saved_bytes = report.savings.saved_bytes();
     let (configured, worker, worker_pid, segments) = (*configured, *worker, *worker_pid, *segments);
-    Shown { name, configured, settings: settings.into(), worker, worker_pid, segments, saved_bytes, report }
+    let (settings, pool_limit) = (settings.into(), *pool_limit);
+    Shown { name, configured, settings, worker, worker_pid, pool_limit, segments, saved_bytes, report }
 }
 
 fn text(state: &GroupState) -> String {
-    group_table::text(&state.name, &words::of(state), &state.settings, &state.report)
+    group_table::text(&state.name, &words::of(state), (&state.settings, &state.pool_limit), &state.report)
 }

@@ -1,0 +1,198 @@
+//! Memory limits of control groups: the kernel's word on how much memory processes may have.
+//!
+//! A limit holds for a group and all groups below it. So the most that some processes may have together is a sum over
+//! the tree. A group may have its limit at most, and no more than the groups below it may have if all of the processes
+//! lie in those:
+//!
+//! ```text
+//!   /           no limit      1.5 GiB
+//!   |- tenant   1 GiB         1 GiB: the limit
+//!   |  |- vm1   768 MiB       768 MiB
+//!   |  `- vm2   768 MiB       768 MiB
+//!   `- other    512 MiB       512 MiB
+//! ```
+//!
+//! Version 1 has the limit in `memory.limit_in_bytes`, version 2 in `memory.max`. On a hybrid host the memory controller is in
+//! one of the trees of version 1.
+
+use crate::{Cgroups, text};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// The tree of control groups that limits memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryLimits {
+    /// The directory where the tree is mounted.
+    at: PathBuf,
+    /// The group that is mounted there.
+    mounted: PathBuf,
+    /// The file of a group's limit.
+    file: &'static str,
+}
+
+impl MemoryLimits {
+    /// The tree of this host; `None` if no controller of memory is mounted.
+    pub fn find() -> Option<Self> {
+        Self::parse(&text::read("/proc/self/mountinfo").ok()?)
+    }
+
+    fn parse(mountinfo: &str) -> Option<Self> {
+        let mounts = || mountinfo.lines().filter_map(Mount::parse);
+        let first = mounts().find(|m| m.kind == "cgroup" && m.options.split(',').any(|option| option == "memory"));
+        let (mount, file) = match first {
+            Some(mount) => (mount, "memory.limit_in_bytes"),
+            None => (mounts().find(|m| m.kind == "cgroup2")?, "memory.max"),
+        };
+        Some(Self { at: mount.at.into(), mounted: mount.root.into(), file })
+    }
+
+    /// The group in which a process's memory counts; `None` if the process is gone.
+    pub fn group_of(&self, pid: u32) -> Option<String> {
+        let cgroups = Cgroups::parse(&text::read(format!("/proc/{pid}/cgroup")).ok()?);
+        Some(cgroups.memory_path(self.file == "memory.max").unwrap_or("/").to_owned())
+    }
+
+    /// The most memory that processes of all these groups may have together. `None` if those of one of the groups have
+    /// no limit below `ram` bytes, or the kernel does not tell.
+    pub fn most_bytes(&self, groups: &BTreeSet<String>, ram: u64) -> Option<u64> {
+        let mut paths = Vec::new();
+        for group in groups {
+            let path = Path::new(group).strip_prefix(&self.mounted).ok()?;
+            let is_plain = path.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+            let smallest = path.ancestors().map(|group| self.limit(group)).min()?;
+            paths.push(Some(path).filter(|_| is_plain && smallest < ram)?);
+        }
+        (!paths.is_empty()).then(|| self.most_below(Path::new(""), &paths))
+    }
+
+    /// The most that processes of these groups, which lie in `group`, may have together.
+    fn most_below(&self, group: &Path, paths: &[&Path]) -> u64 {
+        let limit = self.limit(group);
+        if paths.contains(&group) {
+            return limit;
+        }
+        let depth = group.components().count() + 1;
+        let child = |path: &&Path| path.components().take(depth).collect::<PathBuf>();
+        let children: BTreeSet<PathBuf> = paths.iter().map(child).collect();
+        let below = |child: &PathBuf| {
+            let inside: Vec<&Path> = paths.iter().filter(|path| path.starts_with(child)).copied().collect();
+            self.most_below(child, &inside)
+        };
+        children.iter().map(below).fold(0, u64::saturating_add).min(limit)
+    }
+
+    /// The limit of one group; the greatest number if it has none.
+    fn limit(&self, group: &Path) -> u64 {
+        let limit = text::read(self.at.join(group).join(self.file));
+        limit.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX)
+    }
+}
+
+/// A line of `/proc/PID/mountinfo`.
+struct Mount<'a> {
+    root: &'a str,
+    at: &'a str,
+    kind: &'a str,
+    options: &'a str,
+}
+
+impl<'a> Mount<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let (mount, filesystem) = line.split_once(" - ")?;
+        let (mut mount, mut filesystem) = (mount.split(' ').skip(3), filesystem.split(' '));
+        let (root, at) = (mount.next()?, mount.next()?);
+        let (kind, options) = (filesystem.next()?, filesystem.nth(1)?);
+        Some(Self { root, at, kind, options })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    const G: u64 = 1 << 30;
+    const M: u64 = 1 << 20;
+
+    const V2: &str = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+    const HYBRID: &str = "\
+35 30 0:30 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct
+37 30 0:32 /jail /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
+38 30 0:33 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw
+";
+
+    /// A tree with these limits in a directory of its own.
+    fn tree(file: &'static str, limits: &[(&str, &str)]) -> (tempfile::TempDir, MemoryLimits) {
+        let dir = tempfile::tempdir().unwrap();
+        for (group, limit) in limits {
+            fs::create_dir_all(dir.path().join(group)).unwrap();
+            fs::write(dir.path().join(group).join(file), limit).unwrap();
+        }
+        let limits = MemoryLimits { at: dir.path().to_owned(), mounted: "/".into(), file };
+        (dir, limits)
+    }
+
+    fn most(limits: &MemoryLimits, groups: &[&str]) -> Option<u64> {
+        limits.most_bytes(&groups.iter().map(|group| (*group).to_owned()).collect(), 64 * G)
+    }
+
+    #[test]
+    fn memory_controller_is_found_in_either_version() {
+        let found = |mountinfo| MemoryLimits::parse(mountinfo).map(|l| (l.at, l.mounted, l.file));
+        assert_eq!(found(V2), Some(("/sys/fs/cgroup".into(), "/".into(), "memory.max")));
+        let hybrid = ("/sys/fs/cgroup/memory".into(), "/jail".into(), "memory.limit_in_bytes");
+        assert_eq!(found(HYBRID), Some(hybrid));
+        assert_eq!(found("22 28 0:20 / /proc rw shared:12 - proc proc rw\nrubbish\n"), None);
+    }
+
+    /// Texts of the files as version 2 writes them: the root has none.
+    #[test]
+    fn smallest_limit_along_the_path_holds_and_counts_once() {
+        let (_dir, limits) = tree(
+            "memory.max",
+            &[
+                ("tenant", "1073741824\n"),
+                ("tenant/vm1", "805306368\n"),
+                ("tenant/vm2", "805306368\n"),
+                ("tenant/vm1/inner", "max\n"),
+                ("other", "536870912\n"),
+                ("free", "max\n"),
+            ],
+        );
+        assert_eq!(most(&limits, &["/other"]), Some(512 * M));
+        assert_eq!(most(&limits, &["/tenant/vm1/inner"]), Some(768 * M));
+        assert_eq!(most(&limits, &["/tenant/vm1", "/tenant/vm1/inner"]), Some(768 * M));
+        assert_eq!(most(&limits, &["/tenant/vm1", "/tenant/vm2"]), Some(G));
+        assert_eq!(most(&limits, &["/tenant/vm1/inner", "/tenant/vm2", "/other"]), Some(G + 512 * M));
+    }
+
+    #[test]
+    fn member_without_limit_or_out_of_sight_means_no_sum() {
+        let (_dir, limits) =
+            tree("memory.max", &[("free", "max\n"), ("other", "1073741824\n"), ("wide", "999999999999\n")]);
+        for group in ["/free", "/", "/wide", "/../elsewhere", "/no/such"] {
+            assert_eq!(most(&limits, &["/other", group]), None, "{group}");
+        }
+        assert_eq!(most(&limits, &[]), None);
+        let jailed = MemoryLimits { mounted: "/jail".into(), ..limits };
+        assert_eq!((most(&jailed, &["/jail/other"]), most(&jailed, &["/jailother"])), (Some(G), None));
+    }
+
+    /// Version 1 writes no word where there is no limit, but the greatest number of whole pages.
+    #[test]
+    fn first_version_has_no_limit_at_its_greatest_number() {
+        let none = "9223372036854771712\n";
+        let (_dir, limits) = tree("memory.limit_in_bytes", &[("", none), ("a", "268435456\n"), ("b", none)]);
+        assert_eq!((most(&limits, &["/a"]), most(&limits, &["/a", "/b"])), (Some(256 * M), None));
+    }
+
+    #[test]
+    fn own_group_is_known_on_this_host() {
+        let Some(limits) = MemoryLimits::find() else {
+            eprintln!("skipped: no controller of memory is mounted");
+            return;
+        };
+        assert!(limits.group_of(std::process::id()).unwrap().starts_with('/'));
+        assert_eq!(limits.group_of(0), None);
+    }
+}
