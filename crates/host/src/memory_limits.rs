@@ -1,8 +1,8 @@
 //! Memory limits of control groups: the kernel's word on how much memory processes may have.
 //!
 //! A limit holds for a group and all groups below it. So the most that some processes may have together is a sum over
-//! the tree. A group may have its limit at most, and no more than the groups below it may have if all of the processes
-//! lie in those:
+//! the tree. A group may have its limit at most. If all of its processes lie in groups below it, it may have no more than
+//! those:
 //!
 //! ```text
 //!   /           no limit      1.5 GiB
