@@ -24,10 +24,11 @@ mod measured;
 mod page_map;
 mod text;
 
+pub use text::{Text, legend, table};
+
 use census::Findings;
 use guest::Footprint;
 use std::io::{self, Write};
-use text::Text;
 
 /// The contents of a report.
 #[derive(Clone, Copy)]
@@ -56,19 +57,28 @@ const HATCH: &str = r#"<svg class="defs" width="0" height="0" aria-hidden="true"
 const NAVIGATION: &str = r##"<nav aria-label="In this report"><a href="#opportunity">opportunity</a>
 <a href="#isolation">price of isolation</a> <a href="#measured">how it was measured</a> <a href="#words">words</a></nav>"##;
 
-/// Writes the report to `out`.
-pub fn write(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
-    let title = Text(report.title);
+/// Writes the beginning of a page in the style of the report, up to its heading. `style` is added to the style sheet.
+///
+/// # Errors
+/// `out` cannot be written.
+pub fn begin(out: &mut dyn Write, title: &str, made_at: &str, style: &str) -> io::Result<()> {
+    let title = Text(title);
     writeln!(
         out,
         r#"<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"/>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"/>
 <meta name="viewport" content="width=device-width, initial-scale=1"/><meta name="color-scheme" content="light dark"/>
-<title>{title}</title><style>{STYLE}</style></head><body>{HATCH}<main>
-<header><h1>{title}</h1><p class="quiet">{}</p></header>{NAVIGATION}"#,
-        Text(report.made_at)
-    )?;
+<title>{title}</title><style>{STYLE}{style}</style></head><body>{HATCH}<main>
+<header><h1>{title}</h1><p class="quiet">{}</p></header>"#,
+        Text(made_at)
+    )
+}
+
+/// Writes the report to `out`.
+pub fn write(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
+    begin(out, report.title, report.made_at, "")?;
+    writeln!(out, "{NAVIGATION}")?;
     headline::write(out, report.findings)?;
     footprint::write(out, report.footprints)?;
     heat::write(out, report.findings)?;

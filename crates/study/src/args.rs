@@ -2,16 +2,17 @@
 
 use crate::data::{self, Length, Study};
 use crate::recipes::{self, Recipe};
-use crate::result::{self, Outcome as Result_};
+use crate::result;
 use crate::runner::{Job, Wanted, in_words};
-use crate::{list, selftest, table};
+use crate::{list, page, selftest, table};
 use anyhow::{Context, bail};
 use clap::Subcommand;
 use cli::exit::{Outcome, Stop};
-use cli::{output, say};
+use cli::{OutputFile, output, say};
 use guest::Glob;
+use std::io::{BufWriter, Write};
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Arguments of `pagefold study`.
 #[derive(clap::Args)]
@@ -54,6 +55,9 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Write a self-contained page: the paper's numbers redrawn, and ours beside them
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Directory for turns of runs that were cut off [default: studies in the cache of the lab]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
@@ -67,6 +71,18 @@ enum Other {
         #[arg(long)]
         json: bool,
     },
+    /// Draw results of earlier runs, from files that --json wrote
+    Draw {
+        /// Results
+        #[arg(value_name = "FILE", required = true)]
+        results: Vec<PathBuf>,
+        /// Write a self-contained page
+        #[arg(long, value_name = "FILE")]
+        html: Option<PathBuf>,
+        /// Write a document, with its pictures in a directory of its name
+        #[arg(long, value_name = "FILE")]
+        markdown: Option<PathBuf>,
+    },
 }
 
 /// Runs the command.
@@ -77,6 +93,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let studies = data::all();
     match &args.other {
         Some(Other::Selftest { json }) => run_selftest(&studies, *json),
+        Some(Other::Draw { results, html, markdown }) => draw(&studies, results, html.as_deref(), markdown.as_deref()),
         None if args.list => list::print(&studies, args.json),
         None => run_studies(args, &studies),
     }
@@ -96,6 +113,45 @@ fn run_selftest(studies: &[Study], as_json: bool) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
+fn draw(studies: &[Study], files: &[PathBuf], html: Option<&Path>, markdown: Option<&Path>) -> anyhow::Result<Outcome> {
+    let mut results = Vec::new();
+    for file in files {
+        results.extend(result::read(file).map_err(Stop::usage)?);
+    }
+    let items = items(studies, &results)?;
+    if let Some(html) = html {
+        write_page(OutputFile::create(html)?, &items)?;
+    }
+    if let Some(markdown) = markdown {
+        page::write_markdown(markdown, &items)?;
+    }
+    output::line(page::summary(&items))?;
+    Ok(Outcome::Done)
+}
+
+/// Results with their studies, in the order of the list.
+fn items<'a>(studies: &'a [Study], results: &'a [result::Outcome]) -> anyhow::Result<Vec<page::Item<'a>>> {
+    if let Some(unknown) = results.iter().find(|r| studies.iter().all(|study| study.id != r.id)) {
+        return Err(Stop::Usage(format!("there is no study {}, of which this is a result", unknown.id)).into());
+    }
+    let of = |study: &'a Study| results.iter().filter(move |r| r.id == study.id).map(move |r| (study, r));
+    Ok(studies.iter().flat_map(of).collect())
+}
+
+fn write_page(file: OutputFile, items: &[page::Item<'_>]) -> anyhow::Result<()> {
+    let kernel = host::Kernel::this();
+    let made_at = format!("drawn on {}, Linux {}", kernel.host_name, kernel.release);
+    let written = file.handle().map(BufWriter::new).and_then(|mut out| {
+        page::write(&mut out, items, &made_at)?;
+        out.flush()
+    });
+    written.with_context(|| format!("cannot write {}", file.path().display()))?;
+    let path = file.path().to_owned();
+    file.commit()?;
+    say!("pagefold: wrote {}", path.display());
+    Ok(())
+}
+
 fn run_studies(args: &Args, studies: &[Study]) -> anyhow::Result<Outcome> {
     if args.ids.is_empty() {
         let what = "name a study, or a pattern: pagefold study --list shows them";
@@ -112,13 +168,18 @@ fn run_studies(args: &Args, studies: &[Study]) -> anyhow::Result<Outcome> {
         Some(state) => state.clone(),
         None => lab::cache_dir()?.join("studies"),
     };
+    // The file first, so that an error about it does not come after a long run.
+    let html = args.html.as_deref().map(OutputFile::create).transpose()?;
     host::note_interrupts().context("cannot catch signals")?;
     let time = jobs.iter().map(Job::estimate_s).sum();
     say!("pagefold: {} of {} studies, {}", jobs.len(), chosen.len(), in_words(time));
     let identity = identity()?;
-    let mut results: Vec<Result_> = Vec::new();
+    let mut results: Vec<result::Outcome> = Vec::new();
     for job in &jobs {
         results.push(job.run(&state, &identity)?);
+    }
+    if let Some(html) = html {
+        write_page(html, &items(studies, &results)?)?;
     }
     if args.json {
         output::line(serde_json::to_string_pretty(&results)?)?;

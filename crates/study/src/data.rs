@@ -151,7 +151,6 @@ pub struct Panel {
     /// Its heading.
     pub title: String,
     /// Its form.
-    #[expect(dead_code, reason = "pages that draw it are to come")]
     pub form: PanelForm,
     /// Unit of all values.
     pub unit: String,

@@ -16,6 +16,7 @@ mod data;
 mod guest;
 mod list;
 mod losses;
+mod page;
 mod plan;
 mod recipes;
 mod record;

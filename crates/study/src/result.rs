@@ -3,7 +3,9 @@
 use crate::check::Verdict;
 use crate::data::{Length, Study};
 use crate::record::{ArmTimeline, Record};
+use anyhow::Context;
 use serde::{Deserialize, Serialize};
+use std::path::Path;
 
 /// The result of one study.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -94,4 +96,13 @@ pub fn reported(study: &Study) -> Vec<Reported> {
         of_panel.map(row).collect()
     };
     study.panel.iter().flat_map(rows).collect()
+}
+
+/// Reads results from a file that `--json` wrote.
+///
+/// # Errors
+/// It cannot be read, or holds something else.
+pub fn read(path: &Path) -> anyhow::Result<Vec<Outcome>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("{} is no result of pagefold study --json", path.display()))
 }

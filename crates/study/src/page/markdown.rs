@@ -1,0 +1,168 @@
+//! `docs/studies.md`: a paragraph, the verdicts and a picture for each study that ran. The pictures are files of their
+//! own, with the colours of both themes in them.
+
+use super::panel::Side;
+use super::{Item, count};
+use crate::check::Answer;
+use crate::data::{Panel, PanelForm};
+use crate::losses;
+use crate::result::Outcome;
+use crate::runner::in_words;
+use crate::table::{in_figures, of_loss};
+use anyhow::Context;
+use report::html::Text;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+/// Colours of pictures that stand alone, in both themes: those of the report.
+const THEMES: &str = "\
+:root{--ground:#fdfdfb;--line:#dcdcd5;--ink:#1d1f22;--quiet:#5c6066;--unique:#b9bcc0;--shared:#009e73;--group:#0072b2;--others:#d55e00;--host:#cc79a7;--ram:#4d3fa3;--stack:#b79b2d}\
+@media(prefers-color-scheme:dark){:root{--ground:#15171a;--line:#34383e;--ink:#e8e8e4;--quiet:#a3a7ad;--unique:#6a7077;--shared:#1fb88a;--group:#2f97d6;--others:#ee7a21;--host:#d990b8;--ram:#8f83dd;--stack:#d8c25e}}\
+.ground{fill:var(--ground)}.head{font-weight:600}";
+const CHART: &str = include_str!("../../assets/chart.css");
+
+/// Writes the document, and its pictures into the directory beside it that has its name without the ending.
+///
+/// # Errors
+/// A file cannot be written.
+pub fn write(path: &Path, items: &[Item<'_>]) -> anyhow::Result<()> {
+    let dir = path.with_extension("");
+    let name = dir.file_name().context("a document without a name")?.to_string_lossy().into_owned();
+    fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    for (study, result) in items {
+        for (n, panel) in study.panel.iter().enumerate() {
+            let file = dir.join(picture_name(&study.id, n));
+            fs::write(&file, picture(panel, result)).with_context(|| format!("cannot write {}", file.display()))?;
+        }
+    }
+    fs::write(path, text(items, &name)).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn picture_name(id: &str, n: usize) -> String {
+    if n == 0 { format!("{id}.svg") } else { format!("{id}-{}.svg", n + 1) }
+}
+
+/// The document.
+pub fn text(items: &[Item<'_>], dir: &str) -> String {
+    let mut text = String::from(
+        "# Studies\n\nExperiments of five papers, repeated with `pagefold study`. This page is written from the raw results in this \
+         directory by `pagefold study draw`.\nEach prediction has a verdict from a 95% interval over repetitions. Formats: [formats.md](formats.md).\n\n",
+    );
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        text,
+        "Of the predictions, {} hold, {} fail and {} are undecided.\n",
+        count(items, Answer::Holds),
+        count(items, Answer::Fails),
+        count(items, Answer::Undecided)
+    );
+    worse(&mut text, items);
+    for item in items {
+        of_study(&mut text, *item, dir);
+    }
+    text
+}
+
+/// The list of what Pagefold does worse.
+fn worse(text: &mut String, items: &[Item<'_>]) {
+    let losses = items.iter().flat_map(|(study, result)| {
+        losses::of(study, &result.measured).into_iter().map(move |loss| (study.id.as_str(), loss))
+    });
+    let rows: Vec<String> =
+        losses.map(|(id, loss)| format!("| [{id}](#{}) | {} |", anchor(id), cell(&of_loss(&loss)))).collect();
+    if !rows.is_empty() {
+        let _ = writeln!(text, "## Where Pagefold does worse\n\n| study | figure |\n|---|---|\n{}\n", rows.join("\n"));
+    }
+}
+
+/// The anchor that a heading gets.
+fn anchor(heading: &str) -> String {
+    heading.replace('.', "")
+}
+
+/// Text in a cell of a table.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|")
+}
+
+fn of_study(text: &mut String, (study, result): Item<'_>, dir: &str) {
+    let _ = writeln!(
+        text,
+        "## {}\n\n{}, {}: {}.\n\n**Found there.** {}\n",
+        study.id, study.title, study.place, study.what, study.found
+    );
+    let _ = writeln!(
+        text,
+        "`pagefold study {}{}`, {}, n = {}.\n",
+        study.id,
+        if result.form == crate::data::Length::Full { " --full" } else { "" },
+        in_words(result.seconds),
+        result.measured.iter().map(|r| r.n).max().unwrap_or(0)
+    );
+    text.push_str("| verdict | prediction | figures |\n|---|---|---|\n");
+    for verdict in &result.verdicts {
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} |",
+            verdict.verdict.name(),
+            cell(&verdict.prediction),
+            cell(&in_figures(verdict))
+        );
+    }
+    text.push('\n');
+    for (n, panel) in study.panel.iter().enumerate() {
+        let _ = writeln!(text, "![{}]({dir}/{})\n", panel.title, picture_name(&study.id, n));
+    }
+    text.push_str("| differs here |\n|---|\n");
+    for difference in &study.differs {
+        let _ = writeln!(text, "| {} |", cell(difference));
+    }
+    text.push('\n');
+}
+
+/// A panel as a picture that stands alone: the paper's numbers on the left, ours on the right.
+fn picture(panel: &Panel, result: &Outcome) -> String {
+    // A table has no picture of its own: its rows become bars.
+    let drawn = if panel.form == PanelForm::Table { PanelForm::Bars } else { panel.form };
+    let panel = &Panel { form: drawn, ..panel.clone() };
+    let sides = [("reported", Side::paper(panel)), ("here", Side::ours(panel, result))];
+    let shown: Vec<_> = sides.iter().filter(|(_, side)| !side.is_empty()).collect();
+    let width = 540.0 * shown.len().max(1) as f64;
+    let keys = shown.iter().map(|(_, side)| side.keys().count()).max().unwrap_or(0);
+    let height = 300.0 + 15.0 * keys as f64;
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\">\
+         <style>{THEMES}{CHART}</style><rect class=\"ground\" width=\"100%\" height=\"100%\"/>\n"
+    );
+    for (n, (whose, side)) in shown.into_iter().enumerate() {
+        let left = 540.0 * n as f64;
+        let _ = write!(
+            svg,
+            "<g class=\"chart\"><text class=\"head\" x=\"{}\" y=\"20\">{}: {whose}</text>",
+            left + 10.0,
+            Text(&panel.title)
+        );
+        for (m, (class, name)) in side.keys().enumerate() {
+            let at = 36.0 + 15.0 * m as f64;
+            let _ = write!(
+                svg,
+                "<rect class=\"{class}\" x=\"{}\" y=\"{}\" width=\"10\" height=\"10\"/><text x=\"{}\" y=\"{at}\">{}</text>",
+                left + 12.0,
+                at - 9.0,
+                left + 27.0,
+                Text(name)
+            );
+        }
+        let picture = side.picture(panel, &panel.title, side.top()).unwrap_or_default();
+        let placed = format!("<svg x=\"{}\" y=\"{}\" width=\"520\" height=\"250\"", left + 10.0, height - 255.0);
+        let _ = writeln!(svg, "</g>{}", picture.replacen("<svg", &placed, 1));
+    }
+    svg + "</svg>\n"
+}
+
+/// The figures of a result as one line, for a terminal.
+pub fn summary(items: &[Item<'_>]) -> String {
+    let of = |answer| count(items, answer);
+    format!("{} hold, {} fail, {} undecided", of(Answer::Holds), of(Answer::Fails), of(Answer::Undecided))
+}

@@ -1,0 +1,130 @@
+//! A table or picture of a paper, drawn from its numbers, and ours beside it in the same form.
+
+use super::chart::{self, Line, Row, Value};
+use crate::data::{Panel, PanelForm, Series};
+use crate::record::Record;
+use crate::result::Outcome;
+use crate::table;
+use report::Align;
+use report::html::{self, Text, legend};
+use std::io::{self, Write};
+
+/// One side of a panel: the paper's, or ours.
+pub struct Side {
+    rows: Vec<Row>,
+    cells: Vec<(String, Vec<String>)>,
+}
+
+impl Side {
+    /// The paper's numbers.
+    pub fn paper(panel: &Panel) -> Self {
+        let of = panel.series.iter().enumerate().filter(|(_, series)| !series.paper.is_empty());
+        let (mut rows, mut cells) = (Vec::new(), Vec::new());
+        for (n, series) in of {
+            let value = |v: &f64| v.is_finite().then_some(Value { mean: *v, half: None });
+            let values: Vec<Option<Value>> = series.paper.iter().map(value).collect();
+            let texts = values.iter().map(|v| v.map_or("-".to_owned(), |v| table::figure(v.mean))).collect();
+            cells.push((series.name.clone(), texts));
+            rows.push(Row { name: series.name.clone(), class: class_of(panel, n), values });
+        }
+        Self { rows, cells }
+    }
+
+    /// Ours.
+    pub fn ours(panel: &Panel, result: &Outcome) -> Self {
+        let (mut rows, mut cells) = (Vec::new(), Vec::new());
+        for (n, series) in panel.series.iter().enumerate() {
+            let records = table::ours(panel, series, result);
+            if records.iter().all(Option::is_none) {
+                continue;
+            }
+            cells.push((series.name.clone(), records.iter().map(|r| table::cell(*r)).collect()));
+            let value = |r: Option<&Record>| r.map(|r| Value { mean: r.mean, half: r.half_width });
+            let values = records.into_iter().map(value).collect();
+            rows.push(Row { name: series.name.clone(), class: class_of(panel, n), values });
+        }
+        Self { rows, cells }
+    }
+
+    /// The class and the name of each row.
+    pub fn keys(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.rows.iter().map(|row| (row.class.as_str(), row.name.as_str()))
+    }
+
+    /// Its largest value, intervals included.
+    pub fn top(&self) -> f64 {
+        chart::top_of(&self.rows)
+    }
+
+    /// Whether it has nothing to show.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Its picture; `None` of a table.
+    pub fn picture(&self, panel: &Panel, label: &str, top: f64) -> Option<String> {
+        match panel.form {
+            PanelForm::Table => None,
+            PanelForm::Bars => Some(chart::bars(label, &panel.unit, &panel.x, &self.rows, top)),
+            PanelForm::Lines => {
+                let numbers: Vec<f64> = panel.x.iter().filter_map(|x| x.parse().ok()).collect();
+                let line = |row: &Row| Line {
+                    name: row.name.clone(),
+                    class: row.class.clone(),
+                    points: numbers.iter().zip(&row.values).filter_map(|(x, v)| Some((*x, (*v)?))).collect(),
+                };
+                let lines: Vec<Line> = self.rows.iter().map(line).collect();
+                Some(chart::lines(label, (&panel.unit, &panel.along), &lines, &numbers, &[]))
+            }
+        }
+    }
+
+    fn write(&self, out: &mut dyn Write, panel: &Panel, whose: &str, top: f64) -> io::Result<()> {
+        writeln!(out, "<div><h4>{whose}</h4>")?;
+        let label = format!("{}, {whose}", panel.title);
+        let picture = self.picture(panel, &label, top);
+        if let Some(picture) = &picture {
+            legend(out, self.keys())?;
+            writeln!(out, "<figure>{picture}</figure><details><summary>figures</summary>")?;
+        }
+        let first = (panel.along.as_str(), Align::Left);
+        let columns: Vec<_> = [first].into_iter().chain(panel.x.iter().map(|x| (x.as_str(), Align::Right))).collect();
+        let rows = self.cells.iter().map(|(name, cells)| [vec![name.clone()], cells.clone()].concat());
+        html::table(out, &label, &columns, rows)?;
+        writeln!(out, "{}</div>", if picture.is_some() { "</details>" } else { "" })
+    }
+}
+
+/// The class of a row's colour: its arm's, or one by its place.
+fn class_of(panel: &Panel, n: usize) -> String {
+    let Series { name, arm, metric, .. } = &panel.series[n];
+    let arm = arm.as_deref().unwrap_or("");
+    match () {
+        () if metric.is_none() || name.starts_with("reported") => "c-paper".to_owned(),
+        () if arm.starts_with("ksm") => "c-ksm".to_owned(),
+        () if arm.starts_with("fold") => "c-fold".to_owned(),
+        () => format!("c-{}", n % 4),
+    }
+}
+
+/// Writes both sides of a panel.
+pub fn write(out: &mut dyn Write, panel: &Panel, result: &Outcome) -> io::Result<()> {
+    let unit = if panel.unit.is_empty() { String::new() } else { format!(" ({})", panel.unit) };
+    writeln!(out, "<h3>{}</h3><div class=\"pair\">", Text(&format!("{}{unit}", panel.title)))?;
+    let (paper, ours) = (Side::paper(panel), Side::ours(panel, result));
+    let (theirs_top, ours_top) = (paper.top(), ours.top());
+    // One scale for both, unless one of them would vanish.
+    let apart = theirs_top.max(ours_top) > 5.0 * theirs_top.min(ours_top);
+    let top = |own: f64| if apart { own } else { theirs_top.max(ours_top) };
+    if paper.is_empty() {
+        writeln!(out, "<div><h4>reported</h4><p class=\"quiet\">The paper gives no numbers for this.</p></div>")?;
+    } else {
+        paper.write(out, panel, "reported", top(theirs_top))?;
+    }
+    if ours.is_empty() {
+        writeln!(out, "<div><h4>here</h4><p class=\"quiet\">Not measured in this run.</p></div>")?;
+    } else {
+        ours.write(out, panel, "here", top(ours_top))?;
+    }
+    writeln!(out, "</div>")
+}
