@@ -35,6 +35,7 @@
 mod broken;
 mod huge;
 mod ranges;
+mod why;
 
 use crate::cpu_time::cpu_time;
 use crate::table;

@@ -320,6 +320,7 @@ impl Agent {
                 let outcomes = self.fold(session, &runs);
                 session.link.send(&ToWorker::Folded(id, outcomes))?;
             }
+            (ToAgent::Why(id, ranges), _) => session.link.send(&ToWorker::Because(id, self.rounds.why(&ranges)))?,
             (ToAgent::Again, _) => self.rounds.again(&self.pagemap).map_err(io::Error::other)?,
             (ToAgent::Room(pages), _) => session.room = pages,
             _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "a message that no worker sends")),

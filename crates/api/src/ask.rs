@@ -44,6 +44,15 @@ pub enum Ask {
     },
     /// List the members of all groups.
     Members,
+    /// Why are these pages of a member not folded?
+    Why {
+        /// Its group.
+        group: String,
+        /// Its process.
+        pid: u32,
+        /// Addresses, and numbers of pages: at most [`wire::RUNS`], and [`wire::WHY_PAGES`] pages.
+        pages: Vec<(u64, u16)>,
+    },
 }
 
 /// An answer.
@@ -62,6 +71,8 @@ pub enum Answer {
     Set(Box<Settings>),
     /// A group's state.
     Report(Box<GroupState>),
+    /// For each page of [`Ask::Why`], the number of the [`wire::Why`].
+    Because(Vec<u8>),
     /// The question is refused for this reason.
     Refused(String),
 }

@@ -248,6 +248,22 @@ impl Service {
         })
     }
 
+    /// Why pages of a member are not folded: a reason for each page, in the order asked. The bounds are those of
+    /// [`Ask::Why`].
+    ///
+    /// # Errors
+    /// The service refuses, or member or worker do not answer.
+    pub fn why(&self, group: &str, pid: u32, pages: Vec<(u64, u16)>) -> anyhow::Result<Vec<wire::Why>> {
+        let wanted: usize = pages.iter().map(|(_, pages)| usize::from(*pages)).sum();
+        self.asked(&Ask::Why { group: group.to_owned(), pid, pages }, |mut answers| match answers.next()? {
+            Answer::Because(reasons) if reasons.len() == wanted => {
+                let known = |number: &u8| wire::Why::of(*number).unwrap_or(wire::Why::Other);
+                Ok(reasons.iter().map(known).collect())
+            }
+            other => unexpected(&other),
+        })
+    }
+
     /// Changes a group's settings; returns all of them.
     ///
     /// # Errors

@@ -17,6 +17,8 @@
 //!     | <-------------------------------------- Report |
 //!     | <------------------------------ Needs {bytes}  |   memory for pages that are to become private
 //!     | Room {bytes, time} or {why not} -------------> |   nothing becomes private before that
+//!     | Why {pages} ---------------------------------> |   a question of an operator's that names pages
+//!     | <------------------------- Because {reasons}   |
 //!     | <----------------- Segment {number} + its file |   keep this for my successor
 //!     | <------------------------- Dropped {number}    |   nobody needs that segment any more
 //!     | <------------------------------- Event {text}  |
@@ -161,6 +163,15 @@ pub enum Order {
     Report,
     /// The answer to [`News::Needs`]. It replaces any answer before.
     Room(Room),
+    /// Why are these pages of a member not folded? The number comes back with the answer.
+    Why {
+        /// Number of the question.
+        question: u64,
+        /// The member's process.
+        pid: u32,
+        /// Addresses, and numbers of pages.
+        pages: Vec<(u64, u16)>,
+    },
 }
 
 /// From a worker to the supervisor.
@@ -185,6 +196,8 @@ pub enum News {
     Needs(Needs),
     /// The answer to `Report`.
     Report(Box<GroupReport>),
+    /// The answer to the `Why` of this number: [`wire::Why`] of each page. It is empty where nobody can tell.
+    Because(u64, Vec<u8>),
     /// Something worth a line in a log.
     Event(String),
 }
@@ -215,6 +228,25 @@ pub struct Bill {
 /// such a page was considered counts.
 pub const NO_ROOM: &str = "no_room";
 
+/// Frames by the worker's account, in pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Frames {
+    /// Net savings: those of [`Savings`].
+    pub saved: i64,
+    /// Slots in use: their content is needed, or somebody may still map them.
+    pub pool_in_use: u64,
+    /// Slots that take memory and are not in use.
+    pub pool_idle: u64,
+    /// Slots in use, by the number of members' pages that map them: 0, 1, 2, 3 to 7, 8 and more.
+    pub slots_by_sharers: [u64; 5],
+    /// Slots in use that no member's page maps, because some process may still map them unseen, in bytes.
+    pub deferred_bytes: u64,
+    /// Tables of the worker and of the agents.
+    pub tables: u64,
+    /// The kernel's account of the members' mappings.
+    pub mappings: u64,
+}
+
 /// A group's report. Figures are of now, but for those of the bill.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GroupReport {
@@ -229,6 +261,9 @@ pub struct GroupReport {
     /// Savings and costs of folding, by this account, now. `audit` counts frames instead.
     #[serde(default)]
     pub savings: Savings,
+    /// The same in frames, with the state of the pool's, now.
+    #[serde(default)]
+    pub frames: Frames,
     /// Slots that take memory and are not in use, now.
     #[serde(default)]
     pub idle_slots: u64,

@@ -16,7 +16,9 @@
 //! each cover a part of the frame numbers.
 #![forbid(unsafe_code)]
 
+pub mod contents;
 mod frames;
+mod places;
 mod pool;
 mod subjects;
 

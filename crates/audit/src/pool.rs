@@ -48,9 +48,17 @@ impl PoolFile {
         Ok(pool)
     }
 
+    /// Its frames, and the offsets of their pages.
+    pub fn frames(&self) -> impl Iterator<Item = (u64, Pfn)> {
+        let pages = self.stretches.iter().flat_map(|(range, first)| {
+            (0..range.pages).map(|n| (range.start.add_pages(n).0, self.frames[*first + n as usize]))
+        });
+        pages.filter(|(_, frame)| *frame != 0).map(|(offset, frame)| (offset, Pfn(frame)))
+    }
+
     /// Number of pages that have a frame.
     pub fn pages(&self) -> u64 {
-        self.frames.iter().filter(|frame| **frame != 0).count() as u64
+        self.frames().count() as u64
     }
 
     /// The frame of the page at this offset.

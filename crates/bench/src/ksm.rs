@@ -6,8 +6,9 @@
 //!                                     |<- sampled ->|          CPU per second      reaction, breaks, stalls
 //! ```
 //! Both sides are asked the same questions in the same way; [`ksmd`] and [`folding`] hold the differences. Both sides'
-//! own accounts are checked against page tables ([`frames`]). [`guardian`] puts the host back as it was.
+//! own accounts are checked against page tables (`audit`). [`guardian`] puts the host back as it was.
 
+mod account;
 mod churn;
 mod curve;
 mod equal;
@@ -62,10 +63,11 @@ pub fn run(o: &Options) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Makes the bench's directory. Its path is short, because the length of a socket's name is limited.
+/// Makes the bench's directory. Its path is short, because the length of a socket's name is limited. Workers have users of
+/// their own, and pass through it to the prover's socket.
 fn make_dir(guardian: &mut Guardian) -> anyhow::Result<PathBuf> {
     let dir = std::env::temp_dir().join(format!("pagefold-bench-{}", std::process::id()));
-    DirBuilder::new().mode(0o700).create(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    DirBuilder::new().mode(0o711).create(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     guardian.keep_dir(&dir)?;
     Ok(dir)
 }

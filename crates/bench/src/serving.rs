@@ -69,6 +69,14 @@ impl Serving {
         })
     }
 
+    /// Why pages of a member are not folded; see [`Service::why`].
+    ///
+    /// # Errors
+    /// The service does not answer.
+    pub fn why(&self, group: &str, pid: u32, pages: Vec<(u64, u16)>) -> anyhow::Result<Vec<wire::Why>> {
+        self.service.borrow().why(group, pid, pages)
+    }
+
     /// Ends it, after its members have ended, and removes its directory.
     ///
     /// # Errors

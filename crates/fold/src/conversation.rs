@@ -71,6 +71,7 @@ impl Group {
                 self.heard_stats(id, *stats, now);
                 Ok(())
             }
+            ToWorker::Because(request, reasons) => self.because(id, request, &reasons, now),
         }
     }
 

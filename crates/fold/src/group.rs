@@ -22,6 +22,7 @@ use crate::report::Former;
 use crate::room::Asking;
 use crate::table::MemberId;
 use crate::upkeep::Inheritance;
+use crate::why::Question;
 use api::control::{Fold, Identity, News, Order, SegmentInfo, Settings, ZeroPolicy};
 use host::Seqpacket;
 use rustix::fd::OwnedFd;
@@ -70,6 +71,8 @@ pub struct Group {
     /// For what it was last told that room is refused.
     pub(crate) told_refusal: Option<&'static str>,
     pub(crate) clock: crate::tick::Clock,
+    /// The operator's question that a member has not answered.
+    pub(crate) question: Option<Question>,
     news: VecDeque<Message>,
 }
 
@@ -104,6 +107,7 @@ impl Group {
             asking: Asking::Idle,
             told_refusal: None,
             clock: crate::tick::Clock::new(now),
+            question: None,
             news: VecDeque::new(),
         }
     }
@@ -171,6 +175,7 @@ impl Group {
                 None => self.event(format!("member {} came without its socket", identity.name)),
             },
             Order::Set(settings) => self.set(settings, now),
+            Order::Why { question, pid, pages } => self.ask_why(question, pid, &pages),
             Order::Report => {
                 let report = self.report(now);
                 self.tell(News::Report(Box::new(report)), Vec::new());

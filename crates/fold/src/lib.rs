@@ -6,7 +6,7 @@
 //!   member     one connection      lease   how long released slots are kept
 //!   plan       decides what resting pages fold to; dispatch: requests; settle: answers; huge; upkeep
 //!   table      pages               index   contents              pool, segment, extents   slots
-//!   proof      whether a free slot may be filled
+//!   proof      whether a free slot may be filled           report, why   answers to the supervisor
 //! ```
 #![forbid(unsafe_code)]
 
@@ -39,6 +39,7 @@ mod throughput_tests;
 mod tick;
 mod upkeep;
 mod waiters;
+mod why;
 mod worker;
 
 pub use worker::{Error, Result, run};

@@ -461,7 +461,17 @@ impl Pool {
 
     /// Slots with bytes that are held although no page of a connected member maps them.
     pub fn deferred(&self) -> u64 {
-        self.segments().map(|(_, s)| u64::from(s.held - s.referenced).saturating_sub(u64::from(s.unfilled))).sum()
+        self.segments().map(|(_, s)| u64::from(s.held - s.referenced()).saturating_sub(u64::from(s.unfilled))).sum()
+    }
+
+    /// Slots in use, by the number of pages of connected members that map them: 0, 1, 2, 3 to 7, 8 and more.
+    pub fn by_sharers(&self) -> [u64; 5] {
+        let mut all = [0; 5];
+        for (_, segment) in self.segments() {
+            all[1..].iter_mut().zip(segment.by_sharers()).for_each(|(sum, slots)| *sum += u64::from(slots));
+        }
+        all[0] = self.slots().saturating_sub(all[1..].iter().sum());
+        all
     }
 
     /// Bytes of memory that its account takes.

@@ -1,7 +1,7 @@
 //! The group's report to the supervisor.
 
 use crate::group::Group;
-use api::control::{Bill, CONTROL_BYTES, GroupReport, MemberReport, NO_ROOM, by_reason};
+use api::control::{Bill, CONTROL_BYTES, Frames, GroupReport, MemberReport, NO_ROOM, by_reason};
 use page::Savings;
 use std::time::Instant;
 use wire::{Counters, MemberState, MemberStats, Outcome, Stalls};
@@ -78,12 +78,14 @@ impl Group {
         let interval = self.planner.interval();
         let index_bytes = self.planner.bytes();
         let tables = index_bytes.saturating_add(agent_bytes);
+        let savings = Savings::of(sharing_pages, zero_pages, resident, tables, vmas);
         let mut report = GroupReport {
             members: Vec::new(),
             slots,
             sharing_pages,
             zero_pages,
-            savings: Savings::of(sharing_pages, zero_pages, resident, tables, vmas),
+            savings,
+            frames: self.frames(&savings),
             idle_slots: resident.saturating_sub(slots),
             no_room: self.clock.no_room(now),
             waits_for_room: self.asking.refusal().map(str::to_owned),
@@ -99,6 +101,20 @@ impl Group {
         };
         self.report_members(&mut report);
         report
+    }
+
+    fn frames(&self, savings: &Savings) -> Frames {
+        let pool = &self.planner.pool;
+        let pages = |bytes: u64| bytes >> page::PAGE_SHIFT;
+        Frames {
+            saved: savings.saved_bytes() >> page::PAGE_SHIFT,
+            pool_in_use: pool.slots(),
+            pool_idle: pool.resident().saturating_sub(pool.slots()),
+            slots_by_sharers: pool.by_sharers(),
+            deferred_bytes: page::pages_to_bytes(pool.deferred()),
+            tables: pages(savings.tables_bytes),
+            mappings: pages(savings.mappings_bytes),
+        }
     }
 
     fn bill(&self, done: &Counters) -> Bill {

@@ -32,6 +32,17 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Instant;
 
+/// Place of a number of references in [`Segment::by_sharers`]; `None` for 0.
+const fn sharers(references: u32) -> Option<usize> {
+    match references {
+        0 => None,
+        1 => Some(0),
+        2 => Some(1),
+        3..8 => Some(2),
+        _ => Some(3),
+    }
+}
+
 /// Where a slot is in its life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
@@ -85,8 +96,8 @@ pub struct Segment {
     pub resident: u32,
     /// Slots with at least one hold.
     pub held: u32,
-    /// Slots with at least one reference.
-    pub referenced: u32,
+    /// Slots with references, by their number (see [`sharers`]).
+    by_sharers: [u32; 4],
     /// Slots that are pending or failed.
     pub unfilled: u32,
     /// Since when no slot was held.
@@ -112,7 +123,7 @@ impl Segment {
             untaken: 0,
             resident: 0,
             held: 0,
-            referenced: 0,
+            by_sharers: [0; 4],
             unfilled: 0,
             idle_since: Some(Instant::now()),
         }
@@ -306,15 +317,36 @@ impl Segment {
     /// Adds a reference: a page of a connected member, which has a hold, maps the slot.
     pub fn refer(&mut self, slot: u32) {
         let references = &mut self.references[slot as usize];
-        self.referenced += u32::from(*references == 0);
         *references += 1;
+        let references = *references;
+        self.shared_by(references - 1, references);
     }
 
     /// Takes a reference away: the page maps the slot no longer, or its member's connection ended.
     pub fn unrefer(&mut self, slot: u32) {
         let references = &mut self.references[slot as usize];
         *references -= 1;
-        self.referenced -= u32::from(*references == 0);
+        let references = *references;
+        self.shared_by(references + 1, references);
+    }
+
+    /// Counts a slot whose number of references has changed.
+    fn shared_by(&mut self, before: u32, after: u32) {
+        let (before, after) = (sharers(before), sharers(after));
+        if before != after {
+            before.into_iter().for_each(|at| self.by_sharers[at] -= 1);
+            after.into_iter().for_each(|at| self.by_sharers[at] += 1);
+        }
+    }
+
+    /// Slots by the number of pages of connected members that map them: 1, 2, 3 to 7, 8 and more.
+    pub const fn by_sharers(&self) -> [u32; 4] {
+        self.by_sharers
+    }
+
+    /// Slots with at least one reference.
+    pub fn referenced(&self) -> u32 {
+        self.by_sharers.iter().sum()
     }
 
     /// Whether a page of a connected member maps the slot, or it is pending and pages wait for it.

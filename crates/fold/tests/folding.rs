@@ -2,12 +2,12 @@
 
 mod world;
 
-use api::control::{Fold, Settings, ZeroPolicy};
+use api::control::{Fold, Order, Settings, ZeroPolicy};
 use page::PoolSlot;
 use rustix::fs::{OFlags, SealFlags, fcntl_get_seals, fcntl_getfl};
 use std::time::{Duration, Instant};
-use wire::{FoldMode, MemberState, Target};
-use world::{World, content, serve_until};
+use wire::{FoldMode, MemberState, Target, Why};
+use world::{PATIENCE, World, content, serve_until};
 
 #[test]
 fn equal_pages_of_two_members_share_slots_in_long_runs() {
@@ -38,6 +38,55 @@ fn equal_pages_of_two_members_share_slots_in_long_runs() {
     assert_eq!((report.slots, report.sharing_pages, report.deferred_slots), (300, 600, 0));
     assert_eq!((report.savings.folded_bytes, report.savings.pool_bytes), (600 << 12, 300 << 12));
     assert!(report.index_bytes > 0 && report.bill.worker_cpu_s > 0.0);
+    let frames = report.frames;
+    assert_eq!((frames.pool_in_use, frames.pool_idle, frames.slots_by_sharers), (300, 0, [0, 0, 300, 0, 0]));
+    assert_eq!(frames.saved, report.savings.saved_bytes() >> 12);
+}
+
+#[test]
+fn slots_are_counted_by_the_pages_that_map_them() {
+    let mut world = World::new(Settings::default());
+    let mut one = world.member("one", 1);
+    // Contents that 2, 3, 7, 8 and 20 pages have.
+    let pages = [2, 3, 7, 8, 20].iter().enumerate().flat_map(|(n, times)| vec![n as u64 + 1; *times]);
+    one.rest(0x100, pages.collect::<Vec<_>>());
+    world.wait_for_report("all is folded", &mut [&mut one], |report| report.sharing_pages == 40);
+    assert_eq!(world.report().frames.slots_by_sharers, [0, 0, 1, 2, 2]);
+    // One page of each content is written: of the first one, one page is left.
+    for page in [0x100, 0x102, 0x105, 0x10c, 0x114] {
+        one.write(page, [0x999 + page]);
+    }
+    world.wait_for_report("they are released", &mut [&mut one], |report| report.sharing_pages == 35);
+    assert_eq!(world.report().frames.slots_by_sharers, [0, 1, 1, 2, 1]);
+}
+
+#[test]
+fn member_and_plan_tell_why_pages_are_not_folded() {
+    let mut world = World::new(Settings { pool_slots: 2, ..Settings::default() });
+    let mut one = world.member("one", 1);
+    one.rest(0x100, [1, 2, 1, 2]);
+    world.wait_for_report("the pool is full", &mut [&mut one], |report| report.sharing_pages == 4);
+    one.rest(0x200, [3, 3, 4]);
+    world.wait_for_report("a page gets no slot", &mut [&mut one], |report| report.no_room.is_some());
+    let pages = vec![(0x200 << 12, 3), (0x300 << 12, 1)];
+    world.order(&Order::Why { question: 7, pid: 1, pages }, &[]);
+    let answer = |world: &mut World, agent: &mut world::Agent| {
+        let begin = Instant::now();
+        while world.because.is_none() && begin.elapsed() < PATIENCE {
+            world.listen();
+            agent.serve();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        world.because.take()
+    };
+    // Which of the two equal pages stands in the index is not told: it waits for the other, and is as any other page.
+    let reasons = [Why::Other, Why::NoRoom, Why::Other, Why::Young].map(|why| why as u8);
+    assert_eq!(answer(&mut world, &mut one), Some((7, reasons.to_vec())));
+    // No such member, and more pages than one question may have.
+    for (question, pid, pages) in [(8, 2, 1), (9, 1, u16::MAX)] {
+        world.order(&Order::Why { question, pid, pages: vec![(0x200 << 12, pages)] }, &[]);
+        assert_eq!(answer(&mut world, &mut one), Some((question, Vec::new())));
+    }
 }
 
 #[test]

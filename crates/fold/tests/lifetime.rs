@@ -327,5 +327,7 @@ fn claims_find_room_when_reports_have_filled_the_table() {
     world.wait_for_report("claims", &mut [&mut back, &mut other], |report| report.sharing_pages == 8);
     back.wait_until("the segment", |agent| !agent.segments.is_empty());
     assert!(!back.closed && !other.mapped.contains_key(&(64 * 2000)), "{:?}", world.events);
+    // The worker may have booked the claims before the pool's file has come.
+    serve_until("the pool", &mut [&mut back], |agents| !agents[0].segments.is_empty());
     back.check();
 }

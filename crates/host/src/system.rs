@@ -50,6 +50,14 @@ pub fn free_swap_bytes() -> u64 {
     info.freeswap.saturating_mul(info.mem_unit.into())
 }
 
+/// Memory of the page tables of process `pid` (`VmPTE`).
+///
+/// # Errors
+/// The process is gone, or may not be looked at.
+pub fn page_table_bytes(pid: u32) -> Result<u64> {
+    status_bytes(&format!("/proc/{pid}/status"), "VmPTE:").map(Option::unwrap_or_default)
+}
+
 /// Private memory of process `pid` that is in swap (`VmSwap`).
 ///
 /// # Errors

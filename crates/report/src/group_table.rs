@@ -58,6 +58,8 @@ fn figures(r: &GroupReport) -> Table {
     let again = [bill.refolds, bill.short_folds].map(count);
     let again = format!("pages; {} of them broken before, {} written again within a minute or so", again[0], again[1]);
     row("folds", count(bill.folds), again);
+    let shared: Vec<String> = r.frames.slots_by_sharers.iter().map(|slots| count(*slots)).collect();
+    row("slots", count(r.slots), format!("mapped by 0, 1, 2, 3 to 7, 8 and more pages: {}", shared.join(", ")));
     if r.deferred_slots > 0 {
         row("deferred free", pages(r.deferred_slots), "of pool: a process that was a member may still map it".into());
     }

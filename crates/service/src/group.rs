@@ -49,6 +49,8 @@ pub struct Group {
     /// Reports that its workers were asked for, and those that have come or never will.
     asked: u64,
     answered: u64,
+    /// Questions that its workers were asked ([`Order::Why`]).
+    questions: u64,
 }
 
 /// A worker's news, as far as it concerns the rest of the service.
@@ -59,6 +61,8 @@ pub enum Heard {
     Report(ProcessId, Box<GroupReport>),
     /// The worker wants memory for pages that are to become private.
     Needs(Needs),
+    /// The answer to the question of this number.
+    Because(u64, Vec<u8>),
     /// Nothing of concern.
     Nothing,
     /// The worker has ended; its control group is left to be removed.
@@ -81,6 +85,7 @@ impl Group {
             backoff: Backoff::default(),
             asked: 0,
             answered: 0,
+            questions: 0,
         }
     }
 
@@ -206,6 +211,15 @@ impl Group {
         }
     }
 
+    /// Asks the worker why pages are not folded, and returns the question's number; `None` where there is no worker.
+    pub fn ask_why(&mut self, pid: u32, pages: Vec<(u64, u16)>) -> Option<u64> {
+        let question = self.questions + 1;
+        let worker = self.worker.as_mut().filter(|w| w.heard)?;
+        worker.send(&Order::Why { question, pid, pages }, vec![]).then_some(())?;
+        self.questions = question;
+        Some(question)
+    }
+
     /// Number of the latest report that has come.
     pub const fn answered(&self) -> u64 {
         self.answered
@@ -236,6 +250,7 @@ impl Group {
                 Heard::Report(worker.process, report)
             }
             News::Needs(needs) => Heard::Needs(needs),
+            News::Because(question, reasons) => Heard::Because(question, reasons),
             News::Event(text) => {
                 note!("group {}: {text}", self.name);
                 Heard::Nothing

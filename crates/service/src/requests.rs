@@ -3,6 +3,7 @@
 //! ```text
 //!   Join, Groups, Members, Set     answered at once
 //!   Show, Set that unfolds         answered with the report of the group's worker, for which the client waits
+//!   Why                            answered by the group's worker, and the client waits, too
 //! ```
 //!
 //! A question reads and changes nothing but the [`Registry`].
@@ -42,7 +43,7 @@ struct Client {
     done: bool,
 }
 
-/// The group's worker's report that a client waits for, by its number.
+/// The group's worker's report, or answer, that a client waits for, by its number.
 struct Waits {
     group: String,
     report: u64,
@@ -56,6 +57,8 @@ enum Wants {
     Show,
     /// To check that there is memory to unfold into.
     Unfold(Change),
+    /// None: it waits for the answer to the question of that number.
+    Why,
 }
 
 impl Client {
@@ -144,8 +147,23 @@ impl Clients {
         let answered = registry.group(group).answered();
         for client in &mut self.0 {
             // A report that was asked for before the client came may be older than its last change.
-            if let Some(waits) = client.wants.take_if(|waits| waits.group == group && waits.report <= answered) {
+            let is_it = |waits: &mut Waits| {
+                waits.group == group && waits.report <= answered && !matches!(waits.wants, Wants::Why)
+            };
+            if let Some(waits) = client.wants.take_if(is_it) {
                 Request { registry, client }.use_report(group, waits.wants, report);
+            }
+        }
+    }
+
+    /// Answers the client that asked the question of this number.
+    pub fn because(&mut self, group: &str, question: u64, reasons: &[u8]) {
+        for client in &mut self.0 {
+            let is_it = |waits: &mut Waits| {
+                waits.group == group && waits.report == question && matches!(waits.wants, Wants::Why)
+            };
+            if client.wants.take_if(is_it).is_some() {
+                client.answer(&Answer::Because(reasons.to_vec()));
             }
         }
     }
@@ -169,6 +187,7 @@ impl Request<'_> {
             Ask::Groups => self.list_groups(),
             Ask::Members => self.list_members(),
             Ask::Show { group } => self.ask_worker(&group, Wants::Show),
+            Ask::Why { group, pid, pages } => self.ask_why(&group, pid, pages),
             Ask::Set { group, change } if self.makes_private(&group, &change) => {
                 self.ask_worker(&group, Wants::Unfold(change))
             }
@@ -261,6 +280,14 @@ impl Request<'_> {
         Ok(())
     }
 
+    fn ask_why(&mut self, group: &str, pid: u32, pages: Vec<(u64, u16)>) -> Result<(), String> {
+        self.allow(group, false)?;
+        let question = self.registry.group(group).ask_why(pid, pages);
+        let report = question.ok_or_else(|| format!("group {group} has no worker"))?;
+        self.client.wants = Some(Waits { group: group.to_owned(), report, wants: Wants::Why });
+        Ok(())
+    }
+
     fn use_report(&mut self, group: &str, wants: Wants, report: &GroupReport) {
         match wants {
             Wants::Show => {
@@ -277,6 +304,7 @@ impl Request<'_> {
                     report: named(GroupReport { bill, ..report.clone() }, &group.pool_limit()),
                 })));
             }
+            Wants::Why => {}
             Wants::Unfold(change) => {
                 let answer = self.promise_room(group, report);
                 if let Err(why) = answer.and_then(|()| self.set(group, &change)) {

@@ -280,6 +280,7 @@ impl Supervisor {
                     Heard::Members(members) => self.found_members(&name, &members),
                     Heard::Report(worker, report) => self.heard_report(&name, worker, &report),
                     Heard::Needs(needs) => self.heard_needs(&name, &needs),
+                    Heard::Because(question, reasons) => self.clients.because(&name, question, &reasons),
                     Heard::Nothing => {}
                     Heard::Ended(home) => {
                         self.leftover.extend(home);

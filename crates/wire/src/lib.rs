@@ -24,6 +24,9 @@
 //!     | LeaseTaken: and the old lease is let go ---------------> |
 //!     | Stats: once a second ----------------------------------> |
 //!     | <----- Room: there is memory to make so many private     |
+//!     |                                                          |
+//!     | <------------- Why: what keeps you from reporting these? |   only when an operator's question names pages
+//!     | Because: a reason for each ----------------------------> |
 //! ```
 //!
 //! Neither side believes the other. Decoding bounds every list, never panics (`tests/hostile.rs`), and refuses unknown
@@ -35,10 +38,12 @@ mod codec;
 mod message;
 pub mod prove;
 mod stats;
+mod why;
 
 pub use codec::Malformed;
 pub use message::{
-    DONATION_PAGES, FOLD_PAGES, FRAME_BYTES, FoldMode, FoldRun, Hello, HugePages, Outcome, Pace, RESTED_PAGES,
+    DONATION_PAGES, FOLD_PAGES, FRAME_BYTES, FoldMode, FoldRun, Hello, HugePages, Outcome, Pace, RESTED_PAGES, RUNS,
     RestedRun, SlotRun, Target, ToAgent, ToWorker, VERSION, ZeroPages,
 };
 pub use stats::{Counters, Failures, MemberState, MemberStats, STALL_BUCKETS, Stalls};
+pub use why::{WHY_PAGES, Why};

@@ -2,6 +2,7 @@
 
 use crate::codec::{Malformed, Reader, Result, Writer};
 use crate::stats::MemberStats;
+use crate::why::{WHY_PAGES, Why};
 use page::{Fingerprint, HostVirt, PAGE_BYTES, PageRange, PoolSlot};
 
 /// Version of the protocol. Both sides say theirs first; they part where the two differ.
@@ -16,7 +17,7 @@ pub const FOLD_PAGES: usize = 1024;
 pub const DONATION_PAGES: usize = 256;
 
 /// Most runs that one frame may carry.
-const RUNS: usize = 2048;
+pub const RUNS: usize = 2048;
 /// Bound of user space's addresses on every architecture we know.
 const ADDRESS_END: u64 = 1 << 57;
 
@@ -186,6 +187,8 @@ pub enum ToWorker {
     LeaseTaken(u32),
     /// Counters and state, about once a second.
     Stats(Box<MemberStats>),
+    /// For each page of [`ToAgent::Why`], in its order, why it was not reported; [`Why::Other`] where it was.
+    Because(u32, Vec<Why>),
 }
 
 /// From a worker to an agent.
@@ -209,6 +212,8 @@ pub enum ToAgent {
     /// Memory for so many pages that become private is promised, in place of what is left of the last promise. A pace
     /// under which nothing is unfolded ends it.
     Room(u64),
+    /// Why are these pages not reported?
+    Why(u32, Vec<PageRange>),
 }
 
 macro_rules! numbered {
@@ -299,6 +304,11 @@ fn decode_range(r: &mut Reader<'_>) -> Result<PageRange> {
     Ok(PageRange { start: page_start(r)?, pages: u64::from(pages(r)?) })
 }
 
+fn encode_range(w: &mut Writer<'_>, range: &PageRange) {
+    w.u64(range.start.0);
+    w.u16(u16::try_from(range.pages).unwrap_or(u16::MAX));
+}
+
 impl HugePages {
     fn decode(r: &mut Reader<'_>) -> Result<Self> {
         match r.u8()? {
@@ -366,6 +376,7 @@ impl ToWorker {
             6 => Self::Released(r.list("runs", RUNS, SlotRun::decode)?),
             7 => Self::LeaseTaken(r.u32()?),
             8 => Self::Stats(Box::new(MemberStats::decode(r)?)),
+            9 => Self::Because(r.u32()?, r.list("reasons", WHY_PAGES, Why::decode)?),
             kind => return Err(Malformed::UnknownKind(kind)),
         };
         r.end()?;
@@ -413,6 +424,11 @@ impl ToWorker {
                 w.u16(8);
                 stats.encode(w);
             }
+            Self::Because(id, reasons) => {
+                w.u16(9);
+                w.u32(*id);
+                w.list(reasons, |w, why| w.u8(*why as u8));
+            }
         }
     }
 }
@@ -445,6 +461,10 @@ impl ToAgent {
             }
             7 => Self::Again,
             8 => Self::Room(r.u64()?),
+            9 => {
+                let id = r.u32()?;
+                Self::Why(id, bounded(r.list("runs", RUNS, decode_range)?, WHY_PAGES, |run| run.pages)?)
+            }
             kind => return Err(Malformed::UnknownKind(kind)),
         };
         r.end()?;
@@ -476,10 +496,7 @@ impl ToAgent {
             Self::Donate(id, runs) => {
                 w.u16(5);
                 w.u32(*id);
-                w.list(runs, |w, run| {
-                    w.u64(run.start.0);
-                    w.u16(u16::try_from(run.pages).unwrap_or(u16::MAX));
-                });
+                w.list(runs, encode_range);
             }
             Self::Fold(id, runs) => {
                 w.u16(6);
@@ -490,6 +507,11 @@ impl ToAgent {
             Self::Room(pages) => {
                 w.u16(8);
                 w.u64(*pages);
+            }
+            Self::Why(id, runs) => {
+                w.u16(9);
+                w.u32(*id);
+                w.list(runs, encode_range);
             }
         }
     }

@@ -20,6 +20,7 @@ fn bytes_of(message: &ToWorker) -> usize {
         ToWorker::Rested(runs, fingerprints) => list(runs) + list(fingerprints),
         ToWorker::Donated(_, given) => list(given),
         ToWorker::Folded(_, outcomes) => list(outcomes),
+        ToWorker::Because(_, reasons) => list(reasons),
         ToWorker::Hello(_) | ToWorker::LeaseTaken(_) => 0,
         ToWorker::Stats(stats) => size_of_val(&**stats) + stats.detail.len(),
     }
@@ -27,7 +28,7 @@ fn bytes_of(message: &ToWorker) -> usize {
 
 fn bytes_to_agent(message: &ToAgent) -> usize {
     match message {
-        ToAgent::Donate(_, ranges) => list(ranges),
+        ToAgent::Donate(_, ranges) | ToAgent::Why(_, ranges) => list(ranges),
         ToAgent::Fold(_, runs) => list(runs),
         _ => 0,
     }

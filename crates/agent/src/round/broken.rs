@@ -129,9 +129,20 @@ impl BrokenPageList {
 
     fn entry(&mut self, page: u64) -> Option<&mut BrokenPage> {
         let broken = self.0.get_mut(&(page / CHUNK_PAGES))?;
-        let found = broken.binary_search_by_key(&((page % CHUNK_PAGES) as u16), |known| known.at).ok()?;
+        let found = find(broken, page)?;
         broken.get_mut(found)
     }
+
+    /// Whether the worker was told of a page, and it has rested since.
+    pub fn is_told(&self, at: HostVirt) -> bool {
+        let broken = self.0.get(&(at.page() / CHUNK_PAGES));
+        broken.is_some_and(|broken| find(broken, at.page()).is_some_and(|found| broken[found].told))
+    }
+}
+
+/// The place of a page among the broken ones of its chunk.
+fn find(broken: &[BrokenPage], page: u64) -> Option<usize> {
+    broken.binary_search_by_key(&((page % CHUNK_PAGES) as u16), |known| known.at).ok()
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! Queries of the table.
 
 use super::{Counts, Table, Traits, bits::Bits, bits::CHUNK_PAGES, chunk::Chunk};
-use super::{keys, of_chunk, push_range, push_run, span};
+use super::{keys, of_chunk, open_pages, push_range, push_run, span};
+use crate::turnover::Worth;
 use page::PageRange;
-use wire::SlotRun;
+use wire::{SlotRun, Why};
 
 impl Table {
     /// Numbers of pages, by state.
@@ -69,6 +70,27 @@ impl Table {
             self.extents.within(first, end).filter(|(.., t)| t.open(self.follows_forks)).map(|(a, b, _)| b - a).sum();
         let broken: u64 = self.broken_pages(range).iter().map(|range| range.pages).sum();
         open == range.pages && broken == range.pages
+    }
+
+    /// For each page of the range, why it is not to be folded in the eyes of the table; [`Why::Other`] where it is.
+    pub fn why(&self, range: PageRange, worth: Worth) -> Vec<Why> {
+        let (first, end) = span(range);
+        let (mut reasons, unknown) = (Vec::new(), Chunk::new());
+        for key in keys(first, end) {
+            let (pages, base) = (of_chunk(key, first, end), key * CHUNK_PAGES);
+            let chunk = self.chunks.get(&key).unwrap_or(&unknown);
+            let (open, folded) = (open_pages(&self.extents, key, self.follows_forks), chunk.mapped.or(chunk.zeroed));
+            let not_alone = if self.eager { pages } else { chunk.without_left_alone(pages, self.now) };
+            let rested = chunk.worth_folding(pages, self.now, (base, worth)).without(chunk.pending);
+            reasons.extend(pages.pages().map(|page| match () {
+                () if !open.has(page) => Why::NotEnrolled,
+                () if folded.has(page) => Why::Other,
+                () if !not_alone.has(page) => Why::BackedOff,
+                () if !rested.has(page) => Why::Young,
+                () => Why::Other,
+            }));
+        }
+        reasons
     }
 
     /// Whether the range lies in mappings of the pool, at least in part, and nothing of it is folded any more.

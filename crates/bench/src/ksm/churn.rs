@@ -4,6 +4,7 @@
 use super::curve::Curve;
 use super::equal::equal_pages;
 use super::folding::AgentStalls;
+use super::frames::{FramesOverTime, follow};
 use super::measure::{Scene, Side};
 use super::merger::Folds;
 use super::options::Options;
@@ -15,12 +16,11 @@ use cli::exit::Outcome;
 use cli::say;
 use report::{Align, Table};
 use serde::Serialize;
+use serde_json::Value;
 use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Interval between two points of the curve.
-const EVERY: Duration = Duration::from_secs(1);
 /// Pause between the first merging and the work: longer than a short-lived fold lives, so that the first merges do not
 /// count as such.
 const REST: Duration = Duration::from_secs(90);
@@ -40,6 +40,9 @@ pub struct Worked {
     end_merged_pages: u64,
     /// Frames that the guests take at the end.
     end_frames: u64,
+    /// Frames over time, and net savings.
+    #[serde(flatten)]
+    course: FramesOverTime,
     /// Broken pages at the end, as a share of the pages that are merged or broken.
     #[serde(skip_serializing_if = "Option::is_none")]
     end_broken_share: Option<f64>,
@@ -73,6 +76,7 @@ struct Churn {
 /// Pagefold's figures over ksmd's: medians over the rounds.
 #[derive(Debug, Serialize)]
 struct Ratio {
+    saved: f64,
     merged: f64,
     cpu: f64,
 }
@@ -84,7 +88,11 @@ impl Ratio {
                 rounds.iter().map(|r| of(&r.pagefold) / of(&r.ksmd).max(f64::MIN_POSITIVE)).collect();
             median(&ratios)
         };
-        Self { merged: median(|w| w.mean_merged_pages), cpu: median(|w| w.cpu_s) }
+        Self {
+            saved: median(|w| w.course.mean_saved),
+            merged: median(|w| w.mean_merged_pages),
+            cpu: median(|w| w.cpu_s),
+        }
     }
 }
 
@@ -112,10 +120,10 @@ pub fn run(o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<O
     } else {
         churn.rounds.iter().try_for_each(|round| print(&mut out, round))?;
         if churn.rounds.len() > 1 {
-            let Ratio { merged, cpu } = churn.ratio;
+            let Ratio { saved, merged, cpu } = churn.ratio;
             writeln!(
                 out,
-                "ratio, medians of {} rounds: {merged:.3} of what ksmd has merged, for {cpu:.3} of its processor time",
+                "ratio, medians of {} rounds: {saved:.3} of the frames that ksmd saves, {merged:.3} of the pages that it has merged, for {cpu:.3} of its processor time",
                 churn.rounds.len()
             )?;
         }
@@ -133,12 +141,8 @@ fn work(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow:
     let vmas_before = scene.taken()?.vmas;
     let (begin, cpu_before) = (Instant::now(), scene.merger.cpu_s()?);
     scene.guests.work(o.pause)?;
-    let mut curve = Curve::default();
-    while begin.elapsed().as_secs_f64() < o.minutes * 60.0 {
-        curve.add(begin, cpu_before, scene.merger.progress()?);
-        std::thread::sleep(EVERY);
-    }
-    curve.add(begin, cpu_before, scene.merger.progress()?);
+    let time = Duration::from_secs_f64(o.minutes * 60.0);
+    let (curve, course) = follow(&scene, begin, cpu_before, time)?;
     let (taken, end) = (scene.taken()?, curve.end().so_far);
     let at_first = curve.0.first().and_then(|point| point.so_far.details);
     let folds = end.details.zip(at_first).map(|(after, before)| Folds {
@@ -161,6 +165,7 @@ fn work(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow:
         mean_merged_pages: later.iter().sum::<u64>() as f64 / later.len().max(1) as f64,
         end_merged_pages: end.merged_pages,
         end_frames: taken.frames,
+        course,
         end_broken_share: end.details.map(|details| share(details.broken_pages, end.merged_pages)),
         folds,
         short_folds_share: folds.map(|folds| folds.short as f64 / folds.all.max(1) as f64),
@@ -179,18 +184,20 @@ fn share(broken: u64, merged: u64) -> f64 {
 
 fn print(out: &mut dyn Write, round: &Round) -> std::io::Result<()> {
     writeln!(out, "{}", table(round))?;
+    writeln!(out, "{}", frames_table(&round.ksmd.course.frames, &round.pagefold.course.frames))?;
     print_folding(out, &round.pagefold)?;
     writeln!(
         out,
-        "ratio: {:.3} of what ksmd has merged, for {:.3} of its processor time",
+        "ratio: {:.3} of the frames that ksmd saves, {:.3} of the pages that it has merged, for {:.3} of its processor time",
+        round.pagefold.course.mean_saved / round.ksmd.course.mean_saved.max(1.0),
         round.pagefold.mean_merged_pages / round.ksmd.mean_merged_pages.max(1.0),
         round.pagefold.cpu_s / round.ksmd.cpu_s.max(0.001)
     )?;
     for (name, w) in [("ksmd", &round.ksmd), ("pagefold", &round.pagefold)] {
         writeln!(
             out,
-            "{name}: {} pages merged before the work, {:.0} on average of its second half; {:.1} s of CPU; {} frames taken in the end",
-            w.begin_merged_pages, w.mean_merged_pages, w.cpu_s, w.end_frames
+            "{name}: {:.0} frames saved, net, and {:.0} taken, on average of the second half; {} pages merged before the work, {:.0} on average; {:.1} s of CPU",
+            w.course.mean_saved, w.course.mean_resident, w.begin_merged_pages, w.mean_merged_pages, w.cpu_s
         )?;
     }
     Ok(())
@@ -214,6 +221,33 @@ fn table(round: &Round) -> Table {
             details.vmas.to_string(),
             format!("{} of {}", details.folds.short, details.folds.all),
         ]);
+    }
+    table
+}
+
+/// Where the frames of both sides are, on the average of the second half.
+fn frames_table(ksmd: &Value, pagefold: &Value) -> Table {
+    let mut table = Table::new(&[("frames", Align::Left), ("ksmd", Align::Right), ("pagefold", Align::Right)]);
+    let cell = |side: &Value, of: &str| side.pointer(of).map_or_else(String::new, Value::to_string);
+    for (what, pointer) in [
+        ("taken", "/resident"),
+        ("  different contents", "/contents"),
+        ("  idle slots", "/pool_idle"),
+        ("  slots that nobody maps", "/slots_by_sharers/0"),
+        ("  broken, equal to a slot", "/broken_equal_to_a_slot"),
+        ("  duplicates: young", "/duplicates_not_folded/young"),
+        ("  duplicates: backed off", "/duplicates_not_folded/backed_off"),
+        ("  duplicates: busy", "/duplicates_not_folded/busy"),
+        ("  duplicates: in huge pages", "/duplicates_not_folded/huge"),
+        ("  duplicates: not enrolled", "/duplicates_not_folded/not_enrolled"),
+        ("  duplicates: other", "/duplicates_not_folded/other"),
+        ("  zeros", "/zero_resident"),
+        ("tables of the merger", "/tables"),
+        ("mappings", "/mappings"),
+        ("page tables", "/page_tables"),
+        ("saved, net", "/saved"),
+    ] {
+        table.row([what.to_owned(), cell(ksmd, pointer), cell(pagefold, pointer)]);
     }
     table
 }

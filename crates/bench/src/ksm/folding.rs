@@ -1,5 +1,6 @@
 //! Pagefold as a merger: a service of the bench's own with one group, whose settings imitate ksmd.
 
+use super::account::{Slots, savings};
 use super::curve::{Details, Progress};
 use super::equal::Guest;
 use super::merger::{Account, Folds, Merger};
@@ -10,12 +11,15 @@ use api::change::Change;
 use api::client::Service;
 use api::control::{Fold, GroupReport};
 use api::place::Place;
+use audit::contents::Taken;
 use host::ThreadCpu;
+use page::{HostVirt, Savings};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use wire::Why;
 
 /// Name of the one group.
 pub const GROUP: &str = "bench";
@@ -182,6 +186,32 @@ impl Merger for Folding {
             failures: Some(report.bill.fold_failures),
             cpu_by_part_s: Some(self.cpu_by_part()?),
         })
+    }
+
+    fn slots(&self) -> anyhow::Result<Option<Slots>> {
+        let frames = self.serving.show(GROUP)?.report.frames;
+        Ok(Some(Slots {
+            pool_in_use: frames.pool_in_use,
+            pool_idle: frames.pool_idle,
+            slots_by_sharers: frames.slots_by_sharers,
+            deferred_bytes: frames.deferred_bytes,
+        }))
+    }
+
+    fn savings(&self, taken: &Taken) -> anyhow::Result<Savings> {
+        let report = self.serving.show(GROUP)?.report;
+        Ok(savings(taken, report.zero_pages, report.index_bytes + report.agent_bytes))
+    }
+
+    fn why(&self, pages: &[(u32, HostVirt)]) -> anyhow::Result<Vec<Why>> {
+        let mut reasons = Vec::with_capacity(pages.len());
+        for of_member in pages.chunk_by(|one, next| one.0 == next.0) {
+            for asked in of_member.chunks(wire::RUNS) {
+                let pages = asked.iter().map(|(_, at)| (at.0, 1)).collect();
+                reasons.append(&mut self.serving.why(GROUP, asked[0].0, pages)?);
+            }
+        }
+        Ok(reasons)
     }
 
     fn off(&mut self) -> anyhow::Result<()> {

@@ -1,70 +1,105 @@
-//! Memory that guests take, counted from page tables: the kernel's figures, to check a merger's own.
+//! The guests' frames over time, while they work.
 
-use anyhow::Context;
-use host::{Mapping, Pagemap, PagemapEntry};
-use page::{PAGE_BYTES, Pfn};
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use super::account::{Frames, mean};
+use super::curve::Curve;
+use super::measure::Scene;
+use serde::Serialize;
+use serde_json::Value;
+use std::time::{Duration, Instant};
 
-/// Prefix of the names of pools' files.
-const POOL: &str = "/memfd:pagefold-";
+/// Interval between two points of the curve.
+const EVERY: Duration = Duration::from_secs(1);
+/// Interval between two looks at all page tables.
+const TABLES_EVERY: Duration = Duration::from_secs(2);
+/// Interval between two counts of all frames by content: 15 s. A count takes the better part of a second of processor
+/// time.
+const CONTENTS_EVERY: Duration = Duration::from_secs(15);
 
-/// Frames, pages and mappings of the guests at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Taken {
-    /// Distinct frames of private memory, plus the pools' pages.
-    pub frames: u64,
-    /// Mapped pages of private memory.
-    pub mapped_pages: u64,
-    /// Number of mappings.
-    pub vmas: u64,
+/// Frames over time. Means are over the second half.
+#[derive(Clone, Debug, Serialize)]
+pub struct FramesOverTime {
+    /// Mean of the net savings, in frames, by page tables.
+    pub mean_saved: f64,
+    /// Mean of the frames that guests and pool take.
+    pub mean_resident: f64,
+    /// Frames and net savings by page tables.
+    saved_over_time: Vec<Saved>,
+    /// Where the frames are: the mean of the counts.
+    pub frames: Value,
+    /// The counts of the second half; the last one is at the end.
+    frames_over_time: Vec<Counted>,
 }
 
-impl Taken {
-    /// Counts those of the processes `pids`, plus the pages of the pools that `pool_owners` map.
-    ///
-    /// # Errors
-    /// A process has ended, or may not be looked at.
-    pub fn by(pids: &[u32], pool_owners: &[u32]) -> anyhow::Result<Self> {
-        let mut taken = Self::default();
-        let mut frames: Vec<Pfn> = Vec::new();
-        for pid in pids {
-            let pagemap = Pagemap::open(*pid)?;
-            let mappings = Mapping::list(*pid)?;
-            taken.vmas += mappings.len() as u64;
-            for mapping in mappings.iter().filter(|m| !m.shared && !m.is_device()) {
-                private_frames(&pagemap, mapping, &mut frames)?;
-            }
+impl FramesOverTime {
+    fn of(saved_over_time: Vec<Saved>, frames_over_time: Vec<Counted>, half: f64) -> Self {
+        let later: Vec<&Saved> = saved_over_time.iter().filter(|saved| saved.seconds >= half).collect();
+        let mean_of =
+            |of: fn(&Saved) -> f64| later.iter().map(|saved| of(saved)).sum::<f64>() / later.len().max(1) as f64;
+        let counts = frames_over_time.iter().map(|counted| serde_json::to_value(&counted.frames).unwrap_or_default());
+        Self {
+            mean_saved: mean_of(|saved| saved.saved as f64),
+            mean_resident: mean_of(|saved| saved.resident as f64),
+            frames: mean(&counts.collect::<Vec<_>>()),
+            saved_over_time,
+            frames_over_time,
         }
-        taken.mapped_pages = frames.len() as u64;
-        frames.sort_unstable();
-        frames.dedup();
-        taken.frames =
-            frames.len() as u64 + pool_owners.iter().map(|pid| pool_pages(*pid)).sum::<anyhow::Result<u64>>()?;
-        Ok(taken)
     }
 }
 
-fn private_frames(pagemap: &Pagemap, mapping: &Mapping, frames: &mut Vec<Pfn>) -> anyhow::Result<()> {
-    let mut entries: Vec<PagemapEntry> = Vec::new();
-    for range in pagemap.present_ranges(mapping.start, mapping.end)? {
-        pagemap.read(range.start, range.pages, &mut entries)?;
-        frames.extend(entries.iter().filter(|e| e.present() && !e.file_or_shared()).filter_map(|e| e.pfn()));
-    }
-    Ok(())
+/// Frames and savings by page tables.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Saved {
+    /// Time since the work began.
+    seconds: f64,
+    /// Frames that guests and pool take.
+    resident: u64,
+    /// Net savings in frames.
+    saved: i64,
 }
 
-/// Pages of the pools that a process maps, by the kernel's account of their files.
-fn pool_pages(pid: u32) -> anyhow::Result<u64> {
-    let mut mappings = Mapping::list(pid)?;
-    mappings.retain(|m| m.name.starts_with(POOL));
-    // One mapping of each file is enough.
-    mappings.sort_by_key(|m| m.inode);
-    mappings.dedup_by_key(|m| m.inode);
-    let pages_of = |mapping: &Mapping| {
-        let path = mapping.file_path(pid);
-        let file = fs::metadata(&path).with_context(|| format!("cannot look at the pool {}", path.display()))?;
-        Ok(file.blocks() * 512 / PAGE_BYTES as u64)
-    };
-    mappings.iter().map(pages_of).sum()
+/// A count of all frames.
+#[derive(Clone, Debug, Serialize)]
+struct Counted {
+    /// Time since the work began.
+    seconds: f64,
+    #[serde(flatten)]
+    frames: Frames,
+}
+
+impl Counted {
+    fn now(scene: &Scene, begin: Instant) -> anyhow::Result<Self> {
+        let seconds = begin.elapsed().as_secs_f64();
+        Ok(Self { seconds, frames: Frames::of(scene.merger.as_ref(), &scene.processes)? })
+    }
+}
+
+/// Follows the merger for `time`: its progress, page tables, and contents in the second half.
+///
+/// # Errors
+/// A guest has ended, or the merger does not answer.
+pub fn follow(
+    scene: &Scene,
+    begin: Instant,
+    cpu_before: f64,
+    time: Duration,
+) -> anyhow::Result<(Curve, FramesOverTime)> {
+    let (mut curve, mut saved, mut frames) = (Curve::default(), Vec::new(), Vec::new());
+    let (mut look_at, mut count_at) = (Duration::ZERO, time / 2);
+    while begin.elapsed() < time {
+        curve.add(begin, cpu_before, scene.merger.progress()?);
+        if begin.elapsed() >= look_at {
+            look_at += TABLES_EVERY;
+            let (seconds, taken) = (begin.elapsed().as_secs_f64(), scene.taken()?);
+            let net = scene.merger.savings(&taken)?.saved_bytes() >> page::PAGE_SHIFT;
+            saved.push(Saved { seconds, resident: taken.frames, saved: net });
+        }
+        if begin.elapsed() >= count_at {
+            count_at += CONTENTS_EVERY;
+            frames.push(Counted::now(scene, begin)?);
+        }
+        std::thread::sleep(EVERY);
+    }
+    curve.add(begin, cpu_before, scene.merger.progress()?);
+    frames.push(Counted::now(scene, begin)?);
+    Ok((curve, FramesOverTime::of(saved, frames, time.as_secs_f64() / 2.0)))
 }

@@ -1,14 +1,18 @@
 //! ksmd, the kernel's own merger, at its highest rate.
 
+use super::account::{Slots, savings};
 use super::curve::Progress;
 use super::equal::{Guest, memory_of};
 use super::merger::{Account, Merger};
 use act::{KsmKnobs, set_ksm};
 use anyhow::{Context, bail};
+use audit::contents::Taken;
 use cli::exit::Stop;
 use cli::say;
 use host::{Ksm, KsmStat, Mapping, Pagemap, ThreadCpu};
+use page::{HostVirt, Savings};
 use std::process::Command;
+use wire::Why;
 
 /// Knobs for the highest rate: no sleep between batches, and no page is skipped by `smart_scan`.
 const FASTEST: [(&str, &str); 3] = [("pages_to_scan", "1000000"), ("sleep_millisecs", "0"), ("smart_scan", "0")];
@@ -162,6 +166,24 @@ impl Merger for Ksmd {
         let object = |cache| host::slab_object_bytes(cache).unwrap_or(64);
         let metadata_bytes = items * object("ksm_rmap_item") + ksm.pages_shared * object("ksm_stable_node");
         Ok(Account { metadata_bytes, pages_scanned: ksm.pages_scanned, ..Account::default() })
+    }
+
+    fn slots(&self) -> anyhow::Result<Option<Slots>> {
+        Ok(None)
+    }
+
+    fn savings(&self, taken: &Taken) -> anyhow::Result<Savings> {
+        let zeros = self.zeros()?.saturating_sub(self.zeros_before);
+        Ok(savings(taken, zeros, self.account()?.metadata_bytes))
+    }
+
+    fn why(&self, pages: &[(u32, HostVirt)]) -> anyhow::Result<Vec<Why>> {
+        let is_memory = |(pid, at): &(u32, HostVirt)| {
+            let of_guest = self.guests.iter().position(|guest| guest == pid).and_then(|n| self.memory.get(n));
+            of_guest.is_some_and(|memory| memory.mappings.iter().any(|m| (m.start..m.end).contains(at)))
+        };
+        // ksmd does not tell its reasons.
+        Ok(pages.iter().map(|page| if is_memory(page) { Why::Other } else { Why::NotEnrolled }).collect())
     }
 
     fn off(&mut self) -> anyhow::Result<()> {

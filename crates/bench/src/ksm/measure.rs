@@ -4,7 +4,6 @@
 use super::curve::{Curve, Point};
 use super::equal::{Guest, equal_pages};
 use super::folding::{AgentStalls, Folding};
-use super::frames::Taken;
 use super::guests::Guests;
 use super::ksmd::Ksmd;
 use super::merger::{Account, Merger};
@@ -14,6 +13,7 @@ use super::prober::Prober;
 use super::timings::Spread;
 use crate::guardian::Guardian;
 use anyhow::Context;
+use audit::contents::{Places, Taken};
 use cli::say;
 use serde::Serialize;
 use std::path::Path;
@@ -116,7 +116,7 @@ impl Scene {
     /// A guest has ended.
     pub fn taken(&self) -> anyhow::Result<Taken> {
         let pids: Vec<u32> = self.processes.iter().map(|(pid, _)| *pid).collect();
-        Taken::by(&pids, &self.merger.own_pids()?)
+        Ok(Places::of(&pids, &self.merger.own_pids()?)?.taken())
     }
 
     /// Ends the prober and the guests, then the merger.

@@ -1,10 +1,14 @@
 //! The two mergers that are compared, as the bench sees them.
 
+use super::account::Slots;
 use super::curve::Progress;
 use super::equal::Guest;
 use super::folding::AgentStalls;
+use audit::contents::Taken;
+use page::{HostVirt, Savings};
 use serde::Serialize;
 use std::process::Command;
+use wire::Why;
 
 /// A program that merges pages of guests that were started for it.
 pub trait Merger {
@@ -26,6 +30,12 @@ pub trait Merger {
     fn progress(&self) -> anyhow::Result<Progress>;
     /// Bookkeeping and statistics.
     fn account(&self) -> anyhow::Result<Account>;
+    /// Its account of the pool, if it has one.
+    fn slots(&self) -> anyhow::Result<Option<Slots>>;
+    /// Net savings, by these places of the guests' and its own account.
+    fn savings(&self, taken: &Taken) -> anyhow::Result<Savings>;
+    /// Why each of these pages, in order by process and address, is not merged.
+    fn why(&self, pages: &[(u32, HostVirt)]) -> anyhow::Result<Vec<Why>>;
     /// Ends the merger, after the guests have ended.
     fn off(&mut self) -> anyhow::Result<()>;
 }

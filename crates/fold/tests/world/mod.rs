@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 use wire::{
     DONATION_PAGES, FRAME_BYTES, FoldMode, FoldRun, Hello, MemberState, MemberStats, Outcome, Pace, RestedRun, SlotRun,
-    Target, ToAgent, ToWorker, VERSION,
+    Target, ToAgent, ToWorker, VERSION, Why,
 };
 
 /// Longest wait of a test for anything: 20 s.
@@ -47,6 +47,8 @@ pub struct World {
     pub room: Option<u64>,
     /// Time for which they are promised, in seconds.
     pub room_s: u64,
+    /// The answer to a question [`Order::Why`], and its number.
+    pub because: Option<(u64, Vec<u8>)>,
 }
 
 impl World {
@@ -66,6 +68,7 @@ impl World {
             dropped: Vec::new(),
             adopted: None,
             report: None,
+            because: None,
             needs: Vec::new(),
             room: Some(u64::MAX),
             room_s: 60,
@@ -154,6 +157,7 @@ impl World {
                     self.segments.remove(&number);
                 }
                 News::Report(report) => self.report = Some(*report),
+                News::Because(question, reasons) => self.because = Some((question, reasons)),
                 News::Event(event) => self.events.push(event),
                 News::Needs(needs) => self.answer(needs),
             }
@@ -464,6 +468,11 @@ impl Agent {
             ToAgent::Fold(id, runs) => {
                 let outcomes = self.fold(&runs);
                 self.say(&ToWorker::Folded(id, outcomes));
+            }
+            ToAgent::Why(id, ranges) => {
+                let pages = ranges.iter().flat_map(|r| (0..r.pages).map(|n| r.start.page() + n));
+                let why = |page| if self.pages.contains_key(&page) { Why::Other } else { Why::Young };
+                self.say(&ToWorker::Because(id, pages.map(why).collect::<Vec<_>>()));
             }
             ToAgent::Again => {
                 self.again += 1;

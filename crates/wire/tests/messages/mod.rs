@@ -5,7 +5,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use wire::{
     Counters, DONATION_PAGES, FOLD_PAGES, FoldMode, FoldRun, HugePages, MemberState, MemberStats, Outcome, Pace,
-    RESTED_PAGES, RestedRun, SlotRun, Stalls, Target, ToAgent, ToWorker, ZeroPages,
+    RESTED_PAGES, RestedRun, SlotRun, Stalls, Target, ToAgent, ToWorker, WHY_PAGES, Why, ZeroPages,
 };
 
 fn address() -> impl Strategy<Value = HostVirt> {
@@ -75,6 +75,7 @@ fn stats() -> impl Strategy<Value = MemberStats> {
 
 pub fn to_worker() -> impl Strategy<Value = ToWorker> {
     let outcome = prop::sample::select(Outcome::ALL.to_vec());
+    let why = prop::sample::select(Why::ALL.to_vec());
     prop_oneof![
         (any::<u16>(), any::<bool>()).prop_map(|(version, eager)| ToWorker::Hello(wire::Hello { version, eager })),
         slot_runs().prop_map(ToWorker::Held),
@@ -84,6 +85,7 @@ pub fn to_worker() -> impl Strategy<Value = ToWorker> {
         slot_runs().prop_map(ToWorker::Released),
         any::<u32>().prop_map(ToWorker::LeaseTaken),
         stats().prop_map(|stats| ToWorker::Stats(Box::new(stats))),
+        (any::<u32>(), vec(why, 0..=WHY_PAGES)).prop_map(|(id, reasons)| ToWorker::Because(id, reasons)),
     ]
 }
 
@@ -113,13 +115,14 @@ fn fold_runs() -> impl Strategy<Value = Vec<FoldRun>> {
 }
 
 pub fn to_agent() -> impl Strategy<Value = ToAgent> {
-    let range = (address(), 1..=25_u64).prop_map(|(start, pages)| PageRange { start, pages });
+    let range = || (address(), 1..=25_u64).prop_map(|(start, pages)| PageRange { start, pages });
     prop_oneof![
         any::<u16>().prop_map(ToAgent::Welcome),
         (any::<u8>(), 0..=PoolSlot::PER_SEGMENT).prop_map(|(number, slots)| ToAgent::Segment(number, slots)),
         any::<u32>().prop_map(ToAgent::Lease),
         pace().prop_map(ToAgent::Pace),
-        (any::<u32>(), vec(range, 0..=10)).prop_map(|(id, ranges)| ToAgent::Donate(id, ranges)),
+        (any::<u32>(), vec(range(), 0..=10)).prop_map(|(id, ranges)| ToAgent::Donate(id, ranges)),
+        (any::<u32>(), vec(range(), 0..=100)).prop_map(|(id, ranges)| ToAgent::Why(id, ranges)),
         (any::<u32>(), fold_runs()).prop_map(|(id, runs)| ToAgent::Fold(id, runs)),
         Just(ToAgent::Again),
         any::<u64>().prop_map(ToAgent::Room),

@@ -1,6 +1,7 @@
 //! Pages with short-lived folds are left alone for a while (`table/chunk.rs`).
 
 use super::*;
+use wire::Why;
 
 /// Pages that may be folded when no page is left alone: broken ones, rested ones, and all.
 const ALL: (usize, usize, usize) = (5, 4, 700);
@@ -109,4 +110,24 @@ fn eager_table_leaves_no_page_alone() {
     let (mut table, now) = short_lived(1);
     table.be_eager();
     assert_eq!(open(&mut table, now), ALL);
+}
+
+#[test]
+fn reason_against_a_fold_is_told_for_each_page() {
+    let (mut table, now) = short_lived(1);
+    let why = |table: &mut Table, page| {
+        table.set_time(now + 20, None);
+        table.why(real(page, 1), Worth::Rested)[0]
+    };
+    // Pages 0 to 4 were folded and written, 5 to 9 are folded, and page 700 was never asked in.
+    assert_eq!(
+        [0, 7, 100, 700].map(|page| why(&mut table, page)),
+        [Why::BackedOff, Why::Other, Why::Other, Why::NotEnrolled]
+    );
+    table.set_time(now + 18, None);
+    table.rest((&[real(100, 1)], &[]), 0, Worth::All);
+    assert_eq!(why(&mut table, 100), Why::Young);
+    table.set_time(now + 24, None);
+    table.rest((&[], &[]), u64::MAX, Worth::All);
+    assert_eq!(table.why(real(100, 1), Worth::Rested), [Why::Other]);
 }
