@@ -100,6 +100,7 @@ const fn yes() -> bool {
 /// State of a group's worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum WorkerState {
     /// There is none: the group has no members.
     None,
@@ -111,6 +112,7 @@ pub enum WorkerState {
 
 /// A member in a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MemberLine {
     /// Its group.
     pub group: String,
@@ -125,6 +127,7 @@ pub struct MemberLine {
 
 /// The most memory that a pool may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolLimit {
     /// Bytes.
     pub bytes: u64,
@@ -135,6 +138,7 @@ pub struct PoolLimit {
 /// A limit of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum PoolLimitBy {
     /// The group's setting `pool`.
     Settings,

@@ -41,6 +41,42 @@ pub struct Change {
     pub index_memory: Option<IndexSize>,
 }
 
+/// Settings to change, as programs write them: the names and values of [`Printed`], sizes also as text such as `2G`.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Wanted {
+    /// Most pages fingerprinted a second, or `auto`.
+    #[serde(deserialize_with = "from_word")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<OrWord>))]
+    scan_rate: Option<ScanRate>,
+    /// Treatment of pages of zeros.
+    zero_pages: Option<ZeroPolicy>,
+    /// Least percentage of a huge page that must fold for it to be split, or `never`.
+    #[serde(deserialize_with = "from_word")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<OrWord>))]
+    huge_pages: Option<HugePages>,
+    /// Whether to fold.
+    fold: Option<Fold>,
+    /// Whether pages of different members are never folded into one.
+    intra_member_only: Option<bool>,
+    /// Most memory of the pool, in bytes or as text.
+    #[serde(deserialize_with = "from_word")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<OrWord>))]
+    pool: Option<PoolSize>,
+    /// Most memory of the index, in bytes or as text.
+    #[serde(deserialize_with = "from_word")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<OrWord>))]
+    index_memory: Option<IndexSize>,
+}
+
+impl From<Wanted> for Change {
+    fn from(wanted: Wanted) -> Self {
+        let Wanted { scan_rate, zero_pages, huge_pages, fold, intra_member_only, pool, index_memory } = wanted;
+        Self { scan_rate, zero_pages, huge_pages, fold, intra_member_only, pool, index_memory }
+    }
+}
+
 /// Most memory of a pool, as a number of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolSize(pub u32);
@@ -77,6 +113,7 @@ impl FromStr for IndexSize {
 /// A number, or the word that stands for none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum OrWord {
     /// The number.
     Number(u32),
@@ -86,13 +123,21 @@ pub enum OrWord {
 
 /// A group's settings under the names and with the values of the configuration, for JSON. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Printed {
+    /// Most pages fingerprinted a second, or `auto`.
     scan_rate: OrWord,
+    /// Treatment of pages of zeros.
     zero_pages: ZeroPolicy,
+    /// Least percentage of a huge page that must fold for it to be split, or `never`.
     huge_pages: OrWord,
+    /// Whether to fold.
     fold: Fold,
+    /// Whether pages of different members are never folded into one.
     intra_member_only: bool,
+    /// Most memory of the pool, in bytes.
     pool: u64,
+    /// Most memory of the index, in bytes.
     index_memory: u64,
 }
 
@@ -238,6 +283,20 @@ mod tests {
         assert_eq!("100".parse(), Ok(HugePages::Percent(100)));
         for text in ["", "0", "101", "%", "always", "50%%"] {
             assert!(text.parse::<HugePages>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn settings_that_were_printed_can_be_wanted() {
+        let settings = Settings { scan_rate: Some(7), fold: Fold::Off, pool_slots: 2048, ..Settings::default() };
+        let printed = serde_json::to_string(&Printed::from(&settings)).unwrap();
+        let change = Change::from(serde_json::from_str::<Wanted>(&printed).unwrap());
+        assert_eq!(change.apply(Settings::default()), settings);
+        let wanted = |text: &str| serde_json::from_str::<Wanted>(text).map(Change::from).map_err(|e| e.to_string());
+        assert!(wanted("{}").unwrap().is_empty());
+        assert_eq!(wanted(r#"{"pool": "8M"}"#).unwrap().pool, Some(PoolSize(2048)));
+        for wrong in [r#"{"pool": -1}"#, r#"{"fold": true}"#, r#"{"huge-pages": 1}"#, r#"{"scan_rate": null}"#] {
+            assert!(wanted(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -35,6 +35,7 @@ pub const CONTROL_BYTES: usize = 128 << 10;
 /// Whether a group folds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Fold {
     /// Fold.
     #[default]
@@ -48,6 +49,7 @@ pub enum Fold {
 /// Treatment of pages of zeros.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum ZeroPolicy {
     /// Fold them like any other.
     #[default]
@@ -94,6 +96,7 @@ impl Default for Settings {
 
 /// A member's process, by facts that it did not choose, and the name that it was given.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Identity {
     /// Its name, unique among the group's living members.
     pub name: String,
@@ -205,6 +208,7 @@ pub enum News {
 /// A group's counters. They only grow: the supervisor adds those of workers that have ended.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Bill {
     /// Pages folded.
     pub folds: u64,
@@ -230,6 +234,7 @@ pub const NO_ROOM: &str = "no_room";
 
 /// Frames by the worker's account, in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Frames {
     /// Net savings: those of [`Savings`].
     pub saved: i64,
@@ -249,6 +254,7 @@ pub struct Frames {
 
 /// A group's report. Figures are of now, but for those of the bill.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GroupReport {
     /// Its members, now.
     pub members: Vec<MemberReport>,
@@ -260,6 +266,7 @@ pub struct GroupReport {
     pub zero_pages: u64,
     /// Savings and costs of folding, by this account, now. `audit` counts frames instead.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = crate::shown::SavingsSchema))]
     pub savings: Savings,
     /// The same in frames, with the state of the pool's, now.
     #[serde(default)]
@@ -344,6 +351,7 @@ impl GroupReport {
 
 /// The report on one member.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MemberReport {
     /// Its name.
     pub name: String,
@@ -358,6 +366,9 @@ pub struct MemberReport {
     /// The remedy for the state. The worker leaves it to the command line, which has the words.
     #[serde(default)]
     pub fix: Option<String>,
+    /// Its part of the group's savings ([`Savings::of_member`]). The worker leaves it to the command line.
+    #[serde(default)]
+    pub saved_bytes: i64,
     /// Pages that may be folded, now.
     pub enrolled_pages: u64,
     /// Pages that map a slot, now, by the agent's account.

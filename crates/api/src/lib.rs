@@ -11,6 +11,9 @@
 //! | `change` | settings as people write them |
 //! | `name` | valid names of groups and members |
 //! | `place` | the directory of a service |
+//! | `shown` | groups in the shapes that programs read |
+//! | `setup` | the supervisor's word to `pagefold-web` |
+//! | `member_words` | states of members in words |
 //! | `client` | finds a service and asks it |
 #![forbid(unsafe_code)]
 
@@ -18,5 +21,8 @@ pub mod ask;
 pub mod change;
 pub mod client;
 pub mod control;
+pub mod member_words;
 pub mod name;
 pub mod place;
+pub mod setup;
+pub mod shown;

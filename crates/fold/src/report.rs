@@ -150,6 +150,7 @@ impl Group {
                 stall_p99_us: percentile(&stats.stalls, 99),
                 stall_max_us: stats.stalls.longest_us,
                 fix: None,
+                saved_bytes: 0,
             }
         });
         let is_back = |pid: u32, started: u64| {

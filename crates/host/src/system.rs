@@ -73,6 +73,16 @@ fn status_bytes(path: &str, key: &str) -> Result<Option<u64>> {
     Ok(kib.map(|kib| kib * 1024))
 }
 
+/// The time at which this machine started, in seconds since 1970, by the clock as it is set at the moment (`btime`).
+///
+/// # Errors
+/// `/proc` is not there.
+pub fn boot_time_s() -> Result<u64> {
+    let stat = text::read("/proc/stat")?;
+    let field = stat.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse().ok());
+    Ok(field.unwrap_or_default())
+}
+
 /// Bytes that the kernel takes for one object of the slab cache `cache`, such as `ksm_rmap_item`. `None` if the cache
 /// does not exist, or the kernel does not tell.
 pub fn slab_object_bytes(cache: &str) -> Option<u64> {

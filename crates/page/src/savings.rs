@@ -66,6 +66,19 @@ impl Savings {
         let most = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         most(gross).saturating_sub(most(costs))
     }
+
+    /// The part of a group's savings that is one member's, by its pages and mappings.
+    ///
+    /// A member bears the costs of pool and tables by its part of the folded pages. While nothing is folded, they are
+    /// nobody's but the group's.
+    pub fn of_member(&self, folded_pages: u64, zero_pages: u64, mappings: u64) -> i64 {
+        let own = Self::of(folded_pages, zero_pages, 0, 0, mappings);
+        let common = u128::from(self.pool_bytes.saturating_add(self.tables_bytes));
+        // A member that tells more folded pages than the group has bears all of the costs, and no more.
+        let part = common * u128::from(own.folded_bytes.min(self.folded_bytes));
+        let part = part.checked_div(u128::from(self.folded_bytes)).unwrap_or(0);
+        own.saved_bytes().saturating_sub(i64::try_from(part).unwrap_or(i64::MAX))
+    }
 }
 
 impl AddAssign for Savings {
@@ -95,11 +108,23 @@ mod tests {
     }
 
     #[test]
+    fn members_share_costs_by_their_folded_pages() {
+        let group = Savings::of(400, 10, 100, 20 << 12, 32);
+        let members = [(300, 0, 16), (100, 10, 16)].map(|(folded, zero, vmas)| group.of_member(folded, zero, vmas));
+        assert_eq!(members, [(300 - 90 - 1) << 12, (100 + 10 - 30 - 1) << 12]);
+        // The kernel's account is in whole pages for each: the sum may differ by a page a member.
+        assert_eq!(members.iter().sum::<i64>(), group.saved_bytes());
+        assert_eq!(Savings::of(0, 0, 100, 0, 0).of_member(0, 5, 0), 5 << 12);
+        assert_eq!(group.of_member(u64::MAX, 0, 0), Savings::of(u64::MAX, 0, 0, 0, 0).saved_bytes() - (120 << 12));
+    }
+
+    #[test]
     fn numbers_that_no_host_has_do_not_overflow() {
         let most = Savings::of(u64::MAX, u64::MAX, 0, 0, 0);
         assert!(most.saved_bytes() > 1 << 60);
         let mut costs = Savings::of(0, 0, u64::MAX, u64::MAX, u64::MAX);
         costs += costs;
-        assert!(costs.saved_bytes() < 0);
+        assert!(costs.saved_bytes() < 0 && costs.of_member(1, 0, 0) < 0);
+        assert!(Savings { folded_bytes: 1, ..costs }.of_member(u64::MAX, u64::MAX, u64::MAX) < i64::MAX);
     }
 }

@@ -30,6 +30,8 @@ enum Command {
     Run(cmd::run::Args),
     /// The service: decides who is a member, and folds
     Serve(cmd::serve::Args),
+    /// The service's configuration
+    Config(cmd::config::Args),
     /// Groups: which there are, how they do, how they are run
     Group(cmd::group::Args),
     /// Prove from page frames that groups share nothing with each other, and what is really saved
@@ -37,6 +39,9 @@ enum Command {
     /// Folds the pages of one group
     #[command(hide = true)]
     Worker(cmd::worker::Args),
+    /// Write manual pages and completions of shells
+    #[command(hide = true)]
+    Generate(cmd::generate::Args),
     /// Real guests to try Pagefold on
     Lab(cmd::lab::Args),
     /// Measure Pagefold itself
@@ -68,6 +73,8 @@ fn main() -> ExitCode {
         Command::Forecast(args) => cmd::forecast::run(&args),
         Command::Run(args) => cmd::run::run(&args),
         Command::Serve(args) => cmd::serve::run(args),
+        Command::Config(args) => cmd::config::run(&args),
+        Command::Generate(args) => cmd::generate::run(&args, with_exit_codes(Cli::command())),
         Command::Group(args) => cmd::group::run(&args),
         Command::Audit(args) => cmd::audit::run(&args),
         Command::Worker(args) => cmd::worker::run(&args),

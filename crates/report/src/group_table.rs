@@ -1,10 +1,10 @@
 //! Output of `pagefold group show`: a group's shared pages, savings and costs, and the state of each member.
 
-use crate::member_words::{STATES, failure, remedy};
 use crate::savings_table;
 use crate::table::{Align, Table, shorten, wrap};
 use api::ask::{PoolLimit, PoolLimitBy};
 use api::control::{GroupReport, MemberReport, Settings};
+use api::member_words::{STATES, failure, remedy};
 use cli::size::{bytes, count, mib};
 use page::pages_to_bytes;
 

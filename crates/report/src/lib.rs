@@ -10,7 +10,6 @@ pub mod group_table;
 pub mod guests_table;
 pub mod html;
 pub mod json;
-pub mod member_words;
 #[cfg(feature = "parquet")]
 pub mod parquet;
 pub mod savings_table;

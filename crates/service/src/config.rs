@@ -4,12 +4,15 @@
 //!
 //! A rule must name a user or a control group: any user may run any program, with whatever library loaded into it.
 
+use crate::tokens;
 use api::change::{Change, HugePages, IndexSize, PoolSize, ScanRate, from_word};
 use api::control::{Fold, Settings, ZeroPolicy};
 use api::name;
+use api::setup::Token;
 use guest::Glob;
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -20,9 +23,14 @@ const MOST_FILE_BYTES: u64 = 4 << 20;
 /// User numbers that systemd sets aside for services with dynamic users.
 pub const WORKER_UIDS: Range<u32> = 61_184..65_520;
 
+/// Group of users who may connect to the web side's socket, unless another one is configured.
+const USUAL_GROUP: &str = "pagefold";
+
 /// The configuration.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
+    /// The file that it was read from.
+    pub file: Option<PathBuf>,
     /// The service's directory; `None`: the usual one of its user.
     pub dir: Option<PathBuf>,
     /// Whether root's service runs no prover.
@@ -31,12 +39,31 @@ pub struct Config {
     pub reserve: Option<u64>,
     /// Users for workers of root's service.
     pub worker_uids: Option<Range<u32>>,
+    /// The web side; `None`: there is none.
+    pub api: Option<Api>,
     /// The groups. `None` without a configuration: any group may be made, by the service's own user.
     pub groups: Option<BTreeMap<String, GroupConfig>>,
 }
 
+/// The configuration of the web side.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Api {
+    /// The path of its Unix socket; `None`: the usual one, in the service's directory.
+    pub socket: Option<PathBuf>,
+    /// The group of users who may connect there; `None`: the service's own user alone.
+    pub group: Option<u32>,
+    /// The address at which it also listens.
+    pub listen: Option<SocketAddr>,
+    /// The file with tokens.
+    pub tokens_file: Option<PathBuf>,
+    /// The tokens of that file.
+    pub tokens: Vec<Token>,
+    /// Whether settings may be changed through it.
+    pub control: bool,
+}
+
 /// The configuration of a group.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupConfig {
     /// Users who may start members and change settings, besides root and the service's user.
     pub users: Vec<u32>,
@@ -62,6 +89,7 @@ pub struct ProcessRule {
 struct Written {
     #[serde(default)]
     service: WrittenService,
+    api: Option<WrittenApi>,
     #[serde(default)]
     group: Vec<WrittenGroup>,
 }
@@ -74,6 +102,16 @@ struct WrittenService {
     prover: Option<bool>,
     #[serde(default, deserialize_with = "from_word")]
     reserve: Option<Reserve>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct WrittenApi {
+    socket: Option<Spanned<PathBuf>>,
+    group: Option<Spanned<String>>,
+    listen: Option<Spanned<String>>,
+    tokens: Option<PathBuf>,
+    control: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -124,18 +162,22 @@ impl FromStr for Reserve {
 }
 
 /// The place of an error in the text, and its description.
-struct Wrong(usize, String);
+pub(crate) struct Wrong(pub usize, pub String);
 
 impl Config {
-    /// Reads a file.
+    /// Reads a file, and that with the tokens if it names one.
     ///
     /// # Errors
-    /// It cannot be read, or is not valid: file, line and key are named.
+    /// One cannot be read, or is not valid: file, line and key are named.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let bytes = host::read_plain_file(path, MOST_FILE_BYTES)?;
         let wrong = |why| anyhow::anyhow!("{}: {why}", path.display());
         let text = String::from_utf8(bytes).map_err(|e| wrong(format!("not text: {}", e.utf8_error())))?;
-        Self::parse(&text, user_number).map_err(wrong)
+        let mut config = Self::parse(&text, user_number).map_err(wrong)?;
+        if let Some(api) = &mut config.api {
+            api.tokens = api.tokens_file.as_deref().map(tokens::read).transpose()?.unwrap_or_default();
+        }
+        Ok(Self { file: Some(path.to_owned()), ..config })
     }
 
     fn parse(text: &str, uid_of: fn(&str) -> Option<u32>) -> Result<Self, String> {
@@ -168,8 +210,54 @@ impl Config {
         }
         let WrittenService { dir, prover, reserve, .. } = written.service;
         let (without_prover, reserve) = (prover == Some(false), reserve.map(|reserve| reserve.0));
-        Ok(Self { dir, without_prover, reserve, worker_uids, groups: Some(groups) })
+        let api = written.api.map(WrittenApi::check).transpose()?;
+        Ok(Self { file: None, dir, without_prover, reserve, worker_uids, api, groups: Some(groups) })
     }
+}
+
+impl WrittenApi {
+    fn check(self) -> Result<Api, Wrong> {
+        let socket = match self.socket {
+            Some(path) if !path.get_ref().is_absolute() => {
+                return Err(Wrong(path.span().start, "a path that begins with / is needed".into()));
+            }
+            path => path.map(Spanned::into_inner),
+        };
+        let group = match self.group {
+            // A host may do without the usual group: then only root may connect.
+            None => number_in("/etc/group", USUAL_GROUP),
+            Some(name) => Some(number_in("/etc/group", name.get_ref()).ok_or_else(|| {
+                let why = format!(
+                    "/etc/group has no group {:?}: make it (groupadd --system), or name another",
+                    name.get_ref()
+                );
+                Wrong(name.span().start, why)
+            })?),
+        };
+        let listen = self.listen.map(|text| {
+            let at = text.span().start;
+            if self.tokens.is_none() {
+                return Err(Wrong(
+                    at,
+                    "at a TCP socket callers are known by tokens alone: name a file of tokens".into(),
+                ));
+            }
+            address(text.get_ref()).ok_or_else(|| {
+                Wrong(
+                    at,
+                    format!("{:?} is no address: use a port, or an address such as 127.0.0.1:9469", text.get_ref()),
+                )
+            })
+        });
+        let control = self.control == Some(true);
+        Ok(Api { socket, group, listen: listen.transpose()?, tokens_file: self.tokens, tokens: Vec::new(), control })
+    }
+}
+
+/// An address; a port alone is one of this host's own.
+fn address(text: &str) -> Option<SocketAddr> {
+    let port = text.parse::<u16>().ok().map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    port.or_else(|| text.parse().ok())
 }
 
 impl WrittenGroup {
@@ -214,7 +302,7 @@ impl ProcessRule {
 }
 
 /// `line 7, scan-rate: what is wrong`
-fn in_line(text: &str, Wrong(at, why): &Wrong) -> String {
+pub(crate) fn in_line(text: &str, Wrong(at, why): &Wrong) -> String {
     let before = text.get(..*at).unwrap_or(text);
     let number = 1 + before.matches('\n').count();
     let line = text.lines().nth(number - 1).unwrap_or_default();
@@ -226,8 +314,13 @@ fn in_line(text: &str, Wrong(at, why): &Wrong) -> String {
 
 /// The number of a user, by name, from `/etc/passwd`.
 fn user_number(name: &str) -> Option<u32> {
-    let passwd = std::fs::read_to_string("/etc/passwd").ok()?;
-    let fields = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    number_in("/etc/passwd", name)
+}
+
+/// The number of a user or a group, by name, from the file that has these.
+fn number_in(file: &str, name: &str) -> Option<u32> {
+    let lines = std::fs::read_to_string(file).ok()?;
+    let fields = lines.lines().map(|line| line.split(':').collect::<Vec<_>>());
     fields.filter(|f| f.first() == Some(&name)).find_map(|f| f.get(2)?.parse().ok())
 }
 
@@ -286,6 +379,8 @@ mod tests {
     #[test]
     fn annotated_example_has_every_key_and_usual_values() {
         let text = include_str!("../../../docs/pagefold.toml");
+        // Keys that are usually left out stand behind a # without a space.
+        let text = &text.replace("\n#", "\n").replace("\n ", "\n# ");
         let config = Config::parse(text, user_number).unwrap();
         assert_eq!(config.groups.unwrap()["acme"].settings, Settings::default());
         assert_eq!((config.worker_uids, config.without_prover), (Some(61_184..65_520), false));
@@ -296,6 +391,7 @@ mod tests {
             ("the file", "", &toml::Value::Table(example.clone())),
             ("service", "[service]", &example["service"]),
             ("group", "[[group]]", group),
+            ("api", "[api]", &example["api"]),
             ("group.processes", "[[group]]\nname = 'a'\n[[group.processes]]", rule),
         ] {
             let keys = known_keys(header);
@@ -329,6 +425,11 @@ mod tests {
             ("[service]\nreserve = 'much'".to_owned(), "line 2, reserve: unknown unit"),
             ("[service]\nprover = 'no'".to_owned(), "line 2, prover: invalid type: string \"no\", expected a boolean"),
             ("[service".to_owned(), "line 1: "),
+            ("[api]\nlisten = '9469'".to_owned(), "line 2, listen: at a TCP socket callers are known by tokens"),
+            ("[api]\ntokens = 't'\nlisten = 'here'".to_owned(), "line 3, listen: \"here\" is no address"),
+            ("[api]\nsocket = 'api.sock'".to_owned(), "line 2, socket: a path that begins with /"),
+            ("[api]\ngroup = 'no such group'".to_owned(), "line 2: /etc/group has no group"),
+            ("[api]\ncontrol = 1".to_owned(), "line 2, control: invalid type"),
         ] {
             let error = parse(&text).unwrap_err();
             assert!(error.contains(words), "{text}\n-> {error}");
@@ -336,6 +437,18 @@ mod tests {
         assert!(parse("").unwrap().is_empty());
         let missing = Config::read(Path::new("/nonexistent/x.toml")).unwrap_err().to_string();
         assert!(missing.contains("/nonexistent/x.toml"), "{missing}");
+    }
+
+    #[test]
+    fn web_side_is_at_loopback_unless_it_is_told_otherwise() {
+        let api = |text: &str| Config::parse(text, |_| None).unwrap().api;
+        assert_eq!(api(""), None);
+        let usual = api("[api]").unwrap();
+        assert_eq!((usual.listen, usual.control, usual.socket), (None, false, None));
+        for (text, expected) in [("9469", "127.0.0.1:9469"), ("0.0.0.0:80", "0.0.0.0:80"), ("[::1]:80", "[::1]:80")] {
+            let api = api(&format!("[api]\ngroup = 'root'\ntokens = 't'\nlisten = '{text}'\ncontrol = true")).unwrap();
+            assert_eq!((api.listen.unwrap().to_string(), api.group, api.control), (expected.to_owned(), Some(0), true));
+        }
     }
 
     #[test]

@@ -197,6 +197,12 @@ impl Group {
         self.order_settings();
     }
 
+    /// Takes over another configuration, with what was changed on the fly, and tells the worker.
+    pub fn configure(&mut self, config: GroupConfig, change: Change) {
+        (self.config, self.change, self.is_configured) = (config, change, true);
+        self.order_settings();
+    }
+
     /// Asks the worker for a report, and returns its number; `None` where there is no worker to ask.
     pub fn ask_report(&mut self) -> Option<u64> {
         self.worker.as_mut().filter(|w| w.heard)?.send(&Order::Report, vec![]).then_some(())?;

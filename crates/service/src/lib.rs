@@ -5,6 +5,7 @@
 //!   a member's agent --------> supervisor --Admit + socket--> worker of its group      (from then on, directly)
 //!   pagefold group set ------> supervisor --Set-------------> worker
 //!                              supervisor <-Segment + file--- worker                   (kept for a successor)
+//!   curl, Prometheus --HTTP--> pagefold-web --the questions of the command line--> supervisor
 //! ```
 //!
 //! The supervisor moves no page and reads no message of a member. These go to the member's worker, which has no rights
@@ -25,13 +26,17 @@ mod bill;
 pub mod config;
 mod decide;
 mod group;
+mod helper;
 mod orphans;
 mod prover;
 mod registry;
+mod reload;
 mod requests;
 mod room;
 mod state;
 mod supervisor;
+mod tokens;
+mod web;
 mod worker;
 
 pub use orphans::end_orphans;

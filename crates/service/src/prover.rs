@@ -8,6 +8,7 @@
 //! ```
 
 use super::backoff::Backoff;
+use super::helper;
 use anyhow::Context;
 use api::place::{Place, own_uid};
 use cli::exit;
@@ -172,8 +173,7 @@ fn is_missing(error: &anyhow::Error) -> bool {
 
 fn spawn(listener: &SeqpacketListener, uid: Option<u32>) -> anyhow::Result<(ProcessId, Seqpacket)> {
     let input = listener.as_fd().try_clone_to_owned().context("cannot pass a socket on")?;
-    // Both programs are installed in one directory.
-    let program = std::env::current_exe().context("cannot tell where this program lies")?.with_file_name(PROGRAM);
+    let program = helper::program(PROGRAM).with_context(|| format!("cannot find the prover, {PROGRAM}"))?;
     let mut command = Command::new(&program);
     command.args(["--supervisor", &std::process::id().to_string()]);
     if let Some(uid) = uid {

@@ -4,7 +4,7 @@ use super::config::{Config, GroupConfig, WORKER_UIDS};
 use super::group::Group;
 use super::room::{Memory, Room};
 use super::state::State;
-use api::ask::NOT_CONFIGURED;
+use api::ask::{Ask, NOT_CONFIGURED};
 use api::place::{Place, own_uid};
 use cli::note;
 use host::MemoryLimits;
@@ -28,12 +28,15 @@ pub struct Registry {
     pub room: Room,
     /// Memory limits of members, where the kernel tells them.
     limits: Option<MemoryLimits>,
+    /// The user of the web side, if that has one of its own.
+    pub web_uid: Option<u32>,
 }
 
 impl Registry {
     /// A registry without groups.
     pub fn new(place: Place, config: Config, state: State) -> Self {
-        Self { place, config, state, groups: BTreeMap::new(), room: Room::default(), limits: MemoryLimits::find() }
+        let limits = MemoryLimits::find();
+        Self { place, config, state, groups: BTreeMap::new(), room: Room::default(), limits, web_uid: None }
     }
 
     /// The group of this name, which is made if it is not there.
@@ -130,12 +133,27 @@ impl Registry {
     /// The users who may deal with some group.
     pub fn users(&self) -> BTreeSet<u32> {
         let named = self.groups.values().flat_map(|group| group.config.users.iter().copied());
-        named.chain([own_uid()]).collect()
+        named.chain([own_uid()]).chain(self.web_uid).collect()
     }
 
-    /// Whether a user may start members of a group and change it.
+    /// Why the web side may not ask this. A process that has taken it over can ask no more.
+    pub fn forbidden_to_web(&self, uid: u32, question: &Ask) -> Option<&'static str> {
+        let control = self.config.api.as_ref().is_some_and(|api| api.control);
+        match question {
+            _ if self.web_uid != Some(uid) => None,
+            Ask::Groups | Ask::Members | Ask::Show { .. } => None,
+            Ask::Set { .. } if control => None,
+            Ask::Set { .. } => {
+                Some("settings are not changed over HTTP: control = true in [api] of the configuration allows it")
+            }
+            Ask::Join { .. } => Some("the web side is never a member"),
+            Ask::Why { .. } => Some("single pages are not the web side's business"),
+        }
+    }
+
+    /// Whether a user may start members of a group and change it. The web side may less ([`Self::forbidden_to_web`]).
     pub fn may(&self, uid: u32, config: &GroupConfig) -> bool {
-        uid == 0 || uid == own_uid() || config.users.contains(&uid)
+        uid == 0 || uid == own_uid() || config.users.contains(&uid) || self.web_uid == Some(uid)
     }
 }
 

@@ -182,6 +182,9 @@ struct Request<'a> {
 
 impl Request<'_> {
     fn hear(&mut self, question: Ask) {
+        if let Some(why) = self.registry.forbidden_to_web(self.client.peer.uid, &question) {
+            return self.client.answer(&Answer::Refused(why.to_owned()));
+        }
         let answered = match question {
             Ask::Join { group, name, program } => self.join(&group, name, &program),
             Ask::Groups => self.list_groups(),

@@ -7,6 +7,7 @@ use super::prover::Prover;
 use super::registry::Registry;
 use super::requests::Clients;
 use super::state::State;
+use super::web::Web;
 use super::worker::Worker;
 use act::CgroupHome;
 use anyhow::Context;
@@ -35,6 +36,8 @@ const TURN: usize = 64;
 const PAUSE: Duration = Duration::from_millis(200);
 /// Key of the prover's user among the users of workers; no valid name of a group.
 const PROVER: &str = ":prover";
+/// Key of the web side's user there.
+const WEB: &str = ":web";
 
 /// The options of a service.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +58,7 @@ pub struct Supervisor {
     agents: SeqpacketListener,
     control: SeqpacketListener,
     prover: Prover,
+    web: Web,
     signals: Signals,
     /// Control groups of workers that have ended.
     leftover: Vec<CgroupHome>,
@@ -85,6 +89,7 @@ impl Supervisor {
                 .with_context(|| format!("cannot set the rights of {}", path.display()))?;
         }
         let prover = Prover::new(&place, !config.without_prover)?;
+        let web = Web::new(&place, config.api.as_ref())?;
         let mut supervisor = Self {
             registry: Registry::new(place, config, state),
             clients: Clients::default(),
@@ -92,6 +97,7 @@ impl Supervisor {
             agents,
             control,
             prover,
+            web,
             signals,
             leftover: Vec::new(),
             idle_since: None,
@@ -170,6 +176,7 @@ impl Supervisor {
             self.registry.groups.values().filter_map(|g| g.start_at(self.registry.state.members_of(&g.name), now));
         let until = starts
             .chain(self.prover.start_at(now))
+            .chain(self.web.start_at(now))
             .chain([next_tick])
             .chain(self.accept_after)
             .min()
@@ -197,17 +204,16 @@ impl Supervisor {
         while let Some(caught) = self.signals.next() {
             match caught {
                 Caught::End => return true,
-                // Of the children, only the prover is of interest: the end of a worker shows at its socket.
+                // The end of a worker shows at its socket.
                 Caught::Child => {
                     // Once they are collected, their processor time is gone.
                     self.registry.state.look_at_ended_workers();
                     while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
                         self.prover.child_ended(pid, status);
+                        self.web.child_ended(pid, status);
                     }
                 }
-                Caught::Hangup => {
-                    note!("SIGHUP is ignored; for another configuration, stop and start the service: members run on");
-                }
+                Caught::Hangup => self.reload(),
             }
         }
         false
@@ -356,6 +362,7 @@ impl Supervisor {
                 Err(why) => self.prover.not_started(&why),
             }
         }
+        self.start_web(now);
         let due = |g: &Group, members| g.start_at(members, now).is_some_and(|at| at <= now);
         let names: Vec<String> = self
             .registry
@@ -379,6 +386,35 @@ impl Supervisor {
             if let Some(why) = no_home.filter(|_| !std::mem::replace(&mut self.said_no_home, true)) {
                 note!("workers have no control groups of their own: {why}");
             }
+        }
+    }
+
+    fn start_web(&mut self, now: Instant) {
+        if self.web.start_at(now).is_some_and(|at| at <= now) {
+            match self.registry.worker_uid(WEB) {
+                Ok(uid) => {
+                    self.registry.web_uid = uid;
+                    self.web.start(uid);
+                }
+                Err(why) => self.web.not_started(&why),
+            }
+        }
+    }
+
+    /// Reads the configuration again, and takes over of it what can be taken over by a service that runs.
+    fn reload(&mut self) {
+        let Some(path) = self.registry.config.file.clone() else {
+            note!("SIGHUP: this service has no configuration that could be read again");
+            return;
+        };
+        match Config::read(&path) {
+            Ok(config) => {
+                self.registry.reload(config);
+                if let Some(api) = &self.registry.config.api {
+                    self.web.set(api);
+                }
+            }
+            Err(e) => note!("SIGHUP: everything stays as it was: {e:#}"),
         }
     }
 
@@ -421,6 +457,7 @@ impl Supervisor {
     /// Ends the service. Members go on in any case. Workers go on for a successor, or end at once.
     fn end(mut self) -> anyhow::Result<()> {
         self.prover.end();
+        self.web.end();
         // All that must not be lost was written when it was decided.
         self.write_state();
         let workers = self.registry.groups.values().filter(|g| g.worker.is_some()).count();

@@ -1,30 +1,9 @@
-//! Members whose agent is not connected, and the reason as far as their process shows it.
+//! Why a member's agent is not connected, as far as its process shows it.
 
-use api::ask::MemberLine;
-use api::control::{GroupReport, MemberReport};
 use host::{Mapping, Process};
 
 /// File name of the agent's library.
 const LIBRARY: &str = "libpagefold.so";
-/// State of a member whose agent is not connected.
-const NO_AGENT: &str = "no_agent";
-
-/// Gives each member of the group whose agent is not connected a row with the reason.
-pub fn add_absent(report: &mut GroupReport, group: &str, members: &[MemberLine]) {
-    for member in members.iter().filter(|m| m.group == group) {
-        let pid = member.identity.pid;
-        if report.members.iter().any(|m| m.pid == pid && m.connected) {
-            continue;
-        }
-        let row = MemberReport { name: member.identity.name.clone(), pid, ..MemberReport::default() };
-        let (state, detail) = (NO_AGENT.to_owned(), why_absent(pid));
-        match report.members.iter_mut().find(|m| m.pid == pid) {
-            Some(known) => (known.state, known.detail) = (state, detail),
-            None => report.members.push(MemberReport { state, detail, ..row }),
-        }
-    }
-}
-
 /// The reason why a process has no connected agent.
 pub fn why_absent(pid: u32) -> String {
     let Ok(mappings) = Mapping::list(pid) else {

@@ -3,9 +3,11 @@
 mod absent;
 pub mod audit;
 pub mod census;
+pub mod config;
 pub mod doctor;
 pub mod explain;
 pub mod forecast;
+pub mod generate;
 pub mod group;
 pub mod guests;
 pub mod lab;

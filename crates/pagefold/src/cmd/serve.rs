@@ -46,9 +46,16 @@ to them. docs/pagefold.toml of the source is an annotated example with every key
   worker-uid-base = 61184
   prover = true                    # or false: no helper of root's that reads reference counts
 
+  [api]                            # optional: JSON and metrics over HTTP, at DIR/api.sock
+  socket = \"/run/pagefold/api.sock\"
+  group = \"pagefold\"               # who may connect there, and see everything
+  listen = \"127.0.0.1:9469\"        # and here, for those who have a token
+  tokens = \"/etc/pagefold/tokens.toml\"
+  control = false                  # true: settings can be changed there, too
+
 When it is told to end (SIGTERM, SIGINT), members run on, and workers go on for 30 s, so that a
-new service can take them over without any loss: stop and start it to upgrade, and for another
-configuration; SIGHUP does nothing. When it is killed, workers go on until a new one takes over. What was changed by `pagefold group set` outlives a
+new service can take them over without any loss: stop and start it to upgrade. SIGHUP has it read
+its configuration again, and says what of it only the next service takes over. When it is killed, workers go on until a new one takes over. What was changed by `pagefold group set` outlives a
 service, until the configuration of that group is changed.
 
 Examples:

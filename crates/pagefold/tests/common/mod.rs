@@ -4,6 +4,7 @@
 
 pub mod brute_force;
 pub mod formats;
+pub mod http;
 pub mod lab;
 pub mod qemu;
 pub mod service;

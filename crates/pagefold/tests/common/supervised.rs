@@ -65,7 +65,7 @@ sys.exit(0 if s.recv(9) == b'' else 9)",
         let dir = tempfile::Builder::new().prefix("svc").tempdir_in("/tmp").expect("a temporary directory");
         fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("open the directory");
         let pagefold = Path::new(env!("CARGO_BIN_EXE_pagefold"));
-        for name in ["pagefold", "pagefold-prove", "fake_agent"] {
+        for name in ["pagefold", "pagefold-prove", "pagefold-web", "fake_agent"] {
             copy_program(&pagefold.with_file_name(name), &dir.path().join(name));
         }
         let library = dir.path().join("libpagefold.so");
@@ -226,7 +226,7 @@ pub struct Fake {
 }
 
 impl Fake {
-    fn start(command: &mut Command) -> Self {
+    pub fn start(command: &mut Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start a program");
         let input = child.stdin.take().expect("a pipe");
         let output = BufReader::new(child.stdout.take().expect("a pipe"));

@@ -4,12 +4,12 @@ use crate::cmd::absent::why_absent;
 use api::ask::{MemberLine, PoolLimit};
 use api::client::Service;
 use api::control::{GroupReport, NO_ROOM, Settings};
+use api::member_words;
 use api::place::Meant;
 use cli::exit::in_words;
 use guest::Guest;
 use host::Check;
 use page::pages_to_bytes;
-use report::member_words;
 use std::collections::BTreeMap;
 use std::path::Path;
 

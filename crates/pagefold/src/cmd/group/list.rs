@@ -1,9 +1,9 @@
 //! `pagefold group list`: all groups, what each saves and costs, and the totals.
 
 use super::{Args, words};
-use api::ask::{GroupLine, WorkerState};
-use api::change::Printed;
+use api::ask::GroupLine;
 use api::client::Service;
+use api::shown::ListedGroup;
 use cli::exit::Outcome;
 use cli::size::{mib, signed_mib};
 use cli::{output, say};
@@ -11,20 +11,11 @@ use page::Savings;
 use report::{Align, Table};
 use serde::Serialize;
 
-/// A group, in the shape that `list --json` prints. Figures that its worker did not tell are `null`.
+/// A group, and its settings in words.
 #[derive(Serialize)]
 struct Listed {
-    name: String,
-    members: usize,
-    worker: WorkerState,
-    configured: bool,
-    settings: Printed,
-    saved_bytes: Option<i64>,
-    savings: Option<Savings>,
-    cpu_s: Option<f64>,
-    no_room: Option<String>,
-    waits_for_room: Option<String>,
-    /// Settings in words.
+    #[serde(flatten)]
+    group: ListedGroup,
     #[serde(skip)]
     words: String,
 }
@@ -51,29 +42,15 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
 
 /// The group with its worker's figures, and whether these could be had.
 fn ask(service: &Service, line: GroupLine) -> (Listed, bool) {
-    let GroupLine { name, members, worker, settings, configured } = line;
-    let words = words::settings(&settings, configured);
-    let report = match service.show(&name) {
+    let words = words::settings(&line.settings, line.configured);
+    let report = match service.show(&line.name) {
         Ok(state) => Some(state.report),
         Err(e) => {
-            say!("pagefold: group {name}: {}", cli::printable(&format!("{e:#}")));
+            say!("pagefold: group {}: {}", line.name, cli::printable(&format!("{e:#}")));
             None
         }
     };
-    let listed = Listed {
-        members,
-        worker,
-        configured,
-        settings: (&settings).into(),
-        saved_bytes: report.as_ref().map(|r| r.savings.saved_bytes()),
-        savings: report.as_ref().map(|r| r.savings),
-        cpu_s: report.as_ref().map(|r| r.bill.worker_cpu_s + r.bill.agent_cpu_s),
-        no_room: report.as_ref().and_then(|r| r.no_room.clone()),
-        waits_for_room: report.as_ref().and_then(|r| r.waits_for_room.clone()),
-        name,
-        words,
-    };
-    (listed, report.is_some())
+    (Listed { group: ListedGroup::new(line, report.as_ref()), words }, report.is_some())
 }
 
 fn table(groups: &[Listed]) -> Table {
@@ -89,8 +66,8 @@ fn table(groups: &[Listed]) -> Table {
         ("settings", Align::Left),
     ]);
     let (mut all, mut cpu_s) = (Savings::default(), 0.0);
-    for g in groups {
-        let mut words = g.words.clone();
+    for Listed { group: g, words } in groups {
+        let mut words = words.clone();
         if g.no_room.is_some() {
             words += "; POOL FULL";
         }
@@ -101,7 +78,7 @@ fn table(groups: &[Listed]) -> Table {
         all += g.savings.unwrap_or_default();
         cpu_s += g.cpu_s.unwrap_or_default();
     }
-    let members = groups.iter().fold(0, |sum: usize, g| sum.saturating_add(g.members));
+    let members = groups.iter().fold(0, |sum: usize, g| sum.saturating_add(g.group.members));
     if groups.len() > 1 {
         table.row(row("total", members, "", Some(&all), Some(cpu_s), String::new()));
     }

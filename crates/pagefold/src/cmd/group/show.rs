@@ -1,17 +1,15 @@
 //! `pagefold group show`: one group, once or again and again.
 
 use super::{Args, find, words};
-use crate::cmd::absent::add_absent;
+use crate::cmd::absent::why_absent;
 use anyhow::Context;
-use api::ask::{GroupState, PoolLimit, WorkerState};
-use api::change::Printed;
+use api::ask::GroupState;
 use api::client::Service;
-use api::control::GroupReport;
 use api::name;
+use api::shown::{self, ShownGroup};
 use cli::exit::Outcome;
 use cli::output;
-use report::{group_table, member_words};
-use serde::Serialize;
+use report::group_table;
 use std::io::IsTerminal;
 use std::time::Duration;
 
@@ -33,27 +31,12 @@ pub struct ShowArgs {
     rounds: Option<u32>,
 }
 
-/// A group's state, in the shape that `show --json` prints.
-#[derive(Serialize)]
-struct Shown<'a> {
-    name: &'a str,
-    configured: bool,
-    settings: Printed,
-    worker: WorkerState,
-    worker_pid: Option<u32>,
-    pool_limit: PoolLimit,
-    segments: usize,
-    saved_bytes: i64,
-    #[serde(flatten)]
-    report: &'a GroupReport,
-}
-
 /// Runs the command.
 pub fn run(args: &Args, show: &ShowArgs) -> anyhow::Result<Outcome> {
     let Some(seconds) = show.watch else {
         let state = ask(&find(args, &show.group)?, &show.group)?;
         if args.json {
-            output::line(serde_json::to_string_pretty(&shown(&state))?)?;
+            output::line(serde_json::to_string_pretty(&ShownGroup::from(state))?)?;
         } else {
             output::bytes(text(&state).as_bytes())?;
         }
@@ -67,7 +50,7 @@ pub fn run(args: &Args, show: &ShowArgs) -> anyhow::Result<Outcome> {
         // Each round finds the service anew: it may have been started again meanwhile.
         let state = ask(&find(args, &show.group)?, &show.group)?;
         match (args.json, clear, round) {
-            (true, ..) => output::line(serde_json::to_string(&shown(&state))?)?,
+            (true, ..) => output::line(serde_json::to_string(&ShownGroup::from(state))?)?,
             (false, true, _) => output::bytes(format!("{CLEAR}{}", text(&state)).as_bytes())?,
             (false, false, 0) => output::bytes(text(&state).as_bytes())?,
             (false, false, _) => output::bytes(format!("\n{}", text(&state)).as_bytes())?,
@@ -79,19 +62,8 @@ pub fn run(args: &Args, show: &ShowArgs) -> anyhow::Result<Outcome> {
 /// Asks for a group's state, and adds what to do about its members.
 fn ask(service: &Service, group: &str) -> anyhow::Result<GroupState> {
     let mut state = service.show(group).with_context(|| format!("cannot show group {group}"))?;
-    add_absent(&mut state.report, group, &service.members()?);
-    for member in state.report.members.iter_mut().filter(|m| !m.state.is_empty()) {
-        member.fix = member_words::remedy(&member.state, group, &state.settings, &state.pool_limit);
-    }
+    shown::complete(&mut state, &service.members()?, why_absent);
     Ok(state)
-}
-
-fn shown(state: &GroupState) -> Shown<'_> {
-    let GroupState { name, settings, configured, worker, worker_pid, pool_limit, segments, report } = state;
-    let saved_bytes = report.savings.saved_bytes();
-    let (configured, worker, worker_pid, segments) = (*configured, *worker, *worker_pid, *segments);
-    let (settings, pool_limit) = (settings.into(), *pool_limit);
-    Shown { name, configured, settings, worker, worker_pid, pool_limit, segments, saved_bytes, report }
 }
 
 fn text(state: &GroupState) -> String {

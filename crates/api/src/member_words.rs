@@ -1,14 +1,17 @@
 //! States of members in words: what each means, and what to do about it. `group show` and `doctor` use the same.
 
-use api::ask::{PoolLimit, PoolLimitBy};
-use api::control::{Fold, Settings};
+use crate::ask::{PoolLimit, PoolLimitBy};
+use crate::control::{Fold, Settings};
 use page::pages_to_bytes;
 
 /// Remedy for a member whose agent has never connected.
 pub const START_ITSELF: &str = "start the program itself with pagefold run, and see what it writes on stderr";
 
+/// State of a member that folds.
+pub const FOLDING: &str = "folding";
+
 /// States of members, with their explanations.
-pub(crate) const STATES: [(&str, &str); 13] = [
+pub const STATES: [(&str, &str); 13] = [
     ("no_agent", "nothing of it is folded, as no agent of it is connected; what it holds already stays folded"),
     ("nothing_enrolled", "it has no memory yet that it advised to be merged (or --all-anonymous would take)"),
     ("not_foldable", "nothing of the memory that it asked for can be folded"),
@@ -60,7 +63,7 @@ pub fn remedy(state: &str, group: &str, settings: &Settings, limit: &PoolLimit) 
 }
 
 /// Why pages that were to be folded were not, by the name in JSON.
-pub(crate) fn failure(why: &str) -> &'static str {
+pub fn failure(why: &str) -> &'static str {
     match why {
         "changed" => "pages that were written before they were folded",
         "busy" => "pages that the kernel would not move: pinned, shared after a fork, or locked just then",

@@ -1,0 +1,189 @@
+//! Groups in the shapes that programs read: `group show --json`, `group list --json`, and `pagefold-web`.
+//!
+//! The worker's report lacks what only the asker's side knows: members without an agent, remedies, and savings by member.
+//! [`complete`] adds them.
+
+use crate::ask::{GroupLine, GroupState, MemberLine, PoolLimit, WorkerState};
+use crate::change::Printed;
+use crate::control::{GroupReport, MemberReport};
+use crate::member_words;
+use page::Savings;
+use serde::Serialize;
+
+/// State of a member whose agent is not connected.
+const NO_AGENT: &str = "no_agent";
+
+/// The schema of [`Savings`]: the room `page`, which is a part of the agent, knows nothing of schemas.
+#[cfg(feature = "openapi")]
+#[derive(utoipa::ToSchema)]
+#[schema(as = Savings)]
+#[expect(dead_code, reason = "its fields are read by the macro alone")]
+pub(crate) struct SavingsSchema {
+    /// Pages of members that map a slot of the pool: without it, each would be a frame.
+    folded_bytes: u64,
+    /// Pages of zeros that were given back and not written since.
+    zero_bytes: u64,
+    /// All memory of the pool, whether its slots are in use or idle.
+    pool_bytes: u64,
+    /// Tables of the worker and of the agents.
+    tables_bytes: u64,
+    /// The kernel's account of the members' mappings, all of them.
+    mappings_bytes: u64,
+}
+
+/// A group's state.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ShownGroup {
+    /// Its name.
+    name: String,
+    /// Whether the configuration still names it, or any group is allowed.
+    configured: bool,
+    /// Its settings.
+    settings: Printed,
+    /// State of its worker.
+    worker: WorkerState,
+    /// The worker's process.
+    worker_pid: Option<u32>,
+    /// Memory that the pool may take, and by which rule.
+    pool_limit: PoolLimit,
+    /// Number of the pool's files that are kept for the worker's successor.
+    segments: usize,
+    /// Memory that folding saves, net of its costs; may be negative.
+    saved_bytes: i64,
+    #[serde(flatten)]
+    report: GroupReport,
+}
+
+impl From<GroupState> for ShownGroup {
+    fn from(state: GroupState) -> Self {
+        let GroupState { name, settings, configured, worker, worker_pid, pool_limit, segments, report } = state;
+        let (settings, saved_bytes) = ((&settings).into(), report.savings.saved_bytes());
+        Self { name, configured, settings, worker, worker_pid, pool_limit, segments, saved_bytes, report }
+    }
+}
+
+/// A group in a list. Figures that its worker did not tell are `null`.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ListedGroup {
+    /// Its name.
+    pub name: String,
+    /// Number of living members.
+    pub members: usize,
+    /// State of its worker.
+    pub worker: WorkerState,
+    /// Whether the configuration still names it, or any group is allowed.
+    pub configured: bool,
+    /// Its settings.
+    pub settings: Printed,
+    /// Memory that folding saves, net of its costs; may be negative.
+    pub saved_bytes: Option<i64>,
+    /// The terms of that sum.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<SavingsSchema>))]
+    pub savings: Option<Savings>,
+    /// Processor time of all its workers and agents.
+    pub cpu_s: Option<f64>,
+    /// Why no page gets a slot of its own; `null` where pages do.
+    pub no_room: Option<String>,
+    /// Why pages that are to become private wait for memory; `null` where none do.
+    pub waits_for_room: Option<String>,
+}
+
+impl ListedGroup {
+    /// A line of the list, with the figures of its worker where these could be had.
+    pub fn new(line: GroupLine, report: Option<&GroupReport>) -> Self {
+        let GroupLine { name, members, worker, settings, configured } = line;
+        Self {
+            name,
+            members,
+            worker,
+            configured,
+            settings: (&settings).into(),
+            saved_bytes: report.map(|r| r.savings.saved_bytes()),
+            savings: report.map(|r| r.savings),
+            cpu_s: report.map(|r| r.bill.worker_cpu_s + r.bill.agent_cpu_s),
+            no_room: report.and_then(|r| r.no_room.clone()),
+            waits_for_room: report.and_then(|r| r.waits_for_room.clone()),
+        }
+    }
+}
+
+/// Completes a worker's report by what the asker knows. `why_absent` tells for a process why no agent of it is connected.
+pub fn complete(state: &mut GroupState, members: &[MemberLine], why_absent: impl Fn(u32) -> String) {
+    let of_group = members.iter().filter(|member| member.group == state.name);
+    add_absent(&mut state.report, of_group, why_absent);
+    let savings = state.report.savings;
+    for member in &mut state.report.members {
+        member.saved_bytes = savings.of_member(member.folded_pages, member.zero_pages, member.vmas);
+        if !member.state.is_empty() {
+            member.fix = member_words::remedy(&member.state, &state.name, &state.settings, &state.pool_limit);
+        }
+    }
+}
+
+/// Gives each of these members whose agent is not connected a row with the reason.
+fn add_absent<'a>(
+    report: &mut GroupReport,
+    members: impl Iterator<Item = &'a MemberLine>,
+    why_absent: impl Fn(u32) -> String,
+) {
+    for member in members {
+        let pid = member.identity.pid;
+        if report.members.iter().any(|m| m.pid == pid && m.connected) {
+            continue;
+        }
+        let row = MemberReport { name: member.identity.name.clone(), pid, ..MemberReport::default() };
+        let (state, detail) = (NO_AGENT.to_owned(), why_absent(pid));
+        match report.members.iter_mut().find(|m| m.pid == pid) {
+            Some(known) => (known.state, known.detail) = (state, detail),
+            None => report.members.push(MemberReport { state, detail, ..row }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::{Identity, Settings};
+
+    #[test]
+    fn members_without_agent_have_rows_and_savings_are_shared_out() {
+        let member = |name: &str, pid, folded_pages| MemberReport {
+            name: name.into(),
+            pid,
+            connected: true,
+            state: "folding".into(),
+            folded_pages,
+            ..MemberReport::default()
+        };
+        let report = GroupReport {
+            members: vec![member("a", 1, 300), member("b", 2, 100)],
+            savings: Savings::of(400, 0, 100, 0, 0),
+            ..GroupReport::none()
+        };
+        let mut state = GroupState {
+            name: "acme".into(),
+            settings: Settings::default(),
+            configured: true,
+            worker: WorkerState::Running,
+            worker_pid: Some(9),
+            segments: 1,
+            report,
+        };
+        let line = |name: &str, pid, group: &str| MemberLine {
+            group: group.into(),
+            identity: Identity { name: name.into(), pid, started: 1 },
+            uid: 0,
+            connected: false,
+        };
+        let lines = [line("a", 1, "acme"), line("c", 3, "acme"), line("d", 4, "beta")];
+        complete(&mut state, &lines, |pid| format!("why {pid}"));
+        let found: Vec<_> = state.report.members.iter().map(|m| (&*m.name, &*m.state, m.saved_bytes)).collect();
+        assert_eq!(found, [("a", "folding", 225 << 12), ("b", "folding", 75 << 12), ("c", "no_agent", 0)]);
+        assert_eq!(state.report.members[2].detail, "why 3");
+        assert!(state.report.members[2].fix.is_some());
+        let shown = serde_json::to_value(ShownGroup::from(state)).unwrap();
+        assert_eq!((&shown["saved_bytes"], &shown["slots"]), (&(300 << 12).into(), &0.into()));
+    }
+}

@@ -1,0 +1,86 @@
+//! `pagefold config`: whether a configuration can be meant.
+
+use clap::Subcommand;
+use cli::exit::{Outcome, Stop};
+use cli::output;
+use serde::Serialize;
+use service::config::Config;
+use std::path::PathBuf;
+
+/// The configuration of the host's service, as packages install it.
+const HOSTS: &str = "/etc/pagefold/pagefold.toml";
+
+/// Arguments of `pagefold config`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  pagefold config check && systemctl reload pagefold
+  pagefold config check ./pagefold.toml --json")]
+pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Read a configuration as the service would, with the file of tokens that it names; start nothing
+    Check(CheckArgs),
+}
+
+#[derive(clap::Args)]
+struct CheckArgs {
+    /// TOML file with the groups: see pagefold serve --help
+    #[arg(default_value = HOSTS)]
+    file: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A configuration that can be meant.
+#[derive(Serialize)]
+struct Checked {
+    file: String,
+    groups: Vec<String>,
+    http: Option<Http>,
+}
+
+/// The web side of a configuration.
+#[derive(Serialize)]
+struct Http {
+    listen: Option<String>,
+    tokens: Vec<String>,
+    control: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let Action::Check(CheckArgs { file, json }) = &args.action;
+    let config = Config::read(file).map_err(Stop::usage)?;
+    let checked = Checked {
+        file: file.display().to_string(),
+        groups: config.groups.into_iter().flatten().map(|(name, _)| name).collect(),
+        http: config.api.map(|api| Http {
+            listen: api.listen.map(|address| address.to_string()),
+            tokens: api.tokens.into_iter().map(|token| token.name).collect(),
+            control: api.control,
+        }),
+    };
+    if *json {
+        output::line(serde_json::to_string_pretty(&checked)?)?;
+    } else {
+        output::line(words(&checked))?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn words(checked: &Checked) -> String {
+    let Checked { file, groups, http } = checked;
+    let count = |n: usize, thing: &str| format!("{n} {thing}{}", if n == 1 { "" } else { "s" });
+    let http = http.as_ref().map_or("no HTTP".to_owned(), |http| {
+        let listen = http.listen.as_ref().map_or(String::new(), |address| format!(" and {address}"));
+        let control = if http.control { "" } else { ", for reading alone" };
+        format!("HTTP at a Unix socket{listen}, {}{control}", count(http.tokens.len(), "token"))
+    });
+    format!("{file}: fine; {}; {http}", count(groups.len(), "group"))
+}

@@ -1,0 +1,204 @@
+//! The service's web side, `pagefold-web`, kept running. Only a service whose configuration has `[api]` has one.
+//!
+//! ```text
+//!   no [api] --> none
+//!   sockets made, started --> running --it ends--> waits (backoff.rs) --> started again, on the same sockets
+//! ```
+//!
+//! Its sockets are the supervisor's, so that nobody is refused while it is started again. It gets copies, and the tokens,
+//! by its standard input (`api::setup`), and runs as a user of its own. `registry.rs` tells the questions that this user may ask.
+
+use super::backoff::Backoff;
+use super::config::Api;
+use super::helper;
+use anyhow::Context;
+use api::place::{Place, own_uid};
+use api::setup::{Setup, Socket};
+use cli::note;
+use host::{ProcessId, Seqpacket};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::process::{Pid, WaitStatus};
+use std::fs::{self, Permissions};
+use std::io;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Its program.
+const PROGRAM: &str = "pagefold-web";
+
+/// The web side.
+pub struct Web {
+    /// Its sockets; none where there is no web side.
+    sockets: Vec<(Socket, OwnedFd)>,
+    /// The path of its Unix socket.
+    path: PathBuf,
+    setup: Setup,
+    process: Option<ProcessId>,
+    since: Instant,
+    backoff: Backoff,
+    /// The socket through which it is told its setup.
+    word: Option<Seqpacket>,
+}
+
+impl Web {
+    /// A web side that is not started. It never is where the configuration has none.
+    ///
+    /// # Errors
+    /// Its Unix socket cannot be made.
+    pub fn new(place: &Place, config: Option<&Api>) -> anyhow::Result<Self> {
+        let setup = Setup { dir: place.dir().to_owned(), control: false, tokens: Vec::new(), sockets: Vec::new() };
+        let path = config.and_then(|api| api.socket.clone()).unwrap_or_else(|| place.dir().join("api.sock"));
+        let (since, backoff) = (Instant::now(), Backoff::default());
+        let mut web = Self { sockets: Vec::new(), path, setup, process: None, since, backoff, word: None };
+        let Some(api) = config else { return Ok(web) };
+        web.sockets.push((Socket::Unix, unix_socket(&web.path, api.group)?.into()));
+        if let Some(address) = api.listen {
+            // Without this one, all the rest goes on.
+            match TcpListener::bind(address) {
+                Ok(listener) => web.sockets.push((Socket::Tcp, listener.into())),
+                Err(e) => note!("cannot listen at {address}: {e}; there is no HTTP there"),
+            }
+        }
+        web.set(api);
+        Ok(web)
+    }
+
+    /// Takes over tokens and rights, and tells the web side.
+    pub fn set(&mut self, api: &Api) {
+        (self.setup.control, self.setup.tokens) = (api.control, api.tokens.clone());
+        self.setup.sockets.clear();
+        let Some(word) = &self.word else { return };
+        if !word.send(&api::ask::encode(&self.setup), &[]).is_ok_and(|sent| sent) {
+            // One that does not read keeps its rights otherwise.
+            self.process.iter().for_each(|process| _ = process.kill());
+        }
+    }
+
+    /// When it should be started; `None`: not at all, or it runs.
+    pub fn start_at(&self, now: Instant) -> Option<Instant> {
+        (!self.sockets.is_empty() && self.process.is_none()).then(|| self.backoff.start_at(now))
+    }
+
+    /// Starts it, as user `uid` if that is given.
+    pub fn start(&mut self, uid: Option<u32>) {
+        self.since = Instant::now();
+        match self.spawn(uid) {
+            Ok((process, word)) => {
+                let user = uid.map_or(String::new(), |uid| format!(", user {uid}"));
+                note!("web side started: process {}{user}, at {}", process.pid, self.path.display());
+                (self.process, self.word) = (Some(process), Some(word));
+            }
+            Err(e) if is_missing(&e) => {
+                note!("there is no HTTP: {e:#}");
+                self.give_up();
+            }
+            Err(e) => self.not_started(&format!("{e:#}")),
+        }
+    }
+
+    fn spawn(&self, uid: Option<u32>) -> anyhow::Result<(ProcessId, Seqpacket)> {
+        let program = helper::program(PROGRAM).with_context(|| format!("cannot find {PROGRAM}"))?;
+        let (word, theirs) = Seqpacket::pair().context("cannot make a socket")?;
+        let setup = Setup { sockets: self.sockets.iter().map(|(kind, _)| *kind).collect(), ..self.setup.clone() };
+        let files: Vec<BorrowedFd<'_>> = self.sockets.iter().map(|(_, socket)| socket.as_fd()).collect();
+        if !word.send(&api::ask::encode(&setup), &files).context("cannot pass sockets on")? {
+            anyhow::bail!("cannot pass sockets on: the message is too long");
+        }
+        let mut command = Command::new(&program);
+        if let Some(uid) = uid {
+            command.args(["--uid", &uid.to_string()]);
+        }
+        // A process group of its own: an interrupt at a terminal ends the supervisor, whose end ends the web side.
+        command
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .env_clear()
+            .current_dir("/")
+            .process_group(0);
+        let child = command.spawn().with_context(|| format!("cannot start the web side, {}", program.display()))?;
+        Ok((ProcessId::of(child.id())?, word))
+    }
+
+    /// Notes why it could not be started.
+    pub fn not_started(&mut self, why: &str) {
+        note!("web side: {why}");
+        self.backoff.failed(Duration::ZERO, Instant::now());
+    }
+
+    /// Notes that a child of this process has ended, which may be the web side.
+    pub fn child_ended(&mut self, pid: Pid, status: WaitStatus) {
+        let is_it = |p: &mut ProcessId| i32::try_from(p.pid) == Ok(pid.as_raw_nonzero().get());
+        let Some(process) = self.process.take_if(is_it) else { return };
+        self.word = None;
+        note!("the web side, process {}, has ended: {status:?}", process.pid);
+        self.backoff.failed(self.since.elapsed(), Instant::now());
+    }
+
+    /// Ends it for good.
+    pub fn end(&mut self) {
+        if let Some(process) = self.process.take() {
+            process.terminate();
+        }
+        self.give_up();
+    }
+
+    fn give_up(&mut self) {
+        if !self.sockets.is_empty() {
+            let _ = fs::remove_file(&self.path);
+        }
+        self.sockets.clear();
+    }
+}
+
+/// A Unix socket for its owner, and for a group of users if that is given.
+fn unix_socket(path: &Path, group: Option<u32>) -> anyhow::Result<UnixListener> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => {
+            anyhow::bail!("cannot listen at {}: there is a file, which is no socket", path.display());
+        }
+        Ok(_) => fs::remove_file(path).with_context(|| format!("cannot replace {}", path.display()))?,
+        Err(_) => {}
+    }
+    let listener = UnixListener::bind(path).with_context(|| format!("cannot listen at {}", path.display()))?;
+    let set = || {
+        if let Some(group) = group.filter(|_| own_uid() == 0) {
+            std::os::unix::fs::chown(path, None, Some(group))?;
+            return fs::set_permissions(path, Permissions::from_mode(0o660));
+        }
+        fs::set_permissions(path, Permissions::from_mode(0o600))
+    };
+    set().with_context(|| format!("cannot set the rights of {}", path.display()))?;
+    Ok(listener)
+}
+
+/// Whether its program is not installed.
+fn is_missing(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::NotFound)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn socket_is_closed_to_others_and_replaces_no_other_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("api.sock");
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+        drop(unix_socket(&path, None).unwrap());
+        assert_eq!(mode(&path), 0o600);
+        drop(unix_socket(&path, Some(61_000)).unwrap());
+        let expected = if own_uid() == 0 { (0o660, 61_000) } else { (0o600, fs::metadata(&path).unwrap().gid()) };
+        assert_eq!((mode(&path), fs::metadata(&path).unwrap().gid()), expected);
+        let file = dir.path().join("file");
+        fs::write(&file, "precious").unwrap();
+        assert!(unix_socket(&file, None).unwrap_err().to_string().contains("no socket"));
+        assert_eq!(fs::read(&file).unwrap(), b"precious");
+    }
+}

@@ -1,0 +1,226 @@
+//! Questions to the supervisor, through its control socket, and answers that are kept for a second.
+//!
+//! However many callers ask, each question is asked at most once a second, and by one thread at a time. So callers load
+//! the supervisor no more than one person who watches would. A question goes on when the callers that wait for it leave.
+
+use api::ask::{GroupLine, GroupState, MemberLine};
+use api::change::Change;
+use api::client::Service;
+use api::control::Settings;
+use api::place::Place;
+use api::shown;
+use cli::exit::in_words;
+use futures_util::future::join_all;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// Time for which an answer is kept: 1 s.
+const FRESH: Duration = Duration::from_secs(1);
+/// Time for a group's figures in a list, after which the list does without them: 2 s.
+const LIST_PATIENCE: Duration = Duration::from_secs(2);
+/// Reason that is told for a member without an agent: this process may not look at the member's.
+const WHY_ABSENT: &str = "no agent of it is connected; `pagefold group show` tells root why";
+
+/// An answer, or the reason why there is none.
+pub type Answer<T> = Result<Arc<T>, Arc<str>>;
+
+/// A group, with its state where that could be had.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// Its line in the list.
+    pub line: GroupLine,
+    /// Its state.
+    pub state: Option<Arc<GroupState>>,
+}
+
+/// The latest answer to one question.
+struct Kept<T> {
+    state: Mutex<State<T>>,
+    answered: Notify,
+}
+
+struct State<T> {
+    last: Option<(Instant, Answer<T>)>,
+    asking: bool,
+    /// Whether the answer that is being asked for may be out of date when it comes.
+    outdated: bool,
+}
+
+impl<T> Default for Kept<T> {
+    fn default() -> Self {
+        Self { state: Mutex::new(State { last: None, asking: false, outdated: false }), answered: Notify::new() }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T: Send + Sync + 'static> Kept<T> {
+    /// The latest answer if it is fresh, or else the next one, for which `ask` is called in a thread of its own.
+    async fn get(self: &Arc<Self>, ask: impl Fn() -> anyhow::Result<T> + Clone + Send + 'static) -> Answer<T> {
+        loop {
+            let mut answered = std::pin::pin!(self.answered.notified());
+            {
+                let mut state = lock(&self.state);
+                if let Some((_, answer)) = state.last.as_ref().filter(|(at, _)| at.elapsed() < FRESH) {
+                    return answer.clone();
+                }
+                // From here on the notification is not missed.
+                answered.as_mut().enable();
+                if !std::mem::replace(&mut state.asking, true) {
+                    let (kept, ask) = (Arc::clone(self), ask.clone());
+                    tokio::task::spawn_blocking(move || kept.put(ask()));
+                }
+            }
+            answered.await;
+        }
+    }
+
+    fn put(&self, answer: anyhow::Result<T>) {
+        let answer = answer.map(Arc::new).map_err(|e| Arc::from(in_words(&e)));
+        let mut state = lock(&self.state);
+        let last = (!state.outdated).then(|| (Instant::now(), answer));
+        *state = State { last, asking: false, outdated: false };
+        drop(state);
+        self.answered.notify_waiters();
+    }
+
+    /// Forgets the answer, and the one that is being asked for.
+    fn forget(&self) {
+        let mut state = lock(&self.state);
+        (state.last, state.outdated) = (None, state.asking);
+    }
+}
+
+/// Asks the supervisor.
+pub struct Asker {
+    place: Place,
+    groups: Arc<Kept<Vec<GroupLine>>>,
+    members: Arc<Kept<Vec<MemberLine>>>,
+    states: Mutex<BTreeMap<String, Arc<Kept<GroupState>>>>,
+    supervisor: Arc<Kept<u32>>,
+}
+
+impl Asker {
+    /// Asks the supervisor of this place.
+    pub fn new(place: Place) -> Self {
+        Self {
+            place,
+            groups: Arc::default(),
+            members: Arc::default(),
+            states: Mutex::default(),
+            supervisor: Arc::default(),
+        }
+    }
+
+    /// All groups, sorted by name.
+    pub async fn groups(&self) -> Answer<Vec<GroupLine>> {
+        let place = self.place.clone();
+        let groups = self.groups.get(move || Service::connect(place.clone())?.groups()).await?;
+        lock(&self.states).retain(|name, _| groups.iter().any(|group| group.name == *name));
+        Ok(groups)
+    }
+
+    /// All members.
+    pub async fn members(&self) -> Answer<Vec<MemberLine>> {
+        let place = self.place.clone();
+        self.members.get(move || Service::connect(place.clone())?.members()).await
+    }
+
+    /// The state of a group that is there.
+    pub async fn state(&self, group: &str) -> Answer<GroupState> {
+        let members = self.members().await?;
+        let kept = Arc::clone(lock(&self.states).entry(group.to_owned()).or_default());
+        let (place, group) = (self.place.clone(), group.to_owned());
+        kept.get(move || {
+            let mut state = Service::connect(place.clone())?.show(&group)?;
+            shown::complete(&mut state, &members, |_| WHY_ABSENT.to_owned());
+            Ok(state)
+        })
+        .await
+    }
+
+    /// The groups that `wanted` names, with the states that come in time.
+    ///
+    /// # Errors
+    /// The supervisor does not answer.
+    pub async fn all(&self, wanted: impl Fn(&str) -> bool) -> Result<Vec<Group>, Arc<str>> {
+        let groups = self.groups().await?;
+        let of = groups.iter().filter(|line| wanted(&line.name)).map(async |line| {
+            let state = tokio::time::timeout(LIST_PATIENCE, self.state(&line.name)).await;
+            Group { line: line.clone(), state: state.ok().and_then(Result::ok) }
+        });
+        Ok(join_all(of).await)
+    }
+
+    /// Changes a group's settings.
+    pub async fn set(&self, group: &str, change: Change) -> Answer<Settings> {
+        let (place, name) = (self.place.clone(), group.to_owned());
+        let asked = tokio::task::spawn_blocking(move || Service::connect(place)?.set(&name, change)).await;
+        self.groups.forget();
+        if let Some(kept) = lock(&self.states).get(group) {
+            kept.forget();
+        }
+        let settings = asked.map_err(|e| e.to_string())?.map_err(|e| in_words(&e))?;
+        Ok(Arc::new(settings))
+    }
+
+    /// The supervisor's process.
+    pub async fn supervisor(&self) -> Answer<u32> {
+        let place = self.place.clone();
+        self.supervisor.get(move || Service::connect(place.clone())?.pid()).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::mpsc::{Receiver, channel};
+
+    /// Asks that count themselves; those that `told` holds back wait for a word.
+    fn counted(
+        asked: &Arc<AtomicU32>,
+        told: Option<Arc<Mutex<Receiver<()>>>>,
+    ) -> impl Fn() -> anyhow::Result<u32> + Clone + Send + use<> {
+        let asked = Arc::clone(asked);
+        move || {
+            let number = asked.fetch_add(1, Ordering::SeqCst);
+            if let Some(told) = &told {
+                let _ = lock(told).recv();
+            }
+            Ok(number)
+        }
+    }
+
+    #[tokio::test]
+    async fn question_is_asked_once_however_many_wait_and_leave() {
+        let (asked, kept) = (Arc::default(), Arc::<Kept<u32>>::default());
+        let (tell, told) = channel();
+        let told = Some(Arc::new(Mutex::new(told)));
+        // The first caller leaves before there is an answer.
+        let first = tokio::time::timeout(Duration::from_millis(20), kept.get(counted(&asked, told))).await;
+        assert!(first.is_err());
+        tell.send(()).unwrap();
+        let waiting = join_all((0..50).map(|_| kept.get(counted(&asked, None))));
+        assert!(waiting.await.iter().all(|answer| **answer.as_ref().unwrap() == 0));
+        assert_eq!(asked.load(Ordering::SeqCst), 1);
+        kept.forget();
+        assert_eq!(*kept.get(counted(&asked, None)).await.unwrap(), 1);
+    }
+
+    #[tokio::test]
+    async fn answer_that_was_asked_for_before_a_change_is_not_given_after_it() {
+        let (asked, kept) = (Arc::default(), Arc::<Kept<u32>>::default());
+        let (tell, told) = channel();
+        let told = Some(Arc::new(Mutex::new(told)));
+        let before = tokio::time::timeout(Duration::from_millis(20), kept.get(counted(&asked, told))).await;
+        assert!(before.is_err());
+        kept.forget();
+        tell.send(()).unwrap();
+        assert_eq!(*kept.get(counted(&asked, None)).await.unwrap(), 1);
+    }
+}

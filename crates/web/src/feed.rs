@@ -1,0 +1,107 @@
+//! The stream of events. While somebody listens, all groups are looked at every two seconds; while nobody does, never.
+//!
+//! A listener has a queue of its own, with events of groups that it sees. These depend on no other group.
+//! A listener that does not keep up is disconnected.
+
+use crate::access::{Caller, CallerId};
+use crate::asker::Asker;
+use crate::changes::{Event, Look};
+use axum::response::sse;
+use futures_util::stream::{Stream, unfold};
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, mpsc};
+
+/// Time between two looks: 2 s.
+const EVERY: Duration = Duration::from_secs(2);
+/// Most events that wait for a listener.
+const MOST_WAITING: usize = 1024;
+/// Most listeners.
+const MOST: usize = 256;
+/// Most listeners of one caller.
+const MOST_OF_CALLER: usize = 32;
+
+/// All listeners.
+pub struct Feed {
+    asker: Arc<Asker>,
+    listeners: Mutex<Vec<Listener>>,
+    came: Notify,
+}
+
+struct Listener {
+    caller: Caller,
+    queue: mpsc::Sender<Arc<Event>>,
+}
+
+impl Feed {
+    /// A feed without listeners.
+    pub fn new(asker: Arc<Asker>) -> Self {
+        Self { asker, listeners: Mutex::default(), came: Notify::new() }
+    }
+
+    fn listeners(&self) -> MutexGuard<'_, Vec<Listener>> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The events for a new listener; `None` when there are too many.
+    pub fn listen(&self, caller: &Caller) -> Option<impl Stream<Item = Result<sse::Event, Infallible>> + use<>> {
+        let (queue, events) = mpsc::channel(MOST_WAITING);
+        {
+            let mut listeners = self.listeners();
+            listeners.retain(|listener| !listener.queue.is_closed());
+            let same = |id: &CallerId| listeners.iter().filter(|listener| listener.caller.id == *id).count();
+            if listeners.len() >= MOST || same(&caller.id) >= MOST_OF_CALLER {
+                return None;
+            }
+            listeners.push(Listener { caller: caller.clone(), queue });
+        }
+        self.came.notify_one();
+        Some(unfold(events, async |mut events| {
+            let event: Arc<Event> = events.recv().await?;
+            let data = serde_json::to_string(&*event).unwrap_or_default();
+            let kind = serde_json::to_value(event.event).unwrap_or_default();
+            Some((Ok(sse::Event::default().event(kind.as_str().unwrap_or_default()).data(data)), events))
+        }))
+    }
+
+    /// Disconnects all listeners: their rights may have changed.
+    pub fn disconnect(&self) {
+        self.listeners().clear();
+    }
+
+    /// Gives an event to those who may see it.
+    fn tell(&self, event: Event) {
+        let event = Arc::new(event);
+        let tell = |listener: &Listener| {
+            !listener.caller.sees(&event.group) || listener.queue.try_send(Arc::clone(&event)).is_ok()
+        };
+        self.listeners().retain(tell);
+    }
+
+    /// Looks at all groups, for as long as there are listeners, and for ever.
+    pub async fn run(&self) {
+        let mut before: Option<Look> = None;
+        loop {
+            if self.is_empty() {
+                before = None;
+                self.came.notified().await;
+                continue;
+            }
+            if let (Ok(groups), Ok(members)) = (self.asker.all(|_| true).await, self.asker.members().await) {
+                let look = Look::new(groups, &members, before.as_ref());
+                let events = before.map(|before| before.events_until(&look)).unwrap_or_default();
+                events.into_iter().for_each(|event| self.tell(event));
+                before = Some(look);
+            }
+            tokio::time::sleep(EVERY).await;
+        }
+    }
+
+    /// Whether nobody listens.
+    fn is_empty(&self) -> bool {
+        let mut listeners = self.listeners();
+        listeners.retain(|listener| !listener.queue.is_closed());
+        listeners.is_empty()
+    }
+}

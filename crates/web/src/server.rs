@@ -1,0 +1,146 @@
+//! Connections: each is served by a task of its own, within bounds.
+//!
+//! | of | bound |
+//! |---|---|
+//! | connections | `places.rs` |
+//! | a request's head | 16 KiB, 64 headers, 15 s; a path of 512 bytes |
+//! | a request's body | 16 KiB (`routes.rs`) |
+//! | a request, until its answer begins | 10 s |
+//! | a peer that does not read | `patient.rs` |
+//!
+//! Answers have no date, which would be of no use at a Unix socket, and makes two of them differ.
+
+use crate::access::{Access, Peer};
+use crate::patient::Patient;
+use crate::places::{MOST, Place, Places};
+use crate::routes::Refused;
+use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderValue, Request, Response, StatusCode, header};
+use axum::response::IntoResponse;
+use cli::note;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::convert::Infallible;
+use std::io;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tower::ServiceExt;
+
+/// Most bytes of a request's head, and of an answer that wait in this process beside its body.
+const MOST_HEAD_BYTES: usize = 16 << 10;
+/// Most headers of a request.
+const MOST_HEADERS: usize = 64;
+/// Most bytes of a request's path and query.
+const MOST_PATH_BYTES: usize = 512;
+/// Time for a request's head, and for which a connection may be idle: 15 s.
+const HEAD_PATIENCE: Duration = Duration::from_secs(15);
+/// Time until an answer begins: 10 s.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+/// Pause after a failure to accept a connection: 200 ms.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Serves connections.
+pub struct Server {
+    router: Router,
+    access: RwLock<Arc<Access>>,
+    places: Arc<Places>,
+}
+
+impl Server {
+    /// A server of these paths.
+    pub fn new(router: Router, access: Access) -> Self {
+        Self { router, access: RwLock::new(Arc::new(access)), places: Places::new(MOST) }
+    }
+
+    /// Changes the rights of callers.
+    pub fn set_access(&self, access: Access) {
+        *self.access.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(access);
+    }
+
+    /// Serves those who connect to a Unix socket.
+    pub async fn serve_unix(self: Arc<Self>, listener: UnixListener) {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => match stream.peer_cred() {
+                    Ok(peer) => self.begin(stream, Peer::User(peer.uid())),
+                    Err(e) => note!("a connection was refused: {e}"),
+                },
+                Err(e) => cannot_accept(&e).await,
+            }
+        }
+    }
+
+    /// Serves those who connect to a TCP socket.
+    pub async fn serve_tcp(self: Arc<Self>, listener: TcpListener) {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    // Answers are written whole. If this fails, they are only later.
+                    let _ = stream.set_nodelay(true);
+                    self.begin(stream, Peer::Unknown);
+                }
+                Err(e) => cannot_accept(&e).await,
+            }
+        }
+    }
+
+    fn begin<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self: &Arc<Self>, stream: S, peer: Peer) {
+        let (server, place) = (Arc::clone(self), Arc::new(self.places.take()));
+        tokio::spawn(async move {
+            let io = TokioIo::new(Patient::new(stream));
+            let answers = service_fn(|request| server.answer(request, peer, &place));
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD_PATIENCE)
+                .max_header_size(MOST_HEAD_BYTES)
+                .max_buf_size(MOST_HEAD_BYTES)
+                .max_headers(MOST_HEADERS)
+                .auto_date_header(false)
+                .serve_connection(io, answers);
+            tokio::select! {
+                // A connection that breaks is its peer's loss alone.
+                _ = connection => {}
+                () = place.is_lost() => {}
+            }
+        });
+    }
+
+    async fn answer(
+        &self,
+        mut request: Request<Incoming>,
+        peer: Peer,
+        place: &Place,
+    ) -> Result<Response<Body>, Infallible> {
+        let access = Arc::clone(&self.access.read().unwrap_or_else(PoisonError::into_inner));
+        let caller = access.caller(peer, request.headers());
+        place.heard(caller.as_ref().map(|caller| &caller.id));
+        let mut response = if request.uri().path_and_query().is_none_or(|path| path.as_str().len() > MOST_PATH_BYTES) {
+            Refused::new(StatusCode::URI_TOO_LONG, "there is no such long path here; see /openapi.json").into_response()
+        } else if let Some(caller) = caller {
+            request.extensions_mut().insert(caller);
+            let answered = self.router.clone().oneshot(request.map(Body::new));
+            match tokio::time::timeout(ANSWER_PATIENCE, answered).await {
+                Ok(Ok(response)) => response,
+                Err(_) => Refused::new(StatusCode::REQUEST_TIMEOUT, "the request takes too long").into_response(),
+            }
+        } else {
+            let refused =
+                Refused::new(StatusCode::UNAUTHORIZED, "a known token is needed: Authorization: Bearer TOKEN");
+            ([(header::WWW_AUTHENTICATE, "Bearer")], refused).into_response()
+        };
+        let headers = response.headers_mut();
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        Ok(response)
+    }
+}
+
+async fn cannot_accept(error: &io::Error) {
+    note!("cannot accept a connection: {error}");
+    tokio::time::sleep(PAUSE).await;
+}
