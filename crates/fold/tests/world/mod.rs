@@ -4,7 +4,7 @@
 use act::HeldLease;
 use api::control::{GroupReport, Identity, MemberRoom, Needs, News, Order, Room, SegmentInfo, Settings};
 use host::{Received, Seqpacket, SeqpacketListener};
-use page::{Fingerprint, HostVirt, PAGE_BYTES, PoolSlot};
+use page::{Fingerprint, HostVirt, PAGE_BYTES, PageRange, PoolSlot};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -430,6 +430,22 @@ impl Agent {
         }
     }
 
+    /// A reason for each page: those that it has were reported.
+    fn why(&self, ranges: &[PageRange]) -> Vec<Why> {
+        let pages = ranges.iter().flat_map(|r| (0..r.pages).map(|n| r.start.page() + n));
+        pages.map(|page| if self.pages.contains_key(&page) { Why::Other } else { Why::Young }).collect()
+    }
+
+    fn report_again(&mut self) {
+        self.again += 1;
+        let pages: Vec<(u64, u64)> = self.pages.iter().map(|(page, content)| (*page, *content)).collect();
+        for (page, content) in pages {
+            if !self.mapped.contains_key(&page) {
+                self.report(page, &[content], false);
+            }
+        }
+    }
+
     pub fn obey(&mut self, message: ToAgent, mut files: Vec<OwnedFd>) {
         match message {
             ToAgent::Welcome(_) => self.window = files.pop(),
@@ -470,19 +486,9 @@ impl Agent {
                 self.say(&ToWorker::Folded(id, outcomes));
             }
             ToAgent::Why(id, ranges) => {
-                let pages = ranges.iter().flat_map(|r| (0..r.pages).map(|n| r.start.page() + n));
-                let why = |page| if self.pages.contains_key(&page) { Why::Other } else { Why::Young };
-                self.say(&ToWorker::Because(id, pages.map(why).collect::<Vec<_>>()));
+                self.say(&ToWorker::Because(id, self.why(&ranges)));
             }
-            ToAgent::Again => {
-                self.again += 1;
-                let pages: Vec<(u64, u64)> = self.pages.iter().map(|(page, content)| (*page, *content)).collect();
-                for (page, content) in pages {
-                    if !self.mapped.contains_key(&page) {
-                        self.report(page, &[content], false);
-                    }
-                }
-            }
+            ToAgent::Again => self.report_again(),
         }
     }
 
