@@ -42,6 +42,19 @@ impl MemberMemory {
         Ok(Self(PageRange { start: HostVirt(at as u64), pages }))
     }
 
+    /// Maps fresh memory that is accounted for like a program's own, of which no page is present. It may take the place
+    /// of a program's mapping, and then join that mapping's neighbours.
+    ///
+    /// # Errors
+    /// Memory or mappings are short.
+    pub fn accounted(pages: u64) -> Result<Self, Errno> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let at =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length(pages), protection, MapFlags::PRIVATE) }?;
+        Ok(Self(PageRange { start: HostVirt(at as u64), pages }))
+    }
+
     /// Maps memory that pages can be moved to one by one. It never has huge pages, and is not given to forked children,
     /// which have no use for it.
     ///

@@ -36,6 +36,7 @@
 
 mod codec;
 mod message;
+pub mod attach;
 pub mod prove;
 mod stats;
 mod why;

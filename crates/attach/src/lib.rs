@@ -1,0 +1,13 @@
+//! Puts the agent into a running process, and takes it out again.
+#![forbid(unsafe_code)]
+
+pub mod halt;
+pub mod inject;
+pub mod mend;
+pub mod object;
+pub mod refuse;
+pub mod remote;
+pub mod serve;
+pub mod stop;
+pub mod threads;
+pub mod waited;
