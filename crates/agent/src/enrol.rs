@@ -56,9 +56,8 @@ impl Enrolment {
         let mut own = self.own.clone();
         own.extend([arena::range(), stage]);
         let is_own = |range: PageRange| own.iter().any(|own| range.start < own.end() && own.start < range.end());
-        let wanted = |mapping: &&Mapping| {
-            mapping.anonymous && (self.all || mapping.advice.mergeable) && !is_own(mapping.range)
-        };
+        let wanted =
+            |mapping: &&Mapping| mapping.anonymous && (self.all || mapping.advice.mergeable) && !is_own(mapping.range);
         let mut there = PageSet::new();
         let mut table = table::lock();
         for mapping in listed.iter().filter(wanted) {
@@ -81,12 +80,14 @@ fn is_unmapped(table: &table::Guard, following: &Following, range: PageRange) ->
     let is_pooled = |page: HostVirt| {
         following.mapping_of(page).is_some_and(|mapping| mapping.private && maps::is_pool_file(mapping.file))
     };
-    let mut pages = table.pooled_pages(range).into_iter().flat_map(|part| (0..part.pages).map(move |n| part.start.add_pages(n)));
+    let mut pages =
+        table.pooled_pages(range).into_iter().flat_map(|part| (0..part.pages).map(move |n| part.start.add_pages(n)));
     !pages.any(is_pooled)
 }
 
 fn traits_of(mapping: &Mapping) -> Traits {
-    let reasons = [(mapping.locked, Shut::Locked), (mapping.special, Shut::Special), (has_policy(mapping), Shut::Policy)];
+    let reasons =
+        [(mapping.locked, Shut::Locked), (mapping.special, Shut::Special), (has_policy(mapping), Shut::Policy)];
     let shut = reasons.into_iter().filter(|(is_so, _)| *is_so).fold(0, |shut, (_, why)| shut | why as u8);
     Traits { asked: true, access: mapping.access, shut, advice: mapping.advice }
 }

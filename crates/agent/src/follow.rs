@@ -28,6 +28,8 @@ use crate::cpu_time::cpu_time;
 use crate::hooks;
 use crate::keeper::Keeper;
 use crate::lock::{Guard, Lock};
+#[cfg(not(target_env = "gnu"))]
+use crate::maps::Mapping;
 use crate::maps::{Kind, Maps};
 use crate::spawn;
 use crate::table::Traits;

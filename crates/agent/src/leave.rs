@@ -21,7 +21,7 @@ use crate::table::{self, Advice, Traits};
 use crate::{raw, references};
 use act::{HUGE_PAGES, MemberMemory, Watch, make_private, move_mapping_over};
 use host::{Pagemap, PagemapEntry};
-use page::{PageRange, pages_to_bytes};
+use page::{HostVirt, PAGE_BYTES, PageRange, pages_to_bytes};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,6 +38,7 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// `patience`.
 pub fn restore(folder: &mut Folder, pagemap: &Pagemap, patience: Duration) -> bool {
     let until = Instant::now() + patience;
+    forget_writes(folder);
     loop {
         // Zeros take the place of what was discarded.
         let _ = folder.settle_discards(pagemap);
@@ -45,10 +46,12 @@ pub fn restore(folder: &mut Folder, pagemap: &Pagemap, patience: Duration) -> bo
         if left.is_empty() {
             return true;
         }
-        for mapping in &left {
-            for piece in pieces(mapping.range) {
-                restore_piece(folder, pagemap, (piece, mapping));
-            }
+        let mut pieces: Vec<(PageRange, &Mapping)> =
+            left.iter().flat_map(|mapping| pieces(mapping.range).map(move |piece| (piece, mapping))).collect();
+        // In one direction and then in the other: each piece beside memory of the program's can join that.
+        for side in [Side::Before, Side::Behind, Side::None] {
+            pieces.retain(|(piece, mapping)| !restore_piece(folder, pagemap, (*piece, mapping), side));
+            pieces.reverse();
         }
         folder.parts().2.rest();
         if Instant::now() > until {
@@ -57,6 +60,38 @@ pub fn restore(folder: &mut Folder, pagemap: &Pagemap, patience: Duration) -> bo
         if pooled().is_some_and(|now| now.len() >= left.len()) {
             std::thread::sleep(AGAIN);
         }
+    }
+}
+
+/// Ends the notes of writes: memory that is registered for them joins nothing else.
+fn forget_writes(folder: &mut Folder) {
+    let Some(notes) = folder.parts().0.notes() else { return };
+    for (range, _) in table::lock().known(table::everything()) {
+        for part in maps::mappings(range, false).unwrap_or_default().iter().filter(|part| part.anonymous) {
+            let _ = notes.unregister(part.range);
+        }
+    }
+}
+
+/// The neighbour that a piece is to join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Before,
+    Behind,
+    None,
+}
+
+impl Side {
+    /// The page on this side of a piece, if it is anonymous memory with this protection. `None` stands for any place.
+    fn neighbour(self, following: &Following, piece: PageRange, access: u8) -> Option<Option<PageRange>> {
+        let start = match self {
+            Self::Before => HostVirt(piece.start.0.checked_sub(PAGE_BYTES as u64)?),
+            Self::Behind => piece.end(),
+            Self::None => return Some(None),
+        };
+        let found = following.mapping_of(start)?;
+        let joins = found.private && found.file.1 == 0 && found.access == access;
+        joins.then_some(Some(PageRange { start, pages: 1 }))
     }
 }
 
@@ -73,10 +108,10 @@ fn pieces(range: PageRange) -> impl Iterator<Item = PageRange> {
     })
 }
 
-/// Makes a piece anonymous, if nobody else holds a page of it.
-fn restore_piece(folder: &mut Folder, pagemap: &Pagemap, (piece, mapping): (PageRange, &Mapping)) {
+/// Makes a piece anonymous, if nobody else holds a page of it, and it has such a neighbour. Says whether it did.
+fn restore_piece(folder: &mut Folder, pagemap: &Pagemap, (piece, mapping): (PageRange, &Mapping), side: Side) -> bool {
     if !folder.hold() {
-        return;
+        return false;
     }
     let mut table = table::lock();
     // What the table knows of memory that it enrolled; huge pages and the like are not to be seen in the pool's mapping.
@@ -87,12 +122,13 @@ fn restore_piece(folder: &mut Folder, pagemap: &Pagemap, (piece, mapping): (Page
     });
     let traits = Traits { asked: true, access: mapping.access, shut: 0, advice };
     let following = Arc::clone(folder.parts().0.following());
+    let Some(neighbour) = side.neighbour(&following, piece, traits.access) else { return false };
     if !following.may_replace(piece, traits, Kind::Pool) {
-        return;
+        return false;
     }
     // Nobody runs who could notice.
     protect(piece, READ_WRITE);
-    let is_done = is_free(folder, &table, pagemap, piece) && replace(&following, piece, advice).is_ok();
+    let is_done = is_free(folder, &table, pagemap, piece) && replace(&following, (piece, neighbour), advice).is_ok();
     protect(piece, traits.access);
     if is_done {
         table.set_private(piece);
@@ -102,6 +138,7 @@ fn restore_piece(folder: &mut Folder, pagemap: &Pagemap, (piece, mapping): (Page
     }
     following.end_section(&[]);
     let _ = following.watch().wake(piece);
+    is_done
 }
 
 /// Makes every page of a piece the program's own, and keeps writers out. Says whether nobody else holds a page.
@@ -132,30 +169,39 @@ fn is_all_its_own(pagemap: &Pagemap, piece: PageRange) -> bool {
 }
 
 /// Puts fresh memory in the place of a piece, and copies of its pages into that.
-fn replace(following: &Following, piece: PageRange, advice: Advice) -> Result<(), Errno> {
+fn replace(
+    following: &Following,
+    (piece, neighbour): (PageRange, Option<PageRange>),
+    advice: Advice,
+) -> Result<(), Errno> {
     let watch = following.watch();
     let copy = MemberMemory::new(piece.pages)?;
     if following.hold().kept(piece) != [piece] || copy.fill_as_far_as_there(piece.start) != piece.pages {
         return Err(Errno::BUSY);
     }
     // A mapping that was never touched takes the addresses of its new place, and so can join its neighbours there.
-    let make = if advice.no_reserve { MemberMemory::new } else { MemberMemory::accounted };
-    let fresh = make(piece.pages)?;
+    let (fresh, _guards) = MemberMemory::apart(piece.pages, !advice.no_reserve)?;
     Traits { advice, ..Traits::default() }.inherited().apply(fresh.range())?;
     if advice.mergeable {
         advise(fresh.range(), libc::MADV_MERGEABLE);
     }
     watch.register(fresh.range(), Watch::Missing)?;
+    // It joins only what is registered in the same way. Its pages then belong to what they belonged to at first.
+    neighbour.into_iter().for_each(|neighbour| _ = watch.register(neighbour, Watch::Missing));
     following.hold().expect_placing(Some(fresh.range().start));
     // SAFETY: writers were kept out of the piece before it was copied, and the program's threads are stopped. Whoever
     // touches the fresh memory sleeps until the copies are there. The witness and `references` have said that nobody
     // holds a page who could write it otherwise.
     let moved = unsafe { move_mapping_over(fresh.range(), piece.start) };
-    moved.inspect_err(|_| following.hold().expect_placing(None))?;
-    fresh.forget();
-    fill(following, piece, copy.range());
-    let _ = watch.unregister(piece);
-    Ok(())
+    if moved.is_ok() {
+        fresh.forget();
+        fill(following, piece, copy.range());
+        let _ = watch.unregister(piece);
+    } else {
+        following.hold().expect_placing(None);
+    }
+    neighbour.into_iter().for_each(|neighbour| _ = watch.unregister(neighbour));
+    moved
 }
 
 /// Moves copies of pages to where nobody finds a page, but for those that were discarded.

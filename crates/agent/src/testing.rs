@@ -143,7 +143,8 @@ pub unsafe fn map_anonymous_over(place: PageRange) -> Result<(), Errno> {
 }
 
 /// Advice of every kind that is remembered.
-pub const ADVICE: Advice = Advice { dont_fork: true, dont_dump: true, huge: Some(true), mergeable: false, no_reserve: false };
+pub const ADVICE: Advice =
+    Advice { dont_fork: true, dont_dump: true, huge: Some(true), mergeable: false, no_reserve: false };
 
 /// Gives a member's memory this advice, as the program would.
 pub fn advise(member: &Member) {

@@ -83,8 +83,8 @@ mod halted {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::thread::gettid;
     use std::io;
-    use std::sync::{Arc, OnceLock};
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Arc, OnceLock};
     use std::time::{Duration, Instant};
     use wire::attach::{ATTACH_BYTES, FromAttached, ToAttached};
 

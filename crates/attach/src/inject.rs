@@ -68,7 +68,9 @@ pub fn borrow_thread<T>(
         let now = waited::now();
         for thread in candidates(pid, own)? {
             let began = Instant::now();
-            let Some(mut stopped) = stop::ask(pid, thread, now, true).context("cannot trace the process")? else { continue };
+            let Some(mut stopped) = stop::ask(pid, thread, now, true).context("cannot trace the process")? else {
+                continue;
+            };
             // A thread that takes a signal or does not stop is let go when it does.
             if !stopped.wait(began + STOP_TIME) || stopped.takes_signal() {
                 let _ = stopped.wait(until);
@@ -80,7 +82,9 @@ pub fn borrow_thread<T>(
             return done.map(|done| (done, began.elapsed()));
         }
         if Instant::now() > until {
-            bail!("none of its threads can be stopped without a trace at the moment: all wait with a time limit, or do not stop");
+            bail!(
+                "none of its threads can be stopped without a trace at the moment: all wait with a time limit, or do not stop"
+            );
         }
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -74,7 +74,9 @@ fn run(args: &Args) -> anyhow::Result<Outcome> {
     };
     let service = Service::connect(Place::at(&args.dir))?;
     if !service.place.prove_socket().exists() {
-        bail!(refused("the service has no prover: only root's has one, where the kernel shows reference counts".into()));
+        bail!(refused(
+            "the service has no prover: only root's has one, where the kernel shows reference counts".into()
+        ));
     }
     let object = read_object()?;
     if args.dry_run {

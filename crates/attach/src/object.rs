@@ -73,7 +73,9 @@ impl Object {
             }
             image.resize(end.max(image.len()), 0);
             let [first, place, filed] = [from, to, filed].map(|n| usize::try_from(n).unwrap_or(usize::MAX));
-            image.get_mut(place..place.checked_add(filed)?)?.copy_from_slice(file.get(first..first.checked_add(filed)?)?);
+            image
+                .get_mut(place..place.checked_add(filed)?)?
+                .copy_from_slice(file.get(first..first.checked_add(filed)?)?);
             let start = to / PAGE_BYTES as u64 * PAGE_BYTES as u64;
             let bit = |flag, bit| if flags & flag != 0 { bit } else { 0 };
             let access = bit(4, libc::PROT_READ) | bit(2, libc::PROT_WRITE) | bit(1, libc::PROT_EXEC);

@@ -39,13 +39,19 @@ pub fn check(pid: u32, all_anonymous: bool) -> Result<Facts, String> {
     check_namespaces(pid)?;
     let mappings = Mapping::read_all(pid).map_err(|e| e.to_string())?;
     if mappings.iter().any(|mapping| mapping.has_flag(b"um") || mapping.has_flag(b"uw") || mapping.has_flag(b"ui")) {
-        return Err("a userfaultfd looks after some of its memory: its own, or that of an agent which is there already".into());
+        return Err(
+            "a userfaultfd looks after some of its memory: its own, or that of an agent which is there already".into(),
+        );
     }
     if let Some(other) = shares_memory(pid) {
         return Err(format!("it shares its memory with process {other}, as a child of vfork does"));
     }
     let is_foldable = |mapping: &&Mapping| {
-        !mapping.shared && mapping.inode == 0 && mapping.read && mapping.write && !mapping.has_flag(b"gd")
+        !mapping.shared
+            && mapping.inode == 0
+            && mapping.read
+            && mapping.write
+            && !mapping.has_flag(b"gd")
             && (mapping.name.is_empty() || mapping.name == "[heap]" || mapping.name.starts_with("[anon:"))
             && (all_anonymous || mapping.has_flag(b"mg"))
     };

@@ -111,8 +111,11 @@ mod tests {
 
     #[test]
     fn messages_come_as_they_were_sent_and_others_are_refused() {
-        let ranges = vec![PageRange { start: HostVirt(4096), pages: 3 }, PageRange { start: HostVirt(1 << 20), pages: 1 }];
-        for sent in [FromAttached::Halt { number: 7, threads: vec![3, 4] }, FromAttached::Go, FromAttached::Left(ranges)] {
+        let ranges =
+            vec![PageRange { start: HostVirt(4096), pages: 3 }, PageRange { start: HostVirt(1 << 20), pages: 1 }];
+        for sent in
+            [FromAttached::Halt { number: 7, threads: vec![3, 4] }, FromAttached::Go, FromAttached::Left(ranges)]
+        {
             let frame = sent.encode();
             assert!(frame.len() <= ATTACH_BYTES);
             assert_eq!(FromAttached::decode(&frame), Some(sent));

@@ -34,9 +34,9 @@
 //! on. A side that gets a frame it cannot decode hangs up.
 #![forbid(unsafe_code)]
 
+pub mod attach;
 mod codec;
 mod message;
-pub mod attach;
 pub mod prove;
 mod stats;
 mod why;
