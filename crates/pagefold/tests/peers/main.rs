@@ -31,6 +31,7 @@ const PEERS: &[Peer] = &[
     kernel::STRESS,
     runtimes::GO,
     runtimes::JAVA,
+    runtimes::ZGC,
     runtimes::NODE,
     runtimes::PYTHON,
     databases::REDIS,

@@ -25,6 +25,15 @@ pub const JAVA: Peer = Peer {
     recipe: java,
 };
 
+pub const ZGC: Peer = Peer {
+    name: "java-zgc",
+    about: "OpenJDK with ZGC: its heap is a memory file mapped several times, not private memory, so none of it is folded",
+    floor: 0,
+    needs: &[("java", "default-jdk-headless")],
+    is_short: false,
+    recipe: zgc,
+};
+
 pub const NODE: Peer = Peer {
     name: "node",
     about: "Node.js: buffers and strings filled, checked, freed, collected",
@@ -77,6 +86,12 @@ fn java(side: &Side) -> Value {
     let words: Vec<&str> = ["java"].into_iter().chain(heap.split(' ')).collect();
     side.aside(&["javac", "-d", &side.path(""), &source("Heap.java")], "");
     pair(side, &[&words[..], &["-cp", &side.path(""), "Heap"]].concat(), 20)
+}
+
+fn zgc(side: &Side) -> Value {
+    side.aside(&["javac", "-d", &side.path(""), &source("Heap.java")], "");
+    let words = ["java", "-XX:+UseZGC", "-XX:ZUncommitDelay=1", "-Xms16m", "-Xmx256m", "-cp", &side.path(""), "Heap"];
+    pair(side, &words, 20)
 }
 
 fn node(side: &Side) -> Value {
