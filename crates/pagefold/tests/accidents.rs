@@ -6,7 +6,7 @@ mod common;
 use common::supervised::{Fake, Installed, is_alive, signal, wait_for};
 use common::{Afterwards, json_of, not_root, unprivileged};
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
 const TWO: &str = "\
@@ -133,32 +133,6 @@ fn damaged_state_starts_no_supervisor_and_is_left_alone() {
     let _supervisor = installed.serve(TWO, &[]);
     assert_eq!((installed.worker("acme"), installed.members("acme")), (worker, vec!["web".to_owned()]));
     assert_eq!(installed.listed("acme")["settings"]["intra_member_only"], true);
-}
-
-/// Without such a user, a worker would run as root.
-#[test]
-fn worker_is_not_started_when_all_users_for_workers_are_taken() {
-    if not_root() {
-        return;
-    }
-    let installed = Installed::new();
-    fs::create_dir(installed.path("s")).expect("make the directory");
-    fs::set_permissions(installed.path("s"), Permissions::from_mode(0o755)).expect("open it");
-    let taken: serde_json::Map<_, _> = (61_184..65_520).map(|uid| (format!("group-{uid}"), uid.into())).collect();
-    let state = serde_json::json!({ "members": [], "changes": {}, "worker_uids": taken });
-    fs::write(installed.path("s/state.json"), state.to_string()).expect("write a state");
-    let mut supervisor = installed.serve(TWO, &[]);
-    let mut web = installed.member("acme", "web");
-    let why = "group acme: no worker: every user set aside for workers is taken";
-    wait_for("it says why", || installed.log().contains(why).then_some(()));
-    assert_eq!(installed.listed("acme")["worker_pid"], serde_json::Value::Null, "{}", installed.log());
-    assert!(!installed.log().contains("worker started"), "{}", installed.log());
-    // Other users may be set aside. The member joins then.
-    supervisor.kill();
-    let _supervisor = installed.serve(&format!("[service]\nworker-uid-base = 70000\n{TWO}"), &[]);
-    let worker = installed.worker("acme");
-    assert_eq!(fs::metadata(format!("/proc/{worker}")).expect("it runs").uid(), 70_001, "the prover has the first");
-    assert!(web.connects(&installed), "{}", installed.log());
 }
 
 /// Ends the program that asks for the time of day. Preloaded into the supervisor, and not into its children.

@@ -147,7 +147,6 @@ impl Registry {
                 Some("settings are not changed over HTTP: control = true in [api] of the configuration allows it")
             }
             Ask::Join { .. } => Some("the web side is never a member"),
-            Ask::Attach { .. } | Ask::Leave { .. } => Some("members do not come and go over HTTP"),
             Ask::Why { .. } => Some("single pages are not the web side's business"),
         }
     }

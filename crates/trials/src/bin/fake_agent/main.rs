@@ -9,7 +9,6 @@
 //! prove PATH      asks a prover about a page; answers `ok` or the error
 //! crowd PATH N    opens N connections, and answers how many of them are open a while later
 //! become UID      becomes that user
-//! hide            hides its arguments; answers `ok` if reading them waits
 //! ```
 //!
 //! With files that keep their closers waiting:
@@ -28,10 +27,8 @@
 //! orders          answers with the names of the orders that it has got
 //! ```
 
-mod arguments;
 mod files;
 
-use arguments::Arguments;
 use files::Files;
 use host::{Received, Seqpacket, SeqpacketListener};
 use std::io::{BufRead, Write};
@@ -149,7 +146,6 @@ struct Fake {
     files: Option<Files>,
     sent: Vec<Seqpacket>,
     worker: Option<FakeWorker>,
-    arguments: Option<Arguments>,
 }
 
 impl Fake {
@@ -169,10 +165,6 @@ impl Fake {
             ["prove", path] => prove(path),
             ["crowd", path, count] => crowd(path, count),
             ["become", uid] => act::give_up_rights(uid.parse().ok()).map_err(|e| e.to_string()).and_then(|()| ok()),
-            ["hide"] => match self.arguments.insert(Arguments::hide()?).keep_waiting() {
-                true => ok(),
-                false => Err("reading them does not wait".into()),
-            },
             ["files", kind] => {
                 let keep_waiting = self.files.insert(Files::new(kind)?).keep_waiting()?;
                 if keep_waiting { ok() } else { Err("closing them does not wait".into()) }
