@@ -168,6 +168,7 @@ mod tests {
             configured: true,
             worker: WorkerState::Running,
             worker_pid: Some(9),
+            pool_limit: PoolLimit::of(&Settings::default(), None),
             segments: 1,
             report,
         };

@@ -53,7 +53,7 @@ impl Web {
     /// The web side's process and user.
     fn process(&self) -> (u32, u32) {
         let log = self.installed.log();
-        let line = log.lines().filter(|line| line.contains("web side started")).next_back().expect("it was started");
+        let line = log.lines().rfind(|line| line.contains("web side started")).expect("it was started");
         let mut numbers = line.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok());
         (numbers.next().expect("a process"), numbers.next().expect("a user"))
     }

@@ -152,7 +152,7 @@ fn settings_changes(before: &Group, after: &Group) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use api::ask::{GroupLine, WorkerState};
+    use api::ask::{GroupLine, PoolLimit, WorkerState};
     use api::control::{GroupReport, Identity, MemberReport, Settings};
 
     fn group(name: &str, pid: Option<u32>, settings: Settings, no_room: Option<&str>, state: &str) -> Group {
@@ -167,6 +167,7 @@ mod tests {
             configured: true,
             worker: WorkerState::Running,
             worker_pid: pid,
+            pool_limit: PoolLimit::of(&settings, None),
             segments: 0,
             report,
         };

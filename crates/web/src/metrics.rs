@@ -290,7 +290,7 @@ fn encode<T, L: EncodeLabelSet>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use api::ask::{GroupLine, WorkerState};
+    use api::ask::{GroupLine, PoolLimit, WorkerState};
     use api::control::Settings;
     use page::Savings;
     use std::sync::Arc;
@@ -313,6 +313,7 @@ mod tests {
             configured: true,
             worker: WorkerState::Running,
             worker_pid: Some(1),
+            pool_limit: PoolLimit::of(&settings, None),
             segments: 1,
             report: report_of_group,
         };

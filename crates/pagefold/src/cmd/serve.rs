@@ -45,6 +45,7 @@ to them. docs/pagefold.toml of the source is an annotated example with every key
   dir = \"/run/pagefold\"
   worker-uid-base = 61184
   prover = true                    # or false: no helper of root's that reads reference counts
+  reserve = \"1G\"                   # memory that unfolding leaves for other programs
 
   [api]                            # optional: JSON and metrics over HTTP, at DIR/api.sock
   socket = \"/run/pagefold/api.sock\"
