@@ -13,6 +13,7 @@
 
 mod looks;
 mod report;
+mod state;
 
 use crate::cpu_time::cpu_time;
 use crate::fold::{Folder, donate, find_broken};
@@ -25,7 +26,7 @@ use crate::section::Section;
 use crate::table;
 use crate::turnover::{Change, LIFE};
 use crate::witness::Silence;
-use crate::{arena, give_way, hooks, keeper};
+use crate::{give_way, hooks, keeper};
 use act::{HUGE_PAGES, Purpose, Role, SharedMark, Userfault};
 use host::Pagemap;
 use looks::{Activity, Looks};
@@ -37,7 +38,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use wire::{FoldMode, Hello, HugePages, MemberState, MemberStats, Outcome, Pace, ToAgent, ToWorker, VERSION};
+use wire::{FoldMode, Hello, HugePages, MemberStats, Outcome, Pace, ToAgent, ToWorker, VERSION};
 
 /// Name of the prover's socket, beside the socket that agents connect to.
 const PROVER: &str = "prove.sock";
@@ -55,22 +56,6 @@ const WITHDRAW_TIME: Duration = Duration::from_secs(2);
 const RUNS: usize = 2048;
 /// Time since the last fold after which pages of the pool that were read for comparisons are given back: 2 s.
 const VIEW_RESTS: Duration = Duration::from_secs(2);
-
-/// End of the message that begins with the way in which the program was seen to change its mappings.
-const BY_ITSELF: &str = "by a system call of its own, past the C library, and may do it again at any moment: nothing more of it is folded; \
-    what is folded stays so, and its slots are held until it ends";
-
-/// Reason given for memory that is not folded because the service has nobody with the right to be told of forks.
-const UNFOLLOWED: &str = "forked children of the program would get this memory and could not be followed: \
-    that takes a service that runs as root (its prover); memory advised MADV_DONTFORK is folded";
-
-/// Reason given for memory that is not folded because it is locked.
-const LOCKED: &str = "locked memory (mlock, mem-lock=on of QEMU) is not folded: \
-    its pages were promised to stay, and a folded one is copied when it is written";
-
-/// Reason given for memory that is not folded because of its NUMA policy.
-const BOUND: &str = "memory with a NUMA policy of its own (mbind, host-nodes= of QEMU) is not folded: \
-    what takes its place could not have that policy";
 
 /// How this member was asked in.
 #[derive(Debug)]
@@ -435,8 +420,11 @@ impl Agent {
             self.withdrawing = most.map(|most| (most, now + WITHDRAW_TIME)).or(self.withdrawing);
         }
         if let Some((most, until)) = self.withdrawing {
-            let are_few = folder.withdraw((&self.pagemap, &self.pool), most, &mut self.stats);
-            self.withdrawing.take_if(|_| are_few || now > until);
+            // The supervisor promises memory only for what a worker wants, and this cannot wait for a promise.
+            let spare = host::available_bytes().unwrap_or_default().saturating_sub(host::usual_reserve_bytes());
+            let room = spare / page::PAGE_BYTES as u64;
+            let is_done = folder.withdraw((&self.pagemap, &self.pool), (most, room), &mut self.stats);
+            self.withdrawing.take_if(|_| is_done || now > until);
         }
     }
 
@@ -502,104 +490,6 @@ impl Agent {
             folder.section().following().catch_up();
         }
         if self.lost_track().is_none() { release(&mut session.link) } else { Ok(()) }
-    }
-
-    /// Tells the worker that the program changes mappings past the hooks. Nothing is done to them any more, and no
-    /// slot is released.
-    fn say_why_it_rests(&mut self, session: &mut Session, how: &str) -> io::Result<()> {
-        let now = Instant::now();
-        if now < session.stats_due {
-            return Ok(());
-        }
-        session.stats_due = now + STATS_EVERY;
-        let counts = table::lock().counts();
-        let stats = &mut self.stats;
-        (stats.enrolled_pages, stats.folded_pages, stats.broken_pages) =
-            (counts.enrolled, counts.folded, counts.broken);
-        (stats.state, stats.detail) = (MemberState::LostTrack, format!("the program has {how} {BY_ITSELF}"));
-        session.link.send(&ToWorker::Stats(Box::new(stats.clone())))
-    }
-
-    fn say_how_it_goes(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
-        let (counts, folds, (yielded, shut), (open, unfollowed)) = {
-            let table = table::lock();
-            let known = table.known(table::everything());
-            let yielded = known.iter().any(|(_, traits)| traits.is_yielded());
-            let asked = || known.iter().map(|(_, traits)| traits).filter(|traits| traits.asked);
-            let locked = asked().any(|traits| traits.is_locked()).then_some(LOCKED);
-            let shut = locked.or_else(|| asked().any(|traits| traits.has_policy()).then_some(BOUND));
-            (table.counts(), table.folds(), (yielded, shut), table.open_and_unfollowed())
-        };
-        let stats = &mut self.stats;
-        stats.enrolled_pages = counts.enrolled;
-        stats.folded_pages = counts.folded;
-        stats.zero_pages = counts.zeroed;
-        stats.broken_pages = counts.broken;
-        (stats.done.folds, stats.done.short_folds) = (folds.0 - self.folds_before.0, folds.1 - self.folds_before.1);
-        let follower = self.folder.as_ref().map_or(Duration::ZERO, |folder| folder.section().following().cpu_time());
-        stats.done.agent_cpu_us = (cpu_time(ClockId::ThreadCPUTime) + follower - self.cpu_before).as_micros() as u64;
-        stats.agent_bytes = arena::used_bytes();
-        let (state, detail) = match &mut self.folder {
-            Err(why) => (MemberState::NoMove, why.clone()),
-            Ok(folder) => {
-                if self.asked.all_anonymous || counts.enrolled > 0 {
-                    folder.survey();
-                }
-                folder.tidy();
-                give_way::take_back(folder.section());
-                if unfollowed > 0 && counts.folded + counts.broken == 0 {
-                    follow_forks(self.asked, folder, &mut self.silence);
-                }
-                stats.vmas = folder.vmas();
-                let forks = self.forks.rests(Instant::now()).map(often_forks);
-                let left_out = if unfollowed > 0 { Some(UNFOLLOWED) } else { forks.as_deref().or(shut) };
-                let refusal = self.asked.refusal().filter(|_| pace.fold == FoldMode::On);
-                refusal.map(|why| (MemberState::NoMove, why)).unwrap_or_else(|| {
-                    state_of(folder, pace, (session.unfolded, yielded), (counts.enrolled, open, left_out))
-                })
-            }
-        };
-        if state != MemberState::Off || pace.fold != FoldMode::Unfold {
-            stats.detail = detail;
-        }
-        stats.state = state;
-        session.link.send(&ToWorker::Stats(Box::new(stats.clone())))
-    }
-}
-
-/// A message for people: why a program that forks often is not folded.
-fn often_forks(left: Duration) -> String {
-    format!(
-        "the program forks so often that its children's copies of mappings took more time than folding may: the shortest \
-         runs are private again, and nothing more is folded for {} s",
-        left.as_secs() + 1
-    )
-}
-
-fn state_of(
-    folder: &Folder,
-    pace: Pace,
-    (unfolded, yielded): (bool, bool),
-    (enrolled, open, left_out): (u64, u64, Option<&str>),
-) -> (MemberState, String) {
-    let plain = |state| (state, String::new());
-    if let Some(reason) = folder.unpinned() {
-        return (MemberState::Unpinned, reason.to_string());
-    }
-    match pace.fold {
-        FoldMode::Unfold if unfolded => plain(MemberState::Unfolded),
-        FoldMode::Unfold | FoldMode::Off => plain(MemberState::Off),
-        FoldMode::On if yielded => {
-            (MemberState::Yielded, "the program uses a userfaultfd of its own on its memory".to_owned())
-        }
-        FoldMode::On if enrolled == 0 => (MemberState::NothingEnrolled, hooks::why_nothing_is_enrolled()),
-        FoldMode::On if open == 0 && left_out.is_some() => {
-            (MemberState::NotFoldable, left_out.unwrap_or_default().to_owned())
-        }
-        FoldMode::On if folder.is_out_of_vmas() => {
-            (MemberState::NoVma, format!("{} mappings, see vm.max_map_count", folder.vmas()))
-        }
-        FoldMode::On => (MemberState::Folding, left_out.unwrap_or_default().to_owned()),
     }
 }
 

@@ -16,7 +16,7 @@ mod synthetic;
 pub mod workload;
 
 pub use guardian::Guardian;
-pub use serving::Serving;
+pub use serving::{Serving, prover_of};
 pub use synthetic::{AlignedPage, filled};
 
 /// Arguments of `pagefold bench`.

@@ -124,3 +124,13 @@ impl Drop for Serving {
         let _ = self.end();
     }
 }
+
+/// The process id of the supervisor's prover, if it runs.
+pub fn prover_of(supervisor: u32) -> Option<u32> {
+    let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children")).ok()?;
+    let is_prover = |pid: &u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).next().is_some_and(|program| program.ends_with(b"/pagefold-prove"))
+    };
+    children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(is_prover)
+}

@@ -39,6 +39,11 @@ pub fn available_bytes() -> Result<u64> {
     status_bytes("/proc/meminfo", "MemAvailable:").map(Option::unwrap_or_default)
 }
 
+/// Memory that is left for other programs where nobody says how much: 1/20 of the host's, and 1 GiB at most.
+pub fn usual_reserve_bytes() -> u64 {
+    (ram_bytes() / 20).min(1 << 30)
+}
+
 /// Whether the host has any swap.
 pub fn has_swap() -> bool {
     rustix::system::sysinfo().totalswap > 0

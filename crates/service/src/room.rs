@@ -41,7 +41,7 @@ impl Memory {
     /// The kernel does not tell.
     pub fn of_host(reserve: Option<u64>) -> Result<Self, String> {
         let available = host::available_bytes().map_err(|e| e.to_string())?;
-        Ok(Self { available, reserve: reserve.unwrap_or_else(|| (host::ram_bytes() / 20).min(1 << 30)) })
+        Ok(Self { available, reserve: reserve.unwrap_or_else(host::usual_reserve_bytes) })
     }
 }
 

@@ -41,6 +41,24 @@ pub struct Request<'a> {
     pub round: Option<WatchRound<'a>>,
 }
 
+impl<'a> Request<'a> {
+    /// A census of these guests alone, by one thread, from the memory of their processes.
+    pub fn of(guests: &'a [Guest]) -> Self {
+        Self {
+            guests,
+            host_side: HostSide::default(),
+            threads: 1,
+            index_bytes: None,
+            no_trace: false,
+            map_cells: 0,
+            samples: None,
+            inside: &[],
+            see: None,
+            round: None,
+        }
+    }
+}
+
 /// An observer that learns all holders of every content.
 pub trait See {
     /// Shows the places of all pages.
@@ -257,18 +275,7 @@ mod tests {
                 doomed.kill().and_then(|()| doomed.wait()).expect("end our own child");
             }
         };
-        let request = Request {
-            guests: &guests,
-            host_side: HostSide::default(),
-            threads: 1,
-            index_bytes: Some(1),
-            no_trace: false,
-            map_cells: 0,
-            samples: Some(&kill_the_first),
-            inside: &[],
-            see: None,
-            round: None,
-        };
+        let request = Request { index_bytes: Some(1), samples: Some(&kill_the_first), ..Request::of(&guests) };
         let findings = take(&request).expect("a census").0;
         for child in &mut quiet {
             child.kill().and_then(|()| child.wait()).expect("end our own child");

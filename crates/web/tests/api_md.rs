@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::fs;
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/api.md");
-const MARK: &str = "<!-- What follows is made from the description. words: allow -->\n";
+const MARK: &str = "<!-- All below is made from the description (OpenAPI). -->\n";
 
 fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()

@@ -136,9 +136,12 @@ fn withdrawn_piece_is_one_private_mapping_with_its_contents() {
     assert_eq!([mappings(&member), mappings(&few)], [64, 8]);
     let mut folder = Folder::new(section, 10_000, PathBuf::from("/nonexistent")).unwrap();
     let (no_pool, pagemap) = (Pool::default(), Pagemap::open(std::process::id()).unwrap());
+    // Nothing becomes private without memory for it.
+    assert!(folder.withdraw((&pagemap, &no_pool), (8, 63), &mut MemberStats::default()));
+    assert_eq!([mappings(&member), member.in_pool() as u64], [64, 31]);
     let end = Instant::now() + Duration::from_secs(20);
     // The worst piece is enough.
-    while !folder.withdraw((&pagemap, &no_pool), 8, &mut MemberStats::default()) {
+    while !folder.withdraw((&pagemap, &no_pool), (8, 64), &mut MemberStats::default()) {
         assert!(Instant::now() < end, "the piece is still {} mappings", mappings(&member));
     }
     assert_eq!([mappings(&member), mappings(&few), member.in_pool() as u64, few.in_pool() as u64], [0, 8, 0, 4]);

@@ -14,9 +14,10 @@ use wire::MemberStats;
 const AT_ONCE: Duration = Duration::from_millis(20);
 
 impl Folder {
-    /// Makes one private mapping of each piece, those with the most mappings first. Ends when folding has at most `most`
-    /// mappings, or after some time. Says whether there are so few.
-    pub fn withdraw(&mut self, with: (&Pagemap, &Pool), most: u64, stats: &mut MemberStats) -> bool {
+    /// Makes one private mapping of each piece, those with the most mappings first. At most `room` pages become private.
+    /// Ends when folding has at most `most` mappings, when there is no room, or after some time. Says whether it is done:
+    /// there are so few, or no room for more.
+    pub fn withdraw(&mut self, with: (&Pagemap, &Pool), (most, mut room): (u64, u64), stats: &mut MemberStats) -> bool {
         let begin = Instant::now();
         let mut pieces = table::lock().pieces_in_pool();
         pieces.sort_unstable_by_key(|(_, mappings)| *mappings);
@@ -25,9 +26,10 @@ impl Folder {
             && begin.elapsed() < AT_ONCE
             && let Some((piece, mappings)) = pieces.pop()
         {
+            let Some(left) = room.checked_sub(piece.pages) else { return true };
             // Where it fails, a page is shared with a child that was just born, or pinned.
             if self.withdraw_piece(with, piece, stats) == Ok(true) {
-                all -= mappings;
+                (all, room) = (all - mappings, left);
             }
         }
         self.count_due = Instant::now();

@@ -5,7 +5,7 @@ use super::curve::{Details, Progress};
 use super::equal::Guest;
 use super::merger::{Account, Folds, Merger};
 use crate::guardian::Guardian;
-use crate::serving::{Serving, program, wait_for};
+use crate::serving::{Serving, program, prover_of, wait_for};
 use anyhow::bail;
 use api::change::Change;
 use api::client::Service;
@@ -16,7 +16,6 @@ use host::ThreadCpu;
 use page::{HostVirt, Savings};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 use std::process::Command;
 use wire::Why;
@@ -86,16 +85,6 @@ impl Folding {
         let supervisor = of_process(supervisor)?;
         Ok([("worker", worker), ("agents", agents), ("supervisor", supervisor), ("prover", prover)].into())
     }
-}
-
-/// The process id of the supervisor's prover, if it runs.
-fn prover_of(supervisor: u32) -> Option<u32> {
-    let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children")).ok()?;
-    let is_prover = |pid: &u32| {
-        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        line.split(|byte| *byte == 0).next().is_some_and(|program| program.ends_with(b"/pagefold-prove"))
-    };
-    children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(is_prover)
 }
 
 fn folds(report: &GroupReport) -> Folds {

@@ -59,19 +59,14 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
     let things = Things::new(&guests, &inside, target);
     let request = Request {
-        guests: &guests,
         host_side: HostSide {
             pids: if args.no_host { Vec::new() } else { other_processes(&guests) },
             files: args.host_file.clone(),
         },
         threads: args.threads.into(),
-        index_bytes: None,
-        no_trace: false,
-        map_cells: 0,
-        samples: None,
         inside: &inside,
         see: Some(&things),
-        round: None,
+        ..Request::of(&guests)
     };
     let (findings, _) = take(&request)?;
     let found = &findings.guests[target];

@@ -6,7 +6,7 @@ use census::{Findings, GuestFindings};
 use cli::exit::{Outcome, Stop};
 use cli::say;
 use cli::size::parse_bytes;
-use guest::{Glob, Guest, HostSide};
+use guest::{Glob, Guest};
 use page::{Region, pages_to_bytes};
 use std::io::Write;
 use survey::Selection;
@@ -52,18 +52,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     if guests.is_empty() {
         return Err(Stop::Usage("there is no guest to make a forecast from".to_owned()).into());
     }
-    let request = Request {
-        guests: &guests,
-        host_side: HostSide::default(),
-        threads: args.threads.into(),
-        index_bytes: None,
-        no_trace: false,
-        map_cells: 0,
-        samples: None,
-        inside: &[],
-        see: None,
-        round: None,
-    };
+    let request = Request { threads: args.threads.into(), ..Request::of(&guests) };
     let (findings, _) = take(&request)?;
     let forecast = forecast(&findings.commonness, &present(&guests, &findings, args.folded), args.folded, &room);
     let mut out = std::io::stdout().lock();

@@ -7,7 +7,6 @@ pub mod config;
 pub mod doctor;
 pub mod explain;
 pub mod forecast;
-pub mod generate;
 pub mod group;
 pub mod guests;
 pub mod lab;

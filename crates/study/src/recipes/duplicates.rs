@@ -16,18 +16,7 @@ pub fn by_place(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let vms = rig.vms(&alike(2, first_of(planned, 2), D512), &mut merger)?;
     let guests = as_guests(&vms)?;
     let host_side = HostSide { pids: other_processes(&guests), files: disks(&vms.pids())? };
-    let request = Request {
-        guests: &guests,
-        host_side,
-        threads: 1,
-        index_bytes: None,
-        no_trace: false,
-        map_cells: 0,
-        samples: None,
-        inside: &[],
-        see: None,
-        round: None,
-    };
+    let request = Request { host_side, ..Request::of(&guests) };
     let findings = take(&request)?.0;
     let mut measured = Measured::default();
     let missed = findings.partial.iter().filter(|missing| missing.guest != survey::HOST).count();

@@ -6,7 +6,6 @@ use crate::record::{MERGED, Measured, Timeline};
 use crate::rig::{Group, Rig, Vms, mb};
 use anyhow::Context;
 use census::{Cost, CostPart};
-use guest::HostSide;
 use std::time::Instant;
 use survey::{Inside, Request, take};
 
@@ -47,18 +46,7 @@ fn costs(vms: &Vms, measured: &mut Measured) -> anyhow::Result<()> {
     let guests = as_guests(vms)?;
     let inside: Vec<Option<Inside>> =
         guests.iter().map(|guest| Inside::of(guest, None, false)).collect::<host::Result<_>>()?;
-    let request = Request {
-        guests: &guests,
-        host_side: HostSide::default(),
-        threads: 1,
-        index_bytes: None,
-        no_trace: false,
-        map_cells: 0,
-        samples: None,
-        inside: &inside,
-        see: None,
-        round: None,
-    };
+    let request = Request { inside: &inside, ..Request::of(&guests) };
     let findings = take(&request)?.0;
     let cost: Vec<Cost> = findings.guests.get(1).context("a census without the second guest")?.cost();
     anyhow::ensure!(!cost.is_empty(), "the kinds of the second guest's pages are not known");

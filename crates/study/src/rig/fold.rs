@@ -8,11 +8,10 @@ use api::change::Change;
 use api::client::Service;
 use api::control::Fold;
 use api::place::Place;
-use bench::{Guardian, Serving};
+use bench::{Guardian, Serving, prover_of};
 use host::{ProcessId, ThreadCpu};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -172,14 +171,4 @@ pub fn of_process(pid: u32, thread: Option<&str>) -> anyhow::Result<f64> {
     let threads = ThreadCpu::of_process(pid)?;
     let counted = threads.iter().filter(|t| thread.is_none_or(|name| t.name == name && t.tid != pid));
     Ok(counted.map(|t| t.used.as_secs_f64()).sum())
-}
-
-/// The process of the supervisor's prover, if it runs.
-fn prover_of(supervisor: u32) -> Option<u32> {
-    let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children")).ok()?;
-    let is_prover = |pid: &u32| {
-        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        line.split(|byte| *byte == 0).next().is_some_and(|program| program.ends_with(b"/pagefold-prove"))
-    };
-    children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(is_prover)
 }
