@@ -39,6 +39,9 @@ enum Command {
     /// Folds the pages of one group
     #[command(hide = true)]
     Worker(cmd::worker::Args),
+    /// Write manual pages and completions of shells
+    #[command(hide = true)]
+    Generate(cmd::generate::Args),
     /// Real guests to try Pagefold on
     Lab(cmd::lab::Args),
     /// Measure Pagefold itself
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Command::Run(args) => cmd::run::run(&args),
         Command::Serve(args) => cmd::serve::run(args),
         Command::Config(args) => cmd::config::run(&args),
+        Command::Generate(args) => cmd::generate::run(&args, with_exit_codes(Cli::command())),
         Command::Group(args) => cmd::group::run(&args),
         Command::Audit(args) => cmd::audit::run(&args),
         Command::Worker(args) => cmd::worker::run(&args),

@@ -7,6 +7,7 @@ pub mod config;
 pub mod doctor;
 pub mod explain;
 pub mod forecast;
+pub mod generate;
 pub mod group;
 pub mod guests;
 pub mod lab;
