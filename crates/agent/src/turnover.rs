@@ -33,7 +33,7 @@
 //! outlived those 64 s. A member that has no quiet interval behind it is exempt.
 //!
 //! **Ages.** The age of a page is the time since it was last written. Folds and short-lived folds are counted by age
-//! when they are made, for nine ages that double from 4 s to 1024 s. They open and close each age:
+//! when they are made, for ten ages that double from 2 s to 1024 s. They open and close each age:
 //!
 //! ```text
 //!   folds of this age, lately            the age is
@@ -105,7 +105,7 @@ const SETTLED_SECONDS: u32 = 16;
 pub const REST: u32 = 12;
 
 /// Lower bounds of the ages that are told apart, in seconds.
-const AGES: [u32; 9] = [4, 8, 16, 32, 64, 128, 256, 512, 1024];
+const AGES: [u32; 10] = [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 /// Number of moments of folds: moment 0, from which nothing is learned, and one for each of the ages (see [`moment`]).
 pub const MOMENTS: usize = 1 + AGES.len();
 /// Lowest age, in seconds, that is open while too little is known of its folds; [`Turnover::first_old`] raises it.

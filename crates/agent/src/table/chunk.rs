@@ -27,9 +27,9 @@ const WINDOW_SECONDS: u32 = 5;
 const YOUNG_WINDOWS: u32 = LIFE.as_secs() as u32 / WINDOW_SECONDS + 1;
 /// Bits of a number of windows.
 const YOUNG_BITS: usize = (u32::BITS - YOUNG_WINDOWS.leading_zeros()) as usize;
-/// Resolution of the time of a write, in seconds. Times are kept modulo three days. So once in a while, a page that was
+/// Resolution of the time of a write, in seconds. Times are kept modulo a day and a half. So once in a while, a page that was
 /// not written for so long passes for one that has just been.
-const STEP_SECONDS: u32 = 4;
+const STEP_SECONDS: u32 = 2;
 /// Number of steps that are told apart; 0 stands for never.
 const STEPS: u32 = u16::MAX as u32;
 /// Time after which it is of no interest when a page was written, in seconds.

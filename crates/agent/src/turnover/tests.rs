@@ -168,7 +168,7 @@ fn age_that_long_burst_left_alone_is_open() {
     assert_eq!([209, 210].map(|second| old(&turnover, second)), [Some(256), Some(64)]);
     // That ends when folds of this age are seen not to last.
     let mut folds = Folds::NONE;
-    (folds.made[5], folds.short[5]) = (1000, 100);
+    (folds.made[6], folds.short[6]) = (1000, 100);
     turnover.judge(&folds, at(211));
     assert_eq!(old(&turnover, 212), Some(128));
     // A gap changes nothing. Once the burst is over, the next one may write all that it has filled.
@@ -189,7 +189,7 @@ fn pages_of_last_burst_are_left_alone_before_next_one() {
     }
     // Folds at ages of 8 to 64 s were seen to last, and none at lower ones.
     let mut folds = Folds::NONE;
-    folds.made[2..5].fill(10_000);
+    folds.made[3..6].fill(10_000);
     turnover.judge(&folds, at(1));
     turnover.judge(&Folds::NONE, at(104));
     turnover.add(0, 100_000, at(106));
@@ -205,14 +205,14 @@ fn pages_of_last_burst_are_left_alone_before_next_one() {
 
 #[test]
 fn ages_are_told_apart_and_have_probe_pages() {
-    let ages = [None, Some(0), Some(3), Some(4), Some(8), Some(1023), Some(u32::MAX)].map(|age| moment(false, age));
-    assert_eq!(ages, [0, 0, 0, 1, 2, 8, 9]);
+    let ages = [None, Some(0), Some(1), Some(2), Some(8), Some(1023), Some(u32::MAX)].map(|age| moment(false, age));
+    assert_eq!(ages, [0, 0, 0, 1, 3, 9, 10]);
     assert_eq!([None, Some(0), Some(1000)].map(|age| moment(true, age)), [0, 0, 0]);
     let tried = |seconds| (0..1 << 17).filter(|page| Worth::Ages(0).allows(*page, seconds)).count();
-    for seconds in [4, 20, 2000] {
+    for seconds in [2, 20, 2000] {
         assert!(tried(seconds).abs_diff((1 << 17) / 256) < 200, "{}", tried(seconds));
     }
-    assert_eq!(tried(3), 0);
+    assert_eq!(tried(1), 0);
     let page = (0..).find(|page| probe_of(*page).is_none()).unwrap();
     let allows = |worth: Worth, seconds: &[u32]| seconds.iter().map(|age| worth.allows(page, *age)).collect::<Vec<_>>();
     assert_eq!(allows(Worth::Ages(1 << moment(false, Some(64))), &[32, 64, 128]), [false, true, false]);
