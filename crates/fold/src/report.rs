@@ -77,7 +77,9 @@ impl Group {
         let (slots, resident) = (self.planner.pool.slots(), self.planner.pool.resident());
         let interval = self.planner.interval();
         let index_bytes = self.planner.bytes();
-        let tables = index_bytes.saturating_add(agent_bytes);
+        // Without folding, this process would see no pool.
+        let page_tables = host::page_table_bytes(std::process::id()).unwrap_or_default();
+        let tables = index_bytes.saturating_add(agent_bytes).saturating_add(page_tables);
         let savings = Savings::of(sharing_pages, zero_pages, resident, tables, vmas);
         let mut report = GroupReport {
             members: Vec::new(),

@@ -25,7 +25,7 @@ pub struct Savings {
     pub zero_bytes: u64,
     /// All memory of the pool, whether its slots are in use or idle.
     pub pool_bytes: u64,
-    /// Tables of the worker and of the agents.
+    /// Tables of the worker and of the agents, and the worker's page tables.
     pub tables_bytes: u64,
     /// The kernel's account of the members' mappings, all of them.
     pub mappings_bytes: u64,

@@ -69,6 +69,8 @@ pub struct Worked {
 #[derive(Debug, Serialize)]
 struct Churn {
     minutes: f64,
+    /// Seconds that guests wait after each half of a pass; 0: they work flat out.
+    pause_s: u16,
     ratio: Ratio,
     rounds: Vec<Round>,
 }
@@ -113,7 +115,7 @@ pub fn run(o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<O
         let total = first.ksmd.resident_pages.max(first.pagefold.resident_pages);
         std::fs::write(path, svg::draw(first, total)).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    let churn = Churn { minutes: o.minutes, ratio: Ratio::of(&rounds), rounds };
+    let churn = Churn { minutes: o.minutes, pause_s: o.pause, ratio: Ratio::of(&rounds), rounds };
     let mut out = std::io::stdout().lock();
     if o.json {
         report::json::write(&mut out, &churn)?;

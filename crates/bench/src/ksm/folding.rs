@@ -189,7 +189,7 @@ impl Merger for Folding {
 
     fn savings(&self, taken: &Taken) -> anyhow::Result<Savings> {
         let report = self.serving.show(GROUP)?.report;
-        Ok(savings(taken, report.zero_pages, report.index_bytes + report.agent_bytes))
+        Ok(savings(taken, report.zero_pages, report.savings.tables_bytes))
     }
 
     fn why(&self, pages: &[(u32, HostVirt)]) -> anyhow::Result<Vec<Why>> {
