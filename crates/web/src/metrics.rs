@@ -107,7 +107,9 @@ const GROUP: [Family<GroupState>; 16] = [
     bytes("group_zero", "Pages of zeros that were given back", |g| Gauge(g.report.savings.zero_bytes as f64)),
     bytes("group_pool", "Memory of the pool, in use or idle", |g| Gauge(g.report.savings.pool_bytes as f64)),
     bytes("group_pool_limit", "The most memory that the pool may have in use", |g| Gauge(g.pool_limit.bytes as f64)),
-    bytes("group_tables", "Tables of the worker and of the agents, and the worker's page tables", |g| Gauge(g.report.savings.tables_bytes as f64)),
+    bytes("group_tables", "Tables of the worker and of the agents, and the worker's page tables", |g| {
+        Gauge(g.report.savings.tables_bytes as f64)
+    }),
     bytes("group_mappings", "The kernel's account of the members' mappings", |g| {
         Gauge(g.report.savings.mappings_bytes as f64)
     }),
