@@ -68,8 +68,8 @@ const STEP: Duration = Duration::from_secs(2);
 const FEW_PAGES: u64 = 64;
 /// Length of a burst from which on the agent looks at the member seldom: 60 s. It may notice the end some seconds late.
 const LONG_BURST: Duration = Duration::from_secs(60);
-/// Length of a burst from which on pages that it left alone for half of that length are taken to stay: 128 s.
-const CYCLIC_BURST: Duration = Duration::from_secs(128);
+/// Length of a burst from which on pages that it left alone for 2/3 of that length are taken to stay: 96 s.
+const CYCLIC_BURST: Duration = Duration::from_secs(96);
 /// Seconds without a burst that begin a quiet interval.
 const QUIET_SECONDS: u32 = 4;
 /// Length of a quiet interval, in seconds, from which on every page that has rested for a round is folded.
@@ -359,13 +359,13 @@ impl Turnover {
     /// - After twice the longest quiet interval and [`SOON_SECONDS`], a page is too old to have been filled by the last
     ///   burst. The last age is an exception: it has no upper bound, and such a page may be of it when quiet intervals
     ///   are long.
-    /// - In a burst that has reached [`CYCLIC_BURST`], and in a gap of it, half of that length is enough.
+    /// - In a burst that has reached [`CYCLIC_BURST`], and in a gap of it, 2/3 of that length is enough.
     fn first_old(&self, quiet: Option<QuietInterval>, now: Instant) -> usize {
         let longest = self.intervals.iter().copied().max().unwrap_or(0);
         let burst = now.saturating_duration_since(self.burst_since);
         let goes_on = quiet.is_none_or(|quiet| quiet.seconds < GAP_SECONDS);
         let old = if goes_on && burst >= CYCLIC_BURST {
-            (CYCLIC_BURST / 2).as_secs() as u32
+            (CYCLIC_BURST * 2 / 3).as_secs() as u32
         } else {
             longest.saturating_mul(2).saturating_add(SOON_SECONDS).max(OLD_SECONDS)
         };

@@ -36,8 +36,9 @@ const WASTE_SLOTS: u64 = 1 << 14;
 const GROWTH_PART: u64 = 4;
 /// Least length in slots of a used extent that is taken before new slots.
 const LONG_ENOUGH: u32 = 16;
-/// Largest part of the pool that may lie free in shorter extents before they are taken too: 1/8.
-const SCATTERED_PART: u64 = 8;
+/// Largest part of the pool that may lie free in shorter extents before they are taken too: 1/32. A run that ends
+/// sooner costs each of its members a mapping, 256 bytes. An idle slot costs a page.
+const SCATTERED_PART: u64 = 32;
 
 /// See the module.
 #[derive(Debug)]

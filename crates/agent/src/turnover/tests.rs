@@ -165,7 +165,7 @@ fn age_that_long_burst_left_alone_is_open() {
         let worth = turnover.worth(at(second));
         (0..2000).find(|seconds| worth.allows(page, *seconds))
     };
-    assert_eq!([209, 210].map(|second| old(&turnover, second)), [Some(256), Some(64)]);
+    assert_eq!([177, 178].map(|second| old(&turnover, second)), [Some(256), Some(64)]);
     // That ends when folds of this age are seen not to last.
     let mut folds = Folds::NONE;
     (folds.made[6], folds.short[6]) = (1000, 100);
