@@ -1,12 +1,12 @@
 //! The price of forks. A child gets a copy of every mapping of its parent's, and gives it back when it ends or executes
-//! another program. Folding short runs makes many mappings. A program that forks often pays more for that than folding
-//! yields.
+//! another program. Folding short runs makes many mappings. And while there is a single one, the forking thread waits
+//! until the follower has read of the child. A program that forks often pays more for that than folding yields.
 //!
 //! ```text
-//!   each fork:  + mappings x COST  -->  [ spent ]  -->  - SHARE of the time
+//!   each fork:  + TELLING + mappings x COST  -->  [ spent ]  -->  - SHARE of the time
 //!                                          | more than BURST
 //!                                          v
-//!   only so many mappings stay as the forks leave time for; nothing is folded for a while, which doubles each time
+//!   only so many mappings stay as the forks leave time for, or none; nothing is folded for a while, which doubles each time
 //! ```
 //!
 //! The kernel tells of forks only while something is folded. So after the while, folding is tried again.
@@ -15,9 +15,11 @@ use std::time::{Duration, Instant};
 
 /// Cost of a mapping to a fork and to the end of its child, in microseconds. Measured: 1.05.
 const COST_US: u64 = 1;
-/// Tolerated share of the time for mappings in forks: 1/20.
+/// Cost of telling the follower and the keeper of a child, in microseconds. Measured: 120.
+const TELLING_US: u64 = 120;
+/// Tolerated share of the time for folding in forks: 1/20.
 const SHARE: u32 = 20;
-/// Time for mappings in forks that is tolerated at once: 50 ms.
+/// Time for folding in forks that is tolerated at once: 50 ms.
 const BURST: Duration = Duration::from_millis(50);
 /// Fewest forks that are taken for many.
 const FEWEST: u64 = 8;
@@ -53,14 +55,13 @@ impl Forks {
             (self.began, self.forks) = (now, 0);
         }
         self.forks += forks;
-        self.spent += Duration::from_micros(forks * mappings * COST_US);
+        self.spent += Duration::from_micros(forks * (TELLING_US + mappings * COST_US));
         if self.spent <= BURST || self.forks < FEWEST {
             return None;
         }
-        let tolerated = ((now - self.began) / SHARE).as_micros();
+        let tolerated = u64::try_from(((now - self.began) / SHARE).as_micros()).unwrap_or(u64::MAX);
         // Half of it, as not all can be taken back to the page.
-        let most = tolerated / u128::from(self.forks * COST_US) / 2;
-        let most = u64::try_from(most).unwrap_or(u64::MAX);
+        let most = (tolerated / self.forks).saturating_sub(TELLING_US) / COST_US / 2;
         self.begin_to_rest(now);
         (self.spent, self.forks, self.began) = (BURST / 2, 0, now);
         Some(most)
@@ -99,6 +100,17 @@ mod tests {
         let (n, most) = dear.unwrap();
         assert!((8..=9).contains(&n) && most < 1000, "after {n} forks, {most} may stay");
         assert_eq!([forks.rests(now), forks.rests(now + REST.0)], [Some(REST.0), None]);
+    }
+
+    #[test]
+    fn storm_in_which_telling_alone_is_too_dear_leaves_no_mapping() {
+        let mut now = Instant::now();
+        let mut forks = Forks::new(now);
+        let most = (1..1000).find_map(|_| {
+            now += MS;
+            forks.add(1, 100, now)
+        });
+        assert_eq!(most, Some(0));
     }
 
     #[test]

@@ -3,9 +3,9 @@
 use crate::raw;
 use crate::table::{Advice, Traits};
 use page::{HostVirt, PAGE_BYTES, PageRange};
-use rustix::fd::{AsRawFd, OwnedFd};
-use rustix::fs::{Mode, OFlags, Stat, makedev, open};
+use rustix::fs::{Stat, makedev};
 use rustix::io::Errno;
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A mapping, or the part of it that was asked about.
@@ -103,9 +103,30 @@ pub enum Kind {
     Either,
 }
 
+/// A file of `/proc`, open in the calling thread's table of descriptors. Hooks open it on threads of the program's, which
+/// the C library's `open` and `close` would end if somebody has asked for that (`pthread_cancel`).
+#[derive(Debug)]
+struct File(usize);
+
+impl File {
+    fn open(path: &CStr) -> Result<Self, Errno> {
+        let arguments = [path.as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize, 0, 0, 0, 0];
+        // SAFETY: the path is a string that lives as long as the call.
+        let file = unsafe { raw::call(libc::SYS_open, arguments) };
+        raw::error(file).map_or(Ok(Self(file as usize)), |number| Err(Errno::from_raw_os_error(number)))
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // SAFETY: the descriptor was opened here, and only this refers to it.
+        unsafe { raw::call(libc::SYS_close, [self.0, 0, 0, 0, 0, 0]) };
+    }
+}
+
 /// The kernel's list of this process's mappings, open for questions about single addresses.
 #[derive(Debug)]
-pub struct Maps(OwnedFd);
+pub struct Maps(File);
 
 impl Maps {
     /// Opens it for the calling thread.
@@ -113,7 +134,7 @@ impl Maps {
     /// # Errors
     /// No descriptor is left, or `/proc` is not there.
     pub fn open() -> Result<Self, Errno> {
-        open(c"/proc/thread-self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(Self)
+        File::open(c"/proc/thread-self/maps").map(Self)
     }
 
     /// Whether all of a range is private memory of this kind, with the protection of these traits, and not locked.
@@ -127,12 +148,12 @@ impl Maps {
                 Kind::Pool => is_pool_file(there.file),
                 Kind::Either => is_anonymous || is_pool_file(there.file),
             };
-            if !is_kind || !there.private || there.access != traits.access || is_locked(at) {
+            if !is_kind || !there.private || there.access != traits.access {
                 return false;
             }
             at = there.range.end();
         }
-        !traits.is_locked()
+        !traits.is_locked() && !is_locked(range)
     }
 
     /// The pages behind a range that belong to the mapping of its last page.
@@ -144,7 +165,7 @@ impl Maps {
     /// The mapping that holds a page.
     fn ask(&self, at: HostVirt) -> Option<Mapping> {
         let page = PageRange { start: at, pages: 1 };
-        let query = match query(self.0.as_raw_fd() as usize, at) {
+        let query = match query(self.0.0, at) {
             Ok(query) => query,
             // A kernel before Linux 6.11 has to be asked for all mappings.
             Err(libc::ENOTTY) => return mappings(page, false)?.pop(),
@@ -166,12 +187,14 @@ impl Maps {
     }
 }
 
-/// Whether the mapping of a mapped page is locked: the kernel refuses to mark locked memory as cold.
-fn is_locked(page: HostVirt) -> bool {
-    // SAFETY: the call changes no content; at most, the kernel takes the page for older than it is.
+/// Whether part of a range of private memory is locked: `msync` refuses to invalidate locked memory, and does nothing to
+/// other memory.
+fn is_locked(range: PageRange) -> bool {
+    let bytes = range.pages as usize * PAGE_BYTES;
+    // SAFETY: without `MS_SYNC`, the call changes nothing.
     let answer =
-        unsafe { raw::call(libc::SYS_madvise, [page.0 as usize, PAGE_BYTES, libc::MADV_COLD as usize, 0, 0, 0]) };
-    raw::error(answer) == Some(libc::EINVAL)
+        unsafe { raw::call(libc::SYS_msync, [range.start.0 as usize, bytes, libc::MS_INVALIDATE as usize, 0, 0, 0]) };
+    raw::error(answer) == Some(libc::EBUSY)
 }
 
 /// Asks an open list for the mapping that holds an address. The error is the kernel's error number.
@@ -187,7 +210,7 @@ fn query(file: usize, at: HostVirt) -> Result<Query, i32> {
 /// Whether a range is one mapping to the kernel, or a part of one.
 pub fn is_one(range: PageRange) -> bool {
     let Ok(maps) = Maps::open() else { return false };
-    match query(maps.0.as_raw_fd() as usize, range.start) {
+    match query(maps.0.0, range.start) {
         Ok(query) => query.start <= range.start.0 && range.end().0 <= query.end,
         // A kernel before Linux 6.11 has to be asked for all mappings.
         Err(libc::ENOTTY) => mappings(range, false).is_some_and(|all| all.len() == 1 && all[0].range == range),
@@ -199,16 +222,7 @@ pub fn is_one(range: PageRange) -> bool {
 /// because the kernel then counts pages. For callers that hold the table's lock, because it allocates.
 pub fn mappings(within: PageRange, flags: bool) -> Option<Vec<Mapping>> {
     let path = if flags { c"/proc/thread-self/smaps" } else { c"/proc/thread-self/maps" };
-    let arguments = [path.as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize, 0, 0, 0, 0];
-    // SAFETY: the path is a string that lives as long as the call.
-    let file = unsafe { raw::call(libc::SYS_open, arguments) };
-    if raw::error(file).is_some() {
-        return None;
-    }
-    let found = read_all(file as usize, within);
-    // SAFETY: the descriptor was opened here.
-    unsafe { raw::call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]) };
-    found
+    read_all(File::open(path).ok()?.0, within)
 }
 
 fn read_all(file: usize, within: PageRange) -> Option<Vec<Mapping>> {

@@ -83,16 +83,7 @@ fn advise(at: usize, length: usize, advice: c_int) -> Answer {
     match meaning {
         Meaning::Enrol => pass(),
         Meaning::Leave => leave(table, range).unwrap_or_else(pass),
-        Meaning::Discard | Meaning::Guard => {
-            end_pooled(table, range, advice == MADV_DONTNEED_LOCKED);
-            if matches!(meaning, Meaning::Guard) {
-                table.shut(range, Shut::Guarded);
-            }
-            let answer = pass();
-            // Even if the kernel gave up on the way, no page of the pool is left in the part that it reached.
-            drop_from_table(table, range);
-            answer
-        }
+        Meaning::Discard | Meaning::Guard => discard(table, range, advice, pass),
         Meaning::Unguard => noted(pass(), || table.open(range, Shut::Guarded)),
         Meaning::OnlyFiles if !table.pooled_pages(range).is_empty() => refuse(libc::EINVAL),
         Meaning::OnlyFiles => pass(),
@@ -101,6 +92,22 @@ fn advise(at: usize, length: usize, advice: c_int) -> Answer {
         Meaning::Keep => noted(pass(), || table.open(range, Shut::Wiped)),
         Meaning::Remember(change) => noted(pass(), || table.advise(range, change)),
     }
+}
+
+/// Has contents given up, and notes it.
+fn discard(table: &mut Table, range: PageRange, advice: c_int, pass: impl FnOnce() -> Answer) -> Answer {
+    let is_guard = advice == MADV_GUARD_INSTALL;
+    if end_pooled(table, range, advice == MADV_DONTNEED_LOCKED) && !is_guard {
+        // Nothing is left for the kernel to discard.
+        return 0;
+    }
+    if is_guard {
+        table.shut(range, Shut::Guarded);
+    }
+    let answer = pass();
+    // Even if the kernel gave up on the way, no page of the pool is left in the part that it reached.
+    drop_from_table(table, range);
+    answer
 }
 
 /// Notes a change that succeeded. `ENOMEM` also means that the kernel skipped holes and did the rest.
@@ -142,20 +149,24 @@ fn leave(table: &mut Table, range: PageRange) -> Option<Answer> {
 }
 
 /// Maps anonymous memory in the place of all mappings of the pool in the range, whose contents are given up. The kernel
-/// could discard them where they are, and would report each; this is quicker.
-fn end_pooled(table: &mut Table, range: PageRange, locked_too: bool) {
-    // The kernel proceeds to the first locked page, and refuses that.
-    let first_locked = table.known(range).into_iter().find(|(_, traits)| traits.is_locked() && !locked_too);
-    let range = first_locked.map_or(range, |(locked, _)| between(range.start, locked.start));
+/// could discard them where they are, and would report each; this is quicker. Returns whether all of the range was
+/// replaced, and noted as discarded.
+fn end_pooled(table: &mut Table, range: PageRange, locked_too: bool) -> bool {
     let pooled = table.pooled_pages(range);
     if pooled.is_empty() {
-        return;
+        return false;
     }
-    let Ok(maps) = Maps::open() else { return };
-    for pooled in pooled {
+    // The kernel proceeds to the first locked page, and refuses that.
+    let known = table.known(range);
+    let first_locked = known.iter().find(|(_, traits)| traits.is_locked() && !locked_too);
+    let end = first_locked.map_or(range.end(), |(locked, _)| locked.start);
+    let Ok(maps) = Maps::open() else { return false };
+    let mut replaced = 0;
+    for pooled in pooled.into_iter().map(|pooled| between(pooled.start, pooled.end().min(end))) {
         for (piece, traits) in table.known(pooled) {
             if maps.shows(piece, traits, Kind::Pool) && raw::error(map_fresh(piece, traits)).is_none() {
                 table.discard(piece);
+                replaced += piece.pages;
             } else {
                 // The piece is locked, the program has changed it past the hooks, or no mapping can be had. The kernel
                 // discards it where it is, and reports that.
@@ -163,6 +174,7 @@ fn end_pooled(table: &mut Table, range: PageRange, locked_too: bool) {
             }
         }
     }
+    replaced == range.pages
 }
 
 /// Notes that contents are gone, but for pages that are still in mappings of the pool. Those are the pages from the

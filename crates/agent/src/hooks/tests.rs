@@ -1,5 +1,6 @@
 //! The hooks on real memory, with mappings of a pool made as the agent makes them.
 
+mod discards;
 mod duplicates;
 mod enrolment;
 mod forks;

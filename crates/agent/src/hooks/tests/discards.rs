@@ -1,0 +1,72 @@
+//! Discards of memory that maps the pool from the first page to the last.
+
+use super::*;
+use std::sync::atomic::AtomicU32;
+
+unsafe extern "C" {
+    fn pthread_cancel(thread: libc::pthread_t) -> i32;
+    fn pthread_setcancelstate(state: i32, old: *mut i32) -> i32;
+}
+
+/// `PTHREAD_CANCEL_DISABLE`
+const DISABLE: i32 = 1;
+
+/// Memory of four pages that map slots from `slot` on.
+fn folded(pool: &OwnedFd, slot: usize) -> usize {
+    let at = enrolled(4);
+    fold(pool, at, slot, 4);
+    at
+}
+
+#[test]
+fn discard_of_slots_alone_is_complete_without_the_kernel() {
+    let pool = pool();
+    for discard in [libc::MADV_DONTNEED, libc::MADV_FREE] {
+        let at = folded(&pool, 100);
+        assert_eq!(advise(at, 4, discard), Ok(()));
+        (0..4).for_each(|page| assert_eq!(byte(at, page), 0, "page {page} after {discard}"));
+        assert!(maps::mappings(pages(at, 4), false).unwrap().iter().all(|m| m.anonymous));
+        assert_eq!(released(pages(at, 4)), [100, 101, 102, 103]);
+        assert!(table::lock().is_foldable(pages(at, 4)));
+        unmap_all(at, 4);
+    }
+}
+
+#[test]
+fn memory_that_was_locked_past_the_hooks_is_not_discarded() {
+    let pool = pool();
+    let at = folded(&pool, 110);
+    let locked = [at + 2 * PAGE_BYTES, 2 * PAGE_BYTES, 0, 0, 0, 0];
+    // SAFETY: locking changes no contents.
+    let answer = unsafe { raw::call(libc::SYS_mlock, locked) };
+    if answer != 0 {
+        eprintln!("skipped: cannot lock two pages: error {answer}");
+        return;
+    }
+    (2..4).for_each(|page| write(at, page, 0xDD));
+    assert_eq!(advise(at, 4, libc::MADV_DONTNEED), Err(libc::EINVAL));
+    assert_eq!([byte(at, 2), byte(at, 3)], [0xDD; 2]);
+    unmap_all(at, 4);
+}
+
+/// The C library ends such a thread in the first of its functions that may wait, `open` and `close` among them. In a hook,
+/// the table would stay locked.
+#[test]
+fn thread_that_is_to_be_cancelled_leaves_the_hook_first() {
+    static LEFT: AtomicU32 = AtomicU32::new(0);
+    let pool = pool();
+    let at = folded(&pool, 120);
+    let discarding = std::thread::spawn(move || {
+        // SAFETY: asks for this thread's own end, which comes when it next calls such a function.
+        assert_eq!(unsafe { pthread_cancel(libc::pthread_self()) }, 0);
+        let answer = advise(at, 4, libc::MADV_DONTNEED);
+        // SAFETY: from here on, the thread does not end before its time.
+        unsafe { pthread_setcancelstate(DISABLE, std::ptr::null_mut()) };
+        assert_eq!(answer, Ok(()));
+        LEFT.store(1, Ordering::Relaxed);
+    });
+    let _ = discarding.join();
+    assert_eq!(LEFT.load(Ordering::Relaxed), 1);
+    assert_eq!(byte(at, 3), 0);
+    unmap_all(at, 4);
+}
