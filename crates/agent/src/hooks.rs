@@ -42,7 +42,7 @@ pub use exec::{carry, search};
 pub use userfault::set_yield;
 
 use crate::raw::{self, Answer};
-use crate::table::{self, Guard, Shut, Table, Traits};
+use crate::table::{self, Advice, Guard, Shut, Table, Traits};
 use crate::{arena, references};
 use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange};
 use std::sync::OnceLock;
@@ -170,11 +170,16 @@ fn ask(table: &mut Table, range: PageRange, traits: Traits) {
 /// Maps fresh anonymous memory in the place of a range, with the protection and the advice that the range had.
 fn map_fresh(range: PageRange, traits: Traits) -> Answer {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-    let arguments = [range.start.0 as usize, bytes(range), usize::from(traits.access), flags as usize, usize::MAX, 0];
+    // From Linux 6.7 on, `MAP_STACK` means no more than advice against huge pages. Given at once, it lets the mapping join
+    // its neighbours.
+    let against_huge = if traits.advice.huge == Some(false) { libc::MAP_STACK } else { 0 };
+    let flags = (flags | against_huge) as usize;
+    let arguments = [range.start.0 as usize, bytes(range), usize::from(traits.access), flags, usize::MAX, 0];
     // SAFETY: callers replace memory whose contents the program has just given up, or that they have reserved.
     let mapped = unsafe { raw::call(libc::SYS_mmap, arguments) };
     if raw::error(mapped).is_none() {
-        give_advice(range, traits);
+        let advice = Advice { huge: traits.advice.huge.filter(|huge| *huge), ..traits.advice };
+        give_advice(range, Traits { advice, ..traits });
     }
     mapped
 }

@@ -23,9 +23,13 @@ fn discard_of_slots_alone_is_complete_without_the_kernel() {
     let pool = pool();
     for discard in [libc::MADV_DONTNEED, libc::MADV_FREE] {
         let at = folded(&pool, 100);
+        advise(at, 2, libc::MADV_NOHUGEPAGE).unwrap();
+        advise(at + 2 * PAGE_BYTES, 2, libc::MADV_HUGEPAGE).unwrap();
         assert_eq!(advise(at, 4, discard), Ok(()));
         (0..4).for_each(|page| assert_eq!(byte(at, page), 0, "page {page} after {discard}"));
-        assert!(maps::mappings(pages(at, 4), false).unwrap().iter().all(|m| m.anonymous));
+        let mapped = maps::mappings(pages(at, 4), true).unwrap();
+        let huge: Vec<_> = mapped.iter().map(|m| (m.anonymous, m.range.pages, m.advice.huge)).collect();
+        assert_eq!(huge, [(true, 2, Some(false)), (true, 2, Some(true))]);
         assert_eq!(released(pages(at, 4)), [100, 101, 102, 103]);
         assert!(table::lock().is_foldable(pages(at, 4)));
         unmap_all(at, 4);
