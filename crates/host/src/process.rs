@@ -56,7 +56,7 @@ impl Process {
     }
 
     /// Like [`Self::read`], but leaves the arguments empty. They lie in the memory of the process, which can keep a
-    /// reader waiting (userfaultfd); everything else is the kernel's.
+    /// reader waiting who needs the lock of that memory; everything else is the kernel's.
     ///
     /// # Errors
     /// As [`Self::read`].

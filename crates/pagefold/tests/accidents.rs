@@ -6,7 +6,7 @@ mod common;
 use common::supervised::{Fake, Installed, is_alive, signal, wait_for};
 use common::{Afterwards, json_of, not_root, unprivileged};
 use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::{Command, Output};
 
 const TWO: &str = "\
@@ -135,11 +135,42 @@ fn damaged_state_starts_no_supervisor_and_is_left_alone() {
     assert_eq!(installed.listed("acme")["settings"]["intra_member_only"], true);
 }
 
-/// Ends the program that asks for the time of day. Preloaded into the supervisor, and not into its children.
-const NO_CLOCK: &str = "
+/// Without such a user, a worker would run as root.
+#[test]
+fn worker_is_not_started_when_all_users_for_workers_are_taken() {
+    if not_root() {
+        return;
+    }
+    let installed = Installed::new();
+    fs::create_dir(installed.path("s")).expect("make the directory");
+    fs::set_permissions(installed.path("s"), Permissions::from_mode(0o755)).expect("open it");
+    let taken: serde_json::Map<_, _> = (61_184..65_520).map(|uid| (format!("group-{uid}"), uid.into())).collect();
+    let state = serde_json::json!({ "members": [], "changes": {}, "worker_uids": taken });
+    fs::write(installed.path("s/state.json"), state.to_string()).expect("write a state");
+    let mut supervisor = installed.serve(TWO, &[]);
+    let mut web = installed.member("acme", "web");
+    web.tell(&format!("connect {}", installed.text("s/agent.sock")));
+    let why = "group acme: no worker: every user set aside for workers is taken";
+    wait_for("it says why", || installed.log().contains(why).then_some(()));
+    assert_eq!(installed.listed("acme")["worker_pid"], serde_json::Value::Null, "{}", installed.log());
+    assert!(!installed.log().contains("worker started"), "{}", installed.log());
+    // Other users may be set aside. The member joins then.
+    supervisor.kill();
+    let _supervisor = installed.serve(&format!("[service]\nworker-uid-base = 70000\n{TWO}"), &[]);
+    assert!(web.connects(&installed), "{}", installed.log());
+    let worker = fs::metadata(format!("/proc/{}", installed.worker("acme"))).expect("it runs");
+    assert_eq!(worker.uid(), 70_001, "the prover has the first");
+}
+
+/// Ends the program that asks for the time of day, or opens a file which the kernel fills from a process's memory: that
+/// process may keep readers waiting. Preloaded into the supervisor, and not into its children.
+const FORBIDDEN: &str = "
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <stdarg.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/time.h>
 #include <time.h>
 int clock_gettime(clockid_t clock, struct timespec *time) {
@@ -150,26 +181,53 @@ int clock_gettime(clockid_t clock, struct timespec *time) {
 }
 time_t time(time_t *t) { abort(); }
 int gettimeofday(struct timeval *restrict t, void *restrict zone) { abort(); }
+static void check(const char *path) {
+    const char *name = strrchr(path, '/');
+    if (strncmp(path, \"/proc/\", 6) || !name) return;
+    if (!strcmp(name, \"/cmdline\") || !strcmp(name, \"/environ\") || !strcmp(name, \"/mem\")) abort();
+}
+#define OPEN(open) int open(const char *path, int flags, ...) { \\
+    static int (*next)(const char *, int, mode_t); \\
+    va_list rest; va_start(rest, flags); mode_t mode = va_arg(rest, mode_t); va_end(rest); \\
+    check(path); \\
+    if (!next) next = dlsym(RTLD_NEXT, #open); \\
+    return next(path, flags, mode); }
+OPEN(open)
+OPEN(open64)
+#define OPENAT(openat) int openat(int dir, const char *path, int flags, ...) { \\
+    static int (*next)(int, const char *, int, mode_t); \\
+    va_list rest; va_start(rest, flags); mode_t mode = va_arg(rest, mode_t); va_end(rest); \\
+    check(path); \\
+    if (!next) next = dlsym(RTLD_NEXT, #openat); \\
+    return next(dir, path, flags, mode); }
+OPENAT(openat)
+OPENAT(openat64)
 ";
 
 /// Setting the clock changes nothing: no process of a service asks for it. For workers and agents, `clippy.toml`
 /// says so.
 #[test]
-fn supervisor_never_asks_for_time_of_day() {
+fn supervisor_asks_for_neither_time_of_day_nor_memory_of_others() {
     if not_root() {
         return;
     }
     let installed = Installed::new();
-    fs::write(installed.path("clock.c"), NO_CLOCK).expect("write a program");
+    fs::write(installed.path("forbidden.c"), FORBIDDEN).expect("write a program");
+    let library = installed.path("forbidden.so");
     let mut cc = Command::new("cc");
-    cc.args(["-shared", "-fPIC", "-o"]).arg(installed.path("clock.so")).arg(installed.path("clock.c"));
+    cc.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(installed.path("forbidden.c"));
     assert!(cc.status().expect("run cc").success());
-    // The library works: `date` cannot tell the time with it.
-    let date = Command::new("date").env("LD_PRELOAD", installed.path("clock.so")).output().expect("run date");
-    assert!(!date.status.success(), "{date:?}");
+    // The library works: `date` cannot tell the time with it, and `cat` cannot read what we read otherwise.
+    for (program, file, works) in [("date", None, false), ("cat", Some("cmdline"), false), ("cat", Some("stat"), true)] {
+        let mut command = Command::new(program);
+        command.args(file.map(|file| format!("/proc/self/{file}"))).env("LD_PRELOAD", &library);
+        let output = command.output().expect("run a program");
+        assert_eq!(output.status.success(), works, "{command:?}: {output:?}");
+    }
     let mut command = Command::new(installed.path("pagefold"));
-    command.env("LD_PRELOAD", installed.path("clock.so"));
-    let supervisor = installed.serve_by(command, TWO, &[]);
+    command.env("LD_PRELOAD", &library);
+    let rule = "[[group.processes]]\nuid = 65534\nprogram = '/tmp/*/fake_agent'\n";
+    let supervisor = installed.serve_by(command, &format!("{TWO}{rule}"), &[]);
     let mut web = installed.member("acme", "web");
     assert!(web.connects(&installed), "{}", installed.log());
     let first = installed.worker("acme");
@@ -178,6 +236,12 @@ fn supervisor_never_asks_for_time_of_day() {
     assert!(web.connects(&installed), "{}", installed.log());
     assert!(installed.pagefold(&["group", "set", "acme", "--fold", "off"]).status.success());
     assert_eq!(installed.members("acme"), ["web"]);
+    // Others connect: one whom a rule lets in, and one whom none does.
+    for (user, may_join) in [("65534", true), ("65532", false)] {
+        let mut other = installed.stranger();
+        assert_eq!(other.tell(&format!("become {user}")), "ok");
+        assert_eq!(other.connects(&installed), may_join, "user {user}: {}", installed.log());
+    }
     supervisor.terminate();
 }
 
