@@ -421,8 +421,7 @@ impl Agent {
         }
         if let Some((most, until)) = self.withdrawing {
             // The supervisor promises memory only for what a worker wants, and this cannot wait for a promise.
-            let spare = host::available_bytes().unwrap_or_default().saturating_sub(host::usual_reserve_bytes());
-            let room = spare / page::PAGE_BYTES as u64;
+            let room = host::spare_bytes() / page::PAGE_BYTES as u64;
             let is_done = folder.withdraw((&self.pagemap, &self.pool), (most, room), &mut self.stats);
             self.withdrawing.take_if(|_| is_done || now > until);
         }

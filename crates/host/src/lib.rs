@@ -63,7 +63,7 @@ pub use smaps::{Mapping, Usage};
 pub use stream::{connect_within, peer_pid};
 pub use system::{
     Kernel, available_bytes, boot_time_s, free_swap_bytes, has_swap, own_peak_rss_bytes, page_table_bytes, ram_bytes,
-    slab_object_bytes, swapped_bytes, usual_reserve_bytes,
+    slab_object_bytes, spare_bytes, swapped_bytes, usual_reserve_bytes,
 };
 pub use thread_cpu::ThreadCpu;
 pub use userfaultfd::{UFFDIO_API, ioctl_number, open_userfaultfd, userfaultfd_features};

@@ -14,10 +14,16 @@
 //!
 //! Version 1 has the limit in `memory.limit_in_bytes`, version 2 in `memory.max`. On a hybrid host the memory controller is in
 //! one of the trees of version 1.
+//!
+//! A process that takes more than its group has left is killed. So pages that become private need room there, too
+//! ([`MemoryLimits::left`]).
 
 use crate::{Cgroups, text};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+
+/// Part of a limit that is never counted on: 1/20. Processes need memory for more than pages that become private.
+const KEPT_PART: u64 = 20;
 
 /// The tree of control groups that limits memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,8 +32,44 @@ pub struct MemoryLimits {
     at: PathBuf,
     /// The group that is mounted there.
     mounted: PathBuf,
-    /// The file of a group's limit.
-    file: &'static str,
+    files: &'static Files,
+}
+
+/// Names of a group's files, by version.
+#[derive(Debug, PartialEq, Eq)]
+struct Files {
+    limit: &'static str,
+    used: &'static str,
+    /// The line of `memory.stat` with file pages that are not in use, those of the groups below included.
+    idle: &'static str,
+}
+
+const V1: Files = Files { limit: "memory.limit_in_bytes", used: "memory.usage_in_bytes", idle: "total_inactive_file " };
+const V2: Files = Files { limit: "memory.max", used: "memory.current", idle: "inactive_file " };
+
+/// Memory that is left in control groups, from which some is taken one after the other.
+#[derive(Debug)]
+pub struct LeftMemory<'a> {
+    limits: &'a MemoryLimits,
+    /// Bytes left in each group that was looked at.
+    groups: BTreeMap<PathBuf, u64>,
+}
+
+impl LeftMemory<'_> {
+    /// Takes as much of `wanted` bytes as processes of a group can still get: what is left to it, and to all groups that
+    /// it lies in. Where the kernel does not tell, that is all.
+    pub fn take(&mut self, group: &str, wanted: u64) -> u64 {
+        let Some(path) = self.limits.inside(group) else { return wanted };
+        for group in path.ancestors() {
+            self.groups.entry(group.to_owned()).or_insert_with(|| self.limits.left_in(group));
+        }
+        let left = path.ancestors().filter_map(|group| self.groups.get(group)).min();
+        let taken = left.map_or(wanted, |left| wanted.min(*left));
+        for group in path.ancestors() {
+            self.groups.entry(group.to_owned()).and_modify(|left| *left -= taken);
+        }
+        taken
+    }
 }
 
 impl MemoryLimits {
@@ -39,17 +81,17 @@ impl MemoryLimits {
     fn parse(mountinfo: &str) -> Option<Self> {
         let mounts = || mountinfo.lines().filter_map(Mount::parse);
         let first = mounts().find(|m| m.kind == "cgroup" && m.options.split(',').any(|option| option == "memory"));
-        let (mount, file) = match first {
-            Some(mount) => (mount, "memory.limit_in_bytes"),
-            None => (mounts().find(|m| m.kind == "cgroup2")?, "memory.max"),
+        let (mount, files) = match first {
+            Some(mount) => (mount, &V1),
+            None => (mounts().find(|m| m.kind == "cgroup2")?, &V2),
         };
-        Some(Self { at: mount.at.into(), mounted: mount.root.into(), file })
+        Some(Self { at: mount.at.into(), mounted: mount.root.into(), files })
     }
 
     /// The group in which a process's memory counts; `None` if the process is gone.
     pub fn group_of(&self, pid: u32) -> Option<String> {
         let cgroups = Cgroups::parse(&text::read(format!("/proc/{pid}/cgroup")).ok()?);
-        Some(cgroups.memory_path(self.file == "memory.max").unwrap_or("/").to_owned())
+        Some(cgroups.memory_path(*self.files == V2).unwrap_or("/").to_owned())
     }
 
     /// The most memory that processes of all these groups may have together. `None` if those of one of the groups have
@@ -57,12 +99,34 @@ impl MemoryLimits {
     pub fn most_bytes(&self, groups: &BTreeSet<String>, ram: u64) -> Option<u64> {
         let mut paths = Vec::new();
         for group in groups {
-            let path = Path::new(group).strip_prefix(&self.mounted).ok()?;
-            let is_plain = path.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+            let path = self.inside(group)?;
             let smallest = path.ancestors().map(|group| self.limit(group)).min()?;
-            paths.push(Some(path).filter(|_| is_plain && smallest < ram)?);
+            paths.push(Some(path).filter(|_| smallest < ram)?);
         }
         (!paths.is_empty()).then(|| self.most_below(Path::new(""), &paths))
+    }
+
+    /// Memory that processes can still get before a limit is reached.
+    pub const fn left(&self) -> LeftMemory<'_> {
+        LeftMemory { limits: self, groups: BTreeMap::new() }
+    }
+
+    /// Where a group lies in the tree; `None` if that cannot be seen.
+    fn inside<'a>(&self, group: &'a str) -> Option<&'a Path> {
+        let path = Path::new(group).strip_prefix(&self.mounted).ok()?;
+        path.components().all(|part| matches!(part, std::path::Component::Normal(_))).then_some(path)
+    }
+
+    /// Memory that is left to a group itself: its limit, less what it uses, but for idle pages of files. The kernel takes
+    /// those back.
+    fn left_in(&self, group: &Path) -> u64 {
+        let limit = self.limit(group);
+        let file = |name| text::read(self.at.join(group).join(name));
+        let used = file(self.files.used).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0_u64);
+        let stat = file("memory.stat").unwrap_or_default();
+        let idle = stat.lines().find_map(|line| line.strip_prefix(self.files.idle)).and_then(|n| n.parse().ok());
+        let needed = used.saturating_sub(idle.unwrap_or(0));
+        if limit == u64::MAX { limit } else { (limit - limit / KEPT_PART).saturating_sub(needed) }
     }
 
     /// The most that processes of these groups, which lie in `group`, may have together.
@@ -83,7 +147,7 @@ impl MemoryLimits {
 
     /// The limit of one group; the greatest number if it has none.
     fn limit(&self, group: &Path) -> u64 {
-        let limit = text::read(self.at.join(group).join(self.file));
+        let limit = text::read(self.at.join(group).join(self.files.limit));
         limit.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX)
     }
 }
@@ -114,7 +178,7 @@ mod tests {
     const G: u64 = 1 << 30;
     const M: u64 = 1 << 20;
 
-    const V2: &str = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+    const UNIFIED: &str = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
     const HYBRID: &str = "\
 35 30 0:30 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct
 37 30 0:32 /jail /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
@@ -122,13 +186,13 @@ mod tests {
 ";
 
     /// A tree with these limits in a directory of its own.
-    fn tree(file: &'static str, limits: &[(&str, &str)]) -> (tempfile::TempDir, MemoryLimits) {
+    fn tree(files: &'static Files, limits: &[(&str, &str)]) -> (tempfile::TempDir, MemoryLimits) {
         let dir = tempfile::tempdir().unwrap();
         for (group, limit) in limits {
             fs::create_dir_all(dir.path().join(group)).unwrap();
-            fs::write(dir.path().join(group).join(file), limit).unwrap();
+            fs::write(dir.path().join(group).join(files.limit), limit).unwrap();
         }
-        let limits = MemoryLimits { at: dir.path().to_owned(), mounted: "/".into(), file };
+        let limits = MemoryLimits { at: dir.path().to_owned(), mounted: "/".into(), files };
         (dir, limits)
     }
 
@@ -138,8 +202,8 @@ mod tests {
 
     #[test]
     fn memory_controller_is_found_in_either_version() {
-        let found = |mountinfo| MemoryLimits::parse(mountinfo).map(|l| (l.at, l.mounted, l.file));
-        assert_eq!(found(V2), Some(("/sys/fs/cgroup".into(), "/".into(), "memory.max")));
+        let found = |mountinfo| MemoryLimits::parse(mountinfo).map(|l| (l.at, l.mounted, l.files.limit));
+        assert_eq!(found(UNIFIED), Some(("/sys/fs/cgroup".into(), "/".into(), "memory.max")));
         let hybrid = ("/sys/fs/cgroup/memory".into(), "/jail".into(), "memory.limit_in_bytes");
         assert_eq!(found(HYBRID), Some(hybrid));
         assert_eq!(found("22 28 0:20 / /proc rw shared:12 - proc proc rw\nrubbish\n"), None);
@@ -149,7 +213,7 @@ mod tests {
     #[test]
     fn smallest_limit_along_the_path_holds_and_counts_once() {
         let (_dir, limits) = tree(
-            "memory.max",
+            &V2,
             &[
                 ("tenant", "1073741824\n"),
                 ("tenant/vm1", "805306368\n"),
@@ -168,8 +232,7 @@ mod tests {
 
     #[test]
     fn member_without_limit_or_out_of_sight_means_no_sum() {
-        let (_dir, limits) =
-            tree("memory.max", &[("free", "max\n"), ("other", "1073741824\n"), ("wide", "999999999999\n")]);
+        let (_dir, limits) = tree(&V2, &[("free", "max\n"), ("other", "1073741824\n"), ("wide", "999999999999\n")]);
         for group in ["/free", "/", "/wide", "/../elsewhere", "/no/such"] {
             assert_eq!(most(&limits, &["/other", group]), None, "{group}");
         }
@@ -182,8 +245,29 @@ mod tests {
     #[test]
     fn first_version_has_no_limit_at_its_greatest_number() {
         let none = "9223372036854771712\n";
-        let (_dir, limits) = tree("memory.limit_in_bytes", &[("", none), ("a", "268435456\n"), ("b", none)]);
+        let (_dir, limits) = tree(&V1, &[("", none), ("a", "268435456\n"), ("b", none)]);
         assert_eq!((most(&limits, &["/a"]), most(&limits, &["/a", "/b"])), (Some(256 * M), None));
+    }
+
+    /// Two groups of a tenant; 100 MiB of what one uses are idle pages of files.
+    #[test]
+    fn members_of_a_group_share_its_left_memory() {
+        for files in [&V1, &V2] {
+            let (dir, limits) = tree(files, &[("t", "1073741824\n"), ("t/a", "461373440\n"), ("t/b", "max\n")]);
+            for (group, used, idle) in [("t", 900 * M, 100 * M), ("t/a", 400 * M, 100 * M), ("t/b", 500 * M, 0)] {
+                let at = dir.path().join(group);
+                fs::write(at.join(files.used), format!("{used}\n")).unwrap();
+                fs::write(at.join("memory.stat"), format!("anon 7\n{}{idle}\n", files.idle)).unwrap();
+            }
+            let tenant = G - G / 20 - 800 * M;
+            let mut left = limits.left();
+            assert_eq!(left.take("/t/a", 50 * M), 50 * M);
+            assert_eq!(left.take("/t/b", 500 * M), tenant - 50 * M, "the tenant's limit, of which 50 MiB are taken");
+            assert_eq!((left.take("/t/a", M), left.take("/t/b", M), left.take("/t", M)), (0, 0, 0));
+            let mut left = limits.left();
+            assert_eq!(left.take("/t/a", G), (440 - 22 - 300) * M, "its own limit");
+            assert_eq!((left.take("/t/b", G), left.take("/elsewhere", G)), (tenant - 118 * M, G));
+        }
     }
 
     #[test]

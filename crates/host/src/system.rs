@@ -1,6 +1,6 @@
 //! Figures about this machine, and about the memory of processes.
 
-use crate::{Result, text};
+use crate::{MemoryLimits, Result, text};
 
 /// The kernel, and the machine that it runs on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +42,15 @@ pub fn available_bytes() -> Result<u64> {
 /// Memory that is left for other programs where nobody says how much: 1/20 of the host's, and 1 GiB at most.
 pub fn usual_reserve_bytes() -> u64 {
     (ram_bytes() / 20).min(1 << 30)
+}
+
+/// Memory that this process may take without asking anybody: of what is available on the host, all but the usual reserve,
+/// as far as the limits of its control groups allow.
+pub fn spare_bytes() -> u64 {
+    let spare = available_bytes().unwrap_or_default().saturating_sub(usual_reserve_bytes());
+    let limits = MemoryLimits::find();
+    let group = limits.as_ref().and_then(|limits| limits.group_of(std::process::id()));
+    limits.zip(group).map_or(spare, |(limits, group)| limits.left().take(&group, spare))
 }
 
 /// Whether the host has any swap.

@@ -218,7 +218,8 @@ fn supervisor_asks_for_neither_time_of_day_nor_memory_of_others() {
     cc.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(installed.path("forbidden.c"));
     assert!(cc.status().expect("run cc").success());
     // The library works: `date` cannot tell the time with it, and `cat` cannot read what we read otherwise.
-    for (program, file, works) in [("date", None, false), ("cat", Some("cmdline"), false), ("cat", Some("stat"), true)] {
+    for (program, file, works) in [("date", None, false), ("cat", Some("cmdline"), false), ("cat", Some("stat"), true)]
+    {
         let mut command = Command::new(program);
         command.args(file.map(|file| format!("/proc/self/{file}"))).env("LD_PRELOAD", &library);
         let output = command.output().expect("run a program");

@@ -174,3 +174,33 @@ fn pool_takes_no_more_than_half_of_its_members_memory_limits() {
     until(20, "a member without a limit", || bound(&service).1 == "settings");
     tenant.assert_is_well();
 }
+
+/// A tenant of 256 MiB, whose limit is lowered when 62 MiB of its memory are folded. Without the look at control groups
+/// it is killed.
+#[test]
+fn pages_become_private_only_within_memory_limits_of_members() {
+    if cannot_fold() {
+        return;
+    }
+    let mut service = Service::start_with(Some(&config(ROOM, "")));
+    let Some((cgroup, _afterwards)) = small_memory(&service.mark().1, 256 << 20) else { return };
+    let mut tenant = member_in(&service, "tenant", &cgroup);
+    hold_twice(&mut tenant, "x", 8000, 1);
+    let folded = |service: &Service| folded_pages(&service.show("acme"), "tenant");
+    until(60, "all is folded", || folded(&service) == 16_000);
+    limit(&cgroup, 40 << 20);
+    let refused = service.pagefold(&["group", "set", &service.group("acme"), "--fold", "unfold"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(1) && said.contains("unfolding needs 62.5 MiB in control group"), "{said}");
+    service.configure(&config(ROOM, "fold = \"unfold\""));
+    until(60, "it waits for room", || {
+        let waits = service.show("acme")["waits_for_room"].as_str().unwrap_or_default().to_owned();
+        waits.contains("whose memory limit leaves")
+    });
+    until(20, "a part is private", || (6000..14_000).contains(&folded(&service)));
+    tenant.assert_is_well();
+    limit(&cgroup, 256 << 20);
+    until(60, "all is private", || folded(&service) == 0);
+    assert_eq!(tenant.tell("read x 0 16000"), "ok");
+    assert!(service.show("acme")["waits_for_room"].is_null());
+}

@@ -5,6 +5,7 @@ use super::group::Group;
 use super::room::{Memory, Room};
 use super::state::State;
 use api::ask::{Ask, NOT_CONFIGURED};
+use api::control::{MemberRoom, Needs};
 use api::place::{Place, own_uid};
 use cli::note;
 use host::MemoryLimits;
@@ -97,6 +98,33 @@ impl Registry {
             return Err(format!("the worker of group {} has not told what it was promised; try again", group.name));
         }
         promise(&mut self.room, Memory::of_host(self.config.reserve)?)
+    }
+
+    /// Of the memory that members need, as much as the limits of their control groups leave. A member that got more than
+    /// that would be killed.
+    ///
+    /// # Errors
+    /// That is nothing, or not the whole where a part is of no use. The text has the sizes.
+    pub fn within_limits(&self, needs: &Needs) -> Result<Needs, String> {
+        let Some(limits) = &self.limits else { return Ok(needs.clone()) };
+        let (mut left, mut least) = (limits.left(), None);
+        let mut allow = |room: &MemberRoom| {
+            let group = limits.group_of(room.pid).unwrap_or_default();
+            let bytes = left.take(&group, room.bytes);
+            if bytes < room.bytes {
+                least.get_or_insert_with(|| {
+                    let [needed, bytes] = [room.bytes, bytes].map(cli::bytes);
+                    format!("unfolding needs {needed} in control group {group}, whose memory limit leaves {bytes}")
+                });
+            }
+            MemberRoom { bytes, ..*room }
+        };
+        let members: Vec<MemberRoom> = needs.members.iter().map(&mut allow).collect();
+        let has_some = members.iter().any(|room| room.bytes > 0);
+        match least {
+            Some(why) if needs.whole || !has_some => Err(why),
+            _ => Ok(Needs { members, whole: needs.whole }),
+        }
     }
 
     /// The user that a group's worker runs as: of root's service, one that nobody else has.

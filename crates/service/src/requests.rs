@@ -11,7 +11,7 @@
 use super::registry::Registry;
 use api::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine, NOT_CONFIGURED, PoolLimit, PoolLimitBy};
 use api::change::Change;
-use api::control::{Fold, GroupReport, Identity, Settings};
+use api::control::{Fold, GroupReport, Identity, MemberReport, MemberRoom, Needs, Settings};
 use api::name;
 use cli::note;
 use host::{PeerProcess, Seqpacket, Shares};
@@ -323,6 +323,14 @@ impl Request<'_> {
 
     /// Has memory promised for all pages of a group that share a slot, or were given back as zeros.
     fn promise_room(&mut self, group: &str, report: &GroupReport) -> Result<(), String> {
+        let needs = |member: &MemberReport| MemberRoom {
+            pid: member.pid,
+            bytes: pages_to_bytes(member.folded_pages.saturating_add(member.zero_pages)),
+        };
+        let needs = Needs { members: report.members.iter().map(needs).collect(), whole: true };
+        let allowed = self.registry.within_limits(&needs);
+        allowed
+            .map_err(|why| format!("{why}: raise the limit, and try again (fold off leaves everything as it is)"))?;
         let needed = pages_to_bytes(report.sharing_pages.saturating_add(report.zero_pages));
         self.registry.promise(|room, memory| room.promise_all(group, needed, memory, Instant::now()))
     }

@@ -308,7 +308,10 @@ impl Supervisor {
 
     /// Promises a worker memory for pages that are to become private, or refuses it.
     fn heard_needs(&mut self, name: &str, needs: &Needs) {
-        let promised = self.registry.promise(|room, memory| room.promise(name, needs, memory, Instant::now()));
+        let allowed = self.registry.within_limits(needs);
+        let allowed = allowed.map_err(|why| format!("{why}: raise the limit; it is tried again every few seconds"));
+        let promised = allowed
+            .and_then(|needs| self.registry.promise(|room, memory| room.promise(name, &needs, memory, Instant::now())));
         let room = match promised {
             Ok((members, time)) => Room::Promised { members, seconds: time.as_secs() },
             Err(why) => Room::Refused(why),
