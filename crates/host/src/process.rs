@@ -55,8 +55,8 @@ impl Process {
         Ok(Self { cmdline: parse_cmdline(&cmdline), ..process })
     }
 
-    /// Like [`Self::read`], but leaves the arguments empty. They lie in the memory of the process, which can keep a
-    /// reader waiting who needs the lock of that memory; everything else is the kernel's.
+    /// Like [`Self::read`], but leaves the arguments empty. They lie in the memory of the process, which can keep its
+    /// lock, and so whoever reads them. Everything else is the kernel's.
     ///
     /// # Errors
     /// As [`Self::read`].

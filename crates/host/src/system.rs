@@ -44,8 +44,8 @@ pub fn usual_reserve_bytes() -> u64 {
     (ram_bytes() / 20).min(1 << 30)
 }
 
-/// Memory that this process may take without asking anybody: of what is available on the host, all but the usual reserve,
-/// as far as the limits of its control groups allow.
+/// Memory that this process may take without asking anybody. That is all that is available on the host but the usual
+/// reserve, as far as the limits of its control groups allow.
 pub fn spare_bytes() -> u64 {
     let spare = available_bytes().unwrap_or_default().saturating_sub(usual_reserve_bytes());
     let limits = MemoryLimits::find();

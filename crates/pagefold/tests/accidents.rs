@@ -162,7 +162,7 @@ fn worker_is_not_started_when_all_users_for_workers_are_taken() {
     assert_eq!(worker.uid(), 70_001, "the prover has the first");
 }
 
-/// Ends the program that asks for the time of day, or opens a file which the kernel fills from a process's memory: that
+/// Ends the program that asks for the time of day, or opens a file which the kernel fills from a process's memory. That
 /// process may keep readers waiting. Preloaded into the supervisor, and not into its children.
 const FORBIDDEN: &str = "
 #define _GNU_SOURCE

@@ -183,7 +183,7 @@ fn pages_become_private_only_within_memory_limits_of_members() {
         return;
     }
     let mut service = Service::start_with(Some(&config(ROOM, "")));
-    let Some((cgroup, _afterwards)) = small_memory(&service.mark().1, 256 << 20) else { return };
+    let Some((cgroup, _afterwards)) = small_memory(service.mark().1, 256 << 20) else { return };
     let mut tenant = member_in(&service, "tenant", &cgroup);
     hold_twice(&mut tenant, "x", 8000, 1);
     let folded = |service: &Service| folded_pages(&service.show("acme"), "tenant");

@@ -61,8 +61,10 @@ fn thread_that_is_to_be_cancelled_leaves_the_hook_first() {
     let pool = pool();
     let at = folded(&pool, 120);
     let discarding = std::thread::spawn(move || {
+        // SAFETY: takes and changes nothing.
+        let own = unsafe { libc::pthread_self() };
         // SAFETY: asks for this thread's own end, which comes when it next calls such a function.
-        assert_eq!(unsafe { pthread_cancel(libc::pthread_self()) }, 0);
+        assert_eq!(unsafe { pthread_cancel(own) }, 0);
         let answer = advise(at, 4, libc::MADV_DONTNEED);
         // SAFETY: from here on, the thread does not end before its time.
         unsafe { pthread_setcancelstate(DISABLE, std::ptr::null_mut()) };
