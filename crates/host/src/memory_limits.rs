@@ -57,7 +57,7 @@ pub struct LeftMemory<'a> {
 
 impl LeftMemory<'_> {
     /// Takes as much of `wanted` bytes as processes of a group can still get. That is the least of what is left to it and
-    /// to all groups that it lies in, or all where the kernel does not tell.
+    /// to all groups that it lies in. Where the kernel does not tell, it is all.
     pub fn take(&mut self, group: &str, wanted: u64) -> u64 {
         let Some(path) = self.limits.inside(group) else { return wanted };
         for group in path.ancestors() {
