@@ -23,6 +23,11 @@ impl Record {
         self.output.get("minutes").is_some()
     }
 
+    /// Whether its guests worked without pauses.
+    pub fn is_flat_out(&self) -> bool {
+        self.output.get("pause_s").and_then(Value::as_u64) == Some(0)
+    }
+
     /// The line above the table.
     pub fn caption(&self) -> String {
         let rounds = self.rounds().map_or(0, Vec::len);
@@ -58,6 +63,6 @@ mod tests {
         assert_eq!(record.numbers("/n").unwrap(), [None, None]);
         assert!(record.numbers("/a/c").is_err());
         assert_eq!(record.caption(), "d, 2 rounds, m: `c`");
-        assert!(!record.has_minutes());
+        assert!(!record.has_minutes() && !record.is_flat_out());
     }
 }
