@@ -380,7 +380,7 @@ fn census_that_does_not_end_leaves_files_as_they_were() {
     assert_eq!(files(dir.path()), before);
     let args = common::census_args(&[known.pid()], &["--html", &html, "--parquet", &parquet]);
     for signal in ["INT", "TERM", "KILL"] {
-        let mut is_ended_by = || {
+        let is_ended_by = || {
             std::fs::write(&html, "a good report").unwrap();
             std::fs::write(&parquet, "good samples").unwrap();
             signalled_census(&args, dir.path(), signal)
