@@ -42,9 +42,9 @@ const fn specs(cpu: Aim) -> [Spec; 21] {
     ]
 }
 
-/// Of guests that pause: the merger may take a fifth of ksmd's CPU.
+/// Rows for guests that pause: the merger may take a fifth of ksmd's CPU.
 static WITH_PAUSES: [Spec; 21] = specs(Aim::RatioAtMost(0.2));
-/// Of guests that work flat out.
+/// Rows for guests that work flat out.
 static FLAT_OUT: [Spec; 21] = specs(Aim::None);
 
 /// Reads the rows of a record.
