@@ -21,7 +21,6 @@ use crate::section::{Section, Source, pieces};
 use crate::table;
 use crate::unfold::Unfold;
 use crate::witness::Witness;
-use crate::world::Turns;
 use crate::{arena, references};
 use act::SoftReader;
 use host::Pagemap;
@@ -54,7 +53,6 @@ pub struct Folder {
     collapse: Collapse,
     no_refold_until: Option<Instant>,
     patience: Patience,
-    turns: Turns,
     /// Processor time of this thread when it last yielded.
     turn_began: Duration,
     asked_turns: u32,
@@ -81,7 +79,6 @@ impl Folder {
             collapse: Collapse::new(Instant::now()),
             no_refold_until: None,
             patience,
-            turns: Turns::new(),
             turn_began: Duration::ZERO,
             asked_turns: 0,
             surveyed,
@@ -168,7 +165,6 @@ impl Folder {
         self.fold_again(&again, pagemap, stats, &mut all);
         again.iter().for_each(|part| rounds.were_broken(part.range, &all[part.at..][..part.range.pages as usize]));
         self.section.clear();
-        self.turns.rest();
         let now = Instant::now();
         let mut outcomes = all.iter();
         for page in runs.iter().flat_map(|run| (0..u64::from(run.pages)).map(|n| run.start.add_pages(n))) {
@@ -188,22 +184,6 @@ impl Folder {
             }
         }
         all
-    }
-
-    /// Makes sure that mappings may be replaced ([`crate::world`]). Says whether that succeeded. The caller holds no lock.
-    pub fn hold(&mut self) -> bool {
-        let held = self.turns.hold();
-        if held == Some(true) {
-            // Nothing is opened while the program's threads are stopped.
-            self.survey();
-        }
-        held.is_some()
-    }
-
-    /// The means of folding, for memory that is to be as it was before the agent came.
-    #[cfg(not(target_env = "gnu"))]
-    pub fn parts(&mut self) -> (&Section, &mut Witness, &mut Turns) {
-        (&self.section, &mut self.witness, &mut self.turns)
     }
 
     /// Yields the processor, if it is time for that. The caller holds no lock.
@@ -236,10 +216,8 @@ impl Folder {
             Target::Zero => Some(None),
             Target::Slot(first) => pool.of(first).map(|pool| Some(Source { pool, first })),
         };
-        let is_held = source.is_none() || self.surveyed.is_err() || self.hold();
         match (source, &self.surveyed) {
             (None, _) => {}
-            _ if !is_held => outcomes.fill(Outcome::Busy),
             (_, Err(_)) => outcomes.fill(Outcome::Unpinned),
             (Some(Some(_)), _) if self.is_out_of_vmas() => outcomes.fill(Outcome::NoVma),
             (Some(source), &Ok(generation)) => {

@@ -87,8 +87,7 @@ fn know_file(number: u64) -> bool {
     free.inspect(|free| free.store(number, Ordering::Relaxed)).is_some()
 }
 
-/// Whether a mapping of this file is the pool's, as far as is known.
-pub fn is_pool_file((device, number): (u64, u64)) -> bool {
+fn is_pool_file((device, number): (u64, u64)) -> bool {
     let is_known = |known: &AtomicU64| known.load(Ordering::Relaxed) == number;
     number != 0 && device == POOL_DEVICE.load(Ordering::Relaxed) && POOL_FILES.iter().any(is_known)
 }
@@ -164,7 +163,7 @@ impl Maps {
     }
 
     /// The mapping that holds a page.
-    pub fn ask(&self, at: HostVirt) -> Option<Mapping> {
+    fn ask(&self, at: HostVirt) -> Option<Mapping> {
         let page = PageRange { start: at, pages: 1 };
         let query = match query(self.0.0, at) {
             Ok(query) => query,
@@ -325,8 +324,6 @@ fn take_flag(flag: &str, mapping: &mut Mapping) {
         "dd" => mapping.advice.dont_dump = true,
         "hg" => mapping.advice.huge = Some(true),
         "nh" => mapping.advice.huge = Some(false),
-        "mg" => mapping.advice.mergeable = true,
-        "nr" => mapping.advice.no_reserve = true,
         _ => {}
     }
 }

@@ -24,7 +24,6 @@
 //! is also repeated from time to time while the generation stays.
 
 mod files;
-#[cfg(target_env = "gnu")]
 mod hooks;
 mod judge;
 mod look;

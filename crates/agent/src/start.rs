@@ -117,7 +117,7 @@ fn start() {
             own_files();
             std::panic::set_hook(Box::new(|_| {}));
             if let Some(asked) = ASKED.get() {
-                let _ = run(asked, None);
+                let _ = run(asked);
             }
         });
     });

@@ -43,7 +43,7 @@ pub fn member_of(peer: &PeerProcess, state: &State, groups: &BTreeMap<String, Gr
     };
     check_no_other_pool(peer, group, groups)?;
     let identity = Identity { name: name::of_process(process.program(), pid), pid, started: peer.id.start_ticks };
-    Ok(MemberLine { group: group.to_owned(), identity, uid: peer.uid, connected: false, attached_by: None })
+    Ok(MemberLine { group: group.to_owned(), identity, uid: peer.uid, connected: false })
 }
 
 /// Refuses a process that maps another pool than its group's. It is the child of a member there, and would bring that

@@ -1,7 +1,6 @@
 //! One file per command: its arguments, and the way it combines the other crates.
 
 mod absent;
-pub mod attach;
 pub mod audit;
 pub mod census;
 pub mod config;
