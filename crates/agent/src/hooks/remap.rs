@@ -184,22 +184,21 @@ fn are_sensible(request: Request) -> bool {
 
 /// Takes over the kernel's protection and advice of a range, which the program may have changed past the hooks.
 fn learn_again(table: &mut Table, range: PageRange) {
-    let mappings = maps::mappings(range, true).unwrap_or_default();
-    let anonymous: Vec<_> = mappings.iter().filter(|mapping| mapping.anonymous).collect();
-    let is_known = |mapping: &&Mapping| table.known(mapping.range).iter().all(|(_, t)| t.advice == mapping.advice);
-    // Mappings of slots carry no advice on huge pages. If all memory around them carries the same advice, and that is
-    // news, the program gave it to the whole range.
-    let around = anonymous.first().map(|first| first.advice.huge);
-    let is_one = anonymous.iter().all(|mapping| Some(mapping.advice.huge) == around);
-    let given = around.flatten().filter(|_| is_one && !anonymous.iter().all(is_known));
-    for mapping in &mappings {
+    for mapping in &maps::mappings(range, true).unwrap_or_default() {
         table.protect(mapping.range, mapping.access);
         table.advise(mapping.range, |advice| {
-            let huge =
-                if mapping.anonymous { mapping.advice.huge } else { mapping.advice.huge.or(given).or(advice.huge) };
+            // Mappings of slots carry no advice on huge pages.
+            let huge = if mapping.anonymous { mapping.advice.huge } else { mapping.advice.huge.or(advice.huge) };
             *advice = Advice { huge, ..mapping.advice };
         });
     }
+}
+
+/// Whether two parts of memory may be parts of one mapping of the program. Advice on dumps and huge pages does not count:
+/// the program may have given it to all of them past the hooks, after which memory that took the place of a part carries
+/// none. Nothing shows that any more, and no program is hurt by a move that would have been refused.
+fn are_alike(one: &Traits, other: &Traits) -> bool {
+    one.access == other.access && one.advice.dont_fork == other.advice.dont_fork
 }
 
 /// The traits of a range that was one mapping before pages of it were folded; `None` if it was not.
@@ -207,10 +206,8 @@ fn one_to_the_program(table: &Table, range: PageRange) -> Option<Traits> {
     let known = table.known(range);
     let whole: u64 = known.iter().map(|(part, _)| part.pages).sum();
     let (_, traits) = *known.first()?;
-    // Protection and advice tell mappings apart for the kernel, too. Enrolment may differ: part of a mapping may be
-    // enrolled.
-    let alike = |other: &Traits| other.access == traits.access && other.advice == traits.advice;
-    (whole == range.pages && known.iter().all(|(_, other)| alike(other))).then_some(traits)
+    // Enrolment may differ: part of a mapping may be enrolled.
+    (whole == range.pages && known.iter().all(|(_, other)| are_alike(&traits, other))).then_some(traits)
 }
 
 /// The same where the table does not know parts of the range, because the program mapped them past the hooks. The kernel sees
@@ -226,7 +223,7 @@ fn one_with_unknown_parts(table: &Table, range: PageRange) -> Option<Traits> {
     let known = table.known(range);
     let mut all = known.iter().map(|(_, traits)| *traits).chain(unknown.iter().map(of));
     let first = all.next()?;
-    let alike = all.all(|other| other.access == first.access && other.advice == first.advice);
+    let alike = all.all(|other| are_alike(&first, &other));
     (alike && mapped == range.pages && unknown.iter().all(|mapping| mapping.anonymous)).then_some(first)
 }
 

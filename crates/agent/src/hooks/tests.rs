@@ -246,6 +246,28 @@ fn mapping_of_which_a_part_is_known_is_moved_and_grows() {
     }
 }
 
+/// Memory that takes the place of other memory carries the advice that the table knows, and that is older.
+#[test]
+fn advice_past_the_hooks_does_not_keep_folded_memory_from_growing() {
+    let pool = pool();
+    for advice in [libc::MADV_DONTDUMP, libc::MADV_NOHUGEPAGE] {
+        let at = enrolled(4);
+        advise(at, 1, advice).unwrap();
+        let arguments = [at, 4 * PAGE_BYTES, advice as usize, 0, 0, 0];
+        // SAFETY: this advice changes no contents.
+        assert_eq!(unsafe { raw::call(libc::SYS_madvise, arguments) }, 0);
+        fold(&pool, at, 130, 1);
+        fold(&pool, at + 2 * PAGE_BYTES, 132, 1);
+        assert_eq!(advise(at + 2 * PAGE_BYTES, 1, libc::MADV_DONTNEED), Ok(()));
+        let (old, new) = (4 * PAGE_BYTES, 9 * PAGE_BYTES);
+        // SAFETY: the test's own pages.
+        let moved = unsafe { remap::mremap(at as *mut c_void, old, new, libc::MREMAP_MAYMOVE, std::ptr::null_mut()) } as usize;
+        assert!(moved != libc::MAP_FAILED as usize, "after advice {advice}: {}", std::io::Error::last_os_error());
+        assert_eq!([byte(moved, 0), byte(moved, 2), byte(moved, 8)], [130, 0, 0]);
+        unmap_all(moved, 9);
+    }
+}
+
 /// From Linux 6.17 on, the kernel moves several mappings at once to a given place.
 #[test]
 fn folded_pages_of_different_protection_are_moved() {
