@@ -261,7 +261,8 @@ fn advice_past_the_hooks_does_not_keep_folded_memory_from_growing() {
         assert_eq!(advise(at + 2 * PAGE_BYTES, 1, libc::MADV_DONTNEED), Ok(()));
         let (old, new) = (4 * PAGE_BYTES, 9 * PAGE_BYTES);
         // SAFETY: the test's own pages.
-        let moved = unsafe { remap::mremap(at as *mut c_void, old, new, libc::MREMAP_MAYMOVE, std::ptr::null_mut()) } as usize;
+        let moved =
+            unsafe { remap::mremap(at as *mut c_void, old, new, libc::MREMAP_MAYMOVE, std::ptr::null_mut()) } as usize;
         assert!(moved != libc::MAP_FAILED as usize, "after advice {advice}: {}", std::io::Error::last_os_error());
         assert_eq!([byte(moved, 0), byte(moved, 2), byte(moved, 8)], [130, 0, 0]);
         unmap_all(moved, 9);
