@@ -1,0 +1,253 @@
+//! Watching a balloon driver: is it doing what it was told?
+//!
+//! ```text
+//!              no progress for 10 s                    Stuck
+//!   Works ---- says a size, holds frames of more ----> Lies        (any) -- does as told again --> Works
+//!         ---- grows without being told          ----> Deflated
+//!         ---- no answer for 10 s                ----> Silent
+//! ```
+//!
+//! Progress is an eighth of the way that was left in 10 s. One page now and then is none.
+
+use serde::Serialize;
+use std::time::Duration;
+
+/// Time without progress, without an answer, or with too many frames, after which a driver is flagged: 10 s.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Least progress in that time: 1/8 of the way.
+const LEAST_PROGRESS: u64 = 8;
+/// Tolerated distance from the target, as a part of RAM: 1/128.
+const NEAR: u64 = 128;
+/// Tolerated frames above the size, as a part of RAM: 1/16, for pages that are on their way.
+const EXTRA_FRAMES: u64 = 16;
+
+/// Behaviour of a balloon driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DriverState {
+    /// The guest has no balloon.
+    #[default]
+    Absent,
+    /// It does as it is told.
+    Works,
+    /// It does not come nearer to its target.
+    Stuck,
+    /// The guest holds more frames than its size by the driver.
+    Lies,
+    /// It took memory back that it had given.
+    Deflated,
+    /// It or its QEMU does not answer.
+    Silent,
+}
+
+impl DriverState {
+    /// The name used in JSON and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Absent => "absent",
+            Self::Works => "works",
+            Self::Stuck => "stuck",
+            Self::Lies => "lies",
+            Self::Deflated => "deflated",
+            Self::Silent => "silent",
+        }
+    }
+}
+
+/// One look at a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sighting {
+    /// RAM.
+    pub ram_bytes: u64,
+    /// The size that it was told to have.
+    pub target_bytes: Option<u64>,
+    /// Its size by its driver; `None` if nobody answers.
+    pub actual_bytes: Option<u64>,
+    /// RAM in frames of the host.
+    pub resident_bytes: u64,
+}
+
+/// The watch over one driver.
+#[derive(Clone, Debug, Default)]
+pub struct Driver {
+    state: DriverState,
+    last: Option<(Duration, Sighting)>,
+    /// When the way to the target was last shortened, and its length then.
+    progress: Option<(Duration, u64)>,
+    /// When the target was reached, by the driver's word.
+    arrived: bool,
+    lies_since: Option<Duration>,
+    silent_since: Option<Duration>,
+    /// Fastest withdrawal seen.
+    bytes_per_s: u64,
+}
+
+impl Driver {
+    /// The state by the last sighting.
+    pub const fn state(&self) -> DriverState {
+        self.state
+    }
+
+    /// Fastest withdrawal that was seen, in bytes a second; `None` before the first.
+    pub fn withdrawal_bytes_per_s(&self) -> Option<u64> {
+        (self.bytes_per_s > 0).then_some(self.bytes_per_s)
+    }
+
+    /// Takes a look into account, at a time since any fixed moment. Returns the state.
+    pub fn see(&mut self, at: Duration, sighting: Sighting) -> DriverState {
+        self.state = self.judge(at, sighting);
+        self.last = Some((at, sighting));
+        self.state
+    }
+
+    fn judge(&mut self, at: Duration, seen: Sighting) -> DriverState {
+        let Some(actual) = seen.actual_bytes else {
+            let since = *self.silent_since.get_or_insert(at);
+            return if at - since >= PATIENCE { DriverState::Silent } else { self.known() };
+        };
+        self.silent_since = None;
+        self.measure(at, actual);
+        let frames = seen.resident_bytes.saturating_sub(actual);
+        if frames > seen.ram_bytes / EXTRA_FRAMES {
+            let since = *self.lies_since.get_or_insert(at);
+            if at - since >= PATIENCE {
+                return DriverState::Lies;
+            }
+        } else {
+            self.lies_since = None;
+        }
+        self.judge_way(at, seen, actual)
+    }
+
+    /// Judges by the way from the actual size to the target.
+    fn judge_way(&mut self, at: Duration, seen: Sighting, actual: u64) -> DriverState {
+        let Some(target) = seen.target_bytes else { return DriverState::Works };
+        if self.last.is_none_or(|(_, last)| last.target_bytes != Some(target)) {
+            self.progress = None;
+            self.arrived = false;
+        }
+        let way = actual.abs_diff(target);
+        if way <= seen.ram_bytes / NEAR {
+            self.arrived = true;
+            self.progress = None;
+            return DriverState::Works;
+        }
+        if self.arrived && actual > target {
+            return DriverState::Deflated;
+        }
+        let (since, longest) = *self.progress.get_or_insert((at, way));
+        if way <= longest - longest.div_ceil(LEAST_PROGRESS).min(longest) {
+            self.progress = Some((at, way));
+            return DriverState::Works;
+        }
+        if at - since >= PATIENCE { DriverState::Stuck } else { self.known() }
+    }
+
+    /// The state until something else is known.
+    const fn known(&self) -> DriverState {
+        match self.state {
+            DriverState::Absent => DriverState::Works,
+            state => state,
+        }
+    }
+
+    /// Measures how fast the balloon takes memory.
+    fn measure(&mut self, at: Duration, actual: u64) {
+        let Some((before, Sighting { actual_bytes: Some(had), .. })) = self.last else { return };
+        let ms = u64::try_from((at.saturating_sub(before)).as_millis()).unwrap_or(u64::MAX);
+        // Longer pauses say little about the speed.
+        if (100..=5000).contains(&ms) {
+            let rate = had.saturating_sub(actual).saturating_mul(1000) / ms;
+            self.bytes_per_s = self.bytes_per_s.max(rate);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const M: u64 = 1 << 20;
+
+    /// States at each second, by sizes in MiB: target, actual (`None`: silent) and resident. RAM is 256 MiB.
+    fn states(seen: impl IntoIterator<Item = (u64, Option<u64>, u64)>) -> Vec<DriverState> {
+        let mut driver = Driver::default();
+        let look = |(second, (target, actual, resident)): (u64, (u64, Option<u64>, u64))| {
+            let sighting = Sighting {
+                ram_bytes: 256 * M,
+                target_bytes: Some(target * M),
+                actual_bytes: actual.map(|actual| actual * M),
+                resident_bytes: resident * M,
+            };
+            driver.see(Duration::from_secs(second), sighting)
+        };
+        (0..).zip(seen).map(look).collect()
+    }
+
+    fn flagged_after(states: &[DriverState], flag: DriverState) -> Option<usize> {
+        states.iter().position(|state| *state == flag)
+    }
+
+    #[test]
+    fn driver_that_arrives_works() {
+        let states = states((0..40).map(|s| (128, Some(256_u64.saturating_sub(4 * s).max(128)), 100)));
+        assert!(states.iter().all(|state| *state == DriverState::Works), "{states:?}");
+    }
+
+    #[test]
+    fn driver_without_progress_is_stuck_within_20_s() {
+        for crumbs in [false, true] {
+            let seen = (0..30).map(|s| (128, Some(256 - u64::from(crumbs) * s / 8), 200));
+            let after = flagged_after(&states(seen), DriverState::Stuck);
+            assert!(after.is_some_and(|s| s <= 20), "{after:?}");
+        }
+    }
+
+    #[test]
+    fn stuck_driver_that_goes_on_works_again() {
+        let seen = (0..40).map(|s| (128, Some(if s < 20 { 256 } else { 128 }), 100));
+        let states = states(seen);
+        assert_eq!((states[15], states[25]), (DriverState::Stuck, DriverState::Works));
+    }
+
+    #[test]
+    fn guest_that_holds_more_frames_than_it_says_lies() {
+        let states = states((0..20).map(|_| (128, Some(128), 250)));
+        assert!(flagged_after(&states, DriverState::Lies).is_some_and(|s| s <= 12), "{states:?}");
+    }
+
+    #[test]
+    fn balloon_that_shrinks_by_itself_is_flagged_at_once() {
+        let states = states([(128, Some(128), 100), (128, Some(128), 100), (128, Some(200), 100)]);
+        assert_eq!(states[2], DriverState::Deflated);
+    }
+
+    #[test]
+    fn new_target_is_no_deflation() {
+        let states = states([(128, Some(128), 100), (64, Some(128), 100), (200, Some(130), 100)]);
+        assert!(states.iter().all(|state| *state == DriverState::Works), "{states:?}");
+    }
+
+    #[test]
+    fn silent_driver_is_flagged_and_its_answer_ends_that() {
+        let seen = (0..20).map(|s| (128, (!(1..15).contains(&s)).then_some(128), 100));
+        let states = states(seen);
+        assert_eq!((states[5], states[14], states[16]), (DriverState::Works, DriverState::Silent, DriverState::Works));
+    }
+
+    #[test]
+    fn fastest_withdrawal_is_measured() {
+        let mut driver = Driver::default();
+        let sight = |actual: u64| Sighting {
+            ram_bytes: 256 * M,
+            target_bytes: Some(128 * M),
+            actual_bytes: Some(actual * M),
+            resident_bytes: 0,
+        };
+        driver.see(Duration::ZERO, sight(256));
+        assert_eq!(driver.withdrawal_bytes_per_s(), None);
+        driver.see(Duration::from_millis(500), sight(196));
+        driver.see(Duration::from_millis(1500), sight(190));
+        assert_eq!(driver.withdrawal_bytes_per_s(), Some(120 * M));
+    }
+}

@@ -1,0 +1,232 @@
+//! Facts of one round: the host, its groups and its guests.
+//!
+//! Sizes on the host's side (resident, folded, available) come from the kernel. The rest is a guest's word:
+//! [`Facts::bounded`] puts it within bounds that the host knows. A claim steers who gets a loan, and never decides what
+//! is guaranteed or kept in reserve.
+
+use crate::driver::DriverState;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Most faults a second that are believed of a guest: 1,000,000.
+const MOST_FAULTS_PER_S: f64 = 1e6;
+
+/// Everything that a plan is made of.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Facts {
+    /// The host.
+    pub host: HostFacts,
+    /// Groups by name.
+    pub groups: BTreeMap<String, GroupFacts>,
+    /// Guests with a size that can be changed, and others.
+    pub guests: Vec<GuestFacts>,
+    /// Memory that is promised to guests that have not started.
+    pub reservations: Vec<Reservation>,
+}
+
+/// The host's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct HostFacts {
+    /// RAM.
+    pub total_bytes: u64,
+    /// `MemAvailable`.
+    pub available_bytes: u64,
+    /// Memory that is never lent: the reserve for other programs, and the kernel's high watermarks.
+    pub floor_bytes: u64,
+    /// Swap in use.
+    pub swap_used_bytes: u64,
+    /// Swap.
+    pub swap_total_bytes: u64,
+    /// Part of the last 10 s in which some task waited for memory, in percent; `None` if the kernel does not tell.
+    pub stalled_percent: Option<f64>,
+}
+
+/// A group of guests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct GroupFacts {
+    /// Net savings of folding.
+    pub saved_bytes: i64,
+    /// Processor time of folding, in seconds.
+    pub cpu_s: f64,
+}
+
+/// Memory promised to a guest that has not started.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Reservation {
+    /// The guest's name.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// One guest.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct GuestFacts {
+    /// Its id, as `pagefold guests` has it.
+    pub id: String,
+    /// Its group.
+    pub group: String,
+    /// RAM without a balloon.
+    pub ram_bytes: u64,
+    /// Size that it keeps, whatever happens.
+    pub guaranteed_bytes: u64,
+    /// Its size, by its balloon driver.
+    pub actual_bytes: u64,
+    /// The size that it was told to have; `None` while it was told nothing.
+    pub target_bytes: Option<u64>,
+    /// RAM that lies in frames of the host, folded pages included.
+    pub resident_bytes: u64,
+    /// RAM whose frames others hold too.
+    pub folded_bytes: u64,
+    /// Its part of its group's net savings.
+    pub saved_bytes: i64,
+    /// Behaviour of its balloon driver.
+    pub driver: DriverState,
+    /// Bytes a second that its balloon was seen to take.
+    pub withdrawal_bytes_per_s: u64,
+    /// Its own statistics; `None` if driver or QEMU have none.
+    pub claims: Option<Claims>,
+    /// Faults by size as they were measured: size in bytes, faults a second. In ascending order of sizes.
+    pub faults_by_size: Vec<(u64, f64)>,
+}
+
+/// The word of a guest about itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Claims {
+    /// Memory that its kernel has in use or free.
+    pub total_bytes: u64,
+    /// Free memory.
+    pub free_bytes: u64,
+    /// Memory that it could free without swapping.
+    pub available_bytes: u64,
+    /// Page cache.
+    pub cache_bytes: u64,
+    /// Major faults and pages read back from swap, a second.
+    pub faults_per_s: f64,
+    /// Stalls of allocations since it started; `None` before Linux 6.12.
+    pub stalls: Option<u64>,
+    /// Processes killed for want of memory since it started; `None` before Linux 6.12.
+    pub oom_kills: Option<u64>,
+}
+
+impl Facts {
+    /// The same facts with all claims within bounds.
+    pub fn bounded(mut self) -> Self {
+        let host = &mut self.host;
+        host.available_bytes = host.available_bytes.min(host.total_bytes);
+        host.floor_bytes = host.floor_bytes.min(host.total_bytes);
+        for guest in &mut self.guests {
+            guest.bound();
+        }
+        self
+    }
+}
+
+impl GuestFacts {
+    /// Puts everything that the guest or its configuration says within its RAM.
+    fn bound(&mut self) {
+        let ram = self.ram_bytes;
+        self.guaranteed_bytes = self.guaranteed_bytes.min(ram);
+        self.resident_bytes = self.resident_bytes.min(ram);
+        self.folded_bytes = self.folded_bytes.min(self.resident_bytes);
+        self.actual_bytes = self.actual_bytes.min(ram);
+        self.target_bytes = self.target_bytes.map(|target| target.min(ram));
+        let size = self.size_bytes();
+        if let Some(claims) = &mut self.claims {
+            claims.total_bytes = claims.total_bytes.min(size);
+            claims.available_bytes = claims.available_bytes.min(claims.total_bytes);
+            claims.free_bytes = claims.free_bytes.min(claims.total_bytes);
+            claims.cache_bytes = claims.cache_bytes.min(claims.total_bytes - claims.free_bytes);
+            claims.faults_per_s = faults(claims.faults_per_s);
+        }
+        self.faults_by_size.retain(|(size, _)| (1..=ram).contains(size));
+        self.faults_by_size.iter_mut().for_each(|(_, rate)| *rate = faults(*rate));
+    }
+
+    /// Its size. A guest whose frames show that it holds more than it says has that much.
+    pub fn size_bytes(&self) -> u64 {
+        self.actual_bytes.max(self.resident_bytes).min(self.ram_bytes)
+    }
+
+    /// Its size above its guarantee.
+    pub fn loan_bytes(&self) -> u64 {
+        self.size_bytes().saturating_sub(self.guaranteed_bytes)
+    }
+
+    /// Memory of its size that it has no frames for.
+    pub fn untouched_bytes(&self) -> u64 {
+        self.size_bytes() - self.resident_bytes.min(self.size_bytes())
+    }
+
+    /// Memory that it needs to run: all that it could not free without swapping. Without statistics, its size.
+    pub fn needed_bytes(&self) -> u64 {
+        let idle = self.claims.map_or(0, |claims| claims.available_bytes.max(claims.free_bytes));
+        self.size_bytes().saturating_sub(idle)
+    }
+
+    /// Parts of its resident memory whose frames it holds alone, of 1.
+    pub fn unshared_part(&self) -> f64 {
+        if self.resident_bytes == 0 {
+            return 1.0;
+        }
+        1.0 - self.folded_bytes as f64 / self.resident_bytes as f64
+    }
+
+    /// Whether its size can be changed.
+    pub fn can_balloon(&self) -> bool {
+        self.driver == DriverState::Works
+    }
+}
+
+/// A rate that a guest claims, as a number that can be counted with.
+fn faults(rate: f64) -> f64 {
+    if rate.is_finite() { rate.clamp(0.0, MOST_FAULTS_PER_S) } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_are_bounded_by_what_host_knows() {
+        let claims = Claims {
+            total_bytes: u64::MAX,
+            free_bytes: u64::MAX,
+            available_bytes: u64::MAX,
+            cache_bytes: u64::MAX,
+            faults_per_s: f64::NAN,
+            ..Claims::default()
+        };
+        let guest = GuestFacts {
+            ram_bytes: 256,
+            guaranteed_bytes: 300,
+            actual_bytes: 100,
+            resident_bytes: 120,
+            folded_bytes: 500,
+            claims: Some(claims),
+            faults_by_size: vec![(0, 1.0), (200, f64::INFINITY), (400, 1.0)],
+            ..GuestFacts::default()
+        };
+        let facts = Facts { guests: vec![guest], ..Facts::default() }.bounded();
+        let guest = &facts.guests[0];
+        assert_eq!((guest.size_bytes(), guest.guaranteed_bytes, guest.folded_bytes), (120, 256, 120));
+        let claims = guest.claims.unwrap();
+        assert_eq!(
+            (claims.total_bytes, claims.free_bytes, claims.cache_bytes, claims.faults_per_s),
+            (120, 120, 0, 0.0)
+        );
+        assert_eq!(guest.faults_by_size, [(200, 0.0)]);
+    }
+
+    #[test]
+    fn guest_that_holds_more_than_it_says_has_that_much() {
+        let guest = GuestFacts {
+            ram_bytes: 100,
+            guaranteed_bytes: 40,
+            actual_bytes: 50,
+            resident_bytes: 90,
+            ..GuestFacts::default()
+        };
+        assert_eq!((guest.size_bytes(), guest.loan_bytes(), guest.untouched_bytes()), (90, 50, 0));
+    }
+}

@@ -1,0 +1,50 @@
+//! Gives memory that was saved back to guests, and takes it again when it is needed.
+//!
+//! ```text
+//!   facts --> policy --> plan --> actuators
+//!   |         |          |
+//!   |         |          frees first, grows when these have landed; refusals with their reason
+//!   |         sizes that the policy wants, each with its reason
+//!   host, groups and guests, with everything a guest claims within its bounds
+//! ```
+//!
+//! All of this is pure: facts in, plan out. A guest's *size* is its RAM less its balloon. Up to its guarantee, the size
+//! is its own. The rest is a *loan*, which can be withdrawn.
+//!
+//! Two sums decide, and they differ in one term only:
+//!
+//! ```text
+//!   untouched = size - resident                     what the guest may still take
+//!   spare     = available - floor - untouched       what can be lent        ([`Budget`])
+//!   cover     = available - floor + withdrawable    against untouched + folded: every folded page breaks  ([`Reserve`])
+//! ```
+//!
+//! So folded pages are free in the first sum, which is how savings are given back. In the second each of them takes a
+//! frame again, and loans that can be withdrawn within 10 s stand for it. A plan keeps both sums at zero or above.
+//!
+//! A page that others hold too frees nothing when a balloon takes it. [`price`] prices the balloon by what it frees.
+#![forbid(unsafe_code)]
+
+pub mod baseline;
+mod driver;
+mod facts;
+mod ladder;
+mod params;
+mod plan;
+pub mod policy;
+pub mod price;
+mod reserve;
+mod share_out;
+
+pub use driver::{Driver, DriverState, Sighting};
+pub use facts::{Claims, Facts, GroupFacts, GuestFacts, HostFacts, Reservation};
+pub use ladder::{Ladder, Pressure, Rung, RungEvent};
+pub use params::Params;
+pub use plan::{History, Plan, Refusal, Step, make_room, plan};
+pub use policy::{Policy, Wish};
+pub use reserve::{Budget, Reserve};
+
+#[cfg(test)]
+mod plan_tests;
+#[cfg(test)]
+mod test_world;

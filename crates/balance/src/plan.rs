@@ -1,0 +1,253 @@
+//! The plan of one round: guests that shrink, then guests that grow.
+//!
+//! ```text
+//!   spare < 0      loans are withdrawn, the cheapest first; nobody grows but up to a guarantee
+//!   spare >= 0     the policy's sizes: growth from spare memory, then from guests that the policy wants smaller
+//! ```
+//!
+//! Growth that waits for others to shrink is planned again when they have: [`Plan::grows`] has only growth from memory
+//! that is there. A growth that the reserve does not bear is refused with its reason.
+//!
+//! Small changes are left out, and a guest does not turn round before a cooldown is over. Withdrawals and guarantees have
+//! no cooldown.
+
+use crate::facts::{Facts, GuestFacts};
+use crate::params::Params;
+use crate::policy::{Policy, Wish};
+use crate::price::{self, Taken};
+use crate::reserve::{Budget, Reserve, owed_bytes, signed};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// A change of one guest's size.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Step {
+    /// The guest.
+    pub guest: String,
+    /// Its size.
+    pub from_bytes: u64,
+    /// Its size afterwards.
+    pub to_bytes: u64,
+    /// Of a guest that shrinks, memory that the host is expected to get; of one that grows, memory that it may take.
+    pub expected_bytes: u64,
+    /// The reason.
+    pub reason: String,
+}
+
+/// A growth that is not made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Refusal {
+    /// The guest, or the name of a reservation.
+    pub guest: String,
+    /// Bytes that it would have got.
+    pub bytes: u64,
+    /// The reason.
+    pub reason: String,
+}
+
+/// The plan of one round.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Plan {
+    /// The policy's name.
+    pub policy: &'static str,
+    /// Memory that can be lent.
+    pub budget: Budget,
+    /// Memory for the worst break storm.
+    pub reserve: Reserve,
+    /// First phase: guests that shrink.
+    pub frees: Vec<Step>,
+    /// Second phase: guests that grow, once the first has landed.
+    pub grows: Vec<Step>,
+    /// Growth that is not made.
+    pub refused: Vec<Refusal>,
+}
+
+/// Direction and time of each guest's last change.
+#[derive(Clone, Debug, Default)]
+pub struct History(BTreeMap<String, (bool, Duration)>);
+
+impl History {
+    /// Notes that a step was made at this time.
+    pub fn note(&mut self, step: &Step, at: Duration) {
+        self.0.insert(step.guest.clone(), (step.to_bytes > step.from_bytes, at));
+    }
+
+    /// Forgets guests that are gone.
+    pub fn keep(&mut self, facts: &Facts) {
+        self.0.retain(|id, _| facts.guests.iter().any(|guest| guest.id == *id));
+    }
+
+    /// Whether a guest may turn this way.
+    fn may(&self, guest: &GuestFacts, grow: bool, at: Duration, params: &Params) -> bool {
+        let last = self.0.get(&guest.id);
+        last.is_none_or(|(grew, when)| *grew == grow || at.saturating_sub(*when) >= params.cooldown)
+    }
+}
+
+/// A plan under way.
+struct Draft<'a> {
+    facts: &'a Facts,
+    params: &'a Params,
+    plan: Plan,
+}
+
+/// Plans a round.
+pub fn plan(facts: &Facts, policy: &dyn Policy, history: &History, at: Duration, params: &Params) -> Plan {
+    let (budget, reserve) = (Budget::of(facts), Reserve::of(facts, params));
+    let (frees, grows, refused) = (Vec::new(), Vec::new(), Vec::new());
+    let plan = Plan { policy: policy.name(), budget, reserve, frees, grows, refused };
+    let mut draft = Draft { facts, params, plan };
+    draft.keep_guarantees();
+    match budget.spare_bytes {
+        // A little more than is missing: a byte too few must not be missing again in each round.
+        spare if spare < 0 => {
+            let needed = spare.unsigned_abs().saturating_add(kept_spare(facts, params) / 2);
+            draft.withdraw(needed, "more is lent than there is");
+        }
+        _ => {
+            let wishes = policy.sizes(facts, budget.lendable_bytes(kept_spare(facts, params)));
+            draft.follow(&wishes, history, at);
+        }
+    }
+    draft.plan
+}
+
+/// Plans to have `bytes` spare for a guest that has not started: guests that shrink, or the reason why it cannot be.
+///
+/// # Errors
+/// All loans together yield too little.
+pub fn make_room(facts: &Facts, name: &str, bytes: u64, params: &Params) -> Result<Vec<Step>, Refusal> {
+    let (budget, reserve) = (Budget::of(facts), Reserve::of(facts, params));
+    let lacking = signed(bytes).saturating_sub(budget.spare_bytes).max(0).unsigned_abs();
+    let taken = price::take(facts, lacking, |_| u64::MAX);
+    let freed = taken.iter().fold(0, |sum: u64, taken| sum.saturating_add(taken.freed_bytes));
+    let refuse = |reason| Err(Refusal { guest: name.into(), bytes, reason });
+    if freed < lacking {
+        return refuse(format!(
+            "{} MiB are wanted: {} MiB are spare, and withdrawing all loans would free {} MiB",
+            bytes >> 20,
+            budget.spare_bytes.max(0) >> 20,
+            freed >> 20
+        ));
+    }
+    let cover = reserve.ready_bytes.saturating_add(reserve.withdrawable_bytes);
+    if reserve.demand_bytes.saturating_add(bytes) > cover {
+        return refuse(format!(
+            "the reserve would be eaten: guests may take {} MiB, this one {} MiB, and {} MiB stand against it",
+            reserve.demand_bytes >> 20,
+            bytes >> 20,
+            cover >> 20
+        ));
+    }
+    Ok(taken.iter().map(|taken| shrink(facts, taken, &format!("room for {name}"))).collect())
+}
+
+/// Memory that stays spare, so that loans are not withdrawn as soon as they are given: the least change of all guests
+/// together.
+fn kept_spare(facts: &Facts, params: &Params) -> u64 {
+    facts.guests.iter().map(|guest| params.least_change_bytes(guest.ram_bytes)).fold(0, u64::saturating_add)
+}
+
+fn shrink(facts: &Facts, taken: &Taken, why: &str) -> Step {
+    let guest = &facts.guests[taken.guest];
+    let size = guest.size_bytes();
+    Step {
+        guest: guest.id.clone(),
+        from_bytes: size,
+        to_bytes: size - taken.bytes,
+        expected_bytes: taken.freed_bytes,
+        reason: format!("{why}; its balloon takes {}", taken.tier.name()),
+    }
+}
+
+impl Draft<'_> {
+    /// Guests get what they lack to their guarantee.
+    fn keep_guarantees(&mut self) {
+        for guest in self.facts.guests.iter().filter(|guest| guest.can_balloon()) {
+            if owed_bytes(guest) > 0 {
+                self.plan.grows.push(Step {
+                    guest: guest.id.clone(),
+                    from_bytes: guest.size_bytes(),
+                    to_bytes: guest.guaranteed_bytes,
+                    expected_bytes: owed_bytes(guest),
+                    reason: "it has less than it is guaranteed".into(),
+                });
+            }
+        }
+    }
+
+    /// Withdraws loans until so much is freed.
+    fn withdraw(&mut self, needed_bytes: u64, why: &str) {
+        let taken = price::take(self.facts, needed_bytes, |_| u64::MAX);
+        self.plan.frees.extend(taken.iter().map(|taken| shrink(self.facts, taken, why)));
+    }
+
+    /// Follows the policy's wishes as far as spare memory, price, reserve and cooldown allow.
+    fn follow(&mut self, wishes: &[Wish], history: &History, at: Duration) {
+        let spare = self.plan.budget.spare_bytes.max(0).unsigned_abs();
+        let mut from_spare = spare.saturating_sub(kept_spare(self.facts, self.params));
+        let mut waiting = 0_u64;
+        let mut reserve = self.plan.reserve;
+        for (guest, wish) in self.facts.guests.iter().zip(wishes) {
+            let wanted = self.growth(guest, wish, history, at);
+            if wanted == 0 {
+                continue;
+            }
+            let borne = reserve.bears(guest, wanted, self.params);
+            if borne < self.params.least_change_bytes(guest.ram_bytes) {
+                self.refuse(guest, wanted);
+                continue;
+            }
+            let given = borne.min(from_spare);
+            waiting = waiting.saturating_add(borne - given);
+            if given >= self.params.least_change_bytes(guest.ram_bytes) {
+                from_spare -= given;
+                reserve = reserve.after(guest, given, self.params);
+                let size = guest.size_bytes();
+                let (guest, reason) = (guest.id.clone(), wish.reason.clone());
+                let step = Step { guest, from_bytes: size, to_bytes: size + given, expected_bytes: given, reason };
+                self.plan.grows.push(step);
+            }
+        }
+        self.move_loans(wishes, waiting, history, at);
+    }
+
+    /// Shrinks guests that the policy wants smaller, as far as others wait for it.
+    fn move_loans(&mut self, wishes: &[Wish], waiting: u64, history: &History, at: Duration) {
+        let (facts, params) = (self.facts, self.params);
+        let most = |n: usize| {
+            let guest = &facts.guests[n];
+            let surplus = guest.size_bytes().saturating_sub(wishes[n].size_bytes);
+            let large = surplus >= params.least_change_bytes(guest.ram_bytes);
+            if large && history.may(guest, false, at, params) { surplus } else { 0 }
+        };
+        let large = |taken: &&Taken| taken.bytes >= params.least_change_bytes(facts.guests[taken.guest].ram_bytes);
+        let taken = price::take(facts, waiting, most);
+        let steps = taken.iter().filter(large).map(|taken| shrink(facts, taken, "others get more out of it"));
+        self.plan.frees.extend(steps);
+    }
+
+    /// Bytes by which a guest may grow in this round to follow a wish.
+    fn growth(&self, guest: &GuestFacts, wish: &Wish, history: &History, at: Duration) -> u64 {
+        let size = guest.size_bytes();
+        let wanted = wish.size_bytes.min(guest.ram_bytes).saturating_sub(size);
+        let least = self.params.least_change_bytes(guest.ram_bytes);
+        let owed = owed_bytes(guest) > 0;
+        if owed || !guest.can_balloon() || wanted < least || !history.may(guest, true, at, self.params) {
+            return 0;
+        }
+        wanted.min((guest.ram_bytes / self.params.most_growth_part).max(least))
+    }
+
+    fn refuse(&mut self, guest: &GuestFacts, bytes: u64) {
+        let Reserve { demand_bytes, ready_bytes, withdrawable_bytes } = self.plan.reserve;
+        let reason = format!(
+            "the reserve would be eaten: guests may take {} MiB, against which {} MiB are free and {} MiB can be withdrawn in 10 s",
+            demand_bytes >> 20,
+            ready_bytes >> 20,
+            withdrawable_bytes >> 20
+        );
+        self.plan.refused.push(Refusal { guest: guest.id.clone(), bytes, reason });
+    }
+}

@@ -1,0 +1,228 @@
+//! Properties of plans, for whatever guests say and whichever policy is used.
+
+use crate::facts::{Claims, Facts, GuestFacts, HostFacts, Reservation};
+use crate::policy::{self, Policy};
+use crate::test_world::{Program, World, guest};
+use crate::{Budget, DriverState, History, Params, Plan, Reserve, baseline, make_room, plan};
+use proptest::prelude::*;
+use std::time::Duration;
+
+const M: u64 = 1 << 20;
+
+/// Numbers that a host may see, and numbers that only a liar tells.
+fn bytes() -> impl Strategy<Value = u64> {
+    prop_oneof![8 => 0..512 * M, 1 => any::<u64>(), 1 => Just(0), 1 => Just(u64::MAX)]
+}
+
+fn claims() -> impl Strategy<Value = Option<Claims>> {
+    let rate = prop_oneof![0.0..1e4, Just(f64::NAN), Just(f64::INFINITY), Just(-1.0)];
+    let numbers = (bytes(), bytes(), bytes(), bytes(), rate);
+    proptest::option::of(numbers.prop_map(|(total_bytes, free_bytes, available_bytes, cache_bytes, faults_per_s)| {
+        Claims { total_bytes, free_bytes, available_bytes, cache_bytes, faults_per_s, ..Claims::default() }
+    }))
+}
+
+prop_compose! {
+    fn any_guest()(
+        ram in 1..1024_u64, guaranteed in bytes(), actual in bytes(), resident in bytes(), folded in bytes(),
+        saved in any::<i64>(), driver in 0..5, rate in prop_oneof![0..32 * M, bytes()], claims in claims(),
+        curve in proptest::collection::vec((bytes(), any::<f64>()), 0..4), group in 0..3,
+    ) -> GuestFacts {
+        let mut curve = curve;
+        curve.sort_by_key(|point| point.0);
+        GuestFacts {
+            id: String::new(), group: format!("g{group}"), ram_bytes: ram * M, guaranteed_bytes: guaranteed,
+            actual_bytes: actual, target_bytes: None, resident_bytes: resident, folded_bytes: folded, saved_bytes: saved,
+            driver: if driver < 4 { DriverState::Works } else { DriverState::Lies }, withdrawal_bytes_per_s: rate, claims,
+            faults_by_size: curve,
+        }
+    }
+}
+
+prop_compose! {
+    fn any_facts()(
+        total in 1..8192_u64, available in prop_oneof![0..8192 * M, bytes()], floor in prop_oneof![0..64 * M, bytes()],
+        guests in proptest::collection::vec(any_guest(), 0..6), reserved in proptest::option::weighted(0.3, bytes()),
+    ) -> Facts {
+        let host = HostFacts { total_bytes: total * M, available_bytes: available, floor_bytes: floor, ..HostFacts::default() };
+        let mut facts = Facts { host, guests, ..Facts::default() };
+        facts.guests.iter_mut().enumerate().for_each(|(n, guest)| guest.id = format!("vm{n}"));
+        facts.reservations.extend(reserved.map(|bytes| Reservation { name: "next".into(), bytes }));
+        facts.bounded()
+    }
+}
+
+/// Every policy, and every baseline.
+fn policies() -> Vec<&'static dyn Policy> {
+    let own = policy::NAMES.iter().map(|name| policy::named(name).expect("a policy of this name"));
+    own.chain(baseline::NAMES.iter().map(|name| baseline::named(name).expect("a baseline of this name"))).collect()
+}
+
+fn plan_of(facts: &Facts, policy: &dyn Policy) -> Plan {
+    plan(facts, policy, &History::default(), Duration::ZERO, &Params::default())
+}
+
+/// The facts after all growth was taken: nothing else has changed.
+fn after_growth(facts: &Facts, plan: &Plan) -> Facts {
+    let mut after = facts.clone();
+    for step in &plan.grows {
+        let guest = after.guests.iter_mut().find(|guest| guest.id == step.guest).expect("a guest of these facts");
+        guest.actual_bytes = step.to_bytes;
+    }
+    after
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+
+    /// No plan takes a guest below its guarantee, or above its RAM, by any claims of guests.
+    #[test]
+    fn guarantees_hold_whatever_guests_claim(facts in any_facts()) {
+        for policy in policies() {
+            let plan = plan_of(&facts, policy);
+            for step in plan.frees.iter().chain(&plan.grows) {
+                let guest = facts.guests.iter().find(|guest| guest.id == step.guest).expect("a guest of these facts");
+                prop_assert!(guest.can_balloon());
+                prop_assert!(step.to_bytes <= guest.ram_bytes, "{step:?}");
+                prop_assert!(step.to_bytes >= guest.guaranteed_bytes, "{}: {step:?}", policy.name());
+                prop_assert_ne!(step.to_bytes, step.from_bytes);
+            }
+            prop_assert!(plan.frees.iter().all(|step| step.to_bytes < step.from_bytes && step.expected_bytes <= step.from_bytes));
+            prop_assert!(plan.grows.iter().all(|step| step.to_bytes > step.from_bytes));
+        }
+    }
+
+    /// A reserve that held holds after all growth, if every guest takes all that it may.
+    #[test]
+    fn no_plan_eats_the_reserve(facts in any_facts()) {
+        let params = Params::default();
+        for policy in policies() {
+            let plan = plan_of(&facts, policy);
+            let (before, after) = (Reserve::of(&facts, &params), Reserve::of(&after_growth(&facts, &plan), &params));
+            prop_assert!(!before.holds() || after.holds(), "{}: {before:?} {after:?}", policy.name());
+        }
+    }
+
+    /// Growth is spare memory, but for guarantees.
+    #[test]
+    fn no_growth_lends_more_than_is_spare(facts in any_facts()) {
+        for policy in policies() {
+            let plan = plan_of(&facts, policy);
+            let after = Budget::of(&after_growth(&facts, &plan));
+            prop_assert!(after.spare_bytes >= plan.budget.spare_bytes.min(0), "{}: {:?}", policy.name(), plan);
+        }
+    }
+
+    /// Reservations are refused, or leave reserve and guarantees whole.
+    #[test]
+    fn reservation_frees_enough_or_is_refused(facts in any_facts(), wanted in bytes()) {
+        let params = Params::default();
+        if let Ok(steps) = make_room(&facts, "next", wanted, &params) {
+            let freed: i128 = steps.iter().map(|step| i128::from(step.expected_bytes)).sum();
+            prop_assert!(i128::from(Budget::of(&facts).spare_bytes) + freed >= i128::from(wanted.min(i64::MAX as u64)));
+        }
+    }
+
+    /// While guests use the same memory all the time, sizes come to rest, and no guest turns round twice.
+    #[test]
+    fn no_plan_oscillates(
+        total in 512..2048_u64, floor in 16..64_u64,
+        programs in proptest::collection::vec((64..512_u64, 16..64_u64, 8..512_u64, 0..90_u64, 0.0..1000.0), 1..6),
+    ) {
+        let programs: Vec<Program> = programs.into_iter()
+            .map(|(ram, guaranteed, used, shared_percent, faults)| Program { ram, guaranteed, used, shared_percent, faults })
+            .collect();
+        for name in policy::NAMES {
+            let policy = policy::named(name).expect("a policy of this name");
+            let mut world = World::new(total, floor, programs.clone());
+            let (mut history, mut turns, mut last) = (History::default(), vec![0; programs.len()], vec![None; programs.len()]);
+            let mut steps = 0;
+            for round in 0..80_u64 {
+                let (facts, at) = (world.facts(), Duration::from_secs(10 * round));
+                let plan = plan(&facts, policy, &history, at, &Params::default());
+                steps = 0;
+                for step in plan.frees.iter().chain(&plan.grows) {
+                    history.note(step, at);
+                    let n = facts.guests.iter().position(|guest| guest.id == step.guest).expect("a guest");
+                    let grows = Some(step.to_bytes > step.from_bytes);
+                    turns[n] += u32::from(last[n].is_some() && last[n] != grows);
+                    last[n] = grows;
+                    steps += 1;
+                }
+                world.apply(&plan);
+            }
+            prop_assert_eq!(steps, 0, "{} does not come to rest: {:?}", name, &world);
+            prop_assert!(turns.iter().all(|turns| *turns <= 1), "{}: {:?}", name, turns);
+        }
+    }
+}
+
+#[test]
+fn overlent_host_withdraws_the_cheapest_loans_first() {
+    let (mut shared, unshared) = (guest("shared", 256 * M, 64 * M), guest("unshared", 256 * M, 64 * M));
+    shared.folded_bytes = 230 * M;
+    let host =
+        HostFacts { total_bytes: 1024 * M, available_bytes: 10 * M, floor_bytes: 50 * M, ..HostFacts::default() };
+    let facts = Facts { host, guests: vec![shared, unshared], ..Facts::default() };
+    let plan = plan_of(&facts, &policy::Equal);
+    let taken: Vec<_> = plan.frees.iter().map(|step| (&*step.guest, step.expected_bytes / M)).collect();
+    assert_eq!(taken, [("unshared", 44)], "40 MiB, and half of what is kept spare");
+    assert!(plan.grows.is_empty());
+}
+
+#[test]
+fn growth_that_reserve_does_not_bear_is_refused_with_its_reason() {
+    let mut slow = guest("slow", 256 * M, 64 * M);
+    (slow.actual_bytes, slow.resident_bytes, slow.folded_bytes) = (128 * M, 128 * M, 100 * M);
+    slow.withdrawal_bytes_per_s = 0;
+    let host =
+        HostFacts { total_bytes: 1024 * M, available_bytes: 140 * M, floor_bytes: 50 * M, ..HostFacts::default() };
+    let mut facts = Facts { host, guests: vec![slow], ..Facts::default() };
+    let plan = plan_of(&facts, &policy::Equal);
+    assert!(plan.grows.is_empty() && !plan.reserve.holds());
+    assert!(plan.refused[0].reason.starts_with("the reserve would be eaten: guests may take 100 MiB"), "{plan:?}");
+    facts.guests[0].withdrawal_bytes_per_s = 100 * M;
+    assert_eq!(plan_of(&facts, &policy::Equal).grows.len(), 1, "a quick balloon stands for its loan");
+}
+
+#[test]
+fn guest_below_its_guarantee_grows_even_on_a_full_host() {
+    let mut small = guest("small", 256 * M, 128 * M);
+    (small.actual_bytes, small.resident_bytes) = (100 * M, 90 * M);
+    let facts = Facts { guests: vec![small], ..Facts::default() };
+    let plan = plan_of(&facts, &policy::Equal);
+    assert_eq!((plan.grows[0].to_bytes, &*plan.grows[0].reason), (128 * M, "it has less than it is guaranteed"));
+}
+
+#[test]
+fn reservation_is_refused_with_the_numbers() {
+    let host =
+        HostFacts { total_bytes: 1024 * M, available_bytes: 150 * M, floor_bytes: 50 * M, ..HostFacts::default() };
+    let facts = Facts { host, guests: vec![guest("a", 256 * M, 128 * M)], ..Facts::default() };
+    let steps = make_room(&facts, "next", 200 * M, &Params::default()).unwrap();
+    assert_eq!((steps.len(), steps[0].to_bytes), (1, 156 * M));
+    let refusal = make_room(&facts, "next", 300 * M, &Params::default()).unwrap_err();
+    assert_eq!(refusal.reason, "300 MiB are wanted: 100 MiB are spare, and withdrawing all loans would free 128 MiB");
+}
+
+/// Kim's two groups: what one saves, the other does not get.
+#[test]
+fn savings_of_a_group_stay_in_it() {
+    let mut world = World::new(
+        1024,
+        32,
+        vec![
+            Program { ram: 512, guaranteed: 64, used: 64, shared_percent: 80, faults: 0.0 },
+            Program { ram: 512, guaranteed: 64, used: 64, shared_percent: 0, faults: 900.0 },
+        ],
+    );
+    world.total = 32 + 64 + 64 + 1;
+    let facts = world.facts();
+    let loans = |policy: &dyn Policy| {
+        policy.sizes(&facts, 40 * M).iter().map(|wish| wish.size_bytes / M - 64).collect::<Vec<_>>()
+    };
+    assert_eq!(loans(&policy::Group), [40, 0]);
+    assert_eq!(loans(&policy::Entitlement), [40, 0]);
+    assert_eq!(loans(&policy::Equal), [20, 20]);
+    assert_eq!(loans(&policy::WorkingSet), [0, 40]);
+}
