@@ -45,11 +45,15 @@ pub struct Follower {
     is_new: bool,
     /// A move that the agent is about to make, whose meaning is known.
     expected: Option<Expected>,
+    /// Pages over which the agent is placing slots.
+    being_placed: Option<PageRange>,
     /// Pages that were discarded and have become zeros since. The discarding thread may still be about to take the zeros
     /// away, so a page without an entry becomes zeros again.
     given: PageSet,
-    /// The time at which a page was last added to these.
-    given_at: Option<Instant>,
+    /// Those of them that became zeros lately: for [`ZAP_TIME`] at least, and twice that at most.
+    lately: [PageSet; 2],
+    /// The time at which the second of these sets was begun.
+    lately_since: Option<Instant>,
     /// The same pages, as far as they became zeros since the record began; `None` if there is no record.
     served: Option<PageSet>,
     /// Missing pages that were touched while answers are put off; `None` while they are not.
@@ -92,22 +96,37 @@ fn move_within(pages: &mut PageSet, from: PageRange, to: HostVirt) {
     }
 }
 
+/// Pages of a range that are in none of these sets.
+fn missing_in<'a>(sets: impl IntoIterator<Item = &'a PageSet>, range: PageRange) -> Vec<PageRange> {
+    sets.into_iter().fold(vec![range], |left, set| left.into_iter().flat_map(|range| set.missing(range)).collect())
+}
+
 impl Follower {
     /// Follows this process's own memory that is registered with `watch`.
     pub const fn own(watch: Arc<Userfault>) -> Self {
         let discarded = PageSet::new();
         let given = PageSet::new();
-        let (given_at, served, expected, put_off) = (None, None, None, None);
-        Self { watch, discarded, is_own: true, is_new: false, given, given_at, served, expected, put_off }
+        let lately = [PageSet::new(), PageSet::new()];
+        let (lately_since, served, expected, being_placed, put_off) = (None, None, None, None, None);
+        Self {
+            watch,
+            discarded,
+            is_own: true,
+            is_new: false,
+            given,
+            lately,
+            lately_since,
+            served,
+            expected,
+            being_placed,
+            put_off,
+        }
     }
 
     /// Follows a forked child's memory through the child's userfaultfd. `discarded` are the pages that its parent had
     /// discarded.
     pub fn of_child(watch: Userfault, discarded: PageSet) -> Self {
-        let given = PageSet::new();
-        let watch = Arc::new(watch);
-        let (given_at, served, expected, put_off) = (None, None, None, None);
-        Self { watch, discarded, is_own: false, is_new: true, given, given_at, served, expected, put_off }
+        Self { discarded, is_own: false, is_new: true, ..Self::own(Arc::new(watch)) }
     }
 
     /// Leaves threads asleep that touch missing pages, until [`Follower::answer_missing`]: somebody else may be about to
@@ -139,11 +158,20 @@ impl Follower {
         self.served = keep.then(PageSet::new);
     }
 
-    /// Pages of a range that were not discarded, as far as discards are recorded.
+    /// Pages of a range that were not discarded, or were discarded and have held something else for a while. They keep their
+    /// page table entries, or have lost them for reasons of the kernel's.
     pub fn kept(&self, range: PageRange) -> Vec<PageRange> {
-        let kept = self.discarded.missing(range);
-        let Some(served) = &self.served else { return kept };
-        kept.into_iter().flat_map(|range| served.missing(range)).collect()
+        let lately = if self.was_given_lately() { &self.lately[..] } else { &[] };
+        missing_in([&self.discarded].into_iter().chain(&self.served).chain(lately), range)
+    }
+
+    /// Pages of a range of which no discard is recorded.
+    pub fn never_discarded(&self, range: PageRange) -> Vec<PageRange> {
+        missing_in([&self.discarded, &self.given], range)
+    }
+
+    fn was_given_lately(&self) -> bool {
+        self.lately_since.is_some_and(|then| then.elapsed() <= 2 * ZAP_TIME)
     }
 
     /// Announces a move that is about to be made, or withdraws the announcement.
@@ -151,16 +179,30 @@ impl Follower {
         self.expected = expected;
     }
 
+    /// Announces that slots are about to be placed over `place`, by a move of the mapping at `from`. A thread that touches
+    /// an absent page there sleeps until the agent has [said](Follower::lost_entries) that they are placed, and wakes it. The
+    /// message of a touch is read before that of the move, and until both are read nobody can tell whether the page is an
+    /// old one, which was discarded and became zeros, or a new one with its content.
+    pub const fn expect_placing(&mut self, from: HostVirt, place: PageRange) {
+        (self.expected, self.being_placed) = (Some(Expected::Placing(from)), Some(place));
+    }
+
+    /// Withdraws that.
+    pub const fn expect_no_placing(&mut self) {
+        (self.expected, self.being_placed) = (None, None);
+    }
+
     /// Says that these pages have lost their page table entries. Those that had become zeros count as discarded again.
     pub fn lost_entries(&mut self, range: PageRange) {
         let served = self.served.as_ref().map(|served| served.within(range)).unwrap_or_default();
         served.into_iter().for_each(|range| self.discarded.insert(range));
-        self.given.remove(range);
+        self.forget_given(range);
+        self.being_placed = None;
     }
 
     /// Whether no discard is pending, and none became zeros lately, so that somebody without these records may follow.
     pub fn is_at_rest(&self) -> bool {
-        self.discarded.is_empty() && self.given_at.is_none_or(|then| then.elapsed() > ZAP_TIME)
+        self.discarded.is_empty() && !self.was_given_lately()
     }
 
     /// Pages that were discarded and became zeros. The record lasts until they are [forgotten](Follower::forget).
@@ -176,7 +218,12 @@ impl Follower {
     /// Drops the record of discards in this range, because other memory has taken its place.
     pub fn forget(&mut self, range: PageRange) {
         self.discarded.remove(range);
+        self.forget_given(range);
+    }
+
+    fn forget_given(&mut self, range: PageRange) {
         self.given.remove(range);
+        self.lately.iter_mut().for_each(|lately| lately.remove(range));
     }
 
     /// Reads the next message and answers it.
@@ -205,6 +252,7 @@ impl Follower {
             Message::Moved(from, to) => {
                 move_within(&mut self.discarded, from, to);
                 move_within(&mut self.given, from, to);
+                self.lately.iter_mut().for_each(|lately| move_within(lately, from, to));
                 let is_news = self.expected != Some(Expected::Moving(from.start));
                 Ok(if is_news { Told::Move(from, to) } else { Told::Touch })
             }
@@ -214,7 +262,9 @@ impl Follower {
     }
 
     fn answer(&mut self, page: PageRange, fault: Fault) {
+        let is_placed = |place: PageRange| place.start <= page.start && page.start < place.end();
         let done = match fault {
+            Fault::Absent if self.being_placed.is_some_and(is_placed) => return,
             Fault::Absent if self.discarded.contains(page.start) || self.given.contains(page.start) => {
                 self.give_zeros(page)
             }
@@ -254,7 +304,12 @@ impl Follower {
     fn became_zeros(&mut self, range: PageRange) {
         self.discarded.remove(range);
         self.given.insert(range);
-        self.given_at = Some(Instant::now());
+        if self.lately_since.is_none_or(|then| then.elapsed() > ZAP_TIME) {
+            self.lately.swap(0, 1);
+            self.lately[1] = PageSet::new();
+            self.lately_since = Some(Instant::now());
+        }
+        self.lately[1].insert(range);
     }
 
     /// Makes zeros of discarded pages that have lost their page table entries since. Pages that have not are left for

@@ -385,6 +385,11 @@ impl Shared {
         self.own.kept(range)
     }
 
+    /// Pages of a range of which no discard is known. If one of these has no page table entry, it is its slot's.
+    pub fn never_discarded(&self, range: PageRange) -> Vec<PageRange> {
+        self.own.never_discarded(range)
+    }
+
     /// All pages that were discarded, also those that became zeros since.
     pub fn all_discarded(&self) -> PageSet {
         let mut all = self.own.discarded().clone();
@@ -397,10 +402,14 @@ impl Shared {
         self.own.forget(range);
     }
 
-    /// Announces that the mapping at `from` is about to be moved to where slots are to be placed; `None` takes that
-    /// back.
-    pub fn expect_placing(&mut self, from: Option<HostVirt>) {
-        self.own.expect(from.map(Expected::Placing));
+    /// See [`Follower::expect_placing`].
+    pub const fn expect_placing(&mut self, from: HostVirt, place: PageRange) {
+        self.own.expect_placing(from, place);
+    }
+
+    /// See [`Follower::expect_no_placing`].
+    pub const fn expect_no_placing(&mut self) {
+        self.own.expect_no_placing();
     }
 
     /// The place to which the program has moved these pages since the section began. The answer has only the first

@@ -56,10 +56,10 @@ pub unsafe fn place(following: &Following, placing: Placing<'_>, piece: PageRang
         if !following.may_replace_followed(piece, traits, kind) {
             return Err(Errno::STALE);
         }
-        following.hold().expect_placing(Some(strip.range().start));
+        following.hold().expect_placing(strip.range().start, piece);
         // SAFETY: by the caller.
         let moved = unsafe { move_mapping_over(strip.range(), piece.start) };
-        moved.inspect_err(|_| following.hold().expect_placing(None))?;
+        moved.inspect_err(|_| following.hold().expect_no_placing())?;
         strip.forget();
     } else {
         if !following.may_replace_followed(piece, traits, kind) {

@@ -183,6 +183,56 @@ fn discard_during_refold_does_not_hang() {
     assert!(left.iter().all(|n| *n > 20), "discarded before and after it was folded again: {left:?}");
 }
 
+/// A discarded page that became zeros, and was written since, holds what was written, also for a thread that touches it in
+/// the moment in which it is folded again.
+#[test]
+fn page_that_was_discarded_long_ago_is_folded_again_with_its_content() {
+    const PAGES: u64 = 512;
+    /// By then, nobody is about to take the zeros away.
+    const LONG: Duration = Duration::from_millis(1050);
+    let Some(mut section) = section() else { return };
+    let (mut witness, following) = (witness(), Arc::clone(section.following()));
+    following.expect_discards();
+    let (pool, member) = (pool(), Member::new(PAGES));
+    for first in (0..PAGES).step_by(64) {
+        fold(&mut section, member.run(first, 64), Some((&pool, first as u32)));
+    }
+    for page in 0..PAGES {
+        discard_past_hooks(&member, page);
+        assert_eq!(member.word(page, 0).load(Ordering::SeqCst), 0);
+    }
+    member.write_content();
+    table::lock().set_broken(member.run(0, PAGES));
+    std::thread::sleep(LONG);
+    let (at, is_over) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while is_over.load(Ordering::SeqCst) == 0 {
+                let page = at.load(Ordering::SeqCst);
+                assert_eq!(member.word(page, 0).load(Ordering::SeqCst), page + 1);
+            }
+        });
+        let (mut folded, over) = (0, Over(&is_over));
+        for page in 0..PAGES {
+            at.store(page, Ordering::SeqCst);
+            let outcomes = fold_again_by(&mut witness, &following, member.run(page, 1), Some((&pool, page as u32)));
+            folded += outcomes.iter().filter(|outcome| **outcome == Outcome::Folded).count();
+            assert_eq!(member.word(page, 0).load(Ordering::SeqCst), page + 1);
+        }
+        drop(over);
+        assert!(folded > 100, "{folded}");
+    });
+}
+
+/// Says that a test is over, also when it fails.
+struct Over<'a>(&'a AtomicU64);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(1, Ordering::SeqCst);
+    }
+}
+
 /// Folds all pages, which nobody else uses. Other tests fork, and their children share pages for a moment, which are busy.
 fn fold_all(section: &mut Section, member: &Member, pool: &PoolView, pages: u64) {
     loop {

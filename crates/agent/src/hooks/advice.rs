@@ -2,7 +2,7 @@
 
 use super::heap::is_unseen_heap;
 use super::policy::has_policy;
-use super::{Answer, State, ask, between, break_slots, enter, map_fresh, range, refuse, state};
+use super::{Answer, State, ask, between, break_slots, bytes, enter, map_fresh, range, refuse, state};
 use crate::maps::{self, Kind, Maps};
 use crate::raw::{self, c_answer};
 use crate::table::{Advice, Shut, Table, Traits};
@@ -83,7 +83,7 @@ fn advise(at: usize, length: usize, advice: c_int) -> Answer {
     match meaning {
         Meaning::Enrol => pass(),
         Meaning::Leave => leave(table, range).unwrap_or_else(pass),
-        Meaning::Discard | Meaning::Guard => discard(table, range, advice, pass),
+        Meaning::Discard | Meaning::Guard => discard(table, range, advice),
         Meaning::Unguard => noted(pass(), || table.open(range, Shut::Guarded)),
         Meaning::OnlyFiles if !table.pooled_pages(range).is_empty() => refuse(libc::EINVAL),
         Meaning::OnlyFiles => pass(),
@@ -94,20 +94,62 @@ fn advise(at: usize, length: usize, advice: c_int) -> Answer {
     }
 }
 
-/// Has contents given up, and notes it.
-fn discard(table: &mut Table, range: PageRange, advice: c_int, pass: impl FnOnce() -> Answer) -> Answer {
+/// Has contents given up part by part, in the kernel's order and as far as the kernel would come: it gives up at the first
+/// page that it may not discard, and steps over holes. Only the kernel knows of locks in memory that the table does not
+/// know.
+///
+/// Mappings of the pool are replaced by fresh memory. The kernel could discard their pages where they are, and would
+/// report each; this is quicker.
+fn discard(table: &mut Table, range: PageRange, advice: c_int) -> Answer {
     let is_guard = advice == MADV_GUARD_INSTALL;
-    if end_pooled(table, range, advice == MADV_DONTNEED_LOCKED) && !is_guard {
-        // Nothing is left for the kernel to discard.
-        return 0;
-    }
     if is_guard {
         table.shut(range, Shut::Guarded);
     }
-    let answer = pass();
-    // Even if the kernel gave up on the way, no page of the pool is left in the part that it reached.
-    drop_from_table(table, range);
-    answer
+    let maps = Maps::open().ok();
+    let mut all = 0;
+    for (part, traits) in parts(table, range) {
+        let is_replaced =
+            traits.is_some_and(|traits| maps.as_ref().is_some_and(|maps| replace_pooled(table, maps, part, traits)));
+        if is_replaced && !is_guard {
+            continue;
+        }
+        // SAFETY: a part of the caller's range, with the caller's advice and promises.
+        let answer =
+            unsafe { raw::call(libc::SYS_madvise, [part.start.0 as usize, bytes(part), advice as usize, 0, 0, 0]) };
+        if traits.is_none() {
+            // Even if the kernel gave up on the way. Of the others, its reports tell.
+            table.discard(part);
+        }
+        match raw::error(answer) {
+            None => {}
+            Some(libc::ENOMEM) => all = answer,
+            Some(_) => return answer,
+        }
+    }
+    all
+}
+
+/// The parts of a range in order: parts in mappings of the pool with their traits, and the rest between them.
+fn parts(table: &Table, range: PageRange) -> Vec<(PageRange, Option<Traits>)> {
+    let (mut parts, mut at) = (Vec::new(), range.start);
+    for pooled in table.pooled_pages(range) {
+        parts.push((between(at, pooled.start), None));
+        parts.extend(table.known(pooled).into_iter().map(|(piece, traits)| (piece, Some(traits))));
+        at = pooled.end();
+    }
+    parts.push((between(at, range.end()), None));
+    parts.retain(|(part, _)| part.pages > 0);
+    parts
+}
+
+/// Maps anonymous memory in the place of a piece of a mapping of the pool, and notes that. `false` where the kernel is to
+/// discard the piece: it is locked, the program has changed it past the hooks, or no mapping can be had.
+fn replace_pooled(table: &mut Table, maps: &Maps, piece: PageRange, traits: Traits) -> bool {
+    let is_replaced = maps.shows(piece, traits, Kind::Pool) && raw::error(map_fresh(piece, traits)).is_none();
+    if is_replaced {
+        table.discard(piece);
+    }
+    is_replaced
 }
 
 /// Notes a change that succeeded. `ENOMEM` also means that the kernel skipped holes and did the rest.
@@ -146,44 +188,4 @@ fn enrol(table: &mut Table, range: PageRange) -> Answer {
 fn leave(table: &mut Table, range: PageRange) -> Option<Answer> {
     table.unask(range);
     break_slots(table, range).err().map(refuse)
-}
-
-/// Maps anonymous memory in the place of all mappings of the pool in the range, whose contents are given up. The kernel
-/// could discard them where they are, and would report each; this is quicker. Returns whether all of the range was
-/// replaced, and noted as discarded.
-fn end_pooled(table: &mut Table, range: PageRange, locked_too: bool) -> bool {
-    let pooled = table.pooled_pages(range);
-    if pooled.is_empty() {
-        return false;
-    }
-    // The kernel proceeds to the first locked page, and refuses that.
-    let known = table.known(range);
-    let first_locked = known.iter().find(|(_, traits)| traits.is_locked() && !locked_too);
-    let end = first_locked.map_or(range.end(), |(locked, _)| locked.start);
-    let Ok(maps) = Maps::open() else { return false };
-    let mut replaced = 0;
-    for pooled in pooled.into_iter().map(|pooled| between(pooled.start, pooled.end().min(end))) {
-        for (piece, traits) in table.known(pooled) {
-            if maps.shows(piece, traits, Kind::Pool) && raw::error(map_fresh(piece, traits)).is_none() {
-                table.discard(piece);
-                replaced += piece.pages;
-            } else {
-                // The piece is locked, the program has changed it past the hooks, or no mapping can be had. The kernel
-                // discards it where it is, and reports that.
-                table.set_broken(piece);
-            }
-        }
-    }
-    replaced == range.pages
-}
-
-/// Notes that contents are gone, but for pages that are still in mappings of the pool. Those are the pages from the
-/// first locked one on, and those for which no mapping could be had.
-fn drop_from_table(table: &mut Table, range: PageRange) {
-    let mut at = range.start;
-    for pooled in table.pooled_pages(range) {
-        table.discard(between(at, pooled.start));
-        at = pooled.end();
-    }
-    table.discard(between(at, range.end()));
 }

@@ -25,7 +25,7 @@ use super::{Answer, ask, between, bytes, enter, give_advice, map_fresh, range, r
 use crate::follow::Moving;
 use crate::maps::{self, Mapping};
 use crate::raw::{self, c_answer};
-use crate::table::{Advice, READ_WRITE, Shut, Table, Traits};
+use crate::table::{Advice, READ_WRITE, Table, Traits};
 use page::{HostVirt, PAGE_BYTES, PageRange, PageSet};
 use std::ffi::{c_int, c_void};
 
@@ -279,6 +279,7 @@ fn by_hand(table: &mut Table, request: Request, traits: Traits) -> Answer {
     let Request { old, pages, flags, .. } = request;
     if flags & (FIXED | DONTUNMAP) == 0 && !request.shrinks() {
         if map_behind(request.tail(old.start), traits) {
+            lock_like(traits, request.tail(old.start));
             moved(table, request, old.start);
             return old.start.0 as Answer;
         }
@@ -315,12 +316,17 @@ fn by_hand(table: &mut Table, request: Request, traits: Traits) -> Answer {
     for (part, traits) in stays {
         map_fresh(part, traits);
     }
-    if traits.shut & Shut::Locked as u8 != 0 {
-        // SAFETY: locking changes no contents.
-        unsafe { raw::call(libc::SYS_mlock2, [place as usize, bytes(there), 1, 0, 0, 0]) };
-    }
+    lock_like(traits, there);
     moved(table, request, there.start);
     place
+}
+
+/// Locks memory of a mapping that the program has locked.
+fn lock_like(traits: Traits, range: PageRange) {
+    if traits.is_locked() {
+        // SAFETY: locking changes no contents.
+        unsafe { raw::call(libc::SYS_mlock2, [range.start.0 as usize, bytes(range), 1, 0, 0, 0]) };
+    }
 }
 
 /// Maps fresh memory behind a range, if nothing lies there. Returns whether it did.

@@ -175,6 +175,9 @@ fn unmergeable_pages_become_private() {
 
 #[test]
 fn the_kernel_is_not_told_to_merge() {
+    if !crate::testing::alone("hooks::tests::the_kernel_is_not_told_to_merge") {
+        return;
+    }
     let at = enrolled(4);
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mine = smaps.split_once(&format!("{at:x}-")).unwrap().1;
@@ -266,6 +269,33 @@ fn advice_past_the_hooks_does_not_keep_folded_memory_from_growing() {
         assert!(moved != libc::MAP_FAILED as usize, "after advice {advice}: {}", std::io::Error::last_os_error());
         assert_eq!([byte(moved, 0), byte(moved, 2), byte(moved, 8)], [130, 0, 0]);
         unmap_all(moved, 9);
+    }
+}
+
+#[test]
+fn memory_by_which_locked_memory_grows_is_locked() {
+    if !crate::testing::alone("hooks::tests::memory_by_which_locked_memory_grows_is_locked") {
+        return;
+    }
+    let (pool, at) = (pool(), enrolled(16));
+    fold(&pool, at, 140, 1);
+    // SAFETY: leaves room behind the first four pages.
+    assert_eq!(unsafe { super::memory::munmap((at + 4 * PAGE_BYTES) as *mut c_void, 12 * PAGE_BYTES) }, 0);
+    // SAFETY: locking changes no contents.
+    if unsafe { super::memory::mlock(at as *const c_void, 4 * PAGE_BYTES) } != 0 {
+        return eprintln!("skipped: cannot lock four pages");
+    }
+    for (count, may_move) in [(6, 0), (24, libc::MREMAP_MAYMOVE)] {
+        let (old, new) = (if count == 6 { 4 } else { 6 } * PAGE_BYTES, count * PAGE_BYTES);
+        // SAFETY: the test's own pages.
+        let moved = unsafe { remap::mremap(at as *mut c_void, old, new, may_move, std::ptr::null_mut()) } as usize;
+        assert!(moved == at || may_move != 0);
+        let mapped = maps::mappings(pages(moved, count), true).unwrap();
+        assert!(mapped.iter().all(|mapping| mapping.locked), "{count}: {mapped:?}");
+        assert_eq!(byte(moved, 0), 140);
+        if may_move != 0 {
+            unmap_all(moved, count);
+        }
     }
 }
 

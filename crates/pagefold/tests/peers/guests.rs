@@ -21,6 +21,8 @@ const fn qemu(name: &'static str, about: &'static str, floor: u64, is_short: boo
 
 pub const BALLOON: Peer =
     qemu("qemu-balloon", "balloon in and out, and free-page reporting, under load", 1000, true, balloon);
+pub const PLUG: Peer =
+    qemu("qemu-plug", "virtio-mem: memory plugged, filled, given up and unplugged", 1000, false, plug);
 pub const LOCKED: Peer = qemu("qemu-locked", "memory locked by QEMU, which cannot be folded", 0, false, locked);
 pub const SNAPSHOT: Peer =
     qemu("qemu-snapshot", "savevm and loadvm; a background snapshot under load", 1000, false, snapshot);
@@ -123,6 +125,37 @@ fn balloon(side: &Side) -> Value {
     // The guest reports the memory that is free again, QEMU discards it, and it is filled anew.
     vms.everywhere("rm /tmp/zeros; sleep 4; dd if=/dev/zero of=/tmp/zeros bs=1M count=8 2>/dev/null");
     vms.finish()
+}
+
+/// Size of a guest's memory that can be plugged.
+const PLUGGABLE_BYTES: u64 = 128 << 20;
+
+fn plug(side: &Side) -> Value {
+    let backend = format!("memory-backend-ram,id=plug,size={PLUGGABLE_BYTES}");
+    let device = "virtio-mem-pci,id=plug0,memdev=plug,requested-size=0,block-size=2M";
+    // The guest's buffers for devices that reach low memory only would take most of its memory, once it may grow.
+    let append = "memhp_default_state=online swiotlb=noforce";
+    let vms = Vms::boot(side, append, &["-m", "160M,maxmem=1G", "-object", &backend, "-device", device]);
+    let mut counted = Vec::new();
+    for bytes in [PLUGGABLE_BYTES, 0, PLUGGABLE_BYTES] {
+        for name in &vms.names {
+            let place = json!({"path": "plug0", "property": "requested-size", "value": bytes});
+            vms.qmp(name, "qom-set", place);
+        }
+        for name in &vms.names {
+            until(PATIENCE, "virtio-mem has its size", || {
+                vms.qmp(name, "qom-get", json!({"path": "plug0", "property": "size"})) == bytes
+            });
+        }
+        // More than fits in without what was plugged, if it was.
+        let blocks = if bytes > 0 { 96 } else { 8 };
+        let fill = format!(
+            "mount -t tmpfs -o size=110M none /mnt; yes pagefold | dd of=/mnt/plugged bs=1M count={blocks} iflag=fullblock \
+             2>/dev/null; sleep 3; sha256sum /mnt/plugged; umount /mnt"
+        );
+        counted.push(vms.everywhere(&fill));
+    }
+    json!({"files": vms.finish(), "plugged": counted})
 }
 
 fn locked(side: &Side) -> Value {

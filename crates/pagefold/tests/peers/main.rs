@@ -41,6 +41,7 @@ const PEERS: &[Peer] = &[
     tools::GIT,
     tools::GCC,
     guests::BALLOON,
+    guests::PLUG,
     guests::LOCKED,
     guests::SNAPSHOT,
     guests::MIGRATE,

@@ -53,6 +53,30 @@ fn memory_that_was_locked_past_the_hooks_is_not_discarded() {
     unmap_all(at, 4);
 }
 
+/// The kernel gives up at the first locked page, also where the table knows nothing of it.
+#[test]
+fn nothing_behind_a_locked_page_is_discarded() {
+    let pool = pool();
+    for discard in [libc::MADV_DONTNEED, libc::MADV_FREE] {
+        let at = folded(&pool, 120);
+        let unknown = table::lock().known(pages(at, 1))[0].0;
+        table::lock().forget(unknown);
+        let fresh = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        let mapping = [at, PAGE_BYTES, READ_WRITE.into(), fresh as usize, usize::MAX, 0];
+        // SAFETY: the test's own page.
+        assert_eq!(unsafe { raw::call(libc::SYS_mmap, mapping) }, at as isize);
+        write(at, 0, 0xDD);
+        // SAFETY: locking changes no contents.
+        if unsafe { raw::call(libc::SYS_mlock, [at, PAGE_BYTES, 0, 0, 0, 0]) } != 0 {
+            return eprintln!("skipped: cannot lock a page");
+        }
+        assert_eq!(advise(at, 4, discard), Err(libc::EINVAL));
+        assert_eq!([0, 1, 2, 3].map(|page| byte(at, page)), [0xDD, 121, 122, 123], "after {discard}");
+        assert_eq!(released(pages(at + PAGE_BYTES, 3)), []);
+        unmap_all(at, 4);
+    }
+}
+
 /// The C library ends such a thread in the first of its functions that may wait, `open` and `close` among them. In a hook,
 /// the table would stay locked.
 #[test]

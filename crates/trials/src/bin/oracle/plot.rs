@@ -99,6 +99,14 @@ impl Page {
         !self.is_untouched() && !self.free
     }
 
+    /// The words that the page should have.
+    pub fn words(&self) -> impl Iterator<Item = u64> {
+        let word = |(n, word): (usize, &AtomicU64)| {
+            if self.mark != 0 && n == usize::from(self.place) { self.mark } else { word.load(Relaxed) }
+        };
+        content::words(self.class).iter().enumerate().map(word)
+    }
+
     /// Compares all words with the model. The error is the first that differs, with the expected and the found value.
     pub fn compare(&self, found: &[AtomicU64; WORDS]) -> Result<(), (usize, u64, u64)> {
         let mut taken = false;

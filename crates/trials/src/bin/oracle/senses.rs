@@ -151,6 +151,33 @@ impl Senses {
         (0..3).try_for_each(|_| self.must_not_read(plot, from + random.below(pages), "guarded", random))
     }
 
+    /// The pages of a plot that differ from the model, as a debugger sees them: runs of pages with equal counts of words
+    /// that are zero and of words that are as they should be. For the report of a fault.
+    pub fn differing(&self, plot: &Plot) -> String {
+        let mut text = String::new();
+        for page in 0..plot.len() {
+            let bytes: Bytes = [const { AtomicU64::new(0) }; WORDS];
+            let arguments = [self.memory as usize, (&raw const bytes) as usize, PAGE, plot.address(page), 0, 0];
+            // SAFETY: as many bytes as there is room for.
+            let answer = unsafe { sys::raw(libc::SYS_pread64, arguments) };
+            let mut entry = [0_u64];
+            let at = plot.address(page) / PAGE * 8;
+            let arguments = [self.pagemap as usize, (&raw mut entry) as usize, 8, at, 0, 0];
+            // SAFETY: room for one number.
+            let _ = unsafe { sys::raw(libc::SYS_pread64, arguments) };
+            if answer != Ok(PAGE) || plot.pages[page].compare(&bytes).is_ok() {
+                continue;
+            }
+            let zeros = bytes.iter().filter(|word| word.load(Relaxed) == 0).count();
+            let right = bytes.iter().zip(plot.pages[page].words()).filter(|(a, b)| a.load(Relaxed) == *b).count();
+            text += &format!(
+                "  page {page}: {zeros} words of {WORDS} are zero, {right} are right; flags {:#x}\n",
+                entry[0] >> 55
+            );
+        }
+        text
+    }
+
     /// The descriptor of `/proc/self/mem`.
     pub const fn memory(&self) -> i32 {
         self.memory

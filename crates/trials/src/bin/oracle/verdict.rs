@@ -55,6 +55,8 @@ pub struct Scene<'a> {
     pub start: usize,
     pub pages: usize,
     pub history: &'a History,
+    /// Its pages that differ from the model, if they could be looked at.
+    pub differing: String,
 }
 
 /// The start time and the seed of this run.
@@ -67,11 +69,11 @@ pub fn init(seed: u64) {
 
 /// Ends the process: this plot has a fault.
 pub fn lost(who: &str, wrong: &Wrong, scene: &Scene<'_>) -> ! {
-    let Scene { start, pages, history } = *scene;
+    let Scene { start, pages, history, ref differing } = *scene;
     let at = start + wrong.page() * crate::content::PAGE;
     fail(&format!(
         "{who}: {wrong}\nplot of {pages} pages at {start:#x}, page at {at:#x}\nlast operations on it:\n{history}\
-         mappings there:\n{}",
+         pages that differ:\n{differing}mappings there:\n{}",
         mappings_near(at)
     ))
 }

@@ -140,5 +140,5 @@ extern "C" fn fault(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut lib
     let what = if page < pages { "touching the plot" } else { "touching an address outside of the plot" };
     let wrong = Wrong::Access { page: page.min(pages), by: what, expected: "there", found: signal };
     let who = format!("signal {signal} at {address:#x}, {}", seat.says(thread));
-    verdict::lost(who.trim(), &wrong, &Scene { start, pages, history: &history });
+    verdict::lost(who.trim(), &wrong, &Scene { start, pages, history: &history, differing: String::new() });
 }

@@ -277,10 +277,11 @@ impl<'a> Worker<'a> {
     fn lost(&self, at: usize, wrong: &Wrong) -> ! {
         let who = format!("thread {} in step {}", self.thread, self.step);
         if let Some((who, wrong, start, pages, history)) = self.children.account(wrong) {
-            lost(&who, &wrong, &Scene { start, pages, history: &history });
+            lost(&who, &wrong, &Scene { start, pages, history: &history, differing: String::new() });
         }
         let Plot { start, ref history, .. } = self.plots[at];
-        lost(&who, wrong, &Scene { start, pages: self.plots[at].len(), history });
+        let differing = self.senses.differing(&self.plots[at]);
+        lost(&who, wrong, &Scene { start, pages: self.plots[at].len(), history, differing });
     }
 }
 
