@@ -82,7 +82,7 @@ pub enum Told {
     /// These pages were moved to that address, which was not [expected](Follower::expect).
     Move(PageRange, HostVirt),
     /// The process forked. The caller has to go on reading the child's follower.
-    Birth(Follower),
+    Birth(Box<Follower>),
 }
 
 /// Moves the records of a range along with the range.
@@ -256,7 +256,7 @@ impl Follower {
                 let is_news = self.expected != Some(Expected::Moving(from.start));
                 Ok(if is_news { Told::Move(from, to) } else { Told::Touch })
             }
-            Message::Forked(child) => Ok(Told::Birth(Self::of_child(child, self.discarded.clone()))),
+            Message::Forked(child) => Ok(Told::Birth(Box::new(Self::of_child(child, self.discarded.clone())))),
             Message::Other => Ok(Told::Touch),
         }
     }

@@ -367,7 +367,8 @@ impl Shared {
                         self.moved.push((from, to));
                     }
                 }
-                Told::Birth(mut child) => {
+                Told::Birth(child) => {
+                    let mut child = *child;
                     following.count_birth();
                     if self.are_pages_out {
                         child.put_off_missing();
@@ -512,7 +513,7 @@ fn read_child(child: &mut Follower, born: &mut Vec<Follower>) {
         match child.read() {
             Ok(Told::Nothing) | Err(_) => return,
             Ok(Told::Touch | Told::Discard | Told::Move(..)) => {}
-            Ok(Told::Birth(child)) => born.push(child),
+            Ok(Told::Birth(child)) => born.push(*child),
         }
     }
 }

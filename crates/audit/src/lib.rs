@@ -6,7 +6,8 @@
 //!
 //! - A **cross-group frame** is mapped by two groups, or lies in one group's pool and is mapped by another group. Page
 //!   tables are read one after the other, and a frame that one process gives back may be another's a moment later. So
-//!   each suspect is looked at again, with both page tables open, before it is reported.
+//!   each suspect is looked at again, with both page tables open, before it is reported. What is left then is looked at
+//!   once more, with the pools' frames looked up anew.
 //! - The **savings** of a group are the sum of [`Savings`]. Folded pages are the places where members map pages of the
 //!   pool, touched or not, that were not written since. Without the pool, each would be a frame. The pool is its frames,
 //!   be they mapped or not. Mappings are those that `/proc/PID/maps` lists. Two terms are the engine's account, because
@@ -147,7 +148,17 @@ pub fn take(engine: &Engine) -> anyhow::Result<Findings> {
     }
     // A user's own service may tell any number.
     findings.saved_bytes = findings.by_group.iter().fold(0, |sum: i64, g| sum.saturating_add(g.saved_bytes));
-    confirm(&subjects, &candidates, &flags, &mut findings)?;
+    let mut crossings = confirm(&subjects, &candidates, &flags)?;
+    if !crossings.is_empty() {
+        // The frames of pools were looked up at the beginning, and slots may have got others since. So the suspects that
+        // are left are looked at with everything looked up anew.
+        let mut suspects: Vec<Pfn> = crossings.iter().map(|crossing| Pfn(crossing.frame)).collect();
+        suspects.sort_unstable();
+        crossings = confirm(&Subjects::find(engine)?, &suspects, &flags)?;
+    }
+    findings.cross_group_frames = crossings.len() as u64;
+    crossings.truncate(MOST_SHOWN);
+    findings.cross_group = crossings;
     findings.partial = subjects.missed;
     Ok(findings)
 }
@@ -177,10 +188,11 @@ fn pass_all(
     Ok(Some(candidates))
 }
 
-/// Looks again at the frames that seem to be common to several groups.
-fn confirm(subjects: &Subjects, candidates: &[Pfn], flags: &FrameTable, findings: &mut Findings) -> host::Result<()> {
+/// Looks again at the frames that seem to be common to several groups, in order. Returns those that are.
+fn confirm(subjects: &Subjects, candidates: &[Pfn], flags: &FrameTable) -> host::Result<Vec<Crossing>> {
+    let mut crossings = Vec::new();
     if candidates.is_empty() {
-        return Ok(());
+        return Ok(crossings);
     }
     let mut found: Vec<(Pfn, usize, HostVirt, Option<u16>)> = Vec::new();
     for (n, subject) in subjects.all.iter().enumerate() {
@@ -197,16 +209,13 @@ fn confirm(subjects: &Subjects, candidates: &[Pfn], flags: &FrameTable, findings
         if let Some((one, other)) = pair(subjects, places)
             && is_mapped_by_both(subjects, one, other)
         {
-            findings.cross_group_frames += 1;
-            if findings.cross_group.len() < MOST_SHOWN {
-                let mut ksm = false;
-                flags.read(&[one.0], |_, word| ksm = word & kpf::KSM != 0)?;
-                let places = [one, other].map(|place| subjects.place(place));
-                findings.cross_group.push(Crossing { frame: one.0.0, ksm, places });
-            }
+            let mut ksm = false;
+            flags.read(&[one.0], |_, word| ksm = word & kpf::KSM != 0)?;
+            let places = [one, other].map(|place| subjects.place(place));
+            crossings.push(Crossing { frame: one.0.0, ksm, places });
         }
     }
-    Ok(())
+    Ok(crossings)
 }
 
 type Found = (Pfn, usize, HostVirt, Option<u16>);

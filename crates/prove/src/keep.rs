@@ -118,7 +118,7 @@ impl Nursery {
             loop {
                 match child.read() {
                     Ok(Told::Touch | Told::Discard | Told::Move(..)) => {}
-                    Ok(Told::Birth(next)) => born.push(next),
+                    Ok(Told::Birth(next)) => born.push(*next),
                     Ok(Told::Nothing) | Err(_) => break,
                 }
             }
