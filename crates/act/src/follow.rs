@@ -181,8 +181,8 @@ impl Follower {
 
     /// Announces that slots are about to be placed over `place`, by a move of the mapping at `from`. A thread that touches
     /// an absent page there sleeps until the agent has [said](Follower::lost_entries) that they are placed, and wakes it. The
-    /// message of a touch is read before that of the move, and until both are read nobody can tell whether the page is an
-    /// old one, which was discarded and became zeros, or a new one with its content.
+    /// message of a touch is read before that of the move. Until both are read, nobody can tell an old page, which was
+    /// discarded and became zeros, from a new one with its content.
     pub const fn expect_placing(&mut self, from: HostVirt, place: PageRange) {
         (self.expected, self.being_placed) = (Some(Expected::Placing(from)), Some(place));
     }

@@ -183,12 +183,12 @@ fn discard_during_refold_does_not_hang() {
     assert!(left.iter().all(|n| *n > 20), "discarded before and after it was folded again: {left:?}");
 }
 
-/// A discarded page that became zeros, and was written since, holds what was written, also for a thread that touches it in
-/// the moment in which it is folded again.
+/// A discarded page that became zeros, and was written since, holds what was written. That is so for a thread, too, that
+/// touches it while it is folded again.
 #[test]
 fn page_that_was_discarded_long_ago_is_folded_again_with_its_content() {
     const PAGES: u64 = 512;
-    /// By then, nobody is about to take the zeros away.
+    /// Time after which nobody is about to take the zeros away.
     const LONG: Duration = Duration::from_millis(1050);
     let Some(mut section) = section() else { return };
     let (mut witness, following) = (witness(), Arc::clone(section.following()));

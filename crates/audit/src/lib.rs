@@ -6,8 +6,8 @@
 //!
 //! - A **cross-group frame** is mapped by two groups, or lies in one group's pool and is mapped by another group. Page
 //!   tables are read one after the other, and a frame that one process gives back may be another's a moment later. So
-//!   each suspect is looked at again, with both page tables open, before it is reported. What is left then is looked at
-//!   once more, with the pools' frames looked up anew.
+//!   each suspect is looked at again, with both page tables open, before it is reported. Those that are left are
+//!   looked at once more, with the pools' frames looked up anew.
 //! - The **savings** of a group are the sum of [`Savings`]. Folded pages are the places where members map pages of the
 //!   pool, touched or not, that were not written since. Without the pool, each would be a frame. The pool is its frames,
 //!   be they mapped or not. Mappings are those that `/proc/PID/maps` lists. Two terms are the engine's account, because

@@ -94,7 +94,7 @@ fn advise(at: usize, length: usize, advice: c_int) -> Answer {
     }
 }
 
-/// Has contents given up part by part, in the kernel's order and as far as the kernel would come: it gives up at the first
+/// Has contents given up part by part, in the kernel's order and as far as the kernel would come. It gives up at the first
 /// page that it may not discard, and steps over holes. Only the kernel knows of locks in memory that the table does not
 /// know.
 ///
@@ -143,7 +143,7 @@ fn parts(table: &Table, range: PageRange) -> Vec<(PageRange, Option<Traits>)> {
 }
 
 /// Maps anonymous memory in the place of a piece of a mapping of the pool, and notes that. `false` where the kernel is to
-/// discard the piece: it is locked, the program has changed it past the hooks, or no mapping can be had.
+/// discard the piece. It is locked, the program has changed it past the hooks, or no mapping can be had.
 fn replace_pooled(table: &mut Table, maps: &Maps, piece: PageRange, traits: Traits) -> bool {
     let is_replaced = maps.shows(piece, traits, Kind::Pool) && raw::error(map_fresh(piece, traits)).is_none();
     if is_replaced {

@@ -151,8 +151,8 @@ impl Senses {
         (0..3).try_for_each(|_| self.must_not_read(plot, from + random.below(pages), "guarded", random))
     }
 
-    /// The pages of a plot that differ from the model, as a debugger sees them: runs of pages with equal counts of words
-    /// that are zero and of words that are as they should be. For the report of a fault.
+    /// The pages of a plot that differ from the model, as a debugger sees them, for the report of a fault. Words that are
+    /// zero, and words that are as they should be, are counted.
     pub fn differing(&self, plot: &Plot) -> String {
         let mut text = String::new();
         for page in 0..plot.len() {
