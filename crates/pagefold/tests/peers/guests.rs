@@ -134,7 +134,7 @@ fn plug(side: &Side) -> Value {
     let backend = format!("memory-backend-ram,id=plug,size={PLUGGABLE_BYTES}");
     let device = "virtio-mem-pci,id=plug0,memdev=plug,requested-size=0,block-size=2M";
     // The guest's buffers for devices that reach low memory only would take most of its memory, once it may grow.
-    let append = "memhp_default_state=online swiotlb=noforce";
+    let append = "memhp_default_state=online_movable swiotlb=noforce";
     let vms = Vms::boot(side, append, &["-m", "160M,maxmem=1G", "-object", &backend, "-device", device]);
     let mut counted = Vec::new();
     for bytes in [PLUGGABLE_BYTES, 0, PLUGGABLE_BYTES] {
@@ -150,7 +150,7 @@ fn plug(side: &Side) -> Value {
         // More than fits in without what was plugged, if it was.
         let blocks = if bytes > 0 { 96 } else { 8 };
         let fill = format!(
-            "mount -t tmpfs -o size=110M none /mnt; yes pagefold | dd of=/mnt/plugged bs=1M count={blocks} iflag=fullblock \
+            "mkdir -p /mnt; mount -t tmpfs -o size=110M none /mnt; yes pagefold | dd of=/mnt/plugged bs=1M count={blocks} iflag=fullblock \
              2>/dev/null; sleep 3; sha256sum /mnt/plugged; umount /mnt"
         );
         counted.push(vms.everywhere(&fill));
