@@ -25,10 +25,13 @@ const COUNT: &str = "/run/pagefold-operations";
 /// Command that prints the number of operations that a load has done.
 pub const COUNT_SCRIPT: &str = "cat /run/pagefold-operations 2>/dev/null || echo 0";
 
-/// A load in the background: repeats `pass` until the guest ends, and counts how often it succeeded.
+/// Command after which a load begins no further pass.
+pub const STOP_SCRIPT: &str = "touch /run/pagefold-stop";
+
+/// A load in the background: repeats `pass` until it is stopped, and counts how often it succeeded.
 fn counted(pass: &str) -> String {
     format!(
-        "(n=0; while :; do if {pass}; then n=$((n+1)); echo $n >{COUNT}.new; mv {COUNT}.new {COUNT}; else sleep 1; fi; \
+        "rm -f /run/pagefold-stop; (n=0; while [ ! -e /run/pagefold-stop ]; do if {pass}; then n=$((n+1)); echo $n >{COUNT}.new; mv {COUNT}.new {COUNT}; else sleep 1; fi; \
          done) </dev/null >/dev/null 2>&1 &"
     )
 }
@@ -47,10 +50,16 @@ pub fn web_script() -> String {
     counted("ab -q -n 200 -c 20 http://127.0.0.1/")
 }
 
-/// Database transactions inside the guest: `mariadb-slap` with 4 clients, reads and writes mixed, 100 queries a pass. One
-/// operation is one pass.
+/// 100 database queries, reads and writes mixed, by 4 clients.
+const TRANSACTIONS: &str = "mariadb-slap --silent --concurrency=4 --number-of-queries=100 --auto-generate-sql \
+    --auto-generate-sql-load-type=mixed";
+
+/// Database transactions inside the guest: `mariadb-slap` as fast as it goes. One operation is a pass of 100 queries.
 pub fn transactions_script() -> String {
-    counted(
-        "mariadb-slap --silent --concurrency=4 --number-of-queries=100 --auto-generate-sql --auto-generate-sql-load-type=mixed",
-    )
+    counted(TRANSACTIONS)
+}
+
+/// The same with a pause of a second after each pass, so that several guests share a processor.
+pub fn paced_transactions_script() -> String {
+    counted(&format!("{TRANSACTIONS} && sleep 1"))
 }

@@ -71,7 +71,7 @@ enum Other {
         #[arg(long)]
         json: bool,
     },
-    /// Draw results of earlier runs, from files that --json wrote
+    /// Draw results from files that --json wrote, judged by the predictions as they are
     Draw {
         /// Results
         #[arg(value_name = "FILE", required = true)]
@@ -117,6 +117,11 @@ fn draw(studies: &[Study], files: &[PathBuf], html: Option<&Path>, markdown: Opt
     let mut results = Vec::new();
     for file in files {
         results.extend(result::read(file).map_err(Stop::usage)?);
+    }
+    for result in &mut results {
+        if let Some(study) = studies.iter().find(|study| study.id == result.id) {
+            *result = result.clone().judged_anew(study);
+        }
     }
     let items = items(studies, &results)?;
     if let Some(html) = html {

@@ -32,6 +32,8 @@ pub const DOUBLES: usize = 8192;
 /// Least room of a region, in pages: 32 MiB, from which on the C library's allocator always maps memory apart from the
 /// heap. The heap is not enrolled.
 const REGION_PAGES: usize = 8192;
+/// Pages of a batch whose primitives are timed together.
+const BATCH_PAGES: usize = 128;
 /// Interval between two batches of a writer.
 const BATCH: Duration = Duration::from_millis(100);
 
@@ -207,15 +209,20 @@ fn doubles(pagemap: &Pagemap) -> anyhow::Result<Outcome> {
     })
 }
 
-/// Microseconds a page of each primitive, over 64 MB of pages of its own: no cache holds them.
+/// Microseconds a page of each primitive, over 32 MB of pages of its own: no cache holds them. The time of a page is the
+/// median of batches, so that a batch in which another process had the processor does not count.
 fn primitives() -> Value {
     let pages: Vec<AlignedPage> = (0..DOUBLES as u64).map(|n| filled(1 << 55 | n)).collect();
     let mut copies = pages.clone();
     let zeros = vec![AlignedPage(ZEROS); DOUBLES];
     let each = |work: &mut dyn FnMut(usize)| {
-        let begin = Instant::now();
-        (0..DOUBLES).for_each(&mut *work);
-        begin.elapsed().as_secs_f64() * 1e6 / DOUBLES as f64
+        let batch = |first: usize| {
+            let begin = Instant::now();
+            (first..first + BATCH_PAGES).for_each(&mut *work);
+            begin.elapsed().as_secs_f64() * 1e6 / BATCH_PAGES as f64
+        };
+        let times: Vec<f64> = (0..DOUBLES).step_by(BATCH_PAGES).map(batch).collect();
+        stats::quantile(&times, 0.5)
     };
     let zero_us = each(&mut |n| _ = black_box(black_box(&zeros[n]).0 == ZEROS));
     let hash_us = each(&mut |n| _ = black_box(Fingerprint::of(black_box(&pages[n].0))));

@@ -68,7 +68,7 @@ mod tests {
 
     fn record(arm: &str, samples: &[f64]) -> Record {
         Record {
-            metric: "cost_us".into(),
+            metric: "merge_us".into(),
             arm: arm.into(),
             x: None,
             unit: "us".into(),
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn worse_figure_is_a_loss_and_a_better_one_is_not() {
-        let study = crate::data::all().into_iter().find(|s| s.metric("cost_us").is_some()).unwrap();
+        let study = crate::data::all().into_iter().find(|s| s.metric("merge_us").is_some()).unwrap();
         let ksm = record("ksm", &[1.0, 1.1, 0.9]);
         let worse = of(&study, &[record("fold", &[2.0, 2.1, 1.9]), ksm.clone()]);
         assert_eq!(worse.iter().map(|l| (l.decided, l.n)).collect::<Vec<_>>(), [(true, 3)]);

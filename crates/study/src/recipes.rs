@@ -1,11 +1,14 @@
 //! Recipes: how a turn of each study is measured. All else about a study is data.
 
+mod average;
 mod duplicates;
 mod footprint;
 mod groups;
 mod memory_change;
 mod primitives;
 mod scanner;
+mod services;
+mod under_load;
 
 use crate::plan::Planned;
 use crate::record::Measured;
@@ -17,6 +20,7 @@ pub type Recipe = fn(&mut Rig, &Planned) -> anyhow::Result<Measured>;
 /// The recipe of a study, if it has one.
 pub fn of(id: &str) -> Option<Recipe> {
     match id {
+        "agarwal-fig6.2" => Some(average::by_number),
         "agarwal-fig6.4" => Some(footprint::next_guest),
         "agarwal-t6.4" => Some(duplicates::by_place),
         "kim-bill" => Some(groups::bill),
@@ -24,6 +28,10 @@ pub fn of(id: &str) -> Option<Recipe> {
         "kloster-fig2.2" => Some(memory_change::over_time),
         "kloster-t8.3" => Some(primitives::costs),
         "sonone-fig1" => Some(scanner::cpu),
+        "sonone-fig2" => Some(services::databases),
+        "sonone-fig4" => Some(services::web_servers),
+        "sonone-fig6" => Some(services::mixed),
+        "sonone-fig8" => Some(under_load::saving),
         _ => None,
     }
 }
@@ -36,6 +44,11 @@ const D512: u64 = 512 << 20;
 /// The number of the first saved guest of a turn that takes `guests` of them: each repetition has boots of its own.
 fn first_of(planned: &Planned, guests: usize) -> usize {
     planned.rep.unwrap_or(0) as usize * guests
+}
+
+/// The number of the first saved guest of a turn with many of them: each repetition changes one for another boot.
+fn rep_of(planned: &Planned) -> usize {
+    planned.rep.unwrap_or(0) as usize
 }
 
 /// Guests of one group.

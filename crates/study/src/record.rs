@@ -117,6 +117,18 @@ impl Samples {
         all
     }
 
+    /// The samples of records, which are in the order of the repetitions.
+    pub fn of_records(records: &[Record]) -> Self {
+        let mut all = Self::default();
+        for record in records {
+            for (rep, value) in record.samples.iter().enumerate() {
+                let sample = Sample { metric: record.metric.clone(), x: record.x.clone(), value: *value };
+                all.add(&record.arm, rep as u32, &[sample]);
+            }
+        }
+        all
+    }
+
     /// Adds the samples of a turn.
     pub fn add(&mut self, arm: &str, rep: u32, samples: &[Sample]) {
         self.0.extend(samples.iter().map(|sample| (arm.to_owned(), rep, sample.clone())));
@@ -217,6 +229,17 @@ mod tests {
         assert_eq!(samples.of("m", "b", None), [(0, 1.0), (1, 3.0)]);
         assert_eq!(samples.of("m", "b", Some("5")), [(0, 9.0)]);
         assert_eq!(samples.of("m", "c", None), []);
+    }
+
+    #[test]
+    fn records_yield_their_samples_again() {
+        let study = crate::data::all().remove(0);
+        let mut samples = Samples::default();
+        samples.add("a", 0, &[Sample::new("m", 1.0), Sample::at("n", 5, 9.0)]);
+        samples.add("a", 1, &[Sample::new("m", 2.0)]);
+        let again = Samples::of_records(&samples.records(&study));
+        assert_eq!(again.of("m", "a", None), [(0, 1.0), (1, 2.0)]);
+        assert_eq!(again.of("n", "a", Some("5")), [(0, 9.0)]);
     }
 
     #[test]

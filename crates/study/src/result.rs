@@ -1,8 +1,8 @@
 //! The result of a run, in the shape that `pagefold study --json` prints and that is committed.
 
-use crate::check::Verdict;
+use crate::check::{self, Verdict};
 use crate::data::{Length, Study};
-use crate::record::{ArmTimeline, Record};
+use crate::record::{ArmTimeline, Record, Samples};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -30,6 +30,15 @@ pub struct Outcome {
     pub seconds: f64,
     /// The estimate of that time before the first turn.
     pub estimated_seconds: f64,
+}
+
+impl Outcome {
+    /// The same with the paper's numbers and the predictions as the study has them, and verdicts from the samples. So
+    /// results outlive changes of a study's texts and bounds.
+    pub fn judged_anew(self, study: &Study) -> Self {
+        let verdicts = check::judge_all(study, &Samples::of_records(&self.measured));
+        Self { verdicts, reported: reported(study), ..self }
+    }
 }
 
 /// One row of the paper's numbers.

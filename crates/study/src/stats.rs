@@ -63,6 +63,15 @@ pub fn area_under_curve(positives: &[f64], negatives: &[f64]) -> Option<f64> {
     (p * n > 0.0).then(|| (rank_sum - p * (p + 1.0) / 2.0) / (p * n))
 }
 
+/// Intercept and slope of the straight line with the least squares. `None` where all points have one abscissa.
+pub fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
+    let n = points.len() as f64;
+    let (mean_x, mean_y) = (points.iter().map(|p| p.0).sum::<f64>() / n, points.iter().map(|p| p.1).sum::<f64>() / n);
+    let xx: f64 = points.iter().map(|p| (p.0 - mean_x).powi(2)).sum();
+    let xy: f64 = points.iter().map(|p| (p.0 - mean_x) * (p.1 - mean_y)).sum();
+    (xx > 0.0).then(|| (mean_y - xy / xx * mean_x, xy / xx))
+}
+
 /// The squared correlation of two series, which is the share of variance that a straight line explains. `None` where one
 /// of them does not vary.
 pub fn r_squared(points: &[(f64, f64)]) -> Option<f64> {
@@ -116,6 +125,8 @@ mod tests {
 
     #[test]
     fn straight_line_explains_all() {
+        assert_eq!(line(&[(1.0, 3.0), (2.0, 5.0), (3.0, 7.0)]), Some((1.0, 2.0)));
+        assert_eq!(line(&[(1.0, 3.0), (1.0, 5.0)]), None);
         assert_eq!(r_squared(&[(1.0, 3.0), (2.0, 5.0), (3.0, 7.0)]), Some(1.0));
         assert_eq!(r_squared(&[(1.0, 3.0), (2.0, 3.0)]), None);
         assert!(r_squared(&[(1.0, 1.0), (2.0, 9.0), (3.0, 2.0)]).unwrap() < 0.1);

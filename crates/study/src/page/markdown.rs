@@ -1,8 +1,8 @@
 //! `docs/studies.md`: a paragraph, the verdicts and a picture for each study that ran. The pictures are files of their
 //! own, with the colours of both themes in them.
 
-use super::panel::Side;
-use super::{Item, count};
+use super::panel::{self, Side};
+use super::{Item, count, sentence};
 use crate::check::Answer;
 use crate::data::{Panel, PanelForm};
 use crate::losses;
@@ -30,13 +30,20 @@ pub fn write(path: &Path, items: &[Item<'_>]) -> anyhow::Result<()> {
     let dir = path.with_extension("");
     let name = dir.file_name().context("a document without a name")?.to_string_lossy().into_owned();
     fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    for (study, result) in items {
-        for (n, panel) in study.panel.iter().enumerate() {
-            let file = dir.join(picture_name(&study.id, n));
-            fs::write(&file, picture(panel, result)).with_context(|| format!("cannot write {}", file.display()))?;
-        }
+    for (file, picture) in pictures(items) {
+        let file = dir.join(file);
+        fs::write(&file, picture).with_context(|| format!("cannot write {}", file.display()))?;
     }
     fs::write(path, text(items, &name)).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// All pictures, with the names of their files.
+fn pictures(items: &[Item<'_>]) -> Vec<(String, String)> {
+    let of = |(study, result): &Item<'_>| -> Vec<(String, String)> {
+        let panels = study.panel.iter().enumerate();
+        panels.map(|(n, panel)| (picture_name(&study.id, n), picture(panel, result))).collect()
+    };
+    items.iter().flat_map(of).collect()
 }
 
 fn picture_name(id: &str, n: usize) -> String {
@@ -47,7 +54,7 @@ fn picture_name(id: &str, n: usize) -> String {
 pub fn text(items: &[Item<'_>], dir: &str) -> String {
     let mut text = String::from(
         "# Studies\n\nExperiments of five papers, repeated with `pagefold study`. This page is written from the raw results in this \
-         directory by `pagefold study draw`.\nEach prediction has a verdict from a 95% interval over repetitions. Formats: [formats.md](formats.md).\n\n",
+         directory by `./x studies`.\nEach prediction has a verdict from a 95% interval over repetitions. Formats: [formats.md](formats.md).\n\n",
     );
     // Writing to a string cannot fail.
     let _ = writeln!(
@@ -89,8 +96,14 @@ fn cell(text: &str) -> String {
 fn of_study(text: &mut String, (study, result): Item<'_>, dir: &str) {
     let _ = writeln!(
         text,
-        "## {}\n\n{}, {}: {}.\n\n**Found there.** {}\n",
-        study.id, study.title, study.place, study.what, study.found
+        "## {}\n\n{}, {}: {}.\n\n**Found there.** {}\n\n**Done here.** {}; varied: {}.\n",
+        study.id,
+        study.title,
+        study.place,
+        study.what,
+        study.found,
+        sentence(&study.workload),
+        study.variable
     );
     let _ = writeln!(
         text,
@@ -126,16 +139,18 @@ fn picture(panel: &Panel, result: &Outcome) -> String {
     // A table has no picture of its own: its rows become bars.
     let drawn = if panel.form == PanelForm::Table { PanelForm::Bars } else { panel.form };
     let panel = &Panel { form: drawn, ..panel.clone() };
-    let sides = [("reported", Side::paper(panel)), ("here", Side::ours(panel, result))];
-    let shown: Vec<_> = sides.iter().filter(|(_, side)| !side.is_empty()).collect();
+    let (paper, ours) = (Side::paper(panel), Side::ours(panel, result));
+    let tops = panel::tops(&paper, &ours);
+    let sides = [("reported", paper, tops.0), ("here", ours, tops.1)];
+    let shown: Vec<_> = sides.iter().filter(|(_, side, _)| !side.is_empty()).collect();
     let width = 540.0 * shown.len().max(1) as f64;
-    let keys = shown.iter().map(|(_, side)| side.keys().count()).max().unwrap_or(0);
+    let keys = shown.iter().map(|(_, side, _)| side.keys().count()).max().unwrap_or(0);
     let height = 300.0 + 15.0 * keys as f64;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\">\
          <style>{THEMES}{CHART}</style><rect class=\"ground\" width=\"100%\" height=\"100%\"/>\n"
     );
-    for (n, (whose, side)) in shown.into_iter().enumerate() {
+    for (n, (whose, side, top)) in shown.into_iter().enumerate() {
         let left = 540.0 * n as f64;
         let _ = write!(
             svg,
@@ -154,7 +169,7 @@ fn picture(panel: &Panel, result: &Outcome) -> String {
                 Text(name)
             );
         }
-        let picture = side.picture(panel, &panel.title, side.top()).unwrap_or_default();
+        let picture = side.picture(panel, &panel.title, *top).unwrap_or_default();
         let placed = format!("<svg x=\"{}\" y=\"{}\" width=\"520\" height=\"250\"", left + 10.0, height - 255.0);
         let _ = writeln!(svg, "</g>{}", picture.replacen("<svg", &placed, 1));
     }
@@ -165,4 +180,46 @@ fn picture(panel: &Panel, result: &Outcome) -> String {
 pub fn summary(items: &[Item<'_>]) -> String {
     let of = |answer| count(items, answer);
     format!("{} hold, {} fail, {} undecided", of(Answer::Holds), of(Answer::Fails), of(Answer::Undecided))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data;
+    use crate::result;
+    use std::path::PathBuf;
+
+    /// The raw results in the documents' directory, in the order of their names.
+    fn committed(dir: &Path) -> Vec<Outcome> {
+        let mut files: Vec<PathBuf> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.retain(|file| file.extension().is_some_and(|ending| ending == "json"));
+        files.sort();
+        files.iter().flat_map(|file| result::read(file).unwrap()).collect()
+    }
+
+    #[test]
+    fn document_and_pictures_are_as_the_raw_results_yield() {
+        let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/studies.md");
+        let dir = document.with_extension("");
+        let studies = data::all();
+        let find = |id: &str| studies.iter().find(|study| study.id == id).expect("a study");
+        let judged = |result: Outcome| {
+            let study = find(&result.id);
+            result.judged_anew(study)
+        };
+        let results: Vec<Outcome> = committed(&dir).into_iter().map(judged).collect();
+        let mut items: Vec<Item<'_>> = Vec::new();
+        for study in &studies {
+            items.extend(results.iter().filter(|r| r.id == study.id).map(|r| (study, r)));
+        }
+        let remedy = "write it anew: ./x studies";
+        assert!(fs::read_to_string(&document).unwrap() == text(&items, "studies"), "{}: {remedy}", document.display());
+        let pictures = pictures(&items);
+        for (name, picture) in &pictures {
+            assert!(fs::read_to_string(dir.join(name)).is_ok_and(|found| found == *picture), "{name}: {remedy}");
+        }
+        let drawn =
+            fs::read_dir(&dir).unwrap().filter(|e| e.as_ref().unwrap().path().extension().is_some_and(|x| x == "svg"));
+        assert_eq!(drawn.count(), pictures.len(), "a picture of nothing is left in {}", dir.display());
+    }
 }

@@ -52,7 +52,7 @@ impl Side {
     }
 
     /// Its largest value, intervals included.
-    pub fn top(&self) -> f64 {
+    fn top(&self) -> f64 {
         chart::top_of(&self.rows)
     }
 
@@ -107,24 +107,28 @@ fn class_of(panel: &Panel, n: usize) -> String {
     }
 }
 
+/// The upper ends of both sides' scales: one for both, unless one of them would vanish.
+pub fn tops(paper: &Side, ours: &Side) -> (f64, f64) {
+    let (theirs, own) = (paper.top(), ours.top());
+    let most = theirs.max(own);
+    if most > 5.0 * theirs.min(own) { (theirs, own) } else { (most, most) }
+}
+
 /// Writes both sides of a panel.
 pub fn write(out: &mut dyn Write, panel: &Panel, result: &Outcome) -> io::Result<()> {
     let unit = if panel.unit.is_empty() { String::new() } else { format!(" ({})", panel.unit) };
     writeln!(out, "<h3>{}</h3><div class=\"pair\">", Text(&format!("{}{unit}", panel.title)))?;
     let (paper, ours) = (Side::paper(panel), Side::ours(panel, result));
-    let (theirs_top, ours_top) = (paper.top(), ours.top());
-    // One scale for both, unless one of them would vanish.
-    let apart = theirs_top.max(ours_top) > 5.0 * theirs_top.min(ours_top);
-    let top = |own: f64| if apart { own } else { theirs_top.max(ours_top) };
+    let tops = tops(&paper, &ours);
     if paper.is_empty() {
         writeln!(out, "<div><h4>reported</h4><p class=\"quiet\">The paper gives no numbers for this.</p></div>")?;
     } else {
-        paper.write(out, panel, "reported", top(theirs_top))?;
+        paper.write(out, panel, "reported", tops.0)?;
     }
     if ours.is_empty() {
         writeln!(out, "<div><h4>here</h4><p class=\"quiet\">Not measured in this run.</p></div>")?;
     } else {
-        ours.write(out, panel, "here", top(ours_top))?;
+        ours.write(out, panel, "here", tops.1)?;
     }
     writeln!(out, "</div>")
 }

@@ -17,14 +17,14 @@ const RATES: [(&str, &str); 5] =
 /// Pages that the writer writes a second.
 const WRITES: [u64; 4] = [0, 100, 1000, 10_000];
 /// Time for a merger to get used to a new rate.
-const GET_USED: Duration = Duration::from_secs(3);
+const GET_USED: Duration = Duration::from_secs(2);
 
 /// `sonone-fig1`.
 pub fn cpu(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
     let mut vms = rig.vms(&alike(GUESTS, 0, D256), &mut merger)?;
     let mut writer = Asked::start(&mut merger, (GROUP, "writer"), &["writer"])?;
-    let time = Duration::from_secs(if planned.length == Length::Full { 20 } else { 8 });
+    let time = Duration::from_secs(if planned.length == Length::Full { 20 } else { 5 });
     let begin = Instant::now();
     let mut timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
     merger.on()?;

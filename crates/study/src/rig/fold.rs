@@ -28,12 +28,14 @@ pub struct Group {
     pub name: &'static str,
     /// Pages that may be fingerprinted a second; `None`: as many as rest.
     pub scan_rate: Option<u32>,
+    /// Whether pages of zeros are given back.
+    pub shares_zeros: bool,
 }
 
 impl Group {
-    /// A group without a limit.
+    /// A group without a limit, which gives pages of zeros back.
     pub const fn of(name: &'static str) -> Self {
-        Self { name, scan_rate: None }
+        Self { name, scan_rate: None, shares_zeros: true }
     }
 }
 
@@ -48,10 +50,11 @@ fn config(groups: &[Group]) -> String {
     let mut text = String::from("[service]\nprover = true\n");
     for group in groups {
         let rate = group.scan_rate.map_or_else(|| "\"auto\"".to_owned(), |rate| rate.to_string());
+        let zeros = if group.shares_zeros { "share" } else { "ignore" };
         // Writing to a string cannot fail.
         let _ = write!(
             text,
-            "\n[[group]]\nname = \"{}\"\nzero-pages = \"share\"\nscan-rate = {rate}\nfold = \"off\"\n",
+            "\n[[group]]\nname = \"{}\"\nzero-pages = \"{zeros}\"\nscan-rate = {rate}\nfold = \"off\"\n",
             group.name
         );
     }
@@ -129,6 +132,11 @@ impl Folding {
             (report.sharing_pages + report.zero_pages).saturating_sub(report.slots)
         };
         Ok(self.states()?.into_iter().map(of).sum())
+    }
+
+    /// Pages of zeros that were given back and not written since.
+    pub fn zero_pages(&self) -> anyhow::Result<u64> {
+        Ok(self.states()?.into_iter().map(|state| state.report.zero_pages).sum())
     }
 
     /// The workers' processes, which keep the pools.

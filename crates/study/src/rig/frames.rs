@@ -48,11 +48,12 @@ pub fn frames_of(pid: u32) -> anyhow::Result<HashSet<Pfn>> {
     Ok(frames)
 }
 
-/// Visits the frames of private memory: anonymous ones, and those of pools.
+/// Visits the frames of private memory: anonymous ones, and those of pools. Code that an emulator has translated is left
+/// out: a VM of KVM has none.
 fn each_frame(pid: u32, visit: &mut dyn FnMut(Pfn, bool)) -> anyhow::Result<()> {
     let pagemap = Pagemap::open(pid)?;
     let mut entries: Vec<PagemapEntry> = Vec::new();
-    for mapping in Mapping::list(pid)?.iter().filter(|m| !m.shared && !m.is_device()) {
+    for mapping in Mapping::list(pid)?.iter().filter(|m| !m.shared && !m.is_device() && !is_translated(m)) {
         let in_pool = guest::pool_name(&mapping.name).is_some();
         for range in pagemap.present_ranges(mapping.start, mapping.end)? {
             pagemap.read(range.start, range.pages, &mut entries)?;
@@ -64,6 +65,10 @@ fn each_frame(pid: u32, visit: &mut dyn FnMut(Pfn, bool)) -> anyhow::Result<()> 
         }
     }
     Ok(())
+}
+
+fn is_translated(mapping: &Mapping) -> bool {
+    mapping.execute && mapping.write && !mapping.has_file()
 }
 
 /// Pages of the pools that a process maps, by the kernel's account of their files.

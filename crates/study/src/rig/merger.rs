@@ -12,8 +12,12 @@ use std::time::{Duration, Instant};
 
 /// Growth of the saved pages below which merging is settled: 1%.
 const SETTLED: f64 = 0.01;
-/// Span without growth after which it is settled. ksmd must also have made two full rounds in it.
+/// Span without growth after which it is settled. ksmd must also have made its rounds in it.
 const SETTLED_FOR: Duration = Duration::from_secs(8);
+/// Full rounds of ksmd in which each page is looked at.
+const ROUNDS: u64 = 2;
+/// The same with `smart_scan`, by which a page that often found no other is left out of up to eight rounds.
+const SMART_ROUNDS: u64 = 10;
 /// Limit of the wait until it is settled.
 const LONGEST: Duration = Duration::from_secs(180);
 
@@ -111,11 +115,20 @@ impl Merger {
     pub fn saved_pages(&self) -> anyhow::Result<u64> {
         match self {
             Self::Off => Ok(0),
+            Self::Ksm(..) => Ok(ksmd::account()?.pages_sharing + self.zero_pages()?),
+            Self::Fold(folding) => folding.saved_pages(),
+        }
+    }
+
+    /// Pages of zeros that it took away and that were not written since, by its own account.
+    pub fn zero_pages(&self) -> anyhow::Result<u64> {
+        match self {
+            Self::Off => Ok(0),
             Self::Ksm(_, members) => {
                 let zeros = members.iter().filter_map(|(pid, _)| host::KsmStat::of(*pid).ok()?.ksm_zero_pages);
-                Ok(ksmd::account()?.pages_sharing + zeros.sum::<u64>())
+                Ok(zeros.sum())
             }
-            Self::Fold(folding) => folding.saved_pages(),
+            Self::Fold(folding) => folding.zero_pages(),
         }
     }
 
@@ -134,10 +147,15 @@ impl Merger {
         Taken::by(pids, &owners)
     }
 
-    /// Waits until the saved pages grow no more, or for three minutes. The points of the timeline begin at `begin`.
+    /// Waits until the saved pages grow no more, or for three minutes; not at all where nobody merges. The points of the timeline begin at `begin`.
     pub fn settle(&self, begin: Instant, timeline: &mut Timeline) -> anyhow::Result<bool> {
+        if let Self::Off = self {
+            return Ok(true);
+        }
         let since = Instant::now();
         let mut seen: Vec<(f64, u64, Option<u64>)> = Vec::new();
+        let smart = host::Ksm::read().and_then(|ksm| ksm.smart_scan).is_some_and(|on| on > 0);
+        let wanted_rounds = if smart { SMART_ROUNDS } else { ROUNDS };
         wait(LONGEST, || {
             let now = since.elapsed().as_secs_f64();
             let rounds = if let Self::Ksm(..) = self { ksmd::account()?.full_scans } else { None };
@@ -145,7 +163,7 @@ impl Merger {
             if timeline.points.last().is_none_or(|(at, _)| begin.elapsed().as_secs_f64() - at >= 1.0) {
                 timeline.points.push((begin.elapsed().as_secs_f64(), super::mb(seen[seen.len() - 1].1 as f64)));
             }
-            Ok(is_settled(&seen))
+            Ok(is_settled(&seen, wanted_rounds))
         })
     }
 
@@ -172,13 +190,16 @@ impl Merger {
     }
 }
 
-/// Whether the saved pages did not grow in a span that is long enough. If ksmd is the merger, it must have made two full
-/// rounds in that span. The looks are seconds, saved pages, and full rounds.
-fn is_settled(looks: &[(f64, u64, Option<u64>)]) -> bool {
+/// Whether the saved pages did not grow in a span that is long enough. If ksmd is the merger, it must have made so many
+/// full rounds in that span. The looks are seconds, saved pages, and full rounds.
+fn is_settled(looks: &[(f64, u64, Option<u64>)], wanted_rounds: u64) -> bool {
     let Some(last) = looks.last() else { return false };
-    let Some(before) = looks.iter().rev().find(|l| l.0 <= last.0 - SETTLED_FOR.as_secs_f64()) else { return false };
-    let rounds = last.2.zip(before.2).is_none_or(|(last, before)| last >= before + 2);
-    rounds && last.1 > 0 && (last.1 as f64) <= before.1 as f64 * (1.0 + SETTLED)
+    let span_ago = |l: &&(f64, u64, Option<u64>)| l.0 <= last.0 - SETTLED_FOR.as_secs_f64();
+    // The latest look that is long enough ago, in time and in rounds.
+    let rounds_ago =
+        |l: &&(f64, u64, Option<u64>)| last.2.zip(l.2).is_none_or(|(now, then)| now >= then + wanted_rounds);
+    let Some(before) = looks.iter().rev().filter(span_ago).find(rounds_ago) else { return false };
+    last.1 > 0 && (last.1 as f64) <= before.1 as f64 * (1.0 + SETTLED)
 }
 
 #[cfg(test)]
@@ -186,14 +207,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn merging_is_settled_without_growth_for_a_span_and_two_rounds() {
-        assert!(!is_settled(&[]));
-        assert!(!is_settled(&[(0.0, 100, None), (7.0, 100, None)]));
-        assert!(is_settled(&[(0.0, 100, None), (9.0, 100, None)]));
-        assert!(!is_settled(&[(0.0, 0, None), (9.0, 0, None)]), "nothing merged");
-        assert!(!is_settled(&[(0.0, 100, None), (9.0, 102, None)]));
-        assert!(!is_settled(&[(0.0, 100, Some(4)), (9.0, 100, Some(5))]));
-        assert!(is_settled(&[(0.0, 100, Some(4)), (9.0, 100, Some(6))]));
+    fn merging_is_settled_without_growth_for_a_span_and_its_rounds() {
+        let settled = |looks: &[(f64, u64, Option<u64>)]| is_settled(looks, 2);
+        assert!(!settled(&[]));
+        assert!(!settled(&[(0.0, 100, None), (7.0, 100, None)]));
+        assert!(settled(&[(0.0, 100, None), (9.0, 100, None)]));
+        assert!(!settled(&[(0.0, 0, None), (9.0, 0, None)]), "nothing merged");
+        assert!(!settled(&[(0.0, 100, None), (9.0, 102, None)]));
+        assert!(!settled(&[(0.0, 100, Some(4)), (9.0, 100, Some(5))]));
+        assert!(settled(&[(0.0, 100, Some(4)), (9.0, 100, Some(6))]));
+        let slow = [(0.0, 100, Some(1)), (9.0, 100, Some(4)), (18.0, 100, Some(9))];
+        assert!(is_settled(&slow, 8) && !is_settled(&slow, 10), "rounds that take longer than the span");
+        assert!(!is_settled(&[(0.0, 90, Some(1)), (9.0, 100, Some(4)), (18.0, 100, Some(9))], 8));
     }
 
     #[test]

@@ -68,13 +68,22 @@ impl Vms {
             _ => {}
         });
         let more = more.context("the guests do not come up")?;
+        self.settle()?;
+        let member = |guest: &Guest| Ok((guest.pid.context("a guest without a process")?, guest.group.clone()));
+        merger.meet(&more.iter().map(member).collect::<anyhow::Result<Vec<_>>>()?)?;
+        self.guests.extend(more);
+        Ok(())
+    }
+
+    /// Waits until all are idle.
+    ///
+    /// # Errors
+    /// They are not, after a minute.
+    pub fn settle(&self) -> anyhow::Result<()> {
         let settled = self.lab.settle(Idle::default(), SETTLE, &|_| {})?;
         if !settled.idle {
             bail!("the guests are not idle after {} s: is something else busy on this host?", settled.waited.as_secs());
         }
-        let member = |guest: &Guest| Ok((guest.pid.context("a guest without a process")?, guest.group.clone()));
-        merger.meet(&more.iter().map(member).collect::<anyhow::Result<Vec<_>>>()?)?;
-        self.guests.extend(more);
         Ok(())
     }
 

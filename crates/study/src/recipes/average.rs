@@ -1,0 +1,103 @@
+//! `agarwal-fig6.2`: the average footprint against the number of guests.
+//!
+//! Of n guests that have a part I of their own each, and a part in common, the average is I + (F - I)/n. F is the footprint
+//! of one guest alone. The recipe fits I and F to all averages, and forecasts the last from the first ones.
+
+use super::{D256, GROUP, alike, rep_of};
+use crate::data::Length;
+use crate::plan::Planned;
+use crate::record::{MERGED, Measured, Timeline};
+use crate::rig::{Group, Rig, mb};
+use crate::stats;
+use anyhow::Context;
+use std::time::Instant;
+
+/// Numbers of guests of the short form.
+const SHORT: [usize; 4] = [1, 2, 4, 8];
+/// Numbers of guests of the full form.
+const FULL: [usize; 5] = [1, 2, 4, 8, 12];
+/// Largest number of guests that a forecast is made from.
+const KNOWN: usize = 4;
+
+/// `agarwal-fig6.2`.
+pub fn by_number(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let numbers = if planned.length == Length::Full { &FULL[..] } else { &SHORT[..] };
+    let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
+    let wanted = |guests| alike(guests, rep_of(planned), D256);
+    let mut vms = rig.vms(&wanted(1), &mut merger)?;
+    let begin = Instant::now();
+    let mut timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
+    merger.on()?;
+    let (mut measured, mut averages) = (Measured::default(), Vec::new());
+    for &guests in numbers {
+        if guests > vms.guests.len() {
+            vms.add(rig, &wanted(guests - vms.guests.len()), &mut merger)?;
+            timeline.events.push((begin.elapsed().as_secs_f64(), format!("{guests} guests")));
+        }
+        merger.settle(begin, &mut timeline)?;
+        let taken = merger.taken(&vms.pids())?;
+        let average = mb(taken.frames as f64) / guests as f64;
+        measured.put_at("average_mb", guests, average);
+        averages.push((guests as f64, average));
+        if guests == numbers[numbers.len() - 1] {
+            measured.put(MERGED, taken.merged_pages as f64);
+            measured.put("average_end_mb", average);
+        }
+    }
+    shape(&averages, &mut measured)?;
+    measured.timelines.push(timeline);
+    Ok(measured)
+}
+
+/// Whether the averages follow the law.
+fn shape(averages: &[(f64, f64)], measured: &mut Measured) -> anyhow::Result<()> {
+    let rise = averages.windows(2).map(|two| two[1].1 - two[0].1).fold(f64::NEG_INFINITY, f64::max);
+    let law = Law::of(averages)?;
+    let known: Vec<(f64, f64)> = averages.iter().copied().filter(|(n, _)| *n <= KNOWN as f64).collect();
+    let (last, average) = averages[averages.len() - 1];
+    measured.put("largest_rise_mb", rise);
+    measured.put("asymptote_mb", law.own);
+    measured.put("fit_error", averages.iter().map(|at| law.error(*at)).fold(0.0, f64::max));
+    measured.put("forecast_error", Law::of(&known)?.error((last, average)));
+    Ok(())
+}
+
+/// The average guest: its own part, and the part in common.
+struct Law {
+    own: f64,
+    common: f64,
+}
+
+impl Law {
+    fn of(averages: &[(f64, f64)]) -> anyhow::Result<Self> {
+        let points: Vec<(f64, f64)> = averages.iter().map(|(n, average)| (1.0 / n, *average)).collect();
+        let (own, common) = stats::line(&points).context("averages of one number of guests make no curve")?;
+        Ok(Self { own, common })
+    }
+
+    /// Distance of an average from the law, relative to it.
+    fn error(&self, (n, average): (f64, f64)) -> f64 {
+        ((self.own + self.common / n) / average - 1.0).abs()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn averages_by_the_law_have_no_error_and_others_have_theirs() {
+        let law = |n: f64| (n, 90.0 + 97.0 / n);
+        let of = |averages: &[(f64, f64)], metric: &str| {
+            let mut measured = Measured::default();
+            shape(averages, &mut measured).unwrap();
+            measured.samples.iter().find(|s| s.metric == metric).unwrap().value
+        };
+        let exact = [law(1.0), law(2.0), law(4.0), law(8.0)];
+        assert!((of(&exact, "asymptote_mb") - 90.0).abs() < 1e-9);
+        assert!(of(&exact, "fit_error") < 1e-9 && of(&exact, "forecast_error") < 1e-9);
+        assert!(of(&exact, "largest_rise_mb") < 0.0);
+        let bent = [law(1.0), law(2.0), law(4.0), (8.0, 130.0)];
+        assert!(of(&bent, "forecast_error") > 0.2 && of(&bent, "largest_rise_mb") > 0.0);
+    }
+}

@@ -1,0 +1,84 @@
+//! `sonone-fig8`: the saving of idle guests, under a load, and after it.
+
+use super::{D256, GROUP, alike, rep_of};
+use crate::data::Length;
+use crate::plan::Planned;
+use crate::record::{MERGED, Measured, OPERATIONS, Timeline};
+use crate::rig::{Group, Merger, Rig, mb, pause};
+use crate::stats;
+use bench::workload;
+use std::time::{Duration, Instant};
+
+/// Guests of the short form.
+const SHORT: usize = 3;
+/// Guests of the full form: those of the paper.
+const FULL: usize = 5;
+/// Interval between two looks.
+const LOOK: Duration = Duration::from_secs(1);
+/// Share of the idle saving that counts as being back.
+const BACK: f64 = 0.8;
+
+/// `sonone-fig8`.
+pub fn saving(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let full = planned.length == Length::Full;
+    let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
+    let vms = rig.vms(&alike(if full { FULL } else { SHORT }, rep_of(planned), D256), &mut merger)?;
+    let mut traced = Traced::begin(&merger);
+    merger.on()?;
+    merger.settle(traced.begin, &mut traced.timeline)?;
+    let mut measured = Measured::default();
+    measured.put(MERGED, merger.taken(&vms.pids())?.merged_pages as f64);
+    let idle = merger.saved_pages()? as f64;
+    vms.load(&vms.guests, &workload::paced_transactions_script())?;
+    traced.event("transactions begin");
+    let loaded = traced.follow(Duration::from_secs(if full { 180 } else { 20 }), f64::INFINITY)?;
+    vms.tell(&vms.guests, workload::STOP_SCRIPT)?;
+    measured.put(OPERATIONS, vms.operations(&vms.guests)?.iter().sum::<u64>() as f64);
+    traced.event("transactions end");
+    let quiet_since = Instant::now();
+    let quiet = traced.follow(Duration::from_secs(if full { 300 } else { 60 }), idle * BACK)?;
+    let back = quiet_since.elapsed().as_secs_f64();
+    // The second half of the load, in which its memory is warm.
+    let under_load = stats::mean(&loaded[loaded.len() / 2..]);
+    let after = quiet[quiet.len() - 1];
+    for (phase, saved) in [("idle", idle), ("load", under_load), ("after", after)] {
+        measured.put_at("saved_mb", phase, mb(saved));
+    }
+    measured.put("load_share", under_load / idle);
+    measured.put("back_share", after / idle);
+    measured.put("back_s", back);
+    measured.timelines.push(traced.timeline);
+    Ok(measured)
+}
+
+/// The saving over time.
+struct Traced<'a> {
+    merger: &'a Merger,
+    begin: Instant,
+    timeline: Timeline,
+}
+
+impl<'a> Traced<'a> {
+    fn begin(merger: &'a Merger) -> Self {
+        let timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
+        Self { merger, begin: Instant::now(), timeline }
+    }
+
+    fn event(&mut self, text: &str) {
+        self.timeline.events.push((self.begin.elapsed().as_secs_f64(), text.to_owned()));
+    }
+
+    /// Saved pages each second, for a time, or until they are `enough`.
+    fn follow(&mut self, time: Duration, enough: f64) -> anyhow::Result<Vec<f64>> {
+        let (since, mut seen) = (Instant::now(), Vec::new());
+        loop {
+            pause(LOOK)?;
+            let saved = self.merger.saved_pages()? as f64;
+            self.timeline.points.push((self.begin.elapsed().as_secs_f64(), mb(saved)));
+            seen.push(saved);
+            if since.elapsed() >= time || saved >= enough {
+                return Ok(seen);
+            }
+        }
+    }
+}
