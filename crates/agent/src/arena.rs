@@ -9,6 +9,8 @@
 //!
 //! `dlmalloc` hands memory out under a lock that does not block signals. Every caller has them blocked already, being
 //! one of the agent's threads or holding the table's lock. While the library is being loaded, nobody can interrupt it.
+//!
+//! A forked child that enrols begins with an arena of its own ([`begin_anew`]). Its parent's stays mapped, and is only read.
 
 use crate::lock::Lock;
 use crate::raw;
@@ -77,6 +79,17 @@ pub fn map(bytes: usize) -> Option<PageRange> {
     // SAFETY: the page was just taken from the arena's own range, and nobody else knows of it.
     unsafe { raw::call(libc::SYS_mprotect, [start, PAGE_BYTES, libc::PROT_NONE as usize, 0, 0, 0]) };
     Some(PageRange { start: HostVirt((start + PAGE_BYTES) as u64), pages: (bytes >> PAGE_SHIFT) as u64 })
+}
+
+/// Leaves everything that was allocated before as it is, for ever, and begins with nothing. For a forked child, whose
+/// copy of the heap may be half changed: other threads of its parent may have been allocating at the fork.
+///
+/// # Safety
+/// The calling thread is the only one, and holds no memory of the arena that it is going to change.
+pub unsafe fn begin_anew() {
+    [&START, &END, &USED, &OPENED].into_iter().for_each(|of| of.store(0, Ordering::Release));
+    // SAFETY: by the caller.
+    unsafe { HEAP.begin_anew(Dlmalloc::new_with_allocator(Reserved)) };
 }
 
 /// Reserves the range, once.
@@ -188,13 +201,25 @@ unsafe impl GlobalAlloc for Arena {
     }
 
     unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
-        // SAFETY: the caller gives back what `alloc` gave for this layout.
-        unsafe { HEAP.lock_only().free(place, layout.size(), layout.align()) }
+        // Memory of a parent's arena is nobody's to give out again.
+        if holds(place as usize) {
+            // SAFETY: the caller gives back what `alloc` gave for this layout.
+            unsafe { HEAP.lock_only().free(place, layout.size(), layout.align()) }
+        }
     }
 
     unsafe fn realloc(&self, place: *mut u8, layout: Layout, new_bytes: usize) -> *mut u8 {
-        // SAFETY: the caller gives what `alloc` gave for this layout.
-        unsafe { HEAP.lock_only().realloc(place, layout.size(), layout.align(), new_bytes) }
+        if holds(place as usize) {
+            // SAFETY: the caller gives what `alloc` gave for this layout.
+            return unsafe { HEAP.lock_only().realloc(place, layout.size(), layout.align(), new_bytes) };
+        }
+        // SAFETY: as in `alloc`.
+        let moved = unsafe { HEAP.lock_only().malloc(new_bytes, layout.align()) };
+        if !moved.is_null() {
+            // SAFETY: both have at least so many bytes, and the new one was just given out.
+            unsafe { std::ptr::copy_nonoverlapping(place, moved, layout.size().min(new_bytes)) };
+        }
+        moved
     }
 }
 

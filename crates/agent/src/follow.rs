@@ -127,6 +127,17 @@ pub fn wait_for_keeper() {
     }
 }
 
+/// Whether the program was seen to change mappings past the hooks.
+pub fn has_lost_track() -> bool {
+    // SAFETY: the pointer is null, or points to what `publish` has leaked.
+    unsafe { CURRENT.load(Ordering::Acquire).as_ref() }.is_some_and(|following| following.lost_track().is_some())
+}
+
+/// Leaves the parent's follower behind. For a forked child, before it has threads.
+pub fn begin_anew() {
+    CURRENT.store(std::ptr::null_mut(), Ordering::Release);
+}
+
 impl Following {
     /// Starts the thread. Memory that is registered with `watch` is followed from here on.
     ///

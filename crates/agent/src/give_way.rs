@@ -30,6 +30,13 @@ pub fn publish(section: &Section) {
     crate::hooks::set_yield(unregister);
 }
 
+/// Leaves the parent's userfaultfds behind. For a forked child, before it has threads.
+pub fn begin_anew() {
+    THREAD.store(0, Ordering::Release);
+    [&NOTES, &WATCH].into_iter().for_each(|number| number.store(-1, Ordering::Relaxed));
+    IS_OFF.store(false, Ordering::Relaxed);
+}
+
 fn share(section: &Section) {
     NOTES.store(section.notes().map_or(-1, Userfault::number), Ordering::Relaxed);
     WATCH.store(section.following().watch().number(), Ordering::Relaxed);

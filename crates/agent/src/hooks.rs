@@ -14,9 +14,9 @@
 //! nothing been folded. No hook panics, allocates from the program's heap, or waits for anything but the table.
 //!
 //! **State.** A process that was not enrolled is *inert*: hooks only pass calls on. An enrolled one is a *member*. A
-//! forked child is inert again, however it was made: the kernel clears the state for it. The memory of the pool that
-//! the child got is followed ([`crate::follow`]). A `vfork` child and a thread made by `clone` share the member's
-//! memory, table and state. The hooks serve them alike: no hook asks which thread or process calls it.
+//! forked child is inert again, however it was made: the kernel clears the state for it. It may begin anew
+//! ([`crate::child`]). The memory of the pool that the child got is followed ([`crate::follow`]). A `vfork` child and a
+//! thread made by `clone` share the member's memory, table and state. The hooks serve them alike: no hook asks which thread or process calls it.
 //!
 //! **Calls past the hooks** are reported by the kernel as far as contents depend on them: discards of memory that maps
 //! the pool, and forks. The hooks are there all the same: knowing of a change beforehand costs less than a report. And
@@ -29,6 +29,7 @@
 mod advice;
 mod exec;
 mod exit;
+mod fork;
 mod heap;
 mod memory;
 mod patch;
@@ -39,6 +40,7 @@ mod syscall;
 mod userfault;
 
 pub use exec::{carry, search};
+pub use fork::find as find_fork;
 pub use userfault::set_yield;
 
 use crate::raw::{self, Answer};
@@ -78,7 +80,24 @@ pub fn init(all_anonymous: bool) {
             Err(refusal) => drop(REFUSAL.set(refusal)),
         }
     }
+    begin_to_serve();
+}
+
+/// Makes a forked child a member. For the child's only thread; the locks, the arena and the table are its own.
+pub fn begin_anew() {
+    // Children inherit no promise to lock what is mapped later.
+    LOCK_FUTURE.store(false, Ordering::Relaxed);
+    begin_to_serve();
+}
+
+fn begin_to_serve() {
+    exec::serve();
     set_state(State::Member);
+}
+
+/// Makes this process inert: nobody looks after its memory.
+pub fn rest() {
+    set_state(State::Inert);
 }
 
 /// Enrols all private anonymous memory from here on, and the heap. The C library has been patched.

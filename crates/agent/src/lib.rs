@@ -2,6 +2,7 @@
 //! "Folding", shows how its modules work together.
 
 mod arena;
+mod child;
 mod collapse;
 mod cpu_time;
 mod fold;

@@ -2,7 +2,7 @@
 //!
 //! The lock is a word and `futex`, so it allocates nothing and cannot be poisoned. All signals are blocked while it is
 //! held: a signal handler that unmaps memory would otherwise wait for the very thread that it interrupted. Nobody takes
-//! it around a `fork`: a child uses nothing that it guards.
+//! it around a `fork`: a child begins with locks and values of its own ([`Lock::begin_anew`]), or uses none.
 
 use crate::{arena, raw};
 use std::cell::UnsafeCell;
@@ -28,6 +28,16 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 impl<T> Lock<T> {
     pub const fn new(value: T) -> Self {
         Self { state: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
+    }
+
+    /// Makes it a free lock of this value, whatever state it is in. The former value is not dropped.
+    ///
+    /// # Safety
+    /// No other thread uses the lock, and nobody holds a guard of it that is still to be dropped.
+    pub unsafe fn begin_anew(&self, value: T) {
+        // SAFETY: by the caller, nobody else has a reference to the value. It may be half changed, and is not read.
+        unsafe { self.value.get().write(value) };
+        self.state.store(FREE, Ordering::Release);
     }
 
     /// Waits for the value, with all signals blocked.

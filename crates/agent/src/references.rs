@@ -84,6 +84,17 @@ pub fn init() {
     }
 }
 
+/// Gives a forked child locks of its own. Findings that hold for ever hold in the child, too.
+///
+/// # Safety
+/// The calling thread is the only one, and holds none of them.
+pub unsafe fn begin_anew() {
+    // SAFETY: by the caller.
+    unsafe { SEEN.begin_anew(None) };
+    // SAFETY: by the caller.
+    unsafe { mounts::begin_anew() };
+}
+
 /// A number that changes when anything is opened that is not known to pin or to copy. It changes before the program can
 /// use the opened file.
 pub fn generation() -> u64 {

@@ -44,7 +44,7 @@ use act::{HUGE_PAGES, SoftReader, Userfault, Watch};
 use broken::{AGAIN, BrokenPageList};
 use host::Pagemap;
 use huge::HugePageList;
-use page::{Fingerprint, HostVirt, PageRange};
+use page::{Fingerprint, HostVirt, PAGE_SHIFT, PageRange};
 use ranges::{between, common, gaps, overlapping};
 use rustix::time::ClockId;
 use std::collections::{BTreeMap, VecDeque};
@@ -108,6 +108,8 @@ pub struct Rounds {
     turnover: Turnover,
     /// Whether to fold pages without asking whether the folds will last.
     eager: bool,
+    /// Whether to leave pages alone that another process maps, too.
+    leaves_shared: bool,
     broken: BrokenPageList,
     began: Instant,
     /// Fingerprints of the last round, where writes are not noted.
@@ -135,6 +137,7 @@ impl Rounds {
             huge: HugePageList::default(),
             turnover: Turnover::new(now),
             eager,
+            leaves_shared: false,
             broken: BrokenPageList::default(),
             began: now,
             seen: BTreeMap::new(),
@@ -144,6 +147,12 @@ impl Rounds {
             armed: now,
             reader: SoftReader::new(AT_ONCE_PAGES)?,
         })
+    }
+
+    /// Leaves pages alone from here on that another process maps, too. In a forked child, most are its parent's. They
+    /// cannot be folded, and would be fingerprinted in every child.
+    pub const fn leave_shared(&mut self) {
+        self.leaves_shared = true;
     }
 
     /// How long until the next round.
@@ -295,7 +304,13 @@ impl Rounds {
         for range in if rested.len() > FEW { spans } else { &rested[..] } {
             present.append(&mut pagemap.small_ranges(range.start, range.end())?);
         }
-        let there = common(&present, &rested);
+        let mut there = common(&present, &rested);
+        if self.leaves_shared {
+            let (own, shared) = sort(pagemap, &there)?;
+            let mut table = table::lock();
+            shared.into_iter().for_each(|range| table.set_pending(range));
+            there = own;
+        }
         self.rested.extend(there.into_iter().map(|range| Rested { range, kind: Kind::Small }));
         Ok(())
     }
@@ -305,6 +320,15 @@ impl Rounds {
         let mut there = Vec::new();
         for span in spans {
             there.append(&mut pagemap.huge_ranges(span.start, span.end())?);
+        }
+        if self.leaves_shared {
+            let own = sort(pagemap, &there)?.0;
+            let whole = |range: PageRange| {
+                let [first, end] =
+                    [range.start.page().next_multiple_of(HUGE_PAGES), range.end().page() & !(HUGE_PAGES - 1)];
+                (first < end).then(|| between(HostVirt(first << PAGE_SHIFT), HostVirt(end << PAGE_SHIFT)))
+            };
+            there = own.into_iter().filter_map(whole).collect();
         }
         let look = self.huge.look(&there, budget, now);
         self.rested.extend(look.due.into_iter().map(|range| Rested { range, kind: Kind::Huge }));
@@ -535,6 +559,26 @@ fn take_written(pagemap: &Pagemap, span: PageRange) -> host::Result<Vec<PageRang
         at += piece.pages;
     }
     Ok(written)
+}
+
+/// Tells pages that this process alone maps from the others.
+fn sort(pagemap: &Pagemap, ranges: &[PageRange]) -> host::Result<(Vec<PageRange>, Vec<PageRange>)> {
+    let (mut own, mut shared, mut entries) = (Vec::new(), Vec::new(), Vec::new());
+    for range in ranges {
+        let mut at = 0;
+        while at < range.pages {
+            let piece = PageRange { start: range.start.add_pages(at), pages: LOOK_PAGES.min(range.pages - at) };
+            pagemap.read(piece.start, piece.pages, &mut entries)?;
+            let mut start = piece.start;
+            for run in entries.chunk_by(|one, next| one.exclusive() == next.exclusive()) {
+                let run_range = PageRange { start, pages: run.len() as u64 };
+                if run[0].exclusive() { &mut own } else { &mut shared }.push(run_range);
+                start = run_range.end();
+            }
+            at += piece.pages;
+        }
+    }
+    Ok((own, shared))
 }
 
 /// The parts of these ranges that may be folded.

@@ -6,11 +6,13 @@
 //! agent's files, and forked children do not inherit them.
 
 use crate::thread::{Asked, run};
-use crate::{hooks, spawn};
+use crate::{child, hooks, spawn};
+use rustix::io::Errno;
 use std::ffi::{CString, OsStr, OsString};
 use std::panic::catch_unwind;
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 /// Variable with the socket to connect to; `pagefold run` sets it, like those below.
 pub const SOCKET: &str = "PAGEFOLD_SOCKET";
@@ -24,6 +26,10 @@ const VMA_BUDGET: &str = "PAGEFOLD_VMA_BUDGET";
 const COMPARE: &str = "PAGEFOLD_COMPARE_FINGERPRINTS";
 /// Variable that makes the agent fold resting pages although they may not rest for long, as tests do.
 const EAGER: &str = "PAGEFOLD_EAGER";
+/// Variable with the seconds after which a forked child enrols; `never`, and it does not.
+const CHILDREN: &str = "PAGEFOLD_CHILDREN_AFTER";
+/// Time after which a forked child enrols: 3 s.
+const CHILDREN_AFTER: Duration = Duration::from_secs(3);
 /// Variable with a kernel's release to assume in place of the running one's, as tests do.
 const KERNEL: &str = "PAGEFOLD_KERNEL";
 /// Variable that lists the libraries which the loader preloads.
@@ -42,6 +48,7 @@ extern "C" fn constructor() {
     // A panic must not leave this function. It would be a bug, and the program is then better off without the agent.
     let _ = catch_unwind(|| {
         hooks::search();
+        hooks::find_fork();
         let Some(asked) = asked() else { return };
         hooks::init(asked.all_anonymous);
         if ASKED.set(asked).is_ok() {
@@ -61,7 +68,11 @@ fn asked() -> Option<Asked> {
     let eager = std::env::var_os(EAGER).is_some();
     let kernel = std::env::var(KERNEL).unwrap_or_else(|_| host::Kernel::this().release);
     let preload = std::env::var_os(PRELOAD).unwrap_or_default();
-    let names: [&str; 7] = [SOCKET, PROCESS, ALL, VMA_BUDGET, COMPARE, EAGER, KERNEL];
+    let children_after = match std::env::var(CHILDREN) {
+        Ok(text) => text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
+        Err(_) => Some(CHILDREN_AFTER),
+    };
+    let names: [&str; 8] = [SOCKET, PROCESS, ALL, VMA_BUDGET, COMPARE, EAGER, CHILDREN, KERNEL];
     let is_enrolled = process == std::process::id().to_string();
     if is_enrolled && let Some(library) = libraries(&preload).find(|name| is_ours(name)) {
         let set = names.into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
@@ -83,6 +94,7 @@ fn asked() -> Option<Asked> {
         compare_fingerprints,
         eager,
         kernel,
+        children_after,
     })
 }
 
@@ -117,10 +129,38 @@ fn start() {
             own_files();
             std::panic::set_hook(Box::new(|_| {}));
             if let Some(asked) = ASKED.get() {
-                let _ = run(asked);
+                let _ = run(asked, false);
             }
         });
     });
+}
+
+/// Time after which forked children of this process enrol; `None` if they do not.
+pub fn children_after() -> Option<Duration> {
+    ASKED.get().and_then(|asked| asked.children_after)
+}
+
+/// Starts the agent's thread in a forked child. It sleeps at first.
+///
+/// # Errors
+/// Memory is short, or the process has as many threads as it may.
+pub fn in_child() -> Result<(), Errno> {
+    spawn::thread(c"pagefold", spawn::STACK_BYTES, || {
+        // As in `start`.
+        let _ = catch_unwind(|| {
+            own_files();
+            if let (Some(asked), Some(after)) = (ASKED.get(), children_after()) {
+                if asked.eager {
+                    std::thread::sleep(after);
+                } else {
+                    child::wait_until_worth_it(after);
+                }
+                let _ = run(asked, true);
+                // Nothing was folded. The hooks have nobody to note things for.
+                hooks::rest();
+            }
+        });
+    })
 }
 
 /// Gives this thread a table of file descriptors of its own, with nothing in it.

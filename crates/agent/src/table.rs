@@ -48,6 +48,20 @@ pub fn lock() -> Guard {
     TABLE.lock()
 }
 
+/// Gives a forked child a table of its own, which knows these ranges and nothing about their pages.
+///
+/// # Safety
+/// The calling thread is the only one, and does not hold the lock.
+pub unsafe fn begin_anew(known: &[(PageRange, Traits)]) {
+    // SAFETY: by the caller.
+    unsafe { TABLE.begin_anew(Table::new()) };
+    let mut table = lock();
+    for (range, traits) in known {
+        let (first, end) = span(*range);
+        table.extents.insert(first, end, *traits);
+    }
+}
+
 /// Numbers of pages, by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {

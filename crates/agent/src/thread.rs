@@ -26,7 +26,7 @@ use crate::section::Section;
 use crate::table;
 use crate::turnover::{Change, LIFE};
 use crate::witness::Silence;
-use crate::{give_way, hooks, keeper};
+use crate::{child, give_way, hooks, keeper};
 use act::{HUGE_PAGES, Purpose, Role, SharedMark, Userfault};
 use host::Pagemap;
 use looks::{Activity, Looks};
@@ -57,6 +57,9 @@ const RUNS: usize = 2048;
 /// Time since the last fold after which pages of the pool that were read for comparisons are given back: 2 s.
 const VIEW_RESTS: Duration = Duration::from_secs(2);
 
+/// Number of connections that were closed without a word after which a forked child gives up: most of a minute.
+const MOST_REFUSALS: u32 = 12;
+
 /// How this member was asked in.
 #[derive(Debug)]
 pub struct Asked {
@@ -72,6 +75,8 @@ pub struct Asked {
     pub eager: bool,
     /// The kernel's release (`uname -r`), by which its faults are known.
     pub kernel: String,
+    /// Time after which forked children enrol; `None` if they do not.
+    pub children_after: Option<Duration>,
 }
 
 impl Asked {
@@ -123,18 +128,28 @@ struct Session {
     stats_due: Instant,
 }
 
-/// Serves this process until it ends.
+/// Serves this process until it ends. `is_child` says that it was forked by a member, and knows memory of that one's.
 ///
 /// # Errors
-/// This process cannot read its own page table.
-pub fn run(asked: &'static Asked) -> io::Result<std::convert::Infallible> {
+/// This process cannot read its own page table, or list of mappings.
+pub fn run(asked: &'static Asked, is_child: bool) -> io::Result<std::convert::Infallible> {
     let mut agent = Agent::new(asked)?;
+    if is_child {
+        let notes = agent.folder.as_ref().ok().and_then(|folder| folder.section().notes());
+        child::compare(notes).map_err(|()| io::ErrorKind::PermissionDenied)?;
+        agent.rounds.leave_shared();
+    }
     let mut pause = RECONNECT.0;
+    let mut refusals = 0;
     loop {
         if let Ok(link) = Link::connect(&agent.asked.socket) {
             let began = Instant::now();
             // The reason of its end does not matter: nobody is left to be told.
             let _ = agent.serve(link);
+            refusals += u32::from(agent.lease.is_none() && agent.former_leases.is_empty());
+            if is_child && refusals >= MOST_REFUSALS {
+                return Err(io::ErrorKind::ConnectionRefused.into());
+            }
             if began.elapsed() > RECONNECT.1 {
                 pause = RECONNECT.0;
             }

@@ -123,6 +123,9 @@ pub struct MemberLine {
     pub uid: u32,
     /// Whether its agent has ever connected.
     pub connected: bool,
+    /// Of a member that another member has forked: the name of the first of them, which was not forked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub family: Option<String>,
 }
 
 /// The most memory that a pool may take.

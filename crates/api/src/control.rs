@@ -357,6 +357,13 @@ pub struct MemberReport {
     pub name: String,
     /// Its process.
     pub pid: u32,
+    /// Name of the first member of its family, which forked the others: its own, if nobody forked it. The worker leaves
+    /// this and the next to the command line.
+    #[serde(default)]
+    pub family: String,
+    /// Its process. Of the first member of a family, also the processes of the others.
+    #[serde(default)]
+    pub pids: Vec<u32>,
     /// Whether its agent is connected; if not, its slots are kept until its process and its children have ended.
     pub connected: bool,
     /// Whether it folds, and if not, why (`wire::MemberState`).

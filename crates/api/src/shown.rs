@@ -9,6 +9,7 @@ use crate::control::{GroupReport, MemberReport};
 use crate::member_words;
 use page::Savings;
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// State of a member whose agent is not connected.
 const NO_AGENT: &str = "no_agent";
@@ -112,13 +113,28 @@ impl ListedGroup {
 /// Completes a worker's report by what the asker knows. `why_absent` tells for a process why no agent of it is connected.
 pub fn complete(state: &mut GroupState, members: &[MemberLine], why_absent: impl Fn(u32) -> String) {
     let of_group = members.iter().filter(|member| member.group == state.name);
-    add_absent(&mut state.report, of_group, why_absent);
+    add_absent(&mut state.report, of_group.clone(), why_absent);
+    name_families(&mut state.report.members, of_group);
     let savings = state.report.savings;
     for member in &mut state.report.members {
         member.saved_bytes = savings.of_member(member.folded_pages, member.zero_pages, member.vmas);
         if !member.state.is_empty() {
             member.fix = member_words::remedy(&member.state, &state.name, &state.settings, &state.pool_limit);
         }
+    }
+}
+
+/// Tells of each member which family it belongs to, and of the first which processes do.
+fn name_families<'a>(reports: &mut [MemberReport], members: impl Iterator<Item = &'a MemberLine>) {
+    let families: BTreeMap<u32, &str> = members.filter_map(|m| Some((m.identity.pid, m.family.as_deref()?))).collect();
+    for report in reports.iter_mut() {
+        let family = families.get(&report.pid).copied().unwrap_or(&report.name);
+        (report.family, report.pids) = (family.to_owned(), vec![report.pid]);
+    }
+    let forked: Vec<(String, u32)> =
+        reports.iter().filter(|r| r.family != r.name).map(|r| (r.family.clone(), r.pid)).collect();
+    for report in reports.iter_mut().filter(|report| report.family == report.name) {
+        report.pids.extend(forked.iter().filter(|(family, _)| *family == report.name).map(|(_, pid)| *pid));
     }
 }
 
@@ -177,6 +193,7 @@ mod tests {
             identity: Identity { name: name.into(), pid, started: 1 },
             uid: 0,
             connected: false,
+            family: None,
         };
         let lines = [line("a", 1, "acme"), line("c", 3, "acme"), line("d", 4, "beta")];
         complete(&mut state, &lines, |pid| format!("why {pid}"));

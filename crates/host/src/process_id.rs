@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 
 /// `PF_KTHREAD` of the kernel's `task_struct::flags`.
 const PF_KTHREAD: u64 = 0x0020_0000;
+/// `PF_FORKNOEXEC`: the kernel takes it away when the process executes a program.
+const PF_FORKNOEXEC: u64 = 0x40;
 
 /// Fields of `/proc/PID/stat`. Times are in clock ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,6 +29,11 @@ pub struct ProcessStat {
     /// Whether the kernel is still loading a program into it. Until then it has no arguments and no environment.
     /// Always false if the caller may not trace the process.
     pub loading: bool,
+    /// Whether it was forked and has executed no program since.
+    pub forked: bool,
+    /// Addresses of its code and of its first stack, which the kernel draws by lot for each program that is executed. A
+    /// forked child has its parent's. `None` if the caller may not trace the process.
+    pub layout: Option<(u64, u64)>,
 }
 
 /// One process: no other process ever has the same pid and start time.
@@ -55,6 +62,8 @@ impl ProcessStat {
             // Field 26 is the address of the program's code. The kernel sets it after it has laid out arguments and
             // environment.
             loading: number(26) == Some(0),
+            forked: number(9)? & PF_FORKNOEXEC != 0,
+            layout: number(26).zip(number(28)).filter(|(_, stack)| *stack != 0),
         })
     }
 
@@ -156,6 +165,25 @@ mod tests {
     fn kernel_thread_is_told_by_flag() {
         let line = "2 (kthreadd) S 0 0 0 0 -1 2129984 0 0 0 0 0 0 0 0 20 0 1 0 4 0 0 0\n";
         assert!(ProcessStat::parse(line).unwrap().kernel_thread);
+    }
+
+    #[test]
+    fn forked_child_is_told_from_executed_program() {
+        let own = ProcessStat::read(std::process::id()).unwrap();
+        assert!(!own.forked && own.layout.is_some());
+        let mut executed = Command::new("sleep").arg("60").spawn().unwrap();
+        let stat = ProcessStat::read(executed.id()).unwrap();
+        executed.kill().unwrap();
+        executed.wait().unwrap();
+        assert!(!stat.forked && stat.layout != own.layout, "{stat:?} beside {own:?}");
+        // A shell forks for what is in parentheses.
+        let script = "(cat /proc/$BASHPID/stat; true); cat /proc/$BASHPID/stat; true";
+        let script = script.replace("cat ", "read -r line < ").replace("/stat", "/stat && echo \"$line\"");
+        let output = Command::new("bash").args(["-c", &script]).output().unwrap();
+        let stats: Vec<_> = String::from_utf8(output.stdout).unwrap().lines().filter_map(ProcessStat::parse).collect();
+        let [child, parent] = stats[..] else { panic!("{stats:?}") };
+        assert!(child.forked && !parent.forked && child.layout == parent.layout, "{stats:?}");
+        assert!(child.layout.is_some());
     }
 
     #[test]

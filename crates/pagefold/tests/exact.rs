@@ -5,64 +5,19 @@
 
 mod common;
 
+use common::built::Built;
 use common::number;
 use common::service::{Member, Service, cannot_fold, find_member, until};
 use guest::qmp::Qmp;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
 
 const GROUP: &str = "acme";
 const ALL: &[&str] = &["--all-anonymous"];
 /// Time-out of a program that locks its memory or forks, in seconds: at least twice its time without folding.
 const PATIENCE: u64 = 20;
-
-/// A program built for a test. Dropping it removes the program.
-struct Built {
-    program: PathBuf,
-    _dir: TempDir,
-}
-
-impl Built {
-    /// Builds a program of `programs/`; `None`, with the reason printed, if its compiler is missing.
-    fn new(source: &str) -> Option<Self> {
-        let dir = tempfile::tempdir().expect("a temporary directory");
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source);
-        let program = dir.path().join(file.file_stem().expect("a name"));
-        let mut compiler = cc();
-        compiler.arg("-o").arg(&program).arg(file);
-        compile(compiler).then_some(Self { program, _dir: dir })
-    }
-
-    fn program(&self) -> &str {
-        self.program.to_str().expect("a plain path")
-    }
-}
-
-fn cc() -> Command {
-    let mut command = Command::new("cc");
-    command.args(["-O2", "-Wall", "-pthread"]);
-    command
-}
-
-/// Runs a compiler; `false`, with the reason printed, if it is missing.
-fn compile(mut command: Command) -> bool {
-    match command.output() {
-        Ok(output) => {
-            assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
-            true
-        }
-        Err(e) if e.kind() == ErrorKind::NotFound => {
-            eprintln!("skipped: there is no {} on this host", command.get_program().display());
-            false
-        }
-        Err(e) => panic!("{command:?}: {e}"),
-    }
-}
 
 /// Two members of one group that run the same program and are folded fast.
 fn two_members(service: &Service, words: &[&str]) -> [Member; 2] {

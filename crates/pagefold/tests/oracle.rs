@@ -28,6 +28,9 @@ const FOLDING: Duration = Duration::from_secs(4);
 /// Least number of folded, broken, refolded and unfolded pages, each: 1 for every 100 steps.
 const SHARE: u64 = 100;
 
+/// Variable by which forked children enrol after 0.2 s, so that many do.
+const CHILDREN: (&str, &str) = ("PAGEFOLD_CHILDREN_AFTER", "0.2");
+
 /// Path of the program `oracle`, which `./x test` builds.
 fn oracle() -> String {
     let path = PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("oracle");
@@ -81,6 +84,8 @@ struct Run {
     counted: [Value; 2],
     /// All states in which members were seen, with their details.
     states: BTreeSet<String>,
+    /// Number of forked children that were members.
+    enrolled_children: usize,
 }
 
 impl Run {
@@ -90,8 +95,9 @@ impl Run {
         let oracle = oracle();
         let plain = [&oracle[..], "--threads", &threads, "--steps", &steps, "--seconds", &time];
         let words = [&plain, words].concat();
-        let mut members = ["one", "other"].map(|name| service.run("acme", name, &["--all-anonymous"], &words));
-        until(20, "both are members", || service.show("acme")["members"].as_array().is_some_and(|m| m.len() == 2));
+        let start = |name| service.run_with("acme", name, &["--all-anonymous"], &words, &[CHILDREN]);
+        let mut members = ["one", "other"].map(start);
+        until(20, "both are members", || service.show("acme")["members"].as_array().is_some_and(|m| m.len() >= 2));
         service.set("acme", &["--scan-rate", "400000"]);
         let (mut unfolds, mut shown, mut states) = (0, Value::Null, BTreeSet::new());
         while members.iter().all(|m| runs(m.pid())) {
@@ -99,7 +105,9 @@ impl Run {
             service.assert_audit_is_clean();
             shown = service.show("acme");
             let of = shown["members"].as_array().into_iter().flatten();
-            states.extend(of.map(|m| format!("{}: {}: {}", m["name"], m["state"], m["detail"])));
+            let is_child = |m: &&Value| m["family"] != m["name"];
+            states
+                .extend(of.filter(|m| !is_child(m)).map(|m| format!("{}: {}: {}", m["name"], m["state"], m["detail"])));
             let end = Instant::now() + FOLDING;
             while Instant::now() < end && members.iter().all(|m| runs(m.pid())) {
                 std::thread::sleep(Duration::from_millis(100));
@@ -108,7 +116,8 @@ impl Run {
         // The member that has ended first comes first: it may have found an error.
         members.sort_by_key(|m| runs(m.pid()));
         let counted = members.each_mut().map(|m| m.finish(limit()));
-        Self { shown, unfolds, counted, states }
+        let enrolled_children = service.log().matches("forked by").count();
+        Self { shown, unfolds, counted, states, enrolled_children }
     }
 }
 
@@ -132,17 +141,21 @@ fn memory_is_as_without_folding_after_every_operation() {
         more = vec!["--without", &without];
     }
     let run = Run::of(&more, steps(), seconds(USUALLY));
-    let Run { shown, unfolds, counted, states } = &run;
+    let Run { shown, unfolds, counted, states, enrolled_children } = &run;
     let sum = |what: &str| counted.iter().map(|counted| number(&counted[what])).sum::<u64>();
     let (made, breaks) = (sum("steps"), sum("breaks_seen"));
     let (folds, refolds) = (number(&shown["folds"]), number(&shown["refolds"]));
-    eprintln!("{made} steps: {folds} folds, {breaks} breaks, {refolds} refolds, {unfolds} unfolds; {counted:?}");
+    eprintln!(
+        "{made} steps: {folds} folds, {breaks} breaks, {refolds} refolds, {unfolds} unfolds; {enrolled_children} children \
+         enrolled; {counted:?}"
+    );
     // Broken pages rest before they are folded again, however many steps are made meanwhile: half as many are asked for. Unfolding has its moments, too: a quarter.
     for (what, count) in [("folds", folds), ("breaks", breaks), ("refolds", 2 * refolds), ("unfolds", 4 * unfolds)] {
         assert!(count >= made / SHARE, "{count} {what} in {made} steps: {shown} {counted:?} {states:?}");
     }
     if is_all {
         assert!(!states.iter().any(|state| state.contains("lost_track")), "{states:?}");
+        assert!(*enrolled_children > 0, "no forked child was a member: {states:?}");
         counted.iter().for_each(assert_nothing_was_left_out);
     }
 }

@@ -13,8 +13,15 @@ const COLUMNS: usize = 100;
 /// Greatest length of a member's name beside figures, in characters.
 const NAME_CHARS: usize = 24;
 
-/// The tables for a group; `words` describe its settings, and `limit` is the pool's that binds.
-pub fn text(name: &str, words: &str, (settings, limit): (&Settings, &PoolLimit), report: &GroupReport) -> String {
+/// The tables for a group; `words` describe its settings, and `limit` is the pool's that binds. Each family of forked
+/// members has one line, but for `family`, whose members are shown alone.
+pub fn text(
+    name: &str,
+    words: &str,
+    (settings, limit): (&Settings, &PoolLimit),
+    report: &GroupReport,
+    family: Option<&str>,
+) -> String {
     let mut text = wrap(&format!("{name}: {words}"), COLUMNS);
     text += &format!("\nSaved, in KiB; pagefold audit counts the same from page frames\n{}", savings(limit, report));
     if report.savings.saved_bytes() < 0 {
@@ -25,11 +32,50 @@ pub fn text(name: &str, words: &str, (settings, limit): (&Settings, &PoolLimit),
         text += &wrap(&format!("Waits for room: {}", cli::printable(why)), COLUMNS);
     }
     text += &format!("\nWork and costs\n{}", figures(report));
-    if !report.members.is_empty() {
-        text += &format!("\nMembers (pages in MiB, time out of reach in us)\n{}", members(&report.members));
+    let shown = match family {
+        Some(family) => report.members.iter().filter(|m| m.family == family).cloned().collect(),
+        None => families(&report.members),
+    };
+    if !shown.is_empty() {
+        text += &format!("\nMembers (pages in MiB, time out of reach in us)\n{}", members(&shown));
         text += &states(name, (settings, limit), &report.members);
     }
     text
+}
+
+/// One row for each family. Times out of reach are the longest of its members'.
+fn families(members: &[MemberReport]) -> Vec<MemberReport> {
+    let mut rows: Vec<MemberReport> = Vec::new();
+    for m in members {
+        let Some(row) = rows.iter_mut().find(|row| !m.family.is_empty() && row.family == m.family) else {
+            rows.push(m.clone());
+            continue;
+        };
+        if m.name == m.family {
+            (row.name, row.pid, row.pids) = (m.name.clone(), m.pid, m.pids.clone());
+        }
+        if m.connected && (m.state == "folding" || !row.connected) {
+            (row.state, row.connected) = (m.state.clone(), m.connected);
+        }
+        row.enrolled_pages += m.enrolled_pages;
+        row.folded_pages += m.folded_pages;
+        row.zero_pages += m.zero_pages;
+        row.broken_pages += m.broken_pages;
+        row.agent_cpu_s += m.agent_cpu_s;
+        row.vmas += m.vmas;
+        row.stall_p50_us = row.stall_p50_us.max(m.stall_p50_us);
+        row.stall_p99_us = row.stall_p99_us.max(m.stall_p99_us);
+        row.stall_max_us = row.stall_max_us.max(m.stall_max_us);
+    }
+    rows
+}
+
+/// The process of a row, and how many others it stands for.
+fn processes(row: &MemberReport) -> String {
+    match row.pids.len() {
+        0 | 1 => row.pid.to_string(),
+        n => format!("{} +{}", row.pid, n - 1),
+    }
 }
 
 fn savings(limit: &PoolLimit, r: &GroupReport) -> String {
@@ -101,7 +147,7 @@ fn members(members: &[MemberReport]) -> Table {
     for m in members {
         let pages = [m.enrolled_pages, m.folded_pages, m.zero_pages, m.broken_pages].map(|n| mib(pages_to_bytes(n)));
         let state = state_of(m).replace('_', " ");
-        let cells = [shorten(&m.name, NAME_CHARS), m.pid.to_string(), state].into_iter().chain(pages).chain([
+        let cells = [shorten(&m.name, NAME_CHARS), processes(m), state].into_iter().chain(pages).chain([
             format!("{:.1} s", m.agent_cpu_s),
             count(m.vmas),
             count(m.stall_p50_us),
@@ -173,7 +219,7 @@ mod tests {
         };
         let settings = Settings::default();
         let limit = PoolLimit::of(&settings, None);
-        let shown = text("acme", "folds", (&settings, &limit), &report);
+        let shown = text("acme", "folds", (&settings, &limit), &report, None);
         for words in [
             "acme: folds",
             "= saved       5,120  5.0 MiB",
@@ -189,9 +235,31 @@ mod tests {
         }
         let report = GroupReport { savings: Savings::of(0, 0, 1, 0, 0), ..report };
         let limit = PoolLimit::of(&settings, Some(128 << 20));
-        let negative = text("acme", "folds", (&settings, &limit), &report);
+        let negative = text("acme", "folds", (&settings, &limit), &report, None);
         assert!(negative.contains("of the 128 MiB that it may hold by its members' memory limits"), "{negative}");
         assert!(negative.contains("= saved       -4  -4 KiB\nNegative: folding takes more"), "{negative}");
         assert!(!shown.contains("gone:") && !shown.contains('\u{1b}'), "{shown}");
+    }
+
+    #[test]
+    fn family_has_one_line_and_can_be_opened() {
+        let member = |name: &str, pid, pids: &[u32], folded_pages| MemberReport {
+            name: name.into(),
+            family: "web".into(),
+            pids: pids.to_vec(),
+            pid,
+            connected: true,
+            state: "folding".into(),
+            folded_pages,
+            ..MemberReport::default()
+        };
+        let members = vec![member("w-8", 8, &[8], 256), member("web", 7, &[7, 8, 9], 512), member("w-9", 9, &[9], 256)];
+        let report = GroupReport { members, ..GroupReport::default() };
+        let settings = Settings::default();
+        let shown = |family| text("acme", "folds", (&settings, &PoolLimit::of(&settings, None)), &report, family);
+        let (sum, open) = (shown(None), shown(Some("web")));
+        assert!(sum.contains("7 +2") && sum.contains("4.0") && !sum.contains("w-9"), "{sum}");
+        assert!(["w-8", "w-9", "2.0"].iter().all(|words| open.contains(words)), "{open}");
+        assert!(!shown(Some("other")).contains("Members"));
     }
 }

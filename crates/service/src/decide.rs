@@ -1,21 +1,40 @@
 //! The choice of a group for a process that connects, by facts that the process did not choose.
+//!
+//! ```text
+//!   registered by `pagefold run`? ------ yes ----> the group that it was registered for
+//!      | no
+//!   forked, and no program executed? --- yes ----> the group of the member that forked it, or none
+//!      | no
+//!   rules of one group fit? ------------ yes ----> that group
+//! ```
+//!
+//! A forked process never joins by a rule. It shares frames with its parent, and with its parent's other children.
 
 use super::group::Group;
 use super::state::State;
 use api::ask::MemberLine;
 use api::control::Identity;
 use api::name;
-use host::{Mapping, PeerProcess, Process};
+use host::{Mapping, PeerProcess, Process, ProcessId, ProcessStat};
 use std::collections::BTreeMap;
+
+/// Most forked children of one member, and their children, that are members: half of the places of a group.
+const MOST_CHILDREN: usize = 512;
+/// Most generations that are looked at, from a process up to a member.
+const MOST_GENERATIONS: usize = 8;
 
 /// The member that a process is, or becomes.
 ///
-/// Its registration counts first, otherwise the groups' rules. If the rules of two groups fit, it gets neither.
+/// Its registration counts first, then the member that forked it, otherwise the groups' rules. If the rules of two groups
+/// fit, it gets neither.
 ///
 /// # Errors
 /// It belongs to no group, for this reason.
 pub fn member_of(peer: &PeerProcess, state: &State, groups: &BTreeMap<String, Group>) -> Result<MemberLine, String> {
     if let Some(member) = state.find(peer.id) {
+        if member.family.is_some() && !peer.id.stat().is_some_and(|stat| stat.forked) {
+            return Err(format!("process {} was forked by a member, and has executed another program", peer.id.pid));
+        }
         if !member.connected {
             check_no_other_pool(peer, &member.group, groups)?;
         }
@@ -26,6 +45,13 @@ pub fn member_of(peer: &PeerProcess, state: &State, groups: &BTreeMap<String, Gr
     let process = Process::read_without_arguments(pid).map_err(|e| e.to_string())?;
     if process.stat.start_ticks != peer.id.start_ticks {
         return Err(format!("process {pid} has ended"));
+    }
+    let name = name::of_process(process.program(), pid);
+    if process.stat.forked {
+        let parent = forker(peer.id, |process| state.find(process).cloned()).ok_or_else(|| {
+            format!("process {pid} of user {} was forked, and not by a member that still runs its program", peer.uid)
+        })?;
+        return child_of(&parent, peer, name, state, groups);
     }
     let fits = |group: &&Group| group.config.processes.iter().any(|rule| rule.fits(peer.uid, &process));
     let mut wanted = groups.values().filter(fits).map(|group| &group.name);
@@ -42,8 +68,53 @@ pub fn member_of(peer: &PeerProcess, state: &State, groups: &BTreeMap<String, Gr
         }
     };
     check_no_other_pool(peer, group, groups)?;
-    let identity = Identity { name: name::of_process(process.program(), pid), pid, started: peer.id.start_ticks };
-    Ok(MemberLine { group: group.to_owned(), identity, uid: peer.uid, connected: false })
+    let identity = Identity { name, pid, started: peer.id.start_ticks };
+    Ok(MemberLine { group: group.to_owned(), identity, uid: peer.uid, connected: false, family: None })
+}
+
+/// The member that a forked child of a member becomes.
+fn child_of(
+    parent: &MemberLine,
+    peer: &PeerProcess,
+    name: String,
+    state: &State,
+    groups: &BTreeMap<String, Group>,
+) -> Result<MemberLine, String> {
+    let family = parent.family.clone().unwrap_or_else(|| parent.identity.name.clone());
+    let is_sibling = |m: &&MemberLine| m.group == parent.group && m.family.as_ref() == Some(&family);
+    if state.members().iter().filter(is_sibling).count() >= MOST_CHILDREN {
+        return Err(format!("{MOST_CHILDREN} forked children of member {family} are members already"));
+    }
+    check_no_other_pool(peer, &parent.group, groups)?;
+    let identity = Identity { name, pid: peer.id.pid, started: peer.id.start_ticks };
+    Ok(MemberLine { group: parent.group.clone(), identity, uid: peer.uid, connected: false, family: Some(family) })
+}
+
+/// The member that has forked a process, by itself or by forked children in between.
+///
+/// A process cannot choose its parent, nor whether it counts as forked. When its parent ends, the kernel gives it another
+/// one, which may be a member too (a subreaper, `prctl(2)`). Programs that this one has executed could then pass for its
+/// forked children. So their layout in memory is compared. The kernel has drawn it by lot when the member's program was
+/// executed, and only forks of that have it.
+fn forker<M>(process: ProcessId, member: impl Fn(ProcessId) -> Option<M>) -> Option<M> {
+    let layout = process.stat()?.layout?;
+    let is_fork = |stat: &ProcessStat| stat.forked && stat.layout == Some(layout);
+    let mut child = process;
+    for _ in 0..MOST_GENERATIONS {
+        let stat = child.stat().filter(is_fork)?;
+        let parent = ProcessId::of(stat.parent).ok()?;
+        let parents = parent.stat().filter(|stat| stat.layout == Some(layout))?;
+        // The child's parent is the one that was looked at, and not another process with the same pid, if it still is.
+        child.stat().filter(|now| now.parent == stat.parent)?;
+        if let Some(member) = member(parent) {
+            return Some(member);
+        }
+        if !is_fork(&parents) {
+            return None;
+        }
+        child = parent;
+    }
+    None
 }
 
 /// Refuses a process that maps another pool than its group's. It is the child of a member there, and would bring that
@@ -65,4 +136,80 @@ fn check_no_other_pool(peer: &PeerProcess, group: &str, groups: &BTreeMap<String
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Pid, getpid, set_child_subreaper};
+    use std::io::{BufRead, BufReader};
+    use std::process::{Child, Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    /// A shell and its descendants. Each waits, and ends with the shell's end of a pipe.
+    const FAMILY: &str = "exec 9<> <(:)
+        ( echo forked $BASHPID; ( echo grandchild $BASHPID; read -t 60 -u 9 ) & read -t 60 -u 9 ) &
+        ( exec bash -c 'echo executed $$; ( echo below $BASHPID; read -t 60 -u 9 ) & read -t 60 -u 9' ) &
+        read -t 60 -u 9";
+
+    struct Family(Child, BTreeMap<String, ProcessId>);
+
+    impl Family {
+        fn start() -> Self {
+            let shell = Command::new("bash").args(["-c", FAMILY]).stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+            let mut shell = shell.expect("run bash");
+            let lines = BufReader::new(shell.stdout.take().expect("a pipe")).lines().take(4);
+            let process = |line: String| {
+                let (name, pid) = line.split_once(' ').expect("a name and a pid");
+                (name.to_owned(), ProcessId::of(pid.parse().expect("a pid")).expect("a process"))
+            };
+            let all = lines.map(|line| process(line.expect("a line"))).collect();
+            Self(shell, all)
+        }
+
+        fn is_child_of(&self, name: &str, member: ProcessId) -> bool {
+            forker(self.1[name], |process| (process == member).then_some(())).is_some()
+        }
+    }
+
+    impl Drop for Family {
+        fn drop(&mut self) {
+            for process in self.1.values() {
+                let _ = process.kill();
+            }
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn forked_children_are_told_from_executed_programs() {
+        let family = Family::start();
+        let shell = ProcessId::of(family.0.id()).unwrap();
+        let children = ["forked", "grandchild", "executed", "below"].map(|name| family.is_child_of(name, shell));
+        assert_eq!(children, [true, true, false, false]);
+        assert!(family.is_child_of("below", family.1["executed"]));
+        assert!(!family.is_child_of("forked", family.1["executed"]));
+        // It was not forked by this process, but executed.
+        assert!(!family.is_child_of("forked", ProcessId::of(std::process::id()).unwrap()));
+        let earlier = ProcessId { start_ticks: shell.start_ticks - 1, ..shell };
+        assert!(!family.is_child_of("forked", earlier));
+    }
+
+    #[test]
+    fn orphan_of_executed_program_is_no_child_of_the_member_that_inherits_it() {
+        let family = Family::start();
+        let own = ProcessId::of(std::process::id()).unwrap();
+        set_child_subreaper(Some(getpid())).unwrap();
+        let below = family.1["below"];
+        assert!(family.1["executed"].kill());
+        let end = Instant::now() + Duration::from_secs(30);
+        while below.stat().is_some_and(|stat| stat.parent != own.pid) {
+            assert!(Instant::now() < end, "it has no other parent");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let stat = below.stat().expect("it lives");
+        assert!(stat.forked && stat.parent == own.pid && !family.is_child_of("below", own));
+        set_child_subreaper(None::<Pid>).unwrap();
+    }
 }

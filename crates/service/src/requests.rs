@@ -239,7 +239,8 @@ impl Request<'_> {
         }
         let connected = self.registry.state.find(id).is_some_and(|m| m.connected);
         // The state is written before the answer, so that a later supervisor knows the member too.
-        self.registry.keep(|state| state.add(MemberLine { group: group.to_owned(), identity, uid, connected }))?;
+        self.registry
+            .keep(|state| state.add(MemberLine { group: group.to_owned(), identity, uid, connected, family: None }))?;
         self.registry.group(group).idle_since = None;
         note!("group {group}: process {} of user {uid} is member {name}", id.pid);
         self.client.answer(&Answer::Joined(name));

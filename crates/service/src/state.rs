@@ -243,7 +243,7 @@ mod tests {
 
     fn member(group: &str, name: &str, process: ProcessId) -> MemberLine {
         let identity = Identity { name: name.into(), pid: process.pid, started: process.start_ticks };
-        MemberLine { group: group.into(), identity, uid: 0, connected: false }
+        MemberLine { group: group.into(), identity, uid: 0, connected: false, family: None }
     }
 
     #[test]

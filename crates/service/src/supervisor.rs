@@ -253,7 +253,8 @@ impl Supervisor {
         let process = ProcessId { pid: member.identity.pid, start_ticks: member.identity.started };
         if self.registry.state.find(process).is_none() {
             self.registry.keep(|state| state.add(member.clone()))?;
-            note!("group {}: process {} is member {} by a rule", member.group, process.pid, member.identity.name);
+            let how = member.family.as_ref().map_or_else(|| "by a rule".to_owned(), |f| format!("forked by {f}"));
+            note!("group {}: process {} is member {}, {how}", member.group, process.pid, member.identity.name);
         }
         self.limits_due = Instant::now();
         let group = self.registry.group(&member.group);

@@ -21,6 +21,7 @@ use crate::{follow, start};
 use std::arch::naked_asm;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicIsize, Ordering};
 
 /// Pointers to strings, with a null pointer at the end.
 pub type Strings = *const *const c_char;
@@ -37,6 +38,13 @@ struct Carried {
 }
 
 static CARRIED: OnceLock<Carried> = OnceLock::new();
+/// Process whose agent this is.
+static SERVED: AtomicIsize = AtomicIsize::new(0);
+
+/// Notes that the agent is this process's. To be called before the process becomes a member.
+pub fn serve() {
+    SERVED.store(pid(), Ordering::Relaxed);
+}
 
 /// Has the variables carried to the next program of this process. For the constructor.
 pub fn carry(variables: Vec<CString>, library: &[u8]) {
@@ -78,11 +86,11 @@ impl Environment {
     /// `given` is null, or an environment as `execve` takes it.
     unsafe fn of(given: Strings) -> Self {
         let plain = Self { pointers: given, mapped: None };
-        let Some(carried) = carried().filter(|_| !given.is_null()) else { return plain };
         // Children that were forked a moment ago have to be handed to the keeper, as before any end of this program.
-        if is_member() {
+        if is_member() && SERVED.load(Ordering::Relaxed) == pid() {
             follow::wait_for_keeper();
         }
+        let Some(carried) = carried().filter(|_| !given.is_null()) else { return plain };
         // SAFETY: the caller's promise.
         let count = unsafe { length(given) };
         // SAFETY: so many pointers are there, to strings that live until the program is executed.

@@ -32,6 +32,15 @@ struct Mounts {
 const NOTHING: Question = Question { mount: 0, direct: false };
 static MOUNTS: Lock<Mounts> = Lock::new(Mounts { known: [(0, 0); KNOWN], asked: [NOTHING; ASKED] });
 
+/// See [`super::begin_anew`].
+///
+/// # Safety
+/// As there.
+pub unsafe fn begin_anew() {
+    // SAFETY: by the caller.
+    unsafe { MOUNTS.begin_anew(Mounts { known: [(0, 0); KNOWN], asked: [NOTHING; ASKED] }) };
+}
+
 /// The file system of a mount (`f_type`), if it is known. For hooks.
 pub fn known(mount: u64) -> Option<u32> {
     let mounts = MOUNTS.lock();

@@ -21,6 +21,7 @@ Examples:
   pagefold group list                            what each group saves and costs, and the totals
   pagefold group show acme --json
   pagefold group show acme --watch 5             again every five seconds
+  pagefold group show acme --family apache       a member and its forked children, each with a line
   pagefold group set acme --fold off             leave what is folded, fold nothing more
   pagefold group set acme --fold unfold          make all pages private again, if there is memory for it
   pagefold group set acme --pool 2G              a smaller one unfolds nothing, it takes no new pages

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses its part of this")]
 
 pub mod brute_force;
+pub mod built;
 pub mod formats;
 pub mod http;
 pub mod lab;

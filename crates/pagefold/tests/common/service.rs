@@ -390,6 +390,11 @@ impl Member {
         text
     }
 
+    /// Ends its input.
+    pub fn close_input(&mut self) {
+        self.input = None;
+    }
+
     /// Writes a line to its input and waits for its answer.
     pub fn tell(&mut self, line: &str) -> String {
         let before = self.lines().len();

@@ -166,7 +166,13 @@ mod tests {
         let mut report = GroupReport::default();
         for (n, (state, connected)) in states.iter().enumerate() {
             let identity = Identity { name: format!("m{n}"), pid: n as u32, started: 1 };
-            all.members.push(MemberLine { group: "acme".into(), identity, uid: 0, connected: *connected });
+            all.members.push(MemberLine {
+                group: "acme".into(),
+                identity,
+                uid: 0,
+                connected: *connected,
+                family: None,
+            });
             let (state, name) = ((*state).to_owned(), format!("m{n}"));
             report.members.push(MemberReport { name, pid: n as u32, connected: true, state, ..Default::default() });
         }

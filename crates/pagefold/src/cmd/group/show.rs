@@ -7,7 +7,7 @@ use api::ask::GroupState;
 use api::client::Service;
 use api::name;
 use api::shown::{self, ShownGroup};
-use cli::exit::Outcome;
+use cli::exit::{Outcome, Stop};
 use cli::output;
 use report::group_table;
 use std::io::IsTerminal;
@@ -22,6 +22,9 @@ pub struct ShowArgs {
     /// The group
     #[arg(value_parser = name::parse_group)]
     group: String,
+    /// Show each member of a family: of a member and its forked children, which otherwise have one line
+    #[arg(long, value_name = "MEMBER", conflicts_with = "json")]
+    family: Option<String>,
     /// Show it again every so many seconds; with --json, one object a line [default: 2 seconds]
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2",
           value_parser = clap::value_parser!(u32).range(1..))]
@@ -35,10 +38,13 @@ pub struct ShowArgs {
 pub fn run(args: &Args, show: &ShowArgs) -> anyhow::Result<Outcome> {
     let Some(seconds) = show.watch else {
         let state = ask(&find(args, &show.group)?, &show.group)?;
+        if let Some(family) = show.family.as_ref().filter(|f| !state.report.members.iter().any(|m| m.family == **f)) {
+            return Err(Stop::Usage(format!("group {} has no family {family}", show.group)).into());
+        }
         if args.json {
             output::line(serde_json::to_string_pretty(&ShownGroup::from(state))?)?;
         } else {
-            output::bytes(text(&state).as_bytes())?;
+            output::bytes(text(&state, show).as_bytes())?;
         }
         return Ok(Outcome::Done);
     };
@@ -51,9 +57,9 @@ pub fn run(args: &Args, show: &ShowArgs) -> anyhow::Result<Outcome> {
         let state = ask(&find(args, &show.group)?, &show.group)?;
         match (args.json, clear, round) {
             (true, ..) => output::line(serde_json::to_string(&ShownGroup::from(state))?)?,
-            (false, true, _) => output::bytes(format!("{CLEAR}{}", text(&state)).as_bytes())?,
-            (false, false, 0) => output::bytes(text(&state).as_bytes())?,
-            (false, false, _) => output::bytes(format!("\n{}", text(&state)).as_bytes())?,
+            (false, true, _) => output::bytes(format!("{CLEAR}{}", text(&state, show)).as_bytes())?,
+            (false, false, 0) => output::bytes(text(&state, show).as_bytes())?,
+            (false, false, _) => output::bytes(format!("\n{}", text(&state, show)).as_bytes())?,
         }
     }
     Ok(Outcome::Done)
@@ -66,6 +72,7 @@ fn ask(service: &Service, group: &str) -> anyhow::Result<GroupState> {
     Ok(state)
 }
 
-fn text(state: &GroupState) -> String {
-    group_table::text(&state.name, &words::of(state), (&state.settings, &state.pool_limit), &state.report)
+fn text(state: &GroupState, show: &ShowArgs) -> String {
+    let limits = (&state.settings, &state.pool_limit);
+    group_table::text(&state.name, &words::of(state), limits, &state.report, show.family.as_deref())
 }

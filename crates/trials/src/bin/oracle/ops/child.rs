@@ -9,13 +9,15 @@ use crate::select::Selection;
 use crate::senses::Senses;
 use crate::sys::{self, Way};
 use crate::verdict::Wrong;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Exit code of a child that found something wrong, and has written it into its report.
 const WRONG: usize = 7;
 
-/// Number of operations that a child makes on its copy.
+/// Number of operations that a child makes on its copy at once.
 const ACTS: usize = 12;
+/// Time between two operations of a child that lives longer.
+const TURN: Duration = Duration::from_millis(150);
 
 pub fn live(plots: &mut [Plot], selection: &Selection, mut random: Random, life: Duration, report: *mut Report) -> ! {
     end_with_parent();
@@ -28,10 +30,21 @@ pub fn live(plots: &mut [Plot], selection: &Selection, mut random: Random, life:
             continue;
         }
         if let Err(wrong) = act(&senses, plot, selection, &mut random) {
-            end(report, wrong, plot);
+            end_wrong(report, wrong, plot);
         }
     }
-    sys::rest(life);
+    // One that lives long enrols by itself, and is folded meanwhile.
+    let end = Instant::now() + life;
+    while let Some(left) = end.checked_duration_since(Instant::now()) {
+        sys::rest(left.min(TURN));
+        check_all(&senses, plots, &mut random, report);
+        let plot = &mut plots[random.below(plots.len())];
+        if !plot.pages.iter().any(|page| page.has(traits::GONE))
+            && let Err(wrong) = act(&senses, plot, selection, &mut random)
+        {
+            end_wrong(report, wrong, plot);
+        }
+    }
     check_all(&senses, plots, &mut random, report);
     sys::exit_now(0);
 }
@@ -43,7 +56,7 @@ fn end_with_parent() {
     let _ = unsafe { sys::raw(libc::SYS_prctl, [libc::PR_SET_PDEATHSIG as usize, libc::SIGKILL as usize, 0, 0, 0, 0]) };
 }
 
-fn end(report: *mut Report, wrong: Wrong, plot: &Plot) -> ! {
+fn end_wrong(report: *mut Report, wrong: Wrong, plot: &Plot) -> ! {
     tell(report, wrong, plot);
     sys::exit_now(WRONG);
 }
@@ -64,7 +77,7 @@ fn inherit(plot: &mut Plot) {
 fn check_all(senses: &Senses, plots: &[Plot], random: &mut Random, report: *mut Report) {
     for plot in plots {
         if let Err(wrong) = senses.check(plot, 0, plot.len(), random) {
-            end(report, wrong, plot);
+            end_wrong(report, wrong, plot);
         }
     }
 }

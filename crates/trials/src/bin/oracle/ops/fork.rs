@@ -143,8 +143,8 @@ pub fn fork(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     let mut random = Random::new(worker.random.next());
     let life = match random.below(12) {
         0..4 => Duration::ZERO,
-        4..11 => Duration::from_millis(random.next() % 200),
-        _ => Duration::from_millis(2000 + random.next() % 1000),
+        4..9 => Duration::from_millis(random.next() % 200),
+        _ => Duration::from_millis(2000 + random.next() % 4000),
     };
     let report = report_of(worker.thread, slot);
     // SAFETY: the page belongs to this slot, whose last child has ended.

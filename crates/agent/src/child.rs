@@ -1,0 +1,207 @@
+//! Forked children that enrol by themselves: servers that fork their workers hold most of their memory there.
+//!
+//! ```text
+//!   parent: fork hook        child: the thread that forked                agent's thread of the child
+//!      | known memory,
+//!      | under the lock
+//!      v
+//!    fork ------------------> an agent of its own: arena, table, locks
+//!      |                      a thread is started ----------------------> sleeps a few seconds
+//!      v                      goes on; hooks keep the table               | asks the kernel what became of known memory
+//!   goes on                                                               v connects, as any member does
+//!                             executes a program, or ends: the thread is gone with it
+//! ```
+//!
+//! **Why at the fork.** Only a thread of the child's can begin anything in it without a signal that the program would
+//! notice. Later, only a call of the program's could start one, and a worker that waits for work makes no call.
+//!
+//! **Nothing of the parent's is taken over** but the list of known memory, which the forking thread has copied before the
+//! fork. All else may be half changed: a fork copies page by page while other threads of the parent go on. No lock can
+//! be held around it, because a thread that allocates may wait for that lock with malloc's held, for which `fork` waits.
+//! So locks, arena and table begin anew while the child has one thread.
+//!
+//! **Mappings of the pool** that the child inherits stay as they are. The keeper follows them, and the lease that the child
+//! inherits holds their slots. The child's table forgets them, and they are not folded again. All other memory is the
+//! child's own to fold, as any member's.
+//!
+//! **Cost.** A thread costs a fork, and the end of the child, some time. So children get one only at a bounded rate
+//! ([`STEP`]), and it connects only where they have memory of their own. The others stay inert, as all children are that
+//! are made past the C library's `fork`.
+
+use crate::maps::{self, Mapping};
+use crate::table::{self, Advice, Shut, Traits};
+use crate::{arena, follow, give_way, hooks, references, start};
+use act::{Userfault, Watch};
+use page::{PageRange, PageSet};
+use rustix::process::{Resource, getrlimit};
+use rustix::time::{ClockId, clock_gettime};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Average time between two children that get an agent, in milliseconds. Measured: such a child costs less than
+/// 0.1 ms of processor time, so that all together take less than 1/1000.
+const STEP: u64 = 100;
+/// Number of children that get an agent without a pause.
+const BURST: u64 = 64;
+/// Least memory of its own for which a child enrols, in KiB: twice what its agent takes.
+const LEAST_KIB: u64 = 2048;
+/// Longest time between two looks whether it has that much: 1 min.
+const LOOKS_AT_MOST: Duration = Duration::from_secs(60);
+/// Upper bound of the memory that the table takes for a range, in bytes.
+const EXTENT_BYTES: usize = 256;
+/// Attempts to read the list of mappings while the program changes none.
+const ATTEMPTS: usize = 4;
+
+/// Time up to which agents of children have been spent, in milliseconds. A child inherits it: a chain of forks is bounded,
+/// too.
+static SPENT: AtomicU64 = AtomicU64::new(0);
+
+/// Memory that a child is going to know, copied before the fork.
+pub struct Known(Vec<(PageRange, Traits)>);
+
+/// Copies the list of known memory for a child that is about to be forked; `None` if that child is to stay inert.
+pub fn prepare() -> Option<Known> {
+    if start::children_after().is_none() || follow::has_lost_track() || !may_spend() {
+        return None;
+    }
+    // An arena of the child's own would take address space away from the program.
+    if getrlimit(Resource::As).current.is_some() {
+        return None;
+    }
+    let table = table::lock();
+    let known = table.known(table::everything()).into_iter().filter(|(_, traits)| !traits.advice.dont_fork);
+    Some(Known(known.map(|(range, traits)| (range, inherited(traits))).collect()))
+}
+
+/// Traits that a child's copy of memory has.
+const fn inherited(traits: Traits) -> Traits {
+    Traits { shut: traits.shut & !(Shut::Locked as u8), advice: Advice { dont_fork: false, ..traits.advice }, ..traits }
+}
+
+fn may_spend() -> bool {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    let now = now.tv_sec.cast_unsigned() * 1000 + now.tv_nsec.cast_unsigned() / 1_000_000;
+    spend(&SPENT, now)
+}
+
+fn spend(spent: &AtomicU64, now: u64) -> bool {
+    let step = |until: u64| (until <= now + BURST * STEP).then(|| until.max(now) + STEP);
+    spent.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).is_ok()
+}
+
+/// In the parent, once the child is there, or could not be made.
+pub fn forked(known: Known) {
+    // The lock is held for the arena's sake.
+    let _table = table::lock();
+    drop(known);
+}
+
+/// Begins an agent in a forked child.
+///
+/// # Safety
+/// The caller is the thread that forked, right after the fork: the only thread of the child, with all signals blocked.
+pub unsafe fn begin(known: Known) {
+    // SAFETY: there is one thread, and it is within no function of the agent's but this one's callers. `known` lies in the
+    // parent's arena, and is only read.
+    unsafe { arena::begin_anew() };
+    if !arena::ensure(EXTENT_BYTES * (known.0.len() + 1)) {
+        return std::mem::forget(known);
+    }
+    // SAFETY: as above; the lock is not held.
+    unsafe { table::begin_anew(&known.0) };
+    // SAFETY: as above.
+    unsafe { references::begin_anew() };
+    follow::begin_anew();
+    give_way::begin_anew();
+    std::mem::forget(known);
+    hooks::begin_anew();
+    if start::in_child().is_err() {
+        hooks::rest();
+    }
+}
+
+/// Waits until this child has lived for some time, and has memory of its own that is worth an agent.
+pub fn wait_until_worth_it(after: Duration) {
+    let mut pause = after;
+    loop {
+        std::thread::sleep(pause);
+        if own_kib().is_none_or(|own| own >= LEAST_KIB) {
+            return;
+        }
+        pause = (pause * 2).clamp(Duration::from_secs(1), LOOKS_AT_MOST);
+    }
+}
+
+/// Memory that this process alone has written, in KiB; `None` if the kernel does not tell.
+fn own_kib() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/thread-self/smaps_rollup").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Private_Dirty:"))?;
+    line.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// Forgets all memory that is not as the table says: what was folded at the fork, and what changed at that moment. `notes`
+/// finds memory that another userfaultfd has. For the agent's thread of a child, before anything is folded.
+///
+/// # Errors
+/// The list of mappings cannot be read.
+pub fn compare(notes: Option<&Userfault>) -> Result<(), ()> {
+    let mut left = ATTEMPTS;
+    loop {
+        left -= 1;
+        let generation = table::lock().generation();
+        // Without the lock, as nobody must wait that long, unless the program never rests.
+        let held = (left == 0).then(table::lock);
+        let mappings = maps::mappings(table::everything(), false).ok_or(())?;
+        let mut table = held.unwrap_or_else(table::lock);
+        if table.generation() == generation || left == 0 {
+            keep(&mut table, &mappings, notes);
+            return Ok(());
+        }
+    }
+}
+
+fn keep(table: &mut table::Guard, mappings: &[Mapping], notes: Option<&Userfault>) {
+    let mut anonymous: BTreeMap<u8, PageSet> = BTreeMap::new();
+    for mapping in mappings.iter().filter(|mapping| mapping.private && mapping.anonymous) {
+        anonymous.entry(mapping.access).or_default().insert(mapping.range);
+    }
+    // A mapping that the parent was folding at the fork is the keeper's.
+    let is_free =
+        |range| notes.is_none_or(|notes| notes.register(range, Watch::Writes) != Err(rustix::io::Errno::BUSY));
+    for (range, traits) in table.known(table::everything()) {
+        let same = anonymous.entry(traits.access).or_default();
+        for gone in same.missing(range) {
+            table.forget(gone);
+        }
+        if !traits.open(true) {
+            continue;
+        }
+        let first = mappings.partition_point(|mapping| mapping.range.end() <= range.start);
+        for mapping in mappings[first..].iter().take_while(|mapping| mapping.range.start < range.end()) {
+            let (start, end) = (mapping.range.start.max(range.start), mapping.range.end().min(range.end()));
+            let part = PageRange { start, pages: end.page() - start.page() };
+            if same.contains(start) && !is_free(part) {
+                table.forget(part);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn children_get_agents_at_a_bounded_rate() {
+        let spent = AtomicU64::new(0);
+        let at_once = (0..1000).filter(|_| spend(&spent, 50_000)).count() as u64;
+        assert_eq!(at_once, BURST + 1);
+        let later = (0..10_000).filter(|n| spend(&spent, 50_000 + n)).count() as u64;
+        assert_eq!(later, 10_000 / STEP - 1);
+        assert!(
+            (0..1000).filter(|_| spend(&spent, 1_000_000)).count() as u64 == BURST + 1,
+            "time without forks gives a burst again"
+        );
+    }
+}
