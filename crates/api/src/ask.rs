@@ -1,8 +1,8 @@
 //! The questions of the command line, and the supervisor's answers. Each message is a datagram of JSON on the control
 //! socket.
 //!
-//! A question may have several [`Answer`]s: any number of [`Answer::Group`] or [`Answer::Member`], and one other at the
-//! end.
+//! A question may have several [`Answer`]s: any number of [`Answer::Group`], [`Answer::Member`] or [`Answer::Trouble`],
+//! and one other at the end.
 
 use crate::change::Change;
 use crate::control::{CONTROL_BYTES, GroupReport, Identity, Settings};
@@ -44,6 +44,8 @@ pub enum Ask {
     },
     /// List the members of all groups.
     Members,
+    /// List what is wrong with the service itself.
+    Troubles,
     /// Why are these pages of a member not folded?
     Why {
         /// Its group.
@@ -65,6 +67,8 @@ pub enum Answer {
     Group(GroupLine),
     /// One of the members.
     Member(MemberLine),
+    /// One of the service's troubles.
+    Trouble(Trouble),
     /// The list has ended.
     Done,
     /// The change is made, and these are the settings.
@@ -75,6 +79,15 @@ pub enum Answer {
     Because(Vec<u8>),
     /// The question is refused for this reason.
     Refused(String),
+}
+
+/// Something that is wrong with a service.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Trouble {
+    /// Its name, one of a few.
+    pub trouble: String,
+    /// In words, with what is lost by it.
+    pub detail: String,
 }
 
 /// A group in a list.

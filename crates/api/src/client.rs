@@ -12,7 +12,7 @@
 //! | names processes that are not its own | leaves them out ([`Service::members`], [`Service::show`]) |
 //! | wants a process of root's as a member | refuses to join |
 
-use crate::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine};
+use crate::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine, Trouble};
 use crate::control::Settings;
 use crate::name;
 use crate::place::{Meant, Place, Untrusted, own_uid};
@@ -223,6 +223,23 @@ impl Service {
                         }
                     }
                     Answer::Done => return Ok(members),
+                    other => return unexpected(&other),
+                }
+            }
+        })
+    }
+
+    /// Troubles of the service itself. as long as it lasts.
+    ///
+    /// # Errors
+    /// The service does not answer.
+    pub fn troubles(&self) -> anyhow::Result<Vec<Trouble>> {
+        self.asked(&Ask::Troubles, |mut answers| {
+            let mut troubles = Vec::new();
+            loop {
+                match answers.next()? {
+                    Answer::Trouble(trouble) => troubles.push(trouble),
+                    Answer::Done => return Ok(troubles),
                     other => return unexpected(&other),
                 }
             }

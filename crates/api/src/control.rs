@@ -280,6 +280,9 @@ pub struct GroupReport {
     /// Why pages that are to become private stay folded for the moment.
     #[serde(default)]
     pub waits_for_room: Option<String>,
+    /// Whether the worker does not reach the prover that its service has, so that slots that were freed are not used again.
+    #[serde(default)]
+    pub no_prover: bool,
     /// Pages in mappings of the pool that were written since they were folded, now.
     pub broken_pages: u64,
     /// Its counters.
@@ -310,6 +313,10 @@ pub fn by_reason(failures: &Failures, no_room: u64) -> BTreeMap<String, u64> {
     reasons.chain([(NO_ROOM.to_owned(), no_room)]).collect()
 }
 
+fn is_reason(name: &str) -> bool {
+    name == NO_ROOM || Outcome::ALL.iter().any(|outcome| *outcome != Outcome::Folded && outcome.name() == name)
+}
+
 impl Bill {
     /// Combines two bills counter by counter.
     fn zip(&mut self, other: &Self, count: fn(u64, u64) -> u64, time: fn(f64, f64) -> f64) {
@@ -322,7 +329,8 @@ impl Bill {
         ] {
             *own = count(*own, others);
         }
-        for (reason, others) in &other.fold_failures {
+        // Another reason is no worker's of ours, and would be kept for ever.
+        for (reason, others) in other.fold_failures.iter().filter(|(reason, _)| is_reason(reason)) {
             let own = self.fold_failures.entry(reason.clone()).or_default();
             *own = count(*own, *others);
         }

@@ -5,7 +5,7 @@
 //! | 1 | the reason lies outside of the command: part of the work may be done |
 //! | 2 | the reason is what the user wrote: arguments, a file that is named there, a name that matches nothing |
 
-use crate::say;
+use crate::{printable, say};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
@@ -73,7 +73,10 @@ pub fn code_of(command: impl FnOnce() -> anyhow::Result<Outcome>) -> ExitCode {
     };
     match &result {
         Err(error) if is_closed_pipe(error) => return ExitCode::from(Code::Done as u8),
-        Err(error) => say!("pagefold: {}", in_words(error)),
+        // Names of files, keys of a configuration and words of others may be in it.
+        Err(error) => in_words(error).lines().enumerate().for_each(|(n, line)| {
+            say!("{}{}", if n == 0 { "pagefold: " } else { "" }, printable(line));
+        }),
         Ok(_) => {}
     }
     ExitCode::from(status(&result))

@@ -43,6 +43,8 @@ const AGAIN_TIME: Duration = Duration::from_secs(1);
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// Time between attempts to connect: 2 s.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
+/// Time without a prover that is not told: 10 s. It is started again at once where it ends.
+const LOST_TIME: Duration = Duration::from_secs(10);
 
 /// The slots of an unanswered question.
 #[derive(Debug)]
@@ -63,12 +65,16 @@ pub struct Proofs {
     ask_at: Instant,
     /// The moment when slots are asked about again that somebody held.
     again_at: Instant,
+    /// When it connected last.
+    connected_at: Instant,
+    /// Since when there is no prover that answers.
+    lost_since: Option<Instant>,
 }
 
 impl Proofs {
     /// Nothing is asked yet.
     pub const fn new(path: PathBuf, now: Instant) -> Self {
-        Self { path, prover: None, asked: None, ask_at: now, again_at: now }
+        Self { path, prover: None, asked: None, ask_at: now, again_at: now, connected_at: now, lost_since: None }
     }
 
     /// The socket on which an answer is due.
@@ -82,6 +88,10 @@ impl Proofs {
             self.asked = self.hear(asked, pool, now);
         }
         pool.has_prover = self.prover.is_some();
+        // One that keeps a connection for so long would have failed to answer by then.
+        if self.prover.is_some() && now.saturating_duration_since(self.connected_at) >= 2 * ANSWER_TIME {
+            self.lost_since = None;
+        }
         if now >= self.again_at {
             self.again_at = now + AGAIN_TIME;
             pool.ask_again();
@@ -96,10 +106,19 @@ impl Proofs {
         self.asked.take_if(|asked| asked.segment == segment);
     }
 
+    /// Whether no prover has answered for a while. Services that have none ignore that.
+    pub fn is_lost(&self, now: Instant) -> bool {
+        self.lost_since.is_some_and(|since| now.saturating_duration_since(since) >= LOST_TIME)
+    }
+
     fn is_connected(&mut self, now: Instant) -> bool {
         if self.prover.is_none() {
             self.ask_at = now + CONNECT_TIME;
             self.prover = Prover::connect(&self.path).ok();
+            match self.prover {
+                Some(_) => self.connected_at = now,
+                None => _ = self.lost_since.get_or_insert(now),
+            }
         }
         self.prover.is_some()
     }
@@ -107,6 +126,11 @@ impl Proofs {
     fn ask(&mut self, pool: &mut Pool, now: Instant) {
         let Some((segment, slots)) = pool.take_unproven() else {
             self.ask_at = now + ASK_TIME;
+            let hung_up = self.prover.as_mut().is_some_and(|prover| prover.has_answered().is_err());
+            if hung_up {
+                self.prover = None;
+                self.lost_since.get_or_insert(now);
+            }
             return;
         };
         let places: Vec<PageRange> = slots.iter().filter_map(|slots| pool.place(segment, slots)).collect();
@@ -129,6 +153,7 @@ impl Proofs {
                 for (slot, proof) in asked.slots.into_iter().flatten().zip(proofs) {
                     pool.proven(asked.segment, slot, proof == Proof::Free);
                 }
+                self.lost_since = None;
                 None
             }
             Some(Ok(false)) if now.saturating_duration_since(asked.since) < ANSWER_TIME => Some(asked),
@@ -142,6 +167,7 @@ impl Proofs {
     /// Leaves a prover that is gone, or does not answer.
     fn give_up(&mut self, asked: &Asked, pool: &mut Pool, now: Instant) {
         self.prover = None;
+        self.lost_since.get_or_insert(now);
         self.ask_at = now + CONNECT_TIME;
         for slot in asked.slots.iter().cloned().flatten() {
             pool.proven(asked.segment, slot, false);

@@ -90,6 +90,7 @@ impl Group {
             frames: self.frames(&savings),
             idle_slots: resident.saturating_sub(slots),
             no_room: self.clock.no_room(now),
+            no_prover: self.proofs.is_lost(now),
             waits_for_room: self.asking.refusal().map(str::to_owned),
             broken_pages,
             bill: self.bill(&done),

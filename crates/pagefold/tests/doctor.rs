@@ -214,3 +214,56 @@ fn remedies_that_end_with_the_next_boot_have_one_that_does_not() {
         eprintln!("skipped: this host needs no such remedy");
     }
 }
+
+/// A root with this file of groups.
+fn scratch_root() -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir_all(root.path().join("etc")).unwrap();
+    fs::write(root.path().join("etc/group"), "root:x:0:\nkvm:x:104:\n").unwrap();
+    fs::write(root.path().join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n").unwrap();
+    root
+}
+
+#[test]
+fn fix_prints_what_it_would_do_and_does_it_when_told() {
+    if common::not_root() {
+        return;
+    }
+    let root = scratch_root();
+    let fix = |more: &[&str]| {
+        let output = pagefold(&[&["doctor", "--fix", "--root", root.path().to_str().unwrap()], more].concat());
+        let said = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), said)
+    };
+    let files = ["etc/sysctl.d/60-pagefold.conf", "etc/udev/rules.d/60-pagefold.rules", "etc/sysusers.d/pagefold.conf"];
+    let packaged = ["60-pagefold.conf", "60-pagefold.rules", "pagefold.sysusers"];
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd");
+    let (code, said) = fix(&[]);
+    assert!(code == Some(0) && said.contains("nothing was changed") && said.contains("vm.max_map_count = "), "{said}");
+    for file in files {
+        assert!(said.contains(&format!("would write {}", root.path().join(file).display())), "{said}");
+        assert!(!root.path().join(file).exists(), "{file} was written");
+    }
+    if Command::new("systemd-sysusers").arg("--version").output().is_err() {
+        eprintln!("skipped: there is no systemd-sysusers");
+        return;
+    }
+    let (code, said) = fix(&["--yes"]);
+    assert_eq!(code, Some(0), "{said}");
+    for (file, packaged) in files.iter().zip(packaged) {
+        assert_eq!(
+            fs::read_to_string(root.path().join(file)).unwrap(),
+            fs::read_to_string(packaging.join(packaged)).unwrap()
+        );
+    }
+    let groups = fs::read_to_string(root.path().join("etc/group")).unwrap();
+    assert!(groups.contains("\npagefold:x:"), "{groups}");
+    let (code, said) = fix(&["--yes"]);
+    assert!(code == Some(0) && said.matches("fine: ").count() == 3 && !said.contains("wrote"), "{said}");
+    // A file that an administrator has written stays.
+    let own = root.path().join(files[0]);
+    fs::write(&own, "vm.max_map_count = 70000\n").unwrap();
+    let (code, said) = fix(&["--yes"]);
+    assert!(code == Some(1) && said.contains("left as it is"), "{said}");
+    assert_eq!(fs::read_to_string(&own).unwrap(), "vm.max_map_count = 70000\n");
+}

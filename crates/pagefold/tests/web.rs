@@ -3,84 +3,16 @@
 mod common;
 
 use common::formats::assert_documented;
-use common::http::{Events, Http, Target};
-use common::supervised::{Fake, Installed, Supervisor, is_alive, signal, wait_for};
+use common::http::Events;
+use common::supervised::{Fake, is_alive, signal, wait_for};
+use common::web::{CONTROLS_ACME, CONTROLS_ALL, READS_ACME, READS_ALL, Web, tokens_text};
 use common::{json_of, not_root, unprivileged};
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
 use std::io::{Read, Write};
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
-use std::time::{Duration, Instant};
-
-const READS_ALL: &str = "reads-all-0123456789abcdef0123456789";
-const CONTROLS_ALL: &str = "controls-all-0123456789abcdef0123456";
-const READS_ACME: &str = "reads-acme-0123456789abcdef012345678";
-const CONTROLS_ACME: &str = "controls-acme-0123456789abcdef01234";
-
-/// A service with a web side.
-struct Web {
-    installed: Installed,
-    supervisor: Supervisor,
-    unix: Http,
-    tcp: Http,
-    config: String,
-}
-
-impl Web {
-    /// Groups `acme` and `beta`, and these lines in `[api]`.
-    fn start(api: &str) -> Self {
-        let installed = Installed::new();
-        let tokens = installed.path("tokens.toml");
-        fs::write(&tokens, tokens_text()).expect("write the tokens");
-        fs::set_permissions(&tokens, Permissions::from_mode(0o600)).expect("close the tokens");
-        // Nobody else takes a port that was just free, as the kernel gives out others first.
-        let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("a port").port();
-        let api = format!("[api]\nlisten = '{port}'\ntokens = '{}'\ngroup = 'nogroup'\n{api}\n", tokens.display());
-        let config = format!("{api}[[group]]\nname = 'acme'\n");
-        let supervisor = installed.serve(&format!("{config}[[group]]\nname = 'beta'\n"), &[]);
-        let unix = Http::at(Target::Unix(installed.path("s/api.sock")));
-        let web = Self { installed, supervisor, unix, tcp: Http::at(Target::Tcp(port)), config };
-        web.wait_until_it_answers();
-        web
-    }
-
-    fn wait_until_it_answers(&self) {
-        wait_for("the web side answers", || self.unix.try_request("GET", "/v1/groups", "", "").ok());
-    }
-
-    /// The web side's process and user.
-    fn process(&self) -> (u32, u32) {
-        let log = self.installed.log();
-        let line = log.lines().rfind(|line| line.contains("web side started")).expect("it was started");
-        let mut numbers = line.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok());
-        (numbers.next().expect("a process"), numbers.next().expect("a user"))
-    }
-
-    fn reload(&self, config: &str) {
-        let lines = || self.installed.log().matches("the configuration is read again").count();
-        let before = lines();
-        fs::write(self.installed.path("config.toml"), config).expect("write the configuration");
-        signal(self.supervisor.0.id(), "HUP");
-        wait_for("the configuration is read again", || (lines() > before).then_some(()));
-    }
-
-    fn member(&self, group: &str, name: &str) -> Fake {
-        let mut member = self.installed.member(group, name);
-        assert!(member.connects(&self.installed), "{}", self.installed.log());
-        member
-    }
-}
-
-fn tokens_text() -> String {
-    let token =
-        |name: &str, token: &str, more: &str| format!("[[token]]\nname = '{name}'\ntoken = '{token}'\n{more}\n");
-    token("reads-all", READS_ALL, "")
-        + &token("controls-all", CONTROLS_ALL, "rights = 'control'")
-        + &token("reads-acme", READS_ACME, "groups = ['acme']")
-        + &token("controls-acme", CONTROLS_ACME, "rights = 'control'\ngroups = ['acme']")
-}
+use std::time::Duration;
 
 /// A value without what changes from one moment to the next.
 fn lasting(mut value: Value) -> Value {
@@ -259,72 +191,6 @@ fn web_side_is_started_again_and_ends_with_its_supervisor() {
     assert_eq!(web.process().1, uid);
 }
 
-/// Answers to one and the same set of requests, byte by byte.
-fn all_answers(http: &Http) -> Vec<String> {
-    let json = "Content-Type: application/json\r\n";
-    let open = "Accept: application/openmetrics-text\r\n";
-    [
-        ("GET", "/v1/groups", "", ""),
-        ("GET", "/v1/groups/acme", "", ""),
-        ("GET", "/v1/groups/beta", "", ""),
-        ("GET", "/v1/groups/gamma", "", ""),
-        ("GET", "/v1/groups/be%74a", "", ""),
-        ("GET", "/v1/groups/%ff", "", ""),
-        ("GET", "/v1/members", "", ""),
-        ("GET", "/v1/groups/acme/members", "", ""),
-        ("GET", "/v1/groups/beta/members", "", ""),
-        ("GET", "/metrics", "", ""),
-        ("GET", "/metrics", open, ""),
-        ("GET", "/openapi.json", "", ""),
-        ("GET", "/nothing", "", ""),
-        ("DELETE", "/v1/groups", "", ""),
-        ("PATCH", "/v1/groups/acme/settings", json, r#"{"huge_pages": 40}"#),
-        ("PATCH", "/v1/groups/acme/settings", json, r#"{"fold": "unfold"}"#),
-        ("PATCH", "/v1/groups/acme/settings", json, r#"{"fold": "on"}"#),
-        ("PATCH", "/v1/groups/beta/settings", json, r#"{"fold": "off"}"#),
-        ("PATCH", "/v1/groups/gamma/settings", json, r#"{"fold": "off"}"#),
-    ]
-    .iter()
-    .map(|(method, path, more, body)| {
-        let reply = http.try_request(method, path, more, body).unwrap_or_else(|e| panic!("{method} {path}: {e}"));
-        format!("{method} {path} {more}{body}\n{}", reply.text)
-    })
-    .collect()
-}
-
-#[test]
-fn token_sees_nothing_of_other_groups() {
-    if not_root() {
-        return;
-    }
-    let web = Web::start("control = true");
-    // A member that has yet to connect: its group has something to tell, and nothing that changes by itself.
-    let _member = web.installed.member("acme", "web1");
-    web.reload(&web.config);
-    let bound = [web.tcp.with(READS_ACME), web.tcp.with(CONTROLS_ACME), web.unix.with(CONTROLS_ACME)];
-    let settled = |http: &Http| {
-        // Answers are kept for a second.
-        std::thread::sleep(Duration::from_millis(1100));
-        all_answers(http)
-    };
-    settled(&bound[1]);
-    let alone: Vec<_> = bound.iter().map(settled).collect();
-    assert!(alone.iter().flatten().any(|answer| answer.contains("web1")));
-    let others = "[[group]]\nname = 'beta'\npool = '4M'\n[[group]]\nname = 'gamma'\nusers = [7]\n";
-    web.reload(&format!("{}{others}", web.config));
-    let _others = [web.member("beta", "web1"), web.member("beta", "db"), web.member("gamma", "secret")];
-    assert!(web.installed.pagefold(&["group", "set", "beta", "--fold", "off"]).status.success());
-    wait_for("others are there", || web.unix.get("/metrics").text.contains("secret").then_some(()));
-    for (http, before) in bound.iter().zip(&alone) {
-        let after = settled(http);
-        for (before, after) in before.iter().zip(&after) {
-            assert_eq!(before, after);
-        }
-    }
-    let all = all_answers(&web.tcp.with(READS_ALL)).concat();
-    assert!(all.contains("secret") && all.contains("gamma"));
-}
-
 #[test]
 fn events_tell_what_happens_in_groups_that_one_sees() {
     if not_root() {
@@ -403,58 +269,6 @@ fn request_that_is_too_long_is_refused() {
     let reply = web.unix.get("/v1/groups");
     assert_eq!(reply.header("cache-control"), Some("no-store"));
     assert_eq!((reply.header("date"), reply.header("x-content-type-options")), (None, Some("nosniff")));
-}
-
-#[test]
-fn crowd_that_stalls_keeps_nobody_out() {
-    if not_root() {
-        return;
-    }
-    act_open_files();
-    let web = Web::start("");
-    // More connections than there are places: some send nothing, others a part of a request, or a whole one without a token.
-    let mut crowd = Vec::new();
-    for n in 0..1200 {
-        let mut stream = web.tcp.connect().unwrap_or_else(|e| panic!("connection {n}: {e}"));
-        let part = match n % 3 {
-            0 => "",
-            1 => "GET /v1/groups HT",
-            _ => "GET /v1/groups HTTP/1.1\r\nHost: x\r\n\r\n",
-        };
-        let _ = stream.write_all(part.as_bytes());
-        crowd.push(stream);
-    }
-    let began = Instant::now();
-    for http in [&web.unix, &web.tcp.with(READS_ALL)] {
-        for _ in 0..20 {
-            assert_eq!(http.get("/v1/groups").status, 200);
-        }
-    }
-    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
-    // Those who came first have lost their places; one who has sent nothing for a while is disconnected, too.
-    let mut first = crowd.swap_remove(0);
-    assert_eq!(first.read_to_end(&mut Vec::new()).unwrap(), 0);
-    let (pid, _) = web.process();
-    let files = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
-    assert!(files < 1100, "{files} files are open");
-    wait_for_long("silent connections are closed", || {
-        (fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count() < 100).then_some(())
-    });
-}
-
-/// Raises this process's limit of open files.
-fn act_open_files() {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
-    rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).expect("raise a limit");
-}
-
-fn wait_for_long(what: &str, mut look: impl FnMut() -> Option<()>) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while look().is_none() {
-        assert!(Instant::now() < end, "not in 60 s: {what}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
 }
 
 #[test]

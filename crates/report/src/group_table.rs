@@ -31,6 +31,9 @@ pub fn text(
         text.push('\n');
         text += &wrap(&format!("Waits for room: {}", cli::printable(why)), COLUMNS);
     }
+    if report.no_prover {
+        text += "\nThe worker does not reach the prover: slots that were freed are not used again. See the service's log.\n";
+    }
     text += &format!("\nWork and costs\n{}", figures(report));
     let shown = match family {
         Some(family) => report.members.iter().filter(|m| m.family == family).cloned().collect(),

@@ -36,6 +36,7 @@ mod room;
 mod state;
 mod supervisor;
 mod tokens;
+mod trouble;
 mod web;
 mod worker;
 

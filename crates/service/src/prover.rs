@@ -68,6 +68,16 @@ impl Prover {
         Ok(Self { listener, process: None, since, backoff, users: None, watch: None })
     }
 
+    /// Whether this service has one.
+    pub const fn is_wanted(&self) -> bool {
+        self.listener.is_some()
+    }
+
+    /// Whether it is wanted, and does not run.
+    pub const fn is_missing(&self) -> bool {
+        self.listener.is_some() && self.process.is_none()
+    }
+
     /// When it should be started; `None`: not at all, or it runs.
     pub fn start_at(&self, now: Instant) -> Option<Instant> {
         (self.listener.is_some() && self.process.is_none()).then(|| self.backoff.start_at(now))

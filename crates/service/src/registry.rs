@@ -4,6 +4,7 @@ use super::config::{Config, GroupConfig, WORKER_UIDS};
 use super::group::Group;
 use super::room::{Memory, Room};
 use super::state::State;
+use super::trouble::Troubles;
 use api::ask::{Ask, NOT_CONFIGURED};
 use api::control::{MemberRoom, Needs};
 use api::place::{Place, own_uid};
@@ -31,13 +32,27 @@ pub struct Registry {
     limits: Option<MemoryLimits>,
     /// The user of the web side, if that has one of its own.
     pub web_uid: Option<u32>,
+    /// Whether the service has a prover.
+    pub has_prover: bool,
+    /// Troubles of the service itself.
+    pub troubles: Troubles,
 }
 
 impl Registry {
     /// A registry without groups.
     pub fn new(place: Place, config: Config, state: State) -> Self {
         let limits = MemoryLimits::find();
-        Self { place, config, state, groups: BTreeMap::new(), room: Room::default(), limits, web_uid: None }
+        Self {
+            place,
+            config,
+            state,
+            groups: BTreeMap::new(),
+            room: Room::default(),
+            limits,
+            web_uid: None,
+            has_prover: false,
+            troubles: Troubles::default(),
+        }
     }
 
     /// The group of this name, which is made if it is not there.
@@ -169,7 +184,7 @@ impl Registry {
         let control = self.config.api.as_ref().is_some_and(|api| api.control);
         match question {
             _ if self.web_uid != Some(uid) => None,
-            Ask::Groups | Ask::Members | Ask::Show { .. } => None,
+            Ask::Groups | Ask::Members | Ask::Troubles | Ask::Show { .. } => None,
             Ask::Set { .. } if control => None,
             Ask::Set { .. } => {
                 Some("settings are not changed over HTTP: control = true in [api] of the configuration allows it")

@@ -189,6 +189,7 @@ impl Request<'_> {
             Ask::Join { group, name, program } => self.join(&group, name, &program),
             Ask::Groups => self.list_groups(),
             Ask::Members => self.list_members(),
+            Ask::Troubles => self.list_troubles(),
             Ask::Show { group } => self.ask_worker(&group, Wants::Show),
             Ask::Why { group, pid, pages } => self.ask_why(&group, pid, pages),
             Ask::Set { group, change } if self.makes_private(&group, &change) => {
@@ -274,6 +275,15 @@ impl Request<'_> {
         Ok(())
     }
 
+    fn list_troubles(&mut self) -> Result<(), String> {
+        let uid = self.client.peer.uid;
+        if self.registry.users().contains(&uid) || uid == 0 {
+            self.registry.troubles.all().for_each(|trouble| self.client.answer(&Answer::Trouble(trouble)));
+        }
+        self.client.answer(&Answer::Done);
+        Ok(())
+    }
+
     fn ask_worker(&mut self, group: &str, wants: Wants) -> Result<(), String> {
         self.allow(group, false)?;
         if let Some(report) = self.registry.group(group).ask_report() {
@@ -296,6 +306,8 @@ impl Request<'_> {
         match wants {
             Wants::Show => {
                 let bill = self.registry.state.total(group);
+                // One that the service does not have is not missed.
+                let no_prover = report.no_prover && self.registry.has_prover;
                 let group = self.registry.group(group);
                 self.client.answer(&Answer::Report(Box::new(GroupState {
                     name: group.name.clone(),
@@ -305,7 +317,7 @@ impl Request<'_> {
                     worker_pid: group.worker.as_ref().map(|w| w.process.pid),
                     pool_limit: group.pool_limit(),
                     segments: group.segments(),
-                    report: named(GroupReport { bill, ..report.clone() }, &group.pool_limit()),
+                    report: named(GroupReport { bill, no_prover, ..report.clone() }, &group.pool_limit()),
                 })));
             }
             Wants::Why => {}

@@ -7,6 +7,7 @@ use super::prover::Prover;
 use super::registry::Registry;
 use super::requests::Clients;
 use super::state::State;
+use super::trouble;
 use super::web::Web;
 use super::worker::Worker;
 use act::CgroupHome;
@@ -22,7 +23,7 @@ use rustix::process::{WaitOptions, wait};
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Time between two checks of members, groups and clients: 1 s.
 const TICK: Duration = Duration::from_secs(1);
@@ -67,7 +68,6 @@ pub struct Supervisor {
     said_no_home: bool,
     bills_due: Instant,
     limits_due: Instant,
-    said_no_state: bool,
     _lock: Lock,
 }
 
@@ -105,7 +105,6 @@ impl Supervisor {
             said_no_home: false,
             bills_due: Instant::now(),
             limits_due: Instant::now(),
-            said_no_state: false,
             _lock: lock,
         };
         supervisor.begin()?;
@@ -325,9 +324,15 @@ impl Supervisor {
     /// Writes the state if it has changed. A failure is logged once, and the write is tried again with each turn.
     fn write_state(&mut self) {
         match self.registry.state.write(&self.registry.place.state_file()) {
-            Ok(()) => self.said_no_state = false,
-            Err(e) if !std::mem::replace(&mut self.said_no_state, true) => note!("{e:#}; it is tried again"),
-            Err(_) => {}
+            Ok(()) => self.registry.troubles.set(trouble::STATE, None),
+            Err(e) => {
+                if !self.registry.troubles.has(trouble::STATE) {
+                    note!("{e:#}; it is tried again");
+                }
+                let lost = "folding goes on; new members and changes of settings are refused, and what was billed since \
+                            is lost if the service ends";
+                self.registry.troubles.set(trouble::STATE, Some(format!("{e:#}: {lost}")));
+            }
         }
     }
 
@@ -429,6 +434,7 @@ impl Supervisor {
         self.clients.forget_silent();
         let now = Instant::now();
         self.prover.watch(now);
+        self.look_for_troubles(now);
         if self.limits_due <= now {
             self.limits_due = now + LIMITS;
             self.registry.bound_pools();
@@ -456,6 +462,16 @@ impl Supervisor {
         // A client that is connected may be about to join.
         let over = self.idle_since.is_some_and(|since| now.duration_since(since) >= self.options.linger);
         self.options.private && over && self.clients.is_empty()
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "steps of this clock are what is looked for")]
+    fn look_for_troubles(&mut self, now: Instant) {
+        self.registry.has_prover = self.prover.is_wanted();
+        let troubles = &mut self.registry.troubles;
+        troubles.look_at_prover(self.prover.is_missing(), now);
+        if let Some(step) = troubles.look_at_clock(now, SystemTime::now()) {
+            note!("the clock was set back by {} s", step.as_secs());
+        }
     }
 
     /// Ends the service. Members go on in any case. Workers go on for a successor, or end at once.

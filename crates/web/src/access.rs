@@ -44,6 +44,8 @@ pub struct Caller {
     groups: Option<Arc<BTreeSet<String>>>,
     /// Whether it may change settings of groups that it sees.
     pub may_change: bool,
+    /// The digest of its token, if it has one.
+    digest: Option<[u8; 32]>,
 }
 
 impl Caller {
@@ -58,30 +60,27 @@ impl Caller {
     }
 }
 
-/// A token by its digest: digests have one length, and tell nothing of the token.
-struct Known {
-    digest: [u8; 32],
-    caller: Caller,
-}
-
 /// Rights of all callers.
 pub struct Access {
     control: bool,
     /// The service's own user.
     owner: u32,
-    tokens: Vec<Known>,
+    /// Tokens by their digests: these have one length, and tell nothing of the token.
+    tokens: Vec<([u8; 32], Caller)>,
 }
 
 impl Access {
     /// The rights that a setup gives, at the service of user `owner`.
     pub fn new(setup: &Setup, owner: u32) -> Self {
-        let known = |token: &Token| Known {
-            digest: Sha256::digest(&token.token).into(),
-            caller: Caller {
+        let known = |token: &Token| {
+            let digest = Sha256::digest(&token.token).into();
+            let caller = Caller {
                 id: CallerId::Token(token.name.as_str().into()),
                 groups: token.groups.clone().map(Arc::new),
                 may_change: token.control && setup.control,
-            },
+                digest: Some(digest),
+            };
+            (digest, caller)
         };
         Self { control: setup.control, owner, tokens: setup.tokens.iter().map(known).collect() }
     }
@@ -92,7 +91,7 @@ impl Access {
         match (authorizations.next(), authorizations.next(), peer) {
             (None, _, Peer::User(uid)) => {
                 let may_change = self.control && (uid == 0 || uid == self.owner);
-                Some(Caller { id: CallerId::User(uid), groups: None, may_change })
+                Some(Caller { id: CallerId::User(uid), groups: None, may_change, digest: None })
             }
             (Some(given), None, _) => self.bearer(given.as_bytes()),
             _ => None,
@@ -107,13 +106,20 @@ impl Access {
         }
         let digest: [u8; 32] = Sha256::digest(token).into();
         let mut found = None;
-        for known in &self.tokens {
-            let same: Choice = known.digest.ct_eq(&digest);
+        for (known, caller) in &self.tokens {
+            let same: Choice = known.ct_eq(&digest);
             if bool::from(same) {
-                found = Some(&known.caller);
+                found = Some(caller);
             }
         }
         found.cloned()
+    }
+
+    /// Whether a caller sees what it saw when other rights held. Changes of other tokens are not its business.
+    pub fn still_shows(&self, caller: &Caller) -> bool {
+        let Some(digest) = caller.digest else { return true };
+        let found = self.tokens.iter().find(|(known, _)| *known == digest);
+        found.is_some_and(|(_, known)| (&known.id, &known.groups) == (&caller.id, &caller.groups))
     }
 }
 
@@ -167,5 +173,24 @@ mod tests {
         for (peer, values) in [(Peer::User(0), &[][..]), (Peer::Unknown, &["Bearer bbbb"])] {
             assert!(!access.caller(peer, &headers(values)).unwrap().may_change);
         }
+    }
+
+    #[test]
+    fn caller_sees_the_same_until_its_own_token_changes() {
+        let setup = |tokens: &[(&str, &str, &str)]| {
+            let token = |(name, secret, group): &(&str, &str, &str)| Token {
+                name: (*name).into(),
+                token: (*secret).into(),
+                control: false,
+                groups: Some([(*group).to_owned()].into()),
+            };
+            Setup { dir: "/d".into(), control: false, tokens: tokens.iter().map(token).collect(), sockets: vec![] }
+        };
+        let before = Access::new(&setup(&[("acme", "aaaa", "acme")]), 7);
+        let acme = before.caller(Peer::Unknown, &headers(&["Bearer aaaa"])).unwrap();
+        let still = |tokens: &[(&str, &str, &str)]| Access::new(&setup(tokens), 7).still_shows(&acme);
+        assert!(still(&[("beta", "bbbb", "beta"), ("acme", "aaaa", "acme")]));
+        assert!(!still(&[("acme", "cccc", "acme")]) && !still(&[("acme", "aaaa", "beta")]) && !still(&[]));
+        assert!(before.still_shows(&before.caller(Peer::User(8), &headers(&[])).unwrap()));
     }
 }

@@ -3,7 +3,7 @@
 //! However many callers ask, each question is asked at most once a second, and by one thread at a time. So callers load
 //! the supervisor no more than one person who watches would. A question goes on when the callers that wait for it leave.
 
-use api::ask::{GroupLine, GroupState, MemberLine};
+use api::ask::{GroupLine, GroupState, MemberLine, Trouble};
 use api::change::Change;
 use api::client::Service;
 use api::control::Settings;
@@ -102,6 +102,7 @@ pub struct Asker {
     members: Arc<Kept<Vec<MemberLine>>>,
     states: Mutex<BTreeMap<String, Arc<Kept<GroupState>>>>,
     supervisor: Arc<Kept<u32>>,
+    troubles: Arc<Kept<Vec<Trouble>>>,
 }
 
 impl Asker {
@@ -113,6 +114,7 @@ impl Asker {
             members: Arc::default(),
             states: Mutex::default(),
             supervisor: Arc::default(),
+            troubles: Arc::default(),
         }
     }
 
@@ -166,6 +168,12 @@ impl Asker {
         }
         let settings = asked.map_err(|e| e.to_string())?.map_err(|e| in_words(&e))?;
         Ok(Arc::new(settings))
+    }
+
+    /// Troubles of the service itself.
+    pub async fn troubles(&self) -> Answer<Vec<Trouble>> {
+        let place = self.place.clone();
+        self.troubles.get(move || Service::connect(place.clone())?.troubles()).await
     }
 
     /// The supervisor's process.

@@ -1,7 +1,7 @@
 //! Events, from two looks at all groups: whatever happened between them and shows.
 
 use crate::asker::Group;
-use api::ask::{GroupState, MemberLine};
+use api::ask::{GroupState, MemberLine, Trouble};
 use api::change::Printed;
 use serde::Serialize;
 use serde_json::Value;
@@ -34,6 +34,14 @@ pub enum Kind {
     Separated,
     /// Settings were changed.
     SettingsChanged,
+    /// The worker does not reach the prover.
+    NoProver,
+    /// The worker reaches the prover again.
+    Prover,
+    /// Something is wrong with the service itself.
+    Trouble,
+    /// It is over.
+    TroubleOver,
 }
 
 /// An event.
@@ -41,8 +49,8 @@ pub enum Kind {
 pub struct Event {
     /// The happening.
     pub event: Kind,
-    /// The group.
-    pub group: String,
+    /// The group; none for the service itself.
+    pub group: Option<String>,
     /// The member, where it is about one.
     pub member: Option<String>,
     /// More about it, for people.
@@ -55,6 +63,8 @@ pub struct Look {
     groups: BTreeMap<String, Group>,
     /// Members by group, name and process: a name is used again.
     members: BTreeMap<(String, String, u32, u64), u32>,
+    /// Troubles of the service itself.
+    troubles: BTreeMap<String, String>,
 }
 
 impl Look {
@@ -67,7 +77,17 @@ impl Look {
             (name, Group { state, ..group })
         });
         let key = |m: &MemberLine| (m.group.clone(), m.identity.name.clone(), m.identity.pid, m.identity.started);
-        Self { groups: groups.collect(), members: members.iter().map(|m| (key(m), m.uid)).collect() }
+        Self {
+            groups: groups.collect(),
+            members: members.iter().map(|m| (key(m), m.uid)).collect(),
+            troubles: BTreeMap::new(),
+        }
+    }
+
+    /// The same look, with what is wrong with the service itself.
+    pub fn with_troubles(self, troubles: &[Trouble]) -> Self {
+        let troubles = troubles.iter().map(|found| (found.trouble.clone(), found.detail.clone())).collect();
+        Self { troubles, ..self }
     }
 
     /// The events between this look and a later one, in the order of groups.
@@ -75,7 +95,7 @@ impl Look {
         let mut events = Vec::new();
         let event = |event, group: &str, member: Option<&str>, detail: String| Event {
             event,
-            group: group.to_owned(),
+            group: Some(group.to_owned()),
             member: member.map(str::to_owned),
             detail,
         };
@@ -101,7 +121,16 @@ impl Look {
         for name in self.groups.keys().filter(|name| !later.groups.contains_key(*name)) {
             events.push(event(Kind::GroupEnded, name, None, String::new()));
         }
+        events.extend(self.troubles_until(later));
         events
+    }
+
+    fn troubles_until(&self, later: &Self) -> Vec<Event> {
+        let event = |event, detail| Event { event, group: None, member: None, detail };
+        let new = later.troubles.iter().filter(|(name, _)| !self.troubles.contains_key(*name));
+        let over = self.troubles.keys().filter(|name| !later.troubles.contains_key(*name));
+        let new = new.map(|(name, detail)| event(Kind::Trouble, format!("{name}: {detail}")));
+        new.chain(over.map(|name| event(Kind::TroubleOver, name.clone()))).collect()
     }
 }
 
@@ -124,6 +153,15 @@ fn changes(before: &Group, after: &Group, mut event: impl FnMut(Kind, Option<&st
     match (&old.report.no_room, &new.report.no_room) {
         (None, Some(why)) => event(Kind::NoRoom, None, why.clone()),
         (Some(_), None) => event(Kind::Room, None, "pages get slots again".into()),
+        _ => {}
+    }
+    match (old.report.no_prover, new.report.no_prover) {
+        (false, true) => event(
+            Kind::NoProver,
+            None,
+            "the worker does not reach the prover: slots that were freed are not used again".into(),
+        ),
+        (true, false) => event(Kind::Prover, None, "the worker reaches the prover again".into()),
         _ => {}
     }
     member_changes(old, new, event);
@@ -180,7 +218,7 @@ mod tests {
     }
 
     fn kinds(before: &Look, after: &Look) -> Vec<(Kind, String, Option<String>)> {
-        before.events_until(after).into_iter().map(|e| (e.event, e.group, e.member)).collect()
+        before.events_until(after).into_iter().map(|e| (e.event, e.group.unwrap_or_default(), e.member)).collect()
     }
 
     #[test]
@@ -215,6 +253,16 @@ mod tests {
         assert_eq!(events[3].detail, "intra_member_only: false -> true, pool: 68719476736 -> 1048576");
         assert_eq!(events[6].detail, "folding -> no_room");
         assert!(kinds(&after, &before).contains(&acme(Kind::Room, None)));
+    }
+
+    #[test]
+    fn trouble_is_told_when_it_comes_and_when_it_is_over() {
+        let full = Trouble { trouble: "state_not_written".into(), detail: "disk full".into() };
+        let (fine, bad) = (Look::default(), Look::default().with_troubles(&[full]));
+        let events = [fine.events_until(&bad), bad.events_until(&bad), bad.events_until(&fine)];
+        let told = events.map(|events| events.into_iter().map(|e| (e.event, e.group, e.detail)).collect::<Vec<_>>());
+        let begins = (Kind::Trouble, None, "state_not_written: disk full".to_owned());
+        assert_eq!(told, [vec![begins], vec![], vec![(Kind::TroubleOver, None, "state_not_written".to_owned())]]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! A listener has a queue of its own, with events of groups that it sees. These depend on no other group.
 //! A listener that does not keep up is disconnected.
 
-use crate::access::{Caller, CallerId};
+use crate::access::{Access, Caller, CallerId};
 use crate::asker::Asker;
 use crate::changes::{Event, Look};
 use axum::response::sse;
@@ -17,10 +17,13 @@ use tokio::sync::{Notify, mpsc};
 const EVERY: Duration = Duration::from_secs(2);
 /// Most events that wait for a listener.
 const MOST_WAITING: usize = 1024;
-/// Most listeners.
-const MOST: usize = 256;
-/// Most listeners of one caller.
+/// Most listeners of one caller. All of them together are bounded by the places for connections.
 const MOST_OF_CALLER: usize = 32;
+
+/// Whether a caller may see an event. Those of the service itself are for callers that see all groups.
+fn may_see(caller: &Caller, event: &Event) -> bool {
+    event.group.as_ref().map_or(caller.sees_all(), |group| caller.sees(group))
+}
 
 /// All listeners.
 pub struct Feed {
@@ -44,14 +47,14 @@ impl Feed {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The events for a new listener; `None` when there are too many.
+    /// The events for a new listener; `None` when its caller has too many, whatever others have.
     pub fn listen(&self, caller: &Caller) -> Option<impl Stream<Item = Result<sse::Event, Infallible>> + use<>> {
         let (queue, events) = mpsc::channel(MOST_WAITING);
         {
             let mut listeners = self.listeners();
             listeners.retain(|listener| !listener.queue.is_closed());
             let same = |id: &CallerId| listeners.iter().filter(|listener| listener.caller.id == *id).count();
-            if listeners.len() >= MOST || same(&caller.id) >= MOST_OF_CALLER {
+            if same(&caller.id) >= MOST_OF_CALLER {
                 return None;
             }
             listeners.push(Listener { caller: caller.clone(), queue });
@@ -65,16 +68,16 @@ impl Feed {
         }))
     }
 
-    /// Disconnects all listeners: their rights may have changed.
-    pub fn disconnect(&self) {
-        self.listeners().clear();
+    /// Disconnects listeners whose rights are not what they were.
+    pub fn set_access(&self, access: &Access) {
+        self.listeners().retain(|listener| access.still_shows(&listener.caller));
     }
 
     /// Gives an event to those who may see it.
     fn tell(&self, event: Event) {
         let event = Arc::new(event);
         let tell = |listener: &Listener| {
-            !listener.caller.sees(&event.group) || listener.queue.try_send(Arc::clone(&event)).is_ok()
+            !may_see(&listener.caller, &event) || listener.queue.try_send(Arc::clone(&event)).is_ok()
         };
         self.listeners().retain(tell);
     }
@@ -88,8 +91,9 @@ impl Feed {
                 self.came.notified().await;
                 continue;
             }
-            if let (Ok(groups), Ok(members)) = (self.asker.all(|_| true).await, self.asker.members().await) {
-                let look = Look::new(groups, &members, before.as_ref());
+            let (groups, members) = (self.asker.all(|_| true).await, self.asker.members().await);
+            if let (Ok(groups), Ok(members), Ok(troubles)) = (groups, members, self.asker.troubles().await) {
+                let look = Look::new(groups, &members, before.as_ref()).with_troubles(&troubles);
                 let events = before.map(|before| before.events_until(&look)).unwrap_or_default();
                 events.into_iter().for_each(|event| self.tell(event));
                 before = Some(look);

@@ -12,7 +12,7 @@
 //! | module | holds |
 //! |---|---|
 //! | `start` | the supervisor's word |
-//! | `server`, `places`, `patient` | connections and their bounds |
+//! | `server`, `places`, `patient`, `pace` | connections and their bounds |
 //! | `access` | callers and their rights |
 //! | `routes` | paths, and their description as OpenAPI |
 //! | `asker` | questions to the supervisor |
@@ -26,6 +26,7 @@ mod changes;
 mod domain;
 mod feed;
 mod metrics;
+mod pace;
 mod patient;
 mod places;
 mod routes;
@@ -97,8 +98,9 @@ fn begin(server: &Arc<Server>, feed: &Arc<Feed>, listeners: Listeners) -> std::i
     Ok(())
 }
 
-/// Takes over tokens and rights. Listeners to events connect again, and are asked for their rights then.
+/// Takes over tokens and rights. Listeners to events whose token has changed connect again, and are asked for it then.
 fn change(server: &Server, feed: &Feed, setup: &Setup, owner: u32) {
-    server.set_access(Access::new(setup, owner));
-    feed.disconnect();
+    let access = Arc::new(Access::new(setup, owner));
+    server.set_access(Arc::clone(&access));
+    feed.set_access(&access);
 }

@@ -1,7 +1,7 @@
 //! The paths, and their description as OpenAPI. Every answer is made of groups that the caller sees, and of nothing else.
 //!
-//! A group that a caller may not see is answered for as one that does not exist. The supervisor's own words about it are
-//! for callers that see all groups: they may name others.
+//! A group that a caller may not see is answered for as one that does not exist. The supervisor's own words are for
+//! callers that see all groups: they may name others, or what these were promised.
 
 use crate::access::Caller;
 use crate::asker::{Asker, Group};
@@ -21,6 +21,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json, Router};
 use host::{Process, ProcessId};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -150,7 +151,10 @@ pub fn router(app: App) -> Router {
 ))]
 async fn groups(State(app): State<App>, Extension(caller): Extension<Caller>) -> Answered<Json<Vec<ListedGroup>>> {
     let groups = seen_groups(&app, &caller).await?;
-    let listed = |Group { line, state }| ListedGroup::new(line, state.as_ref().map(|state| &state.report));
+    let listed = |Group { line, state }| {
+        let group = ListedGroup::new(line, state.as_ref().map(|state| &state.report));
+        ListedGroup { waits_for_room: why_it_waits(&caller, group.waits_for_room), ..group }
+    };
     Ok(Json(groups.into_iter().map(listed).collect()))
 }
 
@@ -172,7 +176,14 @@ async fn group(
     let group = seen_group(&app, &caller, path).await?;
     let state = app.asker.state(&group).await;
     let state = state.map_err(|why| Refused::of_service(&caller, StatusCode::SERVICE_UNAVAILABLE, &why))?;
-    Ok(Json(ShownGroup::from((*state).clone())))
+    let mut state = (*state).clone();
+    state.report.waits_for_room = why_it_waits(&caller, state.report.waits_for_room);
+    Ok(Json(ShownGroup::from(state)))
+}
+
+/// Why pages wait for memory: in the supervisor's words, which tell of the host and of other groups, or in ours.
+fn why_it_waits(caller: &Caller, why: Option<String>) -> Option<String> {
+    if caller.sees_all() { why } else { why.map(|_| "the service has no memory to promise; its log says why".into()) }
 }
 
 /// Change settings of a group
@@ -261,11 +272,11 @@ async fn group_members(
 #[utoipa::path(get, path = "/v1/events", operation_id = "watch_events", responses(
     (status = 200, body = String, content_type = "text/event-stream"),
     (status = 401, body = Refusal, description = "No token, or none that is known"),
-    (status = 429, body = Refusal, description = "Too many listen"),
+    (status = 429, body = Refusal, description = "This caller listens too often"),
 ))]
 async fn events(State(app): State<App>, Extension(caller): Extension<Caller>) -> Answered<Response> {
     let events = app.feed.listen(&caller);
-    let events = events.ok_or_else(|| Refused::new(StatusCode::TOO_MANY_REQUESTS, "too many listen already"))?;
+    let events = events.ok_or_else(|| Refused::new(StatusCode::TOO_MANY_REQUESTS, "you listen too often already"))?;
     Ok(Sse::new(events).keep_alive(KeepAlive::new()).into_response())
 }
 
@@ -302,8 +313,11 @@ async fn scrape(
     Ok(([(header::CONTENT_TYPE, form.content_type())], text).into_response())
 }
 
+/// The members of a group, each name once: two series of one name would not be read.
 fn scraped_members(group: &Group) -> Vec<Member> {
+    let mut names = BTreeSet::new();
     let members = group.state.iter().flat_map(|state| &state.report.members);
+    let members = members.filter(|report| names.insert(report.name.clone()));
     let member = |report: &api::control::MemberReport| Member {
         group: group.line.name.clone(),
         report: report.clone(),

@@ -7,10 +7,12 @@
 //! | a request's body | 16 KiB (`routes.rs`) |
 //! | a request, until its answer begins | 10 s |
 //! | a peer that does not read | `patient.rs` |
+//! | a caller's part of the time | `pace.rs` |
 //!
 //! Answers have no date, which would be of no use at a Unix socket, and makes two of them differ.
 
-use crate::access::{Access, Peer};
+use crate::access::{Access, Caller, Peer};
+use crate::pace::{MOST_WAIT, Paces, Timed};
 use crate::patient::Patient;
 use crate::places::{MOST, Place, Places};
 use crate::routes::Refused;
@@ -26,7 +28,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tower::ServiceExt;
@@ -49,17 +51,18 @@ pub struct Server {
     router: Router,
     access: RwLock<Arc<Access>>,
     places: Arc<Places>,
+    paces: Paces,
 }
 
 impl Server {
     /// A server of these paths.
     pub fn new(router: Router, access: Access) -> Self {
-        Self { router, access: RwLock::new(Arc::new(access)), places: Places::new(MOST) }
+        Self { router, access: RwLock::new(Arc::new(access)), places: Places::new(MOST), paces: Paces::default() }
     }
 
     /// Changes the rights of callers.
-    pub fn set_access(&self, access: Access) {
-        *self.access.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(access);
+    pub fn set_access(&self, access: Arc<Access>) {
+        *self.access.write().unwrap_or_else(PoisonError::into_inner) = access;
     }
 
     /// Serves those who connect to a Unix socket.
@@ -112,14 +115,31 @@ impl Server {
 
     async fn answer(
         &self,
-        mut request: Request<Incoming>,
+        request: Request<Incoming>,
         peer: Peer,
         place: &Place,
     ) -> Result<Response<Body>, Infallible> {
         let access = Arc::clone(&self.access.read().unwrap_or_else(PoisonError::into_inner));
         let caller = access.caller(peer, request.headers());
-        place.heard(caller.as_ref().map(|caller| &caller.id));
-        let mut response = if request.uri().path_and_query().is_none_or(|path| path.as_str().len() > MOST_PATH_BYTES) {
+        let id = caller.as_ref().map(|caller| caller.id.clone());
+        place.heard(id.as_ref());
+        let turn = self.paces.turn(id.as_ref(), Instant::now());
+        tokio::time::sleep(turn.map_or(MOST_WAIT, |turn| turn.wait)).await;
+        let mut response = if let Some(turn) = turn {
+            let (response, took) = Timed::new(self.answer_to(request, caller)).await;
+            self.paces.took(id.as_ref(), turn, took, Instant::now());
+            response
+        } else {
+            Refused::new(StatusCode::TOO_MANY_REQUESTS, "you ask for more than your part of the time").into_response()
+        };
+        let headers = response.headers_mut();
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        Ok(response)
+    }
+
+    async fn answer_to(&self, mut request: Request<Incoming>, caller: Option<Caller>) -> Response<Body> {
+        if request.uri().path_and_query().is_none_or(|path| path.as_str().len() > MOST_PATH_BYTES) {
             Refused::new(StatusCode::URI_TOO_LONG, "there is no such long path here; see /openapi.json").into_response()
         } else if let Some(caller) = caller {
             request.extensions_mut().insert(caller);
@@ -132,11 +152,7 @@ impl Server {
             let refused =
                 Refused::new(StatusCode::UNAUTHORIZED, "a known token is needed: Authorization: Bearer TOKEN");
             ([(header::WWW_AUTHENTICATE, "Bearer")], refused).into_response()
-        };
-        let headers = response.headers_mut();
-        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-        Ok(response)
+        }
     }
 }
 

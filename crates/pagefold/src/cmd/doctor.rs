@@ -1,5 +1,6 @@
 //! `pagefold doctor`: the requirements that this host and each guest meet, and the reasons why nothing merges.
 
+mod fix;
 mod folding;
 
 use crate::cmd::which::Which;
@@ -9,6 +10,7 @@ use host::{Check, KernelFault, Ksm, Status};
 use lab::{Cache, Trial};
 use serde::Serialize;
 use std::io::Write;
+use std::path::PathBuf;
 use survey::Selection;
 
 /// Arguments of `pagefold doctor`.
@@ -18,6 +20,15 @@ pub struct Args {
     selection: Selection,
     #[command(flatten)]
     service: Which,
+    /// Print the settings of this host that members need and that are missing: mappings, /dev/userfaultfd, a group
+    #[arg(long, conflicts_with = "json")]
+    fix: bool,
+    /// With --fix: make them
+    #[arg(long, requires = "fix")]
+    yes: bool,
+    /// With --fix: the files of a system that does not run
+    #[arg(long, requires = "fix", value_name = "DIR", default_value = "/")]
+    root: PathBuf,
     /// Print JSON: {checks, kernel_faults}
     #[arg(long)]
     json: bool,
@@ -25,6 +36,9 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
+    if args.fix {
+        return fix::run(&args.root, args.yes);
+    }
     let guests = args.selection.resolve(&|| args.service.members())?;
     let has_ksm = Ksm::read().is_some();
     let mut checks = host::probe_host();

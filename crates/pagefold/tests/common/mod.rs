@@ -10,6 +10,7 @@ pub mod lab;
 pub mod qemu;
 pub mod service;
 pub mod supervised;
+pub mod web;
 
 use serde_json::Value;
 use std::fs::{self, Permissions};

@@ -107,6 +107,20 @@ impl Service {
 
     /// Starts one with a configuration, in which `TOKEN` stands for the end of the groups' names.
     pub fn start_with(config: Option<&str>) -> Self {
+        Self::start_on(config, |_| {})
+    }
+
+    /// Like [`Self::start_with`], on a file system of the service's own, of one megabyte.
+    pub fn start_on_small_disk(config: &str) -> Self {
+        Self::start_on(Some(config), |dir| {
+            fs::create_dir(dir).expect("make a directory");
+            let mounted =
+                Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m,mode=755", "tmpfs"]).arg(dir).status();
+            assert!(mounted.expect("run mount").success(), "mount a small file system at {}", dir.display());
+        })
+    }
+
+    fn start_on(config: Option<&str>, prepare: impl FnOnce(&Path)) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let turn = Turn::take();
         // No token is part of another: what is left is killed by it.
@@ -115,6 +129,7 @@ impl Service {
         fs::write(dir.join("token"), &token).expect("write the token");
         let afterwards = Afterwards::run(&clean_up(&dir));
         let config = config.map(|text| write_config(&dir, &token, text));
+        prepare(&dir.join("s"));
         let child = serve(&dir, &token, config.as_deref());
         let service = Self { dir, token, config, child, _afterwards: afterwards, _turn: turn };
         service.wait_until_it_answers();
@@ -278,6 +293,7 @@ fn clean_up(dir: &Path) -> String {
              p=${{f#/proc/}}; kill -9 ${{p%%/*}} 2>/dev/null
            done
          done
+         umount -l {dir}/s 2>/dev/null
          rm -rf {dir}"
     )
 }

@@ -24,6 +24,10 @@ struct Listed {
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let (mut groups, mut outcome) = (Vec::new(), Outcome::Done);
     for service in args.services()? {
+        // A service of an earlier version knows no such question.
+        for trouble in service.troubles().unwrap_or_default() {
+            say!("pagefold: {}", cli::printable(&trouble.detail));
+        }
         for line in service.groups()? {
             let (listed, complete) = ask(&service, line);
             groups.push(listed);

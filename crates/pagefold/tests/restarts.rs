@@ -1,0 +1,130 @@
+//! A service whose parts are killed all the time: members never wait for it, counters go on, and nothing is unfolded.
+//!
+//! ```text
+//!   every 3 s:  the supervisor is killed, and the next one started     1.5 s later: worker, prover or web side, in turns
+//! ```
+
+mod common;
+
+use common::http::{Http, Target};
+use common::number;
+use common::service::{Member, Service, cannot_fold, seconds, until};
+use serde_json::Value;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Time between two ends of the supervisor: 3 s.
+const EVERY: Duration = Duration::from_secs(3);
+/// Time that a member may be kept waiting, by whatever runs on this machine: 3 s. A member that waits for a part that has
+/// ended would wait for ever.
+const PATIENCE_S: f64 = 3.0;
+/// Pages that programs may write by themselves in the meantime.
+const FEW: u64 = 128;
+
+/// Holds 16 MiB, in which every content is there twice. Every 5 ms it looks at a page of that, and writes one of another
+/// mapping. It answers each line with the longest time that this has ever taken.
+const HOLDER: &str = "
+import mmap, os, select, sys, time
+half = os.urandom(8 << 20)
+both, own, at, worst = bytearray(half + half), mmap.mmap(-1, 1 << 20), 0, 0.0
+assert bytes(both[: 1 << 20]) == half[: 1 << 20]
+while True:
+    if select.select([sys.stdin], [], [], 0.005)[0]:
+        if not sys.stdin.readline():
+            assert both[: len(half)] == half and both[len(half) :] == half
+            break
+        print(worst, flush=True)
+    began = time.monotonic()
+    at = (at + 4096) % len(both)
+    both[at]
+    own[at % len(own)] = 1
+    mmap.mmap(-1, 8192).close()
+    worst = max(worst, time.monotonic() - began)
+";
+
+fn kill(pid: u32) {
+    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().expect("run kill").success(), "process {pid}");
+}
+
+/// The process of the last line of the log that says that this part was started.
+fn started(service: &Service, part: &str) -> Option<u32> {
+    let log = service.log();
+    let line = log.lines().rfind(|line| line.contains(&format!("{part} started: process ")))?;
+    line.split(|c: char| !c.is_ascii_digit()).find_map(|n| n.parse().ok())
+}
+
+/// Kills a part, and waits until there is another one.
+fn replace(service: &Service, part: &str, group: &str) {
+    if part == "worker" {
+        let before = service.worker_pid(group).expect("a worker");
+        kill(before);
+        until(30, "another worker", || service.worker_pid(group).is_some_and(|pid| pid != before));
+        return;
+    }
+    let before = started(service, part).unwrap_or_else(|| panic!("no {part} in {}", service.log()));
+    kill(before);
+    until(30, &format!("another {part}"), || started(service, part).is_some_and(|pid| pid != before));
+}
+
+/// Counters of a group's bill, which may only grow.
+fn counters(shown: &Value) -> Vec<f64> {
+    let names = ["folds", "pages_scanned", "pages_hashed", "worker_cpu_s", "agent_cpu_s"];
+    names.iter().map(|name| shown[name].as_f64().unwrap_or_else(|| panic!("no {name} in {shown}"))).collect()
+}
+
+/// Folded pages of members that are connected, and pages that were broken.
+fn held(shown: &Value) -> (usize, u64, u64) {
+    let members = shown["members"].as_array().expect("members");
+    let connected = members.iter().filter(|member| member["connected"] == true);
+    let folded = connected.clone().map(|member| number(&member["folded_pages"])).sum();
+    (connected.count(), folded, number(&shown["broken_pages"]))
+}
+
+#[test]
+fn members_never_wait_for_parts_that_end_and_nothing_is_unfolded() {
+    if cannot_fold() {
+        return;
+    }
+    let mut service = Service::start_with(Some("[api]\n[[group]]\nname = 'acme-TOKEN'\n"));
+    let names = ["a", "b", "c"];
+    let run = |name: &str| service.run("acme", name, &["--all-anonymous"], &["python3", "-c", HOLDER]);
+    let mut members: Vec<Member> = names.map(run).into();
+    let web = Http::at(Target::Unix(service.place().join("api.sock")));
+    let mut most = 0;
+    until(120, "nothing more is folded", || {
+        std::thread::sleep(Duration::from_secs(2));
+        let folded = held(&service.show("acme")).1;
+        std::mem::replace(&mut most, folded) == folded && folded > 3 * 3000
+    });
+    let before = service.show("acme");
+    let (count, folded, broken) = held(&before);
+    assert_eq!(count, names.len());
+    let (end, mut last) = (Instant::now() + Duration::from_secs(seconds(20)), counters(&before));
+    for part in ["worker", "prover", "web side"].iter().cycle() {
+        let began = Instant::now();
+        if began > end {
+            break;
+        }
+        service.kill_supervisor();
+        until(30, "the service answers", || service.pagefold(&["group", "list"]).status.success());
+        std::thread::sleep((EVERY / 2).saturating_sub(began.elapsed()));
+        replace(&service, part, "acme");
+        until(30, "all members are back, and as they were", || {
+            let shown = service.show("acme");
+            let counted = counters(&shown);
+            assert!(last.iter().zip(&counted).all(|(before, after)| before <= after), "{last:?}, then {counted:?}");
+            last = counted;
+            let (count, now_folded, now_broken) = held(&shown);
+            count == names.len() && now_folded + FEW >= folded && now_broken <= broken + FEW
+        });
+        until(30, "the web side answers", || {
+            web.try_request("GET", "/v1/groups", "", "").is_ok_and(|r| r.status == 200)
+        });
+        std::thread::sleep(EVERY.saturating_sub(began.elapsed()));
+    }
+    for member in &mut members {
+        let worst: f64 = member.tell("worst").parse().expect("seconds");
+        assert!(worst < PATIENCE_S, "{} waited for {worst} s", member.name);
+    }
+    service.assert_audit_is_clean();
+}

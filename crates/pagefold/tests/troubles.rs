@@ -1,0 +1,97 @@
+//! Troubles of a service itself: folding goes on, and an event says what is lost.
+
+mod common;
+
+use common::http::{Events, Http, Target};
+use common::number;
+use common::service::{Member, Service, cannot_fold, until};
+use std::fs::{self, File};
+use std::io::Write;
+use std::process::Command;
+use std::time::Duration;
+
+/// Holds 8 MiB, in which every content is there twice; makes as many more for each line.
+const HOLDER: &str = "
+import os, sys
+held = []
+def more():
+    half = os.urandom(4 << 20)
+    held.append(bytearray(half + half))
+more()
+for line in sys.stdin:
+    more()
+    print('ok', flush=True)
+";
+const CONFIG: &str = "[api]\n[[group]]\nname = 'acme-TOKEN'\n";
+
+fn holder(service: &Service) -> Member {
+    service.run("acme", "a", &["--all-anonymous"], &["python3", "-c", HOLDER])
+}
+
+fn folded(service: &Service) -> u64 {
+    number(&service.show("acme")["savings"]["folded_bytes"])
+}
+
+/// The stream of events, once it tells what happens from then on.
+fn events(service: &Service) -> Events {
+    let stream = Events::open(&Http::at(Target::Unix(service.place().join("api.sock"))));
+    std::thread::sleep(Duration::from_secs(4));
+    stream
+}
+
+#[test]
+fn full_disk_leaves_folding_as_it_is_and_is_told() {
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start_on_small_disk(CONFIG);
+    let mut member = holder(&service);
+    until(60, "it folds", || folded(&service) > 6 << 20);
+    let mut stream = events(&service);
+    let filler = service.place().join("filler");
+    let mut file = File::create(&filler).expect("make a file");
+    while file.write_all(&[7; 4096]).is_ok() {}
+    // A change that is to outlive the service is refused.
+    let group = service.group("acme");
+    let refused = service.pagefold(&["group", "set", &group, "--huge-pages", "40"]);
+    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && why.contains("No space left"), "{why}");
+    // Folding goes on.
+    assert_eq!(member.tell("more"), "ok");
+    until(60, "new memory folds, too", || folded(&service) > 14 << 20);
+    let text = stream.read_until("state_not_written");
+    assert!(text.contains("event: trouble\n") && text.contains("is lost if the service ends"), "{text}");
+    let listed = service.pagefold(&["group", "list"]);
+    let said = String::from_utf8_lossy(&listed.stderr).into_owned();
+    assert!(listed.status.success() && said.contains("is lost if the service ends"), "{said}");
+    drop(file);
+    fs::remove_file(&filler).expect("remove it again");
+    stream.read_until("event: trouble_over\n");
+    service.set("acme", &["--huge-pages", "40"]);
+}
+
+#[test]
+fn worker_that_does_not_reach_its_prover_is_told() {
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start_with(Some(CONFIG));
+    let mut member = holder(&service);
+    until(60, "it folds", || folded(&service) > 6 << 20);
+    if !service.log().contains("prover started") || service.log().contains("there is no prover on this host") {
+        eprintln!("skipped: there is no prover on this host");
+        return;
+    }
+    let mut stream = events(&service);
+    let (socket, hidden) = (service.place().join("prove.sock"), service.place().join("hidden.sock"));
+    fs::rename(&socket, &hidden).expect("hide the prover");
+    let log = service.log();
+    let line = log.lines().rfind(|line| line.contains("prover started: process ")).expect("a prover");
+    let pid = line.rsplit(' ').next().expect("a process");
+    assert!(Command::new("kill").args(["-9", pid]).status().expect("run kill").success());
+    stream.read_until("event: no_prover\n");
+    assert_eq!(member.tell("more"), "ok");
+    until(60, "folding goes on", || folded(&service) > 14 << 20);
+    fs::rename(&hidden, &socket).expect("show the prover again");
+    stream.read_until("event: prover\n");
+}
