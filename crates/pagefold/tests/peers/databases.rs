@@ -36,7 +36,7 @@ pub const MARIADB: Peer = Peer {
 pub const POSTGRES: Peer = Peer {
     name: "postgres",
     about: "PostgreSQL: pgbench, SIGKILL, recovery, pg_amcheck",
-    // Its children hold the memory, and children are not enrolled.
+    // Its children hold the memory, some 170 pages that fold in each, and end with their connections.
     floor: 0,
     needs: &[("/usr/lib/postgresql/15/bin/postgres", "postgresql"), ("pgbench", "postgresql-client-common")],
     is_short: false,
