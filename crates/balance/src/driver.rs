@@ -93,6 +93,11 @@ impl Driver {
         (self.bytes_per_s > 0).then_some(self.bytes_per_s)
     }
 
+    /// Notes that the balloon took so much in so long.
+    pub fn landed(&mut self, bytes: u64, seconds: f64) {
+        self.bytes_per_s = self.bytes_per_s.max((bytes as f64 / seconds.max(0.1)) as u64);
+    }
+
     /// Takes a look into account, at a time since any fixed moment. Returns the state.
     pub fn see(&mut self, at: Duration, sighting: Sighting) -> DriverState {
         self.state = self.judge(at, sighting);

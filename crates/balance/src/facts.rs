@@ -74,6 +74,8 @@ pub struct GuestFacts {
     pub actual_bytes: u64,
     /// The size that it was told to have; `None` while it was told nothing.
     pub target_bytes: Option<u64>,
+    /// Memory that the limits of its control groups leave it; `None` if none binds.
+    pub cgroup_left_bytes: Option<u64>,
     /// RAM that lies in frames of the host, folded pages included.
     pub resident_bytes: u64,
     /// RAM whose frames others hold too.

@@ -32,7 +32,7 @@ prop_compose! {
         curve.sort_by_key(|point| point.0);
         GuestFacts {
             id: String::new(), group: format!("g{group}"), ram_bytes: ram * M, guaranteed_bytes: guaranteed,
-            actual_bytes: actual, target_bytes: None, resident_bytes: resident, folded_bytes: folded, saved_bytes: saved,
+            actual_bytes: actual, target_bytes: None, cgroup_left_bytes: None, resident_bytes: resident, folded_bytes: folded, saved_bytes: saved,
             driver: if driver < 4 { DriverState::Works } else { DriverState::Lies }, withdrawal_bytes_per_s: rate, claims,
             faults_by_size: curve,
         }
@@ -183,6 +183,20 @@ fn growth_that_reserve_does_not_bear_is_refused_with_its_reason() {
     assert!(plan.refused[0].reason.starts_with("the reserve would be eaten: guests may take 100 MiB"), "{plan:?}");
     facts.guests[0].withdrawal_bytes_per_s = 100 * M;
     assert_eq!(plan_of(&facts, &policy::Equal).grows.len(), 1, "a quick balloon stands for its loan");
+}
+
+#[test]
+fn guest_does_not_grow_beyond_limit_of_its_control_group() {
+    let mut limited = guest("limited", 256 * M, 64 * M);
+    (limited.actual_bytes, limited.resident_bytes) = (100 * M, 80 * M);
+    let host =
+        HostFacts { total_bytes: 1024 * M, available_bytes: 900 * M, floor_bytes: 50 * M, ..HostFacts::default() };
+    let facts = |left: Option<u64>| {
+        let guest = GuestFacts { cgroup_left_bytes: left, ..limited.clone() };
+        Facts { host, guests: vec![guest], ..Facts::default() }
+    };
+    let grown = |left| plan_of(&facts(left), &policy::Equal).grows.first().map(|step| step.expected_bytes / M);
+    assert_eq!([grown(None), grown(Some(50 * M)), grown(Some(22 * M))], [Some(64), Some(30), None]);
 }
 
 #[test]

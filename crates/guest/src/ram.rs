@@ -9,7 +9,7 @@
 //!   safe. It is not for pages that are shared, or whose faults are served by user space;
 //!   `crates/host/src/vm_read.rs` says why.
 
-use crate::qmp::Qmp;
+use crate::qmp::{Qmp, QmpError};
 use crate::ram_map::RamMap;
 use crate::{Guest, GuestKind};
 use host::{Mapping, Pagemap, PagemapEntry, ProcessMemory};
@@ -117,8 +117,7 @@ impl Careful {
 /// The VM's process is gone, or belongs to another user.
 pub fn open_ram(guest: &Guest, qmp: Option<Qmp>) -> host::Result<Vec<GuestRam>> {
     let pid = guest.pids.first().copied().unwrap_or(0);
-    let named = guest.facts.qemu.as_ref().and_then(|facts| facts.qmp_socket.as_ref());
-    let qmp = qmp.or_else(|| Qmp::of(pid, &seen_by(pid, named?)).ok());
+    let qmp = qmp.or_else(|| open_qmp(guest)?.ok());
     let told = qmp
         .filter(|_| guest.kind == GuestKind::Qemu)
         .and_then(|mut qmp| RamMap::by_qmp(&mut qmp).ok().filter(|map| !map.blocks().is_empty()));
@@ -126,6 +125,15 @@ pub fn open_ram(guest: &Guest, qmp: Option<Qmp>) -> host::Result<Vec<GuestRam>> 
     maps.extend(RamMap::by_mappings(guest, &Mapping::read_all(pid)?));
     maps.dedup();
     maps.into_iter().map(|map| GuestRam::open(pid, map)).collect()
+}
+
+/// Talks to the QEMU of a guest at the socket that its command line names; `None` if it names none.
+///
+/// # Errors
+/// The inner result: QEMU does not answer there in time.
+pub fn open_qmp(guest: &Guest) -> Option<Result<Qmp, QmpError>> {
+    let (pid, socket) = guest.pids.first().zip(guest.facts.qemu.as_ref()?.qmp_socket.as_ref())?;
+    Some(Qmp::of(*pid, &seen_by(*pid, socket)))
 }
 
 /// The host's path to a file that process `pid` names `path`.

@@ -22,6 +22,7 @@ mod page_cache;
 mod pagemap;
 mod peer_process;
 mod plain_file;
+mod pressure;
 mod process;
 mod process_id;
 mod seqpacket;
@@ -54,6 +55,7 @@ pub use page_cache::CachedFile;
 pub use pagemap::{Pagemap, PagemapEntry, frames_visible, has_pagemap_scan};
 pub use peer_process::{PeerPages, PeerProcess};
 pub use plain_file::{open_plain_file, read_plain_file};
+pub use pressure::{high_watermark_bytes, memory_stalled_percent};
 pub use process::{Process, check_readable, effective_uid, is_userfaultfd_open, open_files, pids};
 pub use process_id::{ProcessId, ProcessStat};
 pub use seqpacket::{Files, MOST_FDS, Peer, Received, Seqpacket, SeqpacketListener};
@@ -62,8 +64,8 @@ pub use signals::{Caught, Signals, let_signals_through};
 pub use smaps::{Mapping, Usage};
 pub use stream::{connect_within, peer_pid};
 pub use system::{
-    Kernel, available_bytes, boot_time_s, free_swap_bytes, has_swap, own_peak_rss_bytes, page_table_bytes, ram_bytes,
-    slab_object_bytes, spare_bytes, swapped_bytes, usual_reserve_bytes,
+    Kernel, available_bytes, boot_clock_s, boot_time_s, free_swap_bytes, has_swap, own_peak_rss_bytes,
+    page_table_bytes, ram_bytes, slab_object_bytes, spare_bytes, swapped_bytes, total_swap_bytes, usual_reserve_bytes,
 };
 pub use thread_cpu::ThreadCpu;
 pub use userfaultfd::{UFFDIO_API, ioctl_number, open_userfaultfd, userfaultfd_features};

@@ -58,6 +58,17 @@ pub fn has_swap() -> bool {
     rustix::system::sysinfo().totalswap > 0
 }
 
+/// Size of all swap (`totalswap`).
+pub fn total_swap_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalswap.saturating_mul(info.mem_unit.into())
+}
+
+/// Seconds since this machine started: a clock that nobody sets, the same for all processes.
+pub fn boot_clock_s() -> u64 {
+    u64::try_from(rustix::time::clock_gettime(rustix::time::ClockId::Boottime).tv_sec).unwrap_or(0)
+}
+
 /// Swap that is not in use (`freeswap`).
 pub fn free_swap_bytes() -> u64 {
     let info = rustix::system::sysinfo();

@@ -36,6 +36,8 @@ enum Command {
     Group(cmd::group::Args),
     /// Prove from page frames that groups share nothing with each other, and what is really saved
     Audit(cmd::audit::Args),
+    /// Memory between guests: what each has, should have, and gets
+    Balance(cmd::balance::Args),
     /// Folds the pages of one group
     #[command(hide = true)]
     Worker(cmd::worker::Args),
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => cmd::generate::run(&args, with_exit_codes(Cli::command())),
         Command::Group(args) => cmd::group::run(&args),
         Command::Audit(args) => cmd::audit::run(&args),
+        Command::Balance(args) => cmd::balance::run(&args),
         Command::Worker(args) => cmd::worker::run(&args),
         Command::Lab(args) => cmd::lab::run(args),
         Command::Bench(args) => bench::run(args),

@@ -2,6 +2,7 @@
 
 mod absent;
 pub mod audit;
+pub mod balance;
 pub mod census;
 pub mod config;
 pub mod doctor;

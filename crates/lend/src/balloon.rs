@@ -1,0 +1,138 @@
+//! A guest's balloon, through QEMU's machine protocol.
+//!
+//! QEMU tells the size (`query-balloon`) and the statistics (`guest-stats` of the device) that the guest's driver told it
+//! last. Statistics come only while an interval for them is set, which [`Balloon::open`] does.
+
+use anyhow::{Context, bail};
+use balance::Claims;
+use guest::{Guest, Qmp};
+use serde_json::{Value, json};
+
+/// Interval of a guest's statistics, in seconds.
+const STATISTICS_EVERY_S: u64 = 2;
+/// Places where QEMU has devices: with and without a name.
+const DEVICES: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
+/// Value of a statistic that the guest does not have.
+const UNKNOWN: u64 = u64::MAX;
+
+/// A connection to the balloon of one guest. QEMU serves one client at a time: keep it no longer than needed.
+pub struct Balloon {
+    qmp: Qmp,
+    /// The device's path; `None` if it has no statistics.
+    device: Option<String>,
+}
+
+/// Statistics of a guest, as QEMU has them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Statistics {
+    pub claims: Claims,
+    /// Major faults and pages swapped in, since the guest started.
+    pub faults: u64,
+    /// When the guest told them, in seconds.
+    pub told_at_s: u64,
+}
+
+impl Balloon {
+    /// Connects to a guest; `None` if it has no balloon, or no QMP socket.
+    ///
+    /// # Errors
+    /// QEMU does not answer in time.
+    pub fn open(guest: &Guest) -> anyhow::Result<Option<Self>> {
+        if !guest.facts.qemu.as_ref().is_some_and(|facts| facts.balloon) {
+            return Ok(None);
+        }
+        let Some(qmp) = guest::open_qmp(guest) else { return Ok(None) };
+        let qmp = qmp.with_context(|| format!("cannot reach the balloon of {}", guest.id))?;
+        let mut balloon = Self { qmp, device: None };
+        balloon.device = balloon.find_device()?;
+        balloon.ask_for_statistics()?;
+        Ok(Some(balloon))
+    }
+
+    fn find_device(&mut self) -> anyhow::Result<Option<String>> {
+        for place in DEVICES {
+            let devices = self.qmp.execute("qom-list", json!({"path": place}))?;
+            let is_balloon =
+                |device: &&Value| device["type"].as_str().is_some_and(|kind| kind.starts_with("child<virtio-balloon"));
+            let found = devices.as_array().into_iter().flatten().find(is_balloon);
+            if let Some(name) = found.and_then(|device| device["name"].as_str()) {
+                return Ok(Some(format!("{place}/{name}")));
+            }
+        }
+        Ok(None)
+    }
+
+    fn ask_for_statistics(&mut self) -> anyhow::Result<()> {
+        let Some(path) = self.device.clone() else { return Ok(()) };
+        let property = "guest-stats-polling-interval";
+        let set = self.qmp.execute("qom-get", json!({"path": path, "property": property}))?;
+        if set.as_u64() == Some(0) {
+            let value = json!({"path": path, "property": property, "value": STATISTICS_EVERY_S});
+            self.qmp.execute("qom-set", value)?;
+        }
+        Ok(())
+    }
+
+    /// The guest's size, by its driver.
+    ///
+    /// # Errors
+    /// QEMU does not answer, or has no balloon.
+    pub fn size_bytes(&mut self) -> anyhow::Result<u64> {
+        let answer = self.qmp.execute("query-balloon", json!({}))?;
+        answer["actual"].as_u64().context("QEMU told no size of the balloon")
+    }
+
+    /// Tells the guest to have this size.
+    ///
+    /// # Errors
+    /// QEMU does not answer, or refuses.
+    pub fn set(&mut self, size_bytes: u64) -> anyhow::Result<()> {
+        if size_bytes == 0 {
+            bail!("a guest without memory is not meant");
+        }
+        self.qmp.execute("balloon", json!({"value": size_bytes})).map(drop).context("cannot set a balloon")
+    }
+
+    /// The guest's statistics; `None` if it told none, or none lately.
+    pub(crate) fn statistics(&mut self) -> Option<Statistics> {
+        let path = self.device.clone()?;
+        let answer = self.qmp.execute("qom-get", json!({"path": path, "property": "guest-stats"})).ok()?;
+        parse(&answer)
+    }
+}
+
+fn parse(answer: &Value) -> Option<Statistics> {
+    let told_at_s = answer["last-update"].as_u64().filter(|at| *at > 0)?;
+    let stat = |name: &str| answer["stats"][name].as_u64().filter(|value| *value != UNKNOWN);
+    let total_bytes = stat("stat-total-memory")?;
+    let free_bytes = stat("stat-free-memory")?;
+    let claims = Claims {
+        total_bytes,
+        free_bytes,
+        available_bytes: stat("stat-available-memory").unwrap_or(free_bytes),
+        cache_bytes: stat("stat-disk-caches").unwrap_or(0),
+        faults_per_s: 0.0,
+        stalls: stat("stat-alloc-stalls"),
+        oom_kills: stat("stat-oom-kills"),
+    };
+    let faults = stat("stat-major-faults").unwrap_or(0).saturating_add(stat("stat-swap-in").unwrap_or(0) >> 12);
+    Some(Statistics { claims, faults, told_at_s })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statistics_are_read_and_those_never_told_are_none() {
+        let told = json!({"last-update": 7, "stats": {
+            "stat-total-memory": 500, "stat-free-memory": 100, "stat-available-memory": u64::MAX,
+            "stat-disk-caches": 30, "stat-major-faults": 5, "stat-swap-in": 8192, "stat-minor-faults": 99,
+        }});
+        let is = parse(&told).unwrap();
+        assert_eq!((is.claims.total_bytes, is.claims.available_bytes, is.claims.cache_bytes), (500, 100, 30));
+        assert_eq!((is.faults, is.told_at_s, is.claims.oom_kills), (7, 7, None));
+        assert_eq!(parse(&json!({"last-update": 0, "stats": {"stat-total-memory": 1, "stat-free-memory": 1}})), None);
+        assert_eq!(parse(&json!({"last-update": 7, "stats": {"stat-total-memory": u64::MAX}})), None);
+    }
+}

@@ -1,0 +1,207 @@
+//! Gathering facts: the host from `/proc`, guests from their processes and QMP, savings from whoever asks the service.
+
+use crate::balloon::{Balloon, Statistics};
+use crate::carry_out::Outcome;
+use crate::ledger::Ledger;
+use crate::rules::Rules;
+use anyhow::Context;
+use balance::{Driver, DriverState, Facts, GroupFacts, GuestFacts, HostFacts, Reservation, Sighting};
+use guest::{Footprint, Guest};
+use host::MemoryLimits;
+use page::Region;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Speed that a balloon is trusted to have before it was seen: 16 MiB a second.
+const UNSEEN_BYTES_PER_S: u64 = 16 << 20;
+/// Most points of a curve of faults by size.
+const MOST_POINTS: usize = 16;
+/// Parts of RAM that points of a curve are apart: 1/16.
+const POINT_PART: u64 = 16;
+/// Weight of the newest rate of faults at a point: 1/4.
+const NEWEST: f64 = 0.25;
+
+/// Savings of folding, by the service.
+#[derive(Clone, Debug, Default)]
+pub struct Saved {
+    /// Groups by name.
+    pub groups: BTreeMap<String, GroupFacts>,
+    /// Net savings by process.
+    pub guests: BTreeMap<u32, i64>,
+}
+
+/// Memory of one guest from round to round.
+#[derive(Default)]
+struct Watched {
+    driver: Driver,
+    statistics: Option<Statistics>,
+    faults_per_s: f64,
+    faults_by_size: BTreeMap<u64, f64>,
+}
+
+/// Gathers facts round by round.
+pub struct Gatherer {
+    rules: Rules,
+    began: Instant,
+    limits: Option<MemoryLimits>,
+    watched: BTreeMap<String, Watched>,
+}
+
+impl Gatherer {
+    /// A gatherer that has seen nothing.
+    pub fn new(rules: Rules) -> Self {
+        Self { rules, began: Instant::now(), limits: MemoryLimits::find(), watched: BTreeMap::new() }
+    }
+
+    /// Time since the gatherer was made.
+    pub fn at(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// The facts of this moment, within their bounds. Guests that are no VMs, and those that have ended, are left out.
+    ///
+    /// # Errors
+    /// The kernel does not tell about the host.
+    pub fn gather(&mut self, guests: &[Guest], ledger: &Ledger, saved: &Saved) -> anyhow::Result<Facts> {
+        let vms: Vec<&Guest> = guests.iter().filter(|guest| guest.kind.is_vm()).collect();
+        self.watched.retain(|id, _| vms.iter().any(|guest| guest.id == *id));
+        let guests = vms.iter().filter_map(|guest| self.guest(guest, ledger, saved)).collect();
+        let reserved = ledger.reserved(|name| vms.iter().any(|guest| guest.name == name));
+        let reservation = |(name, bytes): (String, u64)| Reservation { name, bytes };
+        let facts = Facts {
+            host: self.host()?,
+            groups: saved.groups.clone(),
+            guests,
+            reservations: reserved.into_iter().map(reservation).collect(),
+        };
+        Ok(facts.bounded())
+    }
+
+    /// Notes a step that was made at this time: from then on the driver has to make progress.
+    pub fn made(&mut self, facts: &Facts, outcome: &Outcome, at: Duration) {
+        let step = &outcome.step;
+        let Some(guest) = facts.guests.iter().find(|guest| guest.id == step.guest) else { return };
+        let Some(watched) = self.watched.get_mut(&step.guest) else { return };
+        let sighting = Sighting {
+            ram_bytes: guest.ram_bytes,
+            target_bytes: Some(step.to_bytes),
+            actual_bytes: Some(guest.actual_bytes),
+            resident_bytes: guest.resident_bytes,
+        };
+        watched.driver.see(at, sighting);
+        if let Some(seconds) = outcome.landed_s {
+            watched.driver.landed(step.from_bytes.saturating_sub(step.to_bytes), seconds);
+        }
+    }
+
+    /// State of each guest's driver, by id.
+    pub fn drivers(&self) -> BTreeMap<&str, DriverState> {
+        self.watched.iter().map(|(id, watched)| (id.as_str(), watched.driver.state())).collect()
+    }
+
+    fn host(&self) -> anyhow::Result<HostFacts> {
+        let total_swap = host::total_swap_bytes();
+        Ok(HostFacts {
+            total_bytes: host::ram_bytes(),
+            available_bytes: host::available_bytes().context("cannot tell how much memory is available")?,
+            floor_bytes: self.rules.floor_bytes(),
+            swap_used_bytes: total_swap.saturating_sub(host::free_swap_bytes()),
+            swap_total_bytes: total_swap,
+            stalled_percent: host::memory_stalled_percent(),
+        })
+    }
+
+    /// The facts of one guest; `None` if it has ended.
+    fn guest(&mut self, guest: &Guest, ledger: &Ledger, saved: &Saved) -> Option<GuestFacts> {
+        let (footprint, partial) = Footprint::measure(guest);
+        let ram_bytes = guest.ram_bytes.filter(|_| partial.len() < guest.pids.len())?;
+        let ram = footprint.regions.iter().find(|region| region.region == Region::GuestRam);
+        let (rss, uss) = ram.map_or((0, 0), |region| (region.rss_bytes, region.uss_bytes));
+        // Folded pages that were not touched since are in no page table.
+        let folded_bytes = footprint.folded_bytes.saturating_add(footprint.ksm_bytes.unwrap_or(0));
+        let resident_bytes = rss.max(uss.saturating_add(footprint.folded_bytes));
+        let target_bytes = ledger.target_bytes(guest);
+        let asked = ask(guest);
+        let at = self.at();
+        let watched = self.watched.entry(guest.id.clone()).or_default();
+        let actual_bytes = asked.as_ref().and_then(|answer| answer.as_ref().map(|(size, _)| *size));
+        if asked.is_some() {
+            watched.driver.see(at, Sighting { ram_bytes, target_bytes, actual_bytes, resident_bytes });
+        }
+        watched.take(asked.flatten().and_then(|(_, statistics)| statistics), actual_bytes, ram_bytes);
+        let pid = guest.pids.first().copied().unwrap_or(0);
+        Some(GuestFacts {
+            id: guest.id.clone(),
+            group: guest.group.clone(),
+            ram_bytes,
+            guaranteed_bytes: self.rules.guaranteed_bytes(guest, ram_bytes),
+            // A guest that does not answer may have all its RAM.
+            actual_bytes: actual_bytes.unwrap_or(ram_bytes),
+            target_bytes,
+            cgroup_left_bytes: self.limits.as_ref().and_then(|limits| left(limits, pid)),
+            resident_bytes,
+            folded_bytes,
+            saved_bytes: saved.guests.get(&pid).copied().unwrap_or(0),
+            driver: watched.driver.state(),
+            withdrawal_bytes_per_s: watched.driver.withdrawal_bytes_per_s().unwrap_or(UNSEEN_BYTES_PER_S),
+            claims: watched
+                .statistics
+                .map(|told| balance::Claims { faults_per_s: watched.faults_per_s, ..told.claims }),
+            faults_by_size: watched.faults_by_size.iter().map(|(size, rate)| (*size, *rate)).collect(),
+        })
+    }
+}
+
+/// Size and statistics of a guest's balloon: `None` if it has none, `Some(None)` if nobody answers.
+fn ask(guest: &Guest) -> Option<Option<(u64, Option<Statistics>)>> {
+    match Balloon::open(guest) {
+        Ok(None) => None,
+        Ok(Some(mut balloon)) => Some(balloon.size_bytes().ok().map(|size| (size, balloon.statistics()))),
+        Err(_) => Some(None),
+    }
+}
+
+/// Memory that the limits of a process's control groups leave; `None` if none binds.
+fn left(limits: &MemoryLimits, pid: u32) -> Option<u64> {
+    let group = limits.group_of(pid)?;
+    let left = limits.left().take(&group, u64::MAX);
+    (left < host::ram_bytes()).then_some(left)
+}
+
+impl Watched {
+    /// Takes newer statistics into account.
+    fn take(&mut self, told: Option<Statistics>, size_bytes: Option<u64>, ram_bytes: u64) {
+        let (Some(told), Some(size)) = (told, size_bytes) else { return };
+        if let Some(before) = self.statistics {
+            let seconds = told.told_at_s.saturating_sub(before.told_at_s);
+            if seconds == 0 {
+                return;
+            }
+            self.faults_per_s = told.faults.saturating_sub(before.faults) as f64 / seconds as f64;
+            let point = (ram_bytes / POINT_PART).max(1);
+            let rate = self.faults_by_size.entry(size / point * point).or_insert(self.faults_per_s);
+            *rate += (self.faults_per_s - *rate) * NEWEST;
+            while self.faults_by_size.len() > MOST_POINTS {
+                self.faults_by_size.pop_first();
+            }
+        }
+        self.statistics = Some(told);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rate_of_faults_is_between_two_tellings_and_has_a_point_by_size() {
+        let told = |told_at_s, faults| Some(Statistics { told_at_s, faults, ..Statistics::default() });
+        let mut watched = Watched::default();
+        for (at, faults, size) in [(10, 100, 256), (10, 900, 256), (12, 140, 256), (14, 140, 250), (16, 540, 100)] {
+            watched.take(told(at, faults), Some(size), 256);
+        }
+        assert!((watched.faults_per_s - 200.0).abs() < 1e-9);
+        let points: Vec<_> = watched.faults_by_size.into_iter().collect();
+        assert_eq!(points, [(96, 200.0), (240, 0.0), (256, 20.0)]);
+    }
+}

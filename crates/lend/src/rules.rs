@@ -1,0 +1,27 @@
+//! What an operator decides: policy, guarantees, and memory that is never lent.
+
+use guest::{Glob, Guest};
+
+/// Decisions of an operator.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    /// Guaranteed size of guests whose id or name matches, in bytes. The first that matches counts. A guest without one
+    /// keeps all its RAM: it is never asked for any.
+    pub guaranteed: Vec<(Glob, u64)>,
+    /// Memory that is never lent, in bytes; `None`: the usual reserve of the host.
+    pub floor_bytes: Option<u64>,
+}
+
+impl Rules {
+    /// Guaranteed size of a guest with so much RAM.
+    pub(crate) fn guaranteed_bytes(&self, guest: &Guest, ram_bytes: u64) -> u64 {
+        let found = self.guaranteed.iter().find(|(glob, _)| glob.matches(&guest.id) || glob.matches(&guest.name));
+        found.map_or(ram_bytes, |(_, bytes)| (*bytes).min(ram_bytes))
+    }
+
+    /// Memory that is never lent, the kernel's watermarks included.
+    pub(crate) fn floor_bytes(&self) -> u64 {
+        let watermarks = host::high_watermark_bytes().unwrap_or(0);
+        self.floor_bytes.unwrap_or_else(host::usual_reserve_bytes).saturating_add(watermarks)
+    }
+}

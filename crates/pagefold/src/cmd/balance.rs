@@ -1,0 +1,206 @@
+//! `pagefold balance`: memory between guests, as it is, as it should be, and as it is made.
+
+mod show;
+mod world;
+
+use crate::cmd::which::Which;
+use balance::{Params, Policy, make_room, plan, policy};
+use clap::Subcommand;
+use cli::exit::{Outcome, Stop};
+use cli::output;
+use cli::size::parse_bytes;
+use lend::{Rules, carry_out};
+use serde::Serialize;
+use show::{Answer, Done};
+use std::time::Duration;
+use survey::Selection;
+use world::World;
+
+/// Arguments of `pagefold balance`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+A guest without --guaranteed keeps all its RAM: nothing is asked of it. The rest of a guest's size is a loan,
+which is withdrawn within 10 s. docs/balance.md tells the policies.
+
+Examples:
+  pagefold balance status                                        what each guest has, and how its balloon does
+  pagefold balance plan --guaranteed 'acme-*=256M'               what would be done, and why
+  pagefold balance apply --guaranteed 'acme-*=256M' --every 10   do it, again and again
+  pagefold balance reserve 512M --for acme-7                     make room for a guest before it starts")]
+pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Arguments that all actions share.
+#[derive(clap::Args)]
+struct Common {
+    #[command(flatten)]
+    selection: Selection,
+    #[command(flatten)]
+    service: Which,
+    /// How memory is dealt out
+    #[arg(long, value_name = "NAME", default_value = "working-set", value_parser = policy::NAMES, global = true)]
+    policy: String,
+    /// Size that guests keep whose id or name matches; the rest of their RAM may be lent to others (repeatable)
+    #[arg(long, value_name = "GLOB=SIZE", value_parser = parse_guarantee, global = true)]
+    guaranteed: Vec<(guest::Glob, u64)>,
+    /// Memory that is never lent [default: 1/20 of the host's, 1 GiB at most]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, global = true)]
+    floor: Option<u64>,
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Host, guests and reserve as they are
+    Status,
+    /// What would be done, and why
+    Plan,
+    /// All offers of memory with their prices, and what the policy wants
+    Explain,
+    /// Do what is planned: guests that shrink first, then guests that grow
+    Apply(ApplyArgs),
+    /// Make room for a guest before it starts, or say why it cannot be
+    Reserve(ReserveArgs),
+}
+
+#[derive(clap::Args)]
+struct ApplyArgs {
+    /// Plan only
+    #[arg(long)]
+    dry_run: bool,
+    /// Again every so many seconds, until it is ended
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    every: Option<u64>,
+}
+
+#[derive(clap::Args)]
+struct ReserveArgs {
+    /// Size of the guest; 0 ends its reservation
+    #[arg(value_parser = parse_bytes)]
+    size: u64,
+    /// Name of the guest
+    #[arg(long = "for", value_name = "NAME")]
+    name: String,
+    /// Plan only
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// `GLOB=SIZE`
+fn parse_guarantee(text: &str) -> Result<(guest::Glob, u64), String> {
+    let (glob, size) = text.rsplit_once('=').ok_or("use GLOB=SIZE, such as acme-*=256M")?;
+    Ok((glob.parse()?, parse_bytes(size)?))
+}
+
+impl Common {
+    fn rules(&self) -> Rules {
+        Rules { guaranteed: self.guaranteed.clone(), floor_bytes: self.floor }
+    }
+
+    fn policy(&self) -> anyhow::Result<&'static dyn Policy> {
+        policy::named(&self.policy).ok_or_else(|| Stop::Usage(format!("there is no policy {}", self.policy)).into())
+    }
+
+    fn print(&self, answer: &impl Serialize, text: impl FnOnce() -> String) -> anyhow::Result<()> {
+        if self.json { output::line(serde_json::to_string_pretty(answer)?) } else { output::bytes(text().as_bytes()) }
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let common = &args.common;
+    let mut world = World::new(common)?;
+    match &args.action {
+        Action::Apply(apply) if !apply.dry_run => return run_apply(common, &mut world, apply),
+        Action::Reserve(reserve) => return run_reserve(common, &mut world, reserve),
+        _ => {}
+    }
+    world.look_twice()?;
+    let plan = plan(&world.facts, common.policy()?, &world.history, world.at(), &Params::default());
+    let wishes = matches!(args.action, Action::Explain).then(|| {
+        let lendable = plan.budget.lendable_bytes(0);
+        common.policy().map(|policy| policy.sizes(&world.facts, lendable))
+    });
+    let answer = Answer {
+        plan: (!matches!(args.action, Action::Status)).then_some(&plan),
+        budget: plan.budget,
+        reserve: plan.reserve,
+        explained: wishes.transpose()?.map(|wishes| show::Explained::of(&world.facts, wishes)),
+        facts: &world.facts,
+    };
+    common.print(&answer, || show::text(&answer))?;
+    Ok(Outcome::Done)
+}
+
+/// Carries plans out, once or again and again.
+fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::Result<Outcome> {
+    let params = Params::default();
+    world.look_twice()?;
+    loop {
+        let at = world.at();
+        let plan = plan(&world.facts, common.policy()?, &world.history, at, &params);
+        let outcomes = carry_out((&plan.frees, &plan.grows), &world.guests, &mut world.ledger, &params)?;
+        for outcome in outcomes.iter().filter(|outcome| outcome.problem.is_none()) {
+            world.history.note(&outcome.step, at);
+        }
+        // A step that was not made at all says nothing of the driver.
+        for outcome in outcomes.iter().filter(|outcome| outcome.is_told) {
+            world.gatherer.made(&world.facts, outcome, at);
+        }
+        let complete = outcomes.iter().all(|outcome| outcome.problem.is_none());
+        let (at_s, drivers) = (host::boot_clock_s(), world.gatherer.drivers());
+        let done = Done { at_s, plan: &plan, outcomes: &outcomes, drivers };
+        match apply.every {
+            None => {
+                common.print(&done, || done.text())?;
+                return Ok(if complete { Outcome::Done } else { Outcome::Partial });
+            }
+            Some(_) if common.json => output::line(serde_json::to_string(&done)?)?,
+            Some(_) => output::bytes(done.text().as_bytes())?,
+        }
+        std::thread::sleep(Duration::from_secs(apply.every.unwrap_or(1)));
+        world.look()?;
+    }
+}
+
+/// Makes room for a guest that is to start.
+fn run_reserve(common: &Common, world: &mut World, reserve: &ReserveArgs) -> anyhow::Result<Outcome> {
+    let params = Params::default();
+    // An older reservation of the same guest gives way to this one.
+    if !reserve.dry_run {
+        world.ledger.reserve(&reserve.name, 0)?;
+    }
+    world.look_twice()?;
+    let steps = match make_room(&world.facts, &reserve.name, reserve.size, &params) {
+        Ok(steps) => steps,
+        Err(refusal) => {
+            world.ledger.write_down(&refusal)?;
+            if common.json {
+                common.print(&refusal, String::new)?;
+            }
+            anyhow::bail!("no room for {}: {}", reserve.name, refusal.reason);
+        }
+    };
+    if reserve.dry_run {
+        common.print(&steps, || show::steps_text(&steps))?;
+        return Ok(Outcome::Done);
+    }
+    // It is promised before anything is freed: others must not take it meanwhile.
+    world.ledger.reserve(&reserve.name, reserve.size)?;
+    let outcomes = carry_out((&steps, &[]), &world.guests, &mut world.ledger, &params)?;
+    world.look()?;
+    let spare = balance::Budget::of(&world.facts).spare_bytes;
+    if spare < 0 && reserve.size > 0 {
+        world.ledger.reserve(&reserve.name, 0)?;
+        let lacking = spare.unsigned_abs() >> 20;
+        anyhow::bail!("no room for {}: balloons freed less than expected, {lacking} MiB are missing", reserve.name);
+    }
+    common.print(&outcomes, || show::outcomes_text(&outcomes))?;
+    Ok(Outcome::Done)
+}

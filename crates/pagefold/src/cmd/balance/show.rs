@@ -1,0 +1,183 @@
+//! What `pagefold balance` prints.
+
+use balance::{Budget, DriverState, Facts, Plan, Reserve, Step, Wish, price};
+use cli::size::{bytes, mib, signed_bytes};
+use lend::Outcome;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// An answer of `status`, `plan` and `explain`.
+#[derive(Serialize)]
+pub struct Answer<'a> {
+    pub facts: &'a Facts,
+    pub budget: Budget,
+    pub reserve: Reserve,
+    /// Absent in `status`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plan: Option<&'a Plan>,
+    /// Only in `explain`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub explained: Option<Explained>,
+}
+
+/// Prices of memory, and wishes of the policy.
+#[derive(Serialize)]
+pub struct Explained {
+    offers: Vec<ShownOffer>,
+    wishes: Vec<ShownWish>,
+}
+
+#[derive(Serialize)]
+struct ShownOffer {
+    guest: String,
+    tier: price::Tier,
+    bytes: u64,
+    part_freed: f64,
+}
+
+#[derive(Serialize)]
+struct ShownWish {
+    guest: String,
+    #[serde(flatten)]
+    wish: Wish,
+}
+
+/// An answer of `apply`.
+#[derive(Serialize)]
+pub struct Done<'a> {
+    /// Seconds since the host started.
+    pub at_s: u64,
+    pub plan: &'a Plan,
+    pub outcomes: &'a [Outcome],
+    pub drivers: BTreeMap<&'a str, DriverState>,
+}
+
+impl Explained {
+    pub fn of(facts: &Facts, wishes: Vec<Wish>) -> Self {
+        let id = |n: usize| facts.guests[n].id.clone();
+        let offers = price::offers(facts).into_iter().map(|offer| ShownOffer {
+            guest: id(offer.guest),
+            tier: offer.tier,
+            bytes: offer.bytes,
+            part_freed: offer.part_freed,
+        });
+        let wishes = wishes.into_iter().enumerate().map(|(n, wish)| ShownWish { guest: id(n), wish });
+        Self { offers: offers.collect(), wishes: wishes.collect() }
+    }
+}
+
+impl Done<'_> {
+    pub fn text(&self) -> String {
+        let mut text = outcomes_text(self.outcomes);
+        add_refused(&mut text, self.plan);
+        if text.is_empty() { "nothing to do\n".into() } else { text }
+    }
+}
+
+/// An answer as text.
+pub fn text(answer: &Answer) -> String {
+    let (host, mut text) = (&answer.facts.host, String::new());
+    let stalled = host.stalled_percent.map_or_else(|| "unknown".into(), |percent| format!("{percent:.1}%"));
+    let _ = writeln!(
+        text,
+        "host: {} available, {} of it never lent; tasks waited for memory: {stalled}",
+        bytes(host.available_bytes),
+        bytes(host.floor_bytes)
+    );
+    let _ =
+        writeln!(text, "spare: {}, lent: {}", signed_bytes(answer.budget.spare_bytes), bytes(answer.budget.lent_bytes));
+    let Reserve { demand_bytes, ready_bytes, withdrawable_bytes } = answer.reserve;
+    let holds = if answer.reserve.holds() { "holds" } else { "is too small" };
+    let _ = writeln!(
+        text,
+        "reserve {holds}: guests may take {}; free above the floor {}, to be withdrawn in 10 s {}\n",
+        bytes(demand_bytes),
+        bytes(ready_bytes),
+        bytes(withdrawable_bytes)
+    );
+    add_guests(&mut text, answer.facts);
+    if let Some(explained) = &answer.explained {
+        explained.add_to(&mut text);
+    }
+    if let Some(plan) = answer.plan {
+        let _ = writeln!(text, "\nplan by {}:", plan.policy);
+        let steps = steps_text(&[plan.frees.clone(), plan.grows.clone()].concat());
+        text.push_str(if steps.is_empty() { "nothing to do\n" } else { &steps });
+        add_refused(&mut text, plan);
+    }
+    text
+}
+
+fn add_guests(text: &mut String, facts: &Facts) {
+    let _ = writeln!(
+        text,
+        "{:<24} {:<12} {:>9} {:>9} {:>9} {:>9} {:>9}  balloon",
+        "guest, sizes in MiB", "group", "RAM", "size", "kept", "resident", "shared"
+    );
+    for guest in &facts.guests {
+        let _ = writeln!(
+            text,
+            "{:<24} {:<12} {:>9} {:>9} {:>9} {:>9} {:>9}  {}",
+            cli::printable(&guest.id),
+            cli::printable(&guest.group),
+            mib(guest.ram_bytes),
+            mib(guest.size_bytes()),
+            mib(guest.guaranteed_bytes),
+            mib(guest.resident_bytes),
+            mib(guest.folded_bytes),
+            guest.driver.name()
+        );
+    }
+    for reservation in &facts.reservations {
+        let _ = writeln!(text, "reserved for {}: {}", cli::printable(&reservation.name), bytes(reservation.bytes));
+    }
+}
+
+fn add_refused(text: &mut String, plan: &Plan) {
+    for refusal in &plan.refused {
+        let _ =
+            writeln!(text, "{}: no {} more: {}", cli::printable(&refusal.guest), bytes(refusal.bytes), refusal.reason);
+    }
+}
+
+impl Explained {
+    fn add_to(&self, text: &mut String) {
+        let _ = writeln!(text, "\noffers, the cheapest first:");
+        for offer in &self.offers {
+            let guest = cli::printable(&offer.guest);
+            let freed = offer.part_freed * 100.0;
+            let _ = writeln!(text, "{guest}: {} of {}, {freed:.0}% of it freed", bytes(offer.bytes), offer.tier.name());
+        }
+        let _ = writeln!(text, "\nthe policy wants:");
+        for ShownWish { guest, wish } in &self.wishes {
+            let _ = writeln!(text, "{}: {}: {}", cli::printable(guest), bytes(wish.size_bytes), wish.reason);
+        }
+    }
+}
+
+/// Steps, one a line.
+pub fn steps_text(steps: &[Step]) -> String {
+    let line = |step: &Step| {
+        let (from, to, guest) = (bytes(step.from_bytes), bytes(step.to_bytes), cli::printable(&step.guest));
+        format!("{guest}: {from} -> {to}: {}\n", step.reason)
+    };
+    steps.iter().map(line).collect()
+}
+
+/// Outcomes, one a line.
+pub fn outcomes_text(outcomes: &[Outcome]) -> String {
+    let line = |outcome: &Outcome| {
+        let step = &outcome.step;
+        let (from, to, guest) = (bytes(step.from_bytes), bytes(step.to_bytes), cli::printable(&step.guest));
+        let end = match (&outcome.problem, outcome.landed_s) {
+            (Some(problem), _) => problem.clone(),
+            (None, Some(s)) => {
+                format!("done in {s:.1} s, the host has {} more", signed_bytes(outcome.host_freed_bytes))
+            }
+            (None, None) => "under way".into(),
+        };
+        format!("{guest}: {from} -> {to}: {}; {end}\n", step.reason)
+    };
+    outcomes.iter().map(line).collect()
+}

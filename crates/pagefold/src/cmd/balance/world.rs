@@ -1,0 +1,83 @@
+//! The guests and facts that `pagefold balance` looks at.
+
+use super::Common;
+use crate::cmd::absent::why_absent;
+use api::client::Service;
+use api::shown;
+use balance::{Facts, GroupFacts, History};
+use guest::Guest;
+use lend::{Gatherer, Ledger, Saved};
+use std::time::Duration;
+
+/// Pause between the two looks that a rate takes: guests tell statistics every 2 s.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(2500);
+
+/// Guests, their facts, and what was done.
+pub struct World<'a> {
+    common: &'a Common,
+    pub guests: Vec<Guest>,
+    pub facts: Facts,
+    pub gatherer: Gatherer,
+    pub ledger: Ledger,
+    pub history: History,
+}
+
+impl<'a> World<'a> {
+    /// A world that was not looked at.
+    pub fn new(common: &'a Common) -> anyhow::Result<Self> {
+        Ok(Self {
+            common,
+            guests: Vec::new(),
+            facts: Facts::default(),
+            gatherer: Gatherer::new(common.rules()),
+            ledger: Ledger::open(common.service.meant().place().dir())?,
+            history: History::default(),
+        })
+    }
+
+    pub fn at(&self) -> Duration {
+        self.gatherer.at()
+    }
+
+    /// Looks twice, so that there are rates.
+    pub fn look_twice(&mut self) -> anyhow::Result<()> {
+        self.look()?;
+        if self.guests.iter().any(|guest| guest.facts.qemu.as_ref().is_some_and(|facts| facts.balloon)) {
+            std::thread::sleep(BETWEEN_LOOKS);
+            self.look()?;
+        }
+        Ok(())
+    }
+
+    /// Looks at guests, groups and host.
+    pub fn look(&mut self) -> anyhow::Result<()> {
+        let common = self.common;
+        self.guests = common.selection.resolve(&|| common.service.members())?;
+        for guest in &mut self.guests {
+            // A group that folds a guest is the group whose savings are its own.
+            if let Some(group) = &guest.facts.folded_in {
+                guest.group.clone_from(group);
+            }
+        }
+        self.facts = self.gatherer.gather(&self.guests, &self.ledger, &saved(common)?)?;
+        self.history.keep(&self.facts);
+        Ok(())
+    }
+}
+
+/// Savings of all groups, as `group show` has them; none without a service.
+fn saved(common: &Common) -> anyhow::Result<Saved> {
+    let mut saved = Saved::default();
+    for service in Service::find(&common.service.meant()).unwrap_or_default() {
+        let members = service.members()?;
+        for line in service.groups()? {
+            let Ok(mut state) = service.show(&line.name) else { continue };
+            shown::complete(&mut state, &members, why_absent);
+            let bill = &state.report.bill;
+            let (saved_bytes, cpu_s) = (state.report.savings.saved_bytes(), bill.worker_cpu_s + bill.agent_cpu_s);
+            saved.groups.insert(line.name, GroupFacts { saved_bytes, cpu_s });
+            saved.guests.extend(state.report.members.iter().map(|member| (member.pid, member.saved_bytes)));
+        }
+    }
+    Ok(saved)
+}
