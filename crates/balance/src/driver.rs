@@ -25,7 +25,7 @@ const EXTRA_FRAMES: u64 = 16;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DriverState {
-    /// The guest has no balloon.
+    /// The guest has no balloon, or nothing is to be asked of it.
     #[default]
     Absent,
     /// It does as it is told.

@@ -105,7 +105,15 @@ fn phase(steps: &[Step], guests: &[Guest], ledger: &mut Ledger, params: &Params)
         let is_told = one.problem.is_none();
         let late = one.is_open().then(|| "its balloon has not done it in 10 s".to_owned());
         let Going { step, actual_bytes, landed_s, problem, .. } = one;
-        Outcome { step: step.clone(), is_told, at_s, actual_bytes, host_freed_bytes, landed_s, problem: problem.or(late) }
+        Outcome {
+            step: step.clone(),
+            is_told,
+            at_s,
+            actual_bytes,
+            host_freed_bytes,
+            landed_s,
+            problem: problem.or(late),
+        }
     };
     Ok(going.into_iter().map(outcome).collect())
 }

@@ -121,7 +121,8 @@ impl Gatherer {
         let folded_bytes = footprint.folded_bytes.saturating_add(footprint.ksm_bytes.unwrap_or(0));
         let resident_bytes = rss.max(uss.saturating_add(footprint.folded_bytes));
         let target_bytes = ledger.target_bytes(guest);
-        let asked = ask(guest);
+        let guaranteed_bytes = self.rules.guaranteed_bytes(guest);
+        let asked = guaranteed_bytes.and_then(|_| ask(guest));
         let at = self.at();
         let watched = self.watched.entry(guest.id.clone()).or_default();
         let actual_bytes = asked.as_ref().and_then(|answer| answer.as_ref().map(|(size, _)| *size));
@@ -134,7 +135,7 @@ impl Gatherer {
             id: guest.id.clone(),
             group: guest.group.clone(),
             ram_bytes,
-            guaranteed_bytes: self.rules.guaranteed_bytes(guest, ram_bytes),
+            guaranteed_bytes: guaranteed_bytes.unwrap_or(ram_bytes),
             // A guest that does not answer may have all its RAM.
             actual_bytes: actual_bytes.unwrap_or(ram_bytes),
             target_bytes,

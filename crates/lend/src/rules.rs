@@ -6,17 +6,17 @@ use guest::{Glob, Guest};
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     /// Guaranteed size of guests whose id or name matches, in bytes. The first that matches counts. A guest without one
-    /// keeps all its RAM: it is never asked for any.
+    /// keeps all its RAM, and its QEMU is left alone.
     pub guaranteed: Vec<(Glob, u64)>,
     /// Memory that is never lent, in bytes; `None`: the usual reserve of the host.
     pub floor_bytes: Option<u64>,
 }
 
 impl Rules {
-    /// Guaranteed size of a guest with so much RAM.
-    pub(crate) fn guaranteed_bytes(&self, guest: &Guest, ram_bytes: u64) -> u64 {
+    /// Guaranteed size of a guest; `None` if no rule has one.
+    pub(crate) fn guaranteed_bytes(&self, guest: &Guest) -> Option<u64> {
         let found = self.guaranteed.iter().find(|(glob, _)| glob.matches(&guest.id) || glob.matches(&guest.name));
-        found.map_or(ram_bytes, |(_, bytes)| (*bytes).min(ram_bytes))
+        found.map(|(_, bytes)| *bytes)
     }
 
     /// Memory that is never lent, the kernel's watermarks included.

@@ -4,7 +4,7 @@ mod common;
 
 use common::formats::assert_documented;
 use common::lab::{Lab, name};
-use common::service::until;
+use common::service::{Service, until};
 use common::{json_of, number};
 use guest::Qmp;
 use serde_json::{Value, json};
@@ -200,4 +200,22 @@ fn stuck_driver_is_flagged_and_the_other_guest_still_shrinks() {
     }
     assert!(guests_of.sizes()[0] >= KEPT);
     guests_of.qmp(0, "cont");
+}
+
+#[test]
+fn service_balances_continuously_and_its_balancer_ends_with_it() {
+    let Some(guests_of) = Guests::start("serve") else { return };
+    let config = format!(
+        "[balance]\npolicy = 'equal'\nevery = 1\nfloor = '100T'\n[[guest]]\nname = '{}-*'\nguaranteed = '{KEPT}'\n",
+        guests_of.group
+    );
+    let mut service = Service::start_with(Some(&config));
+    until(180, "all loans are back", || guests_of.sizes().iter().all(|size| size.abs_diff(KEPT) < 4 * M));
+    let log = service.log();
+    let pid = log.split("balancing memory between guests: process ").nth(1).and_then(|rest| rest.lines().next());
+    let pid: u32 = pid.expect("it is in the log").trim().parse().expect("a pid");
+    let runs = || std::path::Path::new(&format!("/proc/{pid}")).exists();
+    assert!(runs());
+    service.configure("");
+    until(30, "the balancer has ended with its supervisor", || !runs());
 }

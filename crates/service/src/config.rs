@@ -4,6 +4,7 @@
 //!
 //! A rule must name a user or a control group: any user may run any program, with whatever library loaded into it.
 
+use crate::balance_config::{Balance, WrittenBalance, WrittenGuest};
 use crate::tokens;
 use api::change::{Change, HugePages, IndexSize, PoolSize, ScanRate, from_word};
 use api::control::{Fold, Settings, ZeroPolicy};
@@ -41,6 +42,8 @@ pub struct Config {
     pub worker_uids: Option<Range<u32>>,
     /// The web side; `None`: there is none.
     pub api: Option<Api>,
+    /// Memory between guests; `None`: it is left as it is.
+    pub balance: Option<Balance>,
     /// The groups. `None` without a configuration: any group may be made, by the service's own user.
     pub groups: Option<BTreeMap<String, GroupConfig>>,
 }
@@ -90,6 +93,9 @@ struct Written {
     #[serde(default)]
     service: WrittenService,
     api: Option<WrittenApi>,
+    balance: Option<WrittenBalance>,
+    #[serde(default)]
+    guest: Vec<WrittenGuest>,
     #[serde(default)]
     group: Vec<WrittenGroup>,
 }
@@ -101,7 +107,7 @@ struct WrittenService {
     worker_uid_base: Option<Spanned<u32>>,
     prover: Option<bool>,
     #[serde(default, deserialize_with = "from_word")]
-    reserve: Option<Reserve>,
+    reserve: Option<Bytes>,
 }
 
 #[derive(Default, Deserialize)]
@@ -151,9 +157,9 @@ enum User {
 }
 
 /// Bytes, as a size in text.
-struct Reserve(u64);
+pub(crate) struct Bytes(pub u64);
 
-impl FromStr for Reserve {
+impl FromStr for Bytes {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -211,7 +217,8 @@ impl Config {
         let WrittenService { dir, prover, reserve, .. } = written.service;
         let (without_prover, reserve) = (prover == Some(false), reserve.map(|reserve| reserve.0));
         let api = written.api.map(WrittenApi::check).transpose()?;
-        Ok(Self { file: None, dir, without_prover, reserve, worker_uids, api, groups: Some(groups) })
+        let balance = written.balance.map(|balance| balance.check(written.guest)).transpose()?;
+        Ok(Self { file: None, dir, without_prover, reserve, worker_uids, api, balance, groups: Some(groups) })
     }
 }
 
@@ -385,6 +392,8 @@ mod tests {
         assert_eq!(config.groups.unwrap()["acme"].settings, Settings::default());
         assert_eq!((config.worker_uids, config.without_prover), (Some(61_184..65_520), false));
         assert_eq!(config.reserve, Some(1 << 30));
+        let balance = config.balance.unwrap();
+        assert_eq!((&*balance.policy, balance.every_s, balance.floor_bytes), ("working-set", 10, Some(1 << 30)));
         let example: toml::Table = toml::from_str(text).unwrap();
         let (group, rule) = (&example["group"][0], &example["group"][0]["processes"][0]);
         for (place, header, table) in [
@@ -392,6 +401,8 @@ mod tests {
             ("service", "[service]", &example["service"]),
             ("group", "[[group]]", group),
             ("api", "[api]", &example["api"]),
+            ("balance", "[balance]", &example["balance"]),
+            ("guest", "[[guest]]", &example["guest"][0]),
             ("group.processes", "[[group]]\nname = 'a'\n[[group.processes]]", rule),
         ] {
             let keys = known_keys(header);
@@ -430,6 +441,14 @@ mod tests {
             ("[api]\nsocket = 'api.sock'".to_owned(), "line 2, socket: a path that begins with /"),
             ("[api]\ngroup = 'no such group'".to_owned(), "line 2: /etc/group has no group"),
             ("[api]\ncontrol = 1".to_owned(), "line 2, control: invalid type"),
+            ("[balance]\npolicy = 'fair'".to_owned(), "line 2, policy: there is no policy \"fair\"; use working-set"),
+            ("[balance]\nevery = 0".to_owned(), "line 2, every: a round takes a second at least"),
+            (
+                "[balance]\n[[guest]]\nname = ''\nguaranteed = '1M'".to_owned(),
+                "line 3, name: a pattern must not be empty",
+            ),
+            ("[[guest]]\nname = 'a'\nguaranteed = 'much'".to_owned(), "line 3, guaranteed: unknown unit"),
+            ("[[guest]]\nguaranteed = '1M'".to_owned(), "missing field `name`"),
         ] {
             let error = parse(&text).unwrap_err();
             assert!(error.contains(words), "{text}\n-> {error}");

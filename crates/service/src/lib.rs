@@ -22,6 +22,8 @@
 #![forbid(unsafe_code)]
 
 mod backoff;
+mod balance_config;
+mod balancer;
 mod bill;
 pub mod config;
 mod decide;

@@ -5,6 +5,7 @@
 //! | groups: new ones, their users, rules and settings | at once |
 //! | a group that it names no more | as at a start: members run on with the last limits, and there are no new ones |
 //! | `reserve`, tokens, `control` | at once |
+//! | `[balance]`, `[[guest]]` | at once: the balancer is started again |
 //! | all else in `[service]` and `[api]` | by the next service |
 
 use super::config::{Api, Config, GroupConfig};

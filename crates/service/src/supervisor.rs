@@ -1,5 +1,6 @@
 //! The supervisor: one thread that waits for sockets, and never for one peer in particular.
 
+use super::balancer::Balancer;
 use super::config::Config;
 use super::decide;
 use super::group::{Group, Heard};
@@ -60,6 +61,7 @@ pub struct Supervisor {
     control: SeqpacketListener,
     prover: Prover,
     web: Web,
+    balancer: Balancer,
     signals: Signals,
     /// Control groups of workers that have ended.
     leftover: Vec<CgroupHome>,
@@ -90,6 +92,7 @@ impl Supervisor {
         }
         let prover = Prover::new(&place, !config.without_prover)?;
         let web = Web::new(&place, config.api.as_ref())?;
+        let balancer = Balancer::new(&place, config.balance.as_ref());
         let mut supervisor = Self {
             registry: Registry::new(place, config, state),
             clients: Clients::default(),
@@ -98,6 +101,7 @@ impl Supervisor {
             control,
             prover,
             web,
+            balancer,
             signals,
             leftover: Vec::new(),
             idle_since: None,
@@ -176,6 +180,7 @@ impl Supervisor {
         let until = starts
             .chain(self.prover.start_at(now))
             .chain(self.web.start_at(now))
+            .chain(self.balancer.start_at(now))
             .chain([next_tick])
             .chain(self.accept_after)
             .min()
@@ -210,6 +215,7 @@ impl Supervisor {
                     while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
                         self.prover.child_ended(pid, status);
                         self.web.child_ended(pid, status);
+                        self.balancer.child_ended(pid, status);
                     }
                 }
                 Caught::Hangup => self.reload(),
@@ -372,6 +378,7 @@ impl Supervisor {
             }
         }
         self.start_web(now);
+        self.balancer.start_if_due(now);
         let due = |g: &Group, members| g.start_at(members, now).is_some_and(|at| at <= now);
         let names: Vec<String> = self
             .registry
@@ -418,6 +425,7 @@ impl Supervisor {
         };
         match Config::read(&path) {
             Ok(config) => {
+                self.balancer.set(config.balance.as_ref());
                 self.registry.reload(config);
                 if let Some(api) = &self.registry.config.api {
                     self.web.set(api);
@@ -478,6 +486,7 @@ impl Supervisor {
     fn end(mut self) -> anyhow::Result<()> {
         self.prover.end();
         self.web.end();
+        self.balancer.end();
         // All that must not be lost was written when it was decided.
         self.write_state();
         let workers = self.registry.groups.values().filter(|g| g.worker.is_some()).count();

@@ -77,6 +77,9 @@ struct ApplyArgs {
     /// Again every so many seconds, until it is ended
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     every: Option<u64>,
+    /// End when standard input closes
+    #[arg(long, hide = true)]
+    until_hangup: bool,
 }
 
 #[derive(clap::Args)]
@@ -141,6 +144,13 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
 /// Carries plans out, once or again and again.
 fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::Result<Outcome> {
     let params = Params::default();
+    if apply.until_hangup {
+        // It may end at any instant: docs/balance.md.
+        std::thread::spawn(|| {
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            std::process::exit(0);
+        });
+    }
     world.look_twice()?;
     loop {
         let at = world.at();

@@ -1,0 +1,68 @@
+//! The parts `[balance]` and `[[guest]]` of a configuration: how memory is dealt out between guests.
+
+use super::config::{Bytes, Wrong};
+use api::change::from_word;
+use guest::Glob;
+use serde::Deserialize;
+use toml::Spanned;
+
+/// Pause between two rounds, in seconds, unless another one is configured.
+const USUAL_EVERY_S: u64 = 10;
+
+/// Memory between guests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Balance {
+    /// The policy.
+    pub policy: String,
+    /// Seconds between two rounds.
+    pub every_s: u64,
+    /// Memory that is never lent, in bytes; `None`: the usual part of the host's.
+    pub floor_bytes: Option<u64>,
+    /// Patterns for guests, and the sizes that they keep, in bytes.
+    pub guaranteed: Vec<(String, u64)>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub(crate) struct WrittenBalance {
+    policy: Option<Spanned<String>>,
+    every: Option<Spanned<u64>>,
+    #[serde(default, deserialize_with = "from_word")]
+    floor: Option<Bytes>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct WrittenGuest {
+    name: Spanned<String>,
+    #[serde(deserialize_with = "from_word")]
+    guaranteed: Option<Bytes>,
+}
+
+impl WrittenBalance {
+    /// Checks both parts. Guarantees without `[balance]` are of no use, and of no harm.
+    pub(crate) fn check(self, guests: Vec<WrittenGuest>) -> Result<Balance, Wrong> {
+        let policy = match self.policy {
+            None => balance::policy::NAMES[0].to_owned(),
+            Some(name) if balance::policy::named(name.get_ref()).is_some() => name.into_inner(),
+            Some(name) => {
+                let known = balance::policy::NAMES.join(", ");
+                return Err(Wrong(name.span().start, format!("there is no policy {:?}; use {known}", name.get_ref())));
+            }
+        };
+        let every_s = match self.every {
+            Some(every) if *every.get_ref() == 0 => {
+                return Err(Wrong(every.span().start, "a round takes a second at least".into()));
+            }
+            every => every.map_or(USUAL_EVERY_S, Spanned::into_inner),
+        };
+        let mut guaranteed = Vec::new();
+        for guest in guests {
+            let at = guest.name.span().start;
+            let name = guest.name.into_inner();
+            name.parse::<Glob>().map_err(|why| Wrong(at, why))?;
+            guaranteed.extend(guest.guaranteed.map(|bytes| (name, bytes.0)));
+        }
+        Ok(Balance { policy, every_s, floor_bytes: self.floor.map(|floor| floor.0), guaranteed })
+    }
+}
