@@ -119,8 +119,8 @@ impl Ledger {
     }
 
     fn save(&self) -> anyhow::Result<()> {
-        let mut file = cli::output_file::OutputFile::create(&self.dir.join("balance.json"))?;
-        file.write_all(&serde_json::to_vec(&self.kept)?)?;
+        let file = cli::OutputFile::create(&self.dir.join("balance.json"))?;
+        file.handle()?.write_all(&serde_json::to_vec(&self.kept)?)?;
         file.commit()
     }
 }

@@ -441,7 +441,7 @@ mod tests {
             ("[api]\nsocket = 'api.sock'".to_owned(), "line 2, socket: a path that begins with /"),
             ("[api]\ngroup = 'no such group'".to_owned(), "line 2: /etc/group has no group"),
             ("[api]\ncontrol = 1".to_owned(), "line 2, control: invalid type"),
-            ("[balance]\npolicy = 'fair'".to_owned(), "line 2, policy: there is no policy \"fair\"; use working-set"),
+            ("[balance]\npolicy = 'fair'".to_owned(), "line 2: there is no policy \"fair\"; use working-set"),
             ("[balance]\nevery = 0".to_owned(), "line 2, every: a round takes a second at least"),
             (
                 "[balance]\n[[guest]]\nname = ''\nguaranteed = '1M'".to_owned(),
