@@ -237,7 +237,7 @@ impl Draft<'_> {
         if owed || !guest.can_balloon() || wanted < least || !history.may(guest, true, at, self.params) {
             return 0;
         }
-        // What a guest has not touched counts against its limit, too.
+        // Memory that a guest has not touched counts against its limit, too.
         let left = guest.cgroup_left_bytes.map_or(u64::MAX, |left| left.saturating_sub(guest.untouched_bytes()));
         let most = (guest.ram_bytes / self.params.most_growth_part).max(least).min(left);
         if most < least { 0 } else { wanted.min(most) }

@@ -1,4 +1,4 @@
-//! What outlives a command: targets of balloons, reservations, and the journal.
+//! State that outlives a command: targets of balloons, reservations, and the journal.
 //!
 //! ```text
 //!   DIR/balance.json      targets by guest, and reservations

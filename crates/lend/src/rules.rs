@@ -1,4 +1,4 @@
-//! What an operator decides: policy, guarantees, and memory that is never lent.
+//! Decisions of an operator: guarantees, and memory that is never lent.
 
 use guest::{Glob, Guest};
 

@@ -59,7 +59,7 @@ struct Common {
 enum Action {
     /// Host, guests and reserve as they are
     Status,
-    /// What would be done, and why
+    /// Changes that would be made, and why
     Plan,
     /// All offers of memory with their prices, and what the policy wants
     Explain,

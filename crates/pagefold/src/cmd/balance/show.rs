@@ -1,4 +1,4 @@
-//! What `pagefold balance` prints.
+//! Output of `pagefold balance`, as text and JSON.
 
 use balance::{Budget, DriverState, Facts, Plan, Reserve, Step, Wish, price};
 use cli::size::{bytes, mib, signed_bytes};
