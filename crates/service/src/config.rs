@@ -443,10 +443,7 @@ mod tests {
             ("[api]\ncontrol = 1".to_owned(), "line 2, control: invalid type"),
             ("[balance]\npolicy = 'fair'".to_owned(), "line 2: there is no policy \"fair\"; use working-set"),
             ("[balance]\nevery = 0".to_owned(), "line 2, every: a round takes a second at least"),
-            (
-                "[balance]\n[[guest]]\nname = ''\nguaranteed = '1M'".to_owned(),
-                "line 3, name: a pattern must not be empty",
-            ),
+            ("[balance]\n[[guest]]\nname = ''\nguaranteed = '1M'".to_owned(), "line 3: a pattern must not be empty"),
             ("[[guest]]\nname = 'a'\nguaranteed = 'much'".to_owned(), "line 3, guaranteed: unknown unit"),
             ("[[guest]]\nguaranteed = '1M'".to_owned(), "missing field `name`"),
         ] {
