@@ -123,7 +123,8 @@ proptest! {
         }
     }
 
-    /// While guests use the same memory all the time, sizes come to rest, and no guest turns round twice.
+    /// While guests use the same memory all the time, sizes come to rest. Until then no guest turns round
+    /// more than three times.
     #[test]
     fn no_plan_oscillates(
         total in 512..2048_u64, floor in 16..64_u64,
@@ -152,7 +153,7 @@ proptest! {
                 world.apply(&plan);
             }
             prop_assert_eq!(steps, 0, "{} does not come to rest: {:?}", name, &world);
-            prop_assert!(turns.iter().all(|turns| *turns <= 1), "{}: {:?}", name, turns);
+            prop_assert!(turns.iter().all(|turns| *turns <= 3), "{}: {:?}", name, turns);
         }
     }
 }
