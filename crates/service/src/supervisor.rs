@@ -24,7 +24,7 @@ use rustix::process::{WaitOptions, wait};
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// Time between two checks of members, groups and clients: 1 s.
 const TICK: Duration = Duration::from_secs(1);
@@ -472,14 +472,9 @@ impl Supervisor {
         self.options.private && over && self.clients.is_empty()
     }
 
-    #[expect(clippy::disallowed_methods, reason = "steps of this clock are what is looked for")]
     fn look_for_troubles(&mut self, now: Instant) {
         self.registry.has_prover = self.prover.is_wanted();
-        let troubles = &mut self.registry.troubles;
-        troubles.look_at_prover(self.prover.is_missing(), now);
-        if let Some(step) = troubles.look_at_clock(now, SystemTime::now()) {
-            note!("the clock was set back by {} s", step.as_secs());
-        }
+        self.registry.troubles.look_at_prover(self.prover.is_missing(), now);
     }
 
     /// Ends the service. Members go on in any case. Workers go on for a successor, or end at once.

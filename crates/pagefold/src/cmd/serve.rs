@@ -54,6 +54,15 @@ to them. docs/pagefold.toml of the source is an annotated example with every key
   tokens = \"/etc/pagefold/tokens.toml\"
   control = false                  # true: settings can be changed there, too
 
+  [balance]                        # optional: memory is lent between guests, see docs/balance.md
+  policy = \"working-set\"           # or group, entitlement, equal
+  every = 10                       # seconds between two rounds
+  floor = \"1G\"                    # memory that is never lent
+
+  [[guest]]                        # what its name or id matches keeps this; the rest may be lent
+  name = \"acme-*\"
+  guaranteed = \"256M\"
+
 When it is told to end (SIGTERM, SIGINT), members run on, and workers go on for 30 s, so that a
 new service can take them over without any loss: stop and start it to upgrade. SIGHUP has it read
 its configuration again, and says what of it only the next service takes over. When it is killed, workers go on until a new one takes over. What was changed by `pagefold group set` outlives a

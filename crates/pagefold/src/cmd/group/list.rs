@@ -24,11 +24,12 @@ struct Listed {
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let (mut groups, mut outcome) = (Vec::new(), Outcome::Done);
     for service in args.services()? {
+        let lines = service.groups()?;
         // A service of an earlier version knows no such question.
         for trouble in service.troubles().unwrap_or_default() {
             say!("pagefold: {}", cli::printable(&trouble.detail));
         }
-        for line in service.groups()? {
+        for line in lines {
             let (listed, complete) = ask(&service, line);
             groups.push(listed);
             outcome = if complete { outcome } else { Outcome::Partial };
