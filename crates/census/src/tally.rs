@@ -48,6 +48,8 @@ pub struct Tally {
     vms: Vec<bool>,
     /// Guests that hold a content in frames that can be folded.
     holders: Vec<GuestIndex>,
+    /// Guests that map a frame.
+    mappers: Vec<GuestIndex>,
     /// Classes counted so far.
     classes: u64,
 }
@@ -83,6 +85,7 @@ impl Tally {
             },
             vms: guests.iter().map(|g| VMS.contains(&g.kind.as_str())).collect(),
             holders: Vec::new(),
+            mappers: Vec::new(),
             classes: 0,
             counts: ClassCounts::new(&groups),
             buckets: vec![(0, 0); group_names.len() + 1],
@@ -182,7 +185,12 @@ impl Tally {
             if foldable && !is_zero {
                 self.holders.extend(guests().map(|m| m.owner()));
             }
-            let owners = guests().count();
+            // A frame that was given away while its guest was looked at may have been seen there twice.
+            self.mappers.clear();
+            self.mappers.extend(guests().map(|m| m.owner()));
+            self.mappers.sort_unstable();
+            self.mappers.dedup();
+            let owners = self.mappers.len();
             if owners == 1 && mappings.iter().any(|m| m.mapped_elsewhere()) {
                 continue;
             }

@@ -62,7 +62,15 @@ impl World {
     }
 
     fn take(&self, threads: usize, most_bytes: Option<usize>) -> Findings {
-        let (samples, layout) = self.samples();
+        self.take_samples(self.samples(), threads, most_bytes)
+    }
+
+    fn take_samples(
+        &self,
+        (samples, layout): (Vec<PageSample>, Layout),
+        threads: usize,
+        most_bytes: Option<usize>,
+    ) -> Findings {
         let guests = (0..self.guests()).map(|g| GuestFindings {
             id: format!("guest{g}"),
             group: self.group_name(g),
@@ -361,6 +369,18 @@ fn a_content_larger_than_the_bound_is_counted_whole() {
     let found = world.take(1, Some(1));
     check(&world, &found);
     assert!(found.host.index_bytes > 3000 * 20);
+}
+
+/// A page that moves while its guest is looked at is seen in both places.
+#[test]
+fn frame_that_a_guest_shows_twice_is_one_guests() {
+    let frame = |content| Frame { content, owners: BTreeSet::from([0]), kind: PageKind::Anon, mapped_elsewhere: false };
+    let world = World { groups: vec![0], frames: vec![frame(1), frame(2)] };
+    let (mut samples, layout) = world.samples();
+    samples[1].frame = samples[0].frame;
+    samples[1].fingerprint = samples[0].fingerprint;
+    let found = world.take_samples((samples, layout), 1, None);
+    assert_eq!(found.commonness.frames_mapped_by, [1]);
 }
 
 /// A booted guest holds mostly zeros; they take no room in the index.
