@@ -50,7 +50,8 @@ pub struct Follower {
     /// Pages that were discarded and have become zeros since. The discarding thread may still be about to take the zeros
     /// away, so a page without an entry becomes zeros again.
     given: PageSet,
-    /// Those of them that became zeros lately: for [`ZAP_TIME`] at least, and twice that at most.
+    /// Those of them that became zeros lately, in two sets of [`ZAP_TIME`] each. They count until twice that has passed since
+    /// the second was begun.
     lately: [PageSet; 2],
     /// The time at which the second of these sets was begun.
     lately_since: Option<Instant>,

@@ -16,7 +16,8 @@
 //! **State.** A process that was not enrolled is *inert*: hooks only pass calls on. An enrolled one is a *member*. A
 //! forked child is inert again, however it was made: the kernel clears the state for it. It may begin anew
 //! ([`crate::child`]). The memory of the pool that the child got is followed ([`crate::follow`]). A `vfork` child and a
-//! thread made by `clone` share the member's memory, table and state. The hooks serve them alike: no hook asks which thread or process calls it.
+//! thread made by `clone` share the member's memory, table and state. The hooks serve them alike. Only those that execute a
+//! program ask which process calls them.
 //!
 //! **Calls past the hooks** are reported by the kernel as far as contents depend on them: discards of memory that maps
 //! the pool, and forks. The hooks are there all the same: knowing of a change beforehand costs less than a report. And

@@ -34,6 +34,7 @@
 
 mod broken;
 mod huge;
+mod looks;
 mod ranges;
 mod why;
 
@@ -44,6 +45,7 @@ use act::{HUGE_PAGES, SoftReader, Userfault, Watch};
 use broken::{AGAIN, BrokenPageList};
 use host::Pagemap;
 use huge::HugePageList;
+use looks::{AT_ONCE_PAGES, by_sharing, foldable, read_pages, take_written};
 use page::{Fingerprint, HostVirt, PAGE_SHIFT, PageRange};
 use ranges::{between, common, gaps, overlapping};
 use rustix::time::ClockId;
@@ -71,10 +73,6 @@ const NOTE_COST: Duration = Duration::from_micros(1);
 const FOLD_COST: Duration = Duration::from_micros(4);
 /// Stand-in for the fingerprint of a page that is not to be folded, in a huge page.
 pub const HIDDEN: Fingerprint = Fingerprint(0);
-/// Pages that are read at once with the table's lock held: one of the program's threads may have to wait for that.
-const AT_ONCE_PAGES: u64 = 64;
-/// Pages whose notes of writes are taken at once with the table's lock held: 16 MiB, some 0.2 ms.
-const LOOK_PAGES: u64 = 4096;
 /// Most ranges that are looked up one by one.
 const FEW: usize = 32;
 
@@ -306,7 +304,7 @@ impl Rounds {
         }
         let mut there = common(&present, &rested);
         if self.leaves_shared {
-            let (own, shared) = sort(pagemap, &there)?;
+            let (own, shared) = by_sharing(pagemap, &there)?;
             let mut table = table::lock();
             shared.into_iter().for_each(|range| table.set_pending(range));
             there = own;
@@ -322,7 +320,7 @@ impl Rounds {
             there.append(&mut pagemap.huge_ranges(span.start, span.end())?);
         }
         if self.leaves_shared {
-            let own = sort(pagemap, &there)?.0;
+            let own = by_sharing(pagemap, &there)?.0;
             let whole = |range: PageRange| {
                 let [first, end] =
                     [range.start.page().next_multiple_of(HUGE_PAGES), range.end().page() & !(HUGE_PAGES - 1)];
@@ -543,81 +541,6 @@ pub fn spans() -> Vec<PageRange> {
         }
     }
     spans
-}
-
-/// Takes the kernel's notes of pages that were written since the last time. Where the program has a userfaultfd of
-/// its own, these notes are the program's, and taking them would take them away. So the table's lock is held, without
-/// which it cannot register one.
-fn take_written(pagemap: &Pagemap, span: PageRange) -> host::Result<Vec<PageRange>> {
-    let (mut written, mut at) = (Vec::new(), 0);
-    while at < span.pages {
-        let piece = PageRange { start: span.start.add_pages(at), pages: LOOK_PAGES.min(span.pages - at) };
-        let table = table::lock();
-        for (part, _) in table.known(piece).into_iter().filter(|(_, traits)| traits.asked && !traits.is_yielded()) {
-            written.append(&mut pagemap.take_written(part.start, part.end())?);
-        }
-        at += piece.pages;
-    }
-    Ok(written)
-}
-
-/// Tells pages that this process alone maps from the others.
-fn sort(pagemap: &Pagemap, ranges: &[PageRange]) -> host::Result<(Vec<PageRange>, Vec<PageRange>)> {
-    let (mut own, mut shared, mut entries) = (Vec::new(), Vec::new(), Vec::new());
-    for range in ranges {
-        let mut at = 0;
-        while at < range.pages {
-            let piece = PageRange { start: range.start.add_pages(at), pages: LOOK_PAGES.min(range.pages - at) };
-            pagemap.read(piece.start, piece.pages, &mut entries)?;
-            let mut start = piece.start;
-            for run in entries.chunk_by(|one, next| one.exclusive() == next.exclusive()) {
-                let run_range = PageRange { start, pages: run.len() as u64 };
-                if run[0].exclusive() { &mut own } else { &mut shared }.push(run_range);
-                start = run_range.end();
-            }
-            at += piece.pages;
-        }
-    }
-    Ok((own, shared))
-}
-
-/// The parts of these ranges that may be folded.
-fn foldable(ranges: &[PageRange]) -> Vec<PageRange> {
-    let mut open = Vec::new();
-    table::lock().foldable(&mut open);
-    common(&open, ranges)
-}
-
-/// Reads pages up to the first that may not be folded or is not there any more, and appends their fingerprints.
-fn read_pages(rested: Rested, notes: Option<&Userfault>, reader: &mut SoftReader, fingerprints: &mut Vec<Fingerprint>) {
-    let range = rested.range;
-    let may = |table: &table::Guard, range| match rested.kind {
-        Kind::Broken => table.is_refoldable(range),
-        Kind::Small | Kind::Huge => table.is_foldable(range),
-    };
-    let mut done = 0;
-    while done < range.pages {
-        let piece = PageRange { start: range.start.add_pages(done), pages: (range.pages - done).min(AT_ONCE_PAGES) };
-        // Held, so that the pages still are what the table says when they are read.
-        let table = table::lock();
-        let page = |n| PageRange { start: piece.start.add_pages(n), pages: 1 };
-        let open = if may(&table, piece) {
-            piece.pages
-        } else {
-            (0..piece.pages).take_while(|n| may(&table, page(*n))).count() as u64
-        };
-        let open = PageRange { pages: open, ..piece };
-        // The mapping may be a new one, with a userfaultfd of the program's own, whose handler would fill in a page for this read.
-        let is_ours =
-            rested.kind == Kind::Broken || notes.is_none_or(|notes| notes.register(open, Watch::Writes).is_ok());
-        let read = if open.pages > 0 && is_ours { reader.read(open) } else { 0 };
-        drop(table);
-        fingerprints.extend((0..read).map(|n| Fingerprint::of(reader.page(n))));
-        if (read as u64) < piece.pages {
-            return;
-        }
-        done += piece.pages;
-    }
 }
 
 #[cfg(test)]

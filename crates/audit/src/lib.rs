@@ -148,17 +148,14 @@ pub fn take(engine: &Engine) -> anyhow::Result<Findings> {
     }
     // A user's own service may tell any number.
     findings.saved_bytes = findings.by_group.iter().fold(0, |sum: i64, g| sum.saturating_add(g.saved_bytes));
-    let mut crossings = confirm(&subjects, &candidates, &flags)?;
-    if !crossings.is_empty() {
+    let (mut crossing, mut shown) = confirm(&subjects, &candidates, &flags)?;
+    if !crossing.is_empty() {
         // The frames of pools were looked up at the beginning, and slots may have got others since. So the suspects that
         // are left are looked at with everything looked up anew.
-        let mut suspects: Vec<Pfn> = crossings.iter().map(|crossing| Pfn(crossing.frame)).collect();
-        suspects.sort_unstable();
-        crossings = confirm(&Subjects::find(engine)?, &suspects, &flags)?;
+        (crossing, shown) = confirm(&Subjects::find(engine)?, &crossing, &flags)?;
     }
-    findings.cross_group_frames = crossings.len() as u64;
-    crossings.truncate(MOST_SHOWN);
-    findings.cross_group = crossings;
+    findings.cross_group_frames = crossing.len() as u64;
+    findings.cross_group = shown;
     findings.partial = subjects.missed;
     Ok(findings)
 }
@@ -188,11 +185,12 @@ fn pass_all(
     Ok(Some(candidates))
 }
 
-/// Looks again at the frames that seem to be common to several groups, in order. Returns those that are.
-fn confirm(subjects: &Subjects, candidates: &[Pfn], flags: &FrameTable) -> host::Result<Vec<Crossing>> {
-    let mut crossings = Vec::new();
+/// Looks again at the frames that seem to be common to several groups, in order. Returns those that are, in order, and
+/// the places of the first of them.
+fn confirm(subjects: &Subjects, candidates: &[Pfn], flags: &FrameTable) -> host::Result<(Vec<Pfn>, Vec<Crossing>)> {
+    let (mut crossing, mut shown) = (Vec::new(), Vec::new());
     if candidates.is_empty() {
-        return Ok(crossings);
+        return Ok((crossing, shown));
     }
     let mut found: Vec<(Pfn, usize, HostVirt, Option<u16>)> = Vec::new();
     for (n, subject) in subjects.all.iter().enumerate() {
@@ -209,13 +207,16 @@ fn confirm(subjects: &Subjects, candidates: &[Pfn], flags: &FrameTable) -> host:
         if let Some((one, other)) = pair(subjects, places)
             && is_mapped_by_both(subjects, one, other)
         {
-            let mut ksm = false;
-            flags.read(&[one.0], |_, word| ksm = word & kpf::KSM != 0)?;
-            let places = [one, other].map(|place| subjects.place(place));
-            crossings.push(Crossing { frame: one.0.0, ksm, places });
+            crossing.push(one.0);
+            if shown.len() < MOST_SHOWN {
+                let mut ksm = false;
+                flags.read(&[one.0], |_, word| ksm = word & kpf::KSM != 0)?;
+                let places = [one, other].map(|place| subjects.place(place));
+                shown.push(Crossing { frame: one.0.0, ksm, places });
+            }
         }
     }
-    Ok(crossings)
+    Ok((crossing, shown))
 }
 
 type Found = (Pfn, usize, HostVirt, Option<u16>);

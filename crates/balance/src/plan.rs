@@ -177,7 +177,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Withdraws loans until so much is freed.
+    /// Withdraws the cheapest loans that free this much.
     fn withdraw(&mut self, needed_bytes: u64, why: &str) {
         let taken = price::take(self.facts, needed_bytes, |_| u64::MAX);
         self.plan.frees.extend(taken.iter().map(|taken| shrink(self.facts, taken, why)));

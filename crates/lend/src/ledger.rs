@@ -48,12 +48,11 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Opens the ledger of a directory, which is made where there is none.
+    /// Opens the ledger of a directory, which is made when something is written.
     ///
     /// # Errors
-    /// The directory cannot be made, or the ledger cannot be read.
+    /// The ledger cannot be read.
     pub fn open(dir: &Path) -> anyhow::Result<Self> {
-        fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let path = dir.join("balance.json");
         let kept = if path.exists() {
             let bytes = host::read_plain_file(&path, MOST_BYTES)?;
@@ -111,6 +110,7 @@ impl Ledger {
     /// # Errors
     /// The journal cannot be written.
     pub fn write_down(&self, action: &impl Serialize) -> anyhow::Result<()> {
+        self.make_dir()?;
         let path = self.dir.join("balance.journal");
         let mut line = serde_json::to_vec(action)?;
         line.push(b'\n');
@@ -118,7 +118,12 @@ impl Ledger {
         file.and_then(|mut file| file.write_all(&line)).with_context(|| format!("cannot write {}", path.display()))
     }
 
+    fn make_dir(&self) -> anyhow::Result<()> {
+        fs::create_dir_all(&self.dir).with_context(|| format!("cannot make {}", self.dir.display()))
+    }
+
     fn save(&self) -> anyhow::Result<()> {
+        self.make_dir()?;
         let file = cli::OutputFile::create(&self.dir.join("balance.json"))?;
         file.handle()?.write_all(&serde_json::to_vec(&self.kept)?)?;
         file.commit()

@@ -46,7 +46,7 @@ pub fn text(
     text
 }
 
-/// One row for each family. Times out of reach are the longest of its members'.
+/// One row for each family: sums of its members' pages and times, and the longest of their times out of reach.
 fn families(members: &[MemberReport]) -> Vec<MemberReport> {
     let mut rows: Vec<MemberReport> = Vec::new();
     for m in members {

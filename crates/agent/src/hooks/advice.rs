@@ -105,11 +105,13 @@ fn discard(table: &mut Table, range: PageRange, advice: c_int) -> Answer {
     if is_guard {
         table.shut(range, Shut::Guarded);
     }
-    let maps = Maps::open().ok();
+    let parts = parts(table, range);
+    // Most discards meet no mapping of the pool, and need no list of mappings.
+    let maps = parts.iter().any(|(_, traits)| traits.is_some()).then(Maps::open).and_then(Result::ok);
     let mut all = 0;
-    for (part, traits) in parts(table, range) {
+    for (part, traits) in parts {
         let is_replaced =
-            traits.is_some_and(|traits| maps.as_ref().is_some_and(|maps| replace_pooled(table, maps, part, traits)));
+            maps.as_ref().zip(traits).is_some_and(|(maps, traits)| replace_pooled(table, maps, part, traits));
         if is_replaced && !is_guard {
             continue;
         }
@@ -117,7 +119,7 @@ fn discard(table: &mut Table, range: PageRange, advice: c_int) -> Answer {
         let answer =
             unsafe { raw::call(libc::SYS_madvise, [part.start.0 as usize, bytes(part), advice as usize, 0, 0, 0]) };
         if traits.is_none() {
-            // Even if the kernel gave up on the way. Of the others, its reports tell.
+            // Also if the kernel gave up on the way. Mappings of the pool stay known until it reports their discard.
             table.discard(part);
         }
         match raw::error(answer) {

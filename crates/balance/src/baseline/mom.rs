@@ -43,7 +43,7 @@ fn changed(guest: &GuestFacts, size: Option<f64>) -> Option<u64> {
     size.filter(|size| (size - now).abs() > LEAST_CHANGE * now).map(|size| size as u64)
 }
 
-/// The least size that leaves a guest so much of its memory free; `None` without statistics.
+/// The smallest size at which this part of a guest's memory is free. `None`: it has told no statistics.
 fn least(guest: &GuestFacts, free_part: f64) -> Option<f64> {
     let used = guest.actual_bytes as f64 - guest.claims?.free_bytes as f64;
     Some((used + free_part * guest.actual_bytes as f64).max(guest.guaranteed_bytes as f64))

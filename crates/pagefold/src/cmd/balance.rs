@@ -190,7 +190,9 @@ fn run_reserve(common: &Common, world: &mut World, reserve: &ReserveArgs) -> any
     let steps = match make_room(&world.facts, &reserve.name, reserve.size, &params) {
         Ok(steps) => steps,
         Err(refusal) => {
-            world.ledger.write_down(&refusal)?;
+            if !reserve.dry_run {
+                world.ledger.write_down(&refusal)?;
+            }
             if common.json {
                 common.print(&refusal, String::new)?;
             }
