@@ -195,8 +195,8 @@ fn learn_again(table: &mut Table, range: PageRange) {
 }
 
 /// Whether two parts of memory may be parts of one mapping of the program. Advice on dumps and huge pages does not count. The
-/// program may have given it to all of them past the hooks, and memory that has taken the place of a part since carries the
-/// older advice. No program is hurt by a move that the kernel would have refused.
+/// program may have given it to all of them past the hooks. Memory that has taken the place of a part since carries older
+/// advice. No program is hurt by a move that the kernel would have refused.
 fn are_alike(one: &Traits, other: &Traits) -> bool {
     one.access == other.access && one.advice.dont_fork == other.advice.dont_fork
 }
