@@ -1,19 +1,19 @@
 //! Watching a balloon driver: is it doing what it was told?
 //!
 //! ```text
-//!              no progress for 10 s                    Stuck
+//!              no progress for 8 s                     Stuck
 //!   Works ---- says a size, holds frames of more ----> Lies        (any) -- does as told again --> Works
 //!         ---- grows without being told          ----> Deflated
-//!         ---- no answer for 10 s                ----> Silent
+//!         ---- no answer for 8 s                 ----> Silent
 //! ```
 //!
-//! Progress is an eighth of the way that was left in 10 s. One page now and then is none.
+//! Progress is an eighth of the way that was left in 8 s. One page now and then is none.
 
 use serde::Serialize;
 use std::time::Duration;
 
-/// Time without progress, without an answer, or with too many frames, after which a driver is flagged: 10 s.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time without progress, without an answer, or with too many frames, after which a driver is flagged: 8 s.
+const PATIENCE: Duration = Duration::from_secs(8);
 /// Least progress in that time: 1/8 of the way.
 const LEAST_PROGRESS: u64 = 8;
 /// Tolerated distance from the target, as a part of RAM: 1/128.

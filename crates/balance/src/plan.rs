@@ -31,6 +31,8 @@ pub struct Step {
     pub to_bytes: u64,
     /// Of a guest that shrinks, memory that the host is expected to get; of one that grows, memory that it may take.
     pub expected_bytes: u64,
+    /// Whether the guest grows to its guarantee, which it gets whatever others do.
+    pub is_owed: bool,
     /// The reason.
     pub reason: String,
 }
@@ -157,6 +159,7 @@ fn shrink(facts: &Facts, taken: &Taken, why: &str) -> Step {
         from_bytes: size,
         to_bytes: size - taken.bytes,
         expected_bytes: taken.freed_bytes,
+        is_owed: false,
         reason: format!("{why}; its balloon takes {}", taken.tier.name()),
     }
 }
@@ -171,6 +174,7 @@ impl Draft<'_> {
                     from_bytes: guest.size_bytes(),
                     to_bytes: guest.guaranteed_bytes,
                     expected_bytes: owed_bytes(guest),
+                    is_owed: true,
                     reason: "it has less than it is guaranteed".into(),
                 });
             }
@@ -206,7 +210,8 @@ impl Draft<'_> {
                 reserve = reserve.after(guest, given, self.params);
                 let size = guest.size_bytes();
                 let (guest, reason) = (guest.id.clone(), wish.reason.clone());
-                let step = Step { guest, from_bytes: size, to_bytes: size + given, expected_bytes: given, reason };
+                let to_bytes = size + given;
+                let step = Step { guest, from_bytes: size, to_bytes, expected_bytes: given, is_owed: false, reason };
                 self.plan.grows.push(step);
             }
         }

@@ -2,11 +2,12 @@
 //!
 //! ```text
 //!   shrink: each guest is told its size -- until all have it, 10 s at most -->
-//!   grow:   each guest is told its size; none, if a guest that had to shrink has not
+//!   grow:   each guest is told its size; if a guest that had to shrink has not, only guests below their guarantee are
 //! ```
 
 use crate::balloon::Balloon;
-use crate::ledger::Ledger;
+use crate::ledger::{Entry, Ledger, Turn};
+use crate::many;
 use balance::{Params, Step};
 use guest::Guest;
 use serde::Serialize;
@@ -16,6 +17,9 @@ use std::time::{Duration, Instant};
 const PAUSE: Duration = Duration::from_millis(200);
 /// Tolerated distance from a target, as a part of the way: 1/16.
 const NEAR: u64 = 16;
+
+/// Problem of a step whose guest is gone.
+const ENDED: &str = "it has ended";
 
 /// A step that was made, or tried.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -43,28 +47,41 @@ struct Going<'a> {
     guest: Option<&'a Guest>,
     actual_bytes: Option<u64>,
     landed_s: Option<f64>,
+    is_told: bool,
     problem: Option<String>,
 }
 
-/// Carries out the two phases of a plan. Every outcome is in the journal.
+/// The means to carry a plan out.
+pub struct Means<'a> {
+    /// All guests.
+    pub guests: &'a [Guest],
+    /// The ledger, which gets targets and the journal.
+    pub ledger: &'a mut Ledger,
+    /// The right to change anything.
+    pub turn: &'a Turn,
+    /// Constants.
+    pub params: &'a Params,
+}
+
+/// Carries out the two phases of a plan. The journal has each step before the guest is told, and its outcome.
 ///
 /// # Errors
 /// The ledger cannot be written: nothing further is done.
-pub fn carry_out(
-    (frees, grows): (&[Step], &[Step]),
-    guests: &[Guest],
-    ledger: &mut Ledger,
-    params: &Params,
-) -> anyhow::Result<Vec<Outcome>> {
-    let mut outcomes = phase(frees, guests, ledger, params)?;
-    let late = outcomes.iter().any(|outcome| outcome.landed_s.is_none());
-    if late {
-        let because = "a guest that had to shrink has not: nothing grows in this round";
-        outcomes.extend(grows.iter().map(|step| not_made(step, because)));
-    } else {
-        outcomes.extend(phase(grows, guests, ledger, params)?);
+pub fn carry_out((frees, grows): (&[Step], &[Step]), means: &mut Means) -> anyhow::Result<Vec<Outcome>> {
+    let mut outcomes = means.phase(&frees.iter().collect::<Vec<_>>())?;
+    let is_late = |outcome: &Outcome| {
+        outcome.landed_s.is_none() && guest_of(means.guests, &outcome.step).is_some_and(|guest| !has_ended(guest))
+    };
+    let late = outcomes.iter().any(is_late);
+    // A guest gets its guarantee, whatever others do.
+    let (made, left): (Vec<&Step>, Vec<&Step>) = grows.iter().partition(|step| !late || step.is_owed);
+    for step in left {
+        let outcome =
+            not_made(step, "a guest that had to shrink has not: nothing grows in this round but to guarantees");
+        means.ledger.write_down(means.turn, &Entry::Outcome(&outcome))?;
+        outcomes.push(outcome);
     }
-    outcomes.iter().try_for_each(|outcome| ledger.write_down(outcome))?;
+    outcomes.extend(means.phase(&made)?);
     Ok(outcomes)
 }
 
@@ -80,42 +97,38 @@ fn not_made(step: &Step, why: &str) -> Outcome {
     }
 }
 
-fn phase(steps: &[Step], guests: &[Guest], ledger: &mut Ledger, params: &Params) -> anyhow::Result<Vec<Outcome>> {
-    let available = || i64::try_from(host::available_bytes().unwrap_or(0)).unwrap_or(0);
-    let (began, before, at_s) = (Instant::now(), available(), host::boot_clock_s());
-    let mut going = Vec::new();
-    for step in steps {
-        let guest = guests.iter().find(|guest| guest.id == step.guest);
-        let mut one = Going { step, guest, actual_bytes: None, landed_s: None, problem: None };
-        match guest {
-            Some(guest) => {
-                ledger.note_target(guest, step.to_bytes)?;
-                one.problem = tell(guest, step.to_bytes).err().map(|error| cli::exit::in_words(&error));
+impl Means<'_> {
+    fn phase(&mut self, steps: &[&Step]) -> anyhow::Result<Vec<Outcome>> {
+        let available = || i64::try_from(host::available_bytes().unwrap_or(0)).unwrap_or(0);
+        let (began, before, at_s) = (Instant::now(), available(), host::boot_clock_s());
+        for step in steps {
+            self.ledger.write_down(self.turn, &Entry::Intent { at_s, step })?;
+            if let Some(guest) = guest_of(self.guests, step) {
+                self.ledger.note_target(self.turn, guest, step.to_bytes)?;
             }
-            None => one.problem = Some("it has ended".into()),
         }
-        going.push(one);
-    }
-    while going.iter().any(Going::is_open) && began.elapsed() < params.withdrawal {
-        std::thread::sleep(PAUSE);
-        going.iter_mut().filter(|one| one.is_open()).for_each(|one| one.look(began));
-    }
-    let host_freed_bytes = available() - before;
-    let outcome = |one: Going| {
-        let is_told = one.problem.is_none();
-        let late = one.is_open().then(|| "its balloon has not done it in 10 s".to_owned());
-        let Going { step, actual_bytes, landed_s, problem, .. } = one;
-        Outcome {
-            step: step.clone(),
-            is_told,
-            at_s,
-            actual_bytes,
-            host_freed_bytes,
-            landed_s,
-            problem: problem.or(late),
+        let guests = self.guests;
+        let mut going = many::each(steps.iter(), |step| Going::tell(step, guests));
+        while going.iter().any(Going::is_open) && began.elapsed() < self.params.withdrawal {
+            std::thread::sleep(PAUSE);
+            many::each(going.iter_mut().filter(|one| one.is_open()), |one| one.look(began));
         }
-    };
-    Ok(going.into_iter().map(outcome).collect())
+        let host_freed_bytes = available() - before;
+        let outcomes: Vec<Outcome> = going.into_iter().map(|one| one.end(at_s, host_freed_bytes)).collect();
+        for outcome in &outcomes {
+            self.ledger.write_down(self.turn, &Entry::Outcome(outcome))?;
+        }
+        Ok(outcomes)
+    }
+}
+
+fn guest_of<'a>(guests: &'a [Guest], step: &Step) -> Option<&'a Guest> {
+    guests.iter().find(|guest| guest.id == step.guest)
+}
+
+/// Whether a guest's process is gone.
+fn has_ended(guest: &Guest) -> bool {
+    guest.pids.first().is_none_or(|pid| host::ProcessId::of(*pid).is_err())
 }
 
 fn tell(guest: &Guest, size_bytes: u64) -> anyhow::Result<()> {
@@ -125,7 +138,15 @@ fn tell(guest: &Guest, size_bytes: u64) -> anyhow::Result<()> {
     }
 }
 
-impl Going<'_> {
+impl<'a> Going<'a> {
+    fn tell(step: &'a Step, guests: &'a [Guest]) -> Self {
+        let guest = guest_of(guests, step);
+        let told = guest.map_or_else(|| Err(anyhow::anyhow!(ENDED)), |guest| tell(guest, step.to_bytes));
+        let is_told = told.is_ok();
+        let problem = told.err().map(|error| cli::exit::in_words(&error));
+        Self { step, guest, actual_bytes: None, landed_s: None, is_told, problem }
+    }
+
     fn is_open(&self) -> bool {
         self.landed_s.is_none() && self.problem.is_none()
     }
@@ -135,9 +156,26 @@ impl Going<'_> {
         let Some(guest) = self.guest else { return };
         let size = Balloon::open(guest).ok().flatten().and_then(|mut balloon| balloon.size_bytes().ok());
         self.actual_bytes = size.or(self.actual_bytes);
+        if size.is_none() && has_ended(guest) {
+            self.problem = Some(ENDED.into());
+        }
         let way = self.step.from_bytes.abs_diff(self.step.to_bytes);
         if size.is_some_and(|size| size.abs_diff(self.step.to_bytes) <= way / NEAR) {
             self.landed_s = Some(began.elapsed().as_secs_f64());
+        }
+    }
+
+    /// The outcome when the wait is over.
+    fn end(self, at_s: u64, host_freed_bytes: i64) -> Outcome {
+        let late = self.is_open().then(|| "its balloon has not done it in 10 s".to_owned());
+        Outcome {
+            step: self.step.clone(),
+            is_told: self.is_told,
+            at_s,
+            actual_bytes: self.actual_bytes,
+            host_freed_bytes,
+            landed_s: self.landed_s,
+            problem: self.problem.or(late),
         }
     }
 }

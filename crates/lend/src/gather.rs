@@ -3,6 +3,7 @@
 use crate::balloon::{Balloon, Statistics};
 use crate::carry_out::Outcome;
 use crate::ledger::Ledger;
+use crate::many;
 use crate::rules::Rules;
 use anyhow::Context;
 use balance::{Driver, DriverState, Facts, GroupFacts, GuestFacts, HostFacts, Reservation, Sighting};
@@ -65,7 +66,10 @@ impl Gatherer {
     pub fn gather(&mut self, guests: &[Guest], ledger: &Ledger, saved: &Saved) -> anyhow::Result<Facts> {
         let vms: Vec<&Guest> = guests.iter().filter(|guest| guest.kind.is_vm()).collect();
         self.watched.retain(|id, _| vms.iter().any(|guest| guest.id == *id));
-        let guests = vms.iter().filter_map(|guest| self.guest(guest, ledger, saved)).collect();
+        let rules = &self.rules;
+        let asked = many::each(vms.iter(), |guest| rules.guaranteed_bytes(guest).and_then(|_| ask(guest)));
+        let guest_facts = |(guest, asked): (&&Guest, Option<Answer>)| self.guest(guest, asked, ledger, saved);
+        let guests = vms.iter().zip(asked).filter_map(guest_facts).collect();
         let reserved = ledger.reserved(|name| vms.iter().any(|guest| guest.name == name));
         let reservation = |(name, bytes): (String, u64)| Reservation { name, bytes };
         let facts = Facts {
@@ -77,18 +81,21 @@ impl Gatherer {
         Ok(facts.bounded())
     }
 
-    /// Notes a step that was made at this time: from then on the driver has to make progress.
+    /// Notes a step that a guest was told at this time, and its size at the end of the wait. The driver has to make progress in
+    /// between.
     pub fn made(&mut self, facts: &Facts, outcome: &Outcome, at: Duration) {
-        let step = &outcome.step;
+        let (step, end) = (&outcome.step, self.at());
         let Some(guest) = facts.guests.iter().find(|guest| guest.id == step.guest) else { return };
         let Some(watched) = self.watched.get_mut(&step.guest) else { return };
-        let sighting = Sighting {
+        let sighting = |actual_bytes| Sighting {
             ram_bytes: guest.ram_bytes,
             target_bytes: Some(step.to_bytes),
-            actual_bytes: Some(guest.actual_bytes),
+            actual_bytes,
+            // As they were: frames that a balloon has given up since are seen in the next round.
             resident_bytes: guest.resident_bytes,
         };
-        watched.driver.see(at, sighting);
+        watched.driver.see(at, sighting(Some(guest.actual_bytes)));
+        watched.driver.see(end, sighting(outcome.actual_bytes));
         if let Some(seconds) = outcome.landed_s {
             watched.driver.landed(step.from_bytes.saturating_sub(step.to_bytes), seconds);
         }
@@ -112,7 +119,7 @@ impl Gatherer {
     }
 
     /// The facts of one guest; `None` if it has ended.
-    fn guest(&mut self, guest: &Guest, ledger: &Ledger, saved: &Saved) -> Option<GuestFacts> {
+    fn guest(&mut self, guest: &Guest, asked: Option<Answer>, ledger: &Ledger, saved: &Saved) -> Option<GuestFacts> {
         let (footprint, partial) = Footprint::measure(guest);
         let ram_bytes = guest.ram_bytes.filter(|_| partial.len() < guest.pids.len())?;
         let ram = footprint.regions.iter().find(|region| region.region == Region::GuestRam);
@@ -122,7 +129,6 @@ impl Gatherer {
         let resident_bytes = rss.max(uss.saturating_add(footprint.folded_bytes));
         let target_bytes = ledger.target_bytes(guest);
         let guaranteed_bytes = self.rules.guaranteed_bytes(guest);
-        let asked = guaranteed_bytes.and_then(|_| ask(guest));
         let at = self.at();
         let watched = self.watched.entry(guest.id.clone()).or_default();
         let actual_bytes = asked.as_ref().and_then(|answer| answer.as_ref().map(|(size, _)| *size));
@@ -153,8 +159,11 @@ impl Gatherer {
     }
 }
 
-/// Size and statistics of a guest's balloon: `None` if it has none, `Some(None)` if nobody answers.
-fn ask(guest: &Guest) -> Option<Option<(u64, Option<Statistics>)>> {
+/// Size and statistics of a guest's balloon; `None` if nobody answers.
+type Answer = Option<(u64, Option<Statistics>)>;
+
+/// Asks a guest's balloon; `None` if it has none.
+fn ask(guest: &Guest) -> Option<Answer> {
     match Balloon::open(guest) {
         Ok(None) => None,
         Ok(Some(mut balloon)) => Some(balloon.size_bytes().ok().map(|size| (size, balloon.statistics()))),

@@ -2,25 +2,62 @@
 //!
 //! ```text
 //!   DIR/balance.json      targets by guest, and reservations
-//!   DIR/balance.journal   an object a line: each action with its reason, its expected and its actual yield
+//!   DIR/balance.lock      held by the process whose turn it is, from its look at the facts to the end of its round
+//!   DIR/balance.journal   an object a line: each action before it is taken, and its outcome
 //! ```
 //!
 //! QEMU does not tell a balloon's target. Without it, a driver that is on its way looks like one that is there.
+//!
+//! A service and commands share a ledger. Plans of two processes at once could lend the same memory twice, so only the one
+//! that has the [`Turn`] changes anything. The kernel ends the turn of a process that is killed.
 
-use anyhow::Context;
+use crate::carry_out::Outcome;
+use anyhow::{Context, bail};
+use balance::{Refusal, Step};
 use guest::Guest;
 use host::ProcessId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Time after which a reservation lapses, in seconds: 10 minutes.
 const RESERVED_FOR_S: u64 = 600;
 /// Longest ledger that is read, in bytes: 4 MiB.
 const MOST_BYTES: u64 = 4 << 20;
+/// Size at which a journal is put aside as `balance.journal.1`, in bytes: 8 MiB.
+const MOST_JOURNAL_BYTES: u64 = 8 << 20;
+/// Longest wait for another process's turn to end: 60 s. A round takes half of that at most.
+const TURN_WITHIN: Duration = Duration::from_secs(60);
+/// Pause between two tries to get the turn: 50 ms.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A line of the journal.
+#[derive(Debug, Serialize)]
+#[serde(tag = "entry", rename_all = "snake_case")]
+pub enum Entry<'a> {
+    /// A step that is about to be made.
+    Intent {
+        /// When, in seconds since the host started.
+        at_s: u64,
+        /// The step.
+        #[serde(flatten)]
+        step: &'a Step,
+    },
+    /// Its end.
+    Outcome(&'a Outcome),
+    /// A reservation that was refused.
+    Refusal(&'a Refusal),
+}
+
+/// The right to change the ledger and balloons. Dropping it ends the turn.
+#[derive(Debug)]
+pub struct Turn {
+    _lock: File,
+}
 
 /// A reservation in the ledger.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,15 +90,37 @@ impl Ledger {
     /// # Errors
     /// The ledger cannot be read.
     pub fn open(dir: &Path) -> anyhow::Result<Self> {
-        let path = dir.join("balance.json");
-        let kept = if path.exists() {
-            let bytes = host::read_plain_file(&path, MOST_BYTES)?;
-            let hint = || format!("{} is damaged: remove it, and set balloons anew", path.display());
-            serde_json::from_slice(&bytes).with_context(hint)?
-        } else {
-            Kept::default()
-        };
-        Ok(Self { dir: dir.to_owned(), kept })
+        Ok(Self { dir: dir.to_owned(), kept: read(dir)? })
+    }
+
+    /// Waits for the turn, for a minute at most, and reads the ledger again.
+    ///
+    /// # Errors
+    /// The lock or the ledger cannot be used, or another process keeps the turn.
+    pub fn take_turn(&mut self) -> anyhow::Result<Turn> {
+        self.take_turn_within(TURN_WITHIN)
+    }
+
+    fn take_turn_within(&mut self, patience: Duration) -> anyhow::Result<Turn> {
+        self.make_dir()?;
+        let path = self.dir.join("balance.lock");
+        let cannot = || format!("cannot lock {}", path.display());
+        let file = File::options().create(true).append(true).mode(0o600).open(&path).with_context(cannot)?;
+        let end = Instant::now() + patience;
+        loop {
+            match file.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::Error(error)) => return Err(error).with_context(cannot),
+                Err(TryLockError::WouldBlock) if Instant::now() >= end => bail!(
+                    "another process has been balancing these guests for {} s: it holds {}",
+                    patience.as_secs(),
+                    path.display()
+                ),
+                Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
+            }
+        }
+        self.kept = read(&self.dir)?;
+        Ok(Turn { _lock: file })
     }
 
     /// The size that a guest was told to have.
@@ -71,13 +130,13 @@ impl Ledger {
         (guest.pids.first() == Some(pid) && process.is_alive()).then_some(*target)
     }
 
-    /// Notes the size that a guest is told to have. It is written before the guest is told.
+    /// Notes the size that a guest is told to have. It is written before the guest is told. One that has ended has none.
     ///
     /// # Errors
-    /// The guest has ended, or the ledger cannot be written.
-    pub fn note_target(&mut self, guest: &Guest, size_bytes: u64) -> anyhow::Result<()> {
+    /// The ledger cannot be written.
+    pub fn note_target(&mut self, _: &Turn, guest: &Guest, size_bytes: u64) -> anyhow::Result<()> {
         let pid = guest.pids.first().copied().context("a guest without a process")?;
-        let process = ProcessId::of(pid)?;
+        let Ok(process) = ProcessId::of(pid) else { return Ok(()) };
         self.kept
             .targets
             .retain(|_, (pid, start_ticks, _)| ProcessId { pid: *pid, start_ticks: *start_ticks }.is_alive());
@@ -96,7 +155,7 @@ impl Ledger {
     ///
     /// # Errors
     /// The ledger cannot be written.
-    pub fn reserve(&mut self, name: &str, bytes: u64) -> anyhow::Result<()> {
+    pub fn reserve(&mut self, _: &Turn, name: &str, bytes: u64) -> anyhow::Result<()> {
         let at = host::boot_clock_s();
         self.kept.reserved.retain(|other, reserved| other != name && reserved.until_s > at);
         if bytes > 0 {
@@ -109,13 +168,20 @@ impl Ledger {
     ///
     /// # Errors
     /// The journal cannot be written.
-    pub fn write_down(&self, action: &impl Serialize) -> anyhow::Result<()> {
-        self.make_dir()?;
+    pub fn write_down(&self, _: &Turn, entry: &Entry) -> anyhow::Result<()> {
         let path = self.dir.join("balance.journal");
-        let mut line = serde_json::to_vec(action)?;
+        let mut line = serde_json::to_vec(entry)?;
         line.push(b'\n');
-        let file = File::options().create(true).append(true).mode(0o600).open(&path);
-        file.and_then(|mut file| file.write_all(&line)).with_context(|| format!("cannot write {}", path.display()))
+        self.append(&path, &line).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    fn append(&self, path: &Path, line: &[u8]) -> std::io::Result<()> {
+        let mut file = File::options().create(true).append(true).mode(0o600).open(path)?;
+        file.write_all(line)?;
+        if file.metadata()?.len() > MOST_JOURNAL_BYTES {
+            fs::rename(path, self.dir.join("balance.journal.1"))?;
+        }
+        Ok(())
     }
 
     fn make_dir(&self) -> anyhow::Result<()> {
@@ -123,11 +189,20 @@ impl Ledger {
     }
 
     fn save(&self) -> anyhow::Result<()> {
-        self.make_dir()?;
         let file = cli::OutputFile::create(&self.dir.join("balance.json"))?;
         file.handle()?.write_all(&serde_json::to_vec(&self.kept)?)?;
         file.commit()
     }
+}
+
+fn read(dir: &Path) -> anyhow::Result<Kept> {
+    let path = dir.join("balance.json");
+    if !path.exists() {
+        return Ok(Kept::default());
+    }
+    let bytes = host::read_plain_file(&path, MOST_BYTES)?;
+    let hint = || format!("{} is damaged: remove it, and set balloons anew", path.display());
+    serde_json::from_slice(&bytes).with_context(hint)
 }
 
 #[cfg(test)]
@@ -147,13 +222,12 @@ mod tests {
         own.pids = vec![std::process::id()];
         let mut ledger = Ledger::open(dir.path()).unwrap();
         assert_eq!(ledger.target_bytes(&own), None);
-        ledger.note_target(&own, 7).unwrap();
-        ledger.reserve("next", 9).unwrap();
-        let mut ledger = Ledger::open(dir.path()).unwrap();
+        let turn = ledger.take_turn().unwrap();
+        ledger.note_target(&turn, &own, 7).unwrap();
+        ledger.reserve(&turn, "next", 9).unwrap();
+        let ledger = Ledger::open(dir.path()).unwrap();
         assert_eq!((ledger.target_bytes(&own), ledger.reserved(|_| false)), (Some(7), vec![("next".into(), 9)]));
         assert_eq!(ledger.reserved(|name| name == "next"), []);
-        ledger.reserve("next", 0).unwrap();
-        assert_eq!(Ledger::open(dir.path()).unwrap().reserved(|_| false), []);
         let other = Guest { pids: vec![1], ..own };
         assert_eq!(ledger.target_bytes(&other), None, "another process by the same name");
     }
@@ -166,11 +240,31 @@ mod tests {
     }
 
     #[test]
-    fn journal_has_a_line_for_each_action() {
+    fn turn_is_one_process_alone_and_sees_all_that_others_wrote() {
         let dir = tempfile::tempdir().unwrap();
-        let ledger = Ledger::open(dir.path()).unwrap();
-        ledger.write_down(&1).unwrap();
-        ledger.write_down(&"two").unwrap();
-        assert_eq!(fs::read_to_string(dir.path().join("balance.journal")).unwrap(), "1\n\"two\"\n");
+        let (mut one, mut other) = (Ledger::open(dir.path()).unwrap(), Ledger::open(dir.path()).unwrap());
+        let turn = one.take_turn().unwrap();
+        let refused = other.take_turn_within(PAUSE).unwrap_err().to_string();
+        assert!(refused.contains("another process has been balancing"), "{refused}");
+        one.reserve(&turn, "first", 9).unwrap();
+        drop(turn);
+        let turn = other.take_turn_within(PAUSE).unwrap();
+        other.reserve(&turn, "second", 7).unwrap();
+        let names: Vec<String> =
+            Ledger::open(dir.path()).unwrap().reserved(|_| false).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["first", "second"]);
+    }
+
+    #[test]
+    fn journal_has_a_line_for_each_entry_and_is_put_aside_when_it_is_long() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut ledger = Ledger::open(dir.path()).unwrap();
+        let turn = ledger.take_turn().unwrap();
+        let refusal = Refusal { guest: "next".into(), bytes: 1, reason: "x".repeat(1 << 20) };
+        for _ in 0..9 {
+            ledger.write_down(&turn, &Entry::Refusal(&refusal)).unwrap();
+        }
+        let lines = |name| fs::read_to_string(dir.path().join(name)).unwrap().lines().count();
+        assert_eq!((lines("balance.journal.1"), lines("balance.journal")), (8, 1));
     }
 }

@@ -15,10 +15,11 @@ mod balloon;
 mod carry_out;
 mod gather;
 mod ledger;
+mod many;
 mod rules;
 
 pub use balloon::Balloon;
-pub use carry_out::{Outcome, carry_out};
+pub use carry_out::{Means, Outcome, carry_out};
 pub use gather::{Gatherer, Saved};
-pub use ledger::{Ledger, Reserved};
+pub use ledger::{Entry, Ledger, Reserved, Turn};
 pub use rules::Rules;

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 /// Pause between two rounds, in seconds, unless another one is configured.
-const USUAL_EVERY_S: u64 = 10;
+const USUAL_EVERY_S: u64 = 5;
 
 /// Memory between guests.
 #[derive(Clone, Debug, PartialEq, Eq)]

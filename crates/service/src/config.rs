@@ -393,7 +393,7 @@ mod tests {
         assert_eq!((config.worker_uids, config.without_prover), (Some(61_184..65_520), false));
         assert_eq!(config.reserve, Some(1 << 30));
         let balance = config.balance.unwrap();
-        assert_eq!((&*balance.policy, balance.every_s, balance.floor_bytes), ("working-set", 10, Some(1 << 30)));
+        assert_eq!((&*balance.policy, balance.every_s, balance.floor_bytes), ("working-set", 5, Some(1 << 30)));
         let example: toml::Table = toml::from_str(text).unwrap();
         let (group, rule) = (&example["group"][0], &example["group"][0]["processes"][0]);
         for (place, header, table) in [

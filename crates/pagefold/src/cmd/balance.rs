@@ -4,12 +4,12 @@ mod show;
 mod world;
 
 use crate::cmd::which::Which;
-use balance::{Params, Policy, make_room, plan, policy};
+use balance::{Params, Policy, Refusal, make_room, plan, policy};
 use clap::Subcommand;
 use cli::exit::{Outcome, Stop};
 use cli::output;
 use cli::size::parse_bytes;
-use lend::{Rules, carry_out};
+use lend::{Entry, Rules};
 use serde::Serialize;
 use show::{Answer, Done};
 use std::time::Duration;
@@ -85,7 +85,7 @@ struct ApplyArgs {
 #[derive(clap::Args)]
 struct ReserveArgs {
     /// Size of the guest; 0 ends its reservation
-    #[arg(value_parser = parse_bytes)]
+    #[arg(value_parser = parse_size_or_none)]
     size: u64,
     /// Name of the guest
     #[arg(long = "for", value_name = "NAME")]
@@ -93,6 +93,11 @@ struct ReserveArgs {
     /// Plan only
     #[arg(long)]
     dry_run: bool,
+}
+
+/// A size, or 0
+fn parse_size_or_none(text: &str) -> Result<u64, String> {
+    if text == "0" { Ok(0) } else { parse_bytes(text) }
 }
 
 /// `GLOB=SIZE`
@@ -151,11 +156,18 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
             std::process::exit(0);
         });
     }
-    world.look_twice()?;
+    let mut is_first = true;
     loop {
+        let turn = world.ledger.take_turn()?;
+        if std::mem::take(&mut is_first) {
+            world.look_twice()?
+        } else {
+            world.look()?
+        }
         let at = world.at();
         let plan = plan(&world.facts, common.policy()?, &world.history, at, &params);
-        let outcomes = carry_out((&plan.frees, &plan.grows), &world.guests, &mut world.ledger, &params)?;
+        let outcomes = world.carry_out((&plan.frees, &plan.grows), &turn, &params)?;
+        drop(turn);
         for outcome in outcomes.iter().filter(|outcome| outcome.problem.is_none()) {
             world.history.note(&outcome.step, at);
         }
@@ -175,44 +187,54 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
             Some(_) => output::bytes(done.text().as_bytes())?,
         }
         std::thread::sleep(Duration::from_secs(apply.every.unwrap_or(1)));
-        world.look()?;
     }
 }
 
 /// Makes room for a guest that is to start.
 fn run_reserve(common: &Common, world: &mut World, reserve: &ReserveArgs) -> anyhow::Result<Outcome> {
     let params = Params::default();
+    if reserve.dry_run {
+        world.look_twice()?;
+        let steps = make_room(&world.facts, &reserve.name, reserve.size, &params);
+        let steps = steps.or_else(|refusal| refuse(common, &refusal))?;
+        common.print(&steps, || show::steps_text(&steps))?;
+        return Ok(Outcome::Done);
+    }
+    let turn = world.ledger.take_turn()?;
     // An older reservation of the same guest gives way to this one.
-    if !reserve.dry_run {
-        world.ledger.reserve(&reserve.name, 0)?;
+    world.ledger.reserve(&turn, &reserve.name, 0)?;
+    if reserve.size == 0 {
+        common.print(&[(); 0], String::new)?;
+        return Ok(Outcome::Done);
     }
     world.look_twice()?;
     let steps = match make_room(&world.facts, &reserve.name, reserve.size, &params) {
         Ok(steps) => steps,
         Err(refusal) => {
-            if !reserve.dry_run {
-                world.ledger.write_down(&refusal)?;
-            }
-            if common.json {
-                common.print(&refusal, String::new)?;
-            }
-            anyhow::bail!("no room for {}: {}", reserve.name, refusal.reason);
+            world.ledger.write_down(&turn, &Entry::Refusal(&refusal))?;
+            return refuse(common, &refusal);
         }
     };
-    if reserve.dry_run {
-        common.print(&steps, || show::steps_text(&steps))?;
-        return Ok(Outcome::Done);
-    }
-    // It is promised before anything is freed: others must not take it meanwhile.
-    world.ledger.reserve(&reserve.name, reserve.size)?;
-    let outcomes = carry_out((&steps, &[]), &world.guests, &mut world.ledger, &params)?;
+    // It is promised before anything is freed: should this process be killed, others leave it the memory.
+    world.ledger.reserve(&turn, &reserve.name, reserve.size)?;
+    let outcomes = world.carry_out((&steps, &[]), &turn, &params)?;
     world.look()?;
     let spare = balance::Budget::of(&world.facts).spare_bytes;
-    if spare < 0 && reserve.size > 0 {
-        world.ledger.reserve(&reserve.name, 0)?;
-        let lacking = spare.unsigned_abs() >> 20;
-        anyhow::bail!("no room for {}: balloons freed less than expected, {lacking} MiB are missing", reserve.name);
+    if spare < 0 {
+        world.ledger.reserve(&turn, &reserve.name, 0)?;
+        let reason = format!("balloons freed less than expected, {} MiB are missing", spare.unsigned_abs() >> 20);
+        let refusal = Refusal { guest: reserve.name.clone(), bytes: reserve.size, reason };
+        world.ledger.write_down(&turn, &Entry::Refusal(&refusal))?;
+        return refuse(common, &refusal);
     }
     common.print(&outcomes, || show::outcomes_text(&outcomes))?;
     Ok(Outcome::Done)
+}
+
+/// Ends with the reason why there is no room.
+fn refuse<T>(common: &Common, refusal: &Refusal) -> anyhow::Result<T> {
+    if common.json {
+        common.print(refusal, String::new)?;
+    }
+    anyhow::bail!("no room for {}: {}", refusal.guest, refusal.reason)
 }

@@ -4,9 +4,9 @@ use super::Common;
 use crate::cmd::absent::why_absent;
 use api::client::Service;
 use api::shown;
-use balance::{Facts, GroupFacts, History};
+use balance::{Facts, GroupFacts, History, Params, Step};
 use guest::Guest;
-use lend::{Gatherer, Ledger, Saved};
+use lend::{Gatherer, Ledger, Means, Outcome, Saved, Turn, carry_out};
 use std::time::Duration;
 
 /// Pause between the two looks that a rate takes: guests tell statistics every 2 s.
@@ -62,6 +62,16 @@ impl<'a> World<'a> {
         self.facts = self.gatherer.gather(&self.guests, &self.ledger, &saved(common)?)?;
         self.history.keep(&self.facts);
         Ok(())
+    }
+
+    /// Carries out the two phases of a plan.
+    pub fn carry_out(
+        &mut self,
+        phases: (&[Step], &[Step]),
+        turn: &Turn,
+        params: &Params,
+    ) -> anyhow::Result<Vec<Outcome>> {
+        carry_out(phases, &mut Means { guests: &self.guests, ledger: &mut self.ledger, turn, params })
     }
 }
 

@@ -1,0 +1,252 @@
+//! `pagefold balance`, on real guests with real balloons.
+
+mod common;
+
+use common::formats::assert_documented;
+use common::lab::{Lab, name};
+use common::service::{Service, until};
+use common::{json_of, number};
+use guest::Qmp;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const M: u64 = 1 << 20;
+/// RAM of each guest: 192 MiB.
+const RAM: u64 = 192 * M;
+/// Guaranteed size of each guest: 112 MiB.
+const KEPT: u64 = 112 * M;
+
+/// Two guests with balloons, and a ledger of their own.
+struct Guests {
+    lab: Lab,
+    /// Their group, by which they differ from all others of the host.
+    group: String,
+    listed: Vec<Value>,
+}
+
+impl Guests {
+    fn start(group: &str) -> Option<Self> {
+        let lab = Lab::new(&[]);
+        let group = format!("{group}{}", std::process::id());
+        let memory = format!("{}M", RAM / M);
+        let up = ["--image", "tiny", "--guests", "2", "--groups", &group, "--memory", &memory];
+        let balloon = ["--qemu-arg", "-device", "--qemu-arg", "virtio-balloon-pci"];
+        let listed = lab.up(&[&up[..], &balloon].concat())?;
+        Some(Self { lab, group, listed })
+    }
+
+    /// `pagefold balance` for these guests alone.
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
+        let ledger = self.lab.dir().join("ledger");
+        command.args(["balance", "--guest", &format!("{}-*", self.group)]).args(words).arg("--service").arg(ledger);
+        command.args(["--json", "--guaranteed", &format!("{}-*={KEPT}", self.group), "--policy", "equal"]);
+        command
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        self.command(words).output().expect("run pagefold balance")
+    }
+
+    fn status(&self) -> Value {
+        json_of(&self.run(&["status"]))
+    }
+
+    /// Their sizes.
+    fn sizes(&self) -> Vec<u64> {
+        guests(&self.status()).iter().map(|guest| number(&guest["actual_bytes"])).collect()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.listed.iter().map(name).collect()
+    }
+
+    fn qmp(&self, n: usize, command: &str, arguments: Value) {
+        let socket = self.listed[n]["qmp"].as_str().expect("a socket");
+        let mut qmp = Qmp::connect(Path::new(socket), Duration::from_secs(10)).expect("QEMU answers");
+        qmp.execute(command, arguments).expect("QEMU does it");
+    }
+
+    /// The journal, whose lines are all whole.
+    fn journal(&self) -> Vec<Value> {
+        let text = std::fs::read_to_string(self.lab.dir().join("ledger/balance.journal")).unwrap_or_default();
+        text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
+    }
+
+    /// Entries of one kind in the journal.
+    fn entries(&self, kind: &str) -> Vec<Value> {
+        self.journal().into_iter().filter(|line| line["entry"] == kind).collect()
+    }
+
+    /// Runs `apply` again and again; the host is taken to be short of memory.
+    fn keep_withdrawing(&self) -> Applying {
+        let mut command = self.command(&["apply", "--every", "1", "--floor", "100T"]);
+        Applying(command.stdout(Stdio::piped()).spawn().expect("run pagefold balance"))
+    }
+}
+
+/// A running `apply --every`. Dropping it kills it.
+struct Applying(Child);
+
+impl Drop for Applying {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn guests(answer: &Value) -> &Vec<Value> {
+    answer["facts"]["guests"].as_array().expect("a list of guests")
+}
+
+/// A small host is made of a large one by `--floor`: all that is available is never lent.
+#[test]
+fn loans_are_withdrawn_to_the_guarantee_and_lent_again() {
+    let Some(guests_of) = Guests::start("lend") else { return };
+    // Memory that was used and is free again lies in frames of the host.
+    guests_of.lab.everywhere(&guests_of.names(), "dd if=/dev/zero of=/tmp/x bs=1M count=60 2>/dev/null ; rm /tmp/x");
+    let status = guests_of.status();
+    assert_documented(&["pagefold balance"], &status);
+    assert!(guests(&status).iter().all(|guest| number(&guest["resident_bytes"]) > KEPT + 8 * M), "{status}");
+    let plan = json_of(&guests_of.run(&["plan", "--floor", "100T"]));
+    assert_documented(&["pagefold balance"], &plan);
+    assert_eq!(plan["plan"]["frees"].as_array().map(Vec::len), Some(2), "{plan}");
+    assert_documented(&["pagefold balance"], &json_of(&guests_of.run(&["explain"])));
+    guests_of.run(&["apply", "--dry-run", "--floor", "100T"]);
+    assert_eq!(guests_of.sizes(), [RAM, RAM], "a dry run changes nothing");
+
+    until(120, "all loans are back", || {
+        let mut done = json_of(&guests_of.run(&["apply", "--floor", "100T"]));
+        // Its fields are ids of guests.
+        done["drivers"].take();
+        assert_documented(&["pagefold balance"], &done);
+        guests_of.sizes().iter().all(|size| size.abs_diff(KEPT) < 4 * M)
+    });
+    let status = guests_of.status();
+    for guest in guests(&status) {
+        assert!(number(&guest["resident_bytes"]) < KEPT + 8 * M, "frames are not back: {guest}");
+        assert_eq!((&guest["driver"], number(&guest["target_bytes"])), (&"works".into(), KEPT), "{guest}");
+    }
+    until(120, "they have it again", || {
+        guests_of.run(&["apply"]);
+        guests_of.sizes() == [RAM, RAM]
+    });
+    assert_documented(&["pagefold balance"], &guests_of.journal().into());
+    let (intents, outcomes) = (guests_of.entries("intent"), guests_of.entries("outcome"));
+    assert!(intents.len() >= 6 && intents.len() == outcomes.len(), "withdrawn once, lent in two rounds: {intents:?}");
+    for intent in intents {
+        let is_end = |outcome: &&Value| ["guest", "to_bytes", "at_s"].iter().all(|key| outcome[*key] == intent[*key]);
+        let outcome = outcomes.iter().find(is_end).unwrap_or_else(|| panic!("no end of {intent}"));
+        assert!(outcome["reason"].is_string() && outcome["expected_bytes"].is_u64(), "{outcome}");
+    }
+}
+
+#[test]
+fn room_is_made_before_a_guest_starts_or_refused_with_the_numbers() {
+    let Some(guests_of) = Guests::start("room") else { return };
+    let refused = guests_of.run(&["reserve", "100T", "--for", "next"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(1) && said.contains("no room for next: 104857600 MiB are wanted"), "{said}");
+    assert_eq!(guests_of.sizes(), [RAM, RAM], "nothing is freed for a guest that does not fit");
+    // With a floor at all that is spare, loans have to be withdrawn; other programs may take or free memory meanwhile.
+    let spare = guests_of.status()["budget"]["spare_bytes"].as_i64().expect("a number");
+    let floor = u64::try_from(spare).expect("memory is spare") + host::usual_reserve_bytes();
+    let planned = guests_of.run(&["reserve", "60M", "--for", "next", "--floor", &floor.to_string(), "--dry-run"]);
+    assert!(planned.status.success() || String::from_utf8_lossy(&planned.stderr).contains("no room for next"));
+    assert_eq!(guests_of.sizes(), [RAM, RAM], "a dry run changes nothing");
+    let reserved = guests_of.run(&["reserve", "60M", "--for", "next", "--floor", &floor.to_string()]);
+    let status = guests_of.status();
+    if reserved.status.success() {
+        let outcomes = json_of(&reserved);
+        assert_documented(&["pagefold balance"], &outcomes);
+        assert_eq!(status["facts"]["reservations"], json!([{"name": "next", "bytes": 60 * M}]));
+        assert!(guests_of.sizes().iter().all(|size| *size >= KEPT));
+        let freed = outcomes.as_array().expect("a list").iter().any(|outcome| outcome["landed_s"].is_f64());
+        assert_eq!(freed, number(&status["budget"]["lent_bytes"]) < 2 * (RAM - KEPT) - 4 * M, "{outcomes} {status}");
+    } else {
+        assert_eq!(status["facts"]["reservations"], json!([]), "nothing is kept for a guest that was refused");
+    }
+    assert!(guests_of.run(&["reserve", "0", "--for", "next"]).status.success());
+    assert_eq!(guests_of.status()["facts"]["reservations"], json!([]));
+}
+
+/// It is killed before it tells anything, while it does, and while balloons are on their way.
+#[test]
+fn killed_at_any_instant_it_leaves_guests_with_their_guarantee() {
+    let Some(guests_of) = Guests::start("kill") else { return };
+    for after_ms in [0, 1, 5, 20, 50, 100, 300, 1000] {
+        for n in [0, 1] {
+            guests_of.qmp(n, "balloon", json!({"value": RAM}));
+        }
+        until(60, "they have all their RAM", || guests_of.sizes() == [RAM, RAM]);
+        let before = guests_of.entries("intent").len();
+        let applying = guests_of.keep_withdrawing();
+        until(60, "a step is in the journal", || guests_of.entries("intent").len() > before);
+        std::thread::sleep(Duration::from_millis(after_ms));
+        drop(applying);
+        assert!(guests_of.sizes().iter().all(|size| *size >= KEPT), "{after_ms} ms: {:?}", guests_of.sizes());
+    }
+    assert_eq!(guests_of.lab.everywhere(&guests_of.names(), "echo alive"), ["alive", "alive"]);
+    assert!(guests_of.entries("outcome").len() < guests_of.entries("intent").len(), "none was killed in the middle");
+    until(120, "the next one does all of it", || {
+        guests_of.run(&["apply", "--floor", "100T"]);
+        guests_of.sizes().iter().all(|size| size.abs_diff(KEPT) < 4 * M)
+    });
+}
+
+/// A paused guest's driver does nothing. It is flagged, and the plan goes on without it.
+#[test]
+fn stuck_driver_is_flagged_and_the_other_guest_still_shrinks() {
+    let Some(guests_of) = Guests::start("stuck") else { return };
+    guests_of.qmp(0, "stop", json!({}));
+    let ids: Vec<Value> = guests(&guests_of.status()).iter().map(|guest| guest["id"].clone()).collect();
+    let mut applying = guests_of.keep_withdrawing();
+    let lines = BufReader::new(applying.0.stdout.take().expect("a pipe")).lines();
+    let (mut told, mut flagged) = (None, None);
+    for line in lines {
+        let line: Value = serde_json::from_str(&line.expect("a line")).expect("JSON");
+        told = told.or_else(|| line["outcomes"][0]["at_s"].as_u64());
+        let state = |n: usize| line["drivers"][ids[n].as_str().expect("an id")].clone();
+        if state(0) == "stuck" {
+            assert_eq!(state(1), "works", "{line}");
+            flagged = line["at_s"].as_u64();
+            break;
+        }
+    }
+    drop(applying);
+    let after_s = flagged.expect("a flag") - told.expect("a step");
+    eprintln!("flagged after {after_s} s");
+    // The rule is 20 s; the rest is for a busy machine.
+    assert!(after_s <= 40, "{after_s} s");
+    let began = Instant::now();
+    while guests_of.sizes()[1] > KEPT + 4 * M {
+        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", guests_of.sizes());
+    }
+    assert!(guests_of.sizes()[0] >= KEPT);
+    guests_of.qmp(0, "cont", json!({}));
+}
+
+#[test]
+fn service_balances_continuously_and_its_balancer_ends_with_it() {
+    let Some(guests_of) = Guests::start("serve") else { return };
+    let config = format!(
+        "[balance]\npolicy = 'equal'\nevery = 1\nfloor = '100T'\n[[guest]]\nname = '{}-*'\nguaranteed = '{KEPT}'\n",
+        guests_of.group
+    );
+    let mut service = Service::start_with(Some(&config));
+    // A command waits for its turn, and the balancer keeps what it promises.
+    json_of(&service.pagefold(&["balance", "reserve", "1M", "--for", "next", "--json"]));
+    until(180, "all loans are back", || guests_of.sizes().iter().all(|size| size.abs_diff(KEPT) < 4 * M));
+    let ledger = std::fs::read_to_string(service.place().join("balance.json")).expect("a ledger");
+    assert!(ledger.contains("\"next\""), "{ledger}");
+    let log = service.log();
+    let pid = log.split("balancing memory between guests: process ").nth(1).and_then(|rest| rest.lines().next());
+    let pid: u32 = pid.expect("it is in the log").trim().parse().expect("a pid");
+    let runs = || std::path::Path::new(&format!("/proc/{pid}")).exists();
+    assert!(runs());
+    service.configure("");
+    until(30, "the balancer has ended with its supervisor", || !runs());
+}
