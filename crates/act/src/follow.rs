@@ -40,9 +40,9 @@ pub struct Follower {
     /// Whether the memory is this process's own. Its agent takes pages out of reach and keeps writers out, and wakes
     /// the threads that sleep on such pages by itself.
     is_own: bool,
-    /// Whether it follows a child of which no discard was read or settled yet. The pages in `discarded` are then
-    /// those that the parent discarded.
-    is_new: bool,
+    /// The pages in `discarded` that a child's parent discarded, until they were settled. The child got some of them at the
+    /// fork all the same, if a thread of its parent was about to discard them. Those stay.
+    inherited: PageSet,
     /// A move that the agent is about to make, whose meaning is known.
     expected: Option<Expected>,
     /// Pages over which the agent is placing slots.
@@ -113,7 +113,7 @@ impl Follower {
             watch,
             discarded,
             is_own: true,
-            is_new: false,
+            inherited: PageSet::new(),
             given,
             lately,
             lately_since,
@@ -125,9 +125,9 @@ impl Follower {
     }
 
     /// Follows a forked child's memory through the child's userfaultfd. `discarded` are the pages that its parent had
-    /// discarded.
+    /// discarded. Those that became zeros since are among them: some may have lost their entries again.
     pub fn of_child(watch: Userfault, discarded: PageSet) -> Self {
-        Self { discarded, is_own: false, is_new: true, ..Self::own(Arc::new(watch)) }
+        Self { inherited: discarded.clone(), discarded, is_own: false, ..Self::own(Arc::new(watch)) }
     }
 
     /// Leaves threads asleep that touch missing pages, until [`Follower::answer_missing`]: somebody else may be about to
@@ -239,9 +239,8 @@ impl Follower {
                 Ok(Told::Touch)
             }
             Message::Discard(range) => {
-                // This discard is the child's own, and may not have happened yet: pages that have an entry may be about
-                // to lose it.
-                self.is_new = false;
+                // This discard may not have happened yet: pages that have an entry may be about to lose it.
+                self.inherited.remove(range);
                 self.discarded.insert(range);
                 Ok(Told::Discard)
             }
@@ -254,10 +253,18 @@ impl Follower {
                 move_within(&mut self.discarded, from, to);
                 move_within(&mut self.given, from, to);
                 self.lately.iter_mut().for_each(|lately| move_within(lately, from, to));
-                let is_news = self.expected != Some(Expected::Moving(from.start));
-                Ok(if is_news { Told::Move(from, to) } else { Told::Touch })
+                if self.expected != Some(Expected::Moving(from.start)) {
+                    return Ok(Told::Move(from, to));
+                }
+                // A mapping may stay behind, whose pages read as zeros until the agent has put other memory there.
+                self.discarded.insert(from);
+                Ok(Told::Touch)
             }
-            Message::Forked(child) => Ok(Told::Birth(Box::new(Self::of_child(child, self.discarded.clone())))),
+            Message::Forked(child) => {
+                let mut discarded = self.discarded.clone();
+                self.given.ranges().for_each(|range| discarded.insert(range));
+                Ok(Told::Birth(Box::new(Self::of_child(child, discarded))))
+            }
             Message::Other => Ok(Told::Touch),
         }
     }
@@ -324,6 +331,12 @@ impl Follower {
             while at < range.pages {
                 let rest = PageRange { start: range.start.add_pages(at), pages: range.pages - at };
                 let one = PageRange { pages: 1, ..rest };
+                let is_inherited = self.inherited.contains(one.start);
+                if is_inherited {
+                    // The parent may have protected a page that it had discarded, or was about to. The kernel leaves a mark
+                    // then that counts as an entry.
+                    let _ = self.watch.protect(one, false);
+                }
                 // The kernel refuses a range of more than one mapping.
                 let mapped = self.watch.map_zeros(rest).or_else(|_| self.watch.map_zeros(one));
                 at += match mapped {
@@ -338,9 +351,8 @@ impl Follower {
                         self.discarded.remove(one);
                         1
                     }
-                    // A new child has made no discard itself. A page that it got at the fork stays, even if a thread
-                    // of its parent was about to discard it.
-                    Err(Errno::EXIST) if self.is_new => {
+                    // It got this page at the fork.
+                    Err(Errno::EXIST) if is_inherited => {
                         self.discarded.remove(one);
                         1
                     }
@@ -349,7 +361,7 @@ impl Follower {
                 };
             }
         }
-        self.is_new = false;
+        self.inherited = PageSet::new();
         Ok(())
     }
 

@@ -227,7 +227,8 @@ impl Following {
         drop(self.hold_caught_up());
     }
 
-    fn hold_caught_up(&self) -> Held<'_> {
+    /// Holds back every thread that discards or forks, once everything that happened before the call is known.
+    pub fn hold_caught_up(&self) -> Held<'_> {
         // Nobody's memory lies there. While a message is unread, the kernel refuses with `EAGAIN`; after that, for
         // another reason.
         let nowhere = PageRange { start: HostVirt(1 << 16), pages: 1 };

@@ -106,3 +106,51 @@ fn child_of_before_a_section_is_given_nothing() {
     });
     assert_eq!(lines(said), of_both(|_| 0));
 }
+
+/// Forks. Returns whether the child has mappings in any of these places.
+fn child_has_any_of(places: &[page::PageRange]) -> bool {
+    // SAFETY: the child makes system calls and nothing else.
+    let child = unsafe { crate::raw::call(libc::SYS_fork, [0; 6]) };
+    if child == 0 {
+        let mut seen = [0_u8; 8];
+        let is_there = |place: &page::PageRange| {
+            let arguments = [place.start.0 as usize, 4 * page::PAGE_BYTES, (&raw mut seen) as usize, 0, 0, 0];
+            // SAFETY: asks what is mapped; there is room for a byte for each page.
+            let answer = unsafe { crate::raw::call(libc::SYS_mincore, arguments) };
+            crate::raw::error(answer) != Some(libc::ENOMEM)
+        };
+        let any = places.iter().any(is_there);
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(any)) };
+    }
+    let mut status = 0;
+    // SAFETY: writes one number.
+    assert_eq!(unsafe { libc::waitpid(child as i32, &raw mut status, 0) }, child as i32);
+    status != 0
+}
+
+#[test]
+fn memory_that_children_do_not_inherit_is_never_theirs() {
+    if !alone("follow::tests::memory_that_children_do_not_inherit_is_never_theirs") {
+        return;
+    }
+    let Some(mut section) = section() else { return };
+    let (pool, is_over) = (crate::testing::pool(), std::sync::atomic::AtomicBool::new(false));
+    let members: Vec<Member> = (0..2000).map(|_| Member::new(4)).collect();
+    members.iter().for_each(crate::testing::advise);
+    let places: Vec<_> = members.iter().map(|member| member.0.range()).collect();
+    assert!(!child_has_any_of(&places));
+    std::thread::scope(|scope| {
+        let forking = scope.spawn(|| {
+            (0..).take_while(|_| !is_over.load(Ordering::Relaxed)).filter(|_| child_has_any_of(&places)).count()
+        });
+        for member in &members {
+            assert_eq!(
+                crate::testing::fold(&mut section, member.run(0, 4), Some((&pool, 0))),
+                [wire::Outcome::Folded; 4]
+            );
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(forking.join().unwrap(), 0, "children had some of it");
+    });
+}

@@ -4,7 +4,7 @@
 //! touches the pages then, but they would read as the pool's bytes ever after. So there are two ways:
 //!
 //! ```text
-//!   discards past the hooks were seen, or may come:
+//!   discards past the hooks were seen, or may come; or the memory is not given to forked children, at no moment:
 //!      map the slots elsewhere, register, move the mapping over (the kernel tells the follower). 12 to 35 us dearer
 //!   else:
 //!      map the slots in place, register there
@@ -49,7 +49,7 @@ pub struct Placing<'a> {
 pub unsafe fn place(following: &Following, placing: Placing<'_>, piece: PageRange) -> Result<(), Errno> {
     let Placing { pool, slot, traits, kind, staged } = placing;
     let advice = traits.inherited_by_pool();
-    if following.expects_discards() {
+    if following.expects_discards() || advice.dont_fork {
         let strip = pool.map(slot, piece.pages)?;
         following.watch().register(strip.range(), Watch::AbsentAndWrites)?;
         advice.apply(strip.range())?;

@@ -167,7 +167,8 @@ impl Section {
             source.pool.wait_for_lock();
             self.lock_was_free = Some(Instant::now());
         }
-        let mut shared = self.following.hold();
+        // A child that was born when slots lay here gets the records of that time when its birth is read.
+        let mut shared = self.following.hold_caught_up();
         shared.forget(run);
         shared.begin_section();
         drop(shared);

@@ -1,7 +1,7 @@
 //! Putting anonymous memory where folded pages were discarded.
 
 use super::{Folder, parts_by_page};
-use crate::follow::{Following, Held};
+use crate::follow::Following;
 use crate::maps::Kind;
 use crate::section::pieces;
 use crate::{hooks, table};
@@ -22,10 +22,16 @@ impl Folder {
         for (piece, _) in discarded.into_iter().flat_map(|range| pieces(range.start, range.pages, Target::Zero)) {
             let mut table = table::lock();
             // Held, so that nobody is given a page of it meanwhile: a page without an entry keeps none.
-            let mut held = following.hold();
+            let held = following.hold();
+            let mut settled = Vec::new();
             for gone in held.all_discarded().within(piece) {
-                settle(&mut table, (&following, &mut held), pagemap, gone)?;
+                settle(&mut table, &following, pagemap, gone, &mut settled)?;
             }
+            drop(held);
+            // A child that was born before has the mapping of the pool. Its follower gets these records from ours when the
+            // birth is read, so they are kept until it is.
+            let mut held = following.hold_caught_up();
+            settled.into_iter().for_each(|range| held.forget(range));
             drop(held);
             let _ = following.watch().wake(piece);
         }
@@ -33,12 +39,13 @@ impl Folder {
     }
 }
 
-/// See [`Folder::settle_discards`].
+/// See [`Folder::settle_discards`]. Adds to `settled` of which pages nothing needs to be remembered any more.
 fn settle(
     table: &mut table::Table,
-    (following, held): (&Following, &mut Held<'_>),
+    following: &Following,
     pagemap: &Pagemap,
     gone: PageRange,
+    settled: &mut Vec<PageRange>,
 ) -> host::Result<()> {
     let mut entries = Vec::new();
     pagemap.read(gone.start, gone.pages, &mut entries)?;
@@ -54,12 +61,12 @@ fn settle(
             for (part, traits) in table.known(range) {
                 if following.may_replace(part, traits, Kind::Pool) && hooks::map_discarded(part, traits) {
                     table.discard(part);
-                    held.forget(part);
+                    settled.push(part);
                 }
             }
         }
     }
     // Nothing needs to be remembered of other memory: it was unmapped, or is private.
-    pooled.missing(gone).into_iter().for_each(|range| held.forget(range));
+    settled.append(&mut pooled.missing(gone));
     Ok(())
 }

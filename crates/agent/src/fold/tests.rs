@@ -152,3 +152,54 @@ fn withdrawn_piece_is_one_private_mapping_with_its_contents() {
     let is_foldable = table::lock().is_foldable(member.0.range());
     assert!(is_foldable);
 }
+
+/// Forks past the C library, which would hold malloc's locks. The child tells the last byte of a page's first word.
+fn child_says(member: &Member, page: u64) -> i32 {
+    // SAFETY: the child makes one system call and nothing else.
+    let child = unsafe { crate::raw::call(libc::SYS_fork, [0; 6]) };
+    if child == 0 {
+        let word = member.word(page, 0).load(Ordering::Relaxed);
+        // SAFETY: ends the child.
+        unsafe { libc::_exit((word & 0xff) as i32) };
+    }
+    let mut status = 0;
+    // SAFETY: writes one number.
+    assert_eq!(unsafe { libc::waitpid(child as i32, &raw mut status, 0) }, child as i32);
+    libc::WEXITSTATUS(status)
+}
+
+/// A child is born with a mapping of the pool, in which a page was discarded. Its parent puts anonymous memory there before it
+/// has heard of the birth. The child once got the slot's content back.
+#[test]
+fn discards_are_known_of_children_whose_birth_is_read_late() {
+    if !crate::testing::alone("fold::tests::discards_are_known_of_children_whose_birth_is_read_late") {
+        return;
+    }
+    let Some(mut section) = crate::testing::section() else { return };
+    let (pool, pagemap) = (crate::testing::pool(), Pagemap::open(std::process::id()).unwrap());
+    let following = Arc::clone(section.following());
+    let members: Vec<Member> = (0..200).map(|_| Member::new(4)).collect();
+    for member in &members {
+        assert_eq!(crate::testing::fold(&mut section, member.run(0, 4), Some((&pool, 0))), [Outcome::Folded; 4]);
+    }
+    let mut folder = Folder::new(section, 10_000, PathBuf::from("/nonexistent")).unwrap();
+    for member in &members {
+        crate::testing::discard_past_hooks(member, 1);
+        let held = following.hold();
+        std::thread::scope(|scope| {
+            let says = scope.spawn(|| child_says(member, 1));
+            // Until the birth waits to be read.
+            let end = Instant::now() + Duration::from_secs(20);
+            while following.watch().protect(member.run(0, 4), false) != Err(rustix::io::Errno::AGAIN) {
+                assert!(Instant::now() < end, "nobody forks");
+                std::thread::yield_now();
+            }
+            let settling = scope.spawn(|| folder.settle_discards(&pagemap).unwrap());
+            std::thread::sleep(Duration::from_millis(1));
+            drop(held);
+            settling.join().unwrap();
+            assert_eq!(says.join().unwrap(), 0);
+        });
+        assert!(following.hold().all_discarded().is_empty(), "something is left to be settled");
+    }
+}

@@ -87,7 +87,8 @@ fn advise(at: usize, length: usize, advice: c_int) -> Answer {
         Meaning::Unguard => noted(pass(), || table.open(range, Shut::Guarded)),
         Meaning::OnlyFiles if !table.pooled_pages(range).is_empty() => refuse(libc::EINVAL),
         Meaning::OnlyFiles => pass(),
-        // The kernel refuses this for mappings of the pool, and the program gets that answer.
+        // The kernel refuses this for mappings of the pool, but has followed it for those before.
+        Meaning::Wipe if !table.pooled_pages(range).is_empty() => refuse(libc::EINVAL),
         Meaning::Wipe => noted(pass(), || table.shut(range, Shut::Wiped)),
         Meaning::Keep => noted(pass(), || table.open(range, Shut::Wiped)),
         Meaning::Remember(change) => noted(pass(), || table.advise(range, change)),

@@ -290,7 +290,7 @@ fn by_hand(table: &mut Table, request: Request, traits: Traits) -> Answer {
     if !leave_pool(table, request.kept()) {
         return refuse(libc::ENOMEM);
     }
-    let stays = if flags & DONTUNMAP != 0 { all_parts(table, old) } else { Vec::new() };
+    let stays = (flags & DONTUNMAP != 0).then(|| all_parts(table, old));
     let place = reserve(request);
     if raw::error(place).is_some() {
         return place;
@@ -310,11 +310,13 @@ fn by_hand(table: &mut Table, request: Request, traits: Traits) -> Answer {
         unmap(there);
         return refuse(libc::ENOMEM);
     }
-    if pages < old.pages {
-        unmap(PageRange { start: old.start.add_pages(pages), pages: old.pages - pages });
-    }
-    for (part, traits) in stays {
-        map_fresh(part, traits);
+    match stays {
+        None => unmap(old),
+        Some(parts) => {
+            for (part, traits) in parts {
+                map_fresh(part, traits);
+            }
+        }
     }
     lock_like(traits, there);
     moved(table, request, there.start);
@@ -359,14 +361,14 @@ fn reserve(request: Request) -> Answer {
     unsafe { raw::call(libc::SYS_mmap, [at, length, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0]) }
 }
 
-/// Moves the mappings of a range one by one: all of them, or none as far as the kernel lets them be moved back.
+/// Moves the mappings of a range one by one: all of them, or none as far as the kernel lets them be moved back. They leave
+/// empty mappings behind. Else another thread might be given addresses there before this call is done.
 fn move_all(from: PageRange, to: HostVirt) -> bool {
     let Some(mappings) = maps::mappings(from, false) else { return false };
     let there = |at: HostVirt| HostVirt(to.0 + (at.0 - from.start.0));
     for (done, mapping) in mappings.iter().enumerate() {
         if !move_one(mapping.range, there(mapping.range.start)) {
             for moved in mappings.iter().take(done) {
-                // The old place has been empty only since the program's call began, and that call has not returned.
                 move_one(PageRange { start: there(moved.range.start), ..moved.range }, moved.range.start);
             }
             return false;
@@ -376,11 +378,15 @@ fn move_all(from: PageRange, to: HostVirt) -> bool {
 }
 
 fn move_one(from: PageRange, to: HostVirt) -> bool {
-    let arguments = [from.start.0 as usize, bytes(from), bytes(from), MAYMOVE | FIXED, to.0 as usize, 0];
+    let move_by = |flags: usize| {
+        let arguments = [from.start.0 as usize, bytes(from), bytes(from), flags, to.0 as usize, 0];
+        // SAFETY: the program wants the pages moved, and the new place is reserved for them, or was theirs and is empty.
+        raw::error(unsafe { raw::call(libc::SYS_mremap, arguments) })
+    };
     let _moving = Moving::announce(from.start);
-    // SAFETY: the program wants the pages moved, and the new place is reserved for them, or was theirs.
-    let answer = unsafe { raw::call(libc::SYS_mremap, arguments) };
-    raw::error(answer).is_none()
+    // A device's mapping cannot stay behind.
+    let stays = move_by(MAYMOVE | FIXED | DONTUNMAP);
+    stays.is_none() || stays == Some(libc::EINVAL) && move_by(MAYMOVE | FIXED).is_none()
 }
 
 fn unmap(range: PageRange) {

@@ -220,6 +220,45 @@ fn memory_that_stays_behind_a_move_reads_as_zeros() {
     unmap_all(moved, 4);
 }
 
+/// Another thread maps memory past the hooks while folded memory is moved mapping by mapping. It was once given addresses that
+/// the moved mappings had left, and lost them when the whole place was unmapped or filled.
+#[test]
+fn memory_that_is_mapped_during_a_move_stays() {
+    const TIME: std::time::Duration = std::time::Duration::from_secs(2);
+    let (pool, end) = (pool(), std::time::Instant::now() + TIME);
+    let is_over = || std::time::Instant::now() >= end;
+    let map_check_and_unmap = || {
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE) as usize;
+        // SAFETY: new memory of the test's own.
+        let at = unsafe { raw::call(libc::SYS_mmap, [0, PAGE_BYTES, READ_WRITE.into(), flags, usize::MAX, 0]) };
+        assert!(raw::error(at).is_none());
+        // SAFETY: aligned, and mapped until the last line.
+        let word = unsafe { std::sync::atomic::AtomicU64::from_ptr(at as usize as *mut u64) };
+        word.store(7, std::sync::atomic::Ordering::Relaxed);
+        crate::testing::spin(std::time::Duration::from_micros(50));
+        assert_eq!(word.load(std::sync::atomic::Ordering::Relaxed), 7, "something else lies there");
+        // SAFETY: as above, and not used any more.
+        unsafe { raw::call(libc::SYS_munmap, [at as usize, PAGE_BYTES, 0, 0, 0, 0]) };
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| (0..).take_while(|_| !is_over()).for_each(|_| map_check_and_unmap()));
+        for stays in [0, libc::MREMAP_DONTUNMAP].into_iter().cycle().take_while(|_| !is_over()) {
+            let at = enrolled(32);
+            (0..32).step_by(2).for_each(|page| fold(&pool, at + page * PAGE_BYTES, page, 1));
+            let (bytes, flags) = (32 * PAGE_BYTES, libc::MREMAP_MAYMOVE | stays);
+            // SAFETY: the test's own pages.
+            let to = unsafe {
+                remap::mremap(at as *mut c_void, bytes, bytes, flags | libc::MREMAP_FIXED, fresh(32) as *mut c_void)
+            };
+            assert!((0..32).step_by(2).all(|page| byte(to as usize, page) == page as u8));
+            unmap_all(to as usize, 32);
+            if stays != 0 {
+                unmap_all(at, 32);
+            }
+        }
+    });
+}
+
 /// Only the middle was ever asked in, and it is watched, so that the kernel sees three mappings where the program sees one.
 #[test]
 fn mapping_of_which_a_part_is_known_is_moved_and_grows() {

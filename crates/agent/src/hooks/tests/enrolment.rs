@@ -83,6 +83,27 @@ fn memory_wiped_in_children_is_not_foldable() {
     unmap_all(at, 2);
 }
 
+/// The kernel refuses this advice at the first mapping of the pool. It has followed it for the memory before.
+#[test]
+fn advice_to_wipe_is_followed_for_all_of_a_range_or_none() {
+    let pool = pool();
+    let at = enrolled(4);
+    write(at, 0, 5);
+    fold(&pool, at + 2 * PAGE_BYTES, 150, 1);
+    assert_eq!(advise(at, 4, libc::MADV_WIPEONFORK), Err(libc::EINVAL));
+    let mut status = 0;
+    // SAFETY: the child makes a system call, and nothing else.
+    let child = unsafe { raw::call(libc::SYS_fork, [0; 6]) };
+    if child == 0 {
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(byte(at, 0).into()) };
+    }
+    // SAFETY: writes one number.
+    assert_eq!(unsafe { libc::waitpid(child as i32, &raw mut status, 0) }, child as i32);
+    assert_eq!(libc::WEXITSTATUS(status), 5);
+    unmap_all(at, 4);
+}
+
 /// Gives pages a NUMA policy, as `libnuma` does it or by a system call of the program's own.
 fn bind(at: usize, count: usize, policy: usize, seen: bool) {
     let nodes = 1_u64;

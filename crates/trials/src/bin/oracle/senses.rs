@@ -36,6 +36,15 @@ impl Senses {
         }
     }
 
+    /// The kernel's entry of a page in `/proc/self/pagemap`, or 0.
+    pub fn entry(&self, plot: &Plot, page: usize) -> u64 {
+        let entry = AtomicU64::new(0);
+        let arguments = [self.pagemap as usize, (&raw const entry) as usize, 8, plot.address(page) / PAGE * 8, 0, 0];
+        // SAFETY: as many bytes as there is room for.
+        let _ = unsafe { sys::raw(libc::SYS_pread64, arguments) };
+        entry.load(Relaxed)
+    }
+
     /// Checks the whole contents of pages, and their protection.
     pub fn check(&self, plot: &Plot, from: usize, pages: usize, random: &mut Random) -> Result<(), Wrong> {
         for page in from..from + pages {
@@ -160,11 +169,7 @@ impl Senses {
             let arguments = [self.memory as usize, (&raw const bytes) as usize, PAGE, plot.address(page), 0, 0];
             // SAFETY: as many bytes as there is room for.
             let answer = unsafe { sys::raw(libc::SYS_pread64, arguments) };
-            let mut entry = [0_u64];
-            let at = plot.address(page) / PAGE * 8;
-            let arguments = [self.pagemap as usize, (&raw mut entry) as usize, 8, at, 0, 0];
-            // SAFETY: room for one number.
-            let _ = unsafe { sys::raw(libc::SYS_pread64, arguments) };
+            let entry = self.entry(plot, page);
             if answer != Ok(PAGE) || plot.pages[page].compare(&bytes).is_ok() {
                 continue;
             }
@@ -172,7 +177,7 @@ impl Senses {
             let right = bytes.iter().zip(plot.pages[page].words()).filter(|(a, b)| a.load(Relaxed) == *b).count();
             text += &format!(
                 "  page {page}: {zeros} words of {WORDS} are zero, {right} are right; flags {:#x}\n",
-                entry[0] >> 55
+                entry >> 55
             );
         }
         text

@@ -122,29 +122,39 @@ impl fmt::Write for Unbuffered {
     }
 }
 
-/// Writes the kernel's list of mappings to standard error, without allocating.
-pub fn say_mappings() {
+/// Writes the kernel's list of mappings to standard error, without allocating: all of it, or the mapping of an address and
+/// its neighbours.
+pub fn say_mappings(around: Option<usize>) {
     let file = sys::open(c"/proc/self/maps", libc::O_RDONLY);
-    let mut text = [0_u8; 4096];
+    let (mut text, mut filled) = ([0_u8; 4096], 0);
     loop {
+        let room = &mut text[filled..];
         // SAFETY: as many bytes as there is room for.
         let read =
-            unsafe { sys::raw(libc::SYS_read, [file as usize, text.as_mut_ptr() as usize, text.len(), 0, 0, 0]) };
-        match read {
-            Ok(bytes) if bytes > 0 => say(std::str::from_utf8(&text[..bytes]).unwrap_or_default()),
-            _ => return,
-        }
+            unsafe { sys::raw(libc::SYS_read, [file as usize, room.as_mut_ptr() as usize, room.len(), 0, 0, 0]) };
+        let Ok(bytes @ 1..) = read else { return };
+        filled += bytes;
+        let whole = text[..filled].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        let lines = std::str::from_utf8(&text[..whole]).unwrap_or_default().split_inclusive('\n');
+        lines.filter(|line| around.is_none_or(|address| is_near(line, address, crate::content::PAGE))).for_each(say);
+        text.copy_within(whole..filled, 0);
+        filled -= whole;
     }
+}
+
+/// Whether a line of the kernel's list of mappings is of memory at most `around` bytes away from an address.
+fn is_near(line: &str, address: usize, around: usize) -> bool {
+    let bounds = line.split(' ').next().and_then(|range| range.split_once('-'));
+    let number = |text| usize::from_str_radix(text, 16).unwrap_or(0);
+    bounds.is_some_and(|(start, end)| number(start) < address + around && number(end) + around > address)
 }
 
 /// The lines of the kernel's list of mappings around an address.
 fn mappings_near(address: usize) -> String {
     const AROUND: usize = 1 << 16;
     let all = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let is_near = |line: &&str| {
-        let bounds = line.split(' ').next().and_then(|range| range.split_once('-'));
-        let number = |text| usize::from_str_radix(text, 16).unwrap_or(0);
-        bounds.is_some_and(|(start, end)| number(start) < address + AROUND && number(end) + AROUND > address)
-    };
-    all.lines().filter(is_near).take(24).fold(String::new(), |text, line| text + "  " + line + "\n")
+    all.lines()
+        .filter(|line| is_near(line, address, AROUND))
+        .take(24)
+        .fold(String::new(), |text, line| text + "  " + line + "\n")
 }

@@ -114,7 +114,7 @@ fn say_fault(signal: usize, address: usize, tid: usize) {
             let _ = write!(out, "{history}");
         }
     }
-    verdict::say_mappings();
+    verdict::say_mappings(None);
 }
 
 /// Handles the signal of a thread that touched inaccessible memory. The thread is lost anyway, so the handler may call

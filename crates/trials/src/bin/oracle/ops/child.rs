@@ -8,7 +8,8 @@ use crate::plot::{Access, Page, Plot, traits};
 use crate::select::Selection;
 use crate::senses::Senses;
 use crate::sys::{self, Way};
-use crate::verdict::Wrong;
+use crate::verdict::{self, Wrong};
+use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 /// Exit code of a child that found something wrong, and has written it into its report.
@@ -24,13 +25,15 @@ pub fn live(plots: &mut [Plot], selection: &Selection, mut random: Random, life:
     let senses = Senses::open();
     plots.iter_mut().for_each(inherit);
     check_all(&senses, plots, &mut random, report);
+    // The agent of a child may map its copies of pages where nothing was inherited. They tell nothing.
+    plots.iter_mut().flat_map(|plot| &mut plot.pages).filter(|page| page.has(traits::GONE)).for_each(Page::free);
     for _ in 0..ACTS {
         let plot = &mut plots[random.below(plots.len())];
         if plot.pages.iter().any(|page| page.has(traits::GONE)) {
             continue;
         }
         if let Err(wrong) = act(&senses, plot, selection, &mut random) {
-            end_wrong(report, wrong, plot);
+            end_wrong(&senses, report, wrong, plot);
         }
     }
     // One that lives long enrols by itself, and is folded meanwhile.
@@ -42,7 +45,7 @@ pub fn live(plots: &mut [Plot], selection: &Selection, mut random: Random, life:
         if !plot.pages.iter().any(|page| page.has(traits::GONE))
             && let Err(wrong) = act(&senses, plot, selection, &mut random)
         {
-            end_wrong(report, wrong, plot);
+            end_wrong(&senses, report, wrong, plot);
         }
     }
     check_all(&senses, plots, &mut random, report);
@@ -56,7 +59,11 @@ fn end_with_parent() {
     let _ = unsafe { sys::raw(libc::SYS_prctl, [libc::PR_SET_PDEATHSIG as usize, libc::SIGKILL as usize, 0, 0, 0, 0]) };
 }
 
-fn end_wrong(report: *mut Report, wrong: Wrong, plot: &Plot) -> ! {
+/// Ends a child that found something wrong. Its mappings are its own, so it says them itself.
+fn end_wrong(senses: &Senses, report: *mut Report, wrong: Wrong, plot: &Plot) -> ! {
+    let (page, pid) = (wrong.page().min(plot.len() - 1), sys::own_pid());
+    let _ = writeln!(verdict::Unbuffered, "child {pid}: entry {:#x}, mappings at the page:", senses.entry(plot, page));
+    verdict::say_mappings(Some(plot.address(page)));
     tell(report, wrong, plot);
     sys::exit_now(WRONG);
 }
@@ -77,7 +84,7 @@ fn inherit(plot: &mut Plot) {
 fn check_all(senses: &Senses, plots: &[Plot], random: &mut Random, report: *mut Report) {
     for plot in plots {
         if let Err(wrong) = senses.check(plot, 0, plot.len(), random) {
-            end_wrong(report, wrong, plot);
+            end_wrong(senses, report, wrong, plot);
         }
     }
 }
