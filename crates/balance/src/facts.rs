@@ -5,6 +5,7 @@
 //! is guaranteed or kept in reserve.
 
 use crate::driver::DriverState;
+use crate::ladder::Rung;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -39,6 +40,8 @@ pub struct HostFacts {
     pub swap_total_bytes: u64,
     /// Part of the last 10 s in which some task waited for memory, in percent; `None` if the kernel does not tell.
     pub stalled_percent: Option<f64>,
+    /// The place on the pressure ladder.
+    pub rung: Rung,
 }
 
 /// A group of guests.

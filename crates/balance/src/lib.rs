@@ -28,6 +28,7 @@
 pub mod baseline;
 mod driver;
 mod facts;
+mod ladder;
 mod params;
 mod plan;
 pub mod policy;
@@ -37,6 +38,7 @@ mod share_out;
 
 pub use driver::{Driver, DriverState, Sighting};
 pub use facts::{Claims, Facts, GroupFacts, GuestFacts, HostFacts, Reservation};
+pub use ladder::{Ladder, Rung, RungEvent};
 pub use params::Params;
 pub use plan::{History, Plan, Refusal, Step, make_room, plan};
 pub use policy::{Policy, Wish};

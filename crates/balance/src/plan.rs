@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   spare < 0      loans are withdrawn, the cheapest first; nobody grows but up to a guarantee
+//!   pressure       the same, as far as it takes to end the pressure (ladder.rs)
 //!   spare >= 0     the policy's sizes: growth from spare memory, then from guests that the policy wants smaller
 //! ```
 //!
@@ -12,6 +13,7 @@
 //! no cooldown.
 
 use crate::facts::{Facts, GuestFacts};
+use crate::ladder::{self, Rung};
 use crate::params::Params;
 use crate::policy::{Policy, Wish};
 use crate::price::{self, Taken};
@@ -101,12 +103,15 @@ pub fn plan(facts: &Facts, policy: &dyn Policy, history: &History, at: Duration,
     let plan = Plan { policy: policy.name(), budget, reserve, frees, grows, refused };
     let mut draft = Draft { facts, params, plan };
     draft.keep_guarantees();
+    let is_short = facts.host.rung >= Rung::Withdraw;
+    let relief = if is_short { ladder::relief_bytes(&facts.host) } else { 0 };
     match budget.spare_bytes {
         // A little more than is missing: a byte too few must not be missing again in each round.
         spare if spare < 0 => {
             let needed = spare.unsigned_abs().saturating_add(kept_spare(facts, params) / 2);
-            draft.withdraw(needed, "more is lent than there is");
+            draft.withdraw(needed.max(relief), "more is lent than there is");
         }
+        _ if is_short => draft.withdraw(relief, "the host is short of memory"),
         _ => {
             let wishes = policy.sizes(facts, budget.lendable_bytes(kept_spare(facts, params)));
             draft.follow(&wishes, history, at);
@@ -125,6 +130,9 @@ pub fn make_room(facts: &Facts, name: &str, bytes: u64, params: &Params) -> Resu
     let taken = price::take(facts, lacking, |_| u64::MAX);
     let freed = taken.iter().fold(0, |sum: u64, taken| sum.saturating_add(taken.freed_bytes));
     let refuse = |reason| Err(Refusal { guest: name.into(), bytes, reason });
+    if facts.host.rung >= Rung::Refuse {
+        return refuse("the host has been short of memory, and withdrawing loans did not help".into());
+    }
     if freed < lacking {
         return refuse(format!(
             "{} MiB are wanted: {} MiB are spare, and withdrawing all loans would free {} MiB",

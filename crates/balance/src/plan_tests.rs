@@ -3,7 +3,7 @@
 use crate::facts::{Claims, Facts, GuestFacts, HostFacts, Reservation};
 use crate::policy::{self, Policy};
 use crate::test_world::{Program, World, guest};
-use crate::{Budget, DriverState, History, Params, Plan, Reserve, baseline, make_room, plan};
+use crate::{Budget, DriverState, History, Params, Plan, Reserve, Rung, baseline, make_room, plan};
 use proptest::prelude::*;
 use std::time::Duration;
 
@@ -240,4 +240,27 @@ fn savings_of_a_group_stay_in_it() {
     assert_eq!(loans(&policy::Entitlement), [40, 0]);
     assert_eq!(loans(&policy::Equal), [20, 20]);
     assert_eq!(loans(&policy::WorkingSet), [0, 40]);
+}
+
+/// Two guests with loans on a host with memory for more: under pressure they shrink by as much as ends it, and nobody grows.
+#[test]
+fn pressure_withdraws_loans_and_stops_growth_and_reservations() {
+    let mut world =
+        World::new(6400, 100, vec![Program { ram: 256, guaranteed: 64, used: 200, shared_percent: 0, faults: 9.0 }; 2]);
+    world.sizes = vec![200 * M; 2];
+    let mut facts = world.facts();
+    let planned = |facts: &Facts| {
+        plan(facts, policy::named("equal").unwrap(), &History::default(), Duration::ZERO, &Params::default())
+    };
+    assert!(!planned(&facts).grows.is_empty() && planned(&facts).frees.is_empty());
+    facts.host.rung = Rung::Withdraw;
+    assert!(planned(&facts).grows.is_empty() && planned(&facts).frees.is_empty(), "the pressure is over");
+    facts.host.stalled_percent = Some(20.0);
+    let under = planned(&facts);
+    let freed: u64 = under.frees.iter().map(|step| step.expected_bytes).sum();
+    assert!(under.grows.is_empty() && freed.abs_diff(100 * M) < M, "{under:?}");
+    assert!(make_room(&facts, "next", M, &Params::default()).is_ok());
+    facts.host.rung = Rung::Refuse;
+    let refused = make_room(&facts, "next", M, &Params::default()).unwrap_err();
+    assert!(refused.reason.contains("short of memory"), "{}", refused.reason);
 }

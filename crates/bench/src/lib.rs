@@ -5,6 +5,7 @@
 use clap::Subcommand;
 use cli::exit::Outcome;
 
+mod balance;
 mod census;
 mod guardian;
 mod insight;
@@ -28,6 +29,8 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum What {
+    /// Memory between guests, when drivers, QEMU and guests fail
+    Balance(balance::Args),
     /// The census against plain hashing and copying of the same bytes
     Census(census::Args),
     /// Cost of split huge pages for a program bound by memory, and how many come back
@@ -64,6 +67,7 @@ enum GuestOf {
 /// Runs the chosen bench.
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
     match args.what {
+        What::Balance(args) => balance::run(&args),
         What::Census(args) => census::run(&args),
         What::Huge(args) => ksm::run_huge(&args),
         What::Insight(args) => insight::run(&args),

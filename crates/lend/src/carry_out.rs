@@ -98,6 +98,24 @@ fn not_made(step: &Step, why: &str) -> Outcome {
 }
 
 impl Means<'_> {
+    /// Tells guests their size again, without a wait: a driver that was away may do it then.
+    ///
+    /// # Errors
+    /// The ledger cannot be written.
+    pub fn remind(&mut self, steps: &[Step]) -> anyhow::Result<()> {
+        let at_s = host::boot_clock_s();
+        for step in steps {
+            self.ledger.write_down(self.turn, &Entry::Reminder { at_s, step })?;
+            if let Some(guest) = guest_of(self.guests, step) {
+                self.ledger.note_target(self.turn, guest, step.to_bytes)?;
+            }
+        }
+        let guests = self.guests;
+        // One that fails is flagged already.
+        many::each(steps.iter(), |step| guest_of(guests, step).map(|guest| tell(guest, step.to_bytes)));
+        Ok(())
+    }
+
     fn phase(&mut self, steps: &[&Step]) -> anyhow::Result<Vec<Outcome>> {
         let available = || i64::try_from(host::available_bytes().unwrap_or(0)).unwrap_or(0);
         let (began, before, at_s) = (Instant::now(), available(), host::boot_clock_s());

@@ -6,7 +6,7 @@ use crate::ledger::Ledger;
 use crate::many;
 use crate::rules::Rules;
 use anyhow::Context;
-use balance::{Driver, DriverState, Facts, GroupFacts, GuestFacts, HostFacts, Reservation, Sighting};
+use balance::{Driver, DriverState, Facts, GroupFacts, GuestFacts, HostFacts, Reservation, Rung, Sighting, Step};
 use guest::{Footprint, Guest};
 use host::MemoryLimits;
 use page::Region;
@@ -19,6 +19,8 @@ const UNSEEN_BYTES_PER_S: u64 = 16 << 20;
 const MOST_POINTS: usize = 16;
 /// Parts of RAM that points of a curve are apart: 1/16.
 const POINT_PART: u64 = 16;
+/// Least time between two reminders of one guest: 10 s.
+const REMINDED_EVERY: Duration = Duration::from_secs(10);
 /// Weight of the newest rate of faults at a point: 1/4.
 const NEWEST: f64 = 0.25;
 
@@ -38,6 +40,8 @@ struct Watched {
     statistics: Option<Statistics>,
     faults_per_s: f64,
     faults_by_size: BTreeMap<u64, f64>,
+    /// When it was last told its size again.
+    reminded: Option<Duration>,
 }
 
 /// Gathers facts round by round.
@@ -73,7 +77,7 @@ impl Gatherer {
         let reserved = ledger.reserved(|name| vms.iter().any(|guest| guest.name == name));
         let reservation = |(name, bytes): (String, u64)| Reservation { name, bytes };
         let facts = Facts {
-            host: self.host()?,
+            host: self.host(ledger.rung())?,
             groups: saved.groups.clone(),
             guests,
             reservations: reserved.into_iter().map(reservation).collect(),
@@ -95,10 +99,26 @@ impl Gatherer {
             resident_bytes: guest.resident_bytes,
         };
         watched.driver.see(at, sighting(Some(guest.actual_bytes)));
+        let end = outcome.landed_s.map_or(end, |seconds| at + Duration::from_secs_f64(seconds));
         watched.driver.see(end, sighting(outcome.actual_bytes));
         if let Some(seconds) = outcome.landed_s {
             watched.driver.landed(step.from_bytes.saturating_sub(step.to_bytes), seconds);
         }
+    }
+
+    /// Steps of which guests are to be reminded: those that are not where they were told to be, each every 10 s at most.
+    /// Nobody grows by one but to its guarantee.
+    pub fn due_reminders(&mut self, facts: &Facts) -> Vec<Step> {
+        let at = self.at();
+        let mut steps = Vec::new();
+        for guest in facts.guests.iter().filter(|guest| is_astray(guest)) {
+            let Some((watched, target)) = self.watched.get_mut(&guest.id).zip(guest.target_bytes) else { continue };
+            if watched.reminded.is_none_or(|last| at - last >= REMINDED_EVERY) {
+                watched.reminded = Some(at);
+                steps.push(reminder(guest, target));
+            }
+        }
+        steps
     }
 
     /// State of each guest's driver, by id.
@@ -106,7 +126,7 @@ impl Gatherer {
         self.watched.iter().map(|(id, watched)| (id.as_str(), watched.driver.state())).collect()
     }
 
-    fn host(&self) -> anyhow::Result<HostFacts> {
+    fn host(&self, rung: Rung) -> anyhow::Result<HostFacts> {
         let total_swap = host::total_swap_bytes();
         Ok(HostFacts {
             total_bytes: host::ram_bytes(),
@@ -115,6 +135,7 @@ impl Gatherer {
             swap_used_bytes: total_swap.saturating_sub(host::free_swap_bytes()),
             swap_total_bytes: total_swap,
             stalled_percent: host::memory_stalled_percent(),
+            rung,
         })
     }
 
@@ -178,6 +199,25 @@ fn left(limits: &MemoryLimits, pid: u32) -> Option<u64> {
     (left < host::ram_bytes()).then_some(left)
 }
 
+/// Whether a driver answers, and has not done as it was told.
+fn is_astray(guest: &GuestFacts) -> bool {
+    matches!(guest.driver, DriverState::Stuck | DriverState::Deflated)
+}
+
+/// The size that a guest was told, but above its guarantee; if it should have grown, only to that.
+fn reminder(guest: &GuestFacts, target_bytes: u64) -> Step {
+    let (is, kept) = (guest.actual_bytes, guest.guaranteed_bytes);
+    let to_bytes = if target_bytes < is { target_bytes.max(kept) } else { kept.clamp(is, target_bytes) };
+    Step {
+        guest: guest.id.clone(),
+        from_bytes: is,
+        to_bytes,
+        expected_bytes: 0,
+        is_owed: to_bytes > is,
+        reason: "it was told so before, and has not done it".into(),
+    }
+}
+
 impl Watched {
     /// Takes newer statistics into account.
     fn take(&mut self, told: Option<Statistics>, size_bytes: Option<u64>, ram_bytes: u64) {
@@ -202,6 +242,19 @@ impl Watched {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reminder_takes_nobody_below_its_guarantee_and_lends_nothing() {
+        let of = |actual_bytes, guaranteed_bytes, target| {
+            reminder(&GuestFacts { actual_bytes, guaranteed_bytes, ..GuestFacts::default() }, target).to_bytes
+        };
+        assert_eq!([of(200, 100, 120), of(200, 150, 120)], [120, 150], "shrinks to its guarantee at most");
+        assert_eq!(
+            [of(80, 100, 200), of(150, 100, 200), of(80, 300, 200)],
+            [100, 150, 200],
+            "grows only to its guarantee"
+        );
+    }
 
     #[test]
     fn rate_of_faults_is_between_two_tellings_and_has_a_point_by_size() {

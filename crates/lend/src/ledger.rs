@@ -13,7 +13,7 @@
 
 use crate::carry_out::Outcome;
 use anyhow::{Context, bail};
-use balance::{Refusal, Step};
+use balance::{Refusal, Rung, RungEvent, Step};
 use guest::Guest;
 use host::ProcessId;
 use serde::{Deserialize, Serialize};
@@ -26,6 +26,8 @@ use std::time::{Duration, Instant};
 
 /// Time after which a reservation lapses, in seconds: 10 minutes.
 const RESERVED_FOR_S: u64 = 600;
+/// Time after which a place on the ladder lapses that nobody has noted again, in seconds: 1 minute.
+const RUNG_FOR_S: u64 = 60;
 /// Longest ledger that is read, in bytes: 4 MiB.
 const MOST_BYTES: u64 = 4 << 20;
 /// Size at which a journal is put aside as `balance.journal.1`, in bytes: 8 MiB.
@@ -47,10 +49,26 @@ pub enum Entry<'a> {
         #[serde(flatten)]
         step: &'a Step,
     },
-    /// Its end.
+    /// A step that a guest is told again.
+    Reminder {
+        /// When, in seconds since the host started.
+        at_s: u64,
+        /// The step.
+        #[serde(flatten)]
+        step: &'a Step,
+    },
+    /// The end of a step.
     Outcome(&'a Outcome),
     /// A reservation that was refused.
     Refusal(&'a Refusal),
+    /// A step on the pressure ladder.
+    Rung {
+        /// When, in seconds since the host started.
+        at_s: u64,
+        /// The step.
+        #[serde(flatten)]
+        event: &'a RungEvent,
+    },
 }
 
 /// The right to change the ledger and balloons. Dropping it ends the turn.
@@ -75,6 +93,8 @@ struct Kept {
     targets: BTreeMap<String, (u32, u64, u64)>,
     /// By name of the guest that is to start.
     reserved: BTreeMap<String, Reserved>,
+    /// Place on the pressure ladder, and the time at which that lapses, in seconds since the host started.
+    rung: (Rung, u64),
 }
 
 /// The ledger of one directory.
@@ -141,6 +161,24 @@ impl Ledger {
             .targets
             .retain(|_, (pid, start_ticks, _)| ProcessId { pid: *pid, start_ticks: *start_ticks }.is_alive());
         self.kept.targets.insert(guest.id.clone(), (pid, process.start_ticks, size_bytes));
+        self.save()
+    }
+
+    /// Place on the pressure ladder, of the process that watches it; idle if none has for a minute.
+    pub fn rung(&self) -> Rung {
+        let (rung, until_s) = self.kept.rung;
+        if until_s > host::boot_clock_s() { rung } else { Rung::Idle }
+    }
+
+    /// Notes the place on the pressure ladder.
+    ///
+    /// # Errors
+    /// The ledger cannot be written.
+    pub fn note_rung(&mut self, _: &Turn, rung: Rung) -> anyhow::Result<()> {
+        if (rung, self.rung()) == (Rung::Idle, Rung::Idle) {
+            return Ok(());
+        }
+        self.kept.rung = (rung, host::boot_clock_s() + RUNG_FOR_S);
         self.save()
     }
 

@@ -229,6 +229,26 @@ fn stuck_driver_is_flagged_and_the_other_guest_still_shrinks() {
     guests_of.qmp(0, "cont", json!({}));
 }
 
+/// The floor is above all memory, so the pressure never ends.
+#[test]
+fn pressure_is_answered_rung_by_rung_until_reservations_are_refused() {
+    let Some(guests_of) = Guests::start("rung") else { return };
+    let applying = guests_of.keep_withdrawing();
+    let rungs = || -> Vec<Value> { guests_of.entries("rung").iter().map(|line| line["rung"].clone()).collect() };
+    until(120, "the last rung is reached", || rungs().len() >= 3);
+    assert_eq!(rungs(), ["withdraw", "advise", "refuse"]);
+    let steps = guests_of.entries("rung");
+    assert_documented(&["pagefold balance"], &steps.clone().into());
+    let advice = steps[1]["reason"].as_str().expect("a reason");
+    assert!(advice.contains("withdraw did not help in 10 s") && advice.contains("moving qemu:rung"), "{advice}");
+    assert!(number(&steps[1]["at_s"]) >= number(&steps[0]["at_s"]) + 9, "{steps:?}");
+    let refused = guests_of.run(&["reserve", "1M", "--for", "next"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(1) && said.contains("the host has been short of memory"), "{said}");
+    assert_eq!(guests_of.status()["facts"]["host"]["rung"], "refuse");
+    drop(applying);
+}
+
 #[test]
 fn service_balances_continuously_and_its_balancer_ends_with_it() {
     let Some(guests_of) = Guests::start("serve") else { return };

@@ -4,7 +4,7 @@ mod show;
 mod world;
 
 use crate::cmd::which::Which;
-use balance::{Params, Policy, Refusal, make_room, plan, policy};
+use balance::{Ladder, Params, Policy, Refusal, make_room, plan, policy};
 use clap::Subcommand;
 use cli::exit::{Outcome, Stop};
 use cli::output;
@@ -15,6 +15,9 @@ use show::{Answer, Done};
 use std::time::Duration;
 use survey::Selection;
 use world::World;
+
+/// Least pause between two rounds: 1 s. Others get their turn in it.
+const LEAST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Arguments of `pagefold balance`.
 #[derive(clap::Args)]
@@ -156,15 +159,16 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
             std::process::exit(0);
         });
     }
-    let mut is_first = true;
+    let (mut is_first, mut ladder) = (true, Ladder::default());
     loop {
-        let turn = world.ledger.take_turn()?;
+        let (began, turn) = (world.at(), world.ledger.take_turn()?);
         if std::mem::take(&mut is_first) {
             world.look_twice()?
         } else {
             world.look()?
         }
         let at = world.at();
+        let rung = if apply.every.is_some() { world.climb(&mut ladder, &turn)? } else { None };
         let plan = plan(&world.facts, common.policy()?, &world.history, at, &params);
         let outcomes = world.carry_out((&plan.frees, &plan.grows), &turn, &params)?;
         drop(turn);
@@ -177,7 +181,7 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
         }
         let complete = outcomes.iter().all(|outcome| outcome.problem.is_none());
         let (at_s, drivers) = (host::boot_clock_s(), world.gatherer.drivers());
-        let done = Done { at_s, plan: &plan, outcomes: &outcomes, drivers };
+        let done = Done { at_s, plan: &plan, outcomes: &outcomes, drivers, rung };
         match apply.every {
             None => {
                 common.print(&done, || done.text())?;
@@ -186,7 +190,9 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
             Some(_) if common.json => output::line(serde_json::to_string(&done)?)?,
             Some(_) => output::bytes(done.text().as_bytes())?,
         }
-        std::thread::sleep(Duration::from_secs(apply.every.unwrap_or(1)));
+        // A round that waited for balloons was long enough.
+        let every = Duration::from_secs(apply.every.unwrap_or(1));
+        std::thread::sleep(every.saturating_sub(world.at() - began).max(LEAST_PAUSE));
     }
 }
 

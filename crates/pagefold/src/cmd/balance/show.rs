@@ -1,6 +1,6 @@
 //! Output of `pagefold balance`, as text and JSON.
 
-use balance::{Budget, DriverState, Facts, Plan, Reserve, Step, Wish, price};
+use balance::{Budget, DriverState, Facts, Plan, Reserve, RungEvent, Step, Wish, price};
 use cli::size::{bytes, mib, signed_bytes};
 use lend::Outcome;
 use serde::Serialize;
@@ -51,6 +51,8 @@ pub struct Done<'a> {
     pub plan: &'a Plan,
     pub outcomes: &'a [Outcome],
     pub drivers: BTreeMap<&'a str, DriverState>,
+    /// A step on the pressure ladder, if there was one.
+    pub rung: Option<RungEvent>,
 }
 
 impl Explained {
@@ -81,9 +83,10 @@ pub fn text(answer: &Answer) -> String {
     let stalled = host.stalled_percent.map_or_else(|| "unknown".into(), |percent| format!("{percent:.1}%"));
     let _ = writeln!(
         text,
-        "host: {} available, {} of it never lent; tasks waited for memory: {stalled}",
+        "host: {} available, {} of it never lent; tasks waited for memory: {stalled}; against pressure: {}",
         bytes(host.available_bytes),
-        bytes(host.floor_bytes)
+        bytes(host.floor_bytes),
+        host.rung.name()
     );
     let _ =
         writeln!(text, "spare: {}, lent: {}", signed_bytes(answer.budget.spare_bytes), bytes(answer.budget.lent_bytes));

@@ -4,9 +4,10 @@ use super::Common;
 use crate::cmd::absent::why_absent;
 use api::client::Service;
 use api::shown;
-use balance::{Facts, GroupFacts, History, Params, Step};
+use balance::{Facts, GroupFacts, History, Ladder, Params, RungEvent, Step};
+use cli::say;
 use guest::Guest;
-use lend::{Gatherer, Ledger, Means, Outcome, Saved, Turn, carry_out};
+use lend::{Entry, Gatherer, Ledger, Means, Outcome, Saved, Turn, carry_out};
 use std::time::Duration;
 
 /// Pause between the two looks that a rate takes: guests tell statistics every 2 s.
@@ -64,14 +65,29 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Carries out the two phases of a plan.
+    /// Takes the host's memory into account, and tells of a step on the ladder.
+    pub fn climb(&mut self, ladder: &mut Ladder, turn: &Turn) -> anyhow::Result<Option<RungEvent>> {
+        let event = ladder.see(self.at(), &self.facts);
+        self.facts.host.rung = ladder.rung();
+        self.ledger.note_rung(turn, ladder.rung())?;
+        if let Some(event) = &event {
+            self.ledger.write_down(turn, &Entry::Rung { at_s: host::boot_clock_s(), event })?;
+            say!("pagefold: memory: {}: {}", event.rung.name(), event.reason);
+        }
+        Ok(event)
+    }
+
+    /// Carries out the two phases of a plan, and tells guests again that have not done as they were told.
     pub fn carry_out(
         &mut self,
         phases: (&[Step], &[Step]),
         turn: &Turn,
         params: &Params,
     ) -> anyhow::Result<Vec<Outcome>> {
-        carry_out(phases, &mut Means { guests: &self.guests, ledger: &mut self.ledger, turn, params })
+        let reminders = self.gatherer.due_reminders(&self.facts);
+        let mut means = Means { guests: &self.guests, ledger: &mut self.ledger, turn, params };
+        means.remind(&reminders)?;
+        carry_out(phases, &mut means)
     }
 }
 

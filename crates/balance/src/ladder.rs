@@ -1,0 +1,237 @@
+//! The pressure ladder: steps against memory pressure on the host, the mildest first. None of them kills.
+//!
+//! ```text
+//!   idle -> withdraw -> advise -> refuse
+//!    <--- one rung down after 60 s without pressure ---
+//!         one rung up after each 10 s with it  ------>
+//! ```
+//!
+//! | rung | step |
+//! |---|---|
+//! | `withdraw` | loans are withdrawn, the cheapest first, until 5/4 of the floor is available; nobody grows but to a guarantee |
+//! | `advise` | the guest is named that frees most if it is moved to another host |
+//! | `refuse` | no reservation is granted |
+//!
+//! Pressure begins when less than the floor is available, or tasks wait for memory for 10% of the time. It ends at 5/4 of
+//! the floor and below 1%. Between the two nothing changes.
+
+use crate::facts::{Facts, GuestFacts, HostFacts};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// Time on a rung before the next one up: 10 s.
+const UP_AFTER: Duration = Duration::from_secs(10);
+/// Time without pressure before the next rung down: 60 s.
+const DOWN_AFTER: Duration = Duration::from_secs(60);
+/// Part of time with some task waiting at which pressure begins: 10%.
+const STALLED: f64 = 10.0;
+/// Part of time below which pressure ends: 1%.
+const RELIEVED: f64 = 1.0;
+/// Least memory that is withdrawn under pressure, as a part of RAM: 1/64.
+const LEAST_RELIEF: u64 = 64;
+
+/// Pressure on the host's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pressure {
+    /// There is none.
+    None,
+    /// Between the bounds: things stay as they are.
+    Some,
+    /// There is.
+    High,
+}
+
+impl Pressure {
+    /// The pressure on a host.
+    pub fn of(host: &HostFacts) -> Self {
+        let stalled = host.stalled_percent.unwrap_or(0.0);
+        if host.available_bytes < host.floor_bytes || stalled >= STALLED {
+            Self::High
+        } else if host.available_bytes >= relieved_at(host.floor_bytes) && stalled < RELIEVED {
+            Self::None
+        } else {
+            Self::Some
+        }
+    }
+}
+
+/// Memory that would end the pressure, in bytes: all that is missing to 5/4 of the floor. It is 1/64 of RAM at least, since tasks
+/// may wait for memory although there is some.
+pub(crate) fn relief_bytes(host: &HostFacts) -> u64 {
+    if Pressure::of(host) == Pressure::None {
+        return 0;
+    }
+    relieved_at(host.floor_bytes).saturating_sub(host.available_bytes).max(host.total_bytes / LEAST_RELIEF)
+}
+
+/// Available memory at which pressure ends.
+const fn relieved_at(floor_bytes: u64) -> u64 {
+    floor_bytes.saturating_add(floor_bytes / 4)
+}
+
+/// A rung of the ladder; each includes those below it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rung {
+    /// Nothing is done.
+    #[default]
+    Idle,
+    /// Loans are withdrawn.
+    Withdraw,
+    /// An operator is advised to move a guest away.
+    Advise,
+    /// No reservation is granted.
+    Refuse,
+}
+
+impl Rung {
+    const ALL: [Self; 4] = [Self::Idle, Self::Withdraw, Self::Advise, Self::Refuse];
+
+    /// The name used in JSON and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Withdraw => "withdraw",
+            Self::Advise => "advise",
+            Self::Refuse => "refuse",
+        }
+    }
+}
+
+/// A step on the ladder.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RungEvent {
+    /// The rung that was reached.
+    pub rung: Rung,
+    /// The reason.
+    pub reason: String,
+}
+
+/// The place on the ladder.
+#[derive(Clone, Debug, Default)]
+pub struct Ladder {
+    rung: Rung,
+    /// Since when the pressure has been as it is, on this rung.
+    since: Option<(Pressure, Duration)>,
+}
+
+impl Ladder {
+    /// The rung.
+    pub const fn rung(&self) -> Rung {
+        self.rung
+    }
+
+    /// Takes the host's memory at a time into account; a step comes with its reason.
+    pub fn see(&mut self, at: Duration, facts: &Facts) -> Option<RungEvent> {
+        let (pressure, state) = (Pressure::of(&facts.host), state_of(&facts.host));
+        let event = self.step(at, pressure)?;
+        let advice = (event.rung == Rung::Advise && pressure == Pressure::High).then(|| advice(facts)).flatten();
+        let reason = format!("{}: {state}{}", event.reason, advice.unwrap_or_default());
+        Some(RungEvent { reason, ..event })
+    }
+
+    fn step(&mut self, at: Duration, pressure: Pressure) -> Option<RungEvent> {
+        let since = match self.since {
+            Some((before, since)) if before == pressure => since,
+            _ => at,
+        };
+        self.since = Some((pressure, since));
+        let place = Rung::ALL.iter().position(|rung| *rung == self.rung).unwrap_or(0);
+        let waited = at.saturating_sub(since);
+        let (next, reason) = match pressure {
+            // The first step is taken at once.
+            Pressure::High if place == 0 => (1, "memory is short".to_owned()),
+            Pressure::High if waited >= UP_AFTER => (place + 1, format!("{} did not help in 10 s", self.rung.name())),
+            Pressure::None if place > 0 && waited >= DOWN_AFTER => (place - 1, "no pressure for 60 s".to_owned()),
+            _ => return None,
+        };
+        self.rung = *Rung::ALL.get(next)?;
+        self.since = Some((pressure, at));
+        Some(RungEvent { rung: self.rung, reason })
+    }
+}
+
+fn state_of(host: &HostFacts) -> String {
+    let stalled =
+        host.stalled_percent.map_or_else(String::new, |part| format!(", tasks waited for {part:.0}% of 10 s"));
+    format!("{} MiB are available, {} of them never lent{stalled}", host.available_bytes >> 20, host.floor_bytes >> 20)
+}
+
+/// The guest that frees most frames if it is moved to another host.
+fn advice(facts: &Facts) -> Option<String> {
+    let frees = |guest: &GuestFacts| guest.resident_bytes.saturating_sub(guest.folded_bytes);
+    let guest = facts.guests.iter().max_by_key(|guest| frees(guest)).filter(|guest| frees(guest) > 0)?;
+    Some(format!("; moving {} to another host frees {} MiB", guest.id, frees(guest) >> 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const M: u64 = 1 << 20;
+
+    fn facts(available: u64, stalled_percent: Option<f64>) -> Facts {
+        let host = HostFacts {
+            total_bytes: 6400 * M,
+            available_bytes: available * M,
+            floor_bytes: 100 * M,
+            stalled_percent,
+            ..HostFacts::default()
+        };
+        let guest = |id: &str, resident, folded| GuestFacts {
+            id: id.into(),
+            resident_bytes: resident * M,
+            folded_bytes: folded * M,
+            ..GuestFacts::default()
+        };
+        Facts { host, guests: vec![guest("a", 50, 10), guest("b", 90, 60)], ..Facts::default() }
+    }
+
+    #[test]
+    fn pressure_climbs_rung_by_rung_and_descends_slowly() {
+        let mut ladder = Ladder::default();
+        let mut reached = Vec::new();
+        for second in 0..400 {
+            let available = if second < 100 { 50 } else { 500 };
+            if let Some(event) = ladder.see(Duration::from_secs(second), &facts(available, None)) {
+                reached.push((second, event.rung));
+                let moves = event.reason.contains("moving a to another host frees 40 MiB");
+                assert_eq!(moves, second == 10, "{}", event.reason);
+            }
+        }
+        assert_eq!(
+            reached,
+            [
+                (0, Rung::Withdraw),
+                (10, Rung::Advise),
+                (20, Rung::Refuse),
+                (160, Rung::Advise),
+                (220, Rung::Withdraw),
+                (280, Rung::Idle),
+            ]
+        );
+    }
+
+    #[test]
+    fn pressure_about_a_bound_changes_nothing() {
+        let mut ladder = Ladder::default();
+        ladder.see(Duration::ZERO, &facts(99, None));
+        for second in 1..500 {
+            let available = if second % 7 == 0 { 99 } else { 110 };
+            assert_eq!(ladder.see(Duration::from_secs(second), &facts(available, None)), None);
+        }
+    }
+
+    #[test]
+    fn pressure_has_two_bounds() {
+        let of = |available, stalled| Pressure::of(&facts(available, stalled).host);
+        assert_eq!([of(99, None), of(100, None), of(125, None)], [Pressure::High, Pressure::Some, Pressure::None]);
+        assert_eq!([of(500, Some(10.0)), of(500, Some(1.0))], [Pressure::High, Pressure::Some]);
+    }
+
+    #[test]
+    fn relief_is_all_that_is_missing_and_none_without_pressure() {
+        let of = |available| relief_bytes(&facts(available, None).host) / M;
+        assert_eq!([of(0), of(20), of(110), of(500)], [125, 105, 100, 0]);
+    }
+}

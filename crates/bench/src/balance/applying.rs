@@ -1,0 +1,93 @@
+//! A running `pagefold balance apply --every`, and the states of drivers that it tells.
+
+use crate::guardian::Guardian;
+use anyhow::{Context, bail};
+use host::ProcessId;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// States of drivers by guest, and the moment at which each was first told.
+type States = BTreeMap<String, (String, Instant)>;
+
+/// The process. Dropping it kills it, as a crash would.
+pub struct Applying {
+    child: Child,
+    states: Arc<Mutex<States>>,
+}
+
+impl Applying {
+    /// Starts a command that writes an object for each round.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(mut command: Command, guardian: &mut Guardian) -> anyhow::Result<Self> {
+        let mut child = command.stdout(Stdio::piped()).spawn().context("cannot run pagefold balance apply")?;
+        guardian.keep_process(ProcessId::of(child.id())?)?;
+        let lines = BufReader::new(child.stdout.take().context("a process without output")?).lines();
+        let states = Arc::new(Mutex::new(States::new()));
+        let told = Arc::clone(&states);
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                let round: Value = serde_json::from_str(&line).unwrap_or_default();
+                take(&mut told.lock().unwrap_or_else(PoisonError::into_inner), &round);
+            }
+        });
+        Ok(Self { child, states })
+    }
+
+    /// Waits until a guest's driver is in this state, or `gone`. Returns the moment when that was told.
+    ///
+    /// # Errors
+    /// It is not within the time, or the process has ended.
+    pub fn wait_for(&mut self, guest: &str, state: &str, within: Duration) -> anyhow::Result<Instant> {
+        let end = Instant::now() + within;
+        loop {
+            let told = self.states.lock().unwrap_or_else(PoisonError::into_inner).get(guest).cloned();
+            match told {
+                Some((is, at)) if is == state => return Ok(at),
+                told if Instant::now() > end => {
+                    bail!("{guest} is {:?} and not {state} after {} s", told.map(|told| told.0), within.as_secs())
+                }
+                _ => {}
+            }
+            if let Some(status) = self.child.try_wait()? {
+                bail!("pagefold balance apply has ended: {status}");
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Number of its open files and threads.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn held(&self) -> anyhow::Result<(usize, usize)> {
+        let count =
+            |what| Ok::<_, std::io::Error>(std::fs::read_dir(format!("/proc/{}/{what}", self.child.id()))?.count());
+        Ok((count("fd")?, count("task")?))
+    }
+}
+
+/// Notes the states of a round. A guest that is told no more is `gone`.
+fn take(states: &mut States, round: &Value) {
+    let Some(drivers) = round["drivers"].as_object() else { return };
+    let gone: Vec<String> = states.keys().filter(|guest| !drivers.contains_key(*guest)).cloned().collect();
+    let told = drivers.iter().map(|(guest, state)| (guest.clone(), state.as_str().unwrap_or_default().to_owned()));
+    for (guest, state) in told.chain(gone.into_iter().map(|guest| (guest, "gone".to_owned()))) {
+        if states.get(&guest).is_none_or(|(before, _)| *before != state) {
+            states.insert(guest, (state, Instant::now()));
+        }
+    }
+}
+
+impl Drop for Applying {
+    fn drop(&mut self) {
+        // Fails only if it has ended already; waiting then reaps it all the same.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

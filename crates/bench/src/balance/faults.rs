@@ -1,0 +1,160 @@
+//! Drivers that stop, lie or take memory back, QEMU that hangs, a guest that dies in the middle.
+//!
+//! | fault | made by | state of the driver |
+//! |---|---|---|
+//! | `no_driver` | the guest's kernel unloads the driver before anything is asked of it | `stuck` |
+//! | `stopped` | `SIGSTOP` to QEMU | `silent` |
+//! | `monitor_taken` | another client keeps QEMU's monitor | `silent` |
+//! | `keeps_frames` | QEMU locks all memory: the balloon takes pages, and no frame comes back | `lies` |
+//! | `dies` | `SIGKILL` to QEMU while its balloon is on its way | it is told no more |
+//! | `takes_back` | the guest's kernel unloads the driver, which empties the balloon | `deflated` |
+//!
+//! Beside them is a guest without a fault, whose loan must come back as if there were no others.
+
+use super::applying::Applying;
+use super::rig::{KEPT, PATIENCE, RAM, Rig, id, pid, shell};
+use crate::guardian::Guardian;
+use anyhow::bail;
+use lab::Guest;
+use rustix::process::{Signal, kill_process};
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+/// Time within which a fault must be flagged: 20 s.
+const FLAGGED_WITHIN_S: f64 = 20.0;
+/// Memory that each guest uses and frees before anything is asked of it, in MiB. It lies in frames of the host.
+const USED_MIB: u64 = 60;
+/// Tolerated distance of a size from the one that was asked for: 4 MiB.
+const NEAR: u64 = 4 << 20;
+
+/// One fault.
+#[derive(Debug, Serialize)]
+pub struct Figures {
+    what: &'static str,
+    /// The state by which it was flagged.
+    state: &'static str,
+    /// Seconds until it was flagged.
+    flagged_s: f64,
+    /// Whether no guest has less than its guarantee, and the one without a fault gave its loan back.
+    held: bool,
+}
+
+impl Figures {
+    /// Whether the fault did no harm, and was flagged in time.
+    pub fn is_good(&self) -> bool {
+        self.held && self.flagged_s <= FLAGGED_WITHIN_S
+    }
+}
+
+/// The result as text.
+pub fn text(faults: &[Figures]) -> String {
+    let mut text = String::new();
+    for Figures { what, state, flagged_s, held } in faults {
+        let held = if *held { "all others as they should be" } else { "OTHERS WERE HURT" };
+        let _ = writeln!(text, "{what:<14} {state:<9} flagged after {flagged_s:>5.1} s, {held}");
+    }
+    text
+}
+
+/// Makes all faults.
+///
+/// # Errors
+/// Guests do not start, or a fault is not flagged at all.
+pub fn run(dir: &std::path::Path, guardian: &mut Guardian) -> anyhow::Result<Vec<Figures>> {
+    let rig = Rig::new(dir, guardian)?;
+    let guests = rig.up(6, &[])?;
+    let [well, no_driver, stopped, taken, dies, takes_back] = &guests[..] else { bail!("6 guests were wanted") };
+    let locked = &rig.up(1, &["-overcommit", "mem-lock=on"])?[0];
+    for guest in guests.iter().chain([locked]) {
+        shell(guest, &format!("dd if=/dev/zero of=/tmp/x bs=1M count={USED_MIB} 2>/dev/null && rm /tmp/x"))?;
+    }
+    shell(no_driver, "rmmod virtio_balloon")?;
+    kill_process(pid(stopped)?, Signal::STOP)?;
+    let monitor = taken.qmp(PATIENCE)?;
+    let began = Instant::now();
+    let mut applying = rig.withdraw_all(guardian)?;
+    let died = kill_on_its_way(&rig, dies)?;
+    let mut flags = Vec::new();
+    for (what, guest, state, since) in [
+        ("no_driver", no_driver, "stuck", began),
+        ("stopped", stopped, "silent", began),
+        ("monitor_taken", taken, "silent", began),
+        ("keeps_frames", locked, "lies", began),
+        ("dies", dies, "gone", died),
+    ] {
+        flags.push((what, state, applying.wait_for(&id(guest), state, PATIENCE)? - since));
+    }
+    let files = applying.held()?;
+    wait_until_kept(&rig, &[well, takes_back])?;
+    let since = Instant::now();
+    shell(takes_back, "rmmod virtio_balloon")?;
+    flags.push(("takes_back", "deflated", applying.wait_for(&id(takes_back), "deflated", PATIENCE)? - since));
+    let held = guarantees_hold(&rig)?;
+
+    // All that can be healed is, and nothing was kept for it.
+    kill_process(pid(stopped)?, Signal::CONT)?;
+    drop(monitor);
+    for guest in [stopped, taken] {
+        applying.wait_for(&id(guest), "works", PATIENCE)?;
+    }
+    wait_until_kept(&rig, &[well, stopped, taken])?;
+    check_leaks(&applying, files)?;
+    let figures =
+        |(what, state, after): (_, _, Duration)| Figures { what, state, flagged_s: after.as_secs_f64(), held };
+    Ok(flags.into_iter().map(figures).collect())
+}
+
+/// Kills a guest once the journal says that it is about to be told its size. Returns the moment.
+fn kill_on_its_way(rig: &Rig, guest: &Guest) -> anyhow::Result<Instant> {
+    let end = Instant::now() + PATIENCE;
+    while !rig.journal()?.iter().any(|line| line["entry"] == "intent" && line["guest"] == id(guest)) {
+        if Instant::now() > end {
+            bail!("{} was told nothing", guest.name);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    kill_process(pid(guest)?, Signal::KILL)?;
+    Ok(Instant::now())
+}
+
+/// Waits until these guests have their guarantee and no more.
+fn wait_until_kept(rig: &Rig, guests: &[&Guest]) -> anyhow::Result<()> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let facts = rig.facts()?;
+        let is_kept = |guest: &&Guest| {
+            let size =
+                facts.iter().find(|facts| facts["id"] == id(guest)).and_then(|facts| facts["actual_bytes"].as_u64());
+            size.is_some_and(|size| size.abs_diff(KEPT) <= NEAR)
+        };
+        if guests.iter().all(is_kept) {
+            return Ok(());
+        }
+        if Instant::now() > end {
+            bail!("loans are not back: {facts:?}");
+        }
+    }
+}
+
+/// Whether every guest that lives has its guarantee.
+fn guarantees_hold(rig: &Rig) -> anyhow::Result<bool> {
+    let size = |facts: &serde_json::Value| facts["actual_bytes"].as_u64().unwrap_or(RAM);
+    Ok(rig.facts()?.iter().all(|facts| size(facts) >= KEPT))
+}
+
+/// Compares the files and threads that the process holds with those that it held while guests were silent.
+fn check_leaks(applying: &Applying, before: (usize, usize)) -> anyhow::Result<()> {
+    let end = Instant::now() + PATIENCE;
+    // A look in progress has some of both.
+    loop {
+        let (files, threads) = applying.held()?;
+        if files <= before.0 && threads <= before.1 {
+            return Ok(());
+        }
+        if Instant::now() > end {
+            bail!("files and threads were {before:?}, and are {:?}", (files, threads));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

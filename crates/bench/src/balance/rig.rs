@@ -1,0 +1,127 @@
+//! Guests with balloons, and `pagefold balance` for them alone.
+
+use super::applying::Applying;
+use crate::guardian::Guardian;
+use anyhow::{Context, bail};
+use cli::exit::Stop;
+use cli::say;
+use lab::{Cache, Guest, Image, Lab, Progress, Spec};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// RAM of each guest: 192 MiB.
+pub const RAM: u64 = 192 << 20;
+/// Guaranteed size of each guest: 112 MiB.
+pub const KEPT: u64 = 112 << 20;
+/// Time that a guest may take to run a command: 2 min.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Guests of one bench, and their ledger.
+pub struct Rig {
+    lab: Lab,
+    ledger: PathBuf,
+    /// Name of their group, by which they differ from all others of the host.
+    group: String,
+}
+
+impl Rig {
+    /// A rig without guests.
+    ///
+    /// # Errors
+    /// The lab cannot be made.
+    pub fn new(dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Self> {
+        let lab = dir.join("lab");
+        guardian.keep_lab(&lab)?;
+        let group = format!("bench{}", std::process::id());
+        Ok(Self { lab: Lab::open(&lab)?, ledger: dir.join("ledger"), group })
+    }
+
+    /// Adds guests, with further arguments of QEMU.
+    ///
+    /// # Errors
+    /// They do not come up.
+    pub fn up(&self, guests: usize, qemu_args: &[&str]) -> anyhow::Result<Vec<Guest>> {
+        let words = ["-device", "virtio-balloon-pci"].iter().chain(qemu_args);
+        let spec = Spec {
+            guests,
+            groups: vec![self.group.clone()],
+            memory_bytes: Some(RAM),
+            qemu_args: words.map(|word| (*word).to_owned()).collect(),
+            ..Spec::new(Image::Tiny)
+        };
+        let up = self.lab.up(&spec, &Cache::open(&lab::cache_dir()?)?, &|event| {
+            if let Progress::Building(_) = event {
+                say!("pagefold: building the image for the guests, once");
+            }
+        });
+        Ok(up?)
+    }
+
+    /// `pagefold balance` for these guests.
+    fn command(&self, action: &[&str]) -> anyhow::Result<Command> {
+        let program = std::env::current_exe().context("cannot find this program to start it again")?;
+        let mut command = Command::new(program);
+        command.args(["balance", "--guest", &format!("{}-*", self.group)]).args(action).arg("--json");
+        command.args(["--guaranteed", &format!("{}-*={KEPT}", self.group), "--policy", "equal"]);
+        command.arg("--service").arg(&self.ledger);
+        Ok(command)
+    }
+
+    /// Has every loan withdrawn, round by round: a floor above the host's memory makes it short.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn withdraw_all(&self, guardian: &mut Guardian) -> anyhow::Result<Applying> {
+        Applying::start(self.command(&["apply", "--every", "5", "--floor", "100T"])?, guardian)
+    }
+
+    /// The facts of all guests.
+    ///
+    /// # Errors
+    /// They cannot be gathered.
+    pub fn facts(&self) -> anyhow::Result<Vec<Value>> {
+        let output = self.command(&["status"])?.output().context("cannot run pagefold balance status")?;
+        if !output.status.success() {
+            bail!("pagefold balance status fails: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        let mut answer: Value = serde_json::from_slice(&output.stdout)?;
+        Ok(answer["facts"]["guests"].as_array_mut().map(std::mem::take).unwrap_or_default())
+    }
+
+    /// The journal's lines.
+    ///
+    /// # Errors
+    /// A line is not whole.
+    pub fn journal(&self) -> anyhow::Result<Vec<Value>> {
+        let text = std::fs::read_to_string(self.ledger.join("balance.journal")).unwrap_or_default();
+        text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+    }
+}
+
+/// Runs a shell script in a guest.
+///
+/// # Errors
+/// It fails.
+pub fn shell(guest: &Guest, script: &str) -> anyhow::Result<()> {
+    let output = guest.exec(&["sh", "-c", script], PATIENCE)?;
+    if output.status != 0 {
+        bail!("{} in {}: {}", script, guest.name, String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
+}
+
+/// The id by which `pagefold balance` knows a guest.
+pub fn id(guest: &Guest) -> String {
+    format!("qemu:{}", guest.name)
+}
+
+/// The process of a guest.
+///
+/// # Errors
+/// It has none.
+pub fn pid(guest: &Guest) -> anyhow::Result<rustix::process::Pid> {
+    let pid = guest.pid.and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed()));
+    pid.ok_or_else(|| Stop::Usage(format!("{} has no process", guest.name)).into())
+}
