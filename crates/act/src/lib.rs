@@ -5,6 +5,7 @@
 mod advice;
 mod cgroup_home;
 mod confine;
+mod file_store;
 mod follow;
 mod fork_probe;
 mod ksm_knobs;
@@ -20,6 +21,7 @@ pub use confine::{
     give_up_rights, give_up_rights_but_looking, keep_files_from_children, let_own_user_look, parent,
     raise_open_files_limit,
 };
+pub use file_store::FileStore;
 pub use follow::{Expected, Follower, Told};
 pub use fork_probe::ForkProbe;
 pub use ksm_knobs::{KsmKnobs, set_ksm};

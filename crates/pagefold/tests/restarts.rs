@@ -80,25 +80,38 @@ fn held(shown: &Value) -> (usize, u64, u64) {
     (connected.count(), folded, number(&shown["broken_pages"]))
 }
 
-#[test]
-fn members_never_wait_for_parts_that_end_and_nothing_is_unfolded() {
-    if cannot_fold() {
-        return;
-    }
-    let mut service = Service::start_with(Some("[api]\n[[group]]\nname = 'acme-TOKEN'\n"));
-    let names = ["a", "b", "c"];
+/// Starts three members, and waits until nothing more of them is folded.
+fn members_that_are_folded(service: &Service) -> Vec<Member> {
     let run = |name: &str| service.run("acme", name, &["--all-anonymous"], &["python3", "-c", HOLDER]);
-    let mut members: Vec<Member> = names.map(run).into();
-    let web = Http::at(Target::Unix(service.place().join("api.sock")));
+    let members: Vec<Member> = ["a", "b", "c"].map(run).into();
     let mut most = 0;
     until(120, "nothing more is folded", || {
         std::thread::sleep(Duration::from_secs(2));
         let folded = held(&service.show("acme")).1;
         std::mem::replace(&mut most, folded) == folded && folded > 3 * 3000
     });
+    members
+}
+
+fn assert_nobody_waited(members: &mut [Member]) {
+    for member in members {
+        let worst: f64 = member.tell("worst").parse().expect("seconds");
+        eprintln!("{} waited for {worst} s at most", member.name);
+        assert!(worst < PATIENCE_S, "{} waited for {worst} s", member.name);
+    }
+}
+
+#[test]
+fn members_never_wait_for_parts_that_end_and_nothing_is_unfolded() {
+    if cannot_fold() {
+        return;
+    }
+    let mut service = Service::start_with(Some("[api]\n[[group]]\nname = 'acme-TOKEN'\n"));
+    let mut members = members_that_are_folded(&service);
+    let web = Http::at(Target::Unix(service.place().join("api.sock")));
     let before = service.show("acme");
     let (count, folded, broken) = held(&before);
-    assert_eq!(count, names.len());
+    assert_eq!(count, members.len());
     let (end, mut last) = (Instant::now() + Duration::from_secs(seconds(20)), counters(&before));
     for part in ["worker", "prover", "web side"].iter().cycle() {
         let began = Instant::now();
@@ -115,16 +128,40 @@ fn members_never_wait_for_parts_that_end_and_nothing_is_unfolded() {
             assert!(last.iter().zip(&counted).all(|(before, after)| before <= after), "{last:?}, then {counted:?}");
             last = counted;
             let (count, now_folded, now_broken) = held(&shown);
-            count == names.len() && now_folded + FEW >= folded && now_broken <= broken + FEW
+            count == members.len() && now_folded + FEW >= folded && now_broken <= broken + FEW
         });
         until(30, "the web side answers", || {
             web.try_request("GET", "/v1/groups", "", "").is_ok_and(|r| r.status == 200)
         });
         std::thread::sleep(EVERY.saturating_sub(began.elapsed()));
     }
-    for member in &mut members {
-        let worst: f64 = member.tell("worst").parse().expect("seconds");
-        assert!(worst < PATIENCE_S, "{} waited for {worst} s", member.name);
-    }
+    assert_nobody_waited(&mut members);
     service.assert_audit_is_clean();
+}
+
+#[test]
+fn pool_outlives_supervisor_and_worker_that_end_together() {
+    if cannot_fold() {
+        return;
+    }
+    let mut service = Service::start_kept("[[group]]\nname = 'acme-TOKEN'\n");
+    let mut members = members_that_are_folded(&service);
+    let before = service.show("acme");
+    let (count, folded, broken) = held(&before);
+    for round in 0..3 {
+        assert_eq!(service.kept().len() as u64, number(&before["segments"]), "{:?}: {before}", service.kept());
+        service.kill_supervisor_and_worker("acme");
+        until(30, "the service answers", || service.pagefold(&["group", "list"]).status.success());
+        until(30, "all members are back, and the pool is as it was", || {
+            let shown = service.show("acme");
+            let (now_count, now_folded, now_broken) = held(&shown);
+            let has_pool = number(&shown["slots"]) >= number(&before["slots"]);
+            now_count == count && now_folded + FEW >= folded && now_broken <= broken + FEW && has_pool
+        });
+        eprintln!("round {round}: {:?}", service.kept());
+    }
+    assert_nobody_waited(&mut members);
+    service.assert_audit_is_clean();
+    service.end();
+    until(10, "nothing is kept for a pool that has ended", || service.kept().is_empty());
 }

@@ -11,6 +11,7 @@
 
 use super::backoff::Backoff;
 use super::config::GroupConfig;
+use super::segments::Segments;
 use super::worker::Worker;
 use act::CgroupHome;
 use api::ask::{PoolLimit, PoolLimitBy, WorkerState};
@@ -20,7 +21,6 @@ use api::place::Place;
 use cli::note;
 use host::{ForeignFile, MOST_FDS, ProcessId, Seqpacket};
 use rustix::fd::AsFd;
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -43,7 +43,8 @@ pub struct Group {
     bound: Option<u64>,
     /// Since when it has had no member.
     pub idle_since: Option<Instant>,
-    segments: BTreeMap<u8, (SegmentInfo, Rc<ForeignFile>)>,
+    /// The pool's files for a successor.
+    pub segments: Segments,
     waiting: Vec<(Identity, Rc<Seqpacket>)>,
     backoff: Backoff,
     /// Reports that its workers were asked for, and those that have come or never will.
@@ -71,7 +72,7 @@ pub enum Heard {
 
 impl Group {
     /// A group without a worker.
-    pub fn new(name: &str, config: GroupConfig, is_configured: bool, change: Change) -> Self {
+    pub fn new(name: &str, config: GroupConfig, is_configured: bool, change: Change, segments: Segments) -> Self {
         Self {
             name: name.to_owned(),
             config,
@@ -80,7 +81,7 @@ impl Group {
             worker: None,
             bound: None,
             idle_since: None,
-            segments: BTreeMap::new(),
+            segments,
             waiting: Vec::new(),
             backoff: Backoff::default(),
             asked: 0,
@@ -145,12 +146,7 @@ impl Group {
         let is_it = |file: &ForeignFile| {
             rustix::fs::fstat(file).is_ok_and(|found| (found.st_dev, found.st_ino) == (device, inode))
         };
-        self.worker.as_ref().is_some_and(|worker| !worker.heard) || self.segments.values().any(|(_, file)| is_it(file))
-    }
-
-    /// Number of segments kept for a successor.
-    pub fn segments(&self) -> usize {
-        self.segments.len()
+        self.worker.as_ref().is_some_and(|worker| !worker.heard) || self.segments.iter().any(|(_, file)| is_it(file))
     }
 
     /// Gives a member's socket to the worker, at once or when there is one. `false` when too many wait.
@@ -243,12 +239,12 @@ impl Group {
             News::Adopted { members, segments, begun } => self.begin(members, segments, begun, files),
             News::Segment(info) => {
                 if let Some(file) = files.into_iter().next() {
-                    self.segments.insert(info.number, (info, Rc::new(file)));
+                    self.segments.insert(info, file);
                 }
                 Heard::Nothing
             }
             News::Dropped(number) => {
-                self.segments.remove(&number);
+                self.segments.remove(number);
                 Heard::Nothing
             }
             News::Report(report) => {
@@ -273,15 +269,16 @@ impl Group {
     ) -> Heard {
         let settings = self.ordered();
         let Some(worker) = &mut self.worker else { return Heard::Nothing };
-        worker.heard = true;
-        for (info, file) in segments.into_iter().zip(files) {
-            self.segments.insert(info.number, (info, Rc::new(file)));
+        let is_first = !std::mem::replace(&mut worker.heard, true);
+        if begun && is_first {
+            // A worker that an earlier supervisor started names all that it has.
+            self.segments.replace(segments.into_iter().zip(files));
         }
         if begun {
             worker.send(&Order::Set(settings), vec![]);
         } else {
             // One message carries no more files. There are more segments only after as many workers have died.
-            let kept = self.segments.values().rev().take(MOST_FDS);
+            let kept = self.segments.iter().rev().take(MOST_FDS);
             let (segments, files) = kept.map(|(info, file)| (*info, Rc::clone(file) as Rc<dyn AsFd>)).unzip();
             worker.send(&Order::Take { settings, segments }, files);
         }

@@ -14,6 +14,7 @@
 //! | end of | consequence |
 //! |---|---|
 //! | a worker | it is started again after a wait that doubles, with the pool's files that its predecessor made; its bill goes on (`bill.rs`) |
+//! | the supervisor and a worker | members keep what they have; where systemd kept the pool's files (`segments.rs`), a new worker takes them over |
 //! | the supervisor | workers and members go on; the next one finds the workers by their sockets, members and bills in `state.json` |
 //! | a group's configuration | its members go on under its last limits, which are in `state.json`; there are no new ones |
 //! | a member | its registration ends with its process: pid and start time together are used once |
@@ -35,6 +36,7 @@ mod registry;
 mod reload;
 mod requests;
 mod room;
+mod segments;
 mod state;
 mod supervisor;
 mod tokens;

@@ -3,14 +3,17 @@
 use super::config::{Config, GroupConfig, WORKER_UIDS};
 use super::group::Group;
 use super::room::{Memory, Room};
+use super::segments::Segments;
 use super::state::State;
 use super::trouble::Troubles;
+use act::FileStore;
 use api::ask::{Ask, NOT_CONFIGURED};
 use api::control::{MemberRoom, Needs};
 use api::place::{Place, own_uid};
 use cli::note;
 use host::MemoryLimits;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// Time for the workers of an earlier supervisor to tell what they were promised: 2 s.
@@ -36,6 +39,8 @@ pub struct Registry {
     pub has_prover: bool,
     /// Troubles of the service itself.
     pub troubles: Troubles,
+    /// The service manager's store of files.
+    pub store: Rc<FileStore>,
 }
 
 impl Registry {
@@ -52,12 +57,13 @@ impl Registry {
             web_uid: None,
             has_prover: false,
             troubles: Troubles::default(),
+            store: Rc::default(),
         }
     }
 
     /// The group of this name, which is made if it is not there.
     pub fn group(&mut self, name: &str) -> &mut Group {
-        let Self { config, state, groups, .. } = self;
+        let Self { config, state, groups, store, .. } = self;
         groups.entry(name.to_owned()).or_insert_with(|| {
             let found = config.groups.as_ref().and_then(|all| all.get(name).cloned());
             // Without a configuration any group may be, under the limits that it last had.
@@ -72,7 +78,7 @@ impl Registry {
             if !change.is_empty() {
                 note!("group {name}: runs as it was set on the fly, and not as it is configured");
             }
-            Group::new(name, config, is_configured, change)
+            Group::new(name, config, is_configured, change, Segments::new(name, store))
         })
     }
 

@@ -316,7 +316,7 @@ impl Request<'_> {
                     worker: group.worker_state(),
                     worker_pid: group.worker.as_ref().map(|w| w.process.pid),
                     pool_limit: group.pool_limit(),
-                    segments: group.segments(),
+                    segments: group.segments.len(),
                     report: named(GroupReport { bill, no_prover, ..report.clone() }, &group.pool_limit()),
                 })));
             }

@@ -7,11 +7,12 @@ use super::group::{Group, Heard};
 use super::prover::Prover;
 use super::registry::Registry;
 use super::requests::Clients;
+use super::segments;
 use super::state::State;
 use super::trouble;
 use super::web::Web;
 use super::worker::Worker;
-use act::CgroupHome;
+use act::{CgroupHome, FileStore};
 use anyhow::Context;
 use api::ask::MemberLine;
 use api::control::{GroupReport, Identity, Needs, Room};
@@ -19,11 +20,12 @@ use api::place::{Lock, Place, own_uid};
 use cli::note;
 use host::{Caught, Files, PeerProcess, ProcessId, Seqpacket, SeqpacketListener, Signals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::process::{WaitOptions, wait};
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// Time between two checks of members, groups and clients: 1 s.
@@ -79,6 +81,8 @@ impl Supervisor {
     /// # Errors
     /// Sockets cannot be made at the place.
     pub fn new(place: Place, config: Config, options: Options, lock: Lock) -> anyhow::Result<Self> {
+        // The service manager of a private service is that of the member which started it.
+        let (store, files) = if options.private { Default::default() } else { FileStore::take() };
         let signals = Signals::catch().context("cannot catch signals")?;
         act::raise_open_files_limit();
         let state = State::read(&place.state_file())?;
@@ -111,7 +115,9 @@ impl Supervisor {
             limits_due: Instant::now(),
             _lock: lock,
         };
+        supervisor.registry.store = Rc::new(store);
         supervisor.begin()?;
+        supervisor.take_over(files);
         Ok(supervisor)
     }
 
@@ -138,6 +144,25 @@ impl Supervisor {
             self.registry.state.members().len()
         );
         Ok(())
+    }
+
+    /// Takes over the pools' files that the service manager has kept, of groups that have members. A worker that goes on
+    /// names its files by itself.
+    fn take_over(&mut self, files: Vec<(String, OwnedFd)>) {
+        let mut taken = 0;
+        for (name, file) in files {
+            let known = segments::parse(&name).filter(|(group, _)| self.registry.state.members_of(group) > 0);
+            match known {
+                Some((group, info)) => {
+                    self.registry.group(group).segments.restore(info, file);
+                    taken += 1;
+                }
+                None => _ = self.registry.store.forget(&name),
+            }
+        }
+        if taken > 0 {
+            note!("{taken} files of pools were kept by the service manager");
+        }
     }
 
     /// Serves until it is told to end.

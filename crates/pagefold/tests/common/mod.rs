@@ -6,6 +6,7 @@ pub mod brute_force;
 pub mod built;
 pub mod formats;
 pub mod http;
+pub mod keeper;
 pub mod lab;
 pub mod qemu;
 pub mod service;

@@ -3,6 +3,7 @@
 //! All of it ends with the test, also if the test is killed. Every process bears the test's token, in its environment
 //! or in the name of its group. A shell that outlives the test kills all processes with that token.
 
+use super::keeper::Keeper;
 use super::{Afterwards, json_of, number};
 use serde_json::Value;
 use std::fs::{self, File};
@@ -93,6 +94,8 @@ pub struct Service {
     dir: PathBuf,
     token: String,
     config: Option<PathBuf>,
+    /// The service manager that starts it.
+    keeper: Option<Keeper>,
     child: Child,
     // The order matters: remaining processes are ended before the next test begins.
     _afterwards: Afterwards,
@@ -107,20 +110,26 @@ impl Service {
 
     /// Starts one with a configuration, in which `TOKEN` stands for the end of the groups' names.
     pub fn start_with(config: Option<&str>) -> Self {
-        Self::start_on(config, |_| {})
+        Self::start_on(config, |_| {}, false)
+    }
+
+    /// Like [`Self::start_with`], by a service manager that keeps files for it.
+    pub fn start_kept(config: &str) -> Self {
+        Self::start_on(Some(config), |_| {}, true)
     }
 
     /// Like [`Self::start_with`], on a file system of the service's own, of one megabyte.
     pub fn start_on_small_disk(config: &str) -> Self {
-        Self::start_on(Some(config), |dir| {
+        let prepare = |dir: &Path| {
             fs::create_dir(dir).expect("make a directory");
             let mounted =
                 Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m,mode=755", "tmpfs"]).arg(dir).status();
             assert!(mounted.expect("run mount").success(), "mount a small file system at {}", dir.display());
-        })
+        };
+        Self::start_on(Some(config), prepare, false)
     }
 
-    fn start_on(config: Option<&str>, prepare: impl FnOnce(&Path)) -> Self {
+    fn start_on(config: Option<&str>, prepare: impl FnOnce(&Path), is_kept: bool) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let turn = Turn::take();
         // No token is part of another: what is left is killed by it.
@@ -130,8 +139,9 @@ impl Service {
         let afterwards = Afterwards::run(&clean_up(&dir));
         let config = config.map(|text| write_config(&dir, &token, text));
         prepare(&dir.join("s"));
-        let child = serve(&dir, &token, config.as_deref());
-        let service = Self { dir, token, config, child, _afterwards: afterwards, _turn: turn };
+        let keeper = is_kept.then(|| Keeper::new(&dir));
+        let child = serve(&dir, &token, config.as_deref(), keeper.as_ref());
+        let service = Self { dir, token, config, keeper, child, _afterwards: afterwards, _turn: turn };
         service.wait_until_it_answers();
         service
     }
@@ -227,7 +237,35 @@ impl Service {
     pub fn kill_supervisor(&mut self) {
         self.child.kill().expect("kill our own child");
         self.child.wait().expect("wait for our own child");
-        self.child = serve(&self.dir, &self.token, self.config.as_deref());
+        self.child = serve(&self.dir, &self.token, self.config.as_deref(), self.keeper.as_ref());
+    }
+
+    /// Kills the supervisor, then a group's worker, which nobody starts again, and immediately starts another supervisor.
+    pub fn kill_supervisor_and_worker(&mut self, group: &str) {
+        let worker = self.worker_pid(group).expect("a worker");
+        self.child.kill().expect("kill our own child");
+        self.child.wait().expect("wait for our own child");
+        assert!(Command::new("kill").args(["-9", &worker.to_string()]).status().expect("run kill").success());
+        self.child = serve(&self.dir, &self.token, self.config.as_deref(), self.keeper.as_ref());
+    }
+
+    /// Ends the supervisor with its workers, by `SIGTERM`: then it also removes its control groups. It is killed after 3 s.
+    pub fn end(&mut self) {
+        let runs = |child: &mut Child| matches!(child.try_wait(), Ok(None));
+        if runs(&mut self.child) {
+            let _ = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status();
+        }
+        let end = Instant::now() + Duration::from_secs(3);
+        while Instant::now() < end && runs(&mut self.child) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Names of files that the service manager keeps.
+    pub fn kept(&self) -> Vec<String> {
+        self.keeper.as_ref().map_or_else(Vec::new, Keeper::names)
     }
 
     /// Kills the supervisor, and starts another one with this configuration. Workers and members go on.
@@ -272,9 +310,10 @@ fn write_config(dir: &Path, token: &str, text: &str) -> PathBuf {
     path
 }
 
-fn serve(dir: &Path, token: &str, config: Option<&Path>) -> Child {
+fn serve(dir: &Path, token: &str, config: Option<&Path>, keeper: Option<&Keeper>) -> Child {
     let log = File::options().create(true).append(true).open(dir.join("log")).expect("open the log");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
+    let program = env!("CARGO_BIN_EXE_pagefold");
+    let mut command = keeper.map_or_else(|| Command::new(program), |keeper| keeper.command(program));
     command.args(["serve", "--stop-workers", "--dir"]).arg(dir.join("s"));
     if let Some(config) = config {
         command.arg("--config").arg(config);
@@ -303,15 +342,7 @@ impl Drop for Service {
         if std::thread::panicking() {
             eprintln!("--- log of the service\n{}---", self.log());
         }
-        // On `SIGTERM`, the service also removes its control groups. Remaining processes are killed after that.
-        let pid = self.child.id().to_string();
-        let _ = Command::new("kill").args(["-TERM", &pid]).status();
-        let end = Instant::now() + Duration::from_secs(3);
-        while Instant::now() < end && matches!(self.child.try_wait(), Ok(None)) {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.end();
     }
 }
 
