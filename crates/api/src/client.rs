@@ -68,8 +68,12 @@ impl Service {
         Ok(Self { place, socket, owner })
     }
 
-    /// Connects to the service at `place`; waits while its socket takes no connection, because it may be starting again.
-    fn connect_soon(place: &Place) -> anyhow::Result<Self> {
+    /// Connects to the service at `place`; waits for 3 s while its socket takes no connection. It may be starting again, or
+    /// so many wait as may.
+    ///
+    /// # Errors
+    /// There is none, or its directory is not to be trusted.
+    pub fn connect_soon(place: &Place) -> anyhow::Result<Self> {
         let until = Instant::now() + RESTART_PATIENCE;
         loop {
             match Self::connect(place.clone()) {

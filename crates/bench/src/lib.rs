@@ -12,6 +12,7 @@ mod insight;
 mod ksm;
 mod median;
 mod overhead;
+mod serve;
 mod serving;
 mod synthetic;
 pub mod workload;
@@ -41,6 +42,8 @@ enum What {
     Ksm(ksm::Args),
     /// Storms, servers, builds and guests as members against not: how much longer they take
     Overhead(overhead::Args),
+    /// A service with many members: answers, costs, and whether the savings that it shows are so
+    Serve(serve::Args),
 }
 
 /// Arguments of the hidden command by which a bench starts its processes.
@@ -73,6 +76,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         What::Insight(args) => insight::run(&args),
         What::Ksm(args) => ksm::run(&args),
         What::Overhead(args) => overhead::run(&args),
+        What::Serve(args) => serve::run(&args),
     }
 }
 

@@ -22,7 +22,7 @@ pub struct HoldArgs {
 }
 
 /// Line that a synthetic guest writes once its pages are there.
-const READY: &str = "ready\n";
+pub const READY: &str = "ready\n";
 
 /// The bytes of a page, aligned to 4096 bytes, so that it is exactly one page of the kernel's.
 #[derive(Clone)]

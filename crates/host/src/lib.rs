@@ -64,7 +64,7 @@ pub use signals::{Caught, Signals, let_signals_through};
 pub use smaps::{Mapping, Usage};
 pub use stream::{connect_within, peer_pid};
 pub use system::{
-    Kernel, available_bytes, boot_clock_s, boot_time_s, free_swap_bytes, has_swap, own_peak_rss_bytes,
+    Kernel, available_bytes, boot_clock_s, boot_time_s, free_bytes, free_swap_bytes, has_swap, own_peak_rss_bytes,
     page_table_bytes, ram_bytes, slab_object_bytes, spare_bytes, swapped_bytes, total_swap_bytes, usual_reserve_bytes,
 };
 pub use thread_cpu::ThreadCpu;

@@ -36,8 +36,8 @@ const KERNELS_MOST_FDS: usize = 253;
 /// connection has it from the socket that listened.
 const SO_PASSRIGHTS: libc::c_int = 83;
 
-/// Most connections that wait to be accepted.
-const BACKLOG: i32 = 128;
+/// Most connections that wait to be accepted. All agents of a host may connect at the same time.
+const BACKLOG: i32 = 1024;
 
 /// Credentials of the process at the other end, noted by the kernel when that process connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -39,6 +39,17 @@ pub fn available_bytes() -> Result<u64> {
     status_bytes("/proc/meminfo", "MemAvailable:").map(Option::unwrap_or_default)
 }
 
+/// RAM that holds nothing, or copies of files and directories (`MemFree`, `Buffers`, `Cached` without `Shmem`,
+/// `SReclaimable`). Reading files does not change this figure.
+///
+/// # Errors
+/// `/proc` is not there.
+pub fn free_bytes() -> Result<u64> {
+    let of = |key| status_bytes("/proc/meminfo", key).map(Option::unwrap_or_default);
+    let cached = of("Cached:")?.saturating_sub(of("Shmem:")?);
+    Ok(of("MemFree:")? + of("Buffers:")? + of("SReclaimable:")? + cached)
+}
+
 /// Memory that is left for other programs where nobody says how much: 1/20 of the host's, and 1 GiB at most.
 pub fn usual_reserve_bytes() -> u64 {
     (ram_bytes() / 20).min(1 << 30)

@@ -121,7 +121,7 @@ impl Asker {
     /// All groups, sorted by name.
     pub async fn groups(&self) -> Answer<Vec<GroupLine>> {
         let place = self.place.clone();
-        let groups = self.groups.get(move || Service::connect(place.clone())?.groups()).await?;
+        let groups = self.groups.get(move || Service::connect_soon(&place)?.groups()).await?;
         lock(&self.states).retain(|name, _| groups.iter().any(|group| group.name == *name));
         Ok(groups)
     }
@@ -129,7 +129,7 @@ impl Asker {
     /// All members.
     pub async fn members(&self) -> Answer<Vec<MemberLine>> {
         let place = self.place.clone();
-        self.members.get(move || Service::connect(place.clone())?.members()).await
+        self.members.get(move || Service::connect_soon(&place)?.members()).await
     }
 
     /// The state of a group that is there.
@@ -138,7 +138,7 @@ impl Asker {
         let kept = Arc::clone(lock(&self.states).entry(group.to_owned()).or_default());
         let (place, group) = (self.place.clone(), group.to_owned());
         kept.get(move || {
-            let mut state = Service::connect(place.clone())?.show(&group)?;
+            let mut state = Service::connect_soon(&place)?.show(&group)?;
             shown::complete(&mut state, &members, |_| WHY_ABSENT.to_owned());
             Ok(state)
         })
@@ -161,7 +161,7 @@ impl Asker {
     /// Changes a group's settings.
     pub async fn set(&self, group: &str, change: Change) -> Answer<Settings> {
         let (place, name) = (self.place.clone(), group.to_owned());
-        let asked = tokio::task::spawn_blocking(move || Service::connect(place)?.set(&name, change)).await;
+        let asked = tokio::task::spawn_blocking(move || Service::connect_soon(&place)?.set(&name, change)).await;
         self.groups.forget();
         if let Some(kept) = lock(&self.states).get(group) {
             kept.forget();
@@ -173,13 +173,13 @@ impl Asker {
     /// Troubles of the service itself.
     pub async fn troubles(&self) -> Answer<Vec<Trouble>> {
         let place = self.place.clone();
-        self.troubles.get(move || Service::connect(place.clone())?.troubles()).await
+        self.troubles.get(move || Service::connect_soon(&place)?.troubles()).await
     }
 
     /// The supervisor's process.
     pub async fn supervisor(&self) -> Answer<u32> {
         let place = self.place.clone();
-        self.supervisor.get(move || Service::connect(place.clone())?.pid()).await
+        self.supervisor.get(move || Service::connect_soon(&place)?.pid()).await
     }
 }
 

@@ -1,0 +1,112 @@
+//! Requests to the web side that are timed, one after the other.
+
+use anyhow::{Context, bail};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Shortest pause between two requests: 20 ms.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Pause after a request, as a multiple of its time. The web side gives a caller a tenth of its time.
+const PAUSE_TIMES: u32 = 12;
+/// Longest pause between two requests: 500 ms.
+const MOST_PAUSE: Duration = Duration::from_millis(500);
+/// Fewest requests that are timed.
+const FEWEST: usize = 10;
+/// Time limit for an answer: 30 s.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit for the web side to start: 20 s.
+const START_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Times of requests in ms.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// Number of requests.
+    pub requests: usize,
+    /// Their median.
+    pub p50_ms: f64,
+    /// Their 99th percentile.
+    pub p99_ms: f64,
+}
+
+/// A thread that asks and takes the time. Dropping it ends it.
+pub struct Prober {
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<anyhow::Result<Vec<f64>>>>,
+}
+
+impl Prober {
+    /// Begins to ask at this socket: for all groups, this group, and the metrics, in turns.
+    pub fn start(socket: PathBuf, group: String) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let thread = {
+            let over = Arc::clone(&over);
+            std::thread::spawn(move || ask(&socket, &group, &over))
+        };
+        Self { over, thread: Some(thread) }
+    }
+
+    /// Ends it, and returns the times of all requests.
+    ///
+    /// # Errors
+    /// A request failed.
+    pub fn finish(&mut self) -> anyhow::Result<Times> {
+        self.over.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().context("the requests are over already")?;
+        let mut times = thread.join().map_err(|_| anyhow::anyhow!("the requests ended early"))??;
+        times.sort_by(f64::total_cmp);
+        let at = |part: usize| times.get(times.len() * part / 100).copied().unwrap_or(f64::NAN);
+        Ok(Times { requests: times.len(), p50_ms: at(50), p99_ms: at(99) })
+    }
+}
+
+impl Drop for Prober {
+    fn drop(&mut self) {
+        // Fails if it was finished already, or if a request failed: then the bench has failed for another reason.
+        let _ = self.finish();
+    }
+}
+
+fn ask(socket: &Path, group: &str, over: &AtomicBool) -> anyhow::Result<Vec<f64>> {
+    let begin = Instant::now();
+    while let Err(e) = answer(socket, "/v1/groups") {
+        if begin.elapsed() > START_PATIENCE {
+            return Err(e.context("the web side does not answer"));
+        }
+        std::thread::sleep(PAUSE);
+    }
+    let paths = ["/v1/groups".to_owned(), format!("/v1/groups/{group}"), "/metrics".to_owned()];
+    let mut times = Vec::new();
+    let mut last = Duration::ZERO;
+    for path in paths.iter().cycle() {
+        std::thread::sleep((last * PAUSE_TIMES).clamp(PAUSE, MOST_PAUSE));
+        if over.load(Ordering::Relaxed) && times.len() >= FEWEST {
+            break;
+        }
+        let began = Instant::now();
+        answer(socket, path)?;
+        last = began.elapsed();
+        times.push(last.as_secs_f64() * 1e3);
+    }
+    Ok(times)
+}
+
+/// Asks over a connection of its own, and reads the whole answer.
+fn answer(socket: &Path, path: &str) -> anyhow::Result<()> {
+    let mut stream = UnixStream::connect(socket).context("cannot connect to the web side")?;
+    stream.set_read_timeout(Some(PATIENCE)).context("cannot set a time limit")?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: pagefold\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).with_context(|| format!("cannot ask for {path}"))?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).with_context(|| format!("no answer for {path}"))?;
+    if !answer.starts_with(b"HTTP/1.1 200 ") {
+        let answer = String::from_utf8_lossy(&answer);
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+        bail!("{path} was answered with {}: {body}", head.lines().next().unwrap_or_default());
+    }
+    Ok(())
+}
