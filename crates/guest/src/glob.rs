@@ -1,13 +1,29 @@
 //! Patterns for the names of guests: `*` is any text, `?` any one character, everything else itself.
 
+use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
 /// Longest pattern, in bytes.
 const MAX_BYTES: usize = 256;
 
 /// A pattern for names.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Glob(String);
+
+impl TryFrom<String> for Glob {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Glob> for String {
+    fn from(glob: Glob) -> Self {
+        glob.0
+    }
+}
 
 impl FromStr for Glob {
     type Err = String;

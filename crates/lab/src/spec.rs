@@ -80,6 +80,11 @@ impl Spec {
         })
     }
 
+    /// Memory that a guest may take, in bytes; `None` for a container, which has no size.
+    pub fn known_bytes(&self) -> Option<u64> {
+        (!self.image.is_container()).then(|| self.memory_bytes())
+    }
+
     /// Checks that the request makes sense on this host.
     pub(crate) fn check(&self) -> Result<()> {
         name::check_groups(&self.groups)?;

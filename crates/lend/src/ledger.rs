@@ -12,6 +12,7 @@
 //! that has the [`Turn`] changes anything. The kernel ends the turn of a process that is killed.
 
 use crate::carry_out::Outcome;
+use crate::rules::Rules;
 use anyhow::{Context, bail};
 use balance::{Refusal, Rung, RungEvent, Step};
 use guest::Guest;
@@ -95,6 +96,8 @@ struct Kept {
     reserved: BTreeMap<String, Reserved>,
     /// Place on the pressure ladder, and the time at which that lapses, in seconds since the host started.
     rung: (Rung, u64),
+    /// Rules of the process that balances continuously, and that process.
+    rules: Option<(ProcessId, Rules)>,
 }
 
 /// The ledger of one directory.
@@ -179,6 +182,23 @@ impl Ledger {
             return Ok(());
         }
         self.kept.rung = (rung, host::boot_clock_s() + RUNG_FOR_S);
+        self.save()
+    }
+
+    /// Rules of the process that balances continuously; `None` if there is none.
+    pub fn rules(&self) -> Option<&Rules> {
+        self.kept.rules.as_ref().filter(|(process, _)| process.is_alive()).map(|(_, rules)| rules)
+    }
+
+    /// Notes that this process balances continuously, by these rules: commands without rules of their own go by them.
+    ///
+    /// # Errors
+    /// The ledger cannot be written.
+    pub fn note_rules(&mut self, _: &Turn, rules: &Rules) -> anyhow::Result<()> {
+        if self.rules() == Some(rules) {
+            return Ok(());
+        }
+        self.kept.rules = Some((ProcessId::of(std::process::id())?, rules.clone()));
         self.save()
     }
 
@@ -268,6 +288,19 @@ mod tests {
         assert_eq!(ledger.reserved(|name| name == "next"), []);
         let other = Guest { pids: vec![1], ..own };
         assert_eq!(ledger.target_bytes(&other), None, "another process by the same name");
+    }
+
+    #[test]
+    fn rules_are_those_of_a_living_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut ledger = Ledger::open(dir.path()).unwrap();
+        let turn = ledger.take_turn().unwrap();
+        let rules = Rules { guaranteed: vec![("acme-*".parse().unwrap(), 7)], floor_bytes: Some(9) };
+        ledger.note_rules(&turn, &rules).unwrap();
+        let mut other = Ledger::open(dir.path()).unwrap();
+        assert_eq!(other.rules(), Some(&rules));
+        other.kept.rules = Some((ProcessId { pid: u32::MAX >> 1, start_ticks: 1 }, rules));
+        assert_eq!(other.rules(), None);
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Decisions of an operator: guarantees, and memory that is never lent.
 
 use guest::{Glob, Guest};
+use serde::{Deserialize, Serialize};
 
 /// Decisions of an operator.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rules {
     /// Guaranteed size of guests whose id or name matches, in bytes. The first that matches counts. A guest without one
     /// keeps all its RAM, and its QEMU is left alone.

@@ -162,6 +162,9 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
     let (mut is_first, mut ladder) = (true, Ladder::default());
     loop {
         let (began, turn) = (world.at(), world.ledger.take_turn()?);
+        if apply.every.is_some() {
+            world.ledger.note_rules(&turn, &common.rules())?;
+        }
         if std::mem::take(&mut is_first) {
             world.look_twice()?
         } else {
@@ -192,7 +195,7 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
         }
         // A round that waited for balloons was long enough.
         let every = Duration::from_secs(apply.every.unwrap_or(1));
-        std::thread::sleep(every.saturating_sub(world.at() - began).max(LEAST_PAUSE));
+        world.rest(every.saturating_sub(world.at() - began).max(LEAST_PAUSE));
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod exec;
 mod list;
+mod room;
 mod up;
 
 use clap::Subcommand;

@@ -7,11 +7,14 @@ use api::shown;
 use balance::{Facts, GroupFacts, History, Ladder, Params, RungEvent, Step};
 use cli::say;
 use guest::Guest;
-use lend::{Entry, Gatherer, Ledger, Means, Outcome, Saved, Turn, carry_out};
-use std::time::Duration;
+use lend::{Entry, Gatherer, Ledger, Means, Outcome, Rules, Saved, Turn, carry_out};
+use std::time::{Duration, Instant};
 
 /// Pause between the two looks that a rate takes: guests tell statistics every 2 s.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2500);
+
+/// Pause between two glances at the host's memory: 500 ms. A loan must be back in 10 s.
+const GLANCE_EVERY: Duration = Duration::from_millis(500);
 
 /// Guests, their facts, and what was done.
 pub struct World<'a> {
@@ -26,12 +29,15 @@ pub struct World<'a> {
 impl<'a> World<'a> {
     /// A world that was not looked at.
     pub fn new(common: &'a Common) -> anyhow::Result<Self> {
+        let ledger = Ledger::open(common.service.meant().place().dir())?;
+        let own = common.rules();
+        let rules = ledger.rules().filter(|_| own == Rules::default()).cloned().unwrap_or(own);
         Ok(Self {
             common,
             guests: Vec::new(),
             facts: Facts::default(),
-            gatherer: Gatherer::new(common.rules()),
-            ledger: Ledger::open(common.service.meant().place().dir())?,
+            gatherer: Gatherer::new(rules),
+            ledger,
             history: History::default(),
         })
     }
@@ -63,6 +69,16 @@ impl<'a> World<'a> {
         self.facts = self.gatherer.gather(&self.guests, &self.ledger, &saved(common)?)?;
         self.history.keep(&self.facts);
         Ok(())
+    }
+
+    /// Waits for the next round. It begins at once where the host falls below its floor meanwhile.
+    pub fn rest(&self, pause: Duration) {
+        let (floor, end) = (self.facts.host.floor_bytes, Instant::now() + pause);
+        let was_above = self.facts.host.available_bytes >= floor;
+        let is_below = || was_above && host::available_bytes().is_ok_and(|available| available < floor);
+        while !is_below() && Instant::now() < end {
+            std::thread::sleep(GLANCE_EVERY.min(end.saturating_duration_since(Instant::now())));
+        }
     }
 
     /// Takes the host's memory into account, and tells of a step on the ladder.

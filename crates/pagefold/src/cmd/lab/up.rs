@@ -1,5 +1,6 @@
 //! `pagefold lab up`, and the program of a process guest.
 
+use super::room::Room;
 use super::{list, seconds};
 use anyhow::Context;
 use clap::ValueEnum;
@@ -82,6 +83,7 @@ impl From<ImageName> for Image {
 /// Runs the command.
 pub fn run(lab: &Lab, args: Args, as_json: bool) -> anyhow::Result<Outcome> {
     let service = args.service.map(std::path::absolute).transpose()?;
+    let asked = service.clone();
     let fold = if args.fold { Some(Fold { pagefold: std::env::current_exe()?, service }) } else { None };
     let cache = Cache::open(&lab::cache_dir()?)?;
     let of_suite = args.suite.map(|suite| lab::kernel_of_suite(&cache, &suite)).transpose()?;
@@ -98,9 +100,10 @@ pub fn run(lab: &Lab, args: Args, as_json: bool) -> anyhow::Result<Outcome> {
         ..Spec::new(args.image.into())
     };
     host::note_interrupts().context("cannot catch signals")?;
+    let room = Room::make(asked.as_deref(), &spec)?;
     let show = Show::new();
     let up = lab.up(&spec, &cache, &|event: Progress| show.event(&event));
-    drop(show);
+    drop((show, room));
     let guests = match (up, host::interrupted()) {
         (Err(why), Some(signal)) => {
             say!("pagefold: interrupted: {why}");
