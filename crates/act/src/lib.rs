@@ -3,6 +3,7 @@
 //! changes nothing.
 
 mod advice;
+mod apart;
 mod cgroup_home;
 mod confine;
 mod file_store;
@@ -16,6 +17,7 @@ mod soft_read;
 mod userfault;
 
 pub use advice::{ask_to_merge, prefer_huge_pages};
+pub use apart::map_apart;
 pub use cgroup_home::CgroupHome;
 pub use confine::{
     give_up_rights, give_up_rights_but_looking, keep_files_from_children, let_own_user_look, parent,

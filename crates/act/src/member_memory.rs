@@ -5,6 +5,7 @@
 //! duties of the caller stand in each `Safety` section. Errors are bare numbers (`Errno`), because most callers must
 //! not allocate memory.
 
+use crate::apart::map_apart;
 use crate::pool_memory::{Role, check};
 use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange, PoolSlot, pages_to_bytes};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
@@ -37,9 +38,20 @@ impl MemberMemory {
     /// Memory or mappings are short.
     pub fn new(pages: u64) -> Result<Self, Errno> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let at = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length(pages), protection, flags) }?;
+        let at = map_apart(length(pages), |at, more| {
+            // SAFETY: a new mapping where nothing is mapped.
+            unsafe { rustix::mm::mmap_anonymous(at, length(pages), protection, flags | more) }
+        })?;
         Ok(Self(PageRange { start: HostVirt(at as u64), pages }))
+    }
+
+    /// As [`MemberMemory::new`], where a program's mappings lie.
+    #[cfg(test)]
+    pub fn where_kernel_chooses(pages: u64) -> Self {
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let at = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length(pages), protection, flags) };
+        Self(PageRange { start: HostVirt(at.expect("a mapping") as u64), pages })
     }
 
     /// Maps memory that pages can be moved to one by one. It never has huge pages, and is not given to forked children,
@@ -175,8 +187,10 @@ impl PoolView {
             return Err(Errno::INVAL);
         }
         let (protection, flags) = (ProtFlags::READ, MapFlags::SHARED | MapFlags::NORESERVE);
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length(slots.into()), protection, flags, &file, 0) }?;
+        let at = map_apart(length(slots.into()), |at, more| {
+            // SAFETY: a new mapping where nothing is mapped.
+            unsafe { rustix::mm::mmap(at, length(slots.into()), protection, flags | more, &file, 0) }
+        })?;
         // Forked children have no use for the view.
         // SAFETY: the mapping is ours and new, and the advice does not change its content.
         let _ = unsafe { rustix::mm::madvise(at, length(slots.into()), Advice::LinuxDontFork) };
@@ -216,10 +230,10 @@ impl PoolView {
     pub fn map(&self, first: PoolSlot, pages: u64) -> Result<MemberMemory, Errno> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
         let offset = pages_to_bytes(first.index().into());
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let at = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), length(pages), protection, flags, self.file.as_fd(), offset)
-        }?;
+        let at = map_apart(length(pages), |at, more| {
+            // SAFETY: a new mapping where nothing is mapped.
+            unsafe { rustix::mm::mmap(at, length(pages), protection, flags | more, self.file.as_fd(), offset) }
+        })?;
         Ok(MemberMemory(PageRange { start: HostVirt(at as u64), pages }))
     }
 
@@ -227,9 +241,10 @@ impl PoolView {
     /// holds this lock while it looks up the mappings of a page, and may be preempted meanwhile.
     pub fn wait_for_lock(&self) {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let mapped =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), length(1), ProtFlags::READ, flags, &self.file, 0) };
+        let mapped = map_apart(length(1), |at, more| {
+            // SAFETY: a new mapping where nothing is mapped.
+            unsafe { rustix::mm::mmap(at, length(1), ProtFlags::READ, flags | more, &self.file, 0) }
+        });
         // If the mapping fails, there is nothing to undo.
         if let Ok(at) = mapped {
             // SAFETY: the mapping was just made, and nothing else has its address.
@@ -296,8 +311,10 @@ impl SharedMark {
     pub fn new(file: impl AsFd) -> Result<Self, Errno> {
         check(&file, Role::Lease)?;
         let (protection, flags) = (ProtFlags::empty(), MapFlags::SHARED);
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), PAGE_BYTES, protection, flags, file, 0) }?;
+        let at = map_apart(PAGE_BYTES, |at, more| {
+            // SAFETY: a new mapping where nothing is mapped.
+            unsafe { rustix::mm::mmap(at, PAGE_BYTES, protection, flags | more, &file, 0) }
+        })?;
         Ok(Self(HostVirt(at as u64)))
     }
 }

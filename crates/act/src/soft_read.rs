@@ -3,6 +3,7 @@
 //! The kernel copies the pages to a file (`pwrite`). Where there is nothing to read, the call stops with `EFAULT` and
 //! no signal is sent. It costs as much as a copy made by the process itself.
 
+use crate::apart::map_apart;
 use crate::member_memory::write_pages;
 use page::{HostVirt, PAGE_BYTES, PageRange, pages_to_bytes};
 use rustix::fd::OwnedFd;
@@ -26,8 +27,10 @@ impl SoftReader {
         let bytes = pages_to_bytes(pages);
         let file = memfd_create("own-copies", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, bytes)?;
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let at = unsafe { mmap(std::ptr::null_mut(), bytes as usize, ProtFlags::READ, MapFlags::SHARED, &file, 0) }?;
+        let at = map_apart(bytes as usize, |at, more| {
+            // SAFETY: a new mapping where nothing is mapped.
+            unsafe { mmap(at, bytes as usize, ProtFlags::READ, MapFlags::SHARED | more, &file, 0) }
+        })?;
         // Children have no use for the mapping.
         // SAFETY: the mapping is ours and new, and the advice does not change what this process finds in it.
         let _ = unsafe { madvise(at, bytes as usize, Advice::LinuxDontFork) };

@@ -16,7 +16,10 @@ use crate::lock::Lock;
 use crate::raw;
 use dlmalloc::Dlmalloc;
 use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange};
+use rustix::io::Errno;
+use rustix::mm::MapFlags;
 use std::alloc::{GlobalAlloc, Layout};
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Sizes to try to reserve, in bytes, the largest first. 4 GiB hold the table of some 800 GiB of touched memory. The
@@ -99,10 +102,14 @@ fn reserve() -> bool {
     }
     for bytes in SIZES {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let arguments = [0, bytes, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0];
-        // SAFETY: a new mapping where the kernel chooses takes nobody's memory.
-        let start = unsafe { raw::call(libc::SYS_mmap, arguments) };
-        if raw::error(start).is_none() {
+        let map = |at: *mut c_void, more: MapFlags| {
+            let flags = flags as usize | more.bits() as usize;
+            let arguments = [at as usize, bytes, libc::PROT_NONE as usize, flags, usize::MAX, 0];
+            // SAFETY: a new mapping where nothing is mapped.
+            let at = unsafe { raw::call(libc::SYS_mmap, arguments) };
+            raw::error(at).map_or(Ok(at as *mut c_void), |error| Err(Errno::from_raw_os_error(error)))
+        };
+        if let Ok(start) = act::map_apart(bytes, map) {
             let start = start as usize;
             // SAFETY: advice on the mapping just made. Small pages: the agent's data is sparse.
             unsafe { raw::call(libc::SYS_madvise, [start, bytes, libc::MADV_NOHUGEPAGE as usize, 0, 0, 0]) };

@@ -149,8 +149,9 @@ fn memory_is_as_without_folding_after_every_operation() {
         "{made} steps: {folds} folds, {breaks} breaks, {refolds} refolds, {unfolds} unfolds; {enrolled_children} children \
          enrolled; {counted:?}"
     );
-    // Broken pages rest before they are folded again, however many steps are made meanwhile: half as many are asked for. Unfolding has its moments, too: a quarter.
-    for (what, count) in [("folds", folds), ("breaks", breaks), ("refolds", 2 * refolds), ("unfolds", 4 * unfolds)] {
+    // Broken pages rest before they are folded again, however many steps are made meanwhile. A witness has to answer in
+    // time, too, which it may not on a busy machine. And unfolding has its moments. So a quarter is asked for.
+    for (what, count) in [("folds", folds), ("breaks", breaks), ("refolds", 4 * refolds), ("unfolds", 4 * unfolds)] {
         assert!(count >= made / SHARE, "{count} {what} in {made} steps: {shown} {counted:?} {states:?}");
     }
     if is_all {

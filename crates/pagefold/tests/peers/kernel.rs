@@ -24,8 +24,7 @@ pub const SELFTESTS: Peer = Peer {
 pub const STRESS: Peer = Peer {
     name: "stress-ng",
     about: "40 of stress-ng's stressors of memory, with --verify",
-    // Its stressors are forked children, which may end before they enrol.
-    floor: 0,
+    floor: 1000,
     needs: &[("stress-ng", "stress-ng")],
     is_short: false,
     recipe: stress,

@@ -199,9 +199,10 @@ impl Side<'_> {
         self.service.place().to_str().expect("a plain path").to_owned()
     }
 
-    /// Variables of everything that is started here: the mark by which it is ended, and folding as fast as can be.
-    pub fn environment(&self) -> [(&str, &str); 2] {
-        [self.service.mark(), ("PAGEFOLD_EAGER", "1")]
+    /// Variables of everything that is started here. They are the mark by which it is ended, and folding as fast as can be,
+    /// also of children that do not live long.
+    pub fn environment(&self) -> [(&str, &str); 3] {
+        [self.service.mark(), ("PAGEFOLD_EAGER", "1"), ("PAGEFOLD_CHILDREN_AFTER", "0.3")]
     }
 
     /// A command that this side runs: a member's all anonymous memory is enrolled.
