@@ -113,7 +113,7 @@ pub fn raise_open_files_limit() {
 /// error.
 pub fn keep_files_from_children() {
     // SAFETY: the call marks descriptors to be closed at the next exec and touches nothing else.
-    let _ = unsafe { libc::close_range(3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) };
+    let _ = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
 }
 
 #[cfg(test)]

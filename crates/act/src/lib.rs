@@ -14,6 +14,8 @@ mod member_memory;
 mod pool_memory;
 mod prover;
 mod soft_read;
+#[cfg(target_env = "gnu")]
+mod trace;
 mod userfault;
 
 pub use advice::{ask_to_merge, prefer_huge_pages};
@@ -34,4 +36,6 @@ pub use member_memory::{
 pub use pool_memory::{DonationWindow, HeldLease, InheritedSegment, Lease, LeaseState, PoolSegment, Role, check};
 pub use prover::Prover;
 pub use soft_read::SoftReader;
+#[cfg(target_env = "gnu")]
+pub use trace::{Registers, Resume, Stop, Tracee, share_memory};
 pub use userfault::{Fault, Message, Moved, Purpose, Userfault, Watch};

@@ -54,6 +54,29 @@ impl MemberMemory {
         Self(PageRange { start: HostVirt(at.expect("a mapping") as u64), pages })
     }
 
+    /// Maps fresh memory between two pages that nobody can touch, and returns those, too. So it is a mapping of its own,
+    /// that was never touched. Moved to another place, it can join its neighbours there, which one that has a page
+    /// cannot. `accounted`: whether it is accounted for like a program's own memory.
+    ///
+    /// # Errors
+    /// Memory or mappings are short.
+    pub fn apart(pages: u64, accounted: bool) -> Result<(Self, [Self; 2]), Errno> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let at =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length(pages + 2), ProtFlags::empty(), flags) }?;
+        let first = HostVirt(at as u64);
+        let one = |start| Self(PageRange { start, pages: 1 });
+        let (this, guards) = (first.add_pages(1), [one(first), one(first.add_pages(pages + 1))]);
+        let this = Self(PageRange { start: this, pages });
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+        let flags = if accounted { flags } else { flags | MapFlags::NORESERVE };
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the range is the inner part of the mapping that was just made.
+        unsafe { rustix::mm::mmap_anonymous(pointer(this.0.start), length(pages), protection, flags) }?;
+        Ok((this, guards))
+    }
+
     /// Maps memory that pages can be moved to one by one. It never has huge pages, and is not given to forked children,
     /// which have no use for it.
     ///

@@ -40,11 +40,13 @@ const UFFDIO_MOVE: libc::Ioctl = ioctl_number(3, size_of::<uffdio_move>(), 0x05)
 const UFFDIO_WRITEPROTECT: libc::Ioctl = ioctl_number(3, size_of::<uffdio_writeprotect>(), 0x06);
 const UFFDIO_CONTINUE: libc::Ioctl = ioctl_number(3, size_of::<uffdio_continue>(), 0x07);
 const UFFDIO_POISON: libc::Ioctl = ioctl_number(3, size_of::<uffdio_poison>(), 0x08);
-const _: () = assert!(UFFDIO_POISON == 0xc020_aa08);
-const _: () = assert!(UFFDIO_COPY == 0xc028_aa03 && UFFDIO_ZEROPAGE == 0xc020_aa04 && UFFDIO_CONTINUE == 0xc020_aa07);
-const _: () = assert!(UFFDIO_REGISTER == 0xc020_aa00);
-const _: () = assert!(UFFDIO_UNREGISTER == 0x8010_aa01 && UFFDIO_WAKE == 0x8010_aa02);
-const _: () = assert!(UFFDIO_MOVE == 0xc028_aa05 && UFFDIO_WRITEPROTECT == 0xc018_aa06);
+const _: () = assert!(UFFDIO_POISON as u32 == 0xc020_aa08);
+const _: () = assert!(
+    UFFDIO_COPY as u32 == 0xc028_aa03 && UFFDIO_ZEROPAGE as u32 == 0xc020_aa04 && UFFDIO_CONTINUE as u32 == 0xc020_aa07
+);
+const _: () = assert!(UFFDIO_REGISTER as u32 == 0xc020_aa00);
+const _: () = assert!(UFFDIO_UNREGISTER as u32 == 0x8010_aa01 && UFFDIO_WAKE as u32 == 0x8010_aa02);
+const _: () = assert!(UFFDIO_MOVE as u32 == 0xc028_aa05 && UFFDIO_WRITEPROTECT as u32 == 0xc018_aa06);
 
 const MODE_MISSING: u64 = 1 << 0;
 const MODE_WP: u64 = 1 << 1;

@@ -52,7 +52,7 @@ pub struct Arena;
 static ARENA: Arena = Arena;
 
 /// All memory that the agent's data may lie in. Empty before the first allocation.
-#[cfg(test)]
+#[cfg(any(test, not(target_env = "gnu")))]
 pub fn range() -> PageRange {
     let (start, end) = (START.load(Ordering::Acquire), END.load(Ordering::Acquire));
     PageRange { start: HostVirt(start as u64), pages: (end.saturating_sub(start) >> PAGE_SHIFT) as u64 }
@@ -61,6 +61,11 @@ pub fn range() -> PageRange {
 /// Whether an address lies in the arena. The agent's threads are known by their stacks, which do.
 pub fn holds(address: usize) -> bool {
     (START.load(Ordering::Acquire)..END.load(Ordering::Acquire)).contains(&address)
+}
+
+/// Whether the calling thread is one of the agent's. Without hooks, no other thread runs code of the agent.
+pub fn is_own_thread() -> bool {
+    !crate::world::HOOKED || holds(raw::stack())
 }
 
 /// Bytes of the arena that are in use, or were.
@@ -111,6 +116,11 @@ fn reserve() -> bool {
         };
         if let Ok(start) = act::map_apart(bytes, map) {
             let start = start as usize;
+            if !crate::world::HOOKED {
+                // Children run no code of the agent's.
+                // SAFETY: advice on the mapping just made.
+                unsafe { raw::call(libc::SYS_madvise, [start, bytes, libc::MADV_DONTFORK as usize, 0, 0, 0]) };
+            }
             // SAFETY: advice on the mapping just made. Small pages: the agent's data is sparse.
             unsafe { raw::call(libc::SYS_madvise, [start, bytes, libc::MADV_NOHUGEPAGE as usize, 0, 0, 0]) };
             USED.store(start, Ordering::Relaxed);

@@ -21,6 +21,7 @@ use crate::section::{Section, Source, pieces};
 use crate::table;
 use crate::unfold::Unfold;
 use crate::witness::Witness;
+use crate::world::Turns;
 use crate::{arena, references};
 use act::SoftReader;
 use host::Pagemap;
@@ -53,6 +54,9 @@ pub struct Folder {
     collapse: Collapse,
     no_refold_until: Option<Instant>,
     patience: Patience,
+    turns: Turns,
+    /// Pieces that were not tried, because mappings could not be replaced at the moment: no fault of their pages'.
+    not_held: Vec<PageRange>,
     /// Processor time of this thread when it last yielded.
     turn_began: Duration,
     asked_turns: u32,
@@ -79,6 +83,8 @@ impl Folder {
             collapse: Collapse::new(Instant::now()),
             no_refold_until: None,
             patience,
+            turns: Turns::new(),
+            not_held: Vec::new(),
             turn_began: Duration::ZERO,
             asked_turns: 0,
             surveyed,
@@ -165,13 +171,24 @@ impl Folder {
         self.fold_again(&again, pagemap, stats, &mut all);
         again.iter().for_each(|part| rounds.were_broken(part.range, &all[part.at..][..part.range.pages as usize]));
         self.section.clear();
+        self.turns.rest();
+        self.count_failures(runs, &all, pagemap, stats);
+        all
+    }
+
+    /// Takes in which pages could not be folded.
+    fn count_failures(&mut self, runs: &[FoldRun], all: &[Outcome], pagemap: &Pagemap, stats: &mut MemberStats) {
         let now = Instant::now();
+        let not_held = std::mem::take(&mut self.not_held);
         let mut outcomes = all.iter();
         for page in runs.iter().flat_map(|run| (0..u64::from(run.pages)).map(|n| run.start.add_pages(n))) {
             match outcomes.next() {
                 None | Some(Outcome::Folded) => {}
                 Some(outcome) => {
                     stats.done.failures.add(*outcome, 1);
+                    if not_held.iter().any(|range| range.start <= page && page < range.end()) {
+                        continue;
+                    }
                     self.patience.failed(page, now);
                     let page = PageRange { start: page, pages: 1 };
                     // With the table's lock held: else ours might be registered before the one that the program is just
@@ -183,7 +200,22 @@ impl Folder {
                 }
             }
         }
-        all
+    }
+
+    /// Makes sure that mappings may be replaced ([`crate::world`]). Says whether that succeeded. The caller holds no lock.
+    pub fn hold(&mut self) -> bool {
+        let held = self.turns.hold();
+        if held == Some(true) {
+            // Nothing is opened while the program's threads are stopped.
+            self.survey();
+        }
+        held.is_some()
+    }
+
+    /// The means of folding, for memory that is to be as it was before the agent came.
+    #[cfg(not(target_env = "gnu"))]
+    pub fn parts(&mut self) -> (&Section, &mut Witness, &mut Turns) {
+        (&self.section, &mut self.witness, &mut self.turns)
     }
 
     /// Yields the processor, if it is time for that. The caller holds no lock.
@@ -216,8 +248,13 @@ impl Folder {
             Target::Zero => Some(None),
             Target::Slot(first) => pool.of(first).map(|pool| Some(Source { pool, first })),
         };
+        let is_held = source.is_none() || self.surveyed.is_err() || self.hold();
         match (source, &self.surveyed) {
             (None, _) => {}
+            _ if !is_held => {
+                outcomes.fill(Outcome::Busy);
+                self.not_held.push(piece);
+            }
             (_, Err(_)) => outcomes.fill(Outcome::Unpinned),
             (Some(Some(_)), _) if self.is_out_of_vmas() => outcomes.fill(Outcome::NoVma),
             (Some(source), &Ok(generation)) => {
@@ -225,9 +262,7 @@ impl Folder {
                 let mut table = table::lock();
                 if references::generation() != generation {
                     // Something was opened that may not even be able to wait for pages.
-                    outcomes.fill(Outcome::Unpinned);
-                    all.extend_from_slice(outcomes);
-                    return;
+                    return all.extend(outcomes.iter().map(|_| Outcome::Unpinned));
                 }
                 for (from, pages) in parts(piece, |page| table.is_refoldable(page)) {
                     let part = PageRange { start: piece.start.add_pages(from), pages };

@@ -28,9 +28,12 @@ use crate::cpu_time::cpu_time;
 use crate::hooks;
 use crate::keeper::Keeper;
 use crate::lock::{Guard, Lock};
+#[cfg(not(target_env = "gnu"))]
+use crate::maps::Mapping;
 use crate::maps::{Kind, Maps};
 use crate::spawn;
 use crate::table::Traits;
+use crate::world;
 use act::{Expected, Follower, Told, Userfault};
 use page::{HostVirt, PageRange, PageSet};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -63,6 +66,10 @@ pub struct Following {
     maps: Maps,
     /// How the program was seen to change mappings past the hooks; empty if it was not.
     lost_track: OnceLock<&'static str>,
+    /// Whether the table may be out of date, in a process without hooks.
+    is_stale: AtomicBool,
+    /// Whether slots may be mapped where the table does not know of any, in a process without hooks.
+    has_moved: AtomicBool,
     /// Whether another follower has taken its place.
     is_retired: AtomicBool,
     /// Processor time of the follower's thread, in microseconds.
@@ -149,6 +156,7 @@ impl Following {
         let shared = Lock::new(Shared::new(own));
         let (maps, lost_track) = (Maps::open()?, OnceLock::new());
         let (expects_discards, is_retired) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (is_stale, has_moved) = (AtomicBool::new(false), AtomicBool::new(false));
         let (cpu_us, births) = (AtomicU64::new(0), AtomicU64::new(0));
         let alarm = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         let this = Arc::new(Self {
@@ -158,6 +166,8 @@ impl Following {
             follows_forks,
             maps,
             lost_track,
+            is_stale,
+            has_moved,
             is_retired,
             cpu_us,
             births,
@@ -248,7 +258,7 @@ impl Following {
     /// The program can change the range between the answer and the replacement. That is a microsecond or two, against
     /// which the kernel offers no means. It cannot happen again once the program was seen to make such a change.
     pub fn may_replace(&self, range: PageRange, traits: Traits, kind: Kind) -> bool {
-        if self.lost_track().is_some() {
+        if self.lost_track().is_some() || !world::is_held() {
             return false;
         }
         let is_known = self.maps.shows(range, traits, kind);
@@ -270,11 +280,34 @@ impl Following {
         // Pages that were moved out of anonymous memory were writable and not locked, or the kernel would not have
         // moved them.
         followed.is_ok()
+            && world::is_held()
             && (kind == Kind::Anonymous && self.lost_track().is_none() || self.may_replace(range, traits, kind))
     }
 
+    /// Without hooks, nothing is replaced but while the program's threads are stopped. It is then enough to look at the
+    /// kernel's list again.
     fn lose_track(&self, how: &'static str) {
-        let _ = self.lost_track.set(how);
+        if world::HOOKED {
+            let _ = self.lost_track.set(how);
+        }
+        self.is_stale.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the table may be out of date since the last call.
+    #[cfg(not(target_env = "gnu"))]
+    pub fn was_stale(&self) -> bool {
+        self.is_stale.swap(false, Ordering::Relaxed)
+    }
+
+    /// Whether the program has moved slots, to where the table does not know of any.
+    pub fn has_moved(&self) -> bool {
+        self.has_moved.load(Ordering::Relaxed)
+    }
+
+    /// The mapping that holds a page, by the kernel's list.
+    #[cfg(not(target_env = "gnu"))]
+    pub fn mapping_of(&self, page: HostVirt) -> Option<Mapping> {
+        self.maps.ask(page)
     }
 
     /// Holds back every thread that discards or forks, for as long as the guard lives, which must be a moment. A caller
@@ -341,7 +374,8 @@ impl Following {
                 (true, _) => Some(CHILDREN_EVERY),
                 // Nothing else tells that the keeper is gone, or that this follower was retired.
                 (false, false) => Some(KEPT_EVERY),
-                (false, true) => None,
+                (false, true) if world::HOOKED => None,
+                (false, true) => Some(KEPT_EVERY),
             };
             let time = time.and_then(|time| Timespec::try_from(time).ok());
             let used = u64::try_from(cpu_time(ClockId::ThreadCPUTime).as_micros()).unwrap_or(u64::MAX);
@@ -371,6 +405,7 @@ impl Shared {
                 Told::Discard => following.expect_discards(),
                 Told::Move(from, to) => {
                     following.lose_track("moved memory that was folded");
+                    following.has_moved.store(true, Ordering::Relaxed);
                     // The place that was left must read as zeros, and so must memory behind a mapping that has grown. A
                     // mapping of the pool would show the pool's bytes there.
                     let behind = following.maps.behind(PageRange { start: to, ..from });

@@ -27,6 +27,7 @@ static IS_OFF: AtomicBool = AtomicBool::new(false);
 /// Makes the userfaultfds of this section the ones that yield. For the thread that has them open.
 pub fn publish(section: &Section) {
     share(section);
+    #[cfg(target_env = "gnu")]
     crate::hooks::set_yield(unregister);
 }
 

@@ -1,16 +1,32 @@
 //! `libpagefold.so`, the agent: preloaded into a process, it folds the pages of that process. ARCHITECTURE.md, section
 //! "Folding", shows how its modules work together.
+//!
+//! Built for the musl target, it is `pagefold-agent`, an object that is put into a running process (`attached.rs`).
+
+// An agent without hooks has no use for what only hooks call.
+#![cfg_attr(not(target_env = "gnu"), allow(dead_code))]
 
 mod arena;
+#[cfg(not(target_env = "gnu"))]
+pub mod attached;
+#[cfg(target_env = "gnu")]
 mod child;
 mod collapse;
 mod cpu_time;
+#[cfg(not(target_env = "gnu"))]
+mod enrol;
 mod fold;
 mod follow;
 mod forks;
 mod give_way;
+#[cfg(target_env = "gnu")]
+mod hooks;
+#[cfg(not(target_env = "gnu"))]
+#[path = "no_hooks.rs"]
 mod hooks;
 mod keeper;
+#[cfg(not(target_env = "gnu"))]
+mod leave;
 mod link;
 mod lock;
 mod maps;
@@ -23,6 +39,7 @@ mod refold;
 mod round;
 mod section;
 mod spawn;
+#[cfg(target_env = "gnu")]
 mod start;
 mod table;
 #[cfg(test)]
@@ -31,3 +48,4 @@ mod thread;
 mod turnover;
 mod unfold;
 mod witness;
+mod world;

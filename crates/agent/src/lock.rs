@@ -42,7 +42,7 @@ impl<T> Lock<T> {
 
     /// Waits for the value, with all signals blocked.
     pub fn lock(&self) -> Guard<'_, T> {
-        if arena::holds(raw::stack()) {
+        if arena::is_own_thread() {
             // One of the agent's own threads, which run with all signals blocked (`spawn`).
             return self.lock_only();
         }

@@ -87,7 +87,8 @@ fn know_file(number: u64) -> bool {
     free.inspect(|free| free.store(number, Ordering::Relaxed)).is_some()
 }
 
-fn is_pool_file((device, number): (u64, u64)) -> bool {
+/// Whether a mapping of this file is the pool's, as far as is known.
+pub fn is_pool_file((device, number): (u64, u64)) -> bool {
     let is_known = |known: &AtomicU64| known.load(Ordering::Relaxed) == number;
     number != 0 && device == POOL_DEVICE.load(Ordering::Relaxed) && POOL_FILES.iter().any(is_known)
 }
@@ -163,7 +164,7 @@ impl Maps {
     }
 
     /// The mapping that holds a page.
-    fn ask(&self, at: HostVirt) -> Option<Mapping> {
+    pub fn ask(&self, at: HostVirt) -> Option<Mapping> {
         let page = PageRange { start: at, pages: 1 };
         let query = match query(self.0.0, at) {
             Ok(query) => query,
@@ -324,6 +325,8 @@ fn take_flag(flag: &str, mapping: &mut Mapping) {
         "dd" => mapping.advice.dont_dump = true,
         "hg" => mapping.advice.huge = Some(true),
         "nh" => mapping.advice.huge = Some(false),
+        "mg" => mapping.advice.mergeable = true,
+        "nr" => mapping.advice.no_reserve = true,
         _ => {}
     }
 }

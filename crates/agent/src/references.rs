@@ -24,6 +24,7 @@
 //! is also repeated from time to time while the generation stays.
 
 mod files;
+#[cfg(target_env = "gnu")]
 mod hooks;
 mod judge;
 mod look;

@@ -110,6 +110,12 @@ impl Section {
         Ok(Self { following, notes, stage, used: 0, tells_owners_apart, lock_was_free: None, is_open: false })
     }
 
+    /// The stage, which is memory of the agent's own.
+    #[cfg(not(target_env = "gnu"))]
+    pub const fn stage(&self) -> PageRange {
+        self.stage.range()
+    }
+
     /// The follower of the memory that is folded.
     pub const fn following(&self) -> &Arc<Following> {
         &self.following

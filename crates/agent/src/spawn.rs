@@ -1,7 +1,7 @@
 //! Starts the agent's own threads. Their stacks lie in the agent's arena, so nothing of them lies where pages may be
 //! folded. They block all signals, so no signal handler of the program runs on them.
 
-use crate::arena;
+use crate::{arena, world};
 use rustix::io::Errno;
 use std::ffi::{CStr, c_int, c_void};
 
@@ -22,6 +22,7 @@ pub fn thread(name: &'static CStr, stack_bytes: usize, body: impl FnOnce() + Sen
     let named: Body = Box::new(move || {
         // SAFETY: the name is a string of at most 16 bytes with its end, and this system call names the calling thread.
         unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+        world::join();
         body();
     });
     let argument = Box::into_raw(Box::new(named));
@@ -34,7 +35,8 @@ pub fn thread(name: &'static CStr, stack_bytes: usize, body: impl FnOnce() + Sen
     unsafe { libc::pthread_attr_setstack(&raw mut attributes, bottom, stack_bytes) };
     // SAFETY: the attributes are initialised; nobody joins the thread.
     unsafe { libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED) };
-    let mut thread = 0;
+    // SAFETY: all bits zero are storage for a thread's handle, a number or a pointer.
+    let mut thread: libc::pthread_t = unsafe { std::mem::zeroed() };
     // SAFETY: `main` is a thread's function. Its argument is a box that was given away, for this thread alone.
     let failed: c_int = unsafe { libc::pthread_create(&raw mut thread, &raw const attributes, main, argument.cast()) };
     drop(everything_blocked);

@@ -129,7 +129,7 @@ fn start() {
             own_files();
             std::panic::set_hook(Box::new(|_| {}));
             if let Some(asked) = ASKED.get() {
-                let _ = run(asked, false);
+                let _ = run(asked, false, None);
             }
         });
     });
@@ -155,7 +155,7 @@ pub fn in_child() -> Result<(), Errno> {
                 } else {
                     child::wait_until_worth_it(after);
                 }
-                let _ = run(asked, true);
+                let _ = run(asked, true, None);
                 // Nothing was folded. The hooks have nobody to note things for.
                 hooks::rest();
             }

@@ -25,6 +25,7 @@ pub mod chunk;
 mod extents;
 mod lookup;
 
+#[cfg(target_env = "gnu")]
 pub use extents::READ_WRITE;
 pub use extents::{Advice, Shut, Traits};
 pub use lookup::everything;
@@ -197,6 +198,17 @@ impl Table {
             at = known.map_or(end, |(_, stop, _)| stop);
         }
         self.extents.change(first, end, |known| known.asked = true);
+    }
+
+    /// Enrols memory with these traits, in place of those that it had.
+    #[cfg(not(target_env = "gnu"))]
+    pub fn ask_anew(&mut self, range: PageRange, traits: Traits) {
+        let (first, end) = span(range);
+        let traits = Traits { asked: true, ..traits };
+        if self.traits(range) != Some(traits) {
+            self.generation += 1;
+            self.extents.insert(first, end, traits);
+        }
     }
 
     /// Excludes memory from folding for good. Pages that map slots go on doing so.

@@ -143,12 +143,13 @@ pub unsafe fn map_anonymous_over(place: PageRange) -> Result<(), Errno> {
 }
 
 /// Advice of every kind that is remembered.
-pub const ADVICE: Advice = Advice { dont_fork: true, dont_dump: true, huge: Some(true) };
+pub const ADVICE: Advice =
+    Advice { dont_fork: true, dont_dump: true, huge: Some(true), mergeable: false, no_reserve: false };
 
 /// Gives a member's memory this advice, as the program would.
 pub fn advise(member: &Member) {
     let range = member.0.range();
-    let Advice { dont_fork, dont_dump, huge } = ADVICE;
+    let Advice { dont_fork, dont_dump, huge, .. } = ADVICE;
     act::Inherit { dont_fork, dont_dump, huge }.apply(range).unwrap();
     table::lock().advise(range, |advice| *advice = ADVICE);
 }

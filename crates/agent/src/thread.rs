@@ -26,7 +26,8 @@ use crate::section::Section;
 use crate::table;
 use crate::turnover::{Change, LIFE};
 use crate::witness::Silence;
-use crate::{child, give_way, hooks, keeper};
+use crate::world::{self, Enrolment};
+use crate::{give_way, hooks, keeper};
 use act::{HUGE_PAGES, Purpose, Role, SharedMark, Userfault};
 use host::Pagemap;
 use looks::{Activity, Looks};
@@ -89,6 +90,7 @@ impl Asked {
 /// The state that outlives connections.
 struct Agent {
     asked: &'static Asked,
+    enrolment: Option<Enrolment>,
     folder: Result<Folder, String>,
     pagemap: Pagemap,
     pool: Pool,
@@ -128,20 +130,21 @@ struct Session {
     stats_due: Instant,
 }
 
-/// Serves this process until it ends. `is_child` says that it was forked by a member, and knows memory of that one's.
+/// Serves this process until it ends, or the agent is to leave it. `is_child` says that it was forked by a member, and
+/// knows memory of that one's. `enrolment` finds memory in a process without hooks.
 ///
 /// # Errors
 /// This process cannot read its own page table, or list of mappings.
-pub fn run(asked: &'static Asked, is_child: bool) -> io::Result<std::convert::Infallible> {
-    let mut agent = Agent::new(asked)?;
+pub fn run(asked: &'static Asked, is_child: bool, enrolment: Option<Enrolment>) -> io::Result<()> {
+    let mut agent = Agent::new(asked, enrolment)?;
     if is_child {
         let notes = agent.folder.as_ref().ok().and_then(|folder| folder.section().notes());
-        child::compare(notes).map_err(|()| io::ErrorKind::PermissionDenied)?;
+        world::compare_child(notes).map_err(|()| io::ErrorKind::PermissionDenied)?;
         agent.rounds.leave_shared();
     }
     let mut pause = RECONNECT.0;
     let mut refusals = 0;
-    loop {
+    while !world::is_leaving() {
         if let Ok(link) = Link::connect(&agent.asked.socket) {
             let began = Instant::now();
             // The reason of its end does not matter: nobody is left to be told.
@@ -157,6 +160,7 @@ pub fn run(asked: &'static Asked, is_child: bool) -> io::Result<std::convert::In
         std::thread::sleep(pause);
         pause = page::doubled(Some(pause), RECONNECT);
     }
+    agent.leave()
 }
 
 fn open_folder(asked: &Asked) -> io::Result<Folder> {
@@ -173,7 +177,7 @@ fn open_folder(asked: &Asked) -> io::Result<Folder> {
 
 fn follow(asked: &Asked, watch: Userfault, forks: bool) -> io::Result<Arc<Following>> {
     let following = Following::start(watch, forks, asked.socket.with_file_name(PROVER))?;
-    if asked.all_anonymous {
+    if asked.all_anonymous || !world::HOOKED {
         // The program did not ask by itself, so it may change its memory in any way.
         following.expect_discards();
     }
@@ -209,7 +213,7 @@ fn open_notes() -> io::Result<Option<Userfault>> {
 }
 
 impl Agent {
-    fn new(asked: &'static Asked) -> io::Result<Self> {
+    fn new(asked: &'static Asked, enrolment: Option<Enrolment>) -> io::Result<Self> {
         let pagemap = Pagemap::open(std::process::id()).map_err(io::Error::other)?;
         let opened = open_folder(asked).map_err(|e| match e.raw_os_error() {
             Some(libc::EINVAL) => "the kernel has no UFFDIO_MOVE: Linux 6.8 or newer is needed".to_owned(),
@@ -225,6 +229,7 @@ impl Agent {
         let now = Instant::now();
         Ok(Self {
             asked,
+            enrolment,
             folder: opened,
             pagemap,
             pool: Pool::default(),
@@ -256,7 +261,7 @@ impl Agent {
         self.cpu_before = cpu_time(ClockId::ThreadCPUTime) + follower;
         self.folds_before = table::lock().folds();
         session.link.send(&ToWorker::Hello(Hello { version: VERSION, eager: self.asked.eager }))?;
-        loop {
+        while !world::is_leaving() {
             session.link.flush()?;
             while let Some((message, files)) = session.link.receive()? {
                 self.obey(&mut session, message, files)?;
@@ -268,6 +273,12 @@ impl Agent {
             let alarm = self.folder.as_ref().ok().map(|folder| folder.section().following().alarm());
             session.link.wait(until, alarm)?;
         }
+        Ok(())
+    }
+
+    /// Leaves the process as it was before.
+    fn leave(self) -> io::Result<()> {
+        world::leave(self.folder, &self.pagemap)
     }
 
     fn until_next(&mut self, session: &Session) -> Duration {
@@ -391,6 +402,9 @@ impl Agent {
     fn work(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
         let now = Instant::now();
         let seconds = u32::try_from((now - self.began).as_secs() + 1).unwrap_or(u32::MAX);
+        if let (Some(enrolment), Ok(folder)) = (&mut self.enrolment, &self.folder) {
+            enrolment.look(folder.section());
+        }
         table::lock().set_time(seconds, self.rounds.quiet(now));
         if let Some(how) = self.lost_track() {
             return self.say_why_it_rests(session, how);
@@ -503,7 +517,8 @@ impl Agent {
             // Slots that the program has moved are mapped elsewhere. The follower must have told of that before.
             folder.section().following().catch_up();
         }
-        if self.lost_track().is_none() { release(&mut session.link) } else { Ok(()) }
+        let has_moved = self.folder.as_ref().is_ok_and(|folder| folder.section().following().has_moved());
+        if self.lost_track().is_none() && !has_moved { release(&mut session.link) } else { Ok(()) }
     }
 }
 

@@ -11,6 +11,7 @@
 //!   not folded (`references`).
 
 use crate::table::{Table, Traits, everything};
+use crate::world;
 use act::{ForkProbe, Prover};
 use host::{Pagemap, PagemapEntry};
 use page::{HostVirt, PageRange};
@@ -242,7 +243,7 @@ impl Witness {
 /// Forks a probe that gets these pages, and nothing else that was asked in. A private page that is shared with a child
 /// cannot be moved until it is written again.
 fn fork_probe(table: &Table, broken: &[PageRange]) -> Result<ForkProbe, Errno> {
-    if is_confined() {
+    if is_confined() || !world::HOOKED {
         return Err(Errno::PERM);
     }
     let asked: Vec<_> = table.known(everything()).into_iter().filter(|(_, traits)| traits.asked).collect();

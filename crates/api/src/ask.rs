@@ -28,6 +28,31 @@ pub enum Ask {
         /// The file name of its program.
         program: String,
     },
+    /// Make a running process a member, into which the asking process is about to put an agent.
+    Attach {
+        /// The process's pid.
+        pid: u32,
+        /// Its start, in clock ticks since boot.
+        started: u64,
+        /// Its group.
+        group: String,
+        /// Its name; `None`: one made from the program's.
+        name: Option<String>,
+    },
+    /// Have memory promised for an attached process, all of whose pages are to become private.
+    MayLeave {
+        /// The process's pid.
+        pid: u32,
+        /// Its start, in clock ticks since boot.
+        started: u64,
+    },
+    /// End the membership of an attached process: its agent is gone, and nothing of the pool is mapped there.
+    Leave {
+        /// The process's pid.
+        pid: u32,
+        /// Its start, in clock ticks since boot.
+        started: u64,
+    },
     /// List the groups.
     Groups,
     /// Show a group's state.
@@ -139,6 +164,9 @@ pub struct MemberLine {
     /// Of a member that another member has forked: the name of the first of them, which was not forked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub family: Option<String>,
+    /// The process that put the agent into it while it ran, if it was attached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attached_by: Option<u32>,
 }
 
 /// The most memory that a pool may take.

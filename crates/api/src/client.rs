@@ -17,7 +17,7 @@ use crate::control::Settings;
 use crate::name;
 use crate::place::{Meant, Place, Untrusted, own_uid};
 use anyhow::{Context, bail};
-use host::{Process, Seqpacket};
+use host::{Process, ProcessId, Seqpacket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::process::{Command, Stdio};
@@ -189,6 +189,43 @@ impl Service {
         let (group, name, program) = (group.to_owned(), name.map(str::to_owned), program.to_owned());
         self.asked(&Ask::Join { group, name, program }, |mut answers| match answers.next()? {
             Answer::Joined(name) => Ok(name),
+            other => unexpected(&other),
+        })
+    }
+
+    /// Makes a running process a member, into which this one is about to put an agent; returns its name.
+    ///
+    /// # Errors
+    /// The service refuses.
+    pub fn attach(&self, process: ProcessId, group: &str, name: Option<&str>) -> anyhow::Result<String> {
+        let ProcessId { pid, start_ticks: started } = process;
+        let (group, name) = (group.to_owned(), name.map(str::to_owned));
+        self.asked(&Ask::Attach { pid, started, group, name }, |mut answers| match answers.next()? {
+            Answer::Joined(name) => Ok(name),
+            other => unexpected(&other),
+        })
+    }
+
+    /// Has memory promised for an attached process, all of whose pages are to become private.
+    ///
+    /// # Errors
+    /// The service refuses, because memory is short for example.
+    pub fn may_leave(&self, process: ProcessId) -> anyhow::Result<()> {
+        let ProcessId { pid, start_ticks: started } = process;
+        self.asked(&Ask::MayLeave { pid, started }, |mut answers| match answers.next()? {
+            Answer::Done => Ok(()),
+            other => unexpected(&other),
+        })
+    }
+
+    /// Ends the membership of an attached process.
+    ///
+    /// # Errors
+    /// The service refuses.
+    pub fn leave(&self, process: ProcessId) -> anyhow::Result<()> {
+        let ProcessId { pid, start_ticks: started } = process;
+        self.asked(&Ask::Leave { pid, started }, |mut answers| match answers.next()? {
+            Answer::Done => Ok(()),
             other => unexpected(&other),
         })
     }

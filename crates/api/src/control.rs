@@ -160,6 +160,8 @@ pub enum Order {
     },
     /// A new member; with it, its socket, of which nothing has been read.
     Admit(Identity),
+    /// A member no longer: its connection is to end. Its process goes on.
+    Dismiss(Identity),
     /// New settings of the group.
     Set(Settings),
     /// Report on the group.

@@ -194,6 +194,7 @@ mod tests {
             uid: 0,
             connected: false,
             family: None,
+            attached_by: None,
         };
         let lines = [line("a", 1, "acme"), line("c", 3, "acme"), line("d", 4, "beta")];
         complete(&mut state, &lines, |pid| format!("why {pid}"));

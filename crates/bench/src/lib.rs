@@ -5,6 +5,7 @@
 use clap::Subcommand;
 use cli::exit::Outcome;
 
+mod attach;
 mod balance;
 mod census;
 mod guardian;
@@ -30,6 +31,8 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum What {
+    /// Attaching to a running program that checks itself, and detaching again: what is stopped, interrupted, and left
+    Attach(attach::Args),
     /// Memory between guests, when drivers, QEMU and guests fail
     Balance(balance::Args),
     /// The census against plain hashing and copying of the same bytes
@@ -70,6 +73,7 @@ enum GuestOf {
 /// Runs the chosen bench.
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
     match args.what {
+        What::Attach(args) => attach::run(&args),
         What::Balance(args) => balance::run(&args),
         What::Census(args) => census::run(&args),
         What::Huge(args) => ksm::run_huge(&args),

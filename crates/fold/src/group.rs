@@ -174,6 +174,7 @@ impl Group {
                 Some(socket) => self.admit(identity, Seqpacket::from_stranger(socket), now),
                 None => self.event(format!("member {} came without its socket", identity.name)),
             },
+            Order::Dismiss(identity) => self.cut_process(&identity, &Cut::Dismissed),
             Order::Set(settings) => self.set(settings, now),
             Order::Why { question, pid, pages } => self.ask_why(question, pid, &pages),
             Order::Report => {
@@ -189,10 +190,7 @@ impl Group {
             let why = if self.begun { "the group has as many as it may" } else { "the group has not begun" };
             return self.event(format!("member {} is not admitted: {why}", identity.name));
         }
-        let same = |m: &&Member| (m.identity.pid, m.identity.started) == (identity.pid, identity.started);
-        if let Some(before) = self.members.values().find(same).map(|member| member.id) {
-            self.cut(before, &Cut::Replaced);
-        }
+        self.cut_process(&identity, &Cut::Replaced);
         let id = self.planner.join();
         match Member::new(id, identity.clone(), socket, now) {
             Ok(member) => {
@@ -202,6 +200,14 @@ impl Group {
                 self.planner.leave(id, Donation::default());
                 self.event(format!("cannot serve member {}: {e}", identity.name));
             }
+        }
+    }
+
+    /// Ends the connection of this process, if it has one.
+    fn cut_process(&mut self, identity: &Identity, why: &Cut) {
+        let same = |m: &&Member| (m.identity.pid, m.identity.started) == (identity.pid, identity.started);
+        if let Some(member) = self.members.values().find(same).map(|member| member.id) {
+            self.cut(member, why);
         }
     }
 

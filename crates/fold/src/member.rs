@@ -76,6 +76,9 @@ pub enum Cut {
     /// The same process has connected again.
     #[error("connected again")]
     Replaced,
+    /// Its process was detached.
+    #[error("detached")]
+    Dismissed,
     /// The connection broke, or the worker lacks the means to serve it.
     #[error("disconnected: {0}")]
     Io(#[from] io::Error),

@@ -14,8 +14,9 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 /// `_IOWR('f', 16, struct pm_scan_arg)`
-const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610;
-const _: () = assert!(PAGEMAP_SCAN as usize == 3 << 30 | size_of::<pm_scan_arg>() << 16 | (b'f' as usize) << 8 | 16);
+const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610_u32 as libc::Ioctl;
+const _: () =
+    assert!(PAGEMAP_SCAN as u32 as usize == 3 << 30 | size_of::<pm_scan_arg>() << 16 | (b'f' as usize) << 8 | 16);
 const _: () = assert!(size_of::<pm_scan_arg>() == 96 && size_of::<page_region>() == 24);
 
 /// Categories of `PAGEMAP_SCAN`.

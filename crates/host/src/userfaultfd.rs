@@ -14,7 +14,7 @@ pub const fn ioctl_number(direction: u32, argument_bytes: usize, number: u32) ->
 const USERFAULTFD_IOC_NEW: libc::Ioctl = ioctl_number(0, 0, 0);
 /// Number of the ioctl that agrees on version and features of a userfaultfd.
 pub const UFFDIO_API: libc::Ioctl = ioctl_number(3, size_of::<uffdio_api>(), 0x3f);
-const _: () = assert!(UFFDIO_API == 0xc018_aa3f);
+const _: () = assert!(UFFDIO_API as u32 == 0xc018_aa3f);
 
 /// Opens a userfaultfd by the system call, or by the device where the system call is not permitted.
 ///

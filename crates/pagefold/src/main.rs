@@ -28,6 +28,10 @@ enum Command {
     Forecast(cmd::forecast::Args),
     /// Start a program as a member of a group, whose members share identical pages
     Run(cmd::run::Args),
+    /// Make a process that runs already a member of a group
+    Attach(cmd::attach::AttachArgs),
+    /// End the membership of a process that was attached, and leave it as it was before
+    Detach(cmd::attach::DetachArgs),
     /// The service: decides who is a member, and folds
     Serve(cmd::serve::Args),
     /// The service's configuration
@@ -74,6 +78,8 @@ fn main() -> ExitCode {
         Command::Explain(args) => cmd::explain::run(&args),
         Command::Forecast(args) => cmd::forecast::run(&args),
         Command::Run(args) => cmd::run::run(&args),
+        Command::Attach(args) => cmd::attach::attach(&args),
+        Command::Detach(args) => cmd::attach::detach(&args),
         Command::Serve(args) => cmd::serve::run(args),
         Command::Config(args) => cmd::config::run(&args),
         Command::Generate(args) => cmd::generate::run(&args, with_exit_codes(Cli::command())),

@@ -12,11 +12,13 @@ use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
 /// Files of the package, besides those of which there is one for each command.
-const FILES: [&str; 28] = [
+const FILES: [&str; 30] = [
     "etc/pagefold/pagefold.toml",
     "usr/bin/pagefold",
     "usr/bin/pagefold-qemu",
     "usr/lib/pagefold/libpagefold.so",
+    "usr/lib/pagefold/pagefold-agent",
+    "usr/lib/pagefold/pagefold-attach",
     "usr/lib/pagefold/pagefold-prove",
     "usr/lib/pagefold/pagefold-web",
     "usr/lib/sysctl.d/60-pagefold.conf",
@@ -65,9 +67,11 @@ fn built(dir: &TempDir) -> Option<PathBuf> {
     }
     fs::create_dir(dir.path().join("release")).expect("make a directory");
     let programs = Path::new(env!("CARGO_BIN_EXE_pagefold"));
-    for name in ["pagefold", "pagefold-prove", "pagefold-web", "libpagefold.so"] {
-        let program = programs.with_file_name(name);
-        assert!(program.exists(), "{} is not there: cargo build --workspace --bins --lib", program.display());
+    let agent = "../x86_64-unknown-linux-musl/debug/pagefold-agent";
+    for name in ["pagefold", "pagefold-prove", "pagefold-web", "pagefold-attach", agent, "libpagefold.so"] {
+        let program = programs.parent().expect("a directory").join(name);
+        let name = Path::new(name).file_name().expect("a name");
+        assert!(program.exists(), "{} is not there: ./x build", program.display());
         symlink(program, dir.path().join("release").join(name)).expect("link a program");
     }
     done(Command::new(tree().join("x")).args(["package", "--built"]).env("CARGO_TARGET_DIR", dir.path()));

@@ -69,7 +69,14 @@ pub fn member_of(peer: &PeerProcess, state: &State, groups: &BTreeMap<String, Gr
     };
     check_no_other_pool(peer, group, groups)?;
     let identity = Identity { name, pid, started: peer.id.start_ticks };
-    Ok(MemberLine { group: group.to_owned(), identity, uid: peer.uid, connected: false, family: None })
+    Ok(MemberLine {
+        group: group.to_owned(),
+        identity,
+        uid: peer.uid,
+        connected: false,
+        family: None,
+        attached_by: None,
+    })
 }
 
 /// The member that a forked child of a member becomes.
@@ -87,7 +94,14 @@ fn child_of(
     }
     check_no_other_pool(peer, &parent.group, groups)?;
     let identity = Identity { name, pid: peer.id.pid, started: peer.id.start_ticks };
-    Ok(MemberLine { group: parent.group.clone(), identity, uid: peer.uid, connected: false, family: Some(family) })
+    Ok(MemberLine {
+        group: parent.group.clone(),
+        identity,
+        uid: peer.uid,
+        connected: false,
+        family: Some(family),
+        attached_by: None,
+    })
 }
 
 /// The member that has forked a process, by itself or by forked children in between.

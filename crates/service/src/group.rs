@@ -162,6 +162,16 @@ impl Group {
         }
     }
 
+    /// Has the worker end the connection of a process that is to be a member no longer. `false` if it cannot be told at
+    /// the moment.
+    pub fn dismiss(&mut self, identity: Identity) -> bool {
+        self.waiting.retain(|(waiting, _)| (waiting.pid, waiting.started) != (identity.pid, identity.started));
+        match &mut self.worker {
+            Some(worker) => worker.heard && worker.send(&Order::Dismiss(identity), vec![]),
+            None => true,
+        }
+    }
+
     /// When the worker should be started, if not `now`; `None`: not at all, or it runs.
     pub fn start_at(&self, members: usize, now: Instant) -> Option<Instant> {
         let wanted = !self.waiting.is_empty() || (self.backoff.has_failed() && members > 0);

@@ -1,4 +1,4 @@
-//! Programs that the supervisor starts beside workers: the prover and the web side.
+//! Programs that are started beside workers: the prover, the web side, and the one that attaches.
 
 use std::io;
 use std::path::PathBuf;

@@ -29,7 +29,7 @@ mod bill;
 pub mod config;
 mod decide;
 mod group;
-mod helper;
+pub mod helper;
 mod orphans;
 mod prover;
 mod registry;

@@ -195,7 +195,9 @@ impl Registry {
             Ask::Set { .. } => {
                 Some("settings are not changed over HTTP: control = true in [api] of the configuration allows it")
             }
-            Ask::Join { .. } => Some("the web side is never a member"),
+            Ask::Join { .. } | Ask::Attach { .. } | Ask::MayLeave { .. } | Ask::Leave { .. } => {
+                Some("membership is not the web side's business")
+            }
             Ask::Why { .. } => Some("single pages are not the web side's business"),
         }
     }

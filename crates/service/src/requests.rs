@@ -14,7 +14,7 @@ use api::change::Change;
 use api::control::{Fold, GroupReport, Identity, MemberReport, MemberRoom, Needs, Settings};
 use api::name;
 use cli::note;
-use host::{PeerProcess, Seqpacket, Shares};
+use host::{Mapping, PeerProcess, Process, ProcessId, Seqpacket, Shares};
 use page::pages_to_bytes;
 use rustix::fd::{AsFd, BorrowedFd};
 use std::collections::VecDeque;
@@ -174,6 +174,13 @@ impl Clients {
     }
 }
 
+/// Bytes of pools that a process maps: each may take a page of its own when all become private.
+fn pooled_bytes(pid: u32) -> Result<u64, String> {
+    let all = Mapping::list(pid).map_err(|e| e.to_string())?;
+    let pooled = all.iter().filter(|mapping| !mapping.shared && guest::pool_group(mapping).is_some());
+    Ok(pooled.map(|mapping| mapping.end.0 - mapping.start.0).sum())
+}
+
 /// A client's question under way.
 struct Request<'a> {
     registry: &'a mut Registry,
@@ -187,6 +194,11 @@ impl Request<'_> {
         }
         let answered = match question {
             Ask::Join { group, name, program } => self.join(&group, name, &program),
+            Ask::Attach { pid, started, group, name } => {
+                self.attach(ProcessId { pid, start_ticks: started }, &group, name)
+            }
+            Ask::MayLeave { pid, started } => self.may_leave(ProcessId { pid, start_ticks: started }),
+            Ask::Leave { pid, started } => self.leave(ProcessId { pid, start_ticks: started }),
             Ask::Groups => self.list_groups(),
             Ask::Members => self.list_members(),
             Ask::Troubles => self.list_troubles(),
@@ -240,12 +252,88 @@ impl Request<'_> {
         }
         let connected = self.registry.state.find(id).is_some_and(|m| m.connected);
         // The state is written before the answer, so that a later supervisor knows the member too.
-        self.registry
-            .keep(|state| state.add(MemberLine { group: group.to_owned(), identity, uid, connected, family: None }))?;
+        let attached_by = None;
+        let member = MemberLine { group: group.to_owned(), identity, uid, connected, family: None, attached_by };
+        self.registry.keep(|state| state.add(member))?;
         self.registry.group(group).idle_since = None;
         note!("group {group}: process {} of user {uid} is member {name}", id.pid);
         self.client.answer(&Answer::Joined(name));
         Ok(())
+    }
+
+    /// Makes another process a member. The asker puts an agent into it, by its own right: the kernel decides whether it may.
+    fn attach(&mut self, id: ProcessId, group: &str, wanted: Option<String>) -> Result<(), String> {
+        self.allow(group, true)?;
+        if !self.registry.group(group).is_configured {
+            return Err(format!("group {group}: {NOT_CONFIGURED}; add it to the service's configuration"));
+        }
+        let process = Process::read_without_arguments(id.pid).map_err(|e| e.to_string())?;
+        if process.stat.start_ticks != id.start_ticks {
+            return Err(format!("process {} has ended", id.pid));
+        }
+        let asker = self.client.peer;
+        if asker.uid != 0 && asker.uid != process.uid {
+            return Err(format!("process {} belongs to user {}", id.pid, process.uid));
+        }
+        // A question may be asked twice.
+        let is_again = |member: &&MemberLine| member.group == group && member.attached_by == Some(asker.id.pid);
+        if let Some(member) = self.registry.state.find(id).filter(|member| !is_again(member)) {
+            return Err(format!("process {} is a member of group {} already", id.pid, member.group));
+        }
+        let name = wanted.unwrap_or_else(|| name::of_process(process.program(), id.pid));
+        name::check("member", &name)?;
+        let identity = Identity { name: name.clone(), pid: id.pid, started: id.start_ticks };
+        let (uid, connected, attached_by) = (process.uid, false, Some(asker.id.pid));
+        let member = MemberLine { group: group.to_owned(), identity, uid, connected, family: None, attached_by };
+        self.registry.keep(|state| state.add(member))?;
+        self.registry.group(group).idle_since = None;
+        note!("group {group}: user {} attaches process {} of user {uid} as member {name}", asker.uid, id.pid);
+        self.client.answer(&Answer::Joined(name));
+        Ok(())
+    }
+
+    /// Promises memory for an attached process that is to be as it was before. It is promised as to a group of its own.
+    fn may_leave(&mut self, id: ProcessId) -> Result<(), String> {
+        let member = self.attached(id)?;
+        let needed = pooled_bytes(id.pid)?;
+        let needs = Needs { members: vec![MemberRoom { pid: id.pid, bytes: needed }], whole: true };
+        self.registry.within_limits(&needs).map_err(|why| format!("{why}: raise the limit, and try again"))?;
+        let name = format!("process {} of {}", id.pid, member.group);
+        self.registry.promise(|room, memory| room.promise_all(&name, needed, memory, Instant::now()))?;
+        self.client.answer(&Answer::Done);
+        Ok(())
+    }
+
+    /// Ends the membership of an attached process, if it maps nothing of a pool any more. The asker is not believed: the
+    /// kernel's list tells, and the worker hears nothing of that process any more.
+    fn leave(&mut self, id: ProcessId) -> Result<(), String> {
+        if self.registry.state.find(id).is_some() && id.is_alive() {
+            let member = self.attached(id)?;
+            if pooled_bytes(id.pid)? > 0 {
+                return Err(format!("process {} maps pages of group {} yet", id.pid, member.group));
+            }
+            if !self.registry.group(&member.group).dismiss(member.identity.clone()) {
+                return Err(format!("the worker of group {} cannot be told at the moment; try again", member.group));
+            }
+            self.registry.keep(|state| {
+                state.remove(id);
+                Ok(())
+            })?;
+            note!("group {}: member {} has left: process {} was detached", member.group, member.identity.name, id.pid);
+        }
+        self.client.answer(&Answer::Done);
+        Ok(())
+    }
+
+    /// The member that a process became by being attached, if the client may detach it.
+    fn attached(&self, id: ProcessId) -> Result<MemberLine, String> {
+        let member = self.registry.state.find(id).filter(|member| member.attached_by.is_some());
+        let member = member.ok_or_else(|| format!("process {} was not attached", id.pid))?;
+        let uid = self.client.peer.uid;
+        if uid != 0 && uid != member.uid {
+            return Err(format!("process {} belongs to user {}", id.pid, member.uid));
+        }
+        Ok(member.clone())
     }
 
     fn list_groups(&mut self) -> Result<(), String> {

@@ -227,6 +227,12 @@ impl State {
         Ok(())
     }
 
+    /// Removes a member whose process goes on.
+    pub fn remove(&mut self, process: ProcessId) {
+        self.members.retain(|m| process_of(m) != process);
+        self.changed = true;
+    }
+
     /// Removes members whose process has ended.
     pub fn forget_dead(&mut self) {
         let before = self.members.len();
@@ -243,7 +249,7 @@ mod tests {
 
     fn member(group: &str, name: &str, process: ProcessId) -> MemberLine {
         let identity = Identity { name: name.into(), pid: process.pid, started: process.start_ticks };
-        MemberLine { group: group.into(), identity, uid: 0, connected: false, family: None }
+        MemberLine { group: group.into(), identity, uid: 0, connected: false, family: None, attached_by: None }
     }
 
     #[test]

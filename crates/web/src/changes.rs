@@ -214,7 +214,7 @@ mod tests {
 
     fn member(group: &str, name: &str, pid: u32) -> MemberLine {
         let identity = Identity { name: name.into(), pid, started: 1 };
-        MemberLine { group: group.into(), identity, uid: 7, connected: true, family: None }
+        MemberLine { group: group.into(), identity, uid: 7, connected: true, family: None, attached_by: None }
     }
 
     fn kinds(before: &Look, after: &Look) -> Vec<(Kind, String, Option<String>)> {

@@ -34,6 +34,7 @@
 //! on. A side that gets a frame it cannot decode hangs up.
 #![forbid(unsafe_code)]
 
+pub mod attach;
 mod codec;
 mod message;
 pub mod prove;

@@ -52,6 +52,10 @@ impl Folder {
         let (mut at, mut tries) = (0, TRIES);
         while at < parts.len() {
             self.take_turns();
+            if !self.hold() {
+                parts[at..].iter().for_each(|part| all[part.at..][..part.range.pages as usize].fill(Outcome::Busy));
+                return;
+            }
             let mut table = table::lock();
             // The program may have changed the part since the table was last looked at.
             let is_current = references::generation() == generation;
@@ -68,6 +72,7 @@ impl Folder {
             if self.witness.is_late() || !self.witness.is_at_hand() {
                 // Nothing of the group was folded. The worker would ask for it again only after a long time.
                 drop(table);
+                self.turns.rest();
                 if tries > 0 && self.may_ask_again(&parts[at..], pagemap) {
                     tries -= 1;
                 } else {

@@ -31,6 +31,7 @@ impl Folder {
         let Some((piece, traits)) = self.collapse.next(pagemap, most, now)? else { return Ok(()) };
         let began = Instant::now();
         let collapsed = self.collapse_piece((pagemap, pool, rounds), (piece, traits), stayed, stats);
+        self.turns.rest();
         self.collapse.done(piece, collapsed.unwrap_or(false), began.elapsed());
         Ok(())
     }
@@ -48,6 +49,9 @@ impl Folder {
         let copy = MemberMemory::huge_page(traits.advice.huge)?;
         let huge = pagemap.huge_ranges(copy.range().start, copy.range().end());
         let is_huge = huge.is_ok_and(|ranges| ranges == [copy.range()]);
+        if !self.hold() {
+            return Ok(false);
+        }
         let table = table::lock();
         // Without a huge page, a collapse only gives back mappings. No folded page is given up for that.
         let is_of_use = is_huge || table.is_only_broken(piece);

@@ -19,6 +19,9 @@ impl Folder {
     pub fn settle_discards(&mut self, pagemap: &Pagemap) -> host::Result<()> {
         let following = Arc::clone(self.section.following());
         let discarded: Vec<PageRange> = following.hold().all_discarded().ranges().collect();
+        if discarded.is_empty() || !self.hold() {
+            return Ok(());
+        }
         for (piece, _) in discarded.into_iter().flat_map(|range| pieces(range.start, range.pages, Target::Zero)) {
             let mut table = table::lock();
             // Held, so that nobody is given a page of it meanwhile: a page without an entry keeps none.
@@ -35,6 +38,7 @@ impl Folder {
             drop(held);
             let _ = following.watch().wake(piece);
         }
+        self.turns.rest();
         Ok(())
     }
 }

@@ -32,6 +32,9 @@ impl Folder {
                 if piece.pages == 0 {
                     return failed.map(|()| false);
                 }
+                if !self.hold() {
+                    return Ok(false);
+                }
                 let unfolded = self.unfold_piece(pagemap, pool, piece, target);
                 let left: u64 = table::lock().slot_runs(piece).iter().map(|run| u64::from(run.pages)).sum();
                 *room -= piece.pages - left;
@@ -42,9 +45,11 @@ impl Folder {
                 }
             }
             if done >= UNFOLD_AT_ONCE {
+                self.turns.rest();
                 return Ok(false);
             }
         }
+        self.turns.rest();
         failed?;
         self.unfold_others(room)
     }

@@ -32,6 +32,7 @@ impl Folder {
                 (all, room) = (all - mappings, left);
             }
         }
+        self.turns.rest();
         self.count_due = Instant::now();
         all <= most
     }
@@ -54,6 +55,9 @@ impl Folder {
             make_private(copy.range())?;
             copy
         };
+        if !self.hold() {
+            return Ok(false);
+        }
         let table = table::lock();
         if table.open_traits(piece) != Some(traits) || references::generation() != generation {
             return Ok(false);

@@ -21,7 +21,7 @@ pub struct Table(usize);
 /// All tables but the agent's; `None` if the threads cannot be listed.
 pub fn all() -> Option<Vec<Table>> {
     let mut found: Vec<Table> = Vec::new();
-    let own = arena::holds(raw::stack()).then(|| Table(rustix::thread::gettid().as_raw_nonzero().get() as usize));
+    let own = arena::is_own_thread().then(|| Table(rustix::thread::gettid().as_raw_nonzero().get() as usize));
     for thread in fs::read_dir("/proc/self/task").ok()? {
         let thread = Table(thread.ok()?.file_name().to_str()?.parse().ok()?);
         let is_known = own.iter().chain(&found).any(|known| known.is_table_of(thread));

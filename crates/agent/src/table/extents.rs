@@ -33,6 +33,10 @@ pub struct Advice {
     pub dont_dump: bool,
     /// `MADV_HUGEPAGE` or `MADV_NOHUGEPAGE`
     pub huge: Option<bool>,
+    /// `MADV_MERGEABLE`, where the kernel was told
+    pub mergeable: bool,
+    /// Mapped with `MAP_NORESERVE`, where that is known
+    pub no_reserve: bool,
 }
 
 /// Everything that is known about a range.
@@ -86,7 +90,7 @@ impl Traits {
 
     /// Advice that anonymous memory in its place must be given.
     pub const fn inherited(self) -> act::Inherit {
-        let Advice { dont_fork, dont_dump, huge } = self.advice;
+        let Advice { dont_fork, dont_dump, huge, .. } = self.advice;
         act::Inherit { dont_fork, dont_dump, huge }
     }
 

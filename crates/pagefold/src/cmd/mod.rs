@@ -1,6 +1,7 @@
 //! One file per command: its arguments, and the way it combines the other crates.
 
 mod absent;
+pub mod attach;
 pub mod audit;
 pub mod balance;
 pub mod census;

@@ -172,6 +172,7 @@ mod tests {
                 uid: 0,
                 connected: *connected,
                 family: None,
+                attached_by: None,
             });
             let (state, name) = ((*state).to_owned(), format!("m{n}"));
             report.members.push(MemberReport { name, pid: n as u32, connected: true, state, ..Default::default() });

@@ -1,0 +1,248 @@
+//! Stopping and steering threads of another process (`ptrace`). A thread has one tracer at most, which is a thread of
+//! this process. All calls about a [`Tracee`] are made by the thread that seized it.
+//!
+//! ```text
+//!   running --seize--> running, traced --interrupt--> stopped --detach--> running
+//!                                                       |   ^
+//!                                             resume    v   |  next stop
+//!                                                     running
+//! ```
+//!
+//! When the tracer ends, the kernel lets all of its tracees go on.
+
+use rustix::io::Errno;
+use rustix::process::Pid;
+use std::ffi::{c_int, c_void};
+use std::time::{Duration, Instant};
+
+/// Registers of a thread, as the kernel keeps them while it is stopped.
+pub type Registers = libc::user_regs_struct;
+
+/// Pause between two looks whether a thread has stopped: 10 us.
+const PAUSE: Duration = Duration::from_micros(10);
+
+/// Why a traced thread is stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// It was asked to stop ([`Tracee::interrupt`]), or is new.
+    Asked,
+    /// Its whole process is stopped (`SIGSTOP`), and it waits for `SIGCONT`.
+    Suspended,
+    /// It has begun or ended a system call ([`Resume::ToSystemCall`]).
+    SystemCall,
+    /// It has made a thread, which is stopped, too.
+    Cloned(Pid),
+    /// It is about to take this signal, which it gets when it is told to go on with it.
+    Signal(i32),
+    /// Something else happened to it.
+    Other,
+    /// It has ended.
+    Ended,
+}
+
+/// How far a stopped thread goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resume {
+    /// Until it is asked to stop.
+    Freely,
+    /// Until it begins or ends a system call.
+    ToSystemCall,
+    /// Not at all, until `SIGCONT` comes: after [`Stop::Suspended`].
+    Listening,
+}
+
+/// A thread that is traced. When this is dropped, the thread goes on, untraced, if it was stopped.
+#[derive(Debug)]
+pub struct Tracee(Pid);
+
+impl Tracee {
+    /// Begins to trace a thread, which goes on running. With `follow`, threads that it makes are traced, too.
+    ///
+    /// # Errors
+    /// `EPERM`: this process may not, or another one traces the thread already. `ESRCH`: there is no such thread.
+    pub fn seize(thread: Pid, follow: bool) -> Result<Self, Errno> {
+        let options = libc::PTRACE_O_TRACESYSGOOD | if follow { libc::PTRACE_O_TRACECLONE } else { 0 };
+        // SAFETY: seizing takes no memory of this process.
+        unsafe { request(libc::PTRACE_SEIZE, thread, 0, options as usize) }?;
+        Ok(Self(thread))
+    }
+
+    /// A thread that a traced one has made, which is traced from its first instruction on.
+    pub const fn of_clone(thread: Pid) -> Self {
+        Self(thread)
+    }
+
+    /// The thread.
+    pub const fn thread(&self) -> Pid {
+        self.0
+    }
+
+    /// Asks the thread to stop. The stop comes when it next leaves the kernel.
+    ///
+    /// # Errors
+    /// `ESRCH`: it has ended.
+    pub fn interrupt(&self) -> Result<(), Errno> {
+        // SAFETY: takes no memory of this process.
+        unsafe { request(libc::PTRACE_INTERRUPT, self.0, 0, 0) }
+    }
+
+    /// The stop that the thread has come to; `None` if it runs.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn look(&self) -> Result<Option<Stop>, Errno> {
+        let mut status: c_int = 0;
+        let thread = self.0.as_raw_nonzero().get();
+        // SAFETY: `status` is exclusively borrowed for the call.
+        let waited = unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL | libc::WNOHANG) };
+        match waited {
+            0 => Ok(None),
+            -1 => match last_error() {
+                Errno::CHILD => Ok(Some(Stop::Ended)),
+                e => Err(e),
+            },
+            _ => Ok(Some(self.meaning(status))),
+        }
+    }
+
+    /// Waits for the next stop; `None` if none comes until `until`.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn wait(&self, until: Instant) -> Result<Option<Stop>, Errno> {
+        loop {
+            if let Some(stop) = self.look()? {
+                return Ok(Some(stop));
+            }
+            if Instant::now() > until {
+                return Ok(None);
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn meaning(&self, status: c_int) -> Stop {
+        if !libc::WIFSTOPPED(status) {
+            return Stop::Ended;
+        }
+        match (libc::WSTOPSIG(status), status >> 16) {
+            (libc::SIGTRAP, libc::PTRACE_EVENT_STOP) => Stop::Asked,
+            (_, libc::PTRACE_EVENT_STOP) => Stop::Suspended,
+            (_, libc::PTRACE_EVENT_CLONE) => self.message().map_or(Stop::Other, Stop::Cloned),
+            (signal, 0) if signal == libc::SIGTRAP | 0x80 => Stop::SystemCall,
+            (signal, 0) => Stop::Signal(signal),
+            _ => Stop::Other,
+        }
+    }
+
+    fn message(&self) -> Option<Pid> {
+        let mut message: libc::c_ulong = 0;
+        // SAFETY: the kernel writes a number to `message`, which is exclusively borrowed.
+        unsafe { request(libc::PTRACE_GETEVENTMSG, self.0, 0, &raw mut message as usize) }.ok()?;
+        Pid::from_raw(i32::try_from(message).ok()?)
+    }
+
+    /// The registers of the stopped thread.
+    ///
+    /// # Errors
+    /// `ESRCH`: it is not stopped, or has ended.
+    pub fn registers(&self) -> Result<Registers, Errno> {
+        // SAFETY: all bits zero are registers.
+        let mut registers: Registers = unsafe { std::mem::zeroed() };
+        // SAFETY: the kernel fills the structure, which is exclusively borrowed and of its layout on x86-64.
+        unsafe { request(libc::PTRACE_GETREGS, self.0, 0, &raw mut registers as usize) }?;
+        Ok(registers)
+    }
+
+    /// Sets the registers of the stopped thread.
+    ///
+    /// # Errors
+    /// `ESRCH`: it is not stopped, or has ended.
+    pub fn set_registers(&self, registers: &Registers) -> Result<(), Errno> {
+        // SAFETY: the kernel reads the structure, which is borrowed for the call.
+        unsafe { request(libc::PTRACE_SETREGS, self.0, 0, std::ptr::from_ref(registers) as usize) }
+    }
+
+    /// Whether the thread has stopped because it begins a system call. `false`: it ends one, or has stopped for another
+    /// reason.
+    pub fn begins_call(&self) -> bool {
+        // SAFETY: all bits zero are such a structure.
+        let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
+        let (bytes, place) = (size_of::<libc::ptrace_syscall_info>(), &raw mut info as usize);
+        // SAFETY: the kernel writes at most so many bytes to the structure, which is exclusively borrowed.
+        let told = unsafe { request(libc::PTRACE_GET_SYSCALL_INFO, self.0, bytes, place) };
+        told.is_ok() && info.op == libc::PTRACE_SYSCALL_INFO_ENTRY
+    }
+
+    /// The signals that the stopped thread blocks.
+    ///
+    /// # Errors
+    /// `ESRCH`: it is not stopped, or has ended.
+    pub fn blocked_signals(&self) -> Result<u64, Errno> {
+        let mut mask = 0_u64;
+        // SAFETY: the kernel writes eight bytes to `mask`, which is exclusively borrowed.
+        unsafe { request(libc::PTRACE_GETSIGMASK, self.0, size_of::<u64>(), &raw mut mask as usize) }?;
+        Ok(mask)
+    }
+
+    /// Sets the signals that the stopped thread blocks.
+    ///
+    /// # Errors
+    /// `ESRCH`: it is not stopped, or has ended.
+    pub fn block_signals(&self, mask: u64) -> Result<(), Errno> {
+        // SAFETY: the kernel reads eight bytes, borrowed for the call.
+        unsafe { request(libc::PTRACE_SETSIGMASK, self.0, size_of::<u64>(), &raw const mask as usize) }
+    }
+
+    /// Lets the stopped thread go on, with `signal` if it is not 0.
+    ///
+    /// # Errors
+    /// `ESRCH`: it is not stopped, or has ended.
+    pub fn resume(&self, how: Resume, signal: i32) -> Result<(), Errno> {
+        let how = match how {
+            Resume::Freely => libc::PTRACE_CONT,
+            Resume::ToSystemCall => libc::PTRACE_SYSCALL,
+            Resume::Listening => libc::PTRACE_LISTEN,
+        };
+        // SAFETY: takes no memory of this process.
+        unsafe { request(how, self.0, 0, signal as usize) }
+    }
+
+    /// Ends the tracing of a stopped thread, which goes on with `signal` if that is not 0.
+    pub fn detach(self, signal: i32) {
+        self.let_go(signal);
+        std::mem::forget(self);
+    }
+
+    fn let_go(&self, signal: i32) {
+        // SAFETY: takes no memory of this process. A thread that has ended needs no detaching.
+        let _ = unsafe { request(libc::PTRACE_DETACH, self.0, 0, signal as usize) };
+    }
+}
+
+impl Drop for Tracee {
+    fn drop(&mut self) {
+        self.let_go(0);
+    }
+}
+
+/// # Safety
+/// `data` and `address` must be what this request takes.
+unsafe fn request(request: libc::c_uint, thread: Pid, address: usize, data: usize) -> Result<(), Errno> {
+    let thread = thread.as_raw_nonzero().get();
+    // SAFETY: by the caller.
+    let answer = unsafe { libc::ptrace(request, thread, address as *mut c_void, data as *mut c_void) };
+    if answer == -1 { Err(last_error()) } else { Ok(()) }
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+/// Whether two processes have the same memory. False where the kernel does not tell.
+pub fn share_memory(one: u32, other: u32) -> bool {
+    /// `KCMP_VM`.
+    const MEMORY: libc::c_int = 1;
+    // SAFETY: compares two numbers of the kernel's.
+    0 == unsafe { libc::syscall(libc::SYS_kcmp, one, other, MEMORY, 0, 0) }
+}

@@ -1,0 +1,102 @@
+//! Which memory is enrolled in a process without hooks. The kernel's list of mappings is read once in a while, and the
+//! table is made to agree with it.
+//!
+//! ```text
+//!   private, anonymous, and asked for ---> enrolled, with the traits that the list shows
+//!   private, of the pool --------------->  stays as the table knows it
+//!   known to the table, and not listed --> forgotten; its slots are released
+//! ```
+//!
+//! The list is read while the program runs, and may be out of date when it has been read. A mapping that stays where it
+//! is all the while is listed. Before anything is replaced, it is looked at once more ([`crate::world`]). Before a slot
+//! is released, the kernel is asked again whether the pool is mapped there. After the program has moved slots, none is
+//! released until it ends: they may be mapped where the table knows of none.
+
+use crate::follow::Following;
+use crate::maps::{self, Mapping};
+use crate::section::Section;
+use crate::table::{self, Shut, Traits};
+use crate::{arena, raw};
+use page::{HostVirt, PageRange, PageSet};
+use std::time::{Duration, Instant};
+
+/// Shortest time between two looks, and their share of a processor: 2 s, 1/400.
+const EVERY: (Duration, u32) = (Duration::from_secs(2), 400);
+/// `MPOL_F_ADDR`: asks for the policy of the mapping at an address.
+const OF_ADDRESS: usize = 2;
+
+/// See the module.
+pub struct Enrolment {
+    /// Whether all private anonymous memory is asked for, and not only what is advised to be merged.
+    all: bool,
+    /// Mappings of the agent's own.
+    own: Vec<PageRange>,
+    due: Instant,
+}
+
+impl Enrolment {
+    /// Before the first look. `own` are mappings of the agent's.
+    pub fn new(all: bool, own: Vec<PageRange>) -> Self {
+        Self { all, own, due: Instant::now() }
+    }
+
+    /// Makes the table agree with the kernel's list, if it is time for that.
+    pub fn look(&mut self, section: &Section) {
+        let (now, following) = (Instant::now(), &**section.following());
+        if now < self.due && !following.was_stale() {
+            return;
+        }
+        if let Some(listed) = maps::mappings(table::everything(), true) {
+            self.take_in(&listed, following, section.stage());
+        }
+        self.due = now + EVERY.0.max(now.elapsed() * EVERY.1);
+    }
+
+    fn take_in(&self, listed: &[Mapping], following: &Following, stage: PageRange) {
+        let mut own = self.own.clone();
+        own.extend([arena::range(), stage]);
+        let is_own = |range: PageRange| own.iter().any(|own| range.start < own.end() && own.start < range.end());
+        let wanted =
+            |mapping: &&Mapping| mapping.anonymous && (self.all || mapping.advice.mergeable) && !is_own(mapping.range);
+        let mut there = PageSet::new();
+        let mut table = table::lock();
+        for mapping in listed.iter().filter(wanted) {
+            there.insert(mapping.range);
+            table.ask_anew(mapping.range, traits_of(mapping));
+        }
+        let pooled = |mapping: &&Mapping| mapping.private && maps::is_pool_file(mapping.file);
+        listed.iter().filter(pooled).for_each(|mapping| there.insert(mapping.range));
+        let known: Vec<PageRange> = table.known(table::everything()).into_iter().map(|(range, _)| range).collect();
+        for gone in known.into_iter().flat_map(|range| there.missing(range)) {
+            if is_unmapped(&table, following, gone) {
+                table.forget(gone);
+            }
+        }
+    }
+}
+
+/// Whether nothing of the pool is mapped in a range any more.
+fn is_unmapped(table: &table::Guard, following: &Following, range: PageRange) -> bool {
+    let is_pooled = |page: HostVirt| {
+        following.mapping_of(page).is_some_and(|mapping| mapping.private && maps::is_pool_file(mapping.file))
+    };
+    let mut pages =
+        table.pooled_pages(range).into_iter().flat_map(|part| (0..part.pages).map(move |n| part.start.add_pages(n)));
+    !pages.any(is_pooled)
+}
+
+fn traits_of(mapping: &Mapping) -> Traits {
+    let reasons =
+        [(mapping.locked, Shut::Locked), (mapping.special, Shut::Special), (has_policy(mapping), Shut::Policy)];
+    let shut = reasons.into_iter().filter(|(is_so, _)| *is_so).fold(0, |shut, (_, why)| shut | why as u8);
+    Traits { asked: true, access: mapping.access, shut, advice: mapping.advice }
+}
+
+/// Whether a mapping has a NUMA policy of its own. A kernel that cannot be asked does not let a policy be set either.
+fn has_policy(mapping: &Mapping) -> bool {
+    let mut policy = 0_i32;
+    let arguments = [&raw mut policy as usize, 0, 0, mapping.range.start.0 as usize, OF_ADDRESS, 0];
+    // SAFETY: the kernel writes the policy's number to the variable, and is given no place for its nodes.
+    let answer = unsafe { raw::call(libc::SYS_get_mempolicy, arguments) };
+    answer == 0 && policy != 0
+}

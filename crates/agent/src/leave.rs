@@ -1,0 +1,281 @@
+//! Leaves a process as it was before the agent came: all that maps the pool becomes anonymous memory again, in mappings
+//! that join their neighbours.
+//!
+//! ```text
+//!   stop the program's threads (`world`)
+//!   make every page of a piece the program's own, as a write does; keep writers out
+//!      |  ask a witness: does anybody else hold a page, and could write it?  --> yes: later
+//!      v no
+//!   copy the pages; map fresh memory over the piece, in which nobody finds a page (they sleep); move the copies there
+//!      v
+//!   wake who slept; let the threads go on
+//! ```
+//!
+//! Others than the program's threads may use the memory meanwhile: the kernel's own threads (vhost, `io_uring`), and
+//! devices. The first sleep, and what the others hold is what the witness finds.
+
+use crate::fold::Folder;
+use crate::follow::Following;
+use crate::maps::{self, Kind, Mapping};
+use crate::table::{self, Advice, Traits};
+use crate::{raw, references};
+use act::{HUGE_PAGES, MemberMemory, Watch, make_private, move_mapping_over};
+use host::{Pagemap, PagemapEntry};
+use page::{HostVirt, PAGE_BYTES, PageRange, pages_to_bytes};
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use wire::prove::Proof;
+
+/// Protection that allows reading and writing.
+const READ_WRITE: u8 = (libc::PROT_READ | libc::PROT_WRITE) as u8;
+/// Most pages of a piece.
+const PIECE_PAGES: u64 = HUGE_PAGES / 8;
+/// Pause before pieces are tried again that could not be made private: 20 ms.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// Makes anonymous memory of everything in the process that maps the pool. Returns `false` if some of it is left after
+/// `patience`.
+pub fn restore(folder: &mut Folder, pagemap: &Pagemap, patience: Duration) -> bool {
+    let mut until = Instant::now() + patience;
+    forget_writes(folder);
+    loop {
+        // Zeros take the place of what was discarded.
+        let _ = folder.settle_discards(pagemap);
+        let Some(left) = pooled() else { return false };
+        if left.is_empty() {
+            return true;
+        }
+        let mut pieces: Vec<(PageRange, &Mapping)> =
+            left.iter().flat_map(|mapping| pieces(mapping.range).map(move |piece| (piece, mapping))).collect();
+        let all = pieces.len();
+        let is_any_late = join(folder, pagemap, &mut pieces);
+        let is_over = Instant::now() > until;
+        // A piece that joins nothing keeps others from joining. So none does as long as another may come between.
+        let mut done = all - pieces.len();
+        if is_over || !is_any_late {
+            let most = if is_over { pieces.len() } else { 1 };
+            let mut restore = |of: &(PageRange, &Mapping)| restore_piece(folder, pagemap, *of, Side::None);
+            done += pieces.iter().take(most).filter(|of| restore(of) == Restored::Yes).count();
+        }
+        folder.parts().2.rest();
+        if done > 0 {
+            until = Instant::now() + patience;
+        } else if is_over {
+            return pooled().is_some_and(|left| left.is_empty());
+        } else {
+            std::thread::sleep(AGAIN);
+        }
+    }
+}
+
+/// Makes pieces anonymous that have a neighbour to join, in one direction and then in the other. Each piece beside memory
+/// of the program's can join that. Leaves the others, and says whether some of those are to be tried later.
+fn join(folder: &mut Folder, pagemap: &Pagemap, pieces: &mut Vec<(PageRange, &Mapping)>) -> bool {
+    let mut is_any_late = false;
+    for side in [Side::Before, Side::Behind] {
+        pieces.retain(|(piece, mapping)| {
+            let restored = restore_piece(folder, pagemap, (*piece, mapping), side);
+            is_any_late |= restored == Restored::Later;
+            restored != Restored::Yes
+        });
+        pieces.reverse();
+    }
+    is_any_late
+}
+
+/// The outcome of making a piece anonymous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Restored {
+    /// It is.
+    Yes,
+    /// It has no neighbour to join.
+    Alone,
+    /// Something holds it, or the program's threads cannot be stopped at the moment.
+    Later,
+}
+
+/// Ends the notes of writes: memory that is registered for them joins nothing else.
+fn forget_writes(folder: &mut Folder) {
+    let Some(notes) = folder.parts().0.notes() else { return };
+    for (range, _) in table::lock().known(table::everything()) {
+        for part in maps::mappings(range, false).unwrap_or_default().iter().filter(|part| part.anonymous) {
+            let _ = notes.unregister(part.range);
+        }
+    }
+}
+
+/// The neighbour that a piece is to join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Before,
+    Behind,
+    None,
+}
+
+impl Side {
+    /// The page on this side of a piece, if it is anonymous memory with these traits, so that the kernel makes one
+    /// mapping of both. A thread's stack, for example, has other advice. `None` stands for any place.
+    fn neighbour(
+        self,
+        (following, table): (&Following, &table::Guard),
+        piece: PageRange,
+        traits: Traits,
+    ) -> Option<Option<PageRange>> {
+        let start = match self {
+            Self::Before => HostVirt(piece.start.0.checked_sub(PAGE_BYTES as u64)?),
+            Self::Behind => piece.end(),
+            Self::None => return Some(None),
+        };
+        let (page, found) = (PageRange { start, pages: 1 }, following.mapping_of(start)?);
+        let joins = found.private && found.file.1 == 0 && found.access == traits.access;
+        let is_alike = table.traits(page).is_some_and(|known| known.advice == traits.advice);
+        (joins && is_alike).then_some(Some(page))
+    }
+}
+
+/// All private mappings of the pool.
+fn pooled() -> Option<Vec<Mapping>> {
+    let all = maps::mappings(table::everything(), true)?;
+    Some(all.into_iter().filter(|mapping| mapping.private && maps::is_pool_file(mapping.file)).collect())
+}
+
+fn pieces(range: PageRange) -> impl Iterator<Item = PageRange> {
+    (0..range.pages.div_ceil(PIECE_PAGES)).map(move |n| {
+        let done = n * PIECE_PAGES;
+        PageRange { start: range.start.add_pages(done), pages: (range.pages - done).min(PIECE_PAGES) }
+    })
+}
+
+/// Makes a piece anonymous, if nobody else holds a page of it, and it has such a neighbour.
+fn restore_piece(
+    folder: &mut Folder,
+    pagemap: &Pagemap,
+    (piece, mapping): (PageRange, &Mapping),
+    side: Side,
+) -> Restored {
+    if !folder.hold() {
+        return Restored::Later;
+    }
+    let mut table = table::lock();
+    // As the table knows it of memory that it enrolled; huge pages and the like are not to be seen in the pool's mapping.
+    let advice = table.traits(piece).map_or(mapping.advice, |traits| Advice {
+        dont_fork: mapping.advice.dont_fork,
+        dont_dump: mapping.advice.dont_dump,
+        ..traits.advice
+    });
+    let traits = Traits { asked: true, access: mapping.access, shut: 0, advice };
+    let following = Arc::clone(folder.parts().0.following());
+    let Some(neighbour) = side.neighbour((&following, &table), piece, traits) else { return Restored::Alone };
+    if !following.may_replace(piece, traits, Kind::Pool) {
+        return Restored::Later;
+    }
+    // Nobody runs who could notice.
+    protect(piece, READ_WRITE);
+    let is_done = is_free(folder, &table, pagemap, piece) && replace(&following, (piece, neighbour), advice).is_ok();
+    protect(piece, traits.access);
+    if is_done {
+        table.set_private(piece);
+        following.hold().forget(piece);
+    } else {
+        following.let_writers_in(piece);
+    }
+    following.end_section(&[]);
+    let _ = following.watch().wake(piece);
+    if is_done { Restored::Yes } else { Restored::Later }
+}
+
+/// Makes every page of a piece the program's own, and keeps writers out. Says whether nobody else holds a page.
+fn is_free(folder: &mut Folder, table: &table::Guard, pagemap: &Pagemap, piece: PageRange) -> bool {
+    let generation = references::generation();
+    let is_sound = folder.unpinned().is_none();
+    let (section, witness, _) = folder.parts();
+    let following = Arc::clone(section.following());
+    following.hold().begin_section();
+    let made = make_private(piece).is_ok() && witness.call_for(table, &[piece]) == Ok(true);
+    let (held, kept_out) = following.until_read(|_| following.watch().protect(piece, true));
+    drop(held);
+    is_sound
+        && made
+        && kept_out.is_ok()
+        && is_all_its_own(pagemap, piece)
+        && witness.ask(pagemap, std::iter::once(piece)).iter().all(|proof| *proof == Proof::Free)
+        && references::generation() == generation
+}
+
+/// Whether every page is there, private, and protected against writing.
+fn is_all_its_own(pagemap: &Pagemap, piece: PageRange) -> bool {
+    let mut entries: Vec<PagemapEntry> = Vec::with_capacity(piece.pages as usize);
+    let is_own = |entry: &PagemapEntry| entry.present() && entry.write_protected() && !entry.file_or_shared();
+    pagemap.read(piece.start, piece.pages, &mut entries).is_ok()
+        && entries.len() as u64 == piece.pages
+        && entries.iter().all(is_own)
+}
+
+/// Puts fresh memory in the place of a piece, and copies of its pages into that.
+fn replace(
+    following: &Following,
+    (piece, neighbour): (PageRange, Option<PageRange>),
+    advice: Advice,
+) -> Result<(), Errno> {
+    let watch = following.watch();
+    let copy = MemberMemory::new(piece.pages)?;
+    if following.hold().kept(piece) != [piece] || copy.fill_as_far_as_there(piece.start) != piece.pages {
+        return Err(Errno::BUSY);
+    }
+    // A mapping that was never touched takes the addresses of its new place, and so can join its neighbours there.
+    let (fresh, _guards) = MemberMemory::apart(piece.pages, !advice.no_reserve)?;
+    Traits { advice, ..Traits::default() }.inherited().apply(fresh.range())?;
+    if advice.mergeable {
+        advise(fresh.range(), libc::MADV_MERGEABLE);
+    }
+    watch.register(fresh.range(), Watch::Missing)?;
+    // It joins only what is registered in the same way. Its pages then belong to what they belonged to at first.
+    neighbour.into_iter().for_each(|neighbour| _ = watch.register(neighbour, Watch::Missing));
+    following.hold().expect_placing(fresh.range().start, piece);
+    // SAFETY: writers were kept out of the piece before it was copied, and the program's threads are stopped. A thread that
+    // touches the fresh memory sleeps until the copies are there. The witness and `references` have said that nobody
+    // holds a page who could write it otherwise.
+    let moved = unsafe { move_mapping_over(fresh.range(), piece.start) };
+    if moved.is_ok() {
+        fresh.forget();
+        fill(following, piece, copy.range());
+        let _ = watch.unregister(piece);
+    } else {
+        following.hold().expect_no_placing();
+    }
+    neighbour.into_iter().for_each(|neighbour| _ = watch.unregister(neighbour));
+    moved
+}
+
+/// Moves copies of pages to where nobody finds a page, but for those that were discarded.
+fn fill(following: &Following, piece: PageRange, copies: PageRange) {
+    let (mut at, end) = (piece.start, piece.end());
+    while at < end {
+        // Held, so that nobody discards between this look at what was discarded and the move.
+        let shared = following.hold();
+        let rest = PageRange { start: at, pages: end.page() - at.page() };
+        let Some(kept) = shared.kept(rest).first().copied() else { return };
+        let from = copies.start.add_pages(kept.start.page() - piece.start.page());
+        // SAFETY: the copies are ours. The place is empty, and whoever touches it sleeps.
+        let moved = unsafe { following.watch().move_pages(PageRange { start: from, ..kept }, kept.start) };
+        at = kept.start.add_pages(moved.pages);
+        drop(shared);
+        if moved.stopped_by.is_some() {
+            // Memory for a page table is short, something is locked for the moment, or a message is unread.
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn protect(piece: PageRange, access: u8) {
+    let arguments = [piece.start.0 as usize, pages_to_bytes(piece.pages) as usize, access.into(), 0, 0, 0];
+    // SAFETY: the program's threads are stopped, and find the protection that they left.
+    unsafe { raw::call(libc::SYS_mprotect, arguments) };
+}
+
+fn advise(range: PageRange, advice: i32) {
+    let arguments = [range.start.0 as usize, pages_to_bytes(range.pages) as usize, advice as usize, 0, 0, 0];
+    // SAFETY: the advice changes no content.
+    unsafe { raw::call(libc::SYS_madvise, arguments) };
+}

@@ -1,0 +1,26 @@
+//! In place of the hooks, in an agent that was put into a running process: it has none.
+
+use crate::raw;
+use crate::table::Traits;
+use page::{PageRange, pages_to_bytes};
+
+/// Whether all new mappings are locked, as far as the hooks know.
+pub const fn locks_future() -> bool {
+    false
+}
+
+/// A message for people: why the table is empty, if it is.
+pub fn why_nothing_is_enrolled() -> String {
+    "the program has no private anonymous memory that was asked for".into()
+}
+
+/// Maps fresh anonymous memory in the place of folded memory that was discarded. Returns whether that succeeded.
+pub fn map_discarded(range: PageRange, traits: Traits) -> bool {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    let bytes = pages_to_bytes(range.pages) as usize;
+    let arguments = [range.start.0 as usize, bytes, usize::from(traits.access), flags as usize, usize::MAX, 0];
+    // SAFETY: callers replace memory whose contents the program has just given up.
+    let mapped = unsafe { raw::call(libc::SYS_mmap, arguments) };
+    // If it fails, the pages lack advice, not content.
+    raw::error(mapped).is_none() && traits.inherited().apply(range).map_or(true, |()| true)
+}

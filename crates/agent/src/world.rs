@@ -1,0 +1,271 @@
+//! Keeping the program from changing its mappings while the agent replaces some.
+//!
+//! In a program that the agent was loaded into, the hooks do that: they wait for the table's lock. An agent that was put
+//! into a running process has no hooks. There, the program that put it in stops all other threads for a moment:
+//!
+//! ```text
+//!   agent's thread                              pagefold-attach                 threads of the program
+//!      | Halt ------------------------------------> | ---- stop ------------------> |
+//!      | <---------------------------------- Halted | <--- all have stopped ------- |
+//!      | replaces mappings, for some milliseconds   |
+//!      | Go --------------------------------------> | ---- go on -----------------> |
+//! ```
+//!
+//! A stopped thread is within no system call, so no change is under way. The table may be out of date all
+//! the same, and is compared with the kernel's list right before each replacement (`follow`). Nothing is replaced
+//! while the threads are not known to be stopped ([`is_held`]).
+
+/// Whether hooks see what the program does.
+pub const HOOKED: bool = cfg!(target_env = "gnu");
+
+#[cfg(target_env = "gnu")]
+mod free {
+    use crate::fold::Folder;
+    use crate::section::Section;
+    use host::Pagemap;
+    use std::io;
+
+    /// Turns in which mappings may be replaced: at any time.
+    #[derive(Debug)]
+    pub struct Turns;
+
+    impl Turns {
+        /// Before the first turn.
+        pub const fn new() -> Self {
+            Self
+        }
+
+        /// Begins a turn, or goes on with it. Says whether it has just begun; `None` if it cannot.
+        #[expect(clippy::unused_self, reason = "in place of turns that can be refused")]
+        pub const fn hold(&mut self) -> Option<bool> {
+            Some(false)
+        }
+
+        /// Ends the turn.
+        pub const fn rest(&mut self) {}
+    }
+
+    /// Whether mappings may be replaced.
+    pub const fn is_held() -> bool {
+        true
+    }
+
+    /// Whether the agent is to leave this process.
+    pub const fn is_leaving() -> bool {
+        false
+    }
+
+    /// Notes that the calling thread is the agent's.
+    pub const fn join() {}
+
+    /// In place of what finds memory in a process without hooks: nothing does.
+    #[derive(Debug)]
+    pub enum Enrolment {}
+
+    impl Enrolment {
+        /// Finds nothing.
+        pub const fn look(&mut self, _: &Section) {}
+    }
+
+    /// The agent never leaves a process that it was loaded into.
+    #[expect(clippy::unnecessary_wraps, reason = "in place of what can fail")]
+    pub fn leave(_: Result<Folder, String>, _: &Pagemap) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(target_env = "gnu")]
+pub use free::{Enrolment, Turns, is_held, is_leaving, join, leave};
+
+#[cfg(target_env = "gnu")]
+pub use crate::child::compare as compare_child;
+
+#[cfg(not(target_env = "gnu"))]
+mod halted {
+    use crate::fold::Folder;
+    use crate::follow;
+    use crate::leave::restore;
+    use crate::lock::Lock;
+    use act::Userfault;
+    use host::{Pagemap, Received, Seqpacket};
+    use page::PageRange;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::thread::gettid;
+    use std::io;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Arc, OnceLock};
+    use std::time::{Duration, Instant};
+    use wire::attach::{ATTACH_BYTES, FromAttached, ToAttached};
+
+    /// Time between two looks whether pages are held by somebody else: 5 s.
+    const LEAVE_TIME: Duration = Duration::from_secs(5);
+    /// Time after which the program's threads get their turn: 4 ms.
+    const TURN: Duration = Duration::from_millis(4);
+    /// Time after which nothing is replaced any more: 100 ms. The other side waits for longer.
+    const LAST: Duration = Duration::from_millis(100);
+    /// Part of the time that the program's threads may be stopped for: 1 in 20.
+    const SHARE: u32 = 20;
+    /// Time for the other side's answer: 200 ms.
+    const ANSWER: Duration = Duration::from_millis(200);
+    /// Attempts at a halt, and the pause after the first one, which doubles.
+    const TRIES: (u32, Duration) = (6, Duration::from_millis(1));
+
+    static CHANNEL: OnceLock<Seqpacket> = OnceLock::new();
+    static THREADS: Lock<Vec<u64>> = Lock::new(Vec::new());
+    static LEAVING: AtomicBool = AtomicBool::new(false);
+    static HELD: Lock<Option<Instant>> = Lock::new(None);
+
+    /// Turns in which mappings may be replaced.
+    #[derive(Debug)]
+    pub struct Turns {
+        began: Option<Instant>,
+        next: Option<Instant>,
+        number: u64,
+    }
+
+    /// Takes the channel to the program that put this agent in.
+    pub fn open(channel: Seqpacket) {
+        let _ = CHANNEL.set(channel);
+    }
+
+    /// Notes that the calling thread is the agent's.
+    pub fn join() {
+        THREADS.lock().push(gettid().as_raw_nonzero().get().cast_unsigned().into());
+    }
+
+    /// Whether mappings may be replaced.
+    pub fn is_held() -> bool {
+        HELD.lock().is_some_and(|since| since.elapsed() < LAST)
+    }
+
+    /// Whether the agent is to leave this process. Once it is known, it stays so.
+    pub fn is_leaving() -> bool {
+        while !LEAVING.load(Ordering::Relaxed) && receive(Duration::ZERO).is_some() {}
+        LEAVING.load(Ordering::Relaxed)
+    }
+
+    /// Makes everything as it was before the agent came. Nothing of the agent's runs afterwards but the calling thread.
+    ///
+    /// # Errors
+    /// Something holds pages that map the pool, and does not let them go. The agent stays, and folds nothing more.
+    pub fn leave(folder: Result<Folder, String>, pagemap: &Pagemap) -> io::Result<()> {
+        let Ok(mut folder) = folder else { return Ok(()) };
+        while !restore(&mut folder, pagemap, LEAVE_TIME) {}
+        follow::wait_for_keeper();
+        let following = Arc::clone(folder.section().following());
+        drop(folder);
+        following.retire();
+        Ok(())
+    }
+
+    /// An agent that was put into a process begins in none of its forked children.
+    #[expect(clippy::unnecessary_wraps, reason = "in place of what can fail")]
+    pub const fn compare_child(_: Option<&Userfault>) -> Result<(), ()> {
+        Ok(())
+    }
+
+    /// Says that nothing is left of the agent but these ranges.
+    pub fn left(ranges: Vec<PageRange>) {
+        send(&FromAttached::Left(ranges));
+    }
+
+    /// Waits until the other side is gone. If it is not, it ends this thread.
+    pub fn wait_for_end() {
+        while let Some(channel) = CHANNEL.get() {
+            let mut files = [PollFd::new(channel, PollFlags::IN)];
+            let _ = poll(&mut files, None);
+            if matches!(channel.receive_bare(&mut [0; ATTACH_BYTES]), Ok(Received::Closed) | Err(_)) {
+                return;
+            }
+        }
+    }
+
+    impl Turns {
+        /// Before the first turn.
+        pub const fn new() -> Self {
+            Self { began: None, next: None, number: 0 }
+        }
+
+        /// Begins a turn, or goes on with it. Says whether it has just begun; `None` if it cannot.
+        pub fn hold(&mut self) -> Option<bool> {
+            if self.began.is_some_and(|began| began.elapsed() < TURN) {
+                return Some(false);
+            }
+            self.rest();
+            if let Some(next) = self.next {
+                std::thread::sleep(next.saturating_duration_since(Instant::now()));
+            }
+            let mut pause = TRIES.1;
+            for _ in 0..TRIES.0 {
+                let asked = Instant::now();
+                if self.halt() {
+                    *HELD.lock() = Some(Instant::now());
+                    self.began = Some(asked);
+                    return Some(true);
+                }
+                std::thread::sleep(pause);
+                pause *= 2;
+            }
+            None
+        }
+
+        /// Ends the turn.
+        pub fn rest(&mut self) {
+            if let Some(began) = self.began.take() {
+                *HELD.lock() = None;
+                send(&FromAttached::Go);
+                self.next = Some(Instant::now() + began.elapsed() * SHARE);
+            }
+        }
+
+        fn halt(&mut self) -> bool {
+            self.number += 1;
+            let threads = THREADS.lock().clone();
+            if !send(&FromAttached::Halt { number: self.number, threads }) {
+                return false;
+            }
+            let until = Instant::now() + ANSWER;
+            loop {
+                let left = until.saturating_duration_since(Instant::now());
+                match receive(left) {
+                    Some(ToAttached::Halted(number)) if number == self.number => return true,
+                    Some(ToAttached::NotNow(number)) if number == self.number => return false,
+                    Some(_) => {}
+                    None => {
+                        send(&FromAttached::Go);
+                        return false;
+                    }
+                }
+            }
+        }
+    }
+
+    impl Drop for Turns {
+        fn drop(&mut self) {
+            self.rest();
+        }
+    }
+
+    fn send(message: &FromAttached) -> bool {
+        CHANNEL.get().is_some_and(|channel| channel.send(&message.encode(), &[]).is_ok_and(|sent| sent))
+    }
+
+    /// The next message, if one comes in time.
+    fn receive(time: Duration) -> Option<ToAttached> {
+        let (channel, mut buffer) = (CHANNEL.get()?, [0; ATTACH_BYTES]);
+        let time = Timespec::try_from(time).ok();
+        let _ = poll(&mut [PollFd::new(channel, PollFlags::IN)], time.as_ref());
+        let Ok(Received::Frame(bytes)) = channel.receive_bare(&mut buffer) else { return None };
+        let message = ToAttached::decode(&buffer[..bytes]);
+        if message == Some(ToAttached::Leave) {
+            LEAVING.store(true, Ordering::Relaxed);
+        }
+        message
+    }
+}
+
+#[cfg(not(target_env = "gnu"))]
+pub use halted::{Turns, compare_child, is_held, is_leaving, join, leave, left, open, wait_for_end};
+
+#[cfg(not(target_env = "gnu"))]
+pub use crate::enrol::Enrolment;

@@ -1,0 +1,303 @@
+//! Stops all threads of a process for a moment.
+//!
+//! ```text
+//!   list the threads; ask those to stop that are new; again, until none is new
+//!      |  all have stopped, or are held in the kernel and will stop before they run the program's code again
+//!      v                       \  not in time, or another process traces one: let all go --> not now
+//!   Halted --- go ---> each goes on; interrupted system calls are begun again (`mend`, `watched`)
+//! ```
+//!
+//! A thread may be held in the kernel, by a disk for example. It counts as stopped only in a system call that changes no
+//! mapping ([`HARMLESS`]).
+
+use crate::mend::Limit;
+use crate::program::Program;
+use crate::stop::{self, Asked, Stopped};
+use crate::threads::{self, Doing};
+use crate::waited::Clocks;
+use crate::watched::Watched;
+use host::Signals;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::Pid;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Time for all threads to stop: 6 ms.
+const STOP_TIME: Duration = Duration::from_millis(6);
+/// Longest time for which the others wait until the first thread has stopped, and can be let go before them: 50 ms.
+const LEADER_TIME: Duration = Duration::from_millis(50);
+/// Time after which a thread that sleeps in the kernel is taken to be held there: 1 ms.
+const HELD_TIME: Duration = Duration::from_millis(1);
+/// Time between two looks at threads that have yet to stop: 200 us.
+pub const SOON: Duration = Duration::from_micros(200);
+/// Time between two looks at threads whose calls may end by themselves: 1 s.
+const LOOK: Duration = Duration::from_secs(1);
+/// System calls that a thread may be held in by a device, and that change no mapping.
+const HARMLESS: [i64; 16] = [
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_preadv,
+    libc::SYS_pwritev,
+    libc::SYS_preadv2,
+    libc::SYS_pwritev2,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_openat,
+    libc::SYS_newfstatat,
+    libc::SYS_unlink,
+    libc::SYS_rename,
+];
+
+/// The threads of a process that this one has stopped, and those that it has asked to.
+#[derive(Debug)]
+pub struct Halts {
+    program: Program,
+    clocks: Clocks,
+    stopped: BTreeMap<i32, Stopped>,
+    /// Threads that were let go before they had stopped.
+    late: Vec<Stopped>,
+    /// Threads that go on, and whose system calls are looked after.
+    watched: BTreeMap<i32, Watched>,
+    /// When the first thread was asked to stop, if threads are stopped.
+    began: Option<Instant>,
+    /// How long threads were stopped, each time, if that is to be noted.
+    stops: Option<Vec<Duration>>,
+}
+
+impl Halts {
+    /// Of a program, all of whose threads run.
+    pub const fn new(program: Program, clocks: Clocks) -> Self {
+        Self {
+            program,
+            clocks,
+            stopped: BTreeMap::new(),
+            late: Vec::new(),
+            watched: BTreeMap::new(),
+            began: None,
+            stops: None,
+        }
+    }
+
+    /// Notes from here on how long threads are stopped.
+    pub fn note_stops(&mut self) {
+        self.stops = Some(Vec::new());
+    }
+
+    /// How long threads were stopped, each time.
+    pub fn stops(&self) -> &[Duration] {
+        self.stops.as_deref().unwrap_or_default()
+    }
+
+    /// The process.
+    pub const fn pid(&self) -> u32 {
+        self.program.pid
+    }
+
+    /// Asks one thread to stop, and threads that it makes. It is to be given to [`Halts::let_go`] afterwards.
+    ///
+    /// # Errors
+    /// `EPERM`: it must not be traced, or another process traces it.
+    pub fn ask_one(&self, thread: Pid) -> Result<Asked, Errno> {
+        stop::ask(self.program.pid, thread, &self.clocks, true)
+    }
+
+    /// Lets a thread go on as soon as it has stopped.
+    pub fn let_go(&mut self, stopped: Stopped) {
+        self.late.push(stopped);
+        self.tend();
+    }
+
+    /// Looks after threads until none needs that: if this process ended before, the program would see interrupted calls.
+    pub fn finish(&mut self, signals: &Signals) {
+        self.go();
+        while self.is_pending() || !self.watched.is_empty() {
+            let time = self.due().map_or(LOOK, |due| due.saturating_duration_since(Instant::now()).min(LOOK));
+            let time = if self.is_pending() { time.min(SOON) } else { time };
+            // A stop of a thread's comes with a signal to this process.
+            let _ = poll(&mut [PollFd::new(signals, PollFlags::IN)], Timespec::try_from(time).ok().as_ref());
+            while signals.next().is_some() {}
+            self.tend();
+        }
+    }
+
+    /// Whether threads are stopped, or will be.
+    pub fn is_pending(&self) -> bool {
+        !self.stopped.is_empty() || !self.late.is_empty()
+    }
+
+    /// When [`Halts::tend`] is to be called, though nothing happens.
+    pub fn due(&self) -> Option<Instant> {
+        self.watched.values().filter_map(Watched::due).min()
+    }
+
+    /// Stops all threads but these. Says whether that was done; if not, all go on.
+    pub fn halt(&mut self, own: &[u64]) -> bool {
+        self.tend();
+        if !self.late.is_empty() || !self.may_stop(own) {
+            return false;
+        }
+        let began = Instant::now();
+        self.began = Some(began);
+        let done = self.stop_all(own, began);
+        if !done {
+            self.go();
+        }
+        done
+    }
+
+    /// Threads of the program's, and its number, but for those that are the agent's or are dealt with already.
+    ///
+    /// # Errors
+    /// The process is gone.
+    pub fn others(&self, own: &[u64]) -> std::io::Result<Vec<(i32, Pid)>> {
+        let pid = self.program.pid;
+        let is_other = |(number, thread): &(i32, Pid)| {
+            !own.contains(&number.cast_unsigned().into())
+                && !self.stopped.contains_key(number)
+                && !self.watched.contains_key(number)
+                && !self.late.iter().any(|late| late.tracee().thread() == *thread)
+                && threads::runs_program(pid, *thread)
+        };
+        Ok(threads::list(pid)?.into_iter().map(|thread| (number(thread), thread)).filter(is_other).collect())
+    }
+
+    /// Whether no thread is in a call that must not be interrupted. Looks at the clocks, if a time limit has to be kept:
+    /// nobody is stopped meanwhile.
+    fn may_stop(&mut self, own: &[u64]) -> bool {
+        let pid = self.program.pid;
+        let Ok(others) = self.others(own) else { return false };
+        let mut is_timed = false;
+        for (_, thread) in others {
+            if let Doing::Call(call) = threads::doing(pid, thread) {
+                if !call.may_be_stopped() && threads::is_interruptible(pid, thread) {
+                    return false;
+                }
+                is_timed |= call.limit() != Limit::None;
+            }
+        }
+        if is_timed {
+            self.clocks.refresh();
+        }
+        true
+    }
+
+    /// The first thread is the last to be stopped, and the first to go on. While it is traced, signals that the program
+    /// ignores interrupt threads that are not.
+    fn stop_all(&mut self, own: &[u64], began: Instant) -> bool {
+        let leader = self.program.pid.cast_signed();
+        self.watched.retain(|number, watched| *number == leader || watched.ask().is_ok());
+        loop {
+            let Ok(mut new) = self.others(own) else { return false };
+            new.retain(|(number, _)| *number != leader);
+            if !self.ask(&new) || !self.wait_for(|number| number != leader, began) {
+                return false;
+            }
+            if new.is_empty() {
+                break;
+            }
+        }
+        if let Some(watched) = self.watched.get(&leader) {
+            let _ = watched.ask();
+        } else if let Some(thread) =
+            Pid::from_raw(leader).filter(|thread| threads::runs_program(self.program.pid, *thread))
+            && !self.ask(&[(leader, thread)])
+        {
+            return false;
+        }
+        self.wait_for(|_| true, began) && self.others(own).is_ok_and(|new| new.is_empty())
+    }
+
+    /// Asks threads to stop. Says whether all can be.
+    fn ask(&mut self, threads: &[(i32, Pid)]) -> bool {
+        for (number, thread) in threads {
+            match stop::ask(self.program.pid, *thread, &self.clocks, false) {
+                Ok(Asked::Stops(stopped)) => drop(self.stopped.insert(*number, stopped)),
+                Ok(Asked::Ended) => {}
+                Ok(Asked::MustNot) | Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    /// Waits until those have stopped that were asked to. Says whether they have.
+    fn wait_for(&mut self, which: impl Fn(i32) -> bool, began: Instant) -> bool {
+        while !self.all_stopped(&which, began) {
+            if began.elapsed() > STOP_TIME {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(10));
+        }
+        true
+    }
+
+    fn all_stopped(&mut self, which: impl Fn(i32) -> bool, began: Instant) -> bool {
+        let is_late = began.elapsed() > HELD_TIME;
+        let pid = self.program.pid;
+        let mut all = true;
+        self.stopped.retain(|number, stopped| {
+            match stopped.look() {
+                None => return false,
+                Some(true) => {}
+                Some(false) => all &= is_late && Pid::from_raw(*number).is_some_and(|thread| is_held(pid, thread)),
+            }
+            true
+        });
+        self.watched.retain(|number, watched| {
+            if !which(*number) {
+                return true;
+            }
+            let stands = watched.stands();
+            all &= stands != Some(false);
+            stands.is_some()
+        });
+        all
+    }
+
+    /// Lets all threads go on.
+    pub fn go(&mut self) {
+        let mut leader = self.stopped.remove(&self.program.pid.cast_signed());
+        // While it is traced, signals that the program ignores interrupt threads that are not. So they wait for its stop.
+        leader.as_mut().map(|leader| leader.wait(Instant::now() + LEADER_TIME));
+        self.late.extend(leader.into_iter().chain(std::mem::take(&mut self.stopped).into_values()));
+        self.tend();
+        if let (Some(began), Some(stops)) = (self.began.take(), &mut self.stops) {
+            stops.push(began.elapsed());
+        }
+    }
+
+    /// Looks after threads that were let go: those that stop only then, and those that are watched. Not to be called
+    /// while all are to stand still.
+    pub fn tend(&mut self) {
+        let leader = self.watched.remove_entry(&self.program.pid.cast_signed());
+        let others = std::mem::take(&mut self.watched);
+        let program = &self.program;
+        let tend = |(number, watched): (i32, Watched)| Some((number, watched.tend(program)?));
+        self.watched.extend(leader.and_then(tend));
+        for mut stopped in std::mem::take(&mut self.late) {
+            match stopped.look() {
+                Some(true) => {
+                    let watched = stopped.go(&self.program);
+                    self.watched.extend(watched.map(|watched| (number(watched.thread()), watched)));
+                }
+                Some(false) => self.late.push(stopped),
+                None => {}
+            }
+        }
+        self.watched.extend(others.into_iter().filter_map(tend));
+    }
+}
+
+fn number(thread: Pid) -> i32 {
+    thread.as_raw_nonzero().get()
+}
+
+/// Whether a thread waits for a device, which no signal ends, in a call that changes no mapping.
+fn is_held(pid: u32, thread: Pid) -> bool {
+    let is_harmless = matches!(threads::doing(pid, thread), Doing::Call(call) if HARMLESS.contains(&call.number));
+    is_harmless && !threads::is_interruptible(pid, thread)
+}

@@ -1,0 +1,281 @@
+//! Puts the agent into a running process.
+//!
+//! ```text
+//!   a thread of the program              the tracer                        the agent's thread
+//!      | runs, or sleeps in a call           |
+//!      | <---------- stop ------------------ |
+//!      | clone ------------------------------|-----------------------------> stopped from the first moment
+//!      | <---------- goes on as it was ----- |                                  |  close_range: a table of files of its own
+//!      v                                     | ----- system calls ------------> |  mmap, mprotect: room for the object
+//!                                            | ----- the object, a stack -----> |  socketpair: the channel
+//!                                            | ----- goes on -----------------> |  runs the object's first instruction
+//! ```
+//!
+//! So the program's thread makes one system call that it did not ask for, and the other threads are not stopped at all.
+//! The agent's thread has all signals blocked, and no file of the program's open.
+
+use crate::halt::Halts;
+use crate::object::Object;
+use crate::program::Program;
+use crate::remote::Remote;
+use crate::stop::{Asked, Stopped};
+use crate::threads::{self, Doing};
+use crate::waited::Clocks;
+use act::{Registers, Tracee};
+use anyhow::{Context, bail};
+use host::Signals;
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+/// Time for one thread to stop: 20 ms.
+const STOP_TIME: Duration = Duration::from_millis(20);
+/// Time for a thread to be found that can be stopped: 5 s.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Stack of the agent's first thread, in bytes.
+const STACK_BYTES: u64 = 1 << 20;
+
+/// An agent in a process.
+#[derive(Debug)]
+pub struct Injected {
+    /// The other end of its channel.
+    pub channel: OwnedFd,
+    /// Its first thread.
+    pub thread: Pid,
+    /// Memory of the object and its stack.
+    pub range: Range<u64>,
+    /// How long a thread of the program's was stopped.
+    pub stopped: Duration,
+    /// Stops the program's threads.
+    pub halts: Halts,
+}
+
+/// Stops a thread of the program's, has `work` done by it, and lets it go on. Returns how long it was stopped, too.
+///
+/// # Errors
+/// No thread can be stopped, or the work fails.
+fn borrow_thread<T>(halts: &mut Halts, work: impl Fn(&Tracee) -> anyhow::Result<T>) -> anyhow::Result<(T, Duration)> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        for thread in candidates(halts)? {
+            let began = Instant::now();
+            let asked = halts.ask_one(thread).context("cannot trace the process")?;
+            let Asked::Stops(mut stopped) = asked else { continue };
+            let is_plain = stopped.wait(began + STOP_TIME) && stopped.is_plain();
+            let made = is_plain.then(|| borrowed(&mut stopped, &work));
+            // One that takes a signal or does not stop in time is let go when it does.
+            halts.let_go(stopped);
+            if let Some(made) = made {
+                return Ok((made?, began.elapsed()));
+            }
+        }
+        halts.tend();
+        if Instant::now() > until {
+            bail!("none of its threads can be stopped: all are in system calls that must not be interrupted");
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn borrowed<T>(stopped: &mut Stopped, work: &impl Fn(&Tracee) -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let tracee = stopped.tracee();
+    let (before, blocked) = (tracee.registers()?, tracee.blocked_signals()?);
+    // A child thread starts with this mask.
+    tracee.block_signals(u64::MAX)?;
+    let made = work(tracee);
+    tracee.block_signals(blocked)?;
+    stopped.stop_again(&before, Instant::now() + PATIENCE).context("the process has ended")?;
+    made
+}
+
+/// The threads that may be borrowed, the best first. Those in a system call that the kernel begins again by
+/// itself come first. Then come those that run, and those whose call we can have begun again.
+fn candidates(halts: &Halts) -> anyhow::Result<Vec<Pid>> {
+    let pid = halts.pid();
+    let rank = |thread: &Pid| match threads::doing(pid, *thread) {
+        Doing::Call(call) if call.is_restarted() => Some(0),
+        Doing::Running => Some(1),
+        Doing::Call(call) if call.may_be_stopped() => Some(2),
+        Doing::Call(_) | Doing::Other => None,
+    };
+    // While the first thread is traced, signals that the program ignores interrupt others.
+    let is_first = |thread: &Pid| thread.as_raw_nonzero().get().cast_unsigned() == pid;
+    let all = halts.others(&[]).context("the process has ended")?;
+    let mut ranked: Vec<(u8, bool, Pid)> =
+        all.into_iter().filter_map(|(_, thread)| Some((rank(&thread)?, is_first(&thread), thread))).collect();
+    ranked.sort_by_key(|(rank, is_first, _)| (*rank, *is_first));
+    Ok(ranked.into_iter().map(|(.., thread)| thread).collect())
+}
+
+/// Puts the object into a process, with these variables in its environment.
+///
+/// # Errors
+/// The process cannot be traced, or lacks memory, threads or descriptors. Nothing of the agent is then left in it.
+pub fn inject(pid: u32, object: &Object, environment: &[String], signals: &Signals) -> anyhow::Result<Injected> {
+    let program = Program::open(pid).context("cannot open its memory")?;
+    let mut halts = Halts::new(program, Clocks::new());
+    match put(&mut halts, object, environment) {
+        Ok(Put { channel, thread, range, stopped }) => Ok(Injected { channel, thread, range, stopped, halts }),
+        Err(e) => {
+            halts.finish(signals);
+            Err(e)
+        }
+    }
+}
+
+/// The agent that was put into a process: see [`Injected`].
+struct Put {
+    channel: OwnedFd,
+    thread: Pid,
+    range: Range<u64>,
+    stopped: Duration,
+}
+
+fn put(halts: &mut Halts, object: &Object, environment: &[String]) -> anyhow::Result<Put> {
+    let remote = Remote::open(halts.pid()).context("cannot open its memory")?;
+    // The directories of the program and its undo list of semaphores are none of the agent's.
+    let flags = libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD;
+    let make = |tracee: &Tracee| {
+        let stack = tracee.registers()?.rsp;
+        let arguments = [flags as u64, stack, 0, 0, 0, 0];
+        match remote.call_watched(tracee, libc::SYS_clone, arguments)? {
+            (_, Some(thread)) => Ok(Tracee::of_clone(thread)),
+            (answer, None) => bail!("no thread can be made in it: {}", error(answer)),
+        }
+    };
+    let (tracee, stopped) = borrow_thread(halts, make)?;
+    let thread = Thread { tracee: &tracee, remote: &remote };
+    match thread.furnish(object, environment) {
+        Ok((channel, range)) => {
+            let thread = tracee.thread();
+            tracee.detach(0);
+            Ok(Put { channel, thread, range, stopped })
+        }
+        Err(e) => {
+            // The thread ends, and nothing is left.
+            let _ = thread.remote.call(&tracee, libc::SYS_exit, [0; 6]);
+            Err(e)
+        }
+    }
+}
+
+/// The agent's first thread, while it is traced.
+struct Thread<'a> {
+    tracee: &'a Tracee,
+    remote: &'a Remote,
+}
+
+impl Thread<'_> {
+    fn call(&self, number: i64, arguments: [u64; 6]) -> anyhow::Result<u64> {
+        let answer = self.remote.call(self.tracee, number, arguments)?;
+        anyhow::ensure!(!(-4095..0).contains(&answer), "system call {number} in it: {}", error(answer));
+        Ok(answer.cast_unsigned())
+    }
+
+    /// Gives the new thread all that it needs, by system calls of its own.
+    fn furnish(&self, object: &Object, environment: &[String]) -> anyhow::Result<(OwnedFd, Range<u64>)> {
+        let until = Instant::now() + PATIENCE;
+        while self.tracee.wait(until)?.context("its new thread does not come")? != act::Stop::Asked {
+            self.tracee.resume(act::Resume::Freely, 0)?;
+        }
+        self.tracee.block_signals(u64::MAX)?;
+        self.call(libc::SYS_close_range, [0, u32::MAX.into(), 0, 0, 0, 0])?;
+        let bytes = object.image.len() as u64 + STACK_BYTES;
+        let access = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+        let kind = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
+        let base = self.call(libc::SYS_mmap, [0, bytes, access, kind, u64::MAX, 0]);
+        let base = base.context("it has no room for the agent")?;
+        let range = base..base + bytes;
+        let furnished = self.fill(object, &range).and_then(|()| self.open_channel(range.end));
+        match furnished.and_then(|channel| self.begin(object, &range, environment).map(|()| channel)) {
+            Ok(channel) => Ok((channel, range)),
+            Err(e) => {
+                let _ = self.call(libc::SYS_munmap, [base, bytes, 0, 0, 0, 0]);
+                Err(e)
+            }
+        }
+    }
+
+    /// Writes the object to its place.
+    fn fill(&self, object: &Object, range: &Range<u64>) -> anyhow::Result<()> {
+        let base = range.start;
+        self.remote.memory().write_all_at(&object.image, base).context("cannot write the agent into it")?;
+        for segment in &object.segments {
+            let access = segment.access as u64;
+            self.call(libc::SYS_mprotect, [base + segment.offset, segment.bytes, access, 0, 0, 0])?;
+        }
+        for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
+            self.call(libc::SYS_madvise, [base, range.end - base, advice as u64, 0, 0, 0])?;
+        }
+        Ok(())
+    }
+
+    /// Opens a channel as descriptor 0, and returns its other end. The eight bytes below `top` are free.
+    fn open_channel(&self, top: u64) -> anyhow::Result<OwnedFd> {
+        let (kind, place) = ((libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as u64, top - 8);
+        self.call(libc::SYS_socketpair, [libc::AF_UNIX as u64, kind, 0, place, 0, 0])?;
+        let mut numbers = [0_u8; 8];
+        self.remote.memory().read_exact_at(&mut numbers, place)?;
+        let number = i32::from_ne_bytes(numbers[4..].try_into().unwrap_or_default());
+        let channel = borrow_file(self.tracee.thread(), number).context("cannot take the agent's channel")?;
+        self.call(libc::SYS_close, [number.cast_unsigned().into(), 0, 0, 0, 0, 0])?;
+        Ok(channel)
+    }
+
+    /// Has the thread begin with the object's first instruction.
+    fn begin(&self, object: &Object, range: &Range<u64>, environment: &[String]) -> anyhow::Result<()> {
+        let mut variables = environment.to_vec();
+        variables.push(format!("PAGEFOLD_OBJECT={:x}-{:x}", range.start, range.end));
+        let stack = object.stack(range.start, range.end, &variables, self.remote.clock(), random()?);
+        let pointer = range.end - stack.len() as u64;
+        self.remote.memory().write_all_at(&stack, pointer)?;
+        Ok(self.tracee.set_registers(&begin(self.tracee.registers()?, range.start + object.entry, pointer))?)
+    }
+}
+
+/// Registers with which a program begins.
+const fn begin(before: Registers, entry: u64, stack: u64) -> Registers {
+    Registers {
+        rip: entry,
+        rsp: stack,
+        rax: 0,
+        rbx: 0,
+        rcx: 0,
+        rdx: 0,
+        rsi: 0,
+        rdi: 0,
+        rbp: 0,
+        r8: 0,
+        r9: 0,
+        r10: 0,
+        r11: 0,
+        r12: 0,
+        r13: 0,
+        r14: 0,
+        r15: 0,
+        orig_rax: u64::MAX,
+        fs_base: 0,
+        gs_base: 0,
+        ..before
+    }
+}
+
+/// Another descriptor of a file that a thread has open.
+fn borrow_file(thread: Pid, number: i32) -> anyhow::Result<OwnedFd> {
+    // `PIDFD_THREAD`, which rustix has no name for.
+    let flags = PidfdFlags::from_bits_retain(libc::O_EXCL.cast_unsigned());
+    let thread = pidfd_open(thread, flags).context("Linux 6.9 or newer is needed")?;
+    Ok(pidfd_getfd(thread, number, PidfdGetfdFlags::empty())?)
+}
+
+fn random() -> anyhow::Result<[u8; 16]> {
+    let mut bytes = [0_u8; 16];
+    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
+    Ok(bytes)
+}
+
+fn error(answer: i64) -> std::io::Error {
+    std::io::Error::from_raw_os_error(i32::try_from(-answer).unwrap_or(0))
+}

@@ -1,0 +1,16 @@
+//! Puts the agent into a running process, and takes it out again.
+#![forbid(unsafe_code)]
+
+pub mod changes;
+pub mod halt;
+pub mod inject;
+pub mod mend;
+pub mod object;
+pub mod program;
+pub mod refuse;
+pub mod remote;
+pub mod serve;
+pub mod stop;
+pub mod threads;
+pub mod waited;
+pub mod watched;

@@ -1,0 +1,201 @@
+//! `pagefold-attach`: makes one running process a member of a group, and stays beside it until it ends or is detached.
+//! `pagefold attach` starts it, with the rights of whoever calls that. It writes one line of JSON to its standard
+//! output.
+#![forbid(unsafe_code)]
+
+use anyhow::{Context, bail};
+use api::client::Service;
+use api::place::Place;
+use attach::inject::{Injected, inject};
+use attach::object::Object;
+use attach::serve::{End, Serving};
+use attach::{object, refuse};
+use clap::Parser;
+use cli::exit::{self, Outcome, Stop};
+use cli::output;
+use host::{ProcessId, Signals};
+use serde::Serialize;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// File name of the agent.
+const OBJECT: &str = "pagefold-agent";
+
+/// Longest time for which a service is asked to end a membership: 30 s.
+const SERVICE_TIME: Duration = Duration::from_secs(30);
+/// Time between two such questions: 20 ms.
+const ASK_AGAIN: Duration = Duration::from_millis(20);
+/// Niceness of this program.
+const PRIORITY: i32 = -15;
+
+/// Puts the agent into a running process; `pagefold attach` starts it
+#[derive(Parser)]
+#[command(version, after_help = exit::CODES)]
+struct Args {
+    /// The process
+    #[arg(long)]
+    pid: u32,
+    /// The group
+    #[arg(long)]
+    group: String,
+    /// Name of the member
+    #[arg(long)]
+    name: Option<String>,
+    /// Fold all private anonymous memory
+    #[arg(long)]
+    all_anonymous: bool,
+    /// Only look
+    #[arg(long)]
+    dry_run: bool,
+    /// Directory of the service
+    #[arg(long)]
+    dir: PathBuf,
+    /// Add to this file how long threads were stopped, each time, in microseconds
+    #[arg(long)]
+    stops: Option<PathBuf>,
+}
+
+/// The report of what was done.
+#[derive(Serialize)]
+struct Attached<'a> {
+    pid: u32,
+    group: &'a str,
+    threads: usize,
+    stopped_us: u64,
+    enrolled_bytes: u64,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    exit::code_of(|| run(&args))
+}
+
+fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let process = ProcessId::of(args.pid).map_err(|e| Stop::Usage(format!("there is no process {}: {e}", args.pid)))?;
+    let refused = |why: String| anyhow::anyhow!("process {} cannot be attached: {why}", args.pid);
+    let facts = refuse::check(args.pid, args.all_anonymous).map_err(refused)?;
+    let said = |stopped_us| Attached {
+        pid: args.pid,
+        group: &args.group,
+        threads: facts.threads,
+        stopped_us,
+        enrolled_bytes: facts.enrolled_bytes,
+    };
+    let service = Service::connect(Place::at(&args.dir))?;
+    if !service.place.prove_socket().exists() {
+        bail!(refused(
+            "the service has no prover: only root's has one, where the kernel shows reference counts".into()
+        ));
+    }
+    let object = read_object()?;
+    if args.dry_run {
+        output::line(serde_json::to_string(&said(0))?)?;
+        return Ok(Outcome::Done);
+    }
+    // The program waits for this one while its threads are stopped. Without the right to that, it waits a little longer.
+    let _ = rustix::process::setpriority_process(None, PRIORITY);
+    let signals = Signals::catch().context("cannot catch signals")?;
+    service.attach(process, &args.group, args.name.as_deref())?;
+    let injected = match inject(args.pid, &object, &environment(args, &service.place)?, &signals) {
+        Ok(injected) => injected,
+        Err(e) => {
+            // It is no member: nothing of the pool is mapped there.
+            service.leave(process)?;
+            return Err(e.context(format!("process {} cannot be attached", args.pid)));
+        }
+    };
+    let stopped_us = u64::try_from(injected.stopped.as_micros()).unwrap_or(u64::MAX);
+    // The agent is there, whether or not anybody hears of that.
+    let told = serde_json::to_string(&said(stopped_us)).map_err(anyhow::Error::from).and_then(output::line);
+    let place = service.place.clone();
+    drop(service);
+    // The program that started this one waits for its output to end.
+    let told = told.and(leave_terminal());
+    serve(args, process, &place, injected, &signals).and(told).map(|()| Outcome::Done)
+}
+
+/// Stays beside the process until it has ended, or is as it was before.
+fn serve(
+    args: &Args,
+    process: ProcessId,
+    place: &Place,
+    mut injected: Injected,
+    signals: &Signals,
+) -> anyhow::Result<()> {
+    if args.stops.is_some() {
+        injected.halts.note_stops();
+    }
+    let stopped = injected.stopped;
+    let mut serving = Serving::new(process, injected);
+    let may_leave = || Service::connect(place.clone()).is_ok_and(|service| service.may_leave(process).is_ok());
+    let ended = serving.run(signals, may_leave).and_then(|end| match end {
+        End::Left => end_membership(place, process, || serving.tend()),
+        End::Gone => Ok(()),
+    });
+    let halts = serving.finish(signals);
+    let noted = args.stops.as_ref().map_or(Ok(()), |file| note_stops(file, stopped, halts.stops()));
+    ended.and(noted)
+}
+
+/// Ends the membership of a process that the agent has left. A service that is just started anew answers a little later.
+/// `meanwhile` is called from time to time.
+fn end_membership(place: &Place, process: ProcessId, mut meanwhile: impl FnMut()) -> anyhow::Result<()> {
+    let until = Instant::now() + SERVICE_TIME;
+    loop {
+        match Service::connect(place.clone()).and_then(|service| service.leave(process)) {
+            Ok(()) => return Ok(()),
+            Err(e) if Instant::now() > until => return Err(e),
+            Err(_) => std::thread::sleep(ASK_AGAIN),
+        }
+        meanwhile();
+    }
+}
+
+/// Adds to a file how long threads were stopped.
+fn note_stops(path: &Path, first: Duration, others: &[Duration]) -> anyhow::Result<()> {
+    let lines: String = [first].iter().chain(others).map(|time| format!("{}\n", time.as_micros())).collect();
+    let file = File::options().append(true).create(true).open(path);
+    let noted = file.and_then(|mut file| file.write_all(lines.as_bytes()));
+    noted.with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The agent's settings.
+fn environment(args: &Args, place: &Place) -> anyhow::Result<Vec<String>> {
+    let socket = std::path::absolute(place.agent_socket())?;
+    let socket = socket.to_str().context("the directory of the service is not text")?;
+    let most_vmas = fs::read_to_string("/proc/sys/vm/max_map_count").ok().and_then(|text| text.trim().parse().ok());
+    let mut all = vec![
+        format!("PAGEFOLD_SOCKET={socket}"),
+        format!("PAGEFOLD_VMA_BUDGET={}", most_vmas.unwrap_or(65530_u64) / 2),
+    ];
+    all.extend(args.all_anonymous.then(|| "PAGEFOLD_ALL=1".to_owned()));
+    all.extend(std::env::var_os("PAGEFOLD_EAGER").map(|_| "PAGEFOLD_EAGER=1".to_owned()));
+    Ok(all)
+}
+
+/// Reads the agent, which lies beside this program, or where cargo puts what is built for its target.
+fn read_object() -> anyhow::Result<object::Object> {
+    let program = std::env::current_exe().unwrap_or_default();
+    let dir = program.parent().unwrap_or(Path::new("/"));
+    let kind = dir.file_name().unwrap_or_default();
+    let built = dir.join("../x86_64-unknown-linux-musl").join(kind);
+    let places = [dir.join(OBJECT), dir.join("../lib/pagefold").join(OBJECT), built.join(OBJECT)];
+    let Some(found) = places.iter().find(|path| path.is_file()) else {
+        let places: Vec<_> = places.iter().map(|path| path.display().to_string()).collect();
+        let missing = format!("{OBJECT} is missing: it should be {}; build it with ./x build", places.join(" or "));
+        return Err(Stop::HostLacks(missing).into());
+    };
+    let bytes = fs::read(found).with_context(|| format!("cannot read {}", found.display()))?;
+    Object::parse(&bytes).with_context(|| format!("{} is not the agent", found.display()))
+}
+
+fn leave_terminal() -> anyhow::Result<()> {
+    let nothing = File::options().read(true).write(true).open("/dev/null").context("cannot open /dev/null")?;
+    rustix::stdio::dup2_stdin(&nothing)?;
+    rustix::stdio::dup2_stdout(&nothing)?;
+    rustix::stdio::dup2_stderr(&nothing)?;
+    Ok(())
+}

@@ -1,0 +1,242 @@
+//! System calls that a stop has interrupted, and that the program must not see interrupted.
+//!
+//! Most calls are begun again by the kernel when the stopped thread goes on. Some are not (`man 7 signal`): they answer
+//! `EINTR`. For these, the answer is replaced by the kernel's own word for "again, unless a signal handler runs"
+//! (`ERESTARTNOHAND`). The kernel then begins them again, or answers `EINTR` where a handler has really run.
+//!
+//! ```text
+//!   stopped in a call
+//!      |  not EINTR                          the kernel begins it again, or it had ended
+//!      |  EINTR, no time limit           --> again
+//!      |  EINTR, a time limit            --> again, as it was; ended from outside when its time is over (`watched`)
+//!      v  fewer bytes written than asked --> again for the rest (`watched`)
+//! ```
+//!
+//! Calls may also answer with less than was asked, or end in another way. Those are not interrupted at all while a thread
+//! sleeps in them: [`Call::may_be_stopped`].
+
+use act::Registers;
+use std::time::Duration;
+
+/// `EINTR` and `ERESTARTNOHAND`, as answers of a system call.
+const INTERRUPTED: i64 = -4;
+pub(crate) const AGAIN: i64 = -514;
+/// Least number that stands for an error, as an answer of a system call, and for a request of the kernel's to itself.
+const LEAST_ERROR: i64 = -4095;
+
+/// Number of `io_pgetevents`, which libc has no name for.
+const IO_PGETEVENTS: i64 = 333;
+
+/// Calls that answer `EINTR` after a stop, where their time limit is, and what they answer when it is over.
+const CALLS: [(i64, Limit, i32); 16] = [
+    (libc::SYS_semop, Limit::None, 0),
+    (libc::SYS_epoll_wait, Limit::Milliseconds, 0),
+    (libc::SYS_epoll_pwait, Limit::Milliseconds, 0),
+    (libc::SYS_epoll_pwait2, Limit::Time(3), 0),
+    (libc::SYS_semtimedop, Limit::Time(3), -libc::EAGAIN),
+    (libc::SYS_rt_sigtimedwait, Limit::Time(2), -libc::EAGAIN),
+    (libc::SYS_io_getevents, Limit::Time(4), 0),
+    (IO_PGETEVENTS, Limit::Time(4), 0),
+    (libc::SYS_io_uring_enter, Limit::Ring, 0),
+    (libc::SYS_recvfrom, Limit::Socket, 0),
+    (libc::SYS_recvmsg, Limit::Socket, 0),
+    (libc::SYS_read, Limit::Socket, 0),
+    (libc::SYS_readv, Limit::Socket, 0),
+    (libc::SYS_accept, Limit::Socket, 0),
+    (libc::SYS_accept4, Limit::Socket, 0),
+    (libc::SYS_connect, Limit::Socket, 0),
+];
+
+/// Calls that the kernel begins again by itself, with the time that is left.
+const RESTARTED: [i64; 24] = [
+    libc::SYS_futex,
+    libc::SYS_futex_waitv,
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_restart_syscall,
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_select,
+    libc::SYS_pselect6,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    libc::SYS_pause,
+    libc::SYS_rt_sigsuspend,
+    libc::SYS_flock,
+    libc::SYS_fcntl,
+    libc::SYS_msgrcv,
+    libc::SYS_msgsnd,
+    libc::SYS_mq_timedreceive,
+    libc::SYS_mq_timedsend,
+    libc::SYS_open,
+    libc::SYS_openat,
+    libc::SYS_openat2,
+    libc::SYS_sched_yield,
+    FUTEX_WAIT,
+];
+/// Number of `futex_wait`.
+const FUTEX_WAIT: i64 = 455;
+
+/// `IORING_ENTER_EXT_ARG`: the time limit of the call is in a structure.
+const RING_EXTENDED: u64 = 1 << 3;
+/// `KVM_RUN`: ends with `EINTR` whenever the kernel likes, and programs begin it again.
+const KVM_RUN: u64 = 0xae80;
+
+/// A system call as a thread has made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// Its number.
+    pub number: i64,
+    /// Its arguments.
+    pub arguments: [u64; 6],
+    /// The stack pointer, and the address of the instruction behind it.
+    pub place: [u64; 2],
+}
+
+/// The time limit of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// It has none.
+    None,
+    /// The fourth argument, negative for none.
+    Milliseconds,
+    /// A `timespec` at the address that this argument holds, if that is not null.
+    Time(usize),
+    /// As for `io_uring_enter`.
+    Ring,
+    /// One of the socket's: the call would not be interrupted for good without one.
+    Socket,
+}
+
+/// The change that is to be made to the answer of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mended {
+    /// Nothing.
+    Untouched,
+    /// The call is to be begun again.
+    Again,
+    /// The call is to be begun again for what is left after so many bytes, if they went to a pipe or socket.
+    Rest(u64),
+}
+
+impl Call {
+    /// The call that a thread is in, or has just left, by its registers; `None` if it has stopped for another reason.
+    pub fn of(registers: &Registers) -> Option<Self> {
+        let Registers { rdi, rsi, rdx, r10, r8, r9, rsp, rip, orig_rax, .. } = *registers;
+        let number = orig_rax.cast_signed();
+        (number >= 0).then_some(Self { number, arguments: [rdi, rsi, rdx, r10, r8, r9], place: [rsp, rip] })
+    }
+
+    fn known(&self) -> Option<(Limit, i32)> {
+        CALLS.iter().find(|(number, ..)| *number == self.number).map(|(_, limit, answer)| (*limit, *answer))
+    }
+
+    /// Its time limit, if the call answers `EINTR` after a stop.
+    pub fn limit(&self) -> Limit {
+        match self.known() {
+            Some((Limit::Milliseconds, _)) if (self.arguments[3] as i32) < 0 => Limit::None,
+            Some((Limit::Time(at), _)) if self.arguments[at] == 0 => Limit::None,
+            known => known.map_or(Limit::None, |(limit, _)| limit),
+        }
+    }
+
+    /// Its answer when its time is over.
+    pub fn late_answer(&self) -> i64 {
+        self.known().map_or(0, |(_, answer)| answer.into())
+    }
+
+    /// Whether the kernel begins it again by itself after a stop.
+    pub fn is_restarted(&self) -> bool {
+        RESTARTED.contains(&self.number)
+    }
+
+    /// Whether a thread that sleeps in this call can be stopped, and the call be begun again, without a trace.
+    pub fn may_be_stopped(&self) -> bool {
+        let [_, second, third, fourth, ..] = self.arguments;
+        match self.number {
+            // With this flag, what was received by then would be the answer.
+            libc::SYS_recvfrom => fourth & libc::MSG_WAITALL as u64 == 0,
+            libc::SYS_recvmsg => third & libc::MSG_WAITALL as u64 == 0,
+            // The number of those submitted would be the answer, or the time limit is not for us to know.
+            libc::SYS_io_uring_enter => second == 0 && fourth & RING_EXTENDED == 0,
+            libc::SYS_ioctl => second == KVM_RUN,
+            _ => self.is_restarted() || self.known().is_some(),
+        }
+    }
+
+    /// The thing to do after the call has given this answer to a stopped thread.
+    pub fn mend(&self, answer: i64) -> Mended {
+        let [_, _, third, ..] = self.arguments;
+        match self.number {
+            libc::SYS_ioctl if answer == INTERRUPTED && self.may_be_stopped() => Mended::Again,
+            _ if answer == INTERRUPTED && self.known().is_some() => Mended::Again,
+            libc::SYS_write | libc::SYS_sendto if answer > 0 && answer.cast_unsigned() < third => {
+                Mended::Rest(answer.cast_unsigned())
+            }
+            _ => Mended::Untouched,
+        }
+    }
+}
+
+/// Whether an answer is the kernel's word to itself, that it begins a call again.
+pub fn is_pending(answer: i64) -> bool {
+    // `ERESTARTSYS`, `ERESTARTNOINTR`, `ERESTARTNOHAND`, `ERESTART_RESTARTBLOCK`.
+    [-512, -513, AGAIN, -516].contains(&answer)
+}
+
+/// Whether an answer is an error.
+pub fn is_error(answer: i64) -> bool {
+    (LEAST_ERROR..0).contains(&answer)
+}
+
+/// A time limit of the program's, as a `timespec` of these bytes says it. `None` if the kernel refuses such.
+pub fn time_of(bytes: [u8; 16]) -> Option<Duration> {
+    let [seconds, nanoseconds] = [0, 8].map(|at| i64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap_or_default()));
+    let (seconds, nanoseconds) = (u64::try_from(seconds).ok()?, u32::try_from(nanoseconds).ok()?);
+    Some(Duration::new(seconds.min(u64::from(u32::MAX)), nanoseconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(number: i64, arguments: [u64; 6]) -> Call {
+        Call { number, arguments, place: [0; 2] }
+    }
+
+    #[test]
+    fn call_that_kernel_would_not_begin_again_is_begun_again() {
+        let waits = call(libc::SYS_epoll_wait, [3, 0, 1, 1000, 0, 0]);
+        assert_eq!((waits.mend(-4), waits.limit(), waits.late_answer()), (Mended::Again, Limit::Milliseconds, 0));
+        let for_ever = call(libc::SYS_epoll_wait, [3, 0, 1, (-1_i32) as u64, 0, 0]);
+        assert_eq!((for_ever.mend(-4), for_ever.limit()), (Mended::Again, Limit::None));
+        let in_memory = call(libc::SYS_rt_sigtimedwait, [0, 0, 4096, 8, 0, 0]);
+        assert_eq!(
+            (in_memory.mend(-4), in_memory.limit(), in_memory.late_answer()),
+            (Mended::Again, Limit::Time(2), -11)
+        );
+        let mut bytes = [0; 16];
+        (bytes[0], bytes[8]) = (2, 5);
+        assert_eq!(time_of(bytes), Some(Duration::new(2, 5)));
+        assert_eq!(time_of([0xff; 16]), None);
+    }
+
+    #[test]
+    fn other_answers_and_calls_are_left_alone() {
+        for (number, answer) in [(libc::SYS_epoll_wait, 1), (libc::SYS_ioctl, -4), (libc::SYS_futex, -512)] {
+            assert_eq!(call(number, [0; 6]).mend(answer), Mended::Untouched);
+        }
+        assert_eq!(call(libc::SYS_write, [1, 0, 100, 0, 0, 0]).mend(100), Mended::Untouched);
+    }
+
+    #[test]
+    fn call_that_could_answer_with_part_is_not_interrupted_in_sleep_and_finished_otherwise() {
+        let write = call(libc::SYS_write, [1, 0, 100, 0, 0, 0]);
+        assert_eq!((write.may_be_stopped(), write.mend(60)), (false, Mended::Rest(60)));
+        assert!(!call(libc::SYS_recvfrom, [3, 0, 100, libc::MSG_WAITALL as u64, 0, 0]).may_be_stopped());
+        assert!(call(libc::SYS_recvfrom, [3, 0, 100, 0, 0, 0]).may_be_stopped());
+        assert!(!call(libc::SYS_io_uring_enter, [3, 1, 1, 1, 0, 0]).may_be_stopped());
+        assert!(call(libc::SYS_io_uring_enter, [3, 0, 1, 1, 0, 0]).may_be_stopped());
+        assert!(!call(libc::SYS_sendfile, [0; 6]).may_be_stopped());
+    }
+}

@@ -1,0 +1,120 @@
+//! The agent's object file: an ELF program that relocates itself, so that it runs wherever it is put.
+
+use linux_raw_sys::elf::{Elf_Ehdr, Elf_Phdr};
+use page::PAGE_BYTES;
+use std::mem::offset_of;
+
+/// `ET_DYN`, `EM_X86_64`, `PT_LOAD`.
+const SHARED: u16 = 3;
+const X86_64: u16 = 62;
+const LOAD: u32 = 1;
+
+/// A part of the object that lies in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Its first page and its pages, from the object's first byte on.
+    pub offset: u64,
+    /// Its bytes in memory.
+    pub bytes: u64,
+    /// `PROT_` bits.
+    pub access: i32,
+}
+
+/// An object that can be put into memory.
+#[derive(Debug)]
+pub struct Object {
+    /// Its bytes as they lie in memory, from its first byte on.
+    pub image: Vec<u8>,
+    /// Its parts.
+    pub segments: Vec<Segment>,
+    /// Where its code begins.
+    pub entry: u64,
+    /// Where its program headers lie, and their number.
+    pub headers: (u64, u64),
+}
+
+/// Reads numbers from a file's bytes.
+struct Bytes<'a>(&'a [u8]);
+
+impl Bytes<'_> {
+    fn number(&self, at: usize, bytes: usize) -> Option<u64> {
+        let mut number = [0_u8; 8];
+        number[..bytes].copy_from_slice(self.0.get(at..at.checked_add(bytes)?)?);
+        Some(u64::from_le_bytes(number))
+    }
+}
+
+impl Object {
+    /// Takes an object file apart; `None` if it is none for this processor.
+    pub fn parse(file: &[u8]) -> Option<Self> {
+        let bytes = Bytes(file);
+        let field = |at, size| bytes.number(at, size);
+        let kind = u16::try_from(field(offset_of!(Elf_Ehdr, e_type), 2)?).ok()?;
+        let machine = u16::try_from(field(offset_of!(Elf_Ehdr, e_machine), 2)?).ok()?;
+        if !file.starts_with(b"\x7fELF\x02\x01") || (kind, machine) != (SHARED, X86_64) {
+            return None;
+        }
+        let table = field(offset_of!(Elf_Ehdr, e_phoff), 8)?;
+        let (size, count) = (field(offset_of!(Elf_Ehdr, e_phentsize), 2)?, field(offset_of!(Elf_Ehdr, e_phnum), 2)?);
+        let (mut image, mut segments) = (Vec::new(), Vec::new());
+        for n in 0..count {
+            let at = usize::try_from(table + n * size).ok()?;
+            if field(at + offset_of!(Elf_Phdr, p_type), 4)? != u64::from(LOAD) {
+                continue;
+            }
+            let number = |offset| bytes.number(at + offset, 8);
+            let (from, to) = (number(offset_of!(Elf_Phdr, p_offset))?, number(offset_of!(Elf_Phdr, p_vaddr))?);
+            let (filed, whole) = (number(offset_of!(Elf_Phdr, p_filesz))?, number(offset_of!(Elf_Phdr, p_memsz))?);
+            let flags = field(at + offset_of!(Elf_Phdr, p_flags), 4)?;
+            let end = usize::try_from(to.checked_add(whole)?).ok()?.checked_next_multiple_of(PAGE_BYTES)?;
+            // Large enough for any agent, and small enough to be allocated.
+            if end > 1 << 30 || filed > whole {
+                return None;
+            }
+            image.resize(end.max(image.len()), 0);
+            let [first, place, filed] = [from, to, filed].map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+            image
+                .get_mut(place..place.checked_add(filed)?)?
+                .copy_from_slice(file.get(first..first.checked_add(filed)?)?);
+            let start = to / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+            let bit = |flag, bit| if flags & flag != 0 { bit } else { 0 };
+            let access = bit(4, libc::PROT_READ) | bit(2, libc::PROT_WRITE) | bit(1, libc::PROT_EXEC);
+            segments.push(Segment { offset: start, bytes: end as u64 - start, access });
+        }
+        let (entry, headers) = (field(offset_of!(Elf_Ehdr, e_entry), 8)?, (table, count));
+        (!segments.is_empty()).then_some(Self { image, segments, entry, headers })
+    }
+
+    /// The first stack of the object, which is to end at address `top`, when the object lies at `base`. It has arguments,
+    /// environment and facts as the kernel gives them to a new program. Returns the bytes; the stack pointer is at the
+    /// first.
+    pub fn stack(&self, base: u64, top: u64, environment: &[String], clock: u64, random: [u8; 16]) -> Vec<u8> {
+        let mut texts = Vec::from(random);
+        let mut places = Vec::new();
+        for text in std::iter::once("pagefold").chain(environment.iter().map(String::as_str)) {
+            places.push(texts.len() as u64);
+            texts.extend(text.bytes().chain([0]));
+        }
+        let facts = [
+            (linux_raw_sys::auxvec::AT_PHDR, base + self.headers.0),
+            (linux_raw_sys::auxvec::AT_PHENT, size_of::<Elf_Phdr>() as u64),
+            (linux_raw_sys::auxvec::AT_PHNUM, self.headers.1),
+            (linux_raw_sys::auxvec::AT_PAGESZ, PAGE_BYTES as u64),
+            (linux_raw_sys::auxvec::AT_ENTRY, base + self.entry),
+            (linux_raw_sys::auxvec::AT_SYSINFO_EHDR, clock),
+        ];
+        let words = 1 + places.len() + 2 + 2 * (facts.len() + 2);
+        let bytes = (words * 8 + texts.len()).next_multiple_of(16);
+        let texts_at = top - bytes as u64 + words as u64 * 8;
+        let mut all = vec![1, texts_at + places[0], 0];
+        all.extend(places[1..].iter().map(|place| texts_at + place));
+        all.push(0);
+        all.extend(facts.iter().flat_map(|(name, value)| [u64::from(*name), *value]));
+        all.extend([u64::from(linux_raw_sys::auxvec::AT_RANDOM), texts_at, 0, 0]);
+        debug_assert_eq!(all.len(), words);
+        let mut stack: Vec<u8> = all.into_iter().flat_map(u64::to_le_bytes).collect();
+        stack.extend(texts);
+        stack.resize(bytes, 0);
+        stack
+    }
+}

@@ -1,0 +1,73 @@
+//! A program whose threads are stopped: what has to be known of it to begin its system calls again.
+
+use crate::mend::{self, Call, Limit};
+use crate::threads;
+use rustix::fd::OwnedFd;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Program {
+    /// The process.
+    pub pid: u32,
+    memory: File,
+}
+
+impl Program {
+    /// Opens a process.
+    ///
+    /// # Errors
+    /// It must not be looked at.
+    pub fn open(pid: u32) -> io::Result<Self> {
+        let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
+        Ok(Self { pid, memory })
+    }
+
+    /// Its memory.
+    pub const fn memory(&self) -> &File {
+        &self.memory
+    }
+
+    /// How long a call that was interrupted may wait, if there is a limit.
+    pub fn limit(&self, call: &Call) -> Option<Duration> {
+        match call.limit() {
+            // Rings with a limit of time are not interrupted in sleep.
+            Limit::None | Limit::Ring => None,
+            Limit::Milliseconds => u64::try_from(call.arguments[3] as i32).ok().map(Duration::from_millis),
+            Limit::Time(at) => {
+                let mut bytes = [0_u8; 16];
+                self.memory.read_exact_at(&mut bytes, call.arguments[at]).ok()?;
+                mend::time_of(bytes)
+            }
+            Limit::Socket => {
+                let which = if call.number == libc::SYS_connect { Timeout::Send } else { Timeout::Recv };
+                sockopt::socket_timeout(self.file(call.arguments[0])?, which).ok()?
+            }
+        }
+    }
+
+    fn file(&self, number: u64) -> Option<OwnedFd> {
+        let process = pidfd_open(Pid::from_raw(i32::try_from(self.pid).ok()?)?, PidfdFlags::empty()).ok()?;
+        pidfd_getfd(process, number as i32, PidfdGetfdFlags::empty()).ok()
+    }
+
+    /// Whether a file is a pipe or a socket, which take what is written in any number of parts.
+    pub fn is_stream(&self, file: u64) -> bool {
+        let name = fs::read_link(format!("/proc/{}/fd/{}", self.pid, file as i32));
+        let name = name.unwrap_or_default().into_os_string().into_string().unwrap_or_default();
+        name.starts_with("pipe:") || name.starts_with("socket:")
+    }
+
+    /// Whether the program has a handler for a signal.
+    pub fn catches(&self, signal: i32) -> bool {
+        let leader = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        let caught = leader.and_then(|leader| threads::status(self.pid, leader, "SigCgt"));
+        let caught = caught.and_then(|text| u64::from_str_radix(&text, 16).ok()).unwrap_or(u64::MAX);
+        caught & 1 << (signal - 1).clamp(0, 63) != 0
+    }
+}

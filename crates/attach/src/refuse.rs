@@ -1,0 +1,104 @@
+//! Why a process cannot be attached to, as far as it shows beforehand.
+
+use crate::threads;
+use host::{Mapping, Process};
+use rustix::process::Pid;
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+
+/// `ELFCLASS64`, the fifth byte of a program's file.
+const CLASS_64: u8 = 2;
+
+/// Memory of a process that may be folded, and its threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Bytes of memory that would be enrolled.
+    pub enrolled_bytes: u64,
+    /// Number of its threads.
+    pub threads: usize,
+}
+
+/// Looks at a process.
+///
+/// # Errors
+/// It cannot be attached to, for this reason.
+pub fn check(pid: u32, all_anonymous: bool) -> Result<Facts, String> {
+    let process = Process::read_without_arguments(pid).map_err(|e| e.to_string())?;
+    if process.stat.kernel_thread {
+        return Err("it is a thread of the kernel's, and has no memory of its own".into());
+    }
+    if matches!(process.stat.state, b'Z' | b'X') {
+        return Err("it has ended".into());
+    }
+    let all = threads::list(pid).map_err(|e| format!("its threads cannot be listed: {e}"))?;
+    for thread in &all {
+        check_thread(pid, *thread)?;
+    }
+    check_program(pid)?;
+    check_namespaces(pid)?;
+    let mappings = Mapping::read_all(pid).map_err(|e| e.to_string())?;
+    if mappings.iter().any(|mapping| mapping.has_flag(b"um") || mapping.has_flag(b"uw") || mapping.has_flag(b"ui")) {
+        return Err(
+            "a userfaultfd looks after some of its memory: its own, or that of an agent which is there already".into(),
+        );
+    }
+    if let Some(other) = shares_memory(pid) {
+        return Err(format!("it shares its memory with process {other}, as a child of vfork does"));
+    }
+    let is_foldable = |mapping: &&Mapping| {
+        !mapping.shared
+            && mapping.inode == 0
+            && mapping.read
+            && mapping.write
+            && !mapping.has_flag(b"gd")
+            && (mapping.name.is_empty() || mapping.name == "[heap]" || mapping.name.starts_with("[anon:"))
+            && (all_anonymous || mapping.has_flag(b"mg"))
+    };
+    let enrolled_bytes = mappings.iter().filter(is_foldable).map(|mapping| mapping.end.0 - mapping.start.0).sum();
+    if enrolled_bytes == 0 && !all_anonymous {
+        return Err("it has advised no memory to be mergeable (madvise MADV_MERGEABLE): see --all-anonymous".into());
+    }
+    Ok(Facts { enrolled_bytes, threads: all.len() })
+}
+
+fn check_thread(pid: u32, thread: Pid) -> Result<(), String> {
+    if let Some(tracer) = threads::status(pid, thread, "TracerPid").filter(|tracer| tracer != "0") {
+        return Err(format!("process {tracer} traces it (a debugger, strace): a process has one tracer at most"));
+    }
+    if threads::status(pid, thread, "Seccomp").is_some_and(|mode| mode != "0") {
+        return Err("it filters its system calls (seccomp), and the filter might end it for those of the agent".into());
+    }
+    if fs::read_to_string(threads::of(pid, thread, "comm")).is_ok_and(|name| name.starts_with("pagefold")) {
+        return Err("there is an agent in it already".into());
+    }
+    Ok(())
+}
+
+fn check_program(pid: u32) -> Result<(), String> {
+    let mut head = [0_u8; 5];
+    let read = fs::File::open(format!("/proc/{pid}/exe")).and_then(|mut file| file.read_exact(&mut head));
+    read.map_err(|e| format!("its program cannot be read: {e}"))?;
+    if head[4] == CLASS_64 { Ok(()) } else { Err("it is a program of 32 bits".into()) }
+}
+
+/// The agent connects to the service by a path, and is known there by its process id.
+fn check_namespaces(pid: u32) -> Result<(), String> {
+    for (kind, what) in [("mnt", "mounts"), ("pid", "process ids")] {
+        let name = |process: &str| fs::read_link(format!("/proc/{process}/ns/{kind}")).ok();
+        let theirs = name(&pid.to_string()).ok_or("it must not be looked at")?;
+        if name("self").is_none_or(|ours| ours != theirs) {
+            return Err(format!("it has a namespace of its own for {what}, as containers have"));
+        }
+    }
+    let root = |process: &str| fs::metadata(format!("/proc/{process}/root")).ok().map(|root| (root.dev(), root.ino()));
+    if root("self").is_none_or(|ours| root(&pid.to_string()).is_none_or(|theirs| ours != theirs)) {
+        return Err("it has another root directory (chroot)".into());
+    }
+    Ok(())
+}
+
+fn shares_memory(pid: u32) -> Option<u32> {
+    let others = host::pids().unwrap_or_default();
+    others.into_iter().find(|other| *other != pid && act::share_memory(pid, *other))
+}

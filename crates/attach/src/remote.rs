@@ -1,0 +1,93 @@
+//! Makes system calls in another process, by one of its threads that is stopped.
+
+use act::{Registers, Resume, Stop, Tracee};
+use anyhow::{Context, bail};
+use host::Mapping;
+use rustix::process::Pid;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+/// Time for a system call of the stopped thread: 5 s.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The instruction `syscall`.
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+
+/// The memory of a process, and the instruction there that makes system calls.
+#[derive(Debug)]
+pub struct Remote {
+    memory: File,
+    instruction: u64,
+    clock: u64,
+}
+
+impl Remote {
+    /// Opens a process.
+    ///
+    /// # Errors
+    /// It must not be looked at, or has no page of the kernel's code (`vdso`).
+    pub fn open(pid: u32) -> anyhow::Result<Self> {
+        let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
+        let mappings = Mapping::list(pid)?;
+        let found = mappings.iter().find(|mapping| mapping.name == "[vdso]");
+        let vdso = found.context("the process has no vdso, through whose code system calls could be made in it")?;
+        let mut code = vec![0_u8; (vdso.end.0 - vdso.start.0) as usize];
+        memory.read_exact_at(&mut code, vdso.start.0).context("cannot read the vdso")?;
+        let at = code.windows(2).position(|two| two == SYSCALL).context("the vdso makes no system calls")?;
+        Ok(Self { memory, instruction: vdso.start.0 + at as u64, clock: vdso.start.0 })
+    }
+
+    /// The process's memory.
+    pub const fn memory(&self) -> &File {
+        &self.memory
+    }
+
+    /// Where the kernel's page of code begins, with its clock.
+    pub const fn clock(&self) -> u64 {
+        self.clock
+    }
+
+    /// Registers with which a stopped thread makes a system call.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn prepared(&self, tracee: &Tracee, number: i64, arguments: [u64; 6]) -> anyhow::Result<Registers> {
+        let [rdi, rsi, rdx, r10, r8, r9] = arguments;
+        let (rip, rax) = (self.instruction, number.cast_unsigned());
+        Ok(Registers { rip, rax, orig_rax: u64::MAX, rdi, rsi, rdx, r10, r8, r9, ..tracee.registers()? })
+    }
+
+    /// Makes a system call by a stopped thread, which has other registers afterwards. Returns its answer.
+    ///
+    /// # Errors
+    /// The thread has ended, or the call does not end.
+    pub fn call(&self, tracee: &Tracee, number: i64, arguments: [u64; 6]) -> anyhow::Result<i64> {
+        self.call_watched(tracee, number, arguments).map(|(answer, _)| answer)
+    }
+
+    /// As [`Remote::call`]. Also returns the thread that the call has made, if it did.
+    ///
+    /// # Errors
+    /// As [`Remote::call`].
+    pub fn call_watched(
+        &self,
+        tracee: &Tracee,
+        number: i64,
+        arguments: [u64; 6],
+    ) -> anyhow::Result<(i64, Option<Pid>)> {
+        tracee.set_registers(&self.prepared(tracee, number, arguments)?)?;
+        let (mut ends, mut made, until) = (0, None, Instant::now() + PATIENCE);
+        while ends < 2 {
+            tracee.resume(Resume::ToSystemCall, 0)?;
+            match tracee.wait(until)? {
+                Some(Stop::SystemCall) => ends += 1,
+                Some(Stop::Cloned(thread)) => made = Some(thread),
+                // All signals are blocked; what cannot be is left to come again.
+                Some(Stop::Asked | Stop::Suspended | Stop::Signal(_) | Stop::Other) => {}
+                Some(Stop::Ended) => bail!("the process has ended"),
+                None => bail!("the process does not answer"),
+            }
+        }
+        Ok((tracee.registers()?.rax.cast_signed(), made))
+    }
+}

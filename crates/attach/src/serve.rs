@@ -1,0 +1,242 @@
+//! Stays beside an attached process: stops its threads when the agent asks for that, and takes the agent out again.
+//!
+//! ```text
+//!   the agent asks: Halt --> threads stopped --> Go, or after a second at the latest --> they go on
+//!   SIGTERM, SIGINT ------> there is memory --> Leave to the agent --> Left --> its other threads have ended
+//!                              --> its last thread unmaps what it stood on, and ends
+//!                              --> no call that was begun again has to be ended from outside any more --> end
+//!   the process ends, or executes another program --> end
+//! ```
+//!
+//! If this program is killed, the kernel lets all threads go on. The agent then replaces nothing any more.
+
+use crate::changes;
+use crate::halt::{Halts, SOON};
+use crate::inject::Injected;
+use crate::remote::Remote;
+use crate::threads;
+use act::{Registers, Stop, Tracee};
+use anyhow::Context;
+use host::{Caught, ProcessId, Received, Seqpacket, Signals};
+use page::{PageRange, pages_to_bytes};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Pid;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+use wire::attach::{ATTACH_BYTES, FromAttached, ToAttached};
+
+/// Longest time for which the threads are stopped, whatever the agent says: 1 s.
+const LONGEST: Duration = Duration::from_secs(1);
+/// Time between two looks whether the process is still there: 1 s.
+const TICK: Duration = Duration::from_secs(1);
+/// Time between two questions whether there is memory for pages that become private: 5 s.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
+/// Time for the agent's threads to end: 10 s.
+const END_TIME: Duration = Duration::from_secs(10);
+
+/// Size of the kernel's `struct robust_list_head`, in bytes.
+const ROBUST_LIST_BYTES: u64 = 24;
+
+/// The end of the service to one process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The process is gone.
+    Gone,
+    /// The process is as it was before.
+    Left,
+}
+
+/// One attached process.
+pub struct Serving {
+    process: ProcessId,
+    /// The agent's first thread, and memory of the object.
+    thread: Pid,
+    injected: Range<u64>,
+    channel: Seqpacket,
+    halts: Halts,
+    /// When the threads were stopped.
+    halted: Option<Instant>,
+    /// The agent's threads, as far as they are known.
+    own: Vec<u64>,
+    /// When it is to be asked whether the agent may leave, after somebody wanted it to.
+    leave: Option<Instant>,
+    /// When the process was last looked at.
+    looked: Instant,
+}
+
+impl Serving {
+    /// Begins to serve.
+    pub fn new(process: ProcessId, injected: Injected) -> Self {
+        let Injected { channel, thread, range, halts, .. } = injected;
+        let channel = Seqpacket::from_stranger(channel);
+        let own = vec![thread.as_raw_nonzero().get().cast_unsigned().into()];
+        Self {
+            process,
+            thread,
+            injected: range,
+            channel,
+            halts,
+            halted: None,
+            own,
+            leave: None,
+            looked: Instant::now(),
+        }
+    }
+
+    /// Serves until the process ends, or a signal says that the agent is to leave it, and `may_leave` says that there is
+    /// memory for that.
+    ///
+    /// # Errors
+    /// The agent has left, and its mappings could not be unmapped.
+    pub fn run(&mut self, signals: &Signals, may_leave: impl Fn() -> bool) -> anyhow::Result<End> {
+        loop {
+            self.wait(signals);
+            while let Some(caught) = signals.next() {
+                if caught == Caught::End {
+                    self.leave = Some(Instant::now());
+                }
+            }
+            if let Some(due) = self.leave.filter(|due| *due <= Instant::now() && self.halted.is_none()) {
+                let message = ToAttached::Leave.encode();
+                let is_told = may_leave() && self.channel.send(&message, &[]).is_ok_and(|sent| sent);
+                self.leave = (!is_told).then_some(due + ASK_AGAIN);
+            }
+            let mut buffer = [0; ATTACH_BYTES];
+            loop {
+                match self.channel.receive_bare(&mut buffer) {
+                    Ok(Received::Nothing) => break,
+                    Ok(Received::Frame(bytes)) => {
+                        if let Some(FromAttached::Left(ranges)) = self.hear(FromAttached::decode(&buffer[..bytes])) {
+                            self.halts.go();
+                            self.halted = None;
+                            return self.clear(&ranges).map(|()| End::Left);
+                        }
+                    }
+                    Ok(Received::Closed) | Err(_) => {
+                        self.halts.go();
+                        return self.end_of_agent();
+                    }
+                }
+            }
+            if self.halted.is_none() {
+                self.halts.tend();
+            } else if self.halted.is_some_and(|since| since.elapsed() > LONGEST) {
+                self.go();
+            }
+            if self.looked.elapsed() >= TICK {
+                if !self.process.is_alive() {
+                    return Ok(End::Gone);
+                }
+                self.look();
+            }
+        }
+    }
+
+    /// Looks after the program's threads once.
+    pub fn tend(&mut self) {
+        self.halts.tend();
+    }
+
+    /// Looks after the program's threads until none needs that. A thread whose call with a time limit was begun again
+    /// needs it until that has ended. Returns how they were stopped.
+    pub fn finish(mut self, signals: &Signals) -> Halts {
+        self.halts.finish(signals);
+        self.halts
+    }
+
+    /// Looks whether an agent may stay in this process.
+    fn look(&mut self) {
+        self.looked = Instant::now();
+        if changes::is_abandoned(self.process.pid, &self.own) {
+            // Memory that becomes private ends with the process in a moment.
+            let _ = self.channel.send(&ToAttached::Leave.encode(), &[]);
+        } else if self.leave.is_none() && changes::has_other_rights(self.process.pid, self.thread) {
+            self.leave = Some(self.looked);
+        }
+    }
+
+    /// Handles a message; returns it if it is the last one.
+    fn hear(&mut self, message: Option<FromAttached>) -> Option<FromAttached> {
+        match message? {
+            FromAttached::Halt { number, threads } => {
+                self.own = threads;
+                self.go();
+                let answer = if self.halts.halt(&self.own) {
+                    self.halted = Some(Instant::now());
+                    ToAttached::Halted(number)
+                } else {
+                    ToAttached::NotNow(number)
+                };
+                if !self.channel.send(&answer.encode(), &[]).is_ok_and(|sent| sent) {
+                    self.go();
+                }
+                None
+            }
+            FromAttached::Go => {
+                self.go();
+                None
+            }
+            left @ FromAttached::Left(_) => Some(left),
+        }
+    }
+
+    fn go(&mut self) {
+        if self.halted.take().is_some() {
+            self.halts.go();
+        }
+    }
+
+    fn wait(&self, signals: &Signals) {
+        // A stop of a thread's comes with a signal to this process.
+        let due = self.halts.due().into_iter().chain(self.leave).min().filter(|_| self.halted.is_none());
+        let time = due.map_or(TICK, |due| due.saturating_duration_since(Instant::now()).min(TICK));
+        let time = if self.halts.is_pending() { time.min(SOON) } else { time };
+        let mut files = [PollFd::new(&self.channel, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
+        let _ = poll(&mut files, Timespec::try_from(time).ok().as_ref());
+    }
+
+    /// The agent is gone without a word: its process has ended or executes another program, or the agent has a bug.
+    fn end_of_agent(&self) -> anyhow::Result<End> {
+        let until = Instant::now() + TICK;
+        while self.process.is_alive() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(End::Gone)
+    }
+
+    /// Has the agent's last thread unmap what it stands on, and end.
+    fn clear(&mut self, ranges: &[PageRange]) -> anyhow::Result<()> {
+        let (pid, until) = (self.process.pid, Instant::now() + END_TIME);
+        let is_other = |thread: &Pid| {
+            *thread != self.thread && self.own.contains(&thread.as_raw_nonzero().get().cast_unsigned().into())
+        };
+        while threads::list(pid).is_ok_and(|all| all.iter().any(is_other)) {
+            anyhow::ensure!(Instant::now() < until, "the agent's threads do not end");
+            self.halts.tend();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let remote = Remote::open(pid)?;
+        let tracee = Tracee::seize(self.thread, false).context("the agent's last thread has ended")?;
+        tracee.interrupt()?;
+        while tracee.wait(until)?.context("the agent's last thread does not stop")? != Stop::Asked {
+            tracee.resume(act::Resume::Freely, 0)?;
+        }
+        // The kernel would write there when the thread ends.
+        remote.call(&tracee, libc::SYS_set_tid_address, [0; 6])?;
+        remote.call(&tracee, libc::SYS_set_robust_list, [0, ROBUST_LIST_BYTES, 0, 0, 0, 0])?;
+        let own = self.injected.end - self.injected.start;
+        let others = ranges.iter().map(|range| (range.start.0, pages_to_bytes(range.pages)));
+        for (start, bytes) in others.chain([(self.injected.start, own)]) {
+            remote.call(&tracee, libc::SYS_munmap, [start, bytes, 0, 0, 0, 0])?;
+        }
+        let end: Registers = remote.prepared(&tracee, libc::SYS_exit, [0; 6])?;
+        tracee.set_registers(&end)?;
+        tracee.detach(0);
+        while threads::list(pid).is_ok_and(|all| all.contains(&self.thread)) {
+            anyhow::ensure!(Instant::now() < until, "the agent's last thread does not end");
+            self.halts.tend();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,168 @@
+//! Stops single threads, and lets them go on as if nothing had happened.
+
+use crate::mend::{self, Call, Limit, Mended};
+use crate::program::Program;
+use crate::threads::{self, Doing};
+use crate::waited::{self, Clocks, Rest};
+use crate::watched::Watched;
+use act::{Registers, Resume, Stop, Tracee};
+use rustix::io::Errno;
+use rustix::process::Pid;
+use std::time::{Duration, Instant};
+
+/// Longest time between a look at a sleeping thread and the request that it stops, so that the look still holds: 200 us.
+const LOOK_HOLDS: Duration = Duration::from_micros(200);
+
+/// A stopped thread, or one that will stop before it runs any code of the program's again.
+#[derive(Debug)]
+pub struct Stopped {
+    tracee: Tracee,
+    stop: Option<Stop>,
+    /// When it was asked to stop.
+    asked: Instant,
+    /// The call that it slept in, and how long it had slept by then.
+    slept: Option<(Call, Rest, Duration)>,
+}
+
+/// The outcome of asking a thread to stop.
+#[derive(Debug)]
+pub enum Asked {
+    /// It will stop.
+    Stops(Stopped),
+    /// It sleeps in a system call that would not be the same if it was interrupted.
+    MustNot,
+    /// It has ended.
+    Ended,
+}
+
+/// Asks a thread to stop, and does not wait. `follow` says whether threads that it makes are traced, too.
+///
+/// # Errors
+/// `EPERM`: it must not be traced, or another process traces it.
+pub fn ask(pid: u32, thread: Pid, clocks: &Clocks, follow: bool) -> Result<Asked, Errno> {
+    // Asking wakes the thread.
+    let doing = threads::doing(pid, thread);
+    if let Doing::Call(call) = doing
+        && !call.may_be_stopped()
+        && threads::is_interruptible(pid, thread)
+    {
+        return Ok(Asked::MustNot);
+    }
+    let tracee = match Tracee::seize(thread, follow) {
+        Ok(tracee) => tracee,
+        Err(Errno::SRCH) => return Ok(Asked::Ended),
+        Err(e) => return Err(e),
+    };
+    let looked = Instant::now();
+    let rest = match doing {
+        Doing::Call(call) if call.limit() != Limit::None => waited::rest(pid, thread).map(|rest| (call, rest)),
+        _ => None,
+    };
+    let asked = tracee.interrupt();
+    let now = Instant::now();
+    let rest = rest.filter(|_| now - looked < LOOK_HOLDS);
+    let slept = rest.map(|(call, rest)| (call, rest, clocks.rested(rest)));
+    Ok(asked.map_or(Asked::Ended, |()| Asked::Stops(Stopped { tracee, stop: None, asked: now, slept })))
+}
+
+impl Stopped {
+    /// The thread's tracer.
+    pub const fn tracee(&self) -> &Tracee {
+        &self.tracee
+    }
+
+    /// Whether it has stopped; `None` if it has ended.
+    pub fn look(&mut self) -> Option<bool> {
+        if self.stop.is_none() {
+            match self.tracee.look() {
+                Ok(None) => return Some(false),
+                Ok(Some(Stop::Ended)) | Err(_) => return None,
+                Ok(stop) => self.stop = stop,
+            }
+        }
+        Some(true)
+    }
+
+    /// Waits for the stop. Says whether it came in time.
+    pub fn wait(&mut self, until: Instant) -> bool {
+        loop {
+            match self.look() {
+                Some(true) => return true,
+                None => return false,
+                Some(false) if Instant::now() > until => return false,
+                Some(false) => std::thread::sleep(Duration::from_micros(10)),
+            }
+        }
+    }
+
+    /// Whether it has stopped because it was asked to, and for no other reason.
+    pub fn is_plain(&self) -> bool {
+        self.stop == Some(Stop::Asked)
+    }
+
+    /// Has it stop again where it is, with these registers: on the way out of such a stop, the kernel begins an
+    /// interrupted call again.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn stop_again(&mut self, registers: &Registers, until: Instant) -> Result<(), Errno> {
+        self.tracee.set_registers(registers)?;
+        self.tracee.interrupt()?;
+        self.tracee.resume(Resume::Freely, 0)?;
+        self.stop = None;
+        if self.wait(until) { Ok(()) } else { Err(Errno::SRCH) }
+    }
+
+    /// How long it had slept in the call that it was stopped in, when it was asked to stop. Zero if it may have begun that
+    /// later.
+    fn slept(&self, program: &Program, call: &Call) -> Duration {
+        let count = || waited::rest(program.pid, self.tracee.thread()).map(|rest| rest.count);
+        // It has slept on until it was asked if it went to rest only once more, in the stop.
+        let slept = self.slept.filter(|(before, rest, _)| before == call && count() == Some(rest.count + 1));
+        slept.map(|(.., slept)| slept).unwrap_or_default()
+    }
+
+    /// Lets it go on. If it has begun a call again that must be ended or completed from outside, it stays traced.
+    pub fn go(mut self, program: &Program) -> Option<Watched> {
+        let signal = if let Some(Stop::Signal(signal)) = self.stop { signal } else { 0 };
+        let watched = self.tracee.registers().ok().and_then(|registers| self.begin_again(program, registers));
+        match watched {
+            // If it cannot be resumed, it has been killed.
+            Some((before, done, end)) => {
+                let how = if self.stop == Some(Stop::Suspended) { Resume::Listening } else { Resume::ToSystemCall };
+                let _ = self.tracee.resume(how, signal);
+                Some(Watched::new(self.tracee, before, done, end))
+            }
+            None => {
+                self.stop = None;
+                self.tracee.detach(signal);
+                None
+            }
+        }
+    }
+
+    /// Mends the answer of the call that it was stopped in. Returns what [`Watched`] has to know, if that is needed.
+    fn begin_again(&self, program: &Program, before: Registers) -> Option<(Registers, u64, Option<Instant>)> {
+        let call = Call::of(&before)?;
+        let again = Registers { rax: mend::AGAIN.cast_unsigned(), ..before };
+        match call.mend(before.rax.cast_signed()) {
+            Mended::Untouched => None,
+            Mended::Again => {
+                // It began to wait no later than it was asked to stop.
+                let end =
+                    program.limit(&call).map(|limit| self.asked + limit.saturating_sub(self.slept(program, &call)));
+                self.tracee.set_registers(&again).ok()?;
+                end.map(|end| (before, 0, Some(end)))
+            }
+            Mended::Rest(done) => {
+                let is_caught = matches!(self.stop, Some(Stop::Signal(signal)) if program.catches(signal));
+                if is_caught || !program.is_stream(call.arguments[0]) {
+                    return None;
+                }
+                let rest = Registers { rsi: before.rsi + done, rdx: before.rdx - done, ..again };
+                self.tracee.set_registers(&rest).ok()?;
+                Some((before, done, None))
+            }
+        }
+    }
+}

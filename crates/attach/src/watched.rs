@@ -1,0 +1,170 @@
+//! Threads that have begun a system call again, and stay traced until it has ended.
+//!
+//! ```text
+//!   begun again, as it was --- the time that it may take is over ---> asked to stop; answers as if by itself
+//!      |  ends, or a signal handler runs                                 v
+//!      v                                                              goes on, untraced
+//!   goes on, untraced
+//!
+//!   a write, begun again for its rest --- ends, fails, or a signal handler runs ---> answers with the sum, as above
+//! ```
+//!
+//! Most calls keep their arguments. So if this process is killed, the program waits for its whole time again, and nothing
+//! else happens. Only a write that was half done then answers with the rest alone.
+
+use crate::mend::{self, Call, Mended};
+use crate::program::Program;
+use act::{Registers, Resume, Stop, Tracee};
+use rustix::io::Errno;
+use rustix::process::Pid;
+use std::time::Instant;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Watched {
+    tracee: Tracee,
+    /// Registers as the program knows them.
+    before: Registers,
+    /// Bytes that were written before.
+    done: u64,
+    /// When its time is over, if it has a limit.
+    end: Option<Instant>,
+    /// Whether it was asked to stop because its time is over.
+    is_ended: bool,
+    /// A stop that was not acted on, because the thread is to stand still.
+    held: Option<Stop>,
+}
+
+/// A thread's way after a stop.
+enum Next {
+    /// It goes on, traced, with this signal.
+    Traced(Resume, i32),
+    /// It goes on, untraced, with this signal.
+    Free(i32),
+}
+
+impl Watched {
+    /// A thread that was just told to go on.
+    pub const fn new(tracee: Tracee, before: Registers, done: u64, end: Option<Instant>) -> Self {
+        Self { tracee, before, done, end, is_ended: false, held: None }
+    }
+
+    /// The thread.
+    pub const fn thread(&self) -> Pid {
+        self.tracee.thread()
+    }
+
+    /// When it needs attention without an event.
+    pub fn due(&self) -> Option<Instant> {
+        self.end.filter(|_| !self.is_ended)
+    }
+
+    /// Asks it to stop and to stand still. Whether it does is said by [`Watched::stands`].
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn ask(&self) -> Result<(), Errno> {
+        self.tracee.interrupt()
+    }
+
+    /// Whether it stands still; `None` if it has ended.
+    pub fn stands(&mut self) -> Option<bool> {
+        if self.held.is_none() {
+            match self.tracee.look() {
+                Ok(None) => return Some(false),
+                Ok(Some(Stop::Ended)) | Err(_) => return None,
+                Ok(stop) => self.held = stop,
+            }
+        }
+        Some(true)
+    }
+
+    /// Acts on what happened to it. Returns it if it is to be watched on.
+    pub fn tend(mut self, program: &Program) -> Option<Self> {
+        loop {
+            let Some(stop) = self.held.take().or(self.tracee.look().ok()?) else {
+                if self.due().is_some_and(|due| due <= Instant::now()) {
+                    self.is_ended = true;
+                    self.tracee.interrupt().ok()?;
+                }
+                return Some(self);
+            };
+            match self.next(program, stop) {
+                Some(Next::Traced(how, signal)) => self.tracee.resume(how, signal).ok()?,
+                Some(Next::Free(signal)) => {
+                    self.tracee.detach(signal);
+                    return None;
+                }
+                None => return None,
+            }
+        }
+    }
+
+    /// `None` if it has ended.
+    fn next(&mut self, program: &Program, stop: Stop) -> Option<Next> {
+        let goes = Some(Next::Traced(Resume::ToSystemCall, 0));
+        match stop {
+            Stop::Ended => None,
+            Stop::Suspended => Some(Next::Traced(Resume::Listening, 0)),
+            Stop::Asked | Stop::Other | Stop::Cloned(_) => goes,
+            Stop::Signal(signal) if self.done > 0 && program.catches(signal) => {
+                // The handler interrupts the call, which then answers with what was done.
+                let now = self.tracee.registers().ok()?;
+                if mend::is_pending(now.rax.cast_signed()) && self.is_in_call(&now) {
+                    self.answer(self.done.cast_signed())?;
+                }
+                Some(Next::Free(signal))
+            }
+            Stop::Signal(signal) => Some(Next::Traced(Resume::ToSystemCall, signal)),
+            Stop::SystemCall => {
+                let now = self.tracee.registers().ok()?;
+                if !self.is_in_call(&now) {
+                    // A signal handler has taken its place.
+                    return Some(Next::Free(0));
+                }
+                if self.tracee.begins_call() { goes } else { self.ended(now.rax.cast_signed()) }
+            }
+        }
+    }
+
+    fn is_in_call(&self, now: &Registers) -> bool {
+        (now.rip, now.rsp, now.orig_rax) == (self.before.rip, self.before.rsp, self.before.orig_rax)
+    }
+
+    /// The call has ended with this answer.
+    fn ended(&mut self, answer: i64) -> Option<Next> {
+        let goes = Some(Next::Traced(Resume::ToSystemCall, 0));
+        let call = Call::of(&self.before)?;
+        if mend::is_pending(answer) {
+            return goes;
+        }
+        let [_, second, third, ..] = call.arguments;
+        let rest = Call { arguments: [call.arguments[0], second + self.done, third - self.done, 0, 0, 0], ..call };
+        let mended = if self.done > 0 { rest.mend(answer) } else { call.mend(answer) };
+        let registers = match mended {
+            Mended::Again if self.is_ended => {
+                self.answer(call.late_answer())?;
+                return Some(Next::Free(0));
+            }
+            Mended::Again => self.before,
+            Mended::Rest(more) if self.done > 0 => {
+                self.done += more;
+                Registers { rsi: second + self.done, rdx: third - self.done, ..self.before }
+            }
+            // Its registers are the program's own.
+            _ if self.done == 0 => return Some(Next::Free(0)),
+            _ => {
+                let more = if mend::is_error(answer) { 0 } else { answer };
+                self.answer(self.done.cast_signed() + more)?;
+                return Some(Next::Free(0));
+            }
+        };
+        self.tracee.set_registers(&Registers { rax: mend::AGAIN.cast_unsigned(), ..registers }).ok()?;
+        goes
+    }
+
+    /// Gives the call this answer, and the thread its registers back.
+    fn answer(&self, answer: i64) -> Option<()> {
+        self.tracee.set_registers(&Registers { rax: answer.cast_unsigned(), ..self.before }).ok()
+    }
+}

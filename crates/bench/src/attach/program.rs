@@ -1,0 +1,105 @@
+//! The program that checks itself.
+
+use anyhow::{Context, bail, ensure};
+use cli::exit::Stop;
+use host::Mapping;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+/// Its source.
+const SOURCE: &str = include_str!("waits.c");
+
+/// The running program.
+pub struct Program {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Program {
+    /// Compiles and starts it.
+    ///
+    /// # Errors
+    /// There is no compiler, or it does not start.
+    pub fn start(dir: &Path) -> anyhow::Result<Self> {
+        let (source, program) = (dir.join("waits.c"), dir.join("waits"));
+        fs::write(&source, SOURCE).with_context(|| format!("cannot write {}", source.display()))?;
+        let made = Command::new("cc").args(["-O1", "-pthread", "-o"]).args([&program, &source]).status();
+        let made = made.map_err(|e| Stop::HostLacks(format!("cannot run cc: {e}; apt-get install gcc libc6-dev")))?;
+        ensure!(made.success(), "cc does not compile the program");
+        let mut child = Command::new(&program)
+            .arg("count")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        let output = BufReader::new(child.stdout.take().context("no output")?);
+        Ok(Self { child, output })
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn tell(&mut self, command: &str) -> anyhow::Result<String> {
+        let mut line = String::new();
+        let told = writeln!(self.child.stdin.as_mut().context("no input")?, "{command}");
+        let heard = told.and_then(|()| self.output.read_line(&mut line));
+        if heard.is_err() || line.is_empty() {
+            bail!("the program found something wrong, and has ended: {}", self.child.wait()?);
+        }
+        Ok(line)
+    }
+
+    /// Has all of its threads stand still. Returns how many of its system calls were interrupted that must not be.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn stop(&mut self) -> anyhow::Result<u64> {
+        let line = self.tell("stop")?;
+        line.split_whitespace().last().and_then(|word| word.parse().ok()).context("it says something else")
+    }
+
+    /// Has its threads go on.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn go(&mut self) -> anyhow::Result<()> {
+        self.tell("go").map(drop)
+    }
+
+    /// Has it fork, and write pages that are folded. Returns how many pages are its own then, in mappings of the pool.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn break_folds(&mut self) -> anyhow::Result<u64> {
+        self.tell("break")?;
+        let all = Mapping::read_all(self.pid())?;
+        let pooled = all.iter().filter(|mapping| mapping.name.contains("pagefold"));
+        Ok(pooled.map(|mapping| mapping.usage.anonymous_bytes / page::PAGE_BYTES as u64).sum())
+    }
+
+    /// Its mappings, threads and files.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn look(&self) -> anyhow::Result<Vec<String>> {
+        let dir = format!("/proc/{}", self.pid());
+        let mut all: Vec<String> = fs::read_to_string(format!("{dir}/maps"))?.lines().map(str::to_owned).collect();
+        for kind in ["task", "fd"] {
+            for entry in fs::read_dir(format!("{dir}/{kind}"))? {
+                all.push(format!("{kind} {}", entry?.file_name().display()));
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,472 @@
+//! `pagefold attach` and `pagefold detach`: running programs become members, and are left as they were before.
+
+mod common;
+
+use api::client::Service;
+use api::place::Place;
+use common::Afterwards;
+use common::formats::assert_documented;
+use common::json_of;
+use common::not_root;
+use common::qemu::{Qemu, RAM_BYTES};
+use common::service::small_memory;
+use common::supervised::{Installed, wait_for};
+use host::ProcessId;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// An installation with the programs that attaching takes; `None` if this machine cannot have one, which was said then.
+fn installed() -> Option<Installed> {
+    if not_root() {
+        return None;
+    }
+    let built = Path::new(env!("CARGO_BIN_EXE_pagefold"));
+    let dir = built.parent().expect("a directory");
+    let object = dir.parent().expect("a directory").join("x86_64-unknown-linux-musl").join(dir.file_name().unwrap());
+    if !object.exists() {
+        eprintln!("skipped: nothing is built for x86_64-unknown-linux-musl: ./x build");
+        return None;
+    }
+    let installed = Installed::new();
+    for from in [built.with_file_name("pagefold-attach"), object.join("pagefold-agent")] {
+        assert!(from.is_file(), "{} is missing: ./x build", from.display());
+        common::copy_program(&from, &installed.path(from.file_name().unwrap().to_str().unwrap()));
+    }
+    Some(installed)
+}
+
+const CONFIG: &str = "[[group]]\nname = 'acme'\n";
+
+/// Attaches a process, and has it folded as fast as can be.
+fn attach(installed: &Installed, pid: &str) -> Value {
+    let mut command = Command::new(installed.path("pagefold"));
+    command.args(["attach", pid, "--group", "acme", "--all-anonymous", "--json"]);
+    let attached = command.env("PAGEFOLD_DIR", installed.path("s")).env("PAGEFOLD_EAGER", "1").output().unwrap();
+    json_of(&attached)
+}
+
+fn detach(installed: &Installed, pid: &str) -> Value {
+    json_of(&installed.pagefold(&["detach", pid, "--json", "--wait", "120"]))
+}
+
+fn path(installed: &Installed, name: &str) -> String {
+    installed.path(name).to_str().expect("a plain path").to_owned()
+}
+
+fn words(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A running `programs/waits.c`.
+struct Waits {
+    child: Child,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+impl Waits {
+    fn start(installed: &Installed, flags: &[&str]) -> Self {
+        Self::start_with(installed, flags, &[])
+    }
+
+    fn start_with(installed: &Installed, flags: &[&str], arguments: &[&str]) -> Self {
+        let program = installed.path("waits");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../bench/src/attach/waits.c");
+        let made =
+            Command::new("cc").args(["-O1", "-pthread"]).args(flags).arg("-o").arg(&program).arg(source).status();
+        assert!(made.expect("run cc").success());
+        let mut command = Command::new(&program);
+        let mut child =
+            command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start waits");
+        let output = BufReader::new(child.stdout.take().expect("a pipe"));
+        Self { child, output }
+    }
+
+    fn tell(&mut self, command: &str) -> String {
+        writeln!(self.child.stdin.as_mut().expect("a pipe"), "{command}").expect("tell waits");
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("hear from waits");
+        assert!(!line.is_empty(), "waits ended: {:?}", self.child.wait());
+        line
+    }
+
+    fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    /// Has it write pages that are folded. Returns how many pages are its own then, in mappings of the pool.
+    fn break_folds(&mut self) -> u64 {
+        self.tell("break");
+        let all = host::Mapping::read_all(self.child.id()).expect("its mappings");
+        let pooled = all.iter().filter(|mapping| mapping.name.contains("pagefold"));
+        pooled.map(|mapping| mapping.usage.anonymous_bytes / 4096).sum()
+    }
+
+    /// Its mappings, its threads and its open files.
+    fn look(&self) -> BTreeMap<&'static str, Vec<String>> {
+        let dir = format!("/proc/{}", self.child.id());
+        let maps = mappings(self.child.id());
+        let listed = |name: &str| {
+            let entries = fs::read_dir(format!("{dir}/{name}")).unwrap();
+            let mut names: Vec<String> =
+                entries.map(|entry| entry.unwrap().file_name().to_str().unwrap().to_owned()).collect();
+            names.sort();
+            names
+        };
+        BTreeMap::from([("maps", maps), ("task", listed("task")), ("fd", listed("fd"))])
+    }
+}
+
+/// The kernel's list of a process's mappings.
+fn mappings(pid: u32) -> Vec<String> {
+    fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().lines().map(str::to_owned).collect()
+}
+
+/// A program that is ended with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn member(installed: &Installed, pid: &str) -> Option<Value> {
+    let shown = installed.show("acme");
+    let found = shown["members"]
+        .as_array()?
+        .iter()
+        .find(|member| member["pid"].as_u64().is_some_and(|found| found.to_string() == pid));
+    found.filter(|member| member["connected"] == true).cloned()
+}
+
+/// Waits until the program has pages folded.
+fn wait_for_folds(installed: &Installed, pid: &str, least: u64) {
+    let until = Instant::now() + Duration::from_secs(120);
+    loop {
+        if let Some(found) = member(installed, pid)
+            && found["folded_pages"].as_u64().is_some_and(|pages| pages >= least)
+        {
+            return;
+        }
+        assert!(Instant::now() < until, "not folded: {}", installed.show("acme"));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Cycles of attaching and detaching: more for longer tests.
+fn cycles() -> usize {
+    if std::env::var_os("PAGEFOLD_LONG_TESTS").is_some() { 1000 } else { 3 }
+}
+
+/// Asserts that a process has the same mappings, threads and files as before.
+fn assert_same(now: &BTreeMap<&str, Vec<String>>, before: &BTreeMap<&str, Vec<String>>, cycle: usize) {
+    for (kind, before) in before {
+        let new: Vec<_> = now[kind].iter().filter(|one| !before.contains(one)).collect();
+        let gone: Vec<_> = before.iter().filter(|one| !now[kind].contains(one)).collect();
+        assert!(new.is_empty() && gone.is_empty(), "{kind} after cycle {cycle}: {new:#?} in place of {gone:#?}");
+    }
+}
+
+fn attach_and_detach(flags: &[&str], cycles: usize) {
+    let Some(installed) = installed() else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let mut waits = Waits::start(&installed, flags);
+    let pid = waits.pid();
+    for cycle in 0..cycles {
+        waits.tell("stop");
+        let before = waits.look();
+        waits.tell("go");
+        let said = attach(&installed, &pid);
+        assert_documented(&["`pagefold attach --json`"], &said);
+        assert_eq!((&said[0]["pid"].to_string(), said[0]["threads"].as_u64()), (&pid, Some(7)), "{said}");
+        wait_for_folds(&installed, &pid, 1000);
+        assert!(waits.break_folds() >= 100, "in cycle {cycle}");
+        let said = detach(&installed, &pid);
+        assert_documented(&["`pagefold detach --json`"], &said);
+        assert_eq!(said[0]["group"], "acme");
+        waits.tell("stop");
+        assert_same(&waits.look(), &before, cycle);
+        waits.tell("go");
+    }
+    assert!(waits.child.try_wait().unwrap().is_none(), "it has ended");
+}
+
+#[test]
+fn attached_program_is_folded_and_left_as_it_was_before() {
+    attach_and_detach(&[], cycles());
+}
+
+#[test]
+fn statically_linked_program_is_folded_and_left_as_it_was_before() {
+    attach_and_detach(&["-static"], 2);
+}
+
+/// A program that was attached and detached twice, and goes on.
+fn attach_twice(installed: &Installed, pid: u32) {
+    for _ in 0..2 {
+        attach(installed, &pid.to_string());
+        wait_for_folds(installed, &pid.to_string(), 500);
+        detach(installed, &pid.to_string());
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it goes on");
+        assert!(!maps.contains("pagefold"), "{maps}");
+    }
+}
+
+#[test]
+fn go_program_without_c_library_keeps_its_memory() {
+    let Some(installed) = installed() else { return };
+    let Ok(go) = Command::new("go")
+        .arg("version")
+        .output()
+        .map(|_| "go")
+        .or_else(|_| Path::new("/usr/local/go/bin/go").exists().then_some("/usr/local/go/bin/go").ok_or("none"))
+    else {
+        eprintln!("skipped: no Go here: install golang-go");
+        return;
+    };
+    let source = include_str!("programs/slices.go").replace("// #include <sys/mman.h>\nimport \"C\"\n", "");
+    fs::write(installed.path("slices.go"), source).unwrap();
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("go-cache");
+    let mut build = Command::new(go);
+    build.args(["build", "-o", &path(&installed, "slices"), &path(&installed, "slices.go")]).env("GOCACHE", cache);
+    assert!(build.env("CGO_ENABLED", "0").env("GOTOOLCHAIN", "local").status().unwrap().success());
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let mut child = Command::new(installed.path("slices")).arg("40").stdout(Stdio::null()).spawn().unwrap();
+    attach_twice(&installed, child.id());
+    assert!(child.wait().unwrap().success(), "its memory is not what it wrote");
+}
+
+/// A program of Redis's that ends with this test, whatever ends that.
+fn start_redis(program: &str, socket: &str, words: &[&str]) -> Running {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", program]).args(words).stdout(Stdio::null());
+    let socket_of = if program == "redis-server" { "--unixsocket" } else { "-s" };
+    Running(command.args([socket_of, socket]).spawn().expect("setpriv"))
+}
+
+fn ask_redis(socket: &str, words: &[&str]) -> String {
+    let output = Command::new("redis-cli").args(["-s", socket]).args(words).output().expect("redis-cli");
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+#[test]
+fn redis_with_clients_keeps_its_memory() {
+    let Some(installed) = installed() else { return };
+    if Command::new("redis-server").arg("--version").output().is_err() {
+        eprintln!("skipped: no redis-server here: install redis-server");
+        return;
+    }
+    let (socket, dir) = (path(&installed, "redis"), path(&installed, ""));
+    let plain = ["--port", "0", "--save", "", "--dir", &dir, "--enable-debug-command", "local"];
+    let server = start_redis("redis-server", &socket, &plain);
+    let ask = |words: &[&str]| ask_redis(&socket, words);
+    wait_for("redis answers", || (ask(&["ping"]) == "PONG").then_some(()));
+    // Each content is there ten times.
+    let fill = "for i = 1, 3000 do redis.call('set', 'key' .. i, string.rep(string.format('%04d', i % 300), 2000)) end";
+    assert_eq!(ask(&["eval", &format!("{fill} return 'OK'"), "0"]), "OK");
+    let digest = ask(&["debug", "digest"]);
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let load = ["-l", "-q", "-t", "ping,incr,lpush,lpop", "-n", "20000", "-c", "8"];
+    let mut load = start_redis("redis-benchmark", &socket, &load);
+    attach_twice(&installed, server.0.id());
+    assert!(load.0.try_wait().unwrap().is_none(), "its clients were disconnected");
+    drop(load);
+    for key in ["counter:__rand_int__", "mylist", "myset:__rand_int__"] {
+        ask(&["del", key]);
+    }
+    assert_eq!(ask(&["debug", "digest"]), digest);
+}
+
+#[test]
+fn member_leaves_only_when_there_is_memory_and_nothing_of_the_pool_is_left() {
+    let Some(installed) = installed() else { return };
+    let config = format!("[service]\nreserve = '1TiB'\n{CONFIG}");
+    let supervisor = installed.serve(&config, &[]);
+    let mut waits = Waits::start(&installed, &[]);
+    let pid = waits.pid();
+    attach(&installed, &pid);
+    wait_for_folds(&installed, &pid, 1000);
+    let process = ProcessId::of(waits.child.id()).unwrap();
+    let service = Service::connect(Place::at(&installed.path("s"))).unwrap();
+    let why = format!("{:#}", service.leave(process).unwrap_err());
+    assert!(why.contains("maps pages of group acme"), "{why}");
+    let refused = installed.pagefold(&["detach", &pid]);
+    assert!(words(&refused).contains("are kept in reserve"), "{refused:?}");
+    assert!(member(&installed, &pid).is_some());
+    waits.tell("stop");
+    drop(supervisor);
+}
+
+#[test]
+fn tracers_and_suspension_are_no_harm() {
+    let Some(installed) = installed() else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    // A stop of the whole process interrupts calls and cuts writes short, and so does another tracer's: `man 7 signal`.
+    let mut waits = Waits::start_with(&installed, &[], &["without-pipe", "count"]);
+    let pid = waits.pid();
+    attach(&installed, &pid);
+    let send = |name: &str| assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
+    for _ in 0..20 {
+        send("-STOP");
+        std::thread::sleep(Duration::from_millis(30));
+        send("-CONT");
+        // It may be refused, for a thread that is looked after.
+        let _ = Command::new("timeout").args(["1", "strace", "-qq", "-f", "-o", "/dev/null", "-p", &pid]).output();
+    }
+    wait_for_folds(&installed, &pid, 1000);
+    detach(&installed, &pid);
+    waits.tell("stop");
+}
+
+/// The helper beside an attached process.
+fn helper_of(installed: &Installed, pid: &str) -> ProcessId {
+    let service = Service::connect(Place::at(&installed.path("s"))).unwrap();
+    let members = service.members().unwrap();
+    let member = members.iter().find(|member| member.identity.pid.to_string() == pid).expect("a member");
+    ProcessId::of(member.attached_by.expect("attached")).unwrap()
+}
+
+#[test]
+fn program_goes_on_when_helper_is_killed_at_any_instant() {
+    let Some(installed) = installed() else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    for turn in 0..5_u64 {
+        // Calls that are interrupted at that moment answer so.
+        let mut waits = Waits::start_with(&installed, &[], &["without-pipe", "count"]);
+        let pid = waits.pid();
+        attach(&installed, &pid);
+        if turn % 2 == 0 {
+            wait_for_folds(&installed, &pid, 1);
+        }
+        std::thread::sleep(Duration::from_millis(turn * 37));
+        let helper = helper_of(&installed, &pid);
+        assert!(Command::new("kill").args(["-KILL", &helper.pid.to_string()]).status().unwrap().success());
+        wait_for("the helper ends", || (!helper.is_alive()).then_some(()));
+        // All threads do a whole turn of their work, and nobody traces any of them.
+        for _ in 0..2 {
+            waits.tell("stop");
+            waits.tell("go");
+            waits.tell("break");
+        }
+        for thread in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
+            let status = fs::read_to_string(thread.unwrap().path().join("status")).unwrap_or_default();
+            assert!(!status.contains("State:\tt") && !status.contains("State:\tT"), "{status}");
+            assert!(status.is_empty() || status.contains("TracerPid:\t0\n"), "{status}");
+        }
+        let refused = installed.pagefold(&["detach", &pid]);
+        assert!(words(&refused).contains("is gone: what is folded there stays so"), "{refused:?}");
+    }
+}
+
+#[test]
+fn of_vm_its_ram_is_folded_and_nothing_else() {
+    let Some(installed) = installed() else { return };
+    let Some(qemu) = Qemu::start("attach", &[]) else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let pid = qemu.pid().to_string();
+    let before = mappings(qemu.pid());
+    let attached = installed.pagefold(&["attach", "--guest", &qemu.name, "--group", "acme", "--json"]);
+    let said = json_of(&attached);
+    assert_eq!(said[0]["pid"].to_string(), pid, "{said}");
+    // QEMU advises its RAM, its firmware and the like to be mergeable.
+    let is_ram = |bytes: u64| (RAM_BYTES..RAM_BYTES + (32 << 20)).contains(&bytes);
+    assert!(said[0]["enrolled_bytes"].as_u64().is_some_and(is_ram), "{said}");
+    let enrolled = || member(&installed, &pid)?["enrolled_pages"].as_u64().filter(|pages| *pages > 0);
+    assert!(is_ram(wait_for("it is enrolled", enrolled) * 4096));
+    detach(&installed, &pid);
+    assert_eq!(mappings(qemu.pid()), before);
+}
+
+#[test]
+fn all_processes_of_control_group_are_attached() {
+    let Some(installed) = installed() else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let name = format!("attach-{}", std::process::id());
+    let Some((dir, _afterwards)) = small_memory(&name, 1 << 30) else { return };
+    let inner = format!("{dir}/inner");
+    fs::create_dir(&inner).expect("make a control group");
+    let patiently = format!("(for i in $(seq 300); do rmdir {inner} && break; sleep 0.1; done) > /dev/null 2>&1 &");
+    let _inner = Afterwards::run(&patiently);
+    let (one, other) = (Waits::start(&installed, &[]), Waits::start(&installed, &[]));
+    let outside = Waits::start(&installed, &[]);
+    fs::write(format!("{dir}/cgroup.procs"), one.pid()).expect("move a process");
+    fs::write(format!("{inner}/cgroup.procs"), other.pid()).expect("move a process");
+    let path = format!("/pagefold-test-{name}");
+    let said =
+        json_of(&installed.pagefold(&["attach", "--cgroup", &path, "--group", "acme", "--all-anonymous", "--json"]));
+    let mut pids: Vec<String> = said.as_array().unwrap().iter().map(|one| one["pid"].to_string()).collect();
+    pids.sort();
+    let mut expected = [one.pid(), other.pid()];
+    expected.sort();
+    assert_eq!(pids, expected);
+    assert!(pids.iter().all(|pid| wait_for("it is a member", || member(&installed, pid)).is_object()));
+    assert!(member(&installed, &outside.pid()).is_none());
+    json_of(&installed.pagefold(&["detach", &pids[0], &pids[1], "--json", "--wait", "120"]));
+}
+
+#[test]
+fn processes_that_cannot_be_attached_are_refused_with_the_reason() {
+    let Some(installed) = installed() else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let refused = |pid: &str, more: &[&str]| {
+        let output = installed.pagefold(&[&["attach", pid, "--group", "acme"], more].concat());
+        assert!(!output.status.success(), "{output:?}");
+        words(&output)
+    };
+    assert!(refused("2", &["--all-anonymous"]).contains("a thread of the kernel's"));
+    let mut waits = Waits::start(&installed, &[]);
+    let pid = waits.pid();
+    assert!(refused(&pid, &[]).contains("see --all-anonymous"));
+    let dry = installed.pagefold(&["attach", &pid, "--group", "acme", "--all-anonymous", "--dry-run", "--json"]);
+    assert!(json_of(&dry)[0]["enrolled_bytes"].as_u64().is_some_and(|bytes| bytes >= 3072 * 4096));
+    assert!(member(&installed, &pid).is_none());
+    let filtered = "import ctypes, time
+libc = ctypes.CDLL(None)
+code = ctypes.create_string_buffer(bytes([6, 0, 0, 0, 0, 0, 0xff, 0x7f]), 8)
+program = ctypes.create_string_buffer(bytes([1, 0, 0, 0, 0, 0, 0, 0]) + ctypes.addressof(code).to_bytes(8, 'little'), 16)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
+print(flush=True)
+time.sleep(600)";
+    let mut child = Command::new("python3").args(["-c", filtered]).stdout(Stdio::piped()).spawn().expect("python3");
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+    assert!(refused(&child.id().to_string(), &["--all-anonymous"]).contains("(seccomp)"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let mut inner = Command::new("unshare").args(["--mount", "sleep", "600"]).spawn().expect("unshare");
+    let own = fs::read_link("/proc/self/ns/mnt").unwrap();
+    wait_for("a mount namespace", || {
+        fs::read_link(format!("/proc/{}/ns/mnt", inner.id())).ok().filter(|theirs| *theirs != own)
+    });
+    assert!(refused(&inner.id().to_string(), &["--all-anonymous"]).contains("a namespace of its own for mounts"));
+    inner.kill().unwrap();
+    inner.wait().unwrap();
+    json_of(&installed.pagefold(&["attach", &pid, "--group", "acme", "--all-anonymous", "--json"]));
+    assert!(refused(&pid, &["--all-anonymous"]).contains("already"));
+    let other = installed.pagefold(&["detach", "1"]);
+    assert!(words(&other).contains("was not attached"), "{other:?}");
+    waits.tell("stop");
+}
+
+#[test]
+fn bench_counts_what_is_stopped_interrupted_and_left() {
+    let Some(installed) = installed() else { return };
+    let output = Command::new(installed.path("pagefold")).args(["bench", "attach", "--cycles", "2", "--json"]).output();
+    let said = json_of(&output.expect("run the bench"));
+    assert_documented(&["`pagefold bench attach --json`"], &said);
+    assert_eq!([&said["cycles"], &said["leftovers"], &said["eintr"]], [2, 0, 0], "{said}");
+    let stopped = |part: &str| said["stopped_us"][part].as_u64().unwrap_or_default();
+    assert!(0 < stopped("p50") && stopped("p50") <= stopped("p99") && stopped("p99") <= stopped("max"), "{said}");
+}
