@@ -1,6 +1,7 @@
 //! `pagefold bench balance`: memory between guests, when things go wrong.
 //!
 //! ```text
+//!   storm:  every guest writes all its folded pages at once, and the host is nearly full (storm.rs)
 //!   faults: guests start -> faults are made -> pagefold balance withdraws every loan -> more faults -> all is healed
 //! ```
 //!
@@ -10,6 +11,8 @@
 mod applying;
 mod faults;
 mod rig;
+mod small_host;
+mod storm;
 
 use crate::guardian::Guardian;
 use anyhow::Context;
@@ -18,6 +21,7 @@ use serde::Serialize;
 use std::fs::DirBuilder;
 use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 
 /// Arguments of `pagefold bench balance`.
 #[derive(clap::Args)]
@@ -26,6 +30,9 @@ Examples:
   pagefold bench balance
   pagefold bench balance --json")]
 pub struct Args {
+    /// Only this part
+    #[arg(long, value_name = "PART", value_parser = ["storm", "faults"])]
+    only: Option<String>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -34,7 +41,10 @@ pub struct Args {
 /// The result.
 #[derive(Debug, Serialize)]
 struct Bench {
-    faults: Vec<faults::Figures>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    storm: Option<storm::Figures>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    faults: Option<Vec<faults::Figures>>,
 }
 
 /// Runs the bench and prints its result.
@@ -43,16 +53,33 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let dir = std::env::temp_dir().join(format!("pagefold-bench-{}", std::process::id()));
     DirBuilder::new().mode(0o711).create(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     guardian.keep_dir(&dir)?;
-    let faults = faults::run(&dir, &mut guardian);
+    let bench = args.measure(&dir, &mut guardian);
     let put_back = guardian.finish();
-    let bench = Bench { faults: faults? };
+    let bench = bench?;
     put_back?;
     let mut out = std::io::stdout().lock();
     if args.json {
         report::json::write(&mut out, &bench)?;
     } else {
-        out.write_all(faults::text(&bench.faults).as_bytes())?;
+        let (storm, faults) = (bench.storm.as_ref(), bench.faults.as_ref());
+        out.write_all(storm.map_or_else(String::new, storm::Figures::text).as_bytes())?;
+        out.write_all(faults.map_or_else(String::new, |faults| faults::text(faults)).as_bytes())?;
     }
-    let is_good = bench.faults.iter().all(faults::Figures::is_good);
+    let is_good = bench.storm.iter().all(storm::Figures::is_good);
+    let is_good = is_good && bench.faults.iter().flatten().all(faults::Figures::is_good);
     Ok(if is_good { Outcome::Done } else { Outcome::Partial })
+}
+
+impl Args {
+    fn measure(&self, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Bench> {
+        let wants = |part: &str| self.only.as_deref().is_none_or(|only| only == part);
+        let part = |name: &str| -> anyhow::Result<PathBuf> {
+            let dir = dir.join(name);
+            DirBuilder::new().mode(0o711).create(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+            Ok(dir)
+        };
+        let storm = if wants("storm") { Some(storm::run(&part("s")?, guardian)?) } else { None };
+        let faults = if wants("faults") { Some(faults::run(&part("f")?, guardian)?) } else { None };
+        Ok(Bench { storm, faults })
+    }
 }

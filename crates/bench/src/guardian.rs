@@ -34,6 +34,8 @@ enum Duty {
     Lab(PathBuf),
     /// Remove this directory.
     Dir(PathBuf),
+    /// Remove this control group, once it is empty.
+    Cgroup(PathBuf),
     /// Undo all of ksmd's merging, and set these knobs to these values.
     Ksm(Vec<(String, String)>),
     /// The bench has finished by itself: do the rest without messages.
@@ -82,6 +84,11 @@ impl Guardian {
     /// Ends a lab in the end, if it still exists.
     pub fn keep_lab(&mut self, dir: &Path) -> anyhow::Result<()> {
         self.tell(&Duty::Lab(dir.to_owned()))
+    }
+
+    /// Removes a control group in the end.
+    pub fn keep_cgroup(&mut self, dir: &Path) -> anyhow::Result<()> {
+        self.tell(&Duty::Cgroup(dir.to_owned()))
     }
 
     /// Removes a directory in the end.
@@ -149,8 +156,24 @@ fn perform(duty: &Duty) -> anyhow::Result<()> {
             }
             _ => Ok(()),
         },
+        Duty::Cgroup(dir) => remove_cgroup(dir),
         Duty::Ksm(knobs) => KsmKnobs(knobs.clone()).put_back().context("cannot set KSM as it was"),
         Duty::Quietly => Ok(()),
+    }
+}
+
+/// Removes a control group. Processes in it may be on their way out.
+fn remove_cgroup(dir: &Path) -> anyhow::Result<()> {
+    let begin = Instant::now();
+    loop {
+        match std::fs::remove_dir(dir) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(e) if begin.elapsed() > PATIENCE => {
+                return Err(e).with_context(|| format!("cannot remove the control group {}", dir.display()));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+            Ok(()) => return Ok(()),
+        }
     }
 }
 

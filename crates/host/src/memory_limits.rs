@@ -106,6 +106,13 @@ impl MemoryLimits {
         (!paths.is_empty()).then(|| self.most_below(Path::new(""), &paths))
     }
 
+    /// The limit that binds processes of a group, and the part of it that they can still get. Of that, 1/20 of the limit is not
+    /// counted. `None` if no limit binds.
+    pub fn bound_and_left(&self, group: &str) -> Option<(u64, u64)> {
+        let limit = self.most_bytes(&BTreeSet::from([group.to_owned()]), crate::ram_bytes())?;
+        Some((limit, self.left().take(group, limit)))
+    }
+
     /// Memory that processes can still get before a limit is reached.
     pub const fn left(&self) -> LeftMemory<'_> {
         LeftMemory { limits: self, groups: BTreeMap::new() }
@@ -239,6 +246,17 @@ mod tests {
         assert_eq!(most(&limits, &[]), None);
         let jailed = MemoryLimits { mounted: "/jail".into(), ..limits };
         assert_eq!((most(&jailed, &["/jail/other"]), most(&jailed, &["/jailother"])), (Some(G), None));
+    }
+
+    #[test]
+    fn bound_of_a_group_is_the_smallest_above_it_and_its_rest_is_told() {
+        let (dir, limits) = tree(&V2, &[("t", "1048576000\n"), ("t/a", "max\n"), ("free", "max\n")]);
+        for group in ["t", "t/a"] {
+            fs::write(dir.path().join(group).join(V2.used), format!("{}\n", 300 * M)).unwrap();
+        }
+        // 1000 MiB, of which 1/20 is not counted.
+        assert_eq!(limits.bound_and_left("/t/a"), Some((1000 * M, 650 * M)));
+        assert_eq!(limits.bound_and_left("/free"), None);
     }
 
     /// Version 1 writes no word where there is no limit, but the greatest number of whole pages.

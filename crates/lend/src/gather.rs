@@ -5,7 +5,6 @@ use crate::carry_out::Outcome;
 use crate::ledger::Ledger;
 use crate::many;
 use crate::rules::Rules;
-use anyhow::Context;
 use balance::{Driver, DriverState, Facts, GroupFacts, GuestFacts, HostFacts, Reservation, Rung, Sighting, Step};
 use guest::{Footprint, Guest};
 use host::MemoryLimits;
@@ -61,6 +60,11 @@ impl Gatherer {
     /// Time since the gatherer was made.
     pub fn at(&self) -> Duration {
         self.began.elapsed()
+    }
+
+    /// Memory that is available; `None` if the kernel does not tell.
+    pub fn available_bytes(&self) -> Option<u64> {
+        self.rules.total_and_available().ok().map(|(_, available)| available)
     }
 
     /// The facts of this moment, within their bounds. Guests that are no VMs, and those that have ended, are left out.
@@ -128,13 +132,14 @@ impl Gatherer {
 
     fn host(&self, rung: Rung) -> anyhow::Result<HostFacts> {
         let total_swap = host::total_swap_bytes();
+        let (total_bytes, available_bytes) = self.rules.total_and_available()?;
         Ok(HostFacts {
-            total_bytes: host::ram_bytes(),
-            available_bytes: host::available_bytes().context("cannot tell how much memory is available")?,
+            total_bytes,
+            available_bytes,
             floor_bytes: self.rules.floor_bytes(),
             swap_used_bytes: total_swap.saturating_sub(host::free_swap_bytes()),
             swap_total_bytes: total_swap,
-            stalled_percent: host::memory_stalled_percent(),
+            stalled_percent: self.rules.stalled_percent(),
             rung,
         })
     }

@@ -18,6 +18,8 @@ pub struct Balance {
     pub every_s: u64,
     /// Memory that is never lent, in bytes; `None`: the usual part of the host's.
     pub floor_bytes: Option<u64>,
+    /// Control group whose memory limit stands for the host.
+    pub within: Option<String>,
     /// Patterns for guests, and the sizes that they keep, in bytes.
     pub guaranteed: Vec<(String, u64)>,
 }
@@ -29,6 +31,7 @@ pub(crate) struct WrittenBalance {
     every: Option<Spanned<u64>>,
     #[serde(default, deserialize_with = "from_word")]
     floor: Option<Bytes>,
+    within: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -63,6 +66,6 @@ impl WrittenBalance {
             name.parse::<Glob>().map_err(|why| Wrong(at, why))?;
             guaranteed.extend(guest.guaranteed.map(|bytes| (name, bytes.0)));
         }
-        Ok(Balance { policy, every_s, floor_bytes: self.floor.map(|floor| floor.0), guaranteed })
+        Ok(Balance { policy, every_s, floor_bytes: self.floor.map(|floor| floor.0), within: self.within, guaranteed })
     }
 }

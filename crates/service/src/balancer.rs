@@ -102,6 +102,7 @@ fn arguments(config: &Balance) -> Vec<String> {
     let mut words: Vec<String> =
         ["balance", "apply", "--until-hangup", "--every", &every, "--policy", &config.policy].map(str::to_owned).into();
     words.extend(config.floor_bytes.into_iter().flat_map(|floor| ["--floor".to_owned(), floor.to_string()]));
+    words.extend(config.within.iter().flat_map(|group| ["--within".to_owned(), group.clone()]));
     let guarantee = |(glob, bytes): &(String, u64)| ["--guaranteed".to_owned(), format!("{glob}={bytes}")];
     words.extend(config.guaranteed.iter().flat_map(guarantee));
     words
@@ -114,10 +115,11 @@ mod tests {
     #[test]
     fn arguments_have_the_whole_configuration() {
         let guaranteed = vec![("acme-*".to_owned(), 7), ("b=c".to_owned(), 9)];
-        let config = Balance { policy: "group".into(), every_s: 5, floor_bytes: Some(3), guaranteed };
+        let config =
+            Balance { policy: "group".into(), every_s: 5, floor_bytes: Some(3), within: Some("/m".into()), guaranteed };
         assert_eq!(
             arguments(&config).join(" "),
-            "balance apply --until-hangup --every 5 --policy group --floor 3 --guaranteed acme-*=7 --guaranteed b=c=9"
+            "balance apply --until-hangup --every 5 --policy group --floor 3 --within /m --guaranteed acme-*=7 --guaranteed b=c=9"
         );
     }
 }

@@ -54,10 +54,19 @@ impl Applying {
                 }
                 _ => {}
             }
-            if let Some(status) = self.child.try_wait()? {
-                bail!("pagefold balance apply has ended: {status}");
-            }
+            self.check()?;
             std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Checks that it still runs.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn check(&mut self) -> anyhow::Result<()> {
+        match self.child.try_wait()? {
+            Some(status) => bail!("pagefold balance apply has ended: {status}"),
+            None => Ok(()),
         }
     }
 

@@ -2,10 +2,11 @@
 
 use super::applying::Applying;
 use crate::guardian::Guardian;
+use crate::serving::Serving;
 use anyhow::{Context, bail};
 use cli::exit::Stop;
 use cli::say;
-use lab::{Cache, Guest, Image, Lab, Progress, Spec};
+use lab::{Cache, Fold, Guest, Image, Lab, Progress, Spec};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,6 +25,9 @@ pub struct Rig {
     ledger: PathBuf,
     /// Name of their group, by which they differ from all others of the host.
     group: String,
+    fold: Option<Fold>,
+    ram_bytes: u64,
+    kept_bytes: u64,
 }
 
 impl Rig {
@@ -34,8 +38,28 @@ impl Rig {
     pub fn new(dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let lab = dir.join("lab");
         guardian.keep_lab(&lab)?;
-        let group = format!("bench{}", std::process::id());
-        Ok(Self { lab: Lab::open(&lab)?, ledger: dir.join("ledger"), group })
+        Ok(Self {
+            lab: Lab::open(&lab)?,
+            ledger: dir.join("ledger"),
+            group: group(),
+            fold: None,
+            ram_bytes: RAM,
+            kept_bytes: KEPT,
+        })
+    }
+
+    /// A rig without guests, for guests that a service folds.
+    ///
+    /// # Errors
+    /// The lab cannot be made.
+    pub fn folded(
+        dir: &Path,
+        serving: &Serving,
+        (ram_bytes, kept_bytes): (u64, u64),
+        guardian: &mut Guardian,
+    ) -> anyhow::Result<Self> {
+        let fold = Some(Fold { pagefold: program()?, service: Some(serving.dir().to_owned()) });
+        Ok(Self { fold, ledger: serving.dir().to_owned(), ram_bytes, kept_bytes, ..Self::new(dir, guardian)? })
     }
 
     /// Adds guests, with further arguments of QEMU.
@@ -47,7 +71,8 @@ impl Rig {
         let spec = Spec {
             guests,
             groups: vec![self.group.clone()],
-            memory_bytes: Some(RAM),
+            fold: self.fold.clone(),
+            memory_bytes: Some(self.ram_bytes),
             qemu_args: words.map(|word| (*word).to_owned()).collect(),
             ..Spec::new(Image::Tiny)
         };
@@ -59,12 +84,19 @@ impl Rig {
         Ok(up?)
     }
 
+    /// Ends all guests.
+    ///
+    /// # Errors
+    /// A guest cannot be ended.
+    pub fn down(&self) -> anyhow::Result<()> {
+        self.lab.down().map(drop).context("cannot end the guests")
+    }
+
     /// `pagefold balance` for these guests.
     fn command(&self, action: &[&str]) -> anyhow::Result<Command> {
-        let program = std::env::current_exe().context("cannot find this program to start it again")?;
-        let mut command = Command::new(program);
+        let mut command = Command::new(program()?);
         command.args(["balance", "--guest", &format!("{}-*", self.group)]).args(action).arg("--json");
-        command.args(["--guaranteed", &format!("{}-*={KEPT}", self.group), "--policy", "equal"]);
+        command.args(["--guaranteed", &format!("{}-*={}", self.group, self.kept_bytes), "--policy", "equal"]);
         command.arg("--service").arg(&self.ledger);
         Ok(command)
     }
@@ -75,6 +107,15 @@ impl Rig {
     /// It cannot be started.
     pub fn withdraw_all(&self, guardian: &mut Guardian) -> anyhow::Result<Applying> {
         Applying::start(self.command(&["apply", "--every", "5", "--floor", "100T"])?, guardian)
+    }
+
+    /// Has memory lent and withdrawn, round by round, by the limit of a control group.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn lend_within(&self, group: &str, floor_bytes: u64, guardian: &mut Guardian) -> anyhow::Result<Applying> {
+        let floor = floor_bytes.to_string();
+        Applying::start(self.command(&["apply", "--every", "2", "--within", group, "--floor", &floor])?, guardian)
     }
 
     /// The facts of all guests.
@@ -98,6 +139,15 @@ impl Rig {
         let text = std::fs::read_to_string(self.ledger.join("balance.journal")).unwrap_or_default();
         text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
     }
+}
+
+/// The name of this bench's group.
+pub fn group() -> String {
+    format!("bench{}", std::process::id())
+}
+
+fn program() -> anyhow::Result<PathBuf> {
+    std::env::current_exe().context("cannot find this program to start it again")
 }
 
 /// Runs a shell script in a guest.

@@ -53,6 +53,9 @@ struct Common {
     /// Memory that is never lent [default: 1/20 of the host's, 1 GiB at most]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, global = true)]
     floor: Option<u64>,
+    /// Control group whose memory limit stands for the host, such as /machine.slice [default: all memory of the host]
+    #[arg(long, value_name = "CGROUP", global = true)]
+    within: Option<String>,
     /// Print JSON
     #[arg(long, global = true)]
     json: bool,
@@ -111,7 +114,7 @@ fn parse_guarantee(text: &str) -> Result<(guest::Glob, u64), String> {
 
 impl Common {
     fn rules(&self) -> Rules {
-        Rules { guaranteed: self.guaranteed.clone(), floor_bytes: self.floor }
+        Rules { guaranteed: self.guaranteed.clone(), floor_bytes: self.floor, within: self.within.clone() }
     }
 
     fn policy(&self) -> anyhow::Result<&'static dyn Policy> {

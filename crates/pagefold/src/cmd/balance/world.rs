@@ -75,7 +75,7 @@ impl<'a> World<'a> {
     pub fn rest(&self, pause: Duration) {
         let (floor, end) = (self.facts.host.floor_bytes, Instant::now() + pause);
         let was_above = self.facts.host.available_bytes >= floor;
-        let is_below = || was_above && host::available_bytes().is_ok_and(|available| available < floor);
+        let is_below = || was_above && self.gatherer.available_bytes().is_some_and(|available| available < floor);
         while !is_below() && Instant::now() < end {
             std::thread::sleep(GLANCE_EVERY.min(end.saturating_duration_since(Instant::now())));
         }
