@@ -67,8 +67,8 @@ fn token_sees_nothing_of_other_groups() {
     web.reload(&web.config);
     let bound = [web.tcp.with(READS_ACME), web.tcp.with(CONTROLS_ACME), web.unix.with(CONTROLS_ACME)];
     let settled = |http: &Http| {
-        // Answers are kept for a second.
-        std::thread::sleep(Duration::from_millis(1100));
+        // Answers are kept for two seconds.
+        std::thread::sleep(Duration::from_millis(2100));
         all_answers(http)
     };
     settled(&bound[1]);

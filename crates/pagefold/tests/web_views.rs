@@ -64,8 +64,8 @@ impl Scene {
                     thread::sleep(Duration::from_millis(50));
                 }
             });
-            // The web side keeps answers for a second.
-            thread::sleep(Duration::from_millis(1500));
+            // The web side keeps answers for two seconds.
+            thread::sleep(Duration::from_millis(2500));
             // A view that fails must not have the reporter go on.
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(web)));
             over.store(true, Ordering::Relaxed);

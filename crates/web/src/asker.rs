@@ -1,4 +1,10 @@
-//! Questions to the supervisor, through its control socket, and answers that are kept for a second.
+//! Questions to the supervisor, through its control socket, and answers that are kept for two seconds.
+//!
+//! | age of the answer that is kept | a caller gets | the supervisor |
+//! |---|---|---|
+//! | up to 1 s | that | is not asked |
+//! | up to 2 s | that | is asked, for those who come later |
+//! | older, or an error | the next one | is asked |
 //!
 //! However many callers ask, each question is asked at most once a second, and by one thread at a time. So callers load
 //! the supervisor no more than one person who watches would. A question goes on when the callers that wait for it leave.
@@ -16,8 +22,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// Time for which an answer is kept: 1 s.
+/// Age up to which nothing newer is asked for: 1 s.
 const FRESH: Duration = Duration::from_secs(1);
+/// Age up to which an answer is given, and a newer one is asked for: 2 s.
+const GOOD: Duration = Duration::from_secs(2);
 /// Time for a group's figures in a list, after which the list does without them: 2 s.
 const LIST_PATIENCE: Duration = Duration::from_secs(2);
 /// Reason that is told for a member without an agent: this process may not look at the member's.
@@ -59,13 +67,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<T: Send + Sync + 'static> Kept<T> {
-    /// The latest answer if it is fresh, or else the next one, for which `ask` is called in a thread of its own.
+    /// The latest answer if it is good, or else the next one. Where it is not fresh, `ask` is called in a thread of its own.
     async fn get(self: &Arc<Self>, ask: impl Fn() -> anyhow::Result<T> + Clone + Send + 'static) -> Answer<T> {
         loop {
             let mut answered = std::pin::pin!(self.answered.notified());
             {
                 let mut state = lock(&self.state);
-                if let Some((_, answer)) = state.last.as_ref().filter(|(at, _)| at.elapsed() < FRESH) {
+                let last = state.last.as_ref().map(|(at, answer)| (at.elapsed(), answer.clone()));
+                if let Some((_, answer)) = last.as_ref().filter(|(age, _)| *age < FRESH) {
                     return answer.clone();
                 }
                 // From here on the notification is not missed.
@@ -73,6 +82,9 @@ impl<T: Send + Sync + 'static> Kept<T> {
                 if !std::mem::replace(&mut state.asking, true) {
                     let (kept, ask) = (Arc::clone(self), ask.clone());
                     tokio::task::spawn_blocking(move || kept.put(ask()));
+                }
+                if let Some((_, answer)) = last.filter(|(age, answer)| *age < GOOD && answer.is_ok()) {
+                    return answer;
                 }
             }
             answered.await;
@@ -218,6 +230,22 @@ mod tests {
         assert_eq!(asked.load(Ordering::SeqCst), 1);
         kept.forget();
         assert_eq!(*kept.get(counted(&asked, None)).await.unwrap(), 1);
+    }
+
+    #[tokio::test]
+    async fn good_answer_is_given_while_the_next_one_is_asked_for() {
+        let (asked, kept) = (Arc::default(), Arc::<Kept<u32>>::default());
+        let at_once = async |told| tokio::time::timeout(FRESH / 2, kept.get(counted(&asked, told))).await;
+        assert_eq!(*at_once(None).await.unwrap().unwrap(), 0);
+        tokio::time::sleep(FRESH).await;
+        let (tell, told) = channel();
+        let told = Some(Arc::new(Mutex::new(told)));
+        assert_eq!(*at_once(told).await.expect("nobody waits").unwrap(), 0);
+        tokio::time::sleep(GOOD - FRESH).await;
+        assert!(at_once(None).await.is_err(), "it is too old by now");
+        tell.send(()).unwrap();
+        assert_eq!(*kept.get(counted(&asked, None)).await.unwrap(), 1);
+        assert_eq!(asked.load(Ordering::SeqCst), 2);
     }
 
     #[tokio::test]

@@ -33,6 +33,15 @@ pub fn group(number: u32) -> String {
     format!("bench-{number}")
 }
 
+/// Free memory of the host, with the pages that each processor keeps at hand. These may be more than a gigabyte, and
+/// `MemFree` lacks them.
+fn free_bytes() -> anyhow::Result<i64> {
+    let zones = fs::read_to_string("/proc/zoneinfo").context("cannot read /proc/zoneinfo")?;
+    let count = |line: &str| line.trim().strip_prefix("count:")?.trim().parse::<u64>().ok();
+    let at_hand: u64 = zones.lines().filter_map(count).sum();
+    Ok((host::free_bytes()? + page::pages_to_bytes(at_hand)).cast_signed())
+}
+
 /// The members' processes, which end with this value or with the bench: their input closes.
 pub struct Members(Vec<Child>);
 
@@ -169,8 +178,7 @@ impl Scene<'_> {
 
     /// Unfolds everything. Returns what is shown then, and by how much free memory fell.
     pub fn unfold(&self) -> anyhow::Result<(Savings, i64)> {
-        let free = || host::free_bytes().map(u64::cast_signed);
-        let before = free()?;
+        let before = free_bytes()?;
         for n in 0..self.groups {
             let change = Change { fold: Some(Fold::Unfold), ..Change::default() };
             Service::connect_soon(&Place::at(self.serving.dir()))?.set(&group(n), change)?;
@@ -184,7 +192,7 @@ impl Scene<'_> {
             // Memory that the pool keeps is a cost on both sides.
             let pool_rests = pool.0 == 0 || pool.1.elapsed() >= POOL_RESTS;
             if savings.gross_bytes() == 0 && pool_rests {
-                return Ok((savings, before - free()?));
+                return Ok((savings, before - free_bytes()?));
             }
             if begin.elapsed() > PATIENCE {
                 bail!("everything was to be unfolded, and was not in {} s: {savings:?}", PATIENCE.as_secs());
