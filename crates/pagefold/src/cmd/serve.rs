@@ -56,8 +56,9 @@ to them. docs/pagefold.toml of the source is an annotated example with every key
 
   [balance]                        # optional: memory is lent between guests, see docs/balance.md
   policy = \"working-set\"           # or group, entitlement, equal
-  every = 10                       # seconds between two rounds
+  every = 5                        # seconds between two rounds
   floor = \"1G\"                    # memory that is never lent
+  within = \"/machine.slice\"       # a control group whose memory limit stands for the host
 
   [[guest]]                        # what its name or id matches keeps this; the rest may be lent
   name = \"acme-*\"
