@@ -325,8 +325,9 @@ fn take_flag(flag: &str, mapping: &mut Mapping) {
         "dd" => mapping.advice.dont_dump = true,
         "hg" => mapping.advice.huge = Some(true),
         "nh" => mapping.advice.huge = Some(false),
-        "mg" => mapping.advice.mergeable = true,
-        "nr" => mapping.advice.no_reserve = true,
+        // Hooks do not see these, so a table that they keep must not have them for some of its memory.
+        "mg" if !crate::world::HOOKED => mapping.advice.mergeable = true,
+        "nr" if !crate::world::HOOKED => mapping.advice.no_reserve = true,
         _ => {}
     }
 }

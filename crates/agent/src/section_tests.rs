@@ -496,5 +496,7 @@ fn only_section_moves_pages() {
         }
     }
     // Its methods borrow it exclusively, or are called by those that do, with the table's lock held.
-    assert_eq!(movers, ["section.rs"]);
+    movers.sort();
+    // `leave.rs` moves copies of its own, while the program's threads are stopped.
+    assert_eq!(movers, ["leave.rs", "section.rs"]);
 }
