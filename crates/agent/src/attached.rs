@@ -17,7 +17,7 @@
 
 use crate::arena::{self, Arena};
 use crate::enrol::Enrolment;
-use crate::thread::{self, Asked};
+use crate::thread::{self, Asked, Files};
 use crate::world;
 use host::Seqpacket;
 use page::{HostVirt, PAGE_BYTES, PageRange};
@@ -59,7 +59,7 @@ pub fn run() -> ! {
         let Some((asked, own)) = asked() else { return };
         let asked = ASKED.get_or_init(|| asked);
         let enrolment = Enrolment::new(asked.all_anonymous, own.clone());
-        if thread::run(asked, false, Some(enrolment)).is_ok() {
+        if Files::open(asked).and_then(|files| thread::run(asked, files, false, Some(enrolment))).is_ok() {
             let libraries = own.into_iter().skip(1);
             world::left(libraries.chain([arena::range()]).collect());
             // The other side makes this thread unmap everything, and end.

@@ -6,7 +6,8 @@
 //!      | under the lock
 //!      v
 //!    fork ------------------> an agent of its own: arena, table, locks
-//!      |                      a thread is started ----------------------> sleeps a few seconds
+//!      |                      a thread is started ----------------------> opens its files: only root may, some
+//!      |                      <-----------------------------------------  sleeps a few seconds
 //!      v                      goes on; hooks keep the table               | asks the kernel what became of known memory
 //!   goes on                                                               v connects, as any member does
 //!                             executes a program, or ends: the thread is gone with it

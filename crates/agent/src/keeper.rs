@@ -99,14 +99,13 @@ fn send_file(socket: &Seqpacket, frame: &[u8], file: BorrowedFd<'_>) -> io::Resu
     }
 }
 
-/// Opens a userfaultfd that follows memory and forks. The keeper has the right to begin one that reports forks; without
-/// a keeper, there is none.
+/// Has an idle userfaultfd follow memory and forks. The keeper has the right to begin one that reports forks; without a
+/// keeper, there is none.
 ///
 /// # Errors
 /// `TimedOut`: the keeper does not answer. Others: there is none, or it refuses.
-pub fn open_followed(keeper: &Path) -> io::Result<Userfault> {
+pub fn begin_followed(keeper: &Path, watch: &Userfault) -> io::Result<()> {
     let socket = Seqpacket::connect(keeper).map_err(io::Error::other)?;
-    let watch = Userfault::open_idle()?;
     let (mut answer, until) = ([0; 8], Instant::now() + ANSWER_TIME);
     let left = || until.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut);
     while send_file(&socket, &FOLLOW_FORKS, watch.as_fd())? != Sent::Yes {
@@ -115,7 +114,7 @@ pub fn open_followed(keeper: &Path) -> io::Result<Userfault> {
     }
     loop {
         match socket.receive_bare(&mut answer)? {
-            Received::Frame(bytes) if answer[..bytes] == FOLLOWS_FORKS => return Ok(watch),
+            Received::Frame(bytes) if answer[..bytes] == FOLLOWS_FORKS => return Ok(()),
             Received::Frame(_) => return Err(io::ErrorKind::InvalidData.into()),
             Received::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
             Received::Nothing => {}

@@ -5,14 +5,15 @@
 //! The thread ([`spawn`]) has a table of file descriptors of its own. So the program neither sees nor closes the
 //! agent's files, and forked children do not inherit them.
 
-use crate::thread::{Asked, run};
+use crate::thread::{Asked, Files, run};
 use crate::{child, hooks, spawn};
 use rustix::io::Errno;
 use std::ffi::{CString, OsStr, OsString};
 use std::panic::catch_unwind;
 use std::path::PathBuf;
-use std::sync::OnceLock;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 /// Variable with the socket to connect to; `pagefold run` sets it, like those below.
 pub const SOCKET: &str = "PAGEFOLD_SOCKET";
@@ -129,38 +130,51 @@ fn start() {
             own_files();
             std::panic::set_hook(Box::new(|_| {}));
             if let Some(asked) = ASKED.get() {
-                let _ = run(asked, false, None);
+                let _ = Files::open(asked).and_then(|files| run(asked, files, false, None));
             }
         });
     });
 }
+
+/// Longest time that a forked child waits for its agent to open files: 20 ms.
+const OPENING_TIME: Duration = Duration::from_millis(20);
 
 /// Time after which forked children of this process enrol; `None` if they do not.
 pub fn children_after() -> Option<Duration> {
     ASKED.get().and_then(|asked| asked.children_after)
 }
 
-/// Starts the agent's thread in a forked child. It sleeps at first.
+/// Starts the agent's thread in a forked child. It sleeps once it has opened its files, for which the caller waits: the
+/// program may give up its rights next.
 ///
 /// # Errors
 /// Memory is short, or the process has as many threads as it may.
 pub fn in_child() -> Result<(), Errno> {
-    spawn::thread(c"pagefold", spawn::STACK_BYTES, || {
+    let are_open = Arc::new(AtomicBool::new(false));
+    let opened = Arc::clone(&are_open);
+    spawn::thread(c"pagefold", spawn::STACK_BYTES, move || {
         // As in `start`.
         let _ = catch_unwind(|| {
             own_files();
             if let (Some(asked), Some(after)) = (ASKED.get(), children_after()) {
+                let files = Files::open(asked);
+                opened.store(true, Ordering::Release);
                 if asked.eager {
                     std::thread::sleep(after);
                 } else {
                     child::wait_until_worth_it(after);
                 }
-                let _ = run(asked, true, None);
+                let _ = files.and_then(|files| run(asked, files, true, None));
                 // Nothing was folded. The hooks have nobody to note things for.
                 hooks::rest();
             }
         });
-    })
+    })?;
+    let end = Instant::now() + OPENING_TIME;
+    while !are_open.load(Ordering::Acquire) && Instant::now() < end {
+        std::thread::yield_now();
+    }
+    Ok(())
 }
 
 /// Gives this thread a table of file descriptors of its own, with nothing in it.

@@ -130,13 +130,33 @@ struct Session {
     stats_due: Instant,
 }
 
+/// Files that a process may not open any more once it has given up its rights. Forked children often do.
+pub struct Files {
+    pagemap: Pagemap,
+    /// An idle one, and one that notes writes if this kernel can.
+    userfaults: io::Result<(Userfault, Option<Userfault>)>,
+}
+
+impl Files {
+    /// Opens them in the calling thread's table.
+    ///
+    /// # Errors
+    /// This process cannot read its own page table.
+    pub fn open(asked: &Asked) -> io::Result<Self> {
+        let pagemap = Pagemap::open(std::process::id()).map_err(io::Error::other)?;
+        let notes = || if asked.compare_fingerprints { Ok(None) } else { open_notes() };
+        let userfaults = Userfault::open_idle().and_then(|idle| Ok((idle, notes()?)));
+        Ok(Self { pagemap, userfaults })
+    }
+}
+
 /// Serves this process until it ends, or the agent is to leave it. `is_child` says that it was forked by a member, and
 /// knows memory of that one's. `enrolment` finds memory in a process without hooks.
 ///
 /// # Errors
-/// This process cannot read its own page table, or list of mappings.
-pub fn run(asked: &'static Asked, is_child: bool, enrolment: Option<Enrolment>) -> io::Result<()> {
-    let mut agent = Agent::new(asked, enrolment)?;
+/// This process cannot read its own list of mappings.
+pub fn run(asked: &'static Asked, files: Files, is_child: bool, enrolment: Option<Enrolment>) -> io::Result<()> {
+    let mut agent = Agent::new(asked, files, enrolment)?;
     if is_child {
         let notes = agent.folder.as_ref().ok().and_then(|folder| folder.section().notes());
         world::compare_child(notes).map_err(|()| io::ErrorKind::PermissionDenied)?;
@@ -163,12 +183,14 @@ pub fn run(asked: &'static Asked, is_child: bool, enrolment: Option<Enrolment>) 
     agent.leave()
 }
 
-fn open_folder(asked: &Asked) -> io::Result<Folder> {
+fn open_folder(asked: &Asked, watch: Userfault, notes: Option<Userfault>) -> io::Result<Folder> {
     let prover = asked.socket.with_file_name(PROVER);
-    let notes = if asked.compare_fingerprints { None } else { open_notes()? };
-    let following = match keeper::open_followed(&prover) {
-        Ok(watch) => follow(asked, watch, true)?,
-        Err(_) => follow(asked, Userfault::open(Purpose::Follow)?, false)?,
+    let following = if keeper::begin_followed(&prover, &watch).is_ok() {
+        follow(asked, watch, true)?
+    } else {
+        // A keeper that is late may still begin the first one.
+        let other = Userfault::open(Purpose::Follow).or_else(|_| watch.begin(Purpose::Follow).map(|()| watch))?;
+        follow(asked, other, false)?
     };
     let section = Section::new(following, notes)?;
     give_way::publish(&section);
@@ -191,7 +213,8 @@ fn follow_forks(asked: &Asked, folder: &mut Folder, silence: &mut Silence) {
     if silence.lasts() {
         return;
     }
-    let opened = keeper::open_followed(&asked.socket.with_file_name(PROVER));
+    let prover = asked.socket.with_file_name(PROVER);
+    let opened = Userfault::open_idle().and_then(|watch| keeper::begin_followed(&prover, &watch).map(|()| watch));
     if matches!(&opened, Err(e) if e.kind() == io::ErrorKind::TimedOut) {
         silence.begin();
     }
@@ -213,14 +236,17 @@ fn open_notes() -> io::Result<Option<Userfault>> {
 }
 
 impl Agent {
-    fn new(asked: &'static Asked, enrolment: Option<Enrolment>) -> io::Result<Self> {
-        let pagemap = Pagemap::open(std::process::id()).map_err(io::Error::other)?;
-        let opened = open_folder(asked).map_err(|e| match e.raw_os_error() {
-            Some(libc::EINVAL) => "the kernel has no UFFDIO_MOVE: Linux 6.8 or newer is needed".to_owned(),
-            Some(libc::EPERM) => {
-                "this process may not use userfaultfd: see vm.unprivileged_userfaultfd and /dev/userfaultfd".to_owned()
+    fn new(asked: &'static Asked, files: Files, enrolment: Option<Enrolment>) -> io::Result<Self> {
+        let Files { pagemap, userfaults } = files;
+        let opened = userfaults.and_then(|(watch, notes)| open_folder(asked, watch, notes)).map_err(|e| {
+            match e.raw_os_error() {
+                Some(libc::EINVAL) => "the kernel has no UFFDIO_MOVE: Linux 6.8 or newer is needed".to_owned(),
+                Some(libc::EPERM) => {
+                    "this process may not use userfaultfd: see vm.unprivileged_userfaultfd and /dev/userfaultfd"
+                        .to_owned()
+                }
+                _ => format!("cannot open a userfaultfd: {e}"),
             }
-            _ => format!("cannot open a userfaultfd: {e}"),
         });
         if asked.eager {
             table::lock().be_eager();

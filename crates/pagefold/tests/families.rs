@@ -78,6 +78,15 @@ fn memory_that_workers_inherit_and_fill_is_folded() {
     workers_fold(&["before"]);
 }
 
+/// As Apache's, which begin as root. The files that an agent needs are root's to open.
+#[test]
+fn memory_of_workers_that_give_up_roots_rights_is_folded() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: only root gives up rights");
+    }
+    workers_fold(&["nobody"]);
+}
+
 #[test]
 fn children_do_not_enrol_where_they_are_not_to() {
     if cannot_fold() {

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Number of services that run at the same time in this test program.
@@ -352,6 +353,7 @@ pub struct Member {
     child: Child,
     input: Option<ChildStdin>,
     lines: Arc<Mutex<Vec<String>>>,
+    reader: JoinHandle<()>,
     errors: PathBuf,
 }
 
@@ -366,12 +368,21 @@ impl Member {
         let (input, output) = (child.stdin.take(), child.stdout.take().expect("a pipe"));
         let lines = Arc::new(Mutex::new(Vec::new()));
         let kept = Arc::clone(&lines);
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 kept.lock().unwrap_or_else(PoisonError::into_inner).push(line);
             }
         });
-        Self { name: name.to_owned(), child, input, lines, errors }
+        Self { name: name.to_owned(), child, input, lines, reader, errors }
+    }
+
+    /// Waits until all of its output is read, for which the reading thread may take a moment after its end. Children that it
+    /// left behind may keep the pipe, so this takes a while at most.
+    pub fn until_all_is_read(&self) {
+        let end = Instant::now() + Duration::from_secs(10);
+        while !self.reader.is_finished() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// `pagefold run` executes the program, so this is the program's own process.

@@ -107,11 +107,30 @@ fn selftests(side: &Side) -> Value {
         }
         let program = sources.join(format!("built-{name}"));
         let program = program.to_str().expect("a plain path");
+        let huge_pages = HugePages::note();
         let ended = side.run_to_end(name, &[&[program], *words].concat(), 120);
+        drop(huge_pages);
         outcome.insert(*name, json!({"status": ended.status.to_string(), "results": results_of(&ended)}));
     }
     assert!(outcome.len() >= least, "only {} programs build: {:?}", outcome.len(), outcome.keys());
     json!(outcome)
+}
+
+/// The host's number of huge pages, put back when dropped. Some selftests raise it, after which others do more.
+struct HugePages(Option<String>);
+
+impl HugePages {
+    const SETTING: &'static str = "/proc/sys/vm/nr_hugepages";
+
+    fn note() -> Self {
+        Self(fs::read_to_string(Self::SETTING).ok())
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let _ = self.0.as_ref().map(|number| fs::write(Self::SETTING, number));
+    }
 }
 
 /// The lines by which a selftest says how its cases ended, sorted. Of their numbers only the first is kept, which is that of
@@ -201,6 +220,7 @@ fn stress(side: &Side) -> Value {
         let running: Vec<_> = some.iter().map(start).collect();
         for (name, mut member) in running {
             let status = member.end(120);
+            member.until_all_is_read();
             let text = format!("{}\n{}", member.lines().join("\n"), member.errors());
             let failed = text.lines().filter(|line| line.contains("fail:") || line.contains("error:")).count();
             outcome.insert(name, format!("{status}, {failed} complaints"));

@@ -214,15 +214,29 @@ impl Side<'_> {
             all.extend(["--inh-caps", "+sys_ptrace", "--ambient-caps", "+sys_ptrace", "--"].map(str::to_owned));
         }
         if self.is_member {
-            let (group, place) = (self.group(), self.place());
-            let run = [env!("CARGO_BIN_EXE_pagefold"), "run", "--group", &group, "--name", name, "--service", &place];
-            all.extend(run.map(str::to_owned));
-            all.extend(["--all-anonymous", "--"].map(str::to_owned));
+            all.extend(self.member_words(&["--name", name]));
         }
         all.extend(words.iter().map(|word| (*word).to_owned()));
         let mut command = Command::new(&all[0]);
         command.args(&all[1..]).envs(self.environment()).current_dir(self.dir);
         command
+    }
+
+    /// The words before a command that make a member of it.
+    fn member_words(&self, more: &[&str]) -> Vec<String> {
+        let (group, place) = (self.group(), self.place());
+        let words = [env!("CARGO_BIN_EXE_pagefold"), "run", "--group", &group, "--service", &place];
+        [&words[..], more, &["--all-anonymous", "--"]].concat().into_iter().map(str::to_owned).collect()
+    }
+
+    /// The words before a command by which a program makes members of its children, on the members' side.
+    pub fn wrapper(&self) -> Vec<String> {
+        if self.is_member { self.member_words(&[]) } else { Vec::new() }
+    }
+
+    /// Processes that have been members of the group.
+    pub fn members_seen(&self) -> usize {
+        self.service.log().matches(" is member ").count()
     }
 
     /// Starts a program.
@@ -239,8 +253,7 @@ impl Side<'_> {
     pub fn run_to_end(&self, name: &str, words: &[&str], seconds: u64) -> Ended {
         let mut member = self.start(name, words);
         let status = member.end(seconds);
-        // The reading thread may lag behind for a moment.
-        thread::sleep(Duration::from_millis(100));
+        member.until_all_is_read();
         Ended { status, output: member.lines().join("\n"), errors: member.errors() }
     }
 

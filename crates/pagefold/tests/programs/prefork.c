@@ -3,15 +3,17 @@
  * same. They check and change it, again and again, until the standard input ends. Each worker forks once more, to a child
  * that finds the same memory. Prints one line of JSON.
  *
- * prefork WORKERS MIB [before]: with "before", the workers' memory is the parent's, mapped before the fork.
+ * prefork WORKERS MIB [before] [nobody]: with "before", the workers' memory is the parent's, mapped before the fork. With
+ * "nobody", workers give up the rights of root.
  */
 #include "pages.h"
 #include <pthread.h>
+#include <grp.h>
 #include <stdatomic.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
-enum { MOST = 64, WRITTEN = 16 };
+enum { MOST = 64, WRITTEN = 4 };
 
 struct told {
 	atomic_int is_over, filled;
@@ -102,9 +104,17 @@ static void work(struct told *told, unsigned long *memory, size_t pages, unsigne
 	_exit(0);
 }
 
+static int has_word(char **words, const char *wanted)
+{
+	while (*words && strcmp(*words, wanted))
+		words++;
+	return *words != NULL;
+}
+
 int main(int count, char **words)
 {
-	int workers = count > 1 ? atoi(words[1]) : 4, is_before = count > 3, status, failed = 0;
+	int workers = count > 1 ? atoi(words[1]) : 4, status, failed = 0;
+	int is_before = has_word(words, "before"), is_nobody = has_word(words, "nobody");
 	size_t bytes = (count > 2 ? atol(words[2]) : 40) << 20;
 	struct told *told = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	unsigned long *memory = NULL;
@@ -122,6 +132,8 @@ int main(int count, char **words)
 			fail("fork");
 		if (!child) {
 			is_over = 1;
+			if (is_nobody && (setgroups(0, NULL) || setgid(65534) || setuid(65534)))
+				_exit(1);
 			work(told, is_before ? memory : malloc(bytes), bytes / PAGE_BYTES - 1, n + 1);
 		}
 	}
