@@ -122,8 +122,22 @@ impl Waits {
 }
 
 /// The kernel's list of a process's mappings.
+///
+/// Anonymous neighbours with the same rights count as one: the kernel does not always join them again.
 fn mappings(pid: u32) -> Vec<String> {
-    fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().lines().map(str::to_owned).collect()
+    let mut all: Vec<String> = Vec::new();
+    for line in fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().lines() {
+        let (range, rest) = line.split_once(' ').expect("a mapping");
+        let (start, end) = range.split_once('-').expect("a range");
+        let before = all.last().and_then(|last| last.split_once(' ')?.0.split_once('-').zip(Some(last.clone())));
+        match before {
+            Some(((first, stop), last)) if stop == start && rest.ends_with(" 0 ") && last.ends_with(rest) => {
+                *all.last_mut().expect("one") = format!("{first}-{end} {rest}");
+            }
+            _ => all.push(line.to_owned()),
+        }
+    }
+    all
 }
 
 /// A program that is ended with the test.
