@@ -290,7 +290,7 @@ fn service_balances_continuously_and_its_balancer_ends_with_it() {
     );
     let mut service = Service::start_with(Some(&config));
     // A command waits for its turn, and the balancer keeps what it promises.
-    json_of(&service.pagefold(&["balance", "reserve", "1M", "--for", "next", "--json"]));
+    json_of(&service.pagefold(&["balance", "reserve", "1M", "--for", "next", "--floor", "1G", "--json"]));
     until(180, "all loans are back", || guests_of.sizes().iter().all(|size| size.abs_diff(KEPT) < 4 * M));
     let ledger = std::fs::read_to_string(service.place().join("balance.json")).expect("a ledger");
     assert!(ledger.contains("\"next\""), "{ledger}");
