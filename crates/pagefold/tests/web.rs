@@ -160,7 +160,7 @@ fn web_side_has_no_rights_and_may_ask_little() {
     let mut hostile = Fake::start(taken.arg(web.installed.path("fake_agent")));
     for (question, words) in [
         (r#"{"set":{"group":"acme","change":{"fold":"off"}}}"#, "not changed over HTTP"),
-        (r#"{"join":{"group":"acme","name":"x","program":"x"}}"#, "never a member"),
+        (r#"{"join":{"group":"acme","name":"x","program":"x"}}"#, "not the web side"),
     ] {
         let answer = hostile.ask(&web.installed, question);
         assert!(answer["refused"].as_str().is_some_and(|why| why.contains(words)), "{answer}");
