@@ -258,8 +258,9 @@ fn go_program_without_c_library_keeps_its_memory() {
     build.args(["build", "-o", &path(&installed, "slices"), &path(&installed, "slices.go")]).env("GOCACHE", cache);
     assert!(build.env("CGO_ENABLED", "0").env("GOTOOLCHAIN", "local").status().unwrap().success());
     let _supervisor = installed.serve(CONFIG, &[]);
-    let mut child = Command::new(installed.path("slices")).arg("40").stdout(Stdio::null()).spawn().unwrap();
+    let mut child = Command::new(installed.path("slices")).arg("600").stdout(Stdio::null()).spawn().unwrap();
     attach_twice(&installed, child.id());
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
     assert!(child.wait().unwrap().success(), "its memory is not what it wrote");
 }
 

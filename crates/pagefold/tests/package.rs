@@ -65,9 +65,13 @@ fn built(dir: &TempDir) -> Option<PathBuf> {
         eprintln!("skipped: cargo-deb is not installed; ./x package does that");
         return None;
     }
-    fs::create_dir(dir.path().join("release")).expect("make a directory");
     let programs = Path::new(env!("CARGO_BIN_EXE_pagefold"));
     let agent = "../x86_64-unknown-linux-musl/debug/pagefold-agent";
+    if !programs.with_file_name(agent).exists() {
+        eprintln!("skipped: nothing is built for x86_64-unknown-linux-musl: ./x build");
+        return None;
+    }
+    fs::create_dir(dir.path().join("release")).expect("make a directory");
     for name in ["pagefold", "pagefold-prove", "pagefold-web", "pagefold-attach", agent, "libpagefold.so"] {
         let program = programs.parent().expect("a directory").join(name);
         let name = Path::new(name).file_name().expect("a name");
