@@ -76,8 +76,10 @@ pub struct Following {
     cpu_us: AtomicU64,
     /// Children that were born since it started.
     births: AtomicU64,
-    /// Becomes readable with every [`BIRTHS_TOLD`]th of them.
+    /// Becomes readable with every [`BIRTHS_TOLD`]th of them, and with the first change while the agent's thread rests.
     alarm: OwnedFd,
+    /// Whether the agent's thread rests: it sleeps for longer than it takes to look at an active program.
+    is_resting: AtomicBool,
 }
 
 /// State that both threads use.
@@ -140,6 +142,12 @@ pub fn has_lost_track() -> bool {
     unsafe { CURRENT.load(Ordering::Acquire).as_ref() }.is_some_and(|following| following.lost_track().is_some())
 }
 
+/// Wakes the agent's thread if it rests: the program has done something to known memory.
+pub fn wake_resting() {
+    // SAFETY: the pointer is null, or points to what `publish` has leaked.
+    unsafe { CURRENT.load(Ordering::Acquire).as_ref() }.into_iter().for_each(Following::wake);
+}
+
 /// Leaves the parent's follower behind. For a forked child, before it has threads.
 pub fn begin_anew() {
     CURRENT.store(std::ptr::null_mut(), Ordering::Release);
@@ -159,6 +167,7 @@ impl Following {
         let (is_stale, has_moved) = (AtomicBool::new(false), AtomicBool::new(false));
         let (cpu_us, births) = (AtomicU64::new(0), AtomicU64::new(0));
         let alarm = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        let is_resting = AtomicBool::new(false);
         let this = Arc::new(Self {
             watch,
             shared,
@@ -172,6 +181,7 @@ impl Following {
             cpu_us,
             births,
             alarm,
+            is_resting,
         });
         let follower = Arc::clone(&this);
         spawn::thread(c"pagefold-follow", spawn::SMALL_STACK_BYTES, move || follower.run(Keeper::new(keeper)))?;
@@ -199,15 +209,35 @@ impl Following {
         self.births.load(Ordering::Relaxed)
     }
 
-    /// A file that becomes readable when there were many births. Reading it silences it.
+    /// A file that becomes readable when there were many births, or when memory changes while the agent's thread rests.
+    /// Reading it silences it.
     pub fn alarm(&self) -> BorrowedFd<'_> {
         self.alarm.as_fd()
     }
 
+    /// Says that the agent's thread is about to rest, or has rested. Returns `false` if it must not rest, because
+    /// discarded memory waits for it.
+    pub fn rest(&self, begins: bool) -> bool {
+        self.is_resting.store(begins, Ordering::SeqCst);
+        // Looked at afterwards: a discard that comes later than this look finds the agent resting, and wakes it.
+        !begins || self.hold().all_discarded().is_empty()
+    }
+
+    /// Wakes the agent's thread if it rests.
+    fn wake(&self) {
+        if self.is_resting.load(Ordering::Relaxed) && self.is_resting.swap(false, Ordering::SeqCst) {
+            self.ring();
+        }
+    }
+
+    fn ring(&self) {
+        // It fails only if it was not read for longer than anybody lives.
+        let _ = rustix::io::write(&self.alarm, &1_u64.to_ne_bytes());
+    }
+
     fn count_birth(&self) {
         if (self.births.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(BIRTHS_TOLD) {
-            // It fails only if it was not read for longer than anybody lives.
-            let _ = rustix::io::write(&self.alarm, &1_u64.to_ne_bytes());
+            self.ring();
         }
     }
 
@@ -402,8 +432,12 @@ impl Shared {
             match self.own.read()? {
                 Told::Nothing => return Ok(()),
                 Told::Touch => {}
-                Told::Discard => following.expect_discards(),
+                Told::Discard => {
+                    following.expect_discards();
+                    following.wake();
+                }
                 Told::Move(from, to) => {
+                    following.wake();
                     following.lose_track("moved memory that was folded");
                     following.has_moved.store(true, Ordering::Relaxed);
                     // The place that was left must read as zeros, and so must memory behind a mapping that has grown. A

@@ -1,4 +1,4 @@
-//! Children that are born while pages of their parent are out of reach.
+//! Children that are born while pages of their parent are out of reach, and an agent that is woken while it rests.
 
 use crate::testing::{Member, alone, content, discard_past_hooks, section};
 use act::{MemberMemory, Moved, Watch};
@@ -153,4 +153,30 @@ fn memory_that_children_do_not_inherit_is_never_theirs() {
         is_over.store(true, Ordering::Relaxed);
         assert_eq!(forking.join().unwrap(), 0, "children had some of it");
     });
+}
+
+/// Whether the alarm rings within this time. Silences it.
+fn rings(following: &super::Following, time: Duration) -> bool {
+    let time = rustix::event::Timespec::try_from(time).unwrap();
+    let alarm = following.alarm();
+    let polled = rustix::event::poll(&mut [super::PollFd::new(&alarm, super::PollFlags::IN)], Some(&time)).unwrap();
+    polled > 0 && rustix::io::read(alarm, &mut [0_u8; 8]).is_ok()
+}
+
+#[test]
+fn discard_wakes_agent_that_rests() {
+    let Some(section) = section() else { return };
+    let (following, member) = (section.following(), Member::new(4));
+    following.watch().register(member.0.range(), Watch::MissingAndWrites).unwrap();
+    member.0.drop_pages(1);
+    assert!(!rings(following, Duration::from_millis(100)), "nobody rests");
+    assert!(!following.rest(true), "a discard waits to be settled");
+    following.rest(false);
+    following.hold().forget(member.0.range());
+    assert!(following.rest(true));
+    member.0.drop_pages(2);
+    assert!(rings(following, Duration::from_secs(20)));
+    member.0.drop_pages(2);
+    assert!(!rings(following, Duration::from_millis(100)), "it was woken already");
+    following.watch().unregister(member.0.range()).unwrap();
 }

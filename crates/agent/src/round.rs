@@ -20,6 +20,8 @@
 //! | some: the time decides which pages are worth folding | 1/100 |
 //! | much: the first minute of a burst, and some seconds after it | 1/25 |
 //!
+//! While nothing changes, the time between two rounds grows with the time since the last change ([`REST_SHARE`]).
+//!
 //! Where the kernel cannot note writes, all small pages are fingerprinted in each round. A page whose fingerprint is
 //! that of the last round has rested.
 //!
@@ -65,6 +67,8 @@ const BUSIEST: (u32, Duration) = (25, Duration::from_secs(1));
 const CLOSEST: Duration = Duration::from_millis(100);
 /// Longest time between two rounds, whatever share of a processor that takes: 10 s.
 const FURTHEST: Duration = Duration::from_secs(10);
+/// Shortest time between two rounds, as a part of the time since anything changed: 1/8.
+const REST_SHARE: u32 = 8;
 /// Share of a processor for rounds while pages are being folded: 1/10.
 const HURRIED_SHARE: u32 = 10;
 /// Cost of noting a page again, for us and for its writer: 1 us.
@@ -102,6 +106,8 @@ pub struct Rounds {
     next: Instant,
     last: Instant,
     cost: Duration,
+    /// When something was last seen to change.
+    last_change: Instant,
     huge: HugePageList,
     turnover: Turnover,
     /// Whether to fold pages without asking whether the folds will last.
@@ -132,6 +138,7 @@ impl Rounds {
             next: now,
             last: now,
             cost: Duration::ZERO,
+            last_change: now,
             huge: HugePageList::default(),
             turnover: Turnover::new(now),
             eager,
@@ -205,12 +212,30 @@ impl Rounds {
         self.keep_present(pagemap, &spans, &rested)?;
         let noted: u64 = written.iter().map(|range| range.pages).sum();
         let noted = noted.saturating_sub(split);
-        let cost = cpu_time(ClockId::ThreadCPUTime).saturating_sub(before)
+        self.cost = cpu_time(ClockId::ThreadCPUTime).saturating_sub(before)
             + NOTE_COST * u32::try_from(noted).unwrap_or(u32::MAX);
-        self.cost = cost;
-        let pace = if self.eager { BUSY } else { pace(self.change(now)) };
-        self.next = now + apart(cost, pace);
+        if armed || changed > 0 || noted > 0 || !self.rested.is_empty() {
+            self.last_change = now;
+        }
+        self.next = now + self.apart(now).max(rest(now - self.last_change));
         Ok(pages)
+    }
+
+    /// The time between two rounds while something changes.
+    fn apart(&self, now: Instant) -> Duration {
+        apart(self.cost, if self.eager { BUSY } else { pace(self.change(now)) })
+    }
+
+    /// Ends a rest if the program has done something to known memory since the last round.
+    pub fn notice_changes(&mut self, now: Instant) {
+        if table::lock().generation() != self.generation {
+            self.end_rest(now);
+        }
+    }
+
+    fn end_rest(&mut self, now: Instant) {
+        self.last_change = now;
+        self.next = self.next.min(self.last + self.apart(now));
     }
 
     /// Takes in that pages were folded. Their neighbourhood is looked at sooner, if looking is the lesser part of the
@@ -505,6 +530,7 @@ impl Rounds {
 
     /// Has everything reported again.
     pub fn again(&mut self, pagemap: &Pagemap) -> host::Result<()> {
+        self.end_rest(Instant::now());
         self.huge.forget();
         self.seen.clear();
         self.broken.tell_again(table::everything());
@@ -528,6 +554,11 @@ const fn pace(change: Change) -> (u32, Duration) {
 /// The time between two rounds, for a round of this cost.
 fn apart(cost: Duration, (share, closest): (u32, Duration)) -> Duration {
     (cost * share).clamp(closest, FURTHEST)
+}
+
+/// The least time between two rounds, when nothing was seen to change for this time.
+fn rest(unchanged: Duration) -> Duration {
+    (unchanged / REST_SHARE).min(FURTHEST)
 }
 
 /// Memory that was asked in, in order; neighbouring parts are joined.

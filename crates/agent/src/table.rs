@@ -30,6 +30,7 @@ pub use extents::READ_WRITE;
 pub use extents::{Advice, Shut, Traits};
 pub use lookup::everything;
 
+use crate::follow;
 use crate::lock::{self, Lock};
 use crate::turnover::{ByMoment, Folds, MOMENTS, QuietInterval, Worth, add};
 use bits::{Bits, CHUNK_PAGES};
@@ -184,10 +185,16 @@ impl Table {
         self.ask_as(range, Traits::default());
     }
 
+    /// Notes that the program does something to known memory, and wakes an agent that rests.
+    fn note_change(&mut self) {
+        self.generation += 1;
+        follow::wake_resting();
+    }
+
     /// As [`Table::ask`]; new ranges get these traits.
     pub fn ask_as(&mut self, range: PageRange, traits: Traits) {
         let (first, end) = span(range);
-        self.generation += 1;
+        self.note_change();
         let traits = Traits { asked: true, ..traits };
         let mut at = first;
         // Each turn either fills the gap that begins at `at` or steps over the range that is known there.
@@ -206,7 +213,7 @@ impl Table {
         let (first, end) = span(range);
         let traits = Traits { asked: true, ..traits };
         if self.traits(range) != Some(traits) {
-            self.generation += 1;
+            self.note_change();
             self.extents.insert(first, end, traits);
         }
     }
@@ -214,7 +221,7 @@ impl Table {
     /// Excludes memory from folding for good. Pages that map slots go on doing so.
     pub fn unask(&mut self, range: PageRange) {
         let (first, end) = span(range);
-        self.generation += 1;
+        self.note_change();
         self.extents.change(first, end, |known| known.asked = false);
     }
 
@@ -222,7 +229,7 @@ impl Table {
     pub fn forget(&mut self, range: PageRange) {
         let (first, end) = span(range);
         if self.extents.remove(first, end) {
-            self.generation += 1;
+            self.note_change();
             self.leave_pool(first, end, true);
         }
     }
@@ -230,35 +237,35 @@ impl Table {
     /// Notes that the contents of this memory were dropped, and that it is anonymous again where it mapped the pool.
     pub fn discard(&mut self, range: PageRange) {
         let (first, end) = span(range);
-        self.generation += 1;
+        self.note_change();
         self.leave_pool(first, end, true);
     }
 
     /// Excludes memory from folding until this reason is taken back.
     pub fn shut(&mut self, range: PageRange, why: Shut) {
         let (first, end) = span(range);
-        self.generation += 1;
+        self.note_change();
         self.extents.change(first, end, |known| known.shut |= why as u8);
     }
 
     /// Takes a reason back.
     pub fn open(&mut self, range: PageRange, why: Shut) {
         let (first, end) = span(range);
-        self.generation += 1;
+        self.note_change();
         self.extents.change(first, end, |known| known.shut &= !(why as u8));
     }
 
     /// Notes that the protection of this memory was changed to these `PROT_` bits.
     pub fn protect(&mut self, range: PageRange, access: u8) {
         let (first, end) = span(range);
-        self.generation += 1;
+        self.note_change();
         self.extents.change(first, end, |known| known.access = access);
     }
 
     /// Changes the advice that is remembered for this memory.
     pub fn advise(&mut self, range: PageRange, change: impl Fn(&mut Advice)) {
         let (first, end) = span(range);
-        self.generation += 1;
+        self.note_change();
         self.extents.change(first, end, |known| change(&mut known.advice));
     }
 

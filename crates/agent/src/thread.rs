@@ -14,6 +14,7 @@
 mod looks;
 mod report;
 mod state;
+mod told;
 
 use crate::cpu_time::cpu_time;
 use crate::fold::{Folder, donate, find_broken};
@@ -39,16 +40,22 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use told::Told;
 use wire::{FoldMode, Hello, HugePages, MemberStats, Outcome, Pace, ToAgent, ToWorker, VERSION};
 
 /// Name of the prover's socket, beside the socket that agents connect to.
 const PROVER: &str = "prove.sock";
 /// Shortest and longest time between two attempts to connect: 100 ms, 5 s.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// Time between two reports of statistics to the worker: 1 s.
-const STATS_EVERY: Duration = Duration::from_secs(1);
+/// Time between two reports of statistics to the worker while they change, and longest time: 1 s, 10 s. It doubles with
+/// each report that told nothing new.
+const STATS_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 /// Longest time from a fold to the next report of statistics: 100 ms.
 const STATS_SOON: Duration = Duration::from_millis(100);
+/// Longest time between two looks at a state that nothing tells of: 1 s.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Sleep of the agent's thread beyond which the program's changes wake it: 500 ms.
+const REST: Duration = Duration::from_millis(500);
 /// Share of the pages of two megabytes that may be missing when they are collapsed in a member that is unfolded: 1/4.
 const UNFOLDED_MISSING: u64 = 4;
 /// Longest time for giving back mappings of a process that forks often: 2 s.
@@ -127,7 +134,7 @@ struct Session {
     /// Pages that may become private: memory for them is promised.
     room: u64,
     unfolded: bool,
-    stats_due: Instant,
+    told: Told,
 }
 
 /// Files that a process may not open any more once it has given up its rights. Forked children often do.
@@ -279,7 +286,8 @@ impl Agent {
     /// Works with one worker until that ends.
     fn serve(&mut self, link: Link) -> io::Result<()> {
         let (window, offered, pace) = (None, None, None);
-        let mut session = Session { link, window, offered, pace, room: 0, unfolded: false, stats_due: Instant::now() };
+        let told = Told::new(Instant::now());
+        let mut session = Session { link, window, offered, pace, room: 0, unfolded: false, told };
         self.pool.withdraw();
         // Statistics begin with the connection; the worker remembers those of former ones by itself.
         self.stats = MemberStats::default();
@@ -296,8 +304,7 @@ impl Agent {
                 self.work(&mut session, pace)?;
             }
             let until = self.until_next(&session);
-            let alarm = self.folder.as_ref().ok().map(|folder| folder.section().following().alarm());
-            session.link.wait(until, alarm)?;
+            self.wait(&session, until)?;
         }
         Ok(())
     }
@@ -307,24 +314,34 @@ impl Agent {
         world::leave(self.folder, &self.pagemap)
     }
 
+    /// Waits for the worker, for something that the follower tells, or for this time.
+    fn wait(&self, session: &Session, until: Duration) -> io::Result<()> {
+        let Ok(folder) = &self.folder else { return session.link.wait(until, None) };
+        let following = folder.section().following();
+        let rests = until > REST && following.rest(true);
+        let waited = session.link.wait(if rests { until } else { until.min(REST) }, Some(following.alarm()));
+        following.rest(false);
+        waited
+    }
+
     fn until_next(&mut self, session: &Session) -> Duration {
         let now = Instant::now();
-        let rest = self.folder.as_mut().ok().and_then(Folder::rest).unwrap_or(STATS_EVERY);
-        let Some(pace) = session.pace else { return STATS_EVERY };
-        let stats = session.stats_due.saturating_duration_since(now);
+        let rest = self.folder.as_mut().ok().and_then(Folder::rest).unwrap_or(STATS_EVERY.1);
+        let Some(pace) = session.pace else { return LOOK_EVERY };
+        let stats = session.told.due.saturating_duration_since(now);
         if self.lost_track().is_some() {
             return stats.min(rest);
         }
         if self.withdrawing.is_some() {
             return Duration::ZERO;
         }
-        let collapse = self.folder.as_ref().map_or(STATS_EVERY, |folder| folder.collapse_in(now));
+        let collapse = self.folder.as_ref().map_or(LOOK_EVERY, |folder| folder.collapse_in(now));
         let work = match pace.fold {
-            FoldMode::On if self.forks.rests(now).is_some() => STATS_EVERY,
+            FoldMode::On if self.forks.rests(now).is_some() => LOOK_EVERY,
             FoldMode::On if self.folder.is_ok() && !session.link.is_full() => self.rounds.due_in(now).min(collapse),
             FoldMode::Unfold if !session.unfolded && session.room > 0 => Duration::ZERO,
             FoldMode::Unfold if self.folder.is_ok() => collapse,
-            _ => STATS_EVERY,
+            _ => LOOK_EVERY,
         };
         stats.min(work).min(rest)
     }
@@ -369,6 +386,7 @@ impl Agent {
     fn begin(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
         let first = session.pace.replace(pace).is_none();
         session.unfolded = false;
+        session.told.again_within(STATS_EVERY.0);
         if pace.fold != FoldMode::Unfold {
             session.room = 0;
         }
@@ -416,7 +434,7 @@ impl Agent {
             Ok(folder) if on => {
                 let now = Instant::now();
                 self.viewed = Some(now);
-                session.stats_due = session.stats_due.min(now + STATS_SOON);
+                session.told.again_within(STATS_SOON);
                 let outcomes = folder.fold(runs, &self.pool, (&self.pagemap, &mut self.rounds), &mut self.stats);
                 self.rounds.hurry(outcomes.iter().filter(|outcome| **outcome == Outcome::Folded).count());
                 outcomes
@@ -432,6 +450,7 @@ impl Agent {
             enrolment.look(folder.section());
         }
         table::lock().set_time(seconds, self.rounds.quiet(now));
+        self.rounds.notice_changes(now);
         if let Some(how) = self.lost_track() {
             return self.say_why_it_rests(session, how);
         }
@@ -455,8 +474,8 @@ impl Agent {
         if !self.former_leases.is_empty() && session.link.is_read() {
             self.former_leases.clear();
         }
-        if now >= session.stats_due {
-            session.stats_due = now + STATS_EVERY;
+        session.told.notice(table::lock().counts(), session.unfolded);
+        if now >= session.told.due {
             self.say_how_it_goes(session, pace)?;
         }
         Ok(())
@@ -503,7 +522,11 @@ impl Agent {
         let looked = self.rounds.look(&self.pagemap, notes, pace.pages_per_s, huge);
         self.stats.done.pages_scanned += looked.map_err(io::Error::other)?;
         let idle = self.activity.is_idle(now) && self.rounds.change(now) == Change::Little;
-        self.stats.done.pages_hashed += report(&mut self.rounds, folder, &mut session.link, pace, idle)?;
+        let hashed = report(&mut self.rounds, folder, &mut session.link, pace, idle)?;
+        self.stats.done.pages_hashed += hashed;
+        if hashed > 0 {
+            session.told.again_within(STATS_EVERY.0);
+        }
         // Half as many pages as a huge page is split for: else it would soon be split again.
         let most = match pace.huge_pages {
             HugePages::Keep => 0,

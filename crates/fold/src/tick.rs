@@ -1,4 +1,4 @@
-//! Timed work of the worker, every [`TICK`].
+//! Timed work of the worker, every [`TICK`], or every [`REST_TICK`] while nothing waits for it.
 //!
 //! | step | the worker |
 //! |---|---|
@@ -14,6 +14,7 @@ use crate::group::{Clearing, Group};
 use crate::lease::DepartedMember;
 use crate::member::{Cut, DONATION_TIME, Member};
 use crate::pool::{Full, MOST_SEGMENTS};
+use crate::room::Asking;
 use crate::table::MemberId;
 use api::control::{Fold, Identity, News};
 use rustix::fd::OwnedFd;
@@ -24,6 +25,8 @@ use wire::ToAgent;
 
 /// Least time between two rounds of timed work: 250 ms.
 pub const TICK: Duration = Duration::from_millis(250);
+/// The same while nothing waits for it: 1 s.
+const REST_TICK: Duration = Duration::from_secs(1);
 /// Time between attempts to fold pages that the kernel would not move: 30 s.
 const RETRY_TIME: Duration = Duration::from_secs(30);
 /// Time without new slots after the pool could not grow: 10 s.
@@ -114,6 +117,19 @@ impl Group {
         self.tick_segments(now);
         self.tell_paces();
         self.tick_room(now);
+    }
+
+    /// The time until timed work may be due.
+    pub fn until_tick(&self, now: Instant) -> Duration {
+        let waits = |member: &Member| {
+            let is_answering = member.asked.is_some() || !member.folds.is_empty() || member.rests(now);
+            !member.is_serving
+                || is_answering
+                || member.again.due.is_some_and(|due| due <= now)
+                || member.leases.is_waiting()
+        };
+        let is_idle = self.departed.is_empty() && self.clearing.is_none() && matches!(self.asking, Asking::Idle);
+        if is_idle && !self.members.values().any(waits) { REST_TICK } else { TICK }
     }
 
     fn tick_leases(&mut self, now: Instant) {

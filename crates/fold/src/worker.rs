@@ -13,7 +13,6 @@
 
 use crate::group::{Group, Message};
 use crate::table::MemberId;
-use crate::tick::TICK;
 use api::control::{CONTROL_BYTES, News, Order};
 use host::{Received, Seqpacket, SeqpacketListener};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -141,7 +140,8 @@ impl Worker {
         fds.extend(members.map(|member| PollFd::from_borrowed_fd(member.as_fd(), interest(member.is_stuck()))));
         fds.extend(self.group.proofs.socket().map(|prover| PollFd::from_borrowed_fd(prover, PollFlags::IN)));
         let is_busy = inherits || self.group.members.values().any(|member| !member.backlog.is_empty());
-        let time = Timespec::try_from(if is_busy { Duration::ZERO } else { TICK }).unwrap_or_default();
+        let until = if is_busy { Duration::ZERO } else { self.group.until_tick(Instant::now()) };
+        let time = Timespec::try_from(until).unwrap_or_default();
         match poll(&mut fds, Some(&time)) {
             Ok(_) => {}
             Err(Errno::INTR | Errno::AGAIN | Errno::NOMEM) => return Ok((false, false, Vec::new())),

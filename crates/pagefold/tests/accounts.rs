@@ -9,6 +9,7 @@ use common::{json_of, number};
 use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Path of `trials/known_pages.rs`, a program with pages of known content.
 fn known_pages() -> String {
@@ -29,6 +30,16 @@ fn member_with(service: &Service, group: &str, name: &str, pages: u64, zeros: u6
         member.tell(&line);
     }
     member
+}
+
+/// How often threads of these processes have gone to sleep.
+fn sleeps(pids: &[u32]) -> u64 {
+    let tasks = pids.iter().flat_map(|pid| fs::read_dir(format!("/proc/{pid}/task")).expect("threads"));
+    let of = |status: &str| {
+        status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse::<u64>().ok())
+    };
+    let status = tasks.map(|task| fs::read_to_string(task.expect("a thread").path().join("status")).expect("a status"));
+    status.map(|status| of(&status).unwrap_or_else(|| panic!("no switches in {status}"))).sum::<u64>()
 }
 
 fn text(service: &Service, words: &[&str]) -> String {
@@ -115,6 +126,34 @@ fn saved_is_one_sum_in_show_audit_and_json() {
 }
 
 /// Asserts that no counter of a bill is smaller than it was.
+#[test]
+fn members_and_workers_at_rest_sleep() {
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start();
+    let mut members = ["a", "b"].map(|name| member_with(&service, "acme", name, 256, 0));
+    until(60, "both are folded", || {
+        let shown = service.show("acme");
+        members.iter().all(|member| folded_pages(&shown, &member.name) == 512)
+    });
+    std::thread::sleep(Duration::from_secs(12));
+    let agents = members.each_ref().map(Member::pid);
+    let worker = [service.worker_pid("acme").expect("a worker")];
+    let before = (sleeps(&agents), sleeps(&worker));
+    std::thread::sleep(Duration::from_secs(4));
+    let (agents, worker) = (sleeps(&agents) - before.0, sleeps(&worker) - before.1);
+    // While they change, members wake 10 times a second, and a worker 4 times.
+    assert!(agents <= 20 && worker <= 10, "in 4 s the agents woke {agents} times, the worker {worker} times");
+    for member in &mut members {
+        member.tell("drop x 0 100");
+    }
+    until(60, "the worker knows what was discarded", || {
+        let shown = service.show("acme");
+        members.iter().all(|member| folded_pages(&shown, &member.name) == 412)
+    });
+}
+
 fn assert_not_less(bill: &Value, before: &Value) {
     for counter in ["folds", "refolds", "short_folds", "pages_scanned", "pages_hashed", "worker_cpu_s", "agent_cpu_s"] {
         let (now, then) = (bill[counter].as_f64(), before[counter].as_f64());

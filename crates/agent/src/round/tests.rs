@@ -18,6 +18,45 @@ fn costly_rounds_are_rare_also_while_much_changes() {
     assert_eq!(seconds(200), [5.0, 10.0, 10.0, 10.0]);
 }
 
+#[test]
+fn rounds_come_ever_more_rarely_while_nothing_changes() {
+    let seconds = [0, 1, 8, 80, 800].map(|unchanged| rest(Duration::from_secs(unchanged)).as_secs_f32());
+    assert_eq!(seconds, [0.0, 0.125, 1.0, 10.0, 10.0]);
+}
+
+/// Has a long time pass since the last change, after a round that is just over.
+fn rest_long(rounds: &mut Rounds) {
+    let now = Instant::now();
+    rounds.last_change = now.checked_sub(Duration::from_secs(60)).unwrap();
+    rounds.next = now + rest(now - rounds.last_change);
+}
+
+#[test]
+fn change_ends_rest() {
+    let Ok(guard) = Userfault::open(Purpose::Note) else { return eprintln!("skipped: no userfaultfd") };
+    table::lock().follow_forks(true);
+    let (memory, mut rounds) = (written(2), Rounds::new(true, true).unwrap());
+    let is_at_rest = |rounds: &Rounds| rounds.due_in(Instant::now()) > Duration::from_secs(5);
+    (0..2).for_each(|_| drop(round(&mut rounds, &guard, &memory, None)));
+    rest_long(&mut rounds);
+    assert!(is_at_rest(&rounds));
+    // The program asks for memory.
+    let more = written(1);
+    rounds.notice_changes(Instant::now());
+    assert!(!is_at_rest(&rounds));
+    // It writes, and a round finds that.
+    rest_long(&mut rounds);
+    rounds.next = Instant::now();
+    write(&memory, 1, 7);
+    round(&mut rounds, &guard, &memory, None);
+    assert!(!is_at_rest(&rounds));
+    // The worker asks for a full report.
+    rest_long(&mut rounds);
+    rounds.again(&Pagemap::open(std::process::id()).unwrap()).unwrap();
+    assert!(!is_at_rest(&rounds));
+    [memory.range(), more.range()].into_iter().for_each(|range| table::lock().forget(range));
+}
+
 /// Fresh pages, each with its own content, asked in.
 fn written(pages: u64) -> MemberMemory {
     let memory = MemberMemory::new(pages).unwrap();

@@ -1,13 +1,13 @@
-//! The state of the member as the worker is told it, once a second: counts, and why something is not folded.
+//! The state of the member as the worker is told it: counts, and why something is not folded.
 
-use super::{Agent, STATS_EVERY, Session, follow_forks};
+use super::{Agent, STATS_SOON, Session, follow_forks};
 use crate::cpu_time::cpu_time;
 use crate::fold::Folder;
 use crate::{arena, give_way, hooks, table};
 use rustix::time::ClockId;
 use std::io;
 use std::time::{Duration, Instant};
-use wire::{FoldMode, MemberState, Pace, ToWorker};
+use wire::{FoldMode, MemberState, Pace};
 
 /// End of the message that begins with the way in which the program was seen to change its mappings.
 const BY_ITSELF: &str = "by a system call of its own, past the C library, and may do it again at any moment: nothing more of it is folded; \
@@ -29,17 +29,19 @@ impl Agent {
     /// Tells the worker that the program changes mappings past the hooks. Nothing is done to them any more, and no
     /// slot is released.
     pub(super) fn say_why_it_rests(&mut self, session: &mut Session, how: &str) -> io::Result<()> {
-        let now = Instant::now();
-        if now < session.stats_due {
+        let counts = table::lock().counts();
+        session.told.notice(counts, false);
+        if self.stats.state != MemberState::LostTrack {
+            session.told.again_within(STATS_SOON);
+        }
+        if Instant::now() < session.told.due {
             return Ok(());
         }
-        session.stats_due = now + STATS_EVERY;
-        let counts = table::lock().counts();
         let stats = &mut self.stats;
         (stats.enrolled_pages, stats.folded_pages, stats.broken_pages) =
             (counts.enrolled, counts.folded, counts.broken);
         (stats.state, stats.detail) = (MemberState::LostTrack, format!("the program has {how} {BY_ITSELF}"));
-        session.link.send(&ToWorker::Stats(Box::new(stats.clone())))
+        session.tell(stats)
     }
 
     pub(super) fn say_how_it_goes(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
@@ -85,7 +87,7 @@ impl Agent {
             stats.detail = detail;
         }
         stats.state = state;
-        session.link.send(&ToWorker::Stats(Box::new(stats.clone())))
+        session.tell(stats)
     }
 }
 
