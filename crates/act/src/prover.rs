@@ -30,8 +30,12 @@ impl Prover {
     /// # Errors
     /// No prover listens at `path`.
     pub fn connect(path: &Path) -> Result<Self> {
-        let socket = Seqpacket::connect(path)?;
-        Ok(Self { socket, last_id: 0, question: [0; QUESTION_BYTES], answer: [0; ANSWER_BYTES] })
+        Seqpacket::connect(path).map(Self::over)
+    }
+
+    /// The same over a connection that is there already.
+    pub const fn over(socket: Seqpacket) -> Self {
+        Self { socket, last_id: 0, question: [0; QUESTION_BYTES], answer: [0; ANSWER_BYTES] }
     }
 
     /// Asks about up to 512 private pages in up to 64 ranges, and waits for the answer: one [`Proof`] for each page, in

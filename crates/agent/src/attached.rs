@@ -19,7 +19,6 @@ use crate::arena::{self, Arena};
 use crate::enrol::Enrolment;
 use crate::thread::{self, Asked, Files};
 use crate::world;
-use host::Seqpacket;
 use page::{HostVirt, PAGE_BYTES, PageRange};
 use rustix::fd::{FromRawFd, OwnedFd};
 use std::alloc::{GlobalAlloc, Layout};
@@ -51,7 +50,9 @@ pub fn run() -> ! {
         world::join();
         // SAFETY: the thread was started with this descriptor open in a table of its own, and nobody else uses it.
         let channel = unsafe { OwnedFd::from_raw_fd(0) };
-        world::open(Seqpacket::from_stranger(channel));
+        if world::open(channel.into()).is_err() {
+            return;
+        }
         // SAFETY: the directory that counts for this thread alone (it was made without `CLONE_FS`) holds no file system.
         unsafe { libc::chdir(c"/".as_ptr()) };
         // SAFETY: names the calling thread.

@@ -4,6 +4,7 @@
 //! The agent holds on to each userfaultfd that it has handed over, and hands it to the next keeper should this one be
 //! killed. A child waits as long as nobody reads the kernel's messages about it, so nothing is lost meanwhile.
 
+use crate::world;
 use act::{Follower, Userfault};
 use host::{Received, Seqpacket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -11,6 +12,7 @@ use rustix::fd::{AsFd, BorrowedFd};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use wire::attach::Server;
 use wire::prove::{FOLLOW_FORKS, FOLLOWS_FORKS, KEEP};
 
 /// Time until the next attempt at a keeper that is absent or takes nothing, and between two looks for children that
@@ -49,7 +51,7 @@ impl Keeper {
             return Some(child);
         }
         if self.socket.is_none() {
-            self.socket = Seqpacket::connect(&self.path).ok();
+            self.socket = world::connect(Server::Prover, &self.path).ok();
         }
         match self.socket.as_ref().map(|socket| send_file(socket, &KEEP, child.watch().as_fd())) {
             Some(Ok(Sent::Yes)) => {
@@ -105,7 +107,7 @@ fn send_file(socket: &Seqpacket, frame: &[u8], file: BorrowedFd<'_>) -> io::Resu
 /// # Errors
 /// `TimedOut`: the keeper does not answer. Others: there is none, or it refuses.
 pub fn begin_followed(keeper: &Path, watch: &Userfault) -> io::Result<()> {
-    let socket = Seqpacket::connect(keeper).map_err(io::Error::other)?;
+    let socket = world::connect(Server::Prover, keeper)?;
     let (mut answer, until) = ([0; 8], Instant::now() + ANSWER_TIME);
     let left = || until.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut);
     while send_file(&socket, &FOLLOW_FORKS, watch.as_fd())? != Sent::Yes {

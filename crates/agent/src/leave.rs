@@ -49,13 +49,19 @@ pub fn restore(folder: &mut Folder, pagemap: &Pagemap, patience: Duration) -> bo
         let mut pieces: Vec<(PageRange, &Mapping)> =
             left.iter().flat_map(|mapping| pieces(mapping.range).map(move |piece| (piece, mapping))).collect();
         let all = pieces.len();
-        let is_any_late = join(folder, pagemap, &mut pieces);
+        let (is_any_late, is_held) = join(folder, pagemap, &mut pieces);
+        if !is_held {
+            // Nothing was tried: time that a busy machine takes is not the pages' fault.
+            until = Instant::now() + patience;
+        }
         let is_over = Instant::now() > until;
         // A piece that joins nothing keeps others from joining. So none does as long as another may come between.
         let mut done = all - pieces.len();
         if is_over || !is_any_late {
             let most = if is_over { pieces.len() } else { 1 };
-            let mut restore = |of: &(PageRange, &Mapping)| restore_piece(folder, pagemap, *of, Side::None);
+            let mut restore = |of: &(PageRange, &Mapping)| {
+                if folder.hold() { restore_piece(folder, pagemap, *of, Side::None) } else { Restored::Later }
+            };
             done += pieces.iter().take(most).filter(|of| restore(of) == Restored::Yes).count();
         }
         folder.parts().2.rest();
@@ -70,18 +76,22 @@ pub fn restore(folder: &mut Folder, pagemap: &Pagemap, patience: Duration) -> bo
 }
 
 /// Makes pieces anonymous that have a neighbour to join, in one direction and then in the other. Each piece beside memory
-/// of the program's can join that. Leaves the others, and says whether some of those are to be tried later.
-fn join(folder: &mut Folder, pagemap: &Pagemap, pieces: &mut Vec<(PageRange, &Mapping)>) -> bool {
-    let mut is_any_late = false;
+/// of the program's can join that. Leaves the others. Says whether some of those are to be tried later, and whether
+/// the program's threads could be stopped each time.
+fn join(folder: &mut Folder, pagemap: &Pagemap, pieces: &mut Vec<(PageRange, &Mapping)>) -> (bool, bool) {
+    let (mut is_any_late, mut is_held) = (false, true);
     for side in [Side::Before, Side::Behind] {
         pieces.retain(|(piece, mapping)| {
-            let restored = restore_piece(folder, pagemap, (*piece, mapping), side);
+            // Those behind one that was not tried could be taken for ones without neighbours.
+            is_held &= folder.hold();
+            let restored =
+                if is_held { restore_piece(folder, pagemap, (*piece, mapping), side) } else { Restored::Later };
             is_any_late |= restored == Restored::Later;
             restored != Restored::Yes
         });
         pieces.reverse();
     }
-    is_any_late
+    (is_any_late, is_held)
 }
 
 /// The outcome of making a piece anonymous.
@@ -91,7 +101,7 @@ enum Restored {
     Yes,
     /// It has no neighbour to join.
     Alone,
-    /// Something holds it, or the program's threads cannot be stopped at the moment.
+    /// Something holds it.
     Later,
 }
 
@@ -147,16 +157,14 @@ fn pieces(range: PageRange) -> impl Iterator<Item = PageRange> {
     })
 }
 
-/// Makes a piece anonymous, if nobody else holds a page of it, and it has such a neighbour.
+/// Makes a piece anonymous, if nobody else holds a page of it, and it has such a neighbour. The program's threads are
+/// stopped.
 fn restore_piece(
     folder: &mut Folder,
     pagemap: &Pagemap,
     (piece, mapping): (PageRange, &Mapping),
     side: Side,
 ) -> Restored {
-    if !folder.hold() {
-        return Restored::Later;
-    }
     let mut table = table::lock();
     // As the table knows it of memory that it enrolled; huge pages and the like are not to be seen in the pool's mapping.
     let advice = table.traits(piece).map_or(mapping.advice, |traits| Advice {

@@ -1,5 +1,6 @@
 //! The connection to the worker.
 
+use crate::world;
 use host::{Received, Seqpacket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,6 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
+use wire::attach::Server;
 use wire::{FRAME_BYTES, ToAgent, ToWorker};
 
 /// Largest number of frames that wait until the worker has read others.
@@ -24,8 +26,8 @@ impl Link {
     ///
     /// # Errors
     /// Nobody listens there.
-    pub fn connect(path: &Path) -> host::Result<Self> {
-        let socket = Seqpacket::connect(path)?;
+    pub fn connect(path: &Path) -> io::Result<Self> {
+        let socket = world::connect(Server::Worker, path)?;
         Ok(Self { socket, buffer: vec![0; FRAME_BYTES], waiting: VecDeque::new() })
     }
 

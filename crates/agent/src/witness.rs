@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use wire::attach::Server;
 use wire::prove::Proof;
 
 /// Share of the time that forking probes may take, whatever a worker asks for: 1/50.
@@ -135,7 +136,7 @@ impl Witness {
         let began = Instant::now();
         // The kernel accepts connections also for a prover that is stopped.
         if !self.silence.lasts()
-            && let Ok(prover) = Prover::connect(&self.prover)
+            && let Ok(prover) = world::connect(Server::Prover, &self.prover).map(Prover::over)
         {
             self.at_hand = Some(AtHand::Prover(Box::new(prover)));
             return Ok(true);

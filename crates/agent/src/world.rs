@@ -22,8 +22,10 @@ pub const HOOKED: bool = cfg!(target_env = "gnu");
 mod free {
     use crate::fold::Folder;
     use crate::section::Section;
-    use host::Pagemap;
+    use host::{Pagemap, Seqpacket};
     use std::io;
+    use std::path::Path;
+    use wire::attach::Server;
 
     /// Turns in which mappings may be replaced: at any time.
     #[derive(Debug)]
@@ -43,6 +45,14 @@ mod free {
 
         /// Ends the turn.
         pub const fn rest(&mut self) {}
+    }
+
+    /// Connects to a process of the service.
+    ///
+    /// # Errors
+    /// Nobody listens there.
+    pub fn connect(_: Server, path: &Path) -> io::Result<Seqpacket> {
+        Seqpacket::connect(path).map_err(io::Error::other)
     }
 
     /// Whether mappings may be replaced.
@@ -75,7 +85,7 @@ mod free {
 }
 
 #[cfg(target_env = "gnu")]
-pub use free::{Enrolment, Turns, is_held, is_leaving, join, leave};
+pub use free::{Enrolment, Turns, connect, is_held, is_leaving, join, leave};
 
 #[cfg(target_env = "gnu")]
 pub use crate::child::compare as compare_child;
@@ -90,12 +100,14 @@ mod halted {
     use host::{Pagemap, Received, Seqpacket};
     use page::PageRange;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::fd::AsFd;
     use rustix::thread::gettid;
     use std::io;
+    use std::path::Path;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Arc, OnceLock};
     use std::time::{Duration, Instant};
-    use wire::attach::{ATTACH_BYTES, FromAttached, ToAttached};
+    use wire::attach::{ATTACH_BYTES, FromAttached, Server, ToAttached, USERFAULTS};
 
     /// Time between two looks whether pages are held by somebody else: 5 s.
     const LEAVE_TIME: Duration = Duration::from_secs(5);
@@ -118,14 +130,42 @@ mod halted {
     /// Turns in which mappings may be replaced.
     #[derive(Debug)]
     pub struct Turns {
-        began: Option<Instant>,
+        /// When the threads were asked to stop, and when they had.
+        began: Option<(Instant, Instant)>,
         next: Option<Instant>,
         number: u64,
     }
 
-    /// Takes the channel to the program that put this agent in.
-    pub fn open(channel: Seqpacket) {
+    /// Takes the channel to the program that put this agent in, and what that sends at first.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn open(channel: Seqpacket) -> io::Result<()> {
+        let (mut frame, mut files) = ([0; ATTACH_BYTES], Vec::new());
+        loop {
+            match channel.receive(&mut frame, &mut files)? {
+                Received::Nothing => drop(poll(&mut [PollFd::new(&channel, PollFlags::IN)], None)),
+                Received::Frame(bytes) if frame[..bytes] == USERFAULTS => break,
+                Received::Frame(_) | Received::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
+            }
+        }
+        files.pop().into_iter().for_each(host::lend_userfaultfd_device);
         let _ = CHANNEL.set(channel);
+        Ok(())
+    }
+
+    /// Connects to a process of the service. The other side hands the connection on. If nobody takes it, it is closed.
+    ///
+    /// # Errors
+    /// The other side is gone.
+    pub fn connect(server: Server, _: &Path) -> io::Result<Seqpacket> {
+        let (ours, theirs) = Seqpacket::pair()?;
+        let frame = FromAttached::Connect(server).encode();
+        match CHANNEL.get().map(|channel| channel.send(&frame, &[theirs.as_fd()])) {
+            Some(Ok(true)) => Ok(ours),
+            Some(Err(e)) => Err(e),
+            _ => Err(io::ErrorKind::WouldBlock.into()),
+        }
     }
 
     /// Notes that the calling thread is the agent's.
@@ -188,7 +228,7 @@ mod halted {
 
         /// Begins a turn, or goes on with it. Says whether it has just begun; `None` if it cannot.
         pub fn hold(&mut self) -> Option<bool> {
-            if self.began.is_some_and(|began| began.elapsed() < TURN) {
+            if self.began.is_some_and(|(_, held)| held.elapsed() < TURN) {
                 return Some(false);
             }
             self.rest();
@@ -199,8 +239,9 @@ mod halted {
             for _ in 0..TRIES.0 {
                 let asked = Instant::now();
                 if self.halt() {
-                    *HELD.lock() = Some(Instant::now());
-                    self.began = Some(asked);
+                    let held = Instant::now();
+                    *HELD.lock() = Some(held);
+                    self.began = Some((asked, held));
                     return Some(true);
                 }
                 std::thread::sleep(pause);
@@ -211,10 +252,10 @@ mod halted {
 
         /// Ends the turn.
         pub fn rest(&mut self) {
-            if let Some(began) = self.began.take() {
+            if let Some((asked, _)) = self.began.take() {
                 *HELD.lock() = None;
                 send(&FromAttached::Go);
-                self.next = Some(Instant::now() + began.elapsed() * SHARE);
+                self.next = Some(Instant::now() + asked.elapsed() * SHARE);
             }
         }
 
@@ -265,7 +306,7 @@ mod halted {
 }
 
 #[cfg(not(target_env = "gnu"))]
-pub use halted::{Turns, compare_child, is_held, is_leaving, join, leave, left, open, wait_for_end};
+pub use halted::{Turns, compare_child, connect, is_held, is_leaving, join, leave, left, open, wait_for_end};
 
 #[cfg(not(target_env = "gnu"))]
 pub use crate::enrol::Enrolment;

@@ -10,6 +10,7 @@
 //! | `control` | orders of the supervisor, and the workers' news |
 //! | `change` | settings as people write them |
 //! | `name` | valid names of groups and members |
+//! | `hand` | connections that are handed on to a service |
 //! | `place` | the directory of a service |
 //! | `shown` | groups in the shapes that programs read |
 //! | `setup` | the supervisor's word to `pagefold-web` |
@@ -21,6 +22,7 @@ pub mod ask;
 pub mod change;
 pub mod client;
 pub mod control;
+pub mod hand;
 pub mod member_words;
 pub mod name;
 pub mod place;

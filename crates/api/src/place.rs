@@ -121,6 +121,11 @@ impl Place {
         self.dir.join("prove.sock")
     }
 
+    /// The socket through which connections are handed on: see [`crate::hand`].
+    pub fn hand_socket(&self) -> PathBuf {
+        self.dir.join("hand.sock")
+    }
+
     /// The socket to which the command line connects.
     pub fn control_socket(&self) -> PathBuf {
         self.dir.join("control.sock")

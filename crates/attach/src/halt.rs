@@ -23,8 +23,8 @@ use rustix::process::Pid;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Time for all threads to stop: 6 ms.
-const STOP_TIME: Duration = Duration::from_millis(6);
+/// Time for all threads to stop: 6 ms; up to 48 ms where processors are short, so that threads stop late.
+const STOP_TIME: (Duration, Duration) = (Duration::from_millis(6), Duration::from_millis(48));
 /// Longest time for which the others wait until the first thread has stopped, and can be let go before them: 50 ms.
 const LEADER_TIME: Duration = Duration::from_millis(50);
 /// Time after which a thread that sleeps in the kernel is taken to be held there: 1 ms.
@@ -65,6 +65,8 @@ pub struct Halts {
     watched: BTreeMap<i32, Watched>,
     /// When the first thread was asked to stop, if threads are stopped.
     began: Option<Instant>,
+    /// Time for all to stop. It doubles when that was too short, and halves otherwise.
+    stop_time: Duration,
     /// How long threads were stopped, each time, if that is to be noted.
     stops: Option<Vec<Duration>>,
 }
@@ -79,6 +81,7 @@ impl Halts {
             late: Vec::new(),
             watched: BTreeMap::new(),
             began: None,
+            stop_time: STOP_TIME.0,
             stops: None,
         }
     }
@@ -144,6 +147,9 @@ impl Halts {
         let began = Instant::now();
         self.began = Some(began);
         let done = self.stop_all(own, began);
+        let was_late = !done && began.elapsed() > self.stop_time;
+        let next = if was_late { self.stop_time * 2 } else { self.stop_time / 2 };
+        self.stop_time = next.clamp(STOP_TIME.0, STOP_TIME.1);
         if !done {
             self.go();
         }
@@ -227,7 +233,7 @@ impl Halts {
     /// Waits until those have stopped that were asked to. Says whether they have.
     fn wait_for(&mut self, which: impl Fn(i32) -> bool, began: Instant) -> bool {
         while !self.all_stopped(&which, began) {
-            if began.elapsed() > STOP_TIME {
+            if began.elapsed() > self.stop_time {
                 return false;
             }
             std::thread::sleep(Duration::from_micros(10));

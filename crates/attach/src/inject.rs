@@ -23,12 +23,13 @@ use crate::threads::{self, Doing};
 use crate::waited::Clocks;
 use act::{Registers, Tracee};
 use anyhow::{Context, bail};
-use host::Signals;
-use rustix::fd::OwnedFd;
+use host::{Seqpacket, Signals};
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
+use wire::attach::USERFAULTS;
 
 /// Time for one thread to stop: 20 ms.
 const STOP_TIME: Duration = Duration::from_millis(20);
@@ -115,7 +116,7 @@ fn candidates(halts: &Halts) -> anyhow::Result<Vec<Pid>> {
 /// The process cannot be traced, or lacks memory, threads or descriptors. Nothing of the agent is then left in it.
 pub fn inject(pid: u32, object: &Object, environment: &[String], signals: &Signals) -> anyhow::Result<Injected> {
     let program = Program::open(pid).context("cannot open its memory")?;
-    let mut halts = Halts::new(program, Clocks::new());
+    let mut halts = Halts::new(program, Clocks::default());
     match put(&mut halts, object, environment) {
         Ok(Put { channel, thread, range, stopped }) => Ok(Injected { channel, thread, range, stopped, halts }),
         Err(e) => {
@@ -220,6 +221,11 @@ impl Thread<'_> {
         self.remote.memory().read_exact_at(&mut numbers, place)?;
         let number = i32::from_ne_bytes(numbers[4..].try_into().unwrap_or_default());
         let channel = borrow_file(self.tracee.thread(), number).context("cannot take the agent's channel")?;
+        let device = host::open_userfaultfd_device().ok();
+        let files: Vec<_> = device.iter().map(AsFd::as_fd).collect();
+        Seqpacket::from(channel.try_clone()?)
+            .send(&USERFAULTS, &files)
+            .context("cannot write to the agent's channel")?;
         self.call(libc::SYS_close, [number.cast_unsigned().into(), 0, 0, 0, 0, 0])?;
         Ok(channel)
     }

@@ -129,7 +129,7 @@ fn serve(
         injected.halts.note_stops();
     }
     let stopped = injected.stopped;
-    let mut serving = Serving::new(process, injected);
+    let mut serving = Serving::new(process, place.clone(), injected);
     let may_leave = || Service::connect(place.clone()).is_ok_and(|service| service.may_leave(process).is_ok());
     let ended = serving.run(signals, may_leave).and_then(|end| match end {
         End::Left => end_membership(place, process, || serving.tend()),

@@ -17,9 +17,12 @@ use crate::remote::Remote;
 use crate::threads;
 use act::{Registers, Stop, Tracee};
 use anyhow::Context;
-use host::{Caught, ProcessId, Received, Seqpacket, Signals};
+use api::hand::hand_on;
+use api::place::Place;
+use host::{Caught, ForeignFile, ProcessId, Received, Seqpacket, Signals};
 use page::{PageRange, pages_to_bytes};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::process::Pid;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -56,8 +59,10 @@ pub struct Serving {
     halts: Halts,
     /// When the threads were stopped.
     halted: Option<Instant>,
-    /// The agent's threads, as far as they are known.
+    /// The agent's threads, as far as they are known: their numbers here, and in their own namespace.
     own: Vec<u64>,
+    theirs: Vec<u64>,
+    place: Place,
     /// When it is to be asked whether the agent may leave, after somebody wanted it to.
     leave: Option<Instant>,
     /// When the process was last looked at.
@@ -66,7 +71,7 @@ pub struct Serving {
 
 impl Serving {
     /// Begins to serve.
-    pub fn new(process: ProcessId, injected: Injected) -> Self {
+    pub fn new(process: ProcessId, place: Place, injected: Injected) -> Self {
         let Injected { channel, thread, range, halts, .. } = injected;
         let channel = Seqpacket::from_stranger(channel);
         let own = vec![thread.as_raw_nonzero().get().cast_unsigned().into()];
@@ -78,6 +83,8 @@ impl Serving {
             halts,
             halted: None,
             own,
+            theirs: Vec::new(),
+            place,
             leave: None,
             looked: Instant::now(),
         }
@@ -101,12 +108,13 @@ impl Serving {
                 let is_told = may_leave() && self.channel.send(&message, &[]).is_ok_and(|sent| sent);
                 self.leave = (!is_told).then_some(due + ASK_AGAIN);
             }
-            let mut buffer = [0; ATTACH_BYTES];
+            let (mut buffer, mut files) = ([0; ATTACH_BYTES], Vec::new());
             loop {
-                match self.channel.receive_bare(&mut buffer) {
+                match self.channel.receive(&mut buffer, &mut files) {
                     Ok(Received::Nothing) => break,
                     Ok(Received::Frame(bytes)) => {
-                        if let Some(FromAttached::Left(ranges)) = self.hear(FromAttached::decode(&buffer[..bytes])) {
+                        let message = FromAttached::decode(&buffer[..bytes]);
+                        if let Some(FromAttached::Left(ranges)) = self.hear(message, std::mem::take(&mut files)) {
                             self.halts.go();
                             self.halted = None;
                             return self.clear(&ranges).map(|()| End::Left);
@@ -156,10 +164,12 @@ impl Serving {
     }
 
     /// Handles a message; returns it if it is the last one.
-    fn hear(&mut self, message: Option<FromAttached>) -> Option<FromAttached> {
+    fn hear(&mut self, message: Option<FromAttached>, files: Vec<OwnedFd>) -> Option<FromAttached> {
+        // The program may have sent anything, and closing that may wait.
+        let mut files = files.into_iter().map(ForeignFile::from);
         match message? {
             FromAttached::Halt { number, threads } => {
-                self.own = threads;
+                self.know_own(threads);
                 self.go();
                 let answer = if self.halts.halt(&self.own) {
                     self.halted = Some(Instant::now());
@@ -176,7 +186,23 @@ impl Serving {
                 self.go();
                 None
             }
+            FromAttached::Connect(server) => {
+                // If that fails, the agent sees that its connection is closed, and tries again.
+                let _ = files.next().map(|file| hand_on(&self.place, server, file.as_fd()));
+                None
+            }
             left @ FromAttached::Left(_) => Some(left),
+        }
+    }
+
+    /// Takes in which threads are the agent's. It knows their numbers in its own namespace.
+    fn know_own(&mut self, theirs: Vec<u64>) {
+        if theirs != self.theirs {
+            let all = threads::list(self.process.pid).unwrap_or_default();
+            let is_own = |thread: &Pid| threads::inner(self.process.pid, *thread).is_some_and(|n| theirs.contains(&n));
+            let number = |thread: Pid| thread.as_raw_nonzero().get().cast_unsigned().into();
+            self.own = all.into_iter().filter(is_own).map(number).collect();
+            self.theirs = theirs;
         }
     }
 

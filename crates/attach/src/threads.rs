@@ -64,6 +64,11 @@ pub fn is_interruptible(pid: u32, thread: Pid) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('S'))
 }
 
+/// A thread's number in its own namespace of process ids.
+pub fn inner(pid: u32, thread: Pid) -> Option<u64> {
+    status(pid, thread, "NSpid")?.split_ascii_whitespace().last()?.parse().ok()
+}
+
 /// A field of a thread's `status`.
 pub fn status(pid: u32, thread: Pid, field: &str) -> Option<String> {
     let text = fs::read_to_string(of(pid, thread, "status")).ok()?;

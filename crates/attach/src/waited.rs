@@ -9,22 +9,18 @@ use crate::threads;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Most processors whose clocks are compared before every use, where they differ.
+/// Most processors whose clocks are compared before every use.
 const MOST: usize = 8;
-/// Difference from which on clocks differ: 1 ms.
-const DIFFERENCE: Duration = Duration::from_millis(1);
-/// Time after which clocks that did not differ are compared again: 60 s.
-const EVERY: Duration = Duration::from_secs(60);
+/// Coarseness of the comparison: 1 ms.
+const COARSE: Duration = Duration::from_millis(1);
 
 /// The clocks of the processors.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Clocks {
-    /// The time by the clock that is furthest behind, and when it was that.
-    last: Option<(Duration, Instant)>,
-    differ: bool,
-    compared: Instant,
+    /// The time by the clock that was furthest behind when they were last compared.
+    last: Option<Duration>,
 }
 
 /// A thread's sleep, as the kernel shows it.
@@ -37,45 +33,18 @@ pub struct Rest {
 }
 
 impl Clocks {
-    /// Compares all clocks.
-    pub fn new() -> Self {
-        let mut this = Self { last: None, differ: true, compared: Instant::now() };
-        this.compare();
-        this
-    }
-
-    fn compare(&mut self) {
-        let all: Vec<(Duration, Instant)> = processors().into_iter().filter_map(look).collect();
-        let now = Instant::now();
-        let behind = |(clock, then): &(Duration, Instant)| *clock + (now - *then);
-        let (first, last) = (all.iter().map(behind).min(), all.iter().map(behind).max());
-        self.differ = first.zip(last).is_none_or(|(first, last)| last - first > DIFFERENCE);
-        // Where clocks differ, they stand still at times.
-        let first = if self.differ { all.iter().map(|(clock, _)| *clock).min() } else { first };
-        (self.last, self.compared) = (first.map(|first| (first, now)), now);
-    }
-
-    /// Looks at the clocks again, if that is needed.
+    /// Compares all clocks, unless that would take too long. Clocks drift apart by the time that interrupts and a hypervisor
+    /// take, so this is to be done before every use.
     pub fn refresh(&mut self) {
-        if self.differ && processors().len() > MOST {
-            self.last = None;
-        } else if self.differ || self.compared.elapsed() > EVERY {
-            self.compare();
-        }
+        let processors = processors();
+        let few = processors.len() <= MOST;
+        self.last = if few { processors.into_iter().map(look).min().flatten() } else { None };
     }
 
-    /// How long a thread has rested at least; zero where the kernel does not tell. Clocks that leave out time may have gone
-    /// on by less than this process has, so only their last comparison counts.
+    /// How long a thread has rested at least; zero where the kernel does not tell. The clocks have gone on since they were
+    /// compared, by an unknown time that does not count.
     pub fn rested(&self, rest: Rest) -> Duration {
-        let Some((clock, then)) = self.last else { return Duration::ZERO };
-        let since = if self.differ { Duration::ZERO } else { then.elapsed() };
-        (clock + since).saturating_sub(rest.since).saturating_sub(DIFFERENCE)
-    }
-}
-
-impl Default for Clocks {
-    fn default() -> Self {
-        Self::new()
+        self.last.map_or(Duration::ZERO, |clock| clock.saturating_sub(rest.since).saturating_sub(COARSE))
     }
 }
 
@@ -94,16 +63,14 @@ fn processors() -> Vec<usize> {
     (0..CpuSet::MAX_CPU).filter(|at| set.is_set(*at)).collect()
 }
 
-/// A processor's clock, and when it showed that. This thread's own note, made anew by a yield on that processor, tells.
-fn look(processor: usize) -> Option<(Duration, Instant)> {
+/// A processor's clock. This thread's own note, made anew by a yield on that processor, tells.
+fn look(processor: usize) -> Option<Duration> {
     let before = sched_getaffinity(None).ok()?;
     let mut there = CpuSet::new();
     there.set(processor);
     sched_setaffinity(None, &there).ok()?;
     std::thread::yield_now();
     let clock = rest(std::process::id(), gettid());
-    // Behind the look: if this thread lost its processor meanwhile, the clock is taken to be further behind than it is.
-    let then = Instant::now();
     let _ = sched_setaffinity(None, &before);
-    clock.map(|clock| (clock.since, then))
+    clock.map(|clock| clock.since)
 }

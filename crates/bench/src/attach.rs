@@ -21,6 +21,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 /// Name of the group.
 const GROUP: &str = "bench";
@@ -28,6 +29,8 @@ const GROUP: &str = "bench";
 const LEAST: (u64, u64) = (1000, 100);
 /// Attempts at having pages folded, each of 20 s.
 const TRIES: usize = 6;
+/// Most leftovers that are named: 20.
+const MOST_LEFT: usize = 20;
 
 /// Arguments of `pagefold bench attach`.
 #[derive(clap::Args)]
@@ -47,24 +50,26 @@ pub struct Args {
 #[derive(Serialize)]
 struct Figures {
     cycles: usize,
-    stopped_us: Stopped,
+    stopped_us: Spread,
+    cycle_ms: Spread,
     leftovers: usize,
+    left: Vec<String>,
     eintr: u64,
 }
 
-/// Times for which threads were stopped.
+/// Times of one kind.
 #[derive(Serialize)]
-struct Stopped {
+struct Spread {
     p50: u64,
     p99: u64,
     max: u64,
 }
 
-impl Stopped {
+impl Spread {
     fn of(mut all: Vec<u64>) -> anyhow::Result<Self> {
         all.sort_unstable();
         let at = |part: usize| all.get((all.len() * part / 100).min(all.len().saturating_sub(1))).copied();
-        let none = "no thread was stopped";
+        let none = "nothing was measured";
         Ok(Self { p50: at(50).context(none)?, p99: at(99).context(none)?, max: at(100).context(none)? })
     }
 }
@@ -89,8 +94,12 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
 }
 
 fn print(out: &mut impl Write, figures: &Figures) -> std::io::Result<()> {
-    let Figures { cycles, stopped_us: Stopped { p50, p99, max }, leftovers, eintr } = figures;
-    writeln!(out, "{cycles} cycles of attaching and detaching")?;
+    let Figures { cycles, stopped_us: Spread { p50, p99, max }, cycle_ms, leftovers, eintr, .. } = figures;
+    writeln!(
+        out,
+        "{cycles} cycles of attaching and detaching, {} ms each (p50), {} ms at most",
+        cycle_ms.p50, cycle_ms.max
+    )?;
     writeln!(out, "threads were stopped for {p50} us (p50), {p99} us (p99), {max} us at most")?;
     writeln!(out, "mappings, threads and files left: {leftovers}; system calls interrupted: {eintr}")
 }
@@ -100,20 +109,22 @@ fn measure(cycles: usize, dir: &Path, guardian: &mut Guardian) -> anyhow::Result
     let mut program = Program::start(dir)?;
     guardian.keep_process(ProcessId::of(program.pid())?)?;
     let stops = dir.join("stops");
-    let mut leftovers = 0;
+    let (mut left, mut times) = (Vec::new(), Vec::new());
     for cycle in 0..cycles {
+        let began = Instant::now();
         program.stop()?;
         let before = program.look()?;
         program.go()?;
         attached(&serving, &mut program, &stops).with_context(|| format!("in cycle {cycle}"))?;
         program.stop()?;
         let after = program.look()?;
-        let new = after.iter().filter(|one| !before.contains(one)).collect::<Vec<_>>();
+        let new: Vec<String> = after.into_iter().filter(|one| !before.contains(one)).collect();
         if !new.is_empty() {
-            say!("pagefold: left after cycle {cycle}: {new:?}");
+            say!("pagefold: left after cycle {cycle}: {new:#?}");
         }
-        leftovers += new.len();
+        left.extend(new);
         program.go()?;
+        times.push(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
         if cycle % 100 == 99 {
             say!("pagefold: {} of {cycles} cycles", cycle + 1);
         }
@@ -121,7 +132,9 @@ fn measure(cycles: usize, dir: &Path, guardian: &mut Guardian) -> anyhow::Result
     let eintr = program.stop()?;
     let text = fs::read_to_string(&stops).context("cannot read how long threads were stopped")?;
     let all = text.lines().filter_map(|line| line.parse().ok()).collect();
-    Ok(Figures { cycles, stopped_us: Stopped::of(all)?, leftovers, eintr })
+    let (stopped_us, cycle_ms, leftovers) = (Spread::of(all)?, Spread::of(times)?, left.len());
+    left.truncate(MOST_LEFT);
+    Ok(Figures { cycles, stopped_us, cycle_ms, leftovers, left, eintr })
 }
 
 /// Attaches, waits until pages are folded, has some broken, and detaches.

@@ -68,5 +68,7 @@ pub use system::{
     page_table_bytes, ram_bytes, slab_object_bytes, spare_bytes, swapped_bytes, total_swap_bytes, usual_reserve_bytes,
 };
 pub use thread_cpu::ThreadCpu;
-pub use userfaultfd::{UFFDIO_API, ioctl_number, open_userfaultfd, userfaultfd_features};
+pub use userfaultfd::{
+    UFFDIO_API, ioctl_number, lend_userfaultfd_device, open_userfaultfd, open_userfaultfd_device, userfaultfd_features,
+};
 pub use vm_read::ProcessMemory;

@@ -4,6 +4,7 @@ use linux_raw_sys::general::{UFFD_API, uffdio_api};
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::fs::OpenOptions;
 use std::io;
+use std::sync::OnceLock;
 
 /// Number of an ioctl of userfaultfd, as the kernel composes it.
 pub const fn ioctl_number(direction: u32, argument_bytes: usize, number: u32) -> libc::Ioctl {
@@ -15,6 +16,9 @@ const USERFAULTFD_IOC_NEW: libc::Ioctl = ioctl_number(0, 0, 0);
 /// Number of the ioctl that agrees on version and features of a userfaultfd.
 pub const UFFDIO_API: libc::Ioctl = ioctl_number(3, size_of::<uffdio_api>(), 0x3f);
 const _: () = assert!(UFFDIO_API as u32 == 0xc018_aa3f);
+
+/// The device that this process was lent.
+static LENT: OnceLock<OwnedFd> = OnceLock::new();
 
 /// Opens a userfaultfd by the system call, or by the device where the system call is not permitted.
 ///
@@ -29,8 +33,28 @@ pub fn open_userfaultfd() -> io::Result<OwnedFd> {
     }
 }
 
+/// The device that makes userfaultfds, for a process that has it, or gets it from one that has.
+///
+/// # Errors
+/// There is none, or the caller may not use it.
+pub fn open_userfaultfd_device() -> io::Result<OwnedFd> {
+    OpenOptions::new().read(true).write(true).open("/dev/userfaultfd").map(OwnedFd::from)
+}
+
+/// Has [`open_userfaultfd`] use this device, where the system call is not permitted.
+pub fn lend_userfaultfd_device(device: OwnedFd) {
+    let _ = LENT.set(device);
+}
+
 fn open_by_device() -> io::Result<OwnedFd> {
-    let device = OpenOptions::new().read(true).write(true).open("/dev/userfaultfd")?;
+    let opened;
+    let device = match LENT.get() {
+        Some(device) => device,
+        None => {
+            opened = open_userfaultfd_device()?;
+            &opened
+        }
+    };
     // SAFETY: this ioctl takes flags as its argument, no pointer, and returns a new descriptor or an error.
     let fd = unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, libc::O_CLOEXEC | libc::O_NONBLOCK) };
     owned(fd.into())

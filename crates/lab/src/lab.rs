@@ -182,6 +182,9 @@ impl Lab {
     fn wait_all(&self, spec: &Spec, started: Vec<Started>, progress: &(dyn Fn(Progress) + Sync)) -> Result<()> {
         let wait = |mut guest: Started| -> Result<()> {
             let time = guest.wait_ready(spec.patience)?;
+            if let Some(fold) = spec.fold.as_ref().filter(|_| spec.image.is_container()) {
+                guest.attach(fold)?;
+            }
             if let Some(mut locked) = self.store.lock()? {
                 if let Some(entry) = locked.guest_mut(&guest.name) {
                     entry.ready_ms = u64::try_from(time.as_millis()).ok();

@@ -6,14 +6,17 @@
 use crate::agent::Output;
 use crate::error::{Error, Result};
 use crate::program;
+use crate::spec::Fold;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Time-out of `lxc-stop`: 10 s. After it, the lab ends the container's processes one by one.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
+/// Time-out of `pagefold attach`, for all processes of a container: 60 s.
+const ATTACH_PATIENCE: Duration = Duration::from_secs(60);
 
 /// A container: its name, and its private directory on the host.
 #[derive(Clone, Debug)]
@@ -49,6 +52,24 @@ impl Container<'_> {
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(())
+    }
+
+    /// Makes members of all processes of the container. The program that does so finds them by the control group that the
+    /// host sees.
+    pub(crate) fn attach(&self, fold: &Fold, group: &str) -> Result<()> {
+        let mut attach = Command::new(&fold.pagefold);
+        attach.args(["attach", "--cgroup", &format!("/lxc.payload.{}", self.name), "--group", group]);
+        attach.arg("--all-anonymous");
+        if let Some(service) = &fold.service {
+            attach.arg("--service").arg(service);
+        }
+        let done = program::bounded_output(attach.stdin(Stdio::null()), ATTACH_PATIENCE)?;
+        // 1 stands for processes that have ended meanwhile, or cannot be members; the others are.
+        if [0, 1].contains(&done.status) {
+            return Ok(());
+        }
+        let why = String::from_utf8_lossy(&done.stderr).trim().to_owned();
+        Err(Error::guest(self.name, format!("it runs, and cannot be folded: {why}")))
     }
 
     /// Ends all processes of the container at once. The caller sees from them whether that worked.

@@ -14,9 +14,10 @@ const MOST_GUESTS: usize = 1000;
 /// A service that folds the guests, each as a member of its group.
 #[derive(Clone, Debug)]
 pub struct Fold {
-    /// The program whose `run` makes a member of what it executes.
+    /// The program whose `run` makes a member of what it executes, and whose `attach` makes members of what a container
+    /// runs.
     pub pagefold: PathBuf,
-    /// The service's directory; `None` for the service that `pagefold run` finds or starts.
+    /// The service's directory; `None` for the service that this program finds, or starts for a VM or process.
     pub service: Option<PathBuf>,
 }
 
@@ -95,11 +96,6 @@ impl Spec {
         }
         if self.memory_bytes.is_some() && self.image.is_container() {
             return Err(Error::usage("a container takes the memory that it needs: no size can be given".into()));
-        }
-        if self.fold.is_some() && self.image.is_container() {
-            return Err(Error::usage(
-                "a container has many programs, and none of them can be made a member alone".into(),
-            ));
         }
         if self.guests == 0 {
             return Err(Error::usage("no guest is wanted".into()));

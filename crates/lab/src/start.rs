@@ -107,6 +107,7 @@ impl Source {
 #[derive(Debug)]
 pub(crate) struct Started {
     pub(crate) name: String,
+    group: String,
     pub(crate) process: ProcessId,
     pub(crate) at: Instant,
     image: Image,
@@ -126,7 +127,7 @@ pub(crate) fn start(
     mark: &Mark,
 ) -> Result<Started> {
     let mut command = source.command((spec, number), entry, dir)?;
-    if let Some(fold) = &spec.fold {
+    if let Some(fold) = spec.fold.as_ref().filter(|_| !entry.image.is_container()) {
         command = as_member(fold, entry, &command);
     }
     let log = log_of(dir);
@@ -144,6 +145,7 @@ pub(crate) fn start(
     let process = ProcessId::of(child.id())?;
     Ok(Started {
         name: entry.name.clone(),
+        group: entry.group.clone(),
         process,
         at,
         image: entry.image,
@@ -185,6 +187,11 @@ impl Started {
             self.says.take().map_or(Err("nobody listened".into()), |pipe| line_from(pipe, deadline))
         };
         said.map(|()| self.at.elapsed()).map_err(|problem| Error::guest(&self.name, self.explained(&problem)))
+    }
+
+    /// Makes members of all processes of a container.
+    pub(crate) fn attach(&self, fold: &Fold) -> Result<()> {
+        Container { name: &self.name, dir: self.dir.clone() }.attach(fold, &self.group)
     }
 
     /// The problem, with the last output of the guest and of its VMM or monitor.

@@ -27,7 +27,7 @@ pub struct Serving<'a> {
     /// A pidfd of the supervisor.
     pub supervisor: &'a OwnedFd,
     /// Through it, the supervisor says which users have members: a frame of all their numbers, 4 bytes each,
-    /// little-endian.
+    /// little-endian. A frame that carries a file hands on the connection of a member that cannot connect by itself.
     pub users: Seqpacket,
 }
 
@@ -48,6 +48,7 @@ pub fn serve(with: Serving<'_>, counts: ReferenceCounts) -> anyhow::Result<()> {
 fn accept_all(with: &Serving<'_>, counts: ReferenceCounts) -> anyhow::Result<()> {
     let shared = Arc::new(Shared::new(counts));
     let (mut places, mut members, mut buffer) = (Vec::<Place>::new(), BTreeSet::new(), vec![0; USERS_BYTES]);
+    let mut files = Vec::new();
     loop {
         let mut fds = [&with.supervisor.as_fd(), &with.listener.as_fd(), &with.users.as_fd()]
             .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN));
@@ -57,12 +58,16 @@ fn accept_all(with: &Serving<'_>, counts: ReferenceCounts) -> anyhow::Result<()>
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
-        while let Ok(Received::Frame(bytes)) = with.users.receive_bare(&mut buffer) {
-            members = buffer[..bytes].as_chunks().0.iter().map(|uid| u32::from_le_bytes(*uid)).collect();
+        while let Ok(Received::Frame(bytes)) = with.users.receive(&mut buffer, &mut files) {
+            if files.is_empty() {
+                members = buffer[..bytes].as_chunks().0.iter().map(|uid| u32::from_le_bytes(*uid)).collect();
+            }
+            for connection in files.drain(..) {
+                give_place(Seqpacket::from_stranger(connection), &members, &mut places, &shared);
+            }
         }
         match with.listener.accept() {
             Ok(Some(socket)) => {
-                places.retain(|place| Arc::strong_count(&place.taken) > 1);
                 give_place(socket, &members, &mut places, &shared);
             }
             Ok(None) => {}
@@ -77,6 +82,7 @@ fn accept_all(with: &Serving<'_>, counts: ReferenceCounts) -> anyhow::Result<()>
 /// Serves a connection in a thread of its own, if its user may have another one.
 fn give_place(socket: Seqpacket, members: &BTreeSet<u32>, places: &mut Vec<Place>, shared: &Arc<Shared>) {
     let Ok(Peer { uid, .. }) = socket.peer() else { return };
+    places.retain(|place| Arc::strong_count(&place.taken) > 1);
     if !PLACES.have_room(uid, members, places.iter().map(|place| place.uid)) {
         return note!("prover: user {uid} has too many connections");
     }

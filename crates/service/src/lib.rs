@@ -29,6 +29,7 @@ mod bill;
 pub mod config;
 mod decide;
 mod group;
+mod handed;
 pub mod helper;
 mod orphans;
 mod prover;

@@ -30,6 +30,8 @@ const PROGRAM: &str = "pagefold-prove";
 const ASK_EVERY: Duration = Duration::from_secs(5);
 /// Time for an answer: 10 s.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Frame with which it is handed a connection.
+const HANDED: &[u8] = b"h";
 /// Most users that it is told of: as many as fit into its buffer.
 const MOST_USERS: usize = 16 << 10;
 
@@ -116,6 +118,16 @@ impl Prover {
         if !frame.is_empty() && socket.send(&frame, &[]).is_ok_and(|sent| sent) {
             *told = members;
         }
+    }
+
+    /// Hands a connection on to it. If it does not run, the connection is closed.
+    pub fn hand_on(&self, connection: Seqpacket) {
+        let connection = OwnedFd::from(connection);
+        if let Some((socket, _)) = &self.users {
+            let _ = socket.send(HANDED, &[connection.as_fd()]);
+        }
+        // Closing it here might wait.
+        drop(Seqpacket::from_stranger(connection));
     }
 
     /// Asks it something once in a while, and kills it if it does not answer: members' children wait for it, and it is

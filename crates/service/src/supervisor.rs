@@ -4,6 +4,7 @@ use super::balancer::Balancer;
 use super::config::Config;
 use super::decide;
 use super::group::{Group, Heard};
+use super::handed::Handed;
 use super::prover::Prover;
 use super::registry::Registry;
 use super::requests::Clients;
@@ -16,6 +17,7 @@ use act::{CgroupHome, FileStore};
 use anyhow::Context;
 use api::ask::MemberLine;
 use api::control::{GroupReport, Identity, Needs, Room};
+use api::hand::Server;
 use api::place::{Lock, Place, own_uid};
 use cli::note;
 use host::{Caught, Files, PeerProcess, ProcessId, Seqpacket, SeqpacketListener, Signals};
@@ -61,6 +63,8 @@ pub struct Supervisor {
     options: Options,
     agents: SeqpacketListener,
     control: SeqpacketListener,
+    hand: SeqpacketListener,
+    handed: Handed,
     prover: Prover,
     web: Web,
     balancer: Balancer,
@@ -88,9 +92,10 @@ impl Supervisor {
         let state = State::read(&place.state_file())?;
         let agents = SeqpacketListener::bind(&place.agent_socket(), Files::Refused)?;
         let control = SeqpacketListener::bind(&place.control_socket(), Files::Refused)?;
+        let hand = SeqpacketListener::bind(&place.hand_socket(), Files::Taken)?;
         // Any user may connect to root's service; the peer's credentials decide what it may do.
         let mode = if own_uid() == 0 { 0o666 } else { 0o600 };
-        for path in [agents.path(), control.path()] {
+        for path in [agents.path(), control.path(), hand.path()] {
             fs::set_permissions(path, Permissions::from_mode(mode))
                 .with_context(|| format!("cannot set the rights of {}", path.display()))?;
         }
@@ -103,6 +108,8 @@ impl Supervisor {
             options,
             agents,
             control,
+            hand,
+            handed: Handed::default(),
             prover,
             web,
             balancer,
@@ -178,6 +185,7 @@ impl Supervisor {
                 return self.end();
             }
             self.accept_agents();
+            self.accept_handed();
             self.accept_clients();
             self.hear_workers(&mut buffer);
             self.clients.hear(&mut self.registry, &mut buffer);
@@ -214,8 +222,9 @@ impl Supervisor {
         let timeout = Timespec { tv_sec: pause.as_secs().cast_signed(), tv_nsec: pause.subsec_nanos().into() };
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
         if self.accept_after.is_none_or(|after| after <= now) {
-            fds.extend([PollFd::new(&self.agents, PollFlags::IN), PollFd::new(&self.control, PollFlags::IN)]);
+            fds.extend([&self.agents, &self.control, &self.hand].map(|listener| PollFd::new(listener, PollFlags::IN)));
         }
+        fds.extend(self.handed.sockets());
         let events = |writes: bool| if writes { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         for worker in self.registry.groups.values().filter_map(|g| g.worker.as_ref()) {
             fds.push(PollFd::from_borrowed_fd(worker.as_fd(), events(worker.has_waiting())));
@@ -265,13 +274,27 @@ impl Supervisor {
     fn accept_agents(&mut self) {
         for _ in 0..TURN {
             let Some(socket) = self.accept(true) else { return };
-            let admitted = PeerProcess::of(&socket)
-                .map_err(|e| e.to_string())
-                .and_then(|peer| decide::member_of(&peer, &self.registry.state, &self.registry.groups));
-            match admitted.and_then(|member| self.admit(member, socket)) {
-                Ok(()) => {}
-                Err(why) => note!("a connection was refused: {why}"),
+            self.accept_agent(socket);
+        }
+    }
+
+    /// Takes over the connections of agents that cannot connect by themselves.
+    fn accept_handed(&mut self) {
+        for (server, socket) in self.handed.take(&self.hand) {
+            match server {
+                Server::Worker => self.accept_agent(socket),
+                Server::Prover => self.prover.hand_on(socket),
             }
+        }
+    }
+
+    fn accept_agent(&mut self, socket: Seqpacket) {
+        let admitted = PeerProcess::of(&socket)
+            .map_err(|e| e.to_string())
+            .and_then(|peer| decide::member_of(&peer, &self.registry.state, &self.registry.groups));
+        match admitted.and_then(|member| self.admit(member, socket)) {
+            Ok(()) => {}
+            Err(why) => note!("a connection was refused: {why}"),
         }
     }
 
@@ -523,8 +546,8 @@ impl Supervisor {
             note!("{workers} workers go on for 30 s, for the next supervisor; without one they end then");
             crate::orphans::end_orphans_later(&self.registry.place);
         }
-        for socket in [self.registry.place.agent_socket(), self.registry.place.control_socket()] {
-            let _ = fs::remove_file(socket);
+        for socket in [&self.agents, &self.control, &self.hand] {
+            let _ = fs::remove_file(socket.path());
         }
         note!("ended");
         Ok(())

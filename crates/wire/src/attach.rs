@@ -5,11 +5,16 @@
 //!     | Halt {n, threads of the agent's} ------------------> |  stops all other threads, or cannot
 //!     | <------------------------------- Halted {n}, NotNow {n}
 //!     | Go ------------------------------------------------> |  lets them go on
+//!     | Connect {server}, and one end of a socket -----------> |  hands the end on to the service
 //!     | <-------------------------------------------- Leave  |
 //!     | Left {ranges} -------------------------------------> |  unmaps these ranges, when the agent's threads have ended
 //! ```
 //!
 //! Each message is one datagram: a letter, and numbers of eight bytes.
+//!
+//! The agent cannot connect by itself: the service's sockets may not be there in its mount namespace. It makes both ends
+//! of a socket, so that the kernel notes its process at the end that the service gets. The first frame to it is
+//! [`USERFAULTS`], with the device that makes userfaultfds if there is one: not every process may make them by itself.
 
 use page::PageRange;
 
@@ -17,6 +22,33 @@ use page::PageRange;
 pub const ATTACH_BYTES: usize = 1 + 8 * MOST;
 /// Most numbers in a message.
 const MOST: usize = 64;
+
+/// The first frame to the agent.
+pub const USERFAULTS: [u8; 1] = *b"u";
+
+/// The process of a service that a connection is for. The letter is that of a frame which hands one on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// The supervisor, which hands it on to the group's worker.
+    Worker,
+    /// The prover.
+    Prover,
+}
+
+impl Server {
+    /// The frame that hands a connection on to the supervisor.
+    pub const fn frame(self) -> [u8; 1] {
+        match self {
+            Self::Worker => *b"a",
+            Self::Prover => *b"p",
+        }
+    }
+
+    /// The server that such a frame is for.
+    pub fn of(frame: &[u8]) -> Option<Self> {
+        [Self::Worker, Self::Prover].into_iter().find(|server| server.frame() == frame)
+    }
+}
 
 /// From the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +62,8 @@ pub enum FromAttached {
     },
     /// Let them go on.
     Go,
+    /// Hand the socket that comes with it on.
+    Connect(Server),
     /// All is as it was before the agent came, but for these mappings, which its threads stand on. They end now.
     Left(Vec<PageRange>),
 }
@@ -61,6 +95,7 @@ impl FromAttached {
         match self {
             Self::Halt { number, threads } => encode(b'h', [*number].into_iter().chain(threads.iter().copied())),
             Self::Go => encode(b'g', []),
+            Self::Connect(server) => encode(b'c', [server.frame()[0].into()]),
             Self::Left(ranges) => encode(b'l', ranges.iter().flat_map(|range| [range.start.0, range.pages])),
         }
     }
@@ -73,6 +108,10 @@ impl FromAttached {
                 Some(Self::Halt { number: *number, threads: threads.to_vec() })
             }
             (b'g', numbers) if numbers.is_empty() => Some(Self::Go),
+            (b'c', numbers) => {
+                let [number] = numbers.as_slice() else { return None };
+                Server::of(&[u8::try_from(*number).ok()?]).map(Self::Connect)
+            }
             (b'l', numbers) => {
                 let (pairs, []) = numbers.as_chunks::<2>() else { return None };
                 let range = |[start, pages]: &[u64; 2]| PageRange { start: page::HostVirt(*start), pages: *pages };
@@ -113,9 +152,9 @@ mod tests {
     fn messages_come_as_they_were_sent_and_others_are_refused() {
         let ranges =
             vec![PageRange { start: HostVirt(4096), pages: 3 }, PageRange { start: HostVirt(1 << 20), pages: 1 }];
-        for sent in
-            [FromAttached::Halt { number: 7, threads: vec![3, 4] }, FromAttached::Go, FromAttached::Left(ranges)]
-        {
+        let servers = [Server::Worker, Server::Prover].map(FromAttached::Connect);
+        let halt = FromAttached::Halt { number: 7, threads: vec![3, 4] };
+        for sent in [halt, FromAttached::Go, FromAttached::Left(ranges)].into_iter().chain(servers) {
             let frame = sent.encode();
             assert!(frame.len() <= ATTACH_BYTES);
             assert_eq!(FromAttached::decode(&frame), Some(sent));

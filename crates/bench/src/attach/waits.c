@@ -194,7 +194,11 @@ static void *take_signals(void *unused) {
     int epoll = epoll_create1(0);
     for (int turn = 0;; turn++, rest()) {
         struct sigevent event = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = turn % 2 ? SIGUSR1 : SIGWINCH};
+#ifdef __GLIBC__
         event._sigev_un._tid = syscall(SYS_gettid);
+#else
+        event.sigev_notify_thread_id = syscall(SYS_gettid);
+#endif
         timer_t timer;
         if (timer_create(CLOCK_MONOTONIC, &event, &timer)) fail(4, "timer_create");
         struct itimerspec time = {.it_value = {0, 40000000}};
