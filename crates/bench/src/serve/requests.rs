@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,8 @@ const PAUSE_TIMES: u32 = 12;
 const MOST_PAUSE: Duration = Duration::from_millis(500);
 /// Fewest requests that are timed.
 const FEWEST: usize = 10;
+/// Interval between two looks at how many were timed: 100 ms.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Time limit for an answer: 30 s.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Time limit for the web side to start: 20 s.
@@ -36,18 +38,27 @@ pub struct Times {
 /// A thread that asks and takes the time. Dropping it ends it.
 pub struct Prober {
     over: Arc<AtomicBool>,
+    timed: Arc<AtomicUsize>,
     thread: Option<JoinHandle<anyhow::Result<Vec<f64>>>>,
 }
 
 impl Prober {
     /// Begins to ask at this socket: for all groups, this group, and the metrics, in turns.
     pub fn start(socket: PathBuf, group: String) -> Self {
-        let over = Arc::new(AtomicBool::new(false));
+        let (over, timed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let thread = {
-            let over = Arc::clone(&over);
-            std::thread::spawn(move || ask(&socket, &group, &over))
+            let (over, timed) = (Arc::clone(&over), Arc::clone(&timed));
+            std::thread::spawn(move || ask(&socket, &group, &over, &timed))
         };
-        Self { over, thread: Some(thread) }
+        Self { over, timed, thread: Some(thread) }
+    }
+
+    /// Waits until so many requests were timed, or for the longest time.
+    pub fn wait_for(&self, requests: usize, longest: Duration) {
+        let begin = Instant::now();
+        while self.timed.load(Ordering::Relaxed) < requests && begin.elapsed() < longest {
+            std::thread::sleep(LOOK_EVERY);
+        }
     }
 
     /// Ends it, and returns the times of all requests.
@@ -71,7 +82,7 @@ impl Drop for Prober {
     }
 }
 
-fn ask(socket: &Path, group: &str, over: &AtomicBool) -> anyhow::Result<Vec<f64>> {
+fn ask(socket: &Path, group: &str, over: &AtomicBool, timed: &AtomicUsize) -> anyhow::Result<Vec<f64>> {
     let begin = Instant::now();
     while let Err(e) = answer(socket, "/v1/groups") {
         if begin.elapsed() > START_PATIENCE {
@@ -91,6 +102,7 @@ fn ask(socket: &Path, group: &str, over: &AtomicBool) -> anyhow::Result<Vec<f64>
         answer(socket, path)?;
         last = began.elapsed();
         times.push(last.as_secs_f64() * 1e3);
+        timed.store(times.len(), Ordering::Relaxed);
     }
     Ok(times)
 }
