@@ -9,6 +9,7 @@ use crate::apart::map_apart;
 use crate::pool_memory::{Role, check};
 use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange, PoolSlot, pages_to_bytes};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fs::{FallocateFlags, fallocate, fstat};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 use std::ffi::c_void;
@@ -356,6 +357,17 @@ pub fn write_pages(file: impl AsFd, at_page: u64, from: PageRange) -> u64 {
     // SAFETY: the kernel only reads the range, and answers EFAULT where there is nothing to read.
     let written = unsafe { libc::pwrite(file.as_fd().as_raw_fd(), pointer(from.start), length(from.pages), offset) };
     u64::try_from(written).unwrap_or(0) / PAGE_BYTES as u64
+}
+
+/// Gives all memory of a memory file back to the kernel. The file keeps its size, and reads as zeros.
+///
+/// It waits for whoever is writing to the file, so it is not for those who must not wait.
+///
+/// # Errors
+/// The kernel refused; the file may be sealed against writing.
+pub fn empty_file(file: impl AsFd) -> Result<(), Errno> {
+    let bytes = fstat(&file)?.st_size.cast_unsigned();
+    fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes)
 }
 
 /// Maps fresh anonymous memory where nothing is mapped.

@@ -92,6 +92,17 @@ fn punched_window_gives_zeros_and_keeps_its_size() {
 }
 
 #[test]
+fn emptied_window_takes_no_memory_and_is_used_again() {
+    let mut segment = PoolSegment::create("test", SLOTS).unwrap();
+    let window = window_of(&[1, 2]);
+    crate::empty_file(&window).unwrap();
+    assert_eq!(rustix::fs::fstat(&window).unwrap().st_blocks, 0);
+    rustix::io::pwrite(&window, &[3; PAGE_BYTES], 0).unwrap();
+    segment.fill(0..2, &window, 0).unwrap();
+    assert_eq!((segment.slot(0)[0], segment.slot(1)[0]), (3, 0));
+}
+
+#[test]
 fn lease_is_held_while_it_is_mapped() {
     let lease = Lease::create().unwrap();
     assert_eq!(ftruncate(&lease, 4096), Err(Errno::PERM));

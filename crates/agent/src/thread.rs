@@ -62,7 +62,8 @@ const UNFOLDED_MISSING: u64 = 4;
 const WITHDRAW_TIME: Duration = Duration::from_secs(2);
 /// Most runs in one message.
 const RUNS: usize = 2048;
-/// Time since the last fold after which pages of the pool that were read for comparisons are given back: 2 s.
+/// Time since the last fold or donation after which memory is given back that served it: 2 s. These are pages of the pool
+/// that were read for comparisons, and the window.
 const VIEW_RESTS: Duration = Duration::from_secs(2);
 
 /// Number of connections that were closed without a word after which a forked child gives up: most of a minute.
@@ -128,6 +129,8 @@ struct Agent {
 struct Session {
     link: Link,
     window: Option<OwnedFd>,
+    /// When pages were last copied into the window, if it takes memory since.
+    donated: Option<Instant>,
     /// A lease that is to replace the former one as soon as the worker has been told which slots this process maps.
     offered: Option<(u32, SharedMark)>,
     pace: Option<Pace>,
@@ -135,6 +138,17 @@ struct Session {
     room: u64,
     unfolded: bool,
     told: Told,
+}
+
+impl Session {
+    /// Gives the window's memory back when nothing was donated for a while, and the worker has taken what was.
+    fn rest_window(&mut self, now: Instant) {
+        if self.donated.is_some_and(|donated| now - donated > VIEW_RESTS) && self.link.is_read() {
+            self.donated = None;
+            // If it fails, the memory stays until the connection ends.
+            let _ = self.window.as_ref().map(act::empty_file);
+        }
+    }
 }
 
 /// Files that a process may not open any more once it has given up its rights. Forked children often do.
@@ -287,7 +301,7 @@ impl Agent {
     fn serve(&mut self, link: Link) -> io::Result<()> {
         let (window, offered, pace) = (None, None, None);
         let told = Told::new(Instant::now());
-        let mut session = Session { link, window, offered, pace, room: 0, unfolded: false, told };
+        let mut session = Session { link, window, donated: None, offered, pace, room: 0, unfolded: false, told };
         self.pool.withdraw();
         // Statistics begin with the connection; the worker remembers those of former ones by itself.
         self.stats = MemberStats::default();
@@ -369,6 +383,7 @@ impl Agent {
                 let window = session.window.as_ref().ok_or(io::ErrorKind::InvalidData)?;
                 let folder = self.folder.as_ref().map_err(|_| io::ErrorKind::InvalidData)?;
                 session.link.send(&ToWorker::Donated(id, donate(folder.section(), window, &runs)))?;
+                session.donated = Some(Instant::now());
             }
             (ToAgent::Fold(id, runs), _) => {
                 let outcomes = self.fold(session, &runs);
@@ -470,6 +485,7 @@ impl Agent {
             self.viewed = None;
             self.pool.rest();
         }
+        session.rest_window(now);
         self.release(session)?;
         if !self.former_leases.is_empty() && session.link.is_read() {
             self.former_leases.clear();

@@ -31,9 +31,9 @@ use std::time::Duration;
 
 /// Time in which nothing changes, for the processor time of an idle service: 30 s.
 const IDLE: Duration = Duration::from_secs(30);
-/// Requests that are timed without and with a crowd, and longest time for them: 1000 each, 240 s. The 99th percentile is
-/// then the eleventh longest.
-const ASKED: (usize, Duration) = (1000, Duration::from_secs(240));
+/// Requests that are timed without and with a crowd, and longest time for them: 500 each, 120 s. The 99th percentile is
+/// then the fifth longest.
+const ASKED: (usize, Duration) = (500, Duration::from_secs(120));
 /// The part of these with `--short`: 1 in 40.
 const SHORT: u32 = 40;
 

@@ -8,6 +8,7 @@ use common::supervised::signal;
 use common::{json_of, number};
 use serde_json::Value;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -40,6 +41,13 @@ fn sleeps(pids: &[u32]) -> u64 {
     };
     let status = tasks.map(|task| fs::read_to_string(task.expect("a thread").path().join("status")).expect("a status"));
     status.map(|status| of(&status).unwrap_or_else(|| panic!("no switches in {status}"))).sum::<u64>()
+}
+
+/// Memory of the files with this name that a process has open, in bytes.
+fn memory_file_bytes(pid: u32, name: &str) -> u64 {
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).expect("open files").map(|file| file.expect("a file").path());
+    let named = files.filter(|file| fs::read_link(file).is_ok_and(|to| to.to_string_lossy().contains(name)));
+    named.map(|file| fs::metadata(file).map_or(0, |found| found.blocks() * 512)).sum()
 }
 
 fn text(service: &Service, words: &[&str]) -> String {
@@ -139,12 +147,15 @@ fn members_and_workers_at_rest_sleep() {
     });
     std::thread::sleep(Duration::from_secs(12));
     let agents = members.each_ref().map(Member::pid);
-    let worker = [service.worker_pid("acme").expect("a worker")];
+    let worker_pid = service.worker_pid("acme").expect("a worker");
+    let worker = [worker_pid];
     let before = (sleeps(&agents), sleeps(&worker));
     std::thread::sleep(Duration::from_secs(4));
     let (agents, worker) = (sleeps(&agents) - before.0, sleeps(&worker) - before.1);
     // While they change, members wake 10 times a second, and a worker 4 times.
     assert!(agents <= 20 && worker <= 10, "in 4 s the agents woke {agents} times, the worker {worker} times");
+    assert!(memory_file_bytes(worker_pid, "memfd:pagefold-") > 0, "the pool has memory");
+    assert_eq!(memory_file_bytes(worker_pid, "memfd:pagefold-donation"), 0, "windows of members that donate nothing");
     for member in &mut members {
         member.tell("drop x 0 100");
     }
