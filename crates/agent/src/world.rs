@@ -206,6 +206,9 @@ mod halted {
 
     /// Says that nothing is left of the agent but these ranges.
     pub fn left(ranges: Vec<PageRange>) {
+        // Some may be about to end: they still stand on these ranges.
+        let threads = THREADS.lock().clone();
+        send(&FromAttached::Threads(threads));
         send(&FromAttached::Left(ranges));
     }
 

@@ -6,6 +6,7 @@
 
 use crate::change::Change;
 use crate::control::{CONTROL_BYTES, GroupReport, Identity, Settings};
+use crate::enrol::{NotAttached, Rule};
 use host::{Received, Seqpacket};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -38,6 +39,9 @@ pub enum Ask {
         group: String,
         /// Its name; `None`: one made from the program's.
         name: Option<String>,
+        /// Whether a rule wants it. A process that somebody has detached is not attached by a rule again.
+        #[serde(default)]
+        by_rule: bool,
     },
     /// Have memory promised for an attached process, all of whose pages are to become private.
     MayLeave {
@@ -45,6 +49,9 @@ pub enum Ask {
         pid: u32,
         /// Its start, in clock ticks since boot.
         started: u64,
+        /// Whether somebody wants it to leave, so that no rule attaches it again.
+        #[serde(default)]
+        for_good: bool,
     },
     /// End the membership of an attached process: its agent is gone, and nothing of the pool is mapped there.
     Leave {
@@ -52,6 +59,20 @@ pub enum Ask {
         pid: u32,
         /// Its start, in clock ticks since boot.
         started: u64,
+    },
+    /// List the rules that enrol running processes, and tell which processes these fit in vain.
+    Rules {
+        /// Processes that are not attached; `None` leaves it at those that were told before.
+        not_attached: Option<Vec<NotAttached>>,
+    },
+    /// Add a rule, until it is dropped.
+    AddRule(Rule),
+    /// Drop the rules that were added for this control group, or this container.
+    DropRules {
+        /// The control group.
+        cgroup: Option<String>,
+        /// The container.
+        container: Option<String>,
     },
     /// List the groups.
     Groups,
@@ -94,6 +115,8 @@ pub enum Answer {
     Member(MemberLine),
     /// One of the service's troubles.
     Trouble(Trouble),
+    /// One of the rules.
+    Rule(Rule),
     /// The list has ended.
     Done,
     /// The change is made, and these are the settings.
@@ -219,6 +242,9 @@ pub struct GroupState {
     pub pool_limit: PoolLimit,
     /// Number of the pool's segments kept for the worker's successor.
     pub segments: usize,
+    /// Processes that a rule fits, and that are no members.
+    #[serde(default)]
+    pub not_attached: Vec<NotAttached>,
     /// The worker's report, with the bill of all workers of the group; an empty one without a worker.
     pub report: GroupReport,
 }

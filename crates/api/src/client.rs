@@ -14,6 +14,7 @@
 
 use crate::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine, Trouble};
 use crate::control::Settings;
+use crate::enrol::{NotAttached, Rule};
 use crate::name;
 use crate::place::{Meant, Place, Untrusted, own_uid};
 use anyhow::{Context, bail};
@@ -193,26 +194,67 @@ impl Service {
         })
     }
 
-    /// Makes a running process a member, into which this one is about to put an agent; returns its name.
+    /// Makes a running process a member, into which this one is about to put an agent; returns its name. `by_rule` says
+    /// that a rule wants it.
     ///
     /// # Errors
     /// The service refuses.
-    pub fn attach(&self, process: ProcessId, group: &str, name: Option<&str>) -> anyhow::Result<String> {
+    pub fn attach(&self, process: ProcessId, group: &str, name: Option<&str>, by_rule: bool) -> anyhow::Result<String> {
         let ProcessId { pid, start_ticks: started } = process;
         let (group, name) = (group.to_owned(), name.map(str::to_owned));
-        self.asked(&Ask::Attach { pid, started, group, name }, |mut answers| match answers.next()? {
+        self.asked(&Ask::Attach { pid, started, group, name, by_rule }, |mut answers| match answers.next()? {
             Answer::Joined(name) => Ok(name),
             other => unexpected(&other),
         })
     }
 
-    /// Has memory promised for an attached process, all of whose pages are to become private.
+    /// Has memory promised for an attached process, all of whose pages are to become private. `for_good` says that no
+    /// rule is to attach it again.
     ///
     /// # Errors
     /// The service refuses, because memory is short for example.
-    pub fn may_leave(&self, process: ProcessId) -> anyhow::Result<()> {
+    pub fn may_leave(&self, process: ProcessId, for_good: bool) -> anyhow::Result<()> {
         let ProcessId { pid, start_ticks: started } = process;
-        self.asked(&Ask::MayLeave { pid, started }, |mut answers| match answers.next()? {
+        self.done(&Ask::MayLeave { pid, started, for_good })
+    }
+
+    /// The rules by which running processes are enrolled. Tells the service which ones these fit in vain, if that has
+    /// changed.
+    ///
+    /// # Errors
+    /// The service does not answer, or refuses.
+    pub fn rules(&self, not_attached: Option<Vec<NotAttached>>) -> anyhow::Result<Vec<Rule>> {
+        self.asked(&Ask::Rules { not_attached }, |mut answers| {
+            let mut rules = Vec::new();
+            loop {
+                match answers.next()? {
+                    Answer::Rule(rule) => rules.push(Rule { group: valid("group", rule.group)?, ..rule }),
+                    Answer::Done => return Ok(rules),
+                    other => return unexpected(&other),
+                }
+            }
+        })
+    }
+
+    /// Adds a rule, until it is dropped.
+    ///
+    /// # Errors
+    /// The service refuses.
+    pub fn add_rule(&self, rule: Rule) -> anyhow::Result<()> {
+        self.done(&Ask::AddRule(rule))
+    }
+
+    /// Drops the rules that were added for this control group, or this container.
+    ///
+    /// # Errors
+    /// The service refuses.
+    pub fn drop_rules(&self, cgroup: Option<String>, container: Option<String>) -> anyhow::Result<()> {
+        self.done(&Ask::DropRules { cgroup, container })
+    }
+
+    /// Asks what is answered by `Done`.
+    fn done(&self, question: &Ask) -> anyhow::Result<()> {
+        self.asked(question, |mut answers| match answers.next()? {
             Answer::Done => Ok(()),
             other => unexpected(&other),
         })
@@ -224,10 +266,7 @@ impl Service {
     /// The service refuses.
     pub fn leave(&self, process: ProcessId) -> anyhow::Result<()> {
         let ProcessId { pid, start_ticks: started } = process;
-        self.asked(&Ask::Leave { pid, started }, |mut answers| match answers.next()? {
-            Answer::Done => Ok(()),
-            other => unexpected(&other),
-        })
+        self.done(&Ask::Leave { pid, started })
     }
 
     /// All groups that the caller may see.

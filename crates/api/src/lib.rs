@@ -9,6 +9,7 @@
 //! | `ask` | questions of the command line, and the supervisor's answers |
 //! | `control` | orders of the supervisor, and the workers' news |
 //! | `change` | settings as people write them |
+//! | `enrol` | rules that enrol running processes |
 //! | `name` | valid names of groups and members |
 //! | `hand` | connections that are handed on to a service |
 //! | `place` | the directory of a service |
@@ -22,6 +23,7 @@ pub mod ask;
 pub mod change;
 pub mod client;
 pub mod control;
+pub mod enrol;
 pub mod hand;
 pub mod member_words;
 pub mod name;

@@ -6,6 +6,7 @@
 use crate::ask::{GroupLine, GroupState, MemberLine, PoolLimit, WorkerState};
 use crate::change::Printed;
 use crate::control::{GroupReport, MemberReport};
+use crate::enrol::NotAttached;
 use crate::member_words;
 use page::Savings;
 use serde::Serialize;
@@ -52,15 +53,18 @@ pub struct ShownGroup {
     segments: usize,
     /// Memory that folding saves, net of its costs; may be negative.
     saved_bytes: i64,
+    /// Processes that a rule fits, and that are no members.
+    not_attached: Vec<NotAttached>,
     #[serde(flatten)]
     report: GroupReport,
 }
 
 impl From<GroupState> for ShownGroup {
     fn from(state: GroupState) -> Self {
-        let GroupState { name, settings, configured, worker, worker_pid, pool_limit, segments, report } = state;
+        let GroupState { name, settings, configured, worker, worker_pid, pool_limit, segments, not_attached, report } =
+            state;
         let (settings, saved_bytes) = ((&settings).into(), report.savings.saved_bytes());
-        Self { name, configured, settings, worker, worker_pid, pool_limit, segments, saved_bytes, report }
+        Self { name, configured, settings, worker, worker_pid, pool_limit, segments, saved_bytes, not_attached, report }
     }
 }
 
@@ -186,6 +190,7 @@ mod tests {
             worker_pid: Some(9),
             pool_limit: PoolLimit::of(&Settings::default(), None),
             segments: 1,
+            not_attached: Vec::new(),
             report,
         };
         let line = |name: &str, pid, group: &str| MemberLine {

@@ -38,6 +38,9 @@ struct Args {
     /// The process
     #[arg(long)]
     pid: u32,
+    /// Its start, in clock ticks after boot: another process with that pid is not meant
+    #[arg(long)]
+    started: Option<u64>,
     /// The group
     #[arg(long)]
     group: String,
@@ -47,6 +50,9 @@ struct Args {
     /// Fold all private anonymous memory
     #[arg(long)]
     all_anonymous: bool,
+    /// A rule of the service's wants it
+    #[arg(long)]
+    by_rule: bool,
     /// Only look
     #[arg(long)]
     dry_run: bool,
@@ -75,6 +81,9 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> anyhow::Result<Outcome> {
     let process = ProcessId::of(args.pid).map_err(|e| Stop::Usage(format!("there is no process {}: {e}", args.pid)))?;
+    if args.started.is_some_and(|started| started != process.start_ticks) {
+        return Err(Stop::Usage(format!("process {} has ended, and another one has its pid", args.pid)).into());
+    }
     let refused = |why: String| anyhow::anyhow!("process {} cannot be attached: {why}", args.pid);
     let facts = refuse::check(args.pid, args.all_anonymous).map_err(refused)?;
     let said = |stopped_us| Attached {
@@ -98,7 +107,7 @@ fn run(args: &Args) -> anyhow::Result<Outcome> {
     // The program waits for this one while its threads are stopped. Without the right to that, it waits a little longer.
     let _ = rustix::process::setpriority_process(None, PRIORITY);
     let signals = Signals::catch().context("cannot catch signals")?;
-    service.attach(process, &args.group, args.name.as_deref())?;
+    service.attach(process, &args.group, args.name.as_deref(), args.by_rule)?;
     let injected = match inject(args.pid, &object, &environment(args, &service.place)?, &signals) {
         Ok(injected) => injected,
         Err(e) => {
@@ -130,7 +139,7 @@ fn serve(
     }
     let stopped = injected.stopped;
     let mut serving = Serving::new(process, place.clone(), injected);
-    let may_leave = || Service::connect(place.clone()).is_ok_and(|service| service.may_leave(process).is_ok());
+    let may_leave = || Service::connect(place.clone()).is_ok_and(|service| service.may_leave(process, false).is_ok());
     let ended = serving.run(signals, may_leave).and_then(|end| match end {
         End::Left => end_membership(place, process, || serving.tend()),
         End::Gone => Ok(()),

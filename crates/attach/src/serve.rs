@@ -182,6 +182,10 @@ impl Serving {
                 }
                 None
             }
+            FromAttached::Threads(threads) => {
+                self.know_own(threads);
+                None
+            }
             FromAttached::Go => {
                 self.go();
                 None

@@ -8,7 +8,8 @@ use host::Cgroups;
 
 /// One container.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Container {
+pub struct Container {
+    /// The kind of its runtime.
     pub kind: GuestKind,
     /// Its name; for runtimes that name by hash, the first twelve digits.
     pub name: String,
@@ -21,7 +22,7 @@ const SHORT_ID: usize = 12;
 
 /// The container of a process with control groups `cgroups`. Containers around the caller, whose control groups are
 /// `own`, do not count: a caller inside a container looks for guests within it.
-pub(crate) fn container_of(cgroups: &Cgroups, own: &Cgroups) -> Option<Container> {
+pub fn container_of(cgroups: &Cgroups, own: &Cgroups) -> Option<Container> {
     let ours: Vec<Container> = own.paths().flat_map(containers_on).collect();
     cgroups.paths().find_map(|path| containers_on(path).into_iter().find(|c| !ours.contains(c)))
 }
@@ -97,6 +98,24 @@ fn by_machine(part: &str, child: Option<&str>) -> Option<(GuestKind, String)> {
         Some((pid, name)) if pid.bytes().all(|b| b.is_ascii_digit()) => Some((GuestKind::Lxc, name.to_owned())),
         _ => Some((GuestKind::Nspawn, name)),
     }
+}
+
+/// The domain of libvirt in whose control group a process is. libvirt leaves out characters other than letters, digits,
+/// `-` and `.`, and shortens long names.
+pub fn domain_of(cgroups: &Cgroups) -> Option<String> {
+    let domain = |part: &str| {
+        let name = unescape(part);
+        let scope = name.strip_prefix("machine-qemu-").and_then(|rest| rest.strip_suffix(".scope"));
+        let plain = || name.strip_prefix("qemu-").and_then(|rest| rest.strip_suffix(".libvirt-qemu"));
+        let (number, domain) = scope.or_else(plain)?.split_once('-')?;
+        (!number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())).then(|| domain.to_owned())
+    };
+    // The first part below these is libvirt's own; others may have names that somebody else has given.
+    let named = |path: &str| {
+        let inside = path.strip_prefix("/machine.slice/").or_else(|| path.strip_prefix("/machine/"))?;
+        inside.split('/').next().and_then(domain)
+    };
+    cgroups.paths().find_map(named)
 }
 
 /// Undoes systemd's escapes such as `\x2d`.
@@ -228,6 +247,22 @@ mod tests {
         assert_eq!(seen_from("0::/docker/ID/some/where", nested), Some((Lxc, "web1".into())));
         assert_eq!(seen_from("0::/docker/ID", "0::/docker/ID"), None);
         assert_eq!(seen_from("0::/lxc.payload.web1", "0::/lxc.payload.web2"), Some((Lxc, "web2".into())));
+    }
+
+    #[test]
+    fn domain_is_that_of_libvirts_control_group() {
+        let domain = |path: &str| domain_of(&Cgroups::parse(path));
+        for (path, expected) in [
+            (r"0::/machine.slice/machine-qemu\x2d1\x2dacme\x2ddb.scope/libvirt/emulator", Some("acme-db")),
+            ("9:name=systemd:/\n4:memory:/machine/qemu-12-web.libvirt-qemu/emulator", Some("web")),
+            (r"0::/lxc.payload.x/machine.slice/machine-qemu\x2d1\x2dacme.scope", None),
+            (r"0::/machine.slice/x.scope/machine-qemu\x2d1\x2dacme.scope", None),
+            (r"0::/machine.slice/machine-qemu\x2dx\x2dacme.scope", None),
+            ("0::/machine.slice/machine-box.scope", None),
+            ("0::/", None),
+        ] {
+            assert_eq!(domain(path).as_deref(), expected, "{path}");
+        }
     }
 
     #[test]

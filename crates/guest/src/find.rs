@@ -97,6 +97,11 @@ fn find(processes: &[Process], own: &Cgroups, wanted: &dyn Fn(u32) -> bool) -> V
     guests
 }
 
+/// Whether a process runs a VM, by its program.
+pub fn is_vm(process: &Process) -> bool {
+    qemu::is_qemu(process) || firecracker::is_firecracker(process) || cloud_hypervisor::is_cloud_hypervisor(process)
+}
+
 fn vm(process: &Process) -> Option<Guest> {
     let args = &process.cmdline;
     let (kind, name, blocks, facts) = if qemu::is_qemu(process) {

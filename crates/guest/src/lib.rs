@@ -19,7 +19,8 @@ mod ram_map;
 mod region;
 mod scan;
 
-pub use find::Survey;
+pub use container::{Container, container_of, domain_of};
+pub use find::{Survey, is_vm};
 pub use glob::Glob;
 pub use group::{GroupError, GroupFile, GroupRule, assign_groups};
 pub use mergeable::check_mergeable;

@@ -10,8 +10,8 @@ pub struct Cgroups {
 }
 
 /// The tree that a path belongs to; trees whose paths say most about the owner come first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Tree {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Tree {
     Unified,
     Systemd,
     Memory,
@@ -66,6 +66,12 @@ impl Cgroups {
     /// and the others: the paths that say most about the owner come first.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         self.entries.iter().map(|(_, path)| path.as_str())
+    }
+
+    /// These control groups, each with another path, or left out.
+    pub(crate) fn map(&self, mut path: impl FnMut(Tree, &str) -> Option<String>) -> Self {
+        let entries = self.entries.iter().filter_map(|(tree, old)| Some((*tree, path(*tree, old)?))).collect();
+        Self { entries }
     }
 
     /// The path in the tree that accounts memory: that of version 2 where `unified`, else the memory controller's.

@@ -5,6 +5,7 @@
 
 pub mod bpf;
 mod cgroup;
+mod cgroup_makers;
 mod check;
 mod error;
 mod features;
@@ -37,6 +38,7 @@ mod userfaultfd;
 mod vm_read;
 
 pub use cgroup::{CgroupLayout, Cgroups};
+pub use cgroup_makers::CgroupMakers;
 pub use check::{Check, Status};
 pub use error::{Error, Result};
 pub use features::{create_vm, probe_host, why_denied};
@@ -48,7 +50,7 @@ pub use kernel_faults::{Applies, KernelFault, kernel_faults, refuses_folding};
 pub use kpage::{FrameTable, kpf};
 pub use ksm::{Ksm, KsmStat, chosen};
 pub use memory_limits::MemoryLimits;
-pub use mounts::{filesystem_of_mount, proc_hides_processes};
+pub use mounts::{filesystem_of_mount, has_proc, proc_hides_processes};
 pub use own_cpu::own_cpu_time;
 pub use page::PageRange;
 pub use page_cache::CachedFile;
@@ -56,7 +58,7 @@ pub use pagemap::{Pagemap, PagemapEntry, frames_visible, has_pagemap_scan};
 pub use peer_process::{PeerPages, PeerProcess};
 pub use plain_file::{open_plain_file, read_plain_file};
 pub use pressure::{high_watermark_bytes, memory_stalled_percent};
-pub use process::{Process, check_readable, effective_uid, is_userfaultfd_open, open_files, pids};
+pub use process::{Process, anonymous_bytes, check_readable, effective_uid, is_userfaultfd_open, open_files, pids};
 pub use process_id::{ProcessId, ProcessStat};
 pub use seqpacket::{Files, MOST_FDS, Peer, Received, Seqpacket, SeqpacketListener};
 pub use shares::Shares;

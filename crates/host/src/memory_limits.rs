@@ -18,6 +18,7 @@
 //! A process that takes more than its group has left is killed. So pages that become private need room there, too
 //! ([`MemoryLimits::left`]).
 
+use crate::mounts::Mount;
 use crate::{Cgroups, text};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -156,24 +157,6 @@ impl MemoryLimits {
     fn limit(&self, group: &Path) -> u64 {
         let limit = text::read(self.at.join(group).join(self.files.limit));
         limit.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX)
-    }
-}
-
-/// A line of `/proc/PID/mountinfo`.
-struct Mount<'a> {
-    root: &'a str,
-    at: &'a str,
-    kind: &'a str,
-    options: &'a str,
-}
-
-impl<'a> Mount<'a> {
-    fn parse(line: &'a str) -> Option<Self> {
-        let (mount, filesystem) = line.split_once(" - ")?;
-        let (mut mount, mut filesystem) = (mount.split(' ').skip(3), filesystem.split(' '));
-        let (root, at) = (mount.next()?, mount.next()?);
-        let (kind, options) = (filesystem.next()?, filesystem.nth(1)?);
-        Some(Self { root, at, kind, options })
     }
 }
 

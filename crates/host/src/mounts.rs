@@ -7,6 +7,24 @@ use rustix::fs::{MemfdFlags, fstat, memfd_create};
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
+/// A line of `/proc/PID/mountinfo`.
+pub(crate) struct Mount<'a> {
+    pub root: &'a str,
+    pub at: &'a str,
+    pub kind: &'a str,
+    pub options: &'a str,
+}
+
+impl<'a> Mount<'a> {
+    pub fn parse(line: &'a str) -> Option<Self> {
+        let (mount, filesystem) = line.split_once(" - ")?;
+        let (mut mount, mut filesystem) = (mount.split(' ').skip(3), filesystem.split(' '));
+        let (root, at) = (mount.next()?, mount.next()?);
+        let (kind, options) = (filesystem.next()?, filesystem.nth(1)?);
+        Some(Self { root, at, kind, options })
+    }
+}
+
 /// Device numbers, as `st_dev` encodes them, of file systems whose files are only memory.
 ///
 /// These are the tmpfs, devtmpfs and hugetlbfs mounts that process `pid` sees, and the kernel's internal mount for
@@ -40,6 +58,18 @@ fn parse_tmpfs_devices(mountinfo: &str) -> HashSet<u64> {
 /// (`hidepid=invisible`, `hidepid=ptraceable`).
 pub fn proc_hides_processes() -> bool {
     text::read("/proc/self/mountinfo").is_ok_and(|mountinfo| parse_hides_processes(&mountinfo))
+}
+
+/// Whether process `pid` sees the whole `/proc` of a kernel's namespace, by the kernel's list of its mounts. Nothing is
+/// opened there: whoever has mounted something else could keep the caller waiting.
+pub fn has_proc(pid: u32) -> bool {
+    text::read(format!("/proc/{pid}/mountinfo")).is_ok_and(|mountinfo| parse_has_proc(&mountinfo))
+}
+
+fn parse_has_proc(mountinfo: &str) -> bool {
+    // A later mount on the same directory covers a previous one.
+    let last = mountinfo.lines().filter_map(Mount::parse).filter(|mount| mount.at == "/proc").last();
+    last.is_some_and(|mount| mount.kind == "proc" && mount.root == "/")
 }
 
 fn parse_hides_processes(mountinfo: &str) -> bool {
@@ -80,6 +110,16 @@ mod tests {
 28 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
 31 23 0:33 / /dev/hugepages rw,relatime shared:15 - hugetlbfs hugetlbfs rw,pagesize=2M
 ";
+
+    #[test]
+    fn last_mount_at_proc_decides() {
+        let proc = "22 28 0:20 / /proc rw shared:12 - proc proc rw\n23 22 0:21 / /proc/sys ro - proc proc rw\n";
+        assert!(parse_has_proc(proc) && has_proc(std::process::id()));
+        for other in ["40 22 0:33 / /proc rw - fuse.x x rw\n", "40 22 0:20 /self /proc rw - proc proc rw\n"] {
+            assert!(!parse_has_proc(&format!("{proc}{other}")), "{other}");
+        }
+        assert!(!parse_has_proc(""));
+    }
 
     #[test]
     fn memory_file_systems_are_found_by_type() {

@@ -93,6 +93,17 @@ pub fn effective_uid(pid: u32) -> Result<u32> {
     Ok(parse_uid(&text::read(format!("/proc/{pid}/status"))?).unwrap_or(u32::MAX))
 }
 
+/// Bytes of private memory that process `pid` has in page frames.
+///
+/// # Errors
+/// [`Error::is_gone`] and [`Error::is_denied`].
+pub fn anonymous_bytes(pid: u32) -> Result<u64> {
+    let status = text::read(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib = line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok());
+    Ok(kib.unwrap_or(0).saturating_mul(1024))
+}
+
 /// Whether the caller may read the memory accounts of process `pid`.
 ///
 /// # Errors
@@ -174,6 +185,7 @@ mod tests {
         assert!(p.stat.start_ticks > 0 && !p.stat.kernel_thread);
         assert!(pids().unwrap().contains(&pid));
         check_readable(pid).unwrap();
+        assert!((4096..64 << 20).contains(&anonymous_bytes(pid).unwrap()));
         assert!(!open_files(pid).unwrap().is_empty());
         child.kill().unwrap();
         child.wait().unwrap();

@@ -32,6 +32,8 @@ enum Command {
     Attach(cmd::attach::AttachArgs),
     /// End the membership of a process that was attached, and leave it as it was before
     Detach(cmd::attach::DetachArgs),
+    /// Rules by which running processes become members
+    Enrol(cmd::enrol::Args),
     /// The service: decides who is a member, and folds
     Serve(cmd::serve::Args),
     /// The service's configuration
@@ -80,6 +82,7 @@ fn main() -> ExitCode {
         Command::Run(args) => cmd::run::run(&args),
         Command::Attach(args) => cmd::attach::attach(&args),
         Command::Detach(args) => cmd::attach::detach(&args),
+        Command::Enrol(args) => cmd::enrol::run(&args),
         Command::Serve(args) => cmd::serve::run(args),
         Command::Config(args) => cmd::config::run(&args),
         Command::Generate(args) => cmd::generate::run(&args, with_exit_codes(Cli::command())),

@@ -7,7 +7,6 @@ use api::place::Place;
 use common::Afterwards;
 use common::formats::assert_documented;
 use common::json_of;
-use common::not_root;
 use common::qemu::{Qemu, RAM_BYTES};
 use common::service::small_memory;
 use common::supervised::{Installed, wait_for};
@@ -20,26 +19,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
-
-/// An installation with the programs that attaching takes; `None` if this machine cannot have one, which was said then.
-fn installed() -> Option<Installed> {
-    if not_root() {
-        return None;
-    }
-    let built = Path::new(env!("CARGO_BIN_EXE_pagefold"));
-    let dir = built.parent().expect("a directory");
-    let object = dir.parent().expect("a directory").join("x86_64-unknown-linux-musl").join(dir.file_name().unwrap());
-    if !object.exists() {
-        eprintln!("skipped: nothing is built for x86_64-unknown-linux-musl: ./x build");
-        return None;
-    }
-    let installed = Installed::new();
-    for from in [built.with_file_name("pagefold-attach"), object.join("pagefold-agent")] {
-        assert!(from.is_file(), "{} is missing: ./x build", from.display());
-        common::copy_program(&from, &installed.path(from.file_name().unwrap().to_str().unwrap()));
-    }
-    Some(installed)
-}
 
 const CONFIG: &str = "[[group]]\nname = 'acme'\n";
 
@@ -228,7 +207,7 @@ fn assert_same(now: &BTreeMap<&str, Vec<String>>, before: &BTreeMap<&str, Vec<St
 }
 
 fn attach_and_detach(flags: &[&str], cycles: usize) {
-    let Some(installed) = installed() else { return };
+    let Some(installed) = Installed::attaching() else { return };
     let _supervisor = installed.serve(CONFIG, &[]);
     cycle(&installed, &mut Waits::start(&installed, flags), cycles);
 }
@@ -290,7 +269,7 @@ fn attach_twice(installed: &Installed, pid: u32) {
 
 #[test]
 fn go_program_without_c_library_keeps_its_memory() {
-    let Some(installed) = installed() else { return };
+    let Some(installed) = Installed::attaching() else { return };
     let Ok(go) = Command::new("go")
         .arg("version")
         .output()
@@ -328,7 +307,7 @@ fn ask_redis(socket: &str, words: &[&str]) -> String {
 
 #[test]
 fn redis_with_clients_keeps_its_memory() {
-    let Some(installed) = installed() else { return };
+    let Some(installed) = Installed::attaching() else { return };
     if Command::new("redis-server").arg("--version").output().is_err() {
         eprintln!("skipped: no redis-server here: install redis-server");
         return;
@@ -356,7 +335,7 @@ fn redis_with_clients_keeps_its_memory() {
 
 #[test]
 fn member_leaves_only_when_there_is_memory_and_nothing_of_the_pool_is_left() {
-    let Some(installed) = installed() else { return };
+    let Some(installed) = Installed::attaching() else { return };
     let config = format!("[service]\nreserve = '1TiB'\n{CONFIG}");
     let supervisor = installed.serve(&config, &[]);
     let mut waits = Waits::start(&installed, &[]);
@@ -376,7 +355,7 @@ fn member_leaves_only_when_there_is_memory_and_nothing_of_the_pool_is_left() {
 
 #[test]
 fn tracers_and_suspension_are_no_harm() {
-    let Some(installed) = installed() else { return };
+    let Some(installed) = Installed::attaching() else { return };
     let _supervisor = installed.serve(CONFIG, &[]);
     // A stop of the whole process interrupts calls and cuts writes short, and so does another tracer's: `man 7 signal`.
     let mut waits = Waits::start_with(&installed, &[], &["without-pipe", "count"]);
@@ -405,7 +384,7 @@ fn helper_of(installed: &Installed, pid: &str) -> ProcessId {
 
 #[test]
 fn program_goes_on_when_helper_is_killed_at_any_instant() {
-    let Some(installed) = installed() else { return };
+    let Some(installed) = Installed::attaching() else { return };
     let _supervisor = installed.serve(CONFIG, &[]);
     for turn in 0..5_u64 {
         // Calls that are interrupted at that moment answer so.
@@ -437,7 +416,7 @@ fn program_goes_on_when_helper_is_killed_at_any_instant() {
 
 #[test]
 fn of_vm_its_ram_is_folded_and_nothing_else() {
-    let Some(installed) = installed() else { return };
+    let Some(installed) = Installed::attaching() else { return };
     let Some(qemu) = Qemu::start("attach", &[]) else { return };
     let _supervisor = installed.serve(CONFIG, &[]);
     let pid = qemu.pid().to_string();
@@ -456,7 +435,7 @@ fn of_vm_its_ram_is_folded_and_nothing_else() {
 
 #[test]
 fn all_processes_of_control_group_are_attached() {
-    let Some(installed) = installed() else { return };
+    let Some(installed) = Installed::attaching() else { return };
     let _supervisor = installed.serve(CONFIG, &[]);
     let name = format!("attach-{}", std::process::id());
     let Some((dir, _afterwards)) = small_memory(&name, 1 << 30) else { return };
@@ -469,8 +448,8 @@ fn all_processes_of_control_group_are_attached() {
     fs::write(format!("{dir}/cgroup.procs"), one.pid()).expect("move a process");
     fs::write(format!("{inner}/cgroup.procs"), other.pid()).expect("move a process");
     let path = format!("/pagefold-test-{name}");
-    let said =
-        json_of(&installed.pagefold(&["attach", "--cgroup", &path, "--group", "acme", "--all-anonymous", "--json"]));
+    let attach = ["attach", "--cgroup", &path, "--group", "acme", "--all-anonymous", "--json", "--once"];
+    let said = json_of(&installed.pagefold(&attach));
     let mut pids: Vec<String> = said.as_array().unwrap().iter().map(|one| one["pid"].to_string()).collect();
     pids.sort();
     let mut expected = [one.pid(), other.pid()];
@@ -483,7 +462,7 @@ fn all_processes_of_control_group_are_attached() {
 
 #[test]
 fn processes_that_cannot_be_attached_are_refused_with_the_reason() {
-    let Some(installed) = installed() else { return };
+    let Some(installed) = Installed::attaching() else { return };
     let _supervisor = installed.serve(CONFIG, &[]);
     let refused = |pid: &str, more: &[&str]| {
         let output = installed.pagefold(&[&["attach", pid, "--group", "acme"], more].concat());
@@ -525,7 +504,7 @@ time.sleep(600)";
 
 #[test]
 fn bench_counts_what_is_stopped_interrupted_and_left() {
-    let Some(installed) = installed() else { return };
+    let Some(installed) = Installed::attaching() else { return };
     let output = Command::new(installed.path("pagefold")).args(["bench", "attach", "--cycles", "2", "--json"]).output();
     let said = json_of(&output.expect("run the bench"));
     assert_documented(&["`pagefold bench attach --json`"], &said);

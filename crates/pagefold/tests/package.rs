@@ -12,7 +12,7 @@ use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
 /// Files of the package, besides those of which there is one for each command.
-const FILES: [&str; 30] = [
+const FILES: [&str; 31] = [
     "etc/pagefold/pagefold.toml",
     "usr/bin/pagefold",
     "usr/bin/pagefold-qemu",
@@ -23,6 +23,7 @@ const FILES: [&str; 30] = [
     "usr/lib/pagefold/pagefold-web",
     "usr/lib/sysctl.d/60-pagefold.conf",
     "usr/lib/systemd/system/pagefold.service",
+    "usr/lib/systemd/system/pagefold-enrol.service",
     "usr/lib/sysusers.d/pagefold.conf",
     "usr/lib/udev/rules.d/60-pagefold.rules",
     "usr/share/bash-completion/completions/pagefold",

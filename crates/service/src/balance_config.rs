@@ -69,3 +69,35 @@ impl WrittenBalance {
         Ok(Balance { policy, every_s, floor_bytes: self.floor.map(|floor| floor.0), within: self.within, guaranteed })
     }
 }
+
+impl Balance {
+    /// The arguments of `pagefold` for this.
+    pub fn arguments(&self) -> Vec<String> {
+        let every = self.every_s.to_string();
+        let mut words: Vec<String> =
+            ["balance", "apply", "--until-hangup", "--every", &every, "--policy", &self.policy]
+                .map(str::to_owned)
+                .into();
+        words.extend(self.floor_bytes.into_iter().flat_map(|floor| ["--floor".to_owned(), floor.to_string()]));
+        words.extend(self.within.iter().flat_map(|group| ["--within".to_owned(), group.clone()]));
+        let guarantee = |(glob, bytes): &(String, u64)| ["--guaranteed".to_owned(), format!("{glob}={bytes}")];
+        words.extend(self.guaranteed.iter().flat_map(guarantee));
+        words
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_have_the_whole_configuration() {
+        let guaranteed = vec![("acme-*".to_owned(), 7), ("b=c".to_owned(), 9)];
+        let config =
+            Balance { policy: "group".into(), every_s: 5, floor_bytes: Some(3), within: Some("/m".into()), guaranteed };
+        assert_eq!(
+            config.arguments().join(" "),
+            "balance apply --until-hangup --every 5 --policy group --floor 3 --within /m --guaranteed acme-*=7 --guaranteed b=c=9"
+        );
+    }
+}

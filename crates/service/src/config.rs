@@ -5,9 +5,11 @@
 //! A rule must name a user or a control group: any user may run any program, with whatever library loaded into it.
 
 use crate::balance_config::{Balance, WrittenBalance, WrittenGuest};
+use crate::enrol_config::{MOST_RULES, WrittenEnrol};
 use crate::tokens;
 use api::change::{Change, HugePages, IndexSize, PoolSize, ScanRate, from_word};
 use api::control::{Fold, Settings, ZeroPolicy};
+use api::enrol::Rule;
 use api::name;
 use api::setup::Token;
 use guest::Glob;
@@ -44,6 +46,8 @@ pub struct Config {
     pub api: Option<Api>,
     /// Memory between guests; `None`: it is left as it is.
     pub balance: Option<Balance>,
+    /// Rules that enrol running processes.
+    pub enrol: Vec<Rule>,
     /// The groups. `None` without a configuration: any group may be made, by the service's own user.
     pub groups: Option<BTreeMap<String, GroupConfig>>,
 }
@@ -98,6 +102,8 @@ struct Written {
     guest: Vec<WrittenGuest>,
     #[serde(default)]
     group: Vec<WrittenGroup>,
+    #[serde(default)]
+    enrol: Vec<Spanned<WrittenEnrol>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -151,9 +157,21 @@ struct WrittenRule {
 
 #[derive(Clone, Deserialize)]
 #[serde(untagged, expecting = "expected a user's number, or its name in quotes")]
-enum User {
+pub(crate) enum User {
     Number(u32),
     Name(String),
+}
+
+impl User {
+    /// The user's number. `at` is the place of the user in the text.
+    pub(crate) fn number(&self, at: usize, uid_of: fn(&str) -> Option<u32>) -> Result<u32, Wrong> {
+        match self {
+            Self::Number(uid) => Ok(*uid),
+            Self::Name(name) => {
+                uid_of(name).ok_or_else(|| Wrong(at, format!("/etc/passwd has no user {name:?}: write its number")))
+            }
+        }
+    }
 }
 
 /// Bytes, as a size in text.
@@ -218,8 +236,29 @@ impl Config {
         let (without_prover, reserve) = (prover == Some(false), reserve.map(|reserve| reserve.0));
         let api = written.api.map(WrittenApi::check).transpose()?;
         let balance = written.balance.map(|balance| balance.check(written.guest)).transpose()?;
-        Ok(Self { file: None, dir, without_prover, reserve, worker_uids, api, balance, groups: Some(groups) })
+        let enrol = rules(written.enrol, &groups, without_prover, uid_of)?;
+        Ok(Self { file: None, dir, without_prover, reserve, worker_uids, api, balance, enrol, groups: Some(groups) })
     }
+}
+
+fn rules(
+    written: Vec<Spanned<WrittenEnrol>>,
+    groups: &BTreeMap<String, GroupConfig>,
+    without_prover: bool,
+    uid_of: fn(&str) -> Option<u32>,
+) -> Result<Vec<Rule>, Wrong> {
+    let mut rules = Vec::new();
+    for rule in written {
+        let at = rule.span().start;
+        if without_prover {
+            return Err(Wrong(at, "attaching takes a prover, and [service] has prover = false".into()));
+        }
+        if rules.len() == MOST_RULES {
+            return Err(Wrong(at, format!("there are more than {MOST_RULES} rules")));
+        }
+        rules.push(rule.into_inner().check(|group| groups.contains_key(group), uid_of)?);
+    }
+    Ok(rules)
 }
 
 impl WrittenApi {
@@ -269,12 +308,7 @@ fn address(text: &str) -> Option<SocketAddr> {
 
 impl WrittenGroup {
     fn check(self, uid_of: fn(&str) -> Option<u32>) -> Result<GroupConfig, Wrong> {
-        let known = |user: &User, at: usize| match user {
-            User::Number(uid) => Ok(*uid),
-            User::Name(name) => {
-                uid_of(name).ok_or_else(|| Wrong(at, format!("/etc/passwd has no user {name:?}: write its number")))
-            }
-        };
+        let known = |user: &User, at: usize| user.number(at, uid_of);
         let users = self.users.iter().map(|u| known(u.get_ref(), u.span().start)).collect::<Result<_, _>>()?;
         let rule = |written: &Spanned<WrittenRule>| {
             let at = written.span().start;
@@ -404,6 +438,7 @@ mod tests {
             ("balance", "[balance]", &example["balance"]),
             ("guest", "[[guest]]", &example["guest"][0]),
             ("group.processes", "[[group]]\nname = 'a'\n[[group.processes]]", rule),
+            ("enrol", "[[enrol]]", &example["enrol"][0]),
         ] {
             let keys = known_keys(header);
             assert!(keys.len() > 1, "{place}: {keys:?}");
@@ -453,6 +488,35 @@ mod tests {
         assert!(parse("").unwrap().is_empty());
         let missing = Config::read(Path::new("/nonexistent/x.toml")).unwrap_err().to_string();
         assert!(missing.contains("/nonexistent/x.toml"), "{missing}");
+    }
+
+    #[test]
+    fn errors_of_rules_name_line_and_key() {
+        let group = |rest: &str| format!("[[group]]\nname = 'a'\n{rest}\n");
+        for (text, words) in [
+            ("[[enrol]]\ngroup = 'a'\nuser = 1".to_owned(), "line 2: there is no [[group]] with the name \"a\""),
+            ("[[enrol]]\nuser = 1".to_owned(), "missing field `group`"),
+            (group("[[enrol]]\ngroup = 'a'"), "line 4: a rule must name a cgroup"),
+            (group("[[enrol]]\ngroup = 'a'\nuser = 'bob'"), "line 5: /etc/passwd has no user \"bob\""),
+            (group("[[enrol]]\ngroup = 'a'\ncgroup = 'acme'"), "line 5, cgroup: use the path"),
+            (group("[[enrol]]\ngroup = 'a'\ncgroup = '/a//b'"), "line 5, cgroup: use the path"),
+            (group("[[enrol]]\ngroup = 'a'\nunit = ''"), "line 5, unit: a pattern must not be empty"),
+            (group("[[enrol]]\ngroup = 'a'\ncontainer-label = 'acme'"), "line 5, container-label: use KEY=VALUE"),
+            (
+                group("[[enrol]]\ngroup = 'a'\ndomain = 'vm'\nall-anonymous = true"),
+                "line 6: of a VM, its RAM is folded and nothing else",
+            ),
+            (group("[[enrol]]\ngroup = 'a'\ncgrup = '/a'"), "line 5: unknown field `cgrup`"),
+            (group("[service]\nprover = false\n[[enrol]]\ngroup = 'a'\nuser = 1"), "line 5: attaching takes a prover"),
+        ] {
+            let error = parse(&text).unwrap_err();
+            assert!(error.contains(words), "{text}\n-> {error}");
+        }
+        let rule =
+            "[[group]]\nname = 'a'\n[[enrol]]\ngroup = 'a'\ncgroup = '/a/*/b/'\nuser = 'alice'\nall-anonymous = true\n";
+        let config = Config::parse(rule, |_| Some(7)).unwrap();
+        let all = &config.enrol[0];
+        assert_eq!((all.to_string().as_str(), all.all_anonymous), ("cgroup /a/*/b/, user 7", true));
     }
 
     #[test]

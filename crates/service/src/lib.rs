@@ -5,6 +5,7 @@
 //!   a member's agent --------> supervisor --Admit + socket--> worker of its group      (from then on, directly)
 //!   pagefold group set ------> supervisor --Set-------------> worker
 //!                              supervisor <-Segment + file--- worker                   (kept for a successor)
+//!   pagefold enrol apply ----> supervisor                    rules in, reasons out; pagefold-attach makes members (enrolment.rs)
 //!   curl, Prometheus --HTTP--> pagefold-web --the questions of the command line--> supervisor
 //! ```
 //!
@@ -24,10 +25,12 @@
 
 mod backoff;
 mod balance_config;
-mod balancer;
+mod beside;
 mod bill;
 pub mod config;
 mod decide;
+mod enrol_config;
+mod enrolment;
 mod group;
 mod handed;
 pub mod helper;

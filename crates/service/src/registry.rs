@@ -1,6 +1,7 @@
 //! The groups of a service, their members, and the users who may change them.
 
 use super::config::{Config, GroupConfig, WORKER_UIDS};
+use super::enrolment::Enrolment;
 use super::group::Group;
 use super::room::{Memory, Room};
 use super::segments::Segments;
@@ -9,6 +10,7 @@ use super::trouble::Troubles;
 use act::FileStore;
 use api::ask::{Ask, NOT_CONFIGURED};
 use api::control::{MemberRoom, Needs};
+use api::enrol::Rule;
 use api::place::{Place, own_uid};
 use cli::note;
 use host::MemoryLimits;
@@ -39,6 +41,8 @@ pub struct Registry {
     pub has_prover: bool,
     /// Troubles of the service itself.
     pub troubles: Troubles,
+    /// Processes that rules fit.
+    pub enrolment: Enrolment,
     /// The service manager's store of files.
     pub store: Rc<FileStore>,
 }
@@ -57,6 +61,7 @@ impl Registry {
             web_uid: None,
             has_prover: false,
             troubles: Troubles::default(),
+            enrolment: Enrolment::default(),
             store: Rc::default(),
         }
     }
@@ -80,6 +85,18 @@ impl Registry {
             }
             Group::new(name, config, is_configured, change, Segments::new(name, store))
         })
+    }
+
+    /// The rules by which running processes are enrolled: those of the configuration first. A group that is configured no
+    /// more takes no new members.
+    pub fn rules(&self) -> impl Iterator<Item = &Rule> {
+        let takes_members = |rule: &&Rule| self.groups.get(&rule.group).is_some_and(|group| group.is_configured);
+        self.config.enrol.iter().chain(&self.state.rules).filter(takes_members)
+    }
+
+    /// Whether there is a rule.
+    pub fn has_rules(&self) -> bool {
+        self.rules().next().is_some()
     }
 
     /// Forgets groups that are configured no more, and have neither a member nor a worker.
@@ -197,6 +214,9 @@ impl Registry {
             }
             Ask::Join { .. } | Ask::Attach { .. } | Ask::MayLeave { .. } | Ask::Leave { .. } => {
                 Some("membership is not the web side's business")
+            }
+            Ask::Rules { .. } | Ask::AddRule(_) | Ask::DropRules { .. } => {
+                Some("rules are not the web side's business")
             }
             Ask::Why { .. } => Some("single pages are not the web side's business"),
         }

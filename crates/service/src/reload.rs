@@ -4,6 +4,7 @@
 //! |---|---|
 //! | groups: new ones, their users, rules and settings | at once |
 //! | a group that it names no more | as at a start: members run on with the last limits, and there are no new ones |
+//! | `[[enrol]]` | at once: processes that fit are attached within seconds; members stay members |
 //! | `reserve`, tokens, `control` | at once |
 //! | `[balance]`, `[[guest]]` | at once: the balancer is started again |
 //! | all else in `[service]` and `[api]` | by the next service |
@@ -21,6 +22,9 @@ impl Registry {
     /// Takes over a configuration, and logs what of it is taken over and what is not.
     pub fn reload(&mut self, new: Config) {
         let old = std::mem::replace(&mut self.config, new);
+        if old.enrol != self.config.enrol {
+            note!("SIGHUP: {} rules that enrol running processes, {} before", self.config.enrol.len(), old.enrol.len());
+        }
         for key in self.keep_what_stays(&old) {
             note!("SIGHUP: {key} {LATER}");
         }

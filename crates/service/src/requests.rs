@@ -8,11 +8,14 @@
 //!
 //! A question reads and changes nothing but the [`Registry`].
 
+use super::enrol_config::MOST_RULES;
 use super::registry::Registry;
 use api::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine, NOT_CONFIGURED, PoolLimit, PoolLimitBy};
 use api::change::Change;
 use api::control::{Fold, GroupReport, Identity, MemberReport, MemberRoom, Needs, Settings};
+use api::enrol::{NotAttached, Rule};
 use api::name;
+use api::place::own_uid;
 use cli::note;
 use host::{Mapping, PeerProcess, Process, ProcessId, Seqpacket, Shares};
 use page::pages_to_bytes;
@@ -194,10 +197,15 @@ impl Request<'_> {
         }
         let answered = match question {
             Ask::Join { group, name, program } => self.join(&group, name, &program),
-            Ask::Attach { pid, started, group, name } => {
-                self.attach(ProcessId { pid, start_ticks: started }, &group, name)
+            Ask::Attach { pid, started, group, name, by_rule } => {
+                self.attach(ProcessId { pid, start_ticks: started }, &group, name, by_rule)
             }
-            Ask::MayLeave { pid, started } => self.may_leave(ProcessId { pid, start_ticks: started }),
+            Ask::MayLeave { pid, started, for_good } => {
+                self.may_leave(ProcessId { pid, start_ticks: started }, for_good)
+            }
+            Ask::Rules { not_attached } => self.list_rules(not_attached),
+            Ask::AddRule(rule) => self.add_rule(rule),
+            Ask::DropRules { cgroup, container } => self.drop_rules(&cgroup, &container),
             Ask::Leave { pid, started } => self.leave(ProcessId { pid, start_ticks: started }),
             Ask::Groups => self.list_groups(),
             Ask::Members => self.list_members(),
@@ -262,7 +270,7 @@ impl Request<'_> {
     }
 
     /// Makes another process a member. The asker puts an agent into it, by its own right: the kernel decides whether it may.
-    fn attach(&mut self, id: ProcessId, group: &str, wanted: Option<String>) -> Result<(), String> {
+    fn attach(&mut self, id: ProcessId, group: &str, wanted: Option<String>, by_rule: bool) -> Result<(), String> {
         self.allow(group, true)?;
         if !self.registry.group(group).is_configured {
             return Err(format!("group {group}: {NOT_CONFIGURED}; add it to the service's configuration"));
@@ -280,12 +288,18 @@ impl Request<'_> {
         if let Some(member) = self.registry.state.find(id).filter(|member| !is_again(member)) {
             return Err(format!("process {} is a member of group {} already", id.pid, member.group));
         }
+        if by_rule && self.registry.state.is_detached(id) {
+            return Err(format!("process {} was detached by hand, and no rule attaches it again", id.pid));
+        }
         let name = wanted.unwrap_or_else(|| name::of_process(process.program(), id.pid));
         name::check("member", &name)?;
         let identity = Identity { name: name.clone(), pid: id.pid, started: id.start_ticks };
         let (uid, connected, attached_by) = (process.uid, false, Some(asker.id.pid));
         let member = MemberLine { group: group.to_owned(), identity, uid, connected, family: None, attached_by };
-        self.registry.keep(|state| state.add(member))?;
+        self.registry.keep(|state| {
+            state.set_detached(id, false);
+            state.add(member)
+        })?;
         self.registry.group(group).idle_since = None;
         note!("group {group}: user {} attaches process {} of user {uid} as member {name}", asker.uid, id.pid);
         self.client.answer(&Answer::Joined(name));
@@ -293,13 +307,67 @@ impl Request<'_> {
     }
 
     /// Promises memory for an attached process that is to be as it was before. It is promised as to a group of its own.
-    fn may_leave(&mut self, id: ProcessId) -> Result<(), String> {
+    fn may_leave(&mut self, id: ProcessId, for_good: bool) -> Result<(), String> {
         let member = self.attached(id)?;
         let needed = pooled_bytes(id.pid)?;
         let needs = Needs { members: vec![MemberRoom { pid: id.pid, bytes: needed }], whole: true };
         self.registry.within_limits(&needs).map_err(|why| format!("{why}: raise the limit, and try again"))?;
         let name = format!("process {} of {}", id.pid, member.group);
         self.registry.promise(|room, memory| room.promise_all(&name, needed, memory, Instant::now()))?;
+        if for_good {
+            self.registry.keep(|state| {
+                state.set_detached(id, true);
+                Ok(())
+            })?;
+        }
+        self.client.answer(&Answer::Done);
+        Ok(())
+    }
+
+    /// Rules are about all processes of the host.
+    fn may_rule(&self) -> Result<(), String> {
+        let uid = self.client.peer.uid;
+        let is_owner = uid == 0 || uid == own_uid();
+        is_owner.then_some(()).ok_or_else(|| format!("user {uid} may not deal with rules: root may"))
+    }
+
+    fn list_rules(&mut self, not_attached: Option<Vec<NotAttached>>) -> Result<(), String> {
+        self.may_rule()?;
+        self.registry.enrolment.heard(not_attached, Instant::now());
+        for rule in self.registry.rules() {
+            self.client.answer(&Answer::Rule(rule.clone()));
+        }
+        self.client.answer(&Answer::Done);
+        Ok(())
+    }
+
+    fn add_rule(&mut self, rule: Rule) -> Result<(), String> {
+        self.may_rule()?;
+        self.allow(&rule.group, true)?;
+        if !self.registry.group(&rule.group).is_configured {
+            return Err(format!("group {}: {NOT_CONFIGURED}; add it to the service's configuration", rule.group));
+        }
+        if self.registry.state.rules.len() >= MOST_RULES {
+            return Err(format!("there are {MOST_RULES} rules already: drop some, with pagefold detach"));
+        }
+        note!("group {}: enrols processes of {rule}", rule.group);
+        self.registry.keep(|state| {
+            state.rules.retain(|other| other.to_string() != rule.to_string());
+            state.rules.push(rule);
+            state.touch();
+            Ok(())
+        })?;
+        self.client.answer(&Answer::Done);
+        Ok(())
+    }
+
+    fn drop_rules(&mut self, cgroup: &Option<String>, container: &Option<String>) -> Result<(), String> {
+        self.may_rule()?;
+        self.registry.keep(|state| {
+            state.rules.retain(|rule| (&rule.cgroup, &rule.container) != (cgroup, container));
+            state.touch();
+            Ok(())
+        })?;
         self.client.answer(&Answer::Done);
         Ok(())
     }
@@ -396,6 +464,7 @@ impl Request<'_> {
                 let bill = self.registry.state.total(group);
                 // One that the service does not have is not missed.
                 let no_prover = report.no_prover && self.registry.has_prover;
+                let not_attached = self.registry.enrolment.of_group(group);
                 let group = self.registry.group(group);
                 self.client.answer(&Answer::Report(Box::new(GroupState {
                     name: group.name.clone(),
@@ -405,6 +474,7 @@ impl Request<'_> {
                     worker_pid: group.worker.as_ref().map(|w| w.process.pid),
                     pool_limit: group.pool_limit(),
                     segments: group.segments.len(),
+                    not_attached,
                     report: named(GroupReport { bill, no_prover, ..report.clone() }, &group.pool_limit()),
                 })));
             }

@@ -6,6 +6,7 @@ use anyhow::Context;
 use api::ask::MemberLine;
 use api::change::Change;
 use api::control::{Bill, GroupReport, Settings};
+use api::enrol::Rule;
 use api::name;
 use host::ProcessId;
 use serde::{Deserialize, Serialize};
@@ -33,6 +34,12 @@ pub struct State {
     /// Bills of the groups.
     #[serde(default)]
     bills: BTreeMap<String, Account>,
+    /// Rules that were added on the fly.
+    #[serde(default)]
+    pub rules: Vec<Rule>,
+    /// Processes that somebody has detached: no rule attaches them again.
+    #[serde(default)]
+    detached: Vec<ProcessId>,
     #[serde(skip)]
     changed: bool,
 }
@@ -233,11 +240,25 @@ impl State {
         self.changed = true;
     }
 
+    /// Notes that somebody wants a process to be no member, or that somebody has attached it again.
+    pub fn set_detached(&mut self, process: ProcessId, detached: bool) {
+        self.detached.retain(|other| *other != process);
+        self.detached.extend(detached.then_some(process));
+        self.changed = true;
+    }
+
+    /// Whether somebody wants a process to be no member.
+    pub fn is_detached(&self, process: ProcessId) -> bool {
+        self.detached.contains(&process)
+    }
+
     /// Removes members whose process has ended.
     pub fn forget_dead(&mut self) {
         let before = self.members.len();
         self.members.retain(|m| process_of(m).is_alive());
-        self.changed |= self.members.len() != before;
+        let detached = self.detached.len();
+        self.detached.retain(ProcessId::is_alive);
+        self.changed |= (self.members.len(), self.detached.len()) != (before, detached);
     }
 }
 

@@ -1,6 +1,7 @@
 //! The supervisor: one thread that waits for sockets, and never for one peer in particular.
 
-use super::balancer::Balancer;
+use super::balance_config::Balance;
+use super::beside::Beside;
 use super::config::Config;
 use super::decide;
 use super::group::{Group, Heard};
@@ -52,6 +53,8 @@ pub struct Options {
     pub private: bool,
     /// Whether its workers end with it.
     pub stop_workers: bool,
+    /// Whether somebody else starts the process that carries out its rules.
+    pub enrol_apart: bool,
     /// Time without members after which a group's worker ends, and a private service.
     pub linger: Duration,
 }
@@ -67,7 +70,8 @@ pub struct Supervisor {
     handed: Handed,
     prover: Prover,
     web: Web,
-    balancer: Balancer,
+    balancer: Beside,
+    enroller: Beside,
     signals: Signals,
     /// Control groups of workers that have ended.
     leftover: Vec<CgroupHome>,
@@ -101,7 +105,9 @@ impl Supervisor {
         }
         let prover = Prover::new(&place, !config.without_prover)?;
         let web = Web::new(&place, config.api.as_ref())?;
-        let balancer = Balancer::new(&place, config.balance.as_ref());
+        let balancer =
+            Beside::new(&place, "balancing memory between guests", config.balance.as_ref().map(Balance::arguments));
+        let enroller = Beside::new(&place, "enrolling processes by rules", None);
         let mut supervisor = Self {
             registry: Registry::new(place, config, state),
             clients: Clients::default(),
@@ -113,6 +119,7 @@ impl Supervisor {
             prover,
             web,
             balancer,
+            enroller,
             signals,
             leftover: Vec::new(),
             idle_since: None,
@@ -214,6 +221,7 @@ impl Supervisor {
             .chain(self.prover.start_at(now))
             .chain(self.web.start_at(now))
             .chain(self.balancer.start_at(now))
+            .chain(self.enroller.start_at(now))
             .chain([next_tick])
             .chain(self.accept_after)
             .min()
@@ -250,6 +258,7 @@ impl Supervisor {
                         self.prover.child_ended(pid, status);
                         self.web.child_ended(pid, status);
                         self.balancer.child_ended(pid, status);
+                        self.enroller.child_ended(pid, status);
                     }
                 }
                 Caught::Hangup => self.reload(),
@@ -427,6 +436,9 @@ impl Supervisor {
         }
         self.start_web(now);
         self.balancer.start_if_due(now);
+        self.enroller
+            .set(self.wants_enroller().then(|| ["enrol", "apply", "--until-hangup"].map(str::to_owned).into()));
+        self.enroller.start_if_due(now);
         let due = |g: &Group, members| g.start_at(members, now).is_some_and(|at| at <= now);
         let names: Vec<String> = self
             .registry
@@ -453,6 +465,11 @@ impl Supervisor {
         }
     }
 
+    /// Whether this service starts the process that carries out its rules.
+    fn wants_enroller(&self) -> bool {
+        !self.options.enrol_apart && self.registry.has_rules()
+    }
+
     fn start_web(&mut self, now: Instant) {
         if self.web.start_at(now).is_some_and(|at| at <= now) {
             match self.registry.worker_uid(WEB) {
@@ -473,7 +490,7 @@ impl Supervisor {
         };
         match Config::read(&path) {
             Ok(config) => {
-                self.balancer.set(config.balance.as_ref());
+                self.balancer.set(config.balance.as_ref().map(Balance::arguments));
                 self.registry.reload(config);
                 if let Some(api) = &self.registry.config.api {
                     self.web.set(api);
@@ -523,6 +540,16 @@ impl Supervisor {
     fn look_for_troubles(&mut self, now: Instant) {
         self.registry.has_prover = self.prover.is_wanted();
         self.registry.troubles.look_at_prover(self.prover.is_missing(), now);
+        let has_rules = self.registry.has_rules();
+        let idle = self.registry.enrolment.is_idle(has_rules, now).then(|| {
+            let lost = "nobody carries out the rules by which processes are enrolled";
+            if self.options.enrol_apart {
+                format!("{lost}: start pagefold enrol apply (systemctl start pagefold-enrol)")
+            } else {
+                format!("{lost}: see the log")
+            }
+        });
+        self.registry.troubles.set(trouble::ENROL, idle);
     }
 
     /// Ends the service. Members go on in any case. Workers go on for a successor, or end at once.
@@ -530,6 +557,7 @@ impl Supervisor {
         self.prover.end();
         self.web.end();
         self.balancer.end();
+        self.enroller.end();
         // All that must not be lost was written when it was decided.
         self.write_state();
         let workers = self.registry.groups.values().filter(|g| g.worker.is_some()).count();

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `state_not_written` | the state file cannot be written, on a full disk say; folding goes on |
 //! | `no_prover` | a prover is wanted, and does not run |
+//! | `rules_not_carried_out` | there are rules, and nobody asks for them |
 //!
 //! A clock that is set back is no trouble: nothing here asks for the time of day.
 
@@ -15,6 +16,8 @@ use std::time::{Duration, Instant};
 pub const STATE: &str = "state_not_written";
 /// Name of the trouble with the prover.
 pub const PROVER: &str = "no_prover";
+/// Name of the trouble with rules.
+pub const ENROL: &str = "rules_not_carried_out";
 
 /// Time without a prover that is no trouble: 5 s, as it is started again at once.
 const PROVER_TIME: Duration = Duration::from_secs(5);

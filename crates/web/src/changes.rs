@@ -207,6 +207,7 @@ mod tests {
             worker_pid: pid,
             pool_limit: PoolLimit::of(&settings, None),
             segments: 0,
+            not_attached: Vec::new(),
             report,
         };
         Group { line, state: Some(Arc::new(state)) }

@@ -317,6 +317,7 @@ mod tests {
             worker_pid: Some(1),
             pool_limit: PoolLimit::of(&settings, None),
             segments: 1,
+            not_attached: Vec::new(),
             report: report_of_group,
         };
         let silent = Group { line: GroupLine { name: "beta".into(), ..line.clone() }, state: None };

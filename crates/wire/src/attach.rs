@@ -7,7 +7,7 @@
 //!     | Go ------------------------------------------------> |  lets them go on
 //!     | Connect {server}, and one end of a socket -----------> |  hands the end on to the service
 //!     | <-------------------------------------------- Leave  |
-//!     | Left {ranges} -------------------------------------> |  unmaps these ranges, when the agent's threads have ended
+//!     | Threads, Left {ranges} ----------------------------> |  unmaps these ranges, when the agent's threads have ended
 //! ```
 //!
 //! Each message is one datagram: a letter, and numbers of eight bytes.
@@ -60,6 +60,8 @@ pub enum FromAttached {
         /// The agent's own threads.
         threads: Vec<u64>,
     },
+    /// These are the agent's own threads.
+    Threads(Vec<u64>),
     /// Let them go on.
     Go,
     /// Hand the socket that comes with it on.
@@ -94,6 +96,7 @@ impl FromAttached {
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Self::Halt { number, threads } => encode(b'h', [*number].into_iter().chain(threads.iter().copied())),
+            Self::Threads(threads) => encode(b't', threads.iter().copied()),
             Self::Go => encode(b'g', []),
             Self::Connect(server) => encode(b'c', [server.frame()[0].into()]),
             Self::Left(ranges) => encode(b'l', ranges.iter().flat_map(|range| [range.start.0, range.pages])),
@@ -107,6 +110,7 @@ impl FromAttached {
                 let (number, threads) = numbers.split_first()?;
                 Some(Self::Halt { number: *number, threads: threads.to_vec() })
             }
+            (b't', threads) => Some(Self::Threads(threads)),
             (b'g', numbers) if numbers.is_empty() => Some(Self::Go),
             (b'c', numbers) => {
                 let [number] = numbers.as_slice() else { return None };
@@ -154,7 +158,8 @@ mod tests {
             vec![PageRange { start: HostVirt(4096), pages: 3 }, PageRange { start: HostVirt(1 << 20), pages: 1 }];
         let servers = [Server::Worker, Server::Prover].map(FromAttached::Connect);
         let halt = FromAttached::Halt { number: 7, threads: vec![3, 4] };
-        for sent in [halt, FromAttached::Go, FromAttached::Left(ranges)].into_iter().chain(servers) {
+        let threads = FromAttached::Threads(vec![3]);
+        for sent in [halt, threads, FromAttached::Go, FromAttached::Left(ranges)].into_iter().chain(servers) {
             let frame = sent.encode();
             assert!(frame.len() <= ATTACH_BYTES);
             assert_eq!(FromAttached::decode(&frame), Some(sent));

@@ -1,22 +1,24 @@
 //! `pagefold attach`, `pagefold detach`: make a running process a member of a group, and end that again.
 
+use crate::cmd::enrol::program;
 use crate::cmd::which::Which;
 use anyhow::{Context, bail};
+use api::ask::MemberLine;
 use api::client::Service;
 use api::control::Identity;
+use api::enrol::Rule;
 use api::name;
 use cli::exit::{Outcome, Stop};
 use cli::{output, say};
+use enrol::attach::{Attached, Order, PROGRAM, Refused};
+use enrol::decide::Rules;
+use enrol::facts::{Facts, Looker};
 use guest::Survey;
-use host::{Cgroups, ProcessId};
-use serde::{Deserialize, Serialize};
-use std::io::Read;
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use host::ProcessId;
+use serde::Serialize;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The program that puts agents into processes.
-const PROGRAM: &str = "pagefold-attach";
 /// Time between two questions whether a process has been detached, and between two looks whether the program beside it
 /// has ended: 50 ms, 10 ms.
 const ASK: Duration = Duration::from_millis(50);
@@ -40,17 +42,24 @@ Examples:
   pagefold attach 1234 --group acme --dry-run --json
   pagefold attach --guest vm7 --group acme
   pagefold attach --cgroup /system.slice/acme.service --group acme --all-anonymous
-  pagefold detach 1234")]
+  pagefold attach --container web --group acme --all-anonymous
+  pagefold detach 1234
+  pagefold detach --container web")]
 pub struct AttachArgs {
     /// The processes
-    #[arg(required_unless_present_any = ["guest", "cgroup"], value_name = "PID")]
+    #[arg(required_unless_present_any = ["guest", "cgroup", "container"], value_name = "PID")]
     pids: Vec<u32>,
     /// A VM, by its name or id (see pagefold guests): its RAM is folded, and nothing else of its process
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["pids", "cgroup", "all_anonymous"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["pids", "cgroup", "container", "all_anonymous"])]
     guest: Option<String>,
-    /// All processes in this control group, and in those below it
-    #[arg(long, value_name = "PATH", conflicts_with = "pids")]
-    cgroup: Option<String>,
+    #[command(flatten)]
+    place: Place,
+    /// Only the processes that run: with --cgroup and --container, the service also attaches those that start later
+    #[arg(long)]
+    once: bool,
+    /// Of a control group or a container, only processes with so much private memory: each costs a program beside it
+    #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = cli::size::parse_bytes)]
+    at_least: u64,
     /// The group: its members share pages with each other and with nobody else
     #[arg(long, value_name = "GROUP", value_parser = name::parse_group)]
     group: String,
@@ -74,14 +83,18 @@ pub struct AttachArgs {
 #[derive(clap::Args)]
 #[command(after_help = "\
 Everything that is folded becomes private again, which takes memory. The agent's threads, mappings and
-files are gone afterwards.
+files are gone afterwards. No rule attaches these processes again. With --cgroup and --container, the rule
+that pagefold attach had added is dropped.
 
-Example:
-  pagefold detach 1234")]
+Examples:
+  pagefold detach 1234
+  pagefold detach --container web")]
 pub struct DetachArgs {
     /// The processes
-    #[arg(required = true, value_name = "PID")]
+    #[arg(required_unless_present_any = ["cgroup", "container"], value_name = "PID")]
     pids: Vec<u32>,
+    #[command(flatten)]
+    place: Place,
     /// Longest time to wait for each
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     wait: u64,
@@ -92,16 +105,6 @@ pub struct DetachArgs {
     json: bool,
 }
 
-/// A process that was attached, as `pagefold-attach` and `--json` say it.
-#[derive(Serialize, Deserialize)]
-struct Attached {
-    pid: u32,
-    group: String,
-    threads: usize,
-    stopped_us: u64,
-    enrolled_bytes: u64,
-}
-
 /// A process that was detached.
 #[derive(Serialize)]
 struct Detached {
@@ -109,35 +112,79 @@ struct Detached {
     group: String,
 }
 
-impl AttachArgs {
-    /// The processes that are meant.
-    fn pids(&self) -> anyhow::Result<Vec<u32>> {
-        let pids = if let Some(name) = &self.guest {
-            let is_it = |guest: &guest::Guest| guest.kind.is_vm() && (guest.name == *name || guest.id == *name);
-            let found = Survey::take()?.guests(&[], &[]).into_iter().filter(is_it).collect::<Vec<_>>();
-            match found.as_slice() {
-                [guest] => guest.pids.clone(),
-                [] => return Err(Stop::Usage(format!("there is no VM {name} here: see pagefold guests")).into()),
-                _ => return Err(Stop::Usage(format!("several VMs are named {name}: give one's id")).into()),
-            }
-        } else if let Some(path) = &self.cgroup {
-            let all = Survey::take()?.processes;
-            all.into_iter().filter(|process| is_below(&process.cgroups, path)).map(|process| process.pid).collect()
-        } else {
-            self.pids.clone()
-        };
-        if pids.is_empty() {
-            let path = self.cgroup.as_deref().unwrap_or_default();
-            return Err(Stop::Usage(format!("no process is in control group {path}, or below it")).into());
+/// A control group or a container, all of whose processes are meant.
+#[derive(clap::Args)]
+struct Place {
+    /// All processes in this control group, and in those below it; each part of the path may have * and ?
+    #[arg(long, value_name = "PATH", conflicts_with = "pids", value_parser = parse_cgroup)]
+    cgroup: Option<String>,
+    /// All processes in this container (see pagefold guests)
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["pids", "cgroup"])]
+    container: Option<String>,
+}
+
+fn parse_cgroup(path: &str) -> Result<String, String> {
+    let is_path = path.starts_with('/') && path.len() > 1;
+    is_path.then(|| path.trim_end_matches('/').to_owned()).ok_or_else(|| "use a path such as /system.slice/x".into())
+}
+
+impl Place {
+    const fn is_given(&self) -> bool {
+        self.cgroup.is_some() || self.container.is_some()
+    }
+
+    fn rule(&self) -> Rule {
+        Rule { cgroup: self.cgroup.clone(), container: self.container.clone(), ..Rule::default() }
+    }
+
+    /// The processes there.
+    fn processes(&self) -> anyhow::Result<Vec<Facts>> {
+        let (rules, mut looker) = (Rules::new(vec![self.rule()]), Looker::of_caller());
+        let all = host::pids()?.into_iter().filter_map(|pid| looker.look(pid, rules.want_names()));
+        let found: Vec<Facts> = all.filter(|facts| rules.fit(facts)).collect();
+        if found.is_empty() {
+            return Err(Stop::Usage(format!("no process is in {}: see pagefold guests", self.rule())).into());
         }
-        Ok(pids)
+        Ok(found)
     }
 }
 
-/// Whether a process is in this control group, or in one below it.
-fn is_below(cgroups: &Cgroups, path: &str) -> bool {
-    let path = path.trim_end_matches('/');
-    cgroups.paths().any(|its| its.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
+impl AttachArgs {
+    /// The processes that are meant. Small ones of a control group or a container are left alone, and named.
+    fn pids(&self) -> anyhow::Result<Vec<u32>> {
+        if let Some(name) = &self.guest {
+            let is_it = |guest: &guest::Guest| guest.kind.is_vm() && (guest.name == *name || guest.id == *name);
+            let found = Survey::take()?.guests(&[], &[]).into_iter().filter(is_it).collect::<Vec<_>>();
+            return match found.as_slice() {
+                [guest] => Ok(guest.pids.clone()),
+                [] => Err(Stop::Usage(format!("there is no VM {name} here: see pagefold guests")).into()),
+                _ => Err(Stop::Usage(format!("several VMs are named {name}: give one's id")).into()),
+            };
+        }
+        if !self.place.is_given() {
+            return Ok(self.pids.clone());
+        }
+        let (found, small): (Vec<Facts>, Vec<Facts>) =
+            self.place.processes()?.into_iter().partition(|facts| facts.private_bytes >= self.at_least);
+        for Facts { pid, program, private_bytes, .. } in small {
+            let [has, least] = [private_bytes, self.at_least].map(cli::bytes);
+            say!(
+                "pagefold: process {pid} ({program}) is left alone: it has {has} of private memory, less than {least}"
+            );
+        }
+        Ok(found.into_iter().map(|facts| facts.pid).collect())
+    }
+
+    /// Has the service attach what starts in the same place later.
+    fn enrol_later(&self, service: &Service) -> Result<(), String> {
+        let rule = Rule {
+            group: self.group.clone(),
+            all_anonymous: self.all_anonymous,
+            at_least_bytes: self.at_least,
+            ..self.place.rule()
+        };
+        service.add_rule(rule).map_err(|e| format!("processes that start there later are not attached: {e:#}"))
+    }
 }
 
 /// Attaches processes.
@@ -148,13 +195,24 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<Outcome> {
     }
     let service = Service::find(&args.service.meant())?.into_iter().next();
     let service = service.context("no service answers: attaching takes root's, see pagefold serve")?;
-    let mut all = Vec::new();
-    let mut outcome = Outcome::Done;
+    let (mut all, mut outcome) = (Vec::new(), Outcome::Done);
+    let program = program()?;
     for pid in pids {
-        match attach_one(args, pid, &service)? {
-            Some(attached) => all.push(attached),
-            None => outcome = Outcome::Partial,
+        match attach_one(args, pid, &service, &program)? {
+            Ok(attached) => all.push(attached),
+            Err(refused) if refused.host_lacks => return Err(Stop::HostLacks(refused.why).into()),
+            Err(refused) => {
+                say!("pagefold: process {pid} cannot be attached: {}", refused.why);
+                outcome = Outcome::Partial;
+            }
         }
+    }
+    if args.place.is_given()
+        && !args.once
+        && !args.dry_run
+        && let Err(why) = args.enrol_later(&service)
+    {
+        say!("pagefold: {why}");
     }
     if args.json {
         output::line(serde_json::to_string_pretty(&all)?)?;
@@ -172,26 +230,43 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// `None` if it is refused; the reason was said then.
-fn attach_one(args: &AttachArgs, pid: u32, service: &Service) -> anyhow::Result<Option<Attached>> {
-    let program = service::helper::program(PROGRAM).map_err(|e| Stop::HostLacks(format!("{PROGRAM}: {e}")))?;
-    let mut command = Command::new(&program);
-    command.args(["--pid", &pid.to_string(), "--group", &args.group]).arg("--dir").arg(service.place.dir());
-    command.args(args.name.iter().flat_map(|name| ["--name", name]));
-    command.args(args.all_anonymous.then_some("--all-anonymous")).args(args.dry_run.then_some("--dry-run"));
-    // It goes on when this program has ended, and an interrupt at the terminal is not meant for it.
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
-    let mut child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
-    let mut text = String::new();
-    child.stdout.take().context("no output")?.read_to_string(&mut text)?;
-    if text.is_empty() {
-        let status = child.wait()?;
-        if status.code() == Some(i32::from(cli::exit::Code::HostLacks as u8)) {
-            return Err(Stop::HostLacks(format!("process {pid} is not attached")).into());
+fn attach_one(
+    args: &AttachArgs,
+    pid: u32,
+    service: &Service,
+    program: &Path,
+) -> anyhow::Result<Result<Attached, Refused>> {
+    let process = ProcessId::of(pid).map_err(|e| Stop::Usage(format!("there is no process {pid}: {e}")))?;
+    let is_vm = host::Process::read_without_arguments(pid).is_ok_and(|process| guest::is_vm(&process));
+    let order = Order {
+        process,
+        group: args.group.clone(),
+        name: args.name.clone(),
+        // Of a VM in a container, its RAM is folded and nothing else.
+        all_anonymous: args.all_anonymous && !(args.place.is_given() && is_vm),
+        by_rule: false,
+        dry_run: args.dry_run,
+    };
+    order.carry_out(program, service.place.dir())
+}
+
+impl DetachArgs {
+    /// The processes that are meant. Of a control group or a container, they are those that were attached.
+    fn meant(&self, services: &[Service], members: &[(&Service, MemberLine)]) -> anyhow::Result<Vec<u32>> {
+        if !self.place.is_given() {
+            return Ok(self.pids.clone());
         }
-        return Ok(None);
+        let Place { cgroup, container } = &self.place;
+        let mut dropped = services.iter().map(|service| service.drop_rules(cgroup.clone(), container.clone()));
+        // A user who may not drop rules has added none.
+        if let Some(e) = dropped.find_map(Result::err).filter(|_| api::place::own_uid() == 0) {
+            return Err(e);
+        }
+        let is_attached = |facts: &Facts| {
+            members.iter().any(|(_, member)| member.identity.pid == facts.pid && member.attached_by.is_some())
+        };
+        Ok(self.place.processes()?.iter().filter(|facts| is_attached(facts)).map(|facts| facts.pid).collect())
     }
-    serde_json::from_str(&text).map(Some).context("pagefold-attach says something else than was asked")
 }
 
 /// Detaches processes.
@@ -201,9 +276,8 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<Outcome> {
     for service in &services {
         members.extend(service.members()?.into_iter().map(|member| (service, member)));
     }
-    let mut all = Vec::new();
-    let mut outcome = Outcome::Done;
-    for pid in &args.pids {
+    let (mut all, mut outcome) = (Vec::new(), Outcome::Done);
+    for pid in &args.meant(&services, &members)? {
         let found = members.iter().find(|(_, member)| member.identity.pid == *pid);
         let Some((service, member, helper)) =
             found.and_then(|(service, member)| Some((service, member, member.attached_by?)))
@@ -211,7 +285,7 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<Outcome> {
             return Err(Stop::Usage(format!("process {pid} was not attached: see pagefold attach")).into());
         };
         let process = ProcessId { pid: *pid, start_ticks: member.identity.started };
-        let may_leave = service.may_leave(process);
+        let may_leave = service.may_leave(process, true);
         match may_leave.and_then(|()| detach_one(service, process, helper, Duration::from_secs(args.wait))) {
             Ok(()) => all.push(Detached { pid: *pid, group: member.group.clone() }),
             Err(e) => {

@@ -42,6 +42,7 @@ struct CheckArgs {
 struct Checked {
     file: String,
     groups: Vec<String>,
+    rules: usize,
     http: Option<Http>,
 }
 
@@ -59,6 +60,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let config = Config::read(file).map_err(Stop::usage)?;
     let checked = Checked {
         file: file.display().to_string(),
+        rules: config.enrol.len(),
         groups: config.groups.into_iter().flatten().map(|(name, _)| name).collect(),
         http: config.api.map(|api| Http {
             listen: api.listen.map(|address| address.to_string()),
@@ -75,12 +77,13 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
 }
 
 fn words(checked: &Checked) -> String {
-    let Checked { file, groups, http } = checked;
+    let Checked { file, groups, rules, http } = checked;
     let count = |n: usize, thing: &str| format!("{n} {thing}{}", if n == 1 { "" } else { "s" });
     let http = http.as_ref().map_or("no HTTP".to_owned(), |http| {
         let listen = http.listen.as_ref().map_or(String::new(), |address| format!(" and {address}"));
         let control = if http.control { "" } else { ", for reading alone" };
         format!("HTTP at a Unix socket{listen}, {}{control}", count(http.tokens.len(), "token"))
     });
-    format!("{file}: fine; {}; {http}", count(groups.len(), "group"))
+    let rules = count(*rules, "rule for running processes").replace("processess", "processes");
+    format!("{file}: fine; {}; {rules}; {http}", count(groups.len(), "group"))
 }

@@ -7,6 +7,7 @@ pub mod balance;
 pub mod census;
 pub mod config;
 pub mod doctor;
+pub mod enrol;
 pub mod explain;
 pub mod forecast;
 pub mod generate;

@@ -41,6 +41,12 @@ to them. docs/pagefold.toml of the source is an annotated example with every key
   cgroup = \"/machine.slice/acme-*\"
   program = \"/usr/bin/qemu-*\"
 
+  [[enrol]]                        # processes that run already become members: all that is named must fit
+  group = \"acme\"
+  cgroup = \"/system.slice/acme-*\" # or container, container-label, domain, unit, user
+  all-anonymous = true             # false: only memory that the program advises
+  at-least = \"4M\"                # smaller processes are left alone
+
   [service]                        # optional
   dir = \"/run/pagefold\"
   worker-uid-base = 61184
@@ -81,6 +87,9 @@ pub struct Args {
     /// End the workers at once when it is told to end
     #[arg(long)]
     stop_workers: bool,
+    /// Leave it to others to start `pagefold enrol apply`, which carries out the rules of [[enrol]]
+    #[arg(long)]
+    enrol_apart: bool,
     /// Started by `pagefold run`: end when no member has been left for a minute
     #[arg(long, hide = true, conflicts_with = "config")]
     private: bool,
@@ -121,7 +130,8 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         let _ = rustix::process::setsid();
     }
     let linger = Duration::from_secs(args.linger);
-    serve(place, config, Options { private: args.private, stop_workers: args.stop_workers, linger }, lock)
+    let Args { private, stop_workers, enrol_apart, .. } = args;
+    serve(place, config, Options { private, stop_workers, enrol_apart, linger }, lock)
 }
 
 fn serve(place: Place, config: Config, options: Options, lock: Lock) -> anyhow::Result<Outcome> {

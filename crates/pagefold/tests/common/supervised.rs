@@ -81,6 +81,27 @@ sys.exit(0 if s.recv(9) == b'' else 9)",
         Self { _afterwards: Afterwards::run(&script), dir }
     }
 
+    /// An installation with the programs that attaching takes; `None` if this machine cannot have one, which was said then.
+    pub fn attaching() -> Option<Self> {
+        if super::not_root() {
+            return None;
+        }
+        let built = Path::new(env!("CARGO_BIN_EXE_pagefold"));
+        let dir = built.parent().expect("a directory");
+        let object =
+            dir.parent().expect("a directory").join("x86_64-unknown-linux-musl").join(dir.file_name().unwrap());
+        if !object.exists() {
+            eprintln!("skipped: nothing is built for x86_64-unknown-linux-musl: ./x build");
+            return None;
+        }
+        let installed = Self::new();
+        for from in [built.with_file_name("pagefold-attach"), object.join("pagefold-agent")] {
+            assert!(from.is_file(), "{} is missing: ./x build", from.display());
+            copy_program(&from, &installed.path(from.file_name().unwrap().to_str().unwrap()));
+        }
+        Some(installed)
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }

@@ -5,6 +5,7 @@ use crate::cmd::absent::why_absent;
 use anyhow::Context;
 use api::ask::GroupState;
 use api::client::Service;
+use api::enrol::NotAttached;
 use api::name;
 use api::shown::{self, ShownGroup};
 use cli::exit::{Outcome, Stop};
@@ -15,6 +16,9 @@ use std::time::Duration;
 
 /// Sequence that a terminal takes as: go to the upper left corner, and clear what follows.
 const CLEAR: &str = "\x1b[H\x1b[J";
+
+/// Most processes that are named which are not attached.
+const MOST_LINES: usize = 20;
 
 /// Arguments of `pagefold group show`.
 #[derive(clap::Args)]
@@ -74,5 +78,22 @@ fn ask(service: &Service, group: &str) -> anyhow::Result<GroupState> {
 
 fn text(state: &GroupState, show: &ShowArgs) -> String {
     let limits = (&state.settings, &state.pool_limit);
-    group_table::text(&state.name, &words::of(state), limits, &state.report, show.family.as_deref())
+    let text = group_table::text(&state.name, &words::of(state), limits, &state.report, show.family.as_deref());
+    text + &not_attached(&state.not_attached)
+}
+
+/// The processes that rules fit in vain, with the reasons.
+fn not_attached(all: &[NotAttached]) -> String {
+    let line = |one: &NotAttached| {
+        let NotAttached { pid, program, why, again_s, .. } = one;
+        let again = again_s.map_or_else(String::new, |seconds| format!("; it is tried again in {seconds} s"));
+        format!("process {pid} ({program}): {why}{again}\n")
+    };
+    let lines: String = all.iter().take(MOST_LINES).map(line).collect();
+    let more = all.len().saturating_sub(MOST_LINES);
+    match (all.is_empty(), more) {
+        (true, _) => String::new(),
+        (false, 0) => format!("\nNot attached, though a rule fits\n{lines}"),
+        _ => format!("\nNot attached, though a rule fits\n{lines}and {more} others: see pagefold enrol plan\n"),
+    }
 }

@@ -1,0 +1,73 @@
+//! Rules that enrol running processes, and what becomes of the processes that fit one.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Least private memory that makes attaching worth its costs, unless a rule says otherwise: 4 MiB.
+pub const LEAST_BYTES: u64 = 4 << 20;
+
+/// A rule: every property that is given must fit. Texts are patterns, with `*` and `?`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rule {
+    /// The group whose members the processes become.
+    pub group: String,
+    /// A control group of theirs, or one that it lies in: a pattern for each part of the path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<String>,
+    /// The container that they run in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
+    /// A label of that container, and its value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container_label: Option<(String, String)>,
+    /// The domain of libvirt that they run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
+    /// The unit of systemd that they belong to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unit: Option<String>,
+    /// The user whose rights they have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<u32>,
+    /// Whether all private anonymous memory is folded, and not only what the program advises.
+    pub all_anonymous: bool,
+    /// Least private memory of a process in bytes; smaller ones are left alone.
+    pub at_least_bytes: u64,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let label = self.container_label.as_ref().map(|(key, value)| format!("{key}={value}"));
+        let user = self.user.map(|user| user.to_string());
+        let parts = [
+            ("cgroup", &self.cgroup),
+            ("container", &self.container),
+            ("container-label", &label),
+            ("domain", &self.domain),
+            ("unit", &self.unit),
+            ("user", &user),
+        ];
+        let words: Vec<String> =
+            parts.into_iter().filter_map(|(key, value)| Some(format!("{key} {}", value.as_ref()?))).collect();
+        f.write_str(&words.join(", "))
+    }
+}
+
+/// A process that a rule fits, and that is no member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct NotAttached {
+    /// Its pid.
+    pub pid: u32,
+    /// The file name of its program.
+    pub program: String,
+    /// The group that the rule names.
+    pub group: String,
+    /// Why it is no member, and what to do.
+    pub why: String,
+    /// Seconds until it is tried again; `None`: it is looked at, and not tried.
+    pub again_s: Option<u64>,
+}
+
+/// Most processes that are told of at once.
+pub const MOST_NOT_ATTACHED: usize = 256;

@@ -1,0 +1,74 @@
+//! Has processes attached, a few at a time.
+
+use crate::attach::Order;
+use host::ProcessId;
+use rustix::process::{WaitOptions, wait};
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+/// Most processes that are being attached at a time: one for each processor, and 4 at most.
+const MOST_AT_ONCE: usize = 4;
+
+/// The end of an order, and why it failed, if it did.
+pub type Done = (ProcessId, Option<String>);
+
+/// See the module.
+pub struct Crew {
+    program: PathBuf,
+    dir: PathBuf,
+    waiting: VecDeque<Order>,
+    at_once: usize,
+    running: usize,
+    sender: Sender<Done>,
+    receiver: Receiver<Done>,
+}
+
+impl Crew {
+    /// A crew that starts `program`, for the service in `dir`.
+    pub fn new(program: PathBuf, dir: PathBuf) -> Self {
+        let (sender, receiver) = channel();
+        let at_once = std::thread::available_parallelism().map_or(1, |n| n.get().min(MOST_AT_ONCE));
+        Self { program, dir, waiting: VecDeque::new(), at_once, running: 0, sender, receiver }
+    }
+
+    /// Takes an order.
+    pub fn order(&mut self, order: Order) {
+        self.waiting.push_back(order);
+    }
+
+    /// Starts orders, as long as there is room. `still` says whether one is still wanted.
+    pub fn start(&mut self, mut still: impl FnMut(&Order) -> bool) {
+        while self.running < self.at_once {
+            let Some(order) = self.waiting.pop_front() else { return };
+            if !still(&order) {
+                continue;
+            }
+            self.running += 1;
+            let (program, dir, sender) = (self.program.clone(), self.dir.clone(), self.sender.clone());
+            std::thread::spawn(move || {
+                let failed = match order.carry_out(&program, &dir) {
+                    Ok(Ok(_)) => None,
+                    Ok(Err(refused)) => Some(refused.why),
+                    Err(e) => Some(format!("{e:#}")),
+                };
+                // Nobody listens at the end of this program.
+                let _ = sender.send((order.process, failed));
+            });
+        }
+    }
+
+    /// The next order that is done, within this time.
+    pub fn done(&mut self, within: Duration) -> Option<Done> {
+        let done = self.receiver.recv_timeout(within).ok();
+        self.running -= usize::from(done.is_some());
+        done
+    }
+
+    /// Collects programs that have ended. They stay beside processes for as long as these live.
+    pub fn collect(&self) {
+        // One that fails is waited for by its thread.
+        while self.running == 0 && matches!(wait(WaitOptions::NOHANG), Ok(Some(_))) {}
+    }
+}

@@ -1,0 +1,179 @@
+//! Facts of a process, by which rules decide. All are the kernel's, and none can be chosen by the process, or by a
+//! container's root:
+//!
+//! | fact | from | chosen by |
+//! |---|---|---|
+//! | control groups | `/proc/PID/cgroup`, as far as root has given their names (`host::CgroupMakers`) | root |
+//! | container, unit, domain | the names of its control groups, the outermost first | root |
+//! | labels | the runtime's files, which root alone can write | who may start containers as root |
+//! | user | the kernel's credentials | root |
+//! | private memory, program, whether it runs a VM | the process | itself; they can only keep it from being attached, or fold less of it |
+
+use crate::labels::Labels;
+use guest::{container_of, domain_of, is_vm};
+use host::{CgroupMakers, Cgroups, Process, ProcessId};
+use std::collections::BTreeMap;
+
+/// Suffixes of the names of units that have processes.
+const UNITS: [&str; 2] = [".service", ".scope"];
+
+/// The facts of a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Start of the process, in clock ticks after boot.
+    pub start_ticks: u64,
+    /// Its pid.
+    pub pid: u32,
+    /// The file name of its program.
+    pub program: String,
+    /// The user whose rights it has.
+    pub uid: u32,
+    /// Its control groups, as far as root has given their paths.
+    pub cgroups: Cgroups,
+    /// The names and the labels of the container that it runs in.
+    pub container: Option<ContainerFacts>,
+    /// The unit of systemd's that it belongs to.
+    pub unit: Option<String>,
+    /// The domain of libvirt's that it runs.
+    pub domain: Option<String>,
+    /// Whether it runs a VM.
+    pub is_vm: bool,
+    /// Whether it is one of Pagefold's own.
+    pub is_own: bool,
+    /// Bytes of its private memory.
+    pub private_bytes: u64,
+    /// Whole seconds since it started.
+    pub age_s: u64,
+}
+
+/// The facts of a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContainerFacts {
+    /// Its names: that of its control group, and the one that its user has given where the runtime names by a hash.
+    pub names: Vec<String>,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// Reads facts.
+pub struct Looker {
+    /// `None`: paths of control groups are taken as they are.
+    makers: Option<CgroupMakers>,
+    labels: Labels,
+    own: Cgroups,
+    /// Directories of Pagefold's own programs.
+    homes: Vec<std::path::PathBuf>,
+}
+
+impl Default for Looker {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Looker {
+    /// One that looks from this process's place.
+    pub fn new() -> Self {
+        let own = Process::read_without_arguments(std::process::id()).unwrap_or_default();
+        let home = own.exe.as_deref().and_then(|exe| exe.parent()).map(std::path::Path::to_owned);
+        let library = home.as_ref().and_then(|home| Some(home.parent()?.join("lib/pagefold")));
+        let homes = home.into_iter().chain(library).collect();
+        Self { makers: Some(CgroupMakers::find()), labels: Labels::default(), own: own.cgroups, homes }
+    }
+
+    /// One for somebody who names a control group or a container. They may name their own.
+    pub fn of_caller() -> Self {
+        Self { makers: None, ..Self::new() }
+    }
+
+    /// Forgets what was seen of control groups and containers: each look begins with that.
+    pub fn look_anew(&mut self) {
+        self.makers.iter_mut().for_each(CgroupMakers::look_anew);
+        self.labels.look_anew();
+    }
+
+    /// The facts of a process; `None` if it is gone, or has no memory of its own. Of labels only where they are wanted.
+    pub fn look(&mut self, pid: u32, with_names: bool) -> Option<Facts> {
+        let process = Process::read_without_arguments(pid).ok()?;
+        if process.stat.kernel_thread || process.stat.has_ended() || process.stat.loading {
+            return None;
+        }
+        let given = self.makers.as_mut().map(|makers| makers.given_by_root(&process.cgroups));
+        let cgroups = given.unwrap_or_else(|| process.cgroups.clone());
+        let container = container_of(&cgroups, &self.own);
+        let container = container.map(|container| self.labels.of(&container, with_names));
+        let program = process.program();
+        let is_own = program.starts_with("pagefold")
+            && process
+                .exe
+                .as_deref()
+                .and_then(|exe| exe.parent())
+                .is_some_and(|dir| self.homes.iter().any(|h| h == dir));
+        let id = ProcessId { pid, start_ticks: process.stat.start_ticks };
+        let is_vm = is_vm(&process);
+        Some(Facts {
+            start_ticks: id.start_ticks,
+            pid,
+            program: cli::printable(program),
+            uid: process.uid,
+            container,
+            unit: unit_of(&cgroups),
+            domain: domain_of(&cgroups).filter(|_| is_vm),
+            is_vm,
+            is_own,
+            private_bytes: host::anonymous_bytes(pid).unwrap_or(0),
+            age_s: id.age_seconds(),
+            cgroups,
+        })
+    }
+}
+
+impl Facts {
+    /// The process.
+    pub const fn process(&self) -> ProcessId {
+        ProcessId { pid: self.pid, start_ticks: self.start_ticks }
+    }
+}
+
+/// The outermost unit that is no slice. Below it, names are those of whoever it was given to.
+fn unit_of(cgroups: &Cgroups) -> Option<String> {
+    cgroups.paths().find_map(|path| {
+        let first = path.split('/').skip(1).find(|part| !part.ends_with(".slice"))?;
+        UNITS.iter().any(|suffix| first.ends_with(suffix)).then(|| first.to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outermost_unit_counts() {
+        let unit = |text: &str| unit_of(&Cgroups::parse(text));
+        for (path, expected) in [
+            ("0::/system.slice/acme-1.service", Some("acme-1.service")),
+            ("0::/system.slice/system-acme.slice/acme@1.service/inner", Some("acme@1.service")),
+            ("0::/user.slice/user-7.slice/user@7.service/app.slice/x.service", Some("user@7.service")),
+            // A privileged container's root names what lies in it.
+            ("0::/lxc.payload.web/system.slice/acme-1.service", None),
+            (
+                "0::/machine.slice/systemd-nspawn@web.service/payload/system.slice/acme-1.service",
+                Some("systemd-nspawn@web.service"),
+            ),
+            ("4:memory:/m\n1:name=systemd:/system.slice/acme-1.service", Some("acme-1.service")),
+            ("0::/system.slice", None),
+            ("0::/", None),
+            ("", None),
+        ] {
+            assert_eq!(unit(path).as_deref(), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn facts_of_this_process_are_the_kernels() {
+        let facts = Looker::new().look(std::process::id(), true).expect("it runs");
+        assert_eq!((facts.pid, facts.uid), (std::process::id(), rustix::process::geteuid().as_raw()));
+        assert!(facts.private_bytes > 0 && !facts.is_vm && facts.domain.is_none());
+        assert!(Looker::new().look(2, true).is_none_or(|second| second.program != "kthreadd"));
+    }
+}

@@ -1,0 +1,165 @@
+//! When which process is looked at again.
+//!
+//! All pids are listed at each look, which is cheap. A process is read when it is new, and again after waits that
+//! double: it may move to another control group, or become another user. Of one that failed, the wait is that of its back-off.
+//! A pid that was given to another process between two looks is noticed when it is due.
+
+use crate::facts::Facts;
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+/// First and longest time between two looks at a process that is not to be attached: 2 s, 32 s.
+const LOOKS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(32));
+/// First and longest wait after an attempt that failed: 10 s, 10 minutes.
+const TRIES: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(600));
+
+/// The processes that were seen.
+#[derive(Debug, Default)]
+pub struct Watch {
+    seen: HashMap<u32, Seen>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    start_ticks: u64,
+    due: Instant,
+    wait: Option<Duration>,
+    failed: Option<Failed>,
+    /// Whether it is being attached.
+    is_busy: bool,
+}
+
+/// An attempt that failed.
+#[derive(Clone, Debug)]
+struct Failed {
+    why: String,
+    wait: Duration,
+    again: Instant,
+}
+
+impl Watch {
+    /// Takes in the list of all pids, and returns those that are to be looked at.
+    pub fn due(&mut self, pids: &[u32], now: Instant) -> Vec<u32> {
+        let listed: HashSet<u32> = pids.iter().copied().collect();
+        self.seen.retain(|pid, _| listed.contains(pid));
+        let is_due = |pid: &u32| self.seen.get(pid).is_none_or(|seen| !seen.is_busy && seen.due <= now);
+        pids.iter().copied().filter(is_due).collect()
+    }
+
+    /// Has all processes looked at again: the rules have changed.
+    pub fn look_at_all(&mut self, now: Instant) {
+        for seen in self.seen.values_mut() {
+            (seen.due, seen.wait) = (now, None);
+        }
+    }
+
+    /// Why a process could not be attached before, and in how many seconds it is tried again.
+    pub fn failed(&self, facts: &Facts, now: Instant) -> Option<(String, u64)> {
+        let failed = self.seen.get(&facts.pid).filter(|seen| seen.start_ticks == facts.start_ticks)?.failed.as_ref()?;
+        Some((failed.why.clone(), seconds_until(failed.again, now)))
+    }
+
+    /// Notes that a process was looked at, and is not to be attached.
+    pub fn looked(&mut self, pid: u32, start_ticks: u64, now: Instant) {
+        let seen = self.of(pid, start_ticks, now);
+        let wait = next(seen.wait, LOOKS);
+        (seen.wait, seen.due) = (Some(wait), now + wait);
+        if let Some(failed) = seen.failed.as_ref().filter(|failed| failed.again > now) {
+            seen.due = failed.again;
+        }
+    }
+
+    /// Notes that a process is to be looked at with the next look.
+    pub fn soon(&mut self, pid: u32, start_ticks: u64, now: Instant) {
+        self.of(pid, start_ticks, now).due = now;
+    }
+
+    /// Notes that a process is being attached.
+    pub fn busy(&mut self, pid: u32, start_ticks: u64, now: Instant) {
+        self.of(pid, start_ticks, now).is_busy = true;
+    }
+
+    /// Notes what became of an attempt. Returns the wait before the next one, if it failed.
+    pub fn tried(&mut self, pid: u32, start_ticks: u64, failed: Option<String>, now: Instant) -> Option<Duration> {
+        let seen = self.of(pid, start_ticks, now);
+        seen.is_busy = false;
+        let before = seen.failed.take();
+        seen.due = now + LOOKS.1;
+        let why = failed?;
+        let wait = next(before.map(|before| before.wait), TRIES);
+        seen.due = now + wait;
+        seen.failed = Some(Failed { why, wait, again: now + wait });
+        Some(wait)
+    }
+
+    fn of(&mut self, pid: u32, start_ticks: u64, now: Instant) -> &mut Seen {
+        let new = || Seen { start_ticks, due: now, wait: None, failed: None, is_busy: false };
+        let seen = self.seen.entry(pid).or_insert_with(new);
+        if seen.start_ticks != start_ticks {
+            *seen = new();
+        }
+        seen
+    }
+}
+
+fn next(before: Option<Duration>, (first, longest): (Duration, Duration)) -> Duration {
+    before.map_or(first, |before| (before * 2).min(longest))
+}
+
+fn seconds_until(at: Instant, now: Instant) -> u64 {
+    let left = at.saturating_duration_since(now);
+    left.as_secs() + u64::from(left.subsec_nanos() > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(start_ticks: u64) -> Facts {
+        Facts { pid: 7, start_ticks, ..Facts::default() }
+    }
+
+    #[test]
+    fn process_is_looked_at_at_once_and_then_less_often() {
+        let (mut watch, now) = (Watch::default(), Instant::now());
+        assert_eq!(watch.due(&[7, 9], now), [7, 9]);
+        let mut at = now;
+        let mut waits = Vec::new();
+        for _ in 0..7 {
+            watch.looked(7, 1, at);
+            let before = at;
+            while watch.due(&[7], at).is_empty() {
+                at += Duration::from_secs(1);
+            }
+            waits.push((at - before).as_secs());
+        }
+        assert_eq!(waits, [2, 4, 8, 16, 32, 32, 32]);
+        watch.looked(7, 1, at);
+        assert!(watch.due(&[7], at).is_empty());
+        watch.look_at_all(at);
+        assert_eq!(watch.due(&[7], at), [7]);
+        watch.looked(7, 1, at);
+        assert!(watch.due(&[], at).is_empty());
+        assert_eq!(watch.due(&[7], at), [7], "it was gone");
+    }
+
+    #[test]
+    fn attempt_that_failed_is_repeated_after_waits_that_double() {
+        let (mut watch, now) = (Watch::default(), Instant::now());
+        let mut waits = Vec::new();
+        for _ in 0..8 {
+            watch.busy(7, 1, now);
+            assert!(watch.due(&[7], now + TRIES.1).is_empty(), "it is being attached");
+            waits.extend(watch.tried(7, 1, Some("it is traced".into()), now).map(|wait| wait.as_secs()));
+        }
+        assert_eq!(waits, [10, 20, 40, 80, 160, 320, 600, 600]);
+        assert_eq!(watch.failed(&facts(1), now), Some(("it is traced".into(), 600)));
+        watch.looked(7, 1, now + Duration::from_secs(500));
+        assert!(watch.due(&[7], now + Duration::from_secs(599)).is_empty());
+        assert_eq!(watch.due(&[7], now + Duration::from_secs(600)), [7]);
+        assert_eq!(watch.failed(&facts(2), now), None, "another process has that pid");
+        watch.looked(7, 2, now);
+        assert_eq!(watch.failed(&facts(1), now), None);
+        assert_eq!(watch.tried(7, 2, None, now), None);
+    }
+}

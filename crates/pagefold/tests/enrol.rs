@@ -1,0 +1,244 @@
+//! Rules: running processes become members, those that start later too, and each that does not has a reason.
+
+mod common;
+
+use common::formats::assert_documented;
+use common::service::small_memory;
+use common::supervised::{Installed, signal};
+use common::{Afterwards, json_of};
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest time for anything to happen on a busy machine: 2 minutes.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Pages of each process that all have, and as many of its own: 4 MiB each.
+const HALF: usize = 1024;
+
+/// Control groups of a test, below one that nobody else has.
+struct Places {
+    name: String,
+    dir: String,
+    _afterwards: (Afterwards, Afterwards),
+}
+
+impl Places {
+    fn new(name: &str, parts: &[&str]) -> Option<Self> {
+        let name = format!("enrol-{name}-{}", std::process::id());
+        let (dir, afterwards) = small_memory(&name, 12 << 30)?;
+        parts.iter().for_each(|part| fs::create_dir(format!("{dir}/{part}")).expect("make a control group"));
+        let patiently = format!("(for i in $(seq 300); do rmdir {dir}/* && break; sleep 0.1; done) > /dev/null 2>&1 &");
+        Some(Self { name, dir, _afterwards: (afterwards, Afterwards::run(&patiently)) })
+    }
+
+    /// The path of a control group, as rules name it.
+    fn path(&self, part: &str) -> String {
+        format!("/pagefold-test-{}/{part}", self.name)
+    }
+
+    /// Starts a program in a control group.
+    fn start(&self, part: &str, words: &[&str]) -> Holder {
+        let script = format!("echo $$ > {}/{part}/cgroup.procs && exec \"$@\"", self.dir);
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, "sh"]).args(words).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("start a program");
+        let output = BufReader::new(child.stdout.take().expect("a pipe"));
+        Holder { child, output }
+    }
+
+    /// Starts a process that holds 8 MiB, half of which all such processes have.
+    fn hold(&self, part: &str, number: usize) -> Holder {
+        let program = std::path::Path::new(env!("CARGO_BIN_EXE_pagefold")).with_file_name("known_pages");
+        let mut holder = self.start(part, &[program.to_str().expect("a plain path")]);
+        holder.tell(&format!("alloc a {}", 2 * HALF));
+        holder.tell(&format!("fill a 0 {HALF} 7"));
+        holder.tell(&format!("fill a {HALF} {HALF} {}", 1_000_000 + number * HALF));
+        holder
+    }
+}
+
+/// A running program that ends with the test.
+struct Holder {
+    child: Child,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+impl Holder {
+    fn tell(&mut self, line: &str) {
+        writeln!(self.child.stdin.as_mut().expect("a pipe"), "{line}").expect("tell the program");
+        let mut answer = String::new();
+        self.output.read_line(&mut answer).expect("hear from the program");
+        assert_eq!(answer.trim(), "ok", "{line}");
+    }
+
+    fn pid(&self) -> u64 {
+        self.child.id().into()
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < end, "not in {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+    value[key].as_array().map_or(&[], Vec::as_slice)
+}
+
+fn is_member(installed: &Installed, holder: &Holder) -> bool {
+    let shown = installed.show("acme");
+    list(&shown, "members").iter().any(|member| member["pid"] == holder.pid() && member["connected"] == true)
+}
+
+fn rule(path: &str) -> String {
+    format!("[[enrol]]\ngroup = 'acme'\ncgroup = '{path}'\nall-anonymous = true\n")
+}
+
+const GROUP: &str = "[[group]]\nname = 'acme'\n";
+
+/// A rule's processor time, and that of the service's other processes, in seconds.
+fn cpu_s(installed: &Installed) -> f64 {
+    let ours = |pid: &u32| {
+        let exe = fs::read_link(format!("/proc/{pid}/exe")).ok();
+        exe.is_some_and(|exe| exe.starts_with(installed.dir.path()))
+    };
+    let ticks = |pid: u32| host::ProcessStat::read(pid).map_or(0, |stat| stat.cpu_ticks);
+    let all: u64 = host::pids().unwrap().into_iter().filter(ours).map(ticks).sum();
+    all as f64 / 100.0
+}
+
+/// Sum of a figure of all members of the group.
+fn sum(shown: &Value, figure: &str) -> u64 {
+    list(shown, "members").iter().filter_map(|member| member[figure].as_u64()).sum()
+}
+
+#[test]
+fn processes_that_run_and_that_start_later_are_enrolled_by_one_rule() {
+    let Some(installed) = Installed::attaching() else { return };
+    let Some(places) = Places::new("many", &["acme-1", "acme-2", "other"]) else { return };
+    let long = std::env::var_os("PAGEFOLD_SOAK_SECONDS").is_some();
+    let count = if long { 500 } else { 10 };
+    let outside = places.hold("other", count);
+    let mut holders: Vec<Holder> = (0..count - 2).map(|n| places.hold("acme-1", n)).collect();
+    let config = format!("{GROUP}{}", rule(&places.path("acme-*")));
+    let _supervisor = installed.serve(&config, &["--enrol-apart"]);
+    let mut enroll = Command::new(installed.path("pagefold"));
+    enroll.args(["enrol", "apply", "--service"]).arg(installed.path("s"));
+    if !long {
+        enroll.env("PAGEFOLD_EAGER", "1");
+    }
+    let mut enroller = Holder {
+        child: enroll.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start the enroller"),
+        output: BufReader::new(Command::new("true").stdout(Stdio::piped()).spawn().unwrap().stdout.unwrap()),
+    };
+    let began = Instant::now();
+    until("all that run are members", || holders.iter().all(|one| is_member(&installed, one)).then_some(()));
+    eprintln!("{} processes enrolled in {:?}", holders.len(), began.elapsed());
+    let began = Instant::now();
+    holders.extend((count - 2..count).map(|n| places.hold("acme-2", n)));
+    until("those that started later are members", || {
+        holders.iter().all(|one| is_member(&installed, one)).then_some(())
+    });
+    eprintln!("two more enrolled in {:?}", began.elapsed());
+    // All but 10% of the pages that all have share a frame.
+    let common = (count * HALF) as u64;
+    let folded = until("nine tenths of what is common are folded", || {
+        let shown = installed.show("acme");
+        Some(sum(&shown, "folded_pages")).filter(|folded| *folded >= common * 9 / 10)
+    });
+    eprintln!("{folded} of {common} pages are folded");
+    assert!(!is_member(&installed, &outside));
+    let plan = json_of(&installed.pagefold(&["enrol", "plan", "--json"]));
+    assert_documented(&["`pagefold enrol plan --json`"], &plan);
+    assert_eq!(plan.as_array().unwrap().iter().filter(|one| one["decision"] == "member").count(), count);
+    assert!(enroller.child.try_wait().unwrap().is_none(), "the enroller has ended");
+    if long {
+        let (before, began) = (cpu_s(&installed), Instant::now());
+        std::thread::sleep(Duration::from_secs(60));
+        let share = (cpu_s(&installed) - before) / began.elapsed().as_secs_f64();
+        eprintln!("the service takes {:.2}% of a processor", share * 100.0);
+    }
+}
+
+#[test]
+fn process_that_is_not_attached_has_a_reason_and_detached_stays_detached() {
+    let Some(installed) = Installed::attaching() else { return };
+    let Some(places) = Places::new("reasons", &["a", "b"]) else { return };
+    let filtered = "import ctypes, time
+libc = ctypes.CDLL(None)
+code = ctypes.create_string_buffer(bytes([6, 0, 0, 0, 0, 0, 0xff, 0x7f]), 8)
+program = ctypes.create_string_buffer(bytes([1, 0, 0, 0, 0, 0, 0, 0]) + ctypes.addressof(code).to_bytes(8, 'little'), 16)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
+held = bytes(8 << 20)
+print('ok', flush=True)
+time.sleep(600)";
+    let (small, mut filtered) = (places.start("a", &["sleep", "600"]), places.start("a", &["python3", "-c", filtered]));
+    filtered.output.read_line(&mut String::new()).expect("it has its filter");
+    let (one, other) = (places.hold("a", 1), places.hold("b", 2));
+    let mut supervisor = installed.serve(&format!("{GROUP}{}", rule(&places.path("a"))), &[]);
+    until("it is a member", || is_member(&installed, &one).then_some(()));
+    let reasons = until("there are reasons", || {
+        let shown = installed.show("acme");
+        Some(list(&shown, "not_attached").to_vec()).filter(|all| all.len() == 2)
+    });
+    let of = |holder: &Holder| reasons.iter().find(|one| one["pid"] == holder.pid()).expect("a reason");
+    assert!(of(&small)["why"].as_str().unwrap().contains("and the rule wants 4.0 MiB at least"), "{reasons:?}");
+    assert!(of(&small)["again_s"].is_null());
+    assert!(of(&filtered)["why"].as_str().unwrap().contains("(seccomp)"), "{reasons:?}");
+    assert!(of(&filtered)["again_s"].as_u64().is_some_and(|seconds| seconds <= 10));
+    assert!(installed.log().contains("is not attached by a rule: it filters its system calls"), "{}", installed.log());
+    let words = String::from_utf8(installed.pagefold(&["group", "show", "acme"]).stdout).unwrap();
+    assert!(words.contains("Not attached, though a rule fits") && words.contains("it is tried again in"), "{words}");
+    let tries = |text: &str| text.matches("is not attached by a rule").count();
+    assert_eq!(tries(&installed.log()), 1, "{}", installed.log());
+
+    json_of(&installed.pagefold(&["detach", &one.pid().to_string(), "--json", "--wait", "120"]));
+    // Another supervisor knows of it, too, and carries out the rules that there are then.
+    supervisor.kill();
+    let config = format!("{GROUP}{}{}", rule(&places.path("a")), rule(&places.path("b")));
+    let supervisor = installed.serve(&config, &[]);
+    until("it is a member by the new rule", || is_member(&installed, &other).then_some(()));
+    let why = "was detached by hand, and no rule attaches it again";
+    until("it stays detached", || installed.log().contains(why).then_some(()));
+    assert!(!is_member(&installed, &one));
+
+    fs::write(installed.path("config.toml"), GROUP).unwrap();
+    signal(supervisor.0.id(), "HUP");
+    until("there is no rule", || {
+        installed.log().contains("0 rules that enrol running processes, 2 before").then_some(())
+    });
+    until("no reason is left", || list(&installed.show("acme"), "not_attached").is_empty().then_some(()));
+    assert!(is_member(&installed, &other), "a member stays one");
+}
+
+#[test]
+fn attached_control_group_also_enrols_what_starts_later() {
+    let Some(installed) = Installed::attaching() else { return };
+    let Some(places) = Places::new("later", &["a", "b"]) else { return };
+    let _supervisor = installed.serve(GROUP, &[]);
+    let first = places.hold("a", 1);
+    let path = places.path("a");
+    let attach = ["attach", "--cgroup", &path, "--group", "acme", "--all-anonymous", "--json"];
+    let said = json_of(&installed.pagefold(&attach));
+    assert_eq!(said[0]["pid"], first.pid(), "{said}");
+    let later = places.hold("a", 2);
+    until("what starts later is a member", || is_member(&installed, &later).then_some(()));
+    let said = json_of(&installed.pagefold(&["detach", "--cgroup", &path, "--json", "--wait", "120"]));
+    assert_eq!(said.as_array().map(Vec::len), Some(2), "{said}");
+    assert_eq!(json_of(&installed.pagefold(&["enrol", "plan", "--json"])), Value::Array(Vec::new()));
+}

@@ -1,0 +1,100 @@
+//! Commands of `pagefold` that are kept running beside the supervisor, as the configuration wants them. One balances
+//! memory between guests (`[balance]`). Another one enrols running processes by rules (`[[enrol]]`).
+//!
+//! ```text
+//!   not wanted --> none
+//!   started --> running --it ends, or other arguments are wanted--> waits (backoff.rs) --> started again
+//! ```
+//!
+//! Each asks this service as any client does. Its standard input is a pipe of the supervisor's: when that closes, it
+//! ends. Wherever the one that balances ends, each guest has a size that a plan allowed. Processes that were attached stay
+//! so.
+
+use super::backoff::Backoff;
+use anyhow::Context;
+use api::place::Place;
+use cli::note;
+use host::ProcessId;
+use rustix::process::{Pid, WaitStatus};
+use std::os::unix::process::CommandExt;
+use std::process::{ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The process, or the wish to have one.
+pub struct Beside {
+    place: Place,
+    /// Its work, in words.
+    work: &'static str,
+    /// Its arguments; `None`: it is not wanted.
+    arguments: Option<Vec<String>>,
+    process: Option<(ProcessId, ChildStdin)>,
+    since: Instant,
+    backoff: Backoff,
+}
+
+impl Beside {
+    /// A process that is not started, for this work. It never is while it is not wanted.
+    pub fn new(place: &Place, work: &'static str, arguments: Option<Vec<String>>) -> Self {
+        let (since, backoff) = (Instant::now(), Backoff::default());
+        Self { place: place.clone(), work, arguments, process: None, since, backoff }
+    }
+
+    /// Takes over other arguments. One that runs with the old ones ends, and is started again.
+    pub fn set(&mut self, arguments: Option<Vec<String>>) {
+        if self.arguments != arguments {
+            self.arguments = arguments;
+            self.backoff.reset();
+            self.end();
+        }
+    }
+
+    /// When it should be started; `None`: not at all, or it runs.
+    pub fn start_at(&self, now: Instant) -> Option<Instant> {
+        (self.arguments.is_some() && self.process.is_none()).then(|| self.backoff.start_at(now))
+    }
+
+    /// Starts it, if it is time.
+    pub fn start_if_due(&mut self, now: Instant) {
+        if self.start_at(now).is_none_or(|at| at > now) {
+            return;
+        }
+        self.since = now;
+        match self.spawn() {
+            Ok(process) => {
+                note!("{}: process {}", self.work, process.0.pid);
+                self.process = Some(process);
+            }
+            Err(e) => {
+                note!("{}: {e:#}", self.work);
+                self.backoff.failed(Duration::ZERO, now);
+            }
+        }
+    }
+
+    fn spawn(&self) -> anyhow::Result<(ProcessId, ChildStdin)> {
+        let arguments = self.arguments.as_ref().context("it is not wanted")?;
+        let mut command = Command::new("/proc/self/exe");
+        command.args(arguments).arg("--service").arg(self.place.dir());
+        // A process group of its own: an interrupt at a terminal ends the supervisor, whose end ends this process.
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).env_clear().current_dir("/").process_group(0);
+        let mut child = command.spawn().context("cannot be started")?;
+        let word = child.stdin.take().context("it has no standard input")?;
+        Ok((ProcessId::of(child.id())?, word))
+    }
+
+    /// Notes that a child of this process has ended, which may be this one.
+    pub fn child_ended(&mut self, pid: Pid, status: WaitStatus) {
+        let is_it = |(p, _): &mut (ProcessId, ChildStdin)| i32::try_from(p.pid) == Ok(pid.as_raw_nonzero().get());
+        if let Some((process, _)) = self.process.take_if(is_it) {
+            note!("{}: process {} has ended: {status:?}", self.work, process.pid);
+            self.backoff.failed(self.since.elapsed(), Instant::now());
+        }
+    }
+
+    /// Ends it.
+    pub fn end(&mut self) {
+        if let Some((process, _)) = self.process.take() {
+            process.terminate();
+        }
+    }
+}
