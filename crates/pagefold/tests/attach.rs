@@ -245,7 +245,7 @@ fn statically_linked_program_is_folded_and_left_as_it_was_before() {
 
 #[test]
 fn programs_in_containers_are_folded_and_left_as_they_were_before() {
-    let Some(installed) = installed() else { return };
+    let Some(installed) = Installed::attaching() else { return };
     let _supervisor = installed.serve(CONFIG, &[]);
     let glibc = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"];
     cycle(&installed, &mut Waits::contained(&installed, "cc", &glibc), 2);
