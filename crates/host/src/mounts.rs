@@ -68,7 +68,7 @@ pub fn has_proc(pid: u32) -> bool {
 
 fn parse_has_proc(mountinfo: &str) -> bool {
     // A later mount on the same directory covers a previous one.
-    let last = mountinfo.lines().filter_map(Mount::parse).filter(|mount| mount.at == "/proc").next_back();
+    let last = mountinfo.lines().filter_map(Mount::parse).rfind(|mount| mount.at == "/proc");
     last.is_some_and(|mount| mount.kind == "proc" && mount.root == "/")
 }
 
