@@ -133,3 +133,28 @@ fn member_without_agent_has_row_with_reason() {
 fn is_program(pid: u32, program: &str) -> bool {
     fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|path| path == Path::new(program))
 }
+
+#[test]
+fn qemu_wrapper_takes_group_from_its_link_and_lets_libvirt_ask() {
+    let wrapper = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/pagefold-qemu");
+    let wrappers = Wrappers::new();
+    // In place of the installed program, which cannot be had here.
+    let text = fs::read_to_string(&wrapper).expect("the wrapper").replace("/usr/bin/pagefold run", "echo run");
+    wrappers.script("pagefold-qemu", &text);
+    std::os::unix::fs::symlink("pagefold-qemu", wrappers.path("acme")).expect("make a link");
+    let run = |name: &str, group: Option<&str>, words: &[&str]| {
+        let mut command = Command::new(wrappers.path(name));
+        command.args(words).env("PAGEFOLD_QEMU", "/bin/echo").envs(group.map(|group| ("PAGEFOLD_GROUP", group)));
+        let output = command.output().expect("run the wrapper");
+        (output.status.code(), String::from_utf8(output.stdout).expect("text"))
+    };
+    let domain = ["-name", "guest=web 1,debug-threads=on", "-S"];
+    let joined = |group: &str| format!("run --group {group} --name web-1 -- /bin/echo {}\n", domain.join(" "));
+    assert_eq!(run("acme", None, &domain), (Some(0), joined("acme")));
+    assert_eq!(run("acme", Some("beta"), &domain), (Some(0), joined("beta")));
+    assert_eq!(run("pagefold-qemu", Some("beta"), &domain), (Some(0), joined("beta")));
+    assert_eq!(run("pagefold-qemu", None, &domain), (Some(2), String::new()));
+    for question in [&["-S", "-machine", "none,accel=kvm:tcg"][..], &["-version"], &["-help"]] {
+        assert_eq!(run("acme", None, question), (Some(0), format!("{}\n", question.join(" "))));
+    }
+}
