@@ -2,6 +2,7 @@
 
 use crate::threads;
 use rustix::process::Pid;
+use std::fs;
 
 /// Fields of a thread's `status` that say what it may do.
 const RIGHTS: [&str; 4] = ["Uid", "Gid", "Groups", "CapEff"];
@@ -10,8 +11,13 @@ const RIGHTS: [&str; 4] = ["Uid", "Gid", "Groups", "CapEff"];
 /// attacker that takes over a program which has given up rights must not find them in a thread of it.
 pub fn has_other_rights(pid: u32, agent: Pid) -> bool {
     let Some(leader) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
-    let of = |thread, field| threads::status(pid, thread, field);
-    RIGHTS.into_iter().any(|field| matches!((of(leader, field), of(agent, field)), (Some(a), Some(b)) if a != b))
+    let rights = |thread| {
+        let status = fs::read_to_string(threads::of(pid, thread, "status")).ok()?;
+        let is_right =
+            |line: &&str| RIGHTS.iter().any(|field| line.strip_prefix(field).is_some_and(|rest| rest.starts_with(':')));
+        Some(status.lines().filter(is_right).map(str::to_owned).collect::<Vec<_>>())
+    };
+    matches!((rights(leader), rights(agent)), (Some(program), Some(own)) if program != own)
 }
 
 /// Whether all threads of the program's have ended, so that the agent alone keeps the process.

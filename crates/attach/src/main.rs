@@ -116,6 +116,8 @@ fn run(args: &Args) -> anyhow::Result<Outcome> {
             return Err(e.context(format!("process {} cannot be attached", args.pid)));
         }
     };
+    // It is as large as all else that this program keeps for as long as the process lives.
+    drop(object);
     let stopped_us = u64::try_from(injected.stopped.as_micros()).unwrap_or(u64::MAX);
     // The agent is there, whether or not anybody hears of that.
     let told = serde_json::to_string(&said(stopped_us)).map_err(anyhow::Error::from).and_then(output::line);

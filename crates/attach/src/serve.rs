@@ -30,8 +30,13 @@ use wire::attach::{ATTACH_BYTES, FromAttached, ToAttached};
 
 /// Longest time for which the threads are stopped, whatever the agent says: 1 s.
 const LONGEST: Duration = Duration::from_secs(1);
-/// Time between two looks whether the process is still there: 1 s.
-const TICK: Duration = Duration::from_secs(1);
+/// Time between two looks at the process: 1 s in its first minute here, in which programs give up rights. Later 8 s: there may
+/// be hundreds of attached processes.
+const LOOKS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(8));
+/// That first minute.
+const YOUNG: Duration = Duration::from_secs(60);
+/// Time for a process to end whose agent has: 1 s.
+const END_OF_PROCESS: Duration = Duration::from_secs(1);
 /// Time between two questions whether there is memory for pages that become private: 5 s.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 /// Time for the agent's threads to end: 10 s.
@@ -65,6 +70,7 @@ pub struct Serving {
     place: Place,
     /// When it is to be asked whether the agent may leave, after somebody wanted it to.
     leave: Option<Instant>,
+    began: Instant,
     /// When the process was last looked at.
     looked: Instant,
 }
@@ -86,6 +92,7 @@ impl Serving {
             theirs: Vec::new(),
             place,
             leave: None,
+            began: Instant::now(),
             looked: Instant::now(),
         }
     }
@@ -131,7 +138,7 @@ impl Serving {
             } else if self.halted.is_some_and(|since| since.elapsed() > LONGEST) {
                 self.go();
             }
-            if self.looked.elapsed() >= TICK {
+            if self.looked.elapsed() >= self.every() {
                 if !self.process.is_alive() {
                     return Ok(End::Gone);
                 }
@@ -150,6 +157,11 @@ impl Serving {
     pub fn finish(mut self, signals: &Signals) -> Halts {
         self.halts.finish(signals);
         self.halts
+    }
+
+    /// Time between two looks.
+    fn every(&self) -> Duration {
+        if self.began.elapsed() < YOUNG { LOOKS.0 } else { LOOKS.1 }
     }
 
     /// Looks whether an agent may stay in this process.
@@ -219,7 +231,10 @@ impl Serving {
     fn wait(&self, signals: &Signals) {
         // A stop of a thread's comes with a signal to this process.
         let due = self.halts.due().into_iter().chain(self.leave).min().filter(|_| self.halted.is_none());
-        let time = due.map_or(TICK, |due| due.saturating_duration_since(Instant::now()).min(TICK));
+        let next = self.every().saturating_sub(self.looked.elapsed());
+        // The end of a halt is watched, too.
+        let next = if self.halted.is_some() { next.min(LOOKS.0) } else { next };
+        let time = due.map_or(next, |due| due.saturating_duration_since(Instant::now()).min(next));
         let time = if self.halts.is_pending() { time.min(SOON) } else { time };
         let mut files = [PollFd::new(&self.channel, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
         let _ = poll(&mut files, Timespec::try_from(time).ok().as_ref());
@@ -227,7 +242,7 @@ impl Serving {
 
     /// The agent is gone without a word: its process has ended or executes another program, or the agent has a bug.
     fn end_of_agent(&self) -> anyhow::Result<End> {
-        let until = Instant::now() + TICK;
+        let until = Instant::now() + END_OF_PROCESS;
         while self.process.is_alive() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(10));
         }
