@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 
 /// Shortest time between two looks, and their share of a processor: 2 s, 1/400.
 const EVERY: (Duration, u32) = (Duration::from_secs(2), 400);
+/// Longest time between two looks, while they find nothing new: 32 s.
+const SELDOM: Duration = Duration::from_secs(32);
 /// `MPOL_F_ADDR`: asks for the policy of the mapping at an address.
 const OF_ADDRESS: usize = 2;
 
@@ -32,12 +34,17 @@ pub struct Enrolment {
     /// Mappings of the agent's own.
     own: Vec<PageRange>,
     due: Instant,
+    /// The last look, the pause after it, and what it found, as a hash.
+    looked: Instant,
+    pause: Duration,
+    found: u64,
 }
 
 impl Enrolment {
     /// Before the first look. `own` are mappings of the agent's.
     pub fn new(all: bool, own: Vec<PageRange>) -> Self {
-        Self { all, own, due: Instant::now() }
+        let now = Instant::now();
+        Self { all, own, due: now, looked: now, pause: EVERY.0, found: 0 }
     }
 
     /// Makes the table agree with the kernel's list, if it is time for that.
@@ -47,9 +54,21 @@ impl Enrolment {
             return;
         }
         if let Some(listed) = maps::mappings(table::everything(), true) {
+            let found = listed.iter().fold(0, hash);
+            self.pause = if found == self.found { (self.pause * 2).min(SELDOM) } else { EVERY.0 };
+            self.found = found;
             self.take_in(&listed, following, section.stage());
         }
-        self.due = now + EVERY.0.max(now.elapsed() * EVERY.1);
+        self.looked = now;
+        self.due = now + self.pause.max(now.elapsed() * EVERY.1);
+    }
+
+    /// Looks before a fold, which takes the advice that the last look has found.
+    pub fn look_before_fold(&mut self, section: &Section) {
+        if self.looked.elapsed() > EVERY.0 {
+            self.due = self.looked;
+            self.look(section);
+        }
     }
 
     fn take_in(&self, listed: &[Mapping], following: &Following, stage: PageRange) {
@@ -73,6 +92,16 @@ impl Enrolment {
             }
         }
     }
+}
+
+/// Adds a mapping to a hash (FNV-1a, by words).
+fn hash(before: u64, mapping: &Mapping) -> u64 {
+    let Mapping { range, access, anonymous, locked, special, advice, file, .. } = mapping;
+    let flags = [*anonymous, *locked, *special, advice.dont_fork, advice.dont_dump, advice.mergeable];
+    let flags = flags.into_iter().fold(u64::from(*access), |all, flag| all << 1 | u64::from(flag));
+    let huge = advice.huge.map_or(0, |huge| 1 + u64::from(huge));
+    let words = [range.start.0, range.pages, flags << 2 | huge, file.1];
+    words.into_iter().fold(before, |all, word| (all ^ word).wrapping_mul(0x100_0000_01b3))
 }
 
 /// Whether nothing of the pool is mapped in a range any more.

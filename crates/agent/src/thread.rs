@@ -447,6 +447,9 @@ impl Agent {
             && !hooks::locks_future();
         match &mut self.folder {
             Ok(folder) if on => {
+                if let Some(enrolment) = &mut self.enrolment {
+                    enrolment.look_before_fold(folder.section());
+                }
                 let now = Instant::now();
                 self.viewed = Some(now);
                 session.told.again_within(STATS_SOON);

@@ -75,6 +75,9 @@ mod free {
     impl Enrolment {
         /// Finds nothing.
         pub const fn look(&mut self, _: &Section) {}
+
+        /// Finds nothing.
+        pub const fn look_before_fold(&mut self, _: &Section) {}
     }
 
     /// The agent never leaves a process that it was loaded into.

@@ -169,9 +169,10 @@ impl Enroller {
         let (pid, start) = (facts.pid, facts.start_ticks);
         let Self { rules, watch, crew, not_attached, .. } = self;
         match rules.decide(facts, standing) {
-            Verdict::Nothing | Verdict::Member(_) => {
+            Verdict::Nothing => watch.looked(pid, start, now),
+            Verdict::Member(_) => {
                 not_attached.remove(&pid);
-                watch.looked(pid, start, now);
+                watch.member(pid, start, now);
             }
             Verdict::Soon(_) => watch.soon(pid, start, now),
             Verdict::Wait(rule, why, again_s) => {

@@ -4,7 +4,10 @@
 //! start time. Signals are sent through a pidfd, after pid and start time were compared.
 
 use crate::{Error, Result, text};
-use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, test_kill_process, waitpid,
+};
 use serde::{Deserialize, Serialize};
 
 /// `PF_KTHREAD` of the kernel's `task_struct::flags`.
@@ -109,6 +112,12 @@ impl ProcessId {
     /// Whether it has not ended.
     pub fn is_alive(&self) -> bool {
         self.stat().is_some()
+    }
+
+    /// Whether any process has its pid: one that has ended and was not collected, too, and perhaps another one. That costs
+    /// a small part of [`Self::is_alive`].
+    pub fn has_pid(&self) -> bool {
+        self.raw().is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
     }
 
     /// Asks it to end (`SIGTERM`). True if the signal was sent; false if it has ended or the caller may not signal it.

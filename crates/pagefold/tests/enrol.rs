@@ -191,7 +191,7 @@ fn processes_that_run_and_that_start_later_are_enrolled_by_one_rule() {
     assert!(enroller.child.try_wait().unwrap().is_none(), "the enroller has ended");
     if long {
         // Agents and helpers look ever more rarely while nothing changes.
-        std::thread::sleep(Duration::from_secs(240));
+        std::thread::sleep(Duration::from_secs(180));
         let before = [cpu_s(&installed), agents_cpu_s(&installed)];
         let began = Instant::now();
         std::thread::sleep(Duration::from_secs(60));
@@ -290,6 +290,7 @@ fn container(installed: &Installed, name: &str) -> Holder {
     for dir in ["usr", "lib", "lib64", "bin"] {
         config += &format!("lxc.mount.entry = /{dir} {dir} none bind,ro 0 0\n");
     }
+    fs::create_dir_all(installed.path("lxc")).expect("make a directory");
     for dir in ["usr", "lib", "lib64", "bin", "opt", "proc", "dev", "sys"] {
         fs::create_dir_all(root.join(dir)).expect("make a directory");
     }

@@ -19,6 +19,9 @@ use std::path::{Path, PathBuf};
 /// Longest file that is read, in bytes: some ten thousands of members.
 const MOST_BYTES: u64 = 16 << 20;
 
+/// Number of turns in which members are compared with processes.
+const TURNS: usize = 5;
+
 /// The state that outlives a supervisor.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct State {
@@ -42,6 +45,8 @@ pub struct State {
     detached: Vec<ProcessId>,
     #[serde(skip)]
     changed: bool,
+    #[serde(skip)]
+    turn: usize,
 }
 
 /// The configuration of a group, as far as it binds members that run when the group is configured no more.
@@ -252,6 +257,20 @@ impl State {
         self.detached.contains(&process)
     }
 
+    /// Like [`Self::forget_dead`], for every second. A pid that nobody has is noticed at once; others are compared in turns:
+    /// all within [`TURNS`] calls.
+    pub fn forget_some_dead(&mut self) {
+        self.turn = (self.turn + 1) % TURNS;
+        let (turn, before) = (self.turn, self.members.len());
+        let mut number = 0;
+        self.members.retain(|m| {
+            number += 1;
+            let process = process_of(m);
+            process.has_pid() && (number % TURNS != turn || process.is_alive())
+        });
+        self.changed |= self.members.len() != before;
+    }
+
     /// Removes members whose process has ended.
     pub fn forget_dead(&mut self) {
         let before = self.members.len();
@@ -271,6 +290,28 @@ mod tests {
     fn member(group: &str, name: &str, process: ProcessId) -> MemberLine {
         let identity = Identity { name: name.into(), pid: process.pid, started: process.start_ticks };
         MemberLine { group: group.into(), identity, uid: 0, connected: false, family: None, attached_by: None }
+    }
+
+    #[test]
+    fn ended_member_is_forgotten_within_its_turns() {
+        let mut state = State::default();
+        let mut children: Vec<_> = (0..7).map(|_| Command::new("sleep").arg("60").spawn().unwrap()).collect();
+        for child in &children {
+            state.add(member("a", &child.id().to_string(), ProcessId::of(child.id()).unwrap())).unwrap();
+        }
+        // One is collected at once, and the others stay zombies.
+        children.iter_mut().for_each(|child| child.kill().unwrap());
+        let first = ProcessId::of(children[0].id()).unwrap();
+        children[0].wait().unwrap();
+        state.forget_some_dead();
+        assert!(state.find(first).is_none() && state.changed);
+        while children[1..].iter().any(|child| ProcessId::of(child.id()).is_ok_and(|process| process.is_alive())) {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        (0..TURNS).for_each(|_| state.forget_some_dead());
+        (0..TURNS).for_each(|_| state.forget_some_dead());
+        assert_eq!(state.members().len(), 0);
+        children.iter_mut().for_each(|child| _ = child.wait());
     }
 
     #[test]

@@ -502,7 +502,7 @@ impl Supervisor {
 
     /// The work of every second. Returns whether a private service has nothing left to do.
     fn tick(&mut self) -> bool {
-        self.registry.state.forget_dead();
+        self.registry.state.forget_some_dead();
         self.leftover.retain(|home| !home.remove());
         self.clients.forget_silent();
         let now = Instant::now();
