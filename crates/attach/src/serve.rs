@@ -33,7 +33,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 /// Time between two looks at the process: 1 s in its first minute here, in which programs give up rights. Later 8 s: there may
 /// be hundreds of attached processes.
 const LOOKS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(8));
-/// That first minute.
+/// Length of that first minute.
 const YOUNG: Duration = Duration::from_secs(60);
 /// Time for a process to end whose agent has: 1 s.
 const END_OF_PROCESS: Duration = Duration::from_secs(1);
