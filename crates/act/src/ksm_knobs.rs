@@ -3,6 +3,7 @@
 use host::chosen;
 use host::{Error, Result};
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 const DIR: &str = "/sys/kernel/mm/ksm";
@@ -51,6 +52,17 @@ impl KsmKnobs {
 /// The caller is not root, the kernel has no such knob, or the knob does not take this value.
 pub fn set_ksm(knob: &str, value: &str) -> Result<()> {
     set(Path::new(DIR), knob, value)
+}
+
+/// Has ksmd merge all memory of this process that is like other memory, or not any more. Processes that it starts have the
+/// same setting.
+///
+/// # Errors
+/// The kernel is older than 6.4.
+pub fn set_memory_merge(merge: bool) -> io::Result<()> {
+    // SAFETY: the call takes numbers alone, and changes no content of memory.
+    let answer = unsafe { libc::prctl(libc::PR_SET_MEMORY_MERGE, libc::c_ulong::from(merge), 0_u64, 0_u64, 0_u64) };
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn set(dir: &Path, knob: &str, value: &str) -> Result<()> {

@@ -10,16 +10,16 @@
 
 mod account;
 mod churn;
-mod curve;
+pub mod curve;
 mod equal;
-mod folding;
+pub mod folding;
 mod frames;
 mod guests;
 mod huge;
-mod ksmd;
+pub mod ksmd;
 mod layout;
 mod measure;
-mod merger;
+pub mod merger;
 mod options;
 mod probe;
 mod prober;
@@ -65,7 +65,10 @@ pub fn run(o: &Options) -> anyhow::Result<Outcome> {
 
 /// Makes the bench's directory. Its path is short, because the length of a socket's name is limited. Workers have users of
 /// their own, and pass through it to the prover's socket.
-fn make_dir(guardian: &mut Guardian) -> anyhow::Result<PathBuf> {
+///
+/// # Errors
+/// It cannot be created.
+pub fn make_dir(guardian: &mut Guardian) -> anyhow::Result<PathBuf> {
     let dir = std::env::temp_dir().join(format!("pagefold-bench-{}", std::process::id()));
     DirBuilder::new().mode(0o711).create(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     guardian.keep_dir(&dir)?;

@@ -8,6 +8,7 @@ use cli::exit::Outcome;
 mod attach;
 mod balance;
 mod census;
+mod containers;
 mod guardian;
 mod insight;
 mod ksm;
@@ -37,6 +38,8 @@ enum What {
     Balance(balance::Args),
     /// The census against plain hashing and copying of the same bytes
     Census(census::Args),
+    /// Containers whose programs are attached, against the kernel's own merger (ksmd) with all of them opted in
+    Containers(containers::Args),
     /// Cost of split huge pages for a program bound by memory, and how many come back
     Huge(ksm::HugeArgs),
     /// Looking into running VMs, against a plain read of what describes their frames
@@ -76,6 +79,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         What::Attach(args) => attach::run(&args),
         What::Balance(args) => balance::run(&args),
         What::Census(args) => census::run(&args),
+        What::Containers(args) => containers::run(&args),
         What::Huge(args) => ksm::run_huge(&args),
         What::Insight(args) => insight::run(&args),
         What::Ksm(args) => ksm::run(&args),

@@ -5,6 +5,7 @@
 //! | `tiny` | a kernel, and an initramfs of busybox and the virtio drivers |
 //! | `debian` | `tiny` with a disk that holds Debian, systemd, MariaDB and Apache |
 //! | `root` | the directory tree of LXC containers |
+//! | `servers` | the same with MariaDB, Apache and programs that load them |
 
 use crate::cache::{Cache, Key, remove_dir};
 use crate::cpio::Archive;
@@ -21,6 +22,7 @@ const INITTAB: &str = include_str!("../recipes/inittab");
 const AGENT: &str = include_str!("../recipes/agent.sh");
 const AGENT_UNIT: &str = include_str!("../recipes/pagefold-agent.service");
 const CONTAINER_INIT: &str = include_str!("../recipes/container-init.sh");
+const CONTAINER_SERVERS: &str = include_str!("../recipes/container-servers.sh");
 const CONTAINER_NGINX: &str = include_str!("../recipes/container-nginx.conf");
 
 /// Modules with drivers of the disk, and of devices that further QEMU arguments may add.
@@ -31,6 +33,7 @@ const DEBIAN_PACKAGES: &str = "systemd-sysv,udev,mariadb-server,apache2";
 /// Service that is masked in the `debian` image: it searches for LVM volumes for many seconds at every boot.
 const DEBIAN_MASKED: &str = "e2scrub_reap.service";
 const CONTAINER_PACKAGES: &str = "cron,nginx-light";
+const SERVER_PACKAGES: &str = "apache2,apache2-utils,iproute2,mariadb-server,sysbench";
 /// Size of the `debian` disk: 4 GiB, in a sparse file.
 const DISK_BYTES: u64 = 4 << 30;
 
@@ -139,14 +142,29 @@ fn make_disk(root: &Path, disk: &Path) -> Result<()> {
 
 /// The directory tree of containers. The first call needs root and a few seconds.
 pub(crate) fn root(workshop: &Workshop) -> Result<PathBuf> {
-    let recipe = [SUITE, CONTAINER_PACKAGES, CONTAINER_INIT, CONTAINER_NGINX];
+    let nginx = |root: &Path| write(&root.join("etc/nginx/pagefold.conf"), CONTAINER_NGINX.as_bytes());
+    tree(workshop, ("root", CONTAINER_PACKAGES, CONTAINER_INIT), CONTAINER_NGINX, nginx)
+}
+
+/// The directory tree of containers with a server. The first call needs root and a minute.
+pub(crate) fn servers(workshop: &Workshop) -> Result<PathBuf> {
+    tree(workshop, ("servers", SERVER_PACKAGES, CONTAINER_SERVERS), "", |_| Ok(()))
+}
+
+fn tree(
+    workshop: &Workshop,
+    (name, packages, init): (&str, &str, &str),
+    further: &str,
+    add: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
+    let recipe = [SUITE, packages, init, further];
     let key = recipe.iter().fold(Key::default(), |key, part| key.with(part.as_bytes()));
-    let dir = workshop.image("root", &key, |dir| {
+    let dir = workshop.image(name, &key, |dir| {
         program::need_root("building the image of the containers")?;
         let root = dir.join("root");
-        bootstrap(CONTAINER_PACKAGES, &root, workshop.mark)?;
-        write_executable(&root.join("usr/local/sbin/pagefold-init"), CONTAINER_INIT)?;
-        write(&root.join("etc/nginx/pagefold.conf"), CONTAINER_NGINX.as_bytes())
+        bootstrap(packages, &root, workshop.mark)?;
+        write_executable(&root.join("usr/local/sbin/pagefold-init"), init)?;
+        add(&root)
     })?;
     Ok(dir.join("root"))
 }

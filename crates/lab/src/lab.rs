@@ -137,7 +137,7 @@ impl Lab {
         for (group, name) in dealt {
             // A copy of a root directory is too big for a directory that is usually in memory.
             let copies = cache.dir().join("copies");
-            let copied = spec.image == Image::LxcCopied;
+            let copied = spec.image.is_copied();
             locked.state.guests.push(Entry {
                 copied_root: copied.then(|| copies.join(format!("{}-{name}", locked.state.token))),
                 name,

@@ -26,12 +26,14 @@ pub(crate) struct Container<'a> {
 }
 
 impl Container<'_> {
-    /// The command that runs the container; `read_only` if other containers use the same root.
-    pub(crate) fn start(&self, root: &Path, read_only: bool) -> Result<Command> {
+    /// The command that runs the container; `read_only` if other containers use the same root. Its first program starts
+    /// `server`.
+    pub(crate) fn start(&self, root: &Path, read_only: bool, server: Option<&str>) -> Result<Command> {
         let inside = self.inside();
         fs::create_dir_all(&inside).map_err(|e| Error::file("make", &inside, e))?;
         let config = self.dir.join("config");
-        let text = configuration(self.name, root, &inside, read_only);
+        let mut text = configuration(self.name, root, &inside, read_only);
+        text.push_str(&format!("lxc.init.cmd = /usr/local/sbin/pagefold-init {}\n", server.unwrap_or_default()));
         fs::write(&config, text).map_err(|e| Error::file("write", &config, e))?;
         let mut command = self.command("lxc-start")?;
         command.arg("-F").arg("-f").arg(config);
@@ -131,7 +133,6 @@ lxc.mount.auto = proc:mixed sys:ro
 lxc.mount.entry = tmpfs run tmpfs nosuid,nodev,mode=0755 0 0
 lxc.mount.entry = tmpfs tmp tmpfs nosuid,nodev 0 0
 lxc.mount.entry = {inside} run/pagefold none bind,create=dir 0 0
-lxc.init.cmd = /usr/local/sbin/pagefold-init
 "
     );
     if read_only {

@@ -48,7 +48,9 @@ impl Source {
         if spec.image.is_container() {
             program::need_root("an LXC container")?;
             program::find("lxc-start")?;
-            return Ok(Self::Container { root: image::root(workshop)? });
+            let has_server = spec.image.server().is_some();
+            let root = if has_server { image::servers(workshop) } else { image::root(workshop) };
+            return Ok(Self::Container { root: root? });
         }
         if spec.image == Image::Process {
             return Ok(Self::Process);
@@ -86,7 +88,8 @@ impl Source {
             }
             Self::Container { root } => {
                 let root = entry.copied_root.as_ref().unwrap_or(root);
-                Container { name: &entry.name, dir: dir.to_owned() }.start(root, entry.image == Image::LxcShared)
+                let container = Container { name: &entry.name, dir: dir.to_owned() };
+                container.start(root, !entry.image.is_copied(), entry.image.server())
             }
             Self::Process => {
                 let mut command = Command::new(&spec.process_program[0]);

@@ -29,6 +29,10 @@ pub enum Image {
     LxcShared,
     /// A container on a copy of that directory.
     LxcCopied,
+    /// A container with MariaDB, on a copy of a root directory.
+    LxcMariadb,
+    /// A container with Apache and its forked children, on a copy of the same directory.
+    LxcApache,
     /// A plain process that holds files and data.
     Process,
 }
@@ -41,7 +45,21 @@ impl Image {
 
     /// Whether it is a container.
     pub const fn is_container(self) -> bool {
-        matches!(self, Self::LxcShared | Self::LxcCopied)
+        self.is_copied() || matches!(self, Self::LxcShared)
+    }
+
+    /// Whether it is a container on a root directory of its own.
+    pub const fn is_copied(self) -> bool {
+        matches!(self, Self::LxcCopied | Self::LxcMariadb | Self::LxcApache)
+    }
+
+    /// The server that its first program starts, if it has one by itself.
+    pub(crate) const fn server(self) -> Option<&'static str> {
+        match self {
+            Self::LxcMariadb => Some("mariadb"),
+            Self::LxcApache => Some("apache"),
+            _ => None,
+        }
     }
 }
 

@@ -133,3 +133,25 @@ fn killed_bench_restores_ksm_and_leaves_nothing() {
     wait("KSM is not put back", &|| knobs() == before);
     wait("its directory is left", &|| !dir.exists());
 }
+
+#[test]
+fn containers_are_merged_by_both_sides_and_ksm_is_restored() {
+    if common::not_root() || no_ksm() {
+        return;
+    }
+    if std::env::var_os("PAGEFOLD_LONG_TESTS").is_none() {
+        return eprintln!("skipped: it takes minutes: PAGEFOLD_LONG_TESTS=1");
+    }
+    let _alone = ONE_AT_A_TIME.lock();
+    let before = knobs();
+    let found =
+        json_of(&pagefold(&["bench", "containers", "--containers", "2", "--load", "5", "--steady", "5", "--json"]));
+    assert_documented(&["bench containers --json", "bench ksm --json"], &found);
+    assert_eq!(knobs(), before);
+    let round = &found["rounds"][0];
+    for side in ["ksmd", "pagefold"] {
+        // Two MariaDBs have tens of megabytes in common.
+        assert!(number(&round[side]["merged_pages"]) > 10_000, "{side}: {round}");
+    }
+    assert!(round["ratio"]["merged_idle"].as_f64() > Some(0.9), "{round}");
+}

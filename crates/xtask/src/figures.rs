@@ -1,7 +1,7 @@
 //! Tables of measured figures, made from raw output of benches: `./x figures`.
 //!
 //! ```text
-//!  docs/figures/NAME.json --> record --> ksm or churn: rows --> table: Markdown --.
+//!  docs/figures/NAME.json --> record --> ksm, churn, containers: rows --> table --.
 //!                                                                                 v
 //!  docs/performance.md:                    <!-- figures: NAME --> caption and table <!-- end -->
 //! ```
@@ -10,6 +10,7 @@
 //! command and its machine; docs/method.md tells how one is made.
 
 mod churn;
+mod containers;
 mod ksm;
 mod markers;
 mod record;
@@ -56,7 +57,13 @@ fn table_of(root: &Path, name: &str) -> Result<String> {
     let json = files::read(root, &file)?;
     ensure!(json.len() <= MOST_BYTES, "{file} has {} bytes, more than {MOST_BYTES}: thin its curves", json.len());
     let record: Record = serde_json::from_str(&json).with_context(|| format!("cannot read {file}"))?;
-    let rows = if record.has_minutes() { churn::rows(&record) } else { ksm::rows(&record) };
+    let rows = if record.has_containers() {
+        containers::rows(&record)
+    } else if record.has_minutes() {
+        churn::rows(&record)
+    } else {
+        ksm::rows(&record)
+    };
     let rows = rows.with_context(|| format!("{file} is no output of a bench that has a table"))?;
     Ok(format!("{}\n\n{}", record.caption(), table::markdown(&rows)))
 }

@@ -22,7 +22,7 @@ use wire::Why;
 
 /// Name of the one group.
 pub const GROUP: &str = "bench";
-/// Name of the agent's threads in the members' processes.
+/// First part of the names of the agent's threads in the members' processes.
 const AGENT: &str = "pagefold";
 
 /// The service's configuration. As ksmd does, it folds pages of zeros and splits a huge page for a few small pages: at
@@ -60,6 +60,33 @@ impl Folding {
         Ok(Self { serving: Serving::start(dir, &config(prover), guardian)?, guests: Vec::new() })
     }
 
+    /// The service's directory.
+    pub fn dir(&self) -> &Path {
+        self.serving.dir()
+    }
+
+    /// Members that were attached, and the programs beside them.
+    fn attached(&self) -> anyhow::Result<impl Iterator<Item = (u32, u32)>> {
+        let members = Service::connect(Place::at(self.serving.dir()))?.members()?;
+        Ok(members.into_iter().filter_map(|member| Some((member.identity.pid, member.attached_by?))))
+    }
+
+    /// The members that were attached.
+    ///
+    /// # Errors
+    /// The service does not answer.
+    pub fn helped(&self) -> anyhow::Result<Vec<u32>> {
+        Ok(self.attached()?.map(|(pid, _)| pid).collect())
+    }
+
+    /// The programs beside the members that were attached.
+    ///
+    /// # Errors
+    /// The service does not answer.
+    pub fn helpers(&self) -> anyhow::Result<Vec<u32>> {
+        Ok(self.attached()?.map(|(_, helper)| helper).collect())
+    }
+
     /// Changes the group's settings.
     ///
     /// # Errors
@@ -73,13 +100,14 @@ impl Folding {
         let of_process = |pid: u32| -> anyhow::Result<f64> {
             Ok(ThreadCpu::of_process(pid)?.iter().map(|t| t.used.as_secs_f64()).sum())
         };
-        let agents = |pid: &u32| -> anyhow::Result<f64> {
-            let threads = ThreadCpu::of_process(*pid)?;
-            let agents = threads.iter().filter(|t| t.name == AGENT && t.tid != *pid);
-            Ok(agents.map(|t| t.used.as_secs_f64()).sum())
+        // A forked child of a server may have ended.
+        let agents = |pid: &u32| -> f64 {
+            let threads = ThreadCpu::of_process(*pid).unwrap_or_default();
+            let agents = threads.iter().filter(|t| t.name.starts_with(AGENT) && t.tid != *pid);
+            agents.map(|t| t.used.as_secs_f64()).sum()
         };
         let worker = self.own_pids()?.first().map_or(Ok(0.0), |pid| of_process(*pid))?;
-        let agents = self.guests.iter().map(agents).sum::<anyhow::Result<f64>>()?;
+        let agents = self.guests.iter().map(agents).sum();
         let supervisor = self.serving.pid();
         let prover = prover_of(supervisor).map_or(Ok(0.0), of_process)?;
         let supervisor = of_process(supervisor)?;

@@ -23,6 +23,11 @@ impl Record {
         self.output.get("minutes").is_some()
     }
 
+    /// Whether its guests are containers.
+    pub fn has_containers(&self) -> bool {
+        self.output.get("containers").is_some()
+    }
+
     /// Whether its guests worked without pauses.
     pub fn is_flat_out(&self) -> bool {
         self.output.get("pause_s").and_then(Value::as_u64) == Some(0)

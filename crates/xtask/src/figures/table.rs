@@ -28,6 +28,8 @@ pub enum Aim {
     RatioAtMost(f64),
     /// Upper bound of Pagefold's own figure.
     AtMost(f64),
+    /// Lower bound of Pagefold's own figure.
+    AtLeast(f64),
 }
 
 /// A row of a table, before its numbers are read.
@@ -77,6 +79,7 @@ impl Row {
             Aim::None | Aim::RatioAtMost(_) => (&self.ratio, |number, bound| number <= bound),
             Aim::RatioAtLeast(_) => (&self.ratio, |number, bound| number >= bound),
             Aim::AtMost(_) => (&self.pagefold, |number, bound| number <= bound),
+            Aim::AtLeast(_) => (&self.pagefold, |number, bound| number >= bound),
         };
         let (aim, bound) = match self.spec.aim {
             Aim::None => ("-".into(), None),
@@ -84,13 +87,15 @@ impl Row {
             Aim::RatioAtMost(bound) => (format!("ratio at most {bound}"), Some(bound)),
             Aim::AtMost(bound) if matches!(unit, Unit::Share) => (format!("at most {}%", bound * 100.0), Some(bound)),
             Aim::AtMost(bound) => (format!("at most {}", unit.write(bound)), Some(bound)),
+            Aim::AtLeast(bound) if matches!(unit, Unit::Share) => (format!("at least {}%", bound * 100.0), Some(bound)),
+            Aim::AtLeast(bound) => (format!("at least {}", unit.write(bound)), Some(bound)),
         };
         // A figure that was not reached in one of the rounds has missed its aim.
         let verdict = bound
             .map(|bound| if median(judged).is_some_and(|number| is_met(number, bound)) { "met" } else { "**missed**" });
         let write = |numbers: &[Option<f64>]| median(numbers).map_or_else(|| "-".into(), |number| unit.write(number));
         let ratio = median(&self.ratio).map_or_else(|| "-".into(), significant);
-        let is_of_ratio = !matches!(self.spec.aim, Aim::AtMost(_));
+        let is_of_ratio = !matches!(self.spec.aim, Aim::AtMost(_) | Aim::AtLeast(_));
         let spread = spread(judged, |number| if is_of_ratio { significant(number) } else { unit.write(number) });
         let aim = verdict.map_or_else(|| aim.clone(), |verdict| format!("{aim}: {verdict}"));
         [self.spec.figure.into(), aim, write(&self.ksmd), write(&self.pagefold), ratio, spread]

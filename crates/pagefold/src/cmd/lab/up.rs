@@ -64,6 +64,10 @@ enum ImageName {
     LxcShared,
     /// A container on a copy of that directory
     LxcCopied,
+    /// A container with MariaDB, on a copy of a root directory; takes a minute to build, once
+    LxcMariadb,
+    /// A container with Apache and its forked children, on a copy of the same directory
+    LxcApache,
     /// A plain process that holds files and data; needs no rights and no packages
     Process,
 }
@@ -75,6 +79,8 @@ impl From<ImageName> for Image {
             ImageName::Debian => Self::Debian,
             ImageName::LxcShared => Self::LxcShared,
             ImageName::LxcCopied => Self::LxcCopied,
+            ImageName::LxcMariadb => Self::LxcMariadb,
+            ImageName::LxcApache => Self::LxcApache,
             ImageName::Process => Self::Process,
         }
     }
