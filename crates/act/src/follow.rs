@@ -252,6 +252,7 @@ impl Follower {
             Message::Moved(from, to) => {
                 move_within(&mut self.discarded, from, to);
                 move_within(&mut self.given, from, to);
+                move_within(&mut self.inherited, from, to);
                 self.lately.iter_mut().for_each(|lately| move_within(lately, from, to));
                 if self.expected != Some(Expected::Moving(from.start)) {
                     return Ok(Told::Move(from, to));

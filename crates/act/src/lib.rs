@@ -38,4 +38,4 @@ pub use prover::Prover;
 pub use soft_read::SoftReader;
 #[cfg(target_env = "gnu")]
 pub use trace::{Registers, Resume, Stop, Tracee, share_memory};
-pub use userfault::{Fault, Message, Moved, Purpose, Userfault, Watch};
+pub use userfault::{Fault, Message, Moved, Purpose, Userfault, Watch, file_of_thread};

@@ -144,6 +144,16 @@ pub struct Moved {
 #[derive(Debug)]
 pub struct Userfault(OwnedFd);
 
+/// Another descriptor of the file that a thread of this process has open under `number`, in a table of files of its own.
+///
+/// # Errors
+/// The thread or the file is gone, or the kernel is older than 6.9.
+pub fn file_of_thread(thread: Pid, number: i32) -> io::Result<OwnedFd> {
+    // `PIDFD_THREAD`, which rustix has no name for.
+    let flags = PidfdFlags::from_bits_retain(libc::O_EXCL.cast_unsigned());
+    Ok(pidfd_getfd(pidfd_open(thread, flags)?, number, PidfdGetfdFlags::empty())?)
+}
+
 impl Userfault {
     /// Opens a userfaultfd that also handles faults taken in the kernel (KVM, system calls).
     ///
@@ -191,10 +201,7 @@ impl Userfault {
     /// # Errors
     /// The thread or the file is gone, or the kernel is older than 6.9.
     pub fn of_thread(thread: Pid, number: i32) -> io::Result<Self> {
-        // `PIDFD_THREAD`, which rustix has no name for.
-        let flags = PidfdFlags::from_bits_retain(libc::O_EXCL.cast_unsigned());
-        let thread = pidfd_open(thread, flags)?;
-        Ok(Self(pidfd_getfd(thread, number, PidfdGetfdFlags::empty())?))
+        file_of_thread(thread, number).map(Self)
     }
 
     /// The number under which the calling thread has it open.

@@ -4,22 +4,37 @@
 //! The program's thread that is about to register calls this module through a hook (`hooks/userfault.rs`). It has to
 //! take the agent's userfaultfds off the range at once, but does not have them in its table of file descriptors. So it
 //! borrows them from the agent's thread for a moment.
+//!
+//! **Anonymous memory.** The kernel tells nobody of pages that are missing in a mapping of the pool, and moves none from
+//! or to one (`UFFDIO_MOVE`). So a program's thread that needs anonymous memory asks the agent's thread for it, and waits.
 
+use crate::lock::Lock;
 use crate::maps;
 use crate::section::Section;
 use crate::table;
 use act::{Userfault, Watch};
 use page::PageRange;
+use rustix::fd::AsRawFd;
 use rustix::process::Pid;
 use rustix::thread::gettid;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::time::{Duration, Instant};
 
-/// Agent's thread that has the two userfaultfds below open; 0 before [`publish`].
+/// Longest time that a thread waits for the agent to make memory anonymous, since the last page of it that was: 2 s.
+const WAIT_LONGEST: Duration = Duration::from_secs(2);
+/// Pause of a thread that waits for that, between two looks: 200 us.
+const LOOK_EVERY: Duration = Duration::from_micros(200);
+
+/// Agent's thread that has the files below open; 0 before [`publish`].
 static THREAD: AtomicI32 = AtomicI32::new(0);
 /// Descriptor of the userfaultfd that notes writes, -1 for none.
 static NOTES: AtomicI32 = AtomicI32::new(-1);
 /// Descriptor of the userfaultfd that follows memory which maps the pool, -1 for none.
 static WATCH: AtomicI32 = AtomicI32::new(-1);
+/// Descriptor of the file that wakes the agent's thread, -1 for none.
+static ALARM: AtomicI32 = AtomicI32::new(-1);
+/// Memory that threads of the program wait for.
+static WANTED: Lock<Vec<PageRange>> = Lock::new(Vec::new());
 
 /// Whether the agent's userfaultfd was taken off memory that maps the pool, and is not back on all of it.
 static IS_OFF: AtomicBool = AtomicBool::new(false);
@@ -28,19 +43,22 @@ static IS_OFF: AtomicBool = AtomicBool::new(false);
 pub fn publish(section: &Section) {
     share(section);
     #[cfg(target_env = "gnu")]
-    crate::hooks::set_yield(unregister);
+    crate::hooks::set_ways(unregister, make_anonymous);
 }
 
 /// Leaves the parent's userfaultfds behind. For a forked child, before it has threads.
 pub fn begin_anew() {
     THREAD.store(0, Ordering::Release);
-    [&NOTES, &WATCH].into_iter().for_each(|number| number.store(-1, Ordering::Relaxed));
+    [&NOTES, &WATCH, &ALARM].into_iter().for_each(|number| number.store(-1, Ordering::Relaxed));
     IS_OFF.store(false, Ordering::Relaxed);
+    // SAFETY: the child has this thread only, and it forked outside of this module.
+    unsafe { WANTED.begin_anew(Vec::new()) };
 }
 
 fn share(section: &Section) {
     NOTES.store(section.notes().map_or(-1, Userfault::number), Ordering::Relaxed);
     WATCH.store(section.following().watch().number(), Ordering::Relaxed);
+    ALARM.store(section.following().alarm().as_raw_fd(), Ordering::Relaxed);
     THREAD.store(gettid().as_raw_nonzero().get(), Ordering::Release);
 }
 
@@ -61,6 +79,40 @@ fn unregister(range: PageRange) {
             let _ = ours.unregister(mapping.range);
         }
     }
+}
+
+/// Waits until nothing of a range lies in mappings of the pool. Says whether that was reached. A thread of the program calls
+/// it. The range may be folded again afterwards, unless it was shut.
+fn make_anonymous(range: PageRange) -> bool {
+    let left = || table::lock().pooled_pages(range).iter().map(|part| part.pages).sum::<u64>();
+    let mut before = left();
+    let mut until = Instant::now() + WAIT_LONGEST;
+    if before > 0 {
+        WANTED.lock().push(range);
+    }
+    while before > 0 && Instant::now() < until {
+        wake_agent();
+        std::thread::sleep(LOOK_EVERY);
+        let now = left();
+        if now < before {
+            until = Instant::now() + WAIT_LONGEST;
+        }
+        before = now;
+    }
+    WANTED.lock().retain(|wanted| *wanted != range);
+    before == 0
+}
+
+fn wake_agent() {
+    let Some(thread) = Pid::from_raw(THREAD.load(Ordering::Acquire)) else { return };
+    // Where that fails, the agent looks when it next wakes.
+    let alarm = act::file_of_thread(thread, ALARM.load(Ordering::Relaxed));
+    let _ = alarm.map(|alarm| rustix::io::write(alarm, &1_u64.to_ne_bytes()));
+}
+
+/// The memory that threads of the program wait for. For the agent's thread.
+pub fn wanted() -> Vec<PageRange> {
+    WANTED.lock().clone()
 }
 
 /// Puts the agent's userfaultfd back on memory that maps the pool, except where the program's own is still there. For

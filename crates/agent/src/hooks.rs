@@ -42,7 +42,7 @@ mod userfault;
 
 pub use exec::{carry, search};
 pub use fork::find as find_fork;
-pub use userfault::set_yield;
+pub use userfault::set_ways;
 
 use crate::raw::{self, Answer};
 use crate::table::{self, Advice, Guard, Shut, Table, Traits};

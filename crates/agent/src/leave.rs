@@ -17,6 +17,7 @@
 use crate::fold::Folder;
 use crate::follow::Following;
 use crate::maps::{self, Kind, Mapping};
+use crate::section::cut;
 use crate::table::{self, Advice, Traits};
 use crate::{raw, references};
 use act::{HUGE_PAGES, MemberMemory, Watch, make_private, move_mapping_over};
@@ -46,8 +47,10 @@ pub fn restore(folder: &mut Folder, pagemap: &Pagemap, patience: Duration) -> bo
         if left.is_empty() {
             return true;
         }
-        let mut pieces: Vec<(PageRange, &Mapping)> =
-            left.iter().flat_map(|mapping| pieces(mapping.range).map(move |piece| (piece, mapping))).collect();
+        let mut pieces: Vec<(PageRange, &Mapping)> = left
+            .iter()
+            .flat_map(|mapping| cut(mapping.range, PIECE_PAGES).map(move |piece| (piece, mapping)))
+            .collect();
         let all = pieces.len();
         let (is_any_late, is_held) = join(folder, pagemap, &mut pieces);
         if !is_held {
@@ -148,13 +151,6 @@ impl Side {
 fn pooled() -> Option<Vec<Mapping>> {
     let all = maps::mappings(table::everything(), true)?;
     Some(all.into_iter().filter(|mapping| mapping.private && maps::is_pool_file(mapping.file)).collect())
-}
-
-fn pieces(range: PageRange) -> impl Iterator<Item = PageRange> {
-    (0..range.pages.div_ceil(PIECE_PAGES)).map(move |n| {
-        let done = n * PIECE_PAGES;
-        PageRange { start: range.start.add_pages(done), pages: (range.pages - done).min(PIECE_PAGES) }
-    })
 }
 
 /// Makes a piece anonymous, if nobody else holds a page of it, and it has such a neighbour. The program's threads are

@@ -440,13 +440,19 @@ fn touch(slots: PageRange) {
 
 /// Cuts a range that is to be folded into runs that one section can do.
 pub fn pieces(start: HostVirt, pages: u64, target: Target) -> impl Iterator<Item = (PageRange, Target)> {
-    (0..pages.div_ceil(RUN_PAGES)).filter_map(move |n| {
-        let done = n * RUN_PAGES;
-        let range = PageRange { start: start.add_pages(done), pages: (pages - done).min(RUN_PAGES) };
-        match target {
-            Target::Zero => Some((range, target)),
-            Target::Slot(slot) => slot.add(done as u32).map(|slot| (range, Target::Slot(slot))),
+    cut(PageRange { start, pages }, RUN_PAGES).filter_map(move |range| match target {
+        Target::Zero => Some((range, target)),
+        Target::Slot(slot) => {
+            slot.add((range.start.page() - start.page()) as u32).map(|slot| (range, Target::Slot(slot)))
         }
+    })
+}
+
+/// Cuts a range into pieces of at most `most` pages.
+pub fn cut(range: PageRange, most: u64) -> impl Iterator<Item = PageRange> {
+    (0..range.pages.div_ceil(most)).map(move |n| {
+        let done = n * most;
+        PageRange { start: range.start.add_pages(done), pages: (range.pages - done).min(most) }
     })
 }
 

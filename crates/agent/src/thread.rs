@@ -476,6 +476,9 @@ impl Agent {
         self.look_at_broken(pace, now)?;
         if let Ok(folder) = &mut self.folder {
             folder.settle_discards(&self.pagemap).map_err(io::Error::other)?;
+            for range in give_way::wanted() {
+                folder.make_anonymous((&self.pagemap, &self.pool), range, &mut self.stats);
+            }
             match pace.fold {
                 FoldMode::On if self.forks.rests(now).is_some() => {}
                 FoldMode::On if !session.link.is_full() => self.look_and_report(session, pace, now)?,

@@ -90,3 +90,11 @@ fn pages_written_seldom_are_folded_without_quiet_intervals() {
         assert!(short < 0.02 && folded > 0.95, "{period}: {short} {folded}");
     }
 }
+
+#[test]
+fn decay_is_a_power_of_one_half() {
+    let share = |time: f64| super::decay(Duration::from_secs_f64(time), Duration::from_secs(10));
+    for time in [0.0, 0.1, 3.0, 9.999, 10.0, 25.0, 101.5, 1e7] {
+        assert!((share(time) - 0.5_f64.powf(time / 10.0)).abs() < 1e-9, "{time}: {}", share(time));
+    }
+}

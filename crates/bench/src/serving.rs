@@ -8,6 +8,7 @@ use api::place::Place;
 use host::ProcessId;
 use std::cell::RefCell;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -32,17 +33,22 @@ impl Serving {
         fs::write(&file, config).with_context(|| format!("cannot write {}", file.display()))?;
         let log = fs::File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
         let dir = dir.join("service");
-        let server = Command::new(program()?)
+        // It begins when it is told to, after the guardian knows of it.
+        let mut server = Command::new("sh")
+            .args(["-c", "read -r _ && exec \"$@\" < /dev/null", "sh"])
+            .arg(program()?)
             .args(["serve", "--stop-workers", "--config"])
             .arg(&file)
             .arg("--dir")
             .arg(&dir)
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
             .context("cannot start a service")?;
         guardian.keep_process(ProcessId::of(server.id())?)?;
+        let begin = server.stdin.take().map_or(Ok(()), |mut pipe| pipe.write_all(b"\n"));
+        begin.context("cannot start a service")?;
         let service = wait_for(|| Service::connect(Place::at(&dir)), "the bench's service does not start")?;
         Ok(Self { server, service: RefCell::new(service), dir })
     }

@@ -147,6 +147,22 @@ fn changes_of_mappings_past_the_c_library_are_noticed_and_end_folding() {
     }
 }
 
+/// The kernel tells nobody of pages that are missing in a mapping of the pool, and moves none from there.
+#[test]
+fn programs_own_userfaultfd_works_on_folded_memory() {
+    if cannot_fold() {
+        return;
+    }
+    let Some(built) = Built::new("faults.c") else { return };
+    let service = Service::start();
+    let mut members = two_members(&service, &[built.program()]);
+    for found in members.each_mut().map(|member| member.finish(150)) {
+        assert!(number(&found["folded"]) > 700, "{found}");
+        let wrong = ["wrong_moved", "wrong_left", "wrong_missing"].map(|what| number(&found[what]));
+        assert_eq!((wrong, number(&found["told"])), ([0; 3], 1024), "{found}");
+    }
+}
+
 #[test]
 fn mlockall_returns() {
     if cannot_fold() {

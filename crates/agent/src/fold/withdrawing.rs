@@ -1,7 +1,9 @@
-//! Giving back mappings in a process that forks often (`forks`). The savings of these pieces are given up.
+//! Making private memory of pieces, whose savings are given up. A process that forks often (`forks`) gets mappings back.
+//! A thread that waits for anonymous memory (`give_way`) goes on.
 
 use super::Folder;
 use crate::pool::Pool;
+use crate::section::cut;
 use crate::{references, table};
 use act::{HUGE_PAGES, MemberMemory, give_to_children, make_private};
 use host::Pagemap;
@@ -35,6 +37,20 @@ impl Folder {
         self.turns.rest();
         self.count_due = Instant::now();
         all <= most
+    }
+
+    /// Makes anonymous memory of what lies in mappings of the pool there. A piece that is pinned, shared with a child, or may
+    /// not be folded stays as it is.
+    pub fn make_anonymous(&mut self, with: (&Pagemap, &Pool), range: PageRange, stats: &mut MemberStats) {
+        let parts = |table: &table::Guard| -> Vec<_> {
+            table.pooled_pages(range).into_iter().flat_map(|pooled| table.known(pooled)).collect()
+        };
+        let parts = parts(&table::lock());
+        for piece in parts.into_iter().flat_map(|(part, _)| cut(part, HUGE_PAGES)) {
+            let _ = self.withdraw_piece(with, piece, stats);
+        }
+        self.turns.rest();
+        self.count_due = Instant::now();
     }
 
     fn withdraw_piece(

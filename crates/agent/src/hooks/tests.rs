@@ -224,6 +224,10 @@ fn memory_that_stays_behind_a_move_reads_as_zeros() {
 /// the moved mappings had left, and lost them when the whole place was unmapped or filled.
 #[test]
 fn memory_that_is_mapped_during_a_move_stays() {
+    // Other tests would be given these addresses, too.
+    if !crate::testing::alone("hooks::tests::memory_that_is_mapped_during_a_move_stays") {
+        return;
+    }
     const TIME: std::time::Duration = std::time::Duration::from_secs(2);
     let (pool, end) = (pool(), std::time::Instant::now() + TIME);
     let is_over = || std::time::Instant::now() >= end;
@@ -374,10 +378,11 @@ fn programs_own_userfaultfd_takes_precedence() {
     let mut register = [at as u64, 4 * PAGE_BYTES as u64, WRITE_PROTECT, 0];
     // While the agent's userfaultfd is off, nothing may be folded there: a fold would put it back.
     static SHUT: AtomicBool = AtomicBool::new(false);
-    super::set_yield(|range| {
+    let yield_range = |range: PageRange| {
         let unfolded = PageRange { start: range.start.add_pages(2), pages: 2 };
         SHUT.store(!table::lock().is_foldable(unfolded), Ordering::SeqCst);
-    });
+    };
+    super::set_ways(yield_range, |_| false);
     assert!(table::lock().is_foldable(pages(at + 2 * PAGE_BYTES, 2)));
     // SAFETY: `struct uffdio_register`. The kernel takes pages that map the pool like others.
     assert_eq!(unsafe { libc::ioctl(file, 0xC020_AA00, register.as_mut_ptr()) }, 0);

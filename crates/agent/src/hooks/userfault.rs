@@ -3,21 +3,31 @@
 //! anonymous memory. It does so whatever features the program asked for: the kernel looks at the mapping only
 //! (`vma_can_userfault`).
 //!
+//! Two requests work on anonymous memory only: being told of missing pages, and moving pages. The agent's thread makes
+//! folded memory anonymous before they are made. Where it cannot, the answer is `EBUSY`. The kernel gives it, too: to the
+//! first where another userfaultfd has the memory, to the second where a page may be pinned.
+//!
 //! Requests that have memory pinned are prepared by [`pinning`].
 //!
 //! All other requests go straight to the kernel: virtual processors are run through this function.
 
-use super::{State, enter, pinning, range, state};
-use crate::arena;
+use super::{State, enter, pinning, range, refuse, state};
 use crate::raw::{self, Answer, c_answer};
-use crate::table::{Shut, Traits};
-use page::PageRange;
+use crate::table::{Guard, Shut, Traits};
+use crate::{arena, maps};
+use page::{HostVirt, PAGE_BYTES, PageRange};
+use std::collections::BTreeSet;
 use std::ffi::{c_int, c_ulong};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::OnceLock;
 
 const UFFDIO_TYPE: c_ulong = 0xAA;
 const UFFDIO_REGISTER: c_ulong = 0xC020_AA00;
 const UFFDIO_UNREGISTER: c_ulong = 0x8010_AA01;
+const UFFDIO_MOVE: c_ulong = 0xC028_AA05;
+/// `UFFDIO_REGISTER_MODE_MISSING`
+const MISSING: u64 = 1;
+/// Most times that memory is made anonymous for one request, because it was folded again.
+const MOST_TRIES: u32 = 3;
 
 /// `struct uffdio_range`, with which `struct uffdio_register` begins too.
 #[repr(C)]
@@ -27,14 +37,44 @@ struct Range {
     length: u64,
 }
 
+/// `struct uffdio_register`
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Register {
+    range: Range,
+    mode: u64,
+    ioctls: u64,
+}
+
+/// `struct uffdio_move`
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Move {
+    to: u64,
+    from: u64,
+    length: u64,
+    mode: u64,
+    moved: i64,
+}
+
 const _: () = assert!(size_of::<Range>() == (UFFDIO_UNREGISTER as usize >> 16 & 0x3fff));
+const _: () = assert!(size_of::<Register>() == (UFFDIO_REGISTER as usize >> 16 & 0x3fff));
+const _: () = assert!(size_of::<Move>() == (UFFDIO_MOVE as usize >> 16 & 0x3fff));
 
-/// Function that takes the agent's userfaultfds off a range, called without the table's lock; 0 before [`set_yield`].
-static YIELD: AtomicUsize = AtomicUsize::new(0);
+/// The agent's ways of giving way, called without the table's lock.
+#[derive(Clone, Copy)]
+struct Ways {
+    yield_range: fn(PageRange),
+    make_anonymous: fn(PageRange) -> bool,
+}
 
-/// Sets the function that takes the agent's userfaultfds off a range on which the program is about to register one.
-pub fn set_yield(yield_range: fn(PageRange)) {
-    YIELD.store(yield_range as usize, Ordering::Release);
+static WAYS: OnceLock<Ways> = OnceLock::new();
+
+/// Sets the function that takes the agent's userfaultfds off a range on which the program is about to register one. The other
+/// makes anonymous memory of a range, and says whether it did.
+pub fn set_ways(yield_range: fn(PageRange), make_anonymous: fn(PageRange) -> bool) {
+    // Agents that begin again set the same ones.
+    let _ = WAYS.set(Ways { yield_range, make_anonymous });
 }
 
 /// `ioctl`
@@ -43,22 +83,25 @@ pub fn set_yield(yield_range: fn(PageRange)) {
 /// As the system call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: usize) -> c_int {
-    // SAFETY: the caller's arguments are passed on unchanged, with the caller's promises.
-    let pass = || unsafe { raw::call(libc::SYS_ioctl, [file as usize, request as usize, argument, 0, 0, 0]) };
+    // SAFETY: the caller's arguments are passed on with the caller's promises. Other arguments are structures of the same
+    // request, which this module has made of them.
+    let ask =
+        |argument: usize| unsafe { raw::call(libc::SYS_ioctl, [file as usize, request as usize, argument, 0, 0, 0]) };
     let kind = request >> 8 & 0xFF;
     let ours = matches!(kind, UFFDIO_TYPE | pinning::VFIO | pinning::VHOST) && argument != 0;
     if !ours || state() != State::Member || arena::holds(raw::stack()) {
-        return c_answer(pass()) as c_int;
+        return c_answer(ask(argument)) as c_int;
     }
     // The kernel takes the request for an `unsigned int`.
     let answer = match request & 0xFFFF_FFFF {
         request if kind != UFFDIO_TYPE => {
             pinning::prepare(request, argument);
-            pass()
+            ask(argument)
         }
-        UFFDIO_REGISTER => register(argument, pass),
-        UFFDIO_UNREGISTER => unregister(argument, pass),
-        _ => pass(),
+        UFFDIO_REGISTER => register(argument, || ask(argument)),
+        UFFDIO_UNREGISTER => unregister(argument, || ask(argument)),
+        UFFDIO_MOVE => move_pages(argument, ask),
+        _ => ask(argument),
     };
     c_answer(answer) as c_int
 }
@@ -66,19 +109,19 @@ pub unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: usize) -
 /// Takes the agent's userfaultfds off the range before the program's is registered, and until the program unregisters
 /// that.
 fn register(argument: usize, pass: impl Fn() -> Answer) -> Answer {
-    let Some(range) = range_at(argument) else { return pass() };
-    let Some(mut table) = enter().filter(|table| table.touches(range)) else { return pass() };
+    // SAFETY: with this request, the program passes this structure. The kernel reads it at the same place in a moment.
+    let asked = unsafe { (argument as *const Register).read_unaligned() };
+    let Some(range) = range_of(asked.range.start, asked.range.length) else { return pass() };
+    let is_known = |table: &Guard| state() == State::Member && table.touches(range);
+    let table = if asked.mode & MISSING == 0 { Some(enter()) } else { anonymous(&[range]) };
+    let Some(table) = table else { return refuse(libc::EBUSY) };
+    let Some(mut table) = table.filter(is_known) else { return pass() };
     let yielded = |(_, traits): &(PageRange, Traits)| traits.is_yielded();
     let before = table.known(range).iter().any(yielded);
     // The range is shut first, so that no fold puts the agent's userfaultfd back once it has been taken off.
     table.shut(range, Shut::Yielded);
     drop(table);
-    let target = YIELD.load(Ordering::Acquire);
-    if target != 0 {
-        // SAFETY: only `set_yield` stores there, and only pointers of this type.
-        let yield_range = unsafe { std::mem::transmute::<usize, fn(PageRange)>(target) };
-        yield_range(range);
-    }
+    WAYS.get().inspect(|ways| (ways.yield_range)(range));
     let answer = pass();
     if answer != 0 && !before {
         enter().into_iter().for_each(|mut table| table.open(range, Shut::Yielded));
@@ -87,7 +130,9 @@ fn register(argument: usize, pass: impl Fn() -> Answer) -> Answer {
 }
 
 fn unregister(argument: usize, pass: impl Fn() -> Answer) -> Answer {
-    let range = range_at(argument);
+    // SAFETY: with this request, the program passes this structure. The kernel reads it at the same place in a moment.
+    let asked = unsafe { (argument as *const Range).read_unaligned() };
+    let range = range_of(asked.start, asked.length);
     let answer = pass();
     if let Some(range) = range.filter(|_| answer == 0) {
         enter().into_iter().for_each(|mut table| table.open(range, Shut::Yielded));
@@ -95,9 +140,70 @@ fn unregister(argument: usize, pass: impl Fn() -> Answer) -> Answer {
     answer
 }
 
-fn range_at(argument: usize) -> Option<PageRange> {
-    // SAFETY: with this request, the program passes a structure that begins with a `Range`. The kernel reads it at the
-    // same place in a moment.
-    let asked = unsafe { (argument as *const Range).read_unaligned() };
-    range(usize::try_from(asked.start).ok()?, usize::try_from(asked.length).ok()?)
+/// Locks the table when nothing of these ranges lies in mappings of the pool. `None`: memory there cannot be made anonymous.
+/// Within: as [`enter`].
+#[expect(clippy::option_option, reason = "the inner one is that of every hook")]
+fn anonymous(ranges: &[PageRange]) -> Option<Option<Guard>> {
+    for _ in 0..MOST_TRIES {
+        let table = enter();
+        let is_pooled =
+            |range: &&PageRange| table.as_ref().is_some_and(|table| !table.pooled_pages(**range).is_empty());
+        let Some(pooled) = ranges.iter().copied().find(|range| is_pooled(&range)) else { return Some(table) };
+        drop(table);
+        if !WAYS.get().is_some_and(|ways| (ways.make_anonymous)(pooled)) {
+            return None;
+        }
+    }
+    None
+}
+
+/// Has pages moved that the program sees in one mapping, and the kernel in several: part by part, in order.
+fn move_pages(argument: usize, ask: impl Fn(usize) -> Answer) -> Answer {
+    let moved_at = argument.wrapping_add(std::mem::offset_of!(Move, moved)) as *mut i64;
+    // SAFETY: with this request, the program passes this structure. The kernel reads it at the same place in a moment.
+    let asked = unsafe { (argument as *const Move).read_unaligned() };
+    let ranges = [asked.from, asked.to].map(|start| range_of(start, asked.length));
+    let [Some(from), Some(to)] = ranges else { return ask(argument) };
+    // The table's lock is held until all is moved: no page is out of reach, and none is folded.
+    let Some(table) = anonymous(&[from, to]) else { return refuse(libc::EBUSY) };
+    if !table.as_ref().is_some_and(|table| table.touches(from) || table.touches(to)) {
+        return ask(argument);
+    }
+    let mut answer = ask(argument);
+    // The kernel looks at the mappings before it moves anything.
+    if !matches!(raw::error(answer), Some(libc::EINVAL | libc::ENOENT)) {
+        return answer;
+    }
+    let mut done = 0;
+    for (start, end) in parts_of(from, to) {
+        let mut part = Move { to: asked.to + start, from: asked.from + start, length: end - start, ..asked };
+        answer = ask(&raw mut part as usize);
+        done += part.moved.max(0).cast_unsigned();
+        if answer != 0 {
+            break;
+        }
+    }
+    let moved = if done == 0 { answer as i64 } else { done.cast_signed() };
+    // SAFETY: as above; the kernel writes to this field.
+    unsafe { moved_at.write_unaligned(moved) };
+    // Of a request that was done in part, the kernel says that.
+    if answer != 0 && done > 0 { refuse(libc::EAGAIN) } else { answer }
+}
+
+/// The parts of a move that lie in one mapping each, at both places: distances from the beginning.
+fn parts_of(from: PageRange, to: PageRange) -> Vec<(u64, u64)> {
+    let length = from.pages * PAGE_BYTES as u64;
+    let mut cuts = BTreeSet::from([0, length]);
+    for range in [from, to] {
+        for mapping in maps::mappings(range, false).unwrap_or_default() {
+            let ends = [mapping.range.start, mapping.range.end()];
+            cuts.extend(ends.map(|end: HostVirt| end.0.saturating_sub(range.start.0).min(length)));
+        }
+    }
+    let cuts: Vec<u64> = cuts.into_iter().collect();
+    cuts.windows(2).map(|pair| (pair[0], pair[1])).collect()
+}
+
+fn range_of(start: u64, length: u64) -> Option<PageRange> {
+    range(usize::try_from(start).ok()?, usize::try_from(length).ok()?)
 }
