@@ -8,6 +8,8 @@ use std::io::Read;
 
 /// `ELFCLASS64`, the fifth byte of a program's file.
 const CLASS_64: u8 = 2;
+/// Names of the threads of an agent.
+const AGENTS: [&str; 2] = ["pagefold", "pagefold-follow"];
 
 /// Memory of a process that may be folded, and its threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +70,7 @@ fn check_thread(pid: u32, thread: Pid) -> Result<(), String> {
     if threads::status(pid, thread, "Seccomp").is_some_and(|mode| mode != "0") {
         return Err("it filters its system calls (seccomp), and the filter might end it for those of the agent".into());
     }
-    if fs::read_to_string(threads::of(pid, thread, "comm")).is_ok_and(|name| name.starts_with("pagefold")) {
+    if fs::read_to_string(threads::of(pid, thread, "comm")).is_ok_and(|name| AGENTS.contains(&name.trim_end())) {
         return Err("there is an agent in it already".into());
     }
     Ok(())

@@ -43,7 +43,12 @@ to them. docs/pagefold.toml of the source is an annotated example with every key
 
   [[enrol]]                        # processes that run already become members: all that is named must fit
   group = \"acme\"
-  cgroup = \"/system.slice/acme-*\" # or container, container-label, domain, unit, user
+  cgroup = \"/system.slice/acme-*\" # this or another of the next five must be named
+  container = \"acme-*\"
+  container-label = \"tenant=acme\"
+  domain = \"acme-*\"                # of libvirt: the RAM of its VM
+  unit = \"acme-*.service\"
+  user = \"acme\"
   all-anonymous = true             # false: only memory that the program advises
   at-least = \"4M\"                # smaller processes are left alone
 
