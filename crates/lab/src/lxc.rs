@@ -62,7 +62,7 @@ impl Container<'_> {
         let mut attach = Command::new(&fold.pagefold);
         attach.args(["attach", "--cgroup", &format!("/lxc.payload.{}", self.name), "--group", group]);
         // The lab's containers hold small programs.
-        attach.args(["--at-least", "0", "--all-anonymous", "--json"]);
+        attach.args(["--at-least", "64K", "--all-anonymous", "--json"]);
         if let Some(service) = &fold.service {
             attach.arg("--service").arg(service);
         }

@@ -4,8 +4,8 @@
 //! (`vma_can_userfault`).
 //!
 //! Two requests work on anonymous memory only: being told of missing pages, and moving pages. The agent's thread makes
-//! folded memory anonymous before they are made. Where it cannot, the answer is `EBUSY`. The kernel gives it, too: to the
-//! first where another userfaultfd has the memory, to the second where a page may be pinned.
+//! folded memory anonymous before they are made. Where it cannot, moves are answered by `EBUSY`, as the kernel does where
+//! a page may be pinned. The program is then told of missing pages only where memory was anonymous.
 //!
 //! Requests that have memory pinned are prepared by [`pinning`].
 //!
@@ -13,7 +13,7 @@
 
 use super::{State, enter, pinning, range, refuse, state};
 use crate::raw::{self, Answer, c_answer};
-use crate::table::{Guard, Shut, Traits};
+use crate::table::{Guard, Shut};
 use crate::{arena, maps};
 use page::{HostVirt, PAGE_BYTES, PageRange};
 use std::collections::BTreeSet;
@@ -113,11 +113,12 @@ fn register(argument: usize, pass: impl Fn() -> Answer) -> Answer {
     let asked = unsafe { (argument as *const Register).read_unaligned() };
     let Some(range) = range_of(asked.range.start, asked.range.length) else { return pass() };
     let is_known = |table: &Guard| state() == State::Member && table.touches(range);
-    let table = if asked.mode & MISSING == 0 { Some(enter()) } else { anonymous(&[range]) };
-    let Some(table) = table else { return refuse(libc::EBUSY) };
-    let Some(mut table) = table.filter(is_known) else { return pass() };
-    let yielded = |(_, traits): &(PageRange, Traits)| traits.is_yielded();
-    let before = table.known(range).iter().any(yielded);
+    let is_yielded = |table: &Guard| table.known(range).iter().any(|(_, traits)| traits.is_yielded());
+    // Where a part has the program's userfaultfd already, the agent cannot change it any more.
+    let may_wait = asked.mode & MISSING != 0 && !enter().as_ref().is_some_and(is_yielded);
+    let table = if may_wait { anonymous(&[range]) } else { None };
+    let Some(mut table) = table.unwrap_or_else(enter).filter(is_known) else { return pass() };
+    let before = is_yielded(&table);
     // The range is shut first, so that no fold puts the agent's userfaultfd back once it has been taken off.
     table.shut(range, Shut::Yielded);
     drop(table);

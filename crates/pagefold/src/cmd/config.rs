@@ -84,6 +84,6 @@ fn words(checked: &Checked) -> String {
         let control = if http.control { "" } else { ", for reading alone" };
         format!("HTTP at a Unix socket{listen}, {}{control}", count(http.tokens.len(), "token"))
     });
-    let rules = count(*rules, "rule for running processes").replace("processess", "processes");
-    format!("{file}: fine; {}; {rules}; {http}", count(groups.len(), "group"))
+    let rules = if *rules > 0 { format!("{} for running processes; ", count(*rules, "rule")) } else { String::new() };
+    format!("{file}: fine; {}; {rules}{http}", count(groups.len(), "group"))
 }
