@@ -24,6 +24,7 @@
 //! **End.** The follower never ends while anything is registered: discarded memory that nobody follows would show the
 //! pool's bytes again. A bug that stops the follower ends the process.
 
+use crate::arena;
 use crate::cpu_time::cpu_time;
 use crate::hooks;
 use crate::keeper::Keeper;
@@ -225,7 +226,12 @@ impl Following {
 
     /// Wakes the agent's thread if it rests.
     fn wake(&self) {
-        if self.is_resting.load(Ordering::Relaxed) && self.is_resting.swap(false, Ordering::SeqCst) {
+        // The program's threads have another table of files, in which the alarm's number may be a file of the program's.
+        // What they change is seen within `thread::LOOK_EVERY`.
+        if arena::is_own_thread()
+            && self.is_resting.load(Ordering::Relaxed)
+            && self.is_resting.swap(false, Ordering::SeqCst)
+        {
             self.ring();
         }
     }

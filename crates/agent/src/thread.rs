@@ -333,7 +333,7 @@ impl Agent {
         let Ok(folder) = &self.folder else { return session.link.wait(until, None) };
         let following = folder.section().following();
         let rests = until > REST && following.rest(true);
-        let waited = session.link.wait(if rests { until } else { until.min(REST) }, Some(following.alarm()));
+        let waited = session.link.wait(until.min(if rests { LOOK_EVERY } else { REST }), Some(following.alarm()));
         following.rest(false);
         waited
     }
