@@ -180,3 +180,13 @@ fn discard_wakes_agent_that_rests() {
     assert!(!rings(following, Duration::from_millis(100)), "it was woken already");
     following.watch().unregister(member.0.range()).unwrap();
 }
+
+/// The alarm's number may be a file of the program's, in its own table of files. Such a file was once written to.
+#[test]
+fn programs_threads_do_not_ring() {
+    let Some(section) = section() else { return };
+    let following = section.following();
+    assert!(following.rest(true));
+    following.wake();
+    assert!(!rings(following, Duration::from_millis(100)));
+}
