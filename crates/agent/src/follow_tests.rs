@@ -1,4 +1,4 @@
-//! Children that are born while pages of their parent are out of reach, and an agent that is woken while it rests.
+//! Tests of births while pages are out of reach, and of the waking of an agent that rests.
 
 use crate::testing::{Member, alone, content, discard_past_hooks, section};
 use act::{MemberMemory, Moved, Watch};

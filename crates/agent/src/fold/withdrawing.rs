@@ -42,10 +42,10 @@ impl Folder {
     /// Makes anonymous memory of what lies in mappings of the pool there. A piece that is pinned, shared with a child, or may
     /// not be folded stays as it is.
     pub fn make_anonymous(&mut self, with: (&Pagemap, &Pool), range: PageRange, stats: &mut MemberStats) {
-        let parts = |table: &table::Guard| -> Vec<_> {
+        let parts: Vec<_> = {
+            let table = table::lock();
             table.pooled_pages(range).into_iter().flat_map(|pooled| table.known(pooled)).collect()
         };
-        let parts = parts(&table::lock());
         for piece in parts.into_iter().flat_map(|(part, _)| cut(part, HUGE_PAGES)) {
             let _ = self.withdraw_piece(with, piece, stats);
         }

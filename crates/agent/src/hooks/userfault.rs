@@ -165,7 +165,7 @@ fn move_pages(argument: usize, ask: impl Fn(usize) -> Answer) -> Answer {
     let asked = unsafe { (argument as *const Move).read_unaligned() };
     let ranges = [asked.from, asked.to].map(|start| range_of(start, asked.length));
     let [Some(from), Some(to)] = ranges else { return ask(argument) };
-    // The table's lock is held until all is moved: no page is out of reach, and none is folded.
+    // The table's lock is held until all is moved. Until then no page is out of reach, and none is folded.
     let Some(table) = anonymous(&[from, to]) else { return refuse(libc::EBUSY) };
     if !table.as_ref().is_some_and(|table| table.touches(from) || table.touches(to)) {
         return ask(argument);
