@@ -27,13 +27,20 @@ pub const COUNT_SCRIPT: &str = "cat /run/pagefold-operations 2>/dev/null || echo
 
 /// Command after which a load begins no further pass.
 pub const STOP_SCRIPT: &str = "touch /run/pagefold-stop";
+/// Command that stops a load, waits until it has ended, and forgets its operations.
+pub const END_SCRIPT: &str = "touch /run/pagefold-stop; while kill -0 $(cat /run/pagefold-load); do sleep 0.1; done 2>/dev/null; \
+    rm -f /run/pagefold-operations /run/pagefold-load";
+
+/// A command, left to run in the background as the guest's load. Operations that were counted before are forgotten.
+pub fn in_background(command: &str) -> String {
+    format!("rm -f {COUNT} /run/pagefold-stop; ({command}) </dev/null >/dev/null 2>&1 & echo $! >/run/pagefold-load")
+}
 
 /// A load in the background: repeats `pass` until it is stopped, and counts how often it succeeded.
 fn counted(pass: &str) -> String {
-    format!(
-        "rm -f /run/pagefold-stop; (n=0; while [ ! -e /run/pagefold-stop ]; do if {pass}; then n=$((n+1)); echo $n >{COUNT}.new; mv {COUNT}.new {COUNT}; else sleep 1; fi; \
-         done) </dev/null >/dev/null 2>&1 &"
-    )
+    in_background(&format!(
+        "n=0; while [ ! -e /run/pagefold-stop ]; do if {pass}; then n=$((n+1)); echo $n >{COUNT}.new; mv {COUNT}.new {COUNT}; else sleep 1; fi; done"
+    ))
 }
 
 /// Rewriting of memory: a file of 16 MB in tmpfs takes parts of the system's programs, of two directories by turns. Guests
@@ -62,4 +69,127 @@ pub fn transactions_script() -> String {
 /// The same with a pause of a second after each pass, so that several guests share a processor.
 pub fn paced_transactions_script() -> String {
     counted(&format!("{TRANSACTIONS} && sleep 1"))
+}
+
+/// Rows of the table that [`TABLE_SCRIPT`] makes.
+const ROWS: u32 = 10_000;
+/// Rows of a range that a transaction reads.
+const RANGE: u32 = 100;
+/// Point selects of a transaction, or of an operation of [`Timed::PointSelect`].
+const SELECTS: u32 = 10;
+/// Steps of a whole build.
+pub const BUILD_STEPS: u32 = 8;
+
+/// Command that makes the table of [`Timed::ReadWrite`] and [`Timed::PointSelect`]. Its contents are the guest's own. The log is
+/// flushed once a second, so that the time of a commit is not that of the host's disk.
+pub const TABLE_SCRIPT: &str = "salt=$(cat /proc/sys/kernel/random/boot_id); mariadb -e \"SET GLOBAL innodb_flush_log_at_trx_commit = 2; \
+    CREATE DATABASE IF NOT EXISTS study; USE study; CREATE OR REPLACE TABLE t (id INT PRIMARY KEY, k INT, c CHAR(96), KEY (k)); \
+    INSERT INTO t SELECT seq, seq * 7 % 10000, REPEAT(MD5(CONCAT('$salt', seq)), 3) FROM seq_1_to_10000\"";
+
+/// Command that prepares builds: the sources' names, divided into parts, and the modules to compile.
+pub const SOURCES_SCRIPT: &str = "mkdir -p /var/tmp/build && cd /usr/share/perl/5.*.* && \
+    find . -type f | LC_ALL=C sort | awk '{ print >(\"/var/tmp/build/part-\" NR % 12 + 1) }' && \
+    find . -name '*.pm' -size +8k -size -24k | LC_ALL=C sort | head -n 12 >/var/tmp/build/modules";
+
+/// Command that makes free memory resident and zero: nine tenths of it are filled with zeros, and given back.
+pub const ZEROS_SCRIPT: &str = "sync; echo 3 >/proc/sys/vm/drop_caches; mount -t tmpfs -o size=100% none /mnt && \
+    head -c $(($(awk '/^MemFree/ { print $2 }' /proc/meminfo) * 9 / 10))K /dev/zero >/mnt/zeros && umount /mnt";
+
+/// A load of a fixed time, or of fixed work. It measures itself inside its guest, by the guest's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Timed {
+    /// Two database clients. A transaction has ten point selects, four ranges and two updates.
+    ReadWrite,
+    /// The same with ten point selects each.
+    PointSelect,
+    /// `ab` with four connections.
+    Web,
+    /// Files in tmpfs: written, looked at, read, extended, renamed, removed.
+    Files,
+    /// A build: so many steps, see [`build_script`].
+    Build(u32),
+}
+
+impl Timed {
+    /// A command that prints three numbers: operations, their rate, and the 99th percentile of their time in milliseconds. The
+    /// rate is a second's; of builds, an hour's. A percentile of 0 is not known. A build takes the time that it takes.
+    pub fn script(self, seconds: u32) -> String {
+        match self {
+            Self::ReadWrite => database_clients(&transaction(), seconds),
+            Self::PointSelect => database_clients(&selects(), seconds),
+            Self::Web => format!(
+                "ab -q -t {seconds} -n 50000 -c 4 http://127.0.0.1/ 2>/dev/null | \
+                 awk '/^Complete requests/ {{ n = $3 }} /^Requests per second/ {{ rate = $4 }} /^ *99%/ {{ ms = $2 }} END {{ print n, rate, ms }}'"
+            ),
+            Self::Files => files(seconds),
+            Self::Build(steps) => format!(
+                "from=$(date +%s%N); {}; took=$((($(date +%s%N) - from) / 1000000)); \
+                 echo {steps} $took | awk '{{ print $1, 3600000 / $2, 0 }}'",
+                build_script(steps)
+            ),
+        }
+    }
+}
+
+/// A build of Perl's own library, from the names of [`SOURCES_SCRIPT`]. Each step compiles a module, writes it out again from
+/// what the compiler made of it, and packs a part of the sources. It counts its steps. It ends with the first that fails, or when
+/// the load is to stop.
+pub fn build_script(steps: u32) -> String {
+    format!(
+        "set -e; cd /usr/share/perl/5.*.*; for n in $(seq {steps}); do [ ! -e /run/pagefold-stop ]; m=$(sed -n ${{n}}p /var/tmp/build/modules); \
+         perl -MO=Deparse $m >/var/tmp/build/$n.out 2>/dev/null; \
+         tar -cf - -T /var/tmp/build/part-$n | gzip -1 >/var/tmp/build/$n.tgz; \
+         echo $n >{COUNT}.new; mv {COUNT}.new {COUNT}; done"
+    )
+}
+
+/// The steps of a transaction, as statements of an awk program. Each of two clients, `c`, updates rows of its own.
+fn transaction() -> String {
+    let range = |columns: &str, order: &str| {
+        format!("printf \"SELECT {columns} FROM t WHERE id BETWEEN %d AND %d{order}; \", f, f + {};", RANGE - 1)
+    };
+    format!(
+        "printf \"BEGIN; \"; {} f = 1 + int(rand() * {}); {}{}{}{}w = 2 * int(rand() * {half}) + c; \
+         printf \"UPDATE t SET k = k + 1 WHERE id = %d; UPDATE t SET c = REPEAT(MD5(RAND()), 3) WHERE id = %d; COMMIT; \", w, w;",
+        selects(),
+        ROWS - RANGE,
+        range("c", ""),
+        range("SUM(k)", ""),
+        range("c", " ORDER BY c"),
+        range("DISTINCT c", " ORDER BY c"),
+        half = ROWS / 2,
+    )
+}
+
+/// Point selects, as statements of an awk program.
+fn selects() -> String {
+    format!("for (i = 0; i < {SELECTS}; i++) printf \"SELECT c FROM t WHERE id = %d; \", 1 + int(rand() * {ROWS});")
+}
+
+/// Two clients that send what an awk program writes, for a time. After each operation they ask the server's clock.
+fn database_clients(operation: &str, seconds: u32) -> String {
+    const TIMES: &str = "/dev/shm/times-1 /dev/shm/times-2";
+    let program =
+        format!("BEGIN {{ srand(c); for (;;) {{ {operation} print \"SELECT UNIX_TIMESTAMP(SYSDATE(6));\" }} }}");
+    format!(
+        "for c in 1 2; do (awk -v c=$c '{program}' 2>/dev/null | timeout {seconds} mariadb -N -n study | grep -E '^[0-9]+[.][0-9]+$' >/dev/shm/times-$c) & \
+         done; wait; rate=$(awk 'FNR == 1 {{ first = $1 }} FNR > 1 {{ n[FILENAME] = FNR - 1; s[FILENAME] = $1 - first }} \
+         END {{ for (f in n) rate += n[f] / s[f]; printf \"%.3f\", rate }}' {TIMES}); \
+         awk 'FNR > 1 {{ print ($1 - last) * 1000 }} {{ last = $1 }}' {TIMES} | sort -n | \
+         awk -v rate=$rate '{{ ms[NR] = $1 }} END {{ print NR, rate, ms[int(NR * 0.99 + 0.99)] + 0 }}'"
+    )
+}
+
+/// Operations on files of 64 KB in tmpfs, for a time. Six operations a file.
+fn files(seconds: u32) -> String {
+    format!(
+        "mkdir -p /dev/shm/files && cd /dev/shm/files && perl -MTime::HiRes=time -e '\
+         my $bytes = join \"\", map {{ chr int rand 256 }} 1 .. 65536; my ($n, $begin) = (0, time); \
+         while (time - $begin < {seconds}) {{ \
+         open my $f, \">\", \"a$n\" or die; print $f $bytes; close $f; -s \"a$n\" == 65536 or die; \
+         open $f, \"<\", \"a$n\" or die; read $f, my $read, 65536; close $f; $read eq $bytes or die; \
+         open $f, \">>\", \"a$n\" or die; print $f substr $bytes, 0, 16384; close $f; \
+         rename \"a$n\", \"b$n\" or die; unlink \"b$n\" or die; $n += 6 }} \
+         print $n, \" \", $n / (time - $begin), \" 0\\n\"'"
+    )
 }

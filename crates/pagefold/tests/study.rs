@@ -76,7 +76,7 @@ fn names_that_mean_nothing_and_studies_without_recipe_have_their_codes() {
         (&["study", "kim-nothing"], 2, "kim-nothing"),
         (&["study", "kim-bill", "--arm", "fald"], 2, "it has ksm, fold"),
         (&["study", "kim-fig2"], 3, "balloon"),
-        (&["study", "li-*"], 3, "li-t1"),
+        (&["study", "li-exp2-*"], 3, "li-exp2-1"),
     ] {
         let output = pagefold(args);
         assert_eq!(output.status.code(), Some(code), "{args:?}: {}", said(&output));

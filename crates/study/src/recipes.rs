@@ -1,18 +1,22 @@
 //! Recipes: how a turn of each study is measured. All else about a study is data.
 
 mod average;
+mod builds;
 mod duplicates;
 mod footprint;
 mod groups;
 mod memory_change;
 mod primitives;
+mod ram;
+mod rates;
 mod scanner;
 mod services;
 mod under_load;
 
 use crate::plan::Planned;
-use crate::record::Measured;
-use crate::rig::{Rig, Vms, VmsWanted};
+use crate::record::{Measured, Timeline};
+use crate::rig::{Merger, Rig, SETTLED_FOR, Vms, VmsWanted, pause};
+use std::time::Instant;
 
 /// Measures one turn.
 pub type Recipe = fn(&mut Rig, &Planned) -> anyhow::Result<Measured>;
@@ -26,12 +30,17 @@ pub fn of(id: &str) -> Option<Recipe> {
         "kim-bill" => Some(groups::bill),
         "kim-isolate" => Some(groups::isolate),
         "kloster-fig2.2" => Some(memory_change::over_time),
+        "kloster-fig2.3" | "kloster-fig2.4" => Some(duplicates::over_time),
+        "kloster-fig7.3" => Some(builds::zeros_consumed),
+        "kloster-fig8.1" => Some(rates::five_loads),
+        "kloster-t7.1" => Some(builds::run_time),
         "kloster-t8.3" => Some(primitives::costs),
         "sonone-fig1" => Some(scanner::cpu),
         "sonone-fig2" => Some(services::databases),
         "sonone-fig4" => Some(services::web_servers),
         "sonone-fig6" => Some(services::mixed),
         "sonone-fig8" => Some(under_load::saving),
+        "sonone-t2" => Some(rates::transactions),
         _ => None,
     }
 }
@@ -58,6 +67,14 @@ fn alike(guests: usize, first: usize, memory_bytes: u64) -> VmsWanted {
 
 /// Name of the group where there is one only.
 const GROUP: &str = "study";
+
+/// Waits until merging is settled. Where nobody merges, as long as that takes others at least: guests rest meanwhile.
+fn settle_or_rest(merger: &Merger, begin: Instant, timeline: &mut Timeline) -> anyhow::Result<()> {
+    match merger {
+        Merger::Off => pause(SETTLED_FOR),
+        _ => merger.settle(begin, timeline).map(drop),
+    }
+}
 
 /// The guests of a lab as a census takes them.
 fn as_guests(vms: &Vms) -> anyhow::Result<Vec<guest::Guest>> {

@@ -11,9 +11,9 @@ mod vms;
 pub use fold::Group;
 pub use frames::{Taken, frames_of};
 pub use ksmd::{Rate, account};
-pub use merger::{Merger, Payer};
+pub use merger::{Merger, Payer, SETTLED_FOR};
 pub use process::Asked;
-pub use vms::{Vms, VmsWanted};
+pub use vms::{Speed, Vms, VmsWanted};
 
 use act::KsmKnobs;
 use anyhow::{Context, bail};

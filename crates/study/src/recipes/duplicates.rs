@@ -1,14 +1,22 @@
-//! `agarwal-t6.4`: duplicates by place and kind.
+//! `agarwal-t6.4`: duplicates by place and kind. `kloster-fig2.3`, `kloster-fig2.4`: duplicates over time.
 
-use super::{D512, GROUP, alike, as_guests, first_of};
+use super::{D256, D512, GROUP, alike, as_guests, first_of, rep_of};
+use crate::data::Length;
 use crate::plan::Planned;
-use crate::record::Measured;
-use crate::rig::{Group, Rig, mb};
+use crate::record::{Measured, OPERATIONS, Timeline};
+use crate::rig::{Group, Rig, mb, pause};
 use anyhow::Context;
+use bench::workload;
 use census::{ByKinds, Findings};
 use guest::HostSide;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 use survey::{Request, other_processes, take};
+
+/// Guests that are looked at over time.
+const GUESTS: usize = 3;
+/// Interval between two looks.
+const EVERY: Duration = Duration::from_secs(10);
 
 /// `agarwal-t6.4`.
 pub fn by_place(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
@@ -60,4 +68,59 @@ fn table(findings: &Findings, measured: &mut Measured) -> anyhow::Result<()> {
     measured.put("file_share", (found.total.file_file + found.total.anon_file) as f64 / total.max(1.0));
     measured.put("host_resident_mb", mb(findings.host.host_resident_pages.unwrap_or(0) as f64));
     Ok(())
+}
+
+/// `kloster-fig2.3` and `kloster-fig2.4`.
+pub fn over_time(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let mut merger = rig.merger("off", &[Group::of(GROUP)])?;
+    let vms = rig.vms(&alike(GUESTS, rep_of(planned), D256), &mut merger)?;
+    let guests = as_guests(&vms)?;
+    let loaded = planned.arm != "idle";
+    let mut measured = Measured::default();
+    let mut timeline = Timeline { name: "duplicates within".into(), unit: "%".into(), ..Timeline::default() };
+    let looks = if planned.length == Length::Full { 12 } else { 2 };
+    let (begin, mut last) = (Instant::now(), Shares::default());
+    for look in 0..=looks {
+        pause((EVERY * look).saturating_sub(begin.elapsed()))?;
+        last = Shares::of(&take(&Request::of(&guests))?.0);
+        let seconds = EVERY.as_secs() * u64::from(look);
+        measured.put_at("within_percent", seconds, last.within * 100.0);
+        measured.put_at("between_percent", seconds, last.between * 100.0);
+        measured.put_at("zero_percent", seconds, last.zeros * 100.0);
+        timeline.points.push((begin.elapsed().as_secs_f64(), last.within * 100.0));
+        if loaded && look == 0 {
+            vms.load(&vms.guests, &workload::paced_transactions_script())?;
+            timeline.events.push((begin.elapsed().as_secs_f64(), "transactions begin".into()));
+        }
+    }
+    measured.put("within_end", last.within);
+    measured.put("between_less_within", last.between - last.within);
+    let done = if loaded { vms.operations(&vms.guests)?.iter().sum() } else { 1 };
+    measured.put(OPERATIONS, done as f64);
+    measured.timelines.push(timeline);
+    Ok(measured)
+}
+
+/// Shares of the resident pages of all guests.
+#[derive(Clone, Copy, Debug, Default)]
+struct Shares {
+    /// Copies beyond the first within a guest, zeros left out.
+    within: f64,
+    /// Copies between guests.
+    between: f64,
+    /// Pages of zeros.
+    zeros: f64,
+}
+
+impl Shares {
+    fn of(findings: &Findings) -> Self {
+        let sum = |of: fn(&census::GuestFindings) -> u64| findings.guests.iter().map(of).sum::<u64>() as f64;
+        let resident = sum(|guest| guest.resident_pages).max(1.0);
+        let of_zeros = sum(|guest| guest.zero_pages.saturating_sub(1));
+        Self {
+            within: (findings.opportunity.within.total as f64 - of_zeros) / resident,
+            between: findings.opportunity.between.total as f64 / resident,
+            zeros: sum(|guest| guest.zero_pages) / resident,
+        }
+    }
 }

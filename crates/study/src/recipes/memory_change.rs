@@ -1,22 +1,18 @@
 //! `kloster-fig2.2`: how fast memory changes.
 
+use super::ram::Ram;
 use super::{D256, GROUP, alike, first_of};
 use crate::data::Length;
 use crate::plan::Planned;
 use crate::record::{Measured, OPERATIONS, Timeline};
 use crate::rig::{Group, Rig, pause};
 use bench::workload;
-use host::{Mapping, Pagemap, ProcessMemory};
-use page::{Fingerprint, HostVirt, PAGE_BYTES, PageRange};
+use page::{Fingerprint, HostVirt};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 /// Interval between two looks.
 const EVERY: Duration = Duration::from_secs(5);
-/// Least size of a mapping that is guest RAM.
-const RAM: u64 = D256 / 2;
-/// Pages that are read at once.
-const AT_ONCE: u64 = 64;
 
 /// `kloster-fig2.2`.
 pub fn over_time(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
@@ -27,10 +23,10 @@ pub fn over_time(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
         "oltp" => vms.load(&vms.guests, &workload::transactions_script())?,
         _ => {}
     }
-    let pid = vms.pids()[0];
+    let ram = Ram::of(vms.pids()[0], D256 / 2)?;
     let time = if planned.length == Length::Full { 300 } else { 50 };
     let begin = Instant::now();
-    let first = fingerprints(pid)?;
+    let first = ram.fingerprints()?;
     let mut measured = Measured::default();
     measured.put_at("unchanged_share", 0, 100.0);
     let mut shares = vec![1.0];
@@ -38,7 +34,7 @@ pub fn over_time(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
         Timeline { name: "unchanged".into(), unit: "%".into(), points: vec![(0.0, 100.0)], events: Vec::new() };
     for n in 1..=time / EVERY.as_secs() {
         pause((EVERY * n as u32).saturating_sub(begin.elapsed()))?;
-        let share = unchanged(&first, &fingerprints(pid)?);
+        let share = unchanged(&first, &ram.fingerprints()?);
         let seconds = n * EVERY.as_secs();
         measured.put_at("unchanged_share", seconds, share * 100.0);
         timeline.points.push((begin.elapsed().as_secs_f64(), share * 100.0));
@@ -53,27 +49,6 @@ pub fn over_time(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// The content of each resident page of a VM's RAM.
-fn fingerprints(pid: u32) -> anyhow::Result<HashMap<HostVirt, Fingerprint>> {
-    let (pagemap, memory) = (Pagemap::open(pid)?, ProcessMemory::open(pid)?);
-    let is_ram = |m: &&Mapping| m.write && !m.shared && !m.has_file() && m.bytes() >= RAM;
-    let mut found = HashMap::new();
-    let mut buffer = vec![0; AT_ONCE as usize * PAGE_BYTES];
-    for mapping in Mapping::list(pid)?.iter().filter(is_ram) {
-        for range in pagemap.present_ranges(mapping.start, mapping.end)? {
-            let mut from = range.start;
-            while from < range.end() {
-                let pages = (range.end().page() - from.page()).min(AT_ONCE);
-                let read = memory.read(&[PageRange { start: from, pages }], &mut buffer)?;
-                let pages_read = buffer.as_chunks::<PAGE_BYTES>().0[..read].iter().enumerate();
-                found.extend(pages_read.map(|(n, page)| (from.add_pages(n as u64), Fingerprint::of(page))));
-                from = from.add_pages(pages);
-            }
-        }
-    }
-    Ok(found)
-}
-
 /// The share of the first pages that hold what they held.
 fn unchanged(first: &HashMap<HostVirt, Fingerprint>, then: &HashMap<HostVirt, Fingerprint>) -> f64 {
     let same = first.iter().filter(|(at, content)| then.get(at) == Some(content)).count();
@@ -83,6 +58,7 @@ fn unchanged(first: &HashMap<HostVirt, Fingerprint>, then: &HashMap<HostVirt, Fi
 #[cfg(test)]
 mod tests {
     use super::*;
+    use page::PAGE_BYTES;
 
     #[test]
     fn page_that_went_or_changed_is_not_unchanged() {

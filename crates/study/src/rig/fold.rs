@@ -28,12 +28,14 @@ pub struct Group {
     pub name: &'static str,
     /// Pages that may be fingerprinted a second; `None`: as many as rest.
     pub scan_rate: Option<u32>,
+    /// Whether pages of zeros are given back.
+    pub zero_pages: bool,
 }
 
 impl Group {
     /// A group without a limit, which gives pages of zeros back.
     pub const fn of(name: &'static str) -> Self {
-        Self { name, scan_rate: None }
+        Self { name, scan_rate: None, zero_pages: true }
     }
 }
 
@@ -48,10 +50,11 @@ fn config(groups: &[Group]) -> String {
     let mut text = String::from("[service]\nprover = true\n");
     for group in groups {
         let rate = group.scan_rate.map_or_else(|| "\"auto\"".to_owned(), |rate| rate.to_string());
+        let zeros = if group.zero_pages { "share" } else { "ignore" };
         // Writing to a string cannot fail.
         let _ = write!(
             text,
-            "\n[[group]]\nname = \"{}\"\nzero-pages = \"share\"\nscan-rate = {rate}\nfold = \"off\"\n",
+            "\n[[group]]\nname = \"{}\"\nzero-pages = \"{zeros}\"\nscan-rate = {rate}\nfold = \"off\"\n",
             group.name
         );
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Growth of the saved pages below which merging is settled: 1%.
 const SETTLED: f64 = 0.01;
 /// Span without growth after which it is settled. ksmd must also have made its rounds in it.
-const SETTLED_FOR: Duration = Duration::from_secs(8);
+pub const SETTLED_FOR: Duration = Duration::from_secs(8);
 /// Full rounds of ksmd in which each page is looked at.
 const ROUNDS: u64 = 2;
 /// The same with `smart_scan`, by which a page that often found no other is left out of up to eight rounds.

@@ -3,14 +3,18 @@
 use super::{Rig, pause};
 use crate::rig::Merger;
 use anyhow::{Context, bail};
+use bench::workload::Timed;
 use cli::say;
 use lab::{Guest, Idle, Image, Lab, Progress, Spec};
+use std::thread;
 use std::time::Duration;
 
 /// Time limit for guests to become idle.
 const SETTLE: Duration = Duration::from_secs(60);
 /// Time limit of a command inside a guest.
 const COMMAND: Duration = Duration::from_secs(60);
+/// Time limit of a command that is a load.
+const LOAD: Duration = Duration::from_secs(180);
 
 /// Guests that a recipe wants.
 #[derive(Clone, Debug)]
@@ -101,15 +105,22 @@ impl Vms {
         guests: impl IntoIterator<Item = &'a Guest>,
         script: &str,
     ) -> anyhow::Result<Vec<String>> {
-        let tell = |guest: &Guest| {
-            let output = guest.exec(&["sh", "-c", script], COMMAND)?;
-            let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-            if output.status != 0 {
-                bail!("{}: {script}: status {}: {}", guest.name, output.status, errors.trim());
-            }
-            Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-        };
-        guests.into_iter().map(tell).collect()
+        guests.into_iter().map(|guest| tell(guest, script, COMMAND)).collect()
+    }
+
+    /// Runs a load in all guests at the same time, and waits for its end.
+    ///
+    /// # Errors
+    /// It fails in one of them.
+    pub fn run(&self, load: Timed, seconds: u32) -> anyhow::Result<Vec<Speed>> {
+        let script = load.script(seconds);
+        let printed: Vec<anyhow::Result<String>> = thread::scope(|scope| {
+            let script = &script;
+            let run = |guest| scope.spawn(move || tell(guest, script, LOAD));
+            let running: Vec<_> = self.guests.iter().map(run).collect();
+            running.into_iter().map(|one| one.join().unwrap_or_else(|_| bail!("a thread panicked"))).collect()
+        });
+        printed.into_iter().map(|text| Speed::of(&text?)).collect()
     }
 
     /// Begins a load in some guests, and waits until each has done a first operation.
@@ -135,10 +146,54 @@ impl Vms {
     }
 }
 
+/// How fast a load was in a guest, by the guest's clock.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speed {
+    /// Operations that it did.
+    pub operations: f64,
+    /// Operations a second; of builds: an hour.
+    pub rate: f64,
+    /// 99th percentile of the time of an operation in milliseconds, 0 where it is not known.
+    pub p99_ms: f64,
+}
+
+impl Speed {
+    fn of(printed: &str) -> anyhow::Result<Self> {
+        let numbers: Vec<f64> = printed.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let &[operations, rate, p99_ms] = &numbers[..] else { bail!("a load printed {printed:?}") };
+        if operations <= 0.0 {
+            bail!("a load did no operation");
+        }
+        Ok(Self { operations, rate, p99_ms })
+    }
+}
+
+fn tell(guest: &Guest, script: &str, patience: Duration) -> anyhow::Result<String> {
+    let output = guest.exec(&["sh", "-c", script], patience)?;
+    if output.status != 0 {
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        bail!("{}: {script}: status {}: {}", guest.name, output.status, errors.trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
 impl Drop for Vms {
     fn drop(&mut self) {
         if let Err(e) = self.lab.down() {
             say!("pagefold: {e}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn load_says_three_numbers_and_did_something() {
+        assert_eq!(Speed::of("12 3.5 80").unwrap(), Speed { operations: 12.0, rate: 3.5, p99_ms: 80.0 });
+        for wrong in ["", "12 3.5", "0 0 0", "12 3.5 80 9"] {
+            assert!(Speed::of(wrong).is_err(), "{wrong}");
         }
     }
 }

@@ -1,0 +1,99 @@
+//! `sonone-t2` and `kloster-fig8.1`: how fast loads are, with and without a merger.
+//!
+//! ```text
+//!   restore -> prepare, and run each load once, shortly -> merge until settled -> run each load, and time it
+//! ```
+//! A restored emulator has translated no code: the first run of each load has it translated.
+
+use super::{D256, GROUP, alike, rep_of, settle_or_rest};
+use crate::data::Length;
+use crate::plan::Planned;
+use crate::record::{MERGED, Measured, OPERATIONS, Timeline};
+use crate::rig::{Group, Rig, Speed};
+use crate::stats;
+use bench::workload::{SOURCES_SCRIPT, TABLE_SCRIPT, Timed};
+use std::time::Instant;
+
+/// Guests at work at the same time.
+const GUESTS: usize = 2;
+/// Steps of a build.
+const STEPS: u32 = 3;
+/// Seconds of the first run of a load.
+const FIRST_RUN: u32 = 2;
+
+/// `sonone-t2`: a database under two loads.
+pub fn transactions(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let seconds = if planned.length == Length::Full { 30 } else { 8 };
+    timed(rig, planned, &[("read/write", Timed::ReadWrite), ("point select", Timed::PointSelect)], seconds)
+}
+
+/// `kloster-fig8.1`: five loads.
+pub fn five_loads(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let seconds = if planned.length == Length::Full { 60 } else { 5 };
+    let loads = [
+        ("OLTP", Timed::ReadWrite),
+        ("IR", Timed::PointSelect),
+        ("web", Timed::Web),
+        ("files", Timed::Files),
+        ("build", Timed::Build(STEPS)),
+    ];
+    timed(rig, planned, &loads, seconds)
+}
+
+fn timed(rig: &mut Rig, planned: &Planned, loads: &[(&str, Timed)], seconds: u32) -> anyhow::Result<Measured> {
+    let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
+    let vms = rig.vms(&alike(GUESTS, rep_of(planned), D256), &mut merger)?;
+    vms.tell(&vms.guests, TABLE_SCRIPT)?;
+    if loads.iter().any(|(_, load)| matches!(load, Timed::Build(_))) {
+        vms.tell(&vms.guests, SOURCES_SCRIPT)?;
+    }
+    for (_, load) in loads {
+        let first = if matches!(load, Timed::Build(_)) { Timed::Build(1) } else { *load };
+        vms.run(first, FIRST_RUN)?;
+    }
+    let begin = Instant::now();
+    let mut timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
+    merger.on()?;
+    settle_or_rest(&merger, begin, &mut timeline)?;
+    let mut measured = Measured::default();
+    measured.put(MERGED, merger.taken(&vms.pids())?.merged_pages as f64);
+    let before = merger.cpu()?;
+    let mut operations = 0.0;
+    for (name, load) in loads {
+        timeline.events.push((begin.elapsed().as_secs_f64(), format!("{name} begins")));
+        let speeds = vms.run(*load, seconds)?;
+        timeline.points.push((begin.elapsed().as_secs_f64(), crate::rig::mb(merger.saved_pages()? as f64)));
+        operations += speeds.iter().map(|speed| speed.operations).sum::<f64>();
+        put(name, &speeds, &mut measured);
+    }
+    measured.put("merger_cpu_s", merger.cpu()?.since(&before).total());
+    measured.put(OPERATIONS, operations);
+    measured.timelines.push(timeline);
+    Ok(measured)
+}
+
+/// The speed of a load in all guests together.
+fn put(load: &str, speeds: &[Speed], measured: &mut Measured) {
+    let late: Vec<f64> = speeds.iter().map(|speed| speed.p99_ms).collect();
+    measured.put_at("rate", load, speeds.iter().map(|speed| speed.rate).sum::<f64>());
+    if late.iter().all(|ms| *ms > 0.0) {
+        measured.put_at("p99_ms", load, stats::mean(&late));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_add_up_and_percentiles_are_averaged_where_they_are_known() {
+        let speed = |rate, p99_ms| Speed { operations: 1.0, rate, p99_ms };
+        let of = |p99_ms| {
+            let mut measured = Measured::default();
+            put("x", &[speed(2.0, 10.0), speed(3.0, p99_ms)], &mut measured);
+            measured.samples.iter().map(|s| (s.metric.clone(), s.value)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(20.0), [("rate".to_owned(), 5.0), ("p99_ms".to_owned(), 15.0)]);
+        assert_eq!(of(0.0), [("rate".to_owned(), 5.0)]);
+    }
+}
