@@ -65,6 +65,16 @@ pub fn set_memory_merge(merge: bool) -> io::Result<()> {
     if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Whether ksmd merges all memory of this process that is like other memory.
+///
+/// # Errors
+/// The kernel is older than 6.4.
+pub fn memory_merge() -> io::Result<bool> {
+    // SAFETY: the call takes numbers alone, and changes nothing.
+    let answer = unsafe { libc::prctl(libc::PR_GET_MEMORY_MERGE, 0_u64, 0_u64, 0_u64, 0_u64) };
+    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer == 1) }
+}
+
 fn set(dir: &Path, knob: &str, value: &str) -> Result<()> {
     let path: PathBuf = dir.join(knob);
     // The file is opened without creating it, in case the kernel does not have it.

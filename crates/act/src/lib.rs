@@ -28,7 +28,7 @@ pub use confine::{
 pub use file_store::FileStore;
 pub use follow::{Expected, Follower, Told};
 pub use fork_probe::ForkProbe;
-pub use ksm_knobs::{KsmKnobs, set_ksm, set_memory_merge};
+pub use ksm_knobs::{KsmKnobs, memory_merge, set_ksm, set_memory_merge};
 pub use member_memory::{
     HUGE_PAGES, Inherit, MemberMemory, PoolView, SharedMark, copy_page, empty_file, give_to_children, make_present,
     make_private, map_anonymous_where_free, move_mapping_over, pages_equal, split_huge_page, write_pages,

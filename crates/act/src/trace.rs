@@ -72,6 +72,16 @@ impl Tracee {
         Self(thread)
     }
 
+    /// Has the filter of the thread's system calls (seccomp) wait while it is traced, or not any more.
+    ///
+    /// # Errors
+    /// `EPERM`: this process lacks `CAP_SYS_ADMIN`, or has a filter of its own. `EINVAL`: the kernel has no such option.
+    pub fn suspend_filter(&self, suspend: bool) -> Result<(), Errno> {
+        let options = libc::PTRACE_O_TRACESYSGOOD | if suspend { libc::PTRACE_O_SUSPEND_SECCOMP } else { 0 };
+        // SAFETY: the options are a number.
+        unsafe { request(libc::PTRACE_SETOPTIONS, self.0, 0, options as usize) }
+    }
+
     /// The thread.
     pub const fn thread(&self) -> Pid {
         self.0

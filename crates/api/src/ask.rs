@@ -6,7 +6,7 @@
 
 use crate::change::Change;
 use crate::control::{CONTROL_BYTES, GroupReport, Identity, Settings};
-use crate::enrol::{NotAttached, Rule};
+use crate::enrol::{NotAttached, Rule, Via};
 use host::{Received, Seqpacket};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -28,6 +28,9 @@ pub enum Ask {
         name: Option<String>,
         /// The file name of its program.
         program: String,
+        /// The merger.
+        #[serde(default)]
+        via: Via,
     },
     /// Make a running process a member, into which the asking process is about to put an agent.
     Attach {
@@ -42,6 +45,9 @@ pub enum Ask {
         /// Whether a rule wants it. A process that somebody has detached is not attached by a rule again.
         #[serde(default)]
         by_rule: bool,
+        /// The merger. With ksmd, the asking process puts no agent there.
+        #[serde(default)]
+        via: Via,
     },
     /// Have memory promised for an attached process, all of whose pages are to become private.
     MayLeave {
@@ -190,6 +196,16 @@ pub struct MemberLine {
     /// The process that put the agent into it while it ran, if it was attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attached_by: Option<u32>,
+    /// The merger.
+    #[serde(default)]
+    pub via: Via,
+}
+
+impl MemberLine {
+    /// Whether it can be detached while it runs.
+    pub fn may_be_detached(&self) -> bool {
+        self.attached_by.is_some() || self.via == Via::Ksm
+    }
 }
 
 /// The most memory that a pool may take.

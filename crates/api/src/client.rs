@@ -14,7 +14,7 @@
 
 use crate::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine, Trouble};
 use crate::control::Settings;
-use crate::enrol::{NotAttached, Rule};
+use crate::enrol::{NotAttached, Rule, Via};
 use crate::name;
 use crate::place::{Meant, Place, Untrusted, own_uid};
 use anyhow::{Context, bail};
@@ -176,11 +176,11 @@ impl Service {
         !foreign || Process::read(pid).is_ok_and(|process| process.uid == self.owner)
     }
 
-    /// Makes this process a member; returns its name.
+    /// Makes this process a member, whose pages that merger merges; returns its name.
     ///
     /// # Errors
     /// The service refuses.
-    pub fn join(&self, group: &str, name: Option<&str>, program: &str) -> anyhow::Result<String> {
+    pub fn join(&self, group: &str, name: Option<&str>, program: &str, via: Via) -> anyhow::Result<String> {
         if self.owner != own_uid() && self.owner != 0 {
             let (dir, owner) = (self.place.dir().display(), self.owner);
             bail!(
@@ -188,21 +188,28 @@ impl Service {
             );
         }
         let (group, name, program) = (group.to_owned(), name.map(str::to_owned), program.to_owned());
-        self.asked(&Ask::Join { group, name, program }, |mut answers| match answers.next()? {
+        self.asked(&Ask::Join { group, name, program, via }, |mut answers| match answers.next()? {
             Answer::Joined(name) => Ok(name),
             other => unexpected(&other),
         })
     }
 
-    /// Makes a running process a member, into which this one is about to put an agent; returns its name. `by_rule` says
-    /// that a rule wants it.
+    /// Makes a running process a member, into which this one is about to put an agent, unless ksmd merges it; returns its
+    /// name. `by_rule` says that a rule wants it.
     ///
     /// # Errors
     /// The service refuses.
-    pub fn attach(&self, process: ProcessId, group: &str, name: Option<&str>, by_rule: bool) -> anyhow::Result<String> {
+    pub fn attach(
+        &self,
+        process: ProcessId,
+        group: &str,
+        name: Option<&str>,
+        by_rule: bool,
+        via: Via,
+    ) -> anyhow::Result<String> {
         let ProcessId { pid, start_ticks: started } = process;
         let (group, name) = (group.to_owned(), name.map(str::to_owned));
-        self.asked(&Ask::Attach { pid, started, group, name, by_rule }, |mut answers| match answers.next()? {
+        self.asked(&Ask::Attach { pid, started, group, name, by_rule, via }, |mut answers| match answers.next()? {
             Answer::Joined(name) => Ok(name),
             other => unexpected(&other),
         })

@@ -24,6 +24,7 @@
 //!     | <------------------------------- Event {text}  |
 //! ```
 
+use crate::enrol::Via;
 use page::Savings;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -380,6 +381,13 @@ pub struct MemberReport {
     pub state: String,
     /// Details of the state, for people.
     pub detail: String,
+    /// The merger.
+    #[serde(default)]
+    pub via: Via,
+    /// Of a member that ksmd merges: its pages that are merged, those of zeros among them, now; `None` where the kernel
+    /// does not tell.
+    #[serde(default)]
+    pub ksm_pages: Option<u64>,
     /// The remedy for the state. The worker leaves it to the command line, which has the words.
     #[serde(default)]
     pub fix: Option<String>,

@@ -2,9 +2,48 @@
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::str::FromStr;
 
 /// Least private memory that makes attaching worth its costs, unless a rule says otherwise: 4 MiB.
 pub const LEAST_BYTES: u64 = 4 << 20;
+
+/// The merger that a member's pages are merged by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum Via {
+    /// An agent in its process, with pages of its group alone.
+    #[default]
+    Agent,
+    /// The kernel's own, ksmd: with pages of any process of the host that asked for that. Groups do not hold there.
+    Ksm,
+}
+
+impl Via {
+    /// The word of command lines and configurations.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Agent => "agent",
+            Self::Ksm => "ksm",
+        }
+    }
+}
+
+impl FromStr for Via {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        [Self::Agent, Self::Ksm]
+            .into_iter()
+            .find(|via| via.word() == word)
+            .ok_or_else(|| format!("{word:?} merges nothing: use agent or ksm"))
+    }
+}
+
+/// The reason for which a service has nothing merged by ksmd.
+pub const NOT_ONE_DOMAIN: &str = "ksmd merges pages of any processes that asked for that, so groups do not hold there: where all of \
+                                  this host trusts each other, write one-trust-domain = true into [service] of the \
+                                  service's configuration";
 
 /// A rule: every property that is given must fit. Texts are patterns, with `*` and `?`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +70,9 @@ pub struct Rule {
     pub user: Option<u32>,
     /// Whether all private anonymous memory is folded, and not only what the program advises.
     pub all_anonymous: bool,
+    /// The merger.
+    #[serde(default)]
+    pub via: Via,
     /// Least private memory of a process in bytes; smaller ones are left alone.
     pub at_least_bytes: u64,
 }

@@ -11,11 +11,15 @@ pub const START_ITSELF: &str = "start the program itself with pagefold run, and 
 pub const FOLDING: &str = "folding";
 
 /// States of members, with their explanations.
-pub const STATES: [(&str, &str); 13] = [
+pub const STATES: [(&str, &str); 14] = [
     ("no_agent", "nothing of it is folded, as no agent of it is connected; what it holds already stays folded"),
     ("nothing_enrolled", "it has no memory yet that it advised to be merged (or --all-anonymous would take)"),
     ("not_foldable", "nothing of the memory that it asked for can be folded"),
     ("folding", "it folds"),
+    (
+        "ksm",
+        "the kernel's own merger (ksmd) merges it, with any process of this host that asked for that: groups do not hold there",
+    ),
     ("no_room", "it folds onto slots that are there already; no new page gets one, because there is no room for more"),
     ("off", "it was told not to fold"),
     ("unfolded", "it has made all its pages private again, as it was told"),
@@ -32,10 +36,10 @@ pub fn meaning(state: &str) -> &'static str {
     STATES.iter().find(|s| s.0 == state).map_or("a state that this version does not know", |s| s.1)
 }
 
-/// The remedy for a member's state; `None` for a member that folds.
+/// The remedy for a member's state; `None` for a member that folds, or that ksmd merges.
 pub fn remedy(state: &str, group: &str, settings: &Settings, limit: &PoolLimit) -> Option<String> {
     Some(match state {
-        "folding" => return None,
+        "folding" | "ksm" => return None,
         "no_agent" => START_ITSELF.into(),
         "no_room" if limit.by == PoolLimitBy::MembersMemory => {
             "raise the memory limits of its members' control groups: the pool may have half of their sum".into()
@@ -99,7 +103,11 @@ mod tests {
         let settings = Settings { fold: Fold::Off, pool_slots: 2048, ..Settings::default() };
         for (state, _) in STATES {
             let limit = PoolLimit::of(&settings, None);
-            assert_eq!(remedy(state, "acme", &settings, &limit).is_none(), state == "folding", "{state}");
+            assert_eq!(
+                remedy(state, "acme", &settings, &limit).is_none(),
+                ["folding", "ksm"].contains(&state),
+                "{state}"
+            );
         }
         let fix = |settings: &Settings, members| {
             remedy("no_room", "acme", settings, &PoolLimit::of(settings, members)).unwrap()

@@ -6,14 +6,17 @@
 use crate::ask::{GroupLine, GroupState, MemberLine, PoolLimit, WorkerState};
 use crate::change::Printed;
 use crate::control::{GroupReport, MemberReport};
-use crate::enrol::NotAttached;
+use crate::enrol::{NotAttached, Via};
 use crate::member_words;
+use host::{Ksm, KsmStat};
 use page::Savings;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// State of a member whose agent is not connected.
 const NO_AGENT: &str = "no_agent";
+/// State of a member that ksmd merges.
+pub const KSM: &str = "ksm";
 
 /// The schema of [`Savings`]: the room `page`, which is a part of the agent, knows nothing of schemas.
 #[cfg(feature = "openapi")]
@@ -142,6 +145,25 @@ fn name_families<'a>(reports: &mut [MemberReport], members: impl Iterator<Item =
     }
 }
 
+/// The row of a member that ksmd merges: the kernel's account of it.
+fn ksm_row(name: &str, pid: u32) -> MemberReport {
+    let stat = KsmStat::of(pid).unwrap_or_default();
+    let ksm_pages = stat.ksm_merging_pages.map(|pages| pages + stat.ksm_zero_pages.unwrap_or(0));
+    let runs = Ksm::read().is_some_and(|ksm| ksm.run == 1);
+    let detail = ksm_detail(ksm_pages, stat.ksm_merge_any, runs);
+    let state = KSM.to_owned();
+    MemberReport { name: name.to_owned(), pid, state, detail, via: Via::Ksm, ksm_pages, ..MemberReport::default() }
+}
+
+fn ksm_detail(pages: Option<u64>, is_asked: Option<bool>, runs: bool) -> String {
+    let merged = pages.map_or("the kernel does not tell how much is merged".to_owned(), |pages| {
+        format!("{} of it are merged", cli::bytes(page::pages_to_bytes(pages)))
+    });
+    let lost = if is_asked == Some(false) { "; it does not ask for merging any more: attach it again" } else { "" };
+    let idle = if runs { "" } else { "; ksmd does not run: write 1 to /sys/kernel/mm/ksm/run" };
+    format!("{merged}{lost}{idle}")
+}
+
 /// Gives each of these members whose agent is not connected a row with the reason.
 fn add_absent<'a>(
     report: &mut GroupReport,
@@ -150,6 +172,11 @@ fn add_absent<'a>(
 ) {
     for member in members {
         let pid = member.identity.pid;
+        if member.via == Via::Ksm {
+            report.members.retain(|m| m.pid != pid);
+            report.members.push(ksm_row(&member.identity.name, pid));
+            continue;
+        }
         if report.members.iter().any(|m| m.pid == pid && m.connected) {
             continue;
         }
@@ -166,6 +193,21 @@ fn add_absent<'a>(
 mod tests {
     use super::*;
     use crate::control::{Identity, Settings};
+
+    #[test]
+    fn member_that_ksmd_merges_says_so_and_why_nothing_is_merged() {
+        assert_eq!(ksm_detail(Some(256), Some(true), true), "1.0 MiB of it are merged");
+        assert_eq!(ksm_detail(None, None, true), "the kernel does not tell how much is merged");
+        let idle = ksm_detail(Some(0), Some(false), false);
+        assert!(idle.contains("attach it again; ksmd does not run: write 1 to"), "{idle}");
+        let mut report = GroupReport::none();
+        let identity = Identity { name: "k".into(), pid: std::process::id(), started: 1 };
+        let (group, via) = ("acme".to_owned(), Via::Ksm);
+        let line = MemberLine { group, identity, uid: 0, connected: false, family: None, attached_by: None, via };
+        add_absent(&mut report, [&line].into_iter(), |_| "no agent".to_owned());
+        let row = &report.members[0];
+        assert_eq!((row.state.as_str(), row.via, row.connected), (KSM, Via::Ksm, false), "{row:?}");
+    }
 
     #[test]
     fn members_without_agent_have_rows_and_savings_are_shared_out() {
@@ -200,6 +242,7 @@ mod tests {
             connected: false,
             family: None,
             attached_by: None,
+            via: Via::Agent,
         };
         let lines = [line("a", 1, "acme"), line("c", 3, "acme"), line("d", 4, "beta")];
         complete(&mut state, &lines, |pid| format!("why {pid}"));

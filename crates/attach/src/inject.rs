@@ -57,7 +57,10 @@ pub struct Injected {
 ///
 /// # Errors
 /// No thread can be stopped, or the work fails.
-fn borrow_thread<T>(halts: &mut Halts, work: impl Fn(&Tracee) -> anyhow::Result<T>) -> anyhow::Result<(T, Duration)> {
+pub(crate) fn borrow_thread<T>(
+    halts: &mut Halts,
+    work: impl Fn(&Tracee) -> anyhow::Result<T>,
+) -> anyhow::Result<(T, Duration)> {
     let until = Instant::now() + PATIENCE;
     loop {
         for thread in candidates(halts)? {
@@ -282,6 +285,6 @@ fn random() -> anyhow::Result<[u8; 16]> {
     Ok(bytes)
 }
 
-fn error(answer: i64) -> std::io::Error {
+pub(crate) fn error(answer: i64) -> std::io::Error {
     std::io::Error::from_raw_os_error(i32::try_from(-answer).unwrap_or(0))
 }

@@ -4,6 +4,7 @@
 pub mod changes;
 pub mod halt;
 pub mod inject;
+pub mod ksm;
 pub mod mend;
 pub mod object;
 pub mod program;

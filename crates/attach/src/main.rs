@@ -5,11 +5,13 @@
 
 use anyhow::{Context, bail};
 use api::client::Service;
+use api::enrol::Via;
 use api::place::Place;
 use attach::inject::{Injected, inject};
 use attach::object::Object;
+use attach::refuse::Facts;
 use attach::serve::{End, Serving};
-use attach::{object, refuse};
+use attach::{ksm, object, refuse};
 use clap::Parser;
 use cli::exit::{self, Outcome, Stop};
 use cli::output;
@@ -53,6 +55,12 @@ struct Args {
     /// A rule of the service's wants it
     #[arg(long)]
     by_rule: bool,
+    /// The merger: an agent, or ksmd
+    #[arg(long, default_value = "agent")]
+    via: Via,
+    /// Have ksmd merge it no longer
+    #[arg(long, requires = "via")]
+    undo: bool,
     /// Only look
     #[arg(long)]
     dry_run: bool,
@@ -72,6 +80,20 @@ struct Attached<'a> {
     threads: usize,
     stopped_us: u64,
     enrolled_bytes: u64,
+    via: Via,
+    groups_hold: bool,
+    ksm_pages: Option<u64>,
+}
+
+impl<'a> Attached<'a> {
+    fn new(args: &'a Args, facts: Facts, stopped: Duration) -> Self {
+        let Facts { threads, enrolled_bytes } = facts;
+        let stopped_us = u64::try_from(stopped.as_micros()).unwrap_or(u64::MAX);
+        let groups_hold = args.via == Via::Agent;
+        let ksm_pages = if groups_hold { None } else { ksm::merged_pages(args.pid) };
+        let (pid, group, via) = (args.pid, args.group.as_str(), args.via);
+        Self { pid, group, threads, stopped_us, enrolled_bytes, via, groups_hold, ksm_pages }
+    }
 }
 
 fn main() -> ExitCode {
@@ -84,16 +106,43 @@ fn run(args: &Args) -> anyhow::Result<Outcome> {
     if args.started.is_some_and(|started| started != process.start_ticks) {
         return Err(Stop::Usage(format!("process {} has ended, and another one has its pid", args.pid)).into());
     }
+    let service = Service::connect(Place::at(&args.dir))?;
+    match args.via {
+        Via::Agent => run_agent(args, process, service),
+        Via::Ksm => run_ksm(args, process, &service),
+    }
+}
+
+/// Has ksmd merge the process, or not any more.
+fn run_ksm(args: &Args, process: ProcessId, service: &Service) -> anyhow::Result<Outcome> {
+    if host::Ksm::read().is_none() {
+        return Err(Stop::HostLacks("this kernel has no KSM (CONFIG_KSM)".into()).into());
+    }
+    let cannot = |why: &dyn std::fmt::Display| anyhow::anyhow!("process {} cannot be attached: {why}", args.pid);
+    let facts = refuse::check_for_ksm(args.pid).map_err(|why| cannot(&why))?;
+    let signals = Signals::catch().context("cannot catch signals")?;
+    let mut stopped = Duration::ZERO;
+    if args.undo {
+        stopped = ksm::set(args.pid, false, &signals)?;
+        service.leave(process)?;
+    } else if !args.dry_run {
+        service.attach(process, &args.group, args.name.as_deref(), args.by_rule, Via::Ksm)?;
+        stopped = match ksm::set(args.pid, true, &signals) {
+            Ok(stopped) => stopped,
+            Err(e) => {
+                service.leave(process)?;
+                return Err(cannot(&format!("{e:#}")));
+            }
+        };
+    }
+    output::line(serde_json::to_string(&Attached::new(args, facts, stopped))?)?;
+    Ok(Outcome::Done)
+}
+
+/// Puts the agent into the process, and stays beside it.
+fn run_agent(args: &Args, process: ProcessId, service: Service) -> anyhow::Result<Outcome> {
     let refused = |why: String| anyhow::anyhow!("process {} cannot be attached: {why}", args.pid);
     let facts = refuse::check(args.pid, args.all_anonymous).map_err(refused)?;
-    let said = |stopped_us| Attached {
-        pid: args.pid,
-        group: &args.group,
-        threads: facts.threads,
-        stopped_us,
-        enrolled_bytes: facts.enrolled_bytes,
-    };
-    let service = Service::connect(Place::at(&args.dir))?;
     if !service.place.prove_socket().exists() {
         bail!(refused(
             "the service has no prover: only root's has one, where the kernel shows reference counts".into()
@@ -101,13 +150,13 @@ fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
     let object = read_object()?;
     if args.dry_run {
-        output::line(serde_json::to_string(&said(0))?)?;
+        output::line(serde_json::to_string(&Attached::new(args, facts, Duration::ZERO))?)?;
         return Ok(Outcome::Done);
     }
     // The program waits for this one while its threads are stopped. Without the right to that, it waits a little longer.
     let _ = rustix::process::setpriority_process(None, PRIORITY);
     let signals = Signals::catch().context("cannot catch signals")?;
-    service.attach(process, &args.group, args.name.as_deref(), args.by_rule)?;
+    service.attach(process, &args.group, args.name.as_deref(), args.by_rule, Via::Agent)?;
     let injected = match inject(args.pid, &object, &environment(args, &service.place)?, &signals) {
         Ok(injected) => injected,
         Err(e) => {
@@ -118,9 +167,10 @@ fn run(args: &Args) -> anyhow::Result<Outcome> {
     };
     // It is as large as all else that this program keeps for as long as the process lives.
     drop(object);
-    let stopped_us = u64::try_from(injected.stopped.as_micros()).unwrap_or(u64::MAX);
     // The agent is there, whether or not anybody hears of that.
-    let told = serde_json::to_string(&said(stopped_us)).map_err(anyhow::Error::from).and_then(output::line);
+    let told = serde_json::to_string(&Attached::new(args, facts, injected.stopped))
+        .map_err(anyhow::Error::from)
+        .and_then(output::line);
     let place = service.place.clone();
     drop(service);
     // The program that started this one waits for its output to end.

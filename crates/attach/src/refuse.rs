@@ -20,11 +20,41 @@ pub struct Facts {
     pub threads: usize,
 }
 
-/// Looks at a process.
+/// Looks at a process that ksmd is to merge: one of its threads makes one system call.
+///
+/// # Errors
+/// None of its threads can do that, for this reason.
+pub fn check_for_ksm(pid: u32) -> Result<Facts, String> {
+    let all = check_threads(pid, check_traced)?;
+    let mappings = Mapping::read_all(pid).map_err(|e| e.to_string())?;
+    check_alone(pid)?;
+    let enrolled_bytes = foldable_bytes(&mappings, true);
+    Ok(Facts { enrolled_bytes, threads: all })
+}
+
+/// Looks at a process that is to have an agent.
 ///
 /// # Errors
 /// It cannot be attached to, for this reason.
 pub fn check(pid: u32, all_anonymous: bool) -> Result<Facts, String> {
+    let threads = check_threads(pid, check_thread)?;
+    check_proc(pid)?;
+    let mappings = Mapping::read_all(pid).map_err(|e| e.to_string())?;
+    if mappings.iter().any(|mapping| mapping.has_flag(b"um") || mapping.has_flag(b"uw") || mapping.has_flag(b"ui")) {
+        return Err(
+            "a userfaultfd looks after some of its memory: its own, or that of an agent which is there already".into(),
+        );
+    }
+    check_alone(pid)?;
+    let enrolled_bytes = foldable_bytes(&mappings, all_anonymous);
+    if enrolled_bytes == 0 && !all_anonymous {
+        return Err("it has advised no memory to be mergeable (madvise MADV_MERGEABLE): see --all-anonymous".into());
+    }
+    Ok(Facts { enrolled_bytes, threads })
+}
+
+/// Checks a process and each of its threads. Returns their number.
+fn check_threads(pid: u32, check: fn(u32, Pid) -> Result<(), String>) -> Result<usize, String> {
     let process = Process::read_without_arguments(pid).map_err(|e| e.to_string())?;
     if process.stat.kernel_thread {
         return Err("it is a thread of the kernel's, and has no memory of its own".into());
@@ -34,19 +64,20 @@ pub fn check(pid: u32, all_anonymous: bool) -> Result<Facts, String> {
     }
     let all = threads::list(pid).map_err(|e| format!("its threads cannot be listed: {e}"))?;
     for thread in &all {
-        check_thread(pid, *thread)?;
+        check(pid, *thread)?;
     }
     check_program(pid)?;
-    check_proc(pid)?;
-    let mappings = Mapping::read_all(pid).map_err(|e| e.to_string())?;
-    if mappings.iter().any(|mapping| mapping.has_flag(b"um") || mapping.has_flag(b"uw") || mapping.has_flag(b"ui")) {
-        return Err(
-            "a userfaultfd looks after some of its memory: its own, or that of an agent which is there already".into(),
-        );
-    }
-    if let Some(other) = shares_memory(pid) {
-        return Err(format!("it shares its memory with process {other}, as a child of vfork does"));
-    }
+    Ok(all.len())
+}
+
+fn check_alone(pid: u32) -> Result<(), String> {
+    let other =
+        shares_memory(pid).map(|other| format!("it shares its memory with process {other}, as a child of vfork does"));
+    other.map_or(Ok(()), Err)
+}
+
+/// Bytes of memory that may be shared: all private anonymous memory, or only what the program has advised.
+fn foldable_bytes(mappings: &[Mapping], all_anonymous: bool) -> u64 {
     let is_foldable = |mapping: &&Mapping| {
         !mapping.shared
             && mapping.inode == 0
@@ -56,17 +87,18 @@ pub fn check(pid: u32, all_anonymous: bool) -> Result<Facts, String> {
             && (mapping.name.is_empty() || mapping.name == "[heap]" || mapping.name.starts_with("[anon:"))
             && (all_anonymous || mapping.has_flag(b"mg"))
     };
-    let enrolled_bytes = mappings.iter().filter(is_foldable).map(|mapping| mapping.end.0 - mapping.start.0).sum();
-    if enrolled_bytes == 0 && !all_anonymous {
-        return Err("it has advised no memory to be mergeable (madvise MADV_MERGEABLE): see --all-anonymous".into());
-    }
-    Ok(Facts { enrolled_bytes, threads: all.len() })
+    mappings.iter().filter(is_foldable).map(|mapping| mapping.end.0 - mapping.start.0).sum()
 }
 
-fn check_thread(pid: u32, thread: Pid) -> Result<(), String> {
+fn check_traced(pid: u32, thread: Pid) -> Result<(), String> {
     if let Some(tracer) = threads::status(pid, thread, "TracerPid").filter(|tracer| tracer != "0") {
         return Err(format!("process {tracer} traces it (a debugger, strace): a process has one tracer at most"));
     }
+    Ok(())
+}
+
+fn check_thread(pid: u32, thread: Pid) -> Result<(), String> {
+    check_traced(pid, thread)?;
     if threads::status(pid, thread, "Seccomp").is_some_and(|mode| mode != "0") {
         return Err("it filters its system calls (seccomp), and the filter might end it for those of the agent".into());
     }

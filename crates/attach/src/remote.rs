@@ -62,7 +62,7 @@ impl Remote {
     /// # Errors
     /// The thread has ended, or the call does not end.
     pub fn call(&self, tracee: &Tracee, number: i64, arguments: [u64; 6]) -> anyhow::Result<i64> {
-        self.call_watched(tracee, number, arguments).map(|(answer, _)| answer)
+        self.call_within(tracee, number, arguments, PATIENCE).map(|(answer, _)| answer)
     }
 
     /// As [`Remote::call`]. Also returns the thread that the call has made, if it did.
@@ -75,8 +75,23 @@ impl Remote {
         number: i64,
         arguments: [u64; 6],
     ) -> anyhow::Result<(i64, Option<Pid>)> {
+        self.call_within(tracee, number, arguments, PATIENCE)
+    }
+
+    /// As [`Remote::call_watched`], with this time for the call to end. A thread whose call ends later goes on with wrong
+    /// registers.
+    ///
+    /// # Errors
+    /// As [`Remote::call`].
+    pub fn call_within(
+        &self,
+        tracee: &Tracee,
+        number: i64,
+        arguments: [u64; 6],
+        time: Duration,
+    ) -> anyhow::Result<(i64, Option<Pid>)> {
         tracee.set_registers(&self.prepared(tracee, number, arguments)?)?;
-        let (mut ends, mut made, until) = (0, None, Instant::now() + PATIENCE);
+        let (mut ends, mut made, until) = (0, None, Instant::now() + time);
         while ends < 2 {
             tracee.resume(Resume::ToSystemCall, 0)?;
             match tracee.wait(until)? {

@@ -1,6 +1,7 @@
 //! Has one process attached, by `pagefold-attach`.
 
 use anyhow::Context;
+use api::enrol::Via;
 use cli::exit::Code;
 use host::ProcessId;
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,10 @@ pub struct Order {
     pub by_rule: bool,
     /// Whether it is only looked at.
     pub dry_run: bool,
+    /// The merger.
+    pub via: Via,
+    /// Whether ksmd is to merge it no longer.
+    pub undo: bool,
 }
 
 /// A process that was attached, as `pagefold-attach` and `--json` say it.
@@ -40,8 +45,14 @@ pub struct Attached {
     pub threads: usize,
     /// How long one of them was stopped.
     pub stopped_us: u64,
-    /// Bytes of memory that may be folded.
+    /// Bytes of memory that may be folded or merged.
     pub enrolled_bytes: u64,
+    /// The merger.
+    pub via: Via,
+    /// Whether its pages are shared with its group alone.
+    pub groups_hold: bool,
+    /// Its pages that ksmd has merged, if it is the merger and the kernel tells.
+    pub ksm_pages: Option<u64>,
 }
 
 /// A process that was not attached.
@@ -64,7 +75,13 @@ impl Order {
         let mut command = Command::new(program);
         command.args(["--pid", &pid.to_string(), "--started", &start_ticks.to_string(), "--group", &self.group]);
         command.arg("--dir").arg(dir).args(self.name.iter().flat_map(|name| ["--name", name]));
-        let flags = [("--all-anonymous", self.all_anonymous), ("--by-rule", self.by_rule), ("--dry-run", self.dry_run)];
+        command.args(["--via", self.via.word()]);
+        let flags = [
+            ("--all-anonymous", self.all_anonymous),
+            ("--by-rule", self.by_rule),
+            ("--dry-run", self.dry_run),
+            ("--undo", self.undo),
+        ];
         command.args(flags.iter().filter(|(_, given)| *given).map(|(flag, _)| flag));
         // It goes on when this program has ended, and an interrupt at the terminal is not meant for it.
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);

@@ -7,7 +7,7 @@ use crate::facts::{Facts, Looker};
 use crate::watch::Watch;
 use anyhow::Context;
 use api::client::Service;
-use api::enrol::{MOST_NOT_ATTACHED, NotAttached};
+use api::enrol::{MOST_NOT_ATTACHED, NotAttached, Rule};
 use api::place::Place;
 use host::ProcessId;
 use serde::Serialize;
@@ -56,7 +56,7 @@ pub fn plan(service: &Service, program: &Path) -> anyhow::Result<Vec<Planned>> {
             Verdict::Soon(rule) => (rule, "wait", Some("it has just started".to_owned())),
             Verdict::Wait(rule, why, _) => (rule, "wait", Some(why)),
             Verdict::Attach(rule, all) => {
-                let order = order(&facts, &rule.group, all, true);
+                let order = order(&facts, rule, all, true);
                 let refused = order.carry_out(program, service.place.dir())?.err();
                 (rule, if refused.is_some() { "wait" } else { "attach" }, refused.map(|refused| refused.why))
             }
@@ -182,7 +182,7 @@ impl Enroller {
             }
             Verdict::Attach(rule, all) => {
                 watch.busy(pid, start, now);
-                crew.order(order(facts, &rule.group, all, false));
+                crew.order(order(facts, rule, all, false));
             }
         }
     }
@@ -191,10 +191,12 @@ impl Enroller {
     fn start(&mut self) {
         let Self { looker, rules, watch, crew, .. } = self;
         crew.start(|order| {
-            let facts = looker.look(order.process.pid, rules.want_names()).filter(|facts| facts.process() == order.process);
+            let facts =
+                looker.look(order.process.pid, rules.want_names()).filter(|facts| facts.process() == order.process);
             let is_same = facts.is_some_and(|facts| {
                 let verdict = rules.decide(&facts, &Standing::default());
-                matches!(verdict, Verdict::Attach(rule, all) if (&rule.group, all) == (&order.group, order.all_anonymous))
+                matches!(verdict, Verdict::Attach(rule, all)
+                    if (&rule.group, all, rule.via) == (&order.group, order.all_anonymous, order.via))
             });
             if !is_same {
                 watch.tried(order.process.pid, order.process.start_ticks, None, Instant::now());
@@ -220,8 +222,9 @@ impl Enroller {
     }
 }
 
-fn order(facts: &Facts, group: &str, all_anonymous: bool, dry_run: bool) -> Order {
-    Order { process: facts.process(), group: group.to_owned(), name: None, all_anonymous, by_rule: true, dry_run }
+fn order(facts: &Facts, rule: &Rule, all_anonymous: bool, dry_run: bool) -> Order {
+    let (process, group) = (facts.process(), rule.group.clone());
+    Order { process, group, name: None, all_anonymous, by_rule: true, dry_run, via: rule.via, undo: false }
 }
 
 fn not_attached_of(facts: &Facts, group: &str, why: String) -> NotAttached {

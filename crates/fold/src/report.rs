@@ -152,10 +152,7 @@ impl Group {
                 stall_p50_us: percentile(&stats.stalls, 50),
                 stall_p99_us: percentile(&stats.stalls, 99),
                 stall_max_us: stats.stalls.longest_us,
-                family: String::new(),
-                pids: Vec::new(),
-                fix: None,
-                saved_bytes: 0,
+                ..MemberReport::default()
             }
         });
         let is_back = |pid: u32, started: u64| {

@@ -274,6 +274,26 @@ time.sleep(600)";
 }
 
 #[test]
+fn rule_has_ksmd_merge_what_fits() {
+    let Some(installed) = Installed::attaching() else { return };
+    let Some(places) = Places::new("ksm", &["a"]) else { return };
+    let holder = places.hold("a", 1);
+    let config = format!("[service]\none-trust-domain = true\n{GROUP}{}via = 'ksm'\n", rule(&places.path("a")));
+    let _supervisor = installed.serve(&config, &[]);
+    until("it is a member", || {
+        let shown = installed.show("acme");
+        let is_it = |member: &Value| member["pid"] == holder.pid() && member["via"] == "ksm";
+        list(&shown, "members").iter().any(is_it).then_some(())
+    });
+    let is_merged = || host::KsmStat::of(holder.child.id()).expect("it runs").ksm_merge_any;
+    until("it asks for merging", || (is_merged() == Some(true)).then_some(()));
+    let beside = ours(&installed, ATTACHER);
+    assert!(beside.is_empty(), "nobody stays beside it: {beside:?}");
+    json_of(&installed.pagefold(&["detach", &holder.pid().to_string(), "--json"]));
+    assert_eq!(is_merged(), Some(false));
+}
+
+#[test]
 fn attached_control_group_also_enrols_what_starts_later() {
     let Some(installed) = Installed::attaching() else { return };
     let Some(places) = Places::new("later", &["a", "b"]) else { return };

@@ -3,24 +3,9 @@
 mod common;
 
 use common::brute_force::Frames;
-use common::{Afterwards, Stage, census, guest, number};
+use common::{KSM, Stage, census, guest, number, start_merging};
 use std::fs;
 use std::time::{Duration, Instant};
-
-const KSM: &str = "/sys/kernel/mm/ksm";
-
-/// Starts KSM at full speed. Dropping the result restores its knobs.
-fn start_merging() -> Afterwards {
-    let restore = ["run", "pages_to_scan", "sleep_millisecs", "smart_scan"].map(|knob| {
-        let value = fs::read_to_string(format!("{KSM}/{knob}")).expect("a kernel with KSM");
-        format!("echo {} > {KSM}/{knob}", value.trim())
-    });
-    let afterwards = Afterwards::run(&format!("echo 2 > {KSM}/run; {}", restore.join("; ")));
-    for (knob, value) in [("pages_to_scan", "20000"), ("sleep_millisecs", "1"), ("smart_scan", "0"), ("run", "1")] {
-        fs::write(format!("{KSM}/{knob}"), value).expect("root");
-    }
-    afterwards
-}
 
 fn merged(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/ksm_stat")).expect("a kernel that tells");

@@ -5,6 +5,7 @@ use crate::table::{Align, Table, shorten, wrap};
 use api::ask::{PoolLimit, PoolLimitBy};
 use api::control::{GroupReport, MemberReport, Settings};
 use api::member_words::{STATES, failure, remedy};
+use api::shown::KSM;
 use cli::size::{bytes, count, mib};
 use page::pages_to_bytes;
 
@@ -184,7 +185,7 @@ fn states(group: &str, (settings, limit): (&Settings, &PoolLimit), members: &[Me
 const GONE: &str = "gone";
 
 fn state_of(member: &MemberReport) -> &str {
-    if member.connected || member.state == "no_agent" { &member.state } else { GONE }
+    if member.connected || ["no_agent", KSM].contains(&member.state.as_str()) { &member.state } else { GONE }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::enrol_config::{MOST_RULES, WrittenEnrol};
 use crate::tokens;
 use api::change::{Change, HugePages, IndexSize, PoolSize, ScanRate, from_word};
 use api::control::{Fold, Settings, ZeroPolicy};
-use api::enrol::Rule;
+use api::enrol::{NOT_ONE_DOMAIN, Rule, Via};
 use api::name;
 use api::setup::Token;
 use guest::Glob;
@@ -38,6 +38,8 @@ pub struct Config {
     pub dir: Option<PathBuf>,
     /// Whether root's service runs no prover.
     pub without_prover: bool,
+    /// Whether everything on this host trusts everything, so that ksmd may merge members.
+    pub one_trust_domain: bool,
     /// Bytes of memory that unfolding leaves for other programs; `None`: a part of the host's.
     pub reserve: Option<u64>,
     /// Users for workers of root's service.
@@ -112,6 +114,7 @@ struct WrittenService {
     dir: Option<PathBuf>,
     worker_uid_base: Option<Spanned<u32>>,
     prover: Option<bool>,
+    one_trust_domain: Option<bool>,
     #[serde(default, deserialize_with = "from_word")]
     reserve: Option<Bytes>,
 }
@@ -232,31 +235,38 @@ impl Config {
                 return Err(Wrong(at, format!("there are two groups \"{name}\"")));
             }
         }
-        let WrittenService { dir, prover, reserve, .. } = written.service;
+        let WrittenService { dir, prover, one_trust_domain, reserve, .. } = written.service;
+        let one_trust_domain = one_trust_domain == Some(true);
         let (without_prover, reserve) = (prover == Some(false), reserve.map(|reserve| reserve.0));
         let api = written.api.map(WrittenApi::check).transpose()?;
         let balance = written.balance.map(|balance| balance.check(written.guest)).transpose()?;
-        let enrol = rules(written.enrol, &groups, without_prover, uid_of)?;
-        Ok(Self { file: None, dir, without_prover, reserve, worker_uids, api, balance, enrol, groups: Some(groups) })
+        let takes = |via| match via {
+            Via::Agent if without_prover => Err("attaching takes a prover, and [service] has prover = false"),
+            Via::Ksm if !one_trust_domain => Err(NOT_ONE_DOMAIN),
+            _ => Ok(()),
+        };
+        let enrol = rules(written.enrol, &groups, takes, uid_of)?;
+        let groups = Some(groups);
+        let file = None;
+        Ok(Self { file, dir, without_prover, one_trust_domain, reserve, worker_uids, api, balance, enrol, groups })
     }
 }
 
 fn rules(
     written: Vec<Spanned<WrittenEnrol>>,
     groups: &BTreeMap<String, GroupConfig>,
-    without_prover: bool,
+    takes: impl Fn(Via) -> Result<(), &'static str>,
     uid_of: fn(&str) -> Option<u32>,
 ) -> Result<Vec<Rule>, Wrong> {
     let mut rules = Vec::new();
     for rule in written {
         let at = rule.span().start;
-        if without_prover {
-            return Err(Wrong(at, "attaching takes a prover, and [service] has prover = false".into()));
-        }
         if rules.len() == MOST_RULES {
             return Err(Wrong(at, format!("there are more than {MOST_RULES} rules")));
         }
-        rules.push(rule.into_inner().check(|group| groups.contains_key(group), uid_of)?);
+        let rule = rule.into_inner().check(|group| groups.contains_key(group), uid_of)?;
+        takes(rule.via).map_err(|why| Wrong(at, why.into()))?;
+        rules.push(rule);
     }
     Ok(rules)
 }
@@ -508,10 +518,18 @@ mod tests {
             ),
             (group("[[enrol]]\ngroup = 'a'\ncgrup = '/a'"), "line 5: unknown field `cgrup`"),
             (group("[service]\nprover = false\n[[enrol]]\ngroup = 'a'\nuser = 1"), "line 5: attaching takes a prover"),
+            (group("[[enrol]]\ngroup = 'a'\nuser = 1\nvia = 'ksm'"), "line 3: ksmd merges pages of any processes"),
+            (
+                group("[[enrol]]\ngroup = 'a'\nuser = 1\nvia = 'kvm'"),
+                "line 6, via: \"kvm\" merges nothing: use agent or ksm",
+            ),
         ] {
             let error = parse(&text).unwrap_err();
             assert!(error.contains(words), "{text}\n-> {error}");
         }
+        let by_ksm = "[service]\nprover = false\none-trust-domain = true\n[[group]]\nname = 'a'\n[[enrol]]\ngroup = 'a'\nuser = 1\n\
+                      via = 'ksm'\n";
+        assert_eq!(Config::parse(by_ksm, |_| None).unwrap().enrol[0].via, Via::Ksm);
         let rule =
             "[[group]]\nname = 'a'\n[[enrol]]\ngroup = 'a'\ncgroup = '/a/*/b/'\nuser = 'alice'\nall-anonymous = true\n";
         let config = Config::parse(rule, |_| Some(7)).unwrap();

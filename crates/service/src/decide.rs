@@ -14,6 +14,7 @@ use super::group::Group;
 use super::state::State;
 use api::ask::MemberLine;
 use api::control::Identity;
+use api::enrol::Via;
 use api::name;
 use host::{Mapping, PeerProcess, Process, ProcessId, ProcessStat};
 use std::collections::BTreeMap;
@@ -76,6 +77,7 @@ pub fn member_of(peer: &PeerProcess, state: &State, groups: &BTreeMap<String, Gr
         connected: false,
         family: None,
         attached_by: None,
+        via: Via::Agent,
     })
 }
 
@@ -101,6 +103,7 @@ fn child_of(
         connected: false,
         family: Some(family),
         attached_by: None,
+        via: Via::Agent,
     })
 }
 

@@ -2,7 +2,7 @@
 
 use super::config::{Bytes, User, Wrong};
 use api::change::from_word;
-use api::enrol::{LEAST_BYTES, Rule};
+use api::enrol::{LEAST_BYTES, Rule, Via};
 use guest::Glob;
 use serde::Deserialize;
 use toml::Spanned;
@@ -21,6 +21,8 @@ pub(crate) struct WrittenEnrol {
     unit: Option<Spanned<String>>,
     user: Option<Spanned<User>>,
     all_anonymous: Option<Spanned<bool>>,
+    #[serde(default, deserialize_with = "from_word")]
+    via: Option<Via>,
     #[serde(default, deserialize_with = "from_word")]
     at_least: Option<Bytes>,
 }
@@ -50,6 +52,7 @@ impl WrittenEnrol {
             unit: self.unit.map(pattern).transpose()?,
             user: self.user.map(|user| user.get_ref().number(user.span().start, uid_of)).transpose()?,
             all_anonymous,
+            via: self.via.unwrap_or_default(),
             at_least_bytes: self.at_least.map_or(LEAST_BYTES, |bytes| bytes.0),
             group,
         };

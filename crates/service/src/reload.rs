@@ -5,7 +5,7 @@
 //! | groups: new ones, their users, rules and settings | at once |
 //! | a group that it names no more | as at a start: members run on with the last limits, and there are no new ones |
 //! | `[[enrol]]` | at once: processes that fit are attached within seconds; members stay members |
-//! | `reserve`, tokens, `control` | at once |
+//! | `reserve`, `one-trust-domain`, tokens, `control` | at once |
 //! | `[balance]`, `[[guest]]` | at once: the balancer is started again |
 //! | all else in `[service]` and `[api]` | by the next service |
 

@@ -13,11 +13,11 @@ use super::registry::Registry;
 use api::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine, NOT_CONFIGURED, PoolLimit, PoolLimitBy};
 use api::change::Change;
 use api::control::{Fold, GroupReport, Identity, MemberReport, MemberRoom, Needs, Settings};
-use api::enrol::{NotAttached, Rule};
+use api::enrol::{NOT_ONE_DOMAIN, NotAttached, Rule, Via};
 use api::name;
 use api::place::own_uid;
 use cli::note;
-use host::{Mapping, PeerProcess, Process, ProcessId, Seqpacket, Shares};
+use host::{KsmStat, Mapping, PeerProcess, Process, ProcessId, Seqpacket, Shares};
 use page::pages_to_bytes;
 use rustix::fd::{AsFd, BorrowedFd};
 use std::collections::VecDeque;
@@ -184,6 +184,19 @@ fn pooled_bytes(pid: u32) -> Result<u64, String> {
     Ok(pooled.map(|mapping| mapping.end.0 - mapping.start.0).sum())
 }
 
+/// Bytes that may become private when a member is detached.
+fn shared_bytes(member: &MemberLine) -> Result<u64, String> {
+    let pid = member.identity.pid;
+    match member.via {
+        Via::Agent => pooled_bytes(pid),
+        Via::Ksm => {
+            let stat = KsmStat::of(pid).map_err(|e| e.to_string())?;
+            let pages = [stat.ksm_merging_pages, stat.ksm_zero_pages].into_iter().flatten().sum();
+            Ok(pages_to_bytes(pages))
+        }
+    }
+}
+
 /// A client's question under way.
 struct Request<'a> {
     registry: &'a mut Registry,
@@ -196,9 +209,9 @@ impl Request<'_> {
             return self.client.answer(&Answer::Refused(why.to_owned()));
         }
         let answered = match question {
-            Ask::Join { group, name, program } => self.join(&group, name, &program),
-            Ask::Attach { pid, started, group, name, by_rule } => {
-                self.attach(ProcessId { pid, start_ticks: started }, &group, name, by_rule)
+            Ask::Join { group, name, program, via } => self.join(&group, name, &program, via),
+            Ask::Attach { pid, started, group, name, by_rule, via } => {
+                self.attach(ProcessId { pid, start_ticks: started }, &group, name, by_rule, via)
             }
             Ask::MayLeave { pid, started, for_good } => {
                 self.may_leave(ProcessId { pid, start_ticks: started }, for_good)
@@ -248,8 +261,15 @@ impl Request<'_> {
         Ok(())
     }
 
-    fn join(&mut self, group: &str, wanted: Option<String>, program: &str) -> Result<(), String> {
+    /// Checks that members may be merged by that merger.
+    fn allow_via(&self, via: Via) -> Result<(), String> {
+        let may = via == Via::Agent || self.registry.config.one_trust_domain;
+        may.then_some(()).ok_or_else(|| NOT_ONE_DOMAIN.to_owned())
+    }
+
+    fn join(&mut self, group: &str, wanted: Option<String>, program: &str, via: Via) -> Result<(), String> {
         self.allow(group, true)?;
+        self.allow_via(via)?;
         let PeerProcess { id, uid } = self.client.peer;
         let name = wanted.unwrap_or_else(|| name::of_process(program, id.pid));
         name::check("member", &name)?;
@@ -261,7 +281,7 @@ impl Request<'_> {
         let connected = self.registry.state.find(id).is_some_and(|m| m.connected);
         // The state is written before the answer, so that a later supervisor knows the member too.
         let attached_by = None;
-        let member = MemberLine { group: group.to_owned(), identity, uid, connected, family: None, attached_by };
+        let member = MemberLine { group: group.to_owned(), identity, uid, connected, family: None, attached_by, via };
         self.registry.keep(|state| state.add(member))?;
         self.registry.group(group).idle_since = None;
         note!("group {group}: process {} of user {uid} is member {name}", id.pid);
@@ -269,9 +289,18 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// Makes another process a member. The asker puts an agent into it, by its own right: the kernel decides whether it may.
-    fn attach(&mut self, id: ProcessId, group: &str, wanted: Option<String>, by_rule: bool) -> Result<(), String> {
+    /// Makes another process a member. The asker puts an agent into it, or has it ask for merging, by its own right: the
+    /// kernel decides whether it may.
+    fn attach(
+        &mut self,
+        id: ProcessId,
+        group: &str,
+        wanted: Option<String>,
+        by_rule: bool,
+        via: Via,
+    ) -> Result<(), String> {
         self.allow(group, true)?;
+        self.allow_via(via)?;
         if !self.registry.group(group).is_configured {
             return Err(format!("group {group}: {NOT_CONFIGURED}; add it to the service's configuration"));
         }
@@ -295,7 +324,7 @@ impl Request<'_> {
         name::check("member", &name)?;
         let identity = Identity { name: name.clone(), pid: id.pid, started: id.start_ticks };
         let (uid, connected, attached_by) = (process.uid, false, Some(asker.id.pid));
-        let member = MemberLine { group: group.to_owned(), identity, uid, connected, family: None, attached_by };
+        let member = MemberLine { group: group.to_owned(), identity, uid, connected, family: None, attached_by, via };
         self.registry.keep(|state| {
             state.set_detached(id, false);
             state.add(member)
@@ -309,7 +338,7 @@ impl Request<'_> {
     /// Promises memory for an attached process that is to be as it was before. It is promised as to a group of its own.
     fn may_leave(&mut self, id: ProcessId, for_good: bool) -> Result<(), String> {
         let member = self.attached(id)?;
-        let needed = pooled_bytes(id.pid)?;
+        let needed = shared_bytes(&member)?;
         let needs = Needs { members: vec![MemberRoom { pid: id.pid, bytes: needed }], whole: true };
         self.registry.within_limits(&needs).map_err(|why| format!("{why}: raise the limit, and try again"))?;
         let name = format!("process {} of {}", id.pid, member.group);
@@ -344,6 +373,7 @@ impl Request<'_> {
     fn add_rule(&mut self, rule: Rule) -> Result<(), String> {
         self.may_rule()?;
         self.allow(&rule.group, true)?;
+        self.allow_via(rule.via)?;
         if !self.registry.group(&rule.group).is_configured {
             return Err(format!("group {}: {NOT_CONFIGURED}; add it to the service's configuration", rule.group));
         }
@@ -372,15 +402,19 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// Ends the membership of an attached process, if it maps nothing of a pool any more. The asker is not believed: the
-    /// kernel's list tells, and the worker hears nothing of that process any more.
+    /// Ends the membership of an attached process, if it maps nothing of a pool any more, or does not ask for merging. The
+    /// asker is not believed: the kernel tells, and the worker hears nothing of that process any more.
     fn leave(&mut self, id: ProcessId) -> Result<(), String> {
         if self.registry.state.find(id).is_some() && id.is_alive() {
             let member = self.attached(id)?;
-            if pooled_bytes(id.pid)? > 0 {
+            if member.via == Via::Ksm {
+                if KsmStat::of(id.pid).is_ok_and(|stat| stat.ksm_merge_any == Some(true)) {
+                    return Err(format!("process {} still has its memory merged by ksmd", id.pid));
+                }
+            } else if pooled_bytes(id.pid)? > 0 {
                 return Err(format!("process {} maps pages of group {} yet", id.pid, member.group));
             }
-            if !self.registry.group(&member.group).dismiss(member.identity.clone()) {
+            if member.via == Via::Agent && !self.registry.group(&member.group).dismiss(member.identity.clone()) {
                 return Err(format!("the worker of group {} cannot be told at the moment; try again", member.group));
             }
             self.registry.keep(|state| {
@@ -393,9 +427,9 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// The member that a process became by being attached, if the client may detach it.
+    /// The member that a process became by being attached, or that ksmd merges, if the client may detach it.
     fn attached(&self, id: ProcessId) -> Result<MemberLine, String> {
-        let member = self.registry.state.find(id).filter(|member| member.attached_by.is_some());
+        let member = self.registry.state.find(id).filter(|member| member.may_be_detached());
         let member = member.ok_or_else(|| format!("process {} was not attached", id.pid))?;
         let uid = self.client.peer.uid;
         if uid != 0 && uid != member.uid {

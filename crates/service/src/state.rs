@@ -285,11 +285,20 @@ impl State {
 mod tests {
     use super::*;
     use api::control::Identity;
+    use api::enrol::Via;
     use std::process::Command;
 
     fn member(group: &str, name: &str, process: ProcessId) -> MemberLine {
         let identity = Identity { name: name.into(), pid: process.pid, started: process.start_ticks };
-        MemberLine { group: group.into(), identity, uid: 0, connected: false, family: None, attached_by: None }
+        MemberLine {
+            group: group.into(),
+            identity,
+            uid: 0,
+            connected: false,
+            family: None,
+            attached_by: None,
+            via: Via::Agent,
+        }
     }
 
     #[test]

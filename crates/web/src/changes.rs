@@ -192,6 +192,7 @@ mod tests {
     use super::*;
     use api::ask::{GroupLine, PoolLimit, WorkerState};
     use api::control::{GroupReport, Identity, MemberReport, Settings};
+    use api::enrol::Via;
 
     fn group(name: &str, pid: Option<u32>, settings: Settings, no_room: Option<&str>, state: &str) -> Group {
         let member = MemberReport { name: "m".into(), pid: 5, state: state.into(), ..MemberReport::default() };
@@ -215,7 +216,15 @@ mod tests {
 
     fn member(group: &str, name: &str, pid: u32) -> MemberLine {
         let identity = Identity { name: name.into(), pid, started: 1 };
-        MemberLine { group: group.into(), identity, uid: 7, connected: true, family: None, attached_by: None }
+        MemberLine {
+            group: group.into(),
+            identity,
+            uid: 7,
+            connected: true,
+            family: None,
+            attached_by: None,
+            via: Via::Agent,
+        }
     }
 
     fn kinds(before: &Look, after: &Look) -> Vec<(Kind, String, Option<String>)> {

@@ -7,6 +7,7 @@ use crate::asker::Group;
 use api::ask::GroupState;
 use api::control::{Bill, GroupReport, MemberReport};
 use api::member_words;
+use api::shown::KSM;
 use page::pages_to_bytes;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
@@ -243,7 +244,9 @@ impl Scrape {
         let help = "Members that fold nothing more, by reason: the state in pagefold group show";
         let mut not = encoder.encode_descriptor("group_members_not_folding", help, None, MetricType::Gauge)?;
         for group in states {
-            for (reason, _) in member_words::STATES.iter().filter(|(state, _)| *state != member_words::FOLDING) {
+            // One that ksmd merges is as it is meant to be.
+            let is_trouble = |state: &str| ![member_words::FOLDING, KSM].contains(&state);
+            for (reason, _) in member_words::STATES.iter().filter(|(state, _)| is_trouble(state)) {
                 let count = group.report.members.iter().filter(|member| member.state == *reason).count();
                 let labels = [("group", group.name.as_str()), ("reason", reason)];
                 not.encode_family(&labels)?.encode_gauge(&(count as f64))?;

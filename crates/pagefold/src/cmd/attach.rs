@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use api::ask::MemberLine;
 use api::client::Service;
 use api::control::Identity;
-use api::enrol::Rule;
+use api::enrol::{Rule, Via};
 use api::name;
 use cli::exit::{Outcome, Stop};
 use cli::{output, say};
@@ -14,7 +14,7 @@ use enrol::attach::{Attached, Order, PROGRAM, Refused};
 use enrol::decide::Rules;
 use enrol::facts::{Facts, Looker};
 use guest::Survey;
-use host::ProcessId;
+use host::{Ksm, ProcessId};
 use serde::Serialize;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -37,12 +37,17 @@ in 20 at most.
 You must be allowed to trace the process, and to use the group. A program pagefold-attach stays beside
 it until it ends or is detached. Root's service is needed (pagefold serve).
 
+With --via ksm, no agent is put there: a thread makes one system call, and ksmd, the kernel's own merger,
+merges all memory of the process. It knows no groups, so the service's configuration must say that this
+host is one trust domain. Programs that filter system calls can be attached this way, by root.
+
 Examples:
   pagefold attach 1234 --group acme --all-anonymous
   pagefold attach 1234 --group acme --dry-run --json
   pagefold attach --guest vm7 --group acme
   pagefold attach --cgroup /system.slice/acme.service --group acme --all-anonymous
   pagefold attach --container web --group acme --all-anonymous
+  pagefold attach 1234 --group acme --via ksm
   pagefold detach 1234
   pagefold detach --container web")]
 pub struct AttachArgs {
@@ -69,6 +74,9 @@ pub struct AttachArgs {
     /// Fold all private anonymous memory (heap, arenas, large mappings), and not only what the program advises
     #[arg(long)]
     all_anonymous: bool,
+    /// The merger: agent, or ksm for the kernel's own, which takes all memory and knows no groups
+    #[arg(long, value_name = "MERGER", default_value = "agent")]
+    via: Via,
     /// Only say what would be done, and what is against it
     #[arg(long)]
     dry_run: bool,
@@ -84,7 +92,8 @@ pub struct AttachArgs {
 #[command(after_help = "\
 Everything that is folded becomes private again, which takes memory. The agent's threads, mappings and
 files are gone afterwards. No rule attaches these processes again. With --cgroup and --container, the rule
-that pagefold attach had added is dropped.
+that pagefold attach had added is dropped. Of a process that ksmd merges, all of its memory is merged no
+longer, also what the program itself had advised. Children that it has forked are detached by themselves.
 
 Examples:
   pagefold detach 1234
@@ -180,6 +189,7 @@ impl AttachArgs {
         let rule = Rule {
             group: self.group.clone(),
             all_anonymous: self.all_anonymous,
+            via: self.via,
             at_least_bytes: self.at_least,
             ..self.place.rule()
         };
@@ -197,6 +207,9 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<Outcome> {
     let service = service.context("no service answers: attaching takes root's, see pagefold serve")?;
     let (mut all, mut outcome) = (Vec::new(), Outcome::Done);
     let program = program()?;
+    if args.via == Via::Ksm {
+        say_whether_ksmd_runs()?;
+    }
     for pid in pids {
         match attach_one(args, pid, &service, &program)? {
             Ok(attached) => all.push(attached),
@@ -218,16 +231,36 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<Outcome> {
         output::line(serde_json::to_string_pretty(&all)?)?;
         return Ok(outcome);
     }
-    for Attached { pid, group, threads, stopped_us, enrolled_bytes } in all {
-        let size = cli::size::bytes(enrolled_bytes);
-        if args.dry_run {
-            output::line(format!("process {pid} ({threads} threads) can be attached to group {group}: {size}"))?;
-        } else {
-            let stopped = format!("a thread was stopped for {stopped_us} us");
-            output::line(format!("process {pid} ({threads} threads) is a member of group {group}: {size}; {stopped}"))?;
-        }
+    for attached in all {
+        output::line(in_words(&attached, args.dry_run))?;
     }
     Ok(outcome)
+}
+
+fn in_words(attached: &Attached, dry_run: bool) -> String {
+    let Attached { pid, group, threads, stopped_us, enrolled_bytes, groups_hold, .. } = attached;
+    let size = cli::size::bytes(*enrolled_bytes);
+    let whom =
+        if *groups_hold { "" } else { "; ksmd merges it with any process that asked for that: groups do not hold" };
+    if dry_run {
+        return format!("process {pid} ({threads} threads) can be attached to group {group}: {size}{whom}");
+    }
+    let stopped = format!("a thread was stopped for {stopped_us} us");
+    format!("process {pid} ({threads} threads) is a member of group {group}: {size}; {stopped}{whom}")
+}
+
+/// Says that ksmd does not run, if it does not. Its knobs are the operator's.
+///
+/// # Errors
+/// The kernel has no KSM.
+pub fn say_whether_ksmd_runs() -> anyhow::Result<()> {
+    let Some(ksm) = Ksm::read() else {
+        return Err(Stop::HostLacks("this kernel has no KSM (CONFIG_KSM)".into()).into());
+    };
+    if ksm.run != 1 {
+        say!("pagefold: ksmd does not run, and nothing is merged until root writes 1 to /sys/kernel/mm/ksm/run");
+    }
+    Ok(())
 }
 
 fn attach_one(
@@ -246,6 +279,8 @@ fn attach_one(
         all_anonymous: args.all_anonymous && !(args.place.is_given() && is_vm),
         by_rule: false,
         dry_run: args.dry_run,
+        via: args.via,
+        undo: false,
     };
     order.carry_out(program, service.place.dir())
 }
@@ -263,7 +298,7 @@ impl DetachArgs {
             return Err(e);
         }
         let is_attached = |facts: &Facts| {
-            members.iter().any(|(_, member)| member.identity.pid == facts.pid && member.attached_by.is_some())
+            members.iter().any(|(_, member)| member.identity.pid == facts.pid && member.may_be_detached())
         };
         Ok(self.place.processes()?.iter().filter(|facts| is_attached(facts)).map(|facts| facts.pid).collect())
     }
@@ -279,14 +314,15 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<Outcome> {
     let (mut all, mut outcome) = (Vec::new(), Outcome::Done);
     for pid in &args.meant(&services, &members)? {
         let found = members.iter().find(|(_, member)| member.identity.pid == *pid);
-        let Some((service, member, helper)) =
-            found.and_then(|(service, member)| Some((service, member, member.attached_by?)))
-        else {
+        let Some((service, member)) = found.filter(|(_, member)| member.may_be_detached()) else {
             return Err(Stop::Usage(format!("process {pid} was not attached: see pagefold attach")).into());
         };
         let process = ProcessId { pid: *pid, start_ticks: member.identity.started };
         let may_leave = service.may_leave(process, true);
-        match may_leave.and_then(|()| detach_one(service, process, helper, Duration::from_secs(args.wait))) {
+        match may_leave.and_then(|()| match (member.via, member.attached_by) {
+            (Via::Agent, Some(helper)) => detach_one(service, process, helper, Duration::from_secs(args.wait)),
+            _ => undo_ksm(service, process, &member.group),
+        }) {
             Ok(()) => all.push(Detached { pid: *pid, group: member.group.clone() }),
             Err(e) => {
                 say!("pagefold: {e:#}");
@@ -302,6 +338,15 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<Outcome> {
         }
     }
     Ok(outcome)
+}
+
+/// Has ksmd merge a process no longer.
+fn undo_ksm(service: &Service, process: ProcessId, group: &str) -> anyhow::Result<()> {
+    let (group, via) = (group.to_owned(), Via::Ksm);
+    let (all_anonymous, by_rule, dry_run, undo) = (false, false, false, true);
+    let order = Order { process, group, name: None, all_anonymous, by_rule, dry_run, via, undo };
+    let refused = order.carry_out(&program()?, service.place.dir())?.err();
+    refused.map_or(Ok(()), |refused| bail!("process {} is not detached: {}", process.pid, refused.why))
 }
 
 fn detach_one(service: &Service, process: ProcessId, helper: u32, patience: Duration) -> anyhow::Result<()> {

@@ -1,10 +1,12 @@
 //! `pagefold run`: start any program as a member of a group.
 
+mod ksm;
 mod preload;
 
 use crate::cmd::which::Which;
 use anyhow::Context;
 use api::client::Service;
+use api::enrol::Via;
 use api::name;
 use api::place::{Meant, Place};
 use cli::exit::{Outcome, Stop};
@@ -12,6 +14,7 @@ use cli::say;
 use host::{Check, Status};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 pub use preload::library;
@@ -24,12 +27,17 @@ the program itself advises to be merged with madvise(MADV_MERGEABLE), as QEMU do
 its guest. Where no service runs, a private one is started, in PAGEFOLD_DIR if that is set; it ends
 by itself when the last member has ended. With --service, none is started.
 
+With --via ksm, no library is loaded: ksmd, the kernel's own merger, merges all memory of the program and
+of its children. It knows no groups, so the service's configuration must say that this host is one trust
+domain. It serves any program, and kernels older than 6.8.
+
 Exit code: the program's own, once it runs; 126 if it cannot be executed, 127 if there is no such
 program; otherwise as for every command.
 
 Examples:
   pagefold run --group acme --name web1 -- qemu-system-x86_64 -m 2G ...
-  pagefold run --group acme --all-anonymous -- python3 server.py")]
+  pagefold run --group acme --all-anonymous -- python3 server.py
+  pagefold run --group acme --via ksm -- ./static-server")]
 pub struct Args {
     /// The group: its members share pages with each other and with nobody else
     #[arg(long, value_name = "GROUP", value_parser = name::parse_group)]
@@ -40,6 +48,9 @@ pub struct Args {
     /// Fold all private anonymous memory (heap, arenas, large mappings), and not only what the program advises
     #[arg(long)]
     all_anonymous: bool,
+    /// The merger: agent, or ksm for the kernel's own, which takes all memory and knows no groups
+    #[arg(long, value_name = "MERGER", default_value = "agent", conflicts_with = "all_anonymous")]
+    via: Via,
     #[command(flatten)]
     service: Which,
     /// The program and its arguments
@@ -56,16 +67,27 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
             return Ok(Outcome::Status(missing.code()));
         }
     };
-    preload::check_program(&program)?;
+    let mut command = Command::new(&program);
+    command.arg0(&args.command[0]).args(&args.command[1..]);
+    let file_name = program.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    match args.via {
+        Via::Agent => preload_agent(args, &mut command, &program, &file_name)?,
+        Via::Ksm => ksm::join(args, &mut command, &file_name)?,
+    }
+    let error = command.exec();
+    say!("pagefold: cannot execute {}: {error}", program.display());
+    Ok(Outcome::Status(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 }))
+}
+
+/// Makes this process a member, and has the agent loaded into the program.
+fn preload_agent(args: &Args, command: &mut Command, program: &Path, file_name: &str) -> anyhow::Result<()> {
+    preload::check_program(program)?;
     let library = preload::library()?;
     check_host(&host::probe_host())?;
-    let file_name = program.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    let service = join(args, &file_name)?;
+    let service = join(args, file_name)?;
     let socket = std::path::absolute(service.place.agent_socket()).context("the service's directory is not there")?;
     // The connection must not stay open in the program.
     drop(service);
-    let mut command = Command::new(&program);
-    command.arg0(&args.command[0]).args(&args.command[1..]);
     command.env("LD_PRELOAD", preload::prepended(&library, std::env::var_os("LD_PRELOAD")));
     command.env("PAGEFOLD_SOCKET", socket).env("PAGEFOLD_PID", std::process::id().to_string());
     if args.all_anonymous {
@@ -73,14 +95,12 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     } else {
         command.env_remove("PAGEFOLD_ALL");
     }
-    let error = command.exec();
-    say!("pagefold: cannot execute {}: {error}", program.display());
-    Ok(Outcome::Status(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 }))
+    Ok(())
 }
 
 /// Makes this process a member at the chosen service, or else at the caller's own.
 fn join(args: &Args, program: &str) -> anyhow::Result<Service> {
-    let attempt = |service: &Service| service.join(&args.group, args.name.as_deref(), program);
+    let attempt = |service: &Service| service.join(&args.group, args.name.as_deref(), program, Via::Agent);
     let meant = args.service.meant();
     let found = match Service::find(&meant) {
         // A private one is started there, or the reason why it cannot be is the better one.

@@ -158,6 +158,22 @@ impl Drop for Afterwards {
     }
 }
 
+/// Directory of KSM's knobs.
+pub const KSM: &str = "/sys/kernel/mm/ksm";
+
+/// Starts KSM at full speed. Dropping the result restores its knobs.
+pub fn start_merging() -> Afterwards {
+    let restore = ["run", "pages_to_scan", "sleep_millisecs", "smart_scan"].map(|knob| {
+        let value = fs::read_to_string(format!("{KSM}/{knob}")).expect("a kernel with KSM");
+        format!("echo {} > {KSM}/{knob}", value.trim())
+    });
+    let afterwards = Afterwards::run(&format!("echo 2 > {KSM}/run; {}", restore.join("; ")));
+    for (knob, value) in [("pages_to_scan", "20000"), ("sleep_millisecs", "1"), ("smart_scan", "0"), ("run", "1")] {
+        fs::write(format!("{KSM}/{knob}"), value).expect("root");
+    }
+    afterwards
+}
+
 /// A program run as a user without any rights.
 pub fn unprivileged(program: &str) -> Command {
     let mut command = Command::new("setpriv");

@@ -4,8 +4,10 @@ use crate::cmd::absent::why_absent;
 use api::ask::{MemberLine, PoolLimit};
 use api::client::Service;
 use api::control::{GroupReport, NO_ROOM, Settings};
+use api::enrol::Via;
 use api::member_words;
 use api::place::Meant;
+use api::shown::KSM;
 use cli::exit::in_words;
 use guest::Guest;
 use host::Check;
@@ -100,6 +102,9 @@ impl Folding {
     fn judge(&self, member: &MemberLine, check: impl Fn(String) -> Check) -> Check {
         let (name, group) = (&member.identity.name, &member.group);
         let who = format!("member {name} of group {group}");
+        if member.via == Via::Ksm {
+            return check(format!("yes: {who}: {}", member_words::meaning(KSM)));
+        }
         if !member.connected {
             let why = why_absent(member.identity.pid);
             return check(format!("no: {who}, but no agent has connected: {why}")).warn(member_words::START_ITSELF);
@@ -173,6 +178,7 @@ mod tests {
                 connected: *connected,
                 family: None,
                 attached_by: None,
+                via: Via::Agent,
             });
             let (state, name) = ((*state).to_owned(), format!("m{n}"));
             report.members.push(MemberReport { name, pid: n as u32, connected: true, state, ..Default::default() });

@@ -1,0 +1,68 @@
+//! Has ksmd, the kernel's own merger, merge all memory of a running process, or not any more.
+//!
+//! The kernel takes that from the process itself alone: `process_madvise` of another one answers `EINVAL` to
+//! `MADV_MERGEABLE` (Linux 6.18). So one thread is borrowed for one system call, `prctl(PR_SET_MEMORY_MERGE)`. Nothing
+//! else is put into the process, and nobody stays beside it. Children that it forks have the same setting.
+//!
+//! A filter of system calls (seccomp) waits for the length of that call, where this process has the right to that.
+
+use crate::halt::Halts;
+use crate::inject::{borrow_thread, error};
+use crate::program::Program;
+use crate::remote::Remote;
+use crate::threads;
+use crate::waited::Clocks;
+use act::Tracee;
+use anyhow::{Context, bail};
+use host::{KsmStat, Signals};
+use std::time::Duration;
+
+/// Time for the call: 1 hour. Before it is ready, all that was merged has become private again.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// Whether all memory of a process is merged by ksmd already, as far as the kernel tells.
+pub fn is_merged(pid: u32) -> Option<bool> {
+    KsmStat::of(pid).ok()?.ksm_merge_any
+}
+
+/// The pages of a process that ksmd has merged.
+pub fn merged_pages(pid: u32) -> Option<u64> {
+    let stat = KsmStat::of(pid).ok()?;
+    Some(stat.ksm_merging_pages? + stat.ksm_zero_pages.unwrap_or(0))
+}
+
+/// Has all memory of a process merged, or not any more. Returns how long a thread of it was stopped.
+///
+/// # Errors
+/// The process cannot be traced, its filter of system calls cannot be suspended, or the kernel is older than 6.4.
+pub fn set(pid: u32, merge: bool, signals: &Signals) -> anyhow::Result<Duration> {
+    if is_merged(pid) == Some(merge) {
+        return Ok(Duration::ZERO);
+    }
+    let program = Program::open(pid).context("cannot open its memory")?;
+    let mut halts = Halts::new(program, Clocks::default());
+    let done = Remote::open(pid).and_then(|remote| {
+        let call = |tracee: &Tracee| tell(pid, tracee, &remote, merge);
+        borrow_thread(&mut halts, call).map(|((), stopped)| stopped)
+    });
+    halts.finish(signals);
+    done
+}
+
+/// Makes the call by a stopped thread.
+fn tell(pid: u32, tracee: &Tracee, remote: &Remote, merge: bool) -> anyhow::Result<()> {
+    let is_filtered = threads::status(pid, tracee.thread(), "Seccomp").is_some_and(|mode| mode != "0");
+    if is_filtered {
+        let suspended = tracee.suspend_filter(true);
+        suspended.context("it filters its system calls (seccomp), and suspending that for one call takes root")?;
+    }
+    let arguments = [libc::PR_SET_MEMORY_MERGE as u64, merge.into(), 0, 0, 0, 0];
+    let (answer, _) = remote.call_within(tracee, libc::SYS_prctl, arguments, PATIENCE)?;
+    if is_filtered {
+        tracee.suspend_filter(false)?;
+    }
+    if answer != 0 {
+        bail!("the kernel refuses prctl(PR_SET_MEMORY_MERGE), which takes Linux 6.4 with KSM: {}", error(answer));
+    }
+    Ok(())
+}
