@@ -30,9 +30,11 @@ use wire::attach::{ATTACH_BYTES, FromAttached, ToAttached};
 
 /// Longest time for which the threads are stopped, whatever the agent says: 1 s.
 const LONGEST: Duration = Duration::from_secs(1);
-/// Time between two looks at the process: 1 s in its first minute here, in which programs give up rights. Later 8 s: there may
-/// be hundreds of attached processes.
-const LOOKS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(8));
+/// Time between two looks at the process: 1 s in its first minute here, in which programs give up rights. Later 8 s, and
+/// an eighth of its time here from then on, up to 32 s: there may be hundreds of attached processes.
+const LOOKS: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(8), Duration::from_secs(32)];
+/// Part of the time since the process was attached that passes between two looks: 1/8.
+const LOOKS_PART: u32 = 8;
 /// Length of that first minute.
 const YOUNG: Duration = Duration::from_secs(60);
 /// Time for a process to end whose agent has: 1 s.
@@ -44,6 +46,12 @@ const END_TIME: Duration = Duration::from_secs(10);
 
 /// Size of the kernel's `struct robust_list_head`, in bytes.
 const ROBUST_LIST_BYTES: u64 = 24;
+
+/// Time between two looks at a process that was attached for so long.
+fn every(attached: Duration) -> Duration {
+    let [young, least, most] = LOOKS;
+    if attached < YOUNG { young } else { (attached / LOOKS_PART).clamp(least, most) }
+}
 
 /// The end of the service to one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,7 +146,7 @@ impl Serving {
             } else if self.halted.is_some_and(|since| since.elapsed() > LONGEST) {
                 self.go();
             }
-            if self.looked.elapsed() >= self.every() {
+            if self.looked.elapsed() >= every(self.began.elapsed()) {
                 if !self.process.is_alive() {
                     return Ok(End::Gone);
                 }
@@ -157,11 +165,6 @@ impl Serving {
     pub fn finish(mut self, signals: &Signals) -> Halts {
         self.halts.finish(signals);
         self.halts
-    }
-
-    /// Time between two looks.
-    fn every(&self) -> Duration {
-        if self.began.elapsed() < YOUNG { LOOKS.0 } else { LOOKS.1 }
     }
 
     /// Looks whether an agent may stay in this process.
@@ -231,9 +234,9 @@ impl Serving {
     fn wait(&self, signals: &Signals) {
         // A stop of a thread's comes with a signal to this process.
         let due = self.halts.due().into_iter().chain(self.leave).min().filter(|_| self.halted.is_none());
-        let next = self.every().saturating_sub(self.looked.elapsed());
+        let next = every(self.began.elapsed()).saturating_sub(self.looked.elapsed());
         // The end of a halt is watched, too.
-        let next = if self.halted.is_some() { next.min(LOOKS.0) } else { next };
+        let next = if self.halted.is_some() { next.min(LONGEST) } else { next };
         let time = due.map_or(next, |due| due.saturating_duration_since(Instant::now()).min(next));
         let time = if self.halts.is_pending() { time.min(SOON) } else { time };
         let mut files = [PollFd::new(&self.channel, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
@@ -283,5 +286,16 @@ impl Serving {
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn process_is_looked_at_ever_more_rarely() {
+        let seconds = [0, 59, 60, 100, 160, 3600].map(|attached| every(Duration::from_secs(attached)).as_secs());
+        assert_eq!(seconds, [1, 1, 8, 12, 20, 32]);
     }
 }
