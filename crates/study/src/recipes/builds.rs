@@ -120,9 +120,9 @@ mod tests {
     #[test]
     fn each_quarter_has_its_last_look() {
         let mut quarters = Quarters::default();
-        for (done, broken) in [(0, 0.1), (2, 0.2), (2, 0.3), (3, 0.5), (4, 0.6), (8, 0.9)] {
+        for (done, broken) in [(0, 0.1), (2, 0.2), (2, 0.3), (3, 0.5), (4, 0.6), (6, 0.8), (8, 0.9)] {
             quarters.see(done, broken);
         }
-        assert_eq!(quarters.0, [0.3, 0.6, 0.9, 0.9]);
+        assert_eq!(quarters.0, [0.3, 0.6, 0.8, 0.9]);
     }
 }
