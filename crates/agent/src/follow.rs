@@ -53,7 +53,7 @@ const CHILDREN_EVERY: Duration = Duration::from_millis(20);
 const HAND_OVER_MS: u32 = 1000;
 /// Number of births after which the agent's thread is woken, to see how dear they are.
 const BIRTHS_TOLD: u64 = 4;
-/// Interval between two checks that the keeper of children is still there, and that this follower is not retired.
+/// Interval between two checks that the keeper of children is still there.
 const KEPT_EVERY: Duration = Duration::from_millis(500);
 
 /// The follower, as the agent's thread knows it.
@@ -73,6 +73,8 @@ pub struct Following {
     has_moved: AtomicBool,
     /// Whether another follower has taken its place.
     is_retired: AtomicBool,
+    /// Becomes readable then.
+    retirement: OwnedFd,
     /// Processor time of the follower's thread, in microseconds.
     cpu_us: AtomicU64,
     /// Children that were born since it started.
@@ -168,6 +170,7 @@ impl Following {
         let (is_stale, has_moved) = (AtomicBool::new(false), AtomicBool::new(false));
         let (cpu_us, births) = (AtomicU64::new(0), AtomicU64::new(0));
         let alarm = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        let retirement = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         let is_resting = AtomicBool::new(false);
         let this = Arc::new(Self {
             watch,
@@ -179,6 +182,7 @@ impl Following {
             is_stale,
             has_moved,
             is_retired,
+            retirement,
             cpu_us,
             births,
             alarm,
@@ -232,24 +236,20 @@ impl Following {
             && self.is_resting.load(Ordering::Relaxed)
             && self.is_resting.swap(false, Ordering::SeqCst)
         {
-            self.ring();
+            ring(&self.alarm);
         }
-    }
-
-    fn ring(&self) {
-        // It fails only if it was not read for longer than anybody lives.
-        let _ = rustix::io::write(&self.alarm, &1_u64.to_ne_bytes());
     }
 
     fn count_birth(&self) {
         if (self.births.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(BIRTHS_TOLD) {
-            self.ring();
+            ring(&self.alarm);
         }
     }
 
     /// Ends the thread soon. Nothing is registered with it any more, and nothing will be.
     pub fn retire(&self) {
         self.is_retired.store(true, Ordering::Relaxed);
+        ring(&self.retirement);
     }
 
     /// Whether memory may be discarded in ways that no hook sees: this was expected, or was seen.
@@ -408,17 +408,22 @@ impl Following {
             }
             let time = match (has_children, keeper.is_idle() && self.follows_forks) {
                 (true, _) => Some(CHILDREN_EVERY),
-                // Nothing else tells that the keeper is gone, or that this follower was retired.
+                // Nothing else tells that the keeper is gone.
                 (false, false) => Some(KEPT_EVERY),
-                (false, true) if world::HOOKED => None,
-                (false, true) => Some(KEPT_EVERY),
+                (false, true) => None,
             };
             let time = time.and_then(|time| Timespec::try_from(time).ok());
             let used = u64::try_from(cpu_time(ClockId::ThreadCPUTime).as_micros()).unwrap_or(u64::MAX);
             self.cpu_us.store(used, Ordering::Relaxed);
-            let _ = poll(&mut [PollFd::new(&*self.watch, PollFlags::IN)], time.as_ref());
+            let files = [self.watch.as_fd(), self.retirement.as_fd()];
+            let _ = poll(&mut files.map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN)), time.as_ref());
         }
     }
+}
+
+fn ring(file: &OwnedFd) {
+    // It fails only if it was not read for longer than anybody lives.
+    let _ = rustix::io::write(file, &1_u64.to_ne_bytes());
 }
 
 impl Shared {

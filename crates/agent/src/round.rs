@@ -186,9 +186,8 @@ impl Rounds {
         self.last = now;
         let spans = spans();
         let armed = notes.map_or(Ok(false), |notes| self.arm(pagemap, notes, &spans, now))?;
-        let (mut written, mut pages) = (Vec::new(), 0);
+        let (mut written, pages) = (Vec::new(), table::lock().counts().enrolled);
         for span in &spans {
-            pages += span.pages;
             written.append(&mut if self.notes_writes {
                 take_written(pagemap, *span)?
             } else {

@@ -67,7 +67,8 @@ pub unsafe fn begin_anew(known: &[(PageRange, Traits)]) {
 /// Numbers of pages, by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Pages that may be folded, at once or when the reason against it is taken back.
+    /// Pages that may be folded, at once or when the reason against it is taken back. Those that are only reserved are
+    /// left out.
     pub enrolled: u64,
     /// Pages that map a slot.
     pub folded: u64,

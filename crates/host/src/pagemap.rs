@@ -208,6 +208,15 @@ impl Pagemap {
         self.scan(start, end, Query { flags: PM_SCAN_WP_MATCHING, all, none: PAGE_IS_PFNZERO | PAGE_IS_HUGE })
     }
 
+    /// The pages that [`Pagemap::take_written`] would take, which stay noted.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn written_ranges(&self, start: HostVirt, end: HostVirt) -> Result<Vec<PageRange>> {
+        let all = PAGE_IS_WPALLOWED | PAGE_IS_WRITTEN | PAGE_IS_PRESENT;
+        self.scan(start, end, Query { all, none: PAGE_IS_PFNZERO | PAGE_IS_HUGE, ..Query::default() })
+    }
+
     /// Pages in swap.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Looks at the page table and at pages, with the table's lock held for a moment at a time.
 
-use super::ranges::common;
+use super::ranges::{between, common};
 use super::{Kind, Rested};
 use crate::table;
 use act::{SoftReader, Userfault, Watch};
@@ -14,18 +14,35 @@ const LOOK_PAGES: u64 = 4096;
 
 /// Takes the kernel's notes of pages that were written since the last time. Where the program has a userfaultfd of
 /// its own, these notes are the program's, and taking them would take them away. So the table's lock is held, without
-/// which it cannot register one.
+/// which it cannot register one. Only places with such pages are visited: a program may reserve terabytes.
 pub fn take_written(pagemap: &Pagemap, span: PageRange) -> host::Result<Vec<PageRange>> {
-    let (mut written, mut at) = (Vec::new(), 0);
-    while at < span.pages {
-        let piece = PageRange { start: span.start.add_pages(at), pages: LOOK_PAGES.min(span.pages - at) };
+    let mut written = Vec::new();
+    for piece in visits(&pagemap.written_ranges(span.start, span.end())?) {
         let table = table::lock();
         for (part, _) in table.known(piece).into_iter().filter(|(_, traits)| traits.asked && !traits.is_yielded()) {
             written.append(&mut pagemap.take_written(part.start, part.end())?);
         }
-        at += piece.pages;
     }
     Ok(written)
+}
+
+/// Pieces of at most [`LOOK_PAGES`] that have all pages of these ordered ranges, and as little else as can be.
+fn visits(ranges: &[PageRange]) -> Vec<PageRange> {
+    let mut pieces: Vec<PageRange> = Vec::new();
+    for range in ranges {
+        let mut at = range.start;
+        while at < range.end() {
+            let place = pieces.last_mut().filter(|last| at.page() - last.start.page() < LOOK_PAGES);
+            let start = place.as_ref().map_or(at, |last| last.start);
+            let end = range.end().min(start.add_pages(LOOK_PAGES));
+            match place {
+                Some(last) => *last = between(start, end),
+                None => pieces.push(between(start, end)),
+            }
+            at = end;
+        }
+    }
+    pieces
 }
 
 /// The pages of these ranges that this process alone maps, and the others.
@@ -89,5 +106,23 @@ pub fn read_pages(
             return;
         }
         done += piece.pages;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use page::{HostVirt, PAGE_SHIFT};
+
+    #[test]
+    fn no_visit_is_to_a_place_without_written_pages() {
+        let ranges = |list: &[(u64, u64)]| -> Vec<PageRange> {
+            list.iter().map(|&(page, pages)| PageRange { start: HostVirt(page << PAGE_SHIFT), pages }).collect()
+        };
+        let (far, most) = (1 << 31, LOOK_PAGES);
+        let written = ranges(&[(5, 1), (7, 2), (4 + most, 3), (far, 2 * most + 1)]);
+        let expected = [(5, most), (5 + most, 2), (far, most), (far + most, most), (far + 2 * most, 1)];
+        assert_eq!(visits(&written), ranges(&expected));
+        assert!(visits(&[]).is_empty());
     }
 }

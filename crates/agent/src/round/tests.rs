@@ -2,6 +2,7 @@
 
 use super::*;
 use act::{MemberMemory, Purpose};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 fn ranges(list: &[(u64, u64)]) -> Vec<PageRange> {
     list.iter().map(|&(page, pages)| PageRange { start: HostVirt(page << 12), pages }).collect()
@@ -119,6 +120,31 @@ fn pages_that_were_not_written_for_a_round_are_reported_once() {
         }
         table::lock().forget(memory.range());
     }
+}
+
+/// MariaDB reserves eight terabytes. A round looked at each of its two million pieces by a call of its own.
+#[test]
+fn round_costs_nothing_for_memory_that_is_only_reserved() {
+    const RESERVED: usize = 8 << 40;
+    if !crate::testing::alone("round::tests::round_costs_nothing_for_memory_that_is_only_reserved") {
+        return;
+    }
+    let Ok(guard) = Userfault::open(Purpose::Note) else { return eprintln!("skipped: no userfaultfd") };
+    table::lock().follow_forks(true);
+    let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+    // SAFETY: a new mapping at a place that the kernel chooses.
+    let reserved = unsafe { mmap_anonymous(std::ptr::null_mut(), RESERVED, access, flags) };
+    let Ok(reserved) = reserved else { return eprintln!("skipped: the kernel reserves no eight terabytes") };
+    let range = PageRange { start: HostVirt(reserved as u64), pages: (RESERVED >> PAGE_SHIFT) as u64 };
+    table::lock().ask(range);
+    let (memory, mut rounds) = (written(2), Rounds::new(true, true).unwrap());
+    let before = cpu_time(ClockId::ThreadCPUTime);
+    assert_eq!([(); 2].map(|()| round(&mut rounds, &guard, &memory, None)), [vec![], vec![0, 1]]);
+    let used = cpu_time(ClockId::ThreadCPUTime).saturating_sub(before);
+    [memory.range(), range].into_iter().for_each(|range| table::lock().forget(range));
+    // SAFETY: the mapping was made above, and nothing refers to it.
+    unsafe { munmap(reserved, RESERVED) }.unwrap();
+    assert!(used < Duration::from_millis(200), "{used:?}");
 }
 
 #[test]

@@ -73,6 +73,11 @@ impl Traits {
         self.access & libc::PROT_WRITE as u8 != 0
     }
 
+    /// Whether nobody may touch it. Such memory is mostly a reservation, and may be larger than all memory there is.
+    pub const fn is_only_reserved(self) -> bool {
+        self.access == 0
+    }
+
     /// Whether the program has locked it.
     pub const fn is_locked(self) -> bool {
         self.shut & Shut::Locked as u8 != 0

@@ -9,7 +9,7 @@ use wire::{SlotRun, Why};
 impl Table {
     /// Numbers of pages, by state.
     pub fn counts(&self) -> Counts {
-        let asked = self.extents.all().filter(|(.., traits)| traits.asked);
+        let asked = self.extents.all().filter(|(.., traits)| traits.asked && !traits.is_only_reserved());
         let enrolled = asked.map(|(first, end, _)| end - first).sum();
         Counts { enrolled, folded: self.folded, zeroed: self.zeroed, broken: self.broken }
     }

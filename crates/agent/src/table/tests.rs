@@ -244,7 +244,7 @@ fn compare(table: &Table, model: &Model) -> Result<(), TestCaseError> {
     prop_assert_eq!(listed(&table.pooled_pages(all)), which(|page| page.pooled()));
     let number = |pick: fn(&Page) -> bool| model.pages.iter().filter(|page| pick(page)).count() as u64;
     let counts = Counts {
-        enrolled: number(|page| page.traits.is_some_and(|traits| traits.asked)),
+        enrolled: number(|page| page.traits.is_some_and(|traits| traits.asked && traits.access != 0)),
         folded: number(|page| page.slot.is_some()),
         zeroed: number(|page| page.zeroed),
         broken: number(|page| page.broken),
