@@ -2,6 +2,7 @@
 
 mod average;
 mod builds;
+mod counters;
 mod duplicates;
 mod footprint;
 mod groups;
@@ -35,6 +36,7 @@ pub fn of(id: &str) -> Option<Recipe> {
         "kloster-fig8.1" => Some(rates::five_loads),
         "kloster-t7.1" => Some(builds::run_time),
         "kloster-t8.3" => Some(primitives::costs),
+        "li-exp1-2" => Some(counters::by_number),
         "sonone-fig1" => Some(scanner::cpu),
         "sonone-fig2" => Some(services::databases),
         "sonone-fig4" => Some(services::web_servers),
