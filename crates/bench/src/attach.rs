@@ -1,19 +1,22 @@
-//! `pagefold bench attach`: attaches to a program that checks itself, and detaches from it, again and again. Calls that
-//! were interrupted are counted, and so is everything that is left of the agent.
+//! `pagefold bench attach`: attaches to a program, and detaches from it, again and again. Everything that is left of the
+//! agent is counted, and calls that were interrupted where the program counts them.
 //!
 //! ```text
-//!   a cycle: stop the program's work, and note its mappings, threads and files; go on
+//!   a cycle: note the program's mappings, threads and files
 //!            attach --> 1000 pages folded --> the program writes some of them: more than 100 break --> detach
-//!            stop its work, and look again
+//!            is its memory what it wrote? look again
 //! ```
 
+mod guest;
 mod program;
+mod subject;
 
 use crate::guardian::Guardian;
 use crate::serving::{Serving, wait_for};
 use anyhow::{Context, ensure};
 use cli::exit::{Outcome, Stop};
 use cli::say;
+use guest::Vm;
 use host::ProcessId;
 use program::Program;
 use serde::Serialize;
@@ -22,6 +25,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
+use subject::{Subject, broken_pages};
 
 /// Name of the group.
 const GROUP: &str = "bench";
@@ -36,8 +40,16 @@ const MOST_LEFT: usize = 20;
 #[derive(clap::Args)]
 #[command(after_help = "\
 The program has six threads, which wait with time limits, take signals, fork, write pipes, change mappings and
-memory, and check all of it. It is compiled by cc. Root's rights are needed.")]
+memory, and check all of it. It is compiled by cc. Of QEMU, the agent's traces and parts of its RAM are left-overs:
+it changes other mappings by itself. Root's rights are needed.
+
+Examples:
+  pagefold bench attach --cycles 100
+  pagefold bench attach --on qemu --cycles 10 --json")]
 pub struct Args {
+    /// The program: waits checks itself, qemu has a guest under load
+    #[arg(long, value_enum, default_value = "waits")]
+    on: On,
     /// How often to attach and detach
     #[arg(long, value_name = "N", default_value_t = 1000)]
     cycles: usize,
@@ -46,15 +58,44 @@ pub struct Args {
     json: bool,
 }
 
+/// A program to attach to.
+#[derive(Clone, Copy, Debug, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+enum On {
+    /// One that checks itself.
+    Waits,
+    /// QEMU with a guest under load.
+    Qemu,
+}
+
 /// The result.
 #[derive(Serialize)]
 struct Figures {
+    on: On,
     cycles: usize,
     stopped_us: Spread,
     cycle_ms: Spread,
+    phases_ms: Phases,
     leftovers: usize,
     left: Vec<String>,
-    eintr: u64,
+    eintr: Option<u64>,
+}
+
+/// Parts of cycles.
+#[derive(Serialize)]
+struct Phases {
+    attach: Spread,
+    fold: Spread,
+    detach: Spread,
+}
+
+/// Times of all cycles, in milliseconds: until the agent is there, until pages are folded, and of detaching.
+#[derive(Default)]
+struct Times {
+    cycle: Vec<u64>,
+    attach: Vec<u64>,
+    fold: Vec<u64>,
+    detach: Vec<u64>,
 }
 
 /// Times of one kind.
@@ -83,7 +124,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let dir = std::env::temp_dir().join(format!("pagefold-bench-{}", std::process::id()));
     fs::create_dir(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     guardian.keep_dir(&dir)?;
-    let measured = measure(args.cycles, &dir, &mut guardian);
+    let measured = measure(args, &dir, &mut guardian);
     guardian.finish()?;
     let figures = measured?;
     let mut out = std::io::stdout().lock();
@@ -101,51 +142,62 @@ fn print(out: &mut impl Write, figures: &Figures) -> std::io::Result<()> {
         cycle_ms.p50, cycle_ms.max
     )?;
     writeln!(out, "threads were stopped for {p50} us (p50), {p99} us (p99), {max} us at most")?;
+    let phases = &figures.phases_ms;
+    let [attach, fold, detach] = [&phases.attach, &phases.fold, &phases.detach].map(|spread| spread.p50);
+    writeln!(out, "attached after {attach} ms, folded after {fold} ms; detaching took {detach} ms (p50)")?;
+    let eintr = eintr.map_or_else(|| "not counted".to_owned(), |count| count.to_string());
     writeln!(out, "mappings, threads and files left: {leftovers}; system calls interrupted: {eintr}")
 }
 
-fn measure(cycles: usize, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Figures> {
-    let serving = Serving::start(dir, &format!("[[group]]\nname = '{GROUP}'\n"), guardian)?;
-    let mut program = Program::start(dir)?;
-    guardian.keep_process(ProcessId::of(program.pid())?)?;
+fn measure(args: &Args, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Figures> {
+    let config = format!("[[group]]\nname = '{GROUP}'\nhuge-pages = 1\n");
+    let serving = Serving::start(dir, &config, guardian)?;
+    let mut subject: Box<dyn Subject> = match args.on {
+        On::Waits => Box::new(Program::start(dir, guardian)?),
+        On::Qemu => Box::new(Vm::start(dir, guardian)?),
+    };
     let stops = dir.join("stops");
-    let (mut left, mut times) = (Vec::new(), Vec::new());
-    for cycle in 0..cycles {
+    let (mut left, mut times) = (Vec::new(), Times::default());
+    for cycle in 0..args.cycles {
         let began = Instant::now();
-        program.stop()?;
-        let before = program.look()?;
-        program.go()?;
-        attached(&serving, &mut program, &stops).with_context(|| format!("in cycle {cycle}"))?;
-        program.stop()?;
-        let after = program.look()?;
-        let new: Vec<String> = after.into_iter().filter(|one| !before.contains(one)).collect();
+        let before = subject.look()?;
+        attached(&serving, &mut *subject, &stops, &mut times).with_context(|| format!("in cycle {cycle}"))?;
+        subject.check().with_context(|| format!("after cycle {cycle}"))?;
+        let new: Vec<String> = subject.look()?.into_iter().filter(|one| !before.contains(one)).collect();
         if !new.is_empty() {
             say!("pagefold: left after cycle {cycle}: {new:#?}");
         }
         left.extend(new);
-        program.go()?;
-        times.push(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
+        times.cycle.push(milliseconds(began));
         if cycle % 100 == 99 {
-            say!("pagefold: {} of {cycles} cycles", cycle + 1);
+            say!("pagefold: {} of {} cycles", cycle + 1, args.cycles);
         }
     }
-    let eintr = program.stop()?;
+    let eintr = subject.interrupted()?;
     let text = fs::read_to_string(&stops).context("cannot read how long threads were stopped")?;
-    let all = text.lines().filter_map(|line| line.parse().ok()).collect();
-    let (stopped_us, cycle_ms, leftovers) = (Spread::of(all)?, Spread::of(times)?, left.len());
+    let stopped_us = Spread::of(text.lines().filter_map(|line| line.parse().ok()).collect())?;
+    let Times { cycle, attach, fold, detach } = times;
+    let [cycle_ms, attach, fold, detach] = [cycle, attach, fold, detach].map(Spread::of);
+    let phases_ms = Phases { attach: attach?, fold: fold?, detach: detach? };
+    let leftovers = left.len();
     left.truncate(MOST_LEFT);
-    Ok(Figures { cycles, stopped_us, cycle_ms, leftovers, left, eintr })
+    let (on, cycles) = (args.on, args.cycles);
+    Ok(Figures { on, cycles, stopped_us, cycle_ms: cycle_ms?, phases_ms, leftovers, left, eintr })
+}
+
+fn milliseconds(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Attaches, waits until pages are folded, has some broken, and detaches.
-fn attached(serving: &Serving, program: &mut Program, stops: &Path) -> anyhow::Result<()> {
-    let helper = attacher()?;
-    let pid = program.pid();
+fn attached(serving: &Serving, subject: &mut dyn Subject, stops: &Path, times: &mut Times) -> anyhow::Result<()> {
+    let (helper, pid, began) = (attacher()?, subject.pid(), Instant::now());
     let mut child = Command::new(&helper)
-        .args(["--pid", &pid.to_string(), "--group", GROUP, "--all-anonymous", "--dir"])
+        .args(["--pid", &pid.to_string(), "--group", GROUP, "--dir"])
         .arg(serving.dir())
         .arg("--stops")
         .arg(stops)
+        .args(subject.is_whole().then_some("--all-anonymous"))
         .env("PAGEFOLD_EAGER", "1")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -154,6 +206,7 @@ fn attached(serving: &Serving, program: &mut Program, stops: &Path) -> anyhow::R
     let mut said = String::new();
     child.stdout.take().context("no output")?.read_to_string(&mut said)?;
     ensure!(!said.is_empty(), "the program could not be attached: see above");
+    times.attach.push(milliseconds(began));
     let is_folded = || {
         let state = serving.show(GROUP)?;
         let members = state.report.members.iter().filter(|member| member.pid == pid);
@@ -163,11 +216,19 @@ fn attached(serving: &Serving, program: &mut Program, stops: &Path) -> anyhow::R
     };
     let folded = (0..TRIES).find_map(|_| wait_for(is_folded, "too few pages are folded").ok());
     folded.context("too few pages are folded after two minutes")?;
-    let broken = program.break_folds()?;
-    ensure!(broken >= LEAST.1, "only {broken} pages were broken");
-    let helper = ProcessId::of(child.id())?;
+    times.fold.push(milliseconds(began));
+    // Others than those that are written may have been folded first.
+    let is_broken = || {
+        subject.break_folds()?;
+        let broken = broken_pages(pid)?;
+        ensure!(broken >= LEAST.1, "{broken} pages are broken");
+        Ok(())
+    };
+    wait_for(is_broken, "too few pages are broken")?;
+    let (helper, began) = (ProcessId::of(child.id())?, Instant::now());
     helper.terminate();
     ensure!(child.wait()?.success(), "the program could not be detached: see above");
+    times.detach.push(milliseconds(began));
     Ok(())
 }
 

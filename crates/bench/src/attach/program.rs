@@ -1,8 +1,10 @@
 //! The program that checks itself.
 
+use super::subject::Subject;
+use crate::guardian::Guardian;
 use anyhow::{Context, bail, ensure};
 use cli::exit::Stop;
-use host::Mapping;
+use host::ProcessId;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -22,7 +24,7 @@ impl Program {
     ///
     /// # Errors
     /// There is no compiler, or it does not start.
-    pub fn start(dir: &Path) -> anyhow::Result<Self> {
+    pub fn start(dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let (source, program) = (dir.join("waits.c"), dir.join("waits"));
         fs::write(&source, SOURCE).with_context(|| format!("cannot write {}", source.display()))?;
         let made = Command::new("cc").args(["-O1", "-pthread", "-o"]).args([&program, &source]).status();
@@ -34,13 +36,9 @@ impl Program {
             .stdout(Stdio::piped())
             .spawn()
             .with_context(|| format!("cannot start {}", program.display()))?;
+        guardian.keep_process(ProcessId::of(child.id())?)?;
         let output = BufReader::new(child.stdout.take().context("no output")?);
         Ok(Self { child, output })
-    }
-
-    /// Its process id.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
     }
 
     fn tell(&mut self, command: &str) -> anyhow::Result<String> {
@@ -57,7 +55,7 @@ impl Program {
     ///
     /// # Errors
     /// It has ended.
-    pub fn stop(&mut self) -> anyhow::Result<u64> {
+    fn stop(&mut self) -> anyhow::Result<u64> {
         let line = self.tell("stop")?;
         line.split_whitespace().last().and_then(|word| word.parse().ok()).context("it says something else")
     }
@@ -66,26 +64,19 @@ impl Program {
     ///
     /// # Errors
     /// It has ended.
-    pub fn go(&mut self) -> anyhow::Result<()> {
+    fn go(&mut self) -> anyhow::Result<()> {
         self.tell("go").map(drop)
     }
+}
 
-    /// Has it fork, and write pages that are folded. Returns how many pages are its own then, in mappings of the pool.
-    ///
-    /// # Errors
-    /// It has ended.
-    pub fn break_folds(&mut self) -> anyhow::Result<u64> {
-        self.tell("break")?;
-        let all = Mapping::read_all(self.pid())?;
-        let pooled = all.iter().filter(|mapping| mapping.name.contains("pagefold"));
-        Ok(pooled.map(|mapping| mapping.usage.anonymous_bytes / page::PAGE_BYTES as u64).sum())
+impl Subject for Program {
+    fn pid(&self) -> u32 {
+        self.child.id()
     }
 
-    /// Its mappings, threads and files.
-    ///
-    /// # Errors
-    /// It has ended.
-    pub fn look(&self) -> anyhow::Result<Vec<String>> {
+    /// All of its mappings, threads and files, while its threads stand still.
+    fn look(&mut self) -> anyhow::Result<Vec<String>> {
+        self.stop()?;
         let dir = format!("/proc/{}", self.pid());
         let mut all: Vec<String> = fs::read_to_string(format!("{dir}/maps"))?.lines().map(str::to_owned).collect();
         for kind in ["task", "fd"] {
@@ -93,7 +84,24 @@ impl Program {
                 all.push(format!("{kind} {}", entry?.file_name().display()));
             }
         }
+        self.go()?;
         Ok(all)
+    }
+
+    /// It also forks.
+    fn break_folds(&mut self) -> anyhow::Result<()> {
+        self.tell("break").map(drop)
+    }
+
+    /// It ends as soon as anything is wrong.
+    fn check(&mut self) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn interrupted(&mut self) -> anyhow::Result<Option<u64>> {
+        let interrupted = self.stop()?;
+        self.go()?;
+        Ok(Some(interrupted))
     }
 }
 
