@@ -18,6 +18,16 @@ use std::time::{Duration, Instant};
 /// Registers of a thread, as the kernel keeps them while it is stopped.
 pub type Registers = libc::user_regs_struct;
 
+/// An instruction of a filter of system calls.
+pub type FilterInstruction = libc::sock_filter;
+
+/// `PTRACE_SECCOMP_GET_FILTER`, which libc has no name for.
+const GET_FILTER: libc::c_uint = 0x420c;
+/// Most instructions of a filter: the kernel's `BPF_MAXINSNS`.
+const FILTER_LONGEST: usize = 4096;
+/// Most filters of a thread that are read. The kernel allows no more with that many instructions.
+const MOST_FILTERS: usize = 32768;
+
 /// Pause between two looks whether a thread has stopped: 10 us.
 const PAUSE: Duration = Duration::from_micros(10);
 
@@ -204,6 +214,28 @@ impl Tracee {
         unsafe { request(libc::PTRACE_SETSIGMASK, self.0, size_of::<u64>(), &raw const mask as usize) }
     }
 
+    /// The filters of system calls (seccomp) of the stopped thread. Each call takes the strictest answer of all.
+    ///
+    /// # Errors
+    /// `EACCES`: this process lacks `CAP_SYS_ADMIN`, or is filtered itself. `ESRCH`: the thread is not stopped.
+    pub fn filters(&self) -> Result<Vec<Vec<FilterInstruction>>, Errno> {
+        let nothing = FilterInstruction { code: 0, jt: 0, jf: 0, k: 0 };
+        let mut all = Vec::new();
+        while all.len() < MOST_FILTERS {
+            let mut filter = vec![nothing; FILTER_LONGEST];
+            // SAFETY: the kernel writes one filter, and none is longer than this one, which is exclusively borrowed.
+            let count = unsafe { ask(GET_FILTER, self.0, all.len(), filter.as_mut_ptr() as usize) };
+            match count {
+                Ok(count) => filter.truncate(usize::try_from(count).unwrap_or_default()),
+                Err(Errno::NOENT) => return Ok(all),
+                Err(e) => return Err(e),
+            }
+            filter.shrink_to_fit();
+            all.push(filter);
+        }
+        Err(Errno::TOOBIG)
+    }
+
     /// Lets the stopped thread go on, with `signal` if it is not 0.
     ///
     /// # Errors
@@ -239,10 +271,19 @@ impl Drop for Tracee {
 /// # Safety
 /// `data` and `address` must be what this request takes.
 unsafe fn request(request: libc::c_uint, thread: Pid, address: usize, data: usize) -> Result<(), Errno> {
+    // SAFETY: by the caller.
+    unsafe { ask(request, thread, address, data) }.map(|_| ())
+}
+
+/// As [`request`], for one that is answered by a number.
+///
+/// # Safety
+/// As for [`request`].
+unsafe fn ask(request: libc::c_uint, thread: Pid, address: usize, data: usize) -> Result<i64, Errno> {
     let thread = thread.as_raw_nonzero().get();
     // SAFETY: by the caller.
     let answer = unsafe { libc::ptrace(request, thread, address as *mut c_void, data as *mut c_void) };
-    if answer == -1 { Err(last_error()) } else { Ok(()) }
+    if answer == -1 { Err(last_error()) } else { Ok(answer) }
 }
 
 fn last_error() -> Errno {

@@ -10,7 +10,12 @@
 //! ```
 //!
 //! The kernel tells of forks only while something is folded. So after the while, folding is tried again.
+//!
+//! A fork through the hook waits while mappings are given back ([`wait`]). Each would copy those that are left, and keep the
+//! agent from the list of mappings for as long as that takes.
 
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Cost of a mapping to a fork and to the end of its child, in microseconds. Measured: 1.05 to 2.5.
@@ -25,6 +30,35 @@ const BURST: Duration = Duration::from_millis(50);
 const FEWEST: u64 = 4;
 /// Shortest and longest time without folding: 1 min, 1 h.
 const REST: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
+
+/// Longest time that a fork waits for mappings to be given back: 100 ms.
+const WAIT_LONGEST: Duration = Duration::from_millis(100);
+/// Pause of a fork that waits, between two looks: 500 us.
+#[cfg(target_env = "gnu")]
+const WAIT_STEP: Duration = Duration::from_micros(500);
+
+/// End of the time in which forks wait, in nanoseconds of the monotonic clock. It passes by itself: neither a child that
+/// inherits it nor a program whose agent has ended waits for long.
+static WAIT_UNTIL: AtomicU64 = AtomicU64::new(0);
+
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
+
+/// Has forks of the program's wait for some time, or no longer. For the agent's thread.
+pub fn have_wait(begins: bool) {
+    let until = if begins { now_ns() + WAIT_LONGEST.as_nanos() as u64 } else { 0 };
+    WAIT_UNTIL.store(until, Ordering::Relaxed);
+}
+
+/// Waits while mappings are given back, if they are. For a thread of the program's that is about to fork.
+#[cfg(target_env = "gnu")]
+pub fn wait() {
+    while now_ns() < WAIT_UNTIL.load(Ordering::Relaxed) {
+        std::thread::sleep(WAIT_STEP);
+    }
+}
 
 /// See the module's story.
 pub struct Forks {
@@ -100,6 +134,26 @@ mod tests {
         let (n, most) = dear.unwrap();
         assert!((4..=5).contains(&n) && most < 1000, "after {n} forks, {most} may stay");
         assert_eq!([forks.rests(now), forks.rests(now + REST.0)], [Some(REST.0), None]);
+    }
+
+    #[test]
+    fn fork_waits_while_mappings_are_given_back_and_not_for_ever() {
+        let waited = || {
+            let begin = Instant::now();
+            wait();
+            begin.elapsed()
+        };
+        have_wait(true);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(waited);
+            std::thread::sleep(MS * 20);
+            have_wait(false);
+            assert!(waiting.join().unwrap() < WAIT_LONGEST);
+        });
+        assert!(waited() < MS * 10);
+        have_wait(true);
+        // Nobody ends it.
+        assert!(waited() > WAIT_LONGEST - MS * 10);
     }
 
     #[test]

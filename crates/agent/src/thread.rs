@@ -28,7 +28,7 @@ use crate::table;
 use crate::turnover::{Change, LIFE};
 use crate::witness::Silence;
 use crate::world::{self, Enrolment};
-use crate::{give_way, hooks, keeper};
+use crate::{forks, give_way, hooks, keeper};
 use act::{HUGE_PAGES, Purpose, Role, SharedMark, Userfault};
 use host::Pagemap;
 use looks::{Activity, Looks};
@@ -513,13 +513,19 @@ impl Agent {
         if forks > 0 {
             let mappings = table::lock().mappings(table::everything());
             let most = self.forks.add(forks, mappings, now);
-            self.withdrawing = most.map(|most| (most, now + WITHDRAW_TIME)).or(self.withdrawing);
+            if let Some(most) = most {
+                forks::have_wait(true);
+                self.withdrawing = Some((most, now + WITHDRAW_TIME));
+            }
         }
         if let Some((most, until)) = self.withdrawing {
             // The supervisor promises memory only for what a worker wants, and this cannot wait for a promise.
             let room = host::spare_bytes() / page::PAGE_BYTES as u64;
             let is_done = folder.withdraw((&self.pagemap, &self.pool), (most, room), &mut self.stats);
-            self.withdrawing.take_if(|_| is_done || now > until);
+            if is_done || now > until {
+                self.withdrawing = None;
+                forks::have_wait(false);
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use rustix::process::Pid;
 use std::fs;
 
 /// Fields of a thread's `status` that say what it may do.
-const RIGHTS: [&str; 4] = ["Uid", "Gid", "Groups", "CapEff"];
+const RIGHTS: [&str; 7] = ["Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp", "Seccomp_filters"];
 
 /// Whether the program has other rights than the agent's thread, which has those that the program had before. An
 /// attacker that takes over a program which has given up rights must not find them in a thread of it.

@@ -15,9 +15,11 @@
 //! The agent's thread has all signals blocked, and no file of the program's open.
 
 use crate::halt::Halts;
+use crate::mend;
 use crate::object::Object;
 use crate::program::Program;
 use crate::remote::Remote;
+use crate::seccomp::{self, FIRST_THREAD};
 use crate::stop::{Asked, Stopped};
 use crate::threads::{self, Doing};
 use crate::waited::Clocks;
@@ -68,7 +70,8 @@ pub(crate) fn borrow_thread<T>(
             let asked = halts.ask_one(thread).context("cannot trace the process")?;
             let Asked::Stops(mut stopped) = asked else { continue };
             let is_plain = stopped.wait(began + STOP_TIME) && stopped.is_plain();
-            let made = is_plain.then(|| borrowed(&mut stopped, &work));
+            let is_filtered = threads::is_filtered(halts.pid(), thread);
+            let made = is_plain.then(|| borrowed(&mut stopped, is_filtered, &work));
             // One that takes a signal or does not stop in time is let go when it does.
             halts.let_go(stopped);
             if let Some(made) = made {
@@ -83,9 +86,17 @@ pub(crate) fn borrow_thread<T>(
     }
 }
 
-fn borrowed<T>(stopped: &mut Stopped, work: &impl Fn(&Tracee) -> anyhow::Result<T>) -> anyhow::Result<T> {
+fn borrowed<T>(
+    stopped: &mut Stopped,
+    is_filtered: bool,
+    work: &impl Fn(&Tracee) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
     let tracee = stopped.tracee();
-    let (before, blocked) = (tracee.registers()?, tracee.blocked_signals()?);
+    let (mut before, blocked) = (tracee.registers()?, tracee.blocked_signals()?);
+    if before.rax.cast_signed() == mend::BY_ANOTHER && is_filtered {
+        // The call has just begun, or waits without a limit ([`candidates`]): it is made again as it was.
+        before.rax = mend::AGAIN.cast_unsigned();
+    }
     // A child thread starts with this mask.
     tracee.block_signals(u64::MAX)?;
     let made = work(tracee);
@@ -99,6 +110,8 @@ fn borrowed<T>(stopped: &mut Stopped, work: &impl Fn(&Tracee) -> anyhow::Result<
 fn candidates(halts: &Halts) -> anyhow::Result<Vec<Pid>> {
     let pid = halts.pid();
     let rank = |thread: &Pid| match threads::doing(pid, *thread) {
+        // Its filter, which is not known yet, may end the program for the kernel's way to begin that again.
+        Doing::Call(call) if call.goes_on_by_another() && threads::is_filtered(pid, *thread) => None,
         Doing::Call(call) if call.is_restarted() => Some(0),
         Doing::Running => Some(1),
         Doing::Call(call) if call.may_be_stopped() => Some(2),
@@ -129,6 +142,31 @@ pub fn inject(pid: u32, object: &Object, environment: &[String], signals: &Signa
     }
 }
 
+/// Looks whether a process's filters of system calls let an agent work. One of its threads is stopped for that.
+///
+/// # Errors
+/// They do not, or they cannot be read.
+pub fn look_at_filters(pid: u32, signals: &Signals) -> anyhow::Result<()> {
+    let program = Program::open(pid).context("cannot open its memory")?;
+    let mut halts = Halts::new(program, Clocks::default());
+    let looked = borrow_thread(&mut halts, |tracee| check_filters(pid, tracee));
+    halts.finish(signals);
+    looked.map(|_| ())
+}
+
+fn check_filters(pid: u32, tracee: &Tracee) -> anyhow::Result<()> {
+    if !threads::is_filtered(pid, tracee.thread()) {
+        return Ok(());
+    }
+    host::open_userfaultfd_device()
+        .context("it filters its system calls (seccomp), and /dev/userfaultfd is missing")?;
+    let filters = tracee.filters().context("its filters of system calls (seccomp) cannot be read")?;
+    match seccomp::forbidden(&filters) {
+        None => Ok(()),
+        Some(call) => bail!("it filters its system calls (seccomp), and does not let the agent call {call}"),
+    }
+}
+
 /// The agent that was put into a process: see [`Injected`].
 struct Put {
     channel: OwnedFd,
@@ -139,11 +177,12 @@ struct Put {
 
 fn put(halts: &mut Halts, object: &Object, environment: &[String]) -> anyhow::Result<Put> {
     let remote = Remote::open(halts.pid()).context("cannot open its memory")?;
-    // The directories of the program and its undo list of semaphores are none of the agent's.
-    let flags = libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD;
+    let pid = halts.pid();
     let make = |tracee: &Tracee| {
+        check_filters(pid, tracee)?;
         let stack = tracee.registers()?.rsp;
-        let arguments = [flags as u64, stack, 0, 0, 0, 0];
+        // The directories of the program and its undo list of semaphores are none of the agent's.
+        let arguments = [FIRST_THREAD, stack, 0, 0, 0, 0];
         match remote.call_watched(tracee, libc::SYS_clone, arguments)? {
             (_, Some(thread)) => Ok(Tracee::of_clone(thread)),
             (answer, None) => bail!("no thread can be made in it: {}", error(answer)),

@@ -51,7 +51,7 @@ pub fn set(pid: u32, merge: bool, signals: &Signals) -> anyhow::Result<Duration>
 
 /// Makes the call by a stopped thread.
 fn tell(pid: u32, tracee: &Tracee, remote: &Remote, merge: bool) -> anyhow::Result<()> {
-    let is_filtered = threads::status(pid, tracee.thread(), "Seccomp").is_some_and(|mode| mode != "0");
+    let is_filtered = threads::is_filtered(pid, tracee.thread());
     if is_filtered {
         let suspended = tracee.suspend_filter(true);
         suspended.context("it filters its system calls (seccomp), and suspending that for one call takes root")?;

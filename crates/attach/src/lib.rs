@@ -10,6 +10,7 @@ pub mod object;
 pub mod program;
 pub mod refuse;
 pub mod remote;
+pub mod seccomp;
 pub mod serve;
 pub mod stop;
 pub mod threads;

@@ -7,9 +7,10 @@ use anyhow::{Context, bail};
 use api::client::Service;
 use api::enrol::Via;
 use api::place::Place;
-use attach::inject::{Injected, inject};
+use attach::inject::{Injected, inject, look_at_filters};
 use attach::object::Object;
 use attach::refuse::Facts;
+use attach::seccomp::CALLS;
 use attach::serve::{End, Serving};
 use attach::{ksm, object, refuse};
 use clap::Parser;
@@ -37,6 +38,16 @@ const PRIORITY: i32 = -15;
 #[derive(Parser)]
 #[command(version, after_help = exit::CODES)]
 struct Args {
+    /// Print which system calls a filter (seccomp) must allow, as JSON, and end
+    #[arg(long, exclusive = true)]
+    calls: bool,
+    #[command(flatten)]
+    order: Option<Order>,
+}
+
+/// The process, and how it is attached.
+#[derive(clap::Args)]
+struct Order {
     /// The process
     #[arg(long)]
     pid: u32,
@@ -86,8 +97,8 @@ struct Attached<'a> {
 }
 
 impl<'a> Attached<'a> {
-    fn new(args: &'a Args, facts: Facts, stopped: Duration) -> Self {
-        let Facts { threads, enrolled_bytes } = facts;
+    fn new(args: &'a Order, facts: Facts, stopped: Duration) -> Self {
+        let Facts { threads, enrolled_bytes, is_filtered: _ } = facts;
         let stopped_us = u64::try_from(stopped.as_micros()).unwrap_or(u64::MAX);
         let groups_hold = args.via == Via::Agent;
         let ksm_pages = if groups_hold { None } else { ksm::merged_pages(args.pid) };
@@ -97,11 +108,29 @@ impl<'a> Attached<'a> {
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    exit::code_of(|| run(&args))
+    let Args { calls, order } = Args::parse();
+    exit::code_of(|| match &order {
+        Some(order) => run(order),
+        None if calls => print_calls(),
+        None => Err(Stop::Usage("--pid, --group and --dir are needed".into()).into()),
+    })
 }
 
-fn run(args: &Args) -> anyhow::Result<Outcome> {
+/// A system call, for people who write filters.
+#[derive(Serialize)]
+struct Called {
+    name: &'static str,
+    number: i64,
+}
+
+fn print_calls() -> anyhow::Result<Outcome> {
+    let mut all: Vec<_> = CALLS.iter().map(|call| Called { name: call.name, number: call.number }).collect();
+    all.dedup_by_key(|call| call.number);
+    output::line(serde_json::to_string(&all)?)?;
+    Ok(Outcome::Done)
+}
+
+fn run(args: &Order) -> anyhow::Result<Outcome> {
     let process = ProcessId::of(args.pid).map_err(|e| Stop::Usage(format!("there is no process {}: {e}", args.pid)))?;
     if args.started.is_some_and(|started| started != process.start_ticks) {
         return Err(Stop::Usage(format!("process {} has ended, and another one has its pid", args.pid)).into());
@@ -114,7 +143,7 @@ fn run(args: &Args) -> anyhow::Result<Outcome> {
 }
 
 /// Has ksmd merge the process, or not any more.
-fn run_ksm(args: &Args, process: ProcessId, service: &Service) -> anyhow::Result<Outcome> {
+fn run_ksm(args: &Order, process: ProcessId, service: &Service) -> anyhow::Result<Outcome> {
     if host::Ksm::read().is_none() {
         return Err(Stop::HostLacks("this kernel has no KSM (CONFIG_KSM)".into()).into());
     }
@@ -140,7 +169,7 @@ fn run_ksm(args: &Args, process: ProcessId, service: &Service) -> anyhow::Result
 }
 
 /// Puts the agent into the process, and stays beside it.
-fn run_agent(args: &Args, process: ProcessId, service: Service) -> anyhow::Result<Outcome> {
+fn run_agent(args: &Order, process: ProcessId, service: Service) -> anyhow::Result<Outcome> {
     let refused = |why: String| anyhow::anyhow!("process {} cannot be attached: {why}", args.pid);
     let facts = refuse::check(args.pid, args.all_anonymous).map_err(refused)?;
     if !service.place.prove_socket().exists() {
@@ -149,13 +178,16 @@ fn run_agent(args: &Args, process: ProcessId, service: Service) -> anyhow::Resul
         ));
     }
     let object = read_object()?;
+    let signals = Signals::catch().context("cannot catch signals")?;
+    if facts.is_filtered {
+        look_at_filters(args.pid, &signals).map_err(|e| refused(format!("{e:#}")))?;
+    }
     if args.dry_run {
         output::line(serde_json::to_string(&Attached::new(args, facts, Duration::ZERO))?)?;
         return Ok(Outcome::Done);
     }
     // The program waits for this one while its threads are stopped. Without the right to that, it waits a little longer.
     let _ = rustix::process::setpriority_process(None, PRIORITY);
-    let signals = Signals::catch().context("cannot catch signals")?;
     service.attach(process, &args.group, args.name.as_deref(), args.by_rule, Via::Agent)?;
     let injected = match inject(args.pid, &object, &environment(args, &service.place)?, &signals) {
         Ok(injected) => injected,
@@ -180,7 +212,7 @@ fn run_agent(args: &Args, process: ProcessId, service: Service) -> anyhow::Resul
 
 /// Stays beside the process until it has ended, or is as it was before.
 fn serve(
-    args: &Args,
+    args: &Order,
     process: ProcessId,
     place: &Place,
     mut injected: Injected,
@@ -224,7 +256,7 @@ fn note_stops(path: &Path, first: Duration, others: &[Duration]) -> anyhow::Resu
 }
 
 /// The agent's settings.
-fn environment(args: &Args, place: &Place) -> anyhow::Result<Vec<String>> {
+fn environment(args: &Order, place: &Place) -> anyhow::Result<Vec<String>> {
     let socket = std::path::absolute(place.agent_socket())?;
     let socket = socket.to_str().context("the directory of the service is not text")?;
     let most_vmas = fs::read_to_string("/proc/sys/vm/max_map_count").ok().and_then(|text| text.trim().parse().ok());

@@ -21,6 +21,8 @@ use std::time::Duration;
 /// `EINTR` and `ERESTARTNOHAND`, as answers of a system call.
 const INTERRUPTED: i64 = -4;
 pub(crate) const AGAIN: i64 = -514;
+/// `ERESTART_RESTARTBLOCK`: the kernel goes on with the call by `restart_syscall`.
+pub(crate) const BY_ANOTHER: i64 = -516;
 /// Least number that stands for an error, as an answer of a system call, and for a request of the kernel's to itself.
 const LEAST_ERROR: i64 = -4095;
 
@@ -150,6 +152,19 @@ impl Call {
         RESTARTED.contains(&self.number)
     }
 
+    /// Whether the kernel would go on with it by another call after a stop, `restart_syscall`. A filter may end the program
+    /// for that one.
+    pub fn goes_on_by_another(&self) -> bool {
+        let [_, second, third, fourth, ..] = self.arguments;
+        match self.number {
+            libc::SYS_nanosleep | libc::SYS_restart_syscall => true,
+            libc::SYS_clock_nanosleep => second & libc::TIMER_ABSTIME as u64 == 0,
+            libc::SYS_poll => third as i32 >= 0,
+            libc::SYS_futex => fourth != 0,
+            _ => false,
+        }
+    }
+
     /// Whether a thread that sleeps in this call can be stopped, and the call be begun again, without a trace.
     pub fn may_be_stopped(&self) -> bool {
         let [_, second, third, fourth, ..] = self.arguments;
@@ -181,7 +196,7 @@ impl Call {
 /// Whether an answer is the kernel's word to itself, that it begins a call again.
 pub fn is_pending(answer: i64) -> bool {
     // `ERESTARTSYS`, `ERESTARTNOINTR`, `ERESTARTNOHAND`, `ERESTART_RESTARTBLOCK`.
-    [-512, -513, AGAIN, -516].contains(&answer)
+    [-512, -513, AGAIN, BY_ANOTHER].contains(&answer)
 }
 
 /// Whether an answer is an error.

@@ -18,6 +18,9 @@ pub struct Facts {
     pub enrolled_bytes: u64,
     /// Number of its threads.
     pub threads: usize,
+    /// Whether its system calls are filtered (seccomp), which counts for an agent. Its filters are looked at while a thread is
+    /// stopped.
+    pub is_filtered: bool,
 }
 
 /// Looks at a process that ksmd is to merge: one of its threads makes one system call.
@@ -25,11 +28,11 @@ pub struct Facts {
 /// # Errors
 /// None of its threads can do that, for this reason.
 pub fn check_for_ksm(pid: u32) -> Result<Facts, String> {
-    let all = check_threads(pid, check_traced)?;
+    let threads = check_threads(pid, check_traced)?;
     let mappings = Mapping::read_all(pid).map_err(|e| e.to_string())?;
     check_alone(pid)?;
     let enrolled_bytes = foldable_bytes(&mappings, true);
-    Ok(Facts { enrolled_bytes, threads: all })
+    Ok(Facts { enrolled_bytes, threads: threads.len(), is_filtered: false })
 }
 
 /// Looks at a process that is to have an agent.
@@ -38,6 +41,7 @@ pub fn check_for_ksm(pid: u32) -> Result<Facts, String> {
 /// It cannot be attached to, for this reason.
 pub fn check(pid: u32, all_anonymous: bool) -> Result<Facts, String> {
     let threads = check_threads(pid, check_thread)?;
+    let is_filtered = check_filters(pid, &threads)?;
     check_proc(pid)?;
     let mappings = Mapping::read_all(pid).map_err(|e| e.to_string())?;
     if mappings.iter().any(|mapping| mapping.has_flag(b"um") || mapping.has_flag(b"uw") || mapping.has_flag(b"ui")) {
@@ -50,11 +54,11 @@ pub fn check(pid: u32, all_anonymous: bool) -> Result<Facts, String> {
     if enrolled_bytes == 0 && !all_anonymous {
         return Err("it has advised no memory to be mergeable (madvise MADV_MERGEABLE): see --all-anonymous".into());
     }
-    Ok(Facts { enrolled_bytes, threads })
+    Ok(Facts { enrolled_bytes, threads: threads.len(), is_filtered })
 }
 
-/// Checks a process and each of its threads. Returns their number.
-fn check_threads(pid: u32, check: fn(u32, Pid) -> Result<(), String>) -> Result<usize, String> {
+/// Checks a process and each of its threads, which are returned.
+fn check_threads(pid: u32, check: fn(u32, Pid) -> Result<(), String>) -> Result<Vec<Pid>, String> {
     let process = Process::read_without_arguments(pid).map_err(|e| e.to_string())?;
     if process.stat.kernel_thread {
         return Err("it is a thread of the kernel's, and has no memory of its own".into());
@@ -67,7 +71,7 @@ fn check_threads(pid: u32, check: fn(u32, Pid) -> Result<(), String>) -> Result<
         check(pid, *thread)?;
     }
     check_program(pid)?;
-    Ok(all.len())
+    Ok(all)
 }
 
 fn check_alone(pid: u32) -> Result<(), String> {
@@ -99,13 +103,23 @@ fn check_traced(pid: u32, thread: Pid) -> Result<(), String> {
 
 fn check_thread(pid: u32, thread: Pid) -> Result<(), String> {
     check_traced(pid, thread)?;
-    if threads::status(pid, thread, "Seccomp").is_some_and(|mode| mode != "0") {
-        return Err("it filters its system calls (seccomp), and the filter might end it for those of the agent".into());
-    }
     if fs::read_to_string(threads::of(pid, thread, "comm")).is_ok_and(|name| AGENTS.contains(&name.trim_end())) {
         return Err("there is an agent in it already".into());
     }
     Ok(())
+}
+
+/// Whether system calls are filtered. The agent's threads get the filters of one thread, and must have no more rights than any.
+fn check_filters(pid: u32, all: &[Pid]) -> Result<bool, String> {
+    let filters =
+        |thread: &Pid| ["Seccomp", "Seccomp_filters", "NoNewPrivs"].map(|field| threads::status(pid, *thread, field));
+    // One that has just ended has no status.
+    let mut each = all.iter().map(filters).filter(|fields| fields[0].is_some());
+    let first = each.next().unwrap_or_default();
+    if each.any(|other| other != first) {
+        return Err("its threads have different filters of system calls (seccomp)".into());
+    }
+    Ok(first[0].as_ref().is_some_and(|mode| mode != "0"))
 }
 
 fn check_program(pid: u32) -> Result<(), String> {

@@ -64,6 +64,11 @@ pub fn is_interruptible(pid: u32, thread: Pid) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('S'))
 }
 
+/// Whether a thread's system calls are filtered (seccomp).
+pub fn is_filtered(pid: u32, thread: Pid) -> bool {
+    status(pid, thread, "Seccomp").is_some_and(|mode| mode != "0")
+}
+
 /// A thread's number in its own namespace of process ids.
 pub fn inner(pid: u32, thread: Pid) -> Option<u64> {
     status(pid, thread, "NSpid")?.split_ascii_whitespace().last()?.parse().ok()

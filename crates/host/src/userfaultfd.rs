@@ -20,15 +20,20 @@ const _: () = assert!(UFFDIO_API as u32 == 0xc018_aa3f);
 /// The device that this process was lent.
 static LENT: OnceLock<OwnedFd> = OnceLock::new();
 
-/// Opens a userfaultfd by the system call, or by the device where the system call is not permitted.
+/// Opens a userfaultfd: by the device that was lent, by the system call, or by the device where that is not permitted.
 ///
 /// # Errors
 /// The kernel has no userfaultfd, or the caller may not use it.
 pub fn open_userfaultfd() -> io::Result<OwnedFd> {
+    if let Some(device) = LENT.get() {
+        return by_device(device);
+    }
     // SAFETY: the system call takes flags only and returns a new descriptor or an error.
     let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
     match owned(fd) {
-        Err(e) if e.raw_os_error() == Some(libc::EPERM) => open_by_device().map_err(|_| e),
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
+            open_userfaultfd_device().and_then(|device| by_device(&device)).map_err(|_| e)
+        }
         other => other,
     }
 }
@@ -41,20 +46,12 @@ pub fn open_userfaultfd_device() -> io::Result<OwnedFd> {
     OpenOptions::new().read(true).write(true).open("/dev/userfaultfd").map(OwnedFd::from)
 }
 
-/// Has [`open_userfaultfd`] use this device, where the system call is not permitted.
+/// Has [`open_userfaultfd`] use this device. A filter of system calls may end this process for the call.
 pub fn lend_userfaultfd_device(device: OwnedFd) {
     let _ = LENT.set(device);
 }
 
-fn open_by_device() -> io::Result<OwnedFd> {
-    let opened;
-    let device = match LENT.get() {
-        Some(device) => device,
-        None => {
-            opened = open_userfaultfd_device()?;
-            &opened
-        }
-    };
+fn by_device(device: &OwnedFd) -> io::Result<OwnedFd> {
     // SAFETY: this ioctl takes flags as its argument, no pointer, and returns a new descriptor or an error.
     let fd = unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, libc::O_CLOEXEC | libc::O_NONBLOCK) };
     owned(fd.into())

@@ -5,6 +5,7 @@ mod common;
 use api::client::Service;
 use api::place::Place;
 use common::Afterwards;
+use common::built::Built;
 use common::formats::assert_documented;
 use common::json_of;
 use common::qemu::{Qemu, RAM_BYTES};
@@ -481,8 +482,9 @@ fn processes_that_cannot_be_attached_are_refused_with_the_reason() {
     assert!(member(&installed, &pid).is_none());
     let filtered = "import ctypes, time
 libc = ctypes.CDLL(None)
-code = ctypes.create_string_buffer(bytes([6, 0, 0, 0, 0, 0, 0xff, 0x7f]), 8)
-program = ctypes.create_string_buffer(bytes([1, 0, 0, 0, 0, 0, 0, 0]) + ctypes.addressof(code).to_bytes(8, 'little'), 16)
+# All but mremap.
+code = ctypes.create_string_buffer(bytes.fromhex('2000000000000000 1500000119000000 0600000001000500 060000000000ff7f'), 32)
+program = ctypes.create_string_buffer(bytes([4, 0, 0, 0, 0, 0, 0, 0]) + ctypes.addressof(code).to_bytes(8, 'little'), 16)
 assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
 print(flush=True)
 time.sleep(600)";
@@ -531,6 +533,69 @@ fn attached_program_at_rest_costs_next_to_nothing_whatever_it_has_reserved() {
     std::thread::sleep(time);
     let used = cost(reserves.0.id(), &helper) - before;
     assert!(used < time / 50, "{used:?} in {time:?}");
+}
+
+/// A running `filtered.c`, which lets itself make only these system calls.
+struct Filtered(Running, BufReader<std::process::ChildStdout>);
+
+impl Filtered {
+    fn start(program: &Built, calls: &[String]) -> Self {
+        let mut command = Command::new(program.program());
+        let mut child = command.args(calls).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start it");
+        let output = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut filtered = Self(Running(child), output);
+        assert_eq!(filtered.ask("c"), "good\n", "it has its filter");
+        filtered
+    }
+
+    fn ask(&mut self, request: &str) -> String {
+        write!(self.0.0.stdin.as_mut().expect("a pipe"), "{request}").expect("ask it");
+        let mut line = String::new();
+        self.1.read_line(&mut line).expect("hear from it");
+        line
+    }
+
+    fn pid(&self) -> String {
+        self.0.0.id().to_string()
+    }
+}
+
+#[test]
+fn program_that_filters_its_system_calls_is_attached_if_the_agents_are_allowed() {
+    let Some(installed) = Installed::attaching() else { return };
+    let Some(program) = Built::new("filtered.c") else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let listed = json_of(&Command::new(installed.path("pagefold-attach")).arg("--calls").output().expect("ask it"));
+    let number_of = |call: &Value| (call["name"].as_str().unwrap().to_owned(), call["number"].to_string());
+    let calls: Vec<(String, String)> = listed.as_array().expect("a list").iter().map(number_of).collect();
+    let but = |left_out: &str| {
+        calls.iter().filter(|(name, _)| name != left_out).map(|(_, number)| number.clone()).collect::<Vec<_>>()
+    };
+
+    let mut filtered = Filtered::start(&program, &but(""));
+    let pid = filtered.pid();
+    for _ in 0..2 {
+        attach(&installed, &pid);
+        wait_for_folds(&installed, &pid, 1500);
+        assert_eq!([filtered.ask("c"), filtered.ask("w")], ["good\n", "good\n"]);
+        wait_for_folds(&installed, &pid, 1500);
+        detach(&installed, &pid);
+        assert_eq!([filtered.ask("c"), filtered.ask("w")], ["good\n", "good\n"]);
+    }
+
+    for missing in ["mremap", "restart_syscall", "clone"] {
+        let mut filtered = Filtered::start(&program, &but(missing));
+        let pid = filtered.pid();
+        for more in [&["--dry-run"][..], &[]] {
+            let words = [&["attach", &pid, "--group", "acme", "--all-anonymous"], more].concat();
+            let refused = installed.pagefold(&words);
+            assert!(!refused.status.success(), "{refused:?}");
+            let why = format!("(seccomp), and does not let the agent call {missing}");
+            assert!(self::words(&refused).contains(&why), "{refused:?}");
+        }
+        assert_eq!(filtered.ask("w"), "good\n");
+        assert!(member(&installed, &pid).is_none());
+    }
 }
 
 #[test]

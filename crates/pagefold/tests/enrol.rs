@@ -228,8 +228,9 @@ fn process_that_is_not_attached_has_a_reason_and_detached_stays_detached() {
     let Some(places) = Places::new("reasons", &["a", "b"]) else { return };
     let filtered = "import ctypes, time
 libc = ctypes.CDLL(None)
-code = ctypes.create_string_buffer(bytes([6, 0, 0, 0, 0, 0, 0xff, 0x7f]), 8)
-program = ctypes.create_string_buffer(bytes([1, 0, 0, 0, 0, 0, 0, 0]) + ctypes.addressof(code).to_bytes(8, 'little'), 16)
+# All but mremap.
+code = ctypes.create_string_buffer(bytes.fromhex('2000000000000000 1500000119000000 0600000001000500 060000000000ff7f'), 32)
+program = ctypes.create_string_buffer(bytes([4, 0, 0, 0, 0, 0, 0, 0]) + ctypes.addressof(code).to_bytes(8, 'little'), 16)
 assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
 held = bytes(8 << 20)
 print('ok', flush=True)

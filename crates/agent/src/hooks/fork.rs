@@ -4,7 +4,7 @@
 //! allocate, which starting a thread does. A malloc of the program's own may not see to that. Its children stay inert.
 
 use super::is_member;
-use crate::{child, raw};
+use crate::{child, forks, raw};
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 
@@ -51,6 +51,9 @@ pub unsafe extern "C" fn fork() -> c_int {
     let Some(fork) = fork else {
         return raw::c_answer(super::refuse(libc::ENOSYS)) as c_int;
     };
+    if is_member() {
+        forks::wait();
+    }
     let known = (may_allocate && is_member()).then(child::prepare).flatten();
     // SAFETY: the caller's promises.
     let child = unsafe { fork() };
