@@ -58,14 +58,14 @@ pub fn restore(folder: &mut Folder, pagemap: &Pagemap, patience: Duration) -> bo
             until = Instant::now() + patience;
         }
         let is_over = Instant::now() > until;
-        // A piece that joins nothing keeps others from joining. So none does as long as another may come between.
+        // A piece that joins nothing keeps others from joining. So none does as long as another may come between, and then a
+        // single one: others join that.
         let mut done = all - pieces.len();
         if is_over || !is_any_late {
-            let most = if is_over { pieces.len() } else { 1 };
             let mut restore = |of: &(PageRange, &Mapping)| {
                 if folder.hold() { restore_piece(folder, pagemap, *of, Side::None) } else { Restored::Later }
             };
-            done += pieces.iter().take(most).filter(|of| restore(of) == Restored::Yes).count();
+            done += usize::from(pieces.iter().any(|of| restore(of) == Restored::Yes));
         }
         folder.parts().2.rest();
         if done > 0 {
@@ -111,8 +111,9 @@ enum Restored {
 /// Ends the notes of writes: memory that is registered for them joins nothing else.
 fn forget_writes(folder: &mut Folder) {
     let Some(notes) = folder.parts().0.notes() else { return };
-    for (range, _) in table::lock().known(table::everything()) {
-        for part in maps::mappings(range, false).unwrap_or_default().iter().filter(|part| part.anonymous) {
+    let table = table::lock();
+    for part in maps::mappings(table::everything(), false).unwrap_or_default().iter().filter(|part| part.anonymous) {
+        if !table.known(part.range).is_empty() {
             let _ = notes.unregister(part.range);
         }
     }

@@ -118,8 +118,8 @@ mod halted {
     const TURN: Duration = Duration::from_millis(4);
     /// Time after which nothing is replaced any more: 100 ms. The other side waits for longer.
     const LAST: Duration = Duration::from_millis(100);
-    /// Part of the time that the program's threads may be stopped for: 1 in 20.
-    const SHARE: u32 = 20;
+    /// Time between two turns, as a multiple of one turn: 20; 4 while the agent leaves, which is done once.
+    const APART: (u32, u32) = (20, 4);
     /// Time for the other side's answer: 200 ms.
     const ANSWER: Duration = Duration::from_millis(200);
     /// Attempts at a halt, and the pause after the first one, which doubles.
@@ -261,7 +261,8 @@ mod halted {
             if let Some((asked, _)) = self.began.take() {
                 *HELD.lock() = None;
                 send(&FromAttached::Go);
-                self.next = Some(Instant::now() + asked.elapsed() * SHARE);
+                let apart = if LEAVING.load(Ordering::Relaxed) { APART.1 } else { APART.0 };
+                self.next = Some(Instant::now() + asked.elapsed() * apart);
             }
         }
 
