@@ -62,10 +62,15 @@ pub fn restore(folder: &mut Folder, pagemap: &Pagemap, patience: Duration) -> bo
         // single one: others join that.
         let mut done = all - pieces.len();
         if is_over || !is_any_late {
-            let mut restore = |of: &(PageRange, &Mapping)| {
-                if folder.hold() { restore_piece(folder, pagemap, *of, Side::None) } else { Restored::Later }
-            };
-            done += usize::from(pieces.iter().any(|of| restore(of) == Restored::Yes));
+            for piece in &pieces {
+                if !folder.hold() {
+                    break;
+                }
+                if restore_piece(folder, pagemap, *piece, Side::None) == Restored::Yes {
+                    done += 1;
+                    break;
+                }
+            }
         }
         folder.parts().2.rest();
         if done > 0 {

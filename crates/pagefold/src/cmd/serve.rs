@@ -50,12 +50,14 @@ to them. docs/pagefold.toml of the source is an annotated example with every key
   unit = \"acme-*.service\"
   user = \"acme\"
   all-anonymous = true             # false: only memory that the program advises
+  via = \"agent\"                  # or ksm, the kernel's own merger, which knows no groups
   at-least = \"4M\"                # smaller processes are left alone
 
   [service]                        # optional
   dir = \"/run/pagefold\"
   worker-uid-base = 61184
   prover = true                    # or false: no helper of root's that reads reference counts
+  one-trust-domain = false         # true: all of this host trusts each other, so that ksmd may merge members
   reserve = \"1G\"                   # memory that unfolding leaves for other programs
 
   [api]                            # optional: JSON and metrics over HTTP, at DIR/api.sock
