@@ -86,7 +86,8 @@ impl Turn {
         let mut pids = Vec::new();
         for name in scene.names() {
             let cgroup = format!("/lxc.payload.{name}");
-            let words = ["attach", "--group", GROUP, "--all-anonymous", "--at-least", "64K", "--json", "--cgroup", &cgroup];
+            let words =
+                ["attach", "--group", GROUP, "--all-anonymous", "--at-least", "64K", "--json", "--cgroup", &cgroup];
             let said = pagefold(&words, &service)?;
             let attached: Vec<Attached> =
                 serde_json::from_slice(&said).context("pagefold attach says something else")?;
