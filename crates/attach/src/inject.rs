@@ -149,12 +149,12 @@ pub fn inject(pid: u32, object: &Object, environment: &[String], signals: &Signa
 pub fn look_at_filters(pid: u32, signals: &Signals) -> anyhow::Result<()> {
     let program = Program::open(pid).context("cannot open its memory")?;
     let mut halts = Halts::new(program, Clocks::default());
-    let looked = borrow_thread(&mut halts, |tracee| check_filters(pid, tracee));
+    let looked = borrow_thread(&mut halts, |tracee| judge_filters(pid, tracee));
     halts.finish(signals);
     looked.map(|_| ())
 }
 
-fn check_filters(pid: u32, tracee: &Tracee) -> anyhow::Result<()> {
+fn judge_filters(pid: u32, tracee: &Tracee) -> anyhow::Result<()> {
     if !threads::is_filtered(pid, tracee.thread()) {
         return Ok(());
     }
@@ -179,7 +179,7 @@ fn put(halts: &mut Halts, object: &Object, environment: &[String]) -> anyhow::Re
     let remote = Remote::open(halts.pid()).context("cannot open its memory")?;
     let pid = halts.pid();
     let make = |tracee: &Tracee| {
-        check_filters(pid, tracee)?;
+        judge_filters(pid, tracee)?;
         let stack = tracee.registers()?.rsp;
         // The directories of the program and its undo list of semaphores are none of the agent's.
         let arguments = [FIRST_THREAD, stack, 0, 0, 0, 0];

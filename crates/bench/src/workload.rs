@@ -27,13 +27,10 @@ pub const COUNT_SCRIPT: &str = "cat /run/pagefold-operations 2>/dev/null || echo
 
 /// Command after which a load begins no further pass.
 pub const STOP_SCRIPT: &str = "touch /run/pagefold-stop";
-/// Command that stops a load, waits until it has ended, and forgets its operations.
-pub const END_SCRIPT: &str = "touch /run/pagefold-stop; while kill -0 $(cat /run/pagefold-load); do sleep 0.1; done 2>/dev/null; \
-    rm -f /run/pagefold-operations /run/pagefold-load";
 
 /// A command, left to run in the background as the guest's load. Operations that were counted before are forgotten.
 pub fn in_background(command: &str) -> String {
-    format!("rm -f {COUNT} /run/pagefold-stop; ({command}) </dev/null >/dev/null 2>&1 & echo $! >/run/pagefold-load")
+    format!("rm -f {COUNT} /run/pagefold-stop; ({command}) </dev/null >/dev/null 2>&1 &")
 }
 
 /// A load in the background: repeats `pass` until it is stopped, and counts how often it succeeded.

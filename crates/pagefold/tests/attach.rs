@@ -583,6 +583,13 @@ fn program_that_filters_its_system_calls_is_attached_if_the_agents_are_allowed()
         assert_eq!([filtered.ask("c"), filtered.ask("w")], ["good\n", "good\n"]);
     }
 
+    // A thread of the agent's must not have more rights than the program, which has one filter more from here on.
+    attach(&installed, &pid);
+    wait_for_folds(&installed, &pid, 1500);
+    assert_eq!(filtered.ask("f"), "good\n");
+    wait_for("the agent has left", || member(&installed, &pid).is_none().then_some(()));
+    assert_eq!(filtered.ask("c"), "good\n");
+
     for missing in ["mremap", "restart_syscall", "clone"] {
         let mut filtered = Filtered::start(&program, &but(missing));
         let pid = filtered.pid();

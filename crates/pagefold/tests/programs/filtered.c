@@ -1,5 +1,6 @@
 /* Has pages that can be folded, and lets itself make only the system calls whose numbers it is given, and a few of its own: for
- * any other, it is killed. Each byte of its input is a request: `w` writes some pages, any other checks all. The answer to each
+ * any other, it is killed. Each byte of its input is a request: `w` writes some pages, `f` adds a filter that allows all, any other
+ * checks all. The answer to each
  * is a line, `good` or `bad`. */
 #include "pages.h"
 #include <linux/audit.h>
@@ -41,6 +42,15 @@ static void filter_calls(int count, char **numbers)
 		fail("seccomp");
 }
 
+static void filter_more(void)
+{
+	static struct sock_filter allow = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+	struct sock_fprog program = { 1, &allow };
+
+	if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
+		fail("seccomp");
+}
+
 int main(int count, char **numbers)
 {
 	char *area = filled_area(PAGES), request;
@@ -54,6 +64,8 @@ int main(int count, char **numbers)
 			for (size_t n = 0; n < PAGES; n += WRITTEN)
 				fill(area + n * PAGE_BYTES, content_now(n));
 		}
+		if (request == 'f')
+			filter_more();
 		for (size_t n = 0; n < PAGES; n++)
 			wrong += !holds(area + n * PAGE_BYTES, content_now(n));
 		if (write(1, wrong ? "bad\n" : "good\n", wrong ? 4 : 5) < 0)
