@@ -101,8 +101,16 @@ fn account_adds_up_to_what_page_tables_say() {
     assert_eq!(ByHand { frames: taken.frames, contents, zeros }, by_hand);
     let slots: Vec<u64> = frames["slots_by_sharers"].as_array().expect("a list").iter().map(number).collect();
     assert_eq!(number(&frames["pool_in_use"]), slots.iter().sum::<u64>(), "{frames}");
-    let sum = contents + zeros + alike + found.superfluous() + number(&frames["pool_idle"]) + slots[0];
-    assert!(sum.abs_diff(by_hand.frames) * 200 <= by_hand.frames, "{sum} of {by_hand:?}: {frames}");
+    let by_tables = found.slots_by_sharers;
+    assert_eq!(contents + zeros + alike + found.superfluous() + by_tables[0], by_hand.frames, "{found:?}");
+    assert_eq!(
+        number(&frames["pool_in_use"]) + number(&frames["pool_idle"]),
+        by_tables.iter().sum::<u64>(),
+        "{frames}"
+    );
+    // Agents stand still with pages of which they have not yet told that they are broken: some 40 of 6700 frames here.
+    let in_account = slots[0] + number(&frames["pool_idle"]);
+    assert!(in_account.abs_diff(by_tables[0]) * 30 <= by_hand.frames, "{in_account} of {by_tables:?}: {frames}");
     // All kinds of duplicates are there: broken and private ones.
     let broken = |class: &&Class| class.has_slot && class.pages.iter().any(|page| page.is_broken);
     assert!(found.duplicates.iter().any(|class| broken(&class)) && found.superfluous() > 20, "{found:?}");

@@ -96,11 +96,17 @@ fn by_hand(args: &Args) -> ExitCode {
             args.names.iter().any(|name| name == peer.name)
         }
     };
-    let verdicts: Vec<Verdict> = PEERS.iter().filter(wanted).map(|peer| rig::judge(peer, args.short)).collect();
+    // A run of many minutes that is interrupted has told of what is done.
+    let say = |line: String| if args.json { eprintln!("{line}") } else { println!("{line}") };
+    say(table::head());
+    let judged = |peer| {
+        let verdict = rig::judge(peer, args.short);
+        say(table::row(&verdict));
+        verdict
+    };
+    let verdicts: Vec<Verdict> = PEERS.iter().filter(wanted).map(judged).collect();
     if args.json {
         println!("{}", serde_json::to_string_pretty(&verdicts).expect("JSON"));
-    } else {
-        table::verdicts(&verdicts);
     }
     match verdicts.iter().any(|verdict| verdict.ok == Some(false)) {
         true => ExitCode::FAILURE,

@@ -9,16 +9,18 @@ pub fn list(peers: &[Peer]) {
     }
 }
 
-pub fn verdicts(verdicts: &[Verdict]) {
-    println!("{:<12} {:<8} {:>8} {:>8} {:>6}  reason", "program", "same", "folded", "floor", "s");
-    for v in verdicts {
-        let same = match v.ok {
-            Some(true) => "yes",
-            Some(false) => "NO",
-            None => "skipped",
-        };
-        println!("{:<12} {same:<8} {:>8} {:>8} {:>6.1}  {}", v.program, v.folded_pages, v.floor, v.seconds, v.reason);
-    }
+/// The names of the columns of [`row`].
+pub fn head() -> String {
+    format!("{:<12} {:<8} {:>8} {:>8} {:>6}  reason", "program", "same", "folded", "floor", "s")
+}
+
+pub fn row(v: &Verdict) -> String {
+    let same = match v.ok {
+        Some(true) => "yes",
+        Some(false) => "NO",
+        None => "skipped",
+    };
+    format!("{:<12} {same:<8} {:>8} {:>8} {:>6.1}  {}", v.program, v.folded_pages, v.floor, v.seconds, v.reason)
 }
 
 pub fn as_tests(verdicts: &[Verdict]) {
