@@ -10,6 +10,8 @@ pub struct Outcome {
     pub passed: usize,
     /// Names of tests that failed.
     pub failed: Vec<String>,
+    /// Names of tests that failed, and passed when they were tried once more.
+    pub late: Vec<String>,
     /// Reason of each skipped test.
     pub skipped: Vec<String>,
 }
@@ -58,7 +60,10 @@ mod tests {
         let text = "running 4 tests\ntest a::b ... ok\ntest c ... FAILED\ntest d ... ok\ntest e ... ignored, takes an hour\n\
             \nsuccesses:\n\n---- d stdout ----\nskipped: no KVM here: permission denied\nskipped: twice\n\n\nfailures:\n";
         let skipped = vec!["ignored, takes an hour".to_owned(), "no KVM here: permission denied".to_owned()];
-        assert_eq!(Outcome::parse(text), Outcome { passed: 1, failed: vec!["c".into()], skipped });
+        assert_eq!(
+            Outcome::parse(text),
+            Outcome { passed: 1, failed: vec!["c".into()], skipped, ..Outcome::default() }
+        );
     }
 
     #[test]
@@ -66,7 +71,7 @@ mod tests {
         let text = "test a ... FAILED\ntest b ... ok\n\nsuccesses:\n\n---- b stdout ----\nb: skipped: no AF_ALG\n\nfailures:\n\n\
             ---- a stdout ----\ntest a ... FAILED\ntest c ... ok\na that was skipped: no\n";
         let (failed, skipped) = (vec!["a".to_owned()], vec!["no AF_ALG".to_owned()]);
-        assert_eq!(Outcome::parse(text), Outcome { passed: 0, failed, skipped });
+        assert_eq!(Outcome::parse(text), Outcome { passed: 0, failed, skipped, ..Outcome::default() });
     }
 
     #[test]
