@@ -32,6 +32,8 @@ pub struct HostFacts {
     pub total_bytes: u64,
     /// `MemAvailable`.
     pub available_bytes: u64,
+    /// Speed at which available memory was seen to fall last, in bytes a second; 0 where nobody watches it.
+    pub falling_bytes_per_s: u64,
     /// Memory that is never lent: the reserve for other programs, and the kernel's high watermarks.
     pub floor_bytes: u64,
     /// Swap in use.

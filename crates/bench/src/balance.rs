@@ -1,7 +1,9 @@
 //! `pagefold bench balance`: memory between guests, when things go wrong.
 //!
 //! ```text
+//!   policies: memory is taken of the host step by step, in turns under each policy (policies.rs)
 //!   storm:  every guest writes all its folded pages at once, and the host is nearly full (storm.rs)
+//!   idle:   processor time of a service with 50 guests (idle.rs)
 //!   faults: guests start -> faults are made -> pagefold balance withdraws every loan -> more faults -> all is healed
 //! ```
 //!
@@ -10,6 +12,9 @@
 
 mod applying;
 mod faults;
+mod idle;
+mod load;
+mod policies;
 mod rig;
 mod small_host;
 mod storm;
@@ -23,16 +28,29 @@ use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+/// Policies that can be compared: our own, and those of other programs.
+const POLICIES: [&str; 7] = ["working-set", "group", "entitlement", "equal", "mom", "proxmox", "squeezed"];
+
 /// Arguments of `pagefold bench balance`.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   pagefold bench balance
+  pagefold bench balance --only policies --policies working-set,mom
   pagefold bench balance --json")]
 pub struct Args {
-    /// Only this part
-    #[arg(long, value_name = "PART", value_parser = ["storm", "faults"])]
+    /// Only this part; `idle` is measured in no other way
+    #[arg(long, value_name = "PART", value_parser = ["policies", "storm", "faults", "idle"])]
     only: Option<String>,
+    /// Policies to compare
+    #[arg(long, value_name = "NAME,NAME", value_delimiter = ',', value_parser = POLICIES)]
+    policies: Vec<String>,
+    /// Number of guests in the storm
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(2..=16))]
+    storm_guests: u8,
+    /// Number of guests of the service that does nothing
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u8).range(1..))]
+    idle_guests: u8,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -42,9 +60,13 @@ pub struct Args {
 #[derive(Debug, Serialize)]
 struct Bench {
     #[serde(skip_serializing_if = "Option::is_none")]
+    policies: Option<Vec<policies::Figures>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     storm: Option<storm::Figures>,
     #[serde(skip_serializing_if = "Option::is_none")]
     faults: Option<Vec<faults::Figures>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    idle: Option<idle::Figures>,
 }
 
 /// Runs the bench and prints its result.
@@ -61,11 +83,15 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     if args.json {
         report::json::write(&mut out, &bench)?;
     } else {
+        let policies = bench.policies.as_deref();
+        out.write_all(policies.map_or_else(String::new, policies::text).as_bytes())?;
         let (storm, faults) = (bench.storm.as_ref(), bench.faults.as_ref());
         out.write_all(storm.map_or_else(String::new, storm::Figures::text).as_bytes())?;
+        out.write_all(bench.idle.as_ref().map_or_else(String::new, idle::Figures::text).as_bytes())?;
         out.write_all(faults.map_or_else(String::new, |faults| faults::text(faults)).as_bytes())?;
     }
-    let is_good = bench.storm.iter().all(storm::Figures::is_good);
+    let is_good = bench.idle.iter().all(idle::Figures::is_good);
+    let is_good = is_good && bench.storm.iter().all(storm::Figures::is_good);
     let is_good = is_good && bench.faults.iter().flatten().all(faults::Figures::is_good);
     Ok(if is_good { Outcome::Done } else { Outcome::Partial })
 }
@@ -78,8 +104,19 @@ impl Args {
             DirBuilder::new().mode(0o711).create(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
             Ok(dir)
         };
-        let storm = if wants("storm") { Some(storm::run(&part("s")?, guardian)?) } else { None };
+        let names: Vec<&str> = POLICIES
+            .into_iter()
+            .filter(|name| self.policies.is_empty() || self.policies.iter().any(|n| n == name))
+            .collect();
+        let policies = if wants("policies") { Some(policies::run(&part("p")?, &names, guardian)?) } else { None };
+        let storm =
+            if wants("storm") { Some(storm::run(&part("s")?, self.storm_guests.into(), guardian)?) } else { None };
         let faults = if wants("faults") { Some(faults::run(&part("f")?, guardian)?) } else { None };
-        Ok(Bench { storm, faults })
+        let idle = if self.only.as_deref() == Some("idle") {
+            Some(idle::run(&part("i")?, self.idle_guests.into(), guardian)?)
+        } else {
+            None
+        };
+        Ok(Bench { policies, storm, faults, idle })
     }
 }

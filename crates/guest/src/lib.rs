@@ -27,7 +27,7 @@ pub use mergeable::check_mergeable;
 pub use model::{Facts, Footprint, Guest, GuestKind, Membership, Partial, QemuFacts, RegionFootprint};
 pub use pool::{holds_folded_pages, pool_group, pool_name};
 pub use qmp::Qmp;
-pub use ram::{GuestRam, open_qmp, open_ram};
+pub use ram::{GuestRam, open_qmp, open_ram, qmp_place};
 pub use ram_map::{RamBlock, RamMap};
 pub use region::RegionMap;
 pub use scan::{HostSide, Missed, Place, Plan, ScanOptions, ScanTotals};

@@ -132,8 +132,13 @@ pub fn open_ram(guest: &Guest, qmp: Option<Qmp>) -> host::Result<Vec<GuestRam>> 
 /// # Errors
 /// The inner result: QEMU does not answer there in time.
 pub fn open_qmp(guest: &Guest) -> Option<Result<Qmp, QmpError>> {
+    qmp_place(guest).map(|(pid, path)| Qmp::of(pid, &path))
+}
+
+/// Process of a guest's QEMU, and the host's path to its QMP socket; `None` if its command line names none.
+pub fn qmp_place(guest: &Guest) -> Option<(u32, PathBuf)> {
     let (pid, socket) = guest.pids.first().zip(guest.facts.qemu.as_ref()?.qmp_socket.as_ref())?;
-    Some(Qmp::of(*pid, &seen_by(*pid, socket)))
+    Some((*pid, seen_by(*pid, socket)))
 }
 
 /// The host's path to a file that process `pid` names `path`.

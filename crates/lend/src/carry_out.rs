@@ -4,10 +4,14 @@
 //!   shrink: each guest is told its size -- until all have it, 10 s at most -->
 //!   grow:   each guest is told its size; if a guest that had to shrink has not, only guests below their guarantee are
 //! ```
+//!
+//! Guests on hold are resumed when the floor is available again, or the first phase is over. A phase ends early where the host
+//! falls below its floor in it: the next round has to look anew.
 
 use crate::balloon::Balloon;
 use crate::ledger::{Entry, Ledger, Turn};
 use crate::many;
+use crate::pause::Hold;
 use balance::{Params, Step};
 use guest::Guest;
 use serde::Serialize;
@@ -61,6 +65,10 @@ pub struct Means<'a> {
     pub turn: &'a Turn,
     /// Constants.
     pub params: &'a Params,
+    /// Guests that are paused.
+    pub hold: &'a mut Hold,
+    /// Whether the host has its floor again.
+    pub is_relieved: &'a dyn Fn() -> bool,
 }
 
 /// Carries out the two phases of a plan. The journal has each step before the guest is told, and its outcome.
@@ -69,15 +77,18 @@ pub struct Means<'a> {
 /// The ledger cannot be written: nothing further is done.
 pub fn carry_out((frees, grows): (&[Step], &[Step]), means: &mut Means) -> anyhow::Result<Vec<Outcome>> {
     let mut outcomes = means.phase(&frees.iter().collect::<Vec<_>>())?;
+    means.hold.resume(|_| false, means.ledger, means.turn)?;
     let is_late = |outcome: &Outcome| {
         outcome.landed_s.is_none() && guest_of(means.guests, &outcome.step).is_some_and(|guest| !has_ended(guest))
     };
-    let late = outcomes.iter().any(is_late);
+    let late = outcomes.iter().any(is_late) || (!grows.is_empty() && !(means.is_relieved)());
     // A guest gets its guarantee, whatever others do.
     let (made, left): (Vec<&Step>, Vec<&Step>) = grows.iter().partition(|step| !late || step.is_owed);
     for step in left {
-        let outcome =
-            not_made(step, "a guest that had to shrink has not: nothing grows in this round but to guarantees");
+        let outcome = not_made(
+            step,
+            "a guest that had to shrink has not, or the host is short of memory: only guarantees are kept",
+        );
         means.ledger.write_down(means.turn, &Entry::Outcome(&outcome))?;
         outcomes.push(outcome);
     }
@@ -125,14 +136,22 @@ impl Means<'_> {
                 self.ledger.note_target(self.turn, guest, step.to_bytes)?;
             }
         }
-        let guests = self.guests;
+        let (guests, was_relieved) = (self.guests, (self.is_relieved)());
         let mut going = many::each(steps.iter(), |step| Going::tell(step, guests));
         while going.iter().any(Going::is_open) && began.elapsed() < self.params.withdrawal {
             std::thread::sleep(PAUSE);
             many::each(going.iter_mut().filter(|one| one.is_open()), |one| one.look(began));
+            let is_relieved = (self.is_relieved)();
+            if is_relieved {
+                self.hold.resume(|_| false, self.ledger, self.turn)?;
+            }
+            if was_relieved && !is_relieved {
+                break;
+            }
         }
         let host_freed_bytes = available() - before;
-        let outcomes: Vec<Outcome> = going.into_iter().map(|one| one.end(at_s, host_freed_bytes)).collect();
+        let waited = began.elapsed();
+        let outcomes: Vec<Outcome> = going.into_iter().map(|one| one.end(at_s, host_freed_bytes, waited)).collect();
         for outcome in &outcomes {
             self.ledger.write_down(self.turn, &Entry::Outcome(outcome))?;
         }
@@ -184,8 +203,8 @@ impl<'a> Going<'a> {
     }
 
     /// The outcome when the wait is over.
-    fn end(self, at_s: u64, host_freed_bytes: i64) -> Outcome {
-        let late = self.is_open().then(|| "its balloon has not done it in 10 s".to_owned());
+    fn end(self, at_s: u64, host_freed_bytes: i64, waited: Duration) -> Outcome {
+        let late = self.is_open().then(|| format!("its balloon has not done it in {} s", waited.as_secs()));
         Outcome {
             step: self.step.clone(),
             is_told: self.is_told,

@@ -136,6 +136,7 @@ impl Gatherer {
         Ok(HostFacts {
             total_bytes,
             available_bytes,
+            falling_bytes_per_s: 0,
             floor_bytes: self.rules.floor_bytes(),
             swap_used_bytes: total_swap.saturating_sub(host::free_swap_bytes()),
             swap_total_bytes: total_swap,

@@ -1,7 +1,7 @@
 //! State that outlives a command: targets of balloons, reservations, and the journal.
 //!
 //! ```text
-//!   DIR/balance.json      targets by guest, and reservations
+//!   DIR/balance.json      targets by guest, reservations, and guests that are paused
 //!   DIR/balance.lock      held by the process whose turn it is, from its look at the facts to the end of its round
 //!   DIR/balance.journal   an object a line: each action before it is taken, and its outcome
 //! ```
@@ -12,9 +12,11 @@
 //! that has the [`Turn`] changes anything. The kernel ends the turn of a process that is killed.
 
 use crate::carry_out::Outcome;
+use crate::hold::Target;
+use crate::pause::Paused;
 use crate::rules::Rules;
 use anyhow::{Context, bail};
-use balance::{Refusal, Rung, RungEvent, Step};
+use balance::{Pause, Refusal, Rung, RungEvent, Step};
 use guest::Guest;
 use host::ProcessId;
 use serde::{Deserialize, Serialize};
@@ -29,6 +31,8 @@ use std::time::{Duration, Instant};
 const RESERVED_FOR_S: u64 = 600;
 /// Time after which a place on the ladder lapses that nobody has noted again, in seconds: 1 minute.
 const RUNG_FOR_S: u64 = 60;
+/// Least time between two pauses of one guest, in seconds: 1 minute.
+const PAUSED_EVERY_S: u64 = 60;
 /// Longest ledger that is read, in bytes: 4 MiB.
 const MOST_BYTES: u64 = 4 << 20;
 /// Size at which a journal is put aside as `balance.journal.1`, in bytes: 8 MiB.
@@ -70,6 +74,22 @@ pub enum Entry<'a> {
         #[serde(flatten)]
         event: &'a RungEvent,
     },
+    /// A guest that is about to be paused.
+    Pause {
+        /// When, in seconds since the host started.
+        at_s: u64,
+        /// The guest.
+        #[serde(flatten)]
+        pause: &'a Pause,
+    },
+    /// A guest that was resumed.
+    Resume {
+        /// When, in seconds since the host started.
+        at_s: u64,
+        /// The guest.
+        #[serde(flatten)]
+        paused: &'a Paused,
+    },
 }
 
 /// The right to change the ledger and balloons. Dropping it ends the turn.
@@ -87,6 +107,15 @@ pub struct Reserved {
     pub until_s: u64,
 }
 
+/// A guest that was paused.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct PausedGuest {
+    target: Target,
+    /// When, in seconds since the host started.
+    at_s: u64,
+    is_resumed: bool,
+}
+
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Kept {
@@ -96,6 +125,8 @@ struct Kept {
     reserved: BTreeMap<String, Reserved>,
     /// Place on the pressure ladder, and the time at which that lapses, in seconds since the host started.
     rung: (Rung, u64),
+    /// Pauses by guest: those of the last minute, and those that nobody has ended.
+    paused: BTreeMap<String, PausedGuest>,
     /// Rules of the process that balances continuously, and that process.
     rules: Option<(ProcessId, Rules)>,
 }
@@ -165,6 +196,40 @@ impl Ledger {
             .retain(|_, (pid, start_ticks, _)| ProcessId { pid: *pid, start_ticks: *start_ticks }.is_alive());
         self.kept.targets.insert(guest.id.clone(), (pid, process.start_ticks, size_bytes));
         self.save()
+    }
+
+    /// Whether a guest's last pause was a minute ago or longer.
+    pub fn has_run(&self, guest: &str) -> bool {
+        self.kept.paused.get(guest).is_none_or(|paused| paused.at_s + PAUSED_EVERY_S <= host::boot_clock_s())
+    }
+
+    /// Notes that a guest is about to be paused.
+    pub(crate) fn note_pause(&mut self, _: &Turn, target: &Target) -> anyhow::Result<()> {
+        let at_s = host::boot_clock_s();
+        let counts = |paused: &PausedGuest| !paused.is_resumed || paused.at_s + PAUSED_EVERY_S > at_s;
+        self.kept.paused.retain(|_, paused| paused.target.process.is_alive() && counts(paused));
+        let paused = PausedGuest { target: target.clone(), at_s, is_resumed: false };
+        self.kept.paused.insert(target.guest.clone(), paused);
+        self.save()
+    }
+
+    /// Notes that a guest was resumed.
+    pub(crate) fn note_resumed(&mut self, _: &Turn, guest: &str) -> anyhow::Result<()> {
+        if let Some(paused) = self.kept.paused.get_mut(guest) {
+            paused.is_resumed = true;
+        }
+        self.save()
+    }
+
+    /// The guest that was paused by this id, as it was noted.
+    pub(crate) fn paused(&self, guest: &str) -> Option<&Target> {
+        self.kept.paused.get(guest).map(|paused| &paused.target)
+    }
+
+    /// Guests that were paused, and that nobody has resumed.
+    pub(crate) fn left_paused(&self) -> Vec<String> {
+        let is_left = |paused: &PausedGuest| !paused.is_resumed && paused.target.process.is_alive();
+        self.kept.paused.iter().filter(|(_, paused)| is_left(paused)).map(|(guest, _)| guest.clone()).collect()
     }
 
     /// Place on the pressure ladder, of the process that watches it; idle if none has for a minute.

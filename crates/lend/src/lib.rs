@@ -1,5 +1,5 @@
-//! Carries out what `balance` plans: gathers facts from host, groups and guests, moves balloons, keeps reservations, and
-//! writes every action down.
+//! Carries out what `balance` plans: gathers facts from host, groups and guests, moves balloons, pauses guests while memory runs out,
+//! keeps reservations, and writes every action down.
 //!
 //! ```text
 //!   Gatherer: /proc, control groups, QMP --> Facts --> balance::plan --> Plan
@@ -8,18 +8,23 @@
 //! ```
 //!
 //! A process that is killed between any two steps leaves every guest at a size that one plan allowed. Guests that shrink
-//! stay above their guarantee, and guests grow from memory that is there.
+//! stay above their guarantee, and guests grow from memory that is there. Guests that it has paused are resumed by another
+//! process (`hold.rs`).
 #![forbid(unsafe_code)]
 
 mod balloon;
 mod carry_out;
 mod gather;
+mod hold;
 mod ledger;
 mod many;
+mod pause;
 mod rules;
 
 pub use balloon::Balloon;
 pub use carry_out::{Means, Outcome, carry_out};
 pub use gather::{Gatherer, Saved};
+pub use hold::hold;
 pub use ledger::{Entry, Ledger, Reserved, Turn};
+pub use pause::{Hold, Paused, resume_left};
 pub use rules::Rules;

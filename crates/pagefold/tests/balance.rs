@@ -4,8 +4,8 @@ mod common;
 
 use common::formats::assert_documented;
 use common::lab::{Lab, name};
-use common::service::{Service, until};
-use common::{json_of, number};
+use common::service::{Service, small_memory, until};
+use common::{Afterwards, json_of, number};
 use guest::Qmp;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
@@ -64,10 +64,10 @@ impl Guests {
         self.listed.iter().map(name).collect()
     }
 
-    fn qmp(&self, n: usize, command: &str, arguments: Value) {
+    fn qmp(&self, n: usize, command: &str, arguments: Value) -> Value {
         let socket = self.listed[n]["qmp"].as_str().expect("a socket");
         let mut qmp = Qmp::connect(Path::new(socket), Duration::from_secs(10)).expect("QEMU answers");
-        qmp.execute(command, arguments).expect("QEMU does it");
+        qmp.execute(command, arguments).expect("QEMU does it")
     }
 
     /// The journal, whose lines are all whole.
@@ -130,6 +130,7 @@ fn loans_are_withdrawn_to_the_guarantee_and_lent_again() {
         assert!(number(&guest["resident_bytes"]) < KEPT + 8 * M, "frames are not back: {guest}");
         assert_eq!((&guest["driver"], number(&guest["target_bytes"])), (&"works".into(), KEPT), "{guest}");
     }
+    growth_waits_where_host_is_short(&guests_of);
     until(120, "they have it again", || {
         guests_of.run(&["apply"]);
         guests_of.sizes() == [RAM, RAM]
@@ -142,6 +143,45 @@ fn loans_are_withdrawn_to_the_guarantee_and_lent_again() {
         let outcome = outcomes.iter().find(is_end).unwrap_or_else(|| panic!("no end of {intent}"));
         assert!(outcome["reason"].is_string() && outcome["expected_bytes"].is_u64(), "{outcome}");
     }
+    nothing_grows_before_all_have_shrunk(&guests_of);
+}
+
+/// The plan was made while there was memory, and then it is gone.
+fn growth_waits_where_host_is_short(guests_of: &Guests) {
+    let pids: Vec<u32> = guests_of.listed.iter().filter_map(|guest| guest["pid"].as_u64()?.try_into().ok()).collect();
+    let guests = guest::Survey::take().expect("look at processes").guests(&pids, &[]);
+    let dir = guests_of.lab.dir().join("other-ledger");
+    let mut ledger = lend::Ledger::open(&dir).expect("a ledger");
+    let turn = ledger.take_turn().expect("the turn");
+    let guest = guests.first().expect("a guest").id.clone();
+    let step = balance::Step {
+        guest,
+        from_bytes: KEPT,
+        to_bytes: RAM,
+        expected_bytes: RAM - KEPT,
+        is_owed: false,
+        reason: "a test".into(),
+    };
+    let (mut hold, params) = (lend::Hold::default(), balance::Params::default());
+    let (ledger, hold, is_relieved) = (&mut ledger, &mut hold, &|| false);
+    let mut means = lend::Means { guests: &guests, ledger, turn: &turn, params: &params, hold, is_relieved };
+    let outcomes = lend::carry_out((&[], &[step]), &mut means).expect("a round");
+    assert!(!outcomes[0].is_told && outcomes[0].problem.is_some(), "{outcomes:?}");
+}
+
+/// One guest has less than it is guaranteed, and the other one more, on a host that is short of memory.
+fn nothing_grows_before_all_have_shrunk(guests_of: &Guests) {
+    guests_of.qmp(0, "balloon", json!({"value": KEPT - 16 * M}));
+    until(60, "the first one is small", || guests_of.sizes()[0] < KEPT - 12 * M);
+    let before = guests_of.journal().len();
+    guests_of.run(&["apply", "--floor", "100T"]);
+    let steps: Vec<(Value, bool)> = guests_of.journal()[before..]
+        .iter()
+        .filter(|line| line["entry"] == "intent" || line["entry"] == "outcome")
+        .map(|line| (line["entry"].clone(), number(&line["to_bytes"]) > number(&line["from_bytes"])))
+        .collect();
+    let wanted = [("intent", false), ("outcome", false), ("intent", true), ("outcome", true)];
+    assert_eq!(steps, wanted.map(|(entry, grows)| (entry.into(), grows)));
 }
 
 #[test]
@@ -227,6 +267,76 @@ fn stuck_driver_is_flagged_and_the_other_guest_still_shrinks() {
     }
     assert!(guests_of.sizes()[0] >= KEPT);
     guests_of.qmp(0, "cont", json!({}));
+}
+
+/// The balancer is stopped while a guest is paused, and then killed, with or without the process that resumes guests.
+#[test]
+fn paused_guest_runs_again_whoever_is_stopped_or_killed() {
+    let token = format!("pause{}", std::process::id());
+    let Some((group, _afterwards)) = small_memory(&token, 64 * M) else { return };
+    let Some(guests_of) = Guests::start("pause") else { return };
+    // The host has 64 MiB, of which somebody has taken 48. They are back when the file is removed.
+    let taken = format!("/dev/shm/pagefold-test-{token}");
+    let _remove = Afterwards::run(&format!("rm -f {taken}"));
+    let take = format!("echo $$ > {group}/cgroup.procs && exec head -c {} /dev/zero > {taken}", 48 * M);
+    assert!(Command::new("sh").args(["-c", &take]).status().expect("run a shell").success());
+    let within = format!("/pagefold-test-{token}");
+    let status = |n: usize| guests_of.qmp(n, "query-status", json!({}))["status"].as_str().map(str::to_owned);
+    let all_run = || [status(0), status(1)].iter().all(|status| status.as_deref() == Some("running"));
+    for ends in ["nobody", "the balancer", "both"] {
+        let (applying, holder) = until_one_is_paused(&guests_of, &within, &|| !all_run());
+        match ends {
+            "nobody" => until(60, "the holder resumes it after 10 s", all_run),
+            "the balancer" => {
+                drop(applying);
+                let began = Instant::now();
+                until(60, "the holder resumes it", all_run);
+                eprintln!("resumed after {:?}", began.elapsed());
+            }
+            _ => {
+                holder.kill();
+                drop(applying);
+                std::thread::sleep(Duration::from_secs(1));
+                assert!(!all_run(), "there is nobody who could resume it");
+                assert!(guests_of.run(&["apply", "--floor", "1M"]).status.code().is_some());
+                assert!(all_run(), "the next one resumes it");
+            }
+        }
+    }
+    let journal = guests_of.journal();
+    assert_documented(&["pagefold balance"], &journal.clone().into());
+    let left = |line: &&Value| line["reason"] == "the process that had paused it is gone";
+    assert!(journal.iter().any(|line| left(&line)), "{journal:?}");
+}
+
+/// A balancer that was stopped while guests are paused, and the process that resumes them.
+fn until_one_is_paused(guests_of: &Guests, within: &str, is_paused: &dyn Fn() -> bool) -> (Applying, host::ProcessId) {
+    for _ in 0..20 {
+        // A guest is paused once a minute. Without the ledger, nobody knows of the last time.
+        let _ = std::fs::remove_file(guests_of.lab.dir().join("ledger/balance.json"));
+        let mut command = guests_of.command(&["apply", "--every", "1", "--floor", "64M", "--within", within]);
+        let applying = Applying(command.stdout(Stdio::null()).spawn().expect("run pagefold balance"));
+        let pid = applying.0.id();
+        let mut holder = None;
+        until(180, "guests are to be paused", || {
+            holder = holder_of(pid);
+            holder.is_some()
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        let stopped = Command::new("kill").args(["-STOP", &pid.to_string()]).status().expect("run kill");
+        assert!(stopped.success());
+        std::thread::sleep(Duration::from_secs(1));
+        if let (true, Some(holder)) = (is_paused(), holder.and_then(|pid| host::ProcessId::of(pid).ok())) {
+            return (applying, holder);
+        }
+    }
+    panic!("no guest was paused when its balancer was stopped");
+}
+
+/// The process that holds guests for this one, if it runs.
+fn holder_of(pid: u32) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    children.split_whitespace().next()?.parse().ok()
 }
 
 /// The floor is above all memory, so the pressure never ends.

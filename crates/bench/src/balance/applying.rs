@@ -7,6 +7,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ type States = BTreeMap<String, (String, Instant)>;
 pub struct Applying {
     child: Child,
     states: Arc<Mutex<States>>,
+    rounds: Arc<AtomicUsize>,
 }
 
 impl Applying {
@@ -30,13 +32,21 @@ impl Applying {
         let lines = BufReader::new(child.stdout.take().context("a process without output")?).lines();
         let states = Arc::new(Mutex::new(States::new()));
         let told = Arc::clone(&states);
+        let rounds = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&rounds);
         std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 let round: Value = serde_json::from_str(&line).unwrap_or_default();
+                counted.fetch_add(1, Ordering::Relaxed);
                 take(&mut told.lock().unwrap_or_else(PoisonError::into_inner), &round);
             }
         });
-        Ok(Self { child, states })
+        Ok(Self { child, states, rounds })
+    }
+
+    /// Rounds that it has told.
+    pub fn rounds(&self) -> usize {
+        self.rounds.load(Ordering::Relaxed)
     }
 
     /// Waits until a guest's driver is in this state, or `gone`. Returns the moment when that was told.

@@ -4,9 +4,11 @@ use super::applying::Applying;
 use crate::guardian::Guardian;
 use crate::serving::Serving;
 use anyhow::{Context, bail};
+use balance::Policy;
 use cli::exit::Stop;
 use cli::say;
 use lab::{Cache, Fold, Guest, Image, Lab, Progress, Spec};
+use lend::{Balloon, Gatherer, Ledger, Rules, Saved};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -92,11 +94,20 @@ impl Rig {
         self.lab.down().map(drop).context("cannot end the guests")
     }
 
-    /// `pagefold balance` for these guests.
+    /// Sets the RAM of guests that are added.
+    pub fn set_ram(&mut self, bytes: u64) {
+        self.ram_bytes = bytes;
+    }
+
+    /// `pagefold balance` for these guests, which are all alike.
     fn command(&self, action: &[&str]) -> anyhow::Result<Command> {
+        self.command_by("equal", action)
+    }
+
+    fn command_by(&self, policy: &str, action: &[&str]) -> anyhow::Result<Command> {
         let mut command = Command::new(program()?);
         command.args(["balance", "--guest", &format!("{}-*", self.group)]).args(action).arg("--json");
-        command.args(["--guaranteed", &format!("{}-*={}", self.group, self.kept_bytes), "--policy", "equal"]);
+        command.args(["--guaranteed", &format!("{}-*={}", self.group, self.kept_bytes), "--policy", policy]);
         command.arg("--service").arg(&self.ledger);
         Ok(command)
     }
@@ -116,6 +127,39 @@ impl Rig {
     pub fn lend_within(&self, group: &str, floor_bytes: u64, guardian: &mut Guardian) -> anyhow::Result<Applying> {
         let floor = floor_bytes.to_string();
         Applying::start(self.command(&["apply", "--every", "2", "--within", group, "--floor", &floor])?, guardian)
+    }
+
+    /// Has memory balanced by a policy, round by round, by the limit of a control group.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn apply(
+        &self,
+        policy: &str,
+        every_s: u64,
+        group: &str,
+        floor_bytes: u64,
+        guardian: &mut Guardian,
+    ) -> anyhow::Result<Applying> {
+        let (every, floor) = (every_s.to_string(), floor_bytes.to_string());
+        let words = ["apply", "--every", &every, "--within", group, "--floor", &floor];
+        Applying::start(self.command_by(policy, &words)?, guardian)
+    }
+
+    /// The rules of another program for these guests, by the limit of a control group.
+    ///
+    /// # Errors
+    /// The ledger cannot be read.
+    pub fn baseline(
+        &self,
+        policy: &'static dyn Policy,
+        pids: Vec<u32>,
+        group: &str,
+        floor_bytes: u64,
+    ) -> anyhow::Result<Baseline> {
+        let guaranteed = vec![(format!("{}-*", self.group).parse().map_err(anyhow::Error::msg)?, self.kept_bytes)];
+        let rules = Rules { guaranteed, floor_bytes: Some(floor_bytes), within: Some(group.to_owned()) };
+        Ok(Baseline { policy, pids, gatherer: Gatherer::new(rules), ledger: Ledger::open(&self.ledger)? })
     }
 
     /// The facts of all guests.
@@ -139,6 +183,53 @@ impl Rig {
         let text = std::fs::read_to_string(self.ledger.join("balance.journal")).unwrap_or_default();
         text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
     }
+}
+
+/// Rules of another program at work: facts in, sizes out, without any rule of ours.
+pub struct Baseline {
+    policy: &'static dyn Policy,
+    pids: Vec<u32>,
+    gatherer: Gatherer,
+    ledger: Ledger,
+}
+
+impl Baseline {
+    /// One round: each guest is told the size that the rules want.
+    ///
+    /// # Errors
+    /// The kernel does not tell about guests or host.
+    pub fn round(&mut self) -> anyhow::Result<()> {
+        let guests = guest::Survey::take()?.guests(&self.pids, &[]);
+        let facts = self.gatherer.gather(&guests, &self.ledger, &Saved::default())?;
+        for (facts, wish) in facts.guests.iter().zip(self.policy.sizes(&facts, 0)) {
+            let Some(guest) = guests.iter().find(|guest| guest.id == facts.id) else { continue };
+            if wish.size_bytes == facts.actual_bytes {
+                continue;
+            }
+            // One that does not answer is told again in the next round.
+            let told =
+                Balloon::open(guest).and_then(|balloon| balloon.map_or(Ok(()), |mut one| one.set(wish.size_bytes)));
+            if let Err(error) = told {
+                say!("pagefold: {}: {error:#}", guest.id);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs a script in all guests at once.
+///
+/// # Errors
+/// It fails in one of them.
+pub fn on_all(guests: &[Guest], script: impl Fn(usize) -> String) -> anyhow::Result<()> {
+    std::thread::scope(|scope| {
+        let run = |(n, guest)| {
+            let script = script(n);
+            scope.spawn(move || shell(guest, &script))
+        };
+        let running: Vec<_> = guests.iter().enumerate().map(run).collect();
+        running.into_iter().try_for_each(|one| one.join().map_err(|_| anyhow::anyhow!("a thread has failed"))?)
+    })
 }
 
 /// The name of this bench's group.

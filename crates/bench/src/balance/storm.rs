@@ -1,15 +1,17 @@
 //! A break storm: every guest writes all its folded pages at once, on a host that is nearly full.
 //!
 //! ```text
-//!   guests start -> the same 48 MiB in each -> folded -> all else that they have is used and freed
-//!     -> the host is cut to what is in use and a little more -> pagefold balance runs -> every guest overwrites its 48 MiB
+//!   guests start -> the same 96 MiB in each -> folded -> the host is cut to the guarantees and a little more
+//!     -> pagefold balance lends what is left -> guests use it, and free it -> every guest overwrites its 96 MiB
 //! ```
 //!
 //! The host is a control group with a memory limit, so that other programs of the machine are not touched. A process in
 //! it that finds no memory is killed, as on a full host. The service, its pool and all guests lie in it.
+//!
+//! A storm that leaves the floor untouched shows nothing, and fails the bench.
 
 use super::applying::Applying;
-use super::rig::{self, PATIENCE, Rig, shell};
+use super::rig::{self, PATIENCE, Rig, on_all};
 use super::small_host::SmallHost;
 use crate::guardian::Guardian;
 use crate::serving::Serving;
@@ -18,29 +20,30 @@ use cli::say;
 use lab::Guest;
 use serde::Serialize;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// RAM of each guest: 256 MiB.
-const RAM: u64 = 256 << 20;
-/// Guaranteed size of each guest: 160 MiB. Its kernel takes a third of that.
-const KEPT: u64 = 160 << 20;
-/// Number of guests.
-const GUESTS: usize = 4;
-/// Memory of each guest that is the same in all, in MiB.
-const SAME_MIB: u64 = 48;
+/// RAM of each guest: 384 MiB.
+const RAM: u64 = 384 << 20;
+/// Guaranteed size of each guest: 208 MiB. Its kernel takes a quarter of that.
+const KEPT: u64 = 208 << 20;
+/// Memory of each guest that is the same in all: 96 MiB.
+const SAME: u64 = 96 << 20;
 /// Part of it that must be folded before the storm: 3/4.
 const FOLDED: (u64, u64) = (3, 4);
-/// Memory of the host that is never lent: 96 MiB.
-const FLOOR: u64 = 96 << 20;
-/// Memory of the host above its floor when the storm begins: 32 MiB.
+/// Memory of the host that is never lent: 128 MiB.
+const FLOOR: u64 = 128 << 20;
+/// Memory of the host beyond guarantees, floor and the pool's copy: 32 MiB.
 const ABOVE: u64 = 32 << 20;
-/// Time for loans to be made and used: 15 s.
-const SETTLE: Duration = Duration::from_secs(15);
-/// Least time for which the host is watched from the begin of the storm on: 20 s.
-const WATCHED: Duration = Duration::from_secs(20);
+/// Distance of the host's memory from its floor at which loans are in use: 64 MiB.
+const USED_TO: u64 = 64 << 20;
+/// Time for loans to be made, and to be used: 60 s each.
+const SETTLE: Duration = Duration::from_secs(60);
+/// Least time for which the host is watched from the begin of the storm on: 15 s.
+const WATCHED: Duration = Duration::from_secs(15);
 /// Time within which loans must be back: 10 s.
 const BACK_WITHIN_S: f64 = 10.0;
 
@@ -53,8 +56,10 @@ pub struct Figures {
     host_swap_bytes: u64,
     /// Seconds from the begin of the storm to the last moment at which less was available than is never lent; 0 if there was none.
     back_s: f64,
-    /// Time for which guests were paused. `pagefold balance` pauses none.
+    /// Longest time for which one guest was paused, over all its pauses.
     paused_ms: u64,
+    /// Pauses of guests.
+    pauses: usize,
     /// Processes of the host that were killed for want of memory.
     kills: u64,
     /// Memory that was folded when the storm began.
@@ -64,9 +69,15 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Whether the storm did no harm.
+    /// Whether the storm undershot the floor, and did no harm.
     pub fn is_good(&self) -> bool {
-        self.guaranteed_held && self.host_swap_bytes == 0 && self.kills == 0 && self.back_s <= BACK_WITHIN_S
+        let did_no_harm = self.guaranteed_held && self.host_swap_bytes == 0 && self.kills == 0;
+        did_no_harm && self.is_undershot() && self.back_s <= BACK_WITHIN_S
+    }
+
+    /// Whether there was a time with less memory than is never lent.
+    fn is_undershot(&self) -> bool {
+        self.least_available_bytes < FLOOR
     }
 
     /// The result as text.
@@ -76,34 +87,38 @@ impl Figures {
         let _ = writeln!(
             text,
             "storm: {} MiB were folded; guarantees {held}; loans back after {:.1} s; {} MiB available at least; \
-             {} MiB swapped, {} killed, paused for {} ms",
+             {} MiB swapped, {} killed; {} pauses, one guest for {} ms at most",
             self.folded_bytes >> 20,
             self.back_s,
             self.least_available_bytes >> 20,
             self.host_swap_bytes >> 20,
             self.kills,
+            self.pauses,
             self.paused_ms
         );
+        if !self.is_undershot() {
+            let _ = writeln!(text, "storm: the floor of {} MiB was not undershot, so this shows nothing", FLOOR >> 20);
+        }
         text
     }
 }
 
-/// Makes the storm.
+/// Makes the storm, with so many guests.
 ///
 /// # Errors
 /// Guests or the service do not start, or nothing is folded.
-pub fn run(dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Figures> {
+pub fn run(dir: &Path, guests: usize, guardian: &mut Guardian) -> anyhow::Result<Figures> {
     let host = SmallHost::make(guardian)?;
     let config = format!("[[group]]\nname = '{}'\n", rig::group());
     let (mut serving, rig, guests) = host.inside(|| {
         let serving = Serving::start(dir, &config, guardian)?;
         let rig = Rig::folded(dir, &serving, (RAM, KEPT), guardian)?;
-        let guests = rig.up(GUESTS, &[])?;
+        let guests = rig.up(guests, &[])?;
         Ok((serving, rig, guests))
     })?;
-    say!("pagefold: storm: {GUESTS} guests are folded");
-    on_all(&guests, &format!("seq 10000000 20000000 | head -c {} > /tmp/same", SAME_MIB << 20))?;
-    let folded_bytes = wait_until_folded(&rig)?;
+    say!("pagefold: storm: {} guests are folded", guests.len());
+    on_all(&guests, |_| fill())?;
+    let folded_bytes = wait_until_folded(&rig, guests.len() as u64)?;
     let mut applying = cut_and_lend(&host, &rig, &guests, guardian)?;
     let figures = storm(&host, &rig, &guests, folded_bytes)?;
     applying.check()?;
@@ -113,31 +128,61 @@ pub fn run(dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Figures> {
     Ok(figures)
 }
 
-/// Cuts the host to the guarantees, its floor and a little more. Then loans are made, and used.
+/// Cuts the host to the guarantees, the pool's copy, its floor and a little more. Then loans are made, and used.
 fn cut_and_lend(host: &SmallHost, rig: &Rig, guests: &[Guest], guardian: &mut Guardian) -> anyhow::Result<Applying> {
+    let count = guests.len() as u64;
     let resident: u64 = numbers(&rig.facts()?, "resident_bytes").iter().sum();
-    let folded_once: u64 = SAME_MIB << 20;
-    let overhead = host.used_bytes()?.saturating_sub(resident.saturating_sub((GUESTS as u64 - 1) * folded_once));
-    host.limit(overhead + GUESTS as u64 * KEPT + FLOOR + ABOVE)?;
+    let overhead = host.used_bytes()?.saturating_sub(resident.saturating_sub((count - 1) * SAME));
+    host.limit(overhead + count * KEPT + SAME + FLOOR + ABOVE)?;
     let applying = rig.lend_within(host.group(), FLOOR, guardian)?;
-    // Loans that are too large come back first.
-    std::thread::sleep(SETTLE);
-    let free = "f=$(awk '/MemFree/ {print int($2 / 1024)}' /proc/meminfo); [ $f -gt 40 ] || exit 0; ";
-    on_all(guests, &format!("{free} dd if=/dev/urandom of=/tmp/x bs=1M count=$((f - 32)) 2>/dev/null; rm /tmp/x"))?;
-    std::thread::sleep(SETTLE);
+    wait_until_steady(rig)?;
+    // Memory that is used and freed lies in frames of the host: a loan that has to be withdrawn.
+    let free = "f=$(awk '/MemAvailable/ {print int($2 / 1024)}' /proc/meminfo); [ $f -gt 24 ] || exit 0; ";
+    let end = Instant::now() + SETTLE;
+    while host.available_bytes()? > FLOOR + USED_TO && Instant::now() < end {
+        on_all(guests, |_| format!("{free} dd if=/dev/zero of=/tmp/x bs=1M count=$((f - 16)) 2>/dev/null; rm /tmp/x"))?;
+    }
     Ok(applying)
+}
+
+/// Waits until loans do not change from one look to the next.
+fn wait_until_steady(rig: &Rig) -> anyhow::Result<()> {
+    let (end, mut before) = (Instant::now() + SETTLE, Vec::new());
+    while Instant::now() < end {
+        let sizes = numbers(&rig.facts()?, "actual_bytes");
+        if sizes == before {
+            break;
+        }
+        before = sizes;
+    }
+    Ok(())
+}
+
+/// Fills a file with pages that differ from one another, and are the same in all guests: 4 MiB, moved by other bytes each time.
+fn fill() -> String {
+    let (base, copies) = (4 << 20, SAME / (4 << 20));
+    format!(
+        "mount -o remount,size=95% /tmp; seq 10000000 99999999 | head -c {} > /tmp/base; for i in $(seq {copies}); do \
+         tail -c +$((i * 128)) /tmp/base | head -c {base}; done > /tmp/same; rm /tmp/base",
+        base + 4096
+    )
+}
+
+/// Moves the file's content by a few bytes, by others in each guest: every page is written, and equals no other.
+fn sweep(n: usize) -> String {
+    format!("tail -c +{} /tmp/same | dd of=/tmp/same bs=64k conv=notrunc 2>/dev/null", n * 4 + 1)
 }
 
 fn storm(host: &SmallHost, rig: &Rig, guests: &[Guest], folded_bytes: u64) -> anyhow::Result<Figures> {
     let swap = || host::total_swap_bytes().saturating_sub(host::free_swap_bytes());
     let swap_before = swap();
-    let write = format!("dd if=/dev/urandom of=/tmp/same bs=1M count={SAME_MIB} conv=notrunc 2>/dev/null");
+    let pauses_before = pauses(rig)?.len();
     let began = Instant::now();
     let done = AtomicBool::new(false);
     let (mut least, mut last_below) = (u64::MAX, None);
     let written = std::thread::scope(|scope| {
         let writing = scope.spawn(|| {
-            let written = on_all(guests, &write);
+            let written = on_all(guests, |n| sweep(n + 1));
             done.store(true, Ordering::Relaxed);
             written
         });
@@ -153,16 +198,36 @@ fn storm(host: &SmallHost, rig: &Rig, guests: &[Guest], folded_bytes: u64) -> an
     })?;
     let facts = rig.facts()?;
     let kept = facts.len() == guests.len() && numbers(&facts, "actual_bytes").iter().all(|size| *size >= KEPT);
-    let answer = on_all(guests, "true").is_ok();
+    let answer = on_all(guests, |_| "true".into()).is_ok();
+    let paused = pauses(rig)?.split_off(pauses_before);
     Ok(Figures {
         guaranteed_held: kept && answer && written.is_ok(),
         host_swap_bytes: swap().saturating_sub(swap_before),
         back_s: last_below.map_or(0.0, |after| after.as_secs_f64()),
-        paused_ms: 0,
+        paused_ms: longest(&paused),
+        pauses: paused.len(),
         kills: host.kills(),
         folded_bytes,
         least_available_bytes: least,
     })
+}
+
+/// Ends of pauses in the journal: guest, and milliseconds.
+fn pauses(rig: &Rig) -> anyhow::Result<Vec<(String, u64)>> {
+    let end = |line: &Value| {
+        let guest = line["guest"].as_str().filter(|_| line["entry"] == "resume")?;
+        Some((guest.to_owned(), line["paused_ms"].as_u64()?))
+    };
+    Ok(rig.journal()?.iter().filter_map(end).collect())
+}
+
+/// Longest time for which one guest was paused, over all its pauses, in milliseconds.
+fn longest(pauses: &[(String, u64)]) -> u64 {
+    let mut by_guest: BTreeMap<&str, u64> = BTreeMap::new();
+    for (guest, ms) in pauses {
+        *by_guest.entry(guest).or_default() += ms;
+    }
+    by_guest.into_values().max().unwrap_or(0)
 }
 
 fn numbers(facts: &[Value], field: &str) -> Vec<u64> {
@@ -170,8 +235,8 @@ fn numbers(facts: &[Value], field: &str) -> Vec<u64> {
 }
 
 /// Waits until enough is folded. Returns how much is.
-fn wait_until_folded(rig: &Rig) -> anyhow::Result<u64> {
-    let wanted = GUESTS as u64 * (SAME_MIB << 20) / FOLDED.1 * FOLDED.0;
+fn wait_until_folded(rig: &Rig, guests: u64) -> anyhow::Result<u64> {
+    let wanted = guests * SAME / FOLDED.1 * FOLDED.0;
     let end = Instant::now() + PATIENCE * 2;
     loop {
         let folded: u64 = numbers(&rig.facts()?, "folded_bytes").iter().sum();
@@ -182,12 +247,4 @@ fn wait_until_folded(rig: &Rig) -> anyhow::Result<u64> {
             bail!("only {} MiB are folded, and {} were to be", folded >> 20, wanted >> 20);
         }
     }
-}
-
-/// Runs a script in all guests at once.
-fn on_all(guests: &[Guest], script: &str) -> anyhow::Result<()> {
-    std::thread::scope(|scope| {
-        let running: Vec<_> = guests.iter().map(|guest| scope.spawn(move || shell(guest, script))).collect();
-        running.into_iter().try_for_each(|one| one.join().map_err(|_| anyhow::anyhow!("a thread has failed"))?)
-    })
 }

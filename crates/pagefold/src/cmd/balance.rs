@@ -9,7 +9,7 @@ use clap::Subcommand;
 use cli::exit::{Outcome, Stop};
 use cli::output;
 use cli::size::parse_bytes;
-use lend::{Entry, Rules};
+use lend::{Entry, Hold, Rules};
 use serde::Serialize;
 use show::{Answer, Done};
 use std::time::Duration;
@@ -73,6 +73,9 @@ enum Action {
     Apply(ApplyArgs),
     /// Make room for a guest before it starts, or say why it cannot be
     Reserve(ReserveArgs),
+    /// Pause guests for another process, and resume them when it ends
+    #[command(hide = true)]
+    Hold,
 }
 
 #[derive(clap::Args)]
@@ -129,6 +132,10 @@ impl Common {
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let common = &args.common;
+    if matches!(args.action, Action::Hold) {
+        lend::hold();
+        return Ok(Outcome::Done);
+    }
     let mut world = World::new(common)?;
     match &args.action {
         Action::Apply(apply) if !apply.dry_run => return run_apply(common, &mut world, apply),
@@ -164,30 +171,28 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
     }
     let (mut is_first, mut ladder) = (true, Ladder::default());
     loop {
-        let (began, turn) = (world.at(), world.ledger.take_turn()?);
+        let (began, turn) = (world.at(), world.take_turn()?);
+        let mut hold = Hold::default();
+        // Memory first: a look takes its time.
+        world.pause(&mut hold, &turn, &params)?;
         if apply.every.is_some() {
             world.ledger.note_rules(&turn, &common.rules())?;
         }
+        world.look()?;
         if std::mem::take(&mut is_first) {
-            world.look_twice()?
-        } else {
-            world.look()?
+            world.pause(&mut hold, &turn, &params)?;
+            world.look_again()?;
         }
         let at = world.at();
         let rung = if apply.every.is_some() { world.climb(&mut ladder, &turn)? } else { None };
         let plan = plan(&world.facts, common.policy()?, &world.history, at, &params);
-        let outcomes = world.carry_out((&plan.frees, &plan.grows), &turn, &params)?;
+        let outcomes = world.carry_out((&plan.frees, &plan.grows), &mut hold, &turn, &params)?;
+        let paused = hold.end(&mut world.ledger, &turn)?;
         drop(turn);
-        for outcome in outcomes.iter().filter(|outcome| outcome.problem.is_none()) {
-            world.history.note(&outcome.step, at);
-        }
-        // A step that was not made at all says nothing of the driver.
-        for outcome in outcomes.iter().filter(|outcome| outcome.is_told) {
-            world.gatherer.made(&world.facts, outcome, at);
-        }
+        world.learn(&outcomes, at);
         let complete = outcomes.iter().all(|outcome| outcome.problem.is_none());
         let (at_s, drivers) = (host::boot_clock_s(), world.gatherer.drivers());
-        let done = Done { at_s, plan: &plan, outcomes: &outcomes, drivers, rung };
+        let done = Done { at_s, plan: &plan, outcomes: &outcomes, drivers, rung, paused: &paused };
         match apply.every {
             None => {
                 common.print(&done, || done.text())?;
@@ -212,7 +217,7 @@ fn run_reserve(common: &Common, world: &mut World, reserve: &ReserveArgs) -> any
         common.print(&steps, || show::steps_text(&steps))?;
         return Ok(Outcome::Done);
     }
-    let turn = world.ledger.take_turn()?;
+    let turn = world.take_turn()?;
     // An older reservation of the same guest gives way to this one.
     world.ledger.reserve(&turn, &reserve.name, 0)?;
     if reserve.size == 0 {
@@ -229,7 +234,7 @@ fn run_reserve(common: &Common, world: &mut World, reserve: &ReserveArgs) -> any
     };
     // It is promised before anything is freed: should this process be killed, others leave it the memory.
     world.ledger.reserve(&turn, &reserve.name, reserve.size)?;
-    let outcomes = world.carry_out((&steps, &[]), &turn, &params)?;
+    let outcomes = world.carry_out((&steps, &[]), &mut Hold::default(), &turn, &params)?;
     world.look()?;
     let spare = balance::Budget::of(&world.facts).spare_bytes;
     if spare < 0 {

@@ -2,7 +2,7 @@
 
 use balance::{Budget, DriverState, Facts, Plan, Reserve, RungEvent, Step, Wish, price};
 use cli::size::{bytes, mib, signed_bytes};
-use lend::Outcome;
+use lend::{Outcome, Paused};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -53,6 +53,8 @@ pub struct Done<'a> {
     pub drivers: BTreeMap<&'a str, DriverState>,
     /// A step on the pressure ladder, if there was one.
     pub rung: Option<RungEvent>,
+    /// Guests that were paused.
+    pub paused: &'a [Paused],
 }
 
 impl Explained {
@@ -72,6 +74,11 @@ impl Explained {
 impl Done<'_> {
     pub fn text(&self) -> String {
         let mut text = outcomes_text(self.outcomes);
+        for Paused { pause, paused_ms, problem } in self.paused {
+            let end = problem.as_ref().map_or_else(String::new, |problem| format!("; {problem}"));
+            let guest = cli::printable(&pause.guest);
+            let _ = writeln!(text, "{guest}: paused for {paused_ms} ms: {}{end}", pause.reason);
+        }
         add_refused(&mut text, self.plan);
         if text.is_empty() { "nothing to do\n".into() } else { text }
     }

@@ -7,14 +7,14 @@ use api::shown;
 use balance::{Facts, GroupFacts, History, Ladder, Params, RungEvent, Step};
 use cli::say;
 use guest::Guest;
-use lend::{Entry, Gatherer, Ledger, Means, Outcome, Rules, Saved, Turn, carry_out};
+use lend::{Entry, Gatherer, Hold, Ledger, Means, Outcome, Rules, Saved, Turn, carry_out, resume_left};
 use std::time::{Duration, Instant};
 
 /// Pause between the two looks that a rate takes: guests tell statistics every 2 s.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2500);
 
-/// Pause between two glances at the host's memory: 500 ms. A loan must be back in 10 s.
-const GLANCE_EVERY: Duration = Duration::from_millis(500);
+/// Pause between two glances at the host's memory: 200 ms. A break storm takes the floor in a second.
+const GLANCE_EVERY: Duration = Duration::from_millis(200);
 
 /// Guests, their facts, and what was done.
 pub struct World<'a> {
@@ -49,6 +49,11 @@ impl<'a> World<'a> {
     /// Looks twice, so that there are rates.
     pub fn look_twice(&mut self) -> anyhow::Result<()> {
         self.look()?;
+        self.look_again()
+    }
+
+    /// Looks a second time, after guests have told newer statistics.
+    pub fn look_again(&mut self) -> anyhow::Result<()> {
         if self.guests.iter().any(|guest| guest.facts.qemu.as_ref().is_some_and(|facts| facts.balloon)) {
             std::thread::sleep(BETWEEN_LOOKS);
             self.look()?;
@@ -71,13 +76,25 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Waits for the next round. It begins at once where the host falls below its floor meanwhile.
-    pub fn rest(&self, pause: Duration) {
+    /// Waits for the next round. It begins at once where the host falls below its floor meanwhile, or below half of that.
+    pub fn rest(&mut self, pause: Duration) {
         let (floor, end) = (self.facts.host.floor_bytes, Instant::now() + pause);
-        let was_above = self.facts.host.available_bytes >= floor;
-        let is_below = || was_above && self.gatherer.available_bytes().is_some_and(|available| available < floor);
-        while !is_below() && Instant::now() < end {
-            std::thread::sleep(GLANCE_EVERY.min(end.saturating_duration_since(Instant::now())));
+        let depth = |available: u64| u64::from(available < floor) + u64::from(available < floor / 2);
+        let was = depth(self.facts.host.available_bytes);
+        let mut last = None;
+        loop {
+            let now = Instant::now();
+            let Some(available) = self.gatherer.available_bytes() else { return };
+            if let Some((at, before)) = last {
+                let ms = u64::try_from(now.duration_since(at).as_millis()).unwrap_or(u64::MAX).max(1);
+                let fallen = u64::saturating_sub(before, available);
+                self.facts.host.falling_bytes_per_s = fallen.saturating_mul(1000) / ms;
+            }
+            last = Some((now, available));
+            if now >= end || depth(available) > was {
+                return;
+            }
+            std::thread::sleep(GLANCE_EVERY.min(end - now));
         }
     }
 
@@ -93,15 +110,49 @@ impl<'a> World<'a> {
         Ok(event)
     }
 
-    /// Carries out the two phases of a plan, and tells guests again that have not done as they were told.
+    /// Waits for the turn, and resumes guests that a process has left paused that was killed.
+    pub fn take_turn(&mut self) -> anyhow::Result<Turn> {
+        let turn = self.ledger.take_turn()?;
+        resume_left(&mut self.ledger, &turn)?;
+        Ok(turn)
+    }
+
+    /// Pauses guests, by the facts of the last look and the memory that is available at this moment.
+    pub fn pause(&mut self, hold: &mut Hold, turn: &Turn, params: &Params) -> anyhow::Result<()> {
+        let Some(available) = self.gatherer.available_bytes() else { return Ok(()) };
+        self.facts.host.available_bytes = available;
+        let pauses = balance::pauses(&self.facts, params, |guest| self.ledger.has_run(guest));
+        hold.pause(&pauses, &self.guests, &mut self.ledger, turn)
+    }
+
+    /// Takes steps into account that were made at this time.
+    pub fn learn(&mut self, outcomes: &[Outcome], at: Duration) {
+        for outcome in outcomes.iter().filter(|outcome| outcome.problem.is_none()) {
+            self.history.note(&outcome.step, at);
+        }
+        // A step that was not made at all says nothing of the driver.
+        for outcome in outcomes.iter().filter(|outcome| outcome.is_told) {
+            self.gatherer.made(&self.facts, outcome, at);
+        }
+    }
+
+    /// Carries out the two phases of a plan, and tells guests again that have not done as they were told. Guests that shrink
+    /// are resumed before, and all others when the first phase is over.
     pub fn carry_out(
         &mut self,
         phases: (&[Step], &[Step]),
+        hold: &mut Hold,
         turn: &Turn,
         params: &Params,
     ) -> anyhow::Result<Vec<Outcome>> {
+        let (frees, _) = phases;
+        let has_to_wait = |guest: &str| !frees.is_empty() && frees.iter().all(|step| step.guest != guest);
+        hold.resume(has_to_wait, &mut self.ledger, turn)?;
         let reminders = self.gatherer.due_reminders(&self.facts);
-        let mut means = Means { guests: &self.guests, ledger: &mut self.ledger, turn, params };
+        let (floor, gatherer) = (self.facts.host.floor_bytes, &self.gatherer);
+        let is_relieved = || gatherer.available_bytes().is_some_and(|available| available >= floor);
+        let (guests, ledger) = (&self.guests, &mut self.ledger);
+        let mut means = Means { guests, ledger, turn, params, hold, is_relieved: &is_relieved };
         means.remind(&reminders)?;
         carry_out(phases, &mut means)
     }

@@ -1,0 +1,113 @@
+//! Pauses: guests that may not run while loans are withdrawn, because memory would run out before the loans are back.
+//!
+//! | condition | reason |
+//! |---|---|
+//! | less than the floor is available: less than half of it, or it falls such that nothing is left in 2 s | withdrawals take seconds |
+//! | the guest's size is above its guarantee | what is guaranteed, a guest may use at any time |
+//! | it may take 1/64 of its RAM or more: untouched memory and folded pages | a pause of another one spares nothing |
+//! | it has run for a minute since its last pause | no guest stands still for more than 10 s of each minute |
+//!
+//! A guest that is paused gives nothing back, since its driver does not run. So guests that shrink are resumed first.
+
+use crate::facts::{Facts, GuestFacts};
+use crate::params::Params;
+use serde::Serialize;
+
+/// Part of the floor below which guests are paused: 1/2.
+const DANGER: u64 = 2;
+
+/// Time in which available memory may not fall to nothing, in seconds: 2 s.
+const RUNS_OUT_S: u64 = 2;
+
+/// A guest to be paused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Pause {
+    /// The guest.
+    pub guest: String,
+    /// The reason.
+    pub reason: String,
+}
+
+/// Guests that are to be paused. `has_run` tells of each whether its last pause was long ago.
+pub fn pauses(facts: &Facts, params: &Params, has_run: impl Fn(&str) -> bool) -> Vec<Pause> {
+    let host = &facts.host;
+    let runs_out = host.available_bytes < host.falling_bytes_per_s.saturating_mul(RUNS_OUT_S);
+    let is_short = host.available_bytes < host.floor_bytes;
+    if !is_short || !(runs_out || host.available_bytes < host.floor_bytes / DANGER) {
+        return Vec::new();
+    }
+    let may_take = |guest: &GuestFacts| guest.untouched_bytes().saturating_add(guest.folded_bytes);
+    let is_danger = |guest: &&GuestFacts| {
+        guest.loan_bytes() > 0 && may_take(guest) >= params.least_change_bytes(guest.ram_bytes) && has_run(&guest.id)
+    };
+    let pause = |guest: &GuestFacts| Pause {
+        guest: guest.id.clone(),
+        reason: format!(
+            "{} MiB are available, {} of them never lent; it has {} MiB above its guarantee, and may take {} MiB more",
+            host.available_bytes >> 20,
+            host.floor_bytes >> 20,
+            guest.loan_bytes() >> 20,
+            may_take(guest) >> 20
+        ),
+    };
+    facts.guests.iter().filter(is_danger).map(pause).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::HostFacts;
+    use crate::test_world::guest;
+
+    const M: u64 = 1 << 20;
+
+    fn paused(available: u64, change: impl Fn(&mut GuestFacts), has_run: bool) -> Vec<String> {
+        let mut one = guest("a", 256 * M, 128 * M);
+        one.folded_bytes = 64 * M;
+        change(&mut one);
+        let facts = Facts { host: host(available, 0), guests: vec![one], ..Facts::default() };
+        pauses(&facts, &Params::default(), |_| has_run).into_iter().map(|pause| pause.guest).collect()
+    }
+
+    fn host(available: u64, falling: u64) -> HostFacts {
+        HostFacts {
+            available_bytes: available * M,
+            floor_bytes: 100 * M,
+            falling_bytes_per_s: falling * M,
+            ..HostFacts::default()
+        }
+    }
+
+    #[test]
+    fn guest_is_paused_below_the_floor_where_memory_runs_out() {
+        let guests = vec![GuestFacts { folded_bytes: 64 * M, ..guest("a", 256 * M, 128 * M) }];
+        let is_paused = |(available, falling)| {
+            let facts = Facts { host: host(available, falling), guests: guests.clone(), ..Facts::default() };
+            !pauses(&facts, &Params::default(), |_| true).is_empty()
+        };
+        assert_eq!([(90, 45), (90, 46), (100, 500)].map(is_paused), [false, true, false]);
+    }
+
+    #[test]
+    fn guest_is_paused_below_half_of_the_floor() {
+        assert_eq!(paused(49, |_| {}, true), ["a"]);
+        assert!(paused(50, |_| {}, true).is_empty());
+    }
+
+    #[test]
+    fn guest_within_its_guarantee_is_never_paused() {
+        assert!(paused(0, |guest| guest.guaranteed_bytes = 256 * M, true).is_empty());
+        assert!(paused(0, |guest| (guest.actual_bytes, guest.resident_bytes) = (128 * M, 128 * M), true).is_empty());
+    }
+
+    #[test]
+    fn guest_that_can_take_nothing_is_not_paused() {
+        assert!(paused(0, |guest| guest.folded_bytes = 3 * M, true).is_empty());
+        assert_eq!(paused(0, |guest| (guest.folded_bytes, guest.resident_bytes) = (0, 200 * M), true), ["a"]);
+    }
+
+    #[test]
+    fn guest_that_was_paused_lately_runs() {
+        assert!(paused(0, |_| {}, false).is_empty());
+    }
+}

@@ -1,0 +1,185 @@
+//! Idle and busy guests, and memory of the host that somebody else takes.
+
+use super::rig::{PATIENCE, on_all};
+use crate::guardian::Guardian;
+use crate::synthetic::filled;
+use anyhow::Context;
+use lab::Guest;
+use serde_json::json;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Size of the disk that all guests have: 96 MiB.
+const DISK: u64 = 96 << 20;
+/// Memory of a busy guest that no other has, in MiB.
+const OWN_MIB: u64 = 56;
+/// Memory that stays free in a guest while others of its pages are used, in MiB.
+const SPARED_MIB: u64 = 12;
+
+/// Most memory that is filled by one reading of the disk, in MiB.
+const MOST_MIB: u64 = 90;
+
+/// Guests and their load.
+pub struct Load {
+    guests: Vec<Guest>,
+    /// The first ones are idle.
+    idle: usize,
+    /// Directory of files that take memory of the host.
+    taken: PathBuf,
+    files: u64,
+    taken_bytes: u64,
+}
+
+/// What guests counted since they started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Suffered {
+    /// Allocations that had to reclaim memory first.
+    pub stalls: u64,
+    /// Processes that were killed for want of memory.
+    pub kills: u64,
+}
+
+impl Suffered {
+    /// The difference to an earlier count.
+    pub fn since(self, before: Self) -> Self {
+        Self { stalls: self.stalls.saturating_sub(before.stalls), kills: self.kills.saturating_sub(before.kills) }
+    }
+}
+
+impl Load {
+    /// Makes the disk, each page of which is another.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn make_disk(dir: &Path) -> anyhow::Result<PathBuf> {
+        let path = dir.join("disk");
+        let cannot = || format!("cannot write {}", path.display());
+        let mut file = File::create(&path).with_context(cannot)?;
+        for n in 0..DISK >> 12 {
+            file.write_all(&filled(n + 1).0).with_context(cannot)?;
+        }
+        file.sync_all().with_context(cannot)?;
+        Ok(path)
+    }
+
+    /// QEMU's arguments for it. The host caches nothing of it.
+    pub fn disk_of(path: &Path) -> [&str; 4] {
+        let options = format!("if=none,id=load,format=raw,readonly=on,cache.direct=on,file={}", path.display());
+        // Arguments of one bench, made once for each kind of guests.
+        let options: &'static str = Box::leak(options.into_boxed_str());
+        ["-drive", options, "-device", "virtio-blk-pci,drive=load"]
+    }
+
+    /// Starts the load in guests, the first of which are idle.
+    ///
+    /// # Errors
+    /// A guest does not do it.
+    pub fn start(guests: Vec<Guest>, idle: usize, guardian: &mut Guardian) -> anyhow::Result<Self> {
+        let taken = PathBuf::from(format!("/dev/shm/pagefold-bench-{}", std::process::id()));
+        guardian.keep_dir(&taken)?;
+        fs::create_dir(&taken).with_context(|| format!("cannot make {}", taken.display()))?;
+        let load = Self { guests, idle, taken, files: 0, taken_bytes: 0 };
+        load.on_all(|_| "mount -o remount,size=95% /tmp".into())?;
+        load.on_busy(&format!("dd if=/dev/urandom of=/tmp/own bs=1M count={OWN_MIB} 2>/dev/null"))?;
+        load.on_busy(
+            "setsid sh -c 'while :; do dd if=/dev/vda of=/dev/null bs=64k; sleep 1; done' </dev/null >/dev/null 2>&1 &",
+        )?;
+        load.fill()?;
+        Ok(load)
+    }
+
+    /// Uses all memory that is free in idle guests, and frees it again.
+    ///
+    /// # Errors
+    /// A guest does not do it.
+    pub fn fill(&self) -> anyhow::Result<()> {
+        // Content that no other page has, as fast as a guest can copy: the disk's, moved by a few bytes.
+        let script = |n: usize| {
+            format!(
+                "f=$(awk '/MemFree/ {{print int($2 / 1024)}}' /proc/meminfo); f=$((f - {SPARED_MIB})); i=0; \
+                 while [ $f -gt 0 ]; do c=$f; [ $c -gt {MOST_MIB} ] && c={MOST_MIB}; i=$((i + 1)); f=$((f - c)); \
+                 dd if=/dev/vda of=/tmp/$i bs=64k count=$((c * 16)) skip=$(({n} * 512 + i * 64)) iflag=skip_bytes 2>/dev/null; \
+                 done; rm -f /tmp/[0-9]*"
+            )
+        };
+        self.on_all(|n| if n < self.idle { script(n + 1) } else { "true".into() })
+    }
+
+    /// Gives guests all their RAM.
+    ///
+    /// # Errors
+    /// QEMU does not answer.
+    pub fn set_sizes(&self) -> anyhow::Result<()> {
+        for guest in &self.guests {
+            let ram = guest.memory_bytes.context("a guest without RAM")?;
+            guest.qmp(PATIENCE)?.execute("balloon", json!({"value": ram}))?;
+        }
+        Ok(())
+    }
+
+    /// Stalls and kills of all guests.
+    ///
+    /// # Errors
+    /// A guest does not answer.
+    pub fn suffered(&self) -> anyhow::Result<Suffered> {
+        let mut sum = Suffered::default();
+        for guest in &self.guests {
+            let output = guest.exec(&["cat", "/proc/vmstat"], PATIENCE)?;
+            for line in String::from_utf8_lossy(&output.stdout).lines() {
+                let Some((name, count)) = line.split_once(' ') else { continue };
+                let count: u64 = count.trim().parse().unwrap_or(0);
+                sum.stalls += if name.starts_with("allocstall") { count } else { 0 };
+                sum.kills += if name == "oom_kill" { count } else { 0 };
+            }
+        }
+        Ok(sum)
+    }
+
+    /// Takes memory of the host, on behalf of the control group in which this process is.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn take(&mut self, bytes: u64) -> anyhow::Result<()> {
+        let path = self.taken.join(self.files.to_string());
+        let cannot = || format!("cannot write {}", path.display());
+        let mut file = File::create(&path).with_context(cannot)?;
+        let chunk = vec![1; 1 << 20];
+        for _ in 0..bytes >> 20 {
+            file.write_all(&chunk).with_context(cannot)?;
+        }
+        self.files += 1;
+        self.taken_bytes += bytes >> 20 << 20;
+        Ok(())
+    }
+
+    /// Memory of the host that is taken.
+    pub fn taken_bytes(&self) -> u64 {
+        self.taken_bytes
+    }
+
+    /// Gives back all that was taken of the host.
+    ///
+    /// # Errors
+    /// A file cannot be removed.
+    pub fn give_way(&mut self) -> anyhow::Result<()> {
+        for n in 0..self.files {
+            fs::remove_file(self.taken.join(n.to_string())).context("cannot give memory back")?;
+        }
+        (self.files, self.taken_bytes) = (0, 0);
+        Ok(())
+    }
+
+    /// Processes of the guests.
+    pub fn pids(&self) -> Vec<u32> {
+        self.guests.iter().filter_map(|guest| guest.pid).collect()
+    }
+
+    fn on_busy(&self, script: &str) -> anyhow::Result<()> {
+        self.on_all(|n| if n < self.idle { "true".into() } else { script.to_owned() })
+    }
+
+    fn on_all(&self, script: impl Fn(usize) -> String) -> anyhow::Result<()> {
+        on_all(&self.guests, script)
+    }
+}

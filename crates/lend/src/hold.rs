@@ -1,0 +1,196 @@
+//! A process of its own that pauses guests and resumes them, whatever becomes of the one that asked for it.
+//!
+//! ```text
+//!   balancer                         holder                          guest
+//!      | -- stop: guests ------------> | -- QMP stop ----------------> |
+//!      | <- which are paused --------- |                               |
+//!      | -- cont: guests ------------> | -- QMP cont ----------------> |
+//!      X  killed: the pipe closes      | -- QMP cont: all -----------> |
+//!                10 s after its stop   | -- QMP cont ----------------> |
+//! ```
+//!
+//! The ledger names each paused guest before its pause. So the next balancer resumes it where the holder was killed, too.
+//! QEMU serves one client at a time. The holder connects anew for each command, and others can ask in between.
+
+use crate::many;
+use guest::Qmp;
+use host::ProcessId;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::io::{BufRead, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// Longest pause of a guest: 10 s.
+const LONGEST: Duration = Duration::from_secs(10);
+/// Pause between two tries to resume a guest whose QEMU did not answer: 500 ms.
+const TRY_EVERY: Duration = Duration::from_millis(500);
+/// Time for which a guest is tried to be resumed: 10 min.
+const GIVE_UP: Duration = Duration::from_secs(600);
+/// Wait for a command while no guest is paused: 1 hour.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// States of QEMU in which no migration is under way.
+const NO_MIGRATION: [&str; 4] = ["none", "completed", "failed", "cancelled"];
+
+/// A guest to pause.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Target {
+    /// Its id.
+    pub guest: String,
+    /// Its QEMU.
+    pub process: ProcessId,
+    /// Its QMP socket.
+    pub qmp: PathBuf,
+}
+
+/// A line to the holder.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Command {
+    /// Pause these guests, each for 10 s at most.
+    Stop(Vec<Target>),
+    /// Resume these guests.
+    Cont(Vec<String>),
+}
+
+/// A line from the holder: an entry for each guest of a command.
+pub(crate) type Replies = Vec<Reply>;
+
+/// The state of one guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Reply {
+    /// Its id.
+    pub guest: String,
+    /// Whether it is paused.
+    pub is_paused: bool,
+    /// The time for which it has been, in milliseconds.
+    pub paused_ms: u64,
+    /// The reason why it was not paused, or not resumed.
+    pub problem: Option<String>,
+}
+
+/// A guest on hold.
+struct Held {
+    target: Target,
+    since: Instant,
+    due: Instant,
+    /// Time on hold, once it runs.
+    paused: Option<Duration>,
+    problem: Option<String>,
+}
+
+/// The holder: commands on standard input, replies on standard output. It ends when both are closed and all guests run.
+pub fn hold() {
+    let (sender, lines) = mpsc::channel();
+    std::thread::spawn(move || {
+        let read = std::io::stdin().lock().lines().map_while(Result::ok);
+        read.map_while(|line| sender.send(line).ok()).for_each(drop);
+    });
+    let mut all: Vec<Held> = Vec::new();
+    loop {
+        let now = Instant::now();
+        let next = all.iter().filter(|held| held.paused.is_none()).map(|held| held.due).min();
+        match lines.recv_timeout(next.map_or(IDLE, |due| due.saturating_duration_since(now))) {
+            Ok(line) => obey(&line, &mut all),
+            Err(RecvTimeoutError::Timeout) => resume_due(&mut all),
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    all.iter_mut().for_each(|held| held.due = Instant::now());
+    let end = Instant::now() + GIVE_UP;
+    while all.iter().any(|held| held.paused.is_none()) && Instant::now() < end {
+        resume_due(&mut all);
+        std::thread::sleep(TRY_EVERY);
+    }
+}
+
+fn obey(line: &str, all: &mut Vec<Held>) {
+    let replies: Replies = match serde_json::from_str(line) {
+        Ok(Command::Stop(targets)) => {
+            let stopped = many::each(targets.into_iter(), |target| (stop(&target), target));
+            stopped.into_iter().map(|(stopped, target)| note(stopped, target, all)).collect()
+        }
+        Ok(Command::Cont(guests)) => {
+            let now = Instant::now();
+            all.iter_mut().filter(|held| guests.contains(&held.target.guest)).for_each(|held| held.due = now);
+            resume_due(all);
+            all.iter().filter(|held| guests.contains(&held.target.guest)).map(Held::reply).collect()
+        }
+        Err(_) => Replies::new(),
+    };
+    // The balancer may be gone; its pipe closes then.
+    let text = serde_json::to_string(&replies).unwrap_or_default();
+    let _ = writeln!(std::io::stdout(), "{text}").and_then(|()| std::io::stdout().flush());
+}
+
+fn note(stopped: Result<Instant, String>, target: Target, all: &mut Vec<Held>) -> Reply {
+    match stopped {
+        Ok(since) => {
+            let held = Held { target, since, due: since + LONGEST, paused: None, problem: None };
+            let reply = held.reply();
+            all.push(held);
+            reply
+        }
+        Err(problem) => Reply { guest: target.guest, is_paused: false, paused_ms: 0, problem: Some(problem) },
+    }
+}
+
+impl Held {
+    fn reply(&self) -> Reply {
+        let paused = self.paused.unwrap_or_else(|| self.since.elapsed());
+        Reply {
+            guest: self.target.guest.clone(),
+            is_paused: self.paused.is_none(),
+            paused_ms: u64::try_from(paused.as_millis()).unwrap_or(u64::MAX),
+            problem: self.problem.clone(),
+        }
+    }
+}
+
+/// Resumes guests whose time is over.
+fn resume_due(all: &mut [Held]) {
+    let now = Instant::now();
+    many::each(all.iter_mut().filter(|held| held.paused.is_none() && held.due <= now), |held| {
+        let target = &held.target;
+        match resume(target.process, &target.qmp) {
+            Ok(()) => (held.paused, held.problem) = (Some(held.since.elapsed()), None),
+            Err(problem) => (held.due, held.problem) = (Instant::now() + TRY_EVERY, Some(problem)),
+        }
+    });
+}
+
+/// Pauses a guest that runs. One that does not is somebody else's to resume.
+fn stop(target: &Target) -> Result<Instant, String> {
+    let mut qmp = Qmp::of(target.process.pid, &target.qmp).map_err(|error| error.to_string())?;
+    match status(&mut qmp)?.as_str() {
+        "running" => {}
+        other => return Err(format!("it does not run: it is {other}")),
+    }
+    // On its new host, nobody would resume it.
+    let migration = qmp.execute("query-migrate", json!({})).map_err(|error| error.to_string())?;
+    if migration["status"].as_str().is_some_and(|status| !NO_MIGRATION.contains(&status)) {
+        return Err("it is being moved to another host".into());
+    }
+    // It is held from here on: QEMU may have stopped it without an answer in time.
+    let since = Instant::now();
+    let _ = qmp.execute("stop", json!({}));
+    Ok(since)
+}
+
+/// Resumes a guest that is paused. One that has ended, runs, or was moved to another host meanwhile, is left as it is.
+pub(crate) fn resume(process: ProcessId, path: &Path) -> Result<(), String> {
+    if !process.is_alive() {
+        return Ok(());
+    }
+    let mut qmp = Qmp::of(process.pid, path).map_err(|error| error.to_string())?;
+    if status(&mut qmp)? != "paused" {
+        return Ok(());
+    }
+    qmp.execute("cont", json!({})).map(drop).map_err(|error| error.to_string())
+}
+
+fn status(qmp: &mut Qmp) -> Result<String, String> {
+    let answer = qmp.execute("query-status", json!({})).map_err(|error| error.to_string())?;
+    Ok(answer["status"].as_str().unwrap_or("in no known state").to_owned())
+}
