@@ -1,5 +1,5 @@
-//! Carries out what `balance` plans: gathers facts from host, groups and guests, moves balloons, pauses guests while memory runs out,
-//! keeps reservations, and writes every action down.
+//! Carries out what `balance` plans. It gathers facts from host, groups and guests, moves balloons and keeps reservations. It pauses
+//! guests while memory runs out. Every action is written down.
 //!
 //! ```text
 //!   Gatherer: /proc, control groups, QMP --> Facts --> balance::plan --> Plan

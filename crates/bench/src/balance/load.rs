@@ -11,7 +11,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Size of the disk that all guests have: 96 MiB.
-const DISK: u64 = 96 << 20;
+pub const DISK: u64 = 96 << 20;
 /// Memory of a busy guest that no other has, in MiB.
 const OWN_MIB: u64 = 56;
 /// Memory that stays free in a guest while others of its pages are used, in MiB.
@@ -31,7 +31,7 @@ pub struct Load {
     taken_bytes: u64,
 }
 
-/// What guests counted since they started.
+/// Counters of guests since they started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Suffered {
     /// Allocations that had to reclaim memory first.

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Our policies run as `pagefold balance apply --every`. Baselines set sizes as they wish, which is how their programs do it.
-//! All are to have a fifth of the host available: MOM and Proxmox VE by their rules, the others by a floor of 16%, which is
-//! left when 5/4 of it are available.
+//! All are to have a fifth of the host available. MOM and Proxmox VE have that in their rules. The others have a floor of 16%,
+//! and withdraw until 5/4 of it are available.
 
 use super::applying::Applying;
 use super::load::{Load, Suffered};
@@ -25,8 +25,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// RAM of an idle and of a busy guest: 384 and 256 MiB.
-const RAM: [u64; 2] = [384 << 20, 256 << 20];
+/// RAM of an idle and of a busy guest: 448 and 256 MiB.
+const RAM: [u64; 2] = [448 << 20, 256 << 20];
 /// Guaranteed size of each guest, which is the least one for baselines: 128 MiB.
 const KEPT: u64 = 128 << 20;
 /// Guests of each kind.
@@ -35,8 +35,8 @@ const OF_A_KIND: usize = 3;
 const BEFORE: u64 = 22;
 /// Part of the host's memory that is available after the first step, in percent: 2%.
 const FIRST: u64 = 2;
-/// Memory that each further step takes: 40 MiB.
-const STEP: u64 = 40 << 20;
+/// Memory that each further step takes: 70 MiB.
+const STEP: u64 = 70 << 20;
 /// Number of further steps.
 const STEPS: u32 = 5;
 /// Time between two steps, and between two rounds of a policy: 5 s.
@@ -45,8 +45,10 @@ const EVERY: Duration = Duration::from_secs(5);
 const PRESSED: Duration = Duration::from_secs(75);
 /// Part of the first savings that folding must have reached before a policy's turn, in percent: 90%.
 const FOLDED: u64 = 90;
-/// Time without a change of the savings after which folding has come to rest: 6 s.
-const REST: Duration = Duration::from_secs(6);
+/// Least savings of folding before the first turn: twice the disk.
+const LEAST_FOLDED: u64 = 2 * super::load::DISK;
+/// Time without a change of the savings after which folding has come to rest: 10 s.
+const REST: Duration = Duration::from_secs(10);
 /// Floor of the policies that have one, in percent: 16%.
 const FLOOR: u64 = 16;
 
@@ -117,7 +119,7 @@ pub fn run(dir: &Path, names: &[&'static str], guardian: &mut Guardian) -> anyho
     })?;
     let load = Load::start(guests, OF_A_KIND, guardian)?;
     let mut bench = Bench { host, rig, serving, load, total_bytes: 0 };
-    let saved = bench.wait_until_folded(0)?;
+    let saved = bench.wait_until_folded(LEAST_FOLDED)?;
     say!("pagefold: policies: six guests run, and folding saves {} MiB", saved >> 20);
     bench.cut()?;
     let mut figures = Vec::new();
