@@ -40,6 +40,9 @@ const VMA_BUDGET: &str = "PAGEFOLD_VMA_BUDGET";
 /// Variable that makes the agent fold resting pages although they may not rest for long, as tests do.
 const EAGER: &str = "PAGEFOLD_EAGER";
 
+/// Variable that says that the thread has the program's directories.
+const SHARED: &str = "PAGEFOLD_SHARED_DIRECTORIES";
+
 static ASKED: OnceLock<Asked> = OnceLock::new();
 
 /// Serves this process until it is to leave it. Ends the thread.
@@ -53,8 +56,10 @@ pub fn run() -> ! {
         if world::open(channel.into()).is_err() {
             return;
         }
-        // SAFETY: the directory that counts for this thread alone (it was made without `CLONE_FS`) holds no file system.
-        unsafe { libc::chdir(c"/".as_ptr()) };
+        if env::var_os(SHARED).is_none() {
+            // SAFETY: the directory that counts for this thread alone (it was made without `CLONE_FS`) holds no file system.
+            unsafe { libc::chdir(c"/".as_ptr()) };
+        }
         // SAFETY: names the calling thread.
         unsafe { libc::prctl(libc::PR_SET_NAME, c"pagefold".as_ptr()) };
         let Some((asked, own)) = asked() else { return };

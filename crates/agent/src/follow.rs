@@ -231,7 +231,7 @@ impl Following {
     /// Wakes the agent's thread if it rests.
     fn wake(&self) {
         // The program's threads have another table of files, in which the alarm's number may be a file of the program's.
-        // Their changes are seen within `thread::LOOK_EVERY`.
+        // Their changes are seen within `thread::CHANGES_EVERY`.
         if arena::is_own_thread()
             && self.is_resting.load(Ordering::Relaxed)
             && self.is_resting.swap(false, Ordering::SeqCst)

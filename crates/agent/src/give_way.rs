@@ -12,6 +12,7 @@ use crate::lock::Lock;
 use crate::maps;
 use crate::section::Section;
 use crate::table;
+use crate::thread::CHANGES_EVERY;
 use act::{Userfault, Watch};
 use page::PageRange;
 use rustix::fd::AsRawFd;
@@ -89,6 +90,9 @@ fn make_anonymous(range: PageRange) -> bool {
     let mut until = Instant::now() + WAIT_LONGEST;
     if before > 0 {
         WANTED.lock().push(range);
+        if !wake_agent() {
+            until += CHANGES_EVERY.1;
+        }
     }
     while before > 0 && Instant::now() < until {
         wake_agent();
@@ -103,11 +107,11 @@ fn make_anonymous(range: PageRange) -> bool {
     before == 0
 }
 
-fn wake_agent() {
-    let Some(thread) = Pid::from_raw(THREAD.load(Ordering::Acquire)) else { return };
-    // Where that fails, the agent looks when it next wakes.
+/// Wakes the agent's thread, or returns `false`: then it looks within [`CHANGES_EVERY`].
+fn wake_agent() -> bool {
+    let Some(thread) = Pid::from_raw(THREAD.load(Ordering::Acquire)) else { return false };
     let alarm = act::file_of_thread(thread, ALARM.load(Ordering::Relaxed));
-    let _ = alarm.map(|alarm| rustix::io::write(alarm, &1_u64.to_ne_bytes()));
+    alarm.is_ok_and(|alarm| rustix::io::write(alarm, &1_u64.to_ne_bytes()).is_ok())
 }
 
 /// The memory that threads of the program wait for. For the agent's thread.

@@ -87,25 +87,26 @@ impl Link {
     }
 
     /// Waits until a message arrives, until the worker takes one of the waiting frames, until `alarm` is readable, or until
-    /// the time is over. Silences the alarm.
+    /// the time is over. Silences the alarm. Returns whether anything came before that time.
     ///
     /// # Errors
     /// The kernel refused.
-    pub fn wait(&self, time: Duration, alarm: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    pub fn wait(&self, time: Duration, alarm: Option<BorrowedFd<'_>>) -> io::Result<bool> {
         let mut interest = PollFlags::IN;
         interest.set(PollFlags::OUT, self.is_full());
         let time = Timespec::try_from(time).ok();
         let mut files = vec![PollFd::from_borrowed_fd(self.socket.as_fd(), interest)];
         files.extend(alarm.map(|alarm| PollFd::from_borrowed_fd(alarm, PollFlags::IN)));
-        match poll(&mut files, time.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        let came = match poll(&mut files, time.as_ref()) {
+            Ok(files) => files > 0,
+            Err(rustix::io::Errno::INTR) => true,
             Err(e) => return Err(e.into()),
-        }
+        };
         if let (Some(alarm), Some(file)) = (alarm, files.get(1))
             && file.revents().contains(PollFlags::IN)
         {
             rustix::io::read(alarm, &mut [0_u8; 8])?;
         }
-        Ok(())
+        Ok(came)
     }
 }

@@ -122,6 +122,8 @@ pub struct Rounds {
     /// Where the last search ended that used up its budget, where writes are not noted.
     from: HostVirt,
     generation: u64,
+    /// The table's generation when changes were last noticed.
+    noticed: u64,
     armed: Instant,
     reader: SoftReader,
 }
@@ -149,6 +151,7 @@ impl Rounds {
             rested: VecDeque::new(),
             from: HostVirt(0),
             generation: u64::MAX,
+            noticed: u64::MAX,
             armed: now,
             reader: SoftReader::new(AT_ONCE_PAGES)?,
         })
@@ -227,9 +230,20 @@ impl Rounds {
 
     /// Ends a rest if the program has done something to known memory since the last round.
     pub fn notice_changes(&mut self, now: Instant) {
-        if table::lock().generation() != self.generation {
+        self.noticed = table::lock().generation();
+        if self.noticed != self.generation {
             self.end_rest(now);
         }
+    }
+
+    /// The least time between two rounds, after the rest that there was until this moment.
+    pub fn rest_in(&self, now: Instant) -> Duration {
+        rest(now - self.last_change)
+    }
+
+    /// Whether the program has done nothing to known memory since changes were last noticed.
+    pub fn has_noticed_all(&self) -> bool {
+        table::lock().generation() == self.noticed
     }
 
     fn end_rest(&mut self, now: Instant) {

@@ -54,6 +54,9 @@ const STATS_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::fro
 const STATS_SOON: Duration = Duration::from_millis(100);
 /// Longest time between two looks at a state that nothing tells of: 1 s.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Shortest and longest time between two looks, while the agent's thread rests, at what the program's threads have changed:
+/// 1 s, 5 s.
+pub const CHANGES_EVERY: (Duration, Duration) = (LOOK_EVERY, Duration::from_secs(5));
 /// Sleep of the agent's thread beyond which the program's changes wake it: 500 ms.
 const REST: Duration = Duration::from_millis(500);
 /// Share of the pages of two megabytes that may be missing when they are collapsed in a member that is unfolded: 1/4.
@@ -328,14 +331,28 @@ impl Agent {
         world::leave(self.folder, &self.pagemap)
     }
 
-    /// Waits for the worker, for something that the follower tells, or for this time.
+    /// Waits for the worker, for something that the follower tells, or for this time. An agent that rests looks meanwhile
+    /// whether the program has changed known memory: the program's threads cannot wake it.
     fn wait(&self, session: &Session, until: Duration) -> io::Result<()> {
-        let Ok(folder) = &self.folder else { return session.link.wait(until, None) };
+        let Ok(folder) = &self.folder else { return session.link.wait(until, None).map(drop) };
         let following = folder.section().following();
-        let rests = until > REST && following.rest(true);
-        let waited = session.link.wait(until.min(if rests { LOOK_EVERY } else { REST }), Some(following.alarm()));
+        let alarm = Some(following.alarm());
+        if until <= REST || !following.rest(true) {
+            following.rest(false);
+            return session.link.wait(until.min(REST), alarm).map(drop);
+        }
+        let now = Instant::now();
+        let (end, piece) = (now + until, self.rounds.rest_in(now).clamp(CHANGES_EVERY.0, CHANGES_EVERY.1));
+        let waited = loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let came = session.link.wait(left.min(piece), alarm);
+            let is_undisturbed = self.rounds.has_noticed_all() && give_way::wanted().is_empty() && !world::is_leaving();
+            if !matches!(came, Ok(false)) || !is_undisturbed || left <= piece {
+                break came;
+            }
+        };
         following.rest(false);
-        waited
+        waited.map(drop)
     }
 
     fn until_next(&mut self, session: &Session) -> Duration {

@@ -199,6 +199,9 @@ pub struct MemberLine {
     /// The merger.
     #[serde(default)]
     pub via: Via,
+    /// The domain of libvirt that it runs, by the name of its control group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
 }
 
 impl MemberLine {

@@ -62,6 +62,9 @@ pub struct Rule {
     /// The domain of libvirt that they run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
+    /// Whether the metadata of that domain must name this group.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub domain_metadata: bool,
     /// The unit of systemd that they belong to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
@@ -89,8 +92,8 @@ impl fmt::Display for Rule {
             ("unit", &self.unit),
             ("user", &user),
         ];
-        let words: Vec<String> =
-            parts.into_iter().filter_map(|(key, value)| Some(format!("{key} {}", value.as_ref()?))).collect();
+        let words = parts.into_iter().filter_map(|(key, value)| Some(format!("{key} {}", value.as_ref()?)));
+        let words: Vec<String> = words.chain(self.domain_metadata.then(|| "domain-metadata".to_owned())).collect();
         f.write_str(&words.join(", "))
     }
 }

@@ -29,6 +29,12 @@ pub fn of_process(program: &str, pid: u32) -> String {
     format!("{}-{pid}", if program.is_empty() { "process" } else { program })
 }
 
+/// A valid name that differs from this valid one by a number.
+pub fn numbered(name: &str, number: u32) -> String {
+    let end = format!("-{number}");
+    format!("{}{end}", &name[..name.len().min(MOST_BYTES - end.len())])
+}
+
 /// A valid name for a group, as like `text` as may be.
 pub fn of_group(text: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_') { c } else { '-' };
@@ -83,6 +89,14 @@ mod tests {
             check("group", name).unwrap();
         }
         check("group", &of_group(&"x".repeat(500))).unwrap();
+    }
+
+    #[test]
+    fn numbered_names_are_valid_and_differ() {
+        assert_eq!(numbered("web1", 77), "web1-77");
+        let long = "n".repeat(MOST_BYTES);
+        check("member", &numbered(&long, u32::MAX)).unwrap();
+        assert_ne!(numbered(&long, u32::MAX), long);
     }
 
     #[test]

@@ -203,7 +203,16 @@ mod tests {
         let mut report = GroupReport::none();
         let identity = Identity { name: "k".into(), pid: std::process::id(), started: 1 };
         let (group, via) = ("acme".to_owned(), Via::Ksm);
-        let line = MemberLine { group, identity, uid: 0, connected: false, family: None, attached_by: None, via };
+        let line = MemberLine {
+            group,
+            identity,
+            uid: 0,
+            connected: false,
+            family: None,
+            attached_by: None,
+            via,
+            domain: None,
+        };
         add_absent(&mut report, [&line].into_iter(), |_| "no agent".to_owned());
         let row = &report.members[0];
         assert_eq!((row.state.as_str(), row.via, row.connected), (KSM, Via::Ksm, false), "{row:?}");
@@ -243,6 +252,7 @@ mod tests {
             family: None,
             attached_by: None,
             via: Via::Agent,
+            domain: None,
         };
         let lines = [line("a", 1, "acme"), line("c", 3, "acme"), line("d", 4, "beta")];
         complete(&mut state, &lines, |pid| format!("why {pid}"));

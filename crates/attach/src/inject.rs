@@ -19,7 +19,7 @@ use crate::mend;
 use crate::object::Object;
 use crate::program::Program;
 use crate::remote::Remote;
-use crate::seccomp::{self, FIRST_THREAD};
+use crate::seccomp;
 use crate::stop::{Asked, Stopped};
 use crate::threads::{self, Doing};
 use crate::waited::Clocks;
@@ -39,6 +39,8 @@ const STOP_TIME: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Stack of the agent's first thread, in bytes.
 const STACK_BYTES: u64 = 1 << 20;
+/// Variable that tells the agent that its thread has the program's directories.
+const SHARED: &str = "PAGEFOLD_SHARED_DIRECTORIES";
 
 /// An agent in a process.
 #[derive(Debug)]
@@ -151,18 +153,19 @@ pub fn look_at_filters(pid: u32, signals: &Signals) -> anyhow::Result<()> {
     let mut halts = Halts::new(program, Clocks::default());
     let looked = borrow_thread(&mut halts, |tracee| judge_filters(pid, tracee));
     halts.finish(signals);
-    looked.map(|_| ())
+    looked.map(drop)
 }
 
-fn judge_filters(pid: u32, tracee: &Tracee) -> anyhow::Result<()> {
+/// The flags for the agent's first thread.
+fn judge_filters(pid: u32, tracee: &Tracee) -> anyhow::Result<u64> {
     if !threads::is_filtered(pid, tracee.thread()) {
-        return Ok(());
+        return Ok(seccomp::first_thread(&[]));
     }
     host::open_userfaultfd_device()
         .context("it filters its system calls (seccomp), and /dev/userfaultfd is missing")?;
     let filters = tracee.filters().context("its filters of system calls (seccomp) cannot be read")?;
     match seccomp::forbidden(&filters) {
-        None => Ok(()),
+        None => Ok(seccomp::first_thread(&filters)),
         Some(call) => bail!("it filters its system calls (seccomp), and does not let the agent call {call}"),
     }
 }
@@ -179,18 +182,21 @@ fn put(halts: &mut Halts, object: &Object, environment: &[String]) -> anyhow::Re
     let remote = Remote::open(halts.pid()).context("cannot open its memory")?;
     let pid = halts.pid();
     let make = |tracee: &Tracee| {
-        judge_filters(pid, tracee)?;
+        let flags = judge_filters(pid, tracee)?;
         let stack = tracee.registers()?.rsp;
-        // The directories of the program and its undo list of semaphores are none of the agent's.
-        let arguments = [FIRST_THREAD, stack, 0, 0, 0, 0];
+        // The directories of the program and its undo list of semaphores are none of the agent's, where filters let them be
+        // apart. Nothing is written for the kernel's word on the new thread, whose addresses are null.
+        let arguments = [flags, stack, 0, 0, 0, 0];
         match remote.call_watched(tracee, libc::SYS_clone, arguments)? {
-            (_, Some(thread)) => Ok(Tracee::of_clone(thread)),
+            (_, Some(thread)) => Ok((Tracee::of_clone(thread), flags & libc::CLONE_FS as u64 != 0)),
             (answer, None) => bail!("no thread can be made in it: {}", error(answer)),
         }
     };
-    let (tracee, stopped) = borrow_thread(halts, make)?;
+    let ((tracee, shares_directories), stopped) = borrow_thread(halts, make)?;
+    let shared = shares_directories.then(|| format!("{SHARED}=1"));
+    let environment: Vec<String> = environment.iter().cloned().chain(shared).collect();
     let thread = Thread { tracee: &tracee, remote: &remote };
-    match thread.furnish(object, environment) {
+    match thread.furnish(object, &environment) {
         Ok((channel, range)) => {
             let thread = tracee.thread();
             tracee.detach(0);
@@ -224,7 +230,8 @@ impl Thread<'_> {
             self.tracee.resume(act::Resume::Freely, 0)?;
         }
         self.tracee.block_signals(u64::MAX)?;
-        self.call(libc::SYS_close_range, [0, u32::MAX.into(), 0, 0, 0, 0])?;
+        // In a table of its own: the program's descriptors stay.
+        self.call(libc::SYS_close_range, [0, u32::MAX.into(), libc::CLOSE_RANGE_UNSHARE.into(), 0, 0, 0])?;
         let bytes = object.image.len() as u64 + STACK_BYTES;
         let access = (libc::PROT_READ | libc::PROT_WRITE) as u64;
         let kind = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;

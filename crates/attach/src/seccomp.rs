@@ -33,9 +33,9 @@ const fn call_with(name: &'static str, number: i64, arguments: [Option<u64>; 3])
 }
 
 /// Flags of the call that makes the agent's first thread: memory, signal handlers and process of the program's.
-pub const FIRST_THREAD: u64 = (libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD) as u64;
+const FIRST_THREAD: u64 = (libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD) as u64;
 
-/// Flags of those calls that make the others, by its C library.
+/// Flags of those calls that make the others, by its C library. Filters such as QEMU's let no other thread be made.
 const OTHER_THREADS: u64 = (libc::CLONE_VM
     | libc::CLONE_FS
     | libc::CLONE_FILES
@@ -55,7 +55,6 @@ pub const CALLS: &[AgentCall] = &[
     call("chdir", libc::SYS_chdir),
     call("clock_gettime", libc::SYS_clock_gettime),
     call("clock_nanosleep", libc::SYS_clock_nanosleep),
-    call_with("clone", libc::SYS_clone, [Some(FIRST_THREAD), None, None]),
     call_with("clone", libc::SYS_clone, [Some(OTHER_THREADS), None, None]),
     call("close", libc::SYS_close),
     call("close_range", libc::SYS_close_range),
@@ -148,6 +147,12 @@ struct State {
 /// The name of the first call of the agent's that these filters do not allow.
 pub fn forbidden(filters: &[Vec<FilterInstruction>]) -> Option<&'static str> {
     CALLS.iter().find(|call| !filters.iter().all(|filter| allows(filter, call))).map(|call| call.name)
+}
+
+/// Flags by which these filters let the agent's first thread be made: with directories of its own if they may be.
+pub fn first_thread(filters: &[Vec<FilterInstruction>]) -> u64 {
+    let apart = call_with("clone", libc::SYS_clone, [Some(FIRST_THREAD), None, None]);
+    if filters.iter().all(|filter| allows(filter, &apart)) { FIRST_THREAD } else { OTHER_THREADS }
 }
 
 /// Whether a filter allows a call, whatever its unknown arguments are.
@@ -320,6 +325,22 @@ mod tests {
             let by_address =
                 [load_word(0), if_equal(MREMAP, 0, 3), load_word(16), if_equal(7, kill_if, 1 - kill_if), answer(KILL)];
             assert_eq!(forbidden(&[[&by_address[..], &[answer(ALLOW)]].concat()]), Some("mremap"));
+        }
+    }
+
+    #[test]
+    fn first_thread_shares_directories_where_filters_want_that() {
+        assert_eq!(first_thread(&[]), FIRST_THREAD);
+        assert_eq!(first_thread(&[all_but(MREMAP, KILL)]), FIRST_THREAD);
+        // As QEMU's sandbox: no clone without each of the flags of a C library's threads.
+        for flag in [libc::CLONE_VM, libc::CLONE_FS, libc::CLONE_FILES, libc::CLONE_SETTLS, libc::CLONE_CHILD_CLEARTID]
+        {
+            let masked = instruction(0x54, 0, 0, flag.cast_unsigned());
+            let qemu = [load_word(0), if_equal(CLONE, 0, 4), load_word(16), masked, if_equal(0, 0, 1), answer(KILL)];
+            let qemu = [&qemu[..], &[answer(ALLOW)]].concat();
+            assert_eq!(forbidden(std::slice::from_ref(&qemu)), None, "{flag:x}");
+            let expected = if FIRST_THREAD & flag as u64 == 0 { OTHER_THREADS } else { FIRST_THREAD };
+            assert_eq!(first_thread(&[qemu]), expected, "{flag:x}");
         }
     }
 

@@ -67,9 +67,9 @@ impl Rules {
         self.0.is_empty()
     }
 
-    /// Whether names or labels of containers count that only their runtimes know.
+    /// Whether names, labels or metadata count that only container runtimes and libvirt know.
     pub fn want_names(&self) -> bool {
-        self.0.iter().any(|one| one.container.is_some() || one.label.is_some())
+        self.0.iter().any(|one| one.container.is_some() || one.label.is_some() || one.rule.domain_metadata)
     }
 
     /// Whether a rule fits a process, whatever else is known of it.
@@ -138,6 +138,7 @@ impl Compiled {
             && container.as_ref().is_none_or(named)
             && label.as_ref().is_none_or(labelled)
             && domain.as_ref().is_none_or(|glob| matches(glob, &facts.domain))
+            && (!rule.domain_metadata || facts.asked.as_ref().is_some_and(|asked| asked.group == rule.group))
             && unit.as_ref().is_none_or(|glob| matches(glob, &facts.unit))
             && rule.user.is_none_or(|user| user == facts.uid && (!is_user_alone || inside.is_none()))
     }
@@ -152,7 +153,7 @@ fn begins(path: &str, patterns: &[Glob]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::ContainerFacts;
+    use crate::facts::{Asked, ContainerFacts};
     use host::Cgroups;
     use std::collections::BTreeMap;
 
@@ -219,6 +220,7 @@ mod tests {
         };
         let inside = Facts { container: Some(container), unit: Some("docker-4c01.scope".into()), ..facts("/d") };
         let vm = Facts { domain: Some("acme-db".into()), is_vm: true, ..facts("/machine.slice/x.scope") };
+        let asking = Facts { asked: Some(Asked { group: "a".into(), name: None }), ..vm.clone() };
         let text = |text: &str| Some(text.to_owned());
         let label = |key: &str, value: &str| Some((key.to_owned(), value.to_owned()));
         for (rule, facts, fits) in [
@@ -233,6 +235,10 @@ mod tests {
             (Rule { unit: text("*"), ..rule("a") }, &vm, false),
             (Rule { domain: text("acme-*"), ..rule("a") }, &vm, true),
             (Rule { domain: text("*"), ..rule("a") }, &inside, false),
+            (Rule { domain_metadata: true, ..rule("a") }, &asking, true),
+            (Rule { domain_metadata: true, ..rule("b") }, &asking, false),
+            (Rule { domain_metadata: true, ..rule("a") }, &vm, false),
+            (Rule { domain_metadata: true, domain: text("beta-*"), ..rule("a") }, &asking, false),
             (Rule { user: Some(1000), ..rule("a") }, &vm, true),
             (Rule { user: Some(1001), ..rule("a") }, &vm, false),
             // The user alone says nothing of a process in a container.

@@ -6,10 +6,12 @@
 //! | control groups | `/proc/PID/cgroup`, as far as root has given their names (`host::CgroupMakers`) | root |
 //! | container, unit, domain | the names of its control groups, the outermost first | root |
 //! | labels | the runtime's files, which root alone can write | who may start containers as root |
+//! | group and name in a domain's metadata | libvirt's files, which root alone can write | who may define domains |
 //! | user | the kernel's credentials | root |
 //! | private memory, program, whether it runs a VM | the process | itself; they can only keep it from being attached, or fold less of it |
 
 use crate::labels::Labels;
+use crate::metadata::{Domains, member_name};
 use guest::{container_of, domain_of, is_vm};
 use host::{CgroupMakers, Cgroups, Process, ProcessId};
 use std::collections::BTreeMap;
@@ -36,6 +38,8 @@ pub struct Facts {
     pub unit: Option<String>,
     /// The domain of libvirt's that it runs.
     pub domain: Option<String>,
+    /// What that domain's metadata ask for.
+    pub asked: Option<Asked>,
     /// Whether it runs a VM.
     pub is_vm: bool,
     /// Whether it is one of Pagefold's own.
@@ -44,6 +48,15 @@ pub struct Facts {
     pub private_bytes: u64,
     /// Whole seconds since it started.
     pub age_s: u64,
+}
+
+/// What a domain's metadata ask for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// The group.
+    pub group: String,
+    /// The member's name.
+    pub name: Option<String>,
 }
 
 /// The facts of a container.
@@ -60,6 +73,7 @@ pub struct Looker {
     /// `None`: paths of control groups are taken as they are.
     makers: Option<CgroupMakers>,
     labels: Labels,
+    domains: Domains,
     own: Cgroups,
     /// Directories of Pagefold's own programs.
     homes: Vec<std::path::PathBuf>,
@@ -78,7 +92,13 @@ impl Looker {
         let home = own.exe.as_deref().and_then(|exe| exe.parent()).map(std::path::Path::to_owned);
         let library = home.as_ref().and_then(|home| Some(home.parent()?.join("lib/pagefold")));
         let homes = home.into_iter().chain(library).collect();
-        Self { makers: Some(CgroupMakers::find()), labels: Labels::default(), own: own.cgroups, homes }
+        Self {
+            makers: Some(CgroupMakers::find()),
+            labels: Labels::default(),
+            domains: Domains::default(),
+            own: own.cgroups,
+            homes,
+        }
     }
 
     /// One for somebody who names a control group or a container. They may name their own.
@@ -90,9 +110,10 @@ impl Looker {
     pub fn look_anew(&mut self) {
         self.makers.iter_mut().for_each(CgroupMakers::look_anew);
         self.labels.look_anew();
+        self.domains.look_anew();
     }
 
-    /// The facts of a process; `None` if it is gone, or has no memory of its own. Of labels only where they are wanted.
+    /// The facts of a process; `None` if it is gone, or has no memory of its own. Of labels and metadata only where they are wanted.
     pub fn look(&mut self, pid: u32, with_names: bool) -> Option<Facts> {
         let process = Process::read_without_arguments(pid).ok()?;
         if process.stat.kernel_thread || process.stat.has_ended() || process.stat.loading {
@@ -111,6 +132,7 @@ impl Looker {
                 .is_some_and(|dir| self.homes.iter().any(|h| h == dir));
         let id = ProcessId { pid, start_ticks: process.stat.start_ticks };
         let is_vm = is_vm(&process);
+        let asked = if with_names && is_vm { self.domains.of(pid) } else { None };
         Some(Facts {
             start_ticks: id.start_ticks,
             pid,
@@ -119,6 +141,7 @@ impl Looker {
             container,
             unit: unit_of(&cgroups),
             domain: domain_of(&cgroups).filter(|_| is_vm),
+            asked,
             is_vm,
             is_own,
             private_bytes: host::anonymous_bytes(pid).unwrap_or(0),
@@ -129,6 +152,12 @@ impl Looker {
 }
 
 impl Facts {
+    /// The name that it gets as a member; `None`: one made from the program's.
+    pub fn member_name(&self) -> Option<String> {
+        let asked = self.asked.as_ref().and_then(|asked| asked.name.clone());
+        asked.or_else(|| self.domain.as_deref().and_then(member_name))
+    }
+
     /// The process.
     pub const fn process(&self) -> ProcessId {
         ProcessId { pid: self.pid, start_ticks: self.start_ticks }

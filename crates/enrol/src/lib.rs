@@ -22,6 +22,7 @@ mod crew;
 pub mod decide;
 pub mod facts;
 mod labels;
+mod metadata;
 mod run;
 mod watch;
 

@@ -224,7 +224,8 @@ impl Enroller {
 
 fn order(facts: &Facts, rule: &Rule, all_anonymous: bool, dry_run: bool) -> Order {
     let (process, group) = (facts.process(), rule.group.clone());
-    Order { process, group, name: None, all_anonymous, by_rule: true, dry_run, via: rule.via, undo: false }
+    let name = facts.member_name();
+    Order { process, group, name, all_anonymous, by_rule: true, dry_run, via: rule.via, undo: false }
 }
 
 fn not_attached_of(facts: &Facts, group: &str, why: String) -> NotAttached {

@@ -108,7 +108,8 @@ pub fn domain_of(cgroups: &Cgroups) -> Option<String> {
         let scope = name.strip_prefix("machine-qemu-").and_then(|rest| rest.strip_suffix(".scope"));
         let plain = || name.strip_prefix("qemu-").and_then(|rest| rest.strip_suffix(".libvirt-qemu"));
         let (number, domain) = scope.or_else(plain)?.split_once('-')?;
-        (!number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())).then(|| domain.to_owned())
+        let is_number = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+        (is_number && !domain.is_empty()).then(|| domain.to_owned())
     };
     // The first part below these is libvirt's own; others may have names that somebody else has given.
     let named = |path: &str| {

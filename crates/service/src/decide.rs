@@ -78,6 +78,7 @@ pub fn member_of(peer: &PeerProcess, state: &State, groups: &BTreeMap<String, Gr
         family: None,
         attached_by: None,
         via: Via::Agent,
+        domain: guest::domain_of(&process.cgroups),
     })
 }
 
@@ -104,6 +105,7 @@ fn child_of(
         family: Some(family),
         attached_by: None,
         via: Via::Agent,
+        domain: None,
     })
 }
 

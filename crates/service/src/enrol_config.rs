@@ -18,6 +18,8 @@ pub(crate) struct WrittenEnrol {
     container: Option<Spanned<String>>,
     container_label: Option<Spanned<String>>,
     domain: Option<Spanned<String>>,
+    #[serde(default)]
+    domain_metadata: bool,
     unit: Option<Spanned<String>>,
     user: Option<Spanned<User>>,
     all_anonymous: Option<Spanned<bool>>,
@@ -40,7 +42,8 @@ impl WrittenEnrol {
             return Err(Wrong(at, format!("there is no [[group]] with the name \"{group}\"")));
         }
         let all_anonymous = self.all_anonymous.as_ref().is_some_and(|all| *all.get_ref());
-        if let (Some(all), true, Some(_)) = (&self.all_anonymous, all_anonymous, &self.domain) {
+        let is_of_domains = self.domain.is_some() || self.domain_metadata;
+        if let (Some(all), true, true) = (&self.all_anonymous, all_anonymous, is_of_domains) {
             let why = "of a VM, its RAM is folded and nothing else: leave all-anonymous out";
             return Err(Wrong(all.span().start, why.into()));
         }
@@ -49,6 +52,7 @@ impl WrittenEnrol {
             container: self.container.map(pattern).transpose()?,
             container_label: self.container_label.map(label).transpose()?,
             domain: self.domain.map(pattern).transpose()?,
+            domain_metadata: self.domain_metadata,
             unit: self.unit.map(pattern).transpose()?,
             user: self.user.map(|user| user.get_ref().number(user.span().start, uid_of)).transpose()?,
             all_anonymous,
@@ -57,7 +61,7 @@ impl WrittenEnrol {
             group,
         };
         if rule.to_string().is_empty() {
-            let why = "a rule must name a cgroup, container, container-label, domain, unit or user";
+            let why = "a rule must name a cgroup, container, container-label, domain, domain-metadata, unit or user";
             return Err(Wrong(at, why.into()));
         }
         Ok(rule)

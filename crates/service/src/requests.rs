@@ -17,6 +17,7 @@ use api::enrol::{NOT_ONE_DOMAIN, NotAttached, Rule, Via};
 use api::name;
 use api::place::own_uid;
 use cli::note;
+use guest::domain_of;
 use host::{KsmStat, Mapping, PeerProcess, Process, ProcessId, Seqpacket, Shares};
 use page::pages_to_bytes;
 use rustix::fd::{AsFd, BorrowedFd};
@@ -273,6 +274,9 @@ impl Request<'_> {
         let PeerProcess { id, uid } = self.client.peer;
         let name = wanted.unwrap_or_else(|| name::of_process(program, id.pid));
         name::check("member", &name)?;
+        // libvirt puts a process into its control group before it executes the emulator, or a wrapper of that.
+        let domain = Process::read_without_arguments(id.pid).ok().and_then(|process| domain_of(&process.cgroups));
+        let name = self.name_of(group, name, id, domain.is_some());
         let identity = Identity { name: name.clone(), pid: id.pid, started: id.start_ticks };
         let known = self.registry.state.find(id);
         if known.is_none() && !self.registry.group(group).is_configured {
@@ -281,12 +285,24 @@ impl Request<'_> {
         let connected = self.registry.state.find(id).is_some_and(|m| m.connected);
         // The state is written before the answer, so that a later supervisor knows the member too.
         let attached_by = None;
-        let member = MemberLine { group: group.to_owned(), identity, uid, connected, family: None, attached_by, via };
+        let group_name = group.to_owned();
+        let member = MemberLine { group: group_name, identity, uid, connected, family: None, attached_by, via, domain };
         self.registry.keep(|state| state.add(member))?;
         self.registry.group(group).idle_since = None;
         note!("group {group}: process {} of user {uid} is member {name}", id.pid);
         self.client.answer(&Answer::Joined(name));
         Ok(())
+    }
+
+    /// The name of a new member. A domain gets another one where its own is taken: it is there twice on this host while it
+    /// migrates from one libvirt to another, and its start must not fail for that.
+    fn name_of(&self, group: &str, name: String, id: ProcessId, is_domain: bool) -> String {
+        let mut others = self.registry.state.members().iter();
+        let is_namesake = |other: &MemberLine| {
+            let of = ProcessId { pid: other.identity.pid, start_ticks: other.identity.started };
+            other.group == group && other.identity.name == name && of != id && of.is_alive()
+        };
+        if is_domain && others.any(is_namesake) { name::numbered(&name, id.pid) } else { name }
     }
 
     /// Makes another process a member. The asker puts an agent into it, or has it ask for merging, by its own right: the
@@ -322,9 +338,12 @@ impl Request<'_> {
         }
         let name = wanted.unwrap_or_else(|| name::of_process(process.program(), id.pid));
         name::check("member", &name)?;
+        let domain = domain_of(&process.cgroups);
+        let name = self.name_of(group, name, id, domain.is_some());
         let identity = Identity { name: name.clone(), pid: id.pid, started: id.start_ticks };
         let (uid, connected, attached_by) = (process.uid, false, Some(asker.id.pid));
-        let member = MemberLine { group: group.to_owned(), identity, uid, connected, family: None, attached_by, via };
+        let group_name = group.to_owned();
+        let member = MemberLine { group: group_name, identity, uid, connected, family: None, attached_by, via, domain };
         self.registry.keep(|state| {
             state.set_detached(id, false);
             state.add(member)

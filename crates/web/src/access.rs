@@ -35,13 +35,16 @@ pub enum CallerId {
     Token(Arc<str>),
 }
 
+/// The groups that a caller sees; `None`: all.
+pub type Scope = Option<Arc<BTreeSet<String>>>;
+
 /// A caller that may see something.
 #[derive(Clone, Debug)]
 pub struct Caller {
     /// Its identity.
     pub id: CallerId,
-    /// The groups that it sees; `None`: all.
-    groups: Option<Arc<BTreeSet<String>>>,
+    /// The groups that it sees.
+    pub groups: Scope,
     /// Whether it may change settings of groups that it sees.
     pub may_change: bool,
     /// The digest of its token, if it has one.

@@ -8,6 +8,9 @@
 //!
 //! However many callers ask, each question is asked at most once a second, and by one thread at a time. So callers load
 //! the supervisor no more than one person who watches would. A question goes on when the callers that wait for it leave.
+//!
+//! Questions for which nobody waits are asked a few at a time. The workers of all groups would otherwise wake at the same
+//! moment, and take the processors from the answer that is being given.
 
 use api::ask::{GroupLine, GroupState, MemberLine, Trouble};
 use api::change::Change;
@@ -20,14 +23,17 @@ use futures_util::future::join_all;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::timeout;
 
-/// Age up to which nothing newer is asked for: 1 s.
-const FRESH: Duration = Duration::from_secs(1);
-/// Age up to which an answer is given, and a newer one is asked for: 2 s.
-const GOOD: Duration = Duration::from_secs(2);
+/// Ages of the supervisor's answers: 1 s, 2 s.
+const AGES: Ages = Ages { fresh: Duration::from_secs(1), good: Duration::from_secs(2) };
 /// Time for a group's figures in a list, after which the list does without them: 2 s.
 const LIST_PATIENCE: Duration = Duration::from_secs(2);
+/// Number of questions that are asked at the same time while nobody waits for the answers.
+const TURNS: usize = 2;
+/// Time after which a question that is not answered keeps no other one waiting: 100 ms.
+const TURN: Duration = Duration::from_millis(100);
 /// Reason that is told for a member without an agent: this process may not look at the member's.
 const WHY_ABSENT: &str = "no agent of it is connected; `pagefold group show` tells root why";
 
@@ -43,10 +49,21 @@ pub struct Group {
     pub state: Option<Arc<GroupState>>,
 }
 
+/// How long an answer is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Ages {
+    /// Age up to which nothing newer is asked for.
+    pub fresh: Duration,
+    /// Age up to which an answer is given, and a newer one is asked for.
+    pub good: Duration,
+}
+
 /// The latest answer to one question.
-struct Kept<T> {
+pub struct Kept<T> {
+    ages: Ages,
     state: Mutex<State<T>>,
     answered: Notify,
+    turns: Arc<Semaphore>,
 }
 
 struct State<T> {
@@ -56,34 +73,47 @@ struct State<T> {
     outdated: bool,
 }
 
-impl<T> Default for Kept<T> {
-    fn default() -> Self {
-        Self { state: Mutex::new(State { last: None, asking: false, outdated: false }), answered: Notify::new() }
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Locks a mutex, whose value is whole also after a panic.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<T: Send + Sync + 'static> Kept<T> {
+    /// No answer. Questions for which nobody waits take turns with others.
+    pub fn new(ages: Ages, turns: &Arc<Semaphore>) -> Arc<Self> {
+        let state = Mutex::new(State { last: None, asking: false, outdated: false });
+        Arc::new(Self { ages, state, answered: Notify::new(), turns: Arc::clone(turns) })
+    }
+
+    /// Whether there is an answer that is younger than this, or will be one.
+    pub fn is_younger(&self, age: Duration) -> bool {
+        let state = lock(&self.state);
+        state.asking || state.last.as_ref().is_some_and(|(at, _)| at.elapsed() < age)
+    }
+
     /// The latest answer if it is good, or else the next one. Where it is not fresh, `ask` is called in a thread of its own.
-    async fn get(self: &Arc<Self>, ask: impl Fn() -> anyhow::Result<T> + Clone + Send + 'static) -> Answer<T> {
+    pub async fn get(self: &Arc<Self>, ask: impl Fn() -> anyhow::Result<T> + Clone + Send + 'static) -> Answer<T> {
         loop {
             let mut answered = std::pin::pin!(self.answered.notified());
             {
                 let mut state = lock(&self.state);
                 let last = state.last.as_ref().map(|(at, answer)| (at.elapsed(), answer.clone()));
-                if let Some((_, answer)) = last.as_ref().filter(|(age, _)| *age < FRESH) {
+                if let Some((_, answer)) = last.as_ref().filter(|(age, _)| *age < self.ages.fresh) {
                     return answer.clone();
                 }
                 // From here on the notification is not missed.
                 answered.as_mut().enable();
+                let good = last.filter(|(age, answer)| *age < self.ages.good && answer.is_ok());
                 if !std::mem::replace(&mut state.asking, true) {
                     let (kept, ask) = (Arc::clone(self), ask.clone());
-                    tokio::task::spawn_blocking(move || kept.put(ask()));
+                    let put = move || kept.put(ask());
+                    if good.is_some() {
+                        tokio::spawn(in_turn(Arc::clone(&self.turns), put));
+                    } else {
+                        tokio::task::spawn_blocking(put);
+                    }
                 }
-                if let Some((_, answer)) = last.filter(|(age, answer)| *age < GOOD && answer.is_ok()) {
+                if let Some((_, answer)) = good {
                     return answer;
                 }
             }
@@ -107,9 +137,18 @@ impl<T: Send + Sync + 'static> Kept<T> {
     }
 }
 
+/// Asks when it is its turn.
+async fn in_turn(turns: Arc<Semaphore>, put: impl FnOnce() + Send + 'static) {
+    // The semaphore is never closed.
+    let turn = turns.acquire().await;
+    let _ = timeout(TURN, tokio::task::spawn_blocking(put)).await;
+    drop(turn);
+}
+
 /// Asks the supervisor.
 pub struct Asker {
     place: Place,
+    turns: Arc<Semaphore>,
     groups: Arc<Kept<Vec<GroupLine>>>,
     members: Arc<Kept<Vec<MemberLine>>>,
     states: Mutex<BTreeMap<String, Arc<Kept<GroupState>>>>,
@@ -120,13 +159,15 @@ pub struct Asker {
 impl Asker {
     /// Asks the supervisor of this place.
     pub fn new(place: Place) -> Self {
+        let turns = Arc::new(Semaphore::new(TURNS));
         Self {
             place,
-            groups: Arc::default(),
-            members: Arc::default(),
+            groups: Kept::new(AGES, &turns),
+            members: Kept::new(AGES, &turns),
             states: Mutex::default(),
-            supervisor: Arc::default(),
-            troubles: Arc::default(),
+            supervisor: Kept::new(AGES, &turns),
+            troubles: Kept::new(AGES, &turns),
+            turns,
         }
     }
 
@@ -147,7 +188,8 @@ impl Asker {
     /// The state of a group that is there.
     pub async fn state(&self, group: &str) -> Answer<GroupState> {
         let members = self.members().await?;
-        let kept = Arc::clone(lock(&self.states).entry(group.to_owned()).or_default());
+        let kept =
+            Arc::clone(lock(&self.states).entry(group.to_owned()).or_insert_with(|| Kept::new(AGES, &self.turns)));
         let (place, group) = (self.place.clone(), group.to_owned());
         kept.get(move || {
             let mut state = Service::connect_soon(&place)?.show(&group)?;
@@ -164,7 +206,7 @@ impl Asker {
     pub async fn all(&self, wanted: impl Fn(&str) -> bool) -> Result<Vec<Group>, Arc<str>> {
         let groups = self.groups().await?;
         let of = groups.iter().filter(|line| wanted(&line.name)).map(async |line| {
-            let state = tokio::time::timeout(LIST_PATIENCE, self.state(&line.name)).await;
+            let state = timeout(LIST_PATIENCE, self.state(&line.name)).await;
             Group { line: line.clone(), state: state.ok().and_then(Result::ok) }
         });
         Ok(join_all(of).await)
@@ -201,6 +243,10 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::sync::mpsc::{Receiver, channel};
 
+    fn kept() -> Arc<Kept<u32>> {
+        Kept::new(AGES, &Arc::new(Semaphore::new(TURNS)))
+    }
+
     /// Asks that count themselves; those that `told` holds back wait for a word.
     fn counted(
         asked: &Arc<AtomicU32>,
@@ -218,11 +264,11 @@ mod tests {
 
     #[tokio::test]
     async fn question_is_asked_once_however_many_wait_and_leave() {
-        let (asked, kept) = (Arc::default(), Arc::<Kept<u32>>::default());
+        let (asked, kept) = (Arc::default(), kept());
         let (tell, told) = channel();
         let told = Some(Arc::new(Mutex::new(told)));
         // The first caller leaves before there is an answer.
-        let first = tokio::time::timeout(Duration::from_millis(20), kept.get(counted(&asked, told))).await;
+        let first = timeout(Duration::from_millis(20), kept.get(counted(&asked, told))).await;
         assert!(first.is_err());
         tell.send(()).unwrap();
         let waiting = join_all((0..50).map(|_| kept.get(counted(&asked, None))));
@@ -234,14 +280,14 @@ mod tests {
 
     #[tokio::test]
     async fn good_answer_is_given_while_the_next_one_is_asked_for() {
-        let (asked, kept) = (Arc::default(), Arc::<Kept<u32>>::default());
-        let at_once = async |told| tokio::time::timeout(FRESH / 2, kept.get(counted(&asked, told))).await;
+        let (asked, kept) = (Arc::default(), kept());
+        let at_once = async |told| timeout(AGES.fresh / 2, kept.get(counted(&asked, told))).await;
         assert_eq!(*at_once(None).await.unwrap().unwrap(), 0);
-        tokio::time::sleep(FRESH).await;
+        tokio::time::sleep(AGES.fresh).await;
         let (tell, told) = channel();
         let told = Some(Arc::new(Mutex::new(told)));
         assert_eq!(*at_once(told).await.expect("nobody waits").unwrap(), 0);
-        tokio::time::sleep(GOOD - FRESH).await;
+        tokio::time::sleep(AGES.good - AGES.fresh).await;
         assert!(at_once(None).await.is_err(), "it is too old by now");
         tell.send(()).unwrap();
         assert_eq!(*kept.get(counted(&asked, None)).await.unwrap(), 1);
@@ -250,13 +296,36 @@ mod tests {
 
     #[tokio::test]
     async fn answer_that_was_asked_for_before_a_change_is_not_given_after_it() {
-        let (asked, kept) = (Arc::default(), Arc::<Kept<u32>>::default());
+        let (asked, kept) = (Arc::default(), kept());
         let (tell, told) = channel();
         let told = Some(Arc::new(Mutex::new(told)));
-        let before = tokio::time::timeout(Duration::from_millis(20), kept.get(counted(&asked, told))).await;
+        let before = timeout(Duration::from_millis(20), kept.get(counted(&asked, told))).await;
         assert!(before.is_err());
         kept.forget();
         tell.send(()).unwrap();
         assert_eq!(*kept.get(counted(&asked, None)).await.unwrap(), 1);
+    }
+
+    #[tokio::test]
+    async fn silent_worker_keeps_no_other_question_waiting_for_long() {
+        let turns = Arc::new(Semaphore::new(TURNS));
+        let (asked, all) = (Arc::<AtomicU32>::default(), [(); TURNS + 1].map(|()| Kept::<u32>::new(AGES, &turns)));
+        for kept in &all {
+            kept.get(counted(&asked, None)).await.unwrap();
+        }
+        tokio::time::sleep(AGES.fresh).await;
+        let (tell, told) = channel();
+        let told = Some(Arc::new(Mutex::new(told)));
+        for kept in &all {
+            // The old answer is given meanwhile.
+            kept.get(counted(&asked, told.clone())).await.unwrap();
+        }
+        let number = || asked.load(Ordering::SeqCst) as usize;
+        let until = Instant::now() + Duration::from_secs(20);
+        while number() < 2 * TURNS + 2 && Instant::now() < until {
+            tokio::time::sleep(TURN / 10).await;
+        }
+        assert_eq!(number(), 2 * TURNS + 2, "one of those that had their turn is silent");
+        all.iter().for_each(|_| tell.send(()).unwrap());
     }
 }

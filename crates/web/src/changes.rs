@@ -224,6 +224,7 @@ mod tests {
             family: None,
             attached_by: None,
             via: Via::Agent,
+            domain: None,
         }
     }
 

@@ -16,14 +16,13 @@
 //! | `access` | callers and their rights |
 //! | `routes` | paths, and their description as OpenAPI |
 //! | `asker` | questions to the supervisor |
-//! | `metrics`, `domain` | figures for Prometheus |
+//! | `metrics`, `texts` | figures for Prometheus |
 //! | `feed`, `changes` | events |
 #![forbid(unsafe_code)]
 
 mod access;
 mod asker;
 mod changes;
-mod domain;
 mod feed;
 mod metrics;
 mod pace;
@@ -32,6 +31,7 @@ mod places;
 mod routes;
 mod server;
 mod start;
+mod texts;
 
 pub use routes::description;
 
@@ -46,6 +46,7 @@ use routes::App;
 use server::Server;
 use start::Listeners;
 use std::sync::Arc;
+use texts::Texts;
 use tokio::net::{TcpListener, UnixListener};
 
 /// Most threads that ask the supervisor at the same time. One waits for each group whose worker is silent.
@@ -73,7 +74,7 @@ pub fn serve(supervisor: Seqpacket, limit: impl FnOnce() -> anyhow::Result<()>) 
     let asker = Arc::new(Asker::new(place));
     let feed = Arc::new(Feed::new(Arc::clone(&asker)));
     let boot_s = host::boot_time_s()?;
-    let router = routes::router(App { asker, feed: Arc::clone(&feed), boot_s });
+    let router = routes::router(App { asker, feed: Arc::clone(&feed), texts: Arc::new(Texts::default()), boot_s });
     let server = Arc::new(Server::new(router, Access::new(&setup, owner)));
     begin(&server, &feed, listeners).context("cannot serve the sockets")?;
     drop(guard);

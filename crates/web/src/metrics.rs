@@ -18,7 +18,7 @@ use prometheus_client::registry::{Registry, Unit};
 use std::fmt;
 
 /// The form of metrics that a caller asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Form {
     /// OpenMetrics 1.0.
     OpenMetrics,

@@ -6,9 +6,9 @@
 use crate::access::Caller;
 use crate::asker::{Asker, Group};
 use crate::changes::Event;
-use crate::domain;
 use crate::feed::Feed;
 use crate::metrics::{self, Form, Member, Scrape};
+use crate::texts::Texts;
 use api::ask::MemberLine;
 use api::change::{Change, Printed, Wanted};
 use api::shown::{ListedGroup, ShownGroup};
@@ -19,9 +19,9 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json, Router};
-use host::{Process, ProcessId};
+use host::ProcessId;
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -36,6 +36,8 @@ pub struct App {
     pub asker: Arc<Asker>,
     /// Tells what happens.
     pub feed: Arc<Feed>,
+    /// Metrics as text.
+    pub texts: Arc<Texts>,
     /// Start of this machine, in seconds since 1970, as it was when this process started.
     pub boot_s: u64,
 }
@@ -295,33 +297,49 @@ async fn scrape(
     headers: HeaderMap,
 ) -> Answered<Response> {
     let groups = seen_groups(&app, &caller).await?;
+    let members = app.asker.members().await;
+    let members = members.map_err(|why| Refused::of_service(&caller, StatusCode::SERVICE_UNAVAILABLE, &why))?;
+    let supervisor = app.asker.supervisor().await.ok().map(|pid| *pid);
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    let form = Form::of(accept);
+    let make = {
+        let boot_s = app.boot_s;
+        move || Ok(metrics::text(scraped(groups.clone(), &members, supervisor, boot_s), form)?.into())
+    };
+    let text = app.texts.get(caller.groups.clone(), form, make).await;
+    let text = text.map_err(|why| Refused::new(StatusCode::INTERNAL_SERVER_ERROR, &*why))?;
+    Ok(([(header::CONTENT_TYPE, form.content_type())], Bytes::clone(&text)).into_response())
+}
+
+/// All that is shown of these groups.
+fn scraped(groups: Vec<Group>, members: &[MemberLine], supervisor: Option<u32>, boot_s: u64) -> Scrape {
+    let domain = |member: &MemberLine| Some(((member.group.clone(), member.identity.pid), member.domain.clone()?));
+    let domains: Domains = members.iter().filter_map(domain).collect();
     let start = |process: ProcessId| {
-        app.boot_s as f64 + process.start_ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+        boot_s as f64 + process.start_ticks as f64 / rustix::param::clock_ticks_per_second() as f64
     };
     let start = |pid: u32| ProcessId::of(pid).ok().map(start);
     let worker_start = |group: &Group| Some((group.line.name.clone(), start(group.state.as_ref()?.worker_pid?)?));
-    let scrape = Scrape {
-        members: groups.iter().flat_map(scraped_members).collect(),
-        service_start_s: app.asker.supervisor().await.ok().and_then(|pid| start(*pid)),
+    Scrape {
+        members: groups.iter().flat_map(|group| scraped_members(group, &domains)).collect(),
+        service_start_s: supervisor.and_then(start),
         worker_starts_s: groups.iter().filter_map(worker_start).collect(),
         groups,
-    };
-    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-    let form = Form::of(accept);
-    let text =
-        metrics::text(scrape, form).map_err(|e| Refused::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))?;
-    Ok(([(header::CONTENT_TYPE, form.content_type())], text).into_response())
+    }
 }
 
+/// Domains of libvirt, by group and process.
+type Domains = BTreeMap<(String, u32), String>;
+
 /// The members of a group, each name once: two series of one name would not be read.
-fn scraped_members(group: &Group) -> Vec<Member> {
+fn scraped_members(group: &Group, domains: &Domains) -> Vec<Member> {
     let mut names = BTreeSet::new();
     let members = group.state.iter().flat_map(|state| &state.report.members);
     let members = members.filter(|report| names.insert(report.name.clone()));
     let member = |report: &api::control::MemberReport| Member {
         group: group.line.name.clone(),
         report: report.clone(),
-        domain: Process::read_without_arguments(report.pid).ok().and_then(|process| domain::of(&process.cgroups)),
+        domain: domains.get(&(group.line.name.clone(), report.pid)).cloned(),
     };
     members.map(member).collect()
 }

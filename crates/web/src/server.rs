@@ -21,7 +21,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, Request, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use cli::note;
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -43,6 +43,8 @@ const MOST_PATH_BYTES: usize = 512;
 const HEAD_PATIENCE: Duration = Duration::from_secs(15);
 /// Time until an answer begins: 10 s.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+/// Time that writing a byte of an answer takes: 1 ns. An answer is written after its time was taken.
+const WRITE: Duration = Duration::from_nanos(1);
 /// Pause after a failure to accept a connection: 200 ms.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -127,7 +129,8 @@ impl Server {
         tokio::time::sleep(turn.map_or(MOST_WAIT, |turn| turn.wait)).await;
         let mut response = if let Some(turn) = turn {
             let (response, took) = Timed::new(self.answer_to(request, caller)).await;
-            self.paces.took(id.as_ref(), turn, took, Instant::now());
+            let bytes = u32::try_from(response.body().size_hint().lower()).unwrap_or(u32::MAX);
+            self.paces.took(id.as_ref(), turn, took + WRITE * bytes, Instant::now());
             response
         } else {
             Refused::new(StatusCode::TOO_MANY_REQUESTS, "you ask for more than your part of the time").into_response()

@@ -37,12 +37,14 @@ fn change_ends_rest() {
     let Ok(guard) = Userfault::open(Purpose::Note) else { return eprintln!("skipped: no userfaultfd") };
     table::lock().follow_forks(true);
     let (memory, mut rounds) = (written(2), Rounds::new(true, true).unwrap());
+    rounds.notice_changes(Instant::now());
     let is_at_rest = |rounds: &Rounds| rounds.due_in(Instant::now()) > Duration::from_secs(5);
     (0..2).for_each(|_| drop(round(&mut rounds, &guard, &memory, None)));
     rest_long(&mut rounds);
     assert!(is_at_rest(&rounds));
     // The program asks for memory.
     let more = written(1);
+    assert!(!rounds.has_noticed_all());
     rounds.notice_changes(Instant::now());
     assert!(!is_at_rest(&rounds));
     // It writes, and a round finds that.

@@ -43,10 +43,11 @@ to them. docs/pagefold.toml of the source is an annotated example with every key
 
   [[enrol]]                        # processes that run already become members: all that is named must fit
   group = \"acme\"
-  cgroup = \"/system.slice/acme-*\" # this or another of the next five must be named
+  cgroup = \"/system.slice/acme-*\" # this or another of the next six must be named
   container = \"acme-*\"
   container-label = \"tenant=acme\"
   domain = \"acme-*\"                # of libvirt: the RAM of its VM
+  domain-metadata = true           # of libvirt: its metadata name this group
   unit = \"acme-*.service\"
   user = \"acme\"
   all-anonymous = true             # false: only memory that the program advises

@@ -179,6 +179,7 @@ mod tests {
                 family: None,
                 attached_by: None,
                 via: Via::Agent,
+                domain: None,
             });
             let (state, name) = ((*state).to_owned(), format!("m{n}"));
             report.members.push(MemberReport { name, pid: n as u32, connected: true, state, ..Default::default() });
