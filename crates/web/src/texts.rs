@@ -17,9 +17,12 @@ const KEEP: Duration = Duration::from_secs(10);
 /// Number of texts that are made at the same time without anybody waiting for them.
 const TURNS: usize = 1;
 
+/// The groups that a text is of, and its form.
+type Of = (Scope, Form);
+
 /// The texts.
 pub struct Texts {
-    all: Mutex<BTreeMap<(Scope, Form), Arc<Kept<Bytes>>>>,
+    all: Mutex<BTreeMap<Of, Arc<Kept<Bytes>>>>,
     turns: Arc<Semaphore>,
 }
 
