@@ -38,7 +38,7 @@ pub struct Facts {
     pub unit: Option<String>,
     /// The domain of libvirt's that it runs.
     pub domain: Option<String>,
-    /// What that domain's metadata ask for.
+    /// The group and the name that this domain's metadata ask for.
     pub asked: Option<Asked>,
     /// Whether it runs a VM.
     pub is_vm: bool,
@@ -50,7 +50,7 @@ pub struct Facts {
     pub age_s: u64,
 }
 
-/// What a domain's metadata ask for.
+/// The group and the name that a domain's metadata ask for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
     /// The group.

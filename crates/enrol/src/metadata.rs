@@ -44,7 +44,7 @@ impl Domains {
         self.files = None;
     }
 
-    /// What the domain asks for that this process runs.
+    /// Group and name that the domain asks for which this process runs.
     pub fn of(&mut self, pid: u32) -> Option<Asked> {
         let file = self.files.get_or_insert_with(|| files(Path::new(DOMAINS))).get(&pid)?;
         let text = host::read_plain_file(file, MOST_BYTES).ok()?;
@@ -65,7 +65,7 @@ fn files(dir: &Path) -> HashMap<u32, PathBuf> {
     if is_roots(dir) { entries.filter_map(file).take(MOST_DOMAINS).collect() } else { HashMap::new() }
 }
 
-/// What the file of a running domain asks for, if it is of this process.
+/// Group and name that the file of a running domain asks for, if it is of this process.
 fn asked(text: &str, pid: u32) -> Option<Asked> {
     let options = ParsingOptions { nodes_limit: MOST_NODES, ..ParsingOptions::default() };
     let document = Document::parse_with_options(text, options).ok()?;

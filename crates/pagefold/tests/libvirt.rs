@@ -1,5 +1,5 @@
-//! Domains of the real libvirt, with its drivers `qemu` (without KVM) and `test`: members by an emulator that is a link to
-//! `pagefold-qemu`, and members by their metadata. They are saved, restored, migrated and destroyed.
+//! Domains of the real libvirt, with its drivers `qemu` (without KVM) and `test`. They are members by an emulator that is a
+//! link to `pagefold-qemu`, or by their metadata. They are saved, restored, migrated and destroyed.
 //!
 //! The long test (`PAGEFOLD_LONG_TESTS`) runs in a mount namespace and a network namespace of its own, where libvirt has directories of its own. The other
 //! libvirt, to which a domain is migrated, has a mount namespace within that one.

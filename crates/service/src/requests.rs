@@ -294,7 +294,7 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// The name of a new member. A domain gets another one where its own is taken: it is there twice on this host while it
+    /// The name of a new member. A domain gets another one where its own is taken. It is there twice on this host while it
     /// migrates from one libvirt to another, and its start must not fail for that.
     fn name_of(&self, group: &str, name: String, id: ProcessId, is_domain: bool) -> String {
         let mut others = self.registry.state.members().iter();
