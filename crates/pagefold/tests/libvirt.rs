@@ -277,16 +277,17 @@ fn start_other(host: &Host) -> Libvirt {
 
 #[test]
 fn domains_are_members_by_their_emulator_or_their_metadata() {
-    if std::env::var_os(INSIDE).is_none() {
-        if std::env::var_os("PAGEFOLD_LONG_TESTS").is_none() {
-            eprintln!("skipped: libvirt asks each QEMU for minutes what it can do: PAGEFOLD_LONG_TESTS=1");
-        } else if !cannot_run() {
-            run_inside("domains_are_members_by_their_emulator_or_their_metadata");
-        }
-        return;
+    if std::env::var_os(INSIDE).is_some() {
+        Host::start().inspect(follow_domains);
+    } else if std::env::var_os("PAGEFOLD_LONG_TESTS").is_none() {
+        eprintln!("skipped: libvirt asks each QEMU for minutes what it can do: PAGEFOLD_LONG_TESTS=1");
+    } else if !cannot_run() {
+        run_inside("domains_are_members_by_their_emulator_or_their_metadata");
     }
-    let Some(host) = Host::start() else { return };
-    let libvirt = start_here(&host);
+}
+
+fn follow_domains(host: &Host) {
+    let libvirt = start_here(host);
     let (emulator, qemu) = (host.installed.text("acme"), "/usr/bin/qemu-system-x86_64");
     for name in ["web1", "web2"] {
         libvirt.virsh(&["create", &host.xml(name, &emulator, "")]);
@@ -298,40 +299,12 @@ fn domains_are_members_by_their_emulator_or_their_metadata() {
     host.until_folded("beta", &["db1", "second"], SAME_PAGES);
     let domains = [("db1", "db1"), ("second", "db2"), ("web1", "web1"), ("web2", "web2")];
     assert_eq!(host.domains(), domains.map(|(member, domain)| (member.to_owned(), domain.to_owned())));
-
-    // Saved and restored: another process, which is the same member again.
-    let saved = ["web1", "db1"].map(|name| (name, host.installed.text(&format!("{name}.saved"))));
-    saved.iter().for_each(|(name, file)| _ = libvirt.virsh(&["save", name, file]));
-    until("saved domains are no members", || {
-        (host.members("acme").len() == 1 && host.members("beta").len() == 1).then_some(())
-    });
-    saved.iter().for_each(|(_, file)| _ = libvirt.virsh(&["restore", file]));
-    host.until_folded("acme", &["web1", "web2"], SAME_PAGES);
-    host.until_folded("beta", &["db1", "second"], SAME_PAGES);
-
-    // Migrated while it runs. On the other side, its emulator makes it a member again.
-    let other = start_other(&host);
-    let before = pid_of("web2", &host);
-    let through = format!("unix://{}", host.installed.text("migration.sock"));
-    libvirt.virsh(&["migrate", "--live", "--migrateuri", &through, "web2", &other.uri]);
-    assert_eq!(other.domains(), ["web2"]);
-    // Its name was taken while both ran.
-    let pid = fs::read_to_string(host.installed.path("other/qemu/web2.pid")).expect("its process");
-    assert_ne!(pid.trim(), before.to_string(), "it is another process");
-    host.until_folded("acme", &["web1", &format!("web2-{}", pid.trim())], SAME_PAGES);
+    save_and_restore(host, &libvirt);
+    let other = migrate(host, &libvirt);
 
     // Metadata that are changed while a domain runs.
-    let words = [
-        "metadata",
-        "other",
-        "urn:pagefold:domain:1",
-        "--live",
-        "--key",
-        "pagefold",
-        "--set",
-        "<member group='beta'/>",
-    ];
-    libvirt.virsh(&words);
+    let asks = ["--live", "--key", "pagefold", "--set", "<member group='beta'/>"];
+    libvirt.virsh(&[&["metadata", "other", "urn:pagefold:domain:1"][..], &asks].concat());
     host.until_folded("beta", &["db1", "other", "second"], SAME_PAGES);
 
     other.virsh(&["destroy", "web2"]);
@@ -341,6 +314,32 @@ fn domains_are_members_by_their_emulator_or_their_metadata() {
     });
     let audit = json_of(&host.installed.pagefold(&["audit", "--json"]));
     assert_eq!(number(&audit["cross_group_frames"]), 0, "{audit}");
+}
+
+/// Saved and restored, a domain is another process, which is the same member again.
+fn save_and_restore(host: &Host, libvirt: &Libvirt) {
+    let saved = ["web1", "db1"].map(|name| (name, host.installed.text(&format!("{name}.saved"))));
+    saved.iter().for_each(|(name, file)| _ = libvirt.virsh(&["save", name, file]));
+    until("saved domains are no members", || {
+        (host.members("acme").len() == 1 && host.members("beta").len() == 1).then_some(())
+    });
+    saved.iter().for_each(|(_, file)| _ = libvirt.virsh(&["restore", file]));
+    host.until_folded("acme", &["web1", "web2"], SAME_PAGES);
+    host.until_folded("beta", &["db1", "second"], SAME_PAGES);
+}
+
+/// Migrates a domain while it runs. On the other side, its emulator makes it a member again.
+fn migrate(host: &Host, libvirt: &Libvirt) -> Libvirt {
+    let other = start_other(host);
+    let before = pid_of("web2", host);
+    let through = format!("unix://{}", host.installed.text("migration.sock"));
+    libvirt.virsh(&["migrate", "--live", "--migrateuri", &through, "web2", &other.uri]);
+    assert_eq!(other.domains(), ["web2"]);
+    // Its name was taken while both ran.
+    let pid = fs::read_to_string(host.installed.path("other/qemu/web2.pid")).expect("its process");
+    assert_ne!(pid.trim(), before.to_string(), "it is another process");
+    host.until_folded("acme", &["web1", &format!("web2-{}", pid.trim())], SAME_PAGES);
+    other
 }
 
 fn pid_of(member: &str, host: &Host) -> Value {
