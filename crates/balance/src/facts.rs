@@ -171,14 +171,6 @@ impl GuestFacts {
         self.size_bytes().saturating_sub(idle)
     }
 
-    /// Parts of its resident memory whose frames it holds alone, of 1.
-    pub fn unshared_part(&self) -> f64 {
-        if self.resident_bytes == 0 {
-            return 1.0;
-        }
-        1.0 - self.folded_bytes as f64 / self.resident_bytes as f64
-    }
-
     /// Whether its size can be changed.
     pub fn can_balloon(&self) -> bool {
         self.driver == DriverState::Works

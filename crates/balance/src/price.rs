@@ -8,7 +8,9 @@
 //! | page cache | the part that is not shared | a read from disk, at worst |
 //! | the rest | the part that is not shared | swapping inside the guest |
 //!
-//! A page that is shared frees nothing. Offers that yield little are not taken.
+//! A page that is shared frees nothing. Offers that yield little are not taken. Shared pages are taken to be page cache first, since
+//! guests that run the same programs read the same files. A balloon cannot pass page cache by. Where that yields little, it is one
+//! offer with the rest.
 
 use crate::facts::{Facts, GuestFacts};
 use serde::Serialize;
@@ -79,23 +81,39 @@ fn of_guest(n: usize, guest: &GuestFacts) -> Vec<Offer> {
     if !guest.can_balloon() {
         return Vec::new();
     }
-    let mut loan = guest.loan_bytes();
+    let loan = guest.loan_bytes();
     let kept = guest.size_bytes() / KEPT_FREE;
     let (free, cache) = guest.claims.map_or((0, 0), |claims| (claims.free_bytes, claims.cache_bytes));
     // The guest never used memory that has no frame. That much is free, whatever it says.
     let free = free.max(guest.untouched_bytes());
-    let part = guest.unshared_part();
+    let (cache_part, rest_part) = unshared_parts(guest, free, cache);
+    let free_bytes = free.saturating_sub(kept).min(loan);
+    let cache_bytes = cache.min(loan - free_bytes);
+    let rest_bytes = loan - free_bytes - cache_bytes;
     // Frames that nobody has touched yield as much: the host need not keep them ready.
-    let known = [(Tier::Free, free.saturating_sub(kept), 1.0), (Tier::Cache, cache, part), (Tier::InUse, loan, part)];
+    let known = if cache_part >= LEAST_YIELD {
+        [(Tier::Free, free_bytes, 1.0), (Tier::Cache, cache_bytes, cache_part), (Tier::InUse, rest_bytes, rest_part)]
+    } else {
+        let both = (cache_bytes + rest_bytes).max(1) as f64;
+        let part = (cache_bytes as f64 * cache_part + rest_bytes as f64 * rest_part) / both;
+        [(Tier::Free, free_bytes, 1.0), (Tier::Cache, 0, 0.0), (Tier::InUse, cache_bytes + rest_bytes, part)]
+    };
     let mut offers = Vec::new();
-    for (tier, most, part_freed) in known {
-        let bytes = most.min(loan);
-        loan -= bytes;
+    for (tier, bytes, part_freed) in known {
         if bytes > 0 && part_freed >= LEAST_YIELD {
             offers.push(Offer { guest: n, tier, bytes, part_freed });
         }
     }
     offers
+}
+
+/// Parts of page cache, and of the rest, whose frames the guest holds alone, of 1.
+fn unshared_parts(guest: &GuestFacts, free: u64, cache: u64) -> (f64, f64) {
+    let in_cache = guest.folded_bytes.min(cache);
+    let in_rest = guest.folded_bytes - in_cache;
+    let rest = guest.size_bytes().saturating_sub(free).saturating_sub(cache);
+    let unshared = |shared: u64, all: u64| if all == 0 { 1.0 } else { (1.0 - shared as f64 / all as f64).max(0.0) };
+    (unshared(in_cache, cache), unshared(in_rest, rest))
 }
 
 /// The cheapest way to free `needed_bytes`, or as much of it as loans yield. `most` bounds by how much each guest may
@@ -159,9 +177,23 @@ mod tests {
     }
 
     #[test]
+    fn shared_cache_is_left_alone_unless_the_rest_yields_enough() {
+        let mut facts = facts();
+        facts.guests.pop();
+        facts.guests[0].folded_bytes = 40 * M;
+        let of = |facts: &Facts| {
+            take(facts, 1 << 40, |_| u64::MAX).iter().map(|t| (t.bytes / M, t.tier)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&facts), [(128, Tier::InUse)], "all of the loan, since 88 MiB of it are not shared");
+        facts.guests[0].guaranteed_bytes = 216 * M;
+        assert_eq!(of(&facts), [], "the loan is as large as the page cache, which frees nothing");
+    }
+
+    #[test]
     fn half_shared_guest_gives_twice_as_much_for_the_same_frames() {
         let mut facts = facts();
         facts.guests.pop();
+        facts.guests[0].claims = None;
         facts.guests[0].folded_bytes = facts.guests[0].resident_bytes / 2;
         let taken = take(&facts, 10 * M, |_| u64::MAX);
         assert_eq!((taken[0].bytes, taken[0].freed_bytes), (20 * M, 10 * M));
