@@ -37,5 +37,5 @@ pub use pool_memory::{DonationWindow, HeldLease, InheritedSegment, Lease, LeaseS
 pub use prover::Prover;
 pub use soft_read::SoftReader;
 #[cfg(target_env = "gnu")]
-pub use trace::{FilterInstruction, Registers, Resume, Stop, Tracee, share_memory};
+pub use trace::{FilterInstruction, Registers, Resume, Stop, Tracee, share_files, share_memory};
 pub use userfault::{Fault, Message, Moved, Purpose, Userfault, Watch, file_of_thread};

@@ -294,6 +294,18 @@ fn last_error() -> Errno {
 pub fn share_memory(one: u32, other: u32) -> bool {
     /// `KCMP_VM`.
     const MEMORY: libc::c_int = 1;
+    share(one, other, MEMORY)
+}
+
+/// Whether two threads have the same table of open files. False where the kernel does not tell.
+pub fn share_files(one: Pid, other: Pid) -> bool {
+    /// `KCMP_FILES`.
+    const FILES: libc::c_int = 2;
+    let number = |thread: Pid| thread.as_raw_nonzero().get().cast_unsigned();
+    share(number(one), number(other), FILES)
+}
+
+fn share(one: u32, other: u32, what: libc::c_int) -> bool {
     // SAFETY: compares two numbers of the kernel's.
-    0 == unsafe { libc::syscall(libc::SYS_kcmp, one, other, MEMORY, 0, 0) }
+    0 == unsafe { libc::syscall(libc::SYS_kcmp, one, other, what, 0, 0) }
 }

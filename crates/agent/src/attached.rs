@@ -62,12 +62,11 @@ pub fn run() -> ! {
         }
         // SAFETY: names the calling thread.
         unsafe { libc::prctl(libc::PR_SET_NAME, c"pagefold".as_ptr()) };
-        let Some((asked, own)) = asked() else { return };
+        let Some((asked, object)) = asked() else { return };
         let asked = ASKED.get_or_init(|| asked);
-        let enrolment = Enrolment::new(asked.all_anonymous, own.clone());
+        let enrolment = Enrolment::new(asked.all_anonymous, object);
         if Files::open(asked).and_then(|files| thread::run(asked, files, false, Some(enrolment))).is_ok() {
-            let libraries = own.into_iter().skip(1);
-            world::left(libraries.chain([arena::range()]).collect());
+            world::left(vec![arena::range()]);
             // The other side makes this thread unmap everything, and end.
             world::wait_for_end();
         }
@@ -78,8 +77,8 @@ pub fn run() -> ! {
     }
 }
 
-/// The settings, and the mappings that the object and its C library have already, the object first.
-fn asked() -> Option<(Asked, Vec<PageRange>)> {
+/// The settings, and where the object lies.
+fn asked() -> Option<(Asked, PageRange)> {
     let object = env::var(OBJECT).ok()?;
     let (start, end) = object.split_once('-')?;
     let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16).ok());
@@ -93,11 +92,8 @@ fn asked() -> Option<(Asked, Vec<PageRange>)> {
         eager: env::var_os(EAGER).is_some(),
         kernel: host::Kernel::this().release,
     };
-    // The C library may have found no room for thread-local data in the object.
-    let local = thread_pointer();
-    let is_outside = !(object.start.0..object.end().0).contains(&local);
-    let outside = is_outside.then(|| crate::maps::Maps::open().ok()?.ask(HostVirt(local))).flatten();
-    Some((asked, std::iter::once(object).chain(outside.map(|mapping| mapping.range)).collect()))
+    // Elsewhere, the kernel has joined the thread-local data with memory of the program's.
+    (object.start.0..object.end().0).contains(&thread_pointer()).then_some((asked, object))
 }
 
 const fn range(start: u64, end: u64) -> PageRange {

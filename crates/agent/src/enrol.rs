@@ -12,11 +12,12 @@
 //! is released, the kernel is asked again whether the pool is mapped there. After the program has moved slots, none is
 //! released until it ends: they may be mapped where the table knows of none.
 
+use crate::arena;
 use crate::follow::Following;
 use crate::maps::{self, Mapping};
+use crate::policies::Policies;
 use crate::section::Section;
 use crate::table::{self, Shut, Traits};
-use crate::{arena, raw};
 use page::{HostVirt, PageRange, PageSet};
 use std::time::{Duration, Instant};
 
@@ -24,15 +25,13 @@ use std::time::{Duration, Instant};
 const EVERY: (Duration, u32) = (Duration::from_secs(2), 400);
 /// Longest time between two looks, while they find nothing new: 32 s.
 const SELDOM: Duration = Duration::from_secs(32);
-/// `MPOL_F_ADDR`: asks for the policy of the mapping at an address.
-const OF_ADDRESS: usize = 2;
 
 /// See the module.
 pub struct Enrolment {
     /// Whether all private anonymous memory is asked for, and not only what is advised to be merged.
     all: bool,
-    /// Mappings of the agent's own.
-    own: Vec<PageRange>,
+    /// Where the agent lies.
+    object: PageRange,
     due: Instant,
     /// The last look, the pause after it, and what it found, as a hash.
     looked: Instant,
@@ -41,10 +40,10 @@ pub struct Enrolment {
 }
 
 impl Enrolment {
-    /// Before the first look. `own` are mappings of the agent's.
-    pub fn new(all: bool, own: Vec<PageRange>) -> Self {
+    /// Before the first look. The agent lies at `object`.
+    pub fn new(all: bool, object: PageRange) -> Self {
         let now = Instant::now();
-        Self { all, own, due: now, looked: now, pause: EVERY.0, found: 0 }
+        Self { all, object, due: now, looked: now, pause: EVERY.0, found: 0 }
     }
 
     /// Makes the table agree with the kernel's list, if it is time for that.
@@ -72,16 +71,18 @@ impl Enrolment {
     }
 
     fn take_in(&self, listed: &[Mapping], following: &Following, stage: PageRange) {
-        let mut own = self.own.clone();
-        own.extend([arena::range(), stage]);
+        let own = [self.object, arena::range(), stage];
         let is_own = |range: PageRange| own.iter().any(|own| range.start < own.end() && own.start < range.end());
         let wanted =
             |mapping: &&Mapping| mapping.anonymous && (self.all || mapping.advice.mergeable) && !is_own(mapping.range);
+        let mut policies = Policies::default();
+        let wanted = listed.iter().filter(wanted).map(|mapping| (mapping.range, traits_of(mapping, &mut policies)));
+        let wanted: Vec<(PageRange, Traits)> = wanted.collect();
         let mut there = PageSet::new();
         let mut table = table::lock();
-        for mapping in listed.iter().filter(wanted) {
-            there.insert(mapping.range);
-            table.ask_anew(mapping.range, traits_of(mapping));
+        for (range, traits) in wanted {
+            there.insert(range);
+            table.ask_anew(range, traits);
         }
         let pooled = |mapping: &&Mapping| mapping.private && maps::is_pool_file(mapping.file);
         listed.iter().filter(pooled).for_each(|mapping| there.insert(mapping.range));
@@ -114,18 +115,9 @@ fn is_unmapped(table: &table::Guard, following: &Following, range: PageRange) ->
     !pages.any(is_pooled)
 }
 
-fn traits_of(mapping: &Mapping) -> Traits {
-    let reasons =
-        [(mapping.locked, Shut::Locked), (mapping.special, Shut::Special), (has_policy(mapping), Shut::Policy)];
+fn traits_of(mapping: &Mapping, policies: &mut Policies) -> Traits {
+    let has_policy = policies.has_own(mapping.range.start);
+    let reasons = [(mapping.locked, Shut::Locked), (mapping.special, Shut::Special), (has_policy, Shut::Policy)];
     let shut = reasons.into_iter().filter(|(is_so, _)| *is_so).fold(0, |shut, (_, why)| shut | why as u8);
     Traits { asked: true, access: mapping.access, shut, advice: mapping.advice }
-}
-
-/// Whether a mapping has a NUMA policy of its own. A kernel that cannot be asked does not let a policy be set either.
-fn has_policy(mapping: &Mapping) -> bool {
-    let mut policy = 0_i32;
-    let arguments = [&raw mut policy as usize, 0, 0, mapping.range.start.0 as usize, OF_ADDRESS, 0];
-    // SAFETY: the kernel writes the policy's number to the variable, and is given no place for its nodes.
-    let answer = unsafe { raw::call(libc::SYS_get_mempolicy, arguments) };
-    answer == 0 && policy != 0
 }

@@ -32,6 +32,9 @@ mod lock;
 mod maps;
 mod patience;
 mod place;
+#[cfg(any(test, not(target_env = "gnu")))]
+#[cfg_attr(target_env = "gnu", expect(dead_code, reason = "an agent with hooks sees policies being set"))]
+mod policies;
 mod pool;
 mod raw;
 mod references;

@@ -23,6 +23,7 @@
 //! Only the survey sees files that were opened past the hooks (system calls made without the C library). So the survey
 //! is also repeated from time to time while the generation stays.
 
+mod facts;
 mod files;
 #[cfg(target_env = "gnu")]
 mod hooks;

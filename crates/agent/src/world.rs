@@ -107,10 +107,10 @@ mod halted {
     use rustix::thread::gettid;
     use std::io;
     use std::path::Path;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     use std::sync::{Arc, OnceLock};
     use std::time::{Duration, Instant};
-    use wire::attach::{ATTACH_BYTES, FromAttached, Server, ToAttached, USERFAULTS};
+    use wire::attach::{ATTACH_BYTES, FromAttached, Question, Server, ToAttached, USERFAULTS};
 
     /// Time between two looks whether pages are held by somebody else: 5 s.
     const LEAVE_TIME: Duration = Duration::from_secs(5);
@@ -122,6 +122,8 @@ mod halted {
     const APART: (u32, u32) = (20, 4);
     /// Time for the other side's answer: 200 ms.
     const ANSWER: Duration = Duration::from_millis(200);
+    /// Time for the answer to a question about the process: 1 s.
+    const TOLD: Duration = Duration::from_secs(1);
     /// Attempts at a halt, and the pause after the first one, which doubles.
     const TRIES: (u32, Duration) = (6, Duration::from_millis(1));
 
@@ -168,6 +170,23 @@ mod halted {
             Some(Ok(true)) => Ok(ours),
             Some(Err(e)) => Err(e),
             _ => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    /// Has the other side look at the process. For the agent's first thread.
+    pub fn ask(question: Question) -> Option<Vec<u64>> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let until = Instant::now() + TOLD;
+        if !send(&FromAttached::Ask { number, question }) {
+            return None;
+        }
+        loop {
+            // Answers to former questions may still come.
+            match receive(until.saturating_duration_since(Instant::now()))? {
+                ToAttached::Told { number: its, answers } if its == number => return Some(answers),
+                _ => {}
+            }
         }
     }
 
@@ -313,7 +332,7 @@ mod halted {
 }
 
 #[cfg(not(target_env = "gnu"))]
-pub use halted::{Turns, compare_child, connect, is_held, is_leaving, join, leave, left, open, wait_for_end};
+pub use halted::{Turns, ask, compare_child, connect, is_held, is_leaving, join, leave, left, open, wait_for_end};
 
 #[cfg(not(target_env = "gnu"))]
 pub use crate::enrol::Enrolment;

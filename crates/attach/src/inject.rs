@@ -27,7 +27,7 @@ use act::{Registers, Tracee};
 use anyhow::{Context, bail};
 use host::{Seqpacket, Signals};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use rustix::process::Pid;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
@@ -269,7 +269,8 @@ impl Thread<'_> {
         let mut numbers = [0_u8; 8];
         self.remote.memory().read_exact_at(&mut numbers, place)?;
         let number = i32::from_ne_bytes(numbers[4..].try_into().unwrap_or_default());
-        let channel = borrow_file(self.tracee.thread(), number).context("cannot take the agent's channel")?;
+        let channel = act::file_of_thread(self.tracee.thread(), number);
+        let channel = channel.context("cannot take the agent's channel, for which Linux 6.9 or newer is needed")?;
         let device = host::open_userfaultfd_device().ok();
         let files: Vec<_> = device.iter().map(AsFd::as_fd).collect();
         Seqpacket::from(channel.try_clone()?)
@@ -315,14 +316,6 @@ const fn begin(before: Registers, entry: u64, stack: u64) -> Registers {
         gs_base: 0,
         ..before
     }
-}
-
-/// Another descriptor of a file that a thread has open.
-fn borrow_file(thread: Pid, number: i32) -> anyhow::Result<OwnedFd> {
-    // `PIDFD_THREAD`, which rustix has no name for.
-    let flags = PidfdFlags::from_bits_retain(libc::O_EXCL.cast_unsigned());
-    let thread = pidfd_open(thread, flags).context("Linux 6.9 or newer is needed")?;
-    Ok(pidfd_getfd(thread, number, PidfdGetfdFlags::empty())?)
 }
 
 fn random() -> anyhow::Result<[u8; 16]> {

@@ -5,6 +5,7 @@ pub mod changes;
 pub mod halt;
 pub mod inject;
 pub mod ksm;
+pub mod look;
 pub mod mend;
 pub mod object;
 pub mod program;

@@ -4,10 +4,14 @@ use linux_raw_sys::elf::{Elf_Ehdr, Elf_Phdr};
 use page::PAGE_BYTES;
 use std::mem::offset_of;
 
-/// `ET_DYN`, `EM_X86_64`, `PT_LOAD`.
+/// `ET_DYN`, `EM_X86_64`, `PT_LOAD`, `PT_TLS`.
 const SHARED: u16 = 3;
 const X86_64: u16 = 62;
 const LOAD: u32 = 1;
+const LOCAL: u32 = 7;
+/// Most thread-local data, with its alignment, for which musl has room in the object: 120 bytes. For more it maps memory,
+/// which the kernel may join with the program's, so that nobody can tell them apart when the agent leaves.
+const LOCAL_BYTES: u64 = 120;
 
 /// A part of the object that lies in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +49,7 @@ impl Bytes<'_> {
 }
 
 impl Object {
-    /// Takes an object file apart; `None` if it is none for this processor.
+    /// Takes an object file apart; `None` if it is none for this processor, or has too much thread-local data.
     pub fn parse(file: &[u8]) -> Option<Self> {
         let bytes = Bytes(file);
         let field = |at, size| bytes.number(at, size);
@@ -59,10 +63,18 @@ impl Object {
         let (mut image, mut segments) = (Vec::new(), Vec::new());
         for n in 0..count {
             let at = usize::try_from(table + n * size).ok()?;
-            if field(at + offset_of!(Elf_Phdr, p_type), 4)? != u64::from(LOAD) {
+            let number = |offset| bytes.number(at + offset, 8);
+            let kind = field(at + offset_of!(Elf_Phdr, p_type), 4)?;
+            if kind == u64::from(LOCAL) {
+                let both =
+                    number(offset_of!(Elf_Phdr, p_memsz))?.checked_add(number(offset_of!(Elf_Phdr, p_align))?)?;
+                if both > LOCAL_BYTES {
+                    return None;
+                }
+            }
+            if kind != u64::from(LOAD) {
                 continue;
             }
-            let number = |offset| bytes.number(at + offset, 8);
             let (from, to) = (number(offset_of!(Elf_Phdr, p_offset))?, number(offset_of!(Elf_Phdr, p_vaddr))?);
             let (filed, whole) = (number(offset_of!(Elf_Phdr, p_filesz))?, number(offset_of!(Elf_Phdr, p_memsz))?);
             let flags = field(at + offset_of!(Elf_Phdr, p_flags), 4)?;

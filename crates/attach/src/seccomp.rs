@@ -11,8 +11,6 @@
 //! ```
 
 use act::FilterInstruction;
-use linux_raw_sys::general::__NR_statmount;
-
 /// A system call of the agent's, with the arguments that are always the same.
 #[derive(Clone, Copy, Debug)]
 pub struct AgentCall {
@@ -22,14 +20,16 @@ pub struct AgentCall {
     pub number: i64,
     /// Its first three arguments, as far as they are known.
     pub arguments: [Option<u64>; 3],
+    /// Whether an error will do, too: the agent then finds out in another way.
+    pub or_error: bool,
 }
 
 const fn call(name: &'static str, number: i64) -> AgentCall {
-    AgentCall { name, number, arguments: [None; 3] }
+    call_with(name, number, [None; 3])
 }
 
 const fn call_with(name: &'static str, number: i64, arguments: [Option<u64>; 3]) -> AgentCall {
-    AgentCall { name, number, arguments }
+    AgentCall { name, number, arguments, or_error: false }
 }
 
 /// Flags of the call that makes the agent's first thread: memory, signal handlers and process of the program's.
@@ -66,7 +66,7 @@ pub const CALLS: &[AgentCall] = &[
     call("fstatfs", libc::SYS_fstatfs),
     call("ftruncate", libc::SYS_ftruncate),
     call("futex", libc::SYS_futex),
-    call("get_mempolicy", libc::SYS_get_mempolicy),
+    AgentCall { or_error: true, ..call("get_mempolicy", libc::SYS_get_mempolicy) },
     call("getcwd", libc::SYS_getcwd),
     call("getdents64", libc::SYS_getdents64),
     call("getpid", libc::SYS_getpid),
@@ -74,7 +74,6 @@ pub const CALLS: &[AgentCall] = &[
     call("getsockopt", libc::SYS_getsockopt),
     call("gettid", libc::SYS_gettid),
     call("ioctl", libc::SYS_ioctl),
-    call("kcmp", libc::SYS_kcmp),
     call("lseek", libc::SYS_lseek),
     call("lstat", libc::SYS_lstat),
     call("madvise", libc::SYS_madvise),
@@ -90,8 +89,6 @@ pub const CALLS: &[AgentCall] = &[
     call("open", libc::SYS_open),
     call("openat", libc::SYS_openat),
     call("openat2", libc::SYS_openat2),
-    call("pidfd_getfd", libc::SYS_pidfd_getfd),
-    call("pidfd_open", libc::SYS_pidfd_open),
     call("poll", libc::SYS_poll),
     call("ppoll", libc::SYS_ppoll),
     call_with("prctl", libc::SYS_prctl, [Some(libc::PR_SET_NAME as u64), None, None]),
@@ -117,7 +114,6 @@ pub const CALLS: &[AgentCall] = &[
     ),
     call("stat", libc::SYS_stat),
     call("statfs", libc::SYS_statfs),
-    call("statmount", __NR_statmount as i64),
     call("statx", libc::SYS_statx),
     call("sysinfo", libc::SYS_sysinfo),
     call("uname", libc::SYS_uname),
@@ -126,10 +122,11 @@ pub const CALLS: &[AgentCall] = &[
 
 /// `AUDIT_ARCH_X86_64`.
 const ARCHITECTURE: u32 = 0xc000_003e;
-/// `SECCOMP_RET_ACTION_FULL`, `SECCOMP_RET_ALLOW` and `SECCOMP_RET_LOG`.
+/// `SECCOMP_RET_ACTION_FULL`, `SECCOMP_RET_ALLOW`, `SECCOMP_RET_LOG` and `SECCOMP_RET_ERRNO`.
 const ACTION: u32 = 0xffff_0000;
 const ALLOW: u32 = 0x7fff_0000;
 const LOG: u32 = 0x7ffc_0000;
+const ERROR: u32 = 0x0005_0000;
 /// Length of what a filter looks at, in bytes: the kernel's `struct seccomp_data`.
 const DATA_BYTES: u32 = 64;
 /// Most instructions that are followed for one call and filter.
@@ -167,6 +164,8 @@ fn allows(filter: &[FilterInstruction], call: &AgentCall) -> bool {
                 Next::Goes => {}
                 Next::Forks(other) => open.push(State { at: other, ..state }),
                 Next::Returns(Some(action)) if [ALLOW, LOG].contains(&(action & ACTION)) => break,
+                // Error 0 would look like an answer.
+                Next::Returns(Some(action)) if call.or_error && action & ACTION == ERROR && action != ERROR => break,
                 Next::Returns(_) | Next::Unknown => return false,
             }
         }
@@ -307,6 +306,10 @@ mod tests {
             assert_eq!(forbidden(&[vec![answer(ALLOW)], all_but(MREMAP, its), vec![answer(ALLOW)]]), expected);
         }
         assert_eq!(forbidden(&[all_but(libc::SYS_kexec_load as u32, KILL)]), None, "none of the agent's");
+        for (its, expected) in [(KILL, false), (ERROR, false), (PERMISSION_DENIED, true)] {
+            let found = forbidden(&[all_but(libc::SYS_get_mempolicy as u32, its)]);
+            assert_eq!(found, (!expected).then_some("get_mempolicy"), "{its:x}");
+        }
         // Of another architecture: not even looked at.
         assert_eq!(forbidden(&[vec![load_word(4), if_equal(ARCHITECTURE, 0, 1), answer(ALLOW), answer(KILL)]]), None);
     }

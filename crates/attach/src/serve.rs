@@ -1,6 +1,7 @@
 //! Stays beside an attached process: stops its threads when the agent asks for that, and takes the agent out again.
 //!
 //! ```text
+//!   the agent asks about the process -----------------> what the kernel says (`look`)
 //!   the agent asks: Halt --> threads stopped --> Go, or after a second at the latest --> they go on
 //!   SIGTERM, SIGINT ------> there is memory --> Leave to the agent --> Left --> its other threads have ended
 //!                              --> its last thread unmaps what it stood on, and ends
@@ -13,6 +14,7 @@
 use crate::changes;
 use crate::halt::{Halts, SOON};
 use crate::inject::Injected;
+use crate::look;
 use crate::remote::Remote;
 use crate::threads;
 use act::{Registers, Stop, Tracee};
@@ -208,6 +210,11 @@ impl Serving {
             FromAttached::Connect(server) => {
                 // If that fails, the agent sees that its connection is closed, and tries again.
                 let _ = files.next().map(|file| hand_on(&self.place, server, file.as_fd()));
+                None
+            }
+            FromAttached::Ask { number, question } => {
+                let answers = look::answer(self.process.pid, self.thread, &question);
+                let _ = self.channel.send(&ToAttached::Told { number, answers }.encode(), &[]);
                 None
             }
             left @ FromAttached::Left(_) => Some(left),

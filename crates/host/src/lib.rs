@@ -30,6 +30,7 @@ mod seqpacket;
 mod shares;
 mod signals;
 mod smaps;
+mod socket;
 mod stream;
 mod system;
 pub mod text;
@@ -50,7 +51,7 @@ pub use kernel_faults::{Applies, KernelFault, kernel_faults, refuses_folding};
 pub use kpage::{FrameTable, kpf};
 pub use ksm::{Ksm, KsmStat, chosen};
 pub use memory_limits::MemoryLimits;
-pub use mounts::{filesystem_of_mount, has_proc, proc_hides_processes};
+pub use mounts::{filesystem_of_mount, filesystem_of_mount_of, has_proc, proc_hides_processes};
 pub use own_cpu::own_cpu_time;
 pub use page::PageRange;
 pub use page_cache::CachedFile;
@@ -64,6 +65,7 @@ pub use seqpacket::{Files, MOST_FDS, Peer, Received, Seqpacket, SeqpacketListene
 pub use shares::Shares;
 pub use signals::{Caught, Signals, let_signals_through};
 pub use smaps::{Mapping, Usage};
+pub use socket::SocketKind;
 pub use stream::{connect_within, peer_pid};
 pub use system::{
     Kernel, available_bytes, boot_clock_s, boot_time_s, free_bytes, free_swap_bytes, has_swap, own_peak_rss_bytes,

@@ -2,9 +2,13 @@
 //! mount is of.
 
 use crate::text;
-use linux_raw_sys::general::{__NR_statmount, MNT_ID_REQ_SIZE_VER0, STATMOUNT_SB_BASIC, mnt_id_req, statmount};
+use linux_raw_sys::general::{
+    __NR_statmount, MNT_ID_REQ_SIZE_VER0, MNT_ID_REQ_SIZE_VER1, STATMOUNT_SB_BASIC, mnt_id_req, statmount,
+};
 use rustix::fs::{MemfdFlags, fstat, memfd_create};
 use std::collections::HashSet;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::sync::LazyLock;
 
 /// A line of `/proc/PID/mountinfo`.
@@ -84,8 +88,25 @@ fn parse_hides_processes(mountinfo: &str) -> bool {
 /// Type of the file system (`f_type`) of a mount that this process sees, by the mount's unique number. `None` for
 /// others, and before Linux 6.8. The file system is not asked.
 pub fn filesystem_of_mount(mount: u64) -> Option<u32> {
-    let size = MNT_ID_REQ_SIZE_VER0;
-    let question = mnt_id_req { size, spare: 0, mnt_id: mount, param: STATMOUNT_SB_BASIC.into(), mnt_ns_id: 0 };
+    ask(mnt_id_req { size: MNT_ID_REQ_SIZE_VER0, mnt_id: mount, ..BASIC })
+}
+
+/// The same of a mount that process `pid` sees, for which this process has to be root. `None` also before Linux 6.11.
+pub fn filesystem_of_mount_of(pid: u32, mount: u64) -> Option<u32> {
+    /// `NS_GET_MNTNS_ID`: `_IOR(0xb7, 5, u64)`.
+    const GET_NUMBER: libc::Ioctl = 0x8008_b705_u32 as libc::Ioctl;
+    let namespace = File::open(format!("/proc/{pid}/ns/mnt")).ok()?;
+    let mut number = 0_u64;
+    // SAFETY: the kernel writes the namespace's number to the variable.
+    let answer = unsafe { libc::ioctl(namespace.as_raw_fd(), GET_NUMBER, &raw mut number) };
+    let question = mnt_id_req { size: MNT_ID_REQ_SIZE_VER1, mnt_id: mount, mnt_ns_id: number, ..BASIC };
+    (answer == 0).then(|| ask(question)).flatten()
+}
+
+/// The question for a mount's file system, without the mount.
+const BASIC: mnt_id_req = mnt_id_req { size: 0, spare: 0, mnt_id: 0, param: STATMOUNT_SB_BASIC as u64, mnt_ns_id: 0 };
+
+fn ask(question: mnt_id_req) -> Option<u32> {
     let mut answer = std::mem::MaybeUninit::<statmount>::zeroed();
     // SAFETY: the kernel reads as many bytes of the question as that says, and writes at most the answer's size.
     let answered = unsafe {
@@ -141,9 +162,14 @@ mod tests {
         let unique = StatxFlags::from_bits_retain(1 << 14);
         let mount = |path| statx(CWD, path, AtFlags::empty(), unique).map(|found| (found.stx_mask, found.stx_mnt_id));
         match mount("/proc/self/status") {
-            Ok((mask, mount)) if mask & unique.bits() != 0 => assert_eq!(filesystem_of_mount(mount), Some(0x9FA0)),
+            Ok((mask, mount)) if mask & unique.bits() != 0 => {
+                assert_eq!(filesystem_of_mount(mount), Some(0x9FA0));
+                assert_eq!(filesystem_of_mount_of(std::process::id(), mount), Some(0x9FA0));
+            }
             found => eprintln!("skipped: no unique numbers of mounts here: {found:?}"),
         }
         assert_eq!(filesystem_of_mount(u64::MAX), None);
+        assert_eq!(filesystem_of_mount_of(std::process::id(), u64::MAX), None);
+        assert_eq!(filesystem_of_mount_of(u32::MAX, 1), None);
     }
 }

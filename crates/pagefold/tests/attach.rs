@@ -25,10 +25,14 @@ const CONFIG: &str = "[[group]]\nname = 'acme'\n";
 
 /// Attaches a process, and has it folded as fast as can be.
 fn attach(installed: &Installed, pid: &str) -> Value {
+    json_of(&attach_eagerly(installed, &[pid]))
+}
+
+/// Attaches what is named, and has it folded as fast as can be.
+fn attach_eagerly(installed: &Installed, named: &[&str]) -> Output {
     let mut command = Command::new(installed.path("pagefold"));
-    command.args(["attach", pid, "--group", "acme", "--all-anonymous", "--json"]);
-    let attached = command.env("PAGEFOLD_DIR", installed.path("s")).env("PAGEFOLD_EAGER", "1").output().unwrap();
-    json_of(&attached)
+    command.arg("attach").args(named).args(["--group", "acme", "--all-anonymous", "--json"]);
+    command.env("PAGEFOLD_DIR", installed.path("s")).env("PAGEFOLD_EAGER", "1").output().unwrap()
 }
 
 fn detach(installed: &Installed, pid: &str) -> Value {
@@ -421,8 +425,18 @@ fn program_goes_on_when_helper_is_killed_at_any_instant() {
 #[test]
 fn of_vm_its_ram_is_folded_and_nothing_else() {
     let Some(installed) = Installed::attaching() else { return };
-    let Some(qemu) = Qemu::start("attach", &[]) else { return };
     let _supervisor = installed.serve(CONFIG, &[]);
+    let sandbox = ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"];
+    for more in [&[][..], &sandbox] {
+        attach_vm(&installed, more);
+    }
+}
+
+/// Attaches a QEMU with these further arguments, and detaches it.
+fn attach_vm(installed: &Installed, more: &[&str]) {
+    let Some(qemu) = Qemu::start("attach", more) else { return };
+    let status = fs::read_to_string(format!("/proc/{}/status", qemu.pid())).expect("its status");
+    assert_eq!(status.contains("Seccomp:\t2"), !more.is_empty(), "{status}");
     let pid = qemu.pid().to_string();
     let before = mappings(qemu.pid());
     let attached = installed.pagefold(&["attach", "--guest", &qemu.name, "--group", "acme", "--json"]);
@@ -431,9 +445,9 @@ fn of_vm_its_ram_is_folded_and_nothing_else() {
     // QEMU advises its RAM, its firmware and the like to be mergeable.
     let is_ram = |bytes: u64| (RAM_BYTES..RAM_BYTES + (32 << 20)).contains(&bytes);
     assert!(said[0]["enrolled_bytes"].as_u64().is_some_and(is_ram), "{said}");
-    let enrolled = || member(&installed, &pid)?["enrolled_pages"].as_u64().filter(|pages| *pages > 0);
+    let enrolled = || member(installed, &pid)?["enrolled_pages"].as_u64().filter(|pages| *pages > 0);
     assert!(is_ram(wait_for("it is enrolled", enrolled) * 4096));
-    detach(&installed, &pid);
+    detach(installed, &pid);
     assert_eq!(mappings(qemu.pid()), before);
 }
 
@@ -602,6 +616,116 @@ fn program_that_filters_its_system_calls_is_attached_if_the_agents_are_allowed()
         }
         assert_eq!(filtered.ask("w"), "good\n");
         assert!(member(&installed, &pid).is_none());
+    }
+}
+
+/// Podman on this host, and a root directory for containers in which nothing is but `waits.c`.
+struct Podman {
+    root: String,
+    containers: Vec<String>,
+}
+
+impl Podman {
+    /// Says why if it does not run containers here.
+    fn find(installed: &Installed) -> Option<Self> {
+        if Command::new("podman").arg("--version").output().is_err() {
+            eprintln!("skipped: no podman here: install podman and runc");
+            return None;
+        }
+        let root = installed.path("podman");
+        for dir in ["", "proc", "sys", "dev", "etc", "run", "tmp"] {
+            fs::create_dir_all(root.join(dir)).unwrap();
+        }
+        compile("cc", &["-static"], &root.join("waits"));
+        let podman = Self { root: root.to_str().expect("a plain path").to_owned(), containers: Vec::new() };
+        let tried = podman.run(&["--rm"]).stdin(Stdio::null()).output().expect("run podman");
+        if !tried.status.success() {
+            eprintln!("skipped: podman runs no container here: {}", words(&tried));
+            return None;
+        }
+        Some(podman)
+    }
+
+    /// A command that runs a container.
+    fn run(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("podman");
+        // Where both versions of control groups are there, crun refuses to run. The limits take no right to raise them.
+        if Command::new("runc").arg("--version").output().is_ok() {
+            command.args(["--runtime", "runc"]);
+        }
+        command.args(["--cgroup-manager", "cgroupfs", "run", "--network", "none"]);
+        command.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1000:1000"]).args(arguments);
+        command.args(["--rootfs", &self.root, "/waits"]);
+        command
+    }
+
+    /// Starts a container. Returns its program, and its name.
+    fn start(&mut self, arguments: &[&str]) -> (Waits, String) {
+        let name = format!("pagefold-test-{}-{}", std::process::id(), self.containers.len());
+        self.containers.push(name.clone());
+        let mut waits = Waits::run(&mut self.run(&[&["-i", "--name", &name], arguments].concat()));
+        waits.tell("stop");
+        waits.tell("go");
+        let asked = Command::new("podman").args(["container", "inspect", "-f", "{{.State.Pid}}", &name]).output();
+        let said = String::from_utf8(asked.expect("run podman").stdout).expect("text");
+        waits.pid = said.trim().parse().expect("its process");
+        (waits, name)
+    }
+}
+
+impl Drop for Podman {
+    fn drop(&mut self) {
+        for name in &self.containers {
+            let _ = Command::new("podman").args(["rm", "-f", "-t", "0", name]).output();
+        }
+    }
+}
+
+/// The default filter of Docker: that of Podman, less calls that it allows only with rights which containers do not have.
+fn filter_of_docker(installed: &Installed) -> String {
+    let podmans = fs::read("/usr/share/containers/seccomp.json").expect("read Podman's default filter");
+    let mut filter: Value = serde_json::from_slice(&podmans).expect("JSON");
+    filter["defaultErrnoRet"] = 1.into();
+    let forbidden = ["get_mempolicy", "kcmp", "pidfd_getfd", "statmount", "userfaultfd"];
+    let rules = filter["syscalls"].as_array_mut().expect("rules");
+    for rule in &mut *rules {
+        let names = rule["names"].as_array_mut().expect("names");
+        names.retain(|name| !forbidden.contains(&name.as_str().expect("a name")));
+    }
+    rules.retain(|rule| rule["names"] != serde_json::json!([]));
+    fs::write(installed.path("docker.json"), filter.to_string()).expect("write a filter");
+    format!("seccomp={}", path(installed, "docker.json"))
+}
+
+#[test]
+fn containers_with_default_filters_of_podman_and_docker_are_folded_and_left_as_they_were_before() {
+    let Some(installed) = Installed::attaching() else { return };
+    let Some(mut podman) = Podman::find(&installed) else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let (podmans, name) = podman.start(&[]);
+    let (dockers, _) = podman.start(&["--security-opt", &filter_of_docker(&installed)]);
+    let groups = fs::read_to_string(format!("/proc/{}/cgroup", dockers.pid)).expect("its control groups");
+    let group = groups.lines().last().and_then(|line| line.rsplit(':').next()).expect("a control group").to_owned();
+    let mut both = [(podmans, ["--container", &name]), (dockers, ["--cgroup", &group])];
+    let before = both.each_mut().map(|(waits, place)| {
+        let status = fs::read_to_string(format!("/proc/{}/status", waits.pid)).expect("its status");
+        assert!(status.contains("Seccomp:\t2"), "it has no filter: {status}");
+        waits.tell("stop");
+        let before = waits.look();
+        waits.tell("go");
+        let attached = attach_eagerly(&installed, place);
+        assert!(member(&installed, &waits.pid()).is_some(), "{attached:?}");
+        before
+    });
+    for ((waits, place), before) in both.iter_mut().zip(before) {
+        wait_for_folds(&installed, &waits.pid(), 1000);
+        assert!(waits.break_folds() >= 100);
+        installed.pagefold(&[&["detach", "--wait", "120"], &place[..]].concat());
+        assert!(member(&installed, &waits.pid()).is_none());
+        waits.tell("stop");
+        assert_same(&waits.look(), &before, 0);
+        waits.tell("go");
+        assert!(waits.child.try_wait().unwrap().is_none(), "it has ended");
     }
 }
 

@@ -6,6 +6,8 @@
 //!     | <------------------------------- Halted {n}, NotNow {n}
 //!     | Go ------------------------------------------------> |  lets them go on
 //!     | Connect {server}, and one end of a socket -----------> |  hands the end on to the service
+//!     | Ask {n, question} ---------------------------------> |  looks at what a filter of system calls keeps from the agent
+//!     | <--------------------------------- Told {n, answers} |
 //!     | <-------------------------------------------- Leave  |
 //!     | Threads, Left {ranges} ----------------------------> |  unmaps these ranges, when the agent's threads have ended
 //! ```
@@ -25,6 +27,65 @@ const MOST: usize = 64;
 
 /// The first frame to the agent.
 pub const USERFAULTS: [u8; 1] = *b"u";
+
+/// Most files that one question is about, and most tables that are told.
+pub const ASKED_MOST: usize = MOST - 2;
+
+/// A question about the process. Default filters of containers forbid the system calls that would answer it
+/// (`kcmp`, `pidfd_getfd`, `statmount`), so that the agent does not make them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// One thread of each table of open files, but for the agent's own table. No answer: there are more than can be told.
+    Tables,
+    /// A [`Socket`] for each of these descriptors in the table of a thread.
+    Sockets {
+        /// The thread.
+        thread: u64,
+        /// [`ASKED_MOST`] descriptors at most.
+        files: Vec<u64>,
+    },
+    /// The file system (`f_type`) of the mount with this number, as the process sees it. No answer: not known.
+    FileSystem(u64),
+}
+
+/// An open descriptor that may be a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Socket {
+    /// It was closed, or its thread has ended.
+    Closed,
+    /// It is no socket, or cannot be looked at.
+    Unknown,
+    /// A socket.
+    Open {
+        /// Its family.
+        family: u32,
+        /// Whether the kernel transforms what is received (`TCP_ULP`).
+        transformed: bool,
+    },
+}
+
+impl Socket {
+    const CLOSED: u64 = u64::MAX;
+    const UNKNOWN: u64 = u64::MAX - 1;
+
+    /// As a number in a message.
+    pub const fn encode(self) -> u64 {
+        match self {
+            Self::Closed => Self::CLOSED,
+            Self::Unknown => Self::UNKNOWN,
+            Self::Open { family, transformed } => (family as u64) << 1 | transformed as u64,
+        }
+    }
+
+    /// From a number in a message.
+    pub fn decode(number: u64) -> Self {
+        match (number, u32::try_from(number >> 1)) {
+            (Self::CLOSED, _) => Self::Closed,
+            (_, Ok(family)) => Self::Open { family, transformed: number & 1 == 1 },
+            _ => Self::Unknown,
+        }
+    }
+}
 
 /// The process of a service that a connection is for. The letter is that of a frame which hands one on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,17 +127,31 @@ pub enum FromAttached {
     Go,
     /// Hand the socket that comes with it on.
     Connect(Server),
+    /// Look at the process.
+    Ask {
+        /// Number of the question.
+        number: u64,
+        /// The question.
+        question: Question,
+    },
     /// All is as it was before the agent came, but for these mappings, which its threads stand on. They end now.
     Left(Vec<PageRange>),
 }
 
 /// To the agent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToAttached {
     /// The threads are stopped.
     Halted(u64),
     /// They cannot be stopped at the moment, and run.
     NotNow(u64),
+    /// Answers to a question.
+    Told {
+        /// The question's number.
+        number: u64,
+        /// The answers.
+        answers: Vec<u64>,
+    },
     /// Undo everything, and end.
     Leave,
 }
@@ -99,6 +174,11 @@ impl FromAttached {
             Self::Threads(threads) => encode(b't', threads.iter().copied()),
             Self::Go => encode(b'g', []),
             Self::Connect(server) => encode(b'c', [server.frame()[0].into()]),
+            Self::Ask { number, question: Question::Tables } => encode(b'm', [*number]),
+            Self::Ask { number, question: Question::Sockets { thread, files } } => {
+                encode(b's', [*number, *thread].into_iter().chain(files.iter().copied()))
+            }
+            Self::Ask { number, question: Question::FileSystem(mount) } => encode(b'f', [*number, *mount]),
             Self::Left(ranges) => encode(b'l', ranges.iter().flat_map(|range| [range.start.0, range.pages])),
         }
     }
@@ -116,6 +196,19 @@ impl FromAttached {
                 let [number] = numbers.as_slice() else { return None };
                 Server::of(&[u8::try_from(*number).ok()?]).map(Self::Connect)
             }
+            (b'm', numbers) => {
+                let [number] = numbers.as_slice() else { return None };
+                Some(Self::Ask { number: *number, question: Question::Tables })
+            }
+            (b's', numbers) => {
+                let [number, thread, files @ ..] = numbers.as_slice() else { return None };
+                let question = Question::Sockets { thread: *thread, files: files.to_vec() };
+                Some(Self::Ask { number: *number, question })
+            }
+            (b'f', numbers) => {
+                let [number, mount] = numbers.as_slice() else { return None };
+                Some(Self::Ask { number: *number, question: Question::FileSystem(*mount) })
+            }
             (b'l', numbers) => {
                 let (pairs, []) = numbers.as_chunks::<2>() else { return None };
                 let range = |[start, pages]: &[u64; 2]| PageRange { start: page::HostVirt(*start), pages: *pages };
@@ -128,19 +221,22 @@ impl FromAttached {
 
 impl ToAttached {
     /// The message as a datagram.
-    pub fn encode(self) -> Vec<u8> {
+    pub fn encode(&self) -> Vec<u8> {
         match self {
-            Self::Halted(number) => encode(b'h', [number]),
-            Self::NotNow(number) => encode(b'n', [number]),
+            Self::Halted(number) => encode(b'h', [*number]),
+            Self::NotNow(number) => encode(b'n', [*number]),
+            Self::Told { number, answers } => encode(b't', [*number].into_iter().chain(answers.iter().copied())),
             Self::Leave => encode(b'l', []),
         }
     }
 
     /// A message from a datagram; `None` if it is none.
     pub fn decode(frame: &[u8]) -> Option<Self> {
-        match (decode(frame)?.0, decode(frame)?.1.as_slice()) {
+        let (letter, numbers) = decode(frame)?;
+        match (letter, numbers.as_slice()) {
             (b'h', [number]) => Some(Self::Halted(*number)),
             (b'n', [number]) => Some(Self::NotNow(*number)),
+            (b't', [number, answers @ ..]) => Some(Self::Told { number: *number, answers: answers.to_vec() }),
             (b'l', []) => Some(Self::Leave),
             _ => None,
         }
@@ -159,16 +255,26 @@ mod tests {
         let servers = [Server::Worker, Server::Prover].map(FromAttached::Connect);
         let halt = FromAttached::Halt { number: 7, threads: vec![3, 4] };
         let threads = FromAttached::Threads(vec![3]);
-        for sent in [halt, threads, FromAttached::Go, FromAttached::Left(ranges)].into_iter().chain(servers) {
+        let most = Question::Sockets { thread: 9, files: (1000..).take(ASKED_MOST).collect() };
+        let questions = [Question::Tables, most, Question::FileSystem(1 << 33)];
+        let questions = questions.map(|question| FromAttached::Ask { number: 5, question });
+        let others = [halt, threads, FromAttached::Go, FromAttached::Left(ranges)];
+        for sent in others.into_iter().chain(servers).chain(questions) {
             let frame = sent.encode();
             assert!(frame.len() <= ATTACH_BYTES);
             assert_eq!(FromAttached::decode(&frame), Some(sent));
             assert_eq!(FromAttached::decode(&frame[..frame.len() - 1]), None);
         }
-        for sent in [ToAttached::Halted(1), ToAttached::NotNow(2), ToAttached::Leave] {
+        let told = ToAttached::Told { number: 4, answers: (7..).take(ASKED_MOST).collect() };
+        for sent in [ToAttached::Halted(1), ToAttached::NotNow(2), told, ToAttached::Leave] {
             assert_eq!(ToAttached::decode(&sent.encode()), Some(sent));
         }
         assert_eq!((FromAttached::decode(b"x"), ToAttached::decode(b"h")), (None, None));
         assert_eq!(FromAttached::decode(&[b'l'; ATTACH_BYTES + 8]), None);
+        let open = |family, transformed| Socket::Open { family, transformed };
+        for socket in [Socket::Closed, Socket::Unknown, open(1, false), open(45, true), open(u32::MAX, true)] {
+            assert_eq!(Socket::decode(socket.encode()), socket);
+        }
+        assert_eq!(Socket::decode(1 << 33), Socket::Unknown);
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! The survey asks the kernel and no file system. One that does not answer would keep waiting the agent's thread, and
 //! the end of the process. The exception is told in [`mounts`]. So files are looked at by their paths under `/proc`. To close
-//! a borrowed descriptor would tell their file systems. Sockets have none, and are borrowed for a moment (`pidfd_getfd`).
+//! a borrowed descriptor would tell their file systems. Sockets have none, and are borrowed for a moment ([`facts`]).
 //!
 //! The survey does not see rings that have no descriptor. Neither does it see the tables of other processes that share
 //! this one's memory, such as a child of `vfork` before it executes a program.
@@ -14,20 +14,16 @@ use super::judge::{Facts, Verdict, filesystem_name, is_known_device, is_known_fa
 use super::look::{self, look};
 use super::tables::{self, Table};
 use super::{Reason, UNPINNED, distrusted, mounts, rings};
-use crate::raw;
 use std::ffi::CString;
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
+use wire::attach::Socket;
 
 /// Number of attempts at a survey during which threads end.
 const SURVEYS: u32 = 8;
 /// Number of attempts at the text about a ring that is in use.
 const LOOKS: u32 = 200;
-
-/// Reason against sockets of a thread with a table of its own, on older kernels.
-const OWN_TABLE: &str = "a thread has open files of its own, or the first thread has ended, and Linux 6.9 or newer is needed to look at its sockets";
 
 /// A reason, and whether it holds for ever.
 type Found = (Reason, bool);
@@ -35,7 +31,7 @@ type Found = (Reason, bool);
 /// The reason against the least trusted open file, if any is not trusted, and whether that reason holds for ever.
 pub fn worst() -> Option<Found> {
     for _ in 0..SURVEYS {
-        let Some(tables) = tables::all() else { return unseen("/proc/self/task cannot be read") };
+        let Some(tables) = tables::all() else { return unseen("its tables of open files cannot be told apart") };
         let mut found: Vec<Found> = tables.iter().filter_map(|table| worst_of(*table)).collect();
         // The files of a thread that ends are not listed any more, but another thread may have the same table.
         if !tables.iter().any(|table| table.has_ended()) {
@@ -53,19 +49,22 @@ fn unseen(what: &str) -> Option<Found> {
 /// The same for the files of one table.
 fn worst_of(table: Table) -> Option<Found> {
     let Some(numbers) = table.numbers() else { return unseen("a list of open files cannot be read") };
-    let mut worst = None;
+    let (mut worst, mut sockets) = (None, Vec::new());
     for number in numbers {
-        match look_at(table, number) {
+        match look_at(table, number, &mut sockets) {
             Some((reason, true)) => return Some((reason, true)),
             Some(reason) => worst = Some(reason),
             None => {}
         }
     }
-    worst
+    match judge_sockets(table, &sockets) {
+        Some((reason, true)) => Some((reason, true)),
+        found => worst.or(found),
+    }
 }
 
-/// The reason against a file, if there is one, and whether it holds for ever.
-fn look_at(table: Table, number: usize) -> Option<Found> {
+/// The reason against a file, if there is one, and whether it holds for ever. Sockets are judged later.
+fn look_at(table: Table, number: usize, sockets: &mut Vec<usize>) -> Option<Found> {
     let path = CString::new(table.path(number)).ok()?;
     let link = || fs::read_link(table.path(number)).unwrap_or_default();
     let said = |what: String, for_ever| Some((Reason(format!("{what}, {UNPINNED}")), for_ever));
@@ -102,7 +101,10 @@ fn look_at(table: Table, number: usize) -> Option<Found> {
             let known = is_known_device((major, minor), device.as_deref().and_then(Path::to_str));
             (!known).then(|| said(format!("device {} ({major}:{minor}) is open", link().display()), true)).flatten()
         }
-        Ok(Verdict::BySocket) => judge_socket(table, number),
+        Ok(Verdict::BySocket) => {
+            sockets.push(number);
+            None
+        }
     }
 }
 
@@ -159,42 +161,31 @@ fn is_at_least(release: &str, version: (u32, u32)) -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= version
 }
 
-/// The reason against a socket, if there is one.
-fn judge_socket(table: Table, number: usize) -> Option<Found> {
-    let file = match table.borrow(number) {
-        Ok(file) => file,
-        // Closed meanwhile; or the thread has ended, and the caller finds that.
-        Err(Some(libc::EBADF | libc::ESRCH)) => return None,
-        Err(Some(libc::EINVAL)) => return unseen(OWN_TABLE),
-        Err(_) => return unseen("a socket cannot be borrowed (pidfd_getfd)"),
+/// The worst reason against sockets, if there is one.
+fn judge_sockets(table: Table, numbers: &[usize]) -> Option<Found> {
+    let sockets = match table.sockets(numbers) {
+        Ok(sockets) => sockets,
+        Err(why) => return unseen(why),
     };
-    let said = |what: String| Some((Reason(format!("{what}, {UNPINNED}")), true));
-    let family = option(&file, libc::SOL_SOCKET, libc::SO_DOMAIN);
-    let family = i32::from_ne_bytes(family.get(..4).and_then(|bytes| bytes.try_into().ok()).unwrap_or_default());
-    if !is_known_family(family) {
-        return said(format!("a socket of family {family} is open"));
-    }
-    let is_inet = family == libc::AF_INET || family == libc::AF_INET6;
-    let handler = if is_inet { option(&file, libc::IPPROTO_TCP, libc::TCP_ULP) } else { [0; 16] };
-    let plain = handler.iter().all(|byte| *byte == 0) || handler.starts_with(b"mptcp");
-    if plain { None } else { said("a socket is open whose contents the kernel decrypts (TCP_ULP)".into()) }
+    let judged = sockets.into_iter().filter_map(judge_socket);
+    judged.reduce(|worst, next| if worst.1 { worst } else { next })
 }
 
-/// The first bytes of a socket's option, zeros where it has none.
-fn option(file: &OwnedFd, level: i32, name: i32) -> [u8; 16] {
-    let mut value = [0_u8; 16];
-    let mut length = value.len() as libc::socklen_t;
-    let arguments = [
-        file.as_raw_fd() as usize,
-        level as usize,
-        name as usize,
-        value.as_mut_ptr() as usize,
-        &raw mut length as usize,
-        0,
-    ];
-    // SAFETY: the kernel writes at most `length` bytes to `value`.
-    let answer = unsafe { raw::call(libc::SYS_getsockopt, arguments) };
-    if answer == 0 { value } else { [0; 16] }
+/// The reason against a socket, if there is one.
+fn judge_socket(socket: Socket) -> Option<Found> {
+    let said = |what: String| Some((Reason(format!("{what}, {UNPINNED}")), true));
+    match socket {
+        // Or the thread has ended, and the caller finds that.
+        Socket::Closed => None,
+        Socket::Unknown => unseen("a socket cannot be looked at"),
+        Socket::Open { family, .. } if !is_known_family(family.cast_signed()) => {
+            said(format!("a socket of family {family} is open"))
+        }
+        Socket::Open { transformed: true, .. } => {
+            said("a socket is open whose contents the kernel decrypts (TCP_ULP)".into())
+        }
+        Socket::Open { .. } => None,
+    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 //! Hooks run on threads of the program, and ask for nothing: they go by the mounts that are known. The agent's thread
 //! finds out about the others before anything more is folded.
 
+use super::facts;
 use crate::lock::Lock;
 use std::ffi::CStr;
 
@@ -65,7 +66,7 @@ pub fn asked() -> impl Iterator<Item = Question> {
 
 /// The file system of a mount that this process sees. For the agent's thread.
 pub fn seen(mount: u64) -> Option<u32> {
-    known(mount).or_else(|| host::filesystem_of_mount(mount).inspect(|filesystem| learn(mount, *filesystem)))
+    known(mount).or_else(|| facts::file_system(mount).inspect(|filesystem| learn(mount, *filesystem)))
 }
 
 /// The file system of a file, by its mount and its path. For the agent's thread.

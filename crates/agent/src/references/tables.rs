@@ -2,44 +2,24 @@
 //! (`unshare(CLONE_FILES)`), and the first thread may have ended, while the names in `/proc/self/fd` are those of the
 //! first thread.
 
-use crate::{arena, raw};
+use super::facts;
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use wire::attach::Socket;
 
-/// `KCMP_FILES`: compares the tables of open files of two threads.
-const FILES: usize = 2;
 /// `PF_EXITING`, among the flags in a thread's `stat`.
 const EXITING: u64 = 4;
-/// `PIDFD_THREAD`, from Linux 6.9 on.
-const THREAD: usize = libc::O_EXCL as usize;
 
 /// A table, by a thread that has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Table(usize);
 
-/// All tables but the agent's; `None` if the threads cannot be listed.
+/// All tables but the agent's; `None` if that cannot be known.
 pub fn all() -> Option<Vec<Table>> {
-    let mut found: Vec<Table> = Vec::new();
-    let own = arena::is_own_thread().then(|| Table(rustix::thread::gettid().as_raw_nonzero().get() as usize));
-    for thread in fs::read_dir("/proc/self/task").ok()? {
-        let thread = Table(thread.ok()?.file_name().to_str()?.parse().ok()?);
-        let is_known = own.iter().chain(&found).any(|known| known.is_table_of(thread));
-        if !is_known && !thread.has_ended() {
-            found.push(thread);
-        }
-    }
-    Some(found)
+    Some(facts::tables()?.into_iter().map(Table).filter(|table| !table.has_ended()).collect())
 }
 
 impl Table {
-    /// Whether two threads have the same table. A kernel that does not tell is taken to say no: the table is then
-    /// looked at twice.
-    fn is_table_of(self, other: Self) -> bool {
-        // SAFETY: compares two numbers of the kernel's.
-        self == other || 0 == unsafe { raw::call(libc::SYS_kcmp, [self.0, other.0, FILES, 0, 0, 0]) }
-    }
-
     /// Whether the thread has begun to end: its files may be closed, and the list of them empty. An answer before a
     /// look at the list says nothing, but one after it does.
     pub fn has_ended(self) -> bool {
@@ -56,22 +36,9 @@ impl Table {
         names.map(|name| name.ok()?.file_name().to_str()?.parse().ok()).collect()
     }
 
-    /// Borrows a file of the table. The error is the kernel's error number.
-    ///
-    /// Only for files whose closing asks nobody, as that of sockets: the borrowed descriptor has to be closed.
-    pub fn borrow(self, number: usize) -> Result<OwnedFd, Option<i32>> {
-        let table = self.open()?;
-        // SAFETY: asks for a copy of a descriptor.
-        let borrowed = unsafe { raw::call(libc::SYS_pidfd_getfd, [table.as_raw_fd() as usize, number, 0, 0, 0, 0]) };
-        owned(borrowed).ok_or_else(|| raw::error(borrowed))
-    }
-
-    /// A descriptor from which files of the table can be borrowed.
-    fn open(self) -> Result<OwnedFd, Option<i32>> {
-        let flags = if self.0 == std::process::id() as usize { 0 } else { THREAD };
-        // SAFETY: names a thread of this process.
-        let opened = unsafe { raw::call(libc::SYS_pidfd_open, [self.0, flags, 0, 0, 0, 0]) };
-        owned(opened).ok_or_else(|| raw::error(opened))
+    /// Kinds of sockets, by their descriptors. The error is the reason why that cannot be known.
+    pub fn sockets(self, numbers: &[usize]) -> Result<Vec<Socket>, &'static str> {
+        facts::sockets(self.0, numbers)
     }
 
     /// A path that leads to an open file.
@@ -91,9 +58,4 @@ impl Table {
     pub fn text(self, number: usize) -> io::Result<String> {
         fs::read_to_string(format!("/proc/self/task/{}/fdinfo/{number}", self.0))
     }
-}
-
-fn owned(answer: raw::Answer) -> Option<OwnedFd> {
-    // SAFETY: the kernel has just made this descriptor for the caller, and nobody else owns it.
-    raw::error(answer).is_none().then(|| unsafe { OwnedFd::from_raw_fd(answer as i32) })
 }

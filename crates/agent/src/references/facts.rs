@@ -1,0 +1,119 @@
+//! Facts about the process's open files for which the kernel has system calls of their own.
+//!
+//! An agent that was put into a running process does not make these calls. Default filters of containers forbid them
+//! (`kcmp`, `pidfd_getfd`, `statmount`). `pagefold-attach` makes them in its place. No answer is a reason not to fold.
+
+#[cfg(target_env = "gnu")]
+mod asked {
+    use crate::{arena, raw};
+    use host::SocketKind;
+    use std::fs;
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+    use wire::attach::Socket;
+
+    /// `KCMP_FILES`: compares the tables of open files of two threads.
+    const FILES: usize = 2;
+    /// `PIDFD_THREAD`, from Linux 6.9 on.
+    const THREAD: usize = libc::O_EXCL as usize;
+    /// Reason against sockets of a thread with a table of its own, on older kernels.
+    const OWN_TABLE: &str = "a thread has open files of its own, or the first thread has ended, and Linux 6.9 or newer is needed to look at its sockets";
+
+    pub fn tables() -> Option<Vec<usize>> {
+        let mut found: Vec<usize> = Vec::new();
+        let own = arena::is_own_thread().then(|| rustix::thread::gettid().as_raw_nonzero().get() as usize);
+        for thread in fs::read_dir("/proc/self/task").ok()? {
+            let thread = thread.ok()?.file_name().to_str()?.parse().ok()?;
+            if !own.iter().chain(&found).any(|known| have_one_table(*known, thread)) {
+                found.push(thread);
+            }
+        }
+        Some(found)
+    }
+
+    /// Whether two threads have the same table. A kernel that does not tell is taken to say no: the table is then looked
+    /// at twice.
+    fn have_one_table(one: usize, other: usize) -> bool {
+        // SAFETY: compares two numbers of the kernel's.
+        one == other || 0 == unsafe { raw::call(libc::SYS_kcmp, [one, other, FILES, 0, 0, 0]) }
+    }
+
+    pub fn sockets(thread: usize, numbers: &[usize]) -> Result<Vec<Socket>, &'static str> {
+        let look = |number: &usize| match borrow(thread, *number) {
+            Ok(file) => Ok(SocketKind::of(file).map_or(Socket::Unknown, |kind| Socket::Open {
+                family: kind.family.into(),
+                transformed: kind.transformed,
+            })),
+            Err(Some(libc::EBADF | libc::ESRCH)) => Ok(Socket::Closed),
+            Err(Some(libc::EINVAL)) => Err(OWN_TABLE),
+            Err(_) => Err("a socket cannot be borrowed (pidfd_getfd)"),
+        };
+        numbers.iter().map(look).collect()
+    }
+
+    /// Borrows a socket. The error is the kernel's error number.
+    ///
+    /// Only for files whose closing asks nobody, as that of sockets: the borrowed descriptor has to be closed.
+    fn borrow(thread: usize, number: usize) -> Result<OwnedFd, Option<i32>> {
+        let flags = if thread == std::process::id() as usize { 0 } else { THREAD };
+        // SAFETY: names a thread of this process.
+        let opened = unsafe { raw::call(libc::SYS_pidfd_open, [thread, flags, 0, 0, 0, 0]) };
+        let table = owned(opened)?;
+        // SAFETY: asks for a copy of a descriptor.
+        owned(unsafe { raw::call(libc::SYS_pidfd_getfd, [table.as_raw_fd() as usize, number, 0, 0, 0, 0]) })
+    }
+
+    fn owned(answer: raw::Answer) -> Result<OwnedFd, Option<i32>> {
+        match raw::error(answer) {
+            // SAFETY: the kernel has just made this descriptor for the caller, and nobody else owns it.
+            None => Ok(unsafe { OwnedFd::from_raw_fd(answer as i32) }),
+            error => Err(error),
+        }
+    }
+
+    pub fn file_system(mount: u64) -> Option<u32> {
+        host::filesystem_of_mount(mount)
+    }
+}
+
+#[cfg(not(target_env = "gnu"))]
+mod asked {
+    use crate::world;
+    use wire::attach::{ASKED_MOST, Question, Socket};
+
+    pub fn tables() -> Option<Vec<usize>> {
+        let told = world::ask(Question::Tables).filter(|tables| !tables.is_empty())?;
+        told.into_iter().map(|thread| usize::try_from(thread).ok()).collect()
+    }
+
+    pub fn sockets(thread: usize, numbers: &[usize]) -> Result<Vec<Socket>, &'static str> {
+        let mut all = Vec::with_capacity(numbers.len());
+        for some in numbers.chunks(ASKED_MOST) {
+            let files = some.iter().map(|number| *number as u64).collect();
+            let told = world::ask(Question::Sockets { thread: thread as u64, files });
+            let told = told.filter(|told| told.len() == some.len()).ok_or("pagefold-attach does not answer")?;
+            all.extend(told.into_iter().map(Socket::decode));
+        }
+        Ok(all)
+    }
+
+    pub fn file_system(mount: u64) -> Option<u32> {
+        u32::try_from(*world::ask(Question::FileSystem(mount))?.first()?).ok()
+    }
+}
+
+use wire::attach::Socket;
+
+/// One thread of each table of open files, but for the agent's; `None` if that cannot be known.
+pub fn tables() -> Option<Vec<usize>> {
+    asked::tables()
+}
+
+/// Kinds of sockets, by their descriptors in a thread's table. The error is the reason why that cannot be known.
+pub fn sockets(thread: usize, numbers: &[usize]) -> Result<Vec<Socket>, &'static str> {
+    asked::sockets(thread, numbers)
+}
+
+/// The file system of a mount that this process sees, by the mount's unique number.
+pub fn file_system(mount: u64) -> Option<u32> {
+    asked::file_system(mount)
+}

@@ -1,0 +1,57 @@
+//! Looks at a process for the agent in it, by system calls that its filter may forbid. The answers are about that process
+//! alone, and are told to nobody else.
+
+use crate::threads;
+use act::{file_of_thread, share_files};
+use host::{ForeignFile, SocketKind, filesystem_of_mount_of};
+use rustix::process::Pid;
+use wire::attach::{ASKED_MOST, Question, Socket};
+
+/// Answers to a question of the agent's in a process. `agent` is one of its threads.
+pub fn answer(pid: u32, agent: Pid, question: &Question) -> Vec<u64> {
+    match question {
+        Question::Tables => tables(pid, agent),
+        Question::Sockets { thread, files } => {
+            let found = thread_of(pid, *thread);
+            let look = |number: &u64| found.map_or(Socket::Unknown, |thread| socket(thread, *number));
+            files.iter().map(|number| look(number).encode()).collect()
+        }
+        Question::FileSystem(mount) => filesystem_of_mount_of(pid, *mount).into_iter().map(u64::from).collect(),
+    }
+}
+
+/// One thread of each table of open files, by the numbers that the process knows them by. None if there are too many.
+fn tables(pid: u32, agent: Pid) -> Vec<u64> {
+    let mut found: Vec<Pid> = Vec::new();
+    for thread in threads::list(pid).unwrap_or_default() {
+        let is_known =
+            thread == agent || std::iter::once(&agent).chain(&found).any(|known| share_files(*known, thread));
+        if !is_known && found.len() == ASKED_MOST {
+            return Vec::new();
+        }
+        found.extend((!is_known).then_some(thread));
+    }
+    // One that has ended since has no number.
+    found.into_iter().filter_map(|thread| threads::inner(pid, thread)).collect()
+}
+
+/// The thread that the process knows by this number.
+fn thread_of(pid: u32, number: u64) -> Option<Pid> {
+    threads::list(pid).ok()?.into_iter().find(|thread| threads::inner(pid, *thread) == Some(number))
+}
+
+fn socket(thread: Pid, number: u64) -> Socket {
+    let Ok(number) = i32::try_from(number) else { return Socket::Unknown };
+    match file_of_thread(thread, number) {
+        Ok(file) => match SocketKind::of(&file) {
+            Some(SocketKind { family, transformed }) => Socket::Open { family: family.into(), transformed },
+            None => {
+                // The descriptor is another file's by now, whose closing may wait.
+                drop(ForeignFile::from(file));
+                Socket::Unknown
+            }
+        },
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EBADF | libc::ESRCH)) => Socket::Closed,
+        Err(_) => Socket::Unknown,
+    }
+}
