@@ -342,7 +342,9 @@ impl Agent {
             return session.link.wait(until.min(REST), alarm).map(drop);
         }
         let now = Instant::now();
-        let (end, piece) = (now + until, self.rounds.rest_in(now).clamp(CHANGES_EVERY.0, CHANGES_EVERY.1));
+        // Without hooks, a look also finds that the agent is to leave.
+        let longest = if world::HOOKED { CHANGES_EVERY.1 } else { CHANGES_EVERY.0 };
+        let (end, piece) = (now + until, self.rounds.rest_in(now).clamp(CHANGES_EVERY.0, longest));
         let waited = loop {
             let left = end.saturating_duration_since(Instant::now());
             let came = session.link.wait(left.min(piece), alarm);
