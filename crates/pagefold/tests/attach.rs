@@ -494,19 +494,25 @@ fn processes_that_cannot_be_attached_are_refused_with_the_reason() {
     let dry = installed.pagefold(&["attach", &pid, "--group", "acme", "--all-anonymous", "--dry-run", "--json"]);
     assert!(json_of(&dry)[0]["enrolled_bytes"].as_u64().is_some_and(|bytes| bytes >= 3072 * 4096));
     assert!(member(&installed, &pid).is_none());
-    let filtered = "import ctypes, time
+    let filtered = "import ctypes, sys, threading, time
 libc = ctypes.CDLL(None)
 # All but mremap.
 code = ctypes.create_string_buffer(bytes.fromhex('2000000000000000 1500000119000000 0600000001000500 060000000000ff7f'), 32)
 program = ctypes.create_string_buffer(bytes([4, 0, 0, 0, 0, 0, 0, 0]) + ctypes.addressof(code).to_bytes(8, 'little'), 16)
-assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
-print(flush=True)
-time.sleep(600)";
-    let mut child = Command::new("python3").args(["-c", filtered]).stdout(Stdio::piped()).spawn().expect("python3");
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
-    assert!(refused(&child.id().to_string(), &["--all-anonymous"]).contains("(seccomp)"));
-    child.kill().unwrap();
-    child.wait().unwrap();
+def run():
+    assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
+    print(flush=True)
+    time.sleep(600)
+threading.Thread(target=run).start() if 'thread' in sys.argv else run()";
+    for (more, why) in
+        [(&[][..], "does not let the agent call mremap"), (&["thread"], "threads have different filters")]
+    {
+        let words = [&["-c", filtered], more].concat();
+        let mut child = Running(Command::new("python3").args(words).stdout(Stdio::piped()).spawn().expect("python3"));
+        BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+        let said = refused(&child.0.id().to_string(), &["--all-anonymous"]);
+        assert!(said.contains("(seccomp)") && said.contains(why), "{said}");
+    }
     let blind = ["--mount", "sh", "-c", "umount -l /proc; exec sleep 600"];
     let mut inner = Command::new("unshare").args(blind).spawn().expect("unshare");
     let seen = format!("/proc/{}/root/proc/uptime", inner.id());
@@ -679,6 +685,61 @@ impl Drop for Podman {
             let _ = Command::new("podman").args(["rm", "-f", "-t", "0", name]).output();
         }
     }
+}
+
+/// A container of LXC's with LXC's default filter of system calls, in which `waits.c` runs. It ends with this.
+struct Lxc<'a>(&'a Installed, Waits);
+
+impl<'a> Lxc<'a> {
+    fn start(installed: &'a Installed) -> Option<Self> {
+        let filter = Path::new("/usr/share/lxc/config/common.seccomp");
+        if !filter.exists() {
+            eprintln!("skipped: no LXC here: install lxc");
+            return None;
+        }
+        let root = installed.path("lxc/root");
+        for dir in ["proc", "sys", "dev"] {
+            fs::create_dir_all(root.join(dir)).unwrap();
+        }
+        compile("cc", &["-static"], &root.join("waits"));
+        let lines = [
+            format!("lxc.rootfs.path = dir:{}", root.display()),
+            format!("lxc.seccomp.profile = {}", filter.display()),
+            "lxc.net.0.type = empty\nlxc.init.cmd = /waits\nlxc.console.path = none".to_owned(),
+            "lxc.mount.auto = proc:mixed sys:ro\n".to_owned(),
+        ];
+        fs::write(installed.path("lxc.conf"), lines.join("\n")).expect("write a configuration");
+        let mut command = Self::command(installed, "lxc-start");
+        let waits = Waits::run(command.args(["-F", "-f", &path(installed, "lxc.conf")]));
+        let mut this = Self(installed, waits);
+        this.1.tell("stop");
+        this.1.tell("go");
+        let asked = Self::command(installed, "lxc-info").arg("-pH").output().expect("run lxc-info");
+        this.1.pid = String::from_utf8_lossy(&asked.stdout).trim().parse().expect("its process");
+        Some(this)
+    }
+
+    fn command(installed: &Installed, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.args(["-P", &path(installed, "lxc"), "-n", "waits"]);
+        command
+    }
+}
+
+impl Drop for Lxc<'_> {
+    fn drop(&mut self) {
+        let _ = Self::command(self.0, "lxc-stop").arg("-k").output();
+    }
+}
+
+#[test]
+fn container_with_default_filter_of_lxc_is_folded_and_left_as_it_was_before() {
+    let Some(installed) = Installed::attaching() else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let Some(mut lxc) = Lxc::start(&installed) else { return };
+    let status = fs::read_to_string(format!("/proc/{}/status", lxc.1.pid)).expect("its status");
+    assert!(status.contains("Seccomp:\t2"), "it has no filter: {status}");
+    cycle(&installed, &mut lxc.1, 1);
 }
 
 /// The default filter of Docker: that of Podman, less calls that it allows only with rights which containers do not have.
