@@ -199,7 +199,9 @@ impl Baseline {
     /// # Errors
     /// The kernel does not tell about guests or host.
     pub fn round(&mut self) -> anyhow::Result<()> {
-        let guests = guest::Survey::take()?.guests(&self.pids, &[]);
+        // The survey finds all VMs of the host.
+        let mut guests = guest::Survey::take()?.guests(&self.pids, &[]);
+        guests.retain(|guest| guest.pids.iter().any(|pid| self.pids.contains(pid)));
         let facts = self.gatherer.gather(&guests, &self.ledger, &Saved::default())?;
         for (facts, wish) in facts.guests.iter().zip(self.policy.sizes(&facts, 0)) {
             let Some(guest) = guests.iter().find(|guest| guest.id == facts.id) else { continue };
