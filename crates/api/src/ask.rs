@@ -48,6 +48,9 @@ pub enum Ask {
         /// The merger. With ksmd, the asking process puts no agent there.
         #[serde(default)]
         via: Via,
+        /// Whether it is only asked if that may be.
+        #[serde(default)]
+        dry_run: bool,
     },
     /// Have memory promised for an attached process, all of whose pages are to become private.
     MayLeave {

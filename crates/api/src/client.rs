@@ -195,7 +195,7 @@ impl Service {
     }
 
     /// Makes a running process a member, into which this one is about to put an agent, unless ksmd merges it; returns its
-    /// name. `by_rule` says that a rule wants it.
+    /// name. `by_rule` says that a rule wants it. With `dry_run`, it is only asked if that may be.
     ///
     /// # Errors
     /// The service refuses.
@@ -206,12 +206,15 @@ impl Service {
         name: Option<&str>,
         by_rule: bool,
         via: Via,
+        dry_run: bool,
     ) -> anyhow::Result<String> {
         let ProcessId { pid, start_ticks: started } = process;
         let (group, name) = (group.to_owned(), name.map(str::to_owned));
-        self.asked(&Ask::Attach { pid, started, group, name, by_rule, via }, |mut answers| match answers.next()? {
-            Answer::Joined(name) => Ok(name),
-            other => unexpected(&other),
+        self.asked(&Ask::Attach { pid, started, group, name, by_rule, via, dry_run }, |mut answers| {
+            match answers.next()? {
+                Answer::Joined(name) => Ok(name),
+                other => unexpected(&other),
+            }
         })
     }
 

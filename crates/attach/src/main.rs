@@ -154,8 +154,10 @@ fn run_ksm(args: &Order, process: ProcessId, service: &Service) -> anyhow::Resul
     if args.undo {
         stopped = ksm::set(args.pid, false, &signals)?;
         service.leave(process)?;
-    } else if !args.dry_run {
-        service.attach(process, &args.group, args.name.as_deref(), args.by_rule, Via::Ksm)?;
+        return print_attached(args, facts, stopped);
+    }
+    service.attach(process, &args.group, args.name.as_deref(), args.by_rule, Via::Ksm, args.dry_run)?;
+    if !args.dry_run {
         stopped = match ksm::set(args.pid, true, &signals) {
             Ok(stopped) => stopped,
             Err(e) => {
@@ -164,6 +166,10 @@ fn run_ksm(args: &Order, process: ProcessId, service: &Service) -> anyhow::Resul
             }
         };
     }
+    print_attached(args, facts, stopped)
+}
+
+fn print_attached(args: &Order, facts: Facts, stopped: Duration) -> anyhow::Result<Outcome> {
     output::line(serde_json::to_string(&Attached::new(args, facts, stopped))?)?;
     Ok(Outcome::Done)
 }
@@ -183,12 +189,12 @@ fn run_agent(args: &Order, process: ProcessId, service: Service) -> anyhow::Resu
         look_at_filters(args.pid, &signals).map_err(|e| refused(format!("{e:#}")))?;
     }
     if args.dry_run {
-        output::line(serde_json::to_string(&Attached::new(args, facts, Duration::ZERO))?)?;
-        return Ok(Outcome::Done);
+        service.attach(process, &args.group, args.name.as_deref(), args.by_rule, Via::Agent, true)?;
+        return print_attached(args, facts, Duration::ZERO);
     }
     // The program waits for this one while its threads are stopped. Without the right to that, it waits a little longer.
     let _ = rustix::process::setpriority_process(None, PRIORITY);
-    service.attach(process, &args.group, args.name.as_deref(), args.by_rule, Via::Agent)?;
+    service.attach(process, &args.group, args.name.as_deref(), args.by_rule, Via::Agent, false)?;
     let injected = match inject(args.pid, &object, &environment(args, &service.place)?, &signals) {
         Ok(injected) => injected,
         Err(e) => {

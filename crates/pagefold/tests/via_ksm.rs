@@ -165,7 +165,9 @@ fn ksm_is_refused_unless_the_host_is_one_trust_domain() {
     let rule = Rule { group: "acme".into(), user: Some(0), via: Via::Ksm, ..Rule::default() };
     let service = Service::connect(Place::at(&installed.path("s"))).expect("the service");
     let rule = service.add_rule(rule).expect_err("a rule").to_string();
-    for refused in [words(&run), words(&attach(&installed, &holder.pid())), rule] {
+    let words_of_dry_run = ["attach", &holder.pid(), "--group", "acme", "--via", "ksm", "--dry-run"];
+    let dry_run = || installed.pagefold(&words_of_dry_run);
+    for refused in [words(&run), words(&attach(&installed, &holder.pid())), words(&dry_run()), rule] {
         assert!(
             refused.contains("groups do not hold there") && refused.contains("one-trust-domain = true"),
             "{refused}"
@@ -174,6 +176,8 @@ fn ksm_is_refused_unless_the_host_is_one_trust_domain() {
     assert_eq!(stat(holder.child.id()).ksm_merge_any, Some(false));
     std::fs::write(installed.path("config.toml"), ONE_DOMAIN).unwrap();
     common::supervised::signal(supervisor.0.id(), "HUP");
+    wait_for("the new configuration counts", || dry_run().status.success().then_some(()));
+    assert_eq!(installed.show("acme")["members"], serde_json::json!([]), "a dry run makes no member");
     let attached = wait_for("the new configuration counts", || {
         let attached = attach(&installed, &holder.pid());
         attached.status.success().then_some(attached)

@@ -211,8 +211,8 @@ impl Request<'_> {
         }
         let answered = match question {
             Ask::Join { group, name, program, via } => self.join(&group, name, &program, via),
-            Ask::Attach { pid, started, group, name, by_rule, via } => {
-                self.attach(ProcessId { pid, start_ticks: started }, &group, name, by_rule, via)
+            Ask::Attach { pid, started, group, name, by_rule, via, dry_run } => {
+                self.attach(ProcessId { pid, start_ticks: started }, &group, name, by_rule, via, dry_run)
             }
             Ask::MayLeave { pid, started, for_good } => {
                 self.may_leave(ProcessId { pid, start_ticks: started }, for_good)
@@ -314,12 +314,39 @@ impl Request<'_> {
         wanted: Option<String>,
         by_rule: bool,
         via: Via,
+        dry_run: bool,
     ) -> Result<(), String> {
-        self.allow(group, true)?;
+        self.allow(group, !dry_run)?;
         self.allow_via(via)?;
         if !self.registry.group(group).is_configured {
             return Err(format!("group {group}: {NOT_CONFIGURED}; add it to the service's configuration"));
         }
+        let process = self.attachable(id, group, by_rule)?;
+        let name = wanted.unwrap_or_else(|| name::of_process(process.program(), id.pid));
+        name::check("member", &name)?;
+        let domain = domain_of(&process.cgroups);
+        let name = self.name_of(group, name, id, domain.is_some());
+        if dry_run {
+            self.client.answer(&Answer::Joined(name));
+            return Ok(());
+        }
+        let asker = self.client.peer;
+        let identity = Identity { name: name.clone(), pid: id.pid, started: id.start_ticks };
+        let (uid, connected, attached_by) = (process.uid, false, Some(asker.id.pid));
+        let group_name = group.to_owned();
+        let member = MemberLine { group: group_name, identity, uid, connected, family: None, attached_by, via, domain };
+        self.registry.keep(|state| {
+            state.set_detached(id, false);
+            state.add(member)
+        })?;
+        self.registry.group(group).idle_since = None;
+        note!("group {group}: user {} attaches process {} of user {uid} as member {name}", asker.uid, id.pid);
+        self.client.answer(&Answer::Joined(name));
+        Ok(())
+    }
+
+    /// A process that the asking one may attach.
+    fn attachable(&self, id: ProcessId, group: &str, by_rule: bool) -> Result<Process, String> {
         let process = Process::read_without_arguments(id.pid).map_err(|e| e.to_string())?;
         if process.stat.start_ticks != id.start_ticks {
             return Err(format!("process {} has ended", id.pid));
@@ -336,22 +363,7 @@ impl Request<'_> {
         if by_rule && self.registry.state.is_detached(id) {
             return Err(format!("process {} was detached by hand, and no rule attaches it again", id.pid));
         }
-        let name = wanted.unwrap_or_else(|| name::of_process(process.program(), id.pid));
-        name::check("member", &name)?;
-        let domain = domain_of(&process.cgroups);
-        let name = self.name_of(group, name, id, domain.is_some());
-        let identity = Identity { name: name.clone(), pid: id.pid, started: id.start_ticks };
-        let (uid, connected, attached_by) = (process.uid, false, Some(asker.id.pid));
-        let group_name = group.to_owned();
-        let member = MemberLine { group: group_name, identity, uid, connected, family: None, attached_by, via, domain };
-        self.registry.keep(|state| {
-            state.set_detached(id, false);
-            state.add(member)
-        })?;
-        self.registry.group(group).idle_since = None;
-        note!("group {group}: user {} attaches process {} of user {uid} as member {name}", asker.uid, id.pid);
-        self.client.answer(&Answer::Joined(name));
-        Ok(())
+        Ok(process)
     }
 
     /// Promises memory for an attached process that is to be as it was before. It is promised as to a group of its own.
