@@ -669,7 +669,7 @@ impl Podman {
     fn start(&mut self, arguments: &[&str]) -> (Waits, String) {
         let name = format!("pagefold-test-{}-{}", std::process::id(), self.containers.len());
         self.containers.push(name.clone());
-        let mut waits = Waits::run(&mut self.run(&[&["-i", "--name", &name], arguments].concat()));
+        let mut waits = Waits::run(&mut self.run(&[&["-i", "--rm", "--name", &name], arguments].concat()));
         waits.tell("stop");
         waits.tell("go");
         let asked = Command::new("podman").args(["container", "inspect", "-f", "{{.State.Pid}}", &name]).output();
