@@ -34,6 +34,10 @@ fn rest_long(rounds: &mut Rounds) {
 
 #[test]
 fn change_ends_rest() {
+    // Other tests of this process change the table meanwhile.
+    if !crate::testing::alone("round::tests::change_ends_rest") {
+        return;
+    }
     let Ok(guard) = Userfault::open(Purpose::Note) else { return eprintln!("skipped: no userfaultfd") };
     table::lock().follow_forks(true);
     let (memory, mut rounds) = (written(2), Rounds::new(true, true).unwrap());
@@ -99,11 +103,15 @@ fn round(rounds: &mut Rounds, guard: &Userfault, memory: &MemberMemory, rate: Op
 
 #[test]
 fn pages_that_were_not_written_for_a_round_are_reported_once() {
+    // Other tests of this process change the table meanwhile.
+    if !crate::testing::alone("round::tests::pages_that_were_not_written_for_a_round_are_reported_once") {
+        return;
+    }
     let Ok(guard) = Userfault::open(Purpose::Note) else { return eprintln!("skipped: no userfaultfd") };
     table::lock().follow_forks(true);
     for notes_writes in [true, false] {
         let memory = written(8);
-        // Eager, because writes of other tests in this process make it busy.
+        // Eager, because writes to so few pages make the process busy.
         let mut rounds = Rounds::new(notes_writes, true).unwrap();
         assert_eq!(round(&mut rounds, &guard, &memory, None), []);
         write(&memory, 5, 50);
