@@ -137,7 +137,7 @@ pub fn run() -> Result<Summary> {
     });
     for (program, mut outcome) in ran?.into_iter().chain(waited?) {
         if SECOND_TRY.contains(&&*program.target) {
-            try_again(program, &mut outcome)?;
+            print!("{}", try_again(program, &mut outcome)?);
         }
         summary.add(&program.name(), outcome);
     }
@@ -145,19 +145,20 @@ pub fn run() -> Result<Summary> {
     Ok(summary)
 }
 
-/// Runs the tests that failed once more, each by itself. Those that pass now did not fail.
-fn try_again(program: &Program, outcome: &mut Outcome) -> Result<()> {
+/// Runs the tests that failed once more, each by itself. Those that pass now did not fail. Returns all that the others said.
+fn try_again(program: &Program, outcome: &mut Outcome) -> Result<String> {
+    let mut said = String::new();
     for test in std::mem::take(&mut outcome.failed) {
         let (second, text) = run_program(program, &["--exact", &test])?;
         if second.failed.is_empty() && second.passed == 1 {
             outcome.passed += 1;
             outcome.late.push(test);
         } else {
-            println!("\n{}, once more:\n{text}", program.name());
+            said.push_str(&format!("\n{}, once more:\n{text}\n", program.name()));
             outcome.failed.push(test);
         }
     }
-    Ok(())
+    Ok(said)
 }
 
 /// Runs programs one after the other. Returns each one's outcome.
@@ -264,7 +265,7 @@ mod tests {
         let (package, target) = ("host".to_owned(), "x".to_owned());
         let program = Program { package, target, executable, directory: dir.path().to_owned() };
         let mut outcome = Outcome { passed: 3, failed: vec!["flaky".into(), "bad".into()], ..Outcome::default() };
-        try_again(&program, &mut outcome).unwrap();
+        assert!(try_again(&program, &mut outcome).unwrap().contains("test bad"));
         assert_eq!(
             (outcome.passed, &*outcome.failed, &*outcome.late),
             (4, &["bad".to_owned()][..], &["flaky".to_owned()][..])
