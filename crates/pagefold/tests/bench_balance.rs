@@ -5,6 +5,7 @@ mod common;
 use common::formats::assert_documented;
 use common::pagefold;
 use serde_json::Value;
+use std::sync::{Mutex, PoisonError};
 
 /// Tolerated time until a fault is flagged, in seconds. The rule is 20 s; the rest is for a busy machine.
 const FLAGGED_WITHIN_S: f64 = 40.0;
@@ -13,11 +14,15 @@ const BACK_WITHIN_S: f64 = 60.0;
 /// Tolerated pause of a guest, in milliseconds. The rule is 10 s; the rest is for a busy machine.
 const LONGEST_PAUSE_MS: u64 = 20_000;
 
+/// Lock that a test holds while its bench runs: on a host, one runs at a time.
+static BENCH: Mutex<()> = Mutex::new(());
+
 /// The bench's result; `None` if this host lacks something.
 fn bench(words: &[&str]) -> Option<Value> {
     if common::not_root() {
         return None;
     }
+    let _turn = BENCH.lock().unwrap_or_else(PoisonError::into_inner);
     let output = pagefold(&[&["bench", "balance", "--json"], words].concat());
     let errors = String::from_utf8_lossy(&output.stderr);
     if output.status.code() == Some(3) {
