@@ -22,17 +22,16 @@ pub fn answer(pid: u32, agent: Pid, question: &Question) -> Vec<u64> {
 
 /// One thread of each table of open files, by the numbers that the process knows them by. None if there are too many.
 fn tables(pid: u32, agent: Pid) -> Vec<u64> {
-    let mut found: Vec<Pid> = Vec::new();
-    for thread in threads::list(pid).unwrap_or_default() {
-        let is_known =
-            thread == agent || std::iter::once(&agent).chain(&found).any(|known| share_files(*known, thread));
-        if !is_known && found.len() == ASKED_MOST {
-            return Vec::new();
-        }
-        found.extend((!is_known).then_some(thread));
+    // The first thread stays in the list when it has ended. Others leave it.
+    let is_first = |thread: Pid| u32::try_from(thread.as_raw_nonzero().get()) == Ok(pid);
+    let counts = |thread: &Pid| !is_first(*thread) || threads::runs_program(pid, *thread);
+    let threads = threads::list(pid).unwrap_or_default().into_iter().filter(counts);
+    let found = host::one_of_each_table(threads, Some(agent), share_files);
+    if found.len() > ASKED_MOST {
+        return Vec::new();
     }
-    // One that has ended since has no number.
-    found.into_iter().filter_map(|thread| threads::inner(pid, thread)).collect()
+    // One that has ended has no number any more. The agent finds no thread by the number 0, and asks anew.
+    found.into_iter().map(|thread| threads::inner(pid, thread).unwrap_or(0)).collect()
 }
 
 /// The thread that the process knows by this number.

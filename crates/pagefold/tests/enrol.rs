@@ -4,7 +4,7 @@ mod common;
 
 use common::formats::assert_documented;
 use common::service::small_memory;
-use common::supervised::{Installed, signal};
+use common::supervised::{Installed, signal, wait_for_within};
 use common::{Afterwards, json_of};
 use serde_json::Value;
 use std::fs;
@@ -107,15 +107,8 @@ impl Drop for Holder {
     }
 }
 
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < end, "not in {PATIENCE:?}: {what}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
+fn until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    wait_for_within(PATIENCE, what, look)
 }
 
 fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {

@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::supervised::{Installed, Supervisor};
+use common::supervised::{Installed, Supervisor, wait_for_within};
 use common::{Afterwards, copy_program, json_of, not_root, number};
 use serde_json::Value;
 use std::fs;
@@ -122,15 +122,8 @@ impl Drop for Libvirt {
     }
 }
 
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < end, "not in {PATIENCE:?}: {what}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
+fn until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    wait_for_within(PATIENCE, what, look)
 }
 
 /// A service, with the real agents and the wrapper of QEMU.

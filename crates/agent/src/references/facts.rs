@@ -5,10 +5,11 @@
 
 #[cfg(target_env = "gnu")]
 mod asked {
+    use crate::references::tables;
     use crate::{arena, raw};
     use host::SocketKind;
-    use std::fs;
     use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+    use std::{fs, io};
     use wire::attach::Socket;
 
     /// `KCMP_FILES`: compares the tables of open files of two threads.
@@ -19,22 +20,18 @@ mod asked {
     const OWN_TABLE: &str = "a thread has open files of its own, or the first thread has ended, and Linux 6.9 or newer is needed to look at its sockets";
 
     pub fn tables() -> Option<Vec<usize>> {
-        let mut found: Vec<usize> = Vec::new();
         let own = arena::is_own_thread().then(|| rustix::thread::gettid().as_raw_nonzero().get() as usize);
-        for thread in fs::read_dir("/proc/self/task").ok()? {
-            let thread = thread.ok()?.file_name().to_str()?.parse().ok()?;
-            if !own.iter().chain(&found).any(|known| have_one_table(*known, thread)) {
-                found.push(thread);
-            }
-        }
-        Some(found)
+        let number = |thread: io::Result<fs::DirEntry>| thread.ok()?.file_name().to_str()?.parse().ok();
+        let threads: Option<Vec<usize>> = fs::read_dir("/proc/self/task").ok()?.map(number).collect();
+        // The first thread stays in the list when it has ended. Others leave it.
+        let first = std::process::id() as usize;
+        let threads = threads?.into_iter().filter(|thread| *thread != first || !tables::has_ended(first));
+        Some(host::one_of_each_table(threads, own, have_one_table))
     }
 
-    /// Whether two threads have the same table. A kernel that does not tell is taken to say no: the table is then looked
-    /// at twice.
     fn have_one_table(one: usize, other: usize) -> bool {
         // SAFETY: compares two numbers of the kernel's.
-        one == other || 0 == unsafe { raw::call(libc::SYS_kcmp, [one, other, FILES, 0, 0, 0]) }
+        0 == unsafe { raw::call(libc::SYS_kcmp, [one, other, FILES, 0, 0, 0]) }
     }
 
     pub fn sockets(thread: usize, numbers: &[usize]) -> Result<Vec<Socket>, &'static str> {
@@ -103,7 +100,8 @@ mod asked {
 
 use wire::attach::Socket;
 
-/// One thread of each table of open files, but for the agent's; `None` if that cannot be known.
+/// One thread of each table of open files, but for the agent's table, and threads that have just ended; `None` if that cannot
+/// be known.
 pub fn tables() -> Option<Vec<usize>> {
     asked::tables()
 }

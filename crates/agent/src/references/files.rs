@@ -25,16 +25,21 @@ const SURVEYS: u32 = 8;
 /// Number of attempts at the text about a ring that is in use.
 const LOOKS: u32 = 200;
 
+/// Reason where tables cannot be known.
+const TABLES: &str = "its tables of open files cannot be told apart";
+
 /// A reason, and whether it holds for ever.
 type Found = (Reason, bool);
 
 /// The reason against the least trusted open file, if any is not trusted, and whether that reason holds for ever.
 pub fn worst() -> Option<Found> {
     for _ in 0..SURVEYS {
-        let Some(tables) = tables::all() else { return unseen("its tables of open files cannot be told apart") };
+        let Some(tables) = tables::all() else { return unseen(TABLES) };
         let mut found: Vec<Found> = tables.iter().filter_map(|table| worst_of(*table)).collect();
-        // The files of a thread that ends are not listed any more, but another thread may have the same table.
-        if !tables.iter().any(|table| table.has_ended()) {
+        // The files of a thread that ends are not listed any more, but another thread may have the same table. While threads
+        // end, the kernel's list of threads may lack some: it is right if a second one leads to the same tables.
+        let Some(again) = tables::all() else { return unseen(TABLES) };
+        if again == tables && !tables.iter().any(|table| table.has_ended()) {
             let worst = found.iter().position(|(_, for_ever)| *for_ever).unwrap_or(0);
             return (!found.is_empty()).then(|| found.swap_remove(worst));
         }

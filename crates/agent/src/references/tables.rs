@@ -14,20 +14,25 @@ const EXITING: u64 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Table(usize);
 
-/// All tables but the agent's; `None` if that cannot be known.
+/// All tables but the agent's; `None` if that cannot be known. A thread that has ended is among them: another one may have its
+/// table, and not be known.
 pub fn all() -> Option<Vec<Table>> {
-    Some(facts::tables()?.into_iter().map(Table).filter(|table| !table.has_ended()).collect())
+    Some(facts::tables()?.into_iter().map(Table).collect())
+}
+
+/// Whether a thread has begun to end: its files may be closed, and the list of them empty. An answer before a look at the
+/// list says nothing, but one after it does.
+pub fn has_ended(thread: usize) -> bool {
+    let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
+    // State, parent, group, session, terminal, its group, flags.
+    let flags = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(6)?.parse::<u64>().ok());
+    flags.is_none_or(|flags| flags & EXITING != 0)
 }
 
 impl Table {
-    /// Whether the thread has begun to end: its files may be closed, and the list of them empty. An answer before a
-    /// look at the list says nothing, but one after it does.
+    /// See [`has_ended`].
     pub fn has_ended(self) -> bool {
-        let stat = fs::read_to_string(format!("/proc/self/task/{}/stat", self.0)).unwrap_or_default();
-        // State, parent, group, session, terminal, its group, flags.
-        let flags =
-            stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(6)?.parse::<u64>().ok());
-        flags.is_none_or(|flags| flags & EXITING != 0)
+        has_ended(self.0)
     }
 
     /// The numbers of the open files; `None` if they cannot be listed.

@@ -7,6 +7,8 @@ use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// A file in the temporary directory, on the filesystem of that.
 fn file() -> PathBuf {
@@ -317,6 +319,43 @@ fn files_of_a_thread_of_its_own_are_noticed() {
         assert!(found.contains("O_DIRECT"), "{found}");
     });
     std::fs::remove_file(&path).unwrap();
+}
+
+/// A table whose listed thread ended before the survey came to it was passed over, although the next thread had the table, too.
+#[test]
+fn files_of_threads_that_end_all_the_time_are_noticed() {
+    let name = "references::tests::files_of_threads_that_end_all_the_time_are_noticed";
+    if !alone(name) || !distrust(name) {
+        return;
+    }
+    hooks::init(false);
+    let (path, is_over) = (file(), Arc::new(AtomicBool::new(false)));
+    let opened = Arc::new(std::sync::Barrier::new(2));
+    let first = {
+        let (path, is_over, opened) = (path.clone(), Arc::clone(&is_over), Arc::clone(&opened));
+        move || {
+            // SAFETY: from here on this thread, and those that it starts, have a table of their own.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_FILES) }, 0);
+            open_past_hooks(&path);
+            opened.wait();
+            relay(is_over);
+        }
+    };
+    std::thread::spawn(first);
+    opened.wait();
+    let end = Instant::now() + Duration::from_secs(2);
+    let missed = (0..100_000).take_while(|_| Instant::now() < end).filter(|_| files::worst().is_none()).count();
+    is_over.store(true, Ordering::SeqCst);
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(missed, 0, "surveys that did not see the file");
+}
+
+/// Starts the next thread, which has the same table, and ends soon after that.
+fn relay(is_over: Arc<AtomicBool>) {
+    if !is_over.load(Ordering::SeqCst) {
+        std::thread::spawn(|| relay(is_over));
+        std::thread::sleep(Duration::from_micros(100));
+    }
 }
 
 /// `/proc/self/fd` is empty then.

@@ -26,14 +26,19 @@ assert libc.prctl(22, 2, filter, 0, 0) == 0, ctypes.get_errno()
 os.execv(program[0], program)
 ";
 
+/// Waits until `look` finds something, and returns it: 15 s at most.
+pub fn wait_for<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    wait_for_within(Duration::from_secs(15), what, look)
+}
+
 /// Waits until `look` finds something, and returns it.
-pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + Duration::from_secs(15);
+pub fn wait_for_within<T>(patience: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + patience;
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < end, "not in 15 s: {what}");
+        assert!(Instant::now() < end, "not in {patience:?}: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
