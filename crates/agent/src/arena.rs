@@ -68,9 +68,11 @@ pub fn is_own_thread() -> bool {
     !crate::world::HOOKED || holds(raw::stack())
 }
 
-/// Bytes of the arena that are in use, or were.
-pub fn used_bytes() -> u64 {
-    (USED.load(Ordering::Acquire).saturating_sub(START.load(Ordering::Acquire))) as u64
+/// The part of the range that was ever handed out. Pages of it that nobody has touched take no memory: most of each
+/// stack.
+pub fn handed_out() -> PageRange {
+    let (start, used) = (START.load(Ordering::Acquire), USED.load(Ordering::Acquire));
+    PageRange { start: HostVirt(start as u64), pages: (used.saturating_sub(start) >> PAGE_SHIFT) as u64 }
 }
 
 /// Makes sure that this much can be allocated without asking the kernel. Returns `false` if it cannot.
@@ -255,7 +257,7 @@ mod tests {
         let large = vec![7_u8; 3 << 20];
         let text = format!("{small}{}", large.len());
         assert!(inside(&raw const *small) && inside(large.as_ptr()) && inside(text.as_ptr()));
-        assert!(used_bytes() >= 3 << 20);
+        assert!(handed_out().pages >= (3 << 20) >> PAGE_SHIFT);
     }
 
     #[test]

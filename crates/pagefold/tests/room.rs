@@ -163,15 +163,15 @@ fn pool_takes_no_more_than_half_of_its_members_memory_limits() {
     // Limits are the kernel's word, and looked at again and again. Two members of a control group count once.
     let same = member_in(&service, "same", &cgroup);
     let other = member_in(&service, "other", &beside);
-    until(20, "the limit of another member counts", || bound(&service) == by_members(40 << 20));
+    until(60, "the limit of another member counts", || bound(&service) == by_members(40 << 20));
     drop((same, other));
-    until(20, "it counts no more", || bound(&service) == by_members(32 << 20));
+    until(60, "it counts no more", || bound(&service) == by_members(32 << 20));
     limit(&cgroup, 128 << 20);
-    until(20, "a larger limit counts", || bound(&service) == by_members(64 << 20));
+    until(60, "a larger limit counts", || bound(&service) == by_members(64 << 20));
     until(60, "the rest is folded", || folded_pages(&service.show("acme"), "tenant") == 24_000);
     let free = PathBuf::from(&cgroup).parent().expect("a root").display().to_string();
     let _free = member_in(&service, "free", &free);
-    until(20, "a member without a limit", || bound(&service).1 == "settings");
+    until(60, "a member without a limit", || bound(&service).1 == "settings");
     tenant.assert_is_well();
 }
 

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 const MOST_BYTES: u64 = 16 << 20;
 
 /// Number of turns in which members are compared with processes.
-const TURNS: usize = 5;
+const TURNS: usize = 15;
 
 /// The state that outlives a supervisor.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -35,8 +35,8 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_secs(1);
 /// Time between two reports that every worker is asked for, to keep its bill: 10 s.
 const BILLS: Duration = Duration::from_secs(10);
-/// Time between two looks at members' memory limits, while no member comes: 5 s.
-const LIMITS: Duration = Duration::from_secs(5);
+/// Time between two looks at members' memory limits, while no member comes: 15 s.
+const LIMITS: Duration = Duration::from_secs(15);
 /// Connections or messages handled in a row before other sources get their turn.
 const TURN: usize = 64;
 /// Pause after a failure to accept a connection: 200 ms.

@@ -4,6 +4,8 @@ use super::{Agent, STATS_SOON, Session, follow_forks};
 use crate::cpu_time::cpu_time;
 use crate::fold::Folder;
 use crate::{arena, give_way, hooks, table};
+use host::Pagemap;
+use page::PageRange;
 use rustix::time::ClockId;
 use std::io;
 use std::time::{Duration, Instant};
@@ -62,7 +64,7 @@ impl Agent {
         (stats.done.folds, stats.done.short_folds) = (folds.0 - self.folds_before.0, folds.1 - self.folds_before.1);
         let follower = self.folder.as_ref().map_or(Duration::ZERO, |folder| folder.section().following().cpu_time());
         stats.done.agent_cpu_us = (cpu_time(ClockId::ThreadCPUTime) + follower - self.cpu_before).as_micros() as u64;
-        stats.agent_bytes = arena::used_bytes();
+        stats.agent_bytes = touched_bytes(&self.pagemap, arena::handed_out());
         let (state, detail) = match &mut self.folder {
             Err(why) => (MemberState::NoMove, why.clone()),
             Ok(folder) => {
@@ -89,6 +91,12 @@ impl Agent {
         stats.state = state;
         session.tell(stats)
     }
+}
+
+/// Memory of the pages of a range that were touched. All of them count where the kernel does not tell.
+fn touched_bytes(pagemap: &Pagemap, range: PageRange) -> u64 {
+    let touched = pagemap.present_ranges(range.start, range.end());
+    page::pages_to_bytes(touched.map_or(range.pages, |parts| parts.iter().map(|part| part.pages).sum()))
 }
 
 /// A message for people: why a program that forks often is not folded.
@@ -124,5 +132,23 @@ fn state_of(
             (MemberState::NoVma, format!("{} mappings, see vm.max_map_count", folder.vmas()))
         }
         FoldMode::On => (MemberState::Folding, left_out.unwrap_or_default().to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use page::PAGE_BYTES;
+
+    #[test]
+    fn memory_that_was_handed_out_and_never_touched_costs_nothing() {
+        let pagemap = Pagemap::open(std::process::id()).unwrap();
+        let stack = arena::map(16 * PAGE_BYTES).unwrap();
+        assert_eq!(touched_bytes(&pagemap, stack), 0);
+        for page in [3, 12] {
+            // SAFETY: memory that was just given away to this test.
+            unsafe { (stack.start.add_pages(page).0 as *mut u8).write_volatile(1) };
+        }
+        assert_eq!(touched_bytes(&pagemap, stack), 2 * PAGE_BYTES as u64);
     }
 }
