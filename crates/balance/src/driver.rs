@@ -88,6 +88,12 @@ impl Driver {
         self.state
     }
 
+    /// Whether it works, and nothing about it is in doubt.
+    pub fn is_settled(&self) -> bool {
+        let in_doubt = self.progress.is_some() || self.lies_since.is_some() || self.silent_since.is_some();
+        matches!(self.state, DriverState::Works | DriverState::Absent) && !in_doubt
+    }
+
     /// Fastest withdrawal that was seen, in bytes a second; `None` before the first.
     pub fn withdrawal_bytes_per_s(&self) -> Option<u64> {
         (self.bytes_per_s > 0).then_some(self.bytes_per_s)
@@ -238,6 +244,21 @@ mod tests {
         let seen = (0..20).map(|s| (128, (!(1..15).contains(&s)).then_some(128), 100));
         let states = states(seen);
         assert_eq!((states[5], states[14], states[16]), (DriverState::Works, DriverState::Silent, DriverState::Works));
+    }
+
+    #[test]
+    fn driver_in_doubt_is_not_settled_although_it_works() {
+        let settled_by = |actual_bytes: Option<u64>, resident_bytes| {
+            let mut driver = Driver::default();
+            let target_bytes = Some(128 * M);
+            driver.see(Duration::ZERO, Sighting { ram_bytes: 256 * M, target_bytes, actual_bytes, resident_bytes });
+            assert_eq!(driver.state(), DriverState::Works);
+            driver.is_settled()
+        };
+        assert!(settled_by(Some(128 * M), 100 * M));
+        assert!(!settled_by(Some(200 * M), 100 * M), "on its way");
+        assert!(!settled_by(Some(128 * M), 200 * M), "more frames than its size");
+        assert!(!settled_by(None, 100 * M), "no answer");
     }
 
     #[test]

@@ -106,7 +106,7 @@ pub struct Claims {
     pub free_bytes: u64,
     /// Memory that it could free without swapping.
     pub available_bytes: u64,
-    /// Page cache.
+    /// Page cache that its kernel can free.
     pub cache_bytes: u64,
     /// Major faults and pages read back from swap, a second.
     pub faults_per_s: f64,

@@ -36,6 +36,7 @@ pub mod policy;
 pub mod price;
 mod reserve;
 mod share_out;
+mod still;
 
 pub use driver::{Driver, DriverState, Sighting};
 pub use facts::{Claims, Facts, GroupFacts, GuestFacts, HostFacts, Reservation};
@@ -45,6 +46,7 @@ pub use pause::{Pause, pauses};
 pub use plan::{History, Plan, Refusal, Step, make_room, plan};
 pub use policy::{Policy, Wish};
 pub use reserve::{Budget, Reserve};
+pub use still::Stillness;
 
 #[cfg(test)]
 mod plan_tests;

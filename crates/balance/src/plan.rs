@@ -16,7 +16,7 @@ use crate::facts::{Facts, GuestFacts};
 use crate::ladder::{self, Rung};
 use crate::params::Params;
 use crate::policy::{Policy, Wish};
-use crate::price::{self, Taken};
+use crate::price::{self, Need, Taken};
 use crate::reserve::{Budget, Reserve, owed_bytes, signed};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -109,9 +109,11 @@ pub fn plan(facts: &Facts, policy: &dyn Policy, history: &History, at: Duration,
         // A little more than is missing: a byte too few must not be missing again in each round.
         spare if spare < 0 => {
             let needed = spare.unsigned_abs().saturating_add(kept_spare(facts, params) / 2);
-            draft.withdraw(needed.max(relief), "more is lent than there is");
+            draft.withdraw(Need { spare_bytes: needed, frames_bytes: relief }, "more is lent than there is");
         }
-        _ if is_short => draft.withdraw(relief, "the host is short of memory"),
+        _ if is_short => {
+            draft.withdraw(Need { spare_bytes: 0, frames_bytes: relief }, "the host is short of memory");
+        }
         _ => {
             let wishes = policy.sizes(facts, budget.lendable_bytes(kept_spare(facts, params)));
             draft.follow(&wishes, history, at);
@@ -127,7 +129,7 @@ pub fn plan(facts: &Facts, policy: &dyn Policy, history: &History, at: Duration,
 pub fn make_room(facts: &Facts, name: &str, bytes: u64, params: &Params) -> Result<Vec<Step>, Refusal> {
     let (budget, reserve) = (Budget::of(facts), Reserve::of(facts, params));
     let lacking = signed(bytes).saturating_sub(budget.spare_bytes).max(0).unsigned_abs();
-    let taken = price::take(facts, lacking, |_| u64::MAX);
+    let taken = price::take(facts, Need { spare_bytes: lacking, ..Need::default() }, |_| u64::MAX);
     let freed = taken.iter().fold(0, |sum: u64, taken| sum.saturating_add(taken.freed_bytes));
     let refuse = |reason| Err(Refusal { guest: name.into(), bytes, reason });
     if facts.host.rung >= Rung::Refuse {
@@ -190,8 +192,8 @@ impl Draft<'_> {
     }
 
     /// Withdraws the cheapest loans that free this much.
-    fn withdraw(&mut self, needed_bytes: u64, why: &str) {
-        let taken = price::take(self.facts, needed_bytes, |_| u64::MAX);
+    fn withdraw(&mut self, need: Need, why: &str) {
+        let taken = price::take(self.facts, need, |_| u64::MAX);
         self.plan.frees.extend(taken.iter().map(|taken| shrink(self.facts, taken, why)));
     }
 
@@ -236,7 +238,7 @@ impl Draft<'_> {
             if large && history.may(guest, false, at, params) { surplus } else { 0 }
         };
         let large = |taken: &&Taken| taken.bytes >= params.least_change_bytes(facts.guests[taken.guest].ram_bytes);
-        let taken = price::take(facts, waiting, most);
+        let taken = price::take(facts, Need { spare_bytes: waiting, ..Need::default() }, most);
         let steps = taken.iter().filter(large).map(|taken| shrink(facts, taken, "others get more out of it"));
         self.plan.frees.extend(steps);
     }

@@ -103,6 +103,15 @@ proptest! {
         }
     }
 
+    /// Loans are withdrawn by price alone, whichever policy has lent them.
+    #[test]
+    fn under_pressure_all_policies_plan_the_same(facts in any_facts(), stalled in 0.0..20.0) {
+        let mut facts = facts;
+        (facts.host.rung, facts.host.stalled_percent) = (Rung::Withdraw, Some(stalled));
+        let plans: Vec<Plan> = policies().into_iter().map(|policy| Plan { policy: "any", ..plan_of(&facts, policy) }).collect();
+        prop_assert!(plans.windows(2).all(|two| two[0] == two[1]), "{:?}", plans);
+    }
+
     /// Growth is spare memory, but for guarantees.
     #[test]
     fn no_growth_lends_more_than_is_spare(facts in any_facts()) {

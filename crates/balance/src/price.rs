@@ -8,6 +8,9 @@
 //! | page cache | the part that is not shared | a read from disk, at worst |
 //! | the rest | the part that is not shared | swapping inside the guest |
 //!
+//! A free page that the guest never touched has no frame: it frees the right to take one, which is spare memory, but no frame. A host
+//! under pressure lacks frames. So each offer has two yields, and [`Need`] two sums.
+//!
 //! A page that is shared frees nothing. Offers that yield little are not taken. Shared pages are taken to be page cache first, since
 //! guests that run the same programs read the same files. A balloon cannot pass page cache by. Where that yields little, it is one
 //! offer with the rest.
@@ -52,8 +55,27 @@ pub struct Offer {
     pub tier: Tier,
     /// Bytes by which the guest would shrink.
     pub bytes: u64,
-    /// Bytes that the host gets for each byte.
+    /// Bytes that the host gets for each byte: frames, and rights to take one.
     pub part_freed: f64,
+    /// Bytes of frames that the host gets for each byte.
+    pub part_in_frames: f64,
+}
+
+/// Memory that is to be freed. Both sums are to be met.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Need {
+    /// Spare memory: frames, and rights to take one.
+    pub spare_bytes: u64,
+    /// Frames.
+    pub frames_bytes: u64,
+}
+
+impl Need {
+    /// Bytes of an offer that meet the need, or as much of it as the offer is good for.
+    fn wanted_of(self, offer: &Offer) -> u64 {
+        let wanted = |bytes: u64, part: f64| if part < LEAST_YIELD { 0 } else { (bytes as f64 / part).ceil() as u64 };
+        wanted(self.spare_bytes, offer.part_freed).max(wanted(self.frames_bytes, offer.part_in_frames))
+    }
 }
 
 /// Memory that a guest gives up, and the host's gain.
@@ -69,11 +91,13 @@ pub struct Taken {
     pub tier: Tier,
 }
 
-/// All offers of all loans, the best first: by tier, then by yield.
+/// All offers of all loans, the best first: by tier, then by yield in frames.
 pub fn offers(facts: &Facts) -> Vec<Offer> {
     let of_guest = |(n, guest): (usize, &GuestFacts)| of_guest(n, guest);
     let mut offers: Vec<Offer> = facts.guests.iter().enumerate().flat_map(of_guest).collect();
-    offers.sort_by(|a, b| a.tier.cmp(&b.tier).then(b.part_freed.total_cmp(&a.part_freed)).then(a.guest.cmp(&b.guest)));
+    offers.sort_by(|a, b| {
+        a.tier.cmp(&b.tier).then(b.part_in_frames.total_cmp(&a.part_in_frames)).then(a.guest.cmp(&b.guest))
+    });
     offers
 }
 
@@ -90,7 +114,8 @@ fn of_guest(n: usize, guest: &GuestFacts) -> Vec<Offer> {
     let free_bytes = free.saturating_sub(kept).min(loan);
     let cache_bytes = cache.min(loan - free_bytes);
     let rest_bytes = loan - free_bytes - cache_bytes;
-    // Frames that nobody has touched yield as much: the host need not keep them ready.
+    // Which of its free pages the balloon takes is not known. The host need not keep those without a frame ready any more.
+    let in_frames = 1.0 - guest.untouched_bytes() as f64 / free.max(1) as f64;
     let known = if cache_part >= LEAST_YIELD {
         [(Tier::Free, free_bytes, 1.0), (Tier::Cache, cache_bytes, cache_part), (Tier::InUse, rest_bytes, rest_part)]
     } else {
@@ -101,7 +126,8 @@ fn of_guest(n: usize, guest: &GuestFacts) -> Vec<Offer> {
     let mut offers = Vec::new();
     for (tier, bytes, part_freed) in known {
         if bytes > 0 && part_freed >= LEAST_YIELD {
-            offers.push(Offer { guest: n, tier, bytes, part_freed });
+            let part_in_frames = if tier == Tier::Free { in_frames } else { part_freed };
+            offers.push(Offer { guest: n, tier, bytes, part_freed, part_in_frames });
         }
     }
     offers
@@ -116,30 +142,52 @@ fn unshared_parts(guest: &GuestFacts, free: u64, cache: u64) -> (f64, f64) {
     (unshared(in_cache, cache), unshared(in_rest, rest))
 }
 
-/// The cheapest way to free `needed_bytes`, or as much of it as loans yield. `most` bounds by how much each guest may
-/// shrink.
-pub fn take(facts: &Facts, needed_bytes: u64, most: impl Fn(usize) -> u64) -> Vec<Taken> {
-    let mut taken: Vec<Taken> = Vec::new();
-    let mut left = needed_bytes;
-    for offer in offers(facts) {
-        let already = taken.iter().find(|t| t.guest == offer.guest).map_or(0, |t| t.bytes);
-        let room = most(offer.guest).saturating_sub(already);
-        let wanted = (left as f64 / offer.part_freed).ceil() as u64;
-        let bytes = offer.bytes.min(room).min(wanted);
-        if left == 0 || bytes == 0 {
-            continue;
-        }
-        let freed_bytes = ((bytes as f64 * offer.part_freed) as u64).min(bytes);
-        left = left.saturating_sub(freed_bytes.max(1));
-        match taken.iter_mut().find(|t| t.guest == offer.guest) {
-            Some(t) => {
-                (t.bytes, t.freed_bytes) = (t.bytes + bytes, t.freed_bytes + freed_bytes);
-                t.tier = offer.tier;
+/// The cheapest way to meet a need, or as much of it as loans yield. `most` bounds by how much each guest may shrink.
+pub fn take(facts: &Facts, need: Need, most: impl Fn(usize) -> u64) -> Vec<Taken> {
+    let mut taking = Taking { need, taken: Vec::new() };
+    let mut passed: Vec<Offer> = Vec::new();
+    for mut offer in offers(facts) {
+        let wanted = offer.bytes.min(taking.need.wanted_of(&offer));
+        if wanted > 0 {
+            // A balloon gets at page cache only after free pages, frames or not.
+            for cheaper in passed.iter_mut().filter(|cheaper| cheaper.guest == offer.guest) {
+                let bytes = std::mem::take(&mut cheaper.bytes);
+                taking.take(cheaper, bytes, most(offer.guest));
             }
-            None => taken.push(Taken { guest: offer.guest, bytes, freed_bytes, tier: offer.tier }),
+            taking.take(&offer, wanted, most(offer.guest));
+        }
+        offer.bytes -= wanted;
+        passed.push(offer);
+    }
+    taking.taken
+}
+
+/// A need that is being met.
+struct Taking {
+    need: Need,
+    taken: Vec<Taken>,
+}
+
+impl Taking {
+    /// Takes so much of an offer, as far as the guest may shrink by `most` bytes in all.
+    fn take(&mut self, offer: &Offer, bytes: u64, most: u64) {
+        let already = self.taken.iter().position(|taken| taken.guest == offer.guest);
+        let bytes = bytes.min(most.saturating_sub(already.map_or(0, |n| self.taken[n].bytes)));
+        if bytes == 0 {
+            return;
+        }
+        let yields = |part: f64| ((bytes as f64 * part) as u64).min(bytes);
+        let freed_bytes = yields(offer.part_freed);
+        self.need.spare_bytes = self.need.spare_bytes.saturating_sub(freed_bytes);
+        self.need.frames_bytes = self.need.frames_bytes.saturating_sub(yields(offer.part_in_frames));
+        match already.map(|n| &mut self.taken[n]) {
+            Some(taken) => {
+                (taken.bytes, taken.freed_bytes) = (taken.bytes + bytes, taken.freed_bytes + freed_bytes);
+                taken.tier = offer.tier;
+            }
+            None => self.taken.push(Taken { guest: offer.guest, bytes, freed_bytes, tier: offer.tier }),
         }
     }
-    taken
 }
 
 #[cfg(test)]
@@ -149,6 +197,10 @@ mod tests {
     use crate::test_world::guest;
 
     const M: u64 = 1 << 20;
+
+    fn spare(spare_bytes: u64) -> Need {
+        Need { spare_bytes, ..Need::default() }
+    }
 
     /// Two guests of 256 MiB, half of them lent: all of the second's memory is shared.
     fn facts() -> Facts {
@@ -162,14 +214,14 @@ mod tests {
 
     #[test]
     fn shared_memory_is_left_alone() {
-        let taken = take(&facts(), 1 << 40, |_| u64::MAX);
+        let taken = take(&facts(), spare(1 << 40), |_| u64::MAX);
         let all: Vec<_> = taken.iter().map(|t| (t.guest, t.bytes / M, t.freed_bytes / M)).collect();
         assert_eq!(all, [(1, 10, 10), (0, 128, 128)], "of the shared guest, free pages only");
     }
 
     #[test]
     fn free_pages_go_before_cache_and_cache_before_the_rest() {
-        let taken = take(&facts(), 30 * M, |_| u64::MAX);
+        let taken = take(&facts(), spare(30 * M), |_| u64::MAX);
         assert_eq!(
             taken.iter().map(|t| (t.guest, t.bytes / M, t.tier)).collect::<Vec<_>>(),
             [(1, 10, Tier::Free), (0, 20, Tier::Cache)]
@@ -182,7 +234,7 @@ mod tests {
         facts.guests.pop();
         facts.guests[0].folded_bytes = 40 * M;
         let of = |facts: &Facts| {
-            take(facts, 1 << 40, |_| u64::MAX).iter().map(|t| (t.bytes / M, t.tier)).collect::<Vec<_>>()
+            take(facts, spare(1 << 40), |_| u64::MAX).iter().map(|t| (t.bytes / M, t.tier)).collect::<Vec<_>>()
         };
         assert_eq!(of(&facts), [(128, Tier::InUse)], "all of the loan, since 88 MiB of it are not shared");
         facts.guests[0].guaranteed_bytes = 216 * M;
@@ -195,9 +247,26 @@ mod tests {
         facts.guests.pop();
         facts.guests[0].claims = None;
         facts.guests[0].folded_bytes = facts.guests[0].resident_bytes / 2;
-        let taken = take(&facts, 10 * M, |_| u64::MAX);
+        let taken = take(&facts, spare(10 * M), |_| u64::MAX);
         assert_eq!((taken[0].bytes, taken[0].freed_bytes), (20 * M, 10 * M));
-        let bounded = take(&facts, 10 * M, |_| 8 * M);
+        let bounded = take(&facts, spare(10 * M), |_| 8 * M);
         assert_eq!((bounded[0].bytes, bounded[0].freed_bytes), (8 * M, 4 * M));
+    }
+
+    #[test]
+    fn memory_without_frames_is_spare_but_frees_no_frame() {
+        let (mut untouched, mut touched) = (guest("a", 256 * M, 112 * M), guest("b", 256 * M, 128 * M));
+        untouched.resident_bytes = 100 * M;
+        touched.claims = Some(Claims { free_bytes: 108 * M, ..Claims::default() });
+        let facts = Facts { guests: vec![untouched, touched], ..Facts::default() };
+        let of = |need: Need| take(&facts, need, |_| u64::MAX).iter().map(|t| (t.guest, t.bytes / M)).collect::<Vec<_>>();
+        assert_eq!(of(spare(120 * M)), [(1, 100), (0, 20)], "frames go first");
+        let frames = Need { frames_bytes: 120 * M, ..Need::default() };
+        assert_eq!(of(frames), [(1, 120)], "free memory and 20 MiB in use, before memory that has no frames");
+        assert_eq!(of(Need { spare_bytes: 150 * M, ..frames }), [(1, 120), (0, 50)], "both sums");
+        let mut alone = Facts { guests: facts.guests[..1].to_vec(), ..Facts::default() };
+        alone.guests[0].guaranteed_bytes = 64 * M;
+        let taken = take(&alone, Need { frames_bytes: 10 * M, ..Need::default() }, |_| u64::MAX);
+        assert_eq!((taken[0].bytes / M, taken[0].tier), (148 + 10, Tier::InUse), "its balloon takes free pages before");
     }
 }

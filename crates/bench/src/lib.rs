@@ -19,6 +19,7 @@ mod serving;
 mod synthetic;
 pub mod workload;
 
+pub use balance::{Storm, make_storm};
 pub use guardian::Guardian;
 pub use serving::{Serving, prover_of};
 pub use synthetic::{AlignedPage, filled};

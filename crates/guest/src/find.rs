@@ -9,8 +9,11 @@
 
 use crate::container::{Container, container_of};
 use crate::{Facts, Guest, GuestKind, Membership, cloud_hypervisor, firecracker, qemu, region};
-use host::{Cgroups, Mapping, Process, ProcessId};
+use host::{Cgroups, Mapping, Process, ProcessId, ProcessStat};
 use std::collections::{BTreeMap, HashMap};
+
+/// Age up to which a process is read at each look, in seconds: 10 s. It may still change its user and control group.
+const YOUNG_S: u64 = 10;
 
 /// The processes of the host at one moment.
 #[derive(Clone, Debug, Default)]
@@ -29,17 +32,48 @@ impl Survey {
     /// # Errors
     /// `/proc` cannot be read.
     pub fn take() -> host::Result<Self> {
+        Self::default().renewed()
+    }
+
+    /// Looks again. A process that was seen before, and has executed no program since, is not read but for its state: that costs a
+    /// tenth. A later change of its user, control group or arguments is seen by [`Self::take`] alone.
+    ///
+    /// # Errors
+    /// `/proc` cannot be read.
+    pub fn renewed(&self) -> host::Result<Self> {
         let mut survey = Self::default();
         for pid in host::pids()? {
-            survey.add(pid);
+            match ProcessStat::read(pid) {
+                Ok(stat) if stat.kernel_thread || stat.has_ended() => {}
+                Ok(stat) => survey.add(pid, self.known(pid, stat)),
+                Err(e) if e.is_denied() => survey.unreadable.push(pid),
+                Err(_) => {}
+            }
         }
         survey.own = Process::read(std::process::id())?;
         Ok(survey)
     }
 
-    fn add(&mut self, pid: u32) {
+    /// A process as it was read before, with its present state; `None` if it has to be read.
+    fn known(&self, pid: u32, stat: ProcessStat) -> Option<Process> {
+        let before = self.process(pid)?;
+        let program = |stat: &ProcessStat| (stat.start_ticks, stat.forked, stat.layout);
+        let is_same = stat.layout.is_some() && program(&stat) == program(&before.stat);
+        let is_young = ProcessId { pid, start_ticks: stat.start_ticks }.age_seconds() < YOUNG_S;
+        (is_same && !is_young).then(|| Process { stat, ..before.clone() })
+    }
+
+    fn process(&self, pid: u32) -> Option<&Process> {
+        self.processes.binary_search_by_key(&pid, |process| process.pid).ok().map(|n| &self.processes[n])
+    }
+
+    fn add(&mut self, pid: u32, known: Option<Process>) {
+        // The kernel tells no layout of a process that may not be read. So one that is known may be.
+        if let Some(process) = known {
+            self.processes.push(process);
+            return;
+        }
         match Process::read(pid) {
-            Ok(process) if process.stat.kernel_thread || process.stat.has_ended() => {}
             Ok(process) => {
                 if host::check_readable(pid).is_err_and(|e| e.is_denied()) {
                     self.unreadable.push(pid);
@@ -60,7 +94,7 @@ impl Survey {
     /// group of its own until [`crate::assign_groups`] is called.
     pub fn guests(&self, named: &[u32], members: &[Membership]) -> Vec<Guest> {
         let group_of = |pid: u32| {
-            let process = self.processes.binary_search_by_key(&pid, |p| p.pid).ok().map(|n| &self.processes[n])?;
+            let process = self.process(pid)?;
             let id = ProcessId { pid, start_ticks: process.stat.start_ticks };
             members.iter().find(|m| m.process == id).map(|m| m.group.as_str())
         };

@@ -129,12 +129,16 @@ impl MemoryLimits {
     /// those back.
     fn left_in(&self, group: &Path) -> u64 {
         let limit = self.limit(group);
+        // Of a group above many others, the kernel adds up all of them.
+        if limit >= crate::ram_bytes() {
+            return u64::MAX;
+        }
         let file = |name| text::read(self.at.join(group).join(name));
         let used = file(self.files.used).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0_u64);
         let stat = file("memory.stat").unwrap_or_default();
         let idle = stat.lines().find_map(|line| line.strip_prefix(self.files.idle)).and_then(|n| n.parse().ok());
         let needed = used.saturating_sub(idle.unwrap_or(0));
-        if limit == u64::MAX { limit } else { (limit - limit / KEPT_PART).saturating_sub(needed) }
+        (limit - limit / KEPT_PART).saturating_sub(needed)
     }
 
     /// The most that processes of these groups, which lie in `group`, may have together.

@@ -104,6 +104,41 @@ pub fn anonymous_bytes(pid: u32) -> Result<u64> {
     Ok(kib.unwrap_or(0).saturating_mul(1024))
 }
 
+/// Counters of a process's memory that the kernel keeps at hand: reading them walks no page tables.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryCounters {
+    /// Pages in page frames.
+    pub resident_pages: u64,
+    /// Those of them that are a file's, or shared memory.
+    pub file_pages: u64,
+    /// Pages that KSM has merged; 0 if the kernel does not tell.
+    pub ksm_pages: u64,
+}
+
+impl MemoryCounters {
+    /// The counters of process `pid`.
+    ///
+    /// # Errors
+    /// [`Error::is_gone`] and [`Error::is_denied`].
+    pub fn of(pid: u32) -> Result<Self> {
+        let statm = text::read(format!("/proc/{pid}/statm"))?;
+        let field = |n: usize| statm.split_ascii_whitespace().nth(n).and_then(|field| field.parse().ok()).unwrap_or(0);
+        let ksm = text::read(format!("/proc/{pid}/ksm_merging_pages")).ok();
+        let ksm_pages = ksm.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+        Ok(Self { resident_pages: field(1), file_pages: field(2), ksm_pages })
+    }
+
+    /// The largest change of a counter since an earlier look, in pages.
+    pub fn change_since(&self, before: &Self) -> u64 {
+        let changes = [
+            self.resident_pages.abs_diff(before.resident_pages),
+            self.file_pages.abs_diff(before.file_pages),
+            self.ksm_pages.abs_diff(before.ksm_pages),
+        ];
+        changes.into_iter().max().unwrap_or(0)
+    }
+}
+
 /// Whether the caller may read the memory accounts of process `pid`.
 ///
 /// # Errors

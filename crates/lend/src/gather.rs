@@ -1,14 +1,14 @@
 //! Gathering facts: the host from `/proc`, guests from their processes and QMP, savings from whoever asks the service.
 
-use crate::balloon::{Balloon, Statistics};
+use crate::balloon::{Balloon, Device, Statistics};
 use crate::carry_out::Outcome;
 use crate::ledger::Ledger;
 use crate::many;
+use crate::ram_use::RamUse;
 use crate::rules::Rules;
 use balance::{Driver, DriverState, Facts, GroupFacts, GuestFacts, HostFacts, Reservation, Rung, Sighting, Step};
-use guest::{Footprint, Guest};
+use guest::Guest;
 use host::MemoryLimits;
-use page::Region;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,9 @@ pub struct Saved {
 #[derive(Default)]
 struct Watched {
     driver: Driver,
+    /// Process and device, where QEMU answered last.
+    device: Option<(u32, Device)>,
+    ram: Option<RamUse>,
     statistics: Option<Statistics>,
     faults_per_s: f64,
     faults_by_size: BTreeMap<u64, f64>,
@@ -75,7 +78,8 @@ impl Gatherer {
         let vms: Vec<&Guest> = guests.iter().filter(|guest| guest.kind.is_vm()).collect();
         self.watched.retain(|id, _| vms.iter().any(|guest| guest.id == *id));
         let rules = &self.rules;
-        let asked = many::each(vms.iter(), |guest| rules.guaranteed_bytes(guest).and_then(|_| ask(guest)));
+        let known = |guest: &Guest| self.watched.get(&guest.id).and_then(|watched| watched.device_of(guest));
+        let asked = many::each(vms.iter(), |guest| rules.guaranteed_bytes(guest).and_then(|_| ask(guest, known(guest))));
         let guest_facts = |(guest, asked): (&&Guest, Option<Answer>)| self.guest(guest, asked, ledger, saved);
         let guests = vms.iter().zip(asked).filter_map(guest_facts).collect();
         let reserved = ledger.reserved(|name| vms.iter().any(|guest| guest.name == name));
@@ -130,6 +134,11 @@ impl Gatherer {
         self.watched.iter().map(|(id, watched)| (id.as_str(), watched.driver.state())).collect()
     }
 
+    /// Whether no guest's driver is on its way, silent or flagged.
+    pub fn is_settled(&self) -> bool {
+        self.watched.values().all(|watched| watched.driver.is_settled())
+    }
+
     fn host(&self, rung: Rung) -> anyhow::Result<HostFacts> {
         let total_swap = host::total_swap_bytes();
         let (total_bytes, available_bytes) = self.rules.total_and_available()?;
@@ -147,23 +156,21 @@ impl Gatherer {
 
     /// The facts of one guest; `None` if it has ended.
     fn guest(&mut self, guest: &Guest, asked: Option<Answer>, ledger: &Ledger, saved: &Saved) -> Option<GuestFacts> {
-        let (footprint, partial) = Footprint::measure(guest);
-        let ram_bytes = guest.ram_bytes.filter(|_| partial.len() < guest.pids.len())?;
-        let ram = footprint.regions.iter().find(|region| region.region == Region::GuestRam);
-        let (rss, uss) = ram.map_or((0, 0), |region| (region.rss_bytes, region.uss_bytes));
-        // Folded pages that were not touched since are in no page table.
-        let folded_bytes = footprint.folded_bytes.saturating_add(footprint.ksm_bytes.unwrap_or(0));
-        let resident_bytes = rss.max(uss.saturating_add(footprint.folded_bytes));
+        let ram_bytes = guest.ram_bytes?;
         let target_bytes = ledger.target_bytes(guest);
         let guaranteed_bytes = self.rules.guaranteed_bytes(guest);
         let at = self.at();
+        let known = self.watched.get(&guest.id).and_then(|watched| watched.ram);
+        let ram = RamUse::of(guest, ram_bytes, known, at).ok()?;
+        let RamUse { resident_bytes, folded_bytes, .. } = ram;
         let watched = self.watched.entry(guest.id.clone()).or_default();
-        let actual_bytes = asked.as_ref().and_then(|answer| answer.as_ref().map(|(size, _)| *size));
+        watched.ram = Some(ram);
+        let actual_bytes = asked.as_ref().and_then(|answer| answer.as_ref().map(|told| told.size_bytes));
         if asked.is_some() {
             watched.driver.see(at, Sighting { ram_bytes, target_bytes, actual_bytes, resident_bytes });
         }
-        watched.take(asked.flatten().and_then(|(_, statistics)| statistics), actual_bytes, ram_bytes);
         let pid = guest.pids.first().copied().unwrap_or(0);
+        watched.take(pid, asked.flatten(), ram_bytes);
         Some(GuestFacts {
             id: guest.id.clone(),
             group: guest.group.clone(),
@@ -186,14 +193,25 @@ impl Gatherer {
     }
 }
 
-/// Size and statistics of a guest's balloon; `None` if nobody answers.
-type Answer = Option<(u64, Option<Statistics>)>;
+/// A guest's balloon, by its QEMU.
+struct Told {
+    size_bytes: u64,
+    statistics: Option<Statistics>,
+    device: Device,
+}
+
+/// The word of a guest's QEMU; `None` if nobody answers.
+type Answer = Option<Told>;
 
 /// Asks a guest's balloon; `None` if it has none.
-fn ask(guest: &Guest) -> Option<Answer> {
-    match Balloon::open(guest) {
+fn ask(guest: &Guest, known: Option<Device>) -> Option<Answer> {
+    let told = |mut balloon: Balloon| {
+        let size_bytes = balloon.size_bytes().ok()?;
+        Some(Told { size_bytes, statistics: balloon.statistics(), device: balloon.device() })
+    };
+    match Balloon::open_known(guest, known) {
         Ok(None) => None,
-        Ok(Some(mut balloon)) => Some(balloon.size_bytes().ok().map(|size| (size, balloon.statistics()))),
+        Ok(Some(balloon)) => Some(told(balloon)),
         Err(_) => Some(None),
     }
 }
@@ -225,12 +243,21 @@ fn reminder(guest: &GuestFacts, target_bytes: u64) -> Step {
 }
 
 impl Watched {
-    /// Takes newer statistics into account.
-    fn take(&mut self, told: Option<Statistics>, size_bytes: Option<u64>, ram_bytes: u64) {
-        let (Some(told), Some(size)) = (told, size_bytes) else { return };
+    /// The device of a guest whose QEMU has answered before.
+    fn device_of(&self, guest: &Guest) -> Option<Device> {
+        let (pid, device) = self.device.as_ref()?;
+        (guest.pids.first() == Some(pid)).then(|| device.clone())
+    }
+
+    /// Takes an answer into account.
+    fn take(&mut self, pid: u32, answer: Answer, ram_bytes: u64) {
+        self.device = None;
+        let Some(Told { size_bytes: size, statistics, device }) = answer else { return };
+        let Some(told) = statistics else { return };
         if let Some(before) = self.statistics {
             let seconds = told.told_at_s.saturating_sub(before.told_at_s);
             if seconds == 0 {
+                // Somebody may have ended the statistics. They are asked for anew.
                 return;
             }
             self.faults_per_s = told.faults.saturating_sub(before.faults) as f64 / seconds as f64;
@@ -242,6 +269,7 @@ impl Watched {
             }
         }
         self.statistics = Some(told);
+        self.device = Some((pid, device));
     }
 }
 
@@ -264,13 +292,30 @@ mod tests {
 
     #[test]
     fn rate_of_faults_is_between_two_tellings_and_has_a_point_by_size() {
-        let told = |told_at_s, faults| Some(Statistics { told_at_s, faults, ..Statistics::default() });
         let mut watched = Watched::default();
         for (at, faults, size) in [(10, 100, 256), (10, 900, 256), (12, 140, 256), (14, 140, 250), (16, 540, 100)] {
-            watched.take(told(at, faults), Some(size), 256);
+            watched.take(1, told(at, faults, size), 256);
         }
         assert!((watched.faults_per_s - 200.0).abs() < 1e-9);
         let points: Vec<_> = watched.faults_by_size.into_iter().collect();
         assert_eq!(points, [(96, 200.0), (240, 0.0), (256, 20.0)]);
+    }
+
+    fn told(told_at_s: u64, faults: u64, size_bytes: u64) -> Answer {
+        let statistics = Some(Statistics { told_at_s, faults, ..Statistics::default() });
+        Some(Told { size_bytes, statistics, device: Some("/machine/balloon".into()) })
+    }
+
+    #[test]
+    fn statistics_that_stand_still_or_a_silent_qemu_are_asked_for_anew() {
+        let mut watched = Watched::default();
+        let mut known = |answer| {
+            watched.take(1, answer, 256);
+            watched.device.is_some()
+        };
+        let silent = || None;
+        let never_told = || told(0, 0, 256).map(|told| Told { statistics: None, ..told });
+        let answers = [told(10, 0, 256), told(12, 0, 256), told(12, 0, 256), told(14, 0, 256), silent(), never_told()];
+        assert_eq!(answers.map(&mut known), [true, true, false, true, false, false]);
     }
 }

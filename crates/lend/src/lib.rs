@@ -19,6 +19,7 @@ mod hold;
 mod ledger;
 mod many;
 mod pause;
+mod ram_use;
 mod rules;
 
 pub use balloon::Balloon;

@@ -1,26 +1,36 @@
 //! Asking many guests at once: one that does not answer delays no other.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 /// Most guests that are asked at once: 16.
 const AT_ONCE: usize = 16;
 
 /// Does `work` for each item, 16 at a time, and returns the results in the items' order.
-pub(crate) fn each<T: Send, R: Send>(items: impl Iterator<Item = T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
-    let mut items = items.fuse();
-    let mut results = Vec::new();
-    loop {
-        let some: Vec<T> = items.by_ref().take(AT_ONCE).collect();
-        if some.is_empty() {
-            return results;
+pub(crate) fn each<T: Send, R: Send>(items: impl Iterator<Item = T> + Send, work: impl Fn(T) -> R + Sync) -> Vec<R> {
+    let mut items = items.enumerate().peekable();
+    let mut threads = 0;
+    let (queue, results) = (Mutex::new(&mut items), Mutex::new(Vec::new()));
+    let next = || lock(&queue).next();
+    let work_on = || {
+        while let Some((n, item)) = next() {
+            let result = work(item);
+            lock(&results).push((n, result));
         }
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = some.into_iter().map(|item| scope.spawn(|| work(item))).collect();
-            // A panic in a thread is a panic here.
-            let results_of = |thread: std::thread::ScopedJoinHandle<'_, R>| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            };
-            results.extend(threads.into_iter().map(results_of));
-        });
-    }
+    };
+    // Threads are started only as far as there is work. A panic in one is a panic here.
+    std::thread::scope(|scope| {
+        while threads < AT_ONCE && lock(&queue).peek().is_some() {
+            scope.spawn(work_on);
+            threads += 1;
+        }
+    });
+    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    results.sort_by_key(|(n, _)| *n);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ mod average;
 mod builds;
 mod counters;
 mod duplicates;
+mod floor;
 mod footprint;
 mod groups;
 mod memory_change;
@@ -29,6 +30,7 @@ pub fn of(id: &str) -> Option<Recipe> {
         "agarwal-fig6.4" => Some(footprint::next_guest),
         "agarwal-t6.4" => Some(duplicates::by_place),
         "kim-bill" => Some(groups::bill),
+        "kim-floor" => Some(floor::storm),
         "kim-isolate" => Some(groups::isolate),
         "kloster-fig2.2" => Some(memory_change::over_time),
         "kloster-fig2.3" | "kloster-fig2.4" => Some(duplicates::over_time),

@@ -76,6 +76,11 @@ impl Rig {
         &self.dir
     }
 
+    /// The guardian, for what a bench changes on the host.
+    pub fn guardian(&mut self) -> &mut Guardian {
+        &mut self.guardian
+    }
+
     /// Puts ksmd back between turns. Guests and services end with their values.
     ///
     /// # Errors

@@ -42,26 +42,33 @@ impl Selection {
     /// - The groups are those of a service, and none answers.
     /// - `/proc` cannot be read.
     pub fn resolve(&self, members: Members<'_>) -> anyhow::Result<Vec<Guest>> {
+        self.resolve_in(&Survey::take().context("cannot look for guests")?, members)
+    }
+
+    /// Looks up the guests among processes that were found already; see [`Self::resolve`].
+    ///
+    /// # Errors
+    /// As of [`Self::resolve`].
+    pub fn resolve_in(&self, survey: &Survey, members: Members<'_>) -> anyhow::Result<Vec<Guest>> {
         static RESOLVED: AtomicBool = AtomicBool::new(false);
         let first = !RESOLVED.swap(true, Ordering::Relaxed);
         let file = self.groups.as_deref().map(GroupFile::read).transpose().map_err(Stop::usage)?.unwrap_or_default();
-        let survey = Survey::take().context("cannot look for guests")?;
         for &pid in &self.pids {
             // A process that ends during a watch could be meant when that began.
-            check_process(pid, &survey).map_err(|error| if first { error } else { anyhow!("{error}") })?;
+            check_process(pid, survey).map_err(|error| if first { error } else { anyhow!("{error}") })?;
         }
         let all = survey.guests(&self.pids, &self.members(members, first)?);
         // Guests that end during a watch do not end the watch.
         if first {
             self.check_globs(&all)?;
-            file.check(|glob| all.iter().any(|g| hits(glob, g)) || is_process(glob, &survey)).map_err(Stop::usage)?;
+            file.check(|glob| all.iter().any(|g| hits(glob, g)) || is_process(glob, survey)).map_err(Stop::usage)?;
         }
         let selects_all = self.pids.is_empty() && self.globs.is_empty();
         let (mut guests, others): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|g| if selects_all { survey.may_read(g) } else { self.selects(g) });
         guest::assign_groups(&mut guests, self.group_by, &file).map_err(Stop::usage)?;
         if first && selects_all {
-            say_hidden(&survey, others.len());
+            say_hidden(survey, others.len());
         }
         if first && guests.is_empty() {
             say!("pagefold: no guest found. Name a process with --pid PID, or start guests to try: pagefold lab up");

@@ -51,21 +51,21 @@ const BACK_WITHIN_S: f64 = 10.0;
 #[derive(Debug, Serialize)]
 pub struct Figures {
     /// Whether no guest went below its guarantee, none was killed, and all answer.
-    guaranteed_held: bool,
+    pub guaranteed_held: bool,
     /// Growth of the host's swap in use.
-    host_swap_bytes: u64,
+    pub host_swap_bytes: u64,
     /// Seconds from the begin of the storm to the last moment at which less was available than is never lent; 0 if there was none.
-    back_s: f64,
+    pub back_s: f64,
     /// Longest time for which one guest was paused, over all its pauses.
-    paused_ms: u64,
+    pub paused_ms: u64,
     /// Pauses of guests.
-    pauses: usize,
+    pub pauses: usize,
     /// Processes of the host that were killed for want of memory.
-    kills: u64,
+    pub kills: u64,
     /// Memory that was folded when the storm began.
-    folded_bytes: u64,
+    pub folded_bytes: u64,
     /// Least memory that was available during the storm.
-    least_available_bytes: u64,
+    pub least_available_bytes: u64,
 }
 
 impl Figures {

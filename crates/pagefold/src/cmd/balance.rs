@@ -4,7 +4,7 @@ mod show;
 mod world;
 
 use crate::cmd::which::Which;
-use balance::{Ladder, Params, Policy, Refusal, make_room, plan, policy};
+use balance::{Ladder, Params, Policy, Refusal, Rung, Stillness, make_room, plan, policy};
 use clap::Subcommand;
 use cli::exit::{Outcome, Stop};
 use cli::output;
@@ -163,14 +163,15 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
 fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::Result<Outcome> {
     let params = Params::default();
     if apply.until_hangup {
-        // It may end at any instant: docs/balance.md.
-        std::thread::spawn(|| {
-            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-            std::process::exit(0);
-        });
+        end_at_hangup();
     }
-    let (mut is_first, mut ladder) = (true, Ladder::default());
+    let (mut is_first, mut ladder, mut stillness) = (true, Ladder::default(), Stillness::default());
+    let every = Duration::from_secs(apply.every.unwrap_or(1));
     loop {
+        if world.is_still(&mut stillness) {
+            world.rest(every);
+            continue;
+        }
         let (began, turn) = (world.at(), world.take_turn()?);
         let mut hold = Hold::default();
         // Memory first: a look takes its time.
@@ -191,6 +192,8 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
         drop(turn);
         world.learn(&outcomes, at);
         let complete = outcomes.iter().all(|outcome| outcome.problem.is_none());
+        let had_nothing_to_do = outcomes.is_empty() && paused.is_empty() && ladder.rung() == Rung::Idle;
+        stillness.note(&world.facts.host, had_nothing_to_do && world.gatherer.is_settled());
         let (at_s, drivers) = (host::boot_clock_s(), world.gatherer.drivers());
         let done = Done { at_s, plan: &plan, outcomes: &outcomes, drivers, rung, paused: &paused };
         match apply.every {
@@ -202,9 +205,16 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
             Some(_) => output::bytes(done.text().as_bytes())?,
         }
         // A round that waited for balloons was long enough.
-        let every = Duration::from_secs(apply.every.unwrap_or(1));
         world.rest(every.saturating_sub(world.at() - began).max(LEAST_PAUSE));
     }
+}
+
+/// Ends this process when standard input closes. It may end at any instant: docs/balance.md.
+fn end_at_hangup() {
+    std::thread::spawn(|| {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        std::process::exit(0);
+    });
 }
 
 /// Makes room for a guest that is to start.

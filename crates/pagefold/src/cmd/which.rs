@@ -28,12 +28,14 @@ impl Which {
         }
         let mut members = Vec::new();
         for service in services {
-            let membership = |m: MemberLine| Membership {
-                process: ProcessId { pid: m.identity.pid, start_ticks: m.identity.started },
-                group: m.group,
-            };
-            members.extend(service.members()?.into_iter().map(membership));
+            members.extend(service.members()?.iter().map(membership));
         }
         Ok(Some(members))
     }
+}
+
+/// A member of a service, as a survey of guests takes it.
+pub fn membership(member: &MemberLine) -> Membership {
+    let process = ProcessId { pid: member.identity.pid, start_ticks: member.identity.started };
+    Membership { process, group: member.group.clone() }
 }

@@ -34,6 +34,7 @@ struct ShownOffer {
     tier: price::Tier,
     bytes: u64,
     part_freed: f64,
+    part_in_frames: f64,
 }
 
 #[derive(Serialize)]
@@ -65,6 +66,7 @@ impl Explained {
             tier: offer.tier,
             bytes: offer.bytes,
             part_freed: offer.part_freed,
+            part_in_frames: offer.part_in_frames,
         });
         let wishes = wishes.into_iter().enumerate().map(|(n, wish)| ShownWish { guest: id(n), wish });
         Self { offers: offers.collect(), wishes: wishes.collect() }

@@ -1,12 +1,14 @@
 //! The guests and facts that `pagefold balance` looks at.
 
 use super::Common;
-use crate::cmd::absent::why_absent;
+use crate::cmd::which::membership;
+use anyhow::Context;
+use api::ask::MemberLine;
 use api::client::Service;
 use api::shown;
-use balance::{Facts, GroupFacts, History, Ladder, Params, RungEvent, Step};
+use balance::{Facts, GroupFacts, History, Ladder, Params, RungEvent, Step, Stillness};
 use cli::say;
-use guest::Guest;
+use guest::{Guest, Survey};
 use lend::{Entry, Gatherer, Hold, Ledger, Means, Outcome, Rules, Saved, Turn, carry_out, resume_left};
 use std::time::{Duration, Instant};
 
@@ -16,9 +18,14 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(2500);
 /// Pause between two glances at the host's memory: 200 ms. A break storm takes the floor in a second.
 const GLANCE_EVERY: Duration = Duration::from_millis(200);
 
+/// Time between two looks that read every process of the host: 1 minute.
+const SURVEY_EVERY: Duration = Duration::from_secs(60);
+
 /// Guests, their facts, and what was done.
 pub struct World<'a> {
     common: &'a Common,
+    /// Processes of the host, and the time at which each of them was read.
+    survey: Option<(Survey, Instant)>,
     pub guests: Vec<Guest>,
     pub facts: Facts,
     pub gatherer: Gatherer,
@@ -34,6 +41,7 @@ impl<'a> World<'a> {
         let rules = ledger.rules().filter(|_| own == Rules::default()).cloned().unwrap_or(own);
         Ok(Self {
             common,
+            survey: None,
             guests: Vec::new(),
             facts: Facts::default(),
             gatherer: Gatherer::new(rules),
@@ -64,16 +72,33 @@ impl<'a> World<'a> {
     /// Looks at guests, groups and host.
     pub fn look(&mut self) -> anyhow::Result<()> {
         let common = self.common;
-        self.guests = common.selection.resolve(&|| common.service.members())?;
+        let services = Service::find(&common.service.meant());
+        let asked = ask_for_members(services.as_deref().unwrap_or_default())?;
+        let (survey, read) = match self.survey.take() {
+            Some((survey, read)) if read.elapsed() < SURVEY_EVERY => (survey.renewed(), read),
+            _ => (Survey::take(), Instant::now()),
+        };
+        let (survey, _) = self.survey.insert((survey.context("cannot look for guests")?, read));
+        self.guests = common.selection.resolve_in(survey, &|| match &services {
+            Ok(_) if asked.is_empty() => Ok(None),
+            Ok(_) => Ok(Some(asked.iter().flat_map(|(_, members)| members.iter().map(membership)).collect())),
+            Err(error) => Err(anyhow::anyhow!("{}", cli::exit::in_words(error))),
+        })?;
         for guest in &mut self.guests {
             // A group that folds a guest is the group whose savings are its own.
             if let Some(group) = &guest.facts.folded_in {
                 guest.group.clone_from(group);
             }
         }
-        self.facts = self.gatherer.gather(&self.guests, &self.ledger, &saved(common)?)?;
+        self.facts = self.gatherer.gather(&self.guests, &self.ledger, &saved(&asked)?)?;
         self.history.keep(&self.facts);
         Ok(())
+    }
+
+    /// Whether nothing has happened since the last look, so that no other is needed.
+    pub fn is_still(&self, stillness: &mut Stillness) -> bool {
+        let available = self.gatherer.available_bytes();
+        available.is_some_and(|available| stillness.passes_over(&self.facts.host, available))
     }
 
     /// Waits for the next round. It begins at once where the host falls below its floor meanwhile, or below half of that.
@@ -158,14 +183,20 @@ impl<'a> World<'a> {
     }
 }
 
+/// Services, each with its members.
+type Asked<'a> = Vec<(&'a Service, Vec<MemberLine>)>;
+
+fn ask_for_members(services: &[Service]) -> anyhow::Result<Asked<'_>> {
+    services.iter().map(|service| Ok((service, service.members()?))).collect()
+}
+
 /// Savings of all groups, as `group show` has them; none without a service.
-fn saved(common: &Common) -> anyhow::Result<Saved> {
+fn saved(asked: &Asked) -> anyhow::Result<Saved> {
     let mut saved = Saved::default();
-    for service in Service::find(&common.service.meant()).unwrap_or_default() {
-        let members = service.members()?;
+    for (service, members) in asked {
         for line in service.groups()? {
             let Ok(mut state) = service.show(&line.name) else { continue };
-            shown::complete(&mut state, &members, why_absent);
+            shown::complete(&mut state, members, |_| String::new());
             let bill = &state.report.bill;
             let (saved_bytes, cpu_s) = (state.report.savings.saved_bytes(), bill.worker_cpu_s + bill.agent_cpu_s);
             saved.groups.insert(line.name, GroupFacts { saved_bytes, cpu_s });

@@ -1,0 +1,92 @@
+//! RAM of a guest in frames of the host. To count them, the kernel walks all page tables of the guest's process. So they are
+//! counted again only when counters of that process have moved that cost nothing to read.
+
+use guest::{Guest, RegionMap, holds_folded_pages};
+use host::{Mapping, MemoryCounters};
+use page::Region;
+use std::time::Duration;
+
+/// Change of a counter at which frames are counted again, as a part of RAM: 1/256. A plan leaves out changes below 1/64.
+const MOVED: u64 = 256;
+/// Time after which they are counted in any case: 1 minute. Counters of a process with threads on many processors are not exact.
+const STALE: Duration = Duration::from_secs(60);
+
+/// Frames of one guest at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RamUse {
+    pid: u32,
+    at: Duration,
+    counters: MemoryCounters,
+    /// RAM in frames, folded pages included.
+    pub resident_bytes: u64,
+    /// RAM whose frames others hold too.
+    pub folded_bytes: u64,
+}
+
+impl RamUse {
+    /// Counts the frames of a guest, unless they are known and nothing has moved since.
+    ///
+    /// # Errors
+    /// The guest has ended, or may not be looked at.
+    pub fn of(guest: &Guest, ram_bytes: u64, known: Option<Self>, at: Duration) -> host::Result<Self> {
+        let pid = guest.pids.first().copied().unwrap_or(0);
+        let counters = MemoryCounters::of(pid)?;
+        let is_same = |known: &Self| {
+            let moved = page::pages_to_bytes(counters.change_since(&known.counters));
+            known.pid == pid && moved <= ram_bytes / MOVED && at.saturating_sub(known.at) < STALE
+        };
+        match known.filter(is_same) {
+            Some(known) => Ok(known),
+            None => Self::count(guest, pid, counters, at),
+        }
+    }
+
+    fn count(guest: &Guest, pid: u32, counters: MemoryCounters, at: Duration) -> host::Result<Self> {
+        let mappings = Mapping::read_all(pid)?;
+        let regions = RegionMap::new(Some(guest), &mappings);
+        let (mut rss, mut uss, mut folded, mut merged) = (0_u64, 0_u64, 0_u64, 0_u64);
+        for (n, mapping) in mappings.iter().enumerate() {
+            let usage = &mapping.usage;
+            merged += usage.ksm_bytes.unwrap_or(0);
+            if regions.region_of(n) == Region::GuestRam {
+                (rss, uss) = (rss + usage.rss_bytes, uss + usage.uss_bytes);
+            }
+            if holds_folded_pages(mapping) {
+                folded += mapping.bytes().saturating_sub(usage.anonymous_bytes + usage.swap_bytes);
+            }
+        }
+        // Folded pages that were not touched since are in no page table.
+        let resident_bytes = rss.max(uss + folded);
+        Ok(Self { pid, at, counters, resident_bytes, folded_bytes: folded + merged })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own_guest() -> Guest {
+        let own = std::process::id();
+        let survey = guest::Survey::take().unwrap();
+        let mut guest = survey.guests(&[own], &[]).into_iter().find(|guest| guest.pids.contains(&own)).unwrap();
+        guest.pids = vec![own];
+        guest
+    }
+
+    #[test]
+    fn frames_are_counted_again_when_counters_have_moved_or_a_minute_is_over() {
+        let (guest, second) = (own_guest(), Duration::from_secs(1));
+        // All memory of this test could be allocated meanwhile by others.
+        let large = 1 << 50;
+        let first = RamUse::of(&guest, large, None, second).unwrap();
+        let marked = RamUse { resident_bytes: 7, ..first };
+        let again = |ram_bytes, at| RamUse::of(&guest, ram_bytes, Some(marked), at).unwrap();
+        assert_eq!(again(large, 2 * second).resident_bytes, 7, "nothing has moved");
+        assert_ne!(again(large, 61 * second).resident_bytes, 7, "a minute is over");
+        let touched = vec![1_u8; 64 << 20];
+        assert_ne!(again(256 << 20, 2 * second).resident_bytes, 7, "64 MiB more than before");
+        drop(touched);
+        let other = RamUse { pid: first.pid + 1, ..marked };
+        assert_ne!(RamUse::of(&guest, large, Some(other), second).unwrap().resident_bytes, 7, "another process");
+    }
+}
