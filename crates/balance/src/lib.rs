@@ -42,7 +42,7 @@ pub use driver::{Driver, DriverState, Sighting};
 pub use facts::{Claims, Facts, GroupFacts, GuestFacts, HostFacts, Reservation};
 pub use ladder::{Ladder, Rung, RungEvent};
 pub use params::Params;
-pub use pause::{Pause, pauses};
+pub use pause::{Pause, pauses, resumable};
 pub use plan::{History, Plan, Refusal, Step, make_room, plan};
 pub use policy::{Policy, Wish};
 pub use reserve::{Budget, Reserve};

@@ -7,7 +7,8 @@
 //! | it may take 1/64 of its RAM or more: untouched memory and folded pages | a pause of another one spares nothing |
 //! | it has run for a minute since its last pause | no guest stands still for more than 10 s of each minute |
 //!
-//! A guest that is paused gives nothing back, since its driver does not run. So guests that shrink are resumed first.
+//! A guest that is paused gives nothing back, since its driver does not run. So guests that shrink are resumed first: one, and others as
+//! far as memory bears that is available, if each takes all that it may. Further ones follow when balloons have given memory back.
 
 use crate::facts::{Facts, GuestFacts};
 use crate::params::Params;
@@ -28,6 +29,26 @@ pub struct Pause {
     pub reason: String,
 }
 
+/// Memory that a guest may take at any instant: all that is untouched, and each folded page.
+fn may_take(guest: &GuestFacts) -> u64 {
+    guest.untouched_bytes().saturating_add(guest.folded_bytes)
+}
+
+/// Guests that can be resumed beside those that run and have not given their memory back yet, the first of `held` first.
+pub fn resumable<'a>(facts: &Facts, held: &[&'a str], running: &[&str], available_bytes: u64) -> Vec<&'a str> {
+    let takes = |id: &str| facts.guests.iter().find(|guest| guest.id == id).map_or(0, may_take);
+    let mut taken = running.iter().map(|id| takes(id)).fold(0, u64::saturating_add);
+    let mut resumed = Vec::new();
+    for id in held {
+        taken = taken.saturating_add(takes(id));
+        if taken > available_bytes && !(running.is_empty() && resumed.is_empty()) {
+            break;
+        }
+        resumed.push(*id);
+    }
+    resumed
+}
+
 /// Guests that are to be paused. `has_run` tells of each whether its last pause was long ago.
 pub fn pauses(facts: &Facts, params: &Params, has_run: impl Fn(&str) -> bool) -> Vec<Pause> {
     let host = &facts.host;
@@ -36,7 +57,6 @@ pub fn pauses(facts: &Facts, params: &Params, has_run: impl Fn(&str) -> bool) ->
     if !is_short || !(runs_out || host.available_bytes < host.floor_bytes / DANGER) {
         return Vec::new();
     }
-    let may_take = |guest: &GuestFacts| guest.untouched_bytes().saturating_add(guest.folded_bytes);
     let is_danger = |guest: &&GuestFacts| {
         guest.loan_bytes() > 0 && may_take(guest) >= params.least_change_bytes(guest.ram_bytes) && has_run(&guest.id)
     };
@@ -104,6 +124,19 @@ mod tests {
     fn guest_that_can_take_nothing_is_not_paused() {
         assert!(paused(0, |guest| guest.folded_bytes = 3 * M, true).is_empty());
         assert_eq!(paused(0, |guest| (guest.folded_bytes, guest.resident_bytes) = (0, 200 * M), true), ["a"]);
+    }
+
+    #[test]
+    fn guests_are_resumed_one_after_the_other_unless_memory_bears_more() {
+        let of = |id: &str, folded: u64| GuestFacts { folded_bytes: folded * M, ..guest(id, 256 * M, 128 * M) };
+        let facts = Facts { guests: vec![of("a", 60), of("b", 30), of("c", 30)], ..Facts::default() };
+        let all = ["a", "b", "c"];
+        let next = |held: &[&'static str], running: &[&str], available: u64| {
+            resumable(&facts, held, running, available * M).concat()
+        };
+        assert_eq!([next(&all, &[], 0), next(&all, &[], 119), next(&all, &[], 120)], ["a", "ab", "abc"]);
+        assert_eq!([next(&all[1..], &["a"], 89), next(&all[1..], &["a"], 90)], ["", "b"]);
+        assert_eq!(next(&all[1..], &[], 0), "b", "the first one has given its memory back");
     }
 
     #[test]

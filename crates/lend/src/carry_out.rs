@@ -5,14 +5,15 @@
 //!   grow:   each guest is told its size; if a guest that had to shrink has not, only guests below their guarantee are
 //! ```
 //!
-//! Guests on hold are resumed when the floor is available again, or the first phase is over. A phase ends early where the host
+//! Guests on hold are resumed when the floor is available again, or the first phase is over. Those that shrink are resumed before, as far as
+//! memory bears that is available. A phase ends early where the host
 //! falls below its floor in it: the next round has to look anew.
 
 use crate::balloon::Balloon;
 use crate::ledger::{Entry, Ledger, Turn};
 use crate::many;
 use crate::pause::Hold;
-use balance::{Params, Step};
+use balance::{Facts, Params, Step};
 use guest::Guest;
 use serde::Serialize;
 use std::time::{Duration, Instant};
@@ -67,8 +68,10 @@ pub struct Means<'a> {
     pub params: &'a Params,
     /// Guests that are paused.
     pub hold: &'a mut Hold,
-    /// Whether the host has its floor again.
-    pub is_relieved: &'a dyn Fn() -> bool,
+    /// The facts of which the plan was made.
+    pub facts: &'a Facts,
+    /// Memory that is available at the moment.
+    pub available: &'a dyn Fn() -> u64,
 }
 
 /// Carries out the two phases of a plan. The journal has each step before the guest is told, and its outcome.
@@ -81,7 +84,7 @@ pub fn carry_out((frees, grows): (&[Step], &[Step]), means: &mut Means) -> anyho
     let is_late = |outcome: &Outcome| {
         outcome.landed_s.is_none() && guest_of(means.guests, &outcome.step).is_some_and(|guest| !has_ended(guest))
     };
-    let late = outcomes.iter().any(is_late) || (!grows.is_empty() && !(means.is_relieved)());
+    let late = outcomes.iter().any(is_late) || (!grows.is_empty() && !means.is_relieved());
     // A guest gets its guarantee, whatever others do.
     let (made, left): (Vec<&Step>, Vec<&Step>) = grows.iter().partition(|step| !late || step.is_owed);
     for step in left {
@@ -127,6 +130,19 @@ impl Means<'_> {
         Ok(())
     }
 
+    /// Whether the host has its floor again.
+    fn is_relieved(&self) -> bool {
+        (self.available)() >= self.facts.host.floor_bytes
+    }
+
+    /// Resumes guests that have to shrink, as far as memory bears that is available.
+    fn resume_covered(&mut self, going: &[Going]) -> anyhow::Result<()> {
+        let open = going.iter().filter(|one| one.is_open()).map(|one| one.step.guest.as_str());
+        let (held, running): (Vec<&str>, Vec<&str>) = open.partition(|guest| self.hold.has(guest));
+        let next = balance::resumable(self.facts, &held, &running, (self.available)());
+        self.hold.resume(|guest| !next.contains(&guest), self.ledger, self.turn)
+    }
+
     fn phase(&mut self, steps: &[&Step]) -> anyhow::Result<Vec<Outcome>> {
         let available = || i64::try_from(host::available_bytes().unwrap_or(0)).unwrap_or(0);
         let (began, before, at_s) = (Instant::now(), available(), host::boot_clock_s());
@@ -136,14 +152,17 @@ impl Means<'_> {
                 self.ledger.note_target(self.turn, guest, step.to_bytes)?;
             }
         }
-        let (guests, was_relieved) = (self.guests, (self.is_relieved)());
+        let (guests, was_relieved) = (self.guests, self.is_relieved());
         let mut going = many::each(steps.iter(), |step| Going::tell(step, guests));
+        self.resume_covered(&going)?;
         while going.iter().any(Going::is_open) && began.elapsed() < self.params.withdrawal {
             std::thread::sleep(PAUSE);
             many::each(going.iter_mut().filter(|one| one.is_open()), |one| one.look(began));
-            let is_relieved = (self.is_relieved)();
+            let is_relieved = self.is_relieved();
             if is_relieved {
                 self.hold.resume(|_| false, self.ledger, self.turn)?;
+            } else {
+                self.resume_covered(&going)?;
             }
             if was_relieved && !is_relieved {
                 break;

@@ -52,6 +52,11 @@ impl Hold {
         !self.all.iter().any(|held| held.is_paused)
     }
 
+    /// Whether a guest is paused.
+    pub(crate) fn has(&self, guest: &str) -> bool {
+        self.all.iter().any(|held| held.is_paused && held.paused.pause.guest == guest)
+    }
+
     /// Pauses guests. Ledger and journal have each of them before.
     ///
     /// # Errors

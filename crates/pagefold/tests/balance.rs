@@ -165,8 +165,10 @@ fn growth_waits_where_host_is_short(guests_of: &Guests) {
         reason: "a test".into(),
     };
     let (mut hold, params) = (lend::Hold::default(), balance::Params::default());
-    let (ledger, hold, is_relieved) = (&mut ledger, &mut hold, &|| false);
-    let mut means = lend::Means { guests: &guests, ledger, turn: &turn, params: &params, hold, is_relieved };
+    let mut facts = balance::Facts::default();
+    facts.host.floor_bytes = 1;
+    let (guests, ledger, hold, facts) = (&guests[..], &mut ledger, &mut hold, &facts);
+    let mut means = lend::Means { guests, ledger, turn: &turn, params: &params, hold, facts, available: &|| 0 };
     let outcomes = lend::carry_out((&[], &[step]), &mut means).expect("a round");
     assert!(!outcomes[0].is_told && outcomes[0].problem.is_some(), "{outcomes:?}");
 }

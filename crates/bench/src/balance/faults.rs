@@ -12,7 +12,7 @@
 //! Beside them is a guest without a fault, whose loan must come back as if there were no others.
 
 use super::applying::Applying;
-use super::rig::{KEPT, PATIENCE, RAM, Rig, id, pid, shell};
+use super::rig::{KEPT, PATIENCE, Rig, id, pid, shell};
 use crate::guardian::Guardian;
 use anyhow::bail;
 use lab::Guest;
@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 const FLAGGED_WITHIN_S: f64 = 20.0;
 /// Memory that each guest uses and frees before anything is asked of it, in MiB. It lies in frames of the host.
 const USED_MIB: u64 = 60;
+/// Time between two looks at the sizes of guests: 1 s. QEMU serves one client at a time, and the balancer asks, too.
+const LOOK: Duration = Duration::from_secs(1);
 /// Tolerated distance of a size from the one that was asked for: 4 MiB.
 const NEAR: u64 = 4 << 20;
 
@@ -124,9 +126,8 @@ fn wait_until_kept(rig: &Rig, guests: &[&Guest]) -> anyhow::Result<()> {
     loop {
         let facts = rig.facts()?;
         let is_kept = |guest: &&Guest| {
-            let size =
-                facts.iter().find(|facts| facts["id"] == id(guest)).and_then(|facts| facts["actual_bytes"].as_u64());
-            size.is_some_and(|size| size.abs_diff(KEPT) <= NEAR)
+            let found = facts.iter().find(|facts| facts.id == id(guest));
+            found.is_some_and(|facts| facts.actual_bytes.abs_diff(KEPT) <= NEAR)
         };
         if guests.iter().all(is_kept) {
             return Ok(());
@@ -134,13 +135,13 @@ fn wait_until_kept(rig: &Rig, guests: &[&Guest]) -> anyhow::Result<()> {
         if Instant::now() > end {
             bail!("loans are not back: {facts:?}");
         }
+        std::thread::sleep(LOOK);
     }
 }
 
 /// Whether every guest that lives has its guarantee.
 fn guarantees_hold(rig: &Rig) -> anyhow::Result<bool> {
-    let size = |facts: &serde_json::Value| facts["actual_bytes"].as_u64().unwrap_or(RAM);
-    Ok(rig.facts()?.iter().all(|facts| size(facts) >= KEPT))
+    Ok(rig.facts()?.iter().all(|facts| facts.actual_bytes >= KEPT))
 }
 
 /// Compares the files and threads that the process holds with those that it held while guests were silent.

@@ -10,8 +10,8 @@ use serde::Serialize;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Time for the balancer to look at all guests a few times: 20 s.
-const SETTLE: Duration = Duration::from_secs(20);
+/// Time for guests to come to rest after their boot, and for the balancer to look at all of them: 60 s.
+const SETTLE: Duration = Duration::from_secs(60);
 /// Time in which processor time is measured: 60 s.
 const MEASURED: Duration = Duration::from_secs(60);
 /// Most processor time, in percent of a processor: 0.5%.

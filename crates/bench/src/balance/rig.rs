@@ -4,7 +4,7 @@ use super::applying::Applying;
 use crate::guardian::Guardian;
 use crate::serving::Serving;
 use anyhow::{Context, bail};
-use balance::Policy;
+use balance::{GuestFacts, Policy};
 use cli::exit::Stop;
 use cli::say;
 use lab::{Cache, Fold, Guest, Image, Lab, Progress, Spec};
@@ -170,22 +170,24 @@ impl Rig {
         group: &str,
         floor_bytes: u64,
     ) -> anyhow::Result<Baseline> {
-        let guaranteed = vec![(format!("{}-*", self.group).parse().map_err(anyhow::Error::msg)?, self.kept_bytes)];
-        let rules = Rules { guaranteed, floor_bytes: Some(floor_bytes), within: Some(group.to_owned()) };
+        let rules = Rules { guaranteed: self.guaranteed()?, floor_bytes: Some(floor_bytes), within: Some(group.to_owned()) };
         Ok(Baseline { policy, pids, gatherer: Gatherer::new(rules), ledger: Ledger::open(&self.ledger)? })
     }
 
-    /// The facts of all guests.
+    /// The facts of all guests, as one look of `pagefold balance` has them.
     ///
     /// # Errors
     /// They cannot be gathered.
-    pub fn facts(&self) -> anyhow::Result<Vec<Value>> {
-        let output = self.command(&["status"])?.output().context("cannot run pagefold balance status")?;
-        if !output.status.success() {
-            bail!("pagefold balance status fails: {}", String::from_utf8_lossy(&output.stderr));
-        }
-        let mut answer: Value = serde_json::from_slice(&output.stdout)?;
-        Ok(answer["facts"]["guests"].as_array_mut().map(std::mem::take).unwrap_or_default())
+    pub fn facts(&self) -> anyhow::Result<Vec<GuestFacts>> {
+        let mut guests = guest::Survey::take()?.guests(&[], &[]);
+        guests.retain(|guest| guest.name.starts_with(&format!("{}-", self.group)));
+        let rules = Rules { guaranteed: self.guaranteed()?, ..Rules::default() };
+        let ledger = Ledger::open(&self.ledger)?;
+        Ok(Gatherer::new(rules).gather(&guests, &ledger, &Saved::default())?.guests)
+    }
+
+    fn guaranteed(&self) -> anyhow::Result<Vec<(guest::Glob, u64)>> {
+        Ok(vec![(format!("{}-*", self.group).parse().map_err(anyhow::Error::msg)?, self.kept_bytes)])
     }
 
     /// The journal's lines.

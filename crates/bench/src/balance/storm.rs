@@ -44,6 +44,10 @@ const USED_TO: u64 = 64 << 20;
 const SETTLE: Duration = Duration::from_secs(60);
 /// Least time for which the host is watched from the begin of the storm on: 15 s.
 const WATCHED: Duration = Duration::from_secs(15);
+/// Time between two looks in which the balancer makes a round: 2.5 s.
+const ROUND: Duration = Duration::from_millis(2500);
+/// Time between two looks at what is folded: 200 ms.
+const LOOK: Duration = Duration::from_millis(200);
 /// Time within which loans must be back: 10 s.
 const BACK_WITHIN_S: f64 = 10.0;
 
@@ -131,7 +135,7 @@ pub fn run(dir: &Path, guests: usize, guardian: &mut Guardian) -> anyhow::Result
 /// Cuts the host to the guarantees, the pool's copy, its floor and a little more. Then loans are made, and used.
 fn cut_and_lend(host: &SmallHost, rig: &Rig, guests: &[Guest], guardian: &mut Guardian) -> anyhow::Result<Applying> {
     let count = guests.len() as u64;
-    let resident: u64 = numbers(&rig.facts()?, "resident_bytes").iter().sum();
+    let resident: u64 = rig.facts()?.iter().map(|guest| guest.resident_bytes).sum();
     let overhead = host.used_bytes()?.saturating_sub(resident.saturating_sub((count - 1) * SAME));
     host.limit(overhead + count * KEPT + SAME + FLOOR + ABOVE)?;
     let applying = rig.lend_within(host.group(), FLOOR, guardian)?;
@@ -149,11 +153,12 @@ fn cut_and_lend(host: &SmallHost, rig: &Rig, guests: &[Guest], guardian: &mut Gu
 fn wait_until_steady(rig: &Rig) -> anyhow::Result<()> {
     let (end, mut before) = (Instant::now() + SETTLE, Vec::new());
     while Instant::now() < end {
-        let sizes = numbers(&rig.facts()?, "actual_bytes");
+        let sizes = sizes(rig)?;
         if sizes == before {
             break;
         }
         before = sizes;
+        std::thread::sleep(ROUND);
     }
     Ok(())
 }
@@ -196,8 +201,8 @@ fn storm(host: &SmallHost, rig: &Rig, guests: &[Guest], folded_bytes: u64) -> an
         }
         writing.join().map_err(|_| anyhow::anyhow!("a thread of the bench has failed"))
     })?;
-    let facts = rig.facts()?;
-    let kept = facts.len() == guests.len() && numbers(&facts, "actual_bytes").iter().all(|size| *size >= KEPT);
+    let sizes = sizes(rig)?;
+    let kept = sizes.len() == guests.len() && sizes.iter().all(|size| *size >= KEPT);
     let answer = on_all(guests, |_| "true".into()).is_ok();
     let paused = pauses(rig)?.split_off(pauses_before);
     Ok(Figures {
@@ -230,8 +235,9 @@ fn longest(pauses: &[(String, u64)]) -> u64 {
     by_guest.into_values().max().unwrap_or(0)
 }
 
-fn numbers(facts: &[Value], field: &str) -> Vec<u64> {
-    facts.iter().map(|guest| guest[field].as_u64().unwrap_or(0)).collect()
+/// Sizes of all guests.
+fn sizes(rig: &Rig) -> anyhow::Result<Vec<u64>> {
+    Ok(rig.facts()?.iter().map(|guest| guest.actual_bytes).collect())
 }
 
 /// Waits until enough is folded. Returns how much is.
@@ -239,12 +245,13 @@ fn wait_until_folded(rig: &Rig, guests: u64) -> anyhow::Result<u64> {
     let wanted = guests * SAME / FOLDED.1 * FOLDED.0;
     let end = Instant::now() + PATIENCE * 2;
     loop {
-        let folded: u64 = numbers(&rig.facts()?, "folded_bytes").iter().sum();
+        let folded: u64 = rig.facts()?.iter().map(|guest| guest.folded_bytes).sum();
         if folded >= wanted {
             return Ok(folded);
         }
         if Instant::now() > end {
             bail!("only {} MiB are folded, and {} were to be", folded >> 20, wanted >> 20);
         }
+        std::thread::sleep(LOOK);
     }
 }

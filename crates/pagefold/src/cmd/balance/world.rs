@@ -161,8 +161,8 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Carries out the two phases of a plan, and tells guests again that have not done as they were told. Guests that shrink
-    /// are resumed before, and all others when the first phase is over.
+    /// Carries out the two phases of a plan, and tells guests again that have not done as they were told. Guests on hold
+    /// are resumed meanwhile, and when the first phase is over.
     pub fn carry_out(
         &mut self,
         phases: (&[Step], &[Step]),
@@ -170,14 +170,11 @@ impl<'a> World<'a> {
         turn: &Turn,
         params: &Params,
     ) -> anyhow::Result<Vec<Outcome>> {
-        let (frees, _) = phases;
-        let has_to_wait = |guest: &str| !frees.is_empty() && frees.iter().all(|step| step.guest != guest);
-        hold.resume(has_to_wait, &mut self.ledger, turn)?;
         let reminders = self.gatherer.due_reminders(&self.facts);
-        let (floor, gatherer) = (self.facts.host.floor_bytes, &self.gatherer);
-        let is_relieved = || gatherer.available_bytes().is_some_and(|available| available >= floor);
-        let (guests, ledger) = (&self.guests, &mut self.ledger);
-        let mut means = Means { guests, ledger, turn, params, hold, is_relieved: &is_relieved };
+        let gatherer = &self.gatherer;
+        let available = || gatherer.available_bytes().unwrap_or(0);
+        let (guests, ledger, facts) = (&self.guests, &mut self.ledger, &self.facts);
+        let mut means = Means { guests, ledger, turn, params, hold, facts, available: &available };
         means.remind(&reminders)?;
         carry_out(phases, &mut means)
     }
