@@ -259,7 +259,8 @@ mod tests {
         untouched.resident_bytes = 100 * M;
         touched.claims = Some(Claims { free_bytes: 108 * M, ..Claims::default() });
         let facts = Facts { guests: vec![untouched, touched], ..Facts::default() };
-        let of = |need: Need| take(&facts, need, |_| u64::MAX).iter().map(|t| (t.guest, t.bytes / M)).collect::<Vec<_>>();
+        let of =
+            |need: Need| take(&facts, need, |_| u64::MAX).iter().map(|t| (t.guest, t.bytes / M)).collect::<Vec<_>>();
         assert_eq!(of(spare(120 * M)), [(1, 100), (0, 20)], "frames go first");
         let frames = Need { frames_bytes: 120 * M, ..Need::default() };
         assert_eq!(of(frames), [(1, 120)], "free memory and 20 MiB in use, before memory that has no frames");

@@ -37,8 +37,7 @@ mod tests {
 
     #[test]
     fn round_is_passed_over_once_and_only_while_nothing_happens() {
-        let host =
-            HostFacts { total_bytes: 2560, available_bytes: 1000, floor_bytes: 500, ..HostFacts::default() };
+        let host = HostFacts { total_bytes: 2560, available_bytes: 1000, floor_bytes: 500, ..HostFacts::default() };
         let mut still = Stillness::default();
         assert!(!still.passes_over(&host, 1000), "nobody has looked");
         still.note(&host, true);

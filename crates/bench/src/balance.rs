@@ -22,9 +22,9 @@ mod storm;
 pub use storm::{Figures as Storm, run as make_storm};
 
 use crate::guardian::Guardian;
-use load::System;
 use anyhow::Context;
 use cli::exit::Outcome;
+use load::System;
 use serde::Serialize;
 use std::fs::DirBuilder;
 use std::io::Write;

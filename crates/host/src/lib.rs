@@ -61,7 +61,9 @@ pub use pagemap::{Pagemap, PagemapEntry, frames_visible, has_pagemap_scan};
 pub use peer_process::{PeerPages, PeerProcess};
 pub use plain_file::{open_plain_file, read_plain_file};
 pub use pressure::{high_watermark_bytes, memory_stalled_percent};
-pub use process::{MemoryCounters, Process, anonymous_bytes, check_readable, effective_uid, is_userfaultfd_open, open_files, pids};
+pub use process::{
+    MemoryCounters, Process, anonymous_bytes, check_readable, effective_uid, is_userfaultfd_open, open_files, pids,
+};
 pub use process_id::{ProcessId, ProcessStat};
 pub use seqpacket::{Files, MOST_FDS, Peer, Received, Seqpacket, SeqpacketListener};
 pub use shares::Shares;

@@ -79,7 +79,8 @@ impl Gatherer {
         self.watched.retain(|id, _| vms.iter().any(|guest| guest.id == *id));
         let rules = &self.rules;
         let known = |guest: &Guest| self.watched.get(&guest.id).and_then(|watched| watched.device_of(guest));
-        let asked = many::each(vms.iter(), |guest| rules.guaranteed_bytes(guest).and_then(|_| ask(guest, known(guest))));
+        let asked =
+            many::each(vms.iter(), |guest| rules.guaranteed_bytes(guest).and_then(|_| ask(guest, known(guest))));
         let guest_facts = |(guest, asked): (&&Guest, Option<Answer>)| self.guest(guest, asked, ledger, saved);
         let guests = vms.iter().zip(asked).filter_map(guest_facts).collect();
         let reserved = ledger.reserved(|name| vms.iter().any(|guest| guest.name == name));

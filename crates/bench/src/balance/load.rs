@@ -116,11 +116,7 @@ impl Load {
     ///
     /// # Errors
     /// A guest does not do it.
-    pub fn start(
-        (system, guests): (System, Vec<Guest>),
-        idle: usize,
-        guardian: &mut Guardian,
-    ) -> anyhow::Result<Self> {
+    pub fn start((system, guests): (System, Vec<Guest>), idle: usize, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let taken = PathBuf::from(format!("/dev/shm/pagefold-bench-{}", std::process::id()));
         guardian.keep_dir(&taken)?;
         fs::create_dir(&taken).with_context(|| format!("cannot make {}", taken.display()))?;
