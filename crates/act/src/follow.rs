@@ -149,6 +149,11 @@ impl Follower {
         &self.watch
     }
 
+    /// The same, for somebody who outlives this borrow.
+    pub fn shared_watch(&self) -> Arc<Userfault> {
+        Arc::clone(&self.watch)
+    }
+
     /// Pages that were discarded and have not become zeros since.
     pub const fn discarded(&self) -> &PageSet {
         &self.discarded

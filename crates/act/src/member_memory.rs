@@ -341,6 +341,14 @@ impl SharedMark {
         })?;
         Ok(Self(HostVirt(at as u64)))
     }
+
+    /// One that this process was born with.
+    ///
+    /// # Safety
+    /// Such a mark lies there, and nobody else is going to unmap it.
+    pub const unsafe fn inherited(at: HostVirt) -> Self {
+        Self(at)
+    }
 }
 
 impl Drop for SharedMark {

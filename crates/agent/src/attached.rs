@@ -64,6 +64,8 @@ pub fn run() -> ! {
         unsafe { libc::prctl(libc::PR_SET_NAME, c"pagefold".as_ptr()) };
         let Some((asked, object)) = asked() else { return };
         let asked = ASKED.get_or_init(|| asked);
+        world::know(object, asked.all_anonymous);
+        world::know_leases();
         let enrolment = Enrolment::new(asked.all_anonymous, object);
         if Files::open(asked).and_then(|files| thread::run(asked, files, false, Some(enrolment))).is_ok() {
             world::left(vec![arena::range()]);

@@ -340,6 +340,14 @@ impl Following {
         self.has_moved.load(Ordering::Relaxed)
     }
 
+    /// Whether memory at this page is registered here.
+    #[cfg(not(target_env = "gnu"))]
+    pub fn follows(&self, page: HostVirt) -> bool {
+        // No page that maps the pool is protected outside of a section.
+        let lift = |_: &mut Shared| self.watch.protect(PageRange { start: page, pages: 1 }, false);
+        self.until_read(lift).1 != Err(Errno::NOENT)
+    }
+
     /// The mapping that holds a page, by the kernel's list.
     #[cfg(not(target_env = "gnu"))]
     pub fn mapping_of(&self, page: HostVirt) -> Option<Mapping> {
@@ -488,6 +496,13 @@ impl Shared {
         let mut all = self.own.discarded().clone();
         self.own.given().ranges().for_each(|range| all.insert(range));
         all
+    }
+
+    /// Makes zeros of discarded pages at once, where they lie.
+    #[cfg(not(target_env = "gnu"))]
+    pub fn settle(&mut self) {
+        // If the address space is gone, so is the caller.
+        let _ = self.own.settle();
     }
 
     /// Forgets these pages: something else lies there.

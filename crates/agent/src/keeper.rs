@@ -14,12 +14,20 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use wire::attach::Server;
 use wire::prove::{FOLLOW_FORKS, FOLLOWS_FORKS, KEEP};
+#[cfg(not(target_env = "gnu"))]
+use {
+    page::HostVirt,
+    wire::prove::{LENT, NOT_KEPT, encode_lend},
+};
 
 /// Time until the next attempt at a keeper that is absent or takes nothing, and between two looks for children that
 /// have ended.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Longest time that the keeper may take to answer.
 const ANSWER_TIME: Duration = Duration::from_secs(2);
+/// Longest time that the keeper may take to lend a userfaultfd: 20 s. It may have to try thousands.
+#[cfg(not(target_env = "gnu"))]
+const LEND_TIME: Duration = Duration::from_secs(20);
 /// Time between two looks whether the keeper has given a new connection a place: 1 ms.
 const PLACE_TIME: Duration = Duration::from_millis(1);
 
@@ -98,6 +106,35 @@ fn send_file(socket: &Seqpacket, frame: &[u8], file: BorrowedFd<'_>) -> io::Resu
     match socket.send(frame, &[file]) {
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Ok(Sent::NoPlace),
         sent => Ok(if sent? { Sent::Yes } else { Sent::Full }),
+    }
+}
+
+/// Borrows the userfaultfd that looks after a page which this process has inherited. As long as the connection lives, nobody else
+/// reads the kernel's messages there.
+///
+/// # Errors
+/// There is no keeper, it does not answer, or it does not follow that page.
+#[cfg(not(target_env = "gnu"))]
+pub fn borrow(page: HostVirt) -> io::Result<(Userfault, Seqpacket)> {
+    let socket = world::connect(Server::Prover, Path::new(""))?;
+    let (mut answer, mut files, until) = ([0; 8], Vec::new(), Instant::now() + LEND_TIME);
+    if !socket.send(&encode_lend(page), &[])? {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    loop {
+        match socket.receive(&mut answer, &mut files)? {
+            Received::Frame(bytes) if answer[..bytes] == LENT => {
+                let file = files.pop().ok_or(io::ErrorKind::InvalidData)?;
+                return Ok((Userfault::from_fd(file)?, socket));
+            }
+            Received::Frame(bytes) if answer[..bytes] == NOT_KEPT => return Err(io::ErrorKind::NotFound.into()),
+            Received::Frame(_) => return Err(io::ErrorKind::InvalidData.into()),
+            Received::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Received::Nothing => {}
+        }
+        let left = until.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut)?;
+        let left = Timespec::try_from(left).map_err(io::Error::other)?;
+        let _ = poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&left));
     }
 }
 

@@ -35,15 +35,28 @@ const PIECE_PAGES: u64 = HUGE_PAGES / 8;
 /// Pause before pieces are tried again that could not be made private: 20 ms.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// Makes anonymous memory of everything in the process that maps the pool. Returns `false` if some of it is left after
-/// `patience`.
-pub fn restore(folder: &mut Folder, pagemap: &Pagemap, patience: Duration) -> bool {
+/// How memory that maps the pool came to do so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// This agent has folded it.
+    Folded,
+    /// A member has, which then forked this process. The table does not know it.
+    Inherited,
+}
+
+/// Makes anonymous memory of everything in the process that maps the pool and that the section's follower looks after. Returns
+/// `false` if some of it is left after `patience`.
+pub fn restore(folder: &mut Folder, pagemap: &Pagemap, patience: Duration, origin: Origin) -> bool {
     let mut until = Instant::now() + patience;
     forget_writes(folder);
     loop {
         // Zeros take the place of what was discarded.
-        let _ = folder.settle_discards(pagemap);
-        let Some(left) = pooled() else { return false };
+        let following = Arc::clone(folder.section().following());
+        match origin {
+            Origin::Folded => drop(folder.settle_discards(pagemap)),
+            Origin::Inherited => following.hold().settle(),
+        }
+        let Some(left) = pooled(&following) else { return false };
         if left.is_empty() {
             return true;
         }
@@ -76,7 +89,7 @@ pub fn restore(folder: &mut Folder, pagemap: &Pagemap, patience: Duration) -> bo
         if done > 0 {
             until = Instant::now() + patience;
         } else if is_over {
-            return pooled().is_some_and(|left| left.is_empty());
+            return pooled(&following).is_some_and(|left| left.is_empty());
         } else {
             std::thread::sleep(AGAIN);
         }
@@ -153,10 +166,22 @@ impl Side {
     }
 }
 
-/// All private mappings of the pool.
-fn pooled() -> Option<Vec<Mapping>> {
+/// All private mappings of the pool that this follower looks after.
+fn pooled(following: &Following) -> Option<Vec<Mapping>> {
     let all = maps::mappings(table::everything(), true)?;
-    Some(all.into_iter().filter(|mapping| mapping.private && maps::is_pool_file(mapping.file)).collect())
+    Some(all.into_iter().filter(|mapping| is_pooled(mapping) && following.follows(mapping.range.start)).collect())
+}
+
+fn is_pooled(mapping: &Mapping) -> bool {
+    mapping.private && maps::is_pool_file(mapping.file)
+}
+
+/// A page that maps the pool, and that this process has inherited at its birth: another follower looks after it. `Err`: the
+/// list of mappings cannot be read.
+pub fn inherited(following: &Following) -> Result<Option<HostVirt>, ()> {
+    let all = maps::mappings(table::everything(), false).ok_or(())?;
+    let mut others = all.iter().filter(|mapping| is_pooled(mapping) && !following.follows(mapping.range.start));
+    Ok(others.next().map(|mapping| mapping.range.start))
 }
 
 /// Makes a piece anonymous, if nobody else holds a page of it, and it has such a neighbour. The program's threads are

@@ -21,6 +21,8 @@ pub struct Mapping {
     pub heap: bool,
     /// Whether it is private.
     pub private: bool,
+    /// Whether it is a lease's ([`act::SharedMark`]), this process's or one that it inherited. Known only of mappings in a list.
+    pub lease: bool,
     /// The mapped file: its device and its inode number, which is 0 without a file.
     pub file: (u64, u64),
     /// Whether it is locked into memory. Known only with flags.
@@ -56,6 +58,8 @@ struct Query {
 const PROCMAP_QUERY: usize = 0xc068_6611;
 const _: () = assert!(size_of::<Query>() == 104 && PROCMAP_QUERY >> 16 & 0x3fff == 104);
 
+/// The name of a lease's file, as the kernel shows it.
+const LEASE: &str = "/memfd:pagefold-lease";
 /// `PROCMAP_QUERY_VMA_READABLE` and so on.
 const READABLE: u64 = 1;
 const WRITABLE: u64 = 2;
@@ -179,6 +183,7 @@ impl Maps {
             access: bit(READABLE, libc::PROT_READ) | bit(WRITABLE, libc::PROT_WRITE) | bit(EXECUTABLE, libc::PROT_EXEC),
             heap: false,
             private: query.vma_flags & SHARED == 0,
+            lease: false,
             file: (makedev(query.device[0], query.device[1]), query.inode),
             anonymous: query.inode == 0,
             locked: false,
@@ -308,6 +313,7 @@ fn mapping(range: PageRange, rest: &str) -> Mapping {
         access: bits as u8,
         heap: name == "[heap]",
         private,
+        lease: !private && name == LEASE,
         file: (makedev(major, minor), file.parse().unwrap_or(u64::MAX)),
         anonymous: private && file == "0" && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:")),
         locked: false,

@@ -530,6 +530,7 @@ impl Agent {
         // Another follower has counted from 0 on.
         let forks = births.saturating_sub(std::mem::replace(&mut self.births, births));
         if forks > 0 {
+            world::tell_birth();
             let mappings = table::lock().mappings(table::everything());
             let most = self.forks.add(forks, mappings, now);
             if let Some(most) = most {

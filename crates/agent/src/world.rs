@@ -68,6 +68,9 @@ mod free {
     /// Notes that the calling thread is the agent's.
     pub const fn join() {}
 
+    /// Forked children start agents by themselves.
+    pub const fn tell_birth() {}
+
     /// In place of what finds memory in a process without hooks: nothing does.
     #[derive(Debug)]
     pub enum Enrolment {}
@@ -88,7 +91,7 @@ mod free {
 }
 
 #[cfg(target_env = "gnu")]
-pub use free::{Enrolment, Turns, connect, is_held, is_leaving, join, leave};
+pub use free::{Enrolment, Turns, connect, is_held, is_leaving, join, leave, tell_birth};
 
 #[cfg(target_env = "gnu")]
 pub use crate::child::compare as compare_child;
@@ -96,17 +99,19 @@ pub use crate::child::compare as compare_child;
 #[cfg(not(target_env = "gnu"))]
 mod halted {
     use crate::fold::Folder;
-    use crate::follow;
-    use crate::leave::restore;
+    use crate::follow::{self, Following};
+    use crate::keeper;
+    use crate::leave::{Origin, inherited, restore};
     use crate::lock::Lock;
-    use act::Userfault;
+    use crate::{maps, table};
+    use act::{SharedMark, Userfault};
     use host::{Pagemap, Received, Seqpacket};
-    use page::PageRange;
+    use page::{HostVirt, PageRange};
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::fd::AsFd;
     use rustix::thread::gettid;
     use std::io;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     use std::sync::{Arc, OnceLock};
     use std::time::{Duration, Instant};
@@ -114,6 +119,10 @@ mod halted {
 
     /// Time between two looks whether pages are held by somebody else: 5 s.
     const LEAVE_TIME: Duration = Duration::from_secs(5);
+    /// Time between two attempts at inherited memory, and for a follower to end: 50 ms.
+    const AGAIN: Duration = Duration::from_millis(50);
+    /// Addresses of programs, as far as the kernel takes them in a call about a range.
+    const PROGRAMS: PageRange = PageRange { start: HostVirt(1 << 16), pages: (1 << 35) - (1 << 4) - 1 };
     /// Time after which the program's threads get their turn: 4 ms.
     const TURN: Duration = Duration::from_millis(4);
     /// Time after which nothing is replaced any more: 100 ms. The other side waits for longer.
@@ -130,6 +139,8 @@ mod halted {
     static CHANNEL: OnceLock<Seqpacket> = OnceLock::new();
     static THREADS: Lock<Vec<u64>> = Lock::new(Vec::new());
     static LEAVING: AtomicBool = AtomicBool::new(false);
+    static HERE: OnceLock<FromAttached> = OnceLock::new();
+    static LEASES: OnceLock<Vec<PageRange>> = OnceLock::new();
     static HELD: Lock<Option<Instant>> = Lock::new(None);
 
     /// Turns in which mappings may be replaced.
@@ -157,6 +168,32 @@ mod halted {
         files.pop().into_iter().for_each(host::lend_userfaultfd_device);
         let _ = CHANNEL.set(channel);
         Ok(())
+    }
+
+    /// Takes in which leases this process has inherited from a member that forked it. To be called before it has one of its own.
+    pub fn know_leases() {
+        let _ = LEASES.set(leases());
+    }
+
+    fn leases() -> Vec<PageRange> {
+        let all = maps::mappings(table::everything(), false).unwrap_or_default();
+        all.into_iter().filter(|mapping| mapping.lease).map(|mapping| mapping.range).collect()
+    }
+
+    /// To be called when nothing of the pool is mapped any more.
+    fn drop_inherited_leases() {
+        let Some(inherited) = LEASES.get().filter(|inherited| !inherited.is_empty()) else { return };
+        for lease in leases().into_iter().filter(|lease| inherited.contains(lease)) {
+            // SAFETY: the kernel lists it as a lease, and it was one before this agent had one of its own. The program knows
+            // nothing of it.
+            drop(unsafe { SharedMark::inherited(lease.start) });
+        }
+    }
+
+    /// Takes in where the agent lies, and whether it folds all private anonymous memory. A program is told that which takes the
+    /// place of the one that put it there.
+    pub fn know(object: PageRange, all_anonymous: bool) {
+        let _ = HERE.set(FromAttached::Here { object, all_anonymous });
     }
 
     /// Connects to a process of the service. The other side hands the connection on. If nobody takes it, it is closed.
@@ -195,6 +232,11 @@ mod halted {
         THREADS.lock().push(gettid().as_raw_nonzero().get().cast_unsigned().into());
     }
 
+    /// Tells the other side that the program has forked: the child may become a member.
+    pub fn tell_birth() {
+        send(&FromAttached::Born);
+    }
+
     /// Whether mappings may be replaced.
     pub fn is_held() -> bool {
         HELD.lock().is_some_and(|since| since.elapsed() < LAST)
@@ -212,12 +254,40 @@ mod halted {
     /// Something holds pages that map the pool, and does not let them go. The agent stays, and folds nothing more.
     pub fn leave(folder: Result<Folder, String>, pagemap: &Pagemap) -> io::Result<()> {
         let Ok(mut folder) = folder else { return Ok(()) };
-        while !restore(&mut folder, pagemap, LEAVE_TIME) {}
+        while !restore(&mut folder, pagemap, LEAVE_TIME, Origin::Folded) {}
         follow::wait_for_keeper();
+        loop {
+            match restore_inherited(&mut folder, pagemap) {
+                Ok(true) => break,
+                Ok(false) => {}
+                // The keeper may be starting again.
+                Err(()) => std::thread::sleep(AGAIN),
+            }
+        }
+        drop_inherited_leases();
         let following = Arc::clone(folder.section().following());
         drop(folder);
         following.retire();
         Ok(())
+    }
+
+    /// Makes private what another follower looks after, because this process has inherited it from a member. Says whether nothing of
+    /// that is left.
+    fn restore_inherited(folder: &mut Folder, pagemap: &Pagemap) -> Result<bool, ()> {
+        let Some(page) = inherited(folder.section().following())? else { return Ok(true) };
+        let (lent, lender) = keeper::borrow(page).map_err(drop)?;
+        let following = Following::start(lent, true, PathBuf::new()).map_err(drop)?;
+        following.expect_discards();
+        following.publish();
+        folder.follow_by(&following);
+        while !restore(folder, pagemap, LEAVE_TIME, Origin::Inherited) {}
+        follow::wait_for_keeper();
+        following.retire();
+        std::thread::sleep(AGAIN);
+        // Threads that sleep on other memory try again, and the keeper answers.
+        let _ = following.watch().wake(PROGRAMS);
+        drop(lender);
+        Ok(false)
     }
 
     /// An agent that was put into a process begins in none of its forked children.
@@ -324,15 +394,24 @@ mod halted {
         let _ = poll(&mut [PollFd::new(channel, PollFlags::IN)], time.as_ref());
         let Ok(Received::Frame(bytes)) = channel.receive_bare(&mut buffer) else { return None };
         let message = ToAttached::decode(&buffer[..bytes]);
-        if message == Some(ToAttached::Leave) {
-            LEAVING.store(true, Ordering::Relaxed);
+        match message {
+            Some(ToAttached::Leave) => LEAVING.store(true, Ordering::Relaxed),
+            Some(ToAttached::Tell) => {
+                let threads = THREADS.lock().clone();
+                send(&FromAttached::Threads(threads));
+                HERE.get().map(send);
+            }
+            _ => {}
         }
         message
     }
 }
 
 #[cfg(not(target_env = "gnu"))]
-pub use halted::{Turns, ask, compare_child, connect, is_held, is_leaving, join, leave, left, open, wait_for_end};
+pub use halted::{
+    Turns, ask, compare_child, connect, is_held, is_leaving, join, know, know_leases, leave, left, open, tell_birth,
+    wait_for_end,
+};
 
 #[cfg(not(target_env = "gnu"))]
 pub use crate::enrol::Enrolment;

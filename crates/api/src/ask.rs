@@ -208,6 +208,13 @@ pub struct MemberLine {
 }
 
 impl MemberLine {
+    /// Whether the program beside it is gone, if it was attached.
+    pub fn is_left_alone(&self) -> bool {
+        // Of one whose program cannot be seen, nobody takes the place.
+        let is_beside = |pid| host::runs_program(pid, "pagefold-attach").unwrap_or(true);
+        self.via == Via::Agent && self.attached_by.is_some_and(|pid| !is_beside(pid))
+    }
+
     /// Whether it can be detached while it runs.
     pub fn may_be_detached(&self) -> bool {
         self.attached_by.is_some() || self.via == Via::Ksm

@@ -65,6 +65,15 @@ pub(crate) fn borrow_thread<T>(
     halts: &mut Halts,
     work: impl Fn(&Tracee) -> anyhow::Result<T>,
 ) -> anyhow::Result<(T, Duration)> {
+    borrow_one_of(halts, candidates, work)
+}
+
+/// The same, for the first of these threads that can be stopped.
+pub(crate) fn borrow_one_of<T>(
+    halts: &mut Halts,
+    candidates: impl Fn(&Halts) -> anyhow::Result<Vec<Pid>>,
+    work: impl Fn(&Tracee) -> anyhow::Result<T>,
+) -> anyhow::Result<(T, Duration)> {
     let until = Instant::now() + PATIENCE;
     loop {
         for thread in candidates(halts)? {

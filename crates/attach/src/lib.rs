@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod changes;
+pub mod children;
 pub mod halt;
 pub mod inject;
 pub mod ksm;
@@ -14,6 +15,7 @@ pub mod remote;
 pub mod seccomp;
 pub mod serve;
 pub mod stop;
+pub mod take_over;
 pub mod threads;
 pub mod waited;
 pub mod watched;

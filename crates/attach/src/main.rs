@@ -7,11 +7,13 @@ use anyhow::{Context, bail};
 use api::client::Service;
 use api::enrol::Via;
 use api::place::Place;
+use attach::children::Children;
 use attach::inject::{Injected, inject, look_at_filters};
 use attach::object::Object;
 use attach::refuse::Facts;
 use attach::seccomp::CALLS;
 use attach::serve::{End, Serving};
+use attach::take_over::{is_there, take_over};
 use attach::{ksm, object, refuse};
 use clap::Parser;
 use cli::exit::{self, Outcome, Stop};
@@ -46,7 +48,7 @@ struct Args {
 }
 
 /// The process, and how it is attached.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 struct Order {
     /// The process
     #[arg(long)]
@@ -72,6 +74,9 @@ struct Order {
     /// Have ksmd merge it no longer
     #[arg(long, requires = "via")]
     undo: bool,
+    /// Take the place of a program of this kind that was killed beside it
+    #[arg(long)]
+    again: bool,
     /// Only look
     #[arg(long)]
     dry_run: bool,
@@ -137,6 +142,7 @@ fn run(args: &Order) -> anyhow::Result<Outcome> {
     }
     let service = Service::connect(Place::at(&args.dir))?;
     match args.via {
+        Via::Agent if args.again => run_again(args, process, service),
         Via::Agent => run_agent(args, process, service),
         Via::Ksm => run_ksm(args, process, &service),
     }
@@ -172,6 +178,28 @@ fn run_ksm(args: &Order, process: ProcessId, service: &Service) -> anyhow::Resul
 fn print_attached(args: &Order, facts: Facts, stopped: Duration) -> anyhow::Result<Outcome> {
     output::line(serde_json::to_string(&Attached::new(args, facts, stopped))?)?;
     Ok(Outcome::Done)
+}
+
+/// Takes the place of a program that was killed, beside an agent that is there.
+fn run_again(args: &Order, process: ProcessId, service: Service) -> anyhow::Result<Outcome> {
+    let signals = Signals::catch().context("cannot catch signals")?;
+    let _ = rustix::process::setpriority_process(None, PRIORITY);
+    if !is_there(args.pid) {
+        // It executes another program. If it maps nothing of the pool, it is a member no longer.
+        service.leave(process)?;
+        bail!("there is no agent in process {} any more: it is no member", args.pid);
+    }
+    // The service lets one of several do that.
+    service.attach(process, &args.group, None, args.by_rule, Via::Agent, false)?;
+    let (injected, all_anonymous) = take_over(args.pid, &signals)
+        .with_context(|| format!("the agent in process {} cannot be taken over", args.pid))?;
+    let facts = Facts { enrolled_bytes: 0, threads: 0, is_filtered: false };
+    let told = print_attached(args, facts, injected.stopped).map(drop);
+    let place = service.place.clone();
+    drop(service);
+    let told = told.and(leave_terminal());
+    let args = Order { all_anonymous, ..args.clone() };
+    serve(&args, process, &place, injected, &signals).and(told).map(|()| Outcome::Done)
 }
 
 /// Puts the agent into the process, and stays beside it.
@@ -228,15 +256,30 @@ fn serve(
         injected.halts.note_stops();
     }
     let stopped = injected.stopped;
-    let mut serving = Serving::new(process, place.clone(), injected);
+    let children = Children::new(process, arguments_for_child(args)?);
+    let mut serving = Serving::new(process, place.clone(), injected, children);
     let may_leave = || Service::connect(place.clone()).is_ok_and(|service| service.may_leave(process, false).is_ok());
     let ended = serving.run(signals, may_leave).and_then(|end| match end {
         End::Left => end_membership(place, process, || serving.tend()),
-        End::Gone => Ok(()),
+        End::Gone => {
+            // It may have executed another program, which is no member. The kernel tells the service whether that is so.
+            if process.is_alive() {
+                let _ = Service::connect(place.clone()).and_then(|service| service.leave(process));
+            }
+            Ok(())
+        }
     });
     let halts = serving.finish(signals);
     let noted = args.stops.as_ref().map_or(Ok(()), |file| note_stops(file, stopped, halts.stops()));
     ended.and(noted)
+}
+
+/// The arguments for a forked child, but for those that name it. A child that somebody has detached stays so.
+fn arguments_for_child(args: &Order) -> anyhow::Result<Vec<String>> {
+    let dir = std::path::absolute(&args.dir)?;
+    let dir = dir.to_str().context("the directory of the service is not text")?;
+    let plain = ["--group", &args.group, "--dir", dir, "--by-rule"].map(str::to_owned);
+    Ok(plain.into_iter().chain(args.all_anonymous.then(|| "--all-anonymous".to_owned())).collect())
 }
 
 /// Ends the membership of a process that the agent has left. A service that is just started anew answers a little later.

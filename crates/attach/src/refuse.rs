@@ -1,13 +1,15 @@
 //! Why a process cannot be attached to, as far as it shows beforehand.
 
 use crate::threads;
-use host::{Mapping, Process};
+use host::{Mapping, Process, ProcessStat};
 use rustix::process::Pid;
 use std::fs;
 use std::io::Read;
 
 /// `ELFCLASS64`, the fifth byte of a program's file.
 const CLASS_64: u8 = 2;
+/// Beginning of the names of a pool's files, as the kernel shows them.
+const POOL: &str = "/memfd:pagefold-";
 /// Names of the threads of an agent.
 const AGENTS: [&str; 2] = ["pagefold", "pagefold-follow"];
 
@@ -44,7 +46,8 @@ pub fn check(pid: u32, all_anonymous: bool) -> Result<Facts, String> {
     let is_filtered = check_filters(pid, &threads)?;
     check_proc(pid)?;
     let mappings = Mapping::read_all(pid).map_err(|e| e.to_string())?;
-    if mappings.iter().any(|mapping| mapping.has_flag(b"um") || mapping.has_flag(b"uw") || mapping.has_flag(b"ui")) {
+    let is_forked = ProcessStat::read(pid).is_ok_and(|stat| stat.forked);
+    if mappings.iter().any(|mapping| is_looked_after(mapping) && !(is_forked && is_inherited(mapping))) {
         return Err(
             "a userfaultfd looks after some of its memory: its own, or that of an agent which is there already".into(),
         );
@@ -55,6 +58,17 @@ pub fn check(pid: u32, all_anonymous: bool) -> Result<Facts, String> {
         return Err("it has advised no memory to be mergeable (madvise MADV_MERGEABLE): see --all-anonymous".into());
     }
     Ok(Facts { enrolled_bytes, threads: threads.len(), is_filtered })
+}
+
+/// Whether a userfaultfd looks after a mapping.
+fn is_looked_after(mapping: &Mapping) -> bool {
+    [b"um", b"uw", b"ui"].iter().any(|flag| mapping.has_flag(flag))
+}
+
+/// Whether a forked child may have a mapping with its userfaultfd from a member: memory that was folded there. The keeper
+/// follows it.
+fn is_inherited(mapping: &Mapping) -> bool {
+    !mapping.shared && mapping.name.starts_with(POOL)
 }
 
 /// Checks a process and each of its threads, which are returned.

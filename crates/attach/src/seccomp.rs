@@ -58,6 +58,7 @@ pub const CALLS: &[AgentCall] = &[
     call_with("clone", libc::SYS_clone, [Some(OTHER_THREADS), None, None]),
     call("close", libc::SYS_close),
     call("close_range", libc::SYS_close_range),
+    call("dup3", libc::SYS_dup3),
     call("eventfd2", libc::SYS_eventfd2),
     call("exit", libc::SYS_exit),
     call("fallocate", libc::SYS_fallocate),

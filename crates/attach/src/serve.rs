@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   the agent asks about the process -----------------> what the kernel says (`look`)
+//!   the agent says that the process has forked -------> children that live for some time get an agent, too (`children`)
 //!   the agent asks: Halt --> threads stopped --> Go, or after a second at the latest --> they go on
 //!   SIGTERM, SIGINT ------> there is memory --> Leave to the agent --> Left --> its other threads have ended
 //!                              --> its last thread unmaps what it stood on, and ends
@@ -12,6 +13,7 @@
 //! If this program is killed, the kernel lets all threads go on. The agent then replaces nothing any more.
 
 use crate::changes;
+use crate::children::Children;
 use crate::halt::{Halts, SOON};
 use crate::inject::Injected;
 use crate::look;
@@ -81,13 +83,14 @@ pub struct Serving {
     /// When it is to be asked whether the agent may leave, after somebody wanted it to.
     leave: Option<Instant>,
     began: Instant,
+    children: Children,
     /// When the process was last looked at.
     looked: Instant,
 }
 
 impl Serving {
     /// Begins to serve.
-    pub fn new(process: ProcessId, place: Place, injected: Injected) -> Self {
+    pub fn new(process: ProcessId, place: Place, injected: Injected, children: Children) -> Self {
         let Injected { channel, thread, range, halts, .. } = injected;
         let channel = Seqpacket::from_stranger(channel);
         let own = vec![thread.as_raw_nonzero().get().cast_unsigned().into()];
@@ -103,6 +106,7 @@ impl Serving {
             place,
             leave: None,
             began: Instant::now(),
+            children,
             looked: Instant::now(),
         }
     }
@@ -120,11 +124,7 @@ impl Serving {
                     self.leave = Some(Instant::now());
                 }
             }
-            if let Some(due) = self.leave.filter(|due| *due <= Instant::now() && self.halted.is_none()) {
-                let message = ToAttached::Leave.encode();
-                let is_told = may_leave() && self.channel.send(&message, &[]).is_ok_and(|sent| sent);
-                self.leave = (!is_told).then_some(due + ASK_AGAIN);
-            }
+            self.tell_to_leave(&may_leave);
             let (mut buffer, mut files) = ([0; ATTACH_BYTES], Vec::new());
             loop {
                 match self.channel.receive(&mut buffer, &mut files) {
@@ -148,12 +148,30 @@ impl Serving {
             } else if self.halted.is_some_and(|since| since.elapsed() > LONGEST) {
                 self.go();
             }
+            self.look_at_children();
             if self.looked.elapsed() >= every(self.began.elapsed()) {
                 if !self.process.is_alive() {
                     return Ok(End::Gone);
                 }
                 self.look();
             }
+        }
+    }
+
+    /// Tells the agent to leave, if somebody wants that and `may_leave` says that there is memory for it.
+    fn tell_to_leave(&mut self, may_leave: &impl Fn() -> bool) {
+        if let Some(due) = self.leave.filter(|due| *due <= Instant::now() && self.halted.is_none()) {
+            let message = ToAttached::Leave.encode();
+            let is_told = may_leave() && self.channel.send(&message, &[]).is_ok_and(|sent| sent);
+            self.leave = (!is_told).then_some(due + ASK_AGAIN);
+        }
+    }
+
+    fn look_at_children(&mut self) {
+        let now = Instant::now();
+        // Nobody waits for that while threads are stopped.
+        if self.children.due().is_some_and(|due| due <= now) && self.halted.is_none() {
+            self.children.look(now);
         }
     }
 
@@ -178,6 +196,7 @@ impl Serving {
         } else if self.leave.is_none() && changes::has_other_rights(self.process.pid, self.thread) {
             self.leave = Some(self.looked);
         }
+        self.children.look_now();
     }
 
     /// Handles a message; returns it if it is the last one.
@@ -207,6 +226,10 @@ impl Serving {
                 self.go();
                 None
             }
+            FromAttached::Born => {
+                self.children.born(Instant::now());
+                None
+            }
             FromAttached::Connect(server) => {
                 // If that fails, the agent sees that its connection is closed, and tries again.
                 let _ = files.next().map(|file| hand_on(&self.place, server, file.as_fd()));
@@ -217,6 +240,8 @@ impl Serving {
                 let _ = self.channel.send(&ToAttached::Told { number, answers }.encode(), &[]);
                 None
             }
+            // It was told when this program took the place of another one.
+            FromAttached::Here { .. } => None,
             left @ FromAttached::Left(_) => Some(left),
         }
     }
@@ -240,7 +265,14 @@ impl Serving {
 
     fn wait(&self, signals: &Signals) {
         // A stop of a thread's comes with a signal to this process.
-        let due = self.halts.due().into_iter().chain(self.leave).min().filter(|_| self.halted.is_none());
+        let due = self
+            .halts
+            .due()
+            .into_iter()
+            .chain(self.leave)
+            .chain(self.children.due())
+            .min()
+            .filter(|_| self.halted.is_none());
         let next = every(self.began.elapsed()).saturating_sub(self.looked.elapsed());
         // The end of a halt is watched, too.
         let next = if self.halted.is_some() { next.min(LONGEST) } else { next };

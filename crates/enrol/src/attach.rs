@@ -32,6 +32,8 @@ pub struct Order {
     pub via: Via,
     /// Whether ksmd is to merge it no longer.
     pub undo: bool,
+    /// Whether an agent is there, beside which the program was killed.
+    pub again: bool,
 }
 
 /// A process that was attached, as `pagefold-attach` and `--json` say it.
@@ -81,6 +83,7 @@ impl Order {
             ("--by-rule", self.by_rule),
             ("--dry-run", self.dry_run),
             ("--undo", self.undo),
+            ("--again", self.again),
         ];
         command.args(flags.iter().filter(|(_, given)| *given).map(|(flag, _)| flag));
         // It goes on when this program has ended, and an interrupt at the terminal is not meant for it.

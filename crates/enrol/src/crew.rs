@@ -20,7 +20,7 @@ pub struct Crew {
     dir: PathBuf,
     waiting: VecDeque<Order>,
     at_once: usize,
-    running: usize,
+    running: Vec<ProcessId>,
     sender: Sender<Done>,
     receiver: Receiver<Done>,
 }
@@ -30,7 +30,7 @@ impl Crew {
     pub fn new(program: PathBuf, dir: PathBuf) -> Self {
         let (sender, receiver) = channel();
         let at_once = std::thread::available_parallelism().map_or(1, |n| n.get().min(MOST_AT_ONCE));
-        Self { program, dir, waiting: VecDeque::new(), at_once, running: 0, sender, receiver }
+        Self { program, dir, waiting: VecDeque::new(), at_once, running: Vec::new(), sender, receiver }
     }
 
     /// Takes an order.
@@ -38,14 +38,19 @@ impl Crew {
         self.waiting.push_back(order);
     }
 
+    /// Whether an order for a process waits, or is being carried out.
+    pub fn is_ordered(&self, process: ProcessId) -> bool {
+        self.running.contains(&process) || self.waiting.iter().any(|order| order.process == process)
+    }
+
     /// Starts orders, as long as there is room. `still` says whether one is still wanted.
     pub fn start(&mut self, mut still: impl FnMut(&Order) -> bool) {
-        while self.running < self.at_once {
+        while self.running.len() < self.at_once {
             let Some(order) = self.waiting.pop_front() else { return };
             if !still(&order) {
                 continue;
             }
-            self.running += 1;
+            self.running.push(order.process);
             let (program, dir, sender) = (self.program.clone(), self.dir.clone(), self.sender.clone());
             std::thread::spawn(move || {
                 let failed = match order.carry_out(&program, &dir) {
@@ -62,13 +67,15 @@ impl Crew {
     /// The next order that is done, within this time.
     pub fn done(&mut self, within: Duration) -> Option<Done> {
         let done = self.receiver.recv_timeout(within).ok();
-        self.running -= usize::from(done.is_some());
+        if let Some((process, _)) = &done {
+            self.running.retain(|running| running != process);
+        }
         done
     }
 
     /// Collects programs that have ended. They stay beside processes for as long as these live.
     pub fn collect(&self) {
         // One that fails is waited for by its thread.
-        while self.running == 0 && matches!(wait(WaitOptions::NOHANG), Ok(Some(_))) {}
+        while self.running.is_empty() && matches!(wait(WaitOptions::NOHANG), Ok(Some(_))) {}
     }
 }

@@ -15,6 +15,8 @@
 //! | act | `attach` | starts `pagefold-attach`, which the kernel lets trace that process or not |
 //!
 //! A process that cannot be attached is tried again after a wait that doubles, and its reason is told to the service.
+//!
+//! A program that stays beside an attached process may be killed. Every 10 s, others are started in the place of such ones.
 #![forbid(unsafe_code)]
 
 pub mod attach;

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// Time between two looks: 2 s.
 const EVERY: Duration = Duration::from_secs(2);
+/// Time between two looks whether a program that stays beside a member was killed: 10 s.
+const LEFT_ALONE: Duration = Duration::from_secs(10);
 /// Longest reason that is told, in characters.
 const MOST_WORDS: usize = 300;
 
@@ -81,6 +83,7 @@ pub fn run(place: &Place, program: PathBuf) -> anyhow::Result<()> {
         watch: Watch::default(),
         crew: Crew::new(program, place.dir().to_owned()),
         not_attached: BTreeMap::new(),
+        members_due: Instant::now(),
     };
     let mut due = Instant::now();
     loop {
@@ -89,6 +92,7 @@ pub fn run(place: &Place, program: PathBuf) -> anyhow::Result<()> {
             // A service that does not answer is being started again. Without an answer, nothing new is begun.
             if enroller.ask_rules().is_ok() {
                 enroller.look()?;
+                enroller.look_beside_members();
             }
         }
         enroller.start();
@@ -109,6 +113,8 @@ struct Enroller {
     crew: Crew,
     /// Processes that are left alone, and since when those that were tried wait.
     not_attached: BTreeMap<u32, (NotAttached, Option<Instant>)>,
+    /// When the programs beside members are looked at next.
+    members_due: Instant,
 }
 
 impl Enroller {
@@ -164,6 +170,32 @@ impl Enroller {
         Ok(())
     }
 
+    /// Orders programs in the place of those that were killed beside members.
+    fn look_beside_members(&mut self) {
+        let now = Instant::now();
+        let Some(service) = self.service.as_ref().filter(|_| self.members_due <= now) else { return };
+        self.members_due = now + LEFT_ALONE;
+        for member in service.members().unwrap_or_default() {
+            let process = ProcessId { pid: member.identity.pid, start_ticks: member.identity.started };
+            let may = !self.crew.is_ordered(process) && !self.watch.waits(process, now);
+            if may && member.is_left_alone() && process.is_alive() {
+                let (name, all_anonymous, by_rule, dry_run, undo) = (None, false, false, false, false);
+                let (group, via) = (member.group, member.via);
+                self.crew.order(Order {
+                    process,
+                    group,
+                    name,
+                    all_anonymous,
+                    by_rule,
+                    dry_run,
+                    via,
+                    undo,
+                    again: true,
+                });
+            }
+        }
+    }
+
     /// Does what is decided about a process.
     fn follow(&mut self, facts: &Facts, standing: &Standing, now: Instant) {
         let (pid, start) = (facts.pid, facts.start_ticks);
@@ -191,6 +223,9 @@ impl Enroller {
     fn start(&mut self) {
         let Self { looker, rules, watch, crew, .. } = self;
         crew.start(|order| {
+            if order.again {
+                return true;
+            }
             let facts =
                 looker.look(order.process.pid, rules.want_names()).filter(|facts| facts.process() == order.process);
             let is_same = facts.is_some_and(|facts| {
@@ -225,7 +260,7 @@ impl Enroller {
 fn order(facts: &Facts, rule: &Rule, all_anonymous: bool, dry_run: bool) -> Order {
     let (process, group) = (facts.process(), rule.group.clone());
     let name = facts.member_name();
-    Order { process, group, name, all_anonymous, by_rule: true, dry_run, via: rule.via, undo: false }
+    Order { process, group, name, all_anonymous, by_rule: true, dry_run, via: rule.via, undo: false, again: false }
 }
 
 fn not_attached_of(facts: &Facts, group: &str, why: String) -> NotAttached {

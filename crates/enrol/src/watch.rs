@@ -5,6 +5,7 @@
 //! A pid that was given to another process between two looks is noticed when it is due.
 
 use crate::facts::Facts;
+use host::ProcessId;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
@@ -59,6 +60,12 @@ impl Watch {
     pub fn failed(&self, facts: &Facts, now: Instant) -> Option<(String, u64)> {
         let failed = self.seen.get(&facts.pid).filter(|seen| seen.start_ticks == facts.start_ticks)?.failed.as_ref()?;
         Some((failed.why.clone(), seconds_until(failed.again, now)))
+    }
+
+    /// Whether an attempt at a process has failed, and the wait after that is not over.
+    pub fn waits(&self, process: ProcessId, now: Instant) -> bool {
+        let seen = self.seen.get(&process.pid).filter(|seen| seen.start_ticks == process.start_ticks);
+        seen.and_then(|seen| seen.failed.as_ref()).is_some_and(|failed| failed.again > now)
     }
 
     /// Notes that a process was looked at, and is not to be attached.

@@ -62,7 +62,8 @@ pub use peer_process::{PeerPages, PeerProcess};
 pub use plain_file::{open_plain_file, read_plain_file};
 pub use pressure::{high_watermark_bytes, memory_stalled_percent};
 pub use process::{
-    MemoryCounters, Process, anonymous_bytes, check_readable, effective_uid, is_userfaultfd_open, open_files, pids,
+    MemoryCounters, Process, anonymous_bytes, check_readable, children, effective_uid, is_userfaultfd_open, open_files,
+    pids, runs_program,
 };
 pub use process_id::{ProcessId, ProcessStat};
 pub use seqpacket::{Files, MOST_FDS, Peer, Received, Seqpacket, SeqpacketListener};

@@ -93,6 +93,22 @@ pub fn effective_uid(pid: u32) -> Result<u32> {
     Ok(parse_uid(&text::read(format!("/proc/{pid}/status"))?).unwrap_or(u32::MAX))
 }
 
+/// The processes that process `pid` has forked, and that it has inherited from those which have ended. None if it is gone.
+pub fn children(pid: u32) -> Vec<u32> {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let listed = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("children")).ok();
+    let lists: Vec<String> = threads.filter_map(|thread| listed(thread.ok()?)).collect();
+    lists.iter().flat_map(|list| list.split_ascii_whitespace()).filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// Whether process `pid` runs a program with this file name. One that has ended does not. `None` if the caller may not know.
+pub fn runs_program(pid: u32, name: &str) -> Option<bool> {
+    match fs::read_link(format!("/proc/{pid}/exe")) {
+        Ok(exe) => Some(Process { exe: Some(exe), ..Process::default() }.program() == name),
+        Err(e) => (e.kind() == std::io::ErrorKind::NotFound).then_some(false),
+    }
+}
+
 /// Bytes of private memory that process `pid` has in page frames.
 ///
 /// # Errors
@@ -202,6 +218,19 @@ mod tests {
         assert_eq!(p.program(), "");
         p.cmdline = vec!["/usr/libexec/qemu-kvm".into()];
         assert_eq!(p.program(), "qemu-kvm");
+    }
+
+    #[test]
+    fn program_of_process_is_told_until_it_ends() {
+        let own = std::env::current_exe().unwrap();
+        let own = own.file_name().unwrap().to_str().unwrap();
+        assert_eq!(runs_program(std::process::id(), own), Some(true));
+        assert_eq!(runs_program(std::process::id(), "pagefold-attach"), Some(false));
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        assert!(children(std::process::id()).contains(&child.id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(runs_program(child.id(), "sleep"), Some(false));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use common::formats::assert_documented;
 use common::json_of;
 use common::qemu::{Qemu, RAM_BYTES};
 use common::service::small_memory;
-use common::supervised::{Installed, wait_for};
+use common::supervised::{Installed, wait_for, wait_for_within};
 use host::{ProcessId, ThreadCpu};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -384,10 +384,15 @@ fn tracers_and_suspension_are_no_harm() {
 
 /// The helper beside an attached process.
 fn helper_of(installed: &Installed, pid: &str) -> ProcessId {
+    living_helper_of(installed, pid).expect("it runs")
+}
+
+/// The same, if it has not ended.
+fn living_helper_of(installed: &Installed, pid: &str) -> Option<ProcessId> {
     let service = Service::connect(Place::at(&installed.path("s"))).unwrap();
     let members = service.members().unwrap();
     let member = members.iter().find(|member| member.identity.pid.to_string() == pid).expect("a member");
-    ProcessId::of(member.attached_by.expect("attached")).unwrap()
+    ProcessId::of(member.attached_by.expect("attached")).ok().filter(ProcessId::is_alive)
 }
 
 #[test]
@@ -417,8 +422,17 @@ fn program_goes_on_when_helper_is_killed_at_any_instant() {
             assert!(!status.contains("State:\tt") && !status.contains("State:\tT"), "{status}");
             assert!(status.is_empty() || status.contains("TracerPid:\t0\n"), "{status}");
         }
-        let refused = installed.pagefold(&["detach", &pid]);
-        assert!(words(&refused).contains("is gone: what is folded there stays so"), "{refused:?}");
+        if turn == 4 {
+            // The service starts another helper, which looks after the agent as the first one did.
+            let next = || living_helper_of(&installed, &pid).filter(|next| *next != helper);
+            wait_for_within(Duration::from_secs(120), "another helper", next);
+            wait_for_folds(&installed, &pid, 1000);
+            assert!(waits.break_folds() >= 100);
+            detach(&installed, &pid);
+            let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
+            assert!(!maps.contains("pagefold"), "{maps}");
+            waits.tell("stop");
+        }
     }
 }
 
@@ -525,6 +539,30 @@ threading.Thread(target=run).start() if 'thread' in sys.argv else run()";
     let other = installed.pagefold(&["detach", "1"]);
     assert!(words(&other).contains("was not attached"), "{other:?}");
     waits.tell("stop");
+}
+
+/// Its open files are looked at in each table, and there is nothing against a pair of sockets.
+#[test]
+fn program_with_thread_that_has_files_of_its_own_is_folded() {
+    let Some(installed) = Installed::attaching() else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let script = "import ctypes, mmap, socket, threading, time
+memory = mmap.mmap(-1, 2000 * 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for page in range(2000): memory[page * 4096:page * 4096 + 4096] = bytes([page % 50 + 1]) * 4096
+def apart():
+    assert ctypes.CDLL(None).unshare(0x400) == 0
+    pair = socket.socketpair()
+    print(flush=True)
+    pair[0].recv(1)
+threading.Thread(target=apart).start()
+time.sleep(600)";
+    let mut child =
+        Running(Command::new("python3").args(["-c", script]).stdout(Stdio::piped()).spawn().expect("python3"));
+    BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+    let pid = child.0.id().to_string();
+    attach(&installed, &pid);
+    wait_for_folds(&installed, &pid, 1000);
+    detach(&installed, &pid);
 }
 
 /// Processor time of an attached process's agent, and of the program beside it.

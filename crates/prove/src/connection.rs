@@ -1,8 +1,8 @@
 //! One connection: answers questions about the pages of the one process that connected.
 
 use crate::drain::Drain;
-use crate::keep;
 use crate::{Held, ReferenceCounts};
+use crate::{keep, lend};
 use host::{PagemapEntry, PeerPages, Received, Seqpacket};
 use page::Pfn;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -12,7 +12,8 @@ use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use wire::prove::{
-    ANSWER_BYTES, FOLLOW_FORKS, FOLLOWS_FORKS, KEEP, Kind, PROVE_PAGES, Proof, QUESTION_BYTES, Question, encode_answer,
+    ANSWER_BYTES, FOLLOW_FORKS, FOLLOWS_FORKS, KEEP, Kind, PROVE_PAGES, Proof, QUESTION_BYTES, Question, decode_lend,
+    encode_answer,
 };
 
 /// Most processor time that the prover spends on one asker, as a part of a processor: 1/2.
@@ -56,6 +57,7 @@ pub fn serve(socket: Seqpacket, shared: &Shared) -> io::Result<()> {
             Received::Frame(bytes) => bytes,
         };
         match (files.pop(), &question[..bytes]) {
+            (None, frame) if let Some(page) = decode_lend(frame) => return lend::serve(&socket, page),
             (None, _) => {}
             (Some(file), frame) if frame == FOLLOW_FORKS && files.is_empty() => {
                 keep::follow_forks(file)?;

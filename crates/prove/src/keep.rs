@@ -23,6 +23,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 use wire::prove::KEEP;
 
@@ -35,6 +36,33 @@ const SETTLE_AFTER: Duration = Duration::from_millis(1);
 
 /// Number of all children that are followed.
 static CHILDREN: AtomicUsize = AtomicUsize::new(0);
+
+/// All children that are followed.
+static ALL: Mutex<Vec<Weak<Kept>>> = Mutex::new(Vec::new());
+
+/// A child that is followed. The holder of the lock reads the kernel's messages about it. That is its nursery, but for the time in
+/// which its userfaultfd is lent.
+pub struct Kept {
+    watch: Arc<Userfault>,
+    follower: Mutex<Follower>,
+}
+
+impl Kept {
+    /// The follower, if nobody else has it at the moment.
+    pub fn try_hold(&self) -> Option<MutexGuard<'_, Follower>> {
+        match self.follower.try_lock() {
+            Ok(follower) => Some(follower),
+            // A thread that panicked has read a message more, or less.
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+/// All children that are followed at the moment.
+pub fn all() -> Vec<Arc<Kept>> {
+    ALL.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
+}
 
 /// Whether any child is followed.
 pub fn has_children() -> bool {
@@ -67,7 +95,7 @@ pub fn serve(socket: Seqpacket, first: OwnedFd) -> io::Result<()> {
 }
 
 struct Nursery {
-    children: Vec<Follower>,
+    children: Vec<Arc<Kept>>,
     next_look: Instant,
 }
 
@@ -80,7 +108,12 @@ impl Nursery {
     fn push(&mut self, child: Follower) {
         if self.children.len() < MOST_CHILDREN.0 && CHILDREN.load(Ordering::SeqCst) < MOST_CHILDREN.1 {
             CHILDREN.fetch_add(1, Ordering::SeqCst);
-            self.children.push(child);
+            let kept = Arc::new(Kept { watch: child.shared_watch(), follower: Mutex::new(child) });
+            let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+            all.retain(|one| one.strong_count() > 0);
+            all.push(Arc::downgrade(&kept));
+            drop(all);
+            self.children.push(kept);
         }
     }
 
@@ -100,10 +133,19 @@ impl Nursery {
     }
 
     fn wait(&self, socket: Option<&Seqpacket>) -> io::Result<()> {
-        let mut fds: Vec<PollFd<'_>> =
-            self.children.iter().map(|child| PollFd::new(child.watch(), PollFlags::IN)).collect();
+        let (mut watched, mut is_settled) = (Vec::with_capacity(self.children.len()), true);
+        for child in &self.children {
+            match child.try_hold() {
+                Some(follower) => {
+                    is_settled &= follower.discarded().is_empty();
+                    watched.push(&child.watch);
+                }
+                // It is lent, and may be back at any moment.
+                None => is_settled = false,
+            }
+        }
+        let mut fds: Vec<PollFd<'_>> = watched.iter().map(|watch| PollFd::new(&***watch, PollFlags::IN)).collect();
         fds.extend(socket.map(|socket| PollFd::new(socket, PollFlags::IN)));
-        let is_settled = self.children.iter().all(|child| child.discarded().is_empty());
         let time = if is_settled { LOOK_EVERY } else { SETTLE_AFTER };
         match poll(&mut fds, Timespec::try_from(time).ok().as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
@@ -113,8 +155,13 @@ impl Nursery {
 
     /// Handles the events of all children, and forgets children that have ended.
     fn look(&mut self) {
-        let mut born = Vec::new();
-        for child in &mut self.children {
+        let is_due = Instant::now() >= self.next_look;
+        if is_due {
+            self.next_look = Instant::now() + LOOK_EVERY;
+        }
+        let (before, mut born) = (self.children.len(), Vec::new());
+        self.children.retain(|child| {
+            let Some(mut child) = child.try_hold() else { return true };
             loop {
                 match child.read() {
                     Ok(Told::Touch | Told::Discard | Told::Move(..)) => {}
@@ -122,13 +169,8 @@ impl Nursery {
                     Ok(Told::Nothing) | Err(_) => break,
                 }
             }
-        }
-        let is_due = Instant::now() >= self.next_look;
-        if is_due {
-            self.next_look = Instant::now() + LOOK_EVERY;
-        }
-        let before = self.children.len();
-        self.children.retain_mut(|child| child.settle().is_ok() && (!is_due || child.is_alive()));
+            child.settle().is_ok() && (!is_due || child.is_alive())
+        });
         CHILDREN.fetch_sub(before - self.children.len(), Ordering::SeqCst);
         born.into_iter().for_each(|child| self.push(child));
     }

@@ -85,6 +85,7 @@
 mod connection;
 mod drain;
 mod keep;
+mod lend;
 mod reference_counts;
 mod serve;
 

@@ -37,7 +37,7 @@ pub fn member_of(peer: &PeerProcess, state: &State, groups: &BTreeMap<String, Gr
             return Err(format!("process {} was forked by a member, and has executed another program", peer.id.pid));
         }
         if !member.connected {
-            check_no_other_pool(peer, &member.group, groups)?;
+            check_no_other_pool(peer.id.pid, &member.group, groups)?;
         }
         return Ok(member.clone());
     }
@@ -68,7 +68,7 @@ pub fn member_of(peer: &PeerProcess, state: &State, groups: &BTreeMap<String, Gr
             ));
         }
     };
-    check_no_other_pool(peer, group, groups)?;
+    check_no_other_pool(pid, group, groups)?;
     let identity = Identity { name, pid, started: peer.id.start_ticks };
     Ok(MemberLine {
         group: group.to_owned(),
@@ -82,6 +82,41 @@ pub fn member_of(peer: &PeerProcess, state: &State, groups: &BTreeMap<String, Gr
     })
 }
 
+/// The family of a process that is to be attached to a group: that of the member which forked it; `None` if none did.
+///
+/// # Errors
+/// It cannot be a member of that group, for this reason.
+pub fn family_of(
+    process: ProcessId,
+    group: &str,
+    state: &State,
+    groups: &BTreeMap<String, Group>,
+) -> Result<Option<String>, String> {
+    check_no_other_pool(process.pid, group, groups)?;
+    let parent = forker(process, |process| state.find(process).cloned()).filter(|parent| parent.via == Via::Agent);
+    match parent {
+        Some(parent) if parent.group != group => Err(format!(
+            "process {} was forked by a member of group {}, and can join no other",
+            process.pid, parent.group
+        )),
+        Some(parent) => check_siblings(&parent, state).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// The family of a member's children.
+///
+/// # Errors
+/// There are too many.
+fn check_siblings(parent: &MemberLine, state: &State) -> Result<String, String> {
+    let family = parent.family.clone().unwrap_or_else(|| parent.identity.name.clone());
+    let is_sibling = |m: &&MemberLine| m.group == parent.group && m.family.as_ref() == Some(&family);
+    if state.members().iter().filter(is_sibling).count() >= MOST_CHILDREN {
+        return Err(format!("{MOST_CHILDREN} forked children of member {family} are members already"));
+    }
+    Ok(family)
+}
+
 /// The member that a forked child of a member becomes.
 fn child_of(
     parent: &MemberLine,
@@ -90,12 +125,8 @@ fn child_of(
     state: &State,
     groups: &BTreeMap<String, Group>,
 ) -> Result<MemberLine, String> {
-    let family = parent.family.clone().unwrap_or_else(|| parent.identity.name.clone());
-    let is_sibling = |m: &&MemberLine| m.group == parent.group && m.family.as_ref() == Some(&family);
-    if state.members().iter().filter(is_sibling).count() >= MOST_CHILDREN {
-        return Err(format!("{MOST_CHILDREN} forked children of member {family} are members already"));
-    }
-    check_no_other_pool(peer, &parent.group, groups)?;
+    let family = check_siblings(parent, state)?;
+    check_no_other_pool(peer.id.pid, &parent.group, groups)?;
     let identity = Identity { name, pid: peer.id.pid, started: peer.id.start_ticks };
     Ok(MemberLine {
         group: parent.group.clone(),
@@ -138,19 +169,18 @@ fn forker<M>(process: ProcessId, member: impl Fn(ProcessId) -> Option<M>) -> Opt
 
 /// Refuses a process that maps another pool than its group's. It is the child of a member there, and would bring that
 /// group's pages along. The group of another service may have the same name, so the file counts too.
-fn check_no_other_pool(peer: &PeerProcess, group: &str, groups: &BTreeMap<String, Group>) -> Result<(), String> {
+fn check_no_other_pool(pid: u32, group: &str, groups: &BTreeMap<String, Group>) -> Result<(), String> {
     // Mappings cannot be read of another user's process, which a supervisor without rights has no member of.
-    let mappings = Mapping::list(peer.id.pid).unwrap_or_default();
+    let mappings = Mapping::list(pid).unwrap_or_default();
     let own = groups.get(group);
     for mapping in &mappings {
         let Some(other) = guest::pool_group(mapping) else { continue };
         if other != group {
-            return Err(format!("process {} maps the pool of group {other}, and cannot join {group}", peer.id.pid));
+            return Err(format!("process {pid} maps the pool of group {other}, and cannot join {group}"));
         }
         if !own.is_some_and(|own| own.may_have_segment(mapping.device, mapping.inode)) {
             return Err(format!(
-                "process {} maps the pool of another service's group {other}, and cannot join {group}",
-                peer.id.pid
+                "process {pid} maps the pool of another service's group {other}, and cannot join {group}"
             ));
         }
     }

@@ -8,6 +8,7 @@
 //!
 //! A question reads and changes nothing but the [`Registry`].
 
+use super::decide;
 use super::enrol_config::MOST_RULES;
 use super::registry::Registry;
 use api::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine, NOT_CONFIGURED, PoolLimit, PoolLimitBy};
@@ -322,6 +323,14 @@ impl Request<'_> {
             return Err(format!("group {group}: {NOT_CONFIGURED}; add it to the service's configuration"));
         }
         let process = self.attachable(id, group, by_rule)?;
+        if let Some(member) = self.registry.state.find(id).filter(|member| member.is_left_alone()) {
+            return self
+                .take_over(MemberLine { attached_by: Some(self.client.peer.id.pid), ..member.clone() }, dry_run);
+        }
+        let family = match via {
+            Via::Agent => decide::family_of(id, group, &self.registry.state, &self.registry.groups)?,
+            Via::Ksm => None,
+        };
         let name = wanted.unwrap_or_else(|| name::of_process(process.program(), id.pid));
         name::check("member", &name)?;
         let domain = domain_of(&process.cgroups);
@@ -334,13 +343,24 @@ impl Request<'_> {
         let identity = Identity { name: name.clone(), pid: id.pid, started: id.start_ticks };
         let (uid, connected, attached_by) = (process.uid, false, Some(asker.id.pid));
         let group_name = group.to_owned();
-        let member = MemberLine { group: group_name, identity, uid, connected, family: None, attached_by, via, domain };
+        let member = MemberLine { group: group_name, identity, uid, connected, family, attached_by, via, domain };
         self.registry.keep(|state| {
             state.set_detached(id, false);
             state.add(member)
         })?;
         self.registry.group(group).idle_since = None;
         note!("group {group}: user {} attaches process {} of user {uid} as member {name}", asker.uid, id.pid);
+        self.client.answer(&Answer::Joined(name));
+        Ok(())
+    }
+
+    /// Lets the asking process take the place of one that was killed beside an attached member.
+    fn take_over(&mut self, member: MemberLine, dry_run: bool) -> Result<(), String> {
+        let name = member.identity.name.clone();
+        if !dry_run {
+            note!("group {}: process {} looks after member {name}", member.group, self.client.peer.id.pid);
+            self.registry.keep(|state| state.add(member))?;
+        }
         self.client.answer(&Answer::Joined(name));
         Ok(())
     }
@@ -356,7 +376,9 @@ impl Request<'_> {
             return Err(format!("process {} belongs to user {}", id.pid, process.uid));
         }
         // A question may be asked twice.
-        let is_again = |member: &&MemberLine| member.group == group && member.attached_by == Some(asker.id.pid);
+        let is_again = |member: &&MemberLine| {
+            member.group == group && (member.attached_by == Some(asker.id.pid) || member.is_left_alone())
+        };
         if let Some(member) = self.registry.state.find(id).filter(|member| !is_again(member)) {
             return Err(format!("process {} is a member of group {} already", id.pid, member.group));
         }

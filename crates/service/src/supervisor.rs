@@ -467,7 +467,8 @@ impl Supervisor {
 
     /// Whether this service starts the process that carries out its rules.
     fn wants_enroller(&self) -> bool {
-        !self.options.enrol_apart && self.registry.has_rules()
+        let is_any_attached = self.registry.state.members().iter().any(|member| member.attached_by.is_some());
+        !self.options.enrol_apart && (self.registry.has_rules() || is_any_attached)
     }
 
     fn start_web(&mut self, now: Instant) {

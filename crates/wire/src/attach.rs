@@ -8,7 +8,10 @@
 //!     | Connect {server}, and one end of a socket -----------> |  hands the end on to the service
 //!     | Ask {n, question} ---------------------------------> |  looks at what a filter of system calls keeps from the agent
 //!     | <--------------------------------- Told {n, answers} |
+//!     | Born ----------------------------------------------> |  looks whether forked children live long enough for an agent
 //!     | <-------------------------------------------- Leave  |
+//!     | <--------------------------------------------- Tell  |  after another one was killed
+//!     | Threads, Here {where the agent lies} --------------> |
 //!     | Threads, Left {ranges} ----------------------------> |  unmaps these ranges, when the agent's threads have ended
 //! ```
 //!
@@ -134,6 +137,15 @@ pub enum FromAttached {
         /// The question.
         question: Question,
     },
+    /// The process has forked.
+    Born,
+    /// Where the agent lies.
+    Here {
+        /// Memory of the object and its stack.
+        object: PageRange,
+        /// Whether all private anonymous memory is folded.
+        all_anonymous: bool,
+    },
     /// All is as it was before the agent came, but for these mappings, which its threads stand on. They end now.
     Left(Vec<PageRange>),
 }
@@ -154,6 +166,8 @@ pub enum ToAttached {
     },
     /// Undo everything, and end.
     Leave,
+    /// Tell where you are: the program that put you there is gone, and another one has taken its place.
+    Tell,
 }
 
 fn encode(letter: u8, numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
@@ -173,6 +187,10 @@ impl FromAttached {
             Self::Halt { number, threads } => encode(b'h', [*number].into_iter().chain(threads.iter().copied())),
             Self::Threads(threads) => encode(b't', threads.iter().copied()),
             Self::Go => encode(b'g', []),
+            Self::Born => encode(b'b', []),
+            Self::Here { object, all_anonymous } => {
+                encode(b'o', [object.start.0, object.pages, u64::from(*all_anonymous)])
+            }
             Self::Connect(server) => encode(b'c', [server.frame()[0].into()]),
             Self::Ask { number, question: Question::Tables } => encode(b'm', [*number]),
             Self::Ask { number, question: Question::Sockets { thread, files } } => {
@@ -192,6 +210,12 @@ impl FromAttached {
             }
             (b't', threads) => Some(Self::Threads(threads)),
             (b'g', numbers) if numbers.is_empty() => Some(Self::Go),
+            (b'b', numbers) if numbers.is_empty() => Some(Self::Born),
+            (b'o', numbers) => {
+                let [start, pages, all @ (0 | 1)] = numbers.as_slice() else { return None };
+                let object = PageRange { start: page::HostVirt(*start), pages: *pages };
+                Some(Self::Here { object, all_anonymous: *all == 1 })
+            }
             (b'c', numbers) => {
                 let [number] = numbers.as_slice() else { return None };
                 Server::of(&[u8::try_from(*number).ok()?]).map(Self::Connect)
@@ -227,6 +251,7 @@ impl ToAttached {
             Self::NotNow(number) => encode(b'n', [*number]),
             Self::Told { number, answers } => encode(b't', [*number].into_iter().chain(answers.iter().copied())),
             Self::Leave => encode(b'l', []),
+            Self::Tell => encode(b'w', []),
         }
     }
 
@@ -238,6 +263,7 @@ impl ToAttached {
             (b'n', [number]) => Some(Self::NotNow(*number)),
             (b't', [number, answers @ ..]) => Some(Self::Told { number: *number, answers: answers.to_vec() }),
             (b'l', []) => Some(Self::Leave),
+            (b'w', []) => Some(Self::Tell),
             _ => None,
         }
     }
@@ -258,7 +284,8 @@ mod tests {
         let most = Question::Sockets { thread: 9, files: (1000..).take(ASKED_MOST).collect() };
         let questions = [Question::Tables, most, Question::FileSystem(1 << 33)];
         let questions = questions.map(|question| FromAttached::Ask { number: 5, question });
-        let others = [halt, threads, FromAttached::Go, FromAttached::Left(ranges)];
+        let here = FromAttached::Here { object: ranges[0], all_anonymous: true };
+        let others = [halt, threads, here, FromAttached::Go, FromAttached::Born, FromAttached::Left(ranges)];
         for sent in others.into_iter().chain(servers).chain(questions) {
             let frame = sent.encode();
             assert!(frame.len() <= ATTACH_BYTES);
@@ -266,7 +293,7 @@ mod tests {
             assert_eq!(FromAttached::decode(&frame[..frame.len() - 1]), None);
         }
         let told = ToAttached::Told { number: 4, answers: (7..).take(ASKED_MOST).collect() };
-        for sent in [ToAttached::Halted(1), ToAttached::NotNow(2), told, ToAttached::Leave] {
+        for sent in [ToAttached::Halted(1), ToAttached::NotNow(2), told, ToAttached::Leave, ToAttached::Tell] {
             assert_eq!(ToAttached::decode(&sent.encode()), Some(sent));
         }
         assert_eq!((FromAttached::decode(b"x"), ToAttached::decode(b"h")), (None, None));

@@ -24,6 +24,10 @@
 //! | [`FOLLOW_FORKS`] | begins the userfaultfd with events of forks | [`FOLLOWS_FORKS`] |
 //! | [`KEEP`] | follows the member's child whose userfaultfd it is | none |
 //!
+//! An agent that leaves a forked child asks for the child's own userfaultfd, to make private what the child has inherited.
+//! The frame is a letter and the address of a page there ([`encode_lend`]). The keeper answers with [`LENT`] and the
+//! userfaultfd, or with [`NOT_KEPT`]. It reads nothing of that userfaultfd until the connection is closed.
+//!
 //! A peer that sends anything else is hung up on.
 
 use crate::codec::Malformed;
@@ -48,10 +52,33 @@ pub const FOLLOWS_FORKS: [u8; 1] = *b"y";
 /// Request to follow a member's child.
 pub const KEEP: [u8; 1] = *b"k";
 
+/// Letter of a request to lend a userfaultfd.
+const LEND: u8 = b'l';
+/// Length of such a request, in bytes.
+pub const LEND_BYTES: usize = 1 + size_of::<u64>();
+/// Answer that comes with a userfaultfd.
+pub const LENT: [u8; 1] = *b"t";
+/// Answer where no userfaultfd of the asker's is kept that looks after that page.
+pub const NOT_KEPT: [u8; 1] = *b"n";
+
 const ID_BYTES: usize = size_of::<u32>();
 const RANGE_BYTES: usize = size_of::<u64>() + size_of::<u32>();
 /// Bound of user space's addresses on every architecture we know.
 const ADDRESS_END: u64 = 1 << 57;
+
+/// A request to lend the userfaultfd that looks after this page of the asker's.
+pub fn encode_lend(page: HostVirt) -> [u8; LEND_BYTES] {
+    let mut frame = [LEND; LEND_BYTES];
+    frame[1..].copy_from_slice(&page.0.to_le_bytes());
+    frame
+}
+
+/// The page of such a request; `None` if it is none.
+pub fn decode_lend(frame: &[u8]) -> Option<HostVirt> {
+    let [LEND, address @ ..] = frame else { return None };
+    let address = u64::from_le_bytes(address.try_into().ok()?);
+    (address < ADDRESS_END && address.is_multiple_of(PAGE_BYTES as u64)).then_some(HostVirt(address))
+}
 
 /// The pages that a question is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

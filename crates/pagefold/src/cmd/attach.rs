@@ -281,6 +281,7 @@ fn attach_one(
         dry_run: args.dry_run,
         via: args.via,
         undo: false,
+        again: false,
     };
     order.carry_out(program, service.place.dir())
 }
@@ -343,15 +344,16 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<Outcome> {
 /// Has ksmd merge a process no longer.
 fn undo_ksm(service: &Service, process: ProcessId, group: &str) -> anyhow::Result<()> {
     let (group, via) = (group.to_owned(), Via::Ksm);
-    let (all_anonymous, by_rule, dry_run, undo) = (false, false, false, true);
-    let order = Order { process, group, name: None, all_anonymous, by_rule, dry_run, via, undo };
+    let (all_anonymous, by_rule, dry_run, undo, again) = (false, false, false, true, false);
+    let order = Order { process, group, name: None, all_anonymous, by_rule, dry_run, via, undo, again };
     let refused = order.carry_out(&program()?, service.place.dir())?.err();
     refused.map_or(Ok(()), |refused| bail!("process {} is not detached: {}", process.pid, refused.why))
 }
 
 fn detach_one(service: &Service, process: ProcessId, helper: u32, patience: Duration) -> anyhow::Result<()> {
     let pid = process.pid;
-    let gone = || format!("the program beside process {pid} is gone: what is folded there stays so until it ends");
+    let gone =
+        || format!("the program beside process {pid} is gone: the service starts another one soon; then try again");
     let helper = ProcessId::of(helper).with_context(gone)?;
     if host::Process::read(helper.pid).is_ok_and(|process| process.program() != PROGRAM) {
         bail!(gone());

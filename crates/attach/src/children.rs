@@ -1,0 +1,181 @@
+//! Forked children of an attached process become members of its group, as those of a process that was started as one do.
+//! Servers that fork their workers hold most of their memory there.
+//!
+//! ```text
+//!   look, soon after a birth --> forked, of its parent's program, old enough, with memory of its own?
+//!     ^                             | yes: a further `pagefold-attach`, with the rights and settings of this one
+//!     |                             v
+//!     |   it ends with an error   it stays beside the child, and looks after that one's children
+//!     `---after a wait that doubles---'
+//! ```
+//!
+//! The supervisor decides whether a child is a member (`crates/service/src/decide.rs`). A child that executes a program ends
+//! its own membership by that. Children stay members when their parent is detached, or when this program is killed.
+
+use host::{ProcessId, ProcessStat, Usage};
+use std::collections::BTreeMap;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Age at which a child is attached: 10 s. Children that save or compute something end before that, mostly.
+const AFTER: Duration = Duration::from_secs(10);
+/// Least memory of its own for which a child is attached: 4 MiB, as for processes that a rule fits.
+const LEAST_BYTES: u64 = 4 << 20;
+/// Shortest and longest wait before a child is looked at again: 2 s, 10 minutes.
+const WAITS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(600));
+/// Most children that become attached with one look, so that hundreds do not start at once.
+const MOST_AT_ONCE: usize = 4;
+/// Variable with the age in seconds, as for children of started members; `never`, and none is attached.
+const VARIABLE: &str = "PAGEFOLD_CHILDREN_AFTER";
+
+/// The forked children of one process.
+#[derive(Debug)]
+pub struct Children {
+    parent: ProcessId,
+    after: Option<Duration>,
+    arguments: Vec<String>,
+    known: BTreeMap<u32, Known>,
+    /// The next look, if one is due before the next look at the parent.
+    due: Option<Instant>,
+}
+
+/// A child that was seen.
+#[derive(Debug)]
+struct Known {
+    process: ProcessId,
+    again: Instant,
+    wait: Duration,
+    helper: Option<Child>,
+}
+
+impl Children {
+    /// Of a process. `arguments` are those of this program, but for the process and its name.
+    pub fn new(parent: ProcessId, arguments: Vec<String>) -> Self {
+        let after = std::env::var(VARIABLE).ok();
+        let after = after.map_or(Some(AFTER), |text| Duration::try_from_secs_f64(text.parse().ok()?).ok());
+        Self { parent, after, arguments, known: BTreeMap::new(), due: None }
+    }
+
+    /// When [`Children::look`] is to be called at the latest.
+    pub const fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Has all children looked at as soon as that can be.
+    pub fn look_now(&mut self) {
+        self.due = self.after.map(|_| Instant::now());
+    }
+
+    /// Takes in that a child was born.
+    pub fn born(&mut self, now: Instant) {
+        let soon = now + WAITS.0;
+        self.due = self.after.map(|_| self.due.map_or(soon, |due| due.min(soon)));
+    }
+
+    /// Looks at all children, and has those attached that it is time for.
+    pub fn look(&mut self, now: Instant) {
+        let Some(after) = self.after else { return };
+        self.known.retain(|_, known| known.look(now));
+        for pid in host::children(self.parent.pid) {
+            if let Ok(process) = ProcessId::of(pid)
+                && self.known.get(&pid).is_none_or(|known| known.process != process)
+            {
+                self.known.insert(pid, Known::new(process, after, now));
+            }
+        }
+        let parent = self.parent.stat();
+        let may = |known: &&mut Known| known.helper.is_none() && known.again <= now;
+        for known in self.known.values_mut().filter(may).take(MOST_AT_ONCE) {
+            match parent.as_ref().is_some_and(|parent| is_fork(&known.process, parent)) {
+                true if has_own_memory(&known.process) => known.attach(&self.arguments),
+                true => known.wait(now),
+                // It has executed a program: it is not the parent's child any more.
+                false => known.again = now + WAITS.1,
+            }
+        }
+        let waiting = self.known.values().filter(|known| known.helper.is_none()).map(|known| known.again);
+        self.due = waiting.min().map(|again| again.max(now + WAITS.0));
+    }
+}
+
+/// Whether a process runs the program that this parent runs, since it was forked.
+fn is_fork(child: &ProcessId, parent: &ProcessStat) -> bool {
+    child.stat().is_some_and(|stat| stat.forked && !stat.has_ended() && stat.layout == parent.layout)
+}
+
+fn has_own_memory(child: &ProcessId) -> bool {
+    Usage::of(child.pid).is_ok_and(|usage| usage.uss_bytes >= LEAST_BYTES)
+}
+
+impl Known {
+    fn new(process: ProcessId, after: Duration, now: Instant) -> Self {
+        let again = now + after.saturating_sub(Duration::from_secs(process.age_seconds()));
+        Self { process, again, wait: WAITS.0, helper: None }
+    }
+
+    /// Collects a helper that has ended. Returns whether the child is there.
+    fn look(&mut self, now: Instant) -> bool {
+        match self.helper.as_mut().map(Child::try_wait) {
+            None | Some(Ok(None)) => {}
+            Some(ended) => {
+                self.helper = None;
+                if ended.is_ok_and(|ended| ended.is_some_and(|status| status.success())) {
+                    // It was detached, or has given up rights.
+                    self.wait = WAITS.1;
+                }
+                self.wait(now);
+            }
+        }
+        self.helper.is_some() || self.process.is_alive()
+    }
+
+    fn wait(&mut self, now: Instant) {
+        self.again = now + self.wait;
+        self.wait = (self.wait * 2).min(WAITS.1);
+    }
+
+    fn attach(&mut self, arguments: &[String]) {
+        let (pid, started) = (self.process.pid.to_string(), self.process.start_ticks.to_string());
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["--pid", &pid, "--started", &started]).args(arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        match command.spawn() {
+            Ok(helper) => self.helper = Some(helper),
+            Err(_) => self.wait(Instant::now()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn child_is_due_at_its_age_and_then_after_waits_that_double() {
+        let (own, now) = (ProcessId::of(std::process::id()).unwrap(), Instant::now());
+        let mut known = Known::new(own, Duration::from_secs(own.age_seconds() + 60), now);
+        assert!((58..=60).contains(&(known.again - now).as_secs()));
+        let waits: Vec<u64> = (0..11)
+            .map(|_| {
+                let before = known.again;
+                known.wait(before);
+                (known.again - before).as_secs()
+            })
+            .collect();
+        assert_eq!(waits[..8], [2, 4, 8, 16, 32, 64, 128, 256]);
+        assert_eq!(waits[9..], [600, 600]);
+    }
+
+    #[test]
+    fn executed_child_is_not_attached() {
+        let (own, now) = (ProcessId::of(std::process::id()).unwrap(), Instant::now());
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let mut children = Children { after: Some(Duration::ZERO), ..Children::new(own, vec!["--help".to_owned()]) };
+        children.look(now);
+        let known = children.known.remove(&child.id());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let known = known.expect("it is a child");
+        assert!(known.helper.is_none() && known.again > now + WAITS.0, "{known:?}");
+    }
+}
