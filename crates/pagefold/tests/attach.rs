@@ -398,7 +398,8 @@ fn living_helper_of(installed: &Installed, pid: &str) -> Option<ProcessId> {
 #[test]
 fn program_goes_on_when_helper_is_killed_at_any_instant() {
     let Some(installed) = Installed::attaching() else { return };
-    let _supervisor = installed.serve(CONFIG, &[]);
+    // Nobody starts other helpers.
+    let _supervisor = installed.serve(CONFIG, &["--enrol-apart"]);
     for turn in 0..5_u64 {
         // Calls that are interrupted at that moment answer so.
         let mut waits = Waits::start_with(&installed, &[], &["without-pipe", "count"]);
@@ -422,18 +423,28 @@ fn program_goes_on_when_helper_is_killed_at_any_instant() {
             assert!(!status.contains("State:\tt") && !status.contains("State:\tT"), "{status}");
             assert!(status.is_empty() || status.contains("TracerPid:\t0\n"), "{status}");
         }
-        if turn == 4 {
-            // The service starts another helper, which looks after the agent as the first one did.
-            let next = || living_helper_of(&installed, &pid).filter(|next| *next != helper);
-            wait_for_within(Duration::from_secs(120), "another helper", next);
-            wait_for_folds(&installed, &pid, 1000);
-            assert!(waits.break_folds() >= 100);
-            detach(&installed, &pid);
-            let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
-            assert!(!maps.contains("pagefold"), "{maps}");
-            waits.tell("stop");
-        }
+        let refused = installed.pagefold(&["detach", &pid]);
+        assert!(words(&refused).contains("is gone: the service starts another one soon"), "{refused:?}");
     }
+}
+
+#[test]
+fn killed_helper_is_replaced_and_program_detached_as_ever() {
+    let Some(installed) = Installed::attaching() else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let mut waits = Waits::start_with(&installed, &[], &["without-pipe", "count"]);
+    let pid = waits.pid();
+    attach(&installed, &pid);
+    let helper = helper_of(&installed, &pid);
+    assert!(Command::new("kill").args(["-KILL", &helper.pid.to_string()]).status().unwrap().success());
+    let next = || living_helper_of(&installed, &pid).filter(|next| *next != helper);
+    wait_for_within(Duration::from_secs(120), "another helper", next);
+    wait_for_folds(&installed, &pid, 1000);
+    assert!(waits.break_folds() >= 100);
+    detach(&installed, &pid);
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
+    assert!(!maps.contains("pagefold"), "{maps}");
+    waits.tell("stop");
 }
 
 #[test]
