@@ -308,6 +308,29 @@ mod tests {
         assert_eq!(guests[2].group, "qemu:db@7@8");
     }
 
+    /// The first process of this host is old, and marked here as one that was read before.
+    #[test]
+    fn known_process_is_not_read_again_unless_it_is_another_program_or_young() {
+        let survey = Survey::take().unwrap();
+        let first = survey.process(1).expect("the first process").clone();
+        if first.stat.layout.is_none() {
+            eprintln!("skipped: this user may not look at the first process");
+            return;
+        }
+        let read_again = |pid: u32, stat: ProcessStat| {
+            let known = survey.process(pid).expect("a process").clone();
+            let marked = Process { comm: "marked".into(), stat, ..known };
+            let before = Survey { processes: vec![marked], ..Survey::default() };
+            before.renewed().unwrap().process(pid).expect("it still runs").comm != "marked"
+        };
+        let (stat, own) = (first.stat, survey.own.stat);
+        assert!(!read_again(1, ProcessStat { cpu_ticks: 0, ..stat }), "nothing but its time has changed");
+        assert!(read_again(1, ProcessStat { layout: Some((1, 1)), ..stat }), "it has executed a program");
+        assert!(read_again(1, ProcessStat { start_ticks: stat.start_ticks + 1, ..stat }), "another process");
+        let this = ProcessId { pid: std::process::id(), start_ticks: own.start_ticks };
+        assert!(read_again(this.pid, own) || this.age_seconds() >= YOUNG_S, "this test is young");
+    }
+
     #[test]
     fn survey_of_this_host_has_this_process() {
         let survey = Survey::take().unwrap();
