@@ -17,52 +17,11 @@ const OWN_MIB: u64 = 56;
 /// Memory that stays free in a guest while others of its pages are used, in MiB.
 const SPARED_MIB: u64 = 12;
 
-/// The system of the guests, which decides what they read and where they keep memory of their own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum System {
-    /// The image `tiny`, with the disk of [`Load::make_disk`].
-    Tiny,
-    /// The image `debian`, with its own disk.
-    Debian,
-}
-
-impl System {
-    /// Directory whose files are memory of the guest.
-    const fn memory(self) -> &'static str {
-        match self {
-            Self::Tiny => "/tmp",
-            Self::Debian => "/dev/shm",
-        }
-    }
-
-    /// Reads about 100 MiB that all guests have on their disks.
-    const fn read(self) -> &'static str {
-        match self {
-            Self::Tiny => "dd if=/dev/vda of=/dev/null bs=64k",
-            Self::Debian => "cat /usr/sbin/* /usr/lib/x86_64-linux-gnu/*.so* > /dev/null 2>&1",
-        }
-    }
-
-    /// Writes file `$i` of `$c` MiB that no other guest has: what is on the disk, moved by `$o` bytes.
-    const fn copy(self) -> &'static str {
-        match self {
-            Self::Tiny => "dd if=/dev/vda of=/tmp/$i bs=64k count=$((c * 16)) skip=$o iflag=skip_bytes 2>/dev/null",
-            Self::Debian => "tail -c +$o /usr/sbin/mariadbd | head -c ${c}M > /dev/shm/$i",
-        }
-    }
-
-    /// Most memory that one copy fills, in MiB.
-    const fn most_mib(self) -> u64 {
-        match self {
-            Self::Tiny => 90,
-            Self::Debian => 24,
-        }
-    }
-}
+/// Most memory that is filled by one reading of the disk, in MiB.
+const MOST_MIB: u64 = 90;
 
 /// Guests and their load.
 pub struct Load {
-    system: System,
     guests: Vec<Guest>,
     /// The first ones are idle.
     idle: usize,
@@ -116,15 +75,16 @@ impl Load {
     ///
     /// # Errors
     /// A guest does not do it.
-    pub fn start((system, guests): (System, Vec<Guest>), idle: usize, guardian: &mut Guardian) -> anyhow::Result<Self> {
+    pub fn start(guests: Vec<Guest>, idle: usize, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let taken = PathBuf::from(format!("/dev/shm/pagefold-bench-{}", std::process::id()));
         guardian.keep_dir(&taken)?;
         fs::create_dir(&taken).with_context(|| format!("cannot make {}", taken.display()))?;
-        let load = Self { system, guests, idle, taken, files: 0, taken_bytes: 0 };
-        let (memory, read) = (system.memory(), system.read());
-        load.on_all(|_| format!("mount -o remount,size=95% {memory}"))?;
-        load.on_busy(&format!("dd if=/dev/urandom of={memory}/own bs=1M count={OWN_MIB} 2>/dev/null"))?;
-        load.on_busy(&format!("setsid sh -c 'while :; do {read}; sleep 1; done' </dev/null >/dev/null 2>&1 &"))?;
+        let load = Self { guests, idle, taken, files: 0, taken_bytes: 0 };
+        load.on_all(|_| "mount -o remount,size=95% /tmp".into())?;
+        load.on_busy(&format!("dd if=/dev/urandom of=/tmp/own bs=1M count={OWN_MIB} 2>/dev/null"))?;
+        load.on_busy(
+            "setsid sh -c 'while :; do dd if=/dev/vda of=/dev/null bs=64k; sleep 1; done' </dev/null >/dev/null 2>&1 &",
+        )?;
         load.fill()?;
         Ok(load)
     }
@@ -134,13 +94,13 @@ impl Load {
     /// # Errors
     /// A guest does not do it.
     pub fn fill(&self) -> anyhow::Result<()> {
-        // Content that no other page has, as fast as a guest can copy.
-        let (memory, copy, most) = (self.system.memory(), self.system.copy(), self.system.most_mib());
+        // Content that no other page has, as fast as a guest can copy: the disk's, moved by a few bytes.
         let script = |n: usize| {
             format!(
                 "f=$(awk '/MemFree/ {{print int($2 / 1024)}}' /proc/meminfo); f=$((f - {SPARED_MIB})); i=0; \
-                 while [ $f -gt 0 ]; do c=$f; [ $c -gt {most} ] && c={most}; i=$((i + 1)); f=$((f - c)); \
-                 o=$(({n} * 1024 + i * 16)); {copy}; done; rm -f {memory}/[0-9]*"
+                 while [ $f -gt 0 ]; do c=$f; [ $c -gt {MOST_MIB} ] && c={MOST_MIB}; i=$((i + 1)); f=$((f - c)); \
+                 dd if=/dev/vda of=/tmp/$i bs=64k count=$((c * 16)) skip=$(({n} * 512 + i * 64)) iflag=skip_bytes 2>/dev/null; \
+                 done; rm -f /tmp/[0-9]*"
             )
         };
         self.on_all(|n| if n < self.idle { script(n + 1) } else { "true".into() })

@@ -9,24 +9,27 @@
 //! ```
 //!
 //! Our policies run as `pagefold balance apply --every`. Baselines set sizes as they wish, which is how their programs do it.
-//! Guests are busybox ones, or Debian ones that go on from saved states. Each program takes its rounds as often as its authors have it.
+//! Each program takes its rounds as often as its authors have it.
 //! All are to have a fifth of the host available. MOM and Proxmox VE have that in their rules. The others have a floor of 16%,
 //! and withdraw until 5/4 of it are available.
 
 use super::applying::Applying;
-use super::load::{Load, Suffered, System};
+use super::load::{Load, Suffered};
 use super::rig::{self, Baseline, PATIENCE, Rig};
 use super::small_host::SmallHost;
 use crate::guardian::Guardian;
 use crate::serving::Serving;
 use anyhow::Context;
 use cli::say;
-use lab::Image;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+/// RAM of an idle and of a busy guest: 512 and 256 MiB. Idle ones alone have all that is wanted.
+const RAM: [u64; 2] = [512 << 20, 256 << 20];
+/// Guaranteed size of each guest, which is the least one for baselines: 128 MiB.
+const KEPT: u64 = 128 << 20;
 /// Guests of each kind.
 const OF_A_KIND: usize = 3;
 /// Part of the host's memory that is available before the pressure, in percent: 22%.
@@ -51,25 +54,6 @@ const LEAST_FOLDED: u64 = 2 * super::load::DISK;
 const REST: Duration = Duration::from_secs(10);
 /// Floor of the policies that have one, in percent: 16%.
 const FLOOR: u64 = 16;
-
-/// Sizes of the guests.
-#[derive(Clone, Copy)]
-struct Sizes {
-    /// RAM of an idle and of a busy guest.
-    ram_bytes: [u64; 2],
-    /// Guaranteed size of each guest, which is the least one for baselines.
-    kept_bytes: u64,
-}
-
-impl Sizes {
-    /// Sizes with which idle guests alone have what is wanted, and all guests together would, too.
-    const fn of(system: System) -> Self {
-        match system {
-            System::Tiny => Self { ram_bytes: [512 << 20, 256 << 20], kept_bytes: 128 << 20 },
-            System::Debian => Self { ram_bytes: [1 << 30, 448 << 20], kept_bytes: 224 << 20 },
-        }
-    }
-}
 
 /// The figures of one policy.
 #[derive(Debug, Serialize)]
@@ -124,28 +108,19 @@ struct Bench {
 ///
 /// # Errors
 /// Guests or the service do not start, or nothing is folded.
-pub fn run(
-    dir: &Path,
-    system: System,
-    names: &[&'static str],
-    guardian: &mut Guardian,
-) -> anyhow::Result<Vec<Figures>> {
+pub fn run(dir: &Path, names: &[&'static str], guardian: &mut Guardian) -> anyhow::Result<Vec<Figures>> {
     let host = SmallHost::make(guardian)?;
     let config = format!("[[group]]\nname = '{}'\n", rig::group());
-    let disk = if system == System::Tiny { Some(Load::make_disk(dir)?) } else { None };
-    let disk = disk.as_deref().map(Load::disk_of);
-    let arguments = disk.as_ref().map_or(&[][..], |words| &words[..]);
-    let Sizes { ram_bytes: [idle, busy], kept_bytes } = Sizes::of(system);
+    let disk = Load::make_disk(dir)?;
     let (serving, rig, guests) = host.inside(|| {
         let serving = Serving::start(dir, &config, guardian)?;
-        let mut rig = Rig::folded(dir, &serving, (idle, kept_bytes), guardian)?;
-        rig.set_image(if system == System::Debian { Image::Debian } else { Image::Tiny });
-        let mut guests = rig.up(OF_A_KIND, arguments)?;
-        rig.set_ram(busy);
-        guests.extend(rig.up(OF_A_KIND, arguments)?);
+        let mut rig = Rig::folded(dir, &serving, (RAM[0], KEPT), guardian)?;
+        let mut guests = rig.up(OF_A_KIND, &Load::disk_of(&disk))?;
+        rig.set_ram(RAM[1]);
+        guests.extend(rig.up(OF_A_KIND, &Load::disk_of(&disk))?);
         Ok((serving, rig, guests))
     })?;
-    let load = Load::start((system, guests), OF_A_KIND, guardian)?;
+    let load = Load::start(guests, OF_A_KIND, guardian)?;
     let mut bench = Bench { host, rig, serving, load, total_bytes: 0 };
     let saved = bench.wait_until_folded(LEAST_FOLDED)?;
     say!("pagefold: policies: six guests run, and folding saves {} MiB", saved >> 20);
