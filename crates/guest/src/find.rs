@@ -308,27 +308,25 @@ mod tests {
         assert_eq!(guests[2].group, "qemu:db@7@8");
     }
 
-    /// The first process of this host is old, and marked here as one that was read before.
     #[test]
     fn known_process_is_not_read_again_unless_it_is_another_program_or_young() {
-        let survey = Survey::take().unwrap();
-        let first = survey.process(1).expect("the first process").clone();
-        if first.stat.layout.is_none() {
-            eprintln!("skipped: this user may not look at the first process");
-            return;
+        let stat = ProcessStat { start_ticks: 100, layout: Some((1, 2)), ..ProcessStat::default() };
+        let of =
+            |stat| Survey { processes: vec![Process { pid: 70, stat, ..Process::default() }], ..Survey::default() };
+        let later = ProcessStat { cpu_ticks: 9, ..stat };
+        assert_eq!(of(stat).known(70, later).map(|process| process.stat), Some(later));
+        assert_eq!(of(stat).known(71, stat), None, "a new process");
+        for other in [
+            ProcessStat { layout: Some((3, 2)), ..stat },
+            ProcessStat { start_ticks: 101, ..stat },
+            ProcessStat { forked: true, ..stat },
+        ] {
+            assert_eq!(of(stat).known(70, other), None, "{other:?}");
         }
-        let read_again = |pid: u32, stat: ProcessStat| {
-            let known = survey.process(pid).expect("a process").clone();
-            let marked = Process { comm: "marked".into(), stat, ..known };
-            let before = Survey { processes: vec![marked], ..Survey::default() };
-            before.renewed().unwrap().process(pid).expect("it still runs").comm != "marked"
-        };
-        let (stat, own) = (first.stat, survey.own.stat);
-        assert!(!read_again(1, ProcessStat { cpu_ticks: 0, ..stat }), "nothing but its time has changed");
-        assert!(read_again(1, ProcessStat { layout: Some((1, 1)), ..stat }), "it has executed a program");
-        assert!(read_again(1, ProcessStat { start_ticks: stat.start_ticks + 1, ..stat }), "another process");
-        let this = ProcessId { pid: std::process::id(), start_ticks: own.start_ticks };
-        assert!(read_again(this.pid, own) || this.age_seconds() >= YOUNG_S, "this test is young");
+        let unseen = ProcessStat { layout: None, ..stat };
+        assert_eq!(of(unseen).known(70, unseen), None, "its layout is not told");
+        let young = ProcessStat { start_ticks: u64::MAX, ..stat };
+        assert_eq!(of(young).known(70, young), None, "young");
     }
 
     #[test]
