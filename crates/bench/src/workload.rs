@@ -128,16 +128,76 @@ impl Timed {
     }
 }
 
+/// Rates of processes in a guest, one kind after the other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates(pub [(&'static str, f64); 3]);
+
+impl Rates {
+    /// Reads what [`process_rates_script`] prints.
+    pub fn of(printed: &str) -> Option<Self> {
+        let numbers: Vec<f64> = printed.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let &[fork, exec, shell] = &numbers[..] else { return None };
+        Some(Self([("fork", fork), ("exec", exec), ("shell", shell)]))
+    }
+}
+
+/// Command that prints three rates a second: forks whose child ends at once, programs that end at once, and shells that run
+/// one. Each is measured for some seconds, by the guest's clock.
+pub fn process_rates_script(seconds: u32) -> String {
+    format!(
+        "perl -MTime::HiRes=time -MPOSIX=_exit -e '\
+         sub rate {{ my ($n, $begin) = (0, time); while (time - $begin < {seconds}) {{ \
+         my $p = fork; defined $p or die; if (!$p) {{ $_[0]->(); _exit 1 }} waitpid $p, 0; $? == 0 or die; $n += 1 }} \
+         print $n / (time - $begin), \" \" }} \
+         rate(sub {{ _exit 0 }}); rate(sub {{ exec \"/bin/true\" }}); rate(sub {{ exec \"/bin/sh\", \"-c\", \"/bin/true; :\" }})'"
+    )
+}
+
+/// Computation of fixed work: prints the seconds that it took, by the guest's clock.
+pub const COMPUTE_SCRIPT: &str = "perl -MTime::HiRes=time -e 'my ($b, $x) = (time, 1); \
+    for (1 .. 1200000) { $x = ($x * 1103515245 + 12345) % 2147483648 } print time - $b'";
+
+/// A loop that counts, for ever. It is a load that makes a guest busy.
+pub fn spin_script() -> String {
+    in_background(&format!("echo 1 >{COUNT}; i=0; while [ ! -e /run/pagefold-stop ]; do i=$((i+1)); done"))
+}
+
 /// A build of Perl's own library, from the names of [`SOURCES_SCRIPT`]. Each step compiles a module, writes it out again from
 /// what the compiler made of it, and packs a part of the sources. It counts its steps. It ends with the first that fails, or when
 /// the load is to stop.
 pub fn build_script(steps: u32) -> String {
     format!(
-        "set -e; cd /usr/share/perl/5.*.*; for n in $(seq {steps}); do [ ! -e /run/pagefold-stop ]; m=$(sed -n ${{n}}p /var/tmp/build/modules); \
-         perl -MO=Deparse $m >/var/tmp/build/$n.out 2>/dev/null; \
-         tar -cf - -T /var/tmp/build/part-$n | gzip -1 >/var/tmp/build/$n.tgz; \
-         echo $n >{COUNT}.new; mv {COUNT}.new {COUNT}; done"
+        "set -e; cd /usr/share/perl/5.*.*; for k in $(seq {steps}); do [ ! -e /run/pagefold-stop ]; {BUILD_STEP} || exit 1; \
+         echo $k >{COUNT}.new; mv {COUNT}.new {COUNT}; done"
     )
+}
+
+/// Step `k` of a build, in the directory of the sources.
+const BUILD_STEP: &str = "m=$(sed -n ${k}p /var/tmp/build/modules) && \
+    perl -MO=Deparse $m >/var/tmp/build/$k.out 2>/dev/null && \
+    tar -cf - -T /var/tmp/build/part-$k | gzip -1 >/var/tmp/build/$k.tgz";
+
+/// One build after the other. One operation is a step.
+pub fn builds_script() -> String {
+    counted(&format!("( cd /usr/share/perl/5.*.* && k=$((n % {BUILD_STEPS} + 1)) && {BUILD_STEP} )"))
+}
+
+/// Operations on files in tmpfs, see [`Timed::Files`]. One operation is a second of them.
+pub fn files_script() -> String {
+    counted(&format!("( {} )", files(1)))
+}
+
+/// Compression of 4 MB of the system's libraries, another part each time. One operation is one part.
+pub fn compress_script() -> String {
+    counted(
+        "( cat /usr/lib/*/lib*.so.* 2>/dev/null | tail -c +$((n % 8 * 1000000 + 1)) | head -c 4000000 | gzip -9 >/dev/shm/packed; \
+         test -s /dev/shm/packed )",
+    )
+}
+
+/// Processes that start and end: 50 forks, and 50 programs. One operation is one pass.
+pub fn processes_script() -> String {
+    counted("( i=0; while [ $i -lt 50 ]; do ( : ); /bin/true; i=$((i+1)); done )")
 }
 
 /// The steps of a transaction, as statements of an awk program. Each of two clients, `c`, updates rows of its own.
@@ -189,4 +249,16 @@ fn files(seconds: u32) -> String {
          rename \"a$n\", \"b$n\" or die; unlink \"b$n\" or die; $n += 6 }} \
          print $n, \" \", $n / (time - $begin), \" 0\\n\"'"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_three_numbers() {
+        assert_eq!(Rates::of("835.5 149 35.25 "), Some(Rates([("fork", 835.5), ("exec", 149.0), ("shell", 35.25)])));
+        assert_eq!(Rates::of("835.5 149"), None);
+        assert_eq!(Rates::of("835.5 149 x"), None);
+    }
 }

@@ -6,6 +6,7 @@ use crate::family::Family;
 use crate::lxc::Container;
 use crate::qemu::Accelerator;
 use crate::qemu::Sockets;
+use crate::spec::Fold;
 use crate::state::{Entry, Image};
 use guest::qmp::Qmp;
 use host::ProcessId;
@@ -119,6 +120,18 @@ impl Guest {
             return container.exec(argv, timeout).map_err(|e| Error::guest(&self.name, e.to_string()));
         }
         Err(Error::usage(format!("guest {} is a plain process and has no inside to run a command in", self.name)))
+    }
+
+    /// Makes members of all processes of a container, in its group.
+    ///
+    /// # Errors
+    /// None of them can be a member.
+    /// [`Error::Stop`] if it is no container: a VM or process is a member from its start or not at all.
+    pub fn attach(&self, fold: &Fold) -> Result<()> {
+        if !self.image.is_container() {
+            return Err(Error::usage(format!("guest {} is no container: only those are attached to", self.name)));
+        }
+        Container { name: &self.name, dir: self.dir.clone() }.attach(fold, &self.group)
     }
 
     /// Connects to a VM's QMP socket; QEMU accepts one client at a time.

@@ -6,6 +6,7 @@
 //! | `prober` | guesses: half of them contents of the victim's, half of nobody's; and pages that it holds twice | `touch`, `time` |
 //! | `writer` | pages that nobody else has, of which it rewrites some each second | `rate N` |
 //! | `doubles` | pages that it holds twice, in runs of eight | `touch`, `time`, `primitives` |
+//! | `forker N` | pages that it holds twice, each beside one that nobody else has: folding them makes N mappings | `mappings`, `fork` |
 //!
 //! Every answer is a line of JSON.
 
@@ -13,11 +14,12 @@ use crate::stats;
 use anyhow::{Context, bail};
 use bench::{AlignedPage, filled};
 use cli::exit::Outcome;
-use host::{Pagemap, PagemapEntry};
+use host::{Mapping, Pagemap, PagemapEntry};
 use page::{Fingerprint, HostVirt, PAGE_BYTES, Pfn};
 use serde_json::{Value, json};
 use std::hint::black_box;
 use std::io::{BufRead, Write};
+use std::os::unix::process::CommandExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -34,6 +36,8 @@ pub const DOUBLES: usize = 8192;
 const REGION_PAGES: usize = 8192;
 /// Pages of a batch whose primitives are timed together.
 const BATCH_PAGES: usize = 128;
+/// Children of `forker` whose median time counts.
+const FORKS: usize = 31;
 /// Interval between two batches of a writer.
 const BATCH: Duration = Duration::from_millis(100);
 
@@ -45,6 +49,8 @@ static ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
 pub struct GuestArgs {
     /// Which process
     what: String,
+    /// Number of mappings, of `forker`
+    number: Option<u64>,
 }
 
 /// Memory that may be merged.
@@ -97,6 +103,7 @@ pub fn run(args: &GuestArgs) -> anyhow::Result<Outcome> {
         "prober" => prober(&pagemap),
         "writer" => writer(),
         "doubles" => doubles(&pagemap),
+        "forker" => forker(args.number.unwrap_or(0)),
         other => bail!("there is no process {other:?} in a study"),
     }
 }
@@ -207,6 +214,38 @@ fn doubles(pagemap: &Pagemap) -> anyhow::Result<Outcome> {
         "primitives" => Ok(primitives()),
         other => bail!("it cannot do {other:?}"),
     })
+}
+
+/// Holds pages such that folding makes this number of mappings. Each page that it holds twice is folded alone, which makes it a
+/// mapping. The page that follows becomes another.
+fn forker(mappings: u64) -> anyhow::Result<Outcome> {
+    // Processes with other numbers of mappings hold other contents.
+    let own = mappings << 24;
+    let folded = |n: u64| (1 << 56) | own | ((n / 2) % (mappings / 4).max(1));
+    let alone = |n: u64| (1 << 57) | own | n;
+    let pages = Region::filled(
+        (0..mappings).map(|n| if n % 2 == 0 { folded(n) } else { alone(n) }).collect::<Vec<_>>().into_iter(),
+    )?;
+    answer(|what| match what {
+        "mappings" => Ok(json!({"mappings": Mapping::list(std::process::id())?.len()})),
+        "fork" => {
+            black_box(&pages.0);
+            let times = (0..FORKS).map(|_| fork_ms()).collect::<anyhow::Result<Vec<f64>>>()?;
+            Ok(json!({"fork_ms": stats::quantile(&times, 0.5)}))
+        }
+        other => bail!("it cannot do {other:?}"),
+    })
+}
+
+/// Milliseconds in which a child is forked, becomes another program, and ends. The standard library forks only because a user is
+/// asked for, the same one. Otherwise the child would share memory with its parent until it becomes that program.
+fn fork_ms() -> anyhow::Result<f64> {
+    let begin = Instant::now();
+    let mut command = std::process::Command::new("/bin/true");
+    command.uid(rustix::process::getuid().as_raw());
+    let status = command.status().context("cannot start /bin/true")?;
+    anyhow::ensure!(status.success(), "/bin/true: {status}");
+    Ok(begin.elapsed().as_secs_f64() * 1e3)
 }
 
 /// Microseconds a page of each primitive, over 32 MB of pages of its own: no cache holds them. The time of a page is the

@@ -2,22 +2,32 @@
 
 mod average;
 mod builds;
+mod containers;
 mod counters;
+mod crowded;
 mod duplicates;
 mod floor;
 mod footprint;
+mod forks;
 mod groups;
+mod live;
+mod loads;
+mod machines;
+mod many;
 mod memory_change;
+mod passes;
 mod primitives;
 mod ram;
 mod rates;
 mod scanner;
 mod services;
+mod systems;
 mod under_load;
+mod used;
 
 use crate::plan::Planned;
 use crate::record::{Measured, Timeline};
-use crate::rig::{Merger, Rig, SETTLED_FOR, Vms, VmsWanted, pause};
+use crate::rig::{Merger, Rig, SETTLED_FOR, System, Vms, VmsWanted, pause};
 use std::time::Instant;
 
 /// Measures one turn.
@@ -26,19 +36,38 @@ pub type Recipe = fn(&mut Rig, &Planned) -> anyhow::Result<Measured>;
 /// The recipe of a study, if it has one.
 pub fn of(id: &str) -> Option<Recipe> {
     match id {
+        "agarwal-fig4.1" => Some(crowded::computing),
         "agarwal-fig6.2" => Some(average::by_number),
         "agarwal-fig6.4" => Some(footprint::next_guest),
+        "agarwal-s6.4" => Some(containers::by_root),
+        "agarwal-s6.7" => Some(machines::kernels),
+        "agarwal-t6.2" => Some(containers::one_guest),
+        "agarwal-t6.3" => Some(containers::merged_alone),
         "agarwal-t6.4" => Some(duplicates::by_place),
+        "agarwal-t6.5" => Some(machines::trimmed),
         "kim-bill" => Some(groups::bill),
         "kim-floor" => Some(floor::storm),
+        "kim-group" => Some(systems::grouped),
         "kim-isolate" => Some(groups::isolate),
+        "kim-live" => Some(live::rate),
         "kloster-fig2.2" => Some(memory_change::over_time),
         "kloster-fig2.3" | "kloster-fig2.4" => Some(duplicates::over_time),
+        "kloster-fig7.1" => Some(many::idle),
+        "kloster-fig7.2" => Some(loads::after_build),
         "kloster-fig7.3" => Some(builds::zeros_consumed),
+        "kloster-fig7.4" => Some(loads::all_different),
+        "kloster-fig7.6" => Some(loads::by_load),
         "kloster-fig8.1" => Some(rates::five_loads),
+        "kloster-t6.1" => Some(passes::by_bound),
         "kloster-t7.1" => Some(builds::run_time),
+        "kloster-t7.2" => Some(systems::pairs),
+        "kloster-t8.1" => Some(forks::rates),
         "kloster-t8.3" => Some(primitives::costs),
+        "li-exp1-1" => Some(used::by_rate),
         "li-exp1-2" => Some(counters::by_number),
+        "li-exp1-3" => Some(systems::counters),
+        "li-t1" => Some(used::by_number),
+        "sonone-base" => Some(containers::single),
         "sonone-fig1" => Some(scanner::cpu),
         "sonone-fig2" => Some(services::databases),
         "sonone-fig4" => Some(services::web_servers),
@@ -66,7 +95,7 @@ fn rep_of(planned: &Planned) -> usize {
 
 /// Guests of one group.
 fn alike(guests: usize, first: usize, memory_bytes: u64) -> VmsWanted {
-    VmsWanted { guests, first, memory_bytes, groups: vec![GROUP.to_owned()] }
+    VmsWanted { guests, first, memory_bytes, groups: vec![GROUP.to_owned()], system: System::DEBIAN }
 }
 
 /// Name of the group where there is one only.
@@ -77,6 +106,33 @@ fn settle_or_rest(merger: &Merger, begin: Instant, timeline: &mut Timeline) -> a
     match merger {
         Merger::Off => pause(SETTLED_FOR),
         _ => merger.settle(begin, timeline).map(drop),
+    }
+}
+
+/// Pages that these guests save. They are counted by page frames, because ksmd's account has those of all guests of the host.
+struct Saved {
+    /// Places in page tables beyond the first that map the same frame.
+    merged: f64,
+    /// Pages of zeros that were given back.
+    zeros: f64,
+    /// Frames that the guests take.
+    frames: f64,
+}
+
+impl Saved {
+    fn of(merger: &Merger, pids: &[u32]) -> anyhow::Result<Self> {
+        let taken = merger.taken(pids)?;
+        let zeros = merger.zero_pages()? as f64;
+        Ok(Self { merged: taken.merged_pages as f64, zeros, frames: taken.frames as f64 })
+    }
+
+    fn all(&self) -> f64 {
+        self.merged + self.zeros
+    }
+
+    /// The saved share of what the guests would take without merging.
+    fn share(&self) -> f64 {
+        self.all() / (self.all() + self.frames)
     }
 }
 

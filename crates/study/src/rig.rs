@@ -1,6 +1,7 @@
 //! The rig of a run: guests of the lab, the mergers, and the measures. Everything that it changes on the host is put back
 //! by the guardian of the benches, however the run ends.
 
+mod containers;
 mod fold;
 mod frames;
 mod ksmd;
@@ -8,12 +9,13 @@ mod merger;
 mod process;
 mod vms;
 
+pub use containers::{Containers, footprint};
 pub use fold::Group;
 pub use frames::{Taken, frames_of};
 pub use ksmd::{Rate, account};
 pub use merger::{Merger, Payer, SETTLED_FOR};
 pub use process::Asked;
-pub use vms::{Speed, Vms, VmsWanted};
+pub use vms::{Speed, System, Vms, VmsWanted};
 
 use act::KsmKnobs;
 use anyhow::{Context, bail};

@@ -5,13 +5,13 @@ use crate::data::Length;
 use crate::guest::SECRETS;
 use crate::plan::Planned;
 use crate::record::{MERGED, Measured, OPERATIONS, Timeline};
-use crate::rig::{Asked, Group, Merger, Payer, Rig, VmsWanted, frames_of, pause};
+use crate::rig::{Asked, Group, Merger, Payer, Rig, System, VmsWanted, frames_of, pause};
 use anyhow::Context;
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
 /// The two groups.
-const GROUPS: [Group; 2] = [Group::of("acme"), Group::of("beta")];
+pub(super) const GROUPS: [Group; 2] = [Group::of("acme"), Group::of("beta")];
 /// Guests of each group.
 const GUESTS: usize = 2;
 /// Merged pages, of the 512 that the prober holds twice, from which on its merger is known to work.
@@ -21,9 +21,10 @@ const PATIENCE: Duration = Duration::from_secs(40);
 /// Time for which a merger that works gets the chance to merge across groups.
 const CHANCE: Duration = Duration::from_secs(8);
 
-fn two_groups() -> VmsWanted {
+/// Two guests in each of the two groups.
+pub(super) fn two_groups() -> VmsWanted {
     let groups = GROUPS.iter().map(|group| group.name.to_owned()).collect();
-    VmsWanted { guests: 2 * GUESTS, first: 0, memory_bytes: D256, groups }
+    VmsWanted { guests: 2 * GUESTS, first: 0, memory_bytes: D256, groups, system: System::DEBIAN }
 }
 
 /// `kim-isolate`.

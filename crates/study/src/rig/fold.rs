@@ -4,7 +4,7 @@ use super::merger::{Cpu, Payer};
 use super::{program, wait};
 use anyhow::bail;
 use api::ask::GroupState;
-use api::change::Change;
+use api::change::{Change, ScanRate};
 use api::client::Service;
 use api::control::Fold;
 use api::place::Place;
@@ -121,6 +121,17 @@ impl Folding {
         Ok(())
     }
 
+    /// Sets the greatest number of pages that a group fingerprints a second.
+    pub fn set_scan_rate(&self, group: &str, pages_per_s: u32) -> anyhow::Result<()> {
+        let change = Change { scan_rate: Some(ScanRate::Pages(pages_per_s)), ..Change::default() };
+        Service::connect(Place::at(self.serving.dir()))?.set(group, change).map(drop)
+    }
+
+    /// Pages that the members of a group have fingerprinted so far.
+    pub fn hashed_pages(&self, group: &str) -> anyhow::Result<u64> {
+        Ok(self.serving.show(group)?.report.bill.pages_hashed)
+    }
+
     fn states(&self) -> anyhow::Result<Vec<GroupState>> {
         self.groups.iter().map(|group| self.serving.show(group)).collect()
     }
@@ -142,6 +153,11 @@ impl Folding {
     /// The workers' processes, which keep the pools.
     pub fn workers(&self) -> anyhow::Result<Vec<u32>> {
         Ok(self.states()?.into_iter().filter_map(|state| state.worker_pid).collect())
+    }
+
+    /// The worker of a group, if it runs.
+    pub fn worker_of(&self, group: &str) -> anyhow::Result<Option<u32>> {
+        Ok(self.serving.show(group)?.worker_pid)
     }
 
     /// Processor time by payer: each group's worker and agents, and what serves all groups.

@@ -184,6 +184,27 @@ impl Merger {
         Ok(audit::take(&engine).context("cannot audit page frames")?.cross_group_frames)
     }
 
+    /// The process that keeps the pool of a group, if there is one.
+    pub fn worker_of(&self, group: &str) -> anyhow::Result<Option<u32>> {
+        if let Self::Fold(folding) = self { folding.worker_of(group) } else { Ok(None) }
+    }
+
+    /// Sets the greatest number of pages that a group of Pagefold's fingerprints a second.
+    pub fn set_scan_rate(&self, group: &str, pages_per_s: u32) -> anyhow::Result<()> {
+        match self {
+            Self::Fold(folding) => folding.set_scan_rate(group, pages_per_s),
+            _ => bail!("only Pagefold has rates of groups"),
+        }
+    }
+
+    /// Pages that the members of a group of Pagefold's have fingerprinted so far.
+    pub fn hashed_pages(&self, group: &str) -> anyhow::Result<u64> {
+        match self {
+            Self::Fold(folding) => folding.hashed_pages(group),
+            _ => bail!("only Pagefold counts the fingerprints of groups"),
+        }
+    }
+
     /// ksmd, if it is the merger.
     pub fn ksmd(&self) -> Option<&Ksmd> {
         if let Self::Ksm(ksmd, _) = self { Some(ksmd) } else { None }

@@ -27,9 +27,29 @@ pub struct VmsWanted {
     pub memory_bytes: u64,
     /// Groups among which they are divided evenly.
     pub groups: Vec<String>,
+    /// Their image, kernel and devices.
+    pub system: System,
 }
 
-/// Running guests with Debian, MariaDB and Apache. Dropping them ends them.
+/// The image, kernel and devices of a guest.
+#[derive(Clone, Copy, Debug)]
+pub struct System {
+    /// Its image.
+    pub image: Image,
+    /// The Debian suite whose kernel it boots; `None` for the newest one that is installed here.
+    pub kernel_of: Option<&'static str>,
+    /// Words added to QEMU's command line.
+    pub devices: &'static [&'static str],
+}
+
+impl System {
+    /// Debian with MariaDB and Apache.
+    pub const DEBIAN: Self = Self { image: Image::Debian, kernel_of: None, devices: &[] };
+    /// A kernel and busybox.
+    pub const TINY: Self = Self { image: Image::Tiny, kernel_of: None, devices: &[] };
+}
+
+/// Running VMs. Dropping them ends them.
 pub struct Vms {
     lab: Lab,
     /// The guests.
@@ -57,14 +77,18 @@ impl Vms {
     /// # Errors
     /// They do not come up.
     pub fn add(&mut self, rig: &Rig, wanted: &VmsWanted, merger: &mut Merger) -> anyhow::Result<()> {
+        let System { image, kernel_of, devices } = wanted.system;
+        let kernel = kernel_of.map(|suite| lab::kernel_of_suite(&rig.cache, suite)).transpose()?;
         let spec = Spec {
+            kernel,
+            qemu_args: devices.iter().map(|word| (*word).to_owned()).collect(),
             guests: wanted.guests,
             first_saved: wanted.first,
             groups: wanted.groups.clone(),
             memory_bytes: Some(wanted.memory_bytes),
             saved: true,
             fold: merger.lab()?,
-            ..Spec::new(Image::Debian)
+            ..Spec::new(image)
         };
         let more = self.lab.up(&spec, &rig.cache, &|event| match event {
             Progress::Building(_) => say!("pagefold: building the image for the guests, once"),

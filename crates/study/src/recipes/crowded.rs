@@ -1,0 +1,60 @@
+//! `agarwal-fig4.1`: a guest that computes, among guests that spin.
+
+use super::{D256, GROUP, alike, rep_of, settle_or_rest};
+use crate::data::Length;
+use crate::plan::Planned;
+use crate::record::{MERGED, Measured, OPERATIONS, Timeline};
+use crate::rig::{Group, Rate, Rig, Vms};
+use crate::stats;
+use anyhow::Context;
+use bench::workload;
+use std::thread::available_parallelism;
+use std::time::Instant;
+
+/// Guests for each processor.
+const DENSITIES: [usize; 3] = [1, 2, 4];
+
+/// `agarwal-fig4.1`.
+pub fn computing(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let repeated = if planned.length == Length::Full { 5 } else { 1 };
+    let cores = available_parallelism().context("cannot count the processors")?.get();
+    let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
+    let vms = rig.vms(&alike(cores * DENSITIES[DENSITIES.len() - 1], rep_of(planned), D256), &mut merger)?;
+    // Has the emulator translate the computation.
+    compute(&vms, 1)?;
+    let begin = Instant::now();
+    let mut timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
+    merger.on()?;
+    settle_or_rest(&merger, begin, &mut timeline)?;
+    if let Some(ksmd) = merger.ksmd() {
+        // At its highest rate it would take a processor for itself.
+        ksmd.set_rate(Rate::of("ksm-default").context("a rate without a name")?)?;
+    }
+    let mut measured = Measured::default();
+    measured.put(MERGED, merger.taken(&vms.pids())?.merged_pages as f64);
+    let alone = compute(&vms, repeated)?;
+    measured.put_at("run_s", "alone", alone);
+    let (mut spinning, mut times) = (0, Vec::new());
+    for density in DENSITIES {
+        let wanted = cores * density - 1;
+        vms.load(&vms.guests[1 + spinning..=wanted], &workload::spin_script())?;
+        spinning = wanted;
+        timeline.events.push((begin.elapsed().as_secs_f64(), format!("{density} guests a core")));
+        times.push(compute(&vms, repeated)?);
+        measured.put_at("run_s", density, times[times.len() - 1]);
+    }
+    measured.put("four_over_one", times[2] / times[0]);
+    measured.put("two_over_one", times[1] / times[0]);
+    measured.put(OPERATIONS, vms.operations(&vms.guests[1..])?.iter().sum::<u64>() as f64);
+    measured.timelines.push(timeline);
+    Ok(measured)
+}
+
+/// Seconds of the first guest's computation, mean of some.
+fn compute(vms: &Vms, times: usize) -> anyhow::Result<f64> {
+    let one = || -> anyhow::Result<f64> {
+        let printed = vms.tell(&vms.guests[..1], workload::COMPUTE_SCRIPT)?;
+        printed[0].parse().with_context(|| format!("the guest printed {:?}", printed[0]))
+    };
+    Ok(stats::mean(&(0..times).map(|_| one()).collect::<anyhow::Result<Vec<f64>>>()?))
+}

@@ -1,0 +1,78 @@
+//! `kloster-t8.1`: forks in a guest whose memory is merged, and forks of a process that is a member itself.
+
+use super::{D256, GROUP, alike, rep_of, settle_or_rest};
+use crate::data::Length;
+use crate::plan::Planned;
+use crate::record::{MERGED, Measured, OPERATIONS, Timeline};
+use crate::rig::{Asked, Group, Merger, Rig, Vms, pause, wait};
+use crate::stats;
+use anyhow::Context;
+use bench::workload::{self, Rates};
+use std::time::{Duration, Instant};
+
+/// Mappings that folding is to make in a process. Half of what the kernel allows by default is Pagefold's own bound.
+const MAPPINGS: [u32; 4] = [0, 5_000, 15_000, 30_000];
+/// Time limit for a process to be folded.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Interval between two looks.
+const LOOK: Duration = Duration::from_millis(400);
+
+/// `kloster-t8.1`.
+pub fn rates(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let seconds = if planned.length == Length::Full { 10 } else { 3 };
+    let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
+    // A pair, so that the guest has somebody to share with.
+    let vms = rig.vms(&alike(2, rep_of(planned), D256), &mut merger)?;
+    one(&vms, 1)?;
+    let begin = Instant::now();
+    let mut timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
+    merger.on()?;
+    settle_or_rest(&merger, begin, &mut timeline)?;
+    let mut measured = Measured::default();
+    measured.put(MERGED, merger.taken(&vms.pids())?.merged_pages as f64);
+    let rates = one(&vms, seconds)?;
+    for (kind, rate) in rates.0 {
+        measured.put_at("rate", kind, rate);
+    }
+    measured.put(OPERATIONS, rates.0.iter().map(|(_, rate)| rate * f64::from(seconds)).sum());
+    measured.timelines.push(timeline);
+    if planned.arm == "fold" {
+        of_processes(&mut merger, &mut measured)?;
+    }
+    Ok(measured)
+}
+
+/// The rates in the first guest, one kind after the other.
+fn one(vms: &Vms, seconds: u32) -> anyhow::Result<Rates> {
+    let printed = vms.tell(&vms.guests[..1], &workload::process_rates_script(seconds))?;
+    Rates::of(&printed[0]).with_context(|| format!("the guest printed {:?}", printed[0]))
+}
+
+/// Forks of members with more and more mappings.
+fn of_processes(merger: &mut Merger, measured: &mut Measured) -> anyhow::Result<()> {
+    let (mut points, mut running) = (Vec::new(), Vec::new());
+    for wanted in MAPPINGS {
+        let mut forker = Asked::start(merger, (GROUP, &format!("forker-{wanted}")), &["forker", &wanted.to_string()])?;
+        let begin = Instant::now();
+        let mut seen: Vec<u64> = Vec::new();
+        // Until there are as many as wanted, or no more come.
+        wait(PATIENCE, || {
+            pause(LOOK)?;
+            seen.push(forker.ask("mappings")?["mappings"].as_u64().context("no number of mappings")?);
+            let before = seen.len().saturating_sub(20);
+            let rests = begin.elapsed().as_secs() >= 10 && seen[before] == seen[seen.len() - 1];
+            Ok(seen[seen.len() - 1] >= u64::from(wanted) || rests)
+        })?;
+        let answer = forker.ask("fork")?;
+        let ms = answer["fork_ms"].as_f64().with_context(|| format!("the process answers {answer}"))?;
+        let mappings = *seen.last().context("no look")? as f64;
+        measured.put_at("fork_ms", wanted, ms);
+        measured.put_at("mappings", wanted, mappings);
+        points.push((mappings, ms));
+        // A merger counts on its members: none ends before the others.
+        running.push(forker);
+    }
+    measured.put("r_squared", stats::r_squared(&points).context("folding made no mappings")?);
+    measured.put("most_over_none", points[points.len() - 1].1 / points[0].1);
+    Ok(())
+}

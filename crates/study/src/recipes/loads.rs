@@ -1,0 +1,193 @@
+//! `kloster-fig7.6`, `kloster-fig7.4`, `kloster-fig7.2`: the memory that is saved under loads, and after equal work.
+//!
+//! Shares are of the memory that the guests were given, and without pages of zeros, as in the paper.
+
+use super::{D256, GROUP, Saved, alike, rep_of};
+use crate::data::Length;
+use crate::plan::Planned;
+use crate::record::{MERGED, Measured, OPERATIONS, Timeline};
+use crate::rig::{Group, Merger, Rig, Vms, mb, pause, wait};
+use crate::stats;
+use anyhow::bail;
+use bench::workload::{self, BUILD_STEPS, SOURCES_SCRIPT, Timed};
+use lab::Guest;
+use std::time::{Duration, Instant};
+
+/// Interval between two looks.
+const LOOK: Duration = Duration::from_secs(1);
+/// Time limit for each guest's first operation.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// A load: its name, and its script.
+type Load = (&'static str, fn() -> String);
+
+/// Loads of `kloster-fig7.6`, each in all guests.
+const LIKE: [Load; 3] = [
+    ("database", workload::paced_transactions_script),
+    ("web", workload::web_script),
+    ("build", workload::builds_script),
+];
+/// Loads of `kloster-fig7.4`, each in a guest of its own.
+const DIFFERENT: [Load; 7] = [
+    ("database", workload::paced_transactions_script),
+    ("web", workload::web_script),
+    ("build", workload::builds_script),
+    ("files", workload::files_script),
+    ("compress", workload::compress_script),
+    ("processes", workload::processes_script),
+    ("rewrite", || workload::rewrite_script(1.0)),
+];
+
+/// Guests with a merger that has settled.
+struct Settled {
+    merger: Merger,
+    vms: Vms,
+    begin: Instant,
+    timeline: Timeline,
+    measured: Measured,
+}
+
+impl Settled {
+    /// Restores guests, has each work, if asked to, and merges until it is settled.
+    fn with(rig: &mut Rig, planned: &Planned, guests: usize, work: Option<Timed>) -> anyhow::Result<Self> {
+        let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
+        let vms = rig.vms(&alike(guests, rep_of(planned), D256), &mut merger)?;
+        vms.tell(&vms.guests, SOURCES_SCRIPT)?;
+        let mut measured = Measured::default();
+        if let Some(work) = work {
+            let done = vms.run(work, 0)?;
+            measured.put(OPERATIONS, done.iter().map(|speed| speed.operations).sum());
+            vms.settle()?;
+        }
+        let begin = Instant::now();
+        let mut timeline = Timeline { name: "saved, without zeros".into(), unit: "MB".into(), ..Timeline::default() };
+        merger.on()?;
+        merger.settle(begin, &mut Timeline::default())?;
+        measured.put(MERGED, merger.taken(&vms.pids())?.merged_pages as f64);
+        timeline.points.push((begin.elapsed().as_secs_f64(), mb(Saved::of(&merger, &vms.pids())?.merged)));
+        Ok(Self { merger, vms, begin, timeline, measured })
+    }
+
+    fn saved(&self) -> anyhow::Result<Saved> {
+        Saved::of(&self.merger, &self.vms.pids())
+    }
+
+    /// The share of the guests' memory, in percent.
+    fn percent(&self, pages: f64) -> f64 {
+        mb(pages) * 1e6 * 100.0 / (self.vms.guests.len() as u64 * D256) as f64
+    }
+
+    /// Runs each guest's load for a time, and until each has done an operation. The share that is saved meanwhile.
+    fn under(&mut self, name: &str, load_of: impl Fn(usize) -> Option<Load>, time: Duration) -> anyhow::Result<f64> {
+        self.timeline.events.push((self.begin.elapsed().as_secs_f64(), format!("{name} begins")));
+        let mut busy: Vec<&Guest> = Vec::new();
+        for (n, guest) in self.vms.guests.iter().enumerate() {
+            if let Some((_, script)) = load_of(n) {
+                self.vms.tell([guest], &script())?;
+                busy.push(guest);
+            }
+        }
+        let pids = self.vms.pids();
+        let (since, mut saved, mut counts) = (Instant::now(), Vec::new(), Vec::new());
+        let all_worked = wait(PATIENCE, || {
+            pause(LOOK)?;
+            let pages = Saved::of(&self.merger, &pids)?.merged;
+            self.timeline.points.push((self.begin.elapsed().as_secs_f64(), mb(pages)));
+            saved.push(pages);
+            counts = if since.elapsed() < time { Vec::new() } else { self.vms.operations(busy.iter().copied())? };
+            Ok(!counts.is_empty() && counts.iter().all(|n| *n > 0))
+        })?;
+        if !all_worked {
+            bail!("a guest did no operation of its load ({name}) within {} s: {counts:?}", PATIENCE.as_secs());
+        }
+        self.vms.tell(&self.vms.guests, workload::STOP_SCRIPT)?;
+        self.timeline.events.push((self.begin.elapsed().as_secs_f64(), format!("{name} ends")));
+        // The second half of the load, in which its memory is warm.
+        let percent = self.percent(stats::mean(&saved[saved.len() / 2..]));
+        self.measured.put_at("reclaimed_percent", name, percent);
+        self.measured.put_at("operations_of", name, counts.iter().sum::<u64>() as f64);
+        Ok(percent)
+    }
+}
+
+/// `kloster-fig7.6`.
+pub fn by_load(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let full = planned.length == Length::Full;
+    let (guests, time) = if full { (8, Duration::from_secs(90)) } else { (4, Duration::from_secs(8)) };
+    let mut settled = Settled::with(rig, planned, guests, None)?;
+    let idle = settled.percent(settled.saved()?.merged);
+    settled.measured.put_at("reclaimed_percent", "idle", idle);
+    // Another order in each repetition: a load finds what the one before it left.
+    let mut names = ["database", "web", "build", "mixed"];
+    names.rotate_left(rep_of(planned) % 4);
+    let (mut like, mut mixed) = (Vec::new(), 0.0);
+    for name in names {
+        let percent = settled.under(name, |n| in_guest(name, n), time)?;
+        if name == "mixed" {
+            mixed = percent
+        } else {
+            like.push(percent)
+        }
+        // A load that is told to stop ends its pass first.
+        settled.vms.settle()?;
+        if full {
+            settled.merger.settle(settled.begin, &mut Timeline::default())?;
+        }
+    }
+    settled.measured.put("like_less_mixed", stats::mean(&like) - mixed);
+    settled.finish()
+}
+
+/// The load of a guest: of mixed ones, each takes another, and the last of four none.
+fn in_guest(name: &str, n: usize) -> Option<Load> {
+    if name == "mixed" { LIKE.get(n % 4).copied() } else { LIKE.into_iter().find(|(load, _)| *load == name) }
+}
+
+/// `kloster-fig7.4`.
+pub fn all_different(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let time = Duration::from_secs(if planned.length == Length::Full { 120 } else { 20 });
+    let mut settled = Settled::with(rig, planned, DIFFERENT.len() + 1, None)?;
+    let idle = settled.percent(settled.saved()?.merged);
+    settled.measured.put_at("reclaimed_percent", "idle", idle);
+    let percent = settled.under("all different", |n| DIFFERENT.get(n).copied(), time)?;
+    settled.measured.put("loaded_over_idle", percent / idle);
+    settled.finish()
+}
+
+/// `kloster-fig7.2`.
+pub fn after_build(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let guests = if planned.length == Length::Full { 8 } else { 4 };
+    let mut settled = Settled::with(rig, planned, guests, Some(Timed::Build(BUILD_STEPS)))?;
+    let saved = settled.saved()?;
+    let percent = settled.percent(saved.all());
+    settled.measured.put("reclaimed", percent / 100.0);
+    settled.measured.put("zero_share", saved.zeros / saved.all().max(1.0));
+    for (part, pages) in [("zeros", saved.zeros), ("others", saved.merged), ("together", saved.all())] {
+        let percent = settled.percent(pages);
+        settled.measured.put_at("reclaimed_percent", part, percent);
+    }
+    Ok(settled.measured)
+}
+
+impl Settled {
+    /// All that was measured, with the sum of the operations.
+    fn finish(mut self) -> anyhow::Result<Measured> {
+        let of_loads = self.measured.samples.iter().filter(|s| s.metric == "operations_of");
+        let operations = of_loads.map(|s| s.value).sum();
+        self.measured.put(OPERATIONS, operations);
+        self.measured.timelines.push(self.timeline);
+        Ok(self.measured)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mixed_guests_have_different_loads_and_like_ones_the_same() {
+        let names = |load| (0..4).map(|n| in_guest(load, n).map(|(name, _)| name)).collect::<Vec<_>>();
+        assert_eq!(names("mixed"), [Some("database"), Some("web"), Some("build"), None]);
+        assert_eq!(names("web"), [Some("web"); 4]);
+    }
+}

@@ -1,0 +1,108 @@
+//! `agarwal-t6.5`, `agarwal-s6.7`: pairs of guests with other devices, or with other kernels.
+
+use super::{D256, GROUP, Saved, alike, rep_of};
+use crate::plan::Planned;
+use crate::record::{MERGED, Measured, Timeline};
+use crate::rig::{Group, Rig, System, VmsWanted, frames_of, mb};
+use std::time::Instant;
+
+/// A sound device without a sound server.
+const AUDIO: [&str; 6] = ["-audiodev", "none,id=mute", "-device", "intel-hda", "-device", "hda-duplex,audiodev=mute"];
+/// A graphics device.
+const VIDEO: [&str; 2] = ["-device", "VGA"];
+/// Two USB controllers, with a tablet.
+const USB: [&str; 6] =
+    ["-device", "piix3-usb-uhci,id=one", "-device", "piix4-usb-uhci", "-device", "usb-tablet,bus=one.0"];
+
+/// The devices of an arm.
+fn devices(arm: &str) -> &'static [&'static str] {
+    const NO_VIDEO: [&str; 12] = join(&AUDIO, &USB);
+    const NO_AUDIO: [&str; 8] = join(&VIDEO, &USB);
+    const NO_USB: [&str; 8] = join(&VIDEO, &AUDIO);
+    const ALL: [&str; 14] = join(&VIDEO, &NO_VIDEO);
+    match arm {
+        "none" => &[],
+        "no-video" => &NO_VIDEO,
+        "no-audio" => &NO_AUDIO,
+        "no-usb" => &NO_USB,
+        _ => &ALL,
+    }
+}
+
+/// Words after words.
+const fn join<const N: usize>(first: &[&'static str], second: &[&'static str]) -> [&'static str; N] {
+    let mut all = [""; N];
+    let mut n = 0;
+    while n < N {
+        all[n] = if n < first.len() { first[n] } else { second[n - first.len()] };
+        n += 1;
+    }
+    all
+}
+
+fn timeline() -> Timeline {
+    Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() }
+}
+
+/// `agarwal-t6.5`.
+pub fn trimmed(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let mut merger = rig.merger("ksm", &[Group::of(GROUP)])?;
+    let system = System { devices: devices(&planned.arm), ..System::TINY };
+    let vms = rig.vms(&VmsWanted { system, ..alike(2, rep_of(planned), D256 / 2) }, &mut merger)?;
+    let (mut measured, mut timeline) = (Measured::default(), timeline());
+    merger.on()?;
+    merger.settle(Instant::now(), &mut timeline)?;
+    let pids = vms.pids();
+    let (first, second) = (frames_of(pids[0])?, frames_of(pids[1])?);
+    let alone = mb(first.len() as f64);
+    let next = mb(second.difference(&first).count() as f64);
+    measured.put(MERGED, merger.taken(&pids)?.merged_pages as f64);
+    for (metric, by_arm, value) in [("alone_mb", "alone_by_set_mb", alone), ("next_mb", "next_by_set_mb", next)] {
+        measured.put(metric, value);
+        measured.put_at(by_arm, &planned.arm, value);
+    }
+    measured.timelines.push(timeline);
+    Ok(measured)
+}
+
+/// The Debian suite whose kernel an arm's guest boots.
+fn suite(arm: &str) -> Option<&'static str> {
+    ["bullseye", "trixie", "sid"].into_iter().find(|suite| *suite == arm)
+}
+
+/// `agarwal-s6.7`: a guest with some kernel, alone; then a guest with the installed kernel beside it.
+pub fn kernels(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let mut merger = rig.merger("ksm", &[Group::of(GROUP)])?;
+    // The guest with another kernel is always the same boot; the other one differs by repetition.
+    let other = System { kernel_of: suite(&planned.arm), ..System::DEBIAN };
+    let mut vms = rig.vms(&VmsWanted { system: other, ..alike(1, 0, D256) }, &mut merger)?;
+    let (begin, mut measured, mut timeline) = (Instant::now(), Measured::default(), timeline());
+    merger.on()?;
+    merger.settle(begin, &mut timeline)?;
+    let alone = mb(Saved::of(&merger, &vms.pids())?.merged);
+    vms.add(rig, &alike(1, rep_of(planned), D256), &mut merger)?;
+    timeline.events.push((begin.elapsed().as_secs_f64(), "the second guest is there".into()));
+    merger.settle(begin, &mut timeline)?;
+    let pair = mb(Saved::of(&merger, &vms.pids())?.merged);
+    measured.put(MERGED, merger.taken(&vms.pids())?.merged_pages as f64);
+    for (metric, by_arm, value) in [("alone_mb", "alone_by_kernel_mb", alone), ("pair_mb", "pair_by_kernel_mb", pair)] {
+        measured.put(metric, value);
+        measured.put_at(by_arm, &planned.arm, value);
+    }
+    measured.timelines.push(timeline);
+    Ok(measured)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_lack_the_device_of_their_name() {
+        let has = |arm, word| devices(arm).contains(&word);
+        for (arm, word) in [("no-video", "VGA"), ("no-audio", "intel-hda"), ("no-usb", "piix4-usb-uhci")] {
+            assert!(has("all", word) && !has(arm, word) && !has("none", word), "{arm}");
+        }
+        assert_eq!(devices("no-video").len() + VIDEO.len(), devices("all").len());
+    }
+}

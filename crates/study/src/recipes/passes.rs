@@ -1,0 +1,85 @@
+//! `kloster-t6.1`: the census's index, bounded, against its passes.
+
+use super::{D256, GROUP, alike, as_guests, rep_of};
+use crate::data::Length;
+use crate::plan::Planned;
+use crate::record::Measured;
+use crate::rig::{Group, Rig};
+use crate::stats;
+use anyhow::Context;
+use census::Findings;
+use serde_json::json;
+use std::time::Duration;
+use survey::{Request, take};
+
+/// Parts of the whole index that the bounds are.
+const PARTS: [u64; 5] = [2, 3, 4, 6, 9];
+/// Time limit for a VM to stand still.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// `kloster-t6.1`.
+pub fn by_bound(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let mut nobody = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
+    let guests = if planned.length == Length::Full { 8 } else { 4 };
+    let vms = rig.vms(&alike(guests, rep_of(planned), D256), &mut nobody)?;
+    // Guests stand still, as the paper's dumps do: each pass finds the same memory.
+    for guest in &vms.guests {
+        guest.qmp(PATIENCE)?.execute("stop", json!({})).with_context(|| format!("cannot stop {}", guest.name))?;
+    }
+    let guests = as_guests(&vms)?;
+    let whole = Pass::of(&take(&Request::of(&guests))?.0);
+    let mut measured = Measured::default();
+    let mut all = vec![whole];
+    for part in PARTS {
+        let index_bytes = Some((whole.index_mb * 1e6) as usize / part as usize);
+        all.push(Pass::of(&take(&Request { index_bytes, ..Request::of(&guests) })?.0));
+    }
+    for pass in &all {
+        measured.put_at("index_mb", pass.passes, pass.index_mb);
+        measured.put_at("seconds", pass.passes, pass.seconds);
+    }
+    let of = |figure: fn(&Pass) -> f64| all.iter().map(figure).collect::<Vec<_>>();
+    measured.put("product_spread", spread(&of(|p| p.index_mb * f64::from(p.passes))));
+    measured.put("duplicates_spread", spread(&of(|p| p.duplicates)));
+    measured.put("duplicates", whole.duplicates);
+    let points: Vec<(f64, f64)> = all.iter().map(|p| (f64::from(p.passes), p.seconds)).collect();
+    measured.put("r_squared", stats::r_squared(&points).context("all bounds took as many passes")?);
+    Ok(measured)
+}
+
+/// A census with one bound.
+#[derive(Clone, Copy)]
+struct Pass {
+    passes: u32,
+    index_mb: f64,
+    seconds: f64,
+    duplicates: f64,
+}
+
+impl Pass {
+    fn of(findings: &Findings) -> Self {
+        Self {
+            passes: findings.host.passes,
+            index_mb: findings.host.index_bytes as f64 / 1e6,
+            seconds: findings.host.seconds,
+            duplicates: (findings.opportunity.within.total + findings.opportunity.between.total) as f64,
+        }
+    }
+}
+
+/// The distance of the largest from the smallest, relative to the smallest.
+fn spread(values: &[f64]) -> f64 {
+    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+    values.iter().copied().fold(0.0, f64::max) / least - 1.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spread_is_relative_to_the_smallest() {
+        assert!((spread(&[10.0, 11.0, 10.5]) - 0.1).abs() < 1e-9);
+        assert_eq!(spread(&[3.0, 3.0]), 0.0);
+    }
+}
