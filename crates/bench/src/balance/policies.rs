@@ -26,7 +26,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// RAM of an idle and of a busy guest: 512 and 256 MiB. Idle ones alone have all that is wanted.
+/// RAM of an idle and of a busy guest: 512 and 256 MiB. Idle ones alone have nearly all that is wanted.
 const RAM: [u64; 2] = [512 << 20, 256 << 20];
 /// Guaranteed size of each guest, which is the least one for baselines: 128 MiB.
 const KEPT: u64 = 128 << 20;
