@@ -105,7 +105,7 @@ const GROUP: &str = "study";
 fn settle_or_rest(merger: &Merger, begin: Instant, timeline: &mut Timeline) -> anyhow::Result<()> {
     match merger {
         Merger::Off => pause(SETTLED_FOR),
-        _ => merger.settle(begin, timeline).map(drop),
+        _ => merger.settle(begin, timeline),
     }
 }
 

@@ -147,16 +147,17 @@ impl Merger {
         Taken::by(pids, &owners)
     }
 
-    /// Waits until the saved pages grow no more, or for three minutes; not at all where nobody merges. The points of the timeline begin at `begin`.
-    pub fn settle(&self, begin: Instant, timeline: &mut Timeline) -> anyhow::Result<bool> {
+    /// Waits until the saved pages grow no more; not at all where nobody merges. The points of the timeline begin at `begin`. After three
+    /// minutes it goes on without that, and the timeline has an event that says so.
+    pub fn settle(&self, begin: Instant, timeline: &mut Timeline) -> anyhow::Result<()> {
         if let Self::Off = self {
-            return Ok(true);
+            return Ok(());
         }
         let since = Instant::now();
         let mut seen: Vec<(f64, u64, Option<u64>)> = Vec::new();
         let smart = host::Ksm::read().and_then(|ksm| ksm.smart_scan).is_some_and(|on| on > 0);
         let wanted_rounds = if smart { SMART_ROUNDS } else { ROUNDS };
-        wait(LONGEST, || {
+        let is_settled = wait(LONGEST, || {
             let now = since.elapsed().as_secs_f64();
             let rounds = if let Self::Ksm(..) = self { ksmd::account()?.full_scans } else { None };
             seen.push((now, self.saved_pages()?, rounds));
@@ -164,7 +165,11 @@ impl Merger {
                 timeline.points.push((begin.elapsed().as_secs_f64(), super::mb(seen[seen.len() - 1].1 as f64)));
             }
             Ok(is_settled(&seen, wanted_rounds))
-        })
+        })?;
+        if !is_settled {
+            timeline.events.push((begin.elapsed().as_secs_f64(), "still merging after three minutes".into()));
+        }
+        Ok(())
     }
 
     /// Frames that members of two groups map, at this moment.
