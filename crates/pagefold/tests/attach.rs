@@ -824,7 +824,7 @@ fn containers_with_default_filters_of_podman_and_docker_are_folded_and_left_as_t
         let before = waits.look();
         waits.tell("go");
         let attached = attach_eagerly(&installed, place);
-        assert!(member(&installed, &waits.pid()).is_some(), "{attached:?}");
+        wait_for(&format!("it is a member: {attached:?}"), || member(&installed, &waits.pid()));
         before
     });
     for ((waits, place), before) in both.iter_mut().zip(before) {
