@@ -826,7 +826,8 @@ fn containers_with_default_filters_of_podman_and_docker_are_folded_and_left_as_t
         let before = waits.look();
         waits.tell("go");
         let attached = attach_eagerly(&installed, place);
-        wait_for(&format!("it is a member: {attached:?}"), || member(&installed, &waits.pid()));
+        let is_member = || member(&installed, &waits.pid());
+        wait_for_within(Duration::from_secs(60), &format!("it is a member: {attached:?}"), is_member);
         before
     });
     for ((waits, place), before) in both.iter_mut().zip(before) {
