@@ -169,7 +169,7 @@ struct Taking {
 }
 
 impl Taking {
-    /// Takes so much of an offer, as far as the guest may shrink by `most` bytes in all.
+    /// Takes this much of an offer, or less: a guest shrinks by `most` bytes at most, over all of its offers.
     fn take(&mut self, offer: &Offer, bytes: u64, most: u64) {
         let already = self.taken.iter().position(|taken| taken.guest == offer.guest);
         let bytes = bytes.min(most.saturating_sub(already.map_or(0, |n| self.taken[n].bytes)));

@@ -26,7 +26,7 @@ mod under_load;
 mod used;
 
 use crate::plan::Planned;
-use crate::record::{Measured, Timeline};
+use crate::record::{MERGED, Measured, Timeline};
 use crate::rig::{Merger, Rig, SETTLED_FOR, System, Vms, VmsWanted, pause};
 use std::time::Instant;
 
@@ -134,6 +134,18 @@ impl Saved {
     fn share(&self) -> f64 {
         self.all() / (self.all() + self.frames)
     }
+}
+
+/// Has the memory of guests merged until that is settled. Returns when that began, the saved memory since then, and the pages that are
+/// merged.
+fn merge(merger: &Merger, vms: &Vms) -> anyhow::Result<(Instant, Timeline, Measured)> {
+    let begin = Instant::now();
+    let mut timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
+    merger.on()?;
+    settle_or_rest(merger, begin, &mut timeline)?;
+    let mut measured = Measured::default();
+    measured.put(MERGED, merger.taken(&vms.pids())?.merged_pages as f64);
+    Ok((begin, timeline, measured))
 }
 
 /// The guests of a lab as a census takes them.

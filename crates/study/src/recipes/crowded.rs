@@ -1,15 +1,14 @@
 //! `agarwal-fig4.1`: a guest that computes, among guests that spin.
 
-use super::{D256, GROUP, alike, rep_of, settle_or_rest};
+use super::{D256, GROUP, alike, merge, rep_of};
 use crate::data::Length;
 use crate::plan::Planned;
-use crate::record::{MERGED, Measured, OPERATIONS, Timeline};
+use crate::record::{Measured, OPERATIONS};
 use crate::rig::{Group, Rate, Rig, Vms};
 use crate::stats;
 use anyhow::Context;
 use bench::workload;
 use std::thread::available_parallelism;
-use std::time::Instant;
 
 /// Guests for each processor.
 const DENSITIES: [usize; 3] = [1, 2, 4];
@@ -22,16 +21,11 @@ pub fn computing(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let vms = rig.vms(&alike(cores * DENSITIES[DENSITIES.len() - 1], rep_of(planned), D256), &mut merger)?;
     // Has the emulator translate the computation.
     compute(&vms, 1)?;
-    let begin = Instant::now();
-    let mut timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
-    merger.on()?;
-    settle_or_rest(&merger, begin, &mut timeline)?;
+    let (begin, mut timeline, mut measured) = merge(&merger, &vms)?;
     if let Some(ksmd) = merger.ksmd() {
         // At its highest rate it would take a processor for itself.
         ksmd.set_rate(Rate::of("ksm-default").context("a rate without a name")?)?;
     }
-    let mut measured = Measured::default();
-    measured.put(MERGED, merger.taken(&vms.pids())?.merged_pages as f64);
     let alone = compute(&vms, repeated)?;
     measured.put_at("run_s", "alone", alone);
     let (mut spinning, mut times) = (0, Vec::new());

@@ -1,9 +1,9 @@
 //! `kloster-t8.1`: forks in a guest whose memory is merged, and forks of a process that is a member itself.
 
-use super::{D256, GROUP, alike, rep_of, settle_or_rest};
+use super::{D256, GROUP, alike, merge, rep_of};
 use crate::data::Length;
 use crate::plan::Planned;
-use crate::record::{MERGED, Measured, OPERATIONS, Timeline};
+use crate::record::{Measured, OPERATIONS};
 use crate::rig::{Asked, Group, Merger, Rig, Vms, pause, wait};
 use crate::stats;
 use anyhow::Context;
@@ -24,12 +24,7 @@ pub fn rates(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     // A pair, so that the guest has somebody to share with.
     let vms = rig.vms(&alike(2, rep_of(planned), D256), &mut merger)?;
     one(&vms, 1)?;
-    let begin = Instant::now();
-    let mut timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
-    merger.on()?;
-    settle_or_rest(&merger, begin, &mut timeline)?;
-    let mut measured = Measured::default();
-    measured.put(MERGED, merger.taken(&vms.pids())?.merged_pages as f64);
+    let (_, timeline, mut measured) = merge(&merger, &vms)?;
     let rates = one(&vms, seconds)?;
     for (kind, rate) in rates.0 {
         measured.put_at("rate", kind, rate);

@@ -5,14 +5,13 @@
 //! ```
 //! A restored emulator has translated no code: the first run of each load has it translated.
 
-use super::{D256, GROUP, alike, rep_of, settle_or_rest};
+use super::{D256, GROUP, alike, merge, rep_of};
 use crate::data::Length;
 use crate::plan::Planned;
-use crate::record::{MERGED, Measured, OPERATIONS, Timeline};
+use crate::record::{Measured, OPERATIONS};
 use crate::rig::{Group, Rig, Speed};
 use crate::stats;
 use bench::workload::{SOURCES_SCRIPT, TABLE_SCRIPT, Timed};
-use std::time::Instant;
 
 /// Guests at work at the same time.
 const GUESTS: usize = 2;
@@ -51,12 +50,7 @@ fn timed(rig: &mut Rig, planned: &Planned, loads: &[(&str, Timed)], seconds: u32
         let first = if matches!(load, Timed::Build(_)) { Timed::Build(1) } else { *load };
         vms.run(first, FIRST_RUN)?;
     }
-    let begin = Instant::now();
-    let mut timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
-    merger.on()?;
-    settle_or_rest(&merger, begin, &mut timeline)?;
-    let mut measured = Measured::default();
-    measured.put(MERGED, merger.taken(&vms.pids())?.merged_pages as f64);
+    let (begin, mut timeline, mut measured) = merge(&merger, &vms)?;
     let before = merger.cpu()?;
     let mut operations = 0.0;
     for (name, load) in loads {
