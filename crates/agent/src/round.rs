@@ -34,6 +34,7 @@
 //!
 //! [`Turnover`] decides which of the pages that rest are worth folding.
 
+mod allowance;
 mod broken;
 mod huge;
 mod looks;
@@ -44,6 +45,7 @@ use crate::cpu_time::cpu_time;
 use crate::table;
 use crate::turnover::{Change, QuietInterval, Turnover, Worth};
 use act::{HUGE_PAGES, SoftReader, Userfault, Watch};
+use allowance::Allowance;
 use broken::{AGAIN, BrokenPageList};
 use host::Pagemap;
 use huge::HugePageList;
@@ -115,6 +117,10 @@ pub struct Rounds {
     /// Whether to leave pages alone that another process maps, too.
     leaves_shared: bool,
     broken: BrokenPageList,
+    /// Small pages, broken ones among them, that may be fingerprinted.
+    allowed: Allowance,
+    /// Pages that may be fingerprinted as parts of huge ones.
+    allowed_huge: Allowance,
     began: Instant,
     /// Fingerprints of the last round, where writes are not noted.
     seen: BTreeMap<u64, u64>,
@@ -146,6 +152,8 @@ impl Rounds {
             eager,
             leaves_shared: false,
             broken: BrokenPageList::default(),
+            allowed: Allowance::new(now),
+            allowed_huge: Allowance::new(now),
             began: now,
             seen: BTreeMap::new(),
             rested: VecDeque::new(),
@@ -168,8 +176,8 @@ impl Rounds {
         if self.rested.is_empty() { self.next.saturating_duration_since(now) } else { Duration::ZERO }
     }
 
-    /// Looks at all memory that was asked in, if a round is due. `rate` is the most pages that may rest in a second;
-    /// `huge` says whether huge pages are looked at. Returns how many pages it looked at.
+    /// Looks at all memory that was asked in, if a round is due. `rate` is the most pages that may be fingerprinted in a
+    /// second; `huge` says whether huge pages are looked at. Returns how many pages it looked at.
     ///
     /// # Errors
     /// The kernel refused to look.
@@ -184,8 +192,7 @@ impl Rounds {
         if !self.rested.is_empty() || now < self.next {
             return Ok(0);
         }
-        let (elapsed, before) = (now - self.last, cpu_time(ClockId::ThreadCPUTime));
-        let budget = rate.map_or(u64::MAX, |rate| (f64::from(rate) * elapsed.as_secs_f64()) as u64 + 1);
+        let before = cpu_time(ClockId::ThreadCPUTime);
         self.last = now;
         let spans = spans();
         let armed = notes.map_or(Ok(false), |notes| self.arm(pagemap, notes, &spans, now))?;
@@ -198,14 +205,14 @@ impl Rounds {
             });
         }
         let (written, new) = self.tell_new(written, armed);
-        let split = if huge { self.look_at_huge(pagemap, &spans, budget, now)? } else { 0 };
+        let split = if huge { self.look_at_huge(pagemap, &spans, rate, now)? } else { 0 };
         let (changed, folds) = {
             let mut table = table::lock();
             (table.take_written(), table.take_folds())
         };
         self.turnover.add(changed, pages, now);
         self.turnover.judge(&folds, now);
-        let worth = self.worth(now);
+        let (worth, budget) = (self.worth(now), self.small_left(rate, now));
         let rested = if self.notes_writes {
             table::lock().rest((&written, &new), budget, worth)
         } else {
@@ -347,12 +354,19 @@ impl Rounds {
             shared.into_iter().for_each(|range| table.set_pending(range));
             there = own;
         }
+        self.allowed.spend(pages_of(&there));
         self.rested.extend(there.into_iter().map(|range| Rested { range, kind: Kind::Small }));
         Ok(())
     }
 
     /// Returns how many pages are no longer parts of huge pages.
-    fn look_at_huge(&mut self, pagemap: &Pagemap, spans: &[PageRange], budget: u64, now: Instant) -> host::Result<u64> {
+    fn look_at_huge(
+        &mut self,
+        pagemap: &Pagemap,
+        spans: &[PageRange],
+        rate: Option<u32>,
+        now: Instant,
+    ) -> host::Result<u64> {
         let mut there = Vec::new();
         for span in spans {
             there.append(&mut pagemap.huge_ranges(span.start, span.end())?);
@@ -366,7 +380,9 @@ impl Rounds {
             };
             there = own.into_iter().filter_map(whole).collect();
         }
+        let budget = self.allowed_huge.left(rate.map(huge_part), now);
         let look = self.huge.look(&there, budget, now);
+        self.allowed_huge.spend(pages_of(&look.due));
         self.rested.extend(look.due.into_iter().map(|range| Rested { range, kind: Kind::Huge }));
         Ok(look.split)
     }
@@ -517,11 +533,21 @@ impl Rounds {
         self.huge.know(start);
     }
 
-    /// Finds the broken pages, and has those fingerprinted whose time has come. Returns how many these are.
-    pub fn look_at_broken(&mut self, now: Instant) -> u32 {
+    /// Pages that may be fingerprinted now, but for huge ones.
+    fn small_left(&mut self, rate: Option<u32>, now: Instant) -> u64 {
+        let rate = rate.map(|rate| if self.huge.is_empty() { rate } else { rate - huge_part(rate) });
+        self.allowed.left(rate, now)
+    }
+
+    /// Finds the broken pages, and has those fingerprinted whose time has come, as far as `rate` allows. Returns how many these
+    /// are.
+    pub fn look_at_broken(&mut self, rate: Option<u32>, now: Instant) -> u32 {
         let ranges = table::lock().refoldable();
-        let due = self.broken.look(&ranges, self.seconds(now), (self.first_wait(), self.change(now)));
-        let pages = due.iter().map(|range| range.pages).sum::<u64>();
+        // The other half is for pages that were not folded before.
+        let budget = self.small_left(rate, now).div_ceil(2);
+        let due = self.broken.look(&ranges, self.seconds(now), budget, (self.first_wait(), self.change(now)));
+        let pages = pages_of(&due);
+        self.allowed.spend(pages);
         self.rested.extend(due.into_iter().map(|range| Rested { range, kind: Kind::Broken }));
         u32::try_from(pages).unwrap_or(u32::MAX)
     }
@@ -554,6 +580,15 @@ impl Rounds {
         }
         Ok(())
     }
+}
+
+/// The part of a rate that is for huge pages, where there are some.
+const fn huge_part(rate: u32) -> u32 {
+    rate / 2
+}
+
+fn pages_of(ranges: &[PageRange]) -> u64 {
+    ranges.iter().map(|range| range.pages).sum()
 }
 
 const fn pace(change: Change) -> (u32, Duration) {

@@ -557,7 +557,7 @@ impl Agent {
         let before = cpu_time(ClockId::ThreadCPUTime);
         find_broken(&self.pagemap).map_err(io::Error::other)?;
         let may_refold = pace.fold == FoldMode::On && self.folder.as_ref().is_ok_and(|folder| folder.may_refold(now));
-        let due = if may_refold { self.rounds.look_at_broken(now) } else { 0 };
+        let due = if may_refold { self.rounds.look_at_broken(pace.pages_per_s, now) } else { 0 };
         self.broken_looks = Looks::took(now, cpu_time(ClockId::ThreadCPUTime).saturating_sub(before), due);
         Ok(())
     }

@@ -6,6 +6,7 @@ use common::formats::assert_documented;
 use common::service::{Service, cannot_fold, find_member, folded_pages, until};
 use common::{json_of, number};
 use serde_json::Value;
+use std::time::{Duration, Instant};
 
 const PROGRAM: &str = "known_pages";
 
@@ -43,6 +44,30 @@ fn assert_is_shown(service: &Service, shown: &Value) {
     for words in [&group[..], "= saved", "Members", "folding: it folds."] {
         assert!(text.contains(words), "{words}: {text}");
     }
+}
+
+/// Pages that had been folded and were written were fingerprinted beside the rate.
+#[test]
+fn group_fingerprints_no_more_than_its_rate_also_of_written_pages() {
+    const RATE: u64 = 40;
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start();
+    let program = std::path::PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name(PROGRAM);
+    let mut a = service.run("acme", "a", &[], &[program.to_str().expect("a plain path")]);
+    ["alloc x 3000", "same x 0 3000 1", "mergeable x"].iter().for_each(|line| _ = a.tell(line));
+    until(60, "all is folded", || folded_pages(&service.show("acme"), "a") == 3000);
+    service.set("acme", &["--scan-rate", &RATE.to_string()]);
+    until(20, "the member has its rate", || number(&service.show("acme")["scan_rate"]) <= RATE);
+    let hashed = || number(&service.show("acme")["pages_hashed"]);
+    let (before, began) = (hashed(), Instant::now());
+    a.tell("same x 0 3000 1");
+    until(20, "the pages are broken", || number(&service.show("acme")["broken_pages"]) > 0);
+    std::thread::sleep(Duration::from_secs(12));
+    // An unused rate is kept for 10 s, and reports may be of a moment ago.
+    let (read, most) = (hashed() - before, RATE * (began.elapsed().as_secs() + 12));
+    assert!((RATE..=most).contains(&read), "{read} pages were fingerprinted, at most {most} may be");
 }
 
 #[test]

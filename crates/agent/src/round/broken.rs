@@ -14,6 +14,9 @@ const BUSY: u32 = 4;
 /// The longest such time, in seconds, while much changes.
 const BUSIEST: u32 = 2;
 
+/// The delay from which on all pages count as equally late, in seconds.
+const LATEST: usize = 255;
+
 /// A broken page, as it was at the last look.
 #[derive(Clone, Copy)]
 struct BrokenPage {
@@ -36,16 +39,21 @@ struct BrokenPage {
 pub struct BrokenPageList(BTreeMap<u64, Box<[BrokenPage]>>);
 
 impl BrokenPageList {
-    /// Takes in the broken pages, as ranges in order, and finds those whose time has come. New ones are due at once,
-    /// and again after `wait` seconds. The more changes, the more often pages are due.
-    pub fn look(&mut self, ranges: &[PageRange], now: u32, (wait, change): (u32, Change)) -> Vec<PageRange> {
+    /// Takes in the broken pages, as ranges in order, and finds those whose time has come: at most `budget` of them, those that have
+    /// waited longest. New ones are due at once, and again after `wait` seconds. The more changes, the more often pages are due.
+    pub fn look(
+        &mut self,
+        ranges: &[PageRange],
+        now: u32,
+        budget: u64,
+        (wait, change): (u32, Change),
+    ) -> Vec<PageRange> {
         let longest = match change {
             Change::Little | Change::MuchForLong => AGAIN.1,
             Change::Some => BUSY,
             Change::Much => BUSIEST,
         };
         let mut before = std::mem::take(&mut self.0);
-        let mut due: Vec<PageRange> = Vec::new();
         let mut pages = ranges.iter().flat_map(|range| range.start.page()..range.end().page()).peekable();
         while let Some(key) = pages.peek().map(|page| page / CHUNK_PAGES) {
             let mut known = before.remove(&key).unwrap_or_default().into_iter().peekable();
@@ -56,18 +64,41 @@ impl BrokenPageList {
                 let new = BrokenPage { fingerprint: 0, since: now, due: now, at, wait: wait as u8, told: false };
                 let mut entry = known.next_if(|known| known.at == at).unwrap_or(new);
                 entry.due = entry.due.min(now + longest);
-                if entry.due <= now {
-                    // Fingerprinting sets this anew.
-                    entry.due = now + AGAIN.1;
-                    let start = HostVirt(page << PAGE_SHIFT);
-                    match due.last_mut() {
-                        Some(last) if last.end() == start => last.pages += 1,
-                        _ => due.push(PageRange { start, pages: 1 }),
-                    }
-                }
                 broken.push(entry);
             }
             self.0.insert(key, broken.into_boxed_slice());
+        }
+        self.take_due(now, budget)
+    }
+
+    /// At most `budget` of the pages whose time has come: those that have waited longest.
+    fn take_due(&mut self, now: u32, budget: u64) -> Vec<PageRange> {
+        let late = |entry: &BrokenPage| Some((now.checked_sub(entry.due)? as usize).min(LATEST));
+        let mut number = [0_u64; LATEST + 1];
+        let all = self.0.values().flat_map(|broken| broken.iter());
+        all.filter_map(late).for_each(|seconds| number[seconds] += 1);
+        // All that are later than `least` seconds are taken, and so many of those that are just as late.
+        let (mut least, mut left) = (LATEST, budget);
+        while least > 0 && number[least] <= left {
+            left -= number[least];
+            least -= 1;
+        }
+        let mut due: Vec<PageRange> = Vec::new();
+        for (key, broken) in &mut self.0 {
+            for entry in broken.iter_mut() {
+                let Some(seconds) = late(entry).filter(|seconds| *seconds >= least) else { continue };
+                if seconds == least {
+                    let Some(fewer) = left.checked_sub(1) else { continue };
+                    left = fewer;
+                }
+                // Fingerprinting sets this anew.
+                entry.due = now + AGAIN.1;
+                let start = HostVirt((key * CHUNK_PAGES + u64::from(entry.at)) << PAGE_SHIFT);
+                match due.last_mut() {
+                    Some(last) if last.end() == start => last.pages += 1,
+                    _ => due.push(PageRange { start, pages: 1 }),
+                }
+            }
         }
         due
     }
@@ -156,7 +187,7 @@ mod tests {
         let (mut now, first) = (0, 2 * CHUNK_PAGES - 1);
         let mut tell = |list: &mut BrokenPageList, contents: [u64; 3]| {
             now += 4;
-            assert_eq!(list.look(&[pages(first, 3)], now, (0, Change::Some)), [pages(first, 3)]);
+            assert_eq!(list.look(&[pages(first, 3)], now, u64::MAX, (0, Change::Some)), [pages(first, 3)]);
             list.have_rested(pages(first, 1).start, &contents.map(Fingerprint), now, (0, Worth::All)).0
         };
         assert_eq!(tell(&mut list, [1, 2, 3]), [false; 3]);
@@ -165,7 +196,7 @@ mod tests {
         list.tell_again(pages(first + 1, 5));
         assert_eq!(tell(&mut list, [1, 2, 30]), [false, true, true]);
         // A page that is no longer broken is forgotten: beside one that still is, and with its whole chunk.
-        list.look(&[pages(first + 2, 1)], 17, (0, Change::Some));
+        list.look(&[pages(first + 2, 1)], 17, u64::MAX, (0, Change::Some));
         list.have_rested(pages(first + 2, 1).start, &[Fingerprint(30)], 17, (0, Worth::All));
         assert_eq!((list.0.len(), list.entry(first).is_none(), list.entry(first + 2).is_some()), (1, true, true));
         assert_eq!(tell(&mut list, [1, 2, 30]), [false; 3]);
@@ -178,7 +209,7 @@ mod tests {
     fn page_that_is_broken_again_between_two_looks_is_told_again() {
         let (mut list, page) = (BrokenPageList::default(), PageRange { start: HostVirt(0), pages: 1 });
         let told = |list: &mut BrokenPageList, now| {
-            assert_eq!(list.look(&[page], now, (2, Change::Little)), [page]);
+            assert_eq!(list.look(&[page], now, u64::MAX, (2, Change::Little)), [page]);
             list.have_rested(page.start, &[Fingerprint(1)], now, (2, Worth::All)).0 == [true]
         };
         assert_eq!([0, 2, 6].map(|now| told(&mut list, now)), [false, true, false]);
@@ -187,20 +218,39 @@ mod tests {
     }
 
     #[test]
+    fn pages_beyond_the_budget_come_next() {
+        let (mut list, all) = (BrokenPageList::default(), PageRange { start: HostVirt(0), pages: 2 * CHUNK_PAGES });
+        let (mut seen, mut now) = (vec![0; all.pages as usize], 0);
+        for _ in 0..6 {
+            now += 1;
+            let due = list.look(&[all], now, CHUNK_PAGES / 3 + 1, (2, Change::Little));
+            assert!(due.iter().map(|range| range.pages).sum::<u64>() <= CHUNK_PAGES / 3 + 1);
+            due.iter()
+                .flat_map(|range| range.start.page()..range.end().page())
+                .for_each(|page| seen[page as usize] += 1);
+        }
+        assert!(seen.iter().all(|times| *times == 1), "{seen:?}");
+        assert!(list.look(&[all], now, 0, (2, Change::Little)).is_empty());
+    }
+
+    #[test]
     fn broken_pages_are_due_sooner_the_more_changes() {
         let page = [PageRange { start: HostVirt(0), pages: 1 }];
         for (change, after) in [(Change::Much, 2), (Change::Some, 4), (Change::Little, 128), (Change::MuchForLong, 128)]
         {
             let (mut list, mut now) = (BrokenPageList::default(), 0);
-            assert_eq!(list.look(&page, now, (2, change)), page);
+            assert_eq!(list.look(&page, now, u64::MAX, (2, change)), page);
             // The page has stayed the same for long.
             for _ in 0..8 {
                 now += 128;
-                assert_eq!(list.look(&page, now, (2, change)), page);
+                assert_eq!(list.look(&page, now, u64::MAX, (2, change)), page);
                 list.have_rested(page[0].start, &[Fingerprint(1)], now, (2, Worth::All));
             }
-            list.look(&page, now, (2, change));
-            assert_eq!((1..200).find(|second| !list.look(&page, now + second, (2, change)).is_empty()), Some(after));
+            list.look(&page, now, u64::MAX, (2, change));
+            assert_eq!(
+                (1..200).find(|second| !list.look(&page, now + second, u64::MAX, (2, change)).is_empty()),
+                Some(after)
+            );
         }
     }
 }

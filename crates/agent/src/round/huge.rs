@@ -50,7 +50,12 @@ pub struct Seen {
 }
 
 impl HugePageList {
-    /// Takes in the huge pages, as ranges in order. At most about `budget` pages are due.
+    /// Whether there was none at the last look.
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// Takes in the huge pages, as ranges in order. So many of them are due as hold `budget` pages, the last one as a whole.
     pub fn look(&mut self, ranges: &[PageRange], budget: u64, now: Instant) -> Look {
         let whole = |range: &PageRange| {
             let (first, end) = (range.start.page().next_multiple_of(HUGE_PAGES), range.end().page());
@@ -63,7 +68,7 @@ impl HugePageList {
         // Huge pages that came to be since the last look are new. Of those that the first look finds, nothing is known.
         let is_new = std::mem::replace(&mut self.looked, true);
         let mut look = Look { due: Vec::new(), split };
-        let mut left = budget / HUGE_PAGES + 1;
+        let mut left = budget.div_ceil(HUGE_PAGES);
         for page in there {
             let unknown = || HugePage { due: now, wait: AGAIN.0, is_new, before: None };
             let entry = self.known.entry(page).or_insert_with(unknown);

@@ -1,0 +1,74 @@
+//! The pages that a member may still fingerprint, by its share of the group's scan rate.
+
+use act::HUGE_PAGES;
+use std::time::{Duration, Instant};
+
+/// Longest time for which an unused rate is kept: 10 s, the longest time between two rounds.
+const KEPT: Duration = super::FURTHEST;
+
+/// Pages that may be fingerprinted. A huge page is read as a whole, and may so leave a debt.
+pub struct Allowance {
+    at: Instant,
+    pages: f64,
+}
+
+impl Allowance {
+    /// Nothing yet.
+    pub const fn new(now: Instant) -> Self {
+        Self { at: now, pages: 0.0 }
+    }
+
+    /// Pages that may be fingerprinted now, if `rate` of them may be each second; `None`: as many as rest.
+    pub fn left(&mut self, rate: Option<u32>, now: Instant) -> u64 {
+        let since = now.saturating_duration_since(std::mem::replace(&mut self.at, now));
+        let Some(rate) = rate else {
+            self.pages = 0.0;
+            return u64::MAX;
+        };
+        let of = |time: Duration| f64::from(rate) * time.as_secs_f64();
+        // What was read while there was no rate is no debt. A rate of one page in 10 s and less would never allow a whole one.
+        self.pages = (self.pages.max(-(HUGE_PAGES as f64)) + of(since)).min(of(KEPT).max(1.0));
+        self.pages.max(0.0) as u64
+    }
+
+    /// Takes in that so many pages are to be fingerprinted.
+    pub fn spend(&mut self, pages: u64) {
+        self.pages -= pages as f64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rate_is_kept_over_time_however_it_is_asked_for() {
+        let begin = Instant::now();
+        let at = |ms: u64| begin + Duration::from_millis(ms);
+        for step in [10, 250, 3000] {
+            let (mut allowance, mut read) = (Allowance::new(begin), 0);
+            for now in (0..=60_000).step_by(step) {
+                let left = allowance.left(Some(50), at(now as u64));
+                allowance.spend(left);
+                read += left;
+            }
+            assert!((2990..=3000).contains(&read), "{read} pages in a minute, looked at every {step} ms");
+        }
+    }
+
+    #[test]
+    fn huge_page_is_paid_for_afterwards() {
+        let begin = Instant::now();
+        let mut allowance = Allowance::new(begin);
+        assert_eq!(allowance.left(Some(50), begin), 0);
+        assert_eq!(allowance.left(Some(50), begin + Duration::from_millis(20)), 1);
+        allowance.spend(HUGE_PAGES);
+        let allowed = |seconds| begin + Duration::from_secs(seconds);
+        assert_eq!([10, 11].map(|s| allowance.left(Some(50), allowed(s)) > 0), [false, true]);
+        // An unused rate is not kept for long, and nothing is owed from a time without a rate.
+        assert_eq!(allowance.left(Some(50), allowed(1000)), 500);
+        assert_eq!(allowance.left(None, allowed(1000)), u64::MAX);
+        allowance.spend(1 << 40);
+        assert_eq!(allowance.left(Some(50), allowed(1011)), 38);
+    }
+}
