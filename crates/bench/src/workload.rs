@@ -92,6 +92,20 @@ pub const SOURCES_SCRIPT: &str = "mkdir -p /var/tmp/build && cd /usr/share/perl/
 pub const ZEROS_SCRIPT: &str = "sync; echo 3 >/proc/sys/vm/drop_caches; mount -t tmpfs -o size=100% none /mnt && \
     head -c $(($(awk '/^MemFree/ { print $2 }' /proc/meminfo) * 9 / 10))K /dev/zero >/mnt/zeros && umount /mnt";
 
+/// Command that fills an array of 256 MB: all pages equal first, then all different. Then it ends, and the memory is free.
+pub const ARRAY_SCRIPT: &str = "perl -e 'my ($n, $a, $p) = (62500, \"\", \"\\1\" x 4096); vec($a, $n * 4096 - 1, 8) = 1; \
+    substr($a, $_ * 4096, 4096, $p) for 0 .. $n - 1; substr($a, $_ * 4096, 8, pack \"Q\", $_ + 1) for 0 .. $n - 1; \
+    length $a == $n * 4096 or die'";
+
+/// The disk of [`Timed::RandomReads`], [`word_count_script`] and [`reads_script`], which is plugged into a guest.
+const DATA: &str = "/dev/vdb";
+/// Command that succeeds when the disk is there.
+pub const DATA_SCRIPT: &str = "test -b /dev/vdb";
+/// Text that one operation of [`word_count_script`] counts, in MiB.
+const TEXT_MIB: u32 = 10;
+/// Size of a random read: 64 KB.
+const READ: u32 = 65_536;
+
 /// A load of a fixed time, or of fixed work. It measures itself inside its guest, by the guest's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timed {
@@ -103,6 +117,8 @@ pub enum Timed {
     Web,
     /// Files in tmpfs: written, looked at, read, extended, renamed, removed.
     Files,
+    /// Reads of 64 KB at random places of a disk of its own.
+    RandomReads,
     /// A build: so many steps, see [`build_script`].
     Build(u32),
 }
@@ -119,6 +135,7 @@ impl Timed {
                  awk '/^Complete requests/ {{ n = $3 }} /^Requests per second/ {{ rate = $4 }} /^ *99%/ {{ ms = $2 }} END {{ print n, rate, ms }}'"
             ),
             Self::Files => files(seconds),
+            Self::RandomReads => random_reads(seconds),
             Self::Build(steps) => format!(
                 "from=$(date +%s%N); {}; took=$((($(date +%s%N) - from) / 1000000)); \
                  echo {steps} $took | awk '{{ print $1, 3600000 / $2, 0 }}'",
@@ -235,6 +252,36 @@ fn database_clients(operation: &str, seconds: u32) -> String {
          awk 'FNR > 1 {{ print ($1 - last) * 1000 }} {{ last = $1 }}' {TIMES} | sort -n | \
          awk -v rate=$rate '{{ ms[NR] = $1 }} END {{ print NR, rate, ms[int(NR * 0.99 + 0.99)] + 0 }}'"
     )
+}
+
+/// Reads at random places of the disk, for a time.
+fn random_reads(seconds: u32) -> String {
+    format!(
+        "perl -MTime::HiRes=time -e '\
+         open my $f, \"<\", \"{DATA}\" or die; my $blocks = int(sysseek($f, 0, 2) / {READ}); my ($n, $begin) = (0, time); \
+         while (time - $begin < {seconds}) {{ sysseek $f, int(rand $blocks) * {READ}, 0; \
+         sysread($f, my $read, {READ}) == {READ} or die; $n += 1 }} \
+         print $n, \" \", $n / (time - $begin), \" 0\\n\"'"
+    )
+}
+
+/// Reads at random places of the disk until the load is to stop. One operation is a read of 64 KB.
+pub fn reads_script() -> String {
+    in_background(&format!(
+        "perl -e 'open my $f, \"<\", \"{DATA}\" or die; my $blocks = int(sysseek($f, 0, 2) / {READ}); my $n = 0; \
+         until (-e \"/run/pagefold-stop\") {{ for (1 .. 20) {{ sysseek $f, int(rand $blocks) * {READ}, 0; \
+         sysread($f, my $read, {READ}) == {READ} or die }} $n += 20; open my $c, \">\", \"{COUNT}.new\"; print $c \"$n\\n\"; close $c; \
+         rename \"{COUNT}.new\", \"{COUNT}\" }}'"
+    ))
+}
+
+/// Counts the words of a text of `mib` MiB on the disk, part by part, again and again. One operation is a part of 10 MiB.
+pub fn word_count_script(mib: u32) -> String {
+    let parts = mib / TEXT_MIB;
+    counted(&format!(
+        "dd if={DATA} bs=1M skip=$((n % {parts} * {TEXT_MIB})) count={TEXT_MIB} 2>/dev/null | \
+         awk '{{ for (i = 1; i <= NF; i++) words[$i]++ }} END {{ for (w in words) sum += words[w]; exit !(sum > 1000) }}'"
+    ))
 }
 
 /// Operations on files of 64 KB in tmpfs, for a time. Six operations a file.

@@ -1,6 +1,7 @@
 //! Recipes: how a turn of each study is measured. All else about a study is data.
 
 mod average;
+mod balloons;
 mod builds;
 mod containers;
 mod counters;
@@ -9,6 +10,7 @@ mod duplicates;
 mod floor;
 mod footprint;
 mod forks;
+mod giving;
 mod groups;
 mod live;
 mod loads;
@@ -46,6 +48,8 @@ pub fn of(id: &str) -> Option<Recipe> {
         "agarwal-t6.4" => Some(duplicates::by_place),
         "agarwal-t6.5" => Some(machines::trimmed),
         "kim-bill" => Some(groups::bill),
+        "kim-fig2" | "kim-fig3" => Some(giving::two_groups),
+        "kim-fig5" => Some(giving::by_rate),
         "kim-floor" => Some(floor::storm),
         "kim-group" => Some(systems::grouped),
         "kim-isolate" => Some(groups::isolate),
@@ -58,6 +62,7 @@ pub fn of(id: &str) -> Option<Recipe> {
         "kloster-fig7.4" => Some(loads::all_different),
         "kloster-fig7.6" => Some(loads::by_load),
         "kloster-fig8.1" => Some(rates::five_loads),
+        "kloster-fig8.2" => Some(balloons::by_size),
         "kloster-t6.1" => Some(passes::by_bound),
         "kloster-t7.1" => Some(builds::run_time),
         "kloster-t7.2" => Some(systems::pairs),
@@ -66,6 +71,7 @@ pub fn of(id: &str) -> Option<Recipe> {
         "li-exp1-1" => Some(used::by_rate),
         "li-exp1-2" => Some(counters::by_number),
         "li-exp1-3" => Some(systems::counters),
+        "li-exp2-2" => Some(balloons::while_merging),
         "li-t1" => Some(used::by_number),
         "sonone-base" => Some(containers::single),
         "sonone-fig1" => Some(scanner::cpu),

@@ -11,7 +11,7 @@ mod vms;
 
 pub use containers::{Containers, footprint};
 pub use fold::Group;
-pub use frames::{Taken, frames_of};
+pub use frames::{Places, Taken, frames_of};
 pub use ksmd::{Rate, account};
 pub use merger::{Merger, Payer, SETTLED_FOR};
 pub use process::Asked;
@@ -23,7 +23,9 @@ use bench::Guardian;
 use cli::exit::Stop;
 use host::Ksm;
 use lab::Cache;
-use std::fs::DirBuilder;
+use page::PAGE_BYTES;
+use std::fs::{DirBuilder, File};
+use std::io::{BufWriter, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -76,6 +78,31 @@ impl Rig {
     /// A directory of the run's own.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// A file of so many MiB for guests to read, no two pages of which are equal.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn data(&self, mib: u64) -> anyhow::Result<PathBuf> {
+        let path = self.dir.join(format!("data-{mib}"));
+        if !path.exists() {
+            self.write(&path, (1..=mib << 8).map(|n| bench::filled(n).0))?;
+        }
+        Ok(path)
+    }
+
+    /// A file of pages, for guests to read.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write(&self, path: &Path, pages: impl Iterator<Item = [u8; PAGE_BYTES]>) -> anyhow::Result<()> {
+        let cannot = || format!("cannot write {}", path.display());
+        let mut file = BufWriter::new(File::create(path).with_context(cannot)?);
+        for page in pages {
+            file.write_all(&page).with_context(cannot)?;
+        }
+        file.into_inner().map_err(|e| e.into_error()).and_then(|file| file.sync_all()).with_context(cannot)
     }
 
     /// The guardian, for what a bench changes on the host.
@@ -158,5 +185,5 @@ fn check_interrupt() -> anyhow::Result<()> {
 
 /// Pages as MB (10^6 bytes), the unit of the papers.
 pub fn mb(pages: f64) -> f64 {
-    pages * page::PAGE_BYTES as f64 / 1e6
+    pages * PAGE_BYTES as f64 / 1e6
 }

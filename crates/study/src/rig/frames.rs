@@ -2,8 +2,8 @@
 
 use anyhow::Context;
 use host::{Mapping, Pagemap, PagemapEntry};
-use page::{PAGE_BYTES, Pfn};
-use std::collections::HashSet;
+use page::{HostVirt, PAGE_BYTES, Pfn};
+use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::MetadataExt;
 
 /// The frames of guests at one moment.
@@ -24,7 +24,7 @@ impl Taken {
     pub fn by(pids: &[u32], pool_owners: &[u32]) -> anyhow::Result<Self> {
         let (mut own, mut of_pools): (Vec<Pfn>, Vec<Pfn>) = (Vec::new(), Vec::new());
         for pid in pids {
-            each_frame(*pid, &mut |pfn, of_pool| if of_pool { of_pools.push(pfn) } else { own.push(pfn) })?;
+            each_frame(*pid, &mut |_, pfn, of_pool| if of_pool { of_pools.push(pfn) } else { own.push(pfn) })?;
         }
         let pools = pool_owners.iter().map(|pid| pool_pages(*pid)).sum::<anyhow::Result<u64>>()?;
         let mut merged_pages = 0;
@@ -44,22 +44,23 @@ impl Taken {
 /// The process has ended.
 pub fn frames_of(pid: u32) -> anyhow::Result<HashSet<Pfn>> {
     let mut frames = HashSet::new();
-    each_frame(pid, &mut |pfn, _| _ = frames.insert(pfn))?;
+    each_frame(pid, &mut |_, pfn, _| _ = frames.insert(pfn))?;
     Ok(frames)
 }
 
-/// Visits the frames of private memory: anonymous ones, and those of pools. Code that an emulator has translated is left
+/// Visits the frames of private memory with their pages: anonymous ones, and those of pools. Code that an emulator has translated is left
 /// out: a VM of KVM has none.
-fn each_frame(pid: u32, visit: &mut dyn FnMut(Pfn, bool)) -> anyhow::Result<()> {
+fn each_frame(pid: u32, visit: &mut dyn FnMut(HostVirt, Pfn, bool)) -> anyhow::Result<()> {
     let pagemap = Pagemap::open(pid)?;
     let mut entries: Vec<PagemapEntry> = Vec::new();
     for mapping in Mapping::list(pid)?.iter().filter(|m| !m.shared && !m.is_device() && !is_translated(m)) {
         let in_pool = guest::pool_name(&mapping.name).is_some();
         for range in pagemap.present_ranges(mapping.start, mapping.end)? {
             pagemap.read(range.start, range.pages, &mut entries)?;
-            for entry in entries.iter().filter(|e| e.present() && (in_pool || !e.file_or_shared())) {
+            let numbered = (0..).zip(&entries);
+            for (n, entry) in numbered.filter(|(_, e)| e.present() && (in_pool || !e.file_or_shared())) {
                 if let Some(pfn) = entry.pfn() {
-                    visit(pfn, entry.file_or_shared());
+                    visit(range.start.add_pages(n), pfn, entry.file_or_shared());
                 }
             }
         }
@@ -83,4 +84,91 @@ fn pool_pages(pid: u32) -> anyhow::Result<u64> {
         Ok(file.blocks() * 512 / PAGE_BYTES as u64)
     };
     mappings.iter().map(pages_of).sum()
+}
+
+/// The frames of guests at one moment: each guest's pages in order, with their frames.
+pub struct Places(Vec<Vec<(HostVirt, Pfn)>>);
+
+/// Pages of a guest that have no frame any more, by who held it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gone {
+    /// Pages whose frame the guest held alone.
+    pub alone: u64,
+    /// Pages whose frame others held, too.
+    pub shared: u64,
+}
+
+impl Places {
+    /// The frames of these processes.
+    ///
+    /// # Errors
+    /// One has ended.
+    pub fn of(pids: &[u32]) -> anyhow::Result<Self> {
+        let of_one = |pid: &u32| {
+            let mut places = Vec::new();
+            each_frame(*pid, &mut |page, pfn, _| places.push((page, pfn)))?;
+            Ok(places)
+        };
+        Ok(Self(pids.iter().map(of_one).collect::<anyhow::Result<_>>()?))
+    }
+
+    fn holders(&self) -> HashMap<Pfn, u32> {
+        let mut holders = HashMap::new();
+        self.0.iter().flatten().for_each(|(_, pfn)| *holders.entry(*pfn).or_default() += 1);
+        holders
+    }
+
+    /// Places of frames that several places hold, and the number of these frames: what KSM calls `sharing` and `shared`, but that
+    /// `sharing` counts all places of a frame here.
+    pub fn sharing_and_shared(&self) -> (u64, u64) {
+        let shared = self.holders().into_values().filter(|n| *n > 1);
+        shared.fold((0, 0), |(sharing, shared), n| (sharing + u64::from(n), shared + 1))
+    }
+
+    /// Pages that each guest saves: a place of a frame that n places hold saves 1 - 1/n.
+    pub fn saved_by_each(&self) -> Vec<f64> {
+        let holders = self.holders();
+        let saved = |pfn: &Pfn| 1.0 - 1.0 / f64::from(holders[pfn]);
+        let of_one = |places: &Vec<(HostVirt, Pfn)>| places.iter().map(|(_, pfn)| saved(pfn)).sum();
+        self.0.iter().map(of_one).collect()
+    }
+
+    /// Pages with a frame.
+    pub fn pages(&self) -> u64 {
+        self.0.iter().map(|places| places.len() as u64).sum()
+    }
+
+    /// Pages that have a frame here and none later.
+    pub fn gone_until(&self, later: &Self) -> Gone {
+        let holders = self.holders();
+        let mut gone = Gone::default();
+        for (before, after) in self.0.iter().zip(&later.0) {
+            let is_gone = |page: &HostVirt| after.binary_search_by_key(page, |(page, _)| *page).is_err();
+            for (_, pfn) in before.iter().filter(|(page, _)| is_gone(page)) {
+                *if holders[pfn] > 1 { &mut gone.shared } else { &mut gone.alone } += 1;
+            }
+        }
+        gone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(guests: &[&[(u64, u64)]]) -> Places {
+        let of_one =
+            |pages: &&[(u64, u64)]| pages.iter().map(|(page, pfn)| (HostVirt(page << 12), Pfn(*pfn))).collect();
+        Places(guests.iter().map(of_one).collect())
+    }
+
+    #[test]
+    fn pages_are_told_by_who_else_holds_their_frame() {
+        let before = places(&[&[(1, 7), (2, 8), (3, 9)], &[(1, 7), (5, 7)]]);
+        assert_eq!((before.sharing_and_shared(), before.pages()), ((3, 1), 5));
+        let saved = before.saved_by_each();
+        assert!((saved[0] - 2.0 / 3.0).abs() < 1e-9 && (saved[1] - 4.0 / 3.0).abs() < 1e-9, "{saved:?}");
+        let after = places(&[&[(2, 6)], &[(1, 7), (5, 7)]]);
+        assert_eq!(before.gone_until(&after), Gone { alone: 1, shared: 1 });
+    }
 }

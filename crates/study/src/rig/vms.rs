@@ -6,13 +6,17 @@ use anyhow::{Context, bail};
 use bench::workload::Timed;
 use cli::say;
 use lab::{Guest, Idle, Image, Lab, Progress, Spec};
+use serde_json::json;
+use std::path::Path;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Time limit for guests to become idle.
 const SETTLE: Duration = Duration::from_secs(60);
 /// Time limit of a command inside a guest.
 const COMMAND: Duration = Duration::from_secs(60);
+/// Time without progress after which a balloon is taken to have arrived.
+const BALLOON: Duration = Duration::from_secs(3);
 /// Time limit of a command that is a load.
 const LOAD: Duration = Duration::from_secs(180);
 
@@ -45,6 +49,8 @@ pub struct System {
 impl System {
     /// Debian with MariaDB and Apache.
     pub const DEBIAN: Self = Self { image: Image::Debian, kernel_of: None, devices: &[] };
+    /// The same with a balloon.
+    pub const BALLOONED: Self = Self { devices: &["-device", "virtio-balloon-pci"], ..Self::DEBIAN };
     /// A kernel and busybox.
     pub const TINY: Self = Self { image: Image::Tiny, kernel_of: None, devices: &[] };
 }
@@ -118,6 +124,65 @@ impl Vms {
     /// Their processes.
     pub fn pids(&self) -> Vec<u32> {
         self.guests.iter().filter_map(|guest| guest.pid).collect()
+    }
+
+    /// Plugs a disk into some guests, which is a file of the host's that it does not cache.
+    ///
+    /// # Errors
+    /// QEMU refuses, or the guest does not see it within a minute.
+    pub fn plug<'a>(&'a self, guests: impl IntoIterator<Item = &'a Guest>, file: &Path) -> anyhow::Result<()> {
+        let file = json!({"driver": "file", "filename": file, "cache": {"direct": true, "no-flush": false}});
+        let disk = json!({"node-name": "data", "driver": "raw", "read-only": true, "file": file});
+        for guest in guests {
+            let mut qmp = guest.qmp(COMMAND)?;
+            qmp.execute("blockdev-add", disk.clone())?;
+            qmp.execute("device_add", json!({"driver": "virtio-blk-pci", "drive": "data", "id": "data"}))?;
+            drop(qmp);
+            let is_there = super::wait(COMMAND, || Ok(tell(guest, bench::workload::DATA_SCRIPT, COMMAND).is_ok()))?;
+            anyhow::ensure!(is_there, "{} does not see its disk", guest.name);
+        }
+        Ok(())
+    }
+
+    /// Sets the sizes of guests with balloons, in their order.
+    ///
+    /// # Errors
+    /// QEMU does not answer, or has no balloon.
+    pub fn set_sizes(&self, bytes: &[u64]) -> anyhow::Result<()> {
+        for (guest, bytes) in self.guests.iter().zip(bytes) {
+            guest.qmp(COMMAND)?.execute("balloon", json!({"value": bytes}))?;
+        }
+        Ok(())
+    }
+
+    /// Sets the sizes of guests with balloons, in their order, and waits until each has its own, or comes no nearer to it. Returns
+    /// the sizes that they have.
+    ///
+    /// # Errors
+    /// QEMU does not answer, or has no balloon.
+    pub fn resize(&self, bytes: &[u64]) -> anyhow::Result<Vec<u64>> {
+        self.set_sizes(bytes)?;
+        let (mut sizes, mut since) = (self.sizes()?, Instant::now());
+        while sizes.iter().zip(bytes).any(|(is, wanted)| is != wanted) && since.elapsed() < BALLOON {
+            pause(Duration::from_millis(500))?;
+            let now = self.sizes()?;
+            if now != sizes {
+                (sizes, since) = (now, Instant::now());
+            }
+        }
+        Ok(sizes)
+    }
+
+    /// The sizes of guests with balloons, by their drivers.
+    ///
+    /// # Errors
+    /// QEMU does not answer, or has no balloon.
+    pub fn sizes(&self) -> anyhow::Result<Vec<u64>> {
+        let size = |guest: &Guest| {
+            let answer = guest.qmp(COMMAND)?.execute("query-balloon", json!({}))?;
+            answer["actual"].as_u64().with_context(|| format!("QEMU told no size of {}", guest.name))
+        };
+        self.guests.iter().map(size).collect()
     }
 
     /// Runs a shell command in some guests, and returns what each printed.

@@ -1,0 +1,182 @@
+//! `li-exp2-2`: a balloon while memory is merged. `kloster-fig8.2`: throughput by the guest's size.
+
+use super::{GROUP, Saved, alike, merge, rep_of};
+use crate::plan::Planned;
+use crate::record::{MERGED, Measured, OPERATIONS};
+use crate::rig::{Group, Merger, Places, Rig, System, Vms, VmsWanted, mb, pause};
+use anyhow::Context;
+use balance::price;
+use bench::workload::{self, Timed};
+use lend::{Gatherer, Ledger, Rules};
+use std::path::Path;
+use std::time::Duration;
+
+/// Memory of a guest without a balloon, in MiB.
+const WHOLE: u64 = 512;
+/// Sizes to which guests shrink, in MiB.
+const SMALLER: [u64; 2] = [384, 256];
+/// Sizes of `kloster-fig8.2`, in MiB.
+const SIZES: [u64; 5] = [512, 416, 352, 288, 256];
+/// Size of the disk that is read, in MiB. A guest has it all in its cache at the first size, and less than half at the last one.
+const DATA_MIB: u64 = 160;
+/// Time of one load, in seconds.
+const LOAD_S: u32 = 4;
+/// Time in which guests tell of themselves twice, and a merger sees what the balloon took.
+const STATISTICS: Duration = Duration::from_secs(5);
+
+fn ballooned(guests: usize, first: usize) -> VmsWanted {
+    VmsWanted { system: System::BALLOONED, ..alike(guests, first, WHOLE << 20) }
+}
+
+/// Guests with balloons whose memory is merged.
+struct Ballooned {
+    merger: Merger,
+    vms: Vms,
+    measured: Measured,
+    /// Pages that the guests would take without merging, before any balloon.
+    unmerged: f64,
+}
+
+impl Ballooned {
+    /// The memory of all guests at one size of theirs, in MiB.
+    fn look(&mut self, x: &str) -> anyhow::Result<()> {
+        let saved = Saved::of(&self.merger, &self.vms.pids())?;
+        let (sharing, shared) = Places::of(&self.vms.pids())?.sharing_and_shared();
+        self.measured.put_at("sharing", x, sharing as f64);
+        self.measured.put_at("shared", x, shared as f64);
+        if shared > 0 {
+            self.measured.put_at("ratio", x, sharing as f64 / shared as f64);
+        }
+        self.measured.put_at("saved_mb", x, mb(saved.all()));
+        self.measured.put_at("given_mb", x, mb(self.unmerged - saved.frames));
+        Ok(())
+    }
+
+    /// Shrinks the guests to these sizes in bytes, and tells what that took.
+    fn shrink(&mut self, x: u64, sizes: &[u64]) -> anyhow::Result<()> {
+        let pids = self.vms.pids();
+        let (before, frames) = (Places::of(&pids)?, Saved::of(&self.merger, &pids)?.frames);
+        let reached = self.vms.resize(sizes)?;
+        pause(STATISTICS)?;
+        let freed = frames - Saved::of(&self.merger, &pids)?.frames;
+        let gone = before.gone_until(&Places::of(&pids)?);
+        let taken = (gone.alone + gone.shared).max(1) as f64;
+        let (sharing, _) = before.sharing_and_shared();
+        let smaller_mb = reached.iter().map(|bytes| WHOLE as f64 * 1.048_576 - *bytes as f64 / 1e6).sum::<f64>();
+        self.measured.put_at("inflated_mb", x, smaller_mb);
+        self.measured.put_at("freed_mb", x, mb(freed));
+        self.measured.put_at("shared_taken", x, gone.shared as f64 / taken);
+        self.measured.put_at("shared_held", x, sharing as f64 / before.pages().max(1) as f64);
+        self.look(&x.to_string())
+    }
+}
+
+/// `li-exp2-2`. One guest has run the array, the other is idle.
+pub fn while_merging(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
+    let vms = rig.vms(&ballooned(2, rep_of(planned)), &mut merger)?;
+    vms.tell(&vms.guests[..1], workload::ARRAY_SCRIPT)?;
+    vms.settle()?;
+    let (begin, mut timeline, measured) = merge(&merger, &vms)?;
+    let saved = Saved::of(&merger, &vms.pids())?;
+    let mut guests = Ballooned { merger, vms, measured, unmerged: saved.all() + saved.frames };
+    let mut aware = Aware::new(rig.dir(), &guests.vms)?;
+    guests.look(&WHOLE.to_string())?;
+    for size in SMALLER {
+        timeline.events.push((begin.elapsed().as_secs_f64(), format!("{size} MiB each")));
+        let sizes = match planned.arm.strip_suffix("-aware") {
+            Some(_) => aware.sizes((WHOLE - size) * guests.vms.guests.len() as u64)?,
+            None => vec![size << 20; guests.vms.guests.len()],
+        };
+        guests.shrink(size, &sizes)?;
+        timeline.points.push((begin.elapsed().as_secs_f64(), mb(Saved::of(&guests.merger, &guests.vms.pids())?.all())));
+    }
+    timeline.events.push((begin.elapsed().as_secs_f64(), format!("{WHOLE} MiB again")));
+    guests.vms.resize(&vec![WHOLE << 20; guests.vms.guests.len()])?;
+    pause(STATISTICS)?;
+    guests.look("512 again")?;
+    let mut measured = guests.measured;
+    let at = |metric: &str, x: u64| {
+        let x = x.to_string();
+        measured.samples.iter().find(|s| s.metric == metric && s.x.as_deref() == Some(&x)).map(|s| s.value)
+    };
+    let both = |metric: &str, first, second| at(metric, first).zip(at(metric, second));
+    let ratios = both("ratio", WHOLE, SMALLER[1]).map(|(before, after)| after / before);
+    let gains = both("given_mb", WHOLE, SMALLER[1]).map(|(before, after)| after - before);
+    let parts = at("shared_taken", SMALLER[0]).zip(at("shared_held", SMALLER[0])).map(|(took, held)| took / held);
+    let yields = at("freed_mb", SMALLER[0]).zip(at("inflated_mb", SMALLER[0])).map(|(freed, smaller)| freed / smaller);
+    measured.put("balloon_adds_mb", gains.context("no size was measured")?);
+    measured.put("freed_per_mb", yields.context("no balloon was inflated")?);
+    if planned.arm != "off-blind" {
+        measured.put("ratio_change", ratios.context("nothing was shared")?);
+        measured.put("taken_over_held", parts.context("nothing was shared")?);
+    }
+    measured.timelines.push(timeline);
+    Ok(measured)
+}
+
+/// A balloon that goes by price: where a page frees most.
+struct Aware {
+    gatherer: Gatherer,
+    ledger: Ledger,
+    pids: Vec<u32>,
+}
+
+impl Aware {
+    fn new(dir: &Path, vms: &Vms) -> anyhow::Result<Self> {
+        let guaranteed = vec![("*".parse().map_err(anyhow::Error::msg)?, SMALLER[1] << 20)];
+        let gatherer = Gatherer::new(Rules { guaranteed, ..Rules::default() });
+        Ok(Self { gatherer, ledger: Ledger::open(&dir.join("ledger"))?, pids: vms.pids() })
+    }
+
+    /// The size of each guest if all of them together are to give `taken_mib`, the cheapest first.
+    fn sizes(&mut self, taken_mib: u64) -> anyhow::Result<Vec<u64>> {
+        // Guests tell of themselves only when they have been asked for some seconds.
+        self.facts()?;
+        pause(STATISTICS)?;
+        let facts = self.facts()?;
+        let mut left = taken_mib << 20;
+        let mut sizes: Vec<u64> = facts.guests.iter().map(balance::GuestFacts::size_bytes).collect();
+        left = left.saturating_sub(sizes.iter().map(|size| (WHOLE << 20).saturating_sub(*size)).sum());
+        for offer in price::offers(&facts) {
+            let taken = offer.bytes.min(left);
+            sizes[offer.guest] -= taken;
+            left -= taken;
+        }
+        Ok(sizes)
+    }
+
+    fn facts(&mut self) -> anyhow::Result<balance::Facts> {
+        let mut guests = guest::Survey::take()?.guests(&[], &[]);
+        guests.retain(|guest| guest.pids.iter().any(|pid| self.pids.contains(pid)));
+        guests.sort_by_key(|guest| self.pids.iter().position(|pid| guest.pids.contains(pid)));
+        let facts = self.gatherer.gather(&guests, &self.ledger, &lend::Saved::default())?;
+        anyhow::ensure!(facts.guests.len() == self.pids.len(), "facts of {} guests only", facts.guests.len());
+        Ok(facts)
+    }
+}
+
+/// `kloster-fig8.2`.
+pub fn by_size(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
+    let vms = rig.vms(&ballooned(2, rep_of(planned)), &mut merger)?;
+    vms.plug(&vms.guests, &rig.data(DATA_MIB)?)?;
+    // Has the disk in the cache as far as it fits.
+    let warm = vms.run(Timed::RandomReads, LOAD_S)?;
+    let (begin, mut timeline, mut measured) = merge(&merger, &vms)?;
+    let mut rates = Vec::new();
+    for size in SIZES {
+        timeline.events.push((begin.elapsed().as_secs_f64(), format!("{size} MiB each")));
+        vms.resize(&vec![size << 20; vms.guests.len()])?;
+        let speeds = vms.run(Timed::RandomReads, LOAD_S)?;
+        rates.push(speeds.iter().map(|speed| speed.rate).sum::<f64>());
+        measured.put_at("rate", size, rates[rates.len() - 1]);
+        measured.put_at("saved_mb", size, mb(Saved::of(&merger, &vms.pids())?.all()));
+    }
+    measured.put("most_over_least", rates[0] / rates[rates.len() - 1]);
+    measured.put("curve", rates.iter().sum::<f64>() / rates.len() as f64);
+    measured.put(OPERATIONS, warm.iter().map(|speed| speed.operations).sum());
+    measured.put(MERGED, merger.taken(&vms.pids())?.merged_pages as f64);
+    measured.timelines.push(timeline);
+    Ok(measured)
+}

@@ -1,0 +1,265 @@
+//! `kim-fig2`, and the traces of `kim-fig3`: reclaimed pages, given back by policy to two groups, one that counts words and one that
+//! reads a disk. `kim-fig5`: how fast one group saves, by its scan rate.
+//!
+//! ```text
+//!   every few seconds: pages that each guest saves, by page frames -> a policy of `pagefold balance` -> sizes of the balloons
+//! ```
+//!
+//! An arm is a case and a way: `fio-low` or `mr-low` says which group is short of memory; `ksm` and `fold` are mergers that know
+//! one group only; `1-9` is Pagefold with a group for each kind of guest, scanned at rates of 1 to 9.
+
+use super::{GROUP, Saved, merge};
+use crate::data::Length;
+use crate::plan::Planned;
+use crate::record::{MERGED, Measured, OPERATIONS, Timeline};
+use crate::rig::{Group, Merger, Places, Rig, System, Vms, VmsWanted, mb, pause};
+use crate::stats;
+use anyhow::{Context, bail};
+use balance::{DriverState, Facts, GuestFacts, policy};
+use bench::workload;
+use page::PAGE_BYTES;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Names of the groups: word count, and reads of a disk.
+const KINDS: [&str; 2] = ["mr", "fio"];
+/// Guests of each kind.
+const OF_A_KIND: usize = 2;
+/// Memory of a guest without a balloon, in MiB.
+const WHOLE: u64 = 640;
+/// Pages a second that are scanned in all, whoever merges.
+const RATE: u32 = 5000;
+/// Size of the text, in MiB.
+const TEXT_MIB: u32 = 100;
+/// Size of the disk that is read, in MiB.
+const DATA_MIB: u64 = 350;
+/// Time between two looks at the savings.
+const EVERY: Duration = Duration::from_secs(5);
+/// Time in which most pages are reclaimed, by the paper.
+const MINUTE: Duration = Duration::from_secs(60);
+/// Rates of `kim-fig5`, in pages a second.
+const RATES: [u32; 3] = [1000, 3000, 9000];
+
+/// An arm of `kim-fig2`.
+struct Way {
+    /// Sizes of the two kinds of guests that nobody takes from them, in MiB.
+    kept: [u64; 2],
+    merger: &'static str,
+    policy: &'static str,
+    /// Scan rates of the two groups; `None`: all guests are in one.
+    rates: Option<[u32; 2]>,
+}
+
+impl Way {
+    fn of(arm: &str) -> anyhow::Result<Self> {
+        let (kept, way) = match (arm.strip_prefix("fio-low-"), arm.strip_prefix("mr-low-")) {
+            (Some(way), _) => ([320, 320], way),
+            (_, Some(way)) => ([224, 416], way),
+            _ => bail!("no case in {arm}"),
+        };
+        let (merger, policy, rates) = match way {
+            "ksm-equal" => ("ksm-5k", "equal", None),
+            "fold-equal" => ("fold", "equal", None),
+            "fold-se" => ("fold", "entitlement", None),
+            "1-9" => ("fold", "group", Some([RATE / 10, RATE / 10 * 9])),
+            "9-1" => ("fold", "group", Some([RATE / 10 * 9, RATE / 10])),
+            _ => bail!("no way in {arm}"),
+        };
+        Ok(Self { kept, merger, policy, rates })
+    }
+
+    fn groups(&self) -> Vec<Group> {
+        let of = |name, rate| Group { scan_rate: Some(rate), ..Group::of(name) };
+        self.rates.map_or_else(|| vec![of(GROUP, RATE)], |rates| vec![of(KINDS[0], rates[0]), of(KINDS[1], rates[1])])
+    }
+}
+
+/// Guests of both kinds, with their loads.
+struct Two {
+    merger: Merger,
+    vms: Vms,
+    way: Way,
+    begin: Instant,
+    timelines: [Timeline; 4],
+}
+
+fn kind(n: usize) -> usize {
+    n / OF_A_KIND
+}
+
+impl Two {
+    fn start(rig: &mut Rig, way: Way) -> anyhow::Result<Self> {
+        let mut merger = rig.merger(way.merger, &way.groups())?;
+        let wanted = |kind: usize| VmsWanted {
+            guests: OF_A_KIND,
+            first: kind * OF_A_KIND,
+            memory_bytes: WHOLE << 20,
+            groups: vec![way.rates.map_or(GROUP, |_| KINDS[kind]).to_owned()],
+            system: System::BALLOONED,
+        };
+        let mut vms = rig.vms(&wanted(0), &mut merger)?;
+        vms.add(rig, &wanted(1), &mut merger)?;
+        vms.plug(&vms.guests[..OF_A_KIND], &text(rig)?)?;
+        vms.plug(&vms.guests[OF_A_KIND..], &rig.data(DATA_MIB)?)?;
+        let kept: Vec<u64> = (0..vms.guests.len()).map(|n| way.kept[kind(n)] << 20).collect();
+        vms.resize(&kept)?;
+        let line = |name: String| Timeline { name, unit: "MB".into(), ..Timeline::default() };
+        let timelines = [
+            line(format!("saved by {}", KINDS[0])),
+            line(format!("saved by {}", KINDS[1])),
+            line(format!("size of a guest of {}", KINDS[0])),
+            line(format!("size of a guest of {}", KINDS[1])),
+        ];
+        Ok(Self { merger, vms, way, begin: Instant::now(), timelines })
+    }
+
+    /// Bytes that each guest saves.
+    fn saved(&self) -> anyhow::Result<Vec<u64>> {
+        let saved = Places::of(&self.vms.pids())?.saved_by_each();
+        Ok(saved.into_iter().map(|pages| pages as u64 * PAGE_BYTES as u64).collect())
+    }
+
+    /// Gives back what is saved. Returns the savings of both kinds, in bytes.
+    fn give_back(&mut self) -> anyhow::Result<[f64; 2]> {
+        let saved = self.saved()?;
+        let sizes = sizes(&self.way, &saved).context("there is no such policy")?;
+        self.vms.set_sizes(&sizes)?;
+        let at = self.begin.elapsed().as_secs_f64();
+        let of_kind = |bytes: &[u64], k: usize| bytes[k * OF_A_KIND..(k + 1) * OF_A_KIND].iter().sum::<u64>() as f64;
+        let saved = [of_kind(&saved, 0), of_kind(&saved, 1)];
+        let (actual, each) = (self.vms.sizes()?, OF_A_KIND as f64 * 1e6);
+        let points = [saved[0] / 1e6, saved[1] / 1e6, of_kind(&actual, 0) / each, of_kind(&actual, 1) / each];
+        self.timelines.iter_mut().zip(points).for_each(|(line, point)| line.points.push((at, point)));
+        Ok(saved)
+    }
+}
+
+/// The size of each guest by a policy, from what each saves.
+fn sizes(way: &Way, saved: &[u64]) -> Option<Vec<u64>> {
+    let group = |n: usize| way.rates.map_or(GROUP, |_| KINDS[kind(n)]);
+    let guest = |(n, saved): (usize, &u64)| GuestFacts {
+        id: n.to_string(),
+        group: group(n).to_owned(),
+        ram_bytes: WHOLE << 20,
+        guaranteed_bytes: way.kept[kind(n)] << 20,
+        actual_bytes: way.kept[kind(n)] << 20,
+        saved_bytes: saved.cast_signed(),
+        driver: DriverState::Works,
+        ..GuestFacts::default()
+    };
+    let mut facts = Facts { guests: saved.iter().enumerate().map(guest).collect(), ..Facts::default() };
+    for (n, bytes) in saved.iter().enumerate() {
+        let of = facts.groups.entry(group(n).to_owned()).or_default();
+        of.saved_bytes += bytes.cast_signed();
+    }
+    let wishes = policy::named(way.policy)?.sizes(&facts, saved.iter().sum());
+    Some(wishes.into_iter().map(|wish| wish.size_bytes).collect())
+}
+
+/// A text whose pages all differ, of words of two to nine letters.
+fn text(rig: &Rig) -> anyhow::Result<PathBuf> {
+    let path = rig.dir().join("text");
+    if path.exists() {
+        return Ok(path);
+    }
+    let page = |n: u32| {
+        let mut page = bench::filled(u64::from(n % 512) + 1).0;
+        // The first word is the page's own.
+        page[..8].copy_from_slice(format!("{n:07} ").as_bytes());
+        for byte in &mut page[8..] {
+            *byte = if *byte < 48 { b' ' } else { b'a' + *byte % 4 };
+        }
+        page[PAGE_BYTES - 1] = b'\n';
+        page
+    };
+    rig.write(&path, (0..TEXT_MIB << 8).map(page))?;
+    Ok(path)
+}
+
+/// `kim-fig2`.
+pub fn two_groups(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let time = Duration::from_secs(if planned.length == Length::Full { 150 } else { 45 });
+    let mut two = Two::start(rig, Way::of(&planned.arm)?)?;
+    let (counting, reading) = two.vms.guests.split_at(OF_A_KIND);
+    two.vms.load(counting, &workload::word_count_script(TEXT_MIB))?;
+    two.vms.load(reading, &workload::reads_script())?;
+    let before = two.vms.operations(&two.vms.guests)?;
+    two.begin = Instant::now();
+    two.merger.on()?;
+    let mut first_minute = None;
+    while two.begin.elapsed() < time {
+        pause(EVERY)?;
+        let saved = two.give_back()?;
+        if two.begin.elapsed() < MINUTE {
+            first_minute = Some(saved);
+        }
+    }
+    let seconds = two.begin.elapsed().as_secs_f64();
+    let after = two.vms.operations(&two.vms.guests)?;
+    let mut measured = Measured::default();
+    let done: Vec<f64> = after.iter().zip(&before).map(|(now, then)| now.saturating_sub(*then) as f64).collect();
+    for (k, name) in KINDS.into_iter().enumerate() {
+        let operations: f64 = done[k * OF_A_KIND..(k + 1) * OF_A_KIND].iter().sum();
+        measured.put_at("rate", name, operations / seconds);
+        let last = |line: &Timeline| line.points.last().map_or(0.0, |(_, value)| *value);
+        measured.put_at("saved_mb", name, last(&two.timelines[k]));
+        measured.put_at("size_mb", name, last(&two.timelines[2 + k]));
+    }
+    let [mr, fio] = first_minute.context("no look in the first minute")?;
+    measured.put("mr_share", mr / (mr + fio).max(1.0));
+    measured.put(OPERATIONS, done.iter().sum());
+    measured.put(MERGED, two.merger.taken(&two.vms.pids())?.merged_pages as f64);
+    measured.timelines.extend(two.timelines);
+    Ok(measured)
+}
+
+/// `kim-fig5`: two guests of one group, at several rates.
+pub fn by_rate(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let mut measured = Measured::default();
+    let mut points = Vec::new();
+    for rate in RATES {
+        let mut merger = rig.merger("fold", &[Group { scan_rate: Some(rate), ..Group::of(GROUP) }])?;
+        let vms = rig.vms(&super::alike(OF_A_KIND, super::rep_of(planned), super::D256), &mut merger)?;
+        let (_, mut timeline, of_rate) = merge(&merger, &vms)?;
+        let saved = Saved::of(&merger, &vms.pids())?.all();
+        let half = timeline.points.iter().find(|(_, value)| *value >= mb(saved) / 2.0).map(|(at, _)| *at);
+        let half = half.context("merging settled before it was looked at")?;
+        measured.put_at("half_s", rate, half);
+        measured.put_at("saved_mb", rate, mb(saved));
+        measured.put_at("half_by_rate", rate, half * f64::from(rate));
+        points.push(half * f64::from(rate));
+        timeline.name = format!("saved at {rate} pages/s");
+        measured.timelines.push(timeline);
+        measured.samples.extend(of_rate.samples.into_iter().filter(|_| rate == RATES[0]));
+    }
+    let spread = points.iter().copied().fold(0.0, f64::max) / points.iter().copied().fold(f64::MAX, f64::min);
+    measured.put("spread", spread);
+    measured.put("mean_half_pages", stats::mean(&points));
+    Ok(measured)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn savings_go_where_the_policy_says() {
+        let saved = [64 << 20, 0, 16 << 20, 0];
+        let mib = |arm: &str| -> Vec<u64> {
+            sizes(&Way::of(arm).unwrap(), &saved).unwrap().into_iter().map(|bytes| bytes >> 20).collect()
+        };
+        assert_eq!(mib("fio-low-fold-equal"), [340, 340, 340, 340]);
+        assert_eq!(mib("fio-low-fold-se"), [384, 320, 336, 320]);
+        assert_eq!(mib("fio-low-1-9"), [352, 352, 328, 328]);
+        assert_eq!(mib("mr-low-9-1"), [256, 256, 424, 424]);
+        assert!(Way::of("fio-low-fold").is_err() && Way::of("1-9").is_err());
+    }
+
+    #[test]
+    fn rates_of_two_groups_are_the_whole() {
+        for arm in ["fio-low-1-9", "mr-low-9-1", "mr-low-fold-se"] {
+            let rates: u32 = Way::of(arm).unwrap().groups().iter().filter_map(|group| group.scan_rate).sum();
+            assert_eq!(rates, RATE, "{arm}");
+        }
+    }
+}
