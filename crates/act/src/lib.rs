@@ -11,6 +11,7 @@ mod follow;
 mod fork_probe;
 mod ksm_knobs;
 mod member_memory;
+mod object_file;
 mod pool_memory;
 mod prover;
 mod soft_read;
@@ -33,6 +34,7 @@ pub use member_memory::{
     HUGE_PAGES, Inherit, MemberMemory, PoolView, SharedMark, copy_page, empty_file, give_to_children, make_present,
     make_private, map_anonymous_where_free, move_mapping_over, pages_equal, split_huge_page, write_pages,
 };
+pub use object_file::{is_sealed_object, seal_object};
 pub use pool_memory::{DonationWindow, HeldLease, InheritedSegment, Lease, LeaseState, PoolSegment, Role, check};
 pub use prover::Prover;
 pub use soft_read::SoftReader;

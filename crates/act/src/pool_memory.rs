@@ -21,6 +21,7 @@
 //!   seal `F_SEAL_WRITE`. This fails with `EBUSY` while a shared mapping made from a writable file exists, readable
 //!   or not (`man 2 fcntl`).
 
+use crate::object_file;
 use page::{HostVirt, PAGE_BYTES, PageRange};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
@@ -55,6 +56,8 @@ pub enum Role {
     Window,
     /// A lease.
     Lease,
+    /// The agent's object.
+    Object,
 }
 
 /// Checks that a file is memory of the kernel's, and sealed as files of this role are. Its size cannot change then,
@@ -67,6 +70,7 @@ pub fn check(file: impl AsFd, role: Role) -> Result<(), Errno> {
         Role::Segment => SEGMENT_SEALS,
         Role::Window => WINDOW_SEALS,
         Role::Lease => LEASE_SEALS,
+        Role::Object => object_file::SEALS,
     };
     // Asked first, because the kernel alone answers: a file system in user space may leave other questions unanswered.
     if !fcntl_get_seals(&file)?.contains(seals) {

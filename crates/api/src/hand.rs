@@ -6,12 +6,22 @@
 //!
 //! A process speaks for itself alone: the kernel notes at both ends which process made them. And only root, or the user
 //! whose process that is, can hand such an end on.
+//!
+//! The agent's object is handed on, too. The service keeps that sealed memory file for the next one that puts an agent into a
+//! process, so that all processes map one file. Anybody may ask for it. Root alone may have one kept. The asker compares its bytes with its own.
+//!
+//! ```text
+//!   pagefold-attach: which object is kept? --> supervisor --> that file, or none
+//!   pagefold-attach: keep this object -------> supervisor
+//! ```
 
 use crate::place::Place;
-use host::{PeerProcess, Received, Seqpacket};
+use host::{ForeignFile, PeerProcess, Received, Seqpacket};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::BorrowedFd;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use std::io;
+use std::time::Duration;
 pub use wire::attach::Server;
 
 /// Hands a connection on to a service.
@@ -23,13 +33,66 @@ pub fn hand_on(place: &Place, server: Server, socket: BorrowedFd<'_>) -> io::Res
     if service.send(&server.frame(), &[socket])? { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
 }
 
-/// Takes a connection that somebody hands on; `None` if there is none yet.
+/// A thing that somebody hands on, or asks for.
+#[derive(Debug)]
+pub enum Handed {
+    /// A connection to a process of the service.
+    Connection(Server, Seqpacket),
+    /// An object to keep.
+    Object(ForeignFile),
+    /// The question which object is kept.
+    WhichObject,
+}
+
+/// Frame of a message about the agent's object.
+const OBJECT: [u8; 1] = *b"o";
+/// Time for the answer to a question: 2 s. The service may be starting anew.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// The object that a service keeps; `None` if it keeps none.
 ///
 /// # Errors
-/// It is none, or not theirs to hand on.
-pub fn take(from: &Seqpacket) -> io::Result<Option<(Server, Seqpacket)>> {
+/// No service is there, or it does not answer.
+pub fn kept_object(place: &Place) -> io::Result<Option<ForeignFile>> {
+    let service = Seqpacket::connect(&place.hand_socket()).map_err(io::Error::other)?.take_files();
+    service.send(&OBJECT, &[])?;
+    let (mut frame, mut files) = ([0; 1], Vec::new());
+    poll(&mut [PollFd::new(&service, PollFlags::IN)], Timespec::try_from(ANSWER).ok().as_ref())?;
+    match service.receive(&mut frame, &mut files)? {
+        Received::Frame(_) => Ok(files.pop().map(ForeignFile::from)),
+        Received::Nothing | Received::Closed => Err(io::ErrorKind::TimedOut.into()),
+    }
+}
+
+/// Answers that question.
+///
+/// # Errors
+/// The asker is gone.
+pub fn answer_object(to: &Seqpacket, kept: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    to.send(&OBJECT, &Vec::from_iter(kept)).map(drop)
+}
+
+/// Has a service keep an object.
+///
+/// # Errors
+/// No service is there.
+pub fn keep_object(place: &Place, object: BorrowedFd<'_>) -> io::Result<()> {
+    let service = Seqpacket::connect(&place.hand_socket()).map_err(io::Error::other)?;
+    service.send(&OBJECT, &[object]).map(drop)
+}
+
+/// Takes what somebody hands on; `None` if there is nothing yet.
+///
+/// # Errors
+/// It is no such thing, or not theirs to hand on.
+pub fn take(from: &Seqpacket) -> io::Result<Option<Handed>> {
     let (mut frame, mut files) = ([0; 8], Vec::new());
     let received = from.receive(&mut frame, &mut files);
+    if matches!(received, Ok(Received::Frame(1))) && frame[..1] == OBJECT && files.len() <= 1 {
+        let Some(object) = files.pop().map(ForeignFile::from) else { return Ok(Some(Handed::WhichObject)) };
+        let is_roots = from.peer()?.uid == 0;
+        return if is_roots { Ok(Some(Handed::Object(object))) } else { Err(io::ErrorKind::PermissionDenied.into()) };
+    }
     // All that came is closed by another thread.
     let mut sockets: Vec<Seqpacket> = files.into_iter().map(Seqpacket::from_stranger).collect();
     let bytes = match received? {
@@ -46,7 +109,7 @@ pub fn take(from: &Seqpacket) -> io::Result<Option<(Server, Seqpacket)>> {
     if !is_ours || (sender.uid != 0 && sender.uid != peer.uid) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    Ok(Some((server, socket)))
+    Ok(Some(Handed::Connection(server, socket)))
 }
 
 #[cfg(test)]
@@ -65,7 +128,7 @@ mod tests {
             take(&listener.accept().unwrap().expect("a connection"))
         };
         let (one, other) = Seqpacket::pair().unwrap();
-        let (server, socket) = taken(other.into()).unwrap().expect("a frame");
+        let Some(Handed::Connection(server, socket)) = taken(other.into()).unwrap() else { panic!("no connection") };
         assert_eq!((server, socket.peer().unwrap().pid), (Server::Prover, std::process::id()));
         assert!(socket.send(b"x", &[]).unwrap());
         assert_eq!(one.receive_bare(&mut [0; 8]).unwrap(), Received::Frame(1));
@@ -77,5 +140,38 @@ mod tests {
         assert!(take(&accepted).unwrap().is_none());
         silent.send(b"aa", &[]).unwrap();
         assert!(take(&accepted).is_err());
+    }
+
+    #[test]
+    fn object_is_kept_for_the_next_one_that_asks() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::at(dir.path());
+        let listener = SeqpacketListener::bind(&place.hand_socket(), Files::Taken).unwrap();
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(|| [kept_object(&place), kept_object(&place)].map(Result::unwrap));
+            let next = || loop {
+                if let Some(asker) = listener.accept().unwrap() {
+                    while !matches!(take(&asker).unwrap(), Some(Handed::WhichObject)) {
+                        std::thread::yield_now();
+                    }
+                    return asker;
+                }
+            };
+            answer_object(&next(), None).unwrap();
+            let file = tempfile::tempfile().unwrap();
+            answer_object(&next(), Some(file.as_fd())).unwrap();
+            let [none, some] = asked.join().unwrap();
+            let number = |file: BorrowedFd<'_>| rustix::fs::fstat(file).unwrap().st_ino;
+            assert!(none.is_none());
+            assert_eq!(some.map(|some| number(some.as_fd())), Some(number(file.as_fd())));
+            keep_object(&place, file.as_fd()).unwrap();
+            let given = listener.accept().unwrap().expect("a connection");
+            let taken = take(&given);
+            if rustix::process::getuid().is_root() {
+                assert!(matches!(taken.unwrap(), Some(Handed::Object(_))));
+            } else {
+                assert_eq!(taken.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+            }
+        });
     }
 }

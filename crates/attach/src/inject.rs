@@ -16,7 +16,7 @@
 
 use crate::halt::Halts;
 use crate::mend;
-use crate::object::Object;
+use crate::object::{Object, Segment};
 use crate::program::Program;
 use crate::remote::Remote;
 use crate::seccomp;
@@ -26,7 +26,7 @@ use crate::waited::Clocks;
 use act::{Registers, Tracee};
 use anyhow::{Context, bail};
 use host::{Seqpacket, Signals};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::process::Pid;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -39,6 +39,8 @@ const STOP_TIME: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Stack of the agent's first thread, in bytes.
 const STACK_BYTES: u64 = 1 << 20;
+/// Bytes that a message takes by which the thread receives a file.
+const MESSAGE_BYTES: u64 = 128;
 /// Variable that tells the agent that its thread has the program's directories.
 const SHARED: &str = "PAGEFOLD_SHARED_DIRECTORIES";
 
@@ -209,7 +211,7 @@ fn put(halts: &mut Halts, object: &Object, environment: &[String]) -> anyhow::Re
         Ok((channel, range)) => {
             let thread = tracee.thread();
             tracee.detach(0);
-            Ok(Put { channel, thread, range, stopped })
+            Ok(Put { channel: channel.into(), thread, range, stopped })
         }
         Err(e) => {
             // The thread ends, and nothing is left.
@@ -233,7 +235,7 @@ impl Thread<'_> {
     }
 
     /// Gives the new thread all that it needs, by system calls of its own.
-    fn furnish(&self, object: &Object, environment: &[String]) -> anyhow::Result<(OwnedFd, Range<u64>)> {
+    fn furnish(&self, object: &Object, environment: &[String]) -> anyhow::Result<(Seqpacket, Range<u64>)> {
         let until = Instant::now() + PATIENCE;
         while self.tracee.wait(until)?.context("its new thread does not come")? != act::Stop::Asked {
             self.tracee.resume(act::Resume::Freely, 0)?;
@@ -241,14 +243,19 @@ impl Thread<'_> {
         self.tracee.block_signals(u64::MAX)?;
         // In a table of its own: the program's descriptors stay.
         self.call(libc::SYS_close_range, [0, u32::MAX.into(), libc::CLOSE_RANGE_UNSHARE.into(), 0, 0, 0])?;
-        let bytes = object.image.len() as u64 + STACK_BYTES;
+        let bytes = object.bytes + STACK_BYTES;
         let access = (libc::PROT_READ | libc::PROT_WRITE) as u64;
         let kind = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
         let base = self.call(libc::SYS_mmap, [0, bytes, access, kind, u64::MAX, 0]);
         let base = base.context("it has no room for the agent")?;
         let range = base..base + bytes;
-        let furnished = self.fill(object, &range).and_then(|()| self.open_channel(range.end));
-        match furnished.and_then(|channel| self.begin(object, &range, environment).map(|()| channel)) {
+        let furnish = || {
+            let channel = self.open_channel(range.end)?;
+            self.fill(object, &range, &channel)?;
+            self.give_userfaults(&channel)?;
+            self.begin(object, &range, environment).map(|()| channel)
+        };
+        match furnish() {
             Ok(channel) => Ok((channel, range)),
             Err(e) => {
                 let _ = self.call(libc::SYS_munmap, [base, bytes, 0, 0, 0, 0]);
@@ -257,14 +264,15 @@ impl Thread<'_> {
         }
     }
 
-    /// Writes the object to its place.
-    fn fill(&self, object: &Object, range: &Range<u64>) -> anyhow::Result<()> {
+    /// Maps the object's file to its place. Pages that the agent does not write are the file's own.
+    fn fill(&self, object: &Object, range: &Range<u64>, channel: &Seqpacket) -> anyhow::Result<()> {
         let base = range.start;
-        self.remote.memory().write_all_at(&object.image, base).context("cannot write the agent into it")?;
-        for segment in &object.segments {
-            let access = segment.access as u64;
-            self.call(libc::SYS_mprotect, [base + segment.offset, segment.bytes, access, 0, 0, 0])?;
+        let file = self.give(channel, object.file.as_fd(), range.end).context("it does not take the agent's file")?;
+        let kind = (libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE) as u64;
+        for Segment { offset, bytes, access } in &object.segments {
+            self.call(libc::SYS_mmap, [base + offset, *bytes, *access as u64, kind, file, *offset])?;
         }
+        self.call(libc::SYS_close, [file, 0, 0, 0, 0, 0])?;
         for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
             self.call(libc::SYS_madvise, [base, range.end - base, advice as u64, 0, 0, 0])?;
         }
@@ -272,7 +280,7 @@ impl Thread<'_> {
     }
 
     /// Opens a channel as descriptor 0, and returns its other end. The eight bytes below `top` are free.
-    fn open_channel(&self, top: u64) -> anyhow::Result<OwnedFd> {
+    fn open_channel(&self, top: u64) -> anyhow::Result<Seqpacket> {
         let (kind, place) = ((libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as u64, top - 8);
         self.call(libc::SYS_socketpair, [libc::AF_UNIX as u64, kind, 0, place, 0, 0])?;
         let mut numbers = [0_u8; 8];
@@ -280,13 +288,35 @@ impl Thread<'_> {
         let number = i32::from_ne_bytes(numbers[4..].try_into().unwrap_or_default());
         let channel = act::file_of_thread(self.tracee.thread(), number);
         let channel = channel.context("cannot take the agent's channel, for which Linux 6.9 or newer is needed")?;
+        self.call(libc::SYS_close, [number.cast_unsigned().into(), 0, 0, 0, 0, 0])?;
+        Ok(channel.into())
+    }
+
+    /// Sends the agent the device that makes userfaultfds, if there is one.
+    fn give_userfaults(&self, channel: &Seqpacket) -> anyhow::Result<()> {
         let device = host::open_userfaultfd_device().ok();
         let files: Vec<_> = device.iter().map(AsFd::as_fd).collect();
-        Seqpacket::from(channel.try_clone()?)
-            .send(&USERFAULTS, &files)
-            .context("cannot write to the agent's channel")?;
-        self.call(libc::SYS_close, [number.cast_unsigned().into(), 0, 0, 0, 0, 0])?;
-        Ok(channel)
+        let sent = channel.send(&USERFAULTS, &files).context("cannot write to the agent's channel")?;
+        anyhow::ensure!(sent, "the agent's channel takes nothing");
+        Ok(())
+    }
+
+    /// Gives the thread a file by its channel, and returns its number there. [`MESSAGE_BYTES`] below `top` are free.
+    fn give(&self, channel: &Seqpacket, file: BorrowedFd<'_>, top: u64) -> anyhow::Result<u64> {
+        anyhow::ensure!(channel.send(&USERFAULTS, &[file])?, "its channel takes nothing");
+        let place = top - MESSAGE_BYTES;
+        // One piece of one byte, and room for one descriptor: `struct iovec`, `struct cmsghdr` and the number.
+        let (piece, byte, control) = (place + 56, place + 72, place + 80);
+        let message: [u64; 9] = [0, 0, piece, 1, control, 24, 0, byte, 1];
+        let memory = self.remote.memory();
+        memory.write_all_at(&message.map(u64::to_le_bytes).concat(), place)?;
+        let received = self.call(libc::SYS_recvmsg, [0, place, libc::MSG_CMSG_CLOEXEC as u64, 0, 0, 0])?;
+        let mut words = [0_u8; 20];
+        memory.read_exact_at(&mut words, control)?;
+        let word = |at: usize| i32::from_le_bytes(*words[at..].first_chunk().unwrap_or(&[0; 4]));
+        let is_file = (received, word(0), word(8), word(12)) == (1, 20, libc::SOL_SOCKET, libc::SCM_RIGHTS);
+        anyhow::ensure!(is_file, "something else came");
+        Ok(word(16).cast_unsigned().into())
     }
 
     /// Has the thread begin with the object's first instruction.

@@ -211,7 +211,7 @@ fn run_agent(args: &Order, process: ProcessId, service: Service) -> anyhow::Resu
             "the service has no prover: only root's has one, where the kernel shows reference counts".into()
         ));
     }
-    let object = read_object()?;
+    let object = read_object(&service.place)?;
     let signals = Signals::catch().context("cannot catch signals")?;
     if facts.is_filtered {
         look_at_filters(args.pid, &signals).map_err(|e| refused(format!("{e:#}")))?;
@@ -231,7 +231,6 @@ fn run_agent(args: &Order, process: ProcessId, service: Service) -> anyhow::Resu
             return Err(e.context(format!("process {} cannot be attached", args.pid)));
         }
     };
-    // It is as large as all else that this program keeps for as long as the process lives.
     drop(object);
     // The agent is there, whether or not anybody hears of that.
     let told = serde_json::to_string(&Attached::new(args, facts, injected.stopped))
@@ -319,7 +318,7 @@ fn environment(args: &Order, place: &Place) -> anyhow::Result<Vec<String>> {
 }
 
 /// Reads the agent, which lies beside this program, or where cargo puts what is built for its target.
-fn read_object() -> anyhow::Result<object::Object> {
+fn read_object(place: &Place) -> anyhow::Result<object::Object> {
     let program = std::env::current_exe().unwrap_or_default();
     let dir = program.parent().unwrap_or(Path::new("/"));
     let kind = dir.file_name().unwrap_or_default();
@@ -331,7 +330,7 @@ fn read_object() -> anyhow::Result<object::Object> {
         return Err(Stop::HostLacks(missing).into());
     };
     let bytes = fs::read(found).with_context(|| format!("cannot read {}", found.display()))?;
-    Object::parse(&bytes).with_context(|| format!("{} is not the agent", found.display()))
+    Object::read(&bytes, place).with_context(|| format!("{} is not the agent", found.display()))
 }
 
 fn leave_terminal() -> anyhow::Result<()> {

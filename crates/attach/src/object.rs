@@ -1,7 +1,12 @@
 //! The agent's object file: an ELF program that relocates itself, so that it runs wherever it is put.
 
+use anyhow::Context;
+use api::hand;
+use api::place::Place;
+use host::ForeignFile;
 use linux_raw_sys::elf::{Elf_Ehdr, Elf_Phdr};
 use page::PAGE_BYTES;
+use rustix::fd::{AsFd, OwnedFd};
 use std::mem::offset_of;
 
 /// `ET_DYN`, `EM_X86_64`, `PT_LOAD`, `PT_TLS`.
@@ -27,8 +32,10 @@ pub struct Segment {
 /// An object that can be put into memory.
 #[derive(Debug)]
 pub struct Object {
-    /// Its bytes as they lie in memory, from its first byte on.
-    pub image: Vec<u8>,
+    /// A sealed file of its bytes as they lie in memory, from its first byte on.
+    pub file: OwnedFd,
+    /// Their number.
+    pub bytes: u64,
     /// Its parts.
     pub segments: Vec<Segment>,
     /// Where its code begins.
@@ -48,9 +55,18 @@ impl Bytes<'_> {
     }
 }
 
-impl Object {
-    /// Takes an object file apart; `None` if it is none for this processor, or has too much thread-local data.
-    pub fn parse(file: &[u8]) -> Option<Self> {
+/// An object file that was taken apart.
+struct Parsed {
+    /// Its bytes as they lie in memory, from its first byte on.
+    image: Vec<u8>,
+    segments: Vec<Segment>,
+    entry: u64,
+    headers: (u64, u64),
+}
+
+impl Parsed {
+    /// `None` if it is no object for this processor, or has too much thread-local data.
+    fn parse(file: &[u8]) -> Option<Self> {
         let bytes = Bytes(file);
         let field = |at, size| bytes.number(at, size);
         let kind = u16::try_from(field(offset_of!(Elf_Ehdr, e_type), 2)?).ok()?;
@@ -95,6 +111,26 @@ impl Object {
         }
         let (entry, headers) = (field(offset_of!(Elf_Ehdr, e_entry), 8)?, (table, count));
         (!segments.is_empty()).then_some(Self { image, segments, entry, headers })
+    }
+}
+
+impl Object {
+    /// Takes an object file apart, and makes a sealed file of its bytes in memory, if a service at `place` does not keep that.
+    ///
+    /// # Errors
+    /// It is none for this processor, or has too much thread-local data. Or memory or descriptors are short.
+    pub fn read(file: &[u8], place: &Place) -> anyhow::Result<Self> {
+        let Parsed { image, segments, entry, headers } = Parsed::parse(file).context("it is no such object")?;
+        let kept = hand::kept_object(place).ok().flatten();
+        let is_it = |kept: &ForeignFile| act::is_sealed_object(kept, &image).unwrap_or(false);
+        let make = || {
+            let file = act::seal_object(&image).context("cannot make a memory file of it")?;
+            // The service keeps it if this is root's. Otherwise each process has a copy.
+            let _ = hand::keep_object(place, file.as_fd());
+            anyhow::Ok(file)
+        };
+        let file = kept.filter(is_it).map_or_else(make, |kept| Ok(kept.into_inner()))?;
+        Ok(Self { file, bytes: image.len() as u64, segments, entry, headers })
     }
 
     /// The first stack of the object, which is to end at address `top`, when the object lies at `base`. It has arguments,

@@ -11,7 +11,7 @@ use common::json_of;
 use common::qemu::{Qemu, RAM_BYTES};
 use common::service::small_memory;
 use common::supervised::{Installed, wait_for, wait_for_within};
-use host::{ProcessId, ThreadCpu};
+use host::{Mapping, ProcessId, ThreadCpu};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -478,6 +478,18 @@ fn attach_vm(installed: &Installed, more: &[&str]) {
     assert_eq!(mappings(qemu.pid()), before);
 }
 
+/// The file with the agent's code, and which parts of it are there to be executed. None of their pages may be the process's own.
+fn agents_code(pid: &str) -> Vec<(u64, u64)> {
+    let all = Mapping::read_all(pid.parse().expect("a pid")).expect("its mappings");
+    let code = all.iter().filter(|mapping| mapping.execute && mapping.name.starts_with("/memfd:pagefold.agent"));
+    code.map(|mapping| {
+        assert!(!mapping.write, "{mapping:?}");
+        assert_eq!(mapping.usage.anonymous_bytes, 0, "{mapping:?}");
+        (mapping.inode, mapping.offset)
+    })
+    .collect()
+}
+
 #[test]
 fn all_processes_of_control_group_are_attached() {
     let Some(installed) = Installed::attaching() else { return };
@@ -502,6 +514,8 @@ fn all_processes_of_control_group_are_attached() {
     assert_eq!(pids, expected);
     assert!(pids.iter().all(|pid| wait_for("it is a member", || member(&installed, pid)).is_object()));
     assert!(member(&installed, &outside.pid()).is_none());
+    let [code, its] = [0, 1].map(|n| agents_code(&pids[n]));
+    assert!(!code.is_empty() && code == its, "{code:?} {its:?}");
     json_of(&installed.pagefold(&["detach", &pids[0], &pids[1], "--json", "--wait", "120"]));
 }
 
