@@ -23,6 +23,7 @@
 use crate::follow::Following;
 use crate::maps::Kind;
 use crate::references;
+use crate::round::{scan, spans};
 use crate::table::{self, Guard, Traits};
 use crate::witness::Witness;
 use act::{HUGE_PAGES, MemberMemory, Userfault, Watch, make_private, move_mapping_over};
@@ -91,14 +92,12 @@ impl Collapse {
     fn look(&mut self, pagemap: &Pagemap, most: u64, now: Instant) -> host::Result<()> {
         self.failed.retain(|_, (until, wait)| now < *until + *wait);
         let mut counts = BTreeMap::<u64, u64>::new();
-        for span in crate::round::spans() {
-            for range in pagemap.small_private_ranges(span.start, span.end())? {
-                let (mut at, end) = (range.start.page(), range.end().page());
-                while at < end {
-                    let next = (at / HUGE_PAGES + 1) * HUGE_PAGES;
-                    *counts.entry(at / HUGE_PAGES).or_default() += next.min(end) - at;
-                    at = next;
-                }
+        for range in scan(pagemap, &spans(), Pagemap::small_private_ranges)? {
+            let (mut at, end) = (range.start.page(), range.end().page());
+            while at < end {
+                let next = (at / HUGE_PAGES + 1) * HUGE_PAGES;
+                *counts.entry(at / HUGE_PAGES).or_default() += next.min(end) - at;
+                at = next;
             }
         }
         let whole = |(number, pages): (u64, u64)| {

@@ -20,7 +20,8 @@
 //! | some: the time decides which pages are worth folding | 1/100 |
 //! | much: the first minute of a burst, and some seconds after it | 1/25 |
 //!
-//! While nothing changes, the time between two rounds grows with the time since the last change ([`REST_SHARE`]).
+//! While little changes, the time between two rounds grows with the time since more did ([`REST_SHARE`]). Hardly a program
+//! writes nothing at all: a member rests while few of its pages change between two rounds ([`FEW_CHANGE`]).
 //!
 //! Where the kernel cannot note writes, all small pages are fingerprinted in each round. A page whose fingerprint is
 //! that of the last round has rested.
@@ -49,6 +50,7 @@ use allowance::Allowance;
 use broken::{AGAIN, BrokenPageList};
 use host::Pagemap;
 use huge::HugePageList;
+pub use looks::scan;
 use looks::{AT_ONCE_PAGES, by_sharing, foldable, read_pages, take_written};
 use page::{Fingerprint, HostVirt, PAGE_SHIFT, PageRange};
 use ranges::{between, common, gaps, overlapping};
@@ -71,6 +73,8 @@ const CLOSEST: Duration = Duration::from_millis(100);
 const FURTHEST: Duration = Duration::from_secs(10);
 /// Shortest time between two rounds, as a part of the time since anything changed: 1/8.
 const REST_SHARE: u32 = 8;
+/// Pages that may change between two rounds while the member rests, as a share of its pages, and bounds: 1/64, 64 to 1024.
+const FEW_CHANGE: (u64, u64, u64) = (64, 64, 1024);
 /// Share of a processor for rounds while pages are being folded: 1/10.
 const HURRIED_SHARE: u32 = 10;
 /// Cost of noting a page again, for us and for its writer: 1 us.
@@ -131,6 +135,8 @@ pub struct Rounds {
     /// The table's generation when changes were last noticed.
     noticed: u64,
     armed: Instant,
+    /// Whether no round was made.
+    is_first: bool,
     reader: SoftReader,
 }
 
@@ -161,12 +167,13 @@ impl Rounds {
             generation: u64::MAX,
             noticed: u64::MAX,
             armed: now,
+            is_first: true,
             reader: SoftReader::new(AT_ONCE_PAGES)?,
         })
     }
 
     /// Leaves pages alone from here on that another process maps, too. In a forked child, most are its parent's. They
-    /// cannot be folded, and would be fingerprinted in every child.
+    /// cannot be folded, and would be fingerprinted in every child, and tried again and again.
     pub const fn leave_shared(&mut self) {
         self.leaves_shared = true;
     }
@@ -196,14 +203,12 @@ impl Rounds {
         self.last = now;
         let spans = spans();
         let armed = notes.map_or(Ok(false), |notes| self.arm(pagemap, notes, &spans, now))?;
-        let (mut written, pages) = (Vec::new(), table::lock().counts().enrolled);
-        for span in &spans {
-            written.append(&mut if self.notes_writes {
-                take_written(pagemap, *span)?
-            } else {
-                pagemap.small_ranges(span.start, span.end())?
-            });
-        }
+        let pages = table::lock().counts().enrolled;
+        let written = if self.notes_writes {
+            take_written(pagemap, &spans)?
+        } else {
+            scan(pagemap, &spans, Pagemap::small_ranges)?
+        };
         let (written, new) = self.tell_new(written, armed);
         let split = if huge { self.look_at_huge(pagemap, &spans, rate, now)? } else { 0 };
         let (changed, folds) = {
@@ -223,11 +228,31 @@ impl Rounds {
         let noted = noted.saturating_sub(split);
         self.cost = cpu_time(ClockId::ThreadCPUTime).saturating_sub(before)
             + NOTE_COST * u32::try_from(noted).unwrap_or(u32::MAX);
-        if armed || changed > 0 || noted > 0 || !self.rested.is_empty() {
+        let rested: u64 = self.rested.iter().map(|rested| rested.range.pages).sum();
+        self.plan(armed || changed.max(noted) + rested > self.may_change(pages), now);
+        Ok(pages)
+    }
+
+    /// Sets the time of the next round.
+    fn plan(&mut self, has_changed: bool, now: Instant) {
+        if has_changed {
             self.last_change = now;
         }
-        self.next = now + self.apart(now).max(rest(now - self.last_change));
-        Ok(pages)
+        let apart = self.apart(now).max(rest(now - self.last_change));
+        // All that there is when watching begins is reported with the second round.
+        let is_first = std::mem::take(&mut self.is_first);
+        self.next = now + if is_first { apart.min(self.soon()) } else { apart };
+    }
+
+    /// Pages that may change from one round to the next while a member of `pages` pages rests.
+    fn may_change(&self, pages: u64) -> u64 {
+        let (share, least, most) = FEW_CHANGE;
+        if self.eager { 0 } else { (pages / share).clamp(least, most) }
+    }
+
+    /// Takes in that the program has run for `age` and is idle ([`Turnover::begin_quiet`]).
+    pub fn begin_quiet(&mut self, age: Duration, now: Instant) {
+        self.turnover.begin_quiet(age, now);
     }
 
     /// The time between two rounds while something changes.
@@ -264,7 +289,12 @@ impl Rounds {
         if FOLD_COST * u32::try_from(folded).unwrap_or(u32::MAX) < self.cost {
             return;
         }
-        self.next = self.next.min(self.last + (self.cost * HURRIED_SHARE).max(CLOSEST));
+        self.next = self.next.min(self.last + self.soon());
+    }
+
+    /// The shortest time between two rounds that cost as much as the last one.
+    fn soon(&self) -> Duration {
+        (self.cost * HURRIED_SHARE).max(CLOSEST)
     }
 
     /// Begins to watch memory that is not watched: it was asked in, opened or made private since the last time. Says
@@ -275,10 +305,7 @@ impl Rounds {
             return Ok(false);
         }
         (self.generation, self.armed) = (generation, now + Duration::from_secs(5));
-        let mut unwatched = Vec::new();
-        for span in spans {
-            unwatched.append(&mut pagemap.unwatched_ranges(span.start, span.end())?);
-        }
+        let unwatched = scan(pagemap, spans, Pagemap::unwatched_ranges)?;
         if unwatched.is_empty() {
             return Ok(false);
         }
@@ -343,10 +370,7 @@ impl Rounds {
         let mut rested = rested.to_vec();
         rested.sort_unstable_by_key(|range| range.start);
         // Few are asked for one by one; of many, it is cheaper to look at all.
-        let mut present = Vec::new();
-        for range in if rested.len() > FEW { spans } else { &rested[..] } {
-            present.append(&mut pagemap.small_ranges(range.start, range.end())?);
-        }
+        let present = scan(pagemap, if rested.len() > FEW { spans } else { &rested[..] }, Pagemap::small_ranges)?;
         let mut there = common(&present, &rested);
         if self.leaves_shared {
             let (own, shared) = by_sharing(pagemap, &there)?;
@@ -367,10 +391,7 @@ impl Rounds {
         rate: Option<u32>,
         now: Instant,
     ) -> host::Result<u64> {
-        let mut there = Vec::new();
-        for span in spans {
-            there.append(&mut pagemap.huge_ranges(span.start, span.end())?);
-        }
+        let mut there = scan(pagemap, spans, Pagemap::huge_ranges)?;
         if self.leaves_shared {
             let own = by_sharing(pagemap, &there)?.0;
             let whole = |range: PageRange| {

@@ -30,7 +30,7 @@ use crate::witness::Silence;
 use crate::world::{self, Enrolment};
 use crate::{forks, give_way, hooks, keeper};
 use act::{HUGE_PAGES, Purpose, Role, SharedMark, Userfault};
-use host::Pagemap;
+use host::{Pagemap, ProcessId, ProcessStat};
 use looks::{Activity, Looks};
 use page::PageRange;
 use report::report;
@@ -114,6 +114,8 @@ struct Agent {
     broken_looks: Looks,
     viewed: Option<Instant>,
     activity: Activity,
+    /// Whether a program that was attached while it ran has been idle since.
+    began_quiet: bool,
     /// Tells the worker that this process, or a child of it, may still map slots. It outlives the connection, as
     /// these mappings do.
     lease: Option<SharedMark>,
@@ -184,6 +186,8 @@ pub fn run(asked: &'static Asked, files: Files, is_child: bool, enrolment: Optio
     if is_child {
         let notes = agent.folder.as_ref().ok().and_then(|folder| folder.section().notes());
         world::compare_child(notes).map_err(|()| io::ErrorKind::PermissionDenied)?;
+    }
+    if is_child || agent.enrolment.is_some() && may_share_pages() {
         agent.rounds.leave_shared();
     }
     let mut pause = RECONNECT.0;
@@ -205,6 +209,12 @@ pub fn run(asked: &'static Asked, files: Files, is_child: bool, enrolment: Optio
         pause = page::doubled(Some(pause), RECONNECT);
     }
     agent.leave()
+}
+
+/// Whether the program may share pages with a parent or a child, to judge by what is there when the agent is put into it.
+fn may_share_pages() -> bool {
+    let own = std::process::id();
+    ProcessStat::read(own).is_ok_and(|stat| stat.forked) || !host::children(own).is_empty()
 }
 
 fn open_folder(asked: &Asked, watch: Userfault, notes: Option<Userfault>) -> io::Result<Folder> {
@@ -291,6 +301,7 @@ impl Agent {
             broken_looks: Looks::new(now),
             viewed: None,
             activity: Activity::new(now),
+            began_quiet: false,
             lease: None,
             former_leases: Vec::new(),
             silence: Silence::default(),
@@ -531,6 +542,9 @@ impl Agent {
         let forks = births.saturating_sub(std::mem::replace(&mut self.births, births));
         if forks > 0 {
             world::tell_birth();
+            if self.enrolment.is_some() {
+                self.rounds.leave_shared();
+            }
             let mappings = table::lock().mappings(table::everything());
             let most = self.forks.add(forks, mappings, now);
             if let Some(most) = most {
@@ -551,7 +565,7 @@ impl Agent {
 
     /// Searches for written pages among the folded, and has broken ones fingerprinted, if it is time for that.
     fn look_at_broken(&mut self, pace: Pace, now: Instant) -> io::Result<()> {
-        if !self.broken_looks.is_due(now, self.rounds.change(now)) {
+        if !self.broken_looks.is_due(now, self.rounds.change(now), self.rounds.rest_in(now)) {
             return Ok(());
         }
         let before = cpu_time(ClockId::ThreadCPUTime);
@@ -565,6 +579,12 @@ impl Agent {
     /// Makes a round if one is due, tells the worker of pages that have rested, and collapses a piece.
     fn look_and_report(&mut self, session: &mut Session, pace: Pace, now: Instant) -> io::Result<()> {
         let Ok(folder) = &self.folder else { return Ok(()) };
+        if self.enrolment.is_some() && !self.began_quiet && self.activity.is_idle(now) {
+            self.began_quiet = true;
+            let process = ProcessId::of(std::process::id()).ok();
+            let age = Duration::from_secs(process.map_or(0, |process| process.age_seconds()));
+            self.rounds.begin_quiet(age, now);
+        }
         let huge = pace.huge_pages != HugePages::Keep;
         let notes = folder.section().notes();
         let looked = self.rounds.look(&self.pagemap, notes, pace.pages_per_s, huge);

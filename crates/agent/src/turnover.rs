@@ -248,6 +248,15 @@ impl Turnover {
         }
     }
 
+    /// Takes in that the program has run for `age` and is idle. Unless a burst was seen, it is in a quiet interval then.
+    /// Of a program that was attached while it ran, nothing else is known of the time before.
+    pub fn begin_quiet(&mut self, age: Duration, now: Instant) {
+        if self.peak == 0.0 && self.last_burst == self.burst_since {
+            let quiet = age.min(Duration::from_secs(LONG_QUIET_SECONDS.into()));
+            self.last_burst = now.checked_sub(quiet).map_or(self.last_burst, |since| since.min(self.last_burst));
+        }
+    }
+
     /// Takes in that `changed` of the member's `pages` were written that had been at rest.
     pub fn add(&mut self, changed: u64, pages: u64, now: Instant) {
         self.changed += changed;

@@ -98,6 +98,7 @@ pub use crate::child::compare as compare_child;
 
 #[cfg(not(target_env = "gnu"))]
 mod halted {
+    use crate::cpu_time::cpu_time;
     use crate::fold::Folder;
     use crate::follow::{self, Following};
     use crate::keeper;
@@ -110,6 +111,7 @@ mod halted {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::fd::AsFd;
     use rustix::thread::gettid;
+    use rustix::time::ClockId;
     use std::io;
     use std::path::{Path, PathBuf};
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -127,8 +129,11 @@ mod halted {
     const TURN: Duration = Duration::from_millis(4);
     /// Time after which nothing is replaced any more: 100 ms. The other side waits for longer.
     const LAST: Duration = Duration::from_millis(100);
-    /// Time between two turns, as a multiple of one turn: 20; 4 while the agent leaves, which is done once.
-    const APART: (u32, u32) = (20, 4);
+    /// Time between two turns, as a multiple of one turn: 20. While the agent leaves, which is done once, 4. While the program
+    /// sleeps, and loses nothing by being stopped, 3.
+    const APART: [u32; 3] = [20, 4, 3];
+    /// Share of a processor below which the program sleeps, between two turns: 1/32. Going on from a stop takes some of it.
+    const SLEEPS: u32 = 32;
     /// Time for the other side's answer: 200 ms.
     const ANSWER: Duration = Duration::from_millis(200);
     /// Time for the answer to a question about the process: 1 s.
@@ -148,7 +153,8 @@ mod halted {
     pub struct Turns {
         /// When the threads were asked to stop, and when they had.
         began: Option<(Instant, Instant)>,
-        next: Option<Instant>,
+        /// The end of the last turn, its length, and the processor time of the program until then.
+        last: Option<(Instant, Duration, Duration)>,
         number: u64,
     }
 
@@ -318,7 +324,7 @@ mod halted {
     impl Turns {
         /// Before the first turn.
         pub const fn new() -> Self {
-            Self { began: None, next: None, number: 0 }
+            Self { began: None, last: None, number: 0 }
         }
 
         /// Begins a turn, or goes on with it. Says whether it has just begun; `None` if it cannot.
@@ -327,9 +333,7 @@ mod halted {
                 return Some(false);
             }
             self.rest();
-            if let Some(next) = self.next {
-                std::thread::sleep(next.saturating_duration_since(Instant::now()));
-            }
+            self.wait();
             let mut pause = TRIES.1;
             for _ in 0..TRIES.0 {
                 let asked = Instant::now();
@@ -350,8 +354,19 @@ mod halted {
             if let Some((asked, _)) = self.began.take() {
                 *HELD.lock() = None;
                 send(&FromAttached::Go);
-                let apart = if LEAVING.load(Ordering::Relaxed) { APART.1 } else { APART.0 };
-                self.next = Some(Instant::now() + asked.elapsed() * apart);
+                self.last = Some((Instant::now(), asked.elapsed(), program_time()));
+            }
+        }
+
+        /// Waits until the next turn may begin.
+        fn wait(&mut self) {
+            let Some((end, turn, used)) = self.last.take() else { return };
+            let sleep = |apart: u32| std::thread::sleep((end + turn * apart).saturating_duration_since(Instant::now()));
+            let [apart, leaving, asleep] = APART;
+            sleep(asleep);
+            let sleeps = program_time().saturating_sub(used) * SLEEPS < end.elapsed();
+            if !sleeps {
+                sleep(if LEAVING.load(Ordering::Relaxed) { leaving } else { apart });
             }
         }
 
@@ -381,6 +396,11 @@ mod halted {
         fn drop(&mut self) {
             self.rest();
         }
+    }
+
+    /// Processor time of the process but for the calling thread.
+    fn program_time() -> Duration {
+        cpu_time(ClockId::ProcessCPUTime).saturating_sub(cpu_time(ClockId::ThreadCPUTime))
     }
 
     fn send(message: &FromAttached) -> bool {

@@ -41,8 +41,8 @@ struct Query {
 
 /// Entries read in one piece on kernels without `PAGEMAP_SCAN`, one for each page.
 const READ_AT_ONCE_PAGES: u64 = 1 << 16;
-/// Most regions fetched by one `PAGEMAP_SCAN`.
-const REGIONS_A_CALL: usize = 512;
+/// Most regions fetched by one `PAGEMAP_SCAN`: the kernel allocates memory for them in each call.
+const REGIONS_A_CALL: usize = 128;
 
 /// The pagemap's entry of one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

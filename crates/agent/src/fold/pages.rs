@@ -1,5 +1,6 @@
 //! Pages that are looked at, or made private, without being folded.
 
+use crate::round::{scan, spans};
 use crate::section::Section;
 use crate::table;
 use act::make_private;
@@ -27,16 +28,14 @@ pub fn reclaim(pagemap: &Pagemap, range: PageRange) {
 /// # Errors
 /// The kernel refused to look.
 pub fn find_broken(pagemap: &Pagemap) -> host::Result<()> {
-    for span in crate::round::spans() {
-        let private = pagemap.private_ranges(span.start, span.end())?;
+    for range in scan(pagemap, &spans(), Pagemap::private_ranges)? {
+        // A thread of the program's may wait for the lock.
         let mut table = table::lock();
-        for range in private {
-            for run in table.slot_runs(range) {
-                table.set_broken(PageRange { start: run.start, pages: run.pages.into() });
-            }
-            for zeroed in table.zeroed_pages(range) {
-                table.set_pending(zeroed);
-            }
+        for run in table.slot_runs(range) {
+            table.set_broken(PageRange { start: run.start, pages: run.pages.into() });
+        }
+        for zeroed in table.zeroed_pages(range) {
+            table.set_pending(zeroed);
         }
     }
     Ok(())

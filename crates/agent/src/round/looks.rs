@@ -1,29 +1,50 @@
 //! Looks at the page table and at pages, with the table's lock held for a moment at a time.
 
-use super::ranges::{between, common};
+use super::ranges::{between, common, joined, overlapping};
 use super::{Kind, Rested};
 use crate::table;
 use act::{SoftReader, Userfault, Watch};
 use host::Pagemap;
-use page::{Fingerprint, PageRange};
+use page::{Fingerprint, HostVirt, PageRange};
 
-/// Pages that are read at once with the table's lock held: one of the program's threads may have to wait for that.
-pub const AT_ONCE_PAGES: u64 = 64;
+/// Pages that are read at once with the table's lock held: one of the program's threads may have to wait for that. Each member
+/// keeps a buffer of so many pages.
+pub const AT_ONCE_PAGES: u64 = 16;
 /// Pages whose notes of writes are taken at once with the table's lock held: 16 MiB, some 0.2 ms.
 const LOOK_PAGES: u64 = 4096;
+/// Pages between two ranges that cost less to scan than another call: 128.
+const NEAR_PAGES: u64 = 128;
+
+/// The pages that a scan finds in these ordered ranges. Programs have hundreds, many of them close together: one call scans these.
+pub fn scan(
+    pagemap: &Pagemap,
+    ranges: &[PageRange],
+    by: impl Fn(&Pagemap, HostVirt, HostVirt) -> host::Result<Vec<PageRange>>,
+) -> host::Result<Vec<PageRange>> {
+    let mut found = Vec::new();
+    for near in joined(ranges, NEAR_PAGES) {
+        found.append(&mut by(pagemap, near.start, near.end())?);
+    }
+    Ok(common(&found, ranges))
+}
 
 /// Takes the kernel's notes of pages that were written since the last time. Where the program has a userfaultfd of
 /// its own, these notes are the program's, and taking them would take them away. So the table's lock is held, without
 /// which it cannot register one. Only places with such pages are visited: a program may reserve terabytes.
-pub fn take_written(pagemap: &Pagemap, span: PageRange) -> host::Result<Vec<PageRange>> {
-    let mut written = Vec::new();
-    for piece in visits(&pagemap.written_ranges(span.start, span.end())?) {
+pub fn take_written(pagemap: &Pagemap, spans: &[PageRange]) -> host::Result<Vec<PageRange>> {
+    let mut taken = Vec::new();
+    let (Some(first), Some(last)) = (spans.first(), spans.last()) else { return Ok(taken) };
+    // The kernel passes over mappings in which no writes are noted, whatever they hold.
+    let written = pagemap.written_ranges(first.start, last.end())?;
+    for piece in visits(&written) {
         let table = table::lock();
-        for (part, _) in table.known(piece).into_iter().filter(|(_, traits)| traits.asked && !traits.is_yielded()) {
-            written.append(&mut pagemap.take_written(part.start, part.end())?);
+        let known = table.known(piece).into_iter().filter(|(_, traits)| traits.asked && !traits.is_yielded());
+        let known: Vec<PageRange> = known.map(|(part, _)| part).collect();
+        for part in overlapping(&known, &written) {
+            taken.append(&mut pagemap.take_written(part.start, part.end())?);
         }
     }
-    Ok(written)
+    Ok(taken)
 }
 
 /// Pieces of at most [`LOOK_PAGES`] that have all pages of these ordered ranges, and as little else as can be.
@@ -112,7 +133,7 @@ pub fn read_pages(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use page::{HostVirt, PAGE_SHIFT};
+    use page::PAGE_SHIFT;
 
     #[test]
     fn no_visit_is_to_a_place_without_written_pages() {

@@ -24,6 +24,18 @@ pub fn common(one: &[PageRange], other: &[PageRange]) -> Vec<PageRange> {
     found
 }
 
+/// These ordered ranges; those with at most `gap` pages between them are one, with these pages.
+pub fn joined(ranges: &[PageRange], gap: u64) -> Vec<PageRange> {
+    let mut all: Vec<PageRange> = Vec::new();
+    for range in ranges {
+        match all.last_mut().filter(|last| range.start <= last.end().add_pages(gap)) {
+            Some(last) => *last = between(last.start, range.end()),
+            None => all.push(*range),
+        }
+    }
+    all
+}
+
 /// Those ranges of an ordered list that overlap a range of another.
 pub fn overlapping(ranges: &[PageRange], others: &[PageRange]) -> Vec<PageRange> {
     let mut others = others.iter().peekable();
@@ -62,6 +74,8 @@ mod tests {
         assert_eq!(common(&open, &ranges(&[(5, 10), (18, 4), (24, 10)])), ranges(&[(5, 5), (20, 2), (24, 1), (30, 1)]));
         assert_eq!(overlapping(&open, &ranges(&[(9, 2), (29, 2)])), ranges(&[(0, 10), (30, 1)]));
         assert_eq!(common(&open, &[]), []);
+        assert_eq!(joined(&open, 5), ranges(&[(0, 10), (20, 11)]));
+        assert_eq!([9, 10].map(|gap| joined(&open, gap).len()), [2, 1]);
         assert_eq!(gaps(&open, HostVirt(40 << 12)), ranges(&[(0, 0), (10, 10), (25, 5), (31, 9)]));
     }
 }

@@ -64,6 +64,33 @@ fn change_ends_rest() {
     [memory.range(), more.range()].into_iter().for_each(|range| table::lock().forget(range));
 }
 
+/// Agents of MariaDB made two rounds a second, because some pages are written all the time.
+#[test]
+fn few_writes_do_not_end_rest() {
+    // Other tests of this process change the table meanwhile.
+    if !crate::testing::alone("round::tests::few_writes_do_not_end_rest") {
+        return;
+    }
+    let Ok(guard) = Userfault::open(Purpose::Note) else { return eprintln!("skipped: no userfaultfd") };
+    table::lock().follow_forks(true);
+    let (memory, mut rounds) = (written(256), Rounds::new(true, false).unwrap());
+    rounds.notice_changes(Instant::now());
+    (0..2).for_each(|_| drop(round(&mut rounds, &guard, &memory, None)));
+    let mut is_at_rest_after = |pages: u64| {
+        rest_long(&mut rounds);
+        rounds.next = Instant::now();
+        (0..pages).for_each(|page| write(&memory, page, 7));
+        round(&mut rounds, &guard, &memory, None);
+        rounds.due_in(Instant::now()) > Duration::from_secs(5)
+    };
+    let (share, least, most) = FEW_CHANGE;
+    assert_eq!([1, least / 2, 4 * least].map(&mut is_at_rest_after), [true, true, false]);
+    // Of a large member, more pages are few.
+    let may = [0, share * least, 10_000 * share, u64::MAX].map(|pages| rounds.may_change(pages));
+    assert_eq!(may, [least, least, most, most]);
+    table::lock().forget(memory.range());
+}
+
 /// Fresh pages, each with its own content, asked in.
 fn written(pages: u64) -> MemberMemory {
     let memory = MemberMemory::new(pages).unwrap();

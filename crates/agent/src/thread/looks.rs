@@ -32,15 +32,16 @@ impl Looks {
         Self { last: now, cost: looking + FINGERPRINT_COST * due }
     }
 
-    /// Whether the next search is due. To be asked anew each time: much may have begun to change since the last one.
-    pub fn is_due(&self, now: Instant, change: Change) -> bool {
+    /// Whether the next search is due, `rest` after the last one at the earliest. To be asked anew each time: much may have
+    /// begun to change since the last one.
+    pub fn is_due(&self, now: Instant, change: Change, rest: Duration) -> bool {
         // Searches may take this part of a processor: one in `share`.
         let share = match change {
             Change::Little | Change::MuchForLong => 1000,
             Change::Some => 200,
             Change::Much => 25,
         };
-        now >= self.last + BROKEN_EVERY.max(self.cost * share)
+        now >= self.last + BROKEN_EVERY.max(self.cost * share).max(rest)
     }
 }
 
@@ -92,13 +93,15 @@ mod tests {
                 (1, Change::Much),
                 (19, Change::MuchForLong),
             ]
-            .map(|(seconds, change)| dear.is_due(at(seconds), change)),
+            .map(|(seconds, change)| dear.is_due(at(seconds), change, Duration::ZERO)),
             [false, true, false, true, false, true, false]
         );
         let cheap = Looks { last, cost: Duration::from_micros(20) };
-        assert_eq!([0, 1].map(|seconds| cheap.is_due(at(seconds), Change::Some)), [false, true]);
+        assert_eq!([0, 1].map(|seconds| cheap.is_due(at(seconds), Change::Some, Duration::ZERO)), [false, true]);
         // Pages that are to be fingerprinted add to the cost.
         let many = Looks::took(last, Duration::from_millis(20), 40_000);
-        assert_eq!([7, 8].map(|seconds| many.is_due(at(seconds), Change::Some)), [false, true]);
+        assert_eq!([7, 8].map(|seconds| many.is_due(at(seconds), Change::Some, Duration::ZERO)), [false, true]);
+        let at_rest = |seconds| cheap.is_due(at(seconds), Change::Little, Duration::from_secs(10));
+        assert_eq!([9, 10].map(at_rest), [false, true]);
     }
 }

@@ -49,6 +49,29 @@ fn quiet_interval_follows_a_burst() {
 }
 
 #[test]
+fn idle_program_begins_with_the_quiet_interval_that_it_is_in() {
+    let start = Instant::now() + Duration::from_secs(1000);
+    let at = |second| start + Duration::from_secs(second);
+    let begun = |age| {
+        let mut turnover = Turnover::new(start);
+        turnover.begin_quiet(Duration::from_secs(age), at(1));
+        turnover
+    };
+    assert_eq!(begun(500).worth(at(1)), Worth::All);
+    assert_eq!(begun(500).quiet(at(2)), Some(QuietInterval { seconds: LONG_QUIET_SECONDS + 1, goes_on: true }));
+    // A young one is taken for what it is, and one of no age has just begun.
+    assert_eq!([0, 3, 5].map(|age| begun(age).quiet(at(2)).map(|quiet| quiet.seconds)), [None, Some(4), Some(6)]);
+    // A burst that was seen counts.
+    let mut turnover = Turnover::new(start);
+    turnover.add(60_000, 100_000, at(3));
+    turnover.begin_quiet(Duration::from_secs(500), at(4));
+    assert_eq!(turnover.quiet(at(5)), None);
+    let mut turnover = begun(500);
+    turnover.add(60_000, 100_000, at(3));
+    assert_eq!(turnover.quiet(at(5)), None);
+}
+
+#[test]
 fn short_gap_does_not_end_burst() {
     let start = Instant::now();
     let at = |second| start + Duration::from_secs(second);

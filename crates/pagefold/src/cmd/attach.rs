@@ -32,7 +32,7 @@ const LINGERS: Duration = Duration::from_secs(10);
 The process is not started anew, and need not have been started in any special way. One of its threads is
 stopped for less than a millisecond, and puts a thread of the agent's beside the program's own.
 While pages are being folded, all threads are stopped for some milliseconds at a time, one part
-in 20 at most.
+in 20 at most, one in 4 while the program sleeps.
 
 You must be allowed to trace the process, and to use the group. A program pagefold-attach stays beside
 it until it ends or is detached. Root's service is needed (pagefold serve).
