@@ -26,7 +26,7 @@ impl Allowance {
             return u64::MAX;
         };
         let of = |time: Duration| f64::from(rate) * time.as_secs_f64();
-        // What was read while there was no rate is no debt. A rate of one page in 10 s and less would never allow a whole one.
+        // Pages that were read while there was no rate are no debt. A rate of one page in 10 s and less would never allow a whole one.
         self.pages = (self.pages.max(-(HUGE_PAGES as f64)) + of(since)).min(of(KEPT).max(1.0));
         self.pages.max(0.0) as u64
     }

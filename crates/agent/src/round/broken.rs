@@ -39,7 +39,7 @@ struct BrokenPage {
 pub struct BrokenPageList(BTreeMap<u64, Box<[BrokenPage]>>);
 
 impl BrokenPageList {
-    /// Takes in the broken pages, as ranges in order, and finds those whose time has come: at most `budget` of them, those that have
+    /// Takes in the broken pages, as ranges in order, and finds those whose time has come: at most `budget`, those that have
     /// waited longest. New ones are due at once, and again after `wait` seconds. The more changes, the more often pages are due.
     pub fn look(
         &mut self,
