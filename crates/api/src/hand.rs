@@ -46,8 +46,8 @@ pub enum Handed {
 
 /// Frame of a message about the agent's object.
 const OBJECT: [u8; 1] = *b"o";
-/// Time for the answer to a question: 2 s. The service may be starting anew.
-const ANSWER: Duration = Duration::from_secs(2);
+/// Time for the answer to a question: 10 s. The service may be starting anew.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// The object that a service keeps; `None` if it keeps none.
 ///

@@ -5,8 +5,8 @@
 //!   every few seconds: pages that each guest saves, by page frames -> a policy of `pagefold balance` -> sizes of the balloons
 //! ```
 //!
-//! An arm is a case and a way: `fio-low` or `mr-low` says which group is short of memory; `ksm` and `fold` are mergers that know
-//! one group only; `1-9` is Pagefold with a group for each kind of guest, scanned at rates of 1 to 9.
+//! An arm is a case and a way. `fio-low` or `mr-low` says which group is short of memory. `ksm` and `fold` are mergers that know
+//! one group only. `1-9` is Pagefold with a group for each kind of guest, scanned at rates of 1 to 9.
 
 use super::{GROUP, Saved, merge};
 use crate::data::Length;

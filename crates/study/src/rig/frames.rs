@@ -118,8 +118,8 @@ impl Places {
         holders
     }
 
-    /// Places of frames that several places hold, and the number of these frames: what KSM calls `sharing` and `shared`, but that
-    /// `sharing` counts all places of a frame here.
+    /// Places of frames that several places hold, and the number of these frames. KSM calls them `sharing` and `shared`, but
+    /// counts all places of a frame but one in `sharing`.
     pub fn sharing_and_shared(&self) -> (u64, u64) {
         let shared = self.holders().into_values().filter(|n| *n > 1);
         shared.fold((0, 0), |(sharing, shared), n| (sharing + u64::from(n), shared + 1))
