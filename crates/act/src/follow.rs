@@ -20,6 +20,9 @@
 //!
 //! The memory of a forked child is followed in the same way, by the process that holds the child's userfaultfd. No
 //! discard may go unseen, so a follower lives until the address space that it follows has ended.
+//!
+//! An agent in the child may claim its userfaultfd. It then keeps writers out and takes pages away, and has to hear of all
+//! discards. So others that follow the child read nothing meanwhile, and place nothing.
 
 use crate::userfault::{Fault, Message, Userfault};
 use page::{HostVirt, PageRange, PageSet};
@@ -30,6 +33,9 @@ use std::time::{Duration, Instant};
 
 /// Time that a thread is given, in another process, from its discard's acknowledgement until it has taken the entries away.
 const ZAP_TIME: Duration = Duration::from_millis(500);
+
+/// Addresses of programs, as far as the kernel takes them in a call about a range.
+pub const PROGRAMS: PageRange = PageRange { start: HostVirt(1 << 16), pages: (1 << 35) - (1 << 4) - 1 };
 
 /// Follows one address space.
 #[derive(Debug)]
@@ -59,6 +65,8 @@ pub struct Follower {
     served: Option<PageSet>,
     /// Missing pages that were touched while answers are put off; `None` while they are not.
     put_off: Option<PageSet>,
+    /// Whether an agent in the child may have claimed it.
+    may_be_claimed: bool,
 }
 
 /// A move of which the kernel is going to send a message, by the first address of the mapping that is moved.
@@ -121,13 +129,15 @@ impl Follower {
             expected,
             being_placed,
             put_off,
+            may_be_claimed: false,
         }
     }
 
     /// Follows a forked child's memory through the child's userfaultfd. `discarded` are the pages that its parent had
     /// discarded. Those that became zeros since are among them: some may have lost their entries again.
     pub fn of_child(watch: Userfault, discarded: PageSet) -> Self {
-        Self { inherited: discarded.clone(), discarded, is_own: false, ..Self::own(Arc::new(watch)) }
+        let may_be_claimed = true;
+        Self { inherited: discarded.clone(), discarded, is_own: false, may_be_claimed, ..Self::own(Arc::new(watch)) }
     }
 
     /// Leaves threads asleep that touch missing pages, until [`Follower::answer_missing`]: somebody else may be about to
@@ -232,11 +242,32 @@ impl Follower {
         self.lately.iter_mut().for_each(|lately| lately.remove(range));
     }
 
-    /// Reads the next message and answers it.
+    /// Goes on where somebody else was to read, and has ended. An agent in the child may have claimed it meanwhile. Messages that were
+    /// read may not have been answered: who sleeps tries again.
+    pub fn succeed(&mut self) {
+        self.expect_claim();
+        let _ = self.watch.wake(PROGRAMS);
+    }
+
+    /// Says that an agent in the child may claim it.
+    pub const fn expect_claim(&mut self) {
+        self.may_be_claimed = true;
+    }
+
+    /// Whether an agent in the child follows it at this moment. None begins to without the word of whoever is to read.
+    pub fn is_claimed(&mut self) -> bool {
+        self.may_be_claimed = self.may_be_claimed && self.watch.is_claimed();
+        self.may_be_claimed
+    }
+
+    /// Reads the next message and answers it. Of a child that was claimed, it reads none.
     ///
     /// # Errors
     /// The kernel refuses, for instance because no file descriptors are left.
     pub fn read(&mut self) -> io::Result<Told> {
+        if self.is_claimed() {
+            return Ok(Told::Nothing);
+        }
         let Some(message) = self.watch.next_message()? else { return Ok(Told::Nothing) };
         match message {
             Message::Fault(page, fault) => {
@@ -332,6 +363,9 @@ impl Follower {
     /// # Errors
     /// `ESRCH`: the address space is gone.
     pub fn settle(&mut self) -> Result<(), Errno> {
+        if !self.discarded.is_empty() && self.is_claimed() {
+            return Ok(());
+        }
         for range in self.discarded.ranges().collect::<Vec<_>>() {
             let mut at = 0;
             while at < range.pages {

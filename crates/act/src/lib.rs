@@ -27,7 +27,7 @@ pub use confine::{
     raise_open_files_limit,
 };
 pub use file_store::FileStore;
-pub use follow::{Expected, Follower, Told};
+pub use follow::{Expected, Follower, PROGRAMS, Told};
 pub use fork_probe::ForkProbe;
 pub use ksm_knobs::{KsmKnobs, memory_merge, set_ksm, set_memory_merge};
 pub use member_memory::{
@@ -40,4 +40,4 @@ pub use prover::Prover;
 pub use soft_read::SoftReader;
 #[cfg(target_env = "gnu")]
 pub use trace::{FilterInstruction, Registers, Resume, Stop, Tracee, share_files, share_memory};
-pub use userfault::{Fault, Message, Moved, Purpose, Userfault, Watch, file_of_thread};
+pub use userfault::{Claim, Fault, Message, Moved, Purpose, Userfault, Watch, file_of_thread};

@@ -14,6 +14,10 @@
 //!
 //! As long as a message is unread, all calls here that place, move or protect pages fail with `EAGAIN`.
 //!
+//! Several processes may have a userfaultfd open that looks after a forked child. One of them can *claim* it, and the others
+//! leave its messages alone from then on. A claim is a lock of the file (`F_OFD_SETLK`), which all of them see. It does not end when
+//! one of several descriptors is closed, as locks by process do (`F_SETLK`).
+//!
 //! Errors are bare numbers (`Errno`), because callers must not allocate memory.
 
 use crate::HUGE_PAGES;
@@ -204,6 +208,22 @@ impl Userfault {
         file_of_thread(thread, number).map(Self)
     }
 
+    /// Claims it.
+    ///
+    /// # Errors
+    /// No descriptor is left, or the kernel is short of memory for the lock.
+    pub fn claim(&self) -> io::Result<Claim> {
+        let claim = Claim(self.0.try_clone()?);
+        // The kernel opens userfaultfds for reading only, so this is all that can be locked. Nobody else locks them.
+        lock(self.0.as_fd(), libc::F_OFD_SETLK, libc::F_RDLCK)?;
+        Ok(claim)
+    }
+
+    /// Whether somebody has claimed it. If the kernel does not say, nobody else may read it.
+    pub fn is_claimed(&self) -> bool {
+        lock(self.0.as_fd(), libc::F_GETLK, libc::F_WRLCK).map_or(true, |found| found != libc::F_UNLCK)
+    }
+
     /// The number under which the calling thread has it open.
     pub fn number(&self) -> i32 {
         self.0.as_raw_fd()
@@ -365,6 +385,27 @@ impl Userfault {
         let result = unsafe { self.ioctl(UFFDIO_POISON, &raw mut argument) };
         done(result, argument.updated, range)
     }
+}
+
+/// A claim to a userfaultfd, which ends when this is dropped.
+#[derive(Debug)]
+pub struct Claim(OwnedFd);
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // The kernel needs no memory for that.
+        let _ = lock(self.0.as_fd(), libc::F_OFD_SETLK, libc::F_UNLCK);
+    }
+}
+
+/// Sets a lock of a whole file, or asks for one that is in the way. Returns the kind that the kernel names.
+fn lock(file: BorrowedFd<'_>, command: libc::c_int, kind: libc::c_int) -> io::Result<libc::c_int> {
+    // SAFETY: all bits zero are a lock of the whole file.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    // SAFETY: the kernel reads and writes a lock of this layout, which is exclusively borrowed for the call.
+    let answer = unsafe { libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), command, &raw mut lock) };
+    if answer == 0 { Ok(lock.l_type.into()) } else { Err(io::Error::last_os_error()) }
 }
 
 impl AsFd for Userfault {

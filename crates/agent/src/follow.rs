@@ -35,6 +35,8 @@ use crate::maps::{Kind, Maps};
 use crate::spawn;
 use crate::table::Traits;
 use crate::world;
+#[cfg(not(target_env = "gnu"))]
+use act::Watch;
 use act::{Expected, Follower, Told, Userfault};
 use page::{HostVirt, PageRange, PageSet};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -75,6 +77,8 @@ pub struct Following {
     is_retired: AtomicBool,
     /// Becomes readable then.
     retirement: OwnedFd,
+    /// Whether its thread reads nothing any more.
+    has_ended: AtomicBool,
     /// Processor time of the follower's thread, in microseconds.
     cpu_us: AtomicU64,
     /// Children that were born since it started.
@@ -126,17 +130,18 @@ impl Drop for Moving {
     }
 }
 
-/// Waits until all children that were born are handed to the keeper, but at most [`HAND_OVER_MS`]. For a process that
-/// is about to end, after which nobody would follow them.
-pub fn wait_for_keeper() {
+/// Waits until all children that were born are handed to the keeper, but at most [`HAND_OVER_MS`]. Says whether they are. For
+/// a process that is about to end, or whose agent is, after which nobody would follow them.
+pub fn wait_for_keeper() -> bool {
     // SAFETY: the pointer is null, or points to what `publish` has leaked.
-    let Some(following) = (unsafe { CURRENT.load(Ordering::Acquire).as_ref() }) else { return };
+    let Some(following) = (unsafe { CURRENT.load(Ordering::Acquire).as_ref() }) else { return true };
     for _ in 0..HAND_OVER_MS {
         if following.hold().born.is_empty() {
-            return;
+            return true;
         }
         std::thread::sleep(Duration::from_millis(1));
     }
+    false
 }
 
 /// Whether the program was seen to change mappings past the hooks.
@@ -167,7 +172,7 @@ impl Following {
         let shared = Lock::new(Shared::new(own));
         let (maps, lost_track) = (Maps::open()?, OnceLock::new());
         let (expects_discards, is_retired) = (AtomicBool::new(false), AtomicBool::new(false));
-        let (is_stale, has_moved) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (is_stale, has_moved, has_ended) = (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
         let (cpu_us, births) = (AtomicU64::new(0), AtomicU64::new(0));
         let alarm = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         let retirement = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
@@ -183,6 +188,7 @@ impl Following {
             has_moved,
             is_retired,
             retirement,
+            has_ended,
             cpu_us,
             births,
             alarm,
@@ -250,6 +256,14 @@ impl Following {
     pub fn retire(&self) {
         self.is_retired.store(true, Ordering::Relaxed);
         ring(&self.retirement);
+    }
+
+    /// Waits until its thread reads nothing any more, once it is [retired](Following::retire).
+    #[cfg(not(target_env = "gnu"))]
+    pub fn wait_for_end(&self) {
+        while !self.has_ended.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Whether memory may be discarded in ways that no hook sees: this was expected, or was seen.
@@ -340,12 +354,12 @@ impl Following {
         self.has_moved.load(Ordering::Relaxed)
     }
 
-    /// Whether memory at this page is registered here.
+    /// Whether memory at this page, which maps the pool, is registered here and with no other userfaultfd.
     #[cfg(not(target_env = "gnu"))]
     pub fn follows(&self, page: HostVirt) -> bool {
-        // No page that maps the pool is protected outside of a section.
-        let lift = |_: &mut Shared| self.watch.protect(PageRange { start: page, pages: 1 }, false);
-        self.until_read(lift).1 != Err(Errno::NOENT)
+        // Calls that protect or place pages go through any userfaultfd of the process. This one does not, and changes nothing where
+        // it is registered already.
+        self.watch.register(PageRange { start: page, pages: 1 }, Watch::AbsentAndWrites).is_ok()
     }
 
     /// The mapping that holds a page, by the kernel's list.
@@ -426,6 +440,7 @@ impl Following {
             let files = [self.watch.as_fd(), self.retirement.as_fd()];
             let _ = poll(&mut files.map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN)), time.as_ref());
         }
+        self.has_ended.store(true, Ordering::Release);
     }
 }
 

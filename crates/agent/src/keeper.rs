@@ -16,8 +16,10 @@ use wire::attach::Server;
 use wire::prove::{FOLLOW_FORKS, FOLLOWS_FORKS, KEEP};
 #[cfg(not(target_env = "gnu"))]
 use {
+    act::Claim,
     page::HostVirt,
-    wire::prove::{LENT, NOT_KEPT, encode_lend},
+    rustix::fd::OwnedFd,
+    wire::prove::{CLAIMED, LENT, NOT_KEPT, YOURS, encode_lend},
 };
 
 /// Time until the next attempt at a keeper that is absent or takes nothing, and between two looks for children that
@@ -88,6 +90,7 @@ impl Keeper {
             return Vec::new();
         }
         self.socket = None;
+        self.kept.iter_mut().for_each(Follower::succeed);
         std::mem::take(&mut self.kept)
     }
 }
@@ -109,32 +112,46 @@ fn send_file(socket: &Seqpacket, frame: &[u8], file: BorrowedFd<'_>) -> io::Resu
     }
 }
 
-/// Borrows the userfaultfd that looks after a page which this process has inherited. As long as the connection lives, nobody else
-/// reads the kernel's messages there.
+/// Borrows the userfaultfd that looks after a page which this process has inherited. Nobody else reads the kernel's messages there
+/// as long as the claim lasts.
 ///
 /// # Errors
 /// There is no keeper, it does not answer, or it does not follow that page.
 #[cfg(not(target_env = "gnu"))]
-pub fn borrow(page: HostVirt) -> io::Result<(Userfault, Seqpacket)> {
+pub fn borrow(page: HostVirt) -> io::Result<(Userfault, Claim)> {
     let socket = world::connect(Server::Prover, Path::new(""))?;
-    let (mut answer, mut files, until) = ([0; 8], Vec::new(), Instant::now() + LEND_TIME);
+    let (mut files, until) = (Vec::new(), Instant::now() + LEND_TIME);
     if !socket.send(&encode_lend(page), &[])? {
         return Err(io::ErrorKind::WouldBlock.into());
     }
+    let watch = match answer(&socket, &mut files, until)? {
+        LENT => Userfault::from_fd(files.pop().ok_or(io::ErrorKind::InvalidData)?)?,
+        NOT_KEPT => return Err(io::ErrorKind::NotFound.into()),
+        _ => return Err(io::ErrorKind::InvalidData.into()),
+    };
+    let claim = watch.claim()?;
+    // If the keeper is gone by now, the parent's agent may be reading.
+    socket.send(&CLAIMED, &[])?;
+    match answer(&socket, &mut files, until)? {
+        YOURS => Ok((watch, claim)),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// The keeper's next answer, of one byte.
+#[cfg(not(target_env = "gnu"))]
+fn answer(socket: &Seqpacket, files: &mut Vec<OwnedFd>, until: Instant) -> io::Result<[u8; 1]> {
+    let mut frame = [0; 2];
     loop {
-        match socket.receive(&mut answer, &mut files)? {
-            Received::Frame(bytes) if answer[..bytes] == LENT => {
-                let file = files.pop().ok_or(io::ErrorKind::InvalidData)?;
-                return Ok((Userfault::from_fd(file)?, socket));
-            }
-            Received::Frame(bytes) if answer[..bytes] == NOT_KEPT => return Err(io::ErrorKind::NotFound.into()),
+        match socket.receive(&mut frame, files)? {
+            Received::Frame(1) => return Ok([frame[0]]),
             Received::Frame(_) => return Err(io::ErrorKind::InvalidData.into()),
             Received::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
             Received::Nothing => {}
         }
         let left = until.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut)?;
         let left = Timespec::try_from(left).map_err(io::Error::other)?;
-        let _ = poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&left));
+        let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&left));
     }
 }
 

@@ -105,9 +105,9 @@ mod halted {
     use crate::leave::{Origin, inherited, restore};
     use crate::lock::Lock;
     use crate::{maps, table};
-    use act::{SharedMark, Userfault};
+    use act::{PROGRAMS, SharedMark, Userfault};
     use host::{Pagemap, Received, Seqpacket};
-    use page::{HostVirt, PageRange};
+    use page::PageRange;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::fd::AsFd;
     use rustix::thread::gettid;
@@ -121,10 +121,8 @@ mod halted {
 
     /// Time between two looks whether pages are held by somebody else: 5 s.
     const LEAVE_TIME: Duration = Duration::from_secs(5);
-    /// Time between two attempts at inherited memory, and for a follower to end: 50 ms.
+    /// Time between two attempts at inherited memory: 50 ms.
     const AGAIN: Duration = Duration::from_millis(50);
-    /// Addresses of programs, as far as the kernel takes them in a call about a range.
-    const PROGRAMS: PageRange = PageRange { start: HostVirt(1 << 16), pages: (1 << 35) - (1 << 4) - 1 };
     /// Time after which the program's threads get their turn: 4 ms.
     const TURN: Duration = Duration::from_millis(4);
     /// Time after which nothing is replaced any more: 100 ms. The other side waits for longer.
@@ -261,7 +259,7 @@ mod halted {
     pub fn leave(folder: Result<Folder, String>, pagemap: &Pagemap) -> io::Result<()> {
         let Ok(mut folder) = folder else { return Ok(()) };
         while !restore(&mut folder, pagemap, LEAVE_TIME, Origin::Folded) {}
-        follow::wait_for_keeper();
+        while !follow::wait_for_keeper() {}
         loop {
             match restore_inherited(&mut folder, pagemap) {
                 Ok(true) => break,
@@ -281,18 +279,19 @@ mod halted {
     /// that is left.
     fn restore_inherited(folder: &mut Folder, pagemap: &Pagemap) -> Result<bool, ()> {
         let Some(page) = inherited(folder.section().following())? else { return Ok(true) };
-        let (lent, lender) = keeper::borrow(page).map_err(drop)?;
+        let (lent, claim) = keeper::borrow(page).map_err(drop)?;
         let following = Following::start(lent, true, PathBuf::new()).map_err(drop)?;
         following.expect_discards();
         following.publish();
         folder.follow_by(&following);
         while !restore(folder, pagemap, LEAVE_TIME, Origin::Inherited) {}
-        follow::wait_for_keeper();
+        while !follow::wait_for_keeper() {}
         following.retire();
-        std::thread::sleep(AGAIN);
-        // Threads that sleep on other memory try again, and the keeper answers.
+        following.wait_for_end();
+        // From here on, whoever else holds it follows the child.
+        drop(claim);
+        // Threads that sleep on other memory try again, and are answered.
         let _ = following.watch().wake(PROGRAMS);
-        drop(lender);
         Ok(false)
     }
 

@@ -58,7 +58,7 @@ pub use own_cpu::own_cpu_time;
 pub use page::PageRange;
 pub use page_cache::CachedFile;
 pub use pagemap::{Pagemap, PagemapEntry, frames_visible, has_pagemap_scan};
-pub use peer_process::{PeerPages, PeerProcess};
+pub use peer_process::{PeerPages, PeerProcess, peer_layout};
 pub use plain_file::{open_plain_file, read_plain_file};
 pub use pressure::{high_watermark_bytes, memory_stalled_percent};
 pub use process::{

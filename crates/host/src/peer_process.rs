@@ -43,6 +43,14 @@ impl PeerProcess {
     }
 }
 
+/// Where the process that connected has its program's code and its first stack ([`ProcessStat::layout`]). Forked processes
+/// have their parent's. `None` if the process has ended, or may not be looked at.
+pub fn peer_layout(socket: &Seqpacket) -> Option<(u64, u64)> {
+    let (pid, pidfd) = (socket.peer().ok()?.pid, peer_pidfd(socket).ok()?);
+    let layout = ProcessStat::read(pid).ok()?.layout;
+    layout.filter(|_| has_ended(&pidfd).is_ok_and(|ended| !ended))
+}
+
 /// The pagemap of the process that connected.
 ///
 /// It is opened once and stays with the address space of that moment. It reads as empty once that is gone.

@@ -19,10 +19,12 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, RecvMsg, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
-    recvmsg, sendmsg, socket_with, socketpair, sockopt,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, getsockname,
+    listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
 };
+use std::ffi::OsStr;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Most file descriptors that are sent in one frame.
@@ -271,6 +273,13 @@ impl SeqpacketListener {
     /// The path that it listens at.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The path that the kernel has noted when the socket was bound, if it can be found from everywhere.
+    pub fn address(&self) -> Option<PathBuf> {
+        let address = SocketAddrUnix::try_from(getsockname(&self.socket).ok()?).ok()?;
+        let path = PathBuf::from(OsStr::from_bytes(address.path_bytes()?));
+        path.is_absolute().then_some(path)
     }
 
     /// Takes over a listening socket that was handed on.

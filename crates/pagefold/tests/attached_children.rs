@@ -7,8 +7,8 @@ use host::Mapping;
 use serde_json::Value;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::process::{Child, Command};
-use std::time::Duration;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 const CONFIG: &str = "[[group]]\nname = 'acme'\n[[group]]\nname = 'beta'\n";
 /// Time for anything to happen on a busy machine.
@@ -16,6 +16,29 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Words of the program's table before that of the first process, and those of a process.
 const HEAD: u64 = 4;
 const SLOT: u64 = 4;
+/// The word that says which page is touched, and that of a process which says with how many faults.
+const TOUCHED: u64 = 3;
+const FAULTS: u64 = 3;
+/// Words with the address of inherited memory; with the number of pages that outsiders have written, and of those that they have found wrong.
+const ADDRESS: [u64; 2] = [1020, 1021];
+const WRITTEN: u64 = 1022;
+const LOST: u64 = 1023;
+
+/// Asks the keeper for the userfaultfd of its own page at an address again and again, on many connections. Says how often it was told
+/// that none is kept: `SOCKET ADDRESS SECONDS`.
+const ASKER: &str = "
+import socket, struct, sys, threading, time
+path, frame, end = sys.argv[1], b'l' + struct.pack('<Q', int(sys.argv[2])), time.time() + int(sys.argv[3])
+told = []
+def ask():
+    while time.time() < end:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
+            s.connect(path); s.send(frame); told.append(s.recv(8))
+threads = [threading.Thread(target=ask) for _ in range(16)]
+for t in threads: t.start()
+for t in threads: t.join()
+print(sum(answer == b'n' for answer in told))
+";
 
 /// A running `workers.c`, and the table that it has mapped.
 struct Server {
@@ -77,15 +100,36 @@ impl Server {
         let pid = self.pid(process);
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("its mappings");
         assert!(!maps.contains("pagefold"), "{maps}");
-        assert_eq!((entries(pid, "task"), entries(pid, "fd")), (1, self.files));
+        assert_eq!((threads(pid), entries(pid, "fd")), (1, self.files));
+    }
+
+    /// Starts an outsider, which writes pages of a worker from another process, and reads them again.
+    fn outsider(&self, installed: &Installed, worker: u64) -> Outsider {
+        let mut command = Command::new(installed.path("workers"));
+        command.arg(installed.path("table")).arg(self.pid(worker).to_string());
+        Outsider(command.spawn().expect("start an outsider"))
     }
 
     /// Has the parent fork a worker, and returns its number.
     fn fork(&mut self) -> u64 {
+        self.fork_by(b'f')
+    }
+
+    fn fork_by(&mut self, order: u8) -> u64 {
         let number = u64::from(self.at(2)) + 1;
-        self.order(b'f', &[0]);
+        self.order(order, &[0]);
         wait("the worker has filled its memory", || (self.word(number, 1) == self.orders).then_some(()));
         number
+    }
+}
+
+/// Dropping it ends it.
+struct Outsider(Child);
+
+impl Drop for Outsider {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -101,14 +145,29 @@ fn entries(pid: u32, dir: &str) -> usize {
     fs::read_dir(format!("/proc/{pid}/{dir}")).expect("it runs").count()
 }
 
+/// Number of a process's threads, but for the kernel's own that serve its rings.
+fn threads(pid: u32) -> usize {
+    let all = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
+    let names = all.filter_map(|thread| fs::read_to_string(thread.path().join("comm")).ok());
+    names.filter(|name| !name.starts_with("iou-")).count()
+}
+
 fn wait<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
     wait_for_within(PATIENCE, what, look)
 }
 
 fn attach(installed: &Installed, pid: u32) {
+    attach_with(installed, pid, "1");
+}
+
+/// Attaches a process. Children of its that have lived for so many seconds become members, too.
+fn attach_with(installed: &Installed, pid: u32, children_after: &str) {
     let mut command = Command::new(installed.path("pagefold"));
     command.args(["attach", &pid.to_string(), "--group", "acme", "--all-anonymous", "--name", "server"]);
-    command.env("PAGEFOLD_DIR", installed.path("s")).env("PAGEFOLD_EAGER", "1").env("PAGEFOLD_CHILDREN_AFTER", "1");
+    command
+        .env("PAGEFOLD_DIR", installed.path("s"))
+        .env("PAGEFOLD_EAGER", "1")
+        .env("PAGEFOLD_CHILDREN_AFTER", children_after);
     let attached = command.output().expect("run pagefold");
     assert!(attached.status.success(), "{attached:?}");
 }
@@ -120,12 +179,31 @@ fn detach(installed: &Installed, pid: u32) {
 
 /// Detaches a process while all of these write and discard pages all the time.
 fn detach_meanwhile(installed: &Installed, pid: u32, server: &mut Server, all: &[u64]) {
+    detach_with(installed, pid, server, (b"bdw", all), |_| {});
+}
+
+/// Detaches a process while all of these carry out orders in turn. `at_start` is called when that has begun. In one second of four, orders
+/// discard pages: an agent leaves inherited memory when none were discarded for a second.
+fn detach_with(
+    installed: &Installed,
+    pid: u32,
+    server: &mut Server,
+    (orders, all): (&[u8], &[u64]),
+    at_start: impl FnOnce(&mut Server),
+) {
     let mut command = Command::new(installed.path("pagefold"));
     command.args(["detach", &pid.to_string(), "--wait", "120"]).env("PAGEFOLD_DIR", installed.path("s"));
     let mut detaching = command.spawn().expect("run pagefold");
-    let mut orders = b"bdw".iter().cycle();
+    at_start(server);
+    let (mut orders, begin) = (orders.iter().cycle(), Instant::now());
     let detached = loop {
-        server.order(*orders.next().expect("one"), all);
+        let may_discard = begin.elapsed().as_secs().is_multiple_of(4);
+        let order = match orders.next().expect("one") {
+            b'd' if !may_discard => b'w',
+            b'k' if !may_discard => b'K',
+            order => *order,
+        };
+        server.order(order, all);
         if let Some(status) = detaching.try_wait().expect("wait for it") {
             break status;
         }
@@ -186,7 +264,12 @@ fn workers_forked_by_attached_process_fold_and_are_left_as_they_were() {
     server.assert_untouched(0);
     server.order(b'b', &all);
     folded(&installed, second, 1000);
-    detach(&installed, second);
+    // Pages that are discarded meanwhile, and that nobody touches before the agent has left, are zeros.
+    detach_with(&installed, second, &mut server, (b"-", &[other]), |server| {
+        for _ in 0..40 {
+            server.order(b'D', &[other]);
+        }
+    });
     server.assert_untouched(other);
     server.order(b'w', &all);
     assert!(installed.members("acme").is_empty(), "{:?}", installed.members("acme"));
@@ -211,4 +294,109 @@ fn worker_stays_member_without_its_parent_and_executed_program_does_not() {
     detach_meanwhile(&installed, first, &mut server, &[one]);
     server.assert_untouched(one);
     server.order(b'd', &[one]);
+}
+
+#[test]
+fn group_show_says_why_worker_cannot_be_attached() {
+    let Some(installed) = Installed::attaching() else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let mut server = Server::start(&installed);
+    attach(&installed, server.pid(0));
+    let worker = server.fork_by(b'T');
+    let pid = server.pid(worker);
+    let not_attached = || installed.show("acme")["not_attached"].as_array().expect("a list").clone();
+    let found = wait("the reason is told", || not_attached().into_iter().next());
+    assert_eq!(
+        (&found["pid"], &found["family"], &found["program"]),
+        (&pid.into(), &"server".into(), &"workers".into())
+    );
+    assert!(found["why"].as_str().is_some_and(|why| why.contains("traces it")) && found["again_s"].is_u64(), "{found}");
+    let text = installed.pagefold(&["group", "show", "acme"]).stdout;
+    let text = String::from_utf8_lossy(&text);
+    assert!(
+        text.contains(&format!("process {pid} (workers, of server): process {} traces it", server.pid(0))),
+        "{text}"
+    );
+    signal(pid, "KILL");
+    wait("a worker that has ended is not told of", || not_attached().is_empty().then_some(()));
+}
+
+/// The first page of a process that maps the pool.
+fn first_pooled(pid: u32) -> u64 {
+    let all = Mapping::list(pid).expect("its mappings");
+    let mut pooled = all.iter().filter(|mapping| !mapping.shared && mapping.name.contains("pagefold"));
+    pooled.next().expect("a mapping of the pool").start.0
+}
+
+/// Looking for a userfaultfd protects a page of each candidate. A process that asks all the time makes that no family's but its own.
+#[test]
+fn member_that_asks_for_a_userfaultfd_all_the_time_does_not_slow_children_of_others() {
+    let Some(installed) = Installed::attaching() else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let mut server = Server::start(&installed);
+    attach_with(&installed, server.pid(0), "never");
+    folded(&installed, server.pid(0), 1000);
+    let worker = server.fork();
+    let [high, low] = ADDRESS.map(|word| u64::from(server.at(word)));
+    let (page, area) = (first_pooled(server.pid(worker)), high << 32 | low);
+    server.write(TOUCHED, u32::try_from((page - area) / 4096).expect("a page of the area"));
+    let mut asker = Command::new("python3");
+    asker.args(["-c", ASKER, &installed.text("s/prove.sock"), &page.to_string(), "4"]).stdout(Stdio::piped());
+    let asker = asker.spawn().expect("run python3");
+    server.order(b't', &[worker]);
+    let faults = server.word(worker, FAULTS);
+    let told = asker.wait_with_output().expect("wait for it").stdout;
+    let told: u32 = String::from_utf8_lossy(&told).trim().parse().expect("a number");
+    eprintln!("{faults} faults, and {told} answers");
+    assert!(told > 50, "the keeper has answered {told} times");
+    assert!(faults <= 20, "{faults} faults, of which the kernel's own look after memory is one or two");
+}
+
+/// The process of the service's keeper, if it runs.
+fn keeper(supervisor: u32) -> Option<u32> {
+    let children = host::children(supervisor);
+    children.into_iter().find(|pid| host::runs_program(*pid, "pagefold-prove") == Some(true))
+}
+
+/// Kills the keeper at these times from here on, or as soon as there is one.
+fn kill_keeper_at(supervisor: u32, times: [u64; 2]) {
+    let start = Instant::now();
+    for time in times.map(|time| start + Duration::from_millis(time)) {
+        std::thread::sleep(time.saturating_duration_since(Instant::now()));
+        signal(wait("there is a keeper", || keeper(supervisor)), "KILL");
+    }
+}
+
+/// Another process and the kernel's own threads write pages of a worker all the time, which nobody can stop.
+#[test]
+fn no_write_is_lost_when_keeper_is_killed_while_worker_is_left() {
+    let Some(installed) = Installed::attaching() else { return };
+    let is_long = std::env::var_os("PAGEFOLD_SOAK_SECONDS").is_some();
+    let supervisor = installed.serve(CONFIG, &[]);
+    let mut server = Server::start(&installed);
+    attach(&installed, server.pid(0));
+    folded(&installed, server.pid(0), 1000);
+    for cycle in 0..if is_long { 12 } else { 2 } {
+        let worker = server.fork();
+        let pid = server.pid(worker);
+        folded(&installed, pid, 1000);
+        let outsider = server.outsider(&installed, worker);
+        wait("it has written", || (server.at(WRITTEN) > 1000).then_some(()));
+        assert_eq!(server.at(LOST), 0, "writes from outside are lost in cycle {cycle} before the worker is left");
+        // None is killed in the first: then pages are discarded, too.
+        let orders: &[u8] = if cycle == 0 { b"kkbd" } else { b"KKb" };
+        let mut killing = None;
+        detach_with(&installed, pid, &mut server, (orders, &[worker]), |_| {
+            let (supervisor, first) = (supervisor.0.id(), 100 + cycle * 350 % 1500);
+            killing = (cycle > 0).then(|| std::thread::spawn(move || kill_keeper_at(supervisor, [first, first + 600])));
+        });
+        killing.into_iter().for_each(|thread| thread.join().expect("it kills"));
+        server.assert_untouched(worker);
+        server.order(b'k', &[worker]);
+        let written = server.at(WRITTEN);
+        wait("each page was read once more", || (server.at(WRITTEN) > written + 1000).then_some(()));
+        drop(outsider);
+        assert_eq!(server.at(LOST), 0, "writes from outside are lost in cycle {cycle}");
+        signal(pid, "KILL");
+    }
 }

@@ -15,14 +15,21 @@
 //!   space of the process that opened the userfaultfd, when that process asks for it. A peer that hands over another
 //!   process's userfaultfd could do the same itself.
 //! - A peer may clear the flag by which reading does not wait. That holds up the thread of this one connection.
+//!
+//! When its supervisor has ended, nobody can connect to it any more. It goes on, and hands its children on to the next supervisor's
+//! keeper ([`hand_on`]): those of members that live by way of these.
+//!
+//! A member holds on to what it has handed over, and follows its children by itself when the connection is closed. So the keeper
+//! has stopped to read by then, and a child that an agent has claimed (`lend`) is left alone by either.
 
 use act::{Follower, Purpose, Told, Userfault};
 use host::{Received, Seqpacket};
 use page::PageSet;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, OwnedFd};
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 use wire::prove::KEEP;
@@ -33,21 +40,40 @@ const MOST_CHILDREN: (usize, usize) = (1024, 8192);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Wait before the next attempt at discards that the kernel has reported and not carried out yet: 1 ms.
 const SETTLE_AFTER: Duration = Duration::from_millis(1);
+/// Time between two checks whether the agent in a child has given up its claim: 20 ms.
+const CLAIMED_EVERY: Duration = Duration::from_millis(20);
 
 /// Number of all children that are followed.
 static CHILDREN: AtomicUsize = AtomicUsize::new(0);
 
+/// A connection to the next supervisor's keeper.
+static SUCCESSOR: Mutex<Option<Seqpacket>> = Mutex::new(None);
+
 /// All children that are followed.
 static ALL: Mutex<Vec<Weak<Kept>>> = Mutex::new(Vec::new());
 
-/// A child that is followed. The holder of the lock reads the kernel's messages about it. That is its nursery, but for the time in
-/// which its userfaultfd is lent.
+/// A child that is followed. The holder of the lock may read the kernel's messages about it.
 pub struct Kept {
     watch: Arc<Userfault>,
     follower: Mutex<Follower>,
+    /// Whether its nursery has ended, so that the member follows it.
+    is_given_back: AtomicBool,
+    /// The layout in memory of the member that handed it over, and so its own.
+    layout: Option<(u64, u64)>,
 }
 
 impl Kept {
+    /// Whether it has this layout, and so is of the same family as the process that has it, in all likelihood.
+    pub fn has_layout(&self, layout: Option<(u64, u64)>) -> bool {
+        layout.is_some() && self.layout == layout
+    }
+
+    /// Whether nobody but this process reads the kernel's messages about it, and nobody will that does not look for a claim which
+    /// there is already.
+    pub fn is_ours(&self) -> bool {
+        !self.is_given_back.load(Ordering::SeqCst)
+    }
+
     /// The follower, if nobody else has it at the moment.
     pub fn try_hold(&self) -> Option<MutexGuard<'_, Follower>> {
         match self.follower.try_lock() {
@@ -69,6 +95,16 @@ pub fn has_children() -> bool {
     CHILDREN.load(Ordering::SeqCst) > 0
 }
 
+/// Has all children be handed on as soon as the next supervisor's keeper listens at `path`. To be called again and again, by a
+/// keeper that nobody can connect to any more.
+pub fn hand_on(path: &Path) {
+    let mut successor = SUCCESSOR.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_there = |socket: &Seqpacket| matches!(socket.receive_bare(&mut [0; 8]), Ok(Received::Nothing));
+    if !successor.as_ref().is_some_and(is_there) {
+        *successor = Seqpacket::connect(path).ok();
+    }
+}
+
 /// Begins a member's userfaultfd with events of forks.
 ///
 /// # Errors
@@ -83,13 +119,21 @@ pub fn follow_forks(file: OwnedFd) -> io::Result<()> {
 /// # Errors
 /// The file is no userfaultfd.
 pub fn serve(socket: Seqpacket, first: OwnedFd) -> io::Result<()> {
-    let mut nursery = Nursery { children: Vec::new(), next_look: Instant::now() + LOOK_EVERY };
+    let (layout, mut socket) = (host::peer_layout(&socket), Some(socket));
+    // Declared behind the socket, and so dropped before it: the member reads when the socket is closed.
+    let mut nursery = Nursery { children: Vec::new(), next_look: Instant::now() + LOOK_EVERY, layout };
     nursery.add(Userfault::from_fd(first)?);
-    let mut socket = Some(socket);
     while socket.is_some() || !nursery.children.is_empty() {
         nursery.wait(socket.as_ref())?;
-        socket = socket.filter(|socket| nursery.take_from(socket));
+        if let Some(open) = &socket
+            && !nursery.take_from(open)?
+        {
+            socket = None;
+        }
         nursery.look();
+        if nursery.hand_on(socket.is_some()) {
+            break;
+        }
     }
     Ok(())
 }
@@ -97,6 +141,8 @@ pub fn serve(socket: Seqpacket, first: OwnedFd) -> io::Result<()> {
 struct Nursery {
     children: Vec<Arc<Kept>>,
     next_look: Instant,
+    /// The member's layout in memory. Children of its children have it, too.
+    layout: Option<(u64, u64)>,
 }
 
 impl Nursery {
@@ -108,7 +154,8 @@ impl Nursery {
     fn push(&mut self, child: Follower) {
         if self.children.len() < MOST_CHILDREN.0 && CHILDREN.load(Ordering::SeqCst) < MOST_CHILDREN.1 {
             CHILDREN.fetch_add(1, Ordering::SeqCst);
-            let kept = Arc::new(Kept { watch: child.shared_watch(), follower: Mutex::new(child) });
+            let (watch, is_given_back) = (child.shared_watch(), AtomicBool::new(false));
+            let kept = Arc::new(Kept { watch, follower: Mutex::new(child), is_given_back, layout: self.layout });
             let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
             all.retain(|one| one.strong_count() > 0);
             all.push(Arc::downgrade(&kept));
@@ -118,39 +165,67 @@ impl Nursery {
     }
 
     /// Takes the children that the member hands over. Returns whether more may come.
-    fn take_from(&mut self, socket: &Seqpacket) -> bool {
+    ///
+    /// # Errors
+    /// The member sends something else. It is hung up on, and follows its children by itself.
+    fn take_from(&mut self, socket: &Seqpacket) -> io::Result<bool> {
         let (mut frame, mut files) = ([0; 8], Vec::new());
         loop {
-            match socket.receive(&mut frame, &mut files) {
-                Ok(Received::Nothing) => return true,
-                Ok(Received::Frame(bytes)) if frame[..bytes] == KEEP && files.len() == 1 => {
-                    let Some(Ok(child)) = files.pop().map(Userfault::from_fd) else { return false };
-                    self.add(child);
+            match socket.receive(&mut frame, &mut files)? {
+                Received::Nothing => return Ok(true),
+                Received::Closed => return Ok(false),
+                Received::Frame(bytes) if frame[..bytes] == KEEP && files.len() == 1 => {
+                    files
+                        .pop()
+                        .into_iter()
+                        .try_for_each(|file| Userfault::from_fd(file).map(|child| self.add(child)))?;
                 }
-                Ok(Received::Frame(_) | Received::Closed) | Err(_) => return false,
+                Received::Frame(_) => return Err(io::ErrorKind::InvalidData.into()),
             }
         }
     }
 
     fn wait(&self, socket: Option<&Seqpacket>) -> io::Result<()> {
-        let (mut watched, mut is_settled) = (Vec::with_capacity(self.children.len()), true);
+        let (mut watched, mut time) = (Vec::with_capacity(self.children.len()), LOOK_EVERY);
         for child in &self.children {
-            match child.try_hold() {
-                Some(follower) => {
-                    is_settled &= follower.discarded().is_empty();
-                    watched.push(&child.watch);
-                }
-                // It is lent, and may be back at any moment.
-                None => is_settled = false,
+            // If somebody else has it, it is about to be claimed.
+            let held = child.try_hold().map(|mut follower| (follower.is_claimed(), follower.discarded().is_empty()));
+            if let Some((false, _)) = held {
+                watched.push(&child.watch);
             }
+            time = time.min(match held {
+                Some((true, _)) => CLAIMED_EVERY,
+                Some((false, true)) => LOOK_EVERY,
+                Some((false, false)) | None => SETTLE_AFTER,
+            });
         }
         let mut fds: Vec<PollFd<'_>> = watched.iter().map(|watch| PollFd::new(&***watch, PollFlags::IN)).collect();
         fds.extend(socket.map(|socket| PollFd::new(socket, PollFlags::IN)));
-        let time = if is_settled { LOOK_EVERY } else { SETTLE_AFTER };
         match poll(&mut fds, Timespec::try_from(time).ok().as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(e) => Err(e.into()),
         }
+    }
+
+    /// Hands children on to the next keeper, if there is one, once no discard is pending. Returns whether the member is to do that,
+    /// which takes them back when this connection is closed.
+    fn hand_on(&mut self, has_member: bool) -> bool {
+        let successor = SUCCESSOR.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(socket) = successor.as_ref() else { return false };
+        if has_member {
+            let at_rest = |child: &Arc<Kept>| child.try_hold().is_some_and(|follower| follower.is_at_rest());
+            return self.children.iter().all(at_rest);
+        }
+        let before = self.children.len();
+        self.children.retain(|child| {
+            let Some(mut follower) = child.try_hold() else { return true };
+            let may = follower.is_at_rest() && !follower.is_claimed();
+            let is_taken = may && socket.send(&KEEP, &[child.watch.as_fd()]).is_ok_and(|sent| sent);
+            child.is_given_back.fetch_or(is_taken, Ordering::SeqCst);
+            !is_taken
+        });
+        CHILDREN.fetch_sub(before - self.children.len(), Ordering::SeqCst);
+        false
     }
 
     /// Handles the events of all children, and forgets children that have ended.
@@ -178,6 +253,7 @@ impl Nursery {
 
 impl Drop for Nursery {
     fn drop(&mut self) {
+        self.children.iter().for_each(|child| child.is_given_back.store(true, Ordering::SeqCst));
         CHILDREN.fetch_sub(self.children.len(), Ordering::SeqCst);
     }
 }

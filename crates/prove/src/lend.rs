@@ -7,53 +7,69 @@
 //!     |                                     |   each one that looks after such a page: protect it, or not, by lot;
 //!     |                                     |   the asker's page table, which the kernel shows, has the same each time
 //!     | <------------- the userfaultfd ---- | reads it no more
+//!     | claims it ------------------------> | sees the claim
+//!     | <---------------------------- yes   | and leaves that child alone as long as it lasts
 //!     | makes private what is inherited     |
-//!     | closes the connection ------------> | goes on
+//!     | gives up the claim                  | goes on
 //! ```
+//!
+//! **Processes that are killed.** An agent that keeps writers out, and copies pages, loses writes if somebody else lets writers in.
+//! So does one that never hears of a discard. When the keeper is killed, the parent's agent takes its children back, and hands
+//! them to the next keeper. Both look for the claim before they read ([`Follower::is_claimed`]). By its answer, the keeper lived when
+//! the claim was there. So the parent's agent could not have noticed its end: files of a process that is killed are closed when
+//! its last thread has ended. Without the answer, the agent does nothing, and asks again.
 //!
 //! The kernel does not say whose memory a userfaultfd looks after. The asker is known by the kernel's word. A process that asks
 //! for another one's would have to foresee the lots. Or it would have to change its own page table in step with the other's,
-//! which it cannot read. While a page of another child is protected, its writer waits for some microseconds.
+//! which it cannot read. While a page of another child is protected, its writer waits for some microseconds. So only children of the
+//! asker's family are tried each time. They have one layout in memory, which the kernel draws by lot for each program that is
+//! executed. Others are tried once a second, whoever asks. A child that was handed over in the moment in which its parent executed
+//! another program, or ended, is one of them.
 
 use crate::keep::{self, Kept};
-use act::Follower;
+use act::{Follower, Watch};
 use host::{PagemapEntry, PeerPages, Received, Seqpacket};
 use page::{HostVirt, PageRange};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::io;
-use std::sync::MutexGuard;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use wire::prove::{LENT, NOT_KEPT};
+use wire::prove::{CLAIMED, LENT, NOT_KEPT, YOURS};
 
 /// Number of lots that are drawn for each userfaultfd.
 const LOTS: u32 = 32;
 /// Longest time for a child's nursery to have read and settled all: 5 s.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Longest time for one candidate to be tried: 200 ms. One that is lent to another process is not the asker.
+/// Longest time for one candidate to be tried: 200 ms. One that another process is about to claim is not the asker.
 const TRY_TIME: Duration = Duration::from_millis(200);
+/// Time between two attempts at children of other families: 1 s.
+const OTHERS_EVERY: Duration = Duration::from_secs(1);
 /// Time between two attempts: 1 ms.
 const AGAIN: Duration = Duration::from_millis(1);
 /// Pause of an asker whose userfaultfd is not kept: 100 ms. Each question costs a look at all that are.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Lends the userfaultfd that looks after this page of the asker's, until the asker hangs up or ends.
+/// Lends the userfaultfd that looks after this page of the asker's, which has claimed it then.
 ///
 /// # Errors
-/// The asker may not be looked at, or does not read.
+/// The asker may not be looked at, does not read, or has not claimed what it says it has.
 pub fn serve(socket: &Seqpacket, page: HostVirt) -> io::Result<()> {
-    let asker = PeerPages::of(socket)?;
+    let (asker, layout) = (PeerPages::of(socket)?, host::peer_layout(socket));
     let (all, mut own) = (keep::all(), None);
-    for kept in &all {
+    let (family, others): (Vec<_>, Vec<_>) = all.iter().partition(|kept| kept.has_layout(layout));
+    // Asked only when none of the family was it.
+    let others = std::iter::once(others).filter(|_| may_try_others()).flatten();
+    for kept in family.into_iter().chain(others) {
         if is_of(kept, &asker, PageRange { start: page, pages: 1 })? {
             own = Some(kept);
             break;
         }
     }
-    let at_rest = |follower: &mut Follower| follower.is_at_rest().then_some(());
-    // Held until the end, so that nobody else reads the kernel's messages.
-    let Some((held, ())) = own.and_then(|kept| hold(kept, PATIENCE, at_rest)) else {
+    let at_rest = |follower: &mut Follower| (follower.is_at_rest() && !follower.is_claimed()).then_some(());
+    // Held until it is claimed, so that nobody else reads the kernel's messages.
+    let Some((mut held, kept)) = own.and_then(|kept| Some((hold(kept, PATIENCE, at_rest)?.0, kept))) else {
         socket.send(&NOT_KEPT, &[])?;
         std::thread::sleep(PAUSE);
         return Ok(());
@@ -61,8 +77,30 @@ pub fn serve(socket: &Seqpacket, page: HostVirt) -> io::Result<()> {
     if !socket.send(&LENT, &[held.watch().as_fd()])? {
         return Err(io::Error::other("it does not read what it asked for"));
     }
-    while asker.wait_for(socket)? && matches!(socket.receive_bare(&mut [0; 8])?, Received::Nothing) {}
+    held.expect_claim();
+    let mut frame = [0; 8];
+    while asker.wait_for(socket)? {
+        match socket.receive_bare(&mut frame)? {
+            Received::Nothing => {}
+            Received::Frame(bytes) if frame[..bytes] == CLAIMED && held.is_claimed() && kept.is_ours() => {
+                return socket.send(&YOURS, &[]).map(drop);
+            }
+            Received::Frame(_) => return Err(io::Error::other("it has not claimed what it was lent")),
+            Received::Closed => break,
+        }
+    }
     Ok(())
+}
+
+/// Whether children of other families may be tried. If so, nobody else may for a while.
+fn may_try_others() -> bool {
+    static NEXT: Mutex<Option<Instant>> = Mutex::new(None);
+    let (mut next, now) = (NEXT.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+    let may = next.is_none_or(|next| next <= now);
+    if may {
+        *next = Some(now + OTHERS_EVERY);
+    }
+    may
 }
 
 /// Takes the follower of a child as soon as `look` finds something, if that comes in time. Its nursery reads meanwhile.
@@ -87,10 +125,13 @@ fn hold<T>(
 
 /// Whether a child is the asker.
 fn is_of(kept: &Kept, asker: &PeerPages, page: PageRange) -> io::Result<bool> {
-    let tried = hold(kept, TRY_TIME, |follower| match try_lots(follower, asker, page) {
+    let tried = hold(kept, TRY_TIME, |follower| {
+        if follower.is_claimed() {
+            // The agent that has claimed it keeps writers out of its pages, and lets them in, by itself.
+            return Some(Ok(Ok(false)));
+        }
         // A message that is unread has to be read first.
-        Ok(Err(Errno::AGAIN)) => None,
-        tried => Some(tried),
+        Some(try_lots(follower, asker, page)).filter(|tried| !matches!(tried, Ok(Err(Errno::AGAIN))))
     });
     tried.map_or(Ok(false), |(_, tried)| Ok(tried? == Ok(true)))
 }
@@ -113,6 +154,10 @@ fn try_lots(follower: &Follower, asker: &PeerPages, page: PageRange) -> io::Resu
             outcome = Ok(false);
             break;
         }
+    }
+    if outcome == Ok(true) && follower.watch().register(page, Watch::Writes) == Err(Errno::BUSY) {
+        // A process may have several, of its parent's and of that one's parent. This one looks after other memory.
+        outcome = Ok(false);
     }
     // Writers sleep no longer than this. If a message is unread, whoever reads it lets them go on.
     let lifted = follower.watch().protect(page, false);

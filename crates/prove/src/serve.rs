@@ -37,9 +37,11 @@ pub struct Serving<'a> {
 /// The kernel refuses to wait.
 pub fn serve(with: Serving<'_>, counts: ReferenceCounts) -> anyhow::Result<()> {
     accept_all(&with, counts)?;
+    let path = with.listener.address();
     drop(with);
     while keep::has_children() {
         std::thread::sleep(PAUSE);
+        path.as_deref().inspect(|path| keep::hand_on(path));
     }
     Ok(())
 }

@@ -25,8 +25,17 @@
 //! | [`KEEP`] | follows the member's child whose userfaultfd it is | none |
 //!
 //! An agent that leaves a forked child asks for the child's own userfaultfd, to make private what the child has inherited.
-//! The frame is a letter and the address of a page there ([`encode_lend`]). The keeper answers with [`LENT`] and the
-//! userfaultfd, or with [`NOT_KEPT`]. It reads nothing of that userfaultfd until the connection is closed.
+//! From then on nobody else may read it, whoever is killed. So the agent claims it (`act::Userfault::claim`), and the keeper
+//! says that it was there when the claim was made:
+//!
+//! ```text
+//!   agent in the child                                      keeper
+//!     | a letter, and the address of a page (encode_lend)      |
+//!     | -----------------------------------------------------> | reads nothing of that child any more
+//!     | <----------------- LENT and the userfaultfd, or NOT_KEPT
+//!     | claims it; CLAIMED ----------------------------------> | sees the claim
+//!     | <------------------------------------------ YOURS      |
+//! ```
 //!
 //! A peer that sends anything else is hung up on.
 
@@ -58,6 +67,10 @@ const LEND: u8 = b'l';
 pub const LEND_BYTES: usize = 1 + size_of::<u64>();
 /// Answer that comes with a userfaultfd.
 pub const LENT: [u8; 1] = *b"t";
+/// Word of the agent's that the userfaultfd is claimed.
+pub const CLAIMED: [u8; 1] = *b"c";
+/// Answer to [`CLAIMED`]: nobody reads that userfaultfd as long as the claim lasts.
+pub const YOURS: [u8; 1] = *b"o";
 /// Answer where no userfaultfd of the asker's is kept that looks after that page.
 pub const NOT_KEPT: [u8; 1] = *b"n";
 

@@ -2,14 +2,25 @@
  * A server that forks its workers when it is told to. It has filled memory by then, which they inherit, and each fills as much
  * of its own. All obey the same orders, which a test writes to a file that they have mapped.
  *
- * workers FILE: the file is a table of words. The first three: the number of the order, the order, how many workers there are.
- * From the fifth on, four words a process, the parent first: its pid, the last order that it has carried out, wrong pages.
+ * workers FILE: the file is a table of words. The first four: the number of the order, the order, how many workers there are,
+ * which inherited page is to be touched. From the fifth on, four words a process, the parent first: its pid, the last order that it
+ * has carried out, wrong pages, faults of that page. The last four: see below.
+ *
+ * workers FILE PID: an outsider, which writes some pages that this worker has inherited (`process_vm_writev`), and reads them again.
+ * Nobody else writes these.
  */
 #include "pages.h"
+#include <linux/io_uring.h>
+#include <sys/ptrace.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 
-enum { PAGES = 2048, TABLE_BYTES = 4096, HEAD = 4, SLOT = 4, MOST = 16 };
-enum { NUMBER, ORDER, WORKERS };
-enum { PID, DONE, WRONG };
+enum { PAGES = 2048, TABLE_BYTES = 4096, HEAD = 4, SLOT = 4, MOST = 16, AT_ONCE = 256, ROUNDS = 40, RING_BYTES = 1 << 15 };
+enum { NUMBER, ORDER, WORKERS, TOUCHED };
+enum { PID, DONE, WRONG, FAULTS };
+/* The address that all have inherited memory at, in two words; pages that outsiders have written, and found wrong. */
+enum { ADDRESS = 1020, WRITTEN = 1022, LOST = 1023 };
 
 /* Both areas of a process, and which content each of their pages has to have. */
 struct areas {
@@ -19,6 +30,12 @@ struct areas {
 
 static volatile uint32_t *table;
 static struct areas areas;
+
+/* Whether a page of the inherited area is an outsider's. None of these is ever discarded. */
+static int is_outsiders(int which, size_t n)
+{
+	return which == 0 && n / RUN % 5 == 3 && n % 4 == 0;
+}
 
 static void take_area(int which)
 {
@@ -31,6 +48,8 @@ static void write_pages(unsigned content)
 {
 	for (int which = 0; which < 2; which++)
 		for (size_t n = content % 7; areas.pages[which] && n < PAGES; n += 7) {
+			if (is_outsiders(which, n))
+				continue;
 			fill(areas.pages[which] + n * PAGE_BYTES, content);
 			areas.contents[which][n] = content;
 		}
@@ -52,8 +71,147 @@ static unsigned wrong(void)
 
 	for (int which = 0; which < 2; which++)
 		for (size_t n = 0; areas.pages[which] && n < PAGES; n++)
-			wrong += !holds(areas.pages[which] + n * PAGE_BYTES, areas.contents[which][n]);
+			wrong += !is_outsiders(which, n) &&
+				 !holds(areas.pages[which] + n * PAGE_BYTES, areas.contents[which][n]);
 	return wrong;
+}
+
+static long faults(void)
+{
+	struct rusage usage;
+
+	getrusage(RUSAGE_SELF, &usage);
+	return usage.ru_minflt + usage.ru_majflt;
+}
+
+/* Writes a page that is the process's own already, with what it holds. Says how often that took a fault. */
+static unsigned touch_page(size_t n)
+{
+	volatile uint64_t *page = (void *)(areas.pages[0] + n * PAGE_BYTES);
+	const uint64_t first = *page;
+	time_t end;
+	long before;
+
+	*page = first;
+	before = faults();
+	for (end = time(NULL) + 3; time(NULL) < end;)
+		for (int times = 0; times < 1000; times++)
+			*page = first;
+	return faults() - before;
+}
+
+/* A ring of `io_uring`, without a library. */
+static struct {
+	int ring, file;
+	char *submitted, *completed;
+	unsigned *tail, *mask, *places, *done, *seen;
+	struct io_uring_sqe *entries;
+} uring;
+
+static char *map_ring(off_t part)
+{
+	char *at = mmap(NULL, RING_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, uring.ring, part);
+
+	if (at == MAP_FAILED)
+		fail("mmap of a ring");
+	return at;
+}
+
+static void open_ring(void)
+{
+	struct io_uring_params with = { 0 };
+	char page[PAGE_BYTES];
+
+	uring.ring = syscall(SYS_io_uring_setup, AT_ONCE, &with);
+	uring.file = memfd_create("contents", MFD_CLOEXEC);
+	if (uring.ring < 0 || uring.file < 0)
+		fail("io_uring_setup, memfd_create");
+	for (unsigned content = 0; content <= CONTENTS; content++) {
+		fill(page, content);
+		if (pwrite(uring.file, page, PAGE_BYTES, content * PAGE_BYTES) != PAGE_BYTES)
+			fail("pwrite");
+	}
+	uring.submitted = map_ring(IORING_OFF_SQ_RING);
+	uring.completed = map_ring(IORING_OFF_CQ_RING);
+	uring.entries = (void *)map_ring(IORING_OFF_SQES);
+	uring.tail = (unsigned *)(uring.submitted + with.sq_off.tail);
+	uring.mask = (unsigned *)(uring.submitted + with.sq_off.ring_mask);
+	uring.places = (unsigned *)(uring.submitted + with.sq_off.array);
+	uring.seen = (unsigned *)(uring.completed + with.cq_off.head);
+	uring.done = (unsigned *)(uring.completed + with.cq_off.tail);
+}
+
+static void close_ring(void)
+{
+	munmap(uring.submitted, RING_BYTES);
+	munmap(uring.completed, RING_BYTES);
+	munmap(uring.entries, RING_BYTES);
+	close(uring.ring);
+	close(uring.file);
+}
+
+/* Has the kernel's own threads read into pages, and perhaps discard others. Nobody else touches them meanwhile. */
+static void let_kernel_write(int discards)
+{
+	static unsigned turn;
+	unsigned count = 0;
+
+	turn++;
+	for (size_t n = 0; n < PAGES && count < AT_ONCE; n++) {
+		struct io_uring_sqe entry = { .flags = IOSQE_ASYNC, .addr = (uintptr_t)areas.pages[0] + n * PAGE_BYTES };
+		unsigned content = (n + turn) % (CONTENTS + !!discards) + !discards, place = *uring.tail & *uring.mask;
+
+		if (n / RUN % 5 != 2)
+			continue;
+		entry.len = PAGE_BYTES;
+		if (content) {
+			entry.opcode = IORING_OP_READ;
+			entry.fd = uring.file;
+			entry.off = content * PAGE_BYTES;
+		} else {
+			entry.opcode = IORING_OP_MADVISE;
+			entry.fadvise_advice = MADV_DONTNEED;
+		}
+		uring.entries[place] = entry;
+		uring.places[place] = place;
+		__atomic_store_n(uring.tail, *uring.tail + 1, __ATOMIC_RELEASE);
+		areas.contents[0][n] = content;
+		count++;
+	}
+	for (unsigned left = count, first = *uring.seen; __atomic_load_n(uring.done, __ATOMIC_ACQUIRE) - first < count;) {
+		long taken = syscall(SYS_io_uring_enter, uring.ring, left, 1, IORING_ENTER_GETEVENTS, NULL, 0);
+
+		if (taken < 0 && errno != EINTR && errno != EAGAIN)
+			fail("io_uring_enter");
+		left -= taken > 0 ? taken : 0;
+	}
+	__atomic_store_n(uring.seen, *uring.seen + count, __ATOMIC_RELEASE);
+}
+
+/* Writes pages of another process until that is gone. */
+static void write_from_outside(pid_t pid)
+{
+	static uint64_t last[PAGES];
+	char *area = (char *)((uint64_t)table[ADDRESS] << 32 | table[ADDRESS + 1]);
+
+	for (uint64_t number = 1;; number++)
+		for (size_t n = 0; n < PAGES; n++) {
+			uint64_t found = 0;
+			struct iovec ours = { &number, 8 }, theirs = { area + n * PAGE_BYTES, 8 };
+			struct iovec again = { &found, 8 };
+
+			if (!is_outsiders(0, n))
+				continue;
+			if (last[n] && process_vm_readv(pid, &again, 1, &theirs, 1, 0) != 8)
+				return;
+			if (last[n] && found != last[n] && table[LOST]++ == 0)
+				fprintf(stderr, "page %zu has %llx in place of %llx\n", n, (unsigned long long)found,
+					(unsigned long long)last[n]);
+			if (process_vm_writev(pid, &ours, 1, &theirs, 1, 0) != 8)
+				return;
+			last[n] = number;
+			table[WRITTEN]++;
+		}
 }
 
 int main(int count, char **words)
@@ -65,7 +223,13 @@ int main(int count, char **words)
 	if (table == MAP_FAILED)
 		fail("the table");
 	close(file);
+	if (count > 2) {
+		write_from_outside(atoi(words[2]));
+		return 0;
+	}
 	take_area(0);
+	table[ADDRESS] = (uintptr_t)areas.pages[0] >> 32;
+	table[ADDRESS + 1] = (uint32_t)(uintptr_t)areas.pages[0];
 	for (;;) {
 		volatile uint32_t *slot = table + HEAD + own * SLOT;
 
@@ -76,8 +240,11 @@ int main(int count, char **words)
 		}
 		done = table[NUMBER];
 		switch (table[ORDER]) {
-		case 'f': /* The parent forks a worker. */
+		case 'f': /* The parent forks a worker, or one that it traces. */
+		case 'T':
 			if (own == 0 && table[WORKERS] < MOST && fork() == 0) {
+				if (table[ORDER] == 'T' && ptrace(PTRACE_TRACEME, 0, NULL, NULL))
+					fail("ptrace");
 				own = ++table[WORKERS];
 				slot = table + HEAD + own * SLOT;
 				take_area(1);
@@ -91,14 +258,31 @@ int main(int count, char **words)
 			write_pages(1 + done % CONTENTS);
 			break;
 		case 'd':
+		case 'D': /* Nobody touches the pages until another order comes. */
 			discard_pages();
+			break;
+		case 'k': /* Workers have the kernel's own threads write and discard pages, or only write. */
+		case 'K':
+			if (!own)
+				break;
+			open_ring();
+			for (int n = 0; n < ROUNDS; n++) {
+				let_kernel_write(table[ORDER] == 'k');
+				slot[WRONG] += wrong();
+			}
+			close_ring();
+			break;
+		case 't':
+			if (own)
+				slot[FAULTS] = touch_page(table[TOUCHED]);
 			break;
 		case 'x': /* The last worker executes a program. */
 			if (own && own == table[WORKERS])
 				execl("/bin/sleep", "sleep", "300", NULL);
 			break;
 		}
-		slot[WRONG] = wrong();
+		if (table[ORDER] != 'D' && table[ORDER] != '-')
+			slot[WRONG] += wrong();
 		slot[DONE] = done;
 	}
 }
