@@ -74,6 +74,15 @@ pub enum Ask {
         /// Processes that are not attached; `None` leaves it at those that were told before.
         not_attached: Option<Vec<NotAttached>>,
     },
+    /// Tell which forked children of an attached process are no members.
+    Children {
+        /// The process's pid.
+        pid: u32,
+        /// Its start, in clock ticks since boot.
+        started: u64,
+        /// These children.
+        not_attached: Vec<NotAttached>,
+    },
     /// Add a rule, until it is dropped.
     AddRule(Rule),
     /// Drop the rules that were added for this control group, or this container.
@@ -271,7 +280,7 @@ pub struct GroupState {
     pub pool_limit: PoolLimit,
     /// Number of the pool's segments kept for the worker's successor.
     pub segments: usize,
-    /// Processes that a rule fits, and that are no members.
+    /// Processes that a rule fits, or that a member has forked, and that are no members.
     #[serde(default)]
     pub not_attached: Vec<NotAttached>,
     /// The worker's report, with the bill of all workers of the group; an empty one without a worker.

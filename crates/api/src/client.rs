@@ -228,6 +228,15 @@ impl Service {
         self.done(&Ask::MayLeave { pid, started, for_good })
     }
 
+    /// Tells the service which forked children of an attached process are no members, and why.
+    ///
+    /// # Errors
+    /// The service does not answer, or refuses.
+    pub fn children(&self, process: ProcessId, not_attached: Vec<NotAttached>) -> anyhow::Result<()> {
+        let ProcessId { pid, start_ticks: started } = process;
+        self.done(&Ask::Children { pid, started, not_attached })
+    }
+
     /// The rules by which running processes are enrolled. Tells the service which ones these fit in vain, if that has
     /// changed.
     ///

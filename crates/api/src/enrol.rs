@@ -98,7 +98,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// A process that a rule fits, and that is no member.
+/// A process that a rule fits, or that a member has forked, and that is no member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct NotAttached {
@@ -106,13 +106,41 @@ pub struct NotAttached {
     pub pid: u32,
     /// The file name of its program.
     pub program: String,
-    /// The group that the rule names.
+    /// The group that the rule names, or the parent's.
     pub group: String,
+    /// Of a forked child: its family, the name of the first member of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub family: Option<String>,
     /// Why it is no member, and what to do.
     pub why: String,
     /// Seconds until it is tried again; `None`: it is looked at, and not tried.
     pub again_s: Option<u64>,
 }
 
-/// Most processes that are told of at once.
-pub const MOST_NOT_ATTACHED: usize = 256;
+/// Most processes that are told of at once, and most children of one process.
+pub const MOST_NOT_ATTACHED: (usize, usize) = (256, 16);
+/// Longest reason, in characters.
+pub const MOST_REASON: usize = 300;
+
+/// The reason in what `pagefold-attach` writes when it fails.
+pub fn reason(errors: &str, pid: u32) -> String {
+    let words = errors.split_whitespace().collect::<Vec<_>>().join(" ");
+    let words = words.strip_prefix("pagefold: ").unwrap_or(&words);
+    let why = words.strip_prefix(&format!("process {pid} cannot be attached: ")).unwrap_or(words);
+    if why.is_empty() { "it ended without a word".to_owned() } else { cli::printable(why) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reason_is_told_without_what_everybody_knows() {
+        assert_eq!(
+            reason("pagefold: process 7 cannot be attached: it is traced\nby another\n", 7),
+            "it is traced by another"
+        );
+        assert_eq!(reason("pagefold: there is no process 7", 7), "there is no process 7");
+        assert_eq!(reason("", 7), "it ended without a word");
+    }
+}

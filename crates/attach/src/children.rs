@@ -11,9 +11,12 @@
 //!
 //! The supervisor decides whether a child is a member (`crates/service/src/decide.rs`). A child that executes a program ends
 //! its own membership by that. Children stay members when their parent is detached, or when this program is killed.
+//! Why one could not be attached is told to the supervisor, for `group show`.
 
-use host::{ProcessId, ProcessStat, Usage};
+use api::enrol::{NotAttached, reason};
+use host::{Process, ProcessId, ProcessStat, Usage};
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -23,6 +26,8 @@ const AFTER: Duration = Duration::from_secs(10);
 const LEAST_BYTES: u64 = 4 << 20;
 /// Shortest and longest wait before a child is looked at again: 2 s, 10 minutes.
 const WAITS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(600));
+/// Longest text of an error that is read, in bytes.
+const ERROR_BYTES: u64 = 4096;
 /// Most children that become attached with one look, so that hundreds do not start at once.
 const MOST_AT_ONCE: usize = 4;
 /// Variable with the age in seconds, as for children of started members; `never`, and none is attached.
@@ -37,6 +42,8 @@ pub struct Children {
     known: BTreeMap<u32, Known>,
     /// The next look, if one is due before the next look at the parent.
     due: Option<Instant>,
+    /// The children of which the supervisor was told that they could not be attached, why, and when that is tried again.
+    told: BTreeMap<u32, (String, Instant)>,
 }
 
 /// A child that was seen.
@@ -46,6 +53,8 @@ struct Known {
     again: Instant,
     wait: Duration,
     helper: Option<Child>,
+    /// Why it could not be attached, when that was tried last.
+    why: Option<String>,
 }
 
 impl Children {
@@ -53,12 +62,34 @@ impl Children {
     pub fn new(parent: ProcessId, arguments: Vec<String>) -> Self {
         let after = std::env::var(VARIABLE).ok();
         let after = after.map_or(Some(AFTER), |text| Duration::try_from_secs_f64(text.parse().ok()?).ok());
-        Self { parent, after, arguments, known: BTreeMap::new(), due: None }
+        Self { parent, after, arguments, known: BTreeMap::new(), due: None, told: BTreeMap::new() }
     }
 
     /// When [`Children::look`] is to be called at the latest.
     pub const fn due(&self) -> Option<Instant> {
         self.due
+    }
+
+    /// Has `tell` tell the supervisor which children could not be attached, if that has changed. It says whether it did.
+    pub fn tell(&mut self, now: Instant, tell: impl FnOnce(Vec<NotAttached>) -> bool) {
+        let failed = |(pid, known): (&u32, &Known)| Some((*pid, (known.why.clone()?, known.again)));
+        let waiting = self.known.iter().filter(|(_, known)| known.helper.is_none());
+        let all: BTreeMap<_, _> = waiting.filter_map(failed).collect();
+        if all == self.told {
+            return;
+        }
+        let program = |pid| Process::read_without_arguments(pid).map(|process| process.program().to_owned());
+        let not_attached = all.iter().map(|(pid, (why, again))| NotAttached {
+            pid: *pid,
+            program: program(*pid).unwrap_or_default(),
+            group: String::new(),
+            family: None,
+            why: why.clone(),
+            again_s: Some(again.saturating_duration_since(now).as_secs()),
+        });
+        if tell(not_attached.collect()) {
+            self.told = all;
+        }
     }
 
     /// Has all children looked at as soon as that can be.
@@ -90,7 +121,7 @@ impl Children {
                 true if has_own_memory(&known.process) => known.attach(&self.arguments),
                 true => known.wait(now),
                 // It has executed a program: it is not the parent's child any more.
-                false => known.again = now + WAITS.1,
+                false => (known.again, known.why) = (now + WAITS.1, None),
             }
         }
         let waiting = self.known.values().filter(|known| known.helper.is_none()).map(|known| known.again);
@@ -110,20 +141,25 @@ fn has_own_memory(child: &ProcessId) -> bool {
 impl Known {
     fn new(process: ProcessId, after: Duration, now: Instant) -> Self {
         let again = now + after.saturating_sub(Duration::from_secs(process.age_seconds()));
-        Self { process, again, wait: WAITS.0, helper: None }
+        Self { process, again, wait: WAITS.0, helper: None, why: None }
     }
 
     /// Collects a helper that has ended. Returns whether the child is there.
     fn look(&mut self, now: Instant) -> bool {
-        match self.helper.as_mut().map(Child::try_wait) {
-            None | Some(Ok(None)) => {}
-            Some(ended) => {
-                self.helper = None;
-                if ended.is_ok_and(|ended| ended.is_some_and(|status| status.success())) {
-                    // It was detached, or has given up rights.
-                    self.wait = WAITS.1;
+        if let Some(mut helper) = self.helper.take() {
+            match helper.try_wait() {
+                Ok(None) => self.helper = Some(helper),
+                ended => {
+                    if ended.is_ok_and(|ended| ended.is_some_and(|status| status.success())) {
+                        // It was detached, or has given up rights.
+                        (self.wait, self.why) = (WAITS.1, None);
+                    } else {
+                        let mut words = String::new();
+                        let _ = helper.stderr.take().map(|text| text.take(ERROR_BYTES).read_to_string(&mut words));
+                        self.why = Some(reason(&words, self.process.pid));
+                    }
+                    self.wait(now);
                 }
-                self.wait(now);
             }
         }
         self.helper.is_some() || self.process.is_alive()
@@ -138,7 +174,7 @@ impl Known {
         let (pid, started) = (self.process.pid.to_string(), self.process.start_ticks.to_string());
         let mut command = Command::new("/proc/self/exe");
         command.args(["--pid", &pid, "--started", &started]).args(arguments);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         match command.spawn() {
             Ok(helper) => self.helper = Some(helper),
             Err(_) => self.wait(Instant::now()),
@@ -149,6 +185,8 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::process::{getpid, set_child_subreaper};
+    use std::io::{BufRead, BufReader};
 
     #[test]
     fn child_is_due_at_its_age_and_then_after_waits_that_double() {
@@ -164,6 +202,59 @@ mod tests {
             .collect();
         assert_eq!(waits[..8], [2, 4, 8, 16, 32, 64, 128, 256]);
         assert_eq!(waits[9..], [600, 600]);
+    }
+
+    /// A shell and its forked children: one without memory of its own, one with 16 MB. Each says its pid, and waits for the shell's
+    /// input to end.
+    const FAMILY: &str = "exec 9<&0; echo $$
+        ( echo $BASHPID; read -u 9 ) &
+        ( x=$(head -c 16000000 /dev/zero | tr '\\0' x); echo $BASHPID; read -u 9 ) &
+        wait";
+
+    fn bash(script: &str, lines: usize) -> (Child, Vec<u32>) {
+        let mut shell = Command::new("bash");
+        let mut shell =
+            shell.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("run bash");
+        let said = BufReader::new(shell.stdout.take().expect("a pipe")).lines().take(lines);
+        let pids = said.map(|line| line.expect("a line").parse().expect("a pid")).collect();
+        (shell, pids)
+    }
+
+    fn looked_at(parent: ProcessId, now: Instant) -> Children {
+        let mut children = Children { after: Some(Duration::ZERO), ..Children::new(parent, vec!["--help".to_owned()]) };
+        children.look(now);
+        children
+    }
+
+    #[test]
+    fn forked_child_is_attached_if_it_has_memory_of_its_own() {
+        let (mut shell, mut pids) = bash(FAMILY, 3);
+        let parent = pids.remove(0);
+        pids.sort_by_key(|pid| Usage::of(*pid).expect("it runs").uss_bytes);
+        let now = Instant::now();
+        let mut children = looked_at(ProcessId::of(parent).unwrap(), now);
+        let [small, large] = [0, 1].map(|n| children.known.remove(&pids[n]).expect("it is a child"));
+        drop(shell.stdin.take());
+        shell.wait().unwrap();
+        assert!(small.helper.is_none() && small.again == now + WAITS.0, "{small:?}");
+        assert!(large.helper.is_some(), "{large:?}");
+    }
+
+    /// It is this process's child by the kernel's word once its parent has ended, and was forked by a program that was executed.
+    #[test]
+    fn orphan_of_executed_program_is_not_attached() {
+        set_child_subreaper(Some(getpid())).unwrap();
+        let (mut shell, pids) = bash(FAMILY, 3);
+        let input = shell.stdin.take();
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+        let (own, now) = (ProcessId::of(std::process::id()).unwrap(), Instant::now());
+        let mut children = looked_at(own, now);
+        let forked = pids.iter().filter(|pid| ProcessStat::read(**pid).is_ok_and(|stat| stat.forked)).count();
+        let orphans: Vec<Known> = pids.iter().filter_map(|pid| children.known.remove(pid)).collect();
+        drop(input);
+        assert_eq!((forked, orphans.len()), (2, 2), "{orphans:?}");
+        assert!(orphans.iter().all(|orphan| orphan.helper.is_none() && orphan.again == now + WAITS.1), "{orphans:?}");
     }
 
     #[test]

@@ -21,6 +21,7 @@ use crate::remote::Remote;
 use crate::threads;
 use act::{Registers, Stop, Tracee};
 use anyhow::Context;
+use api::client::Service;
 use api::hand::hand_on;
 use api::place::Place;
 use host::{Caught, ForeignFile, ProcessId, Received, Seqpacket, Signals};
@@ -172,6 +173,10 @@ impl Serving {
         // Nobody waits for that while threads are stopped.
         if self.children.due().is_some_and(|due| due <= now) && self.halted.is_none() {
             self.children.look(now);
+            let (place, process) = (self.place.clone(), self.process);
+            self.children.tell(now, |not_attached| {
+                Service::connect(place).is_ok_and(|service| service.children(process, not_attached).is_ok())
+            });
         }
     }
 

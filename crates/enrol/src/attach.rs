@@ -1,7 +1,7 @@
 //! Has one process attached, by `pagefold-attach`.
 
 use anyhow::Context;
-use api::enrol::Via;
+use api::enrol::{Via, reason};
 use cli::exit::Code;
 use host::ProcessId;
 use serde::{Deserialize, Serialize};
@@ -98,28 +98,5 @@ impl Order {
         let code = child.wait()?.code();
         let host_lacks = code == Some(i32::from(Code::HostLacks as u8));
         Ok(Err(Refused { why: reason(&errors, pid), host_lacks }))
-    }
-}
-
-/// The reason in what `pagefold-attach` writes when it fails.
-fn reason(errors: &str, pid: u32) -> String {
-    let words = errors.split_whitespace().collect::<Vec<_>>().join(" ");
-    let words = words.strip_prefix("pagefold: ").unwrap_or(&words);
-    let why = words.strip_prefix(&format!("process {pid} cannot be attached: ")).unwrap_or(words);
-    if why.is_empty() { "it ended without a word".to_owned() } else { cli::printable(why) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reason_is_told_without_what_everybody_knows() {
-        assert_eq!(
-            reason("pagefold: process 7 cannot be attached: it is traced\nby another\n", 7),
-            "it is traced by another"
-        );
-        assert_eq!(reason("pagefold: there is no process 7", 7), "there is no process 7");
-        assert_eq!(reason("", 7), "it ended without a word");
     }
 }

@@ -7,7 +7,7 @@ use crate::facts::{Facts, Looker};
 use crate::watch::Watch;
 use anyhow::Context;
 use api::client::Service;
-use api::enrol::{MOST_NOT_ATTACHED, NotAttached, Rule};
+use api::enrol::{MOST_NOT_ATTACHED, MOST_REASON, NotAttached, Rule};
 use api::place::Place;
 use host::ProcessId;
 use serde::Serialize;
@@ -19,8 +19,6 @@ use std::time::{Duration, Instant};
 const EVERY: Duration = Duration::from_secs(2);
 /// Time between two looks whether a program that stays beside a member was killed: 10 s.
 const LEFT_ALONE: Duration = Duration::from_secs(10);
-/// Longest reason that is told, in characters.
-const MOST_WORDS: usize = 300;
 
 /// A process that a rule fits, and what is done about it.
 #[derive(Debug, Serialize)]
@@ -125,7 +123,7 @@ impl Enroller {
             None => Service::connect(self.place.clone())?,
         };
         let now = Instant::now();
-        let told = self.not_attached.values().take(MOST_NOT_ATTACHED).map(|(one, again)| NotAttached {
+        let told = self.not_attached.values().take(MOST_NOT_ATTACHED.0).map(|(one, again)| NotAttached {
             again_s: again.map(|again| again.saturating_duration_since(now).as_secs()),
             ..one.clone()
         });
@@ -264,8 +262,9 @@ fn order(facts: &Facts, rule: &Rule, all_anonymous: bool, dry_run: bool) -> Orde
 }
 
 fn not_attached_of(facts: &Facts, group: &str, why: String) -> NotAttached {
-    let why = why.chars().take(MOST_WORDS).collect();
-    NotAttached { pid: facts.pid, program: facts.program.clone(), group: group.to_owned(), why, again_s: None }
+    let why = why.chars().take(MOST_REASON).collect();
+    let (program, group) = (facts.program.clone(), group.to_owned());
+    NotAttached { pid: facts.pid, program, group, family: None, why, again_s: None }
 }
 
 fn members(service: &Service) -> anyhow::Result<HashSet<ProcessId>> {

@@ -1,6 +1,6 @@
 //! The service's part in enrolling running processes by rules. Another process looks for them and attaches them
 //! (`pagefold enrol apply`). This one tells it the rules, decides on each membership, and keeps what it tells of processes
-//! that a rule fits in vain.
+//! that a rule fits in vain. Programs beside attached processes tell of their children.
 //!
 //! ```text
 //!   pagefold enrol apply --Rules, reasons--> supervisor        every 2 s, on the control socket
@@ -9,8 +9,11 @@
 //!   pagefold-attach -------Attach----------> supervisor        for each process that is to be a member
 //! ```
 
-use api::enrol::{MOST_NOT_ATTACHED, NotAttached};
+use api::ask::MemberLine;
+use api::enrol::{MOST_NOT_ATTACHED, MOST_REASON, NotAttached};
 use cli::note;
+use host::ProcessId;
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 /// Time without a question for the rules after which nobody enrols: 15 s.
@@ -22,6 +25,8 @@ const MOST_NOTES: usize = 10;
 #[derive(Debug, Default)]
 pub struct Enrolment {
     not_attached: Vec<NotAttached>,
+    /// Forked children that are no members, by their parent.
+    children: HashMap<ProcessId, (Instant, Vec<NotAttached>)>,
     /// When the rules were last asked for, or first wanted.
     heard: Option<Instant>,
 }
@@ -31,7 +36,7 @@ impl Enrolment {
     pub fn heard(&mut self, told: Option<Vec<NotAttached>>, now: Instant) {
         self.heard = Some(now);
         let Some(mut told) = told else { return };
-        told.truncate(MOST_NOT_ATTACHED);
+        told.truncate(MOST_NOT_ATTACHED.0);
         let is_known = |one: &NotAttached| self.not_attached.iter().any(|old| old.pid == one.pid && old.why == one.why);
         let failed = told.iter().filter(|one| one.again_s.is_some() && !is_known(one));
         for NotAttached { pid, program, group, why, .. } in failed.take(MOST_NOTES) {
@@ -40,9 +45,33 @@ impl Enrolment {
         self.not_attached = told;
     }
 
-    /// Processes of a group's that are not attached.
-    pub fn of_group(&self, group: &str) -> Vec<NotAttached> {
-        self.not_attached.iter().filter(|one| one.group == group).cloned().collect()
+    /// Notes which children of a member are no members. Their group and family are the member's, whatever was told.
+    pub fn heard_of_children(&mut self, parent: &MemberLine, mut told: Vec<NotAttached>, now: Instant) {
+        let id = ProcessId { pid: parent.identity.pid, start_ticks: parent.identity.started };
+        let family = parent.family.as_ref().unwrap_or(&parent.identity.name);
+        told.truncate(MOST_NOT_ATTACHED.1);
+        for one in &mut told {
+            (one.group, one.family) = (parent.group.clone(), Some(family.clone()));
+            one.why = one.why.chars().take(MOST_REASON).collect();
+            one.program = one.program.chars().take(MOST_REASON).collect();
+        }
+        if told.is_empty() {
+            self.children.remove(&id);
+        } else {
+            self.children.insert(id, (now, told));
+        }
+    }
+
+    /// Processes of a group's that are not attached. Those are forgotten whose parent is no member any more.
+    pub fn of_group(&mut self, group: &str, is_member: impl Fn(ProcessId) -> bool, now: Instant) -> Vec<NotAttached> {
+        self.children.retain(|parent, _| is_member(*parent));
+        let left = |one: &NotAttached, heard: Instant| NotAttached {
+            again_s: one.again_s.map(|seconds| seconds.saturating_sub((now - heard).as_secs())),
+            ..one.clone()
+        };
+        let children = self.children.values().flat_map(|(heard, all)| all.iter().map(|one| left(one, *heard)));
+        let all = self.not_attached.iter().cloned().chain(children).filter(|one| one.group == group);
+        all.take(MOST_NOT_ATTACHED.0).collect()
     }
 
     /// Whether nobody carries out rules that there are. Called once a second.
@@ -77,14 +106,43 @@ mod tests {
             pid,
             program: "p".into(),
             group: group.into(),
+            family: None,
             why: "no".into(),
             again_s: None,
         };
         let mut enrolment = Enrolment::default();
         enrolment
             .heard(Some((0..1000).map(|pid| one(pid, if pid % 2 == 0 { "a" } else { "b" })).collect()), Instant::now());
-        assert_eq!(enrolment.of_group("a").len(), MOST_NOT_ATTACHED / 2);
+        let count = |enrolment: &mut Enrolment, group| enrolment.of_group(group, |_| true, Instant::now()).len();
+        assert_eq!(count(&mut enrolment, "a"), MOST_NOT_ATTACHED.0 / 2);
         enrolment.heard(None, Instant::now());
-        assert_eq!(enrolment.of_group("b").len(), MOST_NOT_ATTACHED / 2, "nothing new was told");
+        assert_eq!(count(&mut enrolment, "b"), MOST_NOT_ATTACHED.0 / 2, "nothing new was told");
+    }
+
+    #[test]
+    fn children_are_told_as_their_parents_until_that_leaves() {
+        let mut enrolment = Enrolment::default();
+        let text = r#"{"group": "a", "name": "server", "pid": 7, "started": 70, "uid": 0, "connected": true}"#;
+        let parent: MemberLine = serde_json::from_str(text).unwrap();
+        let child = r#"{"pid": 8, "program": "p", "group": "b", "family": "f", "why": "no", "again_s": 2}"#;
+        let child: NotAttached = serde_json::from_str(child).unwrap();
+        let long = NotAttached { why: "x".repeat(5000), ..child.clone() };
+        let now = Instant::now();
+        enrolment.heard_of_children(&parent, std::iter::repeat_n(long, 100).collect(), now);
+        let told = enrolment.of_group("a", |id| id == ProcessId { pid: 7, start_ticks: 70 }, now);
+        assert_eq!((told.len(), told[0].why.len(), told[0].family.as_deref()), (16, MOST_REASON, Some("server")));
+        let later = now + Duration::from_secs(1);
+        let count = |enrolment: &mut Enrolment, group, is_member| enrolment.of_group(group, |_| is_member, later).len();
+        assert_eq!(count(&mut enrolment, "b", true), 0);
+        // Rules that end have no part in it.
+        assert!(!enrolment.is_idle(false, now));
+        assert_eq!(enrolment.of_group("a", |_| true, later)[0].again_s, Some(1));
+        assert_eq!(count(&mut enrolment, "a", true), 16);
+        assert_eq!(count(&mut enrolment, "a", false), 0);
+        assert_eq!(count(&mut enrolment, "a", true), 0, "they were forgotten");
+        enrolment.heard_of_children(&parent, vec![child], now);
+        assert_eq!(count(&mut enrolment, "a", true), 1);
+        enrolment.heard_of_children(&parent, Vec::new(), now);
+        assert_eq!(count(&mut enrolment, "a", true), 0);
     }
 }

@@ -212,7 +212,7 @@ impl Registry {
             Ask::Set { .. } => {
                 Some("settings are not changed over HTTP: control = true in [api] of the configuration allows it")
             }
-            Ask::Join { .. } | Ask::Attach { .. } | Ask::MayLeave { .. } | Ask::Leave { .. } => {
+            Ask::Join { .. } | Ask::Attach { .. } | Ask::MayLeave { .. } | Ask::Leave { .. } | Ask::Children { .. } => {
                 Some("membership is not the web side's business")
             }
             Ask::Rules { .. } | Ask::AddRule(_) | Ask::DropRules { .. } => {

@@ -218,6 +218,9 @@ impl Request<'_> {
             Ask::MayLeave { pid, started, for_good } => {
                 self.may_leave(ProcessId { pid, start_ticks: started }, for_good)
             }
+            Ask::Children { pid, started, not_attached } => {
+                self.take_in_children(ProcessId { pid, start_ticks: started }, not_attached)
+            }
             Ask::Rules { not_attached } => self.list_rules(not_attached),
             Ask::AddRule(rule) => self.add_rule(rule),
             Ask::DropRules { cgroup, container } => self.drop_rules(&cgroup, &container),
@@ -406,6 +409,14 @@ impl Request<'_> {
         Ok(())
     }
 
+    /// Takes in which children of an attached process are no members, from whoever may attach and detach that process.
+    fn take_in_children(&mut self, id: ProcessId, told: Vec<NotAttached>) -> Result<(), String> {
+        let member = self.attached(id)?;
+        self.registry.enrolment.heard_of_children(&member, told, Instant::now());
+        self.client.answer(&Answer::Done);
+        Ok(())
+    }
+
     /// Rules are about all processes of the host.
     fn may_rule(&self) -> Result<(), String> {
         let uid = self.client.peer.uid;
@@ -551,7 +562,9 @@ impl Request<'_> {
                 let bill = self.registry.state.total(group);
                 // One that the service does not have is not missed.
                 let no_prover = report.no_prover && self.registry.has_prover;
-                let not_attached = self.registry.enrolment.of_group(group);
+                let state = &self.registry.state;
+                let is_member = |parent| state.find(parent).is_some();
+                let not_attached = self.registry.enrolment.of_group(group, is_member, Instant::now());
                 let group = self.registry.group(group);
                 self.client.answer(&Answer::Report(Box::new(GroupState {
                     name: group.name.clone(),

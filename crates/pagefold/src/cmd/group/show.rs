@@ -82,18 +82,23 @@ fn text(state: &GroupState, show: &ShowArgs) -> String {
     text + &not_attached(&state.not_attached)
 }
 
-/// The processes that rules fit in vain, with the reasons.
+/// The processes that rules fit in vain, and forked children that are no members, with the reasons.
 fn not_attached(all: &[NotAttached]) -> String {
-    let line = |one: &NotAttached| {
-        let NotAttached { pid, program, why, again_s, .. } = one;
+    let line = |one: &&NotAttached| {
+        let NotAttached { pid, program, why, again_s, family, .. } = *one;
         let again = again_s.map_or_else(String::new, |seconds| format!("; it is tried again in {seconds} s"));
-        format!("process {pid} ({program}): {why}{again}\n")
+        let family = family.as_ref().map_or_else(String::new, |family| format!(", of {family}"));
+        format!("process {pid} ({program}{family}): {why}{again}\n")
     };
-    let lines: String = all.iter().take(MOST_LINES).map(line).collect();
-    let more = all.len().saturating_sub(MOST_LINES);
-    match (all.is_empty(), more) {
-        (true, _) => String::new(),
-        (false, 0) => format!("\nNot attached, though a rule fits\n{lines}"),
-        _ => format!("\nNot attached, though a rule fits\n{lines}and {more} others: see pagefold enrol plan\n"),
-    }
+    let (children, others): (Vec<_>, Vec<_>) = all.iter().partition(|one| one.family.is_some());
+    let section = |title: &str, all: &[&NotAttached], rest: &str| {
+        let lines: String = all.iter().take(MOST_LINES).map(line).collect();
+        match (all.is_empty(), all.len().saturating_sub(MOST_LINES)) {
+            (true, _) => String::new(),
+            (false, 0) => format!("\n{title}\n{lines}"),
+            (false, more) => format!("\n{title}\n{lines}and {more} others: see {rest}\n"),
+        }
+    };
+    section("Not attached, though a rule fits", &others, "pagefold enrol plan")
+        + &section("Forked by members, and not attached", &children, "--json")
 }
