@@ -5,6 +5,7 @@ use host::{Mapping, Process, ProcessStat};
 use rustix::process::Pid;
 use std::fs;
 use std::io::Read;
+use std::time::{Duration, Instant};
 
 /// `ELFCLASS64`, the fifth byte of a program's file.
 const CLASS_64: u8 = 2;
@@ -12,6 +13,11 @@ const CLASS_64: u8 = 2;
 const POOL: &str = "/memfd:pagefold-";
 /// Names of the threads of an agent.
 const AGENTS: [&str; 2] = ["pagefold", "pagefold-follow"];
+
+/// Time for a child of vfork to execute a program, after which it counts as one that goes on sharing memory: 500 ms.
+const VFORK_TIME: Duration = Duration::from_millis(500);
+/// Time between two looks for such a child: 5 ms.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Memory of a process that may be folded, and its threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,9 +95,19 @@ fn check_threads(pid: u32, check: fn(u32, Pid) -> Result<(), String>) -> Result<
 }
 
 fn check_alone(pid: u32) -> Result<(), String> {
-    let other =
-        shares_memory(pid).map(|other| format!("it shares its memory with process {other}, as a child of vfork does"));
-    other.map_or(Ok(()), Err)
+    check_soon_alone(VFORK_TIME, || shares_memory(pid))
+}
+
+/// Gives a child of vfork the time to execute a program. `look` finds a process that shares the memory.
+fn check_soon_alone(time: Duration, look: impl Fn() -> Option<u32>) -> Result<(), String> {
+    let until = Instant::now() + time;
+    while let Some(other) = look() {
+        if Instant::now() > until {
+            return Err(format!("it shares its memory with process {other}, as a child of vfork does"));
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
 }
 
 /// Bytes of memory that may be shared: all private anonymous memory, or only what the program has advised.
@@ -151,4 +167,27 @@ fn check_proc(pid: u32) -> Result<(), String> {
 fn shares_memory(pid: u32) -> Option<u32> {
     let others = host::pids().unwrap_or_default();
     others.into_iter().find(|other| *other != pid && act::share_memory(pid, *other))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    /// A Go program that starts others all the time was refused now and then.
+    #[test]
+    fn child_of_vfork_that_soon_executes_a_program_is_waited_for() {
+        let looks = Cell::new(0);
+        let there_for = |number: u32| {
+            looks.set(0);
+            let look = || {
+                looks.set(looks.get() + 1);
+                (looks.get() <= number).then_some(7)
+            };
+            check_soon_alone(Duration::from_millis(50), look)
+        };
+        assert_eq!(there_for(3), Ok(()));
+        let why = there_for(u32::MAX).unwrap_err();
+        assert!(why.contains("process 7") && looks.get() > 2, "{why}");
+    }
 }
