@@ -73,7 +73,9 @@ impl Ballooned {
 
 /// `li-exp2-2`. One guest has run the array, the other is idle.
 pub fn while_merging(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
-    let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
+    // An arm is a merger and a balloon.
+    let merger = planned.arm.split('-').next().unwrap_or_default();
+    let mut merger = rig.merger(merger, &[Group::of(GROUP)])?;
     let vms = rig.vms(&ballooned(2, rep_of(planned)), &mut merger)?;
     vms.tell(&vms.guests[..1], workload::ARRAY_SCRIPT)?;
     vms.settle()?;

@@ -62,7 +62,7 @@ pub enum Merger {
 }
 
 impl Rig {
-    /// The merger of an arm, by the beginning of its name: `off`, `ksm`, `ksm-RATE` or `fold`. It merges nothing before
+    /// The merger of an arm, by its name: `off` or `fold`, or something that begins so; `ksm` or `ksm-RATE`. It merges nothing before
     /// [`Merger::on`].
     ///
     /// # Errors
@@ -74,7 +74,8 @@ impl Rig {
         }
         match Rate::of(arm) {
             Some(rate) => Ok(Merger::Ksm(Ksmd::find(rate, true)?, Vec::new())),
-            None => Ok(Merger::Off),
+            None if arm.starts_with("off") => Ok(Merger::Off),
+            None => bail!("there is no merger {arm:?}"),
         }
     }
 }
