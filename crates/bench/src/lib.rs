@@ -22,7 +22,7 @@ pub mod workload;
 pub use balance::{Storm, make_storm};
 pub use guardian::Guardian;
 pub use serving::{Serving, prover_of};
-pub use synthetic::{AlignedPage, filled};
+pub use synthetic::{AlignedPage, filled, write_pages};
 
 /// Arguments of `pagefold bench`.
 #[derive(clap::Args)]

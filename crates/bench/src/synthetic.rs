@@ -4,7 +4,9 @@ use anyhow::{Context, bail};
 use cli::exit::Outcome;
 use guest::{Guest, GuestKind};
 use page::PAGE_BYTES;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::fs::File;
+use std::io::{BufRead, BufReader, BufWriter, Read, Write};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 /// Arguments of a guest that holds pages until its input closes.
@@ -64,6 +66,19 @@ pub fn filled(seed: u64) -> AlignedPage {
         *word = x.to_ne_bytes();
     }
     page
+}
+
+/// Writes a file of pages, for guests to read past the host's page cache.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write_pages(path: &Path, pages: impl Iterator<Item = AlignedPage>) -> anyhow::Result<()> {
+    let cannot = || format!("cannot write {}", path.display());
+    let mut file = BufWriter::new(File::create(path).with_context(cannot)?);
+    for page in pages {
+        file.write_all(&page.0).with_context(cannot)?;
+    }
+    file.into_inner().map_err(|e| e.into_error()).and_then(|file| file.sync_all()).with_context(cannot)
 }
 
 /// Holds the pages until standard input closes, which happens when the bench ends, however it ends.

@@ -21,6 +21,7 @@ use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -61,6 +62,14 @@ impl Prover {
             let made = SeqpacketListener::bind(&path, Files::Refused)?;
             fs::set_permissions(&path, Permissions::from_mode(0o666))
                 .with_context(|| format!("cannot set the rights of {}", path.display()))?;
+            if let Some(closed) = closed_directory(place.dir()) {
+                note!(
+                    "users cannot enter {}: their members, and workers, which have users of their own, do not reach the prover, \
+                     so that slots that were freed are not used again: chmod o+x {}",
+                    closed.display(),
+                    closed.display()
+                );
+            }
             listener = Some(made);
         } else {
             // At the socket of an earlier prover nobody would answer.
@@ -188,6 +197,13 @@ impl Prover {
     }
 }
 
+/// The first directory on the way to this one that only its owner or its group may enter.
+fn closed_directory(dir: &Path) -> Option<PathBuf> {
+    let dir = dir.canonicalize().ok()?;
+    let is_closed = |dir: &&Path| fs::metadata(dir).is_ok_and(|meta| meta.permissions().mode() & 0o001 == 0);
+    dir.ancestors().filter(is_closed).last().map(Path::to_owned)
+}
+
 /// Whether the prover's program is not installed.
 fn is_missing(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::NotFound)
@@ -211,4 +227,21 @@ fn spawn(listener: &SeqpacketListener, uid: Option<u32>) -> anyhow::Result<(Proc
         .process_group(0);
     let child = command.spawn().with_context(|| format!("cannot start the prover, {}", program.display()))?;
     Ok((ProcessId::of(child.id())?, users))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directory_that_users_cannot_enter_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let (home, service) = (dir.path().join("home"), dir.path().join("home/service"));
+        fs::create_dir_all(&service).unwrap();
+        let set = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        [dir.path(), &home, &service].iter().for_each(|path| set(path, 0o711));
+        assert_eq!(closed_directory(&service), None);
+        [&home, &service].iter().for_each(|path| set(path, 0o770));
+        assert_eq!(closed_directory(&service), Some(home.canonicalize().unwrap()));
+    }
 }

@@ -99,6 +99,11 @@ fn rep_of(planned: &Planned) -> usize {
     planned.rep.unwrap_or(0) as usize
 }
 
+/// The merger of an arm that names something behind it, such as `ksm-container`.
+fn merger_of(planned: &Planned) -> &str {
+    planned.arm.split('-').next().unwrap_or_default()
+}
+
 /// Guests of one group.
 fn alike(guests: usize, first: usize, memory_bytes: u64) -> VmsWanted {
     VmsWanted { guests, first, memory_bytes, groups: vec![GROUP.to_owned()], system: System::DEBIAN }

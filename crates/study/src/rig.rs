@@ -24,8 +24,7 @@ use cli::exit::Stop;
 use host::Ksm;
 use lab::Cache;
 use page::PAGE_BYTES;
-use std::fs::{DirBuilder, File};
-use std::io::{BufWriter, Write};
+use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -66,7 +65,8 @@ impl Rig {
         rustix::thread::disable_transparent_huge_pages(true).context("cannot disable huge pages for the guests")?;
         let mut guardian = guardian()?;
         let dir = std::env::temp_dir().join(format!("pagefold-study-{}", std::process::id()));
-        DirBuilder::new().mode(0o700).create(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+        // Workers have users of their own, and reach the prover by way of it.
+        DirBuilder::new().mode(0o711).create(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         guardian.keep_dir(&dir)?;
         guardian.keep_ksm(&knobs)?;
         let cache = Cache::open(&lab::cache_dir()?)?;
@@ -87,22 +87,9 @@ impl Rig {
     pub fn data(&self, mib: u64) -> anyhow::Result<PathBuf> {
         let path = self.dir.join(format!("data-{mib}"));
         if !path.exists() {
-            self.write(&path, (1..=mib << 8).map(|n| bench::filled(n).0))?;
+            bench::write_pages(&path, (1..=mib << 8).map(bench::filled))?;
         }
         Ok(path)
-    }
-
-    /// A file of pages, for guests to read.
-    ///
-    /// # Errors
-    /// It cannot be written.
-    pub fn write(&self, path: &Path, pages: impl Iterator<Item = [u8; PAGE_BYTES]>) -> anyhow::Result<()> {
-        let cannot = || format!("cannot write {}", path.display());
-        let mut file = BufWriter::new(File::create(path).with_context(cannot)?);
-        for page in pages {
-            file.write_all(&page).with_context(cannot)?;
-        }
-        file.into_inner().map_err(|e| e.into_error()).and_then(|file| file.sync_all()).with_context(cannot)
     }
 
     /// The guardian, for what a bench changes on the host.

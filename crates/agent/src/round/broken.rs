@@ -77,7 +77,7 @@ impl BrokenPageList {
         let mut number = [0_u64; LATEST + 1];
         let all = self.0.values().flat_map(|broken| broken.iter());
         all.filter_map(late).for_each(|seconds| number[seconds] += 1);
-        // All that are later than `least` seconds are taken, and so many of those that are just as late.
+        // Pages that are later than `least` seconds are all taken. Of those that are as late as that, `left` are.
         let (mut least, mut left) = (LATEST, budget);
         while least > 0 && number[least] <= left {
             left -= number[least];

@@ -2,7 +2,7 @@
 
 use super::rig::{PATIENCE, on_all};
 use crate::guardian::Guardian;
-use crate::synthetic::filled;
+use crate::synthetic::{filled, write_pages};
 use anyhow::Context;
 use lab::Guest;
 use serde_json::json;
@@ -54,12 +54,7 @@ impl Load {
     /// It cannot be written.
     pub fn make_disk(dir: &Path) -> anyhow::Result<PathBuf> {
         let path = dir.join("disk");
-        let cannot = || format!("cannot write {}", path.display());
-        let mut file = File::create(&path).with_context(cannot)?;
-        for n in 0..DISK >> 12 {
-            file.write_all(&filled(n + 1).0).with_context(cannot)?;
-        }
-        file.sync_all().with_context(cannot)?;
+        write_pages(&path, (1..=DISK >> 12).map(filled))?;
         Ok(path)
     }
 

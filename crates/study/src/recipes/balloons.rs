@@ -1,15 +1,15 @@
 //! `li-exp2-2`: a balloon while memory is merged. `kloster-fig8.2`: throughput by the guest's size.
 
-use super::{GROUP, Saved, alike, merge, rep_of};
+use super::{GROUP, Saved, alike, merge, merger_of, rep_of};
 use crate::plan::Planned;
-use crate::record::{MERGED, Measured, OPERATIONS};
+use crate::record::{Measured, OPERATIONS, Timeline};
 use crate::rig::{Group, Merger, Places, Rig, System, Vms, VmsWanted, mb, pause};
 use anyhow::Context;
 use balance::price;
 use bench::workload::{self, Timed};
 use lend::{Gatherer, Ledger, Rules};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Memory of a guest without a balloon, in MiB.
 const WHOLE: u64 = 512;
@@ -32,16 +32,20 @@ fn ballooned(guests: usize, first: usize) -> VmsWanted {
 struct Ballooned {
     merger: Merger,
     vms: Vms,
+    begin: Instant,
+    /// Memory that merging saves.
+    timeline: Timeline,
     measured: Measured,
     /// Pages that the guests would take without merging, before any balloon.
     unmerged: f64,
 }
 
 impl Ballooned {
-    /// The memory of all guests at one size of theirs, in MiB.
-    fn look(&mut self, x: &str) -> anyhow::Result<()> {
-        let saved = Saved::of(&self.merger, &self.vms.pids())?;
-        let (sharing, shared) = Places::of(&self.vms.pids())?.sharing_and_shared();
+    /// Measures the memory of all guests at one size of theirs, in MiB. Returns what they hold.
+    fn look(&mut self, x: &str) -> anyhow::Result<(Saved, Places)> {
+        let pids = self.vms.pids();
+        let (saved, places) = (Saved::of(&self.merger, &pids)?, Places::of(&pids)?);
+        let (sharing, shared) = places.sharing_and_shared();
         self.measured.put_at("sharing", x, sharing as f64);
         self.measured.put_at("shared", x, shared as f64);
         if shared > 0 {
@@ -49,51 +53,49 @@ impl Ballooned {
         }
         self.measured.put_at("saved_mb", x, mb(saved.all()));
         self.measured.put_at("given_mb", x, mb(self.unmerged - saved.frames));
-        Ok(())
+        self.timeline.points.push((self.begin.elapsed().as_secs_f64(), mb(saved.all())));
+        Ok((saved, places))
     }
 
     /// Shrinks the guests to these sizes in bytes, and tells what that took.
     fn shrink(&mut self, x: u64, sizes: &[u64]) -> anyhow::Result<()> {
+        self.timeline.events.push((self.begin.elapsed().as_secs_f64(), format!("{x} MiB each")));
         let pids = self.vms.pids();
         let (before, frames) = (Places::of(&pids)?, Saved::of(&self.merger, &pids)?.frames);
         let reached = self.vms.resize(sizes)?;
         pause(STATISTICS)?;
-        let freed = frames - Saved::of(&self.merger, &pids)?.frames;
-        let gone = before.gone_until(&Places::of(&pids)?);
+        let (saved, after) = self.look(&x.to_string())?;
+        let gone = before.gone_until(&after);
         let taken = (gone.alone + gone.shared).max(1) as f64;
         let (sharing, _) = before.sharing_and_shared();
         let smaller_mb = reached.iter().map(|bytes| WHOLE as f64 * 1.048_576 - *bytes as f64 / 1e6).sum::<f64>();
         self.measured.put_at("inflated_mb", x, smaller_mb);
-        self.measured.put_at("freed_mb", x, mb(freed));
+        self.measured.put_at("freed_mb", x, mb(frames - saved.frames));
         self.measured.put_at("shared_taken", x, gone.shared as f64 / taken);
         self.measured.put_at("shared_held", x, sharing as f64 / before.pages().max(1) as f64);
-        self.look(&x.to_string())
+        Ok(())
     }
 }
 
 /// `li-exp2-2`. One guest has run the array, the other is idle.
 pub fn while_merging(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
-    // An arm is a merger and a balloon.
-    let merger = planned.arm.split('-').next().unwrap_or_default();
-    let mut merger = rig.merger(merger, &[Group::of(GROUP)])?;
+    let mut merger = rig.merger(merger_of(planned), &[Group::of(GROUP)])?;
     let vms = rig.vms(&ballooned(2, rep_of(planned)), &mut merger)?;
     vms.tell(&vms.guests[..1], workload::ARRAY_SCRIPT)?;
     vms.settle()?;
-    let (begin, mut timeline, measured) = merge(&merger, &vms)?;
+    let (begin, timeline, measured) = merge(&merger, &vms)?;
     let saved = Saved::of(&merger, &vms.pids())?;
-    let mut guests = Ballooned { merger, vms, measured, unmerged: saved.all() + saved.frames };
-    let mut aware = Aware::new(rig.dir(), &guests.vms)?;
+    let mut aware = planned.arm.ends_with("-aware").then(|| Aware::new(rig.dir(), &vms)).transpose()?;
+    let mut guests = Ballooned { merger, vms, begin, timeline, measured, unmerged: saved.all() + saved.frames };
     guests.look(&WHOLE.to_string())?;
     for size in SMALLER {
-        timeline.events.push((begin.elapsed().as_secs_f64(), format!("{size} MiB each")));
-        let sizes = match planned.arm.strip_suffix("-aware") {
-            Some(_) => aware.sizes((WHOLE - size) * guests.vms.guests.len() as u64)?,
+        let sizes = match &mut aware {
+            Some(aware) => aware.sizes((WHOLE - size) * guests.vms.guests.len() as u64)?,
             None => vec![size << 20; guests.vms.guests.len()],
         };
         guests.shrink(size, &sizes)?;
-        timeline.points.push((begin.elapsed().as_secs_f64(), mb(Saved::of(&guests.merger, &guests.vms.pids())?.all())));
     }
-    timeline.events.push((begin.elapsed().as_secs_f64(), format!("{WHOLE} MiB again")));
+    guests.timeline.events.push((begin.elapsed().as_secs_f64(), format!("{WHOLE} MiB again")));
     guests.vms.resize(&vec![WHOLE << 20; guests.vms.guests.len()])?;
     pause(STATISTICS)?;
     guests.look("512 again")?;
@@ -113,7 +115,7 @@ pub fn while_merging(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measure
         measured.put("ratio_change", ratios.context("nothing was shared")?);
         measured.put("taken_over_held", parts.context("nothing was shared")?);
     }
-    measured.timelines.push(timeline);
+    measured.timelines.push(guests.timeline);
     Ok(measured)
 }
 
@@ -178,7 +180,6 @@ pub fn by_size(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     measured.put("most_over_least", rates[0] / rates[rates.len() - 1]);
     measured.put("curve", rates.iter().sum::<f64>() / rates.len() as f64);
     measured.put(OPERATIONS, warm.iter().map(|speed| speed.operations).sum());
-    measured.put(MERGED, merger.taken(&vms.pids())?.merged_pages as f64);
     measured.timelines.push(timeline);
     Ok(measured)
 }

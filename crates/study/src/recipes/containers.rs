@@ -1,6 +1,6 @@
 //! `agarwal-t6.2`, `agarwal-t6.3`, `agarwal-s6.4`, `sonone-base`: the footprint of containers, beside that of VMs.
 
-use super::{D256, D512, GROUP, alike, first_of};
+use super::{D256, D512, GROUP, alike, first_of, merger_of};
 use crate::data::Length;
 use crate::plan::Planned;
 use crate::record::{MERGED, Measured, Timeline};
@@ -109,12 +109,6 @@ fn used_bytes() -> anyhow::Result<u64> {
     Ok((both.0 - both.1) * 1024)
 }
 
-/// The merger of an arm such as `ksm-container`.
-fn merger_of(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Merger> {
-    let name = planned.arm.split('-').next().unwrap_or_default();
-    rig.merger(name, &[Group::of(GROUP), Group::of(CONTROL)])
-}
-
 /// Merges until it is settled. A process in a group of its own, which holds pages twice, proves that the merger works: the
 /// number of its merged pages.
 fn merge(merger: &mut Merger, timeline: &mut Timeline) -> anyhow::Result<f64> {
@@ -131,7 +125,7 @@ fn timeline() -> Timeline {
 
 /// `agarwal-t6.3`.
 pub fn merged_alone(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
-    let mut merger = merger_of(rig, planned)?;
+    let mut merger = rig.merger(merger_of(planned), &[Group::of(GROUP), Group::of(CONTROL)])?;
     let one = One::start(rig, planned, &mut merger)?;
     let pss = |merger: &Merger| Ok::<_, anyhow::Error>(bytes_mb(footprint(&one.pids(), (merger, GROUP))?.pss_bytes));
     let before = pss(&merger)?;
@@ -153,7 +147,7 @@ pub fn merged_alone(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured
 /// `agarwal-s6.4`.
 pub fn by_root(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let numbers = if planned.length == Length::Full { &FULL[..] } else { &SHORT[..] };
-    let mut merger = merger_of(rig, planned)?;
+    let mut merger = rig.merger(merger_of(planned), &[Group::of(GROUP), Group::of(CONTROL)])?;
     let mut measured = Measured::default();
     let shared = averages(rig, (Image::LxcShared, numbers), &mut merger, ("shared_mb", &mut measured))?.0;
     let (copied, containers) = averages(rig, (Image::LxcCopied, numbers), &mut merger, ("copied_mb", &mut measured))?;

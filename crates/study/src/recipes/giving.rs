@@ -163,16 +163,16 @@ fn text(rig: &Rig) -> anyhow::Result<PathBuf> {
         return Ok(path);
     }
     let page = |n: u32| {
-        let mut page = bench::filled(u64::from(n % 512) + 1).0;
+        let mut page = bench::filled(u64::from(n % 512) + 1);
         // The first word is the page's own.
-        page[..8].copy_from_slice(format!("{n:07} ").as_bytes());
-        for byte in &mut page[8..] {
+        page.0[..8].copy_from_slice(format!("{n:07} ").as_bytes());
+        for byte in &mut page.0[8..] {
             *byte = if *byte < 48 { b' ' } else { b'a' + *byte % 4 };
         }
-        page[PAGE_BYTES - 1] = b'\n';
+        page.0[PAGE_BYTES - 1] = b'\n';
         page
     };
-    rig.write(&path, (0..TEXT_MIB << 8).map(page))?;
+    bench::write_pages(&path, (0..TEXT_MIB << 8).map(page))?;
     Ok(path)
 }
 
