@@ -99,6 +99,9 @@ fn rep_of(planned: &Planned) -> usize {
     planned.rep.unwrap_or(0) as usize
 }
 
+/// Ending of the name of an arm with containers.
+const CONTAINER: &str = "container";
+
 /// The merger of an arm that names something behind it, such as `ksm-container`.
 fn merger_of(planned: &Planned) -> &str {
     planned.arm.split('-').next().unwrap_or_default()

@@ -2,6 +2,7 @@
 //! by the guardian of the benches, however the run ends.
 
 mod containers;
+mod crowd;
 mod fold;
 mod frames;
 mod ksmd;
@@ -10,6 +11,7 @@ mod process;
 mod vms;
 
 pub use containers::{Containers, footprint};
+pub use crowd::Crowd;
 pub use fold::Group;
 pub use frames::{Places, Taken, frames_of};
 pub use ksmd::{Rate, account};

@@ -3,13 +3,14 @@
 //! Of n guests that have a part I of their own each, and a part in common, the average is I + (F - I)/n. F is the footprint
 //! of one guest alone. The recipe fits I and F to all averages, and forecasts the last from the first ones.
 
-use super::{D256, GROUP, alike, rep_of};
+use super::{CONTAINER, D256, GROUP, alike, merger_of, rep_of};
 use crate::data::Length;
 use crate::plan::Planned;
 use crate::record::{MERGED, Measured, Timeline};
-use crate::rig::{Group, Rig, mb};
+use crate::rig::{Crowd, Group, Merger, Rig, footprint, mb};
 use crate::stats;
 use anyhow::Context;
+use lab::Image;
 use std::time::Instant;
 
 /// Numbers of guests of the short form.
@@ -22,31 +23,70 @@ const KNOWN: usize = 4;
 /// `agarwal-fig6.2`.
 pub fn by_number(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let numbers = if planned.length == Length::Full { &FULL[..] } else { &SHORT[..] };
-    let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
-    let wanted = |guests| alike(guests, rep_of(planned), D256);
-    let mut vms = rig.vms(&wanted(1), &mut merger)?;
+    let mut merger = rig.merger(merger_of(planned), &[Group::of(GROUP)])?;
+    let mut crowd = start(rig, planned, &mut merger)?;
     let begin = Instant::now();
     let mut timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
     merger.on()?;
     let (mut measured, mut averages) = (Measured::default(), Vec::new());
     for &guests in numbers {
-        if guests > vms.guests.len() {
-            vms.add(rig, &wanted(guests - vms.guests.len()), &mut merger)?;
+        if guests > crowd.guests() {
+            add(rig, planned, (&mut crowd, guests), &mut merger)?;
             timeline.events.push((begin.elapsed().as_secs_f64(), format!("{guests} guests")));
         }
         merger.settle(begin, &mut timeline)?;
-        let taken = merger.taken(&vms.pids())?;
-        let average = mb(taken.frames as f64) / guests as f64;
+        let average = memory_mb(&crowd, &merger)? / guests as f64;
         measured.put_at("average_mb", guests, average);
         averages.push((guests as f64, average));
-        if guests == numbers[numbers.len() - 1] {
-            measured.put(MERGED, taken.merged_pages as f64);
-            measured.put("average_end_mb", average);
-        }
     }
+    measured.put(MERGED, merged(&crowd, &merger)?);
+    measured.put("average_end_mb", averages[averages.len() - 1].1);
     shape(&averages, &mut measured)?;
     measured.timelines.push(timeline);
     Ok(measured)
+}
+
+/// Starts the first guest.
+fn start(rig: &mut Rig, planned: &Planned, merger: &mut Merger) -> anyhow::Result<Crowd> {
+    if !planned.arm.ends_with(CONTAINER) {
+        return Ok(Crowd::Vms(rig.vms(&alike(1, rep_of(planned), D256), merger)?));
+    }
+    let mut first = rig.containers(Image::LxcShared, 1, (&mut *merger, GROUP))?;
+    first.attach(merger)?;
+    Ok(Crowd::Containers(first))
+}
+
+/// Starts further guests, up to a number.
+fn add(
+    rig: &mut Rig,
+    planned: &Planned,
+    (crowd, guests): (&mut Crowd, usize),
+    merger: &mut Merger,
+) -> anyhow::Result<()> {
+    let more = guests - crowd.guests();
+    match crowd {
+        Crowd::Vms(vms) => vms.add(rig, &alike(more, rep_of(planned), D256), merger),
+        Crowd::Containers(containers) => {
+            containers.add(rig, Image::LxcShared, more, (&mut *merger, GROUP))?;
+            containers.attach(merger)
+        }
+    }
+}
+
+/// Memory of all guests: frames of VMs, and the PSS of containers, whose files are a part of them.
+fn memory_mb(crowd: &Crowd, merger: &Merger) -> anyhow::Result<f64> {
+    Ok(match crowd {
+        Crowd::Vms(_) => mb(merger.taken(&crowd.pids())?.frames as f64),
+        Crowd::Containers(_) => footprint(&crowd.pids(), (merger, GROUP))?.pss_bytes as f64 / 1e6,
+    })
+}
+
+/// Merged pages: of VMs by page frames, of containers by the merger's account, as forked processes have frames in common anyway.
+fn merged(crowd: &Crowd, merger: &Merger) -> anyhow::Result<f64> {
+    Ok(match crowd {
+        Crowd::Vms(_) => merger.taken(&crowd.pids())?.merged_pages,
+        Crowd::Containers(_) => merger.saved_pages()?,
+    } as f64)
 }
 
 /// Whether the averages follow the law.

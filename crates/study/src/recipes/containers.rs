@@ -1,6 +1,6 @@
 //! `agarwal-t6.2`, `agarwal-t6.3`, `agarwal-s6.4`, `sonone-base`: the footprint of containers, beside that of VMs.
 
-use super::{D256, D512, GROUP, alike, first_of, merger_of};
+use super::{CONTAINER, D256, D512, GROUP, alike, first_of, merger_of};
 use crate::data::Length;
 use crate::plan::Planned;
 use crate::record::{MERGED, Measured, Timeline};
@@ -19,8 +19,6 @@ const SHORT: [usize; 3] = [1, 4, 8];
 const FULL: [usize; 4] = [1, 4, 8, 16];
 /// Group of the process that proves that the merger works.
 const CONTROL: &str = "control";
-/// Ending of the name of an arm with a container.
-const CONTAINER: &str = "container";
 
 /// One guest of either kind.
 enum One {
@@ -126,10 +124,11 @@ fn timeline() -> Timeline {
 /// `agarwal-t6.3`.
 pub fn merged_alone(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut merger = rig.merger(merger_of(planned), &[Group::of(GROUP), Group::of(CONTROL)])?;
-    let one = One::start(rig, planned, &mut merger)?;
-    let pss = |merger: &Merger| Ok::<_, anyhow::Error>(bytes_mb(footprint(&one.pids(), (merger, GROUP))?.pss_bytes));
+    let mut one = One::start(rig, planned, &mut merger)?;
+    let pids = one.pids();
+    let pss = |merger: &Merger| Ok::<_, anyhow::Error>(bytes_mb(footprint(&pids, (merger, GROUP))?.pss_bytes));
     let before = pss(&merger)?;
-    if let One::Container(containers) = &one {
+    if let One::Container(containers) = &mut one {
         containers.attach(&merger)?;
     }
     let attached = pss(&merger)?;
@@ -150,7 +149,8 @@ pub fn by_root(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut merger = rig.merger(merger_of(planned), &[Group::of(GROUP), Group::of(CONTROL)])?;
     let mut measured = Measured::default();
     let shared = averages(rig, (Image::LxcShared, numbers), &mut merger, ("shared_mb", &mut measured))?.0;
-    let (copied, containers) = averages(rig, (Image::LxcCopied, numbers), &mut merger, ("copied_mb", &mut measured))?;
+    let (copied, mut containers) =
+        averages(rig, (Image::LxcCopied, numbers), &mut merger, ("copied_mb", &mut measured))?;
     containers.attach(&merger)?;
     let mut timeline = timeline();
     measured.put(MERGED, merge(&mut merger, &mut timeline)?);

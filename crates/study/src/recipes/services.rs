@@ -1,9 +1,10 @@
-//! `sonone-fig2`, `sonone-fig4`, `sonone-fig6`: five idle guests with services.
+//! `sonone-fig2`, `sonone-fig4`, `sonone-fig6`: five idle guests with services, VMs or containers.
 
-use super::{D256, GROUP, alike, rep_of};
+use super::{CONTAINER, D256, GROUP, alike, merger_of, rep_of};
 use crate::plan::Planned;
 use crate::record::{MERGED, Measured, Timeline};
-use crate::rig::{Group, Merger, Rig, Vms, account, mb};
+use crate::rig::{Crowd, Group, Merger, Rig, Taken, account, mb};
+use lab::Image;
 use std::time::Instant;
 
 /// Guests of the paper.
@@ -25,31 +26,47 @@ pub fn mixed(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
 }
 
 /// Guests of which the first `databases` keep MariaDB alone, and the others Apache alone.
-fn idle(rig: &mut Rig, planned: &Planned, databases: usize) -> anyhow::Result<Measured> {
-    let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
-    let vms = rig.vms(&alike(GUESTS, rep_of(planned), D256), &mut merger)?;
+fn start(rig: &mut Rig, planned: &Planned, databases: usize, merger: &mut Merger) -> anyhow::Result<Crowd> {
+    if planned.arm.ends_with(CONTAINER) {
+        let (first, others) = (Image::LxcMariadb, Image::LxcApache);
+        let (first, guests) = if databases > 0 { (first, databases) } else { (others, GUESTS) };
+        let mut containers = rig.containers(first, guests, (&mut *merger, GROUP))?;
+        if guests < GUESTS {
+            containers.add(rig, others, GUESTS - guests, (merger, GROUP))?;
+        }
+        return Ok(Crowd::Containers(containers));
+    }
+    let vms = rig.vms(&alike(GUESTS, rep_of(planned), D256), merger)?;
     let (with_database, with_web) = vms.guests.split_at(databases);
     vms.tell(with_database, "systemctl stop apache2")?;
     vms.tell(with_web, "systemctl stop mariadb")?;
     vms.settle()?;
-    let off = merger.taken(&vms.pids())?.frames as f64;
+    Ok(Crowd::Vms(vms))
+}
+
+fn idle(rig: &mut Rig, planned: &Planned, databases: usize) -> anyhow::Result<Measured> {
+    let mut merger = rig.merger(merger_of(planned), &[Group::of(GROUP)])?;
+    let mut five = start(rig, planned, databases, &mut merger)?;
+    let off = merger.taken(&five.pids())?;
     let (begin, cpu_before) = (Instant::now(), merger.cpu()?);
+    five.attach(&merger)?;
     let mut timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
     merger.on()?;
     merger.settle(begin, &mut timeline)?;
     let mut measured = Measured::default();
     measured.put("settle_cpu_s", merger.cpu()?.since(&cpu_before).total());
-    memory(&vms, &merger, off, &mut measured)?;
+    memory(&five, &merger, off, &mut measured)?;
     measured.timelines.push(timeline);
     Ok(measured)
 }
 
 /// Memory before and after, and whether the merger's account explains the difference.
-fn memory(vms: &Vms, merger: &Merger, off: f64, measured: &mut Measured) -> anyhow::Result<()> {
+fn memory(five: &Crowd, merger: &Merger, off: Taken, measured: &mut Measured) -> anyhow::Result<()> {
     let saved = merger.saved_pages()? as f64;
-    let taken = merger.taken(&vms.pids())?;
-    let on = taken.frames as f64;
-    measured.put(MERGED, taken.merged_pages as f64);
+    let taken = merger.taken(&five.pids())?;
+    // Forked processes of a container have frames in common before anybody merges.
+    measured.put(MERGED, taken.merged_pages.saturating_sub(off.merged_pages) as f64);
+    let (off, on) = (off.frames as f64, taken.frames as f64);
     measured.put_at("memory_mb", "off", mb(off));
     measured.put_at("memory_mb", "on", mb(on));
     measured.put("memory_on_mb", mb(on));

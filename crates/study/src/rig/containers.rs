@@ -16,6 +16,8 @@ pub struct Containers {
     lab: Lab,
     /// The containers.
     pub guests: Vec<Guest>,
+    /// The number of them that Pagefold has attached to.
+    attached: usize,
 }
 
 impl Rig {
@@ -32,7 +34,7 @@ impl Rig {
         self.labs += 1;
         let dir = self.dir().join(format!("lab-{}", self.labs));
         self.guardian.keep_lab(&dir)?;
-        let mut containers = Containers { lab: Lab::open(&dir)?, guests: Vec::new() };
+        let mut containers = Containers { lab: Lab::open(&dir)?, guests: Vec::new(), attached: 0 };
         containers.add(self, image, guests, (merger, group))?;
         Ok(containers)
     }
@@ -77,15 +79,16 @@ impl Containers {
         Ok(())
     }
 
-    /// Has Pagefold attach to all processes of the containers, if it is the merger.
+    /// Has Pagefold attach to all processes of the containers that came since the last time, if it is the merger.
     ///
     /// # Errors
     /// A container has no process that can be a member.
-    pub fn attach(&self, merger: &Merger) -> anyhow::Result<()> {
+    pub fn attach(&mut self, merger: &Merger) -> anyhow::Result<()> {
         let Some(fold) = merger.lab()? else { return Ok(()) };
-        for guest in &self.guests {
+        for guest in &self.guests[self.attached..] {
             guest.attach(&fold)?;
         }
+        self.attached = self.guests.len();
         Ok(())
     }
 
