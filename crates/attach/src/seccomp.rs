@@ -95,7 +95,7 @@ pub const CALLS: &[AgentCall] = &[
     call_with("prctl", libc::SYS_prctl, [Some(libc::PR_SET_NAME as u64), None, None]),
     call("pread64", libc::SYS_pread64),
     call("prlimit64", libc::SYS_prlimit64),
-    call("process_vm_readv", libc::SYS_process_vm_readv),
+    AgentCall { or_error: true, ..call("process_vm_readv", libc::SYS_process_vm_readv) },
     call("pwrite64", libc::SYS_pwrite64),
     call("read", libc::SYS_read),
     call("readlink", libc::SYS_readlink),

@@ -3,7 +3,8 @@
 use crate::common::service::{Member, until};
 use crate::rig::{Peer, Side};
 use serde_json::{Value, json};
-use std::process::Command;
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 pub const REDIS: Peer = Peer {
@@ -108,6 +109,7 @@ fn redis(side: &Side) -> Value {
         until_saved(side, name);
         redis_cli(side, name, &["-n", "1", "flushdb"], "");
     }
+    side.let_go();
     let gets: String = (0..keys).map(|key| format!("get key:{key}\n")).collect();
     let right: String = (0..keys).map(|key| format!("{}\n", value(key))).collect();
     let mut digests = Vec::new();
@@ -197,6 +199,7 @@ fn mariadb(side: &Side) -> Value {
     for (name, server) in names.into_iter().zip(&mut servers) {
         let ran = sysbench(name, "oltp_read_write", "run");
         assert!(ran.contains("ignored errors:                      0"), "{ran}");
+        side.let_go();
         server.kill();
         let _server = mariadb_server(side, name);
         let checked =
@@ -209,6 +212,45 @@ fn mariadb(side: &Side) -> Value {
 }
 
 // --- PostgreSQL
+
+/// Number of sessions that hold a result, and rows of each.
+const SESSIONS: usize = 4;
+const ROWS: usize = 40_000;
+
+/// A session whose server process holds the rows of a cursor in its own memory. Dropping it ends it.
+struct Session(Child);
+
+impl Session {
+    fn start(dir: &str) -> Self {
+        let words = ["-h", dir, "-U", "postgres", "-At", "-q", "postgres"];
+        let child = Command::new("psql").args(words).stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+        let mut session = Self(child.expect("run psql"));
+        session.say(&format!(
+            "set work_mem = '512MB'; declare c cursor with hold for select n, repeat(md5((n % 999)::text), 9) \
+             from generate_series(1, {ROWS}) n;"
+        ));
+        session
+    }
+
+    fn say(&mut self, words: &str) {
+        writeln!(self.0.stdin.as_mut().expect("a pipe"), "{words}").expect("tell psql");
+    }
+
+    /// Has it write its rows to a file, and end. Returns their number and digest.
+    fn rows(mut self, side: &Side, file: &str) -> String {
+        self.say(&format!("\\o {file}\nfetch all from c;\n\\q"));
+        let ended = self.0.wait().expect("wait for psql");
+        assert!(ended.success(), "psql: {ended}");
+        side.aside(&["sh", "-c", &format!("wc -l < {file}; sha256sum < {file}")], "")
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
 
 const POSTGRES_BIN: &str = "/usr/lib/postgresql/15/bin";
 
@@ -229,12 +271,20 @@ fn postgres(side: &Side) -> Value {
     let mut server = postgres_server(side, &data);
     let pgbench = |words: &[&str]| aside(&[&["pgbench", "-h", &dir, "-U", "postgres"], words, &["postgres"]].concat());
     pgbench(&["-i", "-s", "5", "-q"]);
+    let sessions: Vec<Session> = (0..SESSIONS).map(|_| Session::start(&dir)).collect();
     // A server process for each connection holds the memory. Most of them rest at any time.
     std::thread::scope(|scope| {
         scope.spawn(|| pgbench(&["-c", "40", "-j", "2", "-S", "-R", "20", "-T", "30"]));
         side.rest();
     });
     pgbench(&["-c", "4", "-j", "2", "-T", "10"]);
+    if side.is_attached {
+        let members = || side.shown()["members"].as_array().map_or(0, Vec::len);
+        until(120, "server processes of sessions are members", || members() > SESSIONS);
+    }
+    side.let_go();
+    let rows: Vec<String> = sessions.into_iter().map(|session| session.rows(side, &side.path("rows"))).collect();
+    assert!(rows.iter().all(|one| *one == rows[0] && one.starts_with(&ROWS.to_string())), "{rows:?}");
     // The postmaster alone: its children notice, and end.
     server.kill();
     std::thread::sleep(Duration::from_secs(2));
@@ -245,5 +295,5 @@ fn postgres(side: &Side) -> Value {
                 (select count(*) from pgbench_accounts)";
     let said = aside(&["psql", "-h", &dir, "-U", "postgres", "-At", "-c", sums, "postgres"]);
     drop(server);
-    json!({"amcheck": checked.trim(), "sums": said.trim()})
+    json!({"amcheck": checked.trim(), "sums": said.trim(), "rows": rows[0]})
 }

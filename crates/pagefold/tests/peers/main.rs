@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!   ./x peers [NAME ...] [--short] [--json]    programs by name, or all; a table or JSON
+//!             [--attach]                       attached while they run, and not started as members
 //!   ./x test                                   those of the short list, as tests
 //! ```
 //!
@@ -13,6 +14,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod attach;
 mod databases;
 mod guests;
 mod kernel;
@@ -60,6 +62,9 @@ struct Args {
     /// Only the short list, which is part of ./x test
     #[arg(long)]
     short: bool,
+    /// Attach programs while they run: servers and their forked children are detached again before they are checked
+    #[arg(long)]
+    attach: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -100,7 +105,7 @@ fn by_hand(args: &Args) -> ExitCode {
     let say = |line: String| if args.json { eprintln!("{line}") } else { println!("{line}") };
     say(table::head());
     let judged = |peer| {
-        let verdict = rig::judge(peer, args.short);
+        let verdict = rig::judge(peer, args.short, args.attach);
         say(table::row(&verdict));
         verdict
     };
@@ -130,7 +135,7 @@ fn as_tests(words: &[String]) -> ExitCode {
         wanted.iter().for_each(|peer| println!("test {} ... ignored, page frames are shown to root only", peer.name));
         return ExitCode::SUCCESS;
     }
-    let verdicts: Vec<Verdict> = wanted.iter().map(|peer| rig::judge(peer, true)).collect();
+    let verdicts: Vec<Verdict> = wanted.iter().map(|peer| rig::judge(peer, true, false)).collect();
     table::as_tests(&verdicts);
     match verdicts.iter().any(|verdict| verdict.ok == Some(false)) {
         true => ExitCode::from(101),

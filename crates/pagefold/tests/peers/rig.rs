@@ -1,5 +1,6 @@
 //! One program's two runs: without Pagefold, and as members of a group that is folded as fast as can be.
 
+use crate::attach::{self, Refused};
 use crate::common::service::{Member, Service};
 use serde::Serialize;
 use serde_json::Value;
@@ -8,7 +9,7 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -57,10 +58,13 @@ pub struct Side<'a> {
     /// An empty directory for its files.
     pub dir: &'a Path,
     pub is_member: bool,
+    /// Whether members are attached while they run.
+    pub is_attached: bool,
     /// Whether little time is to be spent.
     pub is_short: bool,
     floor: u64,
     most_folded: &'a AtomicU64,
+    refused: Refused,
 }
 
 /// A program that has ended.
@@ -72,7 +76,7 @@ pub struct Ended {
 }
 
 /// Runs a program on both sides and compares.
-pub fn judge(peer: &Peer, is_short: bool) -> Verdict {
+pub fn judge(peer: &Peer, is_short: bool, is_attached: bool) -> Verdict {
     let begin = Instant::now();
     let mut verdict = Verdict {
         program: peer.name,
@@ -89,7 +93,7 @@ pub fn judge(peer: &Peer, is_short: bool) -> Verdict {
     std::panic::set_hook(Box::new(|_| {}));
     match missing(peer) {
         Some(why) => verdict.reason = why,
-        None => run_both(peer, is_short, &mut verdict),
+        None => run_both(peer, (is_short, is_attached), &mut verdict),
     }
     verdict.seconds = begin.elapsed().as_secs_f64();
     verdict
@@ -113,7 +117,7 @@ pub fn find(what: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).chain(usual).map(|dir| dir.join(what)).find(|file| file.is_file())
 }
 
-fn run_both(peer: &Peer, is_short: bool, verdict: &mut Verdict) {
+fn run_both(peer: &Peer, (is_short, is_attached): (bool, bool), verdict: &mut Verdict) {
     let users: Vec<&str> = USERS.into_iter().filter(|user| is_user(user)).collect();
     let service = Service::start_with(Some(&format!(
         "[[group]]\nname = \"{GROUP}-TOKEN\"\nscan-rate = {SCAN_RATE}\nusers = {users:?}\n"
@@ -127,11 +131,15 @@ fn run_both(peer: &Peer, is_short: bool, verdict: &mut Verdict) {
             service: &service,
             dir: dir.path(),
             is_member,
+            is_attached: is_member && is_attached,
             is_short,
             floor: peer.floor,
             most_folded: &most_folded,
+            refused: Refused::default(),
         };
-        match side.run(peer) {
+        let ended = side.run(peer);
+        verdict.folded_pages = most_folded.load(Ordering::Relaxed);
+        match ended {
             Ok(outcome) if is_member => verdict.member = outcome,
             Ok(outcome) => verdict.baseline = outcome,
             Err(why) => {
@@ -143,7 +151,6 @@ fn run_both(peer: &Peer, is_short: bool, verdict: &mut Verdict) {
             }
         }
     }
-    verdict.folded_pages = most_folded.load(Ordering::Relaxed);
     if verdict.baseline != verdict.member {
         verdict.reason = format!("without us {}, as a member {}", verdict.baseline, verdict.member);
     } else if verdict.folded_pages < peer.floor {
@@ -172,6 +179,9 @@ impl Side<'_> {
             }
             let outcome = catch_unwind(AssertUnwindSafe(|| (peer.recipe)(self)));
             over.store(true, Ordering::Relaxed);
+            if let [first, ..] = &self.refused.reasons()[..] {
+                return Err(format!("not attached: {first}"));
+            }
             outcome.map_err(|panic| {
                 let text = panic.downcast_ref::<String>().map(String::as_str);
                 text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").to_owned()
@@ -185,8 +195,13 @@ impl Side<'_> {
 
     /// The members' group in the words of `group show`; nothing while it does not answer.
     pub fn shown(&self) -> Value {
-        let output = self.service.pagefold(&["group", "show", &self.group(), "--json"]);
+        let output = self.pagefold(&["group", "show", &self.group(), "--json"]);
         serde_json::from_slice(&output.stdout).unwrap_or_default()
+    }
+
+    /// Runs `pagefold` for the members' service.
+    pub fn pagefold(&self, words: &[&str]) -> Output {
+        self.service.pagefold(words)
     }
 
     /// Full name of the members' group.
@@ -213,7 +228,7 @@ impl Side<'_> {
             // With it, a member without root may open a userfaultfd that sees the kernel's faults.
             all.extend(["--inh-caps", "+sys_ptrace", "--ambient-caps", "+sys_ptrace", "--"].map(str::to_owned));
         }
-        if self.is_member {
+        if self.is_member && !self.is_attached {
             all.extend(self.member_words(&["--name", name]));
         }
         all.extend(words.iter().map(|word| (*word).to_owned()));
@@ -231,7 +246,7 @@ impl Side<'_> {
 
     /// The words before a command by which a program makes members of its children, on the members' side.
     pub fn wrapper(&self) -> Vec<String> {
-        if self.is_member { self.member_words(&[]) } else { Vec::new() }
+        if self.is_member && !self.is_attached { self.member_words(&[]) } else { Vec::new() }
     }
 
     /// Processes that have been members of the group.
@@ -246,7 +261,15 @@ impl Side<'_> {
 
     /// Starts a program as another user.
     pub fn start_as(&self, name: &str, user: Option<&str>, words: &[&str]) -> Member {
-        Member::spawn(self.command(name, user, words), name, self.dir)
+        let member = Member::spawn(self.command(name, user, words), name, self.dir);
+        if self.is_attached {
+            let (group, place) = (self.group(), self.place());
+            let mut attach = Command::new(env!("CARGO_BIN_EXE_pagefold"));
+            attach.args(["attach", &member.pid().to_string(), "--group", &group, "--service", &place, "--name", name]);
+            attach.arg("--all-anonymous").envs(self.environment());
+            attach::soon(attach, member.pid(), words[0], &self.refused);
+        }
+        member
     }
 
     /// Runs a program to its end, successful or not.
