@@ -1,7 +1,7 @@
 //! The pressure ladder: steps against memory pressure on the host, the mildest first. None of them kills.
 //!
 //! ```text
-//!   idle -> withdraw -> advise -> refuse
+//!   idle -> withdraw -> reclaim -> advise -> refuse
 //!    <--- one rung down after 60 s without pressure ---
 //!         one rung up after each 10 s with it  ------>
 //! ```
@@ -9,6 +9,7 @@
 //! | rung | step |
 //! |---|---|
 //! | `withdraw` | loans are withdrawn, the cheapest first, until 5/4 of the floor is available; nobody grows but to a guarantee |
+//! | `reclaim` | control groups give page cache back, as much as is missing |
 //! | `advise` | the guest is named that frees most if it is moved to another host |
 //! | `refuse` | no reservation is granted |
 //!
@@ -57,7 +58,7 @@ impl Pressure {
 
 /// Memory that would end the pressure, in bytes: all that is missing to 5/4 of the floor. It is 1/64 of RAM at least, since tasks
 /// may wait for memory although there is some.
-pub(crate) fn relief_bytes(host: &HostFacts) -> u64 {
+pub fn relief_bytes(host: &HostFacts) -> u64 {
     if Pressure::of(host) == Pressure::None {
         return 0;
     }
@@ -78,6 +79,8 @@ pub enum Rung {
     Idle,
     /// Loans are withdrawn.
     Withdraw,
+    /// Control groups give page cache back.
+    Reclaim,
     /// An operator is advised to move a guest away.
     Advise,
     /// No reservation is granted.
@@ -85,13 +88,14 @@ pub enum Rung {
 }
 
 impl Rung {
-    const ALL: [Self; 4] = [Self::Idle, Self::Withdraw, Self::Advise, Self::Refuse];
+    const ALL: [Self; 5] = [Self::Idle, Self::Withdraw, Self::Reclaim, Self::Advise, Self::Refuse];
 
     /// The name used in JSON and tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",
             Self::Withdraw => "withdraw",
+            Self::Reclaim => "reclaim",
             Self::Advise => "advise",
             Self::Refuse => "refuse",
         }
@@ -196,18 +200,20 @@ mod tests {
             if let Some(event) = ladder.see(Duration::from_secs(second), &facts(available, None)) {
                 reached.push((second, event.rung));
                 let moves = event.reason.contains("moving a to another host frees 40 MiB");
-                assert_eq!(moves, second == 10, "{}", event.reason);
+                assert_eq!(moves, second == 20, "{}", event.reason);
             }
         }
         assert_eq!(
             reached,
             [
                 (0, Rung::Withdraw),
-                (10, Rung::Advise),
-                (20, Rung::Refuse),
+                (10, Rung::Reclaim),
+                (20, Rung::Advise),
+                (30, Rung::Refuse),
                 (160, Rung::Advise),
-                (220, Rung::Withdraw),
-                (280, Rung::Idle),
+                (220, Rung::Reclaim),
+                (280, Rung::Withdraw),
+                (340, Rung::Idle),
             ]
         );
     }

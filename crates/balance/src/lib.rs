@@ -40,7 +40,7 @@ mod still;
 
 pub use driver::{Driver, DriverState, Sighting};
 pub use facts::{Claims, Facts, GroupFacts, GuestFacts, HostFacts, Reservation};
-pub use ladder::{Ladder, Rung, RungEvent};
+pub use ladder::{Ladder, Rung, RungEvent, relief_bytes};
 pub use params::Params;
 pub use pause::{Pause, pauses, resumable};
 pub use plan::{History, Plan, Refusal, Step, make_room, plan};

@@ -19,6 +19,7 @@ mod rig;
 mod small_host;
 mod storm;
 
+pub use small_host::SmallHost;
 pub use storm::{Figures as Storm, run as make_storm};
 
 use crate::guardian::Guardian;

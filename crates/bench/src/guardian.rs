@@ -34,6 +34,8 @@ enum Duty {
     Lab(PathBuf),
     /// Remove this directory.
     Dir(PathBuf),
+    /// End swapping to this file, and remove it.
+    Swap(PathBuf),
     /// Remove this control group, once it is empty.
     Cgroup(PathBuf),
     /// Undo all of ksmd's merging, and set these knobs to these values.
@@ -84,6 +86,11 @@ impl Guardian {
     /// Ends a lab in the end, if it still exists.
     pub fn keep_lab(&mut self, dir: &Path) -> anyhow::Result<()> {
         self.tell(&Duty::Lab(dir.to_owned()))
+    }
+
+    /// Ends swapping to a file in the end, and removes it.
+    pub fn keep_swap(&mut self, file: &Path) -> anyhow::Result<()> {
+        self.tell(&Duty::Swap(file.to_owned()))
     }
 
     /// Removes a control group in the end.
@@ -156,6 +163,7 @@ fn perform(duty: &Duty) -> anyhow::Result<()> {
             }
             _ => Ok(()),
         },
+        Duty::Swap(file) => crate::swap::end(file),
         Duty::Cgroup(dir) => remove_cgroup(dir),
         Duty::Ksm(knobs) => KsmKnobs(knobs.clone()).put_back().context("cannot set KSM as it was"),
         Duty::Quietly => Ok(()),

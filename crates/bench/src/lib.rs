@@ -16,12 +16,14 @@ mod median;
 mod overhead;
 mod serve;
 mod serving;
+mod swap;
 mod synthetic;
 pub mod workload;
 
-pub use balance::{Storm, make_storm};
+pub use balance::{SmallHost, Storm, make_storm};
 pub use guardian::Guardian;
 pub use serving::{Serving, prover_of};
+pub use swap::Swap;
 pub use synthetic::{AlignedPage, filled, write_pages};
 
 /// Arguments of `pagefold bench`.

@@ -97,6 +97,13 @@ pub const ARRAY_SCRIPT: &str = "perl -e 'my ($n, $a, $p) = (62500, \"\", \"\\1\"
     substr($a, $_ * 4096, 4096, $p) for 0 .. $n - 1; substr($a, $_ * 4096, 8, pack \"Q\", $_ + 1) for 0 .. $n - 1; \
     length $a == $n * 4096 or die'";
 
+/// Command that fills an array of three quarters of the available memory: all pages equal first, then all different. Then it
+/// ends, and the memory is free. It prints the array's pages.
+pub const HOG_SCRIPT: &str = "perl -e 'open my $m, \"<\", \"/proc/meminfo\" or die; my ($kb) = join(\"\", <$m>) =~ /MemAvailable: *(\\d+)/ or die; \
+    my ($n, $a, $p) = (int($kb / 4 * 3 / 4), \"\", \"\\1\" x 4096); vec($a, $n * 4096 - 1, 8) = 1; \
+    substr($a, $_ * 4096, 4096, $p) for 0 .. $n - 1; substr($a, $_ * 4096, 8, pack \"Q\", $_ + 1) for 0 .. $n - 1; \
+    length $a == $n * 4096 or die; print $n'";
+
 /// The disk of [`Timed::RandomReads`], [`word_count_script`] and [`reads_script`], which is plugged into a guest.
 const DATA: &str = "/dev/vdb";
 /// Command that succeeds when the disk is there.

@@ -114,6 +114,17 @@ impl MemoryLimits {
         Some((limit, self.left().take(group, limit)))
     }
 
+    /// The directory of a group; `None` for the one that holds all others, or if it cannot be seen.
+    pub fn dir_of(&self, group: &str) -> Option<PathBuf> {
+        let path = self.inside(group).filter(|path| path.components().next().is_some())?;
+        Some(self.at.join(path))
+    }
+
+    /// Memory that processes of a group use, page cache included; `None` if the kernel does not tell.
+    pub fn used_bytes(&self, group: &str) -> Option<u64> {
+        text::read(self.at.join(self.inside(group)?).join(self.files.used)).ok()?.trim().parse().ok()
+    }
+
     /// Memory that processes can still get before a limit is reached.
     pub const fn left(&self) -> LeftMemory<'_> {
         LeftMemory { limits: self, groups: BTreeMap::new() }
@@ -267,6 +278,8 @@ mod tests {
             let tenant = G - G / 20 - 800 * M;
             let mut left = limits.left();
             assert_eq!(left.take("/t/a", 50 * M), 50 * M);
+            assert_eq!((limits.used_bytes("/t/a"), limits.used_bytes("/t/c")), (Some(400 * M), None));
+            assert_eq!((limits.dir_of("/t/a"), limits.dir_of("/")), (Some(dir.path().join("t/a")), None));
             assert_eq!(left.take("/t/b", 500 * M), tenant - 50 * M, "the tenant's limit, of which 50 MiB are taken");
             assert_eq!((left.take("/t/a", M), left.take("/t/b", M), left.take("/t", M)), (0, 0, 0));
             let mut left = limits.left();

@@ -60,6 +60,11 @@ impl Gatherer {
         Self { rules, began: Instant::now(), limits: MemoryLimits::find(), watched: BTreeMap::new() }
     }
 
+    /// Decisions of the operator.
+    pub const fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
     /// Time since the gatherer was made.
     pub fn at(&self) -> Duration {
         self.began.elapsed()

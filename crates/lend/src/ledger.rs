@@ -14,6 +14,7 @@
 use crate::carry_out::Outcome;
 use crate::hold::Target;
 use crate::pause::Paused;
+use crate::reclaim::Reclaimed;
 use crate::rules::Rules;
 use anyhow::{Context, bail};
 use balance::{Pause, Refusal, Rung, RungEvent, Step};
@@ -73,6 +74,14 @@ pub enum Entry<'a> {
         /// The step.
         #[serde(flatten)]
         event: &'a RungEvent,
+    },
+    /// Page cache that control groups have given back.
+    Reclaim {
+        /// When, in seconds since the host started.
+        at_s: u64,
+        /// The page cache.
+        #[serde(flatten)]
+        reclaimed: &'a Reclaimed,
     },
     /// A guest that is about to be paused.
     Pause {

@@ -20,6 +20,7 @@ mod ledger;
 mod many;
 mod pause;
 mod ram_use;
+mod reclaim;
 mod rules;
 
 pub use balloon::Balloon;
@@ -28,4 +29,5 @@ pub use gather::{Gatherer, Saved};
 pub use hold::hold;
 pub use ledger::{Entry, Ledger, Reserved, Turn};
 pub use pause::{Hold, Paused, resume_left};
+pub use reclaim::{Reclaimed, reclaim};
 pub use rules::Rules;

@@ -4,6 +4,7 @@ use anyhow::Context;
 use guest::{Glob, Guest};
 use host::MemoryLimits;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// Decisions of an operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +43,16 @@ impl Rules {
     /// for the host.
     pub(crate) fn stalled_percent(&self) -> Option<f64> {
         if self.within.is_some() { None } else { host::memory_stalled_percent() }
+    }
+
+    /// Control groups that hold page cache: the one that stands for the host, or those of guests.
+    pub fn caches(&self, guests: &[Guest]) -> BTreeSet<String> {
+        if let Some(group) = &self.within {
+            return BTreeSet::from([group.clone()]);
+        }
+        let Some(limits) = MemoryLimits::find() else { return BTreeSet::new() };
+        let pids = guests.iter().flat_map(|guest| &guest.pids);
+        pids.filter_map(|pid| limits.group_of(*pid)).filter(|group| group != "/").collect()
     }
 
     /// Memory that is never lent. The kernel's watermarks are those of all its memory, and no part of a control group's.

@@ -8,6 +8,7 @@ use common::service::{Service, small_memory, until};
 use common::{Afterwards, json_of, number};
 use guest::Qmp;
 use serde_json::{Value, json};
+use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -271,6 +272,47 @@ fn stuck_driver_is_flagged_and_the_other_guest_still_shrinks() {
     }
     assert!(guests_of.sizes()[0] >= KEPT);
     guests_of.qmp(0, "cont", json!({}));
+}
+
+/// The control group's page cache is given back under pressure, by the way that its version has.
+#[test]
+fn page_cache_is_reclaimed_under_pressure() {
+    let token = format!("cache{}", std::process::id());
+    let Some((group, _afterwards)) = small_memory(&token, 256 * M) else { return };
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory on a disk");
+    let file = dir.path().join("read");
+    std::fs::write(&file, vec![1; 64 << 20]).expect("write a file");
+    File::open(&file).and_then(|file| file.sync_all()).expect("write a file");
+    // Pages are charged to the group that reads them, once nobody has them in memory.
+    let read = format!(
+        "echo $$ > {group}/cgroup.procs && dd if={0} iflag=nocache count=0 && cat {0} > /dev/null",
+        file.display()
+    );
+    assert!(Command::new("sh").args(["-c", &read]).status().expect("run a shell").success());
+    let ledger = dir.path().join("ledger");
+    let within = format!("/pagefold-test-{token}");
+    // This process is no VM, so nothing else is done.
+    let own = std::process::id().to_string();
+    let words = ["balance", "--pid", &own, "apply", "--every", "1", "--floor", "1G", "--within", &within];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
+    command.args(words).arg("--service").arg(&ledger).stdout(Stdio::null());
+    let _applying = Applying(command.spawn().expect("run pagefold balance"));
+    let mut line = Value::Null;
+    until(60, "page cache is reclaimed", || {
+        let text = std::fs::read_to_string(ledger.join("balance.journal")).unwrap_or_default();
+        let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        line = lines.find(|line| line["entry"] == "reclaim").unwrap_or_default();
+        !line.is_null()
+    });
+    assert_documented(&["pagefold balance"], &line);
+    let swaps = std::fs::read_to_string("/proc/swaps").map_or(0, |swaps| swaps.lines().count());
+    let is_new = Path::new(&group).join("memory.reclaim").exists();
+    if swaps > 1 && !is_new {
+        assert!(line["problem"].as_str().is_some_and(|why| why.contains("swap")), "{line}");
+        return;
+    }
+    assert_eq!(line["way"], if is_new { "memory.reclaim" } else { "memory.force_empty" });
+    assert!(number(&line["freed_bytes"]) >= 32 * M && line["groups"] == json!([within]), "{line}");
 }
 
 /// The balancer is stopped while a guest is paused, and then killed, with or without the process that resumes guests.

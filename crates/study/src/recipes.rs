@@ -23,6 +23,7 @@ mod ram;
 mod rates;
 mod scanner;
 mod services;
+mod swapping;
 mod systems;
 mod under_load;
 mod used;
@@ -71,6 +72,7 @@ pub fn of(id: &str) -> Option<Recipe> {
         "li-exp1-1" => Some(used::by_rate),
         "li-exp1-2" => Some(counters::by_number),
         "li-exp1-3" => Some(systems::counters),
+        "li-exp2-1" => Some(swapping::by_size),
         "li-exp2-2" => Some(balloons::while_merging),
         "li-t1" => Some(used::by_number),
         "sonone-base" => Some(containers::single),

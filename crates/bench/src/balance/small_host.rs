@@ -92,3 +92,10 @@ impl SmallHost {
         text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
     }
 }
+
+impl Drop for SmallHost {
+    fn drop(&mut self) {
+        // The guardian waits for processes that are on their way out, and says what fails.
+        let _ = fs::remove_dir(&self.dir);
+    }
+}

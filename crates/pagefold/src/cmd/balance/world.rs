@@ -6,7 +6,7 @@ use anyhow::Context;
 use api::ask::MemberLine;
 use api::client::Service;
 use api::shown;
-use balance::{Facts, GroupFacts, History, Ladder, Params, RungEvent, Step, Stillness};
+use balance::{Facts, GroupFacts, History, Ladder, Params, Rung, RungEvent, Step, Stillness};
 use cli::say;
 use guest::{Guest, Survey};
 use lend::{Entry, Gatherer, Hold, Ledger, Means, Outcome, Rules, Saved, Turn, carry_out, resume_left};
@@ -125,14 +125,31 @@ impl<'a> World<'a> {
 
     /// Takes the host's memory into account, and tells of a step on the ladder.
     pub fn climb(&mut self, ladder: &mut Ladder, turn: &Turn) -> anyhow::Result<Option<RungEvent>> {
+        let before = ladder.rung();
         let event = ladder.see(self.at(), &self.facts);
         self.facts.host.rung = ladder.rung();
         self.ledger.note_rung(turn, ladder.rung())?;
         if let Some(event) = &event {
             self.ledger.write_down(turn, &Entry::Rung { at_s: host::boot_clock_s(), event })?;
             say!("pagefold: memory: {}: {}", event.rung.name(), event.reason);
+            if event.rung == Rung::Reclaim && before < Rung::Reclaim {
+                self.reclaim(turn)?;
+            }
         }
         Ok(event)
+    }
+
+    /// Has control groups give page cache back, as much as ends the pressure.
+    fn reclaim(&mut self, turn: &Turn) -> anyhow::Result<()> {
+        let rules = self.gatherer.rules();
+        let bytes = balance::relief_bytes(&self.facts.host);
+        let reclaimed = lend::reclaim(&rules.caches(&self.guests), bytes, rules.within.is_some());
+        self.ledger.write_down(turn, &Entry::Reclaim { at_s: host::boot_clock_s(), reclaimed: &reclaimed })?;
+        let (freed, count) = (reclaimed.freed_bytes >> 20, reclaimed.groups.len());
+        let by = reclaimed.way.map_or_else(String::new, |way| format!(" by {way}"));
+        let but = reclaimed.problem.as_ref().map_or_else(String::new, |problem| format!("; {problem}"));
+        say!("pagefold: memory: {freed} MiB of page cache are back from control groups ({count}){by}{but}");
+        Ok(())
     }
 
     /// Waits for the turn, and resumes guests that a process has left paused that was killed.
