@@ -264,17 +264,6 @@ fn programs_in_containers_are_folded_and_left_as_they_were_before() {
     cycle(&installed, &mut Waits::contained(&installed, "musl-gcc", &["/lib/ld-musl-x86_64.so.1"]), 2);
 }
 
-/// A program that was attached and detached twice, and goes on.
-fn attach_twice(installed: &Installed, pid: u32) {
-    for _ in 0..2 {
-        attach(installed, &pid.to_string());
-        wait_for_folds(installed, &pid.to_string(), 500);
-        detach(installed, &pid.to_string());
-        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it goes on");
-        assert!(!maps.contains("pagefold"), "{maps}");
-    }
-}
-
 #[test]
 fn go_program_without_c_library_keeps_its_memory() {
     let Some(installed) = Installed::attaching() else { return };
@@ -295,50 +284,16 @@ fn go_program_without_c_library_keeps_its_memory() {
     assert!(build.env("CGO_ENABLED", "0").env("GOTOOLCHAIN", "local").status().unwrap().success());
     let _supervisor = installed.serve(CONFIG, &[]);
     let mut child = Command::new(installed.path("slices")).arg("600").stdout(Stdio::null()).spawn().unwrap();
-    attach_twice(&installed, child.id());
+    for _ in 0..2 {
+        let pid = child.id().to_string();
+        attach(&installed, &pid);
+        wait_for_folds(&installed, &pid, 500);
+        detach(&installed, &pid);
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it goes on");
+        assert!(!maps.contains("pagefold"), "{maps}");
+    }
     assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
     assert!(child.wait().unwrap().success(), "its memory is not what it wrote");
-}
-
-/// A program of Redis's that ends with this test, whatever ends that.
-fn start_redis(program: &str, socket: &str, words: &[&str]) -> Running {
-    let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL", program]).args(words).stdout(Stdio::null());
-    let socket_of = if program == "redis-server" { "--unixsocket" } else { "-s" };
-    Running(command.args([socket_of, socket]).spawn().expect("setpriv"))
-}
-
-fn ask_redis(socket: &str, words: &[&str]) -> String {
-    let output = Command::new("redis-cli").args(["-s", socket]).args(words).output().expect("redis-cli");
-    String::from_utf8_lossy(&output.stdout).trim().to_owned()
-}
-
-#[test]
-fn redis_with_clients_keeps_its_memory() {
-    let Some(installed) = Installed::attaching() else { return };
-    if Command::new("redis-server").arg("--version").output().is_err() {
-        eprintln!("skipped: no redis-server here: install redis-server");
-        return;
-    }
-    let (socket, dir) = (path(&installed, "redis"), path(&installed, ""));
-    let plain = ["--port", "0", "--save", "", "--dir", &dir, "--enable-debug-command", "local"];
-    let server = start_redis("redis-server", &socket, &plain);
-    let ask = |words: &[&str]| ask_redis(&socket, words);
-    wait_for("redis answers", || (ask(&["ping"]) == "PONG").then_some(()));
-    // Each content is there ten times.
-    let fill = "for i = 1, 3000 do redis.call('set', 'key' .. i, string.rep(string.format('%04d', i % 300), 2000)) end";
-    assert_eq!(ask(&["eval", &format!("{fill} return 'OK'"), "0"]), "OK");
-    let digest = ask(&["debug", "digest"]);
-    let _supervisor = installed.serve(CONFIG, &[]);
-    let load = ["-l", "-q", "-t", "ping,incr,lpush,lpop", "-n", "20000", "-c", "8"];
-    let mut load = start_redis("redis-benchmark", &socket, &load);
-    attach_twice(&installed, server.0.id());
-    assert!(load.0.try_wait().unwrap().is_none(), "its clients were disconnected");
-    drop(load);
-    for key in ["counter:__rand_int__", "mylist", "myset:__rand_int__"] {
-        ask(&["del", key]);
-    }
-    assert_eq!(ask(&["debug", "digest"]), digest);
 }
 
 #[test]
