@@ -24,6 +24,7 @@
 //! An agent in the child may claim its userfaultfd. It then keeps writers out and takes pages away, and has to hear of all
 //! discards. So others that follow the child read nothing meanwhile, and place nothing.
 
+use crate::journal::{About, Entry, Found, Journal, Logged};
 use crate::userfault::{Fault, Message, Userfault};
 use page::{HostVirt, PageRange, PageSet};
 use rustix::io::Errno;
@@ -33,6 +34,8 @@ use std::time::{Duration, Instant};
 
 /// Time that a thread is given, in another process, from its discard's acknowledgement until it has taken the entries away.
 const ZAP_TIME: Duration = Duration::from_millis(500);
+/// Most pages that became zeros lately and are looked at again in one call.
+const LOOKED_AT_AGAIN: u64 = 1024;
 
 /// Addresses of programs, as far as the kernel takes them in a call about a range.
 pub const PROGRAMS: PageRange = PageRange { start: HostVirt(1 << 16), pages: (1 << 35) - (1 << 4) - 1 };
@@ -40,6 +43,8 @@ pub const PROGRAMS: PageRange = PageRange { start: HostVirt(1 << 16), pages: (1 
 /// Follows one address space.
 #[derive(Debug)]
 pub struct Follower {
+    /// Its place in a journal, which is given up before the userfaultfd is closed.
+    entry: Option<Entry>,
     watch: Arc<Userfault>,
     /// Pages that were discarded and have not become zeros yet, as far as is known.
     discarded: PageSet,
@@ -49,6 +54,10 @@ pub struct Follower {
     /// The pages in `discarded` that a child's parent discarded, until they were settled. The child got some of them at the
     /// fork all the same, if a thread of its parent was about to discard them. Those stay.
     inherited: PageSet,
+    /// The pages in `discarded` that a predecessor knew of. It may have made zeros of them, which the program has written since.
+    resumed: PageSet,
+    /// Whether a predecessor may have known of further discards.
+    is_partial: bool,
     /// A move that the agent is about to make, whose meaning is known.
     expected: Option<Expected>,
     /// Pages over which the agent is placing slots.
@@ -95,7 +104,7 @@ pub enum Told {
 }
 
 /// Moves the records of a range along with the range.
-fn move_within(pages: &mut PageSet, from: PageRange, to: HostVirt) {
+pub fn move_within(pages: &mut PageSet, from: PageRange, to: HostVirt) {
     let moved = pages.within(from);
     pages.remove(from);
     pages.remove(PageRange { start: to, ..from });
@@ -118,10 +127,13 @@ impl Follower {
         let lately = [PageSet::new(), PageSet::new()];
         let (lately_since, served, expected, being_placed, put_off) = (None, None, None, None, None);
         Self {
+            entry: None,
             watch,
             discarded,
             is_own: true,
             inherited: PageSet::new(),
+            resumed: PageSet::new(),
+            is_partial: false,
             given,
             lately,
             lately_since,
@@ -138,6 +150,42 @@ impl Follower {
     pub fn of_child(watch: Userfault, discarded: PageSet) -> Self {
         let may_be_claimed = true;
         Self { inherited: discarded.clone(), discarded, is_own: false, may_be_claimed, ..Self::own(Arc::new(watch)) }
+    }
+
+    /// Goes on with a child whose follower was killed, by the messages that it had read. Also returns the numbers of userfaultfds of
+    /// its children, with pages that were discarded before each was born.
+    pub(crate) fn resumed(watch: Userfault, found: &Found) -> (Self, Vec<(i32, PageSet)>) {
+        let (mut this, mut births) = (Self::of_child(watch, PageSet::new()), Vec::new());
+        this.is_partial = found.is_partial;
+        for logged in &found.log {
+            match *logged {
+                Logged::Discard(range) => this.resumed.insert(range),
+                Logged::Inherited(range) => this.inherited.insert(range),
+                Logged::Moved(from, to) => {
+                    move_within(&mut this.resumed, from, to);
+                    move_within(&mut this.inherited, from, to);
+                }
+                Logged::Forked(child) => births.push((child, this.known())),
+            }
+        }
+        this.discarded = this.known();
+        this.resumed.ranges().for_each(|range| this.inherited.remove(range));
+        this.succeed();
+        (this, births)
+    }
+
+    /// All pages that a child's predecessor knew to be discarded.
+    fn known(&self) -> PageSet {
+        let mut all = self.resumed.clone();
+        self.inherited.ranges().for_each(|range| all.insert(range));
+        all
+    }
+
+    /// Keeps a journal, so that a successor can go on. Returns whether it has room.
+    pub fn keep_journal(&mut self, journal: &Arc<Journal>, about: About) -> bool {
+        self.entry = journal.enter(&self.watch, about, &self.discarded, &self.inherited);
+        self.entry.iter().filter(|_| self.is_partial).for_each(Entry::make_partial);
+        self.entry.is_some()
     }
 
     /// Leaves threads asleep that touch missing pages, until [`Follower::answer_missing`]: somebody else may be about to
@@ -218,7 +266,7 @@ impl Follower {
 
     /// Whether no discard is pending, and none became zeros lately, so that somebody without these records may follow.
     pub fn is_at_rest(&self) -> bool {
-        self.discarded.is_empty() && !self.was_given_lately()
+        self.discarded.is_empty() && self.lately_since.is_none() && !self.is_partial
     }
 
     /// Pages that were discarded and became zeros. The record lasts until they are [forgotten](Follower::forget).
@@ -268,7 +316,11 @@ impl Follower {
         if self.is_claimed() {
             return Ok(Told::Nothing);
         }
-        let Some(message) = self.watch.next_message()? else { return Ok(Told::Nothing) };
+        let message = match &mut self.entry {
+            Some(entry) => entry.next_message(&self.watch)?,
+            None => self.watch.next_message()?,
+        };
+        let Some(message) = message else { return Ok(Told::Nothing) };
         match message {
             Message::Fault(page, fault) => {
                 self.answer(PageRange { start: page, pages: 1 }, fault);
@@ -277,6 +329,7 @@ impl Follower {
             Message::Discard(range) => {
                 // This discard may not have happened yet: pages that have an entry may be about to lose it.
                 self.inherited.remove(range);
+                self.resumed.remove(range);
                 self.discarded.insert(range);
                 Ok(Told::Discard)
             }
@@ -289,6 +342,7 @@ impl Follower {
                 move_within(&mut self.discarded, from, to);
                 move_within(&mut self.given, from, to);
                 move_within(&mut self.inherited, from, to);
+                move_within(&mut self.resumed, from, to);
                 self.lately.iter_mut().for_each(|lately| move_within(lately, from, to));
                 if self.expected != Some(Expected::Moving(from.start)) {
                     return Ok(Told::Move(from, to));
@@ -300,7 +354,10 @@ impl Follower {
             Message::Forked(child) => {
                 let mut discarded = self.discarded.clone();
                 self.given.ranges().for_each(|range| discarded.insert(range));
-                Ok(Told::Birth(Box::new(Self::of_child(child, discarded))))
+                let entry = self.entry.as_mut().and_then(|entry| entry.born(&child, &discarded));
+                let child = Self { entry, is_partial: self.is_partial, ..Self::of_child(child, discarded) };
+                child.entry.iter().filter(|_| child.is_partial).for_each(Entry::make_partial);
+                Ok(Told::Birth(Box::new(child)))
             }
             Message::Other => Ok(Told::Touch),
         }
@@ -313,6 +370,8 @@ impl Follower {
             Fault::Absent if self.discarded.contains(page.start) || self.given.contains(page.start) => {
                 self.give_zeros(page)
             }
+            // It may have been discarded, and may not. A wrong page would be worse than none.
+            Fault::Absent if self.is_partial => self.watch.poison(page).map(drop),
             Fault::Absent => self.watch.map_present(page).map(drop),
             Fault::Missing | Fault::Protected if self.is_own => return,
             Fault::Missing if self.put_off.is_some() => {
@@ -363,9 +422,10 @@ impl Follower {
     /// # Errors
     /// `ESRCH`: the address space is gone.
     pub fn settle(&mut self) -> Result<(), Errno> {
-        if !self.discarded.is_empty() && self.is_claimed() {
+        if !self.is_at_rest() && self.is_claimed() {
             return Ok(());
         }
+        self.look_again();
         for range in self.discarded.ranges().collect::<Vec<_>>() {
             let mut at = 0;
             while at < range.pages {
@@ -391,18 +451,67 @@ impl Follower {
                         self.discarded.remove(one);
                         1
                     }
-                    // It got this page at the fork.
-                    Err(Errno::EXIST) if is_inherited => {
-                        self.discarded.remove(one);
+                    Err(Errno::EXIST) => {
+                        self.has_entry(one);
                         1
                     }
-                    // The page has not lost its entry yet.
+                    // The page has not lost its entry yet, or memory is short.
                     Err(_) => 1,
                 };
             }
         }
-        self.inherited = PageSet::new();
+        self.have_settled();
         Ok(())
+    }
+
+    /// Notes that a page, which was discarded, has a page table entry.
+    fn has_entry(&mut self, one: PageRange) {
+        if self.inherited.contains(one.start) {
+            // It got this page at the fork.
+            self.discarded.remove(one);
+        } else if self.resumed.contains(one.start) {
+            // It has become zeros already, or is about to lose its entry.
+            self.became_zeros(one);
+        }
+        // Any other is about to lose it.
+    }
+
+    /// Notes that all discarded pages were tried.
+    fn have_settled(&mut self) {
+        self.inherited = PageSet::new();
+        self.resumed = PageSet::new();
+        if self.is_at_rest()
+            && let Some(entry) = &mut self.entry
+        {
+            entry.clear();
+        }
+    }
+
+    /// Whether [`Follower::settle`] has anything to do.
+    pub fn has_work(&self) -> bool {
+        !self.discarded.is_empty() || self.is_to_look_again()
+    }
+
+    fn is_to_look_again(&self) -> bool {
+        !self.is_own && self.lately_since.is_some() && !self.was_given_lately()
+    }
+
+    /// Makes zeros of pages of a child's that had become zeros and lost them again to the discarding thread, once that has had its
+    /// time. Nobody needs to know of a page that was looked at.
+    fn look_again(&mut self) {
+        if !self.is_to_look_again() {
+            return;
+        }
+        for looked in 0.. {
+            let Some(page) = self.given.ranges().next() else { break };
+            let one = PageRange { pages: 1, ..page };
+            if looked == LOOKED_AT_AGAIN || self.watch.map_zeros(one) == Err(Errno::AGAIN) {
+                return;
+            }
+            self.given.remove(one);
+        }
+        self.lately = [PageSet::new(), PageSet::new()];
+        self.lately_since = None;
     }
 
     /// Whether the address space is still there.

@@ -9,12 +9,14 @@ mod confine;
 mod file_store;
 mod follow;
 mod fork_probe;
+mod journal;
 mod ksm_knobs;
 mod member_memory;
 mod object_file;
 mod pool_memory;
 mod prover;
 mod soft_read;
+mod standby;
 #[cfg(target_env = "gnu")]
 mod trace;
 mod userfault;
@@ -29,6 +31,7 @@ pub use confine::{
 pub use file_store::FileStore;
 pub use follow::{Expected, Follower, PROGRAMS, Told};
 pub use fork_probe::ForkProbe;
+pub use journal::{About, Entry, Journal};
 pub use ksm_knobs::{KsmKnobs, memory_merge, set_ksm, set_memory_merge};
 pub use member_memory::{
     HUGE_PAGES, Inherit, MemberMemory, PoolView, SharedMark, copy_page, empty_file, give_to_children, make_present,
@@ -38,6 +41,7 @@ pub use object_file::{is_sealed_object, seal_object};
 pub use pool_memory::{DonationWindow, HeldLease, InheritedSegment, Lease, LeaseState, PoolSegment, Role, check};
 pub use prover::Prover;
 pub use soft_read::SoftReader;
+pub use standby::{Inheritance, Inherited, Standby};
 #[cfg(target_env = "gnu")]
 pub use trace::{FilterInstruction, Registers, Resume, Stop, Tracee, share_files, share_memory};
 pub use userfault::{Claim, Fault, Message, Moved, Purpose, Userfault, Watch, file_of_thread};

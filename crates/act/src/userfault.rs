@@ -34,6 +34,7 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const UFFDIO_REGISTER: libc::Ioctl = ioctl_number(3, size_of::<uffdio_register>(), 0x00);
 const UFFDIO_UNREGISTER: libc::Ioctl = ioctl_number(2, size_of::<uffdio_range>(), 0x01);
@@ -124,16 +125,10 @@ pub enum Fault {
     Protected,
 }
 
-/// `struct uffd_msg`: the number of the event, and its arguments.
-#[repr(C)]
-#[derive(Default)]
-struct RawMessage {
-    event: u8,
-    reserved: [u8; 7],
-    words: [u64; 3],
-}
+/// `struct uffd_msg`: the number of the event in the first byte, and its arguments in three words.
+pub type Record = [AtomicU64; 4];
 
-const _: () = assert!(size_of::<RawMessage>() == size_of::<linux_raw_sys::general::uffd_msg>());
+const _: () = assert!(size_of::<Record>() == size_of::<linux_raw_sys::general::uffd_msg>());
 
 /// Outcome of a move of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -323,12 +318,19 @@ impl Userfault {
     /// # Errors
     /// No file descriptor is left for a child's userfaultfd (the message is then still unread), or the kernel refused.
     pub fn next_message(&self) -> io::Result<Option<Message>> {
-        let mut raw = RawMessage::default();
-        let bytes = size_of::<RawMessage>();
-        // SAFETY: the kernel writes one message of this size into memory that is exclusively borrowed.
-        let read = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut raw).cast(), bytes) };
+        self.next_message_into(&Record::default())
+    }
+
+    /// The same. The kernel writes the message to `record`, even if this process is killed meanwhile.
+    ///
+    /// # Errors
+    /// As [`Userfault::next_message`].
+    pub fn next_message_into(&self, record: &Record) -> io::Result<Option<Message>> {
+        let bytes = size_of::<Record>();
+        // SAFETY: the kernel writes one message of this size. Atomic numbers may change while they are borrowed.
+        let read = unsafe { libc::read(self.0.as_raw_fd(), std::ptr::from_ref(record).cast_mut().cast(), bytes) };
         match usize::try_from(read) {
-            Ok(read) if read == bytes => Ok(Some(message(&raw))),
+            Ok(read) if read == bytes => Ok(Some(message(record))),
             Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
             Err(_) => match io::Error::last_os_error() {
                 e if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Ok(None),
@@ -423,10 +425,10 @@ fn done(result: Result<(), Errno>, bytes: i64, range: PageRange) -> Result<u64, 
     }
 }
 
-fn message(raw: &RawMessage) -> Message {
+fn message(record: &Record) -> Message {
     let page = |address: u64| HostVirt(address >> PAGE_SHIFT << PAGE_SHIFT);
-    let [one, two, three] = raw.words;
-    match raw.event.into() {
+    let [event, one, two, three] = [0, 1, 2, 3].map(|word: usize| record[word].load(Ordering::Relaxed));
+    match event as u32 & 0xff {
         // Flags, then the address.
         UFFD_EVENT_PAGEFAULT if one & u64::from(UFFD_PAGEFAULT_FLAG_WP) != 0 => {
             Message::Fault(page(two), Fault::Protected)

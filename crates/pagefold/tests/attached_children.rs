@@ -115,6 +115,13 @@ impl Server {
         self.fork_by(b'f')
     }
 
+    /// Has the last worker fork another one, which fills no memory.
+    fn fork_by_last(&mut self) -> u64 {
+        let number = u64::from(self.at(2)) + 1;
+        self.order(b'g', &[number - 1]);
+        wait("the worker's own child begins", || (self.word(number, 1) == self.orders).then_some(number))
+    }
+
     fn fork_by(&mut self, order: u8) -> u64 {
         let number = u64::from(self.at(2)) + 1;
         self.order(order, &[0]);
@@ -365,6 +372,55 @@ fn kill_keeper_at(supervisor: u32, times: [u64; 2]) {
         std::thread::sleep(time.saturating_duration_since(Instant::now()));
         signal(wait("there is a keeper", || keeper(supervisor)), "KILL");
     }
+}
+
+/// Number of userfaultfds that a process has open.
+fn followed(pid: u32) -> usize {
+    let links = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    links.filter(|link| fs::read_link(link.path()).is_ok_and(|to| to.as_os_str() == "anon_inode:[userfaultfd]")).count()
+}
+
+/// Waits until the service's keeper follows so many children, and has a standby that is not this process. Returns both.
+fn keeper_of(supervisor: u32, children: usize, but: u32) -> (u32, u32) {
+    wait("the keeper follows all", || {
+        let keeper = keeper(supervisor).filter(|keeper| followed(*keeper) == children)?;
+        let standby = host::children(keeper).into_iter().find(|pid| *pid != but)?;
+        Some((keeper, standby))
+    })
+}
+
+/// Pages that were being discarded showed their slots. Nobody followed children whose parents had ended, or children of children.
+#[test]
+fn discards_read_as_zeros_when_keeper_is_killed_at_any_time() {
+    let Some(installed) = Installed::attaching() else { return };
+    let supervisor = installed.serve(CONFIG, &[]);
+    let service = supervisor.0.id();
+    let mut server = Server::start(&installed);
+    attach_with(&installed, server.pid(0), "never");
+    folded(&installed, server.pid(0), 1000);
+    let workers: Vec<u64> = (0..6).map(|_| server.fork()).collect();
+    let grandchild = server.fork_by_last();
+    let (first, _) = keeper_of(service, 7, 0);
+    let killing = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(30));
+        signal(first, "KILL");
+    });
+    server.order(b's', &workers[..5]);
+    killing.join().expect("it kills");
+    // Its standby has handed all of them on. The next keeper loses its standby first, and then its own life.
+    let (second, standby) = keeper_of(service, 7, 0);
+    assert_ne!(first, second);
+    signal(server.pid(0), "KILL");
+    signal(standby, "KILL");
+    let (_, other) = keeper_of(service, 7, standby);
+    signal(second, "KILL");
+    server.order(b's', &[workers[5], grandchild]);
+    server.order(b'd', &workers);
+    wait("the last keeper follows all", || {
+        keeper(service).filter(|keeper| *keeper != second && followed(*keeper) == 7)
+    });
+    wait("no other process is left", || (!fs::exists(format!("/proc/{other}/exe")).ok()?).then_some(()));
+    server.order(b'w', &workers);
 }
 
 /// Another process and the kernel's own threads write pages of a worker all the time, which nobody can stop.

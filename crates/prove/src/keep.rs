@@ -16,21 +16,25 @@
 //!   process's userfaultfd could do the same itself.
 //! - A peer may clear the flag by which reading does not wait. That holds up the thread of this one connection.
 //!
+//! **A keeper that is killed** has a successor, its standby ([`act::Standby`]). That has the same descriptors at every instant, and
+//! the journal of what was read ([`act::Journal`]). Members' connections stay open, so that members do not notice. It follows these
+//! children until it can hand them on. It has a standby, too.
+//!
 //! When its supervisor has ended, nobody can connect to it any more. It goes on, and hands its children on to the next supervisor's
-//! keeper ([`hand_on`]): those of members that live by way of these.
+//! keeper ([`hand_on`]): those of members that live by way of these. A member does not know of children that its child has forked.
 //!
 //! A member holds on to what it has handed over, and follows its children by itself when the connection is closed. So the keeper
 //! has stopped to read by then, and a child that an agent has claimed (`lend`) is left alone by either.
 
-use act::{Follower, Purpose, Told, Userfault};
+use act::{About, Follower, Inheritance, Inherited, Journal, Purpose, Told, Userfault};
 use host::{Received, Seqpacket};
 use page::PageSet;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 use wire::prove::KEEP;
 
@@ -49,6 +53,9 @@ static CHILDREN: AtomicUsize = AtomicUsize::new(0);
 /// A connection to the next supervisor's keeper.
 static SUCCESSOR: Mutex<Option<Seqpacket>> = Mutex::new(None);
 
+/// The journal that a successor reads.
+static JOURNAL: OnceLock<Arc<Journal>> = OnceLock::new();
+
 /// All children that are followed.
 static ALL: Mutex<Vec<Weak<Kept>>> = Mutex::new(Vec::new());
 
@@ -56,6 +63,8 @@ static ALL: Mutex<Vec<Weak<Kept>>> = Mutex::new(Vec::new());
 pub struct Kept {
     watch: Arc<Userfault>,
     follower: Mutex<Follower>,
+    /// Whether a child of the member's has forked it, so that the member does not know of it.
+    is_born: bool,
     /// Whether its nursery has ended, so that the member follows it.
     is_given_back: AtomicBool,
     /// The layout in memory of the member that handed it over, and so its own.
@@ -90,6 +99,30 @@ pub fn all() -> Vec<Arc<Kept>> {
     ALL.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
 }
 
+/// Begins a journal of all children.
+///
+/// # Errors
+/// Memory is short.
+pub fn begin_journal() -> io::Result<Arc<Journal>> {
+    let journal = Journal::new()?;
+    Ok(Arc::clone(JOURNAL.get_or_init(|| journal)))
+}
+
+/// Follows the children of a keeper that was killed.
+pub fn succeed(inheritance: Inheritance) {
+    let Inheritance { mut children, sockets } = inheritance;
+    let mut nurseries: Vec<(Option<i32>, Option<Seqpacket>)> = vec![(None, None)];
+    nurseries.extend(sockets.into_iter().map(|(number, socket)| (Some(number), Some(socket.into()))));
+    for (number, socket) in nurseries {
+        let mut nursery = Nursery::new(number, None);
+        for Inherited { follower, about } in children.extract_if(.., |child| child.about.socket == number) {
+            nursery.layout = Some(about.layout).filter(|layout| *layout != (0, 0));
+            nursery.push(follower, about.is_born);
+        }
+        std::thread::spawn(move || nursery.serve(socket));
+    }
+}
+
 /// Whether any child is followed.
 pub fn has_children() -> bool {
     CHILDREN.load(Ordering::SeqCst) > 0
@@ -119,23 +152,9 @@ pub fn follow_forks(file: OwnedFd) -> io::Result<()> {
 /// # Errors
 /// The file is no userfaultfd.
 pub fn serve(socket: Seqpacket, first: OwnedFd) -> io::Result<()> {
-    let (layout, mut socket) = (host::peer_layout(&socket), Some(socket));
-    // Declared behind the socket, and so dropped before it: the member reads when the socket is closed.
-    let mut nursery = Nursery { children: Vec::new(), next_look: Instant::now() + LOOK_EVERY, layout };
+    let mut nursery = Nursery::new(Some(socket.as_fd().as_raw_fd()), host::peer_layout(&socket));
     nursery.add(Userfault::from_fd(first)?);
-    while socket.is_some() || !nursery.children.is_empty() {
-        nursery.wait(socket.as_ref())?;
-        if let Some(open) = &socket
-            && !nursery.take_from(open)?
-        {
-            socket = None;
-        }
-        nursery.look();
-        if nursery.hand_on(socket.is_some()) {
-            break;
-        }
-    }
-    Ok(())
+    nursery.serve(Some(socket))
 }
 
 struct Nursery {
@@ -143,19 +162,58 @@ struct Nursery {
     next_look: Instant,
     /// The member's layout in memory. Children of its children have it, too.
     layout: Option<(u64, u64)>,
+    /// The number of the member's socket, for a successor.
+    number: Option<i32>,
 }
 
 impl Nursery {
+    fn new(number: Option<i32>, layout: Option<(u64, u64)>) -> Self {
+        Self { children: Vec::new(), next_look: Instant::now() + LOOK_EVERY, layout, number }
+    }
+
+    /// Ends when no child is left and the member has hung up.
+    fn serve(mut self, mut socket: Option<Seqpacket>) -> io::Result<()> {
+        let served = self.serve_until_the_end(&mut socket);
+        // Before the socket is closed: the member reads then.
+        drop(self);
+        served
+    }
+
+    fn serve_until_the_end(&mut self, socket: &mut Option<Seqpacket>) -> io::Result<()> {
+        while socket.is_some() || !self.children.is_empty() {
+            self.wait(socket.as_ref())?;
+            if let Some(open) = &*socket
+                && !self.take_from(open)?
+            {
+                // From here on its number may be another file's.
+                if let (Some(journal), Some(number)) = (JOURNAL.get(), self.number.take()) {
+                    journal.forget_socket(number);
+                }
+                *socket = None;
+            }
+            self.look();
+            if self.hand_on(socket.is_some()) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     fn add(&mut self, child: Userfault) {
-        self.push(Follower::of_child(child, PageSet::new()));
+        self.push(Follower::of_child(child, PageSet::new()), false);
     }
 
     /// Follows a child, unless there are too many: a member that forks more harms only its own children.
-    fn push(&mut self, child: Follower) {
+    fn push(&mut self, mut child: Follower, is_born: bool) {
         if self.children.len() < MOST_CHILDREN.0 && CHILDREN.load(Ordering::SeqCst) < MOST_CHILDREN.1 {
             CHILDREN.fetch_add(1, Ordering::SeqCst);
+            let about = About { socket: self.number, layout: self.layout.unwrap_or_default(), is_born };
+            if let Some(journal) = JOURNAL.get() {
+                child.keep_journal(journal, about);
+            }
             let (watch, is_given_back) = (child.shared_watch(), AtomicBool::new(false));
-            let kept = Arc::new(Kept { watch, follower: Mutex::new(child), is_given_back, layout: self.layout });
+            let kept =
+                Arc::new(Kept { watch, follower: Mutex::new(child), is_born, is_given_back, layout: self.layout });
             let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
             all.retain(|one| one.strong_count() > 0);
             all.push(Arc::downgrade(&kept));
@@ -189,7 +247,7 @@ impl Nursery {
         let (mut watched, mut time) = (Vec::with_capacity(self.children.len()), LOOK_EVERY);
         for child in &self.children {
             // If somebody else has it, it is about to be claimed.
-            let held = child.try_hold().map(|mut follower| (follower.is_claimed(), follower.discarded().is_empty()));
+            let held = child.try_hold().map(|mut follower| (follower.is_claimed(), !follower.has_work()));
             if let Some((false, _)) = held {
                 watched.push(&child.watch);
             }
@@ -212,20 +270,21 @@ impl Nursery {
     fn hand_on(&mut self, has_member: bool) -> bool {
         let successor = SUCCESSOR.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(socket) = successor.as_ref() else { return false };
-        if has_member {
-            let at_rest = |child: &Arc<Kept>| child.try_hold().is_some_and(|follower| follower.is_at_rest());
-            return self.children.iter().all(at_rest);
+        let all_at_rest =
+            self.children.iter().all(|child| child.try_hold().is_some_and(|follower| follower.is_at_rest()));
+        if has_member && !all_at_rest {
+            return false;
         }
         let before = self.children.len();
         self.children.retain(|child| {
             let Some(mut follower) = child.try_hold() else { return true };
-            let may = follower.is_at_rest() && !follower.is_claimed();
+            let may = follower.is_at_rest() && !follower.is_claimed() && (child.is_born || !has_member);
             let is_taken = may && socket.send(&KEEP, &[child.watch.as_fd()]).is_ok_and(|sent| sent);
             child.is_given_back.fetch_or(is_taken, Ordering::SeqCst);
             !is_taken
         });
         CHILDREN.fetch_sub(before - self.children.len(), Ordering::SeqCst);
-        false
+        has_member && self.children.iter().all(|child| !child.is_born)
     }
 
     /// Handles the events of all children, and forgets children that have ended.
@@ -247,7 +306,7 @@ impl Nursery {
             child.settle().is_ok() && (!is_due || child.is_alive())
         });
         CHILDREN.fetch_sub(before - self.children.len(), Ordering::SeqCst);
-        born.into_iter().for_each(|child| self.push(child));
+        born.into_iter().for_each(|child| self.push(child, true));
     }
 }
 

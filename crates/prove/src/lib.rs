@@ -90,4 +90,4 @@ mod reference_counts;
 mod serve;
 
 pub use reference_counts::{Held, ReferenceCounts};
-pub use serve::{Serving, serve};
+pub use serve::{Serving, serve, succeed};

@@ -3,11 +3,16 @@
 use crate::ReferenceCounts;
 use crate::connection::{self, Shared};
 use crate::keep;
+use act::{Inheritance, Journal, Standby};
+use anyhow::Context;
 use cli::note;
 use host::{Peer, Received, Seqpacket, SeqpacketListener, Shares};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::BTreeSet;
+use std::ffi::CString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +20,8 @@ use std::time::Duration;
 const PLACES: Shares = Shares { most: 2048, roots: 256, others: (256, 32) };
 /// Pause after a failure to accept a connection, and between two checks for followed children: 200 ms.
 const PAUSE: Duration = Duration::from_millis(200);
+/// Longest time between two attempts at a standby: 1 s.
+const LOOK_EVERY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Longest list of users, in bytes.
 const USERS_BYTES: usize = 64 << 10;
 /// Stack of a connection's thread, in bytes: its calls are not deep.
@@ -34,32 +41,86 @@ pub struct Serving<'a> {
 /// Serves until the supervisor has ended and no followed child is left.
 ///
 /// # Errors
-/// The kernel refuses to wait.
+/// The kernel refuses to wait, or memory is short.
 pub fn serve(with: Serving<'_>, counts: ReferenceCounts) -> anyhow::Result<()> {
-    accept_all(&with, counts)?;
     let path = with.listener.address();
+    let mut successor = Successor::begin(path.clone())?;
+    accept_all(&with, counts, &mut successor)?;
     drop(with);
-    while keep::has_children() {
-        std::thread::sleep(PAUSE);
-        path.as_deref().inspect(|path| keep::hand_on(path));
-    }
+    wait_for_children(path.as_deref(), &mut successor);
     Ok(())
 }
 
+/// Goes on with the children of a keeper that was killed, until none is left. `journal` is the number of its journal's file, and
+/// `socket` the place where its supervisor listens.
+///
+/// # Errors
+/// There is no journal, or memory is short.
+pub fn succeed(journal: i32, socket: PathBuf) -> anyhow::Result<()> {
+    let inheritance = Inheritance::take(journal)?;
+    note!("the prover was killed; process {} follows its {} children", std::process::id(), inheritance.children.len());
+    let mut successor = Successor::begin(Some(socket.clone()))?;
+    keep::succeed(inheritance);
+    wait_for_children(Some(&socket), &mut successor);
+    Ok(())
+}
+
+fn wait_for_children(path: Option<&Path>, successor: &mut Successor) {
+    while keep::has_children() {
+        std::thread::sleep(PAUSE);
+        path.inspect(|path| keep::hand_on(path));
+        successor.look();
+    }
+}
+
+/// A standby of this process, started again should it be killed.
+struct Successor {
+    journal: Arc<Journal>,
+    arguments: Vec<CString>,
+    standby: Option<Standby>,
+}
+
+impl Successor {
+    /// `socket` is the place where the supervisor listens.
+    fn begin(socket: Option<PathBuf>) -> anyhow::Result<Self> {
+        let journal = keep::begin_journal().context("cannot begin a journal")?;
+        let words = ["pagefold-prove", "--successor", &journal.number().to_string(), "--socket"].map(CString::new);
+        let mut arguments = words.into_iter().collect::<Result<Vec<_>, _>>()?;
+        arguments.push(CString::new(socket.unwrap_or_default().into_os_string().into_vec())?);
+        let mut this = Self { journal, arguments, standby: None };
+        this.look();
+        Ok(this)
+    }
+
+    /// Starts a standby where there is none.
+    fn look(&mut self) {
+        if self.standby.take_if(|standby| standby.has_ended()).is_some() {
+            note!("the prover's standby was killed");
+        }
+        if self.standby.is_none() {
+            let started = Standby::start(&self.journal, &self.arguments);
+            self.standby = started.inspect_err(|e| note!("prover: cannot start a standby: {e}")).ok();
+        }
+    }
+}
+
 /// Accepts connections until the supervisor has ended.
-fn accept_all(with: &Serving<'_>, counts: ReferenceCounts) -> anyhow::Result<()> {
+fn accept_all(with: &Serving<'_>, counts: ReferenceCounts, successor: &mut Successor) -> anyhow::Result<()> {
     let shared = Arc::new(Shared::new(counts));
     let (mut places, mut members, mut buffer) = (Vec::<Place>::new(), BTreeSet::new(), vec![0; USERS_BYTES]);
     let mut files = Vec::new();
     loop {
-        let mut fds = [&with.supervisor.as_fd(), &with.listener.as_fd(), &with.users.as_fd()]
-            .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN));
-        match poll(&mut fds, None) {
+        let watched = [with.supervisor.as_fd(), with.listener.as_fd(), with.users.as_fd()];
+        let standby = successor.standby.as_ref().map(AsFd::as_fd);
+        let mut fds: Vec<PollFd<'_>> =
+            watched.into_iter().chain(standby).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        match poll(&mut fds, Some(&LOOK_EVERY)) {
             // A pidfd becomes readable when its process ends.
             Ok(_) if !fds[0].revents().is_empty() => return Ok(()),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
+        successor.look();
         while let Ok(Received::Frame(bytes)) = with.users.receive(&mut buffer, &mut files) {
             if files.is_empty() {
                 members = buffer[..bytes].as_chunks().0.iter().map(|uid| u32::from_le_bytes(*uid)).collect();

@@ -65,6 +65,18 @@ static void discard_pages(void)
 		}
 }
 
+/* Discards half of the inherited pages one by one, and touches none of them. */
+static void discard_one_by_one(void)
+{
+	for (size_t n = 0; n < PAGES; n++) {
+		if (n % 2 || is_outsiders(0, n))
+			continue;
+		if (madvise(areas.pages[0] + n * PAGE_BYTES, PAGE_BYTES, MADV_DONTNEED))
+			fail("madvise");
+		areas.contents[0][n] = 0;
+	}
+}
+
 static unsigned wrong(void)
 {
 	unsigned wrong = 0;
@@ -251,6 +263,14 @@ int main(int count, char **words)
 				slot[PID] = getpid();
 			}
 			break;
+		case 'g': /* The last worker forks another one. */
+			if (own && own == table[WORKERS] && own < MOST && fork() == 0) {
+				own++;
+				slot = table + HEAD + own * SLOT;
+				slot[PID] = getpid();
+				table[WORKERS] = own;
+			}
+			break;
 		case 'w': /* Some pages get a content that they share with none. */
 			write_pages(100 + own);
 			break;
@@ -260,6 +280,9 @@ int main(int count, char **words)
 		case 'd':
 		case 'D': /* Nobody touches the pages until another order comes. */
 			discard_pages();
+			break;
+		case 's':
+			discard_one_by_one();
 			break;
 		case 'k': /* Workers have the kernel's own threads write and discard pages, or only write. */
 		case 'K':

@@ -1,0 +1,347 @@
+//! A journal of discards: the memory of a process that follows others' children ([`crate::Follower`]), for its successor
+//! should it be killed.
+//!
+//! A discarding thread goes on as soon as the kernel's message has been read, whatever becomes of the reader. So the
+//! message is read right into the journal, which is a memory file. There is no instant at which the thread has gone on and
+//! the journal does not know. The kernel finishes a read that it has begun, also of a process that is killed.
+//!
+//! ```text
+//!   head of a child:  userfaultfd, socket of its member, layout       (numbers of descriptors)
+//!   its log:          | message | message | message being read | 0    read again from the front by a successor
+//! ```
+//!
+//! A log is emptied when nothing in it counts any more ([`Entry::clear`]). A full one is written anew in its other half, as the sum of
+//! its messages. If that is too long, the log is *partial* from then on. A successor
+//! does not know then if an absent page was discarded. A thread that touches it gets `SIGBUS`.
+//!
+//! Each head names descriptors. A successor has them by a table of files that it shares ([`crate::Standby`]).
+
+use crate::userfault::{Message, Record, Userfault};
+use page::{HostVirt, PAGE_SHIFT, PageRange, PageSet};
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+/// Number of children, as many as are followed at most.
+const HEADS: usize = 8192;
+/// Number of messages in each half of a log. Its pages take memory once they are written.
+const RECORDS: usize = 8 << 10;
+/// Event of a record of pages that a child's parent had discarded, of which it may have got some at the fork.
+const INHERITED: u64 = 0x80;
+
+/// A head that nobody uses, that somebody is about to use, or that counts.
+const FREE: u32 = 0;
+const TAKEN: u32 = 1;
+const COUNTS: u32 = 2;
+
+#[derive(Debug)]
+struct Head {
+    state: AtomicU32,
+    watch: AtomicI32,
+    /// -1: none.
+    socket: AtomicI32,
+    is_born: AtomicU32,
+    /// The half of the log that counts.
+    half: AtomicU32,
+    is_partial: AtomicU32,
+    layout: [AtomicU64; 2],
+}
+
+#[derive(Debug)]
+struct Log([[Record; RECORDS]; 2]);
+
+#[derive(Debug)]
+struct Memory {
+    heads: [Head; HEADS],
+    logs: [Log; HEADS],
+}
+
+const _: () = assert!(size_of::<[Head; HEADS]>().is_multiple_of(1 << PAGE_SHIFT));
+
+/// A journal.
+#[derive(Debug)]
+pub struct Journal {
+    file: OwnedFd,
+    memory: &'static Memory,
+}
+
+/// The facts about a child beside its messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct About {
+    /// Number of the socket of the member that may take it back.
+    pub socket: Option<i32>,
+    /// The member's layout in memory; zeros if it is not known.
+    pub layout: (u64, u64),
+    /// Whether a child of the member's has forked it, so that the member does not know of it.
+    pub is_born: bool,
+}
+
+/// A message of a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logged {
+    /// Pages were discarded, or are about to be.
+    Discard(PageRange),
+    /// Its parent had discarded these.
+    Inherited(PageRange),
+    /// Pages were moved.
+    Moved(PageRange, HostVirt),
+    /// It forked. The child's userfaultfd has this number.
+    Forked(i32),
+}
+
+/// A child of a journal.
+#[derive(Debug)]
+pub struct Found {
+    /// Number of its userfaultfd.
+    pub watch: i32,
+    /// See there.
+    pub about: About,
+    /// Its log, and whether that is partial.
+    pub log: Vec<Logged>,
+    /// See above.
+    pub is_partial: bool,
+}
+
+impl Journal {
+    /// An empty one.
+    ///
+    /// # Errors
+    /// Memory or address space is short.
+    pub fn new() -> io::Result<Arc<Self>> {
+        let file = memfd_create("pagefold-journal", MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, size_of::<Memory>() as u64)?;
+        Self::of(file)
+    }
+
+    /// One that another process has kept.
+    ///
+    /// # Errors
+    /// The file is none, or address space is short.
+    pub fn of(file: OwnedFd) -> io::Result<Arc<Self>> {
+        if rustix::fs::fstat(&file)?.st_size != size_of::<Memory>() as i64 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let (bytes, flags) = (size_of::<Memory>(), MapFlags::SHARED | MapFlags::NORESERVE);
+        // SAFETY: a new mapping, at an address that the kernel chooses.
+        let memory = unsafe { mmap(std::ptr::null_mut(), bytes, protection, flags, &file, 0) }?;
+        // SAFETY: the mapping is as large as `Memory` and is never unmapped. All of it are atomic numbers, for which any bytes are
+        // valid, and which other processes may change.
+        let memory = unsafe { &*memory.cast::<Memory>() };
+        Ok(Arc::new(Self { file, memory }))
+    }
+
+    /// The number of its file.
+    pub fn number(&self) -> i32 {
+        self.file.as_raw_fd()
+    }
+
+    /// Enters a child, with pages that it has discarded already, and pages that its parent had. `None`: there is no room.
+    pub fn enter(
+        self: &Arc<Self>,
+        watch: &Userfault,
+        about: About,
+        discarded: &PageSet,
+        inherited: &PageSet,
+    ) -> Option<Entry> {
+        let take = |head: &Head| head.state.compare_exchange(FREE, TAKEN, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        let at = self.memory.heads.iter().position(take)?;
+        let (logged, half) = (PageSet::new(), 0);
+        let mut entry = Entry { journal: Arc::clone(self), at, half, length: 0, logged, inherited: inherited.clone() };
+        for range in discarded.ranges().flat_map(|range| inherited.missing(range)) {
+            entry.logged.insert(range);
+        }
+        entry.head().is_partial.store(0, Ordering::SeqCst);
+        entry.write_anew();
+        let head = entry.head();
+        head.watch.store(watch.number(), Ordering::SeqCst);
+        head.socket.store(about.socket.unwrap_or(-1), Ordering::SeqCst);
+        head.is_born.store(about.is_born.into(), Ordering::SeqCst);
+        head.layout[0].store(about.layout.0, Ordering::SeqCst);
+        head.layout[1].store(about.layout.1, Ordering::SeqCst);
+        head.state.store(COUNTS, Ordering::SeqCst);
+        Some(entry)
+    }
+
+    /// Says that the socket of this number is about to be closed.
+    pub fn forget_socket(&self, number: i32) {
+        for (head, _) in self.counting() {
+            let _ = head.socket.compare_exchange(number, -1, Ordering::SeqCst, Ordering::SeqCst);
+        }
+    }
+
+    /// Calls `keep` with the number of each descriptor that a successor needs, but for the journal's. Allocates nothing.
+    pub fn each_descriptor(&self, mut keep: impl FnMut(i32)) {
+        for (head, log) in self.counting() {
+            keep(head.watch.load(Ordering::SeqCst));
+            Some(head.socket.load(Ordering::SeqCst)).filter(|socket| *socket >= 0).into_iter().for_each(&mut keep);
+            log.read(head).for_each(|logged| {
+                if let Logged::Forked(child) = logged {
+                    keep(child);
+                }
+            });
+        }
+    }
+
+    /// Whether it has no child. Allocates nothing.
+    pub fn is_empty(&self) -> bool {
+        self.counting().next().is_none()
+    }
+
+    /// All children. One whose birth was read, and which was not entered, is named by its parent's log alone.
+    pub fn found(&self) -> Vec<Found> {
+        let found = |(head, log): (&Head, &Log)| Found {
+            watch: head.watch.load(Ordering::SeqCst),
+            about: head.about(),
+            log: log.read(head).collect(),
+            is_partial: head.is_partial.load(Ordering::SeqCst) != 0,
+        };
+        self.counting().map(found).collect()
+    }
+
+    fn counting(&self) -> impl Iterator<Item = (&Head, &Log)> {
+        let all = self.memory.heads.iter().zip(&self.memory.logs);
+        all.filter(|(head, _)| head.state.load(Ordering::SeqCst) == COUNTS)
+    }
+}
+
+const EVENT_DISCARD: u64 = linux_raw_sys::general::UFFD_EVENT_REMOVE as u64;
+const EVENT_MOVED: u64 = linux_raw_sys::general::UFFD_EVENT_REMAP as u64;
+const EVENT_FORK: u64 = linux_raw_sys::general::UFFD_EVENT_FORK as u64;
+
+impl Head {
+    fn about(&self) -> About {
+        About {
+            socket: Some(self.socket.load(Ordering::SeqCst)).filter(|socket| *socket >= 0),
+            layout: (self.layout[0].load(Ordering::SeqCst), self.layout[1].load(Ordering::SeqCst)),
+            is_born: self.is_born.load(Ordering::SeqCst) != 0,
+        }
+    }
+}
+
+impl Log {
+    fn read(&self, head: &Head) -> impl Iterator<Item = Logged> {
+        let words = |record: &Record| [0, 1, 2, 3].map(|word: usize| record[word].load(Ordering::SeqCst));
+        let half = &self.0[head.half.load(Ordering::SeqCst) as usize % 2];
+        half.iter().map(words).take_while(|words| words[0] & 0xff != 0).filter_map(|[event, one, two, three]| {
+            let range = PageRange { start: HostVirt(one), pages: two.saturating_sub(one) >> PAGE_SHIFT };
+            match event & 0xff {
+                EVENT_DISCARD => Some(Logged::Discard(range)),
+                INHERITED => Some(Logged::Inherited(range)),
+                EVENT_MOVED => Some(Logged::Moved(PageRange { pages: three >> PAGE_SHIFT, ..range }, HostVirt(two))),
+                EVENT_FORK => Some(Logged::Forked(one as u32 as i32)),
+                _ => None,
+            }
+        })
+    }
+}
+
+/// A child of a journal. It is none any more when this is dropped, which is to be before its userfaultfd is closed.
+#[derive(Debug)]
+pub struct Entry {
+    journal: Arc<Journal>,
+    at: usize,
+    half: usize,
+    /// Number of messages in this half of the log.
+    length: usize,
+    /// Pages of which the log has a discard of the child's own, and others that its parent had discarded.
+    logged: PageSet,
+    inherited: PageSet,
+}
+
+impl Entry {
+    fn head(&self) -> &Head {
+        &self.journal.memory.heads[self.at]
+    }
+
+    fn record(&self, at: usize) -> &Record {
+        &self.journal.memory.logs[self.at].0[self.half][at]
+    }
+
+    /// The place behind the last message, or of the last one in a partial log. The log ends behind it.
+    fn place(&mut self) -> usize {
+        let last = RECORDS - 2;
+        if self.length > last && self.head().is_partial.load(Ordering::SeqCst) == 0 {
+            self.write_anew();
+        }
+        let at = self.length.min(last);
+        self.record(at + 1)[0].store(0, Ordering::SeqCst);
+        at
+    }
+
+    /// Writes the sum of all messages to the other half, or makes the log a partial one.
+    fn write_anew(&mut self) {
+        let own = self.logged.ranges().map(|range| (EVENT_DISCARD, range));
+        let all: Vec<_> = own.chain(self.inherited.ranges().map(|range| (INHERITED, range))).collect();
+        if all.len() > RECORDS / 2 {
+            return self.make_partial();
+        }
+        self.half = 1 - self.half;
+        for (at, (event, range)) in all.iter().enumerate() {
+            let record = self.record(at);
+            record[1].store(range.start.0, Ordering::SeqCst);
+            record[2].store(range.end().0, Ordering::SeqCst);
+            record[0].store(*event, Ordering::SeqCst);
+        }
+        self.length = all.len();
+        self.record(self.length)[0].store(0, Ordering::SeqCst);
+        self.head().half.store(self.half as u32, Ordering::SeqCst);
+    }
+
+    /// Says that a successor does not know all discards.
+    pub fn make_partial(&self) {
+        self.head().is_partial.store(1, Ordering::SeqCst);
+    }
+
+    /// Reads the next message of the kernel into the log.
+    ///
+    /// # Errors
+    /// As [`Userfault::next_message`].
+    pub fn next_message(&mut self, watch: &Userfault) -> io::Result<Option<Message>> {
+        let place = self.place();
+        let read = watch.next_message_into(self.record(place));
+        match &read {
+            Ok(Some(Message::Discard(range))) if !self.logged.missing(*range).is_empty() => {
+                self.logged.insert(*range);
+                self.inherited.remove(*range);
+                self.length += 1;
+            }
+            Ok(Some(Message::Moved(from, to))) => {
+                crate::follow::move_within(&mut self.logged, *from, *to);
+                crate::follow::move_within(&mut self.inherited, *from, *to);
+                self.length += 1;
+            }
+            // It counts until the child has an entry.
+            Ok(Some(Message::Forked(_))) => {}
+            _ => self.record(place)[0].store(0, Ordering::SeqCst),
+        }
+        read
+    }
+
+    /// Enters a child whose birth was the last message, and forgets that message.
+    pub fn born(&mut self, watch: &Userfault, inherited: &PageSet) -> Option<Self> {
+        let about = About { is_born: true, ..self.head().about() };
+        let child = self.journal.enter(watch, about, &PageSet::new(), inherited);
+        let place = self.place();
+        self.record(place)[0].store(0, Ordering::SeqCst);
+        child
+    }
+
+    /// Empties the log: a successor needs to know nothing of the past.
+    pub fn clear(&mut self) {
+        if self.length > 0 {
+            (self.logged, self.inherited) = (PageSet::new(), PageSet::new());
+            self.write_anew();
+            self.head().is_partial.store(0, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.head().state.store(FREE, Ordering::SeqCst);
+    }
+}
