@@ -345,3 +345,7 @@ impl Drop for Entry {
         self.head().state.store(FREE, Ordering::SeqCst);
     }
 }
+
+#[cfg(test)]
+#[path = "journal_tests.rs"]
+mod tests;
