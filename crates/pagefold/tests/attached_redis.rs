@@ -31,8 +31,8 @@ const CYCLES: usize = 4;
 const MOST_CYCLES: usize = 1000;
 /// Longest time for anything to happen on a busy machine: 2 minutes.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Mappings that the program's allocator may add in a cycle or take away: 4.
-const FEW: usize = 4;
+/// Mappings that the program's allocator may add in all cycles: 16.
+const FEW: usize = 16;
 
 /// A connection to Redis.
 struct Client(BufReader<UnixStream>);
@@ -166,8 +166,21 @@ impl Redis {
     fn look(&self) -> ([Vec<String>; 2], usize) {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid())).expect("it runs");
         assert!(!maps.contains("pagefold"), "{maps}");
-        (["fd", "task"].map(|what| self.listed(what)), maps.lines().count())
+        (["fd", "task"].map(|what| self.listed(what)), joined(&maps))
     }
+}
+
+/// Number of mappings. Neighbours with the same rights and name count as one: the kernel does not always join them again.
+fn joined(maps: &str) -> usize {
+    let part = |line: &str| {
+        let mut words = line.split_whitespace().map(str::to_owned);
+        let range = words.next().expect("a range");
+        let (start, end) = range.split_once('-').expect("a range");
+        (start.to_owned(), end.to_owned(), words.next(), words.next_back())
+    };
+    let all: Vec<_> = maps.lines().map(part).collect();
+    let joins = all.windows(2).filter(|two| (&two[0].1, &two[0].2, &two[0].3) == (&two[1].0, &two[1].2, &two[1].3));
+    all.len() - joins.count()
 }
 
 impl Drop for Redis {
@@ -216,15 +229,14 @@ fn redis_with_clients_is_left_as_it_was_by_each_of_many_cycles() {
         let clients: Vec<_> = (0..CLIENTS).map(client).collect();
         let mut client = Client::connect(socket);
         wait_for("clients work", || (answers.load(Ordering::Relaxed) > 10_000).then_some(()));
-        let (before, mut mappings) = redis.look();
+        let (before, mappings) = redis.look();
         while cycles < CYCLES || (cycles < MOST_CYCLES && began.elapsed() < long) {
             let answered = answers.load(Ordering::Relaxed);
             let counts = cycle(&installed, &mut redis, &mut client);
             least = [0, 1].map(|n| least[n].min(counts[n]));
             let (now, its) = redis.look();
             assert_eq!(now, before, "files and threads after cycle {cycles}");
-            assert!(its <= mappings + FEW, "{its} mappings after cycle {cycles}, {mappings} before");
-            mappings = mappings.min(its);
+            assert!(its <= mappings + FEW, "{its} mappings after cycle {cycles}, {mappings} before the first");
             assert!(clients.iter().all(|client| !client.is_finished()), "a client has ended in cycle {cycles}");
             assert!(answers.load(Ordering::Relaxed) > answered, "no client was answered in cycle {cycles}");
             cycles += 1;
