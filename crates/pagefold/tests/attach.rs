@@ -523,6 +523,20 @@ threading.Thread(target=run).start() if 'thread' in sys.argv else run()";
     waits.tell("stop");
 }
 
+#[test]
+fn process_that_has_changed_its_user_is_refused_because_its_agent_could_not_look() {
+    let Some(installed) = Installed::attaching() else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let changed = "import os, time; os.setuid(65534); print(flush=True); time.sleep(600)";
+    let mut child =
+        Command::new("python3").args(["-c", changed]).stdout(Stdio::piped()).spawn().map(Running).expect("python3");
+    BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+    let refused = installed.pagefold(&["attach", &child.0.id().to_string(), "--group", "acme", "--all-anonymous"]);
+    assert!(!refused.status.success(), "{refused:?}");
+    let said = words(&refused);
+    assert!(said.contains("hides its page table"), "{said}");
+}
+
 /// Its open files are looked at in each table, and there is nothing against a pair of sockets.
 #[test]
 fn program_with_thread_that_has_files_of_its_own_is_folded() {
