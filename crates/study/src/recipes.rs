@@ -17,6 +17,7 @@ mod loads;
 mod machines;
 mod many;
 mod memory_change;
+mod overcommit;
 mod passes;
 mod primitives;
 mod ram;
@@ -62,6 +63,7 @@ pub fn of(id: &str) -> Option<Recipe> {
         "kloster-fig7.3" => Some(builds::zeros_consumed),
         "kloster-fig7.4" => Some(loads::all_different),
         "kloster-fig7.6" => Some(loads::by_load),
+        "kloster-fig7.7" => Some(overcommit::idle_then_awake),
         "kloster-fig8.1" => Some(rates::five_loads),
         "kloster-fig8.2" => Some(balloons::by_size),
         "kloster-t6.1" => Some(passes::by_bound),
