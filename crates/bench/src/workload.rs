@@ -105,7 +105,7 @@ pub const HOG_SCRIPT: &str = "perl -e 'open my $m, \"<\", \"/proc/meminfo\" or d
     length $a == $n * 4096 or die; print $n'";
 
 /// Command that wakes an idle guest with a kernel and busybox: it fills 128 MiB of its memory with pages that nobody else has.
-pub const WAKE_SCRIPT: &str = "head -c 128M /dev/urandom >/woken && test $(wc -c </woken) = 134217728";
+pub const WAKE_SCRIPT: &str = "head -c 134217728 /dev/urandom >/woken && test $(wc -c </woken) = 134217728";
 
 /// The disk of [`Timed::RandomReads`], [`word_count_script`] and [`reads_script`], which is plugged into a guest.
 const DATA: &str = "/dev/vdb";
