@@ -21,7 +21,7 @@ const WINDOWS: u32 = 5;
 /// Time for a merger to get used to a new rate.
 const GET_USED: Duration = Duration::from_secs(2);
 /// Time for settled guests to come to rest: Pagefold's rounds come further apart meanwhile.
-const COME_TO_REST: Duration = Duration::from_secs(15);
+const COME_TO_REST: Duration = Duration::from_secs(30);
 
 /// `sonone-fig1`.
 pub fn cpu(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
