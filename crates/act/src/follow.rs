@@ -181,11 +181,13 @@ impl Follower {
         all
     }
 
-    /// Keeps a journal, so that a successor can go on. Returns whether it has room.
-    pub fn keep_journal(&mut self, journal: &Arc<Journal>, about: About) -> bool {
+    /// Keeps a journal, so that a successor can go on, if that has room. A child whose parent was in it may be in it already.
+    pub fn keep_journal(&mut self, journal: &Arc<Journal>, about: About) {
+        if self.entry.is_some() {
+            return;
+        }
         self.entry = journal.enter(&self.watch, about, &self.discarded, &self.inherited);
         self.entry.iter().filter(|_| self.is_partial).for_each(Entry::make_partial);
-        self.entry.is_some()
     }
 
     /// Leaves threads asleep that touch missing pages, until [`Follower::answer_missing`]: somebody else may be about to

@@ -166,8 +166,8 @@ fn check_proc(pid: u32) -> Result<(), String> {
     if host::has_proc(pid) { Ok(()) } else { Err("there is no /proc where it runs".into()) }
 }
 
-/// The agent looks at the page table, as a file that its process may open. The file is root's when the process has changed its
-/// user and has executed no program since: it may hold secrets of the user before.
+/// The agent looks at the page table, as a file that its process may open. The file is root's when the process is not dumpable: it has
+/// changed its user, and may hold secrets of the one before.
 fn check_page_table(pid: u32) -> Result<(), String> {
     let owner =
         fs::metadata(format!("/proc/{pid}/pagemap")).map_err(|e| format!("its page table cannot be seen: {e}"))?.uid();
@@ -176,8 +176,8 @@ fn check_page_table(pid: u32) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "it has changed its user to {user} and executed no program since, so the kernel hides its page table from it: \
-         start it with pagefold run"
+        "the kernel hides its page table from its user, {user}: it has changed its user and executed no program since, or it \
+         asked for that (prctl PR_SET_DUMPABLE)"
     ))
 }
 

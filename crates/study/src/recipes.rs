@@ -31,7 +31,8 @@ mod used;
 
 use crate::plan::Planned;
 use crate::record::{MERGED, Measured, Timeline};
-use crate::rig::{Merger, Rig, SETTLED_FOR, System, Vms, VmsWanted, pause};
+use crate::rig::{Group, Merger, Rig, SETTLED_FOR, System, Vms, VmsWanted, pause};
+use bench::{SmallHost, Swap};
 use std::time::Instant;
 
 /// Measures one turn.
@@ -118,6 +119,25 @@ fn alike(guests: usize, first: usize, memory_bytes: u64) -> VmsWanted {
 
 /// Name of the group where there is one only.
 const GROUP: &str = "study";
+
+/// Restores guests in a control group that stands for a small host, with swap of its own, of so many MiB. The group has no limit yet.
+/// They end in this order: guests, merger, swap, host.
+fn on_small_host(
+    rig: &mut Rig,
+    planned: &Planned,
+    wanted: &VmsWanted,
+    swap_mib: usize,
+) -> anyhow::Result<(SmallHost, Swap, Merger, Vms)> {
+    let small = SmallHost::make(rig.guardian())?;
+    let dir = rig.dir().to_owned();
+    let swap = Swap::on(&dir, swap_mib, rig.guardian())?;
+    let (merger, vms) = small.inside(|| {
+        let mut merger = rig.merger(merger_of(planned), &[Group::of(GROUP)])?;
+        let vms = rig.vms(wanted, &mut merger)?;
+        Ok((merger, vms))
+    })?;
+    Ok((small, swap, merger, vms))
+}
 
 /// Waits until merging is settled. Where nobody merges, as long as that takes others at least: guests rest meanwhile.
 fn settle_or_rest(merger: &Merger, begin: Instant, timeline: &mut Timeline) -> anyhow::Result<()> {

@@ -35,12 +35,15 @@ pub fn by_number(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
             timeline.events.push((begin.elapsed().as_secs_f64(), format!("{guests} guests")));
         }
         merger.settle(begin, &mut timeline)?;
-        let average = memory_mb(&crowd, &merger)? / guests as f64;
+        let (memory_mb, merged_pages) = look(&crowd, &merger)?;
+        let average = memory_mb / guests as f64;
         measured.put_at("average_mb", guests, average);
         averages.push((guests as f64, average));
+        if guests == numbers[numbers.len() - 1] {
+            measured.put(MERGED, merged_pages);
+            measured.put("average_end_mb", average);
+        }
     }
-    measured.put(MERGED, merged(&crowd, &merger)?);
-    measured.put("average_end_mb", averages[averages.len() - 1].1);
     shape(&averages, &mut measured)?;
     measured.timelines.push(timeline);
     Ok(measured)
@@ -73,20 +76,19 @@ fn add(
     }
 }
 
-/// Memory of all guests: frames of VMs, and the PSS of containers, whose files are a part of them.
-fn memory_mb(crowd: &Crowd, merger: &Merger) -> anyhow::Result<f64> {
-    Ok(match crowd {
-        Crowd::Vms(_) => mb(merger.taken(&crowd.pids())?.frames as f64),
-        Crowd::Containers(_) => footprint(&crowd.pids(), (merger, GROUP))?.pss_bytes as f64 / 1e6,
-    })
-}
-
-/// Merged pages: of VMs by page frames, of containers by the merger's account, as forked processes have frames in common anyway.
-fn merged(crowd: &Crowd, merger: &Merger) -> anyhow::Result<f64> {
-    Ok(match crowd {
-        Crowd::Vms(_) => merger.taken(&crowd.pids())?.merged_pages,
-        Crowd::Containers(_) => merger.saved_pages()?,
-    } as f64)
+/// Memory of all guests in MB, and their merged pages. Of VMs both are by page frames. Of containers they are the PSS, to which files
+/// belong, and the merger's account, as forked processes have frames in common anyway.
+fn look(crowd: &Crowd, merger: &Merger) -> anyhow::Result<(f64, f64)> {
+    match crowd {
+        Crowd::Vms(_) => {
+            let taken = merger.taken(&crowd.pids())?;
+            Ok((mb(taken.frames as f64), taken.merged_pages as f64))
+        }
+        Crowd::Containers(_) => {
+            let pss_bytes = footprint(&crowd.pids(), (merger, GROUP))?.pss_bytes;
+            Ok((pss_bytes as f64 / 1e6, merger.saved_pages()? as f64))
+        }
+    }
 }
 
 /// Whether the averages follow the law.

@@ -7,13 +7,12 @@
 //!
 //! The host's memory is that of a control group. It swaps to a file of the turn's own.
 
-use super::{GROUP, alike, merge, merger_of, rep_of};
+use super::{alike, merge, on_small_host, rep_of};
 use crate::plan::Planned;
 use crate::record::{Measured, Timeline};
-use crate::rig::{Group, Merger, Places, Rig, System, Vms, VmsWanted, account, mb, pause};
+use crate::rig::{Merger, Places, Rig, System, Vms, VmsWanted, account, mb, pause};
 use anyhow::{Context, ensure};
 use bench::workload;
-use bench::{SmallHost, Swap};
 use page::PAGE_BYTES;
 use std::time::{Duration, Instant};
 
@@ -31,15 +30,8 @@ const REST: Duration = Duration::from_secs(15);
 /// `li-exp2-1`.
 pub fn by_size(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let size: u64 = planned.arm.rsplit('-').next().and_then(|mib| mib.parse().ok()).context("no size in the arm")?;
-    let small = SmallHost::make(rig.guardian())?;
-    let dir = rig.dir().to_owned();
-    let swap = Swap::on(&dir, SWAP, rig.guardian())?;
     let wanted = VmsWanted { system: System::BALLOONED, ..alike(GUESTS, rep_of(planned), WHOLE << 20) };
-    let (merger, vms) = small.inside(|| {
-        let mut merger = rig.merger(merger_of(planned), &[Group::of(GROUP)])?;
-        let vms = rig.vms(&wanted, &mut merger)?;
-        Ok((merger, vms))
-    })?;
+    let (small, _swap, merger, vms) = on_small_host(rig, planned, &wanted, SWAP)?;
     let reached = vms.resize(&[size << 20; GUESTS])?;
     ensure!(reached.iter().all(|bytes| *bytes == size << 20), "balloons stopped at {reached:?} bytes");
     let (begin, mut timeline, mut measured) = merge(&merger, &vms)?;
@@ -64,8 +56,6 @@ pub fn by_size(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     }
     ensure!(small.kills() == 0, "{} processes were killed for want of memory on the small host", small.kills());
     measured.timelines.push(timeline);
-    // In this order: guests, merger, swap, host.
-    drop((vms, merger, swap, small));
     Ok(measured)
 }
 
