@@ -1,5 +1,5 @@
-//! ksmd as a merger, at a rate that the study names. `smart_scan` and the advisor are as the host has them, and stand in
-//! the result.
+//! ksmd as a merger, at a rate that the study names. `smart_scan` and the advisor are as the host has them unless a study
+//! says otherwise, and stand in the result.
 
 use super::fold::of_process;
 use act::set_ksm;
@@ -50,11 +50,7 @@ impl Ksmd {
     /// Begins to merge at its rate.
     pub fn on(&self) -> anyhow::Result<()> {
         self.set_rate(self.rate)?;
-        match set_ksm("use_zero_pages", if self.use_zero_pages { "1" } else { "0" }) {
-            // A kernel without this knob lacks the feature.
-            Err(e) if e.is_gone() => {}
-            done => done?,
-        }
+        set_where_known("use_zero_pages", if self.use_zero_pages { "1" } else { "0" })?;
         Ok(set_ksm("run", "1")?)
     }
 
@@ -64,9 +60,22 @@ impl Ksmd {
         Ok(set_ksm("sleep_millisecs", &sleep.to_string())?)
     }
 
+    /// Has it pass over no page from here on, where the kernel can do otherwise.
+    pub fn scan_every_page(&self) -> anyhow::Result<()> {
+        set_where_known("smart_scan", "0")
+    }
+
     /// Its processor time.
     pub fn cpu_s(&self) -> anyhow::Result<f64> {
         of_process(self.pid, None)
+    }
+}
+
+/// Sets a knob; a kernel without it lacks the feature.
+fn set_where_known(knob: &str, value: &str) -> anyhow::Result<()> {
+    match set_ksm(knob, value) {
+        Err(e) if e.is_gone() => Ok(()),
+        done => Ok(done?),
     }
 }
 
