@@ -235,10 +235,21 @@ impl Table {
         }
     }
 
-    /// Notes that the contents of this memory were dropped, and that it is anonymous again where it mapped the pool.
+    /// Notes that the contents of this memory were dropped, and that it is anonymous again where it mapped the pool. A fold
+    /// that ends so within a minute was made for nothing, as if the page had been written.
     pub fn discard(&mut self, range: PageRange) {
         let (first, end) = span(range);
         self.note_change();
+        if first < end {
+            let (now, mut short) = (self.now, [0; MOMENTS]);
+            for (&key, chunk) in self.chunks.range_mut(keys(first, end)) {
+                let mapped = chunk.mapped.and(of_chunk(key, first, end));
+                if !mapped.is_empty() {
+                    add(&mut short, chunk.ended(mapped, now));
+                }
+            }
+            self.count_short_lived(short);
+        }
         self.leave_pool(first, end, true);
     }
 

@@ -1,6 +1,7 @@
 //! How fast a member's memory changes, and which of its pages are worth folding at a given time.
 //!
-//! A fold is *short-lived* when the member writes the page again within a minute ([`LIFE`]): it was made for nothing.
+//! A fold is *short-lived* when the member writes the page again or discards it within a minute ([`LIFE`]): it was made for
+//! nothing.
 //! Everything here serves one aim: at most 1 fold in 20 is short-lived.
 //!
 //! Members write by fits and starts. In a *burst*, a member writes much memory that was at rest. In the *quiet

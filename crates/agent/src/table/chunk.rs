@@ -5,7 +5,7 @@
 //! short-lived fold in a row:
 //!
 //! ```text
-//!            written within a minute                  not written for 1, 2, 4 minutes
+//!    written or discarded within a minute             not written for 1, 2, 4 minutes
 //!   folded --------------------------> left alone -----------------------------------> as any other
 //!      |                                 ^      |
 //!      | written later                   `------'
@@ -169,7 +169,7 @@ impl Chunk {
         made
     }
 
-    /// Notes that these pages were written, which ends their folds. Returns how many of the folds were short-lived, by
+    /// Notes that these pages were written or discarded, which ends their folds. Returns how many of the folds were short-lived, by
     /// the moment at which they were made.
     pub fn ended(&mut self, pages: Bits, now: u32) -> ByMoment {
         self.count_down(now);

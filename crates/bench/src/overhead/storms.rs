@@ -10,6 +10,11 @@ use serde::Deserialize;
 /// File name of the program.
 const STORMS: &str = "storms";
 
+/// Passes over the memory that is discarded, of which all is folded before the first.
+const DISCARD_PASSES: u64 = 8;
+/// Seconds of rest before each further pass: enough for memory to be folded again.
+const DISCARD_REST: &str = "6";
+
 pub const ALLOCATE: Workload = Workload {
     name: "allocate",
     unit: "malloc and free of 4 KiB to 4 MiB",
@@ -21,11 +26,11 @@ pub const ALLOCATE: Workload = Workload {
 
 pub const DISCARD: Workload = Workload {
     name: "discard",
-    unit: "discard of 1 to 64 folded pages, written again",
+    unit: "discard of 1 to 64 pages, written again",
     cap: STORM,
     floor: 30_000,
     needs: &[],
-    recipe: |side| storm(side, "discard", side.amount(16, 1)),
+    recipe: |side| storm(side, "discard", side.amount(DISCARD_PASSES, 1)),
 };
 
 pub const FORK: Workload = Workload {
@@ -72,7 +77,8 @@ fn storm(side: &Side, kind: &str, units: u64) -> anyhow::Result<f64> {
     }
     let path = path.to_str().context("a path that is not UTF-8")?;
     let (units, folded) = (units.to_string(), side.floor().to_string());
-    let (said, _) = side.run(kind, &[path, kind, "--units", &units, "--await-folded", &folded])?;
+    let (said, _) =
+        side.run(kind, &[path, kind, "--units", &units, "--await-folded", &folded, "--rest", DISCARD_REST])?;
     let done: Done = serde_json::from_str(&said).with_context(|| format!("the storm says {said:?}"))?;
     side.note_folded(done.folded_pages);
     Ok(done.seconds / done.units as f64)

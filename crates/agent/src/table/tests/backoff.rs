@@ -59,6 +59,30 @@ fn fold_is_short_lived_if_written_within_a_minute() {
     assert_eq!([(104, 165), (100, 165), (100, 100_000)].map(short), [0; 3]);
 }
 
+/// A program that discards its memory time and again is not to pay for mappings of the pool each time.
+#[test]
+fn fold_is_short_lived_if_discarded_within_a_minute() {
+    let mut table = table();
+    table.ask(real(0, 700));
+    let folded_then_discarded = |table: &mut Table, (fold_at, discard_at): (u32, u32)| {
+        fold(table, fold_at);
+        table.set_time(discard_at, None);
+        let before = table.folds().1;
+        table.discard(real(0, 3));
+        // Zeros that were given back cost no mapping.
+        table.discard(real(600, 8));
+        table.folds().1 - before
+    };
+    assert_eq!(folded_then_discarded(&mut table, (12, 40)), 3);
+    table.rest((&[real(0, 3)], &[]), 0, Worth::All);
+    let open = |table: &mut Table, now| {
+        table.set_time(now, None);
+        listed(&table.worth_folding(real(0, 10), Worth::All)).len()
+    };
+    assert_eq!([96, 100].map(|now| open(&mut table, now)), [7, 10]);
+    assert_eq!(folded_then_discarded(&mut table, (100, 180)), 0);
+}
+
 #[test]
 fn backoff_doubles_with_each_short_lived_fold_and_is_capped() {
     for (times, wait) in [(1, 60), (2, 120), (3, 240), (4, 240)] {

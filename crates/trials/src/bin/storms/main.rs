@@ -32,9 +32,12 @@ struct Args {
     /// Units of work; of `discard`, passes over the memory
     #[arg(long)]
     units: u64,
-    /// Pages that must be folded before the storm begins, and before each pass of `discard`
+    /// Pages that must be folded before the storm begins
     #[arg(long, default_value_t = 0)]
     await_folded: u64,
+    /// Seconds of rest between two passes of `discard`
+    #[arg(long, default_value_t = 0)]
+    rest: u64,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -51,7 +54,7 @@ enum Kind {
 pub struct Done {
     units: u64,
     time: Duration,
-    /// Pages that were folded when it began.
+    /// Pages that were folded when it began; of `discard`, on average over passes.
     folded_pages: u64,
 }
 
@@ -59,7 +62,7 @@ fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     let done = match args.storm {
         Kind::Allocate => storm::allocate(args.units),
-        Kind::Discard => storm::discard(args.units, args.await_folded),
+        Kind::Discard => storm::discard(args.units, args.await_folded, Duration::from_secs(args.rest)),
         Kind::Fork => storm::fork(args.units, args.await_folded),
         Kind::Threads => storm::threads(args.units),
         Kind::Walk => storm::walk(args.units, args.await_folded),

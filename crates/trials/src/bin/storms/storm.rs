@@ -73,13 +73,17 @@ pub fn allocate(units: u64) -> anyhow::Result<Done> {
     Ok(Done { units, time: begin.elapsed(), folded_pages: 0 })
 }
 
-/// Discards all of the memory in pieces, and writes each piece anew.
-pub fn discard(passes: u64, folded: u64) -> anyhow::Result<Done> {
+/// Discards all of the memory in pieces, and writes each piece anew. Rests before each further pass.
+pub fn discard(passes: u64, folded: u64, rest: Duration) -> anyhow::Result<Done> {
     let seed = |n: usize| (n % (DISCARDED_PAGES / 2)) as u64;
     let mut area = Area::filled(DISCARDED_PAGES, seed)?;
     let mut done = Done::default();
-    for _ in 0..passes {
-        done.folded_pages = await_folded(&area, folded)?;
+    await_folded(&area, folded)?;
+    for pass in 0..passes {
+        if pass > 0 {
+            std::thread::sleep(rest);
+        }
+        done.folded_pages += area.folded_pages()? / passes;
         let begin = Instant::now();
         let (mut at, mut pieces) = (0, PIECES.iter().cycle());
         while at < area.pages() {
