@@ -54,6 +54,18 @@ pub fn give_up_rights_but_looking(uid: Option<u32>) -> io::Result<()> {
     give_up_rights_but(uid, LOOKING)
 }
 
+/// Does `work` without the right to see frame numbers. A page table that it opens shows none to anybody.
+///
+/// # Errors
+/// The kernel refused.
+pub fn without_frame_numbers<T>(work: impl FnOnce() -> T) -> io::Result<T> {
+    let all = capabilities(None)?;
+    set_capabilities(None, CapabilitySets { effective: all.effective.difference(CapabilitySet::SYS_ADMIN), ..all })?;
+    let done = work();
+    set_capabilities(None, all)?;
+    Ok(done)
+}
+
 const LOOKING: CapabilitySet =
     CapabilitySet::DAC_READ_SEARCH.union(CapabilitySet::SYS_PTRACE).union(CapabilitySet::SYS_ADMIN);
 
@@ -185,5 +197,21 @@ mod tests {
         other.kill().unwrap();
         other.wait().unwrap();
         answer.unwrap();
+    }
+
+    #[test]
+    fn page_table_opened_without_the_right_shows_no_frame_numbers() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("skipped: frame numbers are shown to root only");
+        }
+        let something = 0_u8;
+        let sees_frame = |pagemap: &host::Pagemap| {
+            let mut entries = Vec::new();
+            pagemap.read(page::HostVirt(&raw const something as u64), 1, &mut entries).unwrap();
+            entries[0].present() && entries[0].pfn().is_some()
+        };
+        let open = || host::Pagemap::open(std::process::id()).unwrap();
+        assert!(!sees_frame(&without_frame_numbers(open).unwrap()));
+        assert!(sees_frame(&open()), "the right is given back");
     }
 }

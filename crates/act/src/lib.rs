@@ -26,7 +26,7 @@ pub use apart::map_apart;
 pub use cgroup_home::CgroupHome;
 pub use confine::{
     give_up_rights, give_up_rights_but_looking, keep_files_from_children, let_own_user_look, parent,
-    raise_open_files_limit,
+    raise_open_files_limit, without_frame_numbers,
 };
 pub use file_store::FileStore;
 pub use follow::{Expected, Follower, PROGRAMS, Told};

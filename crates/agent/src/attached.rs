@@ -53,9 +53,7 @@ pub fn run() -> ! {
         world::join();
         // SAFETY: the thread was started with this descriptor open in a table of its own, and nobody else uses it.
         let channel = unsafe { OwnedFd::from_raw_fd(0) };
-        if world::open(channel.into()).is_err() {
-            return;
-        }
+        let Ok(pagemap) = world::open(channel.into()) else { return };
         if env::var_os(SHARED).is_none() {
             // SAFETY: the directory that counts for this thread alone (it was made without `CLONE_FS`) holds no file system.
             unsafe { libc::chdir(c"/".as_ptr()) };
@@ -67,7 +65,7 @@ pub fn run() -> ! {
         world::know(object, asked.all_anonymous);
         world::know_leases();
         let enrolment = Enrolment::new(asked.all_anonymous, object);
-        if Files::open(asked).and_then(|files| thread::run(asked, files, false, Some(enrolment))).is_ok() {
+        if thread::run(asked, Files::with(pagemap, asked), false, Some(enrolment)).is_ok() {
             world::left(vec![arena::range()]);
             // The other side makes this thread unmap everything, and end.
             world::wait_for_end();

@@ -169,10 +169,14 @@ impl Files {
     /// # Errors
     /// This process cannot read its own page table.
     pub fn open(asked: &Asked) -> io::Result<Self> {
-        let pagemap = Pagemap::open(std::process::id()).map_err(io::Error::other)?;
+        Ok(Self::with(Pagemap::open(std::process::id()).map_err(io::Error::other)?, asked))
+    }
+
+    /// Opens the others in the calling thread's table.
+    pub fn with(pagemap: Pagemap, asked: &Asked) -> Self {
         let notes = || if asked.compare_fingerprints { Ok(None) } else { open_notes() };
         let userfaults = Userfault::open_idle().and_then(|idle| Ok((idle, notes()?)));
-        Ok(Self { pagemap, userfaults })
+        Self { pagemap, userfaults }
     }
 }
 

@@ -117,7 +117,7 @@ mod halted {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     use std::sync::{Arc, OnceLock};
     use std::time::{Duration, Instant};
-    use wire::attach::{ATTACH_BYTES, FromAttached, Question, Server, ToAttached, USERFAULTS};
+    use wire::attach::{ATTACH_BYTES, FILES, FromAttached, Question, Server, ToAttached};
 
     /// Time between two looks whether pages are held by somebody else: 5 s.
     const LEAVE_TIME: Duration = Duration::from_secs(5);
@@ -156,22 +156,24 @@ mod halted {
         number: u64,
     }
 
-    /// Takes the channel to the program that put this agent in, and what that sends at first.
+    /// Takes the channel to the program that put this agent in, and what that sends at first. Returns this process's page table.
     ///
     /// # Errors
     /// It is gone.
-    pub fn open(channel: Seqpacket) -> io::Result<()> {
+    pub fn open(channel: Seqpacket) -> io::Result<Pagemap> {
         let (mut frame, mut files) = ([0; ATTACH_BYTES], Vec::new());
         loop {
             match channel.receive(&mut frame, &mut files)? {
                 Received::Nothing => drop(poll(&mut [PollFd::new(&channel, PollFlags::IN)], None)),
-                Received::Frame(bytes) if frame[..bytes] == USERFAULTS => break,
+                Received::Frame(bytes) if frame[..bytes] == FILES => break,
                 Received::Frame(_) | Received::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
             }
         }
-        files.pop().into_iter().for_each(host::lend_userfaultfd_device);
+        let mut files = files.into_iter();
+        let pagemap = files.next().map(Pagemap::handed).ok_or(io::ErrorKind::UnexpectedEof)?;
+        files.for_each(host::lend_userfaultfd_device);
         let _ = CHANNEL.set(channel);
-        Ok(())
+        Ok(pagemap)
     }
 
     /// Takes in which leases this process has inherited from a member that forked it. To be called before it has one of its own.

@@ -25,13 +25,13 @@ use crate::threads::{self, Doing};
 use crate::waited::Clocks;
 use act::{Registers, Tracee};
 use anyhow::{Context, bail};
-use host::{Seqpacket, Signals};
+use host::{Pagemap, Seqpacket, Signals};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::process::Pid;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
-use wire::attach::USERFAULTS;
+use wire::attach::FILES;
 
 /// Time for one thread to stop: 20 ms.
 const STOP_TIME: Duration = Duration::from_millis(20);
@@ -206,7 +206,7 @@ fn put(halts: &mut Halts, object: &Object, environment: &[String]) -> anyhow::Re
     let ((tracee, shares_directories), stopped) = borrow_thread(halts, make)?;
     let shared = shares_directories.then(|| format!("{SHARED}=1"));
     let environment: Vec<String> = environment.iter().cloned().chain(shared).collect();
-    let thread = Thread { tracee: &tracee, remote: &remote };
+    let thread = Thread { pid, tracee: &tracee, remote: &remote };
     match thread.furnish(object, &environment) {
         Ok((channel, range)) => {
             let thread = tracee.thread();
@@ -223,6 +223,7 @@ fn put(halts: &mut Halts, object: &Object, environment: &[String]) -> anyhow::Re
 
 /// The agent's first thread, while it is traced.
 struct Thread<'a> {
+    pid: u32,
     tracee: &'a Tracee,
     remote: &'a Remote,
 }
@@ -252,7 +253,7 @@ impl Thread<'_> {
         let furnish = || {
             let channel = self.open_channel(range.end)?;
             self.fill(object, &range, &channel)?;
-            self.give_userfaults(&channel)?;
+            self.give_files(&channel)?;
             self.begin(object, &range, environment).map(|()| channel)
         };
         match furnish() {
@@ -292,18 +293,21 @@ impl Thread<'_> {
         Ok(channel.into())
     }
 
-    /// Sends the agent the device that makes userfaultfds, if there is one.
-    fn give_userfaults(&self, channel: &Seqpacket) -> anyhow::Result<()> {
+    /// Sends the agent the page table of its process, and the device that makes userfaultfds, if there is one. The page table is
+    /// that of the program whose thread is traced: the thread ends before another program is executed.
+    fn give_files(&self, channel: &Seqpacket) -> anyhow::Result<()> {
+        let pagemap = act::without_frame_numbers(|| Pagemap::open(self.pid)).context("cannot give up a right")?;
+        let pagemap = pagemap.context("its page table is not shown to us")?;
         let device = host::open_userfaultfd_device().ok();
-        let files: Vec<_> = device.iter().map(AsFd::as_fd).collect();
-        let sent = channel.send(&USERFAULTS, &files).context("cannot write to the agent's channel")?;
+        let files: Vec<_> = [pagemap.file()].into_iter().chain(device.iter().map(AsFd::as_fd)).collect();
+        let sent = channel.send(&FILES, &files).context("cannot write to the agent's channel")?;
         anyhow::ensure!(sent, "the agent's channel takes nothing");
         Ok(())
     }
 
     /// Gives the thread a file by its channel, and returns its number there. [`MESSAGE_BYTES`] below `top` are free.
     fn give(&self, channel: &Seqpacket, file: BorrowedFd<'_>, top: u64) -> anyhow::Result<u64> {
-        anyhow::ensure!(channel.send(&USERFAULTS, &[file])?, "its channel takes nothing");
+        anyhow::ensure!(channel.send(&FILES, &[file])?, "its channel takes nothing");
         let place = top - MESSAGE_BYTES;
         // One piece of one byte, and room for one descriptor: `struct iovec`, `struct cmsghdr` and the number.
         let (piece, byte, control) = (place + 56, place + 72, place + 80);

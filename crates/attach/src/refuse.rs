@@ -5,7 +5,6 @@ use host::{Mapping, Process, ProcessStat};
 use rustix::process::Pid;
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 /// `ELFCLASS64`, the fifth byte of a program's file.
@@ -52,7 +51,6 @@ pub fn check(pid: u32, all_anonymous: bool) -> Result<Facts, String> {
     let threads = check_threads(pid, check_thread)?;
     let is_filtered = check_filters(pid, &threads)?;
     check_proc(pid)?;
-    check_page_table(pid)?;
     let mappings = Mapping::read_all(pid).map_err(|e| e.to_string())?;
     let is_forked = ProcessStat::read(pid).is_ok_and(|stat| stat.forked);
     if mappings.iter().any(|mapping| is_looked_after(mapping) && !(is_forked && is_inherited(mapping))) {
@@ -164,21 +162,6 @@ fn check_program(pid: u32) -> Result<(), String> {
 /// The agent looks at its process in `/proc`, as its own namespaces show it.
 fn check_proc(pid: u32) -> Result<(), String> {
     if host::has_proc(pid) { Ok(()) } else { Err("there is no /proc where it runs".into()) }
-}
-
-/// The agent looks at the page table, as a file that its process may open. The file is root's when the process is not dumpable: it has
-/// changed its user, and may hold secrets of the one before.
-fn check_page_table(pid: u32) -> Result<(), String> {
-    let owner =
-        fs::metadata(format!("/proc/{pid}/pagemap")).map_err(|e| format!("its page table cannot be seen: {e}"))?.uid();
-    let user = host::effective_uid(pid).map_err(|e| e.to_string())?;
-    if owner == user || user == 0 {
-        return Ok(());
-    }
-    Err(format!(
-        "the kernel hides its page table from its user, {user}: it has changed its user and executed no program since, or it \
-         asked for that (prctl PR_SET_DUMPABLE)"
-    ))
 }
 
 fn shares_memory(pid: u32) -> Option<u32> {

@@ -37,6 +37,7 @@ mod system;
 pub mod text;
 mod thread_cpu;
 mod userfaultfd;
+mod visibility;
 mod vm_read;
 
 pub use cgroup::{CgroupLayout, Cgroups};
@@ -80,4 +81,5 @@ pub use thread_cpu::ThreadCpu;
 pub use userfaultfd::{
     UFFDIO_API, ioctl_number, lend_userfaultfd_device, open_userfaultfd, open_userfaultfd_device, userfaultfd_features,
 };
+pub use visibility::Visibility;
 pub use vm_read::ProcessMemory;

@@ -8,7 +8,7 @@
 use crate::{Error, Result};
 use linux_raw_sys::general::{page_region, pm_scan_arg};
 use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange, Pfn};
-use rustix::fd::AsRawFd;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -120,6 +120,16 @@ impl Pagemap {
         let path = PathBuf::from(format!("/proc/{pid}/pagemap"));
         let file = File::open(&path).map_err(|e| Error::file("open", &path, e))?;
         Ok(Self { file, path })
+    }
+
+    /// A pagemap that another process has opened, and handed on.
+    pub fn handed(file: OwnedFd) -> Self {
+        Self { file: file.into(), path: PathBuf::from("a pagemap that was handed on") }
+    }
+
+    /// The open file.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     /// Replaces `entries` by the entries of `pages` pages from `start` on. There are fewer if the address space is gone

@@ -61,15 +61,19 @@ pub struct PeerPages {
 }
 
 impl PeerPages {
-    /// The pagemap of the process that connected to `socket`.
+    /// The pagemap of the process that connected to `socket`. `handed` is the one that the supervisor has opened, if that
+    /// process is a member which the kernel hides from its user ([`crate::Visibility`]).
     ///
     /// # Errors
     /// - The process has ended meanwhile, or this kernel has no `SO_PEERPIDFD`.
     /// - The process has executed a program with other rights than it had when it connected. Its end of the socket
     ///   may be held by another process by then, which must learn nothing of that program's memory.
-    pub fn of(socket: &Seqpacket) -> io::Result<Self> {
+    pub fn of(socket: &Seqpacket, handed: Option<Pagemap>) -> io::Result<Self> {
         let peer = socket.peer()?;
         let pidfd = peer_pidfd(socket)?;
+        if let Some(pagemap) = handed {
+            return Ok(Self { pagemap, pidfd });
+        }
         let other = |e: Error| io::Error::other(e.to_string());
         let pagemap = Pagemap::open(peer.pid).map_err(other)?;
         // The owner is looked up after the file was opened. The file belongs to the user whose rights the process

@@ -112,9 +112,7 @@ impl Waits {
     /// Has it write pages that are folded. Returns how many pages are its own then, in mappings of the pool.
     fn break_folds(&mut self) -> u64 {
         self.tell("break");
-        let all = host::Mapping::read_all(self.pid).expect("its mappings");
-        let pooled = all.iter().filter(|mapping| mapping.name.contains("pagefold"));
-        pooled.map(|mapping| mapping.usage.anonymous_bytes / 4096).sum()
+        own_in_pool(self.pid)
     }
 
     /// Its mappings, its threads and its open files.
@@ -130,6 +128,13 @@ impl Waits {
         };
         BTreeMap::from([("maps", maps), ("task", listed("task")), ("fd", listed("fd"))])
     }
+}
+
+/// Pages of a process that are its own, in mappings of the pool.
+fn own_in_pool(pid: u32) -> u64 {
+    let all = Mapping::read_all(pid).expect("its mappings");
+    let pooled = all.iter().filter(|mapping| mapping.name.contains("pagefold"));
+    pooled.map(|mapping| mapping.usage.anonymous_bytes / 4096).sum()
 }
 
 fn compile(compiler: &str, flags: &[&str], program: &Path) {
@@ -523,18 +528,50 @@ threading.Thread(target=run).start() if 'thread' in sys.argv else run()";
     waits.tell("stop");
 }
 
+/// The kernel hides it from its own user: that may open neither its page table, nor anything else that shows its memory.
 #[test]
-fn process_that_has_changed_its_user_is_refused_because_its_agent_could_not_look() {
+fn program_that_gave_up_roots_rights_is_folded_and_left_as_it_was_before() {
+    let Some(installed) = Installed::attaching() else { return };
+    let mut supervisor = installed.serve(CONFIG, &[]);
+    let mut waits = Waits::start_with(&installed, &[], &["give-up-root"]);
+    waits.tell("stop");
+    assert_eq!(host::Visibility::of(waits.pid).unwrap(), host::Visibility::RootSinceGivenUp);
+    waits.tell("go");
+    cycle(&installed, &mut waits, 2);
+    // A further supervisor knows it, too. To fold again what was broken, and to leave, takes proofs of the prover's.
+    attach(&installed, &waits.pid());
+    wait_for_folds(&installed, &waits.pid(), 1000);
+    supervisor.kill();
+    drop(supervisor);
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let broken = waits.break_folds();
+    assert!(broken >= 100, "{broken}");
+    wait_for("most of it is folded again", || (own_in_pool(waits.pid) < broken / 2).then_some(()));
+    detach(&installed, &waits.pid());
+    assert!(!mappings(waits.pid).iter().any(|mapping| mapping.contains("pagefold")));
+}
+
+/// As `ssh-agent` and `gpg-agent` ask for, and as programs are that have more rights than their user.
+#[test]
+fn process_that_is_hidden_from_its_user_for_another_reason_is_refused() {
     let Some(installed) = Installed::attaching() else { return };
     let _supervisor = installed.serve(CONFIG, &[]);
-    let changed = "import os, time; os.setuid(65534); print(flush=True); time.sleep(600)";
-    let mut child =
-        Command::new("python3").args(["-c", changed]).stdout(Stdio::piped()).spawn().map(Running).expect("python3");
-    BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
-    let refused = installed.pagefold(&["attach", &child.0.id().to_string(), "--group", "acme", "--all-anonymous"]);
-    assert!(!refused.status.success(), "{refused:?}");
-    let said = words(&refused);
-    assert!(said.contains("hides its page table"), "{said}");
+    let as_user = ["--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3", "-c"];
+    let hides =
+        "import ctypes, time; assert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0; print(flush=True); time.sleep(600)";
+    let mut child = Command::new("setpriv");
+    let mut child = Running(child.args(as_user).arg(hides).stdout(Stdio::piped()).spawn().expect("setpriv"));
+    assert_eq!(BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut String::new()).unwrap(), 1);
+    let refused = |more: &[&str]| {
+        let pid = child.0.id().to_string();
+        let output = installed.pagefold(&[&["attach", &pid, "--group", "acme", "--all-anonymous"], more].concat());
+        assert!(!output.status.success(), "{output:?}");
+        words(&output)
+    };
+    for said in [refused(&[]), refused(&["--dry-run"])] {
+        assert!(said.contains("not because it gave up root's rights"), "{said}");
+    }
+    assert!(member(&installed, &child.0.id().to_string()).is_none());
 }
 
 /// Its open files are looked at in each table, and there is nothing against a pair of sockets.

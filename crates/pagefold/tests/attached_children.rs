@@ -3,7 +3,7 @@
 mod common;
 
 use common::supervised::{Installed, signal, wait_for_within};
-use host::Mapping;
+use host::{Mapping, Visibility};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -237,10 +237,15 @@ fn pooled(pid: u32) -> u64 {
 
 /// An attached server, which has forked two workers since that are folded, too.
 fn two_workers(installed: &Installed) -> (Server, [u64; 2]) {
+    two_workers_by(installed, b'f')
+}
+
+/// The same; `order` forks a worker.
+fn two_workers_by(installed: &Installed, order: u8) -> (Server, [u64; 2]) {
     let mut server = Server::start(installed);
     attach(installed, server.pid(0));
     folded(installed, server.pid(0), 1000);
-    let workers = [server.fork(), server.fork()];
+    let workers = [server.fork_by(order), server.fork_by(order)];
     for worker in workers.map(|worker| server.pid(worker)) {
         assert!(pooled(worker) >= 1000, "nothing was inherited");
         let found = folded(installed, worker, 1000);
@@ -280,6 +285,26 @@ fn workers_forked_by_attached_process_fold_and_are_left_as_they_were() {
     server.assert_untouched(other);
     server.order(b'w', &all);
     assert!(installed.members("acme").is_empty(), "{:?}", installed.members("acme"));
+}
+
+/// As workers of Apache and PHP-FPM do. The kernel hides them from their own user from then on.
+#[test]
+fn workers_that_give_up_roots_rights_fold_and_are_left_as_they_were() {
+    let Some(installed) = Installed::attaching() else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let (mut server, workers) = two_workers_by(&installed, b'u');
+    let all = [0, workers[0], workers[1]];
+    for worker in workers.map(|worker| server.pid(worker)) {
+        assert_eq!(Visibility::of(worker).unwrap(), Visibility::RootSinceGivenUp);
+    }
+    for order in *b"wbd" {
+        server.order(order, &all);
+    }
+    for worker in workers {
+        detach_meanwhile(&installed, server.pid(worker), &mut server, &all);
+        server.assert_untouched(worker);
+    }
+    server.order(b'w', &all);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::drain::Drain;
 use crate::{Held, ReferenceCounts};
 use crate::{keep, lend};
-use host::{PagemapEntry, PeerPages, Received, Seqpacket};
+use host::{Pagemap, PagemapEntry, PeerPages, Received, Seqpacket};
 use page::Pfn;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -41,11 +41,12 @@ impl Shared {
     }
 }
 
-/// Serves until the asker hangs up or ends. Children that it has handed over by then are followed.
+/// Serves until the asker hangs up or ends. Children that it has handed over by then are followed. `pagemap` is the asker's, if
+/// the supervisor has handed it on with the connection.
 ///
 /// # Errors
 /// The prover hangs up: the asker sent something that is no question, does not read, or may not ask.
-pub fn serve(socket: Seqpacket, shared: &Shared) -> io::Result<()> {
+pub fn serve(socket: Seqpacket, mut pagemap: Option<Pagemap>, shared: &Shared) -> io::Result<()> {
     let mut asker: Option<Asker> = None;
     let mut pace = Pace::new(Instant::now());
     // One byte more than the longest question, so that a longer frame does not decode as one.
@@ -57,7 +58,10 @@ pub fn serve(socket: Seqpacket, shared: &Shared) -> io::Result<()> {
             Received::Frame(bytes) => bytes,
         };
         match (files.pop(), &question[..bytes]) {
-            (None, frame) if let Some(page) = decode_lend(frame) => return lend::serve(&socket, page),
+            (None, frame) if let Some(page) = decode_lend(frame) => {
+                let pages = asker.map_or_else(|| PeerPages::of(&socket, pagemap), |asker| Ok(asker.pages))?;
+                return lend::serve(&socket, page, &pages);
+            }
             (None, _) => {}
             (Some(file), frame) if frame == FOLLOW_FORKS && files.is_empty() => {
                 keep::follow_forks(file)?;
@@ -71,7 +75,7 @@ pub fn serve(socket: Seqpacket, shared: &Shared) -> io::Result<()> {
         let began = cpu_time();
         let asker = match &mut asker {
             Some(asker) => asker,
-            None => asker.insert(Asker::of(&socket)?),
+            None => asker.insert(Asker::new(PeerPages::of(&socket, pagemap.take())?)),
         };
         let proofs = asker.prove(&asked, shared)?;
         let bytes = encode_answer(asked.id, proofs[..asked.pages].iter().copied(), &mut answer);
@@ -104,9 +108,8 @@ struct Asker {
 }
 
 impl Asker {
-    fn of(socket: &Seqpacket) -> io::Result<Self> {
-        let pages = PeerPages::of(socket)?;
-        Ok(Self { pages, before: Vec::new(), after: Vec::new(), buffer: Vec::new() })
+    const fn new(pages: PeerPages) -> Self {
+        Self { pages, before: Vec::new(), after: Vec::new(), buffer: Vec::new() }
     }
 
     fn prove(&mut self, asked: &Question<'_>, shared: &Shared) -> io::Result<[Proof; PROVE_PAGES]> {

@@ -54,15 +54,15 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Lends the userfaultfd that looks after this page of the asker's, which has claimed it then.
 ///
 /// # Errors
-/// The asker may not be looked at, does not read, or has not claimed what it says it has.
-pub fn serve(socket: &Seqpacket, page: HostVirt) -> io::Result<()> {
-    let (asker, layout) = (PeerPages::of(socket)?, host::peer_layout(socket));
+/// The asker does not read, or has not claimed what it says it has.
+pub fn serve(socket: &Seqpacket, page: HostVirt, asker: &PeerPages) -> io::Result<()> {
+    let layout = host::peer_layout(socket);
     let (all, mut own) = (keep::all(), None);
     let (family, others): (Vec<_>, Vec<_>) = all.iter().partition(|kept| kept.has_layout(layout));
     // Asked only when none of the family was it.
     let others = std::iter::once(others).filter(|_| may_try_others()).flatten();
     for kept in family.into_iter().chain(others) {
-        if is_of(kept, &asker, PageRange { start: page, pages: 1 })? {
+        if is_of(kept, asker, PageRange { start: page, pages: 1 })? {
             own = Some(kept);
             break;
         }

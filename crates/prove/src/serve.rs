@@ -6,7 +6,7 @@ use crate::keep;
 use act::{Inheritance, Journal, Standby};
 use anyhow::Context;
 use cli::note;
-use host::{Peer, Received, Seqpacket, SeqpacketListener, Shares};
+use host::{Pagemap, Peer, Received, Seqpacket, SeqpacketListener, Shares};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::BTreeSet;
@@ -34,7 +34,8 @@ pub struct Serving<'a> {
     /// A pidfd of the supervisor.
     pub supervisor: &'a OwnedFd,
     /// Through it, the supervisor says which users have members: a frame of all their numbers, 4 bytes each,
-    /// little-endian. A frame that carries a file hands on the connection of a member that cannot connect by itself.
+    /// little-endian. A frame that carries a file hands on the connection of a member that cannot connect by itself. A second
+    /// file is that member's pagemap.
     pub users: Seqpacket,
 }
 
@@ -125,13 +126,15 @@ fn accept_all(with: &Serving<'_>, counts: ReferenceCounts, successor: &mut Succe
             if files.is_empty() {
                 members = buffer[..bytes].as_chunks().0.iter().map(|uid| u32::from_le_bytes(*uid)).collect();
             }
-            for connection in files.drain(..) {
-                give_place(Seqpacket::from_stranger(connection), &members, &mut places, &shared);
+            let mut handed = files.drain(..);
+            if let Some(connection) = handed.next() {
+                let pagemap = handed.next().map(Pagemap::handed);
+                give_place(Seqpacket::from_stranger(connection), pagemap, &members, &mut places, &shared);
             }
         }
         match with.listener.accept() {
             Ok(Some(socket)) => {
-                give_place(socket, &members, &mut places, &shared);
+                give_place(socket, None, &members, &mut places, &shared);
             }
             Ok(None) => {}
             Err(e) => {
@@ -143,7 +146,13 @@ fn accept_all(with: &Serving<'_>, counts: ReferenceCounts, successor: &mut Succe
 }
 
 /// Serves a connection in a thread of its own, if its user may have another one.
-fn give_place(socket: Seqpacket, members: &BTreeSet<u32>, places: &mut Vec<Place>, shared: &Arc<Shared>) {
+fn give_place(
+    socket: Seqpacket,
+    pagemap: Option<Pagemap>,
+    members: &BTreeSet<u32>,
+    places: &mut Vec<Place>,
+    shared: &Arc<Shared>,
+) {
     let Ok(Peer { uid, .. }) = socket.peer() else { return };
     places.retain(|place| Arc::strong_count(&place.taken) > 1);
     if !PLACES.have_room(uid, members, places.iter().map(|place| place.uid)) {
@@ -154,7 +163,7 @@ fn give_place(socket: Seqpacket, members: &BTreeSet<u32>, places: &mut Vec<Place
     let thread = std::thread::Builder::new().name("connection".into()).stack_size(STACK_BYTES);
     let started = thread.spawn(move || {
         // Its files are this thread's, which keeps its place for as long as closing them may take.
-        if let Err(e) = connection::serve(socket.take_files(), &shared) {
+        if let Err(e) = connection::serve(socket.take_files(), pagemap, &shared) {
             note!("prover: a connection is ended: {e}");
         }
         drop(taken);

@@ -34,6 +34,7 @@ mod enrolment;
 mod group;
 mod handed;
 pub mod helper;
+mod hidden;
 mod orphans;
 mod prover;
 mod registry;

@@ -13,7 +13,7 @@ use anyhow::Context;
 use api::place::{Place, own_uid};
 use cli::exit;
 use cli::note;
-use host::{Files, ProcessId, Seqpacket, SeqpacketListener};
+use host::{Files, Pagemap, ProcessId, Seqpacket, SeqpacketListener};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::process::{Pid, WaitStatus};
 use std::collections::BTreeSet;
@@ -129,11 +129,13 @@ impl Prover {
         }
     }
 
-    /// Hands a connection on to it. If it does not run, the connection is closed.
-    pub fn hand_on(&self, connection: Seqpacket) {
+    /// Hands a connection on to it, and the pagemap of the process that connected, if it cannot open that by itself. If it does
+    /// not run, the connection is closed.
+    pub fn hand_on(&self, connection: Seqpacket, pagemap: Option<&Pagemap>) {
         let connection = OwnedFd::from(connection);
         if let Some((socket, _)) = &self.users {
-            let _ = socket.send(HANDED, &[connection.as_fd()]);
+            let files: Vec<_> = [connection.as_fd()].into_iter().chain(pagemap.map(Pagemap::file)).collect();
+            let _ = socket.send(HANDED, &files);
         }
         // Closing it here might wait.
         drop(Seqpacket::from_stranger(connection));

@@ -10,6 +10,7 @@
 
 use super::decide;
 use super::enrol_config::MOST_RULES;
+use super::hidden;
 use super::registry::Registry;
 use api::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine, NOT_CONFIGURED, PoolLimit, PoolLimitBy};
 use api::change::Change;
@@ -326,6 +327,9 @@ impl Request<'_> {
             return Err(format!("group {group}: {NOT_CONFIGURED}; add it to the service's configuration"));
         }
         let process = self.attachable(id, group, by_rule)?;
+        if via == Via::Agent {
+            hidden::check(id, self.client.peer.uid)?;
+        }
         if let Some(member) = self.registry.state.find(id).filter(|member| member.is_left_alone()) {
             return self
                 .take_over(MemberLine { attached_by: Some(self.client.peer.id.pid), ..member.clone() }, dry_run);

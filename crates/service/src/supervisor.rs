@@ -6,6 +6,7 @@ use super::config::Config;
 use super::decide;
 use super::group::{Group, Heard};
 use super::handed::Handed;
+use super::hidden;
 use super::prover::Prover;
 use super::registry::Registry;
 use super::requests::Clients;
@@ -292,7 +293,10 @@ impl Supervisor {
         for (server, socket) in self.handed.take(&self.hand) {
             match server {
                 Server::Worker => self.accept_agent(socket),
-                Server::Prover => self.prover.hand_on(socket),
+                Server::Prover => {
+                    let pagemap = hidden::pagemap(&socket, &self.registry.state);
+                    self.prover.hand_on(socket, pagemap.as_ref());
+                }
             }
         }
     }

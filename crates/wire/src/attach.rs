@@ -19,7 +19,8 @@
 //!
 //! The agent cannot connect by itself: the service's sockets may not be there in its mount namespace. It makes both ends
 //! of a socket, so that the kernel notes its process at the end that the service gets. The first frame to it is
-//! [`USERFAULTS`], with the device that makes userfaultfds if there is one: not every process may make them by itself.
+//! [`FILES`], with the process's page table, and with the device that makes userfaultfds if there is one. Not every process may
+//! open them by itself.
 
 use page::PageRange;
 
@@ -29,7 +30,7 @@ pub const ATTACH_BYTES: usize = 1 + 8 * MOST;
 const MOST: usize = 64;
 
 /// The first frame to the agent.
-pub const USERFAULTS: [u8; 1] = *b"u";
+pub const FILES: [u8; 1] = *b"u";
 
 /// Most files that one question is about, and most tables that are told.
 pub const ASKED_MOST: usize = MOST - 2;

@@ -7,9 +7,11 @@
 //
 // Ends with another status than 0 as soon as anything is wrong: 3 a byte, 4 a call that was interrupted, or one that was
 // not though a handler ran, 5 a wait that was too short or too long, 6 fresh memory that is not zeros, 7 a child,
-// 8 a register, 9 a write that was cut short. With the argument "count", interrupted calls are counted, and nothing else.
+// 8 a register, 9 a write that was cut short. With the argument "count", interrupted calls are counted, and nothing else. With
+// "give-up-root", it has another user from the beginning on.
 #define _GNU_SOURCE
 #include <errno.h>
+#include <grp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -254,6 +256,8 @@ static void *write_pipe(void *unused) {
 // With the argument "without-pipe", it writes to no pipe: when the process that had such a write begun again is killed, the write answers
 // with its second part.
 int main(int count, char **arguments) {
+    for (int n = 1; n < count; n++)
+        if (!strcmp(arguments[n], "give-up-root") && (setgroups(0, 0) || setgid(65534) || setuid(65534))) fail(9, "setuid");
     start_reader();
     memory = mmap(0, 4096L * PAGES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     for (int page = 0; page < PAGES; page++) fill(page);

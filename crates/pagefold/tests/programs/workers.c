@@ -10,6 +10,7 @@
  * Nobody else writes these.
  */
 #include "pages.h"
+#include <grp.h>
 #include <linux/io_uring.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
@@ -252,9 +253,12 @@ int main(int count, char **words)
 		}
 		done = table[NUMBER];
 		switch (table[ORDER]) {
-		case 'f': /* The parent forks a worker, or one that it traces. */
+		case 'f': /* The parent forks a worker, or one that gives up root's rights, or one that it traces. */
+		case 'u':
 		case 'T':
 			if (own == 0 && table[WORKERS] < MOST && fork() == 0) {
+				if (table[ORDER] == 'u' && (setgroups(0, NULL) || setgid(65534) || setuid(65534)))
+					fail("setuid");
 				if (table[ORDER] == 'T' && ptrace(PTRACE_TRACEME, 0, NULL, NULL))
 					fail("ptrace");
 				own = ++table[WORKERS];
