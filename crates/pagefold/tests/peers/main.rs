@@ -22,6 +22,7 @@ mod rig;
 mod runtimes;
 mod table;
 mod tools;
+mod web;
 
 use clap::Parser;
 use rig::{Peer, Verdict};
@@ -40,6 +41,7 @@ const PEERS: &[Peer] = &[
     databases::SQLITE,
     databases::MARIADB,
     databases::POSTGRES,
+    web::APACHE,
     tools::GIT,
     tools::GCC,
     guests::BALLOON,
