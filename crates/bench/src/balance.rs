@@ -25,6 +25,7 @@ pub use storm::{Figures as Storm, run as make_storm};
 use crate::guardian::Guardian;
 use anyhow::Context;
 use cli::exit::Outcome;
+use load::System;
 use serde::Serialize;
 use std::fs::DirBuilder;
 use std::io::Write;
@@ -40,6 +41,7 @@ const POLICIES: [&str; 7] = ["working-set", "group", "entitlement", "equal", "mo
 Examples:
   pagefold bench balance
   pagefold bench balance --only policies --policies working-set,mom
+  pagefold bench balance --only policies --system debian
   pagefold bench balance --json")]
 pub struct Args {
     /// Only this part; `idle` is measured in no other way
@@ -48,6 +50,9 @@ pub struct Args {
     /// Policies to compare
     #[arg(long, value_name = "NAME,NAME", value_delimiter = ',', value_parser = POLICIES)]
     policies: Vec<String>,
+    /// System of the guests under the policies; `debian` boots six guests once, and saves them
+    #[arg(long, value_name = "SYSTEM", default_value = "tiny", value_parser = ["tiny", "debian"])]
+    system: String,
     /// Number of guests in the storm
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(2..=16))]
     storm_guests: u8,
@@ -111,7 +116,9 @@ impl Args {
             .into_iter()
             .filter(|name| self.policies.is_empty() || self.policies.iter().any(|n| n == name))
             .collect();
-        let policies = if wants("policies") { Some(policies::run(&part("p")?, &names, guardian)?) } else { None };
+        let system = if self.system == "debian" { System::Debian } else { System::Tiny };
+        let policies =
+            if wants("policies") { Some(policies::run(&part("p")?, system, &names, guardian)?) } else { None };
         let storm =
             if wants("storm") { Some(storm::run(&part("s")?, self.storm_guests.into(), guardian)?) } else { None };
         let faults = if wants("faults") { Some(faults::run(&part("f")?, guardian)?) } else { None };

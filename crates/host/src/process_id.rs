@@ -9,6 +9,8 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, test_kill_process, waitpid,
 };
 use serde::{Deserialize, Serialize};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 
 /// `PF_KTHREAD` of the kernel's `task_struct::flags`.
 const PF_KTHREAD: u64 = 0x0020_0000;
@@ -37,6 +39,8 @@ pub struct ProcessStat {
     /// Addresses of its code and of its first stack, which the kernel draws by lot for each program that is executed. A
     /// forked child has its parent's. `None` if the caller may not trace the process.
     pub layout: Option<(u64, u64)>,
+    /// How it ended, as `waitpid` has it; 0 before, and if the caller may not trace the process.
+    pub wait_status: i32,
 }
 
 /// One process: no other process ever has the same pid and start time.
@@ -67,6 +71,7 @@ impl ProcessStat {
             loading: number(26) == Some(0),
             forked: number(9)? & PF_FORKNOEXEC != 0,
             layout: number(26).zip(number(28)).filter(|(_, stack)| *stack != 0),
+            wait_status: number(52).and_then(|status| status.try_into().ok()).unwrap_or(0),
         })
     }
 
@@ -101,6 +106,12 @@ impl ProcessId {
     /// Its `/proc/PID/stat`; `None` once it has ended, even if its parent has not collected it.
     pub fn stat(&self) -> Option<ProcessStat> {
         ProcessStat::read(self.pid).ok().filter(|s| s.start_ticks == self.start_ticks && !s.has_ended())
+    }
+
+    /// How it ended; `None` while it lives, and once its parent has collected it.
+    pub fn ending(&self) -> Option<ExitStatus> {
+        let stat = ProcessStat::read(self.pid).ok()?;
+        (stat.start_ticks == self.start_ticks && stat.has_ended()).then(|| ExitStatus::from_raw(stat.wait_status))
     }
 
     /// Time since it started, in whole seconds.
@@ -199,9 +210,10 @@ mod tests {
     fn process_is_alive_until_killed() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let id = ProcessId::of(child.id()).unwrap();
-        assert!(id.is_alive());
+        assert!(id.is_alive() && id.ending().is_none());
         assert!(id.kill());
         while id.is_alive() {}
+        assert_eq!(id.ending().and_then(|ending| ending.signal()), Some(9));
         assert!(!id.terminate(), "a signal went to a process that has ended");
         assert!(ProcessStat::read(id.pid).unwrap().has_ended());
         id.collect();

@@ -61,10 +61,12 @@ impl Error {
     }
 }
 
-/// The last 20 lines of a log, to put behind an error; empty if there is no log.
+/// The last 20 lines of a log, to put behind an error, and all behind a panic of the guest's kernel. Empty if there is no log.
 pub(crate) fn tail_of(log: &Path) -> String {
     const LINES: usize = 20;
     let text = std::fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
-    lines[lines.len().saturating_sub(LINES)..].join("\n  ")
+    let last = lines.len().saturating_sub(LINES);
+    let panic = lines.iter().rposition(|line| line.contains("Kernel panic"));
+    lines[panic.map_or(last, |at| at.min(last))..].join("\n  ")
 }

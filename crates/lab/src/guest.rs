@@ -7,10 +7,12 @@ use crate::lxc::Container;
 use crate::qemu::Accelerator;
 use crate::qemu::Sockets;
 use crate::spec::Fold;
+use crate::start::last_words;
 use crate::state::{Entry, Image};
 use guest::qmp::Qmp;
 use host::ProcessId;
 use serde::Serialize;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -109,17 +111,38 @@ impl Guest {
     /// [`Error::Stop`] for a process, which has no inside.
     pub fn exec(&self, argv: &[&str], timeout: Duration) -> Result<Output> {
         if !self.process.is_some_and(|process| process.is_alive()) {
-            return Err(Error::guest(&self.name, "it has ended, or was never started"));
+            return Err(self.ended("it has ended, or was never started"));
         }
         if self.image.is_vm() {
             let socket = Sockets::in_dir(&self.dir).agent;
-            return agent::exec(&socket, argv, timeout).map_err(|e| Error::guest(&self.name, e.to_string()));
+            return agent::exec(&socket, argv, timeout).map_err(|e| match e.kind() {
+                ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe | ErrorKind::ConnectionRefused => {
+                    self.ended(&e.to_string())
+                }
+                _ => Error::guest(&self.name, e.to_string()),
+            });
         }
         if self.image.is_container() {
             let container = Container { name: &self.name, dir: self.dir.clone() };
             return container.exec(argv, timeout).map_err(|e| Error::guest(&self.name, e.to_string()));
         }
         Err(Error::usage(format!("guest {} is a plain process and has no inside to run a command in", self.name)))
+    }
+
+    /// The problem with a guest that has ended: how it did, and what it said last.
+    fn ended(&self, problem: &str) -> Error {
+        /// Most looks, 10 ms apart: a VM's sockets close before its process has ended.
+        const LOOKS: u32 = 200;
+        let mut how = String::new();
+        for _ in 0..LOOKS {
+            let Some(process) = self.process.filter(ProcessId::has_pid) else { break };
+            if let Some(ending) = process.ending() {
+                how = format!(" ({ending})");
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Error::guest(&self.name, format!("{problem}{how}{}", last_words(&self.dir)))
     }
 
     /// Makes members of all processes of a container, in its group.

@@ -199,15 +199,20 @@ impl Started {
 
     /// The problem, with the last output of the guest and of its VMM or monitor.
     fn explained(&self, problem: &str) -> String {
-        let mut text = format!("not ready: {problem}");
-        for log in [log_of(&self.dir), qemu::console_log(&self.dir), self.dir.join("lxc.log")] {
-            let tail = tail_of(&log);
-            if !tail.is_empty() {
-                text.push_str(&format!("\n  {}:\n  {tail}", log.display()));
-            }
-        }
-        text
+        format!("not ready: {problem}{}", last_words(&self.dir))
     }
+}
+
+/// The last output of a guest and of its VMM or monitor, to put behind an error; empty if there is none.
+pub(crate) fn last_words(dir: &Path) -> String {
+    let mut text = String::new();
+    for log in [log_of(dir), qemu::console_log(dir), dir.join("lxc.log")] {
+        let tail = tail_of(&log);
+        if !tail.is_empty() {
+            text.push_str(&format!("\n  {}:\n  {tail}", log.display()));
+        }
+    }
+    text
 }
 
 /// File with the errors of QEMU, LXC or a process guest.

@@ -12,16 +12,69 @@ use std::path::{Path, PathBuf};
 
 /// Size of the disk that all guests have: 96 MiB.
 pub const DISK: u64 = 96 << 20;
-/// Memory of a busy guest that no other has, in MiB.
-const OWN_MIB: u64 = 56;
-/// Memory that stays free in a guest while others of its pages are used, in MiB.
-const SPARED_MIB: u64 = 12;
 
-/// Most memory that is filled by one reading of the disk, in MiB.
-const MOST_MIB: u64 = 90;
+/// The system of the guests, which decides what they read and where they keep memory of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum System {
+    /// The image `tiny`, with the disk of [`Load::make_disk`].
+    Tiny,
+    /// The image `debian`, with its own disk.
+    Debian,
+}
+
+impl System {
+    /// Directory whose files are memory of the guest.
+    const fn memory(self) -> &'static str {
+        match self {
+            Self::Tiny => "/tmp",
+            Self::Debian => "/dev/shm",
+        }
+    }
+
+    /// Reads what all guests have on their disks: 96 MiB, or the programs and libraries of Debian, 300 MiB.
+    const fn read(self) -> &'static str {
+        match self {
+            Self::Tiny => "dd if=/dev/vda of=/dev/null bs=64k 2>/dev/null",
+            Self::Debian => "find /usr/bin /usr/sbin /usr/lib/x86_64-linux-gnu -type f -exec cat {} + > /dev/null 2>&1",
+        }
+    }
+
+    /// Writes file `$i` of `$c` MiB that no other guest has: what is on the disk, moved by `$o` bytes.
+    const fn copy(self) -> &'static str {
+        match self {
+            Self::Tiny => "dd if=/dev/vda of=/tmp/$i bs=64k count=$((c * 16)) skip=$o iflag=skip_bytes 2>/dev/null",
+            Self::Debian => "tail -c +$o /usr/sbin/mariadbd | head -c ${c}M > /dev/shm/$i",
+        }
+    }
+
+    /// Gives page cache back that copying has filled.
+    const fn forget(self) -> &'static str {
+        match self {
+            Self::Tiny => "echo 1 > /proc/sys/vm/drop_caches",
+            Self::Debian => "true",
+        }
+    }
+
+    /// Most memory that one copy fills, in MiB. Copying takes as much page cache.
+    const fn most_mib(self) -> u64 {
+        match self {
+            Self::Tiny => 16,
+            Self::Debian => 24,
+        }
+    }
+
+    /// Tells how many MiB are free in a guest beyond those that stay free. Its kernel keeps 30 MiB of them to itself.
+    const fn free(self) -> &'static str {
+        match self {
+            Self::Tiny => "awk '/MemFree/ {print int($2 / 1024) - 64}' /proc/meminfo",
+            Self::Debian => "awk '/MemFree/ {print int($2 / 1024) - 48}' /proc/meminfo",
+        }
+    }
+}
 
 /// Guests and their load.
 pub struct Load {
+    system: System,
     guests: Vec<Guest>,
     /// The first ones are idle.
     idle: usize,
@@ -70,16 +123,17 @@ impl Load {
     ///
     /// # Errors
     /// A guest does not do it.
-    pub fn start(guests: Vec<Guest>, idle: usize, guardian: &mut Guardian) -> anyhow::Result<Self> {
+    pub fn start((system, guests): (System, Vec<Guest>), idle: usize, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let taken = PathBuf::from(format!("/dev/shm/pagefold-bench-{}", std::process::id()));
         guardian.keep_dir(&taken)?;
         fs::create_dir(&taken).with_context(|| format!("cannot make {}", taken.display()))?;
-        let load = Self { guests, idle, taken, files: 0, taken_bytes: 0 };
-        load.on_all(|_| "mount -o remount,size=95% /tmp".into())?;
-        load.on_busy(&format!("dd if=/dev/urandom of=/tmp/own bs=1M count={OWN_MIB} 2>/dev/null"))?;
-        load.on_busy(
-            "setsid sh -c 'while :; do dd if=/dev/vda of=/dev/null bs=64k; sleep 1; done' </dev/null >/dev/null 2>&1 &",
-        )?;
+        let load = Self { system, guests, idle, taken, files: 0, taken_bytes: 0 };
+        let (memory, read, free) = (system.memory(), system.read(), system.free());
+        load.on_all(|_| format!("mount -o remount,size=95% {memory}"))?;
+        load.on_busy(&format!(
+            "{read}; f=$({free}); [ $f -le 0 ] || dd if=/dev/urandom of={memory}/own bs=1M count=$f 2>/dev/null"
+        ))?;
+        load.on_busy(&format!("setsid sh -c 'while :; do {read}; sleep 1; done' </dev/null >/dev/null 2>&1 &"))?;
         load.fill()?;
         Ok(load)
     }
@@ -89,13 +143,15 @@ impl Load {
     /// # Errors
     /// A guest does not do it.
     pub fn fill(&self) -> anyhow::Result<()> {
-        // Content that no other page has, as fast as a guest can copy: the disk's, moved by a few bytes.
+        // Content that no other page has, as fast as a guest can copy. The guest tells before each file what is free: its page
+        // cache grows, and a guest that fills up ends all its processes, and itself.
+        let (memory, copy, most) = (self.system.memory(), self.system.copy(), self.system.most_mib());
+        let (forget, free) = (self.system.forget(), self.system.free());
         let script = |n: usize| {
             format!(
-                "f=$(awk '/MemFree/ {{print int($2 / 1024)}}' /proc/meminfo); f=$((f - {SPARED_MIB})); i=0; \
-                 while [ $f -gt 0 ]; do c=$f; [ $c -gt {MOST_MIB} ] && c={MOST_MIB}; i=$((i + 1)); f=$((f - c)); \
-                 dd if=/dev/vda of=/tmp/$i bs=64k count=$((c * 16)) skip=$(({n} * 512 + i * 64)) iflag=skip_bytes 2>/dev/null; \
-                 done; rm -f /tmp/[0-9]*"
+                "i=0; while [ $i -lt 99 ] && c=$({free}) && [ $c -gt 0 ]; do \
+                 [ $c -gt {most} ] && c={most}; i=$((i + 1)); o=$(({n} * 1024 + i * 16)); {copy}; done; \
+                 rm -f {memory}/[0-9]*; {forget}"
             )
         };
         self.on_all(|n| if n < self.idle { script(n + 1) } else { "true".into() })

@@ -1,59 +1,84 @@
 //! Policies under the same pressure, in turns, on the same six guests.
 //!
 //! ```text
-//!   three idle guests:  much memory that was used and is free again
-//!   three busy guests:  page cache of a disk that all have, read again and again; little is free
+//!   idle guests:  much memory that was used and is free again
+//!   busy guests:  page cache of a disk that all have, read again and again; little is free
 //!   all are folded: the page cache of the busy ones takes frames once
 //!
-//!   for each policy: all sizes as they were, all memory as it was -> memory of the host is taken, step by step -> what is left
+//!   for each policy: all sizes as they were, all memory as it was -> others want a part of the host -> what is left
 //! ```
 //!
-//! Our policies run as `pagefold balance apply --every`. Baselines set sizes as they wish, which is how their programs do it.
-//! Each program takes its rounds as often as its authors have it.
-//! All are to have a fifth of the host available. MOM and Proxmox VE have that in their rules. The others have a floor of 16%,
-//! and withdraw until 5/4 of it are available.
+//! Guests are busybox ones, or Debian ones that go on from saved states. Our policies run as `pagefold balance apply --every`.
+//! Baselines set sizes as they wish, which is how their programs do it. Each program takes its rounds as often as its authors have it.
+//!
+//! Others take what they want as soon as the host has it, and leave 1%. A policy that frees too little meets a host that is full
+//! until it has freed enough. All are to have a fifth of the host available. MOM and Proxmox VE have that in their rules.
+//! The others have a floor of 16%, and withdraw until 5/4 of it are available.
 
 use super::applying::Applying;
-use super::load::{Load, Suffered};
-use super::rig::{self, Baseline, PATIENCE, Rig};
+use super::load::{Load, Suffered, System};
+use super::rig::{self, Baseline, Rig};
 use super::small_host::SmallHost;
 use crate::guardian::Guardian;
 use crate::serving::Serving;
 use anyhow::Context;
 use cli::say;
+use lab::Image;
 use serde::Serialize;
-use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// RAM of an idle and of a busy guest: 512 and 256 MiB. Idle ones alone have nearly all that is wanted.
-const RAM: [u64; 2] = [512 << 20, 256 << 20];
-/// Guaranteed size of each guest, which is the least one for baselines: 128 MiB.
-const KEPT: u64 = 128 << 20;
-/// Guests of each kind.
-const OF_A_KIND: usize = 3;
 /// Part of the host's memory that is available before the pressure, in percent: 22%.
 const BEFORE: u64 = 22;
-/// Part of the host's memory that is available after the first step, in percent: 2%.
-const FIRST: u64 = 2;
-/// Part of the host's memory that each further step takes, in percent: 2%.
-const STEP: u64 = 2;
-/// Number of further steps.
-const STEPS: u32 = 8;
-/// Time between two steps, and between two rounds of our policies and of squeezed: 5 s.
+/// Part of the host's memory that others leave, in percent: 1%.
+const LEFT: u64 = 1;
+/// Most memory that others take between two looks: 16 MiB.
+const GULP: u64 = 16 << 20;
+/// Time between two looks: 100 ms.
+const LOOK: Duration = Duration::from_millis(100);
+/// Time between two rounds of our policies and of squeezed: 5 s.
 const EVERY: Duration = Duration::from_secs(5);
 /// Time between two rounds of MOM and of Proxmox VE: 10 s.
 const SLOW: Duration = Duration::from_secs(10);
-/// Time under pressure: 80 s.
-const PRESSED: Duration = Duration::from_secs(80);
+/// Time under pressure: 90 s.
+const PRESSED: Duration = Duration::from_secs(90);
 /// Part of the first savings that folding must have reached before a policy's turn, in percent: 90%.
 const FOLDED: u64 = 90;
-/// Least savings of folding before the first turn: twice the disk.
-const LEAST_FOLDED: u64 = 2 * super::load::DISK;
+/// Least savings of folding before the first turn: 3/2 of the disk.
+const LEAST_FOLDED: u64 = super::load::DISK / 2 * 3;
 /// Time without a change of the savings after which folding has come to rest: 10 s.
 const REST: Duration = Duration::from_secs(10);
+/// Longest time until then: 5 min.
+const RESTS_WITHIN: Duration = Duration::from_secs(300);
 /// Floor of the policies that have one, in percent: 16%.
 const FLOOR: u64 = 16;
+
+/// Numbers and sizes of the guests.
+#[derive(Clone, Copy)]
+struct Sizes {
+    /// Idle and busy guests.
+    guests: [usize; 2],
+    /// RAM of an idle and of a busy guest.
+    ram_bytes: [u64; 2],
+    /// Guaranteed size of each guest, which is the least one for baselines.
+    kept_bytes: u64,
+    /// Part of the host's memory that others want, in percent.
+    wanted: u64,
+}
+
+impl Sizes {
+    /// Sizes with which idle guests alone have what is wanted.
+    const fn of(system: System) -> Self {
+        match system {
+            System::Tiny => {
+                Self { guests: [3, 3], ram_bytes: [640 << 20, 240 << 20], kept_bytes: 128 << 20, wanted: 40 }
+            }
+            System::Debian => {
+                Self { guests: [3, 3], ram_bytes: [512 << 20, 512 << 20], kept_bytes: 208 << 20, wanted: 28 }
+            }
+        }
+    }
+}
 
 /// The figures of one policy.
 #[derive(Debug, Serialize)]
@@ -72,26 +97,33 @@ pub struct Figures {
     rounds: usize,
     /// Least memory that was available on the host.
     least_available_bytes: u64,
+    /// Seconds until others had the memory that they wanted, of 90 at most.
+    waited_s: f64,
+    /// Processes of the host that were killed for want of memory.
+    kills: u64,
 }
 
 /// The result as text.
 pub fn text(policies: &[Figures]) -> String {
-    let mut text = String::new();
-    for policy in policies {
-        let _ = writeln!(
-            text,
+    policies.iter().map(|policy| policy.line() + "\n").collect()
+}
+
+impl Figures {
+    fn line(&self) -> String {
+        format!(
             "{:<12} {:>4} MiB freed, {:>4} MiB of sharing lost, {:>5} stalls and {} kills in guests, {:>4} MiB available at least, \
-             {} rounds",
-            policy.name,
-            policy.freed_bytes >> 20,
-            policy.sharing_lost_bytes >> 20,
-            policy.guest_stalls,
-            policy.guest_oom_kills,
-            policy.least_available_bytes >> 20,
-            policy.rounds
-        );
+             {} rounds, others waited {:.0} s, {} processes of the host killed",
+            self.name,
+            self.freed_bytes >> 20,
+            self.sharing_lost_bytes >> 20,
+            self.guest_stalls,
+            self.guest_oom_kills,
+            self.least_available_bytes >> 20,
+            self.rounds,
+            self.waited_s,
+            self.kills
+        )
     }
-    text
 }
 
 /// The guests, on their host.
@@ -102,26 +134,37 @@ struct Bench {
     load: Load,
     /// Memory of the host.
     total_bytes: u64,
+    /// Part of it that others want, in percent.
+    wanted: u64,
 }
 
 /// Compares these policies.
 ///
 /// # Errors
 /// Guests or the service do not start, or nothing is folded.
-pub fn run(dir: &Path, names: &[&'static str], guardian: &mut Guardian) -> anyhow::Result<Vec<Figures>> {
+pub fn run(
+    dir: &Path,
+    system: System,
+    names: &[&'static str],
+    guardian: &mut Guardian,
+) -> anyhow::Result<Vec<Figures>> {
     let host = SmallHost::make(guardian)?;
     let config = format!("[[group]]\nname = '{}'\n", rig::group());
-    let disk = Load::make_disk(dir)?;
+    let disk = if system == System::Tiny { Some(Load::make_disk(dir)?) } else { None };
+    let disk = disk.as_deref().map(Load::disk_of);
+    let arguments = disk.as_ref().map_or(&[][..], |words| &words[..]);
+    let Sizes { guests: numbers, ram_bytes: [idle, busy], kept_bytes, wanted } = Sizes::of(system);
     let (serving, rig, guests) = host.inside(|| {
         let serving = Serving::start(dir, &config, guardian)?;
-        let mut rig = Rig::folded(dir, &serving, (RAM[0], KEPT), guardian)?;
-        let mut guests = rig.up(OF_A_KIND, &Load::disk_of(&disk))?;
-        rig.set_ram(RAM[1]);
-        guests.extend(rig.up(OF_A_KIND, &Load::disk_of(&disk))?);
+        let mut rig = Rig::folded(dir, &serving, (idle, kept_bytes), guardian)?;
+        rig.set_image(if system == System::Debian { Image::Debian } else { Image::Tiny });
+        let mut guests = rig.up(numbers[0], arguments)?;
+        rig.set_ram(busy);
+        guests.extend(rig.up(numbers[1], arguments)?);
         Ok((serving, rig, guests))
     })?;
-    let load = Load::start(guests, OF_A_KIND, guardian)?;
-    let mut bench = Bench { host, rig, serving, load, total_bytes: 0 };
+    let load = Load::start((system, guests), numbers[0], guardian)?;
+    let mut bench = Bench { host, rig, serving, load, total_bytes: 0, wanted };
     let saved = bench.wait_until_folded(LEAST_FOLDED)?;
     say!("pagefold: policies: six guests run, and folding saves {} MiB", saved >> 20);
     bench.cut()?;
@@ -129,7 +172,9 @@ pub fn run(dir: &Path, names: &[&'static str], guardian: &mut Guardian) -> anyho
     for name in names {
         bench.put_back(saved)?;
         say!("pagefold: policies: {name}");
-        figures.push(bench.turn(name, guardian)?);
+        let turn = bench.turn(name, guardian).with_context(|| bench.how_it_went(name))?;
+        say!("pagefold: policies: {}", turn.line());
+        figures.push(turn);
     }
     bench.rig.down()?;
     bench.serving.end()?;
@@ -143,7 +188,7 @@ impl Bench {
 
     /// Waits until folding has saved so much, and saves no more. Returns how much it saves.
     fn wait_until_folded(&self, least: u64) -> anyhow::Result<u64> {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + RESTS_WITHIN;
         let (mut most, mut since) = (0, Instant::now());
         loop {
             let saved = u64::try_from(self.saved()?).unwrap_or(0);
@@ -160,8 +205,10 @@ impl Bench {
 
     /// Cuts the host such that its guests leave a part of it.
     fn cut(&mut self) -> anyhow::Result<()> {
-        // `available` leaves a twentieth out.
-        self.total_bytes = self.host.used_bytes()? * 100 / (95 - BEFORE);
+        // `available` leaves a twentieth of the limit out, and counts page cache that is idle.
+        let limit = host::ram_bytes() / 2;
+        let needed = (limit - limit / 20).saturating_sub(self.host.available_bytes()?);
+        self.total_bytes = needed * 100 / (95 - BEFORE);
         self.host.limit(self.total_bytes)
     }
 
@@ -176,24 +223,23 @@ impl Bench {
     /// One policy under pressure.
     fn turn(&mut self, name: &'static str, guardian: &mut Guardian) -> anyhow::Result<Figures> {
         let (suffered, saved, available) = (self.load.suffered()?, self.saved()?, self.host.available_bytes()?);
-        let mut least = u64::MAX;
+        let (killed, mut least) = (self.host.kills(), u64::MAX);
         let mut policy = self.policy(name, guardian)?;
-        let (began, mut step, mut next, mut round) = (Instant::now(), 0, Instant::now(), Instant::now());
-        self.press(available.saturating_sub(self.total_bytes / 100 * FIRST))?;
+        let (wanted, left) = (self.total_bytes / 100 * self.wanted, self.total_bytes / 100 * LEFT);
+        let (began, mut round, mut waited) = (Instant::now(), Instant::now(), PRESSED);
         while began.elapsed() < PRESSED {
-            if Instant::now() >= next {
-                next += EVERY;
-                if (1..=STEPS).contains(&step) {
-                    self.press(self.total_bytes / 100 * STEP)?;
-                }
-                step += 1;
-            }
             if Instant::now() >= round {
                 round += if matches!(name, "mom" | "proxmox") { SLOW } else { EVERY };
                 policy.round()?;
             }
-            least = least.min(self.host.available_bytes()?);
-            std::thread::sleep(Duration::from_millis(100));
+            let there = self.host.available_bytes()?;
+            least = least.min(there);
+            let lacking = wanted.saturating_sub(self.load.taken_bytes());
+            self.press(lacking.min(there.saturating_sub(left)).min(GULP))?;
+            if lacking < GULP && waited == PRESSED {
+                waited = began.elapsed();
+            }
+            std::thread::sleep(LOOK);
         }
         let rounds = policy.end()?;
         let freed = (self.host.available_bytes()? + self.load.taken_bytes()).saturating_sub(available);
@@ -207,11 +253,25 @@ impl Bench {
             guest_stalls: stalls,
             rounds,
             least_available_bytes: least,
+            waited_s: waited.as_secs_f64(),
+            kills: self.host.kills() - killed,
         })
     }
 
-    /// Takes so much memory of the host.
+    /// The policy at work and the host's state, to put before an error.
+    fn how_it_went(&self, name: &str) -> String {
+        let available = self.host.available_bytes().unwrap_or(0) >> 20;
+        format!(
+            "under {name}, with {available} MiB available and {} processes killed for want of memory",
+            self.host.kills()
+        )
+    }
+
+    /// Takes so much memory of the host, if that is a MiB at least.
     fn press(&mut self, bytes: u64) -> anyhow::Result<()> {
+        if bytes >> 20 == 0 {
+            return Ok(());
+        }
         let load = &mut self.load;
         self.host.inside(|| load.take(bytes))
     }

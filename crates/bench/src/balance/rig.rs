@@ -21,6 +21,9 @@ pub const KEPT: u64 = 112 << 20;
 /// Time that a guest may take to run a command: 2 min.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
+/// Time that guests may take to boot, all at once: 15 min.
+const BOOTED_WITHIN: Duration = Duration::from_secs(900);
+
 /// Guests of one bench, and their ledger.
 pub struct Rig {
     lab: Lab,
@@ -28,6 +31,7 @@ pub struct Rig {
     /// Name of their group, by which they differ from all others of the host.
     group: String,
     fold: Option<Fold>,
+    image: Image,
     ram_bytes: u64,
     kept_bytes: u64,
 }
@@ -45,6 +49,7 @@ impl Rig {
             ledger: dir.join("ledger"),
             group: group(),
             fold: None,
+            image: Image::Tiny,
             ram_bytes: RAM,
             kept_bytes: KEPT,
         })
@@ -76,7 +81,10 @@ impl Rig {
             fold: self.fold.clone(),
             memory_bytes: Some(self.ram_bytes),
             qemu_args: words.map(|word| (*word).to_owned()).collect(),
-            ..Spec::new(Image::Tiny)
+            // Debian takes minutes to boot without KVM.
+            saved: self.image == Image::Debian,
+            patience: BOOTED_WITHIN,
+            ..Spec::new(self.image)
         };
         let up = self.lab.up(&spec, &Cache::open(&lab::cache_dir()?)?, &|event| {
             if let Progress::Building(_) = event {
@@ -97,6 +105,11 @@ impl Rig {
     /// Sets the RAM of guests that are added.
     pub fn set_ram(&mut self, bytes: u64) {
         self.ram_bytes = bytes;
+    }
+
+    /// Sets the image of guests that are added.
+    pub fn set_image(&mut self, image: Image) {
+        self.image = image;
     }
 
     /// `pagefold balance` for these guests, which are all alike.
