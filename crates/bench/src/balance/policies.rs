@@ -44,8 +44,6 @@ const SLOW: Duration = Duration::from_secs(10);
 const PRESSED: Duration = Duration::from_secs(90);
 /// Part of the first savings that folding must have reached before a policy's turn, in percent: 90%.
 const FOLDED: u64 = 90;
-/// Least savings of folding before the first turn: 3/2 of the disk.
-const LEAST_FOLDED: u64 = super::load::DISK / 2 * 3;
 /// Time without a change of the savings after which folding has come to rest: 10 s.
 const REST: Duration = Duration::from_secs(10);
 /// Longest time until then: 5 min.
@@ -64,6 +62,8 @@ struct Sizes {
     kept_bytes: u64,
     /// Part of the host's memory that others want, in percent.
     wanted: u64,
+    /// Least savings of folding before the first turn: most of what is alike.
+    folded_bytes: u64,
 }
 
 impl Sizes {
@@ -71,10 +71,12 @@ impl Sizes {
     const fn of(system: System) -> Self {
         match system {
             System::Tiny => {
-                Self { guests: [3, 3], ram_bytes: [640 << 20, 240 << 20], kept_bytes: 128 << 20, wanted: 40 }
+                let (ram_bytes, folded_bytes) = ([640 << 20, 240 << 20], super::load::DISK / 2 * 3);
+                Self { guests: [3, 3], ram_bytes, kept_bytes: 128 << 20, wanted: 40, folded_bytes }
             }
             System::Debian => {
-                Self { guests: [3, 3], ram_bytes: [512 << 20, 512 << 20], kept_bytes: 208 << 20, wanted: 28 }
+                let (ram_bytes, folded_bytes) = ([512 << 20, 512 << 20], 1000 << 20);
+                Self { guests: [3, 3], ram_bytes, kept_bytes: 208 << 20, wanted: 28, folded_bytes }
             }
         }
     }
@@ -153,7 +155,7 @@ pub fn run(
     let disk = if system == System::Tiny { Some(Load::make_disk(dir)?) } else { None };
     let disk = disk.as_deref().map(Load::disk_of);
     let arguments = disk.as_ref().map_or(&[][..], |words| &words[..]);
-    let Sizes { guests: numbers, ram_bytes: [idle, busy], kept_bytes, wanted } = Sizes::of(system);
+    let Sizes { guests: numbers, ram_bytes: [idle, busy], kept_bytes, wanted, folded_bytes } = Sizes::of(system);
     let (serving, rig, guests) = host.inside(|| {
         let serving = Serving::start(dir, &config, guardian)?;
         let mut rig = Rig::folded(dir, &serving, (idle, kept_bytes), guardian)?;
@@ -165,7 +167,7 @@ pub fn run(
     })?;
     let load = Load::start((system, guests), numbers[0], guardian)?;
     let mut bench = Bench { host, rig, serving, load, total_bytes: 0, wanted };
-    let saved = bench.wait_until_folded(LEAST_FOLDED)?;
+    let saved = bench.wait_until_folded(folded_bytes)?;
     say!("pagefold: policies: six guests run, and folding saves {} MiB", saved >> 20);
     bench.cut()?;
     let mut figures = Vec::new();
