@@ -235,8 +235,8 @@ impl Table {
         }
     }
 
-    /// Notes that the contents of this memory were dropped, and that it is anonymous again where it mapped the pool. A fold
-    /// that ends so within a minute was made for nothing, as if the page had been written.
+    /// Notes that the contents of this memory were dropped, and that it is anonymous again where it mapped the pool. Folds
+    /// of the last minute were short-lived, as if the pages had been written.
     pub fn discard(&mut self, range: PageRange) {
         let (first, end) = span(range);
         self.note_change();
