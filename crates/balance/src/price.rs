@@ -11,17 +11,24 @@
 //! A free page that the guest never touched has no frame: it frees the right to take one, which is spare memory, but no frame. A host
 //! under pressure lacks frames. So each offer has two yields, and [`Need`] two sums.
 //!
-//! A page that is shared frees nothing. Offers that yield little are not taken. Shared pages are taken to be page cache first, since
-//! guests that run the same programs read the same files. A balloon cannot pass page cache by. Where that yields little, it is one
-//! offer with the rest.
+//! A page that is shared frees nothing, and its sharing is lost. An offer must free half of what it takes. Where the host lacks
+//! frames and such offers do not give enough, an eighth will do.
+//!
+//! Shared pages are taken to be page cache first, since guests that run the same programs read the same files. A balloon cannot pass
+//! page cache by. Where that yields little, it is one offer with the rest.
 
 use crate::facts::{Facts, GuestFacts};
 use serde::Serialize;
 
-/// Least yield of an offer: 1/8 of a byte for each byte.
+/// Least yield of an offer: 1/2 of a byte for each byte. Of an eighth, seven eighths are sharing that is lost.
+const GOOD_YIELD: f64 = 0.5;
+/// Least yield where the host lacks frames, and better offers are used up: 1/8.
 const LEAST_YIELD: f64 = 0.125;
-/// Free memory that a guest keeps, as a part of its size: 1/32.
-const KEPT_FREE: u64 = 32;
+/// Free memory that a guest keeps, as a part of its RAM: 1/12. Linux frees page cache where less than 7.5% is free. Where huge
+/// pages are on, 5% is its `min_free_kbytes`, which does not follow the balloon, and `high` in `/proc/zoneinfo` is 3/2 of that.
+const KEPT_FREE: u64 = 12;
+/// Most free memory that a guest keeps: 100 MiB. That is `high` with three zones of memory, the most that guests have.
+const MOST_KEPT_FREE: u64 = 100 << 20;
 
 /// The memory that a balloon takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -71,10 +78,11 @@ pub struct Need {
 }
 
 impl Need {
-    /// Bytes of an offer that meet the need, or as much of it as the offer is good for.
-    fn wanted_of(self, offer: &Offer) -> u64 {
-        let wanted = |bytes: u64, part: f64| if part < LEAST_YIELD { 0 } else { (bytes as f64 / part).ceil() as u64 };
-        wanted(self.spare_bytes, offer.part_freed).max(wanted(self.frames_bytes, offer.part_in_frames))
+    /// Bytes of an offer that meet the need, or as much of it as the offer is good for. Frames may be as dear as `least_in_frames`.
+    fn wanted_of(self, offer: &Offer, least_in_frames: f64) -> u64 {
+        let wanted = |bytes: u64, part: f64, least| if part < least { 0 } else { (bytes as f64 / part).ceil() as u64 };
+        let spare = wanted(self.spare_bytes, offer.part_freed, GOOD_YIELD);
+        spare.max(wanted(self.frames_bytes, offer.part_in_frames, least_in_frames))
     }
 }
 
@@ -106,7 +114,7 @@ fn of_guest(n: usize, guest: &GuestFacts) -> Vec<Offer> {
         return Vec::new();
     }
     let loan = guest.loan_bytes();
-    let kept = guest.size_bytes() / KEPT_FREE;
+    let kept = (guest.ram_bytes / KEPT_FREE).min(MOST_KEPT_FREE);
     let (free, cache) = guest.claims.map_or((0, 0), |claims| (claims.free_bytes, claims.cache_bytes));
     // The guest never used memory that has no frame. That much is free, whatever it says.
     let free = free.max(guest.untouched_bytes());
@@ -116,7 +124,7 @@ fn of_guest(n: usize, guest: &GuestFacts) -> Vec<Offer> {
     let rest_bytes = loan - free_bytes - cache_bytes;
     // Which of its free pages the balloon takes is not known. The host need not keep those without a frame ready any more.
     let in_frames = 1.0 - guest.untouched_bytes() as f64 / free.max(1) as f64;
-    let known = if cache_part >= LEAST_YIELD {
+    let known = if cache_part >= GOOD_YIELD || cache_part >= rest_part {
         [(Tier::Free, free_bytes, 1.0), (Tier::Cache, cache_bytes, cache_part), (Tier::InUse, rest_bytes, rest_part)]
     } else {
         let both = (cache_bytes + rest_bytes).max(1) as f64;
@@ -145,19 +153,22 @@ fn unshared_parts(guest: &GuestFacts, free: u64, cache: u64) -> (f64, f64) {
 /// The cheapest way to meet a need, or as much of it as loans yield. `most` bounds by how much each guest may shrink.
 pub fn take(facts: &Facts, need: Need, most: impl Fn(usize) -> u64) -> Vec<Taken> {
     let mut taking = Taking { need, taken: Vec::new() };
-    let mut passed: Vec<Offer> = Vec::new();
-    for mut offer in offers(facts) {
-        let wanted = offer.bytes.min(taking.need.wanted_of(&offer));
-        if wanted > 0 {
-            // A balloon gets at page cache only after free pages, frames or not.
-            for cheaper in passed.iter_mut().filter(|cheaper| cheaper.guest == offer.guest) {
+    let mut offers = offers(facts);
+    for least_in_frames in [GOOD_YIELD, LEAST_YIELD] {
+        for n in 0..offers.len() {
+            let offer = offers[n];
+            let wanted = offer.bytes.min(taking.need.wanted_of(&offer, least_in_frames));
+            if wanted == 0 {
+                continue;
+            }
+            // A balloon gets at page cache only after free pages, frames or not, and at the rest only after page cache.
+            for cheaper in offers[..n].iter_mut().filter(|cheaper| cheaper.guest == offer.guest) {
                 let bytes = std::mem::take(&mut cheaper.bytes);
                 taking.take(cheaper, bytes, most(offer.guest));
             }
             taking.take(&offer, wanted, most(offer.guest));
+            offers[n].bytes -= wanted;
         }
-        offer.bytes -= wanted;
-        passed.push(offer);
     }
     taking.taken
 }
@@ -202,13 +213,13 @@ mod tests {
         Need { spare_bytes, ..Need::default() }
     }
 
-    /// Two guests of 256 MiB, half of them lent: all of the second's memory is shared.
+    /// Two guests of 240 MiB, half of them lent: all of the second's memory is shared. Each keeps 20 MiB free.
     fn facts() -> Facts {
-        let mut unshared = guest("a", 256 * M, 128 * M);
-        let mut shared = guest("b", 256 * M, 128 * M);
-        unshared.claims = Some(Claims { total_bytes: 256 * M, cache_bytes: 40 * M, ..Claims::default() });
+        let mut unshared = guest("a", 240 * M, 120 * M);
+        let mut shared = guest("b", 240 * M, 120 * M);
+        unshared.claims = Some(Claims { total_bytes: 240 * M, cache_bytes: 40 * M, ..Claims::default() });
         shared.folded_bytes = shared.resident_bytes;
-        shared.claims = Some(Claims { free_bytes: 18 * M, ..unshared.claims.unwrap() });
+        shared.claims = Some(Claims { free_bytes: 30 * M, ..unshared.claims.unwrap() });
         Facts { guests: vec![unshared, shared], ..Facts::default() }
     }
 
@@ -216,7 +227,7 @@ mod tests {
     fn shared_memory_is_left_alone() {
         let taken = take(&facts(), spare(1 << 40), |_| u64::MAX);
         let all: Vec<_> = taken.iter().map(|t| (t.guest, t.bytes / M, t.freed_bytes / M)).collect();
-        assert_eq!(all, [(1, 10, 10), (0, 128, 128)], "of the shared guest, free pages only");
+        assert_eq!(all, [(1, 10, 10), (0, 120, 120)], "of the shared guest, free pages only");
     }
 
     #[test]
@@ -236,8 +247,8 @@ mod tests {
         let of = |facts: &Facts| {
             take(facts, spare(1 << 40), |_| u64::MAX).iter().map(|t| (t.bytes / M, t.tier)).collect::<Vec<_>>()
         };
-        assert_eq!(of(&facts), [(128, Tier::InUse)], "all of the loan, since 88 MiB of it are not shared");
-        facts.guests[0].guaranteed_bytes = 216 * M;
+        assert_eq!(of(&facts), [(120, Tier::InUse)], "all of the loan, since 80 MiB of it are not shared");
+        facts.guests[0].guaranteed_bytes = 200 * M;
         assert_eq!(of(&facts), [], "the loan is as large as the page cache, which frees nothing");
     }
 
@@ -254,10 +265,28 @@ mod tests {
     }
 
     #[test]
+    fn offer_that_loses_more_sharing_than_it_frees_is_for_a_host_without_frames() {
+        let mut facts = facts();
+        facts.guests.pop();
+        facts.guests[0].claims = None;
+        facts.guests[0].folded_bytes = 180 * M;
+        let of = |need: Need| {
+            take(&facts, need, |_| u64::MAX).iter().map(|t| (t.bytes / M, t.freed_bytes / M)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(spare(10 * M)), [], "a quarter is not shared");
+        assert_eq!(of(Need { frames_bytes: 10 * M, ..Need::default() }), [(40, 10)]);
+        let mut with_better = facts.clone();
+        with_better.guests.push(GuestFacts { folded_bytes: 60 * M, ..with_better.guests[0].clone() });
+        let taken = take(&with_better, Need { frames_bytes: 95 * M, ..Need::default() }, |_| u64::MAX);
+        let all: Vec<_> = taken.iter().map(|t| (t.guest, t.bytes / M)).collect();
+        assert_eq!(all, [(1, 120), (0, 20)], "the one that frees three quarters gives all first");
+    }
+
+    #[test]
     fn memory_without_frames_is_spare_but_frees_no_frame() {
-        let (mut untouched, mut touched) = (guest("a", 256 * M, 112 * M), guest("b", 256 * M, 128 * M));
-        untouched.resident_bytes = 100 * M;
-        touched.claims = Some(Claims { free_bytes: 108 * M, ..Claims::default() });
+        let (mut untouched, mut touched) = (guest("a", 240 * M, 112 * M), guest("b", 240 * M, 112 * M));
+        untouched.resident_bytes = 92 * M;
+        touched.claims = Some(Claims { free_bytes: 120 * M, ..Claims::default() });
         let facts = Facts { guests: vec![untouched, touched], ..Facts::default() };
         let of =
             |need: Need| take(&facts, need, |_| u64::MAX).iter().map(|t| (t.guest, t.bytes / M)).collect::<Vec<_>>();
@@ -268,6 +297,6 @@ mod tests {
         let mut alone = Facts { guests: facts.guests[..1].to_vec(), ..Facts::default() };
         alone.guests[0].guaranteed_bytes = 64 * M;
         let taken = take(&alone, Need { frames_bytes: 10 * M, ..Need::default() }, |_| u64::MAX);
-        assert_eq!((taken[0].bytes / M, taken[0].tier), (148 + 10, Tier::InUse), "its balloon takes free pages before");
+        assert_eq!((taken[0].bytes / M, taken[0].tier), (128 + 10, Tier::InUse), "its balloon takes free pages before");
     }
 }

@@ -22,52 +22,48 @@ pub enum System {
     Debian,
 }
 
-impl System {
+/// Scripts of the load in one system.
+#[derive(Clone, Copy)]
+struct Words {
     /// Directory whose files are memory of the guest.
-    const fn memory(self) -> &'static str {
-        match self {
-            Self::Tiny => "/tmp",
-            Self::Debian => "/dev/shm",
-        }
-    }
-
-    /// Reads what all guests have on their disks: 96 MiB, or the programs and libraries of Debian, 300 MiB.
-    const fn read(self) -> &'static str {
-        match self {
-            Self::Tiny => "dd if=/dev/vda of=/dev/null bs=64k 2>/dev/null",
-            Self::Debian => "find /usr/bin /usr/sbin /usr/lib/x86_64-linux-gnu -type f -exec cat {} + > /dev/null 2>&1",
-        }
-    }
-
+    memory: &'static str,
+    /// Reads what all guests have on their disks.
+    read: &'static str,
     /// Writes file `$i` of `$c` MiB that no other guest has: what is on the disk, moved by `$o` bytes.
-    const fn copy(self) -> &'static str {
-        match self {
-            Self::Tiny => "dd if=/dev/vda of=/tmp/$i bs=64k count=$((c * 16)) skip=$o iflag=skip_bytes 2>/dev/null",
-            Self::Debian => "tail -c +$o /usr/sbin/mariadbd | head -c ${c}M > /dev/shm/$i",
-        }
-    }
-
+    copy: &'static str,
     /// Gives page cache back that copying has filled.
-    const fn forget(self) -> &'static str {
-        match self {
-            Self::Tiny => "echo 1 > /proc/sys/vm/drop_caches",
-            Self::Debian => "true",
-        }
-    }
-
+    forget: &'static str,
     /// Most memory that one copy fills, in MiB. Copying takes as much page cache.
-    const fn most_mib(self) -> u64 {
-        match self {
-            Self::Tiny => 16,
-            Self::Debian => 24,
-        }
-    }
+    most_mib: u64,
+    /// Tells how many MiB are free beyond those that stay free. The kernel keeps 30 MiB of them to itself.
+    free: &'static str,
+}
 
-    /// Tells how many MiB are free in a guest beyond those that stay free. Its kernel keeps 30 MiB of them to itself.
-    const fn free(self) -> &'static str {
+/// Reads a disk of 96 MiB.
+const TINY: Words = Words {
+    memory: "/tmp",
+    read: "dd if=/dev/vda of=/dev/null bs=64k 2>/dev/null",
+    copy: "dd if=/dev/vda of=/tmp/$i bs=64k count=$((c * 16)) skip=$o iflag=skip_bytes 2>/dev/null",
+    forget: "echo 1 > /proc/sys/vm/drop_caches",
+    most_mib: 16,
+    free: "awk '/MemFree/ {print int($2 / 1024) - 64}' /proc/meminfo",
+};
+
+/// Reads the programs and libraries of Debian, 300 MiB.
+const DEBIAN: Words = Words {
+    memory: "/dev/shm",
+    read: "find /usr/bin /usr/sbin /usr/lib/x86_64-linux-gnu -type f -exec cat {} + > /dev/null 2>&1",
+    copy: "tail -c +$o /usr/sbin/mariadbd | head -c ${c}M > /dev/shm/$i",
+    forget: "true",
+    most_mib: 24,
+    free: "awk '/MemFree/ {print int($2 / 1024) - 48}' /proc/meminfo",
+};
+
+impl System {
+    const fn words(self) -> Words {
         match self {
-            Self::Tiny => "awk '/MemFree/ {print int($2 / 1024) - 64}' /proc/meminfo",
-            Self::Debian => "awk '/MemFree/ {print int($2 / 1024) - 48}' /proc/meminfo",
+            Self::Tiny => TINY,
+            Self::Debian => DEBIAN,
         }
     }
 }
@@ -128,7 +124,7 @@ impl Load {
         guardian.keep_dir(&taken)?;
         fs::create_dir(&taken).with_context(|| format!("cannot make {}", taken.display()))?;
         let load = Self { system, guests, idle, taken, files: 0, taken_bytes: 0 };
-        let (memory, read, free) = (system.memory(), system.read(), system.free());
+        let Words { memory, read, free, .. } = system.words();
         load.on_all(|_| format!("mount -o remount,size=95% {memory}"))?;
         load.on_busy(&format!(
             "{read}; f=$({free}); [ $f -le 0 ] || dd if=/dev/urandom of={memory}/own bs=1M count=$f 2>/dev/null"
@@ -145,8 +141,7 @@ impl Load {
     pub fn fill(&self) -> anyhow::Result<()> {
         // Content that no other page has, as fast as a guest can copy. The guest tells before each file what is free: its page
         // cache grows, and a guest that fills up ends all its processes, and itself.
-        let (memory, copy, most) = (self.system.memory(), self.system.copy(), self.system.most_mib());
-        let (forget, free) = (self.system.forget(), self.system.free());
+        let Words { memory, copy, forget, most_mib: most, free, .. } = self.system.words();
         let script = |n: usize| {
             format!(
                 "i=0; while [ $i -lt 99 ] && c=$({free}) && [ $c -gt 0 ]; do \
