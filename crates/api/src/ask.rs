@@ -16,6 +16,9 @@ use std::io;
 /// State of a group that the configuration does not name any more, in words.
 pub const NOT_CONFIGURED: &str = "not configured any more: runs with its last limits, takes no new members";
 
+/// Longest time for which a group has another pace than its settings have, in seconds: 1 hour.
+pub const MOST_PACED_S: u32 = 3600;
+
 /// A question. The socket tells the asker's process and user.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -105,6 +108,16 @@ pub enum Ask {
         group: String,
         /// The settings to change.
         change: Change,
+    },
+    /// Have a group fingerprint so many pages a second for a while, whatever its settings have. It is not written down: it ends with
+    /// the supervisor, and by itself.
+    Pace {
+        /// The group.
+        group: String,
+        /// Pages a second; `None` ends it.
+        pages_per_s: Option<u32>,
+        /// Time after which it ends, in seconds: [`MOST_PACED_S`] at most.
+        for_s: u32,
     },
     /// List the members of all groups.
     Members,
@@ -278,6 +291,9 @@ pub struct GroupState {
     pub worker_pid: Option<u32>,
     /// The most that its pool may take.
     pub pool_limit: PoolLimit,
+    /// Most pages that it fingerprints a second for a while, in place of its settings' scan rate ([`Ask::Pace`]).
+    #[serde(default)]
+    pub pressure_scan_rate: Option<u32>,
     /// Number of the pool's segments kept for the worker's successor.
     pub segments: usize,
     /// Processes that a rule fits, or that a member has forked, and that are no members.

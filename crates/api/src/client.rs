@@ -380,6 +380,14 @@ impl Service {
         })
     }
 
+    /// Has a group fingerprint so many pages a second for so many seconds, whatever its settings have. `None` ends that.
+    ///
+    /// # Errors
+    /// The service refuses.
+    pub fn pace(&self, group: &str, pages_per_s: Option<u32>, for_s: u32) -> anyhow::Result<()> {
+        self.done(&Ask::Pace { group: group.to_owned(), pages_per_s, for_s })
+    }
+
     /// Changes a group's settings; returns all of them.
     ///
     /// # Errors

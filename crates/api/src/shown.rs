@@ -52,6 +52,8 @@ pub struct ShownGroup {
     worker_pid: Option<u32>,
     /// Memory that the pool may take, and by which rule.
     pool_limit: PoolLimit,
+    /// Most pages fingerprinted a second while the host is short of memory, in place of the settings' scan rate.
+    pressure_scan_rate: Option<u32>,
     /// Number of the pool's files that are kept for the worker's successor.
     segments: usize,
     /// Memory that folding saves, net of its costs; may be negative.
@@ -64,10 +66,19 @@ pub struct ShownGroup {
 
 impl From<GroupState> for ShownGroup {
     fn from(state: GroupState) -> Self {
-        let GroupState { name, settings, configured, worker, worker_pid, pool_limit, segments, not_attached, report } =
-            state;
-        let (settings, saved_bytes) = ((&settings).into(), report.savings.saved_bytes());
-        Self { name, configured, settings, worker, worker_pid, pool_limit, segments, saved_bytes, not_attached, report }
+        Self {
+            name: state.name,
+            configured: state.configured,
+            settings: (&state.settings).into(),
+            worker: state.worker,
+            worker_pid: state.worker_pid,
+            pool_limit: state.pool_limit,
+            pressure_scan_rate: state.pressure_scan_rate,
+            segments: state.segments,
+            saved_bytes: state.report.savings.saved_bytes(),
+            not_attached: state.not_attached,
+            report: state.report,
+        }
     }
 }
 
@@ -240,6 +251,7 @@ mod tests {
             worker: WorkerState::Running,
             worker_pid: Some(9),
             pool_limit: PoolLimit::of(&Settings::default(), None),
+            pressure_scan_rate: None,
             segments: 1,
             not_attached: Vec::new(),
             report,

@@ -53,6 +53,14 @@ pub struct GroupFacts {
     pub saved_bytes: i64,
     /// Processor time of folding, in seconds.
     pub cpu_s: f64,
+    /// Pages fingerprinted.
+    pub pages_hashed: u64,
+    /// Pages folded.
+    pub folds: u64,
+    /// Of those, pages that were written again within a minute or so.
+    pub short_folds: u64,
+    /// Most pages that it fingerprints a second, by its settings; `None`: all that rest.
+    pub scan_rate: Option<u32>,
 }
 
 /// Memory promised to a guest that has not started.

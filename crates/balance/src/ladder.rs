@@ -1,7 +1,7 @@
 //! The pressure ladder: steps against memory pressure on the host, the mildest first. None of them kills.
 //!
 //! ```text
-//!   idle -> withdraw -> reclaim -> advise -> refuse
+//!   idle -> withdraw -> reclaim -> pace -> advise -> refuse
 //!    <--- one rung down after 60 s without pressure ---
 //!         one rung up after each 10 s with it  ------>
 //! ```
@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `withdraw` | loans are withdrawn, the cheapest first, until 5/4 of the floor is available; nobody grows but to a guarantee |
 //! | `reclaim` | control groups give page cache back, as much as is missing |
+//! | `pace` | groups whose folding yields memory fold faster, and others scan slower: `pace.rs` |
 //! | `advise` | the guest is named that frees most if it is moved to another host |
 //! | `refuse` | no reservation is granted |
 //!
@@ -81,6 +82,8 @@ pub enum Rung {
     Withdraw,
     /// Control groups give page cache back.
     Reclaim,
+    /// Groups fold faster or scan slower.
+    Pace,
     /// An operator is advised to move a guest away.
     Advise,
     /// No reservation is granted.
@@ -88,7 +91,7 @@ pub enum Rung {
 }
 
 impl Rung {
-    const ALL: [Self; 5] = [Self::Idle, Self::Withdraw, Self::Reclaim, Self::Advise, Self::Refuse];
+    const ALL: [Self; 6] = [Self::Idle, Self::Withdraw, Self::Reclaim, Self::Pace, Self::Advise, Self::Refuse];
 
     /// The name used in JSON and tables.
     pub const fn name(self) -> &'static str {
@@ -96,6 +99,7 @@ impl Rung {
             Self::Idle => "idle",
             Self::Withdraw => "withdraw",
             Self::Reclaim => "reclaim",
+            Self::Pace => "pace",
             Self::Advise => "advise",
             Self::Refuse => "refuse",
         }
@@ -195,12 +199,12 @@ mod tests {
     fn pressure_climbs_rung_by_rung_and_descends_slowly() {
         let mut ladder = Ladder::default();
         let mut reached = Vec::new();
-        for second in 0..400 {
+        for second in 0..500 {
             let available = if second < 100 { 50 } else { 500 };
             if let Some(event) = ladder.see(Duration::from_secs(second), &facts(available, None)) {
                 reached.push((second, event.rung));
                 let moves = event.reason.contains("moving a to another host frees 40 MiB");
-                assert_eq!(moves, second == 20, "{}", event.reason);
+                assert_eq!(moves, second == 30, "{}", event.reason);
             }
         }
         assert_eq!(
@@ -208,12 +212,14 @@ mod tests {
             [
                 (0, Rung::Withdraw),
                 (10, Rung::Reclaim),
-                (20, Rung::Advise),
-                (30, Rung::Refuse),
+                (20, Rung::Pace),
+                (30, Rung::Advise),
+                (40, Rung::Refuse),
                 (160, Rung::Advise),
-                (220, Rung::Reclaim),
-                (280, Rung::Withdraw),
-                (340, Rung::Idle),
+                (220, Rung::Pace),
+                (280, Rung::Reclaim),
+                (340, Rung::Withdraw),
+                (400, Rung::Idle),
             ]
         );
     }

@@ -17,7 +17,7 @@ use crate::pause::Paused;
 use crate::reclaim::Reclaimed;
 use crate::rules::Rules;
 use anyhow::{Context, bail};
-use balance::{Pause, Refusal, Rung, RungEvent, Step};
+use balance::{PaceChange, Pause, Refusal, Rung, RungEvent, Step};
 use guest::Guest;
 use host::ProcessId;
 use serde::{Deserialize, Serialize};
@@ -83,6 +83,14 @@ pub enum Entry<'a> {
         #[serde(flatten)]
         reclaimed: &'a Reclaimed,
     },
+    /// Another pace of a group.
+    Pace {
+        /// When, in seconds since the host started.
+        at_s: u64,
+        /// The pace.
+        #[serde(flatten)]
+        paced: &'a Paced,
+    },
     /// A guest that is about to be paused.
     Pause {
         /// When, in seconds since the host started.
@@ -99,6 +107,16 @@ pub enum Entry<'a> {
         #[serde(flatten)]
         paused: &'a Paused,
     },
+}
+
+/// Another pace of a group, as the service took it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Paced {
+    /// The pace.
+    #[serde(flatten)]
+    pub change: PaceChange,
+    /// The reason why the service has not taken it.
+    pub problem: Option<String>,
 }
 
 /// The right to change the ledger and balloons. Dropping it ends the turn.

@@ -4,7 +4,7 @@ mod common;
 
 use common::formats::assert_documented;
 use common::lab::{Lab, name};
-use common::service::{Service, small_memory, until};
+use common::service::{Service, cannot_fold, small_memory, until};
 use common::{Afterwards, json_of, number};
 use guest::Qmp;
 use serde_json::{Value, json};
@@ -313,6 +313,91 @@ fn page_cache_is_reclaimed_under_pressure() {
     }
     assert_eq!(line["way"], if is_new { "memory.reclaim" } else { "memory.force_empty" });
     assert!(number(&line["freed_bytes"]) >= 32 * M && line["groups"] == json!([within]), "{line}");
+}
+
+/// Two members fold contents that they hold often, and none that they hold once. A control group stands for a host that is short of memory,
+/// until its limit is raised.
+#[test]
+fn group_that_yields_folds_faster_under_pressure_and_one_that_does_not_scans_slower() {
+    let token = format!("pace{}", std::process::id());
+    let Some((group, _afterwards)) = small_memory(&token, 32 * M) else { return };
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start();
+    let program = Path::new(env!("CARGO_BIN_EXE_pagefold")).with_file_name("known_pages");
+    let program = program.to_str().expect("a plain path");
+    // Whatever happens on the way up the ladder, there is work left: 200 s of it.
+    let (mut yields, mut in_vain) =
+        (service.run("yields", "a", &[], &[program]), service.run("vain", "a", &[], &[program]));
+    for (member, name, rate, content) in [(&mut yields, "yields", "500", "same"), (&mut in_vain, "vain", "400", "fill")] {
+        member.tell("alloc x 100000");
+        service.set(name, &["--scan-rate", rate]);
+        member.tell(&format!("{content} x 0 100000 1"));
+        member.tell("mergeable x");
+    }
+    let within = format!("/pagefold-test-{token}");
+    let own = std::process::id().to_string();
+    let ledger = service.place();
+    let words = ["balance", "--json", "--pid", &own, "apply", "--every", "1", "--floor", "64M", "--within", &within];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
+    command.args(words).arg("--service").arg(&ledger).stdout(Stdio::piped());
+    let mut applying = Applying(command.spawn().expect("run pagefold balance"));
+    let paced = paces_of(&mut applying);
+    let journal = || {
+        let text = std::fs::read_to_string(ledger.join("balance.journal")).unwrap_or_default();
+        text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).collect::<Vec<_>>()
+    };
+    let has = |name: &str, pace: &str| {
+        let group = service.group(name);
+        journal().into_iter().find(|line| {
+            line["entry"] == "pace" && line["group"] == group[..] && line["pace"] == pace && line["problem"].is_null()
+        })
+    };
+    until(90, "both have another pace", || has("yields", "faster").is_some() && has("vain", "slower").is_some());
+    // The pressure ends; the rung does a minute later.
+    let limit = ["memory.limit_in_bytes", "memory.max"].map(|name| format!("{group}/{name}"));
+    let limit = limit.iter().find(|file| Path::new(file).exists()).expect("a limit");
+    std::fs::write(limit, "1G").expect("raise the limit");
+    let shown = service.show("yields");
+    assert_documented(&["group show --json", "Savings of folding"], &shown);
+    assert_eq!((&shown["pressure_scan_rate"], &shown["settings"]["scan_rate"]), (&2000.into(), &500.into()));
+    until(30, "it folds faster than its settings have it", || number(&service.show("yields")["scan_rate"]) > 1000);
+    let slower = number(&service.show("vain")["pressure_scan_rate"]);
+    assert!((64..400).contains(&slower), "{slower}");
+    until(30, "it scans slower", || number(&service.show("vain")["scan_rate"]) <= slower + 30);
+    assert_documented(&["pagefold balance"], &has("vain", "slower").expect("it is there"));
+    until(240, "both have their own pace", || has("yields", "usual").is_some() && has("vain", "usual").is_some());
+    for (name, rate) in [("yields", 500), ("vain", 400)] {
+        let shown = service.show(name);
+        assert_eq!((&shown["pressure_scan_rate"], &shown["settings"]["scan_rate"]), (&Value::Null, &rate.into()));
+    }
+    drop(applying);
+    let paced = paced.join().expect("its output is read");
+    assert_eq!(paced, journal().iter().filter(|line| line["entry"] == "pace").count(), "the output has all of it");
+    pace_ends_by_itself_where_nobody_says_it_again(&service);
+}
+
+/// Counts the paces in what a process prints, until it ends.
+fn paces_of(applying: &mut Applying) -> std::thread::JoinHandle<usize> {
+    let lines = BufReader::new(applying.0.stdout.take().expect("a pipe")).lines();
+    std::thread::spawn(move || {
+        let counts = lines.map_while(Result::ok).map(|line| {
+            let mut done: Value = serde_json::from_str(&line).expect("JSON");
+            done["drivers"].take();
+            assert_documented(&["pagefold balance"], &done);
+            done["paced"].as_array().map_or(0, Vec::len)
+        });
+        counts.sum()
+    })
+}
+
+/// As when the balancer is killed.
+fn pace_ends_by_itself_where_nobody_says_it_again(service: &Service) {
+    let client = api::client::Service::connect(api::place::Place::at(&service.place())).expect("the service answers");
+    client.pace(&service.group("vain"), Some(7), 2).expect("it takes the pace");
+    assert_eq!(service.show("vain")["pressure_scan_rate"], 7);
+    until(20, "it is over", || service.show("vain")["pressure_scan_rate"].is_null());
 }
 
 /// The balancer is stopped while a guest is paused, and then killed, with or without the process that resumes guests.

@@ -41,6 +41,8 @@ pub struct Group {
     pub worker: Option<Worker>,
     /// Most bytes of its pool by its members' memory limits, where these bound it.
     bound: Option<u64>,
+    /// Pages a second in place of its scan rate, and the end of that.
+    pressed: Option<(u32, Instant)>,
     /// Since when it has had no member.
     pub idle_since: Option<Instant>,
     /// The pool's files for a successor.
@@ -80,6 +82,7 @@ impl Group {
             change,
             worker: None,
             bound: None,
+            pressed: None,
             idle_since: None,
             segments,
             waiting: Vec::new(),
@@ -100,10 +103,38 @@ impl Group {
         PoolLimit::of(&self.settings(), self.bound)
     }
 
-    /// The settings that its worker is told: those of the group, with the pool's limit that binds.
+    /// Pages that it fingerprints a second for a while, in place of its scan rate.
+    pub fn pressure_scan_rate(&self) -> Option<u32> {
+        self.pressed.map(|(pages, _)| pages)
+    }
+
+    /// The settings that its worker is told: those of the group, with the pool's limit that binds, and the pace that it has for a while.
     fn ordered(&self) -> Settings {
         let slots = self.pool_limit().bytes / page::PAGE_BYTES as u64;
-        Settings { pool_slots: u32::try_from(slots).unwrap_or(u32::MAX).max(1), ..self.settings() }
+        let (settings, pressed) = (self.settings(), self.pressure_scan_rate());
+        let scan_rate = pressed.or(settings.scan_rate);
+        Settings { scan_rate, pool_slots: u32::try_from(slots).unwrap_or(u32::MAX).max(1), ..settings }
+    }
+
+    /// Gives it another pace than its settings have, until then, or ends that.
+    pub fn pace(&mut self, pressed: Option<(u32, Instant)>) {
+        let before = self.pressure_scan_rate();
+        self.pressed = pressed;
+        if self.pressure_scan_rate() == before {
+            return;
+        }
+        match pressed {
+            Some((pages, _)) => note!("group {}: fingerprints {pages} pages a second under pressure", self.name),
+            None => note!("group {}: has its usual pace again", self.name),
+        }
+        self.order_settings();
+    }
+
+    /// Ends a pace whose time is over.
+    pub fn end_pace(&mut self, now: Instant) {
+        if self.pressed.is_some_and(|(_, end)| end <= now) {
+            self.pace(None);
+        }
     }
 
     /// Bounds its pool by its members' memory limits, or no more, and tells the worker.
@@ -322,5 +353,39 @@ impl Group {
         worker.end();
         let _ = std::fs::remove_file(place.worker_socket(&self.name));
         worker.home
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+    use crate::registry::Registry;
+    use crate::state::State;
+    use api::change::{Change, ScanRate};
+    use api::place::Place;
+    use std::path::Path;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn pace_under_pressure_counts_until_its_time_is_over_and_leaves_settings_alone() {
+        let mut registry =
+            Registry::new(Place::at(Path::new("/nonexistent")), Config::default(), State::default());
+        let group = registry.group("acme");
+        group.set(&Change { scan_rate: Some(ScanRate::Pages(100)), ..Change::default() });
+        let now = Instant::now();
+        let later = |seconds| now + Duration::from_secs(seconds);
+        group.pace(Some((400, later(60))));
+        assert_eq!((group.ordered().scan_rate, group.settings().scan_rate), (Some(400), Some(100)));
+        group.end_pace(later(59));
+        assert_eq!(group.ordered().scan_rate, Some(400));
+        // It is said again, and stands for longer.
+        group.pace(Some((400, later(90))));
+        group.end_pace(later(60));
+        assert_eq!(group.ordered().scan_rate, Some(400));
+        group.end_pace(later(90));
+        assert_eq!((group.ordered().scan_rate, group.pressure_scan_rate()), (Some(100), None));
+        group.pace(Some((7, later(60))));
+        group.pace(None);
+        assert_eq!(group.ordered().scan_rate, Some(100));
     }
 }

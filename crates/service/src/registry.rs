@@ -218,6 +218,7 @@ impl Registry {
             Ask::Rules { .. } | Ask::AddRule(_) | Ask::DropRules { .. } => {
                 Some("rules are not the web side's business")
             }
+            Ask::Pace { .. } => Some("a pace under pressure is not the web side's business"),
             Ask::Why { .. } => Some("single pages are not the web side's business"),
         }
     }

@@ -1,7 +1,7 @@
 //! The questions of the command line, and the answers to them.
 //!
 //! ```text
-//!   Join, Groups, Members, Set     answered at once
+//!   Join, Groups, Members, Set, Pace   answered at once
 //!   Show, Set that unfolds         answered with the report of the group's worker, for which the client waits
 //!   Why                            answered by the group's worker, and the client waits, too
 //! ```
@@ -12,7 +12,9 @@ use super::decide;
 use super::enrol_config::MOST_RULES;
 use super::hidden;
 use super::registry::Registry;
-use api::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine, NOT_CONFIGURED, PoolLimit, PoolLimitBy};
+use api::ask::{
+    self, Answer, Ask, GroupLine, GroupState, MOST_PACED_S, MemberLine, NOT_CONFIGURED, PoolLimit, PoolLimitBy,
+};
 use api::change::Change;
 use api::control::{Fold, GroupReport, Identity, MemberReport, MemberRoom, Needs, Settings};
 use api::enrol::{NOT_ONE_DOMAIN, NotAttached, Rule, Via};
@@ -235,6 +237,7 @@ impl Request<'_> {
                 self.ask_worker(&group, Wants::Unfold(change))
             }
             Ask::Set { group, change } => self.set(&group, &change),
+            Ask::Pace { group, pages_per_s, for_s } => self.pace(&group, pages_per_s, for_s),
         };
         if let Err(why) = answered {
             self.client.answer(&Answer::Refused(why));
@@ -577,6 +580,7 @@ impl Request<'_> {
                     worker: group.worker_state(),
                     worker_pid: group.worker.as_ref().map(|w| w.process.pid),
                     pool_limit: group.pool_limit(),
+                    pressure_scan_rate: group.pressure_scan_rate(),
                     segments: group.segments.len(),
                     not_attached,
                     report: named(GroupReport { bill, no_prover, ..report.clone() }, &group.pool_limit()),
@@ -620,6 +624,17 @@ impl Request<'_> {
         self.registry.group(group).set(change);
         note!("group {group}: user {} has changed its settings", self.client.peer.uid);
         self.client.answer(&Answer::Set(Box::new(self.registry.group(group).settings())));
+        Ok(())
+    }
+
+    fn pace(&mut self, group: &str, pages_per_s: Option<u32>, for_s: u32) -> Result<(), String> {
+        self.allow(group, false)?;
+        if pages_per_s == Some(0) {
+            return Err("a group fingerprints a page a second at least".into());
+        }
+        let end = Instant::now() + Duration::from_secs(for_s.min(MOST_PACED_S).into());
+        self.registry.group(group).pace(pages_per_s.map(|pages| (pages, end)));
+        self.client.answer(&Answer::Done);
         Ok(())
     }
 }

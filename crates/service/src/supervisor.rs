@@ -523,6 +523,7 @@ impl Supervisor {
         }
         let (mut ended, place) = (Vec::new(), &self.registry.place);
         for group in self.registry.groups.values_mut() {
+            group.end_pace(now);
             if asks {
                 let _ = group.ask_report();
             }

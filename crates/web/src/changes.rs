@@ -207,6 +207,7 @@ mod tests {
             worker: WorkerState::Running,
             worker_pid: pid,
             pool_limit: PoolLimit::of(&settings, None),
+            pressure_scan_rate: None,
             segments: 0,
             not_attached: Vec::new(),
             report,

@@ -319,6 +319,7 @@ mod tests {
             worker: WorkerState::Running,
             worker_pid: Some(1),
             pool_limit: PoolLimit::of(&settings, None),
+            pressure_scan_rate: None,
             segments: 1,
             not_attached: Vec::new(),
             report: report_of_group,

@@ -1,10 +1,11 @@
 //! `pagefold balance`: memory between guests, as it is, as it should be, and as it is made.
 
+mod paces;
 mod show;
 mod world;
 
 use crate::cmd::which::Which;
-use balance::{Ladder, Params, Policy, Refusal, Rung, Stillness, make_room, plan, policy};
+use balance::{Ladder, Paces, Params, Policy, Refusal, Rung, Stillness, make_room, plan, policy};
 use clap::Subcommand;
 use cli::exit::{Outcome, Stop};
 use cli::output;
@@ -165,7 +166,8 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
     if apply.until_hangup {
         end_at_hangup();
     }
-    let (mut is_first, mut ladder, mut stillness) = (true, Ladder::default(), Stillness::default());
+    let (mut is_first, mut ladder, mut paces, mut stillness) =
+        (true, Ladder::default(), Paces::default(), Stillness::default());
     let every = Duration::from_secs(apply.every.unwrap_or(1));
     loop {
         if world.is_still(&mut stillness) {
@@ -186,6 +188,7 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
         }
         let at = world.at();
         let rung = if apply.every.is_some() { world.climb(&mut ladder, &turn)? } else { None };
+        let paced = if apply.every.is_some() { world.pace(&mut paces, every, &turn)? } else { Vec::new() };
         let plan = plan(&world.facts, common.policy()?, &world.history, at, &params);
         let outcomes = world.carry_out((&plan.frees, &plan.grows), &mut hold, &turn, &params)?;
         let paused = hold.end(&mut world.ledger, &turn)?;
@@ -195,7 +198,7 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
         let had_nothing_to_do = outcomes.is_empty() && paused.is_empty() && ladder.rung() == Rung::Idle;
         stillness.note(&world.facts.host, had_nothing_to_do && world.gatherer.is_settled());
         let (at_s, drivers) = (host::boot_clock_s(), world.gatherer.drivers());
-        let done = Done { at_s, plan: &plan, outcomes: &outcomes, drivers, rung, paused: &paused };
+        let done = Done { at_s, plan: &plan, outcomes: &outcomes, drivers, rung, paced: &paced, paused: &paused };
         match apply.every {
             None => {
                 common.print(&done, || done.text())?;

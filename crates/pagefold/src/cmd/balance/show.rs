@@ -2,7 +2,7 @@
 
 use balance::{Budget, DriverState, Facts, Plan, Reserve, RungEvent, Step, Wish, price};
 use cli::size::{bytes, mib, signed_bytes};
-use lend::{Outcome, Paused};
+use lend::{Outcome, Paced, Paused};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -54,6 +54,8 @@ pub struct Done<'a> {
     pub drivers: BTreeMap<&'a str, DriverState>,
     /// A step on the pressure ladder, if there was one.
     pub rung: Option<RungEvent>,
+    /// Groups that were given another pace.
+    pub paced: &'a [Paced],
     /// Guests that were paused.
     pub paused: &'a [Paused],
 }

@@ -69,10 +69,15 @@ impl<'a> World<'a> {
         Ok(())
     }
 
+    /// The services that the caller means.
+    pub fn services(&self) -> anyhow::Result<Vec<Service>> {
+        Service::find(&self.common.service.meant())
+    }
+
     /// Looks at guests, groups and host.
     pub fn look(&mut self) -> anyhow::Result<()> {
         let common = self.common;
-        let services = Service::find(&common.service.meant());
+        let services = self.services();
         let asked = ask_for_members(services.as_deref().unwrap_or_default())?;
         let (survey, read) = match self.survey.take() {
             Some((survey, read)) if read.elapsed() < SURVEY_EVERY => (survey.renewed(), read),
@@ -212,8 +217,15 @@ fn saved(asked: &Asked) -> anyhow::Result<Saved> {
             let Ok(mut state) = service.show(&line.name) else { continue };
             shown::complete(&mut state, members, |_| String::new());
             let bill = &state.report.bill;
-            let (saved_bytes, cpu_s) = (state.report.savings.saved_bytes(), bill.worker_cpu_s + bill.agent_cpu_s);
-            saved.groups.insert(line.name, GroupFacts { saved_bytes, cpu_s });
+            let figures = GroupFacts {
+                saved_bytes: state.report.savings.saved_bytes(),
+                cpu_s: bill.worker_cpu_s + bill.agent_cpu_s,
+                pages_hashed: bill.pages_hashed,
+                folds: bill.folds,
+                short_folds: bill.short_folds,
+                scan_rate: state.settings.scan_rate,
+            };
+            saved.groups.insert(line.name, figures);
             saved.guests.extend(state.report.members.iter().map(|member| (member.pid, member.saved_bytes)));
         }
     }
