@@ -87,11 +87,11 @@ impl Gatherer {
         let asked =
             many::each(vms.iter(), |guest| rules.guaranteed_bytes(guest).and_then(|_| ask(guest, known(guest))));
         let guest_facts = |(guest, asked): (&&Guest, Option<Answer>)| self.guest(guest, asked, ledger, saved);
-        let guests = vms.iter().zip(asked).filter_map(guest_facts).collect();
+        let guests: Vec<GuestFacts> = vms.iter().zip(asked).filter_map(guest_facts).collect();
         let reserved = ledger.reserved(|name| vms.iter().any(|guest| guest.name == name));
         let reservation = |(name, bytes): (String, u64)| Reservation { name, bytes };
         let facts = Facts {
-            host: self.host(ledger.rung())?,
+            host: self.host(ledger.rung(), &guests)?,
             groups: saved.groups.clone(),
             guests,
             reservations: reserved.into_iter().map(reservation).collect(),
@@ -145,14 +145,14 @@ impl Gatherer {
         self.watched.values().all(|watched| watched.driver.is_settled())
     }
 
-    fn host(&self, rung: Rung) -> anyhow::Result<HostFacts> {
+    fn host(&self, rung: Rung, guests: &[GuestFacts]) -> anyhow::Result<HostFacts> {
         let total_swap = host::total_swap_bytes();
         let (total_bytes, available_bytes) = self.rules.total_and_available()?;
         Ok(HostFacts {
             total_bytes,
             available_bytes,
             falling_bytes_per_s: 0,
-            floor_bytes: self.rules.floor_bytes(),
+            floor_bytes: self.rules.floor_bytes(total_bytes, guests),
             swap_used_bytes: total_swap.saturating_sub(host::free_swap_bytes()),
             swap_total_bytes: total_swap,
             stalled_percent: self.rules.stalled_percent(),

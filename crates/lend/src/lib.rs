@@ -30,4 +30,4 @@ pub use hold::hold;
 pub use ledger::{Entry, Ledger, Paced, Reserved, Turn};
 pub use pause::{Hold, Paused, resume_left};
 pub use reclaim::{Reclaimed, reclaim};
-pub use rules::Rules;
+pub use rules::{Rules, usual_floor_bytes};

@@ -1,10 +1,18 @@
 //! Decisions of an operator: guarantees, and memory that is never lent.
 
 use anyhow::Context;
+use balance::GuestFacts;
 use guest::{Glob, Guest};
 use host::MemoryLimits;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+
+/// Memory that one guest writes in a break storm until it stands still, in bytes: 64 MiB. docs/balance.md has the measurement.
+const STORM_BYTES: u64 = 64 << 20;
+/// Part of all memory that is left for other programs: 1/20.
+const RESERVED_PART: u64 = 20;
+/// Most that this part comes to, in bytes: 1 GiB.
+const MOST_RESERVED: u64 = 1 << 30;
 
 /// Decisions of an operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -12,7 +20,7 @@ pub struct Rules {
     /// Guaranteed size of guests whose id or name matches, in bytes. The first that matches counts. A guest without one
     /// keeps all its RAM, and its QEMU is left alone.
     pub guaranteed: Vec<(Glob, u64)>,
-    /// Memory that is never lent, in bytes; `None`: the usual reserve of the host.
+    /// Memory that is never lent, in bytes; `None`: [`usual_floor_bytes`].
     pub floor_bytes: Option<u64>,
     /// Control group whose memory limit stands for the host, as the kernel names it; `None`: all memory of the host.
     #[serde(default)]
@@ -55,9 +63,47 @@ impl Rules {
         pids.filter_map(|pid| limits.group_of(*pid)).filter(|group| group != "/").collect()
     }
 
-    /// Memory that is never lent. The kernel's watermarks are those of all its memory, and no part of a control group's.
-    pub(crate) fn floor_bytes(&self) -> u64 {
+    /// Memory that is never lent, of all that there is. The kernel's watermarks are those of all its memory, and no part of a control
+    /// group's.
+    pub(crate) fn floor_bytes(&self, total_bytes: u64, guests: &[GuestFacts]) -> u64 {
         let watermarks = if self.within.is_some() { None } else { host::high_watermark_bytes() };
-        self.floor_bytes.unwrap_or_else(host::usual_reserve_bytes).saturating_add(watermarks.unwrap_or(0))
+        let floor = self.floor_bytes.unwrap_or_else(|| usual_floor_bytes(total_bytes, guests));
+        floor.saturating_add(watermarks.unwrap_or(0))
+    }
+}
+
+/// Memory that is never lent where nobody says how much: 1/20 of all, and 1 GiB at most. It is more where guests may write more than that
+/// in a break storm, before they stand still.
+pub fn usual_floor_bytes(total_bytes: u64, guests: &[GuestFacts]) -> u64 {
+    let written = guests.iter().map(|guest| guest.folded_bytes.min(STORM_BYTES)).fold(0, u64::saturating_add);
+    (total_bytes / RESERVED_PART).min(MOST_RESERVED).max(written)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const M: u64 = 1 << 20;
+
+    fn folded(mib: &[u64]) -> Vec<GuestFacts> {
+        let guest = |folded: &u64| GuestFacts { folded_bytes: folded * M, ..GuestFacts::default() };
+        mib.iter().map(guest).collect()
+    }
+
+    #[test]
+    fn usual_floor_grows_with_guests_that_have_folded_memory() {
+        let of = |folded_mib: &[u64]| usual_floor_bytes(2000 * M, &folded(folded_mib)) / M;
+        assert_eq!([of(&[]), of(&[64]), of(&[0; 50])], [100; 3]);
+        assert_eq!([of(&[64, 64]), of(&[1000; 8]), of(&[1000, 30, 10])], [128, 512, 104]);
+        assert_eq!(usual_floor_bytes(u64::MAX, &folded(&[64; 15])) / M, 1024);
+        assert_eq!(usual_floor_bytes(u64::MAX, &folded(&[64; 17])) / M, 17 * 64);
+    }
+
+    #[test]
+    fn floor_that_is_given_counts_whatever_is_folded() {
+        let rules = Rules { floor_bytes: Some(7), within: Some("/any".into()), ..Rules::default() };
+        assert_eq!(rules.floor_bytes(2000 * M, &folded(&[64; 9])), 7);
+        let usual = Rules { floor_bytes: None, ..rules };
+        assert_eq!(usual.floor_bytes(2000 * M, &folded(&[64; 9])), 9 * 64 * M);
     }
 }

@@ -8,6 +8,8 @@
 //! The host is a control group with a memory limit, so that other programs of the machine are not touched. A process in
 //! it that finds no memory is killed, as on a full host. The service, its pool and all guests lie in it.
 //!
+//! The floor is the usual one for so much folded memory: it grows with the number of guests.
+//!
 //! A storm that leaves the floor untouched shows nothing, and fails the bench.
 
 use super::applying::Applying;
@@ -34,8 +36,6 @@ const KEPT: u64 = 208 << 20;
 const SAME: u64 = 96 << 20;
 /// Part of it that must be folded before the storm: 3/4.
 const FOLDED: (u64, u64) = (3, 4);
-/// Memory of the host that is never lent: 128 MiB.
-const FLOOR: u64 = 128 << 20;
 /// Memory of the host beyond guarantees, floor and the pool's copy: 32 MiB.
 const ABOVE: u64 = 32 << 20;
 /// Distance of the host's memory from its floor at which loans are in use: 64 MiB.
@@ -68,6 +68,8 @@ pub struct Figures {
     pub kills: u64,
     /// Memory that was folded when the storm began.
     pub folded_bytes: u64,
+    /// Memory that is never lent.
+    pub floor_bytes: u64,
     /// Least memory that was available during the storm.
     pub least_available_bytes: u64,
 }
@@ -81,7 +83,7 @@ impl Figures {
 
     /// Whether there was a time with less memory than is never lent.
     fn is_undershot(&self) -> bool {
-        self.least_available_bytes < FLOOR
+        self.least_available_bytes < self.floor_bytes
     }
 
     /// The result as text.
@@ -90,18 +92,19 @@ impl Figures {
         let held = if self.guaranteed_held { "held" } else { "BROKEN" };
         let _ = writeln!(
             text,
-            "storm: {} MiB were folded; guarantees {held}; loans back after {:.1} s; {} MiB available at least; \
+            "storm: {} MiB were folded; guarantees {held}; loans back after {:.1} s; {} MiB available at least, of a floor of {} MiB; \
              {} MiB swapped, {} killed; {} pauses, one guest for {} ms at most",
             self.folded_bytes >> 20,
             self.back_s,
             self.least_available_bytes >> 20,
+            self.floor_bytes >> 20,
             self.host_swap_bytes >> 20,
             self.kills,
             self.pauses,
             self.paused_ms
         );
         if !self.is_undershot() {
-            let _ = writeln!(text, "storm: the floor of {} MiB was not undershot, so this shows nothing", FLOOR >> 20);
+            let _ = writeln!(text, "storm: the floor was not undershot, so this shows nothing");
         }
         text
     }
@@ -123,8 +126,8 @@ pub fn run(dir: &Path, guests: usize, guardian: &mut Guardian) -> anyhow::Result
     say!("pagefold: storm: {} guests are folded", guests.len());
     on_all(&guests, |_| fill())?;
     let folded_bytes = wait_until_folded(&rig, guests.len() as u64)?;
-    let mut applying = cut_and_lend(&host, &rig, &guests, guardian)?;
-    let figures = storm(&host, &rig, &guests, folded_bytes)?;
+    let (mut applying, floor_bytes) = cut_and_lend(&host, &rig, &guests, guardian)?;
+    let figures = storm(&host, &rig, &guests, (floor_bytes, folded_bytes))?;
     applying.check()?;
     drop(applying);
     rig.down()?;
@@ -132,21 +135,29 @@ pub fn run(dir: &Path, guests: usize, guardian: &mut Guardian) -> anyhow::Result
     Ok(figures)
 }
 
-/// Cuts the host to the guarantees, the pool's copy, its floor and a little more. Then loans are made, and used.
-fn cut_and_lend(host: &SmallHost, rig: &Rig, guests: &[Guest], guardian: &mut Guardian) -> anyhow::Result<Applying> {
+/// Cuts the host to the guarantees, the pool's copy, its floor and a little more. Then loans are made, and used. Returns the floor, too.
+fn cut_and_lend(
+    host: &SmallHost,
+    rig: &Rig,
+    guests: &[Guest],
+    guardian: &mut Guardian,
+) -> anyhow::Result<(Applying, u64)> {
     let count = guests.len() as u64;
-    let resident: u64 = rig.facts()?.iter().map(|guest| guest.resident_bytes).sum();
+    let facts = rig.facts()?;
+    let resident: u64 = facts.iter().map(|guest| guest.resident_bytes).sum();
     let overhead = host.used_bytes()?.saturating_sub(resident.saturating_sub((count - 1) * SAME));
-    host.limit(overhead + count * KEPT + SAME + FLOOR + ABOVE)?;
-    let applying = rig.lend_within(host.group(), FLOOR, guardian)?;
+    let other = overhead + count * KEPT + SAME + ABOVE;
+    let floor = lend::usual_floor_bytes(other, &facts);
+    host.limit(other + floor)?;
+    let applying = rig.lend_within(host.group(), floor, guardian)?;
     wait_until_steady(rig)?;
     // Memory that is used and freed lies in frames of the host: a loan that has to be withdrawn.
     let free = "f=$(awk '/MemAvailable/ {print int($2 / 1024)}' /proc/meminfo); [ $f -gt 24 ] || exit 0; ";
     let end = Instant::now() + SETTLE;
-    while host.available_bytes()? > FLOOR + USED_TO && Instant::now() < end {
+    while host.available_bytes()? > floor + USED_TO && Instant::now() < end {
         on_all(guests, |_| format!("{free} dd if=/dev/zero of=/tmp/x bs=1M count=$((f - 16)) 2>/dev/null; rm /tmp/x"))?;
     }
-    Ok(applying)
+    Ok((applying, floor))
 }
 
 /// Waits until loans do not change from one look to the next.
@@ -178,7 +189,12 @@ fn sweep(n: usize) -> String {
     format!("tail -c +{} /tmp/same | dd of=/tmp/same bs=64k conv=notrunc 2>/dev/null", n * 4 + 1)
 }
 
-fn storm(host: &SmallHost, rig: &Rig, guests: &[Guest], folded_bytes: u64) -> anyhow::Result<Figures> {
+fn storm(
+    host: &SmallHost,
+    rig: &Rig,
+    guests: &[Guest],
+    (floor_bytes, folded_bytes): (u64, u64),
+) -> anyhow::Result<Figures> {
     let swap = || host::total_swap_bytes().saturating_sub(host::free_swap_bytes());
     let swap_before = swap();
     let pauses_before = pauses(rig)?.len();
@@ -194,7 +210,7 @@ fn storm(host: &SmallHost, rig: &Rig, guests: &[Guest], folded_bytes: u64) -> an
         while !done.load(Ordering::Relaxed) || began.elapsed() < WATCHED {
             let available = host.available_bytes().unwrap_or(0);
             least = least.min(available);
-            if available < FLOOR {
+            if available < floor_bytes {
                 last_below = Some(began.elapsed());
             }
             std::thread::sleep(Duration::from_millis(50));
@@ -213,6 +229,7 @@ fn storm(host: &SmallHost, rig: &Rig, guests: &[Guest], folded_bytes: u64) -> an
         pauses: paused.len(),
         kills: host.kills(),
         folded_bytes,
+        floor_bytes,
         least_available_bytes: least,
     })
 }

@@ -51,7 +51,7 @@ struct Common {
     /// Size that guests keep whose id or name matches; the rest of their RAM may be lent to others (repeatable)
     #[arg(long, value_name = "GLOB=SIZE", value_parser = parse_guarantee, global = true)]
     guaranteed: Vec<(guest::Glob, u64)>,
-    /// Memory that is never lent [default: 1/20 of the host's, 1 GiB at most]
+    /// Memory that is never lent [default: 1/20 of the host's, 1 GiB at most; more where many guests have folded memory]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, global = true)]
     floor: Option<u64>,
     /// Control group whose memory limit stands for the host, such as /machine.slice [default: all memory of the host]

@@ -22,5 +22,6 @@ pub fn storm(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     measured.put("back_s", storm.back_s);
     measured.put("paused_s", storm.paused_ms as f64 / 1000.0);
     measured.put("least_available_mb", mb(pages(storm.least_available_bytes)));
+    measured.put("below_floor_mb", mb(pages(storm.floor_bytes)) - mb(pages(storm.least_available_bytes)));
     Ok(measured)
 }
