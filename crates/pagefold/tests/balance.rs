@@ -315,7 +315,7 @@ fn page_cache_is_reclaimed_under_pressure() {
     assert!(number(&line["freed_bytes"]) >= 32 * M && line["groups"] == json!([within]), "{line}");
 }
 
-/// Two members fold contents that they hold often, and none that they hold once. A control group stands for a host that is short of memory,
+/// Two members of one group hold the same contents, and a member of another one holds contents that nobody else has. A control group stands for a host that is short of memory,
 /// until its limit is raised.
 #[test]
 fn group_that_yields_folds_faster_under_pressure_and_one_that_does_not_scans_slower() {
@@ -327,13 +327,13 @@ fn group_that_yields_folds_faster_under_pressure_and_one_that_does_not_scans_slo
     let service = Service::start();
     let program = Path::new(env!("CARGO_BIN_EXE_pagefold")).with_file_name("known_pages");
     let program = program.to_str().expect("a plain path");
-    // Whatever happens on the way up the ladder, there is work left: 200 s of it.
-    let (mut yields, mut in_vain) =
-        (service.run("yields", "a", &[], &[program]), service.run("vain", "a", &[], &[program]));
-    for (member, name, rate, content) in [(&mut yields, "yields", "500", "same"), (&mut in_vain, "vain", "400", "fill")] {
+    let mut members = [("yields", "a"), ("yields", "b"), ("vain", "a")]
+        .map(|(group, name)| (group, service.run(group, name, &[], &[program])));
+    // There is work for minutes.
+    for (group, member) in &mut members {
         member.tell("alloc x 100000");
-        service.set(name, &["--scan-rate", rate]);
-        member.tell(&format!("{content} x 0 100000 1"));
+        service.set(group, &["--scan-rate", if *group == "yields" { "500" } else { "400" }]);
+        member.tell("fill x 0 100000 1");
         member.tell("mergeable x");
     }
     let within = format!("/pagefold-test-{token}");
