@@ -368,8 +368,7 @@ mod tests {
 
     #[test]
     fn pace_under_pressure_counts_until_its_time_is_over_and_leaves_settings_alone() {
-        let mut registry =
-            Registry::new(Place::at(Path::new("/nonexistent")), Config::default(), State::default());
+        let mut registry = Registry::new(Place::at(Path::new("/nonexistent")), Config::default(), State::default());
         let group = registry.group("acme");
         group.set(&Change { scan_rate: Some(ScanRate::Pages(100)), ..Change::default() });
         let now = Instant::now();

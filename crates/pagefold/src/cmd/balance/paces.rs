@@ -25,7 +25,10 @@ impl World<'_> {
         let tell = |group: &str, pages_per_s| tell(&services, group, pages_per_s, for_s);
         let is_changed = |group: &str| changes.iter().any(|change| change.group == group);
         // A service that does not answer is asked again in the next round.
-        paces.in_force().filter(|(group, _)| !is_changed(group)).for_each(|(group, pages)| _ = tell(group, Some(pages)));
+        paces
+            .in_force()
+            .filter(|(group, _)| !is_changed(group))
+            .for_each(|(group, pages)| _ = tell(group, Some(pages)));
         let paced = |change: PaceChange| {
             let problem = tell(&change.group, change.pages_per_s).err().map(|error| cli::exit::in_words(&error));
             Paced { change, problem }
