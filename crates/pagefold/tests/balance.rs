@@ -4,7 +4,7 @@ mod common;
 
 use common::formats::assert_documented;
 use common::lab::{Lab, name};
-use common::service::{Service, cannot_fold, small_memory, until};
+use common::service::{Member, Service, cannot_fold, small_memory, until};
 use common::{Afterwards, json_of, number};
 use guest::Qmp;
 use serde_json::{Value, json};
@@ -325,17 +325,7 @@ fn group_that_yields_folds_faster_under_pressure_and_one_that_does_not_scans_slo
         return;
     }
     let service = Service::start();
-    let program = Path::new(env!("CARGO_BIN_EXE_pagefold")).with_file_name("known_pages");
-    let program = program.to_str().expect("a plain path");
-    let mut members = [("yields", "a"), ("yields", "b"), ("vain", "a")]
-        .map(|(group, name)| (group, service.run(group, name, &[], &[program])));
-    // There is work for minutes.
-    for (group, member) in &mut members {
-        member.tell("alloc x 100000");
-        service.set(group, &["--scan-rate", if *group == "yields" { "500" } else { "400" }]);
-        member.tell("fill x 0 100000 1");
-        member.tell("mergeable x");
-    }
+    let _members = alike_and_alone(&service);
     let within = format!("/pagefold-test-{token}");
     let own = std::process::id().to_string();
     let ledger = service.place();
@@ -356,9 +346,7 @@ fn group_that_yields_folds_faster_under_pressure_and_one_that_does_not_scans_slo
     };
     until(90, "both have another pace", || has("yields", "faster").is_some() && has("vain", "slower").is_some());
     // The pressure ends; the rung does a minute later.
-    let limit = ["memory.limit_in_bytes", "memory.max"].map(|name| format!("{group}/{name}"));
-    let limit = limit.iter().find(|file| Path::new(file).exists()).expect("a limit");
-    std::fs::write(limit, "1G").expect("raise the limit");
+    raise_limit(&group);
     let shown = service.show("yields");
     assert_documented(&["group show --json", "Savings of folding"], &shown);
     assert_eq!((&shown["pressure_scan_rate"], &shown["settings"]["scan_rate"]), (&2000.into(), &500.into()));
@@ -376,6 +364,26 @@ fn group_that_yields_folds_faster_under_pressure_and_one_that_does_not_scans_slo
     let paced = paced.join().expect("its output is read");
     assert_eq!(paced, journal().iter().filter(|line| line["entry"] == "pace").count(), "the output has all of it");
     pace_ends_by_itself_where_nobody_says_it_again(&service);
+}
+
+/// Members of the group `yields` that are alike, and one of `vain`, with work for minutes.
+fn alike_and_alone(service: &Service) -> [Member; 3] {
+    let program = Path::new(env!("CARGO_BIN_EXE_pagefold")).with_file_name("known_pages");
+    let program = program.to_str().expect("a plain path");
+    [("yields", "a"), ("yields", "b"), ("vain", "a")].map(|(group, name)| {
+        let mut member = service.run(group, name, &[], &[program]);
+        member.tell("alloc x 100000");
+        service.set(group, &["--scan-rate", if group == "yields" { "500" } else { "400" }]);
+        member.tell("fill x 0 100000 1");
+        member.tell("mergeable x");
+        member
+    })
+}
+
+fn raise_limit(group: &str) {
+    let limit = ["memory.limit_in_bytes", "memory.max"].map(|name| format!("{group}/{name}"));
+    let limit = limit.iter().find(|file| Path::new(file).exists()).expect("a limit");
+    std::fs::write(limit, "1G").expect("raise the limit");
 }
 
 /// Counts the paces in what a process prints, until it ends.

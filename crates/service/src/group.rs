@@ -108,7 +108,7 @@ impl Group {
         self.pressed.map(|(pages, _)| pages)
     }
 
-    /// The settings that its worker is told: those of the group, with the pool's limit that binds, and the pace that it has for a while.
+    /// The settings that its worker is told: those of the group, with the pool's limit that binds, and its pace under pressure.
     fn ordered(&self) -> Settings {
         let slots = self.pool_limit().bytes / page::PAGE_BYTES as u64;
         let (settings, pressed) = (self.settings(), self.pressure_scan_rate());
