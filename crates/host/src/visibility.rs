@@ -58,8 +58,14 @@ impl Pagemap {
     /// # Errors
     /// The process is gone, or has executed another program meanwhile.
     pub fn open_given_up(pid: u32) -> Result<Option<Self>> {
+        Self::open_before(pid, || ())
+    }
+
+    /// See [`Self::open_given_up`]. `meanwhile` runs between opening and judging.
+    fn open_before(pid: u32, meanwhile: impl FnOnce()) -> Result<Option<Self>> {
         let before = auxiliary_vector(pid)?;
         let pagemap = Self::open(pid)?;
+        meanwhile();
         let is_given_up = Visibility::of(pid)? == Visibility::RootSinceGivenUp;
         // The kernel draws the addresses in it by lot for each program that is executed.
         Ok((is_given_up && auxiliary_vector(pid)? == before).then_some(pagemap))
@@ -108,9 +114,9 @@ fn has_given_up_root(vector: &[u8], user: Option<u32>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{BufRead, BufReader};
+    use std::io::{BufRead, BufReader, Write};
     use std::os::unix::fs::PermissionsExt;
-    use std::process::{Child, Command, Stdio};
+    use std::process::{Child, ChildStdout, Command, Stdio};
 
     fn vector(user: u64, rights: u64) -> Vec<u8> {
         let pairs = [(3, 7), (AT_UID, user), (AT_EUID, rights), (0, 0)];
@@ -137,30 +143,50 @@ mod tests {
         assert_eq!((inside("", 0), inside("x", 0), inside("4294967295 5 9", 6)), (None, None, None));
     }
 
-    /// Starts Python, has it do this, and waits until it has.
-    struct Waits(Child);
+    /// Python that has done some work. It does more of its script for each line that it is told.
+    struct Waits {
+        child: Child,
+        output: BufReader<ChildStdout>,
+    }
 
     impl Waits {
         fn start(before: &[&str], python: &str, work: &str) -> Self {
-            let script = format!("import ctypes, os, time\n{work}\nprint(flush=True)\ntime.sleep(600)");
+            let script = format!("import ctypes, os, sys, time\n{work}\nprint(flush=True)\ntime.sleep(600)");
             let words: Vec<&str> = before.iter().copied().chain([python, "-c", &script]).collect();
-            let mut child =
-                Command::new(words[0]).args(&words[1..]).stdout(Stdio::piped()).spawn().expect("start python3");
+            let mut command = Command::new(words[0]);
+            command.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut child = command.spawn().expect("start python3");
+            let output = BufReader::new(child.stdout.take().expect("a pipe"));
+            let mut waits = Self { child, output };
+            waits.wait();
+            waits
+        }
+
+        fn wait(&mut self) {
             let mut line = String::new();
-            BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).unwrap();
-            assert_eq!(line, "\n", "{words:?}");
-            Self(child)
+            self.output.read_line(&mut line).unwrap();
+            assert_eq!(line, "\n");
+        }
+
+        /// Has it go on, and waits until it has.
+        fn go_on(&mut self) {
+            self.child.stdin.as_mut().expect("a pipe").write_all(b"\n").expect("tell python3");
+            self.wait();
+        }
+
+        fn id(&self) -> u32 {
+            self.child.id()
         }
 
         fn visibility(&self) -> Visibility {
-            Visibility::of(self.0.id()).unwrap()
+            Visibility::of(self.id()).unwrap()
         }
     }
 
     impl Drop for Waits {
         fn drop(&mut self) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
+            let _ = self.child.kill();
+            let _ = self.child.wait();
         }
     }
 
@@ -179,16 +205,33 @@ mod tests {
         let worker = Waits::start(&[], PYTHON, GIVE_UP);
         assert_eq!(worker.visibility(), Visibility::RootSinceGivenUp);
         let forked = Waits::start(&[], PYTHON, &format!("if os.fork(): os.wait(); os._exit(0)\n{GIVE_UP}"));
-        let child = crate::children(forked.0.id())[0];
+        let child = crate::children(forked.id())[0];
         assert_eq!(Visibility::of(child).unwrap(), Visibility::RootSinceGivenUp);
-        let pagemap = Pagemap::open_given_up(worker.0.id()).unwrap().expect("it is hidden for that");
+        let pagemap = Pagemap::open_given_up(worker.id()).unwrap().expect("it is hidden for that");
         assert!(pagemap.is_alive());
         crate::ProcessId::of(child).unwrap().kill();
         // As ssh-agent and gpg-agent do.
         let asks = Waits::start(&AS_USER, PYTHON, hide);
         assert_eq!(asks.visibility(), Visibility::Root);
-        assert!(Pagemap::open_given_up(asks.0.id()).unwrap().is_none());
+        assert!(Pagemap::open_given_up(asks.id()).unwrap().is_none());
         assert!(Pagemap::open_given_up(std::process::id()).unwrap().is_none());
+    }
+
+    /// Its next program is one that may be looked at. The page table is that of the program before.
+    #[test]
+    fn page_table_of_program_is_not_taken_for_that_of_the_next_one() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("skipped: hidden processes are shown to root only");
+        }
+        let next = format!("import os, time; {GIVE_UP}; print(flush=True); time.sleep(600)");
+        let execute =
+            format!("print(flush=True); sys.stdin.readline(); os.execv('{PYTHON}', ['python3', '-c', '{next}'])");
+        let mut executes = Waits::start(&[], PYTHON, &execute);
+        let pid = executes.id();
+        let opened = Pagemap::open_before(pid, || executes.go_on()).unwrap();
+        assert_eq!(executes.visibility(), Visibility::RootSinceGivenUp);
+        assert!(opened.is_none());
+        assert!(Pagemap::open_given_up(pid).unwrap().expect("it is hidden for that").is_alive());
     }
 
     #[test]

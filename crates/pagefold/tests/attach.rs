@@ -11,7 +11,8 @@ use common::json_of;
 use common::qemu::{Qemu, RAM_BYTES};
 use common::service::small_memory;
 use common::supervised::{Installed, wait_for, wait_for_within};
-use host::{Mapping, ProcessId, ThreadCpu};
+use host::{Mapping, Pagemap, ProcessId, ThreadCpu};
+use rustix::process::Pid;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -551,6 +552,49 @@ fn program_that_gave_up_roots_rights_is_folded_and_left_as_it_was_before() {
     assert!(!mappings(waits.pid).iter().any(|mapping| mapping.contains("pagefold")));
 }
 
+/// Page tables that threads of a process have open, in whatever table of files. A thread may end meanwhile.
+fn page_tables_of(pid: u32) -> Vec<Pagemap> {
+    let mut all = Vec::new();
+    for thread in fs::read_dir(format!("/proc/{pid}/task")).expect("its threads").flatten() {
+        let tid = thread.file_name().to_str().and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
+        for file in fs::read_dir(thread.path().join("fd")).into_iter().flatten().flatten() {
+            let is_one = fs::read_link(file.path()).is_ok_and(|target| target.ends_with("pagemap"));
+            let number = file.file_name().to_str().and_then(|text| text.parse().ok()).filter(|_| is_one);
+            all.extend(number.map(|number| act::file_of_thread(tid.expect("a thread"), number).expect("its file")));
+        }
+    }
+    all.into_iter().map(Pagemap::handed).collect()
+}
+
+/// Its user must not learn from it where the host has which page.
+#[test]
+fn page_table_that_agent_was_given_shows_no_frame_numbers() {
+    let Some(installed) = Installed::attaching() else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    for arguments in [&[][..], &["give-up-root"]] {
+        let mut waits = Waits::start_with(&installed, &[], arguments);
+        waits.tell("stop");
+        waits.tell("go");
+        attach(&installed, &waits.pid());
+        wait_for_folds(&installed, &waits.pid(), 1000);
+        let all = Mapping::read_all(waits.pid).expect("its mappings");
+        let end = all.iter().find(|mapping| mapping.name == "[stack]").expect("a stack").end;
+        let place = page::HostVirt(end.0 - 4096);
+        let frame = |table: &Pagemap| {
+            let mut entries = Vec::new();
+            table.read(place, 1, &mut entries).expect("its page table");
+            assert!(entries[0].present(), "{arguments:?}");
+            entries[0].pfn()
+        };
+        assert!(frame(&Pagemap::open(waits.pid).expect("its page table")).is_some());
+        let tables = page_tables_of(waits.pid);
+        assert!(!tables.is_empty(), "{arguments:?}");
+        assert!(tables.iter().all(|table| frame(table).is_none()), "{arguments:?}");
+        detach(&installed, &waits.pid());
+        assert!(page_tables_of(waits.pid).is_empty());
+    }
+}
+
 /// As `ssh-agent` and `gpg-agent` ask for, and as programs are that have more rights than their user.
 #[test]
 fn process_that_is_hidden_from_its_user_for_another_reason_is_refused() {
@@ -700,11 +744,14 @@ fn program_that_filters_its_system_calls_is_attached_if_the_agents_are_allowed()
 struct Podman {
     root: String,
     containers: Vec<String>,
+    /// The directory of a user without any rights, if that runs it.
+    home: Option<String>,
+    _afterwards: Option<Afterwards>,
 }
 
 impl Podman {
     /// Says why if it does not run containers here.
-    fn find(installed: &Installed) -> Option<Self> {
+    fn find(installed: &Installed, is_rootless: bool) -> Option<Self> {
         if Command::new("podman").arg("--version").output().is_err() {
             eprintln!("skipped: no podman here: install podman and runc");
             return None;
@@ -714,7 +761,17 @@ impl Podman {
             fs::create_dir_all(root.join(dir)).unwrap();
         }
         compile("cc", &["-static"], &root.join("waits"));
-        let podman = Self { root: root.to_str().expect("a plain path").to_owned(), containers: Vec::new() };
+        let home = is_rootless.then(|| path(installed, "home"));
+        // A process that keeps the user's namespaces stays behind.
+        let stop = |home: &String| Afterwards::run(&format!("kill -9 $(cat {home}/libpod/tmp/pause.pid) 2>/dev/null"));
+        let _afterwards = home.as_ref().map(stop);
+        let root = root.to_str().expect("a plain path").to_owned();
+        if let Some(home) = &home {
+            fs::create_dir(home).expect("make a directory");
+            let given = Command::new("chown").args(["-R", "65534:65534", &root, home]).status().expect("run chown");
+            assert!(given.success(), "{given}");
+        }
+        let podman = Self { root, containers: Vec::new(), home, _afterwards };
         let tried = podman.run(&["--rm"]).stdin(Stdio::null()).output().expect("run podman");
         if !tried.status.success() {
             eprintln!("skipped: podman runs no container here: {}", words(&tried));
@@ -723,9 +780,17 @@ impl Podman {
         Some(podman)
     }
 
+    fn command(&self) -> Command {
+        let Some(home) = &self.home else { return Command::new("podman") };
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--", "podman"]);
+        command.env("HOME", home).env("XDG_RUNTIME_DIR", home).current_dir(&self.root);
+        command
+    }
+
     /// A command that runs a container.
     fn run(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new("podman");
+        let mut command = self.command();
         // Where both versions of control groups are there, crun refuses to run. The limits take no right to raise them.
         if Command::new("runc").arg("--version").output().is_ok() {
             command.args(["--runtime", "runc"]);
@@ -743,7 +808,7 @@ impl Podman {
         let mut waits = Waits::run(&mut self.run(&[&["-i", "--rm", "--name", &name], arguments].concat()));
         waits.tell("stop");
         waits.tell("go");
-        let asked = Command::new("podman").args(["container", "inspect", "-f", "{{.State.Pid}}", &name]).output();
+        let asked = self.command().args(["container", "inspect", "-f", "{{.State.Pid}}", &name]).output();
         let said = String::from_utf8(asked.expect("run podman").stdout).expect("text");
         waits.pid = said.trim().parse().expect("its process");
         (waits, name)
@@ -753,7 +818,7 @@ impl Podman {
 impl Drop for Podman {
     fn drop(&mut self) {
         for name in &self.containers {
-            let _ = Command::new("podman").args(["rm", "-f", "-t", "0", name]).output();
+            let _ = self.command().args(["rm", "-f", "-t", "0", name]).output();
         }
     }
 }
@@ -833,7 +898,7 @@ fn filter_of_docker(installed: &Installed) -> String {
 #[test]
 fn containers_with_default_filters_of_podman_and_docker_are_folded_and_left_as_they_were_before() {
     let Some(installed) = Installed::attaching() else { return };
-    let Some(mut podman) = Podman::find(&installed) else { return };
+    let Some(mut podman) = Podman::find(&installed, false) else { return };
     let _supervisor = installed.serve(CONFIG, &[]);
     let (podmans, name) = podman.start(&[]);
     let (dockers, _) = podman.start(&["--security-opt", &filter_of_docker(&installed)]);
@@ -861,6 +926,18 @@ fn containers_with_default_filters_of_podman_and_docker_are_folded_and_left_as_t
         waits.tell("go");
         assert!(waits.child.try_wait().unwrap().is_none(), "it has ended");
     }
+}
+
+/// The container's users are not the host's, and its control group may be that of the user's session.
+#[test]
+fn container_of_user_without_rights_is_folded_and_left_as_it_was_before() {
+    let Some(installed) = Installed::attaching() else { return };
+    let Some(mut podman) = Podman::find(&installed, true) else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let (mut waits, _) = podman.start(&[]);
+    let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/user")).expect("its namespace");
+    assert_ne!(namespace(&waits.pid()), namespace("self"));
+    cycle(&installed, &mut waits, 2);
 }
 
 #[test]

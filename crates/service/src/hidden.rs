@@ -46,3 +46,126 @@ pub fn pagemap(socket: &Seqpacket, state: &State) -> Option<Pagemap> {
     let is_same = host::effective_uid(peer.id.pid).is_ok_and(|uid| uid == peer.uid) && peer.id.is_alive();
     is_same.then_some(pagemap)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use api::ask::MemberLine;
+    use api::control::Identity;
+    use api::enrol::Via;
+    use host::{Files, SeqpacketListener};
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::fs::PermissionsExt;
+    use std::process::{Child, Command, Stdio};
+    use tempfile::TempDir;
+
+    /// A user without rights.
+    const USER: u32 = 65534;
+    const GIVE_UP: &str = "os.setgroups([]); os.setgid(65534); os.setuid(65534)";
+    const CONNECT: &str = "made.connect(sys.argv[1])";
+
+    /// Python that has done some work, of which one part is to connect here.
+    struct Connected {
+        child: Child,
+        connection: Seqpacket,
+        _dir: TempDir,
+    }
+
+    impl Connected {
+        fn start(before: &[&str], work: [&str; 2]) -> Self {
+            let dir = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o755)).tempdir().unwrap();
+            let path = dir.path().join("socket");
+            let listener = SeqpacketListener::bind(&path, Files::Refused).unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o666)).unwrap();
+            let [first, second] = work;
+            let script = format!(
+                "import ctypes, os, socket, sys, time\nmade = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n\
+                 {first}\n{second}\nprint(flush=True)\ntime.sleep(600)"
+            );
+            let words: Vec<&str> = before.iter().copied().chain(["/usr/bin/python3", "-c", &script]).collect();
+            let mut command = Command::new(words[0]);
+            let mut child = command.args(&words[1..]).arg(&path).stdout(Stdio::piped()).spawn().unwrap();
+            let mut line = String::new();
+            BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+            assert_eq!(line, "\n", "{words:?}");
+            let connection = listener.accept().unwrap().expect("it has connected");
+            Self { child, connection, _dir: dir }
+        }
+
+        fn process(&self) -> ProcessId {
+            ProcessId::of(self.child.id()).unwrap()
+        }
+
+        /// Whether its pagemap is opened for it if it has become a member in this way.
+        fn is_opened(&self, attached_by: Option<u32>) -> bool {
+            let ProcessId { pid, start_ticks } = self.process();
+            let mut state = State::default();
+            let member = MemberLine {
+                group: "acme".into(),
+                identity: Identity { name: "worker".into(), pid, started: start_ticks },
+                uid: USER,
+                connected: true,
+                family: None,
+                attached_by,
+                via: Via::Agent,
+                domain: None,
+            };
+            state.add(member).unwrap();
+            pagemap(&self.connection, &state).is_some_and(|pagemap| pagemap.is_alive())
+        }
+    }
+
+    impl Drop for Connected {
+        fn drop(&mut self) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+
+    fn not_root() -> bool {
+        let no = !rustix::process::geteuid().is_root();
+        if no {
+            eprintln!("skipped: hidden processes are shown to root only");
+        }
+        no
+    }
+
+    #[test]
+    fn page_table_of_hidden_process_is_opened_for_attached_members_alone() {
+        if not_root() {
+            return;
+        }
+        let worker = Connected::start(&[], [GIVE_UP, CONNECT]);
+        assert!(worker.is_opened(Some(1)));
+        assert!(!worker.is_opened(None), "a member that was not attached");
+        assert!(pagemap(&worker.connection, &State::default()).is_none(), "no member");
+    }
+
+    /// Root's end of a connection may have been left to the process that is hidden.
+    #[test]
+    fn page_table_of_hidden_process_is_not_opened_for_connection_of_another_user() {
+        if not_root() {
+            return;
+        }
+        assert!(!Connected::start(&[], [CONNECT, GIVE_UP]).is_opened(Some(1)));
+    }
+
+    #[test]
+    fn hidden_process_is_attached_by_root_alone_and_only_if_it_gave_up_roots_rights() {
+        if not_root() {
+            return;
+        }
+        let worker = Connected::start(&[], [GIVE_UP, CONNECT]);
+        assert_eq!(check(worker.process(), 0), Ok(()));
+        assert!(check(worker.process(), USER).unwrap_err().contains("root may attach it"));
+        let as_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];
+        let hide = "assert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0";
+        let asks = Connected::start(&as_user, [hide, CONNECT]);
+        assert!(!asks.is_opened(Some(1)));
+        for asker in [0, USER] {
+            assert!(check(asks.process(), asker).unwrap_err().contains("it has asked for that"));
+        }
+        let shown = Connected::start(&as_user, [CONNECT, ""]);
+        assert_eq!(check(shown.process(), USER), Ok(()));
+    }
+}

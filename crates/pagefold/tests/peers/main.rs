@@ -42,6 +42,7 @@ const PEERS: &[Peer] = &[
     databases::MARIADB,
     databases::POSTGRES,
     web::APACHE,
+    web::PHP_FPM,
     tools::GIT,
     tools::GCC,
     guests::BALLOON,

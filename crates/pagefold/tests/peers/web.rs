@@ -1,10 +1,12 @@
-//! Web servers that fork their workers beforehand.
+//! Servers that fork their workers beforehand.
 
 use crate::common::service::until;
 use crate::rig::{Peer, Side};
 use serde_json::{Value, json};
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::thread;
 
 pub const APACHE: Peer = Peer {
     name: "apache",
@@ -17,6 +19,15 @@ pub const APACHE: Peer = Peer {
     ],
     is_short: false,
     recipe: apache,
+};
+
+pub const PHP_FPM: Peer = Peer {
+    name: "php-fpm",
+    about: "PHP-FPM: workers that give up root's rights and are replaced under load; requests that keep data for long",
+    floor: 1000,
+    needs: &[("/usr/sbin/php-fpm8.2", "php8.2-fpm"), ("cgi-fcgi", "libfcgi-bin")],
+    is_short: false,
+    recipe: php_fpm,
 };
 
 /// Workers that the server forks.
@@ -39,6 +50,38 @@ function handle(r)
     r:puts(#rows, " ", r:sha1(table.concat(rows)))
     return apache2.OK
 end
+"#;
+
+/// A page whose request makes data, and changes it twice. With a name, it waits before each change until a file is there.
+const PHP: &str = r#"<?php
+function made(): array {
+    $all = [];
+    for ($n = 0; $n < 20000; $n++) {
+        $all[] = str_repeat(sprintf("row %06d ", $n % 997), 24);
+    }
+    return $all;
+}
+
+function wait(string $name, int $turn): void {
+    if ($name === '') {
+        return;
+    }
+    touch("$name-$turn-" . getmypid());
+    while (!file_exists("$name-$turn-over")) {
+        usleep(50000);
+        clearstatcache();
+    }
+}
+
+$rows = made();
+echo count($rows);
+for ($turn = 0; $turn < 2; $turn++) {
+    wait($_SERVER['QUERY_STRING'] ?? '', $turn);
+    for ($n = $turn; $n < count($rows); $n += 100) {
+        $rows[$n][0] = 'R';
+    }
+    echo ' ', sha1(implode($rows));
+}
 "#;
 
 fn configuration(dir: &str, port: u16) -> String {
@@ -86,6 +129,60 @@ fn apache(side: &Side) -> Value {
     side.let_go();
     load();
     let pages: Vec<String> = (0..WORKERS * 4).filter_map(|_| page(port)).collect();
+    side.aside(&["kill", &server.pid().to_string()], "");
+    server.end(60);
+    json!({"pages": pages})
+}
+
+fn php_configuration(dir: &str) -> String {
+    // Each worker ends after some requests, and another one is forked.
+    format!(
+        "[global]\nerror_log = {dir}/error.log\ndaemonize = no\n[rows]\nuser = www-data\ngroup = www-data\n\
+         listen = {dir}/php.sock\npm = static\npm.max_children = {WORKERS}\npm.max_requests = 20\n"
+    )
+}
+
+/// Asks PHP for its page as often as it has workers, at the same time. Returns all answers. With a name, requests last until
+/// files are there, which `meanwhile` may make.
+fn php_pages(side: &Side, name: &str, meanwhile: impl FnOnce()) -> Vec<String> {
+    let variables = [format!("SCRIPT_FILENAME={}", side.path("rows.php")), format!("QUERY_STRING={name}")];
+    let socket = side.path("php.sock");
+    let client = ["REQUEST_METHOD=GET", "cgi-fcgi", "-bind", "-connect", &socket];
+    let ask = || side.aside(&[&["env", &variables[0], &variables[1]], &client[..]].concat(), "");
+    thread::scope(|scope| {
+        let asking: Vec<_> = (0..WORKERS).map(|_| scope.spawn(ask)).collect();
+        meanwhile();
+        asking.into_iter().map(|one| one.join().expect("an answer")).collect()
+    })
+}
+
+fn php_fpm(side: &Side) -> Value {
+    side.file("rows.php", PHP);
+    let configured = side.file("php-fpm.conf", &php_configuration(side.path("").trim_end_matches('/')));
+    let mut server = side.start("php-fpm", &["setsid", "/usr/sbin/php-fpm8.2", "-F", "-y", &configured]);
+    until(60, "PHP-FPM listens", || fs::exists(side.path("php.sock")).is_ok_and(|there| there));
+    let load = || (0..25).flat_map(|_| php_pages(side, "", || ())).collect::<Vec<_>>();
+    let mut pages = load();
+    let hold = side.path("hold");
+    let held = |turn: u32| {
+        until(60, "all requests hold their data", || {
+            let names = fs::read_dir(side.dir).expect("a directory").flatten().map(|entry| entry.file_name());
+            names.filter(|name| name.to_string_lossy().starts_with(&format!("hold-{turn}-"))).count() >= WORKERS
+        });
+    };
+    pages.extend(php_pages(side, &hold, || {
+        held(0);
+        side.rest();
+        if side.is_attached {
+            let members = || side.shown()["members"].as_array().map_or(0, Vec::len);
+            until(120, "its workers are members", || members() > WORKERS);
+        }
+        side.file("hold-0-over", "");
+        held(1);
+        side.let_go();
+        side.file("hold-1-over", "");
+    }));
+    pages.extend(load());
     side.aside(&["kill", &server.pid().to_string()], "");
     server.end(60);
     json!({"pages": pages})
