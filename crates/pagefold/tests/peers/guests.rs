@@ -150,8 +150,9 @@ fn plug(side: &Side) -> Value {
         // More than fits in without what was plugged, if it was.
         let blocks = if bytes > 0 { 96 } else { 8 };
         let fill = format!(
-            "mkdir -p /mnt; mount -t tmpfs -o size=110M none /mnt; yes pagefold | dd of=/mnt/plugged bs=1M count={blocks} iflag=fullblock \
-             2>/dev/null; sleep 3; sha256sum /mnt/plugged; umount /mnt"
+            "mkdir -p /mnt; mount -t tmpfs -o size=110M none /mnt; \
+             yes pagefold | dd of=/mnt/one bs=1M count=1 iflag=fullblock 2>/dev/null; \
+             for n in $(seq {blocks}); do cat /mnt/one; done > /mnt/plugged; sleep 3; md5sum /mnt/plugged; umount /mnt"
         );
         counted.push(vms.everywhere(&fill));
     }
