@@ -24,11 +24,12 @@ use serde::Serialize;
 const GOOD_YIELD: f64 = 0.5;
 /// Least yield where the host lacks frames, and better offers are used up: 1/8.
 const LEAST_YIELD: f64 = 0.125;
-/// Free memory that a guest keeps, as a part of its RAM: 1/12. Linux frees page cache where less than 7.5% is free. Where huge
-/// pages are on, 5% is its `min_free_kbytes`, which does not follow the balloon, and `high` in `/proc/zoneinfo` is 3/2 of that.
-const KEPT_FREE: u64 = 12;
-/// Most free memory that a guest keeps: 100 MiB. That is `high` with three zones of memory, the most that guests have.
-const MOST_KEPT_FREE: u64 = 100 << 20;
+/// Free memory that a guest keeps, of its RAM: 3/16. Of less, Linux makes more, out of page cache. Where huge pages are on,
+/// `min_free_kbytes` is 5% of RAM, and does not follow the balloon. `high` in `/proc/zoneinfo` is 3/2 of that. A balloon that
+/// takes pages out of blocks of another kind raises `high` by another 3/2 of itself (`watermark_boost_factor`).
+const KEPT_FREE: (u64, u64) = (3, 16);
+/// Most free memory that a guest keeps: 250 MiB. That is the same sum with three zones of memory, the most that guests have.
+const MOST_KEPT_FREE: u64 = 250 << 20;
 
 /// The memory that a balloon takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -114,7 +115,7 @@ fn of_guest(n: usize, guest: &GuestFacts) -> Vec<Offer> {
         return Vec::new();
     }
     let loan = guest.loan_bytes();
-    let kept = (guest.ram_bytes / KEPT_FREE).min(MOST_KEPT_FREE);
+    let kept = (guest.ram_bytes / KEPT_FREE.1 * KEPT_FREE.0).min(MOST_KEPT_FREE);
     let (free, cache) = guest.claims.map_or((0, 0), |claims| (claims.free_bytes, claims.cache_bytes));
     // The guest never used memory that has no frame. That much is free, whatever it says.
     let free = free.max(guest.untouched_bytes());
@@ -213,13 +214,13 @@ mod tests {
         Need { spare_bytes, ..Need::default() }
     }
 
-    /// Two guests of 240 MiB, half of them lent: all of the second's memory is shared. Each keeps 20 MiB free.
+    /// Two guests of 240 MiB, half of them lent: all of the second's memory is shared. Each keeps 45 MiB free.
     fn facts() -> Facts {
         let mut unshared = guest("a", 240 * M, 120 * M);
         let mut shared = guest("b", 240 * M, 120 * M);
         unshared.claims = Some(Claims { total_bytes: 240 * M, cache_bytes: 40 * M, ..Claims::default() });
         shared.folded_bytes = shared.resident_bytes;
-        shared.claims = Some(Claims { free_bytes: 30 * M, ..unshared.claims.unwrap() });
+        shared.claims = Some(Claims { free_bytes: 55 * M, ..unshared.claims.unwrap() });
         Facts { guests: vec![unshared, shared], ..Facts::default() }
     }
 
@@ -285,8 +286,8 @@ mod tests {
     #[test]
     fn memory_without_frames_is_spare_but_frees_no_frame() {
         let (mut untouched, mut touched) = (guest("a", 240 * M, 112 * M), guest("b", 240 * M, 112 * M));
-        untouched.resident_bytes = 92 * M;
-        touched.claims = Some(Claims { free_bytes: 120 * M, ..Claims::default() });
+        untouched.resident_bytes = 67 * M;
+        touched.claims = Some(Claims { free_bytes: 145 * M, ..Claims::default() });
         let facts = Facts { guests: vec![untouched, touched], ..Facts::default() };
         let of =
             |need: Need| take(&facts, need, |_| u64::MAX).iter().map(|t| (t.guest, t.bytes / M)).collect::<Vec<_>>();
