@@ -66,6 +66,11 @@ pub fn relief_bytes(host: &HostFacts) -> u64 {
     relieved_at(host.floor_bytes).saturating_sub(host.available_bytes).max(host.total_bytes / LEAST_RELIEF)
 }
 
+/// Memory without which the host runs out of it, in bytes: all that is missing to half of the floor.
+pub fn last_resort_bytes(host: &HostFacts) -> u64 {
+    (host.floor_bytes / 2).saturating_sub(host.available_bytes)
+}
+
 /// Available memory at which pressure ends.
 const fn relieved_at(floor_bytes: u64) -> u64 {
     floor_bytes.saturating_add(floor_bytes / 4)

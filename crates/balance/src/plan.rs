@@ -104,15 +104,17 @@ pub fn plan(facts: &Facts, policy: &dyn Policy, history: &History, at: Duration,
     let mut draft = Draft { facts, params, plan };
     draft.keep_guarantees();
     let is_short = facts.host.rung >= Rung::Withdraw;
-    let relief = if is_short { ladder::relief_bytes(&facts.host) } else { 0 };
+    let frames_bytes = if is_short { ladder::relief_bytes(&facts.host) } else { 0 };
+    let last_frames_bytes = if is_short { ladder::last_resort_bytes(&facts.host) } else { 0 };
+    let need = |spare_bytes| Need { spare_bytes, frames_bytes, last_frames_bytes };
     match budget.spare_bytes {
         // A little more than is missing: a byte too few must not be missing again in each round.
         spare if spare < 0 => {
             let needed = spare.unsigned_abs().saturating_add(kept_spare(facts, params) / 2);
-            draft.withdraw(Need { spare_bytes: needed, frames_bytes: relief }, "more is lent than there is");
+            draft.withdraw(need(needed), "more is lent than there is");
         }
         _ if is_short => {
-            draft.withdraw(Need { spare_bytes: 0, frames_bytes: relief }, "the host is short of memory");
+            draft.withdraw(need(0), "the host is short of memory");
         }
         _ => {
             let wishes = policy.sizes(facts, budget.lendable_bytes(kept_spare(facts, params)));

@@ -180,6 +180,25 @@ fn overlent_host_withdraws_the_cheapest_loans_first() {
     assert!(plan.grows.is_empty());
 }
 
+/// Three quarters of the guest's memory are shared.
+#[test]
+fn shared_memory_is_left_alone_until_half_of_the_floor_is_gone() {
+    let mut shared = guest("shared", 256 * M, 64 * M);
+    shared.folded_bytes = 192 * M;
+    let freed = |available: u64| {
+        let host = HostFacts {
+            total_bytes: 1024 * M,
+            available_bytes: available * M,
+            floor_bytes: 100 * M,
+            rung: Rung::Withdraw,
+            ..HostFacts::default()
+        };
+        let plan = plan_of(&Facts { host, guests: vec![shared.clone()], ..Facts::default() }, &policy::Equal);
+        plan.frees.iter().map(|step| (step.from_bytes - step.to_bytes) / M).sum::<u64>()
+    };
+    assert_eq!([freed(90), freed(50), freed(40)], [0, 0, 40], "10 MiB are missing, a quarter of what is taken");
+}
+
 #[test]
 fn growth_that_reserve_does_not_bear_is_refused_with_its_reason() {
     let mut slow = guest("slow", 256 * M, 64 * M);

@@ -11,8 +11,8 @@
 //! A free page that the guest never touched has no frame: it frees the right to take one, which is spare memory, but no frame. A host
 //! under pressure lacks frames. So each offer has two yields, and [`Need`] two sums.
 //!
-//! A page that is shared frees nothing, and its sharing is lost. An offer must free half of what it takes. Where the host lacks
-//! frames and such offers do not give enough, an eighth will do.
+//! A page that is shared frees nothing, and its sharing is lost. A guest that reads such pages again takes new frames for them, so
+//! that less than nothing is won. An offer must free half of what it takes. Where memory runs out, an eighth will do.
 //!
 //! Shared pages are taken to be page cache first, since guests that run the same programs read the same files. A balloon cannot pass
 //! page cache by. Where that yields little, it is one offer with the rest.
@@ -22,7 +22,7 @@ use serde::Serialize;
 
 /// Least yield of an offer: 1/2 of a byte for each byte. Of an eighth, seven eighths are sharing that is lost.
 const GOOD_YIELD: f64 = 0.5;
-/// Least yield where the host lacks frames, and better offers are used up: 1/8.
+/// Least yield where memory runs out, and better offers are used up: 1/8.
 const LEAST_YIELD: f64 = 0.125;
 /// Free memory that a guest keeps, of its RAM: 3/16. Of less, Linux makes more, out of page cache. Where huge pages are on,
 /// `min_free_kbytes` is 5% of RAM, and does not follow the balloon. `high` in `/proc/zoneinfo` is 3/2 of that. A balloon that
@@ -30,6 +30,9 @@ const LEAST_YIELD: f64 = 0.125;
 const KEPT_FREE: (u64, u64) = (3, 16);
 /// Most free memory that a guest keeps: 250 MiB. That is the same sum with three zones of memory, the most that guests have.
 const MOST_KEPT_FREE: u64 = 250 << 20;
+
+/// Least offer, as a part of RAM: 1/64. A kernel that makes memory free time and again offers a little each time.
+const LEAST_OFFER: u64 = 64;
 
 /// The memory that a balloon takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -69,22 +72,36 @@ pub struct Offer {
     pub part_in_frames: f64,
 }
 
-/// Memory that is to be freed. Both sums are to be met.
+/// Memory that is to be freed. All sums are to be met.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Need {
     /// Spare memory: frames, and rights to take one.
     pub spare_bytes: u64,
     /// Frames.
     pub frames_bytes: u64,
+    /// Frames that are to be freed at any price.
+    pub last_frames_bytes: u64,
 }
 
 impl Need {
-    /// Bytes of an offer that meet the need, or as much of it as the offer is good for. Frames may be as dear as `least_in_frames`.
-    fn wanted_of(self, offer: &Offer, least_in_frames: f64) -> u64 {
-        let wanted = |bytes: u64, part: f64, least| if part < least { 0 } else { (bytes as f64 / part).ceil() as u64 };
-        let spare = wanted(self.spare_bytes, offer.part_freed, GOOD_YIELD);
-        spare.max(wanted(self.frames_bytes, offer.part_in_frames, least_in_frames))
+    /// Bytes of an offer that meet the need, or as much of it as the offer is good for.
+    fn wanted_of(self, offer: &Offer) -> u64 {
+        wanted(self.spare_bytes, offer.part_freed, GOOD_YIELD).max(wanted(
+            self.frames_bytes.max(self.last_frames_bytes),
+            offer.part_in_frames,
+            GOOD_YIELD,
+        ))
     }
+
+    /// The same for an offer that frees little.
+    fn wanted_of_dear(self, offer: &Offer) -> u64 {
+        wanted(self.last_frames_bytes, offer.part_in_frames, LEAST_YIELD)
+    }
+}
+
+/// Bytes that yield so much; none of an offer that yields less than `least` of a byte for each.
+fn wanted(bytes: u64, part: f64, least: f64) -> u64 {
+    if part < least { 0 } else { (bytes as f64 / part).ceil() as u64 }
 }
 
 /// Memory that a guest gives up, and the host's gain.
@@ -134,7 +151,7 @@ fn of_guest(n: usize, guest: &GuestFacts) -> Vec<Offer> {
     };
     let mut offers = Vec::new();
     for (tier, bytes, part_freed) in known {
-        if bytes > 0 && part_freed >= LEAST_YIELD {
+        if bytes >= (guest.ram_bytes / LEAST_OFFER).max(1) && part_freed >= LEAST_YIELD {
             let part_in_frames = if tier == Tier::Free { in_frames } else { part_freed };
             offers.push(Offer { guest: n, tier, bytes, part_freed, part_in_frames });
         }
@@ -155,10 +172,10 @@ fn unshared_parts(guest: &GuestFacts, free: u64, cache: u64) -> (f64, f64) {
 pub fn take(facts: &Facts, need: Need, most: impl Fn(usize) -> u64) -> Vec<Taken> {
     let mut taking = Taking { need, taken: Vec::new() };
     let mut offers = offers(facts);
-    for least_in_frames in [GOOD_YIELD, LEAST_YIELD] {
+    for wanted_of in [Need::wanted_of, Need::wanted_of_dear] {
         for n in 0..offers.len() {
             let offer = offers[n];
-            let wanted = offer.bytes.min(taking.need.wanted_of(&offer, least_in_frames));
+            let wanted = offer.bytes.min(wanted_of(taking.need, &offer));
             if wanted == 0 {
                 continue;
             }
@@ -191,7 +208,9 @@ impl Taking {
         let yields = |part: f64| ((bytes as f64 * part) as u64).min(bytes);
         let freed_bytes = yields(offer.part_freed);
         self.need.spare_bytes = self.need.spare_bytes.saturating_sub(freed_bytes);
-        self.need.frames_bytes = self.need.frames_bytes.saturating_sub(yields(offer.part_in_frames));
+        let frames = yields(offer.part_in_frames);
+        self.need.frames_bytes = self.need.frames_bytes.saturating_sub(frames);
+        self.need.last_frames_bytes = self.need.last_frames_bytes.saturating_sub(frames);
         match already.map(|n| &mut self.taken[n]) {
             Some(taken) => {
                 (taken.bytes, taken.freed_bytes) = (taken.bytes + bytes, taken.freed_bytes + freed_bytes);
@@ -266,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn offer_that_loses_more_sharing_than_it_frees_is_for_a_host_without_frames() {
+    fn offer_that_loses_more_sharing_than_it_frees_is_taken_where_memory_runs_out() {
         let mut facts = facts();
         facts.guests.pop();
         facts.guests[0].claims = None;
@@ -275,10 +294,11 @@ mod tests {
             take(&facts, need, |_| u64::MAX).iter().map(|t| (t.bytes / M, t.freed_bytes / M)).collect::<Vec<_>>()
         };
         assert_eq!(of(spare(10 * M)), [], "a quarter is not shared");
-        assert_eq!(of(Need { frames_bytes: 10 * M, ..Need::default() }), [(40, 10)]);
+        assert_eq!(of(Need { frames_bytes: 10 * M, ..Need::default() }), []);
+        assert_eq!(of(Need { last_frames_bytes: 10 * M, ..Need::default() }), [(40, 10)]);
         let mut with_better = facts.clone();
         with_better.guests.push(GuestFacts { folded_bytes: 60 * M, ..with_better.guests[0].clone() });
-        let taken = take(&with_better, Need { frames_bytes: 95 * M, ..Need::default() }, |_| u64::MAX);
+        let taken = take(&with_better, Need { last_frames_bytes: 95 * M, ..Need::default() }, |_| u64::MAX);
         let all: Vec<_> = taken.iter().map(|t| (t.guest, t.bytes / M)).collect();
         assert_eq!(all, [(1, 120), (0, 20)], "the one that frees three quarters gives all first");
     }
