@@ -103,8 +103,8 @@ const PYTHON_TESTS: [&str; 6] =
     ["test_mmap", "test_fork1", "test_threading", "test_multiprocessing_fork", "test_gc", "test_threadedtempfile"];
 
 fn python(side: &Side) -> Value {
-    // Most tests sleep most of the time, so three modules run at once. Some measure time; what fails is run once more.
-    let words = ["/usr/bin/python3.11", "-m", "test", "-j3", "-v", "-w"];
+    // Some of these tests measure time; what fails is run once more.
+    let words = ["/usr/bin/python3.11", "-m", "test", "-v", "-w"];
     let ended = side.run_to_end("tests", &[&words, &PYTHON_TESTS[..]].concat(), 600);
     let text = format!("{}\n{}", ended.output, ended.errors);
     let results: BTreeSet<(String, &str)> = text.lines().filter_map(result_of).collect();
