@@ -484,12 +484,12 @@ fn pressure_is_answered_rung_by_rung_until_reservations_are_refused() {
     let Some(guests_of) = Guests::start("rung") else { return };
     let applying = guests_of.keep_withdrawing();
     let rungs = || -> Vec<Value> { guests_of.entries("rung").iter().map(|line| line["rung"].clone()).collect() };
-    until(120, "the last rung is reached", || rungs().len() >= 4);
-    assert_eq!(rungs(), ["withdraw", "reclaim", "advise", "refuse"]);
+    until(120, "the last rung is reached", || rungs().len() >= 5);
+    assert_eq!(rungs(), ["withdraw", "reclaim", "pace", "advise", "refuse"]);
     let steps = guests_of.entries("rung");
     assert_documented(&["pagefold balance"], &steps.clone().into());
-    let advice = steps[2]["reason"].as_str().expect("a reason");
-    assert!(advice.contains("reclaim did not help in 10 s") && advice.contains("moving qemu:rung"), "{advice}");
+    let advice = steps[3]["reason"].as_str().expect("a reason");
+    assert!(advice.contains("pace did not help in 10 s") && advice.contains("moving qemu:rung"), "{advice}");
     assert!(number(&steps[1]["at_s"]) >= number(&steps[0]["at_s"]) + 9, "{steps:?}");
     let refused = guests_of.run(&["reserve", "1M", "--for", "next"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
