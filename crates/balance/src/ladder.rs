@@ -18,6 +18,7 @@
 //! the floor and below 1%. Between the two nothing changes.
 
 use crate::facts::{Facts, GuestFacts, HostFacts};
+use crate::pause::DANGER;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -68,7 +69,7 @@ pub fn relief_bytes(host: &HostFacts) -> u64 {
 
 /// Memory without which the host runs out of it, in bytes: all that is missing to half of the floor.
 pub fn last_resort_bytes(host: &HostFacts) -> u64 {
-    (host.floor_bytes / 2).saturating_sub(host.available_bytes)
+    (host.floor_bytes / DANGER).saturating_sub(host.available_bytes)
 }
 
 /// Available memory at which pressure ends.

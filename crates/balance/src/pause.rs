@@ -14,8 +14,8 @@ use crate::facts::{Facts, GuestFacts};
 use crate::params::Params;
 use serde::Serialize;
 
-/// Part of the floor below which guests are paused: 1/2.
-const DANGER: u64 = 2;
+/// Part of the floor below which guests are paused, and memory is taken at any price: 1/2.
+pub(crate) const DANGER: u64 = 2;
 
 /// Time in which available memory may not fall to nothing, in seconds: 2 s.
 const RUNS_OUT_S: u64 = 2;

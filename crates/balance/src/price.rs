@@ -9,7 +9,7 @@
 //! | the rest | the part that is not shared | swapping inside the guest |
 //!
 //! A free page that the guest never touched has no frame: it frees the right to take one, which is spare memory, but no frame. A host
-//! under pressure lacks frames. So each offer has two yields, and [`Need`] two sums.
+//! under pressure lacks frames. So each offer has two yields, and [`Need`] has sums of both.
 //!
 //! A page that is shared frees nothing, and its sharing is lost. A guest that reads such pages again takes new frames for them, so
 //! that less than nothing is won. An offer must free half of what it takes. Where memory runs out, an eighth will do.
@@ -30,9 +30,9 @@ const LEAST_YIELD: f64 = 0.125;
 const KEPT_FREE: (u64, u64) = (3, 16);
 /// Most free memory that a guest keeps: 250 MiB. That is the same sum with three zones of memory, the most that guests have.
 const MOST_KEPT_FREE: u64 = 250 << 20;
-
-/// Least offer, as a part of RAM: 1/64. A kernel that makes memory free time and again offers a little each time.
-const LEAST_OFFER: u64 = 64;
+/// Least free memory that counts as free, as a part of RAM: 1/64. A kernel that makes memory free time and again has a little each
+/// time. It is priced like the rest, so that no loan is too small to be withdrawn.
+const LEAST_FREE: u64 = 64;
 
 /// The memory that a balloon takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -137,7 +137,8 @@ fn of_guest(n: usize, guest: &GuestFacts) -> Vec<Offer> {
     // The guest never used memory that has no frame. That much is free, whatever it says.
     let free = free.max(guest.untouched_bytes());
     let (cache_part, rest_part) = unshared_parts(guest, free, cache);
-    let free_bytes = free.saturating_sub(kept).min(loan);
+    let free_bytes = Some(free.saturating_sub(kept).min(loan)).filter(|bytes| *bytes >= guest.ram_bytes / LEAST_FREE);
+    let free_bytes = free_bytes.unwrap_or(0);
     let cache_bytes = cache.min(loan - free_bytes);
     let rest_bytes = loan - free_bytes - cache_bytes;
     // Which of its free pages the balloon takes is not known. The host need not keep those without a frame ready any more.
@@ -151,7 +152,7 @@ fn of_guest(n: usize, guest: &GuestFacts) -> Vec<Offer> {
     };
     let mut offers = Vec::new();
     for (tier, bytes, part_freed) in known {
-        if bytes >= (guest.ram_bytes / LEAST_OFFER).max(1) && part_freed >= LEAST_YIELD {
+        if bytes > 0 && part_freed >= LEAST_YIELD {
             let part_in_frames = if tier == Tier::Free { in_frames } else { part_freed };
             offers.push(Offer { guest: n, tier, bytes, part_freed, part_in_frames });
         }
@@ -301,6 +302,18 @@ mod tests {
         let taken = take(&with_better, Need { last_frames_bytes: 95 * M, ..Need::default() }, |_| u64::MAX);
         let all: Vec<_> = taken.iter().map(|t| (t.guest, t.bytes / M)).collect();
         assert_eq!(all, [(1, 120), (0, 20)], "the one that frees three quarters gives all first");
+    }
+
+    #[test]
+    fn little_free_memory_has_the_price_of_the_rest() {
+        let mut facts = facts();
+        facts.guests.remove(0);
+        let tiers = |facts: &Facts| offers(facts).iter().map(|offer| (offer.tier, offer.bytes / M)).collect::<Vec<_>>();
+        assert_eq!(tiers(&facts), [(Tier::Free, 10)]);
+        facts.guests[0].claims = facts.guests[0].claims.map(|claims| Claims { free_bytes: 48 * M, ..claims });
+        assert_eq!(tiers(&facts), [], "all of the rest is shared");
+        (facts.guests[0].folded_bytes, facts.guests[0].guaranteed_bytes) = (0, 239 * M);
+        assert_eq!(tiers(&facts), [(Tier::Cache, 1)], "a small loan can be withdrawn");
     }
 
     #[test]

@@ -11,8 +11,8 @@
 //! Guests are busybox ones, or Debian ones that go on from saved states. Our policies run as `pagefold balance apply --every`.
 //! Baselines set sizes as they wish, which is how their programs do it. Each program takes its rounds as often as its authors have it.
 //!
-//! Others take what they want as soon as the host has it, and leave 1%. A policy that frees too little meets a host that is full
-//! until it has freed enough. All are to have a fifth of the host available. MOM and Proxmox VE have that in their rules.
+//! Others take what they want as soon as the host has it, and leave 1%. All are to have a fifth of the
+//! host available. MOM and Proxmox VE have that in their rules.
 //! The others have a floor of 16%, and withdraw until 5/4 of it are available.
 
 use super::applying::Applying;
@@ -30,8 +30,8 @@ use std::time::{Duration, Instant};
 
 /// Part of the host's memory that is available before the pressure, in percent: 22%.
 const BEFORE: u64 = 22;
-/// Part of the host's memory that others want, in percent: 16%. Under rules that are slow, or take memory that frees nothing, 6% are left for guests that read
-/// again what they lost. Of 28%, which others got as it came, MOM's rules left too little: guests and the group's worker were killed.
+/// Part of the host's memory that others want, in percent: 16%. Where nothing is freed, 6% are left for guests that read again what they
+/// lost. With 28%, guests and the group's worker were killed under MOM's rules.
 const WANTED: u64 = 16;
 /// Part of the host's memory that others leave, in percent: 1%.
 const LEFT: u64 = 1;
