@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 /// Number of checked writes of each member.
 const WRITES: &str = "10000000";
 
+/// Time for which a group is watched, in seconds. Where processors are slow, broken pages are folded again after 15.
+const WATCHED: u64 = 25;
+
 /// Figures of a group, collected while its members ran.
 #[derive(Debug, Default)]
 struct Seen {
@@ -57,7 +60,7 @@ fn two_members_of(
     service.show("acme");
     service.set("acme", &["--scan-rate", "400000"]);
     let mut seen = Seen::default();
-    let end = Instant::now() + Duration::from_secs(seconds(14));
+    let end = Instant::now() + Duration::from_secs(seconds(WATCHED));
     while Instant::now() < end {
         members.iter_mut().for_each(|m| m.assert_is_well());
         seen.look(service, "acme");
@@ -65,7 +68,7 @@ fn two_members_of(
     }
     service.assert_audit_is_clean();
     // Their writes are counted, not timed: on a machine whose page tables are slow, they take minutes.
-    let counted = members.each_mut().map(|m| m.finish(seconds(14) + 480));
+    let counted = members.each_mut().map(|m| m.finish(seconds(WATCHED) + 480));
     (seen, counted)
 }
 
@@ -74,7 +77,7 @@ fn no_write_is_lost_in_memory_that_asks_to_be_merged() {
     if cannot_fold() {
         return;
     }
-    let time = seconds(16).to_string();
+    let time = seconds(WATCHED + 2).to_string();
     let (seen, counted) =
         two_members(&[], &["memory", "--writes", WRITES, "--seconds", &time], &["--no-children"], &[]);
     eprintln!("{seen:?} {counted:?}");
@@ -103,7 +106,7 @@ fn no_write_is_lost_on_the_heap() {
     if cannot_fold() {
         return;
     }
-    let time = seconds(16).to_string();
+    let time = seconds(WATCHED + 2).to_string();
     let (seen, counted) =
         two_members(&["--all-anonymous"], &["heap", "--writes", WRITES, "--seconds", &time], &[], &[]);
     eprintln!("{seen:?} {counted:?}");
@@ -120,7 +123,7 @@ fn no_write_is_lost_where_fingerprints_are_compared() {
     if cannot_fold() {
         return;
     }
-    let time = seconds(16).to_string();
+    let time = seconds(WATCHED + 2).to_string();
     let words = ["memory", "--writes", "1000000", "--seconds", &time];
     let (seen, counted) = two_members(&[], &words, &["--no-children"], &[("PAGEFOLD_COMPARE_FINGERPRINTS", "1")]);
     eprintln!("{seen:?} {counted:?}");
@@ -141,7 +144,7 @@ fn no_write_is_lost_where_there_is_no_prover() {
     }
     let service = Service::start();
     std::fs::remove_file(service.place().join("prove.sock")).expect("the prover's socket");
-    let time = seconds(16).to_string();
+    let time = seconds(WATCHED + 2).to_string();
     let words = ["memory", "--writes", "1000000", "--seconds", &time];
     let mut forking = service.torture_with("acme", "forking", &[], &words, &[("PAGEFOLD_EAGER", "1")]);
     let words = [&words[..], &["--dont-fork"]].concat();
@@ -153,5 +156,5 @@ fn no_write_is_lost_where_there_is_no_prover() {
     let unfollowed = member(&seen.last, "forking");
     assert_eq!((&unfollowed["state"], number(&unfollowed["folded_pages"])), (&"not_foldable".into(), 0));
     assert!(unfollowed["detail"].as_str().is_some_and(|why| why.contains("could not be followed")), "{unfollowed}");
-    forking.finish(seconds(14) + 120);
+    forking.finish(seconds(WATCHED) + 120);
 }
