@@ -13,6 +13,7 @@ pub const REDIS: Peer = Peer {
     floor: 1000,
     needs: &[("redis-server", "redis-server"), ("redis-benchmark", "redis-tools")],
     is_short: true,
+    at_once: false,
     recipe: redis,
 };
 
@@ -22,6 +23,7 @@ pub const SQLITE: Peer = Peer {
     floor: 0,
     needs: &[("sqlite3", "sqlite3")],
     is_short: false,
+    at_once: false,
     recipe: sqlite,
 };
 
@@ -31,6 +33,7 @@ pub const MARIADB: Peer = Peer {
     floor: 1000,
     needs: &[("mariadbd", "mariadb-server"), ("sysbench", "sysbench")],
     is_short: false,
+    at_once: false,
     recipe: mariadb,
 };
 
@@ -40,6 +43,7 @@ pub const POSTGRES: Peer = Peer {
     floor: 1000,
     needs: &[("/usr/lib/postgresql/15/bin/postgres", "postgresql"), ("pgbench", "postgresql-client-common")],
     is_short: false,
+    at_once: false,
     recipe: postgres,
 };
 

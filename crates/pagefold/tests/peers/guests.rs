@@ -16,7 +16,7 @@ use std::time::Duration;
 /// A peer that boots QEMU guests.
 const fn qemu(name: &'static str, about: &'static str, floor: u64, is_short: bool, recipe: fn(&Side) -> Value) -> Peer {
     let needs = &[("qemu-system-x86_64", "qemu-system-x86"), ("qemu-img", "qemu-utils"), ("busybox", "busybox-static")];
-    Peer { name, about, floor, needs, is_short, recipe }
+    Peer { name, about, floor, needs, is_short, at_once: false, recipe }
 }
 
 pub const BALLOON: Peer =

@@ -18,6 +18,7 @@ pub const SELFTESTS: Peer = Peer {
         ("/usr/include/sys/capability.h", "libcap-dev"),
     ],
     is_short: true,
+    at_once: false,
     recipe: selftests,
 };
 
@@ -27,6 +28,7 @@ pub const STRESS: Peer = Peer {
     floor: 1000,
     needs: &[("stress-ng", "stress-ng")],
     is_short: false,
+    at_once: false,
     recipe: stress,
 };
 

@@ -33,6 +33,8 @@ pub struct Peer {
     pub needs: &'static [(&'static str, &'static str)],
     /// Whether it belongs to the short list.
     pub is_short: bool,
+    /// Whether both runs take place at the same time: for programs that wait for most of their time.
+    pub at_once: bool,
     pub recipe: fn(&Side) -> Value,
 }
 
@@ -123,7 +125,7 @@ fn run_both(peer: &Peer, (is_short, is_attached): (bool, bool), verdict: &mut Ve
         "[[group]]\nname = \"{GROUP}-TOKEN\"\nscan-rate = {SCAN_RATE}\nusers = {users:?}\n"
     )));
     let most_folded = AtomicU64::new(0);
-    for is_member in [false, true] {
+    let run = |is_member| {
         let dir = tempfile::Builder::new().prefix("peer").tempdir_in("/tmp").expect("a temporary directory");
         // Servers that run as users of their own keep their data in it.
         fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).expect("open the directory");
@@ -137,20 +139,31 @@ fn run_both(peer: &Peer, (is_short, is_attached): (bool, bool), verdict: &mut Ve
             most_folded: &most_folded,
             refused: Refused::default(),
         };
-        let ended = side.run(peer);
-        verdict.folded_pages = most_folded.load(Ordering::Relaxed);
-        match ended {
-            Ok(outcome) if is_member => verdict.member = outcome,
-            Ok(outcome) => verdict.baseline = outcome,
-            Err(why) => {
-                let which = if is_member { "as a member" } else { "without us" };
-                // A program that fails by itself says nothing about us.
-                verdict.ok = is_member.then_some(false);
-                verdict.reason = format!("{which}: {why}");
-                return;
-            }
+        side.run(peer)
+    };
+    let (baseline, member) = if peer.at_once {
+        thread::scope(|scope| {
+            let member = scope.spawn(|| run(true));
+            (run(false), member.join().expect("panics are caught"))
+        })
+    } else {
+        let baseline = run(false);
+        // A program that fails by itself says nothing about us.
+        let member = if baseline.is_ok() { run(true) } else { Ok(Value::Null) };
+        (baseline, member)
+    };
+    verdict.folded_pages = most_folded.load(Ordering::Relaxed);
+    (verdict.baseline, verdict.member) = match (baseline, member) {
+        (Ok(baseline), Ok(member)) => (baseline, member),
+        (Err(why), _) => {
+            verdict.reason = format!("without us: {why}");
+            return;
         }
-    }
+        (Ok(baseline), Err(why)) => {
+            (verdict.baseline, verdict.ok, verdict.reason) = (baseline, Some(false), format!("as a member: {why}"));
+            return;
+        }
+    };
     if verdict.baseline != verdict.member {
         verdict.reason = format!("without us {}, as a member {}", verdict.baseline, verdict.member);
     } else if verdict.folded_pages < peer.floor {

@@ -13,6 +13,7 @@ pub const GO: Peer = Peer {
     floor: 1000,
     needs: &[("go", "golang-go"), ("cc", "gcc")],
     is_short: true,
+    at_once: true,
     recipe: go,
 };
 
@@ -22,6 +23,7 @@ pub const JAVA: Peer = Peer {
     floor: 1000,
     needs: &[("java", "default-jdk-headless")],
     is_short: false,
+    at_once: true,
     recipe: java,
 };
 
@@ -31,6 +33,7 @@ pub const ZGC: Peer = Peer {
     floor: 0,
     needs: &[("java", "default-jdk-headless")],
     is_short: false,
+    at_once: true,
     recipe: zgc,
 };
 
@@ -40,6 +43,7 @@ pub const NODE: Peer = Peer {
     floor: 1000,
     needs: &[("node", "nodejs")],
     is_short: false,
+    at_once: true,
     recipe: node,
 };
 
@@ -49,6 +53,7 @@ pub const PYTHON: Peer = Peer {
     floor: 0,
     needs: &[("/usr/lib/python3.11/test/test_mmap.py", "libpython3.11-testsuite")],
     is_short: false,
+    at_once: true,
     recipe: python,
 };
 

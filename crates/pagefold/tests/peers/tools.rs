@@ -9,6 +9,7 @@ pub const GIT: Peer = Peer {
     floor: 0,
     needs: &[("git", "git")],
     is_short: false,
+    at_once: false,
     recipe: git,
 };
 
@@ -18,6 +19,7 @@ pub const GCC: Peer = Peer {
     floor: 0,
     needs: &[("cc", "gcc"), ("make", "make"), ("apt-get", "apt")],
     is_short: false,
+    at_once: false,
     recipe: gcc,
 };
 

@@ -18,6 +18,7 @@ pub const APACHE: Peer = Peer {
         ("ab", "apache2-utils"),
     ],
     is_short: false,
+    at_once: false,
     recipe: apache,
 };
 
@@ -27,6 +28,7 @@ pub const PHP_FPM: Peer = Peer {
     floor: 1000,
     needs: &[("/usr/sbin/php-fpm8.2", "php8.2-fpm"), ("cgi-fcgi", "libfcgi-bin")],
     is_short: false,
+    at_once: false,
     recipe: php_fpm,
 };
 
