@@ -49,8 +49,8 @@ const PRESSED: Duration = Duration::from_secs(90);
 const FOLDED: u64 = 90;
 /// Time without a change of the savings after which folding has come to rest: 10 s.
 const REST: Duration = Duration::from_secs(10);
-/// Longest time until then: 5 min.
-const RESTS_WITHIN: Duration = Duration::from_secs(300);
+/// Longest time until then: 10 min. Where processors are slow, 5 min are too few.
+const RESTS_WITHIN: Duration = Duration::from_secs(600);
 /// Floor of the policies that have one, in percent: 16%.
 const FLOOR: u64 = 16;
 
