@@ -13,6 +13,7 @@
 
 use crate::group::{Group, Message};
 use crate::table::MemberId;
+use crate::tick::TICK;
 use api::control::{CONTROL_BYTES, News, Order};
 use host::{Received, Seqpacket, SeqpacketListener};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -29,6 +30,9 @@ use wire::FRAME_BYTES;
 const UNBEGUN_TIME: Duration = Duration::from_secs(10);
 /// Time without supervisor, members and departed members after which a worker ends: 30 s.
 const IDLE_TIME: Duration = Duration::from_secs(30);
+
+/// Share of a processor that turns take at most while nothing waits for the worker: 1/200. A turn looks at all members.
+const REST_SHARE: u32 = 200;
 
 /// Why a worker cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +58,8 @@ struct Worker {
     group: Group,
     /// Since when nobody has needed it.
     unused_since: Instant,
+    /// Time until the next turn, in which what members say is collected.
+    pause: Duration,
     buffer: Vec<u8>,
 }
 
@@ -71,10 +77,12 @@ pub fn run(listener: SeqpacketListener, group: &str, supervisor_uid: u32, prover
         supervisor: None,
         group: Group::new(group, prover, now),
         unused_since: now,
+        pause: Duration::ZERO,
         buffer: vec![0; CONTROL_BYTES],
     };
     while !worker.is_over(Instant::now()) {
         worker.turn()?;
+        std::thread::sleep(worker.pause);
     }
     Ok(())
 }
@@ -101,6 +109,7 @@ impl Worker {
 
     fn turn(&mut self) -> Result<()> {
         let (listener, supervisor, members) = self.wait()?;
+        let began = Instant::now();
         if supervisor {
             self.hear_supervisor();
         }
@@ -122,7 +131,17 @@ impl Worker {
         self.group.proofs.go_on(&mut self.group.planner.pool, now);
         self.group.speak(now);
         self.tell_supervisor();
+        let now = Instant::now();
+        let rests = self.until_due(now) > TICK;
+        self.pause = if rests { (now.saturating_duration_since(began) * REST_SHARE).min(TICK) } else { Duration::ZERO };
         Ok(())
+    }
+
+    /// The time until something is to be done that nobody asks for.
+    fn until_due(&self, now: Instant) -> Duration {
+        let is_busy =
+            !self.group.inheritance.is_done() || self.group.members.values().any(|member| !member.backlog.is_empty());
+        if is_busy { Duration::ZERO } else { self.group.until_tick(now) }
     }
 
     /// Waits for the listener, the supervisor, members or the clock. Returns whether the listener and the supervisor
@@ -139,8 +158,7 @@ impl Worker {
         let members = self.group.members.values().filter(|_| !inherits);
         fds.extend(members.map(|member| PollFd::from_borrowed_fd(member.as_fd(), interest(member.is_stuck()))));
         fds.extend(self.group.proofs.socket().map(|prover| PollFd::from_borrowed_fd(prover, PollFlags::IN)));
-        let is_busy = inherits || self.group.members.values().any(|member| !member.backlog.is_empty());
-        let until = if is_busy { Duration::ZERO } else { self.group.until_tick(Instant::now()) };
+        let until = self.until_due(Instant::now());
         let time = Timespec::try_from(until).unwrap_or_default();
         match poll(&mut fds, Some(&time)) {
             Ok(_) => {}

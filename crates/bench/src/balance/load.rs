@@ -115,12 +115,17 @@ impl Load {
         ["-drive", options, "-device", "virtio-blk-pci,drive=load"]
     }
 
-    /// Starts the load in guests, the first of which are idle.
+    /// Starts the load in guests, the first of which are idle. `name` is the policy's.
     ///
     /// # Errors
     /// A guest does not do it.
-    pub fn start((system, guests): (System, Vec<Guest>), idle: usize, guardian: &mut Guardian) -> anyhow::Result<Self> {
-        let taken = PathBuf::from(format!("/dev/shm/pagefold-bench-{}", std::process::id()));
+    pub fn start(
+        (system, guests): (System, Vec<Guest>),
+        idle: usize,
+        name: &str,
+        guardian: &mut Guardian,
+    ) -> anyhow::Result<Self> {
+        let taken = PathBuf::from(format!("/dev/shm/pagefold-bench-{}-{name}", std::process::id()));
         guardian.keep_dir(&taken)?;
         fs::create_dir(&taken).with_context(|| format!("cannot make {}", taken.display()))?;
         let load = Self { system, guests, idle, taken, files: 0, taken_bytes: 0 };
@@ -138,7 +143,7 @@ impl Load {
     ///
     /// # Errors
     /// A guest does not do it.
-    pub fn fill(&self) -> anyhow::Result<()> {
+    fn fill(&self) -> anyhow::Result<()> {
         // Content that no other page has, as fast as a guest can copy. The guest tells before each file what is free: its page
         // cache grows, and a guest that fills up ends all its processes, and itself.
         let Words { memory, copy, forget, most_mib: most, free, .. } = self.system.words();
@@ -150,18 +155,6 @@ impl Load {
             )
         };
         self.on_all(|n| if n < self.idle { script(n + 1) } else { "true".into() })
-    }
-
-    /// Gives guests all their RAM.
-    ///
-    /// # Errors
-    /// QEMU does not answer.
-    pub fn set_sizes(&self) -> anyhow::Result<()> {
-        for guest in &self.guests {
-            let ram = guest.memory_bytes.context("a guest without RAM")?;
-            guest.qmp(PATIENCE)?.execute("balloon", json!({"value": ram}))?;
-        }
-        Ok(())
     }
 
     /// Stalls and kills of all guests.

@@ -1,11 +1,11 @@
-//! Policies under the same pressure, in turns, on the same six guests.
+//! Policies under the same pressure, in turns, each on six guests of its own.
 //!
 //! ```text
 //!   idle guests:  much memory that was used and is free again
 //!   busy guests:  page cache of a disk that all have, read again and again; little is free
 //!   all are folded: the page cache of the busy ones takes frames once
 //!
-//!   for each policy: all sizes as they were, all memory as it was -> others want a part of the host -> what is left
+//!   for each policy: guests anew, until folding comes to rest -> others want a part of the host -> what is left
 //! ```
 //!
 //! Guests are busybox ones, or Debian ones that go on from saved states. Our policies run as `pagefold balance apply --every`.
@@ -25,6 +25,8 @@ use anyhow::Context;
 use cli::say;
 use lab::Image;
 use serde::Serialize;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -45,8 +47,6 @@ const EVERY: Duration = Duration::from_secs(5);
 const SLOW: Duration = Duration::from_secs(10);
 /// Time under pressure: 90 s.
 const PRESSED: Duration = Duration::from_secs(90);
-/// Part of the first savings that folding must have reached before a policy's turn, in percent: 90%.
-const FOLDED: u64 = 90;
 /// Time without a change of the savings after which folding has come to rest: 10 s.
 const REST: Duration = Duration::from_secs(10);
 /// Longest time until then: 10 min. Where processors are slow, 5 min are too few.
@@ -129,7 +129,7 @@ impl Figures {
     }
 }
 
-/// The guests, on their host.
+/// The guests of one policy, on their host.
 struct Bench {
     host: SmallHost,
     rig: Rig,
@@ -139,50 +139,72 @@ struct Bench {
     total_bytes: u64,
 }
 
-/// Compares these policies.
+/// Compares these policies. One that cannot be tried ends that, and the figures of those before it are kept.
 ///
 /// # Errors
-/// Guests or the service do not start, or nothing is folded.
+/// The first one cannot be tried.
 pub fn run(
     dir: &Path,
     system: System,
     names: &[&'static str],
     guardian: &mut Guardian,
 ) -> anyhow::Result<Vec<Figures>> {
-    let host = SmallHost::make(guardian)?;
-    let config = format!("[[group]]\nname = '{}'\n", rig::group());
-    let disk = if system == System::Tiny { Some(Load::make_disk(dir)?) } else { None };
-    let disk = disk.as_deref().map(Load::disk_of);
-    let arguments = disk.as_ref().map_or(&[][..], |words| &words[..]);
-    let Sizes { guests: numbers, ram_bytes: [idle, busy], kept_bytes, folded_bytes } = Sizes::of(system);
-    let (serving, rig, guests) = host.inside(|| {
-        let serving = Serving::start(dir, &config, guardian)?;
-        let mut rig = Rig::folded(dir, &serving, (idle, kept_bytes), guardian)?;
-        rig.set_image(if system == System::Debian { Image::Debian } else { Image::Tiny });
-        let mut guests = rig.up(numbers[0], arguments)?;
-        rig.set_ram(busy);
-        guests.extend(rig.up(numbers[1], arguments)?);
-        Ok((serving, rig, guests))
-    })?;
-    let load = Load::start((system, guests), numbers[0], guardian)?;
-    let mut bench = Bench { host, rig, serving, load, total_bytes: 0 };
-    let saved = bench.wait_until_folded(folded_bytes)?;
-    say!("pagefold: policies: six guests run, and folding saves {} MiB", saved >> 20);
-    bench.cut()?;
     let mut figures = Vec::new();
     for name in names {
-        bench.put_back(saved)?;
-        say!("pagefold: policies: {name}");
-        let turn = bench.turn(name, guardian).with_context(|| bench.how_it_went(name))?;
-        say!("pagefold: policies: {}", turn.line());
-        figures.push(turn);
+        let turn = Bench::start(dir, system, name, guardian).and_then(|mut bench| {
+            let turn = bench.turn(name, guardian).with_context(|| bench.how_it_went(name));
+            bench.end().and(turn)
+        });
+        match turn {
+            Ok(turn) => {
+                say!("pagefold: policies: {}", turn.line());
+                figures.push(turn);
+            }
+            Err(e) if figures.is_empty() => return Err(e),
+            Err(e) => {
+                say!("pagefold: policies: {name} could not be tried: {e:#}");
+                break;
+            }
+        }
     }
-    bench.rig.down()?;
-    bench.serving.end()?;
     Ok(figures)
 }
 
 impl Bench {
+    /// Guests under load, of which folding saves what it can, on a host that is filled by them.
+    fn start(dir: &Path, system: System, name: &str, guardian: &mut Guardian) -> anyhow::Result<Self> {
+        let dir = &dir.join(name);
+        DirBuilder::new().mode(0o711).create(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+        let host = SmallHost::make(name, guardian)?;
+        let config = format!("[[group]]\nname = '{}'\n", rig::group());
+        let disk = if system == System::Tiny { Some(Load::make_disk(dir)?) } else { None };
+        let disk = disk.as_deref().map(Load::disk_of);
+        let arguments = disk.as_ref().map_or(&[][..], |words| &words[..]);
+        let Sizes { guests: numbers, ram_bytes: [idle, busy], kept_bytes, folded_bytes } = Sizes::of(system);
+        let (serving, rig, guests) = host.inside(|| {
+            let serving = Serving::start(dir, &config, guardian)?;
+            let mut rig = Rig::folded(dir, &serving, (idle, kept_bytes), guardian)?;
+            rig.set_image(if system == System::Debian { Image::Debian } else { Image::Tiny });
+            let mut guests = rig.up(numbers[0], arguments)?;
+            rig.set_ram(busy);
+            guests.extend(rig.up(numbers[1], arguments)?);
+            Ok((serving, rig, guests))
+        })?;
+        let load = Load::start((system, guests), numbers[0], name, guardian)?;
+        let mut bench = Self { host, rig, serving, load, total_bytes: 0 };
+        let saved = bench.wait_until_folded(folded_bytes)?;
+        say!("pagefold: policies: {name}: six guests run, and folding saves {} MiB", saved >> 20);
+        bench.cut()?;
+        Ok(bench)
+    }
+
+    /// Ends the guests, and gives back what was taken.
+    fn end(mut self) -> anyhow::Result<()> {
+        self.load.give_way()?;
+        self.rig.down()?;
+        self.serving.end()
+    }
+
     fn saved(&self) -> anyhow::Result<i64> {
         Ok(self.serving.show(&rig::group())?.report.savings.saved_bytes())
     }
@@ -211,14 +233,6 @@ impl Bench {
         let needed = (limit - limit / 20).saturating_sub(self.host.available_bytes()?);
         self.total_bytes = needed * 100 / (95 - BEFORE);
         self.host.limit(self.total_bytes)
-    }
-
-    /// All sizes and all memory as they were before the first turn.
-    fn put_back(&mut self, saved: u64) -> anyhow::Result<()> {
-        self.load.give_way()?;
-        self.load.set_sizes()?;
-        self.load.fill()?;
-        self.wait_until_folded(saved / 100 * FOLDED).map(drop)
     }
 
     /// One policy under pressure.

@@ -17,16 +17,16 @@ pub struct SmallHost {
 }
 
 impl SmallHost {
-    /// Makes the group, with a limit far above all that is used in it.
+    /// Makes the group of this name, with a limit far above all that is used in it.
     ///
     /// # Errors
     /// There is no controller of memory, or it may not be used.
-    pub fn make(guardian: &mut Guardian) -> anyhow::Result<Self> {
+    pub fn make(name: &str, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let v1 = Path::new("/sys/fs/cgroup/memory");
         let base = if v1.is_dir() { v1 } else { Path::new("/sys/fs/cgroup") };
         let limits = MemoryLimits::find().context("no controller of memory is mounted")?;
         let own = limits.group_of(std::process::id()).context("cannot tell the control group of this process")?;
-        let group = format!("/pagefold-bench-{}", std::process::id());
+        let group = format!("/pagefold-bench-{}-{name}", std::process::id());
         let dir = base.join(&group[1..]);
         guardian.keep_cgroup(&dir)?;
         fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;

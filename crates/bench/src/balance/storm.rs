@@ -115,7 +115,7 @@ impl Figures {
 /// # Errors
 /// Guests or the service do not start, or nothing is folded.
 pub fn run(dir: &Path, guests: usize, guardian: &mut Guardian) -> anyhow::Result<Figures> {
-    let host = SmallHost::make(guardian)?;
+    let host = SmallHost::make("storm", guardian)?;
     let config = format!("[[group]]\nname = '{}'\n", rig::group());
     let (mut serving, rig, guests) = host.inside(|| {
         let serving = Serving::start(dir, &config, guardian)?;
