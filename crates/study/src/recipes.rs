@@ -128,7 +128,7 @@ fn on_small_host(
     wanted: &VmsWanted,
     swap_mib: usize,
 ) -> anyhow::Result<(SmallHost, Swap, Merger, Vms)> {
-    let small = SmallHost::make(rig.guardian())?;
+    let small = SmallHost::make("study", rig.guardian())?;
     let dir = rig.dir().to_owned();
     let swap = Swap::on(&dir, swap_mib, rig.guardian())?;
     let (merger, vms) = small.inside(|| {

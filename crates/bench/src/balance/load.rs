@@ -5,7 +5,6 @@ use crate::guardian::Guardian;
 use crate::synthetic::{filled, write_pages};
 use anyhow::Context;
 use lab::Guest;
-use serde_json::json;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
