@@ -596,9 +596,7 @@ impl Agent {
         let idle = self.activity.is_idle(now) && self.rounds.change(now) == Change::Little;
         let hashed = report(&mut self.rounds, folder, &mut session.link, pace, idle)?;
         self.stats.done.pages_hashed += hashed;
-        if hashed > 0 {
-            session.told.again_within(STATS_EVERY.0);
-        }
+        session.told.notice_hashed(self.stats.done.pages_hashed);
         // Half as many pages as a huge page is split for: else it would soon be split again.
         let most = match pace.huge_pages {
             HugePages::Keep => 0,

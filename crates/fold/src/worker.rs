@@ -108,8 +108,8 @@ impl Worker {
     }
 
     fn turn(&mut self) -> Result<()> {
+        let before = host::own_cpu_time();
         let (listener, supervisor, members) = self.wait()?;
-        let began = Instant::now();
         if supervisor {
             self.hear_supervisor();
         }
@@ -131,9 +131,8 @@ impl Worker {
         self.group.proofs.go_on(&mut self.group.planner.pool, now);
         self.group.speak(now);
         self.tell_supervisor();
-        let now = Instant::now();
-        let rests = self.until_due(now) > TICK;
-        self.pause = if rests { (now.saturating_duration_since(began) * REST_SHARE).min(TICK) } else { Duration::ZERO };
+        let took = host::own_cpu_time().saturating_sub(before);
+        self.pause = if self.until_due(Instant::now()) > TICK { (took * REST_SHARE).min(TICK) } else { Duration::ZERO };
         Ok(())
     }
 
