@@ -141,17 +141,7 @@ fn run_both(peer: &Peer, (is_short, is_attached): (bool, bool), verdict: &mut Ve
         };
         side.run(peer)
     };
-    let (baseline, member) = if peer.at_once {
-        thread::scope(|scope| {
-            let member = scope.spawn(|| run(true));
-            (run(false), member.join().expect("panics are caught"))
-        })
-    } else {
-        let baseline = run(false);
-        // A program that fails by itself says nothing about us.
-        let member = if baseline.is_ok() { run(true) } else { Ok(Value::Null) };
-        (baseline, member)
-    };
+    let (baseline, member) = run_sides(peer.at_once, run);
     verdict.folded_pages = most_folded.load(Ordering::Relaxed);
     (verdict.baseline, verdict.member) = match (baseline, member) {
         (Ok(baseline), Ok(member)) => (baseline, member),
@@ -170,6 +160,23 @@ fn run_both(peer: &Peer, (is_short, is_attached): (bool, bool), verdict: &mut Ve
         verdict.reason = format!("only {} pages were folded at one time", verdict.folded_pages);
     }
     verdict.ok = Some(verdict.reason.is_empty());
+}
+
+/// Has both sides run, at the same time or in turns. Returns the outcome without us, and that as a member.
+fn run_sides<T: Send + Default>(
+    at_once: bool,
+    run: impl Fn(bool) -> Result<T, String> + Sync,
+) -> (Result<T, String>, Result<T, String>) {
+    if at_once {
+        return thread::scope(|scope| {
+            let member = scope.spawn(|| run(true));
+            (run(false), member.join().expect("panics are caught"))
+        });
+    }
+    let baseline = run(false);
+    // A program that fails by itself says nothing about us.
+    let member = if baseline.is_ok() { run(true) } else { Ok(T::default()) };
+    (baseline, member)
 }
 
 fn is_user(name: &str) -> bool {
