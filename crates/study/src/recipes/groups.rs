@@ -69,13 +69,13 @@ struct Watched {
 }
 
 /// Looks at all page frames each second, until the prober's own pages are merged, and its guesses, too, if they ever
-/// will be. A full run then goes on for a minute.
+/// will be. A full run then goes on for 20 s.
 fn watch(merger: &Merger, prober: &mut Asked, victim: &mut Asked, planned: &Planned) -> anyhow::Result<Watched> {
     let begin = Instant::now();
     let crossing = Timeline { name: "frames of both groups".into(), unit: "frames".into(), ..Timeline::default() };
     let mut seen = Watched { crossing, ..Watched::default() };
     let mut merged_since: Option<Instant> = None;
-    let more = if planned.length == Length::Full { Duration::from_secs(60) } else { Duration::ZERO };
+    let more = if planned.length == Length::Full { Duration::from_secs(20) } else { Duration::ZERO };
     loop {
         pause(Duration::from_millis(800))?;
         let crossing = merger.cross_group_frames()?;
@@ -109,7 +109,7 @@ pub fn bill(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     vms.load(busy.iter().copied(), &bench::workload::rewrite_script(1.0))?;
     timeline.events.push((begin.elapsed().as_secs_f64(), "the first group begins to write".into()));
     let mut measured = Measured::default();
-    let time = Duration::from_secs(if planned.length == Length::Full { 90 } else { 25 });
+    let time = Duration::from_secs(if planned.length == Length::Full { 45 } else { 25 });
     payers(&merger, time, &mut measured)?;
     measured.put(MERGED, merger.taken(&vms.pids())?.merged_pages as f64);
     measured.put(OPERATIONS, vms.operations(busy.iter().copied())?.iter().sum::<u64>() as f64);

@@ -113,7 +113,7 @@ impl Settled {
 /// `kloster-fig7.6`.
 pub fn by_load(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let full = planned.length == Length::Full;
-    let (guests, time) = if full { (8, Duration::from_secs(90)) } else { (4, Duration::from_secs(8)) };
+    let (guests, time) = if full { (8, Duration::from_secs(25)) } else { (4, Duration::from_secs(8)) };
     let mut settled = Settled::with(rig, planned, guests, None)?;
     let idle = settled.percent(settled.saved()?.merged);
     settled.measured.put_at("reclaimed_percent", "idle", idle);
@@ -145,7 +145,7 @@ fn in_guest(name: &str, n: usize) -> Option<Load> {
 
 /// `kloster-fig7.4`.
 pub fn all_different(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
-    let time = Duration::from_secs(if planned.length == Length::Full { 120 } else { 20 });
+    let time = Duration::from_secs(if planned.length == Length::Full { 60 } else { 20 });
     let mut settled = Settled::with(rig, planned, DIFFERENT.len() + 1, None)?;
     let idle = settled.percent(settled.saved()?.merged);
     settled.measured.put_at("reclaimed_percent", "idle", idle);

@@ -24,7 +24,7 @@ pub fn over_time(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
         _ => {}
     }
     let ram = Ram::of(vms.pids()[0], D256 / 2)?;
-    let time = if planned.length == Length::Full { 300 } else { 50 };
+    let time = if planned.length == Length::Full { 100 } else { 50 };
     let begin = Instant::now();
     let first = ram.fingerprints()?;
     let mut measured = Measured::default();

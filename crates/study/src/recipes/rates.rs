@@ -28,7 +28,7 @@ pub fn transactions(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured
 
 /// `kloster-fig8.1`: five loads.
 pub fn five_loads(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
-    let seconds = if planned.length == Length::Full { 60 } else { 5 };
+    let seconds = if planned.length == Length::Full { 15 } else { 5 };
     let loads = [
         ("OLTP", Timed::ReadWrite),
         ("IR", Timed::PointSelect),

@@ -31,12 +31,12 @@ pub fn saving(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let idle = merger.saved_pages()? as f64;
     vms.load(&vms.guests, &workload::paced_transactions_script())?;
     traced.event("transactions begin");
-    let loaded = traced.follow(Duration::from_secs(if full { 180 } else { 20 }), f64::INFINITY)?;
+    let loaded = traced.follow(Duration::from_secs(if full { 60 } else { 20 }), f64::INFINITY)?;
     vms.tell(&vms.guests, workload::STOP_SCRIPT)?;
     measured.put(OPERATIONS, vms.operations(&vms.guests)?.iter().sum::<u64>() as f64);
     traced.event("transactions end");
     let quiet_since = Instant::now();
-    let quiet = traced.follow(Duration::from_secs(if full { 300 } else { 60 }), idle * BACK)?;
+    let quiet = traced.follow(Duration::from_secs(if full { 120 } else { 60 }), idle * BACK)?;
     let back = quiet_since.elapsed().as_secs_f64();
     // The second half of the load, in which its memory is warm.
     let under_load = stats::mean(&loaded[loaded.len() / 2..]);
