@@ -33,6 +33,8 @@ const IDLE_TIME: Duration = Duration::from_secs(30);
 
 /// Share of a processor that turns take at most while nothing waits for the worker: 1/200. A turn looks at all members.
 const REST_SHARE: u32 = 200;
+/// Processor time of a turn up to which the next one comes at once: 250 us. With some tens of members, another sleep costs as much.
+const SHORT_TURN: Duration = Duration::from_micros(250);
 
 /// Why a worker cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -132,7 +134,8 @@ impl Worker {
         self.group.speak(now);
         self.tell_supervisor();
         let took = host::own_cpu_time().saturating_sub(before);
-        self.pause = if self.until_due(Instant::now()) > TICK { (took * REST_SHARE).min(TICK) } else { Duration::ZERO };
+        let rests = took > SHORT_TURN && self.until_due(Instant::now()) > TICK;
+        self.pause = if rests { (took * REST_SHARE).min(TICK) } else { Duration::ZERO };
         Ok(())
     }
 
