@@ -1,7 +1,7 @@
 //! `pagefold bench balance`: memory between guests, when things go wrong.
 //!
 //! ```text
-//!   policies: memory is taken of the host step by step, in turns under each policy (policies.rs)
+//!   policies: memory is taken of the host, under each policy in turn (policies.rs)
 //!   storm:  every guest writes all its folded pages at once, and the host is nearly full (storm.rs)
 //!   idle:   processor time of a service with 50 guests (idle.rs)
 //!   faults: guests start -> faults are made -> pagefold balance withdraws every loan -> more faults -> all is healed
@@ -98,13 +98,20 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         out.write_all(bench.idle.as_ref().map_or_else(String::new, idle::Figures::text).as_bytes())?;
         out.write_all(faults.map_or_else(String::new, |faults| faults::text(faults)).as_bytes())?;
     }
-    let is_good = bench.idle.iter().all(idle::Figures::is_good);
+    let is_good = bench.policies.as_ref().is_none_or(|tried| tried.len() == args.policies().len());
+    let is_good = is_good && bench.idle.iter().all(idle::Figures::is_good);
     let is_good = is_good && bench.storm.iter().all(storm::Figures::is_good);
     let is_good = is_good && bench.faults.iter().flatten().all(faults::Figures::is_good);
     Ok(if is_good { Outcome::Done } else { Outcome::Partial })
 }
 
 impl Args {
+    /// The policies to be compared.
+    fn policies(&self) -> Vec<&'static str> {
+        let is_named = |name: &&str| self.policies.is_empty() || self.policies.iter().any(|named| named == name);
+        POLICIES.into_iter().filter(is_named).collect()
+    }
+
     fn measure(&self, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Bench> {
         let wants = |part: &str| self.only.as_deref().is_none_or(|only| only == part);
         let part = |name: &str| -> anyhow::Result<PathBuf> {
@@ -112,13 +119,12 @@ impl Args {
             DirBuilder::new().mode(0o711).create(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
             Ok(dir)
         };
-        let names: Vec<&str> = POLICIES
-            .into_iter()
-            .filter(|name| self.policies.is_empty() || self.policies.iter().any(|n| n == name))
-            .collect();
         let system = if self.system == "debian" { System::Debian } else { System::Tiny };
-        let policies =
-            if wants("policies") { Some(policies::run(&part("p")?, system, &names, guardian)?) } else { None };
+        let policies = if wants("policies") {
+            Some(policies::run(&part("p")?, system, &self.policies(), guardian)?)
+        } else {
+            None
+        };
         let storm =
             if wants("storm") { Some(storm::run(&part("s")?, self.storm_guests.into(), guardian)?) } else { None };
         let faults = if wants("faults") { Some(faults::run(&part("f")?, guardian)?) } else { None };

@@ -10,6 +10,9 @@
 //!
 //! The supervisor's end changes nothing for members. The worker waits for nobody in particular: every socket is
 //! non-blocking, and each turn of the loop reads a few frames of each.
+//!
+//! A turn looks at all members. With hundreds of them, even those at rest say something many times a second. So while nothing
+//! is under way, the worker pauses between two turns, and collects what is said ([`pause_after`]).
 
 use crate::group::{Group, Message};
 use crate::table::MemberId;
@@ -30,10 +33,9 @@ use wire::FRAME_BYTES;
 const UNBEGUN_TIME: Duration = Duration::from_secs(10);
 /// Time without supervisor, members and departed members after which a worker ends: 30 s.
 const IDLE_TIME: Duration = Duration::from_secs(30);
-
-/// Share of a processor that turns take at most while nothing waits for the worker: 1/200. A turn looks at all members.
-const REST_SHARE: u32 = 200;
-/// Processor time of a turn up to which the next one comes at once: 250 us. With some tens of members, another sleep costs as much.
+/// Pause after a turn in which nothing was under way, in processor times of that turn: 200. It is bounded by [`TICK`].
+const PAUSE_TURNS: u32 = 200;
+/// Longest turn, in processor time, that no pause follows: 250 us. With few members, another sleep costs as much.
 const SHORT_TURN: Duration = Duration::from_micros(250);
 
 /// Why a worker cannot go on.
@@ -101,6 +103,11 @@ const fn patience(begun: bool) -> Duration {
     if begun { IDLE_TIME } else { UNBEGUN_TIME }
 }
 
+/// The pause after a turn that took so much processor time, while nothing is under way.
+fn pause_after(turn: Duration) -> Duration {
+    if turn > SHORT_TURN { (turn * PAUSE_TURNS).min(TICK) } else { Duration::ZERO }
+}
+
 impl Worker {
     fn is_over(&mut self, now: Instant) -> bool {
         if self.supervisor.is_some() || !self.group.is_idle() {
@@ -134,8 +141,8 @@ impl Worker {
         self.group.speak(now);
         self.tell_supervisor();
         let took = host::own_cpu_time().saturating_sub(before);
-        let rests = took > SHORT_TURN && self.until_due(Instant::now()) > TICK;
-        self.pause = if rests { (took * REST_SHARE).min(TICK) } else { Duration::ZERO };
+        let is_at_rest = self.until_due(Instant::now()) > TICK;
+        self.pause = if is_at_rest { pause_after(took) } else { Duration::ZERO };
         Ok(())
     }
 
@@ -216,5 +223,16 @@ impl Worker {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_turns_are_followed_by_pauses_and_no_pause_is_longer_than_a_tick() {
+        let pauses = [0, 250, 500, 1250, 1_000_000].map(|us| pause_after(Duration::from_micros(us)).as_millis());
+        assert_eq!(pauses, [0, 0, 100, 250, 250]);
     }
 }

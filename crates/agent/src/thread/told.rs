@@ -6,8 +6,8 @@ use std::io;
 use std::time::{Duration, Instant};
 use wire::{MemberStats, ToWorker};
 
-/// Pages fingerprinted that are no change: fewer than 64. A member at rest looks at some time and again.
-const FEW_HASHED: u64 = 64;
+/// Least number of fingerprinted pages that is news: 64. A member at rest fingerprints a few again and again.
+const MANY_HASHED: u64 = 64;
 
 /// The statistics that the worker was told last, and when it is told the next ones.
 pub struct Told {
@@ -42,18 +42,24 @@ impl Told {
 
     /// Has the next report made soon if it was not told of many pages that are fingerprinted by now.
     pub fn notice_hashed(&mut self, pages: u64) {
-        if pages.saturating_sub(self.stats.done.pages_hashed) >= FEW_HASHED {
+        if self.is_news(pages) {
             self.again_within(STATS_EVERY.0);
         }
     }
 
+    /// Whether so many fingerprinted pages are many more than were told.
+    const fn is_news(&self, pages: u64) -> bool {
+        pages.saturating_sub(self.stats.done.pages_hashed) >= MANY_HASHED
+    }
+
     /// Takes in what is being told. The agent's own work is no change: it goes on for as long as the member lives.
     fn tell(&mut self, stats: &MemberStats, now: Instant) {
+        let is_news = self.is_news(stats.done.pages_hashed);
         let before = &mut self.stats;
         before.done.pages_scanned = stats.done.pages_scanned;
         before.done.agent_cpu_us = stats.done.agent_cpu_us;
         before.agent_bytes = stats.agent_bytes;
-        if stats.done.pages_hashed.saturating_sub(before.done.pages_hashed) < FEW_HASHED {
+        if !is_news {
             before.done.pages_hashed = stats.done.pages_hashed;
         }
         self.wait = if before == stats { page::doubled(Some(self.wait), STATS_EVERY) } else { STATS_EVERY.0 };
@@ -88,11 +94,11 @@ mod tests {
         let at_rest = [(); 6].map(|()| {
             stats.done.agent_cpu_us += 1;
             stats.done.pages_scanned += 1000;
-            stats.done.pages_hashed += FEW_HASHED - 1;
+            stats.done.pages_hashed += MANY_HASHED - 1;
             wait_after(&mut told, &stats)
         });
         assert_eq!(at_rest, [1, 2, 4, 8, 10, 10]);
-        stats.done.pages_hashed += FEW_HASHED;
+        stats.done.pages_hashed += MANY_HASHED;
         assert_eq!(wait_after(&mut told, &stats), 1);
         stats.detail = "another state".to_owned();
         assert_eq!(wait_after(&mut told, &stats), 1);
@@ -102,9 +108,9 @@ mod tests {
     fn many_fingerprinted_pages_are_told_within_a_second() {
         let (mut told, stats) = (Told::new(Instant::now()), MemberStats::default());
         (0..6).for_each(|_| told.tell(&stats, Instant::now()));
-        told.notice_hashed(FEW_HASHED - 1);
+        told.notice_hashed(MANY_HASHED - 1);
         assert!(told.due > Instant::now() + STATS_EVERY.0);
-        told.notice_hashed(FEW_HASHED);
+        told.notice_hashed(MANY_HASHED);
         assert!(told.due <= Instant::now() + STATS_EVERY.0);
     }
 

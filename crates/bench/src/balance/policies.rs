@@ -152,8 +152,8 @@ pub fn run(
     let mut figures = Vec::new();
     for name in names {
         let turn = Bench::start(dir, system, name, guardian).and_then(|mut bench| {
-            let turn = bench.turn(name, guardian).with_context(|| bench.how_it_went(name));
-            bench.end().and(turn)
+            let turn = bench.turn(name, guardian).with_context(|| bench.how_it_went(name))?;
+            bench.end().map(|()| turn)
         });
         match turn {
             Ok(turn) => {

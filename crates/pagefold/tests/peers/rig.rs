@@ -162,11 +162,11 @@ fn run_both(peer: &Peer, (is_short, is_attached): (bool, bool), verdict: &mut Ve
     verdict.ok = Some(verdict.reason.is_empty());
 }
 
+/// Outcome of one side, or the reason why there is none.
+type Outcome = Result<Value, String>;
+
 /// Has both sides run, at the same time or in turns. Returns the outcome without us, and that as a member.
-fn run_sides<T: Send + Default>(
-    at_once: bool,
-    run: impl Fn(bool) -> Result<T, String> + Sync,
-) -> (Result<T, String>, Result<T, String>) {
+fn run_sides(at_once: bool, run: impl Fn(bool) -> Outcome + Sync) -> (Outcome, Outcome) {
     if at_once {
         return thread::scope(|scope| {
             let member = scope.spawn(|| run(true));
@@ -175,7 +175,7 @@ fn run_sides<T: Send + Default>(
     }
     let baseline = run(false);
     // A program that fails by itself says nothing about us.
-    let member = if baseline.is_ok() { run(true) } else { Ok(T::default()) };
+    let member = if baseline.is_ok() { run(true) } else { Ok(Value::Null) };
     (baseline, member)
 }
 
