@@ -38,6 +38,9 @@ pub struct Args {
     /// Turns of each side
     #[arg(long, value_name = "R", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
+    /// Seconds of idleness before the steady state is measured: members look ever more rarely, each 10 s after 80
+    #[arg(long, value_name = "SECONDS", default_value_t = 80, value_parser = clap::value_parser!(u64).range(0..=3600))]
+    rest: u64,
     /// Seconds of idleness over which the steady state is measured
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
     steady: u64,

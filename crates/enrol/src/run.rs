@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 const EVERY: Duration = Duration::from_secs(2);
 /// Time between two looks whether a program that stays beside a member was killed: 10 s.
 const LEFT_ALONE: Duration = Duration::from_secs(10);
+/// Age below which a program of Pagefold's own may still execute another: 30 s.
+const YOUNG_S: u64 = 30;
 
 /// A process that a rule fits, and what is done about it.
 #[derive(Debug, Serialize)]
@@ -152,6 +154,11 @@ impl Enroller {
                 self.watch.looked(pid, 0, now);
                 continue;
             };
+            // One stays beside each member. A young one may be about to execute a program.
+            if facts.is_own && facts.age_s >= YOUNG_S {
+                self.watch.rests(pid, facts.start_ticks, now);
+                continue;
+            }
             let nobody = Standing { is_member: false, failed: self.watch.failed(&facts, now) };
             if self.rules.decide(&facts, &nobody) == Verdict::Nothing {
                 self.not_attached.remove(&pid);
@@ -202,7 +209,7 @@ impl Enroller {
             Verdict::Nothing => watch.looked(pid, start, now),
             Verdict::Member(_) => {
                 not_attached.remove(&pid);
-                watch.member(pid, start, now);
+                watch.rests(pid, start, now);
             }
             Verdict::Soon(_) => watch.soon(pid, start, now),
             Verdict::Wait(rule, why, again_s) => {

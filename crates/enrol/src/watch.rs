@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 /// First and longest time between two looks at a process that is not to be attached: 2 s, 32 s.
 const LOOKS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(32));
-/// Time between two looks at a member, which may leave its group: 5 minutes.
-const MEMBERS: Duration = Duration::from_secs(300);
+/// Time between two looks at a member, which may leave its group, or at one of Pagefold's own programs: 5 minutes.
+const RESTS: Duration = Duration::from_secs(300);
 /// First and longest wait after an attempt that failed: 10 s, 10 minutes.
 const TRIES: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(600));
 
@@ -78,9 +78,9 @@ impl Watch {
         }
     }
 
-    /// Notes that a process is a member.
-    pub fn member(&mut self, pid: u32, start_ticks: u64, now: Instant) {
-        self.of(pid, start_ticks, now).due = now + MEMBERS;
+    /// Notes that a process is a member, or one of Pagefold's own.
+    pub fn rests(&mut self, pid: u32, start_ticks: u64, now: Instant) {
+        self.of(pid, start_ticks, now).due = now + RESTS;
     }
 
     /// Notes that a process is to be looked at with the next look.
@@ -98,7 +98,7 @@ impl Watch {
         let seen = self.of(pid, start_ticks, now);
         seen.is_busy = false;
         let before = seen.failed.take();
-        seen.due = now + MEMBERS;
+        seen.due = now + RESTS;
         let why = failed?;
         let wait = next(before.map(|before| before.wait), TRIES);
         seen.due = now + wait;

@@ -144,8 +144,19 @@ fn containers_are_merged_by_both_sides_and_ksm_is_restored() {
     }
     let _alone = ONE_AT_A_TIME.lock();
     let before = knobs();
-    let found =
-        json_of(&pagefold(&["bench", "containers", "--containers", "2", "--load", "5", "--steady", "5", "--json"]));
+    let found = json_of(&pagefold(&[
+        "bench",
+        "containers",
+        "--containers",
+        "2",
+        "--load",
+        "5",
+        "--rest",
+        "0",
+        "--steady",
+        "5",
+        "--json",
+    ]));
     assert_documented(&["bench containers --json", "bench ksm --json"], &found);
     assert_eq!(knobs(), before);
     let round = &found["rounds"][0];

@@ -28,7 +28,7 @@ the same command goes on after an interruption. ksmd is set and put back. Takes 
 Examples:
   pagefold study --list
   pagefold study kim-isolate                  the form that ends within ten minutes
-  pagefold study 'kim-*' --full --json
+  pagefold study 'kim-*' --full --json        studies that take the same turns share them
   pagefold study selftest                     made-up samples for every prediction"
 )]
 pub struct Args {
@@ -176,12 +176,14 @@ fn run_studies(args: &Args, studies: &[Study]) -> anyhow::Result<Outcome> {
     // The file first, so that an error about it does not come after a long run.
     let html = args.html.as_deref().map(OutputFile::create).transpose()?;
     host::note_interrupts().context("cannot catch signals")?;
-    let time = jobs.iter().map(Job::estimate_s).sum();
+    let shared = |one: &Job, others: &[Job]| others.iter().any(|other| other.turns_of() == one.turns_of());
+    let measured = jobs.iter().enumerate().filter(|(n, job)| !shared(job, &jobs[..*n]));
+    let time = measured.map(|(_, job)| job.estimate_s()).sum();
     say!("pagefold: {} of {} studies, {}", jobs.len(), chosen.len(), in_words(time));
     let identity = identity()?;
     let mut results: Vec<result::Outcome> = Vec::new();
-    for job in &jobs {
-        results.push(job.run(&state, &identity)?);
+    for (n, job) in jobs.iter().enumerate() {
+        results.push(job.run(&state, &identity, shared(job, &jobs[n + 1..]))?);
     }
     if let Some(html) = html {
         write_page(html, &items(studies, &results)?)?;

@@ -44,6 +44,8 @@ pub struct Study {
     pub place: String,
     /// Its subject in a line.
     pub what: String,
+    /// The study that measures the same in its turns. Where one command runs both, the turns are measured once.
+    pub turns_of: Option<String>,
     /// 1: decides whether Pagefold keeps its promises; 2; 3: for completeness.
     pub priority: u8,
     /// Features and programs that it takes.
@@ -311,6 +313,24 @@ mod tests {
             }
             if study.arms.iter().any(|arm| arm.merges) {
                 assert!(study.metric(MERGED).is_some(), "{id} must prove that something merged");
+            }
+        }
+    }
+
+    #[test]
+    fn study_that_takes_turns_of_another_measures_the_same() {
+        let all = all();
+        let takers: Vec<&Study> = all.iter().filter(|study| study.turns_of.is_some()).collect();
+        assert!(!takers.is_empty());
+        for study in takers {
+            let id = &study.id;
+            let other = all.iter().find(|other| study.turns_of.as_ref() == Some(&other.id));
+            let other = other.unwrap_or_else(|| panic!("{id} takes turns of a study that is not there"));
+            assert_eq!(recipes::of(id).map(|r| r as usize), recipes::of(&other.id).map(|r| r as usize), "{id}");
+            assert!(other.turns_of.is_none() && study.arms.iter().all(|arm| other.arm(&arm.name).is_some()), "{id}");
+            for length in [Length::Short, Length::Full] {
+                let form = |of: &Study| of.form(length).map(|form| (form.reps, form.warm_up, form.turn_seconds));
+                assert_eq!(form(study), form(other), "{id}");
             }
         }
     }

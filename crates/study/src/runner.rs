@@ -52,13 +52,19 @@ impl Job<'_> {
         self.turns().len() as f64 * self.form.turn_seconds
     }
 
-    /// Runs it. `state` holds the turns of runs that were cut off.
+    /// The study whose turns it takes.
+    pub fn turns_of(&self) -> &str {
+        self.study.turns_of.as_ref().unwrap_or(&self.study.id)
+    }
+
+    /// Runs it. `state` holds the turns of runs that were cut off. With `keeps`, it holds this run's at the end, too:
+    /// another job is to take them.
     ///
     /// # Errors
     /// A turn cannot be measured. Those before it are kept.
-    pub fn run(&self, state: &Path, identity: &str) -> anyhow::Result<Outcome> {
-        let (id, length) = (&self.study.id, self.wanted.length);
-        let store = Store::open(state, &format!("{id}-{}", length.name()), identity)?;
+    pub fn run(&self, state: &Path, identity: &str, keeps: bool) -> anyhow::Result<Outcome> {
+        let id = &self.study.id;
+        let store = Store::open(state, &format!("{}-{}", self.turns_of(), self.wanted.length.name()), identity)?;
         let turns = self.turns();
         let mut rig: Option<Rig> = None;
         let mut progress = Progress::new(self.form.turn_seconds);
@@ -82,7 +88,9 @@ impl Job<'_> {
         if let Some(rig) = rig {
             rig.finish()?;
         }
-        store.clear()?;
+        if !keeps {
+            store.clear()?;
+        }
         Ok(self.outcome(&done, progress.seconds))
     }
 

@@ -5,7 +5,7 @@
 //!                /REP-ARM.json     a finished turn, moved into place when it is complete
 //! ```
 //! Turns of another program or kernel are dropped, because their figures are of other code. The directory goes when the
-//! run is complete.
+//! run is complete, and no other study of the same command takes its turns.
 
 use crate::plan::Planned;
 use crate::record::Turn;

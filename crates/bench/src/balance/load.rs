@@ -89,6 +89,22 @@ pub struct Suffered {
 }
 
 impl Suffered {
+    /// By `/proc/vmstat` of a guest.
+    fn of(vmstat: &str) -> Self {
+        let mut sum = Self::default();
+        for (name, count) in vmstat.lines().filter_map(|line| line.split_once(' ')) {
+            let count: u64 = count.trim().parse().unwrap_or(0);
+            sum.stalls += if name.starts_with("allocstall") { count } else { 0 };
+            sum.kills += if name == "oom_kill" { count } else { 0 };
+        }
+        sum
+    }
+
+    /// The sum of two.
+    pub fn plus(self, other: Self) -> Self {
+        Self { stalls: self.stalls + other.stalls, kills: self.kills + other.kills }
+    }
+
     /// The difference to an earlier count.
     pub fn since(self, before: Self) -> Self {
         Self { stalls: self.stalls.saturating_sub(before.stalls), kills: self.kills.saturating_sub(before.kills) }
@@ -156,22 +172,19 @@ impl Load {
         self.on_all(|n| if n < self.idle { script(n + 1) } else { "true".into() })
     }
 
-    /// Stalls and kills of all guests.
+    /// Stalls and kills of each guest. One that has ended does not tell.
     ///
     /// # Errors
-    /// A guest does not answer.
-    pub fn suffered(&self) -> anyhow::Result<Suffered> {
-        let mut sum = Suffered::default();
-        for guest in &self.guests {
-            let output = guest.exec(&["cat", "/proc/vmstat"], PATIENCE)?;
-            for line in String::from_utf8_lossy(&output.stdout).lines() {
-                let Some((name, count)) = line.split_once(' ') else { continue };
-                let count: u64 = count.trim().parse().unwrap_or(0);
-                sum.stalls += if name.starts_with("allocstall") { count } else { 0 };
-                sum.kills += if name == "oom_kill" { count } else { 0 };
+    /// A guest runs and does not answer.
+    pub fn suffered(&self) -> anyhow::Result<Vec<Option<Suffered>>> {
+        let of = |guest: &Guest| {
+            if guest.pids().is_empty() {
+                return Ok(None);
             }
-        }
-        Ok(sum)
+            let output = guest.exec(&["cat", "/proc/vmstat"], PATIENCE)?;
+            Ok(Some(Suffered::of(&String::from_utf8_lossy(&output.stdout))))
+        };
+        self.guests.iter().map(of).collect()
     }
 
     /// Takes memory of the host, on behalf of the control group in which this process is.

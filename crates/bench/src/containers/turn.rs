@@ -133,6 +133,7 @@ impl Turn {
         })?;
         let end = curve.end();
         say!("pagefold: {} pages are merged", end.so_far.merged_pages);
+        std::thread::sleep(Duration::from_secs(args.rest));
         let idle_before = cpu(merger)?;
         std::thread::sleep(Duration::from_secs(args.steady));
         let load_before = cpu(merger)?;

@@ -15,7 +15,7 @@ const DENSITIES: [usize; 3] = [1, 2, 4];
 
 /// `agarwal-fig4.1`.
 pub fn computing(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
-    let repeated = if planned.length == Length::Full { 5 } else { 1 };
+    let repeated = if planned.length == Length::Full { 2 } else { 1 };
     let cores = available_parallelism().context("cannot count the processors")?.get();
     let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
     let vms = rig.vms(&alike(cores * DENSITIES[DENSITIES.len() - 1], rep_of(planned), D256), &mut merger)?;

@@ -78,7 +78,7 @@ pub fn over_time(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let loaded = planned.arm != "idle";
     let mut measured = Measured::default();
     let mut timeline = Timeline { name: "duplicates within".into(), unit: "%".into(), ..Timeline::default() };
-    let looks = if planned.length == Length::Full { 12 } else { 2 };
+    let looks = if planned.length == Length::Full { 6 } else { 2 };
     let (begin, mut last) = (Instant::now(), Shares::default());
     for look in 0..=looks {
         pause((EVERY * look).saturating_sub(begin.elapsed()))?;

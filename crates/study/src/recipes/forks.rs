@@ -19,7 +19,7 @@ const LOOK: Duration = Duration::from_millis(400);
 
 /// `kloster-t8.1`.
 pub fn rates(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
-    let seconds = if planned.length == Length::Full { 10 } else { 3 };
+    let seconds = if planned.length == Length::Full { 6 } else { 3 };
     let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
     // A pair, so that the guest has somebody to share with.
     let vms = rig.vms(&alike(2, rep_of(planned), D256), &mut merger)?;

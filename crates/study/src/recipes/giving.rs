@@ -178,7 +178,7 @@ fn text(rig: &Rig) -> anyhow::Result<PathBuf> {
 
 /// `kim-fig2`.
 pub fn two_groups(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
-    let time = Duration::from_secs(if planned.length == Length::Full { 150 } else { 45 });
+    let time = Duration::from_secs(if planned.length == Length::Full { 90 } else { 45 });
     let mut two = Two::start(rig, Way::of(&planned.arm)?)?;
     let (counting, reading) = two.vms.guests.split_at(OF_A_KIND);
     two.vms.load(counting, &workload::word_count_script(TEXT_MIB))?;

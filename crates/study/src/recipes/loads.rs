@@ -113,7 +113,7 @@ impl Settled {
 /// `kloster-fig7.6`.
 pub fn by_load(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let full = planned.length == Length::Full;
-    let (guests, time) = if full { (8, Duration::from_secs(25)) } else { (4, Duration::from_secs(8)) };
+    let (guests, time) = if full { (8, Duration::from_secs(15)) } else { (4, Duration::from_secs(8)) };
     let mut settled = Settled::with(rig, planned, guests, None)?;
     let idle = settled.percent(settled.saved()?.merged);
     settled.measured.put_at("reclaimed_percent", "idle", idle);
@@ -130,9 +130,6 @@ pub fn by_load(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
         }
         // A load that is told to stop ends its pass first.
         settled.vms.settle()?;
-        if full {
-            settled.merger.settle(settled.begin, &mut Timeline::default())?;
-        }
     }
     settled.measured.put("like_less_mixed", stats::mean(&like) - mixed);
     settled.finish()

@@ -22,13 +22,13 @@ const FIRST_RUN: u32 = 2;
 
 /// `sonone-t2`: a database under two loads.
 pub fn transactions(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
-    let seconds = if planned.length == Length::Full { 30 } else { 8 };
+    let seconds = if planned.length == Length::Full { 15 } else { 8 };
     timed(rig, planned, &[("read/write", Timed::ReadWrite), ("point select", Timed::PointSelect)], seconds)
 }
 
 /// `kloster-fig8.1`: five loads.
 pub fn five_loads(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
-    let seconds = if planned.length == Length::Full { 15 } else { 5 };
+    let seconds = if planned.length == Length::Full { 10 } else { 5 };
     let loads = [
         ("OLTP", Timed::ReadWrite),
         ("IR", Timed::PointSelect),
@@ -48,7 +48,7 @@ fn timed(rig: &mut Rig, planned: &Planned, loads: &[(&str, Timed)], seconds: u32
     }
     for (_, load) in loads {
         let first = if matches!(load, Timed::Build(_)) { Timed::Build(1) } else { *load };
-        vms.run(first, FIRST_RUN)?;
+        vms.run_first(first, FIRST_RUN)?;
     }
     let (begin, mut timeline, mut measured) = merge(&merger, &vms)?;
     let before = merger.cpu()?;

@@ -20,7 +20,6 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// `li-exp1-1`.
 pub fn by_rate(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
-    let full = planned.length == Length::Full;
     let at_default_rate = planned.arm == "ksm-default";
     let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
     // As in the paper, it merges while guests come up.
@@ -29,7 +28,7 @@ pub fn by_rate(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
     let mut measured = Measured::default();
     // One by one in the full form, and all at once in the short one.
-    let step = if full { 1 } else { GUESTS };
+    let step = if planned.length == Length::Full { 1 } else { GUESTS };
     let wanted = alike(step, rep_of(planned), D512);
     let mut vms = rig.vms(&wanted, &mut merger)?;
     loop {
@@ -44,20 +43,20 @@ pub fn by_rate(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
         vms.add(rig, &wanted, &mut merger)?;
     }
     let since = Instant::now();
-    while (full || at_default_rate) && since.elapsed() < MINUTE {
+    while at_default_rate && since.elapsed() < MINUTE {
         pause(LOOK)?;
         timeline.points.push((begin.elapsed().as_secs_f64(), mb(Saved::of(&merger, &vms.pids())?.all())));
     }
     if since.elapsed() >= MINUTE {
         measured.put("minute_share", Saved::of(&merger, &vms.pids())?.share());
     }
-    if let Some(ksmd) = merger.ksmd().filter(|_| at_default_rate && !full) {
+    if let Some(ksmd) = merger.ksmd().filter(|_| at_default_rate) {
         // Proves that there was something to merge.
         ksmd.set_rate(Rate::of("ksm").context("a rate without a name")?)?;
         timeline.events.push((begin.elapsed().as_secs_f64(), "its highest rate".into()));
     }
     merger.settle(begin, &mut timeline)?;
-    if full || !at_default_rate {
+    if !at_default_rate {
         measured.put("settled_share", Saved::of(&merger, &vms.pids())?.share());
         measured.put("settled_s", since.elapsed().as_secs_f64());
     }
