@@ -32,8 +32,8 @@ use std::time::{Duration, Instant};
 
 /// Part of the host's memory that is available before the pressure, in percent: 22%.
 const BEFORE: u64 = 22;
-/// Part of the host's memory that others want, in percent: 20%. With 16%, guests without page cache to give had enough for MOM's rules,
-/// which lost 2 MiB of sharing. With 28%, guests and the group's worker were killed under them.
+/// Part of the host's memory that others want, in percent: 20%. With 16%, MOM's rules lost 2 MiB of sharing, too little
+/// to compare with. With 28%, guests and the group's worker were killed under them, and with 20% in two of three runs.
 const WANTED: u64 = 20;
 /// Part of the host's memory that others leave, in percent: 1%.
 const LEFT: u64 = 1;
@@ -49,11 +49,11 @@ const SLOW: Duration = Duration::from_secs(10);
 const PRESSED: Duration = Duration::from_secs(90);
 /// Time without a change of the savings after which folding has come to rest: 30 s. Folding under pressure hides a loss.
 const REST: Duration = Duration::from_secs(30);
-/// Part of the savings that is no change: 1/100.
+/// Part of the savings below which a change is none: 1/100.
 const NO_CHANGE: u64 = 100;
 /// Time between two looks at the savings under pressure: 2 s.
 const SAVINGS_EVERY: Duration = Duration::from_secs(2);
-/// Longest time until then: 10 min. Where processors are slow, 5 min are too few.
+/// Longest time until folding has come to rest: 10 min. Where processors are slow, 5 min are too few.
 const RESTS_WITHIN: Duration = Duration::from_secs(600);
 /// Floor of the policies that have one, in percent: 16%.
 const FLOOR: u64 = 16;
