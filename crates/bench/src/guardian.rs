@@ -170,11 +170,11 @@ fn perform(duty: &Duty) -> anyhow::Result<()> {
     }
 }
 
-/// Removes a control group. Processes in it may be on their way out.
-fn remove_cgroup(dir: &Path) -> anyhow::Result<()> {
+/// Removes a control group, and those in it that a service left there. Processes in them may be on their way out.
+pub(crate) fn remove_cgroup(dir: &Path) -> anyhow::Result<()> {
     let begin = Instant::now();
     loop {
-        match std::fs::remove_dir(dir) {
+        match remove_cgroups(dir) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             Err(e) if begin.elapsed() > PATIENCE => {
                 return Err(e).with_context(|| format!("cannot remove the control group {}", dir.display()));
@@ -183,6 +183,17 @@ fn remove_cgroup(dir: &Path) -> anyhow::Result<()> {
             Ok(()) => return Ok(()),
         }
     }
+}
+
+/// Removes a control group, after those in it.
+fn remove_cgroups(dir: &Path) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_cgroups(&entry.path())?;
+        }
+    }
+    std::fs::remove_dir(dir)
 }
 
 fn end(process: &ProcessId) -> anyhow::Result<()> {

@@ -128,7 +128,11 @@ fn silence(study: &Study, arm: &str, samples: &Samples) -> Option<String> {
         let found = samples.of(metric, arm, None);
         found.is_empty() || found.iter().any(|(_, value)| *value <= 0.0)
     };
-    if study.arm(arm).is_some_and(|a| a.merges) && none_of(MERGED) {
+    let merges = study.arm(arm).is_some_and(|a| a.merges);
+    if merges && samples.of(MERGED, arm, None).is_empty() {
+        return Some(format!("the arm {arm} was not run"));
+    }
+    if merges && none_of(MERGED) {
         return Some(format!("in the arm {arm} nothing was merged in some repetition: it cannot tell an effect"));
     }
     if study.metric(OPERATIONS).is_some() && none_of(OPERATIONS) {

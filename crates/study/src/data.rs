@@ -91,6 +91,16 @@ pub struct Arm {
     /// Whether something is merged in it. If nothing was, it has nothing to say.
     #[serde(default)]
     pub merges: bool,
+    /// Whether the short form leaves it out.
+    #[serde(default)]
+    pub full_only: bool,
+}
+
+impl Arm {
+    /// Whether a form has it.
+    pub fn is_in(&self, length: Length) -> bool {
+        length == Length::Full || !self.full_only
+    }
 }
 
 /// A measured figure.
@@ -306,6 +316,10 @@ mod tests {
                 assert!(study.metric(&check.metric).is_some(), "{id}: {check:?}");
             };
             study.predict.iter().filter_map(Prediction::check).for_each(|check| named(&check));
+            let is_short = |arm: &String| study.arm(arm).is_some_and(|arm| arm.is_in(Length::Short));
+            let short = |check: &Check| [Some(&check.arm), check.over.as_ref()].into_iter().flatten().all(is_short);
+            let decides = study.predict.iter().filter_map(Prediction::check).any(|check| short(&check));
+            assert!(decides, "{id}: the short form has the arms of no prediction");
             for series in study.panel.iter().flat_map(|panel| &panel.series) {
                 let known = |metric: &String| study.metric(metric).is_some();
                 assert!(series.metric.as_ref().is_none_or(known), "{id}: {}", series.name);

@@ -1,7 +1,7 @@
 //! Runs a study: all turns in their order, each kept on disk when it is done, then the verdicts.
 
 use crate::check;
-use crate::data::{Form, Length, Study};
+use crate::data::{Arm, Form, Length, Study};
 use crate::plan::{self, Planned};
 use crate::recipes::Recipe;
 use crate::record::{Samples, Turn, timelines};
@@ -18,7 +18,7 @@ use std::time::Instant;
 pub struct Wanted {
     /// The form.
     pub length: Length,
-    /// The arms; none for all of the study's.
+    /// The arms; none for all of the form's.
     pub arms: Vec<String>,
     /// Repetitions, in place of the form's.
     pub reps: Option<u32>,
@@ -37,10 +37,12 @@ pub struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// The arms of this run.
+    /// The arms of this run: those that are asked for, or else those of its form.
     fn arms(&self) -> Vec<String> {
-        let of_study = self.study.arms.iter().map(|arm| &arm.name);
-        of_study.filter(|arm| self.wanted.arms.is_empty() || self.wanted.arms.contains(arm)).cloned().collect()
+        let asked = &self.wanted.arms;
+        let is_wanted =
+            |arm: &Arm| if asked.is_empty() { arm.is_in(self.wanted.length) } else { asked.contains(&arm.name) };
+        self.study.arms.iter().filter(|arm| is_wanted(arm)).map(|arm| arm.name.clone()).collect()
     }
 
     fn turns(&self) -> Vec<Planned> {

@@ -54,7 +54,7 @@ impl Way {
     fn of(arm: &str) -> anyhow::Result<Self> {
         let (kept, way) = match (arm.strip_prefix("fio-low-"), arm.strip_prefix("mr-low-")) {
             (Some(way), _) => ([320, 320], way),
-            (_, Some(way)) => ([224, 416], way),
+            (_, Some(way)) => ([256, 384], way),
             _ => bail!("no case in {arm}"),
         };
         let (merger, policy, rates) = match way {
@@ -222,8 +222,7 @@ pub fn by_rate(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
         let vms = rig.vms(&super::alike(OF_A_KIND, super::rep_of(planned), super::D256), &mut merger)?;
         let (_, mut timeline, of_rate) = merge(&merger, &vms)?;
         let saved = Saved::of(&merger, &vms.pids())?.all();
-        let half = timeline.points.iter().find(|(_, value)| *value >= mb(saved) / 2.0).map(|(at, _)| *at);
-        let half = half.context("merging settled before it was looked at")?;
+        let half = reached(&timeline.points, mb(saved) / 2.0).context("merging settled before it was looked at")?;
         measured.put_at("half_s", rate, half);
         measured.put_at("saved_mb", rate, mb(saved));
         measured.put_at("half_by_rate", rate, half * f64::from(rate));
@@ -238,9 +237,25 @@ pub fn by_rate(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
+/// The time at which a line reaches a value, between two of its points.
+fn reached(points: &[(f64, f64)], wanted: f64) -> Option<f64> {
+    let between = points.windows(2).find(|two| two[0].1 < wanted && two[1].1 >= wanted)?;
+    let ((from, low), (to, high)) = (between[0], between[1]);
+    Some(from + (to - from) * (wanted - low) / (high - low))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn time_of_a_value_lies_between_two_looks() {
+        let points = [(0.0, 0.0), (1.0, 10.0), (2.0, 10.0), (3.0, 50.0)];
+        assert_eq!(reached(&points, 5.0), Some(0.5));
+        assert_eq!(reached(&points, 10.0), Some(1.0));
+        assert_eq!(reached(&points, 30.0), Some(2.5));
+        assert_eq!(reached(&points, 51.0), None);
+    }
 
     #[test]
     fn savings_go_where_the_policy_says() {
@@ -251,7 +266,7 @@ mod tests {
         assert_eq!(mib("fio-low-fold-equal"), [340, 340, 340, 340]);
         assert_eq!(mib("fio-low-fold-se"), [384, 320, 336, 320]);
         assert_eq!(mib("fio-low-1-9"), [352, 352, 328, 328]);
-        assert_eq!(mib("mr-low-9-1"), [256, 256, 424, 424]);
+        assert_eq!(mib("mr-low-9-1"), [288, 288, 392, 392]);
         assert!(Way::of("fio-low-fold").is_err() && Way::of("1-9").is_err());
     }
 

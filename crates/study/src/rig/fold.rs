@@ -10,6 +10,7 @@ use api::control::Fold;
 use api::place::Place;
 use bench::{Guardian, Serving, prover_of};
 use host::{ProcessId, ThreadCpu};
+use page::PAGE_BYTES;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -44,6 +45,8 @@ pub struct Folding {
     serving: Serving,
     groups: Vec<&'static str>,
     members: Vec<(u32, String)>,
+    /// The lowest rate of a group that has one, in pages a second.
+    lowest_rate: Option<u32>,
 }
 
 fn config(groups: &[Group]) -> String {
@@ -68,7 +71,9 @@ impl Folding {
     /// It does not start.
     pub fn start(dir: &Path, groups: &[Group], guardian: &mut Guardian) -> anyhow::Result<Self> {
         let serving = Serving::start(dir, &config(groups), guardian)?;
-        Ok(Self { serving, groups: groups.iter().map(|group| group.name).collect(), members: Vec::new() })
+        let lowest_rate = groups.iter().filter_map(|group| group.scan_rate).min();
+        let groups = groups.iter().map(|group| group.name).collect();
+        Ok(Self { serving, groups, members: Vec::new(), lowest_rate })
     }
 
     /// The setting by which the lab starts guests as members.
@@ -119,6 +124,13 @@ impl Folding {
             Service::connect(Place::at(self.serving.dir()))?.set(group, change)?;
         }
         Ok(())
+    }
+
+    /// Time in which all pages that members hold are fingerprinted at the lowest rate of a group; 0 where no group has a rate.
+    pub fn pass(&self) -> anyhow::Result<Duration> {
+        let Some(rate) = self.lowest_rate else { return Ok(Duration::ZERO) };
+        let bytes: u64 = self.members.iter().map(|(pid, _)| host::anonymous_bytes(*pid)).sum::<Result<_, _>>()?;
+        Ok(Duration::from_secs(bytes / PAGE_BYTES as u64 / u64::from(rate.max(1))))
     }
 
     /// Sets the greatest number of pages that a group fingerprints a second.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// Growth of the saved pages below which merging is settled: 1%.
 const SETTLED: f64 = 0.01;
-/// Span without growth after which it is settled. ksmd must also have made its rounds in it.
+/// Span without growth after which it is settled. ksmd must also have made its rounds in it, and Pagefold a pass at a rate that is set.
 pub const SETTLED_FOR: Duration = Duration::from_secs(8);
 /// Full rounds of ksmd in which each page is looked at.
 const ROUNDS: u64 = 2;
@@ -158,6 +158,8 @@ impl Merger {
         let mut seen: Vec<(f64, u64, Option<u64>)> = Vec::new();
         let smart = host::Ksm::read().and_then(|ksm| ksm.smart_scan).is_some_and(|on| on > 0);
         let wanted_rounds = if smart { SMART_ROUNDS } else { ROUNDS };
+        let pass = if let Self::Fold(folding) = self { folding.pass()? } else { Duration::ZERO };
+        let span_s = SETTLED_FOR.max(pass).as_secs_f64();
         let is_settled = wait(LONGEST, || {
             let now = since.elapsed().as_secs_f64();
             let rounds = if let Self::Ksm(..) = self { ksmd::account()?.full_scans } else { None };
@@ -165,7 +167,7 @@ impl Merger {
             if timeline.points.last().is_none_or(|(at, _)| begin.elapsed().as_secs_f64() - at >= 1.0) {
                 timeline.points.push((begin.elapsed().as_secs_f64(), super::mb(seen[seen.len() - 1].1 as f64)));
             }
-            Ok(is_settled(&seen, wanted_rounds))
+            Ok(is_settled(&seen, span_s, wanted_rounds))
         })?;
         if !is_settled {
             timeline.events.push((begin.elapsed().as_secs_f64(), "still merging after three minutes".into()));
@@ -217,11 +219,11 @@ impl Merger {
     }
 }
 
-/// Whether the saved pages did not grow in a span that is long enough. If ksmd is the merger, it must have made so many
+/// Whether the saved pages did not grow in a span of so many seconds. If ksmd is the merger, it must have made so many
 /// full rounds in that span. The looks are seconds, saved pages, and full rounds.
-fn is_settled(looks: &[(f64, u64, Option<u64>)], wanted_rounds: u64) -> bool {
+fn is_settled(looks: &[(f64, u64, Option<u64>)], span_s: f64, wanted_rounds: u64) -> bool {
     let Some(last) = looks.last() else { return false };
-    let span_ago = |l: &&(f64, u64, Option<u64>)| l.0 <= last.0 - SETTLED_FOR.as_secs_f64();
+    let span_ago = |l: &&(f64, u64, Option<u64>)| l.0 <= last.0 - span_s;
     // The latest look that is long enough ago, in time and in rounds.
     let rounds_ago =
         |l: &&(f64, u64, Option<u64>)| last.2.zip(l.2).is_none_or(|(now, then)| now >= then + wanted_rounds);
@@ -235,7 +237,7 @@ mod tests {
 
     #[test]
     fn merging_is_settled_without_growth_for_a_span_and_its_rounds() {
-        let settled = |looks: &[(f64, u64, Option<u64>)]| is_settled(looks, 2);
+        let settled = |looks: &[(f64, u64, Option<u64>)]| is_settled(looks, 8.0, 2);
         assert!(!settled(&[]));
         assert!(!settled(&[(0.0, 100, None), (7.0, 100, None)]));
         assert!(settled(&[(0.0, 100, None), (9.0, 100, None)]));
@@ -244,8 +246,9 @@ mod tests {
         assert!(!settled(&[(0.0, 100, Some(4)), (9.0, 100, Some(5))]));
         assert!(settled(&[(0.0, 100, Some(4)), (9.0, 100, Some(6))]));
         let slow = [(0.0, 100, Some(1)), (9.0, 100, Some(4)), (18.0, 100, Some(9))];
-        assert!(is_settled(&slow, 8) && !is_settled(&slow, 10), "rounds that take longer than the span");
-        assert!(!is_settled(&[(0.0, 90, Some(1)), (9.0, 100, Some(4)), (18.0, 100, Some(9))], 8));
+        assert!(is_settled(&slow, 8.0, 8) && !is_settled(&slow, 8.0, 10), "rounds that take longer than the span");
+        assert!(!is_settled(&[(0.0, 90, Some(1)), (9.0, 100, Some(4)), (18.0, 100, Some(9))], 8.0, 8));
+        assert!(!is_settled(&[(0.0, 100, None), (9.0, 100, None)], 60.0, 2), "a pass at a low rate takes longer");
     }
 
     #[test]
