@@ -235,15 +235,16 @@ impl Baseline {
     }
 }
 
-/// Runs a script in all guests at once.
+/// Runs a script in all guests at once. Each may take longer the more there are: they share the processors.
 ///
 /// # Errors
 /// It fails in one of them.
 pub fn on_all(guests: &[Guest], script: impl Fn(usize) -> String) -> anyhow::Result<()> {
+    let patience = PATIENCE * u32::try_from(guests.len().div_ceil(2))?;
     std::thread::scope(|scope| {
         let run = |(n, guest)| {
             let script = script(n);
-            scope.spawn(move || shell(guest, &script))
+            scope.spawn(move || shell_within(guest, &script, patience))
         };
         let running: Vec<_> = guests.iter().enumerate().map(run).collect();
         running.into_iter().try_for_each(|one| one.join().map_err(|_| anyhow::anyhow!("a thread has failed"))?)
@@ -264,7 +265,11 @@ fn program() -> anyhow::Result<PathBuf> {
 /// # Errors
 /// It fails.
 pub fn shell(guest: &Guest, script: &str) -> anyhow::Result<()> {
-    let output = guest.exec(&["sh", "-c", script], PATIENCE)?;
+    shell_within(guest, script, PATIENCE)
+}
+
+fn shell_within(guest: &Guest, script: &str, patience: Duration) -> anyhow::Result<()> {
+    let output = guest.exec(&["sh", "-c", script], patience)?;
     if output.status != 0 {
         bail!("{} in {}: {}", script, guest.name, String::from_utf8_lossy(&output.stderr));
     }
