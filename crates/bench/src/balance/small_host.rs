@@ -95,7 +95,7 @@ impl SmallHost {
 
 impl Drop for SmallHost {
     fn drop(&mut self) {
-        // A study makes one in each turn, by the same name. What fails here, the guardian tries again, and says so.
+        // A study makes one in each turn, by the same name. The guardian tries again where this fails, and says so.
         let _ = crate::guardian::remove_cgroup(&self.dir);
     }
 }

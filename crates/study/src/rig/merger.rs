@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// Growth of the saved pages below which merging is settled: 1%.
 const SETTLED: f64 = 0.01;
-/// Span without growth after which it is settled. ksmd must also have made its rounds in it, and Pagefold a pass at a rate that is set.
+/// Span without growth after which it is settled. ksmd makes its rounds in it, and Pagefold a pass where a rate is set.
 pub const SETTLED_FOR: Duration = Duration::from_secs(8);
 /// Full rounds of ksmd in which each page is looked at.
 const ROUNDS: u64 = 2;
