@@ -173,16 +173,17 @@ fn perform(duty: &Duty) -> anyhow::Result<()> {
 /// Removes a control group, and those in it that a service left there. Processes in them may be on their way out.
 pub(crate) fn remove_cgroup(dir: &Path) -> anyhow::Result<()> {
     let begin = Instant::now();
-    loop {
-        match remove_cgroups(dir) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-            Err(e) if begin.elapsed() > PATIENCE => {
-                return Err(e).with_context(|| format!("cannot remove the control group {}", dir.display()));
-            }
-            Err(_) => std::thread::sleep(Duration::from_millis(50)),
-            Ok(()) => return Ok(()),
+    while let Err(e) = remove_cgroups(dir) {
+        // One in it may have gone while it was looked at: only this one's absence counts.
+        if !dir.exists() {
+            break;
         }
+        if begin.elapsed() > PATIENCE {
+            return Err(e).with_context(|| format!("cannot remove the control group {}", dir.display()));
+        }
+        std::thread::sleep(Duration::from_millis(50));
     }
+    Ok(())
 }
 
 /// Removes a control group, after those in it.
@@ -209,4 +210,18 @@ fn end(process: &ProcessId) -> anyhow::Result<()> {
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_group_is_removed_with_those_in_it() {
+        let dir = std::env::temp_dir().join(format!("pagefold-guardian-{}", std::process::id()));
+        std::fs::create_dir_all(dir.join("pagefold/study")).unwrap();
+        remove_cgroup(&dir).unwrap();
+        assert!(!dir.exists());
+        remove_cgroup(&dir).unwrap();
+    }
 }

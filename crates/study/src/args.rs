@@ -46,7 +46,7 @@ pub struct Args {
     /// The form for publishing
     #[arg(long)]
     full: bool,
-    /// These arms only
+    /// These arms, in place of the form's
     #[arg(long = "arm", value_name = "NAME,...", value_delimiter = ',')]
     arms: Vec<String>,
     /// Repetitions of each arm, in place of the form's

@@ -278,5 +278,7 @@ mod tests {
         for silent in [judged(&[1.0, 0.0, 1.0], &[1.0; 3]), judged(&[], &[1.0; 3]), judged(&[1.0; 3], &[0.0; 3])] {
             assert_eq!((silent.verdict, silent.needs_n), (Answer::Undecided, None), "{silent:?}");
         }
+        let left_out = judged(&[], &[1.0; 3]).why;
+        assert_eq!(left_out.as_deref(), Some("the arm a was not run"));
     }
 }

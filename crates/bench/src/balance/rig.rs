@@ -20,6 +20,8 @@ pub const RAM: u64 = 192 << 20;
 pub const KEPT: u64 = 112 << 20;
 /// Time that a guest may take to run a command: 2 min.
 pub const PATIENCE: Duration = Duration::from_secs(120);
+/// Number of guests that may take no longer together than one alone.
+const TOGETHER: usize = 2;
 
 /// Time that guests may take to boot, all at once: 15 min.
 const BOOTED_WITHIN: Duration = Duration::from_secs(900);
@@ -235,12 +237,12 @@ impl Baseline {
     }
 }
 
-/// Runs a script in all guests at once. Each may take longer the more there are: they share the processors.
+/// Runs a script in all guests at once. They share the processors, so each may take longer the more there are.
 ///
 /// # Errors
 /// It fails in one of them.
 pub fn on_all(guests: &[Guest], script: impl Fn(usize) -> String) -> anyhow::Result<()> {
-    let patience = PATIENCE * u32::try_from(guests.len().div_ceil(2))?;
+    let patience = PATIENCE * u32::try_from(guests.len().div_ceil(TOGETHER))?;
     std::thread::scope(|scope| {
         let run = |(n, guest)| {
             let script = script(n);

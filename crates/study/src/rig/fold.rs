@@ -45,7 +45,7 @@ pub struct Folding {
     serving: Serving,
     groups: Vec<&'static str>,
     members: Vec<(u32, String)>,
-    /// The lowest rate of a group that has one, in pages a second.
+    /// The lowest rate that a group was started with, in pages a second.
     lowest_rate: Option<u32>,
 }
 
@@ -126,7 +126,7 @@ impl Folding {
         Ok(())
     }
 
-    /// Time in which all pages that members hold are fingerprinted at the lowest rate of a group; 0 where no group has a rate.
+    /// Time in which all pages that members hold are fingerprinted at the lowest rate that a group was started with; 0 without any.
     pub fn pass(&self) -> anyhow::Result<Duration> {
         let Some(rate) = self.lowest_rate else { return Ok(Duration::ZERO) };
         let bytes: u64 = self.members.iter().map(|(pid, _)| host::anonymous_bytes(*pid)).sum::<Result<_, _>>()?;
