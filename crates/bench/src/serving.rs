@@ -7,6 +7,7 @@ use api::client::Service;
 use api::place::Place;
 use host::ProcessId;
 use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -81,6 +82,25 @@ impl Serving {
     /// The service does not answer.
     pub fn why(&self, group: &str, pid: u32, pages: Vec<(u64, u16)>) -> anyhow::Result<Vec<wire::Why>> {
         self.service.borrow().why(group, pid, pages)
+    }
+
+    /// A group as page frames show it, with its account beside.
+    ///
+    /// # Errors
+    /// The service does not answer, or the kernel hides frames.
+    pub fn audit(&self, group: &str) -> anyhow::Result<audit::GroupFindings> {
+        let state = self.show(group)?;
+        let member = |m: &api::control::MemberReport| {
+            Ok(audit::Member { group: group.to_owned(), process: ProcessId::of(m.pid)? })
+        };
+        let engine = audit::Engine {
+            members: state.report.members.iter().map(member).collect::<anyhow::Result<_>>()?,
+            savings: BTreeMap::from([(group.to_owned(), state.report.savings)]),
+            groups: BTreeSet::from([group.to_owned()]),
+            pids: state.worker_pid.into_iter().chain([self.pid()]).collect(),
+        };
+        let findings = audit::take(&engine).context("cannot audit page frames")?;
+        findings.by_group.into_iter().find(|g| g.name == group).context("page frames show nothing of the group")
     }
 
     /// Ends it, after its members have ended, and removes its directory.

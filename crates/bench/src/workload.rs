@@ -111,8 +111,8 @@ pub const WAKE_SCRIPT: &str = "head -c 134217728 /dev/urandom >/woken && test $(
 const DATA: &str = "/dev/vdb";
 /// Command that succeeds when the disk is there.
 pub const DATA_SCRIPT: &str = "test -b /dev/vdb";
-/// Text that one operation of [`word_count_script`] counts, in MiB.
-const TEXT_MIB: u32 = 10;
+/// Text that one operation of [`word_count_script`] counts, in MiB. A short load is to have tens of them.
+const TEXT_MIB: u32 = 2;
 /// Size of a random read: 64 KB.
 const READ: u32 = 65_536;
 
@@ -285,7 +285,7 @@ pub fn reads_script() -> String {
     ))
 }
 
-/// Counts the words of a text of `mib` MiB on the disk, part by part, again and again. One operation is a part of 10 MiB.
+/// Counts the words of a text of `mib` MiB on the disk, part by part, again and again. One operation is a part of 2 MiB.
 pub fn word_count_script(mib: u32) -> String {
     let parts = mib / TEXT_MIB;
     counted(&format!(

@@ -1,7 +1,7 @@
 //! The command line of `pagefold study`.
 
 use crate::data::{self, Length, Study};
-use crate::recipes::{self, Recipe};
+use crate::recipes;
 use crate::result;
 use crate::runner::{Job, Wanted, in_words};
 use crate::{list, page, selftest, table};
@@ -46,7 +46,7 @@ pub struct Args {
     /// The form for publishing
     #[arg(long)]
     full: bool,
-    /// These arms, in place of the form's
+    /// These arms, in place of the form's; of several studies, each takes those that it has
     #[arg(long = "arm", value_name = "NAME,...", value_delimiter = ',')]
     arms: Vec<String>,
     /// Repetitions of each arm, in place of the form's
@@ -168,6 +168,7 @@ fn run_studies(args: &Args, studies: &[Study]) -> anyhow::Result<Outcome> {
         reps: args.reps,
     };
     let chosen = choose(&args.ids, studies)?;
+    check_arms(&chosen, &wanted.arms)?;
     let (jobs, left_out) = jobs(&chosen, &wanted)?;
     let state = match &args.state {
         Some(state) => state.clone(),
@@ -221,7 +222,7 @@ fn jobs<'a>(chosen: &[&'a Study], wanted: &'a Wanted) -> anyhow::Result<(Vec<Job
     let (mut jobs, mut missing) = (Vec::new(), Vec::new());
     for study in chosen {
         match (recipes::of(&study.id), study.form(wanted.length)) {
-            (Some(recipe), Some(form)) => jobs.push(job(study, recipe, form, wanted)?),
+            (Some(recipe), Some(form)) => jobs.push(Job { study, recipe, form, wanted }),
             _ => missing.push(format!("{}: {}", study.id, study.why_not().unwrap_or("it has no such form"))),
         }
     }
@@ -234,13 +235,18 @@ fn jobs<'a>(chosen: &[&'a Study], wanted: &'a Wanted) -> anyhow::Result<(Vec<Job
     Ok((jobs, !missing.is_empty()))
 }
 
-fn job<'a>(study: &'a Study, recipe: Recipe, form: data::Form, wanted: &'a Wanted) -> anyhow::Result<Job<'a>> {
-    if let Some(unknown) = wanted.arms.iter().find(|arm| study.arm(arm).is_none()) {
-        let known: Vec<&str> = study.arms.iter().map(|arm| arm.name.as_str()).collect();
-        let why = format!("{} has no arm {unknown}: it has {}", study.id, known.join(", "));
-        return Err(Stop::Usage(why).into());
+/// Checks that each arm that is asked for is one of a chosen study, and that each study has such an arm.
+fn check_arms(chosen: &[&Study], arms: &[String]) -> Result<(), Stop> {
+    let known = |study: &Study| study.arms.iter().map(|arm| arm.name.as_str()).collect::<Vec<_>>().join(", ");
+    let all = || chosen.iter().map(|study| format!("{} has {}", study.id, known(study))).collect::<Vec<_>>().join("; ");
+    if let Some(unknown) = arms.iter().find(|arm| chosen.iter().all(|study| study.arm(arm).is_none())) {
+        return Err(Stop::Usage(format!("there is no arm {unknown}: {}", all())));
     }
-    Ok(Job { study, recipe, form, wanted })
+    let has_none = |study: &&&Study| !arms.is_empty() && arms.iter().all(|arm| study.arm(arm).is_none());
+    match chosen.iter().find(has_none) {
+        Some(study) => Err(Stop::Usage(format!("{} has none of these arms: {}", study.id, all()))),
+        None => Ok(()),
+    }
 }
 
 /// The program and the kernel: turns of others are of other code.
@@ -249,4 +255,25 @@ fn identity() -> anyhow::Result<String> {
     let found = std::fs::metadata(&program).with_context(|| format!("cannot look at {}", program.display()))?;
     let kernel = result::HostFacts::read().kernel;
     Ok(format!("{} bytes, written {}.{:09}, Linux {kernel}", found.len(), found.mtime(), found.mtime_nsec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn studies_take_the_arms_that_they_have_and_each_must_have_one() {
+        let studies = data::all();
+        let chosen = choose(&["kim-fig2".into(), "kim-fig3".into()], &studies).unwrap();
+        let check = |arms: &[&str]| {
+            let arms: Vec<String> = arms.iter().map(|arm| (*arm).to_owned()).collect();
+            check_arms(&chosen, &arms).map_err(|why| why.to_string())
+        };
+        assert_eq!(check(&[]), Ok(()));
+        assert_eq!(check(&["fio-low-1-9", "fio-low-fold-se"]), Ok(()));
+        let why = check(&["fio-low-1-9"]).unwrap_err();
+        assert!(why.starts_with("kim-fig3 has none of these arms: kim-fig2 has fio-low-ksm-equal, "), "{why}");
+        let why = check(&["fio-low-fold-se", "x"]).unwrap_err();
+        assert!(why.starts_with("there is no arm x: "), "{why}");
+    }
 }

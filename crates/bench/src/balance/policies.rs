@@ -96,6 +96,8 @@ pub struct Figures {
     freed_bytes: u64,
     /// Net savings of folding that were gone, at the worst moment. Guests that read again what they lost have it folded again.
     sharing_lost_bytes: u64,
+    /// Difference between those savings and what page frames show, before the pressure or at its end, whichever is more.
+    account_off_bytes: u64,
     /// Processes that guests killed for want of memory.
     guest_oom_kills: u64,
     /// Allocations in guests that had to reclaim memory first.
@@ -118,11 +120,12 @@ pub fn text(policies: &[Figures]) -> String {
 impl Figures {
     fn line(&self) -> String {
         format!(
-            "{:<12} {:>4} MiB freed, {:>4} MiB of sharing lost, {:>5} stalls and {} kills in guests, {:>4} MiB available at least, \
+            "{:<12} {:>4} MiB freed, {:>4} MiB of sharing lost ({} MiB from what page frames show), {:>5} stalls and {} kills in guests, {:>4} MiB available at least, \
              {} rounds, others waited {:.0} s, {} processes of the host killed",
             self.name,
             self.freed_bytes >> 20,
             self.sharing_lost_bytes >> 20,
+            self.account_off_bytes >> 20,
             self.guest_stalls,
             self.guest_oom_kills,
             self.least_available_bytes >> 20,
@@ -213,6 +216,12 @@ impl Bench {
         Ok(self.serving.show(&rig::group())?.report.savings.saved_bytes())
     }
 
+    /// Difference between the savings by the group's account and by page frames.
+    fn account_off(&self) -> anyhow::Result<u64> {
+        let found = self.serving.audit(&rig::group())?;
+        Ok(found.saved_bytes.abs_diff(found.engine_saved_bytes.unwrap_or_default()))
+    }
+
     /// Waits until folding has saved so much, and saves no more. Returns how much it saves.
     fn wait_until_folded(&self, least: u64) -> anyhow::Result<u64> {
         let end = Instant::now() + RESTS_WITHIN;
@@ -243,6 +252,7 @@ impl Bench {
     fn turn(&mut self, name: &'static str, guardian: &mut Guardian) -> anyhow::Result<Figures> {
         let (suffered, saved, available) = (self.load.suffered()?, self.saved()?, self.host.available_bytes()?);
         let (killed, mut least, mut least_saved) = (self.host.kills(), u64::MAX, saved);
+        let account_off = self.account_off()?;
         let mut policy = self.policy(name, guardian)?;
         let (wanted, left) = (self.total_bytes / 100 * WANTED, self.total_bytes / 100 * LEFT);
         let (began, mut round, mut savings, mut waited) = (Instant::now(), Instant::now(), Instant::now(), PRESSED);
@@ -264,6 +274,7 @@ impl Bench {
             }
             std::thread::sleep(LOOK);
         }
+        let account_off = account_off.max(self.account_off()?);
         let rounds = policy.end()?;
         let freed = (self.host.available_bytes()? + self.load.taken_bytes()).saturating_sub(available);
         let lost = u64::try_from(saved - least_saved).unwrap_or(0);
@@ -272,6 +283,7 @@ impl Bench {
             name,
             freed_bytes: freed,
             sharing_lost_bytes: lost,
+            account_off_bytes: account_off,
             guest_oom_kills: kills,
             guest_stalls: stalls,
             rounds,
