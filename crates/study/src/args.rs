@@ -235,15 +235,16 @@ fn jobs<'a>(chosen: &[&'a Study], wanted: &'a Wanted) -> anyhow::Result<(Vec<Job
     Ok((jobs, !missing.is_empty()))
 }
 
-/// Checks that each arm that is asked for is one of a chosen study, and that each study has such an arm.
+/// Checks that each arm that is asked for is one of a chosen study's, and that each study with arms has such a one.
 fn check_arms(chosen: &[&Study], arms: &[String]) -> Result<(), Stop> {
     let known = |study: &Study| study.arms.iter().map(|arm| arm.name.as_str()).collect::<Vec<_>>().join(", ");
     let all = || chosen.iter().map(|study| format!("{} has {}", study.id, known(study))).collect::<Vec<_>>().join("; ");
     if let Some(unknown) = arms.iter().find(|arm| chosen.iter().all(|study| study.arm(arm).is_none())) {
         return Err(Stop::Usage(format!("there is no arm {unknown}: {}", all())));
     }
-    let has_none = |study: &&&Study| !arms.is_empty() && arms.iter().all(|arm| study.arm(arm).is_none());
-    match chosen.iter().find(has_none) {
+    // One without a recipe is left out later, with its reason.
+    let has_none = |study: &&&Study| !study.arms.is_empty() && arms.iter().all(|arm| study.arm(arm).is_none());
+    match chosen.iter().filter(|_| !arms.is_empty()).find(has_none) {
         Some(study) => Err(Stop::Usage(format!("{} has none of these arms: {}", study.id, all()))),
         None => Ok(()),
     }
