@@ -90,11 +90,12 @@ impl Serving {
     /// The service does not answer, or the kernel hides frames.
     pub fn audit(&self, group: &str) -> anyhow::Result<audit::GroupFindings> {
         let state = self.show(group)?;
+        // One that has just ended maps nothing.
         let member = |m: &api::control::MemberReport| {
-            Ok(audit::Member { group: group.to_owned(), process: ProcessId::of(m.pid)? })
+            Some(audit::Member { group: group.to_owned(), process: ProcessId::of(m.pid).ok()? })
         };
         let engine = audit::Engine {
-            members: state.report.members.iter().map(member).collect::<anyhow::Result<_>>()?,
+            members: state.report.members.iter().filter_map(member).collect(),
             savings: BTreeMap::from([(group.to_owned(), state.report.savings)]),
             groups: BTreeSet::from([group.to_owned()]),
             pids: state.worker_pid.into_iter().chain([self.pid()]).collect(),

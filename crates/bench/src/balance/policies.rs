@@ -120,8 +120,8 @@ pub fn text(policies: &[Figures]) -> String {
 impl Figures {
     fn line(&self) -> String {
         format!(
-            "{:<12} {:>4} MiB freed, {:>4} MiB of sharing lost ({} MiB from what page frames show), {:>5} stalls and {} kills in guests, {:>4} MiB available at least, \
-             {} rounds, others waited {:.0} s, {} processes of the host killed",
+            "{:<12} {:>4} MiB freed, {:>4} MiB of sharing lost (account {} MiB off page frames), {:>5} stalls and {} kills in guests, \
+             {:>4} MiB available at least, {} rounds, others waited {:.0} s, {} processes of the host killed",
             self.name,
             self.freed_bytes >> 20,
             self.sharing_lost_bytes >> 20,
