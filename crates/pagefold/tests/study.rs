@@ -74,7 +74,7 @@ fn names_that_mean_nothing_and_studies_without_recipe_have_their_codes() {
     for (args, code, word) in [
         (&["study"][..], 2, "--list"),
         (&["study", "kim-nothing"], 2, "kim-nothing"),
-        (&["study", "kim-bill", "--arm", "fald"], 2, "kim-bill has ksm, fold"),
+        (&["study", "kim-bill", "--arm", "fald"], 2, "it has ksm, fold"),
         (&["study", "li-host"], 3, "nobody has written its recipe"),
         (&["study", "li-h*"], 3, "li-host"),
     ] {

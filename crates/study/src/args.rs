@@ -235,17 +235,21 @@ fn jobs<'a>(chosen: &[&'a Study], wanted: &'a Wanted) -> anyhow::Result<(Vec<Job
     Ok((jobs, !missing.is_empty()))
 }
 
-/// Checks that each arm that is asked for is one of a chosen study's, and that each study with arms has such a one.
+/// Checks that each arm that is asked for is one of a chosen study's, and that each study has one of them. Studies without arms
+/// have no recipe, and are left out later.
 fn check_arms(chosen: &[&Study], arms: &[String]) -> Result<(), Stop> {
-    let known = |study: &Study| study.arms.iter().map(|arm| arm.name.as_str()).collect::<Vec<_>>().join(", ");
-    let all = || chosen.iter().map(|study| format!("{} has {}", study.id, known(study))).collect::<Vec<_>>().join("; ");
-    if let Some(unknown) = arms.iter().find(|arm| chosen.iter().all(|study| study.arm(arm).is_none())) {
-        return Err(Stop::Usage(format!("there is no arm {unknown}: {}", all())));
+    if arms.is_empty() {
+        return Ok(());
     }
-    // One without a recipe is left out later, with its reason.
+    let known = |study: &Study| study.arms.iter().map(|arm| arm.name.as_str()).collect::<Vec<_>>().join(", ");
+    let all =
+        || chosen.iter().map(|study| format!("{}: it has {}", study.id, known(study))).collect::<Vec<_>>().join("; ");
+    if let Some(unknown) = arms.iter().find(|arm| chosen.iter().all(|study| study.arm(arm).is_none())) {
+        return Err(Stop::Usage(format!("there is no arm {unknown}; {}", all())));
+    }
     let has_none = |study: &&&Study| !study.arms.is_empty() && arms.iter().all(|arm| study.arm(arm).is_none());
-    match chosen.iter().filter(|_| !arms.is_empty()).find(has_none) {
-        Some(study) => Err(Stop::Usage(format!("{} has none of these arms: {}", study.id, all()))),
+    match chosen.iter().find(has_none) {
+        Some(study) => Err(Stop::Usage(format!("{} has none of these arms; {}", study.id, all()))),
         None => Ok(()),
     }
 }
@@ -273,8 +277,8 @@ mod tests {
         assert_eq!(check(&[]), Ok(()));
         assert_eq!(check(&["fio-low-1-9", "fio-low-fold-se"]), Ok(()));
         let why = check(&["fio-low-1-9"]).unwrap_err();
-        assert!(why.starts_with("kim-fig3 has none of these arms: kim-fig2 has fio-low-ksm-equal, "), "{why}");
+        assert!(why.starts_with("kim-fig3 has none of these arms; kim-fig2: it has fio-low-ksm-equal, "), "{why}");
         let why = check(&["fio-low-fold-se", "x"]).unwrap_err();
-        assert!(why.starts_with("there is no arm x: "), "{why}");
+        assert!(why.starts_with("there is no arm x; "), "{why}");
     }
 }

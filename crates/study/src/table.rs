@@ -82,7 +82,8 @@ pub fn figure(value: f64) -> String {
         large if large >= 1.0 => 2,
         _ => 3,
     };
-    let text = format!("{value:.digits$}");
+    // A sum of nothing is -0.
+    let text = format!("{:.digits$}", value + 0.0);
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
@@ -140,6 +141,6 @@ mod tests {
             [0.0, 0.123_45, 0.5, 12.345, 123.45, 12_345.6].map(figure),
             ["0", "0.123", "0.5", "12.35", "123.5", "12346"]
         );
-        assert_eq!(figure(-2.0), "-2");
+        assert_eq!([-2.0, -0.0].map(figure), ["-2", "0"]);
     }
 }

@@ -21,7 +21,7 @@ pub const KEPT: u64 = 112 << 20;
 /// Time that a guest may take to run a command: 2 min.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 /// Number of guests that may take no longer together than one alone.
-pub const TOGETHER: usize = 2;
+const TOGETHER: usize = 2;
 
 /// Time that guests may take to boot, all at once: 15 min.
 const BOOTED_WITHIN: Duration = Duration::from_secs(900);

@@ -13,7 +13,7 @@
 //! A storm that leaves the floor untouched shows nothing, and fails the bench.
 
 use super::applying::Applying;
-use super::rig::{self, PATIENCE, Rig, TOGETHER, on_all};
+use super::rig::{self, PATIENCE, Rig, on_all};
 use super::small_host::SmallHost;
 use crate::guardian::Guardian;
 use crate::serving::Serving;
@@ -40,7 +40,7 @@ const FOLDED: (u64, u64) = (3, 4);
 const ABOVE: u64 = 32 << 20;
 /// Distance of the host's memory from its floor at which loans are in use: 64 MiB.
 const USED_TO: u64 = 64 << 20;
-/// Time for loans to be made: 60 s. The same for two guests to use theirs: they do so together, and a processor each has.
+/// Time for loans to be made, and to be used: 60 s each.
 const SETTLE: Duration = Duration::from_secs(60);
 /// Least time for which the host is watched from the begin of the storm on: 15 s.
 const WATCHED: Duration = Duration::from_secs(15);
@@ -153,7 +153,7 @@ fn cut_and_lend(
     wait_until_steady(rig)?;
     // Memory that is used and freed lies in frames of the host: a loan that has to be withdrawn.
     let free = "f=$(awk '/MemAvailable/ {print int($2 / 1024)}' /proc/meminfo); [ $f -gt 24 ] || exit 0; ";
-    let end = Instant::now() + SETTLE * u32::try_from(guests.len().div_ceil(TOGETHER))?;
+    let end = Instant::now() + SETTLE;
     while host.available_bytes()? > floor + USED_TO {
         if Instant::now() > end {
             let available = host.available_bytes()? >> 20;
