@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::supervised::{Installed, is_alive, wait_for};
+use common::supervised::{Installed, is_alive, signal, wait_for};
 use common::{not_root, unprivileged};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -143,7 +143,13 @@ fn private_service_ends_after_its_last_member() {
         wait_for("a worker", || log().split("worker started: process ").nth(1)?.lines().next()?.parse().ok());
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert!(list() && is_alive(worker), "it ended with a member left: {}", log());
+    // Whoever has asked a worker that ends is answered.
+    signal(worker, "STOP");
     member.kill();
+    std::thread::sleep(std::time::Duration::from_millis(1800));
+    let answered = list();
+    signal(worker, "KILL");
+    assert!(answered, "a client was left without an answer: {}", log());
     wait_for("the private service ends", || (!list() && !is_alive(worker)).then_some(()));
     assert!(log().contains("no member is left: this service ends"), "{}", log());
 }

@@ -521,7 +521,7 @@ impl Supervisor {
         if asks {
             self.bills_due = now + BILLS;
         }
-        let (mut ended, place) = (Vec::new(), &self.registry.place);
+        let (mut ended, mut homes, place) = (Vec::new(), Vec::new(), &self.registry.place);
         for group in self.registry.groups.values_mut() {
             group.end_pace(now);
             if asks {
@@ -531,10 +531,16 @@ impl Supervisor {
             let idle = if members > 0 { None } else { Some(*group.idle_since.get_or_insert(now)) };
             group.idle_since = idle;
             if idle.is_some_and(|since| now.duration_since(since) >= self.options.linger) {
-                ended.extend(group.end(place));
+                if group.worker.is_some() {
+                    ended.push(group.name.clone());
+                }
+                homes.extend(group.end(place));
             }
         }
-        self.leftover.extend(ended);
+        self.leftover.extend(homes);
+        for name in ended {
+            self.clients.reported(&mut self.registry, &name, &GroupReport::none());
+        }
         self.registry.forget_ended();
         let busy = !self.registry.state.members().is_empty();
         self.idle_since = if busy { None } else { Some(self.idle_since.unwrap_or(now)) };
