@@ -12,6 +12,10 @@ use std::collections::BTreeMap;
 /// Most faults a second that are believed of a guest: 1,000,000.
 const MOST_FAULTS_PER_S: f64 = 1e6;
 
+/// Memory that a guest keeps of what it says that it could free, as a part of its RAM: 1/16.
+/// It says so for memory of its kernel, too, which is not always free in time; and its statistics are some seconds old.
+const LEAST_LEFT: u64 = 16;
+
 /// Everything that a plan is made of.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Facts {
@@ -99,7 +103,7 @@ pub struct GuestFacts {
     pub driver: DriverState,
     /// Bytes a second that its balloon was seen to take.
     pub withdrawal_bytes_per_s: u64,
-    /// Its own statistics; `None` if driver or QEMU have none.
+    /// Its own statistics; `None` if driver or QEMU have none, or only old ones.
     pub claims: Option<Claims>,
     /// Faults by size as they were measured: size in bytes, faults a second. In ascending order of sizes.
     pub faults_by_size: Vec<(u64, f64)>,
@@ -173,9 +177,22 @@ impl GuestFacts {
         self.size_bytes() - self.resident_bytes.min(self.size_bytes())
     }
 
+    /// Memory that it does not need: what it says that it could free without swapping. If it tells nothing, what it never
+    /// touched. A guest's kernel reserves memory that it does not touch, so the second says less.
+    pub fn idle_bytes(&self) -> u64 {
+        let claimed = self.claims.map(|claims| claims.available_bytes.max(claims.free_bytes));
+        claimed.unwrap_or_else(|| self.untouched_bytes())
+    }
+
+    /// Memory that it can give up unhurt: all that it does not need, less a little. Of the rest, a balloon makes it swap, or kill
+    /// its processes.
+    pub fn harmless_bytes(&self) -> u64 {
+        self.idle_bytes().saturating_sub(self.ram_bytes / LEAST_LEFT)
+    }
+
     /// Memory that it needs to run: all that it could not free without swapping. Without statistics, its size.
     pub fn needed_bytes(&self) -> u64 {
-        let idle = self.claims.map_or(0, |claims| claims.available_bytes.max(claims.free_bytes));
+        let idle = self.claims.map_or(0, |_| self.idle_bytes());
         self.size_bytes().saturating_sub(idle)
     }
 

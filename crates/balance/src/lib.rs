@@ -35,6 +35,7 @@ mod pause;
 mod plan;
 pub mod policy;
 pub mod price;
+mod remind;
 mod reserve;
 mod share_out;
 mod still;
@@ -47,6 +48,7 @@ pub use params::Params;
 pub use pause::{Pause, pauses, resumable};
 pub use plan::{History, Plan, Refusal, Step, make_room, plan};
 pub use policy::{Policy, Wish};
+pub use remind::reminder;
 pub use reserve::{Budget, Reserve};
 pub use still::Stillness;
 

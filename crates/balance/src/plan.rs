@@ -139,7 +139,7 @@ pub fn make_room(facts: &Facts, name: &str, bytes: u64, params: &Params) -> Resu
     }
     if freed < lacking {
         return refuse(format!(
-            "{} MiB are wanted: {} MiB are spare, and withdrawing all loans would free {} MiB",
+            "{} MiB are wanted: {} MiB are spare, and withdrawing all of the loans that guests do not need would free {} MiB",
             bytes >> 20,
             budget.spare_bytes.max(0) >> 20,
             freed >> 20

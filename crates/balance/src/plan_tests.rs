@@ -228,6 +228,17 @@ fn guest_does_not_grow_beyond_limit_of_its_control_group() {
     assert_eq!([grown(None), grown(Some(50 * M)), grown(Some(22 * M))], [Some(64), Some(30), None]);
 }
 
+/// All folded pages may break, and the guest cannot give its loan back then.
+#[test]
+fn loan_that_its_guest_needs_stands_against_no_storm() {
+    let reserve = |available_bytes| {
+        let mut one = guest("a", 256 * M, 128 * M);
+        one.claims = one.claims.map(|claims| Claims { available_bytes, ..claims });
+        Reserve::of(&Facts { guests: vec![one], ..Facts::default() }, &Params::default()).withdrawable_bytes / M
+    };
+    assert_eq!([256, 128, 20, 0].map(|idle| reserve(idle * M)), [128, 128, 20, 0]);
+}
+
 #[test]
 fn guest_below_its_guarantee_grows_even_on_a_full_host() {
     let mut small = guest("small", 256 * M, 128 * M);
@@ -245,7 +256,10 @@ fn reservation_is_refused_with_the_numbers() {
     let steps = make_room(&facts, "next", 200 * M, &Params::default()).unwrap();
     assert_eq!((steps.len(), steps[0].to_bytes), (1, 156 * M));
     let refusal = make_room(&facts, "next", 300 * M, &Params::default()).unwrap_err();
-    assert_eq!(refusal.reason, "300 MiB are wanted: 100 MiB are spare, and withdrawing all loans would free 128 MiB");
+    assert_eq!(
+        refusal.reason,
+        "300 MiB are wanted: 100 MiB are spare, and withdrawing all of the loans that guests do not need would free 128 MiB"
+    );
 }
 
 /// Kim's two groups: what one saves, the other does not get.
@@ -270,12 +284,12 @@ fn savings_of_a_group_stay_in_it() {
     assert_eq!(loans(&policy::WorkingSet), [0, 40]);
 }
 
-/// Two guests with loans on a host with memory for more: under pressure they shrink by as much as ends it, and nobody grows.
+/// Guests with loans on a host with memory for more: under pressure they shrink by as much as ends it, and nobody grows.
 #[test]
 fn pressure_withdraws_loans_and_stops_growth_and_reservations() {
     let mut world =
-        World::new(6400, 100, vec![Program { ram: 256, guaranteed: 64, used: 200, shared_percent: 0, faults: 9.0 }; 2]);
-    world.sizes = vec![200 * M; 2];
+        World::new(6400, 100, vec![Program { ram: 256, guaranteed: 64, used: 200, shared_percent: 0, faults: 9.0 }; 3]);
+    world.sizes = vec![200 * M; 3];
     let mut facts = world.facts();
     let planned = |facts: &Facts| {
         plan(facts, policy::named("equal").unwrap(), &History::default(), Duration::ZERO, &Params::default())

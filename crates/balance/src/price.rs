@@ -6,7 +6,10 @@
 //! |---|---|---|
 //! | free in the guest | a frame, or the right to take one | nobody |
 //! | page cache | the part that is not shared | a read from disk, at worst |
-//! | the rest | the part that is not shared | swapping inside the guest |
+//! | what its kernel keeps free | the part that is not shared | its kernel looks for free pages sooner |
+//! | the rest | the part that is not shared | swapping inside the guest; without swap, its processes are killed |
+//!
+//! So the rest is taken only where the host itself runs out of memory, and somebody is hurt in any case.
 //!
 //! A free page that the guest never touched has no frame: it frees the right to take one, which is spare memory, but no frame. A host
 //! under pressure lacks frames. So each offer has two yields, and [`Need`] has sums of both.
@@ -31,7 +34,7 @@ const KEPT_FREE: (u64, u64) = (3, 16);
 /// Most free memory that a guest keeps: 250 MiB. That is the same sum with three zones of memory, the most that guests have.
 const MOST_KEPT_FREE: u64 = 250 << 20;
 /// Least free memory that counts as free, as a part of RAM: 1/64. A kernel that makes memory free time and again has a little each
-/// time. It is priced like the rest, so that no loan is too small to be withdrawn.
+/// time. It is priced like what the kernel keeps free, so that no loan is too small to be withdrawn.
 const LEAST_FREE: u64 = 64;
 
 /// The memory that a balloon takes.
@@ -42,6 +45,8 @@ pub enum Tier {
     Free,
     /// Page cache.
     Cache,
+    /// Other memory that it says it could free: its kernel keeps it free.
+    Kept,
     /// Everything else, or memory of which the guest tells nothing.
     InUse,
 }
@@ -52,6 +57,7 @@ impl Tier {
         match self {
             Self::Free => "free pages",
             Self::Cache => "page cache",
+            Self::Kept => "memory that its kernel keeps free",
             Self::InUse => "memory in use",
         }
     }
@@ -86,11 +92,12 @@ pub struct Need {
 impl Need {
     /// Bytes of an offer that meet the need, or as much of it as the offer is good for.
     fn wanted_of(self, offer: &Offer) -> u64 {
-        wanted(self.spare_bytes, offer.part_freed, GOOD_YIELD).max(wanted(
-            self.frames_bytes.max(self.last_frames_bytes),
-            offer.part_in_frames,
-            GOOD_YIELD,
-        ))
+        let last = wanted(self.last_frames_bytes, offer.part_in_frames, GOOD_YIELD);
+        if offer.tier == Tier::InUse {
+            return last;
+        }
+        let spare = wanted(self.spare_bytes, offer.part_freed, GOOD_YIELD);
+        spare.max(wanted(self.frames_bytes, offer.part_in_frames, GOOD_YIELD)).max(last)
     }
 
     /// The same for an offer that frees little.
@@ -139,19 +146,27 @@ fn of_guest(n: usize, guest: &GuestFacts) -> Vec<Offer> {
     let (cache_part, rest_part) = unshared_parts(guest, free, cache);
     let free_bytes = Some(free.saturating_sub(kept).min(loan)).filter(|bytes| *bytes >= guest.ram_bytes / LEAST_FREE);
     let free_bytes = free_bytes.unwrap_or(0);
-    let cache_bytes = cache.min(loan - free_bytes);
-    let rest_bytes = loan - free_bytes - cache_bytes;
+    let harmless_bytes = guest.harmless_bytes().min(loan);
+    let cache_bytes = cache.min(harmless_bytes.saturating_sub(free_bytes));
+    let kept_bytes = harmless_bytes.saturating_sub(free_bytes + cache_bytes);
+    let rest_bytes = loan - free_bytes - cache_bytes - kept_bytes;
     // Which of its free pages the balloon takes is not known. The host need not keep those without a frame ready any more.
     let in_frames = 1.0 - guest.untouched_bytes() as f64 / free.max(1) as f64;
-    let known = if cache_part >= GOOD_YIELD || cache_part >= rest_part {
-        [(Tier::Free, free_bytes, 1.0), (Tier::Cache, cache_bytes, cache_part), (Tier::InUse, rest_bytes, rest_part)]
+    let (cache_offer, kept_offer) = if cache_part >= GOOD_YIELD || cache_part >= rest_part {
+        ((cache_bytes, cache_part), (kept_bytes, rest_part))
     } else {
-        let both = (cache_bytes + rest_bytes).max(1) as f64;
-        let part = (cache_bytes as f64 * cache_part + rest_bytes as f64 * rest_part) / both;
-        [(Tier::Free, free_bytes, 1.0), (Tier::Cache, 0, 0.0), (Tier::InUse, cache_bytes + rest_bytes, part)]
+        let both = (cache_bytes + kept_bytes).max(1) as f64;
+        let part = (cache_bytes as f64 * cache_part + kept_bytes as f64 * rest_part) / both;
+        ((0, 0.0), (cache_bytes + kept_bytes, part))
     };
+    let known = [
+        (Tier::Free, (free_bytes, 1.0)),
+        (Tier::Cache, cache_offer),
+        (Tier::Kept, kept_offer),
+        (Tier::InUse, (rest_bytes, rest_part)),
+    ];
     let mut offers = Vec::new();
-    for (tier, bytes, part_freed) in known {
+    for (tier, (bytes, part_freed)) in known {
         if bytes > 0 && part_freed >= LEAST_YIELD {
             let part_in_frames = if tier == Tier::Free { in_frames } else { part_freed };
             offers.push(Offer { guest: n, tier, bytes, part_freed, part_in_frames });
@@ -238,7 +253,7 @@ mod tests {
     fn facts() -> Facts {
         let mut unshared = guest("a", 240 * M, 120 * M);
         let mut shared = guest("b", 240 * M, 120 * M);
-        unshared.claims = Some(Claims { total_bytes: 240 * M, cache_bytes: 40 * M, ..Claims::default() });
+        unshared.claims = Some(Claims { available_bytes: 240 * M, cache_bytes: 40 * M, ..Claims::default() });
         shared.folded_bytes = shared.resident_bytes;
         shared.claims = Some(Claims { free_bytes: 55 * M, ..unshared.claims.unwrap() });
         Facts { guests: vec![unshared, shared], ..Facts::default() }
@@ -268,7 +283,7 @@ mod tests {
         let of = |facts: &Facts| {
             take(facts, spare(1 << 40), |_| u64::MAX).iter().map(|t| (t.bytes / M, t.tier)).collect::<Vec<_>>()
         };
-        assert_eq!(of(&facts), [(120, Tier::InUse)], "all of the loan, since 80 MiB of it are not shared");
+        assert_eq!(of(&facts), [(120, Tier::Kept)], "all of the loan, since 80 MiB of it are not shared");
         facts.guests[0].guaranteed_bytes = 200 * M;
         assert_eq!(of(&facts), [], "the loan is as large as the page cache, which frees nothing");
     }
@@ -277,7 +292,7 @@ mod tests {
     fn half_shared_guest_gives_twice_as_much_for_the_same_frames() {
         let mut facts = facts();
         facts.guests.pop();
-        facts.guests[0].claims = None;
+        facts.guests[0].claims = Some(Claims { available_bytes: 240 * M, ..Claims::default() });
         facts.guests[0].folded_bytes = facts.guests[0].resident_bytes / 2;
         let taken = take(&facts, spare(10 * M), |_| u64::MAX);
         assert_eq!((taken[0].bytes, taken[0].freed_bytes), (20 * M, 10 * M));
@@ -305,6 +320,24 @@ mod tests {
     }
 
     #[test]
+    fn memory_in_use_is_taken_only_where_the_host_runs_out_of_it() {
+        let mut facts = facts();
+        facts.guests.pop();
+        facts.guests[0].claims = Some(Claims { available_bytes: 60 * M, cache_bytes: 20 * M, ..Claims::default() });
+        let of = |facts: &Facts, need: Need| {
+            take(facts, need, |_| u64::MAX).iter().map(|t| t.bytes * 2 / M).collect::<Vec<_>>()
+        };
+        let all = Need { spare_bytes: 1 << 40, frames_bytes: 1 << 40, last_frames_bytes: 0 };
+        assert_eq!(of(&facts, all), [90], "of 60 MiB, all but 1/16 of its RAM");
+        assert_eq!(of(&facts, Need { last_frames_bytes: 100 * M, ..all }), [200]);
+        facts.guests[0].claims = None;
+        assert_eq!(of(&facts, all), [0; 0], "it tells nothing");
+        assert_eq!(of(&facts, Need { last_frames_bytes: 100 * M, ..all }), [200]);
+        facts.guests[0].resident_bytes = 180 * M;
+        assert_eq!(of(&facts, all), [90], "what it never touched, it does not need");
+    }
+
+    #[test]
     fn little_free_memory_has_the_price_of_the_rest() {
         let mut facts = facts();
         facts.guests.remove(0);
@@ -326,11 +359,11 @@ mod tests {
             |need: Need| take(&facts, need, |_| u64::MAX).iter().map(|t| (t.guest, t.bytes / M)).collect::<Vec<_>>();
         assert_eq!(of(spare(120 * M)), [(1, 100), (0, 20)], "frames go first");
         let frames = Need { frames_bytes: 120 * M, ..Need::default() };
-        assert_eq!(of(frames), [(1, 120)], "free memory and 20 MiB in use, before memory that has no frames");
+        assert_eq!(of(frames), [(1, 120)], "free memory and 20 MiB of what is kept, before memory that has no frames");
         assert_eq!(of(Need { spare_bytes: 150 * M, ..frames }), [(1, 120), (0, 50)], "both sums");
         let mut alone = Facts { guests: facts.guests[..1].to_vec(), ..Facts::default() };
         alone.guests[0].guaranteed_bytes = 64 * M;
         let taken = take(&alone, Need { frames_bytes: 10 * M, ..Need::default() }, |_| u64::MAX);
-        assert_eq!((taken[0].bytes / M, taken[0].tier), (128 + 10, Tier::InUse), "its balloon takes free pages before");
+        assert_eq!((taken[0].bytes / M, taken[0].tier), (128 + 10, Tier::Kept), "its balloon takes free pages before");
     }
 }

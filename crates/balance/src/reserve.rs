@@ -20,7 +20,7 @@ pub struct Reserve {
     pub demand_bytes: u64,
     /// Memory of the host above its floor.
     pub ready_bytes: u64,
-    /// Loans that can be withdrawn within 10 s.
+    /// Loans that can be withdrawn within 10 s, and that their guests do not need.
     pub withdrawable_bytes: u64,
 }
 
@@ -67,7 +67,7 @@ impl Reserve {
     pub(crate) fn bears(&self, guest: &GuestFacts, growth_bytes: u64, params: &Params) -> u64 {
         let cover = self.ready_bytes.saturating_add(self.withdrawable_bytes);
         let Some(left) = cover.checked_sub(self.demand_bytes) else { return 0 };
-        let room = most_withdrawable(guest, params).saturating_sub(guest.loan_bytes());
+        let room = most_withdrawable(guest, params).saturating_sub(withdrawable_bytes(guest, params));
         growth_bytes.min(left.saturating_add(room))
     }
 
@@ -75,6 +75,9 @@ impl Reserve {
     pub(crate) fn after(mut self, guest: &GuestFacts, growth_bytes: u64, params: &Params) -> Self {
         let mut grown = guest.clone();
         grown.actual_bytes = guest.size_bytes().saturating_add(growth_bytes).min(guest.ram_bytes);
+        if let Some(claims) = &mut grown.claims {
+            claims.available_bytes = claims.available_bytes.saturating_add(growth_bytes);
+        }
         let more = withdrawable_bytes(&grown, params).saturating_sub(withdrawable_bytes(guest, params));
         self.demand_bytes = self.demand_bytes.saturating_add(growth_bytes.saturating_sub(owed_bytes(guest)));
         self.withdrawable_bytes = self.withdrawable_bytes.saturating_add(more);
@@ -82,9 +85,9 @@ impl Reserve {
     }
 }
 
-/// The part of a loan that can be withdrawn in time.
+/// The part of a loan that can be withdrawn in time, and that the guest does not need.
 fn withdrawable_bytes(guest: &GuestFacts, params: &Params) -> u64 {
-    guest.loan_bytes().min(most_withdrawable(guest, params))
+    guest.loan_bytes().min(guest.idle_bytes()).min(most_withdrawable(guest, params))
 }
 
 /// The most that a guest's balloon can take in the time for withdrawals. Nothing is expected of a driver that does not do

@@ -5,7 +5,7 @@ use crate::{DriverState, Plan};
 
 const M: u64 = 1 << 20;
 
-/// A guest without a balloon, all of whose memory is resident.
+/// A guest with an empty balloon. All of its memory is resident, and it says that it needs none.
 pub(crate) fn guest(id: &str, ram_bytes: u64, guaranteed_bytes: u64) -> GuestFacts {
     GuestFacts {
         id: id.into(),
@@ -16,6 +16,7 @@ pub(crate) fn guest(id: &str, ram_bytes: u64, guaranteed_bytes: u64) -> GuestFac
         resident_bytes: ram_bytes,
         driver: DriverState::Works,
         withdrawal_bytes_per_s: 1 << 40,
+        claims: Some(Claims { total_bytes: ram_bytes, available_bytes: ram_bytes, ..Claims::default() }),
         ..GuestFacts::default()
     }
 }

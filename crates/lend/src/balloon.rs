@@ -7,9 +7,12 @@ use anyhow::{Context, bail};
 use balance::Claims;
 use guest::{Guest, Qmp};
 use serde_json::{Value, json};
+use std::time::SystemTime;
 
 /// Interval of a guest's statistics, in seconds.
 const STATISTICS_EVERY_S: u64 = 2;
+/// Age up to which statistics count, in seconds: 20 s. A guest that has told nothing for longer may need all its memory.
+const FRESH_S: u64 = 20;
 /// Places where QEMU has devices: with and without a name.
 const DEVICES: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
 /// Value of a statistic that the guest does not have.
@@ -30,8 +33,16 @@ pub(crate) struct Statistics {
     pub claims: Claims,
     /// Major faults and pages swapped in, since the guest started.
     pub faults: u64,
-    /// When the guest told them, in seconds.
+    /// When the guest told them, by the host's clock, in seconds.
     pub told_at_s: u64,
+}
+
+impl Statistics {
+    /// Whether the guest told them lately.
+    pub fn is_fresh(&self) -> bool {
+        let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+        now.saturating_sub(self.told_at_s) <= FRESH_S
+    }
 }
 
 impl Balloon {

@@ -6,7 +6,9 @@ use crate::ledger::Ledger;
 use crate::many;
 use crate::ram_use::RamUse;
 use crate::rules::Rules;
-use balance::{Driver, DriverState, Facts, GroupFacts, GuestFacts, HostFacts, Reservation, Rung, Sighting, Step};
+use balance::{
+    Claims, Driver, DriverState, Facts, GroupFacts, GuestFacts, HostFacts, Reservation, Rung, Sighting, Step,
+};
 use guest::Guest;
 use host::MemoryLimits;
 use std::collections::BTreeMap;
@@ -40,6 +42,9 @@ struct Watched {
     device: Option<(u32, Device)>,
     ram: Option<RamUse>,
     statistics: Option<Statistics>,
+    /// Its size at the last look, and the largest that it can have had when it told its statistics.
+    size_bytes: u64,
+    told_size_bytes: u64,
     faults_per_s: f64,
     faults_by_size: BTreeMap<u64, f64>,
     /// When it was last told its size again.
@@ -120,16 +125,18 @@ impl Gatherer {
         }
     }
 
-    /// Steps of which guests are to be reminded: those that are not where they were told to be, each every 10 s at most.
-    /// Nobody grows by one but to its guarantee.
+    /// Sizes that guests are to be told again, each every 10 s at most.
     pub fn due_reminders(&mut self, facts: &Facts) -> Vec<Step> {
         let at = self.at();
         let mut steps = Vec::new();
-        for guest in facts.guests.iter().filter(|guest| is_astray(guest)) {
-            let Some((watched, target)) = self.watched.get_mut(&guest.id).zip(guest.target_bytes) else { continue };
-            if watched.reminded.is_none_or(|last| at - last >= REMINDED_EVERY) {
+        for guest in &facts.guests {
+            let Some(watched) = self.watched.get_mut(&guest.id) else { continue };
+            if watched.reminded.is_some_and(|last| at - last < REMINDED_EVERY) {
+                continue;
+            }
+            if let Some(step) = balance::reminder(&facts.host, guest) {
                 watched.reminded = Some(at);
-                steps.push(reminder(guest, target));
+                steps.push(step);
             }
         }
         steps
@@ -191,9 +198,7 @@ impl Gatherer {
             saved_bytes: saved.guests.get(&pid).copied().unwrap_or(0),
             driver: watched.driver.state(),
             withdrawal_bytes_per_s: watched.driver.withdrawal_bytes_per_s().unwrap_or(UNSEEN_BYTES_PER_S),
-            claims: watched
-                .statistics
-                .map(|told| balance::Claims { faults_per_s: watched.faults_per_s, ..told.claims }),
+            claims: watched.claims(),
             faults_by_size: watched.faults_by_size.iter().map(|(size, rate)| (*size, *rate)).collect(),
         })
     }
@@ -229,25 +234,6 @@ fn left(limits: &MemoryLimits, pid: u32) -> Option<u64> {
     (left < host::ram_bytes()).then_some(left)
 }
 
-/// Whether a driver answers, and has not done as it was told.
-fn is_astray(guest: &GuestFacts) -> bool {
-    matches!(guest.driver, DriverState::Stuck | DriverState::Deflated)
-}
-
-/// The size that a guest was told, but above its guarantee; if it should have grown, only to that.
-fn reminder(guest: &GuestFacts, target_bytes: u64) -> Step {
-    let (is, kept) = (guest.actual_bytes, guest.guaranteed_bytes);
-    let to_bytes = if target_bytes < is { target_bytes.max(kept) } else { kept.clamp(is, target_bytes) };
-    Step {
-        guest: guest.id.clone(),
-        from_bytes: is,
-        to_bytes,
-        expected_bytes: 0,
-        is_owed: to_bytes > is,
-        reason: "it was told so before, and has not done it".into(),
-    }
-}
-
 impl Watched {
     /// The device of a guest whose QEMU has answered before.
     fn device_of(&self, guest: &Guest) -> Option<Device> {
@@ -255,11 +241,25 @@ impl Watched {
         (guest.pids.first() == Some(pid)).then(|| device.clone())
     }
 
+    /// The guest's word of itself, if it is of late. It no longer has memory that its balloon has taken since.
+    fn claims(&self) -> Option<Claims> {
+        let Statistics { claims, .. } = self.statistics.filter(Statistics::is_fresh)?;
+        let taken = self.told_size_bytes.saturating_sub(self.size_bytes);
+        let (free_bytes, available_bytes) =
+            (claims.free_bytes.saturating_sub(taken), claims.available_bytes.saturating_sub(taken));
+        let cache_bytes = claims.cache_bytes.min(available_bytes.saturating_sub(free_bytes));
+        Some(Claims { free_bytes, available_bytes, cache_bytes, faults_per_s: self.faults_per_s, ..claims })
+    }
+
     /// Takes an answer into account.
     fn take(&mut self, pid: u32, answer: Answer, ram_bytes: u64) {
         self.device = None;
         let Some(Told { size_bytes: size, statistics, device }) = answer else { return };
+        let size_before = std::mem::replace(&mut self.size_bytes, size);
         let Some(told) = statistics else { return };
+        if self.statistics.is_none_or(|before| before.told_at_s != told.told_at_s) {
+            self.told_size_bytes = size_before.max(size);
+        }
         if let Some(before) = self.statistics {
             let seconds = told.told_at_s.saturating_sub(before.told_at_s);
             if seconds == 0 {
@@ -284,19 +284,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reminder_takes_nobody_below_its_guarantee_and_lends_nothing() {
-        let of = |actual_bytes, guaranteed_bytes, target| {
-            reminder(&GuestFacts { actual_bytes, guaranteed_bytes, ..GuestFacts::default() }, target).to_bytes
-        };
-        assert_eq!([of(200, 100, 120), of(200, 150, 120)], [120, 150], "shrinks to its guarantee at most");
-        assert_eq!(
-            [of(80, 100, 200), of(150, 100, 200), of(80, 300, 200)],
-            [100, 150, 200],
-            "grows only to its guarantee"
-        );
-    }
-
-    #[test]
     fn rate_of_faults_is_between_two_tellings_and_has_a_point_by_size() {
         let mut watched = Watched::default();
         for (at, faults, size) in [(10, 100, 256), (10, 900, 256), (12, 140, 256), (14, 140, 250), (16, 540, 100)] {
@@ -305,6 +292,23 @@ mod tests {
         assert!((watched.faults_per_s - 200.0).abs() < 1e-9);
         let points: Vec<_> = watched.faults_by_size.into_iter().collect();
         assert_eq!(points, [(96, 200.0), (240, 0.0), (256, 20.0)]);
+    }
+
+    #[test]
+    fn memory_that_a_balloon_took_after_the_guest_told_of_it_is_no_more_there() {
+        let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
+        let mut watched = Watched::default();
+        let mut look = |told_at_s, size_bytes| {
+            let claims = Claims { free_bytes: 20, available_bytes: 50, cache_bytes: 25, ..Claims::default() };
+            let statistics = Some(Statistics { told_at_s, claims, ..Statistics::default() });
+            watched.take(1, Some(Told { size_bytes, statistics, device: None }), 256);
+            watched.claims().map(|claims| (claims.free_bytes, claims.available_bytes, claims.cache_bytes))
+        };
+        assert_eq!(look(now - 60, 200), None, "too long ago");
+        assert_eq!(look(now - 4, 200), Some((20, 50, 25)));
+        assert_eq!(look(now - 4, 170), Some((0, 20, 20)));
+        assert_eq!(look(now - 2, 170), Some((20, 50, 25)), "told after that");
+        assert_eq!(look(now, 160), Some((10, 40, 25)), "told before or after that");
     }
 
     fn told(told_at_s: u64, faults: u64, size_bytes: u64) -> Answer {

@@ -30,11 +30,15 @@ struct Guests {
 
 impl Guests {
     fn start(group: &str) -> Option<Self> {
+        Self::with(group, "virtio-balloon-pci")
+    }
+
+    fn with(group: &str, balloon: &str) -> Option<Self> {
         let lab = Lab::new(&[]);
         let group = format!("{group}{}", std::process::id());
         let memory = format!("{}M", RAM / M);
         let up = ["--image", "tiny", "--guests", "2", "--groups", &group, "--memory", &memory];
-        let balloon = ["--qemu-arg", "-device", "--qemu-arg", "virtio-balloon-pci"];
+        let balloon = ["--qemu-arg", "-device", "--qemu-arg", balloon];
         let listed = lab.up(&[&up[..], &balloon].concat())?;
         Some(Self { lab, group, listed })
     }
@@ -82,9 +86,11 @@ impl Guests {
         self.journal().into_iter().filter(|line| line["entry"] == kind).collect()
     }
 
-    /// Runs `apply` again and again; the host is taken to be short of memory.
+    /// Runs `apply` again and again. The host is taken to be short of memory, and not to run out of it: more than half of the floor is
+    /// available.
     fn keep_withdrawing(&self) -> Applying {
-        let mut command = self.command(&["apply", "--every", "1", "--floor", "100T"]);
+        let floor = (host::available_bytes().expect("the kernel tells") / 4 * 5).to_string();
+        let mut command = self.command(&["apply", "--every", "1", "--floor", &floor]);
         Applying(command.stdout(Stdio::piped()).spawn().expect("run pagefold balance"))
     }
 }
@@ -240,6 +246,54 @@ fn killed_at_any_instant_it_leaves_guests_with_their_guarantee() {
         guests_of.run(&["apply", "--floor", "100T"]);
         guests_of.sizes().iter().all(|size| size.abs_diff(KEPT) < 4 * M)
     });
+}
+
+/// Fills a guest with a file in memory, which a guest without swap cannot give up, and prints a checksum of it.
+const FILL: &str = "mkdir /f && mount -t tmpfs -o size=120m none /f && head -c 110m /dev/urandom > /f/x && md5sum /f/x";
+/// Prints the checksum again, and the processes that were killed; and removes the file.
+const FREE: &str = "md5sum /f/x; grep oom_kill /proc/vmstat; rm /f/x";
+
+/// The loan is withdrawn once its guest does not need it.
+#[test]
+fn guest_that_needs_its_loan_keeps_it() {
+    let Some(guests_of) = Guests::start("need") else { return };
+    let names = guests_of.names();
+    let full = &names[..1];
+    let written = guests_of.lab.everywhere(full, FILL);
+    let applying = guests_of.keep_withdrawing();
+    until(120, "the other guest's loan is back", || guests_of.sizes()[1].abs_diff(KEPT) < 4 * M);
+    // Time for a driver that is stuck to be reminded.
+    std::thread::sleep(Duration::from_secs(20));
+    let status = guests_of.status();
+    let guest = &guests(&status)[0];
+    assert!(number(&guest["actual_bytes"]) > KEPT + 16 * M, "{guest}");
+    assert_eq!(guest["driver"], "works", "{guest}");
+    let seen = guests_of.lab.everywhere(full, FREE);
+    assert_eq!(seen[0].lines().collect::<Vec<_>>(), [&*written[0], "oom_kill 0"]);
+    until(120, "its loan is back, too", || guests_of.sizes()[0].abs_diff(KEPT) < 4 * M);
+    drop(applying);
+}
+
+/// The driver gives memory back before the guest's kernel kills. The balancer does not take it again while it is needed.
+#[test]
+fn guest_that_takes_back_what_it_needs_is_left_alone() {
+    let Some(guests_of) = Guests::with("back", "virtio-balloon-pci,deflate-on-oom=on") else { return };
+    let applying = guests_of.keep_withdrawing();
+    let are_back = || guests_of.sizes().iter().all(|size| size.abs_diff(KEPT) < 4 * M);
+    until(120, "all loans are back", are_back);
+    let names = guests_of.names();
+    let full = &names[..1];
+    let written = guests_of.lab.everywhere(full, FILL);
+    let before = guests_of.entries("reminder");
+    // Time for three reminders.
+    std::thread::sleep(Duration::from_secs(35));
+    assert_eq!(guests_of.entries("reminder"), before);
+    assert!(guests_of.sizes()[0] > KEPT + 16 * M, "{:?}", guests_of.sizes());
+    let seen = guests_of.lab.everywhere(full, FREE);
+    assert_eq!(seen[0].lines().collect::<Vec<_>>(), [&*written[0], "oom_kill 0"]);
+    until(120, "all loans are back again", are_back);
+    assert_eq!(guests(&guests_of.status())[0]["driver"], "works");
+    drop(applying);
 }
 
 /// A paused guest's driver does nothing. It is flagged, and the plan goes on without it.

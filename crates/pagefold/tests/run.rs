@@ -143,7 +143,7 @@ fn private_service_ends_after_its_last_member() {
         wait_for("a worker", || log().split("worker started: process ").nth(1)?.lines().next()?.parse().ok());
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert!(list() && is_alive(worker), "it ended with a member left: {}", log());
-    // Whoever has asked a worker that ends is answered.
+    // A client is answered that has asked a worker which ends.
     signal(worker, "STOP");
     member.kill();
     std::thread::sleep(std::time::Duration::from_millis(1800));

@@ -18,6 +18,8 @@ use std::time::Duration;
 pub const RAM: u64 = 192 << 20;
 /// Guaranteed size of each guest: 112 MiB.
 pub const KEPT: u64 = 112 << 20;
+/// Its guests take memory back before their kernels kill for want of it.
+const BALLOON: &str = "virtio-balloon-pci,deflate-on-oom=on";
 /// Time that a guest may take to run a command: 2 min.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 /// Number of guests that may take no longer together than one alone.
@@ -76,7 +78,7 @@ impl Rig {
     /// # Errors
     /// They do not come up.
     pub fn up(&self, guests: usize, qemu_args: &[&str]) -> anyhow::Result<Vec<Guest>> {
-        let words = ["-device", "virtio-balloon-pci"].iter().chain(qemu_args);
+        let words = ["-device", BALLOON].iter().chain(qemu_args);
         let spec = Spec {
             guests,
             groups: vec![self.group.clone()],

@@ -40,7 +40,7 @@ const FOLDED: (u64, u64) = (3, 4);
 const ABOVE: u64 = 32 << 20;
 /// Distance of the host's memory from its floor at which loans are in use: 64 MiB.
 const USED_TO: u64 = 64 << 20;
-/// Time for loans to be made, and to be used: 60 s each.
+/// Time for loans to be made: 60 s.
 const SETTLE: Duration = Duration::from_secs(60);
 /// Least time for which the host is watched from the begin of the storm on: 15 s.
 const WATCHED: Duration = Duration::from_secs(15);
@@ -60,6 +60,8 @@ pub struct Figures {
     pub host_swap_bytes: u64,
     /// Seconds from the begin of the storm to the last moment at which less was available than is never lent; 0 if there was none.
     pub back_s: f64,
+    /// Seconds from the begin of the storm until every guest had written all of it.
+    pub written_s: f64,
     /// Longest time for which one guest was paused, over all its pauses.
     pub paused_ms: u64,
     /// Pauses of guests.
@@ -92,9 +94,10 @@ impl Figures {
         let held = if self.guaranteed_held { "held" } else { "BROKEN" };
         let _ = writeln!(
             text,
-            "storm: {} MiB were folded; guarantees {held}; loans back after {:.1} s; {} MiB available at least, of a floor of {} MiB; \
+            "storm: {} MiB were folded, and written in {:.1} s; guarantees {held}; loans back after {:.1} s; {} MiB available at least, of a floor of {} MiB; \
              {} MiB swapped, {} killed; {} pauses, one guest for {} ms at most",
             self.folded_bytes >> 20,
+            self.written_s,
             self.back_s,
             self.least_available_bytes >> 20,
             self.floor_bytes >> 20,
@@ -151,18 +154,32 @@ fn cut_and_lend(
     host.limit(other + floor)?;
     let applying = rig.lend_within(host.group(), floor, guardian)?;
     wait_until_steady(rig)?;
-    // Memory that is used and freed lies in frames of the host: a loan that has to be withdrawn.
-    let free = "f=$(awk '/MemAvailable/ {print int($2 / 1024)}' /proc/meminfo); [ $f -gt 24 ] || exit 0; ";
-    let end = Instant::now() + SETTLE;
-    while host.available_bytes()? > floor + USED_TO {
-        if Instant::now() > end {
-            let available = host.available_bytes()? >> 20;
-            say!("pagefold: storm: guests do not use all that they are lent: {available} MiB are available still");
-            break;
-        }
-        on_all(guests, |_| format!("{free} dd if=/dev/zero of=/tmp/x bs=1M count=$((f - 16)) 2>/dev/null; rm /tmp/x"))?;
-    }
+    use_loans(host, guests, floor)?;
     Ok((applying, floor))
+}
+
+/// Has guests use what they are lent, one after another, until little more than the floor is available.
+///
+/// Memory that is used and freed lies in frames of the host: a loan that has to be withdrawn. Its bytes are no other guest's, so
+/// that they are not folded meanwhile.
+fn use_loans(host: &SmallHost, guests: &[Guest], floor: u64) -> anyhow::Result<()> {
+    let left = || host.available_bytes().map(|available| available.saturating_sub(floor + USED_TO) >> 20);
+    for guest in guests {
+        let most = left()?;
+        if most == 0 {
+            return Ok(());
+        }
+        let script = format!(
+            "f=$(awk '/MemAvailable/ {{print int($2 / 1024) - 16}}' /proc/meminfo); [ $f -lt {most} ] || f={most}; \
+             [ $f -lt 1 ] || head -c ${{f}}m /dev/urandom > /tmp/x; rm -f /tmp/x"
+        );
+        rig::shell(guest, &script)?;
+    }
+    if left()? > 0 {
+        let available = host.available_bytes()? >> 20;
+        say!("pagefold: storm: guests do not use all that they are lent: {available} MiB are available still");
+    }
+    Ok(())
 }
 
 /// Waits until loans do not change from one look to the next.
@@ -210,7 +227,7 @@ fn storm(
         let writing = scope.spawn(|| {
             let written = on_all(guests, |n| sweep(n + 1));
             done.store(true, Ordering::Relaxed);
-            written
+            written.map(|()| began.elapsed())
         });
         while !done.load(Ordering::Relaxed) || began.elapsed() < WATCHED {
             let available = host.available_bytes().unwrap_or(0);
@@ -228,6 +245,7 @@ fn storm(
     let paused = pauses(rig)?.split_off(pauses_before);
     Ok(Figures {
         guaranteed_held: kept && answer && written.is_ok(),
+        written_s: written.unwrap_or_default().as_secs_f64(),
         host_swap_bytes: swap().saturating_sub(swap_before),
         back_s: last_below.map_or(0.0, |after| after.as_secs_f64()),
         paused_ms: longest(&paused),

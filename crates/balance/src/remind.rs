@@ -1,0 +1,99 @@
+//! Reminders: sizes that are told again to drivers that are not where they were told to be.
+//!
+//! | driver | the rest of the way | is told |
+//! |---|---|---|
+//! | `stuck`, `deflated` | harms nobody, or the host runs out of memory | its size, as before |
+//! | `stuck` | takes memory that the guest needs | to give only what it does not need, and keep the rest. A Linux driver tries again and again, and leaves its guest no free page meanwhile |
+//! | `deflated` | takes memory that the guest needs | nothing: it would take it back again |
+//!
+//! Nobody grows by one but to its guarantee.
+
+use crate::driver::DriverState;
+use crate::facts::{GuestFacts, HostFacts};
+use crate::ladder::last_resort_bytes;
+use crate::plan::Step;
+
+/// The size that is told again to a guest that has not done as told; `None`: it is told nothing.
+pub fn reminder(host: &HostFacts, guest: &GuestFacts) -> Option<Step> {
+    let target = guest.target_bytes.filter(|_| matches!(guest.driver, DriverState::Stuck | DriverState::Deflated))?;
+    let (is, kept) = (guest.actual_bytes, guest.guaranteed_bytes);
+    let told_before = "it was told so before, and has not done it";
+    let (to_bytes, reason) = if target >= is {
+        (kept.clamp(is, target), told_before)
+    } else {
+        let target = target.max(kept);
+        let way = is.saturating_sub(target);
+        let is_harmless = way <= guest.harmless_bytes() || last_resort_bytes(host) > 0;
+        match guest.driver {
+            _ if is_harmless => (target, told_before),
+            // One that tells nothing may have no driver at all. It stays flagged.
+            DriverState::Stuck if guest.claims.is_none() => (target, told_before),
+            DriverState::Stuck => (is - guest.harmless_bytes(), "it needs the rest"),
+            _ => return None,
+        }
+    };
+    Some(Step {
+        guest: guest.id.clone(),
+        from_bytes: is,
+        to_bytes,
+        expected_bytes: 0,
+        is_owed: to_bytes > is,
+        reason: reason.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::Claims;
+
+    const STUCK: DriverState = DriverState::Stuck;
+
+    /// The size that a guest is told, which says that it needs all but so much, on a host with a floor of 100 bytes.
+    fn told(
+        available_bytes: u64,
+        driver: DriverState,
+        idle: Option<u64>,
+        (actual_bytes, guaranteed_bytes, target): (u64, u64, u64),
+    ) -> Option<u64> {
+        let claims = idle.map(|available_bytes| Claims { available_bytes, ..Claims::default() });
+        let guest = GuestFacts {
+            actual_bytes,
+            guaranteed_bytes,
+            target_bytes: Some(target),
+            resident_bytes: actual_bytes,
+            driver,
+            claims,
+            ..GuestFacts::default()
+        };
+        let host = HostFacts { floor_bytes: 100, available_bytes, ..HostFacts::default() };
+        reminder(&host, &guest).map(|step| step.to_bytes)
+    }
+
+    #[test]
+    fn reminder_takes_nobody_below_its_guarantee_and_lends_nothing() {
+        let of = |sizes| told(50, STUCK, Some(200), sizes);
+        assert_eq!(
+            [of((200, 100, 120)), of((200, 150, 120))],
+            [Some(120), Some(150)],
+            "shrinks to its guarantee at most"
+        );
+        assert_eq!(
+            [of((80, 100, 200)), of((150, 100, 200)), of((80, 300, 200))],
+            [Some(100), Some(150), Some(200)],
+            "grows only to its guarantee"
+        );
+        assert_eq!(told(50, DriverState::Works, Some(200), (200, 100, 120)), None);
+    }
+
+    #[test]
+    fn guest_that_needs_its_memory_is_left_alone_until_the_host_runs_out() {
+        let sizes = (200, 100, 120);
+        let of = |available, driver, idle| told(available, driver, idle, sizes);
+        assert_eq!(of(50, STUCK, Some(30)), Some(170), "the balloon tries no further");
+        assert_eq!(of(50, DriverState::Deflated, Some(30)), None);
+        assert_eq!(of(50, DriverState::Deflated, Some(80)), Some(120));
+        assert_eq!(of(50, STUCK, None), Some(120), "it may have no driver");
+        assert_eq!([STUCK, DriverState::Deflated].map(|driver| of(49, driver, Some(30))), [Some(120); 2]);
+    }
+}
