@@ -24,13 +24,17 @@ pub struct Loss {
     pub n: usize,
 }
 
+/// End of the names of arms with containers. They are compared with one another, since a VM takes more whoever merges.
+const CONTAINER: &str = "-container";
+
 /// All losses of a study, the decided ones first.
 pub fn of(study: &Study, measured: &[Record]) -> Vec<Loss> {
     let mut losses = Vec::new();
     for ours in measured.iter().filter(|r| r.arm.starts_with("fold")) {
         let Some(metric) = study.metric(&ours.metric) else { continue };
         let Some(better) = metric.better else { continue };
-        let same = |r: &&Record| r.metric == ours.metric && r.x == ours.x && !r.arm.starts_with("fold");
+        let is_alike = |r: &Record| r.arm.ends_with(CONTAINER) == ours.arm.ends_with(CONTAINER);
+        let same = |r: &&Record| r.metric == ours.metric && r.x == ours.x && !r.arm.starts_with("fold") && is_alike(r);
         for theirs in measured.iter().filter(same) {
             let worse: Vec<f64> = differences(ours, theirs, better);
             let mean = stats::mean(&worse);
@@ -88,6 +92,8 @@ mod tests {
         let unsure = of(&study, &[record("fold", &[0.5, 4.0, 0.9]), ksm.clone()]);
         assert_eq!(unsure.iter().map(|l| l.decided).collect::<Vec<_>>(), [false]);
         assert_eq!(of(&study, &[record("fold", &[0.5, 0.6, 0.4]), ksm.clone()]), []);
+        let in_container = record("ksm-container", &[1.0, 1.1, 0.9]);
+        assert_eq!(of(&study, &[record("fold", &[2.0, 2.1, 1.9]), in_container]), []);
         let few = of(&study, &[record("fold", &[2.0, 2.0]), record("ksm", &[1.0, 1.0])]);
         assert!(!few[0].decided);
     }

@@ -124,7 +124,10 @@ impl Merger for Ksmd {
 
     fn meet(&mut self, guests: &[Guest]) -> anyhow::Result<()> {
         self.guests = guests.iter().map(|(pid, _)| *pid).collect();
-        self.memory = guests.iter().map(|guest| Memory::of(*guest)).collect::<anyhow::Result<_>>()?;
+        // A container's processes come and go.
+        let is_gone = |e: &anyhow::Error| e.downcast_ref().is_some_and(host::Error::is_gone);
+        let found = guests.iter().map(|guest| Memory::of(*guest)).filter(|found| !found.as_ref().is_err_and(is_gone));
+        self.memory = found.collect::<anyhow::Result<_>>()?;
         self.zeros_before = self.zeros()?;
         self.look_for_others()
     }
