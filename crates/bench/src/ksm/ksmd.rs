@@ -42,10 +42,14 @@ impl Memory {
         Ok(Self { pagemap: Pagemap::open(guest.0)?, mappings: memory_of(guest)? })
     }
 
-    fn zeros(&self) -> anyhow::Result<u64> {
+    /// Pages that are the kernel's zero page. A process that has ended has none.
+    fn zeros(&self) -> host::Result<u64> {
         let mut zeros = 0;
         for mapping in &self.mappings {
-            zeros += self.pagemap.zero_ranges(mapping.start, mapping.end)?.iter().map(|r| r.pages).sum::<u64>();
+            match self.pagemap.zero_ranges(mapping.start, mapping.end) {
+                Err(e) if e.is_gone() => return Ok(0),
+                found => zeros += found?.iter().map(|range| range.pages).sum::<u64>(),
+            }
         }
         Ok(zeros)
     }
@@ -86,7 +90,7 @@ impl Ksmd {
     }
 
     fn zeros(&self) -> anyhow::Result<u64> {
-        self.memory.iter().map(Memory::zeros).sum()
+        Ok(self.memory.iter().map(Memory::zeros).sum::<host::Result<u64>>()?)
     }
 
     /// Prints a warning if other programs' memory would be merged too, which costs ksmd time that is not for the

@@ -113,8 +113,8 @@ impl Settled {
 /// `kloster-fig7.6`.
 pub fn by_load(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let full = planned.length == Length::Full;
-    let time = Duration::from_secs(if full { 15 } else { 8 });
-    let mut settled = Settled::with(rig, planned, 4, None)?;
+    let (guests, time) = if full { (4, Duration::from_secs(15)) } else { (3, Duration::from_secs(8)) };
+    let mut settled = Settled::with(rig, planned, guests, None)?;
     let idle = settled.percent(settled.saved()?.merged);
     settled.measured.put_at("reclaimed_percent", "idle", idle);
     // Another order in each repetition: a load finds what the one before it left.
