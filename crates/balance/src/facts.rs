@@ -1,8 +1,8 @@
 //! Facts of one round: the host, its groups and its guests.
 //!
 //! Sizes on the host's side (resident, folded, available) come from the kernel. The rest is a guest's word:
-//! [`Facts::bounded`] puts it within bounds that the host knows. A claim steers who gets a loan, and never decides what
-//! is guaranteed or kept in reserve.
+//! [`Facts::bounded`] puts it within bounds that the host knows. A claim steers who gets a loan, and how much of it
+//! counts as withdrawable: never more than the loan. It never decides what is guaranteed.
 
 use crate::driver::DriverState;
 use crate::ladder::Rung;
@@ -180,8 +180,11 @@ impl GuestFacts {
     /// Memory that it does not need: what it says that it could free without swapping. If it tells nothing, what it never
     /// touched. A guest's kernel reserves memory that it does not touch, so the second says less.
     pub fn idle_bytes(&self) -> u64 {
-        let claimed = self.claims.map(|claims| claims.available_bytes.max(claims.free_bytes));
-        claimed.unwrap_or_else(|| self.untouched_bytes())
+        self.claimed_idle_bytes().unwrap_or_else(|| self.untouched_bytes())
+    }
+
+    fn claimed_idle_bytes(&self) -> Option<u64> {
+        self.claims.map(|claims| claims.available_bytes.max(claims.free_bytes))
     }
 
     /// Memory that it can give up unhurt: all that it does not need, less a little. Of the rest, a balloon makes it swap, or kill
@@ -192,8 +195,7 @@ impl GuestFacts {
 
     /// Memory that it needs to run: all that it could not free without swapping. Without statistics, its size.
     pub fn needed_bytes(&self) -> u64 {
-        let idle = self.claims.map_or(0, |_| self.idle_bytes());
-        self.size_bytes().saturating_sub(idle)
+        self.size_bytes().saturating_sub(self.claimed_idle_bytes().unwrap_or(0))
     }
 
     /// Whether its size can be changed.

@@ -62,12 +62,17 @@ fn plan_of(facts: &Facts, policy: &dyn Policy) -> Plan {
     plan(facts, policy, &History::default(), Duration::ZERO, &Params::default())
 }
 
-/// The facts after all growth was taken: nothing else has changed.
+/// The facts after all growth was taken, which is free in the guests: nothing else has changed.
 fn after_growth(facts: &Facts, plan: &Plan) -> Facts {
     let mut after = facts.clone();
     for step in &plan.grows {
         let guest = after.guests.iter_mut().find(|guest| guest.id == step.guest).expect("a guest of these facts");
         guest.actual_bytes = step.to_bytes;
+        if let Some(claims) = &mut guest.claims {
+            let growth = step.to_bytes - step.from_bytes;
+            claims.free_bytes = claims.free_bytes.saturating_add(growth);
+            claims.available_bytes = claims.available_bytes.saturating_add(growth);
+        }
     }
     after
 }
