@@ -99,10 +99,10 @@ impl Waits {
     }
 
     fn tell(&mut self, command: &str) -> String {
-        writeln!(self.child.stdin.as_mut().expect("a pipe"), "{command}").expect("tell waits");
+        let told = writeln!(self.child.stdin.as_mut().expect("a pipe"), "{command}");
         let mut line = String::new();
         self.output.read_line(&mut line).expect("hear from waits");
-        assert!(!line.is_empty(), "waits ended: {:?}", self.child.wait());
+        assert!(told.is_ok() && !line.is_empty(), "waits was told {command} ({told:?}); it ended: {:?}", self.child.wait());
         line
     }
 
