@@ -20,8 +20,8 @@ const BEGIN: &str =
     "mkdir -p /d && mount -t tmpfs none /d && dd if=/dev/urandom of=/d/part bs=4096 count=200 2>/dev/null &&
 for n in 1 2 3 4 5 6 7 8 9 10; do cat /d/part; done > /d/file && sync
 (while :; do md5sum /d/file; dd if=/dev/urandom of=/d/noise bs=65536 count=32; done) > /dev/null 2>&1 &";
-/// Writes 200 pages of that file, with the bytes that they have.
-const WRITE: &str = "dd if=/d/part of=/d/file conv=notrunc bs=4096 2>/dev/null";
+/// Writes 1,000 pages of that file, with the bytes that they have. Some may not be folded at the moment.
+const WRITE: &str = "for n in 1 2 3 4 5; do cat /d/part; done | dd of=/d/file conv=notrunc bs=4096 2>/dev/null";
 
 /// The VM.
 pub struct Vm {
@@ -77,11 +77,19 @@ impl Subject for Vm {
 
     fn look(&mut self) -> anyhow::Result<Vec<String>> {
         let mut all = traces(self.pid)?;
-        // The parts of the RAM: one mapping, unless one is left cut.
+        // The parts of the RAM. Neighbours of a kind count as one: what became a huge page again stays a mapping by itself.
         let within = |mapping: &host::Mapping| self.ram.start <= mapping.start && mapping.end <= self.ram.end;
-        let mappings = host::Mapping::list(self.pid)?;
-        let parts = mappings.iter().filter(|mapping| within(mapping));
-        all.extend(parts.map(|part| format!("RAM {:x}-{:x} {}", part.start.0, part.end.0, part.name)));
+        let mut parts = host::Mapping::list(self.pid)?;
+        parts.retain(within);
+        parts.dedup_by(|next, part| {
+            let kind = |part: &host::Mapping| (part.shared, part.read, part.write, part.execute, part.inode);
+            let is_one = part.end == next.start && kind(part) == kind(next);
+            if is_one {
+                part.end = next.end;
+            }
+            is_one
+        });
+        all.extend(parts.iter().map(|part| format!("RAM {:x}-{:x} {}", part.start.0, part.end.0, part.name)));
         Ok(all)
     }
 

@@ -48,8 +48,10 @@ const WATCHED: Duration = Duration::from_secs(15);
 const ROUND: Duration = Duration::from_millis(2500);
 /// Time between two looks at what is folded: 200 ms.
 const LOOK: Duration = Duration::from_millis(200);
-/// Time within which loans must be back: 10 s.
+/// Longest time in one go below the floor, in which loans must come back: 10 s.
 const BACK_WITHIN_S: f64 = 10.0;
+/// Shortest time above the floor that counts: 1 s.
+const ABOVE_FOR: Duration = Duration::from_secs(1);
 
 /// The storm's figures.
 #[derive(Debug, Serialize)]
@@ -60,6 +62,8 @@ pub struct Figures {
     pub host_swap_bytes: u64,
     /// Seconds from the begin of the storm to the last moment at which less was available than is never lent; 0 if there was none.
     pub back_s: f64,
+    /// Longest time in one go with less available than is never lent, in seconds. Gaps of less than a second count as none.
+    pub below_s: f64,
     /// Seconds from the begin of the storm until every guest had written all of it.
     pub written_s: f64,
     /// Longest time for which one guest was paused, over all its pauses.
@@ -80,7 +84,7 @@ impl Figures {
     /// Whether the storm undershot the floor, and did no harm.
     pub fn is_good(&self) -> bool {
         let did_no_harm = self.guaranteed_held && self.host_swap_bytes == 0 && self.kills == 0;
-        did_no_harm && self.is_undershot() && self.back_s <= BACK_WITHIN_S
+        did_no_harm && self.is_undershot() && self.below_s <= BACK_WITHIN_S
     }
 
     /// Whether there was a time with less memory than is never lent.
@@ -94,10 +98,11 @@ impl Figures {
         let held = if self.guaranteed_held { "held" } else { "BROKEN" };
         let _ = writeln!(
             text,
-            "storm: {} MiB were folded, and written in {:.1} s; guarantees {held}; loans back after {:.1} s; {} MiB available at least, of a floor of {} MiB; \
+            "storm: {} MiB were folded, and written in {:.1} s; guarantees {held}; below the floor for {:.1} s in one go, and for the last time after {:.1} s; {} MiB available at least, of a floor of {} MiB; \
              {} MiB swapped, {} killed; {} pauses, one guest for {} ms at most",
             self.folded_bytes >> 20,
             self.written_s,
+            self.below_s,
             self.back_s,
             self.least_available_bytes >> 20,
             self.floor_bytes >> 20,
@@ -110,6 +115,26 @@ impl Figures {
             let _ = writeln!(text, "storm: the floor was not undershot, so this shows nothing");
         }
         text
+    }
+}
+
+/// The times at which less was available than is never lent, from the begin of the storm on.
+#[derive(Debug, Default)]
+struct Below {
+    /// Begin of the last time in one go.
+    since: Duration,
+    last: Option<Duration>,
+    longest: Duration,
+}
+
+impl Below {
+    /// Notes such a time. Each is later than the one before.
+    fn note(&mut self, now: Duration) {
+        if self.last.is_none_or(|last| now - last >= ABOVE_FOR) {
+            self.since = now;
+        }
+        self.last = Some(now);
+        self.longest = self.longest.max(now - self.since);
     }
 }
 
@@ -222,7 +247,7 @@ fn storm(
     let pauses_before = pauses(rig)?.len();
     let began = Instant::now();
     let done = AtomicBool::new(false);
-    let (mut least, mut last_below) = (u64::MAX, None);
+    let (mut least, mut below) = (u64::MAX, Below::default());
     let written = std::thread::scope(|scope| {
         let writing = scope.spawn(|| {
             let written = on_all(guests, |n| sweep(n + 1));
@@ -233,7 +258,7 @@ fn storm(
             let available = host.available_bytes().unwrap_or(0);
             least = least.min(available);
             if available < floor_bytes {
-                last_below = Some(began.elapsed());
+                below.note(began.elapsed());
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -247,7 +272,8 @@ fn storm(
         guaranteed_held: kept && answer && written.is_ok(),
         written_s: written.unwrap_or_default().as_secs_f64(),
         host_swap_bytes: swap().saturating_sub(swap_before),
-        back_s: last_below.map_or(0.0, |after| after.as_secs_f64()),
+        back_s: below.last.map_or(0.0, |last| last.as_secs_f64()),
+        below_s: below.longest.as_secs_f64(),
         paused_ms: longest(&paused),
         pauses: paused.len(),
         kills: host.kills(),
@@ -293,5 +319,19 @@ fn wait_until_folded(rig: &Rig, guests: u64) -> anyhow::Result<u64> {
             bail!("only {} MiB are folded, and {} were to be", folded >> 20, wanted >> 20);
         }
         std::thread::sleep(LOOK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn longest_time_below_the_floor_takes_short_gaps_for_none() {
+        let mut below = Below::default();
+        for ms in [1000, 1050, 1900, 2850, 4000, 4500] {
+            below.note(Duration::from_millis(ms));
+        }
+        assert_eq!((below.longest.as_millis(), below.last.unwrap().as_millis()), (1850, 4500));
     }
 }
