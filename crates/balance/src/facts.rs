@@ -241,6 +241,7 @@ mod tests {
             (claims.total_bytes, claims.free_bytes, claims.cache_bytes, claims.faults_per_s),
             (120, 120, 0, 0.0)
         );
+        assert_eq!((claims.available_bytes, guest.idle_bytes()), (120, 120));
         assert_eq!(guest.faults_by_size, [(200, 0.0)]);
     }
 

@@ -1,9 +1,9 @@
 //! Properties of plans, for whatever guests say and whichever policy is used.
 
 use crate::facts::{Claims, Facts, GuestFacts, HostFacts, Reservation};
-use crate::policy::{self, Policy};
+use crate::policy::{self, Policy, Wish};
 use crate::test_world::{Program, World, guest};
-use crate::{Budget, DriverState, History, Params, Plan, Reserve, Rung, baseline, make_room, plan};
+use crate::{Budget, DriverState, History, Params, Plan, Reserve, Rung, Step, baseline, make_room, plan};
 use proptest::prelude::*;
 use std::time::Duration;
 
@@ -251,6 +251,7 @@ fn guest_below_its_guarantee_grows_even_on_a_full_host() {
     let facts = Facts { guests: vec![small], ..Facts::default() };
     let plan = plan_of(&facts, &policy::Equal);
     assert_eq!((plan.grows[0].to_bytes, &*plan.grows[0].reason), (128 * M, "it has less than it is guaranteed"));
+    assert!(plan.grows[0].is_owed, "whatever others do");
 }
 
 #[test]
@@ -310,4 +311,133 @@ fn pressure_withdraws_loans_and_stops_growth_and_reservations() {
     facts.host.rung = Rung::Refuse;
     let refused = make_room(&facts, "next", M, &Params::default()).unwrap_err();
     assert!(refused.reason.contains("short of memory"), "{}", refused.reason);
+}
+
+/// Wants this size for each guest.
+struct Wants(u64);
+
+impl Policy for Wants {
+    fn name(&self) -> &'static str {
+        "wants"
+    }
+
+    fn sizes(&self, facts: &Facts, _: u64) -> Vec<Wish> {
+        facts.guests.iter().map(|_| Wish { size_bytes: self.0, reason: "a test".into() }).collect()
+    }
+}
+
+/// Two guests of 256 MiB that have half of it, and use all of that. The floor is 50 MiB.
+fn two_guests(available: u64) -> Facts {
+    let guests = ["a", "b"].map(|id| {
+        let mut guest = guest(id, 256 * M, 64 * M);
+        (guest.actual_bytes, guest.resident_bytes) = (128 * M, 128 * M);
+        guest
+    });
+    let host = HostFacts {
+        total_bytes: 1024 * M,
+        available_bytes: available * M,
+        floor_bytes: 50 * M,
+        ..HostFacts::default()
+    };
+    Facts { host, guests: guests.to_vec(), ..Facts::default() }
+}
+
+fn growth(plan: &Plan) -> u64 {
+    plan.grows.iter().map(|step| (step.to_bytes - step.from_bytes) / M).sum()
+}
+
+#[test]
+fn memory_is_lent_once_though_every_guest_is_to_have_it() {
+    let plan = plan_of(&two_guests(150), &Wants(256 * M));
+    assert_eq!(growth(&plan), 100 - 8, "all that is spare, but for 4 MiB a guest: {plan:?}");
+}
+
+#[test]
+fn reserve_bears_all_growth_of_a_round_together() {
+    let mut facts = two_guests(300);
+    for guest in &mut facts.guests {
+        (guest.folded_bytes, guest.withdrawal_bytes_per_s) = (90 * M, 0);
+    }
+    let plan = plan_of(&facts, &Wants(256 * M));
+    assert_eq!(growth(&plan), 250 - 180, "what is ready, less what may break: {plan:?}");
+    assert!(Reserve::of(&after_growth(&facts, &plan), &Params::default()).holds());
+}
+
+#[test]
+fn guest_that_shrank_does_not_grow_for_a_minute_and_the_reverse() {
+    let (facts, params) = (two_guests(900), Params::default());
+    let turned = |from_bytes: u64, to_bytes: u64, wanted: u64, second: u64| {
+        let mut history = History::default();
+        let of = |id: &str| Step {
+            guest: id.into(),
+            from_bytes,
+            to_bytes,
+            expected_bytes: 0,
+            is_owed: false,
+            reason: "a test".into(),
+        };
+        ["a", "b"].iter().for_each(|id| history.note(&of(id), Duration::ZERO));
+        growth(&plan(&facts, &Wants(wanted), &history, Duration::from_secs(second), &params))
+    };
+    let (small, large) = (64 * M, 128 * M);
+    assert_eq!([turned(large, small, 256 * M, 59), turned(large, small, 256 * M, 60)], [0, 128]);
+    assert_eq!(turned(small, large, 256 * M, 1), 128, "it may go on as before");
+}
+
+#[test]
+fn loan_is_moved_as_far_as_the_policy_wants_and_not_back_at_once() {
+    let mut facts = two_guests(58);
+    facts.guests[0].actual_bytes = 240 * M;
+    facts.guests[0].resident_bytes = 240 * M;
+    let moved = |grew: bool| {
+        let mut history = History::default();
+        let (from_bytes, to_bytes) = if grew { (128 * M, 240 * M) } else { (250 * M, 240 * M) };
+        let (expected_bytes, is_owed, reason) = (0, false, "a test".into());
+        history
+            .note(&Step { guest: "a".into(), from_bytes, to_bytes, expected_bytes, is_owed, reason }, Duration::ZERO);
+        let plan = plan(&facts, &Wants(192 * M), &history, Duration::ZERO, &Params::default());
+        assert_eq!(growth(&plan), 0, "the memory is not there yet: {plan:?}");
+        plan.frees.iter().map(|step| (step.guest.clone(), step.to_bytes / M)).collect::<Vec<_>>()
+    };
+    assert_eq!((moved(false), moved(true)), (vec![("a".into(), 192)], Vec::new()), "the other one lacks 64 MiB");
+}
+
+#[test]
+fn loan_of_a_driver_that_does_not_as_told_stands_for_nothing() {
+    use DriverState::{Absent, Deflated, Lies, Silent, Stuck};
+    let sums = |driver| {
+        let mut facts = two_guests(10);
+        facts.guests.truncate(1);
+        facts.guests[0].driver = driver;
+        let reserve = Reserve::of(&facts, &Params::default());
+        let plan = plan_of(&facts, &policy::Equal);
+        let steps = plan.frees.len() + plan.grows.len();
+        (reserve.withdrawable_bytes / M, plan.budget.lent_bytes / M, plan.budget.lendable_bytes(0) / M, steps)
+    };
+    assert_eq!(sums(DriverState::Works), (64, 64, 24, 1), "40 MiB are missing to the floor");
+    assert_eq!([Absent, Stuck, Lies, Deflated, Silent].map(sums), [(0, 0, 0, 0); 5]);
+}
+
+#[test]
+fn reservations_are_neither_lent_nor_left_out_of_the_reserve() {
+    let mut facts = two_guests(150);
+    let sums = |facts: &Facts| {
+        let reserve = Reserve::of(facts, &Params::default());
+        (Budget::of(facts).spare_bytes >> 20, reserve.demand_bytes / M)
+    };
+    assert_eq!(sums(&facts), (100, 0));
+    facts.reservations = [30, 40].map(|mib| Reservation { name: "next".into(), bytes: mib * M }).to_vec();
+    assert_eq!(sums(&facts), (30, 70));
+}
+
+#[test]
+fn reservation_that_would_eat_the_reserve_is_refused() {
+    let mut facts = two_guests(150);
+    for guest in &mut facts.guests {
+        (guest.folded_bytes, guest.withdrawal_bytes_per_s) = (40 * M, 0);
+    }
+    let of = |mib: u64| make_room(&facts, "next", mib * M, &Params::default());
+    assert!(of(20).is_ok());
+    let refusal = of(21).unwrap_err();
+    assert!(refusal.reason.starts_with("the reserve would be eaten"), "{}", refusal.reason);
 }

@@ -3,13 +3,13 @@
 //! `docs/interop/qmp-spec.rst` of QEMU.
 
 use serde_json::{Value, json};
-use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Longest answer that is read, in bytes; the longest known, `query-qmp-schema`, has a fifth of a megabyte.
-const LINE_MAX: u64 = 4 << 20;
+const LINE_MAX: usize = 4 << 20;
 
 /// Time that a guest's QEMU may take for an answer, in which it may be serving another client: 500 ms.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -137,11 +137,19 @@ impl Qmp {
                 return Err(io::Error::new(ErrorKind::TimedOut, "no answer in time"));
             }
             self.reader.get_ref().set_read_timeout(Some(left))?;
-            let room = LINE_MAX.saturating_sub(line.len() as u64);
-            match (&mut self.reader).take(room).read_until(b'\n', &mut line) {
-                Ok(0) if room == 0 => return Err(invalid("a line without end")),
-                Ok(0) => return Err(io::Error::new(ErrorKind::UnexpectedEof, "QEMU hung up")),
-                Ok(_) => {}
+            let room = LINE_MAX.saturating_sub(line.len());
+            if room == 0 {
+                return Err(invalid("a line without end"));
+            }
+            // One read at a time: a peer that sends a byte now and then has no longer than others.
+            match self.reader.fill_buf() {
+                Ok([]) => return Err(io::Error::new(ErrorKind::UnexpectedEof, "QEMU hung up")),
+                Ok(bytes) => {
+                    let end = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |at| at + 1);
+                    let taken = end.min(room);
+                    line.extend_from_slice(&bytes[..taken]);
+                    self.reader.consume(taken);
+                }
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
                 Err(e) => return Err(e),
             }
@@ -232,5 +240,29 @@ mod tests {
         let error = Qmp::connect(&path, Duration::from_secs(20)).expect_err("no greeting").to_string();
         assert!(error.contains("a line without end"), "{error}");
         peer.join().expect("no panic");
+    }
+
+    /// The peer goes on for longer than any patience.
+    #[test]
+    fn events_or_half_lines_without_end_do_not_prolong_the_wait() {
+        for crumb in ["{\"event\": \"STOP\"}\n", " "] {
+            let dir = tempfile::tempdir().expect("a temporary directory");
+            let path = dir.path().join("qmp");
+            let listener = UnixListener::bind(&path).expect("listen");
+            let peer = thread::spawn(move || {
+                let (mut stream, _) = listener.accept().expect("a client");
+                stream.write_all(format!("{GREETING}{{\"return\": {{}}}}\n").as_bytes()).expect("it listens");
+                let began = Instant::now();
+                while began.elapsed() < 10 * SOON && stream.write_all(crumb.as_bytes()).is_ok() {
+                    thread::sleep(SOON / 10);
+                }
+            });
+            let mut qmp = Qmp::connect(&path, SOON).expect("a greeting");
+            let began = Instant::now();
+            let error = qmp.execute("stop", json!({})).expect_err("no answer");
+            assert!(began.elapsed() < 5 * SOON && !error.is_wrong_socket(), "{error} after {:?}", began.elapsed());
+            drop(qmp);
+            peer.join().expect("no panic");
+        }
     }
 }

@@ -41,7 +41,8 @@ impl Statistics {
     /// Whether the guest told them lately.
     pub fn is_fresh(&self) -> bool {
         let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
-        now.saturating_sub(self.told_at_s) <= FRESH_S
+        // The clock may have been set back since.
+        now.abs_diff(self.told_at_s) <= FRESH_S
     }
 }
 
@@ -152,6 +153,7 @@ fn parse(answer: &Value) -> Option<Statistics> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake_qemu::FakeQemu;
 
     #[test]
     fn statistics_are_read_and_those_never_told_are_none() {
@@ -168,5 +170,21 @@ mod tests {
         assert_eq!(parse(&with_tmpfs).unwrap().claims.cache_bytes, 20, "the rest of it cannot be freed");
         assert_eq!(parse(&json!({"last-update": 0, "stats": {"stat-total-memory": 1, "stat-free-memory": 1}})), None);
         assert_eq!(parse(&json!({"last-update": 7, "stats": {"stat-total-memory": u64::MAX}})), None);
+    }
+
+    #[test]
+    fn guest_is_never_told_to_have_no_memory() {
+        let qemu = FakeQemu::start("a", 256, std::path::Path::new("/nonexistent"));
+        let mut balloon = Balloon::open(&qemu.guest).unwrap().unwrap();
+        assert!(balloon.set(0).is_err());
+        balloon.set(7).unwrap();
+        assert_eq!(qemu.state().told.iter().map(|told| told.size_bytes).collect::<Vec<_>>(), [7]);
+    }
+
+    #[test]
+    fn statistics_are_fresh_for_20_s() {
+        let now = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
+        let is_fresh = |told_at_s| Statistics { told_at_s, ..Statistics::default() }.is_fresh();
+        assert_eq!([now - 18, now - 22, now + 22].map(is_fresh), [true, false, false]);
     }
 }

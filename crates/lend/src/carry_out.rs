@@ -182,9 +182,10 @@ fn guest_of<'a>(guests: &'a [Guest], step: &Step) -> Option<&'a Guest> {
     guests.iter().find(|guest| guest.id == step.guest)
 }
 
-/// Whether a guest's process is gone.
+/// Whether a guest's process has ended, even if its parent has not collected it.
 fn has_ended(guest: &Guest) -> bool {
-    guest.pids.first().is_none_or(|pid| host::ProcessId::of(*pid).is_err())
+    let is_alive = |pid: &u32| host::ProcessId::of(*pid).is_ok_and(|process| process.is_alive());
+    !guest.pids.first().is_some_and(is_alive)
 }
 
 fn tell(guest: &Guest, size_bytes: u64) -> anyhow::Result<()> {
@@ -235,3 +236,7 @@ impl<'a> Going<'a> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "carry_out_tests.rs"]
+mod tests;

@@ -41,7 +41,9 @@ struct Watched {
     /// Process and device, where QEMU answered last.
     device: Option<(u32, Device)>,
     ram: Option<RamUse>,
+    /// Its statistics, as it told them last, and the process of its QEMU.
     statistics: Option<Statistics>,
+    pid: u32,
     /// Its size at the last look, and the largest that it can have had when it told its statistics.
     size_bytes: u64,
     told_size_bytes: u64,
@@ -254,13 +256,18 @@ impl Watched {
     /// Takes an answer into account.
     fn take(&mut self, pid: u32, answer: Answer, ram_bytes: u64) {
         self.device = None;
+        if std::mem::replace(&mut self.pid, pid) != pid {
+            // It has started anew.
+            self.statistics = None;
+        }
         let Some(Told { size_bytes: size, statistics, device }) = answer else { return };
         let size_before = std::mem::replace(&mut self.size_bytes, size);
         let Some(told) = statistics else { return };
         if self.statistics.is_none_or(|before| before.told_at_s != told.told_at_s) {
             self.told_size_bytes = size_before.max(size);
         }
-        if let Some(before) = self.statistics {
+        // The host's clock may have been set back.
+        if let Some(before) = self.statistics.filter(|before| before.told_at_s <= told.told_at_s) {
             let seconds = told.told_at_s.saturating_sub(before.told_at_s);
             if seconds == 0 {
                 // Somebody may have ended the statistics. They are asked for anew.
@@ -282,6 +289,8 @@ impl Watched {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake_qemu::FakeQemu;
+    use std::path::Path;
 
     #[test]
     fn rate_of_faults_is_between_two_tellings_and_has_a_point_by_size() {
@@ -327,5 +336,106 @@ mod tests {
         let never_told = || told(0, 0, 256).map(|told| Told { statistics: None, ..told });
         let answers = [told(10, 0, 256), told(12, 0, 256), told(12, 0, 256), told(14, 0, 256), silent(), never_told()];
         assert_eq!(answers.map(&mut known), [true, true, false, true, false, false]);
+    }
+
+    const M: u64 = 1 << 20;
+
+    /// Facts of two guests. The first of them is guaranteed 64 MiB, and no rule is about the second.
+    fn gathered(one: &FakeQemu, gatherer: &mut Gatherer, ledger: &Ledger) -> Facts {
+        let other = FakeQemu::start("other", 256 * M, Path::new("/nonexistent"));
+        other.state().size_bytes = 128 * M;
+        let guests = [one.guest.clone(), other.guest.clone()];
+        gatherer.gather(&guests, ledger, &Saved::default()).unwrap()
+    }
+
+    fn scene() -> (FakeQemu, Gatherer, Ledger, tempfile::TempDir) {
+        let dir = tempfile::tempdir().unwrap();
+        let one = FakeQemu::start("one", 256 * M, dir.path());
+        one.state().size_bytes = 128 * M;
+        let rules = Rules { guaranteed: vec![("one".parse().unwrap(), 64 * M)], ..Rules::default() };
+        (one, Gatherer::new(rules), Ledger::open(dir.path()).unwrap(), dir)
+    }
+
+    #[test]
+    fn guest_without_a_guarantee_keeps_all_its_ram_and_is_not_asked() {
+        let (one, mut gatherer, ledger, _dir) = scene();
+        let facts = gathered(&one, &mut gatherer, &ledger);
+        let seen = |guest: &GuestFacts| (guest.guaranteed_bytes / M, guest.actual_bytes / M, guest.driver);
+        let [one, other] = [0, 1].map(|n| seen(&facts.guests[n]));
+        assert_eq!((one, other), ((64, 128, DriverState::Works), (256, 256, DriverState::Absent)));
+    }
+
+    #[test]
+    fn guest_that_does_not_answer_counts_with_all_its_ram() {
+        let (mut one, mut gatherer, ledger, _dir) = scene();
+        one.guest.facts.qemu.as_mut().unwrap().qmp_socket = Some("/nonexistent".into());
+        let facts = gathered(&one, &mut gatherer, &ledger);
+        assert_eq!((facts.guests[0].actual_bytes, facts.guests[0].claims), (256 * M, None));
+    }
+
+    #[test]
+    fn reservation_of_a_guest_that_has_not_started_is_a_fact() {
+        let (one, mut gatherer, mut ledger, _dir) = scene();
+        let turn = ledger.take_turn().unwrap();
+        ledger.reserve(&turn, "next", 9).unwrap();
+        ledger.reserve(&turn, "other", 7).unwrap();
+        let facts = gathered(&one, &mut gatherer, &ledger);
+        assert_eq!(facts.reservations, [Reservation { name: "next".into(), bytes: 9 }], "the other one runs");
+    }
+
+    /// The balancer was away for a while, and the guest is not where it was told to be.
+    #[test]
+    fn guest_is_told_again_every_10_s_at_most() {
+        let (one, mut gatherer, ledger, _dir) = scene();
+        let mut facts = gathered(&one, &mut gatherer, &ledger);
+        (facts.guests[0].driver, facts.guests[0].target_bytes) = (DriverState::Stuck, Some(64 * M));
+        let mut due = || gatherer.due_reminders(&facts).len();
+        assert_eq!([due(), due()], [1, 0]);
+    }
+
+    #[test]
+    fn driver_is_watched_from_the_time_when_it_was_told() {
+        let (one, mut gatherer, mut ledger, _dir) = scene();
+        let turn = ledger.take_turn().unwrap();
+        let facts = gathered(&one, &mut gatherer, &ledger);
+        ledger.note_target(&turn, &one.guest, 64 * M).unwrap();
+        let step = Step {
+            guest: one.guest.id.clone(),
+            from_bytes: 128 * M,
+            to_bytes: 64 * M,
+            expected_bytes: 0,
+            is_owed: false,
+            reason: "a test".into(),
+        };
+        let (is_told, landed_s, actual_bytes) = (true, None, Some(128 * M));
+        let outcome = Outcome { step, is_told, at_s: 0, actual_bytes, host_freed_bytes: 0, landed_s, problem: None };
+        gatherer.began = Instant::now().checked_sub(Duration::from_secs(10)).unwrap();
+        gatherer.made(&facts, &outcome, Duration::ZERO);
+        assert_eq!(gatherer.drivers()["qemu:one"], DriverState::Stuck);
+    }
+
+    #[test]
+    fn word_of_an_earlier_process_of_the_same_name_does_not_count() {
+        let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
+        let mut watched = Watched::default();
+        watched.take(1, told(now, 0, 256), 256);
+        let device = |watched: &Watched, pid| {
+            let guest = Guest { pids: vec![pid], ..FakeQemu::start("a", 256, Path::new("/nonexistent")).guest };
+            watched.device_of(&guest).is_some()
+        };
+        assert!(watched.claims().is_some());
+        assert_eq!([1, 2].map(|pid| device(&watched, pid)), [true, false]);
+        watched.take(2, told(0, 0, 256).map(|told| Told { statistics: None, ..told }), 256);
+        assert_eq!(watched.claims(), None);
+    }
+
+    #[test]
+    fn statistics_count_again_after_the_clock_was_set_back() {
+        let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
+        let mut watched = Watched::default();
+        watched.take(1, told(now + 3600, 0, 256), 256);
+        assert_eq!(watched.claims(), None, "nobody knows how old they are");
+        watched.take(1, told(now, 0, 256), 256);
+        assert!(watched.claims().is_some());
     }
 }

@@ -13,13 +13,13 @@
 //! QEMU serves one client at a time. The holder connects anew for each command, and others can ask in between.
 
 use crate::many;
-use guest::Qmp;
+use guest::{Guest, Qmp};
 use host::ProcessId;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 /// Longest pause of a guest: 10 s.
@@ -43,6 +43,14 @@ pub(crate) struct Target {
     pub process: ProcessId,
     /// Its QMP socket.
     pub qmp: PathBuf,
+}
+
+impl Target {
+    /// The QEMU of a guest; `None` if it has no QMP socket, or has ended.
+    pub fn of(guest: &Guest) -> Option<Self> {
+        let (pid, qmp) = guest::qmp_place(guest)?;
+        Some(Self { guest: guest.id.clone(), process: ProcessId::of(pid).ok()?, qmp })
+    }
 }
 
 /// A line to the holder.
@@ -87,12 +95,21 @@ pub fn hold() {
         let read = std::io::stdin().lock().lines().map_while(Result::ok);
         read.map_while(|line| sender.send(line).ok()).for_each(drop);
     });
+    serve(&lines, |replies| {
+        // The balancer may be gone; its pipe closes then.
+        let text = serde_json::to_string(&replies).unwrap_or_default();
+        let _ = writeln!(std::io::stdout(), "{text}").and_then(|()| std::io::stdout().flush());
+    });
+}
+
+/// Obeys all lines. When there can be no more, all guests are resumed.
+fn serve(lines: &Receiver<String>, reply: impl Fn(Replies)) {
     let mut all: Vec<Held> = Vec::new();
     loop {
         let now = Instant::now();
         let next = all.iter().filter(|held| held.paused.is_none()).map(|held| held.due).min();
         match lines.recv_timeout(next.map_or(IDLE, |due| due.saturating_duration_since(now))) {
-            Ok(line) => obey(&line, &mut all),
+            Ok(line) => reply(obey(&line, &mut all)),
             Err(RecvTimeoutError::Timeout) => resume_due(&mut all),
             Err(RecvTimeoutError::Disconnected) => break,
         }
@@ -105,8 +122,8 @@ pub fn hold() {
     }
 }
 
-fn obey(line: &str, all: &mut Vec<Held>) {
-    let replies: Replies = match serde_json::from_str(line) {
+fn obey(line: &str, all: &mut Vec<Held>) -> Replies {
+    match serde_json::from_str(line) {
         Ok(Command::Stop(targets)) => {
             let stopped = many::each(targets.into_iter(), |target| (stop(&target), target));
             stopped.into_iter().map(|(stopped, target)| note(stopped, target, all)).collect()
@@ -118,10 +135,7 @@ fn obey(line: &str, all: &mut Vec<Held>) {
             all.iter().filter(|held| guests.contains(&held.target.guest)).map(Held::reply).collect()
         }
         Err(_) => Replies::new(),
-    };
-    // The balancer may be gone; its pipe closes then.
-    let text = serde_json::to_string(&replies).unwrap_or_default();
-    let _ = writeln!(std::io::stdout(), "{text}").and_then(|()| std::io::stdout().flush());
+    }
 }
 
 fn note(stopped: Result<Instant, String>, target: Target, all: &mut Vec<Held>) -> Reply {
@@ -193,4 +207,103 @@ pub(crate) fn resume(process: ProcessId, path: &Path) -> Result<(), String> {
 fn status(qmp: &mut Qmp) -> Result<String, String> {
     let answer = qmp.execute("query-status", json!({})).map_err(|error| error.to_string())?;
     Ok(answer["status"].as_str().unwrap_or("in no known state").to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake_qemu::FakeQemu;
+
+    fn start(name: &str) -> (FakeQemu, Target) {
+        let qemu = FakeQemu::start(name, 1 << 20, Path::new("/nonexistent"));
+        let target = Target::of(&qemu.guest).unwrap();
+        (qemu, target)
+    }
+
+    /// Guests that are on hold by a command to the holder.
+    fn hold_all(targets: &[&Target]) -> Vec<Held> {
+        let mut all = Vec::new();
+        let command = Command::Stop(targets.iter().copied().cloned().collect());
+        let replies = obey(&serde_json::to_string(&command).unwrap(), &mut all);
+        assert!(replies.iter().all(|reply| reply.is_paused && reply.problem.is_none()), "{replies:?}");
+        all
+    }
+
+    #[test]
+    fn guest_that_does_not_run_or_is_being_moved_is_not_paused() {
+        for (status, migration) in [("paused", "none"), ("inmigrate", "none"), ("running", "active")] {
+            let (qemu, target) = start("other");
+            (qemu.state().status, qemu.state().migration) = (status, migration);
+            assert!(stop(&target).is_err(), "{status} {migration}");
+            assert_eq!(qemu.state().status, status);
+        }
+        let (qemu, target) = start("moved");
+        qemu.state().migration = "completed";
+        assert!(stop(&target).is_ok());
+        assert_eq!(qemu.state().status, "paused");
+    }
+
+    #[test]
+    fn guest_is_on_hold_although_the_answer_to_its_stop_was_lost() {
+        let (qemu, target) = start("lost");
+        qemu.state().fails = "stop";
+        let mut all = hold_all(&[&target]);
+        all[0].due = Instant::now();
+        resume_due(&mut all);
+        assert_eq!(qemu.state().status, "running");
+    }
+
+    #[test]
+    fn only_a_paused_guest_is_resumed() {
+        let (qemu, target) = start("any");
+        for (before, after) in [("postmigrate", "postmigrate"), ("io-error", "io-error"), ("paused", "running")] {
+            qemu.state().status = before;
+            resume(target.process, &target.qmp).unwrap();
+            assert_eq!(qemu.state().status, after);
+        }
+        qemu.state().status = "paused";
+        let earlier = ProcessId { start_ticks: 1, ..target.process };
+        resume(earlier, &target.qmp).unwrap();
+        assert_eq!(qemu.state().status, "paused", "another process has its pid");
+    }
+
+    #[test]
+    fn guest_is_resumed_after_10_s_though_nobody_asks() {
+        let (qemu, target) = start("late");
+        let mut all = hold_all(&[&target]);
+        assert_eq!(all[0].due - all[0].since, Duration::from_secs(10));
+        resume_due(&mut all);
+        assert_eq!(qemu.state().status, "paused", "too early");
+        all[0].due = Instant::now();
+        resume_due(&mut all);
+        assert_eq!((qemu.state().status, all[0].reply().is_paused), ("running", false));
+    }
+
+    #[test]
+    fn guest_that_could_not_be_resumed_is_tried_again() {
+        let (qemu, target) = start("refuses");
+        let mut all = hold_all(&[&target]);
+        qemu.state().fails = "cont";
+        let command = Command::Cont(vec![target.guest]);
+        let replies = obey(&serde_json::to_string(&command).unwrap(), &mut all);
+        assert!(replies[0].is_paused && replies[0].problem.is_some(), "{replies:?}");
+        qemu.state().fails = "";
+        std::thread::sleep(TRY_EVERY);
+        resume_due(&mut all);
+        assert_eq!((qemu.state().status, all[0].reply().problem), ("running", None));
+    }
+
+    #[test]
+    fn all_guests_run_when_the_balancer_has_ended() {
+        let (one, other) = (start("one"), start("other"));
+        let command = Command::Stop(vec![one.1, other.1]);
+        let (sender, lines) = mpsc::channel();
+        sender.send(serde_json::to_string(&command).unwrap()).unwrap();
+        drop(sender);
+        serve(&lines, |replies| {
+            assert_eq!(replies.len(), 2);
+            assert_eq!([&one.0, &other.0].map(|qemu| qemu.state().status), ["paused"; 2]);
+        });
+        assert_eq!([&one.0, &other.0].map(|qemu| qemu.state().status), ["running"; 2]);
+    }
 }

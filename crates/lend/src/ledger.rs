@@ -143,6 +143,13 @@ struct PausedGuest {
     is_resumed: bool,
 }
 
+impl PausedGuest {
+    /// Whether nobody has resumed it.
+    fn is_left(&self) -> bool {
+        !self.is_resumed && self.target.process.is_alive()
+    }
+}
+
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Kept {
@@ -225,9 +232,10 @@ impl Ledger {
         self.save()
     }
 
-    /// Whether a guest's last pause was a minute ago or longer.
+    /// Whether a guest's last pause was a minute ago or longer, and is over.
     pub fn has_run(&self, guest: &str) -> bool {
-        self.kept.paused.get(guest).is_none_or(|paused| paused.at_s + PAUSED_EVERY_S <= host::boot_clock_s())
+        let is_over = |paused: &PausedGuest| paused.at_s + PAUSED_EVERY_S <= host::boot_clock_s() && !paused.is_left();
+        self.kept.paused.get(guest).is_none_or(is_over)
     }
 
     /// Notes that a guest is about to be paused.
@@ -255,8 +263,7 @@ impl Ledger {
 
     /// Guests that were paused, and that nobody has resumed.
     pub(crate) fn left_paused(&self) -> Vec<String> {
-        let is_left = |paused: &PausedGuest| !paused.is_resumed && paused.target.process.is_alive();
-        self.kept.paused.iter().filter(|(_, paused)| is_left(paused)).map(|(guest, _)| guest.clone()).collect()
+        self.kept.paused.iter().filter(|(_, paused)| paused.is_left()).map(|(guest, _)| guest.clone()).collect()
     }
 
     /// Place on the pressure ladder, of the process that watches it; idle if none has for a minute.
@@ -429,5 +436,92 @@ mod tests {
         }
         let lines = |name| fs::read_to_string(dir.path().join(name)).unwrap().lines().count();
         assert_eq!((lines("balance.journal.1"), lines("balance.journal")), (8, 1));
+    }
+
+    /// Others read the ledger while it is written, and a process may be killed meanwhile.
+    #[test]
+    fn ledger_is_whole_at_any_instant() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut ledger = Ledger::open(dir.path()).unwrap();
+        let turn = ledger.take_turn().unwrap();
+        ledger.reserve(&turn, "first", 9).unwrap();
+        let path = dir.path().join("balance.json");
+        let (before, mut opened) = (fs::read_to_string(&path).unwrap(), File::open(&path).unwrap());
+        ledger.reserve(&turn, "second", 7).unwrap();
+        let mut seen = String::new();
+        std::io::Read::read_to_string(&mut opened, &mut seen).unwrap();
+        assert_eq!(seen, before, "the old one is replaced, not written to");
+        assert_ne!(fs::read_to_string(&path).unwrap(), before);
+    }
+
+    #[test]
+    fn ledger_that_is_too_long_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = format!("{}{}", "{}", " ".repeat(4 << 20));
+        fs::write(dir.path().join("balance.json"), text).unwrap();
+        assert!(Ledger::open(dir.path()).is_err());
+    }
+
+    #[test]
+    fn reservation_and_rung_lapse() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut ledger = Ledger::open(dir.path()).unwrap();
+        let turn = ledger.take_turn().unwrap();
+        ledger.reserve(&turn, "next", 9).unwrap();
+        ledger.note_rung(&turn, Rung::Refuse).unwrap();
+        assert_eq!((ledger.reserved(|_| false).len(), ledger.rung()), (1, Rung::Refuse));
+        let (reserved_s, rung_s) = (ledger.kept.reserved["next"].until_s, ledger.kept.rung.1);
+        let now_s = host::boot_clock_s();
+        assert!(reserved_s.abs_diff(now_s + 600) <= 5 && rung_s.abs_diff(now_s + 60) <= 5, "{reserved_s} {rung_s}");
+        ledger.kept.reserved.get_mut("next").unwrap().until_s = now_s;
+        ledger.kept.rung.1 = now_s;
+        assert_eq!((ledger.reserved(|_| false), ledger.rung()), (Vec::new(), Rung::Idle));
+    }
+
+    #[test]
+    fn target_of_an_earlier_process_of_the_same_pid_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = Guest { pids: vec![std::process::id()], ..own_guest() };
+        let mut ledger = Ledger::open(dir.path()).unwrap();
+        ledger.kept.targets.insert(own.id.clone(), (std::process::id(), 1, 7));
+        assert_eq!(ledger.target_bytes(&own), None);
+    }
+
+    fn target(guest: &str) -> Target {
+        let process = ProcessId::of(std::process::id()).unwrap();
+        Target { guest: guest.into(), process, qmp: "/nonexistent".into() }
+    }
+
+    #[test]
+    fn guest_is_paused_once_a_minute_and_not_while_it_still_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut ledger = Ledger::open(dir.path()).unwrap();
+        let turn = ledger.take_turn().unwrap();
+        assert!(ledger.has_run("a"), "it never was");
+        ledger.note_pause(&turn, &target("a")).unwrap();
+        ledger.note_resumed(&turn, "a").unwrap();
+        assert!(!Ledger::open(dir.path()).unwrap().has_run("a"));
+        let mut an_hour_later = |is_resumed, start_ticks| {
+            let paused = ledger.kept.paused.get_mut("a").unwrap();
+            (paused.is_resumed, paused.at_s, paused.target.process.start_ticks) = (is_resumed, 0, start_ticks);
+            ledger.has_run("a")
+        };
+        let own = target("a").process.start_ticks;
+        assert_eq!([an_hour_later(true, own), an_hour_later(false, own)], [true, false]);
+        assert!(an_hour_later(false, 1), "its process has ended");
+    }
+
+    #[test]
+    fn guest_that_nobody_has_resumed_is_never_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut ledger = Ledger::open(dir.path()).unwrap();
+        let turn = ledger.take_turn().unwrap();
+        ["left", "resumed"].iter().for_each(|guest| ledger.note_pause(&turn, &target(guest)).unwrap());
+        ledger.note_resumed(&turn, "resumed").unwrap();
+        ledger.kept.paused.values_mut().for_each(|paused| paused.at_s = 0);
+        ledger.note_pause(&turn, &target("next")).unwrap();
+        let ledger = Ledger::open(dir.path()).unwrap();
+        assert_eq!(ledger.left_paused(), ["left", "next"]);
+        assert_eq!(ledger.kept.paused.keys().collect::<Vec<_>>(), ["left", "next"]);
     }
 }

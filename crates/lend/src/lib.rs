@@ -14,6 +14,8 @@
 
 mod balloon;
 mod carry_out;
+#[cfg(test)]
+mod fake_qemu;
 mod gather;
 mod hold;
 mod ledger;

@@ -5,7 +5,6 @@ use crate::ledger::{Entry, Ledger, Turn};
 use anyhow::Context;
 use balance::Pause;
 use guest::Guest;
-use host::ProcessId;
 use serde::Serialize;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -60,7 +59,7 @@ impl Hold {
     /// Pauses guests. Ledger and journal have each of them before.
     ///
     /// # Errors
-    /// The ledger cannot be written, or the holder cannot be started: nobody is paused then.
+    /// The ledger cannot be written, or the holder cannot be started. Dropping this resumes all that were paused.
     pub fn pause(
         &mut self,
         pauses: &[Pause],
@@ -70,7 +69,7 @@ impl Hold {
     ) -> anyhow::Result<()> {
         let known = |pause: &&Pause| !self.all.iter().any(|held| held.paused.pause.guest == pause.guest);
         let target =
-            |pause: &Pause| Some((pause.clone(), target(guests.iter().find(|guest| guest.id == pause.guest)?)?));
+            |pause: &Pause| Some((pause.clone(), Target::of(guests.iter().find(|guest| guest.id == pause.guest)?)?));
         let wanted: Vec<(Pause, Target)> = pauses.iter().filter(known).filter_map(target).collect();
         if wanted.is_empty() {
             return Ok(());
@@ -91,6 +90,10 @@ impl Hold {
             let problem = reply.map_or_else(|| Some("the holder has ended".into()), |reply| reply.problem.clone());
             // Without a reply it may be paused.
             let is_paused = reply.is_none_or(|reply| reply.is_paused);
+            if !is_paused {
+                // It stands still for another reason, or runs: it is not to be resumed later on.
+                ledger.note_resumed(turn, &pause.guest)?;
+            }
             self.all.push(Held { paused: Paused { pause, paused_ms: 0, problem }, since, is_paused });
         }
         Ok(())
@@ -141,8 +144,11 @@ impl Hold {
 impl Holder {
     fn start() -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("cannot find this program to start it again")?;
-        let mut child = std::process::Command::new(program)
-            .args(["balance", "hold"])
+        Self::run(std::process::Command::new(program).args(["balance", "hold"]))
+    }
+
+    fn run(program: &mut std::process::Command) -> anyhow::Result<Self> {
+        let mut child = program
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // Signals of a terminal are meant for the balancer.
@@ -195,7 +201,91 @@ fn resume_alone(guest: &str, ledger: &Ledger) -> Reply {
     Reply { guest: guest.to_owned(), is_paused: resumed.is_err(), paused_ms: 0, problem: resumed.err() }
 }
 
-fn target(guest: &Guest) -> Option<Target> {
-    let (pid, qmp) = guest::qmp_place(guest)?;
-    Some(Target { guest: guest.id.clone(), process: ProcessId::of(pid).ok()?, qmp })
+#[cfg(test)]
+impl Hold {
+    /// A guest that was paused by a holder that has ended. The ledger has it.
+    pub(crate) fn of_paused(guest: &Guest, ledger: &mut Ledger, turn: &Turn) -> Self {
+        ledger.note_pause(turn, &Target::of(guest).expect("a guest with QMP")).expect("a ledger");
+        let pause = Pause { guest: guest.id.clone(), reason: "a test".into() };
+        let paused = Paused { pause, paused_ms: 0, problem: None };
+        Self { holder: None, all: vec![Held { paused, since: Instant::now(), is_paused: true }] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake_qemu::FakeQemu;
+
+    /// A guest, and its ledger.
+    fn scene() -> (FakeQemu, Ledger, Turn, tempfile::TempDir) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut ledger = Ledger::open(dir.path()).unwrap();
+        let turn = ledger.take_turn().unwrap();
+        (FakeQemu::start("a", 1 << 20, dir.path()), ledger, turn, dir)
+    }
+
+    /// Has a guest paused by a holder that answers this, in words of a shell.
+    fn pause_by(holder: &str, qemu: &FakeQemu, ledger: &mut Ledger, turn: &Turn) -> Hold {
+        let mut shell = std::process::Command::new("sh");
+        let mut hold = Hold { holder: Some(Holder::run(shell.args(["-c", holder])).unwrap()), all: Vec::new() };
+        let pause = Pause { guest: qemu.guest.id.clone(), reason: "a test".into() };
+        hold.pause(&[pause], std::slice::from_ref(&qemu.guest), ledger, turn).unwrap();
+        hold
+    }
+
+    #[test]
+    fn guest_that_was_left_paused_is_resumed_once_its_qemu_answers() {
+        let (qemu, mut ledger, turn, _dir) = scene();
+        ledger.note_pause(&turn, &Target::of(&qemu.guest).unwrap()).unwrap();
+        (qemu.state().status, qemu.state().fails) = ("paused", "cont");
+        resume_left(&mut ledger, &turn).unwrap();
+        assert_eq!(ledger.left_paused(), [qemu.guest.id.as_str()], "it was not resumed");
+        qemu.state().fails = "";
+        resume_left(&mut ledger, &turn).unwrap();
+        assert_eq!((qemu.state().status, ledger.left_paused()), ("running", Vec::new()));
+    }
+
+    #[test]
+    fn guest_is_in_ledger_and_journal_before_it_is_paused() {
+        let (qemu, mut ledger, turn, dir) = scene();
+        let files = format!("{0}/balance.json {0}/balance.journal", dir.path().display());
+        let copy = format!("read line; cat {files} > {}/copy; echo '[]'", dir.path().display());
+        let hold = pause_by(&copy, &qemu, &mut ledger, &turn);
+        let written = std::fs::read_to_string(dir.path().join("copy")).unwrap();
+        assert!(written.contains("\"is_resumed\":false") && written.contains("\"pause\""), "{written}");
+        drop(hold);
+    }
+
+    #[test]
+    fn guest_is_resumed_although_its_holder_was_killed_before_it_answered() {
+        let (qemu, mut ledger, turn, _dir) = scene();
+        let mut hold = pause_by("read line", &qemu, &mut ledger, &turn);
+        assert!(hold.has(&qemu.guest.id), "it may be paused");
+        qemu.state().status = "paused";
+        hold.resume(|_| false, &mut ledger, &turn).unwrap();
+        assert_eq!((qemu.state().status, ledger.left_paused()), ("running", Vec::new()));
+    }
+
+    #[test]
+    fn guest_that_could_not_be_resumed_is_left_to_the_next_process() {
+        let (qemu, mut ledger, turn, _dir) = scene();
+        let mut hold = Hold::of_paused(&qemu.guest, &mut ledger, &turn);
+        (qemu.state().status, qemu.state().fails) = ("paused", "cont");
+        hold.resume(|_| false, &mut ledger, &turn).unwrap();
+        assert_eq!(ledger.left_paused(), [qemu.guest.id.as_str()]);
+    }
+
+    #[test]
+    fn guest_that_an_operator_has_paused_is_never_resumed() {
+        let (qemu, mut ledger, turn, _dir) = scene();
+        qemu.state().status = "paused";
+        let answer =
+            r#"[{"guest":"qemu:a","is_paused":false,"paused_ms":0,"problem":"it does not run: it is paused"}]"#;
+        let hold = pause_by(&format!("read line; echo '{answer}'; cat"), &qemu, &mut ledger, &turn);
+        let paused = hold.end(&mut ledger, &turn).unwrap();
+        assert_eq!(paused[0].problem.as_deref(), Some("it does not run: it is paused"));
+        resume_left(&mut ledger, &turn).unwrap();
+        assert_eq!(qemu.state().status, "paused", "the next round leaves it alone, too");
+    }
 }

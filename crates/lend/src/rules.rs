@@ -82,6 +82,7 @@ pub fn usual_floor_bytes(total_bytes: u64, guests: &[GuestFacts]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake_qemu::FakeQemu;
 
     const M: u64 = 1 << 20;
 
@@ -105,5 +106,24 @@ mod tests {
         assert_eq!(rules.floor_bytes(2000 * M, &folded(&[64; 9])), 7);
         let usual = Rules { floor_bytes: None, ..rules };
         assert_eq!(usual.floor_bytes(2000 * M, &folded(&[64; 9])), 9 * 64 * M);
+    }
+
+    #[test]
+    fn first_rule_that_matches_all_of_a_name_or_id_counts() {
+        let guest = |name: &str| FakeQemu::start(name, 1, std::path::Path::new("/nonexistent")).guest;
+        let guaranteed = [("acme-1", 1), ("acme-*", 2), ("qemu:beta", 3), ("*-1", 4)];
+        let guaranteed = guaranteed.map(|(glob, bytes)| (glob.parse().unwrap(), bytes)).to_vec();
+        let rules = Rules { guaranteed, ..Rules::default() };
+        let of = |name| rules.guaranteed_bytes(&guest(name));
+        assert_eq!(["acme-1", "acme-11", "beta", "x-1"].map(of), [Some(1), Some(2), Some(3), Some(4)]);
+        assert_eq!(["acme", "beta2", "x-10", "my-acme-2"].map(of), [None; 4]);
+    }
+
+    /// The kernel keeps memory below its high watermarks to itself.
+    #[test]
+    fn watermarks_are_never_lent() {
+        let Some(watermarks) = host::high_watermark_bytes() else { return };
+        let rules = Rules { floor_bytes: Some(7), ..Rules::default() };
+        assert_eq!(rules.floor_bytes(2000 * M, &[]), 7 + watermarks);
     }
 }
