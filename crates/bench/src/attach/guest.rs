@@ -20,8 +20,8 @@ const BEGIN: &str =
     "mkdir -p /d && mount -t tmpfs none /d && dd if=/dev/urandom of=/d/part bs=4096 count=200 2>/dev/null &&
 for n in 1 2 3 4 5 6 7 8 9 10; do cat /d/part; done > /d/file && sync
 (while :; do md5sum /d/file; dd if=/dev/urandom of=/d/noise bs=65536 count=32; done) > /dev/null 2>&1 &";
-/// Writes 1,000 pages of that file, with the bytes that they have. Some may not be folded at the moment.
-const WRITE: &str = "for n in 1 2 3 4 5; do cat /d/part; done | dd of=/d/file conv=notrunc bs=4096 2>/dev/null";
+/// Number of parts of that file.
+const PARTS: usize = 10;
 
 /// The VM.
 pub struct Vm {
@@ -29,6 +29,8 @@ pub struct Vm {
     pid: u32,
     ram: Range<HostVirt>,
     sum: String,
+    /// Number of parts that were written so far.
+    written: usize,
     // Its guests end with it.
     _lab: Lab,
 }
@@ -53,7 +55,7 @@ impl Vm {
         let largest = host::Mapping::list(pid)?.into_iter().filter(|mapping| !mapping.shared);
         let largest = largest.max_by_key(|mapping| mapping.end.0 - mapping.start.0).context("QEMU has no memory")?;
         let ram = largest.start..largest.end;
-        let mut vm = Self { guest, pid, ram, sum: String::new(), _lab: lab };
+        let mut vm = Self { guest, pid, ram, sum: String::new(), written: 0, _lab: lab };
         vm.tell(BEGIN)?;
         vm.sum = vm.tell("md5sum /d/file")?;
         Ok(vm)
@@ -94,7 +96,10 @@ impl Subject for Vm {
     }
 
     fn break_folds(&mut self) -> anyhow::Result<()> {
-        self.tell(WRITE).map(drop)
+        // Each time the next part, with the bytes that it has: the others rest meanwhile, and are folded.
+        let first = self.written % PARTS * 200;
+        self.written += 1;
+        self.tell(&format!("dd if=/d/part of=/d/file seek={first} conv=notrunc bs=4096 2>/dev/null")).map(drop)
     }
 
     fn check(&mut self) -> anyhow::Result<()> {
