@@ -28,13 +28,11 @@ use host::{Caught, ForeignFile, ProcessId, Received, Seqpacket, Signals};
 use page::{PageRange, pages_to_bytes};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::process::{Pid, getpriority_process, setpriority_process};
+use rustix::process::Pid;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 use wire::attach::{ATTACH_BYTES, FromAttached, ToAttached};
 
-/// Niceness of the agent while the whole program waits for it.
-const URGENT: i32 = -15;
 /// Longest time for which the threads are stopped, whatever the agent says: 1 s.
 const LONGEST: Duration = Duration::from_secs(1);
 /// Time between two looks at the process: 1 s in its first minute here, in which programs give up rights. Later 8 s, and
@@ -214,12 +212,10 @@ impl Serving {
             FromAttached::Halt { number, threads } => {
                 self.know_own(threads);
                 self.go();
-                self.hurry(true);
                 let answer = if self.halts.halt(&self.own) {
                     self.halted = Some(Instant::now());
                     ToAttached::Halted(number)
                 } else {
-                    self.hurry(false);
                     ToAttached::NotNow(number)
                 };
                 if !self.channel.send(&answer.encode(), &[]).is_ok_and(|sent| sent) {
@@ -263,26 +259,13 @@ impl Serving {
             let number = |thread: Pid| thread.as_raw_nonzero().get().cast_unsigned().into();
             self.own = all.into_iter().filter(is_own).map(number).collect();
             self.theirs = theirs;
-            // A program like this one may have been killed while they were urgent.
-            self.hurry(false);
         }
     }
 
     fn go(&mut self) {
         if self.halted.take().is_some() {
             self.halts.go();
-            self.hurry(false);
         }
-    }
-
-    /// Has the agent's threads run before others, as long as the whole program waits for them: it would wait for others, too.
-    /// Afterwards, they have the niceness of the program's first thread again.
-    fn hurry(&self, is_urgent: bool) {
-        let usual = || getpriority_process(Some(Pid::from_raw(self.process.pid.cast_signed())?)).ok();
-        let Some(niceness) = is_urgent.then_some(URGENT).or_else(usual) else { return };
-        let threads = self.own.iter().filter_map(|number| Pid::from_raw(i32::try_from(*number).ok()?));
-        // Without the right to that, the program waits a little longer.
-        threads.for_each(|thread| _ = setpriority_process(Some(thread), niceness));
     }
 
     fn wait(&self, signals: &Signals) {

@@ -393,39 +393,6 @@ fn program_goes_on_when_helper_is_killed_at_any_instant() {
     }
 }
 
-/// Numbers of the agent's threads in a process, and their niceness.
-fn agent_threads(pid: u32) -> Vec<(Pid, i32)> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("its threads").flatten();
-    let ours = |thread: fs::DirEntry| {
-        let stat = fs::read_to_string(thread.path().join("stat")).ok()?;
-        let (number, rest) = stat.split_once(" (")?;
-        let (name, rest) = rest.rsplit_once(')')?;
-        // Behind the name: state, numbers of other things, flags, faults, times, priority, and the niceness.
-        let niceness = rest.split_whitespace().nth(16)?.parse().ok()?;
-        name.starts_with("pagefold").then_some((Pid::from_raw(number.parse().ok()?)?, niceness))
-    };
-    threads.filter_map(ours).collect()
-}
-
-/// Waits until all threads of the agent are as nice as the program.
-fn wait_until_usual(pid: u32) {
-    let is_usual = |threads: &Vec<(Pid, i32)>| threads.iter().all(|(_, niceness)| *niceness == 0);
-    wait_for("the agent is as nice as the program", || Some(agent_threads(pid)).filter(is_usual));
-}
-
-#[test]
-fn agent_runs_before_others_only_while_the_program_waits_for_it() {
-    let Some(installed) = Installed::attaching() else { return };
-    let _supervisor = installed.serve(CONFIG, &[]);
-    let waits = Waits::start(&installed, &[]);
-    attach(&installed, &waits.pid());
-    let until = Instant::now() + Duration::from_secs(120);
-    while !agent_threads(waits.pid).iter().any(|(_, niceness)| *niceness == -15) {
-        assert!(Instant::now() < until, "it is never urgent");
-    }
-    wait_until_usual(waits.pid);
-}
-
 #[test]
 fn killed_helper_is_replaced_and_program_detached_as_ever() {
     let Some(installed) = Installed::attaching() else { return };
@@ -435,17 +402,11 @@ fn killed_helper_is_replaced_and_program_detached_as_ever() {
     attach(&installed, &pid);
     let helper = helper_of(&installed, &pid);
     assert!(Command::new("kill").args(["-KILL", &helper.pid.to_string()]).status().unwrap().success());
-    // As if that had happened while the program waited.
-    wait_for("the helper ends", || (!helper.is_alive()).then_some(()));
-    for (thread, _) in agent_threads(waits.pid) {
-        rustix::process::setpriority_process(Some(thread), -15).expect("root");
-    }
     let next = || living_helper_of(&installed, &pid).filter(|next| *next != helper);
     wait_for_within(Duration::from_secs(120), "another helper", next);
     // An agent that has just begun has yet to be given a keeper, and asks for one ever more rarely.
     let folds = || member(&installed, &pid)?["folded_pages"].as_u64().filter(|pages| *pages >= 1000);
     wait_for_within(Duration::from_secs(300), "the next helper lets it fold", folds);
-    wait_until_usual(waits.pid);
     assert!(waits.break_folds() >= 100);
     detach(&installed, &pid);
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
