@@ -80,6 +80,14 @@ pub fn boot_clock_s() -> u64 {
     u64::try_from(rustix::time::clock_gettime(rustix::time::ClockId::Boottime).tv_sec).unwrap_or(0)
 }
 
+/// The id of this start of the machine: 36 characters, another for each.
+///
+/// # Errors
+/// `/proc` is not there.
+pub fn boot_id() -> Result<String> {
+    Ok(text::read("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
 /// Swap that is not in use (`freeswap`).
 pub fn free_swap_bytes() -> u64 {
     let info = rustix::system::sysinfo();

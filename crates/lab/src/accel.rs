@@ -67,9 +67,7 @@ impl Trial {
 }
 
 fn answer_file(cache: &Cache) -> Result<PathBuf> {
-    let path = Path::new("/proc/sys/kernel/random/boot_id");
-    let boot_id = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
-    Ok(cache.dir().join(format!("kvm-{}", boot_id.trim())))
+    Ok(cache.dir().join(format!("kvm-{}", host::boot_id()?)))
 }
 
 /// Boots a kernel, or gives the reason why it does not.

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -153,6 +153,8 @@ impl PausedGuest {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Kept {
+    /// The start of the host that all of this belongs to: processes and times are of that alone.
+    boot: String,
     /// By guest: its process, when that started, and the target.
     targets: BTreeMap<String, (u32, u64, u64)>,
     /// By name of the guest that is to start.
@@ -332,9 +334,15 @@ impl Ledger {
         self.append(&path, &line).with_context(|| format!("cannot write {}", path.display()))
     }
 
+    /// Appends a line. Half a line of a process that was killed, or of a full disk, stays a line by itself.
     fn append(&self, path: &Path, line: &[u8]) -> std::io::Result<()> {
-        let mut file = File::options().create(true).append(true).mode(0o600).open(path)?;
-        file.write_all(line)?;
+        let mut file = File::options().create(true).read(true).append(true).mode(0o600).open(path)?;
+        let mut last = [b'\n'];
+        if let Some(at) = file.metadata()?.len().checked_sub(1) {
+            file.read_exact_at(&mut last, at)?;
+        }
+        let begin: &[u8] = if last == *b"\n" { b"" } else { b"\n" };
+        file.write_all(&[begin, line].concat())?;
         if file.metadata()?.len() > MOST_JOURNAL_BYTES {
             fs::rename(path, self.dir.join("balance.journal.1"))?;
         }
@@ -354,12 +362,14 @@ impl Ledger {
 
 fn read(dir: &Path) -> anyhow::Result<Kept> {
     let path = dir.join("balance.json");
+    let boot = host::boot_id()?;
     if !path.exists() {
-        return Ok(Kept::default());
+        return Ok(Kept { boot, ..Kept::default() });
     }
     let bytes = host::read_plain_file(&path, MOST_BYTES)?;
     let hint = || format!("{} is damaged: remove it, and set balloons anew", path.display());
-    serde_json::from_slice(&bytes).with_context(hint)
+    let kept: Kept = serde_json::from_slice(&bytes).with_context(hint)?;
+    Ok(if kept.boot == boot { kept } else { Kept { boot, ..Kept::default() } })
 }
 
 #[cfg(test)]
@@ -400,6 +410,31 @@ mod tests {
         assert_eq!(other.rules(), Some(&rules));
         other.kept.rules = Some((ProcessId { pid: u32::MAX >> 1, start_ticks: 1 }, rules));
         assert_eq!(other.rules(), None);
+    }
+
+    #[test]
+    fn ledger_of_an_earlier_start_of_the_host_counts_for_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut ledger = Ledger::open(dir.path()).unwrap();
+        let turn = ledger.take_turn().unwrap();
+        ledger.reserve(&turn, "next", 9).unwrap();
+        ledger.kept.boot = "00000000-0000-0000-0000-000000000000".into();
+        ledger.save().unwrap();
+        let ledger = Ledger::open(dir.path()).unwrap();
+        assert_eq!((ledger.reserved(|_| false), ledger.kept.boot), (Vec::new(), host::boot_id().unwrap()));
+    }
+
+    #[test]
+    fn half_a_line_of_the_journal_is_not_joined_by_the_next() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut ledger = Ledger::open(dir.path()).unwrap();
+        let turn = ledger.take_turn().unwrap();
+        fs::write(dir.path().join("balance.journal"), "{\"entry\":\"ref").unwrap();
+        let refusal = Refusal { guest: "next".into(), bytes: 1, reason: "a test".into() };
+        (0..2).for_each(|_| ledger.write_down(&turn, &Entry::Refusal(&refusal)).unwrap());
+        let text = fs::read_to_string(dir.path().join("balance.journal")).unwrap();
+        let whole = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).is_ok());
+        assert_eq!(whole.collect::<Vec<_>>(), [false, true, true], "{text}");
     }
 
     #[test]

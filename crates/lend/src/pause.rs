@@ -8,8 +8,12 @@ use guest::Guest;
 use serde::Serialize;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
-use std::time::Instant;
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::{Duration, Instant};
+
+/// Longest wait for the holder's reply: 15 s. Guests whose QEMU does not answer take it two seconds for each 16 of them.
+const REPLY_WITHIN: Duration = Duration::from_secs(15);
 
 /// A pause that was made, or tried.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -37,12 +41,14 @@ struct Held {
     is_paused: bool,
 }
 
-/// The process that pauses and resumes.
+/// The process that pauses and resumes, and two threads at its pipes: a holder that stands still itself keeps nobody waiting.
 struct Holder {
     child: Option<Child>,
     /// It ends when this closes.
-    commands: Option<ChildStdin>,
-    replies: BufReader<ChildStdout>,
+    commands: Option<Sender<String>>,
+    replies: Receiver<String>,
+    /// Longest wait for a reply.
+    patience: Duration,
 }
 
 impl Hold {
@@ -87,7 +93,10 @@ impl Hold {
         let replies = self.ask(&Command::Stop(targets));
         for (pause, _) in wanted {
             let reply = replies.iter().find(|reply| reply.guest == pause.guest);
-            let problem = reply.map_or_else(|| Some("the holder has ended".into()), |reply| reply.problem.clone());
+            let problem = reply.map_or_else(
+                || Some("the process that pauses guests has ended, or does not answer".into()),
+                |reply| reply.problem.clone(),
+            );
             // Without a reply it may be paused.
             let is_paused = reply.is_none_or(|reply| reply.is_paused);
             if !is_paused {
@@ -135,9 +144,14 @@ impl Hold {
         Ok(std::mem::take(&mut self.all).into_iter().map(|held| held.paused).collect())
     }
 
-    /// Replies of the holder; none if it has ended.
+    /// Replies of the holder; none if it has ended, or does not answer. It is not asked again then: a late reply would be taken for
+    /// that to another command. Its input closes, so that it resumes all guests once it can.
     fn ask(&mut self, command: &Command) -> Replies {
-        self.holder.as_mut().and_then(|holder| holder.ask(command).ok()).unwrap_or_default()
+        let replies = self.holder.as_ref().and_then(|holder| holder.ask(command).ok());
+        if replies.is_none() {
+            self.holder = None;
+        }
+        replies.unwrap_or_default()
     }
 }
 
@@ -155,16 +169,20 @@ impl Holder {
             .process_group(0)
             .spawn()
             .context("cannot start the process that resumes guests")?;
-        let replies = BufReader::new(child.stdout.take().context("a process without output")?);
-        Ok(Self { commands: child.stdin.take(), child: Some(child), replies })
+        let mut input = child.stdin.take().context("a process without input")?;
+        let output = BufReader::new(child.stdout.take().context("a process without output")?);
+        let ((commands, lines), (sender, replies)) = (mpsc::channel::<String>(), mpsc::channel());
+        std::thread::spawn(move || lines.iter().map_while(|line| writeln!(input, "{line}").ok()).for_each(drop));
+        std::thread::spawn(move || {
+            output.lines().map_while(Result::ok).map_while(|line| sender.send(line).ok()).for_each(drop);
+        });
+        Ok(Self { commands: Some(commands), child: Some(child), replies, patience: REPLY_WITHIN })
     }
 
-    fn ask(&mut self, command: &Command) -> anyhow::Result<Replies> {
-        let commands = self.commands.as_mut().context("its input is closed")?;
-        writeln!(commands, "{}", serde_json::to_string(command)?)?;
-        let mut line = String::new();
-        self.replies.read_line(&mut line)?;
-        Ok(serde_json::from_str(&line)?)
+    fn ask(&self, command: &Command) -> anyhow::Result<Replies> {
+        let commands = self.commands.as_ref().context("its input is closed")?;
+        commands.send(serde_json::to_string(command)?)?;
+        Ok(serde_json::from_str(&self.replies.recv_timeout(self.patience)?)?)
     }
 }
 
@@ -264,6 +282,23 @@ mod tests {
         assert!(hold.has(&qemu.guest.id), "it may be paused");
         qemu.state().status = "paused";
         hold.resume(|_| false, &mut ledger, &turn).unwrap();
+        assert_eq!((qemu.state().status, ledger.left_paused()), ("running", Vec::new()));
+    }
+
+    #[test]
+    fn holder_that_stands_still_keeps_nobody_waiting_and_its_guest_is_resumed() {
+        let (qemu, mut ledger, turn, _dir) = scene();
+        let mut hold = Hold::of_paused(&qemu.guest, &mut ledger, &turn);
+        qemu.state().status = "paused";
+        // More than a pipe takes, to one that does not read.
+        let mut holder = Holder::run(std::process::Command::new("sleep").arg("2")).unwrap();
+        holder.commands.as_ref().unwrap().send("x".repeat(1 << 20)).unwrap();
+        holder.patience = Duration::from_millis(50);
+        let began = Instant::now();
+        hold.holder = Some(holder);
+        hold.resume(|_| false, &mut ledger, &turn).unwrap();
+        assert!(began.elapsed() < Duration::from_secs(2), "it waited until the holder ended");
+        assert!(hold.holder.is_none(), "a late reply would be taken for another command's");
         assert_eq!((qemu.state().status, ledger.left_paused()), ("running", Vec::new()));
     }
 

@@ -395,8 +395,8 @@ fn census_that_does_not_end_leaves_files_as_they_were() {
 /// `dir` are open, and so it is about to read pages, or does already.
 fn signalled_census(args: &[String], dir: &std::path::Path, signal: &str) -> bool {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_pagefold"));
-    command.args(args).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
-    let mut running = command.spawn().unwrap();
+    let mut command = common::interruptible(command.args(args));
+    let mut running = command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
     let pid = running.id().to_string();
     let has_files = || {
         let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();

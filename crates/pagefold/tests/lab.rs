@@ -141,7 +141,8 @@ fn down_ends_what_an_interrupted_up_left() {
     let mut seen = 0;
     for after_ms in [2, 5, 8, 12, 16, 20, 25, 30, 40, 60, 100, 400] {
         let words = ["up", "--image", image, "--guests", "3", "--groups", "a,b,c"];
-        let mut up = place.command(&words).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("start");
+        let mut up = common::interruptible(&place.command(&words));
+        let mut up = up.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("start");
         thread::sleep(Duration::from_millis(after_ms));
         up.kill().expect("kill it");
         up.wait().expect("collect it");

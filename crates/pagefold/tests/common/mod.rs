@@ -186,6 +186,20 @@ pub fn pagefold(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_pagefold")).args(args).output().expect("run pagefold")
 }
 
+/// The same command, such that an interrupt ends it. Whatever a shell starts in the background ignores interrupts, and
+/// so do the tests of such a run, and their children.
+pub fn interruptible(command: &Command) -> Command {
+    let mut all = Command::new("env");
+    all.arg("--default-signal=INT").arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => all.env(name, value),
+            None => all.env_remove(name),
+        };
+    }
+    all
+}
+
 /// Takes a census of processes as a user without any rights.
 pub fn census_unprivileged(stage: &Stage, pids: &[u32]) -> Output {
     unprivileged(&stage.path("pagefold")).args(census_args(pids, &[])).output().expect("run pagefold")

@@ -22,6 +22,14 @@ impl Refused {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(why);
     }
 
+    /// Forgets what was refused to a program for this reason.
+    pub fn forgive(&self, program: &str, reason: &str) {
+        let is_forgiven = |why: &String| {
+            why.strip_prefix(program).is_some_and(|rest| rest.starts_with(": ") && rest.contains(reason))
+        };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|why| !is_forgiven(why));
+    }
+
     /// All of them.
     pub fn reasons(&self) -> Vec<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()

@@ -66,7 +66,7 @@ pub struct Side<'a> {
     pub is_short: bool,
     floor: u64,
     most_folded: &'a AtomicU64,
-    refused: Refused,
+    pub refused: Refused,
 }
 
 /// A program that has ended.
