@@ -9,10 +9,14 @@
 //!     `---after a wait that doubles---'
 //! ```
 //!
+//! A child with little memory of its own is looked at again, and its children are looked after here: one that only waits for
+//! others may hide those that have the memory.
+//!
 //! The supervisor decides whether a child is a member (`crates/service/src/decide.rs`). A child that executes a program ends
 //! its own membership by that. Children stay members when their parent is detached, or when this program is killed.
 //! Why one could not be attached is told to the supervisor, for `group show`.
 
+use crate::refuse;
 use api::enrol::{NotAttached, reason};
 use host::{Process, ProcessId, ProcessStat, Usage};
 use std::collections::BTreeMap;
@@ -103,27 +107,41 @@ impl Children {
         self.due = self.after.map(|_| self.due.map_or(soon, |due| due.min(soon)));
     }
 
+    /// Takes in children that were not seen before.
+    fn note(&mut self, children: &[u32], after: Duration, now: Instant) {
+        for pid in children {
+            if let Ok(process) = ProcessId::of(*pid)
+                && self.known.get(pid).is_none_or(|known| known.process != process)
+            {
+                self.known.insert(*pid, Known::new(process, after, now));
+            }
+        }
+    }
+
     /// Looks at all children, and has those attached that it is time for.
     pub fn look(&mut self, now: Instant) {
         let Some(after) = self.after else { return };
         self.known.retain(|_, known| known.look(now));
-        for pid in host::children(self.parent.pid) {
-            if let Ok(process) = ProcessId::of(pid)
-                && self.known.get(&pid).is_none_or(|known| known.process != process)
-            {
-                self.known.insert(pid, Known::new(process, after, now));
-            }
-        }
+        self.note(&host::children(self.parent.pid), after, now);
         let parent = self.parent.stat();
         let may = |known: &&mut Known| known.helper.is_none() && known.again <= now;
+        let mut below = Vec::new();
         for known in self.known.values_mut().filter(may).take(MOST_AT_ONCE) {
-            match parent.as_ref().is_some_and(|parent| is_fork(&known.process, parent)) {
-                true if has_own_memory(&known.process) => known.attach(&self.arguments),
-                true => known.wait(now),
+            if !parent.as_ref().is_some_and(|parent| is_fork(&known.process, parent)) {
                 // It has executed a program: it is not the parent's child any more.
-                false => (known.again, known.why) = (now + WAITS.1, None),
+                (known.again, known.why) = (now + WAITS.1, None);
+            } else if refuse::has_agent(known.process.pid) {
+                // A rule was faster, or a child in between that is a member by now.
+                known.why = None;
+                known.wait(now);
+            } else if has_own_memory(&known.process) {
+                known.attach(&self.arguments);
+            } else {
+                known.wait(now);
+                below.extend(host::children(known.process.pid));
             }
         }
+        self.note(&below, after, now);
         let waiting = self.known.values().filter(|known| known.helper.is_none()).map(|known| known.again);
         self.due = waiting.min().map(|again| again.max(now + WAITS.0));
     }
@@ -238,6 +256,21 @@ mod tests {
         shell.wait().unwrap();
         assert!(small.helper.is_none() && small.again == now + WAITS.0, "{small:?}");
         assert!(large.helper.is_some(), "{large:?}");
+    }
+
+    #[test]
+    fn child_below_one_without_memory_of_its_own_is_attached() {
+        let script = "exec 9<&0; echo $$
+            ( ( x=$(head -c 16000000 /dev/zero | tr '\\0' x); echo $BASHPID; read -u 9 ) & read -u 9 ) &
+            wait";
+        let (mut shell, pids) = bash(script, 2);
+        let now = Instant::now();
+        let mut children = looked_at(ProcessId::of(pids[0]).unwrap(), now);
+        children.look(now + WAITS.0);
+        let below = children.known.remove(&pids[1]);
+        drop(shell.stdin.take());
+        shell.wait().unwrap();
+        assert!(below.expect("it is known").helper.is_some());
     }
 
     /// It is this process's child by the kernel's word once its parent has ended, and was forked by a program that was executed.

@@ -131,9 +131,18 @@ fn check_traced(pid: u32, thread: Pid) -> Result<(), String> {
     Ok(())
 }
 
+fn is_agent(pid: u32, thread: Pid) -> bool {
+    fs::read_to_string(threads::of(pid, thread, "comm")).is_ok_and(|name| AGENTS.contains(&name.trim_end()))
+}
+
+/// Whether a process has an agent, by the names of its threads. A program can choose those of its own: it keeps an agent away so.
+pub fn has_agent(pid: u32) -> bool {
+    threads::list(pid).is_ok_and(|all| all.iter().any(|thread| is_agent(pid, *thread)))
+}
+
 fn check_thread(pid: u32, thread: Pid) -> Result<(), String> {
     check_traced(pid, thread)?;
-    if fs::read_to_string(threads::of(pid, thread, "comm")).is_ok_and(|name| AGENTS.contains(&name.trim_end())) {
+    if is_agent(pid, thread) {
         return Err("there is an agent in it already".into());
     }
     Ok(())

@@ -16,6 +16,8 @@ use enrol::facts::{Facts, Looker};
 use guest::Survey;
 use host::{Ksm, ProcessId};
 use serde::Serialize;
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -23,6 +25,8 @@ use std::time::{Duration, Instant};
 /// has ended: 50 ms, 10 ms.
 const ASK: Duration = Duration::from_millis(50);
 const LOOK: Duration = Duration::from_millis(10);
+/// Most of a program's file that is looked at: 256 MiB.
+const MOST_PROGRAM_BYTES: u64 = 256 << 20;
 /// Longest time to wait for the program beside a process that has been detached: 10 s.
 const LINGERS: Duration = Duration::from_secs(10);
 
@@ -212,7 +216,12 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<Outcome> {
     }
     for pid in pids {
         match attach_one(args, pid, &service, &program)? {
-            Ok(attached) => all.push(attached),
+            Ok(attached) => {
+                if args.all_anonymous && args.via == Via::Agent && names_mremap(pid) {
+                    say!("pagefold: process {pid} may call mremap, which fails (EFAULT) where a part is folded");
+                }
+                all.push(attached);
+            }
             Err(refused) if refused.host_lacks => return Err(Stop::HostLacks(refused.why).into()),
             Err(refused) => {
                 say!("pagefold: process {pid} cannot be attached: {}", refused.why);
@@ -247,6 +256,16 @@ fn in_words(attached: &Attached, dry_run: bool) -> String {
     }
     let stopped = format!("a thread was stopped for {stopped_us} us");
     format!("process {pid} ({threads} threads) is a member of group {group}: {size}; {stopped}{whom}")
+}
+
+/// Whether the file of a process's program names `mremap`, as one that calls it through a library does. That of a library is
+/// not looked at: `realloc` copies where `mremap` fails.
+fn names_mremap(pid: u32) -> bool {
+    const NAME: &[u8] = b"\0mremap\0";
+    let mut bytes = Vec::new();
+    let read =
+        File::open(format!("/proc/{pid}/exe")).and_then(|file| file.take(MOST_PROGRAM_BYTES).read_to_end(&mut bytes));
+    read.is_ok() && bytes.windows(NAME.len()).any(|some| some == NAME)
 }
 
 /// Says that ksmd does not run, if it does not. Its knobs are the operator's.
@@ -389,4 +408,26 @@ fn detach_one(service: &Service, process: ProcessId, helper: u32, patience: Dura
 fn is_member(service: &Service, process: ProcessId) -> anyhow::Result<bool> {
     let is_it = |identity: &Identity| (identity.pid, identity.started) == (process.pid, process.start_ticks);
     Ok(service.members()?.iter().any(|member| is_it(&member.identity)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn program_that_names_mremap_is_told_from_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let named = dir.path().join("named");
+        fs::copy("/bin/cat", &named).unwrap();
+        File::options().append(true).open(&named).unwrap().write_all(b"\0mremap\0").unwrap();
+        for (program, names) in [(named.as_path(), true), (Path::new("/bin/cat"), false)] {
+            let mut cat = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+            assert_eq!(names_mremap(cat.id()), names, "{}", program.display());
+            drop(cat.stdin.take());
+            cat.wait().unwrap();
+        }
+    }
 }

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 const AFTER: Duration = Duration::from_millis(300);
 /// Time for it to be executed by whoever starts it, and for all members to be detached.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// The reason why a program cannot be attached while it looks after its memory by a userfaultfd. A piece of memory has room for one.
+pub const OWN_USERFAULTFD: &str = "a userfaultfd looks after some of its memory";
 /// Time between two looks.
 const AGAIN: Duration = Duration::from_millis(50);
 
@@ -22,12 +24,13 @@ impl Refused {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(why);
     }
 
-    /// Forgets what was refused to a program for this reason.
-    pub fn forgive(&self, program: &str, reason: &str) {
-        let is_forgiven = |why: &String| {
-            why.strip_prefix(program).is_some_and(|rest| rest.starts_with(": ") && rest.contains(reason))
-        };
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|why| !is_forgiven(why));
+    /// Forgets what was refused to a program for this reason. Returns whether anything was.
+    pub fn forgive(&self, program: &str, reason: &str) -> bool {
+        let is_forgiven = |why: &String| why.starts_with(&format!("{program}: ")) && why.contains(reason);
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = all.len();
+        all.retain(|why| !is_forgiven(why));
+        all.len() < before
     }
 
     /// All of them.

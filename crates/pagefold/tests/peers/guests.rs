@@ -249,6 +249,8 @@ fn migrate(side: &Side) -> Value {
         }
         source.until_migrated();
         until(PATIENCE, "the guest runs there", || there.tell("query-status", json!({}))["running"] == true);
+        // Pages were fetched by a userfaultfd until now.
+        side.attach_again(&member, &format!("{name}-next"), "qemu-system-x86_64");
         // From here on the lab's commands reach the guest in its next QEMU. The first one stays, with nothing to do.
         fs::rename(dir.join("agent"), vms.dir(name).join("agent")).expect("move a socket");
         next.push((member, there));

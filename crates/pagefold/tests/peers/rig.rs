@@ -283,13 +283,30 @@ impl Side<'_> {
     pub fn start_as(&self, name: &str, user: Option<&str>, words: &[&str]) -> Member {
         let member = Member::spawn(self.command(name, user, words), name, self.dir);
         if self.is_attached {
-            let (group, place) = (self.group(), self.place());
-            let mut attach = Command::new(env!("CARGO_BIN_EXE_pagefold"));
-            attach.args(["attach", &member.pid().to_string(), "--group", &group, "--service", &place, "--name", name]);
-            attach.arg("--all-anonymous").envs(self.environment());
-            attach::soon(attach, member.pid(), words[0], &self.refused);
+            self.attach_soon(&member, name, words[0]);
         }
         member
+    }
+
+    /// Starts a program that is not attached where others are.
+    pub fn start_apart(&self, name: &str, words: &[&str]) -> Member {
+        Member::spawn(self.command(name, None, words), name, self.dir)
+    }
+
+    /// Has a program attached while it runs.
+    fn attach_soon(&self, member: &Member, name: &str, program: &str) {
+        let (group, place) = (self.group(), self.place());
+        let mut attach = Command::new(env!("CARGO_BIN_EXE_pagefold"));
+        attach.args(["attach", &member.pid().to_string(), "--group", &group, "--service", &place, "--name", name]);
+        attach.arg("--all-anonymous").envs(self.environment());
+        attach::soon(attach, member.pid(), program, &self.refused);
+    }
+
+    /// Has a program attached that could not be while its memory was looked after by a userfaultfd of its own.
+    pub fn attach_again(&self, member: &Member, name: &str, program: &str) {
+        if self.refused.forgive(program, attach::OWN_USERFAULTFD) {
+            self.attach_soon(member, name, program);
+        }
     }
 
     /// Runs a program to its end, successful or not.
