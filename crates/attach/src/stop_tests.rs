@@ -1,0 +1,180 @@
+use super::Stopped;
+use crate::mend::Call;
+use crate::program::Program;
+use crate::testing::{PATIENCE, Subject, wait_for};
+use crate::threads::{self, Doing};
+use crate::watched::Watched;
+use act::Tracee;
+use rustix::process::Pid;
+use std::time::{Duration, Instant};
+
+/// The thread that sleeps in this call.
+fn sleeper(subject: &Subject, number: i64) -> Pid {
+    subject.wait_for_calls(&[number]);
+    let sleeps =
+        |thread: &Pid| matches!(threads::doing(subject.pid(), *thread), Doing::Call(call) if call.number == number);
+    threads::list(subject.pid()).expect("it runs").into_iter().find(sleeps).expect("it sleeps")
+}
+
+/// Interrupts a thread, whatever it does. It may have begun that call after it was looked at.
+fn interrupt(thread: Pid) -> Stopped {
+    let tracee = Tracee::seize(thread, false).expect("trace it");
+    tracee.interrupt().expect("it runs");
+    let mut stopped = Stopped { tracee, stop: None, asked: Instant::now(), slept: None };
+    assert!(stopped.wait(Instant::now() + PATIENCE));
+    stopped
+}
+
+/// Has a watched thread stand still, and go on.
+fn interrupt_again(watched: Option<Watched>, program: &Program) -> Option<Watched> {
+    let mut watched = watched.expect("it is watched");
+    watched.ask().expect("it runs");
+    wait_for("it stands still", || watched.stands() != Some(false));
+    watched.tend(program)
+}
+
+/// The lines that the program says next. A thread of it is looked after meanwhile.
+fn lines<const N: usize>(subject: &Subject, program: &Program, mut watched: Option<Watched>) -> [String; N] {
+    let until = Instant::now() + PATIENCE;
+    std::array::from_fn(|_| {
+        loop {
+            watched = watched.take().and_then(|watched| watched.tend(program));
+            if let Some(line) = subject.line_within(Duration::from_millis(1)) {
+                break line;
+            }
+            assert!(Instant::now() < until, "it says nothing");
+        }
+    })
+}
+
+/// A socket that is full, with a time limit; a thread sends more. The leader takes all of it when it is told to.
+const FULL: &str = "
+ours, theirs = socket.socketpair()
+ours.setblocking(False)
+sent = 0
+try:
+    while True: sent += ours.send(b'x' * 4096)
+except BlockingIOError: pass
+ours.setblocking(True)
+ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack('qq', LIMIT, 0))
+message = bytes(n % 251 for n in range(400000))
+apart('sent', 44, ours.fileno(), message, len(message), 0, 0, 0)
+sys.stdin.readline()
+got = b''
+while len(got) < sent + len(message) and not STALLS: got += theirs.recv(1 << 20)
+say(got[sent:] == message)
+wait_for_end()
+";
+
+/// Such a call once answered `EINTR`, though no handler ran.
+#[test]
+fn send_that_has_sent_nothing_is_begun_again() {
+    let mut subject = Subject::start(&FULL.replace("LIMIT", "1000").replace("STALLS", "False"));
+    let program = subject.program();
+    let thread = sleeper(&subject, libc::SYS_sendto);
+    let mut watched = interrupt(thread).go(&program);
+    for _ in 0..3 {
+        sleeper(&subject, libc::SYS_sendto);
+        watched = interrupt_again(watched, &program);
+    }
+    subject.tell_to_end();
+    let said: [String; 2] = lines(&subject, &program, watched);
+    assert!(said.iter().any(|said| said == "True"), "{said:?}");
+    assert!(said.iter().any(|said| said.starts_with("sent 400000 ")), "{said:?}");
+}
+
+#[test]
+fn send_that_sends_nothing_in_its_time_answers_so() {
+    let subject = Subject::start(&FULL.replace("LIMIT", "1").replace("STALLS", "True"));
+    let program = subject.program();
+    let thread = sleeper(&subject, libc::SYS_sendto);
+    let mut watched = interrupt(thread).go(&program);
+    assert!(watched.as_ref().is_some_and(|watched| watched.due().is_some()));
+    for _ in 0..3 {
+        watched = interrupt_again(watched, &program);
+    }
+    let [said] = lines(&subject, &program, watched);
+    assert!(said.starts_with("sent EAGAIN "), "{said}");
+}
+
+/// A thread writes more than a pipe takes. The leader takes a part of it at each line that it is told.
+const PIPED: &str = "
+taken, given = os.pipe()
+message = bytes(n % 251 for n in range(400000))
+apart('wrote', 1, given, message, len(message))
+time.sleep(0.01)
+got = os.read(taken, 5000)
+say('took', len(got))
+sys.stdin.readline()
+while len(got) < len(message): got += os.read(taken, 60000)
+say(got == message)
+wait_for_end()
+";
+
+#[test]
+fn write_that_was_cut_short_is_completed() {
+    let mut subject = Subject::start(PIPED);
+    let program = subject.program();
+    assert_eq!(subject.line(), "took 5000");
+    let thread = sleeper(&subject, libc::SYS_write);
+    let mut watched = interrupt(thread).go(&program);
+    for _ in 0..3 {
+        watched = interrupt_again(watched, &program);
+    }
+    subject.tell_to_end();
+    let said: [String; 2] = lines(&subject, &program, watched);
+    assert!(said.iter().any(|said| said == "True"), "{said:?}");
+    assert!(said.iter().any(|said| said.starts_with("wrote 400000 ")), "{said:?}");
+}
+
+/// A file that takes no parts must not be written twice: its own answer stays.
+#[test]
+fn only_pipes_and_sockets_take_the_rest() {
+    let subject = Subject::start(
+        "place = tempfile.TemporaryFile()\nends = os.pipe()\ns = socket.socketpair()\nsay(place.fileno(), ends[1], s[0].fileno())\nwait_for_end()",
+    );
+    let program = subject.program();
+    let numbers: Vec<u64> = subject.line().split(' ').map(|word| word.parse().expect("a number")).collect();
+    assert_eq!(numbers.iter().map(|number| program.is_stream(*number)).collect::<Vec<_>>(), [false, true, true]);
+    assert!(!program.is_stream(1000));
+}
+
+/// Signals that a program has handlers for are read from its status.
+#[test]
+fn handlers_of_signals_are_known() {
+    let subject = Subject::start(
+        "signal.signal(signal.SIGUSR1, lambda *x: 0)\nsignal.signal(64, lambda *x: 0)\nsignal.signal(signal.SIGUSR2, signal.SIG_IGN)\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\nsay('ready')\nwait_for_end()",
+    );
+    let program = subject.program();
+    subject.line();
+    let caught = [libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, 64].map(|signal| program.catches(signal));
+    assert_eq!(caught, [false, true, false, true]);
+}
+
+/// A thread that has slept for long in a call does not begin its time anew.
+#[test]
+fn time_that_was_slept_before_counts() {
+    let subject = Subject::start(
+        "epoll = select.epoll()\nsay('ready')\ncall('waited', 232, epoll.fileno(), ctypes.addressof(ctypes.create_string_buffer(64)), 1, 3000)\nwait_for_end()",
+    );
+    subject.line();
+    let thread = sleeper(&subject, libc::SYS_epoll_wait);
+    std::thread::sleep(Duration::from_millis(500));
+    let program = subject.program();
+    let mut clocks = crate::waited::Clocks::default();
+    clocks.refresh();
+    let super::Asked::Stops(mut stopped) = super::ask(subject.pid(), thread, &clocks, false).unwrap() else {
+        panic!("it must not be stopped");
+    };
+    let asked = stopped.asked;
+    assert!(stopped.wait(Instant::now() + PATIENCE) && stopped.is_plain());
+    let call = Call::of(&stopped.tracee.registers().unwrap()).expect("it is in a call");
+    let slept = stopped.slept(&program, &call);
+    let other = Call { arguments: [0; 6], ..call };
+    assert_eq!(stopped.slept(&program, &other), Duration::ZERO, "not the call that it slept in");
+    let watched = stopped.go(&program);
+    let due = watched.as_ref().and_then(Watched::due).expect("its time is limited");
+    assert_eq!(due, asked + Duration::from_secs(3) - slept);
+    drop(watched);
+    eprintln!("slept {slept:?} of 500 ms");
+}
