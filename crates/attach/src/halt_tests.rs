@@ -1,6 +1,7 @@
 use super::Halts;
 use crate::testing::{PATIENCE, Subject, halt, wait_for};
 use crate::threads;
+use host::Signals;
 use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
@@ -275,6 +276,7 @@ fn all_threads_stand_still_while_threads_are_made_but_those_that_are_left_out() 
 
 /// A write to a full pipe, and a `recv` for all there is to come: interrupted, they would answer with a part.
 const PARTIAL: &str = "
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 ends = os.pipe()
 sockets = socket.socketpair()
 sockets[1].send(b'abc')
@@ -300,10 +302,11 @@ fn call_that_would_answer_with_part_is_not_stopped() {
         let mut subject = Subject::start(&PARTIAL.replace("WORK", work));
         let mut halts = subject.halts();
         assert_eq!(subject.line(), "tries");
-        subject.wait_for_calls(&[number]);
+        subject.wait_for_calls(&[number, libc::SYS_clock_nanosleep, libc::SYS_read]);
+        halts.note_stops();
         for _ in 0..3 {
             assert!(!halts.halt(&[]), "{work}");
-            assert!(!halts.is_pending(), "nobody was stopped");
+            assert!(!halts.is_pending() && halts.stops().is_empty(), "nobody was stopped");
         }
         subject.tell_to_end();
         assert_eq!(subject.line_with(&mut halts), answer);
@@ -388,4 +391,89 @@ fn time_to_stop_grows_only_when_it_was_too_short() {
     assert_eq!(halts.stops().len(), 1);
     halts.go();
     assert_eq!(halts.stops().len(), 1, "nothing was stopped");
+}
+
+/// Whether all threads of a program stand still for their tracer.
+fn all_stand(subject: &Subject) -> bool {
+    states(subject.pid()).iter().all(|(_, state)| *state == b't')
+}
+
+/// Its threads wait with a time limit, and without one.
+const WAITERS: &str = "
+epoll, other = select.epoll(), select.epoll()
+events = ctypes.create_string_buffer(128)
+apart('timed', 232, epoll.fileno(), ctypes.addressof(events), 1, 1500)
+apart('endless', 281, other.fileno(), ctypes.addressof(events) + 64, 1, -1, 0, 8)
+say('ready')
+wait_for_end()
+";
+
+#[test]
+fn thread_whose_call_is_looked_after_is_stopped_again_and_finished_with() {
+    let mut subject = Subject::start(WAITERS);
+    assert_eq!(subject.line(), "ready");
+    subject.wait_for_calls(&[libc::SYS_epoll_wait, libc::SYS_epoll_pwait, libc::SYS_read]);
+    let mut halts = subject.halts();
+    for _ in 0..3 {
+        halt(&mut halts, &[]);
+        let stand = all_stand(&subject);
+        halts.go();
+        assert!(stand);
+        wait_for("all go on", || {
+            halts.tend();
+            !halts.is_pending()
+        });
+        assert_eq!(halts.watched.len(), 1, "one has a time limit");
+        assert!(halts.due().is_some_and(|due| due <= Instant::now() + Duration::from_millis(1500)));
+    }
+    halts.finish(&Signals::catch().unwrap());
+    assert!(halts.watched.is_empty() && !halts.is_pending());
+    assert!(subject.line().starts_with("timed 0 "));
+    let tracers = threads::list(subject.pid()).unwrap();
+    let mut tracers = tracers.into_iter().filter_map(|thread| threads::status(subject.pid(), thread, "TracerPid"));
+    assert!(tracers.all(|tracer| tracer == "0"));
+    subject.tell_to_end();
+    assert_eq!(subject.line(), "end");
+}
+
+/// A thread waits for its child by `vfork`, which no signal ends. The child ends with a byte.
+const HELD: &str = "
+taken, given = os.pipe()
+def hold():
+    if raw(56, 0x4000 | 17, 0, 0, 0, 0) == 0:
+        raw(157, 1, 9, 0, 0, 0)
+        os.read(taken, 1)
+        os._exit(0)
+    say('ended')
+threading.Thread(target=hold, daemon=True).start()
+say('ready')
+sys.stdin.readline()
+os.write(given, b'x')
+wait_for_end()
+";
+
+#[test]
+fn nobody_stays_stopped_while_one_thread_cannot_be() {
+    let mut subject = Subject::start(HELD);
+    assert_eq!(subject.line(), "ready");
+    subject.wait_for_calls(&[libc::SYS_clone, libc::SYS_read]);
+    let mut halts = subject.halts();
+    halts.note_stops();
+    for _ in 0..3 {
+        assert!(!halts.halt(&[]));
+        wait_for("the others go on", || {
+            halts.tend();
+            !states(subject.pid()).iter().any(|(_, state)| *state == b't')
+        });
+        assert!(halts.is_pending(), "it will stop, once it can");
+    }
+    assert_eq!(halts.stops().len(), 1, "nobody is stopped while one is late");
+    subject.tell("go on");
+    assert_eq!(subject.line_with(&mut halts), "ended");
+    halt(&mut halts, &[]);
+    let stand = all_stand(&subject);
+    halts.go();
+    assert!(stand);
+    subject.tell_to_end();
+    assert_eq!(subject.line_with(&mut halts), "end");
 }

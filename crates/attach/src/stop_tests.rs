@@ -35,10 +35,15 @@ fn interrupt_again(watched: Option<Watched>, program: &Program) -> Option<Watche
 
 /// The lines that the program says next. A thread of it is looked after meanwhile.
 fn lines<const N: usize>(subject: &Subject, program: &Program, mut watched: Option<Watched>) -> [String; N] {
+    lines_of(subject, program, &mut watched)
+}
+
+/// The same, of one that is looked after further on.
+fn lines_of<const N: usize>(subject: &Subject, program: &Program, watched: &mut Option<Watched>) -> [String; N] {
     let until = Instant::now() + PATIENCE;
     std::array::from_fn(|_| {
         loop {
-            watched = watched.take().and_then(|watched| watched.tend(program));
+            *watched = watched.take().and_then(|watched| watched.tend(program));
             if let Some(line) = subject.line_within(Duration::from_millis(1)) {
                 break line;
             }
@@ -170,6 +175,8 @@ fn time_that_was_slept_before_counts() {
     assert!(stopped.wait(Instant::now() + PATIENCE) && stopped.is_plain());
     let call = Call::of(&stopped.tracee.registers().unwrap()).expect("it is in a call");
     let slept = stopped.slept(&program, &call);
+    // It has rested ever since, unless a busy machine keeps the kernel from telling.
+    assert_eq!(slept, stopped.slept.map_or(Duration::ZERO, |(.., slept)| slept));
     let other = Call { arguments: [0; 6], ..call };
     assert_eq!(stopped.slept(&program, &other), Duration::ZERO, "not the call that it slept in");
     let watched = stopped.go(&program);
@@ -177,4 +184,125 @@ fn time_that_was_slept_before_counts() {
     assert_eq!(due, asked + Duration::from_secs(3) - slept);
     drop(watched);
     eprintln!("slept {slept:?} of 500 ms");
+}
+
+/// A thread that would answer with a part is not even asked, and stays untraced.
+#[test]
+fn thread_that_must_not_be_stopped_is_not_asked() {
+    let subject = Subject::start(PIPED);
+    assert_eq!(subject.line(), "took 5000");
+    let thread = sleeper(&subject, libc::SYS_write);
+    let asked = super::ask(subject.pid(), thread, &crate::waited::Clocks::default(), false);
+    assert!(matches!(asked, Ok(super::Asked::MustNot)), "{asked:?}");
+    assert_eq!(threads::status(subject.pid(), thread, "TracerPid").as_deref(), Some("0"));
+}
+
+/// A stop may be one for a signal, which the thread then takes.
+#[test]
+fn signal_that_stopped_thread_is_taken() {
+    let script = "signal.signal(signal.SIGUSR1, lambda *x: say('caught'))\nsay('ready')\nwait_for_end()";
+    let mut subject = Subject::start(script);
+    assert_eq!(subject.line(), "ready");
+    let program = subject.program();
+    subject.wait_for_calls(&[libc::SYS_read]);
+    let tracee = Tracee::seize(subject.leader(), false).expect("trace it");
+    let mut stopped = Stopped { tracee, stop: None, asked: Instant::now(), slept: None };
+    rustix::process::kill_process(subject.leader(), rustix::process::Signal::USR1).expect("it runs");
+    assert!(stopped.wait(Instant::now() + PATIENCE) && !stopped.is_plain());
+    assert!(stopped.go(&program).is_none());
+    assert_eq!(subject.line(), "caught");
+    subject.tell_to_end();
+    assert_eq!(subject.line(), "end");
+}
+
+/// Looks after a thread until it goes on untraced.
+fn tend_to_end(mut watched: Option<Watched>, program: &Program) {
+    wait_for("nobody traces it", || {
+        watched = watched.take().and_then(|watched| watched.tend(program));
+        watched.is_none()
+    });
+}
+
+/// As [`PIPED`]. The thread that writes takes a signal when the leader is told so.
+const PIPED_AND_SIGNALLED: &str = "
+taken, given = os.pipe()
+signal.signal(signal.SIGUSR1, lambda *x: 0)
+message = bytes(400000)
+writer = threading.Thread(target=call, args=('wrote', 1, given, message, len(message)), daemon=True)
+writer.start()
+say('writes')
+sys.stdin.readline()
+signal.pthread_kill(writer.ident, signal.SIGUSR1)
+wait_for_end()
+";
+
+/// A handler that runs in a write is told how much was written, also of the part before the stop.
+#[test]
+fn write_that_a_handler_interrupts_answers_with_all_that_was_written() {
+    for is_watched in [true, false] {
+        let mut subject = Subject::start(PIPED_AND_SIGNALLED);
+        assert_eq!(subject.line(), "writes");
+        let program = subject.program();
+        let thread = sleeper(&subject, libc::SYS_write);
+        if is_watched {
+            let watched = interrupt(thread).go(&program);
+            sleeper(&subject, libc::SYS_write);
+            subject.tell("signal");
+            tend_to_end(watched, &program);
+        } else {
+            // The signal itself is what stops it.
+            let tracee = Tracee::seize(thread, false).expect("trace it");
+            let mut stopped = Stopped { tracee, stop: None, asked: Instant::now(), slept: None };
+            subject.tell("signal");
+            assert!(stopped.wait(Instant::now() + PATIENCE));
+            assert!(stopped.go(&program).is_none());
+        }
+        let said = subject.line();
+        assert!(said.starts_with("wrote 65536 "), "{said}");
+    }
+}
+
+/// A handler that runs in a call which is looked after ends that.
+#[test]
+fn thread_whose_call_a_handler_interrupts_is_not_traced_any_more() {
+    let script = "signal.signal(signal.SIGUSR1, lambda *x: say('caught'))
+epoll = select.epoll()
+call('waited', 232, epoll.fileno(), ctypes.addressof(ctypes.create_string_buffer(64)), 1, 100000)
+wait_for_end()";
+    let mut subject = Subject::start(script);
+    let program = subject.program();
+    let watched = interrupt(sleeper(&subject, libc::SYS_epoll_wait)).go(&program);
+    rustix::process::kill_process(subject.leader(), rustix::process::Signal::USR1).expect("it runs");
+    tend_to_end(watched, &program);
+    let said = [subject.line(), subject.line()];
+    assert!(said.iter().any(|said| said.starts_with("waited EINTR ")), "{said:?}");
+    subject.tell_to_end();
+}
+
+/// The part of what is sent by then is never forgotten, also when the time is over.
+#[test]
+fn send_that_has_sent_a_part_has_no_time_limit() {
+    let script = FULL.replace("LIMIT", "1000").replace("STALLS", "False");
+    let script = script.replace(
+        "sys.stdin.readline()",
+        "sys.stdin.readline()\ngot = theirs.recv(50000)\nsay('took')\nsys.stdin.readline()",
+    );
+    let mut subject = Subject::start(&script.replace("got = b''", ""));
+    let program = subject.program();
+    let thread = sleeper(&subject, libc::SYS_sendto);
+    let mut watched = interrupt(thread).go(&program);
+    assert!(watched.as_ref().is_some_and(|watched| watched.due().is_some()));
+    subject.tell("take a part");
+    let [said] = lines_of(&subject, &program, &mut watched);
+    assert_eq!(said, "took");
+    sleeper(&subject, libc::SYS_sendto);
+    watched = interrupt_again(watched, &program);
+    wait_for("the part is known", || {
+        watched = watched.take().and_then(|watched| watched.tend(&program));
+        watched.as_ref().expect("it goes on").due().is_none()
+    });
+    subject.tell_to_end();
+    let said: [String; 2] = lines(&subject, &program, watched);
+    assert!(said.iter().any(|said| said == "True"), "{said:?}");
+    assert!(said.iter().any(|said| said.starts_with("sent 400000 ")), "{said:?}");
 }
