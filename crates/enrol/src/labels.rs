@@ -176,6 +176,7 @@ fn parsed<T: DeserializeOwned>(text: &[u8]) -> Option<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::make_script;
 
     #[test]
     fn names_and_labels_are_read_as_runtimes_write_them() {
@@ -243,13 +244,10 @@ mod tests {
 
     #[test]
     fn silent_podman_is_left_alone_for_a_while() {
-        use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let (program, asked) = (dir.path().join("podman"), dir.path().join("asked"));
         let say = |what: &str| {
-            let script = format!("#!/bin/sh\necho \"$*\" >> {}\n{what}\n", asked.display());
-            std::fs::write(&program, script).unwrap();
-            std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+            make_script(&program, &format!("echo \"$*\" >> {}\n{what}", asked.display()));
         };
         let count = || std::fs::read_to_string(&asked).unwrap_or_default().lines().count();
         say("sleep 600");
