@@ -4,6 +4,7 @@ use crate::halt::Halts;
 use crate::program::Program;
 use crate::threads::{self, Doing};
 use crate::waited::Clocks;
+use act::Tracee;
 use rustix::process::Pid;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
@@ -137,7 +138,15 @@ impl Subject {
 impl Drop for Subject {
     fn drop(&mut self) {
         let _ = self.child.kill();
-        let _ = self.child.wait();
+        let until = Instant::now() + PATIENCE;
+        // A test that fails may leave threads traced. The kernel keeps the process until their tracer has heard of their end.
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
+            let leader = self.leader();
+            for thread in threads::list(self.pid()).unwrap_or_default().into_iter().filter(|thread| *thread != leader) {
+                let _ = Tracee::of_clone(thread).look();
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
