@@ -436,19 +436,16 @@ fn thread_whose_call_is_looked_after_is_stopped_again_and_finished_with() {
     assert_eq!(subject.line(), "end");
 }
 
-/// A thread waits for its child by `vfork`, which no signal ends. The child ends with a byte.
+/// The first thread waits for its child by `vfork`, which no signal ends. The child ends with a byte. The call is made with
+/// Python's lock, which the child has from then on.
 const HELD: &str = "
-taken, given = os.pipe()
-def hold():
-    if raw(56, 0x4000 | 17, 0, 0, 0, 0) == 0:
-        raw(157, 1, 9, 0, 0, 0)
-        os.read(taken, 1)
-        os._exit(0)
-    say('ended')
-threading.Thread(target=hold, daemon=True).start()
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 say('ready')
-sys.stdin.readline()
-os.write(given, b'x')
+locked = ctypes.PyDLL(None).syscall
+if locked(56, 0x4000 | 17, 0, 0, 0, 0) == 0:
+    os.read(0, 1)
+    os._exit(0)
+say('ended')
 wait_for_end()
 ";
 
@@ -456,7 +453,7 @@ wait_for_end()
 fn nobody_stays_stopped_while_one_thread_cannot_be() {
     let mut subject = Subject::start(HELD);
     assert_eq!(subject.line(), "ready");
-    subject.wait_for_calls(&[libc::SYS_clone, libc::SYS_read]);
+    subject.wait_for_calls(&[libc::SYS_clone, libc::SYS_clock_nanosleep]);
     let mut halts = subject.halts();
     halts.note_stops();
     for _ in 0..3 {

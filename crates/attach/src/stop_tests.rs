@@ -8,12 +8,16 @@ use act::Tracee;
 use rustix::process::Pid;
 use std::time::{Duration, Instant};
 
-/// The thread that sleeps in this call.
+/// The thread that is in this call. It may be about to begin it again, so that one look may miss it.
 fn sleeper(subject: &Subject, number: i64) -> Pid {
-    subject.wait_for_calls(&[number]);
-    let sleeps =
+    let is_in =
         |thread: &Pid| matches!(threads::doing(subject.pid(), *thread), Doing::Call(call) if call.number == number);
-    threads::list(subject.pid()).expect("it runs").into_iter().find(sleeps).expect("it sleeps")
+    let mut found = None;
+    wait_for("a thread is in the call", || {
+        found = threads::list(subject.pid()).expect("it runs").into_iter().find(is_in);
+        found.is_some()
+    });
+    found.expect("it is in the call")
 }
 
 /// Interrupts a thread, whatever it does. It may have begun that call after it was looked at.
