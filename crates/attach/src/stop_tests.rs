@@ -227,7 +227,7 @@ fn tend_to_end(mut watched: Option<Watched>, program: &Program) {
     });
 }
 
-/// As [`PIPED`]. The thread that writes takes a signal when the leader is told so.
+/// A program like [`PIPED`]. The thread that writes takes a signal when the leader is told so.
 const PIPED_AND_SIGNALLED: &str = "
 taken, given = os.pipe()
 signal.signal(signal.SIGUSR1, lambda *x: 0)

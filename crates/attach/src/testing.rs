@@ -71,7 +71,7 @@ impl Subject {
         Pid::from_child(&self.child)
     }
 
-    /// What has to be known of it while threads are stopped.
+    /// Facts of it that count while threads are stopped.
     pub fn program(&self) -> Program {
         Program::open(self.pid()).expect("its memory")
     }
