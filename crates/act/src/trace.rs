@@ -63,7 +63,10 @@ pub enum Resume {
 
 /// A thread that is traced. When this is dropped, the thread goes on, untraced, if it was stopped.
 #[derive(Debug)]
-pub struct Tracee(Pid);
+pub struct Tracee(Pid, Follow);
+
+/// Whether threads that a traced one makes are traced, too.
+type Follow = bool;
 
 impl Tracee {
     /// Begins to trace a thread, which goes on running. With `follow`, threads that it makes are traced, too.
@@ -71,23 +74,23 @@ impl Tracee {
     /// # Errors
     /// `EPERM`: this process may not, or another one traces the thread already. `ESRCH`: there is no such thread.
     pub fn seize(thread: Pid, follow: bool) -> Result<Self, Errno> {
-        let options = libc::PTRACE_O_TRACESYSGOOD | if follow { libc::PTRACE_O_TRACECLONE } else { 0 };
         // SAFETY: seizing takes no memory of this process.
-        unsafe { request(libc::PTRACE_SEIZE, thread, 0, options as usize) }?;
-        Ok(Self(thread))
+        unsafe { request(libc::PTRACE_SEIZE, thread, 0, options(follow) as usize) }?;
+        Ok(Self(thread, follow))
     }
 
-    /// A thread that a traced one has made, which is traced from its first instruction on.
+    /// A thread that a traced one has made, which is traced from its first instruction on, and in the same way.
     pub const fn of_clone(thread: Pid) -> Self {
-        Self(thread)
+        Self(thread, true)
     }
 
-    /// Has the filter of the thread's system calls (seccomp) wait while it is traced, or not any more.
+    /// Has the filter of the stopped thread's system calls (seccomp) wait while it is traced, or not any more. That of a
+    /// thread which it makes waits, too.
     ///
     /// # Errors
     /// `EPERM`: this process lacks `CAP_SYS_ADMIN`, or has a filter of its own. `EINVAL`: the kernel has no such option.
     pub fn suspend_filter(&self, suspend: bool) -> Result<(), Errno> {
-        let options = libc::PTRACE_O_TRACESYSGOOD | if suspend { libc::PTRACE_O_SUSPEND_SECCOMP } else { 0 };
+        let options = options(self.1) | if suspend { libc::PTRACE_O_SUSPEND_SECCOMP } else { 0 };
         // SAFETY: the options are a number.
         unsafe { request(libc::PTRACE_SETOPTIONS, self.0, 0, options as usize) }
     }
@@ -266,6 +269,11 @@ impl Drop for Tracee {
     fn drop(&mut self) {
         self.let_go(0);
     }
+}
+
+/// How a thread is traced.
+const fn options(follow: Follow) -> c_int {
+    libc::PTRACE_O_TRACESYSGOOD | if follow { libc::PTRACE_O_TRACECLONE } else { 0 }
 }
 
 /// # Safety

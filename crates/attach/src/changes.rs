@@ -25,3 +25,55 @@ pub fn is_abandoned(pid: u32, own: &[u64]) -> bool {
     let is_own = |thread: &Pid| own.contains(&thread.as_raw_nonzero().get().cast_unsigned().into());
     threads::list(pid).is_ok_and(|all| all.iter().all(|thread| is_own(thread) || !threads::runs_program(pid, *thread)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Subject, wait_for};
+
+    /// Each thread changes a right of its own, by a bare system call, and stays.
+    const CHANGES: &str = "
+def change(number, *arguments):
+    assert raw(number, *arguments) == 0
+    say(threading.get_native_id())
+    time.sleep(1000)
+CHANGES
+sys.stdin.read()
+os._exit(0)
+";
+
+    fn changed(change: &str) -> (Subject, Pid) {
+        let work = format!("threading.Thread(target=change, args=({change},), daemon=True).start()");
+        let subject = Subject::start(&CHANGES.replace("CHANGES", &work));
+        let thread = Pid::from_raw(subject.line().parse().expect("a number")).expect("a thread");
+        (subject, thread)
+    }
+
+    #[test]
+    fn each_right_that_program_gives_up_is_noticed() {
+        let (subject, thread) = changed("24");
+        assert!(!has_other_rights(subject.pid(), thread), "it has yielded, and nothing else");
+        let mut changes = vec!["157, 38, 1, 0, 0, 0"];
+        if rustix::process::geteuid().is_root() {
+            // `setresuid`, `setresgid`, `setgroups`, `capset`.
+            changes.extend(["117, -1, 1000, -1", "119, -1, 1000, -1", "116, 1, struct.pack('i', 7)"]);
+            changes.push("126, struct.pack('Ii', 0x20080522, 0), bytes(24)");
+        }
+        for change in changes {
+            let (subject, thread) = changed(change);
+            assert!(has_other_rights(subject.pid(), thread), "{change}");
+        }
+    }
+
+    #[test]
+    fn process_is_abandoned_when_agents_threads_alone_are_left() {
+        let (mut subject, thread) = changed("24");
+        let number = |thread: Pid| u64::from(thread.as_raw_nonzero().get().cast_unsigned());
+        let (pid, own) = (subject.pid(), [number(thread)]);
+        assert!(!is_abandoned(pid, &own));
+        assert!(is_abandoned(pid, &[own[0], number(subject.leader())]));
+        subject.tell_to_end();
+        // All of them are there, until somebody asks how it ended.
+        wait_for("it has ended", || is_abandoned(pid, &own));
+    }
+}

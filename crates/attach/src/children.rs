@@ -244,6 +244,11 @@ mod tests {
         children
     }
 
+    /// Other tests have children of this process, too, and one look attends to a few.
+    fn look_at_all(children: &mut Children, now: Instant) {
+        (0..50).for_each(|_| children.look(now));
+    }
+
     #[test]
     fn forked_child_is_attached_if_it_has_memory_of_its_own() {
         let (mut shell, mut pids) = bash(FAMILY, 3);
@@ -283,6 +288,7 @@ mod tests {
         shell.wait().unwrap();
         let (own, now) = (ProcessId::of(std::process::id()).unwrap(), Instant::now());
         let mut children = looked_at(own, now);
+        look_at_all(&mut children, now);
         let forked = pids.iter().filter(|pid| ProcessStat::read(**pid).is_ok_and(|stat| stat.forked)).count();
         let orphans: Vec<Known> = pids.iter().filter_map(|pid| children.known.remove(pid)).collect();
         drop(input);
@@ -295,7 +301,7 @@ mod tests {
         let (own, now) = (ProcessId::of(std::process::id()).unwrap(), Instant::now());
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let mut children = Children { after: Some(Duration::ZERO), ..Children::new(own, vec!["--help".to_owned()]) };
-        children.look(now);
+        look_at_all(&mut children, now);
         let known = children.known.remove(&child.id());
         child.kill().unwrap();
         child.wait().unwrap();

@@ -307,3 +307,7 @@ fn is_held(pid: u32, thread: Pid) -> bool {
     let is_harmless = matches!(threads::doing(pid, thread), Doing::Call(call) if HARMLESS.contains(&call.number));
     is_harmless && !threads::is_interruptible(pid, thread)
 }
+
+#[cfg(test)]
+#[path = "halt_tests.rs"]
+mod tests;

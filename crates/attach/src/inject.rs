@@ -192,17 +192,7 @@ struct Put {
 fn put(halts: &mut Halts, object: &Object, environment: &[String]) -> anyhow::Result<Put> {
     let remote = Remote::open(halts.pid()).context("cannot open its memory")?;
     let pid = halts.pid();
-    let make = |tracee: &Tracee| {
-        let flags = judge_filters(pid, tracee)?;
-        let stack = tracee.registers()?.rsp;
-        // The directories of the program and its undo list of semaphores are none of the agent's, where filters let them be
-        // apart. Nothing is written for the kernel's word on the new thread, whose addresses are null.
-        let arguments = [flags, stack, 0, 0, 0, 0];
-        match remote.call_watched(tracee, libc::SYS_clone, arguments)? {
-            (_, Some(thread)) => Ok((Tracee::of_clone(thread), flags & libc::CLONE_FS as u64 != 0)),
-            (answer, None) => bail!("no thread can be made in it: {}", error(answer)),
-        }
-    };
+    let make = |tracee: &Tracee| make_thread(pid, &remote, tracee);
     let ((tracee, shares_directories), stopped) = borrow_thread(halts, make)?;
     let shared = shares_directories.then(|| format!("{SHARED}=1"));
     let environment: Vec<String> = environment.iter().cloned().chain(shared).collect();
@@ -218,6 +208,25 @@ fn put(halts: &mut Halts, object: &Object, environment: &[String]) -> anyhow::Re
             let _ = thread.remote.call(&tracee, libc::SYS_exit, [0; 6]);
             Err(e)
         }
+    }
+}
+
+/// Has a stopped thread make the agent's first thread. Says whether that has the program's directories.
+fn make_thread(pid: u32, remote: &Remote, tracee: &Tracee) -> anyhow::Result<(Tracee, bool)> {
+    let flags = judge_filters(pid, tracee)?;
+    let stack = tracee.registers()?.rsp;
+    // Another thread may give all of them a filter at any moment (`SECCOMP_FILTER_FLAG_TSYNC`). That is judged when the new
+    // thread is ready to begin, and ends nobody until then, if we may have filters wait.
+    let is_suspended = tracee.suspend_filter(true).is_ok();
+    // The directories of the program and its undo list of semaphores are none of the agent's, where filters let them be
+    // apart. Nothing is written for the kernel's word on the new thread, whose addresses are null.
+    let made = remote.call_watched(tracee, libc::SYS_clone, [flags, stack, 0, 0, 0, 0]);
+    if is_suspended {
+        tracee.suspend_filter(false)?;
+    }
+    match made? {
+        (_, Some(thread)) => Ok((Tracee::of_clone(thread), flags & libc::CLONE_FS as u64 != 0)),
+        (answer, None) => bail!("no thread can be made in it: {}", error(answer)),
     }
 }
 
@@ -254,6 +263,7 @@ impl Thread<'_> {
             let channel = self.open_channel(range.end)?;
             self.fill(object, &range, &channel)?;
             self.give_files(&channel)?;
+            judge_filters(self.pid, self.tracee)?;
             self.begin(object, &range, environment).map(|()| channel)
         };
         match furnish() {
@@ -370,3 +380,7 @@ fn random() -> anyhow::Result<[u8; 16]> {
 pub(crate) fn error(answer: i64) -> std::io::Error {
     std::io::Error::from_raw_os_error(i32::try_from(-answer).unwrap_or(0))
 }
+
+#[cfg(test)]
+#[path = "inject_tests.rs"]
+mod tests;

@@ -16,6 +16,8 @@ pub mod seccomp;
 pub mod serve;
 pub mod stop;
 pub mod take_over;
+#[cfg(test)]
+mod testing;
 pub mod threads;
 pub mod waited;
 pub mod watched;

@@ -30,7 +30,7 @@ const LEAST_ERROR: i64 = -4095;
 const IO_PGETEVENTS: i64 = 333;
 
 /// Calls that answer `EINTR` after a stop, where their time limit is, and what they answer when it is over.
-const CALLS: [(i64, Limit, i32); 16] = [
+const CALLS: [(i64, Limit, i32); 20] = [
     (libc::SYS_semop, Limit::None, 0),
     (libc::SYS_epoll_wait, Limit::Milliseconds, 0),
     (libc::SYS_epoll_pwait, Limit::Milliseconds, 0),
@@ -40,14 +40,21 @@ const CALLS: [(i64, Limit, i32); 16] = [
     (libc::SYS_io_getevents, Limit::Time(4), 0),
     (IO_PGETEVENTS, Limit::Time(4), 0),
     (libc::SYS_io_uring_enter, Limit::Ring, 0),
-    (libc::SYS_recvfrom, Limit::Socket, 0),
-    (libc::SYS_recvmsg, Limit::Socket, 0),
-    (libc::SYS_read, Limit::Socket, 0),
-    (libc::SYS_readv, Limit::Socket, 0),
-    (libc::SYS_accept, Limit::Socket, 0),
-    (libc::SYS_accept4, Limit::Socket, 0),
-    (libc::SYS_connect, Limit::Socket, 0),
+    (libc::SYS_recvfrom, Limit::Socket, -libc::EAGAIN),
+    (libc::SYS_recvmsg, Limit::Socket, -libc::EAGAIN),
+    (libc::SYS_read, Limit::Socket, -libc::EAGAIN),
+    (libc::SYS_readv, Limit::Socket, -libc::EAGAIN),
+    (libc::SYS_accept, Limit::Socket, -libc::EAGAIN),
+    (libc::SYS_accept4, Limit::Socket, -libc::EAGAIN),
+    (libc::SYS_connect, Limit::Socket, -libc::EINPROGRESS),
+    (libc::SYS_write, Limit::Socket, -libc::EAGAIN),
+    (libc::SYS_writev, Limit::Socket, -libc::EAGAIN),
+    (libc::SYS_sendto, Limit::Socket, -libc::EAGAIN),
+    (libc::SYS_sendmsg, Limit::Socket, -libc::EAGAIN),
 ];
+
+/// Calls that send. Their answer may be a part.
+const SENDING: [i64; 4] = [libc::SYS_write, libc::SYS_writev, libc::SYS_sendto, libc::SYS_sendmsg];
 
 /// Calls that the kernel begins again by itself, with the time that is left.
 const RESTARTED: [i64; 24] = [
@@ -142,9 +149,16 @@ impl Call {
         }
     }
 
-    /// Its answer when its time is over.
+    /// Its answer when its time is over. That of `connect` to a local socket is `EAGAIN`: [`Program::late_answer`].
+    ///
+    /// [`Program::late_answer`]: crate::program::Program::late_answer
     pub fn late_answer(&self) -> i64 {
         self.known().map_or(0, |(_, answer)| answer.into())
+    }
+
+    /// Whether a time limit of its socket is the one for sending.
+    pub fn is_limited_as_sending(&self) -> bool {
+        self.number == libc::SYS_connect || SENDING.contains(&self.number)
     }
 
     /// Whether the kernel begins it again by itself after a stop.
@@ -175,8 +189,15 @@ impl Call {
             // The number of those submitted would be the answer, or the time limit is not for us to know.
             libc::SYS_io_uring_enter => second == 0 && fourth & RING_EXTENDED == 0,
             libc::SYS_ioctl => second == KVM_RUN,
+            number if SENDING.contains(&number) => false,
             _ => self.is_restarted() || self.known().is_some(),
         }
+    }
+
+    /// Whether this answer says that it was interrupted, and has not been begun again with the time that is left. Of
+    /// `io_pgetevents`, the kernel begins it again for the whole time.
+    pub fn is_interrupted(&self, answer: i64) -> bool {
+        answer == INTERRUPTED || self.number == IO_PGETEVENTS && answer == AGAIN
     }
 
     /// The thing to do after the call has given this answer to a stopped thread.
@@ -184,7 +205,7 @@ impl Call {
         let [_, _, third, ..] = self.arguments;
         match self.number {
             libc::SYS_ioctl if answer == INTERRUPTED && self.may_be_stopped() => Mended::Again,
-            _ if answer == INTERRUPTED && self.known().is_some() => Mended::Again,
+            _ if self.is_interrupted(answer) && self.known().is_some() => Mended::Again,
             libc::SYS_write | libc::SYS_sendto if answer > 0 && answer.cast_unsigned() < third => {
                 Mended::Rest(answer.cast_unsigned())
             }
@@ -230,6 +251,8 @@ mod tests {
             (in_memory.mend(-4), in_memory.limit(), in_memory.late_answer()),
             (Mended::Again, Limit::Time(2), -11)
         );
+        let receives = call(libc::SYS_recvfrom, [3, 0, 100, 0, 0, 0]);
+        assert_eq!((receives.mend(-4), receives.limit(), receives.late_answer()), (Mended::Again, Limit::Socket, -11));
         let mut bytes = [0; 16];
         (bytes[0], bytes[8]) = (2, 5);
         assert_eq!(time_of(bytes), Some(Duration::new(2, 5)));
@@ -241,13 +264,20 @@ mod tests {
         for (number, answer) in [(libc::SYS_epoll_wait, 1), (libc::SYS_ioctl, -4), (libc::SYS_futex, -512)] {
             assert_eq!(call(number, [0; 6]).mend(answer), Mended::Untouched);
         }
-        assert_eq!(call(libc::SYS_write, [1, 0, 100, 0, 0, 0]).mend(100), Mended::Untouched);
+        for number in SENDING {
+            assert_eq!(call(number, [1, 0, 100, 0, 0, 0]).mend(100), Mended::Untouched);
+        }
     }
 
     #[test]
     fn call_that_could_answer_with_part_is_not_interrupted_in_sleep_and_finished_otherwise() {
         let write = call(libc::SYS_write, [1, 0, 100, 0, 0, 0]);
         assert_eq!((write.may_be_stopped(), write.mend(60)), (false, Mended::Rest(60)));
+        // A socket with a time limit, that was full from the beginning on.
+        for number in SENDING {
+            let sends = call(number, [1, 0, 100, 0, 0, 0]);
+            assert_eq!((sends.may_be_stopped(), sends.mend(-4), sends.late_answer()), (false, Mended::Again, -11));
+        }
         assert!(!call(libc::SYS_recvfrom, [3, 0, 100, libc::MSG_WAITALL as u64, 0, 0]).may_be_stopped());
         assert!(call(libc::SYS_recvfrom, [3, 0, 100, 0, 0, 0]).may_be_stopped());
         assert!(!call(libc::SYS_io_uring_enter, [3, 1, 1, 1, 0, 0]).may_be_stopped());

@@ -3,6 +3,7 @@
 use crate::mend::{self, Call, Limit};
 use crate::threads;
 use rustix::fd::OwnedFd;
+use rustix::net::AddressFamily;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::fs::{self, File};
@@ -45,22 +46,41 @@ impl Program {
                 mend::time_of(bytes)
             }
             Limit::Socket => {
-                let which = if call.number == libc::SYS_connect { Timeout::Send } else { Timeout::Recv };
-                sockopt::socket_timeout(self.file(call.arguments[0])?, which).ok()?
+                let which = if call.is_limited_as_sending() { Timeout::Send } else { Timeout::Recv };
+                sockopt::socket_timeout(self.socket(call.arguments[0])?, which).ok()?
             }
         }
     }
 
-    fn file(&self, number: u64) -> Option<OwnedFd> {
+    /// The answer of a call when its time is over.
+    pub fn late_answer(&self, call: &Call) -> i64 {
+        let is_local = || {
+            let domain = self.socket(call.arguments[0]).map(sockopt::socket_domain);
+            domain == Some(Ok(AddressFamily::UNIX))
+        };
+        if call.number == libc::SYS_connect && is_local() { -i64::from(libc::EAGAIN) } else { call.late_answer() }
+    }
+
+    /// A socket of the program's. Other files are not taken: closing one of a FUSE file system waits for its server, which may
+    /// be a stopped thread of this program.
+    fn socket(&self, number: u64) -> Option<OwnedFd> {
+        if !self.name_of(number).starts_with("socket:") {
+            return None;
+        }
         let process = pidfd_open(Pid::from_raw(i32::try_from(self.pid).ok()?)?, PidfdFlags::empty()).ok()?;
         pidfd_getfd(process, number as i32, PidfdGetfdFlags::empty()).ok()
     }
 
     /// Whether a file is a pipe or a socket, which take what is written in any number of parts.
     pub fn is_stream(&self, file: u64) -> bool {
-        let name = fs::read_link(format!("/proc/{}/fd/{}", self.pid, file as i32));
-        let name = name.unwrap_or_default().into_os_string().into_string().unwrap_or_default();
+        let name = self.name_of(file);
         name.starts_with("pipe:") || name.starts_with("socket:")
+    }
+
+    /// The kernel's name of an open file; empty if there is none.
+    fn name_of(&self, number: u64) -> String {
+        let name = fs::read_link(format!("/proc/{}/fd/{}", self.pid, number as i32));
+        name.unwrap_or_default().into_os_string().into_string().unwrap_or_default()
     }
 
     /// Whether the program has a handler for a signal.

@@ -181,7 +181,113 @@ fn shares_memory(pid: u32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Subject;
     use std::cell::Cell;
+    use std::process::Command;
+
+    /// Maps memory of many kinds, 64 MiB each, when it is told to.
+    const MAPS: &str = "
+kept = []
+def place(access, flags, advice=0, file=-1):
+    made = mmap.mmap(file, 64 << 20, flags | 0x4000, access)
+    if advice: made.madvise(advice)
+    kept.append(made)
+say('ready')
+sys.stdin.readline()
+ANONYMOUS, PRIVATE, SHARED, GROWS = mmap.MAP_ANONYMOUS, mmap.MAP_PRIVATE, mmap.MAP_SHARED, 0x100
+file = tempfile.TemporaryFile()
+file.truncate(64 << 20)
+MAPPED
+say('mapped')
+wait_for_end()
+";
+
+    /// Memory that may be folded, and of that the part that was advised, in units of 64 MiB, as this mapping changes it.
+    fn foldable(mapped: &str) -> [u64; 2] {
+        let mut subject = Subject::start(&MAPS.replace("MAPPED", mapped));
+        subject.line();
+        let look = || {
+            let mappings = Mapping::read_all(subject.pid()).expect("it runs");
+            [true, false].map(|all| foldable_bytes(&mappings, all))
+        };
+        let before = look();
+        subject.tell("map");
+        assert_eq!(subject.line(), "mapped");
+        let mappings = Mapping::read_all(subject.pid()).expect("it runs");
+        [(true, before[0]), (false, before[1])]
+            .map(|(all, before)| (foldable_bytes(&mappings, all) - before + (1 << 20)) / (64 << 20))
+    }
+
+    #[test]
+    fn private_anonymous_memory_that_may_be_written_is_foldable() {
+        for (mapped, expected) in [
+            ("place(3, PRIVATE | ANONYMOUS)", [1, 0]),
+            ("place(3, PRIVATE | ANONYMOUS, 12)", [1, 1]),
+            ("place(3, SHARED | ANONYMOUS)", [0, 0]),
+            ("place(1, PRIVATE | ANONYMOUS)", [0, 0]),
+            ("place(3, PRIVATE, 0, file.fileno())", [0, 0]),
+            ("place(3, PRIVATE | ANONYMOUS | GROWS)", [0, 0]),
+        ] {
+            assert_eq!(foldable(mapped), expected, "{mapped}");
+        }
+    }
+
+    #[test]
+    fn process_is_looked_at_before_it_is_stopped() {
+        let refused = |script: &str, all: bool| {
+            let subject = Subject::start(&format!("{script}\nsay('ready')\nwait_for_end()"));
+            assert_eq!(subject.line(), "ready");
+            check(subject.pid(), all)
+        };
+        let why = refused("", false).unwrap_err();
+        assert!(why.contains("--all-anonymous"), "{why}");
+        let facts = refused("threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()", true).unwrap();
+        assert!(facts.enrolled_bytes > 0 && facts.threads == 2 && !facts.is_filtered, "{facts:?}");
+        let advised = refused("kept = mmap.mmap(-1, 64 << 20, 0x22, 3)\nkept.madvise(12)", false).unwrap();
+        assert_eq!((advised.enrolled_bytes, advised.threads), (64 << 20, 1));
+        let why = refused("raw(157, 15, b'pagefold', 0, 0, 0)", true).unwrap_err();
+        assert!(why.contains("an agent in it already"), "{why}");
+        let follow = "watch = raw(323, 0o2000001)
+kept = mmap.mmap(-1, 1 << 20, 0x22, 3)
+at = ctypes.addressof(ctypes.c_char.from_buffer(kept))
+assert raw(16, watch, 0xc018aa3f, struct.pack('QQQ', 0xaa, 0, 0)) == 0
+assert raw(16, watch, 0xc020aa00, struct.pack('QQQQ', at, 1 << 20, MODE, 0)) == 0";
+        for mode in ["1", "2"] {
+            let why = refused(&follow.replace("MODE", mode), true).unwrap_err();
+            assert!(why.contains("a userfaultfd looks after"), "{why}");
+        }
+        let one_filters = "def filtered():
+    code = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0x7fff0000))
+    assert raw(157, 38, 1, 0, 0, 0) == 0
+    assert raw(317, 1, 0, struct.pack('HxxxxxxQ', 1, ctypes.addressof(code))) == 0
+ONE
+time.sleep(0.01)
+";
+        let facts = refused(&one_filters.replace("ONE", "filtered()"), true).unwrap();
+        assert!(facts.is_filtered);
+        let apart = "def one():\n    filtered()\n    say('ready')\n    time.sleep(1000)\nthreading.Thread(target=one, daemon=True).start()";
+        let why = refused(&one_filters.replace("ONE", apart), true).unwrap_err();
+        assert!(why.contains("different filters"), "{why}");
+    }
+
+    #[test]
+    fn process_that_is_traced_or_has_ended_or_is_the_kernels_is_refused() {
+        let subject = Subject::start("say('ready')\nwait_for_end()");
+        subject.line();
+        let mut halts = subject.halts();
+        crate::testing::halt(&mut halts, &[]);
+        let why = [check(subject.pid(), true), check_for_ksm(subject.pid())].map(Result::unwrap_err);
+        halts.go();
+        // The kernel names the thread that traces it: this one.
+        let expected = format!("process {} traces it", rustix::thread::gettid().as_raw_nonzero());
+        assert!(why.iter().all(|why| why.starts_with(&expected)), "{why:?}");
+        let mut ended = Command::new("true").spawn().unwrap();
+        crate::testing::wait_for("it has ended", || check(ended.id(), true) == Err("it has ended".into()));
+        ended.wait().unwrap();
+        if host::pids().unwrap().contains(&2) && ProcessStat::read(2).is_ok_and(|stat| stat.kernel_thread) {
+            assert!(check(2, true).unwrap_err().contains("a thread of the kernel's"));
+        }
+    }
 
     /// A Go program that starts others all the time was refused now and then.
     #[test]

@@ -91,14 +91,15 @@ impl Remote {
         time: Duration,
     ) -> anyhow::Result<(i64, Option<Pid>)> {
         tracee.set_registers(&self.prepared(tracee, number, arguments)?)?;
-        let (mut ends, mut made, until) = (0, None, Instant::now() + time);
+        let (mut ends, mut made, until, mut signal) = (0, None, Instant::now() + time, 0);
         while ends < 2 {
-            tracee.resume(Resume::ToSystemCall, 0)?;
+            tracee.resume(Resume::ToSystemCall, std::mem::take(&mut signal))?;
             match tracee.wait(until)? {
                 Some(Stop::SystemCall) => ends += 1,
                 Some(Stop::Cloned(thread)) => made = Some(thread),
-                // All signals are blocked; what cannot be is left to come again.
-                Some(Stop::Asked | Stop::Suspended | Stop::Signal(_) | Stop::Other) => {}
+                // All signals are blocked but `SIGSTOP`. It suspends the program, and this thread when it is let go.
+                Some(Stop::Signal(came)) => signal = came,
+                Some(Stop::Asked | Stop::Suspended | Stop::Other) => {}
                 Some(Stop::Ended) => bail!("the process has ended"),
                 None => bail!("the process does not answer"),
             }

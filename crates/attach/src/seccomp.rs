@@ -225,7 +225,11 @@ fn arithmetic(operation: u16, operand: Option<u32>, state: &mut State) -> Next {
         0x00 => both.map(|(a, by)| a.wrapping_add(by)),
         0x10 => both.map(|(a, by)| a.wrapping_sub(by)),
         0x20 => both.map(|(a, by)| a.wrapping_mul(by)),
-        0x30 => both.and_then(|(a, by)| a.checked_div(by)),
+        // By 0, the kernel ends the filter, which forbids the call.
+        0x30 => match both.and_then(|(a, by)| a.checked_div(by)) {
+            None => return Next::Unknown,
+            quotient => quotient,
+        },
         0x40 => both.map(|(a, by)| a | by),
         0x50 => both.map(|(a, by)| a & by),
         0x60 => both.map(|(a, by)| a.wrapping_shl(by)),
@@ -359,6 +363,57 @@ mod tests {
         // The answer is computed: `LOG` by way of X.
         let by_x = [instruction(0x01, 0, 0, LOG), instruction(0x87, 0, 0, 0), instruction(0x16, 0, 0, 0)];
         assert_eq!(forbidden(&[by_x.to_vec()]), None);
+    }
+
+    #[test]
+    fn operations_and_branches_are_those_of_the_kernel() {
+        for (code, a, by, result) in [
+            (0x04, u32::MAX, 2, 1),
+            (0x14, 1, 2, u32::MAX),
+            (0x24, 1 << 31, 3, 1 << 31),
+            (0x34, 7, 2, 3),
+            (0x44, 5, 2, 7),
+            (0x54, 6, 3, 2),
+            (0x64, 3, 31, 1 << 31),
+            (0x74, 1 << 31, 30, 2),
+            (0x84, 1, 0, u32::MAX),
+            (0xa4, 6, 3, 5),
+        ] {
+            let end = [if_equal(result, 0, 1), answer(ALLOW), answer(KILL)];
+            let by_number = [instruction(0x00, 0, 0, a), instruction(code, 0, 0, by)];
+            assert_eq!(forbidden(&[[&by_number[..], &end].concat()]), None, "{code:x}");
+            let by_x = [instruction(0x01, 0, 0, by), instruction(0x00, 0, 0, a), instruction(code | 8, 0, 0, 77)];
+            // The kernel knows one form of `neg`.
+            if code != 0x84 {
+                assert_eq!(forbidden(&[[&by_x[..], &end].concat()]), None, "{code:x}");
+            }
+        }
+        for (code, a, to, holds) in [
+            (0x15, 5, 5, true),
+            (0x15, 5, 6, false),
+            (0x25, 6, 5, true),
+            (0x25, 5, 5, false),
+            (0x35, 5, 5, true),
+            (0x35, 4, 5, false),
+            (0x45, 6, 2, true),
+            (0x45, 6, 1, false),
+        ] {
+            let answers = if holds { [answer(ALLOW), answer(KILL)] } else { [answer(KILL), answer(ALLOW)] };
+            for (code, to, x) in [(code, to, 77), (code | 8, 77, to)] {
+                let begin = [instruction(0x01, 0, 0, x), instruction(0x00, 0, 0, a), instruction(code, 0, 1, to)];
+                assert_eq!(forbidden(&[[&begin[..], &answers].concat()]), None, "{code:x} {a} {to}");
+            }
+            // The same of a value that may be anything goes both ways.
+            let begin = [load_word(8), instruction(code, 0, 1, to)];
+            assert!(forbidden(&[[&begin[..], &answers].concat()]).is_some(), "{code:x}");
+        }
+        let by_zero = [instruction(0x00, 0, 0, 7), instruction(0x3c, 0, 0, 0), answer(ALLOW)];
+        assert!(forbidden(&[by_zero.to_vec()]).is_some(), "X is 0 at first");
+        let memory = [instruction(0x02, 0, 0, 3), instruction(0x01, 0, 0, 9), instruction(0x03, 0, 0, 4)];
+        let kept = [instruction(0x61, 0, 0, 3), instruction(0x60, 0, 0, 4), instruction(0x07, 0, 0, 0)];
+        let jump = [instruction(0x05, 0, 0, 1), answer(KILL), instruction(0x87, 0, 0, 0)];
+        let end = [if_equal(9, 0, 1), answer(ALLOW), answer(KILL)];
+        assert_eq!(forbidden(&[[&memory[..], &kept, &jump, &end].concat()]), None);
     }
 
     #[test]

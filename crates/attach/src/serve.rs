@@ -146,7 +146,7 @@ impl Serving {
             }
             if self.halted.is_none() {
                 self.halts.tend();
-            } else if self.halted.is_some_and(|since| since.elapsed() > LONGEST) {
+            } else if self.halted.is_some_and(|since| since.elapsed() >= LONGEST) {
                 self.go();
             }
             self.look_at_children();
@@ -280,7 +280,7 @@ impl Serving {
             .filter(|_| self.halted.is_none());
         let next = every(self.began.elapsed()).saturating_sub(self.looked.elapsed());
         // The end of a halt is watched, too.
-        let next = if self.halted.is_some() { next.min(LONGEST) } else { next };
+        let next = self.halted.map_or(next, |since| next.min(LONGEST.saturating_sub(since.elapsed())));
         let time = due.map_or(next, |due| due.saturating_duration_since(Instant::now()).min(next));
         let time = if self.halts.is_pending() { time.min(SOON) } else { time };
         let mut files = [PollFd::new(&self.channel, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
@@ -334,12 +334,5 @@ impl Serving {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn process_is_looked_at_ever_more_rarely() {
-        let seconds = [0, 59, 60, 100, 160, 3600].map(|attached| every(Duration::from_secs(attached)).as_secs());
-        assert_eq!(seconds, [1, 1, 8, 12, 20, 32]);
-    }
-}
+#[path = "serve_tests.rs"]
+mod tests;

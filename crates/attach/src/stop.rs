@@ -166,3 +166,7 @@ impl Stopped {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "stop_tests.rs"]
+mod tests;

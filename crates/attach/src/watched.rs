@@ -122,7 +122,7 @@ impl Watched {
                     // A signal handler has taken its place.
                     return Some(Next::Free(0));
                 }
-                if self.tracee.begins_call() { goes } else { self.ended(now.rax.cast_signed()) }
+                if self.tracee.begins_call() { goes } else { self.ended(program, now.rax.cast_signed()) }
             }
         }
     }
@@ -132,25 +132,22 @@ impl Watched {
     }
 
     /// The call has ended with this answer.
-    fn ended(&mut self, answer: i64) -> Option<Next> {
+    fn ended(&mut self, program: &Program, answer: i64) -> Option<Next> {
         let goes = Some(Next::Traced(Resume::ToSystemCall, 0));
         let call = Call::of(&self.before)?;
-        if mend::is_pending(answer) {
+        if mend::is_pending(answer) && !call.is_interrupted(answer) {
             return goes;
         }
-        let [_, second, third, ..] = call.arguments;
-        let rest = Call { arguments: [call.arguments[0], second + self.done, third - self.done, 0, 0, 0], ..call };
-        let mended = if self.done > 0 { rest.mend(answer) } else { call.mend(answer) };
-        let registers = match mended {
+        let [first, second, third, ..] = call.arguments;
+        let rest = Call { arguments: [first, second + self.done, third - self.done, 0, 0, 0], ..call };
+        match if self.done > 0 { rest.mend(answer) } else { call.mend(answer) } {
             Mended::Again if self.is_ended => {
-                self.answer(call.late_answer())?;
+                self.answer(program.late_answer(&call))?;
                 return Some(Next::Free(0));
             }
-            Mended::Again => self.before,
-            Mended::Rest(more) if self.done > 0 => {
-                self.done += more;
-                Registers { rsi: second + self.done, rdx: third - self.done, ..self.before }
-            }
+            Mended::Again => {}
+            // It has sent a part. The rest has no limit.
+            Mended::Rest(more) if !self.is_ended => (self.done, self.end) = (self.done + more, None),
             // Its registers are the program's own.
             _ if self.done == 0 => return Some(Next::Free(0)),
             _ => {
@@ -158,6 +155,10 @@ impl Watched {
                 self.answer(self.done.cast_signed() + more)?;
                 return Some(Next::Free(0));
             }
+        }
+        let registers = match self.done {
+            0 => self.before,
+            done => Registers { rsi: second + done, rdx: third - done, ..self.before },
         };
         self.tracee.set_registers(&Registers { rax: mend::AGAIN.cast_unsigned(), ..registers }).ok()?;
         goes

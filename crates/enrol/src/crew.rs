@@ -79,3 +79,55 @@ impl Crew {
         while self.running.is_empty() && matches!(wait(WaitOptions::NOHANG), Ok(Some(_))) {}
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::make_script;
+    use api::enrol::Via;
+
+    /// Longest time for a shell to end.
+    const PATIENCE: Duration = Duration::from_secs(120);
+
+    fn order(pid: u32) -> Order {
+        Order {
+            process: ProcessId { pid, start_ticks: 1 },
+            group: "acme".into(),
+            name: None,
+            all_anonymous: true,
+            by_rule: true,
+            dry_run: false,
+            via: Via::Agent,
+            undo: false,
+            again: false,
+        }
+    }
+
+    #[test]
+    fn orders_are_carried_out_a_few_at_a_time_if_they_are_still_wanted() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("program");
+        let say = "{\"pid\":1,\"group\":\"acme\",\"threads\":1,\"stopped_us\":1,\"enrolled_bytes\":1,\"via\":\"agent\",\"groups_hold\":true}";
+        // It refuses the process 1, and attaches all others.
+        let script = format!("if [ $2 = 1 ]; then echo 'it is traced' >&2; exit 1; fi\necho '{say}'");
+        make_script(&program, &script);
+        let mut crew = Crew::new(program, dir.path().to_owned());
+        assert!((1..=MOST_AT_ONCE).contains(&crew.at_once));
+        crew.at_once = 1;
+        let process = |pid| order(pid).process;
+        (1..=3).for_each(|pid| crew.order(order(pid)));
+        crew.start(|_| true);
+        assert_eq!((crew.running.len(), crew.waiting.len()), (1, 2));
+        assert!((1..=3).all(|pid| crew.is_ordered(process(pid))) && !crew.is_ordered(process(4)));
+        let (done, why) = crew.done(PATIENCE).expect("it ends");
+        assert_eq!(done, process(1));
+        assert!(why.as_ref().is_some_and(|why| why.contains("it is traced")), "{why:?}");
+        assert!(!crew.is_ordered(process(1)));
+        // One has ended meanwhile.
+        crew.start(|order| order.process.pid == 3);
+        assert!(!crew.is_ordered(process(2)));
+        assert_eq!(crew.done(PATIENCE), Some((process(3), None)));
+        assert!(crew.running.is_empty() && crew.waiting.is_empty());
+        assert_eq!(crew.done(Duration::ZERO), None);
+    }
+}

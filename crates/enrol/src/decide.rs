@@ -245,6 +245,9 @@ mod tests {
             (Rule { user: Some(1000), ..rule("a") }, &inside, false),
             (Rule { user: Some(1000), container: text("web"), ..rule("a") }, &inside, true),
             (Rule { user: Some(0), container: text("web"), ..rule("a") }, &inside, false),
+            (Rule { user: Some(1000), unit: text("docker-*"), ..rule("a") }, &inside, true),
+            (Rule { user: Some(1000), cgroup: text("/d"), ..rule("a") }, &inside, true),
+            (Rule { user: Some(1000), container_label: label("tenant", "*"), ..rule("a") }, &inside, true),
         ] {
             let is_attached = decided(std::slice::from_ref(&rule), facts).starts_with("attach");
             assert_eq!(is_attached, fits, "{rule}");
@@ -260,6 +263,8 @@ mod tests {
         let small = Facts { private_bytes: MIB, ..facts("/a") };
         let why = "it has 1.0 MiB of private memory, and the rule wants 4.0 MiB at least (at-least)";
         assert_eq!(decided(&rules[..1], &small), format!("wait acme {why} None"));
+        let just = Facts { private_bytes: 4 * MIB, age_s: LEAST_AGE_S, ..facts("/a") };
+        assert_eq!(decided(&rules[..1], &just), "attach acme true", "as much as the rule wants, and as old");
         let wide = Rule { at_least_bytes: 0, ..by_cgroup("acme", "/*") };
         assert_eq!(decided(&[rules[0].clone(), wide], &small), "attach acme true", "one of the rules wants less");
         assert_eq!(decided(&rules[..1], &Facts { age_s: 0, ..facts("/a") }), "soon");

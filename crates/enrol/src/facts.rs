@@ -175,6 +175,7 @@ fn unit_of(cgroups: &Cgroups) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn outermost_unit_counts() {
@@ -203,6 +204,32 @@ mod tests {
         let facts = Looker::new().look(std::process::id(), true).expect("it runs");
         assert_eq!((facts.pid, facts.uid), (std::process::id(), rustix::process::geteuid().as_raw()));
         assert!(facts.private_bytes > 0 && !facts.is_vm && facts.domain.is_none());
-        assert!(Looker::new().look(2, true).is_none_or(|second| second.program != "kthreadd"));
+        if host::ProcessStat::read(2).is_ok_and(|stat| stat.kernel_thread) {
+            assert_eq!(Looker::new().look(2, true), None, "a thread of the kernel's");
+        }
+    }
+
+    /// The name of a program's file is whoever's that made it.
+    #[test]
+    fn own_program_is_told_by_its_directory_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pagefold-other");
+        // Not copied by this process: what it writes cannot be executed as long as a child of another test has that open.
+        assert!(std::process::Command::new("cp").arg("/bin/sleep").arg(&path).status().unwrap().success());
+        let mut child = std::process::Command::new(&path).arg("600").spawn().unwrap();
+        let mut looker = Looker::new();
+        let until = Instant::now() + Duration::from_secs(120);
+        let stranger = loop {
+            // It has no memory of its own as long as its program is loaded.
+            match looker.look(child.id(), false) {
+                None if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
+                facts => break facts.map(|facts| facts.is_own),
+            }
+        };
+        looker.homes.push(dir.path().canonicalize().unwrap());
+        let own = looker.look(child.id(), false).map(|facts| facts.is_own);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!((stranger, own), (Some(false), Some(true)));
     }
 }

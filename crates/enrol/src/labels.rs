@@ -9,17 +9,27 @@
 
 use crate::facts::ContainerFacts;
 use guest::{Container, GuestKind};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, HashMap};
+use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Directory of Docker's containers.
 const DOCKER: &str = "/var/lib/docker/containers";
-/// Longest file of Docker's, in bytes.
+/// Longest file of Docker's, and longest answer of Podman's, in bytes.
 const MOST_BYTES: u64 = 4 << 20;
+/// Time for Podman to answer: 10 s. It waits for as long as somebody else holds a lock of the container's.
+const PODMAN_TIME: Duration = Duration::from_secs(10);
+/// Time for which a Podman that has not answered is not asked again, about whatever container: 60 s.
+const PODMAN_RESTS: Duration = Duration::from_secs(60);
+/// Time between two looks whether it has ended: 1 ms.
+const LOOK: Duration = Duration::from_millis(1);
 /// Time for which a container's names and labels are believed: 10 s. Labels cannot be changed; names can.
 const BELIEVED: Duration = Duration::from_secs(10);
 
@@ -27,6 +37,22 @@ const BELIEVED: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub struct Labels {
     known: HashMap<String, (Instant, ContainerFacts)>,
+    podman: Podman,
+}
+
+/// Asks Podman.
+#[derive(Debug)]
+struct Podman {
+    program: PathBuf,
+    time: Duration,
+    /// When it may be asked again, if it has not answered.
+    rests: Option<Instant>,
+}
+
+impl Default for Podman {
+    fn default() -> Self {
+        Self { program: "podman".into(), time: PODMAN_TIME, rests: None }
+    }
 }
 
 /// A runtime's word on a container. Docker's names begin with a slash.
@@ -61,7 +87,7 @@ impl Labels {
         }
         let said = match container.kind {
             GuestKind::Docker => docker(&container.group),
-            GuestKind::Podman => podman(&container.name),
+            GuestKind::Podman => self.podman.inspect(&container.name),
             _ => None,
         };
         if let Some(Said { name, config }) = said {
@@ -81,11 +107,66 @@ fn docker(group: &str) -> Option<Said> {
     parsed(&host::read_plain_file(&path, MOST_BYTES).ok()?)
 }
 
-fn podman(id: &str) -> Option<Said> {
-    let mut command = Command::new("podman");
-    command.args(["container", "inspect", id]).stdin(Stdio::null()).stderr(Stdio::null());
-    let said: Vec<Said> = parsed(&command.output().ok()?.stdout)?;
-    said.into_iter().next()
+impl Podman {
+    fn inspect(&mut self, id: &str) -> Option<Said> {
+        if self.rests.is_some_and(|until| Instant::now() < until) {
+            return None;
+        }
+        let mut command = Command::new(&self.program);
+        command.args(["container", "inspect", id]);
+        let (text, is_late) = answer_within(&mut command, self.time);
+        self.rests = is_late.then(|| Instant::now() + PODMAN_RESTS);
+        let said: Vec<Said> = parsed(&text)?;
+        said.into_iter().next()
+    }
+}
+
+/// The output of a program, and whether it took longer than this. It is ended then.
+fn answer_within(command: &mut Command, time: Duration) -> (Vec<u8>, bool) {
+    let (mut text, until) = (Vec::new(), Instant::now() + time);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
+    let Ok(mut child) = command.spawn() else { return (text, false) };
+    let is_late = !read_until(&mut child, &mut text, until) || !has_ended_by(&mut child, until);
+    if is_late {
+        // With all that it has started. One that no signal ends is collected with others (`crew`).
+        let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+        let _ = child.try_wait();
+        text.clear();
+    }
+    (text, is_late)
+}
+
+/// Reads the output of a program. Says whether that has come to its end, or is too long.
+fn read_until(child: &mut Child, text: &mut Vec<u8>, until: Instant) -> bool {
+    let Some(mut output) = child.stdout.take() else { return true };
+    let mut part = [0; 4096];
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let mut files = [PollFd::new(&output, PollFlags::IN)];
+        match poll(&mut files, Timespec::try_from(left).ok().as_ref()) {
+            Ok(0) => return false,
+            Ok(_) => match output.read(&mut part) {
+                Ok(0) | Err(_) => return true,
+                Ok(bytes) => text.extend(&part[..bytes]),
+            },
+            Err(_) if left.is_zero() => return false,
+            Err(_) => {}
+        }
+        if text.len() as u64 > MOST_BYTES {
+            return true;
+        }
+    }
+}
+
+/// Waits for the end of a program. Says whether it came in time.
+fn has_ended_by(child: &mut Child, until: Instant) -> bool {
+    loop {
+        match child.try_wait() {
+            Ok(None) if Instant::now() > until => return false,
+            Ok(None) => std::thread::sleep(LOOK),
+            Ok(Some(_)) | Err(_) => return true,
+        }
+    }
 }
 
 fn parsed<T: DeserializeOwned>(text: &[u8]) -> Option<T> {
@@ -95,6 +176,7 @@ fn parsed<T: DeserializeOwned>(text: &[u8]) -> Option<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::make_script;
 
     #[test]
     fn names_and_labels_are_read_as_runtimes_write_them() {
@@ -105,5 +187,82 @@ mod tests {
         let podman = br#"[{"Id":"4c01","Name":"web","Config":{"Labels":null}}]"#;
         let said: Vec<Said> = parsed(podman).unwrap();
         assert_eq!((said[0].name.as_str(), said[0].config.labels.is_none()), ("web", true));
+    }
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn answer_is_read_to_its_end() {
+        let long = Duration::from_secs(120);
+        assert_eq!(answer_within(&mut shell("echo one; sleep 0.05; echo two"), long), (b"one\ntwo\n".to_vec(), false));
+        let (text, is_late) = answer_within(&mut shell("head -c 300000 /dev/zero"), long);
+        assert_eq!((text.len(), is_late), (300_000, false));
+        assert_eq!(answer_within(&mut Command::new("/no/such/program"), long), (Vec::new(), false));
+        // One that never stops is not read for ever, and does not go on.
+        let (text, is_late) = answer_within(&mut shell("cat /dev/zero"), long);
+        assert!(text.len() as u64 > MOST_BYTES && !is_late, "{} bytes", text.len());
+    }
+
+    /// Whether a process runs.
+    fn runs(pid: &str) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+    }
+
+    /// The enroller once waited for ever, and enrolled nobody any more.
+    #[test]
+    fn program_that_does_not_answer_is_ended_with_all_that_it_has_started() {
+        let dir = tempfile::tempdir().unwrap();
+        let began = Instant::now();
+        let patience = Duration::from_secs(120);
+        for output in ["", ">&-"] {
+            let script = format!("sleep 600 {output} & echo $! $$ > new; mv new pids; exec sleep 600 {output}");
+            // A busy machine may take longer to begin it.
+            let mut time = Duration::from_millis(200);
+            let pids = loop {
+                let (text, is_late) = answer_within(shell(&script).current_dir(dir.path()), time);
+                assert!(is_late && text.is_empty());
+                if let Ok(pids) = std::fs::read_to_string(dir.path().join("pids")) {
+                    break pids;
+                }
+                assert!(began.elapsed() < patience, "it does not begin");
+                time *= 2;
+            };
+            for pid in pids.split_whitespace() {
+                while runs(pid) {
+                    assert!(began.elapsed() < patience, "{pid} goes on");
+                    std::thread::sleep(LOOK);
+                }
+            }
+            std::fs::remove_file(dir.path().join("pids")).unwrap();
+        }
+    }
+
+    #[test]
+    fn silent_podman_is_left_alone_for_a_while() {
+        let dir = tempfile::tempdir().unwrap();
+        let (program, asked) = (dir.path().join("podman"), dir.path().join("asked"));
+        let say = |what: &str| {
+            make_script(&program, &format!("echo \"$*\" >> {}\n{what}", asked.display()));
+        };
+        let count = || std::fs::read_to_string(&asked).unwrap_or_default().lines().count();
+        say("sleep 600");
+        let podman = Podman { program: program.clone(), time: Duration::from_millis(300), rests: None };
+        let mut labels = Labels { podman, ..Labels::default() };
+        let container =
+            |name: &str| Container { kind: GuestKind::Podman, name: name.into(), group: format!("/{name}") };
+        assert_eq!(labels.of(&container("4c01"), true).names, ["4c01"]);
+        assert_eq!(labels.of(&container("4c02"), true).names, ["4c02"]);
+        assert!(count() <= 1, "the second container is not asked about");
+        say("echo '[{\"Name\":\"web\",\"Config\":{\"Labels\":{\"tenant\":\"acme\"}}}]'");
+        labels.podman = Podman { rests: Some(Instant::now()), time: Duration::from_secs(120), ..labels.podman };
+        let facts = labels.of(&container("4c03"), true);
+        assert_eq!((facts.names, facts.labels["tenant"].as_str()), (vec!["4c03".to_owned(), "web".to_owned()], "acme"));
+        assert_eq!(std::fs::read_to_string(&asked).unwrap().lines().last(), Some("container inspect 4c03"));
+        assert_eq!(labels.of(&container("4c03"), false).names.len(), 2, "it is believed for a while");
     }
 }

@@ -29,3 +29,23 @@ mod run;
 mod watch;
 
 pub use run::{Planned, plan, run};
+
+/// Programs for tests.
+#[cfg(test)]
+mod testing {
+    use std::io::Write;
+    use std::path::Path;
+    use std::process::{Command, Stdio};
+
+    /// Makes a script for the shell. A child writes it: what this process writes cannot be executed as long as a child of
+    /// another test has that open.
+    pub fn make_script(path: &Path, script: &str) {
+        let mut writer = Command::new("sh");
+        writer.args(["-c", "cat > \"$0\" && chmod 755 \"$0\""]).arg(path).stdin(Stdio::piped());
+        let mut child = writer.spawn().expect("run sh");
+        let mut input = child.stdin.take().expect("a pipe");
+        input.write_all(format!("#!/bin/sh\n{script}\n").as_bytes()).expect("write a script");
+        drop(input);
+        assert!(child.wait().expect("wait for sh").success());
+    }
+}

@@ -176,4 +176,40 @@ mod tests {
         assert_eq!(watch.failed(&facts(1), now), None);
         assert_eq!(watch.tried(7, 2, None, now), None);
     }
+
+    #[test]
+    fn process_is_looked_at_often_again_when_rules_have_changed() {
+        let (mut watch, now) = (Watch::default(), Instant::now());
+        (0..5).for_each(|_| watch.looked(7, 1, now));
+        watch.look_at_all(now);
+        watch.looked(7, 1, now);
+        assert!(watch.due(&[7], now + LOOKS.0 - Duration::from_millis(1)).is_empty());
+        assert_eq!(watch.due(&[7], now + LOOKS.0), [7]);
+    }
+
+    #[test]
+    fn member_rests_and_what_changes_soon_does_not() {
+        let (mut watch, now) = (Watch::default(), Instant::now());
+        let just_before = now + RESTS - Duration::from_millis(1);
+        let attached = |watch: &mut Watch| assert_eq!(watch.tried(7, 1, None, now), None);
+        let is_member = |watch: &mut Watch| watch.rests(7, 1, now);
+        for note in [&attached as &dyn Fn(&mut Watch), &is_member] {
+            watch.soon(7, 1, now);
+            note(&mut watch);
+            assert!(watch.due(&[7], just_before).is_empty());
+            assert_eq!(watch.due(&[7], now + RESTS), [7]);
+            watch.soon(7, 1, now);
+            assert_eq!(watch.due(&[7], now), [7]);
+        }
+    }
+
+    #[test]
+    fn wait_after_failed_attempt_ends_and_is_of_that_process_alone() {
+        let (mut watch, now) = (Watch::default(), Instant::now());
+        let process = |start_ticks| ProcessId { pid: 7, start_ticks };
+        assert!(!watch.waits(process(1), now));
+        watch.tried(7, 1, Some("it is traced".into()), now);
+        assert!(watch.waits(process(1), now) && !watch.waits(process(2), now));
+        assert!(!watch.waits(process(1), now + TRIES.0));
+    }
 }

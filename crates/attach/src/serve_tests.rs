@@ -1,0 +1,148 @@
+use super::{End, Serving, every};
+use crate::children::Children;
+use crate::inject::Injected;
+use crate::testing::{PATIENCE, Subject, wait_for};
+use crate::threads;
+use api::place::Place;
+use host::{ProcessId, Received, Seqpacket, Signals};
+use rustix::process::Pid;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use wire::attach::{ATTACH_BYTES, FromAttached, ToAttached};
+
+#[test]
+fn process_is_looked_at_ever_more_rarely() {
+    let seconds = [0, 59, 60, 100, 160, 3600].map(|attached| every(Duration::from_secs(attached)).as_secs());
+    assert_eq!(seconds, [1, 1, 8, 12, 20, 32]);
+}
+
+/// A program without an agent. One of its threads counts as the agent's.
+const PROGRAM: &str = "
+threads = [threading.Thread(target=time.sleep, args=(1000,), daemon=True) for n in range(2)]
+for thread in threads: thread.start()
+say(*[thread.native_id for thread in threads])
+wait_for_end()
+";
+
+/// One who serves it, the agent's end of the channel, and the threads: the agent's, and another.
+fn serving(subject: &Subject) -> (Serving, Seqpacket, [Pid; 2]) {
+    let numbers = subject.line();
+    let mut numbers = numbers.split(' ').map(|word| Pid::from_raw(word.parse().expect("a number")).expect("a thread"));
+    let both = [numbers.next().unwrap(), numbers.next().unwrap()];
+    let (agents, ours) = Seqpacket::pair().unwrap();
+    let injected = Injected {
+        channel: ours.into(),
+        thread: both[0],
+        range: 0..0,
+        stopped: Duration::ZERO,
+        halts: subject.halts(),
+    };
+    let process = ProcessId::of(subject.pid()).unwrap();
+    let children = Children::new(process, Vec::new());
+    (Serving::new(process, Place::at(Path::new("/nowhere")), injected, children), agents, both)
+}
+
+/// The next message to the agent, if there is one.
+fn heard(agent: &Seqpacket) -> Option<ToAttached> {
+    let mut frame = [0; ATTACH_BYTES];
+    match agent.receive_bare(&mut frame).expect("a channel") {
+        Received::Frame(bytes) => ToAttached::decode(&frame[..bytes]),
+        _ => None,
+    }
+}
+
+fn send(agent: &Seqpacket, message: &FromAttached) {
+    assert!(agent.send(&message.encode(), &[]).expect("a channel"));
+}
+
+/// Whether a thread is stopped by its tracer.
+fn stands(pid: u32, thread: Pid) -> bool {
+    threads::status(pid, thread, "State").is_some_and(|state| state.starts_with('t'))
+}
+
+fn number(thread: Pid) -> u64 {
+    thread.as_raw_nonzero().get().cast_unsigned().into()
+}
+
+/// Has the threads stopped, as an agent does. A busy machine may take several tries.
+fn halt(agent: &Seqpacket, own: Pid) {
+    let until = Instant::now() + PATIENCE;
+    for asked in 1.. {
+        send(agent, &FromAttached::Halt { number: asked, threads: vec![number(own)] });
+        let mut answer = None;
+        wait_for("there is an answer", || {
+            answer = heard(agent);
+            answer.is_some()
+        });
+        if answer == Some(ToAttached::Halted(asked)) {
+            return;
+        }
+        assert_eq!(answer, Some(ToAttached::NotNow(asked)));
+        assert!(Instant::now() < until, "they are never stopped");
+    }
+}
+
+#[test]
+fn threads_go_on_when_agent_says_so_and_after_a_second_whatever_happens() {
+    let subject = Subject::start(PROGRAM);
+    let pid = subject.pid();
+    let (mut serving, agent, [own, other]) = serving(&subject);
+    let leader = subject.leader();
+    let signals = Signals::catch().unwrap();
+    std::thread::scope(|scope| {
+        let agent = scope.spawn(move || {
+            let all = [other, leader];
+            halt(&agent, own);
+            let stood = (all.map(|thread| stands(pid, thread)), stands(pid, own));
+            send(&agent, &FromAttached::Go);
+            wait_for("they go on", || !all.iter().any(|thread| stands(pid, *thread)));
+            halt(&agent, own);
+            let began = Instant::now();
+            wait_for("they go on, though nobody says so", || !all.iter().any(|thread| stands(pid, *thread)));
+            let took = began.elapsed();
+            drop(agent);
+            // The agent is gone without a word: so is the process, soon.
+            rustix::process::kill_process(leader, rustix::process::Signal::KILL).unwrap();
+            (stood, took)
+        });
+        assert_eq!(serving.run(&signals, || false).unwrap(), End::Gone);
+        let (stood, took) = agent.join().unwrap();
+        assert_eq!(stood, ([true; 2], false));
+        assert!((Duration::from_millis(900)..PATIENCE).contains(&took), "{took:?}");
+    });
+}
+
+#[test]
+fn agent_is_told_to_leave_when_there_is_memory_and_threads_run() {
+    let mut subject = Subject::start(PROGRAM);
+    let (mut serving, agent, [own, other]) = serving(&subject);
+    serving.tell_to_leave(&|| true);
+    assert_eq!(heard(&agent), None, "nobody wants that");
+    let due = Instant::now();
+    serving.leave = Some(due);
+    serving.tell_to_leave(&|| false);
+    assert_eq!((heard(&agent), serving.leave), (None, Some(due + super::ASK_AGAIN)), "there is no memory");
+    serving.tell_to_leave(&|| panic!("it is asked too early"));
+    (serving.leave, serving.halted) = (Some(due), Some(due));
+    serving.tell_to_leave(&|| panic!("threads stand still"));
+    serving.halted = None;
+    serving.tell_to_leave(&|| true);
+    assert_eq!((heard(&agent), serving.leave), (Some(ToAttached::Leave), None));
+    // Threads are known by their numbers in the process's own namespace, which is this one.
+    assert_eq!(serving.own, [number(own)]);
+    serving.know_own(vec![number(own), number(other), 1]);
+    assert_eq!(serving.own, [number(own), number(other)]);
+    subject.tell_to_end();
+}
+
+#[test]
+fn agent_leaves_program_that_gives_up_rights_or_has_ended() {
+    let mut subject = Subject::start(PROGRAM);
+    let (mut serving, agent, [own, other]) = serving(&subject);
+    serving.look();
+    assert_eq!((heard(&agent), serving.leave), (None, None));
+    serving.own = [own, other, subject.leader()].map(number).to_vec();
+    serving.look();
+    assert_eq!(heard(&agent), Some(ToAttached::Leave), "all threads are the agent's");
+    subject.tell_to_end();
+}
