@@ -186,7 +186,7 @@ pub fn pagefold(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_pagefold")).args(args).output().expect("run pagefold")
 }
 
-/// The same command, such that an interrupt ends it. Whatever a shell starts in the background ignores interrupts, and
+/// The same command, such that an interrupt ends it. Programs that a shell starts in the background ignore interrupts, and
 /// so do the tests of such a run, and their children.
 pub fn interruptible(command: &Command) -> Command {
     let mut all = Command::new("env");
