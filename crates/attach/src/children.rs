@@ -9,8 +9,8 @@
 //!     `---after a wait that doubles---'
 //! ```
 //!
-//! A child with little memory of its own is looked at again, and its children are looked after here: one that only waits for
-//! others may hide those that have the memory.
+//! A child with little memory of its own is looked at again, and its children with it. One that only waits for others may have
+//! children with much.
 //!
 //! The supervisor decides whether a child is a member (`crates/service/src/decide.rs`). A child that executes a program ends
 //! its own membership by that. Children stay members when their parent is detached, or when this program is killed.
