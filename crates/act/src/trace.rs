@@ -63,10 +63,11 @@ pub enum Resume {
 
 /// A thread that is traced. When this is dropped, the thread goes on, untraced, if it was stopped.
 #[derive(Debug)]
-pub struct Tracee(Pid, Follow);
-
-/// Whether threads that a traced one makes are traced, too.
-type Follow = bool;
+pub struct Tracee {
+    thread: Pid,
+    /// Whether threads that it makes are traced, too.
+    follow: bool,
+}
 
 impl Tracee {
     /// Begins to trace a thread, which goes on running. With `follow`, threads that it makes are traced, too.
@@ -76,12 +77,12 @@ impl Tracee {
     pub fn seize(thread: Pid, follow: bool) -> Result<Self, Errno> {
         // SAFETY: seizing takes no memory of this process.
         unsafe { request(libc::PTRACE_SEIZE, thread, 0, options(follow) as usize) }?;
-        Ok(Self(thread, follow))
+        Ok(Self { thread, follow })
     }
 
     /// A thread that a traced one has made, which is traced from its first instruction on, and in the same way.
     pub const fn of_clone(thread: Pid) -> Self {
-        Self(thread, true)
+        Self { thread, follow: true }
     }
 
     /// Has the filter of the stopped thread's system calls (seccomp) wait while it is traced, or not any more. That of a
@@ -90,14 +91,14 @@ impl Tracee {
     /// # Errors
     /// `EPERM`: this process lacks `CAP_SYS_ADMIN`, or has a filter of its own. `EINVAL`: the kernel has no such option.
     pub fn suspend_filter(&self, suspend: bool) -> Result<(), Errno> {
-        let options = options(self.1) | if suspend { libc::PTRACE_O_SUSPEND_SECCOMP } else { 0 };
+        let options = options(self.follow) | if suspend { libc::PTRACE_O_SUSPEND_SECCOMP } else { 0 };
         // SAFETY: the options are a number.
-        unsafe { request(libc::PTRACE_SETOPTIONS, self.0, 0, options as usize) }
+        unsafe { request(libc::PTRACE_SETOPTIONS, self.thread, 0, options as usize) }
     }
 
     /// The thread.
     pub const fn thread(&self) -> Pid {
-        self.0
+        self.thread
     }
 
     /// Asks the thread to stop. The stop comes when it next leaves the kernel.
@@ -106,7 +107,7 @@ impl Tracee {
     /// `ESRCH`: it has ended.
     pub fn interrupt(&self) -> Result<(), Errno> {
         // SAFETY: takes no memory of this process.
-        unsafe { request(libc::PTRACE_INTERRUPT, self.0, 0, 0) }
+        unsafe { request(libc::PTRACE_INTERRUPT, self.thread, 0, 0) }
     }
 
     /// The stop that the thread has come to; `None` if it runs.
@@ -115,7 +116,7 @@ impl Tracee {
     /// The kernel refuses.
     pub fn look(&self) -> Result<Option<Stop>, Errno> {
         let mut status: c_int = 0;
-        let thread = self.0.as_raw_nonzero().get();
+        let thread = self.thread.as_raw_nonzero().get();
         // SAFETY: `status` is exclusively borrowed for the call.
         let waited = unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL | libc::WNOHANG) };
         match waited {
@@ -161,7 +162,7 @@ impl Tracee {
     fn message(&self) -> Option<Pid> {
         let mut message: libc::c_ulong = 0;
         // SAFETY: the kernel writes a number to `message`, which is exclusively borrowed.
-        unsafe { request(libc::PTRACE_GETEVENTMSG, self.0, 0, &raw mut message as usize) }.ok()?;
+        unsafe { request(libc::PTRACE_GETEVENTMSG, self.thread, 0, &raw mut message as usize) }.ok()?;
         Pid::from_raw(i32::try_from(message).ok()?)
     }
 
@@ -173,7 +174,7 @@ impl Tracee {
         // SAFETY: all bits zero are registers.
         let mut registers: Registers = unsafe { std::mem::zeroed() };
         // SAFETY: the kernel fills the structure, which is exclusively borrowed and of its layout on x86-64.
-        unsafe { request(libc::PTRACE_GETREGS, self.0, 0, &raw mut registers as usize) }?;
+        unsafe { request(libc::PTRACE_GETREGS, self.thread, 0, &raw mut registers as usize) }?;
         Ok(registers)
     }
 
@@ -183,7 +184,7 @@ impl Tracee {
     /// `ESRCH`: it is not stopped, or has ended.
     pub fn set_registers(&self, registers: &Registers) -> Result<(), Errno> {
         // SAFETY: the kernel reads the structure, which is borrowed for the call.
-        unsafe { request(libc::PTRACE_SETREGS, self.0, 0, std::ptr::from_ref(registers) as usize) }
+        unsafe { request(libc::PTRACE_SETREGS, self.thread, 0, std::ptr::from_ref(registers) as usize) }
     }
 
     /// Whether the thread has stopped because it begins a system call. `false`: it ends one, or has stopped for another
@@ -193,7 +194,7 @@ impl Tracee {
         let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
         let (bytes, place) = (size_of::<libc::ptrace_syscall_info>(), &raw mut info as usize);
         // SAFETY: the kernel writes at most so many bytes to the structure, which is exclusively borrowed.
-        let told = unsafe { request(libc::PTRACE_GET_SYSCALL_INFO, self.0, bytes, place) };
+        let told = unsafe { request(libc::PTRACE_GET_SYSCALL_INFO, self.thread, bytes, place) };
         told.is_ok() && info.op == libc::PTRACE_SYSCALL_INFO_ENTRY
     }
 
@@ -204,7 +205,7 @@ impl Tracee {
     pub fn blocked_signals(&self) -> Result<u64, Errno> {
         let mut mask = 0_u64;
         // SAFETY: the kernel writes eight bytes to `mask`, which is exclusively borrowed.
-        unsafe { request(libc::PTRACE_GETSIGMASK, self.0, size_of::<u64>(), &raw mut mask as usize) }?;
+        unsafe { request(libc::PTRACE_GETSIGMASK, self.thread, size_of::<u64>(), &raw mut mask as usize) }?;
         Ok(mask)
     }
 
@@ -214,7 +215,7 @@ impl Tracee {
     /// `ESRCH`: it is not stopped, or has ended.
     pub fn block_signals(&self, mask: u64) -> Result<(), Errno> {
         // SAFETY: the kernel reads eight bytes, borrowed for the call.
-        unsafe { request(libc::PTRACE_SETSIGMASK, self.0, size_of::<u64>(), &raw const mask as usize) }
+        unsafe { request(libc::PTRACE_SETSIGMASK, self.thread, size_of::<u64>(), &raw const mask as usize) }
     }
 
     /// The filters of system calls (seccomp) of the stopped thread. Each call takes the strictest answer of all.
@@ -227,7 +228,7 @@ impl Tracee {
         while all.len() < MOST_FILTERS {
             let mut filter = vec![nothing; FILTER_LONGEST];
             // SAFETY: the kernel writes one filter, and none is longer than this one, which is exclusively borrowed.
-            let count = unsafe { ask(GET_FILTER, self.0, all.len(), filter.as_mut_ptr() as usize) };
+            let count = unsafe { ask(GET_FILTER, self.thread, all.len(), filter.as_mut_ptr() as usize) };
             match count {
                 Ok(count) => filter.truncate(usize::try_from(count).unwrap_or_default()),
                 Err(Errno::NOENT) => return Ok(all),
@@ -250,7 +251,7 @@ impl Tracee {
             Resume::Listening => libc::PTRACE_LISTEN,
         };
         // SAFETY: takes no memory of this process.
-        unsafe { request(how, self.0, 0, signal as usize) }
+        unsafe { request(how, self.thread, 0, signal as usize) }
     }
 
     /// Ends the tracing of a stopped thread, which goes on with `signal` if that is not 0.
@@ -261,7 +262,7 @@ impl Tracee {
 
     fn let_go(&self, signal: i32) {
         // SAFETY: takes no memory of this process. A thread that has ended needs no detaching.
-        let _ = unsafe { request(libc::PTRACE_DETACH, self.0, 0, signal as usize) };
+        let _ = unsafe { request(libc::PTRACE_DETACH, self.thread, 0, signal as usize) };
     }
 }
 
@@ -272,7 +273,7 @@ impl Drop for Tracee {
 }
 
 /// How a thread is traced.
-const fn options(follow: Follow) -> c_int {
+const fn options(follow: bool) -> c_int {
     libc::PTRACE_O_TRACESYSGOOD | if follow { libc::PTRACE_O_TRACECLONE } else { 0 }
 }
 

@@ -278,6 +278,21 @@ mod tests {
         assert!(below.expect("it is known").helper.is_some());
     }
 
+    /// A rule may have been faster. Its thread has the name of an agent's here.
+    #[test]
+    fn child_with_an_agent_is_left_alone() {
+        let script = "exec 9<&0; echo $$
+            ( x=$(head -c 16000000 /dev/zero | tr '\\0' x); echo -n pagefold > /proc/$BASHPID/comm; echo $BASHPID; read -u 9 ) &
+            wait";
+        let (mut shell, pids) = bash(script, 2);
+        let now = Instant::now();
+        let known = looked_at(ProcessId::of(pids[0]).unwrap(), now).known.remove(&pids[1]);
+        drop(shell.stdin.take());
+        shell.wait().unwrap();
+        let known = known.expect("it is known");
+        assert!(known.helper.is_none() && known.again == now + WAITS.0, "{known:?}");
+    }
+
     /// It is this process's child by the kernel's word once its parent has ended, and was forked by a program that was executed.
     #[test]
     fn orphan_of_executed_program_is_not_attached() {

@@ -222,7 +222,8 @@ fn make_thread(pid: u32, remote: &Remote, tracee: &Tracee) -> anyhow::Result<(Tr
     // apart. Nothing is written for the kernel's word on the new thread, whose addresses are null.
     let made = remote.call_watched(tracee, libc::SYS_clone, [flags, stack, 0, 0, 0, 0]);
     if is_suspended {
-        tracee.suspend_filter(false)?;
+        // That it is let go ends the suspension, too.
+        let _ = tracee.suspend_filter(false);
     }
     match made? {
         (_, Some(thread)) => Ok((Tracee::of_clone(thread), flags & libc::CLONE_FS as u64 != 0)),

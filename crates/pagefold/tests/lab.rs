@@ -141,8 +141,7 @@ fn down_ends_what_an_interrupted_up_left() {
     let mut seen = 0;
     for after_ms in [2, 5, 8, 12, 16, 20, 25, 30, 40, 60, 100, 400] {
         let words = ["up", "--image", image, "--guests", "3", "--groups", "a,b,c"];
-        let mut up = common::interruptible(&place.command(&words));
-        let mut up = up.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("start");
+        let mut up = place.command(&words).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("start");
         thread::sleep(Duration::from_millis(after_ms));
         up.kill().expect("kill it");
         up.wait().expect("collect it");
@@ -262,7 +261,8 @@ fn down_works_on_a_full_disk() {
 /// Starts `lab up` for two VMs that never get ready, because they are paused, and waits until they run.
 fn up_for_ever(place: &Place) -> Option<std::process::Child> {
     let words = ["up", "--image", "tiny", "--guests", "2", "--memory", "64M", "--qemu-arg", "-S"];
-    let mut up = place.command(&words).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("run pagefold");
+    let mut up = common::interruptible(&place.command(&words));
+    let mut up = up.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("run pagefold");
     loop {
         let states = states(place);
         if states == ["starting", "starting"] {
