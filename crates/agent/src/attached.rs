@@ -18,7 +18,7 @@
 use crate::arena::{self, Arena};
 use crate::enrol::Enrolment;
 use crate::thread::{self, Asked, Files};
-use crate::world;
+use crate::{gate, world};
 use page::{HostVirt, PAGE_BYTES, PageRange};
 use rustix::fd::{FromRawFd, OwnedFd};
 use std::alloc::{GlobalAlloc, Layout};
@@ -37,6 +37,8 @@ const OBJECT: &str = "PAGEFOLD_OBJECT";
 const ALL: &str = "PAGEFOLD_ALL";
 /// Variable with the number of mappings from which on folding adds no more.
 const VMA_BUDGET: &str = "PAGEFOLD_VMA_BUDGET";
+/// Variable with the place of a gate that this process has inherited, in hexadecimal.
+const GATE: &str = "PAGEFOLD_GATE";
 /// Variable that makes the agent fold resting pages although they may not rest for long, as tests do.
 const EAGER: &str = "PAGEFOLD_EAGER";
 
@@ -65,8 +67,14 @@ pub fn run() -> ! {
         world::know(object, asked.all_anonymous);
         world::know_leases();
         let enrolment = Enrolment::new(asked.all_anonymous, object);
+        let inherited = env::var(GATE).ok().and_then(|at| u64::from_str_radix(&at, 16).ok()).map(HostVirt);
+        // Without a gate, `mremap` goes to the kernel, which may refuse it.
+        if let Ok(gate) = gate::open(inherited) {
+            world::tell_gate(gate.start);
+        }
         if thread::run(asked, Files::with(pagemap, asked), false, Some(enrolment)).is_ok() {
-            world::left(vec![arena::range()]);
+            gate::close();
+            world::left([Some(arena::range()), gate::range()].into_iter().flatten().collect());
             // The other side makes this thread unmap everything, and end.
             world::wait_for_end();
         }

@@ -12,13 +12,14 @@
 //! is released, the kernel is asked again whether the pool is mapped there. After the program has moved slots, none is
 //! released until it ends: they may be mapped where the table knows of none.
 
-use crate::arena;
 use crate::follow::Following;
 use crate::maps::{self, Mapping};
 use crate::policies::Policies;
 use crate::section::Section;
-use crate::table::{self, Shut, Traits};
+use crate::table::{self, Guard, Shut, Traits};
+use crate::{arena, gate};
 use page::{HostVirt, PageRange, PageSet};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// Shortest time between two looks, and their share of a processor: 2 s, 1/400.
@@ -26,12 +27,31 @@ const EVERY: (Duration, u32) = (Duration::from_secs(2), 400);
 /// Longest time between two looks, while they find nothing new: 32 s.
 const SELDOM: Duration = Duration::from_secs(32);
 
-/// See the module.
-pub struct Enrolment {
-    /// Whether all private anonymous memory is asked for, and not only what is advised to be merged.
+/// The memory that is asked for.
+struct Scope {
+    /// Whether that is all private anonymous memory, and not only what is advised to be merged.
     all: bool,
     /// Where the agent lies.
     object: PageRange,
+}
+
+static SCOPE: OnceLock<Scope> = OnceLock::new();
+
+impl Scope {
+    fn wants(&self, mapping: &Mapping) -> bool {
+        let own = [Some(self.object), Some(arena::range()), gate::range()];
+        mapping.anonymous
+            && (self.all || mapping.advice.mergeable)
+            && !own.into_iter().flatten().any(|own| overlap(own, mapping.range))
+    }
+}
+
+fn overlap(one: PageRange, other: PageRange) -> bool {
+    one.start < other.end() && other.start < one.end()
+}
+
+/// See the module.
+pub struct Enrolment {
     due: Instant,
     /// The last look, the pause after it, and what it found, as a hash.
     looked: Instant,
@@ -43,7 +63,8 @@ impl Enrolment {
     /// Before the first look. The agent lies at `object`.
     pub fn new(all: bool, object: PageRange) -> Self {
         let now = Instant::now();
-        Self { all, object, due: now, looked: now, pause: EVERY.0, found: 0 }
+        let _ = SCOPE.set(Scope { all, object });
+        Self { due: now, looked: now, pause: EVERY.0, found: 0 }
     }
 
     /// Makes the table agree with the kernel's list, if it is time for that.
@@ -56,7 +77,9 @@ impl Enrolment {
             let found = listed.iter().fold(0, hash);
             self.pause = if found == self.found { (self.pause * 2).min(SELDOM) } else { EVERY.0 };
             self.found = found;
-            self.take_in(&listed, following, section.stage());
+            let stage = section.stage();
+            let listed: Vec<Mapping> = listed.into_iter().filter(|mapping| !overlap(stage, mapping.range)).collect();
+            take_in(&mut table::lock(), &listed, following, table::everything());
         }
         self.looked = now;
         self.due = now + self.pause.max(now.elapsed() * EVERY.1);
@@ -69,28 +92,30 @@ impl Enrolment {
             self.look(section);
         }
     }
+}
 
-    fn take_in(&self, listed: &[Mapping], following: &Following, stage: PageRange) {
-        let own = [self.object, arena::range(), stage];
-        let is_own = |range: PageRange| own.iter().any(|own| range.start < own.end() && own.start < range.end());
-        let wanted =
-            |mapping: &&Mapping| mapping.anonymous && (self.all || mapping.advice.mergeable) && !is_own(mapping.range);
-        let mut policies = Policies::default();
-        let wanted = listed.iter().filter(wanted).map(|mapping| (mapping.range, traits_of(mapping, &mut policies)));
-        let wanted: Vec<(PageRange, Traits)> = wanted.collect();
-        let mut there = PageSet::new();
-        let mut table = table::lock();
-        for (range, traits) in wanted {
-            there.insert(range);
-            table.ask_anew(range, traits);
-        }
-        let pooled = |mapping: &&Mapping| mapping.private && maps::is_pool_file(mapping.file);
-        listed.iter().filter(pooled).for_each(|mapping| there.insert(mapping.range));
-        let known: Vec<PageRange> = table.known(table::everything()).into_iter().map(|(range, _)| range).collect();
-        for gone in known.into_iter().flat_map(|range| there.missing(range)) {
-            if is_unmapped(&table, following, gone) {
-                table.forget(gone);
-            }
+/// Makes the table agree with the kernel's list in one range.
+pub fn agree(table: &mut Guard, following: &Following, range: PageRange) {
+    if let Some(listed) = maps::mappings(range, true) {
+        take_in(table, &listed, following, range);
+    }
+}
+
+/// Takes in all mappings within a range.
+fn take_in(table: &mut Guard, listed: &[Mapping], following: &Following, within: PageRange) {
+    let Some(scope) = SCOPE.get() else { return };
+    let mut policies = Policies::default();
+    let mut there = PageSet::new();
+    for mapping in listed.iter().filter(|mapping| scope.wants(mapping)) {
+        there.insert(mapping.range);
+        table.ask_anew(mapping.range, traits_of(mapping, &mut policies));
+    }
+    let pooled = |mapping: &&Mapping| mapping.private && maps::is_pool_file(mapping.file);
+    listed.iter().filter(pooled).for_each(|mapping| there.insert(mapping.range));
+    let known: Vec<PageRange> = table.known(within).into_iter().map(|(range, _)| range).collect();
+    for gone in known.into_iter().flat_map(|range| there.missing(range)) {
+        if is_unmapped(table, following, gone) {
+            table.forget(gone);
         }
     }
 }

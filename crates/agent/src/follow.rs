@@ -117,8 +117,7 @@ pub struct Moving(Option<&'static Following>);
 impl Moving {
     /// To be called before the move.
     pub fn announce(from: HostVirt) -> Self {
-        // SAFETY: the pointer is null, or points to what `publish` has leaked.
-        let following = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
+        let following = current();
         following.inspect(|following| following.hold().own.expect(Some(Expected::Moving(from))));
         Self(following)
     }
@@ -130,11 +129,16 @@ impl Drop for Moving {
     }
 }
 
+/// The follower of this process, if it has one.
+pub fn current() -> Option<&'static Following> {
+    // SAFETY: the pointer is null, or points to what `publish` has leaked.
+    unsafe { CURRENT.load(Ordering::Acquire).as_ref() }
+}
+
 /// Waits until all children that were born are handed to the keeper, but at most [`HAND_OVER_MS`]. Says whether they are. For
 /// a process that is about to end, or whose agent is, after which nobody would follow them.
 pub fn wait_for_keeper() -> bool {
-    // SAFETY: the pointer is null, or points to what `publish` has leaked.
-    let Some(following) = (unsafe { CURRENT.load(Ordering::Acquire).as_ref() }) else { return true };
+    let Some(following) = current() else { return true };
     for _ in 0..HAND_OVER_MS {
         if following.hold().born.is_empty() {
             return true;
@@ -146,14 +150,12 @@ pub fn wait_for_keeper() -> bool {
 
 /// Whether the program was seen to change mappings past the hooks.
 pub fn has_lost_track() -> bool {
-    // SAFETY: the pointer is null, or points to what `publish` has leaked.
-    unsafe { CURRENT.load(Ordering::Acquire).as_ref() }.is_some_and(|following| following.lost_track().is_some())
+    current().is_some_and(|following| following.lost_track().is_some())
 }
 
 /// Wakes the agent's thread if it rests: the program has done something to known memory.
 pub fn wake_resting() {
-    // SAFETY: the pointer is null, or points to what `publish` has leaked.
-    unsafe { CURRENT.load(Ordering::Acquire).as_ref() }.into_iter().for_each(Following::wake);
+    current().into_iter().for_each(Following::wake);
 }
 
 /// Leaves the parent's follower behind. For a forked child, before it has threads.
@@ -360,6 +362,12 @@ impl Following {
         // Calls that protect or place pages go through any userfaultfd of the process. This one does not, and changes nothing where
         // it is registered already.
         self.watch.register(PageRange { start: page, pages: 1 }, Watch::AbsentAndWrites).is_ok()
+    }
+
+    /// Whether all of a range is memory of this kind and with these traits, by the kernel's list.
+    #[cfg(not(target_env = "gnu"))]
+    pub fn shows(&self, range: PageRange, traits: Traits, kind: Kind) -> bool {
+        self.maps.shows(range, traits, kind)
     }
 
     /// The mapping that holds a page, by the kernel's list.

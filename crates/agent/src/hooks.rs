@@ -44,10 +44,11 @@ pub use exec::{carry, search};
 pub use fork::find as find_fork;
 pub use userfault::set_ways;
 
+use crate::calls::{ask, between, bytes, map_fresh, range, refuse};
 use crate::raw::{self, Answer};
-use crate::table::{self, Advice, Guard, Shut, Table, Traits};
+use crate::table::{self, Guard, Table, Traits};
 use crate::{arena, references};
-use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange};
+use page::{PAGE_BYTES, PageRange};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
 
@@ -66,9 +67,6 @@ static ALL: AtomicBool = AtomicBool::new(false);
 static LOCK_FUTURE: AtomicBool = AtomicBool::new(false);
 /// Reason why not all anonymous memory could be enrolled.
 static REFUSAL: OnceLock<patch::Refusal> = OnceLock::new();
-
-/// Memory that adding an extent to the table may allocate, in bytes.
-const EXTENT_BYTES: usize = 16 << 10;
 
 /// Makes this process a member. For the constructor: no other thread runs yet.
 pub fn init(all_anonymous: bool) {
@@ -159,51 +157,6 @@ fn enter() -> Option<Guard> {
     (state() != State::Inert && !arena::holds(raw::stack())).then(table::lock)
 }
 
-/// The pages of `bytes` bytes from `start` on, as the kernel counts them; `None` for a range that the kernel will
-/// refuse.
-fn range(start: usize, bytes: usize) -> Option<PageRange> {
-    let end = start.checked_add(bytes)?.checked_add(PAGE_BYTES - 1)? >> PAGE_SHIFT;
-    let first = start >> PAGE_SHIFT;
-    let aligned = start.is_multiple_of(PAGE_BYTES) && end > first;
-    aligned.then(|| PageRange { start: HostVirt(start as u64), pages: (end - first) as u64 })
-}
-
-/// Bytes of a range.
-fn bytes(range: PageRange) -> usize {
-    (range.pages << PAGE_SHIFT) as usize
-}
-
-/// The pages from one address to another, if any.
-const fn between(start: HostVirt, end: HostVirt) -> PageRange {
-    PageRange { start, pages: end.page().saturating_sub(start.page()) }
-}
-
-/// Enrols memory with known traits.
-fn ask(table: &mut Table, range: PageRange, traits: Traits) {
-    // If the agent has no memory to note the range, the range is not enrolled.
-    if arena::ensure(EXTENT_BYTES) {
-        let locked = if LOCK_FUTURE.load(Ordering::Relaxed) { Shut::Locked as u8 } else { 0 };
-        table.ask_as(range, Traits { shut: traits.shut | locked, ..traits });
-    }
-}
-
-/// Maps fresh anonymous memory in the place of a range, with the protection and the advice that the range had.
-fn map_fresh(range: PageRange, traits: Traits) -> Answer {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-    // From Linux 6.7 on, `MAP_STACK` means no more than advice against huge pages. Given at once, it lets the mapping join
-    // its neighbours.
-    let against_huge = if traits.advice.huge == Some(false) { libc::MAP_STACK } else { 0 };
-    let flags = (flags | against_huge) as usize;
-    let arguments = [range.start.0 as usize, bytes(range), usize::from(traits.access), flags, usize::MAX, 0];
-    // SAFETY: callers replace memory whose contents the program has just given up, or that they have reserved.
-    let mapped = unsafe { raw::call(libc::SYS_mmap, arguments) };
-    if raw::error(mapped).is_none() {
-        let advice = Advice { huge: traits.advice.huge.filter(|huge| *huge), ..traits.advice };
-        give_advice(range, Traits { advice, ..traits });
-    }
-    mapped
-}
-
 /// Maps fresh anonymous memory in the place of folded memory that was discarded. Returns whether that succeeded.
 pub fn map_discarded(range: PageRange, traits: Traits) -> bool {
     raw::error(map_fresh(range, traits)).is_none()
@@ -226,24 +179,6 @@ fn break_slots(table: &mut Table, range: PageRange) -> Result<(), i32> {
         }
     }
     Ok(())
-}
-
-/// Gives a new mapping the advice of the one that it replaces.
-fn give_advice(range: PageRange, traits: Traits) {
-    let advice = traits.advice;
-    let huge = advice.huge.map(|huge| if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE });
-    let fork = advice.dont_fork.then_some(libc::MADV_DONTFORK);
-    let dump = advice.dont_dump.then_some(libc::MADV_DONTDUMP);
-    let wipe = (traits.shut & Shut::Wiped as u8 != 0).then_some(libc::MADV_WIPEONFORK);
-    for advice in [huge, fork, dump, wipe].into_iter().flatten() {
-        // SAFETY: none of these changes contents.
-        unsafe { raw::call(libc::SYS_madvise, [range.start.0 as usize, bytes(range), advice as usize, 0, 0, 0]) };
-    }
-}
-
-/// The answer that stands for this error.
-const fn refuse(error: i32) -> Answer {
-    -(error as Answer)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 mod arena;
 #[cfg(not(target_env = "gnu"))]
 pub mod attached;
+mod calls;
 #[cfg(target_env = "gnu")]
 mod child;
 mod collapse;
@@ -18,6 +19,8 @@ mod enrol;
 mod fold;
 mod follow;
 mod forks;
+#[cfg(not(target_env = "gnu"))]
+mod gate;
 mod give_way;
 #[cfg(target_env = "gnu")]
 mod hooks;
@@ -39,6 +42,7 @@ mod pool;
 mod raw;
 mod references;
 mod refold;
+mod remap;
 mod round;
 mod section;
 mod spawn;

@@ -25,9 +25,7 @@ pub mod chunk;
 mod extents;
 mod lookup;
 
-#[cfg(target_env = "gnu")]
-pub use extents::READ_WRITE;
-pub use extents::{Advice, Shut, Traits};
+pub use extents::{Advice, READ_WRITE, Shut, Traits};
 pub use lookup::everything;
 
 use crate::follow;

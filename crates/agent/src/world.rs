@@ -102,12 +102,12 @@ mod halted {
     use crate::fold::Folder;
     use crate::follow::{self, Following};
     use crate::keeper;
-    use crate::leave::{Origin, inherited, restore};
+    use crate::leave::{Origin, inherited, rejoin, restore};
     use crate::lock::Lock;
     use crate::{maps, table};
     use act::{PROGRAMS, SharedMark, Userfault};
     use host::{Pagemap, Received, Seqpacket};
-    use page::PageRange;
+    use page::{HostVirt, PageRange};
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::fd::AsFd;
     use rustix::thread::gettid;
@@ -270,6 +270,7 @@ mod halted {
                 Err(()) => std::thread::sleep(AGAIN),
             }
         }
+        rejoin(&mut folder, pagemap);
         drop_inherited_leases();
         let following = Arc::clone(folder.section().following());
         drop(folder);
@@ -301,6 +302,14 @@ mod halted {
     #[expect(clippy::unnecessary_wraps, reason = "in place of what can fail")]
     pub const fn compare_child(_: Option<&Userfault>) -> Result<(), ()> {
         Ok(())
+    }
+
+    /// Says where the gate lies, so that the program's calls are led to it.
+    pub fn tell_gate(place: HostVirt) {
+        // They need not stand still for that.
+        let threads = THREADS.lock().clone();
+        send(&FromAttached::Threads(threads));
+        send(&FromAttached::Gate(place));
     }
 
     /// Says that nothing is left of the agent but these ranges.
@@ -431,7 +440,7 @@ mod halted {
 #[cfg(not(target_env = "gnu"))]
 pub use halted::{
     Turns, ask, compare_child, connect, is_held, is_leaving, join, know, know_leases, leave, left, open, tell_birth,
-    wait_for_end,
+    tell_gate, wait_for_end,
 };
 
 #[cfg(not(target_env = "gnu"))]

@@ -1,8 +1,10 @@
 //! Puts the agent into a running process, and takes it out again.
 #![forbid(unsafe_code)]
 
+pub mod c_library;
 pub mod changes;
 pub mod children;
+pub mod gate;
 pub mod halt;
 pub mod inject;
 pub mod ksm;

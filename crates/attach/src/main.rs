@@ -14,7 +14,7 @@ use attach::refuse::Facts;
 use attach::seccomp::CALLS;
 use attach::serve::{End, Serving};
 use attach::take_over::{is_there, take_over};
-use attach::{ksm, object, refuse};
+use attach::{gate, ksm, object, refuse};
 use clap::Parser;
 use cli::exit::{self, Outcome, Stop};
 use cli::output;
@@ -313,6 +313,7 @@ fn environment(args: &Order, place: &Place) -> anyhow::Result<Vec<String>> {
         format!("PAGEFOLD_VMA_BUDGET={}", most_vmas.unwrap_or(65530_u64) / 2),
     ];
     all.extend(args.all_anonymous.then(|| "PAGEFOLD_ALL=1".to_owned()));
+    all.extend(gate::inherited(args.pid).map(|gate| format!("PAGEFOLD_GATE={:x}", gate.0)));
     all.extend(std::env::var_os("PAGEFOLD_EAGER").map(|_| "PAGEFOLD_EAGER=1".to_owned()));
     Ok(all)
 }

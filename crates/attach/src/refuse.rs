@@ -12,7 +12,7 @@ const CLASS_64: u8 = 2;
 /// Beginning of the names of a pool's files, as the kernel shows them.
 const POOL: &str = "/memfd:pagefold-";
 /// Names of the threads of an agent.
-const AGENTS: [&str; 2] = ["pagefold", "pagefold-follow"];
+const AGENTS: [&str; 3] = ["pagefold", "pagefold-follow", "pagefold-gate"];
 
 /// Time for a child of vfork to execute a program, after which it counts as one that goes on sharing memory: 500 ms.
 const VFORK_TIME: Duration = Duration::from_millis(500);
@@ -48,7 +48,11 @@ pub fn check_for_ksm(pid: u32) -> Result<Facts, String> {
 /// # Errors
 /// It cannot be attached to, for this reason.
 pub fn check(pid: u32, all_anonymous: bool) -> Result<Facts, String> {
-    let threads = check_threads(pid, check_thread)?;
+    // An agent's process is traced at times, so this comes first.
+    if has_agent(pid) {
+        return Err("there is an agent in it already".into());
+    }
+    let threads = check_threads(pid, check_traced)?;
     let is_filtered = check_filters(pid, &threads)?;
     check_proc(pid)?;
     let mappings = Mapping::read_all(pid).map_err(|e| e.to_string())?;
@@ -131,21 +135,11 @@ fn check_traced(pid: u32, thread: Pid) -> Result<(), String> {
     Ok(())
 }
 
-fn is_agent(pid: u32, thread: Pid) -> bool {
-    fs::read_to_string(threads::of(pid, thread, "comm")).is_ok_and(|name| AGENTS.contains(&name.trim_end()))
-}
-
 /// Whether a process has an agent, by the names of its threads. A program can choose those of its own: it keeps an agent away so.
 pub fn has_agent(pid: u32) -> bool {
-    threads::list(pid).is_ok_and(|all| all.iter().any(|thread| is_agent(pid, *thread)))
-}
-
-fn check_thread(pid: u32, thread: Pid) -> Result<(), String> {
-    check_traced(pid, thread)?;
-    if is_agent(pid, thread) {
-        return Err("there is an agent in it already".into());
-    }
-    Ok(())
+    let name = |thread: &Pid| fs::read_to_string(threads::of(pid, *thread, "comm"));
+    threads::list(pid)
+        .is_ok_and(|all| all.iter().any(|one| name(one).is_ok_and(|name| AGENTS.contains(&name.trim_end()))))
 }
 
 /// Whether system calls are filtered. The agent's threads get the filters of one thread, and must have no more rights than any.

@@ -3,9 +3,10 @@
 //! ```text
 //!   the agent asks about the process -----------------> what the kernel says (`look`)
 //!   the agent says that the process has forked -------> children that live for some time get an agent, too (`children`)
+//!   the agent has a gate -----------------------------> the C library's `mremap` is led there (`gate`)
 //!   the agent asks: Halt --> threads stopped --> Go, or after a second at the latest --> they go on
 //!   SIGTERM, SIGINT ------> there is memory --> Leave to the agent --> Left --> its other threads have ended
-//!                              --> its last thread unmaps what it stood on, and ends
+//!                              --> `mremap` is led back --> its last thread unmaps what it stood on, and ends
 //!                              --> no call that was begun again has to be ended from outside any more --> end
 //!   the process ends, or executes another program --> end
 //! ```
@@ -14,6 +15,7 @@
 
 use crate::changes;
 use crate::children::Children;
+use crate::gate;
 use crate::halt::{Halts, SOON};
 use crate::inject::Injected;
 use crate::look;
@@ -25,7 +27,7 @@ use api::client::Service;
 use api::hand::hand_on;
 use api::place::Place;
 use host::{Caught, ForeignFile, ProcessId, Received, Seqpacket, Signals};
-use page::{PageRange, pages_to_bytes};
+use page::{HostVirt, PageRange, pages_to_bytes};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::process::Pid;
@@ -48,6 +50,11 @@ const END_OF_PROCESS: Duration = Duration::from_secs(1);
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 /// Time for the agent's threads to end: 10 s.
 const END_TIME: Duration = Duration::from_secs(10);
+
+/// Attempts at leading calls to the gate in one go, and the pause between two: 10, 2 ms. The agent waits meanwhile.
+const GATE_TRIES: (u32, Duration) = (10, Duration::from_millis(2));
+/// Time until the next attempts: 1 s.
+const GATE_AGAIN: Duration = Duration::from_secs(1);
 
 /// Size of the kernel's `struct robust_list_head`, in bytes.
 const ROBUST_LIST_BYTES: u64 = 24;
@@ -81,6 +88,8 @@ pub struct Serving {
     own: Vec<u64>,
     theirs: Vec<u64>,
     place: Place,
+    /// A gate that calls are still to be led to, and when that is to be tried.
+    gate: Option<(HostVirt, Instant)>,
     /// When it is to be asked whether the agent may leave, after somebody wanted it to.
     leave: Option<Instant>,
     began: Instant,
@@ -105,6 +114,7 @@ impl Serving {
             own,
             theirs: Vec::new(),
             place,
+            gate: None,
             leave: None,
             began: Instant::now(),
             children,
@@ -149,6 +159,7 @@ impl Serving {
             } else if self.halted.is_some_and(|since| since.elapsed() >= LONGEST) {
                 self.go();
             }
+            self.lead_to_gate();
             self.look_at_children();
             if self.looked.elapsed() >= every(self.began.elapsed()) {
                 if !self.process.is_alive() {
@@ -166,6 +177,30 @@ impl Serving {
             let is_told = may_leave() && self.channel.send(&message, &[]).is_ok_and(|sent| sent);
             self.leave = (!is_told).then_some(due + ASK_AGAIN);
         }
+    }
+
+    /// Leads the program's calls to the gate, if that is to be done now.
+    fn lead_to_gate(&mut self) {
+        let Some((place, _)) = self.gate.filter(|(_, due)| *due <= Instant::now() && self.halted.is_none()) else {
+            return;
+        };
+        let found = gate::leadable(self.process.pid);
+        for _ in 0..GATE_TRIES.0 {
+            let is_halted = self.halts.halt(&self.own);
+            let led = is_halted.then(|| gate::lead(self.process.pid, &self.own, place, &found));
+            if is_halted {
+                self.halts.go();
+            }
+            match led {
+                // A host that forbids changed code goes on doing so.
+                Some(Ok(true) | Err(_)) => {
+                    self.gate = None;
+                    return;
+                }
+                Some(Ok(false)) | None => std::thread::sleep(GATE_TRIES.1),
+            }
+        }
+        self.gate = Some((place, Instant::now() + GATE_AGAIN));
     }
 
     fn look_at_children(&mut self) {
@@ -231,6 +266,11 @@ impl Serving {
                 self.go();
                 None
             }
+            FromAttached::Gate(place) => {
+                self.gate = Some((place, Instant::now()));
+                self.lead_to_gate();
+                None
+            }
             FromAttached::Born => {
                 self.children.born(Instant::now());
                 None
@@ -275,6 +315,7 @@ impl Serving {
             .due()
             .into_iter()
             .chain(self.leave)
+            .chain(self.gate.map(|(_, due)| due))
             .chain(self.children.due())
             .min()
             .filter(|_| self.halted.is_none());
@@ -313,11 +354,14 @@ impl Serving {
         while tracee.wait(until)?.context("the agent's last thread does not stop")? != Stop::Asked {
             tracee.resume(act::Resume::Freely, 0)?;
         }
+        let gate = gate::among(remote.memory(), ranges);
+        let is_led_back = gate.is_none_or(|gate| self.lead_back((&remote, &tracee), gate, until));
         // The kernel would write there when the thread ends.
         remote.call(&tracee, libc::SYS_set_tid_address, [0; 6])?;
         remote.call(&tracee, libc::SYS_set_robust_list, [0, ROBUST_LIST_BYTES, 0, 0, 0, 0])?;
         let own = self.injected.end - self.injected.start;
-        let others = ranges.iter().map(|range| (range.start.0, pages_to_bytes(range.pages)));
+        let others = ranges.iter().filter(|range| is_led_back || Some(**range) != gate);
+        let others = others.map(|range| (range.start.0, pages_to_bytes(range.pages)));
         for (start, bytes) in others.chain([(self.injected.start, own)]) {
             remote.call(&tracee, libc::SYS_munmap, [start, bytes, 0, 0, 0, 0])?;
         }
@@ -329,7 +373,29 @@ impl Serving {
             self.halts.tend();
             std::thread::sleep(Duration::from_millis(1));
         }
+        anyhow::ensure!(
+            is_led_back,
+            "a thread does not come out of mremap: two pages of the agent's stay, through which that goes"
+        );
         Ok(())
+    }
+
+    /// Leads the program's calls to where they went before the agent came. Says whether nothing of the gate is needed any more.
+    fn lead_back(&mut self, agent: (&Remote, &Tracee), place: PageRange, until: Instant) -> bool {
+        while Instant::now() < until {
+            if self.halts.halt(&self.own) {
+                let led_back = gate::lead_back(self.process.pid, &self.own, agent, place);
+                self.halts.go();
+                match led_back {
+                    Ok(true) => return true,
+                    Ok(false) => {}
+                    Err(_) => return false,
+                }
+            }
+            self.halts.tend();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        false
     }
 }
 

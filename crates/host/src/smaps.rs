@@ -189,6 +189,12 @@ impl Mapping {
         self.vm_flags.contains(flag)
     }
 
+    /// Whether its file has the name of a C library: `libc.so.6`, `libc-2.31.so`, `ld-musl-x86_64.so.1`.
+    pub fn is_c_library(&self) -> bool {
+        let name = self.name.rsplit('/').next().unwrap_or_default();
+        ["libc.", "libc-", "ld-musl-"].iter().any(|begin| name.starts_with(begin))
+    }
+
     /// Whether it maps a file, including files that are only memory.
     pub fn has_file(&self) -> bool {
         self.inode != 0 || self.name.starts_with('/')

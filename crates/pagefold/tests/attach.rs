@@ -256,6 +256,61 @@ fn attached_program_is_folded_and_left_as_it_was_before() {
     attach_and_detach(&[], cycles());
 }
 
+/// A running `moves.c`.
+fn start_moves(installed: &Installed, compiler: &str) -> Waits {
+    let program = installed.path("moves");
+    compile_source(compiler, &[], &program, concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/moves.c"));
+    Waits::run(&mut Command::new(&program))
+}
+
+/// The kernel refuses to move or to enlarge memory of which parts are folded. And a mapping of the pool that grows would show
+/// more of the pool.
+fn move_folded_memory(installed: &Installed, moves: &mut Waits) {
+    let pid = moves.pid();
+    let threads = || Path::new("/proc").join(&pid).join("task").read_dir().unwrap().count();
+    assert_eq!(moves.tell("go on"), "ok\n");
+    let before = threads();
+    attach(installed, &pid);
+    assert_eq!(moves.tell("move"), "ok\n");
+    detach(installed, &pid);
+    assert_eq!(moves.tell("go on"), "ok\n");
+    let all = Mapping::read_all(moves.pid).expect("its mappings");
+    let left: Vec<_> = all.iter().filter(|mapping| is_changed_code(mapping)).collect();
+    assert!(left.is_empty(), "code that is not a file's: {left:#?}");
+    assert_eq!(threads(), before);
+}
+
+/// Whether a mapping has code that no file holds, but for the kernel's.
+fn is_changed_code(mapping: &Mapping) -> bool {
+    mapping.execute && (mapping.usage.anonymous_bytes > 0 || mapping.name.is_empty())
+}
+
+#[test]
+fn folded_memory_is_moved_and_enlarged_as_any_other() {
+    let Some(installed) = Installed::attaching() else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    for compiler in ["cc", "musl-gcc"] {
+        let mut moves = start_moves(&installed, compiler);
+        for _ in 0..2 {
+            move_folded_memory(&installed, &mut moves);
+        }
+    }
+}
+
+#[test]
+fn folded_memory_is_moved_and_enlarged_in_forked_child_too() {
+    let Some(installed) = Installed::attaching() else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let mut moves = start_moves(&installed, "cc");
+    let parent = moves.pid();
+    attach(&installed, &parent);
+    assert_eq!(moves.tell("move"), "ok\n");
+    assert_eq!(moves.tell("fork"), "ok\n");
+    let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap();
+    moves.pid = children.trim().parse().expect("one child");
+    move_folded_memory(&installed, &mut moves);
+}
+
 #[test]
 fn statically_linked_program_is_folded_and_left_as_it_was_before() {
     attach_and_detach(&["-static"], 2);

@@ -8,6 +8,7 @@
 //!     | Connect {server}, and one end of a socket -----------> |  hands the end on to the service
 //!     | Ask {n, question} ---------------------------------> |  looks at what a filter of system calls keeps from the agent
 //!     | <--------------------------------- Told {n, answers} |
+//!     | Gate {where it lies} ------------------------------> |  leads the C library's mremap there
 //!     | Born ----------------------------------------------> |  looks whether forked children live long enough for an agent
 //!     | <-------------------------------------------- Leave  |
 //!     | <--------------------------------------------- Tell  |  after another one was killed
@@ -22,7 +23,7 @@
 //! [`FILES`], with the process's page table, and with the device that makes userfaultfds if there is one. Not every process may
 //! open them by itself.
 
-use page::PageRange;
+use page::{HostVirt, PageRange};
 
 /// Longest message, in bytes.
 pub const ATTACH_BYTES: usize = 1 + 8 * MOST;
@@ -34,6 +35,19 @@ pub const FILES: [u8; 1] = *b"u";
 
 /// Most files that one question is about, and most tables that are told.
 pub const ASKED_MOST: usize = MOST - 2;
+
+/// Pages of the gate that leads a program's calls to the agent: code, which begins with what all ways lead to, and data.
+pub const GATE_PAGES: u64 = 2;
+/// Offset in the page of code of the ways to that code, one for each C library, in bytes: see [`GATE_WAY_BYTES`].
+pub const GATE_WAYS_AT: usize = 2048;
+/// Size of a way, in bytes.
+pub const GATE_WAY_BYTES: usize = 64;
+/// Most ways.
+pub const GATE_WAYS: usize = 4;
+/// Offset of [`GATE_MARK`] in the page of code, in bytes.
+pub const GATE_MARK_AT: usize = 4080;
+/// Tells a gate of this kind from other memory. It changes with the code and with what lies in the pages.
+pub const GATE_MARK: [u8; 16] = *b"pagefold gate 01";
 
 /// A question about the process. Default filters of containers forbid the system calls that would answer it
 /// (`kcmp`, `pidfd_getfd`, `statmount`), so that the agent does not make them.
@@ -138,6 +152,8 @@ pub enum FromAttached {
         /// The question.
         question: Question,
     },
+    /// A gate lies here: [`GATE_PAGES`].
+    Gate(HostVirt),
     /// The process has forked.
     Born,
     /// Where the agent lies.
@@ -188,6 +204,7 @@ impl FromAttached {
             Self::Halt { number, threads } => encode(b'h', [*number].into_iter().chain(threads.iter().copied())),
             Self::Threads(threads) => encode(b't', threads.iter().copied()),
             Self::Go => encode(b'g', []),
+            Self::Gate(place) => encode(b'e', [place.0]),
             Self::Born => encode(b'b', []),
             Self::Here { object, all_anonymous } => {
                 encode(b'o', [object.start.0, object.pages, u64::from(*all_anonymous)])
@@ -211,10 +228,14 @@ impl FromAttached {
             }
             (b't', threads) => Some(Self::Threads(threads)),
             (b'g', numbers) if numbers.is_empty() => Some(Self::Go),
+            (b'e', numbers) => match numbers.as_slice() {
+                [place] => Some(Self::Gate(HostVirt(*place))),
+                _ => None,
+            },
             (b'b', numbers) if numbers.is_empty() => Some(Self::Born),
             (b'o', numbers) => {
                 let [start, pages, all @ (0 | 1)] = numbers.as_slice() else { return None };
-                let object = PageRange { start: page::HostVirt(*start), pages: *pages };
+                let object = PageRange { start: HostVirt(*start), pages: *pages };
                 Some(Self::Here { object, all_anonymous: *all == 1 })
             }
             (b'c', numbers) => {
@@ -236,7 +257,7 @@ impl FromAttached {
             }
             (b'l', numbers) => {
                 let (pairs, []) = numbers.as_chunks::<2>() else { return None };
-                let range = |[start, pages]: &[u64; 2]| PageRange { start: page::HostVirt(*start), pages: *pages };
+                let range = |[start, pages]: &[u64; 2]| PageRange { start: HostVirt(*start), pages: *pages };
                 Some(Self::Left(pairs.iter().map(range).collect()))
             }
             _ => None,

@@ -9,6 +9,7 @@ mod heap;
 use super::*;
 use crate::maps;
 use crate::table::READ_WRITE;
+use page::HostVirt;
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -14,7 +14,7 @@ use enrol::attach::{Attached, Order, PROGRAM, Refused};
 use enrol::decide::Rules;
 use enrol::facts::{Facts, Looker};
 use guest::Survey;
-use host::{Ksm, ProcessId};
+use host::{Ksm, Mapping, ProcessId};
 use serde::Serialize;
 use std::fs::File;
 use std::io::Read;
@@ -217,7 +217,7 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<Outcome> {
     for pid in pids {
         match attach_one(args, pid, &service, &program)? {
             Ok(attached) => {
-                if args.all_anonymous && args.via == Via::Agent && names_mremap(pid) {
+                if args.all_anonymous && args.via == Via::Agent && has_own_mremap(pid) {
                     say!("pagefold: process {pid} may call mremap, which fails (EFAULT) where a part is folded");
                 }
                 all.push(attached);
@@ -258,10 +258,13 @@ fn in_words(attached: &Attached, dry_run: bool) -> String {
     format!("process {pid} ({threads} threads) is a member of group {group}: {size}; {stopped}{whom}")
 }
 
-/// Whether the file of a process's program names `mremap`, as one that calls it through a library does. That of a library is
-/// not looked at: `realloc` copies where `mremap` fails.
-fn names_mremap(pid: u32) -> bool {
+/// Whether a process may call `mremap` without a C library that it has loaded: the agent serves calls through such a library.
+/// The file of a statically linked program names its functions, if it was not stripped of that.
+fn has_own_mremap(pid: u32) -> bool {
     const NAME: &[u8] = b"\0mremap\0";
+    if Mapping::list(pid).is_ok_and(|all| all.iter().any(Mapping::is_c_library)) {
+        return false;
+    }
     let mut bytes = Vec::new();
     let read =
         File::open(format!("/proc/{pid}/exe")).and_then(|file| file.take(MOST_PROGRAM_BYTES).read_to_end(&mut bytes));
@@ -414,20 +417,25 @@ fn is_member(service: &Service, process: ProcessId) -> anyhow::Result<bool> {
 mod tests {
     use super::*;
     use std::fs;
-    use std::io::Write;
     use std::process::{Command, Stdio};
 
     #[test]
-    fn program_that_names_mremap_is_told_from_others() {
+    fn program_with_mremap_of_its_own_is_told_from_others() {
+        const WAITS: &str =
+            "#include <stdio.h>\n#include <sys/mman.h>\nint main() { return getchar() - (mremap(0, 0, 0, 0) != 0); }";
         let dir = tempfile::tempdir().unwrap();
-        let named = dir.path().join("named");
-        fs::copy("/bin/cat", &named).unwrap();
-        File::options().append(true).open(&named).unwrap().write_all(b"\0mremap\0").unwrap();
-        for (program, names) in [(named.as_path(), true), (Path::new("/bin/cat"), false)] {
-            let mut cat = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-            assert_eq!(names_mremap(cat.id()), names, "{}", program.display());
-            drop(cat.stdin.take());
-            cat.wait().unwrap();
+        let source = dir.path().join("waits.c");
+        fs::write(&source, format!("#define _GNU_SOURCE\n{WAITS}\n")).unwrap();
+        for (flag, is_own) in [("-static", true), ("-rdynamic", false)] {
+            let program = dir.path().join("waits");
+            let made = Command::new("cc").args([flag, "-o"]).args([&program, &source]).status().unwrap();
+            assert!(made.success());
+            let mut waits = Command::new(&program).stdin(Stdio::piped()).spawn().unwrap();
+            // It is executed, and has loaded what it loads.
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            assert_eq!(has_own_mremap(waits.id()), is_own, "{flag}");
+            drop(waits.stdin.take());
+            waits.wait().unwrap();
         }
     }
 }

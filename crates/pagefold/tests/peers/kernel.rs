@@ -228,8 +228,7 @@ fn stress(side: &Side) -> Value {
             let line =
                 format!("stress-ng --{name} 1 --verify --timeout {seconds} --temp-path {} {options}", side.path(""));
             let words: Vec<&str> = line.split_whitespace().collect();
-            // Attached, it is told `EFAULT` for memory of which parts are folded: see docs/operations.md.
-            (name, if name == "mremap" { side.start_apart(name, &words) } else { side.start(name, &words) })
+            (name, side.start(name, &words))
         };
         let running: Vec<_> = some.iter().map(start).collect();
         for (name, mut member) in running {

@@ -288,11 +288,6 @@ impl Side<'_> {
         member
     }
 
-    /// Starts a program that is not attached where others are.
-    pub fn start_apart(&self, name: &str, words: &[&str]) -> Member {
-        Member::spawn(self.command(name, None, words), name, self.dir)
-    }
-
     /// Has a program attached while it runs.
     fn attach_soon(&self, member: &Member, name: &str, program: &str) {
         let (group, place) = (self.group(), self.place());

@@ -54,7 +54,7 @@ impl Way {
     fn of(arm: &str) -> anyhow::Result<Self> {
         let (kept, way) = match (arm.strip_prefix("fio-low-"), arm.strip_prefix("mr-low-")) {
             (Some(way), _) => ([320, 320], way),
-            (_, Some(way)) => ([256, 384], way),
+            (_, Some(way)) => ([288, 384], way),
             _ => bail!("no case in {arm}"),
         };
         let (merger, policy, rates) = match way {
@@ -266,7 +266,7 @@ mod tests {
         assert_eq!(mib("fio-low-fold-equal"), [340, 340, 340, 340]);
         assert_eq!(mib("fio-low-fold-se"), [384, 320, 336, 320]);
         assert_eq!(mib("fio-low-1-9"), [352, 352, 328, 328]);
-        assert_eq!(mib("mr-low-9-1"), [288, 288, 392, 392]);
+        assert_eq!(mib("mr-low-9-1"), [320, 320, 392, 392]);
         assert!(Way::of("fio-low-fold").is_err() && Way::of("1-9").is_err());
     }
 

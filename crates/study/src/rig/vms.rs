@@ -17,6 +17,8 @@ const SETTLE: Duration = Duration::from_secs(60);
 const COMMAND: Duration = Duration::from_secs(60);
 /// Time without progress after which a balloon is taken to have arrived.
 const BALLOON: Duration = Duration::from_secs(3);
+/// Time for a guest's first operation of its load.
+const FIRST: Duration = Duration::from_secs(120);
 /// Time limit of a command that is a load.
 const LOAD: Duration = Duration::from_secs(180);
 
@@ -229,11 +231,11 @@ impl Vms {
     /// A guest does not begin.
     pub fn load<'a>(&'a self, guests: impl IntoIterator<Item = &'a Guest> + Clone, script: &str) -> anyhow::Result<()> {
         self.tell(guests.clone(), script)?;
-        let begun = super::wait(COMMAND, || {
+        let begun = super::wait(FIRST, || {
             pause(Duration::from_millis(400))?;
             Ok(self.operations(guests.clone())?.iter().all(|n| *n > 0))
         })?;
-        if begun { Ok(()) } else { bail!("a guest did no operation of its load within a minute") }
+        if begun { Ok(()) } else { bail!("a guest did no operation of its load within {} s", FIRST.as_secs()) }
     }
 
     /// The number of operations that the load of each guest has done.

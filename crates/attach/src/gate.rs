@@ -1,0 +1,271 @@
+//! Leads the `mremap` of a program's C library to the agent's gate (`agent::gate`), and back again.
+//!
+//! ```text
+//!   the program's threads stand still, and none is within the bytes that change
+//!      v
+//!   mremap: jmp ------> way in the gate's page: mov r11, address of __errno_location
+//!                                               jmp to the gate's code
+//!                                               the bytes that the first jump has replaced, and a hash of their page
+//! ```
+//!
+//! The way remembers all that is needed to undo the change. So another program than the one that made it can do that, also in a
+//! forked child.
+
+use crate::c_library::{self, Function};
+use crate::remote::Remote;
+use crate::threads;
+use act::Tracee;
+use anyhow::{Context, ensure};
+use host::{Mapping, Pagemap};
+use page::{HostVirt, PAGE_BYTES, PageRange};
+use rustix::process::Pid;
+use std::fs::{self, File};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::{iter, slice};
+use wire::attach::{GATE_MARK, GATE_MARK_AT, GATE_PAGES, GATE_WAY_BYTES, GATE_WAYS, GATE_WAYS_AT};
+
+/// The function that is led to the gate, and the one that tells where its errors go.
+const NAMES: [&str; 2] = ["mremap", "__errno_location"];
+/// `jmp [rip]`: the address to jump to stands behind it.
+const JUMP: [u8; 6] = [0xff, 0x25, 0, 0, 0, 0];
+/// Bytes of that with the address.
+const JUMP_BYTES: usize = 14;
+/// `mov r11, NUMBER` and `jmp DISTANCE`.
+const TO_R11: [u8; 2] = [0x49, 0xbb];
+const TO_CODE: u8 = 0xe9;
+/// Offsets of the replaced bytes, the hash and the function's address in a way.
+const REPLACED_AT: usize = 16;
+const HASH_AT: usize = 32;
+const FUNCTION_AT: usize = 40;
+/// Most bytes of a stack that are searched for addresses in the gate: 8 MiB.
+const STACK_BYTES: u64 = 8 << 20;
+
+/// A way to the gate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Way {
+    /// Where it lies.
+    at: u64,
+    replaced: [u8; JUMP_BYTES],
+    /// Of the pages that hold these bytes, as they were.
+    hash: u64,
+    function: u64,
+}
+
+impl Way {
+    /// The way at an address; `None` if there is none yet.
+    fn read(memory: &File, at: u64) -> Option<Self> {
+        let mut bytes = [0; GATE_WAY_BYTES];
+        memory.read_exact_at(&mut bytes, at).ok()?;
+        let number = |at: usize| bytes[at..].first_chunk().map_or(0, |eight| u64::from_ne_bytes(*eight));
+        let replaced = *bytes[REPLACED_AT..].first_chunk()?;
+        let way = Self { at, replaced, hash: number(HASH_AT), function: number(FUNCTION_AT) };
+        (way.function != 0).then_some(way)
+    }
+
+    /// Its bytes, in a gate at this address.
+    fn encode(&self, gate: u64, errno: u64) -> [u8; GATE_WAY_BYTES] {
+        let mut bytes = [0; GATE_WAY_BYTES];
+        let code = TO_R11.len() + size_of::<u64>();
+        // Both lie in one page.
+        let distance = gate.wrapping_sub(self.at + code as u64 + 5) as u32;
+        let parts: [(usize, &[u8]); 7] = [
+            (0, &TO_R11),
+            (TO_R11.len(), &errno.to_ne_bytes()),
+            (code, &[TO_CODE]),
+            (code + 1, &distance.to_ne_bytes()),
+            (REPLACED_AT, &self.replaced),
+            (HASH_AT, &self.hash.to_ne_bytes()),
+            (FUNCTION_AT, &self.function.to_ne_bytes()),
+        ];
+        for (at, part) in parts {
+            bytes[at..at + part.len()].copy_from_slice(part);
+        }
+        bytes
+    }
+
+    /// The bytes that lead from the function to it.
+    fn jump(&self) -> [u8; JUMP_BYTES] {
+        let mut bytes = [0; JUMP_BYTES];
+        bytes[..JUMP.len()].copy_from_slice(&JUMP);
+        bytes[JUMP.len()..].copy_from_slice(&self.at.to_ne_bytes());
+        bytes
+    }
+
+    /// Where those bytes lie, but for the first: a thread that has yet to begin with them may find others.
+    const fn inner(&self) -> Range<u64> {
+        self.function + 1..self.function + JUMP_BYTES as u64
+    }
+
+    /// The pages that hold those bytes.
+    fn pages(&self) -> PageRange {
+        let (first, last) =
+            (self.function / PAGE_BYTES as u64, (self.function + JUMP_BYTES as u64 - 1) / PAGE_BYTES as u64);
+        PageRange { start: HostVirt(first * PAGE_BYTES as u64), pages: last - first + 1 }
+    }
+}
+
+/// The places of a gate's ways.
+fn places(gate: u64) -> impl Iterator<Item = u64> {
+    (0..GATE_WAYS).map(move |n| gate + (GATE_WAYS_AT + n * GATE_WAY_BYTES) as u64)
+}
+
+fn is_gate(memory: &File, place: u64) -> bool {
+    let mut mark = [0; GATE_MARK.len()];
+    let at = place.checked_add(GATE_MARK_AT as u64);
+    at.is_some_and(|at| memory.read_exact_at(&mut mark, at).is_ok()) && mark == GATE_MARK
+}
+
+/// A function that can be led to a gate.
+#[derive(Clone, Copy, Debug)]
+pub struct Leadable {
+    function: Function,
+    /// Where its errors go.
+    errno: u64,
+    /// Its first bytes.
+    begin: [u8; JUMP_BYTES],
+}
+
+/// The functions of a process that can be led to a gate. The threads may run meanwhile.
+pub fn leadable(pid: u32) -> Vec<Leadable> {
+    let Ok(memory) = File::open(format!("/proc/{pid}/mem")) else { return Vec::new() };
+    let found = c_library::find(&memory, &Mapping::list(pid).unwrap_or_default(), NAMES);
+    let with_begin = |[function, errno]: [Function; 2]| {
+        let mut begin = [0; JUMP_BYTES];
+        memory.read_exact_at(&mut begin, function.start).ok()?;
+        Some(Leadable { function, errno: errno.start, begin })
+    };
+    found.into_iter().filter_map(with_begin).collect()
+}
+
+/// The gate that a process has inherited from an attached one.
+pub fn inherited(pid: u32) -> Option<HostVirt> {
+    let memory = File::open(format!("/proc/{pid}/mem")).ok()?;
+    let leads_to = |led: &Leadable| {
+        let way = u64::from_ne_bytes(*led.begin.strip_prefix(&JUMP)?.first_chunk()?);
+        Some(way / PAGE_BYTES as u64 * PAGE_BYTES as u64).filter(|gate| is_gate(&memory, *gate))
+    };
+    leadable(pid).iter().find_map(leads_to).map(HostVirt)
+}
+
+/// Leads these functions to the gate, as far as they are not led there. The threads stand still, but for the agent's `own`.
+/// Says whether nothing is left to be done.
+///
+/// # Errors
+/// There is no gate, or the kernel does not let code be changed.
+pub fn lead(pid: u32, own: &[u64], gate: HostVirt, found: &[Leadable]) -> anyhow::Result<bool> {
+    let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
+    ensure!(is_gate(&memory, gate.0), "there is no gate");
+    let mut free = places(gate.0).filter(|at| Way::read(&memory, *at).is_none());
+    let mut is_all = true;
+    for Leadable { function, errno, begin } in found {
+        let mut replaced = [0; JUMP_BYTES];
+        memory.read_exact_at(&mut replaced, function.start)?;
+        // Led already, or changed by somebody else; or the process executes another program since it was looked at.
+        if replaced.starts_with(&JUMP) || replaced != *begin || function.bytes < JUMP_BYTES as u64 {
+            continue;
+        }
+        let Some(at) = free.next() else { break };
+        let way = Way { at, replaced, hash: 0, function: function.start };
+        if is_entered(pid, own, &memory, slice::from_ref(&way.inner())) {
+            is_all = false;
+            continue;
+        }
+        if !are_the_files(pid, way.pages()) {
+            continue;
+        }
+        let way = Way { hash: hash(&memory, way.pages(), None)?, ..way };
+        memory.write_all_at(&way.encode(gate.0, *errno), at)?;
+        memory.write_all_at(&way.jump(), function.start).context("code cannot be changed")?;
+    }
+    Ok(is_all)
+}
+
+/// Leads the program's calls to where they went before. The threads stand still, but for the agent's `own`. Says whether the gate
+/// can be unmapped; if not, nothing was changed.
+///
+/// # Errors
+/// The process has ended.
+pub fn lead_back(pid: u32, own: &[u64], (remote, tracee): (&Remote, &Tracee), gate: PageRange) -> anyhow::Result<bool> {
+    let memory = remote.memory();
+    let ways: Vec<Way> = places(gate.start.0).filter_map(|at| Way::read(memory, at)).collect();
+    let places: Vec<_> = ways.iter().map(Way::inner).chain(iter::once(gate.start.0..gate.end().0)).collect();
+    if is_entered(pid, own, memory, &places) {
+        return Ok(false);
+    }
+    for way in ways {
+        let mut there = [0; JUMP_BYTES];
+        if memory.read_exact_at(&mut there, way.function).is_err() || there != way.jump() {
+            // The library is there no longer.
+            continue;
+        }
+        if hash(memory, way.pages(), Some(&way))? == way.hash {
+            // Nobody else has changed these pages: they become the file's again.
+            let (start, bytes) = (way.pages().start.0, page::pages_to_bytes(way.pages().pages));
+            remote.call(tracee, libc::SYS_madvise, [start, bytes, libc::MADV_DONTNEED as u64, 0, 0, 0])?;
+        } else {
+            memory.write_all_at(&way.replaced, way.function)?;
+        }
+    }
+    Ok(true)
+}
+
+/// A gate among these ranges.
+pub fn among(memory: &File, ranges: &[PageRange]) -> Option<PageRange> {
+    let is_it = |range: &&PageRange| range.pages == GATE_PAGES && is_gate(memory, range.start.0);
+    ranges.iter().find(is_it).copied()
+}
+
+/// Whether these pages are a file's own, and nobody has changed them here.
+fn are_the_files(pid: u32, pages: PageRange) -> bool {
+    let mut entries = Vec::new();
+    Pagemap::open(pid).is_ok_and(|map| map.read(pages.start, pages.pages, &mut entries).is_ok())
+        && entries.len() as u64 == pages.pages
+        && entries.iter().all(|entry| entry.present() && entry.file_or_shared())
+}
+
+/// A hash (FNV-1a) of pages, with a way's bytes as they were.
+fn hash(memory: &File, pages: PageRange, without: Option<&Way>) -> anyhow::Result<u64> {
+    let mut bytes = vec![0; usize::try_from(page::pages_to_bytes(pages.pages))?];
+    memory.read_exact_at(&mut bytes, pages.start.0)?;
+    if let Some(way) = without {
+        let at = usize::try_from(way.function - pages.start.0)?;
+        bytes[at..at + JUMP_BYTES].copy_from_slice(&way.replaced);
+    }
+    let add = |all: u64, byte: &u8| (all ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    Ok(bytes.iter().fold(0xcbf2_9ce4_8422_2325, add))
+}
+
+/// Whether a thread is at one of these addresses, or will return there. A signal's handler may lie between: so its whole stack is
+/// searched. Threads of the program's stand still.
+fn is_entered(pid: u32, own: &[u64], memory: &File, places: &[Range<u64>]) -> bool {
+    let Ok(mappings) = Mapping::list(pid) else { return true };
+    let is_there = |address: u64| places.iter().any(|place| place.contains(&address));
+    let is_own = |thread: &Pid| own.contains(&thread.as_raw_nonzero().get().cast_unsigned().into());
+    threads::list(pid).unwrap_or_default().into_iter().filter(|thread| !is_own(thread)).any(|thread| {
+        if !threads::runs_program(pid, thread) {
+            return false;
+        }
+        let text = fs::read_to_string(threads::of(pid, thread, "syscall")).unwrap_or_default();
+        let mut words = text.split_ascii_whitespace().rev();
+        let mut next = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
+        // The last two are the instruction's address and the stack pointer; a thread that runs has none.
+        let (Some(instruction), Some(stack)) = (next(), next()) else { return true };
+        let end = mappings.iter().find(|mapping| mapping.start.0 <= stack && stack < mapping.end.0);
+        let end = end.map_or(stack, |mapping| mapping.end.0.min(stack.saturating_add(STACK_BYTES)));
+        is_there(instruction) || words_of(memory, stack / 8 * 8..end).any(is_there)
+    })
+}
+
+/// The words of memory, as far as it can be read.
+fn words_of(memory: &File, range: Range<u64>) -> impl Iterator<Item = u64> {
+    const PIECE: u64 = 64 << 10;
+    let pieces = (range.start..range.end).step_by(PIECE as usize);
+    pieces.flat_map(move |at| {
+        let mut bytes = vec![0; PIECE.min(range.end - at) as usize];
+        let read = memory.read_at(&mut bytes, at).unwrap_or(0);
+        bytes.truncate(read);
+        let words = bytes.as_chunks::<8>().0.to_vec();
+        words.into_iter().map(u64::from_ne_bytes)
+    })
+}
