@@ -5,6 +5,7 @@
 //! so it takes their place, piece by piece, and gets their pages.
 
 use super::{READ_WRITE, Side, is_free, pieces_of, put_fresh, replace};
+use crate::enrol;
 use crate::fold::Folder;
 use crate::maps::{self, Kind, Mapping};
 use crate::table::{self, Traits};
@@ -12,9 +13,16 @@ use act::Watch;
 use host::Pagemap;
 use page::PageRange;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Most pages that are copied for that: 1 GiB.
 const MOST_PAGES: u64 = 1 << 18;
+/// Most looks at all memory; and looks one after another after which nothing could be changed, until the rest is left as it
+/// is: 16, 4.
+const MOST_LOOKS: u32 = 16;
+const IN_VAIN: u32 = 4;
+/// Longest time of a look for which the program's threads may stand still: 5 ms.
+const LOOK_TIME: Duration = Duration::from_millis(5);
 
 /// Memory that is one mapping to the program.
 struct Region {
@@ -24,24 +32,39 @@ struct Region {
 
 /// See the module. Huge pages stay as they are, and so does what somebody holds.
 pub fn rejoin(folder: &mut Folder, pagemap: &Pagemap) {
-    let mut left = MOST_PAGES;
-    for region in regions(pagemap) {
-        let Some(rest) = left.checked_sub(region.range.pages) else { continue };
-        left = rest;
-        let mut side = Side::None;
-        for (piece, has_pages) in runs(pagemap, region.range) {
-            if !folder.hold() {
-                break;
+    let (mut left, mut in_vain, mut looked) = (MOST_PAGES, 0, Duration::MAX);
+    for _ in 0..MOST_LOOKS {
+        // Between a look and the first change, a program that runs may move what was found.
+        if looked < LOOK_TIME {
+            folder.hold();
+        }
+        let began = Instant::now();
+        let all = regions(folder, pagemap);
+        looked = began.elapsed();
+        in_vain += 1;
+        for Region { range, traits } in &all {
+            let Some(rest) = left.checked_sub(range.pages) else { continue };
+            left = rest;
+            let mut side = Side::None;
+            for run in runs(pagemap, *range) {
+                if !folder.hold() {
+                    break;
+                }
+                if rebuild(folder, pagemap, run, *traits, side) {
+                    in_vain = 0;
+                }
+                side = Side::Before;
             }
-            rebuild(folder, pagemap, (piece, has_pages), region.traits, side);
-            side = Side::Before;
         }
         folder.parts().2.rest();
+        if all.is_empty() || in_vain == IN_VAIN {
+            return;
+        }
     }
 }
 
 /// All regions of which the kernel sees parts.
-fn regions(pagemap: &Pagemap) -> Vec<Region> {
+fn regions(folder: &mut Folder, pagemap: &Pagemap) -> Vec<Region> {
     let all = maps::mappings(table::everything(), true).unwrap_or_default();
     let is_plain = |mapping: &&Mapping| {
         mapping.anonymous && mapping.access == READ_WRITE && !mapping.locked && !mapping.special && !mapping.heap
@@ -56,11 +79,16 @@ fn regions(pagemap: &Pagemap) -> Vec<Region> {
             _ => groups.push((*mapping, 1)),
         }
     }
-    let table = table::lock();
+    let following = Arc::clone(folder.parts().0.following());
     let region = |(whole, parts): (Mapping, u32)| {
-        let traits = table.traits(whole.range).filter(|traits| traits.asked && parts > 1)?;
-        let huge = pagemap.huge_ranges(whole.range.start, whole.range.end()).ok()?;
-        huge.is_empty().then_some(Region { range: whole.range, traits })
+        let huge = || pagemap.huge_ranges(whole.range.start, whole.range.end()).ok();
+        if parts == 1 || !huge()?.is_empty() {
+            return None;
+        }
+        let mut table = table::lock();
+        enrol::agree(&mut table, &following, whole.range);
+        let traits = table.traits(whole.range).filter(|traits| traits.asked)?;
+        Some(Region { range: whole.range, traits })
     };
     groups.into_iter().filter_map(region).collect()
 }
@@ -85,18 +113,24 @@ fn runs(pagemap: &Pagemap, range: PageRange) -> Vec<(PageRange, bool)> {
     runs
 }
 
-/// Puts fresh memory in the place of a run, which gets its pages. The program's threads are stopped.
-fn rebuild(folder: &mut Folder, pagemap: &Pagemap, (run, has_pages): (PageRange, bool), traits: Traits, side: Side) {
+/// Puts fresh memory in the place of a run, which gets its pages. Says whether that was done. The program's threads are stopped.
+fn rebuild(
+    folder: &mut Folder,
+    pagemap: &Pagemap,
+    (run, has_pages): (PageRange, bool),
+    traits: Traits,
+    side: Side,
+) -> bool {
     let table = table::lock();
     let following = Arc::clone(folder.parts().0.following());
     // Without such a neighbour, it begins a mapping.
     let neighbour = side.neighbour((&following, &table), run, traits).flatten();
     if !following.may_replace(run, traits, Kind::Anonymous) {
-        return;
+        return false;
     }
     let watch = following.watch();
     if watch.register(run, Watch::MissingAndWrites).is_err() {
-        return;
+        return false;
     }
     let is_done = if has_pages {
         is_free(folder, &table, pagemap, run) && replace(&following, (run, neighbour), traits.advice).is_ok()
@@ -113,4 +147,5 @@ fn rebuild(folder: &mut Folder, pagemap: &Pagemap, (run, has_pages): (PageRange,
     }
     following.end_section(&[]);
     let _ = watch.wake(run);
+    is_done
 }
