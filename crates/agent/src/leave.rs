@@ -14,10 +14,6 @@
 //! Others than the program's threads may use the memory meanwhile: the kernel's own threads (vhost, `io_uring`), and
 //! devices. The first sleep, and what the others hold is what the witness finds.
 
-mod rejoin;
-
-pub use rejoin::rejoin;
-
 use crate::fold::Folder;
 use crate::follow::Following;
 use crate::maps::{self, Kind, Mapping};
@@ -62,8 +58,10 @@ pub fn restore(folder: &mut Folder, pagemap: &Pagemap, patience: Duration, origi
         if left.is_empty() {
             return true;
         }
-        let mut pieces: Vec<(PageRange, &Mapping)> =
-            left.iter().flat_map(|mapping| pieces_of(mapping.range).map(move |piece| (piece, mapping))).collect();
+        let mut pieces: Vec<(PageRange, &Mapping)> = left
+            .iter()
+            .flat_map(|mapping| cut(mapping.range, PIECE_PAGES).map(move |piece| (piece, mapping)))
+            .collect();
         let all = pieces.len();
         let (is_any_late, is_held) = join(folder, pagemap, &mut pieces);
         if !is_held {
@@ -113,10 +111,6 @@ fn join(folder: &mut Folder, pagemap: &Pagemap, pieces: &mut Vec<(PageRange, &Ma
         pieces.reverse();
     }
     (is_any_late, is_held)
-}
-
-fn pieces_of(range: PageRange) -> impl Iterator<Item = PageRange> {
-    cut(range, PIECE_PAGES)
 }
 
 /// The outcome of making a piece anonymous.
@@ -252,24 +246,16 @@ fn is_all_its_own(pagemap: &Pagemap, piece: PageRange) -> bool {
 }
 
 /// Puts fresh memory in the place of a piece, and copies of its pages into that.
-fn replace(following: &Following, place: (PageRange, Option<PageRange>), advice: Advice) -> Result<(), Errno> {
-    let (piece, _) = place;
+fn replace(
+    following: &Following,
+    (piece, neighbour): (PageRange, Option<PageRange>),
+    advice: Advice,
+) -> Result<(), Errno> {
+    let watch = following.watch();
     let copy = MemberMemory::new(piece.pages)?;
     if following.hold().kept(piece) != [piece] || copy.fill_as_far_as_there(piece.start) != piece.pages {
         return Err(Errno::BUSY);
     }
-    put_fresh(following, place, advice, Some(&copy))
-}
-
-/// Puts fresh memory in the place of a piece, such that it joins this neighbour, and moves copies there. Without copies, there
-/// is no page in the piece.
-fn put_fresh(
-    following: &Following,
-    (piece, neighbour): (PageRange, Option<PageRange>),
-    advice: Advice,
-    copies: Option<&MemberMemory>,
-) -> Result<(), Errno> {
-    let watch = following.watch();
     // A mapping that was never touched takes the addresses of its new place, and so can join its neighbours there.
     let (fresh, _guards) = MemberMemory::apart(piece.pages, !advice.no_reserve)?;
     Traits { advice, ..Traits::default() }.inherited().apply(fresh.range())?;
@@ -282,12 +268,11 @@ fn put_fresh(
     following.hold().expect_placing(fresh.range().start, piece);
     // SAFETY: writers were kept out of the piece before it was copied, and the program's threads are stopped. A thread that
     // touches the fresh memory sleeps until the copies are there. The witness and `references` have said that nobody
-    // holds a page who could write it otherwise. Where nothing was copied, there was no page that anybody could hold, and who
-    // touched one slept.
+    // holds a page who could write it otherwise.
     let moved = unsafe { move_mapping_over(fresh.range(), piece.start) };
     if moved.is_ok() {
         fresh.forget();
-        copies.into_iter().for_each(|copies| fill(following, piece, copies.range()));
+        fill(following, piece, copy.range());
         let _ = watch.unregister(piece);
     } else {
         following.hold().expect_no_placing();

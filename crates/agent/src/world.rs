@@ -102,7 +102,7 @@ mod halted {
     use crate::fold::Folder;
     use crate::follow::{self, Following};
     use crate::keeper;
-    use crate::leave::{Origin, inherited, rejoin, restore};
+    use crate::leave::{Origin, inherited, restore};
     use crate::lock::Lock;
     use crate::{maps, table};
     use act::{PROGRAMS, SharedMark, Userfault};
@@ -270,7 +270,6 @@ mod halted {
                 Err(()) => std::thread::sleep(AGAIN),
             }
         }
-        rejoin(&mut folder, pagemap);
         drop_inherited_leases();
         let following = Arc::clone(folder.section().following());
         drop(folder);
