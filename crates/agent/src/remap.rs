@@ -59,8 +59,7 @@ impl Request {
 }
 
 /// Serves a program's `mremap` with these arguments: the old place, its bytes, the new bytes, flags, the new place. `pass` makes the
-/// call as it is. `enter` locks the table for
-/// the old place; `None`: the call is only passed on.
+/// call as it is. `enter` locks the table for the old place; `None`: the call is only passed on.
 pub fn serve(
     arguments: [usize; 5],
     enter: impl FnOnce(PageRange) -> Option<Guard>,

@@ -307,7 +307,8 @@ mod tests {
         let questions = [Question::Tables, most, Question::FileSystem(1 << 33)];
         let questions = questions.map(|question| FromAttached::Ask { number: 5, question });
         let here = FromAttached::Here { object: ranges[0], all_anonymous: true };
-        let others = [halt, threads, here, FromAttached::Go, FromAttached::Born, FromAttached::Left(ranges)];
+        let gate = FromAttached::Gate(HostVirt(0x7f00_0000_1000));
+        let others = [halt, threads, here, gate, FromAttached::Go, FromAttached::Born, FromAttached::Left(ranges)];
         for sent in others.into_iter().chain(servers).chain(questions) {
             let frame = sent.encode();
             assert!(frame.len() <= ATTACH_BYTES);

@@ -261,7 +261,8 @@ fn in_words(attached: &Attached, dry_run: bool) -> String {
 /// Whether a process may call `mremap` without a C library that it has loaded: the agent serves calls through such a library.
 /// The file of a statically linked program names its functions, if it was not stripped of that.
 fn has_own_mremap(pid: u32) -> bool {
-    const NAME: &[u8] = b"\0mremap\0";
+    // Linkers keep a name as the end of a longer one, `__mremap`.
+    const NAME: &[u8] = b"mremap\0";
     if Mapping::list(pid).is_ok_and(|all| all.iter().any(Mapping::is_c_library)) {
         return false;
     }
