@@ -5,11 +5,14 @@
 //!   the program calls the C library's mremap
 //!      v  a jump, which pagefold-attach has written there (`attach::gate`)
 //!   code of the gate: blocks signals, takes the gate's lock, writes its arguments into the gate's second page, sleeps
-//!      v                              \  not served: makes the call itself
+//!      v                              \  not served, or refused: makes the call itself
 //!   the gate's thread, one of the agent's: does what a hook would do (`remap`), writes the answer
 //!      v
 //!   code of the gate: lets the lock go and signals in, sets the C library's errno, returns
 //! ```
+//!
+//! A request is asked, taken and answered. The gate's thread stops serving whenever it has taken none, whoever holds the lock. A
+//! request that is asked then is refused by it, or taken back by the thread that asked: never both served and made.
 //!
 //! The gate is two pages: code, and data that the kernel clears for forked children. So the gate of a child is not served, until the
 //! child has an agent, which takes it over. `mremap` concerns the address space and not the calling thread, so another thread
@@ -31,7 +34,7 @@ use wire::attach::{GATE_MARK, GATE_MARK_AT, GATE_PAGES, GATE_WAYS_AT};
 //
 // - [rsp]: the signals that were blocked before; [rsp + 8]: all signals; [rsp + 16] and on: the arguments.
 // - rbp: the second page, a `Control`; rbx: `__errno_location`.
-// - r12: the number of the request; later the answer.
+// - r12: the answer.
 global_asm!(
     ".pushsection .rodata.pagefold_gate, \"a\"",
     ".balign 16",
@@ -76,9 +79,6 @@ global_asm!(
     "syscall",
     "jmp 2b",
     "3:",
-    // Nobody stops serving while the lock is held.
-    "cmp dword ptr [rbp + {serving}], 1",
-    "jne 5f",
     "mov rax, [rsp + 16]",
     "mov [rbp + {arguments}], rax",
     "mov rax, [rsp + 24]",
@@ -89,25 +89,37 @@ global_asm!(
     "mov [rbp + {arguments} + 24], rax",
     "mov rax, [rsp + 48]",
     "mov [rbp + {arguments} + 32], rax",
-    "mov r12d, [rbp + {request}]",
-    "inc r12d",
-    "mov [rbp + {request}], r12d",
-    "lea rdi, [rbp + {request}]",
+    // The exchange is in order with the look at `serving` below, as the thread's own two are.
+    "mov eax, {asked}",
+    "xchg [rbp + {request}], eax",
+    "lock inc dword ptr [rbp + {bell}]",
+    "lea rdi, [rbp + {bell}]",
     "mov esi, {wake}",
     "mov edx, 1",
     "mov eax, {futex}",
     "syscall",
     "4:",
-    "mov edx, [rbp + {answered}]",
-    "cmp edx, r12d",
+    "mov edx, [rbp + {request}]",
+    "cmp edx, {answered}",
     "je 7f",
-    "lea rdi, [rbp + {answered}]",
+    "cmp edx, {refused}",
+    "je 5f",
+    "cmp edx, {asked}",
+    "jne 10f",
+    "cmp dword ptr [rbp + {serving}], 1",
+    "je 10f",
+    // Nobody serves any more: takes the request back.
+    "mov eax, {asked}",
+    "mov ecx, {refused}",
+    "lock cmpxchg [rbp + {request}], ecx",
+    "jmp 4b",
+    "10:",
+    "lea rdi, [rbp + {request}]",
     "mov esi, {wait}",
     "xor r10d, r10d",
     "mov eax, {futex}",
     "syscall",
     "jmp 4b",
-    // Not served any more.
     "5:",
     "call 9f",
     "6:",
@@ -162,8 +174,8 @@ global_asm!(
     page = const PAGE_BYTES,
     serving = const std::mem::offset_of!(Control, serving),
     lock = const std::mem::offset_of!(Control, lock),
+    bell = const std::mem::offset_of!(Control, bell),
     request = const std::mem::offset_of!(Control, request),
-    answered = const std::mem::offset_of!(Control, answered),
     arguments = const std::mem::offset_of!(Control, arguments),
     answer = const std::mem::offset_of!(Control, answer),
     set_mask = const libc::SIG_SETMASK,
@@ -172,30 +184,40 @@ global_asm!(
     mremap = const libc::SYS_mremap,
     wait = const WAIT,
     wake = const WAKE,
+    asked = const ASKED,
+    answered = const ANSWERED,
+    refused = const REFUSED,
 );
 
 unsafe extern "C" {
     #[link_name = "pagefold_gate_begin"]
     static BEGIN: u8;
     #[link_name = "pagefold_gate_end"]
-    static END: u8;
+    static BEHIND: u8;
 }
 
 /// Operations of `futex` between threads of one address space.
 const WAIT: i32 = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
 const WAKE: i32 = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
 
+/// States of a request. Nobody has asked at first (0).
+const ASKED: u32 = 1;
+const TAKEN: u32 = 2;
+const ANSWERED: u32 = 3;
+const REFUSED: u32 = 4;
+
 /// The second page of the gate. The program can write it, so nothing that is read there is trusted more than a system call's
 /// arguments are.
 #[repr(C)]
 struct Control {
-    /// 1: there is a thread that serves the gate. Changed only with the lock held.
+    /// 1: there is a thread that serves the gate.
     serving: AtomicU32,
-    /// Held by the program's thread whose request is served.
+    /// Held by the program's thread whose request it is.
     lock: AtomicU32,
-    /// Number of the last request, and of the last one that was answered.
+    /// Changed for the gate's thread, which sleeps on it.
+    bell: AtomicU32,
+    /// State of the request. The program's thread sleeps on it.
     request: AtomicU32,
-    answered: AtomicU32,
     arguments: [AtomicU64; 5],
     answer: AtomicI64,
 }
@@ -209,6 +231,8 @@ struct Gate {
 }
 
 static GATE: OnceLock<Gate> = OnceLock::new();
+/// Whether the gate's thread is to end (1), and whether it serves no more (2).
+static END: AtomicU32 = AtomicU32::new(0);
 
 /// Opens the gate, and serves it from here on. `inherited` is the place of the one that a parent of this process had.
 /// Returns its pages.
@@ -225,9 +249,7 @@ pub fn open(inherited: Option<HostVirt>) -> Result<PageRange, Errno> {
     // which atomic types may be made of, and is unmapped only after this process has no agent any more.
     let control = unsafe { &*place };
     let gate = GATE.get_or_init(|| Gate { range, control });
-    let before = control.request.load(Ordering::SeqCst);
-    control.answered.store(before, Ordering::SeqCst);
-    spawn::thread(c"pagefold-gate", spawn::SMALL_STACK_BYTES, move || serve(gate.control, before))?;
+    spawn::thread(c"pagefold-gate", spawn::SMALL_STACK_BYTES, move || serve(gate.control))?;
     control.serving.store(1, Ordering::SeqCst);
     Ok(range)
 }
@@ -237,18 +259,20 @@ pub fn range() -> Option<PageRange> {
     GATE.get().map(|gate| gate.range)
 }
 
-/// Serves the gate no more. Requests are passed on to the kernel from here on, and none is under way.
+/// Serves the gate no more. Requests go to the kernel from here on, and none is under way.
 pub fn close() {
     let Some(Gate { control, .. }) = GATE.get() else { return };
-    while control.lock.swap(2, Ordering::SeqCst) != 0 {
-        futex(&control.lock, WAIT, 2);
+    END.store(1, Ordering::SeqCst);
+    ring(control);
+    while END.load(Ordering::SeqCst) == 1 {
+        futex(&END, WAIT, 1);
     }
-    control.serving.store(0, Ordering::SeqCst);
-    // Its thread wakes, and ends.
-    control.request.fetch_add(1, Ordering::SeqCst);
-    futex(&control.request, WAKE, 1);
-    control.lock.store(0, Ordering::SeqCst);
-    futex(&control.lock, WAKE, i32::MAX.cast_unsigned());
+}
+
+/// Wakes the gate's thread.
+fn ring(control: &Control) {
+    control.bell.fetch_add(1, Ordering::SeqCst);
+    futex(&control.bell, WAKE, 1);
 }
 
 /// Maps a gate.
@@ -266,7 +290,7 @@ fn make() -> Result<PageRange, Errno> {
         // It joins no mapping of the program's.
         call(libc::SYS_madvise, [start, bytes, libc::MADV_DONTDUMP as usize, 0, 0, 0])?;
         call(libc::SYS_madvise, [start + PAGE_BYTES, PAGE_BYTES, libc::MADV_WIPEONFORK as usize, 0, 0, 0])?;
-        let (code, length) = (&raw const BEGIN, (&raw const END as usize) - (&raw const BEGIN as usize));
+        let (code, length) = (&raw const BEGIN, (&raw const BEHIND as usize) - (&raw const BEGIN as usize));
         assert!(length <= GATE_WAYS_AT, "the gate's code has room for its ways behind it");
         // SAFETY: the code lies between its labels, and the page was just mapped and is longer.
         unsafe { std::ptr::copy_nonoverlapping(code, start as *mut u8, length) };
@@ -283,23 +307,28 @@ fn make() -> Result<PageRange, Errno> {
 }
 
 /// The gate's thread.
-fn serve(control: &Control, mut done: u32) {
+fn serve(control: &Control) {
+    let goes = |from, to| control.request.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok();
     loop {
-        let request = control.request.load(Ordering::SeqCst);
-        if request == done {
-            futex(&control.request, WAIT, done);
-            continue;
+        let bell = control.bell.load(Ordering::SeqCst);
+        if END.load(Ordering::SeqCst) == 1 {
+            break;
         }
-        if control.serving.load(Ordering::SeqCst) == 0 {
-            return;
+        if goes(ASKED, TAKEN) {
+            let arguments = [0, 1, 2, 3, 4].map(|n| control.arguments[n].load(Ordering::SeqCst) as usize);
+            control.answer.store(remapped(arguments) as i64, Ordering::SeqCst);
+            control.request.store(ANSWERED, Ordering::SeqCst);
+            futex(&control.request, WAKE, 1);
+        } else {
+            futex(&control.bell, WAIT, bell);
         }
-        let arguments = [0, 1, 2, 3, 4].map(|n| control.arguments[n].load(Ordering::SeqCst) as usize);
-        let answer = remapped(arguments);
-        control.answer.store(answer as i64, Ordering::SeqCst);
-        control.answered.store(request, Ordering::SeqCst);
-        futex(&control.answered, WAKE, 1);
-        done = request;
     }
+    control.serving.store(0, Ordering::SeqCst);
+    if goes(ASKED, REFUSED) {
+        futex(&control.request, WAKE, 1);
+    }
+    END.store(2, Ordering::SeqCst);
+    futex(&END, WAKE, 1);
 }
 
 fn remapped(arguments: [usize; 5]) -> Answer {

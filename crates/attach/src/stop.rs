@@ -161,7 +161,8 @@ impl Stopped {
                 }
                 let rest = Registers { rsi: before.rsi + done, rdx: before.rdx - done, ..again };
                 self.tracee.set_registers(&rest).ok()?;
-                Some((before, done, None))
+                // Its time counts from what was sent last.
+                Some((before, done, program.limit(&call).map(|limit| self.asked + limit)))
             }
         }
     }

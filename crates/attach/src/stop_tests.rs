@@ -283,10 +283,9 @@ wait_for_end()";
     subject.tell_to_end();
 }
 
-/// The part of what is sent by then is never forgotten, also when the time is over.
-#[test]
-fn send_that_has_sent_a_part_has_no_time_limit() {
-    let script = FULL.replace("LIMIT", "1000").replace("STALLS", "False");
+/// A program like [`FULL`] with this time limit. Has a thread that sends, and that a stop has cut in two, watched for the rest.
+fn cut_in_two(limit: &str) -> (Subject, Program, Option<Watched>) {
+    let script = FULL.replace("LIMIT", limit).replace("STALLS", "False");
     let script = script.replace(
         "sys.stdin.readline()",
         "sys.stdin.readline()\ngot = theirs.recv(50000)\nsay('took')\nsys.stdin.readline()",
@@ -295,7 +294,7 @@ fn send_that_has_sent_a_part_has_no_time_limit() {
     let program = subject.program();
     let thread = sleeper(&subject, libc::SYS_sendto);
     let mut watched = interrupt(thread).go(&program);
-    assert!(watched.as_ref().is_some_and(|watched| watched.due().is_some()));
+    let first = watched.as_ref().and_then(Watched::due).expect("its time is limited");
     subject.tell("take a part");
     let [said] = lines_of(&subject, &program, &mut watched);
     assert_eq!(said, "took");
@@ -303,10 +302,26 @@ fn send_that_has_sent_a_part_has_no_time_limit() {
     watched = interrupt_again(watched, &program);
     wait_for("the part is known", || {
         watched = watched.take().and_then(|watched| watched.tend(&program));
-        watched.as_ref().expect("it goes on").due().is_none()
+        watched.as_ref().expect("it goes on").due().is_some_and(|due| due > first)
     });
+    (subject, program, watched)
+}
+
+/// The part of what is sent by then is never forgotten.
+#[test]
+fn send_that_has_sent_a_part_sends_the_rest() {
+    let (mut subject, program, watched) = cut_in_two("1000");
     subject.tell_to_end();
     let said: [String; 2] = lines(&subject, &program, watched);
     assert!(said.iter().any(|said| said == "True"), "{said:?}");
     assert!(said.iter().any(|said| said.starts_with("sent 400000 ")), "{said:?}");
+}
+
+/// Once, the rest was waited for without a limit.
+#[test]
+fn send_whose_rest_is_late_answers_with_the_part() {
+    let (subject, program, watched) = cut_in_two("3");
+    let [said] = lines(&subject, &program, watched);
+    let sent: u64 = said.split(' ').nth(1).and_then(|sent| sent.parse().ok()).expect("it has sent some");
+    assert!((1..400_000).contains(&sent), "{said}");
 }

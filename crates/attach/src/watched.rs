@@ -6,7 +6,7 @@
 //!      v                                                              goes on, untraced
 //!   goes on, untraced
 //!
-//!   a write, begun again for its rest --- ends, fails, or a signal handler runs ---> answers with the sum, as above
+//!   a write, begun again for its rest --- ends, fails, is late, or a handler runs ---> answers with the sum, as above
 //! ```
 //!
 //! Most calls keep their arguments. So if this process is killed, the program waits for its whole time again, and nothing
@@ -142,12 +142,16 @@ impl Watched {
         let rest = Call { arguments: [first, second + self.done, third - self.done, 0, 0, 0], ..call };
         match if self.done > 0 { rest.mend(answer) } else { call.mend(answer) } {
             Mended::Again if self.is_ended => {
-                self.answer(program.late_answer(&call))?;
+                let sent = self.done.cast_signed();
+                self.answer(if sent > 0 { sent } else { program.late_answer(&call) })?;
                 return Some(Next::Free(0));
             }
             Mended::Again => {}
-            // It has sent a part. The rest has no limit.
-            Mended::Rest(more) if !self.is_ended => (self.done, self.end) = (self.done + more, None),
+            // It has sent a part. Its time counts from here.
+            Mended::Rest(more) if !self.is_ended => {
+                let end = program.limit(&call).map(|limit| Instant::now() + limit);
+                (self.done, self.end) = (self.done + more, end);
+            }
             // Its registers are the program's own.
             _ if self.done == 0 => return Some(Next::Free(0)),
             _ => {

@@ -15,9 +15,9 @@ use host::{Mapping, Pagemap, ProcessId, ThreadCpu};
 use rustix::process::Pid;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -309,6 +309,23 @@ fn folded_memory_is_moved_and_enlarged_in_forked_child_too() {
     let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap();
     moves.pid = children.trim().parse().expect("one child");
     move_folded_memory(&installed, &mut moves);
+}
+
+/// A program that holds the gate's lock, or whose thread was killed there, was once attached for good.
+#[test]
+fn program_that_holds_the_lock_of_the_gate_is_detached() {
+    let Some(installed) = Installed::attaching() else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let mut waits = Waits::start(&installed, &[]);
+    let pid = waits.pid();
+    attach(&installed, &pid);
+    let all = Mapping::read_all(waits.pid).expect("its mappings");
+    let code = all.iter().find(|mapping| mapping.execute && mapping.name.is_empty()).expect("the gate's code");
+    // The lock is the second number of the page behind.
+    let memory = File::options().write(true).open(format!("/proc/{pid}/mem")).unwrap();
+    memory.write_all_at(&1_u32.to_ne_bytes(), code.end.0 + 4).unwrap();
+    detach(&installed, &pid);
+    assert!(waits.child.try_wait().unwrap().is_none(), "it has ended");
 }
 
 #[test]
