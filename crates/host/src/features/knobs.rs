@@ -25,7 +25,15 @@ fn ksm_by(ksm: Option<&Ksm>) -> Check {
     );
     if ksm.run == 1 {
         let counts = format!("{} frames serve {} pages", ksm.pages_shared, ksm.pages_shared + ksm.pages_sharing);
-        return check(format!("on ({details}): {counts}, across all owners"));
+        let check = check(format!("on ({details}): {counts}, across all owners"));
+        // See docs/notebook/2026-11-28-smart-scan.md.
+        return if ksm.smart_scan.is_none_or(|on| on == 0) {
+            check
+        } else {
+            check
+                .warn("echo 0 > /sys/kernel/mm/ksm/smart_scan: else a guest that starts later may never be merged with others")
+                .for_good("echo 'w /sys/kernel/mm/ksm/smart_scan - - - - 0' > /etc/tmpfiles.d/60-pagefold-smart-scan.conf")
+        };
     }
     check(format!("off ({details}): the kernel merges nothing"))
         .warn("echo 1 > /sys/kernel/mm/ksm/run, if guests of different owners may be merged with each other")
@@ -141,8 +149,10 @@ mod tests {
         let check = ksm_by(Some(&on));
         assert_eq!(
             (check.status, check.found.as_str()),
-            (Status::Ok, "on (run=1, smart_scan=1): 554 frames serve 23285 pages, across all owners")
+            (Status::Warn, "on (run=1, smart_scan=1): 554 frames serve 23285 pages, across all owners")
         );
+        assert_eq!(ksm_by(Some(&Ksm { smart_scan: Some(0), ..on.clone() })).status, Status::Ok);
+        assert_eq!(ksm_by(Some(&Ksm { smart_scan: None, ..on.clone() })).status, Status::Ok);
         assert_eq!(ksm_by(Some(&Ksm { run: 2, ..on })).status, Status::Warn);
         assert_eq!(ksm_by(None).found, "the kernel has no KSM");
     }

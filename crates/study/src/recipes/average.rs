@@ -29,9 +29,10 @@ pub fn by_number(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut crowd = start(rig, planned, &mut merger)?;
     let begin = Instant::now();
     let mut timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
-    merger.on()?;
-    if let Some(ksmd) = merger.ksmd().filter(|_| !planned.arm.ends_with(SMART)) {
-        ksmd.scan_every_page()?;
+    if planned.arm.ends_with(SMART) {
+        merger.on()?;
+    } else {
+        merger.on_for_later_guests()?;
     }
     let (mut measured, mut averages) = (Measured::default(), Vec::new());
     for &guests in numbers {

@@ -18,7 +18,7 @@ pub fn by_number(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let begin = Instant::now();
     let mut timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
     let (mut measured, mut seen, mut merged) = (Measured::default(), Vec::new(), 0);
-    merger.on()?;
+    merger.on_for_later_guests()?;
     for guests in NUMBERS {
         if guests > vms.guests.len() {
             vms.add(rig, &wanted(guests - vms.guests.len()), &mut merger)?;

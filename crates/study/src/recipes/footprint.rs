@@ -16,7 +16,7 @@ pub fn next_guest(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> 
     let mut vms = rig.vms(&alike(1, first, D512), &mut merger)?;
     let (begin, cpu_before) = (Instant::now(), merger.cpu()?);
     let mut timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
-    merger.on()?;
+    merger.on_for_later_guests()?;
     merger.settle(begin, &mut timeline)?;
     vms.add(rig, &alike(1, first, D512), &mut merger)?;
     timeline.events.push((begin.elapsed().as_secs_f64(), "the second guest is there".into()));

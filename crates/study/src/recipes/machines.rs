@@ -77,7 +77,7 @@ pub fn kernels(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let other = System { kernel_of: suite(&planned.arm), ..System::DEBIAN };
     let mut vms = rig.vms(&VmsWanted { system: other, ..alike(1, 0, D256) }, &mut merger)?;
     let (begin, mut measured, mut timeline) = (Instant::now(), Measured::default(), timeline());
-    merger.on()?;
+    merger.on_for_later_guests()?;
     merger.settle(begin, &mut timeline)?;
     let alone = mb(Saved::of(&merger, &vms.pids())?.merged);
     vms.add(rig, &alike(1, rep_of(planned), D256), &mut merger)?;

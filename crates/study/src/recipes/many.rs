@@ -35,7 +35,7 @@ pub fn idle(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let begin = Instant::now();
     let mut timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
     let (mut measured, mut seen) = (Measured::default(), Vec::new());
-    merger.on()?;
+    merger.on_for_later_guests()?;
     for number in numbers {
         let more = number - vms.guests.len();
         if more > 0 {

@@ -23,7 +23,7 @@ pub fn by_rate(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let at_default_rate = planned.arm == "ksm-default";
     let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
     // As in the paper, it merges while guests come up.
-    merger.on()?;
+    merger.on_for_later_guests()?;
     let begin = Instant::now();
     let mut timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
     let mut measured = Measured::default();

@@ -112,6 +112,15 @@ impl Merger {
         }
     }
 
+    /// Begins to merge, also with guests that come later. ksmd passes over no page then. With `smart_scan`, it may never compare
+    /// theirs with those of guests that are there (docs/notebook/2026-11-28-smart-scan.md).
+    pub fn on_for_later_guests(&self) -> anyhow::Result<()> {
+        if let Self::Ksm(ksmd, _) = self {
+            ksmd.scan_every_page()?;
+        }
+        self.on()
+    }
+
     /// Saved pages by the merger's own account.
     pub fn saved_pages(&self) -> anyhow::Result<u64> {
         match self {

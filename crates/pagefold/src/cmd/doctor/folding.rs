@@ -9,7 +9,7 @@ use api::member_words;
 use api::place::Meant;
 use api::shown::KSM;
 use cli::exit::in_words;
-use guest::Guest;
+use guest::{Guest, GuestKind};
 use host::Check;
 use page::pages_to_bytes;
 use std::collections::BTreeMap;
@@ -93,10 +93,15 @@ impl Folding {
         if !self.silent.is_empty() {
             return check("unknown: the service does not say".into()).warn("see service above");
         }
-        let how = if guest.kind == guest::GuestKind::Qemu { " (libvirt: as its <emulator>, in a script)" } else { "" };
-        check("no: it is not a member of a group".into()).warn(format!(
-            "start it with pagefold run --group {group} -- ...{how}; a process that runs already cannot join"
-        ))
+        let is_plain = guest.name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+        let name = if is_plain { &guest.name } else { "NAME" };
+        let (which, memory) = match guest.kind {
+            GuestKind::Process => (guest.pids.first().map_or("PID".into(), u32::to_string), " --all-anonymous"),
+            kind if kind.is_vm() => (format!("--guest {name}"), ""),
+            _ => (format!("--container {name}"), " --all-anonymous"),
+        };
+        check("no: it is not a member of a group".into())
+            .warn(format!("pagefold attach {which} --group {group}{memory}"))
     }
 
     fn judge(&self, member: &MemberLine, check: impl Fn(String) -> Check) -> Check {
@@ -151,7 +156,7 @@ fn show(path: &Path) -> String {
 mod tests {
     use super::*;
     use api::control::{Fold, Identity, MemberReport};
-    use guest::{Facts, GuestKind};
+    use guest::Facts;
     use host::Status;
 
     fn guest(pids: &[u32]) -> Guest {
@@ -236,7 +241,15 @@ mod tests {
     #[test]
     fn non_members_are_told_how_to_join_and_worst_member_counts() {
         let check = folding(&[("folding", true)], Fold::On).check(&guest(&[7]));
-        assert!(check.found.contains("not a member") && check.fix.unwrap().contains("pagefold run --group GROUP"));
+        assert!(check.found.contains("not a member"), "{check:?}");
+        assert_eq!(check.fix.unwrap(), "pagefold attach --guest x --group GROUP");
+        let told = |kind, name: &str| {
+            let other = Guest { kind, name: name.into(), group: "acme".into(), ..guest(&[7]) };
+            folding(&[], Fold::On).check(&other).fix.unwrap()
+        };
+        assert_eq!(told(GuestKind::Lxc, "web"), "pagefold attach --container web --group acme --all-anonymous");
+        assert_eq!(told(GuestKind::Lxc, "$(x)"), "pagefold attach --container NAME --group acme --all-anonymous");
+        assert_eq!(told(GuestKind::Process, "x"), "pagefold attach 7 --group acme --all-anonymous");
         let check = folding(&[("folding", true), ("unpinned", true)], Fold::On).check(&guest(&[0, 1]));
         assert!(check.status == Status::Warn && check.found.contains("m1") && check.found.ends_with("1 more members"));
     }
