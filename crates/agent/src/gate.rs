@@ -249,7 +249,11 @@ pub fn open(inherited: Option<HostVirt>) -> Result<PageRange, Errno> {
     // which atomic types may be made of, and is unmapped only after this process has no agent any more.
     let control = unsafe { &*place };
     let gate = GATE.get_or_init(|| Gate { range, control });
-    spawn::thread(c"pagefold-gate", spawn::SMALL_STACK_BYTES, move || serve(gate.control))?;
+    let begun = spawn::thread(c"pagefold-gate", spawn::SMALL_STACK_BYTES, move || serve(gate.control));
+    if begun.is_err() {
+        END.store(2, Ordering::SeqCst);
+    }
+    begun?;
     control.serving.store(1, Ordering::SeqCst);
     Ok(range)
 }
@@ -262,7 +266,9 @@ pub fn range() -> Option<PageRange> {
 /// Serves the gate no more. Requests go to the kernel from here on, and none is under way.
 pub fn close() {
     let Some(Gate { control, .. }) = GATE.get() else { return };
-    END.store(1, Ordering::SeqCst);
+    if END.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+        return;
+    }
     ring(control);
     while END.load(Ordering::SeqCst) == 1 {
         futex(&END, WAIT, 1);
