@@ -95,6 +95,8 @@ pub struct GuestFacts {
     pub cgroup_left_bytes: Option<u64>,
     /// RAM that lies in frames of the host, folded pages included.
     pub resident_bytes: u64,
+    /// RAM that the host has put into swap.
+    pub swapped_bytes: u64,
     /// RAM whose frames others hold too.
     pub folded_bytes: u64,
     /// Its part of its group's net savings.
@@ -150,6 +152,7 @@ impl GuestFacts {
         self.folded_bytes = self.folded_bytes.min(self.resident_bytes);
         self.actual_bytes = self.actual_bytes.min(ram);
         self.target_bytes = self.target_bytes.map(|target| target.min(ram));
+        self.swapped_bytes = self.swapped_bytes.min(self.untouched_bytes());
         let size = self.size_bytes();
         if let Some(claims) = &mut self.claims {
             claims.total_bytes = claims.total_bytes.min(size);
@@ -177,10 +180,21 @@ impl GuestFacts {
         self.size_bytes() - self.resident_bytes.min(self.size_bytes())
     }
 
+    /// Memory of its size that it never used, or has given back. The host's swap holds pages that it uses.
+    pub fn never_used_bytes(&self) -> u64 {
+        self.untouched_bytes().saturating_sub(self.swapped_bytes)
+    }
+
+    /// Growth that it was told of and has yet to make. A driver that does not do as told is not waited for.
+    pub fn coming_bytes(&self) -> u64 {
+        let target = self.target_bytes.filter(|_| self.can_balloon()).unwrap_or(0);
+        target.saturating_sub(self.size_bytes())
+    }
+
     /// Memory that it does not need: what it says that it could free without swapping. If it tells nothing, what it never
-    /// touched. A guest's kernel reserves memory that it does not touch, so the second says less.
+    /// used. A guest's kernel reserves memory that it does not touch, so the second says less.
     pub fn idle_bytes(&self) -> u64 {
-        self.claimed_idle_bytes().unwrap_or_else(|| self.untouched_bytes())
+        self.claimed_idle_bytes().unwrap_or_else(|| self.never_used_bytes())
     }
 
     fn claimed_idle_bytes(&self) -> Option<u64> {

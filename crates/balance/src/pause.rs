@@ -10,6 +10,7 @@
 //! A guest that is paused gives nothing back, since its driver does not run. So guests that shrink are resumed first: one, and others as
 //! far as memory bears that is available, if each takes all that it may. Further ones follow when balloons have given memory back.
 
+use crate::driver::DriverState;
 use crate::facts::{Facts, GuestFacts};
 use crate::params::Params;
 use serde::Serialize;
@@ -58,7 +59,11 @@ pub fn pauses(facts: &Facts, params: &Params, has_run: impl Fn(&str) -> bool) ->
         return Vec::new();
     }
     let is_danger = |guest: &&GuestFacts| {
-        guest.loan_bytes() > 0 && may_take(guest) >= params.least_change_bytes(guest.ram_bytes) && has_run(&guest.id)
+        // A QEMU that does not answer would only take time.
+        guest.driver != DriverState::Silent
+            && guest.loan_bytes() > 0
+            && may_take(guest) >= params.least_change_bytes(guest.ram_bytes)
+            && has_run(&guest.id)
     };
     let pause = |guest: &GuestFacts| Pause {
         guest: guest.id.clone(),

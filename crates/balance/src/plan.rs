@@ -154,7 +154,7 @@ pub fn make_room(facts: &Facts, name: &str, bytes: u64, params: &Params) -> Resu
             cover >> 20
         ));
     }
-    Ok(taken.iter().map(|taken| shrink(facts, taken, &format!("room for {name}"))).collect())
+    Ok(taken.iter().filter_map(|taken| shrink(facts, taken, &format!("room for {name}"))).collect())
 }
 
 /// Memory that stays spare, so that loans are not withdrawn as soon as they are given: the least change of all guests
@@ -163,17 +163,20 @@ fn kept_spare(facts: &Facts, params: &Params) -> u64 {
     facts.guests.iter().map(|guest| params.least_change_bytes(guest.ram_bytes)).fold(0, u64::saturating_add)
 }
 
-fn shrink(facts: &Facts, taken: &Taken, why: &str) -> Step {
+/// The step by which a guest gives this up. It goes from the size that its driver has: frames may show that it holds more, and a
+/// balloon told to have that much would grow it. `None`: there is nothing that it could give.
+fn shrink(facts: &Facts, taken: &Taken, why: &str) -> Option<Step> {
     let guest = &facts.guests[taken.guest];
-    let size = guest.size_bytes();
-    Step {
+    let size = guest.actual_bytes;
+    let to_bytes = size.saturating_sub(taken.bytes).max(guest.guaranteed_bytes);
+    (to_bytes < size).then(|| Step {
         guest: guest.id.clone(),
         from_bytes: size,
-        to_bytes: size - taken.bytes,
-        expected_bytes: taken.freed_bytes,
+        to_bytes,
+        expected_bytes: taken.freed_bytes.min(size - to_bytes),
         is_owed: false,
         reason: format!("{why}; its balloon takes {}", taken.tier.name()),
-    }
+    })
 }
 
 impl Draft<'_> {
@@ -196,7 +199,7 @@ impl Draft<'_> {
     /// Withdraws the cheapest loans that free this much.
     fn withdraw(&mut self, need: Need, why: &str) {
         let taken = price::take(self.facts, need, |_| u64::MAX);
-        self.plan.frees.extend(taken.iter().map(|taken| shrink(self.facts, taken, why)));
+        self.plan.frees.extend(taken.iter().filter_map(|taken| shrink(self.facts, taken, why)));
     }
 
     /// Follows the policy's wishes as far as spare memory, price, reserve and cooldown allow.
@@ -221,8 +224,8 @@ impl Draft<'_> {
                 from_spare -= given;
                 reserve = reserve.after(guest, given, self.params);
                 let size = guest.size_bytes();
+                let to_bytes = size + guest.coming_bytes() + given;
                 let (guest, reason) = (guest.id.clone(), wish.reason.clone());
-                let to_bytes = size + given;
                 let step = Step { guest, from_bytes: size, to_bytes, expected_bytes: given, is_owed: false, reason };
                 self.plan.grows.push(step);
             }
@@ -241,14 +244,14 @@ impl Draft<'_> {
         };
         let large = |taken: &&Taken| taken.bytes >= params.least_change_bytes(facts.guests[taken.guest].ram_bytes);
         let taken = price::take(facts, Need { spare_bytes: waiting, ..Need::default() }, most);
-        let steps = taken.iter().filter(large).map(|taken| shrink(facts, taken, "others get more out of it"));
+        let steps = taken.iter().filter(large).filter_map(|taken| shrink(facts, taken, "others get more out of it"));
         self.plan.frees.extend(steps);
     }
 
     /// Bytes by which a guest may grow in this round to follow a wish.
     fn growth(&self, guest: &GuestFacts, wish: &Wish, history: &History, at: Duration) -> u64 {
         let size = guest.size_bytes();
-        let wanted = wish.size_bytes.min(guest.ram_bytes).saturating_sub(size);
+        let wanted = wish.size_bytes.min(guest.ram_bytes).saturating_sub(size + guest.coming_bytes());
         let least = self.params.least_change_bytes(guest.ram_bytes);
         let owed = owed_bytes(guest) > 0;
         if owed || !guest.can_balloon() || wanted < least || !history.may(guest, true, at, self.params) {

@@ -25,14 +25,15 @@ fn claims() -> impl Strategy<Value = Option<Claims>> {
 prop_compose! {
     fn any_guest()(
         ram in 1..1024_u64, guaranteed in bytes(), actual in bytes(), resident in bytes(), folded in bytes(),
-        saved in any::<i64>(), driver in 0..5, rate in prop_oneof![0..32 * M, bytes()], claims in claims(),
+        saved in any::<i64>(), driver in 0..5, swapped in bytes(), target in proptest::option::of(bytes()), rate in prop_oneof![0..32 * M, bytes()], claims in claims(),
         curve in proptest::collection::vec((bytes(), any::<f64>()), 0..4), group in 0..3,
     ) -> GuestFacts {
         let mut curve = curve;
         curve.sort_by_key(|point| point.0);
         GuestFacts {
             id: String::new(), group: format!("g{group}"), ram_bytes: ram * M, guaranteed_bytes: guaranteed,
-            actual_bytes: actual, target_bytes: None, cgroup_left_bytes: None, resident_bytes: resident, folded_bytes: folded, saved_bytes: saved,
+            actual_bytes: actual, target_bytes: target, cgroup_left_bytes: None, resident_bytes: resident, folded_bytes: folded,
+            swapped_bytes: swapped, saved_bytes: saved,
             driver: if driver < 4 { DriverState::Works } else { DriverState::Lies }, withdrawal_bytes_per_s: rate, claims,
             faults_by_size: curve,
         }
@@ -94,6 +95,8 @@ proptest! {
             }
             prop_assert!(plan.frees.iter().all(|step| step.to_bytes < step.from_bytes && step.expected_bytes <= step.from_bytes));
             prop_assert!(plan.grows.iter().all(|step| step.to_bytes > step.from_bytes));
+            let size = |step: &Step| facts.guests.iter().find(|guest| guest.id == step.guest).map(|guest| guest.actual_bytes);
+            prop_assert!(plan.frees.iter().all(|step| Some(step.to_bytes) < size(step)), "a balloon would shrink: {:?}", plan.frees);
         }
     }
 
@@ -350,6 +353,22 @@ fn growth(plan: &Plan) -> u64 {
 fn memory_is_lent_once_though_every_guest_is_to_have_it() {
     let plan = plan_of(&two_guests(150), &Wants(256 * M));
     assert_eq!(growth(&plan), 100 - 8, "all that is spare, but for 4 MiB a guest: {plan:?}");
+}
+
+/// A guest that had done half of its way once got the other half, and another one the same memory.
+#[test]
+fn growth_that_is_still_to_come_is_not_lent_to_another() {
+    let mut facts = two_guests(150);
+    facts.guests[1].target_bytes = Some(192 * M);
+    let plan = plan_of(&facts, &Wants(256 * M));
+    assert_eq!(growth(&plan), 100 - 8 - 64, "{plan:?}");
+    let step = plan.grows.iter().find(|step| step.guest == "b");
+    assert!(step.is_none_or(|step| step.to_bytes > 192 * M), "it would be told to stop: {plan:?}");
+    let room = |mib: u64| make_room(&facts, "next", mib * M, &Params::default()).map(|steps| steps.len());
+    assert_eq!(room(36), Ok(0));
+    assert!(room(37) != Ok(0), "the rest is on its way to a guest");
+    facts.guests[1].driver = DriverState::Stuck;
+    assert_eq!(growth(&plan_of(&facts, &Wants(256 * M))), 64, "nobody waits for it: the other one grows by a quarter of its RAM");
 }
 
 #[test]

@@ -141,8 +141,8 @@ fn of_guest(n: usize, guest: &GuestFacts) -> Vec<Offer> {
     let loan = guest.loan_bytes();
     let kept = (guest.ram_bytes / KEPT_FREE.1 * KEPT_FREE.0).min(MOST_KEPT_FREE);
     let (free, cache) = guest.claims.map_or((0, 0), |claims| (claims.free_bytes, claims.cache_bytes));
-    // The guest never used memory that has no frame. That much is free, whatever it says.
-    let free = free.max(guest.untouched_bytes());
+    // The guest never used memory that has neither a frame nor swap. That much is free, whatever it says.
+    let free = free.max(guest.never_used_bytes());
     let (cache_part, rest_part) = unshared_parts(guest, free, cache);
     let free_bytes = Some(free.saturating_sub(kept).min(loan)).filter(|bytes| *bytes >= guest.ram_bytes / LEAST_FREE);
     let free_bytes = free_bytes.unwrap_or(0);
@@ -151,7 +151,7 @@ fn of_guest(n: usize, guest: &GuestFacts) -> Vec<Offer> {
     let kept_bytes = harmless_bytes.saturating_sub(free_bytes + cache_bytes);
     let rest_bytes = loan - free_bytes - cache_bytes - kept_bytes;
     // Which of its free pages the balloon takes is not known. The host need not keep those without a frame ready any more.
-    let in_frames = 1.0 - guest.untouched_bytes() as f64 / free.max(1) as f64;
+    let in_frames = 1.0 - guest.never_used_bytes() as f64 / free.max(1) as f64;
     let (cache_offer, kept_offer) = if cache_part >= GOOD_YIELD || cache_part >= rest_part {
         ((cache_bytes, cache_part), (kept_bytes, rest_part))
     } else {
@@ -247,6 +247,22 @@ mod tests {
 
     fn spare(spare_bytes: u64) -> Need {
         Need { spare_bytes, ..Need::default() }
+    }
+
+    /// Once, memory that the host had swapped was the first that a guest was to give up.
+    #[test]
+    fn memory_in_the_hosts_swap_is_not_free() {
+        let mut one = guest("a", 240 * M, 60 * M);
+        one.resident_bytes = 150 * M;
+        one.claims = Some(Claims { available_bytes: 15 * M, free_bytes: 5 * M, ..one.claims.unwrap() });
+        let free = |swapped_bytes| {
+            let guests = vec![GuestFacts { swapped_bytes, ..one.clone() }];
+            let offers = offers(&Facts { guests, ..Facts::default() });
+            offers.iter().filter(|offer| offer.tier == Tier::Free).map(|offer| offer.bytes).sum::<u64>()
+        };
+        assert_eq!([free(0), free(40 * M), free(90 * M)], [45 * M, 5 * M, 0]);
+        let untold = GuestFacts { claims: None, swapped_bytes: 90 * M, ..one.clone() };
+        assert_eq!((untold.untouched_bytes(), untold.idle_bytes()), (90 * M, 0), "it may touch them again");
     }
 
     /// Two guests of 240 MiB, half of them lent: all of the second's memory is shared. Each keeps 45 MiB free.

@@ -6,17 +6,26 @@
 //! | `stuck` | takes memory that the guest needs | to give only what it does not need, and keep the rest. A Linux driver tries again and again, and leaves its guest no free page meanwhile |
 //! | `deflated` | takes memory that the guest needs | nothing: it would take it back again |
 //!
+//! | `works`, and grows still | is not made up for: the host has become short of memory | the size that it has, or its guarantee |
+//!
 //! Nobody grows by one but to its guarantee.
 
 use crate::driver::DriverState;
 use crate::facts::{GuestFacts, HostFacts};
-use crate::ladder::last_resort_bytes;
+use crate::ladder::{Rung, last_resort_bytes};
 use crate::plan::Step;
 
 /// The size that is told again to a guest that has not done as told; `None`: it is told nothing.
 pub fn reminder(host: &HostFacts, guest: &GuestFacts) -> Option<Step> {
-    let target = guest.target_bytes.filter(|_| matches!(guest.driver, DriverState::Stuck | DriverState::Deflated))?;
     let (is, kept) = (guest.actual_bytes, guest.guaranteed_bytes);
+    let target = guest.target_bytes?;
+    if host.rung >= Rung::Withdraw && guest.coming_bytes() > 0 {
+        let to_bytes = is.max(kept).min(target);
+        return (to_bytes < target).then(|| step(guest, to_bytes, "the host has become short of memory"));
+    }
+    if !matches!(guest.driver, DriverState::Stuck | DriverState::Deflated) {
+        return None;
+    }
     let told_before = "it was told so before, and has not done it";
     let (to_bytes, reason) = if target >= is {
         (kept.clamp(is, target), told_before)
@@ -32,14 +41,18 @@ pub fn reminder(host: &HostFacts, guest: &GuestFacts) -> Option<Step> {
             _ => return None,
         }
     };
-    Some(Step {
+    Some(step(guest, to_bytes, reason))
+}
+
+fn step(guest: &GuestFacts, to_bytes: u64, reason: &str) -> Step {
+    Step {
         guest: guest.id.clone(),
-        from_bytes: is,
+        from_bytes: guest.actual_bytes,
         to_bytes,
         expected_bytes: 0,
-        is_owed: to_bytes > is,
+        is_owed: to_bytes > guest.actual_bytes,
         reason: reason.into(),
-    })
+    }
 }
 
 #[cfg(test)]
@@ -84,6 +97,25 @@ mod tests {
             "grows only to its guarantee"
         );
         assert_eq!(told(50, DriverState::Works, Some(200), (200, 100, 120)), None);
+    }
+
+    #[test]
+    fn guest_that_grows_still_is_stopped_where_the_host_becomes_short_of_memory() {
+        let guest = |actual_bytes, guaranteed_bytes| GuestFacts {
+            ram_bytes: 1000,
+            actual_bytes,
+            guaranteed_bytes,
+            target_bytes: Some(300),
+            driver: DriverState::Works,
+            ..GuestFacts::default()
+        };
+        let told = |rung, guest: &GuestFacts| {
+            reminder(&HostFacts { rung, ..HostFacts::default() }, guest).map(|step| step.to_bytes)
+        };
+        assert_eq!(told(Rung::Idle, &guest(200, 100)), None);
+        assert_eq!(told(Rung::Withdraw, &guest(200, 100)), Some(200));
+        assert_eq!(told(Rung::Withdraw, &guest(200, 250)), Some(250), "its guarantee");
+        assert_eq!([guest(200, 300), guest(300, 100)].map(|guest| told(Rung::Withdraw, &guest)), [None, None]);
     }
 
     #[test]

@@ -25,11 +25,11 @@ pub struct Reserve {
 }
 
 impl Budget {
-    /// The budget by these facts. A guest below its guarantee has the difference coming to it.
+    /// The budget by these facts. A guest below its guarantee has the difference coming to it, and one that grows the rest of its way.
     pub fn of(facts: &Facts) -> Self {
         let guests = &facts.guests;
         let untouched = sum(guests, GuestFacts::untouched_bytes);
-        let owed = sum(guests, owed_bytes);
+        let owed = sum(guests, expected_bytes);
         let lent_bytes = sum(guests, |guest| if guest.can_balloon() { guest.loan_bytes() } else { 0 });
         let taken = untouched.saturating_add(owed).saturating_add(reserved_bytes(facts));
         let ready = facts.host.available_bytes.saturating_sub(facts.host.floor_bytes);
@@ -49,7 +49,7 @@ impl Budget {
 impl Reserve {
     /// The reserve by these facts.
     pub fn of(facts: &Facts, params: &Params) -> Self {
-        let may_take = |guest: &GuestFacts| guest.untouched_bytes() + guest.folded_bytes + owed_bytes(guest);
+        let may_take = |guest: &GuestFacts| guest.untouched_bytes() + guest.folded_bytes + expected_bytes(guest);
         Self {
             demand_bytes: sum(&facts.guests, may_take).saturating_add(reserved_bytes(facts)),
             ready_bytes: facts.host.available_bytes.saturating_sub(facts.host.floor_bytes),
@@ -101,6 +101,11 @@ fn most_withdrawable(guest: &GuestFacts, params: &Params) -> u64 {
 /// Memory that a guest lacks to its guarantee.
 pub(crate) fn owed_bytes(guest: &GuestFacts) -> u64 {
     guest.guaranteed_bytes.saturating_sub(guest.size_bytes())
+}
+
+/// Memory that a guest is about to have: what it was told of, or lacks to its guarantee.
+fn expected_bytes(guest: &GuestFacts) -> u64 {
+    owed_bytes(guest).max(guest.coming_bytes())
 }
 
 fn reserved_bytes(facts: &Facts) -> u64 {

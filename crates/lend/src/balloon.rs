@@ -110,6 +110,13 @@ impl Balloon {
         answer["actual"].as_u64().context("QEMU told no size of the balloon")
     }
 
+    /// Memory that was plugged in, of which QEMU's balloon takes, too: DIMMs. 0 if QEMU does not tell.
+    pub(crate) fn plugged_bytes(&mut self) -> u64 {
+        let devices = self.qmp.execute("query-memory-devices", json!({})).unwrap_or_default();
+        let of_dimm = |device: &Value| (device["type"] == "dimm").then(|| device["data"]["size"].as_u64()).flatten();
+        devices.as_array().into_iter().flatten().filter_map(of_dimm).fold(0, u64::saturating_add)
+    }
+
     /// Tells the guest to have this size.
     ///
     /// # Errors

@@ -92,7 +92,7 @@ pub fn carry_out((frees, grows): (&[Step], &[Step]), means: &mut Means) -> anyho
             step,
             "a guest that had to shrink has not, or the host is short of memory: only guarantees are kept",
         );
-        means.ledger.write_down(means.turn, &Entry::Outcome(&outcome))?;
+        means.ledger.write_down(means.turn, Entry::Outcome(&outcome))?;
         outcomes.push(outcome);
     }
     outcomes.extend(means.phase(&made)?);
@@ -118,13 +118,10 @@ impl Means<'_> {
     /// The ledger cannot be written.
     pub fn remind(&mut self, steps: &[Step]) -> anyhow::Result<()> {
         let at_s = host::boot_clock_s();
-        for step in steps {
-            self.ledger.write_down(self.turn, &Entry::Reminder { at_s, step })?;
-            if let Some(guest) = guest_of(self.guests, step) {
-                self.ledger.note_target(self.turn, guest, step.to_bytes)?;
-            }
-        }
         let guests = self.guests;
+        self.ledger.write_all_down(self.turn, steps.iter().map(|step| Entry::Reminder { at_s, step }))?;
+        let told = |step: &Step| Some((guest_of(guests, step)?, step.to_bytes));
+        self.ledger.note_targets(self.turn, steps.iter().filter_map(told))?;
         // One that fails is flagged already.
         many::each(steps.iter(), |step| guest_of(guests, step).map(|guest| tell(guest, step.to_bytes)));
         Ok(())
@@ -146,13 +143,13 @@ impl Means<'_> {
     fn phase(&mut self, steps: &[&Step]) -> anyhow::Result<Vec<Outcome>> {
         let available = || i64::try_from(host::available_bytes().unwrap_or(0)).unwrap_or(0);
         let (began, before, at_s) = (Instant::now(), available(), host::boot_clock_s());
-        for step in steps {
-            self.ledger.write_down(self.turn, &Entry::Intent { at_s, step })?;
-            if let Some(guest) = guest_of(self.guests, step) {
-                self.ledger.note_target(self.turn, guest, step.to_bytes)?;
-            }
+        if steps.is_empty() {
+            return Ok(Vec::new());
         }
         let (guests, was_relieved) = (self.guests, self.is_relieved());
+        self.ledger.write_all_down(self.turn, steps.iter().map(|step| Entry::Intent { at_s, step }))?;
+        let told = |step: &&Step| Some((guest_of(guests, step)?, step.to_bytes));
+        self.ledger.note_targets(self.turn, steps.iter().filter_map(told))?;
         let mut going = many::each(steps.iter(), |step| Going::tell(step, guests));
         self.resume_covered(&going)?;
         while going.iter().any(Going::is_open) && began.elapsed() < self.params.withdrawal {
@@ -171,9 +168,7 @@ impl Means<'_> {
         let host_freed_bytes = available() - before;
         let waited = began.elapsed();
         let outcomes: Vec<Outcome> = going.into_iter().map(|one| one.end(at_s, host_freed_bytes, waited)).collect();
-        for outcome in &outcomes {
-            self.ledger.write_down(self.turn, &Entry::Outcome(outcome))?;
-        }
+        self.ledger.write_all_down(self.turn, outcomes.iter().map(Entry::Outcome))?;
         Ok(outcomes)
     }
 }

@@ -40,6 +40,8 @@ struct Watched {
     driver: Driver,
     /// Process and device, where QEMU answered last.
     device: Option<(u32, Device)>,
+    /// Memory that was plugged in, by the last look that asked for it.
+    plugged_bytes: u64,
     ram: Option<RamUse>,
     /// Its statistics, as it told them last, and the process of its QEMU.
     statistics: Option<Statistics>,
@@ -171,15 +173,28 @@ impl Gatherer {
 
     /// The facts of one guest; `None` if it has ended.
     fn guest(&mut self, guest: &Guest, asked: Option<Answer>, ledger: &Ledger, saved: &Saved) -> Option<GuestFacts> {
-        let ram_bytes = guest.ram_bytes?;
+        let started_with = guest.ram_bytes?;
         let target_bytes = ledger.target_bytes(guest);
         let guaranteed_bytes = self.rules.guaranteed_bytes(guest);
         let at = self.at();
         let known = self.watched.get(&guest.id).and_then(|watched| watched.ram);
-        let ram = RamUse::of(guest, ram_bytes, known, at).ok()?;
-        let RamUse { resident_bytes, folded_bytes, .. } = ram;
+        let mut ram = RamUse::of(guest, started_with, known, at).ok()?;
         let watched = self.watched.entry(guest.id.clone()).or_default();
+        if let Some(plugged) = asked.as_ref().and_then(|answer| answer.as_ref()?.plugged_bytes) {
+            watched.plugged_bytes = plugged;
+        }
+        let with_plugged = started_with.saturating_add(watched.plugged_bytes);
+        if with_plugged > started_with.max(ram.mapped_bytes) {
+            // Plugged in since the last count.
+            ram = RamUse::of(guest, started_with, None, at).ok()?;
+        }
+        // The process has addresses for what is plugged in.
+        let ram_bytes = with_plugged.min(started_with.max(ram.mapped_bytes));
+        let RamUse { resident_bytes, folded_bytes, swapped_bytes, .. } = ram;
         watched.ram = Some(ram);
+        // A size is a part of all its RAM. A guest that has more of that than is known cannot be told one.
+        let is_beyond = asked.iter().flatten().any(|told| told.size_bytes > ram_bytes);
+        let asked = if is_beyond { None } else { asked };
         let actual_bytes = asked.as_ref().and_then(|answer| answer.as_ref().map(|told| told.size_bytes));
         if asked.is_some() {
             watched.driver.see(at, Sighting { ram_bytes, target_bytes, actual_bytes, resident_bytes });
@@ -197,8 +212,9 @@ impl Gatherer {
             cgroup_left_bytes: self.limits.as_ref().and_then(|limits| left(limits, pid)),
             resident_bytes,
             folded_bytes,
+            swapped_bytes,
             saved_bytes: saved.guests.get(&pid).copied().unwrap_or(0),
-            driver: watched.driver.state(),
+            driver: if is_beyond { DriverState::Absent } else { watched.driver.state() },
             withdrawal_bytes_per_s: watched.driver.withdrawal_bytes_per_s().unwrap_or(UNSEEN_BYTES_PER_S),
             claims: watched.claims(),
             faults_by_size: watched.faults_by_size.iter().map(|(size, rate)| (*size, *rate)).collect(),
@@ -209,6 +225,8 @@ impl Gatherer {
 /// A guest's balloon, by its QEMU.
 struct Told {
     size_bytes: u64,
+    /// Memory that was plugged in; `None` if it was not asked.
+    plugged_bytes: Option<u64>,
     statistics: Option<Statistics>,
     device: Device,
 }
@@ -220,9 +238,11 @@ type Answer = Option<Told>;
 fn ask(guest: &Guest, known: Option<Device>) -> Option<Answer> {
     let told = |mut balloon: Balloon| {
         let size_bytes = balloon.size_bytes().ok()?;
-        Some(Told { size_bytes, statistics: balloon.statistics(), device: balloon.device() })
+        let is_new = known.is_none() || guest.ram_bytes.is_some_and(|ram| size_bytes > ram);
+        let plugged_bytes = is_new.then(|| balloon.plugged_bytes());
+        Some(Told { size_bytes, plugged_bytes, statistics: balloon.statistics(), device: balloon.device() })
     };
-    match Balloon::open_known(guest, known) {
+    match Balloon::open_known(guest, known.clone()) {
         Ok(None) => None,
         Ok(Some(balloon)) => Some(told(balloon)),
         Err(_) => Some(None),
@@ -260,7 +280,7 @@ impl Watched {
             // It has started anew.
             self.statistics = None;
         }
-        let Some(Told { size_bytes: size, statistics, device }) = answer else { return };
+        let Some(Told { size_bytes: size, statistics, device, .. }) = answer else { return };
         let size_before = std::mem::replace(&mut self.size_bytes, size);
         let Some(told) = statistics else { return };
         if self.statistics.is_none_or(|before| before.told_at_s != told.told_at_s) {
@@ -310,7 +330,7 @@ mod tests {
         let mut look = |told_at_s, size_bytes| {
             let claims = Claims { free_bytes: 20, available_bytes: 50, cache_bytes: 25, ..Claims::default() };
             let statistics = Some(Statistics { told_at_s, claims, ..Statistics::default() });
-            watched.take(1, Some(Told { size_bytes, statistics, device: None }), 256);
+            watched.take(1, Some(Told { size_bytes, plugged_bytes: None, statistics, device: None }), 256);
             watched.claims().map(|claims| (claims.free_bytes, claims.available_bytes, claims.cache_bytes))
         };
         assert_eq!(look(now - 60, 200), None, "too long ago");
@@ -322,7 +342,7 @@ mod tests {
 
     fn told(told_at_s: u64, faults: u64, size_bytes: u64) -> Answer {
         let statistics = Some(Statistics { told_at_s, faults, ..Statistics::default() });
-        Some(Told { size_bytes, statistics, device: Some("/machine/balloon".into()) })
+        Some(Told { size_bytes, plugged_bytes: None, statistics, device: Some("/machine/balloon".into()) })
     }
 
     #[test]
@@ -373,6 +393,15 @@ mod tests {
         assert_eq!((facts.guests[0].actual_bytes, facts.guests[0].claims), (256 * M, None));
     }
 
+    /// QEMU counts memory that was plugged in. Cut to the RAM of the command line, such a size once had a guest shrunk by all of that.
+    #[test]
+    fn guest_with_more_memory_than_is_known_is_left_alone() {
+        let (one, mut gatherer, ledger, _dir) = scene();
+        one.state().size_bytes = 512 * M;
+        let facts = gathered(&one, &mut gatherer, &ledger);
+        assert_eq!((facts.guests[0].actual_bytes, facts.guests[0].can_balloon()), (256 * M, false));
+    }
+
     #[test]
     fn reservation_of_a_guest_that_has_not_started_is_a_fact() {
         let (one, mut gatherer, mut ledger, _dir) = scene();
@@ -398,7 +427,7 @@ mod tests {
         let (one, mut gatherer, mut ledger, _dir) = scene();
         let turn = ledger.take_turn().unwrap();
         let facts = gathered(&one, &mut gatherer, &ledger);
-        ledger.note_target(&turn, &one.guest, 64 * M).unwrap();
+        ledger.note_targets(&turn, std::iter::once((&one.guest, 64 * M))).unwrap();
         let step = Step {
             guest: one.guest.id.clone(),
             from_bytes: 128 * M,

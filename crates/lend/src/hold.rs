@@ -9,7 +9,8 @@
 //!                10 s after its stop   | -- QMP cont ----------------> |
 //! ```
 //!
-//! The ledger names each paused guest before its pause. So the next balancer resumes it where the holder was killed, too.
+//! The ledger names each paused guest before its pause. So the next balancer resumes it where the holder was killed, too. Guests that do
+//! not run are not noted, and not resumed.
 //! QEMU serves one client at a time. The holder connects anew for each command, and others can ask in between.
 
 use crate::many;
@@ -24,6 +25,10 @@ use std::time::{Duration, Instant};
 
 /// Longest pause of a guest: 10 s.
 const LONGEST: Duration = Duration::from_secs(10);
+/// Time in which guests of one command are stopped: 5 s. Further ones are left running.
+const STOPS_WITHIN: Duration = Duration::from_secs(5);
+/// Most characters of a problem. QEMU words it.
+const MOST_WORDS: usize = 200;
 /// Pause between two tries to resume a guest whose QEMU did not answer: 500 ms.
 const TRY_EVERY: Duration = Duration::from_millis(500);
 /// Time for which a guest is tried to be resumed: 10 min.
@@ -95,11 +100,14 @@ pub fn hold() {
         let read = std::io::stdin().lock().lines().map_while(Result::ok);
         read.map_while(|line| sender.send(line).ok()).for_each(drop);
     });
-    serve(&lines, |replies| {
+    // A balancer that stands still reads nothing, and its guests are resumed nevertheless.
+    let (replies, said) = mpsc::channel::<String>();
+    std::thread::spawn(move || {
+        let say = |text| writeln!(std::io::stdout(), "{text}").and_then(|()| std::io::stdout().flush());
         // The balancer may be gone; its pipe closes then.
-        let text = serde_json::to_string(&replies).unwrap_or_default();
-        let _ = writeln!(std::io::stdout(), "{text}").and_then(|()| std::io::stdout().flush());
+        said.iter().map_while(|text| say(text).ok()).for_each(drop);
     });
+    serve(&lines, |all| drop(replies.send(serde_json::to_string(&all).unwrap_or_default())));
 }
 
 /// Obeys all lines. When there can be no more, all guests are resumed.
@@ -125,8 +133,18 @@ fn serve(lines: &Receiver<String>, reply: impl Fn(Replies)) {
 fn obey(line: &str, all: &mut Vec<Held>) -> Replies {
     match serde_json::from_str(line) {
         Ok(Command::Stop(targets)) => {
-            let stopped = many::each(targets.into_iter(), |target| (stop(&target), target));
-            stopped.into_iter().map(|(stopped, target)| note(stopped, target, all)).collect()
+            let until = Instant::now() + STOPS_WITHIN;
+            let stop_in_time = |target: &Target| {
+                if Instant::now() < until { stop(target) } else { Err("others take too long to be stopped".into()) }
+            };
+            let mut replies = Replies::new();
+            // Guests that have been stopped do not stand still for longer because others do not answer.
+            for some in targets.chunks(many::AT_ONCE) {
+                let stopped = many::each(some.iter(), |target| (stop_in_time(target), target.clone()));
+                replies.extend(stopped.into_iter().map(|(stopped, target)| note(stopped, target, all)));
+                resume_due(all);
+            }
+            replies
         }
         Ok(Command::Cont(guests)) => {
             let now = Instant::now();
@@ -146,7 +164,7 @@ fn note(stopped: Result<Instant, String>, target: Target, all: &mut Vec<Held>) -
             all.push(held);
             reply
         }
-        Err(problem) => Reply { guest: target.guest, is_paused: false, paused_ms: 0, problem: Some(problem) },
+        Err(problem) => Reply { guest: target.guest, is_paused: false, paused_ms: 0, problem: Some(brief(&problem)) },
     }
 }
 
@@ -157,9 +175,13 @@ impl Held {
             guest: self.target.guest.clone(),
             is_paused: self.paused.is_none(),
             paused_ms: u64::try_from(paused.as_millis()).unwrap_or(u64::MAX),
-            problem: self.problem.clone(),
+            problem: self.problem.as_deref().map(brief),
         }
     }
+}
+
+fn brief(problem: &str) -> String {
+    problem.chars().take(MOST_WORDS).collect()
 }
 
 /// Resumes guests whose time is over.
@@ -174,18 +196,27 @@ fn resume_due(all: &mut [Held]) {
     });
 }
 
-/// Pauses a guest that runs. One that does not is somebody else's to resume.
-fn stop(target: &Target) -> Result<Instant, String> {
-    let mut qmp = Qmp::of(target.process.pid, &target.qmp).map_err(|error| error.to_string())?;
+/// Connects to a guest that may be paused, because it runs. One that does not is somebody else's to resume.
+///
+/// # Errors
+/// It does not run, is being moved to another host, or does not answer.
+pub(crate) fn running(target: &Target) -> Result<Qmp, String> {
+    let mut qmp = Qmp::of(target.process.pid, &target.qmp).map_err(|error| brief(&error.to_string()))?;
     match status(&mut qmp)?.as_str() {
         "running" => {}
-        other => return Err(format!("it does not run: it is {other}")),
+        other => return Err(brief(&format!("it does not run: it is {other}"))),
     }
     // On its new host, nobody would resume it.
-    let migration = qmp.execute("query-migrate", json!({})).map_err(|error| error.to_string())?;
+    let migration = qmp.execute("query-migrate", json!({})).map_err(|error| brief(&error.to_string()))?;
     if migration["status"].as_str().is_some_and(|status| !NO_MIGRATION.contains(&status)) {
         return Err("it is being moved to another host".into());
     }
+    Ok(qmp)
+}
+
+/// Pauses a guest that runs.
+fn stop(target: &Target) -> Result<Instant, String> {
+    let mut qmp = running(target)?;
     // It is held from here on: QEMU may have stopped it without an answer in time.
     let since = Instant::now();
     let _ = qmp.execute("stop", json!({}));
@@ -241,6 +272,24 @@ mod tests {
         qemu.state().migration = "completed";
         assert!(stop(&target).is_ok());
         assert_eq!(qemu.state().status, "paused");
+    }
+
+    /// Guests whose QEMU does not answer were waited for once, all of them, while those stood still that had been stopped.
+    #[test]
+    fn guest_is_resumed_after_its_time_while_others_do_not_answer() {
+        let (qemu, target) = start("good");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("silent");
+        let _silent = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let silent = Target { guest: "silent".into(), qmp: path, ..target.clone() };
+        let mut all = hold_all(&[&target]);
+        all[0].due = Instant::now();
+        let command = Command::Stop(vec![silent; 2 * many::AT_ONCE]);
+        let began = Instant::now();
+        let replies = obey(&serde_json::to_string(&command).unwrap(), &mut all);
+        assert!(replies.iter().all(|reply| !reply.is_paused) && replies.len() == 2 * many::AT_ONCE);
+        let (paused, took) = (all[0].paused.expect("it runs"), began.elapsed());
+        assert!(qemu.state().status == "running" && paused < took * 3 / 4, "{paused:?} of {took:?}");
     }
 
     #[test]

@@ -220,17 +220,24 @@ impl Ledger {
         (guest.pids.first() == Some(pid) && process.is_alive()).then_some(*target)
     }
 
-    /// Notes the size that a guest is told to have. It is written before the guest is told. One that has ended has none.
+    /// Notes the sizes that guests are told to have. They are written before anybody is told. A guest that has ended has none.
     ///
     /// # Errors
     /// The ledger cannot be written.
-    pub fn note_target(&mut self, _: &Turn, guest: &Guest, size_bytes: u64) -> anyhow::Result<()> {
-        let pid = guest.pids.first().copied().context("a guest without a process")?;
-        let Ok(process) = ProcessId::of(pid) else { return Ok(()) };
+    pub fn note_targets<'a>(
+        &mut self,
+        _: &Turn,
+        targets: impl Iterator<Item = (&'a Guest, u64)>,
+    ) -> anyhow::Result<()> {
         self.kept
             .targets
             .retain(|_, (pid, start_ticks, _)| ProcessId { pid: *pid, start_ticks: *start_ticks }.is_alive());
-        self.kept.targets.insert(guest.id.clone(), (pid, process.start_ticks, size_bytes));
+        for (guest, size_bytes) in targets {
+            let pid = guest.pids.first().copied().context("a guest without a process")?;
+            if let Ok(process) = ProcessId::of(pid) {
+                self.kept.targets.insert(guest.id.clone(), (pid, process.start_ticks, size_bytes));
+            }
+        }
         self.save()
     }
 
@@ -240,20 +247,28 @@ impl Ledger {
         self.kept.paused.get(guest).is_none_or(is_over)
     }
 
-    /// Notes that a guest is about to be paused.
-    pub(crate) fn note_pause(&mut self, _: &Turn, target: &Target) -> anyhow::Result<()> {
+    /// Notes that guests are about to be paused.
+    pub(crate) fn note_pauses<'a>(
+        &mut self,
+        _: &Turn,
+        targets: impl Iterator<Item = &'a Target>,
+    ) -> anyhow::Result<()> {
         let at_s = host::boot_clock_s();
         let counts = |paused: &PausedGuest| !paused.is_resumed || paused.at_s + PAUSED_EVERY_S > at_s;
         self.kept.paused.retain(|_, paused| paused.target.process.is_alive() && counts(paused));
-        let paused = PausedGuest { target: target.clone(), at_s, is_resumed: false };
-        self.kept.paused.insert(target.guest.clone(), paused);
+        for target in targets {
+            let paused = PausedGuest { target: target.clone(), at_s, is_resumed: false };
+            self.kept.paused.insert(target.guest.clone(), paused);
+        }
         self.save()
     }
 
-    /// Notes that a guest was resumed.
-    pub(crate) fn note_resumed(&mut self, _: &Turn, guest: &str) -> anyhow::Result<()> {
-        if let Some(paused) = self.kept.paused.get_mut(guest) {
-            paused.is_resumed = true;
+    /// Notes that guests were resumed.
+    pub(crate) fn note_resumed(&mut self, _: &Turn, guests: &[String]) -> anyhow::Result<()> {
+        for guest in guests {
+            if let Some(paused) = self.kept.paused.get_mut(guest) {
+                paused.is_resumed = true;
+            }
         }
         self.save()
     }
@@ -327,14 +342,25 @@ impl Ledger {
     ///
     /// # Errors
     /// The journal cannot be written.
-    pub fn write_down(&self, _: &Turn, entry: &Entry) -> anyhow::Result<()> {
-        let path = self.dir.join("balance.journal");
-        let mut line = serde_json::to_vec(entry)?;
-        line.push(b'\n');
-        self.append(&path, &line).with_context(|| format!("cannot write {}", path.display()))
+    pub fn write_down(&self, turn: &Turn, entry: Entry) -> anyhow::Result<()> {
+        self.write_all_down(turn, std::iter::once(entry))
     }
 
-    /// Appends a line. Half a line of a process that was killed, or of a full disk, stays a line by itself.
+    /// Adds lines to the journal, all at once.
+    ///
+    /// # Errors
+    /// The journal cannot be written.
+    pub fn write_all_down<'a>(&self, _: &Turn, entries: impl Iterator<Item = Entry<'a>>) -> anyhow::Result<()> {
+        let path = self.dir.join("balance.journal");
+        let mut lines = Vec::new();
+        for entry in entries {
+            serde_json::to_writer(&mut lines, &entry)?;
+            lines.push(b'\n');
+        }
+        self.append(&path, &lines).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Appends lines. Half a line of a process that was killed, or of a full disk, stays a line by itself.
     fn append(&self, path: &Path, line: &[u8]) -> std::io::Result<()> {
         let mut file = File::options().create(true).read(true).append(true).mode(0o600).open(path)?;
         let mut last = [b'\n'];
@@ -390,7 +416,7 @@ mod tests {
         let mut ledger = Ledger::open(dir.path()).unwrap();
         assert_eq!(ledger.target_bytes(&own), None);
         let turn = ledger.take_turn().unwrap();
-        ledger.note_target(&turn, &own, 7).unwrap();
+        ledger.note_targets(&turn, std::iter::once((&own, 7))).unwrap();
         ledger.reserve(&turn, "next", 9).unwrap();
         let ledger = Ledger::open(dir.path()).unwrap();
         assert_eq!((ledger.target_bytes(&own), ledger.reserved(|_| false)), (Some(7), vec![("next".into(), 9)]));
@@ -431,7 +457,7 @@ mod tests {
         let turn = ledger.take_turn().unwrap();
         fs::write(dir.path().join("balance.journal"), "{\"entry\":\"ref").unwrap();
         let refusal = Refusal { guest: "next".into(), bytes: 1, reason: "a test".into() };
-        (0..2).for_each(|_| ledger.write_down(&turn, &Entry::Refusal(&refusal)).unwrap());
+        (0..2).for_each(|_| ledger.write_down(&turn, Entry::Refusal(&refusal)).unwrap());
         let text = fs::read_to_string(dir.path().join("balance.journal")).unwrap();
         let whole = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).is_ok());
         assert_eq!(whole.collect::<Vec<_>>(), [false, true, true], "{text}");
@@ -467,7 +493,7 @@ mod tests {
         let turn = ledger.take_turn().unwrap();
         let refusal = Refusal { guest: "next".into(), bytes: 1, reason: "x".repeat(1 << 20) };
         for _ in 0..9 {
-            ledger.write_down(&turn, &Entry::Refusal(&refusal)).unwrap();
+            ledger.write_down(&turn, Entry::Refusal(&refusal)).unwrap();
         }
         let lines = |name| fs::read_to_string(dir.path().join(name)).unwrap().lines().count();
         assert_eq!((lines("balance.journal.1"), lines("balance.journal")), (8, 1));
@@ -533,8 +559,8 @@ mod tests {
         let mut ledger = Ledger::open(dir.path()).unwrap();
         let turn = ledger.take_turn().unwrap();
         assert!(ledger.has_run("a"), "it never was");
-        ledger.note_pause(&turn, &target("a")).unwrap();
-        ledger.note_resumed(&turn, "a").unwrap();
+        ledger.note_pauses(&turn, std::iter::once(&target("a"))).unwrap();
+        ledger.note_resumed(&turn, &["a".to_owned()]).unwrap();
         assert!(!Ledger::open(dir.path()).unwrap().has_run("a"));
         let mut an_hour_later = |is_resumed, start_ticks| {
             let paused = ledger.kept.paused.get_mut("a").unwrap();
@@ -551,10 +577,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut ledger = Ledger::open(dir.path()).unwrap();
         let turn = ledger.take_turn().unwrap();
-        ["left", "resumed"].iter().for_each(|guest| ledger.note_pause(&turn, &target(guest)).unwrap());
-        ledger.note_resumed(&turn, "resumed").unwrap();
+        ["left", "resumed"].iter().for_each(|guest| ledger.note_pauses(&turn, std::iter::once(&target(guest))).unwrap());
+        ledger.note_resumed(&turn, &["resumed".to_owned()]).unwrap();
         ledger.kept.paused.values_mut().for_each(|paused| paused.at_s = 0);
-        ledger.note_pause(&turn, &target("next")).unwrap();
+        ledger.note_pauses(&turn, std::iter::once(&target("next"))).unwrap();
         let ledger = Ledger::open(dir.path()).unwrap();
         assert_eq!(ledger.left_paused(), ["left", "next"]);
         assert_eq!(ledger.kept.paused.keys().collect::<Vec<_>>(), ["left", "next"]);

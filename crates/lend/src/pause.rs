@@ -2,6 +2,7 @@
 
 use crate::hold::{self, Command, Replies, Reply, Target};
 use crate::ledger::{Entry, Ledger, Turn};
+use crate::many;
 use anyhow::Context;
 use balance::Pause;
 use guest::Guest;
@@ -80,17 +81,32 @@ impl Hold {
         if wanted.is_empty() {
             return Ok(());
         }
-        let at_s = host::boot_clock_s();
-        for (pause, target) in &wanted {
-            ledger.write_down(turn, &Entry::Pause { at_s, pause })?;
-            ledger.note_pause(turn, target)?;
+        let (at_s, since) = (host::boot_clock_s(), Instant::now());
+        // A guest that does not run is not noted: whoever finds that note later on would resume it.
+        let looked = many::each(wanted.into_iter(), |(pause, target)| {
+            let problem = hold::running(&target).err();
+            (pause, target, problem)
+        });
+        let mut wanted = Vec::new();
+        for (pause, target, problem) in looked {
+            if problem.is_none() {
+                wanted.push((pause, target));
+            } else {
+                self.all.push(Held { paused: Paused { pause, paused_ms: 0, problem }, since, is_paused: false });
+            }
         }
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        ledger.write_all_down(turn, wanted.iter().map(|(pause, _)| Entry::Pause { at_s, pause }))?;
+        ledger.note_pauses(turn, wanted.iter().map(|(_, target)| target))?;
         if self.holder.is_none() {
             self.holder = Some(Holder::start()?);
         }
         let since = Instant::now();
         let targets = wanted.iter().map(|(_, target)| target.clone()).collect();
         let replies = self.ask(&Command::Stop(targets));
+        let mut running = Vec::new();
         for (pause, _) in wanted {
             let reply = replies.iter().find(|reply| reply.guest == pause.guest);
             let problem = reply.map_or_else(
@@ -101,11 +117,11 @@ impl Hold {
             let is_paused = reply.is_none_or(|reply| reply.is_paused);
             if !is_paused {
                 // It stands still for another reason, or runs: it is not to be resumed later on.
-                ledger.note_resumed(turn, &pause.guest)?;
+                running.push(pause.guest.clone());
             }
             self.all.push(Held { paused: Paused { pause, paused_ms: 0, problem }, since, is_paused });
         }
-        Ok(())
+        if running.is_empty() { Ok(()) } else { ledger.note_resumed(turn, &running) }
     }
 
     /// Resumes guests, all but those that `keeps` names.
@@ -120,6 +136,7 @@ impl Hold {
             return Ok(());
         }
         let replies = self.ask(&Command::Cont(guests));
+        let (mut resumed, mut running) = (Vec::new(), Vec::new());
         for held in self.all.iter_mut().filter(is_due) {
             let guest = held.paused.pause.guest.clone();
             let own_ms = u64::try_from(held.since.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -128,11 +145,11 @@ impl Hold {
             held.is_paused = false;
             (held.paused.paused_ms, held.paused.problem) = (reply.paused_ms, reply.problem);
             if !reply.is_paused {
-                ledger.note_resumed(turn, &guest)?;
+                running.push(guest);
             }
-            ledger.write_down(turn, &Entry::Resume { at_s: host::boot_clock_s(), paused: &held.paused })?;
+            resumed.push(held.paused.clone());
         }
-        Ok(())
+        note_resumed(&running, &resumed, ledger, turn)
     }
 
     /// Resumes all guests, and tells for how long each stood still.
@@ -201,16 +218,27 @@ impl Drop for Holder {
 /// # Errors
 /// The ledger cannot be written.
 pub fn resume_left(ledger: &mut Ledger, turn: &Turn) -> anyhow::Result<()> {
-    for guest in ledger.left_paused() {
-        let reply = resume_alone(&guest, ledger);
-        let pause = Pause { guest: guest.clone(), reason: "the process that had paused it is gone".into() };
-        let paused = Paused { pause, paused_ms: 0, problem: reply.problem };
-        if paused.problem.is_none() {
-            ledger.note_resumed(turn, &guest)?;
-        }
-        ledger.write_down(turn, &Entry::Resume { at_s: host::boot_clock_s(), paused: &paused })?;
+    let left = ledger.left_paused();
+    if left.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    let resume = |guest: String| {
+        let problem = resume_alone(&guest, ledger).problem;
+        let pause = Pause { guest, reason: "the process that had paused it is gone".into() };
+        Paused { pause, paused_ms: 0, problem }
+    };
+    // All of them, before a ledger that cannot be written ends this.
+    let resumed = many::each(left.into_iter(), resume);
+    let running = resumed.iter().filter(|paused| paused.problem.is_none());
+    let running: Vec<String> = running.map(|paused| paused.pause.guest.clone()).collect();
+    note_resumed(&running, &resumed, ledger, turn)
+}
+
+/// Notes guests that run again, and writes down all that were to.
+fn note_resumed(running: &[String], resumed: &[Paused], ledger: &mut Ledger, turn: &Turn) -> anyhow::Result<()> {
+    let at_s = host::boot_clock_s();
+    let noted = if running.is_empty() { Ok(()) } else { ledger.note_resumed(turn, running) };
+    noted.and(ledger.write_all_down(turn, resumed.iter().map(|paused| Entry::Resume { at_s, paused })))
 }
 
 /// Resumes a guest without a holder.
@@ -223,7 +251,7 @@ fn resume_alone(guest: &str, ledger: &Ledger) -> Reply {
 impl Hold {
     /// A guest that was paused by a holder that has ended. The ledger has it.
     pub(crate) fn of_paused(guest: &Guest, ledger: &mut Ledger, turn: &Turn) -> Self {
-        ledger.note_pause(turn, &Target::of(guest).expect("a guest with QMP")).expect("a ledger");
+        ledger.note_pauses(turn, std::iter::once(&Target::of(guest).expect("a guest with QMP"))).expect("a ledger");
         let pause = Pause { guest: guest.id.clone(), reason: "a test".into() };
         let paused = Paused { pause, paused_ms: 0, problem: None };
         Self { holder: None, all: vec![Held { paused, since: Instant::now(), is_paused: true }] }
@@ -255,7 +283,7 @@ mod tests {
     #[test]
     fn guest_that_was_left_paused_is_resumed_once_its_qemu_answers() {
         let (qemu, mut ledger, turn, _dir) = scene();
-        ledger.note_pause(&turn, &Target::of(&qemu.guest).unwrap()).unwrap();
+        ledger.note_pauses(&turn, std::iter::once(&Target::of(&qemu.guest).unwrap())).unwrap();
         (qemu.state().status, qemu.state().fails) = ("paused", "cont");
         resume_left(&mut ledger, &turn).unwrap();
         assert_eq!(ledger.left_paused(), [qemu.guest.id.as_str()], "it was not resumed");
@@ -322,5 +350,10 @@ mod tests {
         assert_eq!(paused[0].problem.as_deref(), Some("it does not run: it is paused"));
         resume_left(&mut ledger, &turn).unwrap();
         assert_eq!(qemu.state().status, "paused", "the next round leaves it alone, too");
+        // Nor where the holder does not answer, or this process is killed.
+        let mut hold = pause_by("read line", &qemu, &mut ledger, &turn);
+        assert_eq!((hold.is_empty(), ledger.left_paused().len()), (true, 0));
+        hold.resume(|_| false, &mut ledger, &turn).unwrap();
+        assert_eq!(qemu.state().status, "paused");
     }
 }

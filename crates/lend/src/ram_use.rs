@@ -22,6 +22,10 @@ pub(crate) struct RamUse {
     pub resident_bytes: u64,
     /// RAM whose frames others hold too.
     pub folded_bytes: u64,
+    /// RAM in the host's swap.
+    pub swapped_bytes: u64,
+    /// Addresses of RAM, used or not.
+    pub mapped_bytes: u64,
 }
 
 impl RamUse {
@@ -46,11 +50,14 @@ impl RamUse {
         let mappings = Mapping::read_all(pid)?;
         let regions = RegionMap::new(Some(guest), &mappings);
         let (mut rss, mut uss, mut folded, mut merged) = (0_u64, 0_u64, 0_u64, 0_u64);
+        let (mut swapped_bytes, mut mapped_bytes) = (0_u64, 0_u64);
         for (n, mapping) in mappings.iter().enumerate() {
             let usage = &mapping.usage;
             merged += usage.ksm_bytes.unwrap_or(0);
             if regions.region_of(n) == Region::GuestRam {
                 (rss, uss) = (rss + usage.rss_bytes, uss + usage.uss_bytes);
+                swapped_bytes += usage.swap_bytes;
+                mapped_bytes += mapping.bytes();
             }
             if holds_folded_pages(mapping) {
                 folded += mapping.bytes().saturating_sub(usage.anonymous_bytes + usage.swap_bytes);
@@ -58,7 +65,7 @@ impl RamUse {
         }
         // Folded pages that were not touched since are in no page table.
         let resident_bytes = rss.max(uss + folded);
-        Ok(Self { pid, at, counters, resident_bytes, folded_bytes: folded + merged })
+        Ok(Self { pid, at, counters, resident_bytes, folded_bytes: folded + merged, swapped_bytes, mapped_bytes })
     }
 }
 

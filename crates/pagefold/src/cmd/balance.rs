@@ -179,7 +179,7 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
         // Memory first: a look takes its time.
         world.pause(&mut hold, &turn, &params)?;
         if apply.every.is_some() {
-            world.ledger.note_rules(&turn, &common.rules())?;
+            world.ledger.note_rules(&turn, world.gatherer.rules())?;
         }
         world.look()?;
         if std::mem::take(&mut is_first) {
@@ -241,7 +241,7 @@ fn run_reserve(common: &Common, world: &mut World, reserve: &ReserveArgs) -> any
     let steps = match make_room(&world.facts, &reserve.name, reserve.size, &params) {
         Ok(steps) => steps,
         Err(refusal) => {
-            world.ledger.write_down(&turn, &Entry::Refusal(&refusal))?;
+            world.ledger.write_down(&turn, Entry::Refusal(&refusal))?;
             return refuse(common, &refusal);
         }
     };
@@ -254,7 +254,7 @@ fn run_reserve(common: &Common, world: &mut World, reserve: &ReserveArgs) -> any
         world.ledger.reserve(&turn, &reserve.name, 0)?;
         let reason = format!("balloons freed less than expected, {} MiB are missing", spare.unsigned_abs() >> 20);
         let refusal = Refusal { guest: reserve.name.clone(), bytes: reserve.size, reason };
-        world.ledger.write_down(&turn, &Entry::Refusal(&refusal))?;
+        world.ledger.write_down(&turn, Entry::Refusal(&refusal))?;
         return refuse(common, &refusal);
     }
     common.print(&outcomes, || show::outcomes_text(&outcomes))?;

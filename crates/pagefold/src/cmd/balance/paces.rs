@@ -35,7 +35,7 @@ impl World<'_> {
         };
         let all: Vec<Paced> = changes.iter().cloned().map(paced).collect();
         for paced in &all {
-            self.ledger.write_down(turn, &Entry::Pace { at_s: host::boot_clock_s(), paced })?;
+            self.ledger.write_down(turn, Entry::Pace { at_s: host::boot_clock_s(), paced })?;
             say!("pagefold: memory: {}", in_words(paced));
         }
         Ok(all)

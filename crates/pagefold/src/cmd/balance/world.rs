@@ -135,7 +135,7 @@ impl<'a> World<'a> {
         self.facts.host.rung = ladder.rung();
         self.ledger.note_rung(turn, ladder.rung())?;
         if let Some(event) = &event {
-            self.ledger.write_down(turn, &Entry::Rung { at_s: host::boot_clock_s(), event })?;
+            self.ledger.write_down(turn, Entry::Rung { at_s: host::boot_clock_s(), event })?;
             say!("pagefold: memory: {}: {}", event.rung.name(), event.reason);
             if event.rung == Rung::Reclaim && before < Rung::Reclaim {
                 self.reclaim(turn)?;
@@ -149,7 +149,7 @@ impl<'a> World<'a> {
         let rules = self.gatherer.rules();
         let bytes = balance::relief_bytes(&self.facts.host);
         let reclaimed = lend::reclaim(&rules.caches(&self.guests), bytes, rules.within.is_some());
-        self.ledger.write_down(turn, &Entry::Reclaim { at_s: host::boot_clock_s(), reclaimed: &reclaimed })?;
+        self.ledger.write_down(turn, Entry::Reclaim { at_s: host::boot_clock_s(), reclaimed: &reclaimed })?;
         let (freed, count) = (reclaimed.freed_bytes >> 20, reclaimed.groups.len());
         let by = reclaimed.way.map_or_else(String::new, |way| format!(" by {way}"));
         let but = reclaimed.problem.as_ref().map_or_else(String::new, |problem| format!("; {problem}"));
