@@ -22,7 +22,7 @@ use crate::table;
 use crate::unfold::Unfold;
 use crate::witness::Witness;
 use crate::world::Turns;
-use crate::{arena, references};
+use crate::{arena, references, world};
 use act::SoftReader;
 use host::Pagemap;
 use page::{HostVirt, PageRange};
@@ -260,6 +260,11 @@ impl Folder {
             (Some(source), &Ok(generation)) => {
                 self.take_turns();
                 let mut table = table::lock();
+                if !world::is_held() {
+                    // Somebody has had the table for so long that the program's threads were let go.
+                    outcomes.fill(Outcome::Busy);
+                    return all.extend_from_slice(outcomes);
+                }
                 if references::generation() != generation {
                     // Something was opened that may not even be able to wait for pages.
                     return all.extend(outcomes.iter().map(|_| Outcome::Unpinned));

@@ -19,7 +19,7 @@ use crate::follow::Following;
 use crate::maps::{self, Kind, Mapping};
 use crate::section::cut;
 use crate::table::{self, Advice, READ_WRITE, Traits};
-use crate::{raw, references};
+use crate::{raw, references, world};
 use act::{HUGE_PAGES, MemberMemory, Watch, make_private, move_mapping_over};
 use host::{Pagemap, PagemapEntry};
 use page::{HostVirt, PAGE_BYTES, PageRange, pages_to_bytes};
@@ -200,13 +200,23 @@ fn restore_piece(
     let traits = Traits { asked: true, access: mapping.access, shut: 0, advice };
     let following = Arc::clone(folder.parts().0.following());
     let Some(neighbour) = side.neighbour((&following, &table), piece, traits) else { return Restored::Alone };
+    // Locked memory is not replaced. Nobody runs who could notice that it is not for a moment.
+    let was_locked = world::is_held() && maps::is_locked(piece);
+    if was_locked {
+        unlock(piece);
+    }
     if !following.may_replace(piece, traits, Kind::Pool) {
         return Restored::Later;
     }
-    // Nobody runs who could notice.
     protect(piece, READ_WRITE);
-    let is_done = is_free(folder, &table, pagemap, piece) && replace(&following, (piece, neighbour), advice).is_ok();
-    protect(piece, traits.access);
+    let is_done = is_free(folder, &table, pagemap, piece) && replace(&following, (piece, neighbour), traits).is_ok();
+    // If the threads have been let go meanwhile, another mapping may lie there.
+    if is_done || following.may_replace(piece, Traits { access: READ_WRITE, ..traits }, Kind::Pool) {
+        protect(piece, traits.access);
+    }
+    if was_locked {
+        lock(piece);
+    }
     if is_done {
         table.set_private(piece);
         following.hold().forget(piece);
@@ -249,15 +259,21 @@ fn is_all_its_own(pagemap: &Pagemap, piece: PageRange) -> bool {
 fn replace(
     following: &Following,
     (piece, neighbour): (PageRange, Option<PageRange>),
-    advice: Advice,
+    traits: Traits,
 ) -> Result<(), Errno> {
+    let advice = traits.advice;
     let watch = following.watch();
     let copy = MemberMemory::new(piece.pages)?;
+    // After `mlockall(MCL_FUTURE)` it is locked, and the kernel moves nothing from there.
+    copy.unlock();
     if following.hold().kept(piece) != [piece] || copy.fill_as_far_as_there(piece.start) != piece.pages {
         return Err(Errno::BUSY);
     }
     // A mapping that was never touched takes the addresses of its new place, and so can join its neighbours there.
     let (fresh, _guards) = MemberMemory::apart(piece.pages, !advice.no_reserve)?;
+    // After `mlockall(MCL_FUTURE)` it is full of zeros already.
+    fresh.unlock();
+    fresh.drop_pages(piece.pages);
     Traits { advice, ..Traits::default() }.inherited().apply(fresh.range())?;
     if advice.mergeable {
         advise(fresh.range(), libc::MADV_MERGEABLE);
@@ -265,6 +281,10 @@ fn replace(
     watch.register(fresh.range(), Watch::Missing)?;
     // It joins only what is registered in the same way. Its pages then belong to what they belonged to at first.
     neighbour.into_iter().for_each(|neighbour| _ = watch.register(neighbour, Watch::Missing));
+    // Making pages private, and the witness, may have taken so long that the threads were let go.
+    if !following.may_replace(piece, Traits { access: READ_WRITE, ..traits }, Kind::Pool) {
+        return Err(Errno::BUSY);
+    }
     following.hold().expect_placing(fresh.range().start, piece);
     // SAFETY: writers were kept out of the piece before it was copied, and the program's threads are stopped. A thread that
     // touches the fresh memory sleeps until the copies are there. The witness and `references` have said that nobody
@@ -299,6 +319,17 @@ fn fill(following: &Following, piece: PageRange, copies: PageRange) {
             std::thread::yield_now();
         }
     }
+}
+
+fn unlock(piece: PageRange) {
+    // SAFETY: unlocking changes no content.
+    unsafe { raw::call(libc::SYS_munlock, [piece.start.0 as usize, pages_to_bytes(piece.pages) as usize, 0, 0, 0, 0]) };
+}
+
+/// Locks memory again that was unlocked. All of its pages are there.
+fn lock(piece: PageRange) {
+    // SAFETY: locking changes no content.
+    unsafe { raw::call(libc::SYS_mlock, [piece.start.0 as usize, pages_to_bytes(piece.pages) as usize, 0, 0, 0, 0]) };
 }
 
 fn protect(piece: PageRange, access: u8) {

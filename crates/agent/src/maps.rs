@@ -23,6 +23,8 @@ pub struct Mapping {
     pub private: bool,
     /// Whether it is a lease's ([`act::SharedMark`]), this process's or one that it inherited. Known only of mappings in a list.
     pub lease: bool,
+    /// Whether it is private and of a file that has a name like a pool's. Known only of mappings in a list.
+    pub named: bool,
     /// The mapped file: its device and its inode number, which is 0 without a file.
     pub file: (u64, u64),
     /// Whether it is locked into memory. Known only with flags.
@@ -60,6 +62,8 @@ const _: () = assert!(size_of::<Query>() == 104 && PROCMAP_QUERY >> 16 & 0x3fff 
 
 /// The name of a lease's file, as the kernel shows it.
 const LEASE: &str = "/memfd:pagefold-lease";
+/// Beginning of the names of a pool's files.
+const POOL: &str = "/memfd:pagefold-";
 /// `PROCMAP_QUERY_VMA_READABLE` and so on.
 const READABLE: u64 = 1;
 const WRITABLE: u64 = 2;
@@ -82,6 +86,15 @@ pub fn know_pool(file: &Stat) {
         gone.for_each(|known| known.store(0, Ordering::Relaxed));
         // Without a free place, its mappings are taken for the program's own, which are left alone.
         know_file(file.st_ino);
+    }
+}
+
+/// Notes the pools of which something is mapped here, by their files' names. A forked child may not have been told of them.
+#[cfg(not(target_env = "gnu"))]
+pub fn know_named_pools() {
+    for mapping in mappings(crate::table::everything(), false).unwrap_or_default().iter().filter(|there| there.named) {
+        POOL_DEVICE.store(mapping.file.0, Ordering::Relaxed);
+        know_file(mapping.file.1);
     }
 }
 
@@ -184,6 +197,7 @@ impl Maps {
             heap: false,
             private: query.vma_flags & SHARED == 0,
             lease: false,
+            named: false,
             file: (makedev(query.device[0], query.device[1]), query.inode),
             anonymous: query.inode == 0,
             locked: false,
@@ -195,7 +209,7 @@ impl Maps {
 
 /// Whether part of a range of private memory is locked: `msync` refuses to invalidate locked memory, and does nothing to
 /// other memory.
-fn is_locked(range: PageRange) -> bool {
+pub fn is_locked(range: PageRange) -> bool {
     let bytes = range.pages as usize * PAGE_BYTES;
     // SAFETY: without `MS_SYNC`, the call changes nothing.
     let answer =
@@ -314,6 +328,7 @@ fn mapping(range: PageRange, rest: &str) -> Mapping {
         heap: name == "[heap]",
         private,
         lease: !private && name == LEASE,
+        named: private && name.starts_with(POOL),
         file: (makedev(major, minor), file.parse().unwrap_or(u64::MAX)),
         anonymous: private && file == "0" && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:")),
         locked: false,

@@ -260,6 +260,8 @@ mod halted {
     /// Something holds pages that map the pool, and does not let them go. The agent stays, and folds nothing more.
     pub fn leave(folder: Result<Folder, String>, pagemap: &Pagemap) -> io::Result<()> {
         let Ok(mut folder) = folder else { return Ok(()) };
+        // Its worker has not told of all of a pool that this process has inherited.
+        maps::know_named_pools();
         while !restore(&mut folder, pagemap, LEAVE_TIME, Origin::Folded) {}
         while !follow::wait_for_keeper() {}
         loop {
@@ -347,10 +349,14 @@ mod halted {
             for _ in 0..TRIES.0 {
                 let asked = Instant::now();
                 if self.halt() {
-                    let held = Instant::now();
-                    *HELD.lock() = Some(held);
-                    self.began = Some((asked, held));
-                    return Some(true);
+                    // The time counts from the question: this thread itself may have stood still before it read the answer.
+                    *HELD.lock() = Some(asked);
+                    if is_held() {
+                        self.began = Some((asked, Instant::now()));
+                        return Some(true);
+                    }
+                    *HELD.lock() = None;
+                    send(&FromAttached::Go);
                 }
                 std::thread::sleep(pause);
                 pause *= 2;

@@ -193,17 +193,18 @@ pub fn lead_back(pid: u32, own: &[u64], (remote, tracee): (&Remote, &Tracee), ga
     if is_entered(pid, own, memory, &places) {
         return Ok(false);
     }
-    for way in ways {
-        let mut there = [0; JUMP_BYTES];
-        if memory.read_exact_at(&mut there, way.function).is_err() || there != way.jump() {
-            // The library is there no longer.
-            continue;
-        }
-        if hash(memory, way.pages(), Some(&way))? == way.hash {
-            // Nobody else has changed these pages: they become the file's again.
+    for way in &ways {
+        let leads = |memory: &File| {
+            let mut there = [0; JUMP_BYTES];
+            // Otherwise the library is there no longer.
+            memory.read_exact_at(&mut there, way.function).is_ok() && there == way.jump()
+        };
+        if leads(memory) && hash(memory, way.pages(), Some(way))? == way.hash {
+            // Nobody else has changed these pages: they become the file's again. Locked memory is an error, and mended below.
             let (start, bytes) = (way.pages().start.0, page::pages_to_bytes(way.pages().pages));
             remote.call(tracee, libc::SYS_madvise, [start, bytes, libc::MADV_DONTNEED as u64, 0, 0, 0])?;
-        } else {
+        }
+        if leads(memory) {
             memory.write_all_at(&way.replaced, way.function)?;
         }
     }

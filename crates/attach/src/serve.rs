@@ -172,10 +172,11 @@ impl Serving {
 
     /// Tells the agent to leave, if somebody wants that and `may_leave` says that there is memory for it.
     fn tell_to_leave(&mut self, may_leave: &impl Fn() -> bool) {
-        if let Some(due) = self.leave.filter(|due| *due <= Instant::now() && self.halted.is_none()) {
+        if self.leave.is_some_and(|due| due <= Instant::now()) && self.halted.is_none() {
             let message = ToAttached::Leave.encode();
             let is_told = may_leave() && self.channel.send(&message, &[]).is_ok_and(|sent| sent);
-            self.leave = (!is_told).then_some(due + ASK_AGAIN);
+            // The supervisor's answer may have taken a while.
+            self.leave = (!is_told).then(|| Instant::now() + ASK_AGAIN);
         }
     }
 

@@ -311,6 +311,28 @@ fn folded_memory_is_moved_and_enlarged_in_forked_child_too() {
     move_folded_memory(&installed, &mut moves);
 }
 
+/// Detaching from a program that locks its memory did not end once, or left it with zeros, or with a jump to nowhere.
+#[test]
+fn program_that_has_locked_folded_memory_is_left_as_it_was_before() {
+    let Some(installed) = Installed::attaching() else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let program = installed.path("locked");
+    compile_source("cc", &[], &program, concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/locked.c"));
+    for (how, least_locked) in [("all", 2048), ("future", 0), ("page", 1)] {
+        let mut locked = Waits::run(&mut Command::new(&program));
+        let pid = locked.pid();
+        attach(&installed, &pid);
+        wait_for_folds(&installed, &pid, 1000);
+        assert_eq!(locked.tell(how), "ok\n");
+        detach(&installed, &pid);
+        assert_eq!(locked.tell("check"), "ok\n", "{how}");
+        let all = Mapping::read_all(locked.pid).expect("its mappings");
+        assert!(!all.iter().any(|mapping| mapping.name.contains("pagefold")), "{how}");
+        let pages = all.iter().map(|mapping| mapping.usage.locked_bytes / 4096).sum::<u64>();
+        assert!(pages >= least_locked, "{how}: {pages} pages are locked");
+    }
+}
+
 /// A program that holds the gate's lock, or whose thread was killed there, was once attached for good.
 #[test]
 fn program_that_holds_the_lock_of_the_gate_is_detached() {
