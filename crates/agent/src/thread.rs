@@ -28,7 +28,7 @@ use crate::table;
 use crate::turnover::{Change, LIFE};
 use crate::witness::Silence;
 use crate::world::{self, Enrolment};
-use crate::{forks, give_way, hooks, keeper};
+use crate::{arena, forks, give_way, hooks, keeper};
 use act::{HUGE_PAGES, Purpose, Role, SharedMark, Userfault};
 use host::{Pagemap, ProcessId, ProcessStat};
 use looks::{Activity, Looks};
@@ -61,6 +61,8 @@ pub const CHANGES_EVERY: (Duration, Duration) = (LOOK_EVERY, Duration::from_secs
 const REST: Duration = Duration::from_millis(500);
 /// Share of the pages of two megabytes that may be missing when they are collapsed in a member that is unfolded: 1/4.
 const UNFOLDED_MISSING: u64 = 4;
+/// Memory that stands ready in the arena before a round: 4 MiB.
+const ROUND_BYTES: usize = 4 << 20;
 /// Longest time for giving back mappings of a process that forks often: 2 s.
 const WITHDRAW_TIME: Duration = Duration::from_secs(2);
 /// Most runs in one message.
@@ -496,6 +498,11 @@ impl Agent {
     }
 
     fn work(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
+        // An allocation that fails would end the program. Its limits, or the host's, may leave no memory for a round.
+        if !arena::ensure(ROUND_BYTES) {
+            std::thread::sleep(RECONNECT.0);
+            return Ok(());
+        }
         let now = Instant::now();
         let seconds = u32::try_from((now - self.began).as_secs() + 1).unwrap_or(u32::MAX);
         if let (Some(enrolment), Ok(folder)) = (&mut self.enrolment, &self.folder) {

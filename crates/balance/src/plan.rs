@@ -163,8 +163,8 @@ fn kept_spare(facts: &Facts, params: &Params) -> u64 {
     facts.guests.iter().map(|guest| params.least_change_bytes(guest.ram_bytes)).fold(0, u64::saturating_add)
 }
 
-/// The step by which a guest gives this up. It goes from the size that its driver has: frames may show that it holds more, and a
-/// balloon told to have that much would grow it. `None`: there is nothing that it could give.
+/// The step by which a guest gives this up. It goes from the size that its driver has. Frames may show that the guest holds more,
+/// and a driver that is told to have that much lets it grow. `None`: there is nothing that it could give.
 fn shrink(facts: &Facts, taken: &Taken, why: &str) -> Option<Step> {
     let guest = &facts.guests[taken.guest];
     let size = guest.actual_bytes;
