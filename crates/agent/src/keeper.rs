@@ -179,3 +179,7 @@ pub fn begin_followed(keeper: &Path, watch: &Userfault) -> io::Result<()> {
         let _ = poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&left));
     }
 }
+
+#[cfg(test)]
+#[path = "keeper_tests.rs"]
+mod tests;

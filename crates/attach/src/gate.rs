@@ -270,3 +270,7 @@ fn words_of(memory: &File, range: Range<u64>) -> impl Iterator<Item = u64> {
         words.into_iter().map(u64::from_ne_bytes)
     })
 }
+
+#[cfg(test)]
+#[path = "gate_tests.rs"]
+mod tests;

@@ -481,3 +481,82 @@ fn no_write_is_lost_when_keeper_is_killed_while_worker_is_left() {
         signal(pid, "KILL");
     }
 }
+
+/// A device writes to the frame that it holds, whatever lies at the page's address by then.
+#[test]
+fn process_is_not_left_as_long_as_device_holds_pages() {
+    let Some(installed) = Installed::attaching() else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let mut server = Server::start(&installed);
+    let pid = server.pid(0);
+    attach(&installed, pid);
+    folded(&installed, pid, 1000);
+    server.order(b'h', &[0]);
+    let refused = installed.pagefold(&["detach", &pid.to_string(), "--wait", "8"]);
+    let why = String::from_utf8_lossy(&refused.stderr);
+    assert!(why.contains("something holds pages that are folded"), "{why}");
+    assert!(pooled(pid) > 0);
+    server.order(b'l', &[0]);
+    wait("the agent, which has gone on trying, has left", || (threads(pid) == 1).then_some(()));
+    server.assert_untouched(0);
+    server.order(b'w', &[0]);
+}
+
+/// Pages that a process may only read, in anonymous memory and in mappings of the pool.
+fn read_only(pid: u32) -> u64 {
+    let all = Mapping::list(pid).expect("its mappings");
+    let shut = all.iter().filter(|mapping| mapping.read && !mapping.write && !mapping.execute && !mapping.shared);
+    let shut = shut.filter(|mapping| mapping.name.is_empty() || mapping.name.contains("pagefold"));
+    shut.map(|mapping| (mapping.end.0 - mapping.start.0) / 4096).sum()
+}
+
+/// The agent reads the list of mappings, and replaces them some time later.
+#[test]
+fn program_that_changes_protection_is_left_with_what_it_has_set() {
+    let Some(installed) = Installed::attaching() else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let mut server = Server::start(&installed);
+    let pid = server.pid(0);
+    let at_first = read_only(pid);
+    for is_at_rest in [true, false] {
+        attach(&installed, pid);
+        folded(&installed, pid, 1000);
+        server.order(b'm', &[0]);
+        if is_at_rest {
+            detach(&installed, pid);
+        } else {
+            detach_with(&installed, pid, &mut server, (b"m", &[0]), |_| {});
+        }
+        server.assert_untouched(0);
+        assert_eq!(read_only(pid) - at_first, 256);
+        server.order(b'M', &[0]);
+        assert_eq!(read_only(pid), at_first);
+        server.order(b'b', &[0]);
+    }
+}
+
+/// Pages of a process with each kind of advice: against children, dumps and huge pages, and for the kernel's own merger.
+fn advised(pid: u32) -> [u64; 4] {
+    let all = Mapping::read_all(pid).expect("its mappings");
+    [b"dc", b"dd", b"nh", b"mg"].map(|flag| {
+        let advised = all.iter().filter(|mapping| mapping.name.is_empty() && mapping.vm_flags.contains(flag));
+        advised.map(|mapping| (mapping.end.0 - mapping.start.0) / 4096).sum()
+    })
+}
+
+#[test]
+fn advice_that_program_has_given_holds_after_it_was_left() {
+    let Some(installed) = Installed::attaching() else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let mut server = Server::start(&installed);
+    let pid = server.pid(0);
+    server.order(b'a', &[0]);
+    let before = advised(pid);
+    assert!(before[..3].iter().all(|pages| *pages >= 256), "{before:?}");
+    attach(&installed, pid);
+    folded(&installed, pid, 1800);
+    detach(&installed, pid);
+    assert_eq!(advised(pid), before);
+    server.assert_untouched(0);
+    server.order(b'b', &[0]);
+}

@@ -5,6 +5,7 @@ mod duplicates;
 mod enrolment;
 mod forks;
 mod heap;
+mod moves;
 
 use super::*;
 use crate::maps;

@@ -18,6 +18,8 @@
 #include <sys/uio.h>
 
 enum { PAGES = 2048, TABLE_BYTES = 4096, HEAD = 4, SLOT = 4, MOST = 16, AT_ONCE = 256, ROUNDS = 40, RING_BYTES = 1 << 15 };
+/* Pages that a device holds, that change their protection, that get advice of each kind. */
+enum { LATE = 8, PROTECTED = 512, ADVISED = 256 };
 enum { NUMBER, ORDER, WORKERS, TOUCHED };
 enum { PID, DONE, WRONG, FAULTS };
 /* The address that all have inherited memory at, in two words; pages that outsiders have written, and found wrong. */
@@ -76,6 +78,36 @@ static void discard_one_by_one(void)
 			fail("madvise");
 		areas.contents[0][n] = 0;
 	}
+}
+
+/* Writes those of the first runs of the inherited area that may be written. From now on, only the others may be. */
+static void change_protection(int ends)
+{
+	static unsigned turn;
+
+	for (size_t n = 0; n < PROTECTED; n += RUN) {
+		char *run = areas.pages[0] + n * PAGE_BYTES;
+		int is_open = n / RUN % 2 == turn % 2;
+
+		for (size_t page = n; turn && is_open && page < n + RUN; page++) {
+			fill(areas.pages[0] + page * PAGE_BYTES, 200 + turn % 50);
+			areas.contents[0][page] = 200 + turn % 50;
+		}
+		if (mprotect(run, RUN * PAGE_BYTES, ends || !is_open ? PROT_READ | PROT_WRITE : PROT_READ))
+			fail("mprotect");
+	}
+	turn = ends ? 0 : turn + 1;
+}
+
+/* Gives advice of each kind to as many pages of the inherited area. */
+static void give_advice(void)
+{
+	const int kinds[] = { MADV_DONTFORK, MADV_DONTDUMP, MADV_NOHUGEPAGE, MADV_MERGEABLE };
+
+	/* A kernel that merges no pages does not know the last. */
+	for (size_t n = 0; n < 4; n++)
+		if (madvise(areas.pages[0] + n * ADVISED * PAGE_BYTES, ADVISED * PAGE_BYTES, kinds[n]) && n < 3)
+			fail("madvise");
 }
 
 static unsigned wrong(void)
@@ -201,6 +233,47 @@ static void let_kernel_write(int discards)
 	__atomic_store_n(uring.seen, *uring.seen + count, __ATOMIC_RELEASE);
 }
 
+static int late[2];
+
+/* Begins to read into pages that are registered, from a pipe that is empty yet. The kernel writes to their frames. */
+static void begin_late_reads(void)
+{
+	struct iovec pages[LATE];
+
+	open_ring();
+	if (pipe(late))
+		fail("pipe");
+	for (size_t n = 0; n < LATE; n++)
+		pages[n] = (struct iovec){ areas.pages[0] + 3 * n * PAGE_BYTES, PAGE_BYTES };
+	if (syscall(SYS_io_uring_register, uring.ring, IORING_REGISTER_BUFFERS, pages, LATE))
+		fail("io_uring_register");
+	for (unsigned n = 0; n < LATE; n++) {
+		uring.entries[n] = (struct io_uring_sqe){ .opcode = IORING_OP_READ_FIXED, .fd = late[0], .len = PAGE_BYTES,
+							  .addr = (uintptr_t)pages[n].iov_base, .buf_index = n };
+		uring.places[n] = n;
+	}
+	__atomic_store_n(uring.tail, LATE, __ATOMIC_RELEASE);
+	if (syscall(SYS_io_uring_enter, uring.ring, LATE, 0, 0, NULL, 0) != LATE)
+		fail("io_uring_enter");
+}
+
+static void end_late_reads(void)
+{
+	char page[PAGE_BYTES];
+
+	fill(page, 99);
+	for (size_t n = 0; n < LATE; n++) {
+		if (write(late[1], page, PAGE_BYTES) != PAGE_BYTES)
+			fail("write");
+		areas.contents[0][3 * n] = 99;
+	}
+	while (__atomic_load_n(uring.done, __ATOMIC_ACQUIRE) != LATE)
+		syscall(SYS_io_uring_enter, uring.ring, 0, LATE, IORING_ENTER_GETEVENTS, NULL, 0);
+	close(late[0]);
+	close(late[1]);
+	close_ring();
+}
+
 /* Writes pages of another process until that is gone. */
 static void write_from_outside(pid_t pid)
 {
@@ -298,6 +371,21 @@ int main(int count, char **words)
 				slot[WRONG] += wrong();
 			}
 			close_ring();
+			break;
+		case 'h': /* The parent has a device hold pages, or lets it write them. */
+			if (!own)
+				begin_late_reads();
+			break;
+		case 'l':
+			if (!own)
+				end_late_reads();
+			break;
+		case 'm': /* Pages change their protection, or have the one that they had at first. */
+		case 'M':
+			change_protection(table[ORDER] == 'M');
+			break;
+		case 'a': /* Pages get advice. */
+			give_advice();
 			break;
 		case 't':
 			if (own)
