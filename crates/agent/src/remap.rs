@@ -226,13 +226,15 @@ fn one_with_unknown_parts(table: &Table, range: PageRange) -> Option<Traits> {
     (alike && mapped == range.pages && unknown.iter().all(|mapping| mapping.anonymous)).then_some(first)
 }
 
-/// The mapped parts of a range, also those that the table does not know, with their traits.
+/// The parts of a range that are memory of no file, also those that the table does not know, with their traits.
 fn all_parts(table: &Table, range: PageRange) -> Vec<(PageRange, Traits)> {
     let mut parts = table.known(range);
     let mut known = PageSet::new();
     parts.iter().for_each(|(part, _)| known.insert(*part));
     if !known.missing(range).is_empty() {
-        for Mapping { range: mapped, access, advice, .. } in maps::mappings(range, true).unwrap_or_default() {
+        // Of a file, the kernel leaves the mapping there.
+        let mappings = maps::mappings(range, true).unwrap_or_default().into_iter().filter(|mapping| mapping.anonymous);
+        for Mapping { range: mapped, access, advice, .. } in mappings {
             let traits = Traits { access, advice, ..Traits::default() };
             parts.extend(known.missing(mapped).into_iter().map(|part| (part, traits)));
         }

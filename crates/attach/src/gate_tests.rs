@@ -209,3 +209,29 @@ fn thread_that_runs_may_be_anywhere() {
     wait_for("it runs", || threads::doing(subject.pid(), subject.leader()) == Doing::Running);
     assert!(is_entered(subject.pid(), &[], remote.memory(), slice::from_ref(&(NOWHERE..NOWHERE + 1))));
 }
+
+/// A stack of which pages were folded may be several mappings.
+#[test]
+fn thread_is_found_by_stack_that_is_several_mappings() {
+    let led = Led::start();
+    led.subject.wait_for_calls(&[libc::SYS_read]);
+    let Doing::Call(call) = threads::doing(led.pid(), led.subject.leader()) else { panic!("it reads") };
+    let [stack, _] = call.place;
+    let next = (stack / 4096 + 1) * 4096;
+    let (mut bytes, mut words) = ([0; 8], Vec::new());
+    for at in (stack / 8 * 8..next + 4096).step_by(8) {
+        led.remote.memory().read_exact_at(&mut bytes, at).unwrap();
+        words.push((at, u64::from_ne_bytes(bytes)));
+    }
+    let is_new = |word: u64| word > 1 << 32 && words.iter().all(|(at, other)| *at >= next || *other != word);
+    let (_, word) = *words.iter().find(|(at, word)| *at >= next && is_new(*word)).expect("a word of the next page");
+    let is_found = || is_entered(led.pid(), &[led.own], led.remote.memory(), slice::from_ref(&(word..word + 1)));
+    assert!(is_found());
+    let own = Pid::from_raw(i32::try_from(led.own).unwrap()).unwrap();
+    let tracee = Tracee::seize(own, false).expect("trace it");
+    tracee.interrupt().unwrap();
+    while tracee.wait(Instant::now() + PATIENCE).unwrap().expect("it stops") != Stop::Asked {}
+    let advice = [next, 4096, libc::MADV_DONTDUMP as u64, 0, 0, 0];
+    assert_eq!(led.remote.call(&tracee, libc::SYS_madvise, advice).unwrap(), 0);
+    assert!(is_found(), "the stack is several mappings now");
+}

@@ -120,8 +120,17 @@ fn agent_is_told_to_leave_when_there_is_memory_and_threads_run() {
     assert_eq!(heard(&agent), None, "nobody wants that");
     let due = Instant::now();
     serving.leave = Some(due);
-    serving.tell_to_leave(&|| false);
-    assert_eq!((heard(&agent), serving.leave), (None, Some(due + super::ASK_AGAIN)), "there is no memory");
+    let answer = Duration::from_millis(20);
+    serving.tell_to_leave(&|| {
+        std::thread::sleep(answer);
+        false
+    });
+    let again = due + answer + super::ASK_AGAIN;
+    assert_eq!(heard(&agent), None, "there is no memory");
+    assert!(
+        serving.leave.is_some_and(|due| (again..again + PATIENCE).contains(&due)),
+        "a slow answer is waited for once"
+    );
     serving.tell_to_leave(&|| panic!("it is asked too early"));
     (serving.leave, serving.halted) = (Some(due), Some(due));
     serving.tell_to_leave(&|| panic!("threads stand still"));

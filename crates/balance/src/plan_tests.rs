@@ -368,7 +368,11 @@ fn growth_that_is_still_to_come_is_not_lent_to_another() {
     assert_eq!(room(36), Ok(0));
     assert!(room(37) != Ok(0), "the rest is on its way to a guest");
     facts.guests[1].driver = DriverState::Stuck;
-    assert_eq!(growth(&plan_of(&facts, &Wants(256 * M))), 64, "nobody waits for it: the other one grows by a quarter of its RAM");
+    assert_eq!(
+        growth(&plan_of(&facts, &Wants(256 * M))),
+        64,
+        "nobody waits for it: the other one grows by a quarter of its RAM"
+    );
 }
 
 #[test]

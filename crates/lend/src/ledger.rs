@@ -577,7 +577,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut ledger = Ledger::open(dir.path()).unwrap();
         let turn = ledger.take_turn().unwrap();
-        ["left", "resumed"].iter().for_each(|guest| ledger.note_pauses(&turn, std::iter::once(&target(guest))).unwrap());
+        ["left", "resumed"]
+            .iter()
+            .for_each(|guest| ledger.note_pauses(&turn, std::iter::once(&target(guest))).unwrap());
         ledger.note_resumed(&turn, &["resumed".to_owned()]).unwrap();
         ledger.kept.paused.values_mut().for_each(|paused| paused.at_s = 0);
         ledger.note_pauses(&turn, std::iter::once(&target("next"))).unwrap();

@@ -118,3 +118,28 @@ fn memory_that_grows_in_place_maps_no_slots_of_what_lay_there() {
     assert_eq!([byte(at, 2), byte(at, 3)], [0, 0]);
     unmap_all(at, 4);
 }
+
+/// From Linux 6.17 on, the kernel moves several mappings at once. Of a file, it leaves the mapping there.
+#[test]
+fn file_behind_folded_memory_stays_mapped_where_memory_was_moved_away() {
+    if !alone("hooks::tests::moves::file_behind_folded_memory_stays_mapped_where_memory_was_moved_away") {
+        return;
+    }
+    let (pool, at, to) = (pool(), enrolled(8), fresh(8));
+    // SAFETY: makes a file.
+    let file = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"file".as_ptr(), libc::MFD_CLOEXEC)) };
+    rustix::fs::ftruncate(&file, 4 * PAGE_BYTES as u64).unwrap();
+    let (behind, flags) = (at + 4 * PAGE_BYTES, libc::MAP_SHARED | libc::MAP_FIXED);
+    // SAFETY: the test's own pages.
+    unsafe { memory::mmap(behind as *mut c_void, 4 * PAGE_BYTES, 3, flags, file.as_raw_fd(), 0) };
+    (4..8).for_each(|page| write(at, page, 9));
+    fold(&pool, at, 170, 2);
+    let moved = remap(at, 8, 8, FIXED | libc::MREMAP_DONTUNMAP, to);
+    if moved == Err(libc::EFAULT) {
+        return eprintln!("skipped: the kernel moves no several mappings here");
+    }
+    assert_eq!(moved, Ok(to));
+    assert_eq!([byte(to, 0), byte(to, 4), byte(at, 0), byte(at, 4)], [170, 9, 0, 9]);
+    unmap_all(at, 8);
+    unmap_all(to, 8);
+}
