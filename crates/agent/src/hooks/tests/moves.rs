@@ -126,8 +126,7 @@ fn file_behind_folded_memory_stays_mapped_where_memory_was_moved_away() {
         return;
     }
     let (pool, at, to) = (pool(), enrolled(8), fresh(8));
-    // SAFETY: makes a file.
-    let file = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"file".as_ptr(), libc::MFD_CLOEXEC)) };
+    let file = rustix::fs::memfd_create(c"file", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, 4 * PAGE_BYTES as u64).unwrap();
     let (behind, flags) = (at + 4 * PAGE_BYTES, libc::MAP_SHARED | libc::MAP_FIXED);
     // SAFETY: the test's own pages.
