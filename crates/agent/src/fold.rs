@@ -260,14 +260,8 @@ impl Folder {
             (Some(source), &Ok(generation)) => {
                 self.take_turns();
                 let mut table = table::lock();
-                if !world::is_held() {
-                    // Somebody has had the table for so long that the program's threads were let go.
-                    outcomes.fill(Outcome::Busy);
-                    return all.extend_from_slice(outcomes);
-                }
-                if references::generation() != generation {
-                    // Something was opened that may not even be able to wait for pages.
-                    return all.extend(outcomes.iter().map(|_| Outcome::Unpinned));
+                if let Some(refused) = refused(generation) {
+                    return all.extend(outcomes.iter().map(|_| refused));
                 }
                 for (from, pages) in parts(piece, |page| table.is_refoldable(page)) {
                     let part = PageRange { start: piece.start.add_pages(from), pages };
@@ -313,6 +307,16 @@ impl Folder {
         }
         self.runs_since_count += u64::from(source.is_some());
     }
+}
+
+/// The outcome of folding after a wait for the table, where nothing may be folded any more.
+fn refused(generation: u64) -> Option<Outcome> {
+    if !world::is_held() {
+        // The wait was so long that the program's threads were let go.
+        return Some(Outcome::Busy);
+    }
+    // Something was opened that may not even be able to wait for pages.
+    (references::generation() != generation).then_some(Outcome::Unpinned)
 }
 
 /// The parts of a piece for which this is true, as first page and number of pages.

@@ -82,19 +82,7 @@ impl Hold {
             return Ok(());
         }
         let (at_s, since) = (host::boot_clock_s(), Instant::now());
-        // A guest that does not run is not noted: whoever finds that note later on would resume it.
-        let looked = many::each(wanted.into_iter(), |(pause, target)| {
-            let problem = hold::running(&target).err();
-            (pause, target, problem)
-        });
-        let mut wanted = Vec::new();
-        for (pause, target, problem) in looked {
-            if problem.is_none() {
-                wanted.push((pause, target));
-            } else {
-                self.all.push(Held { paused: Paused { pause, paused_ms: 0, problem }, since, is_paused: false });
-            }
-        }
+        let wanted = self.that_run(wanted, since);
         if wanted.is_empty() {
             return Ok(());
         }
@@ -122,6 +110,23 @@ impl Hold {
             self.all.push(Held { paused: Paused { pause, paused_ms: 0, problem }, since, is_paused });
         }
         if running.is_empty() { Ok(()) } else { ledger.note_resumed(turn, &running) }
+    }
+
+    /// Those of the guests that run. One that does not is not noted: whoever finds that note later on would resume it.
+    fn that_run(&mut self, wanted: Vec<(Pause, Target)>, since: Instant) -> Vec<(Pause, Target)> {
+        let looked = many::each(wanted.into_iter(), |(pause, target)| {
+            let problem = hold::running(&target).err();
+            (pause, target, problem)
+        });
+        let mut running = Vec::new();
+        for (pause, target, problem) in looked {
+            if problem.is_none() {
+                running.push((pause, target));
+            } else {
+                self.all.push(Held { paused: Paused { pause, paused_ms: 0, problem }, since, is_paused: false });
+            }
+        }
+        running
     }
 
     /// Resumes guests, all but those that `keeps` names.
