@@ -252,9 +252,15 @@ fn is_entered(pid: u32, own: &[u64], memory: &File, places: &[Range<u64>]) -> bo
         let mut next = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
         // The last two are the instruction's address and the stack pointer; a thread that runs has none.
         let (Some(instruction), Some(stack)) = (next(), next()) else { return true };
-        // Of a stack of which pages were folded, the kernel may see several mappings.
-        let joined = |end: u64, mapping: &Mapping| if mapping.start.0 <= end { end.max(mapping.end.0) } else { end };
-        let end = mappings.iter().filter(|mapping| mapping.end.0 > stack).fold(stack, joined);
+        // Of a stack of which pages were folded, the kernel may see several mappings. An inaccessible page lies between two stacks.
+        // Another one has addresses to which its thread has returned long ago.
+        let mut end = stack;
+        for mapping in mappings.iter().filter(|mapping| mapping.end.0 > stack) {
+            if mapping.start.0 > end || !(mapping.read && mapping.write) {
+                break;
+            }
+            end = mapping.end.0;
+        }
         let end = end.min(stack.saturating_add(STACK_BYTES));
         is_there(instruction) || words_of(memory, stack / 8 * 8..end).any(is_there)
     })
