@@ -100,8 +100,10 @@ impl Folding {
             kind if kind.is_vm() => (format!("--guest {name}"), ""),
             _ => (format!("--container {name}"), " --all-anonymous"),
         };
-        check("no: it is not a member of a group".into())
-            .warn(format!("pagefold attach {which} --group {group}{memory}"))
+        // Only root's service attaches.
+        check("no: it is not a member of a group".into()).warn(format!(
+            "pagefold attach {which} --group {group}{memory}; or start it with pagefold run --group {group} -- ..."
+        ))
     }
 
     fn judge(&self, member: &MemberLine, check: impl Fn(String) -> Check) -> Check {
@@ -242,14 +244,17 @@ mod tests {
     fn non_members_are_told_how_to_join_and_worst_member_counts() {
         let check = folding(&[("folding", true)], Fold::On).check(&guest(&[7]));
         assert!(check.found.contains("not a member"), "{check:?}");
-        assert_eq!(check.fix.unwrap(), "pagefold attach --guest x --group GROUP");
+        let fix = check.fix.unwrap();
+        assert_eq!(fix, "pagefold attach --guest x --group GROUP; or start it with pagefold run --group GROUP -- ...");
         let told = |kind, name: &str| {
             let other = Guest { kind, name: name.into(), group: "acme".into(), ..guest(&[7]) };
-            folding(&[], Fold::On).check(&other).fix.unwrap()
+            let fix = folding(&[], Fold::On).check(&other).fix.unwrap();
+            fix.split(';').next().map(str::to_owned)
         };
-        assert_eq!(told(GuestKind::Lxc, "web"), "pagefold attach --container web --group acme --all-anonymous");
-        assert_eq!(told(GuestKind::Lxc, "$(x)"), "pagefold attach --container NAME --group acme --all-anonymous");
-        assert_eq!(told(GuestKind::Process, "x"), "pagefold attach 7 --group acme --all-anonymous");
+        let attach = |words: &str| Some(format!("pagefold attach {words} --group acme --all-anonymous"));
+        assert_eq!(told(GuestKind::Lxc, "web"), attach("--container web"));
+        assert_eq!(told(GuestKind::Lxc, "$(x)"), attach("--container NAME"));
+        assert_eq!(told(GuestKind::Process, "x"), attach("7"));
         let check = folding(&[("folding", true), ("unpinned", true)], Fold::On).check(&guest(&[0, 1]));
         assert!(check.status == Status::Warn && check.found.contains("m1") && check.found.ends_with("1 more members"));
     }
