@@ -205,17 +205,20 @@ fn restore_piece(
     if was_locked {
         unlock(piece);
     }
-    if !following.may_replace(piece, traits, Kind::Pool) {
-        return Restored::Later;
-    }
-    protect(piece, READ_WRITE);
-    let is_done = is_free(folder, &table, pagemap, piece) && replace(&following, (piece, neighbour), traits).is_ok();
+    let may = following.may_replace(piece, traits, Kind::Pool);
+    let is_done = may && {
+        protect(piece, READ_WRITE);
+        is_free(folder, &table, pagemap, piece) && replace(&following, (piece, neighbour), traits).is_ok()
+    };
     // If the threads have been let go meanwhile, another mapping may lie there.
-    if is_done || following.may_replace(piece, Traits { access: READ_WRITE, ..traits }, Kind::Pool) {
+    if is_done || may && following.may_replace(piece, Traits { access: READ_WRITE, ..traits }, Kind::Pool) {
         protect(piece, traits.access);
     }
     if was_locked {
         lock(piece);
+    }
+    if !may {
+        return Restored::Later;
     }
     if is_done {
         table.set_private(piece);
