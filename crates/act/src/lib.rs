@@ -38,7 +38,9 @@ pub use member_memory::{
     make_private, map_anonymous_where_free, move_mapping_over, pages_equal, split_huge_page, write_pages,
 };
 pub use object_file::{is_sealed_object, seal_object};
-pub use pool_memory::{DonationWindow, HeldLease, InheritedSegment, Lease, LeaseState, PoolSegment, Role, check};
+pub use pool_memory::{
+    DonationWindow, HeldLease, InheritedSegment, Lease, LeaseState, POOL_NAMES, PoolSegment, Role, check,
+};
 pub use prover::Prover;
 pub use soft_read::SoftReader;
 pub use standby::{Inheritance, Inherited, Standby};

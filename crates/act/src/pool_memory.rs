@@ -85,6 +85,9 @@ fn offset(slot: u32) -> u64 {
     u64::from(slot) * PAGE_BYTES as u64
 }
 
+/// Beginning of the names of a pool's files, as the kernel shows them.
+pub const POOL_NAMES: &str = "/memfd:pagefold-";
+
 fn new_memfd(name: &str, bytes: u64) -> rustix::io::Result<OwnedFd> {
     let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     fchmod(&file, Mode::RUSR | Mode::WUSR)?;

@@ -24,7 +24,7 @@ pub struct Mapping {
     /// Whether it is a lease's ([`act::SharedMark`]), this process's or one that it inherited. Known only of mappings in a list.
     pub lease: bool,
     /// Whether it is private and of a file that has a name like a pool's. Known only of mappings in a list.
-    pub named: bool,
+    pub has_pool_name: bool,
     /// The mapped file: its device and its inode number, which is 0 without a file.
     pub file: (u64, u64),
     /// Whether it is locked into memory. Known only with flags.
@@ -62,8 +62,6 @@ const _: () = assert!(size_of::<Query>() == 104 && PROCMAP_QUERY >> 16 & 0x3fff 
 
 /// The name of a lease's file, as the kernel shows it.
 const LEASE: &str = "/memfd:pagefold-lease";
-/// Beginning of the names of a pool's files.
-const POOL: &str = "/memfd:pagefold-";
 /// `PROCMAP_QUERY_VMA_READABLE` and so on.
 const READABLE: u64 = 1;
 const WRITABLE: u64 = 2;
@@ -92,7 +90,8 @@ pub fn know_pool(file: &Stat) {
 /// Notes the pools of which something is mapped here, by their files' names. A forked child may not have been told of them.
 #[cfg(not(target_env = "gnu"))]
 pub fn know_named_pools() {
-    for mapping in mappings(crate::table::everything(), false).unwrap_or_default().iter().filter(|there| there.named) {
+    let all = mappings(crate::table::everything(), false).unwrap_or_default();
+    for mapping in all.iter().filter(|mapping| mapping.has_pool_name) {
         POOL_DEVICE.store(mapping.file.0, Ordering::Relaxed);
         know_file(mapping.file.1);
     }
@@ -197,7 +196,7 @@ impl Maps {
             heap: false,
             private: query.vma_flags & SHARED == 0,
             lease: false,
-            named: false,
+            has_pool_name: false,
             file: (makedev(query.device[0], query.device[1]), query.inode),
             anonymous: query.inode == 0,
             locked: false,
@@ -328,7 +327,7 @@ fn mapping(range: PageRange, rest: &str) -> Mapping {
         heap: name == "[heap]",
         private,
         lease: !private && name == LEASE,
-        named: private && name.starts_with(POOL),
+        has_pool_name: private && name.starts_with(act::POOL_NAMES),
         file: (makedev(major, minor), file.parse().unwrap_or(u64::MAX)),
         anonymous: private && file == "0" && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:")),
         locked: false,

@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 
 /// `ELFCLASS64`, the fifth byte of a program's file.
 const CLASS_64: u8 = 2;
-/// Beginning of the names of a pool's files, as the kernel shows them.
-const POOL: &str = "/memfd:pagefold-";
 /// Names of the threads of an agent.
 const AGENTS: [&str; 3] = ["pagefold", "pagefold-follow", "pagefold-gate"];
 
@@ -78,7 +76,7 @@ fn is_looked_after(mapping: &Mapping) -> bool {
 /// Whether a forked child may have a mapping with its userfaultfd from a member: memory that was folded there. The keeper
 /// follows it.
 fn is_inherited(mapping: &Mapping) -> bool {
-    !mapping.shared && mapping.name.starts_with(POOL)
+    !mapping.shared && mapping.name.starts_with(act::POOL_NAMES)
 }
 
 /// Checks a process and each of its threads, which are returned.

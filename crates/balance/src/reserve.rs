@@ -29,9 +29,9 @@ impl Budget {
     pub fn of(facts: &Facts) -> Self {
         let guests = &facts.guests;
         let untouched = sum(guests, GuestFacts::untouched_bytes);
-        let owed = sum(guests, expected_bytes);
+        let expected = sum(guests, expected_bytes);
         let lent_bytes = sum(guests, |guest| if guest.can_balloon() { guest.loan_bytes() } else { 0 });
-        let taken = untouched.saturating_add(owed).saturating_add(reserved_bytes(facts));
+        let taken = untouched.saturating_add(expected).saturating_add(reserved_bytes(facts));
         let ready = facts.host.available_bytes.saturating_sub(facts.host.floor_bytes);
         // Below its floor the host lacks memory before any guest takes some.
         let below = facts.host.floor_bytes.saturating_sub(facts.host.available_bytes);

@@ -180,16 +180,12 @@ impl Gatherer {
         let known = self.watched.get(&guest.id).and_then(|watched| watched.ram);
         let mut ram = RamUse::of(guest, started_with, known, at).ok()?;
         let watched = self.watched.entry(guest.id.clone()).or_default();
-        if let Some(plugged) = asked.as_ref().and_then(|answer| answer.as_ref()?.plugged_bytes) {
-            watched.plugged_bytes = plugged;
-        }
-        let with_plugged = started_with.saturating_add(watched.plugged_bytes);
-        if with_plugged > started_with.max(ram.mapped_bytes) {
-            // Plugged in since the last count.
+        let plugged = asked.as_ref().and_then(|answer| answer.as_ref()?.plugged_bytes).unwrap_or(watched.plugged_bytes);
+        if std::mem::replace(&mut watched.plugged_bytes, plugged) != plugged {
             ram = RamUse::of(guest, started_with, None, at).ok()?;
         }
         // The process has addresses for what is plugged in.
-        let ram_bytes = with_plugged.min(started_with.max(ram.mapped_bytes));
+        let ram_bytes = started_with.saturating_add(plugged).min(started_with.max(ram.mapped_bytes));
         let RamUse { resident_bytes, folded_bytes, swapped_bytes, .. } = ram;
         watched.ram = Some(ram);
         // A size is a part of all its RAM. A guest that has more of that than is known cannot be told one.
