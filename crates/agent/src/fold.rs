@@ -366,7 +366,7 @@ fn count_vmas() -> u64 {
             }
         }
     };
-    std::fs::File::open("/proc/self/maps").and_then(lines).unwrap_or(0)
+    std::fs::File::open("/proc/thread-self/maps").and_then(lines).unwrap_or(0)
 }
 
 #[cfg(test)]

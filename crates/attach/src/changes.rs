@@ -8,22 +8,31 @@ use std::fs;
 const RIGHTS: [&str; 7] = ["Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp", "Seccomp_filters"];
 
 /// Whether the program has other rights than the agent's thread, which has those that the program had before. An
-/// attacker that takes over a program which has given up rights must not find them in a thread of it.
-pub fn has_other_rights(pid: u32, agent: Pid) -> bool {
-    let Some(leader) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
+/// attacker that takes over a program which has given up rights must not find them in a thread of it. `own` are the agent's
+/// threads.
+pub fn has_other_rights(pid: u32, agent: Pid, own: &[u64]) -> bool {
+    // A first thread that has ended keeps the rights that it had.
+    let leader = Pid::from_raw(pid.cast_signed()).filter(|leader| threads::runs_program(pid, *leader));
+    let Some(program) = leader.or_else(|| programs(pid, own).next()) else { return false };
     let rights = |thread| {
         let status = fs::read_to_string(threads::of(pid, thread, "status")).ok()?;
         let is_right =
             |line: &&str| RIGHTS.iter().any(|field| line.strip_prefix(field).is_some_and(|rest| rest.starts_with(':')));
         Some(status.lines().filter(is_right).map(str::to_owned).collect::<Vec<_>>())
     };
-    matches!((rights(leader), rights(agent)), (Some(program), Some(own)) if program != own)
+    matches!((rights(program), rights(agent)), (Some(program), Some(agent)) if program != agent)
 }
 
 /// Whether all threads of the program's have ended, so that the agent alone keeps the process.
 pub fn is_abandoned(pid: u32, own: &[u64]) -> bool {
+    threads::list(pid).is_ok() && programs(pid, own).next().is_none()
+}
+
+/// The program's threads that have not ended.
+fn programs(pid: u32, own: &[u64]) -> impl Iterator<Item = Pid> {
     let is_own = |thread: &Pid| own.contains(&thread.as_raw_nonzero().get().cast_unsigned().into());
-    threads::list(pid).is_ok_and(|all| all.iter().all(|thread| is_own(thread) || !threads::runs_program(pid, *thread)))
+    let all = threads::list(pid).unwrap_or_default().into_iter();
+    all.filter(move |thread| !is_own(thread) && threads::runs_program(pid, *thread))
 }
 
 #[cfg(test)]
@@ -52,7 +61,7 @@ os._exit(0)
     #[test]
     fn each_right_that_program_gives_up_is_noticed() {
         let (subject, thread) = changed("24");
-        assert!(!has_other_rights(subject.pid(), thread), "it has yielded, and nothing else");
+        assert!(!has_other_rights(subject.pid(), thread, &[]), "it has yielded, and nothing else");
         let mut changes = vec!["157, 38, 1, 0, 0, 0"];
         if rustix::process::geteuid().is_root() {
             // `setresuid`, `setresgid`, `setgroups`, `capset`.
@@ -61,7 +70,7 @@ os._exit(0)
         }
         for change in changes {
             let (subject, thread) = changed(change);
-            assert!(has_other_rights(subject.pid(), thread), "{change}");
+            assert!(has_other_rights(subject.pid(), thread, &[]), "{change}");
         }
     }
 

@@ -128,7 +128,7 @@ pub struct Leadable {
 
 /// The functions of a process that can be led to a gate. The threads may run meanwhile.
 pub fn leadable(pid: u32) -> Vec<Leadable> {
-    let Ok(memory) = File::open(format!("/proc/{pid}/mem")) else { return Vec::new() };
+    let Ok(memory) = File::open(host::proc_file(pid, "mem")) else { return Vec::new() };
     let found = c_library::find(&memory, &Mapping::list(pid).unwrap_or_default(), NAMES);
     let with_begin = |[function, errno]: [Function; 2]| {
         let mut begin = [0; JUMP_BYTES];
@@ -140,7 +140,7 @@ pub fn leadable(pid: u32) -> Vec<Leadable> {
 
 /// The gate that a process has inherited from an attached one.
 pub fn inherited(pid: u32) -> Option<HostVirt> {
-    let memory = File::open(format!("/proc/{pid}/mem")).ok()?;
+    let memory = File::open(host::proc_file(pid, "mem")).ok()?;
     let leads_to = |led: &Leadable| {
         let way = u64::from_ne_bytes(*led.begin.strip_prefix(&JUMP)?.first_chunk()?);
         Some(way / PAGE_BYTES as u64 * PAGE_BYTES as u64).filter(|gate| is_gate(&memory, *gate))
@@ -154,7 +154,7 @@ pub fn inherited(pid: u32) -> Option<HostVirt> {
 /// # Errors
 /// There is no gate, or the kernel does not let code be changed.
 pub fn lead(pid: u32, own: &[u64], gate: HostVirt, found: &[Leadable]) -> anyhow::Result<bool> {
-    let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
+    let memory = File::options().read(true).write(true).open(host::proc_file(pid, "mem"))?;
     ensure!(is_gate(&memory, gate.0), "there is no gate");
     let mut free = places(gate.0).filter(|at| Way::read(&memory, *at).is_none());
     let mut is_all = true;

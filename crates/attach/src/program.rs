@@ -11,6 +11,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
+/// `PIDFD_THREAD`: the descriptor is one thread's, which need not be the first.
+const PIDFD_THREAD: u32 = libc::O_EXCL as u32;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Program {
@@ -25,7 +28,7 @@ impl Program {
     /// # Errors
     /// It must not be looked at.
     pub fn open(pid: u32) -> io::Result<Self> {
-        let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
+        let memory = File::options().read(true).write(true).open(host::proc_file(pid, "mem"))?;
         Ok(Self { pid, memory })
     }
 
@@ -67,8 +70,11 @@ impl Program {
         if !self.name_of(number).starts_with("socket:") {
             return None;
         }
-        let process = pidfd_open(Pid::from_raw(i32::try_from(self.pid).ok()?)?, PidfdFlags::empty()).ok()?;
-        pidfd_getfd(process, number as i32, PidfdGetfdFlags::empty()).ok()
+        let thread = host::thread_with_memory(self.pid);
+        // If the first thread has ended, the files are another one's to give; before Linux 6.9 none can.
+        let flags = if thread == self.pid { PidfdFlags::empty() } else { PidfdFlags::from_bits_retain(PIDFD_THREAD) };
+        let thread = pidfd_open(Pid::from_raw(i32::try_from(thread).ok()?)?, flags).ok()?;
+        pidfd_getfd(thread, number as i32, PidfdGetfdFlags::empty()).ok()
     }
 
     /// Whether a file is a pipe or a socket, which take what is written in any number of parts.
@@ -79,7 +85,7 @@ impl Program {
 
     /// The kernel's name of an open file; empty if there is none.
     fn name_of(&self, number: u64) -> String {
-        let name = fs::read_link(format!("/proc/{}/fd/{}", self.pid, number as i32));
+        let name = fs::read_link(host::proc_file(self.pid, &format!("fd/{}", number as i32)));
         name.unwrap_or_default().into_os_string().into_string().unwrap_or_default()
     }
 

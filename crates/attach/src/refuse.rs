@@ -85,7 +85,7 @@ fn check_threads(pid: u32, check: fn(u32, Pid) -> Result<(), String>) -> Result<
     if process.stat.kernel_thread {
         return Err("it is a thread of the kernel's, and has no memory of its own".into());
     }
-    if matches!(process.stat.state, b'Z' | b'X') {
+    if process.stat.has_ended() {
         return Err("it has ended".into());
     }
     let all = threads::list(pid).map_err(|e| format!("its threads cannot be listed: {e}"))?;
@@ -144,8 +144,8 @@ pub fn has_agent(pid: u32) -> bool {
 fn check_filters(pid: u32, all: &[Pid]) -> Result<bool, String> {
     let filters =
         |thread: &Pid| ["Seccomp", "Seccomp_filters", "NoNewPrivs"].map(|field| threads::status(pid, *thread, field));
-    // One that has just ended has no status.
-    let mut each = all.iter().map(filters).filter(|fields| fields[0].is_some());
+    // One that has ended has no filters any more, or no status.
+    let mut each = all.iter().filter(|thread| threads::runs_program(pid, **thread)).map(filters).filter(|fields| fields[0].is_some());
     let first = each.next().unwrap_or_default();
     if each.any(|other| other != first) {
         return Err("its threads have different filters of system calls (seccomp)".into());
@@ -155,7 +155,7 @@ fn check_filters(pid: u32, all: &[Pid]) -> Result<bool, String> {
 
 fn check_program(pid: u32) -> Result<(), String> {
     let mut head = [0_u8; 5];
-    let read = fs::File::open(format!("/proc/{pid}/exe")).and_then(|mut file| file.read_exact(&mut head));
+    let read = fs::File::open(host::proc_file(pid, "exe")).and_then(|mut file| file.read_exact(&mut head));
     read.map_err(|e| format!("its program cannot be read: {e}"))?;
     if head[4] == CLASS_64 { Ok(()) } else { Err("it is a program of 32 bits".into()) }
 }
@@ -167,7 +167,8 @@ fn check_proc(pid: u32) -> Result<(), String> {
 
 fn shares_memory(pid: u32) -> Option<u32> {
     let others = host::pids().unwrap_or_default();
-    others.into_iter().find(|other| *other != pid && act::share_memory(pid, *other))
+    let own = host::thread_with_memory(pid);
+    others.into_iter().find(|other| *other != pid && act::share_memory(own, host::thread_with_memory(*other)))
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ impl Remote {
     /// # Errors
     /// It must not be looked at, or has no page of the kernel's code (`vdso`).
     pub fn open(pid: u32) -> anyhow::Result<Self> {
-        let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
+        let memory = File::options().read(true).write(true).open(host::proc_file(pid, "mem"))?;
         let mappings = Mapping::list(pid)?;
         let found = mappings.iter().find(|mapping| mapping.name == "[vdso]");
         let vdso = found.context("the process has no vdso, through whose code system calls could be made in it")?;

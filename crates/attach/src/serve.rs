@@ -234,7 +234,7 @@ impl Serving {
         if changes::is_abandoned(self.process.pid, &self.own) {
             // Memory that becomes private ends with the process in a moment.
             let _ = self.channel.send(&ToAttached::Leave.encode(), &[]);
-        } else if self.leave.is_none() && changes::has_other_rights(self.process.pid, self.thread) {
+        } else if self.leave.is_none() && changes::has_other_rights(self.process.pid, self.thread, &self.own) {
             self.leave = Some(self.looked);
         }
         self.children.look_now();

@@ -132,7 +132,7 @@ fn hear(channel: &OwnedFd, halts: &mut Halts) -> anyhow::Result<(PageRange, bool
 
 /// The agent's first thread: it has a table of files of its own, in which the first is a socket.
 fn first_thread(pid: u32) -> Option<Pid> {
-    let leader = Pid::from_raw(pid.cast_signed())?;
+    let leader = Pid::from_raw(host::thread_with_memory(pid).cast_signed())?;
     let is_it = |thread: &Pid| {
         let name = fs::read_to_string(threads::of(pid, *thread, "comm")).unwrap_or_default();
         let first = fs::read_link(threads::of(pid, *thread, "fd/0")).unwrap_or_default();

@@ -1,6 +1,7 @@
 //! KSM, the kernel's own merger: `/sys/kernel/mm/ksm` for the host and `/proc/PID/ksm_stat` for a process. Fields
 //! have the kernel's names. A field that a kernel does not have is `None`.
 
+use crate::memory_files::proc_file;
 use crate::{Error, Result};
 use std::fs;
 use std::path::Path;
@@ -78,7 +79,7 @@ impl KsmStat {
     /// # Errors
     /// [`Error::is_gone`] and [`Error::is_denied`].
     pub fn of(pid: u32) -> Result<Self> {
-        let path = format!("/proc/{pid}/ksm_stat");
+        let path = proc_file(pid, "ksm_stat");
         match fs::read_to_string(&path) {
             Ok(text) => Ok(Self::parse(&text)),
             Err(_) if !Path::new("/proc/self/ksm_stat").exists() => Ok(Self::default()),

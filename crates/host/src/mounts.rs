@@ -1,6 +1,7 @@
 //! File systems of mounts: which have files that are only memory, whether `/proc` hides processes, and which one a
 //! mount is of.
 
+use crate::memory_files::proc_file;
 use crate::text;
 use linux_raw_sys::general::{
     __NR_statmount, MNT_ID_REQ_SIZE_VER0, MNT_ID_REQ_SIZE_VER1, STATMOUNT_SB_BASIC, mnt_id_req, statmount,
@@ -35,7 +36,7 @@ impl<'a> Mount<'a> {
 /// memfd, System V and shared anonymous memory. The former are missing if they cannot be read, as when the process is
 /// gone.
 pub(crate) fn shmem_devices(pid: u32) -> HashSet<u64> {
-    let mountinfo = text::read(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+    let mountinfo = text::read(proc_file(pid, "mountinfo")).unwrap_or_default();
     let mut devices = parse_tmpfs_devices(&mountinfo);
     devices.extend(*INTERNAL_MOUNT);
     devices
@@ -67,7 +68,7 @@ pub fn proc_hides_processes() -> bool {
 /// Whether process `pid` sees the whole `/proc` of a kernel's namespace, by the kernel's list of its mounts. Nothing is
 /// opened there: whoever has mounted something else could keep the caller waiting.
 pub fn has_proc(pid: u32) -> bool {
-    text::read(format!("/proc/{pid}/mountinfo")).is_ok_and(|mountinfo| parse_has_proc(&mountinfo))
+    text::read(proc_file(pid, "mountinfo")).is_ok_and(|mountinfo| parse_has_proc(&mountinfo))
 }
 
 fn parse_has_proc(mountinfo: &str) -> bool {
@@ -95,7 +96,7 @@ pub fn filesystem_of_mount(mount: u64) -> Option<u32> {
 pub fn filesystem_of_mount_of(pid: u32, mount: u64) -> Option<u32> {
     /// `NS_GET_MNTNS_ID`: `_IOR(0xb7, 5, u64)`.
     const GET_NUMBER: libc::Ioctl = 0x8008_b705_u32 as libc::Ioctl;
-    let namespace = File::open(format!("/proc/{pid}/ns/mnt")).ok()?;
+    let namespace = File::open(proc_file(pid, "ns/mnt")).ok()?;
     let mut number = 0_u64;
     // SAFETY: the kernel writes the namespace's number to the variable.
     let answer = unsafe { libc::ioctl(namespace.as_raw_fd(), GET_NUMBER, &raw mut number) };

@@ -5,6 +5,7 @@
 //!
 //! See `Documentation/admin-guide/mm/pagemap.rst` in the Linux source.
 
+use crate::memory_files::proc_file;
 use crate::{Error, Result};
 use linux_raw_sys::general::{page_region, pm_scan_arg};
 use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange, Pfn};
@@ -117,7 +118,7 @@ impl Pagemap {
     /// # Errors
     /// The process is gone, or belongs to somebody else.
     pub fn open(pid: u32) -> Result<Self> {
-        let path = PathBuf::from(format!("/proc/{pid}/pagemap"));
+        let path = proc_file(pid, "pagemap");
         let file = File::open(&path).map_err(|e| Error::file("open", &path, e))?;
         Ok(Self { file, path })
     }

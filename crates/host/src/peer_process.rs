@@ -7,6 +7,7 @@
 //! used again before the process has ended and its parent has collected it. So `/proc/PID` is read first and the
 //! pidfd is asked afterwards: if the process has not ended by then, `/proc/PID` was about it.
 
+use crate::memory_files::proc_file;
 use crate::{Error, Pagemap, PagemapEntry, ProcessId, ProcessStat, Result, Seqpacket};
 use page::PageRange;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -79,7 +80,7 @@ impl PeerPages {
         // The owner is looked up after the file was opened. The file belongs to the user whose rights the process
         // has. It belongs to root where the kernel keeps others from looking, as after the execution of a program
         // with more rights.
-        let owner = std::fs::symlink_metadata(format!("/proc/{}/pagemap", peer.pid))?.uid();
+        let owner = std::fs::symlink_metadata(proc_file(peer.pid, "pagemap"))?.uid();
         if has_ended(&pidfd)? {
             return Err(io::Error::other(format!("process {} has ended", peer.pid)));
         }

@@ -5,6 +5,7 @@
 //! holds, and callers count it.
 
 use crate::cgroup::Cgroups;
+use crate::memory_files::proc_file;
 use crate::{Error, ProcessStat, Result, text};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -51,7 +52,7 @@ impl Process {
     /// hides this process from the caller.
     pub fn read(pid: u32) -> Result<Self> {
         let process = Self::read_without_arguments(pid)?;
-        let cmdline = text::read_start(format!("/proc/{pid}/cmdline"), MOST_CMDLINE_BYTES)?;
+        let cmdline = text::read_start(proc_file(pid, "cmdline"), MOST_CMDLINE_BYTES)?;
         Ok(Self { cmdline: parse_cmdline(&cmdline), ..process })
     }
 
@@ -67,7 +68,7 @@ impl Process {
         let uid = parse_uid(&text::read(file("status"))?).unwrap_or(u32::MAX);
         let cmdline = Vec::new();
         // A process whose program the caller may not know is listed all the same.
-        let exe = fs::read_link(file("exe")).ok();
+        let exe = fs::read_link(proc_file(pid, "exe")).ok();
         let cgroups = match text::read(file("cgroup")) {
             Ok(text) => Cgroups::parse(&text),
             Err(e) if e.is_gone() && Path::new("/proc/self/cgroup").exists() => return Err(e),
@@ -103,7 +104,7 @@ pub fn children(pid: u32) -> Vec<u32> {
 
 /// Whether process `pid` runs a program with this file name. One that has ended does not. `None` if the caller may not know.
 pub fn runs_program(pid: u32, name: &str) -> Option<bool> {
-    match fs::read_link(format!("/proc/{pid}/exe")) {
+    match fs::read_link(proc_file(pid, "exe")) {
         Ok(exe) => Some(Process { exe: Some(exe), ..Process::default() }.program() == name),
         Err(e) => (e.kind() == std::io::ErrorKind::NotFound).then_some(false),
     }
@@ -114,7 +115,7 @@ pub fn runs_program(pid: u32, name: &str) -> Option<bool> {
 /// # Errors
 /// [`Error::is_gone`] and [`Error::is_denied`].
 pub fn anonymous_bytes(pid: u32) -> Result<u64> {
-    let status = text::read(format!("/proc/{pid}/status"))?;
+    let status = text::read(proc_file(pid, "status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
     let kib = line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok());
     Ok(kib.unwrap_or(0).saturating_mul(1024))
@@ -137,9 +138,9 @@ impl MemoryCounters {
     /// # Errors
     /// [`Error::is_gone`] and [`Error::is_denied`].
     pub fn of(pid: u32) -> Result<Self> {
-        let statm = text::read(format!("/proc/{pid}/statm"))?;
+        let statm = text::read(proc_file(pid, "statm"))?;
         let field = |n: usize| statm.split_ascii_whitespace().nth(n).and_then(|field| field.parse().ok()).unwrap_or(0);
-        let ksm = text::read(format!("/proc/{pid}/ksm_merging_pages")).ok();
+        let ksm = text::read(proc_file(pid, "ksm_merging_pages")).ok();
         let ksm_pages = ksm.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
         Ok(Self { resident_pages: field(1), file_pages: field(2), ksm_pages })
     }
@@ -160,7 +161,7 @@ impl MemoryCounters {
 /// # Errors
 /// [`Error::is_gone`] if the process has ended or is a kernel thread; [`Error::is_denied`] if the caller may not.
 pub fn check_readable(pid: u32) -> Result<()> {
-    let path = format!("/proc/{pid}/smaps");
+    let path = proc_file(pid, "smaps");
     File::open(&path).map(drop).map_err(|e| Error::file("open", path, e))
 }
 
@@ -169,7 +170,7 @@ pub fn check_readable(pid: u32) -> Result<()> {
 /// # Errors
 /// [`Error::is_gone`] and [`Error::is_denied`].
 pub fn open_files(pid: u32) -> Result<Vec<PathBuf>> {
-    let path = PathBuf::from(format!("/proc/{pid}/fd"));
+    let path = proc_file(pid, "fd");
     let listing = fs::read_dir(&path).map_err(|e| Error::file("list", &path, e))?;
     Ok(listing.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).collect())
 }

@@ -3,13 +3,14 @@
 //! The kernel may use a pid again once its process is gone. A process is therefore named by its pid together with its
 //! start time. Signals are sent through a pidfd, after pid and start time were compared.
 
-use crate::{Error, Result, text};
+use crate::{Error, Result, memory_files, text};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, test_kill_process, waitpid,
 };
 use serde::{Deserialize, Serialize};
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::ExitStatus;
 
 /// `PF_KTHREAD` of the kernel's `task_struct::flags`.
@@ -20,8 +21,8 @@ const PF_FORKNOEXEC: u64 = 0x40;
 /// Fields of `/proc/PID/stat`. Times are in clock ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessStat {
-    /// State of the first thread, one letter: `R` running, `S` sleeping, `Z` ended and not collected by its parent,
-    /// and so on. A process whose first thread has ended before the others counts as ended here.
+    /// State of the first thread, one letter: `R` running, `S` sleeping, `Z` ended, and so on. The first thread is listed
+    /// until the others have ended and the parent has collected the process.
     pub state: u8,
     /// The parent's pid; 0 for none.
     pub parent: u32,
@@ -29,6 +30,8 @@ pub struct ProcessStat {
     pub kernel_thread: bool,
     /// CPU time used, in user and in kernel mode, by all its threads.
     pub cpu_ticks: u64,
+    /// Number of its threads, the first one among them even if it has ended.
+    pub threads: u64,
     /// Start time, counted from boot.
     pub start_ticks: u64,
     /// Whether the kernel is still loading a program into it. Until then it has no arguments and no environment.
@@ -65,6 +68,7 @@ impl ProcessStat {
             parent: number(4)?.try_into().ok()?,
             kernel_thread: number(9)? & PF_KTHREAD != 0,
             cpu_ticks: number(14)?.saturating_add(number(15)?),
+            threads: number(20)?,
             start_ticks: number(22)?,
             // Field 26 is the address of the program's code. The kernel sets it after it has laid out arguments and
             // environment.
@@ -80,16 +84,33 @@ impl ProcessStat {
     /// # Errors
     /// [`Error::is_gone`] if there is no such process.
     pub fn read(pid: u32) -> Result<Self> {
-        let path = format!("/proc/{pid}/stat");
+        let stat = Self::of_thread(format!("/proc/{pid}/stat"))?;
+        if !stat.has_no_first_thread() || stat.has_ended() {
+            return Ok(stat);
+        }
+        // Without its memory, the first thread looks as if a program were being loaded.
+        let other = Self::of_thread(memory_files::proc_file(pid, "stat"));
+        Ok(other.map_or(stat, |other| Self { loading: other.loading, layout: other.layout, ..stat }))
+    }
+
+    /// Reads the `stat` of one thread. Its start time is its own, and its CPU time, too, unless the path is the process's.
+    pub(crate) fn of_thread(path: impl Into<PathBuf>) -> Result<Self> {
+        let path = path.into();
         Self::parse(&text::read(&path)?).ok_or_else(|| Error::Malformed {
-            path: path.into(),
+            path,
             line: 1,
             problem: "not the fields that the kernel documents".into(),
         })
     }
 
-    /// Whether the process has ended and only waits for its parent to collect it.
+    /// Whether the process has ended and only waits for its parent to collect it. A program may end its first thread
+    /// before the others: it lives on with them.
     pub fn has_ended(&self) -> bool {
+        self.has_no_first_thread() && self.threads <= 1
+    }
+
+    /// Whether the first thread has ended, perhaps before the others.
+    pub fn has_no_first_thread(&self) -> bool {
         matches!(self.state, b'Z' | b'X')
     }
 }
@@ -175,7 +196,7 @@ mod tests {
         let line = "4711 (a) S (b) c) T 12 1 1 0 -1 4194304 104 0 0 0 30 4 0 0 20 0 1 0 987654 1 1 0\n";
         let stat = ProcessStat::parse(line).unwrap();
         let expected =
-            ProcessStat { state: b'T', parent: 12, cpu_ticks: 34, start_ticks: 987_654, ..Default::default() };
+            ProcessStat { state: b'T', parent: 12, cpu_ticks: 34, threads: 1, start_ticks: 987_654, ..Default::default() };
         assert_eq!(stat, expected);
         assert_eq!(ProcessStat::parse("4711 (short) S 1"), None);
         assert_eq!(ProcessStat::parse(""), None);

@@ -5,6 +5,7 @@
 //! rounds the proportional set once. Mappings come from `smaps`. If a process ends or executes another program while
 //! its `smaps` is read, the list just stops; this module detects that and returns an error.
 
+use crate::memory_files::{proc_file, thread_with_memory};
 use crate::mounts;
 use crate::{Error, Result};
 use page::HostVirt;
@@ -79,7 +80,7 @@ impl Usage {
     /// [`Error::is_gone`] if the process has ended or never had memory (a kernel thread);
     /// [`Error::is_denied`] if the caller may not look.
     pub fn of(pid: u32) -> Result<Self> {
-        let path = PathBuf::from(format!("/proc/{pid}/smaps_rollup"));
+        let path = proc_file(pid, "smaps_rollup");
         match File::open(&path) {
             Ok(file) => {
                 let mut entries = parse(BufReader::new(file), &path)?;
@@ -158,7 +159,7 @@ impl Mapping {
     }
 
     fn read(pid: u32, name: &str) -> Result<Vec<Self>> {
-        let path = PathBuf::from(format!("/proc/{pid}/{name}"));
+        let path = proc_file(pid, name);
         let file = File::open(&path).map_err(|e| Error::file("open", &path, e))?;
         let mut mappings = read_whole(BufReader::with_capacity(1 << 16, file), &path)?;
         mark_shmem(&mut mappings, &mounts::shmem_devices(pid));
@@ -168,7 +169,7 @@ impl Mapping {
     /// The link in `/proc/PID/map_files` to the file that process `pid` maps here. Opening the link opens that very file,
     /// even if it has no name any more.
     pub fn file_path(&self, pid: u32) -> PathBuf {
-        format!("/proc/{pid}/map_files/{:x}-{:x}", self.start.0, self.end.0).into()
+        format!("/proc/{}/map_files/{:x}-{:x}", thread_with_memory(pid), self.start.0, self.end.0).into()
     }
 
     /// Whether it maps a device or the kernel's own data rather than memory, as far as the name tells.

@@ -1,6 +1,8 @@
 //! Figures about this machine, and about the memory of processes.
 
+use crate::memory_files::proc_file;
 use crate::{MemoryLimits, Result, text};
+use std::path::Path;
 
 /// The kernel, and the machine that it runs on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,7 +101,7 @@ pub fn free_swap_bytes() -> u64 {
 /// # Errors
 /// The process is gone, or may not be looked at.
 pub fn page_table_bytes(pid: u32) -> Result<u64> {
-    status_bytes(&format!("/proc/{pid}/status"), "VmPTE:").map(Option::unwrap_or_default)
+    status_bytes(proc_file(pid, "status"), "VmPTE:").map(Option::unwrap_or_default)
 }
 
 /// Private memory of process `pid` that is in swap (`VmSwap`).
@@ -107,11 +109,11 @@ pub fn page_table_bytes(pid: u32) -> Result<u64> {
 /// # Errors
 /// The process is gone, or may not be looked at.
 pub fn swapped_bytes(pid: u32) -> Result<u64> {
-    status_bytes(&format!("/proc/{pid}/status"), "VmSwap:").map(Option::unwrap_or_default)
+    status_bytes(proc_file(pid, "status"), "VmSwap:").map(Option::unwrap_or_default)
 }
 
 /// A size from a file with lines `Key: N kB`, such as `status`.
-fn status_bytes(path: &str, key: &str) -> Result<Option<u64>> {
+fn status_bytes(path: impl AsRef<Path>, key: &str) -> Result<Option<u64>> {
     let status = text::read(path)?;
     let kib = status.lines().find_map(|l| l.strip_prefix(key)?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
     Ok(kib.map(|kib| kib * 1024))
@@ -156,7 +158,7 @@ mod tests {
         let named = std::thread::spawn(|| {
             fs::write("/proc/thread-self/comm", b"\xff\xfe").unwrap();
             let thread = fs::read_link("/proc/thread-self").unwrap();
-            status_bytes(&format!("/proc/{}/status", thread.display()), "VmSwap:")
+            status_bytes(format!("/proc/{}/status", thread.display()), "VmSwap:")
         });
         assert!(named.join().unwrap().unwrap().is_some());
     }

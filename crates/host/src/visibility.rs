@@ -16,13 +16,13 @@
 //! A process can change its auxiliary vector (`PR_SET_MM_MAP`). It changes by that how its own memory is judged, and no
 //! other's.
 
+use crate::memory_files::proc_file;
 use crate::process::effective_uid;
 use crate::{Error, Pagemap, Result, text};
 use linux_raw_sys::auxvec::{AT_EUID, AT_UID};
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
 
 /// Longest auxiliary vector that is read, in bytes. The kernel's has some 400.
 const AUXV_BYTES: u64 = 4096;
@@ -74,14 +74,14 @@ impl Pagemap {
 
 /// Whether the kernel shows a process to its user. It shows everything to root.
 fn is_shown_to_user(pid: u32) -> Result<bool> {
-    let path = PathBuf::from(format!("/proc/{pid}/pagemap"));
+    let path = proc_file(pid, "pagemap");
     let owner = fs::symlink_metadata(&path).map_err(|e| Error::file("look at", &path, e))?.uid();
     let user = effective_uid(pid)?;
     Ok(owner == user || user == 0)
 }
 
 fn auxiliary_vector(pid: u32) -> Result<Vec<u8>> {
-    let path = PathBuf::from(format!("/proc/{pid}/auxv"));
+    let path = proc_file(pid, "auxv");
     let mut bytes = Vec::new();
     let read = fs::File::open(&path).and_then(|file| file.take(AUXV_BYTES).read_to_end(&mut bytes));
     read.map_err(|e| Error::file("read", &path, e))?;

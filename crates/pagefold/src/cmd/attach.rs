@@ -268,7 +268,7 @@ fn has_own_mremap(pid: u32) -> bool {
     }
     let mut bytes = Vec::new();
     let read =
-        File::open(format!("/proc/{pid}/exe")).and_then(|file| file.take(MOST_PROGRAM_BYTES).read_to_end(&mut bytes));
+        File::open(host::proc_file(pid, "exe")).and_then(|file| file.take(MOST_PROGRAM_BYTES).read_to_end(&mut bytes));
     read.is_ok() && bytes.windows(NAME.len()).any(|some| some == NAME)
 }
 
