@@ -45,6 +45,11 @@ impl CgroupHome {
         Ok(home)
     }
 
+    /// Its directories, one in each tree.
+    pub fn dirs(&self) -> &[PathBuf] {
+        &self.dirs
+    }
+
     /// Moves process `pid` into the group.
     ///
     /// # Errors

@@ -184,9 +184,9 @@ pub fn process_rates_script(seconds: u32) -> String {
 pub const COMPUTE_SCRIPT: &str = "perl -MTime::HiRes=time -e 'my ($b, $x) = (time, 1); \
     for (1 .. 1200000) { $x = ($x * 1103515245 + 12345) % 2147483648 } print time - $b'";
 
-/// A loop that counts, for ever. It is a load that makes a guest busy.
+/// A loop that counts, for ever. It is a load that makes a guest busy. One operation is counting to a thousand.
 pub fn spin_script() -> String {
-    in_background(&format!("echo 1 >{COUNT}; i=0; while [ ! -e /run/pagefold-stop ]; do i=$((i+1)); done"))
+    counted("{ i=0; while [ $i -lt 1000 ]; do i=$((i+1)); done; }")
 }
 
 /// A build of Perl's own library, from the names of [`SOURCES_SCRIPT`]. Each step compiles a module, writes it out again from

@@ -7,6 +7,7 @@ mod fold;
 mod frames;
 mod ksmd;
 mod merger;
+mod payers;
 mod process;
 mod vms;
 
@@ -15,7 +16,8 @@ pub use crowd::Crowd;
 pub use fold::Group;
 pub use frames::{Places, Taken, frames_of};
 pub use ksmd::{Rate, account};
-pub use merger::{Merger, Payer, SETTLED_FOR};
+pub use merger::{Merger, SETTLED_FOR};
+pub use payers::Payer;
 pub use process::Asked;
 pub use vms::{Speed, System, Vms, VmsWanted};
 

@@ -18,10 +18,10 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Time limit of a build.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// A guest with resident zeros, before a build.
+/// A guest with resident zeros, before a build. It ends before its merger.
 struct Prepared {
-    merger: Merger,
     vms: Vms,
+    merger: Merger,
     /// Where the RAM lies.
     ram: Ram,
     /// The pages of zeros that the merger gave back.
@@ -51,12 +51,13 @@ fn prepare(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Prepared> {
     let mut measured = Measured::default();
     measured.put("zero_mb", mb(shared.len() as f64));
     measured.put(MERGED, merger.saved_pages()? as f64);
-    Ok(Prepared { merger, vms, ram, shared, begin, timeline, measured })
+    Ok(Prepared { vms, merger, ram, shared, begin, timeline, measured })
 }
 
 /// `kloster-t7.1`.
 pub fn run_time(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let Prepared { merger, vms, mut measured, .. } = prepare(rig, planned)?;
+    super::go_on_beside_load(&merger, &planned.arm)?;
     let before = merger.cpu()?;
     let speed = vms.run(Timed::Build(BUILD_STEPS), 0)?[0];
     let seconds = 3600.0 / speed.rate;
@@ -69,7 +70,9 @@ pub fn run_time(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
 
 /// `kloster-fig7.3`.
 pub fn zeros_consumed(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
-    let Prepared { vms, ram, shared, begin, mut timeline, mut measured, .. } = prepare(rig, planned)?;
+    // A part that is not bound here would end at once: the merger, too, which is to go on during the build.
+    let Prepared { merger, vms, ram, shared, begin, mut timeline, mut measured } = prepare(rig, planned)?;
+    super::go_on_beside_load(&merger, &planned.arm)?;
     vms.tell(&vms.guests, &workload::in_background(&workload::build_script(BUILD_STEPS)))?;
     let since = Instant::now();
     let mut quarters = Quarters::default();

@@ -99,8 +99,12 @@ fn watch(merger: &Merger, prober: &mut Asked, victim: &mut Asked, planned: &Plan
 
 /// `kim-bill`.
 pub fn bill(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let homes = rig.homes(&GROUPS.map(|group| group.name))?;
     let mut merger = rig.merger(&planned.arm, &GROUPS)?;
     let vms = rig.vms(&two_groups(), &mut merger)?;
+    for guest in &vms.guests {
+        homes.add(&guest.group, guest.pid.context("a guest without a process")?)?;
+    }
     let begin = Instant::now();
     let mut timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
     merger.on()?;

@@ -1,6 +1,6 @@
 //! `sonone-fig8`: the saving of idle guests, under a load, and after it.
 
-use super::{D256, GROUP, alike, rep_of};
+use super::{D256, GROUP, alike, go_on_beside_load, rep_of};
 use crate::data::Length;
 use crate::plan::Planned;
 use crate::record::{MERGED, Measured, OPERATIONS, Timeline};
@@ -15,7 +15,7 @@ const SHORT: usize = 3;
 const FULL: usize = 5;
 /// Interval between two looks.
 const LOOK: Duration = Duration::from_secs(1);
-/// Share of the idle saving that counts as being back.
+/// Share of the idle saving that counts as being back. If the load leaves as much, nothing can come back.
 const BACK: f64 = 0.8;
 
 /// `sonone-fig8`.
@@ -29,15 +29,21 @@ pub fn saving(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut measured = Measured::default();
     measured.put(MERGED, merger.taken(&vms.pids())?.merged_pages as f64);
     let idle = merger.saved_pages()? as f64;
+    go_on_beside_load(&merger, &planned.arm)?;
     vms.load(&vms.guests, &workload::paced_transactions_script())?;
     traced.event("transactions begin");
-    let loaded = traced.follow(Duration::from_secs(if full { 60 } else { 20 }), f64::INFINITY)?;
+    let loaded = traced.follow(Duration::from_secs(if full { 60 } else { 20 }))?;
     vms.tell(&vms.guests, workload::STOP_SCRIPT)?;
     measured.put(OPERATIONS, vms.operations(&vms.guests)?.iter().sum::<u64>() as f64);
     traced.event("transactions end");
-    let quiet_since = Instant::now();
-    let quiet = traced.follow(Duration::from_secs(if full { 120 } else { 60 }), idle * BACK)?;
-    let back = quiet_since.elapsed().as_secs_f64();
+    let quiet = traced.follow(Duration::from_secs(if full { 120 } else { 30 }))?;
+    put(idle, &loaded, &quiet, &mut measured);
+    measured.timelines.push(traced.timeline);
+    Ok(measured)
+}
+
+/// Saved pages: of idle guests, and in looks each second under the load and after it.
+fn put(idle: f64, loaded: &[f64], quiet: &[f64], measured: &mut Measured) {
     // The second half of the load, in which its memory is warm.
     let under_load = stats::mean(&loaded[loaded.len() / 2..]);
     let after = quiet[quiet.len() - 1];
@@ -45,10 +51,13 @@ pub fn saving(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
         measured.put_at("saved_mb", phase, mb(saved));
     }
     measured.put("load_share", under_load / idle);
-    measured.put("back_share", after / idle);
-    measured.put("back_s", back);
-    measured.timelines.push(traced.timeline);
-    Ok(measured)
+    if under_load < idle * BACK {
+        let back = quiet.iter().position(|saved| *saved >= idle * BACK).unwrap_or(quiet.len());
+        measured.put("back_share", after / idle);
+        measured.put("back_s", (back + 1) as f64 * LOOK.as_secs_f64());
+    } else {
+        measured.notes.push("the load left more than 80% of the saving: nothing could come back".into());
+    }
 }
 
 /// The saving over time.
@@ -68,17 +77,35 @@ impl<'a> Traced<'a> {
         self.timeline.events.push((self.begin.elapsed().as_secs_f64(), text.to_owned()));
     }
 
-    /// Saved pages each second, for a time, or until they are `enough`.
-    fn follow(&mut self, time: Duration, enough: f64) -> anyhow::Result<Vec<f64>> {
+    /// Saved pages each second, for a time.
+    fn follow(&mut self, time: Duration) -> anyhow::Result<Vec<f64>> {
         let (since, mut seen) = (Instant::now(), Vec::new());
         loop {
             pause(LOOK)?;
             let saved = self.merger.saved_pages()? as f64;
             self.timeline.points.push((self.begin.elapsed().as_secs_f64(), mb(saved)));
             seen.push(saved);
-            if since.elapsed() >= time || saved >= enough {
+            if since.elapsed() >= time {
                 return Ok(seen);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn saving_comes_back_only_where_a_load_took_it() {
+        let of = |loaded: &[f64], quiet: &[f64]| {
+            let mut measured = Measured::default();
+            put(100.0, loaded, quiet, &mut measured);
+            let value = |name: &str| measured.samples.iter().find(|s| s.metric == name).map(|s| s.value);
+            (value("load_share").unwrap(), value("back_share"), value("back_s"), measured.notes.len())
+        };
+        assert_eq!(of(&[90.0, 40.0], &[60.0, 80.0, 95.0]), (0.4, Some(0.95), Some(2.0), 0));
+        assert_eq!(of(&[90.0, 40.0], &[60.0, 70.0]), (0.4, Some(0.7), Some(3.0), 0), "it is not back in time");
+        assert_eq!(of(&[10.0, 90.0], &[95.0]), (0.9, None, None, 1));
     }
 }

@@ -1,6 +1,6 @@
 //! Pagefold as a merger: a service of the run's own, with groups that the study names.
 
-use super::merger::{Cpu, Payer};
+use super::payers::{Cpu, Payer, Payers};
 use super::{program, wait};
 use anyhow::bail;
 use api::ask::GroupState;
@@ -11,7 +11,6 @@ use api::place::Place;
 use bench::{Guardian, Serving, prover_of};
 use host::{ProcessId, ThreadCpu};
 use page::PAGE_BYTES;
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
@@ -172,19 +171,23 @@ impl Folding {
         Ok(self.serving.show(group)?.worker_pid)
     }
 
-    /// Processor time by payer: each group's worker and agents, and what serves all groups.
+    /// Processor time of the workers, the agents' threads, the supervisor and the prover, by the control groups in which it was spent.
     pub fn cpu(&self) -> anyhow::Result<Cpu> {
-        let mut cpu = BTreeMap::new();
-        for group in &self.groups {
-            let worker = self.serving.show(group)?.worker_pid.map_or(Ok(0.0), |pid| of_process(pid, None))?;
-            let members = self.members.iter().filter(|(_, of)| of == group);
-            let agents = members.map(|(pid, _)| of_process(*pid, Some(AGENT))).sum::<anyhow::Result<f64>>()?;
-            cpu.insert(Payer::Group((*group).to_owned()), worker + agents);
+        let members = self.members.iter().map(|(pid, group)| (*pid, group.as_str(), Some(AGENT)));
+        let states = self.states()?;
+        let workers = self.groups.iter().zip(&states).filter_map(|(group, state)| Some((state.worker_pid?, *group, None)));
+        let of_groups: Vec<_> = members.chain(workers).collect();
+        let of_all: Vec<_> = [Some(self.serving.pid()), prover_of(self.serving.pid())].into_iter().flatten().collect();
+        let mut parties: Vec<_> =
+            of_groups.iter().map(|(pid, group, _)| (*pid, Payer::Group((*group).to_owned()))).collect();
+        parties.extend(of_all.iter().map(|pid| (*pid, Payer::Nobody)));
+        let payers = Payers::of(&parties)?;
+        let mut cpu = Cpu::default();
+        let spenders = of_groups.into_iter().map(|(pid, _, thread)| (pid, thread));
+        for (pid, thread) in spenders.chain(of_all.into_iter().map(|pid| (pid, None))) {
+            *cpu.0.entry(payers.payer(pid)?).or_default() += of_process(pid, thread)?;
         }
-        let supervisor = self.serving.pid();
-        let prover = prover_of(supervisor).map_or(Ok(0.0), |pid| of_process(pid, None))?;
-        cpu.insert(Payer::Nobody, of_process(supervisor, None)? + prover);
-        Ok(Cpu(cpu))
+        Ok(cpu)
     }
 
     /// Members for an audit of page frames.

@@ -11,15 +11,18 @@ use host::Ksm;
 pub struct Rate(pub u64, pub u64);
 
 impl Rate {
+    /// 50,000 pages a second.
+    pub const BESIDE_LOAD: Self = Self(1000, 20);
+
     /// The rate of an arm, by its name: pages a second, the kernel's default, or as fast as can be.
     pub fn of(arm: &str) -> Option<Self> {
         match arm.strip_prefix("ksm")? {
-            "" => Some(Self(1_000_000, 0)),
+            "" | "-max" => Some(Self(1_000_000, 0)),
             "-default" => Some(Self(100, 20)),
             "-1k" => Some(Self(20, 20)),
             "-5k" => Some(Self(100, 20)),
             "-10k" => Some(Self(200, 20)),
-            "-50k" => Some(Self(1000, 20)),
+            "-50k" => Some(Self::BESIDE_LOAD),
             "-100k" => Some(Self(2000, 20)),
             _ => None,
         }
@@ -63,6 +66,11 @@ impl Ksmd {
     /// Has it pass over no page from here on, where the kernel can do otherwise.
     pub fn scan_every_page(&self) -> anyhow::Result<()> {
         set_where_known("smart_scan", "0")
+    }
+
+    /// Its process.
+    pub const fn pid(&self) -> u32 {
+        self.pid
     }
 
     /// Its processor time.

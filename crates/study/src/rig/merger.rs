@@ -2,11 +2,11 @@
 
 use super::fold::{Folding, Group};
 use super::ksmd::{self, Ksmd, Rate};
+use super::payers::{Cpu, Payer, Payers};
 use super::{Rig, Taken, program, wait};
 use crate::record::Timeline;
 use anyhow::{Context, bail};
 use host::ProcessId;
-use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -20,36 +20,6 @@ const ROUNDS: u64 = 2;
 const SMART_ROUNDS: u64 = 10;
 /// Limit of the wait until it is settled.
 const LONGEST: Duration = Duration::from_secs(180);
-
-/// The party in whose control groups processor time is spent.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Payer {
-    /// A group, by its name.
-    Group(String),
-    /// The host, for all groups together.
-    Nobody,
-}
-
-/// Processor time of merging by payer, in seconds.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Cpu(pub BTreeMap<Payer, f64>);
-
-impl Cpu {
-    /// All of it.
-    pub fn total(&self) -> f64 {
-        self.0.values().sum()
-    }
-
-    /// The part of one payer.
-    pub fn of(&self, payer: &Payer) -> f64 {
-        self.0.get(payer).copied().unwrap_or(0.0)
-    }
-
-    /// The time since an earlier look.
-    pub fn since(&self, before: &Self) -> Self {
-        Self(self.0.iter().map(|(payer, time)| (payer.clone(), time - before.of(payer))).collect())
-    }
-}
 
 /// A merger with its members. Dropping it ends it.
 pub enum Merger {
@@ -142,11 +112,15 @@ impl Merger {
         }
     }
 
-    /// Processor time since it started, by payer.
+    /// Processor time since it started, by the control groups in which it was spent.
     pub fn cpu(&self) -> anyhow::Result<Cpu> {
         match self {
             Self::Off => Ok(Cpu::default()),
-            Self::Ksm(ksmd, _) => Ok(Cpu([(Payer::Nobody, ksmd.cpu_s()?)].into())),
+            Self::Ksm(ksmd, members) => {
+                let members = members.iter().map(|(pid, group)| (*pid, Payer::Group(group.clone())));
+                let payer = Payers::of(&members.collect::<Vec<_>>())?.payer(ksmd.pid())?;
+                Ok(Cpu([(payer, ksmd.cpu_s()?)].into()))
+            }
             Self::Fold(folding) => folding.cpu(),
         }
     }
@@ -258,12 +232,5 @@ mod tests {
         assert!(is_settled(&slow, 8.0, 8) && !is_settled(&slow, 8.0, 10), "rounds that take longer than the span");
         assert!(!is_settled(&[(0.0, 90, Some(1)), (9.0, 100, Some(4)), (18.0, 100, Some(9))], 8.0, 8));
         assert!(!is_settled(&[(0.0, 100, None), (9.0, 100, None)], 60.0, 2), "a pass at a low rate takes longer");
-    }
-
-    #[test]
-    fn processor_time_is_kept_apart_by_payer() {
-        let cpu = |a: f64, nobody: f64| Cpu([(Payer::Group("a".into()), a), (Payer::Nobody, nobody)].into());
-        let used = cpu(3.0, 1.0).since(&cpu(1.0, 0.5));
-        assert_eq!((used.total(), used.of(&Payer::Nobody), used.of(&Payer::Group("b".into()))), (2.5, 0.5, 0.0));
     }
 }
