@@ -34,7 +34,8 @@ const LINGERS: Duration = Duration::from_secs(10);
 #[derive(clap::Args)]
 #[command(after_help = "\
 The process is not started anew, and need not have been started in any special way. One of its threads is
-stopped for less than a millisecond, and puts a thread of the agent's beside the program's own.
+stopped for less than a millisecond, or for some on a busy host, and puts a thread of the agent's beside
+the program's own.
 While pages are being folded, all threads are stopped for some milliseconds at a time, one part
 in 20 at most, one in 4 while the program sleeps.
 
