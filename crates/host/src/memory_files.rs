@@ -1,8 +1,8 @@
 //! Files of `/proc` about what the threads of a process have in common: its memory, arguments, program and open files.
 //!
 //! `/proc/PID` shows what the first thread has. A program may end that one before the others, as with `pthread_exit` in
-//! `main`, and live on. The first thread then has nothing any more: those files are empty or cannot be opened, while the
-//! same files of the other threads show it all.
+//! `main`, and live on. The first thread then has nothing any more: those files are empty or cannot be opened. The same
+//! files of the other threads show it all.
 
 use crate::ProcessStat;
 use std::fs;
