@@ -31,7 +31,7 @@ mod used;
 
 use crate::plan::Planned;
 use crate::record::{MERGED, Measured, Timeline};
-use crate::rig::{Group, Merger, Rate, Rig, SETTLED_FOR, System, Vms, VmsWanted, pause};
+use crate::rig::{Group, Merger, Rig, SETTLED_FOR, System, Vms, VmsWanted, pause};
 use bench::{SmallHost, Swap};
 use std::time::Instant;
 
@@ -184,15 +184,6 @@ fn merge(merger: &Merger, vms: &Vms) -> anyhow::Result<(Instant, Timeline, Measu
     let mut measured = Measured::default();
     measured.put(MERGED, merger.taken(&vms.pids())?.merged_pages as f64);
     Ok((begin, timeline, measured))
-}
-
-/// Has a merger that is settled go on beside a load as it would on a host: ksmd at 50,000 pages a second, and not at its highest rate, at
-/// which it takes a processor for itself. The arm `ksm-max` keeps that.
-fn go_on_beside_load(merger: &Merger, arm: &str) -> anyhow::Result<()> {
-    match merger.ksmd() {
-        Some(ksmd) if !arm.ends_with("-max") => ksmd.set_rate(Rate::BESIDE_LOAD),
-        _ => Ok(()),
-    }
 }
 
 /// The guests of a lab as a census takes them.

@@ -57,7 +57,6 @@ fn prepare(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Prepared> {
 /// `kloster-t7.1`.
 pub fn run_time(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let Prepared { merger, vms, mut measured, .. } = prepare(rig, planned)?;
-    super::go_on_beside_load(&merger, &planned.arm)?;
     let before = merger.cpu()?;
     let speed = vms.run(Timed::Build(BUILD_STEPS), 0)?[0];
     let seconds = 3600.0 / speed.rate;
@@ -71,8 +70,7 @@ pub fn run_time(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
 /// `kloster-fig7.3`.
 pub fn zeros_consumed(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     // A part that is not bound here would end at once: the merger, too, which is to go on during the build.
-    let Prepared { merger, vms, ram, shared, begin, mut timeline, mut measured } = prepare(rig, planned)?;
-    super::go_on_beside_load(&merger, &planned.arm)?;
+    let Prepared { merger: _merger, vms, ram, shared, begin, mut timeline, mut measured } = prepare(rig, planned)?;
     vms.tell(&vms.guests, &workload::in_background(&workload::build_script(BUILD_STEPS)))?;
     let since = Instant::now();
     let mut quarters = Quarters::default();

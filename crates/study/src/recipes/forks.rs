@@ -1,6 +1,6 @@
 //! `kloster-t8.1`: forks in a guest whose memory is merged, and forks of a process that is a member itself.
 
-use super::{D256, GROUP, alike, go_on_beside_load, merge, rep_of};
+use super::{D256, GROUP, alike, merge, rep_of};
 use crate::data::Length;
 use crate::plan::Planned;
 use crate::record::{Measured, OPERATIONS};
@@ -25,7 +25,6 @@ pub fn rates(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let vms = rig.vms(&alike(2, rep_of(planned), D256), &mut merger)?;
     one(&vms, 1)?;
     let (_, timeline, mut measured) = merge(&merger, &vms)?;
-    go_on_beside_load(&merger, &planned.arm)?;
     let rates = one(&vms, seconds)?;
     for (kind, rate) in rates.0 {
         measured.put_at("rate", kind, rate);

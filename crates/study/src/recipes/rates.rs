@@ -5,7 +5,7 @@
 //! ```
 //! A restored emulator has translated no code: the first run of each load has it translated.
 
-use super::{D256, GROUP, alike, go_on_beside_load, merge, rep_of};
+use super::{D256, GROUP, alike, merge, rep_of};
 use crate::data::Length;
 use crate::plan::Planned;
 use crate::record::{Measured, OPERATIONS};
@@ -51,7 +51,6 @@ fn timed(rig: &mut Rig, planned: &Planned, loads: &[(&str, Timed)], seconds: u32
         vms.run_first(first, FIRST_RUN)?;
     }
     let (begin, mut timeline, mut measured) = merge(&merger, &vms)?;
-    go_on_beside_load(&merger, &planned.arm)?;
     let before = merger.cpu()?;
     let mut operations = 0.0;
     for (name, load) in loads {

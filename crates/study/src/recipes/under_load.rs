@@ -1,6 +1,6 @@
 //! `sonone-fig8`: the saving of idle guests, under a load, and after it.
 
-use super::{D256, GROUP, alike, go_on_beside_load, rep_of};
+use super::{D256, GROUP, alike, rep_of};
 use crate::data::Length;
 use crate::plan::Planned;
 use crate::record::{MERGED, Measured, OPERATIONS, Timeline};
@@ -29,7 +29,6 @@ pub fn saving(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut measured = Measured::default();
     measured.put(MERGED, merger.taken(&vms.pids())?.merged_pages as f64);
     let idle = merger.saved_pages()? as f64;
-    go_on_beside_load(&merger, &planned.arm)?;
     vms.load(&vms.guests, &workload::paced_transactions_script())?;
     traced.event("transactions begin");
     let loaded = traced.follow(Duration::from_secs(if full { 60 } else { 20 }))?;

@@ -11,18 +11,15 @@ use host::Ksm;
 pub struct Rate(pub u64, pub u64);
 
 impl Rate {
-    /// 50,000 pages a second.
-    pub const BESIDE_LOAD: Self = Self(1000, 20);
-
     /// The rate of an arm, by its name: pages a second, the kernel's default, or as fast as can be.
     pub fn of(arm: &str) -> Option<Self> {
         match arm.strip_prefix("ksm")? {
-            "" | "-max" => Some(Self(1_000_000, 0)),
+            "" => Some(Self(1_000_000, 0)),
             "-default" => Some(Self(100, 20)),
             "-1k" => Some(Self(20, 20)),
             "-5k" => Some(Self(100, 20)),
             "-10k" => Some(Self(200, 20)),
-            "-50k" => Some(Self::BESIDE_LOAD),
+            "-50k" => Some(Self(1000, 20)),
             "-100k" => Some(Self(2000, 20)),
             _ => None,
         }
