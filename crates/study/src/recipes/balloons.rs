@@ -1,6 +1,6 @@
 //! `li-exp2-2`: a balloon while memory is merged. `kloster-fig8.2`: throughput by the guest's size.
 
-use super::{GROUP, Saved, alike, merge, merger_of, rep_of};
+use super::{GROUP, Saved, alike, first_of, merge, merger_of, rep_of};
 use crate::plan::Planned;
 use crate::record::{Measured, OPERATIONS, Timeline};
 use crate::rig::{Group, Merger, Places, Rig, System, Vms, VmsWanted, mb, pause};
@@ -28,10 +28,10 @@ fn ballooned(guests: usize, first: usize) -> VmsWanted {
     VmsWanted { system: System::BALLOONED, ..alike(guests, first, WHOLE << 20) }
 }
 
-/// Guests with balloons whose memory is merged.
+/// Guests with balloons whose memory is merged. They end before their merger.
 struct Ballooned {
-    merger: Merger,
     vms: Vms,
+    merger: Merger,
     begin: Instant,
     /// Memory that merging saves.
     timeline: Timeline,
@@ -80,13 +80,13 @@ impl Ballooned {
 /// `li-exp2-2`. One guest has run the array, the other is idle.
 pub fn while_merging(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut merger = rig.merger(merger_of(planned), &[Group::of(GROUP)])?;
-    let vms = rig.vms(&ballooned(2, rep_of(planned)), &mut merger)?;
+    let vms = rig.vms(&ballooned(2, first_of(planned, 2)), &mut merger)?;
     vms.tell(&vms.guests[..1], workload::ARRAY_SCRIPT)?;
     vms.settle()?;
     let (begin, timeline, measured) = merge(&merger, &vms)?;
     let saved = Saved::of(&merger, &vms.pids())?;
     let mut aware = planned.arm.ends_with("-aware").then(|| Aware::new(rig.dir(), &vms)).transpose()?;
-    let mut guests = Ballooned { merger, vms, begin, timeline, measured, unmerged: saved.all() + saved.frames };
+    let mut guests = Ballooned { vms, merger, begin, timeline, measured, unmerged: saved.all() + saved.frames };
     guests.look(&WHOLE.to_string())?;
     for size in SMALLER {
         let sizes = match &mut aware {
@@ -100,23 +100,39 @@ pub fn while_merging(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measure
     pause(STATISTICS)?;
     guests.look("512 again")?;
     let mut measured = guests.measured;
-    let at = |metric: &str, x: u64| {
-        let x = x.to_string();
-        measured.samples.iter().find(|s| s.metric == metric && s.x.as_deref() == Some(&x)).map(|s| s.value)
-    };
-    let both = |metric: &str, first, second| at(metric, first).zip(at(metric, second));
-    let ratios = both("ratio", WHOLE, SMALLER[1]).map(|(before, after)| after / before);
-    let gains = both("given_mb", WHOLE, SMALLER[1]).map(|(before, after)| after - before);
-    let parts = at("shared_taken", SMALLER[0]).zip(at("shared_held", SMALLER[0])).map(|(took, held)| took / held);
-    let yields = at("freed_mb", SMALLER[0]).zip(at("inflated_mb", SMALLER[0])).map(|(freed, smaller)| freed / smaller);
-    measured.put("balloon_adds_mb", gains.context("no size was measured")?);
-    measured.put("freed_per_mb", yields.context("no balloon was inflated")?);
-    if planned.arm != "off-blind" {
-        measured.put("ratio_change", ratios.context("nothing was shared")?);
-        measured.put("taken_over_held", parts.context("nothing was shared")?);
-    }
+    compare(planned.arm != "off-blind", &mut measured)?;
     measured.timelines.push(guests.timeline);
     Ok(measured)
+}
+
+/// Compares what was measured at the sizes of the guests.
+fn compare(merges: bool, measured: &mut Measured) -> anyhow::Result<()> {
+    let [first, second] = SMALLER;
+    let ratio = |of: &Measured, above: &str, below: &str, x| value(of, above, x).zip(value(of, below, x));
+    let per_mb = ratio(measured, "freed_mb", "inflated_mb", first).map(|(freed, inflated)| freed / inflated);
+    let gain = value(measured, "given_mb", WHOLE).zip(value(measured, "given_mb", second));
+    measured.put("balloon_adds_mb", gain.map(|(before, after)| after - before).context("no size was measured")?);
+    measured.put("freed_per_mb", per_mb.context("no balloon was inflated")?);
+    measured.put("freed_per_mb_in_all", freed_in_all(measured).context("no balloon was inflated")?);
+    if merges {
+        let ratios = value(measured, "ratio", WHOLE).zip(value(measured, "ratio", second));
+        let parts = ratio(measured, "shared_taken", "shared_held", first);
+        measured.put("ratio_change", ratios.map(|(before, after)| after / before).context("nothing was shared")?);
+        measured.put("taken_over_held", parts.map(|(took, held)| took / held).context("nothing was shared")?);
+    }
+    Ok(())
+}
+
+/// Memory that became free for each MB of the balloons, over both steps. Each step frees memory of its own; balloons keep what they hold.
+fn freed_in_all(measured: &Measured) -> Option<f64> {
+    let freed = SMALLER.map(|size| value(measured, "freed_mb", size)).into_iter().sum::<Option<f64>>()?;
+    Some(freed / value(measured, "inflated_mb", SMALLER[1])?)
+}
+
+/// A figure at one size of the guests, in MiB.
+fn value(measured: &Measured, metric: &str, size: u64) -> Option<f64> {
+    let x = size.to_string();
+    measured.samples.iter().find(|s| s.metric == metric && s.x.as_ref() == Some(&x)).map(|s| s.value)
 }
 
 /// A balloon that goes by price: where a page frees most.
@@ -182,4 +198,49 @@ pub fn by_size(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     measured.put(OPERATIONS, warm.iter().map(|speed| speed.operations).sum());
     measured.timelines.push(timeline);
     Ok(measured)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Figures of a turn, with what each of two steps of the balloons freed, in MB.
+    fn turn(freed: [f64; 2]) -> Measured {
+        let mut measured = Measured::default();
+        for (size, step) in SMALLER.into_iter().zip(1..) {
+            measured.put_at("freed_mb", size, freed[step - 1]);
+            measured.put_at("inflated_mb", size, 250.0 * step as f64);
+            measured.put_at("shared_taken", size, 0.2);
+            measured.put_at("shared_held", size, 0.4);
+        }
+        for (size, ratio, given) in [(WHOLE, 4.0, 100.0), (SMALLER[1], 2.0, 350.0)] {
+            measured.put_at("ratio", size, ratio);
+            measured.put_at("given_mb", size, given);
+        }
+        measured
+    }
+
+    fn once(measured: &Measured, metric: &str) -> Option<f64> {
+        measured.samples.iter().find(|s| s.metric == metric && s.x.is_none()).map(|s| s.value)
+    }
+
+    #[test]
+    fn order_of_two_steps_does_not_change_what_both_free() {
+        let (mut early, mut late) = (turn([180.0, 75.0]), turn([75.0, 180.0]));
+        compare(true, &mut early).unwrap();
+        compare(true, &mut late).unwrap();
+        assert_eq!((once(&early, "freed_per_mb"), once(&late, "freed_per_mb")), (Some(0.72), Some(0.3)));
+        assert_eq!(once(&early, "freed_per_mb_in_all"), Some(0.51));
+        assert_eq!(once(&late, "freed_per_mb_in_all"), Some(0.51));
+        assert_eq!((once(&early, "ratio_change"), once(&early, "taken_over_held")), (Some(0.5), Some(0.5)));
+        assert_eq!(once(&early, "balloon_adds_mb"), Some(250.0));
+    }
+
+    #[test]
+    fn arm_without_merger_has_no_ratio_of_shared_pages() {
+        let mut measured = turn([10.0, 10.0]);
+        compare(false, &mut measured).unwrap();
+        assert_eq!((once(&measured, "ratio_change"), once(&measured, "taken_over_held")), (None, None));
+        assert!(compare(false, &mut Measured::default()).is_err(), "nothing was measured");
+    }
 }

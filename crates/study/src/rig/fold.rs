@@ -175,7 +175,8 @@ impl Folding {
     pub fn cpu(&self) -> anyhow::Result<Cpu> {
         let members = self.members.iter().map(|(pid, group)| (*pid, group.as_str(), Some(AGENT)));
         let states = self.states()?;
-        let workers = self.groups.iter().zip(&states).filter_map(|(group, state)| Some((state.worker_pid?, *group, None)));
+        let workers =
+            self.groups.iter().zip(&states).filter_map(|(group, state)| Some((state.worker_pid?, *group, None)));
         let of_groups: Vec<_> = members.chain(workers).collect();
         let of_all: Vec<_> = [Some(self.serving.pid()), prover_of(self.serving.pid())].into_iter().flatten().collect();
         let mut parties: Vec<_> =
