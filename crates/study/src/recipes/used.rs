@@ -17,6 +17,9 @@ const GUESTS: usize = 6;
 const MINUTE: Duration = Duration::from_secs(60);
 /// Interval between two looks.
 const LOOK: Duration = Duration::from_secs(1);
+/// Command that prints the KiB that a guest has touched after [`ZEROS_SCRIPT`]: all of its memory but a tenth of what is free now.
+const TOUCHED_SCRIPT: &str = "sync; echo 3 >/proc/sys/vm/drop_caches; \
+    awk '/^MemTotal/ { all = $2 } /^MemFree/ { free = $2 } END { print int(all - free / 10) }' /proc/meminfo";
 
 /// `li-exp1-1`.
 pub fn by_rate(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
@@ -71,11 +74,13 @@ pub fn by_number(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let system = if planned.arm == "tiny" { System::TINY } else { System::DEBIAN };
     let wanted = VmsWanted { system, ..alike(1, rep_of(planned), D256) };
     let mut vms = rig.vms(&wanted, &mut nobody)?;
-    let (mut measured, mut points) = (Measured::default(), Vec::new());
+    let (mut measured, mut points, mut touched) = (Measured::default(), Vec::new(), Vec::new());
     loop {
         let guests = vms.guests.len();
         if planned.arm == "touched" {
-            vms.tell(&vms.guests[guests - 1..], ZEROS_SCRIPT)?;
+            let last = &vms.guests[guests - 1..];
+            touched.push(bytes(&vms.tell(last, TOUCHED_SCRIPT)?.concat())?);
+            vms.tell(last, ZEROS_SCRIPT)?;
         }
         let used = mb(nobody.taken(&vms.pids())?.frames as f64);
         measured.put_at("used_mb", guests, used);
@@ -85,9 +90,47 @@ pub fn by_number(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
         }
         vms.add(rig, &wanted, &mut nobody)?;
     }
-    let (_, slope) = stats::line(&points).context("one number of guests makes no line")?;
-    measured.put("r_squared", stats::r_squared(&points).context("one number of guests makes no line")?);
+    compare(&points, &touched, &mut measured)?;
+    Ok(measured)
+}
+
+/// Bytes of a number of KiB that a guest printed.
+fn bytes(printed: &str) -> anyhow::Result<f64> {
+    let kib: f64 = printed.parse().with_context(|| format!("a guest's memory is {printed:?}"))?;
+    Ok(kib * 1024.0)
+}
+
+/// The line through the memory of 1, 2, 3, ... guests in MB: what one more guest takes, over its size, and over the bytes that guests
+/// have touched.
+fn compare(points: &[(f64, f64)], touched: &[f64], measured: &mut Measured) -> anyhow::Result<()> {
+    let (_, slope) = stats::line(points).context("one number of guests makes no line")?;
+    measured.put("r_squared", stats::r_squared(points).context("one number of guests makes no line")?);
     measured.put("slope_mb", slope);
     measured.put("slope_over_size", slope * 1e6 / D256 as f64);
-    Ok(measured)
+    if !touched.is_empty() {
+        measured.put("touched_mb", stats::mean(touched) / 1e6);
+        measured.put("slope_over_touched", slope * 1e6 / stats::mean(touched));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guest_is_held_against_what_it_touched() {
+        let points: Vec<(f64, f64)> = (1..=6).map(|n| (f64::from(n), 30.0 + 215.0 * f64::from(n))).collect();
+        let of = |touched: &[f64], metric: &str| {
+            let mut measured = Measured::default();
+            compare(&points, touched, &mut measured).unwrap();
+            measured.samples.iter().find(|s| s.metric == metric).map(|s| s.value)
+        };
+        let touched = [bytes("210000").unwrap(), bytes("209960").unwrap()];
+        let ratio = of(&touched, "slope_over_touched").unwrap();
+        assert!((ratio - 1.0).abs() < 1e-3, "{ratio}");
+        assert!(of(&touched, "slope_over_size").unwrap() < 0.9, "a tenth of the free memory was left alone");
+        assert_eq!(of(&[], "slope_over_touched"), None, "other arms touch nothing");
+        assert!(bytes("").is_err());
+    }
 }
