@@ -2,13 +2,16 @@
 
 use super::{CONTAINER, D256, D512, GROUP, alike, first_of, merger_of};
 use crate::data::Length;
+use crate::guest::DOUBLES;
 use crate::plan::Planned;
 use crate::record::{MERGED, Measured, Timeline};
-use crate::rig::{Asked, Containers, Group, Merger, Rig, Vms, footprint, pause};
+use crate::rig::{Asked, Containers, Group, Merger, Rig, SETTLED_FOR, Taken, Vms, footprint, pause, wait};
 use crate::stats;
-use anyhow::Context;
-use host::Usage;
+use anyhow::{Context, ensure};
+use host::{KsmStat, Mapping, Usage};
 use lab::Image;
+use page::PAGE_BYTES;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Samples of a footprint, and the interval between them.
@@ -17,8 +20,12 @@ const SAMPLES: (usize, Duration) = (10, Duration::from_millis(300));
 const SHORT: [usize; 3] = [1, 4, 8];
 /// Numbers of containers of the full form.
 const FULL: [usize; 4] = [1, 4, 8, 16];
-/// Group of the process that proves that the merger works.
-const CONTROL: &str = "control";
+/// Pages of the control that must be merged before the guest counts as settled: 98%.
+const MERGED_PAGES: u64 = 2 * DOUBLES as u64 * 98 / 100;
+/// Growth of the guest's merged pages below which it is settled: 1%.
+const SETTLED: f64 = 0.01;
+/// Time limit until it is settled.
+const LONGEST: Duration = Duration::from_secs(180);
 
 /// One guest of either kind.
 enum One {
@@ -107,23 +114,114 @@ fn used_bytes() -> anyhow::Result<u64> {
     Ok((both.0 - both.1) * 1024)
 }
 
-/// Merges until it is settled. A process in a group of its own, which holds pages twice, proves that the merger works: the
-/// number of its merged pages.
-fn merge(merger: &mut Merger, timeline: &mut Timeline) -> anyhow::Result<f64> {
-    let mut doubles = Asked::start(merger, (CONTROL, "doubles"), &["doubles"])?;
-    merger.on()?;
-    merger.settle(Instant::now(), timeline)?;
-    let proof = doubles.ask("touch")?;
-    proof["merged"].as_f64().with_context(|| format!("the process answers {proof}"))
+/// A process in the guests' group that holds pages twice. Merging these proves that the guests' pages could be merged as well.
+struct Control(Asked);
+
+impl Control {
+    /// Starts it. Nobody merges it yet.
+    fn start(rig: &Rig) -> anyhow::Result<Self> {
+        Asked::start_alone(rig.dir(), "doubles", &["doubles"]).map(Self)
+    }
+
+    /// Has it merged in the way in which a container's processes are: Pagefold attaches to it while it runs.
+    fn join(&self, merger: &mut Merger) -> anyhow::Result<()> {
+        let pid = self.0.pid();
+        if let Some(fold) = merger.lab()? {
+            let mut attach = Command::new(&fold.pagefold);
+            attach.args(["attach", &pid.to_string(), "--group", GROUP, "--all-anonymous"]);
+            if let Some(service) = &fold.service {
+                attach.arg("--service").arg(service);
+            }
+            let status = attach.stdin(Stdio::null()).stdout(Stdio::null()).status();
+            let status = status.context("cannot start this program to attach to the control")?;
+            ensure!(status.success(), "the control cannot be attached to: {status}");
+        }
+        merger.meet(&[(pid, GROUP.to_owned())])
+    }
+
+    /// Merges until the control's pages are merged and those of the guest grow no more. Returns the guest's merged pages.
+    fn settle(&self, merger: &Merger, pids: &[u32], timeline: &mut Timeline) -> anyhow::Result<u64> {
+        let begin = Instant::now();
+        merger.on()?;
+        if merger.ksmd().is_some() {
+            // It makes its rounds meanwhile.
+            merger.settle(begin, &mut Timeline::default())?;
+        }
+        let mut looks: Vec<Look> = Vec::new();
+        let is_settled = wait(LONGEST, || {
+            let at_s = begin.elapsed().as_secs_f64();
+            let look = Look { at_s, own: merged_of(merger, pids)?, control: merged_of(merger, &[self.0.pid()])? };
+            if timeline.points.last().is_none_or(|(at, _)| at_s - at >= 1.0) {
+                timeline.points.push((at_s, look.own as f64));
+            }
+            looks.push(look);
+            Ok(is_settled(&looks))
+        })?;
+        if !is_settled {
+            timeline.events.push((begin.elapsed().as_secs_f64(), "still merging after three minutes".into()));
+        }
+        Ok(looks.last().map_or(0, |look| look.own))
+    }
+
+    /// Its merged pages, by page frames. It has read all of its pages then, so that it maps its part of the pool.
+    fn proof(&mut self) -> anyhow::Result<u64> {
+        let proof = self.0.ask("touch")?;
+        proof["merged"].as_u64().with_context(|| format!("the process answers {proof}"))
+    }
+
+    /// The footprint of processes of its group in MB, without its own part of the pool. It has given its proof, and so maps all of that.
+    fn footprint_without(&self, pids: &[u32], merger: &Merger) -> anyhow::Result<f64> {
+        let all = footprint(pids, (merger, GROUP))?.pss_bytes;
+        let Merger::Fold(_) = merger else { return Ok(bytes_mb(all)) };
+        let mappings = Mapping::read_all(self.0.pid())?;
+        let of_pool = mappings.iter().filter(|m| guest::pool_name(&m.name).is_some());
+        let of_control = of_pool.map(|m| m.usage.pss_bytes).sum();
+        Ok(bytes_mb(without(all, of_control, Taken::of_pool(self.0.pid())?)))
+    }
+}
+
+/// The guest's bytes: those of its processes and the worker, and the control's shares of the pool, less the pool's pages that the control
+/// maps. Shares of a page add up to a page over all that map it.
+const fn without(all: u64, of_control: u64, controls_pages: u64) -> u64 {
+    (all + of_control).saturating_sub(controls_pages * PAGE_BYTES as u64)
+}
+
+/// Merged pages at one moment.
+struct Look {
+    at_s: f64,
+    /// The guest's.
+    own: u64,
+    /// The control's.
+    control: u64,
+}
+
+/// Whether the control has been merged for a while, and the guest's merged pages have not grown since. A guest may have none.
+fn is_settled(looks: &[Look]) -> bool {
+    let Some(last) = looks.last() else { return false };
+    let before = looks.iter().rev().find(|look| look.at_s <= last.at_s - SETTLED_FOR.as_secs_f64());
+    before.is_some_and(|look| look.control >= MERGED_PAGES && last.own as f64 <= look.own as f64 * (1.0 + SETTLED))
+}
+
+/// Pages of these processes that are merged, and pages of zeros that they gave back, by the merger's account of each.
+fn merged_of(merger: &Merger, pids: &[u32]) -> anyhow::Result<u64> {
+    match merger {
+        Merger::Off => Ok(0),
+        Merger::Ksm(..) => {
+            let stats = pids.iter().filter_map(|pid| KsmStat::of(*pid).ok());
+            Ok(stats.map(|of| of.ksm_merging_pages.unwrap_or(0) + of.ksm_zero_pages.unwrap_or(0)).sum())
+        }
+        Merger::Fold(folding) => folding.folded_pages_of(pids),
+    }
 }
 
 fn timeline() -> Timeline {
-    Timeline { name: "saved, 32 MB of the control among it".into(), unit: "MB".into(), ..Timeline::default() }
+    Timeline { name: "merged pages, without the control's".into(), unit: "pages".into(), ..Timeline::default() }
 }
 
 /// `agarwal-t6.3`.
 pub fn merged_alone(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
-    let mut merger = rig.merger(merger_of(planned), &[Group::of(GROUP), Group::of(CONTROL)])?;
+    let mut merger = rig.merger(merger_of(planned), &[Group::of(GROUP)])?;
+    let mut control = Control::start(rig)?;
     let mut one = One::start(rig, planned, &mut merger)?;
     let pids = one.pids();
     let pss = |merger: &Merger| Ok::<_, anyhow::Error>(bytes_mb(footprint(&pids, (merger, GROUP))?.pss_bytes));
@@ -131,10 +229,14 @@ pub fn merged_alone(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured
     if let One::Container(containers) = &mut one {
         containers.attach(&merger)?;
     }
+    control.join(&mut merger)?;
     let attached = pss(&merger)?;
     let (mut measured, mut timeline) = (Measured::default(), timeline());
-    measured.put(MERGED, merge(&mut merger, &mut timeline)?);
-    let after = pss(&merger)?;
+    let own = control.settle(&merger, &pids, &mut timeline)?;
+    let proof = control.proof()?;
+    let after = control.footprint_without(&pids, &merger)?;
+    measured.put(MERGED, proof as f64);
+    measured.put("own_pages", own as f64);
     for (when, value) in [("before", before), ("member", attached), ("merged", after)] {
         measured.put_at("pss_mb", when, value);
     }
@@ -146,15 +248,20 @@ pub fn merged_alone(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured
 /// `agarwal-s6.4`.
 pub fn by_root(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let numbers = if planned.length == Length::Full { &FULL[..] } else { &SHORT[..] };
-    let mut merger = rig.merger(merger_of(planned), &[Group::of(GROUP), Group::of(CONTROL)])?;
+    let mut merger = rig.merger(merger_of(planned), &[Group::of(GROUP)])?;
+    let mut control = Control::start(rig)?;
     let mut measured = Measured::default();
     let shared = averages(rig, (Image::LxcShared, numbers), &mut merger, ("shared_mb", &mut measured))?.0;
     let (copied, mut containers) =
         averages(rig, (Image::LxcCopied, numbers), &mut merger, ("copied_mb", &mut measured))?;
     containers.attach(&merger)?;
-    let mut timeline = timeline();
-    measured.put(MERGED, merge(&mut merger, &mut timeline)?);
-    let merged = average(&containers, &merger)?;
+    control.join(&mut merger)?;
+    let (pids, mut timeline) = (containers.pids_inside(), timeline());
+    let own = control.settle(&merger, &pids, &mut timeline)?;
+    let proof = control.proof()?;
+    let merged = control.footprint_without(&pids, &merger)? / containers.guests.len() as f64;
+    measured.put(MERGED, proof as f64);
+    measured.put("own_pages", own as f64);
     let (last, end) = (numbers.len() - 1, numbers[numbers.len() - 1]);
     measured.put_at("merged_mb", end, merged);
     measured.put("lost", 1.0 - (copied[0] - copied[last]) / (shared[0] - shared[last]));
@@ -187,4 +294,58 @@ fn averages(
 fn average(containers: &Containers, merger: &Merger) -> anyhow::Result<f64> {
     let pss = footprint(&containers.pids_inside(), (merger, GROUP))?.pss_bytes;
     Ok(bytes_mb(pss) / containers.guests.len() as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::{Answer, judge_all};
+    use crate::record::Samples;
+
+    #[test]
+    fn guest_without_a_merged_page_is_settled_once_the_control_is_merged() {
+        let looks = |of: &[(f64, u64, u64)]| {
+            is_settled(
+                &of.iter()
+                    .map(|(at_s, own, control)| Look { at_s: *at_s, own: *own, control: *control })
+                    .collect::<Vec<_>>(),
+            )
+        };
+        let all = 2 * DOUBLES as u64;
+        assert!(!looks(&[]) && !looks(&[(0.0, 0, all), (7.0, 0, all)]), "too soon");
+        assert!(looks(&[(0.0, 0, all), (9.0, 0, all)]));
+        assert!(!looks(&[(0.0, 0, 0), (9.0, 0, all)]), "the control has only just been merged");
+        assert!(!looks(&[(0.0, 0, all), (9.0, 50, all)]), "the guest's first pages");
+        assert!(!looks(&[(0.0, 100, all), (9.0, 150, all)]), "few pages of the guest, beside many of the control");
+        assert!(looks(&[(0.0, 50, all), (5.0, 150, all), (9.0, 150, all), (14.0, 151, all)]));
+    }
+
+    #[test]
+    fn control_has_no_part_in_the_footprint() {
+        // Of 300 pages in the pool, 200 are the control's. It maps each in two places, and the worker in one.
+        let page = PAGE_BYTES as u64;
+        let (guest, worker, control) = (70 * page, 30 * page + 67 * page, 133 * page);
+        assert_eq!(without(guest + worker, control, 200), 100 * page);
+    }
+
+    #[test]
+    fn loss_in_a_container_fails_and_is_no_small_saving() {
+        for (id, metric, arm) in
+            [("agarwal-t6.3", "saved_share", "fold-container"), ("agarwal-s6.4", "brought_back", "fold")]
+        {
+            let study = crate::data::all().into_iter().find(|study| study.id == id).unwrap();
+            let answer = |value: f64| {
+                let mut samples = Samples::default();
+                for rep in 0..3 {
+                    let mut measured = Measured::default();
+                    measured.put(MERGED, DOUBLES as f64);
+                    measured.put(metric, value);
+                    samples.add(arm, rep, &measured.samples);
+                }
+                let verdicts = judge_all(&study, &samples);
+                verdicts.into_iter().find(|v| v.rule.starts_with(&format!("{metric} in {arm}:"))).unwrap().verdict
+            };
+            assert_eq!([-0.4, 0.01, 0.2].map(answer), [Answer::Fails, Answer::Holds, Answer::Fails], "{id}");
+        }
+    }
 }

@@ -161,6 +161,15 @@ impl Folding {
         Ok(self.states()?.into_iter().map(|state| state.report.zero_pages).sum())
     }
 
+    /// Pages of these processes that are folded, and pages of zeros that they gave back, by their agents' accounts.
+    pub fn folded_pages_of(&self, pids: &[u32]) -> anyhow::Result<u64> {
+        let members = self.states()?.into_iter().flat_map(|state| state.report.members);
+        Ok(members
+            .filter(|member| pids.contains(&member.pid))
+            .map(|member| member.folded_pages + member.zero_pages)
+            .sum())
+    }
+
     /// The workers' processes, which keep the pools.
     pub fn workers(&self) -> anyhow::Result<Vec<u32>> {
         Ok(self.states()?.into_iter().filter_map(|state| state.worker_pid).collect())

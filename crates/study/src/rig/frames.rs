@@ -36,6 +36,16 @@ impl Taken {
         }
         Ok(Self { frames: own.len() as u64 + pools, merged_pages })
     }
+
+    /// Frames of its pool that a process maps: those of its folded pages that it has read since.
+    ///
+    /// # Errors
+    /// The process has ended.
+    pub fn of_pool(pid: u32) -> anyhow::Result<u64> {
+        let mut frames = HashSet::new();
+        each_frame(pid, &mut |_, pfn, of_pool| _ = of_pool && frames.insert(pfn))?;
+        Ok(frames.len() as u64)
+    }
 }
 
 /// The frames that a process maps privately, its pool's among them.

@@ -1,10 +1,12 @@
 //! Processes of ours whose memory is merged: they do what they are asked, a line of JSON for each line of words.
 
-use super::Merger;
+use super::{Merger, program};
 use anyhow::{Context, bail};
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 /// A running process. Dropping it ends it.
 pub struct Asked {
@@ -20,7 +22,21 @@ impl Asked {
     /// # Errors
     /// It does not start.
     pub fn start(merger: &mut Merger, (group, name): (&str, &str), args: &[&str]) -> anyhow::Result<Self> {
-        let mut command = merger.command(group, name)?;
+        let asked = Self::spawn(merger.command(group, name)?, name, args)?;
+        merger.meet(&[(asked.pid(), group.to_owned())])?;
+        Ok(asked)
+    }
+
+    /// Starts it as a member of nothing, and waits until its memory is there. Pagefold may attach to it later. Its program is a link in
+    /// this directory.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start_alone(dir: &Path, name: &str, args: &[&str]) -> anyhow::Result<Self> {
+        Self::spawn(named(dir, name, &program()?)?, name, args)
+    }
+
+    fn spawn(mut command: Command, name: &str, args: &[&str]) -> anyhow::Result<Self> {
         command.arg("study-guest").args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("cannot start the process {name}"))?;
         let input = child.stdin.take();
@@ -29,7 +45,6 @@ impl Asked {
         if asked.hear()? != "ready" {
             bail!("the process {name} is not ready");
         }
-        merger.meet(&[(asked.pid(), group.to_owned())])?;
         Ok(asked)
     }
 
@@ -60,5 +75,36 @@ impl Drop for Asked {
         // Fails only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// The beginning of a command for a program under another name, which is a link in a directory. Pagefold attaches to no process with a
+/// thread named `pagefold`, as its agent's is.
+fn named(dir: &Path, name: &str, program: &Path) -> anyhow::Result<Command> {
+    let link = dir.join(name);
+    match symlink(program, &link) {
+        Err(e) if e.kind() != ErrorKind::AlreadyExists => {
+            Err(e).with_context(|| format!("cannot make the link {}", link.display()))
+        }
+        _ => Ok(Command::new(link)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn program_under_another_name_has_a_thread_of_that_name() {
+        let dir = tempfile::tempdir().unwrap();
+        for turn in 0..2 {
+            let mut command = named(dir.path(), "doubles", Path::new("/bin/sleep")).unwrap();
+            let mut child = command.arg("60").spawn().unwrap();
+            let name = fs::read_to_string(format!("/proc/{}/comm", child.id()));
+            child.kill().unwrap();
+            child.wait().unwrap();
+            assert_eq!(name.unwrap(), "doubles\n", "turn {turn}");
+        }
     }
 }
