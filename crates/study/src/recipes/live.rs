@@ -15,6 +15,8 @@ const RATES: [u32; 2] = [50, 500];
 const LOOK: Duration = Duration::from_millis(250);
 /// Time in which a new rate counts as acting: that of a window in which pages are counted.
 const WINDOW: usize = 2;
+/// Least time for which a rate must go on acting.
+const LASTS: Duration = Duration::from_secs(1);
 /// Time for which each rate is kept.
 const KEPT: Duration = Duration::from_secs(4);
 
@@ -42,8 +44,8 @@ pub fn rate(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     }
     let mut measured = Measured::default();
     measured.put(MERGED, merger.taken(&vms.pids())?.merged_pages as f64);
-    measured.put("slowest_s", times.iter().copied().fold(0.0, f64::max));
-    measured.put("median_s", stats::quantile(&times, 0.5).context("no change of the rate")?);
+    measured.put("slowest_for_good_s", times.iter().copied().fold(0.0, f64::max));
+    measured.put("median_for_good_s", stats::quantile(&times, 0.5).context("no change of the rate")?);
     for (rate, seen) in RATES.iter().zip(&reached) {
         measured.put_at("reached_per_s", rate, stats::mean(seen));
     }
@@ -71,21 +73,42 @@ fn follow(merger: &Merger, begin: Instant, timeline: &mut Timeline) -> anyhow::R
     Ok(seen)
 }
 
-/// Seconds until the rate is nearer, in ratio, to the new one than to the old; the whole time if it never is.
+/// Seconds until the rate is nearer, in ratio, to the new one than to the old, and so is the mean of all that follows; the whole time if it
+/// never is. Agents work in bursts: a single window on the right side tells nothing.
 fn acts_after(seen: &[(f64, f64)], up: bool) -> f64 {
     let middle = (f64::from(RATES[0]) * f64::from(RATES[1])).sqrt();
-    let acts = |(_, rate): &&(f64, f64)| if up { *rate > middle } else { *rate < middle };
-    seen.iter().find(acts).or(seen.last()).map_or(KEPT.as_secs_f64(), |(at, _)| *at)
+    let is_new = |rate: f64| if up { rate > middle } else { rate < middle };
+    let end = seen.last().map_or(KEPT.as_secs_f64(), |(at, _)| *at);
+    let lasts = |n: usize| {
+        let later: Vec<f64> = seen[n + 1..].iter().map(|(_, rate)| *rate).collect();
+        end - seen[n].0 >= LASTS.as_secs_f64() && is_new(stats::mean(&later))
+    };
+    (0..seen.len()).find(|n| is_new(seen[*n].1) && lasts(*n)).map_or(end, |n| seen[n].0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Windows a quarter of a second apart, with these rates.
+    fn acts(rates: &[f64], up: bool) -> f64 {
+        let seen: Vec<_> = rates.iter().zip(1..).map(|(rate, n)| (f64::from(n) * 0.25, *rate)).collect();
+        acts_after(&seen, up)
+    }
+
     #[test]
-    fn rate_acts_when_it_is_nearer_to_the_new_one() {
-        let seen = [(0.25, 50.0), (0.5, 100.0), (0.75, 225.0), (1.0, 500.0)];
-        assert_eq!((acts_after(&seen, true), acts_after(&seen, false)), (0.75, 0.25));
-        assert_eq!(acts_after(&[(0.25, 50.0), (4.0, 52.0)], true), 4.0, "it never does");
+    fn rate_acts_when_it_stays_nearer_to_the_new_one() {
+        assert_eq!(acts(&[50.0, 100.0, 225.0, 500.0, 500.0, 500.0, 500.0, 500.0], true), 0.75);
+        assert_eq!(acts(&[500.0, 300.0, 100.0, 50.0, 50.0, 50.0, 50.0, 50.0], false), 0.75);
+        assert_eq!(acts(&[50.0, 52.0, 50.0, 52.0, 50.0, 52.0, 50.0, 52.0], true), 2.0, "it never does");
+        assert_eq!(acts(&[50.0, 50.0, 50.0, 50.0, 50.0, 500.0, 500.0, 500.0], true), 2.0, "too late to tell");
+    }
+
+    #[test]
+    fn burst_or_pause_at_the_old_rate_is_no_new_rate() {
+        let bursts = [200.0, 0.0, 0.0, 0.0, 200.0, 0.0, 0.0, 0.0];
+        assert_eq!(acts(&bursts, true), 2.0, "50 a second, in bursts");
+        let pauses = [0.0, 666.0, 666.0, 666.0, 0.0, 666.0, 666.0, 666.0];
+        assert_eq!(acts(&pauses, false), 2.0, "500 a second, with pauses");
     }
 }
