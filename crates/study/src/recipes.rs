@@ -199,3 +199,27 @@ fn as_guests(vms: &Vms) -> anyhow::Result<Vec<guest::Guest>> {
     guests.sort_by_key(|guest| pids.iter().position(|pid| guest.pids.contains(pid)));
     Ok(guests)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::data::{self, Length};
+
+    /// Studies whose full forms have fewer repetitions than the others.
+    const FEWER: [&str; 2] = ["agarwal-fig4.1", "kloster-t8.1"];
+    /// Repetitions of a full form at least.
+    const FULL: u32 = 5;
+    /// Longest time of a short form by its estimate, in seconds.
+    const SHORT_S: f64 = 600.0;
+
+    #[test]
+    fn full_forms_have_five_repetitions_and_short_ones_end_in_ten_minutes() {
+        for study in data::all().iter().filter(|study| study.why_not().is_none()) {
+            let form = |length| study.form(length).expect("a study with a recipe has both forms");
+            assert!(form(Length::Full).reps >= FULL || FEWER.contains(&study.id.as_str()), "{}", study.id);
+            let arms = study.arms.iter().filter(|arm| arm.is_in(Length::Short)).count() as u32;
+            let short = form(Length::Short);
+            let turns = (short.reps + u32::from(short.warm_up)) * arms;
+            assert!(f64::from(turns) * short.turn_seconds <= SHORT_S, "{}: {turns} turns", study.id);
+        }
+    }
+}
