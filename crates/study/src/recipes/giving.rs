@@ -8,7 +8,7 @@
 //! An arm is a case and a way. `fio-low` or `mr-low` says which group is short of memory. `ksm` and `fold` are mergers that know
 //! one group only. `1-9` is Pagefold with a group for each kind of guest, scanned at rates of 1 to 9.
 
-use super::{GROUP, Saved, merge};
+use super::{D256, GROUP, Saved, alike, first_of, merge};
 use crate::data::Length;
 use crate::plan::Planned;
 use crate::record::{MERGED, Measured, OPERATIONS, Timeline};
@@ -74,10 +74,10 @@ impl Way {
     }
 }
 
-/// Guests of both kinds, with their loads.
+/// Guests of both kinds, with their loads. They end before their merger.
 struct Two {
-    merger: Merger,
     vms: Vms,
+    merger: Merger,
     way: Way,
     begin: Instant,
     timelines: [Timeline; 4],
@@ -110,7 +110,7 @@ impl Two {
             line(format!("size of a guest of {}", KINDS[0])),
             line(format!("size of a guest of {}", KINDS[1])),
         ];
-        Ok(Self { merger, vms, way, begin: Instant::now(), timelines })
+        Ok(Self { vms, merger, way, begin: Instant::now(), timelines })
     }
 
     /// Bytes that each guest saves.
@@ -219,7 +219,7 @@ pub fn by_rate(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut points = Vec::new();
     for rate in RATES {
         let mut merger = rig.merger("fold", &[Group { scan_rate: Some(rate), ..Group::of(GROUP) }])?;
-        let vms = rig.vms(&super::alike(OF_A_KIND, super::rep_of(planned), super::D256), &mut merger)?;
+        let vms = rig.vms(&alike(OF_A_KIND, first_of(planned, OF_A_KIND), D256), &mut merger)?;
         let (_, mut timeline, of_rate) = merge(&merger, &vms)?;
         let saved = Saved::of(&merger, &vms.pids())?.all();
         let half = reached(&timeline.points, mb(saved) / 2.0).context("merging settled before it was looked at")?;

@@ -38,10 +38,10 @@ const DIFFERENT: [Load; 7] = [
     ("rewrite", || workload::rewrite_script(1.0)),
 ];
 
-/// Guests with a merger that has settled.
+/// Guests with a merger that has settled. They end before it.
 struct Settled {
-    merger: Merger,
     vms: Vms,
+    merger: Merger,
     begin: Instant,
     timeline: Timeline,
     measured: Measured,
@@ -65,7 +65,7 @@ impl Settled {
         merger.settle(begin, &mut Timeline::default())?;
         measured.put(MERGED, merger.taken(&vms.pids())?.merged_pages as f64);
         timeline.points.push((begin.elapsed().as_secs_f64(), mb(Saved::of(&merger, &vms.pids())?.merged)));
-        Ok(Self { merger, vms, begin, timeline, measured })
+        Ok(Self { vms, merger, begin, timeline, measured })
     }
 
     fn saved(&self) -> anyhow::Result<Saved> {

@@ -1,6 +1,6 @@
 //! `agarwal-t6.5`, `agarwal-s6.7`: pairs of guests with other devices, or with other kernels.
 
-use super::{D256, GROUP, Saved, alike, rep_of};
+use super::{D256, GROUP, Saved, alike, first_of, rep_of};
 use crate::plan::Planned;
 use crate::record::{MERGED, Measured, Timeline};
 use crate::rig::{Group, Rig, System, VmsWanted, frames_of, mb};
@@ -48,7 +48,7 @@ fn timeline() -> Timeline {
 pub fn trimmed(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut merger = rig.merger("ksm", &[Group::of(GROUP)])?;
     let system = System { devices: devices(&planned.arm), ..System::TINY };
-    let vms = rig.vms(&VmsWanted { system, ..alike(2, rep_of(planned), D256 / 2) }, &mut merger)?;
+    let vms = rig.vms(&VmsWanted { system, ..alike(2, first_of(planned, 2), D256 / 2) }, &mut merger)?;
     let (mut measured, mut timeline) = (Measured::default(), timeline());
     merger.on()?;
     merger.settle(Instant::now(), &mut timeline)?;
