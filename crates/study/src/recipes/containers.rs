@@ -180,8 +180,8 @@ impl Control {
     }
 }
 
-/// The guest's bytes: those of its processes and the worker, and the control's shares of the pool, less the pool's pages that the control
-/// maps. Shares of a page add up to a page over all that map it.
+/// The guest's bytes: its processes', the worker's, and the control's shares of the pool, less the pages of the pool that the control maps.
+/// Shares of a page add up to a page over all that map it.
 const fn without(all: u64, of_control: u64, controls_pages: u64) -> u64 {
     (all + of_control).saturating_sub(controls_pages * PAGE_BYTES as u64)
 }

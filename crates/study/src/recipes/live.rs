@@ -73,8 +73,8 @@ fn follow(merger: &Merger, begin: Instant, timeline: &mut Timeline) -> anyhow::R
     Ok(seen)
 }
 
-/// Seconds until the rate is nearer, in ratio, to the new one than to the old, and so is the mean of all that follows; the whole time if it
-/// never is. Agents work in bursts: a single window on the right side tells nothing.
+/// Seconds until the rate is nearer, in ratio, to the new one than to the old, and the mean of all that follows is, too. It is the whole
+/// time if that never happens. Agents work in bursts: a single window on the right side tells nothing.
 fn acts_after(seen: &[(f64, f64)], up: bool) -> f64 {
     let middle = (f64::from(RATES[0]) * f64::from(RATES[1])).sqrt();
     let is_new = |rate: f64| if up { rate > middle } else { rate < middle };
