@@ -13,6 +13,7 @@
 mod args;
 mod check;
 mod data;
+mod figure;
 mod guest;
 mod list;
 mod losses;

@@ -2,6 +2,7 @@
 
 use crate::check::Verdict;
 use crate::data::{Panel, Series, Study};
+use crate::figure::figure;
 use crate::losses::{self, Loss};
 use crate::record::Record;
 use crate::result::Outcome;
@@ -71,20 +72,6 @@ pub fn in_figures(verdict: &Verdict) -> String {
         }
     }
     text
-}
-
-/// A number with as many digits as are of use.
-pub fn figure(value: f64) -> String {
-    let digits = match value.abs() {
-        0.0 => 0,
-        large if large >= 1000.0 => 0,
-        large if large >= 100.0 => 1,
-        large if large >= 1.0 => 2,
-        _ => 3,
-    };
-    // A sum of nothing is -0.
-    let text = format!("{:.digits$}", value + 0.0);
-    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
 /// The records that belong to a row of a panel, one for each `x`.

@@ -1,7 +1,7 @@
 //! Pictures: bars in groups, lines over numbers, and the interval of a verdict. SVG whose colours come from classes, so
 //! that a page's style sheet gives them both themes.
 
-use crate::table::figure;
+use crate::figure::figure;
 use report::html::Text;
 use std::fmt::Write as _;
 
