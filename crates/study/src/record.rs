@@ -134,6 +134,11 @@ impl Samples {
         self.0.extend(samples.iter().map(|sample| (arm.to_owned(), rep, sample.clone())));
     }
 
+    /// Whether there is any of an arm.
+    pub fn has_arm(&self, arm: &str) -> bool {
+        self.0.iter().any(|(of, ..)| of == arm)
+    }
+
     /// Repetition and figure of a metric in an arm, in the order of the repetitions. Without `x`, the figures that are
     /// taken once a turn.
     pub fn of(&self, metric: &str, arm: &str, x: Option<&str>) -> Vec<(u32, f64)> {

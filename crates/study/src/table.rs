@@ -66,10 +66,10 @@ pub fn in_figures(verdict: &Verdict) -> String {
     let mut text = format!("{}: {value}{interval}, n = {}", verdict.rule, verdict.n);
     if let Some(why) = &verdict.why {
         let _ = write!(text, "; {why}");
-        match verdict.needs_n {
-            Some(n) => _ = write!(text, "; n = {n} would decide"),
-            None => text.push_str("; more repetitions like these would not decide"),
-        }
+    }
+    // Fewer samples have no variance to reckon with.
+    if let Some(needs) = verdict.needs_n.filter(|_| verdict.n >= 2) {
+        let _ = write!(text, "; n = {needs} would decide");
     }
     text
 }
@@ -121,13 +121,23 @@ pub fn selftest(tried: &[Tried]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::check::Answer;
 
     #[test]
-    fn figures_have_digits_that_are_of_use() {
-        assert_eq!(
-            [0.0, 0.123_45, 0.5, 12.345, 123.45, 12_345.6].map(figure),
-            ["0", "0.123", "0.5", "12.35", "123.5", "12346"]
-        );
-        assert_eq!([-2.0, -0.0].map(figure), ["-2", "0"]);
+    fn number_that_would_decide_is_told_of_two_repetitions_or_more() {
+        let verdict = |n, needs_n, why: Option<&str>| Verdict {
+            prediction: String::new(),
+            verdict: Answer::Undecided,
+            value: None,
+            interval: None,
+            n,
+            needs_n,
+            why: why.map(str::to_owned),
+            rule: "m".into(),
+        };
+        let words = |n, needs_n, why| in_figures(&verdict(n, needs_n, Some(why)));
+        assert_eq!(words(5, Some(9), "why"), "m: no samples, n = 5; why; n = 9 would decide");
+        assert_eq!(words(1, Some(3), "at least 3"), "m: no samples, n = 1; at least 3");
+        assert_eq!(words(0, None, "the arm a was not run"), "m: no samples, n = 0; the arm a was not run");
     }
 }
