@@ -9,7 +9,7 @@ pub use markdown::{summary, write as write_markdown};
 
 use crate::check::{Answer, Check, Rule, Verdict};
 use crate::data::Study;
-use crate::losses;
+use crate::losses::{self, Merger};
 use crate::record::ArmTimeline;
 use crate::result::Outcome;
 use crate::runner::in_words;
@@ -152,13 +152,14 @@ fn strip(verdict: &Verdict, check: Option<&Check>) -> String {
 
 /// One picture for each name of a timeline, with a line for each arm.
 fn timelines(out: &mut dyn Write, all: &[ArmTimeline]) -> io::Result<()> {
-    let mut names: Vec<&str> = all.iter().map(|t| t.timeline.name.as_str()).collect();
-    names.dedup();
-    for name in names {
-        let of_name: Vec<&ArmTimeline> = all.iter().filter(|t| t.timeline.name == name).collect();
+    for (n, first) in all.iter().enumerate() {
+        let name = &first.timeline.name;
+        if all[..n].iter().any(|shown| shown.timeline.name == *name) {
+            continue;
+        }
         writeln!(out, "<h3>{} over time, first repetition</h3><div class=\"pair\">", Text(name))?;
-        for one in of_name {
-            let class = if one.arm.starts_with("ksm") { "c-ksm" } else { "c-fold" };
+        for one in all.iter().filter(|t| t.timeline.name == *name) {
+            let class = if losses::merger_of(&one.arm) == Some(Merger::Ksm) { "c-ksm" } else { "c-fold" };
             let points = one.timeline.points.iter().map(|(x, y)| (*x, Value { mean: *y, half: None })).collect();
             let line = Line { name: one.arm.clone(), class: class.to_owned(), points };
             let end = one.timeline.points.last().map_or(1.0, |(x, _)| *x);
@@ -247,6 +248,7 @@ mod tests {
             n: 3,
             mean: 2.0,
             half_width: Some(0.5),
+            reps: vec![0, 1, 2],
             samples: vec![1.5, 2.0, 2.5],
         };
         let mut measured = Vec::new();
@@ -297,6 +299,19 @@ mod tests {
         }
         let panels: usize = studies.iter().map(|study| study.panel.len()).sum();
         assert!(named("figure").count() >= panels, "{panels}");
+    }
+
+    #[test]
+    fn each_name_of_a_timeline_has_one_heading() {
+        let timeline = |arm: &str, name: &str| ArmTimeline {
+            arm: arm.into(),
+            timeline: crate::record::Timeline { name: name.into(), ..Default::default() },
+        };
+        let all = [timeline("a", "saved"), timeline("a", "size"), timeline("b", "saved"), timeline("b", "size")];
+        let mut out = Vec::new();
+        timelines(&mut out, &all).unwrap();
+        let html = String::from_utf8(out).unwrap();
+        assert_eq!((html.matches("<h3>").count(), html.matches("<figure>").count()), (2, 4));
     }
 
     #[test]

@@ -117,13 +117,12 @@ impl Samples {
         all
     }
 
-    /// The samples of records, which are in the order of the repetitions.
+    /// The samples of records.
     pub fn of_records(records: &[Record]) -> Self {
         let mut all = Self::default();
         for record in records {
-            for (rep, value) in record.samples.iter().enumerate() {
-                let sample = Sample { metric: record.metric.clone(), x: record.x.clone(), value: *value };
-                all.add(&record.arm, rep as u32, &[sample]);
+            for (rep, value) in record.by_rep() {
+                all.add(&record.arm, rep, &[Sample { metric: record.metric.clone(), x: record.x.clone(), value }]);
             }
         }
         all
@@ -162,7 +161,7 @@ impl Samples {
     }
 
     fn record(&self, study: &Study, arm: &str, of: &Sample) -> Record {
-        let samples: Vec<f64> = self.of(&of.metric, arm, of.x.as_deref()).into_iter().map(|(_, v)| v).collect();
+        let (reps, samples): (Vec<u32>, Vec<f64>) = self.of(&of.metric, arm, of.x.as_deref()).into_iter().unzip();
         Record {
             metric: of.metric.clone(),
             arm: arm.to_owned(),
@@ -171,6 +170,7 @@ impl Samples {
             n: samples.len(),
             mean: stats::mean(&samples),
             half_width: stats::half_width(&samples),
+            reps,
             samples,
         }
     }
@@ -193,8 +193,19 @@ pub struct Record {
     pub mean: f64,
     /// Half the width of the mean's 95% interval; absent of a single repetition.
     pub half_width: Option<f64>,
+    /// Number of the repetition of each figure, from 0. Empty in files without it: figures go by their places there.
+    #[serde(default)]
+    pub reps: Vec<u32>,
     /// The single figures, in the order of the repetitions.
     pub samples: Vec<f64>,
+}
+
+impl Record {
+    /// Repetition and figure.
+    pub fn by_rep(&self) -> impl Iterator<Item = (u32, f64)> {
+        let rep = |place: usize| self.reps.get(place).copied().unwrap_or(place as u32);
+        self.samples.iter().enumerate().map(move |(place, value)| (rep(place), *value))
+    }
 }
 
 /// A timeline of one arm: that of its first repetition.
