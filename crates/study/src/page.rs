@@ -13,7 +13,7 @@ use crate::losses::{self, Merger};
 use crate::record::ArmTimeline;
 use crate::result::Outcome;
 use crate::runner::in_words;
-use crate::table::{in_figures, of_loss};
+use crate::table::{NOT_ASKED, in_figures, of_loss};
 use chart::{Line, Value};
 use report::html::{self, Text};
 use std::fmt::Write as _;
@@ -130,10 +130,10 @@ fn verdicts(out: &mut dyn Write, study: &Study, result: &Outcome) -> io::Result<
             Text(&in_figures(verdict))
         )?;
     }
-    for prediction in study.predict.iter().filter(|p| p.check().is_none()) {
+    for prediction in study.not_asked() {
         writeln!(
             out,
-            "<tr><td class=\"verdict undecided\">not asked</td><td>{}</td><td></td><td></td></tr>",
+            "<tr><td class=\"verdict undecided\">not asked</td><td>{}</td><td></td><td>{NOT_ASKED}</td></tr>",
             Text(&prediction.text)
         )?;
     }

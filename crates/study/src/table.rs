@@ -11,6 +11,9 @@ use crate::selftest::Tried;
 use report::{Align, Table};
 use std::fmt::Write as _;
 
+/// The reason of a prediction without a verdict.
+pub const NOT_ASKED: &str = "no figure of this study decides it";
+
 /// The result of a study: where Pagefold does worse, verdicts, the paper's numbers beside ours, differences of the rig.
 pub fn result(study: &Study, result: &Outcome) -> String {
     let mut text = format!("{} ({}, {}): {}\n", study.id, study.title, study.place, study.what);
@@ -28,8 +31,8 @@ pub fn result(study: &Study, result: &Outcome) -> String {
         let _ = writeln!(text, "{:<9}  {}", verdict.verdict.name(), verdict.prediction);
         let _ = writeln!(text, "           {}", in_figures(verdict));
     }
-    for prediction in study.predict.iter().filter(|p| p.check().is_none()) {
-        let _ = writeln!(text, "{:<9}  {}", "not asked", prediction.text);
+    for prediction in study.not_asked() {
+        let _ = writeln!(text, "{:<9}  {}\n           {NOT_ASKED}", "not asked", prediction.text);
     }
     for panel in &study.panel {
         let _ = write!(text, "\n{}{}\n{}", panel.title, unit(&panel.unit), of_panel(panel, result));

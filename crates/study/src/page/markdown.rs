@@ -8,7 +8,7 @@ use crate::data::{Panel, PanelForm};
 use crate::losses;
 use crate::result::Outcome;
 use crate::runner::in_words;
-use crate::table::{in_figures, of_loss};
+use crate::table::{NOT_ASKED, in_figures, of_loss};
 use anyhow::Context;
 use report::html::Text;
 use std::fmt::Write as _;
@@ -122,6 +122,9 @@ fn of_study(text: &mut String, (study, result): Item<'_>, dir: &str) {
             cell(&verdict.prediction),
             cell(&in_figures(verdict))
         );
+    }
+    for prediction in study.not_asked() {
+        let _ = writeln!(text, "| not asked | {} | {NOT_ASKED} |", cell(&prediction.text));
     }
     text.push('\n');
     for (n, panel) in study.panel.iter().enumerate() {
