@@ -191,6 +191,9 @@ fn differences(out: &mut dyn Write, study: &Study, result: &Outcome) -> io::Resu
     for arm in &study.arms {
         writeln!(out, "<li>Arm {}: {}.</li>", Text(&arm.name), Text(&arm.text))?;
     }
+    for arm in &result.ksm {
+        writeln!(out, "<li>ksmd in arm {}: {}.</li>", Text(&arm.arm), Text(&arm.settings.to_string()))?;
+    }
     writeln!(out, "</ul>")
 }
 
@@ -198,10 +201,10 @@ fn facts(out: &mut dyn Write, study: &Study, result: &Outcome) -> io::Result<()>
     let host = &result.host;
     let scan = host.smart_scan.map_or("not there".to_owned(), |v| v.to_string());
     let facts = [
-        ("form", format!("{}, {}", result.form.name(), in_words(result.seconds))),
+        ("command", format!("{}, {}", result.command(study), in_words(result.seconds))),
         ("host", format!("Linux {}, {} processors, {}", host.kernel, host.cpus, cli::bytes(host.ram_bytes))),
-        ("ksmd", format!("smart_scan {scan}, advisor {}", host.advisor_mode.as_deref().unwrap_or("not there"))),
-        ("Pagefold", format!("{}{}", host.pagefold, if host.debug_build { ", a build for development" } else { "" })),
+        ("ksmd at rest", format!("smart_scan {scan}, advisor {}", host.advisor_mode.as_deref().unwrap_or("not there"))),
+        ("Pagefold", host.of_pagefold()),
     ];
     writeln!(out, "<dl class=\"facts\">")?;
     for (name, text) in facts {
@@ -234,9 +237,9 @@ fn percent_encoded(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::check;
-    use crate::data::Length;
     use crate::record::{Record, Samples};
-    use crate::result::{HostFacts, reported};
+    use crate::result::reported;
+    use crate::result::tests::empty;
 
     /// A result with a figure for each place of each panel, and hostile text.
     fn result_of(study: &Study) -> Outcome {
@@ -265,16 +268,12 @@ mod tests {
             events: vec![(1.0, "<script>".into())],
         };
         Outcome {
-            id: study.id.clone(),
-            form: Length::Short,
             verdicts: check::judge_all(study, &Samples::default()),
             reported: reported(study),
             measured,
             timelines: vec![ArmTimeline { arm: study.arms[0].name.clone(), timeline }],
             notes: vec!["<script>alert(1)</script>".into()],
-            host: HostFacts::default(),
-            seconds: 1.0,
-            estimated_seconds: 1.0,
+            ..empty(study)
         }
     }
 

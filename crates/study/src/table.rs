@@ -41,6 +41,9 @@ pub fn result(study: &Study, result: &Outcome) -> String {
     for difference in &study.differs {
         let _ = writeln!(text, "Here: {difference}");
     }
+    for arm in &result.ksm {
+        let _ = writeln!(text, "ksmd in {}: {}", arm.arm, arm.settings);
+    }
     for note in &result.notes {
         let _ = writeln!(text, "Note: {note}");
     }
