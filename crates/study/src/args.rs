@@ -4,14 +4,14 @@ use crate::data::{self, Length, Study};
 use crate::recipes;
 use crate::result;
 use crate::runner::{Job, Wanted, in_words};
+use crate::series::Series;
 use crate::{list, page, selftest, table};
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Subcommand;
-use cli::exit::{Outcome, Stop};
+use cli::exit::{self, Outcome, Stop};
 use cli::{OutputFile, output, say};
 use guest::Glob;
 use std::io::{BufWriter, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Arguments of `pagefold study`.
@@ -22,8 +22,10 @@ use std::path::{Path, PathBuf};
 A study is an experiment of a paper. It is repeated with real guests, and each prediction gets a verdict: holds, fails, or
 undecided, with the number of repetitions that would decide. A prediction that fails is a result: the exit code is 0.
 
-Guests are restored from saved states; the first run boots and saves those that are missing. Each finished turn is kept:
-the same command goes on after an interruption. ksmd is set and put back. Takes root.
+Guests are restored from saved states; the first run boots and saves those that are missing. Each finished turn is kept
+until all results are written: the same command goes on after an interruption. An arm for which the host lacks something is
+left out, and a study that fails does not keep others from running: the exit code is 1, and stderr says why. ksmd is set and
+put back. Takes root.
 
 Examples:
   pagefold study --list
@@ -58,7 +60,7 @@ pub struct Args {
     /// Write a self-contained page: the paper's numbers redrawn, and ours beside them
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Directory for turns of runs that were cut off [default: studies in the cache of the lab]
+    /// Directory for turns until results are written [default: studies in the cache of the lab]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
 }
@@ -177,26 +179,35 @@ fn run_studies(args: &Args, studies: &[Study]) -> anyhow::Result<Outcome> {
     // The file first, so that an error about it does not come after a long run.
     let html = args.html.as_deref().map(OutputFile::create).transpose()?;
     host::note_interrupts().context("cannot catch signals")?;
-    let shared = |one: &Job, others: &[Job]| others.iter().any(|other| other.turns_of() == one.turns_of());
-    let measured = jobs.iter().enumerate().filter(|(n, job)| !shared(job, &jobs[..*n]));
-    let time = measured.map(|(_, job)| job.estimate_s()).sum();
+    let is_first = |(n, job): &(usize, &Job)| !jobs[..*n].iter().any(|other| other.turns_name() == job.turns_name());
+    let time = jobs.iter().enumerate().filter(is_first).map(|(_, job)| job.estimate_s()).sum();
     say!("pagefold: {} of {} studies, {}", jobs.len(), chosen.len(), in_words(time));
-    let identity = identity()?;
-    let mut results: Vec<result::Outcome> = Vec::new();
-    for (n, job) in jobs.iter().enumerate() {
-        results.push(job.run(&state, &identity, shared(job, &jobs[n + 1..]))?);
-    }
-    if let Some(html) = html {
-        write_page(html, &items(studies, &results)?)?;
-    }
-    if args.json {
-        output::line(serde_json::to_string_pretty(&results)?)?;
-    } else {
-        for (job, result) in jobs.iter().zip(&results) {
-            output::bytes(table::result(job.study, result).as_bytes())?;
+    let mut series = Series::new(&state)?;
+    for job in &jobs {
+        let result = series.run(job)?;
+        if let Some(result) = result.filter(|_| !args.json) {
+            print(&table::result(job.study, result))?;
         }
     }
-    Ok(if left_out { Outcome::Partial } else { Outcome::Done })
+    let results = series.results()?;
+    if args.json {
+        print(&format!("{}\n", serde_json::to_string_pretty(results)?))?;
+    }
+    if let Some(html) = html.filter(|_| !results.is_empty()) {
+        write_page(html, &items(studies, results)?)?;
+    }
+    let is_whole = series.finish()?;
+    Ok(if is_whole && !left_out { Outcome::Done } else { Outcome::Partial })
+}
+
+/// Prints results.
+fn print(text: &str) -> anyhow::Result<()> {
+    output::bytes(text.as_bytes()).map_err(|why| unread(&why))
+}
+
+/// The error of results that could not be printed. It has the words of its cause alone: a closed pipe would count as done.
+fn unread(why: &anyhow::Error) -> anyhow::Error {
+    anyhow!("{}; turns that were done are kept: the same command prints their results", exit::in_words(why))
 }
 
 /// The studies that these names and patterns mean.
@@ -254,14 +265,6 @@ fn check_arms(chosen: &[&Study], arms: &[String]) -> Result<(), Stop> {
     }
 }
 
-/// The program and the kernel: turns of others are of other code.
-fn identity() -> anyhow::Result<String> {
-    let program = crate::rig::program()?;
-    let found = std::fs::metadata(&program).with_context(|| format!("cannot look at {}", program.display()))?;
-    let kernel = result::HostFacts::read().kernel;
-    Ok(format!("{} bytes, written {}.{:09}, Linux {kernel}", found.len(), found.mtime(), found.mtime_nsec()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -280,5 +283,11 @@ mod tests {
         assert!(why.starts_with("kim-fig3 has none of these arms; kim-fig2: it has fio-low-ksm-equal, "), "{why}");
         let why = check(&["fio-low-fold-se", "x"]).unwrap_err();
         assert!(why.starts_with("there is no arm x; "), "{why}");
+    }
+
+    #[test]
+    fn results_that_nobody_reads_are_no_success() {
+        let closed = anyhow::Error::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe));
+        assert_eq!(exit::code_of(|| Err(unread(&closed))), std::process::ExitCode::from(1));
     }
 }

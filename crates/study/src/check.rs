@@ -85,7 +85,8 @@ pub struct Verdict {
     pub interval: Option<[f64; 2]>,
     /// The number of samples.
     pub n: usize,
-    /// Of an undecided prediction, the number of samples that would decide, if 1000 would.
+    /// Of an undecided prediction, the number of samples like these that would decide, if 1000 would. Fewer than two tell nothing of
+    /// that: it is the least number for any verdict then. Absent where an arm has nothing to say.
     pub needs_n: Option<usize>,
     /// Why it is undecided.
     pub why: Option<String>,
@@ -107,16 +108,18 @@ pub fn judge(study: &Study, prediction: &str, check: &Check, samples: &Samples) 
     let interval = mean.zip(half).map(|(mean, half)| [mean - half, mean + half]);
     let silent = check.arms().find_map(|arm| silence(study, arm, samples));
     let answer = interval.map_or(Answer::Undecided, |i| check.rule.answer(i));
-    let (verdict, needs_n, why) = if let Some(why) = silent {
-        (Answer::Undecided, None, Some(why))
-    } else if values.len() < LEAST_N {
-        let needed = check.rule.needs(&values).unwrap_or(LEAST_N).max(LEAST_N);
-        let why = format!("{} of at least {LEAST_N} repetitions", values.len());
-        (Answer::Undecided, Some(needed), Some(why))
-    } else if answer == Answer::Undecided {
-        (answer, check.rule.needs(&values), Some("the interval contains the bound".to_owned()))
+    let open = if values.len() < LEAST_N {
+        Some(format!("at least {LEAST_N} repetitions are needed"))
     } else {
-        (answer, None, None)
+        (answer == Answer::Undecided).then(|| "the interval contains the bound".to_owned())
+    };
+    let (verdict, needs_n, why) = match (silent, open) {
+        (Some(why), _) => (Answer::Undecided, None, Some(why)),
+        (None, None) => (answer, None, None),
+        (None, Some(why)) => match check.rule.needs(&values) {
+            None => (Answer::Undecided, None, Some(format!("{why}; more than {MOST_N} would be needed"))),
+            needs => (Answer::Undecided, needs, Some(why)),
+        },
     };
     let rule = check.in_words();
     Verdict { prediction: prediction.to_owned(), verdict, value: mean, interval, n: values.len(), needs_n, why, rule }
@@ -129,7 +132,7 @@ fn silence(study: &Study, arm: &str, samples: &Samples) -> Option<String> {
         found.is_empty() || found.iter().any(|(_, value)| *value <= 0.0)
     };
     let merges = study.arm(arm).is_some_and(|a| a.merges);
-    if merges && samples.of(MERGED, arm, None).is_empty() {
+    if !samples.has_arm(arm) || merges && samples.of(MERGED, arm, None).is_empty() {
         return Some(format!("the arm {arm} was not run"));
     }
     if merges && none_of(MERGED) {
@@ -190,17 +193,17 @@ impl Rule {
         }
     }
 
-    /// The number of samples like these that would decide.
+    /// The number of samples like these that would decide; see [`Verdict::needs_n`].
     fn needs(self, values: &[f64]) -> Option<usize> {
         if values.len() < 2 {
-            return None;
+            return Some(LEAST_N);
         }
         let mean = stats::mean(values);
         let gap = match self {
             Self::Above(bound) | Self::Below(bound) => (mean - bound).abs(),
             Self::Within(from, to) => (mean - from).abs().min((mean - to).abs()),
         };
-        stats::n_that_decides(stats::deviation(values), gap, MOST_N)
+        stats::n_that_decides(stats::deviation(values), gap, MOST_N).map(|n| n.max(LEAST_N))
     }
 }
 
@@ -249,7 +252,25 @@ mod tests {
         assert_eq!(answer(Rule::Within(0.0, 1.0), &[2.0, 2.1, 2.2]).verdict, Answer::Fails);
         let few = answer(Rule::Above(1.0), &[5.0, 5.0]);
         assert_eq!((few.verdict, few.needs_n), (Answer::Undecided, Some(LEAST_N)));
-        assert_eq!(answer(Rule::Above(1.0), &[]).interval, None);
+        assert_eq!(answer(Rule::Within(0.0, 1.0), &[]).interval, None);
+    }
+
+    #[test]
+    fn number_that_would_decide_is_named_only_where_it_is_known() {
+        let study = study("");
+        let needs = |values: &[f64]| {
+            let verdict = judge(&study, "", &check(Rule::Above(1.0)), &samples(&[("m", "a", values)]));
+            (verdict.needs_n, verdict.why.unwrap_or_default())
+        };
+        assert_eq!(needs(&[5.0]), (Some(LEAST_N), "at least 3 repetitions are needed".into()));
+        assert_eq!(needs(&[0.999, 1.002]), (Some(74), "at least 3 repetitions are needed".into()));
+        let never = "at least 3 repetitions are needed; more than 1000 would be needed";
+        assert_eq!(needs(&[0.0, 2.001]), (None, never.into()));
+        assert_eq!(
+            needs(&[0.0, 2.001, 1.0]),
+            (None, "the interval contains the bound; more than 1000 would be needed".into())
+        );
+        assert_eq!(needs(&[]), (None, "the arm a was not run".into()));
     }
 
     #[test]

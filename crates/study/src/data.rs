@@ -238,6 +238,11 @@ impl Study {
         }
     }
 
+    /// Predictions without a rule.
+    pub fn not_asked(&self) -> impl Iterator<Item = &Prediction> {
+        self.predict.iter().filter(|prediction| prediction.check().is_none())
+    }
+
     /// The arm of this name.
     pub fn arm(&self, name: &str) -> Option<&Arm> {
         self.arms.iter().find(|arm| arm.name == name)

@@ -3,7 +3,7 @@
 //! ```text
 //!   data/PAPER.toml    the study: arms, metrics, predictions, the paper's numbers        data
 //!   recipe             measures one turn of one arm                                      recipes, on a rig
-//!   turns              arms alternate; each turn is kept on disk                         plan, store, runner
+//!   turns              arms alternate; each turn is kept on disk                         plan, store, runner, series
 //!   samples            one a repetition                                                  record
 //!   verdicts           holds, fails, undecided with the n that would decide              check, stats
 //!   table, JSON, page  the paper's numbers beside ours                                   table, result, page
@@ -13,7 +13,9 @@
 mod args;
 mod check;
 mod data;
+mod figure;
 mod guest;
+mod ksm;
 mod list;
 mod losses;
 mod page;
@@ -24,6 +26,7 @@ mod result;
 mod rig;
 mod runner;
 mod selftest;
+mod series;
 mod stats;
 mod store;
 mod table;

@@ -9,11 +9,11 @@ pub use markdown::{summary, write as write_markdown};
 
 use crate::check::{Answer, Check, Rule, Verdict};
 use crate::data::Study;
-use crate::losses;
+use crate::losses::{self, Merger};
 use crate::record::ArmTimeline;
 use crate::result::Outcome;
 use crate::runner::in_words;
-use crate::table::{in_figures, of_loss};
+use crate::table::{NOT_ASKED, in_figures, of_loss};
 use chart::{Line, Value};
 use report::html::{self, Text};
 use std::fmt::Write as _;
@@ -130,10 +130,10 @@ fn verdicts(out: &mut dyn Write, study: &Study, result: &Outcome) -> io::Result<
             Text(&in_figures(verdict))
         )?;
     }
-    for prediction in study.predict.iter().filter(|p| p.check().is_none()) {
+    for prediction in study.not_asked() {
         writeln!(
             out,
-            "<tr><td class=\"verdict undecided\">not asked</td><td>{}</td><td></td><td></td></tr>",
+            "<tr><td class=\"verdict undecided\">not asked</td><td>{}</td><td></td><td>{NOT_ASKED}</td></tr>",
             Text(&prediction.text)
         )?;
     }
@@ -152,13 +152,14 @@ fn strip(verdict: &Verdict, check: Option<&Check>) -> String {
 
 /// One picture for each name of a timeline, with a line for each arm.
 fn timelines(out: &mut dyn Write, all: &[ArmTimeline]) -> io::Result<()> {
-    let mut names: Vec<&str> = all.iter().map(|t| t.timeline.name.as_str()).collect();
-    names.dedup();
-    for name in names {
-        let of_name: Vec<&ArmTimeline> = all.iter().filter(|t| t.timeline.name == name).collect();
+    for (n, first) in all.iter().enumerate() {
+        let name = &first.timeline.name;
+        if all[..n].iter().any(|shown| shown.timeline.name == *name) {
+            continue;
+        }
         writeln!(out, "<h3>{} over time, first repetition</h3><div class=\"pair\">", Text(name))?;
-        for one in of_name {
-            let class = if one.arm.starts_with("ksm") { "c-ksm" } else { "c-fold" };
+        for one in all.iter().filter(|t| t.timeline.name == *name) {
+            let class = if losses::merger_of(&one.arm) == Some(Merger::Ksm) { "c-ksm" } else { "c-fold" };
             let points = one.timeline.points.iter().map(|(x, y)| (*x, Value { mean: *y, half: None })).collect();
             let line = Line { name: one.arm.clone(), class: class.to_owned(), points };
             let end = one.timeline.points.last().map_or(1.0, |(x, _)| *x);
@@ -190,6 +191,9 @@ fn differences(out: &mut dyn Write, study: &Study, result: &Outcome) -> io::Resu
     for arm in &study.arms {
         writeln!(out, "<li>Arm {}: {}.</li>", Text(&arm.name), Text(&arm.text))?;
     }
+    for arm in &result.ksm {
+        writeln!(out, "<li>ksmd in arm {}: {}.</li>", Text(&arm.arm), Text(&arm.settings.to_string()))?;
+    }
     writeln!(out, "</ul>")
 }
 
@@ -197,10 +201,10 @@ fn facts(out: &mut dyn Write, study: &Study, result: &Outcome) -> io::Result<()>
     let host = &result.host;
     let scan = host.smart_scan.map_or("not there".to_owned(), |v| v.to_string());
     let facts = [
-        ("form", format!("{}, {}", result.form.name(), in_words(result.seconds))),
+        ("command", format!("{}, {}", result.command(study), in_words(result.seconds))),
         ("host", format!("Linux {}, {} processors, {}", host.kernel, host.cpus, cli::bytes(host.ram_bytes))),
-        ("ksmd", format!("smart_scan {scan}, advisor {}", host.advisor_mode.as_deref().unwrap_or("not there"))),
-        ("Pagefold", format!("{}{}", host.pagefold, if host.debug_build { ", a build for development" } else { "" })),
+        ("ksmd at rest", format!("smart_scan {scan}, advisor {}", host.advisor_mode.as_deref().unwrap_or("not there"))),
+        ("Pagefold", host.of_pagefold()),
     ];
     writeln!(out, "<dl class=\"facts\">")?;
     for (name, text) in facts {
@@ -233,9 +237,9 @@ fn percent_encoded(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::check;
-    use crate::data::Length;
     use crate::record::{Record, Samples};
-    use crate::result::{HostFacts, reported};
+    use crate::result::reported;
+    use crate::result::tests::empty;
 
     /// A result with a figure for each place of each panel, and hostile text.
     fn result_of(study: &Study) -> Outcome {
@@ -247,6 +251,7 @@ mod tests {
             n: 3,
             mean: 2.0,
             half_width: Some(0.5),
+            reps: vec![0, 1, 2],
             samples: vec![1.5, 2.0, 2.5],
         };
         let mut measured = Vec::new();
@@ -263,16 +268,12 @@ mod tests {
             events: vec![(1.0, "<script>".into())],
         };
         Outcome {
-            id: study.id.clone(),
-            form: Length::Short,
             verdicts: check::judge_all(study, &Samples::default()),
             reported: reported(study),
             measured,
             timelines: vec![ArmTimeline { arm: study.arms[0].name.clone(), timeline }],
             notes: vec!["<script>alert(1)</script>".into()],
-            host: HostFacts::default(),
-            seconds: 1.0,
-            estimated_seconds: 1.0,
+            ..empty(study)
         }
     }
 
@@ -297,6 +298,19 @@ mod tests {
         }
         let panels: usize = studies.iter().map(|study| study.panel.len()).sum();
         assert!(named("figure").count() >= panels, "{panels}");
+    }
+
+    #[test]
+    fn each_name_of_a_timeline_has_one_heading() {
+        let timeline = |arm: &str, name: &str| ArmTimeline {
+            arm: arm.into(),
+            timeline: crate::record::Timeline { name: name.into(), ..Default::default() },
+        };
+        let all = [timeline("a", "saved"), timeline("a", "size"), timeline("b", "saved"), timeline("b", "size")];
+        let mut out = Vec::new();
+        timelines(&mut out, &all).unwrap();
+        let html = String::from_utf8(out).unwrap();
+        assert_eq!((html.matches("<h3>").count(), html.matches("<figure>").count()), (2, 4));
     }
 
     #[test]

@@ -1,6 +1,8 @@
-//! Findings of a run: samples, one a repetition; their means with intervals; timelines.
+//! Findings of a run: samples, one a repetition; their means with intervals; timelines; ksmd's settings.
 
 use crate::data::Study;
+use crate::ksm::KsmSettings;
+use crate::plan::Planned;
 use crate::stats;
 use serde::{Deserialize, Serialize};
 
@@ -87,6 +89,54 @@ impl Measured {
     pub fn put_at(&mut self, metric: &str, x: impl ToString, value: f64) {
         self.samples.push(Sample::at(metric, x, value));
     }
+
+    /// Adds something that a reader should know.
+    pub fn note(&mut self, text: impl Into<String>) {
+        self.notes.push(text.into());
+    }
+
+    /// The same without infinite figures and those that are no numbers, for which JSON has no form. A note names each.
+    fn finite(mut self) -> Self {
+        let mut notes: Vec<String> = Vec::new();
+        self.samples.retain(|Sample { metric, x, value }| {
+            let at = x.as_ref().map_or(String::new(), |x| format!(" at {x}"));
+            if !value.is_finite() {
+                notes.push(format!("left out: {metric}{at} was {value}"));
+            }
+            value.is_finite()
+        });
+        for Timeline { name, points, events, .. } in &mut self.timelines {
+            let before = points.len() + events.len();
+            points.retain(|(at, value)| at.is_finite() && value.is_finite());
+            events.retain(|(at, _)| at.is_finite());
+            let dropped = before - points.len() - events.len();
+            if dropped > 0 {
+                notes.push(format!("left out of {name} over time: points without a number, {dropped}"));
+            }
+        }
+        notes.into_iter().for_each(|note| self.note(note));
+        self
+    }
+}
+
+/// Settings of ksmd in an arm.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArmKsm {
+    /// The arm.
+    pub arm: String,
+    /// The settings at the end of its turns.
+    #[serde(flatten)]
+    pub settings: KsmSettings,
+}
+
+/// ksmd's settings in each arm. An arm has as many entries as its turns had different settings.
+pub fn ksm_settings(turns: &[Turn]) -> Vec<ArmKsm> {
+    let mut all: Vec<ArmKsm> = Vec::new();
+    for turn in turns {
+        let found = turn.ksm.clone().map(|settings| ArmKsm { arm: turn.arm.clone(), settings });
+        all.extend(found.filter(|found| !all.contains(found)));
+    }
+    all
 }
 
 /// A turn that is done, as it lies on disk.
@@ -98,9 +148,19 @@ pub struct Turn {
     pub rep: u32,
     /// Time that it took.
     pub seconds: f64,
+    /// Settings of ksmd at its end.
+    #[serde(default)]
+    pub ksm: Option<KsmSettings>,
     /// Its findings.
     #[serde(flatten)]
     pub measured: Measured,
+}
+
+impl Turn {
+    /// A turn that is done.
+    pub fn new(planned: &Planned, seconds: f64, ksm: Option<KsmSettings>, measured: Measured) -> Self {
+        Self { arm: planned.arm.clone(), rep: planned.rep.unwrap_or(0), seconds, ksm, measured: measured.finite() }
+    }
 }
 
 /// The samples of all turns.
@@ -117,13 +177,12 @@ impl Samples {
         all
     }
 
-    /// The samples of records, which are in the order of the repetitions.
+    /// The samples of records.
     pub fn of_records(records: &[Record]) -> Self {
         let mut all = Self::default();
         for record in records {
-            for (rep, value) in record.samples.iter().enumerate() {
-                let sample = Sample { metric: record.metric.clone(), x: record.x.clone(), value: *value };
-                all.add(&record.arm, rep as u32, &[sample]);
+            for (rep, value) in record.by_rep() {
+                all.add(&record.arm, rep, &[Sample { metric: record.metric.clone(), x: record.x.clone(), value }]);
             }
         }
         all
@@ -132,6 +191,11 @@ impl Samples {
     /// Adds the samples of a turn.
     pub fn add(&mut self, arm: &str, rep: u32, samples: &[Sample]) {
         self.0.extend(samples.iter().map(|sample| (arm.to_owned(), rep, sample.clone())));
+    }
+
+    /// Whether there is any of an arm.
+    pub fn has_arm(&self, arm: &str) -> bool {
+        self.0.iter().any(|(of, ..)| of == arm)
     }
 
     /// Repetition and figure of a metric in an arm, in the order of the repetitions. Without `x`, the figures that are
@@ -157,7 +221,7 @@ impl Samples {
     }
 
     fn record(&self, study: &Study, arm: &str, of: &Sample) -> Record {
-        let samples: Vec<f64> = self.of(&of.metric, arm, of.x.as_deref()).into_iter().map(|(_, v)| v).collect();
+        let (reps, samples): (Vec<u32>, Vec<f64>) = self.of(&of.metric, arm, of.x.as_deref()).into_iter().unzip();
         Record {
             metric: of.metric.clone(),
             arm: arm.to_owned(),
@@ -166,6 +230,7 @@ impl Samples {
             n: samples.len(),
             mean: stats::mean(&samples),
             half_width: stats::half_width(&samples),
+            reps,
             samples,
         }
     }
@@ -188,8 +253,19 @@ pub struct Record {
     pub mean: f64,
     /// Half the width of the mean's 95% interval; absent of a single repetition.
     pub half_width: Option<f64>,
+    /// Number of the repetition of each figure, from 0. Empty in files without it: figures go by their places there.
+    #[serde(default)]
+    pub reps: Vec<u32>,
     /// The single figures, in the order of the repetitions.
     pub samples: Vec<f64>,
+}
+
+impl Record {
+    /// Repetition and figure.
+    pub fn by_rep(&self) -> impl Iterator<Item = (u32, f64)> {
+        let rep = |place: usize| self.reps.get(place).copied().unwrap_or(place as u32);
+        self.samples.iter().enumerate().map(move |(place, value)| (rep(place), *value))
+    }
 }
 
 /// A timeline of one arm: that of its first repetition.
@@ -219,6 +295,7 @@ pub fn timelines(turns: &[Turn]) -> Vec<ArmTimeline> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::Length;
 
     #[test]
     fn figures_are_kept_apart_by_arm_and_variable() {
@@ -240,6 +317,59 @@ mod tests {
         let again = Samples::of_records(&samples.records(&study));
         assert_eq!(again.of("m", "a", None), [(0, 1.0), (1, 2.0)]);
         assert_eq!(again.of("n", "a", Some("5")), [(0, 9.0)]);
+    }
+
+    #[test]
+    fn figures_go_by_their_repetition_also_when_one_lacks_some() {
+        let study = crate::data::all().remove(0);
+        let mut samples = Samples::default();
+        for rep in [0, 2, 3] {
+            samples.add("a", rep, &[Sample::new("m", f64::from(rep))]);
+        }
+        let mut records = samples.records(&study);
+        assert_eq!((&records[0].reps[..], records[0].n), (&[0, 2, 3][..], 3));
+        assert_eq!(Samples::of_records(&records), samples);
+        records[0].reps.clear();
+        assert_eq!(Samples::of_records(&records).of("m", "a", None), [(0, 0.0), (1, 2.0), (2, 3.0)], "of an old file");
+        let old = r#"{"metric":"m","arm":"a","x":null,"unit":"","n":1,"mean":1.0,"half_width":null,"samples":[1.0]}"#;
+        assert!(serde_json::from_str::<Record>(old).unwrap().reps.is_empty());
+    }
+
+    #[test]
+    fn figure_that_is_no_number_is_left_out_with_a_note() {
+        let mut measured = Measured::default();
+        measured.put("m", 1.0);
+        measured.put("m", f64::NAN);
+        measured.put_at("n", 5, f64::INFINITY);
+        let points = vec![(0.0, 1.0), (1.0, f64::NAN)];
+        measured.timelines.push(Timeline { name: "saved".into(), points, ..Timeline::default() });
+        let planned = Planned { arm: "a".into(), rep: Some(1), length: Length::Short };
+        let turn = Turn::new(&planned, 1.0, None, measured);
+        assert_eq!(turn.measured.samples, [Sample::new("m", 1.0)]);
+        assert_eq!(turn.measured.timelines[0].points, [(0.0, 1.0)]);
+        assert_eq!(
+            turn.measured.notes,
+            [
+                "left out: m was NaN",
+                "left out: n at 5 was inf",
+                "left out of saved over time: points without a number, 1"
+            ]
+        );
+        assert_eq!(serde_json::from_str::<Turn>(&serde_json::to_string(&turn).unwrap()).unwrap(), turn);
+    }
+
+    #[test]
+    fn settings_of_ksmd_stand_once_for_each_arm_that_has_them() {
+        let settings = |run| KsmSettings { run, ..KsmSettings::default() };
+        let turn =
+            |arm: &str, rep, ksm| Turn { arm: arm.into(), rep, seconds: 1.0, ksm, measured: Measured::default() };
+        let turns =
+            [turn("ksm", 0, Some(settings(1))), turn("off", 0, Some(settings(0))), turn("ksm", 1, Some(settings(1)))];
+        let found = ksm_settings(&[&turns[..], &[turn("old", 0, None)]].concat());
+        assert_eq!(
+            found.iter().map(|of| (of.arm.as_str(), of.settings.run)).collect::<Vec<_>>(),
+            [("ksm", 1), ("off", 0)]
+        );
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! The result of a run, in the shape that `pagefold study --json` prints and that is committed.
 
 use crate::check::{self, Verdict};
-use crate::data::{Length, Study};
-use crate::record::{ArmTimeline, Record, Samples};
+use crate::data::{Arm, Length, Study};
+use crate::record::{ArmKsm, ArmTimeline, Record, Samples};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
+use std::fmt::Write as _;
 use std::path::Path;
+use twox_hash::XxHash3_64;
 
 /// The result of one study.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -14,6 +16,12 @@ pub struct Outcome {
     pub id: String,
     /// The form that was run.
     pub form: Length,
+    /// The arms of the run. Empty in files without it.
+    #[serde(default)]
+    pub arms: Vec<String>,
+    /// Repetitions of each arm. Absent in files without it.
+    #[serde(default)]
+    pub reps: Option<u32>,
     /// A verdict for each prediction that has a rule.
     pub verdicts: Vec<Verdict>,
     /// The paper's numbers.
@@ -24,7 +32,10 @@ pub struct Outcome {
     pub timelines: Vec<ArmTimeline>,
     /// Things that a reader should know, as the run found them.
     pub notes: Vec<String>,
-    /// The host.
+    /// ksmd's settings in each arm. Empty in files without it.
+    #[serde(default)]
+    pub ksm: Vec<ArmKsm>,
+    /// The host at rest.
     pub host: HostFacts,
     /// Time of all turns.
     pub seconds: f64,
@@ -38,6 +49,27 @@ impl Outcome {
     pub fn judged_anew(self, study: &Study) -> Self {
         let verdicts = check::judge_all(study, &Samples::of_records(&self.measured));
         Self { verdicts, reported: reported(study), ..self }
+    }
+
+    /// The command that makes such a result. Of a file that does not tell arms and repetitions, they are those that were measured.
+    pub fn command(&self, study: &Study) -> String {
+        let mut command = format!("pagefold study {} --{}", self.id, self.form.name());
+        let measured = self.measured.iter().map(|record| record.n).max();
+        let reps = self.reps.map(|reps| reps as usize).or(measured).unwrap_or(0);
+        // Writing to a string cannot fail.
+        if reps > 0 && study.form(self.form).is_none_or(|form| form.reps as usize != reps) {
+            let _ = write!(command, " --reps {reps}");
+        }
+        let was_run = |arm: &&Arm| {
+            let is_measured = self.arms.is_empty() && self.measured.iter().any(|record| record.arm == arm.name);
+            is_measured || self.arms.contains(&arm.name)
+        };
+        let arms: Vec<&Arm> = study.arms.iter().filter(was_run).collect();
+        if !study.arms.iter().all(|arm| arm.is_in(self.form) == was_run(&arm)) {
+            let names: Vec<&str> = arms.iter().map(|arm| arm.name.as_str()).collect();
+            let _ = write!(command, " --arm {}", names.join(","));
+        }
+        command
     }
 }
 
@@ -71,6 +103,9 @@ pub struct HostFacts {
     pub advisor_mode: Option<String>,
     /// Version of Pagefold.
     pub pagefold: String,
+    /// XXH3-64 of the program, in hexadecimal. Absent in files without it, and where the program cannot be read.
+    #[serde(default)]
+    pub build: Option<String>,
     /// Whether the program was built without optimisation for speed.
     pub debug_build: bool,
 }
@@ -86,8 +121,19 @@ impl HostFacts {
             smart_scan: ksm.smart_scan,
             advisor_mode: ksm.advisor_mode,
             pagefold: env!("CARGO_PKG_VERSION").to_owned(),
+            // The program that runs, also if there is another at its path by now.
+            build: std::fs::read("/proc/self/exe")
+                .ok()
+                .map(|program| format!("{:016x}", XxHash3_64::oneshot(&program))),
             debug_build: cfg!(debug_assertions),
         }
+    }
+
+    /// Version and build of Pagefold, in words.
+    pub fn of_pagefold(&self) -> String {
+        let build = self.build.as_ref().map_or(String::new(), |build| format!(", build {build}"));
+        let debug = if self.debug_build { ", a build for development" } else { "" };
+        format!("{}{build}{debug}", self.pagefold)
     }
 }
 
@@ -114,4 +160,67 @@ pub fn reported(study: &Study) -> Vec<Reported> {
 pub fn read(path: &Path) -> anyhow::Result<Vec<Outcome>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     serde_json::from_str(&text).with_context(|| format!("{} is no result of pagefold study --json", path.display()))
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::data;
+
+    /// A result without figures.
+    pub fn empty(study: &Study) -> Outcome {
+        Outcome {
+            id: study.id.clone(),
+            form: Length::Short,
+            arms: Vec::new(),
+            reps: None,
+            verdicts: Vec::new(),
+            reported: Vec::new(),
+            measured: Vec::new(),
+            timelines: Vec::new(),
+            notes: Vec::new(),
+            ksm: Vec::new(),
+            host: HostFacts::default(),
+            seconds: 1.0,
+            estimated_seconds: 1.0,
+        }
+    }
+
+    #[test]
+    fn command_has_arms_and_repetitions_that_are_not_those_of_the_form() {
+        let study = data::all().into_iter().find(|s| s.id == "sonone-fig2").unwrap();
+        let form: Vec<String> = study.arms.iter().map(|arm| arm.name.clone()).collect();
+        let of = |arms: &[String], reps| Outcome { arms: arms.to_vec(), reps, ..empty(&study) }.command(&study);
+        let usual = study.short.unwrap().reps;
+        assert_eq!(of(&form, Some(usual)), "pagefold study sonone-fig2 --short");
+        assert_eq!(
+            of(&["fold".into(), "ksm".into()], Some(9)),
+            "pagefold study sonone-fig2 --short --reps 9 --arm ksm,fold"
+        );
+        let record = |arm: &str, n| Record {
+            metric: "m".into(),
+            arm: arm.into(),
+            x: None,
+            unit: String::new(),
+            n,
+            mean: 1.0,
+            half_width: None,
+            reps: Vec::new(),
+            samples: vec![1.0; n],
+        };
+        let old = Outcome { measured: vec![record("fold", 8), record("ksm", 9)], ..empty(&study) };
+        assert_eq!(old.command(&study), "pagefold study sonone-fig2 --short --reps 9 --arm ksm,fold");
+        let full = Outcome { form: Length::Full, arms: form, reps: Some(study.full.unwrap().reps), ..empty(&study) };
+        assert_eq!(full.command(&study), "pagefold study sonone-fig2 --full");
+    }
+
+    #[test]
+    fn host_facts_tell_the_build() {
+        let facts = HostFacts::read();
+        assert!(facts.build.as_ref().is_some_and(|build| build.len() == 16), "{facts:?}");
+        assert_eq!(
+            HostFacts { pagefold: "1".into(), debug_build: true, ..HostFacts::default() }.of_pagefold(),
+            "1, a build for development"
+        );
+    }
 }

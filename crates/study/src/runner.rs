@@ -2,15 +2,17 @@
 
 use crate::check;
 use crate::data::{Arm, Form, Length, Study};
+use crate::ksm::KsmSettings;
 use crate::plan::{self, Planned};
 use crate::recipes::Recipe;
-use crate::record::{Samples, Turn, timelines};
+use crate::record::{Samples, Turn, ksm_settings, timelines};
 use crate::result::{HostFacts, Outcome, reported};
 use crate::rig::Rig;
+use crate::stats;
 use crate::store::Store;
-use anyhow::bail;
-use cli::say;
-use std::path::Path;
+use anyhow::{Context, bail};
+use cli::exit::{self, Stop};
+use cli::{printable, say};
 use std::time::Instant;
 
 /// A request for a run.
@@ -45,8 +47,12 @@ impl Job<'_> {
         self.study.arms.iter().filter(|arm| is_wanted(arm)).map(|arm| arm.name.clone()).collect()
     }
 
+    fn reps(&self) -> u32 {
+        self.wanted.reps.unwrap_or(self.form.reps)
+    }
+
     fn turns(&self) -> Vec<Planned> {
-        plan::turns(&self.arms(), self.wanted.reps.unwrap_or(self.form.reps), self.form, self.wanted.length)
+        plan::turns(&self.arms(), self.reps(), self.form, self.wanted.length)
     }
 
     /// The run's time as estimated before it.
@@ -55,110 +61,197 @@ impl Job<'_> {
     }
 
     /// The study whose turns it takes.
-    pub fn turns_of(&self) -> &str {
+    fn turns_of(&self) -> &str {
         self.study.turns_of.as_ref().unwrap_or(&self.study.id)
     }
 
-    /// Runs it. `state` holds the turns of runs that were cut off. With `keeps`, it holds this run's at the end, too:
-    /// another job is to take them.
+    /// The name of its turns on disk.
+    pub fn turns_name(&self) -> String {
+        format!("{}-{}", self.turns_of(), self.wanted.length.name())
+    }
+
+    /// Runs it. `store` holds the turns that were kept, and those of this run from then on.
     ///
     /// # Errors
-    /// A turn cannot be measured. Those before it are kept.
-    pub fn run(&self, state: &Path, identity: &str, keeps: bool) -> anyhow::Result<Outcome> {
-        let id = &self.study.id;
-        let store = Store::open(state, &format!("{}-{}", self.turns_of(), self.wanted.length.name()), identity)?;
-        let turns = self.turns();
+    /// No study can be run here and now: the run was told to end, or something on the host cannot be set or put back. Turns that were
+    /// done are kept.
+    pub fn run(&self, store: &Store, host: &HostFacts) -> anyhow::Result<Ended> {
         let mut rig: Option<Rig> = None;
-        let mut progress = Progress::new(self.form.turn_seconds);
-        let mut done: Vec<Turn> = Vec::new();
-        for (n, planned) in turns.iter().enumerate() {
-            let turn = match store.find(planned)? {
-                Some(turn) => turn,
-                None => {
-                    progress.say(id, planned, n, turns.len());
-                    let rig = if let Some(rig) = &mut rig { rig } else { rig.insert(Rig::start()?) };
-                    let turn = self.measure(rig, planned)?;
-                    store.keep(planned, &turn)?;
-                    turn
-                }
-            };
-            progress.took(turn.seconds);
-            if planned.rep.is_some() {
-                done.push(turn);
-            }
-        }
+        let taken = self.take(store, &mut |planned| {
+            let rig = if let Some(rig) = &mut rig { rig } else { rig.insert(Rig::start()?) };
+            self.measure(rig, planned)
+        })?;
         if let Some(rig) = rig {
             rig.finish()?;
         }
-        if !keeps {
-            store.clear()?;
-        }
-        Ok(self.outcome(&done, progress.seconds))
+        Ok(self.end(taken, host))
     }
 
-    fn measure(&self, rig: &mut Rig, planned: &Planned) -> anyhow::Result<Turn> {
+    /// Takes all turns, kept ones and new ones. An arm for which the host lacks something is left out from there on. `measure` is as
+    /// [`Self::measure`].
+    fn take(
+        &self,
+        store: &Store,
+        measure: &mut dyn FnMut(&Planned) -> anyhow::Result<anyhow::Result<Turn>>,
+    ) -> anyhow::Result<Taken> {
+        let turns = self.turns();
+        let mut progress = Progress::new(&self.study.id, self.form.turn_seconds);
+        let (mut taken, mut kept) = (Taken::default(), 0);
+        for (n, planned) in turns.iter().enumerate() {
+            let is_left_out = |planned: &Planned| taken.left_out.iter().any(|(arm, _)| *arm == planned.arm);
+            if is_left_out(planned) {
+                continue;
+            }
+            let turn = if let Some(turn) = store.find(planned)? {
+                kept += 1;
+                turn
+            } else {
+                let arms = turns[n..].iter().filter(|left| !is_left_out(left)).map(|left| left.arm.as_str());
+                progress.say(planned, (n, turns.len()), arms);
+                match measure(planned)? {
+                    Ok(turn) => store.keep(planned, &turn).map(|()| turn)?,
+                    Err(why) if is_lack(&why) => {
+                        say!("pagefold: {}: {} is left out: {}", self.study.id, planned.arm, in_words_of(&why));
+                        taken.left_out.push((planned.arm.clone(), why));
+                        continue;
+                    }
+                    Err(why) => return Ok(Taken { failed: Some(why), ..taken }),
+                }
+            };
+            progress.took(&planned.arm, turn.seconds);
+            taken.seconds += turn.seconds;
+            if planned.rep.is_some() {
+                taken.turns.push(turn);
+            }
+        }
+        if kept > 0 {
+            say!("pagefold: {}: turns that were kept: {kept} of {}", self.study.id, turns.len());
+        }
+        Ok(taken)
+    }
+
+    /// Measures a turn. The outer error ends the whole command, the inner one is this turn's.
+    fn measure(&self, rig: &mut Rig, planned: &Planned) -> anyhow::Result<anyhow::Result<Turn>> {
         let begin = Instant::now();
         let measured = (self.recipe)(rig, planned);
+        let ksm = KsmSettings::read();
         rig.end_turn()?;
         if let Some(signal) = host::interrupted() {
             bail!("interrupted by signal {signal}: the same command goes on after the last turn that was done");
         }
         let why = || format!("{}, arm {}, repetition {:?}", self.study.id, planned.arm, planned.rep);
-        let measured = measured.map_err(|e| e.context(why()))?;
-        Ok(Turn {
-            arm: planned.arm.clone(),
-            rep: planned.rep.unwrap_or(0),
-            seconds: begin.elapsed().as_secs_f64(),
-            measured,
-        })
+        Ok(measured.with_context(why).map(|measured| Turn::new(planned, begin.elapsed().as_secs_f64(), ksm, measured)))
     }
 
-    fn outcome(&self, turns: &[Turn], seconds: f64) -> Outcome {
+    fn end(&self, taken: Taken, host: &HostFacts) -> Ended {
+        match taken {
+            Taken { failed: Some(why), .. } => Ended::Failed(why),
+            Taken { turns, left_out, .. } if turns.is_empty() && !left_out.is_empty() => Ended::Lacks,
+            taken => {
+                Ended::Measured { is_whole: taken.left_out.is_empty(), outcome: Box::new(self.outcome(&taken, host)) }
+            }
+        }
+    }
+
+    fn outcome(&self, Taken { turns, left_out, seconds, .. }: &Taken, host: &HostFacts) -> Outcome {
         let samples = Samples::of_turns(turns);
-        let mut notes: Vec<String> = turns.iter().flat_map(|turn| turn.measured.notes.clone()).collect();
+        let of_turn =
+            |turn: &Turn| turn.measured.notes.iter().map(|note| format!("{}: {note}", turn.arm)).collect::<Vec<_>>();
+        let mut notes: Vec<String> = turns.iter().flat_map(of_turn).collect();
+        notes.extend(left_out.iter().map(|(arm, why)| format!("{arm}: left out: {}", in_words_of(why))));
         notes.sort();
         notes.dedup();
         Outcome {
             id: self.study.id.clone(),
             form: self.wanted.length,
+            arms: self.arms(),
+            reps: Some(self.reps()),
             verdicts: check::judge_all(self.study, &samples),
             reported: reported(self.study),
             measured: samples.records(self.study),
             timelines: timelines(turns),
             notes,
-            host: HostFacts::read(),
-            seconds,
+            ksm: ksm_settings(turns),
+            host: host.clone(),
+            seconds: *seconds,
             estimated_seconds: self.estimate_s(),
         }
     }
 }
 
-/// The time of the turns that are done, and the estimate of those to come.
-struct Progress {
-    seconds: f64,
-    turns: u32,
-    first_guess: f64,
+/// End of a study's run.
+#[derive(Debug)]
+pub enum Ended {
+    /// There is a result. It is whole if no arm was left out.
+    Measured {
+        /// The result.
+        outcome: Box<Outcome>,
+        /// Whether it has all arms.
+        is_whole: bool,
+    },
+    /// The host lacks something for every arm.
+    Lacks,
+    /// A turn could not be measured. Those before it are kept.
+    Failed(anyhow::Error),
 }
 
-impl Progress {
-    fn new(first_guess: f64) -> Self {
-        Self { seconds: 0.0, turns: 0, first_guess }
+/// The turns of a run.
+#[derive(Debug, Default)]
+struct Taken {
+    turns: Vec<Turn>,
+    /// Arms for which the host lacks something, with the reason.
+    left_out: Vec<(String, anyhow::Error)>,
+    /// The reason of a turn that could not be measured.
+    failed: Option<anyhow::Error>,
+    /// Time of all turns, warm-ups included.
+    seconds: f64,
+}
+
+/// Whether an error says that the host lacks something.
+fn is_lack(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| matches!(cause.downcast_ref(), Some(Stop::HostLacks(_))))
+}
+
+/// An error in words that are safe to print.
+pub fn in_words_of(error: &anyhow::Error) -> String {
+    printable(&exit::in_words(error))
+}
+
+/// Times of the turns that are done, and the estimate of those to come.
+struct Progress<'a> {
+    study: &'a str,
+    /// Time of a turn as planned.
+    planned_s: f64,
+    /// Arm and time of each turn that is done.
+    done: Vec<(String, f64)>,
+}
+
+impl<'a> Progress<'a> {
+    fn new(study: &'a str, planned_s: f64) -> Self {
+        Self { study, planned_s, done: Vec::new() }
     }
 
-    fn took(&mut self, seconds: f64) {
-        self.seconds += seconds;
-        self.turns += 1;
+    fn took(&mut self, arm: &str, seconds: f64) {
+        self.done.push((arm.to_owned(), seconds));
     }
 
-    /// The mean time of a turn.
-    fn of_a_turn(&self) -> f64 {
-        if self.turns == 0 { self.first_guess } else { self.seconds / f64::from(self.turns) }
+    /// The time of a turn: the mean of its arm. Of an arm that has none yet, it is the mean of all, and the planned time of the first
+    /// turn.
+    fn of_a_turn(&self, arm: &str) -> f64 {
+        let of = |is_meant: &dyn Fn(&str) -> bool| -> Vec<f64> {
+            self.done.iter().filter(|(done, _)| is_meant(done)).map(|(_, seconds)| *seconds).collect()
+        };
+        let of_arm = of(&|done| done == arm);
+        let times = if of_arm.is_empty() { of(&|_| true) } else { of_arm };
+        if times.is_empty() { self.planned_s } else { stats::mean(&times) }
     }
 
-    fn say(&self, id: &str, planned: &Planned, done: usize, of: usize) {
+    /// Says which turn begins, the number of those before it and of all, and the time until the end. `arms` are those of this turn and
+    /// all after it.
+    fn say<'b>(&self, planned: &Planned, (before, all): (usize, usize), arms: impl Iterator<Item = &'b str>) {
         let rep = planned.rep.map_or_else(|| "warm-up".to_owned(), |rep| format!("repetition {}", rep + 1));
-        let left = self.of_a_turn() * (of - done) as f64;
-        say!("pagefold: {id}: turn {} of {of}: {}, {rep}; about {} left", done + 1, planned.arm, in_words(left));
+        let left = in_words(arms.map(|arm| self.of_a_turn(arm)).sum());
+        say!("pagefold: {}: turn {} of {all}: {}, {rep}; about {left} left", self.study, before + 1, planned.arm);
     }
 }
 
@@ -168,16 +261,92 @@ pub fn in_words(seconds: f64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+    use crate::data;
+    use crate::record::Measured;
+    use anyhow::anyhow;
+
+    /// Runs `run` with a job of the short form of kloster-t8.3, which has the arms `ksm` and `fold`.
+    pub fn with_job<T>(reps: u32, run: impl FnOnce(&Job<'_>) -> T) -> T {
+        let study = data::all().into_iter().find(|study| study.id == "kloster-t8.3").unwrap();
+        let wanted = Wanted { length: Length::Short, arms: Vec::new(), reps: Some(reps) };
+        let (recipe, form) = (crate::recipes::of(&study.id).unwrap(), study.short.unwrap());
+        run(&Job { study: &study, recipe, form, wanted: &wanted })
+    }
+
+    /// A turn with one figure and one note.
+    pub fn turn(planned: &Planned) -> Turn {
+        let mut measured = Measured::default();
+        measured.put("merge_us", 2.0);
+        measured.note("noted");
+        Turn::new(planned, 1.5, None, measured)
+    }
+
+    fn lack() -> anyhow::Error {
+        anyhow::Error::from(Stop::HostLacks("no such program".into())).context("cannot begin")
+    }
+
+    /// The end of a run of two repetitions, and the turns that were measured for it.
+    fn end(
+        store: &Store,
+        answer: &dyn Fn(&Planned) -> anyhow::Result<anyhow::Result<Turn>>,
+    ) -> (anyhow::Result<Ended>, String) {
+        with_job(2, |job| {
+            let mut measured = Vec::new();
+            let taken = job.take(store, &mut |planned| {
+                measured.push(format!("{}{}", planned.arm, planned.rep.unwrap()));
+                answer(planned)
+            });
+            (taken.map(|taken| job.end(taken, &HostFacts::default())), measured.join(" "))
+        })
+    }
 
     #[test]
-    fn estimate_follows_the_turns_that_are_done() {
-        let mut progress = Progress::new(30.0);
-        assert_eq!(progress.of_a_turn(), 30.0);
-        progress.took(10.0);
-        progress.took(20.0);
-        assert_eq!((progress.of_a_turn(), progress.seconds), (15.0, 30.0));
+    fn arm_that_host_lacks_something_for_is_left_out_and_others_go_on() {
+        let state = tempfile::tempdir().unwrap();
+        let store = Store::open(state.path(), "x", "1").unwrap();
+        let (ended, measured) = end(&store, &|p| Ok(if p.arm == "ksm" { Err(lack()) } else { Ok(turn(p)) }));
+        let Ok(Ended::Measured { outcome, is_whole: false }) = ended else { panic!("{ended:?}") };
+        assert_eq!(measured, "ksm0 fold0 fold1");
+        assert_eq!(outcome.notes, ["fold: noted", "ksm: left out: cannot begin: no such program"]);
+        assert_eq!((outcome.seconds, outcome.reps, outcome.measured[0].n), (3.0, Some(2), 2));
+        let (ended, measured) = end(&store, &|_| Ok(Err(lack())));
+        assert!(
+            matches!(ended, Ok(Ended::Measured { is_whole: false, .. })) && measured == "ksm0",
+            "turns of fold are kept"
+        );
+    }
+
+    #[test]
+    fn study_of_which_host_lacks_all_arms_has_no_result() {
+        let state = tempfile::tempdir().unwrap();
+        let store = Store::open(state.path(), "x", "1").unwrap();
+        let (ended, measured) = end(&store, &|_| Ok(Err(lack())));
+        assert!(matches!(ended, Ok(Ended::Lacks)) && measured == "ksm0 fold0", "{ended:?}");
+    }
+
+    #[test]
+    fn turns_before_an_error_are_kept() {
+        let state = tempfile::tempdir().unwrap();
+        let store = Store::open(state.path(), "x", "1").unwrap();
+        let (ended, measured) = end(&store, &|p| Ok(if p.rep == Some(1) { Err(anyhow!("full")) } else { Ok(turn(p)) }));
+        assert!(matches!(&ended, Ok(Ended::Failed(why)) if why.to_string() == "full"), "{ended:?}");
+        assert_eq!(measured, "ksm0 fold0 fold1");
+        let (ended, measured) = end(&store, &|p| if p.arm == "ksm" { bail!("interrupted") } else { Ok(Ok(turn(p))) });
+        assert!(ended.is_err() && measured == "fold1 ksm1", "{measured}");
+        let (ended, measured) = end(&store, &|p| Ok(Ok(turn(p))));
+        assert!(matches!(ended, Ok(Ended::Measured { is_whole: true, .. })) && measured == "ksm1", "{ended:?}");
+    }
+
+    #[test]
+    fn estimate_follows_the_turns_of_each_arm_that_are_done() {
+        let mut progress = Progress::new("x", 30.0);
+        assert_eq!(progress.of_a_turn("a"), 30.0);
+        progress.took("a", 10.0);
+        progress.took("a", 20.0);
+        progress.took("b", 90.0);
+        assert_eq!(["a", "b", "c"].map(|arm| progress.of_a_turn(arm)), [15.0, 90.0, 40.0]);
         assert_eq!((in_words(30.0), in_words(150.0)), ("30 s".to_owned(), "2.5 min".to_owned()));
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::check::Verdict;
 use crate::data::{Panel, Series, Study};
+use crate::figure::figure;
 use crate::losses::{self, Loss};
 use crate::record::Record;
 use crate::result::Outcome;
@@ -9,6 +10,9 @@ use crate::runner::in_words;
 use crate::selftest::Tried;
 use report::{Align, Table};
 use std::fmt::Write as _;
+
+/// The reason of a prediction without a verdict.
+pub const NOT_ASKED: &str = "no figure of this study decides it";
 
 /// The result of a study: where Pagefold does worse, verdicts, the paper's numbers beside ours, differences of the rig.
 pub fn result(study: &Study, result: &Outcome) -> String {
@@ -27,8 +31,8 @@ pub fn result(study: &Study, result: &Outcome) -> String {
         let _ = writeln!(text, "{:<9}  {}", verdict.verdict.name(), verdict.prediction);
         let _ = writeln!(text, "           {}", in_figures(verdict));
     }
-    for prediction in study.predict.iter().filter(|p| p.check().is_none()) {
-        let _ = writeln!(text, "{:<9}  {}", "not asked", prediction.text);
+    for prediction in study.not_asked() {
+        let _ = writeln!(text, "{:<9}  {}\n           {NOT_ASKED}", "not asked", prediction.text);
     }
     for panel in &study.panel {
         let _ = write!(text, "\n{}{}\n{}", panel.title, unit(&panel.unit), of_panel(panel, result));
@@ -36,6 +40,9 @@ pub fn result(study: &Study, result: &Outcome) -> String {
     let _ = writeln!(text, "\nThere: {}.", study.rig);
     for difference in &study.differs {
         let _ = writeln!(text, "Here: {difference}");
+    }
+    for arm in &result.ksm {
+        let _ = writeln!(text, "ksmd in {}: {}", arm.arm, arm.settings);
     }
     for note in &result.notes {
         let _ = writeln!(text, "Note: {note}");
@@ -65,26 +72,12 @@ pub fn in_figures(verdict: &Verdict) -> String {
     let mut text = format!("{}: {value}{interval}, n = {}", verdict.rule, verdict.n);
     if let Some(why) = &verdict.why {
         let _ = write!(text, "; {why}");
-        match verdict.needs_n {
-            Some(n) => _ = write!(text, "; n = {n} would decide"),
-            None => text.push_str("; more repetitions like these would not decide"),
-        }
+    }
+    // Fewer samples have no variance to reckon with.
+    if let Some(needs) = verdict.needs_n.filter(|_| verdict.n >= 2) {
+        let _ = write!(text, "; n = {needs} would decide");
     }
     text
-}
-
-/// A number with as many digits as are of use.
-pub fn figure(value: f64) -> String {
-    let digits = match value.abs() {
-        0.0 => 0,
-        large if large >= 1000.0 => 0,
-        large if large >= 100.0 => 1,
-        large if large >= 1.0 => 2,
-        _ => 3,
-    };
-    // A sum of nothing is -0.
-    let text = format!("{:.digits$}", value + 0.0);
-    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
 /// The records that belong to a row of a panel, one for each `x`.
@@ -134,13 +127,23 @@ pub fn selftest(tried: &[Tried]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::check::Answer;
 
     #[test]
-    fn figures_have_digits_that_are_of_use() {
-        assert_eq!(
-            [0.0, 0.123_45, 0.5, 12.345, 123.45, 12_345.6].map(figure),
-            ["0", "0.123", "0.5", "12.35", "123.5", "12346"]
-        );
-        assert_eq!([-2.0, -0.0].map(figure), ["-2", "0"]);
+    fn number_that_would_decide_is_told_of_two_repetitions_or_more() {
+        let verdict = |n, needs_n, why: Option<&str>| Verdict {
+            prediction: String::new(),
+            verdict: Answer::Undecided,
+            value: None,
+            interval: None,
+            n,
+            needs_n,
+            why: why.map(str::to_owned),
+            rule: "m".into(),
+        };
+        let words = |n, needs_n, why| in_figures(&verdict(n, needs_n, Some(why)));
+        assert_eq!(words(5, Some(9), "why"), "m: no samples, n = 5; why; n = 9 would decide");
+        assert_eq!(words(1, Some(3), "at least 3"), "m: no samples, n = 1; at least 3");
+        assert_eq!(words(0, None, "the arm a was not run"), "m: no samples, n = 0; the arm a was not run");
     }
 }

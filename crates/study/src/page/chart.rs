@@ -1,7 +1,7 @@
 //! Pictures: bars in groups, lines over numbers, and the interval of a verdict. SVG whose colours come from classes, so
 //! that a page's style sheet gives them both themes.
 
-use crate::table::figure;
+use crate::figure::figure;
 use report::html::Text;
 use std::fmt::Write as _;
 
@@ -13,6 +13,10 @@ const HEIGHT: f64 = 250.0;
 const FIELD: (f64, f64, f64, f64) = (62.0, 14.0, 510.0, 206.0);
 /// Ratio of the largest to the smallest number on an axis from which on the axis is logarithmic.
 const LOGARITHMIC_FROM: f64 = 20.0;
+/// Largest end of an axis. Numbers beyond it are drawn there.
+const LARGEST: f64 = 1e300;
+/// Greatest number of marks of an axis.
+const MOST_MARKS: u32 = 20;
 
 /// A value with half the width of its interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,6 +54,11 @@ pub fn top_of(rows: &[Row]) -> f64 {
     rows.iter().flat_map(|r| r.values.iter().flatten()).map(|v| v.mean + v.half.unwrap_or(0.0)).fold(0.0, f64::max)
 }
 
+/// The upper end of an axis for values up to this.
+fn with_room(top: f64) -> f64 {
+    if top > 0.0 { (top * 1.05).min(LARGEST) } else { 1.0 }
+}
+
 /// The distance between the marks of an axis: 1, 2 or 5 times a power of ten, for about five marks up to `most`.
 fn step(most: f64) -> f64 {
     let raw = (most / 5.0).max(1e-9);
@@ -66,9 +75,7 @@ fn y(value: f64, top: f64) -> f64 {
 fn begin(label: &str, unit: &str, top: f64) -> String {
     let mut svg =
         format!("<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">", Text(label));
-    let step = step(top);
-    let mut at = 0.0;
-    while at <= top * 1.0001 {
+    for at in marks(top) {
         let y = y(at, top);
         // Writing to a string cannot fail.
         let _ = write!(
@@ -80,7 +87,6 @@ fn begin(label: &str, unit: &str, top: f64) -> String {
             y + 4.0,
             figure(at)
         );
-        at += step;
     }
     let _ = write!(
         svg,
@@ -107,7 +113,7 @@ fn whisker(svg: &mut String, x: f64, value: Value, top: f64) {
 
 /// Bars in groups, one group for each name in `x`. `top` is the upper end of the axis.
 pub fn bars(label: &str, unit: &str, x: &[String], rows: &[Row], top: f64) -> String {
-    let top = if top > 0.0 { top * 1.05 } else { 1.0 };
+    let top = with_room(top);
     let mut svg = begin(label, unit, top);
     let group = (FIELD.2 - FIELD.0) / x.len().max(1) as f64;
     let bar = (group * 0.8 / rows.len().max(1) as f64).min(48.0);
@@ -169,7 +175,7 @@ pub fn lines(
 ) -> String {
     let values = || lines.iter().flat_map(|line| &line.points);
     let top = values().map(|(_, v)| v.mean + v.half.unwrap_or(0.0)).fold(0.0, f64::max);
-    let top = if top > 0.0 { top * 1.05 } else { 1.0 };
+    let top = with_room(top);
     let numbers: Vec<f64> = values().map(|(x, _)| *x).chain(marks.iter().copied()).collect();
     let across = Across::of(&numbers);
     let mut svg = begin(label, unit, top);
@@ -214,10 +220,10 @@ fn draw_line(svg: &mut String, line: &Line, across: &Across, top: f64) {
     line.points.iter().for_each(|(x, value)| whisker(svg, across.x(*x), *value, top));
 }
 
-/// Marks for an axis of seconds.
+/// Marks for an axis from 0.
 pub fn marks(to: f64) -> Vec<f64> {
-    let step = step(to);
-    (0..).map(|n| f64::from(n) * step).take_while(|at| *at <= to * 1.0001).collect()
+    let step = step(to.min(LARGEST));
+    (0..MOST_MARKS).map(|n| f64::from(n) * step).take_while(|at| *at <= to * 1.0001).collect()
 }
 
 /// The interval of a verdict beside its bounds: a margin is a band, a single bound a line.
@@ -257,6 +263,18 @@ mod tests {
     fn marks_are_round_and_few() {
         assert_eq!([step(10.0), step(7.0), step(0.9), step(1234.0)], [2.0, 2.0, 0.2, 500.0]);
         assert_eq!(marks(50.0), [0.0, 10.0, 20.0, 30.0, 40.0, 50.0]);
+    }
+
+    #[test]
+    fn picture_of_immense_numbers_ends() {
+        assert!(marks(f64::INFINITY).len() <= MOST_MARKS as usize && marks(f64::NAN).is_empty());
+        let value = Value { mean: 1.7e308, half: Some(1.7e308) };
+        let row = Row { name: "x".into(), class: "c-ksm".into(), values: vec![Some(value)] };
+        let top = top_of(std::slice::from_ref(&row));
+        let drawn = bars("x", "MB", &["a".into()], &[row], top);
+        let line = Line { name: "x".into(), class: "c-ksm".into(), points: vec![(0.0, value), (1.7e308, value)] };
+        let lines = lines("x", ("MB", "s"), &[line], &marks(1.7e308), &[]);
+        assert!([drawn, lines].iter().all(|svg| !svg.contains("NaN") && !svg.contains("inf")));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::data::{Panel, PanelForm};
 use crate::losses;
 use crate::result::Outcome;
 use crate::runner::in_words;
-use crate::table::{in_figures, of_loss};
+use crate::table::{NOT_ASKED, in_figures, of_loss};
 use anyhow::Context;
 use report::html::Text;
 use std::fmt::Write as _;
@@ -107,11 +107,11 @@ fn of_study(text: &mut String, (study, result): Item<'_>, dir: &str) {
     );
     let _ = writeln!(
         text,
-        "`pagefold study {}{}`, {}, n = {}.\n",
-        study.id,
-        if result.form == crate::data::Length::Full { " --full" } else { "" },
+        "`{}`, {}, n = {}; Pagefold {}.\n",
+        result.command(study),
         in_words(result.seconds),
-        result.measured.iter().map(|r| r.n).max().unwrap_or(0)
+        result.measured.iter().map(|r| r.n).max().unwrap_or(0),
+        result.host.of_pagefold()
     );
     text.push_str("| verdict | prediction | figures |\n|---|---|---|\n");
     for verdict in &result.verdicts {
@@ -123,13 +123,19 @@ fn of_study(text: &mut String, (study, result): Item<'_>, dir: &str) {
             cell(&in_figures(verdict))
         );
     }
+    for prediction in study.not_asked() {
+        let _ = writeln!(text, "| not asked | {} | {NOT_ASKED} |", cell(&prediction.text));
+    }
     text.push('\n');
     for (n, panel) in study.panel.iter().enumerate() {
         let _ = writeln!(text, "![{}]({dir}/{})\n", panel.title, picture_name(&study.id, n));
     }
     text.push_str("| differs here |\n|---|\n");
-    for difference in &study.differs {
+    for difference in study.differs.iter().chain(&result.notes) {
         let _ = writeln!(text, "| {} |", cell(difference));
+    }
+    for arm in &result.ksm {
+        let _ = writeln!(text, "| ksmd in arm {}: {} |", arm.arm, arm.settings);
     }
     text.push('\n');
 }
@@ -186,7 +192,10 @@ pub fn summary(items: &[Item<'_>]) -> String {
 mod tests {
     use super::*;
     use crate::data;
+    use crate::ksm::KsmSettings;
+    use crate::record::ArmKsm;
     use crate::result;
+    use crate::result::tests::empty;
     use std::path::PathBuf;
 
     /// The raw results in the documents' directory, in the order of their names.
@@ -221,5 +230,39 @@ mod tests {
         let drawn =
             fs::read_dir(&dir).unwrap().filter(|e| e.as_ref().unwrap().path().extension().is_some_and(|x| x == "svg"));
         assert_eq!(drawn.count(), pictures.len(), "a picture of nothing is left in {}", dir.display());
+    }
+
+    #[test]
+    fn document_has_command_build_notes_settings_and_predictions_without_a_rule() {
+        let study = data::all().into_iter().find(|study| study.id == "kim-live").unwrap();
+        assert!(study.not_asked().count() > 0);
+        let settings = KsmSettings {
+            run: 1,
+            pages_to_scan: Some(1000),
+            sleep_millisecs: Some(20),
+            smart_scan: Some(0),
+            advisor_mode: Some("none".into()),
+            use_zero_pages: None,
+        };
+        let mut result = Outcome {
+            reps: Some(9),
+            notes: vec!["fold: a|b".into()],
+            ksm: vec![ArmKsm { arm: "fold".into(), settings }],
+            ..empty(&study)
+        };
+        result.arms = study.arms.iter().map(|arm| arm.name.clone()).collect();
+        result.host.pagefold = "1".into();
+        result.host.debug_build = true;
+        let text = text(&[(&study, &result)], "studies");
+        for line in [
+            "`pagefold study kim-live --short --reps 9`, 1 s, n = 0; Pagefold 1, a build for development.",
+            "| fold: a\\|b |",
+            "| ksmd in arm fold: run 1, pages_to_scan 1000, sleep_millisecs 20, smart_scan 0, advisor_mode none |",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
+        for prediction in study.not_asked() {
+            assert!(text.contains(&format!("| not asked | {} | {NOT_ASKED} |", cell(&prediction.text))), "{text}");
+        }
     }
 }

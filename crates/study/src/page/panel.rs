@@ -2,6 +2,7 @@
 
 use super::chart::{self, Line, Row, Value};
 use crate::data::{Panel, PanelForm, Series};
+use crate::figure::figure;
 use crate::record::Record;
 use crate::result::Outcome;
 use crate::table;
@@ -23,7 +24,7 @@ impl Side {
         for (n, series) in of {
             let value = |v: &f64| v.is_finite().then_some(Value { mean: *v, half: None });
             let values: Vec<Option<Value>> = series.paper.iter().map(value).collect();
-            let texts = values.iter().map(|v| v.map_or("-".to_owned(), |v| table::figure(v.mean))).collect();
+            let texts = values.iter().map(|v| v.map_or("-".to_owned(), |v| figure(v.mean))).collect();
             cells.push((series.name.clone(), texts));
             rows.push(Row { name: series.name.clone(), class: class_of(panel, n), values });
         }
