@@ -145,7 +145,11 @@ fn check_filters(pid: u32, all: &[Pid]) -> Result<bool, String> {
     let filters =
         |thread: &Pid| ["Seccomp", "Seccomp_filters", "NoNewPrivs"].map(|field| threads::status(pid, *thread, field));
     // One that has ended has no filters any more, or no status.
-    let mut each = all.iter().filter(|thread| threads::runs_program(pid, **thread)).map(filters).filter(|fields| fields[0].is_some());
+    let mut each = all
+        .iter()
+        .filter(|thread| threads::runs_program(pid, **thread))
+        .map(filters)
+        .filter(|fields| fields[0].is_some());
     let first = each.next().unwrap_or_default();
     if each.any(|other| other != first) {
         return Err("its threads have different filters of system calls (seccomp)".into());

@@ -34,9 +34,7 @@ pub fn thread_with_memory(pid: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        Mapping, MemoryCounters, Pagemap, Process, ProcessId, ProcessMemory, Usage, open_files, runs_program,
-    };
+    use crate::{Mapping, MemoryCounters, Pagemap, Process, ProcessId, ProcessMemory, Usage, open_files, runs_program};
     use page::PAGE_BYTES;
     use std::fs::File;
     use std::io::Read;

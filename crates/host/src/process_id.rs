@@ -195,8 +195,14 @@ mod tests {
     fn name_may_hold_parentheses_and_blanks() {
         let line = "4711 (a) S (b) c) T 12 1 1 0 -1 4194304 104 0 0 0 30 4 0 0 20 0 1 0 987654 1 1 0\n";
         let stat = ProcessStat::parse(line).unwrap();
-        let expected =
-            ProcessStat { state: b'T', parent: 12, cpu_ticks: 34, threads: 1, start_ticks: 987_654, ..Default::default() };
+        let expected = ProcessStat {
+            state: b'T',
+            parent: 12,
+            cpu_ticks: 34,
+            threads: 1,
+            start_ticks: 987_654,
+            ..Default::default()
+        };
         assert_eq!(stat, expected);
         assert_eq!(ProcessStat::parse("4711 (short) S 1"), None);
         assert_eq!(ProcessStat::parse(""), None);

@@ -102,12 +102,12 @@ pub fn judge_all(study: &Study, samples: &Samples) -> Vec<Verdict> {
 
 /// Judges one prediction.
 pub fn judge(study: &Study, prediction: &str, check: &Check, samples: &Samples) -> Verdict {
-    let values = check.values(samples);
+    let (values, rule, back) = check.on_their_scale(check.values(samples));
     let half = stats::half_width(&values);
     let mean = (!values.is_empty()).then(|| stats::mean(&values));
     let interval = mean.zip(half).map(|(mean, half)| [mean - half, mean + half]);
     let silent = check.arms().find_map(|arm| silence(study, arm, samples));
-    let answer = interval.map_or(Answer::Undecided, |i| check.rule.answer(i));
+    let answer = interval.map_or(Answer::Undecided, |i| rule.answer(i));
     let open = if values.len() < LEAST_N {
         Some(format!("at least {LEAST_N} repetitions are needed"))
     } else {
@@ -116,13 +116,13 @@ pub fn judge(study: &Study, prediction: &str, check: &Check, samples: &Samples) 
     let (verdict, needs_n, why) = match (silent, open) {
         (Some(why), _) => (Answer::Undecided, None, Some(why)),
         (None, None) => (answer, None, None),
-        (None, Some(why)) => match check.rule.needs(&values) {
+        (None, Some(why)) => match rule.needs(&values) {
             None => (Answer::Undecided, None, Some(format!("{why}; more than {MOST_N} would be needed"))),
             needs => (Answer::Undecided, needs, Some(why)),
         },
     };
-    let rule = check.in_words();
-    Verdict { prediction: prediction.to_owned(), verdict, value: mean, interval, n: values.len(), needs_n, why, rule }
+    let (value, interval, n) = (mean.map(back), interval.map(|ends| ends.map(back)), values.len());
+    Verdict { prediction: prediction.to_owned(), verdict, value, interval, n, needs_n, why, rule: check.in_words() }
 }
 
 /// Why an arm has nothing to say; `None` if it has.
@@ -162,6 +162,18 @@ impl Check {
         paired.filter(|v| v.is_finite()).collect()
     }
 
+    /// Figures and rule on the scale on which they are judged, and the way back. Ratios are judged by their logarithms: otherwise noise alone
+    /// makes the mean of `a / b` and that of `b / a` larger than 1.
+    fn on_their_scale(&self, values: Vec<f64>) -> (Vec<f64>, Rule, fn(f64) -> f64) {
+        let is_positive = |value: &f64| *value > 0.0;
+        match self.rule.map(f64::ln) {
+            Some(rule) if self.over.is_some() && values.iter().all(is_positive) => {
+                (values.into_iter().map(f64::ln).collect(), rule, f64::exp)
+            }
+            _ => (values, self.rule, |value| value),
+        }
+    }
+
     fn in_words(&self) -> String {
         let at = self.x.as_ref().map_or(String::new(), |x| format!(" at {x}"));
         let other = match (&self.over, &self.minus) {
@@ -179,6 +191,16 @@ impl Check {
 }
 
 impl Rule {
+    /// The same rule on another scale, if its bounds have a place there.
+    fn map(self, scale: fn(f64) -> f64) -> Option<Self> {
+        let (rule, [from, to]) = match self {
+            Self::Above(bound) => (Self::Above(scale(bound)), [bound; 2]),
+            Self::Below(bound) => (Self::Below(scale(bound)), [bound; 2]),
+            Self::Within(from, to) => (Self::Within(scale(from), scale(to)), [from, to]),
+        };
+        (scale(from).is_finite() && scale(to).is_finite()).then_some(rule)
+    }
+
     /// The answer of an interval.
     fn answer(self, [low, high]: [f64; 2]) -> Answer {
         let (holds, fails) = match self {
@@ -271,6 +293,22 @@ mod tests {
             (None, "the interval contains the bound; more than 1000 would be needed".into())
         );
         assert_eq!(needs(&[]), (None, "the arm a was not run".into()));
+    }
+
+    #[test]
+    fn ratio_of_noise_is_one_both_ways() {
+        let study = study("");
+        let both = samples(&[("m", "a", &[1.0, 2.0, 4.0]), ("m", "b", &[4.0, 2.0, 1.0])]);
+        for (arm, other) in [("a", "b"), ("b", "a")] {
+            let over = Check { arm: arm.into(), over: Some(other.into()), ..check(Rule::Within(0.01, 100.0)) };
+            let verdict = judge(&study, "", &over, &both);
+            let [low, high] = verdict.interval.unwrap();
+            assert!((verdict.value.unwrap() - 1.0).abs() < 1e-9 && (low * high - 1.0).abs() < 1e-9, "{verdict:?}");
+        }
+        // Figures without logarithms are judged as they are.
+        let none = samples(&[("m", "a", &[0.0, 1.0, 2.0]), ("m", "b", &[1.0, 1.0, 1.0])]);
+        let over = Check { over: Some("b".into()), ..check(Rule::Within(0.0, 3.0)) };
+        assert_eq!(judge(&study, "", &over, &none).value, Some(1.0));
     }
 
     #[test]

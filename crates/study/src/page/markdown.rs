@@ -53,10 +53,17 @@ fn picture_name(id: &str, n: usize) -> String {
 /// The document.
 pub fn text(items: &[Item<'_>], dir: &str) -> String {
     let mut text = String::from(
-        "# Studies\n\nExperiments of five papers, repeated with `pagefold study`. This page is written from the raw results in this \
-         directory by `./x studies`.\nEach prediction has a verdict from a 95% interval over repetitions. Formats: [formats.md](formats.md).\n\n",
+        "# Studies\n\nExperiments of five papers, repeated with `pagefold study`. This page is written from the raw results in \
+         [studies](studies) by `./x studies`.\nEach prediction has a verdict from a 95% interval over repetitions. A ratio is the geometric mean of \
+         the repetitions' ratios. Formats: [formats.md](formats.md).\n\n",
     );
     // Writing to a string cannot fail.
+    let _ = writeln!(
+        text,
+        "{} of {} studies have results here; `pagefold study --list` says why others are not available.",
+        items.len(),
+        crate::data::all().len()
+    );
     let _ = writeln!(
         text,
         "Of the predictions, {} hold, {} fail and {} are undecided.\n",
