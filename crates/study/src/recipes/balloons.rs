@@ -3,6 +3,7 @@
 use super::{GROUP, Saved, alike, first_of, merge, merger_of, rep_of};
 use crate::plan::Planned;
 use crate::record::{Measured, OPERATIONS, Timeline};
+use crate::stats;
 use crate::rig::{Group, Merger, Places, Rig, System, Vms, VmsWanted, mb, pause};
 use anyhow::Context;
 use balance::price;
@@ -194,7 +195,9 @@ pub fn by_size(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
         measured.put_at("saved_mb", size, mb(Saved::of(&merger, &vms.pids())?.all()));
     }
     measured.put("most_over_least", rates[0] / rates[rates.len() - 1]);
-    measured.put("curve", rates.iter().sum::<f64>() / rates.len() as f64);
+    // Each size counts as much as another: the largest has by far the highest rate.
+    let logs: Vec<f64> = rates.iter().map(|rate| rate.ln()).collect();
+    measured.put("typical_rate", stats::mean(&logs).exp());
     measured.put(OPERATIONS, warm.iter().map(|speed| speed.operations).sum());
     measured.timelines.push(timeline);
     Ok(measured)

@@ -85,7 +85,8 @@ impl Toll {
         Self { killed: small.kills(), answering, guests: guests.len() }
     }
 
-    /// Puts who was killed and who lives. What was seen after the shortage is `None` where guests that died made it fail.
+    /// Puts who was killed and who lives. A look after the shortage is `None` where it failed
+    /// for guests that died.
     ///
     /// # Errors
     /// It failed, and nobody died of it.

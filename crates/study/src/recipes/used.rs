@@ -100,8 +100,8 @@ fn bytes(printed: &str) -> anyhow::Result<f64> {
     Ok(kib * 1024.0)
 }
 
-/// The line through the memory of 1, 2, 3, ... guests in MB: what one more guest takes, over its size, and over the bytes that guests
-/// have touched.
+/// The line through the memory of more and more guests, in MB. Its slope is compared with a guest's size, and with the bytes that it has
+/// touched.
 fn compare(points: &[(f64, f64)], touched: &[f64], measured: &mut Measured) -> anyhow::Result<()> {
     let (_, slope) = stats::line(points).context("one number of guests makes no line")?;
     measured.put("r_squared", stats::r_squared(points).context("one number of guests makes no line")?);
