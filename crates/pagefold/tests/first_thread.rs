@@ -81,7 +81,7 @@ fn attached(ends_before: bool) {
     let folded = || {
         let shown = installed.show(GROUP);
         let members = shown["members"].as_array()?;
-        let member = members.iter().find(|member| member["pid"].to_string() == pid)?;
+        let member = members.iter().find(|member| number(&member["pid"]) == u64::from(id))?;
         Some(member).filter(|member| member["connected"] == true).map(|member| number(&member["folded_pages"]))
     };
     // The helper looks whether the process is there, after ten seconds at the latest.

@@ -3,8 +3,8 @@
 use super::{GROUP, Saved, alike, first_of, merge, merger_of, rep_of};
 use crate::plan::Planned;
 use crate::record::{Measured, OPERATIONS, Timeline};
-use crate::stats;
 use crate::rig::{Group, Merger, Places, Rig, System, Vms, VmsWanted, mb, pause};
+use crate::stats;
 use anyhow::Context;
 use balance::price;
 use bench::workload::{self, Timed};
