@@ -6,7 +6,7 @@ use crate::record::{Measured, OPERATIONS, Timeline};
 use crate::rig::{Group, Merger, Places, Rig, System, Vms, VmsWanted, mb, pause};
 use crate::stats;
 use anyhow::Context;
-use balance::price;
+use balance::price::{self, Need};
 use bench::workload::{self, Timed};
 use lend::{Gatherer, Ledger, Rules};
 use std::path::Path;
@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 const WHOLE: u64 = 512;
 /// Sizes to which guests shrink, in MiB.
 const SMALLER: [u64; 2] = [384, 256];
+/// Frames that the aware balloon is to free in each step: as many as the blind one does, about.
+const AWARE_FRAMES: u64 = 128 << 20;
 /// Sizes of `kloster-fig8.2`, in MiB.
 const SIZES: [u64; 5] = [512, 416, 352, 288, 256];
 /// Size of the disk that is read, in MiB. A guest has it all in its cache at the first size, and less than half at the last one.
@@ -91,7 +93,7 @@ pub fn while_merging(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measure
     guests.look(&WHOLE.to_string())?;
     for size in SMALLER {
         let sizes = match &mut aware {
-            Some(aware) => aware.sizes((WHOLE - size) * guests.vms.guests.len() as u64)?,
+            Some(aware) => aware.sizes(AWARE_FRAMES)?,
             None => vec![size << 20; guests.vms.guests.len()],
         };
         guests.shrink(size, &sizes)?;
@@ -150,19 +152,15 @@ impl Aware {
         Ok(Self { gatherer, ledger: Ledger::open(&dir.join("ledger"))?, pids: vms.pids() })
     }
 
-    /// The size of each guest if all of them together are to give `taken_mib`, the cheapest first.
-    fn sizes(&mut self, taken_mib: u64) -> anyhow::Result<Vec<u64>> {
+    /// The sizes of the guests that free so many bytes of frames more, by the prices.
+    fn sizes(&mut self, frames_bytes: u64) -> anyhow::Result<Vec<u64>> {
         // Guests tell of themselves only when they have been asked for some seconds.
         self.facts()?;
         pause(STATISTICS)?;
         let facts = self.facts()?;
-        let mut left = taken_mib << 20;
         let mut sizes: Vec<u64> = facts.guests.iter().map(balance::GuestFacts::size_bytes).collect();
-        left = left.saturating_sub(sizes.iter().map(|size| (WHOLE << 20).saturating_sub(*size)).sum());
-        for offer in price::offers(&facts) {
-            let taken = offer.bytes.min(left);
-            sizes[offer.guest] -= taken;
-            left -= taken;
+        for taken in price::take(&facts, Need { frames_bytes, ..Need::default() }, |_| u64::MAX) {
+            sizes[taken.guest] -= taken.bytes;
         }
         Ok(sizes)
     }
