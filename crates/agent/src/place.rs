@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   discards past the hooks were seen, or may come; or the memory is not given to forked children, at no moment:
-//!      map the slots elsewhere, register, move the mapping over (the kernel tells the follower). 12 to 35 us dearer
+//!      map the slots elsewhere, register, move the mapping over (the kernel tells the follower). This takes longer
 //!   else:
 //!      map the slots in place, register there
 //! ```

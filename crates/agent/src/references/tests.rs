@@ -374,7 +374,9 @@ fn files_are_noticed_when_the_first_thread_has_ended() {
                 std::thread::yield_now();
             }
             let before = files::worst();
-            open_past_hooks(&file());
+            let path = file();
+            open_past_hooks(&path);
+            std::fs::remove_file(&path).unwrap();
             let found = files::worst().is_some_and(|(reason, _)| reason.to_string().contains("O_DIRECT"));
             // SAFETY: ends the child.
             unsafe { libc::_exit(if before.is_none() && found { 0 } else { 1 }) };
