@@ -18,6 +18,7 @@ use dlmalloc::Dlmalloc;
 use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange};
 use rustix::io::Errno;
 use rustix::mm::MapFlags;
+use rustix::process::{Resource, getrlimit};
 use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -102,12 +103,18 @@ pub unsafe fn begin_anew() {
     unsafe { HEAP.begin_anew(Dlmalloc::new_with_allocator(Reserved)) };
 }
 
+/// The sizes to try. A program whose address space is limited (`RLIMIT_AS`) loses a sixteenth of it at most, or the smallest size.
+fn sizes(limit: Option<u64>) -> impl Iterator<Item = usize> {
+    let most = limit.map_or(usize::MAX, |limit| (limit / 16) as usize);
+    SIZES.into_iter().filter(move |bytes| *bytes <= most || *bytes == SIZES[SIZES.len() - 1])
+}
+
 /// Reserves the range, once.
 fn reserve() -> bool {
     if START.load(Ordering::Relaxed) != 0 {
         return true;
     }
-    for bytes in SIZES {
+    for bytes in sizes(getrlimit(Resource::As).current) {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let map = |at: *mut c_void, more: MapFlags| {
             let flags = flags as usize | more.bits() as usize;
@@ -249,6 +256,15 @@ mod tests {
     fn inside(place: *const u8) -> bool {
         let range = range();
         (range.start.0..range.end().0).contains(&(place as u64))
+    }
+
+    #[test]
+    fn program_keeps_most_of_a_limited_address_space() {
+        let of = |limit: Option<u64>| sizes(limit).map(|bytes| bytes >> 20).collect::<Vec<_>>();
+        assert_eq!(of(None), [4096, 1024, 128, 16]);
+        assert_eq!(of(Some(5 << 30)), [128, 16]);
+        assert_eq!(of(Some(1500 << 20)), [16]);
+        assert_eq!(of(Some(0)), [16]);
     }
 
     #[test]

@@ -339,7 +339,7 @@ fn mapping(range: PageRange, rest: &str) -> Mapping {
 fn take_flag(flag: &str, mapping: &mut Mapping) {
     match flag {
         "lo" => mapping.locked = true,
-        "wf" | "gd" | "sl" => mapping.special = true,
+        "wf" | "gd" | "sl" | "ss" => mapping.special = true,
         "sh" | "ht" | "pf" | "io" => mapping.anonymous = false,
         "dc" => mapping.advice.dont_fork = true,
         "dd" => mapping.advice.dont_dump = true,

@@ -169,9 +169,21 @@ impl Files {
     /// Opens them in the calling thread's table.
     ///
     /// # Errors
-    /// This process cannot read its own page table.
+    /// This process cannot read its own page table, or `/proc` is that of another PID namespace. Numbers there are not those of system
+    /// calls then.
     pub fn open(asked: &Asked) -> io::Result<Self> {
-        Ok(Self::with(Pagemap::open(std::process::id()).map_err(io::Error::other)?, asked))
+        if !host::proc_is_ours() {
+            return Err(io::Error::other("/proc is that of another PID namespace: mount its own there"));
+        }
+        Ok(Self::with(Pagemap::own().map_err(io::Error::other)?, asked))
+    }
+
+    /// Those of a process that cannot fold for this reason, and tells it.
+    ///
+    /// # Errors
+    /// This process cannot read its own page table.
+    pub fn for_none(why: io::Error) -> io::Result<Self> {
+        Ok(Self { pagemap: Pagemap::own().map_err(io::Error::other)?, userfaults: Err(why) })
     }
 
     /// Opens the others in the calling thread's table.
@@ -285,7 +297,11 @@ impl Agent {
                     "this process may not use userfaultfd: see vm.unprivileged_userfaultfd and /dev/userfaultfd"
                         .to_owned()
                 }
-                _ => format!("cannot open a userfaultfd: {e}"),
+                Some(libc::EFBIG) => {
+                    "the size of files is limited (RLIMIT_FSIZE), and so that of the agent's memory files".to_owned()
+                }
+                Some(_) => format!("cannot open a userfaultfd: {e}"),
+                None => e.to_string(),
             }
         });
         if asked.eager {

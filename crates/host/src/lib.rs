@@ -56,7 +56,7 @@ pub use kpage::{FrameTable, kpf};
 pub use ksm::{Ksm, KsmStat, chosen};
 pub use memory_files::{proc_file, thread_with_memory};
 pub use memory_limits::MemoryLimits;
-pub use mounts::{filesystem_of_mount, filesystem_of_mount_of, has_proc, proc_hides_processes};
+pub use mounts::{filesystem_of_mount, filesystem_of_mount_of, has_proc, proc_hides_processes, proc_is_ours};
 pub use own_cpu::own_cpu_time;
 pub use page::PageRange;
 pub use page_cache::CachedFile;

@@ -10,6 +10,7 @@ use rustix::fs::{MemfdFlags, fstat, memfd_create};
 use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::path::Path;
 use std::sync::LazyLock;
 
 /// A line of `/proc/PID/mountinfo`.
@@ -69,6 +70,13 @@ pub fn proc_hides_processes() -> bool {
 /// opened there: whoever has mounted something else could keep the caller waiting.
 pub fn has_proc(pid: u32) -> bool {
     text::read(proc_file(pid, "mountinfo")).is_ok_and(|mountinfo| parse_has_proc(&mountinfo))
+}
+
+/// Whether `/proc` knows the calling thread by the numbers that system calls have for it. The `/proc` of another PID namespace has
+/// other numbers, and other processes by ours. Such a child comes of `unshare(CLONE_NEWPID)` and `fork`, until it mounts its own.
+pub fn proc_is_ours() -> bool {
+    let own = format!("{}/task/{}", std::process::id(), rustix::thread::gettid().as_raw_nonzero());
+    std::fs::read_link("/proc/thread-self").is_ok_and(|shown| shown == Path::new(&own))
 }
 
 fn parse_has_proc(mountinfo: &str) -> bool {
@@ -172,5 +180,22 @@ mod tests {
         assert_eq!(filesystem_of_mount(u64::MAX), None);
         assert_eq!(filesystem_of_mount_of(std::process::id(), u64::MAX), None);
         assert_eq!(filesystem_of_mount_of(u32::MAX, 1), None);
+    }
+
+    #[test]
+    fn proc_of_another_namespace_is_not_ours() {
+        const INSIDE: &str = "PAGEFOLD_TEST_INSIDE";
+        if std::env::var_os(INSIDE).is_some() {
+            return assert!(!proc_is_ours());
+        }
+        assert!(proc_is_ours() && std::thread::spawn(proc_is_ours).join().unwrap());
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("skipped: only root can make a PID namespace");
+        }
+        let name = "mounts::tests::proc_of_another_namespace_is_not_ours";
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--pid", "--fork"]).arg(std::env::current_exe().unwrap()).args(["--exact", name]);
+        let inside = command.env(INSIDE, "1").output().unwrap();
+        assert!(inside.status.success() && String::from_utf8_lossy(&inside.stdout).contains("1 passed"), "{inside:?}");
     }
 }

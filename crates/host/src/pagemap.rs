@@ -123,6 +123,16 @@ impl Pagemap {
         Ok(Self { file, path })
     }
 
+    /// Opens the pagemap of the calling process. It takes no number, which may be another process's in `/proc`.
+    ///
+    /// # Errors
+    /// There is no `/proc`, or this process has given up the right.
+    pub fn own() -> Result<Self> {
+        let path = PathBuf::from("/proc/thread-self/pagemap");
+        let file = File::open(&path).map_err(|e| Error::file("open", &path, e))?;
+        Ok(Self { file, path })
+    }
+
     /// A pagemap that another process has opened, and handed on.
     pub fn handed(file: OwnedFd) -> Self {
         Self { file: file.into(), path: PathBuf::from("a pagemap that was handed on") }

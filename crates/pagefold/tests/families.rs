@@ -99,3 +99,27 @@ fn children_do_not_enrol_where_they_are_not_to() {
     assert!(family(&service.show(GROUP)).is_empty());
     assert_all_is_well(member);
 }
+
+/// The `/proc` that such a child sees is its parent's, in which its number is another process's.
+#[test]
+fn child_in_pid_namespace_without_proc_is_left_alone() {
+    if cannot_fold() {
+        return;
+    }
+    let Some(built) = Built::new("namespaces.c") else { return };
+    let service = Service::start();
+    let env = [("PAGEFOLD_CHILDREN_AFTER", "0.5"), ("PAGEFOLD_EAGER", "1")];
+    let mut member = service.run_with(GROUP, "server", &["--all-anonymous"], &[built.program()], &env);
+    until(60, "both children are there", || !member.lines().is_empty());
+    let pids: Vec<u64> = member.lines()[0].split(' ').map(|pid| pid.parse().expect("a number")).collect();
+    let folded = |shown: &Value, pid: u64| {
+        let member = family(shown).into_iter().find(|member| number(&member["pid"]) == pid)?;
+        Some(number(&member["folded_pages"]))
+    };
+    service.set(GROUP, &["--scan-rate", "400000"]);
+    until(60, "the first child is folded", || folded(&service.show(GROUP), pids[0]).is_some_and(|pages| pages > 1500));
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(folded(&service.show(GROUP), pids[1]), None, "it was forked at the same time");
+    member.close_input();
+    assert_eq!(number(&member.finish(60)["wrong"]), 0);
+}

@@ -17,6 +17,10 @@ pub struct Table(usize);
 /// All tables but the agent's; `None` if that cannot be known. A thread that has ended is among them: another one may have its
 /// table, and not be known.
 pub fn all() -> Option<Vec<Table>> {
+    // The program may have mounted another `/proc`, in which these numbers are those of other threads.
+    if !host::proc_is_ours() {
+        return None;
+    }
     Some(facts::tables()?.into_iter().map(Table).collect())
 }
 
