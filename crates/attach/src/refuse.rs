@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 
 /// `ELFCLASS64`, the fifth byte of a program's file.
 const CLASS_64: u8 = 2;
-/// Names of the threads of an agent.
-const AGENTS: [&str; 3] = ["pagefold", "pagefold-follow", "pagefold-gate"];
 
 /// Time for a child of vfork to execute a program, after which it counts as one that goes on sharing memory: 500 ms.
 const VFORK_TIME: Duration = Duration::from_millis(500);
@@ -135,9 +133,7 @@ fn check_traced(pid: u32, thread: Pid) -> Result<(), String> {
 
 /// Whether a process has an agent, by the names of its threads. A program can choose those of its own: it keeps an agent away so.
 pub fn has_agent(pid: u32) -> bool {
-    let name = |thread: &Pid| fs::read_to_string(threads::of(pid, *thread, "comm"));
-    threads::list(pid)
-        .is_ok_and(|all| all.iter().any(|one| name(one).is_ok_and(|name| AGENTS.contains(&name.trim_end()))))
+    threads::list(pid).is_ok_and(|all| all.iter().any(|thread| threads::is_named_as_agents(pid, *thread)))
 }
 
 /// Whether system calls are filtered. The agent's threads get the filters of one thread, and must have no more rights than any.

@@ -187,6 +187,7 @@ impl Serving {
         };
         let found = gate::leadable(self.process.pid);
         for _ in 0..GATE_TRIES.0 {
+            self.forget_ended();
             let is_halted = self.halts.halt(&self.own);
             let led = is_halted.then(|| gate::lead(self.process.pid, &self.own, place, &found));
             if is_halted {
@@ -231,6 +232,7 @@ impl Serving {
     /// Looks whether an agent may stay in this process.
     fn look(&mut self) {
         self.looked = Instant::now();
+        self.forget_ended();
         if changes::is_abandoned(self.process.pid, &self.own) {
             // Memory that becomes private ends with the process in a moment.
             let _ = self.channel.send(&ToAttached::Leave.encode(), &[]);
@@ -248,6 +250,7 @@ impl Serving {
             FromAttached::Halt { number, threads } => {
                 self.know_own(threads);
                 self.go();
+                self.forget_ended();
                 let answer = if self.halts.halt(&self.own) {
                     self.halted = Some(Instant::now());
                     ToAttached::Halted(number)
@@ -301,6 +304,17 @@ impl Serving {
             self.own = all.into_iter().filter(is_own).map(number).collect();
             self.theirs = theirs;
         }
+    }
+
+    /// Drops numbers of the agent's threads that are not the agent's any more. Some of its threads end while the program goes on, and the
+    /// kernel may give their numbers to threads of the program's. Those have other names.
+    fn forget_ended(&mut self) {
+        let (pid, first) = (self.process.pid, self.thread);
+        let is_agents = |number: &u64| {
+            let thread = i32::try_from(*number).ok().and_then(Pid::from_raw);
+            thread.is_some_and(|thread| thread == first || threads::is_named_as_agents(pid, thread))
+        };
+        self.own.retain(is_agents);
     }
 
     fn go(&mut self) {
@@ -384,6 +398,7 @@ impl Serving {
     /// Leads the program's calls to where they went before the agent came. Says whether nothing of the gate is needed any more.
     fn lead_back(&mut self, agent: (&Remote, &Tracee), place: PageRange, until: Instant) -> bool {
         while Instant::now() < until {
+            self.forget_ended();
             if self.halts.halt(&self.own) {
                 let led_back = gate::lead_back(self.process.pid, &self.own, agent, place);
                 self.halts.go();

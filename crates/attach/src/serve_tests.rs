@@ -24,22 +24,29 @@ say(*[thread.native_id for thread in threads])
 wait_for_end()
 ";
 
+/// The program with threads that have the name of one of an agent's.
+fn named(program: &str, threads: &str) -> String {
+    let names = format!("for n in [{threads}]: open(f'/proc/self/task/{{n}}/comm', 'w').write('pagefold-follow')");
+    program.replace("say(*[", &format!("{names}\nsay(*["))
+}
+
 /// One who serves it, the agent's end of the channel, and the threads: the agent's, and another.
 fn serving(subject: &Subject) -> (Serving, Seqpacket, [Pid; 2]) {
     let numbers = subject.line();
     let mut numbers = numbers.split(' ').map(|word| Pid::from_raw(word.parse().expect("a number")).expect("a thread"));
     let both = [numbers.next().unwrap(), numbers.next().unwrap()];
+    let (serving, agents) = serving_with(subject, both[0]);
+    (serving, agents, both)
+}
+
+/// The same for a program of which this thread counts as the agent's.
+fn serving_with(subject: &Subject, thread: Pid) -> (Serving, Seqpacket) {
     let (agents, ours) = Seqpacket::pair().unwrap();
-    let injected = Injected {
-        channel: ours.into(),
-        thread: both[0],
-        range: 0..0,
-        stopped: Duration::ZERO,
-        halts: subject.halts(),
-    };
+    let injected =
+        Injected { channel: ours.into(), thread, range: 0..0, stopped: Duration::ZERO, halts: subject.halts() };
     let process = ProcessId::of(subject.pid()).unwrap();
     let children = Children::new(process, Vec::new());
-    (Serving::new(process, Place::at(Path::new("/nowhere")), injected, children), agents, both)
+    (Serving::new(process, Place::at(Path::new("/nowhere")), injected, children), agents)
 }
 
 /// The next message to the agent, if there is one.
@@ -65,10 +72,11 @@ fn number(thread: Pid) -> u64 {
 }
 
 /// Has the threads stopped, as an agent does. A busy machine may take several tries.
-fn halt(agent: &Seqpacket, own: Pid) {
+fn halt(agent: &Seqpacket, own: &[Pid]) {
     let until = Instant::now() + PATIENCE;
+    let threads: Vec<u64> = own.iter().copied().map(number).collect();
     for asked in 1.. {
-        send(agent, &FromAttached::Halt { number: asked, threads: vec![number(own)] });
+        send(agent, &FromAttached::Halt { number: asked, threads: threads.clone() });
         let mut answer = None;
         wait_for("there is an answer", || {
             answer = heard(agent);
@@ -82,6 +90,34 @@ fn halt(agent: &Seqpacket, own: Pid) {
     }
 }
 
+/// An agent's thread that has ended leaves its number to one of the program's, which must not run while mappings are replaced.
+#[test]
+fn thread_that_got_the_number_of_an_agents_is_stopped_with_the_others() {
+    let subject = Subject::start(&named(&PROGRAM.replace("range(2)", "range(3)"), "threads[0].native_id"));
+    let numbers: Vec<Pid> = subject
+        .line()
+        .split(' ')
+        .map(|word| Pid::from_raw(word.parse().expect("a number")).expect("a thread"))
+        .collect();
+    let [follower, first, other] = numbers[..] else { panic!("{numbers:?}") };
+    let pid = subject.pid();
+    let (mut serving, agent) = serving_with(&subject, first);
+    let leader = subject.leader();
+    let signals = Signals::catch().unwrap();
+    std::thread::scope(|scope| {
+        let agent = scope.spawn(move || {
+            halt(&agent, &[first, follower, other]);
+            let stood = [leader, other, first, follower].map(|thread| stands(pid, thread));
+            send(&agent, &FromAttached::Go);
+            drop(agent);
+            rustix::process::kill_process(leader, rustix::process::Signal::KILL).unwrap();
+            stood
+        });
+        assert_eq!(serving.run(&signals, || false).unwrap(), End::Gone);
+        assert_eq!(agent.join().unwrap(), [true, true, false, false]);
+    });
+}
+
 #[test]
 fn threads_go_on_when_agent_says_so_and_after_a_second_whatever_happens() {
     let subject = Subject::start(PROGRAM);
@@ -92,11 +128,11 @@ fn threads_go_on_when_agent_says_so_and_after_a_second_whatever_happens() {
     std::thread::scope(|scope| {
         let agent = scope.spawn(move || {
             let all = [other, leader];
-            halt(&agent, own);
+            halt(&agent, &[own]);
             let stood = (all.map(|thread| stands(pid, thread)), stands(pid, own));
             send(&agent, &FromAttached::Go);
             wait_for("they go on", || !all.iter().any(|thread| stands(pid, *thread)));
-            halt(&agent, own);
+            halt(&agent, &[own]);
             let began = Instant::now();
             wait_for("they go on, though nobody says so", || !all.iter().any(|thread| stands(pid, *thread)));
             let took = began.elapsed();
@@ -146,7 +182,7 @@ fn agent_is_told_to_leave_when_there_is_memory_and_threads_run() {
 
 #[test]
 fn agent_leaves_program_that_gives_up_rights_or_has_ended() {
-    let mut subject = Subject::start(PROGRAM);
+    let mut subject = Subject::start(&named(PROGRAM, "threads[1].native_id, os.getpid()"));
     let (mut serving, agent, [own, other]) = serving(&subject);
     serving.look();
     assert_eq!((heard(&agent), serving.leave), (None, None));

@@ -9,6 +9,9 @@ use std::io;
 const EXITING: u64 = 4;
 const WORKERS: u64 = 0x10 | 0x4000;
 
+/// Names of the threads of an agent.
+const AGENTS: [&str; 3] = ["pagefold", "pagefold-follow", "pagefold-gate"];
+
 /// An activity of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doing {
@@ -40,6 +43,12 @@ pub fn runs_program(pid: u32, thread: Pid) -> bool {
     // State, parent, group, session, terminal, its group, flags.
     let flags = fields.get(6).and_then(|flags| flags.parse::<u64>().ok());
     !ended && flags.is_some_and(|flags| flags & (EXITING | WORKERS) == 0)
+}
+
+/// Whether a thread has a name of an agent's threads. A program can choose those of its own.
+pub fn is_named_as_agents(pid: u32, thread: Pid) -> bool {
+    let name = fs::read_to_string(of(pid, thread, "comm")).unwrap_or_default();
+    AGENTS.contains(&name.trim_end())
 }
 
 /// Looks what a thread does.
