@@ -250,7 +250,6 @@ impl Serving {
             FromAttached::Halt { number, threads } => {
                 self.know_own(threads);
                 self.go();
-                self.forget_ended();
                 let answer = if self.halts.halt(&self.own) {
                     self.halted = Some(Instant::now());
                     ToAttached::Halted(number)
@@ -304,6 +303,7 @@ impl Serving {
             self.own = all.into_iter().filter(is_own).map(number).collect();
             self.theirs = theirs;
         }
+        self.forget_ended();
     }
 
     /// Drops numbers of the agent's threads that are not the agent's any more. Some of its threads end while the program goes on, and the

@@ -150,7 +150,7 @@ fn threads_go_on_when_agent_says_so_and_after_a_second_whatever_happens() {
 
 #[test]
 fn agent_is_told_to_leave_when_there_is_memory_and_threads_run() {
-    let mut subject = Subject::start(PROGRAM);
+    let mut subject = Subject::start(&named(PROGRAM, "threads[1].native_id"));
     let (mut serving, agent, [own, other]) = serving(&subject);
     serving.tell_to_leave(&|| true);
     assert_eq!(heard(&agent), None, "nobody wants that");
