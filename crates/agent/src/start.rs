@@ -130,8 +130,7 @@ fn start() {
             own_files();
             std::panic::set_hook(Box::new(|_| {}));
             if let Some(asked) = ASKED.get() {
-                let files = Files::open(asked).or_else(Files::for_none);
-                let _ = files.and_then(|files| run(asked, files, false, None));
+                let _ = Files::open(asked).and_then(|files| run(asked, files, false, None));
             }
         });
     });

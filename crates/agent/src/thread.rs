@@ -173,17 +173,9 @@ impl Files {
     /// calls then.
     pub fn open(asked: &Asked) -> io::Result<Self> {
         if !host::proc_is_ours() {
-            return Err(io::Error::other("/proc is that of another PID namespace: mount its own there"));
+            return Err(io::ErrorKind::Unsupported.into());
         }
         Ok(Self::with(Pagemap::own().map_err(io::Error::other)?, asked))
-    }
-
-    /// Those of a process that cannot fold for this reason, and tells it.
-    ///
-    /// # Errors
-    /// This process cannot read its own page table.
-    pub fn for_none(why: io::Error) -> io::Result<Self> {
-        Ok(Self { pagemap: Pagemap::own().map_err(io::Error::other)?, userfaults: Err(why) })
     }
 
     /// Opens the others in the calling thread's table.
@@ -300,8 +292,7 @@ impl Agent {
                 Some(libc::EFBIG) => {
                     "the size of files is limited (RLIMIT_FSIZE), and so that of the agent's memory files".to_owned()
                 }
-                Some(_) => format!("cannot open a userfaultfd: {e}"),
-                None => e.to_string(),
+                _ => format!("cannot open a userfaultfd: {e}"),
             }
         });
         if asked.eager {

@@ -13,7 +13,8 @@ const RIGHTS: [&str; 7] = ["Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Secc
 pub fn has_other_rights(pid: u32, agent: Pid, own: &[u64]) -> bool {
     // A first thread that has ended keeps the rights that it had.
     let leader = Pid::from_raw(pid.cast_signed()).filter(|leader| threads::runs_program(pid, *leader));
-    let Some(program) = leader.or_else(|| programs(pid, own).next()) else { return false };
+    let first_of = |all: Vec<Pid>| programs(pid, all, own).next();
+    let Some(program) = leader.or_else(|| first_of(threads::list(pid).ok()?)) else { return false };
     let rights = |thread| {
         let status = fs::read_to_string(threads::of(pid, thread, "status")).ok()?;
         let is_right =
@@ -25,14 +26,13 @@ pub fn has_other_rights(pid: u32, agent: Pid, own: &[u64]) -> bool {
 
 /// Whether all threads of the program's have ended, so that the agent alone keeps the process.
 pub fn is_abandoned(pid: u32, own: &[u64]) -> bool {
-    threads::list(pid).is_ok() && programs(pid, own).next().is_none()
+    threads::list(pid).is_ok_and(|all| programs(pid, all, own).next().is_none())
 }
 
-/// The program's threads that have not ended.
-fn programs(pid: u32, own: &[u64]) -> impl Iterator<Item = Pid> {
+/// The program's threads among these that have not ended.
+fn programs(pid: u32, all: Vec<Pid>, own: &[u64]) -> impl Iterator<Item = Pid> {
     let is_own = |thread: &Pid| own.contains(&thread.as_raw_nonzero().get().cast_unsigned().into());
-    let all = threads::list(pid).unwrap_or_default().into_iter();
-    all.filter(move |thread| !is_own(thread) && threads::runs_program(pid, *thread))
+    all.into_iter().filter(move |thread| !is_own(thread) && threads::runs_program(pid, *thread))
 }
 
 #[cfg(test)]

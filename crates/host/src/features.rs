@@ -12,7 +12,7 @@ pub use kvm::create_vm;
 
 use crate::cgroup::CgroupLayout;
 use crate::{Check, Process, frames_visible, has_pagemap_scan};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::fs::File;
 use std::io;
@@ -49,10 +49,10 @@ fn memfd_seals() -> Check {
     }
 }
 
-/// Seals a memory file against new writers, then tries to map it writable. True if the kernel refuses that.
+/// Seals a memory file against new writers, then tries to map it writable. True if the kernel refuses that. The file stays empty: where
+/// the size of files is limited (`RLIMIT_FSIZE`), making it larger would end this program.
 fn sealed_memfd_refuses_writers() -> io::Result<bool> {
     let file = memfd_create("pagefold-probe", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    ftruncate(&file, page::PAGE_BYTES as u64)?;
     fcntl_add_seals(&file, SealFlags::FUTURE_WRITE)?;
     let rights = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.

@@ -10,10 +10,15 @@ use std::path::PathBuf;
 
 /// The path of such a file of process `pid`.
 pub fn proc_file(pid: u32, file: &str) -> PathBuf {
-    match thread_with_memory(pid) {
-        first if first == pid => format!("/proc/{pid}/{file}").into(),
-        thread => format!("/proc/{pid}/task/{thread}/{file}").into(),
+    file_of(pid, thread_with_memory(pid), file)
+}
+
+/// The same, by a thread of the process that has its memory.
+pub fn file_of(pid: u32, thread: u32, file: &str) -> PathBuf {
+    if thread == pid {
+        return format!("/proc/{pid}/{file}").into();
     }
+    format!("/proc/{pid}/task/{thread}/{file}").into()
 }
 
 /// A thread of process `pid` that has not ended: the first one, for nearly every process, and where none is left.

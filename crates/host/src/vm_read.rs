@@ -17,7 +17,7 @@
 //! Shared private pages are therefore read through `/proc/PID/mem` ([`ProcessMemory::read`]), others by
 //! `process_vm_readv` ([`ProcessMemory::read_unshared`]).
 
-use crate::memory_files::{proc_file, thread_with_memory};
+use crate::memory_files::{file_of, thread_with_memory};
 use crate::{Error, PageRange, Result};
 use page::{HostVirt, PAGE_BYTES};
 use std::fs::File;
@@ -43,9 +43,10 @@ impl ProcessMemory {
     /// # Errors
     /// The process is gone, or belongs to somebody else.
     pub fn open(pid: u32) -> Result<Self> {
-        let path = proc_file(pid, "mem");
+        let thread = thread_with_memory(pid);
+        let path = file_of(pid, thread, "mem");
         let file = File::open(&path).map_err(|e| Error::file("open", &path, e))?;
-        Ok(Self { pid: libc::pid_t::try_from(thread_with_memory(pid)).unwrap_or(libc::pid_t::MAX), file, path })
+        Ok(Self { pid: libc::pid_t::try_from(thread).unwrap_or(libc::pid_t::MAX), file, path })
     }
 
     /// Copies `ranges`, one behind the other, to the beginning of `out`, and returns the number of whole pages

@@ -45,6 +45,20 @@ fn program_keeps_arguments_status_and_descriptors() {
 }
 
 #[test]
+fn program_runs_where_files_may_not_have_a_page() {
+    if not_root() {
+        return;
+    }
+    let installed = Installed::new();
+    let _supervisor = installed.serve("", &[]);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -f 0; exec \"$0\" \"$@\""]).arg(installed.path("pagefold"));
+    limited.args(["run", "--group", "acme", "--", "sh", "-c", "exit 7"]).env("PAGEFOLD_DIR", installed.path("s"));
+    let output = limited.output().unwrap();
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+}
+
+#[test]
 fn reason_is_given_for_programs_that_cannot_be_members() {
     if not_root() {
         return;

@@ -87,7 +87,7 @@ impl Store {
         self.dir.join(format!("{rep}-{}.json", planned.arm))
     }
 
-    /// The turn, if it was finished before. A file that holds none counts for nothing.
+    /// The turn, if it was finished and kept. A file that cannot be understood is as good as none.
     ///
     /// # Errors
     /// A file is there and cannot be read.

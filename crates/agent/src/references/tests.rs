@@ -52,6 +52,23 @@ fn why() -> String {
 }
 
 #[test]
+fn tables_are_unknown_where_proc_is_of_another_namespace() {
+    const INSIDE: &str = "PAGEFOLD_TEST_INSIDE";
+    if std::env::var_os(INSIDE).is_some() {
+        return assert!(tables::all().is_none());
+    }
+    assert!(tables::all().is_some());
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: only root can make a PID namespace");
+    }
+    let name = "references::tests::tables_are_unknown_where_proc_is_of_another_namespace";
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--pid", "--fork"]).arg(std::env::current_exe().unwrap()).args(["--exact", name]);
+    let inside = command.env(INSIDE, "1").output().unwrap();
+    assert!(inside.status.success() && String::from_utf8_lossy(&inside.stdout).contains("1 passed"), "{inside:?}");
+}
+
+#[test]
 fn ordinary_program_may_be_folded() {
     if !alone("references::tests::ordinary_program_may_be_folded") {
         return;

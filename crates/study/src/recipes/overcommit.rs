@@ -100,7 +100,7 @@ impl Toll {
             Err(e) => {
                 say!("pagefold: memory was short, and this failed: {e:#}");
                 let note = "in some turn, guests died for want of memory: what follows was not measured there";
-                measured.notes.push(note.to_owned());
+                measured.note(note);
                 Ok(None)
             }
         }

@@ -55,7 +55,7 @@ fn put(idle: f64, loaded: &[f64], quiet: &[f64], measured: &mut Measured) {
         measured.put("back_share", after / idle);
         measured.put("back_s", (back + 1) as f64 * LOOK.as_secs_f64());
     } else {
-        measured.notes.push("the load left more than 80% of the saving: nothing could come back".into());
+        measured.note("the load left more than 80% of the saving: nothing could come back");
     }
 }
 

@@ -191,7 +191,7 @@ impl Folding {
         let mut parties: Vec<_> =
             of_groups.iter().map(|(pid, group, _)| (*pid, Payer::Group((*group).to_owned()))).collect();
         parties.extend(of_all.iter().map(|pid| (*pid, Payer::Nobody)));
-        let payers = Payers::of(&parties)?;
+        let payers = Payers::of(&parties);
         let mut cpu = Cpu::default();
         let spenders = of_groups.into_iter().map(|(pid, _, thread)| (pid, thread));
         for (pid, thread) in spenders.chain(of_all.into_iter().map(|pid| (pid, None))) {

@@ -118,7 +118,7 @@ impl Merger {
             Self::Off => Ok(Cpu::default()),
             Self::Ksm(ksmd, members) => {
                 let members = members.iter().map(|(pid, group)| (*pid, Payer::Group(group.clone())));
-                let payer = Payers::of(&members.collect::<Vec<_>>())?.payer(ksmd.pid())?;
+                let payer = Payers::of(&members.collect::<Vec<_>>()).payer(ksmd.pid())?;
                 Ok(Cpu([(payer, ksmd.cpu_s()?)].into()))
             }
             Self::Fold(folding) => folding.cpu(),

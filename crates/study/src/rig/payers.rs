@@ -38,16 +38,15 @@ impl Cpu {
 pub struct Payers(BTreeMap<String, BTreeSet<Payer>>);
 
 impl Payers {
-    /// Looks where processes are that belong to these parties.
-    ///
-    /// # Errors
-    /// A process has ended.
-    pub fn of(processes: &[(u32, Payer)]) -> anyhow::Result<Self> {
+    /// Looks where processes are that belong to these parties. One that has ended is nowhere.
+    pub fn of(processes: &[(u32, Payer)]) -> Self {
         let mut all: BTreeMap<String, BTreeSet<Payer>> = BTreeMap::new();
         for (pid, payer) in processes {
-            all.entry(cgroup_of(*pid)?).or_default().insert(payer.clone());
+            if let Ok(cgroup) = cgroup_of(*pid) {
+                all.entry(cgroup).or_default().insert(payer.clone());
+            }
         }
-        Ok(Self(all))
+        Self(all)
     }
 
     /// The payer of what a process uses: the party whose processes alone are in its control group. Everybody is in the root.
