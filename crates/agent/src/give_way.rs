@@ -119,6 +119,11 @@ pub fn wanted() -> Vec<PageRange> {
     WANTED.lock().clone()
 }
 
+/// Whether a thread still waits for this range. For the agent's thread.
+pub fn is_wanted(range: PageRange) -> bool {
+    WANTED.lock().contains(&range)
+}
+
 /// Puts the agent's userfaultfd back on memory that maps the pool, except where the program's own is still there. For
 /// the agent's thread.
 pub fn take_back(section: &Section) {

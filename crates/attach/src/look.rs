@@ -4,6 +4,7 @@
 use crate::threads;
 use act::{file_of_thread, share_files};
 use host::{ForeignFile, SocketKind, filesystem_of_mount_of};
+use rustix::io::Errno;
 use rustix::process::Pid;
 use wire::attach::{ASKED_MOST, Question, Socket};
 
@@ -43,12 +44,13 @@ fn socket(thread: Pid, number: u64) -> Socket {
     let Ok(number) = i32::try_from(number) else { return Socket::Unknown };
     match file_of_thread(thread, number) {
         Ok(file) => match SocketKind::of(&file) {
-            Some(SocketKind { family, transformed }) => Socket::Open { family: family.into(), transformed },
-            None => {
+            Ok(SocketKind { family, transformed }) => Socket::Open { family: family.into(), transformed },
+            Err(Errno::NOTSOCK) => {
                 // The descriptor is another file's by now, whose closing may wait.
                 drop(ForeignFile::from(file));
-                Socket::Unknown
+                Socket::Closed
             }
+            Err(_) => Socket::Unknown,
         },
         Err(e) if matches!(e.raw_os_error(), Some(libc::EBADF | libc::ESRCH)) => Socket::Closed,
         Err(_) => Socket::Unknown,

@@ -1,6 +1,7 @@
 //! Kinds of sockets.
 
 use rustix::fd::{AsFd, AsRawFd};
+use rustix::io::Errno;
 use rustix::net::sockopt::socket_domain;
 
 /// Most bytes of the name of a protocol's handler: the kernel's `TCP_ULP_NAME_MAX`.
@@ -16,14 +17,17 @@ pub struct SocketKind {
 }
 
 impl SocketKind {
-    /// Asks the kernel about a descriptor. `None` if it is no socket.
-    pub fn of(file: impl AsFd) -> Option<Self> {
-        let family = i32::from(socket_domain(&file).ok()?.as_raw());
+    /// Asks the kernel about a descriptor.
+    ///
+    /// # Errors
+    /// `ENOTSOCK`: it is no socket. Others are the kernel's.
+    pub fn of(file: impl AsFd) -> Result<Self, Errno> {
+        let family = i32::from(socket_domain(&file)?.as_raw());
         let is_inet = family == libc::AF_INET || family == libc::AF_INET6;
         let handler = if is_inet { tcp_handler(&file) } else { [0; HANDLER_BYTES] };
         // Multipath TCP is a handler of that kind, and changes nothing of what is received.
         let plain = handler.iter().all(|byte| *byte == 0) || handler.starts_with(b"mptcp");
-        Some(Self { family: family as u16, transformed: !plain })
+        Ok(Self { family: family as u16, transformed: !plain })
     }
 }
 
@@ -46,10 +50,10 @@ mod tests {
 
     #[test]
     fn sockets_are_told_by_family_and_other_files_are_none() {
-        let of = |family: i32| Some(SocketKind { family: family as u16, transformed: false });
+        let of = |family: i32| Ok(SocketKind { family: family as u16, transformed: false });
         assert_eq!(SocketKind::of(UnixStream::pair().unwrap().0), of(libc::AF_UNIX));
         assert_eq!(SocketKind::of(TcpListener::bind("127.0.0.1:0").unwrap()), of(libc::AF_INET));
         assert_eq!(SocketKind::of(UdpSocket::bind("127.0.0.1:0").unwrap()), of(libc::AF_INET));
-        assert_eq!(SocketKind::of(File::open("/dev/null").unwrap()), None);
+        assert_eq!(SocketKind::of(File::open("/dev/null").unwrap()), Err(Errno::NOTSOCK));
     }
 }

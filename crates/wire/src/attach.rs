@@ -69,9 +69,9 @@ pub enum Question {
 /// An open descriptor that may be a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Socket {
-    /// It was closed, or its thread has ended.
+    /// It was closed, its number is another file's by now, or its thread has ended.
     Closed,
-    /// It is no socket, or cannot be looked at.
+    /// It cannot be looked at.
     Unknown,
     /// A socket.
     Open {

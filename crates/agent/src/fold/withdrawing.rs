@@ -2,6 +2,7 @@
 //! A thread that waits for anonymous memory (`give_way`) goes on.
 
 use super::Folder;
+use crate::give_way;
 use crate::pool::Pool;
 use crate::section::cut;
 use crate::{references, table};
@@ -40,13 +41,16 @@ impl Folder {
     }
 
     /// Makes anonymous memory of what lies in mappings of the pool there. A piece that is pinned, shared with a child, or may
-    /// not be folded stays as it is.
+    /// not be folded stays as it is. Ends when nobody waits for the range any more.
     pub fn make_anonymous(&mut self, with: (&Pagemap, &Pool), range: PageRange, stats: &mut MemberStats) {
         let parts: Vec<_> = {
             let table = table::lock();
             table.pooled_pages(range).into_iter().flat_map(|pooled| table.known(pooled)).collect()
         };
         for piece in parts.into_iter().flat_map(|(part, _)| cut(part, HUGE_PAGES)) {
+            if !give_way::is_wanted(range) {
+                break;
+            }
             let _ = self.withdraw_piece(with, piece, stats);
         }
         self.turns.rest();

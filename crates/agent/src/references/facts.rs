@@ -8,6 +8,7 @@ mod asked {
     use crate::references::tables;
     use crate::{arena, raw};
     use host::SocketKind;
+    use rustix::io::Errno;
     use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
     use std::{fs, io};
     use wire::attach::Socket;
@@ -36,10 +37,12 @@ mod asked {
 
     pub fn sockets(thread: usize, numbers: &[usize]) -> Result<Vec<Socket>, &'static str> {
         let look = |number: &usize| match borrow(thread, *number) {
-            Ok(file) => Ok(SocketKind::of(file).map_or(Socket::Unknown, |kind| Socket::Open {
-                family: kind.family.into(),
-                transformed: kind.transformed,
-            })),
+            Ok(file) => Ok(match SocketKind::of(file) {
+                Ok(SocketKind { family, transformed }) => Socket::Open { family: family.into(), transformed },
+                // The descriptor is another file's by now.
+                Err(Errno::NOTSOCK) => Socket::Closed,
+                Err(_) => Socket::Unknown,
+            }),
             Err(Some(libc::EBADF | libc::ESRCH)) => Ok(Socket::Closed),
             Err(Some(libc::EINVAL)) => Err(OWN_TABLE),
             Err(_) => Err("a socket cannot be borrowed (pidfd_getfd)"),

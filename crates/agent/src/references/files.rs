@@ -11,18 +11,21 @@
 //! this one's memory, such as a child of `vfork` before it executes a program.
 
 use super::judge::{Facts, Verdict, filesystem_name, is_known_device, is_known_family, is_known_inode, judge};
-use super::look::{self, look};
+use super::look::{self, Look, look};
 use super::tables::{self, Table};
 use super::{Reason, UNPINNED, distrusted, mounts, rings};
-use std::ffi::CString;
+use rustix::fd::AsRawFd;
+use rustix::io::Errno;
+use std::ffi::{CStr, CString, OsString};
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::path::Path;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
 use wire::attach::Socket;
 
 /// Number of attempts at a survey during which threads end.
 const SURVEYS: u32 = 8;
-/// Number of attempts at the text about a ring that is in use.
+/// Number of attempts at a file that is closed and opened anew, and at the text about a ring that is in use.
 const LOOKS: u32 = 200;
 
 /// Reason where tables cannot be known.
@@ -68,21 +71,29 @@ fn worst_of(table: Table) -> Option<Found> {
     }
 }
 
+/// The number of a file is another one's by now.
+struct Changed;
+
 /// The reason against a file, if there is one, and whether it holds for ever. Sockets are judged later.
 fn look_at(table: Table, number: usize, sockets: &mut Vec<usize>) -> Option<Found> {
-    let path = CString::new(table.path(number)).ok()?;
+    let look = |_| look_once(table, number, sockets).ok();
+    (0..LOOKS).find_map(look).unwrap_or_else(|| unseen("a descriptor is another file's all the time"))
+}
+
+fn look_once(table: Table, number: usize, sockets: &mut Vec<usize>) -> Result<Option<Found>, Changed> {
+    let Ok(path) = CString::new(table.path(number)) else { return Ok(None) };
     let link = || fs::read_link(table.path(number)).unwrap_or_default();
     let said = |what: String, for_ever| Some((Reason(format!("{what}, {UNPINNED}")), for_ever));
     let unknown = || said(format!("descriptor {number} ({}) cannot be asked what it is", link().display()), false);
     let look = match look(libc::AT_FDCWD, &path) {
         Ok(look) => look,
         // Closed meanwhile; or the thread has ended, and the caller finds that.
-        Err(Some(libc::ENOENT | libc::ESRCH)) => return None,
-        Err(_) => return unknown(),
+        Err(Some(libc::ENOENT | libc::ESRCH)) => return Ok(None),
+        Err(_) => return Ok(unknown()),
     };
-    let filesystem = look.needs_filesystem().then(|| mounts::filesystem(look.mount, &path)).flatten();
+    let filesystem = look.needs_filesystem().then(|| mounts::filesystem(look, &path)).flatten();
     let name = filesystem_name(filesystem.unwrap_or(0));
-    match judge_open(table, number, |flags| look.facts(filesystem, flags)) {
+    Ok(match judge_open(table, number, |flags| look.facts(filesystem, flags)) {
         Err(e) if e.kind() == ErrorKind::NotFound => None,
         Err(_) => unknown(),
         Ok(Verdict::Harmless) => None,
@@ -91,15 +102,16 @@ fn look_at(table: Table, number: usize, sockets: &mut Vec<usize>) -> Option<Foun
         Ok(Verdict::DirectReads) => {
             said(format!("{} on {name} is open for direct reads (O_DIRECT)", link().display()), true)
         }
-        Ok(Verdict::ByName) => {
-            let link = link();
-            match link.to_str().is_some_and(is_known_inode) {
-                true if link.to_str() == Some("anon_inode:[io_uring]") => registered_files(table, number),
-                true if link.to_str() == Some("anon_inode:kvm-vm") => judge_kvm(),
-                true => None,
-                false => said(format!("{} is open", link.display()), true),
-            }
-        }
+        Ok(Verdict::ByName) => match link_of(&path, look)? {
+            Err(Errno::NOENT | Errno::SRCH) => None,
+            Err(_) => unknown(),
+            Ok(link) => match link.to_str() {
+                Some("anon_inode:[io_uring]") => registered_files(table, number),
+                Some("anon_inode:kvm-vm") => judge_kvm(),
+                Some(link) if is_known_inode(link) => None,
+                _ => said(format!("{} is open", link.display()), true),
+            },
+        },
         Ok(Verdict::ByDevice) => {
             let (major, minor) = look.device;
             let device = fs::read_link(format!("/sys/dev/char/{major}:{minor}")).ok();
@@ -110,7 +122,18 @@ fn look_at(table: Table, number: usize, sockets: &mut Vec<usize>) -> Option<Foun
             sockets.push(number);
             None
         }
-    }
+    })
+}
+
+/// The kernel's name of the file that a path leads to, if it is still the file of this look.
+fn link_of(path: &CStr, before: Look) -> Result<Result<PathBuf, Errno>, Changed> {
+    let file = match look::keep(path) {
+        Ok((file, look)) if look == before => file,
+        Ok(_) => return Err(Changed),
+        Err(e) => return Ok(Err(e)),
+    };
+    let link = rustix::fs::readlink(format!("/proc/thread-self/fd/{}", file.as_raw_fd()), Vec::new());
+    Ok(link.map(|link| PathBuf::from(OsString::from_vec(link.into_bytes()))))
 }
 
 /// Judges a file with the flags that it is open with.

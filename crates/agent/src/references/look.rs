@@ -4,10 +4,10 @@
 use super::judge::Facts;
 use super::mounts;
 use crate::raw;
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, open, openat2};
 use rustix::io::Errno;
 use std::ffi::{CStr, CString};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 /// `STATX_MNT_ID_UNIQUE`, from Linux 6.8 on: the number of the mount is asked for, and nothing of the file system's.
 const UNIQUE_MOUNT: u32 = 1 << 14;
@@ -15,7 +15,7 @@ const UNIQUE_MOUNT: u32 = 1 << 14;
 const ATTEMPTS: usize = 100;
 
 /// The kernel's knowledge of a file.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
     mode: u32,
     /// Major and minor number of the device, for device files.
@@ -55,6 +55,14 @@ pub fn look(dir: i32, path: &CStr) -> Result<Look, Option<i32>> {
     Ok(Look { mode, device: (found.stx_rdev_major, found.stx_rdev_minor), mount })
 }
 
+/// Keeps hold of the file that a path leads to, whatever becomes of the path, and looks at it. Closing this asks no file
+/// system.
+pub fn keep(path: &CStr) -> Result<(OwnedFd, Look), Errno> {
+    let file = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let look = look(file.as_raw_fd(), c"").map_err(|error| Errno::from_raw_os_error(error.unwrap_or(libc::EIO)))?;
+    Ok((file, look))
+}
+
 /// Facts about a file that was opened, and the number of its mount. `None` if it has been closed meanwhile. A file that the
 /// kernel does not tell of counts as a plain file on a mount that is not known. For hooks: allocates nothing.
 pub fn opened(file: i32) -> Option<(Facts, u64)> {
@@ -78,6 +86,6 @@ pub fn named(path: &str) -> Option<Facts> {
     let file = (0..ATTEMPTS).map(|_| open()).find(|file| !matches!(file, Err(Errno::AGAIN)))?.ok()?;
     let look = look(file.as_raw_fd(), c"").ok()?;
     let path = CString::new(format!("/proc/thread-self/fd/{}", file.as_raw_fd())).ok()?;
-    let filesystem = look.needs_filesystem().then(|| mounts::filesystem(look.mount, &path)).flatten();
+    let filesystem = look.needs_filesystem().then(|| mounts::filesystem(look, &path)).flatten();
     Some(look.facts(filesystem, libc::O_RDWR | libc::O_DIRECT))
 }

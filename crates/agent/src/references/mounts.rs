@@ -8,6 +8,7 @@
 //! finds out about the others before anything more is folded.
 
 use super::facts;
+use super::look::{self, Look};
 use crate::lock::Lock;
 use std::ffi::CStr;
 
@@ -69,14 +70,16 @@ pub fn seen(mount: u64) -> Option<u32> {
     known(mount).or_else(|| facts::file_system(mount).inspect(|filesystem| learn(mount, *filesystem)))
 }
 
-/// The file system of a file, by its mount and its path. For the agent's thread.
+/// The file system of a file, by a look at it and its path. For the agent's thread. `None` also if the path leads to
+/// another file by now: nothing may be learned of a mount by another one's file.
 ///
 /// The file system itself is asked where the process does not see the mount. These are the kernel's own mounts (memfd),
 /// and those of other mount namespaces.
-pub fn filesystem(mount: u64, file: &CStr) -> Option<u32> {
-    seen(mount).or_else(|| {
-        let filesystem = rustix::fs::statfs(file).ok()?.f_type as u32;
-        learn(mount, filesystem);
+pub fn filesystem(look: Look, path: &CStr) -> Option<u32> {
+    seen(look.mount).or_else(|| {
+        let (file, _) = look::keep(path).ok().filter(|(_, kept)| *kept == look)?;
+        let filesystem = rustix::fs::fstatfs(file).ok()?.f_type as u32;
+        learn(look.mount, filesystem);
         Some(filesystem)
     })
 }

@@ -312,6 +312,38 @@ fn open_past_hooks(path: &std::path::Path) {
     assert!(unsafe { crate::raw::call(libc::SYS_openat, arguments) } >= 0);
 }
 
+/// A survey that takes a name for that of another file would leave the program alone for ever.
+#[test]
+fn files_that_are_closed_and_opened_all_the_time_are_no_reason() {
+    if !alone("references::tests::files_that_are_closed_and_opened_all_the_time_are_no_reason") {
+        return;
+    }
+    let is_over = Arc::new(AtomicBool::new(false));
+    let opener = std::thread::spawn({
+        let is_over = Arc::clone(&is_over);
+        move || {
+            while !is_over.load(Ordering::Relaxed) {
+                // SAFETY: makes a descriptor.
+                let event = unsafe { libc::eventfd(0, 0) };
+                // SAFETY: just made.
+                drop(unsafe { OwnedFd::from_raw_fd(event) });
+                // Often of the same number.
+                drop(open("/proc/self/status".as_ref(), libc::O_RDONLY));
+                drop(std::os::unix::net::UnixStream::pair().unwrap());
+            }
+        }
+    });
+    let end = Instant::now() + Duration::from_secs(1);
+    let mut surveys = 0;
+    while Instant::now() < end {
+        assert_eq!(why(), "", "after {surveys} surveys");
+        surveys += 1;
+    }
+    is_over.store(true, Ordering::Relaxed);
+    opener.join().unwrap();
+    assert!(surveys > 100, "{surveys}");
+}
+
 #[test]
 fn files_of_a_thread_of_its_own_are_noticed() {
     let name = "references::tests::files_of_a_thread_of_its_own_are_noticed";
