@@ -69,6 +69,17 @@ enum Sticky {
     Tls = 4,
 }
 
+/// How long a survey's finding holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Holds {
+    /// For this survey. Nothing was found; it could not look.
+    Once,
+    /// While the file is open, and [`LINGER`] longer.
+    While,
+    /// A read may outlive the descriptor.
+    ForEver,
+}
+
 /// The reason why a member must not be folded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reason(String);
@@ -117,13 +128,19 @@ pub fn survey() -> Result<(), Reason> {
     if let Some(reason) = said_by_hook() {
         return Err(reason);
     }
-    let mut seen = SEEN.lock();
-    if let Some((reason, for_ever)) = found {
-        *seen = Some((reason, (!for_ever).then(Instant::now)));
+    judge_all(&mut SEEN.lock(), found)
+}
+
+/// Takes in a survey's finding, and answers with what holds now.
+fn judge_all(seen: &mut Option<(Reason, Option<Instant>)>, found: Option<(Reason, Holds)>) -> Result<(), Reason> {
+    match (&*seen, found) {
+        (Some((reason, None)), _) => return Err(reason.clone()),
+        (_, Some((reason, Holds::Once))) => return Err(reason),
+        (_, Some((reason, holds))) => *seen = Some((reason, (holds == Holds::While).then(Instant::now))),
+        (_, None) => {}
     }
     match &*seen {
-        Some((reason, None)) => Err(reason.clone()),
-        Some((reason, Some(when))) if when.elapsed() < LINGER => Err(reason.clone()),
+        Some((reason, when)) if when.is_none_or(|when| when.elapsed() < LINGER) => Err(reason.clone()),
         _ => Ok(()),
     }
 }

@@ -43,13 +43,11 @@ fn thread_of(pid: u32, number: u64) -> Option<Pid> {
 fn socket(thread: Pid, number: u64) -> Socket {
     let Ok(number) = i32::try_from(number) else { return Socket::Unknown };
     match file_of_thread(thread, number) {
-        Ok(file) => match SocketKind::of(&file) {
+        // The program may have closed it meanwhile, and closing the last descriptor of a file may wait.
+        Ok(file) => match SocketKind::of(ForeignFile::from(file)) {
             Ok(SocketKind { family, transformed }) => Socket::Open { family: family.into(), transformed },
-            Err(Errno::NOTSOCK) => {
-                // The descriptor is another file's by now, whose closing may wait.
-                drop(ForeignFile::from(file));
-                Socket::Closed
-            }
+            // The descriptor is another file's by now.
+            Err(Errno::NOTSOCK) => Socket::Closed,
             Err(_) => Socket::Unknown,
         },
         Err(e) if matches!(e.raw_os_error(), Some(libc::EBADF | libc::ESRCH)) => Socket::Closed,

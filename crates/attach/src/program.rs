@@ -2,7 +2,7 @@
 
 use crate::mend::{self, Call, Limit};
 use crate::threads;
-use rustix::fd::OwnedFd;
+use host::ForeignFile;
 use rustix::net::AddressFamily;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
@@ -66,7 +66,7 @@ impl Program {
 
     /// A socket of the program's. Other files are not taken: closing one of a FUSE file system waits for its server, which may
     /// be a stopped thread of this program.
-    fn socket(&self, number: u64) -> Option<OwnedFd> {
+    fn socket(&self, number: u64) -> Option<ForeignFile> {
         if !self.name_of(number).starts_with("socket:") {
             return None;
         }
@@ -74,7 +74,7 @@ impl Program {
         // If the first thread has ended, the files are another one's to give; before Linux 6.9 none can.
         let flags = if thread == self.pid { PidfdFlags::empty() } else { PidfdFlags::from_bits_retain(PIDFD_THREAD) };
         let thread = pidfd_open(Pid::from_raw(i32::try_from(thread).ok()?)?, flags).ok()?;
-        pidfd_getfd(thread, number as i32, PidfdGetfdFlags::empty()).ok()
+        pidfd_getfd(thread, number as i32, PidfdGetfdFlags::empty()).ok().map(ForeignFile::from)
     }
 
     /// Whether a file is a pipe or a socket, which take what is written in any number of parts.

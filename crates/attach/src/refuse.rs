@@ -138,14 +138,13 @@ pub fn has_agent(pid: u32) -> bool {
 
 /// Whether system calls are filtered. The agent's threads get the filters of one thread, and must have no more rights than any.
 fn check_filters(pid: u32, all: &[Pid]) -> Result<bool, String> {
-    let filters =
-        |thread: &Pid| ["Seccomp", "Seccomp_filters", "NoNewPrivs"].map(|field| threads::status(pid, *thread, field));
-    // One that has ended has no filters any more, or no status.
-    let mut each = all
-        .iter()
-        .filter(|thread| threads::runs_program(pid, **thread))
-        .map(filters)
-        .filter(|fields| fields[0].is_some());
+    const FIELDS: [&str; 3] = ["Seccomp", "Seccomp_filters", "NoNewPrivs"];
+    let filters = |thread: &Pid| {
+        let fields = threads::statuses(pid, *thread, FIELDS);
+        // One that has ended has no filters any more, or no status.
+        fields.filter(|_| threads::runs_program(pid, *thread))
+    };
+    let mut each = all.iter().filter_map(filters);
     let first = each.next().unwrap_or_default();
     if each.any(|other| other != first) {
         return Err("its threads have different filters of system calls (seccomp)".into());

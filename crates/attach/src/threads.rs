@@ -1,6 +1,7 @@
 //! The threads of a process, and what each of them does at the moment, as the kernel tells.
 
 use crate::mend::Call;
+use rustix::io::Errno;
 use rustix::process::Pid;
 use std::fs;
 use std::io;
@@ -36,7 +37,10 @@ pub fn list(pid: u32) -> io::Result<Vec<Pid>> {
 /// Whether a thread runs the program's code. A thread that the kernel made for its own work (`io_uring`, vhost) does
 /// not, and one that ends will not any more.
 pub fn runs_program(pid: u32, thread: Pid) -> bool {
-    let stat = fs::read_to_string(of(pid, thread, "stat")).unwrap_or_default();
+    let stat = match fs::read_to_string(of(pid, thread, "stat")) {
+        Ok(stat) => stat,
+        Err(e) => return !matches!(Errno::from_io_error(&e), Some(Errno::NOENT | Errno::SRCH)),
+    };
     let Some((_, rest)) = stat.rsplit_once(')') else { return false };
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
     let ended = fields.first().is_none_or(|state| matches!(*state, "Z" | "X"));
@@ -85,9 +89,15 @@ pub fn inner(pid: u32, thread: Pid) -> Option<u64> {
 
 /// A field of a thread's `status`.
 pub fn status(pid: u32, thread: Pid, field: &str) -> Option<String> {
+    let [value] = statuses(pid, thread, [field])?;
+    value
+}
+
+/// Fields of a thread's `status`, all of one moment.
+pub fn statuses<const N: usize>(pid: u32, thread: Pid, fields: [&str; N]) -> Option<[Option<String>; N]> {
     let text = fs::read_to_string(of(pid, thread, "status")).ok()?;
-    let value = |line: &str| Some(line.strip_prefix(field)?.strip_prefix(':')?.trim().to_owned());
-    text.lines().find_map(value)
+    let value = |line: &str, field| Some(line.strip_prefix(field)?.strip_prefix(':')?.trim().to_owned());
+    Some(fields.map(|field| text.lines().find_map(|line| value(line, field))))
 }
 
 /// A file of a thread's below `/proc`.

@@ -241,7 +241,8 @@ fn supervisor_asks_for_neither_time_of_day_nor_memory_of_others() {
     for (user, may_join) in [("65534", true), ("65532", false)] {
         let mut other = installed.stranger();
         assert_eq!(other.tell(&format!("become {user}")), "ok");
-        assert_eq!(other.connects(&installed), may_join, "user {user}: {}", installed.log());
+        let is_right = if may_join { other.connects(&installed) } else { other.is_refused(&installed) };
+        assert!(is_right, "user {user}: {}", installed.log());
     }
     supervisor.terminate();
 }
@@ -269,7 +270,7 @@ fn groups_of_one_name_in_two_services_have_nothing_in_common() {
     // Neither takes the other's place, or its members.
     let serve = others.pagefold_unprivileged(&["serve", "--dir", &installed.text("s")]);
     assert!(text(&serve.stderr).contains("belongs to user 0"), "{serve:?}");
-    assert!(!other.connects(&installed));
+    assert!(other.is_refused(&installed));
     // A process that maps the other pool of that name brings nothing along.
     installed.connect_with_pool_of_acme("acme");
     assert!(installed.log().contains("another service's group acme, and cannot join acme"), "{}", installed.log());

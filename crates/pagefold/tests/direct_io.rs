@@ -16,7 +16,8 @@ fn data_written_by_devices_is_not_lost() {
     // A directory beside the program: it is on a disk's filesystem, while /tmp may be a tmpfs.
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).to_str().expect("a plain path");
     let reads = (30_000 * seconds(12) / 12).to_string();
-    let mut reader = service.torture("acme", "reader", &[], &["direct", "--dir", dir, "--reads", &reads]);
+    let words = ["direct", "--dir", dir, "--reads", &reads, "--until-input-ends"];
+    let mut reader = service.torture("acme", "reader", &[], &words);
     service.show("acme");
     service.set("acme", &["--scan-rate", "400000"]);
     let mut most = (0, 0);
@@ -27,6 +28,7 @@ fn data_written_by_devices_is_not_lost() {
         most = (most.0.max(number(&shown["sharing_pages"])), most.1.max(number(&shown["zero_pages"])));
         most.0 > 500 && most.1 > 500
     });
+    reader.close_input();
     let counted = reader.finish(seconds(60) + 60);
     eprintln!("{most:?} {counted}");
     for way in ["pread", "preadv", "io_uring", "io_uring_cached", "io_uring_fixed"] {

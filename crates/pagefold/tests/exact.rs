@@ -132,13 +132,16 @@ fn changes_of_mappings_past_the_c_library_are_noticed_and_end_folding() {
     service.set(GROUP, &["--fold", "unfold"]);
     let mut put_aside = BTreeSet::<&str>::new();
     let is_put_aside = |way: &&str, shown: &Value| find_member(shown, way).is_some_and(|m| m["state"] == "lost_track");
-    until(5, "what is unfolded is seen not to be as it was", || {
+    until(60, "what is unfolded is seen not to be as it was", || {
         let shown = service.show(GROUP);
         put_aside.extend(CHANGES.iter().filter(|way| is_put_aside(way, &shown)));
         // Locking faults in private pages. No folded page is left there, so unfolding replaces nothing.
         CHANGES.iter().all(|way| *way == "lock" || put_aside.contains(way))
     });
     service.set(GROUP, &["--fold", "on"]);
+    // The agents look at all of it again.
+    std::thread::sleep(Duration::from_secs(6));
+    members.iter_mut().for_each(Member::close_input);
     let found = members.each_mut().map(|m| m.finish(60));
     eprintln!("{found:?}");
     for (way, found) in CHANGES.iter().zip(&found) {

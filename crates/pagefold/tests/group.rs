@@ -65,9 +65,10 @@ fn group_fingerprints_no_more_than_its_rate_also_of_written_pages() {
     a.tell("same x 0 3000 1");
     until(20, "the pages are broken", || number(&service.show("acme")["broken_pages"]) > 0);
     std::thread::sleep(Duration::from_secs(12));
+    until(120, "pages are fingerprinted", || hashed() - before >= RATE);
     // An unused rate is kept for 10 s, and reports may be of a moment ago.
     let (read, most) = (hashed() - before, RATE * (began.elapsed().as_secs() + 12));
-    assert!((RATE..=most).contains(&read), "{read} pages were fingerprinted, at most {most} may be");
+    assert!(read <= most, "{read} pages were fingerprinted, at most {most} may be");
 }
 
 #[test]

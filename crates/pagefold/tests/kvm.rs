@@ -14,7 +14,8 @@ fn writes_of_a_vcpu_are_not_lost() {
         return eprintln!("skipped: cannot open /dev/kvm: {e}");
     }
     let service = Service::start();
-    let mut machine = service.torture("acme", "machine", &[], &["vcpu", "--seconds", &seconds(10).to_string()]);
+    let words = ["vcpu", "--seconds", &seconds(10).to_string(), "--until-input-ends"];
+    let mut machine = service.torture("acme", "machine", &[], &words);
     service.show("acme");
     service.set("acme", &["--scan-rate", "400000"]);
     let mut most = 0;
@@ -23,6 +24,7 @@ fn writes_of_a_vcpu_are_not_lost() {
         most = most.max(number(&service.show("acme")["sharing_pages"]));
         most > 150
     });
+    machine.close_input();
     let counted = machine.finish(seconds(10) + 60);
     eprintln!("{most} {counted}");
     assert!(number(&counted["checked_writes"]) > 100_000, "{counted}");

@@ -3,12 +3,13 @@
 mod common;
 
 use common::http::{Http, Target};
-use common::supervised::{signal, wait_for};
+use common::supervised::{signal, wait_for_within};
 use common::{Afterwards, not_root};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// Files of the package, besides those of which there is one for each command.
@@ -125,6 +126,9 @@ fn package_is_whole_and_folds_from_where_it_is_unpacked() {
     }
 }
 
+/// Time limit for each thing that the unpacked service does: 60 s.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Holds 8 MiB, in which every content is there twice.
 const HOLDER: &str = "import os, sys; half = os.urandom(4 << 20); both = bytearray(half + half); sys.stdin.read()";
 
@@ -150,7 +154,7 @@ fn folds_from(root: &Path) {
         .spawn()
         .expect("start the service");
     let web = Http::at(Target::Unix(service.join("api.sock")));
-    wait_for("the web side answers", || web.try_request("GET", "/v1/groups", "", "").ok());
+    wait_for_within(PATIENCE, "the web side answers", || web.try_request("GET", "/v1/groups", "", "").ok());
     let mut member = Command::new(&pagefold)
         .args(["run", "--group", "acme", "--all-anonymous", "--service"])
         .arg(&service)
@@ -159,7 +163,7 @@ fn folds_from(root: &Path) {
         .stdin(Stdio::piped())
         .spawn()
         .expect("start a member");
-    wait_for("half of what the member holds is saved", || {
+    wait_for_within(PATIENCE, "half of what the member holds is saved", || {
         let saved = web.get("/v1/groups/acme").json()["saved_bytes"].as_i64()?;
         (saved > 2 << 20).then_some(())
     });

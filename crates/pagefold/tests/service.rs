@@ -36,7 +36,7 @@ fn only_registered_processes_and_those_of_a_rule_are_admitted() {
     // A child of a member is no member: it was not registered.
     let child = web.tell(&format!("child {}", installed.text("s/agent.sock")));
     assert!(child.starts_with("closed"), "{child}");
-    assert!(!installed.stranger().connects(&installed));
+    assert!(installed.stranger().is_refused(&installed));
     assert!(installed.log().contains("was not started by `pagefold run`, and no rule fits it"), "{}", installed.log());
     let mut by_rule = installed.stranger_unprivileged();
     assert!(by_rule.connects(&installed), "{}", installed.log());

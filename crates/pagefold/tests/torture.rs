@@ -23,6 +23,12 @@ const WRITES: &str = "10000000";
 /// Time for which a group is watched, in seconds. Where processors are slow, broken pages are folded again after 15.
 const WATCHED: u64 = 25;
 
+/// Time limit for broken pages to be folded again beyond that: 120 s.
+const REFOLD_PATIENCE: Duration = Duration::from_secs(120);
+
+/// Argument with which a program goes on until its input has ended.
+const HELD: &str = "--until-input-ends";
+
 /// Figures of a group, collected while its members ran.
 #[derive(Debug, Default)]
 struct Seen {
@@ -43,7 +49,7 @@ impl Seen {
 }
 
 /// Runs two members of one group to their end. Returns the group's figures meanwhile, and the members' counts. The
-/// second member gets the further arguments `more`.
+/// second member gets the further arguments `more`. With [`HELD`], they are watched until broken pages are folded again.
 fn two_members(run: &[&str], words: &[&str], more: &[&str], env: &[(&str, &str)]) -> (Seen, [Value; 2]) {
     two_members_of(&Service::start(), run, words, more, env)
 }
@@ -60,13 +66,17 @@ fn two_members_of(
     service.show("acme");
     service.set("acme", &["--scan-rate", "400000"]);
     let mut seen = Seen::default();
-    let end = Instant::now() + Duration::from_secs(seconds(WATCHED));
-    while Instant::now() < end {
+    let (is_held, end) = (words.contains(&HELD), Instant::now() + Duration::from_secs(seconds(WATCHED)));
+    let goes_on = |seen: &Seen, now: Instant| {
+        now < end || (is_held && now < end + REFOLD_PATIENCE && number(&seen.last["refolds"]) == 0)
+    };
+    while goes_on(&seen, Instant::now()) {
         members.iter_mut().for_each(|m| m.assert_is_well());
         seen.look(service, "acme");
         std::thread::sleep(Duration::from_millis(500));
     }
     service.assert_audit_is_clean();
+    members.iter_mut().for_each(|m| m.close_input());
     // Their writes are counted, not timed: on a machine whose page tables are slow, they take minutes.
     let counted = members.each_mut().map(|m| m.finish(seconds(WATCHED) + 480));
     (seen, counted)
@@ -79,7 +89,7 @@ fn no_write_is_lost_in_memory_that_asks_to_be_merged() {
     }
     let time = seconds(WATCHED + 2).to_string();
     let (seen, counted) =
-        two_members(&[], &["memory", "--writes", WRITES, "--seconds", &time], &["--no-children"], &[]);
+        two_members(&[], &["memory", "--writes", WRITES, "--seconds", &time, HELD], &["--no-children"], &[]);
     eprintln!("{seen:?} {counted:?}");
     for counted in &counted {
         assert!(number(&counted["checked_writes"]) >= 10_000_000, "{counted}");
@@ -145,7 +155,7 @@ fn no_write_is_lost_where_there_is_no_prover() {
     let service = Service::start();
     std::fs::remove_file(service.place().join("prove.sock")).expect("the prover's socket");
     let time = seconds(WATCHED + 2).to_string();
-    let words = ["memory", "--writes", "1000000", "--seconds", &time];
+    let words = ["memory", "--writes", "1000000", "--seconds", &time, HELD];
     let mut forking = service.torture_with("acme", "forking", &[], &words, &[("PAGEFOLD_EAGER", "1")]);
     let words = [&words[..], &["--dont-fork"]].concat();
     let (seen, counted) = two_members_of(&service, &[], &words, &[], &[]);
@@ -156,5 +166,6 @@ fn no_write_is_lost_where_there_is_no_prover() {
     let unfollowed = member(&seen.last, "forking");
     assert_eq!((&unfollowed["state"], number(&unfollowed["folded_pages"])), (&"not_foldable".into(), 0));
     assert!(unfollowed["detail"].as_str().is_some_and(|why| why.contains("could not be followed")), "{unfollowed}");
+    forking.close_input();
     forking.finish(seconds(WATCHED) + 120);
 }

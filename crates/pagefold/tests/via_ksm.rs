@@ -14,6 +14,10 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+/// Lock of these tests: one starts and stops ksmd, and the other asks whether it runs.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// Pages that each program of this test holds, the same in all.
 const PAGES: u64 = 1024;
@@ -113,6 +117,7 @@ fn attach(installed: &Installed, pid: &str) -> Output {
 
 #[test]
 fn ksmd_merges_started_and_attached_members_until_they_are_detached() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(installed) = Installed::attaching() else { return };
     let _supervisor = installed.serve(ONE_DOMAIN, &[]);
     let mut run = Command::new(installed.path("pagefold"));
@@ -158,6 +163,7 @@ fn ksmd_merges_started_and_attached_members_until_they_are_detached() {
 
 #[test]
 fn ksm_is_refused_unless_the_host_is_one_trust_domain() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(installed) = Installed::attaching() else { return };
     let supervisor = installed.serve(APART, &[]);
     let holder = Holder::plain(&format!("{HOLD}{ASK}"));

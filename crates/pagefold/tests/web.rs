@@ -165,7 +165,7 @@ fn web_side_has_no_rights_and_may_ask_little() {
         let answer = hostile.ask(&web.installed, question);
         assert!(answer["refused"].as_str().is_some_and(|why| why.contains(words)), "{answer}");
     }
-    assert!(!hostile.connects(&web.installed), "it is no member");
+    assert!(hostile.is_refused(&web.installed), "it is no member");
     assert!(hostile.ask(&web.installed, r#"{"show":{"group":"acme"}}"#).to_string().contains("report"));
     assert_eq!(web.installed.listed("acme")["settings"]["fold"], "on");
 }

@@ -89,7 +89,7 @@ fn program_that_wrappers_execute_is_the_member() {
     ] {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let mut member = service.run("acme", name, &["--all-anonymous"], &words);
-        until(20, &format!("{name} is folded: {}", member.errors()), || {
+        until(60, &format!("{name} is folded: {}", member.errors()), || {
             member.assert_is_well();
             folded_pages(&service.show("acme"), name) > 3000
         });
@@ -116,7 +116,7 @@ fn member_without_agent_has_row_with_reason() {
     let program = wrappers.compile("fixed", idle, &["-static"]);
     let wrapper = wrappers.script("wrapper", &format!("#!/bin/sh\nexec {program}\n"));
     let member = service.run("acme", "web", &[], &[&wrapper]);
-    until(20, "the program is executed", || is_program(member.pid(), &program));
+    until(60, "the program is executed", || is_program(member.pid(), &program));
     let shown = service.show("acme");
     let row = find_member(&shown, "web").unwrap_or_else(|| panic!("no row: {shown}"));
     assert_eq!((&row["state"], &row["connected"]), (&"no_agent".into(), &false.into()), "{row}");

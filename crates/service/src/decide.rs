@@ -171,7 +171,10 @@ fn forker<M>(process: ProcessId, member: impl Fn(ProcessId) -> Option<M>) -> Opt
 /// group's pages along. The group of another service may have the same name, so the file counts too.
 fn check_no_other_pool(pid: u32, group: &str, groups: &BTreeMap<String, Group>) -> Result<(), String> {
     // Mappings cannot be read of another user's process, which a supervisor without rights has no member of.
-    let mappings = Mapping::list(pid).unwrap_or_default();
+    let mappings = match Mapping::list(pid) {
+        Err(e) if e.is_denied() => Vec::new(),
+        read => read.map_err(|e| format!("the mappings of process {pid} cannot be read: {e}"))?,
+    };
     let own = groups.get(group);
     for mapping in &mappings {
         let Some(other) = guest::pool_group(mapping) else { continue };

@@ -13,7 +13,7 @@
 use super::judge::{Facts, Verdict, filesystem_name, is_known_device, is_known_family, is_known_inode, judge};
 use super::look::{self, Look, look};
 use super::tables::{self, Table};
-use super::{Reason, UNPINNED, distrusted, mounts, rings};
+use super::{Holds, Reason, UNPINNED, distrusted, mounts, rings};
 use rustix::fd::AsRawFd;
 use rustix::io::Errno;
 use std::ffi::{CStr, CString, OsString};
@@ -28,53 +28,49 @@ const SURVEYS: u32 = 8;
 /// Number of attempts at a file that is closed and opened anew, and at the text about a ring that is in use.
 const LOOKS: u32 = 200;
 
+/// The kernel's name of a ring.
+const RING: &str = "anon_inode:[io_uring]";
 /// Reason where tables cannot be known.
 const TABLES: &str = "its tables of open files cannot be told apart";
 
-/// A reason, and whether it holds for ever.
-type Found = (Reason, bool);
+/// A reason, and how long it holds.
+type Found = (Reason, Holds);
 
-/// The reason against the least trusted open file, if any is not trusted, and whether that reason holds for ever.
+/// The reason against the least trusted open file, if any is not trusted, and how long that holds.
 pub fn worst() -> Option<Found> {
     for _ in 0..SURVEYS {
         let Some(tables) = tables::all() else { return unseen(TABLES) };
-        let mut found: Vec<Found> = tables.iter().filter_map(|table| worst_of(*table)).collect();
+        let found: Vec<Found> = tables.iter().filter_map(|table| worst_of(*table)).collect();
         // The files of a thread that ends are not listed any more, but another thread may have the same table. While threads
         // end, the kernel's list of threads may lack some: it is right if a second one leads to the same tables.
         let Some(again) = tables::all() else { return unseen(TABLES) };
         if again == tables && !tables.iter().any(|table| table.has_ended()) {
-            let worst = found.iter().position(|(_, for_ever)| *for_ever).unwrap_or(0);
-            return (!found.is_empty()).then(|| found.swap_remove(worst));
+            return found.into_iter().max_by_key(|(_, holds)| *holds);
         }
     }
     unseen("threads end all the time")
 }
 
+fn said(what: String, holds: Holds) -> Option<Found> {
+    Some((Reason(format!("{what}, {UNPINNED}")), holds))
+}
+
 fn unseen(what: &str) -> Option<Found> {
-    Some((Reason(format!("{what}: what the program has open cannot be known")), false))
+    Some((Reason(format!("{what}: what the program has open cannot be known")), Holds::Once))
 }
 
 /// The same for the files of one table.
 fn worst_of(table: Table) -> Option<Found> {
     let Some(numbers) = table.numbers() else { return unseen("a list of open files cannot be read") };
-    let (mut worst, mut sockets) = (None, Vec::new());
-    for number in numbers {
-        match look_at(table, number, &mut sockets) {
-            Some((reason, true)) => return Some((reason, true)),
-            Some(reason) => worst = Some(reason),
-            None => {}
-        }
-    }
-    match judge_sockets(table, &sockets) {
-        Some((reason, true)) => Some((reason, true)),
-        found => worst.or(found),
-    }
+    let mut sockets = Vec::new();
+    let found: Vec<Found> = numbers.into_iter().filter_map(|number| look_at(table, number, &mut sockets)).collect();
+    found.into_iter().chain(judge_sockets(table, &sockets)).max_by_key(|(_, holds)| *holds)
 }
 
 /// The number of a file is another one's by now.
 struct Changed;
 
-/// The reason against a file, if there is one, and whether it holds for ever. Sockets are judged later.
+/// The reason against a file, if there is one. Sockets are judged later.
 fn look_at(table: Table, number: usize, sockets: &mut Vec<usize>) -> Option<Found> {
     let look = |_| look_once(table, number, sockets).ok();
     (0..LOOKS).find_map(look).unwrap_or_else(|| unseen("a descriptor is another file's all the time"))
@@ -83,46 +79,58 @@ fn look_at(table: Table, number: usize, sockets: &mut Vec<usize>) -> Option<Foun
 fn look_once(table: Table, number: usize, sockets: &mut Vec<usize>) -> Result<Option<Found>, Changed> {
     let Ok(path) = CString::new(table.path(number)) else { return Ok(None) };
     let link = || fs::read_link(table.path(number)).unwrap_or_default();
-    let said = |what: String, for_ever| Some((Reason(format!("{what}, {UNPINNED}")), for_ever));
-    let unknown = || said(format!("descriptor {number} ({}) cannot be asked what it is", link().display()), false);
-    let look = match look(libc::AT_FDCWD, &path) {
+    let unknown =
+        || said(format!("descriptor {number} ({}) cannot be asked what it is", link().display()), Holds::While);
+    let seen = match look(libc::AT_FDCWD, &path) {
         Ok(look) => look,
         // Closed meanwhile; or the thread has ended, and the caller finds that.
         Err(Some(libc::ENOENT | libc::ESRCH)) => return Ok(None),
         Err(_) => return Ok(unknown()),
     };
-    let filesystem = look.needs_filesystem().then(|| mounts::filesystem(look, &path)).flatten();
+    let filesystem = seen.needs_filesystem().then(|| mounts::filesystem(seen, &path)).flatten();
     let name = filesystem_name(filesystem.unwrap_or(0));
-    Ok(match judge_open(table, number, |flags| look.facts(filesystem, flags)) {
+    let judged = judge_open(table, number, |flags| seen.facts(filesystem, flags));
+    // The flags, or the file system, may be those of a file that was opened since.
+    let is_mixed = matches!(judged, Ok(Verdict::ByFilesystem | Verdict::PlainReads | Verdict::DirectReads));
+    if is_mixed && look(libc::AT_FDCWD, &path) != Ok(seen) {
+        return Err(Changed);
+    }
+    Ok(match judged {
         Err(e) if e.kind() == ErrorKind::NotFound => None,
         Err(_) => unknown(),
         Ok(Verdict::Harmless) => None,
         Ok(Verdict::ByFilesystem) => unknown(),
-        Ok(Verdict::PlainReads) => said(format!("{} on {name} is open", link().display()), false),
+        Ok(Verdict::PlainReads) => said(format!("{} on {name} is open", link().display()), Holds::While),
         Ok(Verdict::DirectReads) => {
-            said(format!("{} on {name} is open for direct reads (O_DIRECT)", link().display()), true)
+            said(format!("{} on {name} is open for direct reads (O_DIRECT)", link().display()), Holds::ForEver)
         }
-        Ok(Verdict::ByName) => match link_of(&path, look)? {
+        Ok(Verdict::ByName) => match link_of(&path, seen)? {
             Err(Errno::NOENT | Errno::SRCH) => None,
             Err(_) => unknown(),
             Ok(link) => match link.to_str() {
-                Some("anon_inode:[io_uring]") => registered_files(table, number),
+                Some(RING) => registered_files(table, number)?,
                 Some("anon_inode:kvm-vm") => judge_kvm(),
                 Some(link) if is_known_inode(link) => None,
-                _ => said(format!("{} is open", link.display()), true),
+                _ => said(format!("{} is open", link.display()), Holds::ForEver),
             },
         },
-        Ok(Verdict::ByDevice) => {
-            let (major, minor) = look.device;
-            let device = fs::read_link(format!("/sys/dev/char/{major}:{minor}")).ok();
-            let known = is_known_device((major, minor), device.as_deref().and_then(Path::to_str));
-            (!known).then(|| said(format!("device {} ({major}:{minor}) is open", link().display()), true)).flatten()
-        }
+        Ok(Verdict::ByDevice) => judge_device(seen.device, link),
         Ok(Verdict::BySocket) => {
             sockets.push(number);
             None
         }
     })
+}
+
+/// The reason against a device that is not known.
+fn judge_device((major, minor): (u32, u32), link: impl Fn() -> PathBuf) -> Option<Found> {
+    let device = fs::read_link(format!("/sys/dev/char/{major}:{minor}")).ok();
+    if is_known_device((major, minor), device.as_deref().and_then(Path::to_str)) {
+        return None;
+    }
+    // The kernel forgets the name of a device that was taken out.
+    let holds = if device.is_some() { Holds::ForEver } else { Holds::While };
+    said(format!("device {} ({major}:{minor}) is open", link().display()), holds)
 }
 
 /// The kernel's name of the file that a path leads to, if it is still the file of this look.
@@ -147,17 +155,19 @@ fn judge_open(table: Table, number: usize, facts: impl Fn(i32) -> Facts) -> io::
 
 /// The reason against files that are registered with a ring. Nothing says how they were opened, so they are taken to be
 /// open for direct reads.
-fn registered_files(table: Table, number: usize) -> Option<Found> {
-    let said = |what: String, for_ever| Some((Reason(format!("{what}, {UNPINNED}")), for_ever));
+fn registered_files(table: Table, number: usize) -> Result<Option<Found>, Changed> {
     for _ in 0..LOOKS {
         let text = table.text(number).unwrap_or_default();
         if let Some(names) = rings::registered(&text) {
             let unknown = names.into_iter().find(|name| !is_known_file(name));
-            return unknown.and_then(|name| said(format!("{name} is registered with an io_uring"), true));
+            return Ok(unknown.and_then(|name| said(format!("{name} is registered with an io_uring"), Holds::ForEver)));
+        }
+        if !fs::read_link(table.path(number)).is_ok_and(|link| link.as_os_str() == RING) {
+            return Err(Changed);
         }
         std::thread::yield_now();
     }
-    said("an io_uring is open that does not tell which files are registered with it".into(), false)
+    Ok(said("an io_uring is open that does not tell which files are registered with it".into(), Holds::While))
 }
 
 /// Whether a registered file of this name is known not to write memory without pinning it. Of sockets, the kernel does
@@ -172,7 +182,7 @@ fn is_known_file(name: &str) -> bool {
 /// The reason against a virtual machine that may run machines of its own. A nested hypervisor gives its processor pages
 /// to write (`nested_get_vmcs12_pages`). KVM held these by plain references before Linux 6.13 (2bcb52a3602b, "KVM: Pin
 /// (as in FOLL_PIN) pages during kvm_vcpu_map()").
-fn judge_kvm() -> Option<(Reason, bool)> {
+fn judge_kvm() -> Option<Found> {
     let nested = ["kvm_intel", "kvm_amd"].iter().any(|module| {
         let value = fs::read_to_string(format!("/sys/module/{module}/parameters/nested")).unwrap_or_default();
         matches!(value.trim(), "Y" | "1")
@@ -180,7 +190,7 @@ fn judge_kvm() -> Option<(Reason, bool)> {
     let text = "a virtual machine may run machines of its own (module parameter nested), whose pages KVM pins only from Linux \
                 6.13 on; nothing can be folded safely. Load kvm_intel or kvm_amd with nested=0, or run a newer kernel";
     (nested && !is_at_least(&rustix::system::uname().release().to_string_lossy(), (6, 13)))
-        .then(|| (Reason(text.into()), false))
+        .then(|| (Reason(text.into()), Holds::While))
 }
 
 /// Whether a kernel's release is of this version or a later one.
@@ -195,13 +205,12 @@ fn judge_sockets(table: Table, numbers: &[usize]) -> Option<Found> {
         Ok(sockets) => sockets,
         Err(why) => return unseen(why),
     };
-    let judged = sockets.into_iter().filter_map(judge_socket);
-    judged.reduce(|worst, next| if worst.1 { worst } else { next })
+    sockets.into_iter().filter_map(judge_socket).max_by_key(|(_, holds)| *holds)
 }
 
 /// The reason against a socket, if there is one.
 fn judge_socket(socket: Socket) -> Option<Found> {
-    let said = |what: String| Some((Reason(format!("{what}, {UNPINNED}")), true));
+    let said = |what: String| said(what, Holds::ForEver);
     match socket {
         // Or the thread has ended, and the caller finds that.
         Socket::Closed => None,

@@ -86,6 +86,9 @@ hooks! {
     __openat_2(at: c_int, path: *const c_char, flags: c_int) -> c_int, given;
     __openat64_2(at: c_int, path: *const c_char, flags: c_int) -> c_int, given;
     open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int, given;
+    dup(file: c_int) -> c_int, given;
+    dup2(file: c_int, number: c_int) -> c_int, given;
+    dup3(file: c_int, number: c_int, flags: c_int) -> c_int, given;
     fcntl(file: c_int, command: c_int, argument: usize) -> c_int, |result| changed(file, command, result);
     fcntl64(file: c_int, command: c_int, argument: usize) -> c_int, |result| changed(file, command, result);
     recvmsg(socket: c_int, message: *mut libc::msghdr, flags: c_int) -> isize, |result| received(message, result);
@@ -111,11 +114,14 @@ pub unsafe extern "C" fn vmsplice(pipe: c_int, parts: *const libc::iovec, count:
     crate::raw::c_answer(unsafe { crate::raw::call(libc::SYS_vmsplice, arguments) })
 }
 
-/// Judges a file to which `fcntl(F_SETFL)` may have added `O_DIRECT`.
+/// Judges a file to which `fcntl(F_SETFL)` may have added `O_DIRECT`, or that has got another number. A survey that is under
+/// way may be past that number.
 fn changed(file: c_int, command: c_int, result: c_int) -> c_int {
-    if command == libc::F_SETFL && result >= 0 {
-        given(file);
-    }
+    match command {
+        libc::F_SETFL if result >= 0 => given(file),
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => given(result),
+        _ => result,
+    };
     result
 }
 

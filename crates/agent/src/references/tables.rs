@@ -3,6 +3,7 @@
 //! first thread.
 
 use super::facts;
+use rustix::io::Errno;
 use std::fs;
 use std::io;
 use wire::attach::Socket;
@@ -14,20 +15,23 @@ const EXITING: u64 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Table(usize);
 
-/// All tables but the agent's; `None` if that cannot be known. A thread that has ended is among them: another one may have its
+/// All tables but the agent's; `None` if that cannot be known. There is one at least. A thread that has ended is among them: another one may have its
 /// table, and not be known.
 pub fn all() -> Option<Vec<Table>> {
     // The program may have mounted another `/proc`, in which these numbers are those of other threads.
     if !host::proc_is_ours() {
         return None;
     }
-    Some(facts::tables()?.into_iter().map(Table).collect())
+    facts::tables().filter(|tables| !tables.is_empty()).map(|tables| tables.into_iter().map(Table).collect())
 }
 
 /// Whether a thread has begun to end: its files may be closed, and the list of them empty. An answer before a look at the
 /// list says nothing, but one after it does.
 pub fn has_ended(thread: usize) -> bool {
-    let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
+    let stat = match fs::read_to_string(format!("/proc/self/task/{thread}/stat")) {
+        Ok(stat) => stat,
+        Err(e) => return matches!(Errno::from_io_error(&e), Some(Errno::NOENT | Errno::SRCH)),
+    };
     // State, parent, group, session, terminal, its group, flags.
     let flags = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(6)?.parse::<u64>().ok());
     flags.is_none_or(|flags| flags & EXITING != 0)

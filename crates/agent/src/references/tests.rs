@@ -3,7 +3,7 @@
 use super::*;
 use crate::hooks;
 use crate::testing::alone;
-use std::ffi::CString;
+use std::ffi::{CString, c_int};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -107,6 +107,51 @@ fn direct_reads_that_do_not_pin_are_noticed() {
     assert!(generation() > before);
     assert!(why().contains("O_DIRECT"), "not for ever: {}", why());
     drop(plain);
+}
+
+#[test]
+fn finding_that_holds_for_ever_is_never_replaced() {
+    let reason = |text: &str| Reason(text.to_owned());
+    let mut seen = None;
+    let mut survey = |found: Option<(&str, Holds)>| {
+        let found = found.map(|(text, holds)| (reason(text), holds));
+        judge_all(&mut seen, found).err().map_or_else(String::new, |reason| reason.to_string())
+    };
+    assert_eq!(survey(Some(("unseen", Holds::Once))), "unseen");
+    assert_eq!(survey(None), "", "nothing was found, and the next survey could look");
+    assert_eq!(survey(Some(("open", Holds::While))), "open");
+    assert_eq!(survey(None), "open", "a read of it may be under way");
+    assert_eq!(survey(Some(("direct", Holds::ForEver))), "direct");
+    for found in [None, Some(("open", Holds::While)), Some(("unseen", Holds::Once))] {
+        assert_eq!(survey(found), "direct");
+    }
+}
+
+/// A survey may be past the number that a file gets, and not yet at the one that it had.
+#[test]
+fn file_that_gets_another_number_is_noticed() {
+    let name = "references::tests::file_that_gets_another_number_is_noticed";
+    if !alone(name) || !distrust(name) {
+        return;
+    }
+    hooks::init(false);
+    let path = file();
+    let direct = open_past_hooks(&path);
+    std::fs::remove_file(&path).unwrap();
+    // SAFETY: makes a descriptor.
+    let dup = |number| unsafe { libc::dup(number) };
+    // SAFETY: as above; the number is not in use.
+    let dup2 = |number| unsafe { libc::dup2(number, 900) };
+    // SAFETY: as above.
+    let dup3 = |number| unsafe { libc::dup3(number, 901, libc::O_CLOEXEC) };
+    // SAFETY: as above.
+    let fcntl = |number| unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 902) };
+    let ways: [&dyn Fn(c_int) -> c_int; 4] = [&dup, &dup2, &dup3, &fcntl];
+    for (number, way) in ways.iter().enumerate() {
+        let before = generation();
+        assert!(way(direct) >= 0);
+        assert!(generation() > before, "way {number}");
+    }
 }
 
 /// The survey finds out about these mounts too late, or not at all.
@@ -304,23 +349,28 @@ fn files_registered_with_io_uring_are_noticed() {
 }
 
 /// Opens a file for direct reads by a system call that no hook sees.
-fn open_past_hooks(path: &std::path::Path) {
+fn open_past_hooks(path: &std::path::Path) -> c_int {
     let name = CString::new(path.as_os_str().as_bytes()).unwrap();
     let arguments =
         [libc::AT_FDCWD as usize, name.as_ptr() as usize, (libc::O_RDWR | libc::O_DIRECT) as usize, 0, 0, 0];
     // SAFETY: opens a file, which stays open.
-    assert!(unsafe { crate::raw::call(libc::SYS_openat, arguments) } >= 0);
+    let opened = unsafe { crate::raw::call(libc::SYS_openat, arguments) };
+    assert!(opened >= 0);
+    opened as c_int
 }
 
 /// A survey that takes a name for that of another file would leave the program alone for ever.
 #[test]
 fn files_that_are_closed_and_opened_all_the_time_are_no_reason() {
-    if !alone("references::tests::files_that_are_closed_and_opened_all_the_time_are_no_reason") {
+    let name = "references::tests::files_that_are_closed_and_opened_all_the_time_are_no_reason";
+    // Of a plain file there, the flags matter.
+    if !alone(name) || !distrust(name) {
         return;
     }
+    let path = file();
     let is_over = Arc::new(AtomicBool::new(false));
     let opener = std::thread::spawn({
-        let is_over = Arc::clone(&is_over);
+        let (is_over, path) = (Arc::clone(&is_over), path.clone());
         move || {
             while !is_over.load(Ordering::Relaxed) {
                 // SAFETY: makes a descriptor.
@@ -330,9 +380,15 @@ fn files_that_are_closed_and_opened_all_the_time_are_no_reason() {
                 // Often of the same number.
                 drop(open("/proc/self/status".as_ref(), libc::O_RDONLY));
                 drop(std::os::unix::net::UnixStream::pair().unwrap());
+                for _ in 0..4 {
+                    drop(open(&path, libc::O_RDWR));
+                    drop(rustix::pipe::pipe_with(rustix::pipe::PipeFlags::DIRECT).unwrap());
+                }
             }
         }
     });
+    // SAFETY: as the agent's thread, this one has a table of its own, and takes no numbers from the other's.
+    assert_eq!(unsafe { libc::unshare(libc::CLONE_FILES) }, 0);
     let end = Instant::now() + Duration::from_secs(1);
     let mut surveys = 0;
     while Instant::now() < end {
@@ -341,6 +397,7 @@ fn files_that_are_closed_and_opened_all_the_time_are_no_reason() {
     }
     is_over.store(true, Ordering::Relaxed);
     opener.join().unwrap();
+    std::fs::remove_file(&path).unwrap();
     assert!(surveys > 100, "{surveys}");
 }
 

@@ -127,8 +127,16 @@ sys.exit(0 if s.recv(9) == b'' else 9)",
         command.args(args).env("PAGEFOLD_DIR", self.path("s")).output().expect("run pagefold")
     }
 
+    /// The output of `group show`, once the group's worker answers.
     pub fn show(&self, group: &str) -> Value {
-        json_of(&self.pagefold(&["group", "show", group, "--json"]))
+        let end = Instant::now() + Duration::from_secs(30);
+        loop {
+            let output = self.pagefold(&["group", "show", group, "--json"]);
+            if output.status.success() || Instant::now() > end {
+                return json_of(&output);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     /// The line of a group in `group list`.
@@ -272,8 +280,16 @@ impl Fake {
 
     /// Connects to the service, and says whether it is still connected a while later.
     pub fn connects(&mut self, installed: &Installed) -> bool {
-        let answer = self.tell(&format!("connect {}", installed.text("s/agent.sock")));
-        answer == "ok" && self.is_connected()
+        self.connect(installed) && self.is_connected()
+    }
+
+    /// Connects to the service, and says whether it is refused or hung up on.
+    pub fn is_refused(&mut self, installed: &Installed) -> bool {
+        !self.connect(installed) || self.tell("closed").starts_with("closed")
+    }
+
+    fn connect(&mut self, installed: &Installed) -> bool {
+        self.tell(&format!("connect {}", installed.text("s/agent.sock"))) == "ok"
     }
 
     pub fn is_connected(&mut self) -> bool {

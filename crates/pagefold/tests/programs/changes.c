@@ -1,10 +1,11 @@
 /* Changes mappings of folded memory by system calls of its own, past the C library, while nothing of it is just being folded.
- * Says how much was folded, waits while it is unfolded and folded again, and prints one line of JSON: pages that are wrong right
- * after the change, and later. "refill" is the other member, whose new contents take the slots that others give back. */
+ * Says how much was folded, and waits for the end of its input while it is unfolded and folded again. Prints one line of JSON:
+ * pages that are wrong right after the change, and later. "refill" is the other member, whose new contents take the slots that
+ * others give back. */
 #include "pages.h"
 #include <sys/syscall.h>
 
-enum { PAGES = 1024, FROM = 256, CHANGED = 512, WAIT_S = 9 };
+enum { PAGES = 1024, FROM = 256, CHANGED = 512 };
 
 /* A system call, by an instruction of our own. */
 static long raw(long number, long a, long b, long c, long d, long e, long f)
@@ -153,6 +154,16 @@ static int file_of_contents(void)
 	return file;
 }
 
+static void wait_for_end_of_input(void)
+{
+	char byte;
+	ssize_t count;
+
+	do
+		count = read(0, &byte, 1);
+	while (count > 0 || (count < 0 && errno == EINTR));
+}
+
 int main(int argc, char **argv)
 {
 	const struct way *way = NULL;
@@ -175,7 +186,7 @@ int main(int argc, char **argv)
 
 	printf("{\"folded_pages\": %zu, \"wrong_pages\": %zu}\n", folded, wrong);
 	fflush(stdout);
-	sleep(WAIT_S);
+	wait_for_end_of_input();
 	m.is_late = 1;
 	size_t later = way->wrong(&m);
 	/* What was not changed. */

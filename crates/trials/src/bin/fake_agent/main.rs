@@ -4,10 +4,11 @@
 //! ```text
 //! connect PATH    connects as an agent does, and says Hello; answers `ok` or the error
 //! state           whether that connection is `open` or `closed`, and how many frames have come
+//! closed          the same, after up to 20 s in which it may be closed
 //! ask PATH JSON   sends a question to a control socket as it is; answers with the answer
-//! child PATH      has a child of this process connect, and answers with its state a while later
+//! child PATH      has a child of this process connect, and answers as `closed` does there
 //! prove PATH      asks a prover about a page; answers `ok` or the error
-//! crowd PATH N    opens N connections, and answers how many of them are open a while later
+//! crowd PATH N    opens N connections, and answers how many of them are open when no more are closed
 //! become UID      becomes that user
 //! ```
 //!
@@ -36,8 +37,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Time limit for the service to close a connection that it does not accept.
+/// Time for the service to close a connection that it should not close.
 const WHILE: Duration = Duration::from_millis(400);
+/// Time limit for the service to close a connection that it does not accept, or to answer: 20 s.
+const LONG: Duration = Duration::from_secs(20);
 
 fn connect(path: &str) -> Result<Seqpacket, String> {
     let socket = Seqpacket::connect(Path::new(path)).map_err(|e| e.to_string())?;
@@ -48,10 +51,11 @@ fn connect(path: &str) -> Result<Seqpacket, String> {
     Ok(socket)
 }
 
-fn state(socket: &Seqpacket, frames: &mut usize) -> &'static str {
+/// Whether a connection is open or closed after this time.
+fn state(socket: &Seqpacket, frames: &mut usize, time: Duration) -> &'static str {
     let mut buffer = vec![0; wire::FRAME_BYTES];
     let begin = Instant::now();
-    while begin.elapsed() < WHILE {
+    while begin.elapsed() < time {
         match socket.receive(&mut buffer, &mut Vec::new()) {
             Ok(Received::Frame(_)) => *frames += 1,
             Ok(Received::Nothing) => std::thread::sleep(Duration::from_millis(5)),
@@ -64,10 +68,11 @@ fn state(socket: &Seqpacket, frames: &mut usize) -> &'static str {
 fn ask(path: &str, question: &str) -> Result<String, String> {
     let socket = Seqpacket::connect(Path::new(path)).map_err(|e| e.to_string())?;
     socket.send(question.as_bytes(), &[]).map_err(|e| e.to_string())?;
-    let mut buffer = vec![0; 128 << 10];
+    let (mut buffer, begin) = (vec![0; 128 << 10], Instant::now());
     loop {
         match socket.receive(&mut buffer, &mut Vec::new()) {
             Ok(Received::Frame(n)) => return Ok(String::from_utf8_lossy(&buffer[..n]).into_owned()),
+            Ok(Received::Nothing) if begin.elapsed() > LONG => return Err("no answer".into()),
             Ok(Received::Nothing) => std::thread::sleep(Duration::from_millis(5)),
             Ok(Received::Closed) => return Ok("closed".into()),
             Err(e) => return Err(e.to_string()),
@@ -78,26 +83,34 @@ fn ask(path: &str, question: &str) -> Result<String, String> {
 fn child(path: &str) -> String {
     let own = std::env::current_exe().expect("a path");
     let mut child = Command::new(own).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start a child");
-    writeln!(child.stdin.take().expect("a pipe"), "connect {path}\nstate").expect("tell the child");
+    writeln!(child.stdin.take().expect("a pipe"), "connect {path}\nclosed").expect("tell the child");
     let said = child.wait_with_output().expect("hear from the child");
     String::from_utf8_lossy(&said.stdout).lines().last().unwrap_or_default().to_owned()
 }
 
-/// Opens connections, and says how many of them are open a while later.
+/// Opens connections, and says how many of them are open when their number has not changed for a while.
 fn crowd(path: &str, count: &str) -> Result<String, String> {
     act::raise_open_files_limit();
     let mut sockets = Vec::new();
     let (count, begin) = (count.parse().map_err(|_| "no number")?, Instant::now());
-    while sockets.len() < count && begin.elapsed() < WHILE * 10 {
+    while sockets.len() < count && begin.elapsed() < LONG {
         match Seqpacket::connect(Path::new(path)) {
             Ok(socket) => sockets.push(socket),
             // The queue of connections to be accepted is full.
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }
     }
-    std::thread::sleep(WHILE);
+    // Connections are accepted in turn: when this one was heard or refused, all those were accepted or refused.
+    let _ = ask(path, "\"groups\"");
     let is_open = |socket: &&Seqpacket| matches!(socket.receive_bare(&mut [0; 8]), Ok(Received::Nothing));
-    let open = sockets.iter().filter(is_open).count();
+    let (mut open, mut since, begin) = (count, Instant::now(), Instant::now());
+    while since.elapsed() < WHILE && begin.elapsed() < LONG {
+        let now = sockets.iter().filter(is_open).count();
+        if now != open {
+            (open, since) = (now, Instant::now());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
     // They are kept until this process ends.
     sockets.into_iter().for_each(std::mem::forget);
     Ok(open.to_string())
@@ -156,10 +169,8 @@ impl Fake {
                 (self.socket, self.frames) = (Some(connect(path)?), 0);
                 ok()
             }
-            ["state"] => Ok(match &self.socket {
-                Some(socket) => state(socket, &mut self.frames).to_owned() + &format!(" {}", self.frames),
-                None => "closed".to_owned(),
-            }),
+            ["state"] => Ok(self.state(WHILE)),
+            ["closed"] => Ok(self.state(LONG)),
             ["ask", path, question] => ask(path, question),
             ["child", path] => Ok(child(path)),
             ["prove", path] => prove(path),
@@ -176,6 +187,13 @@ impl Fake {
             }
             ["orders"] => self.worker.as_mut().ok_or("no worker")?.orders(),
             _ => self.send(line).and_then(|()| ok()),
+        }
+    }
+
+    fn state(&mut self, time: Duration) -> String {
+        match &self.socket {
+            Some(socket) => state(socket, &mut self.frames, time).to_owned() + &format!(" {}", self.frames),
+            None => "closed".to_owned(),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::area::{Area, PAGE, WORDS, folded};
 use crate::content::{Random, word};
 use crate::owners::ok;
 use crate::ring::Ring;
-use crate::tally::{FOLDS, count, fail, lost, report};
+use crate::tally::{FOLDS, STOP, count, fail, lost, report, stopping, wait_for_end_of_input};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fs::File;
@@ -27,9 +27,12 @@ pub struct Args {
     /// Where to make the file: on a filesystem that reads directly
     #[arg(long)]
     dir: PathBuf,
-    /// Reads in all
+    /// Least number of reads
     #[arg(long, default_value_t = 20_000)]
     reads: usize,
+    /// Go on until standard input has ended, too
+    #[arg(long)]
+    until_input_ends: bool,
     /// Pages of memory
     #[arg(long, default_value_t = 16384)]
     pages: usize,
@@ -119,9 +122,15 @@ pub fn run(args: &Args) {
         rest: Duration::from_millis(args.rest),
     };
     (0..groups).for_each(|group| reader.put_to_rest(group));
+    if args.until_input_ends {
+        std::thread::spawn(|| {
+            wait_for_end_of_input();
+            STOP.store(true, Relaxed);
+        });
+    }
     let mut reads = 0;
     let mut fixed = Fixed { registered: false, since: Instant::now() };
-    while reads < args.reads {
+    while reads < args.reads || (args.until_input_ends && !stopping()) {
         fixed.turn(&mut reader);
         let due = reader.due(fixed.registered);
         if due.is_empty() {

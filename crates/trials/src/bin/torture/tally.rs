@@ -79,6 +79,9 @@ pub struct Until {
     /// Least number of checked writes
     #[arg(long, default_value_t = 0)]
     pub writes: u64,
+    /// Go on until standard input has ended, too
+    #[arg(long)]
+    pub until_input_ends: bool,
 }
 
 impl Until {
@@ -88,8 +91,17 @@ impl Until {
         while began.elapsed() < Duration::from_secs(self.seconds) || CHECKED.load(Relaxed) < self.writes {
             std::thread::sleep(Duration::from_millis(20));
         }
+        if self.until_input_ends {
+            wait_for_end_of_input();
+        }
         STOP.store(true, Relaxed);
     }
+}
+
+/// Waits until standard input has ended.
+pub fn wait_for_end_of_input() {
+    // An input that cannot be read has ended.
+    let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
 }
 
 /// Whether the threads are to end.
