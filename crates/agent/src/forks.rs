@@ -143,17 +143,24 @@ mod tests {
             wait();
             begin.elapsed()
         };
-        have_wait(true);
-        std::thread::scope(|scope| {
-            let waiting = scope.spawn(waited);
-            std::thread::sleep(MS * 20);
-            have_wait(false);
-            assert!(waiting.join().unwrap() < WAIT_LONGEST);
-        });
-        assert!(waited() < MS * 10);
+        let ends_early = || {
+            let begin = Instant::now();
+            have_wait(true);
+            let first = std::thread::scope(|scope| {
+                let waiting = scope.spawn(waited);
+                std::thread::sleep(MS * 20);
+                have_wait(false);
+                waiting.join().unwrap()
+            });
+            first > MS * 10 && waited() < MS * 10 && begin.elapsed() < WAIT_LONGEST
+        };
+        // A busy machine may take several tries. If nothing ended the wait, each would take the longest time.
+        assert!((0..10).any(|_| ends_early()));
+        let begin = Instant::now();
         have_wait(true);
         // Nobody ends it.
-        assert!(waited() > WAIT_LONGEST - MS * 10);
+        wait();
+        assert!(begin.elapsed() >= WAIT_LONGEST);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::refold::{self, Part};
 use crate::table::{self, Traits};
 use crate::testing::map_anonymous_over;
 use crate::testing::{
-    Member, advise, content, discard_past_hooks, fold, pool, section, shows_advice, spin, traits, witness,
+    Member, advise, alone, content, discard_past_hooks, fold, pool, section, shows_advice, spin, traits, witness,
 };
 use crate::unfold::Unfold;
 use crate::witness::Witness;
@@ -93,6 +93,9 @@ fn pages_that_are_not_there_are_left_out() {
 
 #[test]
 fn a_page_that_a_child_shares_is_refused() {
+    if !alone("section::tests::a_page_that_a_child_shares_is_refused") {
+        return;
+    }
     let Some(mut section) = section() else { return };
     let (pool, member) = (pool(), Member::new(2));
     // SAFETY: the child does nothing but wait for its end.

@@ -224,6 +224,14 @@ fn intra_member_only_ends_sharing_between_members() {
 
 #[test]
 fn full_pool_folds_nothing_new_and_says_so() {
+    // At once, and not when members are next asked for a full report, 5 s after they were refused. On a busy machine,
+    // one try may take longer.
+    let late: Vec<_> = (0..3).map(|_| fill_pool()).take_while(|took| *took >= Duration::from_secs(3)).collect();
+    assert!(late.len() < 3, "{late:?}");
+}
+
+/// A pool is full, and gets more room. Returns the time until that is used.
+fn fill_pool() -> Duration {
     let mut world = World::new(Settings { pool_slots: 5, ..Settings::default() });
     let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
     one.rest(1, 1..=10);
@@ -239,11 +247,11 @@ fn full_pool_folds_nothing_new_and_says_so() {
     world.set(Settings { pool_slots: 50, ..Settings::default() });
     let grown = Instant::now();
     serve_until("the rest", &mut [&mut one, &mut other], |a| a[0].mapped.len() == 11 && a[1].mapped.len() == 10);
-    // At once, and not when members are next asked for a full report, 5 s after they were refused.
-    assert!(grown.elapsed() < Duration::from_secs(3), "{:?}", grown.elapsed());
+    let took = grown.elapsed();
     world::wait_for("room", || world.report().no_room.is_none());
     one.check();
     other.check();
+    took
 }
 
 /// Waits until the worker has heard everything, and both members have done what it asked.

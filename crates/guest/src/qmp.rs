@@ -172,12 +172,15 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::thread;
 
+    /// Patience with a peer that is silent.
     const SOON: Duration = Duration::from_millis(300);
+    /// Patience with a peer that answers, on a machine that may be busy.
+    const LATE: Duration = Duration::from_secs(20);
     const GREETING: &str = "{\"QMP\": {\"version\": {}, \"capabilities\": []}}\n";
 
     /// The answer to the command `stop` from a peer that sends `lines`. The peer sends the first line at once, and
     /// one more after each line that it receives. After the last it stays silent.
-    fn asked(lines: &'static [&'static str]) -> Result<Value, QmpError> {
+    fn asked(lines: &'static [&'static str], patience: Duration) -> Result<Value, QmpError> {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("qmp");
         let listener = UnixListener::bind(&path).expect("listen");
@@ -194,23 +197,25 @@ mod tests {
             }
             heard.for_each(drop);
         });
-        let answer = Qmp::connect(&path, SOON).and_then(|mut qmp| qmp.execute("stop", json!({})));
+        let answer = Qmp::connect(&path, patience).and_then(|mut qmp| qmp.execute("stop", json!({})));
         peer.join().expect("no panic");
         answer
     }
 
     #[test]
     fn events_are_skipped_and_refusals_reported() {
-        let answer = asked(&[GREETING, "{\"return\": {}}\n", "{\"event\": \"STOP\"}\n{\"return\": {\"a\": 1}}\n"]);
+        let lines = &[GREETING, "{\"return\": {}}\n", "{\"event\": \"STOP\"}\n{\"return\": {\"a\": 1}}\n"];
+        let answer = asked(lines, LATE);
         assert_eq!(answer.expect("an answer"), json!({"a": 1}));
-        let refused = asked(&[GREETING, "{\"return\": {}}\n", "{\"error\": {\"class\": \"x\", \"desc\": \"no\"}}\n"]);
+        let lines = &[GREETING, "{\"return\": {}}\n", "{\"error\": {\"class\": \"x\", \"desc\": \"no\"}}\n"];
+        let refused = asked(lines, LATE);
         assert_eq!(refused.expect_err("a refusal").to_string(), "QEMU refuses stop: no");
     }
 
     #[test]
     fn silent_malformed_or_foreign_peer_is_error() {
         for lines in [&[GREETING] as &[&str], &[""], &["{}\n"], &["SSH-2.0\n"], &[GREETING, "{\"return\": \n"]] {
-            assert!(matches!(asked(lines), Err(QmpError::Socket { .. })), "{lines:?}");
+            assert!(matches!(asked(lines, SOON), Err(QmpError::Socket { .. })), "{lines:?}");
         }
     }
 
@@ -237,7 +242,7 @@ mod tests {
             let (mut stream, _) = listener.accept().expect("a client");
             while stream.write_all(&[b' '; 1 << 16]).is_ok() {}
         });
-        let error = Qmp::connect(&path, Duration::from_secs(20)).expect_err("no greeting").to_string();
+        let error = Qmp::connect(&path, LATE).expect_err("no greeting").to_string();
         assert!(error.contains("a line without end"), "{error}");
         peer.join().expect("no panic");
     }
@@ -253,11 +258,12 @@ mod tests {
                 let (mut stream, _) = listener.accept().expect("a client");
                 stream.write_all(format!("{GREETING}{{\"return\": {{}}}}\n").as_bytes()).expect("it listens");
                 let began = Instant::now();
-                while began.elapsed() < 10 * SOON && stream.write_all(crumb.as_bytes()).is_ok() {
+                while began.elapsed() < 2 * LATE && stream.write_all(crumb.as_bytes()).is_ok() {
                     thread::sleep(SOON / 10);
                 }
             });
-            let mut qmp = Qmp::connect(&path, SOON).expect("a greeting");
+            let mut qmp = Qmp::connect(&path, LATE).expect("a greeting");
+            qmp.timeout = SOON;
             let began = Instant::now();
             let error = qmp.execute("stop", json!({})).expect_err("no answer");
             assert!(began.elapsed() < 5 * SOON && !error.is_wrong_socket(), "{error} after {:?}", began.elapsed());

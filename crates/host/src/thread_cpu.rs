@@ -49,15 +49,21 @@ fn parse(schedstat: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::time::{ClockId, clock_gettime};
 
     #[test]
     fn busy_thread_is_told_from_sleeping_one() {
         assert_eq!(parse("394488344 203654297 843\n"), Some(Duration::from_nanos(394_488_344)));
         let (send, receive) = std::sync::mpsc::channel::<()>();
-        let sleeper = std::thread::Builder::new().name("sleeper".into()).spawn(move || receive.recv());
+        let (is_there, there) = std::sync::mpsc::channel();
+        let sleeper = std::thread::Builder::new().name("sleeper".into()).spawn(move || {
+            is_there.send(()).unwrap();
+            receive.recv()
+        });
+        there.recv().unwrap();
         let worker = std::thread::Builder::new().name("worker".into()).spawn(|| {
-            let begin = std::time::Instant::now();
-            while begin.elapsed() < Duration::from_millis(60) {}
+            let is_over = |used: rustix::time::Timespec| used.tv_sec > 0 || used.tv_nsec >= 60_000_000;
+            while !is_over(clock_gettime(ClockId::ThreadCPUTime)) {}
             ThreadCpu::of_process(std::process::id()).unwrap()
         });
         let threads = worker.unwrap().join().unwrap();

@@ -6,14 +6,17 @@ use balance::HostFacts;
 use std::cell::Cell;
 
 const M: u64 = 1 << 20;
-/// The time for withdrawals.
-const WITHIN: Duration = Duration::from_secs(2);
+/// The time for withdrawals, on a machine that may be busy.
+const WITHIN: Duration = Duration::from_secs(10);
+/// The same where it passes in vain.
+const IN_VAIN: Duration = Duration::from_secs(2);
 
 /// A directory for journal and ledger, and two guests of 256 MiB: the first is to shrink, the second to grow.
 struct Scene {
     dir: tempfile::TempDir,
     shrinks: FakeQemu,
     grows: FakeQemu,
+    within: Duration,
 }
 
 impl Scene {
@@ -22,7 +25,14 @@ impl Scene {
         let guest = |name| FakeQemu::start(name, 256 * M, dir.path());
         let (shrinks, grows) = (guest("shrinks"), guest("grows"));
         grows.state().size_bytes = 100 * M;
-        Self { dir, shrinks, grows }
+        Self { dir, shrinks, grows, within: WITHIN }
+    }
+
+    /// The same, where the first does not shrink.
+    fn in_vain() -> Self {
+        let scene = Self { within: IN_VAIN, ..Self::new() };
+        scene.shrinks.state().takes = None;
+        scene
     }
 
     /// Carries out: the first shrinks to 128 MiB, the second grows to 128 MiB. The floor is 50 MiB.
@@ -46,7 +56,7 @@ impl Scene {
     ) -> R {
         let mut ledger = Ledger::open(self.dir.path()).unwrap();
         let turn = ledger.take_turn().unwrap();
-        let params = Params { withdrawal: WITHIN, ..Params::default() };
+        let params = Params { withdrawal: self.within, ..Params::default() };
         let host = HostFacts { floor_bytes: 50 * M, ..HostFacts::default() };
         let facts = Facts { host, ..Facts::default() };
         let (ledger, turn, params, facts) = (&mut ledger, &turn, &params, &facts);
@@ -80,8 +90,8 @@ fn nobody_grows_before_all_that_shrink_have_landed() {
 #[test]
 fn guest_that_does_not_shrink_leaves_growth_to_guarantees_alone() {
     for (is_owed, size) in [(false, 256), (true, 256), (false, 137)] {
-        let scene = Scene::new();
-        (scene.shrinks.state().takes, scene.shrinks.state().size_bytes) = (None, size * M);
+        let scene = Scene::in_vain();
+        scene.shrinks.state().size_bytes = size * M;
         let outcomes = scene.carry_out(is_owed, &enough);
         let shrinks = outcomes.iter().find(|outcome| outcome.step.to_bytes < outcome.step.from_bytes).unwrap();
         assert_eq!((shrinks.landed_s, shrinks.actual_bytes), (None, Some(size * M)), "{shrinks:?}");
@@ -183,33 +193,33 @@ fn reminder_is_in_journal_and_ledger_before_the_guest_is_told() {
 #[test]
 fn guest_on_hold_runs_again_by_the_end_of_the_first_phase() {
     for (available, by_the_end) in [(enough(), false), (0, true)] {
-        let scene = Scene::new();
+        let scene = Scene::in_vain();
         let mut ledger = Ledger::open(scene.dir.path()).unwrap();
         let turn = ledger.take_turn().unwrap();
         let held = &scene.grows;
         let mut hold = Hold::of_paused(&held.guest, &mut ledger, &turn);
         drop(turn);
-        (held.state().status, scene.shrinks.state().takes) = ("paused", None);
+        held.state().status = "paused";
         let guests = [scene.shrinks.guest.clone(), held.guest.clone()];
         let (frees, began) = ([step(&scene.shrinks, 256 * M, 128 * M, false)], Instant::now());
         scene.with(&guests, &|| available, &mut hold, |means| carry_out((&frees, &[]), means).unwrap());
         let after = held.state().cont_at.expect("it is resumed") - began;
-        assert_eq!((after >= WITHIN, hold.is_empty()), (by_the_end, true), "{after:?}");
+        assert_eq!((after >= IN_VAIN, hold.is_empty()), (by_the_end, true), "{after:?}");
     }
 }
 
 /// While it stands still, its balloon takes nothing, and the floor does not come back.
 #[test]
 fn guest_on_hold_that_has_to_shrink_runs_at_once() {
-    let scene = Scene::new();
+    let scene = Scene::in_vain();
     let mut ledger = Ledger::open(scene.dir.path()).unwrap();
     let turn = ledger.take_turn().unwrap();
     let held = &scene.shrinks;
     let mut hold = Hold::of_paused(&held.guest, &mut ledger, &turn);
     drop(turn);
-    (held.state().status, held.state().takes) = ("paused", None);
+    held.state().status = "paused";
     let (frees, began) = ([step(held, 256 * M, 128 * M, false)], Instant::now());
     let guests = std::slice::from_ref(&held.guest);
     scene.with(guests, &|| 0, &mut hold, |means| carry_out((&frees, &[]), means).unwrap());
-    assert!(held.state().cont_at.expect("it is resumed") - began < WITHIN);
+    assert!(held.state().cont_at.expect("it is resumed") - began < IN_VAIN);
 }

@@ -86,6 +86,9 @@ fn memory_wiped_in_children_is_not_foldable() {
 /// The kernel refuses this advice at the first mapping of the pool. It has followed it for the memory before.
 #[test]
 fn advice_to_wipe_is_followed_for_all_of_a_range_or_none() {
+    if !crate::testing::alone("hooks::tests::enrolment::advice_to_wipe_is_followed_for_all_of_a_range_or_none") {
+        return;
+    }
     let pool = pool();
     let at = enrolled(4);
     write(at, 0, 5);

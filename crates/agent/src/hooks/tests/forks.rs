@@ -5,6 +5,9 @@ use crate::testing::alone;
 
 #[test]
 fn a_forked_child_is_inert_however_it_was_made() {
+    if !alone("hooks::tests::forks::a_forked_child_is_inert_however_it_was_made") {
+        return;
+    }
     member();
     // SAFETY: as `fork`, by the bare system call.
     let bare = || unsafe { raw::call(libc::SYS_fork, [0; 6]) } as i32;
