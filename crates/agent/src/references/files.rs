@@ -128,8 +128,9 @@ fn judge_device((major, minor): (u32, u32), link: impl Fn() -> PathBuf) -> Optio
     if is_known_device((major, minor), device.as_deref().and_then(Path::to_str)) {
         return None;
     }
-    // The kernel forgets the name of a device that was taken out.
-    let holds = if device.is_some() { Holds::ForEver } else { Holds::While };
+    // The kernel forgets the name of a device that was taken out. Where it tells no names at all, nothing is known.
+    let is_out = device.is_none() && Path::new("/sys/dev/char").exists();
+    let holds = if is_out { Holds::While } else { Holds::ForEver };
     said(format!("device {} ({major}:{minor}) is open", link().display()), holds)
 }
 
