@@ -128,11 +128,11 @@ pub fn survey() -> Result<(), Reason> {
     if let Some(reason) = said_by_hook() {
         return Err(reason);
     }
-    judge_all(&mut SEEN.lock(), found)
+    take_in(&mut SEEN.lock(), found)
 }
 
 /// Takes in a survey's finding, and answers with what holds now.
-fn judge_all(seen: &mut Option<(Reason, Option<Instant>)>, found: Option<(Reason, Holds)>) -> Result<(), Reason> {
+fn take_in(seen: &mut Option<(Reason, Option<Instant>)>, found: Option<(Reason, Holds)>) -> Result<(), Reason> {
     match (&*seen, found) {
         (Some((reason, None)), _) => return Err(reason.clone()),
         (_, Some((reason, Holds::Once))) => return Err(reason),
