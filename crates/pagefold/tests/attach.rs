@@ -341,8 +341,11 @@ fn program_that_holds_the_lock_of_the_gate_is_detached() {
     let mut waits = Waits::start(&installed, &[]);
     let pid = waits.pid();
     attach(&installed, &pid);
-    let all = Mapping::read_all(waits.pid).expect("its mappings");
-    let code = all.iter().find(|mapping| mapping.execute && mapping.name.is_empty()).expect("the gate's code");
+    // The agent opens its gate once it has joined.
+    let code = wait_for("the gate's code", || {
+        let all = Mapping::list(waits.pid).expect("its mappings");
+        all.into_iter().find(|mapping| mapping.execute && mapping.name.is_empty())
+    });
     // The lock is the second number of the page behind.
     let memory = File::options().write(true).open(format!("/proc/{pid}/mem")).unwrap();
     memory.write_all_at(&1_u32.to_ne_bytes(), code.end.0 + 4).unwrap();
