@@ -30,8 +30,8 @@ pub struct Shared {
 }
 
 impl Shared {
-    pub fn new(counts: ReferenceCounts) -> Self {
-        Self { counts: Mutex::new(counts), drain: Drain::new() }
+    pub fn new(counts: ReferenceCounts) -> io::Result<Self> {
+        Ok(Self { counts: Mutex::new(counts), drain: Drain::new()? })
     }
 
     fn check(&self, kind: Kind, frames: &[Pfn], held: &mut [Held]) -> io::Result<()> {

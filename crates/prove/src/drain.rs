@@ -1,26 +1,37 @@
 //! Has the kernel empty each processor's list of fresh pages. A page on such a list has one more reference.
 //!
-//! The kernel empties a list when it is full. It also empties all lists when a process seals a memory file against
-//! writers, and a page of the file has too many references. A list may be the reason for these (`memfd_wait_for_pins`
-//! in
-//! `mm/memfd.c`). A page that has just been written is on a list. So the prover makes a memory file, writes to it,
-//! seals it and closes it.
+//! The kernel empties a list when it is full, which on a processor that only computes may take for ever. It also empties
+//! the lists of all processors when it is asked for a huge page (`madvise_collapse` in `mm/khugepaged.c`). So the
+//! prover asks for one, in a range that has no room for it: nothing else happens.
+//!
+//! Sealing a memory file empties the caller's own list first (`memfd_tag_pins` in `mm/memfd.c`). The others are emptied only
+//! if the thread has come to another processor since it wrote to the file.
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use page::PAGE_BYTES;
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::ptr::{NonNull, null_mut};
 use std::sync::{Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 /// Least time between two emptyings: 100 ms, because each processor with pages in its lists is interrupted.
 const EVERY: Duration = Duration::from_millis(100);
+/// Size of a huge page: 2 MiB.
+const HUGE_BYTES: usize = 2 << 20;
+/// Advice that asks for huge pages.
+const MADV_COLLAPSE: i32 = 25;
 
 /// Empties the lists, at most once in [`EVERY`].
 pub struct Drain {
+    room: Room,
     last: Mutex<Option<Instant>>,
 }
 
 impl Drain {
-    pub const fn new() -> Self {
-        Self { last: Mutex::new(None) }
+    /// # Errors
+    /// Memory is short.
+    pub fn new() -> rustix::io::Result<Self> {
+        Ok(Self { room: Room::new()?, last: Mutex::new(None) })
     }
 
     /// Empties the lists. `false` if that was just done, or another thread is doing it.
@@ -34,14 +45,55 @@ impl Drain {
             return false;
         }
         *last = Some(Instant::now());
-        empty_lists().is_ok()
+        self.room.ask_for_huge_page().is_ok()
     }
 }
 
-fn empty_lists() -> rustix::io::Result<()> {
-    let file = memfd_create("lists", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::io::write(&file, b"1")?;
-    fcntl_add_seals(&file, SealFlags::WRITE)
+/// Memory in which there could be a huge page. One small page of it is there, without which the kernel would refuse at once.
+struct Room(NonNull<u8>);
+
+impl Room {
+    const BYTES: usize = 2 * HUGE_BYTES + PAGE_BYTES;
+
+    fn new() -> rustix::io::Result<Self> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let start = unsafe { mmap_anonymous(null_mut(), Self::BYTES, access, MapFlags::PRIVATE) }?;
+        let room = Self(NonNull::new(start.cast()).ok_or(Errno::NOMEM)?);
+        // The first or the last page, whichever is outside of every whole huge page of the mapping.
+        let page = if room.first_huge() == 0 { 2 * HUGE_BYTES } else { 0 };
+        // SAFETY: within the mapping, to which there are no references.
+        unsafe { room.0.as_ptr().wrapping_add(page).write_volatile(1) };
+        Ok(room)
+    }
+
+    /// Offset of the first place for a huge page.
+    fn first_huge(&self) -> usize {
+        self.0.as_ptr().align_offset(HUGE_BYTES)
+    }
+
+    /// Asks for a huge page in a range of one small page.
+    fn ask_for_huge_page(&self) -> rustix::io::Result<()> {
+        let place = self.0.as_ptr().wrapping_add(self.first_huge());
+        // SAFETY: the page is within the mapping, which lives as long as `self`. The advice changes no content.
+        match unsafe { libc::madvise(place.cast(), PAGE_BYTES, MADV_COLLAPSE) } {
+            0 => Ok(()),
+            _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
+        }
+    }
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and nothing in it is read or written after `new`.
+unsafe impl Send for Room {}
+// SAFETY: as above.
+unsafe impl Sync for Room {}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        // SAFETY: exactly the range mapped in `new`; nothing refers to it.
+        let unmapped = unsafe { munmap(self.0.as_ptr().cast(), Self::BYTES) };
+        debug_assert!(unmapped.is_ok(), "unmapping a mapping of our own: {unmapped:?}");
+    }
 }
 
 #[cfg(test)]
@@ -49,7 +101,8 @@ mod tests {
     use super::*;
     use crate::{Held, ReferenceCounts};
     use host::Pagemap;
-    use page::{HostVirt, PAGE_BYTES, PageRange};
+    use page::{HostVirt, PageRange};
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
     /// Number of these pages of our own that have one reference too many.
     fn listed(counts: &mut ReferenceCounts, range: PageRange) -> usize {
@@ -61,27 +114,45 @@ mod tests {
         held.iter().filter(|h| **h == Held::Referenced(1)).count()
     }
 
+    /// Has this thread run on one processor alone.
+    fn stay_on(processor: usize) {
+        let mut one = CpuSet::new();
+        one.set(processor);
+        sched_setaffinity(None, &one).unwrap();
+    }
+
+    /// Memory with four pages that a processor has just written. It is too small for a huge page, and four pages fill no list.
+    fn fresh_pages(processor: usize) -> (Vec<u8>, PageRange) {
+        stay_on(processor);
+        let mut memory = vec![0_u8; 256 << 10];
+        let begin = memory.as_ptr().align_offset(PAGE_BYTES);
+        (0..4).for_each(|n| memory[begin + n * PAGE_BYTES] = 1);
+        let range = PageRange { start: HostVirt(memory[begin..].as_ptr() as u64), pages: 4 };
+        (memory, range)
+    }
+
+    /// Pages stayed on the lists of processors that only compute for as long as these did so.
     #[test]
-    fn emptied_lists_hold_no_fresh_pages() {
+    fn emptied_lists_of_all_processors_hold_no_fresh_pages() {
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: reference counts are shown to root only");
             return;
         }
         let mut counts = ReferenceCounts::open().unwrap();
+        let room = Room::new().unwrap();
+        let allowed = sched_getaffinity(None).unwrap();
+        let processors: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
         let (mut most, mut kept) = ((0, 0), Vec::new());
         // Other tests of this process also fill and empty the lists.
-        for _ in 0..500 {
+        for n in 0..500 {
             if most.0 > 0 && kept.len() > 5 {
                 break;
             }
-            // The memory is too small for a huge page, and four pages fill no list.
-            let mut memory = vec![0_u8; 256 << 10];
-            let begin = memory.as_ptr().align_offset(PAGE_BYTES);
-            (0..4).for_each(|n| memory[begin + n * PAGE_BYTES] = 1);
-            let range = PageRange { start: HostVirt(memory[begin..].as_ptr() as u64), pages: 4 };
+            let (memory, range) = fresh_pages(processors[n % processors.len()]);
+            stay_on(processors[(n + 1) % processors.len()]);
             let before = listed(&mut counts, range);
             let began = Instant::now();
-            empty_lists().unwrap();
+            room.ask_for_huge_page().unwrap();
             let took = began.elapsed();
             let after = listed(&mut counts, range);
             most = (most.0.max(before), most.1.max(after));

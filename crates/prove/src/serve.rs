@@ -107,7 +107,7 @@ impl Successor {
 
 /// Accepts connections until the supervisor has ended.
 fn accept_all(with: &Serving<'_>, counts: ReferenceCounts, successor: &mut Successor) -> anyhow::Result<()> {
-    let shared = Arc::new(Shared::new(counts));
+    let shared = Arc::new(Shared::new(counts)?);
     let (mut places, mut members, mut buffer) = (Vec::<Place>::new(), BTreeSet::new(), vec![0; USERS_BYTES]);
     let mut files = Vec::new();
     loop {
