@@ -4,7 +4,7 @@
 mod common;
 
 use common::supervised::{Fake, Installed, is_alive, signal, wait_for};
-use common::{Afterwards, json_of, not_root, unprivileged};
+use common::{Afterwards, has_shown, json_of, not_root, unprivileged};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::{Command, Output};
@@ -261,7 +261,10 @@ fn groups_of_one_name_in_two_services_have_nothing_in_common() {
     let _other = others.serve_by(unprivileged(&others.text("pagefold")), acme, &[]);
     let (mut web, mut other) = (installed.member("acme", "web"), others.stranger_unprivileged());
     assert!(web.connects(&installed) && other.connects(&others), "{}{}", installed.log(), others.log());
-    let shown = json_of(&others.pagefold_unprivileged(&["group", "show", "acme", "--json"]));
+    let shown = wait_for("the other worker answers", || {
+        let output = others.pagefold_unprivileged(&["group", "show", "acme", "--json"]);
+        has_shown(&output).then(|| json_of(&output))
+    });
     assert_eq!(
         (installed.members("acme"), shown["members"][0]["pid"].as_u64()),
         (vec!["web".into()], Some(other.pid().into()))

@@ -355,10 +355,14 @@ fn watch_prints_an_object_a_line_and_list_has_totals() {
     assert!(rounds.len() == 2 && rounds.iter().all(|round| round["name"] == group[..]), "{lines}");
     let rounds = text(&service, &["group", "show", &group, "--watch", "--rounds", "1"]);
     assert!(rounds.starts_with(&group) && !rounds.contains('\u{1b}'), "{rounds}");
-    let listed = json_of(&service.pagefold(&["group", "list", "--json"]));
-    let all: i64 = listed.as_array().expect("a list").iter().map(saved).sum();
-    assert_eq!(listed.as_array().map(Vec::len), Some(2), "{listed}");
-    let printed = text(&service, &["group", "list"]);
-    let total = printed.lines().find(|line| line.starts_with("total")).unwrap_or_else(|| panic!("{printed}"));
-    assert!(total.contains(&cli::size::signed_mib(all)), "{total} of {all}");
+    let totals = || {
+        let listed = json_of(&service.pagefold(&["group", "list", "--json"]));
+        let all: i64 = listed.as_array().expect("a list").iter().map(saved).sum();
+        assert_eq!(listed.as_array().map(Vec::len), Some(2), "{listed}");
+        let printed = text(&service, &["group", "list"]);
+        let total = printed.lines().find(|line| line.starts_with("total")).unwrap_or_else(|| panic!("{printed}"));
+        (cli::size::signed_mib(all), total.to_owned())
+    };
+    // Agents may take another page of memory between both.
+    once_in_ten_times(totals, |(all, total)| total.contains(&**all));
 }

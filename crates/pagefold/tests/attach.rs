@@ -61,6 +61,14 @@ impl Waits {
         Self::start_with(installed, flags, &[])
     }
 
+    /// Starts it, and waits until it has filled its memory.
+    fn start_filled(installed: &Installed) -> Self {
+        let mut waits = Self::start(installed, &[]);
+        waits.tell("stop");
+        waits.tell("go");
+        waits
+    }
+
     fn start_with(installed: &Installed, flags: &[&str], arguments: &[&str]) -> Self {
         let program = installed.path("waits");
         compile("cc", flags, &program);
@@ -263,6 +271,16 @@ fn start_moves(installed: &Installed, compiler: &str) -> Waits {
     Waits::run(&mut Command::new(&program))
 }
 
+/// Attaches a program, and waits until its calls of `mremap` are led to the agent's gate, which may take several attempts. Before
+/// that, the kernel refuses calls for what is folded.
+fn attach_and_lead(installed: &Installed, pid: u32) {
+    attach(installed, &pid.to_string());
+    let is_led = |mapping: &Mapping| is_changed_code(mapping) && !mapping.name.is_empty();
+    wait_for("its calls are led to the gate", || {
+        Mapping::read_all(pid).expect("its mappings").iter().any(is_led).then_some(())
+    });
+}
+
 /// The kernel refuses to move or to enlarge memory of which parts are folded. And a mapping of the pool that grows would show
 /// more of the pool.
 fn move_folded_memory(installed: &Installed, moves: &mut Waits) {
@@ -270,7 +288,7 @@ fn move_folded_memory(installed: &Installed, moves: &mut Waits) {
     let threads = || Path::new("/proc").join(&pid).join("task").read_dir().unwrap().count();
     assert_eq!(moves.tell("go on"), "ok\n");
     let before = threads();
-    attach(installed, &pid);
+    attach_and_lead(installed, moves.pid);
     assert_eq!(moves.tell("move"), "ok\n");
     detach(installed, &pid);
     assert_eq!(moves.tell("go on"), "ok\n");
@@ -303,7 +321,7 @@ fn folded_memory_is_moved_and_enlarged_in_forked_child_too() {
     let _supervisor = installed.serve(CONFIG, &[]);
     let mut moves = start_moves(&installed, "cc");
     let parent = moves.pid();
-    attach(&installed, &parent);
+    attach_and_lead(&installed, moves.pid);
     assert_eq!(moves.tell("move"), "ok\n");
     assert_eq!(moves.tell("fork"), "ok\n");
     let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap();
@@ -521,13 +539,24 @@ fn of_vm_its_ram_is_folded_and_nothing_else() {
     }
 }
 
+/// The mappings of a QEMU whose guest is paused, once they have not changed for a second. It frees memory for a while after its start.
+fn mappings_at_rest(pid: u32) -> Vec<String> {
+    let mut last = Vec::new();
+    wait_for("QEMU's mappings are at rest", || {
+        std::thread::sleep(Duration::from_secs(1));
+        let now = mappings(pid);
+        let before = std::mem::replace(&mut last, now.clone());
+        (before == now).then_some(now)
+    })
+}
+
 /// Attaches a QEMU with these further arguments, and detaches it.
 fn attach_vm(installed: &Installed, more: &[&str]) {
     let Some(qemu) = Qemu::start("attach", more) else { return };
     let status = fs::read_to_string(format!("/proc/{}/status", qemu.pid())).expect("its status");
     assert_eq!(status.contains("Seccomp:\t2"), !more.is_empty(), "{status}");
     let pid = qemu.pid().to_string();
-    let before = mappings(qemu.pid());
+    let before = mappings_at_rest(qemu.pid());
     let attached = installed.pagefold(&["attach", "--guest", &qemu.name, "--group", "acme", "--json"]);
     let said = json_of(&attached);
     assert_eq!(said[0]["pid"].to_string(), pid, "{said}");
@@ -562,7 +591,8 @@ fn all_processes_of_control_group_are_attached() {
     fs::create_dir(&inner).expect("make a control group");
     let patiently = format!("(for i in $(seq 300); do rmdir {inner} && break; sleep 0.1; done) > /dev/null 2>&1 &");
     let _inner = Afterwards::run(&patiently);
-    let (one, other) = (Waits::start(&installed, &[]), Waits::start(&installed, &[]));
+    // One with less memory would be left alone.
+    let (one, other) = (Waits::start_filled(&installed), Waits::start_filled(&installed));
     let outside = Waits::start(&installed, &[]);
     fs::write(format!("{dir}/cgroup.procs"), one.pid()).expect("move a process");
     fs::write(format!("{inner}/cgroup.procs"), other.pid()).expect("move a process");
@@ -591,7 +621,7 @@ fn processes_that_cannot_be_attached_are_refused_with_the_reason() {
         words(&output)
     };
     assert!(refused("2", &["--all-anonymous"]).contains("a thread of the kernel's"));
-    let mut waits = Waits::start(&installed, &[]);
+    let mut waits = Waits::start_filled(&installed);
     let pid = waits.pid();
     assert!(refused(&pid, &[]).contains("see --all-anonymous"));
     let dry = installed.pagefold(&["attach", &pid, "--group", "acme", "--all-anonymous", "--dry-run", "--json"]);

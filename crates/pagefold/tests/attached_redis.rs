@@ -8,6 +8,7 @@ use common::json_of;
 use common::service::seconds;
 use common::supervised::{Installed, wait_for, wait_for_within};
 use host::Mapping;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -152,12 +153,15 @@ impl Redis {
         pooled.map(|mapping| mapping.usage.anonymous_bytes / 4096).sum()
     }
 
+    /// Entries that are there at two looks. Ten times a second, Redis opens a file for a moment, to learn how much memory it has.
     fn listed(&self, what: &str) -> Vec<String> {
-        let entries = fs::read_dir(format!("/proc/{}/{what}", self.pid())).expect("it runs");
-        let mut names: Vec<String> =
-            entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
-        names.sort();
-        names
+        let look = || {
+            let entries = fs::read_dir(format!("/proc/{}/{what}", self.pid())).expect("it runs");
+            entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect::<BTreeSet<_>>()
+        };
+        let first = look();
+        thread::sleep(Duration::from_millis(30));
+        first.intersection(&look()).cloned().collect()
     }
 
     /// Its files and threads, and its mappings.

@@ -39,8 +39,10 @@ fn places(pid: u32) -> (u64, u64) {
 fn folded_members(service: &Service) -> Vec<Member> {
     const MEMBERS: [(&str, &str); 3] = [("acme", "a"), ("acme", "b"), ("beta", "c")];
     let program = known_pages();
+    // A forked child would be a member, too, 3 s later.
+    let env = [("PAGEFOLD_CHILDREN_AFTER", "never")];
     let mut members: Vec<_> =
-        MEMBERS.map(|(group, name)| service.run(group, name, &[], &[&program])).into_iter().collect();
+        MEMBERS.map(|(group, name)| service.run_with(group, name, &[], &[&program], &env)).into_iter().collect();
     for m in &mut members {
         for line in ["alloc x 1500", "fill x 0 1000 1", "same x 1000 500 5000", "mergeable x"] {
             m.tell(line);

@@ -73,8 +73,8 @@ fn slow_write_of_folded_page_gets_right_bytes() {
     }
     until(60, "all slots are free", || number(&service.show("acme")["slots"]) == 0);
     let before = pool_pages(&service);
-    // The worker asks the prover within a second.
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    // The worker asks the prover within a second, and again a second later about what the kernel itself still held.
+    std::thread::sleep(std::time::Duration::from_secs(4));
     let _more = (member("one", 50_000), member("another", 50_000));
     sharing(1024);
     let after = pool_pages(&service);

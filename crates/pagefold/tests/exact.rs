@@ -128,7 +128,7 @@ fn changes_of_mappings_past_the_c_library_are_noticed_and_end_folding() {
     let _others = service.run(GROUP, "refill", ALL, &[built.program(), "refill"]);
     let mut members = CHANGES.map(|way| service.run(GROUP, way, ALL, &[built.program(), way]));
     fold_fast(&service);
-    until(60, "all have changed what was folded", || members.iter().all(|member| !said(member).is_empty()));
+    until(180, "all have changed what was folded", || members.iter().all(|member| !said(member).is_empty()));
     service.set(GROUP, &["--fold", "unfold"]);
     let mut put_aside = BTreeSet::<&str>::new();
     let is_put_aside = |way: &&str, shown: &Value| find_member(shown, way).is_some_and(|m| m["state"] == "lost_track");

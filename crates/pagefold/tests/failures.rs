@@ -71,7 +71,8 @@ fn workers_are_killed_60_times() {
     let mut service = Service::start();
     let mut members = folding(&service, &["one", "two", "three"], &["--children"]);
     let (mut killed, mut last) = (0, None);
-    let end = Instant::now() + Duration::from_secs(120 * times());
+    // After each third kill, members may wait 5 s before they connect again.
+    let end = Instant::now() + Duration::from_secs(300 * times());
     while killed < 60 * times() {
         assert!(Instant::now() < end, "{killed} kills in time");
         std::thread::sleep(Duration::from_micros(random(500_000)));
@@ -96,6 +97,15 @@ fn workers_are_killed_60_times() {
     });
 }
 
+/// Waits until the last of these is registered. It waits 3 s for a supervisor that lives for long enough to answer.
+fn until_last_is_registered(service: &Service, joined: &mut [Member]) {
+    let last = joined.last_mut().expect("one has joined");
+    until(20, "it is registered", || {
+        last.assert_is_well();
+        find_member(&service.show("acme"), &last.name).is_some()
+    });
+}
+
 #[test]
 fn supervisors_are_killed_50_times() {
     if cannot_fold() {
@@ -111,6 +121,9 @@ fn supervisors_are_killed_50_times() {
         if n % 10 == 5 {
             // A process that joins meanwhile waits, and then becomes a member.
             joined.push(service.torture("acme", &format!("late-{n}"), &[], &STABLE));
+        }
+        if n % 10 == 7 {
+            until_last_is_registered(&service, &mut joined);
         }
         members.iter_mut().for_each(|m| m.assert_is_well());
     }
@@ -256,7 +269,7 @@ fn full_pool_is_logged_and_harms_no_member() {
     let shown = service.show("acme");
     assert!(number(&shown["slots"]) <= 64, "{shown}");
     assert!(number(&shown["sharing_pages"]) > 100, "what is in the pool is shared: {shown}");
-    assert!(service.log().contains("all that the pool may hold is in use: 256 KiB"), "it is said: {}", service.log());
+    until(30, "it is said", || service.log().contains("all that the pool may hold is in use: 256 KiB"));
     service.assert_audit_is_clean();
 }
 
@@ -282,8 +295,9 @@ fn member_keeps_to_its_budget_of_mappings() {
         std::thread::sleep(Duration::from_millis(50));
     }
     assert!((150..=420).contains(&most), "{most} mappings with a budget of 300");
+    // Whenever its mappings are counted anew, it folds until they are used up again.
+    wait_for_state(&service, "frugal", "no_vma");
     let shown = service.show("acme");
-    assert_eq!(member(&shown, "frugal")["state"], "no_vma", "{shown}");
     assert_eq!(member(&shown, "other")["state"], "folding", "{shown}");
     other.assert_is_well();
 }

@@ -216,8 +216,8 @@ static void *take_signals(void *unused) {
         timer_t timer;
         if (timer_create(CLOCK_MONOTONIC, &event, &timer)) fail(4, "timer_create");
         struct itimerspec time = {.it_value = {0, 40000000}};
-        timer_settime(timer, 0, &time, 0);
         long before = handled;
+        timer_settime(timer, 0, &time, 0);
         struct epoll_event found;
         double began = now();
         long answer = wait_bare(epoll, &found, turn % 2 ? 5000 : 80);

@@ -213,6 +213,13 @@ pub fn json_of(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {errors}"))
 }
 
+/// Whether `group show --json` has answered with the report of the group's worker, if the group has one. A worker that starts, or
+/// that a new supervisor has not heard yet, seems to have no members.
+pub fn has_shown(output: &Output) -> bool {
+    let shown = || serde_json::from_slice::<Value>(&output.stdout).unwrap_or_default();
+    output.status.success() && shown()["worker"] != "starting"
+}
+
 /// Takes a census of processes.
 pub fn census(pids: &[u32], more: &[&str]) -> Value {
     json_of(&pagefold(&census_args(pids, more).iter().map(String::as_str).collect::<Vec<_>>()))

@@ -4,7 +4,7 @@
 //! or in the name of its group. A shell that outlives the test kills all processes with that token.
 
 use super::keeper::Keeper;
-use super::{Afterwards, json_of, number};
+use super::{Afterwards, has_shown, json_of, number};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -193,7 +193,7 @@ impl Service {
         let end = Instant::now() + Duration::from_secs(30);
         loop {
             let output = self.pagefold(&["group", "show", &group, "--json"]);
-            if output.status.success() || Instant::now() > end {
+            if has_shown(&output) || Instant::now() > end {
                 return json_of(&output);
             }
             std::thread::sleep(Duration::from_millis(50));

@@ -141,6 +141,24 @@ static void refill(void)
 	}
 }
 
+/* Waits until no more of an area was folded for two seconds: nothing of it is to be just being folded, which is the moment that cannot
+ * be told. Says how much is folded. Ends the program after a minute. */
+static size_t wait_until_folding_rests(const char *area)
+{
+	size_t before = wait_until_folded(area, PAGES);
+
+	for (int times = 0; times < 30; times++) {
+		sleep(2);
+		size_t folded = folded_pages(area, PAGES);
+
+		if (folded == before)
+			return folded;
+		before = folded;
+	}
+	fprintf(stderr, "ever more is folded\n");
+	exit(1);
+}
+
 static int file_of_contents(void)
 {
 	static char page[PAGE_BYTES];
@@ -177,10 +195,8 @@ int main(int argc, char **argv)
 
 	m.part = m.area + FROM * PAGE_BYTES;
 	m.elsewhere = mmap(NULL, CHANGED * PAGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	size_t folded = wait_until_folded(m.area, PAGES);
+	size_t folded = wait_until_folding_rests(m.area);
 
-	/* Nothing of it is to be just being folded, which is the moment that cannot be told. */
-	sleep(2);
 	way->change(&m);
 	size_t wrong = way->wrong(&m);
 
