@@ -53,6 +53,9 @@ pub fn run() -> ! {
     let _ = catch_unwind(|| {
         std::panic::set_hook(Box::new(|_| {}));
         world::join();
+        // A program that takes the place of the one which put this thread here finds it by its name.
+        // SAFETY: names the calling thread.
+        unsafe { libc::prctl(libc::PR_SET_NAME, c"pagefold".as_ptr()) };
         // SAFETY: the thread was started with this descriptor open in a table of its own, and nobody else uses it.
         let channel = unsafe { OwnedFd::from_raw_fd(0) };
         let Ok(pagemap) = world::open(channel.into()) else { return };
@@ -60,8 +63,6 @@ pub fn run() -> ! {
             // SAFETY: the directory that counts for this thread alone (it was made without `CLONE_FS`) holds no file system.
             unsafe { libc::chdir(c"/".as_ptr()) };
         }
-        // SAFETY: names the calling thread.
-        unsafe { libc::prctl(libc::PR_SET_NAME, c"pagefold".as_ptr()) };
         let Some((asked, object)) = asked() else { return };
         let asked = ASKED.get_or_init(|| asked);
         world::know(object, asked.all_anonymous);

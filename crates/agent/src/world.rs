@@ -104,7 +104,7 @@ mod halted {
     use crate::keeper;
     use crate::leave::{Origin, inherited, restore};
     use crate::lock::Lock;
-    use crate::{maps, table};
+    use crate::{gate, maps, table};
     use act::{PROGRAMS, SharedMark, Userfault};
     use host::{Pagemap, Received, Seqpacket};
     use page::{HostVirt, PageRange};
@@ -434,6 +434,8 @@ mod halted {
             Some(ToAttached::Tell) => {
                 let threads = THREADS.lock().clone();
                 send(&FromAttached::Threads(threads));
+                // The one before may not have led all calls to it.
+                gate::range().map(|gate| send(&FromAttached::Gate(gate.start)));
                 HERE.get().map(send);
             }
             _ => {}

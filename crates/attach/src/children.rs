@@ -77,8 +77,8 @@ impl Children {
     /// Has `tell` tell the supervisor which children could not be attached, if that has changed. It says whether it did.
     pub fn tell(&mut self, now: Instant, tell: impl FnOnce(Vec<NotAttached>) -> bool) {
         let failed = |(pid, known): (&u32, &Known)| Some((*pid, (known.why.clone()?, known.again)));
-        let waiting = self.known.iter().filter(|(_, known)| known.helper.is_none());
-        let all: BTreeMap<_, _> = waiting.filter_map(failed).collect();
+        let all: BTreeMap<_, _> =
+            self.known.iter().filter(|(_, known)| known.has_failed()).filter_map(failed).collect();
         if all == self.told {
             return;
         }
@@ -142,7 +142,9 @@ impl Children {
             }
         }
         self.note(&below, after, now);
-        let waiting = self.known.values().filter(|known| known.helper.is_none()).map(|known| known.again);
+        // One that is tried again may be attached soon, and is told of no longer then.
+        let is_waiting = |known: &&Known| known.helper.is_none() || known.has_failed();
+        let waiting = self.known.values().filter(is_waiting).map(|known| known.again);
         self.due = waiting.min().map(|again| again.max(now + WAITS.0));
     }
 }
@@ -181,6 +183,11 @@ impl Known {
             }
         }
         self.helper.is_some() || self.process.is_alive()
+    }
+
+    /// Whether it could not be attached, and is not attached since. A child that a rule has attached counts until it is tried again.
+    fn has_failed(&self) -> bool {
+        self.why.is_some() && (self.helper.is_none() || !refuse::has_agent(self.process.pid))
     }
 
     fn wait(&mut self, now: Instant) {

@@ -17,11 +17,13 @@ use crate::threads;
 use act::Tracee;
 use anyhow::{Context, ensure};
 use host::{Mapping, Pagemap};
+use linux_raw_sys::auxvec::AT_BASE;
 use page::{HostVirt, PAGE_BYTES, PageRange};
 use rustix::process::Pid;
 use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 use std::{iter, slice};
 use wire::attach::{GATE_MARK, GATE_MARK_AT, GATE_PAGES, GATE_WAY_BYTES, GATE_WAYS, GATE_WAYS_AT};
 
@@ -38,6 +40,8 @@ const TO_CODE: u8 = 0xe9;
 const REPLACED_AT: usize = 16;
 const HASH_AT: usize = 32;
 const FUNCTION_AT: usize = 40;
+/// Longest time for a program to be loaded, and the pause between two looks: 1 s, 10 ms.
+const LOADING: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(10));
 /// Most bytes of a stack that are searched for addresses in the gate: 8 MiB.
 const STACK_BYTES: u64 = 8 << 20;
 
@@ -136,6 +140,21 @@ pub fn leadable(pid: u32) -> Vec<Leadable> {
         Some(Leadable { function, errno: errno.start, begin })
     };
     found.into_iter().filter_map(with_begin).collect()
+}
+
+/// Waits until a program that is being loaded has its C library: a second at most. One without a loader is linked statically.
+pub fn wait_for_library(pid: u32) {
+    let until = Instant::now() + LOADING.0;
+    while has_loader(pid) && leadable(pid).is_empty() && Instant::now() < until {
+        std::thread::sleep(LOADING.1);
+    }
+}
+
+/// Whether the kernel has loaded another object than the program, which loads its libraries.
+fn has_loader(pid: u32) -> bool {
+    let vector = fs::read(host::proc_file(pid, "auxv")).unwrap_or_default();
+    let words: Vec<u64> = vector.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
+    words.as_chunks().0.iter().any(|[key, value]| *key == u64::from(AT_BASE) && *value != 0)
 }
 
 /// The gate that a process has inherited from an attached one.

@@ -1,4 +1,4 @@
-use super::{JUMP, Leadable, Way, are_the_files, is_entered, lead, lead_back, leadable, places};
+use super::{JUMP, Leadable, Way, are_the_files, is_entered, lead, lead_back, leadable, places, wait_for_library};
 use crate::halt::Halts;
 use crate::remote::Remote;
 use crate::testing::{PATIENCE, Subject, halt, wait_for};
@@ -6,9 +6,11 @@ use crate::threads::{self, Doing};
 use act::{Stop, Tracee};
 use page::{HostVirt, PageRange};
 use rustix::process::Pid;
+use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::slice;
-use std::time::Instant;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{slice, thread};
 use wire::attach::{GATE_MARK, GATE_MARK_AT, GATE_PAGES};
 
 /// A number that no thread has on its stack.
@@ -234,4 +236,26 @@ fn thread_is_found_by_stack_that_is_several_mappings() {
     let advice = [next, 4096, libc::MADV_DONTDUMP as u64, 0, 0, 0];
     assert_eq!(led.remote.call(&tracee, libc::SYS_madvise, advice).unwrap(), 0);
     assert!(is_found(), "the stack is several mappings now");
+}
+
+/// Its loader waits for a file that it is to load first.
+#[test]
+fn program_that_is_being_loaded_has_its_library_soon() {
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = dir.path().join("first.so");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
+    let mut sleep = Command::new("sleep").arg("1000").env("LD_PRELOAD", &fifo).stderr(Stdio::null()).spawn().unwrap();
+    let pid = sleep.id();
+    assert!(leadable(pid).is_empty());
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(200));
+            File::options().write(true).open(&fifo).expect("its loader reads there");
+        });
+        wait_for_library(pid);
+    });
+    let found = leadable(pid);
+    sleep.kill().unwrap();
+    sleep.wait().unwrap();
+    assert_eq!(found.len(), 1);
 }

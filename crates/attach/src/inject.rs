@@ -26,6 +26,7 @@ use crate::waited::Clocks;
 use act::{Registers, Tracee};
 use anyhow::{Context, bail};
 use host::{Pagemap, Seqpacket, Signals};
+use page::HostVirt;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::process::Pid;
 use std::ops::Range;
@@ -57,6 +58,8 @@ pub struct Injected {
     pub stopped: Duration,
     /// Stops the program's threads.
     pub halts: Halts,
+    /// Its gate, if it has one already.
+    pub gate: Option<HostVirt>,
 }
 
 /// Stops a thread of the program's, has `work` done by it, and lets it go on. Returns how long it was stopped, too.
@@ -147,7 +150,9 @@ pub fn inject(pid: u32, object: &Object, environment: &[String], signals: &Signa
     let program = Program::open(pid).context("cannot open its memory")?;
     let mut halts = Halts::new(program, Clocks::default());
     match put(&mut halts, object, environment) {
-        Ok(Put { channel, thread, range, stopped }) => Ok(Injected { channel, thread, range, stopped, halts }),
+        Ok(Put { channel, thread, range, stopped }) => {
+            Ok(Injected { channel, thread, range, stopped, halts, gate: None })
+        }
         Err(e) => {
             halts.finish(signals);
             Err(e)

@@ -211,6 +211,7 @@ fn run_agent(args: &Order, process: ProcessId, service: Service) -> anyhow::Resu
             "the service has no prover: only root's has one, where the kernel shows reference counts".into()
         ));
     }
+    gate::wait_for_library(args.pid);
     let object = read_object(&service.place)?;
     let signals = Signals::catch().context("cannot catch signals")?;
     if facts.is_filtered {

@@ -285,16 +285,16 @@ time.sleep(0.01)
     #[test]
     fn child_of_vfork_that_soon_executes_a_program_is_waited_for() {
         let looks = Cell::new(0);
-        let there_for = |number: u32| {
+        let there_for = |number: u32, time: Duration| {
             looks.set(0);
             let look = || {
                 looks.set(looks.get() + 1);
                 (looks.get() <= number).then_some(7)
             };
-            check_soon_alone(Duration::from_millis(50), look)
+            check_soon_alone(time, look)
         };
-        assert_eq!(there_for(3), Ok(()));
-        let why = there_for(u32::MAX).unwrap_err();
+        assert_eq!(there_for(3, Duration::from_secs(20)), Ok(()));
+        let why = there_for(u32::MAX, Duration::from_secs(1)).unwrap_err();
         assert!(why.contains("process 7") && looks.get() > 2, "{why}");
     }
 }

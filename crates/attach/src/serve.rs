@@ -88,8 +88,8 @@ pub struct Serving {
     own: Vec<u64>,
     theirs: Vec<u64>,
     place: Place,
-    /// A gate that calls are still to be led to, and when that is to be tried.
-    gate: Option<(HostVirt, Instant)>,
+    /// A gate that calls are still to be led to. Nothing is folded until then.
+    gate: Option<Gate>,
     /// When it is to be asked whether the agent may leave, after somebody wanted it to.
     leave: Option<Instant>,
     began: Instant,
@@ -98,10 +98,24 @@ pub struct Serving {
     looked: Instant,
 }
 
+/// A gate that calls are to be led to.
+#[derive(Clone, Copy, Debug)]
+struct Gate {
+    place: HostVirt,
+    /// When the next attempt is due.
+    due: Instant,
+}
+
+impl Gate {
+    fn new(place: HostVirt) -> Self {
+        Self { place, due: Instant::now() }
+    }
+}
+
 impl Serving {
     /// Begins to serve.
     pub fn new(process: ProcessId, place: Place, injected: Injected, children: Children) -> Self {
-        let Injected { channel, thread, range, halts, .. } = injected;
+        let Injected { channel, thread, range, halts, gate, .. } = injected;
         let channel = Seqpacket::from_stranger(channel);
         let own = vec![thread.as_raw_nonzero().get().cast_unsigned().into()];
         Self {
@@ -114,7 +128,7 @@ impl Serving {
             own,
             theirs: Vec::new(),
             place,
-            gate: None,
+            gate: gate.map(Gate::new),
             leave: None,
             began: Instant::now(),
             children,
@@ -177,19 +191,23 @@ impl Serving {
             let is_told = may_leave() && self.channel.send(&message, &[]).is_ok_and(|sent| sent);
             // The supervisor's answer may have taken a while.
             self.leave = (!is_told).then(|| Instant::now() + ASK_AGAIN);
+            if is_told {
+                // It needs halts to unfold, also where calls cannot be led.
+                self.gate = None;
+            }
         }
     }
 
     /// Leads the program's calls to the gate, if that is to be done now.
     fn lead_to_gate(&mut self) {
-        let Some((place, _)) = self.gate.filter(|(_, due)| *due <= Instant::now() && self.halted.is_none()) else {
+        let Some(gate) = self.gate.filter(|gate| gate.due <= Instant::now() && self.halted.is_none()) else {
             return;
         };
         let found = gate::leadable(self.process.pid);
         for _ in 0..GATE_TRIES.0 {
             self.forget_ended();
             let is_halted = self.halts.halt(&self.own);
-            let led = is_halted.then(|| gate::lead(self.process.pid, &self.own, place, &found));
+            let led = is_halted.then(|| gate::lead(self.process.pid, &self.own, gate.place, &found));
             if is_halted {
                 self.halts.go();
             }
@@ -202,7 +220,7 @@ impl Serving {
                 Some(Ok(false)) | None => std::thread::sleep(GATE_TRIES.1),
             }
         }
-        self.gate = Some((place, Instant::now() + GATE_AGAIN));
+        self.gate = Some(Gate { due: Instant::now() + GATE_AGAIN, ..gate });
     }
 
     fn look_at_children(&mut self) {
@@ -249,16 +267,7 @@ impl Serving {
         match message? {
             FromAttached::Halt { number, threads } => {
                 self.know_own(threads);
-                self.go();
-                let answer = if self.halts.halt(&self.own) {
-                    self.halted = Some(Instant::now());
-                    ToAttached::Halted(number)
-                } else {
-                    ToAttached::NotNow(number)
-                };
-                if !self.channel.send(&answer.encode(), &[]).is_ok_and(|sent| sent) {
-                    self.go();
-                }
+                self.halt(number);
                 None
             }
             FromAttached::Threads(threads) => {
@@ -270,7 +279,7 @@ impl Serving {
                 None
             }
             FromAttached::Gate(place) => {
-                self.gate = Some((place, Instant::now()));
+                self.gate = Some(Gate::new(place));
                 self.lead_to_gate();
                 None
             }
@@ -291,6 +300,22 @@ impl Serving {
             // It was told when this program took the place of another one.
             FromAttached::Here { .. } => None,
             left @ FromAttached::Left(_) => Some(left),
+        }
+    }
+
+    /// Stops the program's threads for request `number`, if that can be.
+    fn halt(&mut self, number: u64) {
+        self.go();
+        // The kernel would refuse calls for what is folded.
+        self.lead_to_gate();
+        let answer = if self.gate.is_none() && self.halts.halt(&self.own) {
+            self.halted = Some(Instant::now());
+            ToAttached::Halted(number)
+        } else {
+            ToAttached::NotNow(number)
+        };
+        if !self.channel.send(&answer.encode(), &[]).is_ok_and(|sent| sent) {
+            self.go();
         }
     }
 
@@ -330,7 +355,7 @@ impl Serving {
             .due()
             .into_iter()
             .chain(self.leave)
-            .chain(self.gate.map(|(_, due)| due))
+            .chain(self.gate.map(|gate| gate.due))
             .chain(self.children.due())
             .min()
             .filter(|_| self.halted.is_none());

@@ -1,10 +1,11 @@
-use super::{End, Serving, every};
+use super::{End, Gate, Serving, every};
 use crate::children::Children;
 use crate::inject::Injected;
 use crate::testing::{PATIENCE, Subject, wait_for};
 use crate::threads;
 use api::place::Place;
 use host::{ProcessId, Received, Seqpacket, Signals};
+use page::HostVirt;
 use rustix::process::Pid;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -42,8 +43,14 @@ fn serving(subject: &Subject) -> (Serving, Seqpacket, [Pid; 2]) {
 /// The same for a program of which this thread counts as the agent's.
 fn serving_with(subject: &Subject, thread: Pid) -> (Serving, Seqpacket) {
     let (agents, ours) = Seqpacket::pair().unwrap();
-    let injected =
-        Injected { channel: ours.into(), thread, range: 0..0, stopped: Duration::ZERO, halts: subject.halts() };
+    let injected = Injected {
+        channel: ours.into(),
+        thread,
+        range: 0..0,
+        stopped: Duration::ZERO,
+        halts: subject.halts(),
+        gate: None,
+    };
     let process = ProcessId::of(subject.pid()).unwrap();
     let children = Children::new(process, Vec::new());
     (Serving::new(process, Place::at(Path::new("/nowhere")), injected, children), agents)
@@ -191,4 +198,26 @@ fn agent_leaves_program_that_gives_up_rights_or_has_ended() {
     serving.look();
     assert_eq!(heard(&agent), Some(ToAttached::Leave), "all threads are the agent's");
     subject.tell_to_end();
+}
+
+/// Calls that are not led to the gate yet would fail for what is folded.
+#[test]
+fn nothing_is_replaced_before_calls_are_led_to_the_gate() {
+    let subject = Subject::start(PROGRAM);
+    let (mut serving, agent, [own, _]) = serving(&subject);
+    let later = Instant::now() + Duration::from_secs(3600);
+    serving.gate = Some(Gate { place: HostVirt(0), due: later });
+    for (number_of_halt, answer) in [(1, ToAttached::NotNow(1)), (2, ToAttached::NotNow(2))] {
+        let asked = FromAttached::Halt { number: number_of_halt, threads: vec![number(own)] };
+        assert!(serving.hear(Some(asked), Vec::new()).is_none());
+        assert_eq!(heard(&agent), Some(answer));
+    }
+    // There is no gate at all there, which is found out when that is tried.
+    serving.gate = Some(Gate::new(HostVirt(0)));
+    let halted = |number_of_halt| {
+        let asked = FromAttached::Halt { number: number_of_halt, threads: vec![number(own)] };
+        assert!(serving.hear(Some(asked), Vec::new()).is_none());
+        heard(&agent) == Some(ToAttached::Halted(number_of_halt))
+    };
+    assert!((3..100).any(halted), "it is never halted");
 }

@@ -4,7 +4,7 @@
 //!   this program                              the agent's first thread, found by its name and its table of files
 //!      | ---- stop; socketpair, dup3 -------->  | its channel is another one from here on
 //!      | ---- Tell ------------------------->   | goes on
-//!      | <--- Threads, Here ----------------    |
+//!      | <--- Threads, Gate, Here ----------    |
 //!      v
 //!   serves, as the one before did
 //! ```
@@ -20,7 +20,7 @@ use crate::waited::Clocks;
 use act::{Tracee, share_files};
 use anyhow::{Context, bail, ensure};
 use host::{Received, Seqpacket, Signals};
-use page::{PageRange, pages_to_bytes};
+use page::{HostVirt, PageRange, pages_to_bytes};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::Pid;
@@ -50,9 +50,9 @@ pub fn take_over(pid: u32, signals: &Signals) -> anyhow::Result<(Injected, bool)
     let mut halts = Halts::new(program, Clocks::default());
     match reconnect(&mut halts) {
         Ok((channel, thread, stopped)) => match hear(&channel, &mut halts) {
-            Ok((object, all_anonymous)) => {
+            Ok(Told { object, all_anonymous, gate }) => {
                 let range = object.start.0..object.start.0 + pages_to_bytes(object.pages);
-                Ok((Injected { channel, thread, range, stopped, halts }, all_anonymous))
+                Ok((Injected { channel, thread, range, stopped, halts, gate }, all_anonymous))
             }
             Err(e) => {
                 halts.finish(signals);
@@ -104,12 +104,19 @@ fn exchange(remote: &Remote, tracee: &Tracee) -> anyhow::Result<OwnedFd> {
     channel
 }
 
+/// The agent's words on itself.
+struct Told {
+    object: PageRange,
+    all_anonymous: bool,
+    gate: Option<HostVirt>,
+}
+
 /// Asks the agent where it lies.
-fn hear(channel: &OwnedFd, halts: &mut Halts) -> anyhow::Result<(PageRange, bool)> {
+fn hear(channel: &OwnedFd, halts: &mut Halts) -> anyhow::Result<Told> {
     let channel = Seqpacket::from_stranger(channel.try_clone()?);
     let until = Instant::now() + PATIENCE;
     ensure!(channel.send(&ToAttached::Tell.encode(), &[])?, "the agent reads nothing");
-    let (mut frame, mut files) = ([0; ATTACH_BYTES], Vec::new());
+    let (mut frame, mut files, mut gate) = ([0; ATTACH_BYTES], Vec::new(), None);
     loop {
         // The thread may have been stopped in a call that is looked after.
         halts.tend();
@@ -119,8 +126,12 @@ fn hear(channel: &OwnedFd, halts: &mut Halts) -> anyhow::Result<(PageRange, bool
             Received::Frame(bytes) => {
                 // It repeats all that it asks for meanwhile. Closing a file of a stranger's may wait.
                 files.drain(..).for_each(|file| drop(host::ForeignFile::from(file)));
-                if let Some(FromAttached::Here { object, all_anonymous }) = FromAttached::decode(&frame[..bytes]) {
-                    return Ok((object, all_anonymous));
+                match FromAttached::decode(&frame[..bytes]) {
+                    Some(FromAttached::Gate(place)) => gate = Some(place),
+                    Some(FromAttached::Here { object, all_anonymous }) => {
+                        return Ok(Told { object, all_anonymous, gate });
+                    }
+                    _ => {}
                 }
             }
         }

@@ -9,7 +9,7 @@ use common::built::Built;
 use common::formats::assert_documented;
 use common::qemu::{Qemu, RAM_BYTES};
 use common::service::small_memory;
-use common::supervised::{Installed, wait_for, wait_for_within};
+use common::supervised::{Installed, signal, wait_for, wait_for_within};
 use common::{json_of, once_in_ten_times};
 use host::{Mapping, Pagemap, ProcessId, ThreadCpu};
 use rustix::process::Pid;
@@ -271,16 +271,6 @@ fn start_moves(installed: &Installed, compiler: &str) -> Waits {
     Waits::run(&mut Command::new(&program))
 }
 
-/// Attaches a program, and waits until its calls of `mremap` are led to the agent's gate, which may take several attempts. Before
-/// that, the kernel refuses calls for what is folded.
-fn attach_and_lead(installed: &Installed, pid: u32) {
-    attach(installed, &pid.to_string());
-    let is_led = |mapping: &Mapping| is_changed_code(mapping) && !mapping.name.is_empty();
-    wait_for("its calls are led to the gate", || {
-        Mapping::read_all(pid).expect("its mappings").iter().any(is_led).then_some(())
-    });
-}
-
 /// The kernel refuses to move or to enlarge memory of which parts are folded. And a mapping of the pool that grows would show
 /// more of the pool.
 fn move_folded_memory(installed: &Installed, moves: &mut Waits) {
@@ -288,7 +278,7 @@ fn move_folded_memory(installed: &Installed, moves: &mut Waits) {
     let threads = || Path::new("/proc").join(&pid).join("task").read_dir().unwrap().count();
     assert_eq!(moves.tell("go on"), "ok\n");
     let before = threads();
-    attach_and_lead(installed, moves.pid);
+    attach(installed, &pid);
     assert_eq!(moves.tell("move"), "ok\n");
     detach(installed, &pid);
     assert_eq!(moves.tell("go on"), "ok\n");
@@ -321,7 +311,7 @@ fn folded_memory_is_moved_and_enlarged_in_forked_child_too() {
     let _supervisor = installed.serve(CONFIG, &[]);
     let mut moves = start_moves(&installed, "cc");
     let parent = moves.pid();
-    attach_and_lead(&installed, moves.pid);
+    attach(&installed, &parent);
     assert_eq!(moves.tell("move"), "ok\n");
     assert_eq!(moves.tell("fork"), "ok\n");
     let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap();
@@ -527,6 +517,26 @@ fn killed_helper_is_replaced_and_program_detached_as_ever() {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
     assert!(!maps.contains("pagefold"), "{maps}");
     waits.tell("stop");
+}
+
+/// The first helper may have led none of the program's calls to the gate, of which the agent has told it alone.
+#[test]
+fn next_helper_leads_calls_to_the_gate() {
+    let Some(installed) = Installed::attaching() else { return };
+    let _supervisor = installed.serve(CONFIG, &[]);
+    let mut moves = start_moves(&installed, "cc");
+    let pid = moves.pid();
+    attach(&installed, &pid);
+    let helper = helper_of(&installed, &pid);
+    signal(helper.pid, "KILL");
+    let next = || living_helper_of(&installed, &pid).filter(|next| *next != helper);
+    wait_for_within(Duration::from_secs(120), "another helper", next);
+    let is_led = |mapping: &Mapping| is_changed_code(mapping) && !mapping.name.is_empty();
+    wait_for("calls are led to the gate", || {
+        Mapping::read_all(moves.pid).expect("its mappings").iter().any(is_led).then_some(())
+    });
+    detach(&installed, &pid);
+    assert_eq!(moves.tell("go on"), "ok\n");
 }
 
 #[test]

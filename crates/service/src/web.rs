@@ -20,7 +20,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::process::{Pid, WaitStatus};
 use std::fs::{self, Permissions};
 use std::io;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
@@ -30,6 +30,8 @@ use std::time::{Duration, Instant};
 
 /// Its program.
 const PROGRAM: &str = "pagefold-web";
+/// Time for the web side of a killed supervisor to end: 2 s.
+const PREDECESSOR: Duration = Duration::from_secs(2);
 
 /// The web side.
 pub struct Web {
@@ -43,6 +45,19 @@ pub struct Web {
     backoff: Backoff,
     /// The socket through which it is told its setup.
     word: Option<Seqpacket>,
+}
+
+/// Listens at an address. The web side of a supervisor that was killed may hold it a little longer.
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let until = Instant::now() + PREDECESSOR;
+    loop {
+        match TcpListener::bind(address) {
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
+                std::thread::sleep(PREDECESSOR / 100);
+            }
+            answer => return answer,
+        }
+    }
 }
 
 impl Web {
@@ -59,7 +74,7 @@ impl Web {
         web.sockets.push((Socket::Unix, unix_socket(&web.path, api.group)?.into()));
         if let Some(address) = api.listen {
             // Without this one, all the rest goes on.
-            match TcpListener::bind(address) {
+            match listen(address) {
                 Ok(listener) => web.sockets.push((Socket::Tcp, listener.into())),
                 Err(e) => note!("cannot listen at {address}: {e}; there is no HTTP there"),
             }

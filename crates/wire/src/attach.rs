@@ -12,7 +12,7 @@
 //!     | Born ----------------------------------------------> |  looks whether forked children live long enough for an agent
 //!     | <-------------------------------------------- Leave  |
 //!     | <--------------------------------------------- Tell  |  after another one was killed
-//!     | Threads, Here {where the agent lies} --------------> |
+//!     | Threads, Gate, Here {where the agent lies} --------> |
 //!     | Threads, Left {ranges} ----------------------------> |  unmaps these ranges, when the agent's threads have ended
 //! ```
 //!
