@@ -171,7 +171,7 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         // The kernel takes a moment to let the group go.
-        for _ in 0..100 {
+        for _ in 0..2000 {
             if home.remove() {
                 return;
             }

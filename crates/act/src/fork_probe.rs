@@ -93,6 +93,7 @@ mod tests {
 
     #[test]
     fn fork_probe_lives_until_dropped() {
+        let _turn = crate::turn_to_fork();
         let fork_probe = ForkProbe::cast().unwrap();
         let process = format!("/proc/{}/status", fork_probe.0.as_raw_nonzero());
         assert!(std::path::Path::new(&process).exists());
@@ -102,6 +103,7 @@ mod tests {
 
     #[test]
     fn fork_probe_ends_with_thread_that_made_it() {
+        let _turn = crate::turn_to_fork();
         let fork_probe =
             std::thread::spawn(|| std::mem::ManuallyDrop::new(ForkProbe::cast().unwrap()).0).join().unwrap();
         // A zombie: it has ended, and its parent has not waited for it.

@@ -2,6 +2,9 @@
 //! rights and the knobs of KSM. Code that only observes is in `host`, so a program that does not link this crate
 //! changes nothing.
 
+#[cfg(test)]
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 mod advice;
 mod apart;
 mod cgroup_home;
@@ -47,3 +50,11 @@ pub use standby::{Inheritance, Inherited, Standby};
 #[cfg(target_env = "gnu")]
 pub use trace::{FilterInstruction, Registers, Resume, Stop, Tracee, share_files, share_memory};
 pub use userfault::{Claim, Fault, Message, Moved, Purpose, Userfault, Watch, file_of_thread};
+
+/// For tests: the turn of one that forks, or that asks whether a lease is mapped. A forked child has all that the other
+/// tests of its process have mapped.
+#[cfg(test)]
+fn turn_to_fork() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}

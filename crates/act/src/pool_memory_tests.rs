@@ -104,6 +104,7 @@ fn emptied_window_takes_no_memory_and_is_used_again() {
 
 #[test]
 fn lease_is_held_while_it_is_mapped() {
+    let _turn = crate::turn_to_fork();
     let lease = Lease::create().unwrap();
     assert_eq!(ftruncate(&lease, 4096), Err(Errno::PERM));
     let held = HeldLease::hold(&lease).unwrap();
@@ -120,6 +121,7 @@ fn lease_is_held_while_it_is_mapped() {
 
 #[test]
 fn forked_child_holds_lease_of_its_parent() {
+    let _turn = crate::turn_to_fork();
     let lease = Lease::create().unwrap();
     let held = HeldLease::hold(&lease).unwrap();
     let (wait, go) = std::io::pipe().unwrap();
@@ -146,6 +148,7 @@ fn forked_child_holds_lease_of_its_parent() {
 
 #[test]
 fn sealed_lease_is_spoilt() {
+    let _turn = crate::turn_to_fork();
     let lease = Lease::create().unwrap();
     let _held = HeldLease::hold(&lease).unwrap();
     fcntl_add_seals(&lease, SealFlags::SEAL).unwrap();

@@ -324,13 +324,15 @@ mod tests {
         let mut hold = Hold::of_paused(&qemu.guest, &mut ledger, &turn);
         qemu.state().status = "paused";
         // More than a pipe takes, to one that does not read.
-        let mut holder = Holder::run(std::process::Command::new("sleep").arg("2")).unwrap();
+        let mut holder = Holder::run(std::process::Command::new("sleep").arg("60")).unwrap();
+        let pid = holder.child.as_ref().unwrap().id().to_string();
         holder.commands.as_ref().unwrap().send("x".repeat(1 << 20)).unwrap();
         holder.patience = Duration::from_millis(50);
         let began = Instant::now();
         hold.holder = Some(holder);
         hold.resume(|_| false, &mut ledger, &turn).unwrap();
-        assert!(began.elapsed() < Duration::from_secs(2), "it waited until the holder ended");
+        assert!(began.elapsed() < Duration::from_secs(30), "it waited until the holder ended");
+        assert!(std::process::Command::new("kill").arg(pid).status().unwrap().success());
         assert!(hold.holder.is_none(), "a late reply would be taken for another command's");
         assert_eq!((qemu.state().status, ledger.left_paused()), ("running", Vec::new()));
     }

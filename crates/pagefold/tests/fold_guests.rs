@@ -64,10 +64,10 @@ fn unfold_all(service: &Service, groups: &[&str]) {
     for group in groups {
         service.set(group, &["--fold", "unfold"]);
     }
-    until(60, "all is private again", || groups.iter().all(|group| folded(service, group) == 0));
+    until(180, "all is private again", || groups.iter().all(|group| folded(service, group) == 0));
     // A member's own figures may be a second older than those of the page frames.
     let shared = || number(&service.assert_audit_is_clean()["shared_within_group"]);
-    until(20, "page frames say so, too", || shared() < 200);
+    until(60, "page frames say so, too", || shared() < 200);
 }
 
 /// Asserts that each group has its two members, and prints the group's figures.
@@ -106,9 +106,9 @@ fn real_guests_stay_right_while_they_are_folded() {
     }
     let while_folding = lab.everywhere(&guests, &checks());
     assert_eq!(while_folding, before);
-    until(60, "guests are folded", || groups.iter().all(|group| folded(&service, group) > 10_000));
-    let audit = service.assert_audit_is_clean();
-    assert!(number(&audit["saved_bytes"]) > (2 * 20) << 20, "{audit}");
+    until(120, "guests are folded", || groups.iter().all(|group| folded(&service, group) > 10_000));
+    // Many mappings may still be of few frames each, which saves less.
+    until(120, "it saves memory", || number(&service.assert_audit_is_clean()["saved_bytes"]) > (2 * 20) << 20);
     let after = lab.everywhere(&guests, &checks());
     assert_eq!(after, before);
 
@@ -116,7 +116,7 @@ fn real_guests_stay_right_while_they_are_folded() {
     for group in groups {
         service.set(group, &["--fold", "on"]);
     }
-    until(60, "guests are folded again", || groups.iter().all(|group| folded(&service, group) > 5_000));
+    until(120, "guests are folded again", || groups.iter().all(|group| folded(&service, group) > 5_000));
     assert_eq!(lab.everywhere(&guests, &checks()), before);
     assert_all_are_members(&service, &groups);
     service.assert_audit_is_clean();

@@ -67,7 +67,8 @@ fn root_asks_private_service_of_user_and_others_do_not() {
 fn hostile(installed: &Installed, dir: &str, answer: &str) -> Hostile {
     let script = format!(
         "import json, os, socket
-s = socket.socket(1, 5); s.bind('{dir}/control.sock'); s.listen(9)
+s = socket.socket(1, 5); s.bind('{dir}/early.sock'); s.listen(9)
+os.rename('{dir}/early.sock', '{dir}/control.sock')
 while True:
     c, _ = s.accept()
     try:
@@ -84,6 +85,10 @@ while True:
     wait_for("it listens", || fs::exists(format!("{dir}/control.sock")).is_ok_and(|there| there).then_some(()));
     Hostile(child)
 }
+
+/// Answers for ever. Each answer is long, so that the client soon has more than it takes.
+const ENDLESS: &str = "        answer = json.dumps(dict(group=group)).encode() + b' ' * 9999
+        while True: c.send(answer)";
 
 struct Hostile(Child);
 
@@ -111,7 +116,7 @@ fn hostile_service_harms_nobody_who_asks_it() {
     for (name, answer, expected) in [
         ("steers", "send(refused='\\x1b[2Jno')".to_owned(), "?[2Jno"),
         ("path", format!("{usual}; group['name'] = '../x'; send(group=group)"), "is no answer"),
-        ("endless", format!("{usual}\n        while True: send(group=group)"), "does not stop answering"),
+        ("endless", format!("{usual}\n{ENDLESS}"), "does not stop answering"),
         ("deep", "c.send(b'[' * 100000)".to_owned(), "the service has hung up"),
         ("files", "socket.send_fds(c, [b'{}'], [0] * 60); c.close()".to_owned(), "the service has hung up"),
     ] {
@@ -122,7 +127,7 @@ fn hostile_service_harms_nobody_who_asks_it() {
         let said = words(&output);
         assert!(output.status.code() == Some(1) && said.contains(expected), "{name}: {said}");
         assert!(!said.contains('\x1b') && said.len() < 2000, "{name}: {said}");
-        assert!(begin.elapsed() < Duration::from_secs(12), "{name}");
+        assert!(begin.elapsed() < Duration::from_secs(30), "{name}");
     }
     // Processes of others are not believed to be its members.
     let dir = owned(&installed, "claims");

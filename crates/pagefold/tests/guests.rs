@@ -4,18 +4,11 @@ mod common;
 
 use common::formats::assert_documented;
 use common::qemu::{FILLED_BYTES, Qemu, RAM_BYTES};
-use common::{Known, Stage, json_of, number, pagefold, unprivileged};
+use common::{Known, Stage, json_of, number, pagefold, stop, unprivileged};
 use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
-
-fn stop(pid: u32) {
-    assert!(Command::new("kill").args(["-STOP", &pid.to_string()]).status().unwrap().success());
-    while !fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") T ") {
-        std::thread::yield_now();
-    }
-}
 
 fn guests(args: &[&str]) -> Output {
     pagefold(&[&["guests", "--json"], args].concat())

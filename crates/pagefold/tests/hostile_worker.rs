@@ -55,7 +55,7 @@ impl Scene {
     /// The agent's next connection, greeted as a worker does, but for what `lie` puts in the place of its files.
     fn greet(&self, lie: impl FnOnce(&mut Files)) -> Connection {
         let mut socket = None;
-        until(20, "the agent connects", || {
+        until(60, "the agent connects", || {
             socket = self.listener.accept().unwrap();
             socket.is_some()
         });
@@ -121,7 +121,7 @@ impl Connection {
     fn ask<T>(&mut self, question: &ToAgent, answer: impl Fn(&ToWorker) -> Option<T>) -> T {
         assert!(self.say(question, None));
         let mut found = None;
-        until(20, &format!("an answer to {question:?}"), || {
+        until(60, &format!("an answer to {question:?}"), || {
             assert!(!self.hear(), "the agent has hung up");
             found = self.heard.iter().find_map(&answer);
             found.is_some()
@@ -201,7 +201,7 @@ fn files_that_are_not_sealed_memory_are_refused() {
     for (what, lie) in lies {
         let mut scene = Scene::new();
         let mut connection = scene.greet(lie);
-        until(20, &format!("the agent hangs up on {what}"), || connection.hear());
+        until(60, &format!("the agent hangs up on {what}"), || connection.hear());
         assert_eq!(scene.member.tell("read pages 0 64"), "ok", "{what}");
     }
     let scene = Scene::new();
@@ -214,7 +214,7 @@ fn files_that_are_not_sealed_memory_are_refused() {
 /// Pages that the agent reports.
 fn enrolled(connection: &mut Connection) -> PageRange {
     let mut pages = None;
-    until(20, "pages have rested", || {
+    until(60, "pages have rested", || {
         assert!(!connection.hear(), "the agent has hung up");
         pages = connection.heard.iter().find_map(|message| match message {
             ToWorker::Rested(runs, _) => {
@@ -279,7 +279,7 @@ fn no_more_pages_become_private_than_there_is_room_for() {
     for room in [0, 5, 0, 7, 100] {
         assert!(worker.say(&ToAgent::Room(room), None));
         promised = (promised + room).min(SLOTS.into());
-        until(20, &format!("{promised} pages are private"), || worker.released() >= promised);
+        until(60, &format!("{promised} pages are private"), || worker.released() >= promised);
         // Time in which it would unfold more.
         std::thread::sleep(std::time::Duration::from_secs(1));
         assert_eq!(worker.released(), promised, "with room for {room} more");

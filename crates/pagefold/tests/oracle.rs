@@ -97,7 +97,7 @@ impl Run {
         let words = [&plain, words].concat();
         let start = |name| service.run_with("acme", name, &["--all-anonymous"], &words, &[CHILDREN]);
         let mut members = ["one", "other"].map(start);
-        until(20, "both are members", || service.show("acme")["members"].as_array().is_some_and(|m| m.len() >= 2));
+        until(60, "both are members", || service.show("acme")["members"].as_array().is_some_and(|m| m.len() >= 2));
         service.set("acme", &["--scan-rate", "400000"]);
         let (mut unfolds, mut shown, mut states) = (0, Value::Null, BTreeSet::new());
         while members.iter().all(|m| runs(m.pid())) {

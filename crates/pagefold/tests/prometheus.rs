@@ -133,11 +133,11 @@ fn prometheus_scrapes_it_and_every_query_of_the_dashboard_returns_data() {
     let queries = queries(&serde_json::from_str(&dashboard).expect("JSON"));
     assert!(queries[0].contains("pagefold_group_saved_bytes"), "net savings come first: {}", queries[0]);
     for query in &queries {
-        until(30, query, || !prometheus.query(query).is_empty());
+        until(60, query, || !prometheus.query(query).is_empty());
     }
     let group = service.group("acme");
-    let of_audit = service.audit()["by_group"][0]["saved_bytes"].as_f64().expect("savings");
-    until(30, "Prometheus has what page frames say, within 1%", || {
+    until(60, "Prometheus has what page frames say, within 1%", || {
+        let of_audit = service.audit()["by_group"][0]["saved_bytes"].as_f64().expect("savings");
         let line = prometheus.query(&format!("pagefold_group_saved_bytes{{group=\"{group}\"}}"));
         let figure = line.rsplit_once("=> ").and_then(|(_, rest)| rest.split(' ').next()?.parse::<f64>().ok());
         figure.is_some_and(|saved| (saved - of_audit).abs() <= of_audit / 100.0)

@@ -77,7 +77,7 @@ fn real_vms_are_counted_as_by_hand() {
     let Some(guests) = lab.up(&words) else { return };
     let pids: Vec<u32> = guests.iter().map(lab::pid).collect();
     // The VMs are stopped, so that nothing changes between the counts.
-    signal(&pids, "-STOP");
+    pids.iter().for_each(|pid| common::stop(*pid));
     let groups = lab.groups();
     // Without kinds, because `--no-trace` finds none.
     let found = census(&pids, &["--groups", &groups, "--no-kinds"]);

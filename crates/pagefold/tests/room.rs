@@ -45,17 +45,25 @@ fn config(service: &str, group: &str) -> String {
 /// Waits until the group says that it waits for room, and checks that `folded` pages of each member stay folded.
 fn assert_waits(service: &Service, names: &[&str], folded: u64, purpose: &str) {
     let why = |shown: &Value| shown["waits_for_room"].as_str().unwrap_or_default().to_owned();
-    until(30, &format!("it waits: {purpose}"), || why(&service.show("acme")).contains(purpose));
+    let are_folded = |shown: &Value| names.iter().all(|name| folded_pages(shown, name) == folded);
+    // The members' own figures may be a second older than the group's word.
+    until(60, &format!("it waits: {purpose}"), || {
+        let shown = service.show("acme");
+        why(&shown).contains(purpose) && are_folded(&shown)
+    });
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(3) {
         let shown = service.show("acme");
-        assert!(names.iter().all(|name| folded_pages(&shown, name) == folded), "{shown}");
+        assert!(are_folded(&shown), "{shown}");
     }
-    let why = why(&service.show("acme"));
-    assert!(why.contains("GiB are kept in reserve") && why.contains("free memory"), "{why}");
-    let text = service.pagefold(&["group", "show", &service.group("acme")]);
-    let text = String::from_utf8(text.stdout).expect("text");
-    assert!(text.split_whitespace().collect::<Vec<_>>().join(" ").contains(&why), "{text}");
+    // The reason has the memory of this moment. It is gone for a moment each time that the group asks again.
+    until(60, "JSON and text have the reason", || {
+        let why = why(&service.show("acme"));
+        let text = service.pagefold(&["group", "show", &service.group("acme")]);
+        let text = String::from_utf8(text.stdout).expect("text");
+        let is_whole = why.contains("GiB are kept in reserve") && why.contains("free memory");
+        is_whole && text.split_whitespace().collect::<Vec<_>>().join(" ").contains(&why)
+    });
     assert!(service.log().contains("waits for room"), "{}", service.log());
 }
 
@@ -108,8 +116,8 @@ fn pool_is_made_anew_only_when_there_is_room() {
     assert_waits(&service, &["a"], 2 * kept, "it is to be made anew");
     assert!(!service.log().contains("everything is private"), "{}", service.log());
     service.configure(&config(&format!("prover = false\n{ROOM}"), ""));
-    until(60, "it is made anew", || service.log().contains("everything is private; folding begins again"));
-    until(60, "what was shared is shared again", || folded_pages(&service.show("acme"), "a") == 2 * kept);
+    until(120, "it is made anew", || service.log().contains("everything is private; folding begins again"));
+    until(120, "what was shared is shared again", || folded_pages(&service.show("acme"), "a") == 2 * kept);
     assert!(service.show("acme")["waits_for_room"].is_null());
     assert_eq!(a.tell("read x 0 35000"), "ok");
 }
@@ -168,7 +176,7 @@ fn pool_takes_no_more_than_half_of_its_members_memory_limits() {
     until(60, "it counts no more", || bound(&service) == by_members(32 << 20));
     limit(&cgroup, 128 << 20);
     until(60, "a larger limit counts", || bound(&service) == by_members(64 << 20));
-    until(60, "the rest is folded", || folded_pages(&service.show("acme"), "tenant") == 24_000);
+    until(120, "the rest is folded", || folded_pages(&service.show("acme"), "tenant") == 24_000);
     let free = PathBuf::from(&cgroup).parent().expect("a root").display().to_string();
     let _free = member_in(&service, "free", &free);
     until(60, "a member without a limit", || bound(&service).1 == "settings");
@@ -197,7 +205,7 @@ fn pages_become_private_only_within_memory_limits_of_members() {
         let waits = service.show("acme")["waits_for_room"].as_str().unwrap_or_default().to_owned();
         waits.contains("whose memory limit leaves")
     });
-    until(20, "a part is private", || (6000..14_000).contains(&folded(&service)));
+    until(60, "a part is private", || (6000..14_000).contains(&folded(&service)));
     tenant.assert_is_well();
     limit(&cgroup, 256 << 20);
     until(60, "all is private", || folded(&service) == 0);

@@ -61,13 +61,13 @@ fn member_does_not_wait_for_file_that_it_opens() {
     until(60, "it folds", || number(&service.show("acme")["sharing_pages"]) > 1000);
     assert_eq!(member.tell("read /mnt/file"), "ok");
     // The agent does not wait for it either: it says why it folds nothing, and still does what it is asked.
-    until(30, "it is not folded", || {
+    until(60, "it is not folded", || {
         find_member(&service.show("acme"), "one").is_some_and(|shown| {
             shown["state"] == "unpinned"
                 && shown["detail"].as_str().is_some_and(|why| why.contains("/mnt/file on fuse"))
         })
     });
     service.set("acme", &["--fold", "unfold"]);
-    until(30, "it unfolds", || member.tell("folded") == "0");
+    until(60, "it unfolds", || member.tell("folded") == "0");
     assert_eq!(member.tell("check"), "ok");
 }

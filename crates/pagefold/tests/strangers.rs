@@ -141,7 +141,7 @@ fn compromised_worker_gets_no_process_that_it_claims() {
     wait_for("the claim is refused", || installed.log().contains("was never admitted to it").then_some(()));
     assert!(stranger.is_refused(&installed), "a stranger was handed to the worker that claimed it");
     assert!(betas.connects(&installed), "{}", installed.log());
-    assert_eq!(installed.members("beta"), [format!("fake-agent-{}", betas.pid())]);
+    installed.until_members("beta", &[&format!("fake-agent-{}", betas.pid())]);
     let orders = evil.tell("orders");
     assert!(!orders.contains("admit"), "{orders}");
 }
@@ -183,7 +183,8 @@ fn member_by_rule_that_cannot_be_written_down_is_not_admitted() {
     let obstacle = installed.path("s/state.json.next");
     std::fs::create_dir(&obstacle).expect("make an obstacle");
     assert!(installed.stranger_unprivileged().is_refused(&installed));
-    assert!(installed.log().contains("cannot write"), "{}", installed.log());
+    // The reason is logged after the connection has been closed.
+    wait_for("the log has the reason", || installed.log().contains("cannot write").then_some(()));
     std::fs::remove_dir(&obstacle).expect("remove it again");
     let mut other = installed.stranger_unprivileged();
     assert!(other.connects(&installed), "{}", installed.log());
@@ -192,8 +193,36 @@ fn member_by_rule_that_cannot_be_written_down_is_not_admitted() {
     assert!(one.is_connected() && other.is_connected());
     let mut wanted = [one.pid(), other.pid()].map(|pid| format!("fake-agent-{pid}"));
     wanted.sort();
-    assert_eq!(installed.members("beta"), wanted);
+    installed.until_members("beta", &wanted.each_ref().map(String::as_str));
     assert!(!installed.log().contains("never admitted"), "{}", installed.log());
+}
+
+/// Opens connections and keeps them. Returns the number of those that were let in.
+fn open(fake: &mut Fake, socket: &str, count: usize) -> usize {
+    fake.tell(&format!("crowd {socket} {count}")).parse().expect("a number")
+}
+
+/// Has one more user than have room together take places at a socket. Returns their numbers of places, too.
+///
+/// The supervisor forgets a client after 10 s. Where a machine is as slow as that, the crowd goes, and another one
+/// comes.
+fn crowd(installed: &Installed, n: usize, socket: &str) -> (Vec<Fake>, Vec<usize>) {
+    for _ in 0..5 {
+        let user = |user| {
+            let mut fake = installed.stranger();
+            assert_eq!(fake.tell(&format!("become {}", 70_000 + user)), "ok");
+            fake
+        };
+        let mut crowd: Vec<Fake> = (0..=ALL_SHARES[n] / SHARES[n]).map(user).collect();
+        let began = Instant::now();
+        let counts = crowd.iter_mut().map(|fake| open(fake, socket, SHARES[n] + 8)).collect();
+        if n == 0 || began.elapsed() < Duration::from_secs(9) {
+            return (crowd, counts);
+        }
+        drop(crowd);
+        std::thread::sleep(Duration::from_secs(12));
+    }
+    panic!("each crowd took more than 9 s");
 }
 
 /// One person may have many users: subordinate ids.
@@ -208,20 +237,8 @@ fn crowd_of_users_leaves_places_of_root_and_of_members() {
     assert!(beta.connects(&installed), "{}", installed.log());
     let sockets = ["prove", "control"].map(|name| installed.text(&format!("s/{name}.sock")));
     wait_for("the prover answers", || (others.tell(&format!("prove {}", sockets[0])) == "ok").then_some(()));
-    let open = |fake: &mut Fake, n: usize, count: usize| -> usize {
-        fake.tell(&format!("crowd {} {count}", sockets[n])).parse().expect("a number")
-    };
     for n in 0..2 {
-        // One more user than have room together.
-        let users: Vec<Fake> = (0..=ALL_SHARES[n] / SHARES[n])
-            .map(|user| {
-                let mut fake = installed.stranger();
-                assert_eq!(fake.tell(&format!("become {}", 70_000 + user)), "ok");
-                fake
-            })
-            .collect();
-        let mut crowd = users;
-        let counts: Vec<usize> = crowd.iter_mut().map(|fake| open(fake, n, SHARES[n] + 8)).collect();
+        let (_crowd, counts) = crowd(&installed, n, &sockets[n]);
         assert_eq!(counts[0], SHARES[n], "{counts:?} at {}", sockets[n]);
         assert_eq!(counts.iter().sum::<usize>(), ALL_SHARES[n], "{counts:?} at {}", sockets[n]);
         assert_eq!(counts.last(), Some(&0), "{counts:?} at {}", sockets[n]);
@@ -229,7 +246,7 @@ fn crowd_of_users_leaves_places_of_root_and_of_members() {
         let mut claims = installed.stranger();
         assert_eq!(claims.tell(&format!("become {ACMES}")), "ok");
         let entitled = if n == 0 { &mut beta } else { &mut claims };
-        assert_eq!(open(entitled, n, SHARES[n] * 2), SHARES[n] * 2);
+        assert_eq!(open(entitled, &sockets[n], SHARES[n] * 2), SHARES[n] * 2);
         assert_all_answer(&installed, &mut others, &format!("a crowd at {}", sockets[n]));
     }
 }

@@ -54,13 +54,13 @@ fn nothing_is_folded_with_swap_where_kernel_would_stop() {
     let mut member = service.run_with("acme", "a", &[], &[program], &[("PAGEFOLD_KERNEL", "6.12.5")]);
     ["alloc x 500", "same x 0 500 5000", "mergeable x"].iter().for_each(|line| _ = member.tell(line));
     let row = || find_member(&service.show("acme"), "a").cloned().unwrap_or_default();
-    until(20, "it says why it is not folded", || row()["state"] == "no_move");
+    until(60, "it says why it is not folded", || row()["state"] == "no_move");
     let detail = row()["detail"].as_str().expect("text").to_owned();
     assert!(detail.contains("CVE-2025-21984") && detail.contains("swapoff"), "{detail}");
     assert_eq!(row()["folded_pages"], 0);
     drop(swap);
     if fs::read_to_string("/proc/swaps").is_ok_and(|swaps| swaps.lines().count() == 1) {
-        until(30, "it folds without swap", || row()["folded_pages"] == 500);
+        until(90, "it folds without swap", || row()["folded_pages"] == 500);
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::copy_program;
 use common::service::{Service, cannot_fold, find_member, folded_pages, until};
 use serde_json::Value;
 use std::fs::{self, Permissions};
@@ -32,8 +33,9 @@ impl Wrappers {
     }
 
     fn script(&self, name: &str, text: &str) -> String {
-        let path = self.path(name);
-        fs::write(&path, text).expect("write a script");
+        let (source, path) = (self.path(&format!("{name}.text")), self.path(name));
+        fs::write(&source, text).expect("write a script");
+        copy_program(&source, &path);
         fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("make it executable");
         path.to_str().expect("a plain path").to_owned()
     }
@@ -101,7 +103,7 @@ fn program_that_wrappers_execute_is_the_member() {
         let variables = &member.lines()[0];
         assert!(!variables.contains("PAGEFOLD_SOCKET") && !variables.contains("LD_PRELOAD"), "{variables}");
         member.kill();
-        until(10, "its row is gone", || members(&service).is_empty());
+        until(60, "its row is gone", || members(&service).is_empty());
     }
     assert!(!service.log().contains("a connection was refused"), "{}", service.log());
 }

@@ -13,8 +13,8 @@ use wire::{
     Target, ToAgent, ToWorker, VERSION, Why,
 };
 
-/// Longest wait of a test for anything: 20 s.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// Longest wait of a test for anything: 60 s.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A page's bytes, all different for different seeds; zeros for 0.
 pub fn content(seed: u64) -> Vec<u8> {

@@ -419,12 +419,13 @@ fn is_member(service: &Service, process: ProcessId) -> anyhow::Result<bool> {
 mod tests {
     use super::*;
     use std::fs;
+    use std::io::Read;
     use std::process::{Command, Stdio};
 
     #[test]
     fn program_with_mremap_of_its_own_is_told_from_others() {
-        const WAITS: &str =
-            "#include <stdio.h>\n#include <sys/mman.h>\nint main() { return getchar() - (mremap(0, 0, 0, 0) != 0); }";
+        const WAITS: &str = "#include <stdio.h>\n#include <sys/mman.h>\n\
+            int main() { puts(\"here\"); fflush(stdout); return getchar() - (mremap(0, 0, 0, 0) != 0); }";
         let dir = tempfile::tempdir().unwrap();
         let source = dir.path().join("waits.c");
         fs::write(&source, format!("#define _GNU_SOURCE\n{WAITS}\n")).unwrap();
@@ -432,9 +433,10 @@ mod tests {
             let program = dir.path().join("waits");
             let made = Command::new("cc").args([flag, "-o"]).args([&program, &source]).status().unwrap();
             assert!(made.success());
-            let mut waits = Command::new(&program).stdin(Stdio::piped()).spawn().unwrap();
-            // It is executed, and has loaded what it loads.
-            std::thread::sleep(std::time::Duration::from_millis(200));
+            let mut waits = Command::new(&program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+            // Its word proves that it is executed, and has loaded its libraries.
+            let mut said = [0; 5];
+            waits.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
             assert_eq!(has_own_mremap(waits.id()), is_own, "{flag}");
             drop(waits.stdin.take());
             waits.wait().unwrap();

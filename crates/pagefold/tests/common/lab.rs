@@ -57,7 +57,7 @@ impl Lab {
     /// Runs a shell script in all guests at once, and returns what each printed.
     pub fn everywhere(&self, guests: &[String], script: &str) -> Vec<String> {
         let start = |guest: &String| {
-            let mut command = self.command(&["exec", "--guest", guest, "--timeout", "120", "--", "sh", "-c", script]);
+            let mut command = self.command(&["exec", "--guest", guest, "--timeout", "480", "--", "sh", "-c", script]);
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("run pagefold lab exec")
         };
         let running: Vec<_> = guests.iter().map(start).collect();

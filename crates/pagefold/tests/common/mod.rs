@@ -133,6 +133,15 @@ impl Drop for Known {
     }
 }
 
+/// Stops a process, and waits until all of its threads stand still.
+pub fn stop(pid: u32) {
+    assert!(Command::new("kill").args(["-STOP", &pid.to_string()]).status().expect("run kill").success());
+    let stands = |task: fs::DirEntry| fs::read_to_string(task.path().join("stat")).is_ok_and(|s| s.contains(") T "));
+    service::until(60, &format!("process {pid} stands still"), || {
+        fs::read_dir(format!("/proc/{pid}/task")).expect("its threads").flatten().all(stands)
+    });
+}
+
 /// Path of the program with known pages, which `./x test` builds.
 fn program() -> PathBuf {
     let path = PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("known_pages");

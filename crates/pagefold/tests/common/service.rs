@@ -149,7 +149,7 @@ impl Service {
 
     fn wait_until_it_answers(&self) {
         let control = self.dir.join("s/control.sock");
-        until(20, &format!("a service answers at {}: {}", control.display(), self.log()), || {
+        until(60, &format!("a service answers at {}: {}", control.display(), self.log()), || {
             self.pagefold(&["group", "list", "--json"]).status.success()
         });
     }
@@ -250,13 +250,14 @@ impl Service {
         self.child = serve(&self.dir, &self.token, self.config.as_deref(), self.keeper.as_ref());
     }
 
-    /// Ends the supervisor with its workers, by `SIGTERM`: then it also removes its control groups. It is killed after 3 s.
+    /// Ends the supervisor with its workers, by `SIGTERM`: then it also removes its control groups. It is killed after
+    /// 15 s.
     pub fn end(&mut self) {
         let runs = |child: &mut Child| matches!(child.try_wait(), Ok(None));
         if runs(&mut self.child) {
             let _ = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status();
         }
-        let end = Instant::now() + Duration::from_secs(3);
+        let end = Instant::now() + Duration::from_secs(15);
         while Instant::now() < end && runs(&mut self.child) {
             std::thread::sleep(Duration::from_millis(10));
         }

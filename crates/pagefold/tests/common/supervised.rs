@@ -156,6 +156,11 @@ sys.exit(0 if s.recv(9) == b'' else 9)",
         names
     }
 
+    /// Waits until exactly these members are connected: a worker that has just been started tells of none at first.
+    pub fn until_members(&self, group: &str, names: &[&str]) {
+        wait_for(&format!("the members of {group} are {names:?}"), || (self.members(group) == names).then_some(()));
+    }
+
     /// The process of a group's worker, once it runs.
     pub fn worker(&self, group: &str) -> u32 {
         wait_for("a worker runs", || {
