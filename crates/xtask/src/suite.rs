@@ -4,8 +4,8 @@
 //!  cargo test --no-run --message-format=json --> programs --> each one runs in its package's directory --> outcomes --> summary
 //! ```
 //!
-//! Programs run one after the other, because many of them measure; those that only wait for timers run beside the others
-//! ([`BESIDE`]). Within a program, tests run at the same time: as many as there are processors, and more where they mostly wait
+//! Programs run one after the other, because many of them measure; those that mostly wait run beside the others, one after the
+//! other ([`BESIDE`]). Within a program, tests run at the same time: as many as there are processors, and more where they mostly wait
 //! ([`WAITING`]).
 //!
 //! Time limits and figures fail by the noise of the machine, too. Tests of programs that look at nothing else ([`SECOND_TRY`])
@@ -30,8 +30,24 @@ use std::time::{Duration, Instant};
 /// Test programs whose tests mostly wait, and the number of their tests, each with a service of its own, that run at the same time.
 const WAITING: [(&str, usize); 3] = [("exact", 3), ("failures", 4), ("torture", 3)];
 
-/// Test programs that wait for timers most of the time, and neither measure nor need a processor.
-const BESIDE: [&str; 3] = ["folding", "hostile", "lifetime"];
+/// Test programs that wait most of the time, and neither measure nor change what the whole host has. `balance` expects no
+/// swap to come meanwhile, so `swap` is one of them, too.
+const BESIDE: [&str; 14] = [
+    "attached_children",
+    "balance",
+    "failures",
+    "families",
+    "folding",
+    "hostile",
+    "lifetime",
+    "prove",
+    "restarts",
+    "room",
+    "swap",
+    "torture",
+    "troubles",
+    "web_tenants",
+];
 
 /// Test programs that compare figures, or wait for something within a time limit, and look at no member's memory.
 const SECOND_TRY: [&str; 20] = [
