@@ -61,7 +61,7 @@ impl Service {
     pub fn connect(place: Place) -> anyhow::Result<Self> {
         let owner = place.owner()?;
         let socket = Seqpacket::connect(&place.control_socket())?;
-        let user = socket.peer().context("the service has hung up")?.uid;
+        let user = socket.peer_user().context("the service has hung up")?;
         if user != owner {
             let dir = place.dir().display();
             bail!("{dir} belongs to user {owner}, and a process of user {user} listens there: it is not asked");

@@ -56,6 +56,9 @@ const GATE_TRIES: (u32, Duration) = (10, Duration::from_millis(2));
 /// Time until the next attempts: 1 s.
 const GATE_AGAIN: Duration = Duration::from_secs(1);
 
+/// Least time between two lists of the program's threads in which the agent's were not all found: 1 s.
+const LIST_AGAIN: Duration = Duration::from_secs(1);
+
 /// Size of the kernel's `struct robust_list_head`, in bytes.
 const ROBUST_LIST_BYTES: u64 = 24;
 
@@ -87,6 +90,8 @@ pub struct Serving {
     /// The agent's threads, as far as they are known: their numbers here, and in their own namespace.
     own: Vec<u64>,
     theirs: Vec<u64>,
+    /// When the program's threads were listed for that.
+    listed: Instant,
     place: Place,
     /// A gate that calls are still to be led to. Nothing is folded until then.
     gate: Option<Gate>,
@@ -127,6 +132,7 @@ impl Serving {
             halted: None,
             own,
             theirs: Vec::new(),
+            listed: Instant::now(),
             place,
             gate: gate.map(Gate::new),
             leave: None,
@@ -321,7 +327,10 @@ impl Serving {
 
     /// Takes in which threads are the agent's. It knows their numbers in its own namespace.
     fn know_own(&mut self, theirs: Vec<u64>) {
-        if theirs != self.theirs {
+        // A list of threads may lack one while others end. The agent's own list may have some that have ended.
+        let is_incomplete = self.own.len() < theirs.len() && self.listed.elapsed() >= LIST_AGAIN;
+        if theirs != self.theirs || is_incomplete {
+            self.listed = Instant::now();
             let all = threads::list(self.process.pid).unwrap_or_default();
             let is_own = |thread: &Pid| threads::inner(self.process.pid, *thread).is_some_and(|n| theirs.contains(&n));
             let number = |thread: Pid| thread.as_raw_nonzero().get().cast_unsigned().into();

@@ -1,4 +1,4 @@
-use super::{End, Gate, Serving, every};
+use super::{End, Gate, LIST_AGAIN, Serving, every};
 use crate::children::Children;
 use crate::inject::Injected;
 use crate::testing::{PATIENCE, Subject, wait_for};
@@ -220,4 +220,18 @@ fn nothing_is_replaced_before_calls_are_led_to_the_gate() {
         heard(&agent) == Some(ToAttached::Halted(number_of_halt))
     };
     assert!((3..100).any(halted), "it is never halted");
+}
+
+/// A list of a process's threads may lack one while others end. It would be stopped with the program's.
+#[test]
+fn thread_of_the_agents_that_a_list_lacked_is_found_later() {
+    let subject = Subject::start(&named(PROGRAM, "threads[1].native_id"));
+    let (mut serving, _agent, both) = serving(&subject);
+    let [first, other] = both.map(number);
+    serving.theirs = vec![first, other];
+    serving.know_own(vec![first, other]);
+    assert_eq!(serving.own, [first]);
+    serving.listed = Instant::now() - LIST_AGAIN;
+    serving.know_own(vec![first, other]);
+    assert!(serving.own.len() == 2 && serving.own.contains(&other), "{:?}", serving.own);
 }

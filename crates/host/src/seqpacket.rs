@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, RecvMsg, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, getsockname,
-    listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
+    listen, recvmsg, sendmsg, socket_with, socketpair,
 };
 use std::ffi::OsStr;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -196,10 +196,38 @@ impl Seqpacket {
     /// Credentials of the process that connected; at the connecting side, of the process that listened.
     ///
     /// # Errors
-    /// The kernel refused.
+    /// The kernel refused, or the process is in a PID namespace that this one does not see.
     pub fn peer(&self) -> io::Result<Peer> {
-        let ucred = sockopt::socket_peercred(self)?;
-        Ok(Peer { pid: ucred.pid.as_raw_nonzero().get().cast_unsigned(), uid: ucred.uid.as_raw() })
+        let ucred = self.credentials()?;
+        let pid = u32::try_from(ucred.pid).ok().filter(|pid| *pid != 0);
+        let pid = pid.ok_or_else(|| io::Error::other("it is in a PID namespace that is not seen from here"))?;
+        Ok(Peer { pid, uid: ucred.uid })
+    }
+
+    /// The user of that process, wherever it is.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn peer_user(&self) -> io::Result<u32> {
+        Ok(self.credentials()?.uid)
+    }
+
+    /// As the kernel has them: a pid of 0 where the process is not seen. `rustix` has no value for that.
+    fn credentials(&self) -> io::Result<libc::ucred> {
+        let mut ucred = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+        let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: the kernel writes a `ucred` to `ucred`, whose size is in `length`; both are exclusively borrowed. Any numbers are
+        // valid there.
+        let answer = unsafe {
+            libc::getsockopt(
+                self.as_fd().as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut ucred).cast(),
+                &raw mut length,
+            )
+        };
+        if answer == 0 { Ok(ucred) } else { Err(io::Error::last_os_error()) }
     }
 }
 

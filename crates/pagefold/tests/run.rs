@@ -45,6 +45,22 @@ fn program_keeps_arguments_status_and_descriptors() {
     assert!(all.contains("PAGEFOLD_ALL=1"), "{all}");
 }
 
+/// The kernel does not tell a process in a PID namespace the number of one outside. It once took the service for gone.
+#[test]
+fn program_in_a_pid_namespace_is_a_member() {
+    if not_root() {
+        return;
+    }
+    let installed = Installed::new();
+    let _supervisor = installed.serve("", &[]);
+    let mut inside = Command::new("unshare");
+    inside.args(["--pid", "--fork", "--mount-proc"]).arg(installed.path("pagefold"));
+    inside.args(["run", "--group", "acme", "--name", "inside", "--", "sh", "-c", "echo $$; exit 7"]);
+    let output = inside.env("PAGEFOLD_DIR", installed.path("s")).output().unwrap();
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(7), &b"1\n"[..]), "{output:?}");
+    assert!(installed.log().contains("is member inside"), "{}", installed.log());
+}
+
 #[test]
 fn program_runs_where_files_may_not_have_a_page() {
     if not_root() {
