@@ -4,8 +4,8 @@
 //!  cargo test --no-run --message-format=json --> programs --> each one runs in its package's directory --> outcomes --> summary
 //! ```
 //!
-//! Programs run one after the other, because many of them measure; those that mostly wait run beside the others, one after the
-//! other ([`BESIDE`]). Within a program, tests run at the same time: as many as there are processors, and more where they mostly wait
+//! Programs run one after the other, because many of them measure; those that only wait for timers run beside the others
+//! ([`BESIDE`]). Within a program, tests run at the same time: as many as there are processors, and more where they mostly wait
 //! ([`WAITING`]).
 //!
 //! Time limits and figures fail by the noise of the machine, too. Tests of programs that look at nothing else ([`SECOND_TRY`])
@@ -30,22 +30,9 @@ use std::time::{Duration, Instant};
 /// Test programs whose tests mostly wait, and the number of their tests, each with a service of its own, that run at the same time.
 const WAITING: [(&str, usize); 3] = [("exact", 3), ("failures", 4), ("torture", 3)];
 
-/// Test programs that wait most of the time, and neither measure nor change what others see. They run no QEMU: others count the
-/// host's guests, and what these share.
-const BESIDE: [&str; 12] = [
-    "attached_children",
-    "failures",
-    "families",
-    "folding",
-    "hostile",
-    "lifetime",
-    "prove",
-    "restarts",
-    "room",
-    "torture",
-    "troubles",
-    "web_tenants",
-];
+/// Test programs that wait for timers most of the time, and neither measure nor need a processor. They have no guests and no
+/// large pools: others count the host's guests, and audit all of its pools.
+const BESIDE: [&str; 3] = ["folding", "hostile", "lifetime"];
 
 /// Test programs that compare figures, or wait for something within a time limit, and look at no member's memory.
 const SECOND_TRY: [&str; 20] = [
