@@ -18,7 +18,7 @@ use crate::enrol::{NotAttached, Rule, Via};
 use crate::name;
 use crate::place::{Meant, Place, Untrusted, own_uid};
 use anyhow::{Context, bail};
-use host::{Process, ProcessId, Seqpacket};
+use host::{Peer, Process, ProcessId, Seqpacket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::process::{Command, Stdio};
@@ -61,7 +61,7 @@ impl Service {
     pub fn connect(place: Place) -> anyhow::Result<Self> {
         let owner = place.owner()?;
         let socket = Seqpacket::connect(&place.control_socket())?;
-        let user = socket.peer_user().context("the service has hung up")?;
+        let user = Peer::user_of(&socket).context("the service has hung up")?;
         if user != owner {
             let dir = place.dir().display();
             bail!("{dir} belongs to user {owner}, and a process of user {user} listens there: it is not asked");

@@ -211,7 +211,7 @@ impl Known {
 mod tests {
     use super::*;
     use rustix::process::{getpid, set_child_subreaper};
-    use std::io::{BufRead, BufReader};
+    use std::io::{BufRead, BufReader, Write};
 
     #[test]
     fn child_is_due_at_its_age_and_then_after_waits_that_double() {
@@ -298,6 +298,32 @@ mod tests {
         shell.wait().unwrap();
         let known = known.expect("it is known");
         assert!(known.helper.is_none() && known.again == now + WAITS.0, "{known:?}");
+    }
+
+    /// The reason was once missing while a child was tried again.
+    #[test]
+    fn child_has_failed_until_an_agent_is_there() {
+        let script = "echo $$; read; echo -n pagefold > /proc/$$/comm; echo; read";
+        let (mut shell, pids) = bash(script, 1);
+        let mut known = Known::new(ProcessId::of(pids[0]).unwrap(), Duration::ZERO, Instant::now());
+        assert!(!known.has_failed(), "nobody has tried");
+        known.why = Some("a reason".to_owned());
+        assert!(known.has_failed());
+        known.helper = Some(Command::new("sleep").arg("1000").spawn().unwrap());
+        assert!(known.has_failed(), "it is tried again");
+        let mut input = shell.stdin.take().unwrap();
+        input.write_all(b"\n").unwrap();
+        let until = Instant::now() + Duration::from_secs(20);
+        while !refuse::has_agent(pids[0]) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let has_failed = known.has_failed();
+        let mut helper = known.helper.take().unwrap();
+        helper.kill().unwrap();
+        helper.wait().unwrap();
+        drop(input);
+        shell.wait().unwrap();
+        assert!(!has_failed, "there is an agent");
     }
 
     /// It is this process's child by the kernel's word once its parent has ended, and was forked by a program that was executed.

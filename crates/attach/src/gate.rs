@@ -16,7 +16,7 @@ use crate::remote::Remote;
 use crate::threads;
 use act::Tracee;
 use anyhow::{Context, ensure};
-use host::{Mapping, Pagemap};
+use host::{AuxiliaryVector, Mapping, Pagemap};
 use linux_raw_sys::auxvec::AT_BASE;
 use page::{HostVirt, PAGE_BYTES, PageRange};
 use rustix::process::Pid;
@@ -152,9 +152,8 @@ pub fn wait_for_library(pid: u32) {
 
 /// Whether the kernel has loaded another object than the program, which loads its libraries.
 fn has_loader(pid: u32) -> bool {
-    let vector = fs::read(host::proc_file(pid, "auxv")).unwrap_or_default();
-    let words: Vec<u64> = vector.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
-    words.as_chunks().0.iter().any(|[key, value]| *key == u64::from(AT_BASE) && *value != 0)
+    let base = AuxiliaryVector::of(pid).ok().and_then(|vector| vector.value(AT_BASE));
+    base.is_some_and(|base| base != 0)
 }
 
 /// The gate that a process has inherited from an attached one.

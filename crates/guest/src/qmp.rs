@@ -73,7 +73,7 @@ impl Qmp {
     pub fn of(pid: u32, path: &Path) -> Result<Self, QmpError> {
         let failed = |cause| QmpError::Socket { path: path.into(), cause };
         let stream = host::connect_within(path, PATIENCE).map_err(failed)?;
-        let peer = host::peer_pid(&stream).map_err(failed)?;
+        let peer = host::Peer::of(&stream).map_err(failed)?.pid;
         if peer != pid {
             return Err(QmpError::Foreign { path: path.into(), peer, pid });
         }

@@ -3,6 +3,7 @@
 //!
 //! Nothing here changes anything but the calling process itself. Calls that change something else are in `act`.
 
+mod auxiliary;
 pub mod bpf;
 mod cgroup;
 mod cgroup_makers;
@@ -23,6 +24,7 @@ mod mounts;
 mod own_cpu;
 mod page_cache;
 mod pagemap;
+mod peer;
 mod peer_process;
 mod plain_file;
 mod pressure;
@@ -41,6 +43,7 @@ mod userfaultfd;
 mod visibility;
 mod vm_read;
 
+pub use auxiliary::AuxiliaryVector;
 pub use cgroup::{CgroupLayout, Cgroups};
 pub use cgroup_makers::CgroupMakers;
 pub use check::{Check, Status};
@@ -61,6 +64,7 @@ pub use own_cpu::own_cpu_time;
 pub use page::PageRange;
 pub use page_cache::CachedFile;
 pub use pagemap::{Pagemap, PagemapEntry, frames_visible, has_pagemap_scan};
+pub use peer::Peer;
 pub use peer_process::{PeerPages, PeerProcess, peer_layout};
 pub use plain_file::{open_plain_file, read_plain_file};
 pub use pressure::{high_watermark_bytes, memory_stalled_percent};
@@ -69,12 +73,12 @@ pub use process::{
     pids, runs_program,
 };
 pub use process_id::{ProcessId, ProcessStat};
-pub use seqpacket::{Files, MOST_FDS, Peer, Received, Seqpacket, SeqpacketListener};
+pub use seqpacket::{Files, MOST_FDS, Received, Seqpacket, SeqpacketListener};
 pub use shares::Shares;
 pub use signals::{Caught, Signals, let_signals_through};
 pub use smaps::{Mapping, Usage};
 pub use socket::SocketKind;
-pub use stream::{connect_within, peer_pid};
+pub use stream::connect_within;
 pub use system::{
     Kernel, available_bytes, boot_clock_s, boot_id, boot_time_s, free_bytes, free_swap_bytes, has_swap,
     own_peak_rss_bytes, page_table_bytes, ram_bytes, slab_object_bytes, spare_bytes, swapped_bytes, total_swap_bytes,

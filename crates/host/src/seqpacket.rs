@@ -14,7 +14,7 @@
 //! | closing the socket | by another thread, unless the kernel refuses files | by the caller |
 
 use crate::foreign_file::ForeignFile;
-use crate::{Error, Result};
+use crate::{Error, Peer, Result};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
@@ -40,15 +40,6 @@ const SO_PASSRIGHTS: libc::c_int = 83;
 
 /// Most connections that wait to be accepted. All agents of a host may connect at the same time.
 const BACKLOG: i32 = 1024;
-
-/// Credentials of the process at the other end, noted by the kernel when that process connected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer {
-    /// Its pid.
-    pub pid: u32,
-    /// Its effective user.
-    pub uid: u32,
-}
 
 /// Outcome of an attempt to receive a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,38 +187,9 @@ impl Seqpacket {
     /// Credentials of the process that connected; at the connecting side, of the process that listened.
     ///
     /// # Errors
-    /// The kernel refused, or the process is in a PID namespace that this one does not see.
+    /// As for [`Peer::of`].
     pub fn peer(&self) -> io::Result<Peer> {
-        let ucred = self.credentials()?;
-        let pid = u32::try_from(ucred.pid).ok().filter(|pid| *pid != 0);
-        let pid = pid.ok_or_else(|| io::Error::other("it is in a PID namespace that is not seen from here"))?;
-        Ok(Peer { pid, uid: ucred.uid })
-    }
-
-    /// The user of that process, wherever it is.
-    ///
-    /// # Errors
-    /// The kernel refused.
-    pub fn peer_user(&self) -> io::Result<u32> {
-        Ok(self.credentials()?.uid)
-    }
-
-    /// As the kernel has them: a pid of 0 where the process is not seen. `rustix` has no value for that.
-    fn credentials(&self) -> io::Result<libc::ucred> {
-        let mut ucred = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-        let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-        // SAFETY: the kernel writes a `ucred` to `ucred`, whose size is in `length`; both are exclusively borrowed. Any numbers are
-        // valid there.
-        let answer = unsafe {
-            libc::getsockopt(
-                self.as_fd().as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEERCRED,
-                (&raw mut ucred).cast(),
-                &raw mut length,
-            )
-        };
-        if answer == 0 { Ok(ucred) } else { Err(io::Error::last_os_error()) }
+        Peer::of(self)
     }
 }
 

@@ -2,7 +2,6 @@
 //! full, and the queue of a stopped process stays full for ever.
 
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -33,14 +32,6 @@ pub fn connect_within(path: &Path, timeout: Duration) -> io::Result<UnixStream> 
             Err(e) => return Err(e.into()),
         }
     }
-}
-
-/// The process that began to listen at the other end.
-///
-/// # Errors
-/// The kernel does not tell.
-pub fn peer_pid(stream: &UnixStream) -> io::Result<u32> {
-    Ok(socket_peercred(stream)?.pid.as_raw_nonzero().get().cast_unsigned())
 }
 
 #[cfg(test)]

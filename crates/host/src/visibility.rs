@@ -18,14 +18,10 @@
 
 use crate::memory_files::proc_file;
 use crate::process::effective_uid;
-use crate::{Error, Pagemap, Result, text};
+use crate::{AuxiliaryVector, Error, Pagemap, Result, text};
 use linux_raw_sys::auxvec::{AT_EUID, AT_UID};
 use std::fs;
-use std::io::Read;
 use std::os::unix::fs::MetadataExt;
-
-/// Longest auxiliary vector that is read, in bytes. The kernel's has some 400.
-const AUXV_BYTES: u64 = 4096;
 
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +43,7 @@ impl Visibility {
         if is_shown_to_user(pid)? {
             return Ok(Self::User);
         }
-        let given_up = has_given_up_root(&auxiliary_vector(pid)?, user_inside(pid)?);
+        let given_up = has_given_up_root(&AuxiliaryVector::of(pid)?, user_inside(pid)?);
         Ok(if given_up { Self::RootSinceGivenUp } else { Self::Root })
     }
 }
@@ -63,12 +59,11 @@ impl Pagemap {
 
     /// See [`Self::open_given_up`]. `meanwhile` runs between opening and judging.
     fn open_before(pid: u32, meanwhile: impl FnOnce()) -> Result<Option<Self>> {
-        let before = auxiliary_vector(pid)?;
+        let before = AuxiliaryVector::of(pid)?;
         let pagemap = Self::open(pid)?;
         meanwhile();
         let is_given_up = Visibility::of(pid)? == Visibility::RootSinceGivenUp;
-        // The kernel draws the addresses in it by lot for each program that is executed.
-        Ok((is_given_up && auxiliary_vector(pid)? == before).then_some(pagemap))
+        Ok((is_given_up && AuxiliaryVector::of(pid)? == before).then_some(pagemap))
     }
 }
 
@@ -78,14 +73,6 @@ fn is_shown_to_user(pid: u32) -> Result<bool> {
     let owner = fs::symlink_metadata(&path).map_err(|e| Error::file("look at", &path, e))?.uid();
     let user = effective_uid(pid)?;
     Ok(owner == user || user == 0)
-}
-
-fn auxiliary_vector(pid: u32) -> Result<Vec<u8>> {
-    let path = proc_file(pid, "auxv");
-    let mut bytes = Vec::new();
-    let read = fs::File::open(&path).and_then(|file| file.take(AUXV_BYTES).read_to_end(&mut bytes));
-    read.map_err(|e| Error::file("read", &path, e))?;
-    Ok(bytes)
 }
 
 /// The number that a process's effective user has in the process's own user namespace, if it has one there.
@@ -104,11 +91,8 @@ fn inside(map: &str, uid: u32) -> Option<u32> {
 }
 
 /// Whether a program with this auxiliary vector was executed by root with root's rights, and has another user since.
-fn has_given_up_root(vector: &[u8], user: Option<u32>) -> bool {
-    let words: Vec<u64> = vector.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
-    let value =
-        |kind: u32| words.as_chunks().0.iter().find(|[key, _]| *key == u64::from(kind)).map(|[_, value]| *value);
-    value(AT_UID) == Some(0) && value(AT_EUID) == Some(0) && user != Some(0)
+fn has_given_up_root(vector: &AuxiliaryVector, user: Option<u32>) -> bool {
+    vector.value(AT_UID) == Some(0) && vector.value(AT_EUID) == Some(0) && user != Some(0)
 }
 
 #[cfg(test)]
@@ -125,13 +109,14 @@ mod tests {
 
     #[test]
     fn program_of_root_with_another_user_has_given_up_roots_rights() {
-        let given_up = |by, rights, user| has_given_up_root(&vector(by, rights), user);
+        let given_up = |by, rights, user| has_given_up_root(&AuxiliaryVector::from_bytes(&vector(by, rights)), user);
         assert!(given_up(0, 0, Some(33)) && given_up(0, 0, None));
         // It is root still, in its namespace; a user has executed it; it is setuid.
         let others = [(0, 0, Some(0)), (33, 33, Some(33)), (33, 33, Some(34)), (33, 0, Some(33)), (0, 33, Some(33))];
         assert!(others.iter().all(|(by, rights, user)| !given_up(*by, *rights, *user)));
         let whole = vector(0, 0);
-        assert!((0..48).all(|bytes| !has_given_up_root(&whole[..bytes], Some(33))), "a part of it says nothing");
+        let part = |bytes: usize| AuxiliaryVector::from_bytes(&whole[..bytes]);
+        assert!((0..48).all(|bytes| !has_given_up_root(&part(bytes), Some(33))), "a part of it says nothing");
     }
 
     #[test]

@@ -9,10 +9,10 @@ use common::built::Built;
 use common::formats::assert_documented;
 use common::qemu::{Qemu, RAM_BYTES};
 use common::service::small_memory;
-use common::supervised::{Installed, signal, wait_for, wait_for_within};
+use common::supervised::{Installed, wait_for, wait_for_within};
 use common::{json_of, once_in_ten_times};
 use host::{Mapping, Pagemap, ProcessId, ThreadCpu};
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -31,9 +31,14 @@ fn attach(installed: &Installed, pid: &str) -> Value {
 
 /// Attaches what is named, and has it folded as fast as can be.
 fn attach_eagerly(installed: &Installed, named: &[&str]) -> Output {
+    attach_command(installed, named).output().unwrap()
+}
+
+fn attach_command(installed: &Installed, named: &[&str]) -> Command {
     let mut command = Command::new(installed.path("pagefold"));
     command.arg("attach").args(named).args(["--group", "acme", "--all-anonymous", "--json"]);
-    command.env("PAGEFOLD_DIR", installed.path("s")).env("PAGEFOLD_EAGER", "1").output().unwrap()
+    command.env("PAGEFOLD_DIR", installed.path("s")).env("PAGEFOLD_EAGER", "1");
+    command
 }
 
 fn detach(installed: &Installed, pid: &str) -> Value {
@@ -519,6 +524,24 @@ fn killed_helper_is_replaced_and_program_detached_as_ever() {
     waits.tell("stop");
 }
 
+/// Attaches a process, and kills the helper as soon as the agent is seen: that has its name, and soon tells of its gate.
+fn attach_and_kill_helper(installed: &Installed, pid: u32) {
+    let mut attaching = attach_command(installed, &[&pid.to_string()]).stderr(Stdio::null()).spawn().expect("attach");
+    let helper = loop {
+        match host::children(attaching.id())[..] {
+            [helper] => break helper,
+            _ => assert!(attaching.try_wait().unwrap().is_none(), "it has no helper"),
+        }
+    };
+    let is_agent = |task: fs::DirEntry| fs::read(task.path().join("comm")).is_ok_and(|name| name == b"pagefold\n");
+    let until = Instant::now() + Duration::from_secs(60);
+    while !fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten().any(is_agent) {
+        assert!(Instant::now() < until, "no agent comes");
+    }
+    kill_process(Pid::from_raw(helper.cast_signed()).unwrap(), Signal::KILL).expect("kill our own child's child");
+    attaching.wait().unwrap();
+}
+
 /// The first helper may have led none of the program's calls to the gate, of which the agent has told it alone.
 #[test]
 fn next_helper_leads_calls_to_the_gate() {
@@ -526,11 +549,8 @@ fn next_helper_leads_calls_to_the_gate() {
     let _supervisor = installed.serve(CONFIG, &[]);
     let mut moves = start_moves(&installed, "cc");
     let pid = moves.pid();
-    attach(&installed, &pid);
-    let helper = helper_of(&installed, &pid);
-    signal(helper.pid, "KILL");
-    let next = || living_helper_of(&installed, &pid).filter(|next| *next != helper);
-    wait_for_within(Duration::from_secs(120), "another helper", next);
+    attach_and_kill_helper(&installed, moves.pid);
+    wait_for_within(Duration::from_secs(120), "another helper", || living_helper_of(&installed, &pid));
     let is_led = |mapping: &Mapping| is_changed_code(mapping) && !mapping.name.is_empty();
     wait_for("calls are led to the gate", || {
         Mapping::read_all(moves.pid).expect("its mappings").iter().any(is_led).then_some(())

@@ -7,19 +7,20 @@
 //! Sealing a memory file empties the caller's own list first (`memfd_tag_pins` in `mm/memfd.c`). The others are emptied only
 //! if the thread has come to another processor since it wrote to the file.
 
+use act::HUGE_PAGES;
 use page::PAGE_BYTES;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::thread::disable_transparent_huge_pages;
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 /// Least time between two emptyings: 100 ms, because each processor with pages in its lists is interrupted.
 const EVERY: Duration = Duration::from_millis(100);
-/// Size of a huge page: 2 MiB.
-const HUGE_BYTES: usize = 2 << 20;
-/// Advice that asks for huge pages.
-const MADV_COLLAPSE: i32 = 25;
+/// Size of a huge page, in bytes.
+const HUGE_BYTES: usize = HUGE_PAGES as usize * PAGE_BYTES;
 
 /// Empties the lists, at most once in [`EVERY`].
 pub struct Drain {
@@ -28,9 +29,13 @@ pub struct Drain {
 }
 
 impl Drain {
+    /// Before the first emptying. This process may have huge pages from here on.
+    ///
     /// # Errors
     /// Memory is short.
     pub fn new() -> rustix::io::Result<Self> {
+        // Inherited from whoever started the service (`PR_SET_THP_DISABLE`). The kernel would refuse to look for a huge page.
+        let _ = disable_transparent_huge_pages(false);
         Ok(Self { room: Room::new()?, last: Mutex::new(None) })
     }
 
@@ -45,8 +50,16 @@ impl Drain {
             return false;
         }
         *last = Some(Instant::now());
-        self.room.ask_for_huge_page().is_ok()
+        // A kernel without huge pages empties at least this processor's.
+        self.room.ask_for_huge_page().or_else(|_| seal_file()).is_ok()
     }
+}
+
+/// Empties this processor's list: see the module.
+fn seal_file() -> rustix::io::Result<()> {
+    let file = memfd_create("lists", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::io::write(&file, b"1")?;
+    fcntl_add_seals(&file, SealFlags::WRITE)
 }
 
 /// Memory in which there could be a huge page. One small page of it is there, without which the kernel would refuse at once.
@@ -76,7 +89,7 @@ impl Room {
     fn ask_for_huge_page(&self) -> rustix::io::Result<()> {
         let place = self.0.as_ptr().wrapping_add(self.first_huge());
         // SAFETY: the page is within the mapping, which lives as long as `self`. The advice changes no content.
-        match unsafe { libc::madvise(place.cast(), PAGE_BYTES, MADV_COLLAPSE) } {
+        match unsafe { libc::madvise(place.cast(), PAGE_BYTES, libc::MADV_COLLAPSE) } {
             0 => Ok(()),
             _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
         }
@@ -131,15 +144,10 @@ mod tests {
         (memory, range)
     }
 
-    /// Pages stayed on the lists of processors that only compute for as long as these did so.
-    #[test]
-    fn emptied_lists_of_all_processors_hold_no_fresh_pages() {
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: reference counts are shown to root only");
-            return;
-        }
+    /// Of four fresh pages, the most that were on a list before such an emptying, and after it. It is made on the processor that wrote
+    /// the pages, or on another one.
+    fn most_listed(is_apart: bool, empty_lists: impl Fn() -> rustix::io::Result<()>) -> (usize, usize) {
         let mut counts = ReferenceCounts::open().unwrap();
-        let room = Room::new().unwrap();
         let allowed = sched_getaffinity(None).unwrap();
         let processors: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
         let (mut most, mut kept) = ((0, 0), Vec::new());
@@ -149,19 +157,43 @@ mod tests {
                 break;
             }
             let (memory, range) = fresh_pages(processors[n % processors.len()]);
-            stay_on(processors[(n + 1) % processors.len()]);
+            stay_on(processors[(n + usize::from(is_apart)) % processors.len()]);
             let before = listed(&mut counts, range);
             let began = Instant::now();
-            room.ask_for_huge_page().unwrap();
+            empty_lists().unwrap();
             let took = began.elapsed();
             let after = listed(&mut counts, range);
             most = (most.0.max(before), most.1.max(after));
             eprintln!("{before} of 4 listed, {after} {took:?} later");
             kept.push(memory);
         }
-        assert_eq!(most.1, 0, "of {} pages that were listed", most.0);
         if most.0 == 0 {
             eprintln!("skipped: no fresh page was on a list");
         }
+        most
+    }
+
+    /// Pages stayed on the lists of processors that only compute for as long as these did so.
+    #[test]
+    fn emptied_lists_of_all_processors_hold_no_fresh_pages() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: reference counts are shown to root only");
+            return;
+        }
+        // As whoever started the service may have said.
+        disable_transparent_huge_pages(true).unwrap();
+        let drain = Drain::new().unwrap();
+        let most = most_listed(true, || drain.room.ask_for_huge_page());
+        assert_eq!(most.1, 0, "of {} pages that were listed", most.0);
+    }
+
+    #[test]
+    fn sealed_file_empties_the_list_of_its_own_processor() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: reference counts are shown to root only");
+            return;
+        }
+        let most = most_listed(false, seal_file);
+        assert_eq!(most.1, 0, "of {} pages that were listed", most.0);
     }
 }

@@ -216,4 +216,16 @@ mod tests {
         assert!(unix_socket(&file, None).unwrap_err().to_string().contains("no socket"));
         assert_eq!(fs::read(&file).unwrap(), b"precious");
     }
+
+    #[test]
+    fn address_of_a_predecessor_is_waited_for() {
+        let before = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let address = before.local_addr().unwrap();
+        let ending = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            drop(before);
+        });
+        assert_eq!(listen(address).unwrap().local_addr().unwrap(), address);
+        ending.join().unwrap();
+    }
 }
