@@ -132,7 +132,9 @@ pub fn make_room(facts: &Facts, name: &str, bytes: u64, params: &Params) -> Resu
     let (budget, reserve) = (Budget::of(facts), Reserve::of(facts, params));
     let lacking = signed(bytes).saturating_sub(budget.spare_bytes).max(0).unsigned_abs();
     let taken = price::take(facts, Need { spare_bytes: lacking, ..Need::default() }, |_| u64::MAX);
-    let freed = taken.iter().fold(0, |sum: u64, taken| sum.saturating_add(taken.freed_bytes));
+    // A guest that holds more than its driver's size gives less than was taken of its price.
+    let steps: Vec<Step> = taken.iter().filter_map(|taken| shrink(facts, taken, &format!("room for {name}"))).collect();
+    let freed = steps.iter().fold(0, |sum: u64, step| sum.saturating_add(step.expected_bytes));
     let refuse = |reason| Err(Refusal { guest: name.into(), bytes, reason });
     if facts.host.rung >= Rung::Refuse {
         return refuse("the host has been short of memory, and withdrawing loans did not help".into());
@@ -154,7 +156,7 @@ pub fn make_room(facts: &Facts, name: &str, bytes: u64, params: &Params) -> Resu
             cover >> 20
         ));
     }
-    Ok(taken.iter().filter_map(|taken| shrink(facts, taken, &format!("room for {name}"))).collect())
+    Ok(steps)
 }
 
 /// Memory that stays spare, so that loans are not withdrawn as soon as they are given: the least change of all guests
