@@ -3,7 +3,7 @@
 mod common;
 
 use common::formats::assert_documented;
-use common::service::small_memory;
+use common::service::{cgroup_path, small_memory};
 use common::supervised::{Installed, signal, wait_for_within};
 use common::{Afterwards, json_of};
 use serde_json::Value;
@@ -20,23 +20,22 @@ const HALF: usize = 1024;
 
 /// Control groups of a test, below one that nobody else has.
 struct Places {
-    name: String,
     dir: String,
     _afterwards: (Afterwards, Afterwards),
 }
 
 impl Places {
     fn new(name: &str, parts: &[&str]) -> Option<Self> {
-        let name = format!("enrol-{name}-{}", std::process::id());
+        let name = format!("enrol-{name}-{}", common::world());
         let (dir, afterwards) = small_memory(&name, 12 << 30)?;
         parts.iter().for_each(|part| fs::create_dir(format!("{dir}/{part}")).expect("make a control group"));
         let patiently = format!("(for i in $(seq 300); do rmdir {dir}/* && break; sleep 0.1; done) > /dev/null 2>&1 &");
-        Some(Self { name, dir, _afterwards: (afterwards, Afterwards::run(&patiently)) })
+        Some(Self { dir, _afterwards: (afterwards, Afterwards::run(&patiently)) })
     }
 
     /// The path of a control group, as rules name it.
     fn path(&self, part: &str) -> String {
-        format!("/pagefold-test-{}/{part}", self.name)
+        format!("{}/{part}", cgroup_path(&self.dir))
     }
 
     /// Starts a program in a control group.
@@ -347,7 +346,7 @@ fn attached_container_also_enrols_what_starts_in_it_later() {
         return;
     }
     let _supervisor = installed.serve(GROUP, &[]);
-    let name = format!("pagefold-enrol-{}", std::process::id());
+    let name = format!("pagefold-enrol-{}", common::world());
     let _first = container(&installed, &name);
     let attach = ["attach", "--container", &name, "--group", "acme", "--all-anonymous", "--json"];
     let said = json_of(&installed.pagefold(&attach));

@@ -72,6 +72,7 @@ fn real_vms_are_counted_as_by_hand() {
         return;
     }
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    common::own_qemu();
     let lab = Lab::new(&[]);
     let words = ["--image", "tiny", "--guests", "3", "--groups", "acme,beta", "--memory", "128M", "--saved"];
     let Some(guests) = lab.up(&words) else { return };

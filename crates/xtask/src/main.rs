@@ -1,4 +1,4 @@
-//! Checks of the source tree: `./x structure`, `./x words` and `./x figures`.
+//! Checks of the source tree, `./x structure`, `./x words` and `./x figures`, and its tests.
 //!
 //! ```text
 //!  .rs files --> rust (tokens, comments) --> text (paragraphs, sentences) --> words: findings
@@ -21,7 +21,7 @@ mod text;
 mod words;
 
 use std::io::{ErrorKind, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
@@ -37,8 +37,15 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Run every test, and say how many passed, failed and were skipped
-    Test,
+    /// Run tests, and say how many passed, failed and were skipped
+    Test {
+        /// Write the results to this file, as JSON
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        /// Which tests, as `cargo nextest run` takes them [default: all]
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
     /// Rules for words in comments, names and Markdown files
     Words {
         /// Print JSON
@@ -79,8 +86,8 @@ fn run(command: &Command) -> Result<bool> {
             print(&if *json { to_json(&structure)? } else { structure.to_string() })?;
             Ok(structure.problems.is_empty())
         }
-        Command::Test => {
-            let summary = suite::run()?;
+        Command::Test { json, words } => {
+            let summary = suite::run(words, json.as_deref())?;
             print(&summary.to_string())?;
             Ok(summary.is_good())
         }

@@ -1,289 +1,203 @@
-//! `./x test`: runs every test program of the workspace, and ends with how many tests passed, failed and were skipped, and why.
+//! `./x test`: runs every test of the workspace by cargo-nextest, and ends with how many passed, failed and were skipped, and why.
 //!
 //! ```text
-//!  cargo test --no-run --message-format=json --> programs --> each one runs in its package's directory --> outcomes --> summary
+//!  cargo nextest run --> target/nextest/default/junit.xml --> Summary --> text, and JSON for `--json FILE`
 //! ```
 //!
-//! Programs run one after the other, because many of them measure; those that only wait for timers run beside the others
-//! ([`BESIDE`]). Within a program, tests run at the same time: as many as there are processors, and more where they mostly wait
-//! ([`WAITING`]).
-//!
-//! Time limits and figures fail by the noise of the machine, too. Tests of programs that look at nothing else ([`SECOND_TRY`])
-//! are tried once more if they fail, alone and at the end. The summary names those that passed only then. A test that looks at
-//! what memory holds has one try: a lost write may show once in a thousand.
-//!
-//! A test that cannot run here says `skipped: ` and the reason on stderr, and passes; it is counted as skipped.
+//! `.config/nextest.toml` says which tests run beside each other, and for how long. A test that cannot run here says `skipped: `
+//! and the reason on stderr, and passes; it is counted as skipped.
 
-mod outcome;
-
-use anyhow::{Context, Result, bail};
-use outcome::Outcome;
-use serde::Deserialize;
+use anyhow::{Context, Result, ensure};
+use roxmltree::{Document, Node, ParsingOptions};
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::panic::resume_unwind;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
 
-/// Test programs whose tests mostly wait, and the number of their tests, each with a service of its own, that run at the same time.
-const WAITING: [(&str, usize); 3] = [("exact", 3), ("failures", 4), ("torture", 3)];
+/// Start of the line by which a test says that it cannot run here.
+const SKIPPED: &str = "skipped: ";
 
-/// Test programs that wait for timers most of the time, and neither measure nor need a processor. They have no guests and no
-/// large pools: others count the host's guests, and audit all of its pools.
-const BESIDE: [&str; 3] = ["folding", "hostile", "lifetime"];
+/// Number of tests in the list of the slowest.
+const SLOWEST: usize = 10;
 
-/// Test programs that compare figures, or wait for something within a time limit, and look at no member's memory.
-const SECOND_TRY: [&str; 20] = [
-    "balance",
-    "bench",
-    "bench_balance",
-    "bench_ksm",
-    "bench_overhead",
-    "bench_serve",
-    "census",
-    "churn",
-    "explain",
-    "families",
-    "frames",
-    "insight",
-    "lab",
-    "operator",
-    "prometheus",
-    "restarts",
-    "service",
-    "study",
-    "web",
-    "web_crowd",
-];
-
-/// A test program.
-#[derive(Debug, PartialEq)]
-struct Program {
-    package: String,
-    target: String,
-    executable: PathBuf,
-    /// Directory of the package.
-    directory: PathBuf,
+/// Outcome of a test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Outcome {
+    Passed,
+    Failed,
+    Skipped,
 }
 
-impl Program {
-    fn name(&self) -> String {
-        format!("{} {}", self.package, self.target)
-    }
+/// A test that has run.
+#[derive(Debug, Serialize)]
+struct Test {
+    name: String,
+    program: String,
+    seconds: f64,
+    outcome: Outcome,
+    /// Reason why it was skipped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+    #[serde(skip)]
+    retries: usize,
 }
 
-/// Results of all programs.
-#[derive(Debug, Default)]
+/// Results of all tests.
+#[derive(Debug, Serialize)]
 pub struct Summary {
     passed: usize,
-    /// Program and name of each failed test.
-    failed: Vec<String>,
-    /// Program and name of each test that passed at the second try only.
-    late: Vec<String>,
-    /// Number of skipped tests by reason.
-    skipped: BTreeMap<String, usize>,
-    elapsed: Duration,
+    failed: usize,
+    skipped: usize,
+    seconds: f64,
+    retries: usize,
+    tests: Vec<Test>,
 }
 
 impl Summary {
-    /// Whether no test failed.
+    /// Whether tests have run and none failed.
     pub fn is_good(&self) -> bool {
-        self.failed.is_empty()
+        self.failed == 0 && !self.tests.is_empty()
     }
 
-    fn add(&mut self, program: &str, outcome: Outcome) {
-        self.late.extend(outcome.late.iter().map(|test| format!("{program}: {test}")));
-        self.passed += outcome.passed;
-        self.failed.extend(outcome.failed.iter().map(|test| format!("{program}: {test}")));
-        for reason in outcome.skipped {
-            *self.skipped.entry(reason).or_default() += 1;
-        }
+    fn of(tests: Vec<Test>, seconds: f64) -> Self {
+        let count = |outcome| tests.iter().filter(|test| test.outcome == outcome).count();
+        let (passed, failed, skipped) = (count(Outcome::Passed), count(Outcome::Failed), count(Outcome::Skipped));
+        Self { passed, failed, skipped, seconds, retries: tests.iter().map(|test| test.retries).sum(), tests }
     }
 }
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let skipped: usize = self.skipped.values().sum();
-        let seconds = self.elapsed.as_secs();
-        let failed = self.failed.len();
-        writeln!(
-            f,
-            "\n{} passed, {failed} failed, {skipped} skipped in {} min {} s",
-            self.passed,
-            seconds / 60,
-            seconds % 60
-        )?;
-        for (reason, count) in &self.skipped {
-            writeln!(f, "  skipped, {count}: {reason}")?;
+        let mut slowest: Vec<&Test> = self.tests.iter().collect();
+        slowest.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        writeln!(f, "\nThe slowest:")?;
+        for test in slowest.iter().take(SLOWEST) {
+            writeln!(f, "  {:6.1} s  {} {}", test.seconds, test.program, test.name)?;
         }
-        self.late.iter().try_for_each(|test| writeln!(f, "  passed at the second try only: {test}"))?;
-        self.failed.iter().try_for_each(|test| writeln!(f, "  failed: {test}"))
+        let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+        for reason in self.tests.iter().filter_map(|test| test.reason.as_deref()) {
+            *reasons.entry(reason).or_default() += 1;
+        }
+        reasons.iter().try_for_each(|(reason, count)| writeln!(f, "  skipped, {count}: {reason}"))?;
+        let failed = self.tests.iter().filter(|test| test.outcome == Outcome::Failed);
+        failed.into_iter().try_for_each(|test| writeln!(f, "  failed: {} {}", test.program, test.name))?;
+        let seconds = self.seconds.round() as u64;
+        writeln!(f, "{} tests in {} min {} s", self.tests.len(), seconds / 60, seconds % 60)?;
+        writeln!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
     }
 }
 
-/// Runs all test programs. Each one's results are printed when it has ended, with its output if a test failed.
+/// Runs the tests that `words` select, as `cargo nextest run` takes them; all without any. Writes the results to `json`, too.
 ///
 /// # Errors
-/// Cargo cannot build them, or one cannot be started.
-pub fn run() -> Result<Summary> {
-    let programs = build()?;
-    let (began, mut summary) = (Instant::now(), Summary::default());
-    let (beside, others): (Vec<_>, Vec<_>) = programs.iter().partition(|program| BESIDE.contains(&&*program.target));
-    let (waited, ran) = thread::scope(|scope| {
-        let waiting = scope.spawn(|| run_all(&beside));
-        let ran = run_all(&others);
-        (waiting.join().unwrap_or_else(|panic| resume_unwind(panic)), ran)
-    });
-    for (program, mut outcome) in ran?.into_iter().chain(waited?) {
-        if SECOND_TRY.contains(&&*program.target) {
-            print!("{}", try_again(program, &mut outcome)?);
+/// Nothing can be built, or the runner has left no results.
+pub fn run(words: &[String], json: Option<&Path>) -> Result<Summary> {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
+    let results = target.join("nextest/default/junit.xml");
+    match fs::remove_file(&results) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            return Err(e).with_context(|| format!("cannot remove {}", results.display()));
         }
-        summary.add(&program.name(), outcome);
+        _ => {}
     }
-    summary.elapsed = began.elapsed();
+    let began = Instant::now();
+    let mut nextest = Command::new("cargo");
+    nextest.args(["nextest", "run", "--workspace"]).args(words);
+    let status = nextest.status().context("cannot run cargo nextest")?;
+    let text = fs::read_to_string(&results)
+        .with_context(|| format!("cargo nextest ended with {status} and left no {}", results.display()))?;
+    let mut summary = Summary::of(parse(&text)?, began.elapsed().as_secs_f64());
+    if !status.success() && summary.failed == 0 {
+        summary.failed = 1;
+        eprintln!("cargo nextest ended with {status}, and no test has failed");
+    }
+    if let Some(file) = json {
+        fs::write(file, serde_json::to_string_pretty(&summary)? + "\n")
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
     Ok(summary)
 }
 
-/// Runs the tests that failed once more, each by itself. Those that pass now did not fail. Returns all that the others said.
-fn try_again(program: &Program, outcome: &mut Outcome) -> Result<String> {
-    let mut said = String::new();
-    for test in std::mem::take(&mut outcome.failed) {
-        let (second, text) = run_program(program, &["--exact", &test])?;
-        if second.failed.is_empty() && second.passed == 1 {
-            outcome.passed += 1;
-            outcome.late.push(test);
-        } else {
-            said.push_str(&format!("\n{}, once more:\n{text}\n", program.name()));
-            outcome.failed.push(test);
-        }
-    }
-    Ok(said)
+/// Reads the tests of a JUnit file.
+fn parse(text: &str) -> Result<Vec<Test>> {
+    let options = ParsingOptions { nodes_limit: 1 << 20, ..ParsingOptions::default() };
+    let document = Document::parse_with_options(text, options).context("the runner's results are no JUnit file")?;
+    let tests: Vec<_> = document.descendants().filter(|node| node.has_tag_name("testcase")).map(test).collect();
+    ensure!(!tests.is_empty(), "no test was selected");
+    Ok(tests)
 }
 
-/// Runs programs one after the other. Returns each one's outcome.
-fn run_all<'a>(programs: &[&'a Program]) -> Result<Vec<(&'a Program, Outcome)>> {
-    let run = |program: &&'a Program| {
-        let started = Instant::now();
-        let (outcome, text) = run_program(program, &[])?;
-        // Of a program that went well, the harness's own lines; of another one, all that was said.
-        let said: String = match outcome.failed.is_empty() {
-            true => text.lines().filter(|line| line.starts_with("test ")).map(|line| format!("{line}\n")).collect(),
-            false => text,
-        };
-        println!("\n{}: {:.1} s\n{said}", program.name(), started.elapsed().as_secs_f64());
-        Ok((*program, outcome))
+fn test(case: Node<'_, '_>) -> Test {
+    let word = |name| case.attribute(name).unwrap_or_default().to_owned();
+    let has = |name: &str| case.children().any(|child| child.has_tag_name(name));
+    let errors = case.children().filter(|child| child.has_tag_name("system-err")).filter_map(|child| child.text());
+    let mut lines = errors.flat_map(str::lines);
+    let reason = lines.find_map(reason);
+    let is_again = |child: &Node<'_, '_>| {
+        ["flakyFailure", "rerunFailure", "flakyError", "rerunError"].contains(&child.tag_name().name())
     };
-    programs.iter().map(run).collect()
-}
-
-fn run_program(program: &Program, words: &[&str]) -> Result<(Outcome, String)> {
-    let mut command = Command::new(&program.executable);
-    command
-        .args(words)
-        .arg("--show-output")
-        .current_dir(&program.directory)
-        .env("CARGO_MANIFEST_DIR", &program.directory);
-    if let Some((_, threads)) = WAITING.iter().find(|(target, _)| *target == program.target) {
-        command.arg(format!("--test-threads={threads}")).env("PAGEFOLD_TEST_SERVICES", threads.to_string());
+    let outcome = match (has("failure") || has("error"), &reason) {
+        (true, _) => Outcome::Failed,
+        (false, Some(_)) => Outcome::Skipped,
+        (false, None) => Outcome::Passed,
+    };
+    Test {
+        name: word("name"),
+        program: word("classname"),
+        seconds: word("time").parse().unwrap_or_default(),
+        reason: reason.filter(|_| outcome == Outcome::Skipped),
+        outcome,
+        retries: case.children().filter(is_again).count(),
     }
-    let both = command.stdin(Stdio::null()).output();
-    let output = both.with_context(|| format!("cannot run {}", program.executable.display()))?;
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let mut outcome = Outcome::parse(&text);
-    if !output.status.success() && outcome.failed.is_empty() {
-        // It was killed, or ended itself.
-        outcome.failed.push(format!("(the program ended with {})", output.status));
-    }
-    Ok((outcome, text))
 }
 
-/// A message of cargo's, as far as it matters.
-#[derive(Deserialize)]
-struct Message {
-    executable: Option<PathBuf>,
-    manifest_path: Option<PathBuf>,
-    target: Option<Target>,
-    profile: Option<Profile>,
-}
-
-#[derive(Deserialize)]
-struct Target {
-    name: String,
-}
-
-#[derive(Deserialize)]
-struct Profile {
-    test: bool,
-}
-
-/// Builds all test programs.
-fn build() -> Result<Vec<Program>> {
-    let mut cargo = Command::new("cargo");
-    cargo.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
-    let output = cargo.stderr(Stdio::inherit()).output().context("cannot run cargo")?;
-    if !output.status.success() {
-        bail!("cargo cannot build the tests");
-    }
-    let messages = String::from_utf8_lossy(&output.stdout);
-    Ok(messages.lines().filter_map(|line| program(serde_json::from_str(line).ok()?)).collect())
-}
-
-fn program(message: Message) -> Option<Program> {
-    let directory = message.manifest_path?.parent()?.to_owned();
-    message.profile.filter(|profile| profile.test)?;
-    let package = directory.file_name()?.to_string_lossy().into_owned();
-    Some(Program { package, target: message.target?.name, executable: message.executable?, directory })
+/// The reason in a line by which a test says that it is skipped. A test within a program may put its name before it.
+fn reason(line: &str) -> Option<String> {
+    let (name, reason) = line.split_once(SKIPPED)?;
+    let is_name = name.is_empty() || name.strip_suffix(": ").is_some_and(|name| !name.contains(char::is_whitespace));
+    is_name.then(|| reason.trim().to_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs::{self, Permissions};
-    use std::os::unix::fs::PermissionsExt;
+
+    const RESULTS: &str = r#"<testsuites><testsuite name="host">
+        <testcase name="a::b" classname="host" time="0.25"><system-err>a skipped: no</system-err></testcase>
+        <testcase name="c" classname="host::x" time="61.5"><failure type="test failure"/><system-err>skipped: x</system-err></testcase>
+        <testcase name="d" classname="host::x" time="1"><system-err>so
+skipped: no KVM here: permission denied
+skipped: twice</system-err></testcase>
+        <testcase name="e" classname="host::x" time="2"><flakyFailure/></testcase>
+    </testsuite></testsuites>"#;
 
     #[test]
-    fn test_programs_are_told_from_other_artifacts() {
-        let of = |text: &str| program(serde_json::from_str(text).unwrap());
-        let test = r#"{"reason":"compiler-artifact","manifest_path":"/r/crates/host/Cargo.toml","target":{"name":"x"},
-            "profile":{"test":true},"executable":"/r/target/debug/deps/x-1"}"#;
-        let found = of(test).unwrap();
-        assert_eq!((&*found.package, &*found.target, found.directory.to_str()), ("host", "x", Some("/r/crates/host")));
-        assert_eq!(of(&test.replace("true", "false")), None);
-        assert_eq!(of(&test.replace("\"/r/target/debug/deps/x-1\"", "null")), None);
-        assert_eq!(of(r#"{"reason":"build-finished","success":true}"#), None);
-    }
-
-    /// A program in the harness's manner, which fails at the first try and passes at the second, and one that fails at both.
-    #[test]
-    fn failed_test_is_tried_once_more_by_itself() {
-        let dir = tempfile::tempdir().unwrap();
-        let script = "#!/bin/sh\ncase $2 in flaky) echo 'test flaky ... ok' ;; bad) echo 'test bad ... FAILED'; exit 101 ;; esac\n";
-        let executable = dir.path().join("x");
-        fs::write(&executable, script).unwrap();
-        fs::set_permissions(&executable, Permissions::from_mode(0o755)).unwrap();
-        let (package, target) = ("host".to_owned(), "x".to_owned());
-        let program = Program { package, target, executable, directory: dir.path().to_owned() };
-        let mut outcome = Outcome { passed: 3, failed: vec!["flaky".into(), "bad".into()], ..Outcome::default() };
-        assert!(try_again(&program, &mut outcome).unwrap().contains("test bad"));
-        assert_eq!(
-            (outcome.passed, &*outcome.failed, &*outcome.late),
-            (4, &["bad".to_owned()][..], &["flaky".to_owned()][..])
-        );
-    }
-
-    #[test]
-    fn summary_counts_skipped_tests_by_reason() {
-        let mut summary = Summary::default();
-        let skipped = vec!["no KVM".to_owned(), "no KVM".to_owned()];
-        summary.add("host x", Outcome { passed: 3, failed: vec!["a".into()], skipped, late: vec!["b".into()] });
-        let text = summary.to_string();
-        assert!(text.contains("3 passed, 1 failed, 2 skipped"), "{text}");
-        assert!(
-            text.contains("  skipped, 2: no KVM\n  passed at the second try only: host x: b\n  failed: host x: a\n"),
-            "{text}"
-        );
+    fn passed_failed_and_skipped_are_told_apart() {
+        let summary = Summary::of(parse(RESULTS).unwrap(), 64.6);
+        assert_eq!((summary.passed, summary.failed, summary.skipped, summary.retries), (2, 1, 1, 1));
         assert!(!summary.is_good());
+        let text = summary.to_string();
+        assert!(text.ends_with("4 tests in 1 min 5 s\n2 passed, 1 failed, 1 skipped\n"), "{text}");
+        assert!(text.contains("skipped, 1: no KVM here: permission denied\n  failed: host::x c\n"), "{text}");
+        assert!(text.contains("The slowest:\n    61.5 s  host::x c\n     2.0 s  host::x e\n"), "{text}");
+    }
+
+    #[test]
+    fn json_names_program_and_outcome_of_each_test() {
+        let json = serde_json::to_value(Summary::of(parse(RESULTS).unwrap(), 64.6)).unwrap();
+        assert_eq!(json["tests"][0]["outcome"], "passed");
+        assert_eq!((&json["tests"][1]["program"], &json["tests"][1]["outcome"]), (&"host::x".into(), &"failed".into()));
+        assert_eq!(json["tests"][2]["reason"], "no KVM here: permission denied");
+        assert_eq!((&json["retries"], &json["seconds"]), (&1.into(), &64.6.into()));
+    }
+
+    #[test]
+    fn run_without_tests_is_an_error() {
+        assert!(parse("<testsuites/>").is_err());
+        assert!(parse("no XML").is_err());
     }
 }

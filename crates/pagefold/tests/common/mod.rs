@@ -4,10 +4,12 @@
 
 pub mod brute_force;
 pub mod built;
+pub mod cgroup;
 pub mod formats;
 pub mod http;
 pub mod keeper;
 pub mod lab;
+pub mod member;
 pub mod qemu;
 pub mod service;
 pub mod supervised;
@@ -29,6 +31,34 @@ pub fn not_root() -> bool {
         eprintln!("skipped: page frames are shown to root only");
     }
     !root
+}
+
+/// A number that no other test bears which runs on this host at the same time. `tests/world` gives each test PID namespaces of
+/// its own, so a pid is none.
+pub fn world() -> String {
+    std::env::var("PAGEFOLD_WORLD").unwrap_or_else(|_| std::process::id().to_string())
+}
+
+/// Gives this test's world copies of QEMU and of its libraries, so that QEMUs of other worlds map no page of those that are
+/// counted here. Without a world, nothing runs beside this test.
+pub fn own_qemu() {
+    if std::env::var_os("PAGEFOLD_WORLD").is_none() {
+        return;
+    }
+    let script = r#"
+        set -e
+        qemu=$(command -v qemu-system-x86_64) || exit 0
+        linked=$(ldd "$qemu" | grep -o '/[^ ]*')
+        mkdir -p /tmp/own
+        for file in "$qemu" $linked /usr/lib/*/qemu/accel-tcg-*.so; do
+            [ -f "$file" ] || continue
+            file=$(readlink -f "$file")
+            copy=/tmp/own/$(basename "$file")
+            [ ! -e "$copy" ] || continue
+            cp -p "$file" "$copy"
+            mount --bind "$copy" "$file"
+        done"#;
+    assert!(Command::new("sh").args(["-c", script]).status().expect("run sh").success(), "copy QEMU");
 }
 
 /// Copies a file that will be executed, by `cp`. If this process had the copy open for writing, a child that another

@@ -3,16 +3,18 @@
 //! All of it ends with the test, also if the test is killed. Every process bears the test's token, in its environment
 //! or in the name of its group. A shell that outlives the test kills all processes with that token.
 
+#[allow(unused_imports, reason = "each test binary uses its part of this")]
+pub use super::cgroup::{cgroup_path, small_memory};
 use super::keeper::Keeper;
+#[allow(unused_imports, reason = "each test binary uses its part of this")]
+pub use super::member::{Member, failures, find_member, folded_pages, member};
 use super::{Afterwards, has_shown, json_of, number};
 use serde_json::Value;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Number of services that run at the same time in this test program.
@@ -70,26 +72,6 @@ pub fn until(seconds: u64, what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A memory control group of a test's own, in the v1 or v2 hierarchy; `None`, with the reason printed, if it cannot be
-/// made.
-pub fn small_memory(token: &str, bytes: u64) -> Option<(String, Afterwards)> {
-    let v1 = "/sys/fs/cgroup/memory";
-    let (base, limit) =
-        if fs::metadata(v1).is_ok() { (v1, "memory.limit_in_bytes") } else { ("/sys/fs/cgroup", "memory.max") };
-    let dir = format!("{base}/pagefold-test-{token}");
-    let made = fs::create_dir(&dir).and_then(|()| fs::write(format!("{dir}/{limit}"), bytes.to_string()));
-    // The control group can be removed when the worker has ended, which is later: so the script tries for 30 s.
-    let patiently = format!("(for i in $(seq 300); do rmdir {dir} && break; sleep 0.1; done) > /dev/null 2>&1 &");
-    let afterwards = Afterwards::run(&patiently);
-    match made {
-        Ok(()) => Some((dir, afterwards)),
-        Err(e) => {
-            eprintln!("skipped: cannot make a memory control group at {dir}: {e}");
-            None
-        }
-    }
-}
-
 /// A running `pagefold serve`. Dropping it ends it with its workers and members.
 pub struct Service {
     dir: PathBuf,
@@ -134,7 +116,7 @@ impl Service {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let turn = Turn::take();
         // No token is part of another: what is left is killed by it.
-        let token = format!("t{}x{}z", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let token = format!("t{}x{}z", super::world(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let dir = tempfile::Builder::new().prefix("fold").tempdir_in("/tmp").expect("a temporary directory").keep();
         fs::write(dir.join("token"), &token).expect("write the token");
         let afterwards = Afterwards::run(&clean_up(&dir));
@@ -346,163 +328,4 @@ impl Drop for Service {
         }
         self.end();
     }
-}
-
-/// A running program. Dropping it ends it.
-pub struct Member {
-    pub name: String,
-    child: Child,
-    input: Option<ChildStdin>,
-    lines: Arc<Mutex<Vec<String>>>,
-    reader: JoinHandle<()>,
-    errors: PathBuf,
-}
-
-impl Member {
-    /// Starts a program with its output kept.
-    pub fn spawn(mut command: Command, name: &str, dir: &Path) -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let errors = dir.join(format!("{name}-{}.err", NUMBER.fetch_add(1, Ordering::Relaxed)));
-        let file = File::create(&errors).expect("make a file");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
-        let mut child = command.spawn().expect("start a member");
-        let (input, output) = (child.stdin.take(), child.stdout.take().expect("a pipe"));
-        let lines = Arc::new(Mutex::new(Vec::new()));
-        let kept = Arc::clone(&lines);
-        let reader = std::thread::spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                kept.lock().unwrap_or_else(PoisonError::into_inner).push(line);
-            }
-        });
-        Self { name: name.to_owned(), child, input, lines, reader, errors }
-    }
-
-    /// Waits until all of its output is read, for which the reading thread may take a moment after its end. Children that it
-    /// left behind may keep the pipe, so this takes a while at most.
-    pub fn until_all_is_read(&self) {
-        let end = Instant::now() + Duration::from_secs(10);
-        while !self.reader.is_finished() && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    /// `pagefold run` executes the program, so this is the program's own process.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Lines of its standard output up to this moment.
-    pub fn lines(&self) -> Vec<String> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Its standard error.
-    pub fn errors(&self) -> String {
-        fs::read_to_string(&self.errors).unwrap_or_default()
-    }
-
-    /// Asserts that it still runs. A program that finds an error ends.
-    pub fn assert_is_well(&mut self) {
-        if let Some(status) = self.child.try_wait().expect("ask for its state") {
-            panic!("{} ended with {status}: {}", self.name, self.errors());
-        }
-    }
-
-    /// Waits for its end, asserts that it succeeded, and returns its last line.
-    pub fn finish(&mut self, seconds: u64) -> Value {
-        let status = self.end(seconds);
-        assert!(status.success(), "{} ended with {status}: {}", self.name, self.errors());
-        // The reading thread may lag behind for a moment.
-        let last = || self.lines().last().and_then(|line| serde_json::from_str(line).ok());
-        until(5, "its last line", || last().is_some());
-        last().unwrap_or_default()
-    }
-
-    /// Its exit status, if it has ended.
-    pub fn ended(&mut self) -> Option<ExitStatus> {
-        self.child.try_wait().expect("ask for its state")
-    }
-
-    /// Waits for its end, and returns its exit status.
-    pub fn end(&mut self, seconds: u64) -> ExitStatus {
-        let end = Instant::now() + Duration::from_secs(seconds);
-        loop {
-            if let Some(status) = self.child.try_wait().expect("ask for its state") {
-                return status;
-            }
-            assert!(Instant::now() < end, "{} still runs after {seconds} s: {}", self.name, self.stacks());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    /// Kernel stacks of its threads, to explain why it hangs.
-    pub fn stacks(&self) -> String {
-        let mut text = String::new();
-        for thread in fs::read_dir(format!("/proc/{}/task", self.pid())).into_iter().flatten().flatten() {
-            for file in ["comm", "wchan", "syscall", "stack"] {
-                let mut part = String::new();
-                let _ = File::open(thread.path().join(file)).and_then(|mut f| f.read_to_string(&mut part));
-                text.push_str(&format!("{} ", part.trim().replace('\n', " ")));
-            }
-            text.push('\n');
-        }
-        text
-    }
-
-    /// Ends its input.
-    pub fn close_input(&mut self) {
-        self.input = None;
-    }
-
-    /// Writes a line to its input and waits for its answer.
-    pub fn tell(&mut self, line: &str) -> String {
-        let before = self.lines().len();
-        writeln!(self.input.as_mut().expect("a pipe"), "{line}").expect("tell a member");
-        until(60, &format!("an answer to {line}"), || {
-            self.assert_is_well();
-            self.lines().len() > before
-        });
-        self.lines()[before].clone()
-    }
-
-    /// `kill -9`.
-    pub fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Drop for Member {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!(
-                "--- {} said\n{:?}\n{}---",
-                self.name,
-                self.lines().iter().rev().take(5).collect::<Vec<_>>(),
-                self.errors()
-            );
-        }
-        self.kill();
-    }
-}
-
-/// One member in the output of `group show`.
-pub fn member<'a>(shown: &'a Value, name: &str) -> &'a Value {
-    find_member(shown, name).unwrap_or_else(|| panic!("no {name} in {shown}"))
-}
-
-/// One member in the output of `group show`, if it has been admitted.
-pub fn find_member<'a>(shown: &'a Value, name: &str) -> Option<&'a Value> {
-    let members = shown["members"].as_array().unwrap_or_else(|| panic!("no members in {shown}"));
-    members.iter().find(|m| m["name"] == name)
-}
-
-/// Folded pages of a member; 0 if it has not been admitted.
-pub fn folded_pages(shown: &Value, name: &str) -> u64 {
-    find_member(shown, name).map_or(0, |member| number(&member["folded_pages"]))
-}
-
-/// Pages whose fold failed, by the group's own counters.
-pub fn failures(shown: &Value) -> u64 {
-    shown["fold_failures"].as_object().map_or(0, |reasons| reasons.values().map(number).sum())
 }
