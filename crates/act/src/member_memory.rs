@@ -419,16 +419,31 @@ pub fn map_anonymous_where_free(place: PageRange) -> Result<(), Errno> {
 
 /// Moves a mapping of our own over `place`, atomically: other threads find either the former mapping or the moved one.
 ///
+/// The kernel unmaps `place` before it asks for memory for the mapping. If there is none (at a memory control group's limit),
+/// nothing lies at `place`, and `from` is as it was. There is no way back then: the move is made again until it succeeds.
+///
 /// # Safety
 /// `from` must hold the same bytes as `place`, and no one else may use `from`.
 ///
 /// # Errors
-/// Memory or mappings are short, or `from` is more than one mapping.
+/// Memory or mappings are short, or `from` is more than one mapping. Then `place` is as it was.
 pub unsafe fn move_mapping_over(from: PageRange, place: HostVirt) -> Result<(), Errno> {
-    let bytes = length(from.pages);
-    // SAFETY: the caller promises that the destination may be replaced, and that the source is its own.
-    unsafe { rustix::mm::mremap_fixed(pointer(from.start), bytes, bytes, MremapFlags::MAYMOVE, pointer(place)) }
-        .map(drop)
+    let (bytes, to) = (length(from.pages), pointer(place));
+    loop {
+        // SAFETY: the caller promises that the destination may be replaced, and that the source is its own.
+        let moved = unsafe { rustix::mm::mremap_fixed(pointer(from.start), bytes, bytes, MremapFlags::MAYMOVE, to) };
+        match moved {
+            Err(Errno::NOMEM) if !is_mapped(place) => std::thread::yield_now(),
+            result => return result.map(drop),
+        }
+    }
+}
+
+/// Whether something is mapped at this page.
+fn is_mapped(page: HostVirt) -> bool {
+    let mut is_resident = 0;
+    // SAFETY: the kernel writes one byte for the page, and touches nothing of it.
+    0 == unsafe { libc::mincore(pointer(page), PAGE_BYTES, &raw mut is_resident) }
 }
 
 /// Makes every page of a range private and present, as if each had been overwritten with its own content.

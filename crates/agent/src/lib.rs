@@ -44,6 +44,8 @@ mod references;
 mod refold;
 mod remap;
 mod round;
+#[cfg(test)]
+mod scarce;
 mod section;
 mod spawn;
 #[cfg(target_env = "gnu")]

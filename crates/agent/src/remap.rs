@@ -16,7 +16,7 @@
 //!      |
 //!      v
 //!   reserve the new place (memory that lay there is gone, as with the kernel)
-//!      |  move mapping by mapping --- one fails: move the others back, ENOMEM
+//!      |  move mapping by mapping --- one fails: move the others back until that is done, ENOMEM
 //!      v
 //!   fresh memory behind it; fresh memory at the old place if that is to stay -------> table
 //! ```
@@ -26,7 +26,9 @@ use crate::follow::Moving;
 use crate::maps::{self, Mapping};
 use crate::raw::{self, Answer};
 use crate::table::{Advice, Guard, READ_WRITE, Table, Traits};
+use act::move_mapping_over;
 use page::{HostVirt, PAGE_BYTES, PageRange, PageSet};
+use rustix::io::Errno;
 
 const MAYMOVE: usize = libc::MREMAP_MAYMOVE as usize;
 const FIXED: usize = libc::MREMAP_FIXED as usize;
@@ -301,14 +303,16 @@ fn by_hand(table: &mut Table, request: Request, traits: Traits) -> Answer {
         // Memory that lay there is gone from here on, as with the kernel, also if the rest fails.
         table.forget(there);
     }
-    if !move_all(request.kept(), there.start) {
-        unmap(there);
+    if !move_all(request.kept(), there) {
         return refuse(libc::ENOMEM);
     }
     let tail = request.tail(there.start);
     if tail.pages > 0 && raw::error(map_fresh(tail, traits)).is_some() {
-        move_all(PageRange { pages: old.pages, ..there }, old.start);
-        unmap(there);
+        unmap(tail);
+        for moved in &maps::mappings(PageRange { pages: old.pages, ..there }, false).unwrap_or_default() {
+            let at = moved.range.start.0 - there.start.0;
+            move_back(moved.range, HostVirt(old.start.0 + at));
+        }
         return refuse(libc::ENOMEM);
     }
     match stays {
@@ -362,15 +366,20 @@ fn reserve(request: Request) -> Answer {
     unsafe { raw::call(libc::SYS_mmap, [at, length, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0]) }
 }
 
-/// Moves the mappings of a range one by one: all of them, or none as far as the kernel lets them be moved back. They leave
-/// empty mappings behind. Else another thread might be given addresses there before this call is done.
-fn move_all(from: PageRange, to: HostVirt) -> bool {
-    let Some(mappings) = maps::mappings(from, false) else { return false };
-    let there = |at: HostVirt| HostVirt(to.0 + (at.0 - from.start.0));
+/// Moves the mappings of a range one by one to a place that is reserved: all of them, or none, and the place is free again. They
+/// leave empty mappings behind. Else another thread might be given addresses there before this call is done.
+fn move_all(from: PageRange, place: PageRange) -> bool {
+    let there = |at: HostVirt| HostVirt(place.start.0 + (at.0 - from.start.0));
+    let Some(mappings) = maps::mappings(from, false) else {
+        unmap(place);
+        return false;
+    };
     for (done, mapping) in mappings.iter().enumerate() {
         if !move_one(mapping.range, there(mapping.range.start)) {
+            // Each mapping that was moved is one more. Without the rest of the place, there is room for the way back.
+            unmap(between(there(mapping.range.start), place.end()));
             for moved in mappings.iter().take(done) {
-                move_one(PageRange { start: there(moved.range.start), ..moved.range }, moved.range.start);
+                move_back(PageRange { start: there(moved.range.start), ..moved.range }, moved.range.start);
             }
             return false;
         }
@@ -388,6 +397,15 @@ fn move_one(from: PageRange, to: HostVirt) -> bool {
     // A device's mapping cannot stay behind.
     let stays = move_by(MAYMOVE | FIXED | DONTUNMAP);
     stays.is_none() || stays == Some(libc::EINVAL) && move_by(MAYMOVE | FIXED).is_none()
+}
+
+/// Moves a mapping back to the empty one that it has left behind. This cannot be given up: it holds the program's memory.
+fn move_back(from: PageRange, to: HostVirt) {
+    let _moving = Moving::announce(from.start);
+    // SAFETY: the place was theirs and is empty.
+    while unsafe { move_mapping_over(from, to) } == Err(Errno::NOMEM) {
+        std::thread::yield_now();
+    }
 }
 
 fn unmap(range: PageRange) {

@@ -1,6 +1,7 @@
 //! Moves of folded memory that change its size, or that fail halfway.
 
 use super::*;
+use crate::scarce::with_short_memory;
 use crate::testing::alone;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -69,6 +70,20 @@ fn memory_that_cannot_be_moved_is_where_it_was() {
         unmap_all(at, 65);
         unmap_all(to, 64);
     }
+}
+
+/// Memory is short for the third of the moves, and for the first two of the way back.
+#[test]
+fn memory_is_moved_back_although_memory_is_short() {
+    if !alone("hooks::tests::moves::memory_is_moved_back_although_memory_is_short") {
+        return;
+    }
+    let (pool, to) = (pool(), fresh(64));
+    let at = in_parts(&pool);
+    assert_eq!(with_short_memory(0b11100, || remap(at, 64, 64, FIXED, to)), Err(libc::ENOMEM));
+    assert_eq!(mapped(pages(at, 64)), 64, "memory that was moved is lost");
+    assert!(is_whole(at));
+    unmap_all(at, 65);
 }
 
 #[test]

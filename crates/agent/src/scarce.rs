@@ -1,0 +1,110 @@
+//! For tests: memory that is short in the middle of a move. The kernel unmaps what lies at a move's place, and may then
+//! find that it has no memory for the mapping (at a memory control group's limit).
+
+use crate::raw;
+use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::mpsc;
+
+/// `ioctl` numbers of a listener to a filter: receive a call, answer it.
+const RECEIVE: libc::c_ulong = 0xC050_2100;
+const ANSWER: libc::c_ulong = 0xC018_2101;
+
+/// Runs `body` in a thread of its own. Its moves to a given place whose bits are set here, the first one's the lowest, fail as
+/// they do when memory is short.
+pub fn with_short_memory<T: Send>(short: u32, body: impl FnOnce() -> T + Send) -> T {
+    let (given, listener) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let filtered = move || {
+            given.send(listen_to_moves()).unwrap();
+            body()
+        };
+        let runs = scope.spawn(filtered);
+        let listener: OwnedFd = listener.recv().unwrap();
+        (0..32).map_while(|n| next_call(&listener, short >> n & 1 == 1)).for_each(drop);
+        runs.join().unwrap()
+    })
+}
+
+/// Has the calling thread's moves wait for whoever listens.
+fn listen_to_moves() -> OwnedFd {
+    let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let (load, test, end) = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, libc::BPF_JMP, libc::BPF_RET);
+    let (number, flags) = (0, 16 + 3 * 8);
+    let mut steps = [
+        step(load, 0, 0, number),
+        step(test | libc::BPF_JEQ, 0, 3, libc::SYS_mremap as u32),
+        step(load, 0, 0, flags),
+        step(test | libc::BPF_JSET, 0, 1, libc::MREMAP_FIXED as u32),
+        step(end, 0, 0, libc::SECCOMP_RET_USER_NOTIF),
+        step(end, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
+    // SAFETY: plain numbers, and a program that outlives the call.
+    let listener = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program)
+    };
+    assert!(listener >= 0);
+    // SAFETY: just made, and nobody else's.
+    unsafe { OwnedFd::from_raw_fd(listener as i32) }
+}
+
+/// Lets the next move be made, or has it fail. `None`: the thread has ended.
+fn next_call(listener: &OwnedFd, is_short: bool) -> Option<()> {
+    let mut waits = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry, and its storage.
+    while unsafe { libc::poll(&raw mut waits, 1, 10_000) } < 0 {}
+    if waits.revents & libc::POLLIN == 0 {
+        return None;
+    }
+    // SAFETY: all bits zero are a value of this type.
+    let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+    // SAFETY: storage for the call, and zeroed.
+    if unsafe { libc::ioctl(listener.as_raw_fd(), RECEIVE, &raw mut call) } != 0 {
+        return None;
+    }
+    let [_, _, bytes, _, to, _] = call.data.args.map(|argument| argument as usize);
+    let goes_on = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;
+    let mut answer = libc::seccomp_notif_resp { id: call.id, val: 0, error: 0, flags: goes_on };
+    if is_short {
+        // SAFETY: the caller has asked for what the kernel does first.
+        unsafe { raw::call(libc::SYS_munmap, [to, bytes, 0, 0, 0, 0]) };
+        (answer.error, answer.flags) = (-libc::ENOMEM, 0);
+    }
+    // SAFETY: an answer to the call that was received.
+    assert_eq!(unsafe { libc::ioctl(listener.as_raw_fd(), ANSWER, &raw mut answer) }, 0);
+    Some(())
+}
+
+mod tests {
+    use super::*;
+    use crate::testing::{Member, alone, fold, pool, section, traits};
+    use crate::{table, unfold::Unfold};
+    use host::Pagemap;
+    use page::PoolSlot;
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+    use wire::Outcome;
+
+    #[test]
+    fn memory_that_is_short_in_the_middle_of_a_move_loses_no_page() {
+        if !alone("scarce::tests::memory_that_is_short_in_the_middle_of_a_move_loses_no_page") {
+            return;
+        }
+        let Some(mut section) = section() else { return };
+        let (pool, member) = (pool(), Member::new(8));
+        let run = member.run(2, 4);
+        assert_eq!(fold(&mut section, run, Some((&pool, 2))), [Outcome::Folded; 4]);
+        let mut unfold = Unfold::new(Arc::clone(section.following()));
+        let pagemap = Pagemap::open(std::process::id()).unwrap();
+        let slot = (&pool, PoolSlot::new(0, 2).unwrap());
+        let unfolded = with_short_memory(0b11, || unfold.run(&mut table::lock(), &pagemap, run, slot, traits()));
+        assert_eq!(act::make_present(run), Ok(()), "the program's memory is unmapped");
+        assert_eq!(unfolded, Ok(()));
+        assert_eq!(member.in_pool(), 0);
+        for page in 0..8 {
+            assert_eq!(member.word(page, 0).load(Ordering::Relaxed), page + 1);
+        }
+    }
+}
