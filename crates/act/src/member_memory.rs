@@ -243,9 +243,11 @@ impl PoolView {
             // SAFETY: a new mapping where nothing is mapped.
             unsafe { rustix::mm::mmap(at, length(slots.into()), protection, flags | more, &file, 0) }
         })?;
-        // Forked children have no use for the view.
-        // SAFETY: the mapping is ours and new, and the advice does not change its content.
-        let _ = unsafe { rustix::mm::madvise(at, length(slots.into()), Advice::LinuxDontFork) };
+        // Forked children have no use for the view, nor has who reads a core file.
+        for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
+            // SAFETY: the mapping is ours and new, and the advice does not change its content.
+            let _ = unsafe { rustix::mm::madvise(at, length(slots.into()), advice) };
+        }
         Ok(Self { file, view: PageRange { start: HostVirt(at as u64), pages: slots.into() } })
     }
 

@@ -130,6 +130,9 @@ fn reserve() -> bool {
                 // SAFETY: advice on the mapping just made.
                 unsafe { raw::call(libc::SYS_madvise, [start, bytes, libc::MADV_DONTFORK as usize, 0, 0, 0]) };
             }
+            // Debuggers write reserved addresses to core files, too: gigabytes of nothing.
+            // SAFETY: advice on the mapping just made.
+            unsafe { raw::call(libc::SYS_madvise, [start, bytes, libc::MADV_DONTDUMP as usize, 0, 0, 0]) };
             // SAFETY: advice on the mapping just made. Small pages: the agent's data is sparse.
             unsafe { raw::call(libc::SYS_madvise, [start, bytes, libc::MADV_NOHUGEPAGE as usize, 0, 0, 0]) };
             USED.store(start, Ordering::Relaxed);
@@ -304,6 +307,13 @@ mod tests {
         // SAFETY: three pages that belong to this test alone.
         let bytes = unsafe { std::slice::from_raw_parts(mapped.start.0 as *const u8, 3 * PAGE_BYTES) };
         assert!(bytes.iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn core_files_leave_the_range_out() {
+        assert!(ensure(1));
+        let found = crate::maps::mappings(range(), true).unwrap();
+        assert!(!found.is_empty() && found.iter().all(|mapping| mapping.advice.dont_dump), "{found:?}");
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub use userfault::set_ways;
 use crate::calls::{ask, between, bytes, map_fresh, range, refuse};
 use crate::raw::{self, Answer};
 use crate::table::{self, Guard, Table, Traits};
-use crate::{arena, references};
+use crate::{arena, debugged, references};
 use page::{PAGE_BYTES, PageRange};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
@@ -150,11 +150,13 @@ pub fn is_member() -> bool {
     state() == State::Member && !arena::holds(raw::stack())
 }
 
-/// Locks the table for a hook; `None` if the hook only has to pass the call on.
+/// Locks the table for a hook; `None` if the hook only has to pass the call on. That is so, too, where a debugger has the caller
+/// run alone while the agent's thread stands still.
 fn enter() -> Option<Guard> {
     // The agent's threads, known by their stacks, may hold the lock already, and their own mappings do not belong in
     // the table.
-    (state() != State::Inert && !arena::holds(raw::stack())).then(table::lock)
+    let serves = state() != State::Inert && !arena::holds(raw::stack());
+    serves.then(|| table::lock_unless(debugged::LOOK_AFTER, debugged::is_agent_stopped)).flatten()
 }
 
 /// Maps fresh anonymous memory in the place of folded memory that was discarded. Returns whether that succeeded.

@@ -14,6 +14,8 @@ mod calls;
 mod child;
 mod collapse;
 mod cpu_time;
+#[cfg(target_env = "gnu")]
+mod debugged;
 #[cfg(not(target_env = "gnu"))]
 mod enrol;
 mod fold;

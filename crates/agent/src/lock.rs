@@ -8,6 +8,7 @@ use crate::{arena, raw};
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -51,6 +52,16 @@ impl<T> Lock<T> {
         Guard { lock: self, signals: Some(signals) }
     }
 
+    /// As [`Lock::lock`], for a thread of the program's. Each time that it has waited for so long, it asks whether to give up.
+    pub fn lock_unless(&self, wait: Duration, give_up: impl Fn() -> bool) -> Option<Guard<'_, T>> {
+        let signals = raw::set_signal_mask(u64::MAX);
+        if self.acquire_unless(Some(wait), give_up) {
+            return Some(Guard { lock: self, signals: Some(signals) });
+        }
+        raw::set_signal_mask(signals);
+        None
+    }
+
     /// As [`Lock::lock`], for callers that have blocked all signals already.
     pub fn lock_only(&self) -> Guard<'_, T> {
         self.acquire();
@@ -58,32 +69,36 @@ impl<T> Lock<T> {
     }
 
     fn acquire(&self) {
+        self.acquire_unless(None, || false);
+    }
+
+    /// Says whether the lock was taken.
+    fn acquire_unless(&self, wait: Option<Duration>, give_up: impl Fn() -> bool) -> bool {
         if self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-            return;
+            return true;
         }
         for _ in 0..100 {
             std::hint::spin_loop();
             if self.state.load(Ordering::Relaxed) == FREE
                 && self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
             {
-                return;
+                return true;
             }
         }
         while self.state.swap(AWAITED, Ordering::Acquire) != FREE {
-            futex(&self.state, libc::FUTEX_WAIT, AWAITED);
+            let has_ended = !raw::futex_wait(&self.state, AWAITED, wait);
+            if has_ended && give_up() {
+                return false;
+            }
         }
+        true
     }
 
     fn release(&self) {
         if self.state.swap(FREE, Ordering::Release) == AWAITED {
-            futex(&self.state, libc::FUTEX_WAKE, 1);
+            raw::futex(&self.state, libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, 1);
         }
     }
-}
-
-fn futex(word: &AtomicU32, operation: i32, value: u32) {
-    let operation = operation | libc::FUTEX_PRIVATE_FLAG;
-    raw::futex(word, operation, value);
 }
 
 /// Holds the lock.

@@ -2,6 +2,7 @@
 
 use std::arch::asm;
 use std::sync::atomic::AtomicU32;
+use std::time::Duration;
 
 /// The kernel's answer: a value, or a negative error number from -4095 on.
 pub type Answer = isize;
@@ -42,6 +43,16 @@ pub fn futex(word: &AtomicU32, operation: i32, value: u32) -> Answer {
     let arguments = [word.as_ptr() as usize, operation as usize, value as usize, 0, 0, 0];
     // SAFETY: waiting and waking read no memory but the word, which is borrowed until the call returns.
     unsafe { call(libc::SYS_futex, arguments) }
+}
+
+/// Waits while a word of this process has this value; `false` if it has waited for so long.
+pub fn futex_wait(word: &AtomicU32, value: u32, most: Option<Duration>) -> bool {
+    let most = most.map(|most| [most.as_secs(), most.subsec_nanos().into()]);
+    let until = most.as_ref().map_or(0, |most| most.as_ptr() as usize);
+    let operation = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as usize;
+    // SAFETY: reads the word, which is borrowed, and two words of this frame in the form of `struct timespec`.
+    let answer = unsafe { call(libc::SYS_futex, [word.as_ptr() as usize, operation, value as usize, until, 0, 0]) };
+    error(answer) != Some(libc::ETIMEDOUT)
 }
 
 /// Sets the calling thread's signal mask and returns the old one.

@@ -366,7 +366,7 @@ fn reserve(request: Request) -> Answer {
     unsafe { raw::call(libc::SYS_mmap, [at, length, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0]) }
 }
 
-/// Moves the mappings of a range one by one to a place that is reserved: all of them, or none, and the place is free again. They
+/// Moves the mappings of a range one by one to a place that is reserved. If one cannot be moved, none is, and the place is free again. They
 /// leave empty mappings behind. Else another thread might be given addresses there before this call is done.
 fn move_all(from: PageRange, place: PageRange) -> bool {
     let there = |at: HostVirt| HostVirt(place.start.0 + (at.0 - from.start.0));

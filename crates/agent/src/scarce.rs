@@ -1,5 +1,5 @@
-//! For tests: memory that is short in the middle of a move. The kernel unmaps what lies at a move's place, and may then
-//! find that it has no memory for the mapping (at a memory control group's limit).
+//! For tests: memory that is short in the middle of a move, at a memory control group's limit. The kernel unmaps what
+//! lies at the place, and then finds that it has no memory for the mapping.
 
 use crate::raw;
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};

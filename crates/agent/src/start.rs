@@ -6,7 +6,7 @@
 //! agent's files, and forked children do not inherit them.
 
 use crate::thread::{Asked, Files, run};
-use crate::{child, hooks, spawn};
+use crate::{child, debugged, hooks, spawn};
 use rustix::io::Errno;
 use std::ffi::{CString, OsStr, OsString};
 use std::panic::catch_unwind;
@@ -128,6 +128,7 @@ fn start() {
         // member go.
         let _ = catch_unwind(|| {
             own_files();
+            debugged::note_agent();
             std::panic::set_hook(Box::new(|_| {}));
             if let Some(asked) = ASKED.get() {
                 let _ = Files::open(asked).and_then(|files| run(asked, files, false, None));
@@ -156,6 +157,7 @@ pub fn in_child() -> Result<(), Errno> {
         // As in `start`.
         let _ = catch_unwind(|| {
             own_files();
+            debugged::note_agent();
             if let (Some(asked), Some(after)) = (ASKED.get(), children_after()) {
                 let files = Files::open(asked);
                 opened.store(true, Ordering::Release);

@@ -48,6 +48,12 @@ pub fn lock() -> Guard {
     TABLE.lock()
 }
 
+/// As [`lock`], for a thread of the program's. Each time that it has waited for so long, it asks whether to give up.
+#[cfg(target_env = "gnu")]
+pub fn lock_unless(wait: std::time::Duration, give_up: impl Fn() -> bool) -> Option<Guard> {
+    TABLE.lock_unless(wait, give_up)
+}
+
 /// Gives a forked child a table of its own, which knows these ranges and nothing about their pages.
 ///
 /// # Safety

@@ -63,6 +63,15 @@ fn fold(pool: &OwnedFd, at: usize, slot: usize, count: usize) {
     table.set_folded(SlotRun { start: HostVirt(at as u64), slot, pages: count as u16 });
 }
 
+/// Maps memory through the hook.
+///
+/// # Safety
+/// As `mmap`.
+pub unsafe fn map(bytes: usize, flags: i32) -> *mut c_void {
+    // SAFETY: by the caller.
+    unsafe { memory::mmap(std::ptr::null_mut(), bytes, 3, flags, -1, 0) }
+}
+
 /// New private memory through the hook.
 fn fresh(count: usize) -> usize {
     // SAFETY: a new mapping where the kernel chooses.
