@@ -10,6 +10,7 @@ mod apart;
 mod cgroup_home;
 mod confine;
 mod file_store;
+mod filter_trial;
 mod follow;
 mod fork_probe;
 mod journal;
@@ -32,6 +33,7 @@ pub use confine::{
     raise_open_files_limit, without_frame_numbers,
 };
 pub use file_store::FileStore;
+pub use filter_trial::fatal_call;
 pub use follow::{Expected, Follower, PROGRAMS, Told};
 pub use fork_probe::ForkProbe;
 pub use journal::{About, Entry, Journal};

@@ -40,11 +40,10 @@ fn listen_to_moves() -> OwnedFd {
     ];
     let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
     let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
-    // SAFETY: plain numbers, and a program that outlives the call.
-    let listener = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-        libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program)
-    };
+    // SAFETY: plain numbers.
+    unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    // SAFETY: a program that outlives the call.
+    let listener = unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) };
     assert!(listener >= 0);
     // SAFETY: just made, and nobody else's.
     unsafe { OwnedFd::from_raw_fd(listener as i32) }

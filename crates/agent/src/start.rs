@@ -9,6 +9,7 @@ use crate::thread::{Asked, Files, run};
 use crate::{child, debugged, hooks, spawn};
 use rustix::io::Errno;
 use std::ffi::{CString, OsStr, OsString};
+use std::io::Write;
 use std::panic::catch_unwind;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,6 +34,10 @@ const CHILDREN: &str = "PAGEFOLD_CHILDREN_AFTER";
 const CHILDREN_AFTER: Duration = Duration::from_secs(3);
 /// Variable with a kernel's release to assume in place of the running one's, as tests do.
 const KERNEL: &str = "PAGEFOLD_KERNEL";
+/// Variable with the number of filters of system calls (seccomp) that were found to do no harm; none without it.
+const FILTERS: &str = "PAGEFOLD_FILTERS";
+/// Beginning of the names of valgrind's libraries.
+const VALGRIND: &[u8] = b"vgpreload_";
 /// Variable that lists the libraries which the loader preloads.
 pub const PRELOAD: &str = "LD_PRELOAD";
 /// Name of the agent's library in that list.
@@ -73,8 +78,13 @@ fn asked() -> Option<Asked> {
         Ok(text) => text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
         Err(_) => Some(CHILDREN_AFTER),
     };
-    let names: [&str; 8] = [SOCKET, PROCESS, ALL, VMA_BUDGET, COMPARE, EAGER, CHILDREN, KERNEL];
-    let is_enrolled = process == std::process::id().to_string();
+    let names: [&str; 9] = [SOCKET, PROCESS, ALL, VMA_BUDGET, COMPARE, EAGER, CHILDREN, KERNEL, FILTERS];
+    let mut is_enrolled = process == std::process::id().to_string();
+    if is_enrolled && let Some(why) = unfit(&preload) {
+        // Nobody else could tell: an agent that connected would have threads, which make calls.
+        let _ = std::io::stderr().write_all(format!("pagefold: this program is not folded: {why}\n").as_bytes());
+        is_enrolled = false;
+    }
     if is_enrolled && let Some(library) = libraries(&preload).find(|name| is_ours(name)) {
         let set = names.into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
         let entry = |(name, value): (&str, OsString)| [name.as_bytes(), b"=", value.as_encoded_bytes()].concat();
@@ -97,6 +107,17 @@ fn asked() -> Option<Asked> {
         kernel,
         children_after,
     })
+}
+
+/// The reason why an agent would do harm in this process.
+fn unfit(preload: &OsStr) -> Option<&'static str> {
+    if libraries(preload).any(|name| name.split(|byte| *byte == b'/').any(|part| part.starts_with(VALGRIND))) {
+        return Some("valgrind looks after its memory");
+    }
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let filters = status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"))?;
+    let known = std::env::var(FILTERS).unwrap_or_else(|_| "0".into());
+    (filters.trim() != known).then_some("it has a filter of system calls (seccomp) that pagefold run did not have")
 }
 
 /// A list of libraries to preload, without the agent.

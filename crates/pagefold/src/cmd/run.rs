@@ -2,6 +2,7 @@
 
 mod ksm;
 mod preload;
+mod unfit;
 
 use crate::cmd::which::Which;
 use anyhow::Context;
@@ -82,6 +83,12 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
 /// Makes this process a member, and has the agent loaded into the program.
 fn preload_agent(args: &Args, command: &mut Command, program: &Path, file_name: &str) -> anyhow::Result<()> {
     preload::check_program(program)?;
+    // The filters are looked at first: this process, too, makes calls that they may forbid.
+    let filters = unfit::filters();
+    if let Some(why) = unfit::by_filters(filters).or_else(|| unfit::by_sanitizer(program)) {
+        say!("pagefold: {} runs without being folded: {why}", program.display());
+        return Ok(());
+    }
     let library = preload::library()?;
     check_host(&host::probe_host())?;
     let service = join(args, file_name)?;
@@ -90,6 +97,11 @@ fn preload_agent(args: &Args, command: &mut Command, program: &Path, file_name: 
     drop(service);
     command.env("LD_PRELOAD", preload::prepended(&library, std::env::var_os("LD_PRELOAD")));
     command.env("PAGEFOLD_SOCKET", socket).env("PAGEFOLD_PID", std::process::id().to_string());
+    if filters > 0 {
+        command.env("PAGEFOLD_FILTERS", filters.to_string());
+    } else {
+        command.env_remove("PAGEFOLD_FILTERS");
+    }
     if args.all_anonymous {
         command.env("PAGEFOLD_ALL", "1");
     } else {

@@ -1,0 +1,84 @@
+//! Whether the filters of system calls (seccomp) of this process end whoever makes one of the agent's calls. Each call is made
+//! by a child of its own, with arguments that the kernel refuses.
+
+use std::time::{Duration, Instant};
+
+/// Longest time until a call is answered: 2 s. A filter may ask another process, which does not answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Names and numbers of system calls of an agent that was loaded with its program, but for those that every program makes when it starts.
+const CALLS: [(&str, i64); 35] = [
+    ("clone", libc::SYS_clone),
+    ("clone3", libc::SYS_clone3),
+    ("close_range", libc::SYS_close_range),
+    ("connect", libc::SYS_connect),
+    ("eventfd2", libc::SYS_eventfd2),
+    ("fallocate", libc::SYS_fallocate),
+    ("fcntl", libc::SYS_fcntl),
+    ("fstatfs", libc::SYS_fstatfs),
+    ("ftruncate", libc::SYS_ftruncate),
+    ("futex", libc::SYS_futex),
+    ("getdents64", libc::SYS_getdents64),
+    ("getsockopt", libc::SYS_getsockopt),
+    ("ioctl", libc::SYS_ioctl),
+    ("lseek", libc::SYS_lseek),
+    ("madvise", libc::SYS_madvise),
+    ("memfd_create", libc::SYS_memfd_create),
+    ("mremap", libc::SYS_mremap),
+    ("msync", libc::SYS_msync),
+    ("munlock", libc::SYS_munlock),
+    ("nanosleep", libc::SYS_nanosleep),
+    ("openat", libc::SYS_openat),
+    ("poll", libc::SYS_poll),
+    ("ppoll", libc::SYS_ppoll),
+    ("process_vm_readv", libc::SYS_process_vm_readv),
+    ("pwrite64", libc::SYS_pwrite64),
+    ("readlink", libc::SYS_readlink),
+    ("recvmsg", libc::SYS_recvmsg),
+    ("rt_sigprocmask", libc::SYS_rt_sigprocmask),
+    ("sched_yield", libc::SYS_sched_yield),
+    ("sendmsg", libc::SYS_sendmsg),
+    ("sigaltstack", libc::SYS_sigaltstack),
+    ("socket", libc::SYS_socket),
+    ("statx", libc::SYS_statx),
+    ("userfaultfd", libc::SYS_userfaultfd),
+    ("write", libc::SYS_write),
+];
+
+/// The name of the first call of the agent's that ends its caller, or is never answered. For a process with one thread.
+pub fn fatal_call() -> Option<&'static str> {
+    CALLS.into_iter().find(|(_, number)| !survives(*number)).map(|(name, _)| name)
+}
+
+/// Whether a child that makes this call goes on.
+fn survives(number: i64) -> bool {
+    // SAFETY: the process has one thread, and the child makes system calls only.
+    let child = unsafe { libc::fork() };
+    if child < 0 {
+        // Where no process can be made, no thread of the agent's can.
+        return false;
+    }
+    if child == 0 {
+        // SAFETY: plain numbers. Nothing is kept of a child that is ended by its filter.
+        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };
+        // SAFETY: no memory lies at the highest address, and no descriptor or flags have that number.
+        unsafe { libc::syscall(number, -1_i64, -1_i64, -1_i64, -1_i64, -1_i64, -1_i64) };
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(0) };
+    }
+    let (until, mut status) = (Instant::now() + PATIENCE, 0);
+    loop {
+        // SAFETY: the child is ours, and the pointer is to a number of this frame.
+        if unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child {
+            return libc::WIFEXITED(status);
+        }
+        if Instant::now() > until {
+            // SAFETY: the child is ours, and was not waited for.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            // SAFETY: as above.
+            unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+            return false;
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
