@@ -5,6 +5,7 @@ use crate::recipes;
 use crate::result;
 use crate::runner::{Job, Wanted, in_words};
 use crate::series::Series;
+use crate::state::State;
 use crate::{list, page, selftest, table};
 use anyhow::{Context, anyhow, bail};
 use clap::Subcommand;
@@ -73,6 +74,12 @@ enum Other {
         #[arg(long)]
         json: bool,
     },
+    /// Judge results in files that --json wrote by the predictions as they are, and write the files anew
+    Judge {
+        /// Results
+        #[arg(value_name = "FILE", required = true)]
+        results: Vec<PathBuf>,
+    },
     /// Draw results from files that --json wrote, judged by the predictions as they are
     Draw {
         /// Results
@@ -84,6 +91,9 @@ enum Other {
         /// Write a document, with its pictures in a directory of its name
         #[arg(long, value_name = "FILE")]
         markdown: Option<PathBuf>,
+        /// Write what --list tells of results
+        #[arg(long, value_name = "FILE")]
+        state_file: Option<PathBuf>,
     },
 }
 
@@ -95,7 +105,10 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let studies = data::all();
     match &args.other {
         Some(Other::Selftest { json }) => run_selftest(&studies, *json),
-        Some(Other::Draw { results, html, markdown }) => draw(&studies, results, html.as_deref(), markdown.as_deref()),
+        Some(Other::Judge { results }) => judge(&studies, results),
+        Some(Other::Draw { results, html, markdown, state_file }) => {
+            draw(&studies, results, [html, markdown, state_file].map(Option::as_deref))
+        }
         None if args.list => list::print(&studies, args.json),
         None => run_studies(args, &studies),
     }
@@ -115,15 +128,31 @@ fn run_selftest(studies: &[Study], as_json: bool) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-fn draw(studies: &[Study], files: &[PathBuf], html: Option<&Path>, markdown: Option<&Path>) -> anyhow::Result<Outcome> {
+fn judge(studies: &[Study], files: &[PathBuf]) -> anyhow::Result<Outcome> {
+    for path in files {
+        let results = result::read(path).map_err(Stop::usage)?;
+        let judged: Vec<_> = results.into_iter().map(|result| judged_anew(studies, result)).collect();
+        let file = OutputFile::create(path)?;
+        let text = serde_json::to_string(&judged)? + "\n";
+        let written = file.handle().and_then(|mut out| out.write_all(text.as_bytes()));
+        written.with_context(|| format!("cannot write {}", path.display()))?;
+        file.commit()?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn judged_anew(studies: &[Study], result: result::Outcome) -> result::Outcome {
+    match studies.iter().find(|study| study.id == result.id) {
+        Some(study) => result.judged_anew(study),
+        None => result,
+    }
+}
+
+fn draw(studies: &[Study], files: &[PathBuf], [html, markdown, state]: [Option<&Path>; 3]) -> anyhow::Result<Outcome> {
     let mut results = Vec::new();
     for file in files {
-        results.extend(result::read(file).map_err(Stop::usage)?);
-    }
-    for result in &mut results {
-        if let Some(study) = studies.iter().find(|study| study.id == result.id) {
-            *result = result.clone().judged_anew(study);
-        }
+        let read = result::read(file).map_err(Stop::usage)?;
+        results.extend(read.into_iter().map(|result| judged_anew(studies, result)));
     }
     let items = items(studies, &results)?;
     if let Some(html) = html {
@@ -131,6 +160,11 @@ fn draw(studies: &[Study], files: &[PathBuf], html: Option<&Path>, markdown: Opt
     }
     if let Some(markdown) = markdown {
         page::write_markdown(markdown, &items)?;
+    }
+    if let Some(path) = state {
+        let all: Vec<State> = items.iter().map(|(_, result)| State::new(result)).collect();
+        let text = serde_json::to_string_pretty(&all)? + "\n";
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     output::line(page::summary(&items))?;
     Ok(Outcome::Done)

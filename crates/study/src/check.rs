@@ -11,15 +11,19 @@
 //! An arm that merges has nothing to say if nothing was merged in it: its predictions stay undecided, whatever the
 //! samples are. The same holds for an arm whose load did not run.
 
-use crate::data::Study;
+use crate::data::{Bound, Prediction, Study};
 use crate::record::{MERGED, OPERATIONS, Samples};
+use crate::register::{Entry, Former, Register, Registration};
 use crate::stats;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Least number of repetitions for a verdict.
 pub const LEAST_N: usize = 3;
 /// Greatest number of repetitions that is named as deciding. A prediction that needs more is as good as undecidable here.
 const MOST_N: usize = 1000;
+/// Characters of a date before its time.
+const DAY: usize = "2026-11-29".len();
 
 /// A rule for the mean of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -92,12 +96,79 @@ pub struct Verdict {
     pub why: Option<String>,
     /// The rule in words.
     pub rule: String,
+    /// Since when it stands as it is. Absent in files without it.
+    #[serde(default)]
+    pub registered: Option<Registration>,
+    /// The predictions that it took the place of after a first result, judged by the same samples.
+    #[serde(default)]
+    pub former: Vec<Former>,
+    /// The date of the run by which it is judged, if that is another than the result's.
+    #[serde(default)]
+    pub run: Option<String>,
 }
 
-/// Judges all predictions that have a rule.
+/// Judges all predictions that have a rule by one run.
+#[cfg(test)]
 pub fn judge_all(study: &Study, samples: &Samples) -> Vec<Verdict> {
-    let judge = |p: &crate::data::Prediction| Some(judge(study, &p.text, &p.check()?, samples));
-    study.predict.iter().filter_map(judge).collect()
+    judge_runs(study, &[Run { date: None, samples: samples.clone() }])
+}
+
+/// The samples of a run.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// Its date and time, if they are known.
+    pub date: Option<String>,
+    /// Its samples.
+    pub samples: Samples,
+}
+
+/// Judges all predictions that have a rule by runs, the last of which comes first. A prediction is judged by the first run that has all of
+/// its arms. Where a study counts days, the mean of a day is a sample.
+pub fn judge_runs(study: &Study, runs: &[Run]) -> Vec<Verdict> {
+    let register = Register::read();
+    let days = Run { date: runs.first().and_then(|run| run.date.clone()), samples: by_day(runs) };
+    let runs = if study.by_day { std::slice::from_ref(&days) } else { runs };
+    let of = |says: &Prediction| {
+        let check = says.check()?;
+        let is_whole = |run: &&Run| check.arms().all(|arm| run.samples.has_arm(arm));
+        let run = runs.iter().find(is_whole).or(runs.first())?;
+        let is_last = runs.first().is_some_and(|last| last.date == run.date);
+        let former = register.former(study, says).map(|entry| former(study, entry, &run.samples));
+        Some(Verdict {
+            registered: register.of(study, says, run.date.as_deref()),
+            former: former.collect(),
+            run: run.date.clone().filter(|_| !is_last),
+            ..judge(study, &says.text, &check, &run.samples)
+        })
+    };
+    study.predict.iter().filter_map(of).collect()
+}
+
+/// A sample for each day: the mean of its repetitions.
+fn by_day(runs: &[Run]) -> Samples {
+    let mut days: BTreeMap<&str, Vec<&Samples>> = BTreeMap::new();
+    for run in runs {
+        let day = run.date.as_deref().and_then(|date| date.get(..DAY)).unwrap_or_default();
+        days.entry(day).or_default().push(&run.samples);
+    }
+    let mut all = Samples::default();
+    for (n, runs) in days.values().enumerate() {
+        all.add_means(n as u32, runs);
+    }
+    all
+}
+
+fn former(study: &Study, entry: &Entry, samples: &Samples) -> Former {
+    let verdict = entry.check().map(|check| judge(study, &entry.says.text, &check, samples));
+    Former {
+        prediction: entry.says.text.clone(),
+        rule: verdict.as_ref().map(|verdict| verdict.rule.clone()),
+        since: entry.since.clone(),
+        hash: entry.hash.clone(),
+        verdict: verdict.as_ref().map(|verdict| verdict.verdict),
+        value: verdict.as_ref().and_then(|verdict| verdict.value),
+        interval: verdict.and_then(|verdict| verdict.interval),
+    }
 }
 
 /// Judges one prediction.
@@ -113,6 +184,9 @@ pub fn judge(study: &Study, prediction: &str, check: &Check, samples: &Samples) 
     } else {
         (answer == Answer::Undecided).then(|| "the interval contains the bound".to_owned())
     };
+    let silent = silent.or_else(|| {
+        study.metric(&check.metric)?.bound.filter(|side| rule.rests_on(*side, answer, mean)).map(in_words_of)
+    });
     let (verdict, needs_n, why) = match (silent, open) {
         (Some(why), _) => (Answer::Undecided, None, Some(why)),
         (None, None) => (answer, None, None),
@@ -122,7 +196,14 @@ pub fn judge(study: &Study, prediction: &str, check: &Check, samples: &Samples) 
         },
     };
     let (value, interval, n) = (mean.map(back), interval.map(|ends| ends.map(back)), values.len());
-    Verdict { prediction: prediction.to_owned(), verdict, value, interval, n, needs_n, why, rule: check.in_words() }
+    let (registered, former, run) = (None, Vec::new(), None);
+    let (prediction, rule) = (prediction.to_owned(), check.in_words());
+    Verdict { prediction, verdict, value, interval, n, needs_n, why, rule, registered, former, run }
+}
+
+fn in_words_of(side: Bound) -> String {
+    let side = if side == Bound::Upper { "an upper" } else { "a lower" };
+    format!("its figure is only {side} bound of what is asked")
 }
 
 /// Why an arm has nothing to say; `None` if it has.
@@ -174,7 +255,8 @@ impl Check {
         }
     }
 
-    fn in_words(&self) -> String {
+    /// In words.
+    pub fn in_words(&self) -> String {
         let at = self.x.as_ref().map_or(String::new(), |x| format!(" at {x}"));
         let other = match (&self.over, &self.minus) {
             (Some(over), _) => format!(" over {over}"),
@@ -212,6 +294,18 @@ impl Rule {
             (true, _) => Answer::Holds,
             (_, true) => Answer::Fails,
             _ => Answer::Undecided,
+        }
+    }
+
+    /// Whether an answer takes a figure for the truth on the side on which it is only a bound of it.
+    fn rests_on(self, side: Bound, answer: Answer, mean: Option<f64>) -> bool {
+        let truth_may_be_lower = side == Bound::Upper;
+        match (self, answer) {
+            (_, Answer::Undecided) => false,
+            (Self::Above(_), Answer::Holds) | (Self::Below(_), Answer::Fails) => truth_may_be_lower,
+            (Self::Above(_), Answer::Fails) | (Self::Below(_), Answer::Holds) => !truth_may_be_lower,
+            (Self::Within(..), Answer::Holds) => true,
+            (Self::Within(from, _), Answer::Fails) => (mean.is_some_and(|mean| mean < from)) != truth_may_be_lower,
         }
     }
 

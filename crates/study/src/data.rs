@@ -2,9 +2,12 @@
 //! hold them, one a paper; a study with a recipe can be run.
 
 use crate::check::{Check, Rule};
+use crate::dose::Part;
 use crate::recipes;
 use serde::{Deserialize, Serialize};
 
+/// Units of what cannot be negative.
+const AMOUNTS: [&str; 9] = ["s", "ms", "us", "pages", "pages/s", "/s", "reads/s", "operations/s", "processes"];
 /// The files, in the order in which studies are listed.
 const FILES: [&str; 5] = [
     include_str!("../data/agarwal.toml"),
@@ -69,6 +72,12 @@ pub struct Study {
     /// Tables and pictures: the paper's numbers beside ours.
     #[serde(default)]
     pub panel: Vec<Panel>,
+    /// The paper's dose, and ours.
+    #[serde(default)]
+    pub dose: Vec<Part>,
+    /// Whether runs of different days differ more than repetitions within one: `n` is the number of days then.
+    #[serde(default)]
+    pub by_day: bool,
     /// Differences of the rig, and why they matter.
     #[serde(default)]
     pub differs: Vec<String>,
@@ -115,6 +124,20 @@ pub struct Metric {
     pub text: String,
     /// Whether more or less of it is better, where that can be said.
     pub better: Option<Better>,
+    /// Whether the figure is only a bound of what is asked, and on which side.
+    pub bound: Option<Bound>,
+    /// The values that it can have, where they are bounded by what it is.
+    pub range: Option<[f64; 2]>,
+}
+
+/// The side on which a figure bounds the truth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Bound {
+    /// The truth is at least the figure.
+    Lower,
+    /// The truth is at most the figure.
+    Upper,
 }
 
 /// The better direction of a metric.
@@ -141,6 +164,8 @@ pub struct Prediction {
     above: Option<f64>,
     below: Option<f64>,
     within: Option<[f64; 2]>,
+    /// Why it has no rule.
+    pub not_asked: Option<String>,
 }
 
 /// How often a study is repeated, and how long that takes.
@@ -246,6 +271,21 @@ impl Study {
     /// The arm of this name.
     pub fn arm(&self, name: &str) -> Option<&Arm> {
         self.arms.iter().find(|arm| arm.name == name)
+    }
+
+    /// The values that the figure of a check can have, as far as they are bounded.
+    pub fn range(&self, check: &Check) -> [f64; 2] {
+        const FREE: [f64; 2] = [f64::NEG_INFINITY, f64::INFINITY];
+        let metric = self.metric(&check.metric);
+        let is_amount = |metric: &&Metric| AMOUNTS.contains(&metric.unit.as_str());
+        let amount = metric.filter(is_amount).map(|_| [0.0, f64::INFINITY]);
+        let [low, high] = metric.and_then(|metric| metric.range).or(amount).unwrap_or(FREE);
+        match (&check.over, &check.minus) {
+            (Some(_), _) if low >= 0.0 => [0.0, f64::INFINITY],
+            (Some(_), _) => FREE,
+            (_, Some(_)) => [low - high, high - low],
+            _ => [low, high],
+        }
     }
 
     /// The metric of this name.

@@ -1,6 +1,7 @@
 //! `pagefold study --list`.
 
 use crate::data::Study;
+use crate::state;
 use cli::exit::Outcome;
 use cli::output;
 use report::{Align, Table};
@@ -18,6 +19,14 @@ struct Listed<'a> {
     needs: &'a [String],
     available: bool,
     why_not: Option<&'a str>,
+    /// Whether there is a result among the documents.
+    result: bool,
+    decided: usize,
+    undecided: usize,
+    /// The part of the paper's dose; absent without a result, or where the paper tells none.
+    dose: Option<f64>,
+    /// Predictions that changed after a first result.
+    changed: usize,
 }
 
 /// Prints the list.
@@ -34,7 +43,22 @@ pub fn print(studies: &[Study], as_json: bool) -> anyhow::Result<Outcome> {
 fn listed(study: &Study) -> Listed<'_> {
     let Study { id, paper, place, what, priority, needs, .. } = study;
     let why_not = study.why_not();
-    Listed { id, paper, place, what, priority: *priority, needs, available: why_not.is_none(), why_not }
+    let state = state::of(id);
+    Listed {
+        id,
+        paper,
+        place,
+        what,
+        priority: *priority,
+        needs,
+        available: why_not.is_none(),
+        why_not,
+        result: state.is_some(),
+        decided: state.map_or(0, |state| state.decided),
+        undecided: state.map_or(0, |state| state.undecided),
+        dose: state.and_then(|state| state.dose),
+        changed: state.map_or(0, |state| state.changed),
+    }
 }
 
 fn table(all: &[Listed<'_>]) -> Table {

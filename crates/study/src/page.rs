@@ -13,7 +13,8 @@ use crate::losses::{self, Merger};
 use crate::record::ArmTimeline;
 use crate::result::Outcome;
 use crate::runner::in_words;
-use crate::table::{NOT_ASKED, in_figures, of_loss};
+use crate::standing;
+use crate::table::{in_figures, of_loss};
 use chart::{Line, Value};
 use report::html::{self, Text};
 use std::fmt::Write as _;
@@ -124,8 +125,9 @@ fn verdicts(out: &mut dyn Write, study: &Study, result: &Outcome) -> io::Result<
         let name = verdict.verdict.name();
         writeln!(
             out,
-            "<tr><td class=\"verdict {name}\">{name}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-            Text(&verdict.prediction),
+            "<tr><td class=\"verdict {name}\">{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+            standing::verdict(result, verdict),
+            Text(&with_marks(verdict)),
             strip(verdict, check.as_ref()),
             Text(&in_figures(verdict))
         )?;
@@ -133,11 +135,18 @@ fn verdicts(out: &mut dyn Write, study: &Study, result: &Outcome) -> io::Result<
     for prediction in study.not_asked() {
         writeln!(
             out,
-            "<tr><td class=\"verdict undecided\">not asked</td><td>{}</td><td></td><td>{NOT_ASKED}</td></tr>",
-            Text(&prediction.text)
+            "<tr><td class=\"verdict undecided\">not asked</td><td>{}</td><td></td><td>{}</td></tr>",
+            Text(&prediction.text),
+            Text(standing::not_asked(prediction))
         )?;
     }
     writeln!(out, "</tbody></table></div>")
+}
+
+/// A prediction with its marks.
+fn with_marks(verdict: &Verdict) -> String {
+    let marks: String = standing::marks(verdict).iter().map(|mark| format!(" [{mark}]")).collect();
+    format!("{}{marks}", verdict.prediction)
 }
 
 fn strip(verdict: &Verdict, check: Option<&Check>) -> String {
@@ -200,12 +209,11 @@ fn differences(out: &mut dyn Write, study: &Study, result: &Outcome) -> io::Resu
 fn facts(out: &mut dyn Write, study: &Study, result: &Outcome) -> io::Result<()> {
     let host = &result.host;
     let scan = host.smart_scan.map_or("not there".to_owned(), |v| v.to_string());
-    let facts = [
+    let mut facts = vec![
         ("command", format!("{}, {}", result.command(study), in_words(result.seconds))),
-        ("host", format!("Linux {}, {} processors, {}", host.kernel, host.cpus, cli::bytes(host.ram_bytes))),
         ("ksmd at rest", format!("smart_scan {scan}, advisor {}", host.advisor_mode.as_deref().unwrap_or("not there"))),
-        ("Pagefold", host.of_pagefold()),
     ];
+    facts.extend(standing::facts(result));
     writeln!(out, "<dl class=\"facts\">")?;
     for (name, text) in facts {
         writeln!(out, "<div><dt>{name}</dt><dd>{}</dd></div>", Text(&text))?;

@@ -193,6 +193,23 @@ impl Samples {
         self.0.extend(samples.iter().map(|sample| (arm.to_owned(), rep, sample.clone())));
     }
 
+    /// Adds the mean of each figure over runs, as one repetition.
+    pub fn add_means(&mut self, rep: u32, runs: &[&Self]) {
+        let mut figures: Vec<(&str, &Sample, Vec<f64>)> = Vec::new();
+        for (arm, _, sample) in runs.iter().flat_map(|run| &run.0) {
+            let is_known = |(of, known, _): &&mut (&str, &Sample, Vec<f64>)| {
+                of == arm && known.metric == sample.metric && known.x == sample.x
+            };
+            match figures.iter_mut().find(is_known) {
+                Some((.., values)) => values.push(sample.value),
+                None => figures.push((arm, sample, vec![sample.value])),
+            }
+        }
+        for (arm, sample, values) in figures {
+            self.add(arm, rep, &[Sample { value: stats::mean(&values), ..sample.clone() }]);
+        }
+    }
+
     /// Whether there is any of an arm.
     pub fn has_arm(&self, arm: &str) -> bool {
         self.0.iter().any(|(of, ..)| of == arm)

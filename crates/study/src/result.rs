@@ -1,7 +1,8 @@
 //! The result of a run, in the shape that `pagefold study --json` prints and that is committed.
 
-use crate::check::{self, Verdict};
+use crate::check::{self, Run, Verdict};
 use crate::data::{Arm, Length, Study};
+use crate::dose::Dose;
 use crate::record::{ArmKsm, ArmTimeline, Record, Samples};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,12 @@ pub struct Outcome {
     /// Repetitions of each arm. Absent in files without it.
     #[serde(default)]
     pub reps: Option<u32>,
+    /// Date and time of its end, UTC; of older files, those at which they were committed.
+    #[serde(default)]
+    pub date: Option<String>,
+    /// The dose against the paper's. Absent in files without it.
+    #[serde(default)]
+    pub dose: Option<Dose>,
     /// A verdict for each prediction that has a rule.
     pub verdicts: Vec<Verdict>,
     /// The paper's numbers.
@@ -41,14 +48,20 @@ pub struct Outcome {
     pub seconds: f64,
     /// The estimate of that time before the first turn.
     pub estimated_seconds: f64,
+    /// Earlier runs, without verdicts: of a study that counts days, or with arms that this one lacks. The last comes first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub earlier: Vec<Outcome>,
 }
 
 impl Outcome {
     /// The same with the paper's numbers and the predictions as the study has them, and verdicts from the samples. So
     /// results outlive changes of a study's texts and bounds.
     pub fn judged_anew(self, study: &Study) -> Self {
-        let verdicts = check::judge_all(study, &Samples::of_records(&self.measured));
-        Self { verdicts, reported: reported(study), ..self }
+        let run = |of: &Self| Run { date: of.date.clone(), samples: Samples::of_records(&of.measured) };
+        let runs: Vec<Run> = [&self].into_iter().chain(&self.earlier).map(run).collect();
+        let verdicts = check::judge_runs(study, &runs);
+        let dose = Some(Dose::of(study, self.form));
+        Self { verdicts, dose, reported: reported(study), ..self }
     }
 
     /// The command that makes such a result. Of a file that does not tell arms and repetitions, they are those that were measured.
@@ -93,6 +106,9 @@ pub struct Reported {
 pub struct HostFacts {
     /// Kernel release.
     pub kernel: String,
+    /// Model of the processors. Absent in files without it.
+    #[serde(default)]
+    pub cpu_model: Option<String>,
     /// Number of processors.
     pub cpus: usize,
     /// Memory.
@@ -116,6 +132,7 @@ impl HostFacts {
         let ksm = host::Ksm::read().unwrap_or_default();
         Self {
             kernel: host::Kernel::this().release,
+            cpu_model: cpu_model(),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             ram_bytes: host::ram_bytes(),
             smart_scan: ksm.smart_scan,
@@ -129,12 +146,25 @@ impl HostFacts {
         }
     }
 
+    /// Processors and kernel, in words.
+    pub fn of_host(&self) -> String {
+        let model = self.cpu_model.as_deref().unwrap_or("of a model that was not recorded");
+        format!("Linux {}, {} processors {model}, {}", self.kernel, self.cpus, cli::bytes(self.ram_bytes))
+    }
+
     /// Version and build of Pagefold, in words.
     pub fn of_pagefold(&self) -> String {
-        let build = self.build.as_ref().map_or(String::new(), |build| format!(", build {build}"));
+        let build = self.build.as_ref().map_or(", build not recorded".to_owned(), |build| format!(", build {build}"));
         let debug = if self.debug_build { ", a build for development" } else { "" };
         format!("{}{build}{debug}", self.pagefold)
     }
+}
+
+/// The first processor's model, by the kernel.
+fn cpu_model() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let (_, model) = text.lines().find(|line| line.starts_with("model name"))?.split_once(':')?;
+    Some(model.trim().to_owned())
 }
 
 /// The paper's numbers of a study.
@@ -183,6 +213,9 @@ pub mod tests {
             host: HostFacts::default(),
             seconds: 1.0,
             estimated_seconds: 1.0,
+            date: None,
+            dose: None,
+            earlier: Vec::new(),
         }
     }
 
@@ -220,7 +253,7 @@ pub mod tests {
         assert!(facts.build.as_ref().is_some_and(|build| build.len() == 16), "{facts:?}");
         assert_eq!(
             HostFacts { pagefold: "1".into(), debug_build: true, ..HostFacts::default() }.of_pagefold(),
-            "1, a build for development"
+            "1, build not recorded, a build for development"
         );
     }
 }

@@ -1,7 +1,8 @@
 //! Runs a study: all turns in their order, each kept on disk when it is done, then the verdicts.
 
-use crate::check;
+use crate::check::{self, Run};
 use crate::data::{Arm, Form, Length, Study};
+use crate::dose::Dose;
 use crate::ksm::KsmSettings;
 use crate::plan::{self, Planned};
 use crate::recipes::Recipe;
@@ -13,7 +14,7 @@ use crate::store::Store;
 use anyhow::{Context, bail};
 use cli::exit::{self, Stop};
 use cli::{printable, say};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 /// A request for a run.
 #[derive(Clone, Debug)]
@@ -155,6 +156,8 @@ impl Job<'_> {
 
     fn outcome(&self, Taken { turns, left_out, seconds, .. }: &Taken, host: &HostFacts) -> Outcome {
         let samples = Samples::of_turns(turns);
+        let date = now();
+        let run = Run { date: Some(date.clone()), samples: samples.clone() };
         let of_turn =
             |turn: &Turn| turn.measured.notes.iter().map(|note| format!("{}: {note}", turn.arm)).collect::<Vec<_>>();
         let mut notes: Vec<String> = turns.iter().flat_map(of_turn).collect();
@@ -166,7 +169,7 @@ impl Job<'_> {
             form: self.wanted.length,
             arms: self.arms(),
             reps: Some(self.reps()),
-            verdicts: check::judge_all(self.study, &samples),
+            verdicts: check::judge_runs(self.study, &[run]),
             reported: reported(self.study),
             measured: samples.records(self.study),
             timelines: timelines(turns),
@@ -175,8 +178,17 @@ impl Job<'_> {
             host: host.clone(),
             seconds: *seconds,
             estimated_seconds: self.estimate_s(),
+            date: Some(date.clone()),
+            dose: Some(Dose::of(self.study, self.wanted.length)),
+            earlier: Vec::new(),
         }
     }
+}
+
+/// Date and time, UTC.
+#[expect(clippy::disallowed_methods, reason = "a date for people, and not a time that is measured")]
+fn now() -> String {
+    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }
 
 /// End of a study's run.

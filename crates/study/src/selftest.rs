@@ -1,13 +1,17 @@
 //! `pagefold study selftest`: every prediction is fed with made-up samples that must hold, fail, and be undecided. An arm
-//! that merged nothing, or whose load did not run, must decide nothing.
+//! that merged nothing, or whose load did not run, must decide nothing. Samples that refute are drawn under the prediction's negation, of the
+//! values that its figure can have. A prediction that no such value refutes cannot fail, and is refused. So is one that is not registered.
 
 use crate::check::{Answer, Check, LEAST_N, Rule, Verdict, judge};
-use crate::data::Study;
+use crate::data::{Prediction, Study};
 use crate::record::{MERGED, OPERATIONS, Sample, Samples};
+use crate::register::Register;
 use serde::Serialize;
 
 /// Repetitions of the made-up runs.
 const REPS: u32 = 5;
+/// The fault of a prediction that nothing refutes.
+const CANNOT_FAIL: &str = "it cannot fail: its figure has no value that refutes it";
 /// Made-up figure of an arm that others are compared with.
 const BASE: f64 = 1000.0;
 
@@ -34,22 +38,42 @@ struct Case {
 /// Tries all predictions of the studies that can be run.
 pub fn all(studies: &[Study]) -> Vec<Tried> {
     let runnable = studies.iter().filter(|study| study.why_not().is_none());
+    let register = Register::read();
     let of_study = |study: &Study| -> Vec<Tried> {
-        let checked = study.predict.iter().filter_map(|p| Some((p.text.clone(), p.check()?)));
-        checked.map(|(text, check)| one(study, &text, &check)).collect()
+        let checked = study.predict.iter().filter_map(|says| Some((says, says.check()?)));
+        checked.map(|(says, check)| one(study, &register, says, &check)).collect()
     };
     runnable.flat_map(of_study).collect()
 }
 
-fn one(study: &Study, text: &str, check: &Check) -> Tried {
+fn one(study: &Study, register: &Register, says: &Prediction, check: &Check) -> Tried {
+    let text = says.text.as_str();
+    let unregistered = register.of(study, says, None).is_none().then(|| "it is not registered as it is".to_owned());
     let merges = check.arms().any(|arm| study.arm(arm).is_some_and(|arm| arm.merges));
     let has_load = study.metric(OPERATIONS).is_some();
-    let wrong = cases(check.rule, merges, has_load).into_iter().filter_map(|case| {
-        let verdict = judge(study, text, check, &made_up(study, check, &case));
-        let right = verdict.verdict == case.must_be && explains(&verdict);
-        (!right).then(|| format!("{}: {}, must be {}", case.name, verdict.verdict.name(), case.must_be.name()))
+    let refuted = refuted(study, check);
+    let cannot_fail = refuted.is_none().then(|| CANNOT_FAIL.to_owned());
+    let refuting = refuted.map(|figures| Case {
+        name: "samples under its negation",
+        figures,
+        merged: 1.0,
+        operations: 1.0,
+        must_be: Answer::Fails,
     });
-    Tried { id: study.id.clone(), prediction: text.to_owned(), wrong: wrong.collect() }
+    let wrong = cases(check.rule, merges, has_load)
+        .into_iter()
+        .chain(refuting)
+        .filter(|case| !is_of_bound(study, check, case))
+        .filter_map(|case| {
+            let verdict = judge(study, text, check, &made_up(study, check, &case));
+            let right = verdict.verdict == case.must_be && explains(&verdict);
+            (!right).then(|| format!("{}: {}, must be {}", case.name, verdict.verdict.name(), case.must_be.name()))
+        });
+    Tried {
+        id: study.id.clone(),
+        prediction: text.to_owned(),
+        wrong: cannot_fail.into_iter().chain(wrong).chain(unregistered).collect(),
+    }
 }
 
 /// Whether an undecided verdict says why.
@@ -58,10 +82,10 @@ fn explains(verdict: &Verdict) -> bool {
 }
 
 fn cases(rule: Rule, merges: bool, has_load: bool) -> Vec<Case> {
-    let (holding, failing, bound) = match rule {
-        Rule::Above(bound) => (bound + width(bound), bound - width(bound), bound),
-        Rule::Below(bound) => (bound - width(bound), bound + width(bound), bound),
-        Rule::Within(low, high) => (f64::midpoint(low, high), high + (high - low), high),
+    let (holding, bound) = match rule {
+        Rule::Above(bound) => (bound + width(bound), bound),
+        Rule::Below(bound) => (bound - width(bound), bound),
+        Rule::Within(low, high) => (f64::midpoint(low, high), high),
     };
     let narrow = |at: f64| (0..REPS).map(|n| at + (f64::from(n) - 2.0) * 1e-3 * width(bound)).collect::<Vec<_>>();
     let wide = (0..REPS).map(|n| bound + (f64::from(n) - 2.0) * width(bound)).collect();
@@ -69,7 +93,6 @@ fn cases(rule: Rule, merges: bool, has_load: bool) -> Vec<Case> {
     let few = narrow(holding).into_iter().take(LEAST_N - 1).collect();
     let mut cases = vec![
         case("samples that support it", narrow(holding), Answer::Holds),
-        case("samples that refute it", narrow(failing), Answer::Fails),
         case("samples on both sides", wide, Answer::Undecided),
         case("too few samples", few, Answer::Undecided),
         case("no samples", Vec::new(), Answer::Undecided),
@@ -81,6 +104,34 @@ fn cases(rule: Rule, merges: bool, has_load: bool) -> Vec<Case> {
         cases.push(Case { operations: 0.0, ..case("the load did not run", narrow(holding), Answer::Undecided) });
     }
     cases
+}
+
+/// Samples drawn under the negation of a prediction, of the values that its figure can have. `None` if no value refutes it.
+fn refuted(study: &Study, check: &Check) -> Option<Vec<f64>> {
+    let [least, most] = study.range(check);
+    let below = |bound: f64| {
+        (least < bound).then(|| if least.is_finite() { f64::midpoint(least, bound) } else { bound - width(bound) })
+    };
+    let above = |bound: f64| {
+        (most > bound).then(|| if most.is_finite() { f64::midpoint(bound, most) } else { bound + width(bound) })
+    };
+    let (centre, bound) = match check.rule {
+        Rule::Above(bound) => (below(bound)?, bound),
+        Rule::Below(bound) => (above(bound)?, bound),
+        Rule::Within(low, high) => above(high).map(|at| (at, high)).or_else(|| below(low).map(|at| (at, low)))?,
+    };
+    // Five draws lie so near to each other that their interval does not reach the bound.
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut draw = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) as f64 / f64::from(u32::MAX >> 1) - 0.5
+    };
+    Some((0..REPS).map(|_| centre + draw() * (centre - bound).abs() / 4.0).collect())
+}
+
+/// Whether a case asks for an answer that rests on a figure which is only a bound.
+fn is_of_bound(study: &Study, check: &Check, case: &Case) -> bool {
+    study.metric(&check.metric).is_some_and(|metric| metric.bound.is_some()) && case.must_be != Answer::Undecided
 }
 
 /// A distance from a bound that no reader would call close.
@@ -117,6 +168,21 @@ fn made_up(study: &Study, check: &Check, case: &Case) -> Samples {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn prediction_that_no_value_refutes_is_refused() {
+        let mut study = crate::data::all().into_iter().find(|study| study.id == "kim-isolate").unwrap();
+        let says =
+            study.predict.iter().find(|says| says.check().is_some_and(|check| check.metric == "auc")).unwrap().clone();
+        let wrong = |study: &Study| one(study, &Register::read(), &says, &says.check().unwrap()).wrong;
+        assert!(wrong(&study).is_empty());
+        study
+            .metric
+            .iter_mut()
+            .filter(|metric| metric.name == "auc")
+            .for_each(|metric| metric.range = Some([0.45, 0.55]));
+        assert_eq!(wrong(&study), [CANNOT_FAIL]);
+    }
 
     #[test]
     fn every_prediction_is_answered_rightly() {

@@ -8,11 +8,9 @@ use crate::record::Record;
 use crate::result::Outcome;
 use crate::runner::in_words;
 use crate::selftest::Tried;
+use crate::standing;
 use report::{Align, Table};
 use std::fmt::Write as _;
-
-/// The reason of a prediction without a verdict.
-pub const NOT_ASKED: &str = "no figure of this study decides it";
 
 /// The result of a study: where Pagefold does worse, verdicts, the paper's numbers beside ours, differences of the rig.
 pub fn result(study: &Study, result: &Outcome) -> String {
@@ -28,11 +26,15 @@ pub fn result(study: &Study, result: &Outcome) -> String {
         let _ = writeln!(text, "WORSE      {}", of_loss(&loss));
     }
     for verdict in &result.verdicts {
-        let _ = writeln!(text, "{:<9}  {}", verdict.verdict.name(), verdict.prediction);
+        let _ = writeln!(text, "{:<9}  {}", standing::verdict(result, verdict), verdict.prediction);
         let _ = writeln!(text, "           {}", in_figures(verdict));
+        for mark in standing::marks(verdict) {
+            let _ = writeln!(text, "           {mark}");
+        }
     }
     for prediction in study.not_asked() {
-        let _ = writeln!(text, "{:<9}  {}\n           {NOT_ASKED}", "not asked", prediction.text);
+        let _ =
+            writeln!(text, "{:<9}  {}\n           {}", "not asked", prediction.text, standing::not_asked(prediction));
     }
     for panel in &study.panel {
         let _ = write!(text, "\n{}{}\n{}", panel.title, unit(&panel.unit), of_panel(panel, result));
@@ -43,6 +45,9 @@ pub fn result(study: &Study, result: &Outcome) -> String {
     }
     for arm in &result.ksm {
         let _ = writeln!(text, "ksmd in {}: {}", arm.arm, arm.settings);
+    }
+    for (name, fact) in standing::facts(result) {
+        let _ = writeln!(text, "{name}: {fact}");
     }
     for note in &result.notes {
         let _ = writeln!(text, "Note: {note}");
@@ -140,6 +145,9 @@ mod tests {
             needs_n,
             why: why.map(str::to_owned),
             rule: "m".into(),
+            registered: None,
+            former: Vec::new(),
+            run: None,
         };
         let words = |n, needs_n, why| in_figures(&verdict(n, needs_n, Some(why)));
         assert_eq!(words(5, Some(9), "why"), "m: no samples, n = 5; why; n = 9 would decide");

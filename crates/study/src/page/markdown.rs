@@ -2,13 +2,14 @@
 //! own, with the colours of both themes in them.
 
 use super::panel::{self, Side};
-use super::{Item, count, sentence};
+use super::{Item, count, sentence, with_marks};
 use crate::check::Answer;
 use crate::data::{Panel, PanelForm};
 use crate::losses;
 use crate::result::Outcome;
 use crate::runner::in_words;
-use crate::table::{NOT_ASKED, in_figures, of_loss};
+use crate::standing;
+use crate::table::{in_figures, of_loss};
 use anyhow::Context;
 use report::html::Text;
 use std::fmt::Write as _;
@@ -66,16 +67,25 @@ pub fn text(items: &[Item<'_>], dir: &str) -> String {
     );
     let _ = writeln!(
         text,
-        "Of the predictions, {} hold, {} fail and {} are undecided.\n",
+        "Of the predictions, {} hold, {} fail and {} are undecided. \
+         Of those that hold or fail, {} are of this rig alone, at a dose below a third of the paper's. Predictions that changed, or came after a first \
+         result, say so.\n",
         count(items, Answer::Holds),
         count(items, Answer::Fails),
-        count(items, Answer::Undecided)
+        count(items, Answer::Undecided),
+        here_alone(items)
     );
     worse(&mut text, items);
     for item in items {
         of_study(&mut text, *item, dir);
     }
     text
+}
+
+/// Decided predictions at a low dose.
+fn here_alone(items: &[Item<'_>]) -> usize {
+    let low = items.iter().filter(|(_, result)| result.dose.as_ref().is_some_and(|dose| dose.is_low));
+    low.flat_map(|(_, result)| &result.verdicts).filter(|verdict| verdict.verdict != Answer::Undecided).count()
 }
 
 /// The list of what Pagefold does worse.
@@ -112,26 +122,25 @@ fn of_study(text: &mut String, (study, result): Item<'_>, dir: &str) {
         sentence(&study.workload),
         study.variable
     );
-    let _ = writeln!(
-        text,
-        "`{}`, {}, n = {}; Pagefold {}.\n",
-        result.command(study),
-        in_words(result.seconds),
-        result.measured.iter().map(|r| r.n).max().unwrap_or(0),
-        result.host.of_pagefold()
-    );
+    let _ = writeln!(text, "`{}`, {}.\n", result.command(study), in_words(result.seconds));
+    text.push_str("| run | |\n|---|---|\n");
+    for (name, fact) in standing::facts(result) {
+        let _ = writeln!(text, "| {name} | {} |", cell(&fact));
+    }
+    text.push('\n');
     text.push_str("| verdict | prediction | figures |\n|---|---|---|\n");
     for verdict in &result.verdicts {
         let _ = writeln!(
             text,
             "| {} | {} | {} |",
-            verdict.verdict.name(),
-            cell(&verdict.prediction),
+            standing::verdict(result, verdict),
+            cell(&with_marks(verdict)),
             cell(&in_figures(verdict))
         );
     }
     for prediction in study.not_asked() {
-        let _ = writeln!(text, "| not asked | {} | {NOT_ASKED} |", cell(&prediction.text));
+        let _ =
+            writeln!(text, "| not asked | {} | {} |", cell(&prediction.text), cell(standing::not_asked(prediction)));
     }
     text.push('\n');
     for (n, panel) in study.panel.iter().enumerate() {
@@ -229,6 +238,20 @@ mod tests {
             items.extend(results.iter().filter(|r| r.id == study.id).map(|r| (study, r)));
         }
         let remedy = "write it anew: ./x studies";
+        for (study, result) in &items {
+            let state = crate::state::of(&study.id);
+            assert_eq!(state, Some(&crate::state::State::new(result)), "{remedy}");
+        }
+        for raw in committed(&dir) {
+            let judged = judged(raw.clone());
+            let answers = |of: &Outcome| -> Vec<_> {
+                of.verdicts
+                    .iter()
+                    .map(|v| (v.prediction.clone(), v.verdict, v.rule.clone(), v.registered.clone()))
+                    .collect()
+            };
+            assert!(answers(&raw) == answers(&judged) && raw.dose == judged.dose, "{}: {remedy}", raw.id);
+        }
         assert!(fs::read_to_string(&document).unwrap() == text(&items, "studies"), "{}: {remedy}", document.display());
         let pictures = pictures(&items);
         for (name, picture) in &pictures {
@@ -262,14 +285,22 @@ mod tests {
         result.host.debug_build = true;
         let text = text(&[(&study, &result)], "studies");
         for line in [
-            "`pagefold study kim-live --short --reps 9`, 1 s, n = 0; Pagefold 1, a build for development.",
+            "`pagefold study kim-live --short --reps 9`, 1 s.",
+            "| Pagefold | 1, build not recorded, a build for development |",
             "| fold: a\\|b |",
             "| ksmd in arm fold: run 1, pages_to_scan 1000, sleep_millisecs 20, smart_scan 0, advisor_mode none |",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}: {text}");
         }
         for prediction in study.not_asked() {
-            assert!(text.contains(&format!("| not asked | {} | {NOT_ASKED} |", cell(&prediction.text))), "{text}");
+            assert!(
+                text.contains(&format!(
+                    "| not asked | {} | {} |",
+                    cell(&prediction.text),
+                    standing::not_asked(prediction)
+                )),
+                "{text}"
+            );
         }
     }
 }

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 const WHOLE: u64 = 512;
 /// Sizes to which guests shrink, in MiB.
 const SMALLER: [u64; 2] = [384, 256];
-/// Frames that the aware balloon is to free in each step: as many as the blind one does, about.
-const AWARE_FRAMES: u64 = 128 << 20;
+/// Frames that the priced balloon is to free in each step: as many as the blind one does, about.
+const PRICED_FRAMES: u64 = 128 << 20;
 /// Sizes of `kloster-fig8.2`, in MiB.
 const SIZES: [u64; 5] = [512, 416, 352, 288, 256];
 /// Size of the disk that is read, in MiB. A guest has it all in its cache at the first size, and less than half at the last one.
@@ -88,12 +88,15 @@ pub fn while_merging(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measure
     vms.settle()?;
     let (begin, timeline, measured) = merge(&merger, &vms)?;
     let saved = Saved::of(&merger, &vms.pids())?;
-    let mut aware = planned.arm.ends_with("-aware").then(|| Aware::new(rig.dir(), &vms)).transpose()?;
+    let is_priced = planned.arm.ends_with("-priced");
+    let goes_by_price = is_priced || planned.arm.ends_with("-aware");
+    let mut aware = goes_by_price.then(|| Aware::new(rig.dir(), &vms)).transpose()?;
     let mut guests = Ballooned { vms, merger, begin, timeline, measured, unmerged: saved.all() + saved.frames };
     guests.look(&WHOLE.to_string())?;
     for size in SMALLER {
         let sizes = match &mut aware {
-            Some(aware) => aware.sizes(AWARE_FRAMES)?,
+            Some(aware) if is_priced => aware.sizes_that_free(PRICED_FRAMES)?,
+            Some(aware) => aware.sizes_of((WHOLE - size) * guests.vms.guests.len() as u64)?,
             None => vec![size << 20; guests.vms.guests.len()],
         };
         guests.shrink(size, &sizes)?;
@@ -152,17 +155,35 @@ impl Aware {
         Ok(Self { gatherer, ledger: Ledger::open(&dir.join("ledger"))?, pids: vms.pids() })
     }
 
+    /// The size of each guest if all of them together are to give `taken_mib`, the cheapest first.
+    fn sizes_of(&mut self, taken_mib: u64) -> anyhow::Result<Vec<u64>> {
+        let facts = self.facts_after_a_while()?;
+        let mut left = taken_mib << 20;
+        let mut sizes: Vec<u64> = facts.guests.iter().map(balance::GuestFacts::size_bytes).collect();
+        left = left.saturating_sub(sizes.iter().map(|size| (WHOLE << 20).saturating_sub(*size)).sum());
+        for offer in price::offers(&facts) {
+            let taken = offer.bytes.min(left);
+            sizes[offer.guest] -= taken;
+            left -= taken;
+        }
+        Ok(sizes)
+    }
+
     /// The sizes of the guests that free so many bytes of frames more, by the prices.
-    fn sizes(&mut self, frames_bytes: u64) -> anyhow::Result<Vec<u64>> {
-        // Guests tell of themselves only when they have been asked for some seconds.
-        self.facts()?;
-        pause(STATISTICS)?;
-        let facts = self.facts()?;
+    fn sizes_that_free(&mut self, frames_bytes: u64) -> anyhow::Result<Vec<u64>> {
+        let facts = self.facts_after_a_while()?;
         let mut sizes: Vec<u64> = facts.guests.iter().map(balance::GuestFacts::size_bytes).collect();
         for taken in price::take(&facts, Need { frames_bytes, ..Need::default() }, |_| u64::MAX) {
             sizes[taken.guest] -= taken.bytes;
         }
         Ok(sizes)
+    }
+
+    /// Guests tell of themselves only when they have been asked for some seconds.
+    fn facts_after_a_while(&mut self) -> anyhow::Result<balance::Facts> {
+        self.facts()?;
+        pause(STATISTICS)?;
+        self.facts()
     }
 
     fn facts(&mut self) -> anyhow::Result<balance::Facts> {

@@ -1,0 +1,67 @@
+//! The dose of a run against the paper's: seconds of load, guests, passes, data against memory. Below a third, a verdict is of this rig alone.
+
+use crate::data::{Length, Study};
+use serde::{Deserialize, Serialize};
+
+/// Part of the paper's dose below which nothing is claimed about the paper: a third.
+const LEAST: f64 = 1.0 / 3.0;
+
+/// A part of the dose.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Part {
+    /// Its meaning, with the unit.
+    pub what: String,
+    /// The paper's; absent where it tells none.
+    pub paper: Option<f64>,
+    /// That of the short form.
+    pub short: f64,
+    /// That of the full form.
+    pub full: f64,
+}
+
+/// The dose of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Dose {
+    /// Its parts: meaning, the paper's, and ours.
+    pub parts: Vec<(String, Option<f64>, f64)>,
+    /// The smallest part of the paper's; absent where the paper tells none.
+    pub share: Option<f64>,
+    /// Whether that is below a third.
+    pub is_low: bool,
+}
+
+impl Dose {
+    /// The dose of a study's form.
+    pub fn of(study: &Study, length: Length) -> Self {
+        let here = |part: &Part| if length == Length::Short { part.short } else { part.full };
+        let parts: Vec<_> = study.dose.iter().map(|part| (part.what.clone(), part.paper, here(part))).collect();
+        let shares = parts.iter().filter_map(|(_, paper, here)| Some(here / (*paper)?));
+        let share = shares.min_by(f64::total_cmp);
+        Self { parts, share, is_low: share.is_some_and(|share| share < LEAST) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data;
+
+    #[test]
+    fn smallest_part_is_the_dose() {
+        let mut study = data::all().remove(0);
+        let part = |paper, short| Part { what: "s".into(), paper, short, full: 9.0 };
+        study.dose = vec![part(Some(10.0), 9.0), part(Some(10.0), 3.0), part(None, 0.1)];
+        let of = |length| (Dose::of(&study, length).share, Dose::of(&study, length).is_low);
+        assert_eq!((of(Length::Short), of(Length::Full)), ((Some(0.3), true), (Some(0.9), false)));
+        study.dose = vec![part(None, 1.0)];
+        assert_eq!(Dose::of(&study, Length::Short).share, None);
+    }
+
+    #[test]
+    fn every_study_with_a_recipe_tells_its_dose() {
+        for study in data::all().iter().filter(|study| study.why_not().is_none()) {
+            assert!(!study.dose.is_empty(), "{}", study.id);
+        }
+    }
+}
