@@ -27,6 +27,17 @@ pub fn container_of(cgroups: &Cgroups, own: &Cgroups) -> Option<Container> {
     cgroups.paths().find_map(|path| containers_on(path).into_iter().find(|c| !ours.contains(c)))
 }
 
+/// Whether the host has put a process among its guests: in a container, or in a control group of libvirt's or of
+/// `machine.slice`. `cgroups` are those that root has given. Those of login sessions begin elsewhere, whatever lies in them.
+pub(crate) fn is_placed_by_host(cgroups: &Cgroups) -> bool {
+    let first = |path: &str| path.split('/').nth(1).map(str::to_owned).unwrap_or_default();
+    cgroups.paths().any(|path| match first(path).as_str() {
+        "user.slice" => false,
+        "machine.slice" | "machine" => true,
+        _ => !containers_on(path).is_empty(),
+    })
+}
+
 /// The containers on the way to a control group, outermost first.
 fn containers_on(path: &str) -> Vec<Container> {
     let parts: Vec<&str> = path.split('/').collect();

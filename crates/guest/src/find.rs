@@ -6,10 +6,25 @@
 //! | other process in a container | one guest with the others in the same container |
 //! | other process that the user names by pid, or that is a member of a service's group | a guest by itself |
 //! | any other process | none |
+//!
+//! A process runs a VM if its program has a VMM's name, and one of these holds:
+//!
+//! - The program's file belongs to root or to the caller, and nobody else may write it.
+//! - A service has the process as a member, or the caller names it.
+//!
+//! The size on its command line is believed as far as its address space goes. Beyond that, RAM is found among its mappings.
+//!
+//! A VM is a **stranger's** where nothing but its owner says that it is one of this host. Others say so in three ways:
+//!
+//! - Root or the caller runs it.
+//! - A service has it as a member.
+//! - Root has given it the control group of a container, of libvirt's or of `machine.slice`.
+//!
+//! Of VMs with the same name, a stranger's comes last. Otherwise that one comes first which started first.
 
-use crate::container::{Container, container_of};
+use crate::container::{Container, container_of, is_placed_by_host};
 use crate::{Facts, Guest, GuestKind, Membership, cloud_hypervisor, firecracker, qemu, region};
-use host::{Cgroups, Mapping, Process, ProcessId, ProcessStat};
+use host::{CgroupMakers, Cgroups, Mapping, Process, ProcessId, ProcessStat};
 use std::collections::{BTreeMap, HashMap};
 
 /// Age up to which a process is read at each look, in seconds: 10 s. It may still change its user and control group.
@@ -104,7 +119,9 @@ impl Survey {
             let mut groups: Vec<_> = guest.pids.iter().filter_map(|pid| group_of(*pid)).collect();
             groups.dedup();
             guest.facts.folded_in = <[_; 1]>::try_from(groups).ok().map(|[group]| group.to_owned());
+            guest.facts.is_strangers &= guest.facts.folded_in.is_none();
         }
+        make_ids_unique(&mut guests);
         for guest in guests.iter_mut().filter(|g| g.kind.is_vm() && g.ram_bytes.is_none()) {
             complete(guest, &self.processes);
         }
@@ -116,8 +133,10 @@ impl Survey {
 fn find(processes: &[Process], own: &Cgroups, wanted: &dyn Fn(u32) -> bool) -> Vec<Guest> {
     let mut guests = Vec::new();
     let mut containers: BTreeMap<Container, Vec<&Process>> = BTreeMap::new();
+    let mut makers = CgroupMakers::find();
     for process in processes {
-        if let Some(guest) = vm(process) {
+        if let Some(mut guest) = vm(process, wanted(process.pid)) {
+            guest.facts.is_strangers = is_strangers(process, &mut makers);
             guests.push(guest);
         } else if let Some(container) = container_of(&process.cgroups, own) {
             containers.entry(container).or_default().push(process);
@@ -127,16 +146,27 @@ fn find(processes: &[Process], own: &Cgroups, wanted: &dyn Fn(u32) -> bool) -> V
     }
     guests.extend(containers.into_iter().map(|(c, members)| guest(c.kind, Some(c.name), &members)));
     guests.sort_by(|a, b| (a.kind, &a.name, &a.pids).cmp(&(b.kind, &b.name, &b.pids)));
-    make_ids_unique(&mut guests);
     guests
 }
 
-/// Whether a process runs a VM, by its program.
+/// Whether a process runs a VM, by its program: a VMM's name, and a file that nobody but root or the caller has made.
 pub fn is_vm(process: &Process) -> bool {
+    has_vmm_name(process) && process.exe_owner.is_none_or(is_own_or_roots)
+}
+
+fn has_vmm_name(process: &Process) -> bool {
     qemu::is_qemu(process) || firecracker::is_firecracker(process) || cloud_hypervisor::is_cloud_hypervisor(process)
 }
 
-fn vm(process: &Process) -> Option<Guest> {
+fn is_own_or_roots(uid: u32) -> bool {
+    uid == 0 || uid == host::own_uid()
+}
+
+/// The VM that a process runs. `is_named`: the caller or a service names the process.
+fn vm(process: &Process, is_named: bool) -> Option<Guest> {
+    if !is_named && !is_vm(process) {
+        return None;
+    }
     let args = &process.cmdline;
     let (kind, name, blocks, facts) = if qemu::is_qemu(process) {
         let config = qemu::Config::parse(args);
@@ -151,7 +181,17 @@ fn vm(process: &Process) -> Option<Guest> {
     let mut guest = guest(kind, name, &[process]);
     guest.facts.qemu = facts;
     set_ram(&mut guest, blocks);
+    // Nobody has RAM that the process has no addresses for. Without memory, the first thread shows none.
+    let address_bytes = process.stat.address_bytes;
+    if address_bytes > 0 && guest.ram_bytes.is_some_and(|ram| ram > address_bytes) {
+        set_ram(&mut guest, Vec::new());
+    }
     Some(guest)
+}
+
+/// Whether nothing but its owner says that a process runs a VM of this host.
+fn is_strangers(process: &Process, makers: &mut CgroupMakers) -> bool {
+    !is_own_or_roots(process.uid) && !is_placed_by_host(&makers.given_by_root(&process.cgroups))
 }
 
 fn set_ram(guest: &mut Guest, blocks_bytes: Vec<u64>) {
@@ -174,18 +214,26 @@ fn guest(kind: GuestKind, name: Option<String>, processes: &[&Process]) -> Guest
         kind,
         pids: processes.iter().map(|p| p.pid).collect(),
         ram_bytes: None,
-        facts: Facts { uid: first.uid, cgroup: first.cgroups.main_path().to_owned(), ..Facts::default() },
+        facts: Facts {
+            uid: first.uid,
+            start_ticks: first.stat.start_ticks,
+            cgroup: first.cgroups.main_path().to_owned(),
+            ..Facts::default()
+        },
     }
 }
 
-/// Adds the first pid to the ids of guests of the same kind and name. A name with an `@` gets the pid, too: its owner
-/// may have chosen the name to be taken for another guest.
+/// Adds the first pid to the ids of guests whose kind and name another one has before them, as the module story says. A name
+/// with an `@` gets the pid, too: its owner may have chosen the name to be taken for another guest.
 fn make_ids_unique(guests: &mut [Guest]) {
-    let mut bearers: HashMap<String, u32> = HashMap::new();
+    let rank = |guest: &Guest| (guest.facts.is_strangers, guest.facts.start_ticks, guest.pids[0]);
+    let mut first: HashMap<String, (bool, u64, u32)> = HashMap::new();
     for guest in guests.iter() {
-        *bearers.entry(guest.id.clone()).or_default() += 1;
+        let rank = rank(guest);
+        let first = first.entry(guest.id.clone()).or_insert(rank);
+        *first = rank.min(*first);
     }
-    for guest in guests.iter_mut().filter(|g| bearers[&g.id] > 1 || g.id.contains('@')) {
+    for guest in guests.iter_mut().filter(|g| first[&g.id] != rank(g) || g.id.contains('@')) {
         guest.id = format!("{}@{}", guest.id, guest.pids[0]);
         guest.group.clone_from(&guest.id);
     }
@@ -232,6 +280,10 @@ mod tests {
             process(61, "virt-launcher", "0::/kubepods.slice/cri-containerd-ID.scope"),
             process(70, "sleep 9", "0::/user.slice"),
         ]
+    }
+
+    fn found(processes: Vec<Process>) -> Vec<Guest> {
+        Survey { processes, ..Survey::default() }.guests(&[], &[])
     }
 
     fn ids(guests: &[Guest]) -> Vec<&str> {
@@ -295,17 +347,46 @@ mod tests {
     #[test]
     fn guests_of_same_name_get_distinct_ids() {
         let duplicate = |pid| process(pid, "/usr/bin/qemu-kvm -name db", "0::/");
-        let guests = find(&[duplicate(7), duplicate(9)], &Cgroups::default(), &|_| false);
-        assert_eq!(ids(&guests), ["qemu:db@7", "qemu:db@9"]);
-        assert_eq!(guests[0].group, "qemu:db@7");
+        let guests = found(vec![duplicate(7), duplicate(9)]);
+        assert_eq!(ids(&guests), ["qemu:db", "qemu:db@9"]);
+        assert_eq!(guests[1].group, "qemu:db@9");
     }
 
     #[test]
     fn crafted_name_does_not_give_id_of_another_guest() {
         let named = |pid, name: &str| process(pid, &format!("/usr/bin/qemu-kvm -name {name}"), "0::/");
-        let guests = find(&[named(7, "db"), named(8, "db@7"), named(9, "db")], &Cgroups::default(), &|_| false);
-        assert_eq!(ids(&guests), ["qemu:db@7", "qemu:db@9", "qemu:db@7@8"]);
+        let guests = found(vec![named(7, "db"), named(8, "db@7"), named(9, "db")]);
+        assert_eq!(ids(&guests), ["qemu:db", "qemu:db@9", "qemu:db@7@8"]);
         assert_eq!(guests[2].group, "qemu:db@7@8");
+    }
+
+    #[test]
+    fn newcomer_and_stranger_with_a_guests_name_leave_its_id_alone() {
+        let named = |pid, uid, start_ticks| {
+            let process = process(pid, "/usr/bin/qemu-kvm -name acme-7", "0::/");
+            Process { uid, stat: ProcessStat { start_ticks, ..ProcessStat::default() }, ..process }
+        };
+        let guests = found(vec![named(7, 0, 50), named(5, 0, 60), named(6, 1006, 10)]);
+        let seen: Vec<_> = guests.iter().map(|g| (g.id.as_str(), g.pids[0], g.facts.is_strangers)).collect();
+        assert_eq!(seen, [("qemu:acme-7@5", 5, false), ("qemu:acme-7@6", 6, true), ("qemu:acme-7", 7, false)]);
+    }
+
+    #[test]
+    fn program_of_another_user_is_no_vmm_unless_it_is_named() {
+        let made_by = |exe_owner| Process { exe_owner: Some(exe_owner), ..process(7, "/tmp/kvm -m 64T", "0::/") };
+        assert!(is_vm(&made_by(0)) && is_vm(&made_by(host::own_uid())) && !is_vm(&made_by(1006)));
+        assert_eq!(find(&[made_by(1006)], &Cgroups::default(), &|_| false), []);
+        assert_eq!(ids(&find(&[made_by(1006)], &Cgroups::default(), &|pid| pid == 7)), ["qemu:7"]);
+    }
+
+    #[test]
+    fn ram_that_a_process_has_no_addresses_for_is_not_believed() {
+        let with = |address_bytes| {
+            let stat = ProcessStat { address_bytes, ..ProcessStat::default() };
+            let process = Process { stat, ..process(7, "/usr/bin/qemu-kvm -m 64T", "0::/") };
+            find(&[process], &Cgroups::default(), &|_| false)[0].ram_bytes
+        };
+        assert_eq!([with(1 << 40), with((64 << 40) + 1)], [None, Some(64 << 40)]);
     }
 
     #[test]

@@ -57,7 +57,8 @@ impl GuestKind {
 /// A VM, a container or a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Guest {
-    /// Unique on this host: kind and name. The pid is added if two guests have the same name, or the name has an `@`.
+    /// Unique on this host: kind and name. Of guests with the same name, the first has this id, and the others have their pid added.
+    /// So has a guest whose name has an `@`.
     pub id: String,
     /// The name that its runtime gives it.
     pub name: String,
@@ -79,6 +80,10 @@ pub struct Guest {
 pub struct Facts {
     /// Effective user of its first process.
     pub uid: u32,
+    /// Start of its first process, in clock ticks after boot.
+    pub start_ticks: u64,
+    /// Whether nobody but an ordinary user says that this is a VM of this host: `find.rs`.
+    pub is_strangers: bool,
     /// Control group of its first process; `/` if that is in no group below the root.
     pub cgroup: String,
     /// The group of a service that its processes are members of, if that is one.

@@ -6,7 +6,8 @@
 
 use crate::cgroup::Cgroups;
 use crate::memory_files::proc_file;
-use crate::{Error, ProcessStat, Result, text};
+use crate::{Error, ProcessStat, Result, filesystem_of_mount, filesystem_of_mount_of, text};
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
@@ -26,6 +27,8 @@ pub struct Process {
     pub cmdline: Vec<String>,
     /// The file of its program; `None` where the caller may not know it.
     pub exe: Option<PathBuf>,
+    /// The user who has made that file, and may write it; `None` where the caller may not know.
+    pub exe_owner: Option<u32>,
     /// Effective user, whose rights it has.
     pub uid: u32,
     /// Its control groups.
@@ -69,12 +72,13 @@ impl Process {
         let cmdline = Vec::new();
         // A process whose program the caller may not know is listed all the same.
         let exe = fs::read_link(proc_file(pid, "exe")).ok();
+        let exe_owner = owner_of_program(pid);
         let cgroups = match text::read(file("cgroup")) {
             Ok(text) => Cgroups::parse(&text),
             Err(e) if e.is_gone() && Path::new("/proc/self/cgroup").exists() => return Err(e),
             Err(_) => Cgroups::default(),
         };
-        Ok(Self { pid, comm, stat, cmdline, exe, uid, cgroups })
+        Ok(Self { pid, comm, stat, cmdline, exe, exe_owner, uid, cgroups })
     }
 
     /// The file name of its program, from `exe` where that is visible, otherwise from its first argument.
@@ -83,6 +87,25 @@ impl Process {
         let name = exe.or_else(|| self.cmdline.first().map(|arg| arg.rsplit('/').next().unwrap_or(arg)));
         name.map_or("", |n| n.strip_suffix(" (deleted)").unwrap_or(n))
     }
+}
+
+/// Right of others to write a file.
+const OTHERS_WRITE: u16 = 0o002;
+/// The user whom a file system's server names, and not the kernel: nobody, as far as this program knows.
+const NOBODYS: u32 = u32::MAX;
+/// `f_type` of FUSE. Its server says what it likes of a file's owner.
+const FUSE: u32 = 0x6573_5546;
+/// `STATX_MNT_ID_UNIQUE`, from Linux 6.8 on.
+const UNIQUE_MOUNT: StatxFlags = StatxFlags::from_bits_retain(1 << 14);
+
+/// The owner of the program's file, by the kernel alone: the file's system is not asked, because a user's own need not answer.
+fn owner_of_program(pid: u32) -> Option<u32> {
+    let wanted = StatxFlags::UID | StatxFlags::MODE | UNIQUE_MOUNT;
+    let found = statx(CWD, proc_file(pid, "exe"), AtFlags::STATX_DONT_SYNC, wanted).ok()?;
+    let mount = (found.stx_mask & UNIQUE_MOUNT.bits() != 0).then_some(found.stx_mnt_id);
+    let filesystem = mount.and_then(|n| filesystem_of_mount(n).or_else(|| filesystem_of_mount_of(pid, n)));
+    let is_anybodys = filesystem == Some(FUSE) || found.stx_mode & OTHERS_WRITE != 0;
+    Some(if is_anybodys { NOBODYS } else { found.stx_uid })
 }
 
 /// The effective user of process `pid`. Unlike [`Process::read`] it never waits for the process, whose memory it does not

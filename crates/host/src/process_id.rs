@@ -34,6 +34,8 @@ pub struct ProcessStat {
     pub threads: u64,
     /// Start time, counted from boot.
     pub start_ticks: u64,
+    /// Size of its address space, in bytes; 0 for a first thread that has ended.
+    pub address_bytes: u64,
     /// Whether the kernel is still loading a program into it. Until then it has no arguments and no environment.
     /// Always false if the caller may not trace the process.
     pub loading: bool,
@@ -70,6 +72,7 @@ impl ProcessStat {
             cpu_ticks: number(14)?.saturating_add(number(15)?),
             threads: number(20)?,
             start_ticks: number(22)?,
+            address_bytes: number(23).unwrap_or(0),
             // Field 26 is the address of the program's code. The kernel sets it after it has laid out arguments and
             // environment.
             loading: number(26) == Some(0),
@@ -90,7 +93,12 @@ impl ProcessStat {
         }
         // Without its memory, the first thread looks as if a program were being loaded.
         let other = Self::of_thread(memory_files::proc_file(pid, "stat"));
-        Ok(other.map_or(stat, |other| Self { loading: other.loading, layout: other.layout, ..stat }))
+        Ok(other.map_or(stat, |other| Self {
+            loading: other.loading,
+            layout: other.layout,
+            address_bytes: other.address_bytes,
+            ..stat
+        }))
     }
 
     /// Reads the `stat` of one thread. Its start time is its own, and its CPU time, too, unless the path is the process's.
@@ -201,6 +209,7 @@ mod tests {
             cpu_ticks: 34,
             threads: 1,
             start_ticks: 987_654,
+            address_bytes: 1,
             ..Default::default()
         };
         assert_eq!(stat, expected);

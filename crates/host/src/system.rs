@@ -4,6 +4,11 @@ use crate::memory_files::proc_file;
 use crate::{MemoryLimits, Result, text};
 use std::path::Path;
 
+/// The caller's user, whose rights it has.
+pub fn own_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
 /// The kernel, and the machine that it runs on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {

@@ -22,6 +22,8 @@ const MOST_POINTS: usize = 16;
 const POINT_PART: u64 = 16;
 /// Least time between two reminders of one guest: 10 s.
 const REMINDED_EVERY: Duration = Duration::from_secs(10);
+/// Time in which all guests are asked for their sizes, after which no further one is: 5 s.
+const ASKED_WITHIN: Duration = Duration::from_secs(5);
 /// Weight of the newest rate of faults at a point: 1/4.
 const NEWEST: f64 = 0.25;
 
@@ -84,17 +86,16 @@ impl Gatherer {
         self.rules.total_and_available().ok().map(|(_, available)| available)
     }
 
-    /// The facts of this moment, within their bounds. Guests that are no VMs, and those that have ended, are left out.
+    /// The facts of this moment, within their bounds. Guests that are no VMs, and those that have ended, are left out. So are
+    /// strangers': their programs are like any other. Nothing is promised to them, and memory that they hold is not available.
     ///
     /// # Errors
     /// The kernel does not tell about the host.
     pub fn gather(&mut self, guests: &[Guest], ledger: &Ledger, saved: &Saved) -> anyhow::Result<Facts> {
-        let vms: Vec<&Guest> = guests.iter().filter(|guest| guest.kind.is_vm()).collect();
-        self.watched.retain(|id, _| vms.iter().any(|guest| guest.id == *id));
         let rules = &self.rules;
-        let known = |guest: &Guest| self.watched.get(&guest.id).and_then(|watched| watched.device_of(guest));
-        let asked =
-            many::each(vms.iter(), |guest| rules.guaranteed_bytes(guest).and_then(|_| ask(guest, known(guest))));
+        let vms: Vec<&Guest> = guests.iter().filter(|guest| guest.kind.is_vm() && rules.counts(guest)).collect();
+        self.watched.retain(|id, _| vms.iter().any(|guest| guest.id == *id));
+        let asked = self.ask_all(&vms);
         let guest_facts = |(guest, asked): (&&Guest, Option<Answer>)| self.guest(guest, asked, ledger, saved);
         let guests: Vec<GuestFacts> = vms.iter().zip(asked).filter_map(guest_facts).collect();
         let reserved = ledger.reserved(|name| vms.iter().any(|guest| guest.name == name));
@@ -106,6 +107,25 @@ impl Gatherer {
             reservations: reserved.into_iter().map(reservation).collect(),
         };
         Ok(facts.bounded())
+    }
+
+    /// Asks guests for their sizes; `None` for those that are not to be asked. Of an owner's guests, those that were silent last come
+    /// last. One that was not asked in time counts as silent.
+    fn ask_all(&self, vms: &[&Guest]) -> Vec<Option<Answer>> {
+        let watched = |guest: &Guest| self.watched.get(&guest.id);
+        let is_silent = |guest: &Guest| watched(guest).is_some_and(|one| one.driver.state() == DriverState::Silent);
+        let mut order: Vec<usize> = (0..vms.len()).collect();
+        order.sort_by_key(|n| is_silent(vms[*n]));
+        let asked = many::each_in_turn(order.iter().map(|n| (vms[*n].facts.uid, vms[*n])), ASKED_WITHIN, |guest| {
+            let known = watched(guest).and_then(|watched| watched.device_of(guest));
+            self.rules.guaranteed_bytes(guest).and_then(|_| ask(guest, known))
+        });
+        let mut answers: Vec<Option<Answer>> = vms.iter().map(|_| None).collect();
+        for (n, answer) in order.into_iter().zip(asked) {
+            let is_asked = self.rules.guaranteed_bytes(vms[n]).is_some();
+            answers[n] = answer.unwrap_or(is_asked.then_some(None));
+        }
+        answers
     }
 
     /// Notes a step that a guest was told at this time, and its size at the end of the wait. The driver has to make progress in
@@ -187,6 +207,12 @@ impl Gatherer {
         // The process has addresses for what is plugged in.
         let ram_bytes = started_with.saturating_add(plugged).min(started_with.max(ram.mapped_bytes));
         let RamUse { resident_bytes, folded_bytes, swapped_bytes, .. } = ram;
+        let pid = guest.pids.first().copied().unwrap_or(0);
+        let cgroup_left_bytes = self.limits.as_ref().and_then(|limits| left(limits, pid));
+        // A guest to which no rule promises a size gets none beyond its control groups' limits.
+        let most = cgroup_left_bytes.filter(|_| guaranteed_bytes.is_none());
+        let most = most.map_or(u64::MAX, |left| left.saturating_add(resident_bytes).saturating_add(swapped_bytes));
+        let ram_bytes = ram_bytes.min(most);
         watched.ram = Some(ram);
         // A size is a part of all its RAM. A guest that has more of that than is known cannot be told one.
         let is_beyond = asked.iter().flatten().any(|told| told.size_bytes > ram_bytes);
@@ -195,7 +221,6 @@ impl Gatherer {
         if asked.is_some() {
             watched.driver.see(at, Sighting { ram_bytes, target_bytes, actual_bytes, resident_bytes });
         }
-        let pid = guest.pids.first().copied().unwrap_or(0);
         watched.take(pid, asked.flatten(), ram_bytes);
         Some(GuestFacts {
             id: guest.id.clone(),
@@ -205,7 +230,7 @@ impl Gatherer {
             // A guest that does not answer may have all its RAM.
             actual_bytes: actual_bytes.unwrap_or(ram_bytes),
             target_bytes,
-            cgroup_left_bytes: self.limits.as_ref().and_then(|limits| left(limits, pid)),
+            cgroup_left_bytes,
             resident_bytes,
             folded_bytes,
             swapped_bytes,
@@ -379,6 +404,15 @@ mod tests {
         let seen = |guest: &GuestFacts| (guest.guaranteed_bytes / M, guest.actual_bytes / M, guest.driver);
         let [one, other] = [0, 1].map(|n| seen(&facts.guests[n]));
         assert_eq!((one, other), ((64, 128, DriverState::Works), (256, 256, DriverState::Absent)));
+    }
+
+    #[test]
+    fn strangers_guest_is_neither_asked_nor_promised_anything_unless_its_owner_is_named() {
+        let (mut one, mut gatherer, ledger, _dir) = scene();
+        (one.guest.facts.is_strangers, one.guest.facts.uid) = (true, 1006);
+        assert_eq!(gathered(&one, &mut gatherer, &ledger).guests.len(), 1);
+        gatherer.rules.owners = vec![1006];
+        assert_eq!(gathered(&one, &mut gatherer, &ledger).guests[0].actual_bytes, 128 * M);
     }
 
     #[test]

@@ -430,7 +430,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut ledger = Ledger::open(dir.path()).unwrap();
         let turn = ledger.take_turn().unwrap();
-        let rules = Rules { guaranteed: vec![("acme-*".parse().unwrap(), 7)], floor_bytes: Some(9), within: None };
+        let rules = Rules {
+            guaranteed: vec![("acme-*".parse().unwrap(), 7)],
+            floor_bytes: Some(9),
+            within: None,
+            owners: vec![107],
+        };
         ledger.note_rules(&turn, &rules).unwrap();
         let mut other = Ledger::open(dir.path()).unwrap();
         assert_eq!(other.rules(), Some(&rules));

@@ -1,6 +1,8 @@
 //! Asking many guests at once: one that does not answer delays no other.
 
+use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Most guests that are asked at once: 16.
 pub(crate) const AT_ONCE: usize = 16;
@@ -29,6 +31,29 @@ pub(crate) fn each<T: Send, R: Send>(items: impl Iterator<Item = T> + Send, work
     results.into_iter().map(|(_, result)| result).collect()
 }
 
+/// Does `work` for each item as [`each`] does, by turns: the first of every owner, then the second of every owner, and so on.
+/// Items that were not begun within this time are left out, and yield `None`. So owners with many slow guests delay each other,
+/// and no owner with few.
+pub(crate) fn each_in_turn<T: Send, R: Send>(
+    items: impl Iterator<Item = (u32, T)>,
+    time: Duration,
+    work: impl Fn(T) -> R + Sync,
+) -> Vec<Option<R>> {
+    let end = Instant::now() + time;
+    let mut turns: HashMap<u32, usize> = HashMap::new();
+    let mut queue = Vec::new();
+    for (place, (owner, item)) in items.enumerate() {
+        let turn = turns.entry(owner).or_default();
+        queue.push((*turn, place, item));
+        *turn += 1;
+    }
+    queue.sort_by_key(|(turn, place, _)| (*turn, *place));
+    let in_time = |(_, place, item)| (place, (Instant::now() < end).then(|| work(item)));
+    let mut results = each(queue.into_iter(), in_time);
+    results.sort_by_key(|(place, _)| *place);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -46,5 +71,19 @@ mod tests {
             n
         });
         assert_eq!(results, (0..2 * AT_ONCE).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn owner_of_many_slow_items_has_his_turns_and_a_time_for_all() {
+        let slow = Duration::from_millis(200);
+        let items = (0..500).map(|n| (7, Some(n))).chain([(8, None)]);
+        let done = each_in_turn(items, 2 * slow, |item: Option<u32>| {
+            if item.is_some() {
+                std::thread::sleep(slow);
+            }
+            item
+        });
+        assert_eq!(done[500], Some(None), "the other owner's was done");
+        assert!(done.len() == 501 && done[0].is_some() && done[499].is_none());
     }
 }

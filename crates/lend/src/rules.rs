@@ -25,9 +25,17 @@ pub struct Rules {
     /// Control group whose memory limit stands for the host, as the kernel names it; `None`: all memory of the host.
     #[serde(default)]
     pub within: Option<String>,
+    /// Users whose VMs are guests of this host, although nothing else says so.
+    #[serde(default)]
+    pub owners: Vec<u32>,
 }
 
 impl Rules {
+    /// Whether a VM is a guest of this host, to which memory is promised.
+    pub(crate) fn counts(&self, guest: &Guest) -> bool {
+        !guest.facts.is_strangers || self.owners.contains(&guest.facts.uid)
+    }
+
     /// Guaranteed size of a guest; `None` if no rule has one.
     pub(crate) fn guaranteed_bytes(&self, guest: &Guest) -> Option<u64> {
         let found = self.guaranteed.iter().find(|(glob, _)| glob.matches(&guest.id) || glob.matches(&guest.name));

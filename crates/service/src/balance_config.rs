@@ -20,6 +20,8 @@ pub struct Balance {
     pub floor_bytes: Option<u64>,
     /// Control group whose memory limit stands for the host.
     pub within: Option<String>,
+    /// Users whose VMs are guests of this host, although nothing else says so.
+    pub owners: Vec<u32>,
     /// Patterns for guests, and the sizes that they keep, in bytes.
     pub guaranteed: Vec<(String, u64)>,
 }
@@ -32,6 +34,8 @@ pub(crate) struct WrittenBalance {
     #[serde(default, deserialize_with = "from_word")]
     floor: Option<Bytes>,
     within: Option<String>,
+    #[serde(default)]
+    owners: Vec<u32>,
 }
 
 #[derive(Deserialize)]
@@ -66,7 +70,8 @@ impl WrittenBalance {
             name.parse::<Glob>().map_err(|why| Wrong(at, why))?;
             guaranteed.extend(guest.guaranteed.map(|bytes| (name, bytes.0)));
         }
-        Ok(Balance { policy, every_s, floor_bytes: self.floor.map(|floor| floor.0), within: self.within, guaranteed })
+        let (floor_bytes, within, owners) = (self.floor.map(|floor| floor.0), self.within, self.owners);
+        Ok(Balance { policy, every_s, floor_bytes, within, owners, guaranteed })
     }
 }
 
@@ -80,6 +85,7 @@ impl Balance {
                 .into();
         words.extend(self.floor_bytes.into_iter().flat_map(|floor| ["--floor".to_owned(), floor.to_string()]));
         words.extend(self.within.iter().flat_map(|group| ["--within".to_owned(), group.clone()]));
+        words.extend(self.owners.iter().flat_map(|owner| ["--owner".to_owned(), owner.to_string()]));
         let guarantee = |(glob, bytes): &(String, u64)| ["--guaranteed".to_owned(), format!("{glob}={bytes}")];
         words.extend(self.guaranteed.iter().flat_map(guarantee));
         words
@@ -93,11 +99,11 @@ mod tests {
     #[test]
     fn arguments_have_the_whole_configuration() {
         let guaranteed = vec![("acme-*".to_owned(), 7), ("b=c".to_owned(), 9)];
-        let config =
-            Balance { policy: "group".into(), every_s: 5, floor_bytes: Some(3), within: Some("/m".into()), guaranteed };
+        let (policy, within) = ("group".to_owned(), Some("/m".to_owned()));
+        let config = Balance { policy, every_s: 5, floor_bytes: Some(3), within, owners: vec![107], guaranteed };
         assert_eq!(
             config.arguments().join(" "),
-            "balance apply --until-hangup --every 5 --policy group --floor 3 --within /m --guaranteed acme-*=7 --guaranteed b=c=9"
+            "balance apply --until-hangup --every 5 --policy group --floor 3 --within /m --owner 107 --guaranteed acme-*=7 --guaranteed b=c=9"
         );
     }
 }

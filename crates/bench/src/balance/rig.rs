@@ -174,8 +174,12 @@ impl Rig {
         group: &str,
         floor_bytes: u64,
     ) -> anyhow::Result<Baseline> {
-        let rules =
-            Rules { guaranteed: self.guaranteed()?, floor_bytes: Some(floor_bytes), within: Some(group.to_owned()) };
+        let rules = Rules {
+            guaranteed: self.guaranteed()?,
+            floor_bytes: Some(floor_bytes),
+            within: Some(group.to_owned()),
+            owners: Vec::new(),
+        };
         Ok(Baseline { policy, pids, gatherer: Gatherer::new(rules), ledger: Ledger::open(&self.ledger)? })
     }
 

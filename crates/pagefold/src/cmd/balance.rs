@@ -57,6 +57,10 @@ struct Common {
     /// Control group whose memory limit stands for the host, such as /machine.slice [default: all memory of the host]
     #[arg(long, value_name = "CGROUP", global = true)]
     within: Option<String>,
+    /// User whose VMs are guests of this host, by number. Those of root, of libvirt, of containers, of machine.slice and of
+    /// services are; a VM that another user runs is like any other program (repeatable)
+    #[arg(long = "owner", value_name = "UID", global = true)]
+    owners: Vec<u32>,
     /// Print JSON
     #[arg(long, global = true)]
     json: bool,
@@ -118,7 +122,12 @@ fn parse_guarantee(text: &str) -> Result<(guest::Glob, u64), String> {
 
 impl Common {
     fn rules(&self) -> Rules {
-        Rules { guaranteed: self.guaranteed.clone(), floor_bytes: self.floor, within: self.within.clone() }
+        Rules {
+            guaranteed: self.guaranteed.clone(),
+            floor_bytes: self.floor,
+            within: self.within.clone(),
+            owners: self.owners.clone(),
+        }
     }
 
     fn policy(&self) -> anyhow::Result<&'static dyn Policy> {
