@@ -90,9 +90,8 @@ impl Tree {
 
     fn assert_good(&self, output: &Output, guests: &[&str]) {
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        // A process of the host may end while it is counted, which makes the census partial.
-        let partial = output.status.code() == Some(1) && err.contains("pagefold: host, process");
-        assert!(output.status.success() || partial, "{out}\n{err}");
+        // Also where process 1 of the host may not be read, or one has ended while it was counted: that is a note.
+        assert!(output.status.success(), "{out}\n{err}");
         for guest in guests {
             assert!(
                 out.lines().filter(|line| line.starts_with(guest)).count() >= 2,
@@ -164,7 +163,8 @@ fn interrupted_demo_leaves_nothing() {
             thread::sleep(Duration::from_millis(20));
         }
         let target = format!("{}{}", if to_group { "-" } else { "" }, demo.id());
-        let sent = Command::new("kill").args(["-s", signal, "--", &target]).status().expect("run kill");
+        // A shell's own kill: that of procps takes a small group's number for a signal.
+        let sent = Command::new("sh").args(["-c", &format!("kill -s {signal} -- {target}")]).status().expect("run sh");
         assert!(sent.success());
         assert_eq!(demo.wait().expect("collect it").code(), Some(code), "{signal}");
         tree.assert_clean();

@@ -44,8 +44,9 @@ fn assert_code(output: &Output, code: i32, words: &str, what: &str) {
     assert!(output.status.code() == Some(code) && said.contains(words), "{what}: {:?}: {said}", output.status);
 }
 
+/// Process 2 is a thread of the kernel's, which no PID namespace shows.
 #[test]
-fn requests_that_cannot_be_meant_are_refused_with_2() {
+fn requests_that_cannot_be_meant_are_refused_with_2_on_the_host() {
     let dir = tempfile::tempdir().expect("a directory");
     let groups = dir.path().join("groups.toml");
     let groups = groups.to_str().expect("a plain path");

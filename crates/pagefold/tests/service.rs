@@ -217,7 +217,7 @@ fn worker_has_no_rights_and_its_own_user_and_control_group() {
         assert!(fs::read(format!("/proc/{pid}/environ")).unwrap().is_empty());
         let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
         if cgroup.contains(&format!("/pagefold/{group}")) {
-            places.extend(cgroup_dirs(group));
+            places.extend(cgroup_dirs(group, *pid));
         } else {
             assert!(installed.log().contains("no control groups of their own"), "{}", installed.log());
         }
@@ -237,14 +237,18 @@ fn worker_has_no_rights_and_its_own_user_and_control_group() {
 }
 
 /// Directories of a worker's control group, below this test's own control group.
-fn cgroup_dirs(group: &str) -> Vec<std::path::PathBuf> {
+fn cgroup_dirs(group: &str, pid: u32) -> Vec<std::path::PathBuf> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap();
     let paths = own.lines().filter_map(|l| l.rsplit(':').next());
     let trees = fs::read_dir("/sys/fs/cgroup").unwrap().flatten().map(|e| e.path()).chain(["/sys/fs/cgroup".into()]);
     let trees: Vec<_> = trees.collect();
     paths
         .flat_map(|p| trees.iter().map(move |t| t.join(p.trim_start_matches('/')).join("pagefold").join(group)))
-        .filter(|dir| dir.exists())
+        // Others may have such a group elsewhere in the tree.
+        .filter(|dir| {
+            let inside = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+            inside.lines().any(|line| line == pid.to_string())
+        })
         .collect()
 }
 

@@ -83,6 +83,9 @@ impl fmt::Display for Summary {
             *reasons.entry(reason).or_default() += 1;
         }
         reasons.iter().try_for_each(|(reason, count)| writeln!(f, "  skipped, {count}: {reason}"))?;
+        let late = self.tests.iter().filter(|test| test.retries > 0 && test.outcome != Outcome::Failed);
+        late.into_iter()
+            .try_for_each(|test| writeln!(f, "  passed at the second try only: {} {}", test.program, test.name))?;
         let failed = self.tests.iter().filter(|test| test.outcome == Outcome::Failed);
         failed.into_iter().try_for_each(|test| writeln!(f, "  failed: {} {}", test.program, test.name))?;
         let seconds = self.seconds.round() as u64;
@@ -182,7 +185,8 @@ skipped: twice</system-err></testcase>
         assert!(!summary.is_good());
         let text = summary.to_string();
         assert!(text.ends_with("4 tests in 1 min 5 s\n2 passed, 1 failed, 1 skipped\n"), "{text}");
-        assert!(text.contains("skipped, 1: no KVM here: permission denied\n  failed: host::x c\n"), "{text}");
+        assert!(text.contains("skipped, 1: no KVM here: permission denied\n"), "{text}");
+        assert!(text.contains("  passed at the second try only: host::x e\n  failed: host::x c\n"), "{text}");
         assert!(text.contains("The slowest:\n    61.5 s  host::x c\n     2.0 s  host::x e\n"), "{text}");
     }
 

@@ -73,6 +73,7 @@ to them. docs/pagefold.toml of the source is an annotated example with every key
   every = 5                        # seconds between two rounds
   floor = \"1G\"                    # memory that is never lent
   within = \"/machine.slice\"       # a control group whose memory limit stands for the host
+  owners = [107]                   # users whose VMs are guests, too: otherwise root's, libvirt's, members
 
   [[guest]]                        # what its name or id matches keeps this; the rest may be lent
   name = \"acme-*\"

@@ -1,4 +1,4 @@
-//! What is attached by a name: a VM, and all processes of a control group.
+//! Attaching by a name: a VM, and all processes of a control group.
 
 use crate::common::qemu::{Qemu, RAM_BYTES};
 use crate::common::service::{cgroup_path, small_memory};

@@ -36,13 +36,13 @@ pub fn not_root() -> bool {
 /// A number that no other test bears which runs on this host at the same time. `tests/world` gives each test PID namespaces of
 /// its own, so a pid is none.
 pub fn world() -> String {
-    std::env::var("PAGEFOLD_WORLD").unwrap_or_else(|_| std::process::id().to_string())
+    std::env::var("TEST_WORLD").unwrap_or_else(|_| std::process::id().to_string())
 }
 
-/// Gives this test's world copies of QEMU and of its libraries, so that QEMUs of other worlds map no page of those that are
-/// counted here. Without a world, nothing runs beside this test.
+/// Gives this test's world copies of QEMU and of its libraries. QEMUs of other worlds then map none of the pages that are counted
+/// here. Without a world, nothing runs beside this test.
 pub fn own_qemu() {
-    if std::env::var_os("PAGEFOLD_WORLD").is_none() {
+    if std::env::var_os("TEST_WORLD").is_none() {
         return;
     }
     let script = r#"
