@@ -76,7 +76,8 @@ impl Member {
     pub fn finish(&mut self, seconds: u64) -> Value {
         let status = self.end(seconds);
         assert!(status.success(), "{} ended with {status}: {}", self.name, self.errors());
-        // The reading thread may lag behind for a moment.
+        // The reading thread may lag behind for a moment, and an earlier line is none to judge.
+        self.until_all_is_read();
         let last = || self.lines().last().and_then(|line| serde_json::from_str(line).ok());
         until(5, "its last line", || last().is_some());
         last().unwrap_or_default()
