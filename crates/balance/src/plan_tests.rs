@@ -271,6 +271,17 @@ fn reservation_is_refused_with_the_numbers() {
     );
 }
 
+/// Its driver's size is 80 MiB, of which the balloon can take 16, and it holds 256.
+#[test]
+fn reservation_counts_no_more_than_balloons_will_free() {
+    let host =
+        HostFacts { total_bytes: 1024 * M, available_bytes: 50 * M, floor_bytes: 50 * M, ..HostFacts::default() };
+    let liar = GuestFacts { actual_bytes: 80 * M, ..guest("a", 256 * M, 64 * M) };
+    let facts = Facts { host, guests: vec![liar], ..Facts::default() };
+    let refusal = make_room(&facts, "next", 60 * M, &Params::default()).unwrap_err();
+    assert!(refusal.reason.contains("would free 16 MiB"), "{}", refusal.reason);
+}
+
 /// Kim's two groups: what one saves, the other does not get.
 #[test]
 fn savings_of_a_group_stay_in_it() {
