@@ -1,5 +1,5 @@
-//! Whether the filters of system calls (seccomp) of this process end whoever makes one of the agent's calls. Each call is made
-//! by a child of its own, with arguments that the kernel refuses.
+//! A trial of this process's filters of system calls (seccomp): does one end a process for a call of the agent's? A child of its
+//! own makes each call, with arguments that the kernel refuses.
 
 use std::time::{Duration, Instant};
 

@@ -39,8 +39,8 @@ pub use fork_probe::ForkProbe;
 pub use journal::{About, Entry, Journal};
 pub use ksm_knobs::{KsmKnobs, memory_merge, set_ksm, set_memory_merge};
 pub use member_memory::{
-    HUGE_PAGES, Inherit, MemberMemory, PoolView, SharedMark, copy_page, empty_file, give_to_children, make_present,
-    make_private, map_anonymous_where_free, move_mapping_over, pages_equal, split_huge_page, write_pages,
+    AGAIN, HUGE_PAGES, Inherit, MemberMemory, PoolView, SharedMark, copy_page, empty_file, give_to_children,
+    make_present, make_private, map_anonymous_where_free, move_mapping_over, pages_equal, split_huge_page, write_pages,
 };
 pub use object_file::{is_sealed_object, seal_object};
 pub use pool_memory::{

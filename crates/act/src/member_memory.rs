@@ -13,6 +13,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fstat, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 use std::ffi::c_void;
+use std::time::Duration;
 
 /// Base pages in a huge page of 2 MiB.
 pub const HUGE_PAGES: u64 = 512;
@@ -243,7 +244,7 @@ impl PoolView {
             // SAFETY: a new mapping where nothing is mapped.
             unsafe { rustix::mm::mmap(at, length(slots.into()), protection, flags | more, &file, 0) }
         })?;
-        // Forked children have no use for the view, nor has who reads a core file.
+        // Forked children have no use for the view, and neither has a core file.
         for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
             // SAFETY: the mapping is ours and new, and the advice does not change its content.
             let _ = unsafe { rustix::mm::madvise(at, length(slots.into()), advice) };
@@ -419,10 +420,14 @@ pub fn map_anonymous_where_free(place: PageRange) -> Result<(), Errno> {
     unsafe { rustix::mm::mmap_anonymous(pointer(place.start), length(place.pages), protection, flags) }.map(drop)
 }
 
+/// Time between two tries of a move for which memory was short: 100 us.
+pub const AGAIN: Duration = Duration::from_micros(100);
+
 /// Moves a mapping of our own over `place`, atomically: other threads find either the former mapping or the moved one.
 ///
 /// The kernel unmaps `place` before it asks for memory for the mapping. If there is none (at a memory control group's limit),
-/// nothing lies at `place`, and `from` is as it was. There is no way back then: the move is made again until it succeeds.
+/// nothing lies at `place`, and `from` is as it was. There is no way back then: the move is made again, each [`AGAIN`], until it
+/// succeeds. That wait has no bound: memory that the program needs is in nobody's hands but the caller's.
 ///
 /// # Safety
 /// `from` must hold the same bytes as `place`, and no one else may use `from`.
@@ -435,7 +440,7 @@ pub unsafe fn move_mapping_over(from: PageRange, place: HostVirt) -> Result<(), 
         // SAFETY: the caller promises that the destination may be replaced, and that the source is its own.
         let moved = unsafe { rustix::mm::mremap_fixed(pointer(from.start), bytes, bytes, MremapFlags::MAYMOVE, to) };
         match moved {
-            Err(Errno::NOMEM) if !is_mapped(place) => std::thread::yield_now(),
+            Err(Errno::NOMEM) if !is_mapped(place) => std::thread::sleep(AGAIN),
             result => return result.map(drop),
         }
     }

@@ -26,7 +26,7 @@ use crate::follow::Moving;
 use crate::maps::{self, Mapping};
 use crate::raw::{self, Answer};
 use crate::table::{Advice, Guard, READ_WRITE, Table, Traits};
-use act::move_mapping_over;
+use act::{AGAIN, move_mapping_over};
 use page::{HostVirt, PAGE_BYTES, PageRange, PageSet};
 use rustix::io::Errno;
 
@@ -404,7 +404,7 @@ fn move_back(from: PageRange, to: HostVirt) {
     let _moving = Moving::announce(from.start);
     // SAFETY: the place was theirs and is empty.
     while unsafe { move_mapping_over(from, to) } == Err(Errno::NOMEM) {
-        std::thread::yield_now();
+        std::thread::sleep(AGAIN);
     }
 }
 

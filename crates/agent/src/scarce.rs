@@ -25,7 +25,7 @@ pub fn with_short_memory<T: Send>(short: u32, body: impl FnOnce() -> T + Send) -
     })
 }
 
-/// Has the calling thread's moves wait for whoever listens.
+/// Has the calling thread's moves wait for an answer of the listener, which is returned.
 fn listen_to_moves() -> OwnedFd {
     let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let (load, test, end) = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, libc::BPF_JMP, libc::BPF_RET);

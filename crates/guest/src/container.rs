@@ -28,7 +28,7 @@ pub fn container_of(cgroups: &Cgroups, own: &Cgroups) -> Option<Container> {
 }
 
 /// Whether the host has put a process among its guests: in a container, or in a control group of libvirt's or of
-/// `machine.slice`. `cgroups` are those that root has given. Those of login sessions begin elsewhere, whatever lies in them.
+/// `machine.slice`. `cgroups` are those that root has given. Control groups below `user.slice` belong to login sessions, and never count.
 pub(crate) fn is_placed_by_host(cgroups: &Cgroups) -> bool {
     let first = |path: &str| path.split('/').nth(1).map(str::to_owned).unwrap_or_default();
     cgroups.paths().any(|path| match first(path).as_str() {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-/// The function by which each runtime begins, and the name of what it belongs to.
+/// Sanitizers: the function by which each runtime begins, and its name.
 const SANITIZERS: [(&[u8], &str); 4] = [
     (b"__asan_init", "AddressSanitizer"),
     (b"__hwasan_init", "HWAddressSanitizer"),
@@ -18,7 +18,7 @@ pub fn filters() -> u32 {
     count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
-/// The reason, if one of these filters ends whoever makes a call of the agent's.
+/// The reason, if one of these filters ends a process for a call of the agent's.
 pub fn by_filters(count: u32) -> Option<String> {
     let call = (count > 0).then(act::fatal_call)??;
     Some(format!("a filter of system calls (seccomp) of this process ends programs that call {call}; allow that call"))
