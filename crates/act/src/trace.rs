@@ -23,6 +23,12 @@ pub type FilterInstruction = libc::sock_filter;
 
 /// `PTRACE_SECCOMP_GET_FILTER`, which libc has no name for.
 const GET_FILTER: libc::c_uint = 0x420c;
+/// `PTRACE_GET_RSEQ_CONFIGURATION`, whose answer begins with the address.
+const GET_RSEQ: libc::c_uint = 0x420f;
+/// Selector of the kernel's segment for 64-bit code (`__USER_CS`).
+const CODE_64: u64 = 0x33;
+/// `AUDIT_ARCH_X86_64`.
+const ARCHITECTURE: u32 = 0xc000_003e;
 /// Most instructions of a filter: the kernel's `BPF_MAXINSNS`.
 const FILTER_LONGEST: usize = 4096;
 /// Most filters of a thread that are read. The kernel allows no more with that many instructions.
@@ -65,8 +71,6 @@ pub enum Resume {
 #[derive(Debug)]
 pub struct Tracee {
     thread: Pid,
-    /// Whether threads that it makes are traced, too.
-    follow: bool,
 }
 
 impl Tracee {
@@ -77,23 +81,12 @@ impl Tracee {
     pub fn seize(thread: Pid, follow: bool) -> Result<Self, Errno> {
         // SAFETY: seizing takes no memory of this process.
         unsafe { request(libc::PTRACE_SEIZE, thread, 0, options(follow) as usize) }?;
-        Ok(Self { thread, follow })
+        Ok(Self { thread })
     }
 
     /// A thread that a traced one has made, which is traced from its first instruction on, and in the same way.
     pub const fn of_clone(thread: Pid) -> Self {
-        Self { thread, follow: true }
-    }
-
-    /// Has the filter of the stopped thread's system calls (seccomp) wait while it is traced, or not any more. That of a
-    /// thread which it makes waits, too.
-    ///
-    /// # Errors
-    /// `EPERM`: this process lacks `CAP_SYS_ADMIN`, or has a filter of its own. `EINVAL`: the kernel has no such option.
-    pub fn suspend_filter(&self, suspend: bool) -> Result<(), Errno> {
-        let options = options(self.follow) | if suspend { libc::PTRACE_O_SUSPEND_SECCOMP } else { 0 };
-        // SAFETY: the options are a number.
-        unsafe { request(libc::PTRACE_SETOPTIONS, self.thread, 0, options as usize) }
+        Self { thread }
     }
 
     /// The thread.
@@ -190,12 +183,37 @@ impl Tracee {
     /// Whether the thread has stopped because it begins a system call. `false`: it ends one, or has stopped for another
     /// reason.
     pub fn begins_call(&self) -> bool {
+        self.call_info().is_ok_and(|info| info.op == libc::PTRACE_SYSCALL_INFO_ENTRY)
+    }
+
+    /// Whether the stopped thread is in 64-bit mode, and not in a system call of another architecture's.
+    pub fn is_64_bit(&self) -> bool {
+        let is_code = self.registers().is_ok_and(|registers| registers.cs == CODE_64);
+        is_code && self.call_info().is_ok_and(|info| info.arch == ARCHITECTURE)
+    }
+
+    fn call_info(&self) -> Result<libc::ptrace_syscall_info, Errno> {
         // SAFETY: all bits zero are such a structure.
         let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
         let (bytes, place) = (size_of::<libc::ptrace_syscall_info>(), &raw mut info as usize);
         // SAFETY: the kernel writes at most so many bytes to the structure, which is exclusively borrowed.
-        let told = unsafe { request(libc::PTRACE_GET_SYSCALL_INFO, self.thread, bytes, place) };
-        told.is_ok() && info.op == libc::PTRACE_SYSCALL_INFO_ENTRY
+        unsafe { request(libc::PTRACE_GET_SYSCALL_INFO, self.thread, bytes, place) }?;
+        Ok(info)
+    }
+
+    /// Where the stopped thread tells the kernel of its restartable sequences (`struct rseq`); 0 if it does not.
+    ///
+    /// # Errors
+    /// `ESRCH`: it is not stopped, or has ended.
+    pub fn restartable_sequences(&self) -> Result<u64, Errno> {
+        let mut told = [0_u64; 3];
+        // SAFETY: the kernel writes at most so many bytes to `told`, which is exclusively borrowed.
+        match unsafe { request(GET_RSEQ, self.thread, size_of_val(&told), &raw mut told as usize) } {
+            Ok(()) => Ok(told[0]),
+            // The kernel has no restartable sequences, or is older than 5.13.
+            Err(Errno::IO | Errno::INVAL) => Ok(0),
+            Err(e) => Err(e),
+        }
     }
 
     /// The signals that the stopped thread blocks.

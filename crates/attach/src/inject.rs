@@ -29,6 +29,7 @@ use host::{Pagemap, Seqpacket, Signals};
 use page::HostVirt;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::process::Pid;
+use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
@@ -80,12 +81,14 @@ pub(crate) fn borrow_one_of<T>(
     work: impl Fn(&Tracee) -> anyhow::Result<T>,
 ) -> anyhow::Result<(T, Duration)> {
     let until = Instant::now() + PATIENCE;
+    let memory = File::open(host::proc_file(halts.pid(), "mem")).context("cannot open its memory")?;
     loop {
         for thread in candidates(halts)? {
             let began = Instant::now();
             let asked = halts.ask_one(thread).context("cannot trace the process")?;
             let Asked::Stops(mut stopped) = asked else { continue };
             let is_plain = stopped.wait(began + STOP_TIME) && stopped.is_plain();
+            let is_plain = is_plain && Remote::may_be_borrowed(&memory, stopped.tracee());
             let is_filtered = threads::is_filtered(halts.pid(), thread);
             let made = is_plain.then(|| borrowed(&mut stopped, is_filtered, &work));
             // One that takes a signal or does not stop in time is let go when it does.
@@ -96,7 +99,10 @@ pub(crate) fn borrow_one_of<T>(
         }
         halts.tend();
         if Instant::now() > until {
-            bail!("none of its threads can be stopped: all are in system calls that must not be interrupted");
+            bail!(
+                "none of its threads can be borrowed: all are in system calls that must not be interrupted, in 32-bit mode, \
+                 or in restartable sequences"
+            );
         }
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -220,16 +226,9 @@ fn put(halts: &mut Halts, object: &Object, environment: &[String]) -> anyhow::Re
 fn make_thread(pid: u32, remote: &Remote, tracee: &Tracee) -> anyhow::Result<(Tracee, bool)> {
     let flags = judge_filters(pid, tracee)?;
     let stack = tracee.registers()?.rsp;
-    // Another thread may give all of them a filter at any moment (`SECCOMP_FILTER_FLAG_TSYNC`). That is judged when the new
-    // thread is ready to begin, and ends nobody until then, if we may have filters wait.
-    let is_suspended = tracee.suspend_filter(true).is_ok();
     // The directories of the program and its undo list of semaphores are none of the agent's, where filters let them be
     // apart. Nothing is written for the kernel's word on the new thread, whose addresses are null.
     let made = remote.call_watched(tracee, libc::SYS_clone, [flags, stack, 0, 0, 0, 0]);
-    if is_suspended {
-        // That it is let go ends the suspension, too.
-        let _ = tracee.suspend_filter(false);
-    }
     match made? {
         (_, Some(thread)) => Ok((Tracee::of_clone(thread), flags & libc::CLONE_FS as u64 != 0)),
         (answer, None) => bail!("no thread can be made in it: {}", error(answer)),
@@ -245,6 +244,8 @@ struct Thread<'a> {
 
 impl Thread<'_> {
     fn call(&self, number: i64, arguments: [u64; 6]) -> anyhow::Result<u64> {
+        // Another thread may give all of them a filter at any moment (`SECCOMP_FILTER_FLAG_TSYNC`).
+        judge_filters(self.pid, self.tracee)?;
         let answer = self.remote.call(self.tracee, number, arguments)?;
         anyhow::ensure!(!(-4095..0).contains(&answer), "system call {number} in it: {}", error(answer));
         Ok(answer.cast_unsigned())
@@ -275,7 +276,7 @@ impl Thread<'_> {
         match furnish() {
             Ok(channel) => Ok((channel, range)),
             Err(e) => {
-                let _ = self.call(libc::SYS_munmap, [base, bytes, 0, 0, 0, 0]);
+                let _ = self.remote.call(self.tracee, libc::SYS_munmap, [base, bytes, 0, 0, 0, 0]);
                 Err(e)
             }
         }

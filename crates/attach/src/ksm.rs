@@ -4,19 +4,22 @@
 //! `MADV_MERGEABLE` (Linux 6.18). So one thread is borrowed for one system call, `prctl(PR_SET_MEMORY_MERGE)`. Nothing
 //! else is put into the process, and nobody stays beside it. Children that it forks have the same setting.
 //!
-//! A filter of system calls (seccomp) waits for the length of that call, where this process has the right to that.
+//! A filter of system calls (seccomp) that does not allow that call keeps the process from being merged.
 
 use crate::halt::Halts;
 use crate::inject::{borrow_thread, error};
 use crate::program::Program;
 use crate::remote::Remote;
+use crate::seccomp;
 use crate::threads;
 use crate::waited::Clocks;
 use act::Tracee;
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use host::{KsmStat, Signals};
 use std::time::Duration;
 
+/// The option of the call.
+const MERGE: u64 = libc::PR_SET_MEMORY_MERGE as u64;
 /// Time for the call: 1 hour. Before it is ready, all that was merged has become private again.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
@@ -34,7 +37,7 @@ pub fn merged_pages(pid: u32) -> Option<u64> {
 /// Has all memory of a process merged, or not any more. Returns how long a thread of it was stopped.
 ///
 /// # Errors
-/// The process cannot be traced, its filter of system calls cannot be suspended, or the kernel is older than 6.4.
+/// The process cannot be traced, its filter of system calls does not allow the call, or the kernel is older than 6.4.
 pub fn set(pid: u32, merge: bool, signals: &Signals) -> anyhow::Result<Duration> {
     if is_merged(pid) == Some(merge) {
         return Ok(Duration::ZERO);
@@ -51,16 +54,16 @@ pub fn set(pid: u32, merge: bool, signals: &Signals) -> anyhow::Result<Duration>
 
 /// Makes the call by a stopped thread.
 fn tell(pid: u32, tracee: &Tracee, remote: &Remote, merge: bool) -> anyhow::Result<()> {
-    let is_filtered = threads::is_filtered(pid, tracee.thread());
-    if is_filtered {
-        let suspended = tracee.suspend_filter(true);
-        suspended.context("it filters its system calls (seccomp), and suspending that for one call takes root")?;
+    if threads::is_filtered(pid, tracee.thread()) {
+        let filters = tracee.filters().context("its filters of system calls (seccomp) cannot be read")?;
+        let call = seccomp::call_with("prctl", libc::SYS_prctl, [Some(MERGE), Some(merge.into()), Some(0)]);
+        ensure!(
+            filters.iter().all(|filter| seccomp::allows(filter, &call)),
+            "it filters its system calls (seccomp), and does not let it call prctl(PR_SET_MEMORY_MERGE)"
+        );
     }
-    let arguments = [libc::PR_SET_MEMORY_MERGE as u64, merge.into(), 0, 0, 0, 0];
+    let arguments = [MERGE, merge.into(), 0, 0, 0, 0];
     let (answer, _) = remote.call_within(tracee, libc::SYS_prctl, arguments, PATIENCE)?;
-    if is_filtered {
-        tracee.suspend_filter(false)?;
-    }
     if answer != 0 {
         bail!("the kernel refuses prctl(PR_SET_MEMORY_MERGE), which takes Linux 6.4 with KSM: {}", error(answer));
     }

@@ -1,7 +1,7 @@
 //! Makes system calls in another process, by one of its threads that is stopped.
 
 use act::{Registers, Resume, Stop, Tracee};
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use host::Mapping;
 use rustix::process::Pid;
 use std::fs::File;
@@ -92,10 +92,16 @@ impl Remote {
     ) -> anyhow::Result<(i64, Option<Pid>)> {
         tracee.set_registers(&self.prepared(tracee, number, arguments)?)?;
         let (mut ends, mut made, until, mut signal) = (0, None, Instant::now() + time, 0);
+        let mut is_ours = true;
         while ends < 2 {
             tracee.resume(Resume::ToSystemCall, std::mem::take(&mut signal))?;
             match tracee.wait(until)? {
-                Some(Stop::SystemCall) => ends += 1,
+                Some(Stop::SystemCall) => {
+                    if ends == 0 {
+                        is_ours = self.is_ours(tracee, number, arguments)?;
+                    }
+                    ends += 1;
+                }
                 Some(Stop::Cloned(thread)) => made = Some(thread),
                 // All signals are blocked but `SIGSTOP`. It suspends the program, and this thread when it is let go.
                 Some(Stop::Signal(came)) => signal = came,
@@ -104,6 +110,40 @@ impl Remote {
                 None => bail!("the process does not answer"),
             }
         }
+        ensure!(is_ours, "another system call than ours was about to be made: its vdso is not the kernel's");
         Ok((tracee.registers()?.rax.cast_signed(), made))
     }
+
+    /// Whether the call that a thread begins is this one. Any other becomes none.
+    fn is_ours(&self, tracee: &Tracee, number: i64, arguments: [u64; 6]) -> anyhow::Result<bool> {
+        let before = tracee.registers()?;
+        let Registers { rdi, rsi, rdx, r10, r8, r9, rip, orig_rax, .. } = before;
+        let expected = (self.instruction + SYSCALL.len() as u64, number.cast_unsigned(), arguments);
+        let is_ours = tracee.begins_call() && (rip, orig_rax, [rdi, rsi, rdx, r10, r8, r9]) == expected;
+        if !is_ours {
+            tracee.set_registers(&Registers { orig_rax: u64::MAX, ..before })?;
+        }
+        Ok(is_ours)
+    }
+
+    /// Whether a stopped thread may be borrowed: in 64-bit mode, and not in a restartable sequence. The kernel ends such a
+    /// sequence when the thread goes on, unless it goes on elsewhere.
+    pub(crate) fn may_be_borrowed(memory: &File, tracee: &Tracee) -> bool {
+        let number = |at: u64| {
+            let mut bytes = [0; 8];
+            memory.read_exact_at(&mut bytes, at).ok().map(|()| u64::from_ne_bytes(bytes))
+        };
+        let is_outside = |area: u64, at: u64| {
+            // `rseq_cs` of `struct rseq`; `start_ip` and `post_commit_offset` of `struct rseq_cs`.
+            let Some(section) = number(area.wrapping_add(8)) else { return false };
+            let bounds = number(section.wrapping_add(8)).zip(number(section.wrapping_add(16)));
+            section == 0 || bounds.is_some_and(|(start, bytes)| at.wrapping_sub(start) >= bytes)
+        };
+        let (Ok(area), Ok(registers)) = (tracee.restartable_sequences(), tracee.registers()) else { return false };
+        tracee.is_64_bit() && (area == 0 || is_outside(area, registers.rip))
+    }
 }
+
+#[cfg(test)]
+#[path = "borrow_tests.rs"]
+mod tests;

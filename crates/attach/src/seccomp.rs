@@ -28,7 +28,7 @@ const fn call(name: &'static str, number: i64) -> AgentCall {
     call_with(name, number, [None; 3])
 }
 
-const fn call_with(name: &'static str, number: i64, arguments: [Option<u64>; 3]) -> AgentCall {
+pub(crate) const fn call_with(name: &'static str, number: i64, arguments: [Option<u64>; 3]) -> AgentCall {
     AgentCall { name, number, arguments, or_error: false }
 }
 
@@ -154,7 +154,7 @@ pub fn first_thread(filters: &[Vec<FilterInstruction>]) -> u64 {
 }
 
 /// Whether a filter allows a call, whatever its unknown arguments are.
-fn allows(filter: &[FilterInstruction], call: &AgentCall) -> bool {
+pub(crate) fn allows(filter: &[FilterInstruction], call: &AgentCall) -> bool {
     let mut open = vec![State { at: 0, a: Some(0), x: Some(0), memory: [Some(0); 16] }];
     let mut steps = 0;
     while let Some(mut state) = open.pop() {

@@ -130,14 +130,17 @@ fn ksmd_merges_started_and_attached_members_until_they_are_detached() {
     let child: u32 = started.line().parse().expect("the pid of its child");
     assert_eq!(started.line(), "ready");
     assert_eq!(stat(child).ksm_merge_any, Some(true), "forked children have the setting");
-    // The kernel would end it for the call that is made in it, if its filter did not wait.
+    // The kernel would end it for the call that is made in it.
     let mut filtered = Holder::plain(&format!("{HOLD}{FILTER}{ASK}"));
-    let said = json_of(&attach(&installed, &filtered.pid()));
+    let refused = words(&attach(&installed, &filtered.pid()));
+    assert!(refused.contains("does not let it call prctl"), "{refused}");
+    let mut attached = Holder::plain(&format!("{HOLD}{ASK}"));
+    let said = json_of(&attach(&installed, &attached.pid()));
     assert_documented(&["`pagefold attach --json`"], &said);
     let said = &said[0];
     assert_eq!((&said["via"], &said["groups_hold"]), (&"ksm".into(), &false.into()), "{said}");
     assert!(said["stopped_us"].as_u64() > Some(0) && said["enrolled_bytes"].as_u64() > Some(PAGES * 4096), "{said}");
-    let pids = [started.child.id(), filtered.child.id()];
+    let pids = [started.child.id(), attached.child.id()];
     let merging = start_merging();
     let is_merged = |pid: u32| stat(pid).ksm_merging_pages >= Some(PAGES - 8) && merged_kib(pid) >= 4 * (PAGES - 8);
     until(120, "both are merged", || pids.iter().all(|pid| is_merged(*pid)));
@@ -148,7 +151,7 @@ fn ksmd_merges_started_and_attached_members_until_they_are_detached() {
     assert!(row["ksm_pages"].as_u64() >= Some(PAGES - 8), "{row}");
     let text = String::from_utf8(installed.pagefold(&["group", "show", "acme"]).stdout).unwrap();
     assert!(text.contains("groups do not hold there") && text.contains("MiB of it are merged"), "{text}");
-    assert!(words(&attach(&installed, &filtered.pid())).contains("is a member of group acme already"));
+    assert!(words(&attach(&installed, &attached.pid())).contains("is a member of group acme already"));
 
     for pid in &pids {
         json_of(&installed.pagefold(&["detach", &pid.to_string(), "--json"]));
@@ -156,7 +159,7 @@ fn ksmd_merges_started_and_attached_members_until_they_are_detached() {
     }
     assert!(installed.members("acme").is_empty());
     drop(merging);
-    assert_eq!(started.tell(), "0");
+    assert_eq!((started.tell(), attached.tell()), ("0".into(), "0".into()));
     filtered.tell();
     assert_eq!(filtered.child.wait().unwrap().signal(), Some(31), "its filter ends it at its own prctl");
 }
