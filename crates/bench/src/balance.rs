@@ -59,6 +59,9 @@ pub struct Args {
     /// Number of guests of the service that does nothing
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u8).range(1..))]
     idle_guests: u8,
+    /// Seconds that pass for the balancer's rules in one of the host's while faults are made, for tests
+    #[arg(long, value_name = "N", default_value_t = 1, hide = true, value_parser = clap::value_parser!(u32).range(1..=5))]
+    hurry: u32,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -127,7 +130,7 @@ impl Args {
         };
         let storm =
             if wants("storm") { Some(storm::run(&part("s")?, self.storm_guests.into(), guardian)?) } else { None };
-        let faults = if wants("faults") { Some(faults::run(&part("f")?, guardian)?) } else { None };
+        let faults = if wants("faults") { Some(faults::run(&part("f")?, self.hurry, guardian)?) } else { None };
         let idle = if self.only.as_deref() == Some("idle") {
             Some(idle::run(&part("i")?, self.idle_guests.into(), guardian)?)
         } else {

@@ -59,12 +59,12 @@ pub fn text(faults: &[Figures]) -> String {
     text
 }
 
-/// Makes all faults.
+/// Makes all faults. For the balancer, `hurry` seconds pass in one.
 ///
 /// # Errors
 /// Guests do not start, or a fault is not flagged at all.
-pub fn run(dir: &std::path::Path, guardian: &mut Guardian) -> anyhow::Result<Vec<Figures>> {
-    let rig = Rig::new(dir, guardian)?;
+pub fn run(dir: &std::path::Path, hurry: u32, guardian: &mut Guardian) -> anyhow::Result<Vec<Figures>> {
+    let rig = Rig::saved(dir, guardian)?;
     let guests = rig.up(6, &[])?;
     let [well, no_driver, stopped, taken, dies, takes_back] = &guests[..] else { bail!("6 guests were wanted") };
     let locked = &rig.up(1, &["-overcommit", "mem-lock=on"])?[0];
@@ -75,7 +75,7 @@ pub fn run(dir: &std::path::Path, guardian: &mut Guardian) -> anyhow::Result<Vec
     kill_process(pid(stopped)?, Signal::STOP)?;
     let monitor = taken.qmp(PATIENCE)?;
     let began = Instant::now();
-    let mut applying = rig.withdraw_all(guardian)?;
+    let mut applying = rig.withdraw_all(hurry, guardian)?;
     let died = kill_on_its_way(&rig, dies)?;
     let mut flags = Vec::new();
     for (what, guest, state, since) in [

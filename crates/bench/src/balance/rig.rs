@@ -36,6 +36,8 @@ pub struct Rig {
     group: String,
     fold: Option<Fold>,
     image: Image,
+    /// Whether guests go on from saved states.
+    saved: bool,
     ram_bytes: u64,
     kept_bytes: u64,
 }
@@ -54,9 +56,18 @@ impl Rig {
             group: group(),
             fold: None,
             image: Image::Tiny,
+            saved: false,
             ram_bytes: RAM,
             kept_bytes: KEPT,
         })
+    }
+
+    /// A rig without guests, for guests that go on from saved states.
+    ///
+    /// # Errors
+    /// The lab cannot be made.
+    pub fn saved(dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Self> {
+        Ok(Self { saved: true, ..Self::new(dir, guardian)? })
     }
 
     /// A rig without guests, for guests that a service folds.
@@ -86,7 +97,7 @@ impl Rig {
             memory_bytes: Some(self.ram_bytes),
             qemu_args: words.map(|word| (*word).to_owned()).collect(),
             // Debian takes minutes to boot without KVM.
-            saved: self.image == Image::Debian,
+            saved: self.saved || self.image == Image::Debian,
             patience: BOOTED_WITHIN,
             ..Spec::new(self.image)
         };
@@ -129,12 +140,14 @@ impl Rig {
         Ok(command)
     }
 
-    /// Has every loan withdrawn, round by round: a floor above the host's memory makes it short.
+    /// Has every loan withdrawn, round by round: a floor above the host's memory makes it short. For the balancer, `hurry` seconds pass in
+    /// one.
     ///
     /// # Errors
     /// It cannot be started.
-    pub fn withdraw_all(&self, guardian: &mut Guardian) -> anyhow::Result<Applying> {
-        Applying::start(self.command(&["apply", "--every", "5", "--floor", "100T"])?, guardian)
+    pub fn withdraw_all(&self, hurry: u32, guardian: &mut Guardian) -> anyhow::Result<Applying> {
+        let (every, hurry) = ((5 / hurry).max(1).to_string(), hurry.to_string());
+        Applying::start(self.command(&["apply", "--every", &every, "--hurry", &hurry, "--floor", "100T"])?, guardian)
     }
 
     /// Has memory lent and withdrawn, round by round, by the limit of a control group.

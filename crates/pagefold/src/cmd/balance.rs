@@ -91,6 +91,9 @@ struct ApplyArgs {
     /// Again every so many seconds, until it is ended
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     every: Option<u64>,
+    /// Seconds that pass for the balancer's rules in one of the host's, for tests
+    #[arg(long, value_name = "N", default_value_t = 1, hide = true, value_parser = clap::value_parser!(u32).range(1..=60))]
+    hurry: u32,
     /// End when standard input closes
     #[arg(long, hide = true)]
     until_hangup: bool,
@@ -169,9 +172,16 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
+/// Sets the balancer's clock. Returns the constants by it.
+fn hurried(world: &mut World, rate: u32) -> Params {
+    world.gatherer.hurry(rate);
+    let usual = Params::default();
+    Params { withdrawal: usual.withdrawal / rate, ..usual }
+}
+
 /// Carries plans out, once or again and again.
 fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::Result<Outcome> {
-    let params = Params::default();
+    let params = hurried(world, apply.hurry);
     if apply.until_hangup {
         end_at_hangup();
     }

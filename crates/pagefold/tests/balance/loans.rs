@@ -159,10 +159,10 @@ fn guest_that_needs_its_loan_keeps_it() {
     let names = guests_of.names();
     let full = &names[..1];
     let written = guests_of.lab.everywhere(full, FILL);
-    let applying = guests_of.keep_withdrawing();
+    let applying = guests_of.keep_withdrawing_in_a_hurry();
     until(120, "the other guest's loan is back", || guests_of.sizes()[1].abs_diff(KEPT) < 4 * M);
-    // Time for a driver that is stuck to be reminded.
-    std::thread::sleep(Duration::from_secs(20));
+    // Time for a driver that is stuck to be reminded: 20 s by the balancer's clock.
+    std::thread::sleep(Duration::from_secs(5));
     let status = guests_of.status();
     let guest = &guests(&status)[0];
     assert!(number(&guest["actual_bytes"]) > KEPT + 16 * M, "{guest}");
@@ -177,15 +177,15 @@ fn guest_that_needs_its_loan_keeps_it() {
 #[test]
 fn guest_that_takes_back_what_it_needs_is_left_alone() {
     let Some(guests_of) = Guests::with("back", "virtio-balloon-pci,deflate-on-oom=on") else { return };
-    let applying = guests_of.keep_withdrawing();
+    let applying = guests_of.keep_withdrawing_in_a_hurry();
     let are_back = || guests_of.sizes().iter().all(|size| size.abs_diff(KEPT) < 4 * M);
     until(120, "all loans are back", are_back);
     let names = guests_of.names();
     let full = &names[..1];
     let written = guests_of.lab.everywhere(full, FILL);
     let before = guests_of.entries("reminder");
-    // Time for three reminders.
-    std::thread::sleep(Duration::from_secs(35));
+    // Time for three reminders: 36 s by the balancer's clock.
+    std::thread::sleep(Duration::from_secs(9));
     assert_eq!(guests_of.entries("reminder"), before);
     assert!(guests_of.sizes()[0] > KEPT + 16 * M, "{:?}", guests_of.sizes());
     let seen = guests_of.lab.everywhere(full, FREE);

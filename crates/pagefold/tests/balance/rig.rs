@@ -4,7 +4,7 @@ use crate::common;
 use crate::common::lab::{Lab, name};
 use crate::common::{json_of, number};
 use guest::Qmp;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -32,7 +32,7 @@ impl Guests {
         let lab = Lab::new(&[]);
         let group = format!("{group}{}", common::world());
         let memory = format!("{}M", RAM / M);
-        let up = ["--image", "tiny", "--guests", "2", "--groups", &group, "--memory", &memory];
+        let up = ["--image", "tiny", "--guests", "2", "--groups", &group, "--memory", &memory, "--saved"];
         let balloon = ["--qemu-arg", "-device", "--qemu-arg", balloon];
         let listed = lab.up(&[&up[..], &balloon].concat())?;
         Some(Self { lab, group, listed })
@@ -55,9 +55,10 @@ impl Guests {
         json_of(&self.run(&["status"]))
     }
 
-    /// Their sizes.
+    /// Their sizes, as QEMU has them.
     pub fn sizes(&self) -> Vec<u64> {
-        guests(&self.status()).iter().map(|guest| number(&guest["actual_bytes"])).collect()
+        let size = |n| number(&self.qmp(n, "query-balloon", json!({}))["actual"]);
+        (0..self.listed.len()).map(size).collect()
     }
 
     pub fn names(&self) -> Vec<String> {
@@ -84,8 +85,17 @@ impl Guests {
     /// Runs `apply` again and again. The host is taken to be short of memory, and not to run out of it: more than half of the floor is
     /// available.
     pub fn keep_withdrawing(&self) -> Applying {
+        self.keep_withdrawing_with(&[])
+    }
+
+    /// Like [`Self::keep_withdrawing`], with the balancer's clock four times as fast as the host's.
+    pub fn keep_withdrawing_in_a_hurry(&self) -> Applying {
+        self.keep_withdrawing_with(&["--hurry", "4"])
+    }
+
+    fn keep_withdrawing_with(&self, words: &[&str]) -> Applying {
         let floor = (host::available_bytes().expect("the kernel tells") / 4 * 5).to_string();
-        let mut command = self.command(&["apply", "--every", "1", "--floor", &floor]);
+        let mut command = self.command(&[&["apply", "--every", "1", "--floor", &floor], words].concat());
         Applying(command.stdout(Stdio::piped()).spawn().expect("run pagefold balance"))
     }
 }
