@@ -149,7 +149,9 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         lend::hold();
         return Ok(Outcome::Done);
     }
-    let mut world = World::new(common)?;
+    // One that balances continuously goes by its own rules, whatever those of another one are that has not ended yet.
+    let is_balancer = matches!(&args.action, Action::Apply(apply) if apply.every.is_some());
+    let mut world = World::new(common, is_balancer)?;
     match &args.action {
         Action::Apply(apply) if !apply.dry_run => return run_apply(common, &mut world, apply),
         Action::Reserve(reserve) => return run_reserve(common, &mut world, reserve),

@@ -10,9 +10,9 @@ mod rig;
 use common::json_of;
 use common::lab::Lab;
 use common::service::{Service, until};
-use rig::{Guests, KEPT, M};
+use rig::{Applying, Guests, KEPT, M};
 use serde_json::{Value, json};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 /// A service that has no memory to lend refuses guests of a lab before they start; one that has makes room for them.
 #[test]
@@ -44,6 +44,28 @@ fn lab_brings_up_only_guests_that_fit() {
     });
     assert!(running.wait_with_output().expect("wait for a command").status.success());
     assert_eq!((lab.guests().len(), &ledger()["reserved"]), (1, &json!({})), "it has started, so nothing is reserved");
+}
+
+/// The next balancer starts while the one before is about to end. It once took over that one's rules, for good.
+#[test]
+fn balancer_without_rules_does_not_take_those_of_another_one() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let own = std::process::id().to_string();
+    let balance = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
+        command.args(["balance", "--pid", &own, "apply", "--every", "1"]).args(words);
+        command.arg("--service").arg(dir.path()).stdout(Stdio::null());
+        Applying(command.spawn().expect("run pagefold balance"))
+    };
+    let rules = || -> Value {
+        let text = std::fs::read_to_string(dir.path().join("balance.json")).unwrap_or_default();
+        let ledger: Value = serde_json::from_str(&text).unwrap_or_default();
+        ledger.pointer("/rules/1").cloned().unwrap_or_default()
+    };
+    let _before = balance(&["--floor", "100T"]);
+    until(60, "the first one's rules", || rules()["floor_bytes"].is_u64());
+    let _next = balance(&[]);
+    until(60, "the next one's", || rules().is_object() && rules()["floor_bytes"].is_null());
 }
 
 #[test]

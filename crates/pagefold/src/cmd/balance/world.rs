@@ -34,11 +34,11 @@ pub struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    /// A world that was not looked at.
-    pub fn new(common: &'a Common) -> anyhow::Result<Self> {
+    /// A world that was not looked at. A command without rules goes by those of a process that balances continuously.
+    pub fn new(common: &'a Common, is_balancer: bool) -> anyhow::Result<Self> {
         let ledger = Ledger::open(common.service.meant().place().dir())?;
         let own = common.rules();
-        let rules = ledger.rules().filter(|_| own == Rules::default()).cloned().unwrap_or(own);
+        let rules = ledger.rules().filter(|_| !is_balancer && own == Rules::default()).cloned().unwrap_or(own);
         Ok(Self {
             common,
             survey: None,
