@@ -174,3 +174,26 @@ impl Proofs {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use host::{Files, SeqpacketListener};
+
+    #[test]
+    fn prover_that_is_away_is_lost_after_10_s_and_found_once_it_has_been_there_for_20() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("prove.sock");
+        let (began, mut pool) = (Instant::now(), Pool::new("acme", 16));
+        let mut proofs = Proofs::new(path.clone(), began);
+        let mut is_lost_at = |seconds| {
+            let now = began + Duration::from_secs(seconds);
+            proofs.go_on(&mut pool, now);
+            proofs.is_lost(now)
+        };
+        assert_eq!([0, 9, 10].map(&mut is_lost_at), [false, false, true]);
+        // It keeps the connection, and there is nothing to ask.
+        let _prover = SeqpacketListener::bind(&path, Files::Refused).unwrap();
+        assert_eq!([12, 31, 32, 60].map(&mut is_lost_at), [true, true, false, false]);
+    }
+}

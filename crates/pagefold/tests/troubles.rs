@@ -10,7 +10,7 @@ use std::io::Write;
 use std::process::Command;
 use std::time::Duration;
 
-/// Holds 8 MiB, in which every content is there twice; makes as many more for each line.
+/// Holds 8 MiB, in which every content is there twice. For a line it makes as many more, or gives up the newest.
 const HOLDER: &str = "
 import os, sys
 held = []
@@ -19,7 +19,7 @@ def more():
     held.append(bytearray(half + half))
 more()
 for line in sys.stdin:
-    more()
+    held.pop() if line == 'less\\n' else more()
     print('ok', flush=True)
 ";
 const CONFIG: &str = "[api]\n[[group]]\nname = 'acme-TOKEN'\n";
@@ -97,5 +97,7 @@ fn worker_that_does_not_reach_its_prover_is_told() {
     assert_eq!(member.tell("more"), "ok");
     until(60, "folding goes on", || folded(&service) > 14 << 20);
     fs::rename(&hidden, &socket).expect("show the prover again");
+    // Slots that are free again are what the prover is asked about.
+    assert_eq!(member.tell("less"), "ok");
     stream.read_until("event: prover\n");
 }

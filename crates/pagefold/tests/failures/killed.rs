@@ -11,9 +11,9 @@ fn kill(pid: u32) {
     let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
 }
 
-/// Factor for the number of failures: 1, or more with `PAGEFOLD_SOAK_SECONDS`.
-fn times() -> u64 {
-    seconds(60).div_ceil(60)
+/// Number of failures: `few`, or `many` for each minute of `PAGEFOLD_SOAK_SECONDS`.
+fn times(few: u64, many: u64) -> u64 {
+    if std::env::var_os("PAGEFOLD_SOAK_SECONDS").is_none() { few } else { many * seconds(60).div_ceil(60) }
 }
 
 /// Numbers that differ from run to run.
@@ -23,16 +23,16 @@ fn random(below: u64) -> u64 {
 }
 
 #[test]
-fn workers_are_killed_60_times() {
+fn workers_are_killed_again_and_again() {
     if cannot_fold() {
         return;
     }
     let mut service = Service::start();
     let mut members = folding(&service, &["one", "two", "three"], &["--children"]);
-    let (mut killed, mut last) = (0, None);
+    let (mut killed, mut last, times) = (0, None, times(12, 60));
     // After each third kill, members may wait 5 s before they connect again.
-    let end = Instant::now() + Duration::from_secs(300 * times());
-    while killed < 60 * times() {
+    let end = Instant::now() + Duration::from_secs(60 + 5 * times);
+    while killed < times {
         assert!(Instant::now() < end, "{killed} kills in time");
         std::thread::sleep(Duration::from_micros(random(500_000)));
         // Each worker is killed once, at some moment of its life.
@@ -66,7 +66,7 @@ fn until_last_is_registered(service: &Service, joined: &mut [Member]) {
 }
 
 #[test]
-fn supervisors_are_killed_50_times() {
+fn supervisors_are_killed_again_and_again() {
     if cannot_fold() {
         return;
     }
@@ -74,7 +74,7 @@ fn supervisors_are_killed_50_times() {
     let mut members = folding(&service, &["one", "two", "three"], &[]);
     let worker = service.worker_pid("acme").expect("a worker");
     let mut joined = Vec::new();
-    for n in 0..50 * times() {
+    for n in 0..times(20, 50) {
         std::thread::sleep(Duration::from_micros(random(300_000)));
         service.kill_supervisor();
         if n % 10 == 5 {
@@ -92,14 +92,14 @@ fn supervisors_are_killed_50_times() {
 }
 
 #[test]
-fn members_are_killed_60_times() {
+fn members_are_killed_again_and_again() {
     if cannot_fold() {
         return;
     }
     let service = Service::start();
     let mut members = folding(&service, &["one", "two"], &["--children"]);
     let mut victims: Vec<Member> = Vec::new();
-    for n in 0..60 * times() {
+    for n in 0..times(16, 60) {
         while victims.len() < 4 {
             victims.push(service.torture("acme", &format!("victim-{n}-{}", victims.len()), &[], &STABLE));
         }
@@ -129,7 +129,7 @@ fn everything_is_killed_at_once() {
     }
     let mut service = Service::start();
     let mut members = folding(&service, &["one", "two"], &["--children"]);
-    for _ in 0..10 * times() {
+    for _ in 0..times(6, 10) {
         std::thread::sleep(Duration::from_micros(random(1_000_000)));
         if let Some(worker) = service.worker_pid("acme") {
             kill(worker);

@@ -41,9 +41,11 @@ fn lying_agent_harms_no_other_member() {
     for (lie, is_cut_off) in lies {
         // Another member joins and must be folded while the liar lies.
         let words = ["env", "-u", "LD_PRELOAD", &torture, "hostile", "--socket", &socket, "--lie", lie];
+        let words = [&words[..], &["--seconds", "1", "--until-hangup"]].concat();
         let mut liar = service.run("acme", &format!("liar-{lie}"), &[], &words);
         let mut fresh = vec![service.torture("acme", &format!("beside-{lie}"), &[], &STABLE)];
         until_folding(&service, &mut fresh, 1000);
+        liar.close_input();
         let said = liar.finish(30);
         eprintln!("{said}");
         assert!(!is_cut_off || number(&said["cut_off"]) > 0, "{lie}: {said}");
@@ -149,19 +151,21 @@ fn worker_short_of_memory_harms_no_member() {
     // 12,000 contents with several copies would fill more than 40 MiB of pool; 24 MiB are allowed.
     let words = ["stable", "--pages", "40000", "--classes", "12000"];
     let mut large = service.torture("acme", "large", &[], &words);
-    for _ in 0..seconds(12) {
-        std::thread::sleep(Duration::from_secs(1));
-        members.iter_mut().for_each(|m| m.assert_is_well());
-        large.assert_is_well();
-    }
     // Two outcomes are right. The pool has stopped growing, and the log says so. Or the kernel has killed the worker,
     // and a successor outside that control group has taken over.
-    until(30, "a bound, or an end", || {
+    until(60, "a bound, or an end", || {
+        members.iter_mut().for_each(|m| m.assert_is_well());
+        large.assert_is_well();
         let (shown, log) = (service.show("acme"), service.log());
         eprintln!("slots {} failures {}", shown["slots"], shown["fold_failures"]);
         let was_killed = log.contains(&format!("worker, process {worker}, has ended"));
         was_killed || (log.contains("memory") && number(&shown["slots"]) < 6144)
     });
+    for _ in 0..seconds(3) {
+        std::thread::sleep(Duration::from_secs(1));
+        members.iter_mut().for_each(|m| m.assert_is_well());
+        large.assert_is_well();
+    }
     drop(large);
     assert_recovers(&service, &mut members);
     if let Some(worker) = service.worker_pid("acme") {

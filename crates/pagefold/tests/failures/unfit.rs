@@ -15,7 +15,9 @@ fn agent_yields_to_a_programs_own_userfaultfd() {
     }
     let service = Service::start();
     let mut other = service.torture("acme", "other", &[], &["stable", "--pages", "3000", "--classes", "50"]);
-    let mut yielding = service.torture("acme", "yielding", &[], &["yielding", "--pause", "2000"]);
+    let rounds = if std::env::var_os("PAGEFOLD_SOAK_SECONDS").is_some() { "6" } else { "2" };
+    let words = ["yielding", "--pause", "1500", "--rounds", rounds, "--await-folded"];
+    let mut yielding = service.torture("acme", "yielding", &[], &words);
     service.show("acme");
     service.set("acme", &["--scan-rate", "400000"]);
     let mut states = std::collections::BTreeSet::new();

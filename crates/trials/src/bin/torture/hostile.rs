@@ -12,6 +12,8 @@ use page::{Fingerprint, HostVirt, PoolSlot};
 use serde_json::json;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use wire::{FRAME_BYTES, Hello, Outcome, RestedRun, SlotRun, ToAgent, ToWorker, VERSION};
 
@@ -27,6 +29,9 @@ pub struct Args {
     /// Seconds to go on, if the worker allows it
     #[arg(long, default_value_t = 3)]
     seconds: u64,
+    /// Go on until standard input closes, too
+    #[arg(long)]
+    until_hangup: bool,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -70,11 +75,20 @@ struct Liar {
 /// Runs the mode.
 pub fn run(args: &Args) {
     let began = Instant::now();
-    let end = began + Duration::from_secs(args.seconds);
+    let (end, goes_on) = (began + Duration::from_secs(args.seconds), Arc::new(AtomicBool::new(args.until_hangup)));
+    if args.until_hangup {
+        let goes_on = Arc::clone(&goes_on);
+        std::thread::spawn(move || {
+            // Its end is what counts, whatever it is.
+            let _ = io::copy(&mut io::stdin(), &mut io::sink());
+            goes_on.store(false, Relaxed);
+        });
+    }
+    let is_over = || Instant::now() >= end && !goes_on.load(Relaxed);
     let mut sent = 0;
     let mut connections = 0;
     let mut cut_off = 0;
-    while Instant::now() < end {
+    while !is_over() {
         let Ok(socket) = Seqpacket::connect(&args.socket) else { fail("nobody listens") };
         connections += 1;
         let mut liar = Liar {
@@ -86,7 +100,7 @@ pub fn run(args: &Args) {
             received: Vec::new(),
             sent: 0,
         };
-        cut_off += u64::from(liar.live(args.lie, end).is_err());
+        cut_off += u64::from(liar.live(args.lie, &is_over).is_err());
         sent += liar.sent;
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -96,13 +110,15 @@ pub fn run(args: &Args) {
 
 impl Liar {
     /// `Err` when the worker closed the connection.
-    fn live(&mut self, lie: Lie, end: Instant) -> io::Result<()> {
-        if matches!(lie, Lie::Silent) {
-            std::thread::sleep(end.saturating_duration_since(Instant::now()));
-            return Ok(());
+    fn live(&mut self, lie: Lie, is_over: &dyn Fn() -> bool) -> io::Result<()> {
+        while matches!(lie, Lie::Silent) {
+            std::thread::sleep(Duration::from_millis(20));
+            if is_over() {
+                return Ok(());
+            }
         }
         self.say(&ToWorker::Hello(Hello { version: VERSION, eager: false }))?;
-        while Instant::now() < end {
+        while !is_over() {
             if !matches!(lie, Lie::Deaf) {
                 self.hear()?;
             }

@@ -24,7 +24,13 @@ pub struct Args {
     /// How long it waits between two steps, in milliseconds
     #[arg(long, default_value_t = 700)]
     pause: u64,
+    /// Work on after each time until pages are folded again, a minute at most
+    #[arg(long)]
+    await_folded: bool,
 }
+
+/// Longest wait until pages are folded: 1 min.
+const FOLDS_WITHIN: Duration = Duration::from_secs(60);
 
 /// Numbers of userfaultfd's ioctls: `_IOWR(0xAA, 0x3F, struct uffdio_api)`, `_IOWR(0xAA, 0x00, struct
 /// uffdio_register)`, `_IOR(0xAA, 0x01, struct uffdio_range)`, `_IOWR(0xAA, 0x04, struct uffdio_zeropage)`.
@@ -80,6 +86,12 @@ pub fn run(args: &Args) {
         // SAFETY: a descriptor of ours that nobody uses any more.
         unsafe { libc::close(fd) };
         work(&mut plot, &mut random, pause);
+        if args.await_folded {
+            let end = Instant::now() + FOLDS_WITHIN;
+            while folded(plot.area(), 0, args.pages) == 0 && Instant::now() < end {
+                work(&mut plot, &mut random, Duration::from_millis(100));
+            }
+        }
         println!("{}", serde_json::json!({"folded": folded(plot.area(), 0, args.pages)}));
     }
     report("yielding", began);
