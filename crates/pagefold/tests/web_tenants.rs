@@ -106,8 +106,6 @@ fn events_of_other_groups_leave_no_trace_in_a_bound_stream() {
     let mut all = Events::open(&web.unix);
     let mut toggle = |separate: bool| {
         let wanted = format!("intra_member_only: {} -> {separate}", !separate);
-        // The first look at the groups is what later ones are compared with.
-        std::thread::sleep(Duration::from_millis(2500));
         let body = format!("{{\"intra_member_only\": {separate}}}");
         assert_eq!(web.unix.patch("/v1/groups/acme/settings", &body).status, 200);
         streams.each_mut().map(|stream| {
@@ -115,6 +113,8 @@ fn events_of_other_groups_leave_no_trace_in_a_bound_stream() {
             without_comments(&std::mem::take(&mut stream.text))
         })
     };
+    // The first look at the groups is what later ones are compared with. Each is of the same group, and seen before the next.
+    std::thread::sleep(Duration::from_millis(2500));
     toggle(true);
     toggle(false);
     let alone = toggle(true);
