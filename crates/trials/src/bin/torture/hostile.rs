@@ -111,11 +111,11 @@ pub fn run(args: &Args) {
 impl Liar {
     /// `Err` when the worker closed the connection.
     fn live(&mut self, lie: Lie, is_over: &dyn Fn() -> bool) -> io::Result<()> {
-        while matches!(lie, Lie::Silent) {
-            std::thread::sleep(Duration::from_millis(20));
-            if is_over() {
-                return Ok(());
+        if matches!(lie, Lie::Silent) {
+            while !is_over() {
+                std::thread::sleep(Duration::from_millis(20));
             }
+            return Ok(());
         }
         self.say(&ToWorker::Hello(Hello { version: VERSION, eager: false }))?;
         while !is_over() {
