@@ -214,20 +214,21 @@ fn restore_piece(
     if is_done || may && following.may_replace(piece, Traits { access: READ_WRITE, ..traits }, Kind::Pool) {
         protect(piece, traits.access);
     }
+    if may {
+        if is_done {
+            table.set_private(piece);
+            following.hold().forget(piece);
+        } else {
+            following.let_writers_in(piece);
+        }
+        following.end_section(&[]);
+        let _ = following.watch().wake(piece);
+    }
+    drop(table);
+    // It touches the pages, as a write does: it would wait for ever while writers are kept out.
     if was_locked {
         lock(piece);
     }
-    if !may {
-        return Restored::Later;
-    }
-    if is_done {
-        table.set_private(piece);
-        following.hold().forget(piece);
-    } else {
-        following.let_writers_in(piece);
-    }
-    following.end_section(&[]);
-    let _ = following.watch().wake(piece);
     if is_done { Restored::Yes } else { Restored::Later }
 }
 

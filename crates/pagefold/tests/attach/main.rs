@@ -8,6 +8,7 @@ mod filters;
 mod gate;
 mod helpers;
 mod hidden;
+mod locked;
 mod named;
 mod refused;
 mod rig;
