@@ -254,8 +254,8 @@ fn program_that_is_being_loaded_has_its_library_soon() {
         });
         wait_for_library(pid);
     });
-    let found = leadable(pid);
+    // A list of mappings that is read while the loader changes them may lack some.
+    wait_for("one function to lead", || leadable(pid).len() == 1);
     sleep.kill().unwrap();
     sleep.wait().unwrap();
-    assert_eq!(found.len(), 1);
 }

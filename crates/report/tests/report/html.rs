@@ -7,7 +7,7 @@ use guest::Footprint;
 use page::Region;
 use report::html::{self, Report};
 use roxmltree::{Document, Node, ParsingOptions};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Name that would run a script, close its element, load something, or reorder the line, if it were not escaped.
 const HOSTILE: &str =
@@ -244,17 +244,23 @@ fn a_thousand_guests_are_rendered_within_a_second() {
     let findings = sample::findings(500);
     let footprints = sample::footprints(&findings);
     let taken = || {
-        let started = Instant::now();
+        let started = processor_time();
         let html = render(&findings, &footprints);
         let mut table = Vec::new();
         report::census_table::write(&mut table, &findings).unwrap();
-        let taken = started.elapsed();
+        let taken = processor_time() - started;
         assert!(findings.guests.len() > 1000 && html.len() > 1 << 20 && table.len() > 100_000);
         taken
     };
-    // A busy machine may take several tries.
+    // A processor that another program heats or shares is slower: the best of some counts.
     let late: Vec<_> = (0..5).map(|_| taken()).take_while(|taken| *taken >= Duration::from_secs(1)).collect();
     assert!(late.len() < 5, "{late:?}");
+}
+
+/// Time for which this thread has had a processor.
+fn processor_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").expect("read it");
+    Duration::from_nanos(stat.split(' ').next().and_then(|ns| ns.parse().ok()).expect("nanoseconds"))
 }
 
 /// The sample must keep its claims, or the tests above prove little.
