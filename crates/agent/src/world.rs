@@ -125,15 +125,16 @@ mod halted {
     const AGAIN: Duration = Duration::from_millis(50);
     /// Time after which the program's threads get their turn: 4 ms.
     const TURN: Duration = Duration::from_millis(4);
-    /// Time after which nothing is replaced any more: 100 ms. The other side waits for longer.
-    const LAST: Duration = Duration::from_millis(100);
-    /// Time between two turns, as a multiple of one turn: 20. While the agent leaves, which is done once, 4. While the program
-    /// sleeps, and loses nothing by being stopped, 3.
-    const APART: [u32; 3] = [20, 4, 3];
+    /// Time after which nothing is replaced any more: 400 ms. The other side waits for longer. It is reached only where the
+    /// agent's own thread waits for a processor.
+    const LAST: Duration = Duration::from_millis(400);
+    /// Time between two turns, as a multiple of one turn: 20. While the agent leaves, which is done once, and while the program
+    /// sleeps, and loses nothing by being stopped, 2.
+    const APART: [u32; 2] = [20, 2];
     /// Share of a processor below which the program sleeps, between two turns: 1/32. Going on from a stop takes some of it.
     const SLEEPS: u32 = 32;
-    /// Time for the other side's answer: 200 ms.
-    const ANSWER: Duration = Duration::from_millis(200);
+    /// Time for the other side's answer: 400 ms.
+    const ANSWER: Duration = Duration::from_millis(400);
     /// Time for the answer to a question about the process: 1 s.
     const TOLD: Duration = Duration::from_secs(1);
     /// Attempts at a halt, and the pause after the first one, which doubles.
@@ -377,11 +378,11 @@ mod halted {
         fn wait(&mut self) {
             let Some((end, turn, used)) = self.last.take() else { return };
             let sleep = |apart: u32| std::thread::sleep((end + turn * apart).saturating_duration_since(Instant::now()));
-            let [apart, leaving, asleep] = APART;
-            sleep(asleep);
+            let [apart, least] = APART;
+            sleep(least);
             let sleeps = program_time().saturating_sub(used) * SLEEPS < end.elapsed();
-            if !sleeps {
-                sleep(if LEAVING.load(Ordering::Relaxed) { leaving } else { apart });
+            if !sleeps && !LEAVING.load(Ordering::Relaxed) {
+                sleep(apart);
             }
         }
 

@@ -141,9 +141,11 @@ impl Halts {
     /// Stops all threads but these. Says whether that was done; if not, all go on.
     pub fn halt(&mut self, own: &[u64]) -> bool {
         self.tend();
-        if !self.late.is_empty() || !self.may_stop(own) {
+        if !self.may_stop(own) {
             return false;
         }
+        // One that lacks a processor has yet to stop. Let go then, and asked anew, it would stop no sooner the next time.
+        self.stopped.extend(std::mem::take(&mut self.late).into_iter().map(|late| (number(late.tracee().thread()), late)));
         let began = Instant::now();
         self.began = Some(began);
         let done = self.stop_all(own, began);
@@ -209,8 +211,8 @@ impl Halts {
         }
         if let Some(watched) = self.watched.get(&leader) {
             let _ = watched.ask();
-        } else if let Some(thread) =
-            Pid::from_raw(leader).filter(|thread| threads::runs_program(self.program.pid, *thread))
+        } else if !self.stopped.contains_key(&leader)
+            && let Some(thread) = Pid::from_raw(leader).filter(|thread| threads::runs_program(self.program.pid, *thread))
             && !self.ask(&[(leader, thread)])
         {
             return false;
