@@ -6,7 +6,8 @@
 //!   Why                            answered by the group's worker, and the client waits, too
 //! ```
 //!
-//! A question reads and changes nothing but the [`Registry`].
+//! A question reads and changes nothing but the [`Registry`]. A client is heard again when it has read its answers, and let go
+//! when it does not read them in time.
 
 use super::decide;
 use super::enrol_config::MOST_RULES;
@@ -24,6 +25,7 @@ use cli::note;
 use guest::domain_of;
 use host::{KsmStat, Mapping, PeerProcess, Process, ProcessId, Seqpacket, Shares};
 use page::pages_to_bytes;
+use rustix::event::PollFlags;
 use rustix::fd::{AsFd, BorrowedFd};
 use std::collections::VecDeque;
 use std::io;
@@ -85,6 +87,16 @@ impl Client {
         self.flush();
     }
 
+    /// The event of its socket that comes next, if any does. It asks nothing while it has answers to read: so what waits for it is the
+    /// answer to one question.
+    fn awaited(&self) -> Option<PollFlags> {
+        match (&self.wants, self.waiting.is_empty()) {
+            (Some(_), true) => None,
+            (None, true) => Some(PollFlags::IN),
+            (_, false) => Some(PollFlags::OUT),
+        }
+    }
+
     fn flush(&mut self) {
         while let Some(frame) = self.waiting.front() {
             match self.socket.send(frame, &[]) {
@@ -115,16 +127,16 @@ impl Clients {
         self.0.is_empty()
     }
 
-    /// The sockets of all clients, and whether answers wait to be sent there.
-    pub fn sockets(&self) -> impl Iterator<Item = (BorrowedFd<'_>, bool)> {
-        self.0.iter().map(|client| (client.socket.as_fd(), !client.waiting.is_empty()))
+    /// Sockets of clients, each with the event that it is waited for.
+    pub fn sockets(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
+        self.0.iter().filter_map(|client| Some((client.socket.as_fd(), client.awaited()?)))
     }
 
     /// Sends waiting answers, and answers new questions.
     pub fn hear(&mut self, registry: &mut Registry, buffer: &mut Vec<u8>) {
         for client in &mut self.0 {
             client.flush();
-            if client.wants.is_some() || client.done {
+            if client.done || client.awaited() != Some(PollFlags::IN) {
                 continue;
             }
             match ask::receive(&client.socket, buffer) {

@@ -238,9 +238,7 @@ impl Supervisor {
         for worker in self.registry.groups.values().filter_map(|g| g.worker.as_ref()) {
             fds.push(PollFd::from_borrowed_fd(worker.as_fd(), events(worker.has_waiting())));
         }
-        for (socket, has_waiting) in self.clients.sockets() {
-            fds.push(PollFd::from_borrowed_fd(socket, events(has_waiting)));
-        }
+        fds.extend(self.clients.sockets().map(|(socket, event)| PollFd::from_borrowed_fd(socket, event)));
         match poll(&mut fds, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(e) => Err(e).context("cannot wait for sockets"),
