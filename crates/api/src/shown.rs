@@ -159,7 +159,7 @@ fn name_families<'a>(reports: &mut [MemberReport], members: impl Iterator<Item =
 /// The row of a member that ksmd merges: the kernel's account of it.
 fn ksm_row(name: &str, pid: u32) -> MemberReport {
     let stat = KsmStat::of(pid).unwrap_or_default();
-    let ksm_pages = stat.ksm_merging_pages.map(|pages| pages + stat.ksm_zero_pages.unwrap_or(0));
+    let ksm_pages = stat.ksm_merging_pages.map(|pages| pages.saturating_add(stat.ksm_zero_pages.unwrap_or(0)));
     let runs = Ksm::read().is_some_and(|ksm| ksm.run == 1);
     let detail = ksm_detail(ksm_pages, stat.ksm_merge_any, runs);
     let state = KSM.to_owned();

@@ -1,6 +1,7 @@
 //! The group's report to the supervisor.
 
 use crate::group::Group;
+use crate::table::MemberId;
 use api::control::{Bill, CONTROL_BYTES, Frames, GroupReport, MemberReport, NO_ROOM, by_reason};
 use page::Savings;
 use std::time::Instant;
@@ -47,7 +48,7 @@ fn state_of(stats: &MemberStats, no_room: Option<&str>) -> (&'static str, String
 
 /// Why a member that folds has nothing folded; empty if it has.
 fn why_nothing(stats: &MemberStats) -> String {
-    if stats.enrolled_pages == 0 || stats.folded_pages + stats.zero_pages + stats.broken_pages > 0 {
+    if stats.enrolled_pages == 0 || [stats.folded_pages, stats.zero_pages, stats.broken_pages] != [0; 3] {
         return String::new();
     }
     let reasons = Outcome::ALL.into_iter().filter(|outcome| *outcome != Outcome::Folded);
@@ -73,7 +74,12 @@ impl Group {
         let (zero_pages, broken_pages) = (total(|s| s.zero_pages), total(|s| s.broken_pages));
         let (vmas, agent_bytes) = (total(|s| s.vmas), total(|s| s.agent_bytes));
         let ids: Vec<_> = self.members.keys().copied().collect();
-        let sharing_pages = ids.iter().map(|id| self.planner.place(*id).mapped).sum::<u64>();
+        let mut mapped = |id: &MemberId| {
+            let place = self.planner.place(*id);
+            [place.mapped, place.sent]
+        };
+        let mapped: Vec<[u64; 2]> = ids.iter().map(&mut mapped).collect();
+        let sharing_pages = mapped.iter().map(|[mapped, _]| mapped).sum::<u64>();
         let (slots, resident) = (self.planner.pool.slots(), self.planner.pool.resident());
         let interval = self.planner.interval();
         let index_bytes = self.planner.bytes();
@@ -102,7 +108,7 @@ impl Group {
             deferred_slots: self.planner.pool.deferred(),
             members_left_out: 0,
         };
-        self.report_members(&mut report);
+        self.report_members(&mut report, &mapped);
         report
     }
 
@@ -133,8 +139,9 @@ impl Group {
         }
     }
 
-    fn report_members(&self, report: &mut GroupReport) {
-        let connected = self.members.values().map(|member| {
+    /// `mapped` are the pages of each member that map a slot, and those that may do so in a moment: no member has folded more.
+    fn report_members(&self, report: &mut GroupReport, mapped: &[[u64; 2]]) {
+        let connected = self.members.values().zip(mapped).map(|(member, [mapped, sent])| {
             let stats = &member.stats;
             let (state, detail) = state_of(stats, report.no_room.as_deref());
             MemberReport {
@@ -144,7 +151,7 @@ impl Group {
                 state: state.to_owned(),
                 detail,
                 enrolled_pages: stats.enrolled_pages,
-                folded_pages: stats.folded_pages,
+                folded_pages: stats.folded_pages.min(mapped + sent),
                 zero_pages: stats.zero_pages,
                 broken_pages: stats.broken_pages,
                 agent_cpu_s: seconds(stats.done.agent_cpu_us),

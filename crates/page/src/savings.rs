@@ -120,6 +120,8 @@ mod tests {
 
     #[test]
     fn numbers_that_no_host_has_do_not_overflow() {
+        let bytes = [(1 << 52) - 1, 1 << 52, (1 << 52) + 1, u64::MAX].map(crate::pages_to_bytes);
+        assert_eq!(bytes, [u64::MAX - 4095, u64::MAX, u64::MAX, u64::MAX]);
         let most = Savings::of(u64::MAX, u64::MAX, 0, 0, 0);
         assert!(most.saved_bytes() > 1 << 60);
         let mut costs = Savings::of(0, 0, u64::MAX, u64::MAX, u64::MAX);

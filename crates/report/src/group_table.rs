@@ -61,12 +61,17 @@ fn families(members: &[MemberReport]) -> Vec<MemberReport> {
         if m.connected && (m.state == "folding" || !row.connected) {
             (row.state, row.connected) = (m.state.clone(), m.connected);
         }
-        row.enrolled_pages += m.enrolled_pages;
-        row.folded_pages += m.folded_pages;
-        row.zero_pages += m.zero_pages;
-        row.broken_pages += m.broken_pages;
+        // Members choose these numbers.
+        for (sum, more) in [
+            (&mut row.enrolled_pages, m.enrolled_pages),
+            (&mut row.folded_pages, m.folded_pages),
+            (&mut row.zero_pages, m.zero_pages),
+            (&mut row.broken_pages, m.broken_pages),
+            (&mut row.vmas, m.vmas),
+        ] {
+            *sum = sum.saturating_add(more);
+        }
         row.agent_cpu_s += m.agent_cpu_s;
-        row.vmas += m.vmas;
         row.stall_p50_us = row.stall_p50_us.max(m.stall_p50_us);
         row.stall_p99_us = row.stall_p99_us.max(m.stall_p99_us);
         row.stall_max_us = row.stall_max_us.max(m.stall_max_us);
@@ -265,5 +270,30 @@ mod tests {
         assert!(sum.contains("7 +2") && sum.contains("4.0") && !sum.contains("w-9"), "{sum}");
         assert!(["w-8", "w-9", "2.0"].iter().all(|words| open.contains(words)), "{open}");
         assert!(!shown(Some("other")).contains("Members"));
+    }
+
+    /// A compromised worker may send any number.
+    #[test]
+    fn numbers_of_a_family_that_have_no_sum_are_shown() {
+        for most in [0, 1, 1 << 52, u64::MAX] {
+            let member = |name: &str| MemberReport {
+                name: name.into(),
+                family: "web".into(),
+                connected: true,
+                enrolled_pages: most,
+                folded_pages: most,
+                zero_pages: most,
+                broken_pages: most,
+                vmas: most,
+                stall_max_us: most,
+                ..MemberReport::default()
+            };
+            let (slots, frames) = (most, api::control::Frames::default());
+            let members = vec![member("web"), member("w-1")];
+            let report = GroupReport { members, slots, idle_slots: most, vmas: most, frames, ..GroupReport::default() };
+            let settings = Settings::default();
+            let shown = text("acme", "folds", (&settings, &PoolLimit::of(&settings, None)), &report, None);
+            assert!(shown.contains("web"), "{shown}");
+        }
     }
 }

@@ -35,6 +35,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time for a worker to report: 3 s.
 const WORKER_PATIENCE: Duration = Duration::from_secs(3);
+/// Most pages of zeros that members are believed to have when they are to become private: 256 MiB.
+const ZERO_PAGES: u64 = 1 << 16;
 /// Places for clients.
 const PLACES: Shares = Shares { most: 512, roots: 64, others: (64, 8) };
 
@@ -600,7 +602,7 @@ impl Request<'_> {
             }
             Wants::Why => {}
             Wants::Unfold(change) => {
-                let answer = self.promise_room(group, report);
+                let answer = self.promise_room(group, report, &change);
                 if let Err(why) = answer.and_then(|()| self.set(group, &change)) {
                     self.client.answer(&Answer::Refused(why));
                 }
@@ -612,17 +614,12 @@ impl Request<'_> {
         self.registry.groups.get(group).is_some_and(|group| makes_private(&group.settings(), change))
     }
 
-    /// Has memory promised for all pages of a group that share a slot, or were given back as zeros.
-    fn promise_room(&mut self, group: &str, report: &GroupReport) -> Result<(), String> {
-        let needs = |member: &MemberReport| MemberRoom {
-            pid: member.pid,
-            bytes: pages_to_bytes(member.folded_pages.saturating_add(member.zero_pages)),
-        };
-        let needs = Needs { members: report.members.iter().map(needs).collect(), whole: true };
+    /// Has memory promised for all pages of a group that a change makes private.
+    fn promise_room(&mut self, group: &str, report: &GroupReport, change: &Change) -> Result<(), String> {
+        let (needs, needed) = needs_of(report, change);
         let allowed = self.registry.within_limits(&needs);
         allowed
             .map_err(|why| format!("{why}: raise the limit, and try again (fold off leaves everything as it is)"))?;
-        let needed = pages_to_bytes(report.sharing_pages.saturating_add(report.zero_pages));
         self.registry.promise(|room, memory| room.promise_all(group, needed, memory, Instant::now()))
     }
 
@@ -665,6 +662,24 @@ fn named(mut report: GroupReport, limit: &PoolLimit) -> GroupReport {
     report
 }
 
+/// Memory that each member needs for a change that makes pages private, and all of them together.
+///
+/// Pages that share a slot are the worker's count, and no member has more of them than all together. Zeros, which only an unfolding fills,
+/// are the members' word: of these, as much counts as a worker asks for at a time. It asks again for the rest, and waits where there is no
+/// room.
+fn needs_of(report: &GroupReport, change: &Change) -> (Needs, u64) {
+    let mut zeros_left = if change.fold == Some(Fold::Unfold) { ZERO_PAGES } else { 0 };
+    let mut zeros = 0;
+    let of_member = |member: &MemberReport| {
+        let zero_pages = member.zero_pages.min(zeros_left);
+        (zeros_left, zeros) = (zeros_left - zero_pages, zeros + zero_pages);
+        let pages = member.folded_pages.min(report.sharing_pages).saturating_add(zero_pages);
+        MemberRoom { pid: member.pid, bytes: pages_to_bytes(pages) }
+    };
+    let members = report.members.iter().map(of_member).collect();
+    (Needs { members, whole: true }, pages_to_bytes(report.sharing_pages.saturating_add(zeros)))
+}
+
 /// Whether a change makes folded pages private. Before members cease to share, all pages become so.
 fn makes_private(settings: &Settings, change: &Change) -> bool {
     let separates = change.intra_member_only == Some(true) && !settings.intra_member_only;
@@ -674,6 +689,29 @@ fn makes_private(settings: &Settings, change: &Change) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Members that have shared 10 pages each, and one that names numbers that no host has.
+    #[test]
+    fn liars_zeros_keep_nobody_from_unfolding() {
+        let member =
+            |pid, folded_pages, zero_pages| MemberReport { pid, folded_pages, zero_pages, ..MemberReport::default() };
+        let unfold = Change { fold: Some(Fold::Unfold), ..Change::default() };
+        let separate = Change { intra_member_only: Some(true), ..Change::default() };
+        for lie in [0, 1, 1 << 52, u64::MAX] {
+            let members = vec![member(1, 10, 5), member(2, lie, lie), member(3, 10, lie)];
+            let zero_pages = lie.saturating_mul(2).saturating_add(5);
+            let report = GroupReport { members, sharing_pages: 30, zero_pages, ..GroupReport::none() };
+            let pages = |change: &Change| {
+                let (needs, needed) = needs_of(&report, change);
+                (needs.members.iter().map(|room| room.bytes >> 12).collect::<Vec<_>>(), needed >> 12)
+            };
+            let zeros = lie.min(ZERO_PAGES - 5);
+            let other_zeros = lie.min(ZERO_PAGES - 5 - zeros);
+            let all = vec![15, lie.min(30) + zeros, 10 + other_zeros];
+            assert_eq!(pages(&unfold), (all, 30 + 5 + zeros + other_zeros));
+            assert_eq!(pages(&separate), (vec![10, lie.min(30), 10], 30), "zeros of a member stay its own");
+        }
+    }
 
     #[test]
     fn separation_of_members_needs_room_like_unfolding() {

@@ -7,6 +7,8 @@ use crate::message::Outcome;
 pub const STALL_BUCKETS: usize = 24;
 /// Longest text in a frame, in bytes.
 const DETAIL_BYTES: usize = 256;
+/// Bound of all numbers: 2^52. No member has as many pages, mappings or microseconds. All members of a group have a sum that fits.
+const BOUND: u64 = 1 << 52;
 
 /// Times for which pages were out of the member's reach, by powers of two. Bucket `n` counts times of at least 2^(n-1)
 /// and less than 2^n microseconds.
@@ -183,16 +185,14 @@ impl MemberStats {
         let number = usize::from(r.u8()?);
         let state = MemberState::ALL.get(number).copied().ok_or(Malformed::OutOfRange("state"))?;
         let mut stats = Self { state, detail: r.text("detail", DETAIL_BYTES)?, ..Self::default() };
-        for number in stats.numbers() {
-            *number = r.u64()?;
+        let mut number = || r.u64().and_then(|n| if n < BOUND { Ok(n) } else { Err(Malformed::OutOfRange("number")) });
+        for n in stats.numbers() {
+            *n = number()?;
         }
-        for count in &mut stats.done.failures.0 {
-            *count = r.u64()?;
+        for count in stats.done.failures.0.iter_mut().chain(&mut stats.stalls.buckets) {
+            *count = number()?;
         }
-        for count in &mut stats.stalls.buckets {
-            *count = r.u64()?;
-        }
-        stats.stalls.longest_us = r.u64()?;
+        stats.stalls.longest_us = number()?;
         Ok(stats)
     }
 

@@ -1,6 +1,7 @@
 //! Every message that an honest peer may send.
 
 use page::{Fingerprint, HostVirt, PageRange, PoolSlot};
+use proptest::array::{uniform8, uniform9, uniform24};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use wire::{
@@ -53,24 +54,24 @@ fn stats() -> impl Strategy<Value = MemberStats> {
         S::LostTrack,
         S::NotFoldable,
     ]);
-    (state, "\\PC{0,60}", any::<[u64; 9]>(), any::<[u64; 8]>(), any::<[u64; 24]>()).prop_map(
-        |(state, detail, [a, b, c, d, e, f, g, h, i], failed, buckets)| {
-            let mut stats = MemberStats {
-                state,
-                detail,
-                enrolled_pages: a,
-                folded_pages: b,
-                zero_pages: c,
-                broken_pages: d,
-                done: Counters { pages_scanned: e, pages_hashed: f, agent_cpu_us: g, ..Counters::default() },
-                vmas: h,
-                agent_bytes: i,
-                stalls: Stalls { buckets, longest_us: a ^ i },
-            };
-            Outcome::ALL.into_iter().zip(failed).for_each(|(outcome, pages)| stats.done.failures.add(outcome, pages));
-            stats
-        },
-    )
+    let number = 0..1_u64 << 52;
+    let numbers = (uniform9(number.clone()), uniform8(number.clone()), uniform24(number));
+    (state, "\\PC{0,60}", numbers).prop_map(|(state, detail, ([a, b, c, d, e, f, g, h, i], failed, buckets))| {
+        let mut stats = MemberStats {
+            state,
+            detail,
+            enrolled_pages: a,
+            folded_pages: b,
+            zero_pages: c,
+            broken_pages: d,
+            done: Counters { pages_scanned: e, pages_hashed: f, agent_cpu_us: g, ..Counters::default() },
+            vmas: h,
+            agent_bytes: i,
+            stalls: Stalls { buckets, longest_us: a ^ i },
+        };
+        Outcome::ALL.into_iter().zip(failed).for_each(|(outcome, pages)| stats.done.failures.add(outcome, pages));
+        stats
+    })
 }
 
 pub fn to_worker() -> impl Strategy<Value = ToWorker> {

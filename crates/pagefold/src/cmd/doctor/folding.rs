@@ -127,7 +127,7 @@ impl Folding {
         };
         let detail = if found.detail.is_empty() { String::new() } else { format!(" ({})", found.detail) };
         let state = found.state.as_str();
-        let folded = cli::bytes(pages_to_bytes(found.folded_pages + found.zero_pages));
+        let folded = cli::bytes(pages_to_bytes(found.folded_pages.saturating_add(found.zero_pages)));
         let enrolled = cli::bytes(pages_to_bytes(found.enrolled_pages));
         let remedy = member_words::remedy(state, group, settings, limit);
         let meaning = member_words::meaning(state);
