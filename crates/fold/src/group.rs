@@ -34,6 +34,8 @@ use wire::ToAgent;
 
 /// Most members of a group.
 pub const MOST_MEMBERS: usize = 1024;
+/// Most departed members when another member is admitted: of all processes, and of one. Each has a lease, and slots.
+const MOST_DEPARTED: (usize, usize) = (4096, 16);
 /// Most messages that may wait for the supervisor; beyond them the oldest event is dropped.
 const MOST_NEWS: usize = 4096;
 
@@ -190,9 +192,13 @@ impl Group {
             let why = if self.begun { "the group has as many as it may" } else { "the group has not begun" };
             return self.event(format!("member {} is not admitted: {why}", identity.name));
         }
+        let uid = socket.peer().map_or(u32::MAX, |peer| peer.uid);
+        if let Some(why) = too_many_departed(&self.departed, &identity, uid) {
+            return self.event(format!("member {} is not admitted: {why}", identity.name));
+        }
         self.cut_process(&identity, &Cut::Replaced);
         let id = self.planner.join();
-        match Member::new(id, identity.clone(), socket, now) {
+        match Member::new(id, identity.clone(), uid, socket, now) {
             Ok(member) => {
                 self.members.insert(id, member);
             }
@@ -221,7 +227,7 @@ impl Group {
         self.event(format!("member {} (pid {}) {why}", member.identity.name, member.identity.pid));
         let has_departed = self.departed.iter().any(|departed| departed.is_of(&member.identity));
         if has_departed || !left.slots.is_empty() || member.leases.is_waiting() {
-            self.departed.push(DepartedMember::new(member.identity, member.leases, left.slots));
+            self.departed.push(DepartedMember::new(member.identity, member.uid, member.leases, left.slots));
         }
     }
 
@@ -277,8 +283,7 @@ impl Group {
 
     /// Sends each member its pace, where that has changed.
     pub(crate) fn tell_paces(&mut self) {
-        let pages: Vec<u64> = self.members.values().map(|member| member.stats.enrolled_pages).collect();
-        let shares = pace::shares(self.settings.scan_rate, &pages);
+        let shares = pace::shares(self.settings.scan_rate, &self.pages_in_frames());
         for (member, share) in self.members.values_mut().zip(shares) {
             let pace = pace::pace(&self.settings, self.clearing.is_some(), self.planner.interval(), share);
             let is_told = member.told.as_ref().is_some_and(|told| pace::is_close(told, &pace));
@@ -291,8 +296,65 @@ impl Group {
         }
     }
 
+    /// Pages of each member that are enrolled and have a frame. Those that map a slot, and were not touched since, are in no page table.
+    /// A process of which the kernel does not tell is believed.
+    fn pages_in_frames(&mut self) -> Vec<u64> {
+        if self.settings.scan_rate.is_none() {
+            return vec![0; self.members.len()];
+        }
+        let of_member = |member: &Member| {
+            let resident =
+                host::MemoryCounters::of(member.identity.pid).map_or(u64::MAX, |counters| counters.resident_pages);
+            let mapped = self.planner.place(member.id).mapped;
+            member.stats.enrolled_pages.min(resident.saturating_add(mapped))
+        };
+        self.members.values().map(of_member).collect()
+    }
+
     /// Whether no member and no departed member needs this worker.
     pub fn is_idle(&self) -> bool {
         self.members.is_empty() && self.departed.is_empty()
+    }
+}
+
+/// Why no other connection of a process is served. Leases of its earlier ones, or of its user's, are still mapped. A user may have as many as
+/// places are left, so that none takes those of all others.
+fn too_many_departed(departed: &[DepartedMember], identity: &Identity, uid: u32) -> Option<String> {
+    let left = MOST_DEPARTED.0.saturating_sub(departed.len());
+    let of_user = departed.iter().filter(|departed| departed.uid == uid).count();
+    let of_process = departed.iter().filter(|departed| departed.is_of(identity)).count();
+    let (count, whose) = match () {
+        () if of_process >= MOST_DEPARTED.1 => (of_process, "process"),
+        () if of_user >= left => (of_user, "user"),
+        () => return None,
+    };
+    Some(format!(
+        "{count} earlier connections of its {whose} have leases that are still mapped: end processes that it forked"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::Leases;
+
+    #[test]
+    fn departed_members_have_a_share_for_each_process_and_user() {
+        let identity = |pid| Identity { name: String::new(), pid, started: 1 };
+        let mut departed = Vec::new();
+        let mut fill = |uid, first: u32, per_process: u32| {
+            let before = departed.len();
+            for n in 0.. {
+                let identity = identity(first + n / per_process);
+                if too_many_departed(&departed, &identity, uid).is_some() {
+                    break;
+                }
+                departed.push(DepartedMember::new(identity, uid, Leases::none(), Vec::new()));
+            }
+            departed.len() - before
+        };
+        assert_eq!(fill(1000, 1, u32::MAX), 16, "one process");
+        assert_eq!(fill(1000, 100, 1), 2048 - 16, "one user");
+        assert_eq!([fill(1001, 10_000, 1), fill(1002, 20_000, 1)], [1024, 512], "others have places");
     }
 }

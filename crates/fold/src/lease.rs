@@ -81,6 +81,12 @@ impl Leases {
         Ok(leases)
     }
 
+    /// Leases that are all over.
+    #[cfg(test)]
+    pub const fn none() -> Self {
+        Self { epochs: VecDeque::new(), taken: 0 }
+    }
+
     fn begin(&mut self) -> io::Result<()> {
         let number = self.epochs.back().map_or(self.taken, |epoch| epoch.number) + 1;
         self.epochs.push_back(Epoch { number, lease: Lease::create()?, batch: Vec::new(), first_release: None });
@@ -175,6 +181,8 @@ impl Leases {
 pub struct DepartedMember {
     /// Its process.
     pub identity: api::control::Identity,
+    /// The user that had connected.
+    pub uid: u32,
     leases: Leases,
     /// Slots that the process may map, a hold each; in order.
     slots: Vec<PoolSlot>,
@@ -182,9 +190,9 @@ pub struct DepartedMember {
 
 impl DepartedMember {
     /// A departed member with these slots and leases.
-    pub fn new(identity: api::control::Identity, leases: Leases, mut slots: Vec<PoolSlot>) -> Self {
+    pub fn new(identity: api::control::Identity, uid: u32, leases: Leases, mut slots: Vec<PoolSlot>) -> Self {
         slots.sort_unstable();
-        Self { identity, leases, slots }
+        Self { identity, uid, leases, slots }
     }
 
     /// Whether its process may map this slot.

@@ -110,7 +110,7 @@ impl Model {
     fn depart(self) {
         let Self { leases, mapped, children, held, next, freed, .. } = self;
         let identity = api::control::Identity { name: String::new(), pid: 1, started: 1 };
-        let mut departed = DepartedMember::new(identity, leases, mapped.iter().copied().collect());
+        let mut departed = DepartedMember::new(identity, 0, leases, mapped.iter().copied().collect());
         let mut slots = Vec::new();
         let over = departed.is_over(&mut slots).unwrap();
         let needed = held.is_some() || children.iter().any(|child| child._lease.is_some());

@@ -141,6 +141,8 @@ pub struct Member {
     pub id: MemberId,
     /// Its name and process.
     pub identity: Identity,
+    /// The user that has connected.
+    pub uid: u32,
     socket: Seqpacket,
     waiting: VecDeque<Waiting>,
     /// Since when it has not read the frames that wait.
@@ -176,10 +178,11 @@ impl Member {
     ///
     /// # Errors
     /// No file descriptors are left.
-    pub fn new(id: MemberId, identity: Identity, socket: Seqpacket, now: Instant) -> io::Result<Self> {
+    pub fn new(id: MemberId, identity: Identity, uid: u32, socket: Seqpacket, now: Instant) -> io::Result<Self> {
         Ok(Self {
             id,
             identity,
+            uid,
             socket,
             waiting: VecDeque::new(),
             stuck_since: None,
