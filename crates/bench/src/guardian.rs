@@ -61,8 +61,7 @@ impl Guardian {
         if lock.try_lock().is_err() {
             bail!("another bench runs just now, or puts the host back as it was: wait until it has ended");
         }
-        let program = std::env::current_exe().context("cannot find this program to start it again")?;
-        let mut child = Command::new(program)
+        let mut child = Command::new(cli::OWN_PROGRAM)
             .args(["bench-guest", "guard"])
             .stdin(Stdio::piped())
             // The guardian writes nothing there, but so it holds the lock as long as it lives.

@@ -99,16 +99,15 @@ pub struct Guests {
 impl Guests {
     /// Starts `guests` guests of `pages` pages each, and waits until they hold them.
     pub fn start(guests: u64, pages: usize, huge: bool) -> anyhow::Result<Self> {
-        let program = std::env::current_exe().context("cannot find this program to start it again")?;
         let mut running = Self { children: Vec::new() };
         for number in 0..guests {
-            let child = Command::new(&program)
+            let child = Command::new(cli::OWN_PROGRAM)
                 .args(["bench-guest", "hold", "--number", &number.to_string(), "--pages", &pages.to_string()])
                 .args(huge.then_some("--huge"))
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()
-                .with_context(|| format!("cannot start {}", program.display()))?;
+                .context("cannot start a guest")?;
             running.children.push(child);
         }
         for child in &mut running.children {

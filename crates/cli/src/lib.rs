@@ -8,6 +8,9 @@ mod output_file;
 mod printable;
 pub mod size;
 
+/// The file of this program, to start it again. It is the same one after an upgrade has replaced it, whose path would name another, or none.
+pub const OWN_PROGRAM: &str = "/proc/self/exe";
+
 pub use output_file::OutputFile;
 pub use printable::printable;
 pub use size::bytes;

@@ -179,8 +179,7 @@ impl Hold {
 
 impl Holder {
     fn start() -> anyhow::Result<Self> {
-        let program = std::env::current_exe().context("cannot find this program to start it again")?;
-        Self::run(std::process::Command::new(program).args(["balance", "hold"]))
+        Self::run(own_program().args(["balance", "hold"]))
     }
 
     fn run(program: &mut std::process::Command) -> anyhow::Result<Self> {
@@ -216,6 +215,11 @@ impl Drop for Holder {
             std::thread::spawn(move || child.wait());
         }
     }
+}
+
+/// This program once more.
+fn own_program() -> std::process::Command {
+    std::process::Command::new(cli::OWN_PROGRAM)
 }
 
 /// Resumes guests that a process has left paused that was killed. To have the turn means that it is gone.
@@ -335,6 +339,25 @@ mod tests {
         assert!(std::process::Command::new("kill").arg(pid).status().unwrap().success());
         assert!(hold.holder.is_none(), "a late reply would be taken for another command's");
         assert_eq!((qemu.state().status, ledger.left_paused()), ("running", Vec::new()));
+    }
+
+    /// An upgrade replaces the program while it runs.
+    #[test]
+    fn program_whose_file_was_replaced_is_started_again() {
+        const COPY: &str = "PAGEFOLD_TEST_COPY";
+        let own = std::env::current_exe().unwrap();
+        if std::env::var_os(COPY).is_some() {
+            std::fs::remove_file(own).unwrap();
+            std::fs::write(std::env::var_os(COPY).unwrap(), "another program").unwrap();
+            let status = own_program().arg("--list").stdout(Stdio::null()).status();
+            return assert!(status.is_ok_and(|status| status.success()), "it cannot be started");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let copy = dir.path().join("copy");
+        assert!(std::process::Command::new("cp").arg(own).arg(&copy).status().unwrap().success());
+        let name = "pause::tests::program_whose_file_was_replaced_is_started_again";
+        let again = std::process::Command::new(&copy).args(["--exact", name]).env(COPY, &copy).output().unwrap();
+        assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stdout));
     }
 
     #[test]

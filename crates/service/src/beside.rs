@@ -73,7 +73,7 @@ impl Beside {
 
     fn spawn(&self) -> anyhow::Result<(ProcessId, ChildStdin)> {
         let arguments = self.arguments.as_ref().context("it is not wanted")?;
-        let mut command = Command::new("/proc/self/exe");
+        let mut command = Command::new(cli::OWN_PROGRAM);
         command.args(arguments).arg("--service").arg(self.place.dir());
         // A process group of its own: an interrupt at a terminal ends the supervisor, whose end ends this process.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).env_clear().current_dir("/").process_group(0);

@@ -14,7 +14,7 @@ const ORPHANED: Duration = Duration::from_secs(30);
 /// Starts a process that ends the workers at `place` in half a minute ([`end_orphans`]).
 pub fn end_orphans_later(place: &Place) {
     keep_files_from_children();
-    let started = Command::new("/proc/self/exe")
+    let started = Command::new(cli::OWN_PROGRAM)
         .arg0("pagefold")
         .args(["serve", "--end-orphans", "--dir"])
         .arg(place.dir())

@@ -48,7 +48,7 @@ impl Worker {
         let listener = SeqpacketListener::bind(&path, Files::Taken)?;
         let socket = connect(&path)?;
         let input = listener.as_fd().try_clone_to_owned().context("cannot pass a socket on")?;
-        let mut command = Command::new("/proc/self/exe");
+        let mut command = Command::new(cli::OWN_PROGRAM);
         command.arg0("pagefold").args(["worker", "--group", group, "--supervisor-uid", &own_uid().to_string()]);
         command.arg("--prover").arg(place.prove_socket());
         if let Some(uid) = uid {

@@ -115,7 +115,7 @@ impl Merger for Ksmd {
     }
 
     fn command(&self, _: &str) -> anyhow::Result<Command> {
-        Ok(Command::new(std::env::current_exe().context("cannot find this program to start it again")?))
+        Ok(Command::new(cli::OWN_PROGRAM))
     }
 
     fn fold(&self) -> anyhow::Result<Option<lab::Fold>> {

@@ -32,8 +32,7 @@ impl Room {
     }
 
     fn reserve(&self, bytes: u64) -> anyhow::Result<bool> {
-        let program = std::env::current_exe().context("cannot find this program to start it again")?;
-        let mut command = Command::new(program);
+        let mut command = Command::new(cli::OWN_PROGRAM);
         command.args(["balance", "reserve", &bytes.to_string(), "--for", &self.name]);
         let command = command.arg("--service").arg(&self.service).stdin(Stdio::null()).stdout(Stdio::null());
         Ok(command.status().context("cannot reserve memory")?.success())
