@@ -18,8 +18,10 @@ const PATIENCE: Duration = Duration::from_secs(8);
 const LEAST_PROGRESS: u64 = 8;
 /// Tolerated distance from the target, as a part of RAM: 1/128.
 const NEAR: u64 = 128;
+/// Weight of a withdrawal that was slower than those before: 1/4.
+const SLOWER: u64 = 4;
 /// Tolerated frames above the size, as a part of RAM: 1/16, for pages that are on their way.
-const EXTRA_FRAMES: u64 = 16;
+pub(crate) const EXTRA_FRAMES: u64 = 16;
 
 /// Behaviour of a balloon driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -78,8 +80,10 @@ pub struct Driver {
     arrived: bool,
     lies_since: Option<Duration>,
     silent_since: Option<Duration>,
-    /// Fastest withdrawal seen.
+    /// Speed of withdrawals.
     bytes_per_s: u64,
+    /// Speed of the last one by the driver's word, before the guest's frames have shown it.
+    told_bytes_per_s: Option<u64>,
 }
 
 impl Driver {
@@ -94,14 +98,20 @@ impl Driver {
         matches!(self.state, DriverState::Works | DriverState::Absent) && !in_doubt
     }
 
-    /// Fastest withdrawal that was seen, in bytes a second; `None` before the first.
+    /// Speed of withdrawals, in bytes a second: that of the last one, or more if those before were faster. `None` before the first.
     pub fn withdrawal_bytes_per_s(&self) -> Option<u64> {
         (self.bytes_per_s > 0).then_some(self.bytes_per_s)
     }
 
     /// Notes that the balloon took so much in so long.
     pub fn landed(&mut self, bytes: u64, seconds: f64) {
-        self.bytes_per_s = self.bytes_per_s.max((bytes as f64 / seconds.max(0.1)) as u64);
+        self.told_bytes_per_s = Some((bytes as f64 / seconds.max(0.1)) as u64);
+    }
+
+    /// Takes the speed of a withdrawal into account: at once if it is faster, and otherwise by a quarter of the difference.
+    fn withdrew(&mut self, bytes_per_s: u64) {
+        let slower = self.bytes_per_s - self.bytes_per_s.saturating_sub(bytes_per_s) / SLOWER;
+        self.bytes_per_s = slower.max(bytes_per_s);
     }
 
     /// Takes a look into account, at a time since any fixed moment. Returns the state.
@@ -117,15 +127,17 @@ impl Driver {
             return if at - since >= PATIENCE { DriverState::Silent } else { self.known() };
         };
         self.silent_since = None;
-        self.measure(at, actual);
-        let frames = seen.resident_bytes.saturating_sub(actual);
-        if frames > seen.ram_bytes / EXTRA_FRAMES {
+        self.measure(at, seen, actual);
+        if holds_more(seen, actual) {
             let since = *self.lies_since.get_or_insert(at);
             if at - since >= PATIENCE {
                 return DriverState::Lies;
             }
         } else {
             self.lies_since = None;
+            if let Some(bytes_per_s) = self.told_bytes_per_s.take() {
+                self.withdrew(bytes_per_s);
+            }
         }
         self.judge_way(at, seen, actual)
     }
@@ -162,16 +174,25 @@ impl Driver {
         }
     }
 
-    /// Measures how fast the balloon takes memory.
-    fn measure(&mut self, at: Duration, actual: u64) {
-        let Some((before, Sighting { actual_bytes: Some(had), .. })) = self.last else { return };
+    /// Measures how fast the balloon takes memory. A guest that holds the frames still has given nothing back, whatever its driver says.
+    fn measure(&mut self, at: Duration, seen: Sighting, actual: u64) {
+        let Some((before, Sighting { actual_bytes: Some(had), target_bytes, .. })) = self.last else { return };
         let ms = u64::try_from((at.saturating_sub(before)).as_millis()).unwrap_or(u64::MAX);
         // Longer pauses say little about the speed.
-        if (100..=5000).contains(&ms) {
-            let rate = had.saturating_sub(actual).saturating_mul(1000) / ms;
-            self.bytes_per_s = self.bytes_per_s.max(rate);
+        if !(100..=5000).contains(&ms) || holds_more(seen, actual) {
+            return;
+        }
+        let rate = had.saturating_sub(actual).saturating_mul(1000) / ms;
+        let is_on_its_way = |target: u64| actual > target.saturating_add(seen.ram_bytes / NEAR);
+        if rate > self.bytes_per_s || target_bytes == seen.target_bytes && target_bytes.is_some_and(is_on_its_way) {
+            self.withdrew(rate);
         }
     }
+}
+
+/// Whether a guest holds more frames than its size by its driver.
+const fn holds_more(seen: Sighting, actual: u64) -> bool {
+    seen.resident_bytes.saturating_sub(actual) > seen.ram_bytes / EXTRA_FRAMES
 }
 
 #[cfg(test)]
@@ -261,19 +282,41 @@ mod tests {
         assert!(!settled_by(None, 100 * M), "no answer");
     }
 
-    #[test]
-    fn fastest_withdrawal_is_measured() {
-        let mut driver = Driver::default();
-        let sight = |actual: u64| Sighting {
+    fn sight(actual: u64, resident: u64) -> Sighting {
+        Sighting {
             ram_bytes: 256 * M,
             target_bytes: Some(128 * M),
             actual_bytes: Some(actual * M),
-            resident_bytes: 0,
-        };
-        driver.see(Duration::ZERO, sight(256));
+            resident_bytes: resident * M,
+        }
+    }
+
+    #[test]
+    fn speed_of_withdrawals_is_that_of_the_last_ones() {
+        let mut driver = Driver::default();
+        driver.see(Duration::ZERO, sight(256, 0));
         assert_eq!(driver.withdrawal_bytes_per_s(), None);
-        driver.see(Duration::from_millis(500), sight(196));
-        driver.see(Duration::from_millis(1500), sight(190));
+        driver.see(Duration::from_millis(500), sight(196, 0));
         assert_eq!(driver.withdrawal_bytes_per_s(), Some(120 * M));
+        driver.see(Duration::from_millis(1500), sight(176, 0));
+        assert_eq!(driver.withdrawal_bytes_per_s(), Some(95 * M), "a quarter of the way to 20 MiB");
+        driver.see(Duration::from_millis(2500), sight(128, 0));
+        driver.see(Duration::from_millis(3500), sight(128, 0));
+        assert_eq!(driver.withdrawal_bytes_per_s(), Some(95 * M), "it has arrived");
+    }
+
+    /// A guest's root writes any size into the device.
+    #[test]
+    fn size_without_frames_given_back_is_no_withdrawal() {
+        for (resident, believed) in [(256, None), (145, None), (144, Some(1280 * M))] {
+            let mut driver = Driver::default();
+            driver.see(Duration::ZERO, sight(256, 256));
+            driver.see(Duration::from_millis(100), sight(128, resident));
+            assert_eq!(driver.withdrawal_bytes_per_s(), believed, "{resident} MiB are resident");
+            let mut driver = Driver::default();
+            driver.landed(128 * M, 0.1);
+            driver.see(Duration::ZERO, sight(128, resident));
+            assert_eq!(driver.withdrawal_bytes_per_s(), believed, "{resident} MiB are resident");
+        }
     }
 }

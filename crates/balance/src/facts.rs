@@ -4,8 +4,9 @@
 //! [`Facts::bounded`] puts it within bounds that the host knows. A claim steers who gets a loan, and how much of it
 //! counts as withdrawable: never more than the loan. It never decides what is guaranteed.
 
-use crate::driver::DriverState;
+use crate::driver::{DriverState, EXTRA_FRAMES};
 use crate::ladder::Rung;
+use crate::reserve::signed;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -143,6 +144,15 @@ impl Facts {
     }
 }
 
+impl Facts {
+    /// Savings of a group that its guests are lent: by its report, and no more than the folded pages that the kernel shows of them.
+    pub(crate) fn saved_bytes(&self, group: &str) -> u64 {
+        let told = self.groups.get(group).map_or(0, |group| u64::try_from(group.saved_bytes).unwrap_or(0));
+        let guests = self.guests.iter().filter(|guest| guest.group == group);
+        told.min(guests.fold(0, |sum: u64, guest| sum.saturating_add(guest.folded_bytes)))
+    }
+}
+
 impl GuestFacts {
     /// Puts everything that the guest or its configuration says within its RAM.
     fn bound(&mut self) {
@@ -150,6 +160,8 @@ impl GuestFacts {
         self.guaranteed_bytes = self.guaranteed_bytes.min(ram);
         self.resident_bytes = self.resident_bytes.min(ram);
         self.folded_bytes = self.folded_bytes.min(self.resident_bytes);
+        // A page that shares no frame has saved nothing that the kernel shows.
+        self.saved_bytes = self.saved_bytes.min(signed(self.folded_bytes));
         self.actual_bytes = self.actual_bytes.min(ram);
         self.target_bytes = self.target_bytes.map(|target| target.min(ram));
         self.swapped_bytes = self.swapped_bytes.min(self.untouched_bytes());
@@ -178,6 +190,18 @@ impl GuestFacts {
     /// Memory of its size that it has no frames for.
     pub fn untouched_bytes(&self) -> u64 {
         self.size_bytes() - self.resident_bytes.min(self.size_bytes())
+    }
+
+    /// Memory that it may take at any instant: what it has no frames for, and each folded page.
+    ///
+    /// Where a balloon does not hold what its driver says, no size bounds the guest, and it may take all of its RAM. Frames show that
+    /// before the driver is flagged.
+    pub fn may_take_bytes(&self) -> u64 {
+        let excess = self.resident_bytes.saturating_sub(self.actual_bytes);
+        let is_unbounded =
+            matches!(self.driver, DriverState::Lies | DriverState::Deflated) || excess > self.ram_bytes / EXTRA_FRAMES;
+        let size = if is_unbounded { self.ram_bytes } else { self.size_bytes() };
+        size.saturating_sub(self.resident_bytes).saturating_add(self.folded_bytes)
     }
 
     /// Memory of its size that it never used, or has given back. The host's swap holds pages that it uses.

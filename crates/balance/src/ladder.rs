@@ -14,8 +14,9 @@
 //! | `advise` | the guest is named that frees most if it is moved to another host |
 //! | `refuse` | no reservation is granted |
 //!
-//! Pressure begins when less than the floor is available, or tasks wait for memory for 10% of the time. It ends at 5/4 of
-//! the floor and below 1%. Between the two nothing changes.
+//! Pressure begins when less than the floor is available. It also begins when tasks wait for memory for 10% of the time, and less than twice
+//! the floor is available. It ends at 5/4 of the floor, if tasks wait for less than 1% or twice the floor is available. Between the two
+//! nothing changes. Tasks that wait although the host has memory are those of a control group at its own limit.
 
 use crate::facts::{Facts, GuestFacts, HostFacts};
 use crate::pause::DANGER;
@@ -28,6 +29,8 @@ const UP_AFTER: Duration = Duration::from_secs(10);
 const DOWN_AFTER: Duration = Duration::from_secs(60);
 /// Part of time with some task waiting at which pressure begins: 10%.
 const STALLED: f64 = 10.0;
+/// Multiple of the floor from which on waiting tasks say nothing of the host's memory: 2.
+const STALLS_COUNT: u64 = 2;
 /// Part of time below which pressure ends: 1%.
 const RELIEVED: f64 = 1.0;
 /// Least memory that is withdrawn under pressure, as a part of RAM: 1/64.
@@ -47,7 +50,8 @@ pub enum Pressure {
 impl Pressure {
     /// The pressure on a host.
     pub fn of(host: &HostFacts) -> Self {
-        let stalled = host.stalled_percent.unwrap_or(0.0);
+        let is_hosts = host.available_bytes < host.floor_bytes.saturating_mul(STALLS_COUNT);
+        let stalled = host.stalled_percent.filter(|_| is_hosts).unwrap_or(0.0);
         if host.available_bytes < host.floor_bytes || stalled >= STALLED {
             Self::High
         } else if host.available_bytes >= relieved_at(host.floor_bytes) && stalled < RELIEVED {
@@ -244,7 +248,18 @@ mod tests {
     fn pressure_has_two_bounds() {
         let of = |available, stalled| Pressure::of(&facts(available, stalled).host);
         assert_eq!([of(99, None), of(100, None), of(125, None)], [Pressure::High, Pressure::Some, Pressure::None]);
-        assert_eq!([of(500, Some(10.0)), of(500, Some(1.0))], [Pressure::High, Pressure::Some]);
+        assert_eq!([of(199, Some(10.0)), of(199, Some(1.0))], [Pressure::High, Pressure::Some]);
+    }
+
+    /// A tenant at its own limit makes its tasks wait for as long as it likes.
+    #[test]
+    fn tasks_that_wait_on_a_host_with_memory_climb_no_rung() {
+        let (mut ladder, mut lack) = (Ladder::default(), Ladder::default());
+        for second in 0..600 {
+            assert_eq!(ladder.see(Duration::from_secs(second), &facts(200, Some(99.0))), None);
+            lack.see(Duration::from_secs(second), &facts(150, Some(99.0)));
+        }
+        assert_eq!((ladder.rung(), lack.rung()), (Rung::Idle, Rung::Refuse));
     }
 
     #[test]

@@ -53,6 +53,8 @@ pub use reserve::{Budget, Reserve};
 pub use still::Stillness;
 
 #[cfg(test)]
+mod extreme_tests;
+#[cfg(test)]
 mod plan_tests;
 #[cfg(test)]
 mod test_world;

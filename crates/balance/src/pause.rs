@@ -4,7 +4,7 @@
 //! |---|---|
 //! | less than the floor is available: less than half of it, or it falls such that nothing is left in 2 s | withdrawals take seconds |
 //! | the guest's size is above its guarantee | what is guaranteed, a guest may use at any time |
-//! | it may take 1/64 of its RAM or more: untouched memory and folded pages | a pause of another one spares nothing |
+//! | it may take 1/64 of its RAM or more: untouched memory and folded pages. Where more frames than its driver's size show that its balloon holds nothing, the rest of its RAM is untouched memory, too | a pause of another one spares nothing |
 //! | it has run for a minute since its last pause | no guest stands still for more than 10 s of each minute |
 //!
 //! A guest that is paused gives nothing back, since its driver does not run. So guests that shrink are resumed first: one, and others as
@@ -30,14 +30,9 @@ pub struct Pause {
     pub reason: String,
 }
 
-/// Memory that a guest may take at any instant: all that is untouched, and each folded page.
-fn may_take(guest: &GuestFacts) -> u64 {
-    guest.untouched_bytes().saturating_add(guest.folded_bytes)
-}
-
 /// Guests that can be resumed beside those that run and have not given their memory back yet, the first of `held` first.
 pub fn resumable<'a>(facts: &Facts, held: &[&'a str], running: &[&str], available_bytes: u64) -> Vec<&'a str> {
-    let takes = |id: &str| facts.guests.iter().find(|guest| guest.id == id).map_or(0, may_take);
+    let takes = |id: &str| facts.guests.iter().find(|guest| guest.id == id).map_or(0, GuestFacts::may_take_bytes);
     let mut taken = running.iter().map(|id| takes(id)).fold(0, u64::saturating_add);
     let mut resumed = Vec::new();
     for id in held {
@@ -62,7 +57,7 @@ pub fn pauses(facts: &Facts, params: &Params, has_run: impl Fn(&str) -> bool) ->
         // A QEMU that does not answer would only take time.
         guest.driver != DriverState::Silent
             && guest.loan_bytes() > 0
-            && may_take(guest) >= params.least_change_bytes(guest.ram_bytes)
+            && guest.may_take_bytes() >= params.least_change_bytes(guest.ram_bytes)
             && has_run(&guest.id)
     };
     let pause = |guest: &GuestFacts| Pause {
@@ -72,7 +67,7 @@ pub fn pauses(facts: &Facts, params: &Params, has_run: impl Fn(&str) -> bool) ->
             host.available_bytes >> 20,
             host.floor_bytes >> 20,
             guest.loan_bytes() >> 20,
-            may_take(guest) >> 20
+            guest.may_take_bytes() >> 20
         ),
     };
     facts.guests.iter().filter(is_danger).map(pause).collect()
@@ -129,6 +124,25 @@ mod tests {
     fn guest_that_can_take_nothing_is_not_paused() {
         assert!(paused(0, |guest| guest.folded_bytes = 3 * M, true).is_empty());
         assert_eq!(paused(0, |guest| (guest.folded_bytes, guest.resident_bytes) = (0, 200 * M), true), ["a"]);
+    }
+
+    /// A guest's root writes the size that it was told into the device, and goes on taking memory.
+    #[test]
+    fn guest_whose_balloon_holds_nothing_is_paused() {
+        let of = |resident: u64, driver| {
+            paused(
+                0,
+                |guest| {
+                    (guest.folded_bytes, guest.guaranteed_bytes, guest.driver) = (0, 64 * M, driver);
+                    (guest.actual_bytes, guest.resident_bytes) = (100 * M, resident * M);
+                },
+                true,
+            )
+        };
+        use DriverState as D;
+        assert_eq!([of(116, D::Works), of(116, D::Lies), of(116, D::Deflated)].concat(), ["a", "a"], "by its driver");
+        assert_eq!(of(117, D::Works), ["a"], "by its frames, before the driver is flagged");
+        assert!(of(253, D::Lies).is_empty(), "it has nearly all that it can take");
     }
 
     #[test]

@@ -304,7 +304,8 @@ fn savings_of_a_group_stay_in_it() {
     assert_eq!(loans(&policy::WorkingSet), [0, 40]);
 }
 
-/// Guests with loans on a host with memory for more: under pressure they shrink by as much as ends it, and nobody grows.
+/// Guests with loans, on a host with memory for more, and then with less than twice its floor. Under pressure they shrink by as much as ends
+/// it, and nobody grows.
 #[test]
 fn pressure_withdraws_loans_and_stops_growth_and_reservations() {
     let mut world =
@@ -317,7 +318,7 @@ fn pressure_withdraws_loans_and_stops_growth_and_reservations() {
     assert!(!planned(&facts).grows.is_empty() && planned(&facts).frees.is_empty());
     facts.host.rung = Rung::Withdraw;
     assert!(planned(&facts).grows.is_empty() && planned(&facts).frees.is_empty(), "the pressure is over");
-    facts.host.stalled_percent = Some(20.0);
+    (facts.host.available_bytes, facts.host.stalled_percent) = (199 * M, Some(20.0));
     let under = planned(&facts);
     let freed: u64 = under.frees.iter().map(|step| step.expected_bytes).sum();
     assert!(under.grows.is_empty() && freed.abs_diff(100 * M) < M, "{under:?}");

@@ -49,7 +49,9 @@ impl Budget {
 impl Reserve {
     /// The reserve by these facts.
     pub fn of(facts: &Facts, params: &Params) -> Self {
-        let may_take = |guest: &GuestFacts| guest.untouched_bytes() + guest.folded_bytes + expected_bytes(guest);
+        let may_take = |guest: &GuestFacts| {
+            guest.untouched_bytes().saturating_add(guest.folded_bytes).saturating_add(expected_bytes(guest))
+        };
         Self {
             demand_bytes: sum(&facts.guests, may_take).saturating_add(reserved_bytes(facts)),
             ready_bytes: facts.host.available_bytes.saturating_sub(facts.host.floor_bytes),

@@ -16,10 +16,7 @@ impl Policy for Group {
 
     fn sizes(&self, facts: &Facts, lendable_bytes: u64) -> Vec<Wish> {
         let all = weighted(facts, |_| 1);
-        let saved = |group: &str| {
-            let bytes = facts.groups.get(group).map_or(0, |group| group.saved_bytes);
-            u64::try_from(bytes).unwrap_or(0)
-        };
+        let saved = |group: &str| facts.saved_bytes(group);
         let mut groups: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for (n, guest) in facts.guests.iter().enumerate() {
             groups.entry(&guest.group).or_default().push(n);
