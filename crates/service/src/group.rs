@@ -254,10 +254,11 @@ impl Group {
         }
     }
 
-    /// Asks the worker why pages are not folded, and returns the question's number; `None` where there is no worker.
+    /// Asks the worker why pages are not folded, and returns the question's number; `None` where there is no worker. One that has orders
+    /// to read is not asked: the question is long, and any user of the group may ask.
     pub fn ask_why(&mut self, pid: u32, pages: Vec<(u64, u16)>) -> Option<u64> {
         let question = self.questions + 1;
-        let worker = self.worker.as_mut().filter(|w| w.heard)?;
+        let worker = self.worker.as_mut().filter(|w| w.heard && !w.has_waiting())?;
         worker.send(&Order::Why { question, pid, pages }, vec![]).then_some(())?;
         self.questions = question;
         Some(question)

@@ -258,6 +258,23 @@ mod tests {
         assert_eq!(promise(&mut registry), Ok(()));
     }
 
+    /// A worker that was taken over reads nothing, and its supervisor keeps nothing of size for it.
+    #[test]
+    fn worker_that_does_not_read_is_asked_no_further_questions() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::at(dir.path());
+        std::fs::create_dir(place.worker_socket("a").parent().unwrap()).unwrap();
+        let _listener = SeqpacketListener::bind(&place.worker_socket("a"), Files::Taken).unwrap();
+        let mut worker = Worker::adopt(&place, "a").unwrap().unwrap();
+        let _ = worker.home.as_ref().map(act::CgroupHome::remove);
+        let mut registry = Registry::new(place, Config::default(), State::default());
+        worker.heard = true;
+        registry.group("a").worker = Some(worker);
+        let ask = |_: &usize| registry.group("a").ask_why(1, vec![(1 << 40, 1); 2000]).is_some();
+        let asked = (0..2000).take_while(ask).count();
+        assert!((1..100).contains(&asked), "{asked} questions of some 30 KiB are kept");
+    }
+
     #[test]
     fn group_keeps_its_limits_whatever_becomes_of_the_configuration() {
         let with = |names: &[&str]| {

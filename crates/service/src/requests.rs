@@ -572,7 +572,7 @@ impl Request<'_> {
     fn ask_why(&mut self, group: &str, pid: u32, pages: Vec<(u64, u16)>) -> Result<(), String> {
         self.allow(group, false)?;
         let question = self.registry.group(group).ask_why(pid, pages);
-        let report = question.ok_or_else(|| format!("group {group} has no worker"))?;
+        let report = question.ok_or_else(|| format!("group {group} has no worker that answers; try again"))?;
         self.client.wants = Some(Waits { group: group.to_owned(), report, wants: Wants::Why });
         Ok(())
     }
