@@ -540,7 +540,10 @@ impl Request<'_> {
 
     fn list_members(&mut self) -> Result<(), String> {
         let uid = self.client.peer.uid;
-        self.registry.state.forget_dead();
+        // The look at all members is no stranger's to cause, who may ask again and again.
+        if self.registry.groups.values().any(|group| self.registry.may(uid, &group.config)) {
+            self.registry.state.forget_dead();
+        }
         for member in self.registry.state.members() {
             if self.registry.groups.get(&member.group).is_some_and(|g| self.registry.may(uid, &g.config)) {
                 self.client.answer(&Answer::Member(member.clone()));
@@ -689,6 +692,35 @@ fn makes_private(settings: &Settings, change: &Change) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
+    use crate::state::State;
+    use api::place::Place;
+    use std::path::Path;
+
+    #[test]
+    fn stranger_who_asks_for_members_causes_no_look_at_them() {
+        let mut registry = Registry::new(Place::at(Path::new("/nonexistent")), Config::default(), State::default());
+        registry.group("acme");
+        let member = |pid| MemberLine {
+            group: "acme".into(),
+            identity: Identity { name: "gone".into(), pid, started: 1 },
+            uid: 0,
+            connected: false,
+            family: None,
+            attached_by: None,
+            via: Via::Agent,
+            domain: None,
+        };
+        let mut left_after = |uid| {
+            registry.state.add(member(u32::MAX >> 1)).unwrap();
+            let (_theirs, ours) = Seqpacket::pair().unwrap();
+            let mut client = Client::new(ours).unwrap();
+            client.peer.uid = uid;
+            Request { registry: &mut registry, client: &mut client }.hear(Ask::Members);
+            registry.state.members().len()
+        };
+        assert_eq!([left_after(4242), left_after(0)], [1, 0]);
+    }
 
     /// Members that have shared 10 pages each, and one that names numbers that no host has.
     #[test]
