@@ -168,6 +168,9 @@ impl Group {
     fn heard_stats(&mut self, id: MemberId, stats: MemberStats, now: Instant) {
         let Some(member) = self.members.get_mut(&id) else { return };
         member.stats = stats;
+        // A process of which the kernel does not tell is believed.
+        let counters = host::MemoryCounters::of(member.identity.pid);
+        member.resident_pages = counters.map_or(u64::MAX, |counters| counters.resident_pages);
         let folds = stats_say_it_folds(member.stats.state);
         let place = self.planner.place(id);
         if folds && !place.may_fold {

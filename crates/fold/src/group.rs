@@ -297,16 +297,10 @@ impl Group {
     }
 
     /// Pages of each member that are enrolled and have a frame. Those that map a slot, and were not touched since, are in no page table.
-    /// A process of which the kernel does not tell is believed.
     fn pages_in_frames(&mut self) -> Vec<u64> {
-        if self.settings.scan_rate.is_none() {
-            return vec![0; self.members.len()];
-        }
         let of_member = |member: &Member| {
-            let resident =
-                host::MemoryCounters::of(member.identity.pid).map_or(u64::MAX, |counters| counters.resident_pages);
             let mapped = self.planner.place(member.id).mapped;
-            member.stats.enrolled_pages.min(resident.saturating_add(mapped))
+            member.stats.enrolled_pages.min(member.resident_pages.saturating_add(mapped))
         };
         self.members.values().map(of_member).collect()
     }

@@ -161,6 +161,8 @@ pub struct Member {
     next_request: u32,
     /// Its latest counters and state.
     pub stats: MemberStats,
+    /// Pages of its process in frames when it sent these, by the kernel.
+    pub resident_pages: u64,
     /// The pace that it was sent last.
     pub told: Option<Pace>,
     /// When it is asked for a full report.
@@ -194,6 +196,7 @@ impl Member {
             folds: VecDeque::new(),
             next_request: 0,
             stats: MemberStats::default(),
+            resident_pages: 0,
             told: None,
             again: Again { due: None, wait: AGAIN.0 },
             rests_until: None,
