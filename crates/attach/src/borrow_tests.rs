@@ -100,7 +100,7 @@ fn filter_counts_for_the_call_that_has_ksmd_merge() {
     assert_eq!(subject.line(), "ready");
     subject.wait_for_calls(&[libc::SYS_read]);
     let signals = Signals::catch().unwrap();
-    let why = format!("{:#}", crate::ksm::set(subject.pid(), true, &signals).unwrap_err());
+    let why = format!("{:#}", crate::ksm::set(subject.pid(), true, &signals, |_| {}).unwrap_err());
     assert!(why.contains("does not let it call prctl"), "{why}");
     assert_eq!(crate::ksm::is_merged(subject.pid()), Some(false));
     subject.tell_to_end();

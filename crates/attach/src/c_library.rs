@@ -1,13 +1,13 @@
 //! Finds functions of the C libraries that a process has loaded, by the tables that lie in its memory.
 //!
-//! The process may have written anything there. Each answer is an address in code of a file, or none.
+//! The process may have written anything there. Each answer is an address in code of a file, or none. Nothing is read that
+//! could wait for a user ([`Memory`]).
 
+use crate::memory::Memory;
 use host::Mapping;
 use linux_raw_sys::elf::{Elf_Dyn, Elf_Ehdr, Elf_Phdr};
 use page::PAGE_BYTES;
-use std::fs::File;
 use std::mem::offset_of;
-use std::os::unix::fs::FileExt;
 
 /// Most bytes of a table that are read.
 const MOST_BYTES: u64 = 4 << 20;
@@ -37,9 +37,10 @@ pub struct Function {
 }
 
 /// Functions of these names, in each C library that has all of them.
-pub fn find<const N: usize>(memory: &File, mappings: &[Mapping], names: [&str; N]) -> Vec<[Function; N]> {
-    let is_library = |mapping: &&Mapping| mapping.offset == 0 && mapping.has_file() && mapping.is_c_library();
-    let found = mappings.iter().filter(is_library).filter_map(|mapping| find_in(memory, mapping.start.0, names));
+pub fn find<const N: usize>(memory: &Memory, names: [&str; N]) -> Vec<[Function; N]> {
+    let mappings = memory.mappings();
+    let read = |at: u64, bytes: &mut [u8]| memory.read(at, bytes);
+    let found = libraries(mappings).filter_map(|mapping| find_in(&read, mapping.start.0, names));
     let is_code = |function: &Function| {
         let end = function.start.saturating_add(function.bytes);
         let holds = |mapping: &Mapping| mapping.start.0 <= function.start && end <= mapping.end.0;
@@ -48,7 +49,22 @@ pub fn find<const N: usize>(memory: &File, mappings: &[Mapping], names: [&str; N
     found.filter(|functions| functions.iter().all(is_code)).collect()
 }
 
-fn find_in<const N: usize>(memory: &File, start: u64, names: [&str; N]) -> Option<[Function; N]> {
+/// The name of a C library whose file may keep its readers waiting. Not all of these functions are found in it without that.
+pub fn out_of_reach(memory: &Memory, names: [&str; 2]) -> Option<String> {
+    let read = |at: u64, bytes: &mut [u8]| memory.read(at, bytes);
+    let mut foreign = libraries(memory.mappings()).filter(|mapping| !memory.is_local(mapping));
+    foreign.find(|mapping| find_in(&read, mapping.start.0, names).is_none()).map(|mapping| mapping.name.clone())
+}
+
+/// Where C libraries begin.
+fn libraries(mappings: &[Mapping]) -> impl Iterator<Item = &Mapping> {
+    mappings.iter().filter(|mapping| mapping.offset == 0 && mapping.has_file() && mapping.is_c_library())
+}
+
+/// Reads memory, all of it or nothing.
+type Reader<'a> = dyn Fn(u64, &mut [u8]) -> Option<()> + 'a;
+
+fn find_in<const N: usize>(memory: &Reader<'_>, start: u64, names: [&str; N]) -> Option<[Function; N]> {
     let library = Library::read(memory, start)?;
     let found = names.map(|name| library.function(name));
     found.iter().all(Option::is_some).then(|| found.map(|function| function.unwrap_or(Function { start: 0, bytes: 0 })))
@@ -63,7 +79,7 @@ struct Library {
 }
 
 impl Library {
-    fn read(memory: &File, start: u64) -> Option<Self> {
+    fn read(memory: &Reader<'_>, start: u64) -> Option<Self> {
         let header = read(memory, start, PAGE_BYTES as u64)?;
         if !header.starts_with(b"\x7fELF\x02\x01") {
             return None;
@@ -110,9 +126,9 @@ impl Library {
 }
 
 /// Bytes of memory, if there are not too many.
-fn read(memory: &File, start: u64, bytes: u64) -> Option<Vec<u8>> {
+fn read(memory: &Reader<'_>, start: u64, bytes: u64) -> Option<Vec<u8>> {
     let mut all = vec![0; usize::try_from(bytes).ok().filter(|_| bytes <= MOST_BYTES)?];
-    memory.read_exact_at(&mut all, start).ok().map(|()| all)
+    memory(start, &mut all).map(|()| all)
 }
 
 /// A number of up to eight bytes.
@@ -125,33 +141,35 @@ fn number(all: &[u8], at: usize, bytes: usize) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::FileExt;
 
-    fn own() -> (File, Vec<Mapping>) {
-        (File::open("/proc/self/mem").unwrap(), Mapping::list(std::process::id()).unwrap())
+    fn own() -> Memory {
+        Memory::open(std::process::id()).unwrap()
     }
 
     #[test]
     fn functions_of_own_c_library_are_found() {
-        let (memory, mappings) = own();
-        let found = find(&memory, &mappings, ["mremap", "__errno_location"]);
+        let memory = own();
+        let found = find(&memory, ["mremap", "__errno_location"]);
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(found[0][0].start, libc::mremap as *const () as u64);
         assert_eq!(found[0][1].start, libc::__errno_location as *const () as u64);
-        assert!(find(&memory, &mappings, ["mremap", "no_such_function"]).is_empty());
+        assert!(find(&memory, ["mremap", "no_such_function"]).is_empty());
+        assert_eq!(out_of_reach(&memory, ["mremap", "no_such_function"]), None, "it is local");
     }
 
     #[test]
     fn damaged_library_has_no_functions_and_does_no_harm() {
-        let (memory, mappings) = own();
-        let start = mappings.iter().find(|mapping| mapping.offset == 0 && mapping.is_c_library()).unwrap();
-        let whole = read(&memory, start.start.0, PAGE_BYTES as u64).unwrap();
+        let memory = own();
+        let start = libraries(memory.mappings()).next().unwrap();
+        let whole = read(&|at, bytes| memory.read(at, bytes), start.start.0, PAGE_BYTES as u64).unwrap();
         let file = tempfile::tempfile().unwrap();
         for at in 0..whole.len() {
             let mut damaged = whole.clone();
             damaged[at] = !damaged[at];
             file.write_all_at(&damaged, 0).unwrap();
             // All tables lie behind the end of this file.
-            assert!(find_in(&file, 0, ["mremap"]).is_none());
+            assert!(find_in(&|at, bytes| file.read_exact_at(bytes, at).ok(), 0, ["mremap"]).is_none());
         }
     }
 }

@@ -12,11 +12,12 @@
 //! forked child.
 
 use crate::c_library::{self, Function};
+use crate::memory::Memory;
 use crate::remote::Remote;
 use crate::threads;
 use act::Tracee;
 use anyhow::{Context, ensure};
-use host::{AuxiliaryVector, Mapping, Pagemap};
+use host::{AuxiliaryVector, LocalFiles, Mapping, Pagemap};
 use linux_raw_sys::auxvec::AT_BASE;
 use page::{HostVirt, PAGE_BYTES, PageRange};
 use rustix::process::Pid;
@@ -132,14 +133,19 @@ pub struct Leadable {
 
 /// The functions of a process that can be led to a gate. The threads may run meanwhile.
 pub fn leadable(pid: u32) -> Vec<Leadable> {
-    let Ok(memory) = File::open(host::proc_file(pid, "mem")) else { return Vec::new() };
-    let found = c_library::find(&memory, &Mapping::list(pid).unwrap_or_default(), NAMES);
+    let Ok(memory) = Memory::open(pid) else { return Vec::new() };
+    let found = c_library::find(&memory, NAMES);
     let with_begin = |[function, errno]: [Function; 2]| {
         let mut begin = [0; JUMP_BYTES];
-        memory.read_exact_at(&mut begin, function.start).ok()?;
+        memory.read(function.start, &mut begin)?;
         Some(Leadable { function, errno: errno.start, begin })
     };
     found.into_iter().filter_map(with_begin).collect()
+}
+
+/// The name of a C library that cannot be looked into without waiting for a user.
+pub fn library_out_of_reach(pid: u32) -> Option<String> {
+    c_library::out_of_reach(&Memory::open(pid).ok()?, NAMES)
 }
 
 /// Waits until a program that is being loaded has its C library: a second at most. One without a loader is linked statically.
@@ -258,7 +264,7 @@ fn hash(memory: &File, pages: PageRange, without: Option<&Way>) -> anyhow::Resul
 /// Whether a thread is at one of these addresses, or will return there. A signal's handler may lie between: so its whole stack is
 /// searched. Threads of the program's stand still.
 fn is_entered(pid: u32, own: &[u64], memory: &File, places: &[Range<u64>]) -> bool {
-    let Ok(mappings) = Mapping::list(pid) else { return true };
+    let (Ok(mappings), local) = (Mapping::list(pid), LocalFiles::of(pid)) else { return true };
     let is_there = |address: u64| places.iter().any(|place| place.contains(&address));
     let is_own = |thread: &Pid| own.contains(&thread.as_raw_nonzero().get().cast_unsigned().into());
     threads::list(pid).unwrap_or_default().into_iter().filter(|thread| !is_own(thread)).any(|thread| {
@@ -276,6 +282,9 @@ fn is_entered(pid: u32, own: &[u64], memory: &File, places: &[Range<u64>]) -> bo
         for mapping in mappings.iter().filter(|mapping| mapping.end.0 > stack) {
             if mapping.start.0 > end || !(mapping.read && mapping.write) {
                 break;
+            }
+            if !local.hold(mapping) {
+                return true;
             }
             end = mapping.end.0;
         }

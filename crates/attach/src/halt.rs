@@ -10,12 +10,14 @@
 //! A thread may be held in the kernel, by a disk for example. It counts as stopped only in a system call that changes no
 //! mapping ([`HARMLESS`]).
 
+use crate::ending::Ending;
 use crate::mend::Limit;
 use crate::program::Program;
 use crate::stop::{self, Asked, Stopped};
 use crate::threads::{self, Doing};
 use crate::waited::Clocks;
 use crate::watched::Watched;
+use act::Tracee;
 use host::Signals;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -63,6 +65,8 @@ pub struct Halts {
     late: Vec<Stopped>,
     /// Threads that go on, and whose system calls are looked after.
     watched: BTreeMap<i32, Watched>,
+    /// Threads of ours that end.
+    ending: Vec<Ending>,
     /// When the first thread was asked to stop, if threads are stopped.
     began: Option<Instant>,
     /// Time for all to stop. It doubles when that was too short, and halves otherwise.
@@ -80,6 +84,7 @@ impl Halts {
             stopped: BTreeMap::new(),
             late: Vec::new(),
             watched: BTreeMap::new(),
+            ending: Vec::new(),
             began: None,
             stop_time: STOP_TIME.0,
             stops: None,
@@ -115,6 +120,12 @@ impl Halts {
         self.tend();
     }
 
+    /// Has a thread end that makes calls of ours.
+    pub fn end(&mut self, ending: Ending) {
+        self.ending.push(ending);
+        self.tend();
+    }
+
     /// Looks after threads until none needs that: if this process ended before, the program would see interrupted calls.
     pub fn finish(&mut self, signals: &Signals) {
         self.go();
@@ -130,7 +141,7 @@ impl Halts {
 
     /// Whether threads are stopped, or will be.
     pub fn is_pending(&self) -> bool {
-        !self.stopped.is_empty() || !self.late.is_empty()
+        !self.stopped.is_empty() || !self.late.is_empty() || !self.ending.is_empty()
     }
 
     /// When [`Halts::tend`] is to be called, though nothing happens.
@@ -169,6 +180,7 @@ impl Halts {
                 && !self.stopped.contains_key(number)
                 && !self.watched.contains_key(number)
                 && !self.late.iter().any(|late| late.tracee().thread() == *thread)
+                && !self.ending.iter().any(|ending| ending.thread() == *thread)
                 && threads::runs_program(pid, *thread)
         };
         Ok(threads::list(pid)?.into_iter().map(|thread| (number(thread), thread)).filter(is_other).collect())
@@ -286,8 +298,12 @@ impl Halts {
         let program = &self.program;
         let tend = |(number, watched): (i32, Watched)| Some((number, watched.tend(program)?));
         self.watched.extend(leader.and_then(tend));
+        self.ending.retain_mut(|ending| !ending.tend());
         for mut stopped in std::mem::take(&mut self.late) {
-            match stopped.look() {
+            let looked = stopped.look();
+            let made = stopped.made().map(|thread| Ending::new(Tracee::of_clone(thread), None, None));
+            self.ending.extend(made);
+            match looked {
                 Some(true) => {
                     let watched = stopped.go(&self.program);
                     self.watched.extend(watched.map(|watched| (number(watched.thread()), watched)));

@@ -14,10 +14,13 @@
 //! So the program's thread makes one system call that it did not ask for, and the other threads are not stopped at all.
 //! The agent's thread has all signals blocked, and no file of the program's open.
 
+use crate::ending::Ending;
 use crate::halt::Halts;
+use crate::memory::Present;
 use crate::mend;
 use crate::object::{Object, Segment};
 use crate::program::Program;
+use crate::refuse;
 use crate::remote::Remote;
 use crate::seccomp;
 use crate::stop::{Asked, Stopped};
@@ -29,6 +32,7 @@ use host::{Pagemap, Seqpacket, Signals};
 use page::HostVirt;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::process::Pid;
+use std::cell::Cell;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -82,13 +86,15 @@ pub(crate) fn borrow_one_of<T>(
 ) -> anyhow::Result<(T, Duration)> {
     let until = Instant::now() + PATIENCE;
     let memory = File::open(host::proc_file(halts.pid(), "mem")).context("cannot open its memory")?;
+    let present = Present::of(halts.pid());
     loop {
         for thread in candidates(halts)? {
             let began = Instant::now();
+            refuse::check_runs(halts.pid(), thread).map_err(anyhow::Error::msg)?;
             let asked = halts.ask_one(thread).context("cannot trace the process")?;
             let Asked::Stops(mut stopped) = asked else { continue };
             let is_plain = stopped.wait(began + STOP_TIME) && stopped.is_plain();
-            let is_plain = is_plain && Remote::may_be_borrowed(&memory, stopped.tracee());
+            let is_plain = is_plain && Remote::may_be_borrowed(&memory, &present, stopped.tracee());
             let is_filtered = threads::is_filtered(halts.pid(), thread);
             let made = is_plain.then(|| borrowed(&mut stopped, is_filtered, &work));
             // One that takes a signal or does not stop in time is let go when it does.
@@ -99,6 +105,10 @@ pub(crate) fn borrow_one_of<T>(
         }
         halts.tend();
         if Instant::now() > until {
+            threads::list(halts.pid())?
+                .into_iter()
+                .try_for_each(|thread| refuse::check_runs(halts.pid(), thread))
+                .map_err(anyhow::Error::msg)?;
             bail!(
                 "none of its threads can be borrowed: all are in system calls that must not be interrupted, in 32-bit mode, \
                  or in restartable sequences"
@@ -113,17 +123,15 @@ fn borrowed<T>(
     is_filtered: bool,
     work: &impl Fn(&Tracee) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let tracee = stopped.tracee();
-    let (mut before, blocked) = (tracee.registers()?, tracee.blocked_signals()?);
+    let mut before = stopped.tracee().registers()?;
     if before.rax.cast_signed() == mend::BY_ANOTHER && is_filtered {
         // The call has just begun, or waits without a limit ([`candidates`]): it is made again as it was.
         before.rax = mend::AGAIN.cast_unsigned();
     }
-    // A child thread starts with this mask.
-    tracee.block_signals(u64::MAX)?;
-    let made = work(tracee);
-    tracee.block_signals(blocked)?;
-    stopped.stop_again(&before, Instant::now() + PATIENCE).context("the process has ended")?;
+    let made = stopped.lend(before).map_err(anyhow::Error::from).and_then(work);
+    stopped.take_back();
+    // If it takes longer, it is looked after for as long as that takes.
+    let _ = stopped.wait(Instant::now() + PATIENCE);
     made
 }
 
@@ -148,34 +156,55 @@ fn candidates(halts: &Halts) -> anyhow::Result<Vec<Pid>> {
     Ok(ranked.into_iter().map(|(.., thread)| thread).collect())
 }
 
-/// Puts the object into a process, with these variables in its environment.
+/// Puts the object into a process, with these variables in its environment. If that fails, `tell` is told before threads are
+/// looked after, which may take as long as the process is frozen.
 ///
 /// # Errors
 /// The process cannot be traced, or lacks memory, threads or descriptors. Nothing of the agent is then left in it.
-pub fn inject(pid: u32, object: &Object, environment: &[String], signals: &Signals) -> anyhow::Result<Injected> {
+pub fn inject(
+    pid: u32,
+    object: &Object,
+    environment: &[String],
+    signals: &Signals,
+    tell: impl FnOnce(&anyhow::Error),
+) -> anyhow::Result<Injected> {
     let program = Program::open(pid).context("cannot open its memory")?;
     let mut halts = Halts::new(program, Clocks::default());
     match put(&mut halts, object, environment) {
         Ok(Put { channel, thread, range, stopped }) => {
             Ok(Injected { channel, thread, range, stopped, halts, gate: None })
         }
-        Err(e) => {
-            halts.finish(signals);
-            Err(e)
-        }
+        Err(why) => Err(give_up(halts, why, signals, tell)),
     }
 }
 
-/// Looks whether a process's filters of system calls let an agent work. One of its threads is stopped for that.
+/// Has all threads of a process go on as they were, after `why` was told.
+pub(crate) fn give_up(
+    mut halts: Halts,
+    why: anyhow::Error,
+    signals: &Signals,
+    tell: impl FnOnce(&anyhow::Error),
+) -> anyhow::Error {
+    tell(&why);
+    halts.finish(signals);
+    why
+}
+
+/// Looks whether a process's filters of system calls let an agent work. One of its threads is stopped for that. `tell`: see
+/// [`inject`].
 ///
 /// # Errors
 /// They do not, or they cannot be read.
-pub fn look_at_filters(pid: u32, signals: &Signals) -> anyhow::Result<()> {
+pub fn look_at_filters(pid: u32, signals: &Signals, tell: impl FnOnce(&anyhow::Error)) -> anyhow::Result<()> {
     let program = Program::open(pid).context("cannot open its memory")?;
     let mut halts = Halts::new(program, Clocks::default());
-    let looked = borrow_thread(&mut halts, |tracee| judge_filters(pid, tracee));
-    halts.finish(signals);
-    looked.map(drop)
+    match borrow_thread(&mut halts, |tracee| judge_filters(pid, tracee)) {
+        Ok(_) => {
+            halts.finish(signals);
+            Ok(())
+        }
+        Err(why) => Err(give_up(halts, why, signals, tell)),
+    }
 }
 
 /// The flags for the agent's first thread.
@@ -202,37 +231,47 @@ struct Put {
 
 fn put(halts: &mut Halts, object: &Object, environment: &[String]) -> anyhow::Result<Put> {
     let remote = Remote::open(halts.pid()).context("cannot open its memory")?;
-    let pid = halts.pid();
-    let make = |tracee: &Tracee| make_thread(pid, &remote, tracee);
-    let ((tracee, shares_directories), stopped) = borrow_thread(halts, make)?;
+    let (pid, new) = (halts.pid(), Cell::default());
+    let make = |tracee: &Tracee| make_thread(pid, &remote, tracee, &new);
+    let made = borrow_thread(halts, make);
+    let tracee = new.take().map(Tracee::of_clone);
+    let (shares_directories, stopped) = match made {
+        Ok(made) => made,
+        Err(why) => {
+            tracee.into_iter().for_each(|tracee| halts.end(Ending::new(tracee, Some(remote.instruction()), None)));
+            return Err(why);
+        }
+    };
+    let tracee = tracee.context("no thread was made in it")?;
     let shared = shares_directories.then(|| format!("{SHARED}=1"));
     let environment: Vec<String> = environment.iter().cloned().chain(shared).collect();
-    let thread = Thread { pid, tracee: &tracee, remote: &remote };
+    let thread = Thread { pid, tracee: &tracee, remote: &remote, left: Cell::default() };
     match thread.furnish(object, &environment) {
         Ok((channel, range)) => {
             let thread = tracee.thread();
             tracee.detach(0);
             Ok(Put { channel: channel.into(), thread, range, stopped })
         }
-        Err(e) => {
-            // The thread ends, and nothing is left.
-            let _ = thread.remote.call(&tracee, libc::SYS_exit, [0; 6]);
-            Err(e)
+        Err(why) => {
+            let left = thread.left.take();
+            halts.end(Ending::new(tracee, Some(remote.instruction()), left));
+            Err(why)
         }
     }
 }
 
-/// Has a stopped thread make the agent's first thread. Says whether that has the program's directories.
-fn make_thread(pid: u32, remote: &Remote, tracee: &Tracee) -> anyhow::Result<(Tracee, bool)> {
+/// Has a stopped thread make the agent's first thread, which becomes known as `made`. Says whether that has the program's
+/// directories.
+fn make_thread(pid: u32, remote: &Remote, tracee: &Tracee, made: &Cell<Option<Pid>>) -> anyhow::Result<bool> {
     let flags = judge_filters(pid, tracee)?;
     let stack = tracee.registers()?.rsp;
     // The directories of the program and its undo list of semaphores are none of the agent's, where filters let them be
     // apart. Nothing is written for the kernel's word on the new thread, whose addresses are null.
-    let made = remote.call_watched(tracee, libc::SYS_clone, [flags, stack, 0, 0, 0, 0]);
-    match made? {
-        (_, Some(thread)) => Ok((Tracee::of_clone(thread), flags & libc::CLONE_FS as u64 != 0)),
-        (answer, None) => bail!("no thread can be made in it: {}", error(answer)),
+    let answer = remote.call_watched(tracee, libc::SYS_clone, [flags, stack, 0, 0, 0, 0], made)?;
+    if made.get().is_none() {
+        bail!("no thread can be made in it: {}", error(answer));
     }
+    Ok(flags & libc::CLONE_FS as u64 != 0)
 }
 
 /// The agent's first thread, while it is traced.
@@ -240,6 +279,8 @@ struct Thread<'a> {
     pid: u32,
     tracee: &'a Tracee,
     remote: &'a Remote,
+    /// Memory that was mapped for it and could not be unmapped: address and bytes.
+    left: Cell<Option<[u64; 2]>>,
 }
 
 impl Thread<'_> {
@@ -276,7 +317,8 @@ impl Thread<'_> {
         match furnish() {
             Ok(channel) => Ok((channel, range)),
             Err(e) => {
-                let _ = self.remote.call(self.tracee, libc::SYS_munmap, [base, bytes, 0, 0, 0, 0]);
+                let unmapped = self.remote.call(self.tracee, libc::SYS_munmap, [base, bytes, 0, 0, 0, 0]);
+                self.left.set(unmapped.is_err().then_some([base, bytes]));
                 Err(e)
             }
         }
@@ -391,3 +433,7 @@ pub(crate) fn error(answer: i64) -> std::io::Error {
 #[cfg(test)]
 #[path = "inject_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "frozen_tests.rs"]
+mod frozen;

@@ -3,8 +3,10 @@ use crate::object::Object;
 use crate::remote::Remote;
 use crate::testing::{Subject, wait_for};
 use crate::threads;
+use act::Tracee;
 use host::Mapping;
 use rustix::process::{Signal, kill_process};
+use std::cell::Cell;
 use std::fs::File;
 
 /// Its only thread waits in a call that the kernel would not begin again, and blocks a signal.
@@ -115,14 +117,16 @@ fn filter_that_all_threads_are_given_during_injection_is_judged() {
         let pid = subject.pid();
         subject.wait_for_calls(&[libc::SYS_clock_nanosleep, libc::SYS_read]);
         let (mut halts, remote) = (subject.halts(), Remote::open(pid).unwrap());
-        let ((tracee, _), _) = borrow_thread(&mut halts, |tracee| make_thread(pid, &remote, tracee)).unwrap();
+        let made = Cell::default();
+        borrow_thread(&mut halts, |tracee| make_thread(pid, &remote, tracee, &made)).unwrap();
+        let tracee = Tracee::of_clone(made.take().expect("a thread"));
         subject.tell("filter");
         assert_eq!(subject.line_with(&mut halts), "filtered");
         subject.wait_for_calls(&[libc::SYS_read]);
         let before = Mapping::list(pid).unwrap();
         let file = File::open("/dev/null").unwrap().into();
         let object = Object { file, bytes: 1 << 16, segments: Vec::new(), entry: 0, headers: (0, 0) };
-        let thread = Thread { pid, tracee: &tracee, remote: &remote };
+        let thread = Thread { pid, tracee: &tracee, remote: &remote, left: Cell::default() };
         let why = format!("{:#}", thread.furnish(&object, &[]).map(drop).unwrap_err());
         assert!(why.ends_with(&format!("does not let the agent call {name}")), "{why}");
         let after = Mapping::list(pid).expect("it runs");

@@ -7,7 +7,7 @@
 //! A filter of system calls (seccomp) that does not allow that call keeps the process from being merged.
 
 use crate::halt::Halts;
-use crate::inject::{borrow_thread, error};
+use crate::inject::{borrow_thread, error, give_up};
 use crate::program::Program;
 use crate::remote::Remote;
 use crate::seccomp;
@@ -34,26 +34,32 @@ pub fn merged_pages(pid: u32) -> Option<u64> {
     Some(stat.ksm_merging_pages? + stat.ksm_zero_pages.unwrap_or(0))
 }
 
-/// Has all memory of a process merged, or not any more. Returns how long a thread of it was stopped.
+/// Has all memory of a process merged, or not any more. Returns how long a thread of it was stopped. `tell`: see
+/// [`crate::inject::inject`].
 ///
 /// # Errors
 /// The process cannot be traced, its filter of system calls does not allow the call, or the kernel is older than 6.4.
-pub fn set(pid: u32, merge: bool, signals: &Signals) -> anyhow::Result<Duration> {
+pub fn set(pid: u32, merge: bool, signals: &Signals, tell: impl FnOnce(&anyhow::Error)) -> anyhow::Result<Duration> {
     if is_merged(pid) == Some(merge) {
         return Ok(Duration::ZERO);
     }
     let program = Program::open(pid).context("cannot open its memory")?;
     let mut halts = Halts::new(program, Clocks::default());
     let done = Remote::open(pid).and_then(|remote| {
-        let call = |tracee: &Tracee| tell(pid, tracee, &remote, merge);
+        let call = |tracee: &Tracee| set_by(pid, tracee, &remote, merge);
         borrow_thread(&mut halts, call).map(|((), stopped)| stopped)
     });
-    halts.finish(signals);
-    done
+    match done {
+        Ok(stopped) => {
+            halts.finish(signals);
+            Ok(stopped)
+        }
+        Err(why) => Err(give_up(halts, why, signals, tell)),
+    }
 }
 
 /// Makes the call by a stopped thread.
-fn tell(pid: u32, tracee: &Tracee, remote: &Remote, merge: bool) -> anyhow::Result<()> {
+fn set_by(pid: u32, tracee: &Tracee, remote: &Remote, merge: bool) -> anyhow::Result<()> {
     if threads::is_filtered(pid, tracee.thread()) {
         let filters = tracee.filters().context("its filters of system calls (seccomp) cannot be read")?;
         let call = seccomp::call_with("prctl", libc::SYS_prctl, [Some(MERGE), Some(merge.into()), Some(0)]);
@@ -63,7 +69,7 @@ fn tell(pid: u32, tracee: &Tracee, remote: &Remote, merge: bool) -> anyhow::Resu
         );
     }
     let arguments = [MERGE, merge.into(), 0, 0, 0, 0];
-    let (answer, _) = remote.call_within(tracee, libc::SYS_prctl, arguments, PATIENCE)?;
+    let answer = remote.call_for(tracee, libc::SYS_prctl, arguments, PATIENCE)?;
     if answer != 0 {
         bail!("the kernel refuses prctl(PR_SET_MEMORY_MERGE), which takes Linux 6.4 with KSM: {}", error(answer));
     }

@@ -4,11 +4,13 @@
 pub mod c_library;
 pub mod changes;
 pub mod children;
+pub mod ending;
 pub mod gate;
 pub mod halt;
 pub mod inject;
 pub mod ksm;
 pub mod look;
+pub mod memory;
 pub mod mend;
 pub mod object;
 pub mod program;

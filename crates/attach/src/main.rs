@@ -158,19 +158,14 @@ fn run_ksm(args: &Order, process: ProcessId, service: &Service) -> anyhow::Resul
     let signals = Signals::catch().context("cannot catch signals")?;
     let mut stopped = Duration::ZERO;
     if args.undo {
-        stopped = ksm::set(args.pid, false, &signals)?;
+        stopped = ksm::set(args.pid, false, &signals, |why| say_and_leave(args.pid, why))?;
         service.leave(process)?;
         return print_attached(args, facts, stopped);
     }
     service.attach(process, &args.group, args.name.as_deref(), args.by_rule, Via::Ksm, args.dry_run)?;
     if !args.dry_run {
-        stopped = match ksm::set(args.pid, true, &signals) {
-            Ok(stopped) => stopped,
-            Err(e) => {
-                service.leave(process)?;
-                return Err(cannot(&format!("{e:#}")));
-            }
-        };
+        let tell = |why: &anyhow::Error| is_no_member(service, process, why);
+        stopped = ksm::set(args.pid, true, &signals, tell)?;
     }
     print_attached(args, facts, stopped)
 }
@@ -191,7 +186,8 @@ fn run_again(args: &Order, process: ProcessId, service: Service) -> anyhow::Resu
     }
     // The service lets one of several do that.
     service.attach(process, &args.group, None, args.by_rule, Via::Agent, false)?;
-    let (injected, all_anonymous) = take_over(args.pid, &signals)
+    let tell = |why: &anyhow::Error| say_and_leave(args.pid, why);
+    let (injected, all_anonymous) = take_over(args.pid, &signals, tell)
         .with_context(|| format!("the agent in process {} cannot be taken over", args.pid))?;
     let facts = Facts { enrolled_bytes: 0, threads: 0, is_filtered: false };
     let told = print_attached(args, facts, injected.stopped).map(drop);
@@ -215,7 +211,7 @@ fn run_agent(args: &Order, process: ProcessId, service: Service) -> anyhow::Resu
     let object = read_object(&service.place)?;
     let signals = Signals::catch().context("cannot catch signals")?;
     if facts.is_filtered {
-        look_at_filters(args.pid, &signals).map_err(|e| refused(format!("{e:#}")))?;
+        look_at_filters(args.pid, &signals, |why| say_and_leave(args.pid, why))?;
     }
     if args.dry_run {
         service.attach(process, &args.group, args.name.as_deref(), args.by_rule, Via::Agent, true)?;
@@ -224,14 +220,8 @@ fn run_agent(args: &Order, process: ProcessId, service: Service) -> anyhow::Resu
     // The program waits for this one while its threads are stopped. Without the right to that, it waits a little longer.
     let _ = rustix::process::setpriority_process(None, PRIORITY);
     service.attach(process, &args.group, args.name.as_deref(), args.by_rule, Via::Agent, false)?;
-    let injected = match inject(args.pid, &object, &environment(args, &service.place)?, &signals) {
-        Ok(injected) => injected,
-        Err(e) => {
-            // It is no member: nothing of the pool is mapped there.
-            service.leave(process)?;
-            return Err(e.context(format!("process {} cannot be attached", args.pid)));
-        }
-    };
+    let tell = |why: &anyhow::Error| is_no_member(&service, process, why);
+    let injected = inject(args.pid, &object, &environment(args, &service.place)?, &signals, tell)?;
     drop(object);
     // The agent is there, whether or not anybody hears of that.
     let told = serde_json::to_string(&Attached::new(args, facts, injected.stopped))
@@ -242,6 +232,18 @@ fn run_agent(args: &Order, process: ProcessId, service: Service) -> anyhow::Resu
     // The program that started this one waits for its output to end.
     let told = told.and(leave_terminal());
     serve(args, process, &place, injected, &signals).and(told).map(|()| Outcome::Done)
+}
+
+/// Says why a process is not attached, and has nobody wait for this program any longer: it may have to look after threads.
+fn say_and_leave(pid: u32, why: &anyhow::Error) {
+    exit::say_error(&anyhow::anyhow!("process {pid} cannot be attached: {why:#}"));
+    let _ = leave_terminal();
+}
+
+/// The same. It is no member: nothing of the pool is mapped there.
+fn is_no_member(service: &Service, process: ProcessId, why: &anyhow::Error) {
+    let left = service.leave(process);
+    say_and_leave(process.pid, left.as_ref().err().unwrap_or(why));
 }
 
 /// Stays beside the process until it has ended, or is as it was before.

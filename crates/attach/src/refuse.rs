@@ -1,14 +1,13 @@
 //! Why a process cannot be attached to, as far as it shows beforehand.
 
-use crate::threads;
-use host::{Mapping, Process, ProcessStat};
+use crate::{gate, threads};
+use host::{AuxiliaryVector, Mapping, Process, ProcessStat};
+use linux_raw_sys::auxvec::AT_PHENT;
 use rustix::process::Pid;
-use std::fs;
-use std::io::Read;
 use std::time::{Duration, Instant};
 
-/// `ELFCLASS64`, the fifth byte of a program's file.
-const CLASS_64: u8 = 2;
+/// Size of a program header of a 64-bit program, in bytes: `Elf64_Phdr`.
+const HEADER_BYTES: u64 = 56;
 
 /// Time for a child of vfork to execute a program, after which it counts as one that goes on sharing memory: 500 ms.
 const VFORK_TIME: Duration = Duration::from_millis(500);
@@ -51,6 +50,7 @@ pub fn check(pid: u32, all_anonymous: bool) -> Result<Facts, String> {
     let threads = check_threads(pid, check_traced)?;
     let is_filtered = check_filters(pid, &threads)?;
     check_proc(pid)?;
+    check_library(pid)?;
     let mappings = Mapping::read_all(pid).map_err(|e| e.to_string())?;
     let is_forked = ProcessStat::read(pid).is_ok_and(|stat| stat.forked);
     if mappings.iter().any(|mapping| is_looked_after(mapping) && !(is_forked && is_inherited(mapping))) {
@@ -89,6 +89,7 @@ fn check_threads(pid: u32, check: fn(u32, Pid) -> Result<(), String>) -> Result<
     let all = threads::list(pid).map_err(|e| format!("its threads cannot be listed: {e}"))?;
     for thread in &all {
         check(pid, *thread)?;
+        check_runs(pid, *thread)?;
     }
     check_program(pid)?;
     Ok(all)
@@ -131,6 +132,20 @@ fn check_traced(pid: u32, thread: Pid) -> Result<(), String> {
     Ok(())
 }
 
+/// Whether a thread can do what it is asked to: neither its control group nor its process is held.
+///
+/// # Errors
+/// It cannot, for this reason.
+pub fn check_runs(pid: u32, thread: Pid) -> Result<(), String> {
+    if let Some(group) = host::frozen_group(pid, thread.as_raw_nonzero().get().cast_unsigned()) {
+        return Err(format!("control group {group} is frozen, and this process in it: thaw that first"));
+    }
+    if threads::status(pid, thread, "State").is_some_and(|state| state.starts_with('T')) {
+        return Err(format!("it is suspended (SIGSTOP): let it go on first, by kill -CONT {pid}"));
+    }
+    Ok(())
+}
+
 /// Whether a process has an agent, by the names of its threads. A program can choose those of its own: it keeps an agent away so.
 pub fn has_agent(pid: u32) -> bool {
     threads::list(pid).is_ok_and(|all| all.iter().any(|thread| threads::is_named_as_agents(pid, *thread)))
@@ -152,11 +167,18 @@ fn check_filters(pid: u32, all: &[Pid]) -> Result<bool, String> {
     Ok(first[0].as_ref().is_some_and(|mode| mode != "0"))
 }
 
+/// Nothing is read of its file, whose server need not answer.
 fn check_program(pid: u32) -> Result<(), String> {
-    let mut head = [0_u8; 5];
-    let read = fs::File::open(host::proc_file(pid, "exe")).and_then(|mut file| file.read_exact(&mut head));
-    read.map_err(|e| format!("its program cannot be read: {e}"))?;
-    if head[4] == CLASS_64 { Ok(()) } else { Err("it is a program of 32 bits".into()) }
+    let vector = AuxiliaryVector::of(pid).map_err(|e| format!("the kernel does not tell of its program: {e}"))?;
+    if vector.value(AT_PHENT) == Some(HEADER_BYTES) { Ok(()) } else { Err("it is a program of 32 bits".into()) }
+}
+
+fn check_library(pid: u32) -> Result<(), String> {
+    gate::library_out_of_reach(pid).map_or(Ok(()), |name| {
+        Err(format!(
+            "its C library {name} lies on a file system that may keep its readers waiting (FUSE, a network's): copy it to a local one"
+        ))
+    })
 }
 
 /// The agent looks at its process in `/proc`, as its own namespaces show it.

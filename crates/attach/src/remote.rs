@@ -1,21 +1,26 @@
 //! Makes system calls in another process, by one of its threads that is stopped.
 
+use crate::memory::Present;
 use act::{Registers, Resume, Stop, Tracee};
 use anyhow::{Context, bail, ensure};
 use host::Mapping;
 use rustix::process::Pid;
+use std::cell::Cell;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 /// Time for a system call of the stopped thread: 5 s.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest time between two looks whether the process is frozen: 200 ms.
+const LOOK: Duration = Duration::from_millis(200);
 /// The instruction `syscall`.
-const SYSCALL: [u8; 2] = [0x0f, 0x05];
+pub(crate) const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
 /// The memory of a process, and the instruction there that makes system calls.
 #[derive(Debug)]
 pub struct Remote {
+    pid: u32,
     memory: File,
     instruction: u64,
     clock: u64,
@@ -34,12 +39,17 @@ impl Remote {
         let mut code = vec![0_u8; (vdso.end.0 - vdso.start.0) as usize];
         memory.read_exact_at(&mut code, vdso.start.0).context("cannot read the vdso")?;
         let at = code.windows(2).position(|two| two == SYSCALL).context("the vdso makes no system calls")?;
-        Ok(Self { memory, instruction: vdso.start.0 + at as u64, clock: vdso.start.0 })
+        Ok(Self { pid, memory, instruction: vdso.start.0 + at as u64, clock: vdso.start.0 })
     }
 
     /// The process's memory.
     pub const fn memory(&self) -> &File {
         &self.memory
+    }
+
+    /// Where system calls are made.
+    pub const fn instruction(&self) -> u64 {
+        self.instruction
     }
 
     /// Where the kernel's page of code begins, with its clock.
@@ -52,20 +62,26 @@ impl Remote {
     /// # Errors
     /// It has ended.
     pub fn prepared(&self, tracee: &Tracee, number: i64, arguments: [u64; 6]) -> anyhow::Result<Registers> {
-        let [rdi, rsi, rdx, r10, r8, r9] = arguments;
-        let (rip, rax) = (self.instruction, number.cast_unsigned());
-        Ok(Registers { rip, rax, orig_rax: u64::MAX, rdi, rsi, rdx, r10, r8, r9, ..tracee.registers()? })
+        Ok(prepared(tracee.registers()?, self.instruction, number, arguments))
     }
 
     /// Makes a system call by a stopped thread, which has other registers afterwards. Returns its answer.
     ///
     /// # Errors
-    /// The thread has ended, or the call does not end.
+    /// The thread has ended, or the call does not end in time. The thread may make it later then.
     pub fn call(&self, tracee: &Tracee, number: i64, arguments: [u64; 6]) -> anyhow::Result<i64> {
-        self.call_within(tracee, number, arguments, PATIENCE).map(|(answer, _)| answer)
+        self.call_within(tracee, number, arguments, Some(PATIENCE), &Cell::default())
     }
 
-    /// As [`Remote::call`]. Also returns the thread that the call has made, if it did.
+    /// As [`Remote::call`], and waits for as long as the process lives, frozen or not.
+    ///
+    /// # Errors
+    /// The process has ended, or it was about to make another call than this.
+    pub fn call_patiently(&self, tracee: &Tracee, number: i64, arguments: [u64; 6]) -> anyhow::Result<i64> {
+        self.call_within(tracee, number, arguments, None, &Cell::default())
+    }
+
+    /// As [`Remote::call`]. Notes the thread that the call has made, if it did, also when that fails afterwards.
     ///
     /// # Errors
     /// As [`Remote::call`].
@@ -74,44 +90,63 @@ impl Remote {
         tracee: &Tracee,
         number: i64,
         arguments: [u64; 6],
-    ) -> anyhow::Result<(i64, Option<Pid>)> {
-        self.call_within(tracee, number, arguments, PATIENCE)
+        made: &Cell<Option<Pid>>,
+    ) -> anyhow::Result<i64> {
+        self.call_within(tracee, number, arguments, Some(PATIENCE), made)
     }
 
-    /// As [`Remote::call_watched`], with this time for the call to end. A thread whose call ends later goes on with wrong
-    /// registers.
+    /// As [`Remote::call`], with this time for the call to end.
     ///
     /// # Errors
     /// As [`Remote::call`].
-    pub fn call_within(
+    pub fn call_for(&self, tracee: &Tracee, number: i64, arguments: [u64; 6], time: Duration) -> anyhow::Result<i64> {
+        self.call_within(tracee, number, arguments, Some(time), &Cell::default())
+    }
+
+    fn call_within(
         &self,
         tracee: &Tracee,
         number: i64,
         arguments: [u64; 6],
-        time: Duration,
-    ) -> anyhow::Result<(i64, Option<Pid>)> {
+        time: Option<Duration>,
+        made: &Cell<Option<Pid>>,
+    ) -> anyhow::Result<i64> {
         tracee.set_registers(&self.prepared(tracee, number, arguments)?)?;
-        let (mut ends, mut made, until, mut signal) = (0, None, Instant::now() + time, 0);
-        let mut is_ours = true;
+        let (mut ends, mut signal, mut is_ours) = (0, 0, true);
+        let until = time.map(|time| Instant::now() + time);
         while ends < 2 {
             tracee.resume(Resume::ToSystemCall, std::mem::take(&mut signal))?;
-            match tracee.wait(until)? {
-                Some(Stop::SystemCall) => {
+            match self.wait(tracee, until)? {
+                Stop::SystemCall => {
                     if ends == 0 {
                         is_ours = self.is_ours(tracee, number, arguments)?;
                     }
                     ends += 1;
                 }
-                Some(Stop::Cloned(thread)) => made = Some(thread),
+                Stop::Cloned(thread) => made.set(Some(thread)),
                 // All signals are blocked but `SIGSTOP`. It suspends the program, and this thread when it is let go.
-                Some(Stop::Signal(came)) => signal = came,
-                Some(Stop::Asked | Stop::Suspended | Stop::Other) => {}
-                Some(Stop::Ended) => bail!("the process has ended"),
-                None => bail!("the process does not answer"),
+                Stop::Signal(came) => signal = came,
+                Stop::Asked | Stop::Suspended | Stop::Other => {}
+                Stop::Ended => bail!("the process has ended"),
             }
         }
         ensure!(is_ours, "another system call than ours was about to be made: its vdso is not the kernel's");
-        Ok((tracee.registers()?.rax.cast_signed(), made))
+        Ok(tracee.registers()?.rax.cast_signed())
+    }
+
+    /// Waits for the next stop.
+    fn wait(&self, tracee: &Tracee, until: Option<Instant>) -> anyhow::Result<Stop> {
+        loop {
+            let next = Instant::now() + LOOK;
+            if let Some(stop) = tracee.wait(until.map_or(next, |until| until.min(next)))? {
+                return Ok(stop);
+            }
+            let Some(until) = until else { continue };
+            if let Some(group) = host::frozen_group(self.pid, self.pid) {
+                bail!("control group {group} was frozen meanwhile: thaw it, and try again");
+            }
+            ensure!(Instant::now() < until, "the process does not answer");
+        }
     }
 
     /// Whether the call that a thread begins is this one. Any other becomes none.
@@ -128,11 +163,9 @@ impl Remote {
 
     /// Whether a stopped thread may be borrowed: in 64-bit mode, and not in a restartable sequence. The kernel ends such a
     /// sequence when the thread goes on, unless it goes on elsewhere.
-    pub(crate) fn may_be_borrowed(memory: &File, tracee: &Tracee) -> bool {
-        let number = |at: u64| {
-            let mut bytes = [0; 8];
-            memory.read_exact_at(&mut bytes, at).ok().map(|()| u64::from_ne_bytes(bytes))
-        };
+    pub(crate) fn may_be_borrowed(memory: &File, present: &Present, tracee: &Tracee) -> bool {
+        // The program chooses these addresses, and may have a file there that keeps its readers waiting.
+        let number = |at: u64| present.number(memory, at);
         let is_outside = |area: u64, at: u64| {
             // `rseq_cs` of `struct rseq`; `start_ip` and `post_commit_offset` of `struct rseq_cs`.
             let Some(section) = number(area.wrapping_add(8)) else { return false };
@@ -142,6 +175,12 @@ impl Remote {
         let (Ok(area), Ok(registers)) = (tracee.restartable_sequences(), tracee.registers()) else { return false };
         tracee.is_64_bit() && (area == 0 || is_outside(area, registers.rip))
     }
+}
+
+/// Registers with which a thread makes a system call by the instruction there.
+pub(crate) const fn prepared(now: Registers, instruction: u64, number: i64, arguments: [u64; 6]) -> Registers {
+    let [rdi, rsi, rdx, r10, r8, r9] = arguments;
+    Registers { rip: instruction, rax: number.cast_unsigned(), orig_rax: u64::MAX, rdi, rsi, rdx, r10, r8, r9, ..now }
 }
 
 #[cfg(test)]

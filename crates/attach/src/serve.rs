@@ -50,6 +50,8 @@ const END_OF_PROCESS: Duration = Duration::from_secs(1);
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 /// Time for the agent's threads to end: 10 s.
 const END_TIME: Duration = Duration::from_secs(10);
+/// Time between two looks whether a process was thawed: 50 ms.
+const THAW_LOOK: Duration = Duration::from_millis(50);
 
 /// Attempts at leading calls to the gate in one go, and the pause between two: 10, 2 ms. The agent waits meanwhile.
 const GATE_TRIES: (u32, Duration) = (10, Duration::from_millis(2));
@@ -388,7 +390,13 @@ impl Serving {
 
     /// Has the agent's last thread unmap what it stands on, and end.
     fn clear(&mut self, ranges: &[PageRange]) -> anyhow::Result<()> {
-        let (pid, until) = (self.process.pid, Instant::now() + END_TIME);
+        let pid = self.process.pid;
+        // Frozen threads neither end nor stop. The agent has done its part, and nobody else waits for this one.
+        while self.process.is_alive() && host::frozen_group(pid, pid).is_some() {
+            self.halts.tend();
+            std::thread::sleep(THAW_LOOK);
+        }
+        let until = Instant::now() + END_TIME;
         let is_other = |thread: &Pid| {
             *thread != self.thread && self.own.contains(&thread.as_raw_nonzero().get().cast_unsigned().into())
         };
@@ -406,13 +414,13 @@ impl Serving {
         let gate = gate::among(remote.memory(), ranges);
         let is_led_back = gate.is_none_or(|gate| self.lead_back((&remote, &tracee), gate, until));
         // The kernel would write there when the thread ends.
-        remote.call(&tracee, libc::SYS_set_tid_address, [0; 6])?;
-        remote.call(&tracee, libc::SYS_set_robust_list, [0, ROBUST_LIST_BYTES, 0, 0, 0, 0])?;
+        remote.call_patiently(&tracee, libc::SYS_set_tid_address, [0; 6])?;
+        remote.call_patiently(&tracee, libc::SYS_set_robust_list, [0, ROBUST_LIST_BYTES, 0, 0, 0, 0])?;
         let own = self.injected.end - self.injected.start;
         let others = ranges.iter().filter(|range| is_led_back || Some(**range) != gate);
         let others = others.map(|range| (range.start.0, pages_to_bytes(range.pages)));
         for (start, bytes) in others.chain([(self.injected.start, own)]) {
-            remote.call(&tracee, libc::SYS_munmap, [start, bytes, 0, 0, 0, 0])?;
+            remote.call_patiently(&tracee, libc::SYS_munmap, [start, bytes, 0, 0, 0, 0])?;
         }
         let end: Registers = remote.prepared(&tracee, libc::SYS_exit, [0; 6])?;
         tracee.set_registers(&end)?;

@@ -1,4 +1,13 @@
 //! Stops single threads, and lets them go on as if nothing had happened.
+//!
+//! ```text
+//!   stopped ---- lend ----> makes calls for another, with all signals blocked
+//!                             |  take_back, whatever has become of these calls
+//!                             v
+//!                           stops where the kernel would begin its own call again; has its registers and its mask back
+//! ```
+//!
+//! A frozen process (`host::frozen_group`) may stop only after it is thawed. Somebody has to look until then ([`Stopped::look`]).
 
 use crate::mend::{self, Call, Limit, Mended};
 use crate::program::Program;
@@ -22,6 +31,10 @@ pub struct Stopped {
     asked: Instant,
     /// The call that it slept in, and how long it had slept by then.
     slept: Option<(Call, Rest, Duration)>,
+    /// Registers and blocked signals of its own, while it is lent.
+    own: Option<Box<(Registers, u64)>>,
+    /// A thread that it has made since it was taken back.
+    made: Option<Pid>,
 }
 
 /// The outcome of asking a thread to stop.
@@ -62,7 +75,9 @@ pub fn ask(pid: u32, thread: Pid, clocks: &Clocks, follow: bool) -> Result<Asked
     let now = Instant::now();
     let rest = rest.filter(|_| now - looked < LOOK_HOLDS);
     let slept = rest.map(|(call, rest)| (call, rest, clocks.rested(rest)));
-    Ok(asked.map_or(Asked::Ended, |()| Asked::Stops(Stopped { tracee, stop: None, asked: now, slept })))
+    Ok(asked.map_or(Asked::Ended, |()| {
+        Asked::Stops(Stopped { tracee, stop: None, asked: now, slept, own: None, made: None })
+    }))
 }
 
 impl Stopped {
@@ -71,16 +86,66 @@ impl Stopped {
         &self.tracee
     }
 
-    /// Whether it has stopped; `None` if it has ended.
+    /// Whether it has stopped, with its own registers; `None` if it has ended.
     pub fn look(&mut self) -> Option<bool> {
-        if self.stop.is_none() {
-            match self.tracee.look() {
-                Ok(None) => return Some(false),
-                Ok(Some(Stop::Ended)) | Err(_) => return None,
-                Ok(stop) => self.stop = stop,
+        loop {
+            if self.stop.is_none() {
+                match self.tracee.look() {
+                    Ok(None) => return Some(false),
+                    Ok(Some(Stop::Ended)) | Err(_) => return None,
+                    Ok(stop) => self.stop = stop,
+                }
             }
+            let Some((own, stop)) = self.own.as_deref().copied().zip(self.stop) else { return Some(true) };
+            self.give_back(own, stop).ok()?;
         }
-        Some(true)
+    }
+
+    /// Lends the stopped thread, which is to have these registers afterwards. Threads that it makes have its mask.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn lend(&mut self, registers: Registers) -> Result<&Tracee, Errno> {
+        self.own = Some(Box::new((registers, self.tracee.blocked_signals()?)));
+        self.tracee.block_signals(u64::MAX)?;
+        Ok(&self.tracee)
+    }
+
+    /// Takes the thread back. [`Stopped::look`] says whether it has what is its own.
+    pub fn take_back(&mut self) {
+        // It is stopped at the end of a call, mostly.
+        let is_stopped = self.tracee.registers().is_ok();
+        self.stop = is_stopped.then_some(Stop::SystemCall);
+        if !is_stopped {
+            let _ = self.tracee.interrupt();
+        }
+    }
+
+    /// Brings a thread that was lent, and has come to a stop, a step nearer to having its own.
+    fn give_back(&mut self, own: (Registers, u64), stop: Stop) -> Result<(), Errno> {
+        let begins_call = stop == Stop::SystemCall && self.tracee.begins_call();
+        // The kernel is not asked to make a call that is not the program's.
+        let none = |now| Registers { orig_rax: u64::MAX, ..now };
+        let registers = if begins_call { self.tracee.registers().map(none)? } else { own.0 };
+        self.tracee.set_registers(&registers)?;
+        if let Stop::Cloned(thread) = stop {
+            self.made = Some(thread);
+        }
+        if matches!(stop, Stop::Asked | Stop::Suspended) {
+            self.tracee.block_signals(own.1)?;
+            self.own = None;
+            return Ok(());
+        }
+        // On the way out of the stop that comes next, the kernel begins an interrupted call again.
+        self.tracee.interrupt()?;
+        self.tracee.resume(Resume::Freely, if let Stop::Signal(signal) = stop { signal } else { 0 })?;
+        self.stop = None;
+        Ok(())
+    }
+
+    /// A thread that it has made since it was taken back. Nobody else knows of it.
+    pub const fn made(&mut self) -> Option<Pid> {
+        self.made.take()
     }
 
     /// Waits for the stop. Says whether it came in time.
@@ -98,19 +163,6 @@ impl Stopped {
     /// Whether it has stopped because it was asked to, and for no other reason.
     pub fn is_plain(&self) -> bool {
         self.stop == Some(Stop::Asked)
-    }
-
-    /// Has it stop again where it is, with these registers: on the way out of such a stop, the kernel begins an
-    /// interrupted call again.
-    ///
-    /// # Errors
-    /// It has ended.
-    pub fn stop_again(&mut self, registers: &Registers, until: Instant) -> Result<(), Errno> {
-        self.tracee.set_registers(registers)?;
-        self.tracee.interrupt()?;
-        self.tracee.resume(Resume::Freely, 0)?;
-        self.stop = None;
-        if self.wait(until) { Ok(()) } else { Err(Errno::SRCH) }
     }
 
     /// How long it had slept in the call that it was stopped in, when it was asked to stop. Zero if it may have begun that

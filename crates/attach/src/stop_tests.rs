@@ -24,7 +24,7 @@ fn sleeper(subject: &Subject, number: i64) -> Pid {
 fn interrupt(thread: Pid) -> Stopped {
     let tracee = Tracee::seize(thread, false).expect("trace it");
     tracee.interrupt().expect("it runs");
-    let mut stopped = Stopped { tracee, stop: None, asked: Instant::now(), slept: None };
+    let mut stopped = Stopped { tracee, stop: None, asked: Instant::now(), slept: None, own: None, made: None };
     assert!(stopped.wait(Instant::now() + PATIENCE));
     stopped
 }
@@ -210,7 +210,7 @@ fn signal_that_stopped_thread_is_taken() {
     let program = subject.program();
     subject.wait_for_calls(&[libc::SYS_read]);
     let tracee = Tracee::seize(subject.leader(), false).expect("trace it");
-    let mut stopped = Stopped { tracee, stop: None, asked: Instant::now(), slept: None };
+    let mut stopped = Stopped { tracee, stop: None, asked: Instant::now(), slept: None, own: None, made: None };
     rustix::process::kill_process(subject.leader(), rustix::process::Signal::USR1).expect("it runs");
     assert!(stopped.wait(Instant::now() + PATIENCE) && !stopped.is_plain());
     assert!(stopped.go(&program).is_none());
@@ -256,7 +256,7 @@ fn write_that_a_handler_interrupts_answers_with_all_that_was_written() {
         } else {
             // The signal itself is what stops it.
             let tracee = Tracee::seize(thread, false).expect("trace it");
-            let mut stopped = Stopped { tracee, stop: None, asked: Instant::now(), slept: None };
+            let mut stopped = Stopped { tracee, stop: None, asked: Instant::now(), slept: None, own: None, made: None };
             subject.tell("signal");
             assert!(stopped.wait(Instant::now() + PATIENCE));
             assert!(stopped.go(&program).is_none());

@@ -41,28 +41,23 @@ pub fn is_there(pid: u32) -> bool {
     first_thread(pid).is_some()
 }
 
-/// Takes over the agent in a process. Says whether that folds all private anonymous memory.
+/// Takes over the agent in a process. Says whether that folds all private anonymous memory. `tell`: see [`inject::inject`].
 ///
 /// # Errors
 /// There is no agent, it does not answer, or the process cannot be traced.
-pub fn take_over(pid: u32, signals: &Signals) -> anyhow::Result<(Injected, bool)> {
+pub fn take_over(pid: u32, signals: &Signals, tell: impl FnOnce(&anyhow::Error)) -> anyhow::Result<(Injected, bool)> {
     let program = Program::open(pid).context("cannot open its memory")?;
     let mut halts = Halts::new(program, Clocks::default());
-    match reconnect(&mut halts) {
-        Ok((channel, thread, stopped)) => match hear(&channel, &mut halts) {
-            Ok(Told { object, all_anonymous, gate }) => {
-                let range = object.start.0..object.start.0 + pages_to_bytes(object.pages);
-                Ok((Injected { channel, thread, range, stopped, halts, gate }, all_anonymous))
-            }
-            Err(e) => {
-                halts.finish(signals);
-                Err(e)
-            }
-        },
-        Err(e) => {
-            halts.finish(signals);
-            Err(e)
+    let taken = reconnect(&mut halts).and_then(|(channel, thread, stopped)| {
+        let told = hear(&channel, &mut halts)?;
+        Ok((channel, thread, stopped, told))
+    });
+    match taken {
+        Ok((channel, thread, stopped, Told { object, all_anonymous, gate })) => {
+            let range = object.start.0..object.start.0 + pages_to_bytes(object.pages);
+            Ok((Injected { channel, thread, range, stopped, halts, gate }, all_anonymous))
         }
+        Err(why) => Err(inject::give_up(halts, why, signals, tell)),
     }
 }
 

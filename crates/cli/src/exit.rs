@@ -73,13 +73,18 @@ pub fn code_of(command: impl FnOnce() -> anyhow::Result<Outcome>) -> ExitCode {
     };
     match &result {
         Err(error) if is_closed_pipe(error) => return ExitCode::from(Code::Done as u8),
-        // Names of files, keys of a configuration and words of others may be in it.
-        Err(error) => in_words(error).lines().enumerate().for_each(|(n, line)| {
-            say!("{}{}", if n == 0 { "pagefold: " } else { "" }, printable(line));
-        }),
+        Err(error) => say_error(error),
         Ok(_) => {}
     }
     ExitCode::from(status(&result))
+}
+
+/// Says an error on stderr.
+pub fn say_error(error: &anyhow::Error) {
+    // Names of files, keys of a configuration and words of others may be in it.
+    in_words(error).lines().enumerate().for_each(|(n, line)| {
+        say!("{}{}", if n == 0 { "pagefold: " } else { "" }, printable(line));
+    });
 }
 
 /// The exit code of a result.

@@ -9,9 +9,20 @@ use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// The program that puts agents into processes.
 pub const PROGRAM: &str = "pagefold-attach";
+
+/// Time for the program to say whether a process is attached: 2 minutes. With ksmd 2 hours, as it may take one to make all
+/// private that it has merged.
+const TIME: Duration = Duration::from_secs(120);
+const KSM_TIME: Duration = Duration::from_secs(2 * 3600);
+/// Time for the program to end once it has closed its output, and the pause between two looks: 1 s, 5 ms.
+const END_TIME: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(5);
 
 /// A process that is to be attached.
 #[derive(Clone, Debug)]
@@ -64,15 +75,26 @@ pub struct Refused {
     pub why: String,
     /// Whether this host lacks something that every process would need.
     pub host_lacks: bool,
+    /// The thread that still listens to the program, if that said nothing.
+    pub listener: Option<JoinHandle<()>>,
 }
 
 impl Order {
     /// Has `program` carry it out, for the service in `dir`. It stays beside the process, and is collected by
-    /// `rustix::process::wait`.
+    /// `rustix::process::wait`. A process may have ways to keep the program waiting: nobody waits for that for longer than this.
     ///
     /// # Errors
     /// The program cannot be started, or says something else than was asked.
     pub fn carry_out(&self, program: &Path, dir: &Path) -> anyhow::Result<Result<Attached, Refused>> {
+        self.carry_out_within(program, dir, if self.via == Via::Ksm { KSM_TIME } else { TIME })
+    }
+
+    fn carry_out_within(
+        &self,
+        program: &Path,
+        dir: &Path,
+        time: Duration,
+    ) -> anyhow::Result<Result<Attached, Refused>> {
         let ProcessId { pid, start_ticks } = self.process;
         let mut command = Command::new(program);
         command.args(["--pid", &pid.to_string(), "--started", &start_ticks.to_string(), "--group", &self.group]);
@@ -89,14 +111,71 @@ impl Order {
         // It goes on when this program has ended, and an interrupt at the terminal is not meant for it.
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
-        let (mut text, mut errors) = (String::new(), String::new());
-        child.stdout.take().context("no output")?.read_to_string(&mut text)?;
-        child.stderr.take().context("no output")?.read_to_string(&mut errors)?;
+        let (mut output, mut errors) = child.stdout.take().zip(child.stderr.take()).context("no output")?;
+        let (sender, said) = mpsc::channel();
+        let listener = std::thread::spawn(move || {
+            let mut both = [String::new(), String::new()];
+            let read = output.read_to_string(&mut both[0]).and_then(|_| errors.read_to_string(&mut both[1]));
+            // Nobody may listen any more.
+            let _ = sender.send(read.map(|_| both));
+        });
+        let Ok(said) = said.recv_timeout(time) else {
+            let why = format!("{PROGRAM} has said nothing for {} s, and goes on by itself", time.as_secs());
+            return Ok(Err(Refused { why, host_lacks: false, listener: Some(listener) }));
+        };
+        let [text, errors] = said?;
         if !text.is_empty() {
             return serde_json::from_str(&text).map(Ok).with_context(|| format!("{PROGRAM} says: {text}"));
         }
-        let code = child.wait()?.code();
+        // It may stay, to look after threads of a process that was frozen meanwhile.
+        let until = Instant::now() + END_TIME;
+        let ended = loop {
+            match child.try_wait()? {
+                None if Instant::now() < until => std::thread::sleep(LOOK),
+                ended => break ended,
+            }
+        };
+        let code = ended.and_then(|ended| ended.code());
         let host_lacks = code == Some(i32::from(Code::HostLacks as u8));
-        Ok(Err(Refused { why: reason(&errors, pid), host_lacks }))
+        Ok(Err(Refused { why: reason(&errors, pid), host_lacks, listener: None }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::make_script;
+
+    fn carried_out(script: &str, time: Duration) -> Refused {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("program");
+        make_script(&program, script);
+        let order = Order {
+            process: ProcessId { pid: 7, start_ticks: 1 },
+            group: "acme".into(),
+            name: None,
+            all_anonymous: true,
+            by_rule: true,
+            dry_run: false,
+            via: Via::Agent,
+            undo: false,
+            again: false,
+        };
+        order.carry_out_within(&program, dir.path(), time).unwrap().unwrap_err()
+    }
+
+    /// Two processes of a user that kept it waiting kept all others from being attached.
+    #[test]
+    fn program_that_says_nothing_is_not_waited_for() {
+        let refused = carried_out("exec sleep 3", Duration::from_millis(100));
+        assert!(refused.why.ends_with("has said nothing for 0 s, and goes on by itself"), "{refused:?}");
+        refused.listener.expect("it is listened to").join().unwrap();
+    }
+
+    /// It may have to look after threads of a process that was frozen meanwhile.
+    #[test]
+    fn reason_of_program_that_stays_is_heard() {
+        let refused = carried_out("echo 'it was frozen' >&2; exec sleep 3 > /dev/null 2>&1", Duration::from_secs(120));
+        assert_eq!(refused.why, "it was frozen");
     }
 }

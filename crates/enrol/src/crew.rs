@@ -1,11 +1,12 @@
 //! Has processes attached, a few at a time.
 
-use crate::attach::Order;
+use crate::attach::{Order, Refused};
 use host::ProcessId;
 use rustix::process::{WaitOptions, wait};
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Most processes that are being attached at a time: one for each processor, and 4 at most.
@@ -21,6 +22,8 @@ pub struct Crew {
     waiting: VecDeque<Order>,
     at_once: usize,
     running: Vec<ProcessId>,
+    /// Those whose program has said nothing for too long. They are not ordered again before it does.
+    silent: Arc<Mutex<Vec<ProcessId>>>,
     sender: Sender<Done>,
     receiver: Receiver<Done>,
 }
@@ -30,7 +33,16 @@ impl Crew {
     pub fn new(program: PathBuf, dir: PathBuf) -> Self {
         let (sender, receiver) = channel();
         let at_once = std::thread::available_parallelism().map_or(1, |n| n.get().min(MOST_AT_ONCE));
-        Self { program, dir, waiting: VecDeque::new(), at_once, running: Vec::new(), sender, receiver }
+        Self {
+            program,
+            dir,
+            waiting: VecDeque::new(),
+            at_once,
+            running: Vec::new(),
+            silent: Arc::default(),
+            sender,
+            receiver,
+        }
     }
 
     /// Takes an order.
@@ -40,7 +52,8 @@ impl Crew {
 
     /// Whether an order for a process waits, or is being carried out.
     pub fn is_ordered(&self, process: ProcessId) -> bool {
-        self.running.contains(&process) || self.waiting.iter().any(|order| order.process == process)
+        let is_silent = self.silent.lock().unwrap_or_else(PoisonError::into_inner).contains(&process);
+        is_silent || self.running.contains(&process) || self.waiting.iter().any(|order| order.process == process)
     }
 
     /// Starts orders, as long as there is room. `still` says whether one is still wanted.
@@ -52,14 +65,21 @@ impl Crew {
             }
             self.running.push(order.process);
             let (program, dir, sender) = (self.program.clone(), self.dir.clone(), self.sender.clone());
+            let silent = Arc::clone(&self.silent);
             std::thread::spawn(move || {
-                let failed = match order.carry_out(&program, &dir) {
-                    Ok(Ok(_)) => None,
-                    Ok(Err(refused)) => Some(refused.why),
-                    Err(e) => Some(format!("{e:#}")),
+                let (failed, listener) = match order.carry_out(&program, &dir) {
+                    Ok(Ok(_)) => (None, None),
+                    Ok(Err(Refused { why, listener, .. })) => (Some(why), listener),
+                    Err(e) => (Some(format!("{e:#}")), None),
                 };
+                let all = || silent.lock().unwrap_or_else(PoisonError::into_inner);
+                all().extend(listener.is_some().then_some(order.process));
                 // Nobody listens at the end of this program.
                 let _ = sender.send((order.process, failed));
+                if let Some(listener) = listener {
+                    let _ = listener.join();
+                    all().retain(|silent| *silent != order.process);
+                }
             });
         }
     }

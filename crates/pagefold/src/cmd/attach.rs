@@ -16,7 +16,7 @@ use enrol::facts::{Facts, Looker};
 use guest::Survey;
 use host::{Ksm, Mapping, ProcessId};
 use serde::Serialize;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -264,8 +264,15 @@ fn in_words(attached: &Attached, dry_run: bool) -> String {
 fn has_own_mremap(pid: u32) -> bool {
     // Linkers keep a name as the end of a longer one, `__mremap`.
     const NAME: &[u8] = b"mremap\0";
-    if Mapping::list(pid).is_ok_and(|all| all.iter().any(Mapping::is_c_library)) {
+    let mappings = Mapping::list(pid).unwrap_or_default();
+    if mappings.iter().any(Mapping::is_c_library) {
         return false;
+    }
+    // The server of its file need not answer.
+    let program = fs::read_link(host::proc_file(pid, "exe")).unwrap_or_default();
+    let local = host::LocalFiles::of(pid);
+    if !mappings.iter().any(|mapping| program == Path::new(&mapping.name) && local.hold(mapping)) {
+        return true;
     }
     let mut bytes = Vec::new();
     let read =

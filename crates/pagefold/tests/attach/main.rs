@@ -6,12 +6,14 @@ mod common;
 mod containers;
 mod filters;
 mod gate;
+mod held;
 mod helpers;
 mod hidden;
 mod locked;
 mod named;
 mod refused;
 mod rig;
+mod silent;
 
 use api::client::Service;
 use api::place::Place;
