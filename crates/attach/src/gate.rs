@@ -3,10 +3,16 @@
 //! ```text
 //!   the program's threads stand still, and none is within the bytes that change
 //!      v
-//!   mremap: jmp ------> way in the gate's page: mov r11, address of __errno_location
+//!   mremap: first instruction
+//!           jmp ------> way in the gate's page: the opposite of the first instruction
+//!                                               mov r11, address of __errno_location
 //!                                               jmp to the gate's code
 //!                                               the bytes that the first jump has replaced, and a hash of their page
 //! ```
+//!
+//! The first instruction stays, if it is known how to undo it ([`undone`]). There a tracer sets its breakpoints (`perf probe`,
+//! uprobes): the kernel executes the instruction elsewhere, and goes on behind it. A breakpoint within the jump would
+//! make another jump of it, or none. So the jump is as short as the distance allows: 5 bytes up to 2 GiB, otherwise 14.
 //!
 //! The way remembers all that is needed to undo the change. So another program than the one that made it can do that, also in a
 //! forked child.
@@ -30,6 +36,15 @@ use wire::attach::{GATE_MARK, GATE_MARK_AT, GATE_PAGES, GATE_WAY_BYTES, GATE_WAY
 
 /// The function that is led to the gate, and the one that tells where its errors go.
 const NAMES: [&str; 2] = ["mremap", "__errno_location"];
+/// `endbr64`; `push rbp`, and `pop rbp`; `sub rsp, BYTES`, and `lea rsp, [rsp + BYTES]`.
+const MARKS: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+const PUSHES: [u8; 2] = [0x55, 0x5d];
+const SUBTRACTS: [u8; 3] = [0x48, 0x83, 0xec];
+const ADDS: [u8; 4] = [0x48, 0x8d, 0x64, 0x24];
+/// Most bytes by which an instruction is undone.
+const UNDO_BYTES: usize = 5;
+/// Most of the jump's bytes that may differ from what was written, for the others still to be ours: 2. A breakpoint takes one.
+const MOST_BREAKPOINTS: usize = 2;
 /// `jmp [rip]`: the address to jump to stands behind it.
 const JUMP: [u8; 6] = [0xff, 0x25, 0, 0, 0, 0];
 /// Bytes of that with the address.
@@ -37,10 +52,12 @@ const JUMP_BYTES: usize = 14;
 /// `mov r11, NUMBER` and `jmp DISTANCE`.
 const TO_R11: [u8; 2] = [0x49, 0xbb];
 const TO_CODE: u8 = 0xe9;
+/// Bytes of that jump.
+const NEAR_BYTES: usize = 5;
 /// Offsets of the replaced bytes, the hash and the function's address in a way.
-const REPLACED_AT: usize = 16;
-const HASH_AT: usize = 32;
-const FUNCTION_AT: usize = 40;
+const REPLACED_AT: usize = 24;
+const HASH_AT: usize = 40;
+const FUNCTION_AT: usize = 48;
 /// Longest time for a program to be loaded, and the pause between two looks: 1 s, 10 ms.
 const LOADING: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(10));
 /// Most bytes of a stack that are searched for addresses in the gate: 8 MiB.
@@ -54,6 +71,7 @@ struct Way {
     replaced: [u8; JUMP_BYTES],
     /// Of the pages that hold these bytes, as they were.
     hash: u64,
+    /// Where they lie.
     function: u64,
 }
 
@@ -69,14 +87,16 @@ impl Way {
     }
 
     /// Its bytes, in a gate at this address.
-    fn encode(&self, gate: u64, errno: u64) -> [u8; GATE_WAY_BYTES] {
+    fn encode(&self, gate: u64, Leadable { errno, undo, .. }: &Leadable) -> [u8; GATE_WAY_BYTES] {
         let mut bytes = [0; GATE_WAY_BYTES];
-        let code = TO_R11.len() + size_of::<u64>();
+        let (undo, to_r11) = (&undo.0[..undo.1], undo.1);
+        let code = to_r11 + TO_R11.len() + size_of::<u64>();
         // Both lie in one page.
         let distance = gate.wrapping_sub(self.at + code as u64 + 5) as u32;
-        let parts: [(usize, &[u8]); 7] = [
-            (0, &TO_R11),
-            (TO_R11.len(), &errno.to_ne_bytes()),
+        let parts: [(usize, &[u8]); 8] = [
+            (0, undo),
+            (to_r11, &TO_R11),
+            (to_r11 + TO_R11.len(), &errno.to_ne_bytes()),
             (code, &[TO_CODE]),
             (code + 1, &distance.to_ne_bytes()),
             (REPLACED_AT, &self.replaced),
@@ -89,12 +109,28 @@ impl Way {
         bytes
     }
 
-    /// The bytes that lead from the function to it.
+    /// The bytes that lead from the function to it. Behind a short jump, they are as they were.
     fn jump(&self) -> [u8; JUMP_BYTES] {
-        let mut bytes = [0; JUMP_BYTES];
-        bytes[..JUMP.len()].copy_from_slice(&JUMP);
-        bytes[JUMP.len()..].copy_from_slice(&self.at.to_ne_bytes());
+        let mut bytes = self.replaced;
+        let distance = self.at.wrapping_sub(self.function + NEAR_BYTES as u64).cast_signed();
+        if let Ok(distance) = i32::try_from(distance) {
+            bytes[0] = TO_CODE;
+            bytes[1..NEAR_BYTES].copy_from_slice(&distance.to_ne_bytes());
+        } else {
+            bytes[..JUMP.len()].copy_from_slice(&JUMP);
+            bytes[JUMP.len()..].copy_from_slice(&self.at.to_ne_bytes());
+        }
         bytes
+    }
+
+    /// The bytes as they were before, where `there` has those of the jump. Others are breakpoints, and stay. `None`: it leads here no
+    /// longer.
+    fn undone(&self, there: &[u8; JUMP_BYTES]) -> Option<[u8; JUMP_BYTES]> {
+        let (mut bytes, jump) = (*there, self.jump());
+        let is_ours = |at: &usize| there[*at] == jump[*at];
+        (0..JUMP_BYTES).filter(is_ours).for_each(|at| bytes[at] = self.replaced[at]);
+        let others = (0..JUMP_BYTES).filter(|at| !is_ours(at)).count();
+        (others <= MOST_BREAKPOINTS && bytes != *there).then_some(bytes)
     }
 
     /// Where those bytes lie, but for the first: a thread that has yet to begin with them may find others.
@@ -124,11 +160,35 @@ fn is_gate(memory: &File, place: u64) -> bool {
 /// A function that can be led to a gate.
 #[derive(Clone, Copy, Debug)]
 pub struct Leadable {
+    /// The function, without its first instruction if that stays.
     function: Function,
     /// Where its errors go.
     errno: u64,
     /// Its first bytes.
     begin: [u8; JUMP_BYTES],
+    undo: Undo,
+}
+
+/// Code that undoes a function's first instruction, and its bytes.
+type Undo = ([u8; UNDO_BYTES], usize);
+
+/// The bytes of a function's first instruction, and how it is undone. None if it is another one.
+fn undone(begin: &[u8; JUMP_BYTES]) -> (usize, Undo) {
+    let mut code = [0; UNDO_BYTES];
+    match begin {
+        [first, ..] if *first == PUSHES[0] => {
+            code[0] = PUSHES[1];
+            (1, (code, 1))
+        }
+        // The bytes are a number with a sign.
+        [one, two, three, bytes @ 1..0x80, ..] if [*one, *two, *three] == SUBTRACTS => {
+            code[..ADDS.len()].copy_from_slice(&ADDS);
+            code[ADDS.len()] = *bytes;
+            (SUBTRACTS.len() + 1, (code, UNDO_BYTES))
+        }
+        _ if begin.starts_with(&MARKS) => (MARKS.len(), (code, 0)),
+        _ => (0, (code, 0)),
+    }
 }
 
 /// The functions of a process that can be led to a gate. The threads may run meanwhile.
@@ -138,7 +198,11 @@ pub fn leadable(pid: u32) -> Vec<Leadable> {
     let with_begin = |[function, errno]: [Function; 2]| {
         let mut begin = [0; JUMP_BYTES];
         memory.read(function.start, &mut begin)?;
-        Some(Leadable { function, errno: errno.start, begin })
+        let (first, undo) = undone(&begin);
+        let function =
+            Function { start: function.start + first as u64, bytes: function.bytes.saturating_sub(first as u64) };
+        memory.read(function.start, &mut begin)?;
+        Some(Leadable { function, errno: errno.start, begin, undo })
     };
     found.into_iter().filter_map(with_begin).collect()
 }
@@ -165,11 +229,19 @@ fn has_loader(pid: u32) -> bool {
 /// The gate that a process has inherited from an attached one.
 pub fn inherited(pid: u32) -> Option<HostVirt> {
     let memory = File::open(host::proc_file(pid, "mem")).ok()?;
-    let leads_to = |led: &Leadable| {
-        let way = u64::from_ne_bytes(*led.begin.strip_prefix(&JUMP)?.first_chunk()?);
-        Some(way / PAGE_BYTES as u64 * PAGE_BYTES as u64).filter(|gate| is_gate(&memory, *gate))
+    leadable(pid).iter().find_map(|led| gate_of(&memory, led.function.start, &led.begin)).map(HostVirt)
+}
+
+/// The gate to which these bytes lead, from this address.
+fn gate_of(memory: &File, at: u64, bytes: &[u8; JUMP_BYTES]) -> Option<u64> {
+    let way = match bytes {
+        [first, a, b, c, d, ..] if *first == TO_CODE => {
+            let distance = i64::from(i32::from_ne_bytes([*a, *b, *c, *d]));
+            at.wrapping_add(NEAR_BYTES as u64).wrapping_add_signed(distance)
+        }
+        _ => u64::from_ne_bytes(*bytes.strip_prefix(&JUMP)?.first_chunk()?),
     };
-    leadable(pid).iter().find_map(leads_to).map(HostVirt)
+    Some(way / PAGE_BYTES as u64 * PAGE_BYTES as u64).filter(|gate| is_gate(memory, *gate))
 }
 
 /// Leads these functions to the gate, as far as they are not led there. The threads stand still, but for the agent's `own`.
@@ -182,11 +254,12 @@ pub fn lead(pid: u32, own: &[u64], gate: HostVirt, found: &[Leadable]) -> anyhow
     ensure!(is_gate(&memory, gate.0), "there is no gate");
     let mut free = places(gate.0).filter(|at| Way::read(&memory, *at).is_none());
     let mut is_all = true;
-    for Leadable { function, errno, begin } in found {
+    for leadable @ Leadable { function, begin, .. } in found {
         let mut replaced = [0; JUMP_BYTES];
         memory.read_exact_at(&mut replaced, function.start)?;
         // Led already, or changed by somebody else; or the process executes another program since it was looked at.
-        if replaced.starts_with(&JUMP) || replaced != *begin || function.bytes < JUMP_BYTES as u64 {
+        let is_led = replaced.starts_with(&JUMP) || gate_of(&memory, function.start, &replaced).is_some();
+        if is_led || replaced != *begin || function.bytes < JUMP_BYTES as u64 {
             continue;
         }
         let Some(at) = free.next() else { break };
@@ -199,7 +272,7 @@ pub fn lead(pid: u32, own: &[u64], gate: HostVirt, found: &[Leadable]) -> anyhow
             continue;
         }
         let way = Way { hash: hash(&memory, way.pages(), None)?, ..way };
-        memory.write_all_at(&way.encode(gate.0, *errno), at)?;
+        memory.write_all_at(&way.encode(gate.0, leadable), at)?;
         memory.write_all_at(&way.jump(), function.start).context("code cannot be changed")?;
     }
     Ok(is_all)
@@ -218,18 +291,18 @@ pub fn lead_back(pid: u32, own: &[u64], (remote, tracee): (&Remote, &Tracee), ga
         return Ok(false);
     }
     for way in &ways {
-        let leads = |memory: &File| {
+        let undone = || {
             let mut there = [0; JUMP_BYTES];
             // Otherwise the library is there no longer.
-            memory.read_exact_at(&mut there, way.function).is_ok() && there == way.jump()
+            memory.read_exact_at(&mut there, way.function).ok().and_then(|()| way.undone(&there))
         };
-        if leads(memory) && hash(memory, way.pages(), Some(way))? == way.hash {
+        if undone() == Some(way.replaced) && hash(memory, way.pages(), Some(way))? == way.hash {
             // Nobody else has changed these pages: they become the file's again. Locked memory is an error, and mended below.
             let (start, bytes) = (way.pages().start.0, page::pages_to_bytes(way.pages().pages));
             remote.call(tracee, libc::SYS_madvise, [start, bytes, libc::MADV_DONTNEED as u64, 0, 0, 0])?;
         }
-        if leads(memory) {
-            memory.write_all_at(&way.replaced, way.function)?;
+        if let Some(bytes) = undone() {
+            memory.write_all_at(&bytes, way.function)?;
         }
     }
     Ok(true)

@@ -47,7 +47,7 @@ pub const GATE_WAYS: usize = 4;
 /// Offset of [`GATE_MARK`] in the page of code, in bytes.
 pub const GATE_MARK_AT: usize = 4080;
 /// Tells a gate of this kind from other memory. It changes with the code and with what lies in the pages.
-pub const GATE_MARK: [u8; 16] = *b"pagefold gate 02";
+pub const GATE_MARK: [u8; 16] = *b"pagefold gate 03";
 
 /// A question about the process. Default filters of containers forbid the system calls that would answer it
 /// (`kcmp`, `pidfd_getfd`, `statmount`), so that the agent does not make them.

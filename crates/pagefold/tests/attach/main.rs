@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod breakpoints;
 mod containers;
 mod filters;
 mod gate;
