@@ -9,8 +9,8 @@
 //!   each suspect is looked at again, with both page tables open, before it is reported. Those that are left are
 //!   looked at once more, with the pools' frames looked up anew.
 //! - The **savings** of a group are the sum of [`Savings`]. Folded pages are the places where members map pages of the
-//!   pool, touched or not, that were not written since. Without the pool, each would be a frame. The pool is its frames,
-//!   be they mapped or not. Mappings are those that `/proc/PID/maps` lists. Two terms are the engine's account, because
+//!   pool, touched or not, that were not written since. Without the pool, each would be a frame; but places that forked
+//!   children inherit would share one (`families.rs`). The pool is its frames, be they mapped or not. Mappings are those that `/proc/PID/maps` lists. Two terms are the engine's account, because
 //!   nothing shows them: pages of zeros are in no page table, and tables lie among other memory.
 //!
 //! The frames of one pass take 8 bytes for every page, [`MOST_ENTRIES`] at most. If there are more, several passes
@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod contents;
+mod families;
 mod frames;
 mod places;
 mod pool;
@@ -60,6 +61,8 @@ pub struct Findings {
 pub struct GroupFindings {
     /// Its name.
     pub name: String,
+    /// Directory of the service that has it; `None` for a service that was not asked.
+    pub service: Option<String>,
     /// Processes that are members.
     pub members: usize,
     /// Other processes that map its pool.
@@ -74,6 +77,8 @@ pub struct GroupFindings {
     pub pool_mappings: u64,
     /// Places where the other processes map pages of the pool.
     pub other_pool_mappings: u64,
+    /// Those of both that a forked child has from its parent: they do not count as saved once more.
+    pub inherited_mappings: u64,
     /// Pages in members' mappings of the pool that were written, and are private frames.
     pub broken_pages: u64,
     /// Savings of the group: gross less costs. Negative while folding costs more than it saves.
@@ -122,17 +127,18 @@ pub struct Missed {
     pub reason: String,
 }
 
-/// Audits all frames of all groups.
+/// Audits all frames of all groups, by the accounts of all services that were asked. A group is told by the service
+/// that has it: its processes hold the pool's files, or it names the members that map them.
 ///
 /// # Errors
 /// The kernel hides frames, or their flags.
-pub fn take(engine: &Engine) -> anyhow::Result<Findings> {
+pub fn take(engines: &[Engine]) -> anyhow::Result<Findings> {
     if !host::frames_visible() {
         let why = "proving anything from page frames takes root (CAP_SYS_ADMIN): nobody else is shown them";
         return Err(Stop::HostLacks(why.into()).into());
     }
     let flags = FrameTable::flags()?;
-    let mut subjects = Subjects::find(engine)?;
+    let mut subjects = Subjects::find(engines)?;
     let mut findings = Findings::default();
     let mut passes = 1;
     let candidates = loop {
@@ -142,7 +148,7 @@ pub fn take(engine: &Engine) -> anyhow::Result<Findings> {
             None => passes *= 2,
         }
     };
-    findings.by_group = subjects.groups(engine);
+    findings.by_group = subjects.groups(engines);
     for (group, (frames, shared)) in findings.by_group.iter_mut().zip(&subjects.frames) {
         (group.frames, group.shared_frames) = (*frames, *shared);
     }
@@ -152,7 +158,7 @@ pub fn take(engine: &Engine) -> anyhow::Result<Findings> {
     if !crossing.is_empty() {
         // The frames of pools were looked up at the beginning, and slots may have got others since. So the suspects that
         // are left are looked at with everything looked up anew.
-        (crossing, shown) = confirm(&Subjects::find(engine)?, &crossing, &flags)?;
+        (crossing, shown) = confirm(&Subjects::find(engines)?, &crossing, &flags)?;
     }
     findings.cross_group_frames = crossing.len() as u64;
     findings.cross_group = shown;

@@ -1,9 +1,10 @@
 //! The processes that an audit looks at, and the files of the pools.
 
+use super::families::Places;
 use super::frames::Seen;
 use super::pool::PoolFile;
 use super::{GroupFindings, Missed, Place};
-use host::{Mapping, Pagemap, ProcessId};
+use host::{Execution, Mapping, Pagemap, ProcessId};
 use page::{HostVirt, PAGE_SHIFT, Pfn, Savings};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -22,9 +23,11 @@ pub struct Member {
     pub process: ProcessId,
 }
 
-/// The service's account: the members it names and, to be compared with the frames, the savings it reports.
+/// A service's account: the members it names and, to be compared with the frames, the savings it reports.
 #[derive(Clone, Debug, Default)]
 pub struct Engine {
+    /// The service's directory.
+    pub service: String,
     /// Members of all groups.
     pub members: Vec<Member>,
     /// Savings of each group by the engine's account.
@@ -35,8 +38,20 @@ pub struct Engine {
     pub pids: Vec<u32>,
 }
 
-/// Takes a frame, its address, and the group whose pool's mapping a private page lies in. `false` stops the scan.
-type Take<'a> = dyn FnMut(HostVirt, Seen, Option<u16>) -> bool + 'a;
+/// A group: the service that has it, by its place in the list of accounts, and its name. Groups of two services are two,
+/// be their names the same. `None` is a service that was not asked.
+type GroupKey = (Option<usize>, String);
+
+/// A page of a pool's mapping: the pool's group, device and inode of its file, and the offset.
+#[derive(Clone, Copy)]
+struct PoolPage {
+    group: u16,
+    file: (u64, u64),
+    offset: u64,
+}
+
+/// Takes a frame, its address, and its page of the pool's mapping in which it lies. `false` stops the scan.
+type Take<'a> = dyn FnMut(HostVirt, Seen, Option<PoolPage>) -> bool + 'a;
 
 /// A process that is looked at.
 #[derive(Debug)]
@@ -49,6 +64,8 @@ pub struct Subject {
     pub is_member: bool,
     /// Number of its mappings.
     pub mappings: u64,
+    /// The program that it executes, if other subjects may be forks of the same.
+    execution: Option<Execution>,
 }
 
 /// Counts of pages in mappings of a pool.
@@ -56,6 +73,8 @@ pub struct Subject {
 struct InPool {
     member_mappings: u64,
     other_mappings: u64,
+    /// Places that an earlier process of the same family has as well, among members and among others.
+    inherited: [u64; 2],
     broken: u64,
 }
 
@@ -68,8 +87,8 @@ pub struct Subjects {
     pub frames: Vec<(u64, u64)>,
     /// Processes and files that could not be looked at.
     pub missed: Vec<Missed>,
-    names: Vec<String>,
-    numbers: HashMap<String, u16>,
+    names: Vec<GroupKey>,
+    numbers: HashMap<GroupKey, u16>,
     in_pool: Vec<InPool>,
     /// Files of the pools, by device and inode.
     files: BTreeMap<(u64, u64), PoolFile>,
@@ -80,67 +99,88 @@ impl Subjects {
     ///
     /// # Errors
     /// `/proc` cannot be read, or there are more groups than can be told apart.
-    pub fn find(engine: &Engine) -> anyhow::Result<Self> {
+    pub fn find(engines: &[Engine]) -> anyhow::Result<Self> {
         let mut subjects = Self::default();
-        let members: HashMap<u32, &Member> = engine.members.iter().map(|m| (m.process.pid, m)).collect();
-        for name in engine.members.iter().map(|m| &m.group).chain(engine.savings.keys()) {
-            subjects.number(name);
+        let mut members: BTreeMap<u32, (usize, &Member)> = BTreeMap::new();
+        for (service, engine) in engines.iter().enumerate() {
+            members.extend(engine.members.iter().map(|m| (m.process.pid, (service, m))));
+            for name in engine.members.iter().map(|m| &m.group).chain(engine.savings.keys()) {
+                subjects.number((Some(service), name.clone()));
+            }
+            for pid in &engine.pids {
+                subjects.add_open_files(*pid, service);
+            }
         }
-        for pid in host::pids()? {
+        // Members come first: a file that no service holds is of the group of the members that map it.
+        let others = host::pids()?.into_iter().filter(|pid| !members.contains_key(pid));
+        for pid in members.keys().copied().chain(others) {
             let Ok(process) = ProcessId::of(pid) else { continue };
-            let member = members.get(&pid).filter(|m| m.process == process).copied();
+            let member = members.get(&pid).filter(|(_, m)| m.process == process);
+            let member = member.map(|(service, m)| (Some(*service), m.group.clone()));
             match Mapping::list(pid) {
                 Ok(mappings) => subjects.add(process, member, &mappings),
                 Err(e) if e.is_gone() => {}
-                Err(e) => subjects.miss(pid, member, &e),
+                Err(e) => subjects.missed.push(Missed { group: member.map(|m| m.1), pid, reason: e.to_string() }),
             }
         }
-        for pid in &engine.pids {
-            subjects.add_open_files(*pid);
-        }
+        // One family's places are counted together.
+        subjects.all.sort_by_key(|subject| (subject.is_member, subject.execution));
         anyhow::ensure!(subjects.names.len() < usize::from(u16::MAX), "too many groups for one audit");
         Ok(subjects)
     }
 
-    fn number(&mut self, name: &str) -> u16 {
-        if let Some(number) = self.numbers.get(name) {
+    fn number(&mut self, key: GroupKey) -> u16 {
+        if let Some(number) = self.numbers.get(&key) {
             return *number;
         }
         // The number of groups is checked at the end.
         let number = u16::try_from(self.names.len()).unwrap_or(u16::MAX);
-        self.numbers.insert(name.to_owned(), number);
-        self.names.push(name.to_owned());
+        self.names.push(key.clone());
+        self.numbers.insert(key, number);
         self.frames.push((0, 0));
         self.in_pool.push(InPool::default());
         number
     }
 
-    fn miss(&mut self, pid: u32, member: Option<&Member>, error: &host::Error) {
-        self.missed.push(Missed { group: member.map(|m| m.group.clone()), pid, reason: error.to_string() });
+    /// The service of a file that has this name and no holder. It is that of the process, if that is a member of this group,
+    /// or else that of other files of this name which the process maps.
+    fn holder(&self, name: &str, member: Option<&GroupKey>, mappings: &[Mapping]) -> Option<usize> {
+        let own = member.filter(|member| member.1 == name).and_then(|member| member.0);
+        own.or_else(|| {
+            let mut files = mappings.iter().filter(|m| guest::pool_group(m) == Some(name));
+            files.find_map(|m| self.names[usize::from(self.files.get(&(m.device, m.inode))?.group)].0)
+        })
     }
 
-    fn add(&mut self, process: ProcessId, member: Option<&Member>, mappings: &[Mapping]) {
-        let mut group = member.map(|m| self.number(&m.group));
+    fn add(&mut self, process: ProcessId, member: Option<GroupKey>, mappings: &[Mapping]) {
+        let mut group = member.clone().map(|key| self.number(key));
+        let mut maps_pool = false;
         for mapping in mappings {
-            let Some(pool) = guest::pool_group(mapping) else { continue };
-            let pool = self.number(pool);
+            let Some(name) = guest::pool_group(mapping) else { continue };
+            let key = (mapping.device, mapping.inode);
+            let pool = match self.files.get(&key) {
+                Some(file) => file.group,
+                None => self.number((self.holder(name, member.as_ref(), mappings), name.to_owned())),
+            };
             if guest::holds_folded_pages(mapping) {
                 group.get_or_insert(pool);
+                maps_pool = true;
             }
             let file = mapping.file_path(process.pid);
-            self.add_file((mapping.device, mapping.inode), pool, process.pid, &file);
+            self.add_file(key, pool, process.pid, &file);
         }
         if let Some(group) = group {
             let (is_member, mappings) = (member.is_some(), mappings.len() as u64);
-            self.all.push(Subject { process, group, is_member, mappings });
+            let execution = if maps_pool { Execution::of(process.pid) } else { None };
+            self.all.push(Subject { process, group, is_member, mappings, execution });
         }
     }
 
-    fn add_open_files(&mut self, pid: u32) {
+    fn add_open_files(&mut self, pid: u32, service: usize) {
         for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
             let name = fs::read_link(entry.path()).unwrap_or_default();
             let Some(group) = name.to_str().and_then(guest::pool_name) else { continue };
-            let group = self.number(group);
+            let group = self.number((Some(service), group.to_owned()));
             if let Ok(found) = fs::metadata(entry.path()) {
                 self.add_file((found.dev(), found.ino()), group, pid, &entry.path());
             }
@@ -157,7 +197,7 @@ impl Subjects {
             // well.
             Err(e) if e.is_gone() => {}
             Err(e) => self.missed.push(Missed {
-                group: Some(self.names[usize::from(group)].clone()),
+                group: Some(self.names[usize::from(group)].1.clone()),
                 pid,
                 reason: e.to_string(),
             }),
@@ -176,16 +216,21 @@ impl Subjects {
         let mut in_pool = std::mem::take(&mut self.in_pool);
         let mut missed = Vec::new();
         let mut enough = false;
+        let mut places = [Places::default(), Places::default()];
         for subject in &self.all {
-            let scanned = subject.each_page(self, &mut |_, seen, broken_of| {
-                if count {
-                    let counts = &mut in_pool[usize::from(seen.pool.or(broken_of).unwrap_or(seen.group))];
+            let others = usize::from(!subject.is_member);
+            let scanned = subject.each_page(self, &mut |address, seen, page| {
+                if let Some(page) = page.filter(|_| count) {
+                    let counts = &mut in_pool[usize::from(page.group)];
                     match (seen.pool.is_some(), subject.is_member) {
                         (true, true) => counts.member_mappings += 1,
                         (true, false) => counts.other_mappings += 1,
-                        (false, true) => counts.broken += u64::from(broken_of.is_some()),
+                        (false, true) => counts.broken += 1,
                         (false, false) => {}
                     }
+                    let place = (address, page.file, page.offset);
+                    let is_inherited = seen.pool.is_some() && places[others].is_inherited(subject.execution, place);
+                    counts.inherited[others] += u64::from(is_inherited);
                 }
                 enough |= wanted(seen.pfn.0) && !take(seen);
                 !enough
@@ -200,34 +245,40 @@ impl Subjects {
             }
         }
         for (pid, group, reason) in missed.into_iter().filter(|_| count) {
-            self.missed.push(Missed { group: Some(self.names[usize::from(group)].clone()), pid, reason });
+            self.missed.push(Missed { group: Some(self.names[usize::from(group)].1.clone()), pid, reason });
         }
         self.in_pool = in_pool;
         !enough
     }
 
     /// The groups, without the figures that follow from their frames.
-    pub fn groups(&self, engine: &Engine) -> Vec<GroupFindings> {
-        let group = |(n, name): (usize, &String)| {
+    pub fn groups(&self, engines: &[Engine]) -> Vec<GroupFindings> {
+        let group = |(n, (service, name)): (usize, &GroupKey)| {
             let processes =
                 |is_member| self.all.iter().filter(move |s| usize::from(s.group) == n && s.is_member == is_member);
             let mappings = |is_member| processes(is_member).map(|subject| subject.mappings).sum::<u64>();
             let pool_frames = self.files.values().filter(|f| usize::from(f.group) == n).map(PoolFile::pages).sum();
             let in_pool = self.in_pool[n];
+            let engine = service.map(|service| &engines[service]);
+            let own = in_pool.member_mappings - in_pool.inherited[0];
             // The engine does not name the members of another service's group. All processes that map its pool count
             // then.
-            let others = if engine.groups.contains(name) { (0, 0) } else { (in_pool.other_mappings, mappings(false)) };
-            let told = engine.savings.get(name).copied();
-            let counted = Savings::of(in_pool.member_mappings + others.0, 0, pool_frames, 0, mappings(true) + others.1);
+            let is_known = engine.is_some_and(|engine| engine.groups.contains(name));
+            let others =
+                if is_known { (0, 0) } else { (in_pool.other_mappings - in_pool.inherited[1], mappings(false)) };
+            let told = engine.and_then(|engine| engine.savings.get(name)).copied();
+            let counted = Savings::of(own + others.0, 0, pool_frames, 0, mappings(true) + others.1);
             let Savings { zero_bytes, tables_bytes, .. } = told.unwrap_or_default();
             let savings = Savings { zero_bytes, tables_bytes, ..counted };
             GroupFindings {
                 name: name.clone(),
+                service: engine.map(|engine| engine.service.clone()),
                 members: processes(true).count(),
                 other_processes: processes(false).count(),
                 pool_frames,
                 pool_mappings: in_pool.member_mappings,
                 other_pool_mappings: in_pool.other_mappings,
+                inherited_mappings: in_pool.inherited.iter().sum(),
                 broken_pages: in_pool.broken,
                 saved_bytes: savings.saved_bytes(),
                 savings,
@@ -242,7 +293,7 @@ impl Subjects {
     /// A place, with names in place of numbers.
     pub fn place(&self, (_, subject, address, pool): &(Pfn, usize, HostVirt, Option<u16>)) -> Place {
         let subject = &self.all[*subject];
-        let name = |group: u16| self.names[usize::from(group)].clone();
+        let name = |group: u16| self.names[usize::from(group)].1.clone();
         Place { group: name(subject.group), pid: subject.process.pid, address: address.0, pool: pool.map(name) }
     }
 }
@@ -256,7 +307,7 @@ impl Subject {
         self.each_page(subjects, &mut |address, seen, _| take(address, seen))
     }
 
-    /// The same, with the group in whose pool's mapping an anonymous page lies.
+    /// The same, with the page of the pool's mapping in which the frame lies.
     fn each_page(&self, subjects: &Subjects, take: &mut Take<'_>) -> host::Result<()> {
         let pid = self.process.pid;
         // The page table is opened first: it stays with this address space, even if another process gets the pid
@@ -266,8 +317,8 @@ impl Subject {
             return Ok(());
         }
         for mapping in Mapping::list(pid)?.iter().filter(|m| !m.shared && !m.is_device()) {
-            let goes_on = match guest::pool_group(mapping).and_then(|name| subjects.numbers.get(name)) {
-                Some(pool) => self.each_of_pool(subjects, &pagemap, mapping, *pool, take)?,
+            let goes_on = match guest::pool_group(mapping) {
+                Some(name) => self.each_of_pool(subjects, &pagemap, mapping, name, take)?,
                 None => self.each_anonymous(&pagemap, mapping, take)?,
             };
             if !goes_on {
@@ -301,10 +352,16 @@ impl Subject {
         subjects: &Subjects,
         pagemap: &Pagemap,
         mapping: &Mapping,
-        pool: u16,
+        name: &str,
         take: &mut Take<'_>,
     ) -> host::Result<bool> {
-        let file = subjects.files.get(&(mapping.device, mapping.inode));
+        let key = (mapping.device, mapping.inode);
+        let file = subjects.files.get(&key);
+        // A file that nobody could open is of the process's own group, or else of nobody's.
+        let unread = || subjects.numbers.get(&(subjects.names[usize::from(self.group)].0, name.to_owned())).copied();
+        let Some(group) = file.map(|file| file.group).or_else(unread) else {
+            return self.each_anonymous(pagemap, mapping, take);
+        };
         let (pages, mut entries) = (mapping.bytes() >> PAGE_SHIFT, Vec::new());
         for first in (0..pages).step_by(BATCH_PAGES as usize) {
             let start = mapping.start.add_pages(first);
@@ -314,8 +371,8 @@ impl Subject {
                 let broken = !entry.file_or_shared() && (entry.present() || entry.swapped());
                 let frame = entry.pfn().or_else(|| file.filter(|_| !broken)?.frame(offset));
                 let Some(pfn) = frame else { continue };
-                let seen = Seen { pfn, group: self.group, pool: (!broken).then_some(pool) };
-                if !take(start.add_pages(n as u64), seen, broken.then_some(pool)) {
+                let seen = Seen { pfn, group: self.group, pool: (!broken).then_some(group) };
+                if !take(start.add_pages(n as u64), seen, Some(PoolPage { group, file: key, offset })) {
                     return Ok(false);
                 }
             }

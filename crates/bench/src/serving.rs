@@ -95,13 +95,18 @@ impl Serving {
             Some(audit::Member { group: group.to_owned(), process: ProcessId::of(m.pid).ok()? })
         };
         let engine = audit::Engine {
+            service: self.dir.display().to_string(),
             members: state.report.members.iter().filter_map(member).collect(),
             savings: BTreeMap::from([(group.to_owned(), state.report.savings)]),
             groups: BTreeSet::from([group.to_owned()]),
             pids: state.worker_pid.into_iter().chain([self.pid()]).collect(),
         };
-        let findings = audit::take(&engine).context("cannot audit page frames")?;
-        findings.by_group.into_iter().find(|g| g.name == group).context("page frames show nothing of the group")
+        let findings = audit::take(&[engine]).context("cannot audit page frames")?;
+        findings
+            .by_group
+            .into_iter()
+            .find(|g| g.name == group && g.service.is_some())
+            .context("page frames show nothing of the group")
     }
 
     /// Ends it, after its members have ended, and removes its directory.

@@ -1,7 +1,9 @@
 //! The auxiliary vector: facts that the kernel gives to a program when it executes that.
 
 use crate::memory_files::proc_file;
-use crate::{Error, Result};
+use crate::{Error, ProcessMemory, Result};
+use linux_raw_sys::auxvec::AT_RANDOM;
+use page::HostVirt;
 use std::fs::File;
 use std::io::Read;
 
@@ -32,10 +34,55 @@ impl AuxiliaryVector {
     }
 }
 
+/// The 16 random bytes that the kernel gives to each program that it executes. A fork copies them with the stack: two
+/// processes that have the same run one execution of a program, unless one has written them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Execution([u8; 16]);
+
+impl Execution {
+    /// Those of a process; `None` if they cannot be read.
+    pub fn of(pid: u32) -> Option<Self> {
+        let at = AuxiliaryVector::of(pid).ok()?.value(AT_RANDOM)?;
+        let mut bytes = [0; 16];
+        ProcessMemory::open(pid).ok()?.read_bytes(HostVirt(at), &mut bytes).ok()?;
+        Some(Self(bytes))
+    }
+}
+
 #[cfg(test)]
 impl AuxiliaryVector {
     /// From bytes as the kernel has them.
     pub fn from_bytes(bytes: &[u8]) -> Self {
         Self(bytes.to_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn forked_child_is_of_its_parents_execution_and_other_programs_are_not() {
+        // The shell forks for what stands in parentheses, and waits for its input to end.
+        let shell = || {
+            let mut command = Command::new("sh");
+            command.args(["-c", "exec 3<&0; (echo forked; read line <&3; exit) & wait; exit"]);
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a shell")
+        };
+        let mut shells = [shell(), shell()];
+        for shell in &mut shells {
+            shell.stdout.as_mut().expect("a pipe").read_exact(&mut [0; 6]).expect("it forks");
+        }
+        let [first, second] = shells.each_ref().map(|shell| Execution::of(shell.id()).expect("it runs"));
+        let own = Execution::of(std::process::id()).expect("our own memory can be read");
+        assert!(first != own && first != second);
+        let children: Vec<_> = crate::children(shells[0].id()).into_iter().map(Execution::of).collect();
+        for mut shell in shells {
+            drop(shell.stdin.take());
+            assert!(shell.wait().expect("it ends").success());
+        }
+        assert_eq!(children, [Some(first)]);
     }
 }

@@ -45,7 +45,7 @@ mod userfaultfd;
 mod visibility;
 mod vm_read;
 
-pub use auxiliary::AuxiliaryVector;
+pub use auxiliary::{AuxiliaryVector, Execution};
 pub use cgroup::{CgroupLayout, Cgroups};
 pub use cgroup_makers::CgroupMakers;
 pub use check::{Check, Status};

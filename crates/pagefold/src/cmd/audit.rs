@@ -40,9 +40,9 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
-    let engine = ask(args)?;
-    let unknown = engine.pids.is_empty();
-    let mut findings = take(&engine)?;
+    let engines = ask(args)?;
+    let unknown = engines.is_empty();
+    let mut findings = take(&engines)?;
     if unknown && findings.by_group.is_empty() {
         bail!("there is no service, and no process maps a pool: nothing was checked");
     }
@@ -102,45 +102,67 @@ fn say_missed(missed: &[Missed]) -> bool {
 }
 
 /// Asks the services for their members and the engine's account.
-fn ask(args: &Args) -> anyhow::Result<Engine> {
-    let mut engine = Engine::default();
-    for service in Service::find(&args.service.meant())? {
-        let member = |m: MemberLine| Member {
-            group: m.group,
-            process: ProcessId { pid: m.identity.pid, start_ticks: m.identity.started },
-        };
-        engine.members.extend(service.members()?.into_iter().map(member));
-        engine.pids.push(service.pid()?);
-        for group in service.groups()? {
-            let state = service.show(&group.name)?;
-            engine.groups.insert(group.name.clone());
-            engine.pids.extend(state.worker_pid);
-            if state.worker == api::ask::WorkerState::Running {
-                engine.savings.insert(group.name, state.report.savings);
-            }
-        }
-    }
-    if engine.pids.is_empty() {
+fn ask(args: &Args) -> anyhow::Result<Vec<Engine>> {
+    let services = Service::find(&args.service.meant())?;
+    if services.is_empty() {
         say!("pagefold: no service answers: only processes that map a pool are looked at, none of them as a member");
+    }
+    services.iter().map(account).collect()
+}
+
+/// The account of one service.
+fn account(service: &Service) -> anyhow::Result<Engine> {
+    let member = |m: MemberLine| Member {
+        group: m.group,
+        process: ProcessId { pid: m.identity.pid, start_ticks: m.identity.started },
+    };
+    let mut engine = Engine {
+        service: service.place.dir().display().to_string(),
+        members: service.members()?.into_iter().map(member).collect(),
+        pids: vec![service.pid()?],
+        ..Engine::default()
+    };
+    for group in service.groups()? {
+        let state = service.show(&group.name)?;
+        engine.groups.insert(group.name.clone());
+        engine.pids.extend(state.worker_pid);
+        if state.worker == api::ask::WorkerState::Running {
+            engine.savings.insert(group.name, state.report.savings);
+        }
     }
     Ok(engine)
 }
 
 fn keep_only(findings: &mut Findings, group: &str) -> anyhow::Result<()> {
     findings.by_group.retain(|g| g.name == group);
-    let Some(found) = findings.by_group.first() else {
+    if findings.by_group.is_empty() {
         return Err(Stop::Usage(format!("no group {group} has a member or a pool")).into());
-    };
-    findings.saved_bytes = found.saved_bytes;
-    (findings.frames_checked, findings.shared_within_group) = (found.frames, found.shared_frames);
+    }
+    findings.saved_bytes = 0;
+    (findings.frames_checked, findings.shared_within_group) = (0, 0);
+    for found in &findings.by_group {
+        findings.saved_bytes = findings.saved_bytes.saturating_add(found.saved_bytes);
+        findings.frames_checked += found.frames;
+        findings.shared_within_group += found.shared_frames;
+    }
     findings.cross_group.retain(|c| c.places.iter().any(|p| p.group == group || p.pool.as_deref() == Some(group)));
     Ok(())
+}
+
+/// The name of a group, with its service if several have a group of this name.
+fn label(group: &audit::GroupFindings, all: &[audit::GroupFindings]) -> String {
+    let is_one = all.iter().filter(|other| other.name == group.name).count() == 1;
+    match &group.service {
+        _ if is_one => group.name.clone(),
+        Some(service) => format!("{} of {service}", group.name),
+        None => format!("{} of another service", group.name),
+    }
 }
 
 /// The findings as cells of the table.
 fn table(findings: &Findings) -> audit_table::Audit {
     let group = |g: &audit::GroupFindings| audit_table::Group {
-        name: g.name.clone(),
+        name: label(g, &findings.by_group),
         members: g.members,
         other_processes: g.other_processes,
         figures: [g.frames, g.shared_frames, g.pool_mappings, g.pool_frames, g.broken_pages],

@@ -172,7 +172,7 @@ impl Merger {
                 audit::Engine { members, groups, ..audit::Engine::default() }
             }
         };
-        Ok(audit::take(&engine).context("cannot audit page frames")?.cross_group_frames)
+        Ok(audit::take(&[engine]).context("cannot audit page frames")?.cross_group_frames)
     }
 
     /// The process that keeps the pool of a group, if there is one.
