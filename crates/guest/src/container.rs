@@ -19,6 +19,8 @@ pub struct Container {
 
 /// Number of digits of a hash that runtimes show.
 const SHORT_ID: usize = 12;
+/// Number of digits of a whole hash.
+const WHOLE_ID: usize = 64;
 
 /// The container of a process with control groups `cgroups`. Containers around the caller, whose control groups are
 /// `own`, do not count: a caller inside a container looks for guests within it.
@@ -84,8 +86,11 @@ fn by_hash(part: &str, parent: &str, above: &[&str]) -> Option<(GuestKind, Strin
         return Some((GuestKind::Docker, short_id(part)?));
     }
     // `/kubepods/burstable/podUID/ID`: containerd as a rule; Docker and CRI-O did the same once.
-    let in_pod = parent.starts_with("pod") && above.contains(&"kubepods");
-    if in_pod { Some((GuestKind::Containerd, short_id(part)?)) } else { None }
+    if parent.starts_with("pod") && above.contains(&"kubepods") {
+        return Some((GuestKind::Containerd, short_id(part)?));
+    }
+    // Below any other parent that Docker was told, `/ecs/TASK/ID` for instance: a whole hash and nothing else.
+    (part.len() == WHOLE_ID).then_some((GuestKind::Docker, short_id(part)?))
 }
 
 fn short_id(id: &str) -> Option<String> {
@@ -190,6 +195,18 @@ mod tests {
             Docker,
             "4c01db0b339c",
         );
+    }
+
+    #[test]
+    fn whole_hash_below_any_parent_is_container() {
+        assert_is("0::/ecs/0f9c1e3b8d7a4d0f/ID", Docker, "4c01db0b339c");
+        assert_is("9:memory:/my/parent/ID/init\n0::/", Docker, "4c01db0b339c");
+        assert_is("0::/ID", Docker, "4c01db0b339c");
+        for other in ["0::/x/ID0", "0::/x/4c01db0b339c", "0::/x/vm-ID", "0::/ecs/0f9c1e3b8d7a4d0f"] {
+            assert_eq!(seen_from("0::/", other), None, "{other}");
+        }
+        // The caller's own container is none.
+        assert_eq!(seen_from("0::/ecs/t/ID", "0::/ecs/t/ID/x"), None);
     }
 
     #[test]

@@ -169,7 +169,8 @@ fn vm(process: &Process, is_named: bool) -> Option<Guest> {
     }
     let args = &process.cmdline;
     let (kind, name, blocks, facts) = if qemu::is_qemu(process) {
-        let config = qemu::Config::parse(args);
+        let read = |path: &str| host::read_file_of(process.pid, path.as_ref(), qemu::MAX_CONFIG_BYTES).ok();
+        let config = qemu::Config::parse(args, &read);
         (GuestKind::Qemu, config.name, config.blocks_bytes, Some(config.facts))
     } else if firecracker::is_firecracker(process) {
         (GuestKind::Firecracker, firecracker::name(args), vec![], None)
@@ -246,8 +247,9 @@ fn complete(guest: &mut Guest, processes: &[Process]) {
     let process = processes.iter().find(|p| p.pid == pid);
     let config = process
         .filter(|_| guest.kind == GuestKind::Firecracker)
-        .and_then(|p| firecracker::config_file(pid, &p.cmdline))
-        .and_then(|path| host::read_plain_file(&path, firecracker::MAX_CONFIG_BYTES).ok())
+        .and_then(|p| {
+            host::read_file_of(pid, firecracker::config_file(&p.cmdline)?, firecracker::MAX_CONFIG_BYTES).ok()
+        })
         .and_then(|config| firecracker::ram_bytes_of_config(&config));
     let ram_bytes = config.or_else(|| region::ram_by_mappings(guest.kind, &Mapping::read_all(pid).ok()?));
     set_ram(guest, ram_bytes.into_iter().collect());

@@ -4,7 +4,7 @@
 use crate::options::options;
 use host::Process;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Guest RAM below the hole that x86-64 leaves for devices under 4 GiB, in bytes: 3.25 GiB.
 pub(crate) const RAM_BELOW_HOLE_BYTES: u64 = 3328 << 20;
@@ -23,14 +23,10 @@ pub(crate) fn name(args: &[String]) -> Option<String> {
     options(args).find(|(option, value)| *option == "id" && !value.is_empty()).map(|(_, id)| id.to_owned())
 }
 
-/// The host's path to the `--config-file` of process `pid`, whose root may be a jail.
-pub(crate) fn config_file(pid: u32, args: &[String]) -> Option<PathBuf> {
+/// The `--config-file`, by the process's own view of the file systems: its root may be a jail.
+pub(crate) fn config_file(args: &[String]) -> Option<&Path> {
     let (_, file) = options(args).find(|(option, value)| *option == "config-file" && !value.is_empty())?;
-    let file = Path::new(file);
-    Some(match file.strip_prefix("/") {
-        Ok(below_root) => PathBuf::from(format!("/proc/{pid}/root")).join(below_root),
-        Err(_) => PathBuf::from(format!("/proc/{pid}/cwd")).join(file),
-    })
+    Some(Path::new(file))
 }
 
 /// RAM that a configuration file gives the guest.
@@ -61,10 +57,10 @@ mod tests {
     fn name_and_configuration_file_are_found() {
         let jailed = args("firecracker --id=551e7604 --start-time-us 1 --config-file vm.json");
         assert_eq!(name(&jailed).as_deref(), Some("551e7604"));
-        assert_eq!(config_file(7, &jailed), Some("/proc/7/cwd/vm.json".into()));
+        assert_eq!(config_file(&jailed), Some(Path::new("vm.json")));
         let plain = args("firecracker --api-sock /tmp/fc.sock --config-file /etc/vm.json --id web");
         assert_eq!(name(&plain).as_deref(), Some("web"));
-        assert_eq!(config_file(7, &plain), Some("/proc/7/root/etc/vm.json".into()));
+        assert_eq!(config_file(&plain), Some(Path::new("/etc/vm.json")));
         assert_eq!(name(&args("firecracker --api-sock /x")), None);
     }
 

@@ -13,6 +13,7 @@ mod model;
 mod options;
 mod pool;
 mod qemu;
+mod qemu_config;
 pub mod qmp;
 mod ram;
 mod ram_map;

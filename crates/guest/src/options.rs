@@ -42,6 +42,11 @@ impl Settings {
         Self(text.split(',').enumerate().map(setting).collect())
     }
 
+    /// Settings that stand in pairs elsewhere.
+    pub fn of(pairs: Vec<(String, String)>) -> Self {
+        Self(pairs)
+    }
+
     fn parse_json(text: &str) -> Self {
         let Ok(Value::Object(object)) = serde_json::from_str(text) else { return Self::default() };
         let setting = |(key, value): (String, Value)| match value {

@@ -1,12 +1,17 @@
 //! A guest's name, RAM and blocks of memory from QEMU's command line. Both spellings are read: the usual one
-//! (`-m 1G`) and libvirt's JSON (`-object {"qom-type":...}`).
+//! (`-m 1G`) and libvirt's JSON (`-object {"qom-type":...}`). Files that `-readconfig` names count in their place, as they do
+//! for QEMU: LXD and Incus say all but the name in such a file.
 
 use crate::QemuFacts;
 use crate::options::{Settings, options, parse_size};
+use crate::qemu_config;
 use host::Process;
 
 /// RAM that QEMU gives a guest by default, in bytes: 128 MiB.
 const DEFAULT_RAM_BYTES: u64 = 128 << 20;
+
+/// Longest configuration file that is read, in bytes: the file belongs to the guest's owner, who may be hostile.
+pub(crate) const MAX_CONFIG_BYTES: u64 = 256 << 10;
 
 /// The configuration of one QEMU guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,42 +58,66 @@ struct CommandLine {
 }
 
 impl Config {
-    /// Reads a command line, the program's name first.
-    pub fn parse(args: &[String]) -> Self {
+    /// Reads a command line, the program's name first. `read` yields the content of a file that it names.
+    pub fn parse(args: &[String], read: &dyn Fn(&str) -> Option<Vec<u8>>) -> Self {
         let mut line = CommandLine::default();
         for (option, value) in options(args) {
-            line.read(option, value);
+            match option {
+                "readconfig" => line.read_config(&read(value).unwrap_or_default()),
+                "qmp" | "qmp-pretty" => line.read_qmp(value),
+                _ => line.read(option, &Settings::parse(value, implied_key(option))),
+            }
         }
         line.into_config()
     }
 }
 
+/// The key of an option's first value, which may stand without one.
+fn implied_key(option: &str) -> &'static str {
+    match option {
+        "name" => "guest",
+        "m" => "size",
+        "object" => "qom-type",
+        "mon" => "chardev",
+        "chardev" => "backend",
+        "device" => "driver",
+        _ => "type",
+    }
+}
+
 impl CommandLine {
-    fn read(&mut self, option: &str, value: &str) {
+    /// Reads the options of a configuration file. Each of its sections stands for one, and has the same name but for `-m`.
+    fn read_config(&mut self, content: &[u8]) {
+        for section in qemu_config::sections(&String::from_utf8_lossy(content)) {
+            let option = if section.name == "memory" { "m" } else { section.name.as_str() };
+            self.read(option, &section.settings);
+        }
+    }
+
+    fn read_qmp(&mut self, value: &str) {
+        let path = value.strip_prefix("unix:").and_then(|rest| rest.split(',').next());
+        self.facts.qmp_socket = path.map(str::to_owned).or(self.facts.qmp_socket.take());
+    }
+
+    fn read(&mut self, option: &str, settings: &Settings) {
         match option {
-            "name" => self.name = Settings::parse(value, "guest").get("guest").map(str::to_owned),
+            "name" => self.name = settings.get("guest").map(str::to_owned),
             "m" => {
-                let size = Settings::parse(value, "size").get("size").and_then(|s| parse_size(s, 1 << 20));
+                let size = settings.get("size").and_then(|s| parse_size(s, 1 << 20));
                 self.asked_bytes = size.or(self.asked_bytes);
             }
-            "object" => self.backends.extend(Backend::parse(&Settings::parse(value, "qom-type"))),
-            "machine" | "M" => self.read_machine(&Settings::parse(value, "type")),
-            "qmp" | "qmp-pretty" => {
-                let path = value.strip_prefix("unix:").and_then(|rest| rest.split(',').next());
-                self.facts.qmp_socket = path.map(str::to_owned).or(self.facts.qmp_socket.take());
-            }
+            "object" => self.backends.extend(Backend::parse(settings)),
+            "machine" | "M" => self.read_machine(settings),
             "mon" => {
-                let monitor = Settings::parse(value, "chardev");
-                let speaks_qmp = monitor.get("mode") == Some("control");
-                self.monitors.extend(monitor.get("chardev").filter(|_| speaks_qmp).map(str::to_owned));
+                let speaks_qmp = settings.get("mode") == Some("control");
+                self.monitors.extend(settings.get("chardev").filter(|_| speaks_qmp).map(str::to_owned));
             }
             "chardev" => {
-                let socket = Settings::parse(value, "backend");
-                let found = socket.get("id").zip(socket.get("path"));
+                let found = settings.get("id").zip(settings.get("path"));
                 self.sockets.extend(found.map(|(id, path)| (id.to_owned(), path.to_owned())));
             }
-            "numa" => self.main.extend(Settings::parse(value, "type").get("memdev").map(str::to_owned)),
-            "device" => self.read_device(&Settings::parse(value, "driver")),
+            "numa" => self.main.extend(settings.get("memdev").map(str::to_owned)),
+            "device" => self.read_device(settings),
             _ => {}
         }
     }
@@ -153,7 +182,7 @@ mod tests {
     use super::*;
 
     fn parse(line: &str) -> Config {
-        Config::parse(&line.split(' ').map(str::to_owned).collect::<Vec<_>>())
+        Config::parse(&line.split(' ').map(str::to_owned).collect::<Vec<_>>(), &|_| None)
     }
 
     const M: u64 = 1 << 20;
@@ -218,7 +247,7 @@ mod tests {
             "-device",
             r#"{"driver":"pc-dimm","node":0,"memdev":"memdimm0","id":"dimm0"}"#,
         ];
-        let config = Config::parse(&args.map(str::to_owned));
+        let config = Config::parse(&args.map(str::to_owned), &|_| None);
         assert_eq!(config.name.as_deref(), Some("db"));
         assert_eq!(config.blocks_bytes, [1024 * M, 3072 * M, 512 * M]);
         assert_eq!(config.ram_bytes, 4608 * M);
@@ -251,6 +280,58 @@ mod tests {
             (other.qmp_socket.as_deref(), other.balloon, other.free_page_reporting),
             (Some("/run/q"), true, false)
         );
+    }
+
+    #[test]
+    fn configuration_file_counts_in_its_place() {
+        let file = r#"
+# Machine
+[machine]
+type = "q35"
+
+[memory]
+size = "512M"
+[device "qemu_balloon"]
+driver = "virtio-balloon-pci"
+free-page-reporting = "on"
+[chardev "monitor"]
+backend = "socket"
+path = "/run/lxd/v1/qemu.monitor"
+[mon]
+chardev = "monitor"
+mode = "control"
+"#;
+        let parse = |line: &str, file: &str| {
+            let args: Vec<_> = line.split(' ').map(str::to_owned).collect();
+            Config::parse(&args, &|path| (path == "/run/v1.conf").then(|| file.as_bytes().to_vec()))
+        };
+        let config = parse("qemu-system-x86_64 -S -name v1 -readconfig /run/v1.conf -nographic", file);
+        assert_eq!((config.name.as_deref(), config.ram_bytes), (Some("v1"), 512 * M));
+        assert_eq!(config.facts.qmp_socket.as_deref(), Some("/run/lxd/v1/qemu.monitor"));
+        assert!(config.facts.balloon && config.facts.free_page_reporting);
+        assert_eq!(config.facts.machine.as_deref(), Some("q35"));
+        // The last one counts, wherever it stands.
+        assert_eq!(parse("kvm -m 64 -readconfig /run/v1.conf", file).ram_bytes, 512 * M);
+        assert_eq!(parse("kvm -readconfig /run/v1.conf -m 64", file).ram_bytes, 64 * M);
+        assert_eq!(parse("kvm -readconfig /run/other.conf -m 64", file).ram_bytes, 64 * M);
+        // As LXD has it where the RAM is a file.
+        let backends = r#"
+[memory]
+size = "2G"
+[object "mem0"]
+qom-type = "memory-backend-memfd"
+size = "1024M"
+[numa]
+type = "node"
+memdev = "mem0"
+[object "mem1"]
+qom-type = "memory-backend-memfd"
+size = "1024M"
+[numa]
+type = "node"
+memdev = "mem1"
+"#;
+        assert_eq!(parse("kvm -readconfig /run/v1.conf", backends).blocks_bytes, [1024 * M; 2]);
     }
 
     #[test]

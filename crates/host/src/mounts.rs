@@ -32,15 +32,40 @@ impl<'a> Mount<'a> {
 }
 
 /// Device numbers, as `st_dev` encodes them, of file systems whose files are only memory.
-///
-/// These are the tmpfs, devtmpfs and hugetlbfs mounts that process `pid` sees, and the kernel's internal mount for
-/// memfd, System V and shared anonymous memory. The former are missing if they cannot be read, as when the process is
-/// gone.
-pub(crate) fn shmem_devices(pid: u32) -> HashSet<u64> {
-    let mountinfo = text::read(proc_file(pid, "mountinfo")).unwrap_or_default();
-    let mut devices = parse_tmpfs_devices(&mountinfo);
-    devices.extend(*INTERNAL_MOUNT);
-    devices
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct MemoryDevices {
+    /// The tmpfs and devtmpfs mounts that a process sees, and the kernel's internal mount for memfd, System V and shared
+    /// anonymous memory.
+    pub tmpfs: HashSet<u64>,
+    /// The hugetlbfs mounts that it sees.
+    pub hugetlbfs: HashSet<u64>,
+}
+
+impl MemoryDevices {
+    /// Those of process `pid`. Without its list of mounts, as when it is gone, there is the internal one alone.
+    pub fn of(pid: u32) -> Self {
+        let mut devices = Self::parse(&text::read(proc_file(pid, "mountinfo")).unwrap_or_default());
+        devices.tmpfs.extend(*INTERNAL_MOUNT);
+        devices
+    }
+
+    fn parse(mountinfo: &str) -> Self {
+        let mut devices = Self::default();
+        let mount = |line: &str| {
+            let (mount, filesystem) = line.split_once(" - ")?;
+            let (major, minor) = mount.split(' ').nth(2)?.split_once(':')?;
+            let device = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
+            Some((filesystem.split(' ').next()?.to_owned(), device))
+        };
+        for (kind, device) in mountinfo.lines().filter_map(mount) {
+            match kind.as_str() {
+                "tmpfs" | "devtmpfs" => _ = devices.tmpfs.insert(device),
+                "hugetlbfs" => _ = devices.hugetlbfs.insert(device),
+                _ => {}
+            }
+        }
+        devices
+    }
 }
 
 /// Device number of the kernel's internal mount, taken from a memfd that is made for that.
@@ -48,17 +73,6 @@ static INTERNAL_MOUNT: LazyLock<Option<u64>> = LazyLock::new(|| {
     let file = memfd_create("pagefold-probe", MemfdFlags::CLOEXEC).ok()?;
     fstat(&file).ok().map(|stat| stat.st_dev)
 });
-
-fn parse_tmpfs_devices(mountinfo: &str) -> HashSet<u64> {
-    let device_of = |line: &str| {
-        let (mount, filesystem) = line.split_once(" - ")?;
-        let kind = filesystem.split(' ').next()?;
-        let (major, minor) = mount.split(' ').nth(2)?.split_once(':')?;
-        matches!(kind, "tmpfs" | "devtmpfs" | "hugetlbfs")
-            .then_some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
-    };
-    mountinfo.lines().filter_map(device_of).collect()
-}
 
 /// Whether `/proc` is mounted so that processes of other users cannot be seen at all
 /// (`hidepid=invisible`, `hidepid=ptraceable`).
@@ -153,8 +167,9 @@ mod tests {
 
     #[test]
     fn memory_file_systems_are_found_by_type() {
-        let devices = parse_tmpfs_devices(MOUNTS);
-        assert_eq!(devices, [5, 22, 33].map(|minor| rustix::fs::makedev(0, minor)).into());
+        let device = |minor| rustix::fs::makedev(0, minor);
+        let expected = MemoryDevices { tmpfs: [5, 22].map(device).into(), hugetlbfs: [device(33)].into() };
+        assert_eq!(MemoryDevices::parse(MOUNTS), expected);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Files that users name. Reading such a file must not wait for ever, fill the memory, or start a device.
 
 use crate::{Error, Result};
+use rustix::fd::OwnedFd;
 use rustix::fs::OFlags;
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
@@ -20,6 +21,11 @@ fn open(path: &Path) -> io::Result<(File, Metadata)> {
     // Opening alone may wait, or set off a device. O_PATH only finds the file. Once its type is known, that very file
     // is opened, even if the path leads to another one by then.
     let found = File::options().read(true).custom_flags(OFlags::PATH.bits() as i32).open(path)?;
+    open_found(&found)
+}
+
+/// Opens a file that was found by `O_PATH`.
+fn open_found(found: &File) -> io::Result<(File, Metadata)> {
     if !found.metadata()?.is_file() {
         return Err(io::Error::other("not a plain file"));
     }
@@ -38,7 +44,15 @@ pub fn read_plain_file(path: &Path, most: u64) -> Result<Vec<u8>> {
 }
 
 fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let (file, _) = open(path)?;
+    read_open(open(path)?.0, most)
+}
+
+/// The content of a plain file of at most `most` bytes that was found by `O_PATH`.
+pub(crate) fn read_found(found: OwnedFd, most: u64) -> io::Result<Vec<u8>> {
+    read_open(open_found(&found.into())?.0, most)
+}
+
+fn read_open(file: File, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {

@@ -6,10 +6,9 @@
 //! its `smaps` is read, the list just stops; this module detects that and returns an error.
 
 use crate::memory_files::{proc_file, thread_with_memory};
-use crate::mounts;
+use crate::mounts::MemoryDevices;
 use crate::{Error, Result};
 use page::HostVirt;
-use std::collections::HashSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
@@ -65,6 +64,8 @@ pub struct Mapping {
     /// Whether the file behind it is memory that only looks like a file: memfd, tmpfs, hugetlbfs, System V, shared
     /// anonymous memory.
     pub shmem: bool,
+    /// Whether it is of hugetlbfs pages, by the mount that its file is on, or by `VmFlags`.
+    pub hugetlb: bool,
     /// Memory that it holds.
     pub usage: Usage,
     /// Two-letter `VmFlags`, in the kernel's order (`mg` mergeable, `ht` hugetlb, `io` device, `pf` PFN map,
@@ -145,7 +146,7 @@ impl Mapping {
     /// [`Error::Malformed`]
     pub fn parse_all(smaps: &str) -> Result<Vec<Self>> {
         let mut mappings = parse(smaps.as_bytes(), Path::new("smaps"))?;
-        mark_shmem(&mut mappings, &HashSet::new());
+        mark_shmem(&mut mappings, &MemoryDevices::default());
         Ok(mappings)
     }
 
@@ -162,7 +163,7 @@ impl Mapping {
         let path = proc_file(pid, name);
         let file = File::open(&path).map_err(|e| Error::file("open", &path, e))?;
         let mut mappings = read_whole(BufReader::with_capacity(1 << 16, file), &path)?;
-        mark_shmem(&mut mappings, &mounts::shmem_devices(pid));
+        mark_shmem(&mut mappings, &MemoryDevices::of(pid));
         Ok(mappings)
     }
 
@@ -172,10 +173,12 @@ impl Mapping {
         format!("/proc/{}/map_files/{:x}-{:x}", thread_with_memory(pid), self.start.0, self.end.0).into()
     }
 
-    /// Whether it maps a device or the kernel's own data rather than memory, as far as the name tells.
+    /// Whether it maps a device or the kernel's own data rather than memory. That is told by the name, but for hugetlbfs,
+    /// which may be mounted anywhere below `/dev`.
     pub fn is_device(&self) -> bool {
         const MEMORY: [&str; 3] = ["/dev/zero", "/dev/shm/", "/dev/hugepages/"];
-        let device = self.name.starts_with("/dev/") && !MEMORY.iter().any(|m| self.name.starts_with(m));
+        let device =
+            !self.hugetlb && self.name.starts_with("/dev/") && !MEMORY.iter().any(|m| self.name.starts_with(m));
         let kernel = ["[vvar", "[vsyscall", "anon_inode:"].iter().any(|k| self.name.starts_with(k));
         device || kernel
     }
@@ -263,6 +266,7 @@ fn header(line: &[u8]) -> Option<Mapping> {
         inode: std::str::from_utf8(inode).ok()?.parse().ok()?,
         name,
         shmem: false,
+        hugetlb: false,
         usage: Usage::default(),
         vm_flags: Vec::new(),
     })
@@ -290,15 +294,16 @@ fn hex(digits: &[u8]) -> Option<u64> {
     u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
 }
 
-/// Sets [`Mapping::shmem`]. A file is only memory if it has a name that the kernel gives to such files, or is on a
-/// tmpfs.
-fn mark_shmem(mappings: &mut [Mapping], tmpfs: &HashSet<u64>) {
+/// Sets [`Mapping::shmem`] and [`Mapping::hugetlb`]. A file is only memory if it has a name that the kernel gives to such
+/// files, or is on a tmpfs or hugetlbfs.
+fn mark_shmem(mappings: &mut [Mapping], devices: &MemoryDevices) {
     const NAMES: [&str; 5] = ["/memfd:", "/dev/shm/", "/SYSV", "/dev/zero (deleted)", "/anon_hugepage"];
     for m in mappings.iter_mut().filter(|m| m.has_file() || m.name.starts_with("[anon_shmem:")) {
-        m.shmem = m.name.starts_with("[anon_shmem:")
+        m.hugetlb = m.has_flag(b"ht") || (m.device != 0 && devices.hugetlbfs.contains(&m.device));
+        m.shmem = m.hugetlb
+            || m.name.starts_with("[anon_shmem:")
             || NAMES.iter().any(|n| m.name.starts_with(n))
-            || m.has_flag(b"ht")
-            || (m.device != 0 && tmpfs.contains(&m.device));
+            || (m.device != 0 && devices.tmpfs.contains(&m.device));
     }
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use std::collections::HashSet;
 use std::process::{Child, Command, Stdio};
 
 /// `smaps` of a real process, shortened. The last name holds blanks, an escaped newline and the mark of a deleted file.
@@ -111,9 +112,23 @@ fn files_that_are_only_memory_are_told_from_other_files() {
         line("rw-p", "00:00", 0, "[heap]"),
         line("rw-p", "00:00", 0, ""),
     ];
-    mark_shmem(&mut maps, &[rustix::fs::makedev(0, 0x21)].into());
+    let tmpfs = [rustix::fs::makedev(0, 0x21)].into();
+    mark_shmem(&mut maps, &MemoryDevices { tmpfs, hugetlbfs: HashSet::new() });
     let shmem: Vec<bool> = maps.iter().map(|m| m.shmem).collect();
     assert_eq!(shmem, [true, true, true, true, true, true, false, false, false, false]);
+}
+
+#[test]
+fn hugetlbfs_below_dev_is_memory_wherever_it_is_mounted() {
+    let smaps = "7f0000000000-7f0000200000 rw-s 00000000 00:21 7 /dev/hugepages1G/ram (deleted)\n";
+    let read = |text: &str, hugetlbfs: &[u64]| {
+        let mut maps = parse(text.as_bytes(), Path::new("maps")).unwrap();
+        mark_shmem(&mut maps, &MemoryDevices { hugetlbfs: hugetlbfs.iter().copied().collect(), ..Default::default() });
+        (maps[0].hugetlb, maps[0].shmem, maps[0].is_device())
+    };
+    assert_eq!(read(smaps, &[rustix::fs::makedev(0, 0x21)]), (true, true, false));
+    assert_eq!(read(&format!("{smaps}VmFlags: rd wr sh ht \n"), &[]), (true, true, false));
+    assert_eq!(read(smaps, &[rustix::fs::makedev(0, 0x22)]), (false, false, true));
 }
 
 /// A child that has stopped itself, so that its counters do not change during the test.
