@@ -116,6 +116,11 @@ impl Folder {
         self.vmas
     }
 
+    /// Number of mappings from which on folding adds no more.
+    pub const fn most_vmas(&self) -> u64 {
+        self.most_vmas
+    }
+
     /// Whether no more mappings may be spent, by the most careful account since the last count.
     pub const fn is_out_of_vmas(&self) -> bool {
         self.vmas + 2 * self.runs_since_count + 4 >= self.most_vmas

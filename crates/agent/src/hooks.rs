@@ -51,6 +51,7 @@ use crate::{arena, debugged, references};
 use page::{PAGE_BYTES, PageRange};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
+use wire::MemberState;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -105,15 +106,17 @@ fn enrol_all() {
     heap::ask_heap();
 }
 
-/// A message for people: why the table is empty, if it is.
-pub fn why_nothing_is_enrolled() -> String {
-    match REFUSAL.get() {
-        Some(refusal) => format!("not all anonymous memory can be asked in: {refusal}"),
-        None if ALL.load(Ordering::Relaxed) => "the program has no private anonymous memory yet".into(),
-        None => {
-            "the program has advised no memory to be mergeable (madvise MADV_MERGEABLE); see --all-anonymous".into()
-        }
+/// The state of a member whose table is empty, and a message for people: why it is.
+pub fn why_nothing_is_enrolled(all_anonymous: bool) -> (MemberState, String) {
+    if let Some(refusal) = REFUSAL.get() {
+        return (MemberState::NotFoldable, format!("not all anonymous memory can be asked in: {refusal}"));
     }
+    if all_anonymous {
+        let why = "the program has mapped no private anonymous memory through the C library: what it has is its stack and data, \
+                   shared, or mapped by system calls of its own";
+        return (MemberState::NothingMapped, why.into());
+    }
+    (MemberState::NothingEnrolled, "the program has advised no memory to be mergeable (madvise MADV_MERGEABLE)".into())
 }
 
 /// Maps a page that forked children find cleared.

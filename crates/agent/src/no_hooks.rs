@@ -3,15 +3,19 @@
 use crate::raw;
 use crate::table::Traits;
 use page::{PageRange, pages_to_bytes};
+use wire::MemberState;
 
 /// Whether all new mappings are locked, as far as the hooks know.
 pub const fn locks_future() -> bool {
     false
 }
 
-/// A message for people: why the table is empty, if it is.
-pub fn why_nothing_is_enrolled() -> String {
-    "the program has no private anonymous memory that was asked for".into()
+/// The state of a member whose table is empty, and a message for people: why it is.
+pub fn why_nothing_is_enrolled(all_anonymous: bool) -> (MemberState, String) {
+    if all_anonymous {
+        return (MemberState::NothingMapped, "the program has no private anonymous memory that can be followed".into());
+    }
+    (MemberState::NothingEnrolled, "the program has advised no memory to be mergeable (madvise MADV_MERGEABLE)".into())
 }
 
 /// Maps fresh anonymous memory in the place of folded memory that was discarded. Returns whether that succeeded.

@@ -143,8 +143,7 @@ fn half_of_all_vmas() -> u64 {
 }
 
 fn start() {
-    // Without the thread, nothing is folded.
-    let _ = spawn::thread(c"pagefold", spawn::STACK_BYTES, || {
+    let started = spawn::thread(c"pagefold", spawn::STACK_BYTES, || {
         // Folded pages do not need this thread. If a bug ends it, nothing more is folded, and the worker sees the
         // member go.
         let _ = catch_unwind(|| {
@@ -156,6 +155,16 @@ fn start() {
             }
         });
     });
+    if let Err(e) = started {
+        // Nobody else can tell. The hooks have nobody to note things for.
+        hooks::rest();
+        let why = if e == Errno::NOMEM {
+            "memory is short"
+        } else {
+            "its limit of processes (pids.max, ulimit -u) is reached"
+        };
+        let _ = std::io::stderr().write_all(format!("pagefold: this program is not folded: {why}\n").as_bytes());
+    }
 }
 
 /// Longest time that a forked child waits for its agent to open files: 20 ms.

@@ -7,13 +7,18 @@ use page::pages_to_bytes;
 /// Remedy for a member whose agent has never connected.
 pub const START_ITSELF: &str = "start the program itself with pagefold run, and see what it writes on stderr";
 
+/// State of a member whose process is stopped.
+pub const STOPPED: &str = "stopped";
+
 /// State of a member that folds.
 pub const FOLDING: &str = "folding";
 
 /// States of members, with their explanations.
-pub const STATES: [(&str, &str); 14] = [
+pub const STATES: [(&str, &str); 16] = [
     ("no_agent", "nothing of it is folded, as no agent of it is connected; what it holds already stays folded"),
-    ("nothing_enrolled", "it has no memory yet that it advised to be merged (or --all-anonymous would take)"),
+    (STOPPED, "its process is stopped, and its agent with it; what is folded stays so"),
+    ("nothing_enrolled", "it has advised no memory to be mergeable, and nothing else was asked for"),
+    ("nothing_mapped", "all of its memory was asked for, and it has none that can be taken"),
     ("not_foldable", "nothing of the memory that it asked for can be folded"),
     ("folding", "it folds"),
     (
@@ -27,7 +32,7 @@ pub const STATES: [(&str, &str); 14] = [
     ("unpinned", "something may write its memory that does not pin what it writes, so nothing is folded"),
     ("yielded", "a migration or a snapshot needs the userfaultfd of its memory"),
     ("lost_track", "it changes mappings by system calls of its own, past the C library"),
-    ("no_vma", "it has as many mappings as it may spend on folding (vm.max_map_count)"),
+    ("no_vma", "it has as many mappings, its own or by folding, as folding may bring it to (vm.max_map_count)"),
     ("broken", "its agent ran into a bug of its own and keeps still: please report it"),
 ];
 
@@ -48,6 +53,10 @@ pub fn remedy(state: &str, group: &str, settings: &Settings, limit: &PoolLimit) 
         "nothing_enrolled" => "let it call madvise(MADV_MERGEABLE) (QEMU: mem-merge=on), or start it with \
                                pagefold run --all-anonymous"
             .into(),
+        "nothing_mapped" => "nothing, if it has little memory; or else start it without --all-anonymous, attach it while it \
+                             runs (pagefold attach), or leave it as it is"
+            .into(),
+        STOPPED => "let it go on: kill -CONT, or its debugger".into(),
         "not_foldable" => "start it again without what is named, or leave this guest as it is".into(),
         "off" | "unfolded" if settings.fold != Fold::On => format!("pagefold group set {group} --fold on"),
         "no_move" => "see the reason that group show gives; use Linux 6.8 or newer; without root set vm.unprivileged_userfaultfd=1 or give access to \
@@ -57,7 +66,7 @@ pub fn remedy(state: &str, group: &str, settings: &Settings, limit: &PoolLimit) 
             "take away what is named, or leave this guest as it is: folding could lose what is written there".into()
         }
         "yielded" => "wait for its migration or snapshot to end".into(),
-        "no_vma" => "sysctl vm.max_map_count=1048576, and start it again".into(),
+        "no_vma" => "sysctl vm.max_map_count=1048576, and start it again: an agent reads the limit at its start".into(),
         "lost_track" => {
             "leave it as it is: what is folded stays so and is right; or start it again without --all-anonymous".into()
         }
@@ -95,6 +104,13 @@ fn more_room(group: &str, settings: &Settings) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_state_that_an_agent_tells_is_explained() {
+        for state in wire::MemberState::ALL {
+            assert!(STATES.iter().any(|(name, _)| *name == state.name()), "{}", state.name());
+        }
+    }
 
     #[test]
     fn every_state_is_explained_and_has_a_remedy() {

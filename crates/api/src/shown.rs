@@ -14,9 +14,31 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// State of a member whose agent is not connected.
-const NO_AGENT: &str = "no_agent";
+pub const NO_AGENT: &str = "no_agent";
 /// State of a member that ksmd merges.
 pub const KSM: &str = "ksm";
+
+/// A look at a member's process: why its agent does nothing, as far as the process shows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    /// Whether the process is stopped, and its agent with it.
+    pub is_stopped: bool,
+    /// The reason.
+    pub why: String,
+    /// The remedy.
+    pub fix: String,
+}
+
+impl Look {
+    const fn state(&self) -> &'static str {
+        if self.is_stopped { member_words::STOPPED } else { NO_AGENT }
+    }
+
+    /// The row of a member that was looked at.
+    fn tell(self, row: &mut MemberReport) {
+        (row.state, row.detail, row.fix) = (self.state().to_owned(), self.why, Some(self.fix));
+    }
+}
 
 /// The schema of [`Savings`]: the room `page`, which is a part of the agent, knows nothing of schemas.
 #[cfg(feature = "openapi")]
@@ -128,15 +150,16 @@ impl ListedGroup {
     }
 }
 
-/// Completes a worker's report by what the asker knows. `why_absent` tells for a process why no agent of it is connected.
-pub fn complete(state: &mut GroupState, members: &[MemberLine], why_absent: impl Fn(u32) -> String) {
+/// Completes a worker's report by what the asker knows. `look` tells for a process why its agent does nothing, and whether
+/// it is connected; of one that is, only whether the process is stopped.
+pub fn complete(state: &mut GroupState, members: &[MemberLine], look: impl Fn(u32, bool) -> Option<Look>) {
     let of_group = members.iter().filter(|member| member.group == state.name);
-    add_absent(&mut state.report, of_group.clone(), why_absent);
+    add_absent(&mut state.report, of_group.clone(), look);
     name_families(&mut state.report.members, of_group);
     let savings = state.report.savings;
     for member in &mut state.report.members {
         member.saved_bytes = savings.of_member(member.folded_pages, member.zero_pages, member.vmas);
-        if !member.state.is_empty() {
+        if !member.state.is_empty() && member.fix.is_none() {
             member.fix = member_words::remedy(&member.state, &state.name, &state.settings, &state.pool_limit);
         }
     }
@@ -175,11 +198,11 @@ fn ksm_detail(pages: Option<u64>, is_asked: Option<bool>, runs: bool) -> String 
     format!("{merged}{lost}{idle}")
 }
 
-/// Gives each of these members whose agent is not connected a row with the reason.
+/// Gives each of these members whose agent is not connected, or is stopped, a row with the reason.
 fn add_absent<'a>(
     report: &mut GroupReport,
     members: impl Iterator<Item = &'a MemberLine>,
-    why_absent: impl Fn(u32) -> String,
+    look: impl Fn(u32, bool) -> Option<Look>,
 ) {
     for member in members {
         let pid = member.identity.pid;
@@ -188,15 +211,20 @@ fn add_absent<'a>(
             report.members.push(ksm_row(&member.identity.name, pid));
             continue;
         }
-        if report.members.iter().any(|m| m.pid == pid && m.connected) {
+        if let Some(connected) = report.members.iter_mut().find(|m| m.pid == pid && m.connected) {
+            if let Some(look) = look(pid, true) {
+                look.tell(connected);
+            }
             continue;
         }
-        let row = MemberReport { name: member.identity.name.clone(), pid, ..MemberReport::default() };
-        let (state, detail) = (NO_AGENT.to_owned(), why_absent(pid));
-        match report.members.iter_mut().find(|m| m.pid == pid) {
-            Some(known) => (known.state, known.detail) = (state, detail),
-            None => report.members.push(MemberReport { state, detail, ..row }),
+        let look = look(pid, false).unwrap_or_default();
+        if let Some(known) = report.members.iter_mut().find(|m| m.pid == pid) {
+            look.tell(known);
+            continue;
         }
+        let mut row = MemberReport { name: member.identity.name.clone(), pid, ..MemberReport::default() };
+        look.tell(&mut row);
+        report.members.push(row);
     }
 }
 
@@ -224,7 +252,7 @@ mod tests {
             via,
             domain: None,
         };
-        add_absent(&mut report, [&line].into_iter(), |_| "no agent".to_owned());
+        add_absent(&mut report, [&line].into_iter(), |_, _| Some(Look::default()));
         let row = &report.members[0];
         assert_eq!((row.state.as_str(), row.via, row.connected), (KSM, Via::Ksm, false), "{row:?}");
     }
@@ -267,7 +295,8 @@ mod tests {
             domain: None,
         };
         let lines = [line("a", 1, "acme"), line("c", 3, "acme"), line("d", 4, "beta")];
-        complete(&mut state, &lines, |pid| format!("why {pid}"));
+        let look = |pid, connected: bool| Look { why: format!("why {pid}"), is_stopped: connected, ..Look::default() };
+        complete(&mut state, &lines, |pid, connected| (!connected).then(|| look(pid, connected)));
         let found: Vec<_> = state.report.members.iter().map(|m| (&*m.name, &*m.state, m.saved_bytes)).collect();
         assert_eq!(found, [("a", "folding", 225 << 12), ("b", "folding", 75 << 12), ("c", "no_agent", 0)]);
         assert_eq!(state.report.members[2].detail, "why 3");

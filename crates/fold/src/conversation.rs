@@ -233,6 +233,7 @@ impl Group {
 const fn stats_say_it_folds(state: MemberState) -> bool {
     match state {
         MemberState::NothingEnrolled
+        | MemberState::NothingMapped
         | MemberState::NotFoldable
         | MemberState::Folding
         | MemberState::Off

@@ -4,7 +4,7 @@ use crate::savings_table;
 use crate::table::{Align, Table, shorten, wrap};
 use api::ask::{PoolLimit, PoolLimitBy};
 use api::control::{GroupReport, MemberReport, Settings};
-use api::member_words::{STATES, failure, remedy};
+use api::member_words::{STATES, STOPPED, failure, remedy};
 use api::shown::KSM;
 use cli::size::{bytes, count, mib};
 use page::pages_to_bytes;
@@ -174,7 +174,12 @@ fn states(group: &str, (settings, limit): (&Settings, &PoolLimit), members: &[Me
     for (state, meaning) in STATES {
         if members.iter().any(|m| state_of(m) == state) {
             text += &wrap(&format!("{}: {meaning}.", state.replace('_', " ")), COLUMNS);
-            text += &remedy(state, group, settings, limit).map_or(String::new(), |what| format!("-> {what}\n"));
+            let fix = remedy(state, group, settings, limit);
+            // Where each member has a remedy of its own, it stands with the member.
+            let is_common = |m: &MemberReport| state_of(m) == state && (m.fix.is_none() || m.fix == fix);
+            let is_shown = members.iter().any(is_common);
+            let common = fix.filter(|_| is_shown);
+            text += &common.map_or(String::new(), |what| format!("-> {what}\n"));
         }
     }
     if members.iter().any(|m| state_of(m) == GONE) {
@@ -182,6 +187,8 @@ fn states(group: &str, (settings, limit): (&Settings, &PoolLimit), members: &[Me
     }
     for m in members.iter().filter(|m| !m.detail.is_empty()) {
         text += &wrap(&cli::printable(&format!("{}: {}", m.name, m.detail)), COLUMNS);
+        let own = m.fix.as_ref().filter(|fix| remedy(&m.state, group, settings, limit).as_ref() != Some(fix));
+        text += &own.map_or(String::new(), |fix| format!("-> {fix}\n"));
     }
     if text.is_empty() { text } else { format!("\n{text}") }
 }
@@ -190,7 +197,7 @@ fn states(group: &str, (settings, limit): (&Settings, &PoolLimit), members: &[Me
 const GONE: &str = "gone";
 
 fn state_of(member: &MemberReport) -> &str {
-    if member.connected || ["no_agent", KSM].contains(&member.state.as_str()) { &member.state } else { GONE }
+    if member.connected || ["no_agent", STOPPED, KSM].contains(&member.state.as_str()) { &member.state } else { GONE }
 }
 
 #[cfg(test)]

@@ -37,6 +37,13 @@ const TURN: Duration = Duration::from_millis(100);
 /// Reason that is told for a member without an agent: this process may not look at the member's.
 const WHY_ABSENT: &str = "no agent of it is connected; `pagefold group show` tells root why";
 
+/// This process may look at no member's.
+fn look(_: u32, is_connected: bool) -> Option<shown::Look> {
+    let absent =
+        || shown::Look { why: WHY_ABSENT.into(), fix: api::member_words::START_ITSELF.into(), ..Default::default() };
+    (!is_connected).then(absent)
+}
+
 /// An answer, or the reason why there is none.
 pub type Answer<T> = Result<Arc<T>, Arc<str>>;
 
@@ -193,7 +200,7 @@ impl Asker {
         let (place, group) = (self.place.clone(), group.to_owned());
         kept.get(move || {
             let mut state = Service::connect_soon(&place)?.show(&group)?;
-            shown::complete(&mut state, &members, |_| WHY_ABSENT.to_owned());
+            shown::complete(&mut state, &members, look);
             Ok(state)
         })
         .await

@@ -115,10 +115,13 @@ pub enum MemberState {
     LostTrack = 9,
     /// Nothing of what it asked for can be folded; the detail says why.
     NotFoldable = 10,
+    /// All of its memory was asked for, and it has none that could be; the detail says why.
+    NothingMapped = 11,
 }
 
 impl MemberState {
-    const ALL: [Self; 11] = [
+    /// All states, by their numbers.
+    pub const ALL: [Self; 12] = [
         Self::NothingEnrolled,
         Self::Folding,
         Self::Off,
@@ -130,6 +133,7 @@ impl MemberState {
         Self::Broken,
         Self::LostTrack,
         Self::NotFoldable,
+        Self::NothingMapped,
     ];
 
     /// Its name in JSON.
@@ -146,6 +150,7 @@ impl MemberState {
             Self::Broken => "broken",
             Self::LostTrack => "lost_track",
             Self::NotFoldable => "not_foldable",
+            Self::NothingMapped => "nothing_mapped",
         }
     }
 }

@@ -81,7 +81,8 @@ impl Agent {
                 let left_out = if unfollowed > 0 { Some(UNFOLLOWED) } else { forks.as_deref().or(shut) };
                 let refusal = self.asked.refusal().filter(|_| pace.fold == FoldMode::On);
                 refusal.map(|why| (MemberState::NoMove, why)).unwrap_or_else(|| {
-                    state_of(folder, pace, (session.unfolded, yielded), (counts.enrolled, open, left_out))
+                    let enrolled = (counts.enrolled, self.asked.all_anonymous);
+                    state_of(folder, pace, (session.unfolded, yielded), enrolled, (open, left_out))
                 })
             }
         };
@@ -112,7 +113,8 @@ fn state_of(
     folder: &Folder,
     pace: Pace,
     (unfolded, yielded): (bool, bool),
-    (enrolled, open, left_out): (u64, u64, Option<&str>),
+    (enrolled, all_anonymous): (u64, bool),
+    (open, left_out): (u64, Option<&str>),
 ) -> (MemberState, String) {
     let plain = |state| (state, String::new());
     if let Some(reason) = folder.unpinned() {
@@ -124,13 +126,18 @@ fn state_of(
         FoldMode::On if yielded => {
             (MemberState::Yielded, "the program uses a userfaultfd of its own on its memory".to_owned())
         }
-        FoldMode::On if enrolled == 0 => (MemberState::NothingEnrolled, hooks::why_nothing_is_enrolled()),
+        FoldMode::On if enrolled == 0 => hooks::why_nothing_is_enrolled(all_anonymous),
         FoldMode::On if open == 0 && left_out.is_some() => {
             (MemberState::NotFoldable, left_out.unwrap_or_default().to_owned())
         }
-        FoldMode::On if folder.is_out_of_vmas() => {
-            (MemberState::NoVma, format!("{} mappings, see vm.max_map_count", folder.vmas()))
-        }
+        FoldMode::On if folder.is_out_of_vmas() => (
+            MemberState::NoVma,
+            format!(
+                "{} mappings; folding adds none from {} on, see vm.max_map_count",
+                folder.vmas(),
+                folder.most_vmas()
+            ),
+        ),
         FoldMode::On => (MemberState::Folding, left_out.unwrap_or_default().to_owned()),
     }
 }

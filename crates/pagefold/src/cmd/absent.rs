@@ -1,22 +1,170 @@
-//! Why a member's agent is not connected, as far as its process shows it.
+//! Why a member's agent does nothing, as far as its process shows it.
 
-use host::{Mapping, Process};
+use api::member_words::START_ITSELF;
+use api::shown::Look;
+use host::{Mapping, Process, ProcessStat};
+use std::fs;
 
 /// File name of the agent's library.
 const LIBRARY: &str = "libpagefold.so";
+/// Beginning of the names of the agent's threads. They stand in `/proc/PID/task/*/comm`.
+const THREADS: &str = "pagefold";
+/// Beginning of the names of valgrind's libraries.
+const VALGRIND: &str = "vgpreload_";
+
+/// Reasons why a process has no connected agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Absent {
+    /// There is no process, or it may not be looked at.
+    Hidden,
+    /// The process is stopped; by a debugger, or by a signal.
+    Stopped { by_debugger: bool },
+    /// The agent's threads run.
+    Connecting,
+    /// The agent's library is there, and has no thread.
+    Still(Still),
+    /// The program runs without the agent's library.
+    NotLoaded { program: String },
+}
+
+/// Reasons why an agent has no thread. It has said which on the program's stderr.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Still {
+    Valgrind,
+    Filtered,
+    NoThread,
+}
+
+/// Looks at a member's process. Of a connected one, it only tells whether it is stopped.
+pub fn look(pid: u32, is_connected: bool) -> Option<Look> {
+    if is_connected { stopped(pid) } else { Some(absent(pid)) }
+}
+
+/// Whether a process is stopped, and how it goes on.
+pub fn stopped(pid: u32) -> Option<Look> {
+    find_stopped(pid).map(|absent| absent.look(pid))
+}
+
 /// The reason why a process has no connected agent.
-pub fn why_absent(pid: u32) -> String {
-    let Ok(mappings) = Mapping::list(pid) else {
-        return "its process has ended, or you may not look at it".to_owned();
-    };
-    let is_loaded = mappings.iter().any(|m| m.name.trim_end_matches(" (deleted)").ends_with(LIBRARY));
-    if is_loaded {
-        return "its agent is there, and has yet to connect: see the log of pagefold serve".to_owned();
+pub fn absent(pid: u32) -> Look {
+    find_stopped(pid).unwrap_or_else(|| find(pid)).look(pid)
+}
+
+fn find_stopped(pid: u32) -> Option<Absent> {
+    match ProcessStat::read(pid).ok()?.state {
+        b'T' => Some(Absent::Stopped { by_debugger: false }),
+        b't' => Some(Absent::Stopped { by_debugger: true }),
+        _ => None,
     }
-    let program = Process::read(pid).ok().and_then(|process| process.exe);
-    let program = program.map_or_else(String::new, |path| format!(" ({})", path.display()));
-    format!(
-        "its program{program} runs without {LIBRARY}: it is linked statically or with another C library, has more rights \
-         than its caller, or was executed past the C library by the one before (as Go does)"
-    )
+}
+
+fn find(pid: u32) -> Absent {
+    let Ok(mappings) = Mapping::list(pid) else { return Absent::Hidden };
+    if has_agents_thread(pid) {
+        return Absent::Connecting;
+    }
+    let is_loaded = mappings.iter().any(|m| m.name.trim_end_matches(" (deleted)").ends_with(LIBRARY));
+    if !is_loaded {
+        let program = Process::read(pid).ok().and_then(|process| process.exe);
+        return Absent::NotLoaded {
+            program: program.map_or_else(String::new, |path| format!(" ({})", path.display())),
+        };
+    }
+    let is_valgrinds = |m: &Mapping| m.name.rsplit('/').next().is_some_and(|name| name.starts_with(VALGRIND));
+    Absent::Still(match () {
+        () if mappings.iter().any(is_valgrinds) => Still::Valgrind,
+        () if is_filtered(pid) => Still::Filtered,
+        () => Still::NoThread,
+    })
+}
+
+fn has_agents_thread(pid: u32) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    tasks.into_iter().any(|task| {
+        fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.starts_with(THREADS))
+            // A program may be called so itself.
+            && task.file_name().to_str() != Some(pid.to_string().as_str())
+    })
+}
+
+fn is_filtered(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() != "0"))
+}
+
+impl Absent {
+    fn look(&self, pid: u32) -> Look {
+        let is_stopped = matches!(self, Self::Stopped { .. });
+        let (why, fix) = self.words(pid);
+        Look { is_stopped, why, fix }
+    }
+
+    /// The reason, and what to do about it.
+    fn words(&self, pid: u32) -> (String, String) {
+        match self {
+            Self::Hidden => {
+                ("its process has ended, or you may not look at it".into(), "ask as root, or start it again".into())
+            }
+            Self::Stopped { by_debugger: true } => {
+                ("a debugger has stopped it".into(), "let the debugger go on with it".into())
+            }
+            Self::Stopped { by_debugger: false } => ("a signal has stopped it".into(), format!("kill -CONT {pid}")),
+            Self::Connecting => (
+                "its agent is there, and is not connected".into(),
+                "look again in a moment; if this stays, see the log of pagefold serve".into(),
+            ),
+            Self::Still(still) => still.words(),
+            Self::NotLoaded { program } => (
+                format!(
+                    "its program{program} runs without {LIBRARY}: it is linked statically or with another C library, has \
+                     more rights than its caller, or was executed past the C library by the one before (as Go does)"
+                ),
+                START_ITSELF.into(),
+            ),
+        }
+    }
+}
+
+impl Still {
+    fn words(self) -> (String, String) {
+        let (why, fix) = match self {
+            Self::Valgrind => ("valgrind looks after its memory", "start it without valgrind"),
+            Self::Filtered => (
+                "it has a filter of system calls (seccomp) under which an agent's calls could end it",
+                "start it without that filter, or let pagefold run stand behind the filter; see what it writes on stderr",
+            ),
+            Self::NoThread => (
+                "at its start it could have no thread more: its limit of processes was reached (pids.max, ulimit -u), or \
+                 memory was short",
+                "raise the limit of its control group or user, and start it again",
+            ),
+        };
+        (format!("its agent keeps still: {why}"), fix.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_says_what_to_do() {
+        let still = [Still::Valgrind, Still::Filtered, Still::NoThread].map(Absent::Still);
+        let stopped = [true, false].map(|by_debugger| Absent::Stopped { by_debugger });
+        let others = [Absent::Hidden, Absent::Connecting, Absent::NotLoaded { program: " (x)".into() }];
+        let all: Vec<Look> = still.iter().chain(&stopped).chain(&others).map(|absent| absent.look(7)).collect();
+        for (n, look) in all.iter().enumerate() {
+            assert!(!look.why.is_empty() && !look.fix.is_empty(), "{look:?}");
+            assert!(all[..n].iter().all(|other| other.why != look.why), "{look:?}");
+        }
+        assert_eq!(all.iter().filter(|look| look.is_stopped).count(), 2);
+        assert_eq!(all[4].fix, "kill -CONT 7");
+    }
+
+    #[test]
+    fn process_without_library_and_gone_one_are_told_apart() {
+        assert_eq!(find(u32::MAX), Absent::Hidden);
+        let own = find(std::process::id());
+        assert!(matches!(own, Absent::NotLoaded { .. }), "{own:?}");
+    }
 }

@@ -53,6 +53,7 @@ fn stats() -> impl Strategy<Value = MemberStats> {
         S::Broken,
         S::LostTrack,
         S::NotFoldable,
+        S::NothingMapped,
     ]);
     let number = 0..1_u64 << 52;
     let numbers = (uniform9(number.clone()), uniform8(number.clone()), uniform24(number));

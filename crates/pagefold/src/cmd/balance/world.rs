@@ -215,7 +215,7 @@ fn saved(asked: &Asked) -> anyhow::Result<Saved> {
     for (service, members) in asked {
         for line in service.groups()? {
             let Ok(mut state) = service.show(&line.name) else { continue };
-            shown::complete(&mut state, members, |_| String::new());
+            shown::complete(&mut state, members, |_, _| None);
             let bill = &state.report.bill;
             let figures = GroupFacts {
                 saved_bytes: state.report.savings.saved_bytes(),

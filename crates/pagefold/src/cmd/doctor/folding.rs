@@ -1,6 +1,6 @@
 //! Checks whether Pagefold folds a guest; if not, they give the reason and a remedy.
 
-use crate::cmd::absent::why_absent;
+use crate::cmd::absent;
 use api::ask::{MemberLine, PoolLimit};
 use api::client::Service;
 use api::control::{GroupReport, NO_ROOM, Settings};
@@ -113,18 +113,21 @@ impl Folding {
             return check(format!("yes: {who}: {}", member_words::meaning(KSM)));
         }
         if !member.connected {
-            let why = why_absent(member.identity.pid);
-            return check(format!("no: {who}, but no agent has connected: {why}")).warn(member_words::START_ITSELF);
+            let look = absent::absent(member.identity.pid);
+            return check(format!("no: {who}, but no agent has connected: {}", look.why)).warn(look.fix);
         }
         let Some((settings, limit, report)) = self.groups.get(group) else {
             let why = self.silent.first().map_or("its group has no worker", String::as_str);
             return check(format!("unknown: {who}: {why}")).warn("look at the log of pagefold serve");
         };
         let Some(found) = report.members.iter().find(|m| m.pid == member.identity.pid && m.connected) else {
-            let why = why_absent(member.identity.pid);
-            return check(format!("not now: {who}, but its agent is not connected to the worker: {why}"))
-                .warn("wait for it to connect again; see the log of pagefold serve");
+            let look = absent::absent(member.identity.pid);
+            let found = format!("not now: {who}, but its agent is not connected to the worker: {}", look.why);
+            return check(found).warn(look.fix);
         };
+        if let Some(stopped) = absent::stopped(found.pid) {
+            return check(format!("not now: {who}: {}", stopped.why)).warn(stopped.fix);
+        }
         let detail = if found.detail.is_empty() { String::new() } else { format!(" ({})", found.detail) };
         let state = found.state.as_str();
         let folded = cli::bytes(pages_to_bytes(found.folded_pages.saturating_add(found.zero_pages)));
@@ -201,7 +204,8 @@ mod tests {
         for (state, connected, words, fix) in [
             ("folding", true, "yes: member m0 of group acme", None),
             ("folding", false, "no agent has connected", Some("pagefold run")),
-            ("nothing_enrolled", true, "no memory yet", Some("MADV_MERGEABLE")),
+            ("nothing_enrolled", true, "advised no memory", Some("MADV_MERGEABLE")),
+            ("nothing_mapped", true, "can be taken", Some("without --all-anonymous")),
             ("not_foldable", true, "can be folded", Some("without what is named")),
             ("no_room", true, "in part: member m0", Some("group set acme --pool")),
             ("off", true, "told not to", Some("group set acme --fold on")),

@@ -1,7 +1,7 @@
 //! `pagefold group show`: one group, once or again and again.
 
 use super::{Args, find, words};
-use crate::cmd::absent::why_absent;
+use crate::cmd::absent::look;
 use anyhow::Context;
 use api::ask::GroupState;
 use api::client::Service;
@@ -72,7 +72,7 @@ pub fn run(args: &Args, show: &ShowArgs) -> anyhow::Result<Outcome> {
 /// Asks for a group's state, and adds what to do about its members.
 fn ask(service: &Service, group: &str) -> anyhow::Result<GroupState> {
     let mut state = service.show(group).with_context(|| format!("cannot show group {group}"))?;
-    shown::complete(&mut state, &service.members()?, why_absent);
+    shown::complete(&mut state, &service.members()?, look);
     Ok(state)
 }
 
