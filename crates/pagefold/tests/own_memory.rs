@@ -1,5 +1,5 @@
-//! Writes for which the kernel does not wait while a page is out of reach may be refused, and are never lost: a program's own
-//! through `/proc/self/mem`, and those of `FUTEX_WAKE_OP`.
+//! Some writes cannot wait for a page that is out of reach: a program's own through `/proc/self/mem`, and `FUTEX_WAKE_OP`.
+//! They may be refused, and are never lost.
 
 mod common;
 
