@@ -190,6 +190,16 @@ impl Follower {
         self.entry.iter().filter(|_| self.is_partial).for_each(Entry::make_partial);
     }
 
+    /// Notes in its journal that its parent will not follow it again.
+    pub fn leave_alone(&self) {
+        self.entry.iter().for_each(Entry::leave_alone);
+    }
+
+    /// Gives up its place in the journal.
+    pub fn leave_journal(&mut self) {
+        self.entry = None;
+    }
+
     /// Leaves threads asleep that touch missing pages, until [`Follower::answer_missing`]: somebody else may be about to
     /// give these pages to the child.
     pub fn put_off_missing(&mut self) {
@@ -518,8 +528,9 @@ impl Follower {
 
     /// Whether the address space is still there.
     pub fn is_alive(&self) -> bool {
-        // Lifts the protection of a page that is not protected. Only `ESRCH` counts, which means that the address
-        // space is gone.
-        self.watch.protect(PageRange { start: HostVirt(1 << 16), pages: 1 }, false) != Err(Errno::SRCH)
+        // Lifts the protection of a page that is not protected. `ESRCH` means that the address space is gone, and `EINVAL` that
+        // nobody has begun the userfaultfd.
+        let page = PageRange { start: HostVirt(1 << 16), pages: 1 };
+        !matches!(self.watch.protect(page, false), Err(Errno::SRCH | Errno::INVAL))
     }
 }

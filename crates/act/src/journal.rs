@@ -75,7 +75,7 @@ pub struct About {
     pub socket: Option<i32>,
     /// The member's layout in memory; zeros if it is not known.
     pub layout: (u64, u64),
-    /// Whether a child of the member's has forked it, so that the member does not know of it.
+    /// Whether the member will not follow it again: a child of the member's has forked it, or the member has said so.
     pub is_born: bool,
 }
 
@@ -294,6 +294,11 @@ impl Entry {
     /// Says that a successor does not know all discards.
     pub fn make_partial(&self) {
         self.head().is_partial.store(1, Ordering::SeqCst);
+    }
+
+    /// Says that its member will not follow it again.
+    pub fn leave_alone(&self) {
+        self.head().is_born.store(1, Ordering::SeqCst);
     }
 
     /// Reads the next message of the kernel into the log.

@@ -219,6 +219,18 @@ impl Userfault {
         lock(self.0.as_fd(), libc::F_GETLK, libc::F_WRLCK).map_or(true, |found| found != libc::F_UNLCK)
     }
 
+    /// Has reading not wait again, which is a mark of the file that whoever else has it open may take away. Without it, it counts
+    /// as readable at all times.
+    pub fn do_not_wait(&self) {
+        let _ = rustix::fs::fcntl_setfl(&self.0, rustix::fs::OFlags::NONBLOCK);
+    }
+
+    /// Whether somebody has [begun](Userfault::begin) it.
+    pub fn is_begun(&self) -> bool {
+        let page = PageRange { start: HostVirt(1 << 16), pages: 1 };
+        self.protect(page, false) != Err(Errno::INVAL)
+    }
+
     /// The number under which the calling thread has it open.
     pub fn number(&self) -> i32 {
         self.0.as_raw_fd()

@@ -27,7 +27,7 @@
 use crate::arena;
 use crate::cpu_time::cpu_time;
 use crate::hooks;
-use crate::keeper::Keeper;
+use crate::keeper::{self, Keeper};
 use crate::lock::{Guard, Lock};
 #[cfg(not(target_env = "gnu"))]
 use crate::maps::Mapping;
@@ -83,6 +83,8 @@ pub struct Following {
     cpu_us: AtomicU64,
     /// Children that were born since it started.
     births: AtomicU64,
+    /// Whether no more of them are to come.
+    are_too_many: AtomicBool,
     /// Becomes readable with every [`BIRTHS_TOLD`]th of them, and with the first change while the agent's thread rests.
     alarm: OwnedFd,
     /// Whether the agent's thread rests: it sleeps for longer than it takes to look at an active program.
@@ -94,11 +96,13 @@ pub struct Shared {
     own: Follower,
     /// Children that have not been handed to the keeper.
     born: Vec<Follower>,
+    /// Whether the keeper has answered for all that were handed to it.
+    is_answered: bool,
     /// Children that may lack pages, because they were born while pages were out of reach.
     lacking: Vec<Follower>,
     /// Whether pages may be out of reach.
     are_pages_out: bool,
-    /// Whether a section is under way. Children are not handed on meanwhile.
+    /// Whether a section is under way. Children are not handed on meanwhile, unless descriptors are short.
     is_in_section: bool,
     /// Moves that the program made during the section, past the hooks: which pages, and where to.
     moved: Vec<(PageRange, HostVirt)>,
@@ -140,9 +144,11 @@ pub fn current() -> Option<&'static Following> {
 pub fn wait_for_keeper() -> bool {
     let Some(following) = current() else { return true };
     for _ in 0..HAND_OVER_MS {
-        if following.hold().born.is_empty() {
+        let shared = following.hold();
+        if shared.born.is_empty() && shared.is_answered {
             return true;
         }
+        drop(shared);
         std::thread::sleep(Duration::from_millis(1));
     }
     false
@@ -175,7 +181,7 @@ impl Following {
         let (maps, lost_track) = (Maps::open()?, OnceLock::new());
         let (expects_discards, is_retired) = (AtomicBool::new(false), AtomicBool::new(false));
         let (is_stale, has_moved, has_ended) = (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
-        let (cpu_us, births) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (cpu_us, births, are_too_many) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
         let alarm = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         let retirement = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         let is_resting = AtomicBool::new(false);
@@ -193,6 +199,7 @@ impl Following {
             has_ended,
             cpu_us,
             births,
+            are_too_many,
             alarm,
             is_resting,
         });
@@ -220,6 +227,17 @@ impl Following {
     /// Children that were born since this follower started, of memory that is followed.
     pub fn births(&self) -> u64 {
         self.births.load(Ordering::Relaxed)
+    }
+
+    /// Whether, since the last call, children were born of which no more are to come: they are as many as can be followed.
+    pub fn found_too_many(&self) -> bool {
+        self.are_too_many.swap(false, Ordering::SeqCst)
+    }
+
+    fn tell_too_many(&self) {
+        if !self.are_too_many.swap(true, Ordering::SeqCst) {
+            ring(&self.alarm);
+        }
     }
 
     /// A file that becomes readable when there were many births, or when memory changes while the agent's thread rests.
@@ -422,18 +440,28 @@ impl Following {
     }
 
     fn run(&self, mut keeper: Keeper) {
+        let mut known = 0;
         while !self.is_retired.load(Ordering::Relaxed) {
             let (is_well, has_children) = {
+                let is_well = self.hold().read(self).is_ok();
+                // In between, the agent's thread gets its turn before the next fork. A section may wait for that for long.
                 let mut shared = self.hold();
-                let is_well = shared.read(self).is_ok();
-                if !shared.is_in_section {
+                if !shared.is_in_section || shared.born.len() >= keeper::descriptors() / 4 {
                     look_after(&mut shared.born, &mut keeper);
                 }
-                (is_well, !shared.born.is_empty() || !shared.lacking.is_empty())
+                shared.is_answered = keeper.has_answered();
+                let here = shared.born.len() + shared.lacking.len();
+                let births = self.births();
+                let are_new = births != std::mem::replace(&mut known, births);
+                if keeper.is_to_give_way(here, are_new) || !is_well {
+                    self.tell_too_many();
+                }
+                (is_well, here > 0)
             };
             if !is_well {
                 // For example, no file descriptor is left: the message is still unread, and `poll` would return at
                 // once.
+                keeper.leave();
                 std::thread::sleep(CHILDREN_EVERY);
             }
             let time = match (has_children, keeper.is_idle() && self.follows_forks) {
@@ -445,7 +473,10 @@ impl Following {
             let time = time.and_then(|time| Timespec::try_from(time).ok());
             let used = u64::try_from(cpu_time(ClockId::ThreadCPUTime).as_micros()).unwrap_or(u64::MAX);
             self.cpu_us.store(used, Ordering::Relaxed);
-            let files = [self.watch.as_fd(), self.retirement.as_fd()];
+            let mut files = [self.watch.as_fd(), self.retirement.as_fd(), self.retirement.as_fd()];
+            if let Some(answers) = keeper.answers() {
+                files[2] = answers;
+            }
             let _ = poll(&mut files.map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN)), time.as_ref());
         }
         self.has_ended.store(true, Ordering::Release);
@@ -462,6 +493,7 @@ impl Shared {
         Self {
             own,
             born: Vec::new(),
+            is_answered: true,
             lacking: Vec::new(),
             are_pages_out: false,
             is_in_section: false,
@@ -499,6 +531,8 @@ impl Shared {
                     } else {
                         self.born.push(child);
                     }
+                    // It is handed on before the next one is read: each takes a descriptor.
+                    return Ok(());
                 }
             }
         }
@@ -618,7 +652,8 @@ fn give(child: &mut Follower, range: PageRange, copy: HostVirt, born: &mut Vec<F
 
 /// Hands children to the keeper; this thread follows those that the keeper does not take.
 fn look_after(children: &mut Vec<Follower>, keeper: &mut Keeper) {
-    let mut left = keeper.look();
+    let mut left = keeper.hear();
+    left.append(&mut keeper.look());
     for mut child in std::mem::take(children) {
         if child.settle().is_err() {
             continue;

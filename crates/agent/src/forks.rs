@@ -11,6 +11,8 @@
 //!
 //! The kernel tells of forks only while something is folded. So after the while, folding is tried again.
 //!
+//! The same is done, and nothing stays, when as many children live as can be followed (`keeper.rs`).
+//!
 //! A fork through the hook waits while mappings are given back ([`wait`]). Each would copy those that are left, and keep the
 //! agent from the list of mappings for as long as that takes.
 
@@ -72,12 +74,15 @@ pub struct Forks {
     until: Option<Instant>,
     /// The time that the last rest took, or takes.
     rest: Option<Duration>,
+    /// Whether that is for the number of children that live.
+    are_too_many: bool,
 }
 
 impl Forks {
     /// Before the first fork.
     pub const fn new(now: Instant) -> Self {
-        Self { spent: Duration::ZERO, looked: now, began: now, forks: 0, until: None, rest: None }
+        let (spent, looked, began) = (Duration::ZERO, now, now);
+        Self { spent, looked, began, forks: 0, until: None, rest: None, are_too_many: false }
     }
 
     /// Takes in forks since the last call, of a process with so many mappings that folding has made. Returns the most
@@ -97,8 +102,20 @@ impl Forks {
         // Half of it, as not all can be taken back to the page.
         let most = (tolerated / self.forks).saturating_sub(TELLING_US) / COST_US / 2;
         self.begin_to_rest(now);
+        self.are_too_many = false;
         (self.spent, self.forks, self.began) = (BURST / 2, 0, now);
         Some(most)
+    }
+
+    /// Takes in that no more children are to come that have to be followed: none may share a folded page.
+    pub fn find_too_many(&mut self, now: Instant) {
+        self.begin_to_rest(now);
+        self.are_too_many = true;
+    }
+
+    /// Whether it rests for the number of children that live.
+    pub const fn are_too_many(&self) -> bool {
+        self.are_too_many
     }
 
     fn begin_to_rest(&mut self, now: Instant) {

@@ -2,18 +2,28 @@
 //! when their parents are gone.
 //!
 //! The agent holds on to each userfaultfd that it has handed over, and hands it to the next keeper should this one be
-//! killed. A child waits as long as nobody reads the kernel's messages about it, so nothing is lost meanwhile.
+//! killed. A child waits as long as nobody reads the kernel's messages about it, so nothing is lost meanwhile. The keeper answers for
+//! each whether it follows it.
+//!
+//! Each takes a descriptor, of which the program's limit (`RLIMIT_NOFILE`) leaves the agent's table of files so many:
+//!
+//! ```text
+//!   | a half, 512 at most | a quarter | the rest |
+//!                         |           +-- children are left to the keeper and its standby alone (wire::prove::ALONE)
+//!                         +-- the program's memory becomes private, so that children that come later need nobody (Keeper::is_to_give_way)
+//! ```
 
 use crate::world;
 use act::{Follower, Userfault};
 use host::{Received, Seqpacket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd};
+use rustix::process::{Resource, getrlimit};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use wire::attach::Server;
-use wire::prove::{FOLLOW_FORKS, FOLLOWS_FORKS, KEEP};
+use wire::prove::{ALONE, ALONE_TOO, FOLLOW_FORKS, FOLLOWS_FORKS, KEEP_BYTES, Kept, decode_kept, encode_keep};
 #[cfg(not(target_env = "gnu"))]
 use {
     act::Claim,
@@ -30,6 +40,10 @@ const ANSWER_TIME: Duration = Duration::from_secs(2);
 /// Longest time that the keeper may take to lend a userfaultfd: 20 s. It may have to try thousands.
 #[cfg(not(target_env = "gnu"))]
 const LEND_TIME: Duration = Duration::from_secs(20);
+/// Most children that are followed for a program that is folded.
+const MOST_FOLLOWED: usize = 512;
+/// Time for which the keeper may take no children before there are to be no more: 10 s. It may be starting again.
+const REFUSED_FOR: Duration = Duration::from_secs(10);
 /// Time between two looks whether the keeper has given a new connection a place: 1 ms.
 const PLACE_TIME: Duration = Duration::from_millis(1);
 
@@ -38,20 +52,45 @@ pub struct Keeper {
     path: PathBuf,
     socket: Option<Seqpacket>,
     kept: Vec<Follower>,
+    /// Children that were handed over, by number, as long as the keeper has not answered.
+    asked: Vec<(u32, Follower)>,
+    number: u32,
+    /// Whether the keeper was told that those which it has are its own alone, and has not answered.
+    leaves: bool,
+    /// Whether the keeper has said that no more children are to come.
+    is_full: bool,
+    /// Since when it has taken none.
+    refused: Option<Instant>,
     next: Instant,
     next_look: Instant,
+}
+
+/// Descriptors that the agent may have: by the limit of the program.
+pub fn descriptors() -> usize {
+    getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
 }
 
 impl Keeper {
     /// Makes no connection yet.
     pub fn new(path: PathBuf) -> Self {
-        let now = Instant::now();
-        Self { path, socket: None, kept: Vec::new(), next: now, next_look: now + RETRY_INTERVAL }
+        let (now, kept, asked) = (Instant::now(), Vec::new(), Vec::new());
+        let (socket, number, leaves, is_full, refused, next_look) = (None, 0, false, false, None, now + RETRY_INTERVAL);
+        Self { path, socket, kept, asked, number, leaves, is_full, refused, next: now, next_look }
     }
 
     /// Whether it follows no child of this process.
     pub const fn is_idle(&self) -> bool {
-        self.kept.is_empty()
+        self.kept.is_empty() && self.asked.is_empty()
+    }
+
+    /// Whether it has answered for all children that were handed over.
+    pub const fn has_answered(&self) -> bool {
+        self.asked.is_empty()
+    }
+
+    /// Its socket, if an answer is due.
+    pub fn answers(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().filter(|_| self.leaves || !self.asked.is_empty()).map(AsFd::as_fd)
     }
 
     /// Hands over a child of which no discards are pending. Returns the child if the keeper did not take it.
@@ -63,18 +102,75 @@ impl Keeper {
         if self.socket.is_none() {
             self.socket = world::connect(Server::Prover, &self.path).ok();
         }
-        match self.socket.as_ref().map(|socket| send_file(socket, &KEEP, child.watch().as_fd())) {
+        let frame = encode_keep(self.number);
+        match self.socket.as_ref().map(|socket| send_file(socket, &frame, child.watch().as_fd())) {
             Some(Ok(Sent::Yes)) => {
-                self.kept.push(child);
+                self.asked.push((self.number, child));
+                self.number = self.number.wrapping_add(1);
+                if self.kept.len() + self.asked.len() >= descriptors() / 4 * 3 {
+                    self.leave();
+                }
                 return None;
             }
             // It has a place at once, or is hung up on.
             Some(Ok(Sent::NoPlace)) => return Some(child),
             Some(Ok(Sent::Full)) => {}
-            Some(Err(_)) | None => self.socket = None,
+            Some(Err(_)) | None => self.hang_up(),
         }
         self.next = now + RETRY_INTERVAL;
+        self.refused.get_or_insert(now);
         Some(child)
+    }
+
+    fn hang_up(&mut self) {
+        (self.socket, self.leaves) = (None, false);
+    }
+
+    /// Leaves the children that it has to the keeper alone, as soon as that agrees: descriptors are short.
+    pub fn leave(&mut self) {
+        if !self.leaves && !self.is_idle() {
+            let sent = self.socket.as_ref().map(|socket| socket.send(&ALONE, &[]));
+            self.leaves = matches!(sent, Some(Ok(true)));
+        }
+    }
+
+    /// Whether no more children are to come, when `here` are followed here, and some `are_new`.
+    pub fn is_to_give_way(&mut self, here: usize, are_new: bool) -> bool {
+        let is_refused = here > 0 && self.refused.take_if(|since| since.elapsed() > REFUSED_FOR).is_some();
+        let all = self.kept.len() + self.asked.len() + here;
+        let are_many = are_new && all >= (descriptors() / 2).min(MOST_FOLLOWED);
+        std::mem::take(&mut self.is_full) || is_refused || are_many
+    }
+
+    /// Takes the keeper's answers. Returns children that it does not follow.
+    pub fn hear(&mut self) -> Vec<Follower> {
+        let (mut back, mut frame) = (Vec::new(), [0; KEEP_BYTES + 1]);
+        while self.answers().is_some() {
+            match self.socket.as_ref().map(|socket| socket.receive_bare(&mut frame)) {
+                Some(Ok(Received::Nothing)) => break,
+                // It has answered for all of these before.
+                Some(Ok(Received::Frame(bytes))) if frame[..bytes] == ALONE_TOO && self.leaves => {
+                    self.leaves = false;
+                    self.kept.clear();
+                }
+                Some(Ok(Received::Frame(bytes))) if let Some((number, kept)) = decode_kept(&frame[..bytes]) => {
+                    let at = self.asked.iter().position(|(asked, _)| *asked == number);
+                    let child = at.map(|at| self.asked.remove(at).1);
+                    let to = if kept == Kept::No { &mut back } else { &mut self.kept };
+                    to.extend(child);
+                    self.is_full |= kept != Kept::Yes;
+                    self.refused = None;
+                    if kept == Kept::No {
+                        self.next = Instant::now() + RETRY_INTERVAL;
+                    }
+                }
+                _ => {
+                    self.hang_up();
+                    break;
+                }
+            }
+        }
+        back
     }
 
     /// Forgets children that have ended. Returns all others if the keeper is gone.
@@ -86,12 +182,18 @@ impl Keeper {
         self.next_look = now + RETRY_INTERVAL;
         self.kept.retain(Follower::is_alive);
         let receive = |socket: &Seqpacket| socket.receive_bare(&mut [0; 8]);
-        if matches!(self.socket.as_ref().map(receive), Some(Ok(Received::Nothing))) {
+        if self.answers().is_some() || matches!(self.socket.as_ref().map(receive), Some(Ok(Received::Nothing))) {
             return Vec::new();
         }
-        self.socket = None;
-        self.kept.iter_mut().for_each(Follower::succeed);
-        std::mem::take(&mut self.kept)
+        self.hang_up();
+        if !self.asked.is_empty() {
+            // It may know no such request, or have none such as this process followed.
+            self.refused.get_or_insert(now);
+        }
+        let mut all = std::mem::take(&mut self.kept);
+        all.extend(self.asked.drain(..).map(|(_, child)| child));
+        all.iter_mut().for_each(Follower::succeed);
+        all
     }
 }
 

@@ -2,6 +2,7 @@ use super::*;
 use act::Purpose;
 use host::{Files, SeqpacketListener};
 use page::PageSet;
+use wire::prove::{decode_keep, encode_kept};
 
 /// More children than the kernel keeps for a keeper that does not read.
 const MOST: usize = 600;
@@ -17,14 +18,19 @@ fn listening() -> (SeqpacketListener, tempfile::TempDir) {
     (SeqpacketListener::bind(&dir.path().join("keeper"), Files::Refused).unwrap(), dir)
 }
 
-/// Children that the keeper has been handed.
-fn handed(connection: &Seqpacket) -> usize {
+/// Children that the keeper has been handed. It answers for each.
+fn handed(connection: &Seqpacket, answer: Kept) -> usize {
     let (mut frame, mut files) = ([0; 8], Vec::new());
     let mut count = 0;
     while let Received::Frame(bytes) = connection.receive(&mut frame, &mut files).unwrap() {
-        assert_eq!((&frame[..bytes], files.len()), (&KEEP[..], 1));
-        files.clear();
-        count += 1;
+        if let Some(number) = decode_keep(&frame[..bytes]) {
+            assert_eq!(files.len(), 1);
+            count += 1;
+            assert!(connection.send(&encode_kept(number, answer), &[]).unwrap());
+        } else {
+            assert_eq!((&frame[..bytes], files.len()), (&ALONE[..], 0));
+            assert!(connection.send(&ALONE_TOO, &[]).unwrap());
+        }
     }
     count
 }
@@ -32,9 +38,19 @@ fn handed(connection: &Seqpacket) -> usize {
 /// Whether the kernel refuses files for a connection without a place: from Linux 6.16 on.
 fn are_refused(listener: &SeqpacketListener) -> bool {
     let socket = Seqpacket::connect(listener.path()).unwrap();
-    let sent = socket.send(&KEEP, &[child().watch().as_fd()]);
+    let sent = socket.send(&encode_keep(0), &[child().watch().as_fd()]);
     assert!(listener.accept().unwrap().is_some());
     sent.is_err()
+}
+
+/// A keeper with a connection, which has been handed nothing, and that connection.
+fn connected(listener: &SeqpacketListener) -> (Keeper, Seqpacket) {
+    let mut keeper = Keeper::new(listener.path().to_owned());
+    let _ = keeper.take(child());
+    let connection = listener.accept().unwrap().expect("a connection").take_files();
+    keeper.asked.clear();
+    handed(&connection, Kept::Yes);
+    (keeper, connection)
 }
 
 #[test]
@@ -42,13 +58,52 @@ fn child_stays_here_until_keeper_has_room_for_it() {
     let (listener, _dir) = listening();
     let mut absent = Keeper::new(PathBuf::from("/nonexistent"));
     assert!(absent.take(child()).is_some() && absent.is_idle(), "there is no keeper");
+    absent.refused = Instant::now().checked_sub(REFUSED_FOR * 2);
+    assert!(!absent.is_to_give_way(0, true) && absent.is_to_give_way(1, false), "there is none for long");
     let mut keeper = Keeper::new(listener.path().to_owned());
     let are_refused = are_refused(&listener);
     assert_eq!((keeper.take(child()).is_some(), keeper.is_idle()), (are_refused, are_refused), "it has no place");
     let connection = listener.accept().unwrap().expect("a connection").take_files();
     let taken = (0..MOST).take_while(|_| keeper.take(child()).is_none()).count();
     assert!(0 < taken && taken < MOST, "{taken}");
-    assert_eq!(keeper.kept.len(), handed(&connection), "it has too much to read");
+    assert_eq!(keeper.asked.len(), handed(&connection, Kept::Yes), "it has too much to read");
+    assert!(keeper.hear().is_empty() && keeper.has_answered() && !keeper.is_to_give_way(0, false));
+}
+
+/// The keeper dropped such children without a word. They hung, and read stale bytes after their parent's end.
+#[test]
+fn child_that_keeper_has_no_place_for_comes_back_and_no_more_are_to_come() {
+    let (listener, _dir) = listening();
+    for (answer, comes_back) in [(Kept::No, 1), (Kept::Last, 0)] {
+        let (mut keeper, connection) = connected(&listener);
+        assert!(keeper.take(child()).is_none() && !keeper.is_to_give_way(0, true));
+        assert_eq!(handed(&connection, answer), 1);
+        assert_eq!((keeper.hear().len(), keeper.kept.len()), (comes_back, 1 - comes_back));
+        assert!(keeper.is_to_give_way(comes_back, false) && !keeper.is_to_give_way(comes_back, true));
+        assert_eq!(keeper.take(child()).is_some(), comes_back == 1, "it is asked again a moment later");
+    }
+}
+
+/// Forks waited for ever when so many children lived as the limit of open files allowed.
+#[test]
+fn children_take_no_more_descriptors_than_the_program_may_have() {
+    if !crate::testing::alone("keeper::tests::children_take_no_more_descriptors_than_the_program_may_have") {
+        return;
+    }
+    let limit = rustix::process::Rlimit { current: Some(128), ..getrlimit(Resource::Nofile) };
+    rustix::process::setrlimit(Resource::Nofile, limit).unwrap();
+    let (listener, _dir) = listening();
+    let (mut keeper, connection) = connected(&listener);
+    let (mut given, mut gave_way) = (0, None);
+    for n in 0..MOST {
+        assert!(keeper.take(child()).is_none());
+        if keeper.is_to_give_way(0, true) {
+            gave_way.get_or_insert(n);
+        }
+        given += handed(&connection, Kept::Yes);
+        assert!(keeper.hear().is_empty() && keeper.kept.len() < 128 * 3 / 4);
+    }
+    assert_eq!((given, gave_way), (MOST, Some(63)));
 }
 
 /// Another agent may have claimed the child meanwhile. The fork probes of other tests would hold the connection, too.
@@ -58,18 +113,18 @@ fn children_come_back_when_keeper_is_gone() {
         return;
     }
     let (listener, _dir) = listening();
-    let mut keeper = Keeper::new(listener.path().to_owned());
+    let (mut keeper, connection) = connected(&listener);
     let (mut one, mut other) = (child(), child());
     assert!(!one.is_claimed() && !other.is_claimed());
-    let _ = keeper.take(child());
-    let connection = listener.accept().unwrap().expect("a connection").take_files();
     let claim = one.watch().claim().unwrap();
-    keeper.kept.clear();
-    assert!(keeper.take(one).is_none() && keeper.take(other).is_none());
+    assert!(keeper.take(one).is_none());
+    assert_eq!((handed(&connection, Kept::Yes), keeper.hear().len()), (1, 0));
+    // It ends before it has answered for this one.
+    assert!(keeper.take(other).is_none());
     keeper.next_look = Instant::now();
     assert!(keeper.look().is_empty() && !keeper.is_idle());
     drop(connection);
-    assert!(keeper.look().is_empty(), "it is too early");
+    assert!(keeper.hear().is_empty() && keeper.look().is_empty(), "it is too early");
     keeper.next_look = Instant::now();
     let mut back = keeper.look();
     assert!(keeper.is_idle());

@@ -65,6 +65,8 @@ const UNFOLDED_MISSING: u64 = 4;
 const ROUND_BYTES: usize = 4 << 20;
 /// Longest time for giving back mappings of a process that forks often: 2 s.
 const WITHDRAW_TIME: Duration = Duration::from_secs(2);
+/// Longest time for giving all mappings back, where as many children live as can be followed: 1 min.
+const WITHDRAW_ALL_TIME: Duration = Duration::from_secs(60);
 /// Most runs in one message.
 const RUNS: usize = 2048;
 /// Time since the last fold or donation after which memory is given back that served it: 2 s. These are pages of the pool
@@ -569,6 +571,11 @@ impl Agent {
                 forks::have_wait(true);
                 self.withdrawing = Some((most, now + WITHDRAW_TIME));
             }
+        }
+        if folder.section().following().found_too_many() && table::lock().mappings(table::everything()) > 0 {
+            self.forks.find_too_many(now);
+            forks::have_wait(true);
+            self.withdrawing = Some((0, now + WITHDRAW_ALL_TIME));
         }
         if let Some((most, until)) = self.withdrawing {
             // The supervisor promises memory only for what a worker wants, and this cannot wait for a promise.

@@ -26,7 +26,7 @@ use anyhow::Context;
 use api::client::Service;
 use api::hand::hand_on;
 use api::place::Place;
-use host::{Caught, ForeignFile, ProcessId, Received, Seqpacket, Signals};
+use host::{Caught, ForeignFile, Peer, ProcessId, Received, Seqpacket, Signals};
 use page::{HostVirt, PageRange, pages_to_bytes};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
@@ -297,7 +297,9 @@ impl Serving {
             }
             FromAttached::Connect(server) => {
                 // If that fails, the agent sees that its connection is closed, and tries again.
-                let _ = files.next().map(|file| hand_on(&self.place, server, file.as_fd()));
+                // It speaks for the process that made it, as the kernel has noted, which is to be this one.
+                let is_its_own = |file: &ForeignFile| Peer::of(file).is_ok_and(|peer| peer.pid == self.process.pid);
+                let _ = files.next().filter(is_its_own).map(|file| hand_on(&self.place, server, file.as_fd()));
                 None
             }
             FromAttached::Ask { number, question } => {

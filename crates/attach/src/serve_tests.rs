@@ -4,12 +4,12 @@ use crate::inject::Injected;
 use crate::testing::{PATIENCE, Subject, wait_for};
 use crate::threads;
 use api::place::Place;
-use host::{ProcessId, Received, Seqpacket, Signals};
+use host::{Files, ProcessId, Received, Seqpacket, SeqpacketListener, Signals};
 use page::HostVirt;
 use rustix::process::Pid;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use wire::attach::{ATTACH_BYTES, FromAttached, ToAttached};
+use wire::attach::{ATTACH_BYTES, FromAttached, Server, ToAttached};
 
 #[test]
 fn process_is_looked_at_ever_more_rarely() {
@@ -234,4 +234,24 @@ fn thread_of_the_agents_that_a_list_lacked_is_found_later() {
     serving.listed = Instant::now() - LIST_AGAIN;
     serving.know_own(vec![first, other]);
     assert!(serving.own.len() == 2 && serving.own.contains(&other), "{:?}", serving.own);
+}
+
+/// A program can have another process's end of a connection, for example by connecting to it. Handed on, it would have spoken for
+/// that process.
+#[test]
+fn connection_is_handed_on_for_the_process_alone_that_made_it() {
+    let pair = "pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)\nsay(pair[0].fileno())";
+    let mut subject = Subject::start(&format!("{pair}\n{PROGRAM}"));
+    let number: i32 = subject.line().parse().expect("a number");
+    let (mut serving, _agent, _) = serving(&subject);
+    let dir = tempfile::tempdir().unwrap();
+    serving.place = Place::at(dir.path());
+    let service = SeqpacketListener::bind(&serving.place.hand_socket(), Files::Taken).unwrap();
+    let mut is_handed_on = |file| {
+        assert!(serving.hear(Some(FromAttached::Connect(Server::Worker)), vec![file]).is_none());
+        service.accept().unwrap().is_some()
+    };
+    assert!(!is_handed_on(Seqpacket::pair().unwrap().0.into()));
+    assert!(is_handed_on(act::file_of_thread(subject.leader(), number).unwrap()));
+    subject.tell_to_end();
 }

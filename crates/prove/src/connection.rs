@@ -12,7 +12,7 @@ use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use wire::prove::{
-    ANSWER_BYTES, FOLLOW_FORKS, FOLLOWS_FORKS, KEEP, Kind, PROVE_PAGES, Proof, QUESTION_BYTES, Question, decode_lend,
+    ANSWER_BYTES, FOLLOW_FORKS, FOLLOWS_FORKS, Kind, PROVE_PAGES, Proof, QUESTION_BYTES, Question, decode_lend,
     encode_answer,
 };
 
@@ -64,11 +64,13 @@ pub fn serve(socket: Seqpacket, mut pagemap: Option<Pagemap>, shared: &Shared) -
             }
             (None, _) => {}
             (Some(file), frame) if frame == FOLLOW_FORKS && files.is_empty() => {
-                keep::follow_forks(file)?;
+                keep::follow_forks(socket.peer()?, file)?;
                 socket.send(&FOLLOWS_FORKS, &[])?;
                 continue;
             }
-            (Some(file), frame) if frame == KEEP && files.is_empty() => return keep::serve(socket, file),
+            (Some(file), frame) if keep::is_first(frame) && files.is_empty() => {
+                return keep::serve(socket, frame, file);
+            }
             _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "it sent files")),
         }
         let asked = Question::decode(&question[..bytes]).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;

@@ -14,7 +14,9 @@
 //! - Through a userfaultfd it maps only zeros, and pages of the file that is mapped anyway. It does so in the address
 //!   space of the process that opened the userfaultfd, when that process asks for it. A peer that hands over another
 //!   process's userfaultfd could do the same itself.
-//! - A peer may clear the flag by which reading does not wait. That holds up the thread of this one connection.
+//! - It follows children of members alone, and so many for each user ([`crate::places`]), which it answers before the member relies
+//!   on it. It takes no userfaultfd that nobody has begun.
+//! - A peer may clear the flag by which reading does not wait. That holds up the thread of this one connection, until it next waits.
 //!
 //! **A keeper that is killed** has a successor, its standby ([`act::Standby`]). That has the same descriptors at every instant, and
 //! the journal of what was read ([`act::Journal`]). Members' connections stay open, so that members do not notice. It follows these
@@ -24,31 +26,31 @@
 //! keeper ([`hand_on`]): those of members that live by way of these. A member does not know of children that its child has forked.
 //!
 //! A member holds on to what it has handed over, and follows its children by itself when the connection is closed. So the keeper
-//! has stopped to read by then, and a child that an agent has claimed (`lend`) is left alone by either.
+//! has stopped to read by then, and a child that an agent has claimed (`lend`) is left alone by either. Each takes one of the member's
+//! descriptors. When these run short, it leaves its children to the keeper and its standby alone ([`wire::prove::ALONE`]).
 
+use crate::places::{self, Place};
 use act::{About, Follower, Inheritance, Inherited, Journal, Purpose, Told, Userfault};
-use host::{Received, Seqpacket};
+use cli::note;
+use host::{Peer, Received, Seqpacket};
 use page::PageSet;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
-use wire::prove::KEEP;
+use wire::prove::{ALONE, ALONE_TOO, KEEP, KEEP_BYTES, Kept as Answer, decode_keep, encode_kept};
 
-/// Most children that are followed at a time: of one member, and of all.
-const MOST_CHILDREN: (usize, usize) = (1024, 8192);
 /// Time between two checks for children that have ended: 1 s.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Wait before the next attempt at discards that the kernel has reported and not carried out yet: 1 ms.
 const SETTLE_AFTER: Duration = Duration::from_millis(1);
 /// Time between two checks whether the agent in a child has given up its claim: 20 ms.
 const CLAIMED_EVERY: Duration = Duration::from_millis(20);
-
-/// Number of all children that are followed.
-static CHILDREN: AtomicUsize = AtomicUsize::new(0);
+/// Pause after a message that could not be read, or of a file that counts as readable at all times: 20 ms.
+const SPARED_FOR: Duration = CLAIMED_EVERY;
 
 /// A connection to the next supervisor's keeper.
 static SUCCESSOR: Mutex<Option<Seqpacket>> = Mutex::new(None);
@@ -63,8 +65,9 @@ static ALL: Mutex<Vec<Weak<Kept>>> = Mutex::new(Vec::new());
 pub struct Kept {
     watch: Arc<Userfault>,
     follower: Mutex<Follower>,
-    /// Whether a child of the member's has forked it, so that the member does not know of it.
-    is_born: bool,
+    /// Whether the member will not follow it again: a child of the member's has forked it, or the member has said so.
+    is_born: AtomicBool,
+    place: Place,
     /// Whether its nursery has ended, so that the member follows it.
     is_given_back: AtomicBool,
     /// The layout in memory of the member that handed it over, and so its own.
@@ -75,6 +78,10 @@ impl Kept {
     /// Whether it has this layout, and so is of the same family as the process that has it, in all likelihood.
     pub fn has_layout(&self, layout: Option<(u64, u64)>) -> bool {
         layout.is_some() && self.layout == layout
+    }
+
+    fn is_alone(&self) -> bool {
+        self.is_born.load(Ordering::SeqCst)
     }
 
     /// Whether nobody but this process reads the kernel's messages about it, and nobody will that does not look for a claim which
@@ -111,10 +118,12 @@ pub fn begin_journal() -> io::Result<Arc<Journal>> {
 /// Follows the children of a keeper that was killed.
 pub fn succeed(inheritance: Inheritance) {
     let Inheritance { mut children, sockets } = inheritance;
-    let mut nurseries: Vec<(Option<i32>, Option<Seqpacket>)> = vec![(None, None)];
-    nurseries.extend(sockets.into_iter().map(|(number, socket)| (Some(number), Some(socket.into()))));
+    let sockets = sockets.into_iter().map(|(number, socket)| (Some(number), Some(Seqpacket::from(socket))));
+    let nurseries: Vec<_> = [(None, None)].into_iter().chain(sockets).collect();
+    // No supervisor tells of others.
+    places::claims().users = nurseries.iter().map(|(_, socket)| peer_of(socket.as_ref()).uid).collect();
     for (number, socket) in nurseries {
-        let mut nursery = Nursery::new(number, None);
+        let mut nursery = Nursery::new(number, None, peer_of(socket.as_ref()));
         for Inherited { follower, about } in children.extract_if(.., |child| child.about.socket == number) {
             nursery.layout = Some(about.layout).filter(|layout| *layout != (0, 0));
             nursery.push(follower, about.is_born);
@@ -123,9 +132,15 @@ pub fn succeed(inheritance: Inheritance) {
     }
 }
 
+/// The member that hands children over through a socket. Without one, children count as the keepers' own.
+fn peer_of(socket: Option<&Seqpacket>) -> Peer {
+    let peer = socket.and_then(|socket| socket.peer().ok());
+    peer.unwrap_or_else(|| Peer { pid: 0, uid: rustix::process::getuid().as_raw() })
+}
+
 /// Whether any child is followed.
 pub fn has_children() -> bool {
-    CHILDREN.load(Ordering::SeqCst) > 0
+    !all().is_empty()
 }
 
 /// Has all children be handed on as soon as the next supervisor's keeper listens at `path`. To be called again and again, by a
@@ -141,19 +156,34 @@ pub fn hand_on(path: &Path) {
 /// Begins a member's userfaultfd with events of forks.
 ///
 /// # Errors
-/// The file is no userfaultfd, was begun before, or the kernel lacks events of forks.
-pub fn follow_forks(file: OwnedFd) -> io::Result<()> {
+/// The peer has no claim; the file is no userfaultfd, was begun before, or the kernel lacks events of forks.
+pub fn follow_forks(peer: Peer, file: OwnedFd) -> io::Result<()> {
+    may(peer)?;
     Userfault::from_fd(file)?.begin(Purpose::FollowForks)
 }
 
-/// Follows a child of a member, and the children that the member hands over later. Returns when no child is left and
-/// the member has hung up.
+/// # Errors
+/// The peer has no claim to have its children followed.
+fn may(peer: Peer) -> io::Result<()> {
+    let why = || io::Error::other(format!("process {} of user {} is no member", peer.pid, peer.uid));
+    places::claims().has(peer).then_some(()).ok_or_else(why)
+}
+
+/// Whether a frame is one of [`serve`]'s, if it comes with a file.
+pub fn is_first(frame: &[u8]) -> bool {
+    frame == KEEP || decode_keep(frame).is_some()
+}
+
+/// Follows a child of a member, which this first frame hands over, and those that the member hands over later. Returns when no child
+/// is left and the member has hung up.
 ///
 /// # Errors
-/// The file is no userfaultfd.
-pub fn serve(socket: Seqpacket, first: OwnedFd) -> io::Result<()> {
-    let mut nursery = Nursery::new(Some(socket.as_fd().as_raw_fd()), host::peer_layout(&socket));
-    nursery.add(Userfault::from_fd(first)?);
+/// The peer has no claim, or the file is no userfaultfd that somebody has begun.
+pub fn serve(socket: Seqpacket, frame: &[u8], first: OwnedFd) -> io::Result<()> {
+    let peer = socket.peer()?;
+    may(peer)?;
+    let mut nursery = Nursery::new(Some(socket.as_fd().as_raw_fd()), host::peer_layout(&socket), peer);
+    nursery.take(&socket, frame, Some(first))?;
     nursery.serve(Some(socket))
 }
 
@@ -164,11 +194,17 @@ struct Nursery {
     layout: Option<(u64, u64)>,
     /// The number of the member's socket, for a successor.
     number: Option<i32>,
+    peer: Peer,
+    /// Whether children are given back to the member, which has sent what it should not, and is not heard any more.
+    gives_back: bool,
+    /// Whether something could not be read, or counts as readable at all times.
+    is_to_spare: bool,
 }
 
 impl Nursery {
-    fn new(number: Option<i32>, layout: Option<(u64, u64)>) -> Self {
-        Self { children: Vec::new(), next_look: Instant::now() + LOOK_EVERY, layout, number }
+    fn new(number: Option<i32>, layout: Option<(u64, u64)>, peer: Peer) -> Self {
+        let (children, next_look) = (Vec::new(), Instant::now() + LOOK_EVERY);
+        Self { children, next_look, layout, number, peer, gives_back: false, is_to_spare: false }
     }
 
     /// Ends when no child is left and the member has hung up.
@@ -181,9 +217,9 @@ impl Nursery {
 
     fn serve_until_the_end(&mut self, socket: &mut Option<Seqpacket>) -> io::Result<()> {
         while socket.is_some() || !self.children.is_empty() {
-            self.wait(socket.as_ref())?;
+            self.wait(socket.as_ref().filter(|_| !self.gives_back))?;
             if let Some(open) = &*socket
-                && !self.take_from(open)?
+                && !self.hear(open)
             {
                 // From here on its number may be another file's.
                 if let (Some(journal), Some(number)) = (JOURNAL.get(), self.number.take()) {
@@ -199,51 +235,112 @@ impl Nursery {
         Ok(())
     }
 
-    fn add(&mut self, child: Userfault) {
-        self.push(Follower::of_child(child, PageSet::new()), false);
+    /// Does what the member asks. Returns whether it may ask more. One that has sent what it should not gets its children back, as soon
+    /// as it need not know what was read about them.
+    fn hear(&mut self, socket: &Seqpacket) -> bool {
+        match if self.gives_back { Ok(true) } else { self.take_from(socket) } {
+            Ok(false) => return false,
+            Ok(true) => {}
+            Err(e) => {
+                note!("prover: process {} gets its children back: {e}", self.peer.pid);
+                self.gives_back = true;
+            }
+        }
+        let is_done = self.gives_back && self.are_all_at_rest();
+        if is_done {
+            self.children.retain(|child| child.is_alone() || child.is_given_back.swap(true, Ordering::SeqCst));
+        }
+        !is_done
     }
 
-    /// Follows a child, unless there are too many: a member that forks more harms only its own children.
+    fn are_all_at_rest(&self) -> bool {
+        self.children.iter().all(|child| child.try_hold().is_some_and(|follower| follower.is_at_rest()))
+    }
+
+    /// Follows a child that was handed over, if that is alive.
+    fn add(&mut self, file: OwnedFd) -> io::Result<()> {
+        let child = Follower::of_child(Userfault::from_fd(file)?, PageSet::new());
+        match child.is_alive() {
+            true => self.push(child, false),
+            false if child.watch().is_begun() => {}
+            false => return Err(io::ErrorKind::InvalidData.into()),
+        }
+        Ok(())
+    }
+
+    /// Follows a child.
     fn push(&mut self, mut child: Follower, is_born: bool) {
-        if self.children.len() < MOST_CHILDREN.0 && CHILDREN.load(Ordering::SeqCst) < MOST_CHILDREN.1 {
-            CHILDREN.fetch_add(1, Ordering::SeqCst);
-            let about = About { socket: self.number, layout: self.layout.unwrap_or_default(), is_born };
-            if let Some(journal) = JOURNAL.get() {
-                child.keep_journal(journal, about);
+        let place = Place::take(self.peer.uid, self.children.len());
+        let about = About { socket: self.number, layout: self.layout.unwrap_or_default(), is_born };
+        match JOURNAL.get() {
+            Some(journal) if place.is_placed => child.keep_journal(journal, about),
+            _ => child.leave_journal(),
+        }
+        let (watch, is_given_back, is_born) = (child.shared_watch(), AtomicBool::new(false), AtomicBool::new(is_born));
+        let (follower, layout) = (Mutex::new(child), self.layout);
+        let kept = Arc::new(Kept { watch, follower, is_born, place, is_given_back, layout });
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|one| one.strong_count() > 0);
+        all.push(Arc::downgrade(&kept));
+        drop(all);
+        self.children.push(kept);
+    }
+
+    /// Does what a frame of the member's asks.
+    ///
+    /// # Errors
+    /// It asks something else, hands over a userfaultfd that nobody has begun, or does not read.
+    fn take(&mut self, socket: &Seqpacket, frame: &[u8], file: Option<OwnedFd>) -> io::Result<()> {
+        let may_have_another = places::may_have_another(self.peer.uid);
+        let answer =
+            |frame: &[u8]| socket.send(frame, &[])?.then_some(()).ok_or_else(|| io::ErrorKind::WouldBlock.into());
+        match file {
+            Some(file) if let Some(number) = decode_keep(frame) => {
+                let mut kept = Answer::No;
+                if may_have_another {
+                    self.add(file)?;
+                    kept = self.children.last().map_or(Answer::Yes, |child| child.place.answer(self.children.len()));
+                }
+                answer(&encode_kept(number, kept))
             }
-            let (watch, is_given_back) = (child.shared_watch(), AtomicBool::new(false));
-            let kept =
-                Arc::new(Kept { watch, follower: Mutex::new(child), is_born, is_given_back, layout: self.layout });
-            let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-            all.retain(|one| one.strong_count() > 0);
-            all.push(Arc::downgrade(&kept));
-            drop(all);
-            self.children.push(kept);
+            // Another keeper relies on it.
+            Some(file) if frame == KEEP && (may_have_another || places::is_keepers(self.peer.uid)) => self.add(file),
+            None if frame == ALONE => {
+                for child in &self.children {
+                    child.is_born.store(true, Ordering::SeqCst);
+                    child.follower.lock().unwrap_or_else(PoisonError::into_inner).leave_alone();
+                }
+                answer(&ALONE_TOO)
+            }
+            _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }
 
-    /// Takes the children that the member hands over. Returns whether more may come.
+    /// Does what the member asks. Returns whether it may ask more.
     ///
     /// # Errors
-    /// The member sends something else. It is hung up on, and follows its children by itself.
+    /// As [`Nursery::take`].
     fn take_from(&mut self, socket: &Seqpacket) -> io::Result<bool> {
-        let (mut frame, mut files) = ([0; 8], Vec::new());
+        let (mut frame, mut files) = ([0; KEEP_BYTES + 1], Vec::new());
         loop {
             match socket.receive(&mut frame, &mut files)? {
                 Received::Nothing => return Ok(true),
                 Received::Closed => return Ok(false),
-                Received::Frame(bytes) if frame[..bytes] == KEEP && files.len() == 1 => {
-                    files
-                        .pop()
-                        .into_iter()
-                        .try_for_each(|file| Userfault::from_fd(file).map(|child| self.add(child)))?;
+                Received::Frame(bytes) => {
+                    let file = files.pop();
+                    if !files.is_empty() {
+                        return Err(io::ErrorKind::InvalidData.into());
+                    }
+                    self.take(socket, &frame[..bytes], file)?;
                 }
-                Received::Frame(_) => return Err(io::ErrorKind::InvalidData.into()),
             }
         }
     }
 
-    fn wait(&self, socket: Option<&Seqpacket>) -> io::Result<()> {
+    fn wait(&mut self, socket: Option<&Seqpacket>) -> io::Result<()> {
+        if std::mem::take(&mut self.is_to_spare) {
+            std::thread::sleep(SPARED_FOR);
+        }
         let (mut watched, mut time) = (Vec::with_capacity(self.children.len()), LOOK_EVERY);
         for child in &self.children {
             // If somebody else has it, it is about to be claimed.
@@ -259,7 +356,12 @@ impl Nursery {
         }
         let mut fds: Vec<PollFd<'_>> = watched.iter().map(|watch| PollFd::new(&***watch, PollFlags::IN)).collect();
         fds.extend(socket.map(|socket| PollFd::new(socket, PollFlags::IN)));
-        match poll(&mut fds, Timespec::try_from(time).ok().as_ref()) {
+        let waited = poll(&mut fds, Timespec::try_from(time).ok().as_ref());
+        for (watch, _) in watched.iter().zip(&fds).filter(|(_, fd)| fd.revents().contains(PollFlags::ERR)) {
+            watch.do_not_wait();
+            self.is_to_spare = true;
+        }
+        match waited {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(e) => Err(e.into()),
         }
@@ -270,21 +372,17 @@ impl Nursery {
     fn hand_on(&mut self, has_member: bool) -> bool {
         let successor = SUCCESSOR.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(socket) = successor.as_ref() else { return false };
-        let all_at_rest =
-            self.children.iter().all(|child| child.try_hold().is_some_and(|follower| follower.is_at_rest()));
-        if has_member && !all_at_rest {
+        if has_member && !self.are_all_at_rest() {
             return false;
         }
-        let before = self.children.len();
         self.children.retain(|child| {
             let Some(mut follower) = child.try_hold() else { return true };
-            let may = follower.is_at_rest() && !follower.is_claimed() && (child.is_born || !has_member);
+            let may = follower.is_at_rest() && !follower.is_claimed() && (child.is_alone() || !has_member);
             let is_taken = may && socket.send(&KEEP, &[child.watch.as_fd()]).is_ok_and(|sent| sent);
             child.is_given_back.fetch_or(is_taken, Ordering::SeqCst);
             !is_taken
         });
-        CHILDREN.fetch_sub(before - self.children.len(), Ordering::SeqCst);
-        has_member && self.children.iter().all(|child| !child.is_born)
+        has_member && self.children.iter().all(|child| !child.is_alone())
     }
 
     /// Handles the events of all children, and forgets children that have ended.
@@ -293,26 +391,42 @@ impl Nursery {
         if is_due {
             self.next_look = Instant::now() + LOOK_EVERY;
         }
-        let (before, mut born) = (self.children.len(), Vec::new());
+        if !places::may_have_another(self.peer.uid) {
+            // The next message may be of a fork.
+            self.is_to_spare = true;
+            return self.forget_ended(is_due);
+        }
+        let (mut born, mut is_unread) = (Vec::new(), false);
         self.children.retain(|child| {
             let Some(mut child) = child.try_hold() else { return true };
             loop {
                 match child.read() {
                     Ok(Told::Touch | Told::Discard | Told::Move(..)) => {}
                     Ok(Told::Birth(next)) => born.push(*next),
-                    Ok(Told::Nothing) | Err(_) => break,
+                    Ok(Told::Nothing) => break,
+                    // For example, no descriptor is left for a child of it.
+                    Err(_) => {
+                        is_unread = true;
+                        break;
+                    }
                 }
             }
-            child.settle().is_ok() && (!is_due || child.is_alive())
+            child.settle().is_ok()
         });
-        CHILDREN.fetch_sub(before - self.children.len(), Ordering::SeqCst);
+        self.is_to_spare |= is_unread;
+        self.forget_ended(is_due);
         born.into_iter().for_each(|child| self.push(child, true));
+    }
+
+    fn forget_ended(&mut self, is_due: bool) {
+        if is_due {
+            self.children.retain(|child| child.try_hold().is_none_or(|child| child.is_alive()));
+        }
     }
 }
 
 impl Drop for Nursery {
     fn drop(&mut self) {
         self.children.iter().for_each(|child| child.is_given_back.store(true, Ordering::SeqCst));
-        CHILDREN.fetch_sub(self.children.len(), Ordering::SeqCst);
     }
 }

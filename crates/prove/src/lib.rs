@@ -86,6 +86,7 @@ mod connection;
 mod drain;
 mod keep;
 mod lend;
+mod places;
 mod reference_counts;
 mod serve;
 

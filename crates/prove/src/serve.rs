@@ -3,6 +3,7 @@
 use crate::ReferenceCounts;
 use crate::connection::{self, Shared};
 use crate::keep;
+use crate::places::{self, Claims};
 use act::{Inheritance, Journal, Standby};
 use anyhow::Context;
 use cli::note;
@@ -22,8 +23,8 @@ const PLACES: Shares = Shares { most: 2048, roots: 256, others: (256, 32) };
 const PAUSE: Duration = Duration::from_millis(200);
 /// Longest time between two attempts at a standby: 1 s.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// Longest list of users, in bytes.
-const USERS_BYTES: usize = 64 << 10;
+/// Longest list of users and members, in bytes.
+const USERS_BYTES: usize = 128 << 10;
 /// Stack of a connection's thread, in bytes: its calls are not deep.
 const STACK_BYTES: usize = 128 << 10;
 
@@ -33,9 +34,9 @@ pub struct Serving<'a> {
     pub listener: SeqpacketListener,
     /// A pidfd of the supervisor.
     pub supervisor: &'a OwnedFd,
-    /// Through it, the supervisor says which users have members: a frame of all their numbers, 4 bytes each,
-    /// little-endian. A frame that carries a file hands on the connection of a member that cannot connect by itself. A second
-    /// file is that member's pagemap.
+    /// Through it, the supervisor says who has a claim to places, by numbers of 4 bytes each, little-endian. They are the users with
+    /// members, `u32::MAX`, and the members' process ids. A frame that carries a file hands on the connection of a member that cannot
+    /// connect by itself. A second file is that member's pagemap.
     pub users: Seqpacket,
 }
 
@@ -124,7 +125,9 @@ fn accept_all(with: &Serving<'_>, counts: ReferenceCounts, successor: &mut Succe
         successor.look();
         while let Ok(Received::Frame(bytes)) = with.users.receive(&mut buffer, &mut files) {
             if files.is_empty() {
-                members = buffer[..bytes].as_chunks().0.iter().map(|uid| u32::from_le_bytes(*uid)).collect();
+                let claims = Claims::of(&buffer[..bytes]);
+                members.clone_from(&claims.users);
+                *places::claims() = claims;
             }
             let mut handed = files.drain(..);
             if let Some(connection) = handed.next() {

@@ -3,21 +3,30 @@
 use act::Role;
 use api::hand::{self, Server};
 use cli::note;
-use host::{Seqpacket, SeqpacketListener};
+use host::{Peer, Seqpacket, Shares};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// Time for one that connects to hand something on: 2 s.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Most that have connected, and have handed on nothing.
-const MOST: usize = 64;
+/// Places for those that have connected, and have handed on nothing. Users with members have a claim.
+const PLACES: Shares = Shares { most: 512, roots: 128, others: (64, 8) };
+
+/// One that has connected, and has handed on nothing.
+#[derive(Debug)]
+struct Silent {
+    socket: Seqpacket,
+    uid: u32,
+    since: Instant,
+}
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Handed {
     /// Those that have connected, and have handed on nothing.
-    silent: Vec<(Seqpacket, Instant)>,
+    silent: Vec<Silent>,
     /// The agent's object.
     object: Option<OwnedFd>,
 }
@@ -25,18 +34,22 @@ pub struct Handed {
 impl Handed {
     /// The sockets that are to be waited for.
     pub fn sockets(&self) -> impl Iterator<Item = PollFd<'_>> {
-        self.silent.iter().map(|(socket, _)| PollFd::new(socket, PollFlags::IN))
+        self.silent.iter().map(|silent| PollFd::new(&silent.socket, PollFlags::IN))
     }
 
-    /// Accepts those who connect, and takes what they hand on.
-    pub fn take(&mut self, listener: &SeqpacketListener) -> Vec<(Server, Seqpacket)> {
-        while self.silent.len() < MOST
-            && let Ok(Some(socket)) = listener.accept()
-        {
-            self.silent.push((socket, Instant::now()));
+    /// Gives one that has connected a place, if its user may have another one. Others are hung up on, and try again.
+    pub fn add(&mut self, socket: Seqpacket, claims: &BTreeSet<u32>) {
+        let taken = self.silent.iter().map(|silent| silent.uid);
+        let Ok(uid) = Peer::user_of(&socket) else { return };
+        if PLACES.have_room(uid, claims, taken) {
+            self.silent.push(Silent { socket, uid, since: Instant::now() });
         }
+    }
+
+    /// Takes what was handed on.
+    pub fn take(&mut self) -> Vec<(Server, Seqpacket)> {
         let (mut all, object) = (Vec::new(), &mut self.object);
-        self.silent.retain(|(socket, since)| match hand::take(socket) {
+        self.silent.retain(|Silent { socket, since, .. }| match hand::take(socket) {
             Ok(None) => since.elapsed() < PATIENCE,
             Ok(Some(hand::Handed::Connection(server, socket))) => {
                 all.push((server, socket));

@@ -33,8 +33,11 @@ const ASK_EVERY: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Frame with which it is handed a connection.
 const HANDED: &[u8] = b"h";
-/// Most users that it is told of: as many as fit into its buffer.
-const MOST_USERS: usize = 16 << 10;
+/// Most users, and most members, that it is told of: as many as fit into its buffer.
+const MOST_TOLD: usize = 15 << 10;
+
+/// Users who have members or are workers', and the members' processes.
+type Claims = (BTreeSet<u32>, BTreeSet<u32>);
 
 /// The prover.
 pub struct Prover {
@@ -44,7 +47,7 @@ pub struct Prover {
     since: Instant,
     backoff: Backoff,
     /// The socket through which it is told which users have members, and whom it was told.
-    users: Option<(Seqpacket, BTreeSet<u32>)>,
+    users: Option<(Seqpacket, Claims)>,
     /// The supervisor's own connection to it, the time of the last question, and whether that was answered.
     watch: Option<(act::Prover, Instant, bool)>,
 }
@@ -102,7 +105,7 @@ impl Prover {
             Ok((process, users)) => {
                 note!("prover started: process {}", process.pid);
                 self.process = Some(process);
-                self.users = Some((users, BTreeSet::new()));
+                self.users = Some((users, Claims::default()));
             }
             // A socket that nobody answers would keep members waiting.
             Err(e) if is_missing(&e) => {
@@ -119,13 +122,15 @@ impl Prover {
         self.backoff.failed(Duration::ZERO, Instant::now());
     }
 
-    /// Tells it which users have members or are workers'. These have places of their own there.
-    pub fn tell_users(&mut self, members: BTreeSet<u32>) {
-        let Some((socket, told)) = self.users.as_mut().filter(|(_, told)| *told != members) else { return };
-        let frame: Vec<u8> = members.iter().take(MOST_USERS).flat_map(|uid| uid.to_le_bytes()).collect();
+    /// Tells it which users have members or are workers', and which processes are members. These have places of their own there.
+    pub fn tell_claims(&mut self, users: BTreeSet<u32>, members: BTreeSet<u32>) {
+        let claims = (users, members);
+        let Some((socket, told)) = self.users.as_mut().filter(|(_, told)| *told != claims) else { return };
+        let (users, members) = (claims.0.iter().take(MOST_TOLD), claims.1.iter().take(MOST_TOLD));
+        let frame: Vec<u8> = users.chain([&u32::MAX]).chain(members).flat_map(|number| number.to_le_bytes()).collect();
         // If it reads nothing at the moment, it is told later.
-        if !frame.is_empty() && socket.send(&frame, &[]).is_ok_and(|sent| sent) {
-            *told = members;
+        if socket.send(&frame, &[]).is_ok_and(|sent| sent) {
+            *told = claims;
         }
     }
 

@@ -266,13 +266,12 @@ impl Supervisor {
         false
     }
 
-    fn accept(&mut self, agents: bool) -> Option<Seqpacket> {
+    fn accept(&mut self, at: impl Fn(&Self) -> &SeqpacketListener) -> Option<Seqpacket> {
         if self.accept_after.is_some_and(|after| after > Instant::now()) {
             return None;
         }
         self.accept_after = None;
-        let listener = if agents { &self.agents } else { &self.control };
-        listener.accept().unwrap_or_else(|e| {
+        at(self).accept().unwrap_or_else(|e| {
             note!("{e}");
             self.accept_after = Some(Instant::now() + PAUSE);
             None
@@ -281,14 +280,19 @@ impl Supervisor {
 
     fn accept_agents(&mut self) {
         for _ in 0..TURN {
-            let Some(socket) = self.accept(true) else { return };
+            let Some(socket) = self.accept(|this| &this.agents) else { return };
             self.accept_agent(socket);
         }
     }
 
     /// Takes over the connections of agents that cannot connect by themselves.
     fn accept_handed(&mut self) {
-        for (server, socket) in self.handed.take(&self.hand) {
+        for _ in 0..TURN {
+            let Some(socket) = self.accept(|this| &this.hand) else { break };
+            let members = self.registry.state.members().iter().map(|member| member.uid);
+            self.handed.add(socket, &members.collect());
+        }
+        for (server, socket) in self.handed.take() {
             match server {
                 Server::Worker => self.accept_agent(socket),
                 Server::Prover => {
@@ -332,7 +336,7 @@ impl Supervisor {
 
     fn accept_clients(&mut self) {
         for _ in 0..TURN {
-            let Some(socket) = self.accept(false) else { return };
+            let Some(socket) = self.accept(|this| &this.control) else { return };
             self.clients.add(socket, &self.registry);
         }
     }
@@ -425,17 +429,18 @@ impl Supervisor {
 
     fn start_workers(&mut self) {
         let now = Instant::now();
-        let state = &self.registry.state;
-        let members = state.members().iter().map(|member| member.uid);
-        let has_worker = |group: &String| self.registry.groups.get(group).is_some_and(|group| group.worker.is_some());
-        let workers = state.worker_uids.iter().filter(|(group, _)| has_worker(group)).map(|(_, uid)| *uid);
-        self.prover.tell_users(members.chain(workers).collect());
         if self.prover.start_at(now).is_some_and(|at| at <= now) {
             match self.registry.worker_uid(PROVER) {
                 Ok(uid) => self.prover.start(uid),
                 Err(why) => self.prover.not_started(&why),
             }
         }
+        let state = &self.registry.state;
+        let users = state.members().iter().map(|member| member.uid);
+        let has_worker = |group: &String| self.registry.groups.get(group).is_some_and(|group| group.worker.is_some());
+        let workers = state.worker_uids.iter().filter(|(group, _)| has_worker(group)).map(|(_, uid)| *uid);
+        let members = state.members().iter().map(|member| member.identity.pid);
+        self.prover.tell_claims(users.chain(workers).collect(), members.collect());
         self.start_web(now);
         self.balancer.start_if_due(now);
         self.enroller

@@ -16,13 +16,15 @@
 //! of the caller's, and an answer is read from one.
 //!
 //! The prover's process is also the *keeper*. It has the right to switch on events of forks, and it follows children of
-//! members after their parents have ended. The agent sends it a userfaultfd with a frame of one byte, which says what
-//! the userfaultfd is for:
+//! members after their parents have ended. It does so for users who have members, and for members. The agent sends it a userfaultfd
+//! with a frame, which says what the userfaultfd is for:
 //!
 //! | frame | the keeper | answer |
 //! |---|---|---|
 //! | [`FOLLOW_FORKS`] | begins the userfaultfd with events of forks | [`FOLLOWS_FORKS`] |
-//! | [`KEEP`] | follows the member's child whose userfaultfd it is | none |
+//! | a letter and a number ([`encode_keep`]) | follows the member's child whose userfaultfd it is | that number, and whether it does ([`Kept`]) |
+//! | [`KEEP`] | the same, for agents of earlier versions, and for a keeper that hands on | none |
+//! | [`ALONE`], without a file | notes that the member holds on to none of its children | [`ALONE_TOO`] |
 //!
 //! An agent that leaves a forked child asks for the child's own userfaultfd, to make private what the child has inherited.
 //! From then on nobody else may read it, whoever is killed. So the agent claims it (`act::Userfault::claim`), and the keeper
@@ -58,8 +60,67 @@ pub const SLOTS: u8 = b's';
 pub const FOLLOW_FORKS: [u8; 1] = *b"f";
 /// Answer to [`FOLLOW_FORKS`].
 pub const FOLLOWS_FORKS: [u8; 1] = *b"y";
-/// Request to follow a member's child.
+/// Request to follow a member's child, which is not answered.
 pub const KEEP: [u8; 1] = *b"k";
+/// Word of an agent's that it will not follow those again that it has handed over so far.
+pub const ALONE: [u8; 1] = *b"a";
+/// Answer to [`ALONE`], before which the agent holds on to them.
+pub const ALONE_TOO: [u8; 1] = *b"A";
+
+/// Letter of a numbered request to follow a member's child.
+const NUMBERED_KEEP: u8 = b'K';
+/// Length of such a request, and of its answer, in bytes.
+pub const KEEP_BYTES: usize = 1 + size_of::<u32>();
+
+/// The answer to a numbered request to follow a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// It is followed.
+    Yes,
+    /// It is followed. Few places are left: the member is to fork none that would have to be followed.
+    Last,
+    /// It is not followed, and nothing of it was read.
+    No,
+}
+
+/// A request of this number to follow a member's child.
+pub fn encode_keep(number: u32) -> [u8; KEEP_BYTES] {
+    with_letter(NUMBERED_KEEP, number)
+}
+
+/// The number of such a request; `None` if it is none.
+pub fn decode_keep(frame: &[u8]) -> Option<u32> {
+    let [NUMBERED_KEEP, number @ ..] = frame else { return None };
+    Some(u32::from_le_bytes(number.try_into().ok()?))
+}
+
+/// The answer to the request of this number.
+pub fn encode_kept(number: u32, kept: Kept) -> [u8; KEEP_BYTES] {
+    let letter = match kept {
+        Kept::Yes => b'y',
+        Kept::Last => b'f',
+        Kept::No => b'n',
+    };
+    with_letter(letter, number)
+}
+
+/// The number and the meaning of such an answer; `None` if it is none.
+pub fn decode_kept(frame: &[u8]) -> Option<(u32, Kept)> {
+    let (letter, number) = frame.split_first()?;
+    let kept = match letter {
+        b'y' => Kept::Yes,
+        b'f' => Kept::Last,
+        b'n' => Kept::No,
+        _ => return None,
+    };
+    Some((u32::from_le_bytes(number.try_into().ok()?), kept))
+}
+
+fn with_letter(letter: u8, number: u32) -> [u8; KEEP_BYTES] {
+    let mut frame = [letter; KEEP_BYTES];
+    frame[1..].copy_from_slice(&number.to_le_bytes());
+    frame
+}
 
 /// Letter of a request to lend a userfaultfd.
 const LEND: u8 = b'l';

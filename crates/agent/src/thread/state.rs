@@ -77,7 +77,10 @@ impl Agent {
                     follow_forks(self.asked, folder, &mut self.silence);
                 }
                 stats.vmas = folder.vmas();
-                let forks = self.forks.rests(Instant::now()).map(often_forks);
+                let forks = self.forks.rests(Instant::now()).map(|left| match self.forks.are_too_many() {
+                    true => many_children(left),
+                    false => often_forks(left),
+                });
                 let left_out = if unfollowed > 0 { Some(UNFOLLOWED) } else { forks.as_deref().or(shut) };
                 let refusal = self.asked.refusal().filter(|_| pace.fold == FoldMode::On);
                 refusal.map(|why| (MemberState::NoMove, why)).unwrap_or_else(|| {
@@ -105,6 +108,15 @@ fn often_forks(left: Duration) -> String {
     format!(
         "the program forks so often that its children's copies of mappings took more time than folding may: the shortest \
          runs are private again, and nothing more is folded for {} s",
+        left.as_secs() + 1
+    )
+}
+
+/// A message for people: why a program with many children is not folded.
+fn many_children(left: Duration) -> String {
+    format!(
+        "as many of the program's forked children live as are followed for one program (512, or half of RLIMIT_NOFILE), or for all of \
+         its user's: its memory is private again, and nothing more is folded for {} s",
         left.as_secs() + 1
     )
 }

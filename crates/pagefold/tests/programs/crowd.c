@@ -1,0 +1,137 @@
+/* Children of a member discard memory that maps the pool, by a bare system call, all at once. Each has to read zeros there, also when
+ * their parent has ended. They are made by the bare system call, too, and never end before.
+ *
+ *   cc -O1 -o crowd crowd.c; crowd CHILDREN
+ *
+ * Prints lines of JSON: how many children were made; and, once its input has ended, how many of them hung while their parent lived
+ * or after its end, and have read something else. */
+#define _GNU_SOURCE
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PAGES = 2048, PAGE = 4096, MOST = 4096, PATIENCE = 60 };
+static struct told { volatile int made, rounds, over, done[2][MOST], wrong[MOST]; } *told;
+
+static long bare(long number, long a, long b, long c)
+{
+	long answer;
+	__asm__ volatile("syscall" : "=a"(answer) : "a"(number), "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
+	return answer;
+}
+
+static void rest(long ms) { bare(SYS_nanosleep, (long)&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, 0, 0); }
+
+static size_t folded_kib(void)
+{
+	char line[512];
+	unsigned long from, to;
+	size_t kib = 0;
+	FILE *maps = fopen("/proc/self/maps", "r");
+
+	while (fgets(line, sizeof line, maps))
+		if (strstr(line, "/memfd:pagefold-") && strstr(line, "rw-p") && sscanf(line, "%lx-%lx", &from, &to) == 2)
+			kib += (to - from) >> 10;
+	fclose(maps);
+	return kib;
+}
+
+/* One page in each of two rounds: while its parent lives, and afterwards. */
+static void child(char *area, int me)
+{
+	for (int round = 0; round < 2; round++) {
+		char *page = area + (size_t)((me + round * PAGES / 2) % PAGES) * PAGE;
+
+		while (told->rounds <= round && !told->over)
+			rest(50);
+		bare(SYS_madvise, (long)page, PAGE, MADV_DONTNEED);
+		told->wrong[me] += *(volatile uint64_t *)page != 0;
+		told->done[round][me] = 1;
+	}
+	while (!told->over)
+		rest(100);
+	_exit(0);
+}
+
+/* The member. Its end is part of the test: children go on. */
+static void member(int children)
+{
+	char *area[2];
+
+	for (int which = 0; which < 2; which++) {
+		area[which] = mmap(0, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		for (size_t word = 0; word < PAGES * PAGE / 8; word++)
+			((uint64_t *)area[which])[word] = (word + 1) * 0x9e3779b97f4a7c15u | 1;
+	}
+	while (folded_kib() < 2 * PAGES * 4 * 9 / 10)
+		rest(100);
+	for (int me = 0; me < children; me++) {
+		if (!bare(SYS_fork, 0, 0, 0))
+			child(area[0], me);
+		told->made = me + 1;
+		rest(2);
+	}
+	while (told->rounds < 2)
+		rest(50);
+	_exit(0);
+}
+
+/* Waits for all children. Returns how many do nothing any more. */
+static int hang(int round, int children)
+{
+	for (int waited = 0;; waited++) {
+		int left = 0;
+
+		for (int me = 0; me < children; me++)
+			left += !told->done[round][me];
+		if (!left || waited > PATIENCE * 10)
+			return left;
+		rest(100);
+	}
+}
+
+int main(int count, char **words)
+{
+	int children = count > 1 ? atoi(words[1]) : 200, hung[2] = { -1, -1 }, wrong = 0;
+	char wait;
+	pid_t parent;
+
+	told = mmap(0, sizeof *told, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	parent = getpid();
+	/* One that maps nothing of the pool looks on. */
+	if (fork()) {
+		member(children);
+	}
+	for (int made = -1, waited = 0; told->made < children && waited < PATIENCE * 10; rest(100)) {
+		waited = told->made && made == told->made ? waited + 1 : 0;
+		made = told->made;
+	}
+	printf("{\"made\": %d}\n", told->made);
+	fflush(stdout);
+	if (told->made == children) {
+		while (read(0, &wait, 1) > 0)
+			;
+		told->rounds = 1;
+		hung[0] = hang(0, children);
+		told->rounds = 2;
+		while (getppid() == parent)
+			rest(50);
+		hung[1] = hang(1, children);
+	}
+	for (int me = 0; me < children; me++)
+		wrong += told->wrong[me];
+	printf("{\"hung\": %d, \"hung_later\": %d, \"wrong\": %d}\n", hung[0], hung[1], wrong);
+	fflush(stdout);
+	told->over = 1;
+	if (told->made < children)
+		kill(parent, SIGKILL);
+	return 0;
+}

@@ -1,0 +1,188 @@
+//! Places for children that are followed: whose they are, and what a child beyond them gets.
+//!
+//! ```text
+//!   a child of a member, or of a followed child
+//!     | a place of its user's share is free -----------> is followed, and so by a successor (`act::Journal`)
+//!     |   few are left ---------------------------------> the same; the member is told, makes its memory private, and folds nothing for
+//!     |                                                     a while: children that come later have nothing to be followed
+//!     | none is free -----------------------------------> is followed, and not by a successor; the member is told
+//!     | so many of its user's have none, too -----------> is left to its parent, if that is a member; nothing is read of its family
+//!                                                         until others have ended, if its parent is a followed child
+//! ```
+//!
+//! Nobody is followed whose user has no member, and who is none. So a stranger takes nothing.
+
+use host::{Peer, Shares};
+use rustix::process::getuid;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use wire::prove::Kept;
+
+/// Places of all users, and those of root's alone. There are none for users without members.
+const ALL: Shares = Shares { most: 8192, roots: 1024, others: (0, 0) };
+/// Places of one member.
+const OF_MEMBER: usize = 1024;
+/// Most children of one user that are followed without a place.
+const WITHOUT: usize = 4096;
+/// Part of a share from which on few places are left: 3/4.
+const FEW: (usize, usize) = (3, 4);
+/// Number that stands between the users and the processes in a frame of the supervisor's.
+const THEN_PROCESSES: u32 = u32::MAX;
+
+/// Users and processes that have a claim to places.
+#[derive(Debug)]
+pub struct Claims {
+    /// Users who have members, or are workers'.
+    pub users: BTreeSet<u32>,
+    members: BTreeSet<u32>,
+}
+
+impl Claims {
+    /// None at all.
+    pub const fn none() -> Self {
+        Self { users: BTreeSet::new(), members: BTreeSet::new() }
+    }
+
+    /// The claims that a supervisor tells.
+    pub fn of(frame: &[u8]) -> Self {
+        let numbers: Vec<u32> = frame.as_chunks().0.iter().map(|number| u32::from_le_bytes(*number)).collect();
+        let mut parts = numbers.split(|number| *number == THEN_PROCESSES).map(|part| part.iter().copied().collect());
+        Self { users: parts.next().unwrap_or_default(), members: parts.next().unwrap_or_default() }
+    }
+
+    /// Whether children of this process are followed. A keeper hands on what it follows to the next one, which has the same user.
+    pub fn has(&self, peer: Peer) -> bool {
+        peer.uid == 0 || is_keepers(peer.uid) || self.users.contains(&peer.uid) || self.members.contains(&peer.pid)
+    }
+}
+
+/// Whether this is the user of keepers.
+pub fn is_keepers(uid: u32) -> bool {
+    uid == getuid().as_raw()
+}
+
+static CLAIMS: Mutex<Claims> = Mutex::new(Claims::none());
+
+/// Children of each user: with a place, and without.
+static TAKEN: Mutex<BTreeMap<u32, [usize; 2]>> = Mutex::new(BTreeMap::new());
+
+/// The claims.
+pub fn claims() -> MutexGuard<'static, Claims> {
+    CLAIMS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn taken() -> MutexGuard<'static, BTreeMap<u32, [usize; 2]>> {
+    TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A child that is followed. Its place is free again when this is dropped.
+#[derive(Debug)]
+pub struct Place {
+    uid: u32,
+    /// Whether it has a place, and so a successor.
+    pub is_placed: bool,
+}
+
+impl Place {
+    /// That of a child of this user's, of whose family so many have one already.
+    pub fn take(uid: u32, of_family: usize) -> Self {
+        // Those that an earlier keeper has handed on, and those whose parents have ended, get whatever is free.
+        let uid = if is_keepers(uid) { 0 } else { uid };
+        let (users, mut taken) = (users_and(uid), taken());
+        let is_placed = of_family < OF_MEMBER && has_room(uid, &users, &taken, 0);
+        taken.entry(uid).or_default()[usize::from(!is_placed)] += 1;
+        Self { uid, is_placed }
+    }
+
+    /// The answer to a member whose child it is, of whose family so many have one.
+    pub fn answer(&self, of_family: usize) -> Kept {
+        let (users, taken) = (users_and(self.uid), taken());
+        let own = taken.get(&self.uid).map_or(0, |[placed, _]| *placed);
+        // As many again as a quarter of a share is three quarters of.
+        let is_plenty = has_room(self.uid, &users, &taken, own * (FEW.1 - FEW.0) / FEW.0);
+        let is_full = !self.is_placed || !is_plenty || of_family * FEW.1 >= OF_MEMBER * FEW.0;
+        if is_full { Kept::Last } else { Kept::Yes }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = taken();
+        if let Some(own) = taken.get_mut(&self.uid) {
+            own[usize::from(!self.is_placed)] -= 1;
+        }
+        taken.retain(|_, own| *own != [0, 0]);
+    }
+}
+
+/// Users with a claim, and this one: a member may have another user than it had when it became one.
+fn users_and(uid: u32) -> BTreeSet<u32> {
+    let mut users = claims().users.clone();
+    users.insert(uid);
+    users
+}
+
+/// Whether another child of this user's may be followed.
+pub fn may_have_another(uid: u32) -> bool {
+    taken().get(&uid).is_none_or(|[_, without]| *without < WITHOUT)
+}
+
+/// Whether a place is left for this user, besides so `many` more.
+fn has_room(uid: u32, users: &BTreeSet<u32>, taken: &BTreeMap<u32, [usize; 2]>, many: usize) -> bool {
+    let all = taken.iter().flat_map(|(user, [placed, _])| std::iter::repeat_n(*user, *placed));
+    ALL.have_room(uid, users, all.chain(std::iter::repeat_n(uid, many)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes places for a user, or more than there are. Says how many those were, and how many before few were left.
+    fn fill(uid: u32, places: &mut Vec<Place>) -> (usize, usize) {
+        let (mut placed, mut plenty) = (0, 0);
+        for own in 0..ALL.most {
+            let place = Place::take(uid, own);
+            let answer = place.answer(own + 1);
+            let is_placed = place.is_placed;
+            places.push(place);
+            if !is_placed {
+                assert_eq!(answer, Kept::Last);
+                break;
+            }
+            placed += 1;
+            plenty += usize::from(answer == Kept::Yes);
+        }
+        (placed, plenty)
+    }
+
+    /// Children beyond 1,024 of a member, and 8,192 in all, were dropped without a word, whoever had filled these.
+    #[test]
+    fn user_fills_own_share_and_is_told_before() {
+        claims().users = BTreeSet::from([7, 8]);
+        let mut places = Vec::new();
+        assert_eq!(fill(7, &mut places), (OF_MEMBER, OF_MEMBER * 3 / 4 - 1), "one member");
+        while fill(7, &mut places).0 > 0 {}
+        assert_eq!(taken()[&7][0], (8192 - 1024) / 2, "all members of one user");
+        assert_eq!(fill(8, &mut places), (OF_MEMBER, OF_MEMBER * 3 / 4 - 1), "another user's");
+        assert_eq!(fill(0, &mut places).0, OF_MEMBER, "root's");
+        while may_have_another(7) {
+            places.push(Place::take(7, 0));
+        }
+        assert!(may_have_another(8));
+        assert_eq!(taken()[&7][1], WITHOUT);
+        drop(places);
+        assert!(taken().is_empty());
+    }
+
+    #[test]
+    fn claims_are_those_of_users_and_of_members() {
+        let frame: Vec<u8> = [7, 8, THEN_PROCESSES, 4711].iter().flat_map(|number| number.to_le_bytes()).collect();
+        let claims = Claims::of(&frame);
+        let has = |pid, uid| claims.has(Peer { pid, uid });
+        assert_eq!([has(1, 7), has(4711, 33), has(1, 33), has(7, 33), has(1, 0)], [true, true, false, false, true]);
+        // As an earlier supervisor tells.
+        assert!(
+            Claims::of(&[9, 0, 0, 0]).has(Peer { pid: 1, uid: 9 }) && !Claims::of(&[]).has(Peer { pid: 9, uid: 9 })
+        );
+    }
+}
