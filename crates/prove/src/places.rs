@@ -26,6 +26,8 @@ const OF_MEMBER: usize = 1024;
 const WITHOUT: usize = 4096;
 /// Part of a share from which on few places are left: 3/4.
 const FEW: (usize, usize) = (3, 4);
+/// Most ancestors of a process that are looked at, itself among them.
+const MOST_ANCESTORS: usize = 16;
 /// Number that stands between the users and the processes in a frame of the supervisor's.
 const THEN_PROCESSES: u32 = u32::MAX;
 
@@ -50,10 +52,22 @@ impl Claims {
         Self { users: parts.next().unwrap_or_default(), members: parts.next().unwrap_or_default() }
     }
 
-    /// Whether children of this process are followed. A keeper hands on what it follows to the next one, which has the same user.
+    /// Whether children of this process are followed. A keeper hands on what it follows to the next one, which has the same user. A
+    /// forked child of a member may have another user, and ask before it is a member.
     pub fn has(&self, peer: Peer) -> bool {
-        peer.uid == 0 || is_keepers(peer.uid) || self.users.contains(&peer.uid) || self.members.contains(&peer.pid)
+        let is_users = peer.uid == 0 || is_keepers(peer.uid) || self.users.contains(&peer.uid);
+        is_users || ancestors(peer.pid).any(|pid| self.members.contains(&pid))
     }
+}
+
+/// A process, its parent and so on.
+fn ancestors(pid: u32) -> impl Iterator<Item = u32> {
+    let parent = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // Behind the name, which may have any characters: the state, and the parent.
+        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok().filter(|parent| *parent != 0)
+    };
+    std::iter::successors(Some(pid), parent).take(MOST_ANCESTORS)
 }
 
 /// Whether this is the user of keepers.
