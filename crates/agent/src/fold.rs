@@ -213,6 +213,7 @@ impl Folder {
         if held == Some(true) {
             // Nothing is opened while the program's threads are stopped.
             self.survey();
+            self.turns.begin();
         }
         held.is_some()
     }

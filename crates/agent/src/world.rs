@@ -43,6 +43,9 @@ mod free {
             Some(false)
         }
 
+        /// Begins the turn's time.
+        pub const fn begin(&mut self) {}
+
         /// Ends the turn.
         pub const fn rest(&mut self) {}
     }
@@ -125,6 +128,8 @@ mod halted {
     const AGAIN: Duration = Duration::from_millis(50);
     /// Time after which the program's threads get their turn: 4 ms.
     const TURN: Duration = Duration::from_millis(4);
+    /// Time after which they do, though the agent's own thread had no processor for half of that: 100 ms.
+    const LONG_TURN: Duration = Duration::from_millis(100);
     /// Time after which nothing is replaced any more: 400 ms. The other side waits for longer. It is reached only where the
     /// agent's own thread waits for a processor.
     const LAST: Duration = Duration::from_millis(400);
@@ -150,8 +155,8 @@ mod halted {
     /// Turns in which mappings may be replaced.
     #[derive(Debug)]
     pub struct Turns {
-        /// When the threads were asked to stop, and when they had.
-        began: Option<(Instant, Instant)>,
+        /// When the threads were asked to stop; when the turn began, and this thread's processor time by then.
+        began: Option<(Instant, Instant, Duration)>,
         /// The end of the last turn, its length, and the processor time of the program until then.
         last: Option<(Instant, Duration, Duration)>,
         number: u64,
@@ -341,7 +346,7 @@ mod halted {
 
         /// Begins a turn, or goes on with it. Says whether it has just begun; `None` if it cannot.
         pub fn hold(&mut self) -> Option<bool> {
-            if self.began.is_some_and(|(_, held)| held.elapsed() < TURN) {
+            if self.began.is_some_and(|(_, begin, used)| !is_over(begin.elapsed(), used)) {
                 return Some(false);
             }
             self.rest();
@@ -353,7 +358,7 @@ mod halted {
                     // The time counts from the question: this thread itself may have stood still before it read the answer.
                     *HELD.lock() = Some(asked);
                     if is_held() {
-                        self.began = Some((asked, Instant::now()));
+                        self.began = Some((asked, Instant::now(), cpu_time(ClockId::ThreadCPUTime)));
                         return Some(true);
                     }
                     *HELD.lock() = None;
@@ -365,9 +370,16 @@ mod halted {
             None
         }
 
+        /// Has the turn begin only now: what had to be looked at first takes nothing of it.
+        pub fn begin(&mut self) {
+            if let Some((_, begin, used)) = &mut self.began {
+                (*begin, *used) = (Instant::now(), cpu_time(ClockId::ThreadCPUTime));
+            }
+        }
+
         /// Ends the turn.
         pub fn rest(&mut self) {
-            if let Some((asked, _)) = self.began.take() {
+            if let Some((asked, ..)) = self.began.take() {
                 *HELD.lock() = None;
                 send(&FromAttached::Go);
                 self.last = Some((Instant::now(), asked.elapsed(), program_time()));
@@ -412,6 +424,11 @@ mod halted {
         fn drop(&mut self) {
             self.rest();
         }
+    }
+
+    /// Whether a turn is over that has lasted for so long, and began when this thread had used so much processor time.
+    fn is_over(lasted: Duration, used: Duration) -> bool {
+        lasted >= TURN && (lasted >= LONG_TURN || cpu_time(ClockId::ThreadCPUTime) - used >= TURN / 2)
     }
 
     /// Processor time of the process but for the calling thread.

@@ -151,12 +151,14 @@ impl Halts {
 
     /// Stops all threads but these. Says whether that was done; if not, all go on.
     pub fn halt(&mut self, own: &[u64]) -> bool {
-        self.tend();
-        if !self.may_stop(own) {
+        if !self.take_late() {
+            self.tend();
             return false;
         }
-        // One that lacks a processor has yet to stop. Let go then, and asked anew, it would stop no sooner the next time.
-        self.stopped.extend(std::mem::take(&mut self.late).into_iter().map(|late| (number(late.tracee().thread()), late)));
+        if !self.may_stop(own) {
+            self.go();
+            return false;
+        }
         let began = Instant::now();
         self.began = Some(began);
         let done = self.stop_all(own, began);
@@ -167,6 +169,25 @@ impl Halts {
             self.go();
         }
         done
+    }
+
+    /// Waits for threads that were asked to stop and let go before they had, while the others go on. Says whether they stand
+    /// still now: one that lacks a processor stops no sooner if it is let go once more, and asked again.
+    fn take_late(&mut self) -> bool {
+        let until = Instant::now() + self.stop_time;
+        loop {
+            self.late.retain_mut(|late| late.look().is_some());
+            if self.late.iter_mut().all(|late| late.look() == Some(true)) {
+                let late = std::mem::take(&mut self.late).into_iter();
+                self.stopped.extend(late.map(|late| (number(late.tracee().thread()), late)));
+                self.tend();
+                return true;
+            }
+            if Instant::now() > until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(10));
+        }
     }
 
     /// Threads of the program's, and its number, but for those that are the agent's or are dealt with already.
@@ -224,7 +245,8 @@ impl Halts {
         if let Some(watched) = self.watched.get(&leader) {
             let _ = watched.ask();
         } else if !self.stopped.contains_key(&leader)
-            && let Some(thread) = Pid::from_raw(leader).filter(|thread| threads::runs_program(self.program.pid, *thread))
+            && let Some(thread) =
+                Pid::from_raw(leader).filter(|thread| threads::runs_program(self.program.pid, *thread))
             && !self.ask(&[(leader, thread)])
         {
             return false;
