@@ -5,7 +5,7 @@ mod world;
 use api::control::Settings;
 use page::{Fingerprint, HostVirt, PoolSlot};
 use rustix::fs::{FallocateFlags, fallocate, ftruncate};
-use wire::{Hello, Outcome, RestedRun, SlotRun, ToAgent, ToWorker, VERSION};
+use wire::{Hello, MemberStats, Outcome, RestedRun, SlotRun, ToAgent, ToWorker, VERSION};
 use world::{Agent, World, content, serve_until, wait_for};
 
 /// Has an honest member fold pages of its own, to show that the group goes on.
@@ -238,6 +238,19 @@ fn member_that_never_reads_costs_few_frames() {
         frames += 1;
     }
     assert!(frames < 600, "{frames} frames waited for a member that never read");
+}
+
+#[test]
+fn savings_are_counted_from_slots_whatever_a_liar_tells() {
+    let (mut world, mut honest, mut liar) = scene();
+    let stats = MemberStats { folded_pages: 1 << 30, ..MemberStats::default() };
+    liar.say(&ToWorker::Stats(Box::new(stats)));
+    world.wait_for_report("what it tells", &mut [&mut honest, &mut liar], |report| {
+        report.members.iter().any(|member| member.folded_pages == 1 << 30)
+    });
+    let report = world.report();
+    let mapped = (honest.mapped.len() + liar.mapped.len()) as u64;
+    assert_eq!((report.sharing_pages, report.savings.folded_bytes), (mapped, mapped << 12));
 }
 
 #[test]
