@@ -85,6 +85,23 @@ fn nothing_is_out_of_reach_once_something_was_opened() {
     assert_eq!(fold(&mut folder), (vec![Outcome::Unpinned; 4], 0));
 }
 
+/// Threads of the member may wait for each of these pages.
+#[test]
+fn at_most_64_pages_are_out_of_reach_at_once() {
+    if !crate::testing::alone("fold::tests::at_most_64_pages_are_out_of_reach_at_once") {
+        return;
+    }
+    let Some(section) = crate::testing::section() else { return };
+    let mut folder = Folder::new(section, 10_000, PathBuf::from("/nonexistent")).unwrap();
+    let (member, pool, pagemap) = (Member::new(500), Pool::default(), Pagemap::open(std::process::id()).unwrap());
+    let mut rounds = crate::round::Rounds::new(true, true).unwrap();
+    let (mut stats, range) = (MemberStats::default(), member.0.range());
+    let run = FoldRun { start: range.start, pages: 500, target: Target::Zero };
+    let outcomes = folder.fold(&[run], &pool, (&pagemap, &mut rounds), &mut stats);
+    assert_eq!(outcomes, [Outcome::Changed; 500]);
+    assert_eq!(stats.stalls.buckets.iter().sum::<u64>(), 8, "times for which pages were out of reach");
+}
+
 /// Each piece that is not collapsed has lost its folded pages for nothing.
 #[test]
 fn pieces_after_the_first_are_collapsed_without_silent_prover() {
