@@ -19,6 +19,7 @@ mod member_memory;
 mod object_file;
 mod pool_memory;
 mod prover;
+pub mod seccomp;
 mod soft_read;
 mod standby;
 #[cfg(target_env = "gnu")]
@@ -47,10 +48,11 @@ pub use pool_memory::{
     DonationWindow, HeldLease, InheritedSegment, Lease, LeaseState, POOL_NAMES, PoolSegment, Role, check,
 };
 pub use prover::Prover;
+pub use seccomp::FilterInstruction;
 pub use soft_read::SoftReader;
 pub use standby::{Inheritance, Inherited, Standby};
 #[cfg(target_env = "gnu")]
-pub use trace::{FilterInstruction, Registers, Resume, Stop, Tracee, share_files, share_memory};
+pub use trace::{Registers, Resume, Stop, Tracee, share_files, share_memory};
 pub use userfault::{Claim, Fault, Message, Moved, Purpose, Userfault, Watch, file_of_thread};
 
 /// For tests: the turn of one that forks, or that asks whether a lease is mapped. A forked child has all that the other

@@ -10,6 +10,7 @@
 //!
 //! When the tracer ends, the kernel lets all of its tracees go on.
 
+use crate::FilterInstruction;
 use rustix::io::Errno;
 use rustix::process::Pid;
 use std::ffi::{c_int, c_void};
@@ -17,9 +18,6 @@ use std::time::{Duration, Instant};
 
 /// Registers of a thread, as the kernel keeps them while it is stopped.
 pub type Registers = libc::user_regs_struct;
-
-/// An instruction of a filter of system calls.
-pub type FilterInstruction = libc::sock_filter;
 
 /// `PTRACE_SECCOMP_GET_FILTER`, which libc has no name for.
 const GET_FILTER: libc::c_uint = 0x420c;

@@ -31,7 +31,7 @@
 
 use crate::maps::{self, Mapping};
 use crate::table::{self, Advice, Shut, Traits};
-use crate::{arena, follow, give_way, hooks, references, start};
+use crate::{arena, follow, give_way, hooks, references, resign, spawn, start};
 use act::{Userfault, Watch};
 use page::{PageRange, PageSet};
 use rustix::process::{Resource, getrlimit};
@@ -103,6 +103,11 @@ pub fn forked(known: Known) {
 /// # Safety
 /// The caller is the thread that forked, right after the fork: the only thread of the child, with all signals blocked.
 pub unsafe fn begin(known: Known) {
+    spawn::begin_anew();
+    // The parent is about to filter its calls, or does.
+    if resign::is_asked() {
+        return std::mem::forget(known);
+    }
     // SAFETY: there is one thread, and it is within no function of the agent's but this one's callers. `known` lies in the
     // parent's arena, and is only read.
     unsafe { arena::begin_anew() };
@@ -126,8 +131,8 @@ pub unsafe fn begin(known: Known) {
 pub fn wait_until_worth_it(after: Duration) {
     let mut pause = after;
     loop {
-        std::thread::sleep(pause);
-        if own_kib().is_none_or(|own| own >= LEAST_KIB) {
+        resign::sleep(pause);
+        if resign::is_asked() || own_kib().is_none_or(|own| own >= LEAST_KIB) {
             return;
         }
         pause = (pause * 2).clamp(Duration::from_secs(1), LOOKS_AT_MOST);

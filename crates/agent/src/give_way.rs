@@ -89,7 +89,7 @@ fn make_anonymous(range: PageRange) -> bool {
     let mut before = left();
     let mut until = Instant::now() + WAIT_LONGEST;
     if before > 0 {
-        WANTED.lock().push(range);
+        want(range, true);
         if !wake_agent() {
             until += CHANGES_EVERY.1;
         }
@@ -103,12 +103,22 @@ fn make_anonymous(range: PageRange) -> bool {
         }
         before = now;
     }
-    WANTED.lock().retain(|wanted| *wanted != range);
+    want(range, false);
     before == 0
 }
 
+/// Notes that a range is to be anonymous, or that nobody waits for it any more.
+pub fn want(range: PageRange, begins: bool) {
+    let mut wanted = WANTED.lock();
+    if begins {
+        wanted.push(range);
+    } else {
+        wanted.retain(|wanted| *wanted != range);
+    }
+}
+
 /// Wakes the agent's thread, or returns `false`: then it looks within [`CHANGES_EVERY`].
-fn wake_agent() -> bool {
+pub fn wake_agent() -> bool {
     let Some(thread) = Pid::from_raw(THREAD.load(Ordering::Acquire)) else { return false };
     let alarm = act::file_of_thread(thread, ALARM.load(Ordering::Relaxed));
     alarm.is_ok_and(|alarm| rustix::io::write(alarm, &1_u64.to_ne_bytes()).is_ok())

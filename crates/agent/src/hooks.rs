@@ -30,6 +30,7 @@
 mod advice;
 mod exec;
 mod exit;
+mod filter;
 mod fork;
 mod heap;
 mod memory;
@@ -98,6 +99,12 @@ fn begin_to_serve() {
 /// Makes this process inert: nobody looks after its memory.
 pub fn rest() {
     set_state(State::Inert);
+}
+
+/// The same for ever, and in the next program of this process, too.
+pub fn rest_for_good() {
+    exec::carry_no_more();
+    rest();
 }
 
 /// Enrols all private anonymous memory from here on, and the heap. The C library has been patched.

@@ -45,6 +45,8 @@ mod raw;
 mod references;
 mod refold;
 mod remap;
+#[cfg(target_env = "gnu")]
+mod resign;
 mod round;
 #[cfg(test)]
 mod scarce;

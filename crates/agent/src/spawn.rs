@@ -1,9 +1,11 @@
 //! Starts the agent's own threads. Their stacks lie in the agent's arena, so nothing of them lies where pages may be
 //! folded. They block all signals, so no signal handler of the program runs on them.
 
-use crate::{arena, world};
+use crate::{arena, raw, world};
 use rustix::io::Errno;
+use rustix::thread::gettid;
 use std::ffi::{CStr, c_int, c_void};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 /// Stack of the agent's thread, in bytes: messages of 64 KiB are decoded on the heap.
 pub const STACK_BYTES: usize = 512 << 10;
@@ -12,6 +14,50 @@ pub const SMALL_STACK_BYTES: usize = 128 << 10;
 
 type Body = Box<dyn FnOnce() + Send>;
 
+/// Threads that were started last. Their number is [`STARTING`] at first, and negative once they have ended; 0 in free places.
+static LAST: [AtomicI32; 8] = [const { AtomicI32::new(0) }; 8];
+/// Number of threads that were started.
+static STARTED: AtomicUsize = AtomicUsize::new(0);
+const STARTING: i32 = i32::MAX;
+
+/// Some of the threads that were started last.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Slots(u8);
+
+impl Slots {
+    /// Adds those.
+    pub const fn add(&mut self, others: Self) {
+        self.0 |= others.0;
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether the kernel knows none of these any more: they make no system call. They have ended.
+    pub fn are_gone(self) -> bool {
+        let mut ended = LAST.iter().enumerate().filter(|(n, _)| self.0 & 1 << n != 0);
+        ended.all(|(_, slot)| {
+            let thread = slot.load(Ordering::SeqCst).unsigned_abs() as usize;
+            // SAFETY: signal 0 is none.
+            let answer = unsafe { raw::call(libc::SYS_tgkill, [std::process::id() as usize, thread, 0, 0, 0, 0]) };
+            thread == 0 || raw::error(answer) == Some(libc::ESRCH)
+        })
+    }
+}
+
+/// Threads that have not ended.
+pub fn running() -> Slots {
+    let runs = |slot: &AtomicI32| slot.load(Ordering::SeqCst) > 0;
+    Slots(LAST.iter().enumerate().filter(|(_, slot)| runs(slot)).fold(0, |all, (n, _)| all | 1 << n))
+}
+
+/// Forgets the parent's threads. For a forked child, before it has any.
+pub fn begin_anew() {
+    LAST.iter().for_each(|slot| slot.store(0, Ordering::SeqCst));
+}
+
 /// Starts a detached thread. A panic in it ends the process.
 ///
 /// # Errors
@@ -19,11 +65,16 @@ type Body = Box<dyn FnOnce() + Send>;
 pub fn thread(name: &'static CStr, stack_bytes: usize, body: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
     let stack = arena::map(stack_bytes).ok_or(Errno::NOMEM)?;
     let everything_blocked = Signals::block_all();
+    let slot = &LAST[STARTED.fetch_add(1, Ordering::Relaxed) % LAST.len()];
+    slot.store(STARTING, Ordering::SeqCst);
     let named: Body = Box::new(move || {
+        let number = gettid().as_raw_nonzero().get();
+        slot.store(number, Ordering::SeqCst);
         // SAFETY: the name is a string of at most 16 bytes with its end, and this system call names the calling thread.
         unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
         world::join();
         body();
+        slot.store(-number, Ordering::SeqCst);
     });
     let argument = Box::into_raw(Box::new(named));
     // SAFETY: an all-zero attribute object is storage for `pthread_attr_init`, which makes it one.
@@ -41,6 +92,7 @@ pub fn thread(name: &'static CStr, stack_bytes: usize, body: impl FnOnce() + Sen
     let failed: c_int = unsafe { libc::pthread_create(&raw mut thread, &raw const attributes, main, argument.cast()) };
     drop(everything_blocked);
     if failed != 0 {
+        slot.store(0, Ordering::SeqCst);
         // SAFETY: no thread was started, so the box belongs to this function again.
         drop(unsafe { Box::from_raw(argument) });
         return Err(Errno::from_raw_os_error(failed));

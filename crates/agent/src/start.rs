@@ -6,7 +6,7 @@
 //! agent's files, and forked children do not inherit them.
 
 use crate::thread::{Asked, Files, run};
-use crate::{child, debugged, hooks, spawn};
+use crate::{child, debugged, hooks, resign, spawn};
 use rustix::io::Errno;
 use std::ffi::{CString, OsStr, OsString};
 use std::io::Write;
@@ -192,7 +192,7 @@ pub fn in_child() -> Result<(), Errno> {
                 let files = Files::open(asked);
                 opened.store(true, Ordering::Release);
                 if asked.eager {
-                    std::thread::sleep(after);
+                    resign::sleep(after);
                 } else {
                     child::wait_until_worth_it(after);
                 }

@@ -204,7 +204,10 @@ pub fn run(asked: &'static Asked, files: Files, is_child: bool, enrolment: Optio
     }
     let mut pause = RECONNECT.0;
     let mut refusals = 0;
-    while !world::is_leaving() {
+    loop {
+        if world::is_leaving() && agent.may_leave() {
+            return agent.leave();
+        }
         if let Ok(link) = Link::connect(&agent.asked.socket) {
             let began = Instant::now();
             // The reason of its end does not matter: nobody is left to be told.
@@ -217,10 +220,9 @@ pub fn run(asked: &'static Asked, files: Files, is_child: bool, enrolment: Optio
                 pause = RECONNECT.0;
             }
         }
-        std::thread::sleep(pause);
+        world::sleep(pause);
         pause = page::doubled(Some(pause), RECONNECT);
     }
-    agent.leave()
 }
 
 /// Whether the program may share pages with a parent or a child, to judge by what is there when the agent is put into it.
@@ -350,6 +352,12 @@ impl Agent {
             self.wait(&session, until)?;
         }
         Ok(())
+    }
+
+    /// Whether nothing keeps the agent here. One that fails goes on with its work.
+    fn may_leave(&mut self) -> bool {
+        let Ok(folder) = &mut self.folder else { return true };
+        world::give_up_all(folder, (&self.pagemap, &self.pool), &mut self.stats)
     }
 
     /// Leaves the process as it was before.

@@ -27,6 +27,8 @@ mod free {
     use std::path::Path;
     use wire::attach::Server;
 
+    pub use crate::resign::{give_up_all, is_asked as is_leaving, sleep};
+
     /// Turns in which mappings may be replaced: at any time.
     #[derive(Debug)]
     pub struct Turns;
@@ -63,11 +65,6 @@ mod free {
         true
     }
 
-    /// Whether the agent is to leave this process.
-    pub const fn is_leaving() -> bool {
-        false
-    }
-
     /// Notes that the calling thread is the agent's.
     pub const fn join() {}
 
@@ -86,7 +83,7 @@ mod free {
         pub const fn look_before_fold(&mut self, _: &Section) {}
     }
 
-    /// The agent never leaves a process that it was loaded into.
+    /// The library stays in a process that it was loaded into.
     #[expect(clippy::unnecessary_wraps, reason = "in place of what can fail")]
     pub fn leave(_: Result<Folder, String>, _: &Pagemap) -> io::Result<()> {
         Ok(())
@@ -94,7 +91,7 @@ mod free {
 }
 
 #[cfg(target_env = "gnu")]
-pub use free::{Enrolment, Turns, connect, is_held, is_leaving, join, leave, tell_birth};
+pub use free::{Enrolment, Turns, connect, give_up_all, is_held, is_leaving, join, leave, sleep, tell_birth};
 
 #[cfg(target_env = "gnu")]
 pub use crate::child::compare as compare_child;
@@ -107,6 +104,7 @@ mod halted {
     use crate::keeper;
     use crate::leave::{Origin, inherited, restore};
     use crate::lock::Lock;
+    use crate::pool::Pool;
     use crate::{gate, maps, table};
     use act::{PROGRAMS, SharedMark, Userfault};
     use host::{Pagemap, Received, Seqpacket};
@@ -120,6 +118,7 @@ mod halted {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     use std::sync::{Arc, OnceLock};
     use std::time::{Duration, Instant};
+    use wire::MemberStats;
     use wire::attach::{ATTACH_BYTES, FILES, FromAttached, Question, Server, ToAttached};
 
     /// Time between two looks whether pages are held by somebody else: 5 s.
@@ -258,6 +257,16 @@ mod halted {
     pub fn is_leaving() -> bool {
         while !LEAVING.load(Ordering::Relaxed) && receive(Duration::ZERO).is_some() {}
         LEAVING.load(Ordering::Relaxed)
+    }
+
+    /// Everything is made anonymous while the agent leaves.
+    pub const fn give_up_all(_: &mut Folder, _: (&Pagemap, &Pool), _: &mut MemberStats) -> bool {
+        true
+    }
+
+    /// Sleeps. For the agent's thread.
+    pub fn sleep(time: Duration) {
+        std::thread::sleep(time);
     }
 
     /// Makes everything as it was before the agent came. Nothing of the agent's runs afterwards but the calling thread.
@@ -464,8 +473,8 @@ mod halted {
 
 #[cfg(not(target_env = "gnu"))]
 pub use halted::{
-    Turns, ask, compare_child, connect, is_held, is_leaving, join, know, know_leases, leave, left, open, tell_birth,
-    tell_gate, wait_for_end,
+    Turns, ask, compare_child, connect, give_up_all, is_held, is_leaving, join, know, know_leases, leave, left, open,
+    sleep, tell_birth, tell_gate, wait_for_end,
 };
 
 #[cfg(not(target_env = "gnu"))]

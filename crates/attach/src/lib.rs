@@ -16,7 +16,6 @@ pub mod object;
 pub mod program;
 pub mod refuse;
 pub mod remote;
-pub mod seccomp;
 pub mod serve;
 pub mod stop;
 pub mod take_over;

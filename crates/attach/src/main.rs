@@ -3,6 +3,7 @@
 //! output.
 #![forbid(unsafe_code)]
 
+use act::seccomp::CALLS;
 use anyhow::{Context, bail};
 use api::client::Service;
 use api::enrol::Via;
@@ -11,7 +12,6 @@ use attach::children::Children;
 use attach::inject::{Injected, inject, look_at_filters};
 use attach::object::Object;
 use attach::refuse::Facts;
-use attach::seccomp::CALLS;
 use attach::serve::{End, Serving};
 use attach::take_over::{is_there, take_over};
 use attach::{gate, ksm, object, refuse};

@@ -21,7 +21,7 @@ use crate::{follow, start};
 use std::arch::naked_asm;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicIsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 
 /// Pointers to strings, with a null pointer at the end.
 pub type Strings = *const *const c_char;
@@ -38,6 +38,8 @@ struct Carried {
 }
 
 static CARRIED: OnceLock<Carried> = OnceLock::new();
+/// Whether the next program is to run without an agent.
+static CARRIES_NONE: AtomicBool = AtomicBool::new(false);
 /// Process whose agent this is.
 static SERVED: AtomicIsize = AtomicIsize::new(0);
 
@@ -49,6 +51,16 @@ pub fn serve() {
 /// Has the variables carried to the next program of this process. For the constructor.
 pub fn carry(variables: Vec<CString>, library: &[u8]) {
     let _ = CARRIED.set(Carried { process: pid(), variables, library: library.to_vec() });
+}
+
+/// Has the next program of this process run without an agent.
+pub fn carry_no_more() {
+    CARRIES_NONE.store(true, Ordering::Relaxed);
+}
+
+/// Whether the caller belongs to the process whose agent this is: it is no child that shares the member's memory.
+pub fn is_served() -> bool {
+    SERVED.load(Ordering::Relaxed) == pid()
 }
 
 /// The C library's function that looks a program up in `PATH`. The constructor asks first: a child or a signal handler
@@ -71,7 +83,7 @@ fn pid() -> Answer {
 
 /// The variables for the caller's next program; `None` if the caller is not the member's own process.
 fn carried() -> Option<&'static Carried> {
-    CARRIED.get().filter(|carried| carried.process == pid())
+    CARRIED.get().filter(|carried| carried.process == pid() && !CARRIES_NONE.load(Ordering::Relaxed))
 }
 
 /// An environment for the next program: the caller's, or one with the agent's variables added.
@@ -87,7 +99,7 @@ impl Environment {
     unsafe fn of(given: Strings) -> Self {
         let plain = Self { pointers: given, mapped: None };
         // Children that were forked a moment ago have to be handed to the keeper, as before any end of this program.
-        if is_member() && SERVED.load(Ordering::Relaxed) == pid() {
+        if is_member() && is_served() {
             follow::wait_for_keeper();
         }
         let Some(carried) = carried().filter(|_| !given.is_null()) else { return plain };

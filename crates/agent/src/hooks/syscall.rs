@@ -3,7 +3,7 @@
 //! All other numbers are passed to the kernel as the C library does it: in one go from registers to registers. Some
 //! calls make a child on the caller's stack (`vfork`, `clone`), and nobody must find a frame of the agent's there.
 
-use super::{advice, exec, exit, heap, memory, policy, remap};
+use super::{advice, exec, exit, filter, heap, memory, policy, remap};
 use crate::raw::{Answer, c_answer};
 use std::arch::naked_asm;
 use std::ffi::c_long;
@@ -59,6 +59,8 @@ pub unsafe extern "C" fn syscall(number: c_long) -> c_long {
         exit_group = libc::SYS_exit_group,
         execve = libc::SYS_execve,
         execveat = libc::SYS_execveat,
+        prctl = libc::SYS_prctl,
+        seccomp = libc::SYS_seccomp,
     }
 }
 
@@ -76,6 +78,8 @@ unsafe extern "C" fn ours(number: c_long, a: usize, b: usize, c: usize, d: usize
             libc::SYS_mbind | policy::SYS_SET_HOME_NODE => {
                 return c_answer(policy::bind(number, [a, b, c, d, e, f])) as c_long;
             }
+            libc::SYS_prctl => return c_answer(filter::control([a, b, c, d, e, f])) as c_long,
+            libc::SYS_seccomp => return c_answer(filter::set([a, b, c, d, e, f])) as c_long,
             libc::SYS_munmap => memory::munmap(address, b),
             libc::SYS_mprotect => memory::mprotect(address, b, c as i32),
             libc::SYS_pkey_mprotect => memory::pkey_mprotect(address, b, c as i32, d as i32),

@@ -64,7 +64,8 @@ fn find(pid: u32) -> Absent {
         return Absent::Connecting;
     }
     let is_loaded = mappings.iter().any(|m| m.name.trim_end_matches(" (deleted)").ends_with(LIBRARY));
-    if !is_loaded {
+    // A member whose agent has ended before a filter executes the next program without the library.
+    if !is_loaded && !is_filtered(pid) {
         let program = Process::read(pid).ok().and_then(|process| process.exe);
         return Absent::NotLoaded {
             program: program.map_or_else(String::new, |path| format!(" ({})", path.display())),
@@ -87,9 +88,13 @@ fn has_agents_thread(pid: u32) -> bool {
     })
 }
 
+/// Whether any of its threads is.
 fn is_filtered(pid: u32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() != "0"))
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    tasks.into_iter().any(|task| {
+        let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
+        status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() != "0"))
+    })
 }
 
 impl Absent {

@@ -10,7 +10,9 @@
 //!                                                        \-> otherwise: the first call that is not
 //! ```
 
-use act::FilterInstruction;
+/// An instruction of a filter of system calls.
+pub type FilterInstruction = libc::sock_filter;
+
 /// A system call of the agent's, with the arguments that are always the same.
 #[derive(Clone, Copy, Debug)]
 pub struct AgentCall {
@@ -28,7 +30,8 @@ const fn call(name: &'static str, number: i64) -> AgentCall {
     call_with(name, number, [None; 3])
 }
 
-pub(crate) const fn call_with(name: &'static str, number: i64, arguments: [Option<u64>; 3]) -> AgentCall {
+/// A call that must be allowed, with these of its arguments.
+pub const fn call_with(name: &'static str, number: i64, arguments: [Option<u64>; 3]) -> AgentCall {
     AgentCall { name, number, arguments, or_error: false }
 }
 
@@ -121,6 +124,26 @@ pub const CALLS: &[AgentCall] = &[
     call("write", libc::SYS_write),
 ];
 
+/// System calls besides of an agent that was loaded with its program, and of its hooks. Its C library is another one.
+const OF_LOADED: &[AgentCall] = &[
+    or_error("clone3", libc::SYS_clone3),
+    call("connect", libc::SYS_connect),
+    or_error("getrandom", libc::SYS_getrandom),
+    or_error("kcmp", libc::SYS_kcmp),
+    or_error("mlock", libc::SYS_mlock),
+    or_error("pidfd_getfd", libc::SYS_pidfd_getfd),
+    or_error("pidfd_open", libc::SYS_pidfd_open),
+    or_error("rseq", libc::SYS_rseq),
+    or_error("setsockopt", libc::SYS_setsockopt),
+    call("socket", libc::SYS_socket),
+    or_error("statmount", linux_raw_sys::general::__NR_statmount as i64),
+    or_error("userfaultfd", libc::SYS_userfaultfd),
+];
+
+const fn or_error(name: &'static str, number: i64) -> AgentCall {
+    AgentCall { or_error: true, ..call(name, number) }
+}
+
 /// `AUDIT_ARCH_X86_64`.
 const ARCHITECTURE: u32 = 0xc000_003e;
 /// `SECCOMP_RET_ACTION_FULL`, `SECCOMP_RET_ALLOW`, `SECCOMP_RET_LOG` and `SECCOMP_RET_ERRNO`.
@@ -147,6 +170,11 @@ pub fn forbidden(filters: &[Vec<FilterInstruction>]) -> Option<&'static str> {
     CALLS.iter().find(|call| !filters.iter().all(|filter| allows(filter, call))).map(|call| call.name)
 }
 
+/// The same of an agent that was loaded with its program, and of one filter more.
+pub fn forbidden_when_loaded(filter: &[FilterInstruction]) -> Option<&'static str> {
+    CALLS.iter().chain(OF_LOADED).find(|call| !allows(filter, call)).map(|call| call.name)
+}
+
 /// Flags by which these filters let the agent's first thread be made: with directories of its own if they may be.
 pub fn first_thread(filters: &[Vec<FilterInstruction>]) -> u64 {
     let apart = call_with("clone", libc::SYS_clone, [Some(FIRST_THREAD), None, None]);
@@ -154,7 +182,7 @@ pub fn first_thread(filters: &[Vec<FilterInstruction>]) -> u64 {
 }
 
 /// Whether a filter allows a call, whatever its unknown arguments are.
-pub(crate) fn allows(filter: &[FilterInstruction], call: &AgentCall) -> bool {
+pub fn allows(filter: &[FilterInstruction], call: &AgentCall) -> bool {
     let mut open = vec![State { at: 0, a: Some(0), x: Some(0), memory: [Some(0); 16] }];
     let mut steps = 0;
     while let Some(mut state) = open.pop() {
@@ -317,6 +345,21 @@ mod tests {
         }
         // Of another architecture: not even looked at.
         assert_eq!(forbidden(&[vec![load_word(4), if_equal(ARCHITECTURE, 0, 1), answer(ALLOW), answer(KILL)]]), None);
+    }
+
+    #[test]
+    fn calls_of_an_agent_that_was_loaded_count_besides() {
+        assert_eq!(forbidden_when_loaded(&[answer(ALLOW)]), None);
+        for (number, its, expected) in [
+            (libc::SYS_ioctl, KILL, Some("ioctl")),
+            (libc::SYS_connect, PERMISSION_DENIED, Some("connect")),
+            (libc::SYS_clone3, KILL, Some("clone3")),
+            // As QEMU's sandbox: its C library then calls `clone`.
+            (libc::SYS_clone3, PERMISSION_DENIED, None),
+            (libc::SYS_execve, KILL, None),
+        ] {
+            assert_eq!(forbidden_when_loaded(&all_but(number as u32, its)), expected, "{number}: {its:x}");
+        }
     }
 
     #[test]

@@ -1,0 +1,112 @@
+//! The end of the agent, before the program gives itself a filter of system calls (seccomp) that forbids what the agent calls.
+//!
+//! Such a filter may be for all threads, the agent's among them. Or it is for one thread, which makes calls of the hooks. The agent
+//! would be killed, or would fail at what others wait for. So the thread of the program that calls for the filter
+//! (`hooks/filter.rs`) waits until the agent has gone:
+//!
+//! ```text
+//!   thread of the program                 agent's thread                               follower
+//!      | ASKED ----------------------------> | hangs up on the worker
+//!      |                                     | makes everything anonymous again
+//!      |                                     | GONE: nothing has to be followed any more --> | ends
+//!      | <------------ no thread is left --- | ends
+//!      | the hooks rest
+//!      v
+//!   the filter
+//! ```
+//!
+//! Where not all can be made anonymous, the agent goes on (WORKING), and the program is refused the filter.
+
+use crate::fold::Folder;
+use crate::follow;
+use crate::pool::Pool;
+use crate::{give_way, hooks, raw, spawn, table};
+use host::Pagemap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use wire::MemberStats;
+
+const WORKING: u32 = 0;
+const ASKED: u32 = 1;
+const GONE: u32 = 2;
+
+/// Longest time in which nothing becomes anonymous before the agent gives up: 10 s.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest time that a thread of the program waits: 60 s. The agent's thread may be stopped.
+const WAIT_LONGEST: Duration = Duration::from_secs(60);
+/// Pause between two attempts, and between two looks of the thread that waits: 20 ms, 1 ms.
+const AGAIN: Duration = Duration::from_millis(20);
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+static STATE: AtomicU32 = AtomicU32::new(WORKING);
+
+/// Whether the agent is to end, or has.
+pub fn is_asked() -> bool {
+    STATE.load(Ordering::SeqCst) != WORKING
+}
+
+/// Sleeps, unless the agent is to end. For the agent's thread.
+pub fn sleep(time: Duration) {
+    let until = Instant::now() + time;
+    while !is_asked()
+        && let Some(left) = until.checked_duration_since(Instant::now())
+    {
+        raw::futex_wait(&STATE, WORKING, Some(left));
+    }
+}
+
+/// Has the agent end, and waits for that. Returns whether it has. A thread of the program's calls it.
+pub fn ask() -> bool {
+    // Another thread may have asked already.
+    let _ = change(WORKING, ASKED);
+    raw::futex(&STATE, libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, i32::MAX.cast_unsigned());
+    let (until, mut seen) = (Instant::now() + WAIT_LONGEST, spawn::Slots::default());
+    loop {
+        let running = spawn::running();
+        seen.add(running);
+        if running.is_empty() && seen.are_gone() {
+            STATE.store(GONE, Ordering::SeqCst);
+            hooks::rest_for_good();
+            return true;
+        }
+        if STATE.load(Ordering::SeqCst) == WORKING || Instant::now() > until && change(ASKED, WORKING) {
+            return false;
+        }
+        give_way::wake_agent();
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Makes everything anonymous, so that the agent may end. Says whether it may. For the agent's thread, apart from the worker.
+pub fn give_up_all(folder: &mut Folder, (pagemap, pool): (&Pagemap, &Pool), stats: &mut MemberStats) -> bool {
+    let (mut until, mut before) = (Instant::now() + PATIENCE, u64::MAX);
+    give_way::want(table::everything(), true);
+    let may_end = loop {
+        // If it fails, some of it is left.
+        let _ = folder.settle_discards(pagemap);
+        folder.make_anonymous((pagemap, pool), table::everything(), stats);
+        let left: u64 = table::lock().pooled_pages(table::everything()).iter().map(|part| part.pages).sum();
+        let following = folder.section().following();
+        following.catch_up();
+        // Slots that the program has moved may lie anywhere.
+        let is_known = following.lost_track().is_none() && !following.has_moved();
+        if left == 0 && is_known && follow::wait_for_keeper() && change(ASKED, GONE) {
+            following.retire();
+            break true;
+        }
+        if left < before {
+            (before, until) = (left, Instant::now() + PATIENCE);
+        }
+        if !is_known || STATE.load(Ordering::SeqCst) != ASKED || Instant::now() > until {
+            let _ = change(ASKED, WORKING);
+            break false;
+        }
+        std::thread::sleep(AGAIN);
+    };
+    give_way::want(table::everything(), false);
+    may_end
+}
+
+fn change(from: u32, to: u32) -> bool {
+    STATE.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+}
