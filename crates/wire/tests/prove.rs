@@ -4,7 +4,8 @@ use page::{HostVirt, PAGE_BYTES, PageRange};
 use proptest::prelude::*;
 use wire::Malformed;
 use wire::prove::{
-    ANSWER_BYTES, Kind, PROVE_PAGES, PROVE_RANGES, Proof, QUESTION_BYTES, Question, SLOTS, decode_answer, encode_answer,
+    ANSWER_BYTES, KEEP_BYTES, Kept, Kind, PROVE_PAGES, PROVE_RANGES, Proof, QUESTION_BYTES, Question, SLOTS,
+    decode_answer, decode_keep, decode_kept, encode_answer, encode_keep, encode_kept,
 };
 
 fn ranges() -> impl Strategy<Value = Vec<PageRange>> {
@@ -119,4 +120,33 @@ fn questions_are_bounded() {
     assert_eq!(bytes, ANSWER_BYTES);
     answer[100] = 3;
     assert!(decode_answer(&answer, 9, &mut [Proof::Free; PROVE_PAGES]).is_err());
+}
+
+/// Decodes a frame about a child that is to be followed. It must be encoded again to the same bytes.
+fn is_about_child(frame: &[u8]) -> bool {
+    let (asked, answered) = (decode_keep(frame), decode_kept(frame));
+    asked.inspect(|number| assert_eq!(encode_keep(*number), frame));
+    answered.inspect(|(number, kept)| assert_eq!(encode_kept(*number, *kept), frame));
+    assert!(asked.is_none() || answered.is_none());
+    asked.is_some() || answered.is_some()
+}
+
+proptest! {
+    #[test]
+    fn requests_to_follow_a_child_and_answers_arrive_as_they_were_sent(number: u32) {
+        prop_assert_eq!(decode_keep(&encode_keep(number)), Some(number));
+        for kept in [Kept::Yes, Kept::Last, Kept::No] {
+            prop_assert_eq!(decode_kept(&encode_kept(number, kept)), Some((number, kept)));
+        }
+    }
+
+    #[test]
+    fn frames_of_any_bytes_and_length_are_no_requests_to_follow_a_child(
+        letter in prop_oneof![any::<u8>(), prop::sample::select(b"Kkyfn".to_vec())],
+        rest in prop::collection::vec(any::<u8>(), 0..=KEEP_BYTES + 3),
+    ) {
+        let frame = [vec![letter], rest].concat();
+        prop_assert_eq!(is_about_child(&frame), frame.len() == KEEP_BYTES && b"Kyfn".contains(&letter));
+        prop_assert!(!is_about_child(&[]));
+    }
 }
