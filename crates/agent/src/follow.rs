@@ -444,9 +444,10 @@ impl Following {
         while !self.is_retired.load(Ordering::Relaxed) {
             let (is_well, has_children) = {
                 let is_well = self.hold().read(self).is_ok();
-                // In between, the agent's thread gets its turn before the next fork. A section may wait for that for long.
+                // In between, the agent's thread gets its turn before the next fork. A section may wait for that for long, and
+                // so for the keeper's word that it alone follows children: that frees descriptors.
                 let mut shared = self.hold();
-                if !shared.is_in_section || shared.born.len() >= keeper::descriptors() / 4 {
+                if !shared.is_in_section || !is_well || shared.born.len() >= keeper::descriptors() / 4 {
                     look_after(&mut shared.born, &mut keeper);
                 }
                 shared.is_answered = keeper.has_answered();

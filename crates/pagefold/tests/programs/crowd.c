@@ -1,7 +1,7 @@
 /* Children of a member discard memory that maps the pool, by a bare system call, all at once. Each has to read zeros there, also when
  * their parent has ended. They are made by the bare system call, too, and never end before.
  *
- *   cc -O1 -o crowd crowd.c; crowd CHILDREN
+ *   cc -O1 -o crowd crowd.c; crowd CHILDREN [MILLISECONDS between two forks]
  *
  * Prints lines of JSON: how many children were made; and, once its input has ended, how many of them hung while their parent lived
  * or after its end, and have read something else. */
@@ -62,7 +62,7 @@ static void child(char *area, int me)
 }
 
 /* The member. Its end is part of the test: children go on. */
-static void member(int children)
+static void member(int children, int pause)
 {
 	char *area[2];
 
@@ -77,7 +77,8 @@ static void member(int children)
 		if (!bare(SYS_fork, 0, 0, 0))
 			child(area[0], me);
 		told->made = me + 1;
-		rest(2);
+		if (pause)
+			rest(pause);
 	}
 	while (told->rounds < 2)
 		rest(50);
@@ -100,7 +101,7 @@ static int hang(int round, int children)
 
 int main(int count, char **words)
 {
-	int children = count > 1 ? atoi(words[1]) : 200, hung[2] = { -1, -1 }, wrong = 0;
+	int children = count > 1 ? atoi(words[1]) : 200, pause = count > 2 ? atoi(words[2]) : 2, hung[2] = { -1, -1 }, wrong = 0;
 	char wait;
 	pid_t parent;
 
@@ -108,7 +109,7 @@ int main(int count, char **words)
 	parent = getpid();
 	/* One that maps nothing of the pool looks on. */
 	if (fork()) {
-		member(children);
+		member(children, pause);
 	}
 	for (int made = -1, waited = 0; told->made < children && waited < PATIENCE * 10; rest(100)) {
 		waited = told->made && made == told->made ? waited + 1 : 0;
