@@ -332,6 +332,18 @@ mod tests {
     use super::*;
     use crate::lease::Leases;
 
+    /// The supervisor is gone, or stands still. It must be told of the pool; events are for people.
+    #[test]
+    fn news_that_nobody_reads_lose_the_oldest_events_alone() {
+        let mut group = Group::new("acme", PathBuf::new(), Instant::now());
+        group.tell(News::Dropped(7), Vec::new());
+        (0..2 * MOST_NEWS).for_each(|n| group.event(n.to_string()));
+        assert_eq!(group.news.len(), MOST_NEWS);
+        assert!(matches!(group.news[0].0, News::Dropped(7)), "{:?}", group.news[0].0);
+        let event = |n: usize| matches!(&group.news[n].0, News::Event(text) if *text == (MOST_NEWS + n).to_string());
+        assert!(event(1) && event(MOST_NEWS - 1), "{:?}", group.news[1].0);
+    }
+
     #[test]
     fn departed_members_have_a_share_for_each_process_and_user() {
         let identity = |pid| Identity { name: String::new(), pid, started: 1 };

@@ -343,10 +343,15 @@ impl WrittenGroup {
 }
 
 impl ProcessRule {
+    /// Whether processes of this user may fit.
+    pub fn is_for(&self, uid: u32) -> bool {
+        self.uid.is_none_or(|wanted| wanted == uid)
+    }
+
     /// Whether a process of this user fits.
     pub fn fits(&self, uid: u32, process: &host::Process) -> bool {
         let program = || process.exe.as_ref().and_then(|exe| exe.to_str()).unwrap_or_default().to_owned();
-        self.uid.is_none_or(|wanted| wanted == uid)
+        self.is_for(uid)
             && self.cgroup.as_ref().is_none_or(|glob| process.cgroups.paths().any(|path| glob.matches(path)))
             && self.program.as_ref().is_none_or(|glob| glob.matches(&program()))
     }
@@ -418,6 +423,14 @@ mod tests {
         assert!(!rule.fits(1000, &process));
         process.exe = None;
         assert!(!rule.fits(1000, &process));
+    }
+
+    #[test]
+    fn rules_beyond_their_bound_are_refused_with_the_line() {
+        let with = |count| format!("[[group]]\nname = 'a'\n{}", "[[enrol]]\ngroup = 'a'\nuser = 1\n".repeat(count));
+        assert_eq!(Config::parse(&with(MOST_RULES), |_| None).unwrap().enrol.len(), MOST_RULES);
+        let why = Config::parse(&with(MOST_RULES + 1), |_| None).expect_err("one too many");
+        assert!(why.contains(&format!("line {}: there are more than 256 rules", 3 + 3 * MOST_RULES)), "{why}");
     }
 
     /// The keys that the parser knows in a table, by its own complaint about a key that it does not know.

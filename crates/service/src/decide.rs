@@ -42,6 +42,11 @@ pub fn member_of(peer: &PeerProcess, state: &State, groups: &BTreeMap<String, Gr
         return Ok(member.clone());
     }
     let pid = peer.id.pid;
+    // A stranger may connect all the time, and to look at a process takes tens of system calls.
+    let mut rules = groups.values().flat_map(|group| &group.config.processes);
+    if !rules.any(|rule| rule.is_for(peer.uid)) && peer.id.stat().is_some_and(|stat| !stat.forked) {
+        return Err(unknown(peer));
+    }
     // Nothing is read that the process could keep this thread waiting for.
     let process = Process::read_without_arguments(pid).map_err(|e| e.to_string())?;
     if process.stat.start_ticks != peer.id.start_ticks {
@@ -61,12 +66,7 @@ pub fn member_of(peer: &PeerProcess, state: &State, groups: &BTreeMap<String, Gr
         (Some(one), Some(other)) => {
             return Err(format!("rules of two groups fit process {pid}: {one} and {other}"));
         }
-        _ => {
-            return Err(format!(
-                "process {pid} of user {} was not started by `pagefold run`, and no rule fits it",
-                peer.uid
-            ));
-        }
+        _ => return Err(unknown(peer)),
     };
     check_no_other_pool(pid, group, groups)?;
     let identity = Identity { name, pid, started: peer.id.start_ticks };
@@ -80,6 +80,11 @@ pub fn member_of(peer: &PeerProcess, state: &State, groups: &BTreeMap<String, Gr
         via: Via::Agent,
         domain: guest::domain_of(&process.cgroups),
     })
+}
+
+fn unknown(peer: &PeerProcess) -> String {
+    let (pid, uid) = (peer.id.pid, peer.uid);
+    format!("process {pid} of user {uid} was not started by `pagefold run`, and no rule fits it")
 }
 
 /// The family of a process that is to be attached to a group: that of the member which forked it; `None` if none did.

@@ -359,6 +359,7 @@ impl Group {
 
 #[cfg(test)]
 mod tests {
+    use super::{Identity, MOST_WAITING};
     use crate::config::Config;
     use crate::registry::Registry;
     use crate::state::State;
@@ -366,6 +367,19 @@ mod tests {
     use api::place::Place;
     use std::path::Path;
     use std::time::{Duration, Instant};
+
+    #[test]
+    fn members_beyond_those_that_may_wait_for_a_worker_are_refused_in_their_own_group() {
+        act::raise_open_files_limit();
+        let mut registry = Registry::new(Place::at(Path::new("/nonexistent")), Config::default(), State::default());
+        let mut admit = |group, pid| {
+            let (socket, _) = host::Seqpacket::pair().expect("a pair of sockets");
+            registry.group(group).admit(Identity { name: format!("{group}-{pid}"), pid, started: 1 }, socket)
+        };
+        let admitted = (0..2000).filter(|pid| admit("acme", *pid)).count();
+        assert_eq!(admitted, MOST_WAITING);
+        assert!(admit("beta", 1), "another group has places of its own");
+    }
 
     #[test]
     fn pace_under_pressure_counts_until_its_time_is_over_and_leaves_settings_alone() {
