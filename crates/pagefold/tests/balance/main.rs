@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod liar;
 mod loans;
 mod pressure;
 mod rig;

@@ -29,10 +29,16 @@ impl Guests {
     }
 
     pub fn with(group: &str, balloon: &str) -> Option<Self> {
+        Self::many(2, group, balloon)
+    }
+
+    /// Like [`Self::with`], with more guests.
+    pub fn many(count: usize, group: &str, balloon: &str) -> Option<Self> {
         let lab = Lab::new(&[]);
         let group = format!("{group}{}", common::world());
         let memory = format!("{}M", RAM / M);
-        let up = ["--image", "tiny", "--guests", "2", "--groups", &group, "--memory", &memory, "--saved"];
+        let up =
+            ["--image", "tiny", "--guests", &count.to_string(), "--groups", &group, "--memory", &memory, "--saved"];
         let balloon = ["--qemu-arg", "-device", "--qemu-arg", balloon];
         let listed = lab.up(&[&up[..], &balloon].concat())?;
         Some(Self { lab, group, listed })

@@ -35,6 +35,7 @@ fn lying_agent_harms_no_other_member() {
         ("foreign-releases", true),
         ("unasked", true),
         ("window", false),
+        ("statistics", true),
         ("silent", false),
         ("knocking", false),
     ];

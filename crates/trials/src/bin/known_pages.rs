@@ -10,6 +10,9 @@
 //! same NAME FROM PAGES SEED  every page the same content
 //! zero NAME FROM PAGES       writes zeros
 //! read NAME FROM PAGES       reads a byte of each page
+//! write NAME FROM PAGES      writes a byte of each page that is there already; answers with the 99th percentile of the
+//!                            times, in nanoseconds
+//! check NAME FROM PAGES SEED asserts that pages are as `fill` has written them
 //! none NAME                  PROT_NONE
 //! drop NAME FROM PAGES       discards pages
 //! mergeable NAME             advises KSM to merge
@@ -164,6 +167,26 @@ fn wait_for_the_end_of(parent: u32) -> ! {
     std::process::exit(0)
 }
 
+/// Writes a byte of each page, and returns the 99th percentile of the times in nanoseconds.
+fn write(area: &mut Area, pages: std::ops::Range<usize>) -> u128 {
+    let mut times: Vec<u128> = pages
+        .map(|n| {
+            let page = std::hint::black_box(area.page(n));
+            let began = std::time::Instant::now();
+            page[8] = std::hint::black_box(page[8]);
+            began.elapsed().as_nanos()
+        })
+        .collect();
+    times.sort_unstable();
+    times[times.len() * 99 / 100]
+}
+
+fn check(page: &[u8; PAGE], seed: u64) {
+    let mut wanted = [0; PAGE];
+    fill(&mut wanted, seed);
+    assert!(*page == wanted, "a page with seed {seed} has other content");
+}
+
 fn obey(areas: &mut HashMap<String, Area>, words: &[&str]) -> String {
     let number = |n: usize| words[n].parse::<usize>().expect("a number");
     match words {
@@ -183,6 +206,8 @@ fn obey(areas: &mut HashMap<String, Area>, words: &[&str]) -> String {
                     page.fill(0);
                 }),
                 "read" => range().for_each(|n| _ = std::hint::black_box(area.page(n)[0])),
+                "write" => return write(area, range()).to_string(),
+                "check" => range().for_each(|n| check(area.page(n), (number(4) + n - number(2)) as u64)),
                 "drop" => area.advise(number(2), number(3), libc::MADV_DONTNEED),
                 "uffd" => serve_faults_badly(area),
                 "mergeable" => area.advise(0, area.pages, libc::MADV_MERGEABLE),

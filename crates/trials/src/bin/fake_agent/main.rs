@@ -10,6 +10,7 @@
 //! prove PATH      asks a prover about a page; answers `ok` or the error
 //! crowd PATH N    opens N connections, and answers how many of them are open when no more are closed
 //! become UID      becomes that user
+//! attack KIND PATH  attacks a socket until this process ends, see attack.rs
 //! ```
 //!
 //! With files that keep their closers waiting:
@@ -28,6 +29,7 @@
 //! orders          answers with the names of the orders that it has got
 //! ```
 
+mod attack;
 mod files;
 
 use files::Files;
@@ -174,6 +176,7 @@ impl Fake {
             ["ask", path, question] => ask(path, question),
             ["child", path] => Ok(child(path)),
             ["prove", path] => prove(path),
+            ["attack", kind, path] => attack::begin(kind, path).and_then(|()| ok()),
             ["crowd", path, count] => crowd(path, count),
             ["become", uid] => act::give_up_rights(uid.parse().ok()).map_err(|e| e.to_string()).and_then(|()| ok()),
             ["files", kind] => {

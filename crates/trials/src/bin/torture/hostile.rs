@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use wire::{FRAME_BYTES, Hello, Outcome, RestedRun, SlotRun, ToAgent, ToWorker, VERSION};
+use wire::{FRAME_BYTES, Hello, MemberStats, Outcome, RestedRun, SlotRun, ToAgent, ToWorker, VERSION};
 
 /// Be an agent that lies
 #[derive(clap::Args)]
@@ -56,6 +56,8 @@ enum Lie {
     Unasked,
     /// Punches holes into the window that the worker sent
     Window,
+    /// Numbers about itself that no member has
+    Statistics,
     /// Sends nothing at all
     Silent,
     /// Connects and hangs up, over and over
@@ -135,9 +137,8 @@ impl Liar {
                 }
                 Lie::Truncated => {
                     self.rested(64).encode(&mut self.frame);
-                    let length = self.random.below(self.frame.len());
-                    let piece = self.frame[..length].to_vec();
-                    self.send(&piece)?;
+                    self.frame.truncate(self.random.below(self.frame.len()));
+                    self.send(&self.frame.clone())?;
                 }
                 Lie::Flood | Lie::Deaf | Lie::Fingerprints | Lie::Window => self.pretend(lie)?,
                 Lie::ForeignSlots => {
@@ -155,6 +156,7 @@ impl Liar {
                     let epoch = self.random.next() as u32;
                     self.say(&ToWorker::LeaseTaken(epoch))?;
                 }
+                Lie::Statistics => self.boast()?,
                 Lie::Silent => {}
             }
         }
@@ -190,6 +192,19 @@ impl Liar {
             std::thread::sleep(Duration::from_millis(2));
         }
         Ok(())
+    }
+
+    /// Says that it has as much of everything as a member may say, which is just believed, and sometimes more.
+    fn boast(&mut self) -> io::Result<()> {
+        let most = if self.random.one_in(64) { u64::MAX } else { (1 << 52) - 1 };
+        let all = MemberStats {
+            enrolled_pages: most,
+            folded_pages: most,
+            zero_pages: most,
+            broken_pages: most,
+            ..MemberStats::default()
+        };
+        self.say(&ToWorker::Stats(Box::new(all)))
     }
 
     fn rested(&mut self, pages: u16) -> ToWorker {

@@ -1,0 +1,83 @@
+//! Attacks on a socket by a process that goes on with them until it ends, each by a thread of its own.
+//!
+//! | kind | is |
+//! |---|---|
+//! | `junk` | bytes that are no message, in frames of all lengths |
+//! | `knock` | connections that are closed at once |
+//! | `stare` | connections that say nothing |
+//! | `ask` | questions whose answers are not read |
+//! | `prove` | pages to be proven, as fast as answers come |
+//! | `hello` | beginnings of members that are none |
+
+use host::Seqpacket;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+/// Connections of an attacking thread at the same time.
+const MOST_OPEN: usize = 64;
+/// Frames over one connection.
+const FRAMES: usize = 256;
+/// Time to wait where a socket takes nothing at the moment: 1 ms.
+const FULL: Duration = Duration::from_millis(1);
+
+/// Begins an attack, which ends with this process.
+pub fn begin(kind: &str, path: &str) -> Result<(), String> {
+    if !["junk", "knock", "stare", "ask", "prove", "hello"].contains(&kind) {
+        return Err(format!("no kind of attack: {kind}"));
+    }
+    let (kind, path) = (kind.to_owned(), path.to_owned());
+    thread::spawn(move || go_on(&kind, &path));
+    Ok(())
+}
+
+fn go_on(kind: &str, path: &str) {
+    let (mut open, mut random) = (Vec::new(), 1_u64);
+    loop {
+        if kind == "prove" {
+            let _ = crate::prove(path);
+        }
+        let Ok(socket) = Seqpacket::connect(Path::new(path)) else {
+            // A stream, or no place is free.
+            let _ = UnixStream::connect(path).and_then(|mut stream| stream.write_all(&bytes(&mut random)));
+            thread::sleep(FULL);
+            continue;
+        };
+        let frames = if ["knock", "stare"].contains(&kind) { 0 } else { FRAMES };
+        for _ in 0..frames {
+            if !matches!(socket.send(&frame(kind, &mut random), &[]), Ok(true)) {
+                break;
+            }
+        }
+        if kind != "knock" {
+            open.push(socket);
+            open.drain(..open.len().saturating_sub(MOST_OPEN));
+        }
+    }
+}
+
+/// The next frame of an attack.
+fn frame(kind: &str, random: &mut u64) -> Vec<u8> {
+    let mut frame = Vec::new();
+    match kind {
+        "ask" => {
+            frame.extend_from_slice([&b"\"members\""[..], b"\"groups\"", b"\"troubles\""][(next(random) % 3) as usize])
+        }
+        "hello" => wire::ToWorker::Hello(wire::Hello { version: wire::VERSION, eager: true }).encode(&mut frame),
+        _ => frame = bytes(random),
+    }
+    frame
+}
+
+fn bytes(random: &mut u64) -> Vec<u8> {
+    let length = 1 + next(random) as usize % (wire::FRAME_BYTES / 8);
+    (0..length).map(|_| next(random) as u8).collect()
+}
+
+/// A random number by a linear congruence, of which the high half is good enough.
+const fn next(random: &mut u64) -> u64 {
+    *random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+    *random >> 32
+}
