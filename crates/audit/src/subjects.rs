@@ -388,12 +388,12 @@ mod tests {
     #[test]
     fn savings_are_counted_whatever_the_engine_tells() {
         let mut subjects = Subjects::default();
-        let group = subjects.number("acme");
+        let group = subjects.number((Some(0), "acme".to_owned()));
         subjects.in_pool[usize::from(group)].member_mappings = 10;
         let told = Savings::of(7000, 3, 5, 4096, 9);
         let savings = BTreeMap::from([("acme".to_owned(), told)]);
         let engine = Engine { savings, groups: BTreeSet::from(["acme".to_owned()]), ..Engine::default() };
-        let [found] = &subjects.groups(&engine)[..] else { panic!("one group") };
+        let [found] = &subjects.groups(&[engine])[..] else { panic!("one group") };
         // Zero pages and tables are nobody else's to count.
         assert_eq!(found.savings, Savings::of(10, 3, 0, 4096, 0));
         assert_eq!(found.saved_bytes, found.savings.saved_bytes());
